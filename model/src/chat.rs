@@ -166,21 +166,26 @@ impl ChatTemplate {
     /// # Errors
     /// As [`render`](Self::render) and [`Tokenizer::encode`].
     pub fn encode(&self, tokenizer: &Tokenizer, messages: &[Message], context: &RenderContext) -> Result<Vec<TokenId>> {
-        self.in_supported_form(messages, context, |messages| self.encode_as_given(tokenizer, messages, context))
+        self.prompt_text(tokenizer, messages, context)?.encode(tokenizer)
     }
 
-    fn encode_as_given(
+    /// The text that [`encode`](Self::encode) tokenizes, for a look at its length before that.
+    ///
+    /// # Errors
+    /// As [`render`](Self::render).
+    pub fn prompt_text(
         &self,
         tokenizer: &Tokenizer,
         messages: &[Message],
         context: &RenderContext,
-    ) -> Result<Vec<TokenId>> {
-        let mut inputs = Inputs::new(messages, context, self.asks_for_none)?;
-        let [mark, end] = marks::unused(&inputs, &self.compiled_sources())?;
-        marks::break_up(&mut inputs, &tokenizer.special_tokens(), mark);
-        let text = self.render_to_end(inputs, context, end)?;
-        let options = EncodeOptions { add_special_tokens: context.add_special_tokens, ..EncodeOptions::RENDERED };
-        tokenizer.encode_marked(&text, mark, options)
+    ) -> Result<PromptText> {
+        self.in_supported_form(messages, context, |messages| {
+            let mut inputs = Inputs::new(messages, context, self.asks_for_none)?;
+            let [mark, end] = marks::unused(&inputs, &self.compiled_sources())?;
+            marks::break_up(&mut inputs, &tokenizer.special_tokens(), mark);
+            let text = self.render_to_end(inputs, context, end)?;
+            Ok(PromptText { text, mark, add_special_tokens: context.add_special_tokens })
+        })
     }
 
     /// The special token that ends an assistant's message, if the template writes one: a model that was trained on this
@@ -243,6 +248,31 @@ impl ChatTemplate {
 
     fn compiled_sources(&self) -> String {
         self.environment.templates().map(|(_, template)| template.source().to_owned()).collect()
+    }
+}
+
+/// A rendered conversation that is not tokenized yet.
+#[derive(Clone, Debug)]
+pub struct PromptText {
+    text: String,
+    /// In strings that must not become special tokens.
+    mark: char,
+    add_special_tokens: bool,
+}
+
+impl PromptText {
+    /// Length in bytes, without marks.
+    pub fn n_bytes(&self) -> usize {
+        self.text.len() - self.text.matches(self.mark).count() * self.mark.len_utf8()
+    }
+
+    /// The token ids.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode(&self, tokenizer: &Tokenizer) -> Result<Vec<TokenId>> {
+        let options = EncodeOptions { add_special_tokens: self.add_special_tokens, ..EncodeOptions::RENDERED };
+        tokenizer.encode_marked(&self.text, self.mark, options)
     }
 }
 

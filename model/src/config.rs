@@ -9,7 +9,7 @@ pub(crate) use validate::MAX_LAYERS;
 /// What distinguishes one decoder-only transformer from another.
 ///
 /// Passed as a whole to every part of the model. Names are the field's common terms; Hugging Face's names are only used
-/// in `weights::hf`. As JSON (all fields are written, unknown ones are rejected) it is the `config.json` of
+/// in `weights::architectures`. As JSON (all fields are written, unknown ones are rejected) it is the `config.json` of
 /// architectures that no Hugging Face class can express.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -23,7 +23,7 @@ use crate::{
 };
 
 pub use self::{
-    schema::{check as check_schema, in_lark},
+    schema::{MAX_VALUES as MAX_SCHEMA_VALUES, check as check_schema, in_lark},
     state::Constraint,
 };
 
@@ -175,6 +175,10 @@ fn first_line(error: &impl fmt::Display) -> String {
     let text = text.replace("<non-verbose/>", "");
     let text = text.split("<backtrace>").next().unwrap_or_default().trim();
     let text = text.split_once("<state>").map_or(text, |(before, _)| before.trim());
+    // The library cuts a wrong value at byte 100 to show it, and panics if that is inside a character.
+    if text.contains("panic: ") && text.contains("is not a char boundary") {
+        return "a keyword has a value of the wrong type".into();
+    }
     match text.char_indices().nth(MAX_CHARS) {
         Some((end, _)) => format!("{}...", text.get(..end).unwrap_or_default()),
         None if text.is_empty() || text == "NoExtensionBias" => {
@@ -336,6 +340,16 @@ mod tests {
         });
         let tokenizer = Tokenizer::from_json(json.to_string().as_bytes(), None, Path::new("tokenizer.json"));
         GrammarCompiler::new(&tokenizer.unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_long_value_of_the_wrong_type_is_located() {
+        for schema in [json!({ "minimum": "ü".repeat(60) }), json!({ "items": { "required": "ü".repeat(60) } })] {
+            let schema = Grammar::Json(json!({ "properties": { "a": schema } }));
+            let error = compiler().compile(&schema, "response_format").map(drop).unwrap_err();
+            assert!(error.at.starts_with("properties.a"), "{error:?}");
+            assert_eq!(error.what, "is invalid: a keyword has a value of the wrong type");
+        }
     }
 
     /// Compiling every part to find the one that is not supported would take two minutes.

@@ -298,7 +298,7 @@ impl Gpt {
         self.params().into_iter().filter_map(matrix).collect()
     }
 
-    /// What hidden states become logits by, once they are [`multiplied`](Self::multiplied).
+    /// The output matrix and its bias, for hidden states that are [`multiplied`](Self::multiplied).
     fn output(&self) -> (&Weight, Option<Tensor<1>>) {
         let weight = self.lm_head.weight.as_ref().unwrap_or(&self.embed.weight);
         let multiplier = self.config.logit_multiplier;

@@ -11,7 +11,7 @@
 //! - [`recompute`]: training passes that keep only the input of each block
 //! - [`kv_cache`]: pages of keys and values; [`model_runner`]: a model and its pages, step by step
 //! - [`lora`]: low-rank adapters; [`adapted`]: models with one
-//! - [`weights`]: model dirs and adapters in Hugging Face's formats
+//! - [`weights`]: model dirs, adapters and GGUF files, and checkpoints of other training programs
 //! - [`tokenizer`], [`chat`], [`infill`]: text to ids and back
 //! - [`constraint`]: grammars for structured output
 //! - [`hub`]: models and data sets of the Hugging Face hub, by name; [`model_source`]: a model by path or by name

@@ -358,6 +358,16 @@ fn nothing_is_not_iterable() {
 }
 
 #[test]
+fn what_is_undefined_is_an_empty_sequence() {
+    let source = "{{ x|length }} {{ x|count }} {{ x|items|list }} [{{ x|first }}{{ x|last }}] {{ x is sequence }}\
+                  {% if messages[0].tool_calls|length > 0 %}calls{% endif %} {{ [1, 2]|length }} {{ {'a': 1}|items|list }} \
+                  {{ [1, 2]|first }} {{ 'ab'|last }}";
+    let text = template(source).render(&[Message::new("user", "hi")], &RenderContext::default()).unwrap();
+    assert_eq!(text, "0 0 [] [] True 2 [('a', 1)] 1 b");
+    assert!(error_of("{{ none|length }}").contains("length"));
+}
+
+#[test]
 fn a_message_that_only_calls_has_no_content_where_the_template_asks() {
     let calls = serde_json::json!([{ "type": "function", "function": { "name": "f", "arguments": {} } }]);
     let calling = |content: &str| {

@@ -130,6 +130,29 @@ fn offsets_of_norms_are_added() {
     }
 }
 
+#[test]
+fn sampling_defaults_and_both_templates_are_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    let template = ChatTemplate::with_tool_use("plain", Some("tools"), Path::new("template")).unwrap();
+    let sampling_defaults = SamplingParams {
+        temperature: 0.6,
+        top_k: 20,
+        top_p: 0.95,
+        min_p: 0.05,
+        repetition_penalty: 1.1,
+        ..SamplingParams::default()
+    };
+    let own = LoadedModel { chat_template: Some(template), sampling_defaults, ..model("llama") };
+    export(&path, &own, &export_options("llama", None)).unwrap();
+    let found = model_dir::load(&path, &options(None)).unwrap();
+    assert_eq!(found.sampling_defaults, own.sampling_defaults);
+    let template = found.chat_template.unwrap();
+    assert_eq!((template.source(), template.tools_source()), ("plain", "tools"));
+    export(&path, &model("llama"), &export_options("llama", None)).unwrap();
+    assert_eq!(model_dir::load(&path, &options(None)).unwrap().sampling_defaults, SamplingParams::default());
+}
+
 /// SentencePiece's BPE has scores in place of merges.
 #[test]
 fn tokens_of_sentence_piece_stay_the_same() {
@@ -146,7 +169,7 @@ fn tokens_of_sentence_piece_stay_the_same() {
         })
     };
     let merges = json!([["a", "b"], ["▁", "ab"], ["ab", "ab"]]);
-    let text = json!({
+    let mut text = json!({
         "version": "1.0",
         "added_tokens": [added(0, "<unk>"), added(1, "<s>"), added(2, "</s>")],
         "normalizer": { "type": "Sequence", "normalizers": [
@@ -160,7 +183,29 @@ fn tokens_of_sentence_piece_stay_the_same() {
         ] },
         "model": { "type": "BPE", "vocab": vocab, "merges": merges, "unk_token": "<unk>", "byte_fallback": true, "fuse_unk": true },
     });
-    let text = text.to_string().into_bytes();
+    let (tokenizer, found) = sentence_piece_exported(&text);
+    for text in ["ab abab", "a ba b", "baab é </s> ab", "", "  ab"] {
+        let ids = |tokenizer: &Tokenizer| tokenizer.encode(text, EncodeOptions::RENDERED).unwrap();
+        assert_eq!(ids(&found), ids(&tokenizer), "{text:?}");
+        let decoded =
+            |tokenizer: &Tokenizer| tokenizer.decode(&ids(tokenizer), DecodeOptions { skip_special_tokens: false });
+        assert_eq!(decoded(&found), decoded(&tokenizer), "{text:?}");
+    }
+    // The space in front, as files of other versions say it.
+    text["normalizer"] = json!(null);
+    for (key, value) in
+        [("prepend_scheme", json!("always")), ("prepend_scheme", json!("never")), ("add_prefix_space", json!(true))]
+    {
+        text["pre_tokenizer"] = json!({ "type": "Metaspace", "replacement": "▁", key: value });
+        let (tokenizer, found) = sentence_piece_exported(&text);
+        let ids = |tokenizer: &Tokenizer| tokenizer.encode("ab abab", EncodeOptions::RENDERED).unwrap();
+        assert_eq!(ids(&found), ids(&tokenizer), "{key} {value}");
+    }
+}
+
+/// The tokenizer of `json`, of 265 tokens, and that of a GGUF file with it.
+fn sentence_piece_exported(json: &serde_json::Value) -> (Tokenizer, Tokenizer) {
+    let text = json.to_string().into_bytes();
     let roles = json!({ "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>" }).to_string().into_bytes();
     let tokenizer = Tokenizer::from_json(&text, Some(&roles), Path::new("tokenizer.json")).unwrap();
     let config = GptConfig { vocab_size: 265, ..load("llama", &Device::flex()).config().clone() };
@@ -170,14 +215,7 @@ fn tokens_of_sentence_piece_stay_the_same() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
     export(&path, &model, &ExportOptions { extra_files, ..export_options("llama", None) }).unwrap();
-    let found = model_dir::load(&path, &options(None)).unwrap().tokenizer;
-    for text in ["ab abab", "a ba b", "baab é </s> ab", "", "  ab"] {
-        let ids = |tokenizer: &Tokenizer| tokenizer.encode(text, EncodeOptions::RENDERED).unwrap();
-        assert_eq!(ids(&found), ids(&tokenizer), "{text:?}");
-        let decoded =
-            |tokenizer: &Tokenizer| tokenizer.decode(&ids(tokenizer), DecodeOptions { skip_special_tokens: false });
-        assert_eq!(decoded(&found), decoded(&tokenizer), "{text:?}");
-    }
+    (tokenizer, model_dir::load(&path, &options(None)).unwrap().tokenizer)
 }
 
 /// As `hearth quantize` and `hearth serve --dtype` round.

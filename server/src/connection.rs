@@ -12,11 +12,16 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
-use axum::{Router, body::Body, response::Response};
+use axum::{
+    Router,
+    body::Body,
+    http::{HeaderValue, header},
+    response::Response,
+};
 use hyper::{body::Incoming, server::conn::http1, service::Service};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
@@ -28,10 +33,17 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
-use crate::api::body_guard::drop_with_body;
+use crate::api::body_guard::{drop_with_body, drop_with_sent_body};
 
 /// Maximum size of a request's head. Larger ones are a 431.
 const MAX_HEAD_BYTES: usize = 64 << 10;
+
+/// Time in which a client may send the rest of a body that was answered early, as in nginx. If the connection were closed
+/// at once, the system would tell a client that still sends of an error, and the answer could be lost.
+const LINGER_TIME: Duration = Duration::from_secs(30);
+
+/// Maximum number of bytes that it may send in that time.
+const LINGER_BYTES: usize = 64 << 20;
 
 /// Upper limit of timeouts, so that adding one to the clock does not overflow.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -86,6 +98,8 @@ struct Requests {
     ended: AtomicU64,
     /// No further requests follow.
     is_last: AtomicBool,
+    /// A request was answered before its body was received.
+    is_cut_short: AtomicBool,
 }
 
 /// Counts a request as ended when dropped: after the response is sent, or when the client has disconnected.
@@ -94,6 +108,21 @@ struct InFlight(Arc<Requests>);
 impl Drop for InFlight {
     fn drop(&mut self) {
         self.0.ended.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Dropped with the body of a request.
+struct BodyWatch {
+    requests: Arc<Requests>,
+    /// Whether it was received to its end.
+    is_received: bool,
+}
+
+impl Drop for BodyWatch {
+    fn drop(&mut self) {
+        if !self.is_received {
+            self.requests.is_cut_short.store(true, Ordering::Relaxed);
+        }
     }
 }
 
@@ -110,9 +139,19 @@ impl Service<hyper::Request<Incoming>> for Counted {
 
     fn call(&self, request: hyper::Request<Incoming>) -> Self::Future {
         self.requests.begun.fetch_add(1, Ordering::Relaxed);
-        let in_flight = InFlight(Arc::clone(&self.requests));
+        let requests = Arc::clone(&self.requests);
+        let in_flight = InFlight(Arc::clone(&requests));
+        let watch = BodyWatch { requests: Arc::clone(&requests), is_received: false };
+        let request = request.map(|body| drop_with_sent_body(Body::new(body), watch, |watch| watch.is_received = true));
         let answer = self.router.call(request);
-        Box::pin(async move { Ok(answer.await?.map(|body: Body| drop_with_body(body, in_flight))) })
+        Box::pin(async move {
+            let mut response = answer.await?.map(|body: Body| drop_with_body(body, in_flight));
+            if requests.is_cut_short.load(Ordering::Relaxed) {
+                // What follows on the connection is the rest of the body.
+                response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            Ok(response)
+        })
     }
 }
 
@@ -126,6 +165,11 @@ struct Watched<Io> {
     reading: Reading,
     read_timer: Timer,
     write_timer: Timer,
+    /// Whether everything is sent.
+    is_shut: bool,
+    linger_timer: Timer,
+    /// Number of further bytes that are received after that.
+    n_lingering: usize,
 }
 
 /// What the connection waits for while no request is in progress.
@@ -164,6 +208,9 @@ impl<Io> Watched<Io> {
             reading: Reading::Head,
             read_timer: Timer::default(),
             write_timer: Timer::default(),
+            is_shut: false,
+            linger_timer: Timer::default(),
+            n_lingering: LINGER_BYTES,
         }
     }
 
@@ -186,6 +233,25 @@ impl<Io> Watched<Io> {
         }
         let over = self.write_timer.poll_over(self.timeouts.idle, context);
         over.map(|()| Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read the response")))
+    }
+}
+
+impl<Io: AsyncRead + Unpin> Watched<Io> {
+    /// Receives what the client still sends, until it closes the connection or a limit is reached. Ends when the server
+    /// drains.
+    fn poll_linger(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let mut bytes = [0; 8 << 10];
+        while self.n_lingering > 0 && !self.requests.is_last.load(Ordering::Relaxed) {
+            if self.linger_timer.poll_over(LINGER_TIME, context).is_ready() {
+                break;
+            }
+            let mut buffer = ReadBuf::new(&mut bytes);
+            match (ready!(Pin::new(&mut self.io).poll_read(context, &mut buffer)), buffer.filled().len()) {
+                (Err(_), _) | (Ok(()), 0) => break,
+                (Ok(()), n_bytes) => self.n_lingering = self.n_lingering.saturating_sub(n_bytes),
+            }
+        }
+        Poll::Ready(())
     }
 }
 
@@ -230,7 +296,7 @@ impl<Io: AsyncRead + Unpin> AsyncRead for Watched<Io> {
     }
 }
 
-impl<Io: AsyncWrite + Unpin> AsyncWrite for Watched<Io> {
+impl<Io: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Watched<Io> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.io).poll_write(context, bytes);
         self.bound(written, context)
@@ -255,7 +321,15 @@ impl<Io: AsyncWrite + Unpin> AsyncWrite for Watched<Io> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let shut = Pin::new(&mut self.io).poll_shutdown(context);
-        self.bound(shut, context)
+        let this = &mut *self;
+        if !this.is_shut {
+            let shut = Pin::new(&mut this.io).poll_shutdown(context);
+            ready!(this.bound(shut, context))?;
+            this.is_shut = true;
+        }
+        if this.requests.is_cut_short.load(Ordering::Relaxed) {
+            ready!(this.poll_linger(context));
+        }
+        Poll::Ready(Ok(()))
     }
 }

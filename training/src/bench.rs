@@ -107,9 +107,9 @@ pub fn bench(
     let watch = DeviceWatch::start(device);
     let before = memory::resident_bytes();
     let gpt = first_model(config, vocab_size, device)?.0;
-    let size = RunSize::new(gpt.config().n_params(), source, config.model.max_seq_len);
-    let schedule = Schedule::new(config, size);
     let mut learner = Learner::new(gpt, config.optim.clone(), config.seed);
+    let n_params = learner.n_params();
+    let schedule = Schedule::new(config, RunSize::new(n_params, source, config.model.max_seq_len));
     let settings = LoaderSettings {
         seed: config.seed,
         seq_len: config.model.max_seq_len,
@@ -148,7 +148,7 @@ pub fn bench(
     let ms_per_step = median(&times, |times| times.total);
     let tok_per_sec = config.tokens_per_step() as f64 / (ms_per_step / 1e3);
     Ok(BenchReport {
-        n_params: learner.gpt.config().n_params(),
+        n_params,
         tokens_per_step: config.tokens_per_step(),
         steps: n_steps,
         tok_per_sec,

@@ -25,8 +25,8 @@ use self::{
 pub use self::{mixture::StoppingStrategy, output::Counts};
 use crate::{
     corpus::{
-        BytesRead, ConversationEncoder, Encoder, FileKind, Files, ReadOptions, SourceFile, SourceSpec, check_separator,
-        read_in_batches, read_tokens, split_of,
+        BytesRead, Conversation, ConversationEncoder, Encoder, FileKind, Files, ReadOptions, SourceFile, SourceSpec,
+        check_separator, read_in_batches, read_tokens, split_of,
     },
     digest::Digest,
     run_dir,
@@ -76,6 +76,8 @@ pub struct PrepareSettings {
 /// Progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
+    /// From now on, this folder has what is written, until it is complete.
+    Begin(PathBuf),
     /// A source is downloaded.
     Download(Download),
     /// Documents are encoded.
@@ -134,6 +136,7 @@ pub fn prepare(settings: &PrepareSettings, progress: &mut dyn FnMut(Progress)) -
     let tokenizer = OpenTokenizer::open(&settings.tokenizer)?;
     // What can be wrong is found before anything is downloaded.
     let staged = run_dir::stage(&settings.out)?;
+    progress(Progress::Begin(staged.path().to_owned()));
     let mut download = |found| progress(Progress::Download(found));
     let files: Vec<Files> = sources.iter().map(|source| source.origin.files(&mut download)).collect::<Result<_>>()?;
     let rule = split_rule(settings, &files);
@@ -203,8 +206,9 @@ fn check_val_fraction(val_fraction: Option<f64>) -> Result<()> {
     Ok(())
 }
 
-/// A tokenizer, and its files to be copied.
-struct OpenTokenizer {
+/// A tokenizer as [`prepare()`] uses it, and its files to be copied.
+#[derive(Debug)]
+pub struct OpenTokenizer {
     tokenizer: Tokenizer,
     encoder: Encoder,
     /// For conversations, if it has a chat template.
@@ -218,7 +222,11 @@ struct OpenTokenizer {
 }
 
 impl OpenTokenizer {
-    fn open(dir: &Path) -> Result<OpenTokenizer> {
+    /// Opens the tokenizer in the folder `dir`.
+    ///
+    /// # Errors
+    /// A file is missing or broken.
+    pub fn open(dir: &Path) -> Result<OpenTokenizer> {
         let tokenizer = Tokenizer::from_dir(dir)
             .with_context(|| format!("cannot open the tokenizer `{}`", dir.display()))
             .map_err(with_tokenizer_hint)?;
@@ -246,9 +254,21 @@ impl OpenTokenizer {
         ids[last + 1..].iter().all(|&id| self.tokenizer.token_bytes(id).iter().all(u8::is_ascii_whitespace))
     }
 
-    /// The ids of a part of a document.
-    fn encode(&self, part: &Part) -> Result<Vec<TokenId>> {
-        let Some(conversation) = &part.conversation else { return self.encoder.encode(&part.text) };
+    /// The number of tokens that a document becomes: a conversation, or else `text`.
+    ///
+    /// # Errors
+    /// It cannot be encoded.
+    pub fn n_tokens(&self, text: &str, conversation: Option<&Conversation>) -> Result<usize> {
+        let ids = self.encode(text, conversation)?;
+        let is_text = conversation.is_none();
+        let n_before = if is_text && !ids.is_empty() { self.beginning.len() } else { 0 };
+        let has_end = self.eos_id.is_some() && (is_text || !self.is_ended(&ids));
+        Ok(n_before + ids.len() + usize::from(has_end))
+    }
+
+    /// The ids of a conversation, or else of `text`, a part of a document.
+    fn encode(&self, text: &str, conversation: Option<&Conversation>) -> Result<Vec<TokenId>> {
+        let Some(conversation) = conversation else { return self.encoder.encode(text) };
         let Some(encoder) = &self.conversations else {
             bail!(
                 "{}: it is a conversation, but the tokenizer has no chat template\nhint: use a tokenizer made by `hearth-train \
@@ -275,7 +295,7 @@ fn beginning_of(tokenizer: &Tokenizer) -> Result<Vec<TokenId>> {
 }
 
 fn with_tokenizer_hint(error: anyhow::Error) -> anyhow::Error {
-    anyhow::anyhow!("{error:#}\nhint: `--tokenizer` takes a folder made by `hearth-train tokenizer`, or a model dir")
+    anyhow::anyhow!("{error:#}\nhint: give a folder made by `hearth-train tokenizer`, or a model dir")
 }
 
 /// State that all sources share while they are read.
@@ -349,8 +369,10 @@ impl Work<'_> {
     }
 
     fn encode(&mut self, files: &[SourceFile], parts: &[Part], output: &mut Output) -> Result<()> {
-        let encode =
-            |part: &Part| self.tokenizer.encode(part).with_context(|| format!("`{}`", files[part.file].path.display()));
+        let encode = |part: &Part| {
+            let encoded = self.tokenizer.encode(&part.text, part.conversation.as_ref());
+            encoded.with_context(|| format!("`{}`", files[part.file].path.display()))
+        };
         // Of several errors, the first in the order of the documents is reported, whichever thread is faster.
         let encoded: Vec<Result<Vec<TokenId>>> = parts.par_iter().map(encode).collect();
         let encoded = encoded.into_iter().collect::<Result<Vec<_>>>()?;

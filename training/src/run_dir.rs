@@ -109,19 +109,30 @@ impl RunDir {
     pub fn config(&self) -> Result<TrainConfig> {
         let path = self.path.join(CONFIG_FILE);
         let text = fs::read_to_string(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
-        TrainConfig::from_toml(&text).with_context(|| format!("cannot read `{}`", path.display()))
+        TrainConfig::from_toml(&text).with_context(|| {
+            format!("cannot read `{}`\nhint: undo what was changed in it, or begin a new run", path.display())
+        })
     }
 
-    /// Creates and locks the folder, writes the configuration, which marks the folder as a run, and removes what an earlier
-    /// process left that ended while it saved.
+    /// Creates and locks the folder. It is a run from [`begin`](Self::begin) on: if the process ends before, what it has written
+    /// is not continued.
     ///
     /// # Errors
     /// The folder cannot be written to, or another process is training in it or has begun a run there since
     /// [`new`](Self::new).
-    pub fn begin(&mut self, config: &TrainConfig) -> Result<()> {
+    pub fn reserve(&mut self) -> Result<()> {
         self.lock()?;
+        self.ensure_new()
+    }
+
+    /// [Reserves](Self::reserve) the folder, writes the configuration, which marks the folder as a run, and removes what an earlier
+    /// process left that ended while it saved.
+    ///
+    /// # Errors
+    /// Those of [`reserve`](Self::reserve).
+    pub fn begin(&mut self, config: &TrainConfig) -> Result<()> {
+        self.reserve()?;
         let unwritable = || unwritable(&self.path);
-        self.ensure_new()?;
         let path = self.path.join(CONFIG_FILE);
         let text = config.to_toml()?;
         if fs::read_to_string(&path).ok().as_deref() != Some(&text) {

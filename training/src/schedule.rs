@@ -115,6 +115,18 @@ impl Schedule {
         Ok(())
     }
 
+    /// What is wrong with a budget in minutes that ended in the warmup, which nobody knows before.
+    pub fn warning(&self) -> Option<String> {
+        let ScheduleSettings { max_minutes, warmup_steps, .. } = self.settings;
+        let (minutes, total) = max_minutes.zip(self.total)?;
+        (total < warmup_steps).then(|| {
+            format!(
+                "warning: `schedule.max_minutes={minutes}` ended the run at step {total}, in its warmup of {warmup_steps} steps: the \
+                 learning rate did not reach its highest\nhint: set a smaller `schedule.warmup_steps`, or more minutes"
+            )
+        })
+    }
+
     /// Whether all steps are done after `done`.
     pub fn is_over(&self, done: usize) -> bool {
         self.total.is_some_and(|total| done >= total)
@@ -320,9 +332,15 @@ mod tests {
         let mut long = schedule(&["schedule.max_minutes=10", "schedule.kind=wsd", "schedule.cooldown_steps=5000"]);
         long.use_up(0.01, 1);
         assert_eq!(long.total(), Some(1000), "no longer than the budget");
-        let mut constant = schedule(&["schedule.max_minutes=10", "schedule.kind=constant"]);
+        let mut constant = schedule(&["schedule.max_minutes=10", "schedule.kind=constant", "schedule.warmup_steps=78"]);
+        assert_eq!(constant.warning(), None, "it is not known yet");
         constant.use_up(10.0, 77);
         assert!(constant.is_over(77));
+        assert!(constant.warning().unwrap().contains("at step 77, in its warmup of 78 steps"));
+        let mut enough = schedule(&["schedule.max_minutes=10", "schedule.kind=constant", "schedule.warmup_steps=77"]);
+        enough.use_up(10.0, 77);
+        assert_eq!(enough.warning(), None);
+        assert_eq!(schedule(&["schedule.max_steps=100"]).warning(), None);
     }
 
     #[test]

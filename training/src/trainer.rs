@@ -300,10 +300,6 @@ impl<'a> Trainer<'a> {
                 best.step
             ));
         }
-        if first > 0 && run.checkpoints()?.is_empty() {
-            // It began with the checkpoint of another run, which `--resume` would not find.
-            self.save(run, reporter)?;
-        }
 
         while !self.schedule.is_over(self.state.step) {
             let started = Instant::now();
@@ -347,6 +343,9 @@ impl<'a> Trainer<'a> {
                 "no step of the run was applied: each was skipped, so nothing is learned\nhint: lower `optim.lr`, `objective.keep` or \
                  `lora.alpha`, or look for broken data"
             );
+            if is_last && let Some(warning) = self.schedule.warning() {
+                reporter.note(&warning);
+            }
             if due.shows {
                 let pace = Pace {
                     total: self.schedule.total(),
@@ -365,7 +364,8 @@ impl<'a> Trainer<'a> {
                 reporter.sample(done, self.sample(&self.config.sample)?)?;
             }
             if due.saves {
-                self.save(run, reporter)?;
+                reporter.flush()?;
+                self.save(run)?;
             }
             if due.stops {
                 break;
@@ -471,10 +471,7 @@ impl<'a> Trainer<'a> {
     /// Generates a sample.
     fn sample(&self, settings: &SampleSettings) -> Result<String> {
         let (gpt, tokenizer) = (self.packed()?, &self.data.tokenizer);
-        let prompt_ids = tokenizer.encode(&settings.prompt, EncodeOptions::TEXT).unwrap_or_default();
-        // Neither a prompt with characters outside the vocabulary nor a long one may end the run.
-        let prompt_ids = if prompt_ids.is_empty() { vec![0] } else { prompt_ids };
-        let prompt_ids = &prompt_ids[(prompt_ids.len() + 1).saturating_sub(gpt.config().max_seq_len)..];
+        let prompt_ids = &prompt_ids(&settings.prompt, tokenizer, gpt.config().max_seq_len);
         let room = gpt.config().max_seq_len.saturating_sub(prompt_ids.len());
         let options = GenerateOptions {
             max_tokens: settings.max_tokens.min(room),
@@ -489,13 +486,15 @@ impl<'a> Trainer<'a> {
         Ok(tokenizer.decode(&token_ids, DecodeOptions { skip_special_tokens: true }))
     }
 
-    /// Writes a checkpoint and removes old ones.
-    fn save(&self, run: &RunDir, reporter: &mut Reporter) -> Result<()> {
+    /// Writes a checkpoint and removes old ones. What was reported of its steps must be on the disk.
+    ///
+    /// # Errors
+    /// The folder cannot be written to. Earlier checkpoints stay.
+    pub fn save(&self, run: &RunDir) -> Result<()> {
         if !self.data.val.has_targets() {
             // Without a validation split the best model is unknown: the last one is kept.
             self.save_model(run)?;
         }
-        reporter.flush()?;
         run.save_checkpoint(self.state.step, |staged| {
             self.write_model(staged, DiskDtype::F32)?;
             checkpoint::write(staged, &self.learner.optimizer, &self.state, self.config)
@@ -560,6 +559,14 @@ impl Due {
     }
 }
 
+/// The ids of a sample's prompt, as `hearth-train sample` and servers encode it. Neither a prompt with characters outside the
+/// vocabulary nor one that leaves no room in the context may end a run.
+fn prompt_ids(prompt: &str, tokenizer: &Tokenizer, max_seq_len: usize) -> Vec<TokenId> {
+    let ids = tokenizer.encode(prompt, EncodeOptions::PROMPT).unwrap_or_default();
+    let ids = if ids.is_empty() { vec![0] } else { ids };
+    ids[(ids.len() + 1).saturating_sub(max_seq_len)..].to_vec()
+}
+
 fn run_size(config: &TrainConfig, data: &Data, learner: &Learner) -> RunSize {
     RunSize::new(learner.n_params(), &data.train, config.model.max_seq_len)
 }
@@ -568,5 +575,22 @@ impl SampleSettings {
     /// The sampling settings, on top of `defaults`.
     pub fn params(&self, defaults: SamplingParams) -> SamplingParams {
         SamplingParams { temperature: self.temperature, top_k: self.top_k, top_p: self.top_p, ..defaults }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+    use crate::tokenizer_build::{BuiltTokenizer, SpecialTokens};
+
+    #[test]
+    fn samples_begin_as_documents_do() {
+        let special = SpecialTokens { bos: Some("<b>".to_owned()), ..SpecialTokens::default() };
+        // a, b and c are 0 to 2.
+        let tokenizer = BuiltTokenizer::from_characters(&"abc".chars().collect(), &special).unwrap().open().unwrap();
+        assert_eq!(prompt_ids("ab", &tokenizer, 8), [3, 0, 1]);
+        assert_eq!(prompt_ids("abcabc", &tokenizer, 4), [0, 1, 2], "with room for one token");
+        assert_eq!(prompt_ids("x", &tokenizer, 8), [0], "it has no id");
     }
 }

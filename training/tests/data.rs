@@ -442,6 +442,7 @@ fn data_that_is_damaged_or_mixed_up_is_refused() {
     assert!(error.contains("has no `data.json`"), "{error}");
 }
 
+#[cfg(unix)]
 #[test]
 fn bad_input_is_refused_with_its_name_and_touches_nothing() {
     let files = Files::new();

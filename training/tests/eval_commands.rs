@@ -29,6 +29,36 @@ fn tasks(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/eval").join(name)
 }
 
+/// As `pretrain` does with rows of documents.
+#[test]
+fn a_prepared_split_is_measured_by_documents() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let line = |n: usize| format!("{{\"text\": \"What is {n}? It is {} and {}.\"}}\n", n * 7 % 10, n % 3);
+    let (text, tokenizer, data, run) = (path("all.jsonl"), path("tokenizer"), path("data"), path("run"));
+    fs::write(&text, (0..60).map(line).collect::<String>()).unwrap();
+    let hearth_train = |args: &[&str]| {
+        let args = [args, &["--json"]].concat();
+        json(&Command::new(env!("CARGO_BIN_EXE_hearth-train")).args(args).output().unwrap())
+    };
+    hearth_train(&["tokenizer", &text, "--out", &tokenizer, "--vocab-size", "300"]);
+    let prepared =
+        hearth_train(&["prepare", &text, "--tokenizer", &tokenizer, "--out", &data, "--val-fraction", "0.3"]);
+    let sets = ["data.rows=documents", "model.max_seq_len=64", "schedule.max_steps=4", "schedule.warmup_steps=1"];
+    let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+    let pretrain = ["pretrain", "--data", &data, "--out", &run, "--preset", "tiny", "--device", "cpu"];
+    let trained = hearth_train(&[&pretrain[..], &sets].concat());
+    let found = json(&eval(&["loss", &run, "--data", &data, "--device", "cpu", "--json"]));
+    let [n_documents, n_tokens] = ["documents", "tokens"].map(|what| prepared["data"]["val"][what].as_u64().unwrap());
+    assert!(n_documents > 5, "{prepared}");
+    assert_eq!((&found["n_documents"], &found["n_windows"]), (&n_documents.into(), &n_documents.into()));
+    assert_eq!(found["n_scored"], n_tokens - n_documents, "all tokens but the first of each document");
+    for (found, expected) in [(&found["loss"], &trained["val_loss"]), (&found["bits_per_byte"], &trained["val_bpb"])] {
+        let (found, expected) = (found.as_f64().unwrap(), expected.as_f64().unwrap());
+        assert!((found - expected).abs() < 1e-3 * expected, "{found}, while training {expected}");
+    }
+}
+
 #[test]
 fn texts_of_files_are_scored() {
     let dir = tempfile::tempdir().unwrap();
@@ -56,6 +86,7 @@ fn texts_of_files_are_scored() {
     assert!(stderr(&output).contains("short.txt` has 1 lines, but"), "{}", stderr(&output));
 }
 
+#[cfg(unix)]
 #[test]
 fn what_cannot_be_measured_is_refused_before_the_model_is_opened() {
     let topics = tasks("topics.jsonl");

@@ -339,6 +339,14 @@ fn what_is_left_opens_and_has_learned() {
     assert!(stderr(&output).contains("device: CPU (requested)"), "{}", stderr(&output));
     let output = hearth_train(&[&bench[..], &["--set", &init]].concat());
     assert!(stderr(&output).contains("is an adapter, not a model\nhint: "), "{}", stderr(&output));
+    // With an adapter, its values are what trains.
+    let base = format!("model.init={}", model().display());
+    let n_params = |rank: &str| {
+        let output = hearth_train(&[&bench[..], &["--json", "--set", &base, "--set", rank]].concat());
+        succeeded(&output);
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()["n_params"].as_u64().unwrap()
+    };
+    assert_eq!(2 * n_params("lora.r=2"), n_params("lora.r=4"));
     let text = case.path("text.txt");
     fs::write(&text, "What is it? It is a lamp.\n".repeat(100)).unwrap();
     let (text, again) = (text.to_str().unwrap(), case.path("again"));

@@ -222,6 +222,24 @@ fn a_damaged_checkpoint_is_named_and_the_one_before_it_used() {
     assert_same(&case.bits("run", 20), &expected, "after the damage");
 }
 
+/// Before, `--resume` would find no checkpoint and begin at step 0.
+#[test]
+fn a_branch_has_its_checkpoint_before_it_is_a_run() {
+    let case = Case::new();
+    let sets = ["schedule.max_steps=10", "checkpoint.every=5", "eval.every=0", "sample.every=0"];
+    let output = case.train("run", &sets, &[]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let checkpoint = case.path("run/checkpoints/step-00000005");
+    // The folder does not become a run: its configuration cannot be written.
+    fs::create_dir_all(case.path("branch/config.toml.hearth-partial")).unwrap();
+    let output = case.train("branch", &sets, &["--from", checkpoint.to_str().unwrap()]);
+    assert!(!output.status.success() && stderr(&output).contains("config.toml`"), "{}", stderr(&output));
+    assert!(case.path("branch/checkpoints/step-00000005/train_state/state.json").is_file());
+    let output = case.train("branch", &sets, &["--resume"]);
+    let message = stderr(&output);
+    assert!(!output.status.success() && message.contains("is not a training run and not empty\nhint: "), "{message}");
+}
+
 #[test]
 fn a_budget_in_minutes_is_extended_until_the_cooldown_begins() {
     let case = Case::new();
@@ -243,6 +261,10 @@ fn a_budget_in_minutes_is_extended_until_the_cooldown_begins() {
     steps("wsd", "wsd", "0.001", &[]).unwrap();
     let error = steps("wsd", "wsd", "0.003", &["--resume"]).unwrap_err();
     assert!(error.contains("the cooldown has begun\nhint: "), "{error}");
+    // The first step takes longer than this.
+    let output = case.train("short", &["schedule.kind=constant", "schedule.max_minutes=1e-9"], &[]);
+    let message = stderr(&output);
+    assert!(output.status.success() && message.contains("at step 1, in its warmup of 10 steps"), "{message}");
 }
 
 #[test]

@@ -48,13 +48,19 @@ fn tales_are_written_measured_and_judged() {
     }
     assert!(fail(dir, &["tales", "--out", "a.jsonl"]).contains("`a.jsonl` exists already\nhint: "));
 
-    succeed(dir, &["tokenizer", "a.jsonl", "--out", "tokenizer", "--vocab-size", "1000", "--chat"]);
-    let floor = succeed(dir, &["tales", "--floor", "tokenizer", "--count", "2000", "--seed", "3"]);
-    let data = succeed(dir, &["prepare", "a.jsonl", "--tokenizer", "tokenizer", "--out", "data"]);
-    let tokens = data["data"]["train"]["tokens"].as_u64().unwrap() + data["data"]["val"]["tokens"].as_u64().unwrap();
-    assert_eq!((floor["tokens_per_tale"].as_f64().unwrap() * 2000.0).round() as u64, tokens);
-    let nats = floor["nats_per_tale"].as_f64().unwrap() * 2000.0 / tokens as f64;
-    assert!((floor["nats_per_token"].as_f64().unwrap() - nats).abs() < 1e-9);
+    // Without a token that begins documents, and with one, where the end of a turn ends a conversation.
+    for (number, flags) in [&["--chat"][..], &["--chat", "--bos", "--eos=<|im_end|>"]].iter().enumerate() {
+        let (tokenizer, data) = (format!("tokenizer-{number}"), format!("data-{number}"));
+        let train = ["tokenizer", "a.jsonl", "--out", &tokenizer, "--vocab-size", "1000"];
+        succeed(dir, &[&train[..], flags].concat());
+        let floor = succeed(dir, &["tales", "--floor", &tokenizer, "--count", "2000", "--seed", "3"]);
+        let data = succeed(dir, &["prepare", "a.jsonl", "--tokenizer", &tokenizer, "--out", &data]);
+        let [train, val] = ["train", "val"].map(|split| data["data"][split]["tokens"].as_u64().unwrap());
+        let tokens = train + val;
+        assert_eq!((floor["tokens_per_tale"].as_f64().unwrap() * 2000.0).round() as u64, tokens, "{flags:?}");
+        let nats = floor["nats_per_tale"].as_f64().unwrap() * 2000.0 / tokens as f64;
+        assert!((floor["nats_per_token"].as_f64().unwrap() - nats).abs() < 1e-9);
+    }
 
     let judged = succeed(dir, &["tales", "--judge", "a.jsonl"]);
     assert!(judged["passed"].as_f64().unwrap() >= 0.99, "{judged}");
@@ -110,6 +116,7 @@ fn a_conversation_becomes_the_tokens_that_a_server_would_make() {
 }
 
 /// Nothing is left that would be in the way of another try, or be taken for the whole.
+#[cfg(unix)]
 #[test]
 fn what_cannot_be_written_to_its_end_is_removed() {
     let dir = tempfile::tempdir().unwrap();
@@ -124,6 +131,27 @@ fn what_cannot_be_written_to_its_end_is_removed() {
         assert!(message.contains("cannot write `"), "{message}");
         let left: Vec<_> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn what_is_interrupted_is_removed() {
+    use std::{fs::File, io::Read, process::Stdio};
+
+    for (signal, code) in [("-INT", 130), ("-TERM", 143)] {
+        let dir = tempfile::tempdir().unwrap();
+        let partial = dir.path().join("a.jsonl.hearth-partial");
+        assert!(Command::new("mkfifo").arg(&partial).status().unwrap().success());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hearth-train"));
+        command.args(["tales", "--out", "a.jsonl", "--count", "4000"]).current_dir(dir.path()).stderr(Stdio::null());
+        let mut child = command.spawn().unwrap();
+        // It writes more than a pipe holds, and nobody reads the rest: it cannot end by itself.
+        let mut pipe = File::open(&partial).unwrap();
+        pipe.read_exact(&mut [0; 10]).unwrap();
+        assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+        assert_eq!(child.wait().unwrap().code(), Some(code));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 }
 

@@ -314,7 +314,7 @@ impl Object for Watch {
             (KEPT, [value, ..]) => budget.keep(value, 0)?,
             (JOINED, [left, right]) => budget.check(budget.size(left)?.saturating_add(budget.size(right)?))?,
             (MULTIPLIED, [left, right]) => budget.multiply(left, right)?,
-            // What it costs is time.
+            // Only costs time.
             (COMPARED, _) => budget.spend(1)?,
             (check, arguments) => {
                 if let Some((name, _)) = CHECKS.iter().find(|(_, known)| *known == check) {
@@ -322,7 +322,7 @@ impl Object for Watch {
                 }
             }
         }
-        // As `UnpackList` wants them to put them back where they were.
+        // Reversed: `UnpackList` then pushes them in their old order.
         Ok(arguments.iter().rev().cloned().collect::<Vec<_>>().into())
     }
 }

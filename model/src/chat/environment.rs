@@ -8,7 +8,7 @@ use std::{
 };
 
 use minijinja::{
-    Environment, ErrorKind, State, UndefinedBehavior, Value,
+    Environment, ErrorKind, State, UndefinedBehavior, Value, filters,
     machinery::{Token, tokenize},
     syntax::SyntaxConfig,
     value::{ValueKind, from_args},
@@ -49,6 +49,11 @@ pub(super) fn like_transformers(origin: &Path) -> Result<Environment<'static>> {
     environment.add_test("sequence", is_sequence);
     environment.add_test("iterable", is_iterable);
     environment.add_filter("string", string);
+    environment.add_filter("length", length);
+    environment.add_filter("count", length);
+    environment.add_filter("items", items);
+    environment.add_filter("first", first);
+    environment.add_filter("last", last);
     environment.add_filter("tojson", json::tojson);
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
@@ -154,14 +159,32 @@ fn rsplit(text: &str, args: &[Value]) -> Result<Value, minijinja::Error> {
     Ok(parts.into_iter().map(Value::from).collect())
 }
 
-/// As in Python's Jinja, everything with a length and indexing is a sequence: texts and objects too.
+/// As in Python's Jinja, everything with a length and indexing is a sequence: texts, objects and undefined values too.
 fn is_sequence(value: &Value) -> bool {
-    matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String)
+    matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Undefined)
 }
 
 /// As in Python's Jinja, none is not iterable, although loops accept it here.
 fn is_iterable(value: &Value) -> bool {
     !value.is_none() && value.try_iter().is_ok()
+}
+
+// As in Python's Jinja, an undefined value is an empty sequence.
+
+fn length(value: &Value) -> Result<usize, minijinja::Error> {
+    if value.is_undefined() { Ok(0) } else { filters::length(value) }
+}
+
+fn items(value: &Value) -> Result<Value, minijinja::Error> {
+    if value.is_undefined() { Ok(Vec::<Value>::new().into()) } else { filters::items(value) }
+}
+
+fn first(value: &Value) -> Result<Value, minijinja::Error> {
+    if value.is_undefined() { Ok(Value::UNDEFINED) } else { filters::first(value) }
+}
+
+fn last(value: Value) -> Result<Value, minijinja::Error> {
+    if value.is_undefined() { Ok(Value::UNDEFINED) } else { filters::last(value) }
 }
 
 fn string(value: &Value) -> Value {

@@ -55,13 +55,9 @@ impl Message {
 
     /// Parses the arguments of tool calls that are JSON objects in strings, as OpenAI sends them: templates expect objects.
     ///
-    /// Arguments stay strings if they are not a JSON object, or if parsing them would bring the message to more than
-    /// 50,000 parsed values (members and items at any depth). Integers beyond 64 bits become floats.
-    pub fn parse_arguments(&mut self) {
-        self.parse_arguments_with(&ArgumentParser::new());
-    }
-
-    fn parse_arguments_with(&mut self, parser: &ArgumentParser) {
+    /// Arguments stay strings if they are not a JSON object, or if parsing them would bring `parser` to more than 50,000
+    /// parsed values (members and items at any depth). Integers beyond 64 bits become floats.
+    fn parse_arguments(&mut self, parser: &ArgumentParser) {
         let calls = self.extra.get_mut("tool_calls").and_then(Value::as_array_mut);
         for arguments in calls.into_iter().flatten().filter_map(|call| call.pointer_mut("/function/arguments")) {
             if let Some(object) = arguments.as_str().and_then(|text| parser.parse(text)) {
@@ -113,9 +109,9 @@ fn invalid(path: impl Into<String>, allowed: &'static str, given: Value) -> Mess
 
 impl ChatTemplate {
     /// Calls `encode` with the messages in the form that most templates support: `system` instead of `developer` (unless
-    /// the template knows that role), and arguments of tool calls as objects. They are parsed as by
-    /// [`Message::parse_arguments`], but the limit on values is for the whole conversation. If the template rejects it,
-    /// `encode` is called with the arguments as given. If that fails too, the first error is returned.
+    /// the template knows that role), and arguments of tool calls as objects ([`Message::parse_arguments`]; the limit on
+    /// values is for the whole conversation). If the template rejects it, `encode` is called with the arguments as given.
+    /// If that fails too, the first error is returned.
     pub(super) fn in_supported_form<T>(
         &self,
         messages: &[Message],
@@ -133,7 +129,7 @@ impl ChatTemplate {
         }
         let mut parsed = given.clone();
         let parser = ArgumentParser::new();
-        parsed.iter_mut().for_each(|message| message.parse_arguments_with(&parser));
+        parsed.iter_mut().for_each(|message| message.parse_arguments(&parser));
         let encoded = encode(&parsed);
         if matches!(encoded, Err(Error::Template { .. })) && parsed != given {
             encode(&given).or(encoded)
@@ -227,7 +223,7 @@ mod tests {
         // With the list itself, the second half is one value too many.
         assert_eq!(in_conversation, [1, 0]);
         for message in &mut messages {
-            message.parse_arguments();
+            message.parse_arguments(&ArgumentParser::new());
             assert_eq!(n_objects(message), 1, "by itself, each message has the whole limit");
         }
     }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Number, Value, json};
 
 use super::GrammarError;
 
@@ -13,7 +13,7 @@ use super::GrammarError;
 const MAX_DEPTH: usize = 64;
 
 /// Maximum number of values in a schema: members, items and their contents.
-const MAX_VALUES: usize = 20_000;
+pub const MAX_VALUES: usize = 20_000;
 
 /// Maximum value of counts in a schema; each makes that many copies.
 const MAX_COUNT: u64 = 10_000;
@@ -31,6 +31,9 @@ const MAX_ATTEMPTS: usize = 100;
 
 /// Time to locate an error: no attempt starts later. One that has started may take a second more.
 const LOCATE_TIME: Duration = Duration::from_millis(200);
+
+/// Largest whole number up to which f64, in which the library holds all numbers, has every one.
+const MAX_EXACT: u64 = 1 << 53;
 
 /// Keywords whose values are counts.
 const COUNTS: [&str; 6] = ["minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"];
@@ -83,6 +86,7 @@ pub fn check(schema: &Value) -> Result<(), GrammarError> {
     }
     let mut n_values = 0;
     check_value(schema, "", 0, &mut n_values)?;
+    check_constants(schema)?;
     let (mut factors, mut n_patterns, mut joint) = (Vec::new(), 0, false);
     // References can point anywhere.
     visit_all(schema, &mut |members| {
@@ -161,6 +165,30 @@ fn visit_all<'a>(value: &'a Value, visitor: &mut impl FnMut(&'a Map<String, Valu
 fn digits(number: f64) -> f64 {
     let text: String = number.to_string().chars().filter(char::is_ascii_digit).collect();
     text.parse().unwrap_or(f64::INFINITY)
+}
+
+/// Rejects constants that the library would take for a neighbouring number.
+fn check_constants(schema: &Value) -> Result<(), GrammarError> {
+    let mut found = None;
+    visit(schema, &mut |members| {
+        let mut constants = ["const", "enum"].into_iter().filter_map(|name| members.get(name));
+        found = found.take().or_else(|| constants.find_map(inexact));
+    });
+    let Some(number) = found else { return Ok(()) };
+    let what = format!("must have whole numbers from -{MAX_EXACT} to {MAX_EXACT} in `const` and `enum`, got {number}");
+    Err(GrammarError::whole(what + "\nhint: use strings"))
+}
+
+fn inexact(value: &Value) -> Option<Number> {
+    match value {
+        Value::Array(items) => items.iter().find_map(inexact),
+        Value::Object(members) => members.values().find_map(inexact),
+        Value::Number(number) => {
+            let size = number.as_i64().map(i64::unsigned_abs).or(number.as_u64())?;
+            (size > MAX_EXACT).then(|| number.clone())
+        }
+        _ => None,
+    }
 }
 
 fn check_value(value: &Value, at: &str, depth: usize, n_values: &mut usize) -> Result<(), GrammarError> {
@@ -251,17 +279,18 @@ fn joins_others(members: &Map<String, Value>) -> bool {
     several || n_joints > 1 || n_joints == 1 && JOINED.iter().any(|name| members.contains_key(*name))
 }
 
-/// Whether a bound of a number is one that the library cannot compile. Integers of 64 bits have no others, and generated
-/// schemas list these.
-fn is_vast(name: &str, bound: f64) -> bool {
+/// Remarks, defaults, and the bounds of integers of 64 bits, which generated schemas list and the library cannot compile.
+fn changes_nothing(name: &str, value: &Value) -> bool {
     match name {
-        "minimum" | "exclusiveMinimum" => bound <= i64::MIN as f64,
-        "maximum" | "exclusiveMaximum" => bound > u64::MAX as f64,
+        "title" | "description" | "$comment" | "default" | "examples" => true,
+        "uniqueItems" => *value == json!(false),
+        "minimum" | "exclusiveMinimum" => value.as_f64().is_some_and(|bound| bound <= i64::MIN as f64),
+        "maximum" | "exclusiveMaximum" => value.as_f64().is_some_and(|bound| bound > u64::MAX as f64),
         _ => false,
     }
 }
 
-/// Removes annotations and vast bounds, limits the digits of times, and closes objects.
+/// Removes keywords that change nothing, limits the digits of times, and closes objects.
 fn rewrite(schema: &mut Value, objects: Objects) {
     let Some(members) = schema.as_object_mut() else { return };
     let names = members.get("propertyNames");
@@ -279,7 +308,7 @@ fn rewrite(schema: &mut Value, objects: Objects) {
         members.shift_remove("format");
         members.extend(pattern.map(|pattern| ("pattern".to_owned(), pattern.into())));
     }
-    members.retain(|name, value| !value.as_f64().is_some_and(|bound| is_vast(name, bound)));
+    members.retain(|name, value| !changes_nothing(name, value));
     let names_all = members.get("properties").and_then(Value::as_object).is_some_and(|named| {
         let required = members.get("required").and_then(Value::as_array).into_iter().flatten();
         !named.is_empty() && required.filter_map(Value::as_str).all(|name| named.contains_key(name))
@@ -300,7 +329,8 @@ fn rewrite(schema: &mut Value, objects: Objects) {
 
 /// A schema as the right side of a rule in a Lark grammar; its references are to itself.
 pub fn in_lark(schema: &Value) -> String {
-    format!("%json {}", with_settings(schema.clone()))
+    // In Lark, this is an operator, whose number is limited.
+    format!("%json {}", with_settings(schema.clone()).to_string().replace('&', r"\u0026"))
 }
 
 /// Locates the error `what`: the deepest part that does not compile by itself, as far as the search gets within
@@ -413,6 +443,19 @@ mod tests {
     }
 
     #[test]
+    fn constants_that_have_no_exact_f64_are_refused() {
+        let named = json!({ "const": { "maximum": i64::MAX }, "enum": { "minimum": i64::MIN } });
+        let fine = json!({ "const": 1e300, "enum": [-(1i64 << 53), "9007199254740993"], "properties": named });
+        assert_eq!(check(&fine), Ok(()));
+        for number in [json!((1i64 << 53) + 1), json!(-(1i64 << 53) - 1), json!(u64::MAX)] {
+            for schema in [json!({ "const": number }), json!({ "items": { "enum": ["a", { "b": [number] }] } })] {
+                let refusal = check(&schema).err().map(|error| error.what).unwrap_or_default();
+                assert!(refusal.contains(&format!("in `const` and `enum`, got {number}")), "{refusal}");
+            }
+        }
+    }
+
+    #[test]
     fn objects_have_the_members_that_they_name() {
         let inner = json!({ "properties": { "b": {} } });
         let closed = json!({ "properties": { "b": {} }, "additionalProperties": false });
@@ -440,8 +483,8 @@ mod tests {
             assert_eq!(rewritten(schema.clone()), schema);
         }
         // A member may have the name of a keyword.
-        let named = json!({ "properties": { "properties": { "type": "string" }, "propertyNames": {} } });
-        assert_eq!(rewritten(named)["properties"]["propertyNames"], json!({}));
+        let named = json!({ "properties": { "properties": { "type": "string" }, "propertyNames": {}, "title": {} } });
+        assert_eq!(rewritten(named.clone())["properties"], named["properties"]);
     }
 
     #[test]
@@ -543,8 +586,9 @@ mod tests {
         assert_eq!(rewritten(json!({ "propertyNames": { "type": "string" } })), json!({}));
         let bounded = json!({ "propertyNames": { "pattern": "a" } });
         assert_eq!(rewritten(bounded.clone()), bounded);
-        assert_eq!(rewritten(json!({ "type": "string", "format": "password" })), json!({ "type": "string" }));
-        for kept in [json!({ "format": "uuid" }), json!({ "format": "date-time", "pattern": "Z$" })] {
+        assert_eq!(rewritten(json!({ "format": "password", "uniqueItems": false, "title": "a" })), json!({}));
+        assert!(in_lark(&json!({ "enum": ["R&D"], "title": "b" })).contains(r#""enum":["R\u0026D"],"x-guidance""#));
+        for kept in [json!({ "format": "uuid", "uniqueItems": true }), json!({ "format": "time", "pattern": "Z$" })] {
             assert_eq!(rewritten(kept.clone()), kept);
         }
         for format in ["date-time", "time"] {

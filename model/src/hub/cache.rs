@@ -23,7 +23,7 @@ use crate::{
     regular_file,
 };
 
-/// Behind the name of contents that are being downloaded.
+/// Suffix of contents that are being downloaded.
 const INCOMPLETE: &str = ".incomplete";
 
 /// The folders of one repository.

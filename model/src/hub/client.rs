@@ -35,7 +35,7 @@ const MAX_JSON_BYTES: u64 = 16 << 20;
 const MAX_PAGES: usize = 1_000;
 const CHUNK_BYTES: usize = 1 << 16;
 
-/// What the client answers to requests of the commit of a revision.
+/// The hub's answer to a request for the commit of a revision.
 #[derive(Debug, Deserialize)]
 pub(super) struct Commit {
     pub(super) sha: String,

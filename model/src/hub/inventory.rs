@@ -36,7 +36,7 @@ pub struct CachedModel {
     pub path: PathBuf,
 }
 
-/// What something in the cache is.
+/// The kind of an entry of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CachedFormat {
     /// A model dir, or a part of one.

@@ -166,8 +166,8 @@ fn k_of_surprise(s: f64, n: usize, bound: f64) -> usize {
     n_effective.powf(1.0 / s).round() as usize
 }
 
-/// Longer repetitions have the same penalty, which already exceeds all logits.
-const MAX_REPETITION: usize = 50;
+/// The penalty grows for this many tokens beyond `allowed_length`: with the default base, to 1e12 times `multiplier`.
+const MAX_EXCESS: usize = 50;
 
 /// For each token that would continue a repetition, the length of the longest one: the end of `tokens` occurs earlier
 /// in it, followed by that token.
@@ -175,7 +175,8 @@ const MAX_REPETITION: usize = 50;
 /// A repetition does not extend across a breaker.
 pub(super) fn repetitions(tokens: &[TokenId], dry: &Dry) -> Vec<(TokenId, usize)> {
     let is_breaker = |id: &TokenId| dry.sequence_breakers.contains(id);
-    let max_length = tokens.iter().rev().take(MAX_REPETITION).take_while(|id| !is_breaker(id)).count();
+    let longest = dry.allowed_length.saturating_add(MAX_EXCESS);
+    let max_length = tokens.iter().rev().take(longest).take_while(|id| !is_breaker(id)).count();
     if max_length < dry.allowed_length {
         return Vec::new();
     }
@@ -183,7 +184,7 @@ pub(super) fn repetitions(tokens: &[TokenId], dry: &Dry) -> Vec<(TokenId, usize)
     // ones, at most `max_length`. Only this many are looked up again.
     let n = tokens.len();
     let reversed = |at: usize| tokens[n - 1 - at];
-    let mut lengths = [0; MAX_REPETITION];
+    let mut lengths = vec![0; max_length];
     // The known match that reaches farthest: `start..end` equals the first tokens.
     let (mut start, mut end) = (0, 0);
     let mut found: Vec<(TokenId, usize)> = Vec::new();
@@ -227,7 +228,7 @@ mod tests {
         let is_breaker = |id: &TokenId| dry.sequence_breakers.contains(id);
         let mut longest = BTreeMap::new();
         for (at, next) in tokens.iter().enumerate().skip(1).filter(|(_, next)| !is_breaker(next)) {
-            let pairs = tokens[..at].iter().rev().zip(tokens.iter().rev()).take(50);
+            let pairs = tokens[..at].iter().rev().zip(tokens.iter().rev()).take(dry.allowed_length + 50);
             let length = pairs.take_while(|(a, b)| a == b && !is_breaker(b)).count();
             if length >= dry.allowed_length {
                 let longest = longest.entry(*next).or_insert(length);
@@ -277,8 +278,11 @@ mod tests {
         assert_eq!(found(&[7, 7], 2), []);
         let same: Vec<TokenId> = repeat_n(7, 10_000).collect();
         assert_eq!(found(&same[..50], 1), [(7, 49)]);
+        assert_eq!(found(&same, 1), [(7, 51)]);
         assert_eq!(found(&same[..51], 50), [(7, 50)]);
-        assert_eq!(found(&same, 50), [(7, 50)]);
-        assert_eq!(found(&same, 51), []);
+        assert_eq!(found(&same, 9_000), [(7, 9_050)]);
+        assert_eq!(found(&same, 9_999), [(7, 9_999)]);
+        assert_eq!(found(&same, 10_000), []);
+        assert_eq!(found(&same, usize::MAX), []);
     }
 }

@@ -1,25 +1,46 @@
 //! The bytes of each token: the `decoder` of `tokenizer.json`, applied to the whole vocabulary once.
 //!
 //! Decoders of language models work token by token, except for what they remove at the start of a text, so a table of
-//! bytes suffices for decoding. The result equals the library's with two exceptions, in which the library loses text:
-//! invalid byte-fallback tokens lose only the affected characters, not the whole run, and a `Metaspace` decoder removes
-//! one leading space, not all of the first token's.
+//! bytes suffices for decoding. The result equals the library's with three exceptions: invalid byte-fallback tokens lose only
+//! the affected characters, not the whole run; a `Metaspace` decoder removes one leading space, not all of the first token's;
+//! and a `BPEDecoder` leaves the space behind the last word, since more may follow.
 
 use serde::Deserialize;
 
 use crate::TokenId;
 
+/// By how much all `Replace` decoders together may make a token longer. Those of real tokenizers make them shorter.
+const MAX_GROWTH: usize = 16;
+
 /// The `decoder` field of `tokenizer.json`.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "type")]
 pub(super) enum DecoderJson {
+    #[serde(rename = "BPEDecoder")]
+    Bpe {
+        /// What ends a word.
+        suffix: String,
+    },
     ByteLevel,
     ByteFallback,
     Fuse,
-    Metaspace { replacement: char, prepend_scheme: Option<String>, add_prefix_space: Option<bool> },
-    Replace { pattern: PatternJson, content: String },
-    Strip { content: char, start: usize, stop: usize },
-    Sequence { decoders: Vec<DecoderJson> },
+    Metaspace {
+        replacement: char,
+        prepend_scheme: Option<String>,
+        add_prefix_space: Option<bool>,
+    },
+    Replace {
+        pattern: PatternJson,
+        content: String,
+    },
+    Strip {
+        content: char,
+        start: usize,
+        stop: usize,
+    },
+    Sequence {
+        decoders: Vec<DecoderJson>,
+    },
 }
 
 #[derive(Debug, Deserialize)]
@@ -54,6 +75,18 @@ enum Step {
     Prefix(char),
 }
 
+impl Step {
+    /// How many times as long it can make a token.
+    fn growth(&self) -> usize {
+        match self {
+            // An empty text is between all characters.
+            Self::Replace { from, to } if from.is_empty() => to.len() + 1,
+            Self::Replace { from, to } => to.len().div_ceil(from.len()).max(1),
+            _ => 1,
+        }
+    }
+}
+
 /// The stages of a decoder.
 #[derive(Debug, Default)]
 pub(super) struct Decoder {
@@ -81,6 +114,7 @@ impl Decoder {
     fn add(&mut self, json: &DecoderJson) -> Result<(), String> {
         match json {
             DecoderJson::Sequence { decoders } => decoders.iter().try_for_each(|decoder| self.add(decoder))?,
+            DecoderJson::Bpe { suffix } => self.add_replace(&PatternJson::String(suffix.clone()), " ")?,
             DecoderJson::ByteLevel => {
                 self.steps.push(Step::ByteLevel);
                 self.fused = true;
@@ -103,7 +137,11 @@ impl Decoder {
         match pattern {
             PatternJson::String(from) if !self.fused || from.chars().count() == 1 => {
                 self.steps.push(Step::Replace { from: from.clone(), to: content.into() });
-                Ok(())
+                let growth = self.steps.iter().fold(1usize, |growth, step| growth.saturating_mul(step.growth()));
+                match growth <= MAX_GROWTH {
+                    true => Ok(()),
+                    false => Err(format!("decoder `Replace` makes tokens more than {MAX_GROWTH} times as long")),
+                }
             }
             PatternJson::String(pattern) => {
                 Err(format!("decoder `Replace` of `{pattern}` across tokens is not supported"))
@@ -202,10 +240,11 @@ fn fallback_byte(token: &str) -> Option<u8> {
 
 fn strip(text: &str, character: char, start: usize, stop: usize) -> String {
     let mut text = text;
-    for _ in 0..start {
+    // A file may ask for 2^64.
+    for _ in 0..start.min(text.len()) {
         text = text.strip_prefix(character).unwrap_or(text);
     }
-    for _ in 0..stop {
+    for _ in 0..stop.min(text.len()) {
         text = text.strip_suffix(character).unwrap_or(text);
     }
     text.to_owned()
@@ -230,6 +269,8 @@ fn byte_of(character: char) -> Option<u8> {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
     use super::*;
 
     #[test]
@@ -249,6 +290,34 @@ mod tests {
         let pieces: Vec<&[u8]> = (0..6).map(|id| table.bytes(id)).collect();
         assert_eq!(pieces, [b"", b"ab" as &[u8], b"", b"", b"c", b""]);
         assert_eq!(table.len(), 5);
+    }
+
+    #[test]
+    fn replacing_does_not_fill_the_memory() {
+        let replace = |from: &str, to: &str| {
+            let (pattern, content) = (PatternJson::String(from.to_owned()), to.to_owned());
+            DecoderJson::Replace { pattern, content }
+        };
+        let decoder = |decoders: Vec<DecoderJson>| Decoder::new(Some(&DecoderJson::Sequence { decoders })).map(drop);
+        assert_eq!(decoder(vec![replace("▁", " "), replace("</w>", " "), replace("a", "äö")]), Ok(()));
+        for decoders in [Vec::from_iter((0..40).map(|_| replace("a", "aa"))), vec![replace("", "0123456789abcdef")]] {
+            assert!(decoder(decoders).is_err_and(|error| error.contains("more than 16 times")));
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_word_is_a_space() {
+        let decoder: DecoderJson = serde_json::from_str(r#"{"type": "BPEDecoder", "suffix": "</w>"}"#).unwrap();
+        let decoder = Decoder::new(Some(&decoder)).unwrap();
+        let entry = |id, token: &str| Entry { id, token: token.into(), is_added: false };
+        let table = PieceTable::new(&decoder, &[entry(0, "hel"), entry(1, "lo</w>"), entry(2, ",</w>")]);
+        assert_eq!([0, 1, 2].map(|id| table.bytes(id)).concat(), b"hello , ");
+    }
+
+    #[test]
+    fn stripping_ends_with_the_text() {
+        assert_eq!(strip("aabaa", 'a', 1, usize::MAX), "ab");
+        assert_eq!(strip("aa", 'a', usize::MAX, usize::MAX), "");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What `generation_config.json` says of the choice of tokens: the sampling parameters that the model's makers advise.
+//! Sampling defaults from `generation_config.json`.
 
 use std::path::Path;
 
@@ -9,11 +9,11 @@ use crate::{
     sampling::SamplingParams,
 };
 
-/// The parameters that the file sets, in place of those that change nothing. A file that asks for greedy decoding
-/// (`do_sample` false) sets none: what else it holds is for other strategies. `vocab_size` is the model's.
+/// The sampling parameters that the file sets; others are neutral. With `do_sample` false all are neutral, because the
+/// file's parameters are for other strategies then. `vocab_size` is the model's.
 ///
 /// # Errors
-/// [`Error::File`] with the field that is not what it may be.
+/// [`Error::File`] with the field that is invalid.
 pub(super) fn sampling_defaults(json: &Map<String, Value>, path: &Path, vocab_size: usize) -> Result<SamplingParams> {
     let default = SamplingParams::default();
     if json.get("do_sample") == Some(&Value::Bool(false)) {
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_makers_advise() {
+    fn fields_that_are_set_replace_neutral_ones() {
         let given = read(
             r#"{"do_sample": true, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05, "eos_token_id": 3}"#,
         );

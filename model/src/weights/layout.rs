@@ -9,7 +9,7 @@ use crate::{
 
 /// The configuration, in the keys of its class.
 pub(super) const CONFIG_FILE: &str = "config.json";
-/// Advice on sampling, and which tokens end a text.
+/// Sampling defaults, and the tokens that end a text.
 pub(super) const GENERATION_FILE: &str = "generation_config.json";
 /// Weights in one file.
 pub(super) const WEIGHTS_FILE: &str = "model.safetensors";

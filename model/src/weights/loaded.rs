@@ -1,4 +1,4 @@
-//! What opening a model gives, whatever it was stored as.
+//! An opened model, whatever its file format.
 
 use std::path::Path;
 
@@ -19,8 +19,8 @@ use crate::{
 pub struct LoadOptions {
     /// The device.
     pub device: Device,
-    /// How matrices are held. `None`: in f32, or as the files have them where they are bf16 or rounded to blocks and the
-    /// device computes with that; as a GGUF file has them, as nearly as the device can.
+    /// Dtype of matrices. `None`: the dtype in the files if that is bf16 or quantized and the device computes with it, else
+    /// f32; for a GGUF file, the dtype in the file or the nearest that the device computes with.
     pub dtype: Option<Dtype>,
 }
 
@@ -47,13 +47,12 @@ pub struct LoadedModel {
     /// Tokens that end a text: those of `generation_config.json`, else of `config.json`, else the tokenizer's `eos`. In a
     /// GGUF file, those that it names and those that are known to end turns.
     pub eos_token_ids: Vec<TokenId>,
-    /// The sampling parameters that `generation_config.json` advises; those it does not name change nothing.
+    /// Sampling parameters from `generation_config.json` or a GGUF file; others are neutral.
     pub sampling_defaults: SamplingParams,
 }
 
 impl LoadedModel {
-    /// Refuses a tokenizer that knows tokens which the model does not.
-    /// `path` is the tokenizer's file.
+    /// Rejects a tokenizer with more tokens than the model has. `path` is the tokenizer's file.
     pub(super) fn checked(self, path: &Path) -> Result<Self> {
         let (n_tokens, vocab_size) = (self.tokenizer.vocab_size(), self.gpt.config().vocab_size);
         if n_tokens <= vocab_size {

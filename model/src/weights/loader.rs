@@ -48,7 +48,7 @@ pub(super) fn load(table: &TensorTable<'_>, plan: &LoadPlan<'_>) -> Result<Gpt> 
     let LoadPlan { names, config, dtype, device, .. } = *plan;
     let mut loader = Loader { table, plan, used: HashSet::new(), not_finite: Vec::new() };
     let gpt = Gpt::from_params(config, dtype.unwrap_or_default(), device, &mut |spec| {
-        // Of the parameters before. This one's rows are read later.
+        // Frees the pages of the parameters before; the rows of this one are read later.
         table.release();
         loader.param(spec)
     })?;

@@ -1,4 +1,5 @@
-//! Models as files: Hugging Face's format, read and written, and GGUF, read.
+//! Models and adapters as files: Hugging Face's and PEFT's formats and GGUF, read and written, and checkpoints of other
+//! training programs, read.
 
 pub mod adapter;
 mod architectures;

@@ -1,8 +1,7 @@
 //! The model dir: the folder in Hugging Face's format that training writes and serving reads.
 //!
 //! `config.json`, `model.safetensors` (or shards with an index), `tokenizer.json`, `tokenizer_config.json`,
-//! `chat_template.jinja`, `generation_config.json`. Nothing else is written, and there is no export step. GGUF files
-//! can be read too (`gguf`).
+//! `chat_template.jinja`, `generation_config.json`. The functions that open a model dir also open a GGUF file (`gguf`).
 
 use std::{
     borrow::Cow,

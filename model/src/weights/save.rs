@@ -142,8 +142,8 @@ impl SavedTensor {
     }
 }
 
-/// Of numbers of 4 bits, all have minima or none: the loader tells them apart by that. `stored_as` is how most matrices of the
-/// model are stored.
+/// All matrices of 4 bits have minima, or none has: the loader distinguishes the formats by that. `stored_as` is the dtype in
+/// which most matrices of the model are stored.
 fn with_minima_of(matrix: QuantizedMatrix, stored_as: Dtype) -> QuantizedMatrix {
     if stored_as.has_minima() { matrix.with_minima() } else { matrix }
 }
@@ -151,7 +151,7 @@ fn with_minima_of(matrix: QuantizedMatrix, stored_as: Dtype) -> QuantizedMatrix 
 /// The dtype in which `matrix` is stored, if it is in blocks.
 fn quantized_dtype(matrix: &Weight, stored_as: Dtype) -> Result<Option<Dtype>> {
     match matrix.quantized_dtype() {
-        // Which it will be depends on its scales.
+        // Its scales decide between q4_1 and q8.
         Some(Dtype::Q4) if stored_as.has_minima() => {
             Ok(matrix.read_quantized()?.map(|matrix| with_minima_of(matrix, stored_as).dtype()))
         }

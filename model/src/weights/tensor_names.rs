@@ -128,7 +128,7 @@ pub(super) struct TensorNames {
     pub(super) ignored: &'static [&'static str],
 }
 
-/// Some of a parameter's rows, and the tensor that holds them.
+/// A range of a parameter's rows, and the tensor that holds it.
 pub(super) struct Part {
     pub(super) name: String,
     pub(super) n_rows: usize,

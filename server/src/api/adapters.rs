@@ -63,7 +63,7 @@ fn unload_request(fields: &mut Fields) -> Result<String, ApiError> {
 }
 
 /// Loads an adapter.
-pub(crate) async fn load(State(state): State<AppState>, body: Body) -> Result<Response, ApiError> {
+pub(crate) async fn load(State(state): State<AppState>, mut body: Body) -> Result<Response, ApiError> {
     let read = |mut fields: Fields| Ok((LoadRequest::from_fields(&mut fields)?, ignored_params::of(&fields)));
     let (request, ignored) = body.read(&state, read).await?;
     let engine = state.working_engine()?.clone();
@@ -81,7 +81,7 @@ pub(crate) async fn load(State(state): State<AppState>, body: Body) -> Result<Re
 }
 
 /// Unloads an adapter. Running and waiting requests still use it.
-pub(crate) async fn unload(State(state): State<AppState>, body: Body) -> Result<Response, ApiError> {
+pub(crate) async fn unload(State(state): State<AppState>, mut body: Body) -> Result<Response, ApiError> {
     let read = |mut fields: Fields| Ok((unload_request(&mut fields)?, ignored_params::of(&fields)));
     let (name, ignored) = body.read(&state, read).await?;
     state.working_engine()?.adapters().unregister(&name)?;

@@ -1,15 +1,11 @@
 //! The bodies of requests: JSON objects, limited in size and in the time that they may take to arrive.
 
-use std::time::Duration;
-
 use axum::{
-    RequestExt,
-    body::Bytes,
     extract::{FromRequest, Request},
     http::{HeaderMap, StatusCode, header},
 };
-use serde_json::Value;
-use tokio::time::timeout;
+use serde_json::{Map, Value};
+use tokio::{sync::OwnedSemaphorePermit, time::timeout};
 use tokio_stream::StreamExt;
 
 use super::{
@@ -17,20 +13,36 @@ use super::{
     endpoint::Policy,
     error::ApiError,
     fields::{Fields, shown},
+    options::ApiOptions,
     request_log::RequestLog,
     state::{AppState, Preparation, TurnWait},
 };
 use crate::engine::prefix_cache::PrefixSalt;
 
-/// The body of a request, not parsed yet.
+/// The body of a request. It and its values take room among those of all requests until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Body {
-    bytes: Bytes,
+    /// Empty once it is parsed.
+    bytes: Vec<u8>,
+    room: Room,
     max_bytes: usize,
     log: RequestLog,
     key_salt: Option<PrefixSalt>,
     /// Whether the request will be submitted to the engine.
     submits: bool,
+}
+
+/// Room that grows.
+#[derive(Debug, Default)]
+struct Room(Option<OwnedSemaphorePermit>);
+
+impl Room {
+    fn add(&mut self, more: OwnedSemaphorePermit) {
+        match &mut self.0 {
+            Some(room) => room.merge(more),
+            None => self.0 = Some(more),
+        }
+    }
 }
 
 impl FromRequest<AppState> for Body {
@@ -47,78 +59,106 @@ impl FromRequest<AppState> for Body {
             let message = format!("the body must not be compressed, got the content encoding `{given}`");
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message));
         }
-        let too_large = || format!("the body must be at most {} bytes", options.max_body_bytes);
         // Rejected before the body is sent, if the client sends its length.
         let length = request.headers().get(header::CONTENT_LENGTH).and_then(|given| given.to_str().ok()?.parse().ok());
         if length.is_some_and(|length: u64| length > options.max_body_bytes as u64) {
-            return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", too_large()));
+            return Err(too_large(options));
         }
         if submits && let Err(full) = state.require_room() {
-            discard(request, options.body_timeout).await;
+            // Received without storing it, so that the connection can be kept. A client that waits for permission to
+            // send (`Expect`) gets the answer instead.
+            if !request.headers().contains_key(header::EXPECT) {
+                let _ = receive(request, options, |_| Ok(())).await;
+            }
             return Err(full);
         }
-        let body = timeout(options.body_timeout, Bytes::from_request(request, state)).await.map_err(|_| {
-            let message = format!("the body must arrive within {} s", options.body_timeout.as_secs_f64());
-            ApiError::new(StatusCode::REQUEST_TIMEOUT, "timeout_error", message)
-        })?;
-        let body = body.map_err(|rejection| {
-            let message = match rejection.status() {
-                StatusCode::PAYLOAD_TOO_LARGE => too_large(),
-                _ => rejection.body_text(),
-            };
-            ApiError::new(rejection.status(), "invalid_request_error", message)
-        })?;
-        Ok(Self { bytes: body, max_bytes: options.max_body_bytes, log, key_salt, submits })
+        let (mut bytes, mut room) = (Vec::new(), Room::default());
+        receive(request, options, |piece| {
+            room.add(state.body_room(piece.len())?);
+            bytes.extend_from_slice(piece);
+            Ok(())
+        })
+        .await?;
+        Ok(Self { bytes, room, max_bytes: options.max_body_bytes, log, key_salt, submits })
     }
 }
 
 impl Body {
-    /// Parses the body and reads its fields. Long bodies are parsed on a blocking thread.
+    /// Parses the body, once, and reads its fields. Long bodies are parsed on a blocking thread.
     ///
     /// # Errors
-    /// 400 if the body is not a JSON object or has too many values, 429 if too many long bodies wait to be parsed, and
-    /// errors of `read`.
-    pub(crate) async fn read<Read, T>(self, state: &AppState, read: Read) -> Result<T, ApiError>
+    /// 400 if the body is not a JSON object or has too many values, 429 if too many long bodies wait to be parsed or there
+    /// is no room for its values, and errors of `read`.
+    pub(crate) async fn read<Read, T>(&mut self, state: &AppState, read: Read) -> Result<T, ApiError>
     where
         Read: FnOnce(Fields) -> Result<T, ApiError> + Send + 'static,
         T: Send + 'static,
     {
+        // The deadline is in the body.
         let wait = TurnWait { submits: self.submits, deadline: None };
-        state.prepare_long(Preparation::of_body(self.bytes.len()), wait, move || read(self.parse()?)).await
-    }
-
-    fn parse(self) -> Result<Fields, ApiError> {
-        let Self { bytes, max_bytes, log, key_salt, submits: _ } = self;
-        match bounded_json::parse(&bytes, max_bytes) {
-            Ok(Value::Object(entries)) => Ok(Fields::of_body(entries, log, bytes.len(), key_salt)),
-            Ok(other) => Err(ApiError::bad_request(format!("the body must be a JSON object, got {}", shown(&other)))),
-            Err(BadJson::Malformed(error)) => {
-                let error = error.to_string();
-                // Only the text distinguishes these errors from others.
-                let hint = match error.contains("hex escape") {
-                    true => "\nhint: a string has half of a surrogate pair, as when text is cut within an emoji",
-                    false => "",
-                };
-                Err(ApiError::bad_request(format!("the body must be a JSON object: {error}{hint}")))
-            }
-            Err(BadJson::TooManyValues(most)) => Err(ApiError::bad_request(format!(
-                "the body has too many values: its {} bytes would take more than {most} in memory\n\
-                 hint: send fewer, or raise `--max-body-bytes`, with which the limit grows",
-                bytes.len()
-            ))),
-        }
+        let (bytes, max_bytes) = (std::mem::take(&mut self.bytes), self.max_bytes);
+        let (n_bytes, log, key_salt) = (bytes.len(), self.log.clone(), self.key_salt);
+        let rooms = state.clone();
+        let work = move || {
+            let (entries, n_value_bytes) = parse(&bytes, max_bytes)?;
+            drop(bytes);
+            let room = rooms.body_room(n_value_bytes)?;
+            Ok((read(Fields::of_body(entries, log, n_bytes, key_salt))?, room))
+        };
+        let (read, room) = state.prepare_long(Preparation::of_body(n_bytes), wait, work).await?;
+        self.room.add(room);
+        Ok(read)
     }
 }
 
-/// Receives the body of a rejected request without storing it: if the connection were closed while the client still
-/// sends, the client could lose the response. Not needed if the client waits for permission to send (`Expect`).
-async fn discard(request: Request, time_limit: Duration) {
-    if request.headers().contains_key(header::EXPECT) {
-        return;
+/// Receives a body within the limits, and passes it to `take` piece by piece.
+async fn receive(
+    request: Request,
+    options: &ApiOptions,
+    mut take: impl FnMut(&[u8]) -> Result<(), ApiError>,
+) -> Result<(), ApiError> {
+    let mut pieces = request.into_body().into_data_stream();
+    let all = async {
+        let mut n_left = options.max_body_bytes;
+        while let Some(piece) = pieces.next().await {
+            let piece =
+                piece.map_err(|error| ApiError::bad_request(format!("the body cannot be received: {error}")))?;
+            n_left = n_left.checked_sub(piece.len()).ok_or_else(|| too_large(options))?;
+            take(&piece)?;
+        }
+        Ok::<_, ApiError>(())
+    };
+    timeout(options.body_timeout, all).await.map_err(|_| {
+        let message = format!("the body must arrive within {} s", options.body_timeout.as_secs_f64());
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, "timeout_error", message)
+    })?
+}
+
+fn too_large(options: &ApiOptions) -> ApiError {
+    let message = format!("the body must be at most {} bytes", options.max_body_bytes);
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
+}
+
+/// The members of a body, and the memory that they take in bytes, without token ids.
+fn parse(bytes: &[u8], max_bytes: usize) -> Result<(Map<String, Value>, usize), ApiError> {
+    match bounded_json::parse(bytes, max_bytes) {
+        Ok((Value::Object(entries), n_bytes)) => Ok((entries, n_bytes)),
+        Ok((other, _)) => Err(ApiError::bad_request(format!("the body must be a JSON object, got {}", shown(&other)))),
+        Err(BadJson::Malformed(error)) => {
+            let error = error.to_string();
+            // Only the text distinguishes these errors from others.
+            let hint = match error.contains("hex escape") {
+                true => "\nhint: a string has half of a surrogate pair, as when text is cut within an emoji",
+                false => "",
+            };
+            Err(ApiError::bad_request(format!("the body must be a JSON object: {error}{hint}")))
+        }
+        Err(BadJson::TooManyValues(most)) => Err(ApiError::bad_request(format!(
+            "the body has too many values: its {} bytes would take more than {most} in memory\n\
+             hint: send fewer, or raise `--max-body-bytes`, with which the limit grows",
+            bytes.len()
+        ))),
     }
-    let mut body = request.with_limited_body().into_body().into_data_stream();
-    let received = async { while let Some(Ok(_)) = body.next().await {} };
-    let _ = timeout(time_limit, received).await;
 }
 
 /// Rejects a body whose content type is missing or not JSON: a web page can send such bodies to any server, while
@@ -140,17 +180,58 @@ fn require_json(headers: &HeaderMap) -> Result<(), ApiError> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    #![expect(clippy::unwrap_used, reason = "tests")]
 
-    fn parse(bytes: impl Into<Bytes>) -> Result<Fields, ApiError> {
-        let (bytes, log) = (bytes.into(), RequestLog::default());
-        Body { bytes, max_bytes: 1 << 20, log, key_salt: None, submits: false }.parse()
+    use axum::response::IntoResponse;
+
+    use super::{super::state::MAX_BODIES_BYTES, *};
+
+    fn parse(bytes: impl AsRef<[u8]>) -> Result<(Map<String, Value>, usize), ApiError> {
+        super::parse(bytes.as_ref(), 1 << 20)
+    }
+
+    #[tokio::test]
+    async fn a_body_takes_room_until_it_is_dropped() {
+        let state = AppState::loading("x");
+        let received = async || {
+            let request = Request::post("/tokenize").header(header::CONTENT_TYPE, "application/json");
+            let request = request.body(format!("{{\"x\": [{}0]}}", "0,".repeat(9999)).into()).unwrap();
+            Body::from_request(request, &state).await
+        };
+        let mut body = received().await.unwrap();
+        assert!(body.read(&state, |fields| Ok(fields.has("x"))).await.unwrap());
+        assert!(state.body_room(MAX_BODIES_BYTES).is_err());
+        drop(body);
+        let all = state.body_room(MAX_BODIES_BYTES).unwrap();
+        let refused = received().await.unwrap_err();
+        assert!(refused.message().contains("536870912 bytes"), "{}", refused.message());
+        assert_eq!(refused.into_response().status(), StatusCode::TOO_MANY_REQUESTS);
+        drop(all);
+        // Enough for the text, but not for its values.
+        let _others = state.body_room(MAX_BODIES_BYTES - 100_000).unwrap();
+        let refused = received().await.unwrap().read(&state, |_| Ok(())).await.unwrap_err();
+        assert_eq!(refused.into_response().status(), StatusCode::TOO_MANY_REQUESTS);
+    }
+
+    #[test]
+    fn repeated_names_are_refused() {
+        for (text, name) in [
+            (r#"{"model": "a", "model": "b"}"#, "`model`"),
+            (r#"{"messages": [{"role": "user", "content": "x", "role": "system"}]}"#, "`role`"),
+            (r#"{"a": 1, "\u0061": 1}"#, "`a`"),
+        ] {
+            let message = parse(text).unwrap_err().message().to_owned();
+            assert!(message.starts_with(&format!("the body must be a JSON object: {name} occurs twice")), "{message}");
+        }
+        assert!(parse(r#"{"a": {"b": 1}, "b": {"a": 1}}"#).is_ok());
+        let long = "x".repeat(1000);
+        assert!(parse(format!("{{\"{long}\": 1, \"{long}\": 1}}")).unwrap_err().message().len() < 200);
     }
 
     #[test]
     fn bodies_that_are_no_objects_are_refused() {
         for body in ["", "[]", "3", "{", "{\"a\": \u{1}}", &"[".repeat(100_000)] {
-            assert!(parse(body.to_owned()).is_err(), "{body:.20}");
+            assert!(parse(body).is_err(), "{body:.20}");
         }
         assert!(parse(&b"{\"a\": \"\xff\"}"[..]).is_err());
     }

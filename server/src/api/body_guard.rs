@@ -1,4 +1,5 @@
-//! A response body that owns a guard, which is dropped once the body is sent completely or the client has disconnected.
+//! A body that owns a guard. With a response's, the guard is dropped once the body is sent completely or the client has
+//! disconnected; with a request's, once the body has been received or is not wanted any more.
 
 use std::{
     pin::Pin,
@@ -16,7 +17,8 @@ pub(crate) fn drop_with_body<Guard: Send + Unpin + 'static>(body: Body, guard: G
     drop_with_sent_body(body, guard, |_| {})
 }
 
-/// The same. `sent` is called before that if the whole body has been taken, not if the client has disconnected.
+/// The same. `sent` is called before that if the whole body has been taken or has failed, not if it is dropped earlier,
+/// for example because the client has disconnected.
 pub(crate) fn drop_with_sent_body<Guard: Send + Unpin + 'static>(
     body: Body,
     mut guard: Guard,

@@ -17,7 +17,7 @@ const TOKEN_FIELDS: [&str; 3] = ["prompt", "input", "tokens"];
 const TOKEN_BYTES_PER_BYTE: usize = 48;
 
 /// The same for all other fields together, not counting strings.
-const OTHER_BYTES_PER_BYTE: usize = 8;
+pub(super) const OTHER_BYTES_PER_BYTE: usize = 8;
 
 /// An object member: name, value, and entry in a hash table that may be half empty.
 const MEMBER_BYTES: usize = 2 * (size_of::<String>() + size_of::<Value>() + 2 * size_of::<usize>()) + 16;
@@ -34,18 +34,21 @@ pub(super) enum BadJson {
     TooManyValues(usize),
 }
 
-/// Parses a body of at most `max_body_bytes`.
-pub(super) fn parse(body: &[u8], max_body_bytes: usize) -> Result<Value, BadJson> {
+/// Parses a body of at most `max_body_bytes`. Also returns the memory that the fields without tokens take, in bytes.
+pub(super) fn parse(body: &[u8], max_body_bytes: usize) -> Result<(Value, usize), BadJson> {
     let rooms = Rooms {
         tokens: Room::new(max_body_bytes.saturating_mul(TOKEN_BYTES_PER_BYTE)),
         others: Room::new(max_body_bytes.saturating_mul(OTHER_BYTES_PER_BYTE)),
     };
     let mut deserializer = Deserializer::from_slice(body);
     let parsed = deserializer.deserialize_any(Body(&rooms)).and_then(|value| deserializer.end().map(|()| value));
-    parsed.map_err(|error| match [&rooms.tokens, &rooms.others].into_iter().find(|room| room.is_exhausted.get()) {
-        Some(room) => BadJson::TooManyValues(room.total),
-        None => BadJson::Malformed(error),
-    })
+    match parsed {
+        Ok(value) => Ok((value, rooms.others.total - rooms.others.left.get())),
+        Err(error) => Err(match [&rooms.tokens, &rooms.others].into_iter().find(|room| room.is_exhausted.get()) {
+            Some(room) => BadJson::TooManyValues(room.total),
+            None => BadJson::Malformed(error),
+        }),
+    }
 }
 
 /// Parses a text inside a body, with a limit that at least `max_values` values (members and items at any depth) fit
@@ -144,6 +147,7 @@ impl<'de> Visitor<'de> for Body<'_> {
         let mut object = Map::new();
         while let Some(name) = members.next_key::<String>()? {
             self.0.others.take(MEMBER_BYTES)?;
+            require_new(&object, &name)?;
             let is_tokens = TOKEN_FIELDS.contains(&name.as_str());
             let room = if is_tokens { &self.0.tokens } else { &self.0.others };
             object.insert(name, members.next_value_seed(Within(room))?);
@@ -175,10 +179,21 @@ impl<'de> Visitor<'de> for Within<'_> {
         let mut object = Map::new();
         while let Some(name) = members.next_key::<String>()? {
             self.0.take(MEMBER_BYTES)?;
+            require_new(&object, &name)?;
             object.insert(name, members.next_value_seed(self)?);
         }
         Ok(Value::Object(object))
     }
+}
+
+/// Rejects a repeated name: which of its values counts would differ between programs.
+fn require_new<E: de::Error>(object: &Map<String, Value>, name: &str) -> Result<(), E> {
+    const MAX_CHARS: usize = 60;
+    if !object.contains_key(name) {
+        return Ok(());
+    }
+    let shown: String = name.chars().take(MAX_CHARS).collect();
+    Err(E::custom(format_args!("`{shown}` occurs twice")))
 }
 
 #[cfg(test)]
@@ -190,14 +205,14 @@ mod tests {
     #[test]
     fn values_are_those_of_the_library() {
         for text in [
-            r#"{"a": [1, -2, 3.5, 1e300, 18446744073709551615, true, null, "é\n\u0041"], "prompt": [[1], "x", {}], "a": 2}"#,
+            r#"{"a": [1, -2, 3.5, 1e300, 18446744073709551615, true, null, "é\n\u0041"], "prompt": [[1], "x", {}], "b": 2}"#,
             "[[], {\"x\": {\"y\": []}}]",
             "3",
             "\"text\"",
             "null",
         ] {
             let expected: Value = serde_json::from_str(text).unwrap();
-            assert_eq!(parse(text.as_bytes(), 1000).unwrap(), expected, "{text}");
+            assert_eq!(parse(text.as_bytes(), 1000).unwrap().0, expected, "{text}");
         }
         for text in ["", "{", "[1,]", "{\"a\": 1} 2", "{\"a\": \u{1}}", &"[".repeat(200), "{\"a\": 1e999}"] {
             let expected = serde_json::from_str::<Value>(text).unwrap_err().to_string();
@@ -211,7 +226,8 @@ mod tests {
     fn what_becomes_too_large_is_refused() {
         let max_body_bytes = 1 << 16;
         let ids = format!("{{\"prompt\": [{}0]}}", "0,".repeat(32_000));
-        assert!(ids.len() <= max_body_bytes && parse(ids.as_bytes(), max_body_bytes).is_ok());
+        assert!(ids.len() <= max_body_bytes);
+        assert_eq!(parse(ids.as_bytes(), max_body_bytes).unwrap().1, MEMBER_BYTES, "without the ids");
         for (bomb, bytes_per_byte) in [
             (format!("{{\"prompt\": [{}[0]]}}", "[0],".repeat(16_000)), TOKEN_BYTES_PER_BYTE),
             (format!("{{\"x\": [{}0]}}", "0,".repeat(32_000)), OTHER_BYTES_PER_BYTE),
@@ -227,11 +243,15 @@ mod tests {
     #[test]
     fn as_many_values_as_allowed_fit_in_any_form() {
         const N: usize = 1000;
+        let members = |n: usize, value: &str| {
+            let members: Vec<String> = (0..n).map(|at| format!("\"{at}\":{value}")).collect();
+            format!("{{{}}}", members.join(","))
+        };
         for text in [
-            format!("{{{}}}", vec!["\"a\":0"; N].join(",")),
+            members(N, "0"),
             format!("[{}]", vec!["0"; N].join(",")),
             format!("[{}]", vec!["[0]"; N / 2].join(",")),
-            format!("{{{}}}", vec!["\"a\":[0]"; N / 2].join(",")),
+            members(N / 2, "[0]"),
             format!("[{}]", vec!["{\"a\":0}"; N / 2].join(",")),
             format!("[{}]", vec!["[0,0,0,0,0]"; N / 6].join(",")),
         ] {

@@ -140,7 +140,7 @@ fn describe(state: &AppState, shape: &Shape) -> Result<(), ApiError> {
 }
 
 /// Handles a chat request, streamed or not.
-pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<Response, ApiError> {
+pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Result<Response, ApiError> {
     let (defaults, templates) = (state.sampling_defaults(), state.options().request_templates);
     let request = body.read(&state, move |fields| ChatRequest::from_fields(fields, templates, defaults)).await?;
     let preparation = request.conversation.preparation(request.generation.n_bytes());
@@ -150,13 +150,16 @@ pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<
     let (request, parser, template) = state.prepare_long(preparation, wait, with_template).await?;
     let ChatRequest { conversation, generation } = request;
     let prepare = move |generation: &Generation, model: &ServedModel| {
-        if generation.keeps_whole_prompt() {
-            conversation.check_length(&template, model)?;
-        }
-        Ok(vec![generation.prompt(conversation.encode(&template, model)?, model)])
+        let check_length = |n_bytes| match generation.keeps_whole_prompt() {
+            true => model.check_text_length("messages", n_bytes).map_err(ApiError::from),
+            false => Ok(()),
+        };
+        Ok(vec![generation.prompt(conversation.encode(&template, model, check_length)?, model)])
     };
     let started = generation.start(&state, "chatcmpl-", (preparation, prepare)).await?;
     let Started { head, deltas, tokenizer, prompt_ids } = started;
+    // Its text is tokenized.
+    drop(body);
     let prompt_token_ids = prompt_ids.first().filter(|_| generation.returns_token_ids).map(|ids| ids.to_vec());
     let response = if let Some(reports) = generation.stream {
         let writer = ChunkWriter {

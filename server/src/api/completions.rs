@@ -112,7 +112,7 @@ fn describe(state: &AppState, shape: &Shape) -> Result<(), ApiError> {
 }
 
 /// Handles a completion request, streamed or not.
-pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<Response, ApiError> {
+pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Result<Response, ApiError> {
     let defaults = state.sampling_defaults();
     let read = move |fields| CompletionRequest::from_fields(fields, defaults);
     let CompletionRequest { prompts, generation } = body.read(&state, read).await?;
@@ -120,6 +120,8 @@ pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<
     let prepare = move |generation: &Generation, model: &ServedModel| prompts.prepare(generation, model);
     let Started { head, deltas, tokenizer, prompt_ids } =
         generation.start(&state, "cmpl-", (preparation, prepare)).await?;
+    // Its texts are tokenized.
+    drop(body);
     let head = head.with_object("text_completion");
     let writer = Writer { head, tokenizer, prompt_ids, generation: generation.clone() };
     let response = if let Some(reports) = generation.stream {

@@ -125,37 +125,33 @@ impl Conversation {
         }
     }
 
-    /// Rejects messages whose prompt has so many bytes that it cannot fit into the context, before it is tokenized.
-    pub(crate) fn check_length(&self, template: &ChatTemplate, model: &ServedModel) -> Result<(), ApiError> {
-        let n_bytes = self.messages.iter().map(|message| message.content.len()).sum();
-        if model.check_text_length("messages", n_bytes).is_ok() {
-            return Ok(());
-        }
-        // The template may omit text. Rendering takes far less time than tokenizing.
-        match template.render(&self.messages, &self.context(ToolStyle::of(template), model)) {
-            Ok(text) => Ok(model.check_text_length("messages", text.len())?),
-            // `encode` returns the error.
-            Err(_) => Ok(()),
-        }
-    }
-
     /// Renders and tokenizes the prompt. Strings in messages that look like special tokens stay plain text.
-    pub(crate) fn encode(self, template: &ChatTemplate, model: &ServedModel) -> Result<Vec<TokenId>, ApiError> {
+    /// `check_length` gets the length in bytes of the text, with everything that the template writes, before it is
+    /// tokenized, which takes far longer than rendering.
+    pub(crate) fn encode(
+        self,
+        template: &ChatTemplate,
+        model: &ServedModel,
+        check_length: impl FnOnce(usize) -> Result<(), ApiError>,
+    ) -> Result<Vec<TokenId>, ApiError> {
         let (style, tools) = (ToolStyle::of(template), self.tools.as_ref());
         let context = self.context(style, model);
-        let encode = |place| {
+        let render = |place| {
             let rendered_messages = style.messages(self.messages.clone(), tools, place);
-            template.encode(&model.tokenizer, &rendered_messages, &context)
+            template.prompt_text(&model.tokenizer, &rendered_messages, &context)
         };
-        let mut ids = encode(ToolsIn::System);
+        let mut text = render(ToolsIn::System);
         // Some templates reject system messages. If both places fail, the error of the first is returned.
-        if tools.is_some() && style.is_by_messages() && matches!(ids, Err(Error::Template { .. })) {
-            ids = encode(ToolsIn::First).or(ids);
+        if tools.is_some() && style.is_by_messages() && matches!(text, Err(Error::Template { .. })) {
+            text = render(ToolsIn::First).or(text);
         }
-        ids.map_err(|error| match error {
+        let refusal = |error: Error| match error {
             Error::Param { name, .. } => ApiError::invalid(name, error.to_string()),
             error => ApiError::invalid("messages", format!("`messages` cannot be encoded: {error}")),
-        })
+        };
+        let text = text.map_err(refusal)?;
+        check_length(text.n_bytes())?;
+        text.encode(&model.tokenizer).map_err(refusal)
     }
 }
 

@@ -108,7 +108,7 @@ fn describe(_: &AppState, shape: &Shape) -> Result<(), ApiError> {
 }
 
 /// Handles an embedding request: one vector per text.
-pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<Response, ApiError> {
+pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Result<Response, ApiError> {
     // Parsed before the engine is needed, so that invalid requests get a 400 while the model is loading.
     let read = |mut fields: Fields| {
         let request = EmbeddingRequest::from_fields(&mut fields)?;
@@ -127,9 +127,12 @@ pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<
         let (requests, n_cut) = request.prepare(&model)?;
         let n_prompt = requests.iter().map(|request| request.parts().prompt_ids.len()).sum();
         let n_truncated = truncates.then_some(n_cut);
-        Ok(Submitted { events: engine.submit_at(requests, arrived)?, n_answers, arrived, n_prompt, n_truncated })
+        let events = engine.submit_at(requests, arrived).map_err(|error| ApiError::not_submitted(error, "input"))?;
+        Ok(Submitted { events, n_answers, arrived, n_prompt, n_truncated })
     };
     let submitted = state.prepare(Preparation::of_body(n_bytes), wait, prepare).await?;
+    // Its texts are tokenized.
+    drop(body);
     let name = chosen.name(&state).to_owned();
     log.work(|work| (work.id, work.model) = (Some(fresh_id("embd-")), Some(name.clone())));
     let submission = Submission::new(log, submitted);

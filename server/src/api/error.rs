@@ -120,6 +120,14 @@ impl ApiError {
         Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message).with_code("queue_full")
     }
 
+    /// The engine did not accept a submission. `param` has the number of answers.
+    pub(crate) fn not_submitted(error: SubmitError, param: &'static str) -> Self {
+        match error {
+            SubmitError::TooManyAnswers { .. } => Self::invalid(param, error.to_string()),
+            error => error.into(),
+        }
+    }
+
     /// 504: the request's own deadline has passed.
     pub fn timed_out(deadline: Duration) -> Self {
         let message = format!("the request's deadline of {} ms has passed", deadline.as_millis());

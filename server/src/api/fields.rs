@@ -504,8 +504,8 @@ mod tests {
     use super::{super::bounded_json, *};
 
     fn fields(json: &str) -> Fields {
-        let entries = bounded_json::parse(json.as_bytes(), 1 << 20).ok().and_then(|value| value.as_object().cloned());
-        Fields::of_body(entries.unwrap(), RequestLog::default(), json.len(), None)
+        let (value, _) = bounded_json::parse(json.as_bytes(), 1 << 20).unwrap();
+        Fields::of_body(value.as_object().unwrap().clone(), RequestLog::default(), json.len(), None)
     }
 
     #[test]

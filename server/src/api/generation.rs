@@ -285,9 +285,10 @@ impl Generation {
             let prompts = prepare(&generation, engine.model())?;
             generation.check_repeated(&prompts)?;
             let n_cut = generation.truncation.map(|_| prompts.iter().map(|prompt| prompt.n_cut).sum());
-            let openings = generation.openings(&prompts);
+            let (openings, param) = (generation.openings(&prompts), generation.answers_param());
             let requests = generation.requests(&prompts, engine.model(), adapter)?;
-            let events = engine.submit_at(requests, arrived)?;
+            let submitted = engine.submit_at(requests, arrived);
+            let events = submitted.map_err(|error| ApiError::not_submitted(error, param))?;
             Ok((prompts, n_cut, openings, events))
         };
         let (prompts, n_cut, openings, events) = state.prepare(preparation, wait, prepare).await?;
@@ -361,6 +362,15 @@ impl Generation {
             Strategy::Sample => self.best_of,
             // A beam search returns only the `n` best.
             Strategy::Beams { .. } | Strategy::Embed { .. } => self.n,
+        }
+    }
+
+    /// The parameter that has the number of answers.
+    fn answers_param(&self) -> &'static str {
+        match self.n_answers() {
+            1 => "prompt",
+            n_answers if n_answers > self.n => "best_of",
+            _ => "n",
         }
     }
 

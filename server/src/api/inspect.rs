@@ -153,7 +153,7 @@ fn describe(state: &AppState, shape: &Shape) -> Result<(), ApiError> {
 }
 
 /// Handles a request.
-pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<Response, ApiError> {
+pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Result<Response, ApiError> {
     let Some(max_tokens) = state.options().max_inspect_tokens else {
         let message = "`/v1/inspect` is turned off on this server\nhint: start it without `--no-inspect`";
         return Err(ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", message).with_code("unknown_url"));
@@ -177,7 +177,7 @@ pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<
     let encode = {
         let model = model.clone();
         move || {
-            let ids = request.source.encode(&model)?;
+            let ids = request.source.encode(&model, max_tokens)?;
             let options = options(&model, &ids, max_tokens, request.n_top, request.attention, request.lens)?;
             Ok((ids, options))
         }
@@ -228,15 +228,33 @@ impl InspectRequest {
 }
 
 impl Source {
-    fn encode(self, model: &ServedModel) -> Result<Vec<TokenId>, ApiError> {
+    /// The token ids. A text of so many bytes that it must have more than `max_tokens` is rejected before it is
+    /// tokenized.
+    fn encode(self, model: &ServedModel, max_tokens: usize) -> Result<Vec<TokenId>, ApiError> {
+        let check_length = |n_bytes: usize| match model.tokenizer.max_text_bytes(max_tokens) {
+            Some(most) if n_bytes > most => Err(too_long(max_tokens, &format!("{n_bytes} bytes, which are more"))),
+            _ => Ok(()),
+        };
         match self {
-            Self::Input(input, options) => input.encode("input", &model.tokenizer, options),
+            Self::Input(input, options) => {
+                if let TextOrIds::Text(text) = &input {
+                    check_length(text.len())?;
+                }
+                input.encode("input", &model.tokenizer, options)
+            }
             Self::Conversation(conversation) => {
                 let template = conversation.template(model)?;
-                conversation.encode(&template, model)
+                conversation.encode(&template, model, check_length)
             }
         }
     }
+}
+
+fn too_long(max_tokens: usize, given: &str) -> ApiError {
+    ApiError::bad_request(format!(
+        "the text must have at most {max_tokens} tokens to be inspected, got {given}\n\
+         hint: the server's `--max-inspect-tokens` sets the limit"
+    ))
 }
 
 /// Resolves the choices of layers and heads. Limits the answer, which is not streamed.
@@ -250,11 +268,7 @@ fn options(
 ) -> Result<InspectOptions, ApiError> {
     let (n_tokens, config) = (ids.len(), &model.config);
     if n_tokens > max_tokens {
-        let message = format!(
-            "the text must have at most {max_tokens} tokens to be inspected, got {n_tokens}\n\
-             hint: the server's `--max-inspect-tokens` sets the limit"
-        );
-        return Err(ApiError::bad_request(message));
+        return Err(too_long(max_tokens, &n_tokens.to_string()));
     }
     let all = |list: Option<Vec<usize>>, n: usize| list.unwrap_or_else(|| (0..n).collect());
     let (attention_layers, attention_heads) = attention.map_or_else(Default::default, |choice| {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::{
     Extension, Router,
-    extract::{DefaultBodyLimit, State},
+    extract::State,
     http::{HeaderMap, Method, StatusCode, Uri},
     middleware::from_fn_with_state,
     routing::{get, post},
@@ -24,7 +24,6 @@ pub fn app(state: AppState) -> Router {
     let layered = |router: Router<AppState>, policy: Policy| {
         router
             .method_not_allowed_fallback(unknown_method)
-            .layer(DefaultBodyLimit::max(state.options().max_body_bytes))
             .layer(from_fn_with_state(state.clone(), middleware::authorize))
             .layer(from_fn_with_state(state.clone(), middleware::check_origin))
             .layer(from_fn_with_state(state.clone(), middleware::identify))

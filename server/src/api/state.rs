@@ -17,7 +17,7 @@ use tokio::{
     time::timeout_at,
 };
 
-use super::{error::ApiError, options::ApiOptions};
+use super::{bounded_json::OTHER_BYTES_PER_BYTE, error::ApiError, options::ApiOptions};
 use crate::{
     clock::unix_time,
     engine::{Engine, EngineState, request::MAX_CHOICES},
@@ -26,6 +26,10 @@ use crate::{
 
 /// Tokenizing a larger body takes tens of milliseconds or more.
 const LONG_BODY_BYTES: usize = 1 << 16;
+
+/// Maximum size in bytes of the bodies of all requests that are being received or prepared and of their values, unless
+/// those of one request alone may be larger.
+pub(super) const MAX_BODIES_BYTES: usize = 512 << 20;
 
 /// Number of kinds of long [`Preparation`].
 const N_LONG: usize = Preparation::Short as usize;
@@ -78,6 +82,22 @@ impl Deadline {
     pub(crate) fn new(arrived: Instant, limit: Duration) -> Option<Self> {
         Some(Self { limit, at: arrived.checked_add(limit)? })
     }
+
+    /// Waits for `future` until then.
+    ///
+    /// # Errors
+    /// 504 if it is not ready in time.
+    async fn bound<F: Future>(self, future: F) -> Result<F::Output, ApiError> {
+        timeout_at(self.at.into(), future).await.map_err(|_| ApiError::timed_out(self.limit))
+    }
+
+    /// Checks, before work begins, that it has not passed.
+    ///
+    /// # Errors
+    /// 504 if it has.
+    fn check(self) -> Result<(), ApiError> {
+        if Instant::now() < self.at { Ok(()) } else { Err(ApiError::timed_out(self.limit)) }
+    }
 }
 
 /// Allows one long [`Preparation`] of a kind at a time.
@@ -118,9 +138,7 @@ impl Turn {
         let permit = Arc::clone(&self.permit).acquire_owned();
         let permit = match deadline {
             None => permit.await,
-            Some(Deadline { limit, at }) => {
-                timeout_at(at.into(), permit).await.map_err(|_| ApiError::timed_out(limit))?
-            }
+            Some(deadline) => deadline.bound(permit).await?,
         };
         // Never closed.
         permit.map_err(|closed: AcquireError| ApiError::internal(closed.to_string()))
@@ -141,6 +159,8 @@ struct Inner {
     draining_since: OnceLock<Instant>,
     /// One for each long kind of [`Preparation`].
     turns: [Turn; N_LONG],
+    /// Free bytes for the bodies of requests.
+    body_room: Arc<Semaphore>,
 }
 
 impl AppState {
@@ -153,6 +173,7 @@ impl AppState {
     pub fn loading_with(model_id: impl Into<String>, options: ApiOptions) -> Self {
         let inner = Inner {
             model_id: model_id.into(),
+            body_room: Arc::new(Semaphore::new(max_bodies_bytes(&options))),
             options,
             created: unix_time().as_secs(),
             engine: SetOnce::new(),
@@ -230,11 +251,24 @@ impl AppState {
         self.engine().map_or(Ok(()), |engine| Ok(engine.require_room()?))
     }
 
+    /// Room for `n_bytes` of a request's body or its values, until dropped.
+    ///
+    /// # Errors
+    /// 429 if the bodies of other requests take it.
+    pub(crate) fn body_room(&self, n_bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
+        let n_bytes = u32::try_from(n_bytes).unwrap_or(u32::MAX);
+        Arc::clone(&self.0.body_room).try_acquire_many_owned(n_bytes).map_err(|_| {
+            let most = max_bodies_bytes(&self.0.options);
+            ApiError::queue_full(format!("too many long requests: they may take {most} bytes while they are prepared"))
+        })
+    }
+
     /// Runs `work`, such as tokenizing a prompt, on a blocking thread. Long work runs one at a time for each kind, so
     /// that a thread is always free for short work. As many requests may wait for each kind as for the engine.
     ///
     /// # Errors
-    /// Those of `work`; 429 and 504 if it does not get its turn; 500 if it panics.
+    /// Those of `work`; 429 if long work does not get its turn; 504 if it is not done by the deadline, after which it does
+    /// not begin; 500 if it panics.
     pub(crate) async fn prepare<Work, T>(
         &self,
         preparation: Preparation,
@@ -256,12 +290,19 @@ impl AppState {
             // The queue may have filled up during the wait.
             self.require_room()?;
         }
+        // Short work is done at once, and the engine ends requests that are late.
+        let deadline = wait.deadline.filter(|_| turn.is_some());
         let done = spawn_blocking(move || {
             // Held until the work is done, even if the client disconnects.
             let _turn = turn;
+            deadline.map_or(Ok(()), Deadline::check)?;
             work()
         });
-        done.await.map_err(|error| ApiError::internal(format!("cannot prepare the request: {error}")))?
+        let done = match deadline {
+            None => done.await,
+            Some(deadline) => deadline.bound(done).await?,
+        };
+        done.map_err(|error| ApiError::internal(format!("cannot prepare the request: {error}")))?
     }
 
     /// HTTP metrics.
@@ -330,6 +371,11 @@ impl AppState {
     }
 }
 
+fn max_bodies_bytes(options: &ApiOptions) -> usize {
+    let one = options.max_body_bytes.saturating_mul(1 + OTHER_BYTES_PER_BYTE);
+    MAX_BODIES_BYTES.max(one).min(Semaphore::MAX_PERMITS)
+}
+
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
@@ -376,6 +422,25 @@ mod tests {
                 done.await.unwrap().unwrap();
             }
         });
+    }
+
+    #[tokio::test]
+    async fn long_work_ends_at_the_deadline() {
+        let state = AppState::loading("x");
+        let wait = |limit| TurnWait { submits: false, deadline: Deadline::new(Instant::now(), limit) };
+        let status = |error: ApiError| error.into_response().status();
+        let never = || -> Result<(), _> { unreachable!("begun") };
+        let passed = state.prepare(Preparation::LongBody, wait(Duration::ZERO), never).await;
+        assert_eq!(status(passed.unwrap_err()), StatusCode::GATEWAY_TIMEOUT);
+        // What has begun is not waited for.
+        let (go, goes) = mpsc::channel::<()>();
+        let work = move || {
+            let _ = goes.recv();
+            Ok(())
+        };
+        let late = state.prepare(Preparation::Grammar, wait(Duration::from_millis(5)), work).await;
+        assert_eq!(status(late.unwrap_err()), StatusCode::GATEWAY_TIMEOUT);
+        drop(go);
     }
 
     #[tokio::test]

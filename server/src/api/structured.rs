@@ -1,6 +1,6 @@
 //! Structured output: OpenAI's `response_format`, vLLM's `structured_outputs`, and the older names of vLLM's fields.
 
-use hearth_model::constraint::{Constraint, Grammar, GrammarError, check_schema, in_lark};
+use hearth_model::constraint::{Constraint, Grammar, GrammarError, MAX_SCHEMA_VALUES, check_schema, in_lark};
 use serde_json::{Value, json};
 
 use super::{
@@ -10,10 +10,6 @@ use super::{
     schema,
 };
 use crate::engine::ServedModel;
-
-/// Maximum number of values in a schema: the limit of [`check_schema`]. Here it limits the memory of schemas given as
-/// text, which wait until it is their turn to be checked and compiled.
-const MAX_SCHEMA_VALUES: usize = 20_000;
 
 /// The structure of an answer, and the parameter that requests it.
 #[derive(Clone, Debug)]
@@ -168,6 +164,7 @@ fn schema(path: &'static str, value: Value) -> Result<Value, ApiError> {
     const ALLOWED: &str = "a JSON Schema: an object, or its text";
     match value {
         Value::Object(_) | Value::Bool(_) => Ok(value),
+        // Limited already here: a schema waits for its turn to be checked and compiled.
         Value::String(text) => match parse_text(&text, MAX_SCHEMA_VALUES) {
             Ok(parsed @ (Value::Object(_) | Value::Bool(_))) => Ok(parsed),
             Ok(other) => Err(must_be(path, ALLOWED, &other)),

@@ -159,7 +159,7 @@ fn describe_detokenize(_: &AppState, shape: &Shape) -> Result<(), ApiError> {
 }
 
 /// Tokenizes a prompt or a conversation exactly as the generation endpoints do.
-pub(crate) async fn tokenize(State(state): State<AppState>, body: Body) -> Result<Response, ApiError> {
+pub(crate) async fn tokenize(State(state): State<AppState>, mut body: Body) -> Result<Response, ApiError> {
     let templates = state.options().request_templates;
     let read = move |mut fields: Fields| {
         let request = TokenizeRequest::from_fields(&mut fields, templates)?;
@@ -180,7 +180,8 @@ pub(crate) async fn tokenize(State(state): State<AppState>, body: Body) -> Resul
                 .map_err(|error| ApiError::invalid("prompt", format!("`prompt` cannot be encoded: {error}")))?,
             TokenizeInput::Conversation(conversation) => {
                 let template = conversation.template(&model)?;
-                conversation.encode(&template, &model)?
+                // To count the tokens of any text is what this is for.
+                conversation.encode(&template, &model, |_| Ok(()))?
             }
         };
         let strings = || TokenStrings { ids: tokens.clone(), tokenizer: model.tokenizer.clone() };
@@ -196,7 +197,7 @@ pub(crate) async fn tokenize(State(state): State<AppState>, body: Body) -> Resul
 }
 
 /// Converts token ids to text, with special tokens.
-pub(crate) async fn detokenize(State(state): State<AppState>, body: Body) -> Result<Response, ApiError> {
+pub(crate) async fn detokenize(State(state): State<AppState>, mut body: Body) -> Result<Response, ApiError> {
     let read = |mut fields: Fields| {
         let request = DetokenizeRequest::from_fields(&mut fields)?;
         Ok((request, ignored_params::of(&fields), fields.n_bytes()))

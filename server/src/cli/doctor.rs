@@ -141,6 +141,7 @@ fn cpu_features() -> Vec<&'static str> {
         ("neon", std::arch::is_aarch64_feature_detected!("neon")),
         ("fp16", std::arch::is_aarch64_feature_detected!("fp16")),
         ("dotprod", std::arch::is_aarch64_feature_detected!("dotprod")),
+        ("i8mm", std::arch::is_aarch64_feature_detected!("i8mm")),
     ];
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let known: [(&str, bool); 0] = [];

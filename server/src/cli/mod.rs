@@ -76,8 +76,7 @@ impl Cli {
     /// showing help.
     pub fn from_env() -> Self {
         let args = with_subcommand(std::env::args_os().collect());
-        let command = Self::command().mut_subcommand("health", health::hide_irrelevant);
-        let command = variables::apply_environment(command, &args).unwrap_or_else(|error| error.exit());
+        let command = variables::apply_environment(command(), &args).unwrap_or_else(|error| error.exit());
         let matches = command.get_matches_from(args);
         Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }
@@ -149,6 +148,20 @@ impl Cli {
     }
 }
 
+/// Commands that compute nothing.
+const WITHOUT_THREADS: [&str; 4] = ["pull", "list", "rm", "health"];
+
+/// The definition of the command line. Flags without effect are hidden from the help.
+fn command() -> clap::Command {
+    let command = Cli::command().mut_subcommand("health", health::hide_irrelevant);
+    let threads = command.get_arguments().find(|arg| arg.get_id() == "threads").cloned();
+    let hidden = threads.map(|arg| arg.hide(true));
+    // A subcommand's own argument replaces the global one of the same id.
+    WITHOUT_THREADS
+        .into_iter()
+        .fold(command, |command, name| command.mut_subcommand(name, |subcommand| subcommand.args(hidden.clone())))
+}
+
 /// `hearth` with flags only means `hearth serve`.
 fn with_subcommand(mut args: Vec<OsString>) -> Vec<OsString> {
     let serves = match args.get(1).and_then(|arg| arg.to_str()) {
@@ -175,7 +188,21 @@ mod tests {
 
     #[test]
     fn the_definition_is_consistent() {
-        Cli::command().debug_assert();
+        command().debug_assert();
+    }
+
+    #[test]
+    fn help_shows_threads_where_they_have_an_effect() {
+        for (name, is_shown) in [("serve", true), ("doctor", true), ("pull", false), ("list", false), ("health", false)]
+        {
+            let mut line = command();
+            line.build();
+            let help = line.find_subcommand_mut(name).unwrap().render_long_help().to_string();
+            assert_eq!(help.contains("--threads"), is_shown, "{name}: {help}");
+            assert!(help.contains("--help"), "{name}: {help}");
+        }
+        let matches = command().try_get_matches_from(["hearth", "health", "--threads", "4"]).unwrap();
+        assert_eq!(Cli::from_arg_matches(&matches).unwrap().threads, Some(4), "accepted everywhere");
     }
 
     #[test]

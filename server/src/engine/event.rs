@@ -128,7 +128,8 @@ impl Event {
     fn n_bytes(&self) -> usize {
         let reported = |logprobs: &TokenLogprobs| size_of_val(logprobs.top.as_slice()) + size_of::<TokenLogprobs>();
         match self {
-            Self::PromptLogprobs(logprobs) => logprobs.iter().flatten().map(reported).sum(),
+            // The answers to a prompt share them, and requests for too many are rejected.
+            Self::PromptLogprobs(_) => 0,
             Self::Token { text, logprobs, .. } => text.len() + logprobs.as_ref().map_or(0, reported),
             Self::Finished { text, .. } => text.len(),
             Self::Embedding(vector) => size_of_val(vector.as_slice()),
@@ -216,6 +217,18 @@ impl EventSender {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn log_probabilities_that_answers_share_do_not_make_a_client_slow() {
+        let (source, _stream) = channel();
+        let top = vec![(0, 0.0); 20];
+        let prompt = Arc::new(vec![Some(TokenLogprobs { id: 0, logprob: 0.0, rank: 1, top }); 10_000]);
+        for answer in 0..128 {
+            let sender = source.sender(answer);
+            sender.send(Ok(Event::PromptLogprobs(Arc::clone(&prompt))));
+            assert!(!sender.is_closed(), "{answer}");
+        }
+    }
 
     #[tokio::test]
     async fn slow_clients_are_cancelled_and_told() {

@@ -80,7 +80,7 @@ pub enum SubmitError {
     /// More answers than the queue can ever hold.
     #[error(
         "the request asks for {n_answers} answers, but at most {max_queue} may wait at once\n\
-         hint: send fewer prompts, a smaller `n` or `best_of`, or raise `--max-queue`"
+         hint: send fewer prompts or texts, a smaller `n` or `best_of`, or raise `--max-queue`"
     )]
     TooManyAnswers {
         /// The number of requested answers.

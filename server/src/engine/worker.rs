@@ -154,13 +154,19 @@ impl Worker {
     fn drop_cancelled(&mut self) {
         let now = Instant::now();
         for id in self.jobs.keys().copied().collect::<Vec<_>>() {
-            let Some(job) = self.jobs.get(&id) else { continue };
-            if job.is_cancelled() {
+            if self.jobs.get(&id).is_some_and(Job::is_cancelled) {
                 tracing::debug!(request = id.0, "cancelled: the client has gone");
                 self.abandon(id, Outcome::Abort);
-            } else if let Some(deadline) = job.missed_deadline(now) {
-                self.fail(id, &Failure::TimedOut(deadline));
+            } else {
+                self.drop_if_late(id, now);
             }
+        }
+    }
+
+    /// Ends a request whose deadline has passed.
+    fn drop_if_late(&mut self, id: RequestId, now: Instant) {
+        if let Some(deadline) = self.jobs.get(&id).and_then(|job| job.missed_deadline(now)) {
+            self.fail(id, &Failure::TimedOut(deadline));
         }
     }
 
@@ -260,6 +266,9 @@ impl Worker {
             let indices: Vec<usize> = rows.iter().map(|wanted| wanted.row).collect();
             let needs: Vec<RowNeeds> = rows.iter().map(|wanted| self.needs(wanted, token_ids)).collect();
             let logits = self.runner.logits(hidden, &indices, &needs)?;
+            // A step may take long, and what comes too late is no answer.
+            let now = Instant::now();
+            rows.iter().for_each(|wanted| self.drop_if_late(wanted.id.request, now));
             let rows = rows.iter().copied().zip(logits.iter());
             for (id, outcomes) in sample_step(&mut self.jobs, rows, token_ids, &self.metrics) {
                 for RowResult { is_draft, progress, forks } in outcomes {
@@ -323,8 +332,12 @@ impl Worker {
             let rows = first_row..first_row + chunk.n_tokens;
             first_row = rows.end;
             let id = chunk.id.request;
-            let Some(job) = self.jobs.get_mut(&id).filter(|job| job.wants_hidden()) else { continue };
+            if !self.jobs.get(&id).is_some_and(Job::wants_hidden) {
+                continue;
+            }
             let states = self.runner.hidden_rows(hidden, rows)?;
+            self.drop_if_late(id, Instant::now());
+            let Some(job) = self.jobs.get_mut(&id) else { continue };
             let progress = job.pool(chunk.start, &states, self.runner.d_model());
             self.record(id, progress);
         }

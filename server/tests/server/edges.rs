@@ -208,6 +208,34 @@ async fn hostile_bytes_get_a_clean_refusal_or_a_closed_connection() {
     }
 }
 
+/// The rest of the body is received, and thrown away: otherwise the client would be told of a broken connection.
+#[tokio::test]
+async fn early_answers_reach_clients_that_still_send() {
+    const N_BYTES: usize = 20 << 20;
+    let live = Live::with(|api, _| api.keys = ApiKeys::new(["sk"]).unwrap()).await;
+    let (key, is_json) = ("authorization: Bearer sk\r\n", "content-type: application/json\r\n");
+    for (path, headers, status) in [
+        ("/v1/completions", is_json.to_owned(), "401"),
+        ("/nowhere", key.to_owned(), "404"),
+        ("/v1/completions", format!("{key}{is_json}"), "413"),
+        ("/v1/completions", format!("{key}content-type: text/plain\r\n"), "415"),
+    ] {
+        let mut client = live.connect().await;
+        let head = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\n{headers}content-length: {N_BYTES}\r\n\r\n");
+        client.send(head.as_bytes()).await;
+        client.until("\"error\"").await;
+        assert_eq!(client.send_all(&vec![b' '; N_BYTES]).await, N_BYTES, "{status}");
+        let text = client.all().await;
+        assert!(text.starts_with(&format!("HTTP/1.1 {status}")) && text.contains("connection: close"), "{text}");
+    }
+    // A shutdown does not wait for such a client.
+    let mut client = live.connect().await;
+    client.send(b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\n").await;
+    client.until("\"error\"").await;
+    live.signals.send(()).await.unwrap();
+    assert_eq!(live.ended().await.unwrap(), Ended::Drained);
+}
+
 #[tokio::test]
 async fn clients_that_die_harm_nobody() {
     let live = Live::start().await;

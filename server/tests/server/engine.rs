@@ -11,12 +11,13 @@ use hearth_model::{
     generate::{GenerateOptions, generate},
     gpt::Gpt,
     ops::KvDtype,
+    pooling::{Pooling, VectorScale},
     sampling::SamplingParams,
     weights::model_dir::LoadedModel,
 };
 use hearth_server::engine::{
     Engine, EngineOptions, EngineState, Event, EventStream, Failure, FinishReason, StartError, SubmitError,
-    request::{EngineRequest, ModelLimits, RequestParts, StopConditions},
+    request::{EngineRequest, ModelLimits, RequestParts, StopConditions, Strategy},
 };
 
 use crate::support::{self, EOS, MAX_SEQ_LEN, OPTIONS, VOCAB_SIZE, engine, is_idle, metric, wait_for};
@@ -186,6 +187,21 @@ async fn a_deadline_counts_from_the_arrival_of_the_request() {
     let arrived = Instant::now().checked_sub(Duration::from_secs(6)).unwrap();
     let mut events = engine.submit_at(vec![request(late)], arrived).unwrap();
     assert!(matches!(events.recv().await, Some((0, Err(Failure::TimedOut(_))))));
+}
+
+/// A deadline that passes while the only step runs.
+#[tokio::test]
+async fn an_answer_that_comes_too_late_is_none() {
+    let engine = engine(EngineOptions { max_batch_tokens: MAX_SEQ_LEN, ..OPTIONS });
+    for strategy in [Strategy::Sample, Strategy::Embed { pooling: Pooling::Mean, scale: VectorScale::Unit }] {
+        let deadline = Some(Duration::from_millis(1));
+        let late = RequestParts { deadline, strategy, ..parts(prompt(8000, 1), 1, SamplingParams::greedy()) };
+        let mut events = engine.submit(vec![request(late)]).unwrap();
+        let event = events.recv().await;
+        assert!(matches!(event, Some((0, Err(Failure::TimedOut(_))))), "{event:?}");
+        assert!(events.recv().await.is_none());
+        wait_for(&engine, is_idle).await;
+    }
 }
 
 #[tokio::test]

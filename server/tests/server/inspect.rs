@@ -119,12 +119,23 @@ async fn what_cannot_be_inspected_is_refused_by_name() {
         assert!(answer.error().starts_with(message), "{body}: {}", answer.error());
         assert_eq!(answer.json()["error"]["param"], param, "{body}");
     }
-    let answer = server.post_to(PATH, json!({ "input": long }).to_string()).await;
-    assert_eq!(
-        answer.error(),
-        "the text must have at most 512 tokens to be inspected, got 513\n\
-         hint: the server's `--max-inspect-tokens` sets the limit"
-    );
+    // By the number of tokens, and before that by the number of bytes: the longest token has 7.
+    let text = "x".repeat(7 * 512 + 1);
+    for (body, given) in [
+        (json!({ "input": long }), "513"),
+        (json!({ "input": text }), "3585 bytes, which are more"),
+        // `[user]`, `<|end|>` and `[assistant]`.
+        (json!({ "messages": [{ "role": "user", "content": text }] }), "3609 bytes, which are more"),
+    ] {
+        let answer = server.post_to(PATH, body.to_string()).await;
+        assert_eq!(
+            answer.error(),
+            format!(
+                "the text must have at most 512 tokens to be inspected, got {given}\n\
+                 hint: the server's `--max-inspect-tokens` sets the limit"
+            )
+        );
+    }
 }
 
 #[tokio::test]

@@ -55,11 +55,17 @@ async fn a_full_queue_refuses_requests_before_their_bodies_are_read() {
     wait_for(&engine, |stats| stats.waiting == 1).await;
     // The client waits for permission to send the body.
     let mut client = live.connect().await;
-    let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
-                expect: 100-continue\r\ncontent-length: 1000\r\n\r\n";
-    client.send(head.as_bytes()).await;
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
+    client.send(format!("{head}expect: 100-continue\r\ncontent-length: 1000\r\n\r\n").as_bytes()).await;
     let answer = client.all().await;
     assert!(answer.starts_with("HTTP/1.1 429") && answer.contains("retry-after: 2"), "{answer}");
+    assert!(answer.contains("connection: close"), "{answer}");
+    // A client that sends its body may use the connection again.
+    let mut client = live.connect().await;
+    client.send(format!("{head}content-length: 8\r\n\r\nnot JSON").as_bytes()).await;
+    client.until("queue_full").await;
+    client.send(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    client.until("{\"status\":\"ok\"}").await;
     for path in ["/v1/completions", CHAT, "/v1/embeddings"] {
         let answer = live.server.post_to(path, "not JSON").await;
         assert_eq!(answer.status, StatusCode::TOO_MANY_REQUESTS, "{path}");
@@ -95,6 +101,32 @@ async fn texts_beyond_the_context_are_refused_by_the_parameter_that_has_them() {
     server.complete(json!({ "prompt": too_many_bytes, "truncate_prompt_tokens": 4, "max_tokens": 1 })).await;
 }
 
+/// Everything that a template writes counts.
+#[tokio::test]
+async fn prompts_beyond_the_context_are_refused_wherever_their_text_comes_from() {
+    let server = Server::trusting(engine(OPTIONS));
+    let long = "x".repeat(7 * MAX_SEQ_LEN + 1);
+    let user = json!({ "role": "user", "content": "x" });
+    let call = json!({ "id": "1", "type": "function", "function": { "name": "f", "arguments": long } });
+    let assistant = json!({ "role": "assistant", "tool_calls": [call] });
+    let result = json!({ "role": "tool", "tool_call_id": "1", "content": "x" });
+    let tool = json!({ "type": "function", "function": { "name": "f", "description": long } });
+    for body in [
+        json!({ "messages": [user], "tools": [tool] }),
+        json!({ "messages": [user, assistant, result] }),
+        json!({ "messages": [user], "chat_template": "{{ text }}", "chat_template_kwargs": { "text": long } }),
+    ] {
+        let answer = server.post_to(CHAT, body.to_string()).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{}", answer.text);
+        assert_eq!(answer.json()["error"]["code"], "context_length_exceeded");
+        assert!(answer.error().contains("bytes of text"), "{}", answer.error());
+        assert_eq!(server.post_to("/tokenize", body.to_string()).await.status, StatusCode::OK);
+    }
+    let mut cut = json!({ "messages": [user], "tools": [tool] });
+    cut.as_object_mut().unwrap().extend([("truncate_prompt_tokens".into(), json!(4)), ("max_tokens".into(), json!(1))]);
+    server.chat(cut).await;
+}
+
 #[tokio::test]
 async fn clients_need_not_repeat_requests_whose_deadline_has_passed() {
     let server = Server::start();
@@ -117,10 +149,20 @@ async fn a_beam_search_runs_as_many_sequences_as_it_is_wide() {
 #[tokio::test]
 async fn more_answers_than_the_queue_holds_are_a_mistake_of_the_request() {
     let server = Server::with_options(EngineOptions { max_queue: 4, ..OPTIONS });
-    let answer = server.post(json!({ "prompt": ["x", "y", "z"], "n": 2, "max_tokens": 1 }).to_string()).await;
-    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
-    let expected = "the request asks for 6 answers, but at most 4 may wait at once\nhint: send fewer prompts, a smaller `n` or `best_of`,";
-    assert!(answer.error().starts_with(expected), "{}", answer.error());
+    for (path, param, body) in [
+        ("/v1/completions", "n", json!({ "prompt": ["x", "y", "z"], "n": 2, "max_tokens": 1 })),
+        ("/v1/completions", "best_of", json!({ "prompt": ["x", "y", "z"], "best_of": 2, "max_tokens": 1 })),
+        ("/v1/completions", "prompt", json!({ "prompt": vec!["x"; 6], "max_tokens": 1 })),
+        (CHAT, "n", json!({ "messages": [{ "role": "user", "content": "x" }], "n": 6 })),
+        ("/v1/embeddings", "input", json!({ "input": vec!["x"; 6] })),
+    ] {
+        let answer = server.post_to(path, body.to_string()).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+        let expected =
+            "the request asks for 6 answers, but at most 4 may wait at once\nhint: send fewer prompts or texts, a";
+        assert!(answer.error().starts_with(expected), "{}", answer.error());
+        assert_eq!(answer.json()["error"]["param"], param);
+    }
     server.complete(json!({ "prompt": ["x", "y"], "n": 2, "max_tokens": 1 })).await;
 }
 

@@ -11,6 +11,7 @@ use anyhow::{Context, Result, ensure};
 use clap::value_parser;
 use hearth_training::{
     bilingual::{Pair, Split, pair},
+    interrupt::remove_when_interrupted,
     run_dir,
 };
 use serde_json::json;
@@ -54,6 +55,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let mut status = Status::new();
     let staged = run_dir::stage(&out)?;
     let folder = staged.path();
+    remove_when_interrupted(folder);
     let pairs = |split, count| (0..count).map(move |index| pair(split, seed, index));
     write(&folder.join("pairs.jsonl"), pairs(Split::Training, count), |pair| {
         json!({ "prompt": format!("{}\n", pair.source), "completion": pair.target }).to_string()

@@ -16,7 +16,10 @@ use hearth_model::{
         model_dir::{self, SaveOptions},
     },
 };
-use hearth_training::tokenizer_build::{BuiltTokenizer, SpecialTokens, from_encoding};
+use hearth_training::{
+    interrupt::remove_when_interrupted,
+    tokenizer_build::{BuiltTokenizer, SpecialTokens, from_encoding},
+};
 use serde::Serialize;
 
 use super::{options::print_json, status::Status};
@@ -67,6 +70,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let mut status = Status::new();
     // Before the work, not after it.
     let staged = StagedDir::creating(&args.out)?;
+    remove_when_interrupted(staged.path());
     let imported = import::load(&args.checkpoint, &Device::flex())?;
     let path = match &args.tokenizer {
         Some(path) => path.clone(),

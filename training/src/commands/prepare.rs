@@ -14,6 +14,7 @@ use clap::{
 use hearth_model::{byte_size::ByteSize, hub::ModelPart, model_source::ModelSource};
 use hearth_training::{
     corpus::SourceSpec,
+    interrupt::remove_when_interrupted,
     prepare::{PrepareSettings, Progress, SplitBy, StoppingStrategy, prepare},
     shard::{SHARD_TOKENS, SourceInfo, Split},
 };
@@ -92,15 +93,14 @@ enum StoppingArg {
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let mut status = Status::new();
     let settings = args.settings()?;
-    let prepared = prepare(&settings, &mut |progress| {
-        status.show(|elapsed| match progress {
-            Progress::Download(download) => download_line(&download),
-            Progress::Encode { bytes_read, bytes_total, tokens } => {
-                let (tokens, seconds) = (tokens as f64 / 1e6, elapsed.as_secs_f64());
-                let (bytes_read, bytes_total) = (ByteSize(bytes_read), ByteSize(bytes_total));
-                format!("read {bytes_read} of {bytes_total}, {tokens:.1} M tokens, {:.2} M tokens/s", tokens / seconds)
-            }
-        });
+    let prepared = prepare(&settings, &mut |progress| match progress {
+        Progress::Begin(partial) => remove_when_interrupted(&partial),
+        Progress::Download(download) => status.show(|_| download_line(&download)),
+        Progress::Encode { bytes_read, bytes_total, tokens } => status.show(|elapsed| {
+            let (tokens, seconds) = (tokens as f64 / 1e6, elapsed.as_secs_f64());
+            let (bytes_read, bytes_total) = (ByteSize(bytes_read), ByteSize(bytes_total));
+            format!("read {bytes_read} of {bytes_total}, {tokens:.1} M tokens, {:.2} M tokens/s", tokens / seconds)
+        }),
     })?;
     let manifest = &prepared.manifest;
     note_not_text(&mut status, &prepared.not_text);

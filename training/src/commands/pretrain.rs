@@ -86,10 +86,8 @@ fn rows_of(dataset: &Dataset, split: Split, tokenizer: &Tokenizer, config: &Trai
         "`data.rows=documents` and `unpacked` need a token that ends each document, but the tokenizer has no end-of-text token\nhint: \
          `data.rows=epochs` cuts rows anywhere",
     )?;
-    let template = ChatTemplate::from_dir(&dataset.tokenizer_dir())?;
     ensure!(
-        dataset.manifest().conversations == 0
-            || template.and_then(|template| template.end_of_turn(tokenizer)) != Some(end.id),
+        !dataset.ends_turns(end.id, tokenizer)?,
         "`data.rows=documents` and `unpacked` cut the data behind each `{}`, which ends every turn of its conversations\nhint: use \
          `data.rows=epochs`, or `hearth-train finetune`",
         end.content

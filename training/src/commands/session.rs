@@ -16,7 +16,7 @@ use hearth_model::{
 use hearth_training::{
     adapter::require_model,
     checkpoint::Checkpoint,
-    config::{MicroBatchSize, TrainConfig},
+    config::{MicroBatchSize, Objective, TrainConfig},
     device_watch::DeviceWatch,
     estimate::Estimate,
     fit::Limits,
@@ -217,6 +217,11 @@ impl Session {
         let watch = DeviceWatch::start(&chosen.device);
         let trainer = trainer_of(self.checkpoint.as_ref(), config, data, &chosen.device)?;
         let n_params = trainer.n_params();
+        if self.args.from.is_some() {
+            // `--resume` does not find the checkpoint of another run, so the folder has its own before it is a run.
+            self.run.reserve()?;
+            trainer.save(&self.run)?;
+        }
         self.run.begin(config)?;
         let interrupt = Interrupt::install()?;
         let first = trainer.steps_done();
@@ -264,10 +269,12 @@ impl Session {
             data.val.n_tokens(),
             data.tokenizer.vocab_size()
         ));
+        // A pair has two rows.
+        let answers = if config.objective.kind == Objective::Dpo { 2 } else { 1 };
         reporter.note(&format!(
             "model: {} parameters, about {} GFLOP a step, about {} MB of memory, and the process has {} MB",
             trainer.n_params(),
-            estimate.flops_per_token * config.tokens_per_step() as u64 / 1_000_000_000,
+            estimate.flops_per_token * (answers * config.tokens_per_step()) as u64 / 1_000_000_000,
             estimate.peak_bytes / 1_000_000,
             held_before / 1_000_000
         ));

@@ -8,13 +8,11 @@ use std::{
 
 use anyhow::{Context, Error, Result, bail, ensure};
 use clap::ValueEnum;
-use hearth_model::{
-    chat::Message,
-    partial_file::PartialFile,
-    tokenizer::{EncodeOptions, Tokenizer},
-};
+use hearth_model::{chat::Message, partial_file::PartialFile};
 use hearth_training::{
-    corpus::{ConversationEncoder, read_to_string},
+    corpus::{Conversation, read_to_string},
+    interrupt::remove_when_interrupted,
+    prepare::OpenTokenizer,
     tales::{
         Kind, Speaker, Tale, Tales,
         judge::{Judge, Judged, Scores, shuffle_names},
@@ -115,14 +113,14 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
 /// Makes tales, and writes or measures them.
 fn make(tales: &Tales, args: &Args, status: &mut Status) -> Result<Value> {
     let mut out = args.out.as_deref().map(|path| Ok::<_, Error>((path, new_file(path)?))).transpose()?;
-    let floor = args.floor.as_deref().map(FloorTokenizer::open).transpose()?;
+    let floor = args.floor.as_deref().map(OpenTokenizer::open).transpose()?;
     let mut sums = Sums::default();
     let mut first = 0;
     while first < args.count {
         let end = args.count.min(first + BATCH);
         let make = |index: u64| {
             let tale = tales.tale(args.kind.kind(), args.seed, index)?;
-            let n_tokens = floor.as_ref().map_or(Ok(0), |floor| floor.n_tokens(&tale))?;
+            let n_tokens = floor.as_ref().map_or(Ok(0), |floor| n_tokens(&tale, floor))?;
             Ok((tale, n_tokens))
         };
         let made: Vec<(Tale, u64)> = (first..end).into_par_iter().map(make).collect::<Result<_>>()?;
@@ -147,6 +145,7 @@ fn make(tales: &Tales, args: &Args, status: &mut Status) -> Result<Value> {
 /// Begins the file at `path`, which must not be there yet.
 fn new_file(path: &Path) -> Result<PartialFile> {
     ensure!(!path.exists(), "`{}` exists already\nhint: remove it, or give another file as `--out`", path.display());
+    remove_when_interrupted(&PartialFile::partial_path(path));
     PartialFile::create(path).with_context(|| unwritable(path))
 }
 
@@ -222,39 +221,13 @@ impl Sums {
     }
 }
 
-/// Counts the tokens of tales, as `hearth-train prepare` makes them.
-struct FloorTokenizer {
-    tokenizer: Tokenizer,
-    conversations: Option<ConversationEncoder>,
-}
-
-impl FloorTokenizer {
-    fn open(dir: &Path) -> Result<FloorTokenizer> {
-        let tokenizer =
-            Tokenizer::from_dir(dir).with_context(|| format!("cannot open the tokenizer `{}`", dir.display()))?;
-        let conversations = ConversationEncoder::from_dir(dir, &tokenizer)?;
-        Ok(FloorTokenizer { tokenizer, conversations })
-    }
-
-    fn n_tokens(&self, tale: &Tale) -> Result<u64> {
-        let eos = self.tokenizer.eos().map(|eos| eos.id);
-        let ids = if tale.is_conversation() {
-            let Some(encoder) = &self.conversations else {
-                bail!("the tokenizer has no chat template\nhint: make it with `hearth-train tokenizer --chat`")
-            };
-            let role = |speaker: Option<Speaker>| speaker.map_or("", Speaker::role);
-            let message =
-                |message: &hearth_training::tales::Message| Message::new(role(message.speaker), &*message.content);
-            encoder.encode(&tale.messages.iter().map(message).collect::<Vec<_>>())?
-        } else {
-            tale.messages.iter().try_fold(Vec::new(), |mut ids, message| {
-                ids.extend(self.tokenizer.encode(&message.content, EncodeOptions::TEXT)?);
-                anyhow::Ok(ids)
-            })?
-        };
-        let has_end = tale.is_conversation() && ids.last().copied() == eos;
-        Ok(ids.len() as u64 + u64::from(eos.is_some() && !has_end))
-    }
+/// The number of tokens that `hearth-train prepare` makes of a tale.
+fn n_tokens(tale: &Tale, tokenizer: &OpenTokenizer) -> Result<u64> {
+    let role = |speaker: Option<Speaker>| speaker.map_or("", Speaker::role);
+    let messages = tale.messages.iter().map(|message| Message::new(role(message.speaker), &*message.content));
+    let conversation = Conversation { messages: messages.collect(), place: "a tale".to_owned() };
+    let text: String = tale.messages.iter().map(|message| message.content.as_str()).collect();
+    Ok(tokenizer.n_tokens(&text, Some(&conversation).filter(|_| tale.is_conversation()))? as u64)
 }
 
 /// Judges the lines of a file.

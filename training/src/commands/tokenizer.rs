@@ -11,6 +11,7 @@ use clap::ValueEnum;
 use hearth_model::byte_size::ByteSize;
 use hearth_training::{
     corpus::{Cutting, Origin, ReadOptions, SourceFile, WordSplit, check_separator},
+    interrupt::remove_when_interrupted,
     run_dir,
     tokenizer_build::{BuiltTokenizer, END_OF_TEXT, SpecialTokens, bytes_per_token, collect_characters, count_words},
 };
@@ -113,6 +114,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let mut files: Vec<SourceFile> = Vec::new();
     // Checked before the work, not after it.
     let staged = run_dir::stage(&args.out)?;
+    remove_when_interrupted(staged.path());
     for file in &args.files {
         let found = Origin::parse(file).files(&mut |download| status.show(|_| download_line(&download)))?;
         files.extend(found.files);

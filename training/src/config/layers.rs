@@ -7,7 +7,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::Deserialize;
 use toml::{Table, Value};
 
-use super::{LoraSettings, Preset, ScheduleSettings, TrainConfig};
+use super::{LoraSettings, Preset, ScheduleSettings, TrainConfig, value_error::of_type};
 
 /// Keys of `schedule`; a layer that sets one of them replaces those of earlier layers.
 const BUDGETS: [&str; 5] = ["max_steps", "epochs", "max_tokens", "tokens_per_param", "max_minutes"];
@@ -71,7 +71,7 @@ impl Layers {
         }
         refuse_contradictions(&given, "`--set`")?;
         let has_choice = merged.get("optim").is_some_and(|optim| optim.get("recompute").is_some());
-        let mut config = deserialize(merged).map_err(|error| anyhow!("{error}"))?;
+        let mut config = deserialize(merged).map_err(|error| anyhow!(of_type(&error)))?;
         if !has_choice {
             config.optim.recompute = config.lora.as_ref().is_some_and(LoraSettings::rounds_base);
         }
@@ -127,7 +127,7 @@ fn put(merged: &mut Table, layer: Table, source: &str) -> Result<()> {
                     None => bail!("{source}: unknown key `{key}`\nhint: docs/settings.md lists all settings"),
                 }
             }
-            None => bail!("{source}: {}\nhint: docs/settings.md lists all settings", error.to_string().trim_end()),
+            None => bail!("{source}: {}", of_type(&error)),
         }
     }
     refuse_contradictions(&layer, source)?;
@@ -333,15 +333,34 @@ mod tests {
 
     #[test]
     fn wrong_values_name_what_was_given() {
-        for (set, what) in [
-            ("optim.lr=fast", "fast"),
-            ("model.arch=gpt5", "gpt5"),
-            ("optim.lr", "no `=`"),
-            ("seed=-1", "-1"),
-            ("=3", "is not a key"),
+        let whole = "must be a whole number from 0 to 9223372036854775807, such as `1_000_000`, got ";
+        for (set, parts) in [
+            ("optim.lr=fast", ["`optim.lr` must be a number, got \"fast\"", "the default is `optim.lr=0.001`; docs"]),
+            (
+                "model.arch=gpt5",
+                [
+                    "`model.arch` must be one of `gpt2`, `llama`, `qwen3`, `nanochat`, got `gpt5`",
+                    "`model.arch=\"gpt2\"`",
+                ],
+            ),
+            ("seed=-1", [whole, "got `-1`\nhint: the default is `seed=1337`; docs"]),
+            ("seed=18446744073709551615", [whole, "got \"18446744073709551615\"\nhint: the default is `seed=1337`"]),
+            ("schedule.max_tokens=1e9", [whole, "got `1000000000.0`\nhint: docs/settings.md lists all settings"]),
+            (
+                "checkpoint.keep_steps=5",
+                ["`checkpoint.keep_steps` must be a list, got `5`", "`checkpoint.keep_steps=[]`"],
+            ),
+            ("lora.rslora=1", ["`lora.rslora` must be `true` or `false`, got `1`", "`lora.rslora=false`"]),
+            ("optim=5", ["`optim` must be a section of settings, got `5`", "\nhint: docs/settings.md"]),
+            (
+                "data.micro_batch_size=some",
+                ["must be a number of rows, or `auto`, got \"some\"", "`data.micro_batch_size=12`"],
+            ),
+            ("optim.lr", ["no `=`", "\nhint: "]),
+            ("=3", ["is not a key", ""]),
         ] {
             let error = sets(&[set]).resolve().unwrap_err().to_string();
-            assert!(error.contains("--set") && error.contains(what), "{error}");
+            assert!(error.contains("--set") && parts.iter().all(|part| error.contains(part)), "{set}: {error}");
         }
         let error = Layers { preset: Some("gpt5".into()), ..Layers::default() }.resolve().unwrap_err().to_string();
         assert!(error.contains("`gpt5`") && error.contains("`shakespeare-char-cpu`"), "{error}");

@@ -13,6 +13,7 @@ mod presets;
 mod purpose;
 mod same_past;
 mod validate;
+mod value_error;
 
 pub use layers::{Layers, known_keys};
 pub use micro_batch::MicroBatchSize;

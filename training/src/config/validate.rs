@@ -10,7 +10,7 @@ use hearth_model::{
 
 use super::{
     ALL_LINEAR, Algorithm, Arch, DecaySchedule, MicroBatchSize, Objective, ObjectiveSettings, SaveDtype, ScheduleKind,
-    TrainConfig,
+    TrainConfig, value_error::with_hint,
 };
 
 /// Far above any useful number of micro-batches per step.
@@ -46,6 +46,10 @@ impl TrainConfig {
     /// Rejects invalid settings; the message names the key. Invalid model sizes are rejected by
     /// [`gpt_config`](Self::gpt_config).
     pub fn validate(&self) -> Result<()> {
+        self.check().map_err(with_hint)
+    }
+
+    fn check(&self) -> Result<()> {
         self.validate_model()?;
         self.validate_data()?;
         self.validate_lora()?;
@@ -87,7 +91,8 @@ impl TrainConfig {
         }
         ensure!(
             model.head_dim.is_some() || model.d_model.is_multiple_of(model.n_heads),
-            "`model.d_model` must be a multiple of `model.n_heads`, got {} and {}",
+            "`model.d_model` must be a multiple of `model.n_heads`, got {} and {}\nhint: or set the width of a head, \
+             `model.head_dim`",
             model.d_model,
             model.n_heads
         );
@@ -114,7 +119,7 @@ impl TrainConfig {
         }
         ensure!(
             model.embedding_std.is_none_or(|std| std > 0.0 && std.is_finite()),
-            "`model.embedding_std` must be above 0, got {}",
+            "`model.embedding_std` must be above 0 and finite, got {}",
             model.embedding_std.unwrap_or_default()
         );
         ensure!(
@@ -151,9 +156,10 @@ impl TrainConfig {
             ensure!(
                 tokens > 0 && tokens.is_multiple_of(micro),
                 "`data.tokens_per_step` must be a multiple of `data.micro_batch_size` times `model.max_seq_len`, \
-                 {} times {} = {micro}, got {tokens}",
+                 {} times {} = {micro}, got {tokens}\nhint: for example `--set data.tokens_per_step={}`",
                 data.micro_batch_size,
-                self.model.max_seq_len
+                self.model.max_seq_len,
+                (tokens / micro).max(1) * micro
             );
             ensure!(
                 tokens / micro <= MAX_MICRO_STEPS,
@@ -165,7 +171,7 @@ impl TrainConfig {
 
     fn validate_lora(&self) -> Result<()> {
         let ObjectiveSettings { kind, beta, keep } = self.objective;
-        ensure!(beta.is_finite() && beta > 0.0, "`objective.beta` must be above 0, got {beta}");
+        ensure!(beta.is_finite() && beta > 0.0, "`objective.beta` must be above 0 and finite, got {beta}");
         ensure!(
             (0.0..=MAX_FACTOR).contains(&keep),
             "`objective.keep` must be from 0 to {MAX_FACTOR}, got {keep}\nhint: 1 to 10 is usual"
@@ -280,21 +286,24 @@ impl TrainConfig {
     fn validate_schedule(&self) -> Result<()> {
         let schedule = &self.schedule;
         let set = [
-            schedule.max_steps.map(|steps| steps as f64),
-            schedule.epochs,
-            schedule.max_tokens.map(|tokens| tokens as f64),
-            schedule.tokens_per_param,
-            schedule.max_minutes,
+            ("max_steps", schedule.max_steps.map(|steps| steps as f64)),
+            ("epochs", schedule.epochs),
+            ("max_tokens", schedule.max_tokens.map(|tokens| tokens as f64)),
+            ("tokens_per_param", schedule.tokens_per_param),
+            ("max_minutes", schedule.max_minutes),
         ];
-        let budgets: Vec<f64> = set.into_iter().flatten().collect();
-        let [budget] = budgets.as_slice() else {
+        let budgets: Vec<(&str, f64)> = set.into_iter().filter_map(|(name, budget)| Some((name, budget?))).collect();
+        let [(name, budget)] = budgets[..] else {
             anyhow::bail!(
                 "exactly one of `schedule.max_steps`, `schedule.epochs`, `schedule.max_tokens`, `schedule.tokens_per_param` and \
                  `schedule.max_minutes` must be set, got {}\nhint: use `--preset`, or `--set schedule.max_steps=2000`",
                 budgets.len()
             );
         };
-        ensure!(budget.is_finite() && *budget > 0.0, "the budget in `schedule` must be above 0, got {budget}");
+        ensure!(
+            budget.is_finite() && budget > 0.0,
+            "`schedule.{name}` must be above 0 and finite, got {budget}\nhint: for example `schedule.{name}=10`"
+        );
         ensure!(
             schedule.epochs.is_none_or(|epochs| epochs <= MAX_EPOCHS),
             "`schedule.epochs` must be at most {MAX_EPOCHS}, got {}",
@@ -361,6 +370,12 @@ mod tests {
             ("optim.beta2", "1.5"),
             ("optim.lr", "-1"),
             ("optim.clip", "nan"),
+            ("optim.lr", "inf"),
+            ("optim.eps", "nan"),
+            ("objective.beta", "inf"),
+            ("schedule.max_steps", "0"),
+            ("schedule.epochs", "nan"),
+            ("schedule.tokens_per_param", "inf"),
             ("optim.spike_factor", "0.5"),
             ("schedule.warmup_steps", "1000"),
             ("schedule.max_minutes", "3"),
@@ -378,7 +393,7 @@ mod tests {
                 ..Layers::default()
             };
             let error = layers.resolve().unwrap().validate().unwrap_err().to_string();
-            assert!(error.contains(&format!("`{key}`")), "{key}={value}: {error}");
+            assert!(error.contains(&format!("`{key}`")) && error.contains("\nhint: "), "{key}={value}: {error}");
         }
     }
 

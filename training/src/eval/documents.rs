@@ -45,7 +45,7 @@ pub fn read_source(
 ) -> Result<Vec<Tokens>> {
     let path = Path::new(source);
     let documents = if path.join(DATA_FILE).is_file() {
-        vec![split_of(path, (model, model_path), options.split)?]
+        split_of(path, (model, model_path), options.split)?
     } else {
         let files = Origin::parse(source).files(progress)?.files;
         let mut documents = Vec::new();
@@ -89,8 +89,9 @@ fn encode(piece: Piece, tokenizer: &Tokenizer, template: Option<&ChatTemplate>) 
     }
 }
 
-/// A split of a prepared data set, as one document.
-fn split_of(dir: &Path, (model, model_path): (&LoadedModel, &Path), split: Split) -> Result<Tokens> {
+/// The documents of a split of a prepared data set, with the tokens that begin and end them; or one with all of it, if they cannot be
+/// told apart.
+fn split_of(dir: &Path, (model, model_path): (&LoadedModel, &Path), split: Split) -> Result<Vec<Tokens>> {
     let dataset = Dataset::open(dir)?;
     let tokenizer_file = tokenizer_file(model_path);
     let is_other = match tokenizer_file.exists() {
@@ -116,7 +117,14 @@ fn split_of(dir: &Path, (model, model_path): (&LoadedModel, &Path), split: Split
         dir.display(),
         tokens.len()
     );
-    Ok(tokens.clone())
+    match dataset.manifest().eos_id {
+        Some(end) if !dataset.ends_turns(end, &model.tokenizer)? => {
+            let documents = tokens.to_vec();
+            let documents = documents.split_inclusive(|&id| id == end);
+            Ok(documents.map(|ids| of_ids(ids.to_vec(), &model.tokenizer)).collect())
+        }
+        _ => Ok(vec![tokens.clone()]),
+    }
 }
 
 fn tokenizer_file(model_path: &Path) -> PathBuf {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use hearth_model::tokenizer::Tokenizer;
+use hearth_model::{TokenId, chat::ChatTemplate, tokenizer::Tokenizer};
 
 use super::{
     file::ShardFile,
@@ -98,6 +98,19 @@ impl Dataset {
             self.dir.join(DATA_FILE).display()
         );
         Ok(tokenizer)
+    }
+
+    /// Whether `end`, the token that ends documents, also ends the turns of conversations in the data: then it does not tell
+    /// documents apart. `tokenizer` is that of the data.
+    ///
+    /// # Errors
+    /// The chat template cannot be read.
+    pub fn ends_turns(&self, end: TokenId, tokenizer: &Tokenizer) -> Result<bool> {
+        if self.manifest.conversations == 0 {
+            return Ok(false);
+        }
+        let template = ChatTemplate::from_dir(&self.tokenizer_dir())?;
+        Ok(template.and_then(|template| template.end_of_turn(tokenizer)) == Some(end))
     }
 
     /// Counts, sources and shards.

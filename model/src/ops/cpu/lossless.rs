@@ -54,7 +54,7 @@ fn widens_f16() -> bool {
     #[cfg(target_arch = "x86_64")]
     return isa() >= Isa::Avx2;
     #[cfg(not(target_arch = "x86_64"))]
-    return false;
+    return cfg!(target_arch = "aarch64");
 }
 
 #[cfg(test)]

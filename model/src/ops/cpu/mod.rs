@@ -7,13 +7,11 @@
 //!   the key positions, for any number of rows.
 //! - **One source for all instruction sets** where it is fast enough: the same code is compiled for AVX-512, for AVX2
 //!   with FMA and for what every machine has, and selected at run time. Products, attention and the quantization of
-//!   inputs have bodies of their own for AVX-512, AVX2 and AVX-VNNI, which give the same bits.
+//!   inputs have bodies of their own for AVX-512, AVX2 and AVX-VNNI, and 8-bit products for ARM, which give the same bits.
 
 mod arenas;
 mod attention;
 mod block;
-#[cfg(target_arch = "aarch64")]
-mod dot_product;
 mod gemm_float;
 mod gemm_quant;
 mod huge_pages;

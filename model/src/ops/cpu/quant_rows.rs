@@ -72,9 +72,7 @@ fn round_rows(x: &[f32], d_in: usize, correction: InputCorrection, blocks: &mut 
         #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
         // SAFETY: `isa` found the instructions.
         Isa::Avx2 | Isa::AvxVnni => unsafe { round_rows_avx2(x, d_in, correction, blocks) },
-        Isa::Portable => each_block(x, d_in, blocks, |x| RoundedBlock::new(x, correction)),
-        #[cfg(target_arch = "aarch64")]
-        Isa::DotProd => each_block(x, d_in, blocks, |x| RoundedBlock::new(x, correction)),
+        _ => each_block(x, d_in, blocks, |x| RoundedBlock::new(x, correction)),
     }
 }
 

@@ -58,7 +58,7 @@ const MAX_PATTERNS: usize = 4096;
 /// Maximum size in bytes of a compiled pattern.
 const MAX_REGEX_BYTES: usize = 1 << 17;
 
-/// What an adapter is.
+/// The configuration of an adapter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdapterConfig {
     /// Rows of `A` and columns of `B`.
@@ -183,7 +183,7 @@ impl AdapterConfig {
         first_match(&self.ranks, module).unwrap_or(self.rank)
     }
 
-    /// What multiplies the update of `module`, whose pair has the rank `rank`.
+    /// The scale of the update of `module`, whose pair has the rank `rank`.
     ///
     /// # Errors
     /// [`Error::Param`] if that is no number of 32 bits.
@@ -260,7 +260,7 @@ impl AdapterConfig {
     }
 }
 
-/// What [`positive`] reads, for messages.
+/// What [`positive`] accepts, for messages.
 const POSITIVE: &str = "a whole number above 0";
 
 fn positive(value: &Value) -> Option<usize> {

@@ -16,7 +16,7 @@ use crate::{
     lora::LoraValues,
 };
 
-/// What of the configuration a file has.
+/// The configuration, as far as the file has it.
 pub(super) fn open_config(path: &Path) -> Result<AdapterConfig> {
     adapter_file::read(path, |file| config_of(&file))
 }

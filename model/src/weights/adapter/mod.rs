@@ -43,7 +43,7 @@ use crate::{
 const CONFIG_FILE: &str = "adapter_config.json";
 const WEIGHTS_FILE: &str = "adapter_model.safetensors";
 
-/// What PEFT puts before the names of modules.
+/// PEFT's prefix of the names of modules.
 const PREFIX: &str = "base_model.model.";
 
 /// A hint.
@@ -53,7 +53,7 @@ const OF_ANOTHER_MODEL: &str =
 /// An adapter, ready for a model of one architecture.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adapter {
-    /// What it is.
+    /// Its configuration.
     pub config: AdapterConfig,
     /// Its values.
     pub values: LoraValues,

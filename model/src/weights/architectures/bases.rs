@@ -1,8 +1,8 @@
-//! What families of classes have in common before a row or a file says more. Sizes are open.
+//! The configurations that families of classes start from. Rows and files set sizes and change other fields.
 
 use crate::config::{GptConfig, NormKind, NormPosition, QkNormSpan, Sizes};
 
-/// Filled in by the rows.
+/// Set by the rows.
 const OPEN: Sizes =
     Sizes { vocab_size: 0, max_seq_len: 0, n_layers: 0, n_heads: 0, n_kv_heads: 0, d_model: 0, d_ff: 0 };
 
@@ -26,7 +26,7 @@ pub(in super::super) fn nanochat() -> GptConfig {
     GptConfig::nanochat(OPEN)
 }
 
-/// GPT-2's parts side by side behind one norm, with rotary positions.
+/// GPT-2 with parallel residuals that share one norm, and rotary positions.
 pub(in super::super) fn shared_norm() -> GptConfig {
     GptConfig { positions: llama().positions, parallel_residual: true, shared_norm: true, ..gpt2() }
 }

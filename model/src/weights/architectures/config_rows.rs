@@ -17,7 +17,7 @@ type Of<T> = fn(&mut GptConfig) -> &mut T;
 
 const KV_HEADS: &str = "num_key_value_heads";
 
-/// What one key sets.
+/// What a key of `config.json` sets.
 pub(in super::super) enum ConfigRow {
     /// A size, under any of these names; the first is written. Where it is absent or `null` it follows from what was read
     /// before it; without such a rule it must be there.
@@ -42,7 +42,7 @@ pub(in super::super) enum ConfigRow {
     Window(&'static WindowKeys),
     /// Written, never read: part of the class's training that Hearth has no field for.
     Constant { key: &'static str, value: f64 },
-    /// What only one class has.
+    /// Keys that only one class has.
     Custom {
         /// Every key that it reads.
         keys: &'static [&'static str],
@@ -173,7 +173,7 @@ impl ConfigRow {
     }
 }
 
-/// What `back` makes `value` of, by `forth`: a whole number where there is one, as files have it.
+/// `forth(value)`, as a whole number if `back` makes exactly `value` of that.
 fn inverse(value: f64, forth: fn(f64) -> f64, back: fn(f64) -> f64) -> Value {
     let exact = forth(value);
     let whole = exact.round();
@@ -216,11 +216,11 @@ pub(in super::super) fn set_score_scale(config: &mut GptConfig, scale: f64) {
     }
 }
 
-/// Which layers do not rotate: the zeros of a list, or every so many-th.
+/// The layers that do not rotate: the zeros of a list, or every n-th.
 pub(in super::super) const NO_ROPE_LAYERS: ConfigRow = ConfigRow::Custom {
     keys: &["no_rope_layers", "no_rope_layer_interval"],
     read: |fields, config| {
-        // A size of the file that is not checked yet: no list is made of what `validate` will refuse.
+        // The size is not validated yet: this limits the list.
         let layers = 0..config.n_layers.min(MAX_LAYERS + 1);
         config.unrotated_layers = match fields.get("no_rope_layers") {
             Some(found) => {
@@ -361,7 +361,7 @@ pub(in super::super) const ACTIVATIONS: &[(&str, Activation)] = &[
     ("swish", Activation::Silu),
 ];
 
-/// OPT says with one flag where blocks normalise and, since only the first kind has it, whether a norm follows the last.
+/// OPT's flag sets the position of the norms in blocks. Only with norms before is there a final norm.
 pub(in super::super) const OPT_NORMS: ConfigRow = ConfigRow::Custom {
     keys: &["do_layer_norm_before", "_remove_final_layer_norm"],
     read: |fields, config| {
@@ -393,8 +393,8 @@ pub(in super::super) const OPT_EMBEDDING_WIDTH: ConfigRow = ConfigRow::Custom {
     },
 };
 
-/// Where BLOOM adds its products up slice by slice, as it was trained on several devices, transformers leaves out two
-/// biases.
+/// With these keys, transformers adds up BLOOM's products in slices, as in its training on several devices, and leaves out
+/// two biases. That is rejected.
 pub(in super::super) const BLOOM_SLICES: ConfigRow = ConfigRow::Custom {
     keys: &["pretraining_tp", "slow_but_exact"],
     read: |fields, _| match fields.size_or("pretraining_tp", 1)? {

@@ -82,7 +82,7 @@ const USUAL_THETA: f64 = 10_000.0;
 
 const TYPES: &[&str] = &["default", "linear", "dynamic", "llama3", "yarn"];
 
-/// Of the classes whose layers have different ones.
+/// The same for classes whose layers with the window have rotary positions of their own.
 const PER_KIND_TYPES: &[&str] = &["default", "linear", "llama3", "yarn"];
 const FULL: &str = "full_attention";
 const WINDOWED: &str = "sliding_attention";
@@ -114,7 +114,7 @@ impl RopeKeys {
             return self.read_per_kind(windowed, fields, config);
         }
         let empty = Map::new();
-        // As in transformers, the older key wins where a file has both.
+        // As in transformers, the older key takes precedence.
         let nested = match fields.object("rope_scaling")?.filter(|nested| !nested.is_empty()) {
             Some(nested) => nested,
             None => fields.object("rope_parameters")?.unwrap_or_else(|| fields.within(&empty)),
@@ -128,7 +128,7 @@ impl RopeKeys {
         Ok(())
     }
 
-    /// The same where layers with the window rotate in a way of their own.
+    /// The same for classes whose layers with the window have rotary positions of their own.
     fn read_per_kind(&self, windowed: &WindowedTheta, fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
         let empty = Map::new();
         let kinds = fields.object("rope_parameters")?.unwrap_or_else(|| fields.within(&empty));
@@ -138,7 +138,7 @@ impl RopeKeys {
         }
         let object = |key: &str| Ok(kinds.object(key)?.map_or_else(Map::new, |object| object.to_map()));
         let (mut full, own) = (object(FULL)?, object(WINDOWED)?);
-        // As in transformers, the older key goes before the newer, but for `type`, which it then does not read.
+        // As in transformers, the older key takes precedence over the newer one, but its `type` is not read.
         if let Some(scaling) = fields.object("rope_scaling")? {
             if !scaling.has("rope_type") {
                 scaling.only("type", super::Fixed::Text("default"))?;
@@ -233,7 +233,7 @@ impl RopeKeys {
 
 fn scaling(kind: &str, fields: &Fields<'_>, nested: &Fields<'_>, max_seq_len: usize) -> Result<RopeScaling> {
     let factor = || nested.number("factor");
-    // As in transformers, a key outside of the nested object goes before one within.
+    // As in transformers, a key outside the nested object takes precedence.
     let original = || fields.size_or(ORIGINAL_LENGTH, nested.size_or(ORIGINAL_LENGTH, max_seq_len)?);
     Ok(match kind {
         "linear" => RopeScaling::Linear { factor: factor()? },
@@ -262,7 +262,7 @@ fn scaling(kind: &str, fields: &Fields<'_>, nested: &Fields<'_>, max_seq_len: us
     })
 }
 
-/// What YaRN multiplies cosines and sines by where the file does not say: `0.1 ln(factor) + 1` (the paper, 3.4), or the
+/// YaRN's default multiplier of cosines and sines: `0.1 ln(factor) + 1` (the paper, 3.4), or the
 /// ratio of two such values (DeepSeek).
 fn yarn_attention_factor(factor: f64, nested: &Fields<'_>) -> Result<f64> {
     let value = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };

@@ -445,7 +445,7 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
             flag("bias", |c| &mut c.mlp_bias, false),
             flag("tie_word_embeddings", |c| &mut c.tie_embeddings, true),
         ]],
-        // Its slopes are scaled with the scores.
+        // Falcon scales ALiBi's slopes together with the scores.
         fixed: &[("alibi", Fixed::Flag(false))],
         names: names::FALCON,
         base_prefix: "transformer.",
@@ -659,7 +659,7 @@ const GPT2_SIZES: &[ConfigRow] = &[
     derived(|c| &mut c.head_dim, head_dim),
 ];
 
-/// What `afn` calls by other names than the other classes do.
+/// The names in `afn`, where `gelu` is the tanh approximation.
 const GPT1_ACTIVATIONS: &[(&str, Activation)] = &[
     ("gelu", Activation::GeluTanh),
     ("relu", Activation::Relu),

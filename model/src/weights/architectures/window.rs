@@ -1,4 +1,4 @@
-//! Sliding windows, as the classes spell them.
+//! Sliding windows, in the keys of the classes.
 
 use serde_json::{Map, Value, json};
 
@@ -103,7 +103,7 @@ impl WindowKeys {
 
     /// The layers that see everything, where the file has no list.
     fn usual(&self, fields: &Fields<'_>, config: &GptConfig) -> Result<Vec<usize>> {
-        // A size of the file that is not checked yet: no list is made of what `validate` will refuse.
+        // The size is not validated yet: this limits the list.
         let layers = 0..config.n_layers.min(crate::config::MAX_LAYERS + 1);
         Ok(match *self {
             Self::None | Self::All { .. } => Vec::new(),

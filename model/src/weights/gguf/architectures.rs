@@ -41,7 +41,7 @@ impl Gguf {
     /// [`Error::File`](crate::Error::File) with a key that would change the computation but is not supported.
     pub(super) fn read(&self, fields: &Fields<'_>, has: &dyn Fn(&str) -> bool) -> Result<GptConfig> {
         for key in fields.keys().filter(|key| !self.reads(key) && !SILENT.contains(key)) {
-            // What is not known may be anything, but where it is 0 it is not there.
+            // Unknown keys are rejected unless they have a neutral value, which is 0 for most.
             let neutral = NEUTRAL.iter().find(|(neutral, _)| *neutral == key);
             fields.only(key, neutral.map_or(Fixed::Nothing, |(_, only)| *only))?;
         }
@@ -62,7 +62,7 @@ impl Gguf {
         TensorNames { class: self.name, rows: Some(self.params), base_prefix: "", ignored: &[] }
     }
 
-    /// What the rows of this architecture write for `config`; rotations and windows have keys of their own.
+    /// The keys that the rows of this architecture write for `config`; those of rotary positions and windows are not among them.
     pub(super) fn written(&self, config: &GptConfig) -> Map<String, Value> {
         let mut written = Map::new();
         self.config.iter().copied().flatten().for_each(|row| row.write(config, &mut written));
@@ -88,17 +88,17 @@ pub(super) fn named(name: &str) -> Result<&'static Gguf, String> {
     })
 }
 
-/// Keys that need not be 0 to change nothing.
+/// Keys that no row reads and whose neutral value is not 0.
 const NEUTRAL: &[(&str, Fixed)] = &[
     ("attention.causal", Fixed::Flag(true)),
     ("attention.max_alibi_bias", Fixed::Number(8.0)),
     ("rope.scaling.yarn_ext_factor", Fixed::Number(1.0)),
 ];
 
-/// Keys of which the tensors' shapes tell as much.
+/// Keys that are ignored, because the shapes of the tensors say the same.
 const SILENT: &[&str] = &["vocab_size", "tensor_data_layout"];
 
-/// Llama and Mistral, whose converter lays queries and keys out for rotations of neighbours.
+/// Llama and Mistral. The converter interleaves the rows of queries and keys: adjacent dimensions rotate together.
 const LLAMA: Gguf = Gguf {
     name: "llama",
     base: llama,
@@ -120,8 +120,8 @@ const QWEN3: Gguf = Gguf {
     params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, BLOCK, GATED],
 };
 
-/// The converter says `use_parallel_residual` of models that know nothing of it; as in llama.cpp, a second norm counts,
-/// which is asked for here.
+/// `use_parallel_residual` is ignored, since the converter also writes it for models without parallel residuals. As in
+/// llama.cpp, the second norm decides; a file without it is rejected, because the tensor is missing.
 const STABLELM: Gguf = Gguf {
     name: "stablelm",
     base: || GptConfig { norm: NormKind::LayerNorm, norm_bias: true, ..llama() },
@@ -148,7 +148,7 @@ const GEMMA: Gguf = Gguf {
     params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, BLOCK, GATED],
 };
 
-/// The activation is that which the models were trained with; llama.cpp approximates it.
+/// The activation is exact GELU, as in training; llama.cpp uses the tanh approximation.
 const NEOX: Gguf = Gguf {
     name: "gptneox",
     base: || GptConfig { activation: Activation::Gelu, ..gpt2() },
@@ -174,7 +174,7 @@ const BLOOM: Gguf = Gguf {
     params: &[OUTSIDE, FUSED_QKV, BLOCK, UNGATED],
 };
 
-/// Its converter lays queries and keys out as Llama's does.
+/// Queries and keys are interleaved as in [`LLAMA`].
 const SMOLLM3: Gguf = Gguf {
     name: "smollm3",
     base: llama,
@@ -182,7 +182,7 @@ const SMOLLM3: Gguf = Gguf {
     params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED],
 };
 
-/// Its converter lays queries and keys out as Llama's does.
+/// Queries and keys are interleaved as in [`LLAMA`].
 const GRANITE: Gguf = Gguf {
     name: "granite",
     base: llama,
@@ -279,8 +279,8 @@ const COHERE2: Gguf = Gguf {
 
 const LOGIT_SCALE: ConfigRow = number("logit_scale", |c| &mut c.logit_multiplier, 1.0);
 
-/// The activation is that which the models were trained with; llama.cpp approximates it. Those without parallel parts or
-/// with ALiBi its converter does not know.
+/// The activation is exact GELU, as in training; llama.cpp uses the tanh approximation. The converter does not support
+/// models without parallel residuals or with ALiBi.
 const FALCON: Gguf = Gguf {
     name: "falcon",
     base: || GptConfig { activation: Activation::Gelu, ..shared_norm() },

@@ -1,4 +1,4 @@
-//! Keys of GGUF files that no other format has, and constants of llama.cpp that stand in for keys.
+//! Rows for keys of GGUF files that no other format has, and for constants of llama.cpp that have no key.
 
 use serde_json::{Value, json};
 
@@ -66,7 +66,7 @@ fn require_value_length(fields: &Fields<'_>, config: &mut GptConfig) -> Result<(
     fields.only("attention.value_length", Fixed::Number(config.head_dim as f64))
 }
 
-/// Phi 3 files say 0 where there is no window.
+/// 0 means no window, in files of Phi 3.
 fn read_window(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
     config.sliding_window = fields.size("attention.sliding_window")?.filter(|&window| window > 0);
     Ok(())
@@ -99,18 +99,18 @@ fn read_rope(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
     Ok(())
 }
 
-/// YaRN's own, whether the file has it or not: as in llama.cpp, a key of 1 comes on top of it.
+/// YaRN's attention factor. llama.cpp multiplies it by the key, so 1 leaves it as it is; files may also have the factor itself.
 fn yarn_attention_factor(fields: &Fields<'_>, factor: f64) -> Result<f64> {
     const KEY: &str = "rope.scaling.yarn_attn_factor";
     let own = 0.1 * factor.max(1.0).ln() + 1.0;
     match fields.number_or(KEY, 1.0)? {
-        // It was rounded on its way into the file.
+        // The file has it in f32.
         found if found == 1.0 || (found - own).abs() < 1e-6 * own => Ok(own),
         found => Err(fields.unsupported(KEY, &json!(found), &format!("1, or for YaRN its own, here {own}"))),
     }
 }
 
-/// A row that reads these keys in a way of its own.
+/// A row that reads `keys` with a function of its own and writes nothing.
 pub(super) const fn of_key(
     keys: &'static [&'static str],
     read: fn(&Fields<'_>, &mut GptConfig) -> Result<()>,
@@ -120,7 +120,7 @@ pub(super) const fn of_key(
 
 const WINDOW_KEYS: &[&str] = &["attention.sliding_window", "attention.sliding_window_pattern"];
 
-/// Every second layer sees everything.
+/// Every second layer has no window.
 pub(super) const GEMMA2_WINDOW: ConfigRow = of_key(WINDOW_KEYS, |fields, config| {
     let window = fields.size_or("attention.sliding_window", 4096)?;
     read_periodic_window(fields, config, Some(window), 2)
@@ -145,7 +145,7 @@ pub(super) const COHERE2_WINDOW: ConfigRow = of_key(WINDOW_KEYS, |fields, config
     read_periodic_window(fields, config, Some(window), 4)
 });
 
-/// Every `period`-th layer sees everything in spite of `window`, unless the file has another period or lists the layers.
+/// Every `period`-th layer has no window, unless the file has another period or a flag for each layer.
 fn read_periodic_window(
     fields: &Fields<'_>,
     config: &mut GptConfig,
@@ -171,16 +171,16 @@ fn read_periodic_window(
 
 /// Every `period`-th layer; none where it is 0.
 fn every(period: usize, config: &GptConfig) -> Vec<usize> {
-    // A size of the file that is not checked yet: no list is made of what `validate` will refuse.
+    // The size is not validated yet: this limits the list.
     let layers = 0..config.n_layers.min(MAX_LAYERS + 1);
     layers.filter(|layer| (layer + 1).is_multiple_of(period)).collect()
 }
 
-/// Layers with the window are not scaled, and have a base of their own.
+/// Layers with the window have a rotary base of their own, and no scaling.
 pub(super) const GEMMA3_WINDOW_ROPE: ConfigRow =
     of_key(&["rope.freq_base_swa"], |fields, config| read_window_rope(fields, config, |_| 10_000.0));
 
-/// Layers with the window are not scaled.
+/// Layers with the window have no scaling.
 pub(super) const OLMO2_WINDOW_ROPE: ConfigRow =
     of_key(&["rope.freq_base_swa"], |fields, config| read_window_rope(fields, config, |rope| rope.theta));
 
@@ -191,13 +191,13 @@ fn read_window_rope(fields: &Fields<'_>, config: &mut GptConfig, absent: fn(Rope
     Ok(())
 }
 
-/// Files do not say which layers of SmolLM3 do not rotate.
+/// Every fourth layer of SmolLM3 does not rotate. Files have no key for it.
 pub(super) const SMOLLM3_UNROTATED: ConfigRow = of_key(&[], |_, config| {
     config.unrotated_layers = every(4, config);
     Ok(())
 });
 
-/// Files do not say how Gemma scales scores: those of 27 billion parameters, known by their layers, do it otherwise.
+/// Files have no key for the scale of scores, which differs in the models of 27 billion parameters: they have this many layers.
 pub(super) const GEMMA2_SCORES: ConfigRow = of_key(&[], |_, config| scale_by_width(config, 46));
 pub(super) const GEMMA3_SCORES: ConfigRow = of_key(&[], |_, config| scale_by_width(config, 62));
 
@@ -208,13 +208,13 @@ fn scale_by_width(config: &mut GptConfig, n_layers: usize) -> Result<()> {
     Ok(())
 }
 
-/// 0 stands for none.
+/// 0 means none.
 pub(super) const GEMMA3_LOGIT_CAP: ConfigRow = of_key(&["final_logit_softcapping"], |fields, config| {
     config.logit_softcap = fields.number_if_any("final_logit_softcapping")?.filter(|&cap| cap != 0.0);
     Ok(())
 });
 
-/// 0 stands for the usual scale.
+/// 0 means the usual scale.
 pub(super) const GRANITE_SCORES: ConfigRow = of_key(&["attention.scale"], |fields, config| {
     if let Some(scale) = fields.number_if_any("attention.scale")?.filter(|&scale| scale != 0.0) {
         set_score_scale(config, scale);

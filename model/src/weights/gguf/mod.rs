@@ -49,7 +49,10 @@ use crate::{
 
 const ARCHITECTURE: &str = "general.architecture";
 const TEMPLATE: &str = "tokenizer.chat_template";
-/// Behind `general.sampling.`, and what a `generation_config.json` calls it.
+/// The template for conversations with tools.
+const TOOL_TEMPLATE: &str = "tokenizer.chat_template.tool_use";
+const SAMPLING_PREFIX: &str = "general.sampling.";
+/// Keys behind [`SAMPLING_PREFIX`], and their names in `generation_config.json`.
 const SAMPLING: [(&str, &str); 5] = [
     ("temp", "temperature"),
     ("top_k", "top_k"),
@@ -247,7 +250,7 @@ fn json_of(value: Value<'_>) -> Json {
     match value {
         Value::Unsigned(number) => json!(number),
         Value::Signed(number) => json!(number),
-        // 1e-5 became an f32 on its way into the file; in f64 it is to be 1e-5 again, not 9.999999747e-6.
+        // By its text, so that an f32 of 1e-5 is 1e-5 in f64 too, not 9.999999747e-6.
         Value::F32(number) if number.is_finite() => {
             json!(number.to_string().parse().unwrap_or_else(|_| f64::from(number)))
         }
@@ -258,7 +261,7 @@ fn json_of(value: Value<'_>) -> Json {
         Value::Flag(flag) => json!(flag),
         Value::Text(text) => json!(text),
         Value::Array(array) if array.len == 0 => Json::Null,
-        // What is said layer by layer; of longer ones no copy is made.
+        // A flag for each layer. Longer lists are not copied.
         Value::Array(array) => match array.flags().filter(|_| array.len <= MAX_LAYERS) {
             Some(flags) => flags.collect(),
             None => json!(format!("{array:?}")),
@@ -266,11 +269,10 @@ fn json_of(value: Value<'_>) -> Json {
     }
 }
 
-/// What the metadata advises of the choice of tokens, as a `generation_config.json` would have it, from which llama.cpp's
-/// converter takes it.
+/// The sampling defaults in the metadata, under the names of `generation_config.json`, which llama.cpp's converter reads.
 fn generation_config(metadata: &Metadata<'_>) -> Map<String, Json> {
     let advice = SAMPLING.iter().filter_map(|(key, name)| {
-        let value = json_of(metadata.get(&format!("general.sampling.{key}"))?);
+        let value = json_of(metadata.get(&format!("{SAMPLING_PREFIX}{key}"))?);
         Some(((*name).to_owned(), value))
     });
     let mut json: Map<String, Json> = advice.collect();
@@ -288,5 +290,5 @@ fn chat_template(metadata: &Metadata<'_>) -> Result<Option<ChatTemplate>> {
 /// The chat template and the one for conversations with tools.
 fn template_sources<'a>(metadata: &Metadata<'a>) -> Result<Option<(&'a str, Option<&'a str>)>> {
     let Some(default) = metadata.text(TEMPLATE)? else { return Ok(None) };
-    Ok(Some((default, metadata.text(&format!("{TEMPLATE}.tool_use"))?)))
+    Ok(Some((default, metadata.text(TOOL_TEMPLATE)?)))
 }

@@ -6,7 +6,7 @@ use super::super::tensor_names::{
     same, stacked,
 };
 
-/// What is not in blocks; each model has some of these.
+/// Tensors outside blocks; each model has some of these.
 pub(super) const OUTSIDE: &[NameRow] = &[
     same("embed.weight", "token_embd.weight"),
     same("embed_norm.weight", "token_embd_norm.weight"),
@@ -18,19 +18,19 @@ pub(super) const OUTSIDE: &[NameRow] = &[
     same("lm_head.bias", "output.bias"),
 ];
 
-/// Norms behind the two parts, beside those before them.
+/// Norms after attention and MLP, in addition to those before them.
 pub(super) const SANDWICH: &[NameRow] = &[
     same("blocks.{}.attn_out_norm.weight", "blk.{}.post_attention_norm.weight"),
     same("blocks.{}.mlp_out_norm.weight", "blk.{}.post_ffw_norm.weight"),
 ];
 
-/// Norms behind the two parts alone.
+/// Norms only after attention and MLP.
 pub(super) const INSIDE: &[NameRow] = &[
     same("blocks.{}.attn_norm.weight", "blk.{}.post_attention_norm.weight"),
     same("blocks.{}.mlp_norm.weight", "blk.{}.post_ffw_norm.weight"),
 ];
 
-/// Where there are two, the first is the network's.
+/// With two norms, the first is the MLP's.
 pub(super) const FALCON_NORMS: &[NameRow] = &[
     same("blocks.{}.attn_norm.weight", "blk.{}.attn_norm_2.weight"),
     same("blocks.{}.attn_norm.bias", "blk.{}.attn_norm_2.bias"),
@@ -38,7 +38,7 @@ pub(super) const FALCON_NORMS: &[NameRow] = &[
     same("blocks.{}.mlp_norm.bias", "blk.{}.attn_norm.bias"),
 ];
 
-/// What all blocks name alike.
+/// Names that the blocks of all architectures share.
 pub(super) const BLOCK: &[NameRow] = &[
     same("blocks.{}.attn_norm.weight", "blk.{}.attn_norm.weight"),
     same("blocks.{}.attn_norm.bias", "blk.{}.attn_norm.bias"),
@@ -61,13 +61,13 @@ pub(super) const GATED: &[NameRow] = &[
 pub(super) const UNGATED: &[NameRow] =
     &[same("blocks.{}.mlp.up.weight", "blk.{}.ffn_up.weight"), same("blocks.{}.mlp.up.bias", "blk.{}.ffn_up.bias")];
 
-/// Queries, keys and values one after the other, as ours.
+/// Queries, keys and values in one tensor, in the order of ours.
 pub(super) const FUSED_QKV: &[NameRow] = &[
     same("blocks.{}.attn.qkv.weight", "blk.{}.attn_qkv.weight"),
     same("blocks.{}.attn.qkv.bias", "blk.{}.attn_qkv.bias"),
 ];
 
-/// Files may have them in one as well.
+/// Queries, keys and values in three tensors.
 pub(super) const SEPARATE_QKV: &[NameRow] = &[
     stacked(
         "blocks.{}.attn.qkv.weight",

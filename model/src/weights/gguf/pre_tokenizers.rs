@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-/// What a name of `tokenizer.ggml.pre` stands for.
+/// The meaning of a value of `tokenizer.ggml.pre`.
 pub(super) struct PreTokenizer {
     /// The names; families that cut alike share a row.
     names: &'static [&'static str],
@@ -42,7 +42,7 @@ const ALL: &[PreTokenizer] = &[
         splits: &[GPT2],
         ..PLAIN
     },
-    // Those of GPT-NeoX.
+    // The tokenizer of GPT-NeoX.
     PreTokenizer { names: &["mpt", "olmo"], nfc: true, splits: &[GPT2], ..PLAIN },
     PreTokenizer {
         names: &["smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b", "mellum2"],
@@ -102,7 +102,7 @@ const ALL: &[PreTokenizer] = &[
     PreTokenizer { names: &["falcon"], splits: &[r"[\p{P}\$\+<=>\^~\|`]+", GPT2, r"[0-9][0-9][0-9]"], ..PLAIN },
     PreTokenizer { names: &["bloom", "poro-chat", "gpt3-finnish"], splits: &[BLOOM], ..PLAIN },
     PreTokenizer { names: &["viking"], splits: &[BLOOM, SINGLE_DIGITS], ..PLAIN },
-    // What llama.cpp does with files that do not say.
+    // llama.cpp's default for files without the key.
     PreTokenizer {
         names: &["default"],
         splits: &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"],

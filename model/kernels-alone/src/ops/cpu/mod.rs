@@ -2,9 +2,6 @@
 mod arenas;
 #[path = "../../../../src/ops/cpu/attention/mod.rs"]
 mod attention;
-#[cfg(target_arch = "aarch64")]
-#[path = "../../../../src/ops/cpu/dot_product.rs"]
-mod dot_product;
 #[path = "../../../../src/ops/cpu/gemm_float/mod.rs"]
 mod gemm_float;
 #[path = "../../../../src/ops/cpu/gemm_quant/mod.rs"]

@@ -106,6 +106,15 @@ impl PanelLine for Line<f16, 32> {
         lines[0].0[row] = f16::from_f32(value);
     }
 
+    #[cfg(target_arch = "aarch64")]
+    #[expect(unsafe_code, reason = "the compiler does not vectorize conversions of f16")]
+    #[inline(always)]
+    fn widen(lines: &[Self]) -> [f32; PANEL] {
+        // SAFETY: all machines of the target have NEON; eight registers of four values are the array of 32.
+        unsafe { std::mem::transmute(super::quant_blocks::RowFactors::load_fours(&lines[0])) }
+    }
+
+    #[cfg(not(target_arch = "aarch64"))]
     #[inline(always)]
     fn widen(lines: &[Self]) -> [f32; PANEL] {
         std::array::from_fn(|row| lines[0].0[row].to_f32())

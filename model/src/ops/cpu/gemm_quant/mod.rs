@@ -16,13 +16,11 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads and stores")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub(super) mod neon;
 
 #[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
-use super::Isa;
-#[cfg(target_arch = "aarch64")]
-use super::dot_product;
-#[cfg(target_arch = "x86_64")]
-use super::quant_rows::RoundedBlock;
+use super::{Isa, quant_rows::RoundedBlock};
 use super::{
     PORTABLE_IS_FUSED, isa, multiply_add,
     panel_layout::PANEL,
@@ -46,14 +44,16 @@ pub(super) fn multiply_rows<B: QuantBlock>(rows: &QuantRows, panel: &[B], mut st
     for first in (0..rows.n_rows()).step_by(MAX_ROWS) {
         let store = |row: usize, sums: &[f32; PANEL]| store(first + row, sums);
         #[cfg(target_arch = "aarch64")]
-        if isa() == Isa::DotProd {
-            #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
-            // SAFETY: the instructions were found.
-            unsafe {
-                dot_product::sdot(rows, first, panel, store);
+        #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
+        // SAFETY: `isa` found the instructions.
+        unsafe {
+            match isa() {
+                Isa::I8mm => neon::matrix_products(rows, first, panel, store),
+                Isa::DotProd => neon::dot_products(rows, first, panel, store),
+                Isa::Portable => portable::<B, PORTABLE_IS_FUSED>(rows, first, panel, store),
             }
-            continue;
         }
+        #[cfg(not(target_arch = "aarch64"))]
         portable::<B, PORTABLE_IS_FUSED>(rows, first, panel, store);
     }
 }
@@ -150,7 +150,7 @@ mod tests {
 
     fn check<B: QuantBlock<Row = QuantizedBlock>>() {
         for (dims @ [d_out, d_in], n_rows) in
-            [([1, 1], 1), ([33, 31], 2), ([64, 96], 7), ([40, 100], 13), ([32, 160], 25)]
+            [([1, 1], 1), ([33, 31], 2), ([8, 64], 3), ([64, 96], 7), ([8, 40], 10), ([40, 100], 11), ([32, 160], 25)]
         {
             let blocks = QuantPanels::<B>::quantize(&MatrixRows::of(&noise(d_out * d_in, 1), [d_out, d_in])).blocks;
             check_blocks(&blocks, dims, n_rows);

@@ -26,6 +26,9 @@ pub(super) enum Isa {
     /// NEON with sums of four products of bytes.
     #[cfg(target_arch = "aarch64")]
     DotProd,
+    /// The same with products of small matrices of bytes.
+    #[cfg(target_arch = "aarch64")]
+    I8mm,
 }
 
 /// The variable that chooses an instruction set.
@@ -43,6 +46,8 @@ impl Isa {
         ("avx512", Self::Avx512),
         #[cfg(target_arch = "aarch64")]
         ("dotprod", Self::DotProd),
+        #[cfg(target_arch = "aarch64")]
+        ("i8mm", Self::I8mm),
     ];
 
     /// Whether this machine has it.
@@ -65,6 +70,8 @@ impl Isa {
             }
             #[cfg(target_arch = "aarch64")]
             Self::DotProd => std::arch::is_aarch64_feature_detected!("dotprod"),
+            #[cfg(target_arch = "aarch64")]
+            Self::I8mm => Self::DotProd.is_here() && std::arch::is_aarch64_feature_detected!("i8mm"),
         }
     }
 }
@@ -81,7 +88,7 @@ pub(super) fn isa() -> Isa {
 }
 
 /// The name of the instruction set that this process uses: `portable`, `avx2`, `avx-vnni`, `avx512`, or on 64-bit ARM
-/// `dotprod`. The variable `HEARTH_CPU` chooses one.
+/// `dotprod` or `i8mm`. The variable `HEARTH_CPU` chooses one.
 ///
 /// # Errors
 /// [`Error::Param`] if the variable names none, or one that this machine does not have.

@@ -141,6 +141,7 @@ impl RowFactors for Products<'_> {
 
 #[cfg(target_arch = "aarch64")]
 /// Converts four f16 to f32.
+#[inline]
 #[expect(unsafe_code, reason = "an instruction without a stable name")]
 fn widen(halves: uint16x4_t) -> float32x4_t {
     let wide;

@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::super::{
     super::fields::Fields,
+    SAMPLING_PREFIX,
     architectures::{ALL, Gguf},
     writer::Entry,
 };
@@ -13,6 +14,7 @@ use crate::{
     config::{GptConfig, Positions, RopeScaling},
     error::{Error, Result},
     gpt::param_specs,
+    sampling::SamplingParams,
 };
 
 /// Architectures by the classes that the converter of llama.cpp turns into them.
@@ -40,7 +42,7 @@ const OF_CLASSES: [(&str, &str); 21] = [
     ("BloomForCausalLM", "bloom"),
 ];
 
-/// What describes `config`: the architecture, the configuration as its files have it (norms without an offset), and the
+/// The architecture that describes `config`, the configuration as its files have it (norms without an offset), and the
 /// values of its keys.
 ///
 /// # Errors
@@ -135,10 +137,9 @@ pub(super) fn entries(gguf: &Gguf, own: &Map<String, Value>, name: &str) -> Vec<
         ("general.quantization_version".to_owned(), Entry::Unsigned(2)),
     ];
     let of_own = own.iter().filter_map(|(key, value)| {
-        // Numbers that are whole by chance, such as a base of rotations, are floats in files.
-        let is_float = !value.is_u64() || FLOATS.contains(&key.as_str());
         let entry = match value {
-            Value::Number(number) if is_float => Entry::Float(number.as_f64()? as f32),
+            // Granite's divisor is written as a whole number where it is one; in GGUF files it is a float.
+            Value::Number(number) if key == "logit_scale" => Entry::Float(number.as_f64()? as f32),
             value => entry_of_json(value)?,
         };
         Some((format!("{}.{key}", gguf.name), entry))
@@ -161,12 +162,19 @@ fn entry_of_json(value: &Value) -> Option<Entry> {
     })
 }
 
-/// Keys that are floats whatever their value.
-const FLOATS: [&str; 6] = [
-    "rope.freq_base",
-    "rope.freq_base_swa",
-    "rope.scaling.factor",
-    "rope.scaling.yarn_beta_fast",
-    "rope.scaling.yarn_beta_slow",
-    "logit_scale",
-];
+/// The sampling defaults that differ from the neutral ones, under the keys of llama.cpp's converter.
+pub(super) fn sampling_entries(defaults: &SamplingParams) -> Vec<(String, Entry)> {
+    let neutral = SamplingParams::default();
+    let floats = [
+        ("temp", defaults.temperature, neutral.temperature),
+        ("top_p", defaults.top_p, neutral.top_p),
+        ("min_p", defaults.min_p, neutral.min_p),
+        ("penalty_repeat", defaults.repetition_penalty, neutral.repetition_penalty),
+    ];
+    let floats = floats.into_iter().filter(|(_, value, neutral)| value != neutral);
+    let top_k = u32::try_from(defaults.top_k).ok().filter(|top_k| *top_k > 0);
+    let entries = floats
+        .map(|(key, value, _)| (key, Entry::Float(value)))
+        .chain(top_k.map(|top_k| ("top_k", Entry::Unsigned(top_k))));
+    entries.map(|(key, entry)| (format!("{SAMPLING_PREFIX}{key}"), entry)).collect()
+}

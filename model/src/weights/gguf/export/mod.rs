@@ -1,4 +1,5 @@
-//! Writes a model as a GGUF file that llama.cpp opens: weights, configuration, tokenizer and chat template.
+//! Writes a model as a GGUF file that llama.cpp opens: weights, configuration, tokenizer, chat templates and sampling
+//! defaults.
 //!
 //! What is written is read back by the rows of `architectures` and compared, so a model that GGUF cannot describe is refused
 //! and not changed.
@@ -8,7 +9,7 @@ mod tokenizer;
 
 use std::{collections::HashMap, path::Path};
 
-use self::metadata::{described, entries};
+use self::metadata::{described, entries, sampling_entries};
 use super::{
     super::{
         loaded::LoadedModel,
@@ -36,7 +37,7 @@ pub struct ExportOptions {
     pub name: String,
     /// The Hugging Face class that the model was loaded from, which decides between architectures that compute the same.
     pub class: Option<String>,
-    /// `tokenizer.json`, and the chat template.
+    /// Files beside weights, of which `tokenizer.json` is needed.
     pub extra_files: Vec<(String, Vec<u8>)>,
 }
 
@@ -47,12 +48,12 @@ pub struct ExportOptions {
 /// [`Error::File`](crate::Error::File) if GGUF has no name for how its tokenizer splits text;
 /// [`Error::Io`](crate::Error::Io) if the file cannot be written.
 pub fn export(path: &Path, model: &LoadedModel, options: &ExportOptions) -> Result<()> {
-    let LoadedModel { gpt, tokenizer, chat_template, eos_token_ids, .. } = model;
+    let LoadedModel { gpt, tokenizer, chat_template, eos_token_ids, sampling_defaults } = model;
     let (gguf, config, own) = described(gpt.config(), options.class.as_deref())?;
     let mut pairs = entries(gguf, &own, &options.name);
     let json = options.extra_files.iter().find(|(name, _)| name == "tokenizer.json").map(|(_, bytes)| &**bytes);
-    let source = chat_template.as_ref().map(|template| template.source());
-    pairs.extend(tokenizer::entries(json, tokenizer, eos_token_ids, config.vocab_size, source)?);
+    pairs.extend(tokenizer::entries(json, tokenizer, eos_token_ids, config.vocab_size, chat_template.as_ref())?);
+    pairs.extend(sampling_entries(sampling_defaults));
     let tensors = plan(gpt, gguf, &config, options.dtype)?;
     writer::write(path, &pairs, &tensors)
 }

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde_json::Value;
 
-use super::super::{pre_tokenizers, writer::Entry};
+use super::super::{TEMPLATE, TOOL_TEMPLATE, pre_tokenizers, writer::Entry};
 use crate::{
     TokenId,
+    chat::ChatTemplate,
     error::{Error, Result},
     tokenizer::{EncodeOptions, TOKENIZER_FILE, Tokenizer},
 };
@@ -18,7 +19,7 @@ const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
 
-/// The metadata of the tokenizer, and the chat template. `json` is `tokenizer.json`; the file has `n_tokens` tokens.
+/// The metadata of the tokenizer, and the chat templates. `json` is `tokenizer.json`; the file has `n_tokens` tokens.
 ///
 /// # Errors
 /// [`Error::File`] if there is no `tokenizer.json`, or GGUF cannot say what it says.
@@ -27,7 +28,7 @@ pub(super) fn entries(
     tokenizer: &Tokenizer,
     ends: &[TokenId],
     n_tokens: usize,
-    chat_template: Option<&str>,
+    chat_template: Option<&ChatTemplate>,
 ) -> Result<Vec<(String, Entry)>> {
     let json = json.ok_or_else(|| refused("is missing".to_owned(), "a GGUF file has its tokenizer in it"))?;
     let json: Value = serde_json::from_slice(json).map_err(|error| refused(format!("is not JSON: {error}"), ""))?;
@@ -82,8 +83,12 @@ pub(super) fn entries(
     let adds_eos = eos.is_some_and(|eos| with.last() == Some(&eos));
     put("ggml.add_bos_token", Entry::Flag(adds_bos));
     put("ggml.add_eos_token", Entry::Flag(adds_eos));
-    if let Some(source) = chat_template {
-        put("chat_template", Entry::Text(source.to_owned()));
+    if let Some(template) = chat_template {
+        let text = |source: &str| Entry::Text(source.to_owned());
+        pairs.push((TEMPLATE.to_owned(), text(template.source())));
+        if template.tools_source() != template.source() {
+            pairs.push((TOOL_TEMPLATE.to_owned(), text(template.tools_source())));
+        }
     }
     Ok(pairs)
 }
@@ -161,9 +166,10 @@ fn merges(model: &Value) -> Vec<(String, String)> {
 
 /// Whether a text gets a space in front.
 fn has_prefix(json: &Value) -> bool {
+    // Older files have `add_prefix_space` in place of `prepend_scheme`; without either, there is a space.
     let is_prefix = |step: &Value| {
         step["type"] == "Prepend"
-            || step["type"] == "Metaspace" && step["prepend_scheme"].as_str().is_some_and(|scheme| scheme != "never")
+            || step["type"] == "Metaspace" && step["prepend_scheme"] != "never" && step["add_prefix_space"] != false
     };
     steps(&json["normalizer"], "normalizers").iter().any(|step| is_prefix(step))
         || steps(&json["pre_tokenizer"], "pretokenizers").iter().any(|step| is_prefix(step))

@@ -25,7 +25,7 @@ use std::arch::x86_64::{
 
 use super::{LANES, Q8_LEAST, TOGETHER};
 #[cfg(target_arch = "aarch64")]
-use crate::ops::cpu::dot_product;
+use crate::ops::cpu::gemm_quant::neon;
 use crate::ops::cpu::{
     PORTABLE_IS_FUSED,
     kv_element::{Q8_MAX, ROUNDING},
@@ -382,7 +382,7 @@ impl Dot for DotProd {
 
     #[inline(always)]
     unsafe fn add_values(self, weights: Self, values: Self) -> Self {
-        unsafe { Self(dot_product::dot(self.0, vreinterpretq_s8_s32(weights.0), vreinterpretq_s8_s32(values.0))) }
+        unsafe { Self(neon::dot(self.0, vreinterpretq_s8_s32(weights.0), vreinterpretq_s8_s32(values.0))) }
     }
 
     #[inline(always)]

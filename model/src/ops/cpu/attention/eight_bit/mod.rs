@@ -46,7 +46,7 @@ pub(in crate::ops::cpu) fn attend(
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 | Isa::Avx2 => tiles::avx2::attend(queries, task, pools, outputs),
             #[cfg(target_arch = "aarch64")]
-            Isa::DotProd => tiles::dot_prod::attend(queries, task, pools, outputs),
+            Isa::DotProd | Isa::I8mm => tiles::dot_prod::attend(queries, task, pools, outputs),
             Isa::Portable => tiles::portable::attend(queries, task, pools, outputs),
         }
     }
