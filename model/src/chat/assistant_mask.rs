@@ -62,17 +62,18 @@ impl ChatTemplate {
         context: &RenderContext,
         first: usize,
     ) -> Result<MaskedChat> {
-        self.in_supported_form(messages, context, |messages| self.mask_as_given(tokenizer, messages, context, first))
+        self.in_supported_form(messages, context, |messages, takes_none| {
+            self.mask_of(tokenizer, Inputs::new(messages, context, takes_none)?, context, first)
+        })
     }
 
-    fn mask_as_given(
+    fn mask_of(
         &self,
         tokenizer: &Tokenizer,
-        messages: &[Message],
+        mut inputs: Inputs,
         context: &RenderContext,
         first: usize,
     ) -> Result<MaskedChat> {
-        let mut inputs = Inputs::new(messages, context, self.asks_for_none)?;
         let [mark, start, end, stand_in] = marks::unused(&inputs, &self.compiled_sources())?;
         let special_tokens = tokenizer.special_tokens();
         marks::break_up(&mut inputs, &special_tokens, mark);

@@ -75,12 +75,13 @@ pub(super) fn add_template(
     // Python's Jinja reads all line ends as line feeds.
     let source = with_generation_marks(&source.replace("\r\n", "\n").replace('\r', "\n"));
     let syntax = environment.syntax().clone();
-    check_tags(&source, syntax).map_err(|what| refuse(format!("the chat template {what}")))?;
+    check_tags(&source, syntax.clone()).map_err(|what| refuse(format!("the chat template {what}")))?;
+    let keeps_tools = keeps_tools(&source, syntax);
     thread::scope(|scope| {
         let builder = thread::Builder::new().name("template".into()).stack_size(STACK_BYTES);
         let compiler = builder.spawn_scoped(scope, || {
             environment.add_template_owned(name, source)?;
-            Ok(environment.get_template(name)?.undeclared_variables(false).contains("tools"))
+            Ok(keeps_tools || environment.get_template(name)?.undeclared_variables(false).contains("tools"))
         });
         let compiler =
             compiler.map_err(|error| refuse(format!("cannot start a thread to compile the chat template: {error}")))?;
@@ -89,10 +90,27 @@ pub(super) fn add_template(
     })
 }
 
+/// Whether a template sets `tools` to what it makes of `tools`, as in `{% set tools = tools or [] %}`. minijinja does not count such
+/// variables among the undeclared ones.
+fn keeps_tools(source: &str, syntax: SyntaxConfig) -> bool {
+    let tokens: Vec<Token<'_>> =
+        tokenize(source, false, syntax).map_while(Result::ok).map(|(token, _)| token).collect();
+    tokens.split(|token| matches!(token, Token::BlockStart)).any(|tag| {
+        let [Token::Ident("set"), Token::Ident("tools"), Token::Assign, rest @ ..] = tag else { return false };
+        let value: Vec<_> = rest.iter().take_while(|token| !matches!(token, Token::BlockEnd)).collect();
+        let is_tools = |token: &&Token<'_>| matches!(token, Token::Ident("tools"));
+        value.first().is_some_and(is_tools)
+            || value.windows(2).any(|pair| is_tools(&pair[1]) && !matches!(pair[0], Token::Dot))
+    })
+}
+
 /// Whether a template tests if a message's content is none: `message['content'] is none`, `message.content is not
-/// none`.
+/// none`. `reasoning_content` is another name.
 pub(super) fn asks_for_none(source: &str) -> bool {
-    let behind = source.split("content").skip(1).map(|behind| behind.trim_start_matches(['\'', '"', ']']));
+    let whole = source.split("content").collect::<Vec<_>>();
+    let is_name = |before: &str| before.ends_with(|last: char| last == '_' || last.is_alphanumeric());
+    let behind = whole.windows(2).filter(|around| !is_name(around[0])).map(|around| around[1]);
+    let behind = behind.map(|behind| behind.trim_start_matches(['\'', '"', ']']));
     behind.filter_map(|behind| behind.split_once("none")).any(|(between, _)| {
         let words: Vec<&str> = between.split_ascii_whitespace().collect();
         matches!(words[..], ["is"] | ["is", "not"])
@@ -293,6 +311,21 @@ fn describe(error: &minijinja::Error) -> String {
 mod tests {
     use super::*;
     use crate::chat::{ChatTemplate, RenderContext};
+
+    #[test]
+    fn tools_are_found_behind_a_variable_of_the_same_name() {
+        for (source, takes_tools) in [
+            ("{% for tool in tools %}{% endfor %}", true),
+            ("{%- set tools = tools or [] -%}{{ tools }}", true),
+            ("{% set tools = [] if x else tools %}{{ tools }}", true),
+            ("{% set tools = message.tools %}{{ tools }}", false),
+            ("{% set tools = [] %}{{ tools }}", false),
+            ("tools", false),
+        ] {
+            let template = ChatTemplate::new(source, Path::new("chat_template.jinja"));
+            assert_eq!(template.ok().map(|template| template.takes_tools()), Some(takes_tools), "{source}");
+        }
+    }
 
     #[test]
     fn line_ends_are_line_feeds() {

@@ -2,6 +2,8 @@
 
 mod arguments;
 
+use std::time::{Duration, Instant};
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -15,6 +17,9 @@ const ASSISTANT: &str = "assistant";
 /// OpenAI's newer name for [`SYSTEM`].
 const DEVELOPER: &str = "developer";
 const SYSTEM: &str = "system";
+
+/// Time after which a conversation is not tried in another form.
+const TIME_FOR_FORMS: Duration = Duration::from_secs(1);
 
 /// A message of a conversation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -51,6 +56,11 @@ impl Message {
     /// A message with text only.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
         Self { role: role.into(), content: content.into(), extra: Map::new() }
+    }
+
+    /// Whether the message has tool calls and no text.
+    pub(super) fn has_only_calls(&self) -> bool {
+        self.content.is_empty() && self.extra.contains_key("tool_calls")
     }
 
     /// Parses the arguments of tool calls that are JSON objects in strings, as OpenAI sends them: templates expect objects.
@@ -108,34 +118,45 @@ fn invalid(path: impl Into<String>, allowed: &'static str, given: Value) -> Mess
 }
 
 impl ChatTemplate {
-    /// Calls `encode` with the messages in the form that most templates support: `system` instead of `developer` (unless
-    /// the template knows that role), and arguments of tool calls as objects ([`Message::parse_arguments`]; the limit on
-    /// values is for the whole conversation). If the template rejects it, `encode` is called with the arguments as given.
-    /// If that fails too, the first error is returned.
+    /// Calls `encode` with the messages in one form after the other, until the template accepts one, and with whether content
+    /// that is missing beside tool calls is none. If it rejects all, the first error is returned.
+    ///
+    /// First comes what most templates support: `system` instead of `developer` (unless the template knows that role), none
+    /// if it asks for that, and arguments of tool calls as objects ([`Message::parse_arguments`]; the limit on their values is
+    /// for the whole conversation). What a template says is only a hint: `developer` may be a word of its texts. A template
+    /// that takes long to fail has exceeded a limit, and would do so again.
     pub(super) fn in_supported_form<T>(
         &self,
         messages: &[Message],
         context: &RenderContext,
-        encode: impl Fn(&[Message]) -> Result<T>,
+        encode: impl Fn(&[Message], bool) -> Result<T>,
     ) -> Result<T> {
         let has_tools = context.tools.as_ref().is_some_and(|tools| !tools.is_null());
         let source = if has_tools { self.tools_source() } else { self.source() };
-        let mut given = messages.to_vec();
-        if !source.contains(DEVELOPER) {
-            given
-                .iter_mut()
-                .filter(|message| message.role == DEVELOPER)
-                .for_each(|message| message.role = SYSTEM.into());
+        let has_developer = messages.iter().any(|message| message.role == DEVELOPER);
+        let is_system: &[bool] = if has_developer && source.contains(DEVELOPER) { &[false, true] } else { &[true] };
+        let takes_none = [self.asks_for_none, !self.asks_for_none];
+        let takes_none = if messages.iter().any(Message::has_only_calls) { &takes_none[..] } else { &takes_none[..1] };
+        let started = Instant::now();
+        let mut first_error = None;
+        for &is_system in is_system {
+            let mut given = messages.to_vec();
+            let developers = given.iter_mut().filter(|message| is_system && message.role == DEVELOPER);
+            developers.for_each(|message| message.role = SYSTEM.into());
+            let (mut parsed, parser) = (given.clone(), ArgumentParser::new());
+            parsed.iter_mut().for_each(|message| message.parse_arguments(&parser));
+            let forms = if parsed == given { vec![given] } else { vec![parsed, given] };
+            for (&takes_none, messages) in takes_none.iter().flat_map(|none| forms.iter().map(move |form| (none, form)))
+            {
+                match encode(messages, takes_none) {
+                    Err(error @ Error::Template { .. }) if started.elapsed() < TIME_FOR_FORMS => {
+                        first_error.get_or_insert(error);
+                    }
+                    done => return done,
+                }
+            }
         }
-        let mut parsed = given.clone();
-        let parser = ArgumentParser::new();
-        parsed.iter_mut().for_each(|message| message.parse_arguments(&parser));
-        let encoded = encode(&parsed);
-        if matches!(encoded, Err(Error::Template { .. })) && parsed != given {
-            encode(&given).or(encoded)
-        } else {
-            encoded
-        }
+        Err(first_error.unwrap_or_else(|| unreachable!("there is always a form")))
     }
 }
 
@@ -208,6 +229,32 @@ mod tests {
     }
 
     #[test]
+    fn the_first_form_that_a_template_accepts_is_used() {
+        let calls = json!([{ "function": { "name": "f", "arguments": "{}" } }]);
+        let messages = json!([
+            { "role": "developer", "content": "a" },
+            { "role": "assistant", "content": null, "tool_calls": calls },
+        ]);
+        let written = "{% for m in messages %}[{{ m.role }}]{% if m.content is none %}z{% else %}{{ m.content }}{% endif %}{% endfor %}";
+        let rejects =
+            |condition: &str| format!("{{% if {condition} %}}{{{{ raise_exception('no') }}}}{{% endif %}}{written}");
+        for (condition, expected) in [
+            ("false", "[system]a[assistant]z"),
+            ("messages[0].role == 'developer'", "[system]a[assistant]z"),
+            ("messages[0].role != 'developer'", "[developer]a[assistant]z"),
+            ("messages[1].content is none", "[system]a[assistant]"),
+            ("messages[1].content is none and messages[0].role != 'developer'", "[developer]a[assistant]z"),
+            ("messages[1].content is none or messages[0].role == 'developer'", "[system]a[assistant]"),
+        ] {
+            assert_eq!(encoded(&rejects(condition), messages.clone()).unwrap(), expected, "{condition}");
+        }
+        assert!(encoded(&rejects("true"), messages.clone()).unwrap_err().to_string().contains("no"));
+        // `reasoning_content` is not `content`: an empty text, in which something can be looked for.
+        let reasons = "{% for m in messages %}{% if m.reasoning_content is none or 'x' in m.content %}x{% endif %}[{{ m.role }}]{% endfor %}";
+        assert_eq!(encoded(reasons, messages).unwrap(), "[system][assistant]");
+    }
+
+    #[test]
     fn values_of_arguments_are_limited_for_the_whole_conversation() {
         let half = json!({ "a": vec![0; arguments::MAX_VALUES / 2] }).to_string();
         let call = json!({ "function": { "arguments": half } });
@@ -218,7 +265,7 @@ mod tests {
             calls.filter(|call| call.pointer("/function/arguments").is_some_and(Value::is_object)).count()
         };
         let template = ChatTemplate::new(ROLES, Path::new("chat_template.jinja")).unwrap();
-        let encode = |messages: &[Message]| Ok(messages.iter().map(n_objects).collect::<Vec<_>>());
+        let encode = |messages: &[Message], _: bool| Ok(messages.iter().map(n_objects).collect::<Vec<_>>());
         let in_conversation = template.in_supported_form(&messages, &RenderContext::default(), encode).unwrap();
         // With the list itself, the second half is one value too many.
         assert_eq!(in_conversation, [1, 0]);
