@@ -155,9 +155,8 @@ impl ChatTemplate {
     }
 
     /// Renders and tokenizes a conversation. The messages are given to the template in the first of these forms that it
-    /// accepts: `developer` messages as they are if it knows that role, or as `system`; no content beside tool calls as none
-    /// if it asks for that, or as an empty text; arguments of tool calls that are JSON objects in strings as objects, or as
-    /// they are.
+    /// accepts: `developer` messages as they are if it knows that role, or as `system`; arguments of tool calls that are JSON
+    /// objects in strings as objects, or as they are.
     ///
     /// Special-token strings that the template writes become tokens. The same strings in inputs (the messages, the
     /// tools, the further variables) stay text, so that nobody can end their own message and write another role's. To
@@ -180,8 +179,8 @@ impl ChatTemplate {
         messages: &[Message],
         context: &RenderContext,
     ) -> Result<PromptText> {
-        self.in_supported_form(messages, context, |messages, takes_none| {
-            let mut inputs = Inputs::new(messages, context, takes_none)?;
+        self.in_supported_form(messages, context, |messages| {
+            let mut inputs = Inputs::new(messages, context, self.asks_for_none)?;
             let [mark, end] = marks::unused(&inputs, &self.compiled_sources())?;
             marks::break_up(&mut inputs, &tokenizer.special_tokens(), mark);
             let text = self.render_to_end(inputs, context, end)?;
@@ -286,13 +285,13 @@ struct Inputs {
 }
 
 impl Inputs {
-    fn new(messages: &[Message], context: &RenderContext, takes_none: bool) -> Result<Self> {
+    fn new(messages: &[Message], context: &RenderContext, asks_for_none: bool) -> Result<Self> {
         if let Some(name) = RESERVED.into_iter().find(|name| context.kwargs.contains_key(*name)) {
             let what = format!("must not contain `{name}`, which is a separate parameter");
             return Err(Error::Param { name: "chat_template_kwargs", what });
         }
         Ok(Self {
-            messages: messages.iter().map(|message| message_json(message, takes_none)).collect(),
+            messages: messages.iter().map(|message| message_json(message, asks_for_none)).collect(),
             tools: context.tools.clone(),
             kwargs: context.kwargs.clone(),
         })
@@ -300,9 +299,9 @@ impl Inputs {
 }
 
 /// Some templates detect a message with only tool calls by its content being none; others would fail on none.
-fn message_json(message: &Message, takes_none: bool) -> Value {
-    let is_none = takes_none && message.has_only_calls();
-    let content = if is_none { Value::Null } else { message.content.clone().into() };
+fn message_json(message: &Message, asks_for_none: bool) -> Value {
+    let only_calls = message.content.is_empty() && message.extra.contains_key("tool_calls");
+    let content = if only_calls && asks_for_none { Value::Null } else { message.content.clone().into() };
     let mut json = Map::new();
     json.insert("role".into(), message.role.clone().into());
     json.insert("content".into(), content);

@@ -9,7 +9,7 @@ use std::{
     process::ExitCode,
 };
 
-use clap::{Parser, Subcommand, value_parser};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, value_parser};
 use hearth_model::ops;
 
 /// Trains language models that Hearth serves.
@@ -38,8 +38,15 @@ enum Command {
     Bilingual(commands::bilingual::Args),
 }
 
+/// The definition of the command line. An empty variable is as none: files of settings for containers have such.
+fn command() -> clap::Command {
+    let is_empty = std::env::var_os("HEARTH_THREADS").is_some_and(|value| value.is_empty());
+    let command = Cli::command();
+    if is_empty { command.mut_arg("threads", |threads| threads.env(None::<&str>)) } else { command }
+}
+
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::from_arg_matches(&command().get_matches()).unwrap_or_else(|error| error.exit());
     tracing_subscriber::fmt()
         .with_writer(io::stderr)
         .with_env_filter(

@@ -73,9 +73,11 @@ impl RunDir {
         if path.exists() {
             let entries = fs::read_dir(path)
                 .with_context(|| format!("cannot read the folder `{shown}`\nhint: give a new folder as `--out`"))?;
-            // A process that crashed at the beginning may have left these.
+            // A process that ended at the beginning may have left these.
             let leftovers = [path.join(LOCK_FILE), PartialFile::partial_path(&path.join(CONFIG_FILE))];
-            let is_empty = entries.flatten().all(|entry| leftovers.contains(&entry.path()));
+            let is_empty = entries.flatten().map(|entry| entry.path()).all(|entry| {
+                leftovers.contains(&entry) || entry == path.join(CHECKPOINTS_DIR) && has_only_checkpoints(&entry)
+            });
             ensure!(
                 is_empty || run.holds_run(),
                 "`{shown}` is not a training run and not empty\nhint: use a new folder as `--out`"
@@ -105,6 +107,11 @@ impl RunDir {
         self.path.join(CONFIG_FILE).is_file()
     }
 
+    /// Whether the folder has checkpoints but is no run: the process that reserved it ended before it began.
+    pub fn is_unfinished(&self) -> bool {
+        !self.holds_run() && self.path.join(CHECKPOINTS_DIR).exists()
+    }
+
     /// The configuration of the run in the folder.
     pub fn config(&self) -> Result<TrainConfig> {
         let path = self.path.join(CONFIG_FILE);
@@ -115,14 +122,20 @@ impl RunDir {
     }
 
     /// Creates and locks the folder. It is a run from [`begin`](Self::begin) on: if the process ends before, what it has written
-    /// is not continued.
+    /// is not continued, and removed here by the next one.
     ///
     /// # Errors
     /// The folder cannot be written to, or another process is training in it or has begun a run there since
     /// [`new`](Self::new).
     pub fn reserve(&mut self) -> Result<()> {
+        let is_reserved = self.lock.is_some();
         self.lock()?;
-        self.ensure_new()
+        self.ensure_new()?;
+        let checkpoints = self.path.join(CHECKPOINTS_DIR);
+        if !is_reserved && self.is_unfinished() {
+            fs::remove_dir_all(&checkpoints).with_context(|| unwritable(&self.path))?;
+        }
+        Ok(())
     }
 
     /// [Reserves](Self::reserve) the folder, writes the configuration, which marks the folder as a run, and removes what an earlier
@@ -230,6 +243,12 @@ impl RunDir {
     }
 }
 
+/// Whether the folder `checkpoints` has nothing but checkpoints, whole or not.
+fn has_only_checkpoints(checkpoints: &Path) -> bool {
+    let is_checkpoint = |entry: fs::DirEntry| entry.file_name().to_string_lossy().starts_with("step-");
+    fs::read_dir(checkpoints).is_ok_and(|mut entries| entries.all(|entry| entry.is_ok_and(is_checkpoint)))
+}
+
 /// Writes a file under a temporary name and renames it, so that readers find the old or the new contents.
 ///
 /// # Errors
@@ -269,6 +288,21 @@ mod tests {
         again.begin(&TrainConfig { seed: 3, ..config.clone() }).unwrap();
         assert_eq!(again.config().unwrap().seed, 3);
         assert_eq!(fs::read_dir(out.join("checkpoints")).unwrap().count(), 0, "of a save that was ended");
+
+        // A process ended before its folder was a run.
+        let unfinished = dir.path().join("unfinished");
+        for checkpoint in ["step-00000020", "step-00000030.hearth-partial"] {
+            fs::create_dir_all(unfinished.join("checkpoints").join(checkpoint)).unwrap();
+        }
+        let mut begun = RunDir::new(&unfinished, Start::New).unwrap();
+        assert!(begun.is_unfinished());
+        begun.reserve().unwrap();
+        assert!(begun.checkpoints().unwrap().is_empty());
+        begun.save_checkpoint(10, |staged| Ok(staged.write("model.safetensors", b"")?)).unwrap();
+        begun.begin(&config).unwrap();
+        assert_eq!(begun.checkpoints().unwrap(), [10]);
+        fs::create_dir_all(dir.path().join("others/checkpoints/epoch=3")).unwrap();
+        assert!(RunDir::new(&dir.path().join("others"), Start::New).is_err());
 
         // Both find an empty folder, and only one begins there.
         let raced = dir.path().join("raced");

@@ -226,7 +226,8 @@ fn a_damaged_checkpoint_is_named_and_the_one_before_it_used() {
 #[test]
 fn a_branch_has_its_checkpoint_before_it_is_a_run() {
     let case = Case::new();
-    let sets = ["schedule.max_steps=10", "checkpoint.every=5", "eval.every=0", "sample.every=0"];
+    let sets =
+        ["schedule.max_steps=10", "schedule.kind=constant", "checkpoint.every=5", "eval.every=0", "sample.every=0"];
     let output = case.train("run", &sets, &[]);
     assert!(output.status.success(), "{}", stderr(&output));
     let checkpoint = case.path("run/checkpoints/step-00000005");
@@ -237,7 +238,40 @@ fn a_branch_has_its_checkpoint_before_it_is_a_run() {
     assert!(case.path("branch/checkpoints/step-00000005/train_state/state.json").is_file());
     let output = case.train("branch", &sets, &["--resume"]);
     let message = stderr(&output);
-    assert!(!output.status.success() && message.contains("is not a training run and not empty\nhint: "), "{message}");
+    assert!(!output.status.success() && message.contains("before its first step"), "{message}");
+    // With both, the command can be repeated at any time.
+    fs::remove_dir(case.path("branch/config.toml.hearth-partial")).unwrap();
+    let both = ["--resume", "--from", checkpoint.to_str().unwrap()];
+    for step in [10, 12] {
+        let output = case.train("branch", &[&sets[1..], &[&format!("schedule.max_steps={step}")]].concat(), &both);
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert!(case.path(&format!("branch/checkpoints/step-{step:08}")).is_dir());
+    }
+    assert!(case.path("branch/checkpoints/step-00000010").is_dir(), "it went on from there");
+}
+
+#[test]
+fn what_is_changed_in_the_configuration_of_a_run_counts() {
+    let case = Case::new();
+    let sets =
+        ["schedule.kind=constant", "schedule.max_steps=4", "schedule.warmup_steps=1", "eval.every=0", "sample.every=0"];
+    let output = case.train("run", &sets, &[]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let path = case.path("run/config.toml");
+    let changed = |from: &str, to: &str| {
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.contains(from), "{text}");
+        fs::write(&path, text.replacen(from, to, 1)).unwrap();
+        // Without the preset, which would count more.
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hearth-train"));
+        command.arg("quickstart").arg(case.path("text.txt")).arg("--out").arg(case.path("run"));
+        command.args(["--device", "cpu", "--resume"]).output().unwrap()
+    };
+    let output = changed("max_steps = 4", "max_steps = 6");
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(case.path("run/checkpoints/step-00000006").is_dir());
+    let output = changed("seed = 1337", "seed = 7");
+    assert!(!output.status.success() && stderr(&output).contains("`seed`"), "{}", stderr(&output));
 }
 
 #[test]

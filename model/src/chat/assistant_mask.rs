@@ -62,8 +62,8 @@ impl ChatTemplate {
         context: &RenderContext,
         first: usize,
     ) -> Result<MaskedChat> {
-        self.in_supported_form(messages, context, |messages, takes_none| {
-            self.mask_of(tokenizer, Inputs::new(messages, context, takes_none)?, context, first)
+        self.in_supported_form(messages, context, |messages| {
+            self.mask_of(tokenizer, Inputs::new(messages, context, self.asks_for_none)?, context, first)
         })
     }
 

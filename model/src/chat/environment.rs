@@ -104,17 +104,24 @@ fn keeps_tools(source: &str, syntax: SyntaxConfig) -> bool {
     })
 }
 
-/// Whether a template tests if a message's content is none: `message['content'] is none`, `message.content is not
-/// none`. `reasoning_content` is another name.
+/// Whether a template expects none, not an empty text, where a message has no content: it tests if that is none
+/// (`message['content'] is none`, `message.content is not none`), and nowhere if it is `''`. `reasoning_content` is another name.
 pub(super) fn asks_for_none(source: &str) -> bool {
-    let whole = source.split("content").collect::<Vec<_>>();
-    let is_name = |before: &str| before.ends_with(|last: char| last == '_' || last.is_alphanumeric());
-    let behind = whole.windows(2).filter(|around| !is_name(around[0])).map(|around| around[1]);
-    let behind = behind.map(|behind| behind.trim_start_matches(['\'', '"', ']']));
-    behind.filter_map(|behind| behind.split_once("none")).any(|(between, _)| {
-        let words: Vec<&str> = between.split_ascii_whitespace().collect();
-        matches!(words[..], ["is"] | ["is", "not"])
-    })
+    let parts: Vec<&str> = source.split("content").collect();
+    let is_longer = |before: &str| before.ends_with(|last: char| last == '_' || last.is_alphanumeric());
+    let behind = parts.windows(2).filter(|around| !is_longer(around[0])).map(|around| {
+        let words = around[1].trim_start_matches(['\'', '"', ']']).split_ascii_whitespace();
+        words.take(3).collect::<Vec<_>>()
+    });
+    let (mut is_none, mut is_empty) = (false, false);
+    for words in behind {
+        is_none |= match words[..] {
+            ["is", "not", word] | ["is", word, ..] => word.starts_with("none"),
+            _ => false,
+        };
+        is_empty |= matches!(words[..], ["==" | "!=", word, ..] if word.starts_with("''") || word.starts_with("\"\""));
+    }
+    is_none && !is_empty
 }
 
 /// Rejects tags that would be too expensive to compile. Syntax errors are left to the compiler.

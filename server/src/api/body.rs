@@ -50,9 +50,10 @@ impl FromRequest<AppState> for Body {
 
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
         let options = state.options();
-        let log = request.extensions().get().cloned().unwrap_or_default();
+        let log: RequestLog = request.extensions().get().cloned().unwrap_or_default();
         let key_salt = request.extensions().get().copied();
         let submits = matches!(request.extensions().get(), Some(Policy::Inference(_)));
+        state.require_open(log.arrived())?;
         require_json(request.headers())?;
         if let Some(given) = request.headers().get(header::CONTENT_ENCODING).filter(|given| *given != "identity") {
             let given = String::from_utf8_lossy(given.as_bytes());

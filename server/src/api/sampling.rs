@@ -169,8 +169,7 @@ fn last_n(fields: &mut Fields, name: &'static str) -> Result<Option<usize>, ApiE
 fn logit_bias(fields: &mut Fields) -> Result<BTreeMap<TokenId, f32>, ApiError> {
     const ALLOWED: &str = "an object of token ids with numbers from -100 to 100";
     let bias = || schema::number(NumberRange::from(-100.0..=100.0));
-    let schema =
-        || json!({ "type": "object", "propertyNames": { "pattern": "^[0-9]+$" }, "additionalProperties": bias() });
+    let schema = || json!({ "type": "object", "propertyNames": { "pattern": "^(0|[1-9][0-9]*)$" }, "additionalProperties": bias() });
     let entries = match fields.take_as("logit_bias", schema) {
         None => return Ok(BTreeMap::new()),
         Some(Value::Object(entries)) => entries,
@@ -178,7 +177,9 @@ fn logit_bias(fields: &mut Fields) -> Result<BTreeMap<TokenId, f32>, ApiError> {
     };
     let biases = entries.into_iter().map(|(id, bias)| {
         let number = bias.as_f64().map(|bias| bias as f32).filter(|bias| (-100.0..=100.0).contains(bias));
-        let parsed = id.parse().ok().zip(number);
+        // `05` would be another name of 5.
+        let token = id.parse().ok().filter(|token: &TokenId| token.to_string() == id);
+        let parsed = token.zip(number);
         parsed.ok_or_else(|| must_be("logit_bias", ALLOWED, &json!({ id: bias })))
     });
     biases.collect()

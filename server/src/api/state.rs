@@ -231,14 +231,23 @@ impl AppState {
     /// # Errors
     /// As above.
     pub(crate) fn engine_for(&self, arrived: Instant) -> Result<&Engine, ApiError> {
-        if self.0.draining_since.get().is_some_and(|since| *since <= arrived) {
-            return Err(ApiError::shutting_down());
-        }
+        self.require_open(arrived)?;
         let engine = self.engine().ok_or_else(|| ApiError::unavailable("the model is still loading"))?;
         match engine.state() {
             EngineState::Running => Ok(engine),
             EngineState::Stopped => Err(ApiError::shutting_down()),
             EngineState::Failed(what) => Err(ApiError::unavailable(format!("inference failed: {what}"))),
+        }
+    }
+
+    /// Checks that the server did not drain yet when a request arrived.
+    ///
+    /// # Errors
+    /// 503 if it did.
+    pub(crate) fn require_open(&self, arrived: Instant) -> Result<(), ApiError> {
+        match self.0.draining_since.get() {
+            Some(since) if *since <= arrived => Err(ApiError::shutting_down()),
+            _ => Ok(()),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf, process::ExitCode};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use burn::tensor::Device;
 use hearth_model::{
     config::GptConfig,
@@ -16,7 +16,7 @@ use hearth_model::{
 use hearth_training::{
     adapter::require_model,
     checkpoint::Checkpoint,
-    config::{MicroBatchSize, Objective, TrainConfig},
+    config::{BaseDtype, MicroBatchSize, Objective, TrainConfig},
     device_watch::DeviceWatch,
     estimate::Estimate,
     fit::Limits,
@@ -41,8 +41,9 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     resume: bool,
 
-    /// Begin a new run with the weights, moments and step of a checkpoint, such as a cooldown of a stable run
-    #[arg(long, value_name = "CHECKPOINT", conflicts_with = "resume")]
+    /// Begin a new run with the weights, moments and step of a checkpoint, such as a cooldown of a stable run; with `--resume` only
+    /// if there is no run in `--out` yet
+    #[arg(long, value_name = "CHECKPOINT")]
     from: Option<PathBuf>,
 
     /// Print parameters, arithmetic, memory and the expected time, and end; measures a few steps
@@ -117,6 +118,16 @@ impl Session {
     pub(crate) fn new(out: PathBuf, mut args: RunArgs, default_preset: Option<&str>) -> Result<Session> {
         let mut notes = Vec::new();
         let mut run = RunDir::new(&out, if args.resume { Start::Resume } else { Start::New })?;
+        if args.resume && run.holds_run() {
+            args.from = None;
+        }
+        args.resume &= args.from.is_none();
+        ensure!(
+            !args.resume || !run.is_unfinished(),
+            "the run in `{}` ended before its first step, while it copied the checkpoint of `--from`\nhint: repeat the command that \
+             began it, with `--from`",
+            out.display()
+        );
         if run.holds_run() && !args.dry_run {
             // A process that is still training would save later checkpoints.
             run.lock()?;
@@ -127,9 +138,10 @@ impl Session {
             None => None,
         };
         let base = match &checkpoint {
-            Some(checkpoint) => Some(checkpoint.config.clone()),
-            None if run.holds_run() => Some(run.config()?),
-            None => None,
+            Some(checkpoint) if args.from.is_some() => Some(checkpoint.config.clone()),
+            // What the last start changed may be in no checkpoint yet.
+            _ if run.holds_run() => Some(run.config()?),
+            _ => None,
         };
         if base.is_none() && args.options.config.is_none() {
             args.options.preset = args.options.preset.or(default_preset.map(str::to_owned));
@@ -302,16 +314,24 @@ impl Session {
     /// The line that ends a run.
     fn result(&self, outcome: &Outcome) -> String {
         let out = self.out.display();
+        let serve = match self.config.lora.as_ref().and_then(|lora| lora.base).zip(self.config.model.init.as_ref()) {
+            // Over the matrices that it was trained over.
+            Some((base @ (BaseDtype::Q8 | BaseDtype::Q4), model)) => {
+                let format = if base == BaseDtype::Q8 { "q8" } else { "q4" };
+                format!("hearth serve --model {} --quantize {format} --lora NAME={out}", model.display())
+            }
+            _ => format!("hearth serve --model {out}"),
+        };
         match (outcome.best, outcome.is_complete) {
             (_, false) => format!(
                 "stopped by a signal after step {}; checkpoint saved. To continue, run the same command with `--resume`",
                 outcome.step
             ),
             (Some(best), true) => format!(
-                "the model of step {} (val loss {:.4}) is in `{out}`; serve it with `hearth serve --model {out}`",
+                "the model of step {} (val loss {:.4}) is in `{out}`; serve it with `{serve}`",
                 best.step, best.val_loss
             ),
-            (None, true) => format!("the model is in `{out}`; serve it with `hearth serve --model {out}`"),
+            (None, true) => format!("the model is in `{out}`; serve it with `{serve}`"),
         }
     }
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Error, Result, bail, ensure};
-use clap::ValueEnum;
+use clap::{ValueEnum, value_parser};
 use hearth_model::{chat::Message, partial_file::PartialFile};
 use hearth_training::{
     corpus::{Conversation, read_to_string},
@@ -35,7 +35,7 @@ pub(crate) struct Args {
     out: Option<PathBuf>,
 
     /// Number of tales
-    #[arg(long, value_name = "N", default_value_t = 1000)]
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = value_parser!(u64).range(1..))]
     count: u64,
 
     /// Seed; a model should be judged with tales of another seed than those it was trained on

@@ -179,7 +179,9 @@ fn table_of_set(set: &str) -> Result<Table> {
     };
     let (key, value) = (key.trim(), value.trim());
     ensure!(!key.split('.').any(str::is_empty), "`--set {set}`: `{key}` is not a key, such as `optim.lr`");
-    let parsed = toml::from_str::<Table>(&format!("value = {value}")).ok().and_then(|mut table| table.remove("value"));
+    let parsed = toml::from_str::<Table>(&format!("value = {value}")).ok();
+    // More than one are no value, but lines of a file.
+    let parsed = parsed.filter(|table| table.len() == 1).and_then(|mut table| table.remove("value"));
     Ok(nested(key, parsed.unwrap_or_else(|| Value::String(value.to_owned()))))
 }
 

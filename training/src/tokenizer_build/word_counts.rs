@@ -11,8 +11,11 @@ const MAX_WORDS: usize = 1_000_000;
 /// Maximum number of distinct words that merges are learned from, which takes about a thousand bytes for each.
 const MAX_LEARNED: usize = 250_000;
 
-/// Longer runs of one kind of character are not words and are ignored: base64, rows of dashes.
+/// Longer runs of one kind of character are not words: Chinese without punctuation, DNA, base64.
 const LONGEST_WORD: usize = 256;
+
+/// They are counted in pieces of this many bytes, at most.
+const PIECE: usize = 64;
 
 /// Counts words. When there are too many different ones, the rarest are dropped: all that have been seen at most once, then
 /// all seen at most twice, and so on. A word that is dropped and seen again begins at one. What is dropped depends on the
@@ -48,10 +51,7 @@ impl WordCounts {
     /// Counts the words of `text`, which must not begin or end within a word.
     pub fn add(&mut self, text: &str) {
         self.n_bytes += text.len() as u64;
-        for word in self.split.words(text) {
-            if word.len() > LONGEST_WORD {
-                continue;
-            }
+        for word in self.split.words(text).flat_map(pieces) {
             match self.counts.get_mut(word) {
                 Some(count) => *count += 1,
                 None => {
@@ -140,6 +140,16 @@ impl WordCounts {
     }
 }
 
+/// The word, or the pieces of a long one.
+fn pieces(mut word: &str) -> impl Iterator<Item = &str> {
+    let most = if word.len() > LONGEST_WORD { PIECE } else { LONGEST_WORD };
+    std::iter::from_fn(move || {
+        let (piece, rest) = word.split_at(word.floor_char_boundary(most));
+        word = rest;
+        (!piece.is_empty()).then_some(piece)
+    })
+}
+
 /// A visible character for each byte: itself where it is one in Latin-1, else those from U+0100 on (GPT-2's alphabet).
 pub(super) fn byte_alphabet() -> [char; 256] {
     let mut stand_ins = '\u{100}'..;
@@ -164,8 +174,13 @@ mod tests {
         counts.merge(other);
         assert_eq!((counts.get("the"), counts.get(" the"), counts.get(" cat")), (Some(1), Some(2), Some(2)));
         assert_eq!((counts.n_bytes(), counts.n_words(), counts.dropped()), (27, 5, None));
+        counts.add(&"x".repeat(LONGEST_WORD));
+        assert_eq!(counts.n_words(), 6);
         counts.add(&"x".repeat(LONGEST_WORD + 1));
-        assert_eq!(counts.n_words(), 5);
+        assert_eq!((counts.get(&"x".repeat(PIECE)), counts.get("x")), (Some(4), Some(1)));
+        // Characters of three bytes are not cut.
+        counts.add(&"語".repeat(100));
+        assert_eq!((counts.get(&"語".repeat(21)), counts.get(&"語".repeat(16))), (Some(4), Some(1)));
     }
 
     #[test]
