@@ -243,9 +243,13 @@ impl RunDir {
     }
 }
 
-/// Whether the folder `checkpoints` has nothing but checkpoints, whole or not.
+/// Whether the folder `checkpoints` has nothing but checkpoints of Hearth, whole or not. Other programs have such names too.
 fn has_only_checkpoints(checkpoints: &Path) -> bool {
-    let is_checkpoint = |entry: fs::DirEntry| entry.file_name().to_string_lossy().starts_with("step-");
+    let is_checkpoint = |entry: fs::DirEntry| {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        // One that is not whole has a suffix of its own.
+        name.starts_with("step-") && (name.contains(".hearth-") || entry.path().join("train_state").is_dir())
+    };
     fs::read_dir(checkpoints).is_ok_and(|mut entries| entries.all(|entry| entry.is_ok_and(is_checkpoint)))
 }
 
@@ -291,7 +295,7 @@ mod tests {
 
         // A process ended before its folder was a run.
         let unfinished = dir.path().join("unfinished");
-        for checkpoint in ["step-00000020", "step-00000030.hearth-partial"] {
+        for checkpoint in ["step-00000020/train_state", "step-00000030.hearth-partial"] {
             fs::create_dir_all(unfinished.join("checkpoints").join(checkpoint)).unwrap();
         }
         let mut begun = RunDir::new(&unfinished, Start::New).unwrap();
@@ -301,7 +305,7 @@ mod tests {
         begun.save_checkpoint(10, |staged| Ok(staged.write("model.safetensors", b"")?)).unwrap();
         begun.begin(&config).unwrap();
         assert_eq!(begun.checkpoints().unwrap(), [10]);
-        fs::create_dir_all(dir.path().join("others/checkpoints/epoch=3")).unwrap();
+        fs::create_dir_all(dir.path().join("others/checkpoints/step-00000020")).unwrap();
         assert!(RunDir::new(&dir.path().join("others"), Start::New).is_err());
 
         // Both find an empty folder, and only one begins there.
