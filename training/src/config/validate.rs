@@ -91,8 +91,8 @@ impl TrainConfig {
         }
         ensure!(
             model.head_dim.is_some() || model.d_model.is_multiple_of(model.n_heads),
-            "`model.d_model` must be a multiple of `model.n_heads`, got {} and {}\nhint: or set the width of a head, \
-             `model.head_dim`",
+            "`model.d_model` must be a multiple of `model.n_heads`, got {} and {}\nhint: change one of them, or \
+             set the width of a head, `model.head_dim`",
             model.d_model,
             model.n_heads
         );
