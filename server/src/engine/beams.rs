@@ -92,7 +92,7 @@ impl Beams {
     ///
     /// # Errors
     /// The logits are invalid; the search cannot continue.
-    pub(crate) fn advance(&mut self, senders: &EventSenders, branch: usize, logits: &LogitRow<'_>) -> Result<Progress> {
+    pub(crate) fn advance(&mut self, senders: &mut EventSenders, branch: usize, logits: &LogitRow<'_>) -> Result<Progress> {
         let Some(Branch { text, output, is_expanded, .. }) = self.branches.get_mut(branch) else {
             return Ok(Progress::Nothing);
         };
@@ -124,16 +124,16 @@ impl Beams {
         Ok(Progress::Branches(steps))
     }
 
-    fn finish(&mut self, senders: &EventSenders) -> Vec<(FinishReason, usize)> {
+    fn finish(&mut self, senders: &mut EventSenders) -> Vec<(FinishReason, usize)> {
         // The replaced search is not used again.
         let nothing = BeamSearch::new(BeamParams { width: 1, ..self.search.params().clone() });
         let best = std::mem::replace(&mut self.search, nothing).into_best(senders.n_answers());
         let mut best = best.into_iter();
         let ends = (0..senders.n_answers()).map(|answer| match best.next() {
-            Some(hypothesis) => self.send(senders, answer, hypothesis),
+            Some(hypothesis) => self.queue(senders, answer, hypothesis),
             // There are fewer answers than requested.
             None => {
-                senders.finish(answer, FinishReason::Stop, None, String::new());
+                senders.queue_end(answer, FinishReason::Stop, None, String::new());
                 (FinishReason::Stop, 0)
             }
         });
@@ -142,8 +142,8 @@ impl Beams {
         ends
     }
 
-    /// Sends all events of an answer.
-    fn send(&self, senders: &EventSenders, answer: usize, hypothesis: Hypothesis) -> (FinishReason, usize) {
+    /// Queues all events of an answer.
+    fn queue(&self, senders: &mut EventSenders, answer: usize, hypothesis: Hypothesis) -> (FinishReason, usize) {
         let Hypothesis { token_ids, logprobs, is_ended, .. } = hypothesis;
         let StopConditions { min_tokens, stop_token_ids, .. } = &self.request.parts().stop;
         let cuts = self.request.parts().text.stop_text == StopText::Cut;
@@ -155,7 +155,7 @@ impl Beams {
             let offset = text.n_chars();
             let is_cut = end_id.is_some() && n == n_tokens && cuts;
             let text = if is_cut { String::new() } else { push(&mut text, id, n, *min_tokens) };
-            senders.send(answer, Event::Token { id, text, offset, logprobs: logprobs.next() });
+            senders.queue(answer, Event::Token { id, text, offset, logprobs: logprobs.next() });
         }
         let is_stopped = text.stop_string().is_some();
         // The held-back text may turn out to contain a stop string.
@@ -164,7 +164,7 @@ impl Beams {
         let stop_string = text.stop_string().map(|stop| StopCause::Text(stop.to_owned()));
         let cause = stop_string.or(end_id.map(StopCause::Token));
         let reason = if cause.is_some() { FinishReason::Stop } else { FinishReason::Length };
-        senders.finish(answer, reason, cause, rest);
+        senders.queue_end(answer, reason, cause, rest);
         (reason, n_tokens)
     }
 }

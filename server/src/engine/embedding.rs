@@ -38,7 +38,7 @@ impl TextEmbedding {
     /// A hidden state is not a number.
     pub(crate) fn advance(
         &mut self,
-        senders: &EventSenders,
+        senders: &mut EventSenders,
         start: usize,
         hidden: &[f32],
         d_model: usize,
@@ -49,8 +49,8 @@ impl TextEmbedding {
         }
         let Self { pool, scale, .. } = self;
         let pooled = std::mem::replace(pool, Pool::new(Pooling::default()));
-        senders.send(0, Event::Embedding(pooled.into_vector(*scale)));
-        senders.finish(0, FinishReason::Stop, None, String::new());
+        senders.queue(0, Event::Embedding(pooled.into_vector(*scale)));
+        senders.queue_end(0, FinishReason::Stop, None, String::new());
         Ok(Progress::Ended(vec![(FinishReason::Stop, 0)]))
     }
 }

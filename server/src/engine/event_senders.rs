@@ -11,6 +11,8 @@ use crate::metrics::Timeline;
 #[derive(Debug)]
 pub(crate) struct EventSenders {
     senders: Vec<EventSender>,
+    /// Events that are not sent yet, each with the index of its answer.
+    queued: Vec<(usize, Event)>,
     /// Number of prompt tokens found in the prefix cache.
     pub(super) n_cached: usize,
     pub(super) timeline: Timeline,
@@ -19,7 +21,7 @@ pub(crate) struct EventSenders {
 impl EventSenders {
     pub(super) fn new(senders: Vec<EventSender>, arrived: Instant) -> Self {
         let timeline = Timeline::new(arrived, senders.len());
-        Self { senders, n_cached: 0, timeline }
+        Self { senders, queued: Vec::new(), n_cached: 0, timeline }
     }
 
     pub(super) fn n_answers(&self) -> usize {
@@ -31,17 +33,24 @@ impl EventSenders {
         self.senders.iter().all(EventSender::is_closed)
     }
 
-    /// Sends an event of one of the answers.
-    pub(super) fn send(&self, answer: usize, event: Event) {
-        if let Some(sender) = self.senders.get(answer) {
-            sender.send(Ok(event));
-        }
+    /// Adds an event of one of the answers, which [`send`](Self::send) sends.
+    pub(super) fn queue(&mut self, answer: usize, event: Event) {
+        self.queued.push((answer, event));
     }
 
-    /// Sends the final event of one of the answers, with the `text` that was held back until now.
-    pub(super) fn finish(&self, answer: usize, reason: FinishReason, cause: Option<StopCause>, text: String) {
+    /// Adds the final event of one of the answers, with the `text` that was held back until now.
+    pub(super) fn queue_end(&mut self, answer: usize, reason: FinishReason, cause: Option<StopCause>, text: String) {
         let cached_tokens = if answer == 0 { self.n_cached } else { 0 };
-        self.send(answer, Event::Finished { reason, cause, text, cached_tokens, spans: self.timeline.spans() });
+        self.queue(answer, Event::Finished { reason, cause, text, cached_tokens, spans: self.timeline.spans() });
+    }
+
+    /// Sends the queued events. What they report must be counted before, so that a client finds it in the metrics.
+    pub(super) fn send(&mut self) {
+        for (answer, event) in self.queued.drain(..) {
+            if let Some(sender) = self.senders.get(answer) {
+                sender.send(Ok(event));
+            }
+        }
     }
 
     /// Ends all answers.
@@ -64,6 +73,6 @@ pub(crate) enum Progress {
     /// New sequences: for each, the index of the sequence that it extends by a token, and the key of its last page if
     /// the token fills it.
     Branches(Vec<(usize, Option<PageKey>)>),
-    /// The request has ended, and its events are sent: each answer's reason and number of tokens.
+    /// The request has ended, and its events are queued: each answer's reason and number of tokens.
     Ended(Vec<(FinishReason, usize)>),
 }

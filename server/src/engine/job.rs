@@ -250,10 +250,10 @@ impl Job {
         self.senders.timeline.has_logits();
         let n_before = self.n_completion();
         let progress = match &mut self.task {
-            Task::Sequence(sequence) => sequence.advance(&self.senders, position, logits),
+            Task::Sequence(sequence) => sequence.advance(&mut self.senders, position, logits),
             Task::Beams(beams) => {
                 self.senders.timeline.has_first_beams();
-                beams.advance(&self.senders, branch, logits)
+                beams.advance(&mut self.senders, branch, logits)
             }
             Task::Embedding(_) => Ok(Progress::Nothing),
         };
@@ -271,7 +271,7 @@ impl Job {
     /// A hidden state is not a number.
     pub(crate) fn pool(&mut self, start: usize, hidden: &[f32], d_model: usize) -> Result<Progress> {
         match &mut self.task {
-            Task::Embedding(embedding) => embedding.advance(&self.senders, start, hidden, d_model),
+            Task::Embedding(embedding) => embedding.advance(&mut self.senders, start, hidden, d_model),
             Task::Sequence(_) | Task::Beams(_) => Ok(Progress::Nothing),
         }
     }
@@ -280,9 +280,14 @@ impl Job {
     /// processing the last token.
     pub(crate) fn poll_held(&mut self) -> Option<Result<Progress>> {
         match &mut self.task {
-            Task::Sequence(sequence) => sequence.poll_held(&self.senders),
+            Task::Sequence(sequence) => sequence.poll_held(&mut self.senders),
             Task::Beams(_) | Task::Embedding(_) => None,
         }
+    }
+
+    /// Sends the events that its rows have queued.
+    pub(crate) fn send_events(&mut self) {
+        self.senders.send();
     }
 
     /// Ends all its answers with a failure.

@@ -156,7 +156,7 @@ impl Sequence {
     /// The logits are invalid; the sequence cannot continue.
     pub(crate) fn advance(
         &mut self,
-        senders: &EventSenders,
+        senders: &mut EventSenders,
         position: usize,
         logits: &LogitRow<'_>,
     ) -> Result<Progress> {
@@ -170,7 +170,7 @@ impl Sequence {
         }
         if self.request.parts().prompt_logprobs.is_some() && self.n_completion() == 0 {
             let logprobs = std::mem::take(&mut self.prompt_logprobs);
-            senders.send(0, Event::PromptLogprobs(logprobs));
+            senders.queue(0, Event::PromptLogprobs(logprobs));
         }
         if self.request.parts().stop.max_tokens == 0 {
             return Ok(self.end(senders, FinishReason::Length, None));
@@ -180,7 +180,7 @@ impl Sequence {
 
     /// The result of a held sequence: it [continues](Progress::Resumed) or has ended. `None` while the result is not
     /// ready.
-    pub(crate) fn poll_held(&mut self, senders: &EventSenders) -> Option<Result<Progress>> {
+    pub(crate) fn poll_held(&mut self, senders: &mut EventSenders) -> Option<Result<Progress>> {
         let accepted = self.constraint.as_mut()?.accepted()?;
         Some(accepted.map(|is_complete| match is_complete {
             true => self.end(senders, FinishReason::Stop, None),
@@ -195,7 +195,7 @@ impl Sequence {
         self.request.parts().prompt_ids.len()
     }
 
-    fn draw(&mut self, senders: &EventSenders, logits: &LogitRow<'_>) -> Result<Progress> {
+    fn draw(&mut self, senders: &mut EventSenders, logits: &LogitRow<'_>) -> Result<Progress> {
         let StopConditions { min_tokens, max_tokens, stop_token_ids, .. } = &self.request.parts().stop;
         let may_stop = self.n_completion() + 1 > *min_tokens;
         let allowed = match &self.constraint {
@@ -232,7 +232,7 @@ impl Sequence {
             Matched::Text(text) => (text, false),
             Matched::Stopped(text) => (text, true),
         };
-        senders.send(0, Event::Token { id, text, offset, logprobs });
+        senders.queue(0, Event::Token { id, text, offset, logprobs });
         Ok(if is_stopped {
             self.finished(senders, FinishReason::Stop, self.stop_string(), String::new())
         } else if is_complete || is_stop_token && may_stop {
@@ -255,7 +255,7 @@ impl Sequence {
     }
 
     /// Ends the answer with the held-back text, which may turn out to contain a stop string.
-    fn end(&mut self, senders: &EventSenders, reason: FinishReason, cause: Option<StopCause>) -> Progress {
+    fn end(&mut self, senders: &mut EventSenders, reason: FinishReason, cause: Option<StopCause>) -> Progress {
         match self.text.finish() {
             Matched::Text(text) => self.finished(senders, reason, cause, text),
             Matched::Stopped(text) => self.finished(senders, FinishReason::Stop, self.stop_string(), text),
@@ -264,12 +264,12 @@ impl Sequence {
 
     fn finished(
         &self,
-        senders: &EventSenders,
+        senders: &mut EventSenders,
         reason: FinishReason,
         cause: Option<StopCause>,
         text: String,
     ) -> Progress {
-        senders.finish(0, reason, cause, text);
+        senders.queue_end(0, reason, cause, text);
         Progress::Ended(vec![(reason, self.n_completion())])
     }
 

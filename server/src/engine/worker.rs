@@ -282,6 +282,7 @@ impl Worker {
                     forks.into_iter().for_each(|(id, progress)| self.record(id, progress));
                 }
             }
+            self.jobs.values_mut().for_each(Job::send_events);
         }
         Ok(n_accepted)
     }
@@ -396,28 +397,30 @@ impl Worker {
 
     /// Ends a request with a failure, which its client receives.
     fn fail(&mut self, id: RequestId, failure: &Failure) {
-        if let Some(job) = self.jobs.get(&id) {
+        if let Some(job) = self.abandon(id, failure.into()) {
             job.fail(failure);
-            self.abandon(id, failure.into());
         }
     }
 
     /// Ends a request with unfinished answers.
-    fn abandon(&mut self, id: RequestId, outcome: Outcome) {
+    fn abandon(&mut self, id: RequestId, outcome: Outcome) -> Option<Job> {
         let n_tokens = self.jobs.get(&id).map(Job::n_tokens_by_answer).unwrap_or_default();
-        self.end(id, n_tokens.into_iter().map(|n_tokens| (outcome, n_tokens)));
+        self.end(id, n_tokens.into_iter().map(|n_tokens| (outcome, n_tokens)))
     }
 
-    /// Counts the ends of a request's answers, each with its number of tokens, and removes the request.
-    fn end(&mut self, id: RequestId, ends: impl IntoIterator<Item = (Outcome, usize)>) {
-        if let Some(job) = self.jobs.remove(&id) {
+    /// Counts the ends of a request's answers, each with its number of tokens, sends its events, and removes it.
+    fn end(&mut self, id: RequestId, ends: impl IntoIterator<Item = (Outcome, usize)>) -> Option<Job> {
+        let mut removed = self.jobs.remove(&id);
+        if let Some(job) = &mut removed {
             ends.into_iter().for_each(|(outcome, n_tokens)| job.count_end(outcome, n_tokens, &self.metrics));
+            job.send_events();
         }
         self.scheduler.remove(id);
         self.held.requests.remove(&id);
         if let Some(speculator) = &mut self.speculator {
             speculator.forget(id);
         }
+        removed
     }
 
     fn publish(&self) {
