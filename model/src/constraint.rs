@@ -2,7 +2,7 @@
 //!
 //! Scope: grammars ([`Grammar`]), their compilation for a vocabulary ([`GrammarCompiler`]), and the state of one text
 //! ([`Constraint`]). `llguidance` implements the grammars; its token trie is built from the vocabulary without special
-//! tokens, so these cannot occur within a text.
+//! tokens, so these occur within a text only where a grammar refers to them by id, if the caller allows them.
 
 mod schema;
 mod state;
@@ -125,13 +125,35 @@ impl GrammarCompiler {
     /// # Errors
     /// The grammar is invalid, with its location, or the vocabulary cannot express it.
     pub fn compile(&self, grammar: &Grammar, param: &'static str) -> Result<Constraint, GrammarError> {
+        self.compile_with_tokens(grammar, &[], param)
+    }
+
+    /// The same for a Lark grammar that refers to these special tokens by id, as in `<[5]>`. References to other special
+    /// tokens match nothing.
+    ///
+    /// # Errors
+    /// As [`compile`](Self::compile).
+    pub fn compile_with_tokens(
+        &self,
+        grammar: &Grammar,
+        special_tokens: &[TokenId],
+        param: &'static str,
+    ) -> Result<Constraint, GrammarError> {
         check_size(grammar)?;
+        let tokens = match special_tokens {
+            [] => Arc::clone(&self.text_tokens),
+            _ => {
+                let mut tokens = SimpleVob::clone(&self.text_tokens);
+                special_tokens.iter().for_each(|&id| tokens.allow_token(id));
+                Arc::new(tokens)
+            }
+        };
         on_a_deep_stack(|| match self.compile_source(grammar) {
             Ok(matcher) => {
                 if matcher.is_stopped() {
                     return Err(GrammarError::whole("allows only the empty text"));
                 }
-                Constraint::new(matcher, Arc::clone(&self.text_tokens), param)
+                Constraint::new(matcher, tokens, param)
                     .map_err(|error| GrammarError::whole(format!("is invalid: {}", first_line(&error))))
             }
             Err(what) => Err(match grammar {
@@ -322,6 +344,7 @@ mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 
     use std::{
+        collections::BTreeSet,
         path::Path,
         time::{Duration, Instant},
     };
@@ -349,6 +372,32 @@ mod tests {
             let error = compiler().compile(&schema, "response_format").map(drop).unwrap_err();
             assert!(error.at.starts_with("properties.a"), "{error:?}");
             assert_eq!(error.what, "is invalid: a keyword has a value of the wrong type");
+        }
+    }
+
+    #[test]
+    fn special_tokens_occur_only_where_the_caller_and_the_grammar_allow_them() {
+        let special = |id: TokenId, content: &str| {
+            json!({
+                "id": id, "content": content, "special": true,
+                "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+            })
+        };
+        let json = json!({
+            "added_tokens": [special(3, "[MARK]"), special(4, "[OTHER]")], "decoder": { "type": "Fuse" },
+            "model": { "type": "WordLevel", "vocab": { "a": 0, "{": 1, "}": 2 }, "unk_token": "a" },
+        });
+        let tokenizer = Tokenizer::from_json(json.to_string().as_bytes(), None, Path::new("tokenizer.json"));
+        let compiler = GrammarCompiler::new(&tokenizer.unwrap()).unwrap();
+        let grammar =
+            Grammar::Lark("start: <[3]> json (\"a\" | <[4]>) <[3]>\njson: %json {\"type\": \"object\"}".into());
+        assert!(compiler.compile(&grammar, "tool_choice").is_err());
+        let mut constraint = compiler.compile_with_tokens(&grammar, &[3], "tool_choice").unwrap();
+        for (id, is_last) in [(3, false), (1, false), (2, false), (0, false), (3, true)] {
+            let logits = constraint.restrict(&[0.0; 5], &BTreeSet::new()).unwrap();
+            let allowed: Vec<usize> = (0..5).filter(|&id| logits[id] == 0.0).collect();
+            assert_eq!(allowed, [id as usize]);
+            assert_eq!(constraint.accept(id).unwrap(), is_last);
         }
     }
 

@@ -26,15 +26,20 @@ impl Interrupt {
     /// Installs the handlers. The second signal ends the process, as without handlers.
     pub fn install() -> Result<Interrupt> {
         let interrupt = Interrupt::default();
+        interrupt.listen()?;
+        Ok(interrupt)
+    }
+
+    fn listen(&self) -> Result<()> {
         let is_second = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
             // The order matters: the first signal finds `is_second` unset, and sets it.
             flag::register_conditional_shutdown(signal, exit_code(signal as usize).into(), is_second.clone())
                 .and_then(|_| flag::register(signal, is_second.clone()))
-                .and_then(|_| flag::register_usize(signal, interrupt.signal.clone(), signal as usize))
+                .and_then(|_| flag::register_usize(signal, self.signal.clone(), signal as usize))
                 .context("cannot listen for SIGTERM and ctrl-c")?;
         }
-        Ok(interrupt)
+        Ok(())
     }
 
     /// The exit code after a signal: 128 plus its number, as in shells.
@@ -46,26 +51,29 @@ impl Interrupt {
     }
 }
 
-/// From now on, the first signal removes `partial`, a file or a folder that may not exist yet, and ends the process. Where that
-/// cannot be arranged, it ends the process immediately, and the next command that writes there removes what is left.
+/// From now on, the first signal removes `partial`, a file or a [staged](hearth_model::weights::StagedDir) folder that may not exist yet, and ends the
+/// process; a second one ends it immediately. Where that cannot be arranged, the first one does, and the next command that writes
+/// there removes what is left.
 pub fn remove_when_interrupted(partial: &Path) {
     #[cfg(unix)]
     if let Err(error) = install_removal(partial.to_owned()) {
-        tracing::debug!("cannot listen for SIGTERM and ctrl-c: {error}");
+        tracing::debug!("what is interrupted will not be removed: {error:#}");
     }
     #[cfg(not(unix))]
     let _ = partial;
 }
 
 #[cfg(unix)]
-fn install_removal(partial: std::path::PathBuf) -> std::io::Result<()> {
+fn install_removal(partial: std::path::PathBuf) -> Result<()> {
     use std::{fs, io::Read, os::unix::net::UnixStream, process, thread};
 
+    use hearth_model::weights::StagedDir;
     use signal_hook::low_level::pipe;
 
     let (mut signals, sender) = UnixStream::pair()?;
+    let senders = [sender.try_clone()?, sender];
     let interrupt = Interrupt::default();
-    let received = interrupt.signal.clone();
+    let received = interrupt.clone();
     let wait = move || {
         // Ends without a byte if the handlers cannot be installed.
         if signals.read_exact(&mut [0]).is_err() {
@@ -73,18 +81,17 @@ fn install_removal(partial: std::path::PathBuf) -> std::io::Result<()> {
         }
         // Files may still be created in a folder meanwhile.
         for _ in 0..100 {
-            let removed = fs::remove_dir_all(&partial).or_else(|_| fs::remove_file(&partial));
-            if removed.is_ok() || !partial.exists() {
+            if StagedDir::remove_unfinished(&partial).is_ok() || fs::remove_file(&partial).is_ok() {
                 break;
             }
         }
         process::exit(interrupt.exit_code().unwrap_or_default().into());
     };
     thread::Builder::new().name("signals".into()).spawn(wait)?;
-    for signal in [SIGINT, SIGTERM] {
-        // The order matters: the thread that is woken finds the signal's number.
-        flag::register_usize(signal, received.clone(), signal as usize)?;
-        pipe::register(signal, sender.try_clone()?)?;
+    // The order matters: the thread that is woken finds the signal's number.
+    received.listen()?;
+    for (signal, sender) in [SIGINT, SIGTERM].into_iter().zip(senders) {
+        pipe::register(signal, sender)?;
     }
     Ok(())
 }

@@ -1,15 +1,16 @@
 //! `hearth-train`: the command line for training. Results go to stdout, everything else to stderr. Exit codes: 1 a run
-//! failed, 2 invalid command line, 130 or 143 a signal stopped a run, which was saved.
+//! failed, 2 invalid command line, 130 or 143 a signal ended the command (a run was saved).
 
 mod commands;
 
 use std::{
+    env,
     io::{self, Write},
     num::NonZeroUsize,
     process::ExitCode,
 };
 
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, value_parser};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, builder::Resettable, value_parser};
 use hearth_model::ops;
 
 /// Trains language models that Hearth serves.
@@ -38,15 +39,18 @@ enum Command {
     Bilingual(commands::bilingual::Args),
 }
 
-/// The definition of the command line. An empty variable is as none: files of settings for containers have such.
-fn command() -> clap::Command {
-    let is_empty = std::env::var_os("HEARTH_THREADS").is_some_and(|value| value.is_empty());
-    let command = Cli::command();
-    if is_empty { command.mut_arg("threads", |threads| threads.env(None::<&str>)) } else { command }
+/// The command and its subcommands without empty variables: files of settings for containers have such.
+fn without_empty_variables(command: clap::Command) -> clap::Command {
+    let command = command.mut_args(|arg| match arg.get_env() {
+        Some(name) if env::var_os(name).is_some_and(|value| value.is_empty()) => arg.env(Resettable::Reset),
+        _ => arg,
+    });
+    command.mut_subcommands(without_empty_variables)
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::from_arg_matches(&command().get_matches()).unwrap_or_else(|error| error.exit());
+    let matches = without_empty_variables(Cli::command()).get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     tracing_subscriber::fmt()
         .with_writer(io::stderr)
         .with_env_filter(

@@ -2,6 +2,7 @@
 //!
 //! - `config.toml`: the resolved configuration;
 //! - `.lock`: locked while a process writes to the folder;
+//! - `.reserved`: there until the run has begun, while it copies the checkpoint that it begins with;
 //! - `metrics.jsonl`: every step, evaluation and sample, one JSON object per line;
 //! - `curves.svg` and `tensorboard/`: the same as plots;
 //! - `model/`: the best model so far, a model dir to serve;
@@ -12,7 +13,7 @@
 
 use std::{
     fs::{self, File, TryLockError},
-    io::Write,
+    io::{ErrorKind, Write},
     path::{Path, PathBuf},
 };
 
@@ -23,6 +24,8 @@ use crate::config::TrainConfig;
 
 const CONFIG_FILE: &str = "config.toml";
 const LOCK_FILE: &str = ".lock";
+/// Marks a folder that is [reserved](RunDir::reserve) for a run.
+const RESERVED_FILE: &str = ".reserved";
 const METRICS_FILE: &str = "metrics.jsonl";
 const CURVES_FILE: &str = "curves.svg";
 const TENSORBOARD_DIR: &str = "tensorboard";
@@ -58,26 +61,30 @@ fn unwritable(path: &Path) -> String {
 pub struct RunDir {
     path: PathBuf,
     start: Start,
+    /// Whether there was a run when the folder was opened.
+    held_run: bool,
     /// Locked while a process writes to the folder.
     lock: Option<File>,
 }
 
 impl RunDir {
-    /// The folder `path`, which need not exist. Nothing is written before [`begin`](Self::begin).
+    /// The folder `path`, which need not exist. Nothing is written before [`lock`](Self::lock).
     ///
     /// # Errors
     /// The folder has other contents than a run, or has a run although a new one should start.
     pub fn new(path: &Path, start: Start) -> Result<RunDir> {
         let shown = path.display();
-        let run = RunDir { path: path.to_owned(), start, lock: None };
+        let mut run = RunDir { path: path.to_owned(), start, held_run: false, lock: None };
+        run.held_run = run.holds_run();
         if path.exists() {
             let entries = fs::read_dir(path)
                 .with_context(|| format!("cannot read the folder `{shown}`\nhint: give a new folder as `--out`"))?;
             // A process that ended at the beginning may have left these.
-            let leftovers = [path.join(LOCK_FILE), PartialFile::partial_path(&path.join(CONFIG_FILE))];
-            let is_empty = entries.flatten().map(|entry| entry.path()).all(|entry| {
-                leftovers.contains(&entry) || entry == path.join(CHECKPOINTS_DIR) && has_only_checkpoints(&entry)
-            });
+            let mut leftovers = vec![path.join(LOCK_FILE), PartialFile::partial_path(&path.join(CONFIG_FILE))];
+            if run.is_unfinished() {
+                leftovers.extend([RESERVED_FILE, CHECKPOINTS_DIR].map(|name| path.join(name)));
+            }
+            let is_empty = entries.flatten().all(|entry| leftovers.contains(&entry.path()));
             ensure!(
                 is_empty || run.holds_run(),
                 "`{shown}` is not a training run and not empty\nhint: use a new folder as `--out`"
@@ -87,12 +94,16 @@ impl RunDir {
         Ok(run)
     }
 
-    /// Rejects a folder with a run, unless it is to be continued.
+    /// Rejects a folder with a run, unless it is the one to be continued.
     fn ensure_new(&self) -> Result<()> {
+        let shown = self.path.display();
         ensure!(
             self.start == Start::Resume || !self.holds_run(),
-            "`{}` has an earlier run\nhint: use a new folder as `--out`, or add `--resume`",
-            self.path.display()
+            "`{shown}` has an earlier run\nhint: use a new folder as `--out`, or add `--resume`"
+        );
+        ensure!(
+            self.held_run || !self.holds_run(),
+            "another process has begun a run in `{shown}`\nhint: repeat the command, which then continues that run"
         );
         Ok(())
     }
@@ -107,9 +118,9 @@ impl RunDir {
         self.path.join(CONFIG_FILE).is_file()
     }
 
-    /// Whether the folder has checkpoints but is no run: the process that reserved it ended before it began.
+    /// Whether the folder is reserved but is no run: the process that reserved it ended before the run began.
     pub fn is_unfinished(&self) -> bool {
-        !self.holds_run() && self.path.join(CHECKPOINTS_DIR).exists()
+        !self.holds_run() && self.path.join(RESERVED_FILE).is_file()
     }
 
     /// The configuration of the run in the folder.
@@ -121,35 +132,48 @@ impl RunDir {
         })
     }
 
-    /// Creates and locks the folder. It is a run from [`begin`](Self::begin) on: if the process ends before, what it has written
-    /// is not continued, and removed here by the next one.
+    /// Creates and locks the folder, for a checkpoint that is written to it before it is a run, which it is from
+    /// [`begin`](Self::begin) on. If the process ends before, the checkpoint is not continued from, and the next process that
+    /// begins a run here removes it.
     ///
     /// # Errors
     /// The folder cannot be written to, or another process is training in it or has begun a run there since
     /// [`new`](Self::new).
     pub fn reserve(&mut self) -> Result<()> {
-        let is_reserved = self.lock.is_some();
+        self.claim()?;
+        // Other checkpoints, such as copies of those of another run, must never be removed.
+        File::create(self.path.join(RESERVED_FILE)).with_context(|| unwritable(&self.path))?;
+        Ok(())
+    }
+
+    /// Creates and locks the folder, and removes the checkpoint of a process that ended after it had reserved the folder.
+    fn claim(&mut self) -> Result<()> {
+        let is_own = self.lock.is_some();
         self.lock()?;
         self.ensure_new()?;
         let checkpoints = self.path.join(CHECKPOINTS_DIR);
-        if !is_reserved && self.is_unfinished() {
+        if !is_own && self.is_unfinished() && checkpoints.exists() {
             fs::remove_dir_all(&checkpoints).with_context(|| unwritable(&self.path))?;
         }
         Ok(())
     }
 
-    /// [Reserves](Self::reserve) the folder, writes the configuration, which marks the folder as a run, and removes what an earlier
+    /// Creates and locks the folder, writes the configuration, which marks the folder as a run, and removes what an earlier
     /// process left that ended while it saved.
     ///
     /// # Errors
     /// Those of [`reserve`](Self::reserve).
     pub fn begin(&mut self, config: &TrainConfig) -> Result<()> {
-        self.reserve()?;
+        self.claim()?;
         let unwritable = || unwritable(&self.path);
         let path = self.path.join(CONFIG_FILE);
         let text = config.to_toml()?;
         if fs::read_to_string(&path).ok().as_deref() != Some(&text) {
             write_whole(&path, text.as_bytes())?;
+        }
+        match fs::remove_file(self.path.join(RESERVED_FILE)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error).with_context(unwritable),
+            _ => {}
         }
         let checkpoints = self.path.join(CHECKPOINTS_DIR);
         for dir in [&checkpoints, &self.tensorboard_dir()] {
@@ -243,16 +267,6 @@ impl RunDir {
     }
 }
 
-/// Whether the folder `checkpoints` has nothing but checkpoints of Hearth, whole or not. Other programs have such names too.
-fn has_only_checkpoints(checkpoints: &Path) -> bool {
-    let is_checkpoint = |entry: fs::DirEntry| {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        // One that is not whole has a suffix of its own.
-        name.starts_with("step-") && (name.contains(".hearth-") || entry.path().join("train_state").is_dir())
-    };
-    fs::read_dir(checkpoints).is_ok_and(|mut entries| entries.all(|entry| entry.is_ok_and(is_checkpoint)))
-}
-
 /// Writes a file under a temporary name and renames it, so that readers find the old or the new contents.
 ///
 /// # Errors
@@ -293,28 +307,17 @@ mod tests {
         assert_eq!(again.config().unwrap().seed, 3);
         assert_eq!(fs::read_dir(out.join("checkpoints")).unwrap().count(), 0, "of a save that was ended");
 
-        // A process ended before its folder was a run.
-        let unfinished = dir.path().join("unfinished");
-        for checkpoint in ["step-00000020/train_state", "step-00000030.hearth-partial"] {
-            fs::create_dir_all(unfinished.join("checkpoints").join(checkpoint)).unwrap();
-        }
-        let mut begun = RunDir::new(&unfinished, Start::New).unwrap();
-        assert!(begun.is_unfinished());
-        begun.reserve().unwrap();
-        assert!(begun.checkpoints().unwrap().is_empty());
-        begun.save_checkpoint(10, |staged| Ok(staged.write("model.safetensors", b"")?)).unwrap();
-        begun.begin(&config).unwrap();
-        assert_eq!(begun.checkpoints().unwrap(), [10]);
-        fs::create_dir_all(dir.path().join("others/checkpoints/step-00000020")).unwrap();
-        assert!(RunDir::new(&dir.path().join("others"), Start::New).is_err());
-
-        // Both find an empty folder, and only one begins there.
+        // All find an empty folder, and only one begins there.
         let raced = dir.path().join("raced");
-        let [mut first, mut second] = [(); 2].map(|()| RunDir::new(&raced, Start::New).unwrap());
+        let starts = [Start::New, Start::New, Start::Resume];
+        let [mut first, mut second, mut third] = starts.map(|start| RunDir::new(&raced, start).unwrap());
         first.begin(&config).unwrap();
         assert!(second.begin(&config).unwrap_err().to_string().contains("another process"));
         drop(first);
         assert!(second.begin(&config).unwrap_err().to_string().contains("earlier run"));
+        drop(second);
+        // It has not seen the checkpoints of the run, so it would begin at step 0.
+        assert!(third.begin(&config).unwrap_err().to_string().contains("has begun a run in"));
 
         let other = dir.path().join("photos");
         fs::create_dir(&other).unwrap();
@@ -324,6 +327,36 @@ mod tests {
             assert!(error.contains("is not a training run"), "{error}");
         }
         assert!(RunDir::new(&other.join("cat.jpg"), Start::New).is_err());
+    }
+
+    #[test]
+    fn only_the_checkpoint_of_a_run_that_did_not_begin_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let save = |run: &RunDir, step: usize| {
+            run.save_checkpoint(step, |staged| Ok(staged.write("model.safetensors", b"")?)).unwrap();
+        };
+        let out = dir.path().join("out");
+        let mut ended = RunDir::new(&out, Start::New).unwrap();
+        ended.reserve().unwrap();
+        save(&ended, 20);
+        fs::create_dir(out.join("checkpoints/step-00000030.hearth-partial")).unwrap();
+        drop(ended);
+        let mut begun = RunDir::new(&out, Start::New).unwrap();
+        assert!(begun.is_unfinished());
+        begun.reserve().unwrap();
+        assert!(begun.checkpoints().unwrap().is_empty());
+        save(&begun, 10);
+        begun.begin(&TrainConfig::default()).unwrap();
+        assert_eq!(begun.checkpoints().unwrap(), [10]);
+        assert!(!begun.is_unfinished() && !out.join(RESERVED_FILE).exists());
+
+        // Checkpoints that were copied from elsewhere, without the rest of their run.
+        let copied = dir.path().join("copied");
+        fs::create_dir_all(copied.join("checkpoints/step-00000020/train_state")).unwrap();
+        for start in [Start::New, Start::Resume] {
+            let error = RunDir::new(&copied, start).unwrap_err().to_string();
+            assert!(error.contains("is not a training run"), "{error}");
+        }
     }
 
     #[test]

@@ -1,22 +1,18 @@
 //! The training loop, from top to bottom: batch, loss, backward, combine, clip, step, log, evaluate, save.
 
 mod same_run;
+mod sample;
 mod speed;
 
-use std::{
-    ops::ControlFlow,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use burn::{module::Module, tensor::Device};
 use hearth_model::{
     TokenId,
-    generate::{GenerateOptions, generate},
     gpt::Gpt,
     ops::{self, Dtype},
-    sampling::SamplingParams,
-    tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
+    tokenizer::Tokenizer,
     weights::{
         DiskDtype, StagedDir,
         model_dir::{self, LoadOptions, SaveOptions},
@@ -31,14 +27,14 @@ use self::{
 use crate::{
     adapter::{self, Adapted, SavedAdapter},
     checkpoint::{self, Best, Checkpoint, TrainState},
-    config::{Objective, Rows, SampleSettings, ScheduleKind, TrainConfig},
+    config::{Objective, Rows, ScheduleKind, TrainConfig},
     digest::Digest,
     eval::{Score, Windows, read_numbers, score},
     guard::Guard,
     init::initialize,
     interrupt::Interrupt,
     learner::{Learner, LossGradients, StepIndex},
-    loader::{Batch, Loader, LoaderSettings, Prefetcher, RowOrder, RowSource, mix},
+    loader::{Batch, Loader, LoaderSettings, Prefetcher, RowOrder, RowSource},
     preference::{score_pairs, token_losses, token_losses_in_training, with_references},
     progress::{EvalRecord, Pace, Reporter, StepRecord},
     run_dir::RunDir,
@@ -379,6 +375,10 @@ impl<'a> Trainer<'a> {
                 None => self.evaluate(run, reporter)?,
             });
         }
+        // All steps were made before, and no evaluation saves the model.
+        if is_complete && !self.data.val.has_targets() && !run.model_dir().exists() {
+            self.save_model(run)?;
+        }
         reporter.draw()?;
         Ok(Outcome {
             step: self.state.step,
@@ -468,39 +468,27 @@ impl<'a> Trainer<'a> {
         Some(val.bits_per_byte(n_bytes * share))
     }
 
-    /// Generates a sample.
-    fn sample(&self, settings: &SampleSettings) -> Result<String> {
-        let (gpt, tokenizer) = (self.packed()?, &self.data.tokenizer);
-        let prompt_ids = &prompt_ids(&settings.prompt, tokenizer, gpt.config().max_seq_len);
-        let room = gpt.config().max_seq_len.saturating_sub(prompt_ids.len());
-        let options = GenerateOptions {
-            max_tokens: settings.max_tokens.min(room),
-            kv_dtype: None,
-            sampling: SamplingParams {
-                seed: mix(self.config.seed) ^ self.state.step as u64,
-                ..settings.params(SamplingParams::default())
-            },
-            eos_token_ids: self.data.eos_token_ids.clone(),
-        };
-        let token_ids = generate(&gpt, prompt_ids, &options, |_| ControlFlow::Continue(()))?;
-        Ok(tokenizer.decode(&token_ids, DecodeOptions { skip_special_tokens: true }))
-    }
-
-    /// Writes a checkpoint and removes old ones. What was reported of its steps must be on the disk.
-    ///
-    /// # Errors
-    /// The folder cannot be written to. Earlier checkpoints stay.
-    pub fn save(&self, run: &RunDir) -> Result<()> {
+    /// Writes a checkpoint, and the model if no evaluation chooses one, and removes old checkpoints. What was reported of its
+    /// steps must be on the disk.
+    fn save(&self, run: &RunDir) -> Result<()> {
         if !self.data.val.has_targets() {
             // Without a validation split the best model is unknown: the last one is kept.
             self.save_model(run)?;
         }
+        self.save_checkpoint(run)?;
+        run.prune_checkpoints(self.state.step, self.config.checkpoint.keep, &self.config.checkpoint.keep_steps)
+    }
+
+    /// Writes a checkpoint.
+    ///
+    /// # Errors
+    /// The folder cannot be written to. Earlier checkpoints stay.
+    pub fn save_checkpoint(&self, run: &RunDir) -> Result<()> {
         run.save_checkpoint(self.state.step, |staged| {
             self.write_model(staged, DiskDtype::F32)?;
             checkpoint::write(staged, &self.learner.optimizer, &self.state, self.config)
         })
-        .with_context(|| format!("cannot save the checkpoint of step {}; earlier ones are intact", self.state.step))?;
-        run.prune_checkpoints(self.state.step, self.config.checkpoint.keep, &self.config.checkpoint.keep_steps)
+        .with_context(|| format!("cannot save the checkpoint of step {}; earlier ones are intact", self.state.step))
     }
 
     fn save_model(&self, run: &RunDir) -> Result<()> {
@@ -559,38 +547,6 @@ impl Due {
     }
 }
 
-/// The ids of a sample's prompt, as `hearth-train sample` and servers encode it. Neither a prompt with characters outside the
-/// vocabulary nor one that leaves no room in the context may end a run.
-fn prompt_ids(prompt: &str, tokenizer: &Tokenizer, max_seq_len: usize) -> Vec<TokenId> {
-    let ids = tokenizer.encode(prompt, EncodeOptions::PROMPT).unwrap_or_default();
-    let ids = if ids.is_empty() { vec![0] } else { ids };
-    ids[(ids.len() + 1).saturating_sub(max_seq_len)..].to_vec()
-}
-
 fn run_size(config: &TrainConfig, data: &Data, learner: &Learner) -> RunSize {
     RunSize::new(learner.n_params(), &data.train, config.model.max_seq_len)
-}
-
-impl SampleSettings {
-    /// The sampling settings, on top of `defaults`.
-    pub fn params(&self, defaults: SamplingParams) -> SamplingParams {
-        SamplingParams { temperature: self.temperature, top_k: self.top_k, top_p: self.top_p, ..defaults }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
-    use super::*;
-    use crate::tokenizer_build::{BuiltTokenizer, SpecialTokens};
-
-    #[test]
-    fn samples_begin_as_documents_do() {
-        let special = SpecialTokens { bos: Some("<b>".to_owned()), ..SpecialTokens::default() };
-        // a, b and c are 0 to 2.
-        let tokenizer = BuiltTokenizer::from_characters(&"abc".chars().collect(), &special).unwrap().open().unwrap();
-        assert_eq!(prompt_ids("ab", &tokenizer, 8), [3, 0, 1]);
-        assert_eq!(prompt_ids("abcabc", &tokenizer, 4), [0, 1, 2], "with room for one token");
-        assert_eq!(prompt_ids("x", &tokenizer, 8), [0], "it has no id");
-    }
 }

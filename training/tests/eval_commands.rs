@@ -29,6 +29,15 @@ fn tasks(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/eval").join(name)
 }
 
+#[test]
+fn an_empty_variable_counts_as_unset() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hearth-train"));
+    command.args(["eval", "loss", "nowhere", "--data", "text.txt"]).env("HEARTH_DEVICE", "").env("HEARTH_THREADS", "");
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("`nowhere`"), "{}", stderr(&output));
+}
+
 /// As `pretrain` does with rows of documents.
 #[test]
 fn a_prepared_split_is_measured_by_documents() {

@@ -188,6 +188,36 @@ fn preferences_that_are_killed_end_with_the_bits_of_those_that_are_not() {
     is_the_same_after_kills("pairs.jsonl", &["--set", "objective.kind=dpo", "--lora"], "adapter_model.safetensors");
 }
 
+/// With nothing held out, the last model is kept, which is no part of a folder that is not a run yet.
+#[test]
+fn a_branch_without_held_out_examples_can_be_begun_again() {
+    let case = Case::new();
+    let lines = fs::read_to_string(case.path("train.jsonl")).unwrap();
+    fs::write(case.path("one.jsonl"), lines.lines().next().unwrap()).unwrap();
+    let sets = ["schedule.kind=constant", "schedule.max_steps=4", "checkpoint.every=2"];
+    let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+    let output = case.command("one.jsonl", "run", &sets).output().unwrap();
+    succeeded(&output);
+    let told = stderr(&output);
+    assert!(told.contains("rows have 64 tokens (`model.max_seq_len`), the model's context has 96"), "{told}");
+    let checkpoint = case.path("run/checkpoints/step-00000002");
+    let from = [&sets[..], &["--from", checkpoint.to_str().unwrap()]].concat();
+    // The folder does not become a run: its configuration cannot be written.
+    let obstacle = case.path("branch/config.toml.hearth-partial");
+    fs::create_dir_all(&obstacle).unwrap();
+    let output = case.command("one.jsonl", "branch", &from).output().unwrap();
+    assert!(!output.status.success() && stderr(&output).contains("config.toml`"), "{}", stderr(&output));
+    fs::remove_dir(&obstacle).unwrap();
+    succeeded(&case.command("one.jsonl", "branch", &from).output().unwrap());
+    let weights = case.path("branch/model/model.safetensors");
+    assert!(weights.is_file());
+    // A complete run whose model is gone has one again.
+    fs::remove_dir_all(case.path("branch/model")).unwrap();
+    let resume = [&sets[..], &["--resume"]].concat();
+    succeeded(&case.command("one.jsonl", "branch", &resume).output().unwrap());
+    assert!(weights.is_file());
+}
+
 /// The first loss of preferences is `ln 2`, however products are computed: the model is its reference still.
 #[test]
 fn preferences_begin_without_a_preference() {

@@ -104,6 +104,13 @@ fn a_text_becomes_a_model_that_opens_and_has_learned_it() {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&report["text"], &report["n_tokens"]), (&"the höuse\nli".into(), &12.into()));
 
+    // More than the context of 32 tokens has room for.
+    let output = sample(&["--json", "--set", "sample.temperature=0"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let n_prompt = "line two of ".len() as u64;
+    assert_eq!(report["n_tokens"], 32 - n_prompt);
+    assert!(stderr(&output).contains("it fills the model's context of 32 tokens"), "{}", stderr(&output));
+
     let written = dir.path().join("written.txt");
     let to_file = [&greedy[..], &["--out", written.to_str().unwrap()]].concat();
     assert!(sample(&to_file).status.success());

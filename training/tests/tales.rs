@@ -155,6 +155,44 @@ fn what_is_interrupted_is_removed() {
     }
 }
 
+#[cfg(unix)]
+#[test]
+fn a_second_signal_ends_a_removal_that_takes_long() {
+    use std::{
+        fs::File,
+        process::Stdio,
+        thread,
+        time::{Duration, Instant},
+    };
+
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hearth-train"));
+    command.args(["bilingual", "--out", "data", "--count", "4000000000"]).current_dir(dir.path()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let partial = dir.path().join("data.hearth-partial/pairs.jsonl");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !partial.exists() && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(1));
+    }
+    // As while a folder is moved to its place: it is not removed meanwhile.
+    let lock = File::open(dir.path()).unwrap();
+    lock.lock().unwrap();
+    for signal in ["-TERM", "-INT"] {
+        assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+    }
+    let mut has_ended = false;
+    while !has_ended && Instant::now() < deadline {
+        has_ended = child.try_wait().unwrap().is_some();
+        thread::sleep(Duration::from_millis(1));
+    }
+    // Does nothing if it has ended.
+    let _ = child.kill();
+    let status = child.wait().unwrap();
+    // Both signals may come at once.
+    assert!(has_ended && [Some(130), Some(143)].contains(&status.code()), "{status}");
+    assert!(partial.is_file());
+}
+
 #[test]
 fn sentences_and_translations_are_files_that_other_commands_read() {
     let dir = tempfile::tempdir().unwrap();

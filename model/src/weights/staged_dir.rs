@@ -120,6 +120,19 @@ impl StagedDir {
         Ok(())
     }
 
+    /// Removes the staged folder `path` of this process, which will end, from another thread than the one that writes it. If it
+    /// is being moved to its place, waits for that: then nothing is removed.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the folder cannot be removed.
+    pub fn remove_unfinished(path: &Path) -> Result<()> {
+        let _lock = DirLock::wait_for(parent_of(path));
+        if !is_there(path)? {
+            return Ok(());
+        }
+        disk::remove_dir_all(path).map_err(Error::io("remove", path))
+    }
+
     /// A new folder that will become `dir`, which must be missing or empty. An empty folder that cannot be replaced (a
     /// mount point, the working directory) is filled.
     ///

@@ -5,17 +5,17 @@ use axum::{
     http::{HeaderMap, StatusCode, header},
 };
 use serde_json::{Map, Value};
-use tokio::{sync::OwnedSemaphorePermit, time::timeout};
+use tokio::time::timeout;
 use tokio_stream::StreamExt;
 
 use super::{
     bounded_json::{self, BadJson},
     endpoint::Policy,
     error::ApiError,
-    fields::{Fields, shown},
+    fields::{Fields, repeated, shown},
     options::ApiOptions,
     request_log::RequestLog,
-    state::{AppState, Preparation, TurnWait},
+    state::{AppState, BodyRoom, Preparation, TurnWait},
 };
 use crate::engine::prefix_cache::PrefixSalt;
 
@@ -24,25 +24,12 @@ use crate::engine::prefix_cache::PrefixSalt;
 pub(crate) struct Body {
     /// Empty once it is parsed.
     bytes: Vec<u8>,
-    room: Room,
+    room: BodyRoom,
     max_bytes: usize,
     log: RequestLog,
     key_salt: Option<PrefixSalt>,
     /// Whether the request will be submitted to the engine.
     submits: bool,
-}
-
-/// Room that grows.
-#[derive(Debug, Default)]
-struct Room(Option<OwnedSemaphorePermit>);
-
-impl Room {
-    fn add(&mut self, more: OwnedSemaphorePermit) {
-        match &mut self.0 {
-            Some(room) => room.merge(more),
-            None => self.0 = Some(more),
-        }
-    }
 }
 
 impl FromRequest<AppState> for Body {
@@ -73,7 +60,7 @@ impl FromRequest<AppState> for Body {
             }
             return Err(full);
         }
-        let (mut bytes, mut room) = (Vec::new(), Room::default());
+        let (mut bytes, mut room) = (Vec::new(), state.body_room(0)?);
         receive(request, options, |piece| {
             room.add(state.body_room(piece.len())?);
             bytes.extend_from_slice(piece);
@@ -154,6 +141,7 @@ fn parse(bytes: &[u8], max_bytes: usize) -> Result<(Map<String, Value>, usize), 
             };
             Err(ApiError::bad_request(format!("the body must be a JSON object: {error}{hint}")))
         }
+        Err(BadJson::Repeated(path)) => Err(repeated(path)),
         Err(BadJson::TooManyValues(most)) => Err(ApiError::bad_request(format!(
             "the body has too many values: its {} bytes would take more than {most} in memory\n\
              hint: send fewer, or raise `--max-body-bytes`, with which the limit grows",
@@ -217,14 +205,14 @@ mod tests {
     #[test]
     fn repeated_names_are_refused() {
         for (text, name) in [
-            (r#"{"model": "a", "model": "b"}"#, "`model`"),
-            (r#"{"messages": [{"role": "user", "content": "x", "role": "system"}]}"#, "`role`"),
-            (r#"{"a": 1, "\u0061": 1}"#, "`a`"),
+            (r#"{"model": "a", "model": "b"}"#, "model"),
+            (r#"{"messages": [{"role": "user", "content": "x", "role": "system"}]}"#, "messages[0].role"),
+            (r#"{"a": 1, "\u0061": 1}"#, "a"),
         ] {
-            let message = parse(text).unwrap_err().message().to_owned();
-            assert!(message.starts_with(&format!("the body must be a JSON object: {name} occurs twice")), "{message}");
+            let error = parse(text).unwrap_err();
+            assert_eq!(error.message(), format!("`{name}` must be given only once, got it twice"));
+            assert_eq!(error.envelope()["error"]["param"], name);
         }
-        assert!(parse(r#"{"a": {"b": 1}, "b": {"a": 1}}"#).is_ok());
         let long = "x".repeat(1000);
         assert!(parse(format!("{{\"{long}\": 1, \"{long}\": 1}}")).unwrap_err().message().len() < 200);
     }

@@ -30,24 +30,22 @@ const MIN_ITEMS: usize = 4;
 pub(super) enum BadJson {
     /// The text is not valid JSON, or not an object.
     Malformed(serde_json::Error),
+    /// An object has a name twice. Holds its path.
+    Repeated(String),
     /// The values take too much memory. Holds the limit in bytes.
     TooManyValues(usize),
 }
 
 /// Parses a body of at most `max_body_bytes`. Also returns the memory that the fields without tokens take, in bytes.
 pub(super) fn parse(body: &[u8], max_body_bytes: usize) -> Result<(Value, usize), BadJson> {
-    let rooms = Rooms {
-        tokens: Room::new(max_body_bytes.saturating_mul(TOKEN_BYTES_PER_BYTE)),
-        others: Room::new(max_body_bytes.saturating_mul(OTHER_BYTES_PER_BYTE)),
-    };
+    let tokens = Room::new(max_body_bytes.saturating_mul(TOKEN_BYTES_PER_BYTE));
+    let others = Room::new(max_body_bytes.saturating_mul(OTHER_BYTES_PER_BYTE));
+    let repeated = Repeated::default();
     let mut deserializer = Deserializer::from_slice(body);
-    let parsed = deserializer.deserialize_any(Body(&rooms)).and_then(|value| deserializer.end().map(|()| value));
-    match parsed {
-        Ok(value) => Ok((value, rooms.others.total - rooms.others.left.get())),
-        Err(error) => Err(match [&rooms.tokens, &rooms.others].into_iter().find(|room| room.is_exhausted.get()) {
-            Some(room) => BadJson::TooManyValues(room.total),
-            None => BadJson::Malformed(error),
-        }),
+    let whole = Body { tokens: &tokens, others: &others, repeated: &repeated };
+    match deserializer.deserialize_any(whole).and_then(|value| deserializer.end().map(|()| value)) {
+        Ok(value) => Ok((value, others.total - others.left.get())),
+        Err(error) => Err(reason(error, repeated, &[&tokens, &others])),
     }
 }
 
@@ -55,12 +53,27 @@ pub(super) fn parse(body: &[u8], max_body_bytes: usize) -> Result<(Value, usize)
 /// into, whatever their form.
 pub(super) fn parse_text(text: &str, max_values: usize) -> Result<Value, BadJson> {
     let room = Room::new(max_values.saturating_mul(MEMBER_BYTES.max(MIN_ITEMS * size_of::<Value>())));
+    let repeated = Repeated::default();
     let mut deserializer = Deserializer::from_str(text);
-    let parsed = Within(&room).deserialize(&mut deserializer);
-    parsed.and_then(|value| deserializer.end().map(|()| value)).map_err(|error| match room.is_exhausted.get() {
-        true => BadJson::TooManyValues(room.total),
-        false => BadJson::Malformed(error),
-    })
+    let parsed = Within { room: &room, repeated: &repeated }.deserialize(&mut deserializer);
+    let parsed = parsed.and_then(|value| deserializer.end().map(|()| value));
+    parsed.map_err(|error| reason(error, repeated, &[&room]))
+}
+
+fn reason(error: serde_json::Error, repeated: Repeated, rooms: &[&Room]) -> BadJson {
+    if let Some(path) = repeated.0.into_inner() {
+        return BadJson::Repeated(path);
+    }
+    match rooms.iter().find(|room| room.is_exhausted.get()) {
+        Some(room) => BadJson::TooManyValues(room.total),
+        None => BadJson::Malformed(error),
+    }
+}
+
+/// The path of a place within the value at `outer`: `outer.name` or `outer[0]`.
+pub(super) fn join(outer: &str, inner: &str) -> String {
+    let separator = if inner.starts_with('[') { "" } else { "." };
+    format!("{outer}{separator}{inner}")
 }
 
 /// A memory budget for values.
@@ -68,11 +81,6 @@ struct Room {
     total: usize,
     left: Cell<usize>,
     is_exhausted: Cell<bool>,
-}
-
-struct Rooms {
-    tokens: Room,
-    others: Room,
 }
 
 impl Room {
@@ -87,12 +95,52 @@ impl Room {
     }
 }
 
+/// The path of a name that an object has twice, once one is found. It begins at the value that is being parsed.
+#[derive(Default)]
+struct Repeated(Cell<Option<String>>);
+
+impl Repeated {
+    /// Rejects a name that `object` already has: which of its values counts would differ between programs.
+    fn check<E: de::Error>(&self, object: &Map<String, Value>, name: &str) -> Result<(), E> {
+        if !object.contains_key(name) {
+            return Ok(());
+        }
+        self.0.set(Some(cut(name)));
+        Err(E::custom("repeated name"))
+    }
+
+    /// The path, if there is one, now begins at the value whose part `place` was being parsed.
+    fn leave(&self, place: impl FnOnce() -> String) {
+        self.0.set(self.0.take().map(|path| join(&place(), &path)));
+    }
+}
+
+/// A name for error messages, truncated.
+fn cut(name: &str) -> String {
+    const MAX_CHARS: usize = 60;
+    name.chars().take(MAX_CHARS).collect()
+}
+
 /// The whole body: an object. [`TOKEN_FIELDS`] and the other fields have separate budgets.
-struct Body<'a>(&'a Rooms);
+struct Body<'a> {
+    tokens: &'a Room,
+    others: &'a Room,
+    repeated: &'a Repeated,
+}
 
 /// A value within the body.
 #[derive(Clone, Copy)]
-struct Within<'a>(&'a Room);
+struct Within<'a> {
+    room: &'a Room,
+    repeated: &'a Repeated,
+}
+
+impl Body<'_> {
+    /// A value that takes memory from `room`.
+    fn within<'a>(&'a self, room: &'a Room) -> Within<'a> {
+        Within { room, repeated: self.repeated }
+    }
+}
 
 impl<'de> DeserializeSeed<'de> for Within<'_> {
     type Value = Value;
@@ -140,17 +188,19 @@ impl<'de> Visitor<'de> for Body<'_> {
     scalars!();
 
     fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<Value, A::Error> {
-        Within(&self.0.others).visit_seq(items)
+        self.within(self.others).visit_seq(items)
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Value, A::Error> {
         let mut object = Map::new();
         while let Some(name) = members.next_key::<String>()? {
-            self.0.others.take(MEMBER_BYTES)?;
-            require_new(&object, &name)?;
+            self.others.take(MEMBER_BYTES)?;
+            self.repeated.check(&object, &name)?;
             let is_tokens = TOKEN_FIELDS.contains(&name.as_str());
-            let room = if is_tokens { &self.0.tokens } else { &self.0.others };
-            object.insert(name, members.next_value_seed(Within(room))?);
+            let room = if is_tokens { self.tokens } else { self.others };
+            let value = members.next_value_seed(self.within(room));
+            let value = value.inspect_err(|_| self.repeated.leave(|| cut(&name)))?;
+            object.insert(name, value);
         }
         Ok(Value::Object(object))
     }
@@ -163,11 +213,12 @@ impl<'de> Visitor<'de> for Within<'_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
         let mut list = Vec::new();
-        while let Some(item) = items.next_element_seed(self)? {
+        let leave = |index: usize| self.repeated.leave(|| format!("[{index}]"));
+        while let Some(item) = items.next_element_seed(self).inspect_err(|_| leave(list.len()))? {
             if list.len() == list.capacity() {
                 // Grows by less than the doubling of `Vec`, to save memory.
                 let n_more = (list.len() / 4).max(MIN_ITEMS);
-                self.0.take(n_more * size_of::<Value>())?;
+                self.room.take(n_more * size_of::<Value>())?;
                 list.reserve_exact(n_more);
             }
             list.push(item);
@@ -178,22 +229,13 @@ impl<'de> Visitor<'de> for Within<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Value, A::Error> {
         let mut object = Map::new();
         while let Some(name) = members.next_key::<String>()? {
-            self.0.take(MEMBER_BYTES)?;
-            require_new(&object, &name)?;
-            object.insert(name, members.next_value_seed(self)?);
+            self.room.take(MEMBER_BYTES)?;
+            self.repeated.check(&object, &name)?;
+            let value = members.next_value_seed(self).inspect_err(|_| self.repeated.leave(|| cut(&name)))?;
+            object.insert(name, value);
         }
         Ok(Value::Object(object))
     }
-}
-
-/// Rejects a repeated name: which of its values counts would differ between programs.
-fn require_new<E: de::Error>(object: &Map<String, Value>, name: &str) -> Result<(), E> {
-    const MAX_CHARS: usize = 60;
-    if !object.contains_key(name) {
-        return Ok(());
-    }
-    let shown: String = name.chars().take(MAX_CHARS).collect();
-    Err(E::custom(format_args!("`{shown}` occurs twice")))
 }
 
 #[cfg(test)]
@@ -237,6 +279,23 @@ mod tests {
             let refused = parse(bomb.as_bytes(), max_body_bytes);
             let is_told = matches!(refused, Err(BadJson::TooManyValues(n)) if n == bytes_per_byte * max_body_bytes);
             assert!(is_told, "{bomb:.40}");
+        }
+    }
+
+    #[test]
+    fn repeated_names_have_a_path() {
+        for (text, expected) in [
+            (r#"{"a": 1, "a": 2}"#, "a"),
+            (r#"{"a": {"b": [0, [{"c": 1, "d": 2, "c": 1}]]}}"#, "a.b[1][0].c"),
+            (r#"{"prompt": [1, {"x": 1, "x": 1}]}"#, "prompt[1].x"),
+            (r#"[{"x": 1, "x": 1}]"#, "[0].x"),
+        ] {
+            let is_so = |refused| matches!(refused, BadJson::Repeated(path) if path == expected);
+            assert!(is_so(parse(text.as_bytes(), 1000).unwrap_err()), "{text}");
+            assert!(is_so(parse_text(text, 1000).unwrap_err()), "{text}");
+        }
+        for fine in [r#"{"a": {"b": 1}, "b": {"a": 1}}"#, r#"[{"a": 1}, {"a": 1}]"#] {
+            assert!(parse(fine.as_bytes(), 1000).is_ok(), "{fine}");
         }
     }
 

@@ -211,10 +211,10 @@ impl ChatRequest {
         let mut generation = generation.ignoring(conversation.unread(&template));
         let mut parser = None;
         if let Some((tools, style)) = conversation.tools(&template) {
-            if let Some(structure) = tools.structure(style, generation.structure())? {
+            if let Some(structure) = tools.structure(style, &model.tokenizer, generation.structure())? {
                 generation = generation.with_structure(structure);
             }
-            if tools.hides_marks(style, &model.tokenizer) {
+            if style.has_special_marks(&model.tokenizer) {
                 generation = generation.showing_special_tokens();
             }
             parser = Some(tools.parser(style));

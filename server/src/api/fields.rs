@@ -432,6 +432,12 @@ pub(crate) fn missing(name: impl Into<Cow<'static, str>>) -> ApiError {
     ApiError::invalid(name, message)
 }
 
+/// The error for a name that an object has twice.
+pub(crate) fn repeated(path: String) -> ApiError {
+    let message = format!("`{path}` must be given only once, got it twice");
+    ApiError::invalid(path, message)
+}
+
 fn check_name(path: Cow<'static, str>, name: &str) -> Result<(), ApiError> {
     let n_chars = name.chars().count();
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');

@@ -12,7 +12,8 @@
 //! - `text_input`: strings or token ids, one or several
 //! - `sampling`: sampling parameters; `beams`: those of beam search
 //! - `structured`: structured output
-//! - `tools`: tools of a request; `tool_parser`: calls in the model's text; `tool_calls`: calls on the wire
+//! - `tools`: tools of a request; `call_format`: how models write calls; `tool_parser`: calls in the model's text;
+//!   `tool_calls`: calls on the wire
 //! - `body`: request bodies; `bounded_json`: parses them; `fields`: reads their fields one by one, so that errors name
 //!   the parameter; `schema`: records the fields that are read
 //! - `openapi`: `/openapi.json`, from the endpoints' own descriptions
@@ -31,6 +32,7 @@ mod beams;
 mod body;
 pub(crate) mod body_guard;
 mod bounded_json;
+mod call_format;
 mod chat;
 mod chunk;
 mod completions;

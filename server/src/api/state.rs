@@ -107,6 +107,26 @@ struct Turn {
     n_waiting: AtomicUsize,
 }
 
+/// Room for the bodies of requests and their values, which is free again when this is dropped.
+#[derive(Debug)]
+pub(crate) struct BodyRoom {
+    free: Arc<AtomicUsize>,
+    n_bytes: usize,
+}
+
+impl BodyRoom {
+    /// Adds room of the same request.
+    pub(crate) fn add(&mut self, mut more: Self) {
+        self.n_bytes += std::mem::take(&mut more.n_bytes);
+    }
+}
+
+impl Drop for BodyRoom {
+    fn drop(&mut self) {
+        self.free.fetch_add(self.n_bytes, Ordering::Relaxed);
+    }
+}
+
 /// Counts a request that waits for its turn, until dropped.
 struct Waiting<'a>(&'a AtomicUsize);
 
@@ -160,7 +180,7 @@ struct Inner {
     /// One for each long kind of [`Preparation`].
     turns: [Turn; N_LONG],
     /// Free bytes for the bodies of requests.
-    body_room: Arc<Semaphore>,
+    body_room: Arc<AtomicUsize>,
 }
 
 impl AppState {
@@ -173,7 +193,7 @@ impl AppState {
     pub fn loading_with(model_id: impl Into<String>, options: ApiOptions) -> Self {
         let inner = Inner {
             model_id: model_id.into(),
-            body_room: Arc::new(Semaphore::new(max_bodies_bytes(&options))),
+            body_room: Arc::new(max_bodies_bytes(&options).into()),
             options,
             created: unix_time().as_secs(),
             engine: SetOnce::new(),
@@ -264,12 +284,16 @@ impl AppState {
     ///
     /// # Errors
     /// 429 if the bodies of other requests take it.
-    pub(crate) fn body_room(&self, n_bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
-        let n_bytes = u32::try_from(n_bytes).unwrap_or(u32::MAX);
-        Arc::clone(&self.0.body_room).try_acquire_many_owned(n_bytes).map_err(|_| {
-            let most = max_bodies_bytes(&self.0.options);
-            ApiError::queue_full(format!("too many long requests: they may take {most} bytes while they are prepared"))
-        })
+    pub(crate) fn body_room(&self, n_bytes: usize) -> Result<BodyRoom, ApiError> {
+        let free = &self.0.body_room;
+        match free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| free.checked_sub(n_bytes)) {
+            Ok(_) => Ok(BodyRoom { free: Arc::clone(free), n_bytes }),
+            Err(_) => {
+                let most = max_bodies_bytes(&self.0.options);
+                let message = format!("too many long requests: they may take {most} bytes while they are prepared");
+                Err(ApiError::queue_full(message))
+            }
+        }
     }
 
     /// Runs `work`, such as tokenizing a prompt, on a blocking thread. Long work runs one at a time for each kind, so
@@ -382,7 +406,7 @@ impl AppState {
 
 fn max_bodies_bytes(options: &ApiOptions) -> usize {
     let one = options.max_body_bytes.saturating_mul(1 + OTHER_BYTES_PER_BYTE);
-    MAX_BODIES_BYTES.max(one).min(Semaphore::MAX_PERMITS)
+    MAX_BODIES_BYTES.max(one)
 }
 
 #[cfg(test)]
@@ -431,6 +455,20 @@ mod tests {
                 done.await.unwrap().unwrap();
             }
         });
+    }
+
+    #[test]
+    fn bodies_may_have_any_size_that_the_limit_allows() {
+        const GIB: usize = 1 << 30;
+        let state = AppState::loading_with("x", ApiOptions { max_body_bytes: GIB, ..ApiOptions::default() });
+        let mut room = state.body_room(GIB).unwrap();
+        room.add(state.body_room(5 * GIB).unwrap());
+        assert!(state.body_room(3 * GIB + 1).is_err());
+        room.add(state.body_room(3 * GIB).unwrap());
+        drop(room);
+        assert!(state.body_room(9 * GIB).is_ok());
+        let unlimited = AppState::loading_with("x", ApiOptions { max_body_bytes: usize::MAX, ..ApiOptions::default() });
+        assert!(unlimited.body_room(usize::MAX).is_ok());
     }
 
     #[tokio::test]

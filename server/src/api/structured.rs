@@ -1,12 +1,15 @@
 //! Structured output: OpenAI's `response_format`, vLLM's `structured_outputs`, and the older names of vLLM's fields.
 
-use hearth_model::constraint::{Constraint, Grammar, GrammarError, MAX_SCHEMA_VALUES, check_schema, in_lark};
+use hearth_model::{
+    TokenId,
+    constraint::{Constraint, Grammar, GrammarError, MAX_SCHEMA_VALUES, check_schema, in_lark},
+};
 use serde_json::{Value, json};
 
 use super::{
-    bounded_json::{BadJson, parse_text},
+    bounded_json::{BadJson, join, parse_text},
     error::ApiError,
-    fields::{Fields, missing, must_be, string_list},
+    fields::{Fields, missing, must_be, repeated, string_list},
     schema,
 };
 use crate::engine::ServedModel;
@@ -21,6 +24,19 @@ pub(crate) struct Structure {
     path: &'static str,
     /// Schemas inside the grammar, with their paths.
     schemas: Vec<(String, Value)>,
+    /// Special tokens that the grammar refers to.
+    special_tokens: Vec<TokenId>,
+}
+
+/// The grammar of tool calls.
+#[derive(Clone, Debug)]
+pub(crate) struct CallGrammar {
+    /// Rules in Lark, of which `calls` is the first.
+    pub(crate) rules: String,
+    /// The schemas in the rules, with their paths.
+    pub(crate) schemas: Vec<(String, Value)>,
+    /// Special tokens that the rules refer to.
+    pub(crate) special_tokens: Vec<TokenId>,
 }
 
 /// The members of `structured_outputs`, their older names, and their paths.
@@ -33,18 +49,21 @@ const MEMBERS: [(&str, &str, &str); 5] = [
 ];
 
 impl Structure {
-    /// Only tool calls, by a Lark grammar and its schemas with their paths.
-    pub(crate) fn calls(lark: String, schemas: Vec<(String, Value)>) -> Self {
+    /// Only tool calls.
+    pub(crate) fn calls(calls: CallGrammar) -> Self {
         const PARAM: &str = "tool_choice";
-        Self { grammar: Grammar::Lark(lark), param: PARAM, path: PARAM, schemas }
+        let CallGrammar { rules, schemas, special_tokens } = calls;
+        let grammar = Grammar::Lark(format!("start: calls\n{rules}"));
+        Self { grammar, param: PARAM, path: PARAM, schemas, special_tokens }
     }
 
-    /// This structure or tool calls, which are the rule `calls` of `lark`. `None` if this is not JSON.
-    pub(crate) fn or_calls(&self, lark: &str, mut schemas: Vec<(String, Value)>) -> Option<Self> {
+    /// This structure or tool calls. `None` if this is not JSON.
+    pub(crate) fn or_calls(&self, calls: CallGrammar) -> Option<Self> {
         let Grammar::Json(schema) = &self.grammar else { return None };
-        let lark = format!("start: answer | calls\nanswer: {}\n{lark}", in_lark(schema));
+        let CallGrammar { rules, mut schemas, special_tokens } = calls;
+        let grammar = Grammar::Lark(format!("start: answer | calls\nanswer: {}\n{rules}", in_lark(schema)));
         schemas.push((self.path.to_owned(), schema.clone()));
-        Some(Self { grammar: Grammar::Lark(lark), schemas, ..*self })
+        Some(Self { grammar, schemas, special_tokens, ..*self })
     }
 
     /// Reads the fields, of which at most one may be set.
@@ -99,7 +118,7 @@ impl Structure {
                 None => return Err(must_be(path, "true or false", &value)),
             },
         };
-        Ok(Some(Self { grammar, param, path, schemas: Vec::new() }))
+        Ok(Some(Self { grammar, param, path, schemas: Vec::new(), special_tokens: Vec::new() }))
     }
 
     /// The name for error messages: the path if the parameter has several members.
@@ -118,7 +137,7 @@ impl Structure {
         for (path, schema) in &self.schemas {
             check_schema(schema).map_err(|error| refusal(path, &error))?;
         }
-        compiler.compile(&self.grammar, self.param).map_err(|error| {
+        compiler.compile_with_tokens(&self.grammar, &self.special_tokens, self.param).map_err(|error| {
             // An error in a schema has its own path.
             let mut failures = self.schemas.iter().filter_map(|(path, schema)| {
                 let error = compiler.compile(&Grammar::Json(schema.clone()), self.param).err()?;
@@ -171,6 +190,7 @@ fn schema(path: &'static str, value: Value) -> Result<Value, ApiError> {
             Err(BadJson::Malformed(error)) => {
                 Err(ApiError::invalid(path, format!("`{path}` must be {ALLOWED}: {error}")))
             }
+            Err(BadJson::Repeated(within)) => Err(repeated(join(path, &within))),
             Err(BadJson::TooManyValues(_)) => {
                 let message = format!("`{path}` must have at most {MAX_SCHEMA_VALUES} values, got more");
                 Err(ApiError::invalid(path, message))
@@ -211,5 +231,6 @@ fn response_format(fields: &mut Fields) -> Result<Option<Structure>, ApiError> {
             }
         }
     };
-    Ok(Some(Structure { grammar: Grammar::Json(grammar), param: PARAM, path, schemas: Vec::new() }))
+    let (grammar, schemas, special_tokens) = (Grammar::Json(grammar), Vec::new(), Vec::new());
+    Ok(Some(Structure { grammar, param: PARAM, path, schemas, special_tokens }))
 }

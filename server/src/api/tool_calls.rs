@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::tool_parser::{Piece, ToolParser};
-use crate::{engine::StopCause, random::fresh_id};
+use crate::engine::StopCause;
 
 /// A call in a whole message.
 #[derive(Debug, JsonSchema, Serialize)]
@@ -73,7 +73,7 @@ impl CallDeltas {
             Piece::Call(name) => {
                 self.n_calls += 1;
                 let function = WireFunctionDelta { name: Some(name), arguments: String::new() };
-                let (id, kind) = (Some(fresh_id("call_")), Some(FUNCTION));
+                let (id, kind) = (Some(self.parser.fresh_id()), Some(FUNCTION));
                 (None, Some(WireCallDelta { index: self.n_calls - 1, id, kind, function }))
             }
             Piece::Arguments(arguments) => {
@@ -94,7 +94,7 @@ pub(crate) fn read(mut parser: ToolParser, text: &str) -> (Option<String>, Vec<W
             Piece::Content(text) => content.push_str(&text),
             Piece::Call(name) => {
                 let function = WireFunction { name, arguments: String::new() };
-                calls.push(WireCall { id: fresh_id("call_"), kind: FUNCTION, function });
+                calls.push(WireCall { id: parser.fresh_id(), kind: FUNCTION, function });
             }
             Piece::Arguments(text) => {
                 if let Some(call) = calls.last_mut() {

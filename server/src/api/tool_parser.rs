@@ -6,52 +6,7 @@
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Deserializer, Map, Value};
 
-/// The format in which a model writes calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CallFormat {
-    /// Hermes' and Qwen's: `<tool_call>{"name": .., "arguments": {..}}</tool_call>`.
-    Hermes,
-    /// Llama 3's: `{"name": .., "parameters": {..}}`, with or without `<|python_tag|>` in front.
-    Llama,
-}
-
-const OPEN: &str = "<tool_call>";
-const CLOSE: &str = "</tool_call>";
-const PYTHON_TAG: &str = "<|python_tag|>";
-
-impl CallFormat {
-    /// The strings that mark a call.
-    pub(crate) fn marks(self) -> &'static [&'static str] {
-        match self {
-            Self::Hermes => &[OPEN, CLOSE],
-            Self::Llama => &[PYTHON_TAG],
-        }
-    }
-
-    /// The text before and after a call's JSON.
-    pub(crate) fn brackets(self) -> (&'static str, &'static str) {
-        match self {
-            Self::Hermes => ("<tool_call>\n", "\n</tool_call>"),
-            Self::Llama => ("", ""),
-        }
-    }
-
-    /// The text between two calls.
-    pub(crate) fn separator(self) -> &'static str {
-        match self {
-            Self::Hermes => "\n",
-            Self::Llama => "; ",
-        }
-    }
-
-    /// The JSON member with the arguments.
-    pub(crate) fn arguments_key(self) -> &'static str {
-        match self {
-            Self::Hermes => "arguments",
-            Self::Llama => "parameters",
-        }
-    }
-}
+use super::call_format::{Body, CallFormat};
 
 /// `parallel_tool_calls`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +29,7 @@ pub(crate) enum Piece {
 /// Parses the calls of one answer.
 #[derive(Clone, Debug)]
 pub(crate) struct ToolParser {
+    format: &'static CallFormat,
     kind: Kind,
     /// Text that cannot be classified yet.
     held: String,
@@ -82,13 +38,13 @@ pub(crate) struct ToolParser {
 #[derive(Clone, Debug)]
 enum Kind {
     Searching(Search),
-    Following { key: String, scan: Option<Scan> },
+    Following { scan: Option<Scan> },
 }
 
 /// State for unconstrained text.
 #[derive(Clone, Debug)]
 struct Search {
-    format: CallFormat,
+    format: &'static CallFormat,
     /// The offered functions.
     names: Vec<String>,
     n_calls: Calls,
@@ -103,7 +59,7 @@ struct Search {
 
 impl ToolParser {
     /// For unconstrained text, which may contain calls.
-    pub(crate) fn searching(format: CallFormat, names: Vec<String>, n_calls: Calls) -> Self {
+    pub(crate) fn searching(format: &'static CallFormat, names: Vec<String>, n_calls: Calls) -> Self {
         let search = Search {
             format,
             names,
@@ -113,13 +69,17 @@ impl ToolParser {
             is_content_sent: false,
             is_line_blank: true,
         };
-        Self { kind: Kind::Searching(search), held: String::new() }
+        Self { format, kind: Kind::Searching(search), held: String::new() }
     }
 
     /// For text that consists only of calls, enforced by a grammar.
-    pub(crate) fn following(format: CallFormat) -> Self {
-        let key = format!("\", \"{}\": ", format.arguments_key());
-        Self { kind: Kind::Following { key, scan: None }, held: String::new() }
+    pub(crate) fn following(format: &'static CallFormat) -> Self {
+        Self { format, kind: Kind::Following { scan: None }, held: String::new() }
+    }
+
+    /// An id for a call.
+    pub(crate) fn fresh_id(&self) -> String {
+        self.format.fresh_id()
     }
 
     /// Adds text and returns what is complete.
@@ -128,7 +88,7 @@ impl ToolParser {
         let mut pieces = Vec::new();
         match &mut self.kind {
             Kind::Searching(search) => search.advance(&mut self.held, TextEnded::NotYet, &mut pieces),
-            Kind::Following { key, scan } => follow(&mut self.held, key, scan, &mut pieces),
+            Kind::Following { scan } => follow(self.format, &mut self.held, scan, &mut pieces),
         }
         pieces
     }
@@ -160,27 +120,37 @@ enum Found {
     Content(usize),
     /// Text that may become a call.
     Open,
-    /// A call of this many bytes.
-    Call { n_bytes: usize, name: String, arguments: String },
+    /// Calls of this many bytes.
+    Calls { n_bytes: usize, calls: Vec<Call> },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Call {
+    name: String,
+    arguments: String,
+}
+
+/// Why a text does not start with calls.
+enum NoCalls {
+    /// It is incomplete.
+    Cut,
+    /// This many bytes are something else.
+    Content(usize),
 }
 
 impl Search {
     fn advance(&mut self, held: &mut String, ended: TextEnded, pieces: &mut Vec<Piece>) {
         while !held.is_empty() {
-            let found = match self.format {
-                CallFormat::Hermes => self.look_for_tags(held, ended),
-                CallFormat::Llama => self.look_for_json(held, ended),
-            };
-            match found {
+            match self.look(held, ended) {
                 Found::Open => return,
                 Found::Content(n_bytes) => {
                     let rest = held.split_off(n_bytes);
                     let text = std::mem::replace(held, rest);
                     self.emit_content(&text, pieces);
                 }
-                Found::Call { n_bytes, name, arguments } => {
+                Found::Calls { n_bytes, calls } => {
                     held.drain(..n_bytes);
-                    self.call(name, arguments, pieces);
+                    calls.into_iter().for_each(|call| self.emit_call(call, pieces));
                 }
             }
         }
@@ -203,56 +173,36 @@ impl Search {
         pieces.push(Piece::Content(text));
     }
 
-    fn call(&mut self, name: String, arguments: String, pieces: &mut Vec<Piece>) {
+    fn emit_call(&mut self, call: Call, pieces: &mut Vec<Piece>) {
         self.blanks.clear();
         self.n_found += 1;
         self.is_content_sent = false;
         self.is_line_blank = true;
         // With `parallel_tool_calls` false, only the first call counts.
         if self.n_found == 1 || self.n_calls == Calls::Several {
-            pieces.extend([Piece::Call(name), Piece::Arguments(arguments)]);
+            pieces.extend([Piece::Call(call.name), Piece::Arguments(call.arguments)]);
         }
     }
 
-    fn look_for_tags(&self, held: &str, ended: TextEnded) -> Found {
-        match held.find(OPEN) {
+    /// Classifies the start of the held text.
+    fn look(&self, held: &str, ended: TextEnded) -> Found {
+        let separates = |next: char| next.is_whitespace() || self.format.separator.contains(next);
+        let is_after_call = self.n_found > 0 && !self.is_content_sent;
+        let rest = if is_after_call { held.trim_start_matches(separates) } else { held };
+        let n_before = held.len() - rest.len();
+        let marks = self.format.openings.iter().filter_map(|mark| rest.find(mark));
+        let brace = if self.format.is_bare { self.brace_at_line_start(rest) } else { None };
+        match marks.chain(brace).min() {
+            Some(0) => self.calls_at(held, n_before, ended),
+            Some(start) => Found::Content(n_before + start),
             None if ended == TextEnded::Yes => Found::Content(held.len()),
-            None => settled(held.len() - overlap(held, OPEN)),
-            Some(0) => {
-                let body = &held[OPEN.len()..];
-                let (body, n_bytes) = match (body.find(CLOSE), ended) {
-                    (Some(end), _) => (&body[..end], OPEN.len() + end + CLOSE.len()),
-                    (None, TextEnded::Yes) => (body, held.len()),
-                    (None, TextEnded::NotYet) => return Found::Open,
-                };
-                match self.read(body) {
-                    Some((name, arguments)) => Found::Call { n_bytes, name, arguments },
-                    None => Found::Content(n_bytes),
+            None => {
+                let openings = self.format.openings.iter();
+                match rest.len() - openings.map(|mark| overlap(rest, mark)).max().unwrap_or(0) {
+                    0 => Found::Open,
+                    n_bytes => Found::Content(n_before + n_bytes),
                 }
             }
-            Some(start) => Found::Content(start),
-        }
-    }
-
-    fn look_for_json(&self, held: &str, ended: TextEnded) -> Found {
-        if self.n_found > 0 && !self.is_content_sent {
-            // A semicolon may separate two calls.
-            let next = held.trim_start_matches(|character: char| character.is_whitespace() || character == ';');
-            let n_before = held.len() - next.len();
-            if ended == TextEnded::NotYet && PYTHON_TAG.starts_with(next) {
-                return Found::Open;
-            }
-            return match next.starts_with(PYTHON_TAG) || next.starts_with('{') {
-                true => self.read_call(next, n_before, ended),
-                false => Found::Content(held.len()),
-            };
-        }
-        let start = [held.find(PYTHON_TAG), self.brace_at_line_start(held)].into_iter().flatten().min();
-        match start {
-            None if ended == TextEnded::Yes => Found::Content(held.len()),
-            None => settled(held.len() - overlap(held, PYTHON_TAG)),
-            Some(0) => self.read_call(held, 0, ended),
-            Some(start) => Found::Content(start),
         }
     }
 
@@ -266,35 +216,84 @@ impl Search {
         })
     }
 
-    /// `text` starts with the tag or with a brace, `n_before` bytes after the start of the held text.
-    fn read_call(&self, text: &str, n_before: usize, ended: TextEnded) -> Found {
-        let behind = text.strip_prefix(PYTHON_TAG).unwrap_or(text);
-        let json = behind.trim_start();
-        self.read_json(json, n_before + text.len() - json.len(), ended)
-    }
-
-    /// `json` starts `n_before` bytes after the start of the held text.
-    fn read_json(&self, json: &str, n_before: usize, ended: TextEnded) -> Found {
-        if json.is_empty() && ended == TextEnded::NotYet {
-            return Found::Open;
+    /// The calls at byte `start`, where there is a mark or a brace.
+    fn calls_at(&self, held: &str, start: usize, ended: TextEnded) -> Found {
+        let text = &held[start..];
+        let unmarked = self.format.openings.iter().find_map(|mark| text.strip_prefix(mark));
+        let body = unmarked.unwrap_or(text).trim_start();
+        let n_before = held.len() - body.len();
+        // Text that cannot become a call is content immediately. The brace is, too; a mark is before `n_before`.
+        if unmarked.is_none() && !may_become_call(body) {
+            return Found::Content(n_before + 1);
         }
-        // Text that cannot become a call is content immediately.
-        if !may_become_call(json) {
-            return Found::Content(n_before + json.chars().next().map_or(0, char::len_utf8));
-        }
-        let mut scan = Scan::default();
-        match scan.end_of(json) {
-            None if ended == TextEnded::NotYet => Found::Open,
-            None => Found::Content(n_before + json.len()),
-            Some(end) => match self.read(&json[..end]) {
-                Some((name, arguments)) => Found::Call { n_bytes: n_before + end, name, arguments },
-                None => Found::Content(n_before + end),
+        let found = match self.format.body {
+            Body::Json => self.json_calls(body),
+            Body::Named { before_id, before_arguments } => self.named_call(body, before_id, before_arguments),
+        };
+        match found {
+            Ok((calls, after)) => match self.closing_len(after, ended) {
+                Some(n_closing) => Found::Calls { n_bytes: held.len() - after.len() + n_closing, calls },
+                None => Found::Open,
             },
+            Err(NoCalls::Cut) if ended == TextEnded::NotYet => Found::Open,
+            Err(NoCalls::Cut) => Found::Content(held.len()),
+            Err(NoCalls::Content(0)) if unmarked.is_none() => Found::Content(n_before + 1),
+            Err(NoCalls::Content(n_bytes)) => Found::Content(n_before + n_bytes),
         }
     }
 
-    /// Name and arguments, if this is a well-formed call of an offered function.
-    fn read(&self, json: &str) -> Option<(String, String)> {
+    /// The length of the mark that may follow calls. `None` if it is incomplete.
+    fn closing_len(&self, after: &str, ended: TextEnded) -> Option<usize> {
+        let Some(mark) = self.format.closing else { return Some(0) };
+        let next = after.trim_start();
+        match next.strip_prefix(mark) {
+            Some(rest) => Some(after.len() - rest.len()),
+            None if ended == TextEnded::NotYet && mark.starts_with(next) => None,
+            None => Some(0),
+        }
+    }
+
+    /// The calls that `text` starts with, an object or a list of objects, and the text after them.
+    fn json_calls<'a>(&self, text: &'a str) -> Result<(Vec<Call>, &'a str), NoCalls> {
+        let (json, after) = json_at_start(text)?;
+        let objects = if json.starts_with('[') { elements(json) } else { Some(vec![json]) };
+        let calls: Option<Vec<Call>> = objects.and_then(|all| all.into_iter().map(|json| self.read(json)).collect());
+        match calls {
+            Some(calls) if !calls.is_empty() => Ok((calls, after)),
+            _ => Err(NoCalls::Content(json.len())),
+        }
+    }
+
+    /// The call that `text` starts with, a name and the arguments, and the text after it.
+    fn named_call<'a>(
+        &self,
+        text: &'a str,
+        before_id: &str,
+        before_arguments: &str,
+    ) -> Result<(Vec<Call>, &'a str), NoCalls> {
+        let (name, marks) = text.split_at(text.find('[').unwrap_or(text.len()));
+        let name = name.trim_end();
+        if marks.is_empty() && self.names.iter().any(|known| known.starts_with(name)) {
+            return Err(NoCalls::Cut);
+        }
+        if !self.names.iter().any(|known| known == name) {
+            return Err(NoCalls::Content(0));
+        }
+        let without_id = marks.strip_prefix(before_id).map(|id| id.trim_start_matches(char::is_alphanumeric));
+        let marks = without_id.unwrap_or(marks);
+        let Some(arguments) = marks.strip_prefix(before_arguments) else {
+            let is_cut = [before_id, before_arguments].iter().any(|mark| mark.starts_with(marks));
+            return Err(if is_cut { NoCalls::Cut } else { NoCalls::Content(0) });
+        };
+        let (json, after) = json_at_start(arguments.trim_start())?;
+        match serde_json::from_str::<Map<String, Value>>(json) {
+            Ok(_) => Ok((vec![Call { name: name.to_owned(), arguments: json.to_owned() }], after)),
+            Err(_) => Err(NoCalls::Content(0)),
+        }
+    }
+
+    /// The call, if `json` is a well-formed call of an offered function.
+    fn read(&self, json: &str) -> Option<Call> {
         let call: Map<String, Value> = serde_json::from_str(json).ok()?;
         let name = call.get("name")?.as_str()?;
         let key = if call.contains_key("arguments") { "arguments" } else { "parameters" };
@@ -309,8 +308,43 @@ impl Search {
             _ => return None,
         };
         let is_known = self.names.iter().any(|known| known == name);
-        is_known.then(|| (name.to_owned(), arguments.to_owned()))
+        is_known.then(|| Call { name: name.to_owned(), arguments: arguments.to_owned() })
     }
+}
+
+/// The JSON object or list that `text` starts with, and the text after it.
+fn json_at_start(text: &str) -> Result<(&str, &str), NoCalls> {
+    if !text.is_empty() && !text.starts_with(['{', '[']) {
+        return Err(NoCalls::Content(0));
+    }
+    // The beginning of a number, such as `1.`, is an error that one more digit mends.
+    match json_len(text).or_else(|_| json_len(&format!("{text}0")).map(|_| None)) {
+        Ok(Some(n_bytes)) => Ok(text.split_at(n_bytes)),
+        Ok(None) => Err(NoCalls::Cut),
+        Err(_) => Err(NoCalls::Content(0)),
+    }
+}
+
+/// The length of the JSON value that `text` starts with. `None` if it is incomplete.
+fn json_len(text: &str) -> serde_json::Result<Option<usize>> {
+    let mut values = Deserializer::from_str(text).into_iter::<IgnoredAny>();
+    match values.next() {
+        Some(Ok(_)) => Ok(Some(values.byte_offset())),
+        Some(Err(error)) if !error.is_eof() => Err(error),
+        _ => Ok(None),
+    }
+}
+
+/// The texts of the elements of `json`, a valid list.
+fn elements(json: &str) -> Option<Vec<&str>> {
+    let mut found = Vec::new();
+    let mut rest = json.strip_prefix('[')?.trim_start();
+    while !rest.starts_with(']') {
+        let (_, text, after) = first_value::<IgnoredAny>(rest)?;
+        found.push(text);
+        rest = after_comma(after);
+    }
+    Some(found)
 }
 
 /// The text of a member's value in `json`, a valid object. If several members have the name, the last one counts.
@@ -323,10 +357,15 @@ fn member_text<'a>(json: &'a str, key: &str) -> Option<&'a str> {
         if name == key {
             found = Some(text);
         }
-        rest = after_value.trim_start();
-        rest = rest.strip_prefix(',').unwrap_or(rest).trim_start();
+        rest = after_comma(after_value);
     }
     found
+}
+
+/// The text after a comma, if one is next, and after whitespace.
+fn after_comma(text: &str) -> &str {
+    let text = text.trim_start();
+    text.strip_prefix(',').unwrap_or(text).trim_start()
 }
 
 /// The JSON value that `text` starts with, its text, and the text after it.
@@ -335,11 +374,6 @@ fn first_value<T: DeserializeOwned>(text: &str) -> Option<(T, &str, &str)> {
     let value = values.next()?.ok()?;
     let (own, rest) = text.split_at_checked(values.byte_offset())?;
     Some((value, own.trim_start(), rest))
-}
-
-/// `n_bytes` of content; if 0, the text may become a call.
-fn settled(n_bytes: usize) -> Found {
-    if n_bytes == 0 { Found::Open } else { Found::Content(n_bytes) }
 }
 
 /// The length of the longest suffix of `text` that is a prefix of `mark`.
@@ -387,16 +421,15 @@ impl Scan {
     }
 }
 
-/// Parses text that follows a grammar. `key` is the text between a call's name and its arguments. Names need no
-/// escapes.
-fn follow(held: &mut String, key: &str, scan: &mut Option<Scan>, pieces: &mut Vec<Piece>) {
-    const NAME: &str = "{\"name\": \"";
+/// Parses text that follows a grammar. Names need no escapes.
+fn follow(format: &CallFormat, held: &mut String, scan: &mut Option<Scan>, pieces: &mut Vec<Piece>) {
+    let [before, between, _] = format.around_parts;
     loop {
         match scan {
             None => {
-                let Some(at) = held.find(key) else { return };
-                let name = held[..at].rsplit(NAME).next().unwrap_or_default().to_owned();
-                held.drain(..at + key.len());
+                let Some(at) = held.find(between) else { return };
+                let name = held[..at].rsplit(before).next().unwrap_or_default().to_owned();
+                held.drain(..at + between.len());
                 pieces.push(Piece::Call(name));
                 *scan = Some(Scan::default());
             }
@@ -417,150 +450,4 @@ fn follow(held: &mut String, key: &str, scan: &mut Option<Scan>, pieces: &mut Ve
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The content, and the calls with their arguments, of a text in these pieces.
-    fn read(mut parser: ToolParser, pieces: &[&str]) -> (String, Vec<(String, String)>) {
-        let mut all: Vec<Piece> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
-        all.extend(parser.finish());
-        let (mut content, mut calls) = (String::new(), Vec::new());
-        for piece in all {
-            match piece {
-                Piece::Content(text) => content.push_str(&text),
-                Piece::Call(name) => calls.push((name, String::new())),
-                Piece::Arguments(text) => {
-                    if let Some((_, arguments)) = calls.last_mut() {
-                        arguments.push_str(&text);
-                    }
-                }
-            }
-        }
-        (content, calls)
-    }
-
-    /// The same whole, character by character, and cut in two and in three wherever it can be.
-    fn check(parser: &ToolParser, text: &str, content: &str, calls: &[(&str, &str)]) {
-        let calls: Vec<_> = calls.iter().map(|(name, arguments)| (name.to_string(), arguments.to_string())).collect();
-        let expected = (content.to_owned(), calls);
-        let each: Vec<String> = text.chars().map(String::from).collect();
-        let each: Vec<&str> = each.iter().map(String::as_str).collect();
-        assert_eq!(read(parser.clone(), &[text]), expected, "{text}");
-        assert_eq!(read(parser.clone(), &each), expected, "{text}");
-        let cuts: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
-        for &first in &cuts {
-            assert_eq!(read(parser.clone(), &[&text[..first], &text[first..]]), expected, "{text} at {first}");
-            for &second in cuts.iter().filter(|second| **second > first).step_by(3) {
-                let pieces = [&text[..first], &text[first..second], &text[second..]];
-                assert_eq!(read(parser.clone(), &pieces), expected, "{text} at {first} and {second}");
-            }
-        }
-    }
-
-    fn searching(format: CallFormat, n_calls: Calls) -> ToolParser {
-        ToolParser::searching(format, vec!["f".into(), "get_weather".into()], n_calls)
-    }
-
-    const CALL: &str = r#"{"name": "f", "arguments": {"x": "}{\"</b>é日", "y": [1, 2.0, null]}}"#;
-    const ARGUMENTS: &str = r#"{"x": "}{\"</b>é日", "y": [1, 2.0, null]}"#;
-
-    #[test]
-    fn hermes_calls_are_found_wherever_the_text_is_cut() {
-        let parser = searching(CallFormat::Hermes, Calls::Several);
-        check(&parser, "no call <tool_ at all \n", "no call <tool_ at all \n", &[]);
-        let one = format!("<tool_call>\n{CALL}\n</tool_call>");
-        check(&parser, &one, "", &[("f", ARGUMENTS)]);
-        check(&parser, &format!(" I look.\n\n{one}\n"), " I look.", &[("f", ARGUMENTS)]);
-        check(&parser, &format!("{one}\n{one} done \n"), "done", &[("f", ARGUMENTS), ("f", ARGUMENTS)]);
-        // Without its end, as models that stop there write it; with text for arguments.
-        check(&parser, &format!("<tool_call>{CALL}"), "", &[("f", ARGUMENTS)]);
-        let text = r#"<tool_call>{"name": "f", "arguments": "{\"a\": 1}"}</tool_call>"#;
-        check(&parser, text, "", &[("f", r#"{"a": 1}"#)]);
-    }
-
-    #[test]
-    fn arguments_are_as_the_model_wrote_them() {
-        let parser = searching(CallFormat::Hermes, Calls::Several);
-        for arguments in
-            [r#"{"id": 123456789012345678901234, "x": 1.10, "y": 1E2}"#, "{ \"a\" :\n[ ] ,\"a\":\"\\u00e9\\/\" }", "{}"]
-        {
-            for call in [
-                format!("{{\"name\": \"f\", \"arguments\": {arguments}}}"),
-                format!(" {{\"id\":7 ,\"arguments\":{arguments} ,\n\"name\":\"f\", \"x\": [null, true]}} "),
-                format!(
-                    r#"{{"arguments": {{"first": 1}}, "parameters": {{}}, "arguments": {arguments}, "name": "f"}}"#
-                ),
-                format!("{{\"name\": \"f\", \"arguments\": {}}}", Value::from(arguments)),
-            ] {
-                check(&parser, &format!("<tool_call>{call}</tool_call>"), "", &[("f", arguments)]);
-            }
-        }
-    }
-
-    #[test]
-    fn malformed_hermes_calls_stay_content() {
-        let parser = searching(CallFormat::Hermes, Calls::Several);
-        for text in [
-            "<tool_call>{\"name\": \"f\"}</tool_call>",
-            "a <tool_call>not json</tool_call> b",
-            "<tool_call>{\"name\": \"unknown\", \"arguments\": {}}</tool_call>",
-            "<tool_call>{\"name\": \"f\", \"arguments\": [1]}</tool_call>",
-            "<tool_call>{\"name\": \"f\", \"argu",
-            "<tool_call",
-        ] {
-            check(&parser, text, text, &[]);
-        }
-    }
-
-    #[test]
-    fn one_call_only_where_one_is_asked_for() {
-        let parser = searching(CallFormat::Hermes, Calls::One);
-        let one = format!("<tool_call>{CALL}</tool_call>");
-        check(&parser, &format!("{one}{one}"), "", &[("f", ARGUMENTS)]);
-    }
-
-    #[test]
-    fn llama_calls_are_found_wherever_the_text_is_cut() {
-        let parser = searching(CallFormat::Llama, Calls::Several);
-        let call = CALL.replace("arguments", "parameters");
-        check(&parser, &call, "", &[("f", ARGUMENTS)]);
-        check(&parser, &format!("<|python_tag|>{call}"), "", &[("f", ARGUMENTS)]);
-        check(&parser, &format!("Sure.\n{call}"), "Sure.", &[("f", ARGUMENTS)]);
-        check(&parser, &format!("Sure <|python_tag|> {call}"), "Sure", &[("f", ARGUMENTS)]);
-        check(&parser, &format!("{call}; {call}"), "", &[("f", ARGUMENTS), ("f", ARGUMENTS)]);
-        check(&parser, &format!("{call}\nThat is it."), "That is it.", &[("f", ARGUMENTS)]);
-        let typed = r#"{"type": "function", "name": "f", "parameters": {}}"#;
-        check(&parser, typed, "", &[("f", "{}")]);
-    }
-
-    #[test]
-    fn other_json_stays_content() {
-        let parser = searching(CallFormat::Llama, Calls::Several);
-        for text in [
-            r#"{"name": "Alice", "parameters": {"age": 3}}"#,
-            r#"{"answer": {"name": "f", "parameters": {}}}"#,
-            r#"{"name": "f", "parameters": {"#,
-            "use { and } and <|python",
-            "<|python_tag|>print(1)",
-            "{\n  \"a\": 1\n}",
-        ] {
-            check(&parser, text, text, &[]);
-        }
-    }
-
-    #[test]
-    fn arguments_of_a_text_that_follows_its_grammar_come_as_they_are_written() {
-        for (format, key) in [(CallFormat::Hermes, "arguments"), (CallFormat::Llama, "parameters")] {
-            let (open, close) = format.brackets();
-            let arguments = r#"{"x": "a\", \"arguments\": {", "y": {"z": [1, {}]}}"#;
-            let call = format!("{open}{{\"name\": \"get_weather\", \"{key}\": {arguments}}}{close}");
-            let parser = ToolParser::following(format);
-            check(&parser, &call, "", &[("get_weather", arguments)]);
-            let two = format!("{call}{}{call}", format.separator());
-            check(&parser, &two, "", &[("get_weather", arguments); 2]);
-            // Cut by `max_tokens`.
-            let start = call.find("\"y\"").unwrap_or_default();
-            check(&parser, &call[..start], "", &[("get_weather", r#"{"x": "a\", \"arguments\": {", "#)]);
-        }
-    }
-}
+mod tests;

@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 
 use hearth_model::{
+    TokenId,
     chat::{ChatTemplate, Message},
     constraint::in_lark,
     tokenizer::Tokenizer,
@@ -14,11 +15,12 @@ use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
 use super::{
+    call_format::{CallFormat, HERMES},
     error::ApiError,
     fields::{Fields, missing, must_be, shown},
     schema,
-    structured::{Structure, one_only},
-    tool_parser::{CallFormat, Calls, ToolParser},
+    structured::{CallGrammar, Structure, one_only},
+    tool_parser::{Calls, ToolParser},
 };
 
 /// Maximum number of tools per request, as at OpenAI.
@@ -67,7 +69,7 @@ pub(crate) enum ToolsIn {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ToolStyle {
     /// `None`: a format of the template's own, which Hearth cannot parse.
-    format: Option<CallFormat>,
+    format: Option<&'static CallFormat>,
     /// Whether the template writes the tools itself.
     is_in_template: bool,
     /// Whether the template writes earlier calls itself.
@@ -80,15 +82,20 @@ impl ToolStyle {
     pub(crate) fn of(template: &ChatTemplate) -> Self {
         let source = template.tools_source();
         let is_in_template = template.takes_tools();
-        let format = if !is_in_template || source.contains("<tool_call>") {
-            Some(CallFormat::Hermes)
-        } else if source.contains("<|python_tag|>") || source.contains("\"parameters\"") {
-            Some(CallFormat::Llama)
-        } else {
-            None
-        };
-        let has_history = is_in_template || source.contains("tool_call");
-        Self { format, is_in_template, has_history, is_alike: is_in_template || source.contains("<tool_call>") }
+        let format = if is_in_template { CallFormat::of_template(source) } else { Some(&HERMES) };
+        let has_history = source.contains("tool_calls");
+        let is_alike = has_history && (is_in_template || source.contains("<tool_call>"));
+        Self { format, is_in_template, has_history, is_alike }
+    }
+
+    /// The format of calls that the server writes or enforces.
+    fn enforced_format(self) -> &'static CallFormat {
+        self.format.unwrap_or(&HERMES)
+    }
+
+    /// Whether marks of calls are special tokens, which must be kept in the text.
+    pub(crate) fn has_special_marks(self, tokenizer: &Tokenizer) -> bool {
+        !special_marks(self.enforced_format(), tokenizer).is_empty()
     }
 
     /// Whether the tools are described in messages.
@@ -106,7 +113,13 @@ impl ToolStyle {
         // With tools, earlier calls should have the format of new ones.
         let is_written = if tools.is_some() { self.is_alike } else { self.has_history };
         if !is_written {
-            messages = messages.into_iter().map(as_text).fold(Vec::new(), joined);
+            let format = self.enforced_format();
+            let messages_as_text = messages.into_iter().map(|message| calls_as_text(message, format));
+            messages = match self.is_in_template {
+                // The template takes results, in messages of the role `tool`.
+                true => messages_as_text.collect(),
+                false => messages_as_text.map(result_as_text).fold(Vec::new(), joined),
+            };
         }
         if let Some(tools) = tools.filter(|_| !self.is_in_template) {
             let section = tools.section();
@@ -122,23 +135,33 @@ impl ToolStyle {
     }
 }
 
-/// A message's tool calls or result as text.
-fn as_text(mut message: Message) -> Message {
-    if message.role == "tool" {
-        return Message::new("user", format!("<tool_response>\n{}\n</tool_response>", message.content));
+/// The message with the result of a call as text of the user.
+fn result_as_text(message: Message) -> Message {
+    match message.role.as_str() {
+        "tool" => Message::new("user", format!("<tool_response>\n{}\n</tool_response>", message.content)),
+        _ => message,
     }
+}
+
+/// The message with its tool calls as text.
+fn calls_as_text(mut message: Message, format: &CallFormat) -> Message {
     let Some(Value::Array(calls)) = message.extra.shift_remove("tool_calls") else { return message };
-    for call in &calls {
+    if calls.is_empty() {
+        return message;
+    }
+    let parts = calls.iter().map(|call| {
         let part = |name: &str| call.pointer(name).unwrap_or(&Value::Null);
-        let name = part("/function/name");
+        let quoted = part("/function/name").to_string();
+        let name = quoted.strip_prefix('"').and_then(|name| name.strip_suffix('"')).unwrap_or(&quoted);
         let arguments = match part("/function/arguments") {
             Value::String(text) if is_object(text) => text.trim().to_owned(),
             other => other.to_string(),
         };
-        let separator = if message.content.is_empty() { "" } else { "\n" };
-        let call = format!("<tool_call>\n{{\"name\": {name}, \"arguments\": {arguments}}}\n</tool_call>");
-        message.content.push_str(&format!("{separator}{call}"));
-    }
+        (name.to_owned(), arguments)
+    });
+    let separator = if message.content.is_empty() { "" } else { "\n" };
+    let calls = format.written(&parts.collect::<Vec<_>>());
+    message.content.push_str(&format!("{separator}{calls}"));
     message
 }
 
@@ -209,24 +232,27 @@ impl Tools {
     ///
     /// # Errors
     /// The answer would have two structures, or the model decides but its format of calls is unknown.
-    pub(crate) fn structure(&self, style: ToolStyle, form: Option<&Structure>) -> Result<Option<Structure>, ApiError> {
+    pub(crate) fn structure(
+        &self,
+        style: ToolStyle,
+        tokenizer: &Tokenizer,
+        form: Option<&Structure>,
+    ) -> Result<Option<Structure>, ApiError> {
         if self.choice != ToolChoice::Auto {
-            let calls = self.calls(style.format.unwrap_or(CallFormat::Hermes));
-            let structure = Structure::calls(format!("start: calls\n{calls}"), self.schemas());
             return match form {
-                None => Ok(Some(structure)),
+                None => Ok(Some(Structure::calls(self.calls(style.enforced_format(), tokenizer)))),
                 Some(form) => Err(one_only("tool_choice", form.param())),
             };
         }
         match (style.format, form) {
             (Some(_), None) => Ok(None),
-            (Some(format), Some(form)) => match form.or_calls(&self.calls(format), self.schemas()) {
+            (Some(format), Some(form)) => match form.or_calls(self.calls(format, tokenizer)) {
                 Some(structure) => Ok(Some(structure)),
                 None => Err(one_only("tools", form.param())),
             },
             (None, _) => {
                 let message = "`tool_choice` `auto` is not supported with this model: its chat template writes calls in a \
-                               format other than `<tool_call>` or Llama 3's JSON\n\
+                               format other than those of Hermes, Llama 3, Mistral and Granite 3\n\
                                hint: `tool_choice` `required` or a named function works with every model";
                 Err(ApiError::invalid("tool_choice", message))
             }
@@ -235,7 +261,7 @@ impl Tools {
 
     /// The parser for the calls in the answer's text.
     pub(crate) fn parser(&self, style: ToolStyle) -> ToolParser {
-        let format = style.format.unwrap_or(CallFormat::Hermes);
+        let format = style.enforced_format();
         let names = self.list.iter().map(|tool| tool.name.clone()).collect();
         match self.choice {
             ToolChoice::Auto => ToolParser::searching(format, names, self.n_calls),
@@ -243,40 +269,39 @@ impl Tools {
         }
     }
 
-    /// Whether the marks of calls are special tokens, which must be kept in the text.
-    pub(crate) fn hides_marks(&self, style: ToolStyle, tokenizer: &Tokenizer) -> bool {
-        let marks = style.format.map_or(&[] as &[&str], CallFormat::marks);
-        let is_special = |mark: &&str| tokenizer.token_id(mark).is_some_and(|id| tokenizer.is_special(id));
-        self.choice == ToolChoice::Auto && marks.iter().any(is_special)
-    }
-
     fn schemas(&self) -> Vec<(String, Value)> {
         let path = |index: usize| format!("tools[{index}].function.parameters");
         self.list.iter().enumerate().map(|(index, tool)| (path(index), tool.parameters.clone())).collect()
     }
 
-    /// The rule `calls`: calls in the model's format, with arguments that follow the schema.
-    fn calls(&self, format: CallFormat) -> String {
+    /// Calls in the model's format, with arguments that follow the schema.
+    fn calls(&self, format: &CallFormat, tokenizer: &Tokenizer) -> CallGrammar {
+        let marks = special_marks(format, tokenizer);
+        let special_tokens = marks.iter().map(|&(_, id)| id).collect();
+        CallGrammar { rules: self.call_rules(format, &marks), schemas: self.schemas(), special_tokens }
+    }
+
+    /// The rule `calls` and those that it needs.
+    fn call_rules(&self, format: &CallFormat, marks: &[(&str, TokenId)]) -> String {
         let callable: Vec<&Tool> = match &self.choice {
             ToolChoice::Named(name) => self.list.iter().filter(|tool| tool.name == *name).collect(),
             _ => self.list.iter().collect(),
         };
         let is_one = self.n_calls == Calls::One || matches!(self.choice, ToolChoice::Named(_));
-        let text = |text: &str| Value::from(text).to_string();
-        let (open, close) = format.brackets();
+        let text = |text: &str| text_in_lark(text, marks);
+        let ([first, last], [before, between, after]) = (format.around_all, format.around_parts);
         let more =
-            if is_one { String::new() } else { format!(" ({} call){{0,{}}}", text(format.separator()), MAX_CALLS - 1) };
+            if is_one { String::new() } else { format!(" ({} call){{0,{}}}", text(format.separator), MAX_CALLS - 1) };
         let mut rules = vec![
-            format!("calls: call{more}"),
+            format!("calls: {} call{more} {}", text(first), text(last)),
             format!(
                 "call: {}",
                 (0..callable.len()).map(|index| format!("call_{index}")).collect::<Vec<_>>().join(" | ")
             ),
         ];
         for (index, tool) in callable.into_iter().enumerate() {
-            let before = format!("{open}{{\"name\": \"{}\", \"{}\": ", tool.name, format.arguments_key());
-            let after = format!("}}{close}");
-            rules.push(format!("call_{index}: {} arguments_{index} {}", text(&before), text(&after)));
+            let before = format!("{before}{}{between}", tool.name);
+            rules.push(format!("call_{index}: {} arguments_{index} {}", text(&before), text(after)));
             rules.push(format!("arguments_{index}: {}", in_lark(&tool.parameters)));
         }
         rules.join("\n")
@@ -292,6 +317,26 @@ impl Tools {
             signatures.join("\n")
         )
     }
+}
+
+/// The marks of a format that are special tokens.
+fn special_marks(format: &CallFormat, tokenizer: &Tokenizer) -> Vec<(&'static str, TokenId)> {
+    let special = |mark: &str| tokenizer.token_id(mark).filter(|&id| tokenizer.is_special(id));
+    format.marks().filter_map(|mark| Some((mark, special(mark)?))).collect()
+}
+
+/// A text in Lark: strings, and the ids of the marks in it.
+fn text_in_lark(text: &str, marks: &[(&str, TokenId)]) -> String {
+    let (mut parts, mut rest) = (Vec::new(), text);
+    let quoted = |text: &str| Value::from(text).to_string();
+    while let Some((at, mark, id)) = marks.iter().filter_map(|&(mark, id)| Some((rest.find(mark)?, mark, id))).min() {
+        let (before, after) = (&rest[..at], &rest[at + mark.len()..]);
+        parts.extend((!before.is_empty()).then(|| quoted(before)));
+        parts.push(format!("<[{id}]>"));
+        rest = after;
+    }
+    parts.extend((!rest.is_empty()).then(|| quoted(rest)));
+    parts.join(" ")
 }
 
 fn tools(items: Vec<Fields>) -> Result<Vec<Tool>, ApiError> {
@@ -373,4 +418,78 @@ fn choice(value: Option<Value>, tools: &[Tool]) -> Result<Option<Option<ToolChoi
         _ => return Err(must_be(NAME, ALLOWED, &value)),
     };
     Ok(Some(choice))
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use std::path::Path;
+
+    use super::{
+        super::call_format::{GRANITE, LLAMA, MISTRAL, MISTRAL_NAMED},
+        *,
+    };
+
+    fn style(source: &str) -> ToolStyle {
+        ToolStyle::of(&ChatTemplate::new(source, Path::new("chat_template.jinja")).unwrap())
+    }
+
+    #[test]
+    fn the_format_is_that_of_the_template_if_it_takes_tools() {
+        assert_eq!(style("{{ tools }}{{ '[TOOL_CALLS][' }}").format, Some(&MISTRAL));
+        assert_eq!(style("{{ tools }}{{ '<|tool_call|>' }}").format, Some(&GRANITE));
+        assert_eq!(style("{{ tools }}{{ '<tools>' }}").format, None);
+        assert_eq!(style("{{ '[TOOL_CALLS][' }}").format, Some(&HERMES));
+    }
+
+    /// The rules for calls of two functions.
+    fn rules(format: &CallFormat, marks: &[(&str, TokenId)], choice: ToolChoice) -> String {
+        let schema = json!({ "type": "object" });
+        let tool = |name: &str| Tool { name: name.into(), parameters: schema.clone(), json: Value::Null };
+        let tools = Tools { list: vec![tool("f"), tool("g")], choice, n_calls: Calls::Several };
+        tools.call_rules(format, marks).replace(&in_lark(&schema), "JSON")
+    }
+
+    #[test]
+    fn grammars_write_special_tokens_by_id() {
+        let g = || ToolChoice::Named("g".into());
+        let call = r#"call: call_0
+call_0: "{\"name\": \"g\", \"arguments\": " arguments_0 "}"
+arguments_0: JSON"#;
+        let marks = [("[TOOL_CALLS]", 5), ("[ARGS]", 7), ("<|tool_call|>", 8)];
+        assert_eq!(rules(&MISTRAL, &marks, g()), format!("calls: <[5]> \"[\" call \"]\"\n{call}"));
+        assert_eq!(rules(&MISTRAL, &[], g()), format!("calls: \"[TOOL_CALLS][\" call \"]\"\n{call}"));
+        assert_eq!(rules(&GRANITE, &marks, g()), format!("calls: <[8]> \"[\" call \"]\"\n{call}"));
+        let named = "calls:  call \ncall: call_0\ncall_0: <[5]> \"g\" <[7]> arguments_0 \narguments_0: JSON";
+        assert_eq!(rules(&MISTRAL_NAMED, &marks, g()), named);
+    }
+
+    #[test]
+    fn grammars_allow_several_calls() {
+        for (format, more) in [
+            (&HERMES, "calls:  call (\"\\n\" call){0,15} \n"),
+            (&LLAMA, "calls:  call (\"; \" call){0,15} \n"),
+            (&MISTRAL, "calls: \"[TOOL_CALLS][\" call (\", \" call){0,15} \"]\"\n"),
+            (&MISTRAL_NAMED, "calls:  call ( call){0,15} \n"),
+        ] {
+            let rules = rules(format, &[], ToolChoice::Required);
+            assert!(rules.starts_with(more) && rules.contains("call: call_0 | call_1\n"), "{rules}");
+        }
+    }
+
+    #[test]
+    fn earlier_calls_are_text_where_the_template_does_not_write_them() {
+        let call = |name: &str, arguments: &str| json!({ "function": { "name": name, "arguments": arguments } });
+        let calls = json!([call("f", "{\"a\": 1}"), call("g", "{}")]);
+        let mut asked = Message::new("assistant", "I look.");
+        asked.extra.insert("tool_calls".into(), calls);
+        let messages = vec![asked, Message::new("tool", "r")];
+        let granite = style("{{ tools }}{{ '<|tool_call|>' }}{{ messages[0].content }}");
+        let text = granite.messages(messages.clone(), None, ToolsIn::System);
+        let list = r#"[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]"#;
+        assert_eq!(text, [Message::new("assistant", format!("I look.\n<|tool_call|>{list}")), messages[1].clone()]);
+        let mistral = style("{{ tools }}{{ '[TOOL_CALLS][' }}{{ messages[0].tool_calls }}");
+        assert_eq!(mistral.messages(messages.clone(), None, ToolsIn::System), messages);
+    }
 }

@@ -92,7 +92,12 @@ impl Beams {
     ///
     /// # Errors
     /// The logits are invalid; the search cannot continue.
-    pub(crate) fn advance(&mut self, senders: &mut EventSenders, branch: usize, logits: &LogitRow<'_>) -> Result<Progress> {
+    pub(crate) fn advance(
+        &mut self,
+        senders: &mut EventSenders,
+        branch: usize,
+        logits: &LogitRow<'_>,
+    ) -> Result<Progress> {
         let Some(Branch { text, output, is_expanded, .. }) = self.branches.get_mut(branch) else {
             return Ok(Progress::Nothing);
         };

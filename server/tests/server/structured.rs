@@ -415,6 +415,11 @@ async fn refusals_say_where_the_mistake_is() {
         (json!({ "structured_outputs": { "choice": [] } }), "structured_outputs.choice", "at least one"),
         (json!({ "structured_outputs": { "choice": ["a", 1] } }), "structured_outputs.choice", "an array of strings"),
         (json!({ "structured_outputs": { "json": "{" } }), "structured_outputs.json", "JSON Schema"),
+        (
+            json!({ "structured_outputs": { "json": r#"{"enum": [{"a": 1, "a": 2}]}"# } }),
+            "structured_outputs.json.enum[0].a",
+            "got it twice",
+        ),
         (json!({ "structured_outputs": { "grammar": "start: (" } }), "structured_outputs.grammar", "1("),
         (json!({ "guided_json": { "type": "thing" } }), "guided_json", "thing"),
         // Too large, as JSON and as its text, which is not parsed to the end.

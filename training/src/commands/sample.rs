@@ -25,6 +25,7 @@ use serde::Serialize;
 use super::{
     model_files,
     options::{Options, print_json},
+    status::Status,
 };
 
 /// Continues a prompt with a trained model
@@ -93,6 +94,13 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let tail = detokenizer.finish();
     text += &tail;
     written.and_then(|()| write(&tail)).and_then(|()| write("\n")).context("cannot write the text")?;
+    let context = model.gpt.config().max_seq_len;
+    if n_tokens < options.max_tokens && prompt_ids.len() + n_tokens == context {
+        Status::new().note(&format!(
+            "the text ends before `sample.max_tokens={}`: with the prompt, it fills the model's context of {context} tokens",
+            options.max_tokens
+        ));
+    }
     if let Some(path) = &args.out {
         write_whole(path, format!("{text}\n").as_bytes())?;
     }

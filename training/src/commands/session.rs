@@ -174,10 +174,15 @@ impl Session {
             require_model(&path)?;
             self.config.model.init = Some(path);
         }
-        Ok(match &self.config.model.init {
-            Some(dir) => GptConfig { dropout: self.config.model.dropout, ..model_dir::load_config(dir)? },
-            None => self.config.gpt_config(data.tokenizer.vocab_size())?,
-        })
+        let Some(dir) = &self.config.model.init else { return self.config.gpt_config(data.tokenizer.vocab_size()) };
+        let (gpt_config, seq_len) = (model_dir::load_config(dir)?, self.config.model.max_seq_len);
+        if seq_len < gpt_config.max_seq_len {
+            self.notes.push(format!(
+                "rows have {seq_len} tokens (`model.max_seq_len`), the model's context has {}",
+                gpt_config.max_seq_len
+            ));
+        }
+        Ok(GptConfig { dropout: self.config.model.dropout, ..gpt_config })
     }
 
     /// Trains, or prints the estimate of `--dry-run`.
@@ -232,7 +237,7 @@ impl Session {
         if self.args.from.is_some() {
             // `--resume` does not find the checkpoint of another run, so the folder has its own before it is a run.
             self.run.reserve()?;
-            trainer.save(&self.run)?;
+            trainer.save_checkpoint(&self.run)?;
         }
         self.run.begin(config)?;
         let interrupt = Interrupt::install()?;

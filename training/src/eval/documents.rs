@@ -119,9 +119,9 @@ fn split_of(dir: &Path, (model, model_path): (&LoadedModel, &Path), split: Split
     );
     match dataset.manifest().eos_id {
         Some(end) if !dataset.ends_turns(end, &model.tokenizer)? => {
-            let documents = tokens.to_vec();
-            let documents = documents.split_inclusive(|&id| id == end);
-            Ok(documents.map(|ids| of_ids(ids.to_vec(), &model.tokenizer)).collect())
+            let n_bytes = |range| model.tokenizer.text_bytes(&tokens.read_range(range));
+            let documents = tokens.documents(end).into_iter();
+            Ok(documents.map(|range| tokens.part(range.clone(), n_bytes(range))).collect())
         }
         _ => Ok(vec![tokens.clone()]),
     }

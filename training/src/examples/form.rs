@@ -3,7 +3,7 @@
 use hearth_model::chat::Message;
 use serde_json::{Map, Value, json};
 
-use super::message::{ASSISTANT, Problem, USER, messages, parsed_list};
+use super::message::{ASSISTANT, Problem, USER, messages, parsed_list, require_equal_weights};
 
 /// Members of records.
 pub(super) const MESSAGES: &str = "messages";
@@ -43,7 +43,9 @@ impl Form {
             return Err((format!("there is both `{first}` and `{second}`"), EXAMPLE_HINT));
         }
         if let Some(value) = member(members, MESSAGES) {
-            return Ok(Form::Conversation { messages: messages(MESSAGES, value)?, tools, first: 0 });
+            let messages = messages(MESSAGES, value)?;
+            require_equal_weights(MESSAGES, &messages)?;
+            return Ok(Form::Conversation { messages, tools, first: 0 });
         }
         match member(members, KEEP) {
             Some(Value::String(text)) if !text.is_empty() => return Ok(Form::Keep(text.clone())),
@@ -60,7 +62,7 @@ impl Form {
             (_, _, Some(_)) => Err((format!("`{text_field}` is not a string"), EXAMPLE_HINT)),
             (Some(_), None, None) => Err((format!("there is a `{PROMPT}`, but no `{COMPLETION}`"), EXAMPLE_HINT)),
             (None, Some(_), None) => Err((format!("there is a `{COMPLETION}`, but no `{PROMPT}`"), EXAMPLE_HINT)),
-            (None, None, None) => Err((format!("there is no example, only {}", names(members)), EXAMPLE_HINT)),
+            (None, None, None) => Err((format!("there is no example, only {}", names(members)), hint_for(members))),
         }
     }
 
@@ -155,6 +157,17 @@ impl Form {
             }
             _ => Err((format!("`{PROMPT}` and `{name}` are of different kinds"), PAIR_HINT)),
         }
+    }
+}
+
+/// How to write an example that has the members of another program's.
+fn hint_for(members: &Map<String, Value>) -> &'static str {
+    if members.contains_key("conversations") {
+        "write `conversations` with `from` and `value` (ShareGPT) as `messages` with `role` and `content`"
+    } else if members.contains_key("instruction") {
+        "write `instruction`, `input` and `output` (Alpaca) as `prompt` and `completion`, or as `messages`"
+    } else {
+        EXAMPLE_HINT
     }
 }
 

@@ -27,6 +27,22 @@ pub(super) fn messages(name: &str, value: &Value) -> Result<Vec<Message>, Proble
     list.iter().enumerate().map(|(index, value)| message(&format!("{name}[{index}]"), value)).collect()
 }
 
+/// Refuses what OpenAI's format has for answers that are not trained, which would be ignored.
+pub(super) fn require_equal_weights(name: &str, messages: &[Message]) -> Result<(), Problem> {
+    let is_other = |weight: &&Value| weight.as_f64().is_some_and(|weight| weight != 1.0);
+    for (index, message) in messages.iter().enumerate().filter(|(_, message)| message.role == ASSISTANT) {
+        if let Some(weight) = message.extra.get("weight").filter(is_other) {
+            return Err((
+                format!(
+                    "`{name}[{index}].weight` must be 1, got {weight}: all that the assistant writes is trained alike"
+                ),
+                "leave `weight` out, or give the messages before the trained ones as `prompt` and the others as `completion`",
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// The list that is written in a string.
 pub(super) fn parsed_list(value: &Value) -> Option<Vec<Value>> {
     value.as_str().and_then(|text| serde_json::from_str(text).ok())

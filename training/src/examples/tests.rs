@@ -247,6 +247,13 @@ fn padding_equal_to_eos_still_trains_the_end() {
 fn what_would_train_something_else_is_refused_with_its_line() {
     let ok = conversation(&[("user", "Hi"), ("assistant", "Yes")]);
     let refuse = |template: &str, line: Value| examples(template, &[ok.clone(), line]).unwrap_err();
+    let weighted = |weight: Value| {
+        let mut line = ok.clone();
+        line["messages"][1]["weight"] = weight;
+        line
+    };
+    let of_equal = examples(CHATML, &[weighted(json!(1)), weighted(json!(null))]).unwrap();
+    assert!(of_equal.iter().all(|example| example.n_trained() > 0));
     let no_end = "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}";
     let doubled = "{{ bos_token + bos_token }}{% for m in messages %}{{ m.content + eos_token }}{% endfor %}";
     let cases = [
@@ -267,6 +274,9 @@ fn what_would_train_something_else_is_refused_with_its_line() {
         (refuse(CHATML, json!({ "text": "" })), "`text` is empty"),
         (refuse(CHATML, json!({ "text": 5 })), "`text` is not a string"),
         (refuse(CHATML, json!({ "body": "x" })), "there is no example, only `body`"),
+        (refuse(CHATML, json!({ "conversations": [] })), "only `conversations`\nhint: write `conversations`"),
+        (refuse(CHATML, json!({ "instruction": "a", "output": "b" })), "`output`\nhint: write `instruction`"),
+        (refuse(CHATML, weighted(json!(0))), "`messages[1].weight` must be 1, got 0: "),
         (refuse(CHATML, json!([])), "invalid type"),
     ];
     for (error, message) in cases {

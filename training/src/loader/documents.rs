@@ -1,13 +1,12 @@
 //! Documents that are trained whole: rows hold one or several, and attention does not cross from one to the next.
 
+use std::ops::Range;
+
 use anyhow::{Result, ensure};
 use hearth_model::{TokenId, tokenizer::Tokenizer};
 
 use super::Batch;
 use crate::{examples::pack, shard::Tokens};
-
-/// Tokens that are looked through at a time.
-const SCANNED: usize = 1 << 16;
 
 /// Documents, and the rows that they are placed in.
 #[derive(Clone, Debug)]
@@ -52,26 +51,13 @@ impl Documents {
         tokenizer: &Tokenizer,
     ) -> Result<Documents> {
         let mut documents = Vec::new();
-        let mut start = 0;
-        let mut close = |start: u64, end: u64| {
-            let n_inputs = (end - start).saturating_sub(1);
-            let pieces = (0..n_inputs).step_by(seq_len);
-            documents.extend(pieces.map(|first| {
+        for Range { start, end } in tokens.documents(end) {
+            let n_inputs = end - start - 1;
+            documents.extend((0..n_inputs).step_by(seq_len).map(|first| {
                 let len = (n_inputs - first).min(seq_len as u64) as u32;
                 Document { start: start + first, len }
             }));
-        };
-        let mut ids = vec![0; SCANNED];
-        for first in (0..tokens.len()).step_by(SCANNED) {
-            let ids = &mut ids[..(tokens.len() - first).min(SCANNED as u64) as usize];
-            tokens.read(first, ids);
-            for (n, _) in ids.iter().enumerate().filter(|(_, id)| **id == end) {
-                let behind = first + n as u64 + 1;
-                close(start, behind);
-                start = behind;
-            }
         }
-        close(start, tokens.len());
         ensure!(
             !documents.is_empty(),
             "no document has two tokens or more (the split has {} tokens)\nhint: use `data.rows=epochs`, or longer documents; \

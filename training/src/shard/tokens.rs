@@ -1,15 +1,20 @@
 //! The tokens of a split, in memory or mapped from shards.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use hearth_model::TokenId;
 
 use super::file::ShardFile;
 
+/// Tokens that are looked through at a time.
+const SCANNED: usize = 1 << 16;
+
 /// The tokens of a split. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Tokens {
     store: Arc<Store>,
+    /// The position of the first one in the store.
+    start: u64,
     len: u64,
     n_bytes: u64,
 }
@@ -24,7 +29,7 @@ enum Store {
 impl Tokens {
     /// Tokens in memory, which represent `n_bytes` bytes of text.
     pub fn from_ids(ids: Vec<TokenId>, n_bytes: u64) -> Tokens {
-        Tokens { len: ids.len() as u64, n_bytes, store: Arc::new(Store::Memory(ids)) }
+        Tokens { start: 0, len: ids.len() as u64, n_bytes, store: Arc::new(Store::Memory(ids)) }
     }
 
     /// The tokens of `files`, one after the other.
@@ -36,7 +41,7 @@ impl Tokens {
             (start, file)
         };
         let shards = files.into_iter().map(place).collect();
-        Tokens { len, n_bytes, store: Arc::new(Store::Shards(shards)) }
+        Tokens { start: 0, len, n_bytes, store: Arc::new(Store::Shards(shards)) }
     }
 
     /// The number of tokens.
@@ -59,15 +64,16 @@ impl Tokens {
     /// # Panics
     /// If the split ends before `out` is full.
     pub fn read(&self, start: u64, out: &mut [TokenId]) {
+        assert!(
+            start.checked_add(out.len() as u64).is_some_and(|end| end <= self.len),
+            "{} tokens from {start} on are beyond the end of {} tokens",
+            out.len(),
+            self.len
+        );
+        let start = self.start + start;
         match &*self.store {
             Store::Memory(ids) => out.copy_from_slice(&ids[start as usize..start as usize + out.len()]),
             Store::Shards(shards) => {
-                assert!(
-                    start.checked_add(out.len() as u64).is_some_and(|end| end <= self.len),
-                    "{} tokens from {start} on are beyond the end of {} tokens",
-                    out.len(),
-                    self.len
-                );
                 let first = shards.partition_point(|(shard_start, _)| *shard_start <= start).saturating_sub(1);
                 let (mut start, mut out) = (start, out);
                 for (shard_start, file) in &shards[first..] {
@@ -87,8 +93,66 @@ impl Tokens {
 
     /// Copies all tokens to memory.
     pub fn to_vec(&self) -> Vec<TokenId> {
-        let mut ids = vec![0; self.len as usize];
-        self.read(0, &mut ids);
+        self.read_range(0..self.len)
+    }
+
+    /// Copies the tokens in `range` to memory.
+    ///
+    /// # Panics
+    /// If the range is not within the split.
+    pub fn read_range(&self, range: Range<u64>) -> Vec<TokenId> {
+        let mut ids = vec![0; (range.end - range.start) as usize];
+        self.read(range.start, &mut ids);
         ids
+    }
+
+    /// The tokens in `range`, which represent `n_bytes` bytes of text. Nothing is copied.
+    ///
+    /// # Panics
+    /// If the range is not within the split.
+    pub fn part(&self, range: Range<u64>, n_bytes: u64) -> Tokens {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} is not within {} tokens", self.len);
+        Tokens {
+            store: Arc::clone(&self.store),
+            start: self.start + range.start,
+            len: range.end - range.start,
+            n_bytes,
+        }
+    }
+
+    /// Where the documents are, each of which ends with the token `end`; the last one may lack it.
+    pub fn documents(&self, end: TokenId) -> Vec<Range<u64>> {
+        let (mut documents, mut start) = (Vec::new(), 0);
+        let mut ids = vec![0; SCANNED.min(self.len as usize)];
+        for first in (0..self.len).step_by(SCANNED) {
+            let ids = &mut ids[..(self.len - first).min(SCANNED as u64) as usize];
+            self.read(first, ids);
+            for (n, _) in ids.iter().enumerate().filter(|(_, id)| **id == end) {
+                let behind = first + n as u64 + 1;
+                documents.push(start..behind);
+                start = behind;
+            }
+        }
+        if start < self.len {
+            documents.push(start..self.len);
+        }
+        documents
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_and_documents_lie_where_their_tokens_are() {
+        let tokens = Tokens::from_ids(vec![1, 0, 2, 3, 0, 4], 6);
+        assert_eq!(tokens.documents(0), [0..2, 2..5, 5..6]);
+        assert_eq!(tokens.documents(4).first(), Some(&(0..6)));
+        let part = tokens.part(2..6, 4);
+        assert_eq!((part.to_vec(), part.n_bytes()), (vec![2, 3, 0, 4], 4));
+        assert_eq!(part.documents(0), [0..3, 3..4]);
+        assert_eq!(part.part(1..3, 2).read_range(0..2), [3, 0]);
+        assert!(tokens.part(6..6, 0).documents(0).is_empty());
     }
 }

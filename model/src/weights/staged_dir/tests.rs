@@ -6,6 +6,9 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     process::{Child, Command, Stdio},
     rc::Rc,
+    sync::mpsc,
+    thread,
+    time::Duration,
 };
 
 use burn::tensor::Device;
@@ -404,6 +407,37 @@ fn a_folder_that_cannot_be_replaced_is_refused_before_anything_is_written() {
     fs::write(&file, "").unwrap();
     refused(&file, "is not a folder");
     assert_eq!(entries(dir.path()).unwrap(), ["file"]);
+}
+
+/// A signal may come at any time, also while the folder is moved to its place.
+#[cfg(unix)]
+#[test]
+fn a_folder_is_removed_as_a_whole_or_moved_as_a_whole() {
+    let parent = tempfile::tempdir().unwrap();
+    let dir = parent.path().join("model");
+    let staged = StagedDir::creating(&dir).unwrap();
+    staged.write(README, b"mine").unwrap();
+    StagedDir::remove_unfinished(staged.path()).unwrap();
+    assert!(entries(parent.path()).unwrap().is_empty());
+    StagedDir::remove_unfinished(staged.path()).unwrap();
+    drop(staged);
+
+    let (sender, ended) = mpsc::channel();
+    let ended = Rc::new(ended);
+    let too_early = Rc::clone(&ended);
+    let watch = watched(move |what, path| {
+        if what == "rename" {
+            let (path, sender) = (path.to_owned(), sender.clone());
+            thread::spawn(move || sender.send(StagedDir::remove_unfinished(&path).is_ok()));
+            assert!(too_early.recv_timeout(Duration::from_millis(100)).is_err());
+        }
+        Ok(())
+    });
+    save(&dir, 1).unwrap();
+    drop(watch);
+    assert_eq!(ended.recv_timeout(Duration::from_secs(60)), Ok(true));
+    assert_eq!(entries(parent.path()).unwrap(), ["model"]);
+    model_dir::load_gpt(&dir, &LoadOptions { device: Device::flex(), dtype: None }).unwrap();
 }
 
 /// Whole or not there, with the folders above it, whatever goes wrong.

@@ -283,7 +283,7 @@ unsafe fn by_all_threads(target: Target, lhs: View<'_>, rhs: Rhs<'_>, plus: Plus
             let n_panels = columns.n_panels();
             // A few pieces for each thread: the last ones end at about the same time.
             let wanted =
-                (m * columns.rows.len() * columns.cols.len() / MIN_PIECE).clamp(1, 4 * thread_pool::n_threads());
+                (m * columns.rows.len() * columns.cols.len() / MIN_PIECE).clamp(1, 8 * thread_pool::n_threads());
             let row_pieces = wanted.min(m.div_ceil(2 * ROWS)).max(1);
             let panel_pieces = wanted.div_ceil(row_pieces).min(n_panels).max(1);
             thread_pool::parallel_for(row_pieces * panel_pieces, |piece| {

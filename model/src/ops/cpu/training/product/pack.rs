@@ -5,11 +5,18 @@ use std::ops::Range;
 use super::{Form, View, tile::STEP};
 #[cfg(target_arch = "x86_64")]
 use crate::ops::cpu::{Isa, isa};
-use crate::ops::cpu::{Panels, for_each_isa, has_fast_bf16_products, panel_layout::PANEL};
+use crate::ops::cpu::{Panels, for_each_isa, has_fast_bf16_products, panel_layout::PANEL, prefetch::prefetch};
 
 /// Rows of a block that is transposed in registers.
 #[cfg(target_arch = "x86_64")]
 const BLOCK: usize = 16;
+
+/// Lines that are read ahead of those that are copied, where each is somewhere else.
+const LINES_AHEAD: usize = 16;
+
+/// Values of each row that are read ahead of those that are transposed: more rows than the processor reads ahead itself.
+#[cfg(target_arch = "x86_64")]
+const VALUES_AHEAD: usize = 64;
 
 /// Lines of f32 that are rounded at a time.
 const LINES: usize = 64;
@@ -138,6 +145,8 @@ fn pack<const WIDTH: usize>(packed: &mut [f32], matrix: View<'_>) {
     if row_stride == 1 {
         for (n, line) in lines.iter_mut().enumerate() {
             let from = &values[n * col_stride..];
+            let ahead = from.as_ptr().wrapping_add(LINES_AHEAD * col_stride);
+            (0..WIDTH).step_by(16).for_each(|first| prefetch(ahead.wrapping_add(first)));
             // A whole line is one copy, also if what is behind the last row is not of this matrix.
             match from.first_chunk::<WIDTH>() {
                 Some(from) => *line = *from,
@@ -196,6 +205,7 @@ unsafe fn transpose<const WIDTH: usize>(from: View<'_>, lines: &mut [[f32; WIDTH
     for (n, row) in rows.iter_mut().enumerate().take(n_rows) {
         // SAFETY: asserted above.
         *row = unsafe { _mm512_loadu_ps(values.as_ptr().add(n * row_stride)) };
+        prefetch(values.as_ptr().wrapping_add(n * row_stride + VALUES_AHEAD));
     }
     // Neighbours of two rows, then pairs of four rows, then quarters of sixteen.
     for pair in rows.as_chunks_mut::<2>().0 {

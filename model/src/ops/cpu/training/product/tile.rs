@@ -93,10 +93,14 @@ impl Output {
 /// The rows and columns of the output can be written, and those of what is added read; nobody else writes them.
 #[expect(unsafe_code, reason = "writes rows that lie between those of other threads")]
 pub(super) unsafe fn tile(operands: Operands<'_>, output: Output, n_cols: usize) {
-    if n_cols == PANEL {
-        // SAFETY: the caller's.
-        return unsafe { whole_tile(operands, output) };
-    }
+    // SAFETY: the caller's.
+    unsafe { if n_cols == PANEL { whole_tile(operands, output) } else { part_of_tile(operands, output, n_cols) } }
+}
+
+/// The first `n_cols` columns. On its own, so that nothing of it slows down whole tiles.
+#[inline(never)]
+#[expect(unsafe_code, reason = "writes rows that lie between those of other threads")]
+unsafe fn part_of_tile(operands: Operands<'_>, output: Output, n_cols: usize) {
     let mut sums = [[0.0; PANEL]; ROWS];
     // SAFETY: the output is an array of as many rows and columns.
     unsafe { whole_tile(operands, Output { start: sums.as_mut_ptr().cast(), stride: PANEL, added: None }) };
