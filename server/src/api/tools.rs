@@ -83,9 +83,8 @@ impl ToolStyle {
         let source = template.tools_source();
         let is_in_template = template.takes_tools();
         let format = if is_in_template { CallFormat::of_template(source) } else { Some(&HERMES) };
-        let has_history = source.contains("tool_calls");
-        let is_alike = has_history && (is_in_template || source.contains("<tool_call>"));
-        Self { format, is_in_template, has_history, is_alike }
+        let has_history = is_in_template || source.contains("tool_call");
+        Self { format, is_in_template, has_history, is_alike: is_in_template || source.contains("<tool_call>") }
     }
 
     /// The format of calls that the server writes or enforces.
@@ -113,13 +112,7 @@ impl ToolStyle {
         // With tools, earlier calls should have the format of new ones.
         let is_written = if tools.is_some() { self.is_alike } else { self.has_history };
         if !is_written {
-            let format = self.enforced_format();
-            let messages_as_text = messages.into_iter().map(|message| calls_as_text(message, format));
-            messages = match self.is_in_template {
-                // The template takes results, in messages of the role `tool`.
-                true => messages_as_text.collect(),
-                false => messages_as_text.map(result_as_text).fold(Vec::new(), joined),
-            };
+            messages = messages.into_iter().map(as_text).fold(Vec::new(), joined);
         }
         if let Some(tools) = tools.filter(|_| !self.is_in_template) {
             let section = tools.section();
@@ -135,16 +128,11 @@ impl ToolStyle {
     }
 }
 
-/// The message with the result of a call as text of the user.
-fn result_as_text(message: Message) -> Message {
-    match message.role.as_str() {
-        "tool" => Message::new("user", format!("<tool_response>\n{}\n</tool_response>", message.content)),
-        _ => message,
+/// A message's tool calls or result as text.
+fn as_text(mut message: Message) -> Message {
+    if message.role == "tool" {
+        return Message::new("user", format!("<tool_response>\n{}\n</tool_response>", message.content));
     }
-}
-
-/// The message with its tool calls as text.
-fn calls_as_text(mut message: Message, format: &CallFormat) -> Message {
     let Some(Value::Array(calls)) = message.extra.shift_remove("tool_calls") else { return message };
     if calls.is_empty() {
         return message;
@@ -160,7 +148,7 @@ fn calls_as_text(mut message: Message, format: &CallFormat) -> Message {
         (name.to_owned(), arguments)
     });
     let separator = if message.content.is_empty() { "" } else { "\n" };
-    let calls = format.written(&parts.collect::<Vec<_>>());
+    let calls = HERMES.written(&parts.collect::<Vec<_>>());
     message.content.push_str(&format!("{separator}{calls}"));
     message
 }
@@ -476,20 +464,5 @@ arguments_0: JSON"#;
             let rules = rules(format, &[], ToolChoice::Required);
             assert!(rules.starts_with(more) && rules.contains("call: call_0 | call_1\n"), "{rules}");
         }
-    }
-
-    #[test]
-    fn earlier_calls_are_text_where_the_template_does_not_write_them() {
-        let call = |name: &str, arguments: &str| json!({ "function": { "name": name, "arguments": arguments } });
-        let calls = json!([call("f", "{\"a\": 1}"), call("g", "{}")]);
-        let mut asked = Message::new("assistant", "I look.");
-        asked.extra.insert("tool_calls".into(), calls);
-        let messages = vec![asked, Message::new("tool", "r")];
-        let granite = style("{{ tools }}{{ '<|tool_call|>' }}{{ messages[0].content }}");
-        let text = granite.messages(messages.clone(), None, ToolsIn::System);
-        let list = r#"[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]"#;
-        assert_eq!(text, [Message::new("assistant", format!("I look.\n<|tool_call|>{list}")), messages[1].clone()]);
-        let mistral = style("{{ tools }}{{ '[TOOL_CALLS][' }}{{ messages[0].tool_calls }}");
-        assert_eq!(mistral.messages(messages.clone(), None, ToolsIn::System), messages);
     }
 }

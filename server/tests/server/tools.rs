@@ -30,7 +30,6 @@ const MISTRAL: &str = "{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAI
 const MISTRAL_NAMED: &str = "{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}{% for message \
     in messages %}{{ message.content }}{% for call in message.tool_calls or [] %}{{ '[TOOL_CALLS]' + call.function.name + \
     '[ARGS]' }}{{ call.function.arguments | tojson }}{% endfor %}{% endfor %}";
-/// Writes no earlier calls.
 const GRANITE: &str = "{% if tools %}respond only with <|tool_call|> followed by a JSON list {{ tools | tojson }}{% endif %}\
     {% for message in messages %}[{{ message.role }}]{{ message.content }}<|end|>{% endfor %}[assistant]";
 const NO_SYSTEM: &str = "{% for message in messages %}{% if message.role == 'system' %}{{ raise_exception('no system') }}\
@@ -231,20 +230,6 @@ async fn ids_of_calls_are_accepted_in_the_next_request() {
     let id = asked["tool_calls"][0]["id"].clone();
     let messages = json!([user()[0], asked, { "role": "tool", "tool_call_id": id, "content": "r" }]);
     server.chat(json!({ "messages": messages, "tools": tools, "max_tokens": 1 })).await;
-}
-
-#[tokio::test]
-async fn earlier_calls_are_text_if_the_template_does_not_write_them() {
-    let function = json!({ "name": "f", "arguments": "{\"a\": 1}" });
-    let messages = json!([
-        { "role": "assistant", "content": null, "tool_calls": [{ "id": "1", "type": "function", "function": function }] },
-        { "role": "tool", "tool_call_id": "1", "content": "r" },
-    ]);
-    let body = json!({ "messages": messages, "max_tokens": 1, "return_token_ids": true });
-    let ids: Vec<u32> = serde_json::from_value(server(GRANITE).chat(body).await["prompt_token_ids"].clone()).unwrap();
-    let text = tokenizer().decode(&ids, hearth_model::tokenizer::DecodeOptions { skip_special_tokens: false });
-    let call = "<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"a\": 1}}]";
-    assert_eq!(text, format!("[assistant]{call}<|end|>[tool]r<|end|>[assistant]"));
 }
 
 #[tokio::test]
