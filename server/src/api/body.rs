@@ -60,9 +60,9 @@ impl FromRequest<AppState> for Body {
             }
             return Err(full);
         }
-        let (mut bytes, mut room) = (Vec::new(), state.body_room(0)?);
+        let (mut bytes, mut room) = (Vec::new(), state.body_room());
         receive(request, options, |piece| {
-            room.add(state.body_room(piece.len())?);
+            room.grow(piece.len())?;
             bytes.extend_from_slice(piece);
             Ok(())
         })
@@ -86,15 +86,15 @@ impl Body {
         let wait = TurnWait { submits: self.submits, deadline: None };
         let (bytes, max_bytes) = (std::mem::take(&mut self.bytes), self.max_bytes);
         let (n_bytes, log, key_salt) = (bytes.len(), self.log.clone(), self.key_salt);
-        let rooms = state.clone();
+        let mut room = std::mem::replace(&mut self.room, state.body_room());
         let work = move || {
             let (entries, n_value_bytes) = parse(&bytes, max_bytes)?;
             drop(bytes);
-            let room = rooms.body_room(n_value_bytes)?;
+            room.grow(n_value_bytes)?;
             Ok((read(Fields::of_body(entries, log, n_bytes, key_salt))?, room))
         };
         let (read, room) = state.prepare_long(Preparation::of_body(n_bytes), wait, work).await?;
-        self.room.add(room);
+        self.room = room;
         Ok(read)
     }
 }
@@ -173,7 +173,10 @@ mod tests {
 
     use axum::response::IntoResponse;
 
-    use super::{super::state::MAX_BODIES_BYTES, *};
+    use super::{
+        super::state::{LONG_BODY_BYTES, MAX_BODIES_BYTES},
+        *,
+    };
 
     fn parse(bytes: impl AsRef<[u8]>) -> Result<(Map<String, Value>, usize), ApiError> {
         super::parse(bytes.as_ref(), 1 << 20)
@@ -189,15 +192,21 @@ mod tests {
         };
         let mut body = received().await.unwrap();
         assert!(body.read(&state, |fields| Ok(fields.has("x"))).await.unwrap());
-        assert!(state.body_room(MAX_BODIES_BYTES).is_err());
+        let taking = |n_bytes| {
+            let mut room = state.body_room();
+            room.grow(n_bytes).map(|()| room)
+        };
+        assert!(taking(MAX_BODIES_BYTES).is_err());
         drop(body);
-        let all = state.body_room(MAX_BODIES_BYTES).unwrap();
+        let all = [taking(MAX_BODIES_BYTES), taking(LONG_BODY_BYTES)];
+        let all = all.map(|room| room.unwrap());
+        let more: Vec<_> = std::iter::from_fn(|| taking(LONG_BODY_BYTES).ok()).collect();
         let refused = received().await.unwrap_err();
         assert!(refused.message().contains("536870912 bytes"), "{}", refused.message());
         assert_eq!(refused.into_response().status(), StatusCode::TOO_MANY_REQUESTS);
-        drop(all);
-        // Enough for the text, but not for its values.
-        let _others = state.body_room(MAX_BODIES_BYTES - 100_000).unwrap();
+        drop((all, more));
+        // Enough for the text, but not for its values, with which it is long.
+        let _others = taking(MAX_BODIES_BYTES - 100_000).unwrap();
         let refused = received().await.unwrap().read(&state, |_| Ok(())).await.unwrap_err();
         assert_eq!(refused.into_response().status(), StatusCode::TOO_MANY_REQUESTS);
     }

@@ -25,11 +25,14 @@ use crate::{
 };
 
 /// Tokenizing a larger body takes tens of milliseconds or more.
-const LONG_BODY_BYTES: usize = 1 << 16;
+pub(super) const LONG_BODY_BYTES: usize = 1 << 16;
 
 /// Maximum size in bytes of the bodies of all requests that are being received or prepared and of their values, unless
 /// those of one request alone may be larger.
 pub(super) const MAX_BODIES_BYTES: usize = 512 << 20;
+
+/// The same beyond that for requests that take at most [`LONG_BODY_BYTES`], so that long ones do not keep them out.
+const SHORT_BODIES_BYTES: usize = 64 << 20;
 
 /// Number of kinds of long [`Preparation`].
 const N_LONG: usize = Preparation::Short as usize;
@@ -107,17 +110,33 @@ struct Turn {
     n_waiting: AtomicUsize,
 }
 
-/// Room for the bodies of requests and their values, which is free again when this is dropped.
+/// Room for the body of a request and its values, which is free again when this is dropped.
 #[derive(Debug)]
 pub(crate) struct BodyRoom {
     free: Arc<AtomicUsize>,
     n_bytes: usize,
+    /// Free bytes for requests that have more than [`LONG_BODY_BYTES`].
+    most: usize,
 }
 
 impl BodyRoom {
-    /// Adds room of the same request.
-    pub(crate) fn add(&mut self, mut more: Self) {
-        self.n_bytes += std::mem::take(&mut more.n_bytes);
+    /// Takes `n_bytes` more.
+    ///
+    /// # Errors
+    /// 429 if the bodies of other requests take the room.
+    pub(crate) fn grow(&mut self, n_bytes: usize) -> Result<(), ApiError> {
+        let wanted = self.n_bytes.saturating_add(n_bytes);
+        let is_short = wanted <= LONG_BODY_BYTES;
+        let rest = |free: usize| {
+            let rest = free.checked_sub(n_bytes)?;
+            (is_short || rest >= SHORT_BODIES_BYTES).then_some(rest)
+        };
+        if self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, rest).is_err() {
+            let message = format!("too many long requests: they may take {} bytes while they are prepared", self.most);
+            return Err(ApiError::queue_full(message));
+        }
+        self.n_bytes = wanted;
+        Ok(())
     }
 }
 
@@ -193,7 +212,7 @@ impl AppState {
     pub fn loading_with(model_id: impl Into<String>, options: ApiOptions) -> Self {
         let inner = Inner {
             model_id: model_id.into(),
-            body_room: Arc::new(max_bodies_bytes(&options).into()),
+            body_room: Arc::new(max_bodies_bytes(&options).saturating_add(SHORT_BODIES_BYTES).into()),
             options,
             created: unix_time().as_secs(),
             engine: SetOnce::new(),
@@ -280,20 +299,9 @@ impl AppState {
         self.engine().map_or(Ok(()), |engine| Ok(engine.require_room()?))
     }
 
-    /// Room for `n_bytes` of a request's body or its values, until dropped.
-    ///
-    /// # Errors
-    /// 429 if the bodies of other requests take it.
-    pub(crate) fn body_room(&self, n_bytes: usize) -> Result<BodyRoom, ApiError> {
-        let free = &self.0.body_room;
-        match free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| free.checked_sub(n_bytes)) {
-            Ok(_) => Ok(BodyRoom { free: Arc::clone(free), n_bytes }),
-            Err(_) => {
-                let most = max_bodies_bytes(&self.0.options);
-                let message = format!("too many long requests: they may take {most} bytes while they are prepared");
-                Err(ApiError::queue_full(message))
-            }
-        }
+    /// The room of a request, which has taken nothing yet.
+    pub(crate) fn body_room(&self) -> BodyRoom {
+        BodyRoom { free: Arc::clone(&self.0.body_room), n_bytes: 0, most: max_bodies_bytes(&self.0.options) }
     }
 
     /// Runs `work`, such as tokenizing a prompt, on a blocking thread. Long work runs one at a time for each kind, so
@@ -461,14 +469,36 @@ mod tests {
     fn bodies_may_have_any_size_that_the_limit_allows() {
         const GIB: usize = 1 << 30;
         let state = AppState::loading_with("x", ApiOptions { max_body_bytes: GIB, ..ApiOptions::default() });
-        let mut room = state.body_room(GIB).unwrap();
-        room.add(state.body_room(5 * GIB).unwrap());
-        assert!(state.body_room(3 * GIB + 1).is_err());
-        room.add(state.body_room(3 * GIB).unwrap());
+        let mut room = state.body_room();
+        room.grow(GIB).unwrap();
+        room.grow(5 * GIB).unwrap();
+        assert!(state.body_room().grow(3 * GIB + 1).is_err());
+        room.grow(3 * GIB).unwrap();
         drop(room);
-        assert!(state.body_room(9 * GIB).is_ok());
+        assert!(state.body_room().grow(9 * GIB).is_ok());
         let unlimited = AppState::loading_with("x", ApiOptions { max_body_bytes: usize::MAX, ..ApiOptions::default() });
-        assert!(unlimited.body_room(usize::MAX).is_ok());
+        assert!(unlimited.body_room().grow(usize::MAX / 2).is_ok());
+    }
+
+    #[test]
+    fn long_bodies_leave_room_for_short_ones() {
+        let state = AppState::loading("x");
+        let mut long = state.body_room();
+        long.grow(MAX_BODIES_BYTES).unwrap();
+        let mut short = state.body_room();
+        short.grow(LONG_BODY_BYTES - 1).unwrap();
+        short.grow(1).unwrap();
+        assert!(short.grow(1).is_err(), "it is no longer short");
+        let more = (1..SHORT_BODIES_BYTES / LONG_BODY_BYTES).map(|_| {
+            let mut room = state.body_room();
+            room.grow(LONG_BODY_BYTES).unwrap();
+            room
+        });
+        let more: Vec<_> = more.collect();
+        assert!(state.body_room().grow(1).is_err());
+        drop((short, more));
+        assert!(state.body_room().grow(1).is_ok());
+        assert!(long.grow(1).is_err());
     }
 
     #[tokio::test]
