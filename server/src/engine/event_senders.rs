@@ -76,3 +76,26 @@ pub(crate) enum Progress {
     /// The request has ended, and its events are queued: each answer's reason and number of tokens.
     Ended(Vec<(FinishReason, usize)>),
 }
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Context, Poll, Waker};
+
+    use super::{super::event::channel, *};
+
+    /// So that the worker counts what they report before a client can look for it in the metrics.
+    #[test]
+    fn events_wait_until_they_are_sent() {
+        let (source, mut stream) = channel();
+        let mut senders = EventSenders::new(vec![source.sender(0)], Instant::now());
+        senders.queue(0, Event::Embedding(vec![1.0]));
+        senders.queue_end(0, FinishReason::Stop, None, String::new());
+        let mut next = || stream.poll_recv(&mut Context::from_waker(Waker::noop()));
+        assert!(next().is_pending());
+        senders.send();
+        assert!(matches!(next(), Poll::Ready(Some((0, Ok(Event::Embedding(_)))))));
+        assert!(matches!(next(), Poll::Ready(Some((0, Ok(Event::Finished { .. }))))));
+        senders.send();
+        assert!(next().is_pending(), "each once");
+    }
+}
