@@ -81,17 +81,6 @@ async fn metrics_tell_what_happened() {
     assert!(unknown.is_empty(), "only in docs/serving.md: {unknown:?}");
 }
 
-#[tokio::test]
-async fn a_client_that_has_its_answer_finds_it_counted() {
-    let server = Server::start();
-    let get = |name: &str| metric(&server.engine, name);
-    for n_answers in 1..=100 {
-        server.complete(json!({ "prompt": "x", "max_tokens": 2, "ignore_eos": true })).await;
-        assert_eq!(get("generation_tokens_total"), f64::from(2 * n_answers));
-        assert_eq!(get("e2e_request_latency_seconds_count"), f64::from(n_answers));
-    }
-}
-
 /// The tokens of a beam search are known at its end, all at once: they have no latencies.
 #[tokio::test]
 async fn answers_to_a_prompt_are_counted_together_and_beams_without_latencies() {
