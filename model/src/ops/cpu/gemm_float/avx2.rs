@@ -71,7 +71,7 @@ unsafe fn tiles<L: PanelLine>(x: &[f32], lines: &[L], d_in: usize, is_new: bool,
     for start in (0..d_in).step_by(CHUNK) {
         let inputs = start..d_in.min(start + CHUNK);
         let chunk = &lines[inputs.start * L::LINES..inputs.end * L::LINES];
-        let next = chunk.as_ptr_range().end.cast::<u8>();
+        let next = lines.as_ptr().wrapping_add((start + CHUNK) * L::LINES).cast::<u8>();
         let fetched = Ahead { start: next, step: if is_new { L::BYTES.div_ceil(n_passes) } else { 0 } };
         if is_widened {
             WIDENED.with_borrow_mut(|widened| {

@@ -33,7 +33,14 @@ pub(super) unsafe fn multiply<B: QuantBlock>(
         sums.iter().enumerate().for_each(|(row, sums)| store(first + row, sums));
     };
     if n_first <= MAX_ROWS {
-        let sums = &mut [[0.0; PANEL]; MAX_ROWS][..n_first];
+        let (mut one, mut few);
+        let sums: &mut [[f32; PANEL]] = if n_first == 1 {
+            one = [[0.0; PANEL]];
+            &mut one
+        } else {
+            few = [[0.0; PANEL]; MAX_ROWS];
+            &mut few[..n_first]
+        };
         // SAFETY: this function's own target features.
         unsafe { block::<B, 1>(rows, 0, (panel, 0..panel.len()), sums) };
         store_all(0, sums);

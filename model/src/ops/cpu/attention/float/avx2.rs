@@ -1,6 +1,7 @@
 //! The innermost loops with AVX2: 16 registers of 8 values, so up to 12 sums.
 
 use std::{
+    arch::asm,
     arch::x86_64::{__m256, _mm256_fmadd_ps, _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps},
     array,
     marker::PhantomData,
@@ -155,22 +156,14 @@ unsafe fn score_part<E: FloatElement, const P: usize, const T: usize>(
     let values: [&[f32]; P] = array::from_fn(|query| &queries[query].values[..head_dim]);
     let mut sums = [[[_mm256_setzero_ps(); HALVES]; T]; P];
     for dim in 0..head_dim {
-        // SAFETY: `lines` have `head_dim` lines of 16.
-        let keys: [[_; HALVES]; T] = array::from_fn(|t| {
-            array::from_fn(|half| unsafe { E::load_eight(lines[t].as_ptr().add(dim * LANES + half * EIGHT)) })
-        });
         if (dim * LANES).is_multiple_of(line::<E>()) {
             next.iter().for_each(|next| prefetch(next.as_ptr().wrapping_add(dim * LANES)));
         }
-        for (sums, values) in sums.iter_mut().zip(&values) {
-            // SAFETY: `values` have `head_dim` values.
-            let q = _mm256_set1_ps(unsafe { *values.get_unchecked(dim) });
-            for (sums, keys) in sums.iter_mut().zip(keys) {
-                for (sum, keys) in sums.iter_mut().zip(keys) {
-                    *sum = _mm256_fmadd_ps(q, keys, *sum);
-                }
-            }
-        }
+        // SAFETY: `values` have `head_dim` values, and `lines` as many lines of 16.
+        let q = |query: usize| _mm256_set1_ps(unsafe { *values[query].get_unchecked(dim) });
+        let place = |n: usize| lines[n / HALVES].as_ptr().wrapping_add(dim * LANES + n % HALVES * EIGHT);
+        // SAFETY: as above, and this function's own target features.
+        unsafe { add_products(q, place, |place, _| E::load_eight(place), &mut sums) };
     }
     for (query, sums) in sums.iter().enumerate() {
         let scores = &mut scores[query * CHUNK..][..T * LANES];
@@ -179,6 +172,53 @@ unsafe fn score_part<E: FloatElement, const P: usize, const T: usize>(
             unsafe { _mm256_storeu_ps(scores.as_mut_ptr(), *sum) };
         }
     }
+}
+
+/// Adds the products of `P` factors and `T` lines of keys or values to `sums`. `load` takes half line `n` from its `place`. 12 sums
+/// leave four registers: if there are at most three factors, these stay in registers, and half lines are loaded one by one.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+unsafe fn add_products<E, const P: usize, const T: usize>(
+    factor: impl Fn(usize) -> __m256,
+    place: impl Fn(usize) -> *const E,
+    load: impl Fn(*const E, usize) -> __m256,
+    sums: &mut [[[__m256; HALVES]; T]; P],
+) {
+    if P <= T * HALVES {
+        let factors: [__m256; P] = array::from_fn(&factor);
+        for n in 0..T * HALVES {
+            let mut place = place(n);
+            if let Some(last) = n.checked_sub(1) {
+                place = sums.iter().fold(place, |place, sums| after(place, sums.as_flattened()[last]));
+            }
+            let values = load(place, n);
+            for (sums, factor) in sums.iter_mut().zip(factors) {
+                let sum = &mut sums[n / HALVES][n % HALVES];
+                *sum = _mm256_fmadd_ps(factor, values, *sum);
+            }
+        }
+    } else {
+        let lines: [[__m256; HALVES]; T] =
+            array::from_fn(|t| array::from_fn(|half| load(place(t * HALVES + half), t * HALVES + half)));
+        for (query, sums) in sums.iter_mut().enumerate() {
+            let factor = factor(query);
+            for (sum, values) in sums.as_flattened_mut().iter_mut().zip(lines.as_flattened()) {
+                *sum = _mm256_fmadd_ps(factor, *values, *sum);
+            }
+        }
+    }
+}
+
+/// The same place, of which the compiler knows only that it depends on a sum. So it computes that sum before it loads from there;
+/// in its own order, one more value than there are registers would be in use, and a sum of 12 in memory (1.3 times as slow). Costs
+/// no instruction.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+#[expect(clippy::pointers_in_nomem_asm_block, reason = "nothing is read there")]
+fn after<E>(mut place: *const E, sum: __m256) -> *const E {
+    // SAFETY: no instruction; both stay what they are.
+    unsafe { asm!("/* {} {} */", inout(reg) place, in(ymm_reg) sum, options(pure, nomem, nostack, preserves_flags)) };
+    place
 }
 
 /// [`Tiles::add_weighted_values`] for the first `P` queries of `attn_out`.
@@ -254,15 +294,10 @@ unsafe fn add_rows<E: FloatElement, const P: usize, const C: usize>(
 ) {
     for position in at {
         (0..C * LANES).step_by(line::<E>()).for_each(|at| prefetch(prefetched.wrapping_add(at)));
-        let values: [[__m256; HALVES]; C] =
-            array::from_fn(|c| array::from_fn(|half| load(row, c * LANES + half * EIGHT)));
-        for (weights, sums) in weights.iter().zip(&mut *sums) {
-            // SAFETY: there is a weight for each position.
-            let weight = _mm256_set1_ps(unsafe { *weights.get_unchecked(position) });
-            for (sum, values) in sums.as_flattened_mut().iter_mut().zip(values.as_flattened()) {
-                *sum = _mm256_fmadd_ps(weight, *values, *sum);
-            }
-        }
+        // SAFETY: there is a weight for each position.
+        let weight = |query: usize| _mm256_set1_ps(unsafe { *weights[query].get_unchecked(position) });
+        // SAFETY: this function's own target features.
+        unsafe { add_products(weight, |_| row, |row, n| load(row, n * EIGHT), sums) };
         row = row.wrapping_add(stride);
         prefetched = prefetched.wrapping_add(stride);
     }

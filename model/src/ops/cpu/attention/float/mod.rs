@@ -14,7 +14,7 @@ mod tiled;
 
 use std::{marker::PhantomData, ops::Range};
 
-use super::{Buffers, CHUNK, CHUNK_TILES, Kernels, LANES, Outputs, Pools, Query, Task, softmax::softmax};
+use super::{Buffers, CHUNK, Kernels, LANES, Outputs, Pools, Query, Task, softmax::softmax};
 #[cfg(target_arch = "x86_64")]
 use crate::ops::cpu::{Isa, isa};
 use crate::ops::cpu::{PORTABLE_IS_FUSED, kv_element::FloatElement, multiply_add};

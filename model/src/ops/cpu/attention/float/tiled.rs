@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::{Buffers, CHUNK, CHUNK_TILES, FloatElement, LANES, Pools, Query, Task, WeightedSum};
-use crate::ops::cpu::{attention::softmax::State, prefetch::prefetch};
+use super::{Buffers, CHUNK, FloatElement, LANES, Pools, Query, Task, WeightedSum};
+use crate::ops::cpu::{attention::softmax::State, prefetch::prefetch_l2};
 
 /// The innermost loops for an instruction set.
 pub(super) trait Tiles<E: FloatElement> {
@@ -64,6 +64,9 @@ pub(super) trait Tiles<E: FloatElement> {
         sums: &mut [f32],
     );
 }
+
+/// Queries of a head that wait for memory. Those of a prompt are more, and find values in L2 that other tasks have read.
+const FEW_QUERIES: usize = 8;
 
 /// A part of a task's values.
 pub(super) struct Part {
@@ -127,13 +130,12 @@ pub(super) unsafe fn attend_chunk<T: Tiles<E>, E: FloatElement>(
             let scores_now = &mut scores[tile * LANES - first..];
             // SAFETY: the caller's.
             unsafe { T::score_tiles(queries, kv_head, task, pools, tile..tile + together, scores_now) };
-            if together == n_left && tiles.start / CHUNK_TILES == task.chunks.start {
-                // Prefetch the first values while the weights are computed from the scores. Those of later chunks are
-                // prefetched while the values before them are added.
-                for tile in tiles.clone().take(ahead) {
+            if n_queries <= FEW_QUERIES {
+                // Memory is read all the time, not only while keys and values go by: L1 would have no room for a chunk's values.
+                for tile in tile..tile + together {
                     for lane in 0..LANES {
                         let row = pools.value_row(task.page(tile) * LANES + lane, kv_head);
-                        row.iter().step_by(line::<E>()).for_each(|value| prefetch(value));
+                        row.iter().step_by(line::<E>()).for_each(|value| prefetch_l2(value));
                     }
                 }
             }
