@@ -17,7 +17,7 @@ export const SCOPE = new URL(".", document.baseURI).pathname;
 /** The address of an endpoint, for people to copy. */
 export const address = (endpoint) => new URL(PATHS[endpoint], document.baseURI).href;
 
-/** An error of the server, or of the way to it. */
+/** An error that the server reported, or a failure of the connection to it. */
 class ApiError extends Error {
   /** `status` is the HTTP status; 0 if there was no response. */
   constructor(message, status = 0) {
@@ -41,7 +41,7 @@ function errorOf(status, text) {
   return new ApiError(message ?? `HTTP status ${status}: ${text.trim() || "no message"}`, status);
 }
 
-/** Passes on what `read` returns. Browsers report network failures as a TypeError that does not mention the server. */
+/** Returns what `read` returns. Replaces the TypeError of a network failure by an error that mentions the server. */
 async function reaching(read) {
   try {
     return await read();

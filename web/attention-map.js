@@ -9,7 +9,7 @@ const shortened = (label) => (label.length > MAX_LABEL ? `${label.slice(0, MAX_L
 /** The three numbers of a computed color. */
 const rgb = (color) => color.match(/[\d.]+/g).slice(0, 3).map(Number);
 
-/** 256 opaque pixels from the background of a canvas to its ink, as its style has them. */
+/** A color scale of 256 opaque pixels, from the background color of the canvas's style to its text color. */
 function ramp(canvas) {
   const { color, backgroundColor } = getComputedStyle(canvas);
   const [to, from] = [rgb(color), rgb(backgroundColor)];
@@ -64,7 +64,7 @@ export class HeatMap {
     });
   }
 
-  /** A map without labels. */
+  /** Draws a map without labels into `canvas`. */
   static drawSmall(canvas, weights) {
     drawImage(canvas.getContext("2d"), image(weights, ramp(canvas)), 0, 0, canvas.width);
   }

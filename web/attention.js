@@ -8,7 +8,7 @@ import { visible } from "./inspect-tokens.js";
 const MEAN = "mean";
 const THUMBNAIL = 56;
 
-/** One head's weights: `at(query, key)`. Without `first`, the first key is left out and each row is scaled to its rest. */
+/** One head's weights: `at(query, key)`. With `first: false`, the first key has the weight 0, so rows are scaled without it. */
 export class Weights {
   constructor(values, size, { first = true } = {}) {
     Object.assign(this, { values, size, first });

@@ -22,7 +22,7 @@ export class Chart {
   #drawing = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", class: "chart", role: "img" });
   root;
 
-  /** `series`: names of the lines. `format(value)` writes a value. `floor`: the smallest height of the axis. */
+  /** `series`: names of the lines. `format(value)` writes a value. `floor`: the smallest upper end of the axis. */
   constructor({ title, series, format, minutes, floor = 1 }) {
     Object.assign(this, { title });
     this.#series = series;

@@ -7,7 +7,7 @@ import { codeBlock, renderMarkdown } from "./render.js";
 
 const NAMES = { user: "You", tool: "Tool result" };
 
-/** JSON with line breaks, or null if the text is none. */
+/** The text as indented JSON, or null if it is not a JSON object or array. */
 function prettyJson(text) {
   try {
     const value = JSON.parse(text);
@@ -102,7 +102,7 @@ export class MessageView {
   }
 
   #showCalls(calls, isRunning) {
-    // A field for a result may have text in it: the calls are shown once they are whole, and then stay.
+    // Unchanged calls keep their elements: a person may be entering a result in one of the fields.
     const shown = JSON.stringify(calls);
     if (this.#calls.dataset.shown === shown && this.#calls.dataset.running === String(isRunning)) return;
     Object.assign(this.#calls.dataset, { shown, running: isRunning });

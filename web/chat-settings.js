@@ -4,7 +4,7 @@ import { ParameterForm } from "./parameter-form.js";
 import { PRESETS } from "./parameters.js";
 import { keep, setting } from "./settings.js";
 
-/** What the answer's format may be, with an example of what it is given. */
+/** The formats of an answer, with an example of the definition for those that have one. */
 const FORMATS = {
   text: { label: "Text" },
   json_object: { label: "JSON object" },
@@ -90,7 +90,7 @@ export class SettingsForm {
   #usePreset() {
     const preset = PRESETS.find(({ name }) => name === this.#preset.value);
     if (preset === undefined) return;
-    // Limits and stop strings are no matter of taste: they stay.
+    // A preset does not change the length limit, the stop strings and the seed.
     const { max_tokens, stop, seed } = this.#parameters.values();
     this.#parameters.show({ max_tokens, stop, seed, ...preset.values });
     this.#changed();
@@ -120,7 +120,7 @@ export class SettingsForm {
     };
   }
 
-  /** What follows from the settings: the preset that they are, and the fields that apply. */
+  /** Shows what follows from the settings: the preset that they match, and the fields that apply to the format. */
   #show({ parameters = {} }) {
     const own = Object.fromEntries(Object.entries(parameters).filter(([name]) => !["max_tokens", "stop", "seed"].includes(name)));
     const same = (values) => JSON.stringify(Object.entries(values).sort()) === JSON.stringify(Object.entries(own).sort());

@@ -74,7 +74,7 @@ async function open(id) {
   if (found === undefined) return startNew();
   conversation = found;
   history.replaceState(null, "", `#chat/${id}`);
-  // What a closed tab left behind.
+  // An answer without a finish reason was being generated when a tab was closed.
   for (const message of conversation.messages) {
     if (message.role === "assistant" && message.finishReason === undefined && message !== running?.message) message.finishReason = "interrupted";
   }

@@ -17,7 +17,7 @@ const START = [
 const MAX = 8;
 /** The first prompt: of a chat message (true), and of a text to continue (false). */
 const PROMPTS = { true: "Tell me a story about a brave fox who lost her lamp.", false: "Once upon a time" };
-/** What every strategy shares is asked for once. */
+/** The parameters that all strategies share: one form for all of them. */
 const SHARED = ["max_tokens", "seed"];
 
 /** What is measured of each text. `better` is the direction of a better value, if there is one. */
@@ -169,7 +169,7 @@ function changed() {
   try {
     keep("compare", { strategies: cards.map((card) => card.stored), shared: ui.shared.values(), isChat: ui.isChat.checked, isChatChosen: ui.isChatChosen });
   } catch {
-    // A field that cannot be read is told when the request is sent.
+    // A field cannot be read: the error is shown when the request is sent.
   }
 }
 

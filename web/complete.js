@@ -43,7 +43,7 @@ function changed() {
     const { model, prompt: _, ...values } = body;
     keep("complete", values);
   } catch {
-    // Told when the request is sent.
+    // A field cannot be read: the error is shown when the request is sent.
   }
 }
 

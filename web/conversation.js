@@ -95,7 +95,7 @@ const FORMAT = "hearth-conversations";
 /** Conversations as the text of a file. */
 export const exported = (conversations) => `${JSON.stringify({ format: FORMAT, version: 1, conversations }, null, 1)}\n`;
 
-/** Reads such a text. Throws an error for people if it is none. Whatever else the file contains is left out. */
+/** Reads the text of an exported file. Throws an error for people if it is not one. Unknown members are left out. */
 export function imported(text) {
   let file;
   try {

@@ -6,7 +6,8 @@ export async function* eventData(stream) {
   let rest = "";
   let data = [];
   for (;;) {
-    // A "\r" at the end of a chunk may be half of "\r\n", so it waits for the next chunk; the last one for this "\n".
+    // A "\r" at the end of a chunk may be half of "\r\n", so its line is split off with the next chunk. At the end of the
+    // stream, `value` is the default "\n", which completes the last line.
     const { value = "\n", done } = await reader.read();
     const lines = (rest + value).split(/\r\n|\n|\r(?!$)/);
     rest = lines.pop();

@@ -21,7 +21,7 @@ let controller = null;
 
 const request = (more) => ({ model: modelId(), ...source.fields, ...more });
 
-/** The server's error, or what it means that there is no such endpoint. */
+/** The message of an error; explains why if the server does not have the endpoint. */
 function explained(error) {
   if (error.status === 405 || (error.status === 404 && !/model/i.test(error.message))) {
     return "This server does not offer inspection. It needs a version of Hearth with `POST /v1/inspect`, started without `--no-inspect`.\n"
@@ -39,6 +39,8 @@ function showError(text) {
 async function inspect(selected) {
   controller?.abort();
   const { signal } = (controller = new AbortController());
+  // A request that a later one aborted leaves the page to that one.
+  const isLatest = () => controller?.signal === signal;
   showError("");
   ui.status.textContent = "Inspecting…";
   ui.start.disabled = true;
@@ -47,11 +49,11 @@ async function inspect(selected) {
     showResult(selected ?? result.tokens.length - 1);
     return true;
   } catch (error) {
-    ui.status.textContent = "";
+    if (isLatest()) ui.status.textContent = "";
     if (!signal.aborted) showError(explained(error));
     return false;
   } finally {
-    ui.start.disabled = false;
+    if (isLatest()) ui.start.disabled = false;
   }
 }
 

@@ -15,7 +15,7 @@ const LOAD = {
   server: () => import("./server.js"),
 };
 const started = new Map();
-/** Tabs whose module could not be loaded. Browsers remember that of an address, so the next attempt has another one. */
+/** Tabs whose module could not be loaded. Browsers cache the failure by URL, so the next attempt uses another URL. */
 const failed = new Set();
 let current;
 

@@ -8,10 +8,10 @@ import { meanBetween, Metrics, quantileBetween } from "./prometheus.js";
 
 const INTERVAL_MS = 2000;
 const MINUTES = 5;
-/** Rates and latencies are over this time, so that a line is no saw. */
+/** Rates and latencies are averaged over this time, so that the lines are smooth. */
 const WINDOW_MS = 10_000;
 
-/** With the files of their licences. */
+/** The libraries of the page: name, and name of the licence file. */
 const LIBRARIES = [["marked", "marked"], ["DOMPurify", "dompurify"], ["highlight.js", "highlight"]];
 
 const whole = (value) => count(Math.round(value));
@@ -19,7 +19,7 @@ const percent = (value) => `${(value * 100).toFixed(value > 0 && value < 0.1 ? 1
 const rate = (value) => (value < 10 ? value.toFixed(1) : whole(value));
 const duration = (value) => (value < 1 ? `${(value * 1000).toPrecision(3).replace(/\.?0+$/, "")} ms` : `${value.toFixed(2)} s`);
 
-/** The charts, and what they show of a scrape `now` and an earlier one `before`, `seconds` apart. */
+/** The charts. `values` computes what they show from a scrape `now` and an earlier one `before`, `seconds` apart. */
 const latency = (title, name) => ({
   title, series: ["mean", "p95"], format: duration, floor: 0.001,
   values: (now, before) => [meanBetween(before, now, name), quantileBetween(before, now, name, 0.95)],

@@ -49,7 +49,7 @@ export async function put(conversation) {
   else {
     const conversations = store(database, "readwrite");
     const stored = result(conversations.put(conversation));
-    // Without waiting for the page to be idle: it may be closed next.
+    // Commits at once instead of when no more requests are pending, because the page may be closed next.
     conversations.transaction.commit();
     await stored;
   }

@@ -30,7 +30,7 @@ export function toggleTheme() {
     if (chosen === null) localStorage.removeItem(KEY);
     else localStorage.setItem(KEY, chosen);
   } catch {
-    // It lasts as long as the page.
+    // The choice cannot be stored: it lasts as long as the page.
   }
   apply();
 }

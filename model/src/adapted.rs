@@ -21,11 +21,13 @@ pub enum Training {
 }
 
 impl Gpt {
-    /// The model with an adapter, which alone trains: `dropout` is the share of its inputs that is dropped then. The model
-    /// must be loaded for its device; to train on a CPU, without autodiff: that is added here.
+    /// The model with an adapter. With [`Training::Yes`], only the adapter trains, and `dropout` is the share of its
+    /// inputs that is dropped. The model must be loaded for its device; for training on a CPU, load it without
+    /// autodiff, which is added here.
     ///
     /// # Errors
-    /// [`Error::Param`](crate::error::Error::Param) if the adapter updates matrices that the model does not have, or that have other sizes.
+    /// [`Error::Param`](crate::error::Error::Param) if the adapter updates matrices that the model does not have, or
+    /// that have other sizes.
     pub fn with_lora(self, adapter: &LoraValues, dropout: f64, trains: Training) -> Result<Self> {
         let device = self.device();
         let mut gpt = self.no_grad();

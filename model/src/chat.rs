@@ -169,7 +169,7 @@ impl ChatTemplate {
         self.prompt_text(tokenizer, messages, context)?.encode(tokenizer)
     }
 
-    /// The text that [`encode`](Self::encode) tokenizes, for a look at its length before that.
+    /// The text that [`encode`](Self::encode) tokenizes, so that callers can check its length first.
     ///
     /// # Errors
     /// As [`render`](Self::render).
@@ -255,7 +255,7 @@ impl ChatTemplate {
 #[derive(Clone, Debug)]
 pub struct PromptText {
     text: String,
-    /// In strings that must not become special tokens.
+    /// The character inserted into strings that must not become special tokens.
     mark: char,
     add_special_tokens: bool,
 }

@@ -344,8 +344,9 @@ impl GptConfig {
         }
     }
 
-    /// The architecture of [nanochat](https://github.com/karpathy/nanochat): as Llama, with norms without weights, also of
-    /// embeddings, queries and keys, squared ReLU without a gate, and a soft cap of 15 on the logits.
+    /// The architecture of [nanochat](https://github.com/karpathy/nanochat): Llama's, except that norms have no weights
+    /// and also apply to embeddings, queries and keys, that the MLP is an ungated squared ReLU, and that logits have a
+    /// soft cap of 15.
     pub fn nanochat(sizes: Sizes) -> Self {
         Self {
             norm_eps: 1e-6,

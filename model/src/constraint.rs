@@ -34,14 +34,15 @@ pub const MAX_SOURCE_BYTES: usize = 1 << 20;
 const MAX_BRACKETS: usize = 200;
 
 /// Limits on the cost of a grammar: about 20 ms and some tens of megabytes to compile, and 15 ms per mask, or some
-/// hundreds if it is very ambiguous. The parser keeps 8 bytes per item of each row: with 2,000 items in a row, the
-/// number that 2,000 levels of right recursion need, 16 MB, and four times that with twice as many.
+/// hundreds if it is very ambiguous. The parser keeps 8 bytes for each item of each row. The default limit of 2,000
+/// items per row admits right recursion 2,000 levels deep, which takes 16 MB; twice the limit would take four times
+/// that.
 fn limits() -> ParserLimits {
     ParserLimits { max_lexer_states: 50_000, verbose_errors: false, ..ParserLimits::default() }
 }
 
-/// Stack size for compiling, which is recursive: along chains of names and of references, too. Twice what the longest need
-/// that the limits below and those of schemas admit.
+/// Stack size for compiling, which recurses along brackets and along chains of names and references: twice what the
+/// longest chains need that the limits below and those of schemas admit.
 const STACK_BYTES: usize = 128 << 20;
 
 /// Maximum number of rules and terminals in a grammar.
@@ -154,7 +155,7 @@ impl GrammarCompiler {
                     return Err(GrammarError::whole("allows only the empty text"));
                 }
                 Constraint::new(matcher, tokens, param)
-                    .map_err(|error| GrammarError::whole(format!("is invalid: {}", first_line(&error))))
+                    .map_err(|error| GrammarError::whole(format!("is invalid: {}", library_message(&error))))
             }
             Err(what) => Err(match grammar {
                 Grammar::Json(value) => {
@@ -179,7 +180,7 @@ impl GrammarCompiler {
         };
         let mut matcher = Matcher::new(self.factory.create_parser(source));
         // Detects a grammar that is complete from the start.
-        matcher.consume_tokens(&[]).map_err(|error| format!("is invalid: {}", first_line(&error)))?;
+        matcher.consume_tokens(&[]).map_err(|error| format!("is invalid: {}", library_message(&error)))?;
         Ok(matcher)
     }
 }
@@ -191,7 +192,7 @@ impl fmt::Debug for GrammarCompiler {
 }
 
 /// The library's message without its notes for developers.
-fn first_line(error: &impl fmt::Display) -> String {
+fn library_message(error: &impl fmt::Display) -> String {
     const MAX_CHARS: usize = 400;
     let text = error.to_string();
     let text = text.replace("<non-verbose/>", "");
@@ -220,8 +221,8 @@ fn on_a_deep_stack<T: Send>(work: impl FnOnce() -> Result<T, GrammarError> + Sen
     })
 }
 
-/// The bytes that a token adds to a text; empty for special tokens and bytes that are not in any text: the trie marks
-/// its own special tokens with 0xff.
+/// The bytes that a token adds to a text. Empty for special tokens, for tokens that are too long, and for tokens with
+/// the byte 0xff, which no text has and with which the trie marks its own special tokens.
 fn text_bytes(tokenizer: &Tokenizer, id: TokenId) -> Vec<u8> {
     let bytes = tokenizer.token_bytes(id);
     let is_text = !tokenizer.is_special(id) && bytes.len() <= MAX_TOKEN_BYTES && !bytes.contains(&0xff);
@@ -308,8 +309,8 @@ fn with_plain_digits(regex: &str) -> String {
     plain
 }
 
-/// Operators after which a part may be missing, and empty alternatives. Those that are escaped do not count; those in quotes
-/// do, which is few.
+/// The number of operators that make a part optional, and of empty alternatives. Escaped operators do not count. Those
+/// in quotes do, although they are text: there are few.
 fn n_optional(source: &str) -> usize {
     let (mut n, mut before, mut is_escaped) = (0, '(', false);
     for character in source.chars() {

@@ -36,7 +36,8 @@ pub struct Dense<'a> {
     pub positions: Option<Arc<Vec<u32>>>,
     /// Receives what the pass computes on the way, if set.
     pub trace: Option<&'a mut Trace>,
-    /// Decides which values are dropped, with their places in the model; without it, none are.
+    /// The seed of dropout. It and a value's place in the model decide whether the value is dropped. `None`: no
+    /// dropout.
     pub dropout_seed: Option<u64>,
 }
 
@@ -51,12 +52,13 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Of `attention_heads` in `attention_layers`, and of the residual stream after each number of blocks in `stream_layers`.
+    /// Traces `attention_heads` in `attention_layers`, and the residual stream after each number of blocks in
+    /// `stream_layers`.
     pub(crate) fn new(attention_layers: Vec<usize>, attention_heads: Vec<usize>, stream_layers: Vec<usize>) -> Self {
         Self { attention_layers, attention_heads, attention: Vec::new(), stream_layers, stream: Vec::new() }
     }
 
-    /// Takes in a layer's attention weights.
+    /// Records the attention weights of a layer, `[batch, n_heads, seq_len, seq_len]`, if they were asked for.
     pub(crate) fn attends(&mut self, layer: usize, weights: Tensor<4>) {
         if self.attention_layers.contains(&layer) && !self.attention_heads.is_empty() {
             let heads = self.attention_heads.iter().map(|&head| weights.clone().narrow(1, head, 1)).collect();
@@ -67,7 +69,7 @@ impl Trace {
     /// The attention weights of a layer that was asked for, `[batch, attention_heads, seq_len, seq_len]`.
     ///
     /// # Panics
-    /// If it was not, or no pass has run.
+    /// If the layer was not asked for, or no pass has run.
     pub(crate) fn attention_of(&self, layer: usize) -> Tensor<4> {
         match self.attention.iter().find(|(traced, _)| *traced == layer) {
             Some((_, weights)) => weights.clone(),
@@ -88,7 +90,7 @@ impl Trace {
 }
 
 impl Dense<'_> {
-    /// Whether one fused operation rotates and attends: where there is one, unless attention weights are requested.
+    /// Whether one fused operation rotates and attends: if `device` has one and no attention weights are traced.
     pub(crate) fn is_one_operation(&self, device: &Device) -> bool {
         let has_maps = self.trace.as_ref().is_some_and(|trace| !trace.attention_layers.is_empty());
         !has_maps && ops::can_rope_and_attend(device)
@@ -96,7 +98,7 @@ impl Dense<'_> {
 }
 
 impl<'a> AttentionContext<'a> {
-    /// One sequence, of which `trace` receives what it asks for.
+    /// One sequence, whose intermediate results go to `trace`.
     pub(crate) fn traced(seq_len: usize, trace: &'a mut Trace) -> Self {
         Self::Dense(Dense { batch: 1, seq_len, positions: None, trace: Some(trace), dropout_seed: None })
     }
@@ -129,7 +131,7 @@ impl<'a> AttentionContext<'a> {
         self
     }
 
-    /// The positions of the rows in their texts; of a single text if all are equal.
+    /// The positions of the rows in their texts. If all sequences have the same positions, those of one sequence.
     fn spans(&self) -> Vec<PositionRange> {
         match self {
             Self::Dense(Dense { positions: Some(positions), .. }) => {
@@ -141,7 +143,7 @@ impl<'a> AttentionContext<'a> {
         }
     }
 
-    /// The position of each row in its text; of a single text if all are equal.
+    /// The position of each row in its text. If all sequences have the same positions, those of one sequence.
     fn positions(&self) -> Vec<usize> {
         self.spans().into_iter().flat_map(|span| span.positions).collect()
     }
@@ -276,7 +278,8 @@ impl<'a> ForwardPass<'a> {
         }
     }
 
-    /// From now on, keys and values are stored by operations that do not read the cache.
+    /// From now on, keys and values are stored by separate operations that do not read the pools, which are unreadable
+    /// after a failed capture.
     #[cfg(feature = "gpu")]
     pub(crate) fn store_apart(&mut self) {
         if let AttentionContext::Paged(step) = &mut self.context {
@@ -284,7 +287,7 @@ impl<'a> ForwardPass<'a> {
         }
     }
 
-    /// Tells the trace, if there is one, the residual stream after `n_blocks` blocks.
+    /// Records the residual stream `x` after `n_blocks` blocks, if it is traced.
     pub(crate) fn streams(&mut self, n_blocks: usize, x: &Tensor<2>) {
         if let AttentionContext::Dense(Dense { trace: Some(trace), .. }) = &mut self.context
             && trace.stream_layers.contains(&n_blocks)

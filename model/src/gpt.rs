@@ -54,10 +54,11 @@ impl Gpt {
     /// # Errors
     /// [`Error::Config`](crate::error::Error::Config) when `config` makes no model.
     pub fn init(config: &GptConfig, seed: u64, device: &Device) -> Result<Self> {
-        // Burn's random numbers are one stream for the whole process: two models made at once would mix theirs up.
+        // Burn has one stream of random numbers per process. Two models that are initialized at the same time would
+        // share it, and neither would be reproducible.
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-        // They come from the plain device; autodiff records nothing of them.
+        // Drawn on the device without autodiff: these numbers need no gradients.
         let plain = device.clone().inner();
         plain.seed(seed);
         Self::from_params(config, Dtype::F32, device, &mut |spec| {
@@ -72,8 +73,8 @@ impl Gpt {
         })
     }
 
-    /// A model whose parameters come from `read`, one at a time. Matrices are kept in `dtype`, but those that come
-    /// rounded already stay as they are; all else is f32.
+    /// A model whose parameters come from `read`, one at a time. Matrices are stored in `dtype`, except those that
+    /// `read` returns already placed on the device (`ParamData::Placed`); all other parameters are f32.
     ///
     /// # Errors
     /// [`Error::Config`](crate::error::Error::Config) when `config` makes no model, and whatever `read` reports.
@@ -99,8 +100,8 @@ impl Gpt {
         })
     }
 
-    /// A copy of a model that has been training as it is served: its matrices laid out for the device's kernels, which record no
-    /// gradients. What an adapter trains over is laid out so already.
+    /// A copy of a model in training, ready to be served: its matrices are laid out for the device's kernels and record
+    /// no gradients. If only an adapter trains, the matrices have this layout already, and the copy shares them.
     ///
     /// # Errors
     /// [`Error::Execution`](crate::error::Error::Execution) when the device cannot be read.
@@ -112,15 +113,15 @@ impl Gpt {
         Self::from_params(&self.config, self.dtype(), &self.device(), &mut |spec| params[&spec.path].read())
     }
 
-    /// The same model with another share of activations dropped while training: files may not say it.
+    /// The same model with another dropout probability for training, which model files may not state.
     #[must_use]
     pub fn with_dropout(mut self, dropout: f64) -> Self {
         self.config.dropout = dropout;
         self
     }
 
-    /// The same model with another arithmetic of its products, on the CPU: when training, with all matrices; otherwise
-    /// with those that are held in bf16.
+    /// The same model with another precision of its matrix products on the CPU: of all matrices in training, otherwise
+    /// only of matrices that are stored in bf16.
     ///
     /// # Panics
     /// If a clone of the model shares its matrices.
@@ -131,7 +132,7 @@ impl Gpt {
         self
     }
 
-    /// The arithmetic of its products, on the CPU.
+    /// The precision of its matrix products on the CPU.
     pub fn precision(&self) -> Precision {
         self.lm_head.weight.as_ref().unwrap_or(&self.embed.weight).precision()
     }
@@ -148,12 +149,12 @@ impl Gpt {
 
     /// Token ids to hidden states: `[n_tokens]` to `[n_tokens, d_model]`. `context` says which row sees which.
     ///
-    /// Ids must be below `vocab_size` and, with learned positions, rows must stand below `max_seq_len`: on a GPU, what is
-    /// beyond is taken for the last.
+    /// Ids must be below `vocab_size` and, with learned positions, positions below `max_seq_len`. A GPU does not report
+    /// larger ones: it uses the last row instead.
     ///
     /// # Panics
-    /// When `context` is of another number of rows, or of a cache for another architecture; elsewhere than on a GPU, when an
-    /// id or a position is beyond the last.
+    /// If `context` has another number of rows, or is a step over the cache of another architecture; on other devices
+    /// than a GPU, also if an id or a position is too large.
     pub fn forward(&self, token_ids: Tensor<1, Int>, context: AttentionContext<'_>) -> Tensor<2> {
         let device = token_ids.device();
         self.run(token_ids, &mut ForwardPass::new(&self.config, context, &device))
@@ -225,18 +226,19 @@ impl Gpt {
         }
     }
 
-    /// Bytes of matrices that one decoding step reads: all but embeddings of which it takes single rows.
+    /// Bytes of the matrices that one decoding step reads: all except embeddings of which it only reads single rows.
     pub fn step_bytes(&self) -> usize {
         let blocks = self.blocks.iter().flat_map(Block::matrices);
         blocks.map(Weight::n_bytes).sum::<usize>() + self.output().0.n_bytes()
     }
 
-    /// Products that a forward pass adds up for `n_tokens` tokens, of which `n_logits` become logits, and which see
-    /// `n_keys` keys, all tokens together; those of matrices and of attention.
+    /// The number of multiply-adds of a forward pass over `n_tokens` tokens, in its matrices and in attention.
+    /// `n_logits` of the tokens get logits; `n_keys` is the number of keys that each token sees, summed over all
+    /// tokens.
     pub fn n_products(&self, n_tokens: usize, n_logits: usize, n_keys: usize) -> usize {
         let size = |weight: &Weight| weight.dims().into_iter().product::<usize>();
         let of_token: usize = self.blocks.iter().flat_map(Block::matrices).map(size).sum();
-        // A score, and a share of a value.
+        // For each dimension of a query: one for the score, and one for the weighted sum of values.
         let of_key = 2 * self.config.n_layers * self.config.q_width();
         n_tokens * of_token + n_logits * size(self.output().0) + n_keys * of_key
     }
@@ -263,7 +265,7 @@ impl Gpt {
         list
     }
 
-    /// How most values of the blocks' matrices are held: files may mix; embeddings may be wider.
+    /// The dtype of most values in the blocks' matrices. Files may mix dtypes, and embeddings may be wider.
     pub fn dtype(&self) -> Dtype {
         let matrices: Vec<_> = self.blocks.iter().flat_map(Block::matrices).collect();
         let n_values = |dtype: Dtype| -> usize {
@@ -306,7 +308,7 @@ impl Gpt {
         (weight, self.lm_head.bias.as_ref().map(Param::val).map(multiplied))
     }
 
-    /// Hidden states whose logits are multiplied: they are fewer than the logits.
+    /// Applies the multiplier of the logits to the hidden states instead, which are fewer numbers.
     fn multiplied(&self, hidden: Tensor<2>) -> Tensor<2> {
         let multiplier = self.config.logit_multiplier;
         if multiplier == 1.0 { hidden } else { hidden * multiplier }
@@ -410,7 +412,7 @@ impl Block {
         Self::add(residual, hidden, &block.mlp, block, pass.dropout(DropoutPlace::Mlp(layer)))
     }
 
-    /// Adds what a part's last matrix makes of `input` to the residual stream.
+    /// Multiplies `input` by the last matrix of `part`, and adds the result to the residual stream.
     fn add(
         residual: Tensor<2>,
         input: Tensor<2>,
@@ -436,8 +438,8 @@ impl Block {
         normed(sum, after)
     }
 
-    /// What the block is made of. `dropout` is that of the model's own adapter; `by_row` has the updates of some rows by
-    /// others, of each matrix.
+    /// The operands of the block. `dropout` is for the model's own adapter; `by_row` has, for each matrix, the updates
+    /// of some rows of the step by the adapters of their sequences.
     fn parts<'a>(&'a self, dropout: Option<LoraDropout>, by_row: [Vec<RowUpdate<'a>>; 4]) -> ops::Block<'a> {
         let norm = |norm: &Option<Norm>| norm.as_ref().map(Norm::parts);
         let attn_norm = self.attn_norm.parts();

@@ -152,8 +152,8 @@ pub struct Snapshot {
 #[derive(Debug)]
 struct Known {
     snapshot: Snapshot,
-    /// Whether the files are those that the hub listed. If not, they are those that another program has downloaded, which may
-    /// be a part.
+    /// Whether `snapshot` has the files that the hub listed. If not, it has those that another program downloaded,
+    /// which may not be all.
     is_listed: bool,
 }
 
@@ -284,13 +284,14 @@ impl Hub {
         Ok(Snapshot { repo: repo.clone(), commit, files })
     }
 
-    /// The files of `repo` as listed before. Of models also without a list: those that another program has downloaded.
+    /// What the cache knows of `repo`: the files that the hub listed before or, for a model without such a list, those
+    /// that another program downloaded.
     fn known(&self, repo: &Repo) -> Option<Known> {
         let cache = RepoCache::new(&self.cache, repo);
         let commit = cache.commit(&repo.revision)?;
         let (files, is_listed) = match cache.listing(&commit) {
             Some(files) => (files, true),
-            // Of a data set nobody could say whether it is whole.
+            // Not for data sets: without a list, nothing shows whether all files are there.
             None if repo.kind == RepoKind::Model => (cache.found_files(&commit), false),
             None => return None,
         };
@@ -410,7 +411,8 @@ fn is_inner_path(path: &str) -> bool {
         && Path::new(path).components().all(is_normal)
 }
 
-/// The hub, or whoever answers for it, decides neither where files are written nor how they are named in the cache.
+/// Rejects a file with an invalid path or checksum: both become paths in the cache, and the hub must not decide where
+/// files are written.
 fn check_file(repo: &Repo, file: &HubFile) -> Result<()> {
     let length = match file.checksum {
         Checksum::Sha256(_) => 64,

@@ -133,7 +133,7 @@ impl Infill {
         let marked = encode(&format!("{MARK}{text}"))?;
         match marked.strip_prefix(encode(MARK)?.as_slice()) {
             Some(ids) => Ok(ids.to_vec()),
-            // The mark was merged into the text, which this vocabulary does not do.
+            // The mark was merged with the text; no known vocabulary of these families does that.
             None => encode(text),
         }
     }
@@ -149,7 +149,7 @@ mod tests {
 
     use super::*;
 
-    /// Characters for tokens, `special` behind them; with `normalizer` as in a `tokenizer.json`.
+    /// A tokenizer whose tokens are some single characters, then `special`. `normalizer` is as in a `tokenizer.json`.
     fn tokenizer(special: &[&str], normalizer: Value) -> Tokenizer {
         let characters = ["▁", "☺", "a", "b", "c"];
         let vocab: serde_json::Map<_, _> = characters.iter().zip(0..).map(|(c, id)| ((*c).into(), id.into())).collect();
@@ -194,7 +194,7 @@ mod tests {
             assert_eq!(spelled(&tokenizer, "ab", "c"), expected);
             assert_eq!(Infill::of(&tokenizer).unwrap().end_ids().len(), n_ends);
         }
-        // One of three tokens is none of a family.
+        // Two of a family's three tokens are not enough.
         assert_eq!(Infill::of(&tokenizer(&["<fim_prefix>", "<fim_suffix>"], Value::Null)), None);
         assert_eq!(Infill::of(&tokenizer(&["<s>"], Value::Null)), None);
     }
@@ -205,7 +205,7 @@ mod tests {
         let tokenizer = tokenizer(&special, Value::Null);
         assert_eq!(spelled(&tokenizer, "<s>a", "b"), "<s><fim_prefix>a<fim_suffix>b<fim_middle>");
         let infill = Infill::of(&tokenizer).unwrap();
-        // Its characters are not in this vocabulary, as a special token it would be.
+        // As text, `<s>` has characters that are not in this vocabulary; as a special token, it could be encoded.
         assert!(infill.prompt(&tokenizer, &[2], "<s>").is_err());
     }
 

@@ -29,7 +29,7 @@ pub struct InspectOptions {
     pub n_top: usize,
     /// Attention maps of these layers.
     pub attention_layers: Vec<usize>,
-    /// Of these heads.
+    /// The heads of these layers whose maps are reported.
     pub attention_heads: Vec<usize>,
     /// What these layers would predict: `k` stands for the residual stream after `k` blocks
     /// ([nostalgebraist, 2020](https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru/interpreting-gpt-the-logit-lens)).
@@ -91,7 +91,7 @@ impl Inspector {
             predictions.push(Prediction { entropy: entropy(logits), top, next });
         })?;
         let mut attention = Vec::new();
-        // In the order of the request, which may name layers in any.
+        // In the order of the request, which may name the layers in any order.
         for layer in options.attention_layers.iter().filter(|_| !options.attention_heads.is_empty()) {
             let maps = ops::to_f32(ops::read(trace.attention_of(*layer))?)?;
             attention.extend(maps.into_iter().map(f16::from_f32));

@@ -74,7 +74,9 @@ struct Pages {
     kept: HashMap<PageKey, usize>,
     /// Pages in the prefix cache without owners, by the time of their release.
     unused: BTreeMap<u64, usize>,
+    /// When each page last became unused, by `clock`: its key in `unused`.
     given_back: Vec<u64>,
+    /// The number of times that a page became unused so far.
     clock: u64,
 }
 
@@ -94,7 +96,7 @@ pub struct StepPart<'a> {
     pub table: &'a mut PageTable,
     /// The number of the sequence's rows in the step.
     pub n_new: usize,
-    /// The sequence's adapter, which must be for the model that runs; without one, its rows are the model's own.
+    /// The sequence's adapter, which must be for the model that runs. `None`: its rows are computed without an adapter.
     pub adapter: Option<Arc<LoadedAdapter>>,
 }
 

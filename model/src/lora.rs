@@ -1,7 +1,7 @@
 //! Low-rank adapters ([LoRA](https://arxiv.org/abs/2106.09685)): small updates of a model whose own weights do not train.
 //!
-//! Pairs of matrices belong to the model's stacked matrices, one pair for each Hugging Face module within it. How adapters
-//! are stored is the matter of [`weights::adapter`](crate::weights::adapter).
+//! An adapter has pairs of matrices, `A` and `B`. Where a matrix of the model stacks several Hugging Face modules, it
+//! has one pair for each of them. [`weights::adapter`](crate::weights::adapter) reads and writes adapters.
 
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
@@ -18,7 +18,7 @@ use crate::{
     param_specs::param_specs,
 };
 
-/// First of the places of dropout that belong to adapters; see [`Dropout`].
+/// The first [`Dropout::place`] of adapters; the places of the model's own dropout are below it.
 const FIRST_PLACE: u32 = 1 << 24;
 
 /// The matrices of a block that adapters can update, in the order in which they are used.
@@ -88,7 +88,8 @@ impl MatrixUpdate {
     }
 }
 
-/// An adapter beside a model, on the model's device. Sequences of one step may each have another.
+/// An adapter on the model's device, separate from the model's weights. Each sequence of a step may have a different
+/// one.
 #[derive(Debug)]
 pub struct LoadedAdapter {
     /// By layer, in the order of [`MATRICES`].

@@ -27,8 +27,9 @@ impl Mmap {
         Ok(Self(map))
     }
 
-    /// Gives back the memory of what was read so far; what is read again comes from the file again, or from the system's
-    /// cache of it. Otherwise a model that is being loaded would be there twice, as it is in the file and as it is held.
+    /// Frees the memory of the pages that were read so far. Reading them again gets them from the file, or from the
+    /// system's file cache. Without this, a model that is being loaded would be in memory twice: as the file stores it
+    /// and as the model holds it.
     pub fn release(&self) {
         #[cfg(unix)]
         {

@@ -24,8 +24,8 @@ pub enum ModelSource {
 }
 
 impl ModelSource {
-    /// `org/name`, with `@revision` and `:file` as [`HubModel::parse`] takes them, is a model of the hub unless it is a
-    /// path: a file or folder that exists, a name that ends as a file's, or one in a folder that exists.
+    /// `org/name`, optionally with `@revision` and `:file` (see [`HubModel::parse`]), is a model of the hub unless it
+    /// is a path: a file or folder that exists, a name with the ending of a file, or a name in a folder that exists.
     pub fn parse(text: impl AsRef<OsStr>) -> ModelSource {
         let path = Path::new(text.as_ref());
         match path.to_str().and_then(HubModel::parse) {
@@ -79,7 +79,7 @@ fn is_file_name(model: &HubModel) -> bool {
     FILE_ENDINGS.iter().any(|ending| id.ends_with(ending))
 }
 
-/// The folder here that hides a model of the hub.
+/// The first part of the model's name, if there is a folder of that name here: then the text is a path.
 fn folder_of(model: &HubModel) -> Option<&str> {
     model.repo().id().split('/').next().filter(|folder| Path::new(folder).is_dir())
 }

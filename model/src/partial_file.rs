@@ -6,13 +6,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A file that is written beside its place, with `.hearth-partial` behind its name, and moved there when it is complete.
-/// Dropped before, it is removed, and what its place had stays. A link is followed, and permissions stay. A place that is
-/// no file, such as `/dev/stdout` or a named pipe, is written to at once.
+/// A file that is written as `PATH.hearth-partial`, and renamed to `PATH` by [`finish`](Self::finish). If it is dropped
+/// before that, it is removed, and what was at `PATH` stays. If `PATH` is a link to a file, that file is replaced; the
+/// permissions of a replaced file are kept. Anything but a file, such as `/dev/stdout` or a named pipe, is written to
+/// directly.
 #[derive(Debug)]
 pub struct PartialFile {
     file: BufWriter<File>,
-    /// Where the file is, and its place.
+    /// The path of the partial file and its final path; `None` if the final path is written to directly.
     moves: Option<(PathBuf, PathBuf)>,
 }
 

@@ -11,10 +11,11 @@ use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
 
-/// No configuration, tokenizer or template comes near.
+/// Maximum size of a text in bytes, far above any configuration, tokenizer or template.
 const MAX_TEXT_BYTES: u64 = 1 << 28;
 
-/// Opens the file at `path`. A named pipe would wait for its writer, and a device may never end.
+/// Opens the regular file at `path`. Others are rejected: opening a named pipe would wait for a writer, and a device
+/// may never end.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
     let kind = fs::metadata(path)?;
     if !kind.is_file() {
@@ -56,7 +57,8 @@ pub(crate) fn parse_json_object(path: &Path, text: &[u8]) -> Result<Map<String, 
     serde_json::from_slice(text).map_err(|error| Error::file(path, format!("is not a JSON object: {error}")))
 }
 
-/// Rejects `bytes`, the beginning of the file at `path`, if they stand for a file in Git's storage of large files.
+/// Rejects `bytes`, the beginning of the file at `path`, if the file is a Git LFS pointer instead of the actual
+/// contents.
 pub(crate) fn refuse_lfs_pointer(path: &Path, bytes: &[u8]) -> Result<()> {
     if !bytes.starts_with(b"version https://git-lfs") {
         return Ok(());

@@ -110,8 +110,8 @@ impl Tokenizer {
         files::parse(tokenizer_json, config_json, origin)
     }
 
-    /// Limits the size of words; if the tokenizer cannot split texts, of whole texts. Tokenizing takes up to two
-    /// hundred bytes of memory per byte of these.
+    /// Limits the size of words in bytes or, if the tokenizer cannot split texts, of whole texts. Words and texts of up
+    /// to 128 KiB are always accepted. Tokenizing a word takes up to two hundred times its size in memory.
     #[must_use]
     pub fn with_longest_word(self, n_bytes: usize) -> Self {
         Self { longest_word: n_bytes, ..self }
@@ -230,7 +230,8 @@ impl Tokenizer {
             return None;
         }
         let longest = (0..pieces.len() as TokenId).map(|id| pieces.bytes(id).len()).max()?;
-        // NFC, the only normalizer that goes with `may_go_on`, shortens a text to a third at most.
+        // NFC is the only normalizer with which `may_go_on` is true. At most it shortens a text to a third; the factor
+        // leaves a margin.
         let factor = if library.get_normalizer().is_some() { 4 } else { 1 };
         n_tokens.checked_mul(longest)?.checked_mul(factor)
     }
@@ -297,8 +298,9 @@ impl Tokenizer {
         })
     }
 
-    /// Tokenizes one word. The result has no special tokens: some models have their strings as ordinary tokens. A word
-    /// with such tokens is split after the first character of each, and its parts are tokenized again.
+    /// Tokenizes one word without special tokens. Some models have the strings of special tokens in their vocabulary
+    /// and would return them: such a word is split after the first character of each of these tokens, and its parts are
+    /// tokenized again.
     fn tokenize_text(&self, text: &str) -> Result<Vec<Token>, Lack> {
         let mut tokens = Vec::new();
         // Start and end of the parts that are left, in reverse.
@@ -347,7 +349,8 @@ impl Tokenizer {
         Ok(tokens)
     }
 
-    /// Whether `text` has the string of a special token where `token` is. Tokens of single bytes may be special too.
+    /// Whether `token` is a special token whose string is spelled out in `text`. (A byte-fallback token, which stands
+    /// for a single byte, may be marked as special too; it is allowed.)
     fn is_injected(&self, token: &Token, text: &str) -> bool {
         self.is_special(token.id)
             && self.inner.model_unk != Some(token.id)
@@ -413,8 +416,8 @@ fn original_character(piece: &NormalizedString, text: &str, at: usize) -> char {
         .unwrap_or(normalized)
 }
 
-/// The tokens that the post-processor adds before and after a text. It receives one token in place of all ids, since the
-/// library would use a hundred bytes for each.
+/// The tokens that the post-processor adds before and after a text. The post-processor gets a single token in place of
+/// the text's, since the library would use a hundred bytes for each.
 fn added_tokens(post_processor: &tokenizers::PostProcessorWrapper) -> Result<[Vec<TokenId>; 2]> {
     let (words, offsets, others) = (vec![None], vec![(0, 0)], Vec::new());
     let stand_in = Encoding::new(

@@ -153,7 +153,7 @@ impl ServerConfig {
             _ if self.num_speculative_tokens.is_some() && is_off => {
                 refuse("--num-speculative-tokens", "`--speculative` or `--draft-model`, neither of which is given")
             }
-            // Not a rule of the command line: `hearth health` needs the certificate alone.
+            // Checked here and not by clap, because `hearth health` has the same flags and needs only the certificate.
             _ if self.http.tls_cert.is_some() && self.http.tls_key.is_none() => {
                 refuse("--tls-cert", "`--tls-key`, which is not given")
             }
@@ -164,7 +164,7 @@ impl ServerConfig {
         }
     }
 
-    /// Settings that work, but not well together, for a process that may open `max_files` files.
+    /// Warnings about valid settings that do not work well together, for a process that may open `max_files` files.
     pub(crate) fn warnings(&self, max_files: Option<u64>) -> Vec<String> {
         let (n_connections, n_queue, n_batch) = (self.http.max_connections, self.max_queue, self.max_batch_size);
         let mut warnings = Vec::new();

@@ -39,10 +39,10 @@ use crate::api::body_guard::{drop_with_body, drop_with_sent_body};
 const MAX_HEAD_BYTES: usize = 64 << 10;
 
 /// Time in which a client may send the rest of a body that was answered early, as in nginx. If the connection were closed
-/// at once, the system would tell a client that still sends of an error, and the answer could be lost.
+/// at once, the system would reset it while the client still sends, and the answer could be lost.
 const LINGER_TIME: Duration = Duration::from_secs(30);
 
-/// Maximum number of bytes that it may send in that time.
+/// Maximum number of bytes that the client may send in [`LINGER_TIME`].
 const LINGER_BYTES: usize = 64 << 20;
 
 /// Upper limit of timeouts, so that adding one to the clock does not overflow.
@@ -71,8 +71,8 @@ pub(crate) async fn serve_connection<Io>(
     let io = Watched::new(io, timeouts, Arc::clone(&requests));
     let service = Counted { router: TowerToHyperService::new(router), requests: Arc::clone(&requests) };
     let mut builder = http1::Builder::new();
-    // Timeouts are handled by `Watched`. hyper's own timer would start right after a response, not when the next
-    // request begins, and would start ours.
+    // `Watched` applies the timeouts, so hyper's own must never pass. It is set all the same: with it, hyper reads from
+    // the connection right after each response, and this read starts the idle timer of `Watched`.
     builder.timer(TokioTimer::new()).header_read_timeout(LONGEST).max_buf_size(MAX_HEAD_BYTES).keep_alive(keep_alive);
     let connection = builder.serve_connection(TokioIo::new(io), service);
     let mut connection = std::pin::pin!(connection);
@@ -114,7 +114,7 @@ impl Drop for InFlight {
 /// Dropped with the body of a request.
 struct BodyWatch {
     requests: Arc<Requests>,
-    /// Whether it was received to its end.
+    /// Whether the body was received to its end.
     is_received: bool,
 }
 
@@ -147,7 +147,7 @@ impl Service<hyper::Request<Incoming>> for Counted {
         Box::pin(async move {
             let mut response = answer.await?.map(|body: Body| drop_with_body(body, in_flight));
             if requests.is_cut_short.load(Ordering::Relaxed) {
-                // What follows on the connection is the rest of the body.
+                // The rest of the body follows on the connection, so no further request can be read from it.
                 response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
             Ok(response)
@@ -165,10 +165,10 @@ struct Watched<Io> {
     reading: Reading,
     read_timer: Timer,
     write_timer: Timer,
-    /// Whether everything is sent.
+    /// Whether everything is sent and the writing side is closed.
     is_shut: bool,
     linger_timer: Timer,
-    /// Number of further bytes that are received after that.
+    /// Number of bytes that may still be received after that.
     n_lingering: usize,
 }
 
@@ -204,7 +204,7 @@ impl<Io> Watched<Io> {
             timeouts,
             requests,
             n_seen: 0,
-            // A new connection should send a request.
+            // The timeout of a head applies from the start of a connection.
             reading: Reading::Head,
             read_timer: Timer::default(),
             write_timer: Timer::default(),
@@ -269,7 +269,8 @@ impl<Io: AsyncRead + Unpin> AsyncRead for Watched<Io> {
             return read;
         }
         if this.requests.is_last.load(Ordering::Relaxed) {
-            // Acts as if the client had disconnected: hyper would wait for a first request.
+            // Reports the end of the stream, as if the client had disconnected: hyper would go on waiting for a first
+            // request.
             buffer.set_filled(before);
             return Poll::Ready(Ok(()));
         }

@@ -47,7 +47,7 @@ pub struct ServeOptions {
 pub enum Ended {
     /// Every request in flight was answered.
     Drained,
-    /// Some were not, because of the time limit or a second signal.
+    /// Requests in flight were cancelled, because of the time limit or a second signal.
     CutShort,
 }
 

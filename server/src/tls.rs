@@ -108,9 +108,9 @@ fn broken(flag: &'static str, path: &Path, hint: &'static str) -> impl FnOnce(pe
 
 /// Accepts one certificate: the server's own, byte for byte.
 ///
-/// Names, dates and issuers are not verified: the server is contacted at a loopback address, which its certificate need
-/// not include, and a known certificate needs no issuer. The handshake's signature is verified as usual, so the peer
-/// must have the private key.
+/// Names, dates and issuers are not verified: the server may be contacted at an address that its certificate does not
+/// include, such as a loopback address, and a known certificate needs no issuer. The handshake's signature is verified
+/// as usual, so the peer must have the private key.
 #[derive(Debug)]
 struct OwnCertificate {
     chain: Vec<CertificateDer<'static>>,

@@ -40,7 +40,7 @@ impl LoraSettings {
     /// # Errors
     /// Targets that the model does not have.
     pub fn n_values(&self, gpt: &GptConfig, class: Option<&str>) -> Result<usize> {
-        // All pairs have the same rank, so this one has a share of the values.
+        // The number of values is proportional to the rank: counted for rank 1, so that a large rank allocates nothing.
         let one = AdapterConfig { rank: 1, ..self.adapter(Path::new("")) };
         let adapter = Adapter::new(AdapterModel::new(gpt, class)?, one, 0)?;
         let n_values: usize = adapter.values.0.values().map(|update| update.values.len()).sum();
@@ -89,8 +89,8 @@ pub(crate) struct SavedAdapter {
     class: Option<String>,
 }
 
-/// Loads the model `base` with a new adapter, or with the one in the folder `trained`. On a CPU, the model's matrices are in
-/// the form of serving, as the files have them or as `lora.base` says.
+/// Loads the model `base` with a new adapter, or with the one in the folder `trained`. On a CPU, the model's matrices are held
+/// as in serving, in the dtype of `lora.base` if it is set; on a GPU they are f32.
 ///
 /// # Errors
 /// The model cannot be opened, or the adapter does not fit it.
@@ -119,7 +119,7 @@ pub(crate) fn load(
         fs::canonicalize(model_dir::model_of(base)).with_context(|| format!("cannot read `{}`", base.display()))?;
     let config = lora.adapter(&absolute);
     let adapter = match trained {
-        // The settings are those of the run, but the model may have moved since.
+        // Not the configuration in `dir`: the path of the model in it is outdated if the model has moved since.
         Some(dir) => Adapter { config, ..Adapter::open(dir, model)? },
         None => Adapter::new(model, config, seed)?,
     };

@@ -26,7 +26,7 @@ use crate::{
 /// Steps before the ones that are timed: the first ones find no memory to reuse.
 const WARMUP_STEPS: usize = 3;
 
-/// Tokens, where there is no data.
+/// Number of random tokens, used if there is no data.
 const RANDOM_TOKENS: usize = 1 << 20;
 
 /// What was measured. Times are medians over the steps, in milliseconds a step.
@@ -40,7 +40,7 @@ pub struct BenchReport {
     pub steps: usize,
     /// Tokens per second, by the median step.
     pub tok_per_sec: f64,
-    /// Share of the device's arithmetic that these use, where that can be measured.
+    /// Share of the device's arithmetic rate that is used at this speed, where that can be measured.
     pub mfu: Option<f64>,
     /// Multiply-adds of f32 that the device does in a second, in billions.
     pub gmadd_per_sec: Option<f64>,
@@ -89,7 +89,8 @@ struct StepTimes {
     total: Duration,
 }
 
-/// Trains the model that a run with `config` begins with for a few steps on `source`, with a vocabulary of `vocab_size`, and forgets it.
+/// Times a few training steps on `source`, starting from the model that a run with `config` begins with. `vocab_size` is that
+/// of the data. The trained model is discarded.
 ///
 /// # Errors
 /// Settings that make no model, tokens too few for the context, a device that fails.

@@ -50,7 +50,7 @@ pub struct TrainState {
     pub tokens: u64,
     /// Updates: completed steps minus skipped ones.
     pub n_updates: usize,
-    /// Steps of the run, once a budget in minutes has been used up.
+    /// With a budget in minutes: the steps of the run, known once only the cooldown, if any, is left.
     pub total_steps: Option<usize>,
     /// Duration of the steps in minutes.
     pub minutes: f64,

@@ -1,5 +1,5 @@
-//! The most memory that the tensors of a run take on a GPU. Its peak lies inside a backward pass, and CubeCL's account only tells what is
-//! held now; so a thread asks again and again.
+//! The peak of the memory that the tensors of a run take on a GPU. The peak is inside a backward pass, and CubeCL reports only
+//! the current use, so a thread polls it.
 
 use std::{
     sync::mpsc::{self, RecvTimeoutError, Sender},
@@ -10,7 +10,7 @@ use std::{
 use burn::tensor::Device;
 use hearth_model::ops;
 
-/// Time between two questions: a backward pass over many layers is longer.
+/// Time between two polls; a backward pass over many layers takes longer.
 const INTERVAL: Duration = Duration::from_millis(2);
 
 /// Watches a device's memory until it is asked for the peak.

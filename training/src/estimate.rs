@@ -75,9 +75,9 @@ impl AdapterSize {
     }
 }
 
-/// What the CPU takes beside tensors, measured (docs/lab/training.md): pages of the program that training runs through, what
-/// products pack their operands into for each thread, and pages that the allocator cannot use for what is asked for next, as
-/// a share of the rest.
+/// Memory that training on the CPU takes beside tensors, measured (docs/lab/training.md): pages of the program's code; buffers
+/// of each thread for the packed operands of products; and fragmentation, free memory that later requests do not fit into, as a
+/// share of the tensors.
 const CODE_BYTES: u64 = 12_000_000;
 const PACKING_BYTES: u64 = 2_500_000;
 const UNUSABLE: f64 = 0.02;

@@ -51,9 +51,9 @@ impl Interrupt {
     }
 }
 
-/// From now on, the first signal removes `partial`, a file or a [staged](hearth_model::weights::StagedDir) folder that may not exist yet, and ends the
-/// process; a second one ends it immediately. Where that cannot be arranged, the first one does, and the next command that writes
-/// there removes what is left.
+/// From now on, the first signal removes `partial` and ends the process; a second one ends it immediately. `partial` is a file
+/// or a [staged](hearth_model::weights::StagedDir) folder, which may not exist yet. If the handlers cannot be installed, the
+/// first signal ends the process immediately, and the next command that writes there removes what is left.
 pub fn remove_when_interrupted(partial: &Path) {
     #[cfg(unix)]
     if let Err(error) = install_removal(partial.to_owned()) {
@@ -79,7 +79,7 @@ fn install_removal(partial: std::path::PathBuf) -> Result<()> {
         if signals.read_exact(&mut [0]).is_err() {
             return;
         }
-        // Files may still be created in a folder meanwhile.
+        // Tried again if it fails: other threads may still create files in the folder.
         for _ in 0..100 {
             if StagedDir::remove_unfinished(&partial).is_ok() || fs::remove_file(&partial).is_ok() {
                 break;

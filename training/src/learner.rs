@@ -65,8 +65,8 @@ pub struct StepIndex {
     /// Total weight of the targets in all micro-batches of the step ([`Batch::total_weight`]), by which the losses are
     /// divided.
     pub total_weight: f64,
-    /// Tokens in all of them that are only read ([`Batch::n_only_read`]), by which the divergence from the former model is
-    /// divided.
+    /// Tokens in all of them that are only read ([`Batch::n_only_read`]), by which the divergence from the model without its
+    /// adapter is divided.
     pub n_only_read: usize,
 }
 
@@ -118,7 +118,7 @@ impl Learner {
 
     /// Sums the gradients of micro-batches, given with the numbers of their micro-steps in order: an aligned subtree of
     /// the step's tree, see [`combine`](crate::combine). `None` without micro-batches. Reads nothing back from the
-    /// device.
+    /// device, except for pairs.
     pub fn gradients(
         &self,
         index: StepIndex,
@@ -134,7 +134,7 @@ impl Learner {
     /// The losses of one micro-batch: means over its targets, times its share of the step's targets.
     ///
     /// # Errors
-    /// A device that cannot be read, which is only read for pairs.
+    /// The device cannot be read. This happens for pairs only: nothing else is read back here.
     pub fn forward(&self, index: StepIndex, micro_step: usize, batch: &Batch) -> Result<ForwardResult<'_>> {
         let device = self.gpt.device().autodiff();
         let dropout_seed = mix(mix(mix(self.seed) ^ index.step as u64) ^ micro_step as u64);
@@ -159,7 +159,8 @@ impl Learner {
             let losses = Losses { objective: losses, cross_entropy: Tensor::from_floats([loss as f32], &plain) };
             return Ok(ForwardResult { losses, recomputed });
         }
-        // With weights, each row has its share of the step in its weight; without, the mean over the rows has that of all.
+        // With weights, the loss is a weighted sum, so each weight is divided by the weight of the step. Without, it is a mean
+        // over the micro-batch, which is multiplied by the micro-batch's share of the step.
         let (share, weights) = match &batch.weights {
             None => (batch.total_weight() / index.total_weight, None),
             Some(weights) => {

@@ -70,8 +70,8 @@ pub struct Batch {
     pub targets: Vec<TokenId>,
     /// The weight of each target in the loss, in the same shape, 0 for targets that are ignored; `None`: all are 1.
     pub weights: Option<Vec<f32>>,
-    /// Whether each token that is no target is part of an example, in the same shape, if rows hold examples; otherwise it
-    /// only fills a row.
+    /// Whether each target belongs to a document or example without being trained (weight 0), in the same shape, if rows hold
+    /// documents or examples. False for trained targets and for padding.
     pub only_read: Option<Vec<bool>>,
     /// The position of each input in its document, in the same shape, if rows hold documents; `None`: each row is one.
     pub positions: Option<Vec<u32>>,
@@ -194,7 +194,7 @@ impl Batch {
         self.targets.len()
     }
 
-    /// Inputs of documents and examples; others only fill rows.
+    /// Number of inputs, without padding.
     pub fn n_tokens(&self) -> usize {
         match &self.weights {
             None => self.inputs.len(),
@@ -202,7 +202,7 @@ impl Batch {
         }
     }
 
-    /// What all its targets together count: the sum of their weights; or its pairs, if it consists of pairs.
+    /// The weight of the batch in a step: the sum of the targets' weights, or the number of pairs if its rows are pairs.
     pub fn total_weight(&self) -> f64 {
         if let Some(references) = &self.references {
             return references.len() as f64;

@@ -70,7 +70,7 @@ pub(crate) fn token_losses(gpt: &Gpt, batch: &Batch) -> Result<Vec<f32>> {
     Ok(gpt.token_losses(hidden, Targets { ids: targets, weights: batch.weights.clone() })?)
 }
 
-/// The same of a model with autodiff, by the operations of training.
+/// As [`token_losses`], but for a model with autodiff: its hidden states are computed by the operations of training.
 pub(crate) fn token_losses_in_training(gpt: &Gpt, batch: &Batch) -> Result<Vec<f32>> {
     let (inputs, targets) = batch.to_device(&gpt.device().autodiff());
     let hidden = gpt.clone().no_grad().forward(inputs, batch.context(None)).inner();
@@ -78,7 +78,8 @@ pub(crate) fn token_losses_in_training(gpt: &Gpt, batch: &Batch) -> Result<Vec<f
     Ok(gpt.valid().token_losses(hidden, targets)?)
 }
 
-/// `source`, its pairs with the log-probabilities of a reference model, by what this gives for a batch's tokens.
+/// `source` with the log-probabilities of its pairs' answers under a reference model. `token_losses` computes that model's
+/// cross entropies of a batch's tokens.
 pub(crate) fn with_references(
     source: &RowSource,
     batch_size: usize,

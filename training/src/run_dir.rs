@@ -2,7 +2,7 @@
 //!
 //! - `config.toml`: the resolved configuration;
 //! - `.lock`: locked while a process writes to the folder;
-//! - `.reserved`: there until the run has begun, while it copies the checkpoint that it begins with;
+//! - `.reserved`: marks the folder of a run with `--from` that is still copying its first checkpoint, and has not begun;
 //! - `metrics.jsonl`: every step, evaluation and sample, one JSON object per line;
 //! - `curves.svg` and `tensorboard/`: the same as plots;
 //! - `model/`: the best model so far, a model dir to serve;
@@ -141,7 +141,7 @@ impl RunDir {
     /// [`new`](Self::new).
     pub fn reserve(&mut self) -> Result<()> {
         self.claim()?;
-        // Other checkpoints, such as copies of those of another run, must never be removed.
+        // `claim` removes checkpoints only from folders with this mark: others, such as copies of another run's, must stay.
         File::create(self.path.join(RESERVED_FILE)).with_context(|| unwritable(&self.path))?;
         Ok(())
     }

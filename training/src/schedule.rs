@@ -115,7 +115,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// What is wrong with a budget in minutes that ended in the warmup, which nobody knows before.
+    /// A warning if a budget in minutes ended the run during its warmup, which cannot be known in advance.
     pub fn warning(&self) -> Option<String> {
         let ScheduleSettings { max_minutes, warmup_steps, .. } = self.settings;
         let (minutes, total) = max_minutes.zip(self.total)?;
@@ -132,8 +132,8 @@ impl Schedule {
         self.total.is_some_and(|total| done >= total)
     }
 
-    /// Records that `done` steps, at least one, took `minutes` so far. If this uses up a budget in minutes, it ends the run; or
-    /// its stable part, if the cooldown will take what is left.
+    /// Records that `done` steps, at least one, took `minutes` so far. With a budget in minutes, sets the steps of the run once
+    /// the budget is used up, or once what is left of it is just enough for the cooldown.
     pub fn use_up(&mut self, minutes: f64, done: usize) {
         let Some(budget) = self.settings.max_minutes.filter(|_| self.total.is_none()) else { return };
         let ScheduleSettings { kind, cooldown_ratio, cooldown_steps, .. } = self.settings;

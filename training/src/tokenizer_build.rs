@@ -45,7 +45,7 @@ impl BuiltTokenizer {
     /// The same for characters whose ids are their places in `chars`. None may be there twice.
     ///
     /// # Errors
-    /// Special tokens that cannot be.
+    /// The special tokens are invalid.
     pub fn from_numbered_characters(
         chars: impl Iterator<Item = char>,
         special: &SpecialTokens,
@@ -79,7 +79,7 @@ impl BuiltTokenizer {
             },
             "post_processor": null,
             "decoder": { "type": "Fuse" },
-            // The format requires a name for the unknown token; it is not in the vocabulary, so there is none.
+            // The format requires a name for the unknown token. The vocabulary lacks it, so unknown characters are errors.
             "model": { "type": "WordLevel", "vocab": vocab, "unk_token": "<unk>" },
         });
         BuiltTokenizer::new(serde_json::to_string_pretty(&tokenizer)?, special, None)

@@ -85,7 +85,7 @@ pub struct Trainer<'a> {
     data: &'a Data,
     /// The validation split.
     val: RowSource,
-    /// The reference model of preferences, until the splits have their log-probabilities under it.
+    /// The reference model of preferences. `None` for other objectives, and once its log-probabilities have been computed.
     reference: Option<Gpt>,
     loader: Loader,
     learner: Learner,
@@ -191,7 +191,7 @@ impl<'a> Trainer<'a> {
                 "`schedule.max_minutes` cannot change any more: the cooldown has begun\nhint: extend a run before its cooldown, or \
                  begin a new run with `--from` and an earlier checkpoint"
             );
-            // The former budget ended with these steps.
+            // `total_steps` is where the former budget ended. It still holds only if the new budget is used up too.
             state.total_steps = state.total_steps.filter(|_| minutes <= state.minutes);
         }
         let schedule_of = |config: &TrainConfig| Schedule::new(config, size).with_total(state.total_steps);
@@ -375,7 +375,7 @@ impl<'a> Trainer<'a> {
                 None => self.evaluate(run, reporter)?,
             });
         }
-        // All steps were made before, and no evaluation saves the model.
+        // Needed if all steps were done before this process, and there is no evaluation that would save the model.
         if is_complete && !self.data.val.has_targets() && !run.model_dir().exists() {
             self.save_model(run)?;
         }
@@ -390,7 +390,7 @@ impl<'a> Trainer<'a> {
         })
     }
 
-    /// The state after another step.
+    /// Updates the state after a step.
     fn advance(&mut self, guard: &Guard, n_tokens: usize, took: Duration) {
         let state = &mut self.state;
         state.step += 1;
@@ -427,7 +427,7 @@ impl<'a> Trainer<'a> {
         Ok(val)
     }
 
-    /// A copy of the model as it is served, for evaluation and samples. What the steps have freed makes room for it.
+    /// A copy of the model as it is served, for evaluation and samples. Returns freed memory to the system first, to make room.
     fn packed(&self) -> Result<Gpt> {
         ops::give_back_memory();
         Ok(self.learner.gpt.valid().packed()?)

@@ -7,7 +7,7 @@ use hearth_model::{
     ops::{self, Dtype},
 };
 
-/// What a token of training needs, beside what the device does in a second.
+/// The multiply-adds that training needs for a token, and those that the device does in a second.
 #[derive(Clone, Copy, Debug)]
 pub struct Utilization {
     products_per_token: f64,

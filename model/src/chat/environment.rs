@@ -90,8 +90,8 @@ pub(super) fn add_template(
     })
 }
 
-/// Whether a template sets `tools` to what it makes of `tools`, as in `{% set tools = tools or [] %}`. minijinja does not count such
-/// variables among the undeclared ones.
+/// Whether a template sets `tools` to an expression that reads `tools`, as in `{% set tools = tools or [] %}`.
+/// minijinja does not count `tools` among the undeclared variables then.
 fn keeps_tools(source: &str, syntax: SyntaxConfig) -> bool {
     let tokens: Vec<Token<'_>> =
         tokenize(source, false, syntax).map_while(Result::ok).map(|(token, _)| token).collect();
@@ -104,8 +104,9 @@ fn keeps_tools(source: &str, syntax: SyntaxConfig) -> bool {
     })
 }
 
-/// Whether a template expects none, not an empty text, where a message has no content: it tests if that is none
-/// (`message['content'] is none`, `message.content is not none`), and nowhere if it is `''`. `reasoning_content` is another name.
+/// Whether a template expects none instead of an empty text for a message without content: it compares `content` with
+/// none (`message['content'] is none`, `message.content is not none`), and nowhere with an empty text. Longer names
+/// that end in `content`, such as `reasoning_content`, do not count.
 pub(super) fn asks_for_none(source: &str) -> bool {
     let parts: Vec<&str> = source.split("content").collect();
     let is_longer = |before: &str| before.ends_with(|last: char| last == '_' || last.is_alphanumeric());
@@ -231,7 +232,7 @@ fn with_generation_marks(source: &str) -> String {
     let mut plain = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
-        // After the opening tag: `{%}` would match both marks with one character.
+        // Searched after the opening `{%`: in `{%}`, the `%` would otherwise be part of both delimiters.
         let Some(len) = rest[start + 2..].find("%}").map(|end| end + 4) else { break };
         let tag = &rest[start..start + len];
         plain.push_str(&rest[..start]);

@@ -116,10 +116,11 @@ impl ChatTemplate {
     /// Calls `encode` with the messages in one form after the other, until the template accepts one. If it rejects all, the
     /// first error is returned.
     ///
-    /// First comes what most templates support: `system` instead of `developer` (unless the template knows that role), and
-    /// arguments of tool calls as objects ([`Message::parse_arguments`]; the limit on their values is for the whole
-    /// conversation). That a template knows a role is a guess: `developer` may be a word of its texts. A template that takes
-    /// long to fail has exceeded a limit, and would do so again.
+    /// The first form is the one that most templates support: `system` instead of `developer` (unless the template
+    /// knows that role), and arguments of tool calls as objects ([`Message::parse_arguments`]; the limit on their
+    /// values is for the whole conversation). A template counts as knowing the role if its source contains the word
+    /// `developer`, which may also be part of a text. A template that fails only after [`TIME_FOR_FORMS`] has exceeded
+    /// a limit and would do so again, so its error is returned.
     pub(super) fn in_supported_form<T>(
         &self,
         messages: &[Message],
@@ -258,7 +259,8 @@ mod tests {
             assert!(found == expected || expected == "no" && found.contains("rejects"), "{condition}: {found}");
         }
         assert!(encoded_once(&rejects("true"), &messages).unwrap_err().to_string().contains("no"));
-        // `reasoning_content` is not `content`: an empty text, in which something can be looked for.
+        // `m.reasoning_content is none` does not count as a comparison of `content`: the content is an empty text, in
+        // which `in` works.
         let reasons = "{% for m in messages %}{% if m.reasoning_content is none or 'x' in m.content %}x{% endif %}[{{ m.role }}]{% endfor %}";
         assert_eq!(encoded_once(reasons, &messages).unwrap(), "[system][assistant]");
     }

@@ -32,7 +32,7 @@ const MAX_ATTEMPTS: usize = 100;
 /// Time to locate an error: no attempt starts later. One that has started may take a second more.
 const LOCATE_TIME: Duration = Duration::from_millis(200);
 
-/// Largest whole number up to which f64, in which the library holds all numbers, has every one.
+/// Whole numbers up to this one are exact in f64, in which the library holds all numbers.
 const MAX_EXACT: u64 = 1 << 53;
 
 /// Keywords whose values are counts.
@@ -243,7 +243,8 @@ enum Objects {
     AsTheyAre,
 }
 
-/// Keywords that apply beside the members of an object, and may require further ones.
+/// Keywords that say more about an object's members than `properties` does: an object with one of them is left as it
+/// is.
 const BESIDE: [&str; 10] = [
     "minProperties",
     "$ref",
@@ -271,15 +272,17 @@ fn meets_others(schema: &Value) -> bool {
     meets
 }
 
+/// Whether a schema itself applies several schemas to the same value.
 fn joins_others(members: &Map<String, Value>) -> bool {
-    // Not members of an object with these names, whose schemas are objects.
+    // In `properties`, members may have these names too; their values are objects, neither lists nor strings.
     let is_joint = |name: &&str| members.get(*name).is_some_and(|joint| joint.is_array() || joint.is_string());
     let n_joints = JOINTS.iter().filter(|name| is_joint(name)).count();
     let several = members.get("allOf").and_then(Value::as_array).is_some_and(|all| all.len() > 1);
     several || n_joints > 1 || n_joints == 1 && JOINED.iter().any(|name| members.contains_key(*name))
 }
 
-/// Remarks, defaults, and the bounds of integers of 64 bits, which generated schemas list and the library cannot compile.
+/// Whether a keyword can be left out: annotations, defaults, and bounds beyond 64-bit integers, which schema generators
+/// write and the library cannot compile.
 fn changes_nothing(name: &str, value: &Value) -> bool {
     match name {
         "title" | "description" | "$comment" | "default" | "examples" => true,
@@ -327,9 +330,9 @@ fn rewrite(schema: &mut Value, objects: Objects) {
     }
 }
 
-/// A schema as the right side of a rule in a Lark grammar; its references are to itself.
+/// A schema as the right side of a rule in a Lark grammar. Its `$ref`s refer to the schema itself.
 pub fn in_lark(schema: &Value) -> String {
-    // In Lark, this is an operator, whose number is limited.
+    // `&` is an operator in Lark, and their number is limited: it is escaped in strings, so that it does not count.
     format!("%json {}", with_settings(schema.clone()).to_string().replace('&', r"\u0026"))
 }
 
@@ -474,7 +477,7 @@ mod tests {
             json!({ "properties": { "a": {} }, "additionalProperties": { "type": "string" } }),
             json!({ "properties": { "a": {} }, "required": ["a", "b"] }),
             json!({ "properties": { "a": {} }, "minProperties": 2 }),
-            // Each would shut out the other's.
+            // Closing one schema would exclude the members of the other.
             json!({ "allOf": [inner, { "properties": { "c": {} } }] }),
             json!({ "properties": { "a": {} }, "anyOf": [inner] }),
             json!({ "$ref": "#/$defs/d", "properties": { "a": {} }, "$defs": { "d": inner } }),

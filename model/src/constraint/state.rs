@@ -131,7 +131,7 @@ impl Constraint {
     /// Starts computing the mask on another thread, while this one runs the model.
     pub fn prepare(&self) {
         let shared = Arc::clone(&self.shared);
-        // If it has not started when it is needed, it is computed there.
+        // If this task has not started when the mask is needed, `restrict` computes the mask itself.
         rayon::spawn(move || shared.compute_mask(&mut shared.lock()));
     }
 
@@ -151,7 +151,7 @@ impl Constraint {
         };
         self.shared.compute_mask(&mut state);
         match state.mask() {
-            // The text can only end.
+            // The text can only end, but there is no token that ends it.
             Ok(mask) if mask.is_zero() && end_ids.is_empty() => return Err(self.failed("")),
             Ok(mask) => mask.iter_set_entries(&mut allow),
             Err(_) if may_end && !end_ids.is_empty() => {}

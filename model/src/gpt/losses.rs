@@ -10,8 +10,8 @@ use crate::{
 };
 
 impl Gpt {
-    /// Cross entropy in nats: hidden `[n_rows, d_model]` and the ids that follow, `[n_rows]`, to `[1]`. The mean over the
-    /// rows, or a sum by weights where the targets have some.
+    /// Cross entropy in nats, `[1]`, of `hidden [n_rows, d_model]` and the ids that follow, `[n_rows]`: the mean over
+    /// the rows, or the weighted sum if the targets have weights.
     ///
     /// # Panics
     /// When there are not as many targets, or weights, as rows.
@@ -19,8 +19,9 @@ impl Gpt {
         self.losses(hidden, targets, 0.0).objective
     }
 
-    /// The same for training: what is minimised adds `z_loss` times the mean (or the weighted sum) of `ln(Z)^2`, where `Z` is
-    /// the denominator of the softmax, which keeps logits from drifting ([PaLM](https://arxiv.org/abs/2204.02311), 5).
+    /// As [`loss`](Self::loss), for training: the objective adds `z_loss` times the mean (or the weighted sum) of
+    /// `ln(Z)^2`, where `Z` is the denominator of the softmax. This keeps logits from drifting
+    /// ([PaLM](https://arxiv.org/abs/2204.02311), 5).
     ///
     /// # Panics
     /// Those of [`loss`](Self::loss).
@@ -29,8 +30,9 @@ impl Gpt {
         self.losses_by(weight, bias, hidden, targets.into(), z_loss)
     }
 
-    /// How far what is predicted from `hidden` is from what is predicted from `former`, both `[n_rows, d_model]`, the latter
-    /// without autodiff: the sum of the rows' Kullback-Leibler divergences in nats times `shares`, `[1]`.
+    /// The Kullback-Leibler divergence `KL(former || hidden)` of the predictions from `former` and from `hidden`, in
+    /// nats: the sum over the rows, weighted by `shares`, `[1]`. Both are `[n_rows, d_model]`; `former` is without
+    /// autodiff.
     ///
     /// # Panics
     /// When there are not as many shares as rows.
@@ -39,8 +41,8 @@ impl Gpt {
         ops::linear_divergence(hidden, former, self.output(), self.config.logit_softcap, shares)
     }
 
-    /// Cross entropy of each row of hidden `[n_rows, d_model]` in nats, without gradients, and 0 where a row counts nothing.
-    /// The model must be without autodiff.
+    /// Cross entropy of each row of `hidden [n_rows, d_model]` in nats, without gradients; 0 for rows of weight 0. The
+    /// model must be without autodiff.
     ///
     /// # Errors
     /// [`Error::Execution`](crate::error::Error::Execution) when the device cannot be read.

@@ -42,7 +42,7 @@ fn configs() -> Vec<(&'static str, GptConfig)> {
     ]
 }
 
-/// An adapter of every matrix, of some of its rows.
+/// An adapter with two pairs for every matrix, which together update some of its rows.
 fn random_adapter(gpt: &Gpt, number: &mut dyn FnMut() -> f32) -> LoraValues {
     let update = |(path, linear): (String, &Linear)| {
         let [d_out, d_in] = linear.weight().dims();
@@ -54,7 +54,7 @@ fn random_adapter(gpt: &Gpt, number: &mut dyn FnMut() -> f32) -> LoraValues {
     LoraValues(gpt.linears().into_iter().map(update).collect())
 }
 
-/// Whole blocks give the bits of their operations one by one: a prompt, and tokens behind it.
+/// Whole blocks give the same bits as their operations one by one, for a prompt and for the tokens after it.
 #[test]
 fn whole_blocks_are_their_operations() {
     let device = Device::flex();

@@ -81,7 +81,8 @@ impl RepoCache {
         Ok(())
     }
 
-    /// The file in the snapshot, if it is there or its contents are.
+    /// The path of `file` in the snapshot, if the cache has its contents. They may be missing from the snapshot: then
+    /// they are linked into it.
     pub(super) fn find(&self, commit: &str, file: &HubFile) -> Result<Option<PathBuf>> {
         let path = self.snapshot_path(commit, file);
         let is_whole =
@@ -188,7 +189,7 @@ impl Blob {
     }
 }
 
-/// What is there of a repository, whoever has put it there.
+/// What the cache has of a repository, whichever program put it there.
 impl RepoCache {
     pub(super) fn dir(&self) -> &Path {
         &self.dir

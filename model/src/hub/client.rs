@@ -105,7 +105,8 @@ impl Client {
             .timeout_connect(Some(TIMEOUT))
             .timeout_per_read(Some(TIMEOUT))
             .timeout_per_write(Some(TIMEOUT))
-            // Large files are redirected to storage elsewhere, which must not see the token; renamed repositories stay.
+            // Large files are redirected to another host, which must not see the token. Renamed repositories are
+            // redirected within the hub, which needs it.
             .redirect_auth_headers(RedirectAuthHeaders::SameHost)
             .user_agent(concat!("hearth/", env!("CARGO_PKG_VERSION")))
             .build();

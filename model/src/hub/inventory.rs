@@ -15,7 +15,7 @@ use crate::{
     weights::repository::{self, ModelFiles, RepositoryFile},
 };
 
-/// A model in the cache, or files that are none.
+/// A model in the cache, or other files of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CachedModel {
     /// Its name, as `--model` takes it.

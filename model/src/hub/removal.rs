@@ -28,7 +28,7 @@ pub struct Removal {
     snapshot: Option<PathBuf>,
     /// The contents that nothing else uses.
     blobs: Vec<Blob>,
-    /// Nothing of the repository is left.
+    /// Whether the whole folder of the repository is removed.
     is_all: bool,
     /// Kept until all is removed, so that nobody downloads meanwhile what is removed.
     _locks: Vec<File>,
@@ -85,7 +85,7 @@ impl Removal {
                     locks.push(lock);
                     freed.push(blob);
                 }
-                // Somebody downloads another revision.
+                // Another process is downloading this blob for another revision: it is kept.
                 None if !own.contains(digits) => {}
                 None => return Err(busy(model)),
             }
@@ -129,7 +129,8 @@ impl Removal {
         self.blobs.iter().map(|blob| blob.n_bytes).sum()
     }
 
-    /// Removes it. The names go first, so that nothing is found that is not whole.
+    /// Removes what was planned. The names of the files go before their contents, so that an interrupted removal leaves
+    /// no model that looks whole.
     ///
     /// # Errors
     /// A file cannot be removed.

@@ -20,8 +20,8 @@ const MAX_FAILURES: u32 = 3;
 /// Most rows of a captured step. More rows run longer than their launch takes, and products of many rows use memory that would
 /// have to be reserved beforehand.
 const MAX_ROWS: usize = 127;
-/// Most rows of a captured step whose graph includes the logits. For more, the memory would be large and the launch makes no
-/// difference.
+/// Most rows of a captured step whose graph includes the logits. For more rows, the logits would take much memory, and
+/// launching their kernels takes a small share of the time.
 const MAX_LOGIT_ROWS: usize = 8;
 
 /// The captured steps of one model and one cache, by shape.
@@ -149,8 +149,8 @@ impl StepGraph {
     /// Captures `pass`. Its output is valid after [`replay`](Self::replay).
     ///
     /// # Errors
-    /// [`Error::Execution`](crate::Error::Execution) if it cannot be captured. The pools are unchanged, but the device treats them
-    /// as unreadable until an operation writes to them without reading them ([`ForwardPass::store_apart`]).
+    /// [`Error::Execution`](crate::Error::Execution) if it cannot be captured. The pools are unchanged, but the device
+    /// treats them as unreadable until an operation writes to them without reading them ([`ForwardPass::store_apart`]).
     fn new(gpt: &Gpt, ids: &Ints, pass: &mut ForwardPass<'_>) -> Result<Self> {
         // Before the capture, since an upload cannot be captured.
         let uploads = pass.uploads().into_iter().flat_map(|(uploads, _)| uploads);
@@ -217,9 +217,9 @@ mod tests {
     };
 
     thread_local! {
-        /// Runs until one takes memory that those before it did not.
+        /// Counts down the runs of a step to the one in which `sabotage` takes memory that earlier runs did not.
         static RUNS_TO_SABOTAGE: Cell<usize> = const { Cell::new(0) };
-        /// Runs until one after which somebody else holds the pools.
+        /// Counts down the runs of a step to the one after which `HELD` holds the pools' tensors.
         static RUNS_TO_HOLD: Cell<usize> = const { Cell::new(0) };
         static HELD: RefCell<Vec<Tensor<2>>> = const { RefCell::new(Vec::new()) };
     }
@@ -234,7 +234,8 @@ mod tests {
         RUNS_TO_SABOTAGE.set(n.saturating_sub(1));
         if n == 1 {
             let more = Tensor::<2>::ones([3000, 1001], device) * 2.0;
-            // Runs while it is captured, which ends what is waited for here.
+            // Read back so that it is executed during the capture: operations whose results are dropped are not. The
+            // read may fail.
             let _ = more.try_into_data();
         }
     }
@@ -258,7 +259,7 @@ mod tests {
         Sizes { vocab_size: 97, max_seq_len: 64, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 32, d_ff: 48 }
     }
 
-    /// The same steps with recording and without it.
+    /// The same steps in two runners: one that captures them and one that does not.
     struct Twins {
         runners: [ModelRunner; 2],
         tables: [PageTable; 2],
@@ -273,7 +274,7 @@ mod tests {
             Self { runners, tables }
         }
 
-        /// Compares what comes out of a step; gives how many are captured then.
+        /// Runs a step in both runners and compares the logits. Returns the number of captured steps.
         fn step(&mut self, token_ids: &[TokenId]) -> usize {
             let [captured, eager] = [0, 1].map(|which| {
                 let parts = &mut [StepPart::new(&mut self.tables[which], token_ids.len())];
@@ -286,8 +287,8 @@ mod tests {
         }
     }
 
-    /// Pools that somebody else holds are not changed in place, but copied: by a step that is not captured, and by the copy
-    /// of a page.
+    /// Pools whose tensors are also held elsewhere are copied instead of being changed in place: by a step that is not
+    /// captured, and by the copy of a page.
     #[test]
     fn steps_captured_for_other_memory_are_dropped() {
         let Some(device) = gpu() else { return };
@@ -309,7 +310,8 @@ mod tests {
     #[test]
     fn a_step_whose_memory_moves_during_capture_is_dropped() {
         let Some(device) = gpu() else { return };
-        // Held after the first run, the second copies; after the second, the one that is captured does.
+        // If the pools are held after the first warm-up run, the second one copies them; if after the second, the
+        // captured run does.
         for n_runs in [1, 2] {
             let mut twins = Twins::new(&GptConfig::llama(sizes()), &device);
             twins.step(&[5; 20]);

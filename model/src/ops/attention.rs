@@ -98,9 +98,9 @@ pub(crate) fn attention_dense(
     (join_heads(output), probs)
 }
 
-/// [`rope`](super::rope) of queries and keys and [`attention_dense`] without its probabilities, where
-/// [`can_rope_and_attend`]: `qkv [batch * seq_len, (n_heads + 2 n_kv_heads) * head_dim]` to `[batch * seq_len, n_heads * head_dim]`. Rows with `positions` see
-/// their own document only, as with [`document_bias`].
+/// [`rope`](super::rope) of queries and keys, then [`attention_dense`] without its probabilities. Requires
+/// [`can_rope_and_attend`]. From `qkv [batch * seq_len, (n_heads + 2 n_kv_heads) * head_dim]` to `[batch * seq_len,
+/// n_heads * head_dim]`. If there are `positions`, rows see only their own document, as with [`document_bias`].
 pub(crate) fn rope_and_attend(
     qkv: Tensor<2>,
     rotation: Option<&Rotation>,
@@ -227,8 +227,8 @@ pub(crate) fn attention_paged_reference(
 /// `q [batch, n_heads, n_queries, head_dim]`, `k` and `v [batch, n_kv_heads, n_keys, head_dim]`, `bias` broadcastable
 /// to `[batch, n_heads, n_queries, n_keys]`. ["Attention is all you need"](https://arxiv.org/abs/1706.03762), 3.2.1.
 ///
-/// A hidden key does not affect a query, even if it is infinite or NaN; unless gradients are recorded, which would all
-/// be NaN anyway.
+/// A hidden key does not affect a query, even if it is infinite or NaN. This does not hold when gradients are recorded:
+/// they would all be NaN anyway.
 pub(crate) fn attend([q, k, v]: [Tensor<4>; 3], bias: Option<Tensor<4>>, options: &AttentionOptions) -> Attended {
     let [batch, n_heads, n_queries, head_dim] = q.dims();
     let [_, n_kv_heads, n_keys, _] = k.dims();

@@ -25,7 +25,7 @@ pub struct Losses {
     pub cross_entropy: Tensor<1>,
 }
 
-/// What a loss is the loss of.
+/// The tokens to predict, and how much each row counts in the loss.
 #[derive(Clone, Debug)]
 pub struct Targets {
     /// The token to predict from each row, `[n_rows]`.
@@ -105,8 +105,8 @@ pub(crate) fn linear_cross_entropy(
     linear_cross_entropy_reference(hidden, (weight, bias), options, targets)
 }
 
-/// The cross entropy of each row in nats, without gradients: hidden `[n_rows, d_model]`, targets `[n_rows]`, and weights if
-/// rows do not all count. Rows that count 0 have 0.
+/// The cross entropy of each row in nats, without gradients: hidden `[n_rows, d_model]`, targets `[n_rows]`, and
+/// weights if rows do not all count. Rows of weight 0 have the loss 0.
 ///
 /// # Errors
 /// [`Error::Execution`](crate::error::Error::Execution) if the device cannot be read.

@@ -5,8 +5,9 @@ use burn::tensor::{Int, Tensor, activation::log_softmax};
 use super::{Weight, cpu, linear, soft_cap, training::apply, weight::Form};
 use crate::ops::{is_on_cpu, records_gradients};
 
-/// The sum of the rows' Kullback-Leibler divergences times `shares [n_rows]`, `[1]`: of what `hidden` predicts from what `former`
-/// does, both `[n_rows, d_model]`, in nats. `former` is without autodiff. Rows that count 0 are left out.
+/// The sum over all rows of the row's share times its Kullback-Leibler divergence `KL(q || p)` in nats, `[1]`. `q` are
+/// the predictions from `former` and `p` those from `hidden`, both `[n_rows, d_model]`; `former` is a tensor without
+/// autodiff. Rows with share 0 are left out.
 ///
 /// # Panics
 /// When there are not as many shares as rows.

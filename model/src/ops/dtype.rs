@@ -68,8 +68,9 @@ impl Dtype {
         ("q4", Self::Q4),
     ];
 
-    /// Those that only files have, with the dtype that they are converted to for other files and for GPUs, from the widest.
-    /// (A matrix made of several kinds is stored in 8 bits from the CPU; a GPU holds it as the widest of them.)
+    /// The dtypes that only GGUF files have, each with the dtype that it is converted to when it is saved or sent to a
+    /// GPU, from the widest. (A matrix stacked from several K-quants is saved as q8 if it is on the CPU; a GPU holds it
+    /// as the widest of their converted dtypes.)
     const FROM_FILES: &'static [(&'static str, Self, Self)] =
         &[("q6_k", Self::Q6K, Self::Q8), ("q5_k", Self::Q5K, Self::Q5_1), ("q4_k", Self::Q4K, Self::Q4_1)];
 
@@ -90,7 +91,7 @@ impl Dtype {
         Self::ALL.iter().copied().chain(Self::FROM_FILES.iter().map(|&(name, dtype, _)| (name, dtype)))
     }
 
-    /// The narrowest dtype with such blocks.
+    /// The narrowest dtype whose block layout satisfies `is_it`.
     pub(crate) fn with_layout(is_it: impl Fn(BlockLayout) -> bool) -> Option<Self> {
         Self::ALL.iter().rev().map(|(_, dtype)| *dtype).find(|dtype| dtype.layout().is_some_and(&is_it))
     }
@@ -112,7 +113,7 @@ impl Dtype {
             }
             (Some(_), None) if other == Self::F16 => Self::F16,
             (None, Some(_)) if one == Self::F16 => Self::F16,
-            // bf16 has a range that the narrower ones have not, and they have digits that it has not.
+            // f16 and the quantized dtypes do not have bf16's range, and bf16 does not have their precision.
             _ => Self::F32,
         }
     }

@@ -13,8 +13,8 @@ use super::{
     training::{apply_on_gpu, trains_on_gpu},
 };
 
-/// Looks up `ids [n]` in `table [n_entries, d_model]`: `[n, d_model]` in f32. Ids must be below `n_entries`; a GPU
-/// cannot report others, and takes the last entry for them.
+/// Looks up `ids [n]` in `table [n_entries, d_model]`: `[n, d_model]` in f32. Ids must be below `n_entries`. The GPU's
+/// kernel cannot report other ids: it takes the last entry for them.
 ///
 /// # Panics
 /// Except on a GPU, if an id is not below `n_entries`.

@@ -2,7 +2,7 @@
 //!
 //! Pools are `[n_slots, row_len]`, in pages of [`PAGE_SIZE`](super::PAGE_SIZE) slots, with
 //! [`row_len`](super::KvDtype::row_len) of their dtype. The layout within a page depends on the device, and is that of
-//! [`attention_paged`](super::attention_paged) there.
+//! [`attention_paged`](super::attention::attention_paged) there.
 
 use std::ops::Range;
 
@@ -77,9 +77,10 @@ pub(crate) fn copy_pages(pool: &mut Tensor<2>, from: &Slots, to: &Slots) {
     });
 }
 
-/// Whatever the layout within a page is, its rows together are the page.
+/// Copies rows `from` of a pool of `n_slots` rows to rows `to`. Since callers give all rows of a page, this copies the
+/// page in any layout.
 fn copy_rows<E: Copy>(pool: &mut [E], [from, to]: [&[i32]; 2], n_slots: usize) {
-    // Not that of the tensor, whose elements may be others.
+    // In elements `E`: those of the tensor may be larger (an 8-bit pool is a tensor of bf16).
     let row_len = pool.len() / n_slots.max(1);
     for (from, to) in from.iter().zip(to).map(|(from, to)| (*from as usize, *to as usize)) {
         pool.copy_within(from * row_len..(from + 1) * row_len, to * row_len);
@@ -114,13 +115,13 @@ pub(crate) fn rope_append(
         x.clone().slice([0..n_rows, heads, 0..head_dim]).reshape([n_rows, width])
     };
     // Queries and keys are rotated alike, so they are rotated together.
-    let n_turning = n_heads + n_kv_heads;
-    let qk = qkv.clone().slice([0..n_rows, 0..n_turning, 0..head_dim]);
+    let n_rotated = n_heads + n_kv_heads;
+    let qk = qkv.clone().slice([0..n_rows, 0..n_rotated, 0..head_dim]);
     let qk = match rotation {
         Some(rotation) => rope(qk, rotation),
         None => qk,
     };
-    append_keys(keys, part(&qk, n_heads..n_turning), slots, [n_kv_heads, head_dim]);
-    append_values(values, part(&qkv, n_turning..n_turning + n_kv_heads), slots, [n_kv_heads, head_dim]);
+    append_keys(keys, part(&qk, n_heads..n_rotated), slots, [n_kv_heads, head_dim]);
+    append_values(values, part(&qkv, n_rotated..n_rotated + n_kv_heads), slots, [n_kv_heads, head_dim]);
     part(&qk, 0..n_heads)
 }

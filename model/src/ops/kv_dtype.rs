@@ -62,8 +62,8 @@ impl KvDtype {
         }
     }
 
-    /// The dtype of a pool's tensor. Burn has no tensors of floats in 8 bits, so those of bf16 numbers, which are no dtype of the
-    /// cache, are the pools of 8-bit numbers: two of them in each.
+    /// The dtype of a pool's tensor. Burn has no float tensors with 8-bit elements, so a pool of 8-bit numbers is a
+    /// bf16 tensor, each element of which holds two of them; bf16 itself is not a dtype of the cache.
     pub(super) fn of_tensors(self) -> DType {
         match self {
             Self::F32 => DType::F32,
@@ -81,7 +81,7 @@ impl KvDtype {
         }
     }
 
-    /// Elements of a token's row in the tensor of a pool, where there are so many heads of so many dimensions.
+    /// Elements of a token's row in the tensor of a pool, for `heads`, `[n_kv_heads, head_dim]`.
     pub(super) fn row_len(self, heads: [usize; 2]) -> usize {
         match self {
             Self::F32 | Self::F16 => heads.iter().product(),

@@ -34,9 +34,9 @@ pub(crate) struct LinearParts<'a> {
     pub(crate) weight: &'a Weight,
     /// `[d_out]`.
     pub(crate) bias: Option<Tensor<1>>,
-    /// Of all rows, if there are any.
+    /// Low-rank updates that apply to all rows.
     pub(crate) lora: Option<LoraParts>,
-    /// Of some rows, by adapters beside the model.
+    /// Low-rank updates that apply to some rows, by adapters served beside the model.
     pub(crate) by_row: Vec<RowUpdate<'a>>,
 }
 
@@ -78,7 +78,8 @@ pub(crate) fn linear(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>) -> 
     }
 }
 
-/// `multiply` of `x [n_rows, d_in]` and the part without its updates of rows, and then these: `[n_rows, d_out]`.
+/// Calls `multiply` with `x [n_rows, d_in]` and `part` without its [per-row updates](LinearParts::by_row), then adds
+/// these to the result: `[n_rows, d_out]`.
 fn with_row_updates(
     x: Tensor<2>,
     mut part: LinearParts<'_>,
@@ -120,7 +121,8 @@ fn linear_with_whole_lora(x: Tensor<2>, part: LinearParts<'_>) -> Tensor<2> {
     }
 }
 
-/// [`linear_with_lora`], plus `residual [n_rows, d_out]`, which comes before the updates of some rows.
+/// [`linear_with_lora`] plus `residual [n_rows, d_out]`, which is added before the [per-row
+/// updates](LinearParts::by_row).
 pub(crate) fn linear_add(x: Tensor<2>, part: LinearParts<'_>, residual: Tensor<2>) -> Tensor<2> {
     with_row_updates(x, part, |x, part| match part.weight.form() {
         #[cfg(feature = "gpu")]

@@ -91,8 +91,8 @@ pub use training::{GPU_LOGITS_AT_ONCE, OpTime, RECOMPUTED_FROM, profile_training
 pub(crate) use upload::{Ints, Rows};
 pub use weight::Weight;
 
-/// Whether operations on `device` record gradients. They then run their reference bodies, since the others have no backward
-/// pass.
+/// Whether operations on `device` record gradients. The bodies for inference have no backward pass, so operations then
+/// run the bodies of [`training`] where there are any, and their reference bodies otherwise.
 pub(crate) fn records_gradients(device: &burn::tensor::Device) -> bool {
     device.is_autodiff()
 }

@@ -252,14 +252,15 @@ pub struct MuonStep {
 pub(crate) struct Dropout {
     /// The share of values that are dropped, below 1.
     pub(crate) probability: f64,
-    /// Of a forward pass.
+    /// Random seed of the forward pass.
     pub(crate) seed: u64,
     /// Which tensor of the pass.
     pub(crate) place: u32,
 }
 
 impl Dropout {
-    /// Values whose random words are made together: the words of a call of Philox are a quarter of it apart.
+    /// Values of a block, whose random words are made together. One call of Philox makes four words, for values that
+    /// are a quarter of a block apart.
     pub(super) const BLOCK: usize = 64;
     /// The last number of Philox's counter, which keeps these words apart from other uses.
     pub(super) const PURPOSE: u32 = u32::from_le_bytes(*b"drop");
@@ -288,13 +289,14 @@ impl MuonStep {
 }
 
 impl AdamWStep {
-    /// By what the averages, which began at 0, are too small.
+    /// Bias corrections, `1 - beta^n_updates`: the averages are divided by them, since they began at 0.
     pub(super) fn corrections(&self) -> [f64; 2] {
         [self.beta1, self.beta2].map(|beta| 1.0 - beta.powf(self.n_updates as f64))
     }
 }
 
-/// Low-rank updates of one matrix `[d_out, d_in]` ([LoRA](https://arxiv.org/abs/2106.09685)): `x W^T + s (x A^T) B^T`, each of some of its rows.
+/// Low-rank updates of one matrix `[d_out, d_in]` ([LoRA](https://arxiv.org/abs/2106.09685)): `x W^T + s (x A^T) B^T`,
+/// each for a range of the matrix's rows (outputs).
 ///
 /// All their values are one vector: every `A` (`[rank, d_in]`), one below the other, then every `B` (`[rows.len(), rank]`).
 #[derive(Clone, Debug, PartialEq)]

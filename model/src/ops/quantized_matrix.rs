@@ -23,7 +23,8 @@ impl QuantizedBlock {
         self.values.map(|value| f32::from(value) * scale + minimum)
     }
 
-    /// The same weights with unsigned numbers and a minimum, from numbers of at least `-below`.
+    /// The same weights with `below` added to each number and the minimum lowered to match: numbers of at least
+    /// `-below` become unsigned.
     pub(crate) fn above_minimum(self, below: i8) -> Self {
         let minimum = f16::from_f32(self.minimum.to_f32() - self.scale.to_f32() * f32::from(below));
         Self { minimum, values: self.values.map(|value| value + below), ..self }
@@ -78,7 +79,8 @@ impl QuantizedMatrix {
         self.dtype
     }
 
-    /// The same weights in a dtype that has minima, or in q8.
+    /// The same weights in a dtype that has minima, or in q8: q4 becomes q4_1, or q8 if a minimum would be beyond f16.
+    /// Other dtypes are returned unchanged.
     pub(crate) fn with_minima(self) -> Self {
         let layout = self.dtype.layout().filter(|layout| layout.bits < 8 && !layout.has_minimum);
         let Some(BlockLayout { bits, offset, .. }) = layout else { return self };

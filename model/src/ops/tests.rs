@@ -22,19 +22,20 @@ use crate::{
     position,
 };
 
-/// Of the largest value of the reference.
+/// Tolerance, as a share of the largest value of the reference.
 const TOLERANCE: f32 = 2e-6;
-/// The same, where keys and values are rounded to 11 bits on their way into the cache.
+/// The same, where keys and values are rounded to 11 significant bits when they are stored in the cache.
 const TOLERANCE_F16: f32 = 5e-3;
-/// The same in 8 bits, and of the root mean square of the differences in that of the reference. Of 4,000 random cases the
-/// largest were 0.042 and 0.024.
+/// The same for a cache in 8 bits; the second number is for the root mean square of the differences, as a share of the
+/// root mean square of the reference. The largest in 4,000 random cases were 0.042 and 0.024.
 const TOLERANCE_Q8: (f32, f64) = (8e-2, 4e-2);
-/// The same where queries, keys and values are rounded already, and only weights are not: 0.019 and 0.012 in the same cases.
+/// The same against a reference whose queries, keys and values are rounded too, so that only attention weights differ:
+/// 0.019 and 0.012 in the same cases.
 const TOLERANCE_WEIGHTS_Q8: (f32, f64) = (4e-2, 2e-2);
 
-/// What more is allowed where sums of so many products are the exponents of what is compared: the sum of `n` products of
-/// numbers around 1 is around `sqrt(n)`, and `n` roundings of it, half up and half down, add up to another `sqrt(n)` of
-/// its last place. The share by which the exponent is off is the one by which a weight is.
+/// Tolerance for weighted sums whose weights are exponentials of sums of `n` products. Such a sum of numbers around 1
+/// is around `sqrt(n)`, and its `n` roundings, half up and half down, add up to around `sqrt(n)` units in its last
+/// place. The absolute error of the exponent is the relative error of the weight.
 fn tolerance_of_weights(n: usize) -> f32 {
     TOLERANCE + n as f32 * f32::EPSILON / 2.0
 }
@@ -176,7 +177,8 @@ proptest! {
         };
         let tolerance = tolerance_of_weights(options.head_dim);
         let given = [&q, &key_rows, &value_rows];
-        // The very numbers that were rounded, and not far from those that were not. In 8 bits weights are rounded too.
+        // Almost equal to the reference on rounded keys and values, and not far from the one on unrounded ones. In 8
+        // bits, queries and weights are rounded too.
         match dtype {
             KvDtype::F32 => assert_within(tolerance, found, expected(given)),
             KvDtype::F16 => {
@@ -198,7 +200,7 @@ fn in_8_bits(rows: &Tensor<2>, head_dim: usize) -> Tensor<2> {
     let [n_rows, width] = rows.dims();
     let heads = rows.clone().reshape([n_rows * width / head_dim, head_dim]);
     let scale = heads.clone().abs().max_dim(1) / 127.0;
-    // Multiplied by the inverse, as where they are stored: a quotient may lie on the other side of a half.
+    // Multiplied by the inverse of the scale, as in `KvElement::store`: a quotient may be rounded the other way.
     ((heads * scale.clone().recip()).round() * scale).reshape([n_rows, width])
 }
 

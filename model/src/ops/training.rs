@@ -57,8 +57,9 @@ pub(super) trait TrainingOp<T>: Debug + Send + Sync {
         type_name::<Self>()
     }
 
-    /// Returns the output, and data for [`backward`](Self::backward) besides the inputs. Of each input the gradient is
-    /// `wanted` or not; if none is, backward will not be called and there need not be any data.
+    /// Returns the output, and the data that [`backward`](Self::backward) needs besides the inputs. `wanted` says for
+    /// each input whether its gradient will be needed; if none will be, `backward` is not called and no data need be
+    /// returned.
     fn forward(&self, inputs: &[T], wanted: &[bool]) -> (T, Vec<T>);
 
     /// Whether a large output is computed again in the backward pass instead of being kept for it.
@@ -209,8 +210,8 @@ fn plain<B: Bodies, const N: usize>(
     forward(op, &inputs.map(|input| B::contiguous(&input)), &[false; N]).0
 }
 
-/// If the input of a norm or an activation has at least as many values, its output is computed again in the backward pass.
-/// For smaller ones, the time is worth more than the memory.
+/// Number of input values from which a norm or an activation computes its output again in the backward pass instead of
+/// keeping it. For smaller inputs, the saved memory is not worth the time.
 pub const RECOMPUTED_FROM: usize = 1 << 19;
 
 /// Maximum number of logits in a GPU's memory, unless a row has more: 256 MB, or what the device takes in a buffer. The
@@ -226,9 +227,11 @@ fn record<B: Bodies, const N: usize, C: CheckpointStrategy>(
     let values: Vec<_> = inputs.iter().map(|input| B::contiguous(input.primitive())).collect();
     let nodes = inputs.each_ref().map(|input| input.node());
     let wanted = inputs.each_ref().map(|input| input.is_tracked());
-    // Whatever the strategy of the device: with this one, operations are what they are marked as.
+    // Independent of the device's strategy `C`: this one recomputes exactly the operations that are marked as memory
+    // bound.
     let prepared = Backward::<B, N>::prepare::<BalancedCheckpointing>(Recorded, nodes);
-    // Burn holds what is not tracked until the next backward pass, with all that belongs to it.
+    // Burn registers untracked operations too, and would keep what recomputes them, with its tensors, until the next
+    // backward pass. So only tracked ones are marked.
     let is_tracked = wanted.contains(&true);
     let prepared = if is_tracked && op.is_cheap() && inputs[0].shape().num_elements() >= RECOMPUTED_FROM {
         let again = Again::<B, N> { op: op.clone(), inputs: inputs.each_ref().map(Kept::new) };
@@ -255,7 +258,7 @@ fn record<B: Bodies, const N: usize, C: CheckpointStrategy>(
 enum Kept<T> {
     /// The output of this node, which the checkpointer has or computes again.
     Node(NodeId),
-    /// What needs no gradient.
+    /// The value of an operand that needs no gradient.
     Value(T),
 }
 

@@ -51,7 +51,7 @@ pub struct StoredWeight {
     values: Param<Tensor<2>>,
     #[module(skip)]
     precision: Precision,
-    // In a pass that uses it as embeddings and as output matrix.
+    // Set in a pass that uses the matrix as embeddings and as output matrix; see `for_both_uses`.
     #[module(skip)]
     of_both_uses: Option<SharedGradient>,
 }
@@ -251,7 +251,8 @@ impl Weight {
         weight
     }
 
-    /// Where the gradient of its use in the loss waits for that of its use as embeddings.
+    /// Where the loss leaves its gradient of the matrix, to which the embedding's backward pass adds its own; see
+    /// [`for_both_uses`](Self::for_both_uses).
     pub(super) fn of_both_uses(&self) -> Option<SharedGradient> {
         match self {
             Self::Stored(stored) => stored.of_both_uses.clone(),
@@ -274,10 +275,11 @@ impl Weight {
         }
     }
 
-    /// Sets the arithmetic of its products, on the CPU: when training; otherwise only if it is packed in bf16.
+    /// Sets the arithmetic of products with a matrix that trains, or that is packed in bf16 for the CPU. Other matrices
+    /// ignore it.
     ///
     /// # Panics
-    /// If it is packed and another model shares it.
+    /// If the matrix is packed and shared with another model.
     pub(crate) fn set_precision(&mut self, precision: Precision) {
         match self {
             Self::Stored(stored) => stored.precision = precision,

@@ -1,5 +1,5 @@
-//! Parts of rows of logits: what is drawn from them is what is drawn from whole rows, and a GPU picks out what the
-//! reference does.
+//! Parts of rows of logits: sampling from a part gives the same as sampling from the whole row, and a GPU selects the
+//! same parts as the reference.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
 
 use std::{
@@ -27,7 +27,7 @@ fn read_logits_reference(logits: Tensor<2>, needs: &[RowNeeds]) -> Result<LogitR
         match (needs, place) {
             (RowNeeds::Best { n, also }, RowLocation::Best(_)) => {
                 let mut ids: Vec<TokenId> = (0..vocab_size as TokenId).collect();
-                // What no working model gives comes first, so that it is seen.
+                // NaN and infinity, which no working model returns, rank first, so that sampling finds them.
                 let key = |id: TokenId| match row[id as usize] {
                     logit if logit.is_nan() => f32::INFINITY,
                     // Not -0, which `total_cmp` tells from 0.
@@ -44,7 +44,7 @@ fn read_logits_reference(logits: Tensor<2>, needs: &[RowNeeds]) -> Result<LogitR
     Ok(LogitRows { vocab_size, whole, best, places, n_read_bytes: size_of_val(values.as_slice()) })
 }
 
-/// Many equals, zeros of both signs, and tokens that are ruled out.
+/// Logits with many ties, zeros of both signs, and excluded tokens (-infinity).
 fn logit() -> impl Strategy<Value = f32> {
     prop_oneof![
         8 => -9.0..9.0_f32,
@@ -56,7 +56,7 @@ fn logit() -> impl Strategy<Value = f32> {
     ]
 }
 
-/// Now and then what no working model gives.
+/// Rows of logits, some with NaN or infinity, which no working model returns.
 fn row(len: impl Strategy<Value = usize>) -> impl Strategy<Value = Vec<f32>> {
     let broken = prop_oneof![Just(f32::NAN), Just(-f32::NAN), Just(f32::INFINITY)];
     let breaks =
@@ -90,7 +90,7 @@ fn needs() -> impl Strategy<Value = RowNeeds> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// One pass over the vocabulary and several, with as many tokens as it has, and more asked for.
+    /// Vocabularies that take one pass and several; requests for as many tokens as the vocabulary has, and for more.
     #[test]
     fn a_gpu_finds_the_best_in_the_same_order(
         (rows, needs) in prop_oneof![1..300_usize, 1000..1100_usize, 2000..9000_usize, Just(49_152)]
@@ -204,7 +204,8 @@ fn params() -> impl Strategy<Value = SamplingParams> {
     params.prop_filter("combinations that are refused", valid)
 }
 
-/// Everything that may be made of a row comes out the same of the part that the sampler asks for.
+/// Sampling, log-probabilities and the distribution are the same from the part that the sampler asks for as from the
+/// whole row.
 #[test]
 fn what_is_drawn_from_a_part_is_what_is_drawn_from_the_whole_row() {
     let ids = |len| prop::collection::vec(0..300 as TokenId, len);
@@ -219,7 +220,7 @@ fn what_is_drawn_from_a_part_is_what_is_drawn_from_the_whole_row() {
             let mut sampler = Sampler::new(params, 1, &prompt);
             output.iter().for_each(|&id| sampler.accept(id));
             let needs = sampler.needs(&barred, &ahead);
-            // Of what may have come by then, as much as there is.
+            // Some of the tokens that may have joined the output between the call of `needs` and sampling.
             ahead.iter().take(n_ahead).for_each(|&id| sampler.accept(id));
             let part = read_logits_reference(tensor(std::slice::from_ref(&row), &Device::flex()), &[needs]).unwrap();
             let (whole, part) = (LogitRow::from(&row), part.iter().next().unwrap());

@@ -169,8 +169,8 @@ fn k_of_surprise(s: f64, n: usize, bound: f64) -> usize {
 /// The penalty grows for this many tokens beyond `allowed_length`: with the default base, to 1e12 times `multiplier`.
 const MAX_EXCESS: usize = 50;
 
-/// For each token that would continue a repetition, the length of the longest one: the end of `tokens` occurs earlier
-/// in it, followed by that token.
+/// The tokens that would continue a repetition, each with the length of the longest such repetition: the last so many
+/// tokens occur earlier in `tokens`, followed by that token.
 ///
 /// A repetition does not extend across a breaker.
 pub(super) fn repetitions(tokens: &[TokenId], dry: &Dry) -> Vec<(TokenId, usize)> {

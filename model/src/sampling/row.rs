@@ -36,8 +36,8 @@ impl RowNeeds {
 
     /// For choosing among the `k` most likely tokens, after arbitrary changes of the logits of `changed`.
     ///
-    /// Before the changes, a token that ends among the `k` most likely had fewer than `k` unchanged tokens before it,
-    /// and additionally at most the changed ones: it was among the first `k + changed.len()`.
+    /// A token that is among the `k` most likely after the changes had fewer than `k` unchanged tokens before it, and
+    /// at most all changed ones, so before the changes it was among the first `k + changed.len()`.
     pub(super) fn of_top(k: usize, changed: BTreeSet<TokenId>) -> Self {
         match k.saturating_add(changed.len()) {
             n if n <= Self::MAX_BEST => Self::Best { n, also: changed },

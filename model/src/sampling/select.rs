@@ -114,7 +114,7 @@ impl<'a> Scan<'a> {
         self.gather(bar, |_| true, |_, place| place)
     }
 
-    /// What `make` makes of the values that are at least `bar` and wanted, and of their places.
+    /// Calls `make` with each value that is at least `bar` and wanted, and with its place.
     fn gather<T: Copy + Default>(
         &self,
         bar: f32,
@@ -124,7 +124,8 @@ impl<'a> Scan<'a> {
         let mut found = Vec::new();
         let blocks = self.values.chunks(SCAN_BLOCK).zip(&self.maxima).enumerate();
         for (number, (block, _)) in blocks.filter(|(_, (_, most))| **most >= bar) {
-            // Written first and counted then: a branch for each value would be foretold wrongly again and again.
+            // Every value is written, but only wanted ones advance the index: a branch for each value would often be
+            // mispredicted.
             let mut made = [T::default(); SCAN_BLOCK];
             let mut n_made = 0;
             for (offset, &value) in block.iter().enumerate() {
@@ -137,13 +138,14 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// The last of the fewest, smallest rank first, whose weights sum to `wanted` or more; the last of all if no sum does.
+/// The last of the fewest best-ranked values whose weights sum to `wanted` or more; the last of all if no sum does.
 fn cut_at(mut ranks: Vec<Rank>, weights: &[f32], wanted: f64) -> Option<Rank> {
     const SORTED: usize = 32;
     let (mut least, mut most) = (ranks.iter().min()?.0, ranks.iter().max()?.0);
     let mut mass = 0.0;
     let (mut low, mut high) = (Vec::new(), Vec::new());
-    // The cut is in the part where the sum gets there. No two are equal, so some bound parts them.
+    // Halves the range of ranks until few are left, keeping the half in which the sum reaches `wanted`. Ranks are never
+    // equal, so this ends.
     while ranks.len() > SORTED {
         let bound = least + (most - least) / 2;
         low.resize(ranks.len(), Rank::default());
@@ -156,7 +158,8 @@ fn cut_at(mut ranks: Vec<Rank>, weights: &[f32], wanted: f64) -> Option<Rank> {
             n_high += usize::from(!is_low);
             low_mass += if is_low { rank.weight(weights) } else { 0.0 };
         }
-        // Sums in another order may fall short of what they came to before: then all are needed.
+        // Sums in another order may be slightly smaller, so `wanted` may never be reached: then the last ranks are
+        // kept.
         if mass + low_mass >= wanted || n_high == 0 {
             low.truncate(n_low);
             std::mem::swap(&mut ranks, &mut low);
@@ -245,8 +248,8 @@ mod tests {
         assert_eq!(cut_at(Vec::new(), &[], 1.0), None);
     }
 
-    /// A sum of parts may fall short of the same sum one after the other, which is wanted here: then the last of them is
-    /// the cut, or a neighbour of it.
+    /// The sum of partial sums may be slightly smaller than the sequential sum, which is `wanted` here. The cut is then
+    /// the last value that the sequential sum includes, or a neighbor of it.
     #[test]
     fn a_sum_that_falls_short_by_rounding_still_has_its_cut() {
         let values: Vec<f32> =

@@ -119,9 +119,9 @@ fn send_tokens(
     }
 }
 
-/// The end of the last word that text after the window cannot change, followed by a character that no normalizer
-/// combines with the previous one. A normalizer may write one character as several, and a split may fall between them:
-/// such words share bytes of the text, and it is not cut there.
+/// Where to cut the window: the end of the last word that text after the window cannot change, followed by a character
+/// that no normalizer combines with the previous one; 0 if there is none. A normalizer may write one character as
+/// several, and words may be split between these: such words share bytes of the text, which is not cut there.
 fn settled(split: &PreTokenizedString, window: &str) -> usize {
     let words = split.get_splits(OffsetReferential::Original, OffsetType::Byte);
     let bytes: Vec<_> = words.into_iter().map(|(_, bytes, _)| bytes).collect();
@@ -131,7 +131,8 @@ fn settled(split: &PreTokenizedString, window: &str) -> usize {
     ends.find(|&end| end + MARGIN_BYTES <= window.len() && next(end).is_some_and(starts_anew)).unwrap_or(0)
 }
 
-/// ASCII, and scripts without spaces: not a combining accent or a part of a syllable.
+/// Whether no normalizer combines a character with the previous one: ASCII, kana, Chinese characters and Hangul
+/// syllables, but neither combining marks nor parts of syllables.
 fn starts_anew(character: char) -> bool {
     matches!(
         character,

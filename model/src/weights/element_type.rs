@@ -27,15 +27,15 @@ pub(super) enum ElementType {
     Q5_1,
     /// 32 signed bytes and a scale.
     Q8_0,
-    /// 256 values of 4 bits; scale and minimum for each 32, in 6 bits of those of all.
+    /// 256 values of 4 bits. Each 32 have a scale and a minimum of 6 bits, in units of the block's scale and minimum.
     Q4K,
-    /// 256 values of 5 bits; scale and minimum for each 32, in 6 bits of those of all.
+    /// 256 values of 5 bits. Each 32 have a scale and a minimum of 6 bits, in units of the block's scale and minimum.
     Q5K,
-    /// 256 values of 6 bits around 32; a scale for each 16, in 8 bits of that of all.
+    /// 256 values of 6 bits around 32. Each 16 have a scale of 8 bits, in units of the block's scale.
     Q6K,
 }
 
-/// Types that people meet and that are not read here.
+/// Types that are not supported, with their names for the error message.
 const OTHERS: &[(u32, &str)] = &[
     (9, "Q8_1"),
     (10, "Q2_K"),
@@ -79,7 +79,7 @@ impl ElementType {
         (Self::Bf16, 30, "BF16"),
     ];
 
-    /// The type with this number in GGUF. The error is what is wrong with a tensor of another.
+    /// The type with this number in GGUF. The error says what is wrong with a tensor of another type.
     pub(super) fn from_number(number: u32) -> Result<Self, String> {
         let known = Self::ALL.iter().find(|(_, known, _)| *known == number);
         known.map(|(element, ..)| *element).ok_or_else(|| {
@@ -139,7 +139,7 @@ impl ElementType {
         }
     }
 
-    /// The dtype that has the type's very values.
+    /// The dtype that represents the type's values exactly.
     pub(super) fn dtype(self) -> Dtype {
         match self {
             Self::F32 => Dtype::F32,
@@ -169,8 +169,9 @@ impl ElementType {
         bytes.chunks_exact(self.block_bytes()).all(|block| factors.iter().all(|&at| f16_at(block, at).is_finite()))
     }
 
-    /// Puts a row's whole blocks into `out` as those of `dtype`, of 32 values and no narrower than the type's own: the very
-    /// numbers where `dtype` can tell them, with K-quants' scales rounded to f16; else the nearest of 8 bits.
+    /// Converts a row's whole blocks to blocks of 32 values in `dtype`, which must not be narrower than the type's own
+    /// dtype. Exact if `dtype` represents the values, except that scales of K-quants are rounded to f16; otherwise each
+    /// value is rounded to 8 bits.
     pub(super) fn small_blocks(self, bytes: &[u8], dtype: Dtype, out: &mut [QuantizedBlock]) {
         match self {
             Self::Q4_0 | Self::Q5_0 | Self::Q8_0 if !dtype.has_minima() => {

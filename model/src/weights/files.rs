@@ -257,7 +257,8 @@ impl Shard {
     }
 }
 
-/// Rejects tensors that end beyond the end of the file, before offsets are added up. The library reports other errors.
+/// Rejects tensors that end after the end of the file, before the library adds up offsets, which could overflow. The
+/// library reports other errors.
 fn check_ends(path: &Path, bytes: &[u8]) -> Result<()> {
     let Some((&len, rest)) = bytes.split_first_chunk() else { return Ok(()) };
     let header = usize::try_from(u64::from_le_bytes(len)).ok().filter(|&len| len <= MAX_HEADER_BYTES);

@@ -24,7 +24,7 @@ use crate::{
     },
 };
 
-/// Blocks that a thread checks at a time.
+/// Blocks that each parallel task checks for infinite and NaN values.
 const PIECE: usize = 1 << 12;
 
 /// What to load, and how.
@@ -148,7 +148,8 @@ impl<'t, 'a> Loader<'t, 'a> {
         Ok(StoredParam { parts })
     }
 
-    /// Versions of transformers differ in which of two matrices they use if a file has two for one.
+    /// Rejects a file that has both the embedding and a different output matrix although they are tied: versions of
+    /// transformers differ in which of the two they use.
     fn check_tied_copy(&self, embed: &StoredTensor<'_>) -> Result<()> {
         let copy = self.plan.names.tied_copy(self.plan.config).and_then(|name| self.table.get(name));
         match copy {
@@ -218,7 +219,8 @@ impl<'t, 'a> StoredParam<'t, 'a> {
         })))
     }
 
-    /// The parts as they are, if all are K-quants and, where they are of several kinds, each is whole panels.
+    /// The parts without conversion, if all are K-quants. Parts of different types are separate matrices, each of which
+    /// must fill whole panels of 32 rows.
     fn as_k_quants(&self, d_in: usize) -> Option<Vec<(Dtype, MatrixRows<'_, KBlock>)>> {
         let dtype = |part: &StoredPart<'_, '_>| part.element.dtype();
         if !self.parts.iter().all(|part| dtype(part).is_k_quant()) {

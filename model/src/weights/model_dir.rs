@@ -43,7 +43,7 @@ use crate::{
 
 const EOS: &str = "eos_token_id";
 
-/// The best model's folder in that of a training run, and a file that identifies a run.
+/// In the folder of a training run: the folder of its best model, and the file by which a run is recognized.
 const RUN_MODEL: &str = "model";
 const RUN_FILE: &str = "config.toml";
 
@@ -442,7 +442,8 @@ pub struct SaveOptions {
     pub class: Option<String>,
     /// End-of-sequence tokens, for `config.json` and `generation_config.json`.
     pub eos_token_ids: Vec<TokenId>,
-    /// Further files by name, such as `tokenizer.json`. A `generation_config.json` among them is the model's.
+    /// Further files by name, such as `tokenizer.json`. A `generation_config.json` among them is written instead of one
+    /// with the end-of-sequence tokens.
     pub extra_files: Vec<(String, Vec<u8>)>,
 }
 
@@ -461,11 +462,12 @@ impl Default for SaveOptions {
 /// Writes `gpt` as a model dir that Hearth and `transformers` open.
 ///
 /// An architecture that no Hugging Face class can express is written under `HearthForCausalLM`, with Hearth's own
-/// names. So is a quantized model, without rounding again; only Hearth opens it. A matrix `[d_out, d_in]` is then an
-/// integer tensor: I8 `[d_out, 32 n]` in q8; U8 `[d_out, 16 n]` in q4 (plus 8, two per byte, the first 16 of 32 in the
-/// low bits) and q4_1 (not plus 8); U8 `[d_out, 20 n]` in q5_1 (the lower four bits as in q4_1, then the fifth bits of
-/// all 32). Its name with `.scales` is F16 `[d_out, n]`, the factor of each block of 32; in q4_1 and q5_1 its name with
-/// `.minima` is added. `quantization_config` in `config.json` has the dtype.
+/// names. So is a quantized model, without rounding again; only Hearth opens it. A matrix `[d_out, d_in]` then consists
+/// of `n = ceil(d_in / 32)` blocks per row. Its numbers are an integer tensor under its name: I8 `[d_out, 32 n]` in q8;
+/// U8 `[d_out, 16 n]` in q4 (plus 8, two per byte, the first 16 of 32 in the low bits) and q4_1 (not plus 8); U8
+/// `[d_out, 20 n]` in q5_1 (the lower four bits as in q4_1, then the fifth bits of all 32). The factors of the blocks
+/// are F16 `[d_out, n]` under its name with `.scales`; in q4_1 and q5_1, what is added to the products is under its
+/// name with `.minima`. `quantization_config` in `config.json` has the dtype.
 ///
 /// The new folder replaces the old one atomically, so that after a crash there is the old model or the new one. Files
 /// of the old folder that are not part of a model are kept: see `weights::staged_dir`. `dir` may be missing, empty, or

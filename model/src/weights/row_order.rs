@@ -7,10 +7,10 @@ use crate::config::{GptConfig, Positions};
 pub(super) enum RowOrder {
     /// In the same place.
     Same,
-    /// In each head, the two dimensions that rotate together are next to each other. Ours are half the rotated part apart.
+    /// In each head, the two dimensions that rotate together are next to each other. In ours, they are `rotary_dim / 2`
+    /// apart.
     Interleaved { head_dim: usize, rotary_dim: usize },
-    /// In each head, the two halves of the rotated part are exchanged: what rotates them by an angle is then what rotates
-    /// ours by the negative one.
+    /// In each head, the two halves of the rotated part are exchanged: for classes that rotate by the negative angle.
     Exchanged { head_dim: usize, rotary_dim: usize },
     /// Key head by key head: its `group` queries, its key, its value. Ours go all queries, all keys, all values.
     ByKeyHead { head_dim: usize, n_kv_heads: usize, group: usize },

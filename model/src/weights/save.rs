@@ -115,7 +115,8 @@ impl SavedTensor {
         &self.shape
     }
 
-    /// The tensor's rows of `len` items, from `all` of the parameter's, which are not transposed.
+    /// Blocks or other items in the order of the tensor, which must not be transposed. `all` are the parameter's items,
+    /// `len` per row.
     pub(super) fn placed<T: Copy + Default>(&self, all: &[T], len: usize) -> Vec<T> {
         let rows = &all[self.rows.start * len..self.rows.end * len];
         let mut placed = vec![T::default(); rows.len()];

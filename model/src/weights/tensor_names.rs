@@ -119,8 +119,8 @@ impl Rows {
 pub(super) struct TensorNames {
     /// The architecture, for messages.
     pub(super) class: &'static str,
-    /// `None`: every parameter is a tensor of the same name. Of several rows for one parameter that count, the first whose
-    /// tensors are all there.
+    /// `None`: every parameter is a tensor of the same name. If several rows for one parameter apply, the first whose
+    /// tensors all exist counts, or the first of them if none does.
     pub(super) rows: Option<&'static [&'static [NameRow]]>,
     /// Names may come without this prefix: that is how base models were saved.
     pub(super) base_prefix: &'static str,

@@ -15,7 +15,7 @@ pub(super) struct StoredTensor<'a> {
     pub(super) name: &'a str,
     pub(super) shape: Vec<usize>,
     pub(super) kind: ValueKind,
-    /// What the shape follows from, for messages: "`config.json`" or "the metadata".
+    /// What requires this shape, for messages: "`config.json`" or "the metadata".
     pub(super) asked_by: &'static str,
     /// As many as shape and kind require.
     pub(super) bytes: &'a [u8],

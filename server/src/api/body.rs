@@ -19,7 +19,8 @@ use super::{
 };
 use crate::engine::prefix_cache::PrefixSalt;
 
-/// The body of a request. It and its values take room among those of all requests until this is dropped.
+/// The body of a request. Its bytes and its parsed values count towards the memory limit for the bodies of all requests
+/// ([`BodyRoom`]) until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Body {
     /// Empty once it is parsed.
@@ -82,7 +83,7 @@ impl Body {
         Read: FnOnce(Fields) -> Result<T, ApiError> + Send + 'static,
         T: Send + 'static,
     {
-        // The deadline is in the body.
+        // The deadline is a field of the body, so it is not known yet.
         let wait = TurnWait { submits: self.submits, deadline: None };
         let (bytes, max_bytes) = (std::mem::take(&mut self.bytes), self.max_bytes);
         let (n_bytes, log, key_salt) = (bytes.len(), self.log.clone(), self.key_salt);
@@ -134,7 +135,7 @@ fn parse(bytes: &[u8], max_bytes: usize) -> Result<(Map<String, Value>, usize), 
         Ok((other, _)) => Err(ApiError::bad_request(format!("the body must be a JSON object, got {}", shown(&other)))),
         Err(BadJson::Malformed(error)) => {
             let error = error.to_string();
-            // Only the text distinguishes these errors from others.
+            // serde_json has no error kind for invalid surrogates: only the message tells them from other errors.
             let hint = match error.contains("hex escape") {
                 true => "\nhint: a string has half of a surrogate pair, as when text is cut within an emoji",
                 false => "",
@@ -205,7 +206,7 @@ mod tests {
         assert!(refused.message().contains("536870912 bytes"), "{}", refused.message());
         assert_eq!(refused.into_response().status(), StatusCode::TOO_MANY_REQUESTS);
         drop((all, more));
-        // Enough for the text, but not for its values, with which it is long.
+        // Room for the bytes of the body, but not for its parsed values: with them, it exceeds `LONG_BODY_BYTES`.
         let _others = taking(MAX_BODIES_BYTES - 100_000).unwrap();
         let refused = received().await.unwrap().read(&state, |_| Ok(())).await.unwrap_err();
         assert_eq!(refused.into_response().status(), StatusCode::TOO_MANY_REQUESTS);

@@ -17,8 +17,8 @@ pub(crate) fn drop_with_body<Guard: Send + Unpin + 'static>(body: Body, guard: G
     drop_with_sent_body(body, guard, |_| {})
 }
 
-/// The same. `sent` is called before that if the whole body has been taken or has failed, not if it is dropped earlier,
-/// for example because the client has disconnected.
+/// As [`drop_with_body`], but calls `sent` before the guard is dropped if the body was read to its end or failed.
+/// `sent` is not called if the body is dropped earlier, for example because the client has disconnected.
 pub(crate) fn drop_with_sent_body<Guard: Send + Unpin + 'static>(
     body: Body,
     mut guard: Guard,

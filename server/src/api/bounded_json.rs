@@ -9,17 +9,17 @@ use serde::{
 };
 use serde_json::{Deserializer, Map, Number, Value};
 
-/// Fields that may consist of token ids, one in every second byte of the body.
+/// Fields that may be arrays of token ids. The shortest ids take two bytes of the body each: `0,`.
 const TOKEN_FIELDS: [&str; 3] = ["prompt", "input", "tokens"];
 
-/// Limit for [`TOKEN_FIELDS`] in bytes of memory per byte of the largest body: a number takes 72 bytes, and a list up
-/// to a quarter more than its values.
+/// Limit for [`TOKEN_FIELDS`] in bytes of memory per byte of the largest body. It allows a body of token ids only: two
+/// bytes of text become a [`Value`] of 72 bytes, and the capacity of a list exceeds its length by up to a quarter.
 const TOKEN_BYTES_PER_BYTE: usize = 48;
 
 /// The same for all other fields together, not counting strings.
 pub(super) const OTHER_BYTES_PER_BYTE: usize = 8;
 
-/// An object member: name, value, and entry in a hash table that may be half empty.
+/// Memory of an object member in bytes: name, value, and entry in a hash table that may be half empty.
 const MEMBER_BYTES: usize = 2 * (size_of::<String>() + size_of::<Value>() + 2 * size_of::<usize>()) + 16;
 
 /// Capacity of the shortest list.
@@ -95,12 +95,12 @@ impl Room {
     }
 }
 
-/// The path of a name that an object has twice, once one is found. It begins at the value that is being parsed.
+/// The path of a name that an object has twice, if one was found, relative to the value that is being parsed.
 #[derive(Default)]
 struct Repeated(Cell<Option<String>>);
 
 impl Repeated {
-    /// Rejects a name that `object` already has: which of its values counts would differ between programs.
+    /// Rejects a name that `object` already has: JSON parsers differ in which of the two values they keep.
     fn check<E: de::Error>(&self, object: &Map<String, Value>, name: &str) -> Result<(), E> {
         if !object.contains_key(name) {
             return Ok(());
@@ -109,7 +109,8 @@ impl Repeated {
         Err(E::custom("repeated name"))
     }
 
-    /// The path, if there is one, now begins at the value whose part `place` was being parsed.
+    /// Prefixes the path, if there is one, with `place`, because the parser returns from that part to the value around
+    /// it.
     fn leave(&self, place: impl FnOnce() -> String) {
         self.0.set(self.0.take().map(|path| join(&place(), &path)));
     }

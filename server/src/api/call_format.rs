@@ -16,7 +16,8 @@ pub(crate) struct CallFormat {
     pub(crate) is_bare: bool,
     /// The text between the marks.
     pub(crate) body: Body,
-    /// The text before the first call and after the last one. This and the following are what the grammar writes.
+    /// The text before the first call and after the last one. The grammar for calls is made of this and the next two
+    /// fields.
     pub(crate) around_all: [&'static str; 2],
     /// The text before a function's name, between the name and the arguments, and after the arguments.
     pub(crate) around_parts: [&'static str; 3],

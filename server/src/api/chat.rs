@@ -158,7 +158,7 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
     };
     let started = generation.start(&state, "chatcmpl-", (preparation, prepare)).await?;
     let Started { head, deltas, tokenizer, prompt_ids } = started;
-    // Its text is tokenized.
+    // The text is tokenized, so the body's share of the memory limit can be released.
     drop(body);
     let prompt_token_ids = prompt_ids.first().filter(|_| generation.returns_token_ids).map(|ids| ids.to_vec());
     let response = if let Some(reports) = generation.stream {

@@ -59,7 +59,8 @@ pub(crate) struct Head {
     object: &'static str,
     created: u64,
     pub(crate) model: String,
-    /// Changes with the model, its dtype or the device.
+    /// Changes with the server's version, the model's architecture, its dtypes, the device or the adapter; not with the
+    /// model's weights.
     system_fingerprint: String,
 }
 

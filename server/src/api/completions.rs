@@ -120,7 +120,7 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
     let prepare = move |generation: &Generation, model: &ServedModel| prompts.prepare(generation, model);
     let Started { head, deltas, tokenizer, prompt_ids } =
         generation.start(&state, "cmpl-", (preparation, prepare)).await?;
-    // Its texts are tokenized.
+    // The texts are tokenized, so the body's share of the memory limit can be released.
     drop(body);
     let head = head.with_object("text_completion");
     let writer = Writer { head, tokenizer, prompt_ids, generation: generation.clone() };

@@ -126,8 +126,8 @@ impl Conversation {
     }
 
     /// Renders and tokenizes the prompt. Strings in messages that look like special tokens stay plain text.
-    /// `check_length` gets the length in bytes of the text, with everything that the template writes, before it is
-    /// tokenized, which takes far longer than rendering.
+    /// `check_length` gets the length in bytes of the rendered text. It is called before tokenizing, which takes far
+    /// longer than rendering.
     pub(crate) fn encode(
         self,
         template: &ChatTemplate,
@@ -141,7 +141,8 @@ impl Conversation {
             template.prompt_text(&model.tokenizer, &rendered_messages, &context)
         };
         let mut text = render(ToolsIn::System);
-        // Some templates reject system messages. If both places fail, the error of the first is returned.
+        // Tools are described in a system message, or, if the template rejects that, in the first message. If both
+        // fail, the error of the first attempt is returned.
         if tools.is_some() && style.is_by_messages() && matches!(text, Err(Error::Template { .. })) {
             text = render(ToolsIn::First).or(text);
         }
@@ -186,11 +187,11 @@ fn message_schema() -> Value {
         "required": ["type", "text"],
     });
     let content = schema::any_of([schema::string(), schema::array(part, 0)]);
-    let said = |roles: &[&str], content: Value, required: &[&str]| json!({ "type": "object", "properties": { "role": { "enum": roles }, "content": content }, "required": required });
-    let (silent, others): (Vec<&str>, Vec<&str>) = ROLES.into_iter().partition(|role| *role == ASSISTANT);
+    let for_roles = |roles: &[&str], content: Value, required: &[&str]| json!({ "type": "object", "properties": { "role": { "enum": roles }, "content": content }, "required": required });
+    let (assistant, others): (Vec<&str>, Vec<&str>) = ROLES.into_iter().partition(|role| *role == ASSISTANT);
     schema::any_of([
-        said(&others, content.clone(), &["role", "content"]),
-        said(&silent, schema::nullable(content), &["role"]),
+        for_roles(&others, content.clone(), &["role", "content"]),
+        for_roles(&assistant, schema::nullable(content), &["role"]),
     ])
 }
 

@@ -131,7 +131,7 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
         Ok(Submitted { events, n_answers, arrived, n_prompt, n_truncated })
     };
     let submitted = state.prepare(Preparation::of_body(n_bytes), wait, prepare).await?;
-    // Its texts are tokenized.
+    // The texts are tokenized, so the body's share of the memory limit can be released.
     drop(body);
     let name = chosen.name(&state).to_owned();
     log.work(|work| (work.id, work.model) = (Some(fresh_id("embd-")), Some(name.clone())));

@@ -53,7 +53,7 @@ pub(crate) struct Operation {
 /// Error statuses of a `GET` that needs the model.
 const GET_ERRORS: &[u16] = &[400, 403, 503];
 
-/// Error statuses of every `POST`.
+/// Error statuses of a `POST` that needs the model.
 const POST_ERRORS: &[u16] = &[400, 403, 404, 408, 413, 415, 429, 500, 503, 504];
 
 impl Operation {

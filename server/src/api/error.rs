@@ -58,10 +58,10 @@ struct ContextSizes {
     n_ctx: usize,
 }
 
-/// Seconds until a client may retry after a 429: each request that starts frees a place in the queue.
+/// `Retry-After` of a 429 in seconds. Short, because each request that starts frees a place in the queue.
 const RETRY_AFTER_QUEUE: HeaderValue = HeaderValue::from_static("2");
 
-/// The same after a 503: a model is loading, or the server restarts.
+/// `Retry-After` of a 503 in seconds. Longer, because a model is loading or the server restarts.
 const RETRY_AFTER_LOADING: HeaderValue = HeaderValue::from_static("5");
 
 /// Tells OpenAI's libraries whether to retry, whatever the status is.
@@ -83,7 +83,8 @@ impl ApiError {
         Self::new(StatusCode::UNAUTHORIZED, "invalid_request_error", message).with_code("invalid_api_key")
     }
 
-    /// 403: the origin or host is not allowed; `code` is for programs.
+    /// 403: the origin or host is not allowed, or the server's settings do not allow the operation; `code` is for
+    /// programs.
     pub(crate) fn forbidden(code: &'static str, message: impl Into<String>) -> Self {
         Self::new(StatusCode::FORBIDDEN, "invalid_request_error", message).with_code(code)
     }

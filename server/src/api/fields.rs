@@ -48,7 +48,7 @@ impl Fields {
         self.key_salt
     }
 
-    /// The fields of an example, which records in `shape` the fields that are read.
+    /// The fields of an example request. Each field that is read is recorded in `shape`.
     pub(crate) fn describing(example: Value, shape: &Shape) -> Self {
         let Value::Object(entries) = example else { return Self::describing(json!({}), shape) };
         let mut fields = Self::of_body(entries, RequestLog::default(), 0, None);

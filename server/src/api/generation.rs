@@ -214,7 +214,8 @@ impl Generation {
         Err(ApiError::invalid("prompt", message))
     }
 
-    /// Rejects `echo` with log-probabilities in a beam search, which does not compute them.
+    /// Rejects `echo` in a beam search if log-probabilities are requested, which a beam search does not compute for the
+    /// prompt, or if `max_tokens` is 0, so that there is nothing to search.
     ///
     /// # Errors
     /// 400 with both names.

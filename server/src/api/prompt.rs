@@ -38,8 +38,8 @@ pub(crate) struct Prompt {
 }
 
 impl Prompt {
-    /// Truncates `ids` to the end that `truncation` keeps, for an answer of `wanted` tokens in a context of
-    /// `max_seq_len`.
+    /// Truncates `ids` to their last tokens according to `truncation`, for an answer of `wanted` tokens in a context of
+    /// `max_seq_len` tokens.
     pub(super) fn cut(
         mut ids: Vec<TokenId>,
         truncation: Option<Truncation>,
@@ -70,8 +70,8 @@ impl Prompt {
     }
 }
 
-/// The prompt's log-probabilities in vLLM's format: for each token but the first an object by token id. Texts are
-/// formatted during serialization, because they take many times the memory of the ids.
+/// The prompt's log-probabilities in vLLM's format: for each token an object whose keys are token ids, `null` for the
+/// first. Texts are formatted during serialization, because they take many times the memory of the ids.
 #[derive(Debug)]
 pub(super) struct WirePromptLogprobs {
     pub(super) logprobs: PromptLogprobs,

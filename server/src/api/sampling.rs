@@ -42,10 +42,10 @@ pub(crate) struct Sampling {
 impl Sampling {
     /// Reads the fields; absent fields get the values of `default`.
     pub(crate) fn from_fields(fields: &mut Fields, default: SamplingParams) -> Result<Self, ApiError> {
-        let positive = 0.0..=f32::INFINITY;
+        let non_negative = 0.0..=f32::INFINITY;
         let params = SamplingParams {
             temperature: fields.number_or("temperature", 0.0..=2.0, default.temperature)?,
-            dynatemp_range: fields.number_or("dynatemp_range", positive.clone(), default.dynatemp_range)?,
+            dynatemp_range: fields.number_or("dynatemp_range", non_negative.clone(), default.dynatemp_range)?,
             dynatemp_exponent: fields.number_or(
                 "dynatemp_exponent",
                 NumberRange::above(0.0, f32::INFINITY),
@@ -69,7 +69,7 @@ impl Sampling {
             presence_penalty: fields.number_or("presence_penalty", -2.0..=2.0, default.presence_penalty)?,
             frequency_penalty: fields.number_or("frequency_penalty", -2.0..=2.0, default.frequency_penalty)?,
             dry: Dry {
-                multiplier: fields.number_or("dry_multiplier", positive, default.dry.multiplier)?,
+                multiplier: fields.number_or("dry_multiplier", non_negative, default.dry.multiplier)?,
                 base: fields.number_or("dry_base", 1.0..=f32::INFINITY, default.dry.base)?,
                 allowed_length: fields.count_or("dry_allowed_length", 1..=usize::MAX, default.dry.allowed_length)?,
                 penalty_last_n: last_n(fields, "dry_penalty_last_n")?,
@@ -247,19 +247,20 @@ fn resolve_bad_words(words: &[String], tokenizer: &Tokenizer) -> Result<Vec<Vec<
     Ok(sequences.into_iter().collect())
 }
 
-/// All tokens whose text contains a breaker; if no token contains it, the last of its own tokens.
+/// The tokens whose text contains a breaker. For a breaker that no token contains, the last of the tokens that it is
+/// tokenized to.
 fn tokens_with(breakers: &[String], tokenizer: &Tokenizer) -> BTreeSet<TokenId> {
-    let (mut ids, mut is_held) = (BTreeSet::new(), vec![false; breakers.len()]);
+    let (mut ids, mut is_found) = (BTreeSet::new(), vec![false; breakers.len()]);
     for id in 0..tokenizer.vocab_size() as TokenId {
         let bytes = tokenizer.token_bytes(id);
-        for (breaker, is_held) in breakers.iter().zip(&mut is_held) {
+        for (breaker, is_found) in breakers.iter().zip(&mut is_found) {
             if contains(&bytes, breaker.as_bytes()) {
-                *is_held = true;
+                *is_found = true;
                 ids.insert(id);
             }
         }
     }
-    let others = breakers.iter().zip(is_held).filter(|(_, is_held)| !is_held);
+    let others = breakers.iter().zip(is_found).filter(|(_, is_found)| !is_found);
     ids.extend(others.filter_map(|(breaker, _)| tokenizer.encode(breaker, EncodeOptions::TEXT).ok()?.last().copied()));
     ids
 }

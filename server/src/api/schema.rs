@@ -61,7 +61,7 @@ impl Shape {
 
     /// Records the default of a field.
     pub(crate) fn note_default(&self, name: &str, default: Value) {
-        // The first example counts.
+        // If several examples record a default, the first one is kept.
         self.change(name, |property| _ = property.default.get_or_insert(default));
     }
 
@@ -90,7 +90,7 @@ impl Shape {
 
     fn add(&self, name: &'static str, kind: Kind) {
         let mut properties = self.properties();
-        // The examples of an endpoint have most fields in common.
+        // The examples of an endpoint have most fields in common; each is recorded once.
         if properties.iter().all(|property| property.name != name) {
             properties.push(Property { name, kind, default: None, is_required: false });
         }
@@ -210,7 +210,7 @@ pub(crate) fn any_of(kinds: impl IntoIterator<Item = Value>) -> Value {
     json!({ "anyOf": kinds.into_iter().collect::<Vec<_>>() })
 }
 
-/// The same, or `null`.
+/// `schema`, with `null` allowed too.
 pub(crate) fn nullable(mut schema: Value) -> Value {
     if let Some(kinds) = schema.get_mut("anyOf").and_then(Value::as_array_mut) {
         kinds.push(json!({ "type": "null" }));

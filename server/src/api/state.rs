@@ -24,14 +24,15 @@ use crate::{
     metrics::HttpMetrics,
 };
 
-/// Tokenizing a larger body takes tens of milliseconds or more.
+/// Size in bytes above which a body counts as long: tokenizing it takes tens of milliseconds or more.
 pub(super) const LONG_BODY_BYTES: usize = 1 << 16;
 
-/// Maximum size in bytes of the bodies of all requests that are being received or prepared and of their values, unless
-/// those of one request alone may be larger.
+/// Memory limit in bytes for the bodies of all requests that are being received or prepared, parsed values included. If
+/// the settings allow a single request more memory than this, that is the limit (see [`max_bodies_bytes`]).
 pub(super) const MAX_BODIES_BYTES: usize = 512 << 20;
 
-/// The same beyond that for requests that take at most [`LONG_BODY_BYTES`], so that long ones do not keep them out.
+/// Memory in bytes beyond that limit, reserved for requests that take at most [`LONG_BODY_BYTES`], so that long
+/// requests cannot keep short ones out.
 const SHORT_BODIES_BYTES: usize = 64 << 20;
 
 /// Number of kinds of long [`Preparation`].
@@ -86,15 +87,15 @@ impl Deadline {
         Some(Self { limit, at: arrived.checked_add(limit)? })
     }
 
-    /// Waits for `future` until then.
+    /// Waits for `future` until the deadline.
     ///
     /// # Errors
-    /// 504 if it is not ready in time.
+    /// 504 if `future` is not ready in time.
     async fn bound<F: Future>(self, future: F) -> Result<F::Output, ApiError> {
         timeout_at(self.at.into(), future).await.map_err(|_| ApiError::timed_out(self.limit))
     }
 
-    /// Checks, before work begins, that it has not passed.
+    /// Checks, before work begins, that the deadline has not passed.
     ///
     /// # Errors
     /// 504 if it has.
@@ -110,12 +111,13 @@ struct Turn {
     n_waiting: AtomicUsize,
 }
 
-/// Room for the body of a request and its values, which is free again when this is dropped.
+/// The memory that a request's body and its parsed values take of the limit for all requests ([`MAX_BODIES_BYTES`]).
+/// Released when this is dropped.
 #[derive(Debug)]
 pub(crate) struct BodyRoom {
     free: Arc<AtomicUsize>,
     n_bytes: usize,
-    /// Free bytes for requests that have more than [`LONG_BODY_BYTES`].
+    /// Limit in bytes for all long requests together, for error messages.
     most: usize,
 }
 
@@ -123,7 +125,7 @@ impl BodyRoom {
     /// Takes `n_bytes` more.
     ///
     /// # Errors
-    /// 429 if the bodies of other requests take the room.
+    /// 429 if too little memory is left, because other requests take it.
     pub(crate) fn grow(&mut self, n_bytes: usize) -> Result<(), ApiError> {
         let wanted = self.n_bytes.saturating_add(n_bytes);
         let is_short = wanted <= LONG_BODY_BYTES;
@@ -160,10 +162,10 @@ impl Turn {
         Self { permit: Arc::new(Semaphore::new(1)), n_waiting: AtomicUsize::new(0) }
     }
 
-    /// Waits for the turn, together with at most `max_waiting` requests.
+    /// Waits for the turn. At most `max_waiting` requests may wait at the same time.
     ///
     /// # Errors
-    /// 429 if as many wait already; 504 if the deadline passes.
+    /// 429 if that many are waiting already; 504 if the deadline passes.
     async fn acquire(&self, max_waiting: usize, deadline: Option<Deadline>) -> Result<OwnedSemaphorePermit, ApiError> {
         if let Ok(permit) = Arc::clone(&self.permit).try_acquire_owned() {
             return Ok(permit);
@@ -179,7 +181,7 @@ impl Turn {
             None => permit.await,
             Some(deadline) => deadline.bound(permit).await?,
         };
-        // Never closed.
+        // Not reached: the semaphore is never closed.
         permit.map_err(|closed: AcquireError| ApiError::internal(closed.to_string()))
     }
 }
@@ -265,10 +267,11 @@ impl AppState {
         self.engine_for(Instant::now())
     }
 
-    /// The same for a request that arrived at that time: it may have been read and prepared since the server drains.
+    /// The engine, if it accepts a request that arrived at `arrived`. A request that arrived before the server began to
+    /// drain is still accepted, even if it was received and prepared only afterwards.
     ///
     /// # Errors
-    /// As above.
+    /// As [`working_engine`](Self::working_engine).
     pub(crate) fn engine_for(&self, arrived: Instant) -> Result<&Engine, ApiError> {
         self.require_open(arrived)?;
         let engine = self.engine().ok_or_else(|| ApiError::unavailable("the model is still loading"))?;
@@ -279,10 +282,10 @@ impl AppState {
         }
     }
 
-    /// Checks that the server did not drain yet when a request arrived.
+    /// Checks that a request arrived before the server began to drain.
     ///
     /// # Errors
-    /// 503 if it did.
+    /// 503 if it did not.
     pub(crate) fn require_open(&self, arrived: Instant) -> Result<(), ApiError> {
         match self.0.draining_since.get() {
             Some(since) if *since <= arrived => Err(ApiError::shutting_down()),
@@ -299,7 +302,7 @@ impl AppState {
         self.engine().map_or(Ok(()), |engine| Ok(engine.require_room()?))
     }
 
-    /// The room of a request, which has taken nothing yet.
+    /// The memory of a new request, which takes nothing yet.
     pub(crate) fn body_room(&self) -> BodyRoom {
         BodyRoom { free: Arc::clone(&self.0.body_room), n_bytes: 0, most: max_bodies_bytes(&self.0.options) }
     }
@@ -308,8 +311,8 @@ impl AppState {
     /// that a thread is always free for short work. As many requests may wait for each kind as for the engine.
     ///
     /// # Errors
-    /// Those of `work`; 429 if long work does not get its turn; 504 if it is not done by the deadline, after which it does
-    /// not begin; 500 if it panics.
+    /// Those of `work`; 429 if too many requests wait for the same kind of long work; 504 if long work is not done by
+    /// the deadline (it is not started after the deadline); 500 if it panics.
     pub(crate) async fn prepare<Work, T>(
         &self,
         preparation: Preparation,
@@ -331,7 +334,7 @@ impl AppState {
             // The queue may have filled up during the wait.
             self.require_room()?;
         }
-        // Short work is done at once, and the engine ends requests that are late.
+        // Short work needs no deadline here: it does not wait for a turn, and the engine ends requests that are late.
         let deadline = wait.deadline.filter(|_| turn.is_some());
         let done = spawn_blocking(move || {
             // Held until the work is done, even if the client disconnects.
@@ -509,7 +512,7 @@ mod tests {
         let never = || -> Result<(), _> { unreachable!("begun") };
         let passed = state.prepare(Preparation::LongBody, wait(Duration::ZERO), never).await;
         assert_eq!(status(passed.unwrap_err()), StatusCode::GATEWAY_TIMEOUT);
-        // What has begun is not waited for.
+        // Work that has begun is not interrupted, but the request does not wait for it beyond the deadline.
         let (go, goes) = mpsc::channel::<()>();
         let work = move || {
             let _ = goes.recv();

@@ -310,10 +310,14 @@ struct SseBody<Write> {
     written: VecDeque<String>,
 }
 
+/// What a stream sends next.
 #[derive(Clone, Copy)]
 enum Stage {
+    /// Deltas, then the usage.
     Deltas,
+    /// The event `[DONE]`.
     Done,
+    /// Nothing.
     End,
 }
 

@@ -57,7 +57,7 @@ impl Structure {
         Self { grammar, param: PARAM, path: PARAM, schemas, special_tokens }
     }
 
-    /// This structure or tool calls. `None` if this is not JSON.
+    /// An answer that follows either this structure or the grammar of tool calls. `None` if this structure is not JSON.
     pub(crate) fn or_calls(&self, calls: CallGrammar) -> Option<Self> {
         let Grammar::Json(schema) = &self.grammar else { return None };
         let CallGrammar { rules, mut schemas, special_tokens } = calls;
@@ -138,7 +138,7 @@ impl Structure {
             check_schema(schema).map_err(|error| refusal(path, &error))?;
         }
         compiler.compile_with_tokens(&self.grammar, &self.special_tokens, self.param).map_err(|error| {
-            // An error in a schema has its own path.
+            // If one of the schemas is the cause, the error has the path of that schema.
             let mut failures = self.schemas.iter().filter_map(|(path, schema)| {
                 let error = compiler.compile(&Grammar::Json(schema.clone()), self.param).err()?;
                 Some(refusal(path, &error))
@@ -183,7 +183,7 @@ fn schema(path: &'static str, value: Value) -> Result<Value, ApiError> {
     const ALLOWED: &str = "a JSON Schema: an object, or its text";
     match value {
         Value::Object(_) | Value::Bool(_) => Ok(value),
-        // Limited already here: a schema waits for its turn to be checked and compiled.
+        // Limited when it is parsed, because it stays in memory while the request waits for its turn to compile it.
         Value::String(text) => match parse_text(&text, MAX_SCHEMA_VALUES) {
             Ok(parsed @ (Value::Object(_) | Value::Bool(_))) => Ok(parsed),
             Ok(other) => Err(must_be(path, ALLOWED, &other)),

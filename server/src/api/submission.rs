@@ -56,7 +56,7 @@ pub(crate) struct Submission {
 pub(crate) struct Submitted {
     pub(crate) events: EventStream,
     pub(crate) n_answers: usize,
-    /// When the HTTP request arrived. The first event may be read long after it was sent.
+    /// When the HTTP request arrived. The time to the first token counts from here.
     pub(crate) arrived: Instant,
     /// Number of tokens of the prompts, each counted once however many answers it has.
     pub(crate) n_prompt: usize,

@@ -180,7 +180,7 @@ pub(crate) async fn tokenize(State(state): State<AppState>, mut body: Body) -> R
                 .map_err(|error| ApiError::invalid("prompt", format!("`prompt` cannot be encoded: {error}")))?,
             TokenizeInput::Conversation(conversation) => {
                 let template = conversation.template(&model)?;
-                // To count the tokens of any text is what this is for.
+                // No limit: this endpoint counts the tokens of texts of any length.
                 conversation.encode(&template, &model, |_| Ok(()))?
             }
         };
@@ -196,7 +196,7 @@ pub(crate) async fn tokenize(State(state): State<AppState>, mut body: Body) -> R
     Ok(ignored_params::add_header(ignored, state.prepare(preparation, TurnWait::default(), encode).await?))
 }
 
-/// Converts token ids to text, with special tokens.
+/// Converts token ids to text, with special tokens unless the request has `skip_special_tokens`.
 pub(crate) async fn detokenize(State(state): State<AppState>, mut body: Body) -> Result<Response, ApiError> {
     let read = |mut fields: Fields| {
         let request = DetokenizeRequest::from_fields(&mut fields)?;

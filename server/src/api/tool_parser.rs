@@ -8,7 +8,7 @@ use serde_json::{Deserializer, Map, Value};
 
 use super::call_format::{Body, CallFormat};
 
-/// `parallel_tool_calls`.
+/// How many calls an answer may contain (`parallel_tool_calls`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Calls {
     One,
@@ -37,7 +37,9 @@ pub(crate) struct ToolParser {
 
 #[derive(Clone, Debug)]
 enum Kind {
+    /// Finds calls in unconstrained text.
     Searching(Search),
+    /// Splits text that a grammar has constrained to calls. `scan`: the state within a call's arguments.
     Following { scan: Option<Scan> },
 }
 
@@ -114,7 +116,7 @@ enum TextEnded {
     Yes,
 }
 
-/// The start of the held text.
+/// What the held text starts with.
 enum Found {
     /// This many bytes of content.
     Content(usize),
@@ -219,11 +221,12 @@ impl Search {
     /// The calls at byte `start`, where there is a mark or a brace.
     fn calls_at(&self, held: &str, start: usize, ended: TextEnded) -> Found {
         let text = &held[start..];
-        let unmarked = self.format.openings.iter().find_map(|mark| text.strip_prefix(mark));
-        let body = unmarked.unwrap_or(text).trim_start();
+        let after_mark = self.format.openings.iter().find_map(|mark| text.strip_prefix(mark));
+        let body = after_mark.unwrap_or(text).trim_start();
         let n_before = held.len() - body.len();
-        // Text that cannot become a call is content immediately. The brace is, too; a mark is before `n_before`.
-        if unmarked.is_none() && !may_become_call(body) {
+        // A brace without a mark that cannot begin a call is content immediately. `n_before` ends before that brace,
+        // but includes a mark.
+        if after_mark.is_none() && !may_become_call(body) {
             return Found::Content(n_before + 1);
         }
         let found = match self.format.body {
@@ -237,7 +240,7 @@ impl Search {
             },
             Err(NoCalls::Cut) if ended == TextEnded::NotYet => Found::Open,
             Err(NoCalls::Cut) => Found::Content(held.len()),
-            Err(NoCalls::Content(0)) if unmarked.is_none() => Found::Content(n_before + 1),
+            Err(NoCalls::Content(0)) if after_mark.is_none() => Found::Content(n_before + 1),
             Err(NoCalls::Content(n_bytes)) => Found::Content(n_before + n_bytes),
         }
     }
@@ -297,7 +300,7 @@ impl Search {
         let call: Map<String, Value> = serde_json::from_str(json).ok()?;
         let name = call.get("name")?.as_str()?;
         let key = if call.contains_key("arguments") { "arguments" } else { "parameters" };
-        // Not written anew from the parsed value: numbers would lose digits.
+        // Taken from the text, not serialized from the parsed value: numbers would lose digits.
         let arguments = match call.get(key)? {
             Value::Object(_) => member_text(json, key)?,
             // Some models write the arguments as a string, the form in which clients receive them.
@@ -317,7 +320,8 @@ fn json_at_start(text: &str) -> Result<(&str, &str), NoCalls> {
     if !text.is_empty() && !text.starts_with(['{', '[']) {
         return Err(NoCalls::Content(0));
     }
-    // The beginning of a number, such as `1.`, is an error that one more digit mends.
+    // serde_json rejects an incomplete number such as `1.` as invalid, not as incomplete. With one more digit it is
+    // valid.
     match json_len(text).or_else(|_| json_len(&format!("{text}0")).map(|_| None)) {
         Ok(Some(n_bytes)) => Ok(text.split_at(n_bytes)),
         Ok(None) => Err(NoCalls::Cut),
@@ -362,7 +366,7 @@ fn member_text<'a>(json: &'a str, key: &str) -> Option<&'a str> {
     found
 }
 
-/// The text after a comma, if one is next, and after whitespace.
+/// `text` without leading whitespace and the comma that may follow it.
 fn after_comma(text: &str) -> &str {
     let text = text.trim_start();
     text.strip_prefix(',').unwrap_or(text).trim_start()
@@ -421,7 +425,7 @@ impl Scan {
     }
 }
 
-/// Parses text that follows a grammar. Names need no escapes.
+/// Parses text that follows a grammar. Function names contain no characters that JSON escapes.
 fn follow(format: &CallFormat, held: &mut String, scan: &mut Option<Scan>, pieces: &mut Vec<Piece>) {
     let [before, between, _] = format.around_parts;
     loop {

@@ -26,7 +26,7 @@ use super::{
 /// Maximum number of tools per request, as at OpenAI.
 const MAX_TOOLS: usize = 128;
 
-/// Maximum number of calls in an answer that must call.
+/// Maximum number of calls in an answer whose calls follow a grammar.
 const MAX_CALLS: usize = 16;
 
 /// The tools that an answer may or must call.

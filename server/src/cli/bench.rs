@@ -80,7 +80,7 @@ struct Report {
     kv_cache_dtype: String,
     n_params: usize,
     weight_bytes_per_step: usize,
-    /// Measured bandwidth for reading that many bytes on the same device in the same run.
+    /// Measured bandwidth for reading `weight_bytes_per_step` bytes on the same device in the same run.
     read_gb_per_sec: f64,
     /// Measured multiply-adds per second in billions, from registers, in the arithmetic of the dtype.
     gmacs_per_sec: f64,
@@ -95,7 +95,7 @@ struct Measured {
     kv_bytes_per_step: Option<usize>,
     /// Kernels that a step launches; decoding on a GPU only.
     launches_per_step: Option<usize>,
-    /// How many of them are in captured graphs; decoding on a GPU only.
+    /// How many of the `launches_per_step` are in captured graphs; decoding on a GPU only.
     recorded_launches_per_step: Option<usize>,
     /// Bytes that a greedy step reads back from the device; decoding on a GPU only.
     read_back_bytes_per_step: Option<usize>,
@@ -334,11 +334,11 @@ fn decode(
         }
         best = best.min(start.elapsed().as_secs_f64());
     }
-    // The last step again, whose shape has been captured, to count launches.
+    // Repeats the last step, whose shape has been captured, to count the launches that are not in graphs.
     tables.iter_mut().for_each(|table| table.truncate(table.len() - 1));
     let ids: Vec<Vec<TokenId>> = (0..batch).map(|sequence| token_ids(gpt, sequence, 1)).collect();
     let ids: Vec<&[TokenId]> = ids.iter().map(Vec::as_slice).collect();
-    let (n_read_bytes, n_told) = ops::count_launches(|| step(&mut runner, (&mut tables, adapters), &ids));
+    let (n_read_bytes, n_uncaptured) = ops::count_launches(|| step(&mut runner, (&mut tables, adapters), &ids));
     let n_read_bytes = n_read_bytes?;
     // Once more without graphs, to count all launches.
     runner.stop_capture();
@@ -350,14 +350,14 @@ fn decode(
         0 => format!("decode, {batch} sequences"),
         n_adapters => format!("decode, {batch} sequences, {} adapters", n_adapters.min(batch)),
     };
-    // Of the step in the middle.
+    // Keys in the step in the middle, the mean over all steps.
     let n_keys = batch * (args.prompt + args.steps.div_ceil(2));
     Ok(Measured {
         job,
         tok_per_sec: (args.steps * batch) as f64 / best,
         kv_bytes_per_step: Some(n_keys * kv_dtype.bytes_per_token(gpt.config())),
         launches_per_step: is_gpu.then_some(n_launches),
-        recorded_launches_per_step: is_gpu.then_some(n_launches.saturating_sub(n_told)),
+        recorded_launches_per_step: is_gpu.then_some(n_launches.saturating_sub(n_uncaptured)),
         read_back_bytes_per_step: is_gpu.then_some(n_read_bytes),
         fraction_of_bandwidth: None,
         fraction_of_arithmetic: None,
@@ -390,7 +390,7 @@ fn step(
     Ok(hearth_model::read_logits::read_logits(logits, &vec![needs; ids.len()])?.n_read_bytes())
 }
 
-/// The tokens do not affect the speed.
+/// `n` arbitrary tokens; which ones does not affect the speed.
 fn token_ids(gpt: &Gpt, seed: usize, n: usize) -> Vec<TokenId> {
     let vocab_size = gpt.config().vocab_size;
     (0..n).map(|i| ((i * 7919 + seed * 104_729) % vocab_size) as TokenId).collect()

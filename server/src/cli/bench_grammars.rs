@@ -113,7 +113,7 @@ struct Measured {
     mean_mask_us: f64,
     p99_mask_us: f64,
     worst_mask_us: f64,
-    /// With a grammar that has processed such a text before.
+    /// With a compiled grammar that has already processed a text.
     mean_mask_again_us: f64,
     worst_mask_again_us: f64,
     /// Of the model alone.

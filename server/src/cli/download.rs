@@ -29,7 +29,7 @@ pub(super) struct DownloadProgress {
     is_terminal: bool,
     started: Instant,
     shown: Option<Instant>,
-    /// Bytes that were there before.
+    /// Bytes that were already downloaded at the first call of [`show`](Self::show); not counted in the rate.
     first: Option<u64>,
 }
 
@@ -76,19 +76,19 @@ pub(super) fn to_log() -> impl FnMut(Download) {
     }
 }
 
-/// The path of a model, with progress if it is downloaded.
+/// The path of a model, which is downloaded if needed, with progress.
 pub(super) fn open(source: &ModelSource) -> hearth_model::Result<PathBuf> {
     let mut progress = DownloadProgress::new();
     source.open(ModelPart::Whole, &mut |download| progress.show(&download))
 }
 
-/// Loads a model, with progress if it is downloaded.
+/// Loads a model, which is downloaded if needed, with progress.
 pub(super) fn load(model: &ModelConfig) -> hearth_model::Result<LoadedModel> {
     let mut progress = DownloadProgress::new();
     model.load(&mut |download| progress.show(&download))
 }
 
-/// The architecture of a model, with progress if it is downloaded.
+/// The architecture of a model, which is downloaded if needed, with progress.
 pub(super) fn gpt_config(model: &ModelConfig) -> hearth_model::Result<GptConfig> {
     let mut progress = DownloadProgress::new();
     model.gpt_config(&mut |download| progress.show(&download))

@@ -19,7 +19,7 @@ const INTERRUPTED: i32 = 128 + 2;
 /// `out` is not empty, or it cannot be written to.
 pub(super) fn stage(out: &Path) -> anyhow::Result<StagedDir> {
     let partial = Arc::default();
-    // Locked while the folder is created, so that ctrl-c finds it.
+    // Locked until the folder is created: if ctrl-c comes before, its handler waits and then finds the path.
     let mut path = lock(&partial);
     remove_when_interrupted(Arc::clone(&partial));
     let staged = StagedDir::creating(out)?;

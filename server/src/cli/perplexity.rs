@@ -77,7 +77,7 @@ pub(crate) fn run(args: PerplexityArgs) -> anyhow::Result<()> {
     let kv_dtype = args.model.kv_dtype(&model.gpt)?;
     for window in windows {
         let mut window = window.to_vec();
-        // In the place of a token that is not predicted.
+        // Replaces the first token of the window, which is not predicted.
         window[0] = bos.unwrap_or(window[0]);
         total += window_loss(&model.gpt, kv_dtype, &window)?;
     }
@@ -109,7 +109,8 @@ pub(crate) fn run(args: PerplexityArgs) -> anyhow::Result<()> {
     ))
 }
 
-/// The tokens of `text`, and the one that prompts of this tokenizer begin with, if any: it is the first, as in llama.cpp.
+/// The tokens of `text`, and the BOS token, if the tokenizer adds one to prompts. It is then the first token, as in
+/// llama.cpp.
 fn tokens(tokenizer: &Tokenizer, text: &str) -> hearth_model::Result<(Vec<TokenId>, Option<TokenId>)> {
     let first = tokenizer.encode("", EncodeOptions::PROMPT)?.first().copied();
     let bos = tokenizer.bos().map(|bos| bos.id).filter(|id| first == Some(*id));

@@ -131,7 +131,8 @@ async fn listen(host: &str, port: u16) -> io::Result<TcpListener> {
 
 fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // So that a restarted server need not wait for old connections. On Windows, the port of a running server could be taken.
+    // A restarted server need not wait until the system has forgotten old connections. Not on Windows, where this
+    // option would let another process take the port of a running server.
     #[cfg(not(windows))]
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;

@@ -20,11 +20,11 @@ pub(super) fn apply_environment(command: Command, args: &[OsString]) -> Result<C
     let Some((name, given)) = given.subcommand() else { return Ok(command) };
     let Some(subcommand) = command.find_subcommand(name) else { return Ok(command) };
     let is_given = |arg: &Arg| given.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
-    let mut outdone = Vec::new();
-    for (one, other) in rivals(subcommand) {
+    let mut overridden = Vec::new();
+    for (one, other) in conflicts(subcommand) {
         match (is_given(one), is_given(other)) {
-            (true, false) => outdone.push(other.get_id().clone()),
-            (false, true) => outdone.push(one.get_id().clone()),
+            (true, false) => overridden.push(other.get_id().clone()),
+            (false, true) => overridden.push(one.get_id().clone()),
             (true, true) => {}
             (false, false) => {
                 if let (Some(first), Some(second)) = (set_variable(one), set_variable(other)) {
@@ -42,11 +42,11 @@ pub(super) fn apply_environment(command: Command, args: &[OsString]) -> Result<C
     }
     let name = name.to_owned();
     Ok(command
-        .mut_subcommand(name, |subcommand| without_variables(subcommand, &|arg, _| outdone.contains(arg.get_id()))))
+        .mut_subcommand(name, |subcommand| without_variables(subcommand, &|arg, _| overridden.contains(arg.get_id()))))
 }
 
 /// Each pair of a command's arguments that exclude each other; some pairs twice.
-fn rivals(command: &Command) -> impl Iterator<Item = (&Arg, &Arg)> {
+fn conflicts(command: &Command) -> impl Iterator<Item = (&Arg, &Arg)> {
     command
         .get_arguments()
         .flat_map(|arg| command.get_arg_conflicts_with(arg).into_iter().map(move |other| (arg, other)))

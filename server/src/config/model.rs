@@ -167,7 +167,7 @@ impl ModelConfig {
         let held_as = self.held_as().or(model_dir::load_stored_dtype(dir).ok().flatten());
         let bits = match held_as {
             Some(dtype) if dtype.is_quantized() => memory::bits_of(dtype),
-            // The dtype of the files.
+            // A GGUF file, whose dtypes are not read here: the smallest one.
             None if dir.is_file() => memory::bits_of(Dtype::Q4),
             // f32 weights may be stored in half the memory (see `ops/cpu/lossless.rs`).
             _ => memory::bits_of(Dtype::Bf16),

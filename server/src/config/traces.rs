@@ -13,7 +13,7 @@ use crate::telemetry::{
     sampler::{SamplerKind, TraceSampler},
 };
 
-/// OpenTelemetry's default.
+/// Delay from the first span of a batch until it is sent; OpenTelemetry's default.
 const EXPORT_DELAY: Duration = Duration::from_secs(5);
 
 /// Trace settings. The variables are OpenTelemetry's own.

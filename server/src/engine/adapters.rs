@@ -42,7 +42,7 @@ pub const MAX_HELD_PER_LOADED: usize = 4;
 pub struct AdapterOptions {
     /// Adapters to serve from the start: names and folders.
     pub given: Vec<NamedDir>,
-    /// Maximum number of different adapters among running requests, and of unused adapters in memory.
+    /// Maximum number of different adapters among running requests. If more are in memory, unused ones are evicted.
     pub max_loaded: usize,
     /// Maximum rank.
     pub max_rank: usize,
@@ -104,7 +104,7 @@ impl ServedAdapter {
         &self.digest
     }
 
-    /// The fingerprint of answers, from the model's fingerprint.
+    /// The fingerprint of answers with this adapter. `model` is the fingerprint of the model.
     pub fn fingerprint(&self, model: &str) -> String {
         format!("{model}_{}", hex(&self.digest[..5]))
     }

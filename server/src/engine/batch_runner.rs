@@ -14,8 +14,8 @@ use hearth_model::{
     sampling::RowNeeds,
 };
 
-/// Numbers of rows that together use every kernel. A GPU has kernels for 1, 2, 4, 8, other, and many rows: 128 (with
-/// matrix instructions) or 256 and more.
+/// Numbers of rows that together use every kernel. On a GPU, kernels for few rows depend on the number of rows; from
+/// 128 rows, matrix products use other kernels.
 const WARM_UP_ROWS: [usize; 5] = [1, 2, 4, 8, 256];
 /// Number of tokens that fill more than one attention tile, which uses further kernels.
 const WARM_UP_CONTEXT: usize = 160;
@@ -80,7 +80,7 @@ impl BatchRunner {
         let mut fork = table.fork();
         for table in [&mut fork, &mut table] {
             let hidden = self.run(vec![Input::new(table, &[0])])?;
-            // Completes all launches before the logits are read.
+            // Reading the logits waits until the device has run all launches.
             self.warm_up_logits(&hidden, &[0])?;
         }
         Ok(())
@@ -136,7 +136,7 @@ impl BatchRunner {
         self.gpt().config().vocab_size
     }
 
-    /// The ownership of the cache's pages.
+    /// The pool of the KV cache's pages, which tracks which of them are in use.
     pub(crate) fn pool(&self) -> &PagePool {
         self.model.cache().pool()
     }

@@ -44,7 +44,7 @@ struct Branch {
 }
 
 impl Beams {
-    /// A search with one beam, the prompt. `chain` is at its end.
+    /// A search with one beam, the prompt. `chain` is at the end of the prompt.
     pub(crate) fn new(
         request: EngineRequest,
         (width, kind): (usize, BeamKind),

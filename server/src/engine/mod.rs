@@ -100,7 +100,7 @@ pub struct EngineStats {
     pub state: EngineState,
     /// Sequences in the batch. A beam search counts as its width.
     pub running: usize,
-    /// Sequences on the inference thread that have not started.
+    /// Requests in the scheduler's queue, preempted ones included, and answers that wait for a prompt they share.
     pub waiting: usize,
     /// Free pages of the KV cache.
     pub free_pages: usize,
@@ -158,8 +158,8 @@ pub struct ServedModel {
     pub eos_token_ids: Vec<TokenId>,
     /// Defaults of sampling parameters.
     pub sampling_defaults: SamplingParams,
-    /// A fingerprint of everything that affects answers, for clients: if it changes, the same seeds may give other
-    /// answers.
+    /// A fingerprint of what affects answers, except the weights: the version, the architecture, dtypes, the precision and
+    /// the device. If it changes, the same seeds may give other answers.
     pub fingerprint: String,
     /// Computes attention maps and the predictions of layers.
     pub inspector: Inspector,

@@ -68,7 +68,7 @@ pub struct StopConditions {
     pub max_tokens: usize,
     /// Minimum number of tokens. Until then, end-of-sequence and stop tokens are not sampled, and stop strings ignored.
     pub min_tokens: usize,
-    /// Strings that end the text, and are removed from it.
+    /// Strings that end the text, and are removed from it unless [`StopText::Keep`] is set.
     pub stop_strings: Arc<[String]>,
     /// Tokens that end the generation: the request's own, and the model's end-of-sequence tokens unless these are
     /// ignored.
@@ -434,7 +434,7 @@ fn check_constraint(parts: &RequestParts) -> Result<(), ValidationError> {
         Strategy::Beams { kind, .. } => Some(strategy_name(kind)),
     };
     let conflicts = [
-        (beams.unwrap_or_default(), beams.is_some(), "beams know of no constraint"),
+        (beams.unwrap_or_default(), beams.is_some(), "beam search does not support constraints"),
         ("min_tokens", parts.stop.min_tokens > 0, "the answer ends when it is complete"),
         ("allowed_token_ids", parts.sampling.allowed_token_ids.is_some(), no_token),
         ("bad_words", !parts.sampling.bad_words.is_empty(), no_token),

@@ -94,7 +94,7 @@ impl JobRows<'_> {
                 (fork, progress)
             });
             let forks = forks.collect();
-            // Otherwise it has ended or is held.
+            // Otherwise the request has ended, has failed or is held.
             let continues = matches!(progress, Ok(Progress::Nothing | Progress::Token(_) | Progress::Branches(_)));
             self.results.push(RowResult { is_draft: wanted.is_draft, progress, forks });
             if !continues {

@@ -26,11 +26,12 @@
 //! # Nothing starves
 //! The running request with the best rank, if it is not held, computes at least one token in every step and is never
 //! preempted (a request that could not run alone is rejected earlier). So the best request, once it runs, ends after at
-//! most `n_prompt + max_tokens` steps, its number of tokens. A request waits at most as many steps as all requests that
-//! are ranked before it or arrived before it have tokens, each counted once more for every request that may have
-//! preempted it: one that is ranked before it but arrived after it. Among requests of equal priority there are none:
-//! the wait in steps is at most the number of tokens of earlier requests. Requests of priority `p'` that arrive more
-//! than `AGEING_STEPS * (p - p')` steps after one of priority `p` do not delay it, even if `p'` is better.
+//! most `n_prompt + max_tokens` steps, its number of tokens. The wait of a request, in steps, is at most the number of
+//! tokens of all requests that have a better rank or arrived earlier. The tokens of each of these are counted once more
+//! for every request that may preempt it, which is one with a better rank that arrived later. Requests of equal
+//! priority do not preempt earlier ones, so there the wait is at most the number of tokens of earlier requests.
+//! Requests of priority `p'` that arrive more than `AGEING_STEPS * (p - p')` steps after one of priority `p` do not
+//! delay it, even if `p'` is better.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -261,8 +262,9 @@ impl Scheduler {
         );
     }
 
-    /// Adds a request that continues from another one's position, shares its pages and ranks right after it. If the
-    /// batch has no place, or a better request waits, it joins the queue and uses the prefix cache.
+    /// Adds a request `child` that continues from the position of `parent`, shares its pages and is ranked as if it had
+    /// arrived in the same step. If the batch has no place, or a better request waits, it joins the queue and uses the
+    /// prefix cache.
     pub fn fork(&mut self, parent: RequestId, child: RequestId) {
         let Some(parent_rank) = self.ranks.get(&parent).copied() else { return };
         let Some(request) = self.running.get(&parent_rank).or_else(|| self.waiting.get(&parent_rank)) else { return };
@@ -453,10 +455,11 @@ impl Scheduler {
         self.running.iter().flat_map(|(rank, request)| request.named_sequences(rank))
     }
 
-    /// The running sequences that can take part in a step.
-    fn free_sequences(&self) -> impl Iterator<Item = (SequenceId, &ScheduledSequence)> {
-        let free = self.running.iter().filter(|(_, request)| !request.is_held);
-        free.flat_map(|(rank, request)| {
+    /// The running sequences that can take part in a step: not those of held requests, and not those that wait to share
+    /// pages with the first sequence of their request.
+    fn schedulable_sequences(&self) -> impl Iterator<Item = (SequenceId, &ScheduledSequence)> {
+        let not_held = self.running.iter().filter(|(_, request)| !request.is_held);
+        not_held.flat_map(|(rank, request)| {
             request.named_sequences(rank).filter(|(id, _)| request.n_shareable(id.branch) == 0)
         })
     }
@@ -472,10 +475,10 @@ impl Scheduler {
             }
             n_tokens
         };
-        for (id, sequence) in self.free_sequences().filter(|(_, sequence)| sequence.remaining() == 1) {
+        for (id, sequence) in self.schedulable_sequences().filter(|(_, sequence)| sequence.remaining() == 1) {
             budget -= plan(id, sequence, budget.min(1));
         }
-        let prefilling = || self.free_sequences().filter(|(_, sequence)| sequence.remaining() > 1);
+        let prefilling = || self.schedulable_sequences().filter(|(_, sequence)| sequence.remaining() > 1);
         let mut behind: usize = prefilling().map(|(_, sequence)| sequence.remaining()).sum();
         for (id, sequence) in prefilling() {
             behind -= sequence.remaining();

@@ -169,7 +169,7 @@ fn a_kept_prefix_is_not_computed_again_but_its_last_token_is() {
     // A request that needs every position computes every position.
     scheduler.add(RequestId(4), Arrival { reads_kept_pages: false, ..known(33) });
     assert!(step(&mut scheduler).contains(&chunk(4, 0, 33, true)));
-    // Once it has a token, it has had every position.
+    // Once it has a token, every position has been computed, so it may use the prefix cache.
     scheduler.preempt();
     assert!(step(&mut scheduler).contains(&chunk(4, 32, 2, true)));
 }
@@ -210,7 +210,7 @@ fn beams_that_are_computed_again_share_their_prompt_again() {
 }
 
 #[test]
-fn who_is_held_sits_out_until_it_is_let_go() {
+fn held_requests_take_no_part_in_steps_until_they_are_released() {
     // Two pages for each of them, and none to spare.
     let mut scheduler = Scheduler::new(LIMITS, PagePool::new(4));
     scheduler.add(RequestId(1), arrival(2));
@@ -287,7 +287,7 @@ fn drafts_take_what_is_left_and_rejected_ones_are_removed() {
     scheduler.roll_back(&with_drafts);
     assert_eq!(pool.n_free(), 1);
     assert_eq!(step(&mut scheduler), [chunk(1, 16, 1, true), chunk(2, 15, 1, true)]);
-    // The budget: two known tokens, and the rest.
+    // The token budget of 7: two known tokens, and five drafts.
     scheduler = Scheduler::new(Limits { max_batch_size: 2, max_batch_tokens: 7, ..LIMITS }, PagePool::new(20));
     scheduler.add(RequestId(1), arrival(3));
     scheduler.add(RequestId(2), arrival(3));
@@ -480,7 +480,7 @@ impl Simulation {
         requests.keys().copied().collect()
     }
 
-    fn let_go(&mut self) {
+    fn release_held(&mut self) {
         for (&request, live) in &mut self.live {
             if live.held_until.take_if(|until| *until <= self.clock).is_some() {
                 self.scheduler.hold(request, false);
@@ -494,7 +494,7 @@ impl Simulation {
 
     fn step(&mut self) {
         self.arrive_and_leave();
-        self.let_go();
+        self.release_held();
         let before = Self::ranks(&self.scheduler.running);
         let planned = self.scheduler.schedule();
         let mut step = planned.clone();

@@ -123,7 +123,7 @@ impl Sequence {
         if is_of_prompt || reports_raw || self.constraint.is_some() {
             return RowNeeds::Whole;
         }
-        // Tokens that are barred now may be allowed at `position`.
+        // Tokens that are barred now may be allowed at `position`, but not the other way round.
         self.sampler.needs(self.barred(0), ahead)
     }
 
@@ -142,8 +142,8 @@ impl Sequence {
         }
     }
 
-    /// Whether the row at `position` is needed for the requested log-probability of the prompt token after it. No row
-    /// is needed after a preemption once they are sent, which is before the first token.
+    /// Whether the row at `position` is needed for the requested log-probability of the prompt token after it. Once the
+    /// prompt's log-probabilities are sent, which is before the first token, no row is needed again after a preemption.
     pub(crate) fn wants_prompt_row(&self, position: usize) -> bool {
         let is_new = self.n_completion() == 0 && position + 1 >= self.prompt_logprobs.len();
         self.request.parts().prompt_logprobs.is_some() && position + 1 < self.n_prompt() && is_new
@@ -249,7 +249,7 @@ impl Sequence {
         })
     }
 
-    /// The key of the last page, if the last token fills it.
+    /// The key of the last page, if the last token fills it. Must be called once for each token: it advances the chain.
     fn page_key(&mut self) -> Option<PageKey> {
         self.chain.grown(TokenIds { prompt: &self.request.parts().prompt_ids, output: &self.output })
     }

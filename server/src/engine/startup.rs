@@ -144,13 +144,13 @@ pub(super) struct Prepared {
 pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepared, StartError> {
     let Models { served: loaded, draft, class } = models;
     let config = loaded.gpt.config().clone();
-    // Before free memory is measured for the cache.
+    // Adapters are loaded before free memory is measured for the cache.
     let adapters = Adapters::new(options.adapters.clone(), &config, class, &loaded.gpt.device())?;
     let available = memory::available_on(&loaded.gpt.device());
     let kv_dtype = kv_dtype(&loaded, options)?;
     let mut bytes_per_token = kv_dtype.bytes_per_token(&config);
     if let (Speculation::DraftModel { .. }, Some(draft)) = (options.speculation, &draft) {
-        // Its cache has room for the same tokens.
+        // The draft model's cache has room for as many tokens.
         bytes_per_token += self::kv_dtype(draft, options)?.bytes_per_token(draft.gpt.config());
     }
     let n_tokens = match options.kv_cache_tokens {

@@ -11,7 +11,7 @@ use super::request::StopText;
 
 /// Finds stop strings in text that arrives in pieces.
 ///
-/// Holds back the shortest suffix that could still become a stop string: at most one character less than the longest
+/// Holds back the longest suffix that is the beginning of a stop string, so at most one character less than the longest
 /// stop string.
 #[derive(Clone, Debug)]
 pub struct StopMatcher {

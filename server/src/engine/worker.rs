@@ -55,7 +55,7 @@ pub(crate) struct Worker {
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     requests: BTreeSet<RequestId>,
-    /// The next step waits for them until then.
+    /// The next step waits for these requests until this time.
     grace: Option<Instant>,
     /// Whether no other request could run in the last step.
     is_all: bool,
@@ -81,8 +81,8 @@ impl Worker {
             }
             EngineState::Running | EngineState::Stopped => Failure::Stopped,
         };
-        // Before the channel is emptied: later requests are rejected, earlier ones are ended below. And before anything
-        // that may panic after a failure.
+        // Set before the channel is emptied: from now on requests are rejected, and those sent earlier are ended below.
+        // Also set before anything that may panic after a failure.
         self.stats.send_modify(|stats| stats.state = state);
         for id in self.jobs.keys().copied().collect::<Vec<_>>() {
             self.fail(id, &failure);
@@ -99,7 +99,7 @@ impl Worker {
         });
     }
 
-    /// Serves one step. Errors with the engine's new state when it ends.
+    /// Serves one step. If the engine ends, the error is its new state.
     fn serve_step(&mut self) -> std::result::Result<(), EngineState> {
         self.receive()?;
         self.drop_cancelled();
@@ -266,7 +266,7 @@ impl Worker {
             let indices: Vec<usize> = rows.iter().map(|wanted| wanted.row).collect();
             let needs: Vec<RowNeeds> = rows.iter().map(|wanted| self.needs(wanted, token_ids)).collect();
             let logits = self.runner.logits(hidden, &indices, &needs)?;
-            // A step may take long, and what comes too late is no answer.
+            // A step may take long: requests whose deadline passed meanwhile get no token from it.
             let now = Instant::now();
             rows.iter().for_each(|wanted| self.drop_if_late(wanted.id.request, now));
             let rows = rows.iter().copied().zip(logits.iter());

@@ -47,7 +47,7 @@ impl AdapterSnapshot {
 pub(super) struct AdapterCounters {
     ended: IntCounterVec,
     tokens: IntCounterVec,
-    /// Those that have samples.
+    /// Names of adapters that have samples of their own.
     names: Mutex<BTreeSet<Box<str>>>,
 }
 

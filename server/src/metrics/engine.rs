@@ -42,7 +42,7 @@ const ACCEPTED_BY_POSITION_HELP: &str = "Number of accepted draft tokens by thei
 pub struct Totals {
     /// Preemptions of running requests.
     pub n_preemptions: u64,
-    /// Prompt tokens of the requests that look up the prefix cache when they start.
+    /// Tokens of the requests that look up the prefix cache when they start; after a preemption, generated ones too.
     pub prefix_queries: u64,
     /// How many of these were in the prefix cache.
     pub prefix_hits: u64,
@@ -53,7 +53,7 @@ pub struct Totals {
 pub struct Snapshot {
     /// Sequences in the batch.
     pub running: usize,
-    /// Sequences that have not started.
+    /// Requests in the queue, preempted ones included, and answers that wait for a prompt they share.
     pub waiting: usize,
     /// Used pages of the KV cache.
     pub used_pages: usize,

@@ -61,7 +61,7 @@ pub struct ExportOptions {
 /// Why the exporter cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
-    /// The address is none.
+    /// The collector's URL is invalid.
     #[error("`--otlp-endpoint` must be an http or https address such as `http://localhost:4318`, got `{0}`")]
     Endpoint(String),
     /// The file cannot be read, or is not PEM.
@@ -105,10 +105,10 @@ struct QueueState {
 }
 
 impl Exporter {
-    /// Starts the thread. A missing collector only shows later, in the log.
+    /// Starts the thread. Does not connect yet: a collector that cannot be reached is reported later, in the log.
     ///
     /// # Errors
-    /// The URL is invalid, or the certificates cannot be read.
+    /// The URL is invalid, the certificates cannot be read, or the thread cannot be started.
     pub fn start(options: ExportOptions) -> Result<Self, ExportError> {
         let sender = SpanSender { queue: Arc::default(), sampler: options.sampler };
         let collector = Collector::new(options)?;
@@ -197,7 +197,7 @@ struct Collector {
 struct Refusal {
     what: String,
     /// Whether a retry may succeed.
-    is_passing: bool,
+    is_transient: bool,
 }
 
 impl Collector {
@@ -237,7 +237,7 @@ impl Collector {
         let mut pause = self.options.delay;
         for _ in 1..MAX_TRIES {
             match self.post(&body) {
-                Err(refusal) if refusal.is_passing && !queue.pause(pause) => pause *= 2,
+                Err(refusal) if refusal.is_transient && !queue.pause(pause) => pause *= 2,
                 outcome => return outcome,
             }
         }
@@ -249,19 +249,19 @@ impl Collector {
         for (name, value) in &self.options.headers {
             request = request.header(name, value);
         }
-        let response = request.send(body).map_err(|error| Refusal { what: error.to_string(), is_passing: true })?;
+        let response = request.send(body).map_err(|error| Refusal { what: error.to_string(), is_transient: true })?;
         let status = response.status();
         if status.is_success() {
             return Ok(());
         }
-        let is_passing = matches!(
+        let is_transient = matches!(
             status,
             StatusCode::TOO_MANY_REQUESTS
                 | StatusCode::BAD_GATEWAY
                 | StatusCode::SERVICE_UNAVAILABLE
                 | StatusCode::GATEWAY_TIMEOUT
         );
-        Err(Refusal { what: format!("it responded with {status}"), is_passing })
+        Err(Refusal { what: format!("it responded with {status}"), is_transient })
     }
 }
 

@@ -90,10 +90,10 @@ fn parse(header: &[u8]) -> Option<(TraceId, SpanId, u8)> {
         0xff => false,
         _ => rest.is_empty() || rest.starts_with(b"-"),
     };
-    let are_apart = [2, 35, 52].iter().all(|&place| fields.get(place) == Some(&b'-'));
+    let has_dashes = [2, 35, 52].iter().all(|&place| fields.get(place) == Some(&b'-'));
     let (trace_id, parent_id, [flags]) = (hex(fields.get(3..35)?)?, hex(fields.get(36..52)?)?, hex(fields.get(53..)?)?);
-    let is_named = trace_id != [0; 16] && parent_id != [0; 8];
-    (is_whole && are_apart && is_named).then_some((TraceId(trace_id), SpanId(parent_id), flags))
+    let are_nonzero = trace_id != [0; 16] && parent_id != [0; 8];
+    (is_whole && has_dashes && are_nonzero).then_some((TraceId(trace_id), SpanId(parent_id), flags))
 }
 
 /// Lowercase hexadecimal digits, two for each byte.
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_malformed_is_not_there() {
+    fn malformed_headers_are_ignored() {
         let malformed = [
             String::new(),
             PARENT[..54].to_owned(),
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn traces_that_begin_here_are_named_apart() {
+    fn new_traces_have_different_ids() {
         let [one, other] = [TraceContext::root(), TraceContext::root()];
         assert_ne!(one.trace_id, other.trace_id);
         assert_eq!((one.trace_id.to_string().len(), one.span_id.to_string().len()), (32, 16));

@@ -170,7 +170,10 @@ fn what_cannot_guess_is_refused_at_the_start() {
     let text = String::from_utf8(json).unwrap().replace("<|end|>", "<|fin|>");
     let other = Tokenizer::from_json(text.as_bytes(), None, "tokenizer.json".as_ref()).unwrap();
     let message = refusal(DRAFT, Some(LoadedModel { tokenizer: other, ..support::model() }));
-    assert!(message.contains("token 262 is `<|fin|>` there, here `<|end|>`"), "{message}");
+    assert!(
+        message.contains("token 262 is `<|fin|>` in the draft model and `<|end|>` in the served model"),
+        "{message}"
+    );
 }
 
 /// Answers do not depend on what the draft model can take in.

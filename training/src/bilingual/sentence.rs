@@ -6,7 +6,7 @@ use crate::{draw::Draw, loader::mix};
 /// One in so many pairs of words is held out.
 const HELD_OUT: u64 = 8;
 
-/// How many a noun phrase is of.
+/// The determiner of a noun phrase, which also decides between singular and plural.
 #[derive(Clone, Copy, Debug)]
 enum Determiner {
     /// `the` or `a`.
@@ -31,7 +31,7 @@ struct NounPhrase {
     noun: Noun,
 }
 
-/// When it happens, and whether it does.
+/// Tense and negation of a clause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Present,
@@ -50,7 +50,7 @@ struct Clause {
     place: Option<NounPhrase>,
 }
 
-/// Clauses, each but the first with the word before it.
+/// Clauses, each but the first with the conjunction before it.
 #[derive(Clone, Debug)]
 pub(super) struct Sentence {
     first: Clause,
@@ -198,7 +198,7 @@ impl NounPhrase {
         words.push(if determiner.is_plural() { noun.plural } else { noun.singular });
     }
 
-    /// `case` ends the noun.
+    /// `case` is the ending of the noun's case, which the definite article may follow.
     fn ostran(&self, case: &str, words: &mut Vec<String>) {
         let Self { determiner, adjective, noun } = self;
         if let Determiner::Counted(number) = determiner {

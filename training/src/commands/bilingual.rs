@@ -20,11 +20,11 @@ use super::{options::print_json, status::Status};
 
 /// Makes English sentences with translations into a language invented for Hearth
 ///
-/// Writes a folder: `pairs.jsonl` with `prompt` and `completion` for `hearth-train finetune`, `texts.jsonl` with the same as `text`, for
-/// `hearth-train tokenizer` and `prepare`; and, for `hearth-train eval translation`, `combinations.jsonl` with pairs of words that no training
-/// sentence has, and `lengths.jsonl` with longer sentences than any of them. The same seed gives the same sentences. Beside each
-/// of the two, `.references.txt` has the translations and `.word-for-word.txt` what a dictionary makes of the sentences, for
-/// `hearth-train eval score`.
+/// Writes a folder: `pairs.jsonl` with `prompt` and `completion` for `hearth-train finetune`, and `texts.jsonl` with the same as
+/// `text` for `hearth-train tokenizer` and `prepare`. For `hearth-train eval translation` there are two held-out sets:
+/// `combinations.jsonl`, with pairs of words that no training sentence has, and `lengths.jsonl`, with sentences longer than any
+/// training sentence. For `hearth-train eval score`, each of these two has a file `.references.txt` with the translations and a
+/// file `.word-for-word.txt` with translations by a dictionary alone. The same seed gives the same sentences.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Folder to write; it must not be there

@@ -148,7 +148,8 @@ fn lora_sets(settings: &str) -> Result<Vec<String>> {
     Ok(sets)
 }
 
-/// Rows cannot be longer than the model's context, and a step is as many whole micro-batches as fit in its tokens.
+/// Limits rows to the model's context. Where they fill it, `tokens_per_step` is rounded down to whole micro-batches, at least
+/// one. Reports both changes.
 fn fit_context(config: &mut TrainConfig, model: &Path, status: &mut Status) -> Result<()> {
     let context = model_dir::load_config(model)?.max_seq_len;
     if config.model.max_seq_len < context {
@@ -214,7 +215,7 @@ fn shorter(config: &TrainConfig) -> &'static str {
 fn encoder_of(text: &LoadedText, config: &TrainConfig) -> (ExampleEncoder, ExampleSettings) {
     let LoadedText { tokenizer, chat_template, eos_token_ids } = text;
     let settings = ExampleSettings {
-        // The last token of a row is no input.
+        // A row has one token more than inputs: its last token is only a target.
         max_len: config.model.max_seq_len + 1,
         too_long: config.data.too_long,
         text_field: "text".to_owned(),
@@ -313,7 +314,7 @@ fn pairs_of(
     Ok(found)
 }
 
-/// Which state of a data set of the hub is trained on.
+/// Reports the commit of each source that is a data set of the hub.
 fn note_commits(status: &mut Status, sources: &[Origin], commits: &[Option<String>]) {
     for (source, commit) in sources.iter().zip(commits) {
         if let Some(commit) = commit {
@@ -326,8 +327,8 @@ fn bos_of(text: &LoadedText) -> Option<TokenId> {
     text.tokenizer.bos().map(|bos| bos.id)
 }
 
-/// Splits examples; those with the same prompt, or without one and with the same text, are on one side, unless all have the
-/// same prompt. `bos` is no prompt.
+/// Splits examples. Those with the same prompt stay together, and so do those without a prompt that have the same text; but if
+/// all have the same prompt, each is split by itself. The token `bos` alone does not count as a prompt.
 fn split_by_prompt<T>(
     all: Vec<T>,
     example: impl Fn(&T) -> &Example,
@@ -351,9 +352,9 @@ fn split_by_prompt<T>(
     split(all, |one, number| numbers.get(&prompt(one)).copied().unwrap_or(number), config)
 }
 
-/// Splits into what is trained on and what is held out, in order. `group_of` has the group of each one by its number: groups are
-/// numbered from 0, and not divided. Which are held out depends on the seed and the groups; their sizes add up to the share
-/// or less, but at least one is held out.
+/// Splits into what is trained on and what is held out, each in the given order. `group_of` maps an element and its index to the
+/// number of its group, from 0; groups are not divided. The held-out groups are chosen by the seed. Together they have at most
+/// `data.val_fraction` of the elements, but if there are two groups or more, at least one is held out.
 fn split<T>(all: Vec<T>, group_of: impl Fn(&T, usize) -> usize, config: &TrainConfig) -> [Vec<T>; 2] {
     let groups: Vec<usize> = all.iter().enumerate().map(|(number, one)| group_of(one, number)).collect();
     let mut sizes = vec![0; groups.iter().max().map_or(0, |last| last + 1)];

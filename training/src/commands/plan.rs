@@ -27,7 +27,7 @@ pub(crate) struct Prediction {
     pub(crate) limits: Limits,
 }
 
-/// The run as it would start or go on, tried.
+/// What a trial of the run, new or resumed, has shown.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Trial {
     /// Steps completed before.

@@ -149,7 +149,7 @@ impl Args {
         Ok(PrepareSettings {
             sources: self.sources.iter().map(|source| SourceSpec::parse(source)).collect::<Result<_>>()?,
             tokenizer: match &self.tokenizer {
-                // Who opens it reports what is wrong with it.
+                // `prepare` opens the folder and reports errors.
                 ModelSource::Path(path) => path.clone(),
                 source => model_files::open(source, ModelPart::BesideWeights)?,
             },

@@ -1,4 +1,4 @@
-//! What `pretrain` and `quickstart` share: starts or resumes a run and reports the result.
+//! What `pretrain`, `quickstart` and `finetune` share: starts or resumes a run and reports the result.
 
 use std::{io, path::PathBuf, process::ExitCode};
 
@@ -62,7 +62,7 @@ pub(crate) struct Session {
     run: RunDir,
     /// The checkpoint that the run continues from.
     checkpoint: Option<Checkpoint>,
-    /// Its settings.
+    /// The resolved settings of the run.
     pub(crate) config: TrainConfig,
     /// Messages from before the reporter existed.
     notes: Vec<String>,
@@ -100,14 +100,14 @@ struct Report {
     peak_resident_bytes: Option<u64>,
     /// The most bytes of tensors that a GPU held at once.
     device_peak_bytes: Option<u64>,
-    /// The bytes that it keeps for the process at the end: pages, in which tensors are placed.
+    /// The bytes that the GPU's allocator holds at the end: pages in which tensors are placed, free parts included.
     device_reserved_bytes: Option<u64>,
-    /// The most that was predicted: on the CPU what the process held before, and the estimate; on a GPU the estimate.
+    /// The predicted peak: on a GPU the estimate; on the CPU the estimate plus what the process held before.
     predicted_peak_bytes: u64,
 }
 
 impl RunArgs {
-    /// Whether a run begins with the settings of a preset alone and those of `--set`.
+    /// Whether the settings come from the command's default preset and `--set` alone.
     pub(crate) fn begins_by_itself(&self) -> bool {
         !self.resume && self.from.is_none() && self.options.preset.is_none() && self.options.config.is_none()
     }
@@ -139,7 +139,7 @@ impl Session {
         };
         let base = match &checkpoint {
             Some(checkpoint) if args.from.is_some() => Some(checkpoint.config.clone()),
-            // What the last start changed may be in no checkpoint yet.
+            // Not the checkpoint's: settings that the last start changed may be in no checkpoint yet.
             _ if run.holds_run() => Some(run.config()?),
             _ => None,
         };
@@ -149,7 +149,7 @@ impl Session {
         let earlier = base.as_ref().map(|config| config.data.micro_batch_size);
         let mut config = args.options.resolve(base)?;
         if let (MicroBatchSize::Auto, Some(found)) = (config.data.micro_batch_size, earlier) {
-            // It was found when the run began.
+            // A resumed run keeps the size that `auto` found when the run began.
             config.data.micro_batch_size = found;
         }
         if let Some(checkpoint) = &mut checkpoint
@@ -157,7 +157,7 @@ impl Session {
             && let Some(best) = checkpoint.state.best.take()
             && args.resume
         {
-            // The losses of another run, or of other rows, do not compare with those to come.
+            // `best` is dropped: losses of another run, or over other batches, do not compare with those to come.
             notes.push(format!(
                 "warning: `eval.batches` has changed, so losses no longer compare: the next evaluation replaces the model of \
                  step {} (val loss {:.4})",
@@ -191,7 +191,7 @@ impl Session {
         ops::keep_freed_memory();
         let gpt_config = self.open_model(data)?;
         let chosen = device::choose(self.args.options.device)?;
-        // What reading the data has left free would count as taken.
+        // Otherwise memory that was freed after reading the data would count as used.
         ops::give_back_memory();
         let limits = Limits::of(&chosen.device);
         let is_auto = self.config.data.micro_batch_size == MicroBatchSize::Auto;

@@ -44,8 +44,8 @@ impl Status {
         self.started.elapsed()
     }
 
-    /// Shows `line` if the last one is old enough; it is told how long the current part of the work takes. Nothing is shown in
-    /// the first moments, in which most commands finish.
+    /// Shows `line` if the last one is old enough. `line` gets the time since the current part of the work began. Nothing is
+    /// shown in the first moments, in which most commands finish.
     pub(crate) fn show(&mut self, line: impl FnOnce(Duration) -> String) {
         let since = self.shown.unwrap_or(self.phase_started);
         if since.elapsed() < self.every {

@@ -26,8 +26,8 @@ use super::{options::print_json, status::Status};
 /// Makes short stories and conversations about them
 ///
 /// Writes jsonl for `hearth-train tokenizer` and `hearth-train prepare`: stories as `text`, conversations as `messages` with
-/// what is `expected` of the last one. The same seed gives the same tales, however many are made: with a larger --count, more follow.
-/// With --floor, reports the loss that a perfect model would have. With --judge, scores what a model wrote.
+/// what is `expected` of the last one. The same seed gives the same tales: with a larger --count, more follow. With --floor,
+/// reports the loss that a perfect model would have. With --judge, scores what a model wrote.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// File to write; it must not be there

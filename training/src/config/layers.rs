@@ -53,7 +53,7 @@ impl Layers {
                 let error = error.to_string();
                 anyhow!("`{shown}` is not TOML: {}\nhint: the `config.toml` of a run is an example", error.trim_end())
             })?;
-            // The `config.toml` of a run has both, the ratio with its default.
+            // The `config.toml` of a run always has `cooldown_ratio`: next to `cooldown_steps`, its default is no contradiction.
             let default_ratio = Value::Float(ScheduleSettings::default().cooldown_ratio);
             if let Some(Value::Table(schedule)) = table.get_mut("schedule")
                 && schedule.contains_key("cooldown_steps")
@@ -180,7 +180,7 @@ fn table_of_set(set: &str) -> Result<Table> {
     let (key, value) = (key.trim(), value.trim());
     ensure!(!key.split('.').any(str::is_empty), "`--set {set}`: `{key}` is not a key, such as `optim.lr`");
     let parsed = toml::from_str::<Table>(&format!("value = {value}")).ok();
-    // More than one are no value, but lines of a file.
+    // A text with line breaks may parse as several keys: it is then not a TOML value.
     let parsed = parsed.filter(|table| table.len() == 1).and_then(|mut table| table.remove("value"));
     Ok(nested(key, parsed.unwrap_or_else(|| Value::String(value.to_owned()))))
 }

@@ -19,7 +19,7 @@ pub enum MicroBatchSize {
 const AUTO: &str = "auto";
 
 impl MicroBatchSize {
-    /// How many rows; one as long as nobody knows.
+    /// The number of rows; 1 for `Auto`, until a size has been found.
     pub fn rows(self) -> usize {
         match self {
             Self::Auto => 1,

@@ -261,8 +261,8 @@ pub struct OptimSettings {
     /// on other CPUs. Matrices, gradients and sums are f32, and so is evaluation.
     pub precision: Precision,
     /// Keep only the input of each block, and compute the rest again in the backward pass, on the CPU: gradient
-    /// checkpointing. Takes less memory and more time, and changes no bit of the result. Left out: if `lora.base` is `q8` or
-    /// `q4`, which is chosen for the sake of memory.
+    /// checkpointing. Takes less memory and more time, and changes no bit of the result. Left out: true if `lora.base` is `q8`
+    /// or `q4`, which are used to save memory.
     pub recompute: bool,
     /// Settings of Muon, if `matrices` is `muon`.
     pub muon: MuonSettings,
@@ -473,7 +473,7 @@ impl Default for LoraSettings {
 }
 
 impl BaseDtype {
-    /// The same for loading.
+    /// The dtype with which the model is loaded.
     pub fn dtype(self) -> Dtype {
         match self {
             Self::F32 => Dtype::F32,
@@ -483,7 +483,7 @@ impl BaseDtype {
         }
     }
 
-    /// Bits of a value, scales included.
+    /// Bits of a value, scales included, rounded up to whole bits.
     pub fn bits(self) -> u64 {
         match self {
             Self::F32 => 32,

@@ -18,13 +18,13 @@ const MAX_MICRO_STEPS: usize = 1 << 16;
 
 /// The largest rank of an adapter: far above the width of any model's matrices.
 const MAX_RANK: usize = 1 << 16;
-/// What multiplies a loss or an update, at most: beyond it numbers are not finite before anything is learned.
+/// Maximum of `objective.keep` and `lora.alpha`: larger factors make numbers infinite before anything is learned.
 const MAX_FACTOR: f64 = 1e6;
 
 /// The most passes over the data.
 const MAX_EPOCHS: f64 = 1e6;
 
-/// Far above what the activations of any model leave memory for.
+/// Far above the number of tokens whose activations fit in memory, even for the smallest models.
 const MAX_MICRO_BATCH_TOKENS: usize = 1 << 26;
 
 impl TrainConfig {
@@ -55,7 +55,7 @@ impl TrainConfig {
         self.validate_lora()?;
         self.validate_optim()?;
         self.validate_schedule()?;
-        // Any number of tokens: the settings name none.
+        // The vocabulary size does not matter: no setting of `sample` contains token ids.
         self.sample.params(SamplingParams::default()).validate(usize::MAX).map_err(|error| match error {
             Error::Param { name, what } => anyhow!("`sample.{name}` {what}"),
             error => error.into(),
@@ -269,7 +269,7 @@ impl TrainConfig {
     /// Rejects settings that `device` does not support; the message names the key.
     ///
     /// # Errors
-    /// As above.
+    /// `optim.recompute` on a GPU, or `optim.precision=bf16` on a GPU without fast bf16 products.
     pub fn validate_on(&self, device: &Device) -> Result<()> {
         ensure!(
             !self.optim.recompute || ops::is_on_cpu(device),

@@ -17,15 +17,15 @@ pub(super) fn of_type(error: &toml::de::Error) -> String {
         Some((given, expected)) => {
             let kinds = ["string ", "floating point ", "integer ", "boolean "];
             let given = kinds.iter().find_map(|kind| given.strip_prefix(kind)).unwrap_or(given);
-            format!("`{key}` must be {}, got {given}", told(expected))
+            format!("`{key}` must be {}, got {given}", type_in_words(expected))
         }
         None => what.to_owned(),
     };
     format!("{told}\nhint: {}", hint(key))
 }
 
-/// What serde expects, as a reader knows it.
-fn told(expected: &str) -> &str {
+/// The type that serde expects, in words for users.
+fn type_in_words(expected: &str) -> &str {
     match expected {
         "u64" | "usize" => WHOLE,
         "f64" | "f32" => "a number",
@@ -47,7 +47,7 @@ pub(super) fn with_hint(error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-/// The default of the setting `key`, if it has one, and where all are.
+/// The default of the setting `key`, if it has one, and where all settings are listed.
 fn hint(key: &str) -> String {
     const ALL: &str = "docs/settings.md lists all settings";
     let all = TrainConfig { lora: Some(LoraSettings::default()), ..TrainConfig::default() };

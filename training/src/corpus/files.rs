@@ -98,7 +98,7 @@ pub(super) const TRAIN_WORDS: [&str; 2] = ["train", "training"];
 /// The words of paths that name the split for validation.
 pub(super) const VAL_WORDS: [&str; 3] = ["val", "valid", "validation"];
 
-/// Whether one of `words` occurs in `path` without letters around it. So `datasets` finds splits by name.
+/// Whether one of `words` occurs in `path` without letters around it, as the Python library `datasets` finds splits by name.
 pub(super) fn has_word(path: &str, words: &[&str]) -> bool {
     let path = path.to_lowercase();
     let is_letter = |c: Option<char>| c.is_some_and(char::is_alphabetic);

@@ -253,7 +253,7 @@ impl<'de> Visitor<'de> for TextField<'_> {
         }
         let messages = messages.filter(Value::is_array).map(Found::Messages);
         Ok(match found {
-            // Tables have every field in every row.
+            // `messages` also replaces a null text: data from tables has every field in every object.
             None | Some(Found::Null) => messages.or(found).unwrap_or(Found::Missing(keys)),
             Some(found) => found,
         })

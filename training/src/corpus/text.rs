@@ -53,7 +53,7 @@ pub(super) fn read_text(
     }
 }
 
-/// A document that is completely in memory.
+/// Sends a document that is completely in memory.
 pub(super) fn send_document(text: &str, cutting: Cutting, sink: Sink<'_>) -> Result<()> {
     if text.is_empty() {
         return Ok(());

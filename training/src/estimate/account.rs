@@ -50,8 +50,8 @@ pub(super) struct Op {
     pub(super) scratch: usize,
 }
 
-/// `op`, which reads an input of so many values. It keeps it, unless it comes from a norm or an activation of
-/// `recomputed_from` values and these are many: then it is computed again.
+/// `op`, which needs its input of `input` values in the backward pass too. The input is kept; but if a norm or an activation
+/// computed it from at least [`RECOMPUTED_FROM`] values (`recomputed_from`), it is computed again instead.
 pub(super) fn keeping(op: Op, input: usize, recomputed_from: Option<usize>) -> Op {
     match recomputed_from {
         Some(n_values) if n_values >= RECOMPUTED_FROM => Op { scratch: op.scratch + input, ..op },

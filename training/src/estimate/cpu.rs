@@ -26,13 +26,13 @@ fn shape(gpt: &GptConfig, n_rows: usize, adapter: Option<AdapterSize>) -> Shape<
         params: trained_params(gpt, adapter),
         norm_scratch: n_groups * 2 * gpt.d_model,
         qk_norm_scratch: n_groups * 4 * gpt.head_dim,
-        // Threads keep theirs.
+        // Threads keep theirs from operation to operation: `kept_by_threads`.
         attention_scratch: 0,
         product_scratch: n_groups,
     }
 }
 
-/// What threads keep for attention, from piece to piece.
+/// Values of the buffers for attention that threads keep from one piece of work to the next.
 fn kept_by_threads(gpt: &GptConfig, n_rows: usize, seq_len: usize) -> usize {
     let GptConfig { n_heads, n_kv_heads, head_dim, .. } = *gpt;
     let n_pieces = n_rows / seq_len.max(1) * n_kv_heads;
@@ -49,8 +49,7 @@ impl Shape<'_> {
         }
     }
 
-    /// One forward and backward pass of `run`, whose gradients stay. The gradient of the loss is multiplied, if micro-batches
-    /// share the step.
+    /// One forward and backward pass of `run`. Afterwards only the gradients of the parameters are held.
     fn pass(&self, account: &mut Account, run: &Run) {
         let gpt = self.gpt;
         let width = self.n_rows * gpt.d_model;
@@ -123,7 +122,7 @@ pub(super) fn peak(
     let (n_params, largest_param) = (sizes().sum::<usize>(), sizes().max().unwrap_or(0));
     let mut account = Account::default();
     account.take(n_params + run.n_moments + kept_by_threads(gpt, n_rows, seq_len));
-    // Measured: where a gradient was freed, smaller tensors are placed, so that the next one needs another place.
+    // Measured fragmentation: smaller tensors are placed where a gradient was freed, so the next gradient needs new memory.
     account.take(sizes().filter(|&n_values| n_values < LARGEST_IN_HEAP).max().unwrap_or(0));
     // The partial sums before the last.
     account.take((run.n_partial_sums - 1) * n_params);

@@ -21,7 +21,7 @@ pub(super) struct Shape<'a> {
     pub(super) adapter: Option<AdapterSize>,
     /// Values of each parameter that trains, by path.
     pub(super) params: BTreeMap<String, usize>,
-    /// Memory that the backward passes of operations use and free: of products, for each column of the output.
+    /// Values that the backward pass of each operation uses and frees; `product_scratch` is per column of the output.
     pub(super) norm_scratch: usize,
     pub(super) qk_norm_scratch: usize,
     pub(super) attention_scratch: usize,
@@ -44,7 +44,7 @@ impl Shape<'_> {
         self.params.iter().filter(|(path, _)| below(path)).map(|(_, n_values)| n_values).sum()
     }
 
-    /// It keeps its input, which is computed for it alone, unless the input is `kept` by another operation.
+    /// A norm. It keeps its input, which no other operation holds, unless `kept` says that another one does.
     pub(super) fn norm(&self, path: &str, kept: bool) -> Op {
         let width = self.n_rows * self.gpt.d_model;
         let of_params = self.params(path);

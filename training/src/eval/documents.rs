@@ -79,7 +79,7 @@ fn encode(piece: Piece, tokenizer: &Tokenizer, template: Option<&ChatTemplate>) 
         (Some(conversation), Some(template)) => {
             let context = RenderContext { ending: Ending::Closed, ..RenderContext::new(tokenizer) };
             let ids = template.encode(tokenizer, &conversation.messages, &context)?;
-            // What the template writes, which only it knows.
+            // The bytes are counted from the ids: `piece.text` is not what the template writes.
             Ok(of_ids(ids, tokenizer))
         }
         (Some(conversation), None) => bail!(
@@ -89,8 +89,8 @@ fn encode(piece: Piece, tokenizer: &Tokenizer, template: Option<&ChatTemplate>) 
     }
 }
 
-/// The documents of a split of a prepared data set, with the tokens that begin and end them; or one with all of it, if they cannot be
-/// told apart.
+/// The documents of a split of a prepared data set, with the tokens that begin and end them; or the whole split as one document,
+/// if no token ends documents alone.
 fn split_of(dir: &Path, (model, model_path): (&LoadedModel, &Path), split: Split) -> Result<Vec<Tokens>> {
     let dataset = Dataset::open(dir)?;
     let tokenizer_file = tokenizer_file(model_path);

@@ -51,7 +51,7 @@ impl Sliding {
                 let reached = if number == 0 { 0 } else { start - stride + window };
                 Span { start, end: (start + window).min(n_tokens), first_scored: reached.max(start + 1) }
             })
-            // The only token of a last window.
+            // Drops a last window of one token, which has nothing before it.
             .filter(|span| span.first_scored < span.end)
     }
 }

@@ -24,7 +24,8 @@ pub struct TextScore {
 /// Windows whose log-probabilities are held at once.
 const WINDOWS_AT_ONCE: usize = 256;
 
-/// Scores the tokens of `documents`, each with those that the tokenizer adds, once, see [`Sliding::spans`]. `progress` is told the numbers of windows that are done and of all windows.
+/// Scores each token of `documents` once, special tokens that the tokenizer has added included, see [`Sliding::spans`].
+/// `progress` gets the number of windows that are done and the number of all windows.
 ///
 /// # Errors
 /// The window is longer than the model's context, no document has two tokens, or the device fails.

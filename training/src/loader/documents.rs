@@ -117,7 +117,7 @@ impl Documents {
         Ok(all)
     }
 
-    /// The tokens behind the first of a document, and whether each is a target.
+    /// The tokens after the first one of a document, and whether each is a target.
     fn targets(&self, number: usize) -> impl Iterator<Item = (TokenId, bool)> {
         let Document { start, len } = self.documents[number];
         let mut ids = vec![0; len as usize];
@@ -176,7 +176,7 @@ impl Documents {
                 batch.inputs.pop();
                 positions.extend(0..len);
             }
-            // What is left over is a document of its own that counts nothing.
+            // The row is padded with a document of its own, whose targets have weight 0.
             let end = (batch.batch_size + 1) * seq_len;
             positions.extend(0..(end - batch.inputs.len()) as u32);
             batch.inputs.resize(end, 0);

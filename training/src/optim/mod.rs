@@ -1,8 +1,8 @@
 //! Computes new weights from gradients: gradients by parameter path, global-norm clipping (nowhere else), AdamW, and
 //! Muon for matrices.
 //!
-//! Gradients and moments are flat, `[n_values]`: most of an update is the same for every rank, so only reading a
-//! gradient and writing a weight depend on the rank. Nothing here reads back from the device.
+//! Gradients and moments are flat, `[n_values]`: most of an update is the same for tensors of any number of dimensions, so
+//! only reading a gradient and writing a weight depend on it. Nothing here reads back from the device.
 
 mod adamw;
 mod gradients;
@@ -141,7 +141,7 @@ impl Optimizer {
         Ok(())
     }
 
-    /// The new value of a flat parameter with `rank` dimensions.
+    /// The new value, flat, of the parameter at `path`, whose tensor has the shape `shape`. Updates its moments.
     fn update(
         &mut self,
         path: String,

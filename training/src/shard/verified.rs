@@ -21,8 +21,8 @@ use crate::digest::Digest;
 /// The file in the folder of a data set. It may be removed at any time.
 const VERIFIED_FILE: &str = "verified.json";
 
-/// A file that changed less than this before it was read may change again without another time to show it: clocks of file
-/// systems tick every few milliseconds, some every two seconds.
+/// A file that changed less than this before it was read is not remembered: it may change again and keep its time of change,
+/// since the clocks of file systems tick every few milliseconds, some every two seconds.
 const SETTLED: Duration = Duration::from_secs(3);
 
 /// Shards that were found whole, by file name.
@@ -76,7 +76,7 @@ impl Stamp {
 /// A shard that is damaged.
 pub(super) fn verify(dir: &Path, files: &[&ShardFile], now: SystemTime) -> Result<usize> {
     let path = dir.join(VERIFIED_FILE);
-    // What cannot be read was never remembered.
+    // A file that is missing or cannot be read counts as empty.
     let known: Verified = fs::read(&path).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
     let checked = files.par_iter().map(|file| {
         let path = file.path();

@@ -7,7 +7,7 @@ use super::{
     walk::{Bound, Choice, Key, Step, Walk},
 };
 
-/// The choices of a tale, in the order in which its text shows them. What was not to be chosen is not among them.
+/// The choices of a tale, in the order of its text. Places where only one option fits are not choices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Derivation {
     pub(super) choices: Vec<u16>,
@@ -54,7 +54,7 @@ pub(super) fn tell<'g>(grammar: &'g Grammar, start: &'g Symbol, chooser: &mut dy
             Step::Message(speaker) => {
                 let next = Said { speaker: Some(speaker), text: String::new(), nats: 0.0 };
                 if said.speaker.is_none() {
-                    // What is chosen before the first message begins, such as what the conversation is about, is in it.
+                    // Choices before the first message begins, such as the subject of a conversation, count to that message.
                     said.speaker = next.speaker;
                 } else {
                     messages.push(std::mem::replace(&mut said, next));

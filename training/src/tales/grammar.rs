@@ -14,8 +14,8 @@ use std::borrow::Cow;
 pub(super) struct Grammar {
     pub(super) rules: Vec<Rule>,
     pub(super) lists: Vec<List>,
-    /// Names of the roles, each with the number of the first role with the same name but for digits at its end: the
-    /// features of these roles are one and the same.
+    /// Names of the roles. Roles whose names differ only in digits at the end share their features: each has the number of
+    /// the first of them.
     pub(super) roles: Vec<(String, usize)>,
     /// Names of the features, each with those of its values.
     pub(super) features: Vec<(String, Vec<String>)>,

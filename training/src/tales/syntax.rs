@@ -102,9 +102,10 @@ impl Grammar {
         let known = &mut self.features[feature].1;
         let mut bits = 0;
         for value in values.split('/') {
-            bits |= 1 << number(known, |known| known == value, || value.to_owned());
+            let value = number(known, |known| known == value, || value.to_owned());
+            ensure!(value < 64, "the feature `{name}` has more than 64 values");
+            bits |= 1 << value;
         }
-        ensure!(known.len() <= 64, "the feature `{name}` has more than 64 values");
         Ok(Constraint { feature, values: bits })
     }
 

@@ -60,7 +60,7 @@ impl Tale {
         let task = label("task").and_then(Task::named).unwrap_or_default();
         let is_conversation = told.messages.first().is_some_and(|said| said.speaker.is_some());
         let word = |list: usize, entry: usize| grammar.lists[list].entries[entry].forms[0].clone();
-        // What was chosen in the message before the story was asked for.
+        // Entries that were chosen before the last message began: the request has asked for them.
         let asked = told.bound.iter().filter(|bound| is_conversation && bound.message < told.messages.len());
         let elements = asked.map(|bound| (grammar.lists[bound.list].columns[0].clone(), word(bound.list, bound.entry)));
         let keys = told.keys.iter().map(|key| grammar.lists[key.list].entries[key.entry].forms[key.column].clone());

@@ -11,10 +11,10 @@ const MAX_WORDS: usize = 1_000_000;
 /// Maximum number of distinct words that merges are learned from, which takes about a thousand bytes for each.
 const MAX_LEARNED: usize = 250_000;
 
-/// Longer runs of one kind of character are not words: Chinese without punctuation, DNA, base64.
+/// Bytes of the longest word. Longer runs of one kind of character are no words: Chinese without punctuation, DNA, base64.
 const LONGEST_WORD: usize = 256;
 
-/// They are counted in pieces of this many bytes, at most.
+/// Longer runs are counted in pieces of at most this many bytes.
 const PIECE: usize = 64;
 
 /// Counts words. When there are too many different ones, the rarest are dropped: all that have been seen at most once, then

@@ -10,7 +10,7 @@ use crate::{
     learner::{LossGradients, StepIndex},
 };
 
-/// How long steps are tried to say how long one takes.
+/// Time after which the measurement ends, once it has the least number of [`TRIES`].
 const TRIAL: Duration = Duration::from_secs(3);
 
 /// Steps that are tried at least, and at most.
@@ -21,7 +21,7 @@ const TRIES: [usize; 2] = [2, 10];
 pub struct StepTime {
     /// Wall clock of a step.
     pub step: Duration,
-    /// Micro-batches that were measured; if a step has several, it was taken to take so many times one.
+    /// Micro-batches that were measured. A step of n micro-batches is assumed to take n times as long as one, plus one update.
     pub n_measured: usize,
 }
 
@@ -32,7 +32,7 @@ impl Trainer<'_> {
     /// # Errors
     /// A device that fails.
     pub fn time_step(mut self) -> Result<StepTime> {
-        // Its log-probabilities change no step's time.
+        // The reference model is not needed: the values of its log-probabilities do not affect the time of a step.
         self.reference = None;
         let n_micro = self.config.micro_steps();
         let rates = self.schedule.rates(0, &self.config.optim);
@@ -58,7 +58,7 @@ impl Trainer<'_> {
                 updates.push(passed.elapsed());
             }
         }
-        // The middle one: others on the machine disturb some.
+        // The median: other processes on the machine slow some down.
         let middle = |times: &mut Vec<Duration>| {
             times.sort_unstable();
             times[times.len() / 2]

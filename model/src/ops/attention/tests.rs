@@ -32,18 +32,18 @@ fn assert_close(found: &[f32], expected: &[f32], tolerance: f32) {
     }
 }
 
-/// The lectures' first example: scores 2 and 3, so the weights are 0.269 and 0.731.
+/// Worked out by hand: scores 2 and 3, so the weights are 0.269 and 0.731.
 #[test]
-fn one_query_of_the_lectures() {
+fn one_query_by_hand() {
     let keys = rows([[1.0, 0.0], [1.0, 1.0]]);
     let attended = attend([rows([[2.0, 1.0]]), keys, rows([[3.0, 6.0], [7.0, 12.0]])], None, &options(1, 1, 2));
     assert_close(&values(attended.probs), &[0.26894, 0.73106], 1e-5);
     assert_close(&values(attended.output), &[5.924, 10.386], 1e-3);
 }
 
-/// The lectures' second example. The slide prints 4.240 and 8.480 for the second query: it rounds the weight first.
+/// Worked out by hand. (With weights rounded to two digits, the second query's output would be 4.240 and 8.480.)
 #[test]
-fn three_queries_of_the_lectures() {
+fn three_queries_by_hand() {
     let queries = rows([[1.0, 0.0], [2.0, 1.0], [0.0, 1.0]]);
     let keys = rows([[1.0, 1.0], [0.0, 1.0]]);
     let attended = attend([queries, keys, rows([[4.0, 8.0], [6.0, 12.0]])], None, &options(1, 1, 2));
@@ -134,9 +134,9 @@ fn a_row_sees_itself_and_those_before_it_alone() {
     }
 }
 
-/// A hidden key has the weight 0, and 0 times infinity is NaN.
+/// A hidden key has the weight 0, but 0 times infinity is NaN: it must be left out of the sum.
 #[test]
-fn what_is_not_finite_is_seen_by_those_that_see_it_alone() {
+fn keys_that_are_not_finite_change_only_rows_that_see_them() {
     let (n_rows, batch) = (6, 2);
     for sliding_window in [None, Some(1), Some(3)] {
         for alibi_slopes in [None, Some(position::alibi_slopes(2))] {

@@ -4,7 +4,8 @@
 //! (connection and inference thread), which fragments all arenas: the memory of the process grew by some percent over
 //! thousands of requests, though no more of it was in use.
 
-/// Arenas for all threads: few enough that gaps are reused, and one more than a single lock.
+/// Arenas that all threads share: few enough that gaps are reused, and two, so that not every allocation waits for the
+/// same lock.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const N_ARENAS: i32 = 2;
 

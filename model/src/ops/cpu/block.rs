@@ -112,7 +112,8 @@ fn feed_forward(x: &[f32], block: &Block<'_>, scratch: &mut Scratch) {
     }
 }
 
-/// Adds the output of a part to `x`, normalized if there is a norm, and multiplied. `input` is that of its last matrix.
+/// Adds a part's output to `x`: `input` times the part's last matrix, normalized if there is an output norm, times
+/// `multiplier`.
 fn add(x: &mut [f32], input: &[f32], part: &Ends<'_>, multiplier: f32, update: &mut Vec<f32>) {
     if part.out_norm.is_none() && multiplier == 1.0 {
         return part.out.multiply(input, Store::Add, x);

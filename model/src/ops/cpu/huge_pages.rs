@@ -18,7 +18,8 @@ use rayon::prelude::*;
 use super::arenas::MAX_KEPT_BYTES;
 
 const HUGE_PAGE: usize = 1 << 21;
-/// Bytes of a chunk, which the system provides as they are written to. A matrix larger than half of one has a map of its own.
+/// Bytes of a chunk, which the system provides as they are written to. A matrix larger than half a chunk has a memory
+/// map of its own.
 const CHUNK: usize = 1 << 28;
 /// Values that a thread writes at a time.
 const PART: usize = 1 << 14;
@@ -28,7 +29,7 @@ const PART: usize = 1 << 14;
 pub(in crate::ops) fn zeros<T: Copy + Default + Send + Sync>(len: usize) -> Vec<T> {
     let mut values: Vec<T> = Vec::with_capacity(len);
     let places = &mut values.spare_capacity_mut()[..len];
-    // Before anything is written: pages that exist do not become huge.
+    // Before anything is written: pages that exist already would stay small.
     prefer(places.as_mut_ptr().cast(), size_of_val(places));
     places.par_chunks_mut(PART).for_each(|part| part.fill(MaybeUninit::new(T::default())));
     #[expect(unsafe_code, reason = "memory from the system")]
@@ -39,8 +40,8 @@ pub(in crate::ops) fn zeros<T: Copy + Default + Send + Sync>(len: usize) -> Vec<
     values
 }
 
-/// An empty vector with room for `len` values: in huge pages if it is so large that the allocator asks the system for it and
-/// gives it back, as [`keep_freed_memory`](super::keep_freed_memory) says. Each small page would cost a fault.
+/// An empty vector with room for `len` values. From [`MAX_KEPT_BYTES`] on, the allocator does not keep its memory but
+/// requests it from the system each time; it is then in huge pages, since each small page would cost a page fault.
 pub(super) fn with_room_for<T>(len: usize) -> Vec<T> {
     let mut values: Vec<T> = Vec::with_capacity(len);
     let places = values.spare_capacity_mut();
@@ -84,7 +85,8 @@ impl<T: Copy + Send + Sync> Stored<T> {
         let (map, offset) = take(layout);
         let start = map.as_mut_ptr().wrapping_add(offset);
         #[expect(unsafe_code, reason = "memory from the system")]
-        // SAFETY: `take` returned these bytes once, aligned for `T` (maps begin on a page); the slice is gone before they are shared.
+        // SAFETY: `take` returned these bytes once, aligned for `T` (maps begin on a page); the slice is gone before they are
+        // shared.
         let values = unsafe { slice::from_raw_parts_mut(start.cast::<MaybeUninit<T>>(), len) };
         values.par_chunks_mut(PART).for_each(|part| part.fill(MaybeUninit::new(value)));
         #[expect(unsafe_code, reason = "memory from the system")]

@@ -15,13 +15,13 @@ pub(in crate::ops) trait KvElement: Copy + Default + Send + Sync + Sized {
     /// The same, mutable; copied first if another tensor shares them.
     fn stored_mut(tensor: &mut FlexTensor) -> &mut [Self];
 
-    /// The dimensions of a head are stored as a multiple of so many; those beyond the head's own are 0.
+    /// A head is stored with `head_dim` rounded up to a multiple of this; the padding is 0.
     const DIM_UNIT: usize = 1;
 
     /// Elements that hold the scale of a token's head; none where numbers are stored as they are.
     const SCALE_LEN: usize = 0;
 
-    /// What the elements of a head that has these `values` are multiplied by.
+    /// The scale of a head with these `values`: stored elements are multiplied by it when they are read.
     fn scale_of(values: &[f32]) -> f32 {
         let _ = values;
         1.0
@@ -193,11 +193,12 @@ impl FloatElement for f16 {
 
 /// The largest number of [`KvDtype::Q8`](crate::ops::KvDtype::Q8).
 pub(super) const Q8_MAX: f32 = 127.0;
-/// Products of bytes that are added at a time: numbers that are multiplied together are side by side.
+/// Products of bytes that one instruction adds to a 32-bit sum: their numbers are stored side by side.
 pub(super) const FOUR: usize = 4;
 /// Added to a small number, rounds it to a whole one, which is then in the lowest bits.
 pub(super) const ROUNDING: f32 = 1.5 * (1 << 23) as f32;
-/// Where all of a head's values are smaller, or all weights of a page, they are 0: what multiplies them would not be finite.
+/// If all values of a head, or all weights of a page, have smaller magnitudes, they are stored as 0: the inverse of
+/// their scale could overflow.
 pub(super) const Q8_LEAST: f32 = 1e-30;
 
 /// [`KvElement::scale_of`] of numbers of 8 bits, where the largest magnitude is `largest`.
@@ -320,7 +321,8 @@ mod tests {
             let elements: Vec<u8> = i8::scale_elements(scale).map(i8::cast_unsigned).collect();
             assert_eq!(elements, scale.to_ne_bytes());
         }
-        // Ties go to the even number; what is too small for any scale is 0; what is no number stays none.
+        // Ties go to the even number; values too small for a scale become 0; NaN and infinity give a scale that is not
+        // finite.
         let mut places = [0; 4];
         i8::store(&[0.5, 1.5, -2.5, 127.0], 1.0, &mut places);
         assert_eq!(places, [0, 2, -2, 127]);
@@ -338,6 +340,6 @@ mod tests {
         f16::store(&values, 1.0, &mut places);
         assert_eq!(places.map(f16::to_f32), [65504.0, -65504.0, 65504.0, 65504.0, 65504.0, 1.0, 0.0]);
         f16::store(&[f32::NAN], 1.0, &mut places[..1]);
-        assert!(places[0].is_nan(), "what is no number stays none");
+        assert!(places[0].is_nan(), "NaN stays NaN");
     }
 }

@@ -1,13 +1,14 @@
 //! Bodies for the CPU, on the memory of Flex tensors.
 //!
-//! They run for tensors on the plain CPU device (no gradients recorded): serving, evaluation, samples. Two rules hold
-//! in all of them.
+//! They run for tensors on the plain CPU device (no gradients recorded): serving, evaluation, samples. Those in
+//! `training` also run when gradients are recorded. Two rules hold for all bodies without gradients.
 //!
 //! - **A row's result does not depend on the other rows.** Every sum has one order, that of the inner dimension or of
 //!   the key positions, for any number of rows.
 //! - **One source for all instruction sets** where it is fast enough: the same code is compiled for AVX-512, for AVX2
 //!   with FMA and for what every machine has, and selected at run time. Products, attention and the quantization of
-//!   inputs have bodies of their own for AVX-512, AVX2 and AVX-VNNI, and 8-bit products for ARM, which give the same bits.
+//!   inputs have separate bodies for AVX-512, AVX2 and AVX-VNNI, and products of 8-bit numbers have some for ARM; all
+//!   give the same bits.
 
 mod arenas;
 mod attention;

@@ -8,13 +8,14 @@ use crate::ops::PAGE_SIZE;
 /// The pages of a layer's pool of keys, or of values. All ranges are in elements of the pool.
 ///
 /// A page has its tokens' keys or values, and behind them their scales if its dtype has scales: for each head, those of the
-/// page's tokens side by side. Keys are `[n_kv_heads, head_dim, 16 tokens]`, and values `[16 tokens, n_kv_heads, head_dim]`.
+/// page's tokens side by side. Keys are `[n_kv_heads, head_dim, 16 tokens]`, and values `[n_kv_heads, 16 tokens, head_dim]`: what
+/// attention reads of a page for one head is one run of memory.
 /// In 8 bits, four numbers that are multiplied at a time are side by side: keys are `[n_kv_heads, head_dim / 4, 16 tokens, 4
 /// dims]` and values `[n_kv_heads, 4, head_dim, 4 tokens]`.
 #[derive(Clone, Copy)]
 pub(super) struct PageLayout {
     n_kv_heads: usize,
-    /// As stored.
+    /// `head_dim` rounded up to a multiple of [`KvElement::DIM_UNIT`].
     head_dim: usize,
     scale_len: usize,
 }
@@ -42,7 +43,7 @@ impl PageLayout {
         page * self.page_len()..(page + 1) * self.page_len()
     }
 
-    /// The keys of a page and head, or in 8 bits its values.
+    /// The keys, or the values, of a page and head.
     #[inline(always)]
     pub(super) fn block(self, page: usize, kv_head: usize) -> Range<usize> {
         let len = PAGE_SIZE * self.head_dim;
@@ -53,14 +54,8 @@ impl PageLayout {
     /// The value of a slot and head, `[head_dim]`.
     #[inline(always)]
     pub(super) fn value(self, slot: usize, kv_head: usize) -> Range<usize> {
-        let start = slot / PAGE_SIZE * self.page_len() + self.value_in_page(slot % PAGE_SIZE, kv_head);
+        let start = self.block(slot / PAGE_SIZE, kv_head).start + slot % PAGE_SIZE * self.head_dim;
         start..start + self.head_dim
-    }
-
-    /// Where in a page the value of a token and head begins.
-    #[inline(always)]
-    pub(super) fn value_in_page(self, token: usize, kv_head: usize) -> usize {
-        (token * self.n_kv_heads + kv_head) * self.head_dim
     }
 
     /// Where a dimension of a token's value is in a [`block`](Self::block) of 8-bit numbers.

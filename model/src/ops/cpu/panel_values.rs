@@ -17,7 +17,7 @@ use crate::ops::{BLOCK_SIZE as BLOCK, Dtype, MatrixRows, Precision, QuantizedBlo
 pub(super) trait PanelValues: fmt::Debug + Send + Sync {
     fn n_bytes(&self) -> usize;
 
-    /// All of it, in `n_parts` parts that are read side by side.
+    /// The memory of all values, to be prefetched, as `n_parts` equal parts that are read side by side.
     fn read_range(&self, n_parts: usize) -> ReadRange;
 
     /// Prepares `x [n_rows, d_in]` for [`multiply`](Self::multiply): rounds it once, not once per panel.
@@ -32,7 +32,7 @@ pub(super) trait PanelValues: fmt::Debug + Send + Sync {
     /// Fills `lines` with the values of the 32 rows of panel `panel` at input `first`, at the next one, and so on.
     fn widen(&self, panel: usize, first: usize, lines: &mut [[f32; PANEL]]);
 
-    /// The same in blocks of 32 with a scale each, if the format has them.
+    /// Row `row` as blocks of 32 with one scale each; `None` if the format has no such blocks.
     fn blocks(&self, row: usize) -> Option<Vec<QuantizedBlock>>;
 }
 

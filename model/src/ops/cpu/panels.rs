@@ -73,8 +73,8 @@ impl Panels {
         Self { d_out, d_in, dtype, stored_as: Dtype::Q8, precision: Precision::F32, values }
     }
 
-    /// The blocks of row `row`, if the matrix is quantized; those of [`stored_as`](Self::stored_as), rounded to it if the
-    /// matrix has others.
+    /// Row `row` as blocks of the dtype [`stored_as`](Self::stored_as), rounded if the matrix has other blocks. `None`
+    /// if the matrix is not quantized.
     pub(in crate::ops) fn quantized_row(&self, row: usize) -> Option<Vec<QuantizedBlock>> {
         self.dtype.is_quantized().then(|| {
             let nearest = || self.row(row).as_chunks().0.iter().map(nearest_q8).collect();
@@ -100,7 +100,7 @@ impl Panels {
         self.values.n_bytes()
     }
 
-    /// All of it, in `n_parts` parts that are read side by side.
+    /// The memory of all values, to be prefetched, as `n_parts` equal parts that are read side by side.
     pub(super) fn read_range(&self, n_parts: usize) -> ReadRange {
         self.values.read_range(n_parts)
     }
@@ -160,7 +160,7 @@ impl PanelValues for Stacked {
         self.0.iter().map(Panels::n_bytes).sum()
     }
 
-    /// Of the largest part.
+    /// Only the memory of the largest part: a [`ReadRange`] is contiguous.
     fn read_range(&self, n_parts: usize) -> ReadRange {
         let largest = self.0.iter().max_by_key(|part| part.n_bytes());
         largest.map_or_else(ReadRange::default, |part| part.read_range(n_parts))

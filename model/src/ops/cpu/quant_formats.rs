@@ -1,5 +1,5 @@
-//! The quantized formats of the CPU. All that a format is in memory is in this file: the type of its blocks, and its entry
-//! in [`quantize`] or in the list of what files hold.
+//! The quantized formats of the CPU. This file has everything about a format's layout in memory: the type of its
+//! blocks, and its entries in [`quantize`] and [`pack_small`], or for K-quants in [`pack_super`].
 
 use std::array;
 
@@ -17,7 +17,7 @@ use crate::ops::{
     k_quants::{K_PARTS, KBlock},
 };
 
-/// `-127..=127` times the scale; 8.5 bits a weight.
+/// `-128..=127` (rounding uses `-127..=127`) times the scale; 8.5 bits a weight.
 pub(super) type Q8Block = SmallBlock<Bytes, 1>;
 /// `-8..=7` times the scale; 4.5 bits a weight.
 pub(super) type Q4Block = SmallBlock<Nibbles, 1>;
@@ -25,11 +25,11 @@ pub(super) type Q4Block = SmallBlock<Nibbles, 1>;
 pub(super) type Q4_1Block = SmallBlock<Nibbles, 2>;
 /// `0..=31` times the scale, plus the minimum; 6 bits a weight.
 pub(super) type Q5_1Block = SmallBlock<FiveBits, 2>;
-/// `0..=15`, with scales and minima in bytes; 4.625 bits a weight.
+/// `0..=15`, with 8-bit scales and minima per 32 inputs; 4.625 bits a weight.
 pub(super) type Q4KBlock = SuperBlock<Nibbles, 2>;
-/// `0..=31`, with scales and minima in bytes; 5.625 bits a weight.
+/// `0..=31`, with 8-bit scales and minima per 32 inputs; 5.625 bits a weight.
 pub(super) type Q5KBlock = SuperBlock<FiveBits, 2>;
-/// `-32..=31`, with a scale in bytes for every 16; 6.5625 bits a weight.
+/// `-32..=31`, with an 8-bit scale per 16 inputs; 6.5625 bits a weight.
 pub(super) type Q6KBlock = SuperBlock<SixBits, 1>;
 
 /// Quantizes a matrix to `dtype`.
@@ -120,8 +120,8 @@ impl<N: Numbers, const FACTORS: usize> QuantBlock for SmallBlock<N, FACTORS> {
     }
 }
 
-/// A block of 256 inputs (a K-quant): as [`SmallBlock`], with the factors of each run, or of half a run, in bytes, which are
-/// multiplied by those of the block.
+/// A block of 256 inputs (a K-quant): as [`SmallBlock`], but each run of 32 inputs, or each half of it, has 8-bit
+/// factors, which are multiplied by the f16 factors of the block.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct SuperBlock<N, const FACTORS: usize> {
@@ -196,7 +196,7 @@ impl<N: Numbers, const FACTORS: usize> QuantBlock for SuperBlock<N, FACTORS> {
     }
 }
 
-/// Numbers `4 group ..` of a row, four of them, with the offset added.
+/// The four numbers of a row from `4 * group` on, with the offset added.
 #[inline(always)]
 fn unsigned(values: &[i8], group: usize, offset: i32) -> [u8; 4] {
     values.as_chunks::<4>().0[group].map(|value| value.cast_unsigned().wrapping_add(offset as u8))

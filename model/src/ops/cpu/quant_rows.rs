@@ -135,7 +135,8 @@ pub(super) struct RoundedBlock {
 impl RoundedBlock {
     #[inline(always)]
     fn new(block: &[f32; BLOCK], correction: InputCorrection) -> Self {
-        let largest = block.iter().fold(0.0, |most: f32, value| if value.abs() > most { value.abs() } else { most });
+        // Bits of numbers without a sign compare as the numbers do, and those of NaN are the largest: it must not be rounded to 0.
+        let largest = f32::from_bits(block.iter().fold(0, |most, value| most.max(value.abs().to_bits())));
         let (scale, inverse) = Self::scale(largest);
         // The low byte of the sum is the rounded number, without a conversion instruction.
         let bytes: [u8; BLOCK] = array::from_fn(|n| (block[n] * inverse + ROUND).to_bits() as u8);
@@ -205,7 +206,7 @@ impl RoundedBlock {
         Self::of(values, scale, [left, right].map(|half| _mm512_reduce_add_epi32(half)), correction)
     }
 
-    /// The same bits as [`new`](Self::new), for the same reason.
+    /// The same bits as [`new`](Self::new), but faster, as [`new_avx512`](Self::new_avx512).
     #[cfg(target_arch = "x86_64")]
     #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads")]
     #[target_feature(enable = "avx2,fma")]
@@ -218,7 +219,7 @@ impl RoundedBlock {
             _mm256_permutevar8x32_epi32, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32, _mm256_storeu_si256,
             _mm256_sub_epi32,
         };
-        // Of the lanes of a register, the last of four steps.
+        // Reduces the eight 32-bit lanes of a register to one number.
         macro_rules! reduce {
             ($x:expr, $join:ident) => {{
                 let x: __m256i = $x;
@@ -268,6 +269,19 @@ impl RoundedBlock {
 mod tests {
     use super::*;
     use crate::ops::cpu::isa::tests::{every_isa, noise, with_isa};
+
+    #[test]
+    fn nan_is_not_rounded_to_a_number() {
+        for not_finite in [f32::NAN, -f32::NAN, f32::INFINITY] {
+            let mut x = noise(2 * BLOCK, 1);
+            x[5] = not_finite;
+            for level in every_isa() {
+                let blocks = with_isa(level, || QuantRows::new(&x, 2 * BLOCK, InputCorrection::Sum).blocks);
+                assert!(!blocks[0].scale.is_finite(), "{not_finite} with {level:?}");
+                assert!(blocks[1].scale.is_finite(), "the block beside it with {level:?}");
+            }
+        }
+    }
 
     #[test]
     fn rounding_is_the_same_bits_at_every_level() {

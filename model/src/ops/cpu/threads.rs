@@ -27,7 +27,7 @@ fn available() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Cores that the processors belong to which the process may use; `None` where that is not known.
+/// Number of physical cores among the processors that the process may use; `None` if it is not known.
 #[cfg(target_os = "linux")]
 fn cores() -> Option<usize> {
     #[expect(unsafe_code, reason = "a system call")]
@@ -51,7 +51,8 @@ fn cores() -> Option<usize> {
     None
 }
 
-/// Different lists of siblings, of which each processor has one.
+/// Number of different sibling lists: all processors of a core have the same list. `None` if any list is missing or
+/// there are none.
 #[cfg(any(target_os = "linux", test))]
 fn count_cores(siblings: impl Iterator<Item = Option<String>>) -> Option<usize> {
     let mut lists = siblings.collect::<Option<Vec<_>>>()?;

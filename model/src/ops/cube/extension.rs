@@ -445,7 +445,7 @@ pub(in crate::ops) fn adamw(
     (Tensor::from_dispatch(value), [first, second].map(Tensor::from_dispatch))
 }
 
-/// Sums of squares of all `gradients`, `[n_values]` each, by parts: `[n_sums]`, to be added.
+/// Partial sums of the squares of all `gradients`, `[n_values]` each: `[n_sums]`, which add up to the whole sum.
 pub(in crate::ops) fn square_sums(gradients: &[Tensor<1>]) -> Tensor<1> {
     let lens = gradients.iter().map(|gradient| gradient.dims()[0]);
     let n_sums: usize = lens.map(optimizer::n_square_sums).sum();
@@ -472,7 +472,7 @@ pub(in crate::ops) fn part_of_ints(all: &Tensor<1, Int>, [start, len]: [usize; 2
     Tensor::from_dispatch(Dispatch::part_of_ints(all.clone().into_dispatch(), [start, len]))
 }
 
-/// [`part_of_ints`], whose numbers are the bits of f32.
+/// As [`part_of_ints`], but the numbers are the bits of f32: a tensor of dimensions `dims`.
 pub(in crate::ops) fn rows_in_ints(all: &Tensor<1, Int>, start: usize, dims: [usize; 2]) -> Tensor<2> {
     Tensor::from_dispatch(Dispatch::rows_in_ints(all.clone().into_dispatch(), start, dims))
 }

@@ -19,7 +19,7 @@ const WARM_UPS: usize = 2;
 /// Spare buffers of each size: when memory becomes free depends on the timing of several threads, so a run may need
 /// more than the one before.
 const SPARE: usize = 4;
-/// Spare buffers of size 0, which have memory pools of their own, and which had run out.
+/// Spare buffers of size 0: they come from separate memory pools, which could otherwise run out.
 const SPARE_EMPTY: usize = 64;
 
 /// A captured graph.
@@ -42,7 +42,7 @@ impl CapturedGraph {
         Dispatch::graph_prepare(dispatch).map_err(failed)?;
         let spare = spare(device, sizes);
         let mut warm_up = || {
-            // Held until it has run: operations whose results are dropped are not executed.
+            // The result is held until the device is done: operations whose results are dropped are not executed.
             let made = run();
             Dispatch::sync(dispatch).map(|()| drop(made))
         };

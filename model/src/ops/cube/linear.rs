@@ -28,8 +28,8 @@ const WORKGROUP: usize = 128;
 const MAX_ROWS: usize = 4;
 /// Bytes of weights in flight: a large GPU's bandwidth times its latency.
 const BYTES_IN_FLIGHT: usize = 4 << 20;
-/// Bytes of weights in flight per lane, with one row: a matrix with few outputs gives each multiprocessor of a large
-/// GPU only four workgroups, which need so many to use the bandwidth.
+/// Bytes of weights in flight per lane, with one row. A matrix with few outputs gives each multiprocessor of a large
+/// GPU only four workgroups, and these use its bandwidth only with this many bytes in flight.
 const LANE_BYTES: usize = 128;
 /// Rows from which tiles in shared memory are used: enough to occupy a large GPU. An H200 takes 36 ms for 64 rows of a Llama 1B
 /// in tiles and 14 ms without, for 128 rows 36 and 56.
@@ -128,7 +128,7 @@ fn launch(x: CubeTensor, matrix: &Matrix, epilogue: Epilogue, options: LinearOpt
         outputs,
         depth: depth.min(units.div_ceil(lanes)).max(1),
         rows,
-        // Not if a row ends within a block: the input's next elements belong to the next row.
+        // False if a row ends within a unit or a block: the input's next elements then belong to the next row.
         whole_units: d_in == units * format.unit(),
         has_bias: epilogue.bias.is_some(),
         has_residual: epilogue.residual.is_some(),

@@ -1,7 +1,7 @@
 //! Bodies for GPUs, in CubeCL: one source for WGSL, SPIR-V, CUDA, ROCm and Metal.
 //!
-//! They run for tensors on a GPU if no gradients are recorded, except for those in `training`. Each is a backend extension of Burn. Weights travel with the
-//! operation; they are not Burn tensors.
+//! They run for tensors on a GPU if no gradients are recorded; those in `training` are for when they are. Each is a
+//! backend extension of Burn. A weight is not a Burn tensor: it is a parameter of the operation.
 //!
 //! Burn's fusion and autotune are not built in: nothing is left to fuse here, and both cost more time than they saved in
 //! training (`docs/lab/gpu-launches.md`).

@@ -35,7 +35,7 @@ const LEAST_DEPTH: usize = 512;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Operand<'a> {
     pub(super) tensor: &'a CubeTensor,
-    /// Numbers from one row to the next. Where rows consist of terms, those behind the last are 0.
+    /// Numbers from one row in memory to the next. If a row runs along the summed dimension, its padding must be 0.
     pub(super) stride: usize,
     /// Whether the matrix in memory is the operand's transpose.
     pub(super) is_transposed: bool,
@@ -60,7 +60,7 @@ pub(super) struct Product<'a> {
     /// `[m, n, k]`.
     pub(super) dims: [usize; 3],
     pub(super) batch: usize,
-    /// With the number of keys.
+    /// Which values are left out as hidden keys, and the number of keys.
     pub(super) causal: (Causal, usize),
     /// Added to each row, `[n]`.
     pub(super) bias: Option<&'a CubeTensor>,
@@ -186,14 +186,15 @@ pub(in crate::ops) fn has_bf16_products(device: &CubeDevice) -> bool {
     has_instructions(&device.client())
 }
 
-/// Whether the device makes all these products by its matrix instructions.
+/// Whether the device can compute every [`Product`] by matrix instructions, in each precision and with any operands
+/// transposed.
 pub(super) fn has_instructions(client: &Client) -> bool {
-    // Products of fewer columns need less.
+    // Products of fewer columns need less shared memory and fewer lanes.
     let fits = |precision| [false, true].map(|a| [false, true].map(|b| plan(client, precision, usize::MAX, [a, b])));
     [Precision::F32, Precision::Bf16].map(fits).iter().flatten().flatten().all(Option::is_some)
 }
 
-/// The numbers of 16 bits, and how many rows, columns and terms an instruction has.
+/// The 16-bit type of the device's matrix instructions, and the number of rows, columns and terms of one instruction.
 fn instructions(client: &Client) -> Option<(ElemType, usize)> {
     let properties = client.properties();
     let has = |element, size| {
@@ -207,7 +208,8 @@ fn instructions(client: &Client) -> Option<(ElemType, usize)> {
     kinds.find(|&(element, size)| has(element, size as u32))
 }
 
-/// Whether f16 will do, whose range is smaller: Mesa's software adapter has no bf16, and a test compares values that f16 has.
+/// Whether f16 may replace bf16 although its range is smaller. Only in tests: Mesa's software adapter has no bf16, and
+/// tests use values in the range of f16.
 #[cfg(not(test))]
 fn takes_f16() -> bool {
     false

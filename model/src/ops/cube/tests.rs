@@ -23,9 +23,9 @@ use crate::{
     test_gpu::gpu,
 };
 
-/// Of the largest value of the reference.
+/// Tolerance, as a share of the largest value of the reference.
 const TOLERANCE: f32 = 3e-6;
-/// Of a number that is rounded to 11 bits: devices need not round to the nearest.
+/// The same for values that are rounded to 11 significant bits: devices need not round to the nearest.
 const TOLERANCE_F16: f32 = 1e-3;
 
 fn ints(values: &[i32], device: &Device) -> Tensor<1, Int> {
@@ -87,7 +87,7 @@ fn check_fused(dtype: Dtype, n_rows: usize, [d_ff, d_in]: [usize; 2], kind: Acti
     assert_close(ops::normed_gated(x, norm, part(&weight, bias), kind), gated_reference(expected, kind));
 }
 
-/// Rows whose last block is half full, and then another row: what is behind a row must not count in its norm.
+/// Rows whose last block is half full, followed by another row: values behind a row's end must not count in its norm.
 #[test]
 fn half_a_block_fused_with_norm_and_gate() {
     for (n_rows, d_in) in [(2, 16), (9, 80)] {
@@ -441,7 +441,8 @@ fn what_is_not_finite_changes_no_row_that_does_not_see_it() {
     }
 }
 
-/// What a page held before is there until the row's own key and value are stored, which is while others are read.
+/// A page keeps its old contents until the row's own key and value are stored, which may be while other workgroups read
+/// the page.
 #[test]
 fn what_is_left_of_another_text_is_not_read() {
     let Some(gpu) = gpu() else { return };
@@ -477,7 +478,7 @@ fn rows_are_the_same_bits_in_any_company() {
     }
 }
 
-/// A model takes hidden states and caches from whoever has them.
+/// Callers pass hidden states and caches of their own to a model, so sizes are checked before a launch.
 #[test]
 fn operands_of_other_sizes_are_refused() {
     let Some(gpu) = gpu() else { return };
@@ -503,7 +504,7 @@ fn operands_of_other_sizes_are_refused() {
     assert!(what.contains("rows of queries"), "{what}");
 }
 
-/// Ids come from whoever has a tensor of them: none is read beyond the table.
+/// Callers may pass ids beyond the table: the kernel does not read there.
 #[test]
 fn ids_beyond_the_table_are_taken_for_its_last() {
     let Some(gpu) = gpu() else { return };

@@ -1,4 +1,4 @@
-//! Where the time of the operations with a backward pass of our own goes.
+//! Measures the time of the operations that have a backward pass of their own.
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +18,7 @@ pub struct OpTime {
     pub is_backward: bool,
     /// Calls.
     pub count: usize,
-    /// Of all calls together.
+    /// Total of all calls.
     pub time: Duration,
 }
 
@@ -32,8 +32,9 @@ fn times() -> MutexGuard<'static, Times> {
     TIMES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Calls `run`; returns its result and the time that each operation took meanwhile, from all threads, the longest first.
-/// Only operations of training on the CPU are measured. Calls within each other share their times.
+/// Calls `run`; returns its result and the time that each training operation (`TrainingOp`) took meanwhile, on all
+/// threads, the longest first. On a GPU this is the time to launch the operation, not to run it. Overlapping calls of
+/// this function share one table of times, so their results are wrong.
 pub fn profile_training<T>(run: impl FnOnce() -> T) -> (T, Vec<OpTime>) {
     times().clear();
     IS_ON.store(true, Ordering::SeqCst);

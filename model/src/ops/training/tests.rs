@@ -335,7 +335,7 @@ fn cross_entropy_is_its_reference() {
 /// For `[n_rows, d_model, vocab_size]` and a factor of the hidden states.
 fn check_cross_entropy(cases: &[([usize; 3], f32)]) {
     for &([n_rows, d_model, vocab_size], factor) in cases {
-        // Where a cap cuts logits of 1e4 off, its derivative is rounding, which a z-loss would show.
+        // With logits of 1e4 a soft cap saturates: its derivative is only rounding error, which a z-loss would amplify.
         let z_capped = if factor > 1.0 { 0.0 } else { 0.1 };
         for (has_bias, softcap, z_loss, has_weights) in [
             (false, None, 0.0, false),
@@ -622,7 +622,7 @@ fn cross_entropy_on_a_gpu_is_its_reference() {
     on_gpu(cross_entropy_of_a_packed_weight_is_that_of_the_plain_one);
 }
 
-/// A kernel cannot report it, and must not take another token for it.
+/// A kernel cannot report a target beyond the vocabulary, and must not compute the loss of another token instead.
 #[cfg(feature = "gpu")]
 #[test]
 fn a_target_beyond_the_vocabulary_has_an_absurd_loss_on_a_gpu() {

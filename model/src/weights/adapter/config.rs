@@ -46,7 +46,7 @@ const IRRELEVANT: [&str; 14] = [
     "fan_in_fan_out",
 ];
 
-/// Keys that matter only together with other keys, which are rejected.
+/// Keys that have an effect only together with keys that are rejected. Any value but `true` is accepted.
 const DEPENDENT: [&str; 3] = ["qalora_group_size", "arrow_config", "lora_bias"];
 
 /// Values of `init_lora_weights` that leave the base model as it is.

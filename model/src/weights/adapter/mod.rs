@@ -1,8 +1,9 @@
 //! Low-rank adapters in the format of [PEFT](https://github.com/huggingface/peft): `adapter_config.json` and
 //! `adapter_model.safetensors`; and as GGUF files of llama.cpp. Both are read and written.
 //!
-//! PEFT has a pair of matrices for each linear module of the Hugging Face class. Ours belong to stacked matrices, so a pair is
-//! for a range of rows; where the class orders rows otherwise, those of `B` are moved.
+//! PEFT has a pair of matrices for each linear module of the Hugging Face class. Hearth's matrices may stack several
+//! modules, so a pair updates a range of rows. If the class has these rows in another order, the rows of `B` are
+//! reordered.
 
 mod config;
 mod gguf_file;

@@ -43,7 +43,8 @@ pub(super) fn read(pairs: &[StoredPair<'_, '_>]) -> Result<LoraValues> {
         for (StoredPair { module, rank, a, b, .. }, [of_a, of_b]) in pairs.iter().zip(places) {
             update[of_a].copy_from_slice(&finite(a)?);
             let values_of_b = finite(b)?;
-            // The pair of a transposed weight is not transposed: only the order of rows is ours.
+            // PEFT does not transpose the pair of a transposed weight. Only the order of the rows of `B` differs from
+            // ours.
             for (n, row) in update[of_b].chunks_exact_mut(*rank).enumerate() {
                 row.copy_from_slice(&values_of_b[module.order.place(n) * rank..][..*rank]);
             }

@@ -22,7 +22,8 @@ pub(in super::super) enum ConfigRow {
     /// A size, under any of these names; the first is written. Where it is absent or `null` it follows from what was read
     /// before it; without such a rule it must be there.
     Size { keys: &'static [&'static str], of: Of<usize>, absent: Option<fn(&GptConfig) -> usize> },
-    /// How many key heads: as many as query heads where the key is `null`, but this many where a file does not have it.
+    /// The number of key heads. Where the key is `null`, that of the query heads; where the file does not have the key,
+    /// `absent`.
     KvHeads { absent: usize },
     /// A size that the class has no key for.
     Derived { of: Of<usize>, from: fn(&GptConfig) -> usize },
@@ -30,7 +31,7 @@ pub(in super::super) enum ConfigRow {
     Number { key: &'static str, of: Of<f64>, absent: f64 },
     /// A number that divides where ours multiplies.
     Divisor { key: &'static str, of: Of<f64>, absent: f64 },
-    /// A number or `null`, and which where the key is not there at all.
+    /// A number or `null`. Where the file does not have the key, `absent`.
     Cap { key: &'static str, of: Of<Option<f64>>, absent: Option<f64> },
     /// True or false.
     Flag { key: &'static str, of: Of<bool>, absent: bool },
@@ -173,7 +174,7 @@ impl ConfigRow {
     }
 }
 
-/// `forth(value)`, as a whole number if `back` makes exactly `value` of that.
+/// `forth(value)`, rounded to a whole number if `back` maps the rounded number to exactly `value`.
 fn inverse(value: f64, forth: fn(f64) -> f64, back: fn(f64) -> f64) -> Value {
     let exact = forth(value);
     let whole = exact.round();
@@ -261,7 +262,7 @@ pub(in super::super) const ONLY_WINDOWS_ROTATE: ConfigRow = ConfigRow::Custom {
     write: |_, _| {},
 };
 
-/// GPT-J's base is no key of its own.
+/// GPT-J has no key for the rotary base, which is always 10,000.
 pub(in super::super) const GPTJ_ROTARY_DIM: ConfigRow = ConfigRow::Custom {
     keys: &["rotary_dim"],
     read: |fields, config| {
@@ -322,7 +323,7 @@ pub(in super::super) const FALCON_BLOCKS: ConfigRow = ConfigRow::Custom {
         config.n_kv_heads = match () {
             () if is_new => n_kv_heads,
             () if fields.flag_or("multi_query", true)? => 1,
-            // Transformers takes this number for the cache, but the matrices have as many as queries.
+            // transformers only uses this number for its cache: the matrices have as many key heads as query heads.
             () => {
                 fields.only("num_kv_heads", Fixed::Number(config.n_heads as f64))?;
                 config.n_heads
@@ -377,7 +378,8 @@ pub(in super::super) const OPT_NORMS: ConfigRow = ConfigRow::Custom {
     },
 };
 
-/// One OPT model has embeddings narrower than its blocks, with matrices between; the others say that they have not.
+/// One OPT model has narrower embeddings than blocks, with matrices in between, which is not supported. The other
+/// models have this key too, with the width of the blocks.
 pub(in super::super) const OPT_EMBEDDING_WIDTH: ConfigRow = ConfigRow::Custom {
     keys: &["word_embed_proj_dim"],
     read: |fields, config| match fields.size("word_embed_proj_dim")? {

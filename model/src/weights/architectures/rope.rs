@@ -19,8 +19,8 @@ pub(in super::super) struct RopeKeys {
     theta: &'static str,
     /// The base where the file does not have it.
     absent_theta: f64,
-    /// The older key of the share of each head that turns, and that share where the key is absent. Without a key it is
-    /// all of the head.
+    /// The older key of the rotated share of each head, and that share where the key is absent. `None`: the whole head
+    /// is rotated.
     share: Option<(&'static str, f64)>,
     /// The names of the scalings that the class computes.
     types: &'static [&'static str],
@@ -46,7 +46,7 @@ pub(super) const NEOX: RopeKeys = RopeKeys {
     types: TYPES,
     windowed: None,
 };
-/// Phi 3 knows one scaling more, `longrope`, and no other.
+/// Phi 3's only scaling is `longrope`, which is not supported.
 pub(super) const PHI3: RopeKeys = RopeKeys {
     theta: THETA,
     absent_theta: USUAL_THETA,
@@ -108,7 +108,8 @@ const NESTED_KEYS: &[&str] = &[
 ];
 
 impl RopeKeys {
-    /// Sets `config.positions`, and the longest sequence where the scaling decides it. Windows are read before.
+    /// Sets `config.positions`, and `max_seq_len` if the scaling determines it. For classes with windows, these must
+    /// have been read before.
     pub(super) fn read(&self, fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
         if let Some(windowed) = &self.windowed {
             return self.read_per_kind(windowed, fields, config);
@@ -152,7 +153,7 @@ impl RopeKeys {
             return Ok(());
         }
         if windowed.key.is_none() && !own.contains_key(THETA) {
-            // Some versions of transformers read it for these layers too, others do not.
+            // Some versions of transformers use the older key for these layers too, others do not.
             fields.only(self.theta, super::Fixed::Number(windowed.absent))?;
         }
         let theta = windowed.key.map_or(Ok(windowed.absent), |key| fields.number_or(key, windowed.absent))?;
@@ -161,7 +162,7 @@ impl RopeKeys {
         Ok(())
     }
 
-    /// The rotation that `nested` describes, where `theta` is the base if it has none.
+    /// The rotation that `nested` describes. `theta` is the base if `nested` has none.
     fn read_one(&self, theta: f64, fields: &Fields<'_>, nested: &Fields<'_>, config: &GptConfig) -> Result<Rope> {
         let kind = nested.text_or("rope_type", nested.text_or("type", "default")?)?;
         if !self.types.contains(&kind) {
@@ -177,7 +178,7 @@ impl RopeKeys {
         }
         let theta = nested.number_or(THETA, theta)?;
         if self.theta != THETA && nested.get(THETA).is_none() {
-            // Some versions of transformers read it for such a class, others do not.
+            // Some versions of transformers read `rope_theta` for such a class, others do not.
             fields.only(THETA, super::Fixed::Number(theta))?;
         }
         let rotary_dim = match self.share {

@@ -445,7 +445,7 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
             flag("bias", |c| &mut c.mlp_bias, false),
             flag("tie_word_embeddings", |c| &mut c.tie_embeddings, true),
         ]],
-        // Falcon scales ALiBi's slopes together with the scores.
+        // Not supported: Falcon multiplies ALiBi's bias by the scale of the scores too.
         fixed: &[("alibi", Fixed::Flag(false))],
         names: names::FALCON,
         base_prefix: "transformer.",

@@ -29,11 +29,11 @@ pub(in super::super) enum WindowKeys {
     },
     /// A window for the layers without rotary positions, if `use_sliding_window`. Files may list the layers' kinds.
     Unrotated,
-    /// A window for all but every so many-th layer. Newer files list the layers' kinds.
+    /// A window for all layers except every `period`-th. Newer files list the layers' kinds.
     Periodic {
-        /// How many, where the file does not say.
+        /// The period, where the file does not have it.
         period: usize,
-        /// Whether it may say so by `sliding_window_pattern`.
+        /// Whether the file may have the period, as `sliding_window_pattern`.
         has_key: bool,
     },
 }
@@ -51,7 +51,7 @@ pub(in super::super) const SMOLLM3: WindowKeys = WindowKeys::Unrotated;
 /// The window of most classes where the key is not there at all.
 const USUAL: usize = 4096;
 
-/// Sets the window and the layers that have none in spite of it, if there are others.
+/// Sets the window, and the layers without it. If all layers are without it, there is no window.
 pub(in super::super) fn set(config: &mut GptConfig, window: Option<usize>, full_layers: Vec<usize>) {
     let windowed = window.is_some() && full_layers.len() < config.n_layers;
     config.sliding_window = window.filter(|_| windowed);

@@ -126,19 +126,19 @@ pub(super) const GEMMA2_WINDOW: ConfigRow = of_key(WINDOW_KEYS, |fields, config|
     read_periodic_window(fields, config, Some(window), 2)
 });
 
-/// Every sixth.
+/// Every sixth layer has no window.
 pub(super) const GEMMA3_WINDOW: ConfigRow = of_key(WINDOW_KEYS, |fields, config| {
     let window = fields.size("attention.sliding_window")?.filter(|&window| window > 0);
     read_periodic_window(fields, config, window, 6)
 });
 
-/// Every fourth, in OLMo 3.
+/// Every fourth layer of OLMo 3 has no window.
 pub(super) const OLMO2_WINDOW: ConfigRow = of_key(WINDOW_KEYS, |fields, config| {
     let window = fields.size("attention.sliding_window")?.filter(|&window| window > 0);
     read_periodic_window(fields, config, window, 4)
 });
 
-/// Every fourth.
+/// Every fourth layer has no window.
 pub(super) const COHERE2_WINDOW: ConfigRow = of_key(WINDOW_KEYS, |fields, config| {
     let window = fields.size("attention.sliding_window")?;
     let window = window.ok_or_else(|| fields.missing(&["attention.sliding_window"]))?;

@@ -1,5 +1,6 @@
-//! The tensor `rope_freqs.weight`: what each pair of dimensions' wavelength is multiplied by. llama.cpp's converter makes it
-//! of Llama 3.1's scaling; what it was made of is found again, and refused if it was something else.
+//! The tensor `rope_freqs.weight`: a factor for the wavelength of each pair of dimensions. llama.cpp's converter
+//! computes it from Llama 3.1's scaling. The scaling is recovered from the factors; factors of any other origin are
+//! rejected.
 
 use super::super::tensor_table::TensorTable;
 use crate::{
@@ -9,8 +10,8 @@ use crate::{
 };
 
 const TENSOR: &str = "rope_freqs.weight";
-/// The length that all of Llama's models with this scaling were first trained on. Only its ratios to the other figures
-/// count, so that it may stand for any.
+/// The context length for which all of Llama's models with this scaling were first trained. Only its ratios to
+/// `low_freq_factor` and `high_freq_factor` have an effect, so it can be used for every model.
 const ORIGINAL_MAX_SEQ_LEN: usize = 8192;
 /// Relative; the factors were computed in f32.
 const TOLERANCE: f32 = 1e-4;
@@ -62,7 +63,7 @@ fn fit(frequencies: &[f32], factors: &[f32]) -> Vec<RopeScaling> {
     let share = |own: f32| (1.0 / f64::from(own) - 1.0 / factor) / (1.0 - 1.0 / factor);
     let points = frequencies.iter().zip(factors).map(|(&frequency, &own)| (turns(frequency), share(own)));
     let between: Vec<_> = points.filter(|(_, share)| (0.001..0.999).contains(share)).collect();
-    // One point tells as much where the two ends are as far apart as in the released models.
+    // One point is enough if `high_freq_factor / low_freq_factor` is as in the released models.
     found.extend(between.first().map(|&(turns, share)| {
         let unit = turns / (released_low + share * (released_high - released_low));
         llama3(released_low * unit, released_high * unit)

@@ -116,7 +116,7 @@ impl<'a> Tokens<'a> {
                 numbers.into_iter().map(|number| token_type(metadata, number)).collect::<Result<_>>()?
             }
         };
-        // Files differ in the type of unused tokens; these are never text.
+        // Files differ in the type that they give to these tokens, which are never part of a text.
         for (token, kind) in tokens.iter().zip(&mut types) {
             if ENDS.contains(token) {
                 *kind = TokenType::Control;

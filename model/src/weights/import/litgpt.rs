@@ -139,7 +139,8 @@ fn read_config(fields: &Fields<'_>) -> Result<GptConfig> {
     };
     let parallel_residual = fields.flag_or("parallel_residual", true)?;
     let scalar = fields.number_if_any("attention_scores_scalar")?;
-    // What LitGPT tells by the name: weights of norms are stored less 1, or there are none.
+    // LitGPT decides by the model's name whether 1 is added to stored norm weights (Gemma), and whether norms have no
+    // weights (OLMo).
     let name = fields.text_or("name", "")?;
     let is_gemma = !is_layer_norm && name.contains("Gemma");
     let norm_weight = !(is_layer_norm && name.contains("OLMo"));
@@ -263,7 +264,8 @@ fn rope(fields: &Fields<'_>, head_dim: usize) -> Result<Rope> {
     Ok(Rope { theta, rotary_dim: rotary_dim(fields, head_dim)?, scaling })
 }
 
-/// How layers with the window rotate, if otherwise than the others: unscaled.
+/// The rotation of layers with the window, if it differs from that of the others. It has a base of its own and no
+/// scaling.
 fn window_rope(fields: &Fields<'_>, head_dim: usize) -> Result<Option<Rope>> {
     let Some(theta) = fields.number_if_any("rope_local_base_freq")? else { return Ok(None) };
     if fields.get("rope_indices") != fields.get("sliding_window_indices") {

@@ -72,7 +72,7 @@ pub struct Imported {
     pub gpt: Gpt,
     /// The Hugging Face class to save it as. `None`: the first that expresses it, or Hearth's own.
     pub class: Option<&'static str>,
-    /// How the values were stored: what holds them all without rounding.
+    /// The dtype in which all values can be saved without rounding: f16 or bf16 if all are stored in it, else f32.
     pub dtype: DiskDtype,
     /// nanoGPT: the name of the data that it was trained on.
     pub dataset: Option<String>,

@@ -105,6 +105,6 @@ pub(super) const NANOCHAT: TensorNames = TensorNames {
         same("lm_head.weight", "lm_head.weight"),
     ]]),
     base_prefix: "",
-    // Tables of cosines and sines.
+    // Nothing: checkpoints do not have the tables of cosines and sines.
     ignored: &[],
 };

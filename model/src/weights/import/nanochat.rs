@@ -83,7 +83,8 @@ pub(super) fn load(checkpoint: &Checkpoint<'_, '_>, meta: &Path) -> Result<Impor
             && let [n_rows, _] = tensor.shape[..]
             && n_rows > vocab_size
         {
-            // Rows that fill up to a round number: nanochat leaves their logits out.
+            // Padding: nanochat rounds the number of rows up, and leaves out the logits of the rows beyond the
+            // vocabulary.
             let n_bytes = tensor.bytes.len() / n_rows * vocab_size;
             match &mut tensor.bytes {
                 Cow::Borrowed(bytes) => *bytes = &bytes[..n_bytes],

@@ -40,12 +40,12 @@ pub(super) fn load(checkpoint: &Checkpoint<'_, '_>) -> Result<Imported> {
         dropout: fields.number_or("dropout", 0.0)?,
         ..GptConfig::gpt2(sizes)
     };
-    // Before anything of these sizes is made.
+    // Before zeros of these sizes are allocated.
     config.validate()?;
     let mut tensors = checkpoint.tensors()?;
     let has_biases = fields.flag_or("bias", true)?;
     let biases = if has_biases { Vec::new() } else { zero_biases(&names::NANOGPT, &config) };
-    // They take nothing from what the others are stored as.
+    // Zeros get the 16-bit type of the other tensors, so that the model is not saved in f32 because of them.
     let is_short = |kind| kind == ValueKind::Weights(ElementType::F16) || kind == ValueKind::Weights(ElementType::Bf16);
     let short = tensors.first().map(|tensor| tensor.kind).filter(|&kind| is_short(kind));
     for mut bias in biases {

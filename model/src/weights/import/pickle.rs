@@ -21,7 +21,8 @@ pub(super) struct Problem {
 
 type Result<T, E = Problem> = std::result::Result<T, E>;
 
-/// Where a value is in [`Pickle`]. A value may be in several places, even within itself.
+/// The index of a value in [`Pickle::values`]. Containers refer to their items by it, so a value may be in several
+/// containers, or in itself.
 type Id = usize;
 
 /// A pickle that was read.
@@ -279,7 +280,7 @@ struct Reader<'a> {
     op_at: usize,
     values: Vec<Node<'a>>,
     stack: Vec<Id>,
-    /// Lengths of the stack.
+    /// The length of the stack at each `MARK` that is still open.
     marks: Vec<usize>,
     memo: HashMap<usize, Id>,
     /// Sizes and strides of all tensors.
@@ -430,7 +431,8 @@ impl<'a> Reader<'a> {
     }
 
     fn push(&mut self, value: Node<'a>) -> Result<()> {
-        // Each tensor has its own, even if the pickle uses one tuple for many.
+        // Each tensor has its own copy of its shape and strides, even if the pickle uses one tuple for many tensors, so
+        // these count.
         if let Node::Tensor(tensor) = &value {
             self.n_sizes += tensor.shape.len() + tensor.strides.len();
         }
@@ -442,7 +444,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Of one or two bytes.
+    /// Pushes a number that has one or two bytes in the pickle.
     fn push_int(&mut self, int: usize) -> Result<()> {
         self.push(Node::Int(int as i64))
     }

@@ -80,7 +80,7 @@ impl<'a> TorchFile<'a> {
         let Some(entries) = state.entries() else {
             return Err(self.error(format!("has {} where the tensors of a model should be", state.kind())));
         };
-        // Copies of views cannot be more than the file itself.
+        // Bytes of views that may be copied into row order, all tensors together: not more than the file has.
         let mut allowed = self.n_bytes;
         let mut tensors = Vec::new();
         for (name, value) in entries {
@@ -110,7 +110,7 @@ impl<'a> TorchFile<'a> {
             return Err(error(what).with_hint(CUT_SHORT));
         }
         let len = shape.iter().try_fold(1usize, |len, &size| len.checked_mul(size));
-        // The last number, from the offset on.
+        // The largest index of a number in the view, relative to the offset.
         let last = shape
             .iter()
             .zip(strides)
@@ -128,7 +128,9 @@ impl<'a> TorchFile<'a> {
             }
         };
         let bytes = if is_in_order(shape, strides) || len == 0 {
-            Cow::Borrowed(&data[offset * width * usize::from(len > 0)..][..len * width])
+            // An empty tensor may begin anywhere.
+            let start = if len == 0 { 0 } else { offset * width };
+            Cow::Borrowed(&data[start..][..len * width])
         } else {
             *allowed = allowed
                 .checked_sub(len * width)
@@ -138,7 +140,7 @@ impl<'a> TorchFile<'a> {
         Ok(ReadTensor { name: name.to_owned(), shape: shape.clone(), kind: value_kind(storage.kind), bytes })
     }
 
-    /// Something is wrong with what the file holds.
+    /// The error for contents that are invalid or not supported.
     pub(super) fn error(&self, what: String) -> Error {
         Error::file(self.path, what)
     }
@@ -189,7 +191,8 @@ fn is_in_order(shape: &[usize], strides: &[usize]) -> bool {
     let mut expected = 1usize;
     shape.iter().zip(strides).rev().all(|(&size, &stride)| {
         let fits = size == 1 || stride == expected;
-        // Sizes beyond a size of 0 were not multiplied before.
+        // Cannot overflow for checked sizes; wraps if a size of 0 hid from the check that the product of the others is
+        // too large.
         expected = expected.wrapping_mul(size);
         fits
     })
@@ -206,7 +209,7 @@ fn gather(data: &[u8], tensor: &PickledTensor<'_>, width: usize, len: usize) -> 
         // Counts up, the last dimension fastest.
         for dim in (0..shape.len()).rev() {
             index[dim] += 1;
-            // Wraps only behind the last value, or where a size of 1 has a stride that means nothing.
+            // Wraps only after the last value, or in a dimension of size 1, whose stride is arbitrary.
             at = at.wrapping_add(strides[dim]);
             if index[dim] < shape[dim] {
                 break;

@@ -31,7 +31,7 @@ pub(super) fn read(path: &Path) -> Result<Map<String, Value>> {
 /// A list or a map that is being read.
 enum Open {
     List(Vec<Value>),
-    /// And the key of the value that comes next.
+    /// With the key of the value that comes next.
     Map(Map<String, Value>, Option<String>),
 }
 
@@ -106,7 +106,7 @@ fn plain(text: &str) -> Result<Value, String> {
             if [".nan", ".inf"].contains(&name) {
                 return Err(format!("`{text}` is not a finite number"));
             }
-            // Rust's numbers have names that YAML's do not.
+            // Rust also parses names such as `inf` and `nan` as numbers; in YAML these are strings.
             let is_number = name.starts_with(|first: char| first.is_ascii_digit() || first == '.');
             match text.parse::<f64>().ok().filter(|_| is_number) {
                 Some(float) => {

@@ -87,7 +87,7 @@ fn saved_alone() -> [Files; 2] {
     })
 }
 
-/// Which of the two models the folder holds as a whole, by all its files; and it opens.
+/// Checks that the folder holds exactly one of the two models, and that it opens. Returns which.
 fn found(dir: &Path, models: &[Files; 2]) -> usize {
     let options = LoadOptions { device: Device::flex(), dtype: None };
     let gpt = model_dir::load_gpt(dir, &options).unwrap();
@@ -106,12 +106,12 @@ fn first_model(parent: &Path) -> PathBuf {
     dir
 }
 
-/// Without exchange, as other systems and some file systems are.
+/// Makes the exchange of folders fail, as on systems and file systems that do not support it.
 fn refuse_exchange(what: &str) -> io::Result<()> {
     if what == "exchange" { Err(io::ErrorKind::Unsupported.into()) } else { Ok(()) }
 }
 
-/// Until the test ends, `step` is told of all steps of its thread.
+/// Until the returned value is dropped, `step` is called before each step of this thread.
 fn watched(step: impl FnMut(&'static str, &Path) -> io::Result<()> + 'static) -> impl Drop {
     struct Unwatch;
     impl Drop for Unwatch {
@@ -123,7 +123,7 @@ fn watched(step: impl FnMut(&'static str, &Path) -> io::Result<()> + 'static) ->
     Unwatch
 }
 
-/// This test, alone, in a process of its own.
+/// Starts a process that runs only the test `test`.
 fn child(test: &str, variables: &[(&str, &str)]) -> Child {
     let test = format!("{}::{test}", module_path!().split_once("::").unwrap().1);
     let mut command = Command::new(env::current_exe().unwrap());
@@ -156,7 +156,8 @@ fn saving_process() {
     save(Path::new(&dir), 1).unwrap();
 }
 
-/// At each step there is, on file systems of both kinds. The next save leaves nothing of it.
+/// Kills a save before each of its steps, with and without exchange: the folder then has the old model or the new one.
+/// The next save removes what the killed one left.
 #[test]
 fn a_process_that_is_killed_leaves_the_old_model_or_the_new_one() {
     let models = saved_alone();
@@ -250,7 +251,8 @@ fn everything_is_on_the_disk_before_the_swap() {
     assert!(swap < parent && parent < at("remove", &partial).unwrap());
 }
 
-/// Half a leftover is none: it is not at the name of a whole folder.
+/// The folder that was moved aside is always complete, so it is renamed back; an incomplete one only has the other
+/// name.
 #[test]
 fn a_folder_left_aside_is_whole_and_put_back() {
     let parent = tempfile::tempdir().unwrap();
@@ -277,7 +279,7 @@ fn a_folder_left_aside_is_whole_and_put_back() {
     assert!(model_dir::load_config(&parent.path().join("never")).is_err());
 }
 
-/// Neither a second writer nor a reader takes what a living process writes for a leftover.
+/// While a process is writing a folder, neither another writer nor a reader treats that folder as a leftover.
 #[cfg(unix)]
 #[test]
 fn a_folder_that_is_being_written_is_left_alone() {
@@ -291,7 +293,8 @@ fn a_folder_that_is_being_written_is_left_alone() {
     drop(staged);
     assert_eq!(entries(parent.path()).unwrap(), ["model"]);
 
-    // In the middle of a swap, a reader that would put the old folder back must wait, and a writer that would clean up.
+    // In the middle of a swap, a reader that would rename the old folder back must wait, and so must a writer that
+    // would remove leftovers.
     let folder = parent.path().to_owned();
     let was_locked = Rc::new(RefCell::new(false));
     let seen = Rc::clone(&was_locked);
@@ -440,7 +443,7 @@ fn a_folder_is_removed_as_a_whole_or_moved_as_a_whole() {
     model_dir::load_gpt(&dir, &LoadOptions { device: Device::flex(), dtype: None }).unwrap();
 }
 
-/// Whole or not there, with the folders above it, whatever goes wrong.
+/// A new model dir is complete or does not exist, and neither do the folders created above it, whatever fails.
 #[test]
 fn a_new_model_dir_is_whole_or_not_there() {
     let parent = tempfile::tempdir().unwrap();

@@ -109,7 +109,7 @@ impl fmt::Display for End {
 impl Line {
     /// How the request ended, if known beyond the status.
     pub(crate) fn end(&self) -> Option<End> {
-        // Without a status, the client had disconnected.
+        // No status was recorded, so the client disconnected before the response.
         self.work.end.clone().or(self.status.is_none().then_some(End::Cancelled))
     }
 }

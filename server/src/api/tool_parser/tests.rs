@@ -24,7 +24,8 @@ fn read(mut parser: ToolParser, pieces: &[&str]) -> (String, Vec<(String, String
     (content, calls)
 }
 
-/// The same whole, character by character, and cut in two and in three wherever it can be.
+/// Checks the result of [`read`] for the whole text, for single characters, and for the text cut into two or three
+/// pieces.
 fn check(parser: &ToolParser, text: &str, content: &str, calls: &[(&str, &str)]) {
     let calls: Vec<_> = calls.iter().map(|(name, arguments)| (name.to_string(), arguments.to_string())).collect();
     let expected = (content.to_owned(), calls);
@@ -57,7 +58,7 @@ fn hermes_calls_are_found_wherever_the_text_is_cut() {
     check(&parser, &one, "", &[("f", ARGUMENTS)]);
     check(&parser, &format!(" I look.\n\n{one}\n"), " I look.", &[("f", ARGUMENTS)]);
     check(&parser, &format!("{one}\n{one} done \n"), "done", &[("f", ARGUMENTS), ("f", ARGUMENTS)]);
-    // Without its end, as models that stop there write it; with text for arguments.
+    // Without the closing mark, which models leave out if they stop there; and with the arguments as a string.
     check(&parser, &format!("<tool_call>{CALL}"), "", &[("f", ARGUMENTS)]);
     let text = r#"<tool_call>{"name": "f", "arguments": "{\"a\": 1}"}</tool_call>"#;
     check(&parser, text, "", &[("f", r#"{"a": 1}"#)]);

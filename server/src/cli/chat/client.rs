@@ -15,7 +15,7 @@ use tokio_stream::StreamExt;
 
 use super::remote::Remote;
 
-/// Larger answers are rejected, other than streams.
+/// Maximum size in bytes of a response that is not streamed.
 const MAX_BODY_BYTES: usize = 16 << 20;
 
 /// Longer lines of a stream are rejected.
@@ -174,7 +174,7 @@ enum Event {
 }
 
 fn event(line: &str) -> anyhow::Result<Event> {
-    // Comments, names of events, and the empty line behind each.
+    // Lines without data: comments, names of events, and the empty line after each event.
     let Some(data) = line.strip_prefix("data:").map(str::trim) else { return Ok(Event::Pieces(Vec::new())) };
     if data == "[DONE]" {
         return Ok(Event::Done);

@@ -45,7 +45,7 @@ pub(super) fn help() -> String {
     let lines = HELP.iter().map(|(name, args, what)| format!("{:width$}  {what}\n", format!("{name} {args}")));
     lines.collect::<String>()
         + "A message that ends with `\\` goes on in the next line; `//` begins a message with a slash.\n\
-           Ctrl-c stops an answer; what is there of it stays in the conversation.\n"
+           Ctrl-c stops an answer; the part that was written stays in the conversation.\n"
 }
 
 impl Command {

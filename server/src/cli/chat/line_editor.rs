@@ -63,7 +63,7 @@ impl LineEditor {
     /// The next message or command.
     pub(super) fn read(&mut self) -> anyhow::Result<Typed> {
         match self.0.read_line(&Arrows).context("cannot read from the terminal")? {
-            // A line that goes on ends with a backslash.
+            // A backslash at the end of a line continues the message on the next line.
             Signal::Success(line) => Ok(Typed::Line(line.replace("\\\n", "\n"))),
             Signal::CtrlC => Ok(Typed::Interrupt),
             Signal::CtrlD => Ok(Typed::End),
@@ -71,7 +71,7 @@ impl LineEditor {
     }
 }
 
-/// The history of earlier conversations. It is a convenience: without it, only that of this one is kept.
+/// The history of earlier conversations. `None` if its file cannot be used: the editor then keeps a history in memory.
 fn history() -> Option<FileBackedHistory> {
     let path = history_file()?;
     let opened = private(&path).and_then(|()| {
@@ -80,7 +80,7 @@ fn history() -> Option<FileBackedHistory> {
     opened.inspect_err(|error| tracing::info!("no history in `{}`: {error}", path.display())).ok()
 }
 
-/// In the folder for what programs remember, by the XDG Base Directory Specification.
+/// The history file, in the state folder of the XDG Base Directory Specification.
 fn history_file() -> Option<PathBuf> {
     let given = env::var_os("XDG_STATE_HOME").filter(|dir| Path::new(dir).is_absolute()).map(PathBuf::from);
     let dir = given.or_else(|| env::home_dir().map(|home| home.join(".local/state")))?;

@@ -10,7 +10,7 @@ const CODE: &str = "\x1b[36m";
 /// A run of this many backticks begins and ends a block of code.
 const FENCE: &str = "```";
 
-/// Longest start of a line that says what the line is: a heading's marks and a space.
+/// Maximum number of characters that decide what kind of line begins: six `#` and a space.
 const MAX_MARKS: usize = 7;
 
 /// How text is shown.
@@ -214,7 +214,7 @@ mod tests {
     fn rendered(text: &str) -> String {
         let mut renderer = Renderer::new(Style::Markdown);
         let whole = renderer.push(text) + &renderer.finish();
-        // However it is cut.
+        // The result must not depend on how the text is split into pieces.
         let mut by_character = String::new();
         for character in text.chars() {
             by_character += &renderer.push(&character.to_string());

@@ -96,14 +96,14 @@ fn piped() -> anyhow::Result<String> {
         !message.trim().is_empty(),
         "standard input is empty\nhint: `echo \"Hello\" | hearth chat` sends a message; in a terminal, `hearth chat` asks for it"
     );
-    // `echo` ends with one.
+    // Removes the line break that `echo` adds.
     let end = message.strip_suffix('\n').map_or(message.len(), |text| text.trim_end_matches('\r').len());
     message.truncate(end);
     Ok(message)
 }
 
 fn client(args: &ChatArgs) -> anyhow::Result<Client> {
-    // One in the environment may be meant for other commands.
+    // A key in the environment is ignored without `--url`, because it may be meant for other commands.
     ensure!(
         args.url.is_some() || args.api_key.is_none() || std::env::var_os("HEARTH_API_KEY").is_some(),
         "`--api-key` is for a running server\nhint: add its address, `--url`"

@@ -2,7 +2,7 @@
 
 use std::{fmt, path::Path, time::Duration};
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use axum::{
     body::Body,
     http::{HeaderValue, Request, Response, Uri, header, uri::Scheme},
@@ -18,7 +18,7 @@ use tokio_rustls::{TlsConnector, rustls::pki_types::ServerName};
 
 use crate::{config::Secret, tls};
 
-/// Timeout for a connection. An answer may take as long as it takes.
+/// Timeout for opening the TCP connection. The time for an answer is not limited.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A server with OpenAI's API.
@@ -101,7 +101,10 @@ impl Remote {
             Some(connector) => {
                 let name = ServerName::try_from(self.host.clone())
                     .map_err(|_| anyhow!("`{}` is not the name of a host", self.host))?;
-                let stream = connector.connect(name, stream).await.with_context(|| {
+                let Ok(stream) = timeout(CONNECT_TIMEOUT, connector.connect(name, stream)).await else {
+                    bail!("`{}` does not answer in TLS within {} s", self.url, CONNECT_TIMEOUT.as_secs());
+                };
+                let stream = stream.with_context(|| {
                     format!("cannot speak TLS with `{}`; `--tls-cert` takes the server's own certificate", self.url)
                 })?;
                 exchange(stream, request).await
@@ -116,7 +119,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.context("cannot speak HTTP")?;
-    // It ends with the response, or with its sender. Its errors are those of the response.
+    // The task ends when the response has been read or dropped. The reader of the response gets its errors.
     tokio::spawn(async move { drop(connection.await) });
     let response = sender.send_request(request).await.context("cannot send the request")?;
     Ok(response.map(Body::new))

@@ -146,7 +146,7 @@ impl Session {
                 note(&format!("loaded {} messages from `{path}`", conversation.n_turns()));
             }
             Command::Model(None) => {
-                let models = self.runtime.block_on(self.client.models())?;
+                let models = self.models()?;
                 let lines = models.iter().map(|name| {
                     let mark = if *name == self.model { "*" } else { " " };
                     format!("{mark} {name}")
@@ -154,7 +154,7 @@ impl Session {
                 note(&lines.collect::<Vec<_>>().join("\n"));
             }
             Command::Model(Some(name)) => {
-                let models = self.runtime.block_on(self.client.models())?;
+                let models = self.models()?;
                 anyhow::ensure!(
                     models.contains(&name),
                     "the server has no model `{name}`\nhint: it has `{}`",
@@ -165,6 +165,16 @@ impl Session {
             Command::Quit => return Ok(Next::End),
         }
         Ok(Next::Read)
+    }
+
+    /// The names of the server's models. Ctrl-c stops the request: after the first answer, it no longer ends the program.
+    fn models(&self) -> anyhow::Result<Vec<String>> {
+        self.runtime.block_on(async {
+            select! {
+                () = Stopping::EndsTheAnswer.interrupt() => anyhow::bail!("stopped"),
+                models = self.client.models() => models,
+            }
+        })
     }
 
     fn ask(&mut self, text: String) -> anyhow::Result<Next> {
@@ -232,14 +242,14 @@ enum End {
 #[derive(Clone, Copy)]
 enum Stopping {
     EndsTheAnswer,
-    /// As without this program's doing.
+    /// Ctrl-c is not handled, so it ends the program.
     EndsTheProgram,
 }
 
 impl Stopping {
     async fn interrupt(self) {
         match self {
-            // Without a handler, ctrl-c would end the program, as it should then.
+            // `EndsTheProgram` installs no handler, so that ctrl-c ends the program.
             Self::EndsTheAnswer if tokio::signal::ctrl_c().await.is_ok() => {}
             _ => std::future::pending().await,
         }

@@ -85,7 +85,7 @@ impl DraftModel {
         let mut states = Vec::new();
         for mut job in jobs {
             let n_known = job.sequence.token_ids().len();
-            // The last draft token is not computed.
+            // The last draft token is not an input, so it may be one beyond the draft model's context.
             job.n_tokens = job.n_tokens.min(room).min((self.max_seq_len + 1).saturating_sub(n_known));
             if job.n_tokens == 0 || !job.sequence.token_ids().range(0..n_known).all(|id| self.knows(id)) {
                 continue;
@@ -150,7 +150,7 @@ impl DraftModel {
         for (index, state) in states.iter_mut().enumerate().filter(|(_, state)| !state.is_done) {
             let token_ids = state.input(room);
             if token_ids.is_empty() {
-                // Sequences before it use all rows of this pass.
+                // Earlier sequences use all rows of this pass, so this one gets no drafts in this step.
                 state.is_done = true;
                 continue;
             }

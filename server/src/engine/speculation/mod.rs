@@ -61,7 +61,9 @@ pub(crate) fn difference(served: &Tokenizer, draft: &Tokenizer) -> Option<String
     let shown = |token: Option<String>| token.map_or("missing".to_owned(), |token| format!("`{token}`"));
     (0..n_ids).find_map(|id| {
         let (ours, theirs) = (served.token(id), draft.token(id));
-        (ours != theirs).then(|| format!("token {id} is {} there, here {}", shown(theirs), shown(ours)))
+        (ours != theirs).then(|| {
+            format!("token {id} is {} in the draft model and {} in the served model", shown(theirs), shown(ours))
+        })
     })
 }
 

@@ -22,7 +22,7 @@ pub(super) struct Found {
 }
 
 /// Finds the longest suffix of the text that occurred before, the latest of equal length, and returns the `n` tokens
-/// that followed it. If the text ends before, the continuation repeats from its start, assuming a repetition.
+/// that followed it. If fewer than `n` tokens followed, they are repeated, assuming that the text repeats itself.
 pub(super) fn look_up(text: TokenIds<'_>, n: usize) -> Option<Found> {
     let mut best = (0, 0);
     for end in (1..text.len()).rev() {

@@ -19,8 +19,9 @@ use crate::commands::status::Status;
 
 /// Measures how well texts are classified by a linear probe on their embeddings
 ///
-/// Data are JSON lines with `text` and `label`. Embeddings are those of `/v1/embeddings`: mean, last and max pooling. On each, a logistic regression is fitted to the texts to
-/// train on and tested on the others. Beside it stands what the model says itself: the label that continues the text most likely.
+/// Data are JSON lines with `text` and `label`. Embeddings are those of `/v1/embeddings`, with mean, last and max pooling. For
+/// each pooling, a logistic regression is fitted to the texts to train on and tested on the others. For comparison, label-token
+/// scoring is reported too: it chooses the label that the model finds most likely after the text.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -45,7 +46,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = parse_strength)]
     c: f64,
 
-    /// What a label follows in label-token scoring, behind a space; `{text}` stands for the text, `\n` for a line break
+    /// Label-token scoring: the text before a space and the label; `{text}` stands for the text, `\n` for a line break
     #[arg(long, value_name = "TEXT", default_value = "{text}")]
     template: String,
 }

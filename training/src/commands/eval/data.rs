@@ -23,8 +23,8 @@ pub(super) struct DataArgs {
 }
 
 impl DataArgs {
-    /// The file with the data. Before the work, it is checked that `--out` can be written, and is none of what is read: that and
-    /// `others`.
+    /// The file with the data. Also checks, before any work, that `--out` can be written and is none of the files that are read:
+    /// the data and `others`.
     ///
     /// # Errors
     /// `--out` cannot be written, or is read.
@@ -38,7 +38,7 @@ impl DataArgs {
                     read.display()
                 );
             }
-            // What it has stays until there is something else to write.
+            // Opened for appending, since the old contents stay until the new ones are complete.
             let opened = OpenOptions::new().append(true).create(true).open(out);
             opened.map_err(|error| unwritable(out, &error))?;
         }

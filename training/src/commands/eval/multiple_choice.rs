@@ -32,7 +32,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "LABELS", value_delimiter = ',')]
     labels: Vec<String>,
 
-    /// What a label follows, behind a space; `{text}` stands for the text
+    /// The text before a space and the label; `{text}` stands for the text, `\n` for a line break
     #[arg(long, value_name = "TEXT", default_value = "{text}", requires = "labels")]
     template: String,
 }

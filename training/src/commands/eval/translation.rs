@@ -24,8 +24,8 @@ use crate::commands::status::Status;
 
 /// Measures generated text against references: BLEU, chrF, TER, exact match, ROUGE-L
 ///
-/// Items are JSON objects, one per line, with `source` and `target`, or with `prompt` and `reference`, `references` or `completion`.
-/// Scores are those of sacrebleu and rouge-score. `--out` has prompts, hypotheses and references.
+/// Items are JSON objects, one per line, with `source` and `target`, or with `prompt` and `reference`, `references` or
+/// `completion`. Scores are those of sacrebleu and rouge-score. `--out` has prompts, hypotheses and references.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -126,7 +126,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     Ok(code)
 }
 
-/// Beyond these, lengths alone decide, and powers of them overflow.
+/// From -10 to 10: beyond, the length alone would decide, and its power would overflow.
 fn parse_length_penalty(text: &str) -> Result<f32, String> {
     let penalty = text.parse().map_err(|_| format!("must be a number, got `{text}`"))?;
     if (-10.0..=10.0).contains(&penalty) { Ok(penalty) } else { Err(format!("must be from -10 to 10, got {penalty}")) }

@@ -281,7 +281,7 @@ impl Footer {
     }
 }
 
-/// The index of the field after the one at `at`.
+/// The index after the field at `at` and all fields nested in it; `elements` are in depth-first order.
 fn end_of(elements: &[&Struct], at: usize) -> usize {
     let (mut left, mut at) = (1_i64, at);
     while left > 0

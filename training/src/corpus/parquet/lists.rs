@@ -11,16 +11,16 @@ use super::{
     read_values,
 };
 
-/// What a list has a text of.
+/// Where the texts of a list are.
 enum Part {
-    /// Of each element.
+    /// Each element is a text.
     Element,
-    /// Of a field of each element.
+    /// Each element is an object with the text in this field.
     Field(String),
 }
 
 impl Part {
-    /// What the texts of `leaf` are, of a column with `n_leaves`; `None` if it is no text in a list.
+    /// For `leaf`, one of the `n_leaves` leaves of a column; `None` unless it is in a single list, directly below the column.
     fn of(leaf: &Leaf, n_leaves: usize) -> Option<Part> {
         let Some((1, _)) = leaf.list.filter(|_| leaf.levels.repetition == 1) else { return None };
         let names: Vec<&str> = leaf.path.iter().map(String::as_str).collect();
@@ -65,7 +65,7 @@ pub(super) fn read(path: &Path, file: &mut File, footer: &Footer, name: &str) ->
                 n_rows += 1;
                 element = 0;
                 if is_first {
-                    // Lists that are none and lists without elements are not told apart.
+                    // A null list and an empty list both stay `None`.
                     rows.push(None);
                 }
             }

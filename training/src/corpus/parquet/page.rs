@@ -49,6 +49,11 @@ const INDEX: i64 = 1;
 const DICTIONARY: i64 = 2;
 const DATA_V2: i64 = 3;
 
+/// A problem without a hint of its own is damage.
+fn with_hint(problem: Problem) -> Problem {
+    if problem.contains("\nhint: ") { problem } else { format!("{problem}: {DAMAGED}") }
+}
+
 impl<'a, R: Read> PageReader<'a, R> {
     pub(super) fn new(source: R, chunk: &'a Chunk, levels: Levels) -> Self {
         PageReader { source, chunk, levels, n_read: 0, dictionary: Texts::default(), page: Page::default() }
@@ -57,8 +62,8 @@ impl<'a, R: Read> PageReader<'a, R> {
     /// The values of the next page, in order; `None` after the last.
     pub(super) fn next_page(&mut self) -> Result<Option<impl Iterator<Item = Result<Slot<'_>, Problem>>>, Problem> {
         while self.n_read < self.chunk.n_values {
-            let header = Struct::read(&mut self.source).map_err(|problem| format!("{problem}: {DAMAGED}"))?;
-            if self.read_page(&header).map_err(|problem| format!("{problem}: {DAMAGED}"))? {
+            let header = Struct::read(&mut self.source).map_err(with_hint)?;
+            if self.read_page(&header).map_err(with_hint)? {
                 self.n_read += self.page.n_rows as u64;
                 return Ok(Some(self.rows()));
             }
@@ -125,7 +130,9 @@ impl<'a, R: Read> PageReader<'a, R> {
                 return Ok(Vec::new());
             }
             if encoding != Some(3) {
-                return Err("a page has its levels in an encoding other than RLE".to_owned());
+                return Err("a page has its levels in an encoding other than RLE\n\
+                     hint: write the file again with a current version of the program that wrote it"
+                    .to_owned());
             }
             let (length, rest) = values.split_first_chunk().ok_or("a page ends inside its levels")?;
             let (packed, rest) =

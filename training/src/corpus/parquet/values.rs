@@ -5,8 +5,8 @@ use super::{
     bits::{read_deltas, read_hybrid},
 };
 
-/// Bytes of text that a page may have: more than any writer's, and no machine's memory. A few bytes can repeat the whole
-/// text before them (DELTA_BYTE_ARRAY).
+/// Maximum number of bytes of text in a page: more than writers use, and small enough for memory. A limit is needed because
+/// with DELTA_BYTE_ARRAY a few bytes can repeat the whole text before them.
 const MAX_PAGE_TEXT: usize = 1 << 30;
 
 /// Concatenated texts.

@@ -67,8 +67,8 @@ pub fn score_items(
     Ok(items.iter().zip(logprobs).map(|(item, logprobs)| result_of(item, &logprobs)).collect())
 }
 
-/// The tokens of all choices behind their context. Both are tokenized together; the choice has the tokens behind as many as the
-/// context has alone. Spaces at the end of the context count to the choice.
+/// The tokens of the context with each choice, tokenized together. If the context alone, without spaces at its end, has n
+/// tokens, all tokens after the first n belong to the choice.
 fn group_of(item: &ChoiceItem, tokenizer: &Tokenizer, max_seq_len: usize) -> Result<TextGroup> {
     let encode = |text: &str| tokenizer.encode(text, EncodeOptions::PROMPT);
     let n_context = encode(item.context.trim_end())?.len();

@@ -10,7 +10,7 @@ const N_PAIRS: usize = 10;
 const MAX_STEPS: usize = 2000;
 /// Points that a line search tries at most.
 const MAX_TRIES: usize = 60;
-/// How much of the slope's promise a step must keep, and how flat the slope must be after it.
+/// The constants of the weak Wolfe conditions: c1, for sufficient decrease, and c2, for the curvature.
 const DECREASE: f64 = 1e-4;
 const FLATNESS: f64 = 0.9;
 
@@ -34,7 +34,7 @@ pub(super) fn minimize(function: impl Fn(&[f64]) -> (f64, Vec<f64>), start: Vec<
         let mut direction = direction_of(&gradient, &pairs);
         let mut slope = dot(&direction, &gradient);
         if slope >= 0.0 {
-            // Rounding has spoiled the pairs.
+            // Rounding errors in the pairs: the direction goes up. Restarts with steepest descent.
             pairs.clear();
             direction = gradient.iter().map(|value| -value).collect();
             slope = -dot(&gradient, &gradient);

@@ -57,8 +57,8 @@ impl LabeledTexts {
         self.labels.iter().collect::<BTreeSet<_>>().into_iter().cloned().collect()
     }
 
-    /// Puts a share of the different texts aside, at random: the others, and those. All lines with a text go with it, so that
-    /// no text is on both sides. Equal seeds choose equal texts.
+    /// Splits into two parts, the second with a random `share` of the different texts. Lines with the same text stay together,
+    /// so that no text is in both parts. Equal seeds choose the same texts.
     pub fn split(self, share: f64, seed: u64) -> (Self, Self) {
         let random = RandomStream::new(seed, 0);
         // The lines of each text.

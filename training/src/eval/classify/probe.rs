@@ -107,7 +107,7 @@ fn mean_loss(rows: &[f64], width: usize, (features, classes): (&[Vec<f64>], &[us
     let (mut loss, mut gradient) = (0.0, vec![0.0; rows.len()]);
     for (features, &class) in features.iter().zip(classes) {
         let logits = logits(rows, features);
-        // What each logit's gradient is: its probability, less 1 if it is right.
+        // The gradient with respect to each logit: its probability, minus 1 for the right class.
         let errors: Vec<f64> = match logits.as_slice() {
             [logit] => {
                 let target = class as f64;

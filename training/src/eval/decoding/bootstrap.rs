@@ -34,8 +34,8 @@ impl Bootstrap {
         Self { n_texts, selections: (0..n_resamples).map(draw).collect() }
     }
 
-    /// The statistic of all texts, and the interval of its values for the drawn sets. Their mean is moved to the statistic: a drawn
-    /// set has some texts twice, which moves counts of different n-grams, but not how much they vary.
+    /// The statistic of all texts, and the interval of its values for the drawn sets, shifted so that their mean equals the
+    /// statistic. Otherwise the interval would be biased: drawn sets have some texts twice, and so fewer different n-grams.
     pub fn estimate(&self, statistic: impl Fn(&[usize]) -> f64) -> Estimate {
         let all: Vec<usize> = (0..self.n_texts).collect();
         let value = Some(statistic(&all)).filter(|value| value.is_finite());

@@ -30,11 +30,11 @@ pub struct PassageSizes {
     pub max_tokens: usize,
 }
 
-/// Tokens of a text are at most this many bytes on average; rare characters are not that long.
+/// More bytes than the tokens of any text have on average: limits how much text is tokenized for a passage.
 const BYTES_PER_TOKEN: usize = 32;
 
-/// Reads passages: of JSON lines with `text` (whose first tokens are the prompt) or with `prompt` and `human`, the first of them;
-/// of a text file, from paragraphs at equal distances.
+/// Reads passages. JSON lines have `text`, whose first tokens are the prompt, or `prompt` and `human`; the first lines are
+/// taken. From a text file, passages begin at paragraphs at equal distances.
 ///
 /// # Errors
 /// The file cannot be read or is empty, a record has another form or is too short, or a text has too few paragraphs.

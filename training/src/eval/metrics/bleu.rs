@@ -13,7 +13,7 @@ use super::{
 /// The largest order of n-grams.
 const MAX_ORDER: usize = 4;
 
-/// The logarithm that stands for that of 0.
+/// What sacrebleu uses as the logarithm of 0.
 const LOG_OF_ZERO: f64 = -9_999_999_999.0;
 
 /// Counts of a segment, or their sums.
@@ -177,7 +177,7 @@ impl<'a, T: Eq + std::hash::Hash> References<'a, T> {
         Self { lens: all_lens.clone(), most, left_out: None, all_lens }
     }
 
-    /// From now on, all texts but this one.
+    /// Makes all texts but this one the references, until the next call.
     pub fn leave_out(&mut self, text: usize) {
         self.left_out = Some(text);
         self.lens = self.all_lens.clone();

@@ -146,7 +146,8 @@ fn common_phrases(words: &[&str], reference: &[&str]) -> Vec<(usize, usize, usiz
     phrases
 }
 
-/// The words with those of `phrase` moved to before the word at `target`, or, if that is within the phrase, so much further.
+/// The words with those of `phrase` moved to before the word at `target`. If `target` is within the phrase, its distance from
+/// the phrase's start is counted from the phrase's end instead.
 fn shifted<'a>(words: &[&'a str], phrase: Range<usize>, target: usize) -> Vec<&'a str> {
     let Range { start, end } = phrase;
     if target < start {

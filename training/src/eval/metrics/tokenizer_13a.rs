@@ -11,7 +11,7 @@ pub(crate) fn tokenize_13a(line: &str) -> Vec<String> {
     }
     let padded: Vec<char> = format!(" {line} ").chars().collect();
     let split: Vec<char> = padded.into_iter().flat_map(spaced_if_punctuation).collect();
-    // A period or comma behind anything but a digit; before anything but a digit; a dash behind a digit.
+    // Splits off a period or comma after anything but a digit, then one before anything but a digit, then a dash after a digit.
     let split = pairs(
         &split,
         |first, second| !first.is_ascii_digit() && is_stop(second),

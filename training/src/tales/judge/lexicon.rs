@@ -9,7 +9,7 @@ use super::super::grammar::{Entry, Grammar, Symbol};
 pub(super) struct Lexicon {
     /// Phrases by their first word, the longest first.
     phrases: HashMap<String, Vec<Phrase>>,
-    /// Words that the grammar writes with a capital although no sentence begins with them.
+    /// All words as the grammar writes them, except names: such a word with a capital is not taken for an unknown name.
     capitals: HashSet<String>,
     /// The gender of each name: the values of the feature.
     genders: HashMap<String, u64>,

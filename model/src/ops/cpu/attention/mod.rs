@@ -38,7 +38,8 @@ const CHUNK_TILES: usize = CHUNK / LANES;
 /// Queries (rows times heads that share a key head) that read the keys together: of a prompt as many as possible, since its keys
 /// and values come from L2 or beyond, while the scores of so many stay in L2.
 const MAX_QUERIES: usize = 32;
-/// At least so many, if a sequence has them, even where that makes few tasks: registers hold their sums.
+/// Minimum number of queries per task, if a sequence has that many, even if this makes few tasks: the registers hold
+/// the sums of that many queries.
 const FEW_QUERIES: usize = 8;
 /// Bytes of a page that a task reads in one run, if it can choose.
 const RUN_BYTES: usize = 1 << 14;
@@ -182,9 +183,9 @@ pub(in crate::ops) struct Task<'a> {
     /// Among the sequence's rows.
     rows: Range<usize>,
     kv_heads: Range<usize>,
-    /// Those that it attends over, among all that its rows see.
+    /// The chunks that this task attends over, among all that its rows see.
     chunks: Range<usize>,
-    /// Where its chunks' results go, if other tasks have other chunks of the same rows.
+    /// Where in [`Outputs::parts`] the results of its chunks go, if other tasks have the other chunks of its row.
     parts: Option<usize>,
 }
 
@@ -192,7 +193,7 @@ pub(in crate::ops) struct Task<'a> {
 struct SplitRow {
     row: usize,
     chunks: Range<usize>,
-    /// Where the results of its chunks are.
+    /// Where in [`Outputs::parts`] the results of its chunks are.
     parts: usize,
 }
 
@@ -326,8 +327,8 @@ impl Task<'_> {
         (self.chunks.end * CHUNK_TILES).min((self.sequence.start + self.rows.end).div_ceil(LANES)) - 1
     }
 
-    /// The positions of `tiles` that some row of the task sees in three parts, in order: those before the ones that all rows of
-    /// the task see, those that all see, and those after them.
+    /// The positions of `tiles` that some row of the task sees, as three ranges in order: those that all rows see in
+    /// the middle, and those that only some rows see before and after it.
     fn seen(&self, tiles: &Range<usize>, options: &AttentionOptions) -> [Range<usize>; 3] {
         let first = self.sequence.start + self.rows.start;
         let last = self.sequence.start + self.rows.end - 1;
@@ -441,7 +442,7 @@ unsafe fn attend<K: Kernels>(
                 part[..options.head_dim].copy_from_slice(&sum[..options.head_dim]);
                 part[options.head_dim..].copy_from_slice(&[state.most, state.total]);
             } else {
-                // Of a chunk that the query does not see, both are zeros.
+                // If the query sees nothing of the chunk, `sum` is zeros and `state` is that of no positions.
                 let (sums, states) = (&mut buffers.sums, &mut buffers.states);
                 states[number].add(&mut sums[number * stored_dim..][..stored_dim], sum, state);
             }
@@ -491,7 +492,8 @@ impl Buffers {
         }
     }
 
-    /// For another task, which adds up its chunks itself or not. Scores and sums of all chunks remain as they are.
+    /// Resizes the buffers for the next task; `adds_up` if it combines its chunks itself. `scores` and `sums` keep old
+    /// values, which are overwritten before they are read.
     fn clear(&mut self, n_queries: usize, stored_dim: usize, adds_up: bool) {
         self.scores.resize(n_queries * CHUNK, 0.0);
         self.chunk_states.clear();

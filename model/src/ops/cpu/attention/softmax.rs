@@ -21,7 +21,8 @@ impl Default for State {
 }
 
 impl State {
-    /// Adds the weighted values of the next chunk to those of the chunks before. Of no positions, `sum` may be anything.
+    /// Adds the weighted values of the next chunk to `sum`, those of the chunks before. While `self` is the state of no
+    /// positions, the content of `sum` is ignored.
     #[inline(always)]
     pub(super) fn add(&mut self, sum: &mut [f32], of_chunk: &[f32], chunk: State) {
         if self.most == f32::NEG_INFINITY && self.total == 0.0 {
@@ -29,7 +30,8 @@ impl State {
             *self = chunk;
             return;
         }
-        // In operations that every instruction set has: one may compute a chunk, and another add it.
+        // Without fused multiply-add, so that this gives the same bits whatever instructions the calling code is
+        // compiled for.
         if chunk.most > self.most {
             let factor = exp2_nonpositive::<false>(self.most - chunk.most);
             sum.iter_mut().zip(of_chunk).for_each(|(sum, of_chunk)| *sum = *sum * factor + of_chunk);
@@ -42,8 +44,9 @@ impl State {
     }
 }
 
-/// Multiplies and biases a query's scores, from position `first`, and hides those that it must not see. Returns the largest, and
-/// which are seen. Without a `scale`, they are multiplied already, by `log2 e` too.
+/// Scales and biases a query's scores, of the keys from position `first` on, and sets those that it must not see to
+/// -infinity. Returns the largest score and the range of those that it sees. Without a `scale`, scores are scaled
+/// already, also by `log2 e`.
 #[inline(always)]
 fn finish_scores<const FUSED: bool>(
     scores: &mut [f32],
@@ -84,7 +87,7 @@ fn finish_scores<const FUSED: bool>(
     (most.into_iter().fold(f32::NEG_INFINITY, f32::max), visible)
 }
 
-/// Replaces a query's scores, from position `first`, with weights: 0 for what it must not see.
+/// Replaces a query's scores, of the keys from position `first` on, with weights: 0 for keys that it must not see.
 #[inline(always)]
 pub(super) fn softmax<const FUSED: bool>(
     scores: &mut [f32],
@@ -108,7 +111,7 @@ pub(super) fn softmax<const FUSED: bool>(
     State { most, total: sum_of_lanes(&sums) }
 }
 
-/// In four chains, which overlap.
+/// The sum of all lanes, in four independent chains of additions.
 #[inline(always)]
 fn sum_of_lanes(lanes: &[f32; LANES]) -> f32 {
     let mut chains = [0.0; 4];

@@ -199,7 +199,8 @@ unsafe fn tile<L: PanelLine, const N: usize, const R: usize, const FROM: usize>(
         }
     }
     let first = x[inputs.start..].as_ptr();
-    // Rows from the fourth on are addressed from it: no address needs more than one register and one multiple of another.
+    // Rows from the fourth on are addressed relative to the fourth, so that each address is one register plus a
+    // multiple of another.
     let (mut x, mut lines) = ([first, first.wrapping_add(3 * d_in)], lines);
     let mut fetched = ahead.start;
     for _ in 0..inputs.len() / UNROLLED {

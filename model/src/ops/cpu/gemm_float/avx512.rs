@@ -151,7 +151,8 @@ pub(super) unsafe fn round(x: &[f32], words: &mut [f32]) {
     let (values, rest) = x.as_chunks::<32>();
     let (whole, part) = words.as_chunks_mut::<16>();
     let round = |values: &[f32; 32], words: &mut [f32; 16]| {
-        // SAFETY: 32 values are two registers, and their words one; vectors of bf16 have no other form than of others.
+        // SAFETY: 32 values are two registers, and their words one; vectors of bf16 and of f32 have the same size, and
+        // all bits are valid.
         unsafe {
             let (low, high) = (_mm512_loadu_ps(values.as_ptr()), _mm512_loadu_ps(values.as_ptr().add(16)));
             _mm512_storeu_ps(words.as_mut_ptr(), transmute::<__m512bh, __m512>(_mm512_cvtne2ps_pbh(high, low)));
@@ -313,7 +314,8 @@ macro_rules! product {
                     // SAFETY: two registers of 16 values are the array of 32.
                     *sums = unsafe { [_mm512_loadu_ps(stored.as_ptr()), _mm512_loadu_ps(stored.as_ptr().add(16))] };
                 }
-                // Every third row has an address of its own, the two behind it are multiples of a register away.
+                // Every third row has a pointer of its own; the two rows behind it are addressed as that pointer plus a
+                // multiple of a register.
                 let first = x[steps.start..].as_ptr();
                 let mut x: [_; MAX_ROWS / 3] = array::from_fn(|third| first.wrapping_add(3 * third * n_steps));
                 let mut lines = lines[steps.start * S::LINES..].as_ptr();
@@ -329,8 +331,8 @@ macro_rules! product {
                             1 => (at..at + S::BYTES).step_by(LINE).for_each(|at| prefetch(fetched.wrapping_byte_add(at))),
                             _ => prefetch(fetched.wrapping_byte_add(at)),
                         }
-                        // SAFETY: this function's own target features; there are `LINES` lines for each step and `n_steps` values in
-                        // each row: asserted above.
+                        // SAFETY: this function's own target features; there are `LINES` lines for each step and `n_steps`
+                        // values in each row: asserted above.
                         unsafe { add_products::<S, N>(&mut sums, x, n_steps, lines, number) };
                     }
                     fetched = fetched.wrapping_byte_add(UNROLLED * S::BYTES / N_PARTS.max(1));

@@ -36,7 +36,7 @@ pub(super) trait PanelLine: Copy + Send + Sync + 'static {
     #[cfg(target_arch = "x86_64")]
     const BYTES: usize = Self::LINES * size_of::<Self>();
 
-    /// Whether [`multiply_rounded`] takes them.
+    /// Whether lines hold bf16, which [`multiply_rounded`] requires.
     const IS_BF16: bool = false;
 
     /// Stores the value of row `row` at one input, rounded to the nearest, in lines that hold [`ZERO`](Self::ZERO) at
@@ -54,7 +54,7 @@ pub(super) trait PanelLine: Copy + Send + Sync + 'static {
     #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
     unsafe fn load(lines: *const Self) -> [std::arch::x86_64::__m512; 2];
 
-    /// Values `8 n ..` at one input, eight of them.
+    /// The eight values from `8 * n` on at one input, as f32.
     ///
     /// # Safety
     /// `lines` points to [`Self::LINES`] lines, and `n` is below 4.
@@ -253,13 +253,13 @@ pub(super) fn rounded(x: &[f32]) -> Vec<f32> {
     words
 }
 
-/// No other machines have instructions for that.
+/// Only x86-64 has bodies for bf16 products.
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) fn multiply_rounded<L: PanelLine>(_: &[f32], _: &[L], _: usize, _: impl FnMut(usize, &[f32; PANEL])) {
     unreachable!("{}", has_fast_bf16_products());
 }
 
-/// No other machines have instructions for that.
+/// Only x86-64 has bodies for bf16 products.
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) fn rounded(_: &[f32]) -> Vec<f32> {
     unreachable!("{}", has_fast_bf16_products());

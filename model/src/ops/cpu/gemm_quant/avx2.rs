@@ -121,7 +121,8 @@ unsafe fn of_rows_vnni<B: QuantBlock>(tile: Tile<'_, B>, totals: &mut [[f32; PAN
     kernels!(in_fours, tile, totals, 1:4 2:4 3:4 4:2 5:2 6:2);
 }
 
-/// Sums of two products that always fit into 16 bits together.
+/// How many sums of two products can be added up in 16 bits without overflow, whatever the numbers are; 0 for 8-bit
+/// numbers.
 const fn in_16_bits<B: QuantBlock>() -> usize {
     let largest = 2 * B::Numbers::MIDDLE as usize - 1;
     let fit = i16::MAX as usize / (2 * largest * 128);
@@ -235,8 +236,9 @@ impl Ahead {
     }
 }
 
-/// The same blocks, as far as the compiler knows others: else it may load the inputs of four groups at once and take them apart
-/// by shuffles, which leaves no registers for the sums (0.8 of the speed). Costs no instruction.
+/// Returns `inputs`, but the compiler must assume that they are other blocks. Otherwise it may load the inputs of four
+/// groups at once and separate them by shuffles, which leaves no registers for the sums (0.8 of the speed). Costs no
+/// instruction.
 #[inline(always)]
 #[expect(clippy::pointers_in_nomem_asm_block, reason = "nothing is read there")]
 fn unmerged<const N: usize>(inputs: &[RoundedBlock; N]) -> &[RoundedBlock; N] {

@@ -10,8 +10,8 @@ use crate::ops::{
 
 /// Prefetch distance in bytes. At the end of a panel it reaches into the next one.
 const AHEAD: usize = 1 << 13;
-/// The same for a row or two of weights in whole bytes, which are prefetched into L2: L1 has few places for lines that are on
-/// their way. These rows read a tenth more so; weights in 4 bits a fifth less.
+/// The same for one or two rows with 8-bit weights, which are prefetched into L2: L1 can wait for only a few lines at a
+/// time. This reads a tenth more bytes per second for these, but a fifth less for 4-bit weights.
 const AHEAD_L2: usize = 1 << 11;
 /// The largest [`QuantBlock::TOGETHER`].
 const MOST_TOGETHER: usize = 3;

@@ -146,7 +146,7 @@ pub(super) fn matrix_products<B: QuantBlock>(
     totals[..n_rows].iter().enumerate().for_each(|(row, totals)| store(row, totals));
 }
 
-/// `N` pairs of rows: all outputs, half of them after the other.
+/// `N` pairs of rows times the whole panel: first one half of the outputs, then the other.
 #[target_feature(enable = "dotprod,i8mm")]
 fn multiply_pairs<B: QuantBlock, const N: usize>(
     rows: &QuantRows,
@@ -158,7 +158,7 @@ fn multiply_pairs<B: QuantBlock, const N: usize>(
     multiply_half::<B, N, TOGETHER>(rows, first, panel, totals);
 }
 
-/// The outputs from register `FROM` on. Of an odd number of rows the last one is its own neighbour.
+/// The outputs from register `FROM` on. If the number of rows is odd, the last row is paired with itself.
 #[target_feature(enable = "dotprod,i8mm")]
 fn multiply_half<B: QuantBlock, const N: usize, const FROM: usize>(
     rows: &QuantRows,
@@ -203,8 +203,8 @@ fn multiply_half<B: QuantBlock, const N: usize, const FROM: usize>(
     }
 }
 
-/// The sums of half `half` of a run, or of all of it: for each pair of rows and pair of outputs, first output and first row, first
-/// output and second row, then those of the second output.
+/// The sums of half `half` of a run, or of all of it. For each pair of rows and pair of outputs, in order: first output
+/// and first row, first output and second row, second output and first row, second output and second row.
 #[inline]
 #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
 #[target_feature(enable = "dotprod,i8mm")]

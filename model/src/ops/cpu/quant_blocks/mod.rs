@@ -87,7 +87,7 @@ pub(super) trait QuantBlock: Copy + Send + Sync + 'static {
 pub(super) trait RowBlock: Copy + Default + Send + Sync {
     fn weights(self) -> impl IntoIterator<Item = f32>;
 
-    /// The same in blocks of 32, with scales and minima rounded to f16.
+    /// The weights as blocks of 32, with scales and minima rounded to f16.
     fn small_blocks(self) -> impl IntoIterator<Item = QuantizedBlock>;
 }
 

@@ -29,7 +29,8 @@ pub(in crate::ops::cpu) trait Numbers: Copy + Send + Sync + 'static {
         array::from_fn(|row| array::from_fn(|n| self.get(row, 4 * group + n)))
     }
 
-    /// Inputs `8 half ..` and `8 half + 4 ..`, four each, of rows 0 to 15 and of rows 16 to 31.
+    /// The four inputs from `8 * half` on, and the four after them, each of rows 0 to 15 and of rows 16 to 31; `half`
+    /// is below 4.
     ///
     /// # Safety
     /// The machine must have AVX-512.
@@ -37,7 +38,7 @@ pub(in crate::ops::cpu) trait Numbers: Copy + Send + Sync + 'static {
     #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
     unsafe fn load(&self, half: usize) -> [[__m512i; 2]; 2];
 
-    /// Inputs `4 group ..`, four of them, of rows `8 n ..`, eight of them.
+    /// The four inputs from `4 * group` on, of the eight rows from `8 * n` on.
     ///
     /// # Safety
     /// The machine must have AVX2.
@@ -356,7 +357,7 @@ impl Numbers for SixBits {
     }
 }
 
-/// Times a byte: four copies of it.
+/// Multiplied by a byte, gives four copies of it.
 const IN_EACH_BYTE: u32 = 0x0101_0101;
 
 /// Calls `visit` with all rows and groups of four inputs.

@@ -151,7 +151,7 @@ impl Piece<'_> {
         self.key_head() + self.op.options.n_kv_heads
     }
 
-    /// The values, `[seq_len, head_dim]`, from row `first` on.
+    /// The values of the key head in `rows` of the sequence, `[rows.len(), head_dim]`.
     fn values(&self, rows: Range<usize>) -> View<'_> {
         let at = self.place(rows.start, self.value_head());
         View::new(&self.qkv[at..], [rows.len(), self.op.options.head_dim], self.width())
@@ -206,7 +206,8 @@ impl Piece<'_> {
         document.max((query + 1).saturating_sub(self.op.options.sliding_window.unwrap_or(usize::MAX)))
     }
 
-    /// The blocks of queries, each with a range of keys, whole panels but for the last, that has all that its rows see.
+    /// The blocks of queries, each with a range of keys that includes all keys that its rows see. The range begins at a
+    /// panel of keys, and ends at the block's own last row.
     fn blocks(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
         (0..self.seq_len).step_by(QUERIES).map(|first| {
             let end = self.seq_len.min(first + QUERIES);

@@ -48,7 +48,7 @@ pub(in crate::ops) struct LinearCrossEntropy {
     pub(in crate::ops) options: LossOptions,
     /// A weight and a bias that do not train.
     pub(in crate::ops) frozen: Option<(Arc<Panels>, Option<Vec<f32>>)>,
-    /// Of the products with a weight that trains.
+    /// The arithmetic of products with a weight that trains.
     pub(in crate::ops) precision: Precision,
     /// Where the weight's gradient waits for that of its use as embeddings.
     pub(in crate::ops) of_both_uses: Option<SharedGradient>,
@@ -157,7 +157,7 @@ impl LinearCrossEntropy {
         Self { targets, weights, options, precision, frozen: None, of_both_uses: None }
     }
 
-    /// The same for a weight that does not train, `[vocab_size, d_model]`, and hidden states `[n_rows, d_model]`.
+    /// The output without gradients, for hidden states `[n_rows, d_model]` and a packed weight `[vocab_size, d_model]`.
     pub(in crate::ops) fn of_packed(&self, hidden: &[f32], weight: &Panels, bias: Option<&[f32]>) -> [f32; 2] {
         let [vocab_size, d_model] = weight.dims();
         assert_eq!(self.targets.len() * d_model, hidden.len(), "targets, one for each row");
@@ -168,7 +168,7 @@ impl LinearCrossEntropy {
     }
 
     /// For each of the rows that count (all, if there is no list of them) the cross entropy and the logarithm of the
-    /// denominator, `[n_counted, 2]`. `logits` gives those of some of these rows, before any soft cap.
+    /// denominator, `[n_counted, 2]`. `logits` returns the logits of a range of these rows, before any soft cap.
     pub(in crate::ops) fn row_losses(
         &self,
         vocab_size: usize,

@@ -52,8 +52,8 @@ impl TrainingOp<FlexTensor> for Embed {
     ) -> Vec<Option<FlexTensor>> {
         let [n_entries, width] = dims(&inputs[0]);
         let gradient = values(gradient);
-        // The rows of an entry are added up first, and their sum to the other gradient: the same bits as of two gradients that
-        // are added, which `optim.recompute` has.
+        // The rows of an entry are added up first, and their sum is then added to the gradient from the output matrix.
+        // With `optim.recompute` both gradients are computed separately and then added; this order gives the same bits.
         let mut entries = Vec::new();
         let mut numbers = HashMap::new();
         let mut number = |entry: usize| {

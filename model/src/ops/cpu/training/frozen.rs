@@ -86,7 +86,7 @@ impl TrainingOp<FlexTensor> for FrozenLinear {
         };
         let (all, reduced, rank) = (values(&inputs[1]), values(&saved[0]), shape.total_rank());
         let mut of_values = vec![0.0; shape.n_values()];
-        // Gradients of what `A` gives, before it is scaled.
+        // Gradients of `x A^T`, before it is scaled.
         let mut of_reduced = vec![0.0; n_rows * rank];
         let mut first = 0;
         for (LoraPair { rows, rank: own, scale }, [_, of_b]) in shape.pairs.iter().zip(shape.places()) {
@@ -132,7 +132,7 @@ fn dropped_input(x: &[f32], dropout: Option<Dropout>) -> Cow<'_, [f32]> {
     dropout.map_or(x.into(), |dropout| dropped(x, dropout).into())
 }
 
-/// What `A` makes of `x`, times the scales: `[n_rows, total_rank]`.
+/// `x` times the transpose of each `A`, times the pairs' scales: `[n_rows, total_rank]`.
 fn reduce(x: &[f32], values: &[f32], shape: &LoraShape) -> Vec<f32> {
     let (d_in, rank) = (shape.d_in, shape.total_rank());
     let a = View::new(&values[..rank * d_in], [rank, d_in], d_in);
@@ -145,7 +145,7 @@ fn reduce(x: &[f32], values: &[f32], shape: &LoraShape) -> Vec<f32> {
     reduced
 }
 
-/// Adds what `B` makes of it to `output [n_rows, d_out]`.
+/// Multiplies `reduced`, the result of [`reduce`], by each `B` and adds the products to `output [n_rows, d_out]`.
 fn expand(output: &mut [f32], reduced: &[f32], values: &[f32], shape: &LoraShape) {
     let rank = shape.total_rank();
     let n_rows = reduced.len() / rank.max(1);

@@ -86,9 +86,9 @@ fn orthogonalized(matrix: &[f32], [n_rows, n_columns]: [usize; 2], iterations: u
 /// A matrix with rows of `width` values, transposed.
 fn transposed(matrix: &[f32], width: usize) -> Vec<f32> {
     let n_rows = matrix.len() / width;
-    let mut turned = vec![0.0; matrix.len()];
-    thread_pool::parallel_chunks(&mut turned, n_rows, |column, values| {
+    let mut columns = vec![0.0; matrix.len()];
+    thread_pool::parallel_chunks(&mut columns, n_rows, |column, values| {
         values.iter_mut().zip(matrix[column..].iter().step_by(width)).for_each(|(to, from)| *to = *from);
     });
-    turned
+    columns
 }

@@ -101,7 +101,7 @@ for_each_isa!(backward_row(
 ) = backward_row_body);
 
 /// With `n = (x - mean) r`, where `r` is 1 over the root, and `h = gradient * weight`: the gradient of `x` is `r (h -
-/// mean(h) - n mean(h n))`. RMSNorm has neither mean.
+/// mean(h) - n mean(h n))`. RMSNorm leaves out `mean` and `mean(h)`.
 #[inline(always)]
 fn backward_row_body<const FUSED: bool>(
     x: &[f32],

@@ -23,7 +23,7 @@ use crate::{
 const AT_ONCE: usize = 4096;
 /// Values whose random numbers are made together: a call of Philox makes four.
 const BLOCK: usize = Dropout::BLOCK;
-/// Random numbers made in one register: one of AVX-512, of 32 bits each.
+/// Random numbers of 32 bits that are made side by side: as many as a register of AVX-512 holds.
 const LANES: usize = BLOCK / 4;
 
 impl TrainingOp<FlexTensor> for AddUpdate {

@@ -13,9 +13,10 @@ use crate::ops::cube::launch::workgroup;
 /// Lanes of a workgroup that adds parts.
 pub(super) const LANES: usize = 256;
 
-/// Which of the factors and results are 0 or not wanted because keys come after queries. Of queries there may be several times
-/// as many as keys, those of several heads; then [`Keys`](Self::Keys) leaves nothing out, nor do the others where a tile has
-/// queries of two heads.
+/// Which factors are 0, or which results are not wanted, because a query does not see later keys: work on these is left
+/// out. There may be several times as many queries as keys, if several heads share them.
+/// [`Product::write`](super::Product::write) then uses [`No`](Self::No) in place of [`Keys`](Self::Keys), and in place
+/// of the others if a tile would have queries of two heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::ops::cube) enum Causal {
     No,
@@ -199,9 +200,9 @@ fn store_tile<S: Numeric, V: Size>(
     }
 }
 
-/// The nearest numbers whose last `n_bits` are 0. In integers: a driver may cut bits off where it makes bf16 of an f32 (NVIDIA's
-/// does), and leave out that an f32 is rounded to 16 bits and back. What is no number stays none: with all bits set it would
-/// overflow into the sign.
+/// The nearest numbers whose last `n_bits` are 0. Computed on integers, since a driver may truncate when it converts
+/// f32 to bf16 (NVIDIA's does), and may optimize away a conversion to 16 bits and back. Without the `min`, a NaN with
+/// all bits set would overflow into the sign and become 0.
 #[cube]
 fn rounded<V: Size>(values: Vector<f32, V>, #[comptime] n_bits: u32) -> Vector<f32, V> {
     let bits = Vector::<u32, V>::reinterpret(values);
@@ -227,7 +228,8 @@ fn fragments<S: Numeric, V: Size>(
     #[comptime] size: usize,
 ) -> Sequence<Matrix<S>> {
     let mut all = Sequence::<Matrix<S>>::new();
-    // A of which the rows, and B of which the columns, lie one behind another.
+    // If a row of the tile in memory has all terms of a row of A or of a column of B, A is row-major and B is
+    // column-major.
     let layout = comptime!(match (tile.is_by_terms, ident == MatrixIdent::A) {
         (true, true) | (false, false) => MatrixLayout::ColMajor,
         (false, true) | (true, false) => MatrixLayout::RowMajor,
@@ -355,7 +357,7 @@ pub(super) fn product<S: Numeric, V: Size>(
         }
     }
 
-    // How the operands lie in memory: terms in rows, or in columns.
+    // Where the operands of this pair begin: their rows in memory are the terms, or the rows of A and columns of B.
     let a_start = pair * if comptime!(a_tile.is_by_terms) { k * a_stride } else { m * a_stride };
     let b_start = pair * if comptime!(b_tile.is_by_terms) { k * b_stride } else { n * b_stride };
     let n_steps = (end - first_k).div_ceil(plan.k);
@@ -440,7 +442,7 @@ pub(super) fn product<S: Numeric, V: Size>(
     }
 }
 
-/// Adds the parts of sums that several workgroups made, the first ones first.
+/// Adds the partial sums of several workgroups, in order.
 #[cube(launch_unchecked)]
 pub(super) fn add_parts(parts: &[f32], output: &mut [f32], n_values: usize, n_parts: usize) {
     let at = workgroup() * LANES + UNIT_POS_X as usize;

@@ -19,7 +19,7 @@ pub(super) fn takes_f16() -> bool {
     TAKES_F16.get()
 }
 
-/// From now on, f16 will do in this thread.
+/// Lets f16 replace bf16 in this thread from now on.
 pub(in crate::ops) fn take_f16() {
     TAKES_F16.set(true);
 }
@@ -86,9 +86,9 @@ fn largest_error(found: &[f32], expected: &[(f64, f64)]) -> f64 {
     errors.fold(0.0, f64::max)
 }
 
-/// Not even where all its bits are set, which is what NVIDIA's GPUs write: rounded up, that would be 0.
+/// Also a NaN with all bits set, which is what NVIDIA's GPUs write: rounded up, it would become 0.
 #[test]
-fn what_is_no_number_stays_none() {
+fn nan_and_infinity_are_not_rounded_to_finite_numbers() {
     let Some(device) = gpu() else { return };
     take_f16();
     let cube = cube_device(&device).unwrap();

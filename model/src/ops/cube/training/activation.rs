@@ -79,7 +79,7 @@ fn activate_back(
     }
 }
 
-/// Of [`nonlinear`].
+/// The derivative of [`nonlinear`].
 #[cube]
 fn derivative(x: f32, #[comptime] kind: Activation) -> f32 {
     match comptime!(kind) {

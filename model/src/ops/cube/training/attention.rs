@@ -83,8 +83,9 @@ impl RopeAttend {
         [n_heads / n_kv_heads.max(1) * seq_len, seq_len, head_dim]
     }
 
-    /// `rows [n_rows, ..]` by head: the queries, rotated and scaled, the keys, rotated, and the values. Where rows are
-    /// `n_heads` alone, these, as they are.
+    /// Splits `rows [n_rows, (n_heads + 2 n_kv_heads) * head_dim]` by head: the rotated and scaled queries, the rotated
+    /// keys, and the values. If `is_output`, rows have only `n_heads` heads: they are returned in place of the queries,
+    /// unchanged, and the other two tensors have no meaning.
     fn split(&self, rows: &CubeTensor, is_output: bool) -> [CubeTensor; 3] {
         let AttentionOptions { n_heads, n_kv_heads, head_dim, scale, .. } = self.options;
         let [n_rows, width] = rows.meta.shape().dims::<2>();
@@ -116,7 +117,8 @@ impl RopeAttend {
         [q, k, v]
     }
 
-    /// The reverse of [`split`](Self::split).
+    /// The reverse of [`split`](Self::split). Unless `is_output`, these are gradients: those of queries and keys are
+    /// rotated back, and those of queries are scaled.
     fn join(&self, [q, k, v]: [CubeTensor; 3], is_output: bool) -> CubeTensor {
         let AttentionOptions { n_heads, n_kv_heads, head_dim, scale, .. } = self.options;
         let (n_keys, half) = if is_output { (0, 0) } else { (n_kv_heads, self.half) };
@@ -305,7 +307,8 @@ fn split_heads(
     }
 }
 
-/// The gradient of a value before its rotation: `values` from `start` on are those of its head after it.
+/// The gradient of dimension `dim` of a head before its rotation. `values` from `start` on are the gradients of the
+/// head after its rotation.
 #[cube]
 fn rotated_back(values: &[f32], start: usize, dim: usize, angles: &[f32], table: usize, half: usize) -> f32 {
     let mut value = values[start + dim];

@@ -93,8 +93,9 @@ impl LinearCrossEntropy {
         Product { a, b, dims, batch: 1, causal: (Causal::No, 0), bias: None, precision: self.precision }
     }
 
-    /// Puts the loss of each row of `logits [n_rows, stride]`, the rows from `first` on, into `losses`, and replaces them by
-    /// their gradients, and what is behind the last logit by 0.
+    /// Puts the losses of `logits [n_rows, stride]`, those of rows `first ..` of all, into `losses`. If `is_recorded`,
+    /// replaces the logits by their gradients, and the padding of each row by 0; otherwise their content is undefined
+    /// afterwards.
     fn rows(
         &self,
         (logits, vocab_size): (&CubeTensor, usize),
@@ -127,7 +128,7 @@ impl LinearCrossEntropy {
         }
     }
 
-    /// The output, of the `losses [n_rows, 2]` of all rows.
+    /// The output, from the `losses [n_rows, 2]` of all rows.
     fn add(&self, losses: CubeTensor) -> CubeTensor {
         let n_rows = losses.meta.shape()[0];
         let output = empty(&losses, [2]);
@@ -214,8 +215,8 @@ impl TrainingOp<CubeTensor> for LinearCrossEntropy {
     }
 }
 
-/// Of a row of logits the cross entropy and the logarithm of the denominator; the logits become gradients. The formulas are
-/// those of the CPU.
+/// Computes the cross entropy and the logarithm of the denominator of a row of logits. If recorded, the logits become
+/// gradients. The formulas are those of the CPU.
 #[cube(launch_unchecked)]
 #[expect(clippy::too_many_arguments, reason = "the buffers and sizes of a kernel")]
 fn loss_rows(

@@ -71,7 +71,8 @@ impl TrainingOp<CubeTensor> for Embed {
     }
 }
 
-/// The sum of the rows that have the number of the workgroup's entry. Their order depends on nothing but their places.
+/// The sum of the rows whose id is the workgroup's entry. The order of the sum depends only on the positions of these
+/// rows.
 #[cube(launch_unchecked)]
 fn add_rows_of(ids: &[i32], gradient: &[f32], of_table: &mut [f32], n: usize, n_entries: usize, width: usize) {
     let entry = workgroup();
@@ -79,7 +80,7 @@ fn add_rows_of(ids: &[i32], gradient: &[f32], of_table: &mut [f32], n: usize, n_
         terminate!();
     }
     let lane = UNIT_POS_X as usize;
-    // Which lanes have a row with this number among those that they look at.
+    // For each lane, whether a row that it looks at has this id.
     let mut has_some = Shared::<[u32]>::new_slice(LANES);
     let mut found = 0u32;
     let mut row = lane;

@@ -87,7 +87,8 @@ pub(super) fn multiply(product: Product<'_>) -> CubeTensor {
     })
 }
 
-/// [`multiply`] of one pair, with rows of `stride` numbers, of which those behind the `n`th are undefined; the library's have none.
+/// [`multiply`] of one pair, into rows of `stride` numbers; those behind the `n`th are undefined. If there is no
+/// kernel, the library's product has rows of `n` numbers.
 pub(super) fn multiply_padded(product: Product<'_>, stride: usize) -> CubeTensor {
     if !product.has_kernel() {
         return multiply(product);
@@ -97,7 +98,7 @@ pub(super) fn multiply_padded(product: Product<'_>, stride: usize) -> CubeTensor
     output
 }
 
-/// The sum of `sum [m, n]`, if there is one, and the product of one pair.
+/// The product of one pair, added to `sum [m, n]` if there is one.
 pub(super) fn multiply_onto(sum: Option<CubeTensor>, product: Product<'_>) -> CubeTensor {
     match sum {
         Some(sum) if product.has_kernel() => {

@@ -73,6 +73,6 @@ fn soft_capped(x: f32, cap: f32) -> f32 {
 
 #[cube]
 fn bounded_tanh(x: f32) -> f32 {
-    // Beyond 10 it is 1 in f32; some drivers compute infinity divided by itself.
+    // Beyond 10, tanh is 1 in f32. Without the clamp, some drivers would divide infinity by infinity.
     clamp(x, -10.0f32, 10.0f32).tanh()
 }

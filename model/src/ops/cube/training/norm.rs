@@ -173,7 +173,7 @@ impl TrainingOp<CubeTensor> for QkNormalize {
 }
 
 /// With `n = (x - mean) r`, where `r` is 1 over the root, and `h = gradient * weight`: the gradient of `x` is `r (h -
-/// mean(h) - n mean(h n))`. RMSNorm has neither mean. `stats` gets `mean` and `r`.
+/// mean(h) - n mean(h n))`. RMSNorm leaves out `mean` and `mean(h)`. `stats` gets `mean` and `r`.
 #[cube(launch_unchecked)]
 #[expect(clippy::too_many_arguments, reason = "the buffers and sizes of a kernel")]
 fn parts_back(

@@ -15,7 +15,7 @@ use crate::{
     philox::halves,
 };
 
-/// Counters whose random words are a block's; the CPU's order of the words ([`Dropout::BLOCK`]).
+/// Philox counters per block of values; words are in the same order as on the CPU ([`Dropout::BLOCK`]).
 const COUNTERS: usize = Dropout::BLOCK / 4;
 
 impl AddUpdate {

@@ -42,8 +42,8 @@ const OF_CLASSES: [(&str, &str); 21] = [
     ("BloomForCausalLM", "bloom"),
 ];
 
-/// The architecture that describes `config`, the configuration as its files have it (norms without an offset), and the
-/// values of its keys.
+/// The architecture that describes `config`, the configuration as the file has it (its norms have no offset), and the
+/// architecture's keys with their values.
 ///
 /// # Errors
 /// [`Error::Config`] if none does.
@@ -88,7 +88,7 @@ fn written(gguf: &Gguf, config: &GptConfig) -> Option<Map<String, Value>> {
     })
 }
 
-/// All keys of an architecture. `has_pattern`: with the layers that have the window.
+/// All keys of an architecture. `has_pattern`: whether they state for each layer if it has the window.
 fn keys(gguf: &Gguf, config: &GptConfig, has_pattern: bool) -> Map<String, Value> {
     let mut own = gguf.written(config);
     let mut put = |key: &str, value: Value| drop(own.insert(key.to_owned(), value));

@@ -93,7 +93,7 @@ pub(super) fn entries(
     Ok(pairs)
 }
 
-/// llama.cpp merges any two tokens whose texts together are a token, so there may be none that text never becomes.
+/// Rejects tokens that no merge makes but that are the concatenation of two tokens: llama.cpp would merge these two.
 fn require_merges(tokens: &[String], types: &[i32], ranks: &HashMap<String, usize>) -> Result<()> {
     let texts: HashSet<&str> = tokens.iter().map(String::as_str).collect();
     let normal = tokens.iter().zip(types).filter(|(_, kind)| **kind == NORMAL).map(|(token, _)| token);

@@ -49,10 +49,12 @@ pub(super) trait Dot: Copy {
     /// Bytes, four for each lane.
     unsafe fn load(bytes: *const i8) -> Self;
 
-    /// What sums of products with a query begin with, where its bytes add up to `sum`.
+    /// The initial value of sums of products with a query whose bytes add up to `sum`: it cancels the offset that
+    /// [`keys`](Self::keys) may add.
     fn begin(sum: i32) -> i32;
 
-    /// Bytes of keys, as [`add_keys`](Self::add_keys) takes them.
+    /// Converts loaded bytes of keys to the form that [`add_keys`](Self::add_keys) takes: some instructions need an
+    /// offset.
     unsafe fn keys(self) -> Self;
 
     /// Adds the products of `keys` with four bytes of a query.
@@ -61,22 +63,22 @@ pub(super) trait Dot: Copy {
     /// Adds the products of weights, which are not negative, and values.
     unsafe fn add_values(self, weights: Self, values: Self) -> Self;
 
-    /// Stores the lanes, each multiplied by its one of `factors`, which are multiplied by `factor`.
+    /// Stores each lane times `factor` times the lane's own number of `factors`.
     unsafe fn store_scaled(self, factors: *const f32, factor: f32, to: *mut f32);
 
     unsafe fn load_floats(from: *const f32) -> Self::Floats;
 
     unsafe fn store_floats(floats: Self::Floats, to: *mut f32);
 
-    /// Multiplies the weights of a few tiles by `scales`, rounds those of a tile to whole numbers up to 127 times a factor, and
-    /// returns the factors. A weight of 0 stays 0, whatever its scale is.
+    /// Multiplies the weights of [`TOGETHER`] tiles by `scales` and rounds each tile to whole numbers up to 127 times
+    /// one factor. Returns the tiles' factors. A weight of 0 stays 0, even if its scale is not finite.
     unsafe fn round_weights(weights: *const f32, scales: &[*const f32; TOGETHER], to: *mut u8) -> [f32; TOGETHER];
 
     /// Adds the lanes, multiplied by `factor`.
     unsafe fn add_scaled(self, factor: f32, floats: Self::Floats) -> Self::Floats;
 }
 
-/// The larger ones of each half.
+/// The larger of each lane of the lower half and the same lane of the upper half.
 ///
 /// # Safety
 /// The machine has AVX2.
@@ -86,8 +88,9 @@ unsafe fn largest_of_eight(numbers: __m256i) -> __m128i {
     unsafe { _mm_max_epu32(_mm256_castsi256_si128(numbers), _mm256_extracti128_si256::<1>(numbers)) }
 }
 
-/// What the weights of each tile are multiplied by to be rounded, and afterwards, from the bits of the largest ones in four lanes.
-/// None is negative: as whole numbers, the bits of such numbers have their order, and those of NaN are above all others.
+/// For each tile the factor that its weights are multiplied by before rounding, and the one that undoes this
+/// afterwards. Each register has the bits of a tile's largest weights, in four lanes. No weight is negative, so bits
+/// compare as the numbers do, and those of NaN are the largest.
 ///
 /// # Safety
 /// The machine has AVX2.
@@ -95,7 +98,7 @@ unsafe fn largest_of_eight(numbers: __m256i) -> __m128i {
 #[inline(always)]
 unsafe fn factors_of([a, b, c, d]: [__m128i; TOGETHER]) -> [[f32; TOGETHER]; 2] {
     unsafe {
-        // Two tiles in turn, then all four.
+        // Interleaves and reduces two tiles at a time, then all four.
         let ab = _mm_max_epu32(_mm_unpacklo_epi32(a, b), _mm_unpackhi_epi32(a, b));
         let cd = _mm_max_epu32(_mm_unpacklo_epi32(c, d), _mm_unpackhi_epi32(c, d));
         let largest = _mm_castsi128_ps(_mm_max_epu32(_mm_unpacklo_epi64(ab, cd), _mm_unpackhi_epi64(ab, cd)));
@@ -281,7 +284,7 @@ impl<const VNNI: bool> Dot for Avx2<VNNI> {
             if VNNI {
                 self.add(keys.0, query)
             } else {
-                // The query's signs go to the keys.
+                // The instruction multiplies unsigned by signed bytes: the query's signs are moved to the keys.
                 self.add(_mm256_abs_epi8(query), _mm256_sign_epi8(keys.0, query))
             }
         }

@@ -60,14 +60,14 @@ pub(super) struct Rounded {
     factors: Vec<QueryFactor>,
     /// Four weights of a chunk in each: `[n_queries, CHUNK / 4]`.
     weights: Vec<i32>,
-    /// What they are multiplied by: `[n_queries, CHUNK_TILES]`.
+    /// The factor of each page's weights: `[n_queries, CHUNK_TILES]`.
     weight_factors: Vec<f32>,
 }
 
 /// What a query's numbers are multiplied by.
 #[derive(Clone, Copy, Default)]
 struct QueryFactor {
-    /// Includes the factor of scores, if it can.
+    /// The query's scale; also times the factor of [`scale_in_queries`], if there is one.
     factor: f32,
     /// The sum of its numbers.
     sum: i32,
@@ -95,8 +95,8 @@ fn begin(queries: &[Query<'_>], pools: &Pools<'_, i8>, buffers: &mut Buffers) {
     }
 }
 
-/// What scores are multiplied by together with the factors of their queries: what they are multiplied by before their softmax,
-/// unless they have a cap.
+/// The factor of scores that is included in the queries' factors: the attention scale times `log2 e`. `None` with a
+/// soft cap, which needs scores without it.
 fn scale_in_queries(options: &AttentionOptions) -> Option<f32> {
     options.softcap.is_none().then_some(options.scale as f32 * LOG2_E)
 }

@@ -8,22 +8,22 @@ use super::{
 };
 use crate::ops::cpu::attention::{self, Kernels, Outputs, parts};
 
-/// Bytes of a token's four dimensions of keys in a page, or of 16 dimensions of four values.
+/// Bytes that are contiguous in a page and head: four dimensions of 16 keys, or 16 dimensions of four values.
 const UNIT: usize = LANES * FOUR;
-/// Four tokens in a page.
+/// Groups of four tokens in a page.
 const FOURS: usize = LANES / FOUR;
 
-/// How many sums an instruction set has at a time.
+/// The loops of an instruction set, and how many sums it keeps in registers.
 trait Loops: Kernels<Element = i8> {
     type Dot: Dot;
 
     /// Queries that are computed together, at most.
     const QUERIES: usize;
 
-    /// Pages of keys at a time for so many queries.
+    /// Pages of keys that are multiplied together by `n_queries` queries.
     fn pages(n_queries: usize) -> usize;
 
-    /// Registers of values at a time for so many queries, as sums.
+    /// Registers of dimensions whose weighted values are summed together for `n_queries` queries.
     fn registers(n_queries: usize) -> usize;
 
     /// [`scores`] with these instructions, for `n` queries and so many pages.
@@ -43,7 +43,7 @@ trait Loops: Kernels<Element = i8> {
 struct Keys<'a> {
     /// The pool.
     pool: &'a [i8],
-    /// Where in the pool the head's blocks are, those that are prefetched, and the factors of the keys.
+    /// Indices in the pool, for each page: of the head's block, of a block to prefetch, and of the keys' factors.
     blocks: [usize; MOST_PAGES],
     next: [usize; MOST_PAGES],
     factors: [usize; MOST_PAGES],
@@ -84,7 +84,7 @@ unsafe fn attend_chunk<L: Loops, const FUSED: bool>(
     let Buffers { scores, chunk_sums, chunk_states, rounded, .. } = buffers;
     let Rounded { queries: words, factors, weights, weight_factors } = rounded;
     let n_pages = tiles.len();
-    // Where in the pools the pages are; behind the last one, that one again.
+    // Where in the pools the pages begin; padded by repeating the last page.
     let mut pages = [0; CHUNK_TILES + MOST_PAGES];
     let pages = &mut pages[..n_pages + MOST_PAGES];
     for (n, page) in pages.iter_mut().enumerate() {

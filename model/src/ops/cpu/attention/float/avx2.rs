@@ -12,12 +12,9 @@ use super::{
     Buffers, CHUNK, FloatElement, LANES, Outputs, Pools, Query, Task, WeightedSum, softmax,
     tiled::{self, Part, Tiles, line, with_constants},
 };
-use crate::ops::{
-    AttentionOptions,
-    cpu::{
-        attention::{self, Kernels, parts, softmax::State},
-        prefetch::prefetch,
-    },
+use crate::ops::cpu::{
+    attention::{self, Kernels, parts, softmax::State},
+    prefetch::prefetch,
 };
 
 /// Registers of a line of keys, or of as many dimensions.
@@ -174,8 +171,9 @@ unsafe fn score_part<E: FloatElement, const P: usize, const T: usize>(
     }
 }
 
-/// Adds the products of `P` factors and `T` lines of keys or values to `sums`. `load` takes half line `n` from its `place`. 12 sums
-/// leave four registers: if there are at most three factors, these stay in registers, and half lines are loaded one by one.
+/// Adds the products of `P` factors and `T` lines of keys or values to `sums`. `load` loads half line `n` from its
+/// `place`. 12 sums leave four registers: if there are at most three factors, these stay in registers, and half lines
+/// are loaded one by one.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 unsafe fn add_products<E, const P: usize, const T: usize>(
@@ -209,9 +207,9 @@ unsafe fn add_products<E, const P: usize, const T: usize>(
     }
 }
 
-/// The same place, of which the compiler knows only that it depends on a sum. So it computes that sum before it loads from there;
-/// in its own order, one more value than there are registers would be in use, and a sum of 12 in memory (1.3 times as slow). Costs
-/// no instruction.
+/// Returns `place`, but the compiler must assume that it depends on `sum`, so it computes that sum before it loads from
+/// there. In its own order, one more value than there are registers would be in use, and one of the 12 sums would be in
+/// memory (1.3 times as slow). Costs no instruction.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 #[expect(clippy::pointers_in_nomem_asm_block, reason = "nothing is read there")]
@@ -230,7 +228,7 @@ unsafe fn add_part<E: FloatElement, const P: usize, const C: usize>(
     scores: &[f32],
     attn_out: &mut [f32],
 ) {
-    let AttentionOptions { n_kv_heads, head_dim, .. } = *pools.options;
+    let head_dim = pools.options.head_dim;
     let n_dims = (head_dim - from).min(C * LANES);
     let (first, last) = (first * LANES, task.last_tile());
     // Checks the slices' lengths here and once per page.
@@ -246,27 +244,29 @@ unsafe fn add_part<E: FloatElement, const P: usize, const C: usize>(
         }
     }
     for tile in part.clone() {
-        let page = pools.page_of_values(task.page(tile));
-        let next = pools.page_of_values(task.page((tile + ahead).min(last)));
+        let block = pools.value_block(task.page(tile), kv_head);
+        let next = pools.value_block(task.page((tile + ahead).min(last)), kv_head);
         let here = positions.start.max(tile * LANES)..positions.end.min((tile + 1) * LANES);
         if here.is_empty() {
             continue;
         }
-        let row = |position: usize| pools.layout().value_in_page(position % LANES, kv_head) + from;
-        // Checks all rows of the page, and their weights.
-        let rows = &page[row(here.start)..row(here.end - 1) + n_dims];
+        let row = |position: usize| position % LANES * head_dim + from;
+        // Checks all rows of the block, and their weights.
+        let rows = &block[row(here.start)..row(here.end - 1) + n_dims];
         let prefetched = next.as_ptr().wrapping_add(row(here.start));
         let at = here.start - first;
         assert!(at + here.len() <= CHUNK);
-        let (rows, stride) = ((rows.as_ptr(), prefetched), n_kv_heads * head_dim);
-        // SAFETY: this function's own target features; a row has `n_dims` values, a whole one those that are loaded, and there is a
-        // weight for each position.
+        let rows = (rows.as_ptr(), prefetched);
+        // SAFETY: this function's own target features; a row has `n_dims` values, a whole one those that are loaded,
+        // and there is a weight for each position.
         unsafe {
             if is_whole {
-                add_rows(rows, stride, at..at + here.len(), &weights, &mut sums, |row, at| E::load_eight(row.add(at)));
+                add_rows(rows, head_dim, at..at + here.len(), &weights, &mut sums, |row, at| {
+                    E::load_eight(row.add(at))
+                });
             } else {
                 let load = |row: *const E, at: usize| load_some(std::slice::from_raw_parts(row, n_dims), at);
-                add_rows(rows, stride, at..at + here.len(), &weights, &mut sums, load);
+                add_rows(rows, head_dim, at..at + here.len(), &weights, &mut sums, load);
             }
         }
     }
@@ -281,7 +281,8 @@ unsafe fn add_part<E: FloatElement, const P: usize, const C: usize>(
     }
 }
 
-/// Adds the rows from two addresses on, of which the second is prefetched, at the positions `at`; `load` takes eight values of a row.
+/// Adds weighted rows of values, `stride` values apart from the first address on, and prefetches as many from the
+/// second one. `at` is the rows' range among the weights; `load` loads eight values of a row.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 unsafe fn add_rows<E: FloatElement, const P: usize, const C: usize>(

@@ -179,7 +179,7 @@ unsafe fn add_part<E: FloatElement, const N: usize, const C: usize>(
     scores: &[f32],
     attn_out: &mut [f32],
 ) {
-    let (head_dim, layout) = (pools.options.head_dim, pools.layout());
+    let head_dim = pools.options.head_dim;
     let n_dims = (head_dim - from).min(C * LANES);
     let mask = |c: usize| -> __mmask16 {
         let n = n_dims - (c * LANES).min(n_dims);
@@ -198,15 +198,15 @@ unsafe fn add_part<E: FloatElement, const N: usize, const C: usize>(
         }
     }
     for tile in part.clone() {
-        let page = pools.page_of_values(task.page(tile));
-        let next = pools.page_of_values(task.page((tile + ahead).min(last)));
+        let block = pools.value_block(task.page(tile), kv_head);
+        let next = pools.value_block(task.page((tile + ahead).min(last)), kv_head);
         for position in positions.start.max(tile * LANES)..positions.end.min((tile + 1) * LANES) {
-            let row = layout.value_in_page(position % LANES, kv_head) + from;
+            let row = position % LANES * head_dim + from;
             (0..C * LANES).step_by(line::<E>()).for_each(|at| prefetch(next.as_ptr().wrapping_add(row + at)));
-            // SAFETY: `row` and the `n_dims` values behind it are within the page; the mask leaves out what is
+            // SAFETY: `row` and the `n_dims` values behind it are within the block; the mask leaves out what is
             // beyond them. `position - first` is below the number of tiles times their length.
             unsafe {
-                let row = page.as_ptr().add(row);
+                let row = block.as_ptr().add(row);
                 let values: [_; C] = array::from_fn(|c| E::load_masked(mask(c), row.wrapping_add(c * LANES)));
                 for (sums, weights) in sums.iter_mut().zip(&weights) {
                     let weight = _mm512_set1_ps(*weights.get_unchecked(position - first));

@@ -39,11 +39,11 @@ pub(in crate::ops::cpu) fn attend<E: FloatElement>(
 }
 
 impl<'a, E: FloatElement> Pools<'a, E> {
-    /// The values of a page.
+    /// The values of a page and head: `[16, head_dim]`.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
-    fn page_of_values(&self, page: usize) -> &'a [E] {
-        &self.values[self.layout().page(page)]
+    fn value_block(&self, page: usize, kv_head: usize) -> &'a [E] {
+        &self.values[self.layout().block(page, kv_head)]
     }
 
     /// The value of a slot and head: `[head_dim]`.

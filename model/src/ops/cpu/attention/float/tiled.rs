@@ -7,12 +7,13 @@ use crate::ops::cpu::{attention::softmax::State, prefetch::prefetch_l2};
 
 /// The innermost loops for an instruction set.
 pub(super) trait Tiles<E: FloatElement> {
-    /// Tiles whose values go by at a time where a head is alone. The values of 8 tiles, 128 positions, stay in L1 while several
-    /// passes over them compute all dimensions and queries.
+    /// Tiles whose values are added up at a time, if the task has a single key head. The values of 8 tiles, 128
+    /// positions, stay in L1 while several passes over them compute all dimensions and queries.
     fn value_tiles(n_queries: usize) -> usize;
 
-    /// Tiles of keys at a time for so many queries: enough for all sums to stay in registers, and for 8 or more
-    /// independent chains of multiply-adds; the chains of several heads overlap.
+    /// Tiles of keys at a time for `n_queries` queries, of the `n_left` left: all sums stay in registers, in 8 or more
+    /// independent chains of multiply-adds. Unless the task has a single key head (`is_alone`), the chains of several
+    /// heads overlap.
     fn tiles_together(n_queries: usize, is_alone: bool, n_left: usize) -> usize;
 
     /// Dimensions of values at a time for so many queries, in lanes: 1, 2 or 4.
@@ -65,8 +66,9 @@ pub(super) trait Tiles<E: FloatElement> {
     );
 }
 
-/// Queries of a head that wait for memory. Those of a prompt are more, and find values in L2 that other tasks have read.
-const FEW_QUERIES: usize = 8;
+/// Most queries of a head for which values are prefetched into L2. More queries are those of a prompt, whose values are
+/// in L2 already since other tasks have read them.
+const MOST_WAITING: usize = 8;
 
 /// A part of a task's values.
 pub(super) struct Part {
@@ -87,8 +89,8 @@ pub(super) const fn line<E>() -> usize {
     64 / size_of::<E>()
 }
 
-/// Calls `$kernel` for elements of the type `$E` with constants for a number of queries and of registers: those of the pairs that
-/// such numbers are.
+/// Calls `$kernel` for elements of the type `$E` with its number of queries `$n` and of registers `$m` as constants.
+/// The last argument lists the possible pairs, as `m: n n n;`.
 macro_rules! with_constants {
     ($kernel:ident::<$E:ty>, ($n:expr, $m:expr), $arguments:tt, $($m_is:literal: $($n_is:literal)*;)*) => {
         match ($n, $m) {
@@ -130,13 +132,12 @@ pub(super) unsafe fn attend_chunk<T: Tiles<E>, E: FloatElement>(
             let scores_now = &mut scores[tile * LANES - first..];
             // SAFETY: the caller's.
             unsafe { T::score_tiles(queries, kv_head, task, pools, tile..tile + together, scores_now) };
-            if n_queries <= FEW_QUERIES {
-                // Memory is read all the time, not only while keys and values go by: L1 would have no room for a chunk's values.
+            if n_queries <= MOST_WAITING {
+                // Prefetches the values while keys are multiplied, so that memory is read all the time. Into L2, since
+                // L1 has no room for a chunk's values.
                 for tile in tile..tile + together {
-                    for lane in 0..LANES {
-                        let row = pools.value_row(task.page(tile) * LANES + lane, kv_head);
-                        row.iter().step_by(line::<E>()).for_each(|value| prefetch_l2(value));
-                    }
+                    let block = pools.value_block(task.page(tile), kv_head);
+                    block.iter().step_by(line::<E>()).for_each(|value| prefetch_l2(value));
                 }
             }
         }

@@ -143,7 +143,7 @@ impl Rhs<'_> {
         }
     }
 
-    /// Of `n_cols` of its columns, the panels that products with `n_rows` rows read where they are.
+    /// How many panels of `n_cols` of its columns a product with `n_rows` rows reads in place, without packing.
     fn n_direct(&self, n_rows: usize, n_cols: usize) -> usize {
         match self {
             Self::View(view) if view.col_stride != 1 => 0,
@@ -287,7 +287,7 @@ unsafe fn by_all_threads(target: Target, lhs: View<'_>, rhs: Rhs<'_>, plus: Plus
             let row_pieces = wanted.min(m.div_ceil(2 * ROWS)).max(1);
             let panel_pieces = wanted.div_ceil(row_pieces).min(n_panels).max(1);
             thread_pool::parallel_for(row_pieces * panel_pieces, |piece| {
-                // The whole of it, not its pointer alone, which no thread may have.
+                // Captures the whole `Target`, which is `Sync`: a closure that captured only its pointer would not be.
                 let target = &target;
                 let rows = share(m.div_ceil(ROWS), piece / panel_pieces, row_pieces);
                 let rows = rows.start * ROWS..m.min(rows.end * ROWS);
@@ -366,8 +366,8 @@ impl<'a> Columns<'a> {
             Rhs::View(_) | Rhs::StoredTransposed(_) | Rhs::Packed(..) => per_word,
         };
         let depth = k.div_ceil(k.div_ceil(MAX_DEPTH).max(1)).max(1).next_multiple_of(unit);
-        // Rows of which enough columns are packed that all threads have work, and that rows of the left operand are packed
-        // seldom.
+        // As many rows as allow `wanted` columns to be packed with them: all threads then have work, and rows of the
+        // left operand are packed seldom.
         let wanted = n.clamp(1, WIDE);
         let height = (MAX_PACKED * per_word / wanted / depth).max(1) * depth;
         let width = (MAX_PACKED / height.min(k).div_ceil(per_word).max(1)).next_multiple_of(PANEL).max(PANEL);

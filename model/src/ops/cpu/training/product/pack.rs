@@ -11,10 +11,11 @@ use crate::ops::cpu::{Panels, for_each_isa, has_fast_bf16_products, panel_layout
 #[cfg(target_arch = "x86_64")]
 const BLOCK: usize = 16;
 
-/// Lines that are read ahead of those that are copied, where each is somewhere else.
+/// Prefetch distance in lines, where the lines to copy are not contiguous.
 const LINES_AHEAD: usize = 16;
 
-/// Values of each row that are read ahead of those that are transposed: more rows than the processor reads ahead itself.
+/// Prefetch distance in values of each row, where rows are transposed: there are more rows than the hardware prefetches
+/// by itself.
 #[cfg(target_arch = "x86_64")]
 const VALUES_AHEAD: usize = 64;
 
@@ -124,10 +125,11 @@ unsafe fn round_pairs<const WIDTH: usize>(words: &mut [f32; WIDTH], low: &[f32; 
         mem::transmute,
     };
     const { assert!(WIDTH.is_multiple_of(16)) };
-    // The lower half has those of `low`, the upper one those of `high`: each in turn.
+    // The lower half of `halves` has the values of `low`, the upper half those of `high`: takes one of each in turn.
     let turns: [u16; 32] = array::from_fn(|n| (n / 2 + n % 2 * 16) as u16);
     for first in (0..WIDTH).step_by(16) {
-        // SAFETY: 16 values from `first` on are in each array; vectors of bf16 have no other form than of whole numbers.
+        // SAFETY: 16 values from `first` on are in each array; vectors of bf16 and of integers have the same size, and
+        // all bits are valid.
         unsafe {
             let turns = _mm512_loadu_si512(turns.as_ptr().cast());
             let (low, high) = (_mm512_loadu_ps(low.as_ptr().add(first)), _mm512_loadu_ps(high.as_ptr().add(first)));
@@ -147,7 +149,7 @@ fn pack<const WIDTH: usize>(packed: &mut [f32], matrix: View<'_>) {
             let from = &values[n * col_stride..];
             let ahead = from.as_ptr().wrapping_add(LINES_AHEAD * col_stride);
             (0..WIDTH).step_by(16).for_each(|first| prefetch(ahead.wrapping_add(first)));
-            // A whole line is one copy, also if what is behind the last row is not of this matrix.
+            // A whole line is one copy, although what is behind the last row may belong to something else.
             match from.first_chunk::<WIDTH>() {
                 Some(from) => *line = *from,
                 None => {
@@ -207,7 +209,7 @@ unsafe fn transpose<const WIDTH: usize>(from: View<'_>, lines: &mut [[f32; WIDTH
         *row = unsafe { _mm512_loadu_ps(values.as_ptr().add(n * row_stride)) };
         prefetch(values.as_ptr().wrapping_add(n * row_stride + VALUES_AHEAD));
     }
-    // Neighbours of two rows, then pairs of four rows, then quarters of sixteen.
+    // Interleaves single values of two rows, then pairs of values of four rows, then groups of four of sixteen rows.
     for pair in rows.as_chunks_mut::<2>().0 {
         *pair = [_mm512_unpacklo_ps(pair[0], pair[1]), _mm512_unpackhi_ps(pair[0], pair[1])];
     }

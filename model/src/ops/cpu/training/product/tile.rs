@@ -20,9 +20,8 @@ pub(super) const STEP: usize = 16;
 #[cfg(target_arch = "x86_64")]
 const AHEAD: usize = 16;
 
-/// What a tile multiplies: word `k` of row `r` of the left operand is `lhs[r * lhs_row + k * lhs_step]`, that of column `c`
-/// of the right one `rhs[k * rhs_step + c]`. A word is a value, or
-/// the bits of two that are bf16.
+/// What a tile multiplies: word `k` of row `r` of the left operand is `lhs[r * lhs_row + k * lhs_step]`, that of column
+/// `c` of the right one `rhs[k * rhs_step + c]`. A word is one f32, or the bits of two bf16.
 #[derive(Clone, Copy)]
 pub(super) struct Operands<'a> {
     lhs: &'a [f32],
