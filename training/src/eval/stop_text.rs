@@ -49,6 +49,8 @@ impl StopText {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
     use hearth_model::tokenizer::EncodeOptions;
 
     use super::*;
