@@ -222,3 +222,15 @@ fn decompress(codec: Codec, stored: &[u8], n_plain: usize) -> Result<Vec<u8>, Pr
     }
     Ok(plain)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_supported_is_not_called_damaged() {
+        let unsupported = "a page has the encoding 9\nhint: write the file again";
+        assert_eq!(with_hint(unsupported.to_owned()), unsupported);
+        assert_eq!(with_hint("a page has no header".to_owned()), format!("a page has no header: {DAMAGED}"));
+    }
+}
