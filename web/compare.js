@@ -1,6 +1,6 @@
 // The tab Compare: one prompt under several decoding strategies, or models, side by side.
 import { streamChat, streamCompletion } from "./api.js";
-import { byId, element, fitHeight, iconButton } from "./dom.js";
+import { byId, element, fitHeight, iconButton, switchButtons } from "./dom.js";
 import { Stopwatch } from "./measure.js";
 import { canChat, modelId, modelList, models } from "./models.js";
 import { ParameterForm } from "./parameter-form.js";
@@ -181,14 +181,6 @@ function add(strategy) {
   return card;
 }
 
-function showRunning(isRunning) {
-  const [disabled, enabled] = isRunning ? [ui.start, ui.stop] : [ui.stop, ui.start];
-  const hadFocus = document.activeElement === disabled;
-  enabled.disabled = false;
-  disabled.disabled = true;
-  if (hadFocus) enabled.focus();
-}
-
 async function compare() {
   ui.error.hidden = true;
   let request;
@@ -201,12 +193,12 @@ async function compare() {
     return;
   }
   const { signal } = (controller = new AbortController());
-  showRunning(true);
+  switchButtons(ui.start, ui.stop);
   ui.status.textContent = "Generating…";
   await Promise.all(cards.map((card) => card.generate(request, signal)));
   controller = null;
   ui.status.textContent = signal.aborted ? "Stopped." : "All strategies are finished.";
-  showRunning(false);
+  switchButtons(ui.stop, ui.start);
 }
 
 function build() {

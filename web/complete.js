@@ -1,6 +1,6 @@
 // The tab Complete: sends the prompt to the completions API and shows the text as it arrives.
 import { address, streamCompletion } from "./api.js";
-import { byId } from "./dom.js";
+import { byId, switchButtons } from "./dom.js";
 import { hasKey } from "./key.js";
 import { phrases, seconds, Stopwatch } from "./measure.js";
 import { modelId, models } from "./models.js";
@@ -21,13 +21,8 @@ function showError(message) {
 }
 
 function showRunning(isRunning) {
-  // The pressed button is about to be disabled: move the keyboard focus to the other one.
   const buttons = [byId("complete-start"), byId("complete-stop")];
-  const [disabled, enabled] = isRunning ? buttons : buttons.reverse();
-  const hadFocus = document.activeElement === disabled;
-  enabled.disabled = false;
-  disabled.disabled = true;
-  if (hadFocus) enabled.focus();
+  switchButtons(...(isRunning ? buttons : buttons.reverse()));
   for (const id of ["continue", "inspect-completion"]) byId(id).hidden = isRunning;
   // Screen readers then read the text once it is complete, not word by word.
   byId("completion").setAttribute("aria-busy", isRunning);

@@ -64,6 +64,14 @@ export function setIconButton(button, name, label) {
   button.replaceChildren(icon(name));
 }
 
+/** Disables one of two buttons and enables the other, which takes over the keyboard focus. */
+export function switchButtons(disabled, enabled) {
+  const hadFocus = document.activeElement === disabled;
+  enabled.disabled = false;
+  disabled.disabled = true;
+  if (hadFocus) enabled.focus();
+}
+
 /** Copies text and shows for a moment that it was copied. */
 export async function copyFrom(button, text, name = "copy") {
   const label = button.getAttribute("aria-label");

@@ -19,7 +19,7 @@ const before = [];
 let result = null;
 let controller = null;
 
-const request = (more) => ({ model: modelId(), ...source.fields, ...more });
+const request = (more, { fields } = source) => ({ model: modelId(), ...fields, ...more });
 
 /** The message of an error; explains why if the server does not have the endpoint. */
 function explained(error) {
@@ -35,25 +35,32 @@ function showError(text) {
   ui.error.hidden = text === "";
 }
 
-/** Inspects `source`, and shows it with the token at `selected` chosen. Returns whether that worked. */
-async function inspect(selected) {
+/** Aborts the request before, and returns the signal of the next one. An aborted request leaves the page to its successor. */
+function newSignal() {
   controller?.abort();
-  const { signal } = (controller = new AbortController());
-  // A request that a later one aborted leaves the page to that one.
-  const isLatest = () => controller?.signal === signal;
+  controller = new AbortController();
+  return controller.signal;
+}
+
+/** Inspects `source`, and shows it with the token at `selected` chosen. Returns false if that failed. */
+async function inspect(selected) {
+  const signal = newSignal();
   showError("");
   ui.status.textContent = "Inspecting…";
   ui.start.disabled = true;
   try {
-    result = await inspection(request({ top_logprobs: TOP }), signal);
+    const found = await inspection(request({ top_logprobs: TOP }), signal);
+    if (signal.aborted) return true;
+    result = found;
     showResult(selected ?? result.tokens.length - 1);
     return true;
   } catch (error) {
-    if (isLatest()) ui.status.textContent = "";
-    if (!signal.aborted) showError(explained(error));
+    if (signal.aborted) return true;
+    ui.status.textContent = "";
+    showError(explained(error));
     return false;
   } finally {
-    if (isLatest()) ui.start.disabled = false;
+    if (!signal.aborted) ui.start.disabled = false;
   }
 }
 
@@ -66,26 +73,32 @@ function showResult(selected) {
   ui.result.hidden = false;
   ui.back.hidden = before.length === 0;
   ui.source.textContent = source.name;
-  ui.attention.reset(result, (layers) => inspection(request({ top_logprobs: 0, attention: { layers } })));
-  ui.lens.reset(result, () => inspection(request({ top_logprobs: 0, logit_lens: { top: 3 } })));
+  // While another text is inspected, the views still belong to this one.
+  const shown = source;
+  ui.attention.reset(result, (layers) => inspection(request({ top_logprobs: 0, attention: { layers } }, shown)));
+  ui.lens.reset(result, () => inspection(request({ top_logprobs: 0, logit_lens: { top: 3 } }, shown)));
   ui.tokens.show(result, selected);
 }
 
 /** Continues from another token in the place of the one at `at`. */
 async function branch(at, token) {
   const ids = [...result.tokens.slice(0, at).map(({ id }) => id), token.id];
+  const signal = newSignal();
   ui.status.textContent = "Continuing…";
   try {
     const answer = await completion({
       model: modelId(), prompt: ids, return_token_ids: true, max_tokens: ui.length.valueAsNumber || 24, temperature: Number(ui.temperature.value) || 0,
-    });
+    }, signal);
+    if (signal.aborted) return;
     const text = JSON.stringify(token.token);
     before.push({ source, selected: at });
     source = { fields: { input: [...ids, ...(answer.choices[0].token_ids ?? [])] }, name: `Continued from ${text} at token ${at + 1}` };
     if (!(await inspect(at))) source = before.pop().source;
   } catch (error) {
+    if (signal.aborted) return;
     showResult(at);
     showError(error.message);
+    ui.start.disabled = false;
   }
 }
 

@@ -217,6 +217,59 @@ pageTest("inspects an answer of the chat and a completion", {}, async ({ page, s
   await page.waitForFunction(() => document.querySelectorAll(".token").length === 8);
 });
 
+pageTest("a later inspection takes the page over from an earlier one", { at: "#inspect" }, async ({ page, server }) => {
+  await page.locator("#model", { hasText: "stand-in" }).waitFor();
+  const ofTokens = (request) => request.url().endsWith("/v1/inspect") && !request.postDataJSON().attention;
+  const held = [];
+  await page.route("**/v1/inspect", (route) => (ofTokens(route.request()) ? held.push(route) : route.continue()));
+  const text = page.getByLabel("Text", { exact: true });
+  const start = page.getByRole("button", { name: "Inspect", exact: true });
+  const error = page.locator("#inspect .inspect-form .error");
+  const asks = async (act, isMeant = ofTokens) => (await Promise.all([page.waitForRequest(isMeant), act()]))[0].postDataJSON();
+  const inspect = (words) => asks(async () => {
+    await text.fill(words);
+    await text.press("Control+Enter");
+  });
+  const shows = async (tokens) => {
+    await page.waitForFunction((tokens) => document.querySelectorAll(".token:not(.next-token)").length === tokens, tokens);
+    assert.ok(await start.isEnabled());
+    assert.equal(await error.isVisible(), false, await error.textContent());
+  };
+  await inspect("one");
+  await inspect("one two");
+  // By then the first request has ended.
+  await page.evaluate(() => new Promise((resolve) => { setTimeout(resolve); }));
+  assert.equal(await page.locator("#inspect [role=status]").first().innerText(), "Inspecting…");
+  assert.ok(await start.isDisabled());
+  await held[1].continue();
+  await shows(2);
+
+  // While a continuation is inspected.
+  await page.locator(".token").nth(1).click();
+  await asks(() => page.locator(".alternative").nth(1).click());
+  await inspect("one two three");
+  await held[3].continue();
+  await shows(3);
+  assert.equal(await page.getByRole("button", { name: "Back to the text before" }).isVisible(), false);
+
+  // The views of layers belong to the text that is shown.
+  await inspect("one two three four");
+  const views = await asks(() => page.getByLabel("Layer", { exact: true }).selectOption("2"), (request) => request.postDataJSON()?.attention?.layers[0] === 2);
+  assert.equal(views.input, "one two three");
+  await held[4].continue();
+  await shows(4);
+
+  // While a continuation is generated, which is then stopped.
+  const ofText = (request) => request.url().endsWith("/v1/completions");
+  await page.route("**/v1/completions", () => {});
+  await page.locator(".token").nth(1).click();
+  await asks(() => page.locator(".alternative").nth(1).click(), ofText);
+  await Promise.all([page.waitForEvent("requestfailed", ofText), inspect("five")]);
+  await held[5].continue();
+  await shows(1);
+  assert.equal(server.sent("/v1/inspect").filter(({ attention }) => !attention).length, 4);
+});
+
 pageTest("says what is missing where the server cannot inspect, and repeats its errors", { at: "#inspect", prepare: (server) => { server.hasInspect = false; } }, async ({ page, server, seen, shoot }) => {
   seen.expectErrors(FAILED_REQUEST);
   const error = page.locator("#inspect .inspect-form .error");

@@ -156,7 +156,7 @@ impl ChatTemplate {
 
     /// Renders and tokenizes a conversation. The messages are given to the template in the first of these forms that it
     /// accepts: `developer` messages as they are if it knows that role, or as `system`; arguments of tool calls that are JSON
-    /// objects in strings as objects, or as they are.
+    /// objects in strings as objects, or as they are; ids of tool calls as they are, or as nine letters and digits.
     ///
     /// Special-token strings that the template writes become tokens. The same strings in inputs (the messages, the
     /// tools, the further variables) stay text, so that nobody can end their own message and write another role's. To

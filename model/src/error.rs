@@ -2,6 +2,7 @@
 //! ends with a hint if there is one.
 
 use std::{
+    borrow::Cow,
     io,
     path::{Path, PathBuf},
 };
@@ -48,8 +49,8 @@ pub enum Error {
     /// A field of the architecture's configuration is out of range or contradicts another.
     #[error("configuration field `{field}`: {what}")]
     Config {
-        /// The field of `GptConfig`.
-        field: &'static str,
+        /// The field of `GptConfig`, with dots.
+        field: Cow<'static, str>,
         /// The error: what was found and expected.
         what: String,
     },

@@ -94,14 +94,20 @@ pub fn token_tensor(gpt: &Gpt, token_ids: &[TokenId]) -> Tensor<1, Int> {
     Tensor::from_data(TensorData::new(ids, [token_ids.len()]), &gpt.device())
 }
 
+/// Rejects ids of the parameter `name` that are outside the vocabulary.
+pub(crate) fn check_token_ids(name: &'static str, token_ids: &[TokenId], vocab_size: usize) -> Result<()> {
+    match token_ids.iter().find(|id| **id as usize >= vocab_size) {
+        None => Ok(()),
+        Some(id) => Err(Error::Param { name, what: format!("has token id {id}, the vocabulary has {vocab_size}") }),
+    }
+}
+
 fn check_prompt(prompt_ids: &[TokenId], vocab_size: usize, max_seq_len: usize) -> Result<()> {
     let refuse = |what: String| Err(Error::Param { name: "prompt", what });
     if prompt_ids.is_empty() {
         return refuse("must have at least one token".to_owned());
     }
-    if let Some(id) = prompt_ids.iter().find(|id| **id as usize >= vocab_size) {
-        return refuse(format!("has the token id {id}, but the vocabulary has {vocab_size} tokens"));
-    }
+    check_token_ids("prompt", prompt_ids, vocab_size)?;
     if prompt_ids.len() >= max_seq_len {
         let n = prompt_ids.len();
         return refuse(format!("must be shorter than the context of {max_seq_len} tokens, got {n} tokens"));

@@ -33,6 +33,7 @@ use self::{
 use crate::{
     byte_size::ByteSize,
     error::{Error, Result},
+    weights::repository::RepositoryFile,
 };
 
 /// The hub itself.
@@ -118,6 +119,11 @@ pub struct HubFile {
     /// Its size in bytes.
     pub n_bytes: u64,
     checksum: Checksum,
+}
+
+/// The files by path and size, from which `repository` finds the model.
+fn repository_files(files: &[HubFile]) -> Vec<RepositoryFile<'_>> {
+    files.iter().map(|file| RepositoryFile { path: &file.path, n_bytes: file.n_bytes }).collect()
 }
 
 /// What identifies the contents of a file. Its digits are also the name of the file in the cache.

@@ -9,7 +9,7 @@ use crate::{
     TokenId,
     error::{Error, Result},
     forward_pass::{AttentionContext, ForwardPass, Trace},
-    generate::token_tensor,
+    generate::{check_token_ids, token_tensor},
     gpt::Gpt,
     ops,
     sampling::{TokenLogprobs, entropy, token_logprobs},
@@ -126,9 +126,7 @@ fn check(gpt: &Gpt, token_ids: &[TokenId], options: &InspectOptions) -> Result<(
         let n_tokens = token_ids.len();
         return refuse("input", format!("must have 1 to {} tokens, got {n_tokens}", config.max_seq_len));
     }
-    if let Some(id) = token_ids.iter().find(|id| **id as usize >= config.vocab_size) {
-        return refuse("input", format!("has token id {id}, the vocabulary has {}", config.vocab_size));
-    }
+    check_token_ids("input", token_ids, config.vocab_size)?;
     let lists = [
         ("attention.layers", &options.attention_layers, config.n_layers),
         ("attention.heads", &options.attention_heads, config.n_heads),

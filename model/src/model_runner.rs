@@ -12,6 +12,7 @@ use crate::{
     config::{GptConfig, Positions},
     error::{Error, Result},
     forward_pass::{AttentionContext, ForwardPass},
+    generate::check_token_ids,
     gpt::Gpt,
     kv_cache::{KvCache, StepPart},
     ops::{self, Ints, KvDtype},
@@ -134,9 +135,7 @@ fn check(config: &GptConfig, token_ids: &[TokenId], parts: &[StepPart<'_>]) -> R
     if token_ids.len() != n_new {
         return refuse(format!("must be {n_new} for the rows of this step, got {}", token_ids.len()));
     }
-    if let Some(id) = token_ids.iter().find(|id| **id as usize >= config.vocab_size) {
-        return refuse(format!("has token id {id}, the vocabulary has {}", config.vocab_size));
-    }
+    check_token_ids("token_ids", token_ids, config.vocab_size)?;
     let longest = parts.iter().map(|part| part.table.len() + part.n_new).max().unwrap_or(0);
     if config.positions == Positions::Learned && longest > config.max_seq_len {
         return refuse(format!(

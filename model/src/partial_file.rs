@@ -7,9 +7,9 @@ use std::{
 };
 
 /// A file that is written as `PATH.hearth-partial`, and renamed to `PATH` by [`finish`](Self::finish). If it is dropped
-/// before that, it is removed, and what was at `PATH` stays. If `PATH` is a link to a file, that file is replaced; the
-/// permissions of a replaced file are kept. Anything but a file, such as `/dev/stdout` or a named pipe, is written to
-/// directly.
+/// before that, it is removed, and what was at `PATH` stays. If `PATH` is a link, it stays, and the file that it leads to
+/// is replaced, or created if it does not exist. The permissions of a replaced file are kept. Anything but a file, such as
+/// `/dev/stdout` or a named pipe, is written to directly.
 #[derive(Debug)]
 pub struct PartialFile {
     file: BufWriter<File>,
@@ -21,19 +21,26 @@ impl PartialFile {
     /// Begins the file `path`.
     ///
     /// # Errors
-    /// The folder cannot be written to, or the place is a folder.
+    /// The folder does not exist or cannot be written to, or the place is a folder, or a link to itself.
     pub fn create(path: &Path) -> io::Result<Self> {
-        let place = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        let permissions = match fs::metadata(&place) {
+        let permissions = match fs::metadata(path) {
             Ok(found) if !found.is_file() => {
-                let file = BufWriter::new(File::options().write(true).open(&place)?);
+                let file = BufWriter::new(File::options().write(true).open(path)?);
                 return Ok(Self { file, moves: None });
             }
             Ok(found) => Some(found.permissions()),
-            Err(_) => None,
+            Err(reason) if reason.kind() == io::ErrorKind::NotFound => None,
+            Err(reason) => return Err(reason),
         };
-        let partial = Self::partial_path(&place);
-        let file = File::create(&partial)?;
+        let place = resolve(path)?;
+        let partial = beside(&place);
+        let file = File::create(&partial).map_err(|reason| match reason.kind() {
+            io::ErrorKind::NotFound => {
+                let what = format!("the folder `{}` does not exist", parent_of(&place).display());
+                io::Error::new(io::ErrorKind::NotFound, what)
+            }
+            _ => reason,
+        })?;
         let partial = Self { file: BufWriter::new(file), moves: Some((partial, place)) };
         if let Some(permissions) = permissions {
             partial.file.get_ref().set_permissions(permissions)?;
@@ -41,11 +48,12 @@ impl PartialFile {
         Ok(partial)
     }
 
-    /// Where the file `path` is while it is written, unless it is a link.
+    /// Where the file `path` is while it is written.
     pub fn partial_path(path: &Path) -> PathBuf {
-        let mut name = path.as_os_str().to_owned();
-        name.push(".hearth-partial");
-        name.into()
+        match resolve(path) {
+            Ok(place) if path.is_symlink() => beside(&place),
+            _ => beside(path),
+        }
     }
 
     /// Flushes the file to disk, and moves it to its place.
@@ -76,6 +84,35 @@ impl Drop for PartialFile {
             // Not there any more if the file is finished.
             let _ = fs::remove_file(partial);
         }
+    }
+}
+
+fn beside(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".hearth-partial");
+    name.into()
+}
+
+/// `path` with links resolved. Neither it nor its parents need to exist.
+pub(crate) fn resolve(path: &Path) -> io::Result<PathBuf> {
+    match fs::canonicalize(path) {
+        Err(reason) if reason.kind() == io::ErrorKind::NotFound => {}
+        found => return found,
+    }
+    if let Ok(link) = fs::read_link(path) {
+        return resolve(&parent_of(path).join(link));
+    }
+    match path.file_name() {
+        Some(name) => Ok(resolve(parent_of(path))?.join(name)),
+        None => Err(io::ErrorKind::NotFound.into()),
+    }
+}
+
+/// The folder that `path` is in.
+pub(crate) fn parent_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
     }
 }
 
@@ -127,5 +164,34 @@ mod tests {
         write(&null);
         assert!(fs::metadata("/dev/null").unwrap().file_type().is_char_device());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_to_a_file_that_does_not_exist_creates_it() {
+        use std::os::unix::fs::symlink;
+        let dir = tempfile::tempdir().unwrap();
+        let path = fs::canonicalize(dir.path()).unwrap();
+        let (first, second, target) = (path.join("first"), path.join("folder/second"), path.join("target"));
+        fs::create_dir(path.join("folder")).unwrap();
+        symlink("folder/second", &first).unwrap();
+        symlink("../target", &second).unwrap();
+        let partial = PartialFile::partial_path(&first);
+        assert_eq!(partial, path.join("target.hearth-partial"));
+        let mut file = PartialFile::create(&first).unwrap();
+        file.write_all(b"new").unwrap();
+        assert!(partial.exists() && !target.exists());
+        file.finish().unwrap();
+        assert!(first.is_symlink() && second.is_symlink() && !partial.exists());
+        assert_eq!(fs::read_to_string(&target).unwrap(), "new");
+        // Links that lead to no place for a file stay as they are.
+        let (astray, circle) = (path.join("astray"), path.join("circle"));
+        symlink("missing/file", &astray).unwrap();
+        symlink("circle", &circle).unwrap();
+        let error = PartialFile::create(&astray).unwrap_err().to_string();
+        assert!(error.contains("missing` does not exist"), "{error}");
+        assert!(PartialFile::create(&circle).is_err());
+        assert!(astray.is_symlink() && circle.is_symlink());
+        assert_eq!(fs::read_dir(&path).unwrap().count(), 5);
     }
 }

@@ -115,6 +115,21 @@ fn the_goldens_scalings_are_read() {
     assert!((attention_factor - (0.1 * 4f64.ln() + 1.0)).abs() < 1e-12);
 }
 
+/// DeepSeek's way of saying that the factor follows from the lengths.
+#[test]
+fn a_factor_of_null_is_the_ratio_of_the_lengths() {
+    let read = |factor: Option<Value>| {
+        let mut json = with("rope-yarn", "max_position_embeddings", json!(40));
+        let rope = json["rope_parameters"].as_object_mut().unwrap();
+        rope.insert("original_max_position_embeddings".to_owned(), json!(16));
+        rope.remove("factor");
+        rope.extend(factor.map(|factor| ("factor".to_owned(), factor)));
+        read(&json)
+    };
+    assert_eq!(read(Some(Value::Null)).unwrap(), read(Some(json!(2.5))).unwrap());
+    assert!(read(None).unwrap_err().to_string().contains("`factor` is missing"));
+}
+
 fn sizes() -> Sizes {
     Sizes { vocab_size: 23, max_seq_len: 40, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 24, d_ff: 20 }
 }
@@ -341,7 +356,19 @@ fn what_is_out_of_range_is_named_as_the_file_names_it() {
         ("gpt2", "n_layer", json!(5000), "`n_layers`"),
         ("llama", "rms_norm_eps", json!(-1.0), "`norm_eps`"),
         ("mistral", "sliding_window", json!(1u64 << 40), "`sliding_window`"),
-        ("llama", "rope_parameters", json!({ "rope_type": "default", "rope_theta": 0.5 }), "rope.theta"),
+        ("llama", "rope_parameters", json!({ "rope_type": "default", "rope_theta": 0.5 }), "`positions.rope.theta`"),
+        (
+            "llama",
+            "rope_parameters",
+            json!({ "rope_type": "linear", "rope_theta": 500.0, "factor": 0.5 }),
+            "`positions.rope.scaling.linear.factor`",
+        ),
+        (
+            "gemma3",
+            "rope_parameters",
+            json!({ "full_attention": { "rope_theta": 500.0 }, "sliding_attention": { "rope_theta": 0.5 } }),
+            "`window_rope.theta`",
+        ),
     ];
     for (case, key, value, field) in cases {
         let error = read(&with(case, key, value)).unwrap_err().to_string();
@@ -423,6 +450,11 @@ fn factors_and_layers_out_of_range_are_refused_by_name() {
     assert!(own(&|c| c.unrotated_layers = vec![2]).contains("`unrotated_layers`"));
     assert!(own(&|c| c.window_rope = Some(Rope::new(9.0, 2))).contains("`window_rope`"));
     assert!(own(&|c| c.shared_norm = true).contains("`shared_norm`"));
+    let error = own(&|c| {
+        let scaling = RopeScaling::Linear { factor: 0.5 };
+        (c.sliding_window, c.window_rope) = (Some(3), Some(Rope { scaling, ..Rope::new(9.0, 2) }));
+    });
+    assert!(error.contains("`window_rope.scaling.linear.factor`"), "{error}");
 }
 
 /// The object for each kind of layers, and the older keys in its place.

@@ -153,6 +153,29 @@ fn sampling_defaults_and_both_templates_are_written() {
     assert_eq!(model_dir::load(&path, &options(None)).unwrap().sampling_defaults, SamplingParams::default());
 }
 
+/// Neutral values mean something to programs with other defaults.
+#[test]
+fn neutral_sampling_defaults_that_are_stated_are_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    let written = |generation: serde_json::Value| {
+        let mut options = export_options("llama", None);
+        options.extra_files.push(("generation_config.json".to_owned(), generation.to_string().into_bytes()));
+        export(&path, &model("llama"), &options).unwrap();
+        assert_eq!(model_dir::load(&path, &self::options(None)).unwrap().sampling_defaults, SamplingParams::default());
+        let files = model_dir::files_beside_weights(&path).unwrap();
+        let found = files.into_iter().find(|(name, _)| name == "generation_config.json");
+        found.map(|(_, bytes)| serde_json::from_slice::<serde_json::Value>(&bytes).unwrap())
+    };
+    let all = json!({
+        "do_sample": true, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0,
+    });
+    assert_eq!(written(all.clone()), Some(all));
+    assert_eq!(written(json!({ "top_p": 1, "top_k": null })), Some(json!({ "do_sample": true, "top_p": 1.0 })));
+    assert_eq!(written(json!({ "do_sample": false, "temperature": 1.0 })), None);
+    assert_eq!(written(json!({ "eos_token_id": 5 })), None);
+}
+
 /// SentencePiece's BPE has scores in place of merges.
 #[test]
 fn tokens_of_sentence_piece_stay_the_same() {

@@ -6,6 +6,7 @@ use axum::http::uri::Scheme;
 use clap::{
     Args, ValueEnum,
     builder::{BoolishValueParser, OsStringValueParser, TypedValueParser},
+    value_parser,
 };
 use hearth_model::{Result, hub::Download, model_source::ModelSource, ops::Dtype};
 
@@ -88,6 +89,10 @@ pub struct ServerConfig {
     /// Time for running requests to finish after SIGTERM or ctrl-c, in seconds; a second signal ends them immediately
     #[arg(long, env = "HEARTH_DRAIN_TIMEOUT", value_name = "SECONDS", default_value_t = 25)]
     pub drain_timeout: u64,
+    /// Maximum duration of a step of the model, in seconds. If a step takes longer, `/health` and `/ready` return 503, so that
+    /// a supervisor can restart a server whose device hangs. Must be longer than any step of a healthy server
+    #[arg(long, env = "HEARTH_STEP_TIMEOUT", value_name = "SECONDS", default_value_t = STEP_TIMEOUT, value_parser = value_parser!(u64).range(1..))]
+    pub step_timeout: u64,
     /// HTTP settings.
     #[command(flatten)]
     pub http: HttpConfig,
@@ -238,6 +243,8 @@ impl ServerConfig {
             scheme: if http.tls_cert.is_some() { Scheme::HTTPS } else { Scheme::HTTP },
             max_body_bytes: http.max_body_bytes,
             body_timeout: Duration::from_secs(http.body_timeout),
+            body_pause: BODY_PAUSE,
+            step_timeout: Duration::from_secs(self.step_timeout),
             keep_alive: Duration::from_secs(http.sse_keep_alive),
             prefix_sharing: if http.share_prefix_cache { PrefixSharing::BetweenKeys } else { PrefixSharing::PerKey },
             request_templates: if http.trust_request_chat_template {
@@ -266,6 +273,8 @@ const OTHER_FILES: u64 = 128;
 
 const MAX_BODY_BYTES: usize = 8 << 20;
 const BODY_TIMEOUT: u64 = 60;
+const BODY_PAUSE: Duration = Duration::from_secs(10);
+const STEP_TIMEOUT: u64 = 1800;
 const MAX_INSPECT_TOKENS: usize = 512;
 const SSE_KEEP_ALIVE: u64 = 15;
 
@@ -278,6 +287,8 @@ impl Default for ApiOptions {
             scheme: Scheme::HTTP,
             max_body_bytes: MAX_BODY_BYTES,
             body_timeout: Duration::from_secs(BODY_TIMEOUT),
+            body_pause: BODY_PAUSE,
+            step_timeout: Duration::from_secs(STEP_TIMEOUT),
             keep_alive: Duration::from_secs(SSE_KEEP_ALIVE),
             prefix_sharing: PrefixSharing::default(),
             request_templates: RequestTemplates::default(),

@@ -35,6 +35,9 @@ const MOMENTS_FILE: &str = "train_state/moments.safetensors";
 const CONFIG_FILE: &str = "train_state/config.toml";
 const CHECKSUMS_FILE: &str = "train_state/checksums.json";
 
+/// In a run's best model: its evaluation.
+const EVALUATION_FILE: &str = "evaluation.json";
+
 /// Version of the files in `train_state/`.
 const VERSION: u32 = 1;
 
@@ -77,6 +80,18 @@ pub struct Best {
     /// Loss on the validation split, in nats per token.
     #[serde(with = "exact")]
     pub val_loss: f64,
+}
+
+impl Best {
+    /// Records the evaluation in the staged folder of the model that was evaluated.
+    pub fn write(&self, staged: &StagedDir) -> Result<()> {
+        Ok(staged.write(EVALUATION_FILE, &json(self)?)?)
+    }
+
+    /// The evaluation of the model in `dir`, if it is recorded there.
+    pub fn of_model(dir: &Path) -> Option<Best> {
+        serde_json::from_slice(&fs::read(dir.join(EVALUATION_FILE)).ok()?).ok()
+    }
 }
 
 /// Serializes a number with enough digits to read back the same value, which JSON parsers do not guarantee.

@@ -7,6 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
+    thread,
 };
 
 use anyhow::{Context, Result};
@@ -14,6 +15,17 @@ use signal_hook::{
     consts::{SIGINT, SIGTERM},
     flag,
 };
+
+/// Whether a signal is ending the process, see [`remove_when_interrupted`].
+static IS_ENDING: AtomicBool = AtomicBool::new(false);
+
+/// If a signal is ending the process and what is not complete is being removed ([`remove_when_interrupted`]), waits for the end:
+/// what fails meanwhile is no error.
+pub fn wait_if_ending() {
+    while IS_ENDING.load(Ordering::SeqCst) {
+        thread::park();
+    }
+}
 
 /// Whether the process has received a signal.
 #[derive(Clone, Debug, Default)]
@@ -42,6 +54,12 @@ impl Interrupt {
         Ok(())
     }
 
+    /// As if the signal with this number had come.
+    #[cfg(test)]
+    pub(crate) fn receive(&self, signal: usize) {
+        self.signal.store(signal, Ordering::Relaxed);
+    }
+
     /// The exit code after a signal: 128 plus its number, as in shells.
     pub fn exit_code(&self) -> Option<u8> {
         match self.signal.load(Ordering::Relaxed) {
@@ -65,7 +83,7 @@ pub fn remove_when_interrupted(partial: &Path) {
 
 #[cfg(unix)]
 fn install_removal(partial: std::path::PathBuf) -> Result<()> {
-    use std::{fs, io::Read, os::unix::net::UnixStream, process, thread};
+    use std::{fs, io::Read, os::unix::net::UnixStream, process};
 
     use hearth_model::weights::StagedDir;
     use signal_hook::low_level::pipe;
@@ -79,6 +97,7 @@ fn install_removal(partial: std::path::PathBuf) -> Result<()> {
         if signals.read_exact(&mut [0]).is_err() {
             return;
         }
+        IS_ENDING.store(true, Ordering::SeqCst);
         // Tried again if it fails: other threads may still create files in the folder.
         for _ in 0..100 {
             if StagedDir::remove_unfinished(&partial).is_ok() || fs::remove_file(&partial).is_ok() {

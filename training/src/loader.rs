@@ -242,6 +242,11 @@ impl Batch {
     }
 }
 
+/// The numbers below `n` in order, `size` at a time.
+fn in_batches(n: u64, size: usize) -> impl Iterator<Item = Vec<u64>> {
+    (0..n).step_by(size).map(move |first| (first..n.min(first + size as u64)).collect())
+}
+
 /// SplitMix64's finalizer after its increment ([Steele, Lea and Flood, 2014](https://doi.org/10.1145/2714064.2660195)):
 /// adjacent inputs give unrelated outputs.
 pub(crate) fn mix(value: u64) -> u64 {
@@ -265,6 +270,13 @@ mod tests {
     }
 
     const ORDERS: [RowOrder; 2] = [RowOrder::Permuted, RowOrder::RandomWindows];
+
+    #[test]
+    fn the_last_batch_has_the_rest() {
+        assert_eq!(in_batches(5, 2).collect::<Vec<_>>(), [vec![0, 1], vec![2, 3], vec![4]]);
+        assert_eq!(in_batches(4, 4).collect::<Vec<_>>(), [[0, 1, 2, 3]]);
+        assert_eq!(in_batches(0, 3).count(), 0);
+    }
 
     #[test]
     fn a_batch_depends_on_seed_step_and_micro_step_alone() {

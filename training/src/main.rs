@@ -12,6 +12,7 @@ use std::{
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, builder::Resettable, value_parser};
 use hearth_model::ops;
+use hearth_training::interrupt;
 
 /// Trains language models that Hearth serves.
 #[derive(Debug, Parser)]
@@ -69,6 +70,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(code) => code,
         Err(error) => {
+            interrupt::wait_if_ending();
             // If stderr is closed too, only the exit code remains.
             let _ = writeln!(io::stderr(), "error: {}", shown(&error));
             ExitCode::FAILURE

@@ -11,6 +11,7 @@ use hearth_model::{gpt::Gpt, ops::Targets};
 
 use crate::{
     eval::Score,
+    interrupt::Interrupt,
     loader::{Batch, Pairs, RowSource},
 };
 
@@ -78,20 +79,24 @@ pub(crate) fn token_losses_in_training(gpt: &Gpt, batch: &Batch) -> Result<Vec<f
     Ok(gpt.valid().token_losses(hidden, targets)?)
 }
 
-/// `source` with the log-probabilities of its pairs' answers under a reference model. `token_losses` computes that model's
-/// cross entropies of a batch's tokens.
+/// `source` with the log-probabilities of its pairs' answers under a reference model; `None` if a signal came meanwhile.
+/// `token_losses` computes that model's cross entropies of a batch's tokens.
 pub(crate) fn with_references(
     source: &RowSource,
     batch_size: usize,
+    interrupt: &Interrupt,
     token_losses: impl Fn(&Batch) -> Result<Vec<f32>>,
-) -> Result<RowSource> {
-    let RowSource::Pairs(pairs) = source else { return Ok(source.clone()) };
+) -> Result<Option<RowSource>> {
+    let RowSource::Pairs(pairs) = source else { return Ok(Some(source.clone())) };
     let mut references = Vec::with_capacity(pairs.n_pairs());
     for batch in pairs.batches(batch_size) {
+        if interrupt.exit_code().is_some() {
+            return Ok(None);
+        }
         let log_probs = log_probs(&batch, &token_losses(&batch)?);
         references.extend(log_probs.as_chunks().0.iter().map(|pair: &[f64; 2]| pair.map(|log_prob| log_prob as f32)));
     }
-    Ok(RowSource::Pairs(pairs.with_references(references)))
+    Ok(Some(RowSource::Pairs(pairs.with_references(references))))
 }
 
 /// The mean loss of `gpt` over pairs, and the share of them whose better answer it prefers more than the reference does.
@@ -109,7 +114,33 @@ pub(crate) fn score_pairs(gpt: &Gpt, pairs: &Pairs, beta: f64, (size, max): (usi
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use std::cell::Cell;
+
     use super::*;
+    use crate::tokenizer_build::BuiltTokenizer;
+
+    #[test]
+    fn a_signal_ends_the_computation_of_references() {
+        let tokenizer = BuiltTokenizer::characters("abcd", 4).unwrap().open().unwrap();
+        let answer = |last: u32| (vec![0, 1, last], vec![false, false, true]);
+        let pairs = (0..5).map(|_| [answer(2), answer(3)]);
+        let source = RowSource::Pairs(Pairs::new(pairs, 4, &tokenizer).unwrap());
+        let count_until = |signal_at: usize| {
+            let (interrupt, n_batches) = (Interrupt::default(), Cell::new(0));
+            let found = with_references(&source, 2, &interrupt, |batch| {
+                n_batches.set(n_batches.get() + 1);
+                if n_batches.get() == signal_at {
+                    interrupt.receive(2);
+                }
+                Ok(vec![1.0; batch.targets.len()])
+            });
+            (found.unwrap().is_some(), n_batches.get())
+        };
+        assert_eq!(count_until(1), (false, 1));
+        assert_eq!(count_until(2), (false, 2));
+        assert_eq!(count_until(9), (true, 3));
+    }
 
     #[test]
     fn the_loss_of_a_pair_is_that_of_its_margin() {

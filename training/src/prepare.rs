@@ -408,11 +408,13 @@ impl Work<'_> {
         let token_bytes = self.tokenizer.token_bytes();
         let (eos, bytes_read) = (self.tokenizer.eos_id, self.bytes_read.clone());
         let split: &mut SplitOutput = output.split(split_of(&file.path));
-        let mut is_open = false;
+        let (mut is_start, mut is_open) = (true, false);
         read_tokens(&file.path, self.tokenizer.vocab_size, &bytes_read, &mut |ids| {
             for document in ids.split_inclusive(|&id| Some(id) == eos) {
                 split.push(document, document.iter().map(|&id| u64::from(token_bytes[id as usize])).sum())?;
-                is_open = eos.is_none() || document.last().copied() != eos;
+                // llm.c writes the end-of-text token in front of each document: the first one ends none.
+                let is_leading = std::mem::take(&mut is_start) && document.len() == 1;
+                is_open = is_leading || document.last().copied() != eos;
                 if !is_open {
                     split.end_document(None)?;
                 }

@@ -5,7 +5,7 @@
 //! - `.reserved`: marks the folder of a run with `--from` that is still copying its first checkpoint, and has not begun;
 //! - `metrics.jsonl`: every step, evaluation and sample, one JSON object per line;
 //! - `curves.svg` and `tensorboard/`: the same as plots;
-//! - `model/`: the best model so far, a model dir to serve;
+//! - `model/`: the best model so far, a model dir to serve, with its evaluation (`evaluation.json`);
 //! - `checkpoints/step-NNNNNNNN/`: a model dir and `train_state/`, to resume from.
 //!
 //! Models and checkpoints are written under a temporary name and renamed (`hearth_model::weights::staged_dir`), so a
@@ -255,15 +255,20 @@ impl RunDir {
 
     /// Removes the checkpoints up to `step` except the last `keep` and those of `keep_steps`. Later ones stay: they are damaged,
     /// or the run would have continued from them.
+    ///
+    /// # Errors
+    /// The first that cannot be removed; the others are.
     pub fn prune_checkpoints(&self, step: usize, keep: usize, keep_steps: &[usize]) -> Result<()> {
         let mut steps = self.checkpoints()?;
         steps.retain(|found| *found <= step);
         let n_old = steps.len().saturating_sub(keep);
+        let mut result = Ok(());
         for step in steps[..n_old].iter().filter(|step| !keep_steps.contains(step)) {
             let dir = self.checkpoint_dir(*step);
-            fs::remove_dir_all(&dir).with_context(|| format!("cannot remove `{}`", dir.display()))?;
+            let removed = fs::remove_dir_all(&dir).with_context(|| format!("cannot remove `{}`", dir.display()));
+            result = result.and(removed);
         }
-        Ok(())
+        result
     }
 }
 
@@ -383,6 +388,13 @@ mod tests {
         // The run went on from step 30, since the checkpoint of step 40 is damaged.
         run.save_checkpoint(35, |staged| Ok(staged.write("model.safetensors", b"")?)).unwrap();
         run.prune_checkpoints(35, 1, &[]).unwrap();
+        assert_eq!(run.checkpoints().unwrap(), [35, 40]);
+        // What cannot be removed, as it is no folder, keeps nothing else.
+        fs::write(run.checkpoint_dir(5), b"").unwrap();
+        fs::create_dir(run.checkpoint_dir(6)).unwrap();
+        let error = run.prune_checkpoints(35, 1, &[]).unwrap_err().to_string();
+        assert!(error.contains("cannot remove `") && error.contains("step-00000005"), "{error}");
+        fs::remove_file(run.checkpoint_dir(5)).unwrap();
         assert_eq!(run.checkpoints().unwrap(), [35, 40]);
         // A save that fails leaves nothing.
         assert!(run.save_checkpoint(60, |_| bail!("a full disk")).is_err());

@@ -70,6 +70,38 @@ pub struct Rates {
     pub momentum: f64,
 }
 
+impl ScheduleSettings {
+    /// Rejects a warmup and a cooldown that do not fit into a run of `total` steps.
+    ///
+    /// # Errors
+    /// They are longer.
+    pub fn check_steps(&self, total: usize) -> Result<()> {
+        let warmup_steps = self.warmup_steps;
+        ensure!(
+            warmup_steps <= total,
+            "`schedule.warmup_steps` must be at most the steps of the run, got {warmup_steps} and {total}\nhint: set \
+             `schedule.warmup_steps={}`, or a larger budget in `schedule`",
+            total.div_ceil(10)
+        );
+        let (cooldown, n_left) = (self.cooldown_of(total), total - warmup_steps);
+        let given = match self.cooldown_steps {
+            Some(steps) => format!("`schedule.cooldown_steps={steps}`"),
+            None => format!("`schedule.cooldown_ratio={}`", self.cooldown_ratio),
+        };
+        ensure!(
+            self.kind != ScheduleKind::Wsd || cooldown <= n_left,
+            "{given} is a cooldown of {cooldown} steps, but `schedule.warmup_steps={warmup_steps}` leaves {n_left} of the run's \
+             {total} steps\nhint: set a smaller one of the two, or a larger budget in `schedule`"
+        );
+        Ok(())
+    }
+
+    /// Steps of the cooldown of `wsd` in a run of `total` steps.
+    fn cooldown_of(&self, total: usize) -> usize {
+        self.cooldown_steps.unwrap_or((total as f64 * self.cooldown_ratio).round() as usize)
+    }
+}
+
 impl Schedule {
     /// The schedule of `config` for a run of this size.
     pub fn new(config: &TrainConfig, size: RunSize) -> Schedule {
@@ -91,28 +123,14 @@ impl Schedule {
         self.total
     }
 
-    /// Rejects a budget of no step, and one whose warmup would not end.
+    /// Rejects a budget of no step, and one that is too short for warmup and cooldown.
     ///
     /// # Errors
     /// The number of steps is known and too small.
     pub fn check(&self) -> Result<()> {
-        let warmup_steps = self.settings.warmup_steps;
         let Some(total) = self.total.filter(|_| self.settings.max_minutes.is_none()) else { return Ok(()) };
         ensure!(total > 0, "the budget in `schedule` is less than one step\nhint: increase it, or use more data");
-        ensure!(
-            warmup_steps <= total,
-            "`schedule.warmup_steps` must be at most the steps of the run, got {warmup_steps} and {total}\nhint: set \
-             `schedule.warmup_steps={}`, or a larger budget in `schedule`",
-            total.div_ceil(10)
-        );
-        let cooldown_steps = self.settings.cooldown_steps.unwrap_or(0);
-        ensure!(
-            cooldown_steps <= total - warmup_steps,
-            "`schedule.cooldown_steps` must be at most the {} steps behind the warmup, got {cooldown_steps}\nhint: set fewer, or a \
-             larger budget in `schedule`",
-            total - warmup_steps
-        );
-        Ok(())
+        self.settings.check_steps(total)
     }
 
     /// A warning if a budget in minutes ended the run during its warmup, which cannot be known in advance.
@@ -178,17 +196,11 @@ impl Schedule {
             ScheduleKind::Linear => 1.0 - share_done(step, warmup_steps, total),
             ScheduleKind::Cosine => 0.5 * (1.0 + (PI * share_done(step, warmup_steps, total)).cos()),
             ScheduleKind::Wsd => {
-                let cooldown = self.cooldown(total).max(1);
+                let cooldown = self.settings.cooldown_of(total).clamp(1, total.max(1));
                 ((total - step) as f64 / cooldown as f64).min(1.0)
             }
         };
         min_lr_ratio + (1.0 - min_lr_ratio) * above_min
-    }
-
-    /// Number of steps of the cooldown.
-    fn cooldown(&self, total: usize) -> usize {
-        let ScheduleSettings { cooldown_ratio, cooldown_steps, .. } = self.settings;
-        cooldown_steps.unwrap_or((total as f64 * cooldown_ratio).round() as usize).min(total)
     }
 
     fn decay(&self, step: usize, kind: DecaySchedule) -> f64 {
@@ -310,9 +322,19 @@ mod tests {
         assert!(error.contains("\nhint: set `schedule.warmup_steps=1`"), "{error}");
         assert!(check(&["schedule.max_tokens=768"]).unwrap_err().contains("got 100 and 1\n"));
         check(&["schedule.max_minutes=1", "schedule.kind=constant"]).unwrap();
-        check(&["schedule.kind=wsd", "schedule.cooldown_steps=1900"]).unwrap();
-        let error = check(&["schedule.kind=wsd", "schedule.cooldown_steps=1901"]).unwrap_err();
-        assert!(error.contains("at most the 1900 steps behind the warmup, got 1901\nhint: "), "{error}");
+        // 9 steps, of which half is 5, rounded.
+        let halves = ["schedule.epochs=1", "schedule.kind=wsd", "schedule.cooldown_ratio=0.5"];
+        check(&[&halves[..], &["schedule.warmup_steps=4"]].concat()).unwrap();
+        let error = check(&[&halves[..], &["schedule.warmup_steps=5"]].concat()).unwrap_err();
+        assert!(
+            error.contains(
+                "`schedule.cooldown_ratio=0.5` is a cooldown of 5 steps, but `schedule.warmup_steps=5` leaves 4 of"
+            ) && error.contains("\nhint: "),
+            "{error}"
+        );
+        // Others have no cooldown.
+        check(&["schedule.epochs=1", "schedule.warmup_steps=9", "schedule.cooldown_ratio=1"]).unwrap();
+        check(&["schedule.max_minutes=1", "schedule.kind=wsd", "schedule.cooldown_ratio=0.9"]).unwrap();
     }
 
     #[test]
@@ -377,6 +399,7 @@ mod tests {
                     format!("schedule.kind={kind}"),
                     format!("schedule.max_steps={max_steps}"),
                     format!("schedule.warmup_steps={warmup_steps}"),
+                    "schedule.cooldown_ratio=0.05".to_owned(),
                 ];
                 let schedule = schedule(&sets.each_ref().map(String::as_str));
                 for step in 0..20 {

@@ -239,21 +239,26 @@ impl<'a> Trainer<'a> {
         schedule.check()?;
         let reference = (config.objective.kind == Objective::Dpo).then(|| reference.without_lora());
         let loader = Loader::new(&data.train, settings)?;
-        Ok(Trainer { config, data, val: data.val.clone(), reference, loader, learner, schedule, state, saved })
+        let val = data.val.clone();
+        Ok(Trainer { config, data, val, reference, loader, learner, schedule, state, saved })
     }
 
-    /// Computes the log-probabilities of the answers of all pairs under the reference model, if there is one.
-    fn add_references(&mut self, reporter: &mut Reporter) -> Result<()> {
-        let Some(reference) = self.reference.take() else { return Ok(()) };
+    /// Computes the log-probabilities of the answers of all pairs under the reference model, if there is one. False if a signal
+    /// came meanwhile.
+    fn add_references(&mut self, reporter: &mut Reporter, interrupt: &Interrupt) -> Result<bool> {
+        let Some(reference) = self.reference.take() else { return Ok(true) };
         reporter.note("computing the log-probabilities of all answers under the reference model");
         let settings = *self.loader.settings();
         let evaluated = reference.valid().packed()?;
         let size = settings.micro_batch_size;
-        self.val = with_references(&self.data.val, size, |batch| token_losses(&evaluated, batch))?;
+        let val = with_references(&self.data.val, size, interrupt, |batch| token_losses(&evaluated, batch))?;
         drop(evaluated);
-        let train = with_references(&self.data.train, size, |batch| token_losses_in_training(&reference, batch))?;
+        let of_batch = |batch: &Batch| token_losses_in_training(&reference, batch);
+        let train = with_references(&self.data.train, size, interrupt, of_batch)?;
+        let (Some(val), Some(train)) = (val, train) else { return Ok(false) };
+        self.val = val;
         self.loader = Loader::new(&train, settings)?;
-        Ok(())
+        Ok(true)
     }
 
     /// Trained parameters.
@@ -281,7 +286,17 @@ impl<'a> Trainer<'a> {
     /// # Errors
     /// The device fails, the run diverges, or the folder cannot be written. Earlier checkpoints stay.
     pub fn run(mut self, run: &RunDir, reporter: &mut Reporter, interrupt: &Interrupt) -> Result<Outcome> {
-        self.add_references(reporter)?;
+        if let Some(best) = self.state.best.take_if(|_| !run.model_dir().exists()) {
+            reporter.note(&format!(
+                "warning: the model of step {} is gone: the next evaluation is the best so far",
+                best.step
+            ));
+        }
+        // A process that ended may have saved the model of a step behind its last checkpoint.
+        self.state.best = Best::of_model(&run.model_dir()).or(self.state.best);
+        if !self.add_references(reporter, interrupt)? {
+            return Ok(self.outcome(false, None, 0.0));
+        }
         let first = self.state.step as u64;
         let mut batches = Prefetcher::new(&self.loader, first..u64::MAX)?;
         let guard_state = (self.state.recent_norms.clone(), self.state.n_skipped);
@@ -290,12 +305,6 @@ impl<'a> Trainer<'a> {
         let utilization = Utilization::measure(&self.learner.gpt, self.config.model.max_seq_len)?;
         let mut latest = None;
         let mut last_val = None;
-        if let Some(best) = self.state.best.take_if(|_| !run.model_dir().exists()) {
-            reporter.note(&format!(
-                "warning: the model of step {} is gone: the next evaluation is the best so far",
-                best.step
-            ));
-        }
 
         while !self.schedule.is_over(self.state.step) {
             let started = Instant::now();
@@ -361,7 +370,7 @@ impl<'a> Trainer<'a> {
             }
             if due.saves {
                 reporter.flush()?;
-                self.save(run)?;
+                self.save(run, reporter)?;
             }
             if due.stops {
                 break;
@@ -377,17 +386,21 @@ impl<'a> Trainer<'a> {
         }
         // Needed if all steps were done before this process, and there is no evaluation that would save the model.
         if is_complete && !self.data.val.has_targets() && !run.model_dir().exists() {
-            self.save_model(run)?;
+            self.save_model(run, None)?;
         }
         reporter.draw()?;
-        Ok(Outcome {
+        Ok(self.outcome(is_complete, last_val, speed.overall()))
+    }
+
+    fn outcome(&self, is_complete: bool, val: Option<Score>, tok_per_sec: f64) -> Outcome {
+        Outcome {
             step: self.state.step,
             is_complete,
-            val: last_val,
-            val_bpb: last_val.and_then(|val| self.bits_per_byte(&val)),
+            val,
+            val_bpb: val.and_then(|val| self.bits_per_byte(&val)),
             best: self.state.best,
-            tok_per_sec: speed.overall(),
-        })
+            tok_per_sec,
+        }
     }
 
     /// Updates the state after a step.
@@ -411,10 +424,12 @@ impl<'a> Trainer<'a> {
             "the model of step {step} has a validation loss of {}\nhint: use a lower `optim.lr` or `optim.weight_decay`",
             val.loss
         );
-        let is_best = self.state.best.is_none_or(|best| val.loss < best.val_loss);
+        // The best step itself comes again if the last process ended behind it, before a checkpoint.
+        let is_best = self.state.best.is_none_or(|best| val.loss < best.val_loss || step == best.step);
         if is_best {
-            self.save_model(run)?;
-            self.state.best = Some(Best { step, val_loss: val.loss });
+            let best = Best { step, val_loss: val.loss };
+            self.save_model(run, Some(best))?;
+            self.state.best = Some(best);
         }
         reporter.eval(EvalRecord {
             step,
@@ -470,13 +485,18 @@ impl<'a> Trainer<'a> {
 
     /// Writes a checkpoint, and the model if no evaluation chooses one, and removes old checkpoints. What was reported of its
     /// steps must be on the disk.
-    fn save(&self, run: &RunDir) -> Result<()> {
+    fn save(&self, run: &RunDir, reporter: &mut Reporter) -> Result<()> {
         if !self.data.val.has_targets() {
             // Without a validation split the best model is unknown: the last one is kept.
-            self.save_model(run)?;
+            self.save_model(run, None)?;
         }
         self.save_checkpoint(run)?;
-        run.prune_checkpoints(self.state.step, self.config.checkpoint.keep, &self.config.checkpoint.keep_steps)
+        let settings = &self.config.checkpoint;
+        if let Err(error) = run.prune_checkpoints(self.state.step, settings.keep, &settings.keep_steps) {
+            // The run is saved all the same.
+            reporter.note(&format!("warning: {error:#}; the next save tries again"));
+        }
+        Ok(())
     }
 
     /// Writes a checkpoint.
@@ -491,9 +511,11 @@ impl<'a> Trainer<'a> {
         .with_context(|| format!("cannot save the checkpoint of step {}; earlier ones are intact", self.state.step))
     }
 
-    fn save_model(&self, run: &RunDir) -> Result<()> {
+    /// Replaces the run's model by this one, which `evaluation` is of.
+    fn save_model(&self, run: &RunDir, evaluation: Option<Best>) -> Result<()> {
         let staged = StagedDir::replacing(&run.model_dir())?;
         self.write_model(&staged, self.config.checkpoint.save_dtype.on_disk())?;
+        evaluation.map_or(Ok(()), |evaluation| evaluation.write(&staged))?;
         Ok(staged.commit()?)
     }
 

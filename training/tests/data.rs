@@ -289,6 +289,21 @@ fn token_files_of_nanogpt_become_shards_as_they_are() {
     let data = Dataset::open(Path::new(&data)).unwrap();
     assert_eq!((data.split(Split::Train).to_vec(), data.split(Split::Val).to_vec()), (train, val));
     assert_eq!(report["data"]["split"]["by"], "files");
+    // llm.c writes the end-of-text token in front of each document.
+    let shard = |ids: &[TokenId]| {
+        let mut shard: Vec<u8> = [20_240_520, 1, ids.len() as u32].into_iter().flat_map(u32::to_le_bytes).collect();
+        shard.resize(1024, 0);
+        shard.extend(bytes(ids));
+        shard
+    };
+    let (train, val) = (vec![eos, 1, 2, eos, 3, eos, 4, 5], vec![eos, 6, 7]);
+    files.write("shards/fineweb_train_000001.bin", shard(&train));
+    files.write("shards/fineweb_val_000000.bin", shard(&val));
+    let data = files.name("fineweb");
+    let report = succeed(&["prepare", &files.name("shards"), "--tokenizer", &tokenizer, "--out", &data]);
+    assert_eq!(["train", "val"].map(|split| &report["data"][split]["documents"]), [&Value::from(3), &1.into()]);
+    let data = Dataset::open(Path::new(&data)).unwrap();
+    assert_eq!((data.split(Split::Train).to_vec(), data.split(Split::Val).to_vec()), (train, val));
     let other = files.name("other");
     let small = files.write("small.txt", "ab");
     succeed(&["tokenizer", &small, "--out", &files.name("small"), "--chars"]);

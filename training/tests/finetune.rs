@@ -263,6 +263,19 @@ fn settings_are_fitted_to_the_model_or_refused() {
     let refused = tune("train.jsonl", &["--out", out, "--set", "schedule.epochs=1"]);
     assert_eq!(refused.status.code(), Some(1));
     assert!(stderr(&refused).contains("`schedule.warmup_steps` must be at most the steps of the run, got 10"));
+    // Before the model is made, which cannot be: it has no weights.
+    let hollow = case.path("hollow");
+    fs::create_dir(&hollow).unwrap();
+    for entry in fs::read_dir(model_dir::model_of(model())).unwrap().flatten() {
+        if entry.file_name() != "model.safetensors" {
+            fs::copy(entry.path(), hollow.join(entry.file_name())).unwrap();
+        }
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hearth-train"));
+    command.arg("finetune").arg(&hollow).arg("--data").arg(case.path("train.jsonl")).args(["--out", out]);
+    let refused = command.args(["--device", "cpu", "--set", "schedule.epochs=1"]).output().unwrap();
+    let message = stderr(&refused);
+    assert!(message.contains("`schedule.warmup_steps` must be at most the steps of the run, got 10"), "{message}");
     // `--inspect` refuses what the run would.
     for (flags, message) in [
         (&["--lora", "targets=w_proj"][..], "`w_proj`"),

@@ -222,6 +222,61 @@ fn a_damaged_checkpoint_is_named_and_the_one_before_it_used() {
     assert_same(&case.bits("run", 20), &expected, "after the damage");
 }
 
+#[test]
+fn an_old_checkpoint_that_cannot_be_removed_ends_no_run() {
+    let case = Case::new();
+    let sets =
+        [&SETS[..4], &["schedule.kind=constant", "checkpoint.every=5", "checkpoint.keep=1", "eval.every=0"]].concat();
+    let train = |max_steps: &str, flags: &[&str]| {
+        let output = case.train("run", &[&sets[..], &[max_steps]].concat(), flags);
+        assert!(output.status.success(), "{}", stderr(&output));
+        stderr(&output)
+    };
+    train("schedule.max_steps=10", &[]);
+    // No folder.
+    fs::write(case.path("run/checkpoints/step-00000001"), "").unwrap();
+    let message = train("schedule.max_steps=15", &["--resume"]);
+    assert!(message.contains("warning: cannot remove `") && message.contains("step-00000001"), "{message}");
+    assert!(
+        case.path("run/checkpoints/step-00000015").is_dir() && !case.path("run/checkpoints/step-00000010").exists()
+    );
+}
+
+/// A process ends behind its last checkpoint, after it has saved a better model, and `eval.every` changes.
+#[test]
+fn the_best_model_is_that_of_the_best_evaluation_after_a_crash() {
+    let case = Case::new();
+    let sets =
+        [&SETS[..4], &["schedule.kind=constant", "checkpoint.every=5", "checkpoint.keep=9", "sample.every=0"]].concat();
+    let train = |sets_of_start: &[&str], flags: &[&str]| {
+        let output = case.train("run", &[&sets[..], sets_of_start].concat(), &[&["--json"], flags].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()
+    };
+    let json = |name: &str| serde_json::from_slice::<Value>(&fs::read(case.path("run").join(name)).unwrap()).unwrap();
+    let report = train(&["schedule.max_steps=20", "eval.every=4"], &[]);
+    assert_eq!(json("model/evaluation.json")["step"], report["best_step"]);
+    let later = report["best_step"].as_u64().unwrap();
+    assert!((12..=20).contains(&later), "the loss falls: {report}");
+    for step in [15, 20] {
+        fs::remove_dir_all(case.path(&format!("run/checkpoints/step-{step:08}"))).unwrap();
+    }
+    // As if it had been better than all that come.
+    let evaluation = case.path("run/model/evaluation.json");
+    fs::write(&evaluation, serde_json::json!({ "step": later, "val_loss": "0.001" }).to_string()).unwrap();
+    let weights = || fs::read(case.path("run/model/model.safetensors")).unwrap();
+    let before = weights();
+
+    let report = train(&["schedule.max_steps=24", "eval.every=11"], &["--resume"]);
+    assert_eq!(report["best_step"], later);
+    assert!(weights() == before, "the better model was replaced");
+    // Without a record, as earlier versions left it, the checkpoint's counts.
+    fs::remove_file(&evaluation).unwrap();
+    fs::remove_dir_all(case.path("run/checkpoints/step-00000024")).unwrap();
+    let report = train(&["schedule.max_steps=24", "eval.every=11"], &["--resume"]);
+    assert_eq!(report["best_step"], later);
+}
+
 /// Before, `--resume` would find no checkpoint and begin at step 0.
 #[test]
 fn a_branch_has_its_checkpoint_before_it_is_a_run() {

@@ -155,6 +155,36 @@ fn what_is_interrupted_is_removed() {
     }
 }
 
+/// What fails because a signal ends the command does not decide its exit code.
+#[cfg(unix)]
+#[test]
+fn an_error_during_the_removal_is_no_error() {
+    use std::{fs::File, io::Read, process::Stdio, thread, time::Duration};
+
+    let dir = tempfile::tempdir().unwrap();
+    let partial = dir.path().join("a.jsonl.hearth-partial");
+    assert!(Command::new("mkfifo").arg(&partial).status().unwrap().success());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hearth-train"));
+    command.args(["tales", "--out", "a.jsonl", "--count", "4000"]).current_dir(dir.path()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut pipe = File::open(&partial).unwrap();
+    pipe.read_exact(&mut [0; 10]).unwrap();
+    // The removal waits for this lock.
+    let lock = File::open(dir.path()).unwrap();
+    lock.lock().unwrap();
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    thread::sleep(Duration::from_millis(500));
+    // Now writing fails.
+    drop(pipe);
+    thread::sleep(Duration::from_millis(500));
+    assert!(child.try_wait().unwrap().is_none(), "it ended before the removal");
+    drop(lock);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("error: "), "{output:?}");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
 #[cfg(unix)]
 #[test]
 fn a_second_signal_ends_a_removal_that_takes_long() {
@@ -169,7 +199,8 @@ fn a_second_signal_ends_a_removal_that_takes_long() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hearth-train"));
     command.args(["bilingual", "--out", "data", "--count", "4000000000"]).current_dir(dir.path()).stderr(Stdio::null());
     let mut child = command.spawn().unwrap();
-    let partial = dir.path().join("data.hearth-partial/pairs.jsonl");
+    // Each file is written under this name until it is complete and on the disk.
+    let partial = dir.path().join("data.hearth-partial/pairs.jsonl.hearth-partial");
     let deadline = Instant::now() + Duration::from_secs(60);
     while !partial.exists() && Instant::now() < deadline {
         thread::sleep(Duration::from_millis(1));

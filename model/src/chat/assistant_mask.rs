@@ -14,6 +14,7 @@ use super::{
     ChatTemplate, Ending, Inputs, Message, RenderContext,
     environment::{GENERATION_END, GENERATION_START},
     marks,
+    messages::ASSISTANT,
 };
 use crate::{
     TokenId,
@@ -40,8 +41,6 @@ pub enum MaskSource {
     /// By comparing renderings.
     Rendering,
 }
-
-const ASSISTANT: &str = "assistant";
 
 /// The start of a block of reasoning. Some generation prompts begin with one, or with an empty one.
 const REASONING_START: &str = "<think>";

@@ -1,8 +1,13 @@
 //! Messages: how they are read, and the forms in which templates take them.
 
 mod arguments;
+mod call_ids;
 
-use std::time::{Duration, Instant};
+use std::{
+    borrow::Cow,
+    iter,
+    time::{Duration, Instant},
+};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -12,7 +17,7 @@ use super::{ChatTemplate, RenderContext};
 use crate::error::{Error, Result};
 
 /// The role whose messages may have no content.
-const ASSISTANT: &str = "assistant";
+pub(super) const ASSISTANT: &str = "assistant";
 
 /// OpenAI's newer name for [`SYSTEM`].
 const DEVELOPER: &str = "developer";
@@ -119,7 +124,8 @@ impl ChatTemplate {
     /// The first form is the one that most templates support: `system` instead of `developer` (unless the template
     /// knows that role), and arguments of tool calls as objects ([`Message::parse_arguments`]; the limit on their
     /// values is for the whole conversation). A template counts as knowing the role if its source contains the word
-    /// `developer`, which may also be part of a text. A template that fails only after [`TIME_FOR_FORMS`] has exceeded
+    /// `developer`, which may also be part of a text. If the template rejects all of these forms, they are tried with
+    /// [short ids](call_ids::shortened) of tool calls. A template that fails only after [`TIME_FOR_FORMS`] has exceeded
     /// a limit and would do so again, so its error is returned.
     pub(super) fn in_supported_form<T>(
         &self,
@@ -133,23 +139,32 @@ impl ChatTemplate {
         let is_system: &[bool] = if has_developer && source.contains(DEVELOPER) { &[false, true] } else { &[true] };
         let started = Instant::now();
         let mut first_error = None;
-        for &is_system in is_system {
-            let mut given = messages.to_vec();
-            let developers = given.iter_mut().filter(|message| is_system && message.role == DEVELOPER);
-            developers.for_each(|message| message.role = SYSTEM.into());
-            let (mut parsed, parser) = (given.clone(), ArgumentParser::new());
-            parsed.iter_mut().for_each(|message| message.parse_arguments(&parser));
-            for messages in if parsed == given { vec![given] } else { vec![parsed, given] } {
-                match encode(&messages) {
-                    Err(error @ Error::Template { .. }) if started.elapsed() < TIME_FOR_FORMS => {
-                        first_error.get_or_insert(error);
+        let as_given = iter::once_with(|| Some(Cow::Borrowed(messages)));
+        let shortened = iter::once_with(|| call_ids::shortened(messages).map(Cow::Owned));
+        for messages in as_given.chain(shortened).flatten() {
+            for &is_system in is_system {
+                let mut given = messages.to_vec();
+                let developers = given.iter_mut().filter(|message| is_system && message.role == DEVELOPER);
+                developers.for_each(|message| message.role = SYSTEM.into());
+                for form in forms_of_arguments(given) {
+                    match encode(&form) {
+                        Err(error @ Error::Template { .. }) if started.elapsed() < TIME_FOR_FORMS => {
+                            first_error.get_or_insert(error);
+                        }
+                        done => return done,
                     }
-                    done => return done,
                 }
             }
         }
         Err(first_error.unwrap_or_else(|| unreachable!("there is always a form")))
     }
+}
+
+/// The messages with arguments of tool calls as objects, and as they are if that is not the same.
+fn forms_of_arguments(given: Vec<Message>) -> Vec<Vec<Message>> {
+    let (mut parsed, parser) = (given.clone(), ArgumentParser::new());
+    parsed.iter_mut().for_each(|message| message.parse_arguments(&parser));
+    if parsed == given { vec![given] } else { vec![parsed, given] }
 }
 
 #[cfg(test)]
@@ -263,6 +278,32 @@ mod tests {
         // which `in` works.
         let reasons = "{% for m in messages %}{% if m.reasoning_content is none or 'x' in m.content %}x{% endif %}[{{ m.role }}]{% endfor %}";
         assert_eq!(encoded_once(reasons, &messages).unwrap(), "[system][assistant]");
+    }
+
+    /// As Mistral's templates require it.
+    #[test]
+    fn ids_of_calls_are_short_if_the_template_rejects_others() {
+        const CHECKS: &str = "{% if id is not defined or id|length != 9 %}{{ raise_exception('nine') }}{% endif %}";
+        let written = "{% for m in messages %}[{{ m.role }}]{% for call in m.tool_calls or [] %}{% set id = call.id %}CHECK\
+                       {% endfor %}{% if m.role == 'tool' %}{% set id = m.tool_call_id %}CHECK{% set calls = \
+                       messages[loop.index0 - 1].tool_calls %}{{ 'same' if calls[0].id == id else 'other' }}{% endif %}{% endfor %}";
+        let messages = |id: &str, result_id: &str| {
+            let calls = json!([{ "id": id, "function": { "name": "f", "arguments": "{}" } }]);
+            json!([
+                { "role": "assistant", "tool_calls": calls },
+                { "role": "tool", "content": "a", "tool_call_id": result_id },
+            ])
+        };
+        let checked = |id, result_id| encoded_once(&written.replace("CHECK", CHECKS), &messages(id, result_id));
+        for id in ["call_abc123", "abcdefghi"] {
+            assert_eq!(checked(id, id).unwrap(), "[assistant][tool]same", "{id}");
+        }
+        assert_eq!(checked("call_abc123", "call_abc124").unwrap(), "[assistant][tool]other");
+        let shown = written.replace("CHECK", "{{ id }}");
+        let text = encoded_once(&shown, &messages("callabc", "callabc")).unwrap();
+        assert_eq!(text, "[assistant]callabc[tool]callabcsame", "the template accepts any");
+        let rejects = "{{ raise_exception('never') }}";
+        assert!(encoded_once(rejects, &messages("a", "a")).unwrap_err().to_string().contains("never"));
     }
 
     #[test]

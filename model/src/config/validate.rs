@@ -1,5 +1,7 @@
 //! Validation of configurations: ranges of fields, and contradictions. Errors name the field.
 
+use std::borrow::Cow;
+
 use super::{GptConfig, NormKind, NormPosition, Positions, Rope, RopeScaling};
 use crate::error::{Error, Result};
 
@@ -106,7 +108,7 @@ impl GptConfig {
             "must be empty without sliding_window".to_owned()
         })?;
         if let Positions::Rope(rope) = &self.positions {
-            rope.validate(self.head_dim)?;
+            rope.validate("positions.rope", self.head_dim)?;
         } else {
             require("unrotated_layers", self.unrotated_layers.is_empty(), || {
                 "must be empty without rotary positions".to_owned()
@@ -118,67 +120,78 @@ impl GptConfig {
         require("window_rope", windowed || self.window_rope.is_none(), || {
             "must be absent without sliding_window".to_owned()
         })?;
-        self.window_rope.iter().try_for_each(|rope| rope.validate(self.head_dim))
+        self.window_rope.iter().try_for_each(|rope| rope.validate("window_rope", self.head_dim))
     }
 }
 
 impl Rope {
-    fn validate(&self, head_dim: usize) -> Result<()> {
+    /// Checks the rotary positions in the field `path`.
+    fn validate(&self, path: &str, head_dim: usize) -> Result<()> {
         let Self { theta, rotary_dim, scaling } = *self;
         // With theta up to 1, wavelengths do not grow with the dimension, and YaRN divides by its logarithm.
-        require("positions.rope.theta", theta.is_finite() && theta > 1.0, || {
+        require(format!("{path}.theta"), theta.is_finite() && theta > 1.0, || {
             format!("must be finite and above 1, got {theta}")
         })?;
         let fits = rotary_dim.is_multiple_of(2) && (2..=head_dim).contains(&rotary_dim);
-        require("positions.rope.rotary_dim", fits, || {
+        require(format!("{path}.rotary_dim"), fits, || {
             format!("must be even and in 2..=head_dim = {head_dim}, got {rotary_dim}")
         })?;
-        let at_least_one = |factor: f64| {
-            require("positions.rope.scaling.factor", factor.is_finite() && factor >= 1.0, || {
+        let is_dynamic = matches!(scaling, RopeScaling::Dynamic { .. });
+        require(format!("{path}.rotary_dim"), !is_dynamic || rotary_dim > 2, || {
+            "must be above 2 with dynamic scaling, got 2".to_owned()
+        })?;
+        scaling.validate(&format!("{path}.scaling"))
+    }
+}
+
+impl RopeScaling {
+    /// Checks the scaling in the field `path`.
+    fn validate(self, path: &str) -> Result<()> {
+        let at_least_one = |field: &str, factor: f64| {
+            require(format!("{path}.{field}"), factor.is_finite() && factor >= 1.0, || {
                 format!("must be finite and at least 1, got {factor}")
             })
         };
-        let above_zero = |field, value: f64| {
-            require(field, value.is_finite() && value > 0.0, || format!("must be finite and positive, got {value}"))
+        let above_zero = |field: &str, value: f64| {
+            require(format!("{path}.{field}"), value.is_finite() && value > 0.0, || {
+                format!("must be finite and positive, got {value}")
+            })
         };
-        let length = |length: usize| {
-            require("positions.rope.scaling.original_max_seq_len", (1..=1 << 28).contains(&length), || {
+        let length = |field: &str, length: usize| {
+            require(format!("{path}.{field}"), (1..=1 << 28).contains(&length), || {
                 format!("must be in 1..=2^28, got {length}")
             })
         };
-        match scaling {
-            RopeScaling::None => Ok(()),
-            RopeScaling::Linear { factor } => at_least_one(factor),
-            RopeScaling::Dynamic { factor, original_max_seq_len } => {
-                require("positions.rope.rotary_dim", rotary_dim > 2, || {
-                    "must be above 2 with dynamic scaling, got 2".to_owned()
-                })?;
-                at_least_one(factor)?;
-                length(original_max_seq_len)
+        match self {
+            Self::None => Ok(()),
+            Self::Linear { factor } => at_least_one("linear.factor", factor),
+            Self::Dynamic { factor, original_max_seq_len } => {
+                at_least_one("dynamic.factor", factor)?;
+                length("dynamic.original_max_seq_len", original_max_seq_len)
             }
-            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_seq_len } => {
-                at_least_one(factor)?;
-                above_zero("positions.rope.scaling.low_freq_factor", low_freq_factor)?;
+            Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_seq_len } => {
+                at_least_one("llama3.factor", factor)?;
+                above_zero("llama3.low_freq_factor", low_freq_factor)?;
                 let above = high_freq_factor.is_finite() && high_freq_factor > low_freq_factor;
-                require("positions.rope.scaling.high_freq_factor", above, || {
+                require(format!("{path}.llama3.high_freq_factor"), above, || {
                     format!("must be finite and above low_freq_factor = {low_freq_factor}, got {high_freq_factor}")
                 })?;
-                length(original_max_seq_len)
+                length("llama3.original_max_seq_len", original_max_seq_len)
             }
-            RopeScaling::Yarn { factor, attention_factor, beta_fast, beta_slow, original_max_seq_len, .. } => {
-                at_least_one(factor)?;
-                above_zero("positions.rope.scaling.attention_factor", attention_factor)?;
-                above_zero("positions.rope.scaling.beta_slow", beta_slow)?;
+            Self::Yarn { factor, attention_factor, beta_fast, beta_slow, original_max_seq_len, .. } => {
+                at_least_one("yarn.factor", factor)?;
+                above_zero("yarn.attention_factor", attention_factor)?;
+                above_zero("yarn.beta_slow", beta_slow)?;
                 let above = beta_fast.is_finite() && beta_fast >= beta_slow;
-                require("positions.rope.scaling.beta_fast", above, || {
+                require(format!("{path}.yarn.beta_fast"), above, || {
                     format!("must be finite and not below beta_slow = {beta_slow}, got {beta_fast}")
                 })?;
-                length(original_max_seq_len)
+                length("yarn.original_max_seq_len", original_max_seq_len)
             }
         }
     }
 }
 
-fn require(field: &'static str, holds: bool, what: impl FnOnce() -> String) -> Result<()> {
-    if holds { Ok(()) } else { Err(Error::Config { field, what: what() }) }
+fn require(field: impl Into<Cow<'static, str>>, holds: bool, what: impl FnOnce() -> String) -> Result<()> {
+    if holds { Ok(()) } else { Err(Error::Config { field: field.into(), what: what() }) }
 }

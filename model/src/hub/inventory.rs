@@ -9,6 +9,7 @@ use std::{
 use super::{
     Hub, HubFile, HubModel, MAIN, ModelPart, Repo, RepoKind,
     cache::{RepoCache, io_error},
+    repository_files,
 };
 use crate::{
     error::Result,
@@ -140,10 +141,6 @@ fn models_at(cache: &Path, repo: &Repo, commit: &str) -> Vec<CachedModel> {
         found.push(entry(Some(if is_clear { name } else { first }), CachedFormat::Gguf, of_it, dir.join(first)));
     }
     found
-}
-
-fn repository_files(files: &[HubFile]) -> Vec<RepositoryFile<'_>> {
-    files.iter().map(|file| RepositoryFile { path: &file.path, n_bytes: file.n_bytes }).collect()
 }
 
 fn last_used<'a>(paths: impl Iterator<Item = &'a Path>) -> Option<SystemTime> {

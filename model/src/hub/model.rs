@@ -7,10 +7,10 @@ use std::{
     time::SystemTime,
 };
 
-use super::{Download, Hub, HubFile, Known, Repo, RepoKind, Snapshot, hub_error, is_inner_path};
+use super::{Download, Hub, HubFile, Known, Repo, RepoKind, Snapshot, hub_error, is_inner_path, repository_files};
 use crate::{
     error::Result,
-    weights::repository::{self, ModelFiles, NoModel, RepositoryFile},
+    weights::repository::{self, ModelFiles, NoModel},
 };
 
 /// `org/name`, `org/name@revision`, each also with `:FILE` or `:QUANTIZATION` for one of several GGUF files.
@@ -156,7 +156,7 @@ impl HubModel {
 
     /// The files of the model in a snapshot.
     fn choose(&self, snapshot: &Snapshot, part: ModelPart) -> Result<ModelFiles, NoModel> {
-        let files = snapshot.repository_files();
+        let files = repository_files(&snapshot.files);
         let chosen = repository::choose(&self.repo.to_string(), &files, self.choice())?;
         Ok(match (chosen, part) {
             (ModelFiles::Dir { .. }, ModelPart::BesideWeights) => {
@@ -184,10 +184,6 @@ impl fmt::Display for HubModel {
 impl Snapshot {
     fn file(&self, path: &str) -> Option<&HubFile> {
         self.files.iter().find(|file| file.path == path)
-    }
-
-    fn repository_files(&self) -> Vec<RepositoryFile<'_>> {
-        self.files.iter().map(|file| RepositoryFile { path: &file.path, n_bytes: file.n_bytes }).collect()
     }
 }
 

@@ -9,11 +9,11 @@ use std::{
 use super::{
     HubModel,
     cache::{Blob, RepoCache, io_error},
-    hub_error, inventory,
+    hub_error, inventory, repository_files,
 };
 use crate::{
     error::{Error, Result},
-    weights::repository::{self, ModelFiles, NoModel, RepositoryFile},
+    weights::repository::{self, ModelFiles, NoModel},
 };
 
 /// What is to be removed.
@@ -54,10 +54,8 @@ impl Removal {
         let of_it: BTreeSet<String> = match model.choice() {
             None => found.iter().map(|file| file.path.clone()).collect(),
             Some(choice) => {
-                let files: Vec<_> =
-                    found.iter().map(|file| RepositoryFile { path: &file.path, n_bytes: file.n_bytes }).collect();
                 let name = model.repo().to_string();
-                match repository::choose(&name, &files, Some(choice)) {
+                match repository::choose(&name, &repository_files(&found), Some(choice)) {
                     Ok(ModelFiles::Gguf { parts }) => parts.into_iter().collect(),
                     Ok(ModelFiles::Dir { .. }) => return Err(not_there(cache, model)),
                     Err(NoModel { what, hint }) => {

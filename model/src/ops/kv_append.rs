@@ -61,30 +61,21 @@ fn append_rows(pool: &mut Tensor<2>, rows: Tensor<2>, slots: &Slots) {
     pool.inplace(|pool| pool.select_assign(0, slots.tensor(), rows, IndexingUpdateOp::Assign));
 }
 
-/// Copies the pages `from` of `pool` to the pages `to`, given as all of their slots, in place.
-pub(crate) fn copy_pages(pool: &mut Tensor<2>, from: &Slots, to: &Slots) {
+/// Copies the pages `from` of a pool for `heads`, `[n_kv_heads, head_dim]`, to the pages `to`, given as all of their slots, in
+/// place.
+pub(crate) fn copy_pages(pool: &mut Tensor<2>, [from, to]: [&Slots; 2], heads: [usize; 2]) {
     if cpu::is_cpu(&pool.device()) {
-        let ([n_slots, _], slots) = (pool.dims(), [from.host(), to.host()]);
+        let slots = [from.host(), to.host()];
         return match KvDtype::of(pool) {
-            KvDtype::F16 => cpu::update::<f16>(pool, |pool| copy_rows(pool, slots, n_slots)),
-            KvDtype::Q8 => cpu::update::<i8>(pool, |pool| copy_rows(pool, slots, n_slots)),
-            KvDtype::F32 => cpu::update::<f32>(pool, |pool| copy_rows(pool, slots, n_slots)),
+            KvDtype::F16 => cpu::update::<f16>(pool, |pool| cpu::copy_pages(pool, slots, heads)),
+            KvDtype::Q8 => cpu::update::<i8>(pool, |pool| cpu::copy_pages(pool, slots, heads)),
+            KvDtype::F32 => cpu::update::<f32>(pool, |pool| cpu::copy_pages(pool, slots, heads)),
         };
     }
     pool.inplace(|pool| {
         let rows = pool.clone().select(0, from.tensor());
         pool.select_assign(0, to.tensor(), rows, IndexingUpdateOp::Assign)
     });
-}
-
-/// Copies rows `from` of a pool of `n_slots` rows to rows `to`. Since callers give all rows of a page, this copies the
-/// page in any layout.
-fn copy_rows<E: Copy>(pool: &mut [E], [from, to]: [&[i32]; 2], n_slots: usize) {
-    // In elements `E`: those of the tensor may be larger (an 8-bit pool is a tensor of bf16).
-    let row_len = pool.len() / n_slots.max(1);
-    for (from, to) in from.iter().zip(to).map(|(from, to)| (*from as usize, *to as usize)) {
-        pool.copy_within(from * row_len..(from + 1) * row_len, to * row_len);
-    }
 }
 
 /// Rotates the queries and keys in `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]`, if there is a rotation, and

@@ -284,7 +284,7 @@ fn a_copied_page_is_the_same_and_others_stay() {
                 })
             };
             let before = attended(&pools);
-            pools.iter_mut().for_each(|pool| copy_pages(pool, &slots_of(4), &slots_of(1)));
+            pools.iter_mut().for_each(|pool| copy_pages(pool, [&slots_of(4), &slots_of(1)], heads));
             let after = attended(&pools);
             assert_ne!(before[1], before[4]);
             for page in 0..6 {

@@ -56,6 +56,12 @@ impl Tokenizer {
         stages: &Stages<'_>,
         sink: &mut dyn FnMut(TokenId, Range<usize>),
     ) -> Result<()> {
+        let longest = self.longest_word.max(WINDOW_BYTES);
+        if !self.inner.may_go_on && text.len() > longest {
+            return Err(self.too_long());
+        }
+        // The longest word, with the bytes and words after it that settle it.
+        let most_bytes = longest.saturating_add(2 * MARGIN_BYTES);
         // Bytes of the text before the rest.
         let mut n_done = 0;
         let mut n_bytes = if self.inner.may_go_on { window_bytes } else { text.len() };
@@ -66,7 +72,10 @@ impl Tokenizer {
             let n_settled = settled(&split, window);
             if n_settled == 0 {
                 // A single word that is longer than the window.
-                n_bytes = self.bounded(n_bytes.saturating_mul(2))?;
+                if n_bytes >= most_bytes {
+                    return Err(self.too_long());
+                }
+                n_bytes = n_bytes.saturating_mul(2).min(most_bytes);
                 continue;
             }
             let is_settled = |end: usize| end <= n_settled;
@@ -81,7 +90,6 @@ impl Tokenizer {
             n_done += n_settled;
             n_bytes = window_bytes;
         }
-        self.bounded(text.len())?;
         let mut split = (stages.read)(text)?;
         self.pre_tokenize(&mut split)?;
         split.tokenize(|piece| Ok((stages.tokenize)(piece)?)).map_err(from_library)?;
@@ -89,16 +97,12 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// Checks that this many bytes may be tokenized at once.
-    fn bounded(&self, n_bytes: usize) -> Result<usize> {
+    fn too_long(&self) -> Error {
         let longest = self.longest_word;
-        if n_bytes <= longest.max(WINDOW_BYTES) {
-            return Ok(n_bytes);
-        }
-        Err(Error::Tokenizer {
+        Error::Tokenizer {
             what: format!("the text has a word longer than {longest} bytes, the limit for a single word"),
             hint: "send a shorter text, or token ids".into(),
-        })
+        }
     }
 }
 
@@ -274,6 +278,22 @@ mod tests {
             assert!(error.contains(&format!("longer than {LONGEST} bytes")) && error.contains("hint: "), "{error}");
         }
         assert!(gpt_2.with_longest_word(LONGEST).encode(&words, EncodeOptions::TEXT).is_ok());
+    }
+
+    /// Also if the limit is not a multiple of the window.
+    #[test]
+    fn words_up_to_the_limit_are_tokenized() {
+        const LONGEST: usize = WINDOW_BYTES + WINDOW_BYTES / 2 + 1;
+        let [gpt_2, ..] = of_families();
+        let limited = gpt_2.clone().with_longest_word(LONGEST);
+        let around = "a ".repeat(WINDOW_BYTES);
+        // The word has a space in front.
+        let text = |n_bytes: usize| format!("{around}{} {around}", "b".repeat(n_bytes - 1));
+        for n_bytes in [WINDOW_BYTES, LONGEST] {
+            let ids = limited.encode(&text(n_bytes), EncodeOptions::TEXT).unwrap();
+            assert_eq!(ids, gpt_2.encode(&text(n_bytes), EncodeOptions::TEXT).unwrap(), "{n_bytes}");
+        }
+        assert!(limited.encode(&text(LONGEST + 4 * MARGIN_BYTES), EncodeOptions::TEXT).is_err());
     }
 
     #[test]

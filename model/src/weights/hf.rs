@@ -57,7 +57,7 @@ impl HfSchema {
         if let Some(class) = class.filter(|class| *class != OWN_CLASS) {
             let known = known_architectures().contains(&class);
             let what = if known { "cannot express this configuration" } else { "is not known" };
-            return Err(Error::Config { field: "architecture", what: format!("class `{class}` {what}") });
+            return Err(Error::Config { field: "architecture".into(), what: format!("class `{class}` {what}") });
         }
         let written = match serde_json::to_value(config) {
             Ok(Value::Object(map)) => map,
@@ -100,7 +100,7 @@ impl HfSchema {
         let (Self::Class(architecture), Error::Config { field, .. }) = (self, error) else { return String::new() };
         let keys = architecture.keys_of(field, config);
         let keys: Vec<_> =
-            keys.iter().filter(|key| key != field && file.contains_key(*key)).map(String::as_str).collect();
+            keys.iter().filter(|key| **key != **field && file.contains_key(*key)).map(String::as_str).collect();
         if keys.is_empty() { String::new() } else { format!("it is set by `{}`", keys.join("`, `")) }
     }
 

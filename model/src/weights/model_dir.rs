@@ -124,10 +124,8 @@ fn load_merged(dir: &Path, options: &LoadOptions, merged: Option<&LoraValues>) -
 fn load_dir(dir: &Path, options: &LoadOptions, merged: Option<&LoraValues>) -> Result<LoadedModel> {
     let (gpt, config_json) = load_gpt_and_config(dir, options, merged)?;
     let tokenizer = Tokenizer::from_dir(dir)?;
-    let generation_path = dir.join(GENERATION_FILE);
-    let generation = if generation_path.exists() { read_json_object(&generation_path)? } else { Map::new() };
     let chat_template = ChatTemplate::from_dir(dir)?;
-    let files = [(generation_path, generation), (dir.join(CONFIG_FILE), config_json)];
+    let files = [load_generation_json(dir)?, (dir.join(CONFIG_FILE), config_json)];
     loaded(gpt, tokenizer, chat_template, &files)?.checked(&dir.join(TOKENIZER_FILE))
 }
 
@@ -351,10 +349,15 @@ pub fn load_eos_token_ids(dir: &Path, tokenizer: &Tokenizer) -> Result<Vec<Token
 }
 
 fn read_eos_token_ids(dir: &Path, vocab_size: usize, tokenizer: &Tokenizer) -> Result<Vec<TokenId>> {
-    let generation_path = dir.join(GENERATION_FILE);
-    let generation = if generation_path.exists() { read_json_object(&generation_path)? } else { Map::new() };
     let (config, config_path) = load_config_json(dir)?;
-    eos_token_ids(&[(generation_path, generation), (config_path, config)], vocab_size, tokenizer)
+    eos_token_ids(&[load_generation_json(dir)?, (config_path, config)], vocab_size, tokenizer)
+}
+
+/// `generation_config.json` and its contents; empty without the file.
+fn load_generation_json(dir: &Path) -> Result<(PathBuf, Map<String, Value>)> {
+    let path = dir.join(GENERATION_FILE);
+    let json = if path.exists() { read_json_object(&path)? } else { Map::new() };
+    Ok((path, json))
 }
 
 /// Reads the architecture of the model dir `dir`, or of a GGUF file, without its weights.

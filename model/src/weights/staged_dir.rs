@@ -42,7 +42,10 @@ use std::{
 
 pub(super) use self::disk::NewFile;
 use super::layout::{CONFIG_FILE, is_model_file};
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    partial_file::{parent_of, resolve},
+};
 
 mod disk;
 
@@ -458,31 +461,9 @@ fn remove_empty(dirs: &[PathBuf]) {
     }
 }
 
-/// The path of `dir` with links resolved. Neither it nor its parents need to exist.
-fn resolve(dir: &Path) -> io::Result<PathBuf> {
-    match fs::canonicalize(dir) {
-        Err(reason) if reason.kind() == io::ErrorKind::NotFound => {}
-        found => return found,
-    }
-    if let Ok(link) = fs::read_link(dir) {
-        return resolve(&parent_of(dir).join(link));
-    }
-    match dir.file_name() {
-        Some(name) => Ok(resolve(parent_of(dir))?.join(name)),
-        None => Err(io::ErrorKind::NotFound.into()),
-    }
-}
-
 /// Whether there is anything at `path`.
 fn is_there(path: &Path) -> Result<bool> {
     path.try_exists().map_err(Error::io("read", path))
-}
-
-fn parent_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    }
 }
 
 fn beside(target: &Path, suffix: &str) -> PathBuf {

@@ -16,8 +16,9 @@ use super::{
     error::ApiError,
     fields::Fields,
     ignored_params,
+    preparation::{Preparation, TurnWait},
     schema::Shape,
-    state::{AppState, Preparation, TurnWait},
+    state::AppState,
 };
 use crate::engine::{
     Engine,
@@ -66,7 +67,7 @@ fn unload_request(fields: &mut Fields) -> Result<String, ApiError> {
 pub(crate) async fn load(State(state): State<AppState>, mut body: Body) -> Result<Response, ApiError> {
     let read = |mut fields: Fields| Ok((LoadRequest::from_fields(&mut fields)?, ignored_params::of(&fields)));
     let (request, ignored) = body.read(&state, read).await?;
-    let engine = state.working_engine()?.clone();
+    let engine = state.engine_for(body.arrived())?.clone();
     if request.name == state.model_id() {
         let message = format!("`lora_name` must not be the name of the model, got `{}`", request.name);
         return Err(ApiError::invalid("lora_name", message));
@@ -84,7 +85,7 @@ pub(crate) async fn load(State(state): State<AppState>, mut body: Body) -> Resul
 pub(crate) async fn unload(State(state): State<AppState>, mut body: Body) -> Result<Response, ApiError> {
     let read = |mut fields: Fields| Ok((unload_request(&mut fields)?, ignored_params::of(&fields)));
     let (name, ignored) = body.read(&state, read).await?;
-    state.working_engine()?.adapters().unregister(&name)?;
+    state.engine_for(body.arrived())?.adapters().unregister(&name)?;
     let done = format!("Success: LoRA adapter '{name}' removed successfully.");
     Ok(ignored_params::add_header(ignored, text(done)))
 }

@@ -1,23 +1,31 @@
-//! The bodies of requests: JSON objects, limited in size and in the time that they may take to arrive.
+//! The bodies of requests: JSON objects, limited in size and in the time that they may take to arrive, so that stalled
+//! uploads do not take the memory of others.
+
+use std::time::{Duration, Instant};
 
 use axum::{
     extract::{FromRequest, Request},
     http::{HeaderMap, StatusCode, header},
 };
 use serde_json::{Map, Value};
-use tokio::time::timeout;
+use tokio::time::timeout_at;
 use tokio_stream::StreamExt;
 
 use super::{
+    body_room::BodyRoom,
     bounded_json::{self, BadJson},
     endpoint::Policy,
     error::ApiError,
     fields::{Fields, repeated, shown},
     options::ApiOptions,
+    preparation::{Preparation, TurnWait},
     request_log::RequestLog,
-    state::{AppState, BodyRoom, Preparation, TurnWait},
+    state::AppState,
 };
 use crate::engine::prefix_cache::PrefixSalt;
+
+/// A client must send its body at this rate in bytes per second, or faster.
+const MIN_BYTES_PER_SEC: u64 = 1 << 10;
 
 /// The body of a request. Its bytes and its parsed values count towards the memory limit for the bodies of all requests
 /// ([`BodyRoom`]) until this is dropped.
@@ -73,6 +81,11 @@ impl FromRequest<AppState> for Body {
 }
 
 impl Body {
+    /// When the request's head arrived. A server that began to drain later still answers the request.
+    pub(crate) fn arrived(&self) -> Instant {
+        self.log.arrived()
+    }
+
     /// Parses the body, once, and reads its fields. Long bodies are parsed on a blocking thread.
     ///
     /// # Errors
@@ -107,20 +120,58 @@ async fn receive(
     mut take: impl FnMut(&[u8]) -> Result<(), ApiError>,
 ) -> Result<(), ApiError> {
     let mut pieces = request.into_body().into_data_stream();
-    let all = async {
-        let mut n_left = options.max_body_bytes;
-        while let Some(piece) = pieces.next().await {
-            let piece =
-                piece.map_err(|error| ApiError::bad_request(format!("the body cannot be received: {error}")))?;
-            n_left = n_left.checked_sub(piece.len()).ok_or_else(|| too_large(options))?;
-            take(&piece)?;
-        }
-        Ok::<_, ApiError>(())
-    };
-    timeout(options.body_timeout, all).await.map_err(|_| {
-        let message = format!("the body must arrive within {} s", options.body_timeout.as_secs_f64());
+    let mut n_left = options.max_body_bytes;
+    let mut pace = Pace::new(options, Instant::now());
+    while let Some(piece) = timeout_at(pace.due.into(), pieces.next()).await.map_err(|_| pace.too_slow(options))? {
+        let piece = piece.map_err(|error| ApiError::bad_request(format!("the body cannot be received: {error}")))?;
+        n_left = n_left.checked_sub(piece.len()).ok_or_else(|| too_large(options))?;
+        take(&piece)?;
+        pace.received(piece.len(), Instant::now());
+    }
+    Ok(())
+}
+
+/// How fast a body arrives: as a whole within [`body_timeout`](ApiOptions::body_timeout), and, but for pauses of up to
+/// [`body_pause`](ApiOptions::body_pause), at [`MIN_BYTES_PER_SEC`].
+struct Pace {
+    /// When the next piece must have arrived.
+    due: Instant,
+    /// When the whole body must have arrived. `None` if it is further away than the clock can express.
+    end: Option<Instant>,
+    pause: Duration,
+}
+
+impl Pace {
+    fn new(options: &ApiOptions, begun: Instant) -> Self {
+        let mut pace = Self { due: begun, end: begun.checked_add(options.body_timeout), pause: options.body_pause };
+        pace.allow(None, begun);
+        pace
+    }
+
+    /// Records that a piece arrived, which earns the client the time in which it may send as many bytes.
+    fn received(&mut self, n_bytes: usize, now: Instant) {
+        let earned = Duration::from_secs_f64(n_bytes as f64 / MIN_BYTES_PER_SEC as f64);
+        self.allow(self.due.checked_add(earned), now);
+    }
+
+    /// Sets when the next piece is due: at `due`, or earlier where a limit requires it.
+    fn allow(&mut self, due: Option<Instant>, now: Instant) {
+        let limits = [due, now.checked_add(self.pause), self.end];
+        self.due = limits.into_iter().flatten().min().unwrap_or(self.due);
+    }
+
+    /// The error once the next piece is overdue.
+    fn too_slow(&self, options: &ApiOptions) -> ApiError {
+        let message = if self.end == Some(self.due) {
+            format!("the body must arrive within {} s", options.body_timeout.as_secs_f64())
+        } else {
+            let pause = self.pause.as_secs_f64();
+            format!(
+                "the body must arrive without pauses of {pause} s, and at {MIN_BYTES_PER_SEC} bytes per second or faster"
+            )
+        };
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "timeout_error", message)
-    })?
+    }
 }
 
 fn too_large(options: &ApiOptions) -> ApiError {
@@ -172,10 +223,12 @@ fn require_json(headers: &HeaderMap) -> Result<(), ApiError> {
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 
+    use std::convert::Infallible;
+
     use axum::response::IntoResponse;
 
     use super::{
-        super::state::{LONG_BODY_BYTES, MAX_BODIES_BYTES},
+        super::{body_room::MAX_BODIES_BYTES, preparation::LONG_BODY_BYTES},
         *,
     };
 
@@ -210,6 +263,45 @@ mod tests {
         let _others = taking(MAX_BODIES_BYTES - 100_000).unwrap();
         let refused = received().await.unwrap().read(&state, |_| Ok(())).await.unwrap_err();
         assert_eq!(refused.into_response().status(), StatusCode::TOO_MANY_REQUESTS);
+    }
+
+    #[tokio::test]
+    async fn a_body_that_stalls_loses_its_place() {
+        let options = ApiOptions { body_pause: Duration::from_millis(20), ..ApiOptions::default() };
+        let state = AppState::loading_with("x", options);
+        let begun = tokio_stream::iter([Ok::<_, Infallible>("{\"prompt\": ")]);
+        let request = Request::post("/tokenize").header(header::CONTENT_TYPE, "application/json");
+        let request = request.body(axum::body::Body::from_stream(begun.chain(tokio_stream::pending()))).unwrap();
+        let refused = Body::from_request(request, &state).await.unwrap_err();
+        assert!(refused.message().contains("without pauses of 0.02 s"), "{}", refused.message());
+        assert_eq!(refused.into_response().status(), StatusCode::REQUEST_TIMEOUT);
+        // All memory is free: if a byte of that for short bodies were taken, there would be less for long ones.
+        state.body_room().grow(MAX_BODIES_BYTES).unwrap();
+    }
+
+    #[test]
+    fn a_body_may_be_slow_but_must_not_trickle() {
+        let begun = Instant::now();
+        let after = |seconds| begun + Duration::from_secs(seconds);
+        let (body_timeout, body_pause) = (Duration::from_secs(60), Duration::from_secs(10));
+        let options = ApiOptions { body_timeout, body_pause, ..ApiOptions::default() };
+        let mut slow = Pace::new(&options, begun);
+        assert_eq!(slow.due, after(10));
+        for second in 1..60 {
+            slow.received(MIN_BYTES_PER_SEC as usize, after(second));
+            assert_eq!(slow.due, after((10 + second).min(60)), "{second}");
+        }
+        let mut trickling = Pace::new(&options, begun);
+        for second in 1..10 {
+            trickling.received(1, after(second));
+        }
+        assert!(trickling.due < after(11));
+        // A fast start does not allow a long pause.
+        let mut stalled = Pace::new(&options, begun);
+        stalled.received(1 << 20, after(1));
+        assert_eq!(stalled.due, after(11));
+        let unlimited = ApiOptions { body_timeout: Duration::MAX, ..options };
+        assert_eq!(Pace::new(&unlimited, begun).due, after(10));
     }
 
     #[test]

@@ -17,8 +17,8 @@ pub(crate) fn drop_with_body<Guard: Send + Unpin + 'static>(body: Body, guard: G
     drop_with_sent_body(body, guard, |_| {})
 }
 
-/// As [`drop_with_body`], but calls `sent` before the guard is dropped if the body was read to its end or failed.
-/// `sent` is not called if the body is dropped earlier, for example because the client has disconnected.
+/// As [`drop_with_body`], but calls `sent` before the guard is dropped if the body was read to its end. `sent` is not
+/// called if the body fails, or is dropped earlier, for example because the client has disconnected.
 pub(crate) fn drop_with_sent_body<Guard: Send + Unpin + 'static>(
     body: Body,
     mut guard: Guard,
@@ -47,7 +47,7 @@ impl<Guard: Unpin> HttpBody for Guarded<Guard> {
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(context);
         // A body whose last frame is known is not polled again.
-        if matches!(polled, Poll::Ready(None | Some(Err(_)))) || self.body.is_end_stream() {
+        if matches!(polled, Poll::Ready(None)) || self.body.is_end_stream() {
             let Self { guard, sent, .. } = &mut *self;
             sent(guard);
         }
@@ -60,5 +60,37 @@ impl<Guard: Unpin> HttpBody for Guarded<Guard> {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    };
+
+    use axum::body::to_bytes;
+    use tokio_stream::iter;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn only_a_body_that_is_read_to_its_end_is_sent() {
+        let piece = || Ok(Bytes::from_static(b"x"));
+        let failure = || Err(Error::new("malformed"));
+        for (pieces, is_whole) in [
+            (vec![], true),
+            (vec![piece(), piece()], true),
+            (vec![failure()], false),
+            (vec![piece(), failure()], false),
+        ] {
+            let is_sent = Arc::new(AtomicBool::new(false));
+            let body = Body::from_stream(iter(pieces));
+            let body =
+                drop_with_sent_body(body, Arc::clone(&is_sent), |is_sent| is_sent.store(true, Ordering::Relaxed));
+            assert_eq!(to_bytes(body, usize::MAX).await.is_ok(), is_whole);
+            assert_eq!(is_sent.load(Ordering::Relaxed), is_whole);
+        }
     }
 }

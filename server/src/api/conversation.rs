@@ -12,8 +12,8 @@ use super::{
     error::ApiError,
     fields::{Fields, missing, must_be, shown},
     options::RequestTemplates,
+    preparation::Preparation,
     schema,
-    state::Preparation,
     tools::{ToolStyle, Tools, ToolsIn},
 };
 use crate::engine::ServedModel;

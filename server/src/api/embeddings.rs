@@ -24,9 +24,10 @@ use super::{
     error::ApiError,
     fields::{Fields, must_be},
     generation, ignored_params,
+    preparation::{Deadline, Preparation, TurnWait},
     prompt::{self, Prompt, Truncation},
     schema::Shape,
-    state::{AppState, Deadline, Preparation, TurnWait},
+    state::AppState,
     submission::{Submission, Submitted},
     text_input::TextOrIds,
 };

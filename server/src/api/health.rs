@@ -1,5 +1,7 @@
 //! `GET /health` (liveness) and `GET /ready` (readiness).
 
+use std::time::Duration;
+
 use axum::{Json, extract::State};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -9,7 +11,7 @@ use super::{
     error::ApiError,
     state::AppState,
 };
-use crate::engine::EngineState;
+use crate::engine::{Engine, EngineState};
 
 /// The endpoint's entry in `/openapi.json`.
 pub(crate) const HEALTH: Operation =
@@ -25,18 +27,33 @@ pub(crate) struct Health {
     status: &'static str,
 }
 
-/// 200 from the start, through loading and draining; 503 once inference has failed and only a restart helps.
+/// 200 from the start, through loading and draining; 503 once inference has failed or does not go on, and only a restart
+/// helps.
 pub(crate) async fn health(State(state): State<AppState>) -> Result<Json<Health>, ApiError> {
-    if let Some(engine) = state.engine()
-        && let EngineState::Failed(what) = engine.state()
-    {
-        return Err(ApiError::unavailable(format!("inference failed: {what}")));
+    if let Some(engine) = state.engine() {
+        if let EngineState::Failed(what) = engine.state() {
+            return Err(ApiError::unavailable(format!("inference failed: {what}")));
+        }
+        check_step(engine, state.options().step_timeout)?;
     }
     Ok(Json(Health { status: "ok" }))
 }
 
-/// 200 while the server accepts work: the model is loaded and no shutdown has begun.
+/// 200 while the server accepts work: the model is loaded, no shutdown has begun, and inference goes on.
 pub(crate) async fn ready(State(state): State<AppState>) -> Result<Json<Health>, ApiError> {
-    state.working_engine()?;
+    check_step(state.working_engine()?, state.options().step_timeout)?;
     Ok(Json(Health { status: "ready" }))
+}
+
+/// Checks that the current step does not take longer than `limit`.
+fn check_step(engine: &Engine, limit: Duration) -> Result<(), ApiError> {
+    match engine.step_time() {
+        Some(time) if time > limit => Err(ApiError::unavailable(format!(
+            "a step of the model has not ended for {} s: the device may hang\n\
+             hint: `--step-timeout` sets the limit of {} s",
+            time.as_secs(),
+            limit.as_secs()
+        ))),
+        _ => Ok(()),
+    }
 }

@@ -28,8 +28,9 @@ use super::{
     fields::{Fields, must_be},
     ignored_params,
     options::RequestTemplates,
+    preparation::{Preparation, TurnWait},
     schema::Shape,
-    state::{AppState, Preparation, TurnWait},
+    state::AppState,
     stream::{TokenText, finite},
     text_input::TextOrIds,
 };
@@ -169,7 +170,7 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
         let message = format!("`/v1/inspect` shows the model `{served}` alone, not the adapter `{name}`");
         return Err(ApiError::invalid("model", message));
     }
-    let model = state.working_engine()?.model().clone();
+    let model = state.engine_for(body.arrived())?.model().clone();
     let preparation = match &request.source {
         Source::Input(..) => Preparation::of_body(n_bytes),
         Source::Conversation(conversation) => conversation.preparation(n_bytes),
@@ -178,7 +179,7 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
         let model = model.clone();
         move || {
             let ids = request.source.encode(&model, max_tokens)?;
-            let options = options(&model, &ids, max_tokens, request.n_top, request.attention, request.lens)?;
+            let options = options(&model, ids.len(), request.n_top, request.attention, request.lens)?;
             Ok((ids, options))
         }
     };
@@ -228,48 +229,54 @@ impl InspectRequest {
 }
 
 impl Source {
-    /// The token ids. A text of so many bytes that it must have more than `max_tokens` is rejected before it is
+    /// The parameter that has the text.
+    fn param(&self) -> &'static str {
+        match self {
+            Self::Input(..) => "input",
+            Self::Conversation(_) => "messages",
+        }
+    }
+
+    /// At most `max_tokens` token ids. A text of so many bytes that it must have more is rejected before it is
     /// tokenized.
     fn encode(self, model: &ServedModel, max_tokens: usize) -> Result<Vec<TokenId>, ApiError> {
+        let param = self.param();
+        let too_long = |given: String| {
+            let message = format!(
+                "the text must have at most {max_tokens} tokens to be inspected, got {given}\n\
+                 hint: the server's `--max-inspect-tokens` sets the limit"
+            );
+            ApiError::invalid(param, message)
+        };
         let check_length = |n_bytes: usize| match model.tokenizer.max_text_bytes(max_tokens) {
-            Some(most) if n_bytes > most => Err(too_long(max_tokens, &format!("{n_bytes} bytes, which are more"))),
+            Some(most) if n_bytes > most => Err(too_long(format!("{n_bytes} bytes, which are more"))),
             _ => Ok(()),
         };
-        match self {
+        let ids = match self {
             Self::Input(input, options) => {
                 if let TextOrIds::Text(text) = &input {
                     check_length(text.len())?;
                 }
-                input.encode("input", &model.tokenizer, options)
+                input.encode(param, &model.tokenizer, options)?
             }
             Self::Conversation(conversation) => {
                 let template = conversation.template(model)?;
-                conversation.encode(&template, model, check_length)
+                conversation.encode(&template, model, check_length)?
             }
-        }
+        };
+        if ids.len() > max_tokens { Err(too_long(ids.len().to_string())) } else { Ok(ids) }
     }
-}
-
-fn too_long(max_tokens: usize, given: &str) -> ApiError {
-    ApiError::bad_request(format!(
-        "the text must have at most {max_tokens} tokens to be inspected, got {given}\n\
-         hint: the server's `--max-inspect-tokens` sets the limit"
-    ))
 }
 
 /// Resolves the choices of layers and heads. Limits the answer, which is not streamed.
 fn options(
     model: &ServedModel,
-    ids: &[TokenId],
-    max_tokens: usize,
+    n_tokens: usize,
     n_top: usize,
     attention: Option<AttentionChoice>,
     lens: Option<LensChoice>,
 ) -> Result<InspectOptions, ApiError> {
-    let (n_tokens, config) = (ids.len(), &model.config);
-    if n_tokens > max_tokens {
-        return Err(too_long(max_tokens, &n_tokens.to_string()));
-    }
+    let config = &model.config;
     let all = |list: Option<Vec<usize>>, n: usize| list.unwrap_or_else(|| (0..n).collect());
     let (attention_layers, attention_heads) = attention.map_or_else(Default::default, |choice| {
         (all(choice.layers, config.n_layers), all(choice.heads, config.n_heads))

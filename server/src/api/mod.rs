@@ -13,14 +13,15 @@
 //! - `sampling`: sampling parameters; `beams`: those of beam search
 //! - `structured`: structured output
 //! - `tools`: tools of a request; `call_format`: how models write calls; `tool_parser`: calls in the model's text;
-//!   `tool_calls`: calls on the wire
+//!   `json_scan`: finds the end of their JSON; `tool_calls`: calls on the wire
 //! - `body`: request bodies; `bounded_json`: parses them; `fields`: reads their fields one by one, so that errors name
 //!   the parameter; `schema`: records the fields that are read
 //! - `openapi`: `/openapi.json`, from the endpoints' own descriptions
 //! - `submission`: counts and logs the engine's events; `stream`: sends their text as server-sent events or as one
 //!   answer
 //! - [`error`]: errors for clients
-//! - [`state`]: state that all endpoints share
+//! - [`state`]: state that all endpoints share; `body_room`: memory for request bodies; `preparation`: runs work before
+//!   requests are submitted
 //! - [`options`]: settings; [`api_keys`]: API keys
 //! - [`origin`]: allowed origins and hosts
 //! - `middleware`: runs for every request; `http_metrics`: counts requests; `request_log`: their log lines and spans;
@@ -31,6 +32,7 @@ pub mod api_keys;
 mod beams;
 mod body;
 pub(crate) mod body_guard;
+mod body_room;
 mod bounded_json;
 mod call_format;
 mod chat;
@@ -46,6 +48,7 @@ mod health;
 mod http_metrics;
 mod ignored_params;
 mod inspect;
+mod json_scan;
 mod metrics;
 mod middleware;
 mod models;
@@ -53,6 +56,7 @@ mod openapi;
 pub mod options;
 pub mod origin;
 mod page;
+pub(crate) mod preparation;
 mod prompt;
 mod request_log;
 pub mod router;

@@ -25,6 +25,10 @@ pub struct ApiOptions {
     pub max_body_bytes: usize,
     /// Timeout for receiving a request body.
     pub body_timeout: Duration,
+    /// Longest pause in which nothing of a request body arrives.
+    pub body_pause: Duration,
+    /// Longest time for a step of the model; a server whose step takes longer is not healthy.
+    pub step_timeout: Duration,
     /// Interval of keep-alive comments in a stream without events, so that proxies keep it open.
     pub keep_alive: Duration,
     /// Which requests share the prefix cache.

@@ -22,8 +22,9 @@ use super::{
     fields::{Fields, must_be, token_ids},
     ignored_params,
     options::RequestTemplates,
+    preparation::{Preparation, TurnWait},
     schema::{self, Shape},
-    state::{AppState, Preparation, TurnWait},
+    state::AppState,
     stream::MAX_ANSWER_BYTES,
 };
 use crate::engine::ServedModel;
@@ -167,7 +168,7 @@ pub(crate) async fn tokenize(State(state): State<AppState>, mut body: Body) -> R
     };
     let (request, ignored, n_bytes) = body.read(&state, read).await?;
     let TokenizeRequest { model: name, returns_strings, source } = request;
-    let model = model(&state, name)?;
+    let model = model(&state, &body, name)?;
     let preparation = match &source {
         TokenizeInput::Prompt(..) => Preparation::of_body(n_bytes),
         TokenizeInput::Conversation(conversation) => conversation.preparation(n_bytes),
@@ -204,7 +205,7 @@ pub(crate) async fn detokenize(State(state): State<AppState>, mut body: Body) ->
     };
     let (request, ignored, n_bytes) = body.read(&state, read).await?;
     let DetokenizeRequest { model: name, ids, options } = request;
-    let model = model(&state, name)?;
+    let model = model(&state, &body, name)?;
     let decode = move || {
         let vocab_size = model.limits.vocab_size;
         if let Some(id) = ids.iter().find(|id| **id as usize >= vocab_size) {
@@ -239,9 +240,9 @@ pub(crate) async fn tokenizer_info(State(state): State<AppState>) -> Result<Json
 }
 
 /// The served model; an error if `name` is neither the model nor an adapter. Adapters have the same vocabulary.
-pub(crate) fn model(state: &AppState, name: Option<String>) -> Result<std::sync::Arc<ServedModel>, ApiError> {
+fn model(state: &AppState, body: &Body, name: Option<String>) -> Result<std::sync::Arc<ServedModel>, ApiError> {
     adapters::choose(state, name.as_deref())?;
-    Ok(state.working_engine()?.model().clone())
+    Ok(state.engine_for(body.arrived())?.model().clone())
 }
 
 fn source(fields: &mut Fields, templates: RequestTemplates) -> Result<TokenizeInput, ApiError> {

@@ -1,4 +1,5 @@
 //! Parses tool calls in the text that a model writes. The result does not depend on how the text is split into pieces.
+//! Text that may become a call is held, and not parsed again at each piece.
 //!
 //! If generation was unconstrained, a call is returned once it is complete and well formed; all other text is content,
 //! except whitespace around calls. If generation followed a grammar, arguments are returned as they come.
@@ -6,7 +7,10 @@
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Deserializer, Map, Value};
 
-use super::call_format::{Body, CallFormat};
+use super::{
+    call_format::{Body, CallFormat},
+    json_scan::{JsonScan, Scanned},
+};
 
 /// How many calls an answer may contain (`parallel_tool_calls`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +44,7 @@ enum Kind {
     /// Finds calls in unconstrained text.
     Searching(Search),
     /// Splits text that a grammar has constrained to calls. `scan`: the state within a call's arguments.
-    Following { scan: Option<Scan> },
+    Following { scan: Option<JsonScan> },
 }
 
 /// State for unconstrained text.
@@ -57,6 +61,47 @@ struct Search {
     is_content_sent: bool,
     /// Whether the current line has only whitespace so far.
     is_line_blank: bool,
+    waiting_for: WaitingFor,
+}
+
+/// What decides whether the held text is a call.
+#[derive(Clone, Debug, Default)]
+enum WaitingFor {
+    /// Any text.
+    #[default]
+    Text,
+    /// Any text but whitespace.
+    MoreThanBlanks,
+    /// The rest of a JSON value.
+    Json(JsonScan),
+}
+
+/// Whitespace of JSON.
+const BLANKS: [char; 4] = [' ', '\n', '\r', '\t'];
+
+impl WaitingFor {
+    /// For held text that may become a call, and whose last `n_json` bytes are the beginning of a JSON value.
+    fn new(held: &str, n_json: usize) -> Self {
+        let (_, json) = held.split_at(held.len() - n_json);
+        if json.is_empty() {
+            return if held.ends_with(BLANKS) { Self::MoreThanBlanks } else { Self::Text };
+        }
+        let mut scan = JsonScan::default();
+        match scan.push(json) {
+            Scanned::Open => Self::Json(scan),
+            // An escape with a wrong digit, which serde_json rejects once it has four.
+            Scanned::End(_) | Scanned::Malformed => Self::Text,
+        }
+    }
+
+    /// Whether the held text still may become a call with `text` after it.
+    fn goes_on(&mut self, text: &str) -> bool {
+        match self {
+            Self::Text => false,
+            Self::MoreThanBlanks => text.trim_start_matches(BLANKS).is_empty(),
+            Self::Json(scan) => scan.push(text) == Scanned::Open,
+        }
+    }
 }
 
 impl ToolParser {
@@ -70,6 +115,7 @@ impl ToolParser {
             blanks: String::new(),
             is_content_sent: false,
             is_line_blank: true,
+            waiting_for: WaitingFor::default(),
         };
         Self { format, kind: Kind::Searching(search), held: String::new() }
     }
@@ -89,7 +135,11 @@ impl ToolParser {
         self.held.push_str(text);
         let mut pieces = Vec::new();
         match &mut self.kind {
-            Kind::Searching(search) => search.advance(&mut self.held, TextEnded::NotYet, &mut pieces),
+            Kind::Searching(search) => {
+                if !search.waiting_for.goes_on(text) {
+                    search.advance(&mut self.held, TextEnded::NotYet, &mut pieces);
+                }
+            }
             Kind::Following { scan } => follow(self.format, &mut self.held, scan, &mut pieces),
         }
         pieces
@@ -120,8 +170,8 @@ enum TextEnded {
 enum Found {
     /// This many bytes of content.
     Content(usize),
-    /// Text that may become a call.
-    Open,
+    /// Text that may become a call. The last `n_json` bytes are the beginning of a JSON value.
+    Open { n_json: usize },
     /// Calls of this many bytes.
     Calls { n_bytes: usize, calls: Vec<Call> },
 }
@@ -134,17 +184,21 @@ struct Call {
 
 /// Why a text does not start with calls.
 enum NoCalls {
-    /// It is incomplete.
-    Cut,
+    /// It is incomplete. The last `n_json` bytes are the beginning of a JSON value.
+    Cut { n_json: usize },
     /// This many bytes are something else.
     Content(usize),
 }
 
 impl Search {
     fn advance(&mut self, held: &mut String, ended: TextEnded, pieces: &mut Vec<Piece>) {
+        self.waiting_for = WaitingFor::default();
         while !held.is_empty() {
             match self.look(held, ended) {
-                Found::Open => return,
+                Found::Open { n_json } => {
+                    self.waiting_for = WaitingFor::new(held, n_json);
+                    return;
+                }
                 Found::Content(n_bytes) => {
                     let rest = held.split_off(n_bytes);
                     let text = std::mem::replace(held, rest);
@@ -162,13 +216,12 @@ impl Search {
     fn emit_content(&mut self, text: &str, pieces: &mut Vec<Piece>) {
         let line = text.rsplit('\n').next().unwrap_or_default();
         self.is_line_blank = line.trim().is_empty() && (self.is_line_blank || line.len() < text.len());
-        self.blanks.push_str(text);
-        let settled = self.blanks.trim_end().len();
-        if settled == 0 {
+        let (settled, blanks) = text.split_at(text.trim_end().len());
+        if settled.is_empty() {
+            self.blanks.push_str(blanks);
             return;
         }
-        let blanks = self.blanks.split_off(settled);
-        let text = std::mem::replace(&mut self.blanks, blanks);
+        let text = std::mem::replace(&mut self.blanks, blanks.to_owned()) + settled;
         // Whitespace after a call belongs to it.
         let text = if self.n_found > 0 && !self.is_content_sent { text.trim_start().to_owned() } else { text };
         self.is_content_sent = true;
@@ -201,7 +254,7 @@ impl Search {
             None => {
                 let openings = self.format.openings.iter();
                 match rest.len() - openings.map(|mark| overlap(rest, mark)).max().unwrap_or(0) {
-                    0 => Found::Open,
+                    0 => Found::Open { n_json: 0 },
                     n_bytes => Found::Content(n_before + n_bytes),
                 }
             }
@@ -210,11 +263,12 @@ impl Search {
 
     /// Calls start at the beginning of a line; objects in running text are not calls.
     fn brace_at_line_start(&self, held: &str) -> Option<usize> {
-        let mut braces = held.match_indices('{').map(|(at, _)| at);
-        braces.find(|&at| {
-            let before = &held[..at];
-            let line = before.rsplit('\n').next().unwrap_or_default();
-            line.trim().is_empty() && (self.is_line_blank || line.len() < before.len())
+        let mut line_start = 0;
+        held.split_inclusive('\n').find_map(|line| {
+            let (start, text) = (line_start, line.trim_start());
+            line_start += line.len();
+            let is_at_start = text.starts_with('{') && (start > 0 || self.is_line_blank);
+            is_at_start.then_some(line_start - text.len())
         })
     }
 
@@ -236,10 +290,14 @@ impl Search {
         match found {
             Ok((calls, after)) => match self.closing_len(after, ended) {
                 Some(n_closing) => Found::Calls { n_bytes: held.len() - after.len() + n_closing, calls },
-                None => Found::Open,
+                None => Found::Open { n_json: 0 },
             },
-            Err(NoCalls::Cut) if ended == TextEnded::NotYet => Found::Open,
-            Err(NoCalls::Cut) => Found::Content(held.len()),
+            // A brace without a mark may become content at the next character.
+            Err(NoCalls::Cut { .. }) if ended == TextEnded::NotYet && after_mark.is_none() && !begins_call(body) => {
+                Found::Open { n_json: 0 }
+            }
+            Err(NoCalls::Cut { n_json }) if ended == TextEnded::NotYet => Found::Open { n_json },
+            Err(NoCalls::Cut { .. }) => Found::Content(held.len()),
             Err(NoCalls::Content(0)) if after_mark.is_none() => Found::Content(n_before + 1),
             Err(NoCalls::Content(n_bytes)) => Found::Content(n_before + n_bytes),
         }
@@ -277,7 +335,7 @@ impl Search {
         let (name, marks) = text.split_at(text.find('[').unwrap_or(text.len()));
         let name = name.trim_end();
         if marks.is_empty() && self.names.iter().any(|known| known.starts_with(name)) {
-            return Err(NoCalls::Cut);
+            return Err(NoCalls::Cut { n_json: 0 });
         }
         if !self.names.iter().any(|known| known == name) {
             return Err(NoCalls::Content(0));
@@ -286,7 +344,7 @@ impl Search {
         let marks = without_id.unwrap_or(marks);
         let Some(arguments) = marks.strip_prefix(before_arguments) else {
             let is_cut = [before_id, before_arguments].iter().any(|mark| mark.starts_with(marks));
-            return Err(if is_cut { NoCalls::Cut } else { NoCalls::Content(0) });
+            return Err(if is_cut { NoCalls::Cut { n_json: 0 } } else { NoCalls::Content(0) });
         };
         let (json, after) = json_at_start(arguments.trim_start())?;
         match serde_json::from_str::<Map<String, Value>>(json) {
@@ -324,7 +382,7 @@ fn json_at_start(text: &str) -> Result<(&str, &str), NoCalls> {
     // valid.
     match json_len(text).or_else(|_| json_len(&format!("{text}0")).map(|_| None)) {
         Ok(Some(n_bytes)) => Ok(text.split_at(n_bytes)),
-        Ok(None) => Err(NoCalls::Cut),
+        Ok(None) => Err(NoCalls::Cut { n_json: text.len() }),
         Err(_) => Err(NoCalls::Content(0)),
     }
 }
@@ -385,48 +443,23 @@ fn overlap(text: &str, mark: &str) -> usize {
     (1..mark.len()).rev().find(|&n| text.as_bytes().ends_with(&mark.as_bytes()[..n])).unwrap_or(0)
 }
 
+/// The members of a call, of which any may come first.
+const MEMBERS: [&str; 4] = ["\"name\"", "\"type\"", "\"parameters\"", "\"arguments\""];
+
 /// Whether text that starts with `json` could still become an object with the members of a call.
 fn may_become_call(json: &str) -> bool {
-    let Some(inside) = json.strip_prefix('{') else { return false };
-    let inside = inside.trim_start();
-    ["\"name\"", "\"type\"", "\"parameters\"", "\"arguments\""]
-        .iter()
-        .any(|member| inside.starts_with(member) || member.starts_with(inside))
+    let inside = json.strip_prefix('{').map(str::trim_start);
+    begins_call(json) || inside.is_some_and(|inside| MEMBERS.iter().any(|member| member.starts_with(inside)))
 }
 
-/// Finds the end of a JSON object.
-#[derive(Clone, Debug, Default)]
-struct Scan {
-    depth: usize,
-    is_quoted: bool,
-    is_escaped: bool,
-}
-
-impl Scan {
-    /// The length up to the bracket that closes the first one, if `text` contains it; continues where the last call
-    /// stopped.
-    fn end_of(&mut self, text: &str) -> Option<usize> {
-        for (at, byte) in text.bytes().enumerate() {
-            match byte {
-                _ if self.is_escaped => self.is_escaped = false,
-                b'\\' if self.is_quoted => self.is_escaped = true,
-                b'"' => self.is_quoted = !self.is_quoted,
-                b'{' | b'[' if !self.is_quoted => self.depth += 1,
-                b'}' | b']' if !self.is_quoted => {
-                    self.depth = self.depth.saturating_sub(1);
-                    if self.depth == 0 {
-                        return Some(at + 1);
-                    }
-                }
-                _ => {}
-            }
-        }
-        None
-    }
+/// Whether `json` starts with a member of a call.
+fn begins_call(json: &str) -> bool {
+    let inside = json.strip_prefix('{').map(str::trim_start);
+    inside.is_some_and(|inside| MEMBERS.iter().any(|member| inside.starts_with(member)))
 }
 
 /// Parses text that follows a grammar. Function names contain no characters that JSON escapes.
-fn follow(format: &CallFormat, held: &mut String, scan: &mut Option<Scan>, pieces: &mut Vec<Piece>) {
+fn follow(format: &CallFormat, held: &mut String, scan: &mut Option<JsonScan>, pieces: &mut Vec<Piece>) {
     let [before, between, _] = format.around_parts;
     loop {
         match scan {
@@ -435,10 +468,13 @@ fn follow(format: &CallFormat, held: &mut String, scan: &mut Option<Scan>, piece
                 let name = held[..at].rsplit(before).next().unwrap_or_default().to_owned();
                 held.drain(..at + between.len());
                 pieces.push(Piece::Call(name));
-                *scan = Some(Scan::default());
+                *scan = Some(JsonScan::default());
             }
             Some(scanned) => {
-                let end = scanned.end_of(held);
+                let end = match scanned.push(held) {
+                    Scanned::End(n_bytes) => Some(n_bytes),
+                    Scanned::Open | Scanned::Malformed => None,
+                };
                 let rest = held.split_off(end.unwrap_or(held.len()));
                 let text = std::mem::replace(held, rest);
                 if !text.is_empty() {

@@ -22,31 +22,50 @@ const CLEAR_LINE: &str = "\r\x1b[K";
 /// Time between lines where they cannot be rewritten.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
 
+/// Lines of progress, at most one per interval.
+#[derive(Debug)]
+struct Lines {
+    interval: Duration,
+    started: Instant,
+    shown: Option<Instant>,
+    /// Bytes that were already downloaded at the first call of [`next`](Self::next); not counted in the rate.
+    first: Option<u64>,
+}
+
+impl Lines {
+    fn new(interval: Duration) -> Self {
+        Self { interval, started: Instant::now(), shown: None, first: None }
+    }
+
+    /// The next line, if it is time for one.
+    fn next(&mut self, download: &Download) -> Option<String> {
+        let first = *self.first.get_or_insert(download.bytes);
+        if self.shown.unwrap_or(self.started).elapsed() < self.interval {
+            return None;
+        }
+        self.shown = Some(Instant::now());
+        Some(line(download, first, self.started.elapsed()))
+    }
+}
+
 /// Shows progress on stderr: a line that is rewritten on a terminal, and occasional lines elsewhere. Dropping it clears the
 /// line.
 #[derive(Debug)]
 pub(super) struct DownloadProgress {
     is_terminal: bool,
-    started: Instant,
-    shown: Option<Instant>,
-    /// Bytes that were already downloaded at the first call of [`show`](Self::show); not counted in the rate.
-    first: Option<u64>,
+    lines: Lines,
 }
 
 impl DownloadProgress {
     pub(super) fn new() -> Self {
-        Self { is_terminal: io::stderr().is_terminal(), started: Instant::now(), shown: None, first: None }
+        let is_terminal = io::stderr().is_terminal();
+        Self { is_terminal, lines: Lines::new(if is_terminal { Duration::from_millis(100) } else { LINE_INTERVAL }) }
     }
 
     pub(super) fn show(&mut self, download: &Download) {
-        let first = *self.first.get_or_insert(download.bytes);
-        let interval = if self.is_terminal { Duration::from_millis(100) } else { LINE_INTERVAL };
-        if self.shown.unwrap_or(self.started).elapsed() < interval {
-            return;
+        if let Some(line) = self.lines.next(download) {
+            self.write(&if self.is_terminal { format!("{CLEAR_LINE}{line}") } else { format!("{line}\n") });
         }
-        self.shown = Some(Instant::now());
-        let line = line(download, first, self.started.elapsed());
-        self.write(&if self.is_terminal { format!("{CLEAR_LINE}{line}") } else { format!("{line}\n") });
     }
 
     /// The download goes on if stderr is closed.
@@ -58,7 +77,7 @@ impl DownloadProgress {
 
 impl Drop for DownloadProgress {
     fn drop(&mut self) {
-        if self.is_terminal && self.shown.is_some() {
+        if self.is_terminal && self.lines.shown.is_some() {
             self.write(CLEAR_LINE);
         }
     }
@@ -66,12 +85,10 @@ impl Drop for DownloadProgress {
 
 /// Progress as lines of the log.
 pub(super) fn to_log() -> impl FnMut(Download) {
-    let (started, mut shown, mut first) = (Instant::now(), None::<Instant>, None);
+    let mut lines = Lines::new(LINE_INTERVAL);
     move |download| {
-        let first = *first.get_or_insert(download.bytes);
-        if shown.unwrap_or(started).elapsed() >= LINE_INTERVAL {
-            shown = Some(Instant::now());
-            tracing::info!("{}", line(&download, first, started.elapsed()));
+        if let Some(line) = lines.next(&download) {
+            tracing::info!("{line}");
         }
     }
 }

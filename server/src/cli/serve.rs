@@ -19,10 +19,7 @@ use tokio::{
 
 use super::download;
 use crate::{
-    api::{
-        options::ApiOptions,
-        state::{AppState, MIN_PREPARING_THREADS},
-    },
+    api::{options::ApiOptions, preparation::MIN_PREPARING_THREADS, state::AppState},
     config::ServerConfig,
     engine::Engine,
     serve::{Ended, serve},

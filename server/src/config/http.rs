@@ -60,7 +60,8 @@ pub struct HttpConfig {
     /// Timeout for receiving the head of a request, and for the TLS handshake, in seconds
     #[arg(long, env = "HEARTH_HEADER_TIMEOUT", value_name = "SECONDS", default_value_t = 10, value_parser = value_parser!(u64).range(1..))]
     pub header_timeout: u64,
-    /// Timeout for receiving the body of a request, in seconds
+    /// Timeout for receiving the body of a request, in seconds. Clients that send nothing of it for 10 seconds, or less than 1
+    /// KiB per second, are rejected earlier
     #[arg(long, env = "HEARTH_BODY_TIMEOUT", value_name = "SECONDS", default_value_t = BODY_TIMEOUT, value_parser = value_parser!(u64).range(1..))]
     pub body_timeout: u64,
     /// Timeout for idle keep-alive connections and stalled writes, in seconds

@@ -15,7 +15,7 @@
 //! - `sample_step`: samples a step's logits for each request, on all threads
 //! - [`text`]: token ids to text deltas and stop strings; pure
 //! - `token_ids`: the tokens of a prompt and its answer
-//! - `worker`: the thread, and the loop `schedule -> run -> advance`
+//! - `worker`: the thread, and the loop `schedule -> run -> advance`; `step_clock`: the duration of its current step
 
 mod acceptance;
 pub mod adapters;
@@ -32,6 +32,7 @@ pub mod scheduler;
 mod sequence;
 mod speculation;
 mod startup;
+mod step_clock;
 pub mod text;
 mod token_ids;
 mod worker;
@@ -44,7 +45,7 @@ use std::{
         mpsc::{Sender, channel},
     },
     thread::{self, JoinHandle},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use hearth_model::{
@@ -59,6 +60,7 @@ use self::{
     request::{EngineRequest, ModelLimits, ValidationError},
     scheduler::Scheduler,
     startup::Prepared,
+    step_clock::StepClock,
     worker::{Held, Worker},
 };
 pub use self::{
@@ -206,6 +208,7 @@ pub struct Engine {
     max_queue: usize,
     stats: watch::Receiver<EngineStats>,
     metrics: Arc<EngineMetrics>,
+    step_clock: Arc<StepClock>,
     model: Arc<ServedModel>,
     adapters: Arc<Adapters>,
     thread: Arc<Mutex<Option<JoinHandle<()>>>>,
@@ -230,7 +233,8 @@ impl Engine {
         let (stats_sender, stats) = watch::channel(EngineStats::starting());
         let (ready, is_ready) = channel();
         let metrics = Arc::new(EngineMetrics::new(options.speculation.n_tokens()));
-        let workers_metrics = Arc::clone(&metrics);
+        let step_clock = Arc::new(StepClock::default());
+        let (workers_metrics, workers_clock) = (Arc::clone(&metrics), Arc::clone(&step_clock));
         let body = move || {
             let prepared =
                 load().map_err(StartError::from).and_then(|loaded| startup::prepare(loaded.into(), &options));
@@ -246,6 +250,7 @@ impl Engine {
                 commands: inbox,
                 stats: stats_sender,
                 metrics: workers_metrics,
+                step_clock: workers_clock,
                 scheduler: Scheduler::new(limits, pool),
                 runner,
                 speculator,
@@ -277,6 +282,7 @@ impl Engine {
             max_queue,
             stats,
             metrics,
+            step_clock,
         })
     }
 
@@ -353,6 +359,11 @@ impl Engine {
     /// Whether the engine accepts requests.
     pub fn state(&self) -> EngineState {
         state_of(&self.stats)
+    }
+
+    /// How long the current step has been running. `None` between steps.
+    pub fn step_time(&self) -> Option<Duration> {
+        self.step_clock.elapsed()
     }
 
     /// The engine's state after its last step; changes can be awaited.

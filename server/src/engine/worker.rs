@@ -26,6 +26,7 @@ use super::{
     sample_step::{RowResult, WantedRow, sample_step},
     scheduler::{RequestId, Scheduler, SequenceId, Step},
     speculation::{Decoding, DraftResult, Drafts, Speculator},
+    step_clock::StepClock,
 };
 use crate::metrics::{EngineMetrics, Outcome};
 
@@ -43,6 +44,7 @@ pub(crate) struct Worker {
     pub(crate) commands: Receiver<Command>,
     pub(crate) stats: watch::Sender<EngineStats>,
     pub(crate) metrics: Arc<EngineMetrics>,
+    pub(crate) step_clock: Arc<StepClock>,
     pub(crate) scheduler: Scheduler,
     pub(crate) runner: BatchRunner,
     pub(crate) speculator: Option<Speculator>,
@@ -103,8 +105,11 @@ impl Worker {
     fn serve_step(&mut self) -> std::result::Result<(), EngineState> {
         self.receive()?;
         self.drop_cancelled();
+        self.step_clock.start();
+        let stepped = self.step();
+        self.step_clock.stop();
         // After an error, the device's state is unknown.
-        self.step().map_err(|error| EngineState::Failed(error.to_string()))?;
+        stepped.map_err(|error| EngineState::Failed(error.to_string()))?;
         self.publish();
         Ok(())
     }
@@ -163,11 +168,13 @@ impl Worker {
         }
     }
 
-    /// Ends a request whose deadline has passed.
-    fn drop_if_late(&mut self, id: RequestId, now: Instant) {
-        if let Some(deadline) = self.jobs.get(&id).and_then(|job| job.missed_deadline(now)) {
+    /// Ends a request whose deadline has passed; returns whether it did.
+    fn drop_if_late(&mut self, id: RequestId, now: Instant) -> bool {
+        let missed = self.jobs.get(&id).and_then(|job| job.missed_deadline(now));
+        if let Some(deadline) = missed {
             self.fail(id, &Failure::TimedOut(deadline));
         }
+        missed.is_some()
     }
 
     fn step(&mut self) -> Result<()> {
@@ -250,7 +257,8 @@ impl Worker {
         self.runner.run(inputs.collect())
     }
 
-    /// Passes the logits of all wanted rows to their requests. Returns the number of accepted draft tokens by request.
+    /// Passes the logits of all wanted rows to their requests. Returns the number of accepted draft tokens by request,
+    /// without requests whose deadline has passed: their drafts were not verified, or not to the end.
     fn advance(
         &mut self,
         step: &Step,
@@ -268,13 +276,15 @@ impl Worker {
             let logits = self.runner.logits(hidden, &indices, &needs)?;
             // A step may take long: requests whose deadline passed meanwhile get no token from it.
             let now = Instant::now();
-            rows.iter().for_each(|wanted| self.drop_if_late(wanted.id.request, now));
+            for wanted in rows {
+                if self.drop_if_late(wanted.id.request, now) {
+                    n_accepted.remove(&wanted.id.request);
+                }
+            }
             let rows = rows.iter().copied().zip(logits.iter());
             for (id, outcomes) in sample_step(&mut self.jobs, rows, token_ids, &self.metrics) {
-                for RowResult { is_draft, progress, forks } in outcomes {
-                    if is_draft {
-                        *n_accepted.entry(id).or_default() += 1;
-                    }
+                *n_accepted.entry(id).or_default() += outcomes.iter().filter(|outcome| outcome.is_draft).count();
+                for RowResult { progress, forks, .. } in outcomes {
                     // Before the parent ends, because they share its pages.
                     let forks: Vec<_> =
                         forks.into_iter().map(|(fork, progress)| (self.fork(id, fork), progress)).collect();
@@ -309,13 +319,8 @@ impl Worker {
         let Some(speculator) = &mut self.speculator else { return };
         for chunk in step.chunks.iter().filter(|chunk| chunk.predicts && chunk.n_tokens - chunk.n_drafts == 1) {
             let id = chunk.id.request;
-            let Some(draft) = drafts.get(&id) else { continue };
-            let outcome = DraftResult {
-                id,
-                n_known: chunk.known_end(),
-                n_verified: chunk.n_drafts,
-                n_accepted: n_accepted.get(&id).copied().unwrap_or(0),
-            };
+            let (Some(draft), Some(&n_accepted)) = (drafts.get(&id), n_accepted.get(&id)) else { continue };
+            let outcome = DraftResult { id, n_known: chunk.known_end(), n_verified: chunk.n_drafts, n_accepted };
             let sequence = self.jobs.get_mut(&id).and_then(Job::sequence_mut);
             speculator.record_acceptance(sequence, draft, &outcome);
             self.metrics.drafted(outcome.n_verified, outcome.n_accepted);

@@ -1,6 +1,6 @@
 //! Requests and answers without a socket: what is served, and how refusals read.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use axum::{
     body::Body,
@@ -9,7 +9,9 @@ use axum::{
 use hearth_server::api::state::AppState;
 use hearth_server::engine::EngineOptions;
 use serde_json::{Value, json};
+use tokio::task::yield_now;
 
+use crate::edges::with_options;
 use crate::support::{EOS, MAX_SEQ_LEN, MODEL, OPTIONS, Server, VOCAB_SIZE, is_idle, tokenizer};
 use hearth_model::tokenizer::{DecodeOptions, EncodeOptions};
 
@@ -376,6 +378,32 @@ async fn models_health_and_readiness() {
     for answer in [server.get("/ready").await, server.post(r#"{"prompt": "x"}"#).await] {
         assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
         assert_eq!(answer.error(), "the server is shutting down");
+    }
+}
+
+#[tokio::test]
+async fn a_step_that_does_not_end_is_noticed() {
+    for path in ["/health", "/ready"] {
+        // Any step takes longer than this.
+        let server = with_options(|options| options.step_timeout = Duration::ZERO);
+        assert_eq!(server.get(path).await.status, StatusCode::OK, "{path} between steps");
+        let busy = server.post(json!({ "prompt": "x", "max_tokens": 8000, "ignore_eos": true }).to_string());
+        let noticed = async {
+            loop {
+                let answer = server.get(path).await;
+                if answer.status != StatusCode::OK {
+                    return answer;
+                }
+                yield_now().await;
+            }
+        };
+        tokio::select! {
+            _ = busy => panic!("{path} notices no step"),
+            answer = noticed => {
+                assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+                assert!(answer.error().starts_with("a step of the model has not ended for "), "{}", answer.error());
+            }
+        }
     }
 }
 

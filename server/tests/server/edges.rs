@@ -214,14 +214,17 @@ async fn early_answers_reach_clients_that_still_send() {
     const N_BYTES: usize = 20 << 20;
     let live = Live::with(|api, _| api.keys = ApiKeys::new(["sk"]).unwrap()).await;
     let (key, is_json) = ("authorization: Bearer sk\r\n", "content-type: application/json\r\n");
-    for (path, headers, status) in [
-        ("/v1/completions", is_json.to_owned(), "401"),
-        ("/nowhere", key.to_owned(), "404"),
-        ("/v1/completions", format!("{key}{is_json}"), "413"),
-        ("/v1/completions", format!("{key}content-type: text/plain\r\n"), "415"),
+    let sized = format!("content-length: {N_BYTES}\r\n\r\n");
+    for (path, headers, body, status) in [
+        ("/v1/completions", is_json.to_owned(), sized.as_str(), "401"),
+        ("/nowhere", key.to_owned(), &sized, "404"),
+        ("/v1/completions", format!("{key}{is_json}"), &sized, "413"),
+        ("/v1/completions", format!("{key}content-type: text/plain\r\n"), &sized, "415"),
+        // Chunks that are none.
+        ("/v1/completions", format!("{key}{is_json}"), "transfer-encoding: chunked\r\n\r\nzz\r\n", "400"),
     ] {
         let mut client = live.connect().await;
-        let head = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\n{headers}content-length: {N_BYTES}\r\n\r\n");
+        let head = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\n{headers}{body}");
         client.send(head.as_bytes()).await;
         client.until("\"error\"").await;
         assert_eq!(client.send_all(&vec![b' '; N_BYTES]).await, N_BYTES, "{status}");
@@ -354,6 +357,22 @@ async fn tls_serves_the_same_and_drains_the_same() {
     let text = String::from_utf8(text).unwrap();
     assert!(text.starts_with("HTTP/1.1 200") && text.contains("data: [DONE]"), "{text:.200}");
     assert_eq!(live.ended().await.unwrap(), Ended::Drained);
+}
+
+/// Only the time for a handshake is short.
+#[tokio::test]
+async fn a_tls_handshake_that_does_not_come_is_not_waited_for() {
+    let acceptor = tls::acceptor(&tls_file("cert.pem"), &tls_file("key.pem")).unwrap();
+    let live = Live::with(|_, serve| {
+        serve.tls = Some(acceptor);
+        serve.timeouts.head = SOON;
+    })
+    .await;
+    let silent = live.connect().await;
+    let mut begun = live.connect().await;
+    // The head of a TLS record.
+    begun.send(b"\x16\x03\x01\x02\x00").await;
+    assert_eq!([silent.all().await, begun.all().await], ["", ""]);
 }
 
 #[test]

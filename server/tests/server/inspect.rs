@@ -121,13 +121,18 @@ async fn what_cannot_be_inspected_is_refused_by_name() {
     }
     // By the number of tokens, and before that by the number of bytes: the longest token has 7.
     let text = "x".repeat(7 * 512 + 1);
-    for (body, given) in [
-        (json!({ "input": long }), "513"),
-        (json!({ "input": text }), "3585 bytes, which are more"),
+    let chat = |content: &str| json!({ "messages": [{ "role": "user", "content": content }] });
+    let many_tokens = chat(&"x".repeat(600));
+    let n_tokens = server.post_to("/tokenize", many_tokens.to_string()).await.json()["count"].to_string();
+    for (body, param, given) in [
+        (json!({ "input": long }), "input", "513"),
+        (json!({ "input": text }), "input", "3585 bytes, which are more"),
+        (many_tokens, "messages", n_tokens.as_str()),
         // `[user]`, `<|end|>` and `[assistant]`.
-        (json!({ "messages": [{ "role": "user", "content": text }] }), "3609 bytes, which are more"),
+        (chat(&text), "messages", "3609 bytes, which are more"),
     ] {
         let answer = server.post_to(PATH, body.to_string()).await;
+        assert_eq!(answer.json()["error"]["param"], param);
         assert_eq!(
             answer.error(),
             format!(

@@ -1,6 +1,6 @@
 //! Speculative decoding: whatever is guessed, answers are the same to the last bit, and guesses that are right come free.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use burn::tensor::Device;
 use hearth_model::{
@@ -11,17 +11,17 @@ use hearth_model::{
 use hearth_server::{
     api::state::AppState,
     engine::{
-        Engine, EngineOptions, Models, Speculation, StartError,
+        Engine, EngineOptions, Failure, Models, Speculation, StartError,
         request::{LogprobsMode, RequestParts},
     },
 };
 use serde_json::{Value, json};
 
 use crate::{
-    engine::{mixed, parts, prompt},
+    engine::{mixed, parts, prompt, request},
     sharing::{Told, answers, choices},
     soak::bodies,
-    support::{self, MODEL, OPTIONS, Server, fold, is_idle, metric, wait_for},
+    support::{self, MAX_SEQ_LEN, MODEL, OPTIONS, Server, fold, is_idle, metric, wait_for},
 };
 
 pub(crate) const LOOKUP: Speculation = Speculation::PromptLookup { n_tokens: 6 };
@@ -111,6 +111,27 @@ async fn a_draft_model_of_one_mind_is_always_right() {
         let n_tokens: usize = told.iter().map(|told: &Told| told.token_ids.len()).sum();
         assert_eq!(metric(&engine, "generation_tokens_total"), n_tokens as f64);
     }
+}
+
+/// The deadline passes in the middle of a step, in most rounds.
+#[tokio::test]
+async fn drafts_of_requests_that_end_at_their_deadline_are_not_counted_as_rejected() {
+    let engine = engine(DRAFT, 0.0, OPTIONS);
+    for round in 1..=10 {
+        let deadline = Some(Duration::from_millis(21 * round));
+        let late = RequestParts { deadline, ..parts(prompt(4, 1), MAX_SEQ_LEN, SamplingParams::greedy()) };
+        let mut events = engine.submit(vec![request(late)]).unwrap();
+        let mut last = None;
+        while let Some((_, event)) = events.recv().await {
+            last = Some(event);
+        }
+        assert!(matches!(last, Some(Err(Failure::TimedOut(_)))), "{last:?}");
+        wait_for(&engine, is_idle).await;
+    }
+    let [n_guessed, n_accepted] =
+        ["draft_tokens", "accepted_tokens"].map(|name| metric(&engine, &format!("spec_decode_num_{name}_total")));
+    assert!(n_guessed > 0.0, "the test shows nothing");
+    assert_eq!(n_guessed, n_accepted);
 }
 
 #[tokio::test]

@@ -146,10 +146,20 @@ async fn draining_finishes_what_is_in_flight_and_takes_nothing_new() {
 async fn while_it_drains_who_asks_is_told_so() {
     let live = Live::start().await;
     let request = post(r#"{ "prompt": "x", "max_tokens": 1 }"#);
-    // In flight for as long as its body is not complete.
-    let (begun, rest) = request.split_at(request.len() - 3);
-    let mut in_flight = live.connect().await;
-    in_flight.send(begun.as_bytes()).await;
+    // In flight for as long as their bodies are not complete.
+    let in_flight = [
+        request.clone(),
+        request.replace("/v1/completions", "/tokenize"),
+        post(r#"{ "tokens": [1] }"#).replace("/v1/completions", "/detokenize"),
+        post(r#"{ "input": "x" }"#).replace("/v1/completions", "/v1/inspect"),
+    ];
+    let mut waiting = Vec::new();
+    for request in &in_flight {
+        let (begun, rest) = request.split_at(request.len() - 3);
+        let mut client = live.connect().await;
+        client.send(begun.as_bytes()).await;
+        waiting.push((client, rest));
+    }
     live.answers().await;
     live.signals.send(()).await.unwrap();
     let told = async |request: &str| {
@@ -164,11 +174,16 @@ async fn while_it_drains_who_asks_is_told_so() {
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
         // And the connection with it.
         assert!(answer.contains("connection: close"), "{answer}");
+        for part in ["the server is shutting down", "retry-after: 5"] {
+            assert_eq!(answer.contains(part), status == 503, "{answer}");
+        }
     }
-    // What had arrived before is answered.
-    in_flight.send(rest.as_bytes()).await;
-    let answer = in_flight.all().await;
-    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    // Those whose heads had arrived before are answered.
+    for (mut client, rest) in waiting {
+        client.send(rest.as_bytes()).await;
+        let answer = client.all().await;
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    }
     assert_eq!(live.ended().await.unwrap(), Ended::Drained);
 }
 

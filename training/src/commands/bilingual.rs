@@ -1,14 +1,14 @@
 //! `hearth-train bilingual`: makes sentences with their translations.
 
 use std::{
-    fs::File,
-    io::{BufWriter, Write},
+    io::Write,
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
 use anyhow::{Context, Result, ensure};
 use clap::value_parser;
+use hearth_model::partial_file::PartialFile;
 use hearth_training::{
     bilingual::{Pair, Split, pair},
     interrupt::remove_when_interrupted,
@@ -81,9 +81,10 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
 /// A line for each pair.
 fn write(path: &Path, pairs: impl Iterator<Item = Pair>, line: impl Fn(Pair) -> String) -> Result<()> {
     let failed = || format!("cannot write `{}`", path.display());
-    let mut file = BufWriter::new(File::create_new(path).with_context(failed)?);
+    let mut file = PartialFile::create(path).with_context(failed)?;
     for pair in pairs {
         writeln!(file, "{}", line(pair)).with_context(failed)?;
     }
-    file.flush().with_context(failed)
+    // Flushed to disk before the folder is moved to its place.
+    file.finish().with_context(failed)
 }

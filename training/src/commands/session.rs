@@ -23,6 +23,7 @@ use hearth_training::{
     interrupt::Interrupt,
     progress::{Reporter, Style},
     run_dir::{RunDir, Start},
+    schedule::{RunSize, Schedule},
     trainer::{Data, Outcome, Trainer},
 };
 use serde::Serialize;
@@ -213,6 +214,9 @@ impl Session {
             held_before: memory::resident_bytes().unwrap_or(0),
             limits,
         };
+        // Before the model is made, which may take long.
+        let size = RunSize::new(prediction.estimate.n_params, &data.train, config.model.max_seq_len);
+        Schedule::new(config, size).check()?;
         let fits = limits.require(config, &gpt_config, &chosen.device);
         if self.args.dry_run {
             if fits.is_ok() {
@@ -328,6 +332,10 @@ impl Session {
             _ => format!("hearth serve --model {out}"),
         };
         match (outcome.best, outcome.is_complete) {
+            (_, false) if outcome.step == 0 => {
+                "stopped by a signal before the first step. To begin again, run the same command with `--resume`"
+                    .to_owned()
+            }
             (_, false) => format!(
                 "stopped by a signal after step {}; checkpoint saved. To continue, run the same command with `--resume`",
                 outcome.step

@@ -338,15 +338,8 @@ impl TrainConfig {
             schedule.cooldown_steps.is_none() || schedule.kind == ScheduleKind::Wsd,
             "`schedule.cooldown_steps` is for `schedule.kind=wsd`\nhint: set `schedule.kind=wsd`, or leave it out"
         );
-        if let Some(max_steps) = schedule.max_steps {
-            ensure!(
-                schedule.warmup_steps <= max_steps,
-                "`schedule.warmup_steps` must be at most `schedule.max_steps`, got {} and {max_steps}\nhint: set \
-                 `schedule.warmup_steps` too",
-                schedule.warmup_steps
-            );
-        }
-        Ok(())
+        // The steps of other budgets depend on the data.
+        schedule.max_steps.map_or(Ok(()), |max_steps| schedule.check_steps(max_steps))
     }
 }
 
@@ -418,6 +411,24 @@ mod tests {
         ] {
             let error = validate(set).unwrap_err();
             assert!(error.contains(message), "{set}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_cooldown_that_begins_in_the_warmup_is_refused_with_both_settings() {
+        let validate = |sets: &[&str]| {
+            let sets = ["schedule.kind=wsd", "schedule.max_steps=100"].iter().chain(sets).map(|set| (*set).to_owned());
+            let layers = Layers { preset: Some("tiny".to_owned()), sets: sets.collect(), ..Layers::default() };
+            layers.resolve().unwrap().validate().map_err(|error| error.to_string())
+        };
+        validate(&["schedule.warmup_steps=30", "schedule.cooldown_ratio=0.7"]).unwrap();
+        for (cooldown, told) in [("cooldown_ratio=0.8", "80"), ("cooldown_steps=71", "71")] {
+            let error = validate(&["schedule.warmup_steps=30", &format!("schedule.{cooldown}")]).unwrap_err();
+            let expected = format!(
+                "`schedule.{cooldown}` is a cooldown of {told} steps, but `schedule.warmup_steps=30` leaves 70 of the run's 100 \
+                 steps\nhint: "
+            );
+            assert!(error.contains(&expected), "{error}");
         }
     }
 

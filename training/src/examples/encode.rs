@@ -3,12 +3,17 @@
 use anyhow::{Result, anyhow};
 use hearth_model::{
     Error, TokenId,
-    chat::{ChatTemplate, Ending, Message, RenderContext},
+    chat::{ChatTemplate, Ending, MaskedChat, Message, RenderContext},
     tokenizer::{EncodeOptions, Tokenizer},
 };
 use serde_json::Value;
 
-use super::{Example, form::Form, message::Problem};
+use super::{
+    Example,
+    form::Form,
+    message::{Problem, Turn},
+};
+use crate::continuation::encode_continued;
 
 /// Encodes examples for a model.
 #[derive(Clone, Debug)]
@@ -41,8 +46,8 @@ impl ExampleEncoder {
     pub(super) fn encode(&self, form: &Form, origin: &str) -> Result<Example> {
         let named = |error: Error| anyhow!("{origin}: {error}");
         let (ids, trained) = match form {
-            Form::Conversation { messages, tools, first } => {
-                self.conversation(messages, tools.as_ref(), *first).map_err(|error| match error {
+            Form::Conversation { turns, tools, first } => {
+                self.conversation(turns, tools.as_ref(), *first).map_err(|error| match error {
                     Lack::Model(error) => named(error),
                     Lack::Data(problem) => wrong(origin, problem),
                 })?
@@ -71,7 +76,7 @@ impl ExampleEncoder {
 
     fn conversation(
         &self,
-        messages: &[Message],
+        turns: &[Turn],
         tools: Option<&Value>,
         first: usize,
     ) -> Result<(Vec<TokenId>, Vec<bool>), Lack> {
@@ -87,6 +92,7 @@ impl ExampleEncoder {
                 "describe the tools in a system message, or use a template with `tools`",
             )));
         }
+        let messages: Vec<Message> = turns.iter().map(|turn| turn.message.clone()).collect();
         let calls = messages.iter().any(|message| message.extra.contains_key("tool_calls"));
         let source = if tools.is_some() { template.tools_source() } else { template.source() };
         if calls && !source.contains("tool_calls") {
@@ -96,24 +102,35 @@ impl ExampleEncoder {
             )));
         }
         let context = RenderContext { tools: tools.cloned(), ..self.context.clone() };
-        let masked = template.encode_with_mask(&self.tokenizer, messages, &context, first).map_err(Lack::Model)?;
-        Ok((masked.ids, masked.is_assistant))
+        let mask_from =
+            |first: usize| template.encode_with_mask(&self.tokenizer, &messages, &context, first).map_err(Lack::Model);
+        let MaskedChat { ids, is_assistant: mut trained, .. } = mask_from(first)?;
+        // At each message that differs from the one before, the mask of all that the assistant writes from there on changes.
+        let mut was_trained = true;
+        for (index, turn) in turns.iter().enumerate().skip(first).filter(|(_, turn)| turn.is_assistant()) {
+            if turn.is_trained != was_trained {
+                let changed = trained.iter_mut().zip(mask_from(index)?.is_assistant).filter(|(_, changes)| *changes);
+                changed.for_each(|(trained, _)| *trained = turn.is_trained);
+                was_trained = turn.is_trained;
+            }
+        }
+        Ok((ids, trained))
     }
 
-    /// The prompt is encoded as when serving. The completion is encoded as its continuation, unless a token would cross
-    /// the border: then it is encoded alone, since the model continues from the prompt's own tokens.
+    /// The prompt is not trained; without one, what the tokenizer adds before a text is not.
     fn completion(&self, prompt: &str, completion: &str) -> Result<(Vec<TokenId>, Vec<bool>), Error> {
-        let mut ids = match prompt {
-            "" => Vec::new(),
-            prompt => self.tokenizer.encode(prompt, EncodeOptions::PROMPT)?,
+        let (ids, n_prompt) = match prompt {
+            "" => {
+                let ids = self.tokenizer.encode(completion, EncodeOptions::PROMPT)?;
+                let n_added = ids.len().min(self.n_added_before()?);
+                (ids, n_added)
+            }
+            prompt => {
+                let (ids, rest) = encode_continued(&self.tokenizer, prompt, completion)?;
+                let n_prompt = ids.len();
+                ([ids, rest].concat(), n_prompt)
+            }
         };
-        let whole = self.tokenizer.encode(&format!("{prompt}{completion}"), EncodeOptions::PROMPT)?;
-        let n_prompt = if prompt.is_empty() { whole.len().min(self.n_added_before()?) } else { ids.len() };
-        if whole.starts_with(&ids) {
-            ids = whole;
-        } else {
-            ids.extend(self.tokenizer.encode(completion, EncodeOptions::RENDERED)?);
-        }
         let ids = self.ended(ids);
         let trained = (0..ids.len()).map(|at| at >= n_prompt).collect();
         Ok((ids, trained))
@@ -149,7 +166,8 @@ impl ExampleEncoder {
         if example.n_trained() == 0 {
             return Err((
                 "nothing of it would be trained".into(),
-                "a conversation needs a message with the role `assistant`, which the chat template writes",
+                "a conversation needs a message with the role `assistant`, without `\"train\": false` and `\"weight\": 0`, which \
+                 the chat template writes",
             ));
         }
         let is_end = |(id, trained): (&TokenId, &bool)| *trained && self.eos_token_ids.contains(id);
@@ -190,7 +208,7 @@ mod tests {
 
     use serde_json::json;
 
-    use super::{super::message::messages, *};
+    use super::{super::message::turns, *};
     use crate::tokenizer_build::BuiltTokenizer;
 
     #[test]
@@ -209,12 +227,13 @@ mod tests {
                 { "role": role, "content": "a" }, { "role": "user", "content": [{ "type": "text", "text": "b" }] },
                 { "role": "assistant", "content": null, "tool_calls": [call] },
             ]);
-            messages("messages", &list).unwrap()
+            turns("messages", &list).unwrap()
         };
-        let encode = |messages| encoder.encode(&Form::Conversation { messages, tools: None, first: 0 }, "").unwrap();
+        let encode = |turns| encoder.encode(&Form::Conversation { turns, tools: None, first: 0 }, "").unwrap();
         let as_sent = read("developer", json!("{\"x\": 1}"));
         let context = RenderContext { ending: Ending::Closed, ..RenderContext::new(&tokenizer) };
-        assert_eq!(encode(as_sent.clone()).ids, template.encode(&tokenizer, &as_sent, &context).unwrap());
+        let messages: Vec<Message> = as_sent.iter().map(|turn| turn.message.clone()).collect();
+        assert_eq!(encode(as_sent.clone()).ids, template.encode(&tokenizer, &messages, &context).unwrap());
         assert_eq!(encode(as_sent), encode(read("system", json!({ "x": 1 }))));
     }
 }

@@ -3,7 +3,7 @@
 use hearth_model::chat::Message;
 use serde_json::{Map, Value, json};
 
-use super::message::{ASSISTANT, Problem, USER, messages, parsed_list, require_equal_weights};
+use super::message::{ASSISTANT, Problem, Turn, USER, parsed_list, turns};
 
 /// Members of records.
 pub(super) const MESSAGES: &str = "messages";
@@ -17,8 +17,8 @@ pub(super) const KEEP: &str = "keep";
 /// What is encoded as one example.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Form {
-    /// A conversation, of which the assistant's messages from index `first` on are trained.
-    Conversation { messages: Vec<Message>, tools: Option<Value>, first: usize },
+    /// A conversation, of which the assistant's messages from index `first` on are trained, unless they say otherwise.
+    Conversation { turns: Vec<Turn>, tools: Option<Value>, first: usize },
     /// Strings, of which the completion is trained.
     Completion { prompt: String, completion: String },
     /// A text, which is trained.
@@ -43,9 +43,7 @@ impl Form {
             return Err((format!("there is both `{first}` and `{second}`"), EXAMPLE_HINT));
         }
         if let Some(value) = member(members, MESSAGES) {
-            let messages = messages(MESSAGES, value)?;
-            require_equal_weights(MESSAGES, &messages)?;
-            return Ok(Form::Conversation { messages, tools, first: 0 });
+            return Ok(Form::Conversation { turns: turns(MESSAGES, value)?, tools, first: 0 });
         }
         match member(members, KEEP) {
             Some(Value::String(text)) if !text.is_empty() => return Ok(Form::Keep(text.clone())),
@@ -90,13 +88,13 @@ impl Form {
                 PREFERENCE_HINT,
             ));
         }
-        let [chosen, rejected] = answers.map(|(name, value)| messages(name, value));
+        let [chosen, rejected] = answers.map(|(name, value)| turns(name, value));
         let (chosen, rejected) = (chosen?, rejected?);
-        if let Some(text) = text.filter(|_| chosen[0].role == ASSISTANT) {
+        if let Some(text) = text.filter(|_| chosen[0].is_assistant()) {
             return Form::answers(&json!([{ "role": USER, "content": text }]), answers, tools);
         }
-        let first = chosen.iter().zip(&rejected).take_while(|(chosen, rejected)| chosen == rejected).count();
-        if first == 0 && chosen[0].role != ASSISTANT {
+        let first = n_common(&chosen, &rejected);
+        if first == 0 && !chosen[0].is_assistant() {
             return Err((
                 format!("`{CHOSEN}` and `{REJECTED}` do not begin with the same message, and there is no `{PROMPT}`"),
                 "both must answer the same prompt",
@@ -105,14 +103,14 @@ impl Form {
         // Of two equal conversations, the last message is the answer.
         let first = first.min(chosen.len() - 1).min(rejected.len() - 1);
         // As in UltraFeedback: the prompt's text beside conversations that begin with it.
-        if let Some(text) = text.filter(|text| chosen[..first].iter().all(|message| message.content != **text)) {
+        if let Some(text) = text.filter(|text| chosen[..first].iter().all(|turn| turn.message.content != **text)) {
             let shown: String = text.chars().take(40).collect();
             return Err((
                 format!("`{CHOSEN}` and `{REJECTED}` do not begin with the `{PROMPT}` {shown:?}"),
                 "beside a text as prompt, they are the answers, or whole conversations that begin with it",
             ));
         }
-        let conversation = |messages| Form::Conversation { messages, tools: tools.clone(), first };
+        let conversation = |turns| Form::Conversation { turns, tools: tools.clone(), first };
         Ok([conversation(chosen), conversation(rejected)])
     }
 
@@ -133,19 +131,22 @@ impl Form {
                 Ok(Form::Completion { prompt: prompt.clone(), completion: completion.clone() })
             }
             (prompt, answer) if is_list(prompt) => {
-                let mut all = messages(PROMPT, prompt)?;
+                let mut all = turns(PROMPT, prompt)?;
                 let first = all.len();
                 let mut answer = match answer {
-                    Value::String(text) if !is_list(answer) => vec![Message::new(ASSISTANT, text)],
-                    Value::Object(_) => messages(name, &Value::Array(vec![answer.clone()]))?,
-                    _ => messages(name, answer)?,
+                    Value::String(text) if !is_list(answer) => {
+                        vec![Turn { message: Message::new(ASSISTANT, text), is_trained: true }]
+                    }
+                    Value::Object(_) => turns(name, &Value::Array(vec![answer.clone()]))?,
+                    _ => turns(name, answer)?,
                 };
-                if answer.starts_with(&all) {
+                if n_common(&answer, &all) == first {
                     answer.drain(..first);
                 }
+                let asks = |turn: &Turn| turn.message.role == USER;
                 match answer.first() {
                     None => return Err((format!("`{name}` has only the messages of `{PROMPT}`"), PAIR_HINT)),
-                    Some(message) if message.role == USER && all.last().is_some_and(|last| last.role == USER) => {
+                    Some(turn) if asks(turn) && all.last().is_some_and(asks) => {
                         return Err((
                             format!("`{name}` begins with a message of `{USER}`, but not with those of `{PROMPT}`"),
                             "after a prompt, an answer begins with the assistant's message, or repeats the whole prompt",
@@ -153,11 +154,16 @@ impl Form {
                     }
                     Some(_) => all.extend(answer),
                 }
-                Ok(Form::Conversation { messages: all, tools, first })
+                Ok(Form::Conversation { turns: all, tools, first })
             }
             _ => Err((format!("`{PROMPT}` and `{name}` are of different kinds"), PAIR_HINT)),
         }
     }
+}
+
+/// The number of messages that both conversations begin with, whichever of them are trained.
+fn n_common(left: &[Turn], right: &[Turn]) -> usize {
+    left.iter().zip(right).take_while(|(left, right)| left.message == right.message).count()
 }
 
 /// How to write an example that has the members of another program's.

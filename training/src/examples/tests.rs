@@ -217,6 +217,65 @@ fn completions_continue_the_tokens_of_their_prompts() {
     assert!(marked(&tagged[0]).ends_with("«C<|im_end|>»"));
 }
 
+/// As in axolotl's format and in OpenAI's.
+#[test]
+fn messages_say_that_they_are_not_trained() {
+    let turns =
+        [("user", "A"), ("assistant", "B"), ("user", "C"), ("assistant", "D"), ("user", "E"), ("assistant", "F")];
+    let with = |flags: &[(usize, &str, Value)]| {
+        let mut line = conversation(&turns);
+        for (message, name, value) in flags {
+            line["messages"][*message][*name] = value.clone();
+        }
+        line
+    };
+    let lines = [
+        with(&[]),
+        with(&[(1, "train", json!(false))]),
+        with(&[(3, "weight", json!(0))]),
+        with(&[(1, "weight", json!(0.0)), (5, "train", json!(false))]),
+        with(&[(1, "train", json!(false)), (3, "weight", json!(0)), (3, "train", json!(true))]),
+        // What is so anyway.
+        with(&[
+            (0, "train", json!(false)),
+            (1, "train", json!(true)),
+            (2, "weight", json!(1)),
+            (3, "weight", json!(1)),
+        ]),
+        with(&[(1, "weight", json!(null)), (3, "train", json!(null))]),
+    ];
+    let expected = ["BDF", "DF", "BF", "D", "F", "BDF", "BDF"];
+    for template in [CHATML, INST, TAGGED] {
+        let found = examples(template, &lines).unwrap();
+        for (example, expected) in found.iter().zip(expected) {
+            assert_eq!(example.ids, found[0].ids, "the template does not see the flags");
+            let marked = marked(example);
+            let trained: String = marked.split('«').skip(1).filter_map(|run| run.trim_start().chars().next()).collect();
+            assert_eq!(trained, expected, "{marked}");
+        }
+    }
+    // In answers, and in both answers of a pair, which begin with the same messages whatever is trained of them.
+    let message = |role: &str, content: &str| json!({ "role": role, "content": content });
+    let mut earlier = message("assistant", "B");
+    earlier["train"] = json!(false);
+    let completion = json!([earlier, message("user", "C"), message("assistant", "D")]);
+    let found = examples(CHATML, &[json!({ "prompt": [message("user", "A")], "completion": completion })]).unwrap();
+    assert!(
+        marked(&found[0])
+            .ends_with("\nB<|im_end|>\n<|im_start|>user\nC<|im_end|>\n<|im_start|>assistant\n«D<|im_end|>\n»")
+    );
+    let conversation = |second: &Value, answer: &str| {
+        json!([message("user", "A"), second, message("user", "C"), message("assistant", answer)])
+    };
+    let pair =
+        json!({ "chosen": conversation(&message("assistant", "B"), "D"), "rejected": conversation(&earlier, "E") });
+    let dir = tempfile::tempdir().unwrap();
+    let pairs = read_preferences(&file(dir.path(), &[pair]), &encoder(CHATML), &settings(), &mut |_| {}).unwrap();
+    for (example, answer) in [(&pairs.examples[0].chosen, "D"), (&pairs.examples[0].rejected, "E")] {
+        assert_eq!(marked(example).split_once('«').unwrap().1, format!("{answer}<|im_end|>\n»"));
+    }
+}
+
 #[test]
 fn texts_are_trained_whole_and_end() {
     let found = examples(CHATML, &[json!({ "text": "One <s> two", "id": 7 })]).unwrap();
@@ -247,13 +306,11 @@ fn padding_equal_to_eos_still_trains_the_end() {
 fn what_would_train_something_else_is_refused_with_its_line() {
     let ok = conversation(&[("user", "Hi"), ("assistant", "Yes")]);
     let refuse = |template: &str, line: Value| examples(template, &[ok.clone(), line]).unwrap_err();
-    let weighted = |weight: Value| {
+    let with = |message: usize, name: &str, value: Value| {
         let mut line = ok.clone();
-        line["messages"][1]["weight"] = weight;
+        line["messages"][message][name] = value;
         line
     };
-    let of_equal = examples(CHATML, &[weighted(json!(1)), weighted(json!(null))]).unwrap();
-    assert!(of_equal.iter().all(|example| example.n_trained() > 0));
     let no_end = "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}";
     let doubled = "{{ bos_token + bos_token }}{% for m in messages %}{{ m.content + eos_token }}{% endfor %}";
     let cases = [
@@ -276,7 +333,13 @@ fn what_would_train_something_else_is_refused_with_its_line() {
         (refuse(CHATML, json!({ "body": "x" })), "there is no example, only `body`"),
         (refuse(CHATML, json!({ "conversations": [] })), "only `conversations`\nhint: write `conversations`"),
         (refuse(CHATML, json!({ "instruction": "a", "output": "b" })), "`output`\nhint: write `instruction`"),
-        (refuse(CHATML, weighted(json!(0))), "`messages[1].weight` must be 1, got 0: "),
+        (refuse(CHATML, with(1, "weight", json!(0))), "nothing of it would be trained"),
+        (refuse(CHATML, with(1, "train", json!(false))), "nothing of it would be trained"),
+        (refuse(CHATML, with(1, "weight", json!(0.5))), "`messages[1].weight` must be 0 or 1, got 0.5"),
+        (refuse(CHATML, with(1, "weight", json!("1"))), "`messages[1].weight` must be 0 or 1, got \"1\""),
+        (refuse(CHATML, with(1, "train", json!("no"))), "`messages[1].train` must be `true` or `false`, got \"no\""),
+        (refuse(CHATML, with(1, "train", json!(0))), "`messages[1].train` must be `true` or `false`, got 0"),
+        (refuse(CHATML, with(0, "train", json!(true))), "`messages[0].train` must be `false` for the role `user`"),
         (refuse(CHATML, json!([])), "invalid type"),
     ];
     for (error, message) in cases {

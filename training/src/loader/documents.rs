@@ -5,7 +5,7 @@ use std::ops::Range;
 use anyhow::{Result, ensure};
 use hearth_model::{TokenId, tokenizer::Tokenizer};
 
-use super::Batch;
+use super::{Batch, in_batches};
 use crate::{examples::pack, shard::Tokens};
 
 /// Documents, and the rows that they are placed in.
@@ -193,9 +193,7 @@ impl Documents {
 
     /// All rows in order, in batches.
     pub(crate) fn batches(&self, batch_size: usize) -> impl Iterator<Item = Batch> {
-        let numbers: Vec<u64> = (0..self.rows.len() as u64).collect();
-        let n_batches = numbers.len().div_ceil(batch_size);
-        (0..n_batches).map(move |n| self.batch(&numbers[n * batch_size..numbers.len().min((n + 1) * batch_size)]))
+        in_batches(self.rows.len() as u64, batch_size).map(|numbers| self.batch(&numbers))
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use hearth_model::{TokenId, tokenizer::Tokenizer};
 
-use super::{Batch, Documents, Packing};
+use super::{Batch, Documents, Packing, in_batches};
 
 /// Pairs, and what the reference model says of them.
 #[derive(Clone, Debug)]
@@ -56,8 +56,6 @@ impl Pairs {
 
     /// All pairs in order, `batch_size` at a time.
     pub(crate) fn batches(&self, batch_size: usize) -> impl Iterator<Item = Batch> {
-        let numbers: Vec<u64> = (0..self.n_pairs() as u64).collect();
-        let n_batches = numbers.len().div_ceil(batch_size);
-        (0..n_batches).map(move |n| self.batch(&numbers[n * batch_size..numbers.len().min((n + 1) * batch_size)]))
+        in_batches(self.n_pairs() as u64, batch_size).map(|numbers| self.batch(&numbers))
     }
 }

@@ -120,7 +120,8 @@ impl Tokens {
         }
     }
 
-    /// Where the documents are, each of which ends with the token `end`; the last one may lack it.
+    /// Where the documents are, each of which ends with the token `end`; the last one may lack it. At the very start, the token
+    /// ends no document: llm.c writes it in front of each.
     pub fn documents(&self, end: TokenId) -> Vec<Range<u64>> {
         let (mut documents, mut start) = (Vec::new(), 0);
         let mut ids = vec![0; SCANNED.min(self.len as usize)];
@@ -129,7 +130,9 @@ impl Tokens {
             self.read(first, ids);
             for (n, _) in ids.iter().enumerate().filter(|(_, id)| **id == end) {
                 let behind = first + n as u64 + 1;
-                documents.push(start..behind);
+                if behind > 1 {
+                    documents.push(start..behind);
+                }
                 start = behind;
             }
         }
@@ -154,5 +157,7 @@ mod tests {
         assert_eq!(part.documents(0), [0..3, 3..4]);
         assert_eq!(part.part(1..3, 2).read_range(0..2), [3, 0]);
         assert!(tokens.part(6..6, 0).documents(0).is_empty());
+        // As llm.c writes documents.
+        assert_eq!(Tokens::from_ids(vec![0, 1, 2, 0, 3, 0, 0, 4], 4).documents(0), [1..4, 4..6, 6..7, 7..8]);
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{
     KvElement,
-    page_layout::PageLayout,
+    pool_layout::PoolLayout,
     rowwise::{NormValues, qk_norm_row, rope_row},
     thread_pool::{self, SharedMut},
 };
@@ -36,25 +36,47 @@ pub(in crate::ops) struct PagedValues<'a, E> {
 
 /// Stores keys `rows [n, n_kv_heads * head_dim]` at `slots` of `pool`.
 pub(in crate::ops) fn append_keys<E: KvElement>(pool: &mut [E], rows: &[f32], slots: &[i32], heads: [usize; 2]) {
-    let pool = SharedMut::new(pool);
+    let pool = SharedPool::new(pool, heads);
     for (row, &slot) in rows.chunks_exact(heads.iter().product()).zip(slots) {
         #[expect(unsafe_code, reason = "the same code stores rows of several threads")]
         // SAFETY: no other thread has the pool.
         unsafe {
-            append_key(&pool, row, slot, heads);
+            append_key(&pool, row, slot);
         }
     }
 }
 
 /// Stores values `rows [n, n_kv_heads * head_dim]` at `slots` of `pool`.
 pub(in crate::ops) fn append_values<E: KvElement>(pool: &mut [E], rows: &[f32], slots: &[i32], heads: [usize; 2]) {
-    let pool = SharedMut::new(pool);
+    let pool = SharedPool::new(pool, heads);
     for (row, &slot) in rows.chunks_exact(heads.iter().product()).zip(slots) {
         #[expect(unsafe_code, reason = "the same code stores rows of several threads")]
         // SAFETY: no other thread has the pool.
         unsafe {
-            append_value(&pool, row, slot, heads);
+            append_value(&pool, row, slot);
         }
+    }
+}
+
+/// Copies the pages that have the slots `from` to those of the slots `to`; all slots of each page are given.
+pub(in crate::ops) fn copy_pages<E: KvElement>(pool: &mut [E], [from, to]: [&[i32]; 2], heads: [usize; 2]) {
+    let layout = PoolLayout::of(pool, heads);
+    for (from, to) in from.iter().zip(to).step_by(PAGE_SIZE) {
+        layout.copy_page(pool, *from as usize / PAGE_SIZE, *to as usize / PAGE_SIZE);
+    }
+}
+
+/// A pool to which threads store different rows.
+struct SharedPool<'a, E> {
+    elements: SharedMut<'a, E>,
+    layout: PoolLayout,
+    head_dim: usize,
+}
+
+impl<'a, E: KvElement> SharedPool<'a, E> {
+    fn new(pool: &'a mut [E], heads: [usize; 2]) -> Self {
+        let layout = PoolLayout::of(pool, heads);
+        Self { elements: SharedMut::new(pool), layout, head_dim: heads[1] }
     }
 }
 
@@ -63,9 +85,9 @@ pub(in crate::ops) fn append_values<E: KvElement>(pool: &mut [E], rows: &[f32], 
 /// # Safety
 /// No other thread reads or stores the key at `slot` meanwhile.
 #[expect(unsafe_code, reason = "threads write disjoint parts of one pool")]
-unsafe fn append_key<E: KvElement>(pool: &SharedMut<'_, E>, row: &[f32], slot: i32, heads: [usize; 2]) {
+unsafe fn append_key<E: KvElement>(pool: &SharedPool<'_, E>, row: &[f32], slot: i32) {
     // SAFETY: the caller's; a head has a place for each of its dimensions and tokens.
-    unsafe { append_to_block(pool, row, slot, heads, |_, dim, token| E::key_place(dim, token)) };
+    unsafe { append_to_block(pool, row, slot, |_, dim, token| E::key_place(dim, token)) };
 }
 
 /// Stores one row of values.
@@ -73,15 +95,14 @@ unsafe fn append_key<E: KvElement>(pool: &SharedMut<'_, E>, row: &[f32], slot: i
 /// # Safety
 /// No other thread reads or stores the value at `slot` meanwhile.
 #[expect(unsafe_code, reason = "threads write disjoint parts of one pool")]
-unsafe fn append_value<E: KvElement>(pool: &SharedMut<'_, E>, row: &[f32], slot: i32, heads: [usize; 2]) {
+unsafe fn append_value<E: KvElement>(pool: &SharedPool<'_, E>, row: &[f32], slot: i32) {
     if E::SCALE_LEN > 0 {
         // SAFETY: as for keys.
-        return unsafe { append_to_block(pool, row, slot, heads, PageLayout::value_place) };
+        return unsafe { append_to_block(pool, row, slot, PoolLayout::value_place) };
     }
-    let layout = PageLayout::of::<E>(heads);
-    for (kv_head, values) in row.chunks_exact(heads[1]).enumerate() {
+    for (kv_head, values) in row.chunks_exact(pool.head_dim).enumerate() {
         // SAFETY: the caller's.
-        E::store(values, 1.0, unsafe { pool.part(layout.value(slot as usize, kv_head)) });
+        E::store(values, 1.0, unsafe { pool.elements.part(pool.layout.value(slot as usize, kv_head)) });
     }
 }
 
@@ -92,15 +113,13 @@ unsafe fn append_value<E: KvElement>(pool: &SharedMut<'_, E>, row: &[f32], slot:
 #[expect(unsafe_code, reason = "threads write disjoint parts of one pool")]
 #[inline(always)]
 unsafe fn append_to_block<E: KvElement>(
-    pool: &SharedMut<'_, E>,
+    SharedPool { elements: pool, layout, head_dim }: &SharedPool<'_, E>,
     row: &[f32],
     slot: i32,
-    heads: [usize; 2],
-    place: impl Fn(PageLayout, usize, usize) -> usize,
+    place: impl Fn(PoolLayout, usize, usize) -> usize,
 ) {
     let (page, token) = (slot as usize / LANES, slot as usize % LANES);
-    let layout = PageLayout::of::<E>(heads);
-    for (kv_head, values) in row.chunks_exact(heads[1]).enumerate() {
+    for (kv_head, values) in row.chunks_exact(*head_dim).enumerate() {
         let scale = E::scale_of(values);
         let block = pool.places(layout.block(page, kv_head));
         for (first, values) in values.chunks(LANES).enumerate() {
@@ -110,7 +129,7 @@ unsafe fn append_to_block<E: KvElement>(
             for (dim, value) in stored.iter().enumerate() {
                 // SAFETY: the caller's.
                 unsafe {
-                    block.add(place(layout, first * LANES + dim, token)).write(*value);
+                    block.add(place(*layout, first * LANES + dim, token)).write(*value);
                 }
             }
         }
@@ -147,7 +166,7 @@ pub(super) fn norm_rope_append<E: KvElement>(
     let n_rows = slots.len();
     let is_shared = qkv.len() >= PARALLEL_WORK && paged.slots.differ();
     let qkv = SharedMut::new(qkv);
-    let [keys, values] = paged.pools.each_mut().map(|pool| SharedMut::new(pool));
+    let [keys, values] = paged.pools.each_mut().map(|pool| SharedPool::new(pool, [n_kv_heads, head_dim]));
     let run = |rows: Range<usize>| {
         for row in rows {
             let slot = slots[row];
@@ -167,8 +186,8 @@ pub(super) fn norm_rope_append<E: KvElement>(
                     rope_row(&mut qkv[..q_width + kv_width], head_dim, cos, sin);
                 }
                 let (k, v) = qkv[q_width..].split_at(kv_width);
-                append_key(&keys, k, slot, [n_kv_heads, head_dim]);
-                append_value(&values, v, slot, [n_kv_heads, head_dim]);
+                append_key(&keys, k, slot);
+                append_value(&values, v, slot);
             }
         }
     };
@@ -188,7 +207,10 @@ mod tests {
     use burn::tensor::Device;
     use half::f16;
 
-    use super::{super::isa::tests::noise, *};
+    use super::{
+        super::{isa::tests::noise, pool_layout::pool_len},
+        *,
+    };
     use crate::{
         config::NormKind,
         ops::{NormOptions, Slots},
@@ -217,8 +239,7 @@ mod tests {
         let mut qkv = noise(slots.len() * width, 2);
         let [cos, sin] = [3, 4].map(|seed| noise(slots.len() * half, seed));
         let n_places = (1 + slots.iter().max().map_or(0, |slot| *slot as usize)).next_multiple_of(LANES);
-        let mut pools = [0, 1]
-            .map(|_| vec![E::default(); PageLayout::of::<E>([n_kv_heads, head_dim]).page_len() * n_places / LANES]);
+        let mut pools = [0, 1].map(|_| vec![E::default(); pool_len::<E>(n_places / LANES, [n_kv_heads, head_dim])]);
         let rows = qkv.chunks_mut(at_once * width).zip(slots.chunks(at_once));
         for ((qkv, slots), (cos, sin)) in rows.zip(cos.chunks(at_once * half).zip(sin.chunks(at_once * half))) {
             let mut paged = PagedValues {

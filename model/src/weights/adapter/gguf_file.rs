@@ -72,7 +72,7 @@ pub(super) fn write(values: &LoraValues, model: AdapterModel<'_>, path: &Path, f
     let n_updates: usize = values.0.values().map(|update| update.shape.pairs.len()).sum();
     if pairs.len() != n_updates {
         let what = format!("stacks matrices in GGUF files of `{architecture}` that the adapter updates one by one");
-        return Err(Error::Config { field: "architecture", what });
+        return Err(Error::Config { field: "architecture".into(), what });
     }
     // One number for all, from which llama.cpp computes scales by rank. What another pair's scale has beyond it becomes part
     // of `B`. It cannot be negative, and 0 stands for a scale of 1.

@@ -246,7 +246,12 @@ fn scaling(kind: &str, fields: &Fields<'_>, nested: &Fields<'_>, max_seq_len: us
             original_max_seq_len: original()?,
         },
         "yarn" => {
-            let factor = factor()?;
+            let original_max_seq_len = original()?;
+            // As in transformers, `null` is the ratio of the lengths, but the key must be there.
+            let factor = match nested.number_if_any("factor")? {
+                None if nested.has("factor") => max_seq_len as f64 / original_max_seq_len as f64,
+                _ => factor()?,
+            };
             // Zero counts as absent, as in transformers.
             let beta =
                 |key, absent| Ok(Some(nested.number_or(key, absent)?).filter(|&beta| beta != 0.0).unwrap_or(absent));
@@ -255,7 +260,7 @@ fn scaling(kind: &str, fields: &Fields<'_>, nested: &Fields<'_>, max_seq_len: us
                 attention_factor: nested.number_or("attention_factor", yarn_attention_factor(factor, nested)?)?,
                 beta_fast: beta("beta_fast", 32.0)?,
                 beta_slow: beta("beta_slow", 1.0)?,
-                original_max_seq_len: original()?,
+                original_max_seq_len,
                 truncate: nested.flag_or("truncate", true)?,
             }
         }

@@ -203,7 +203,7 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         class: "Olmo2ForCausalLM",
         model_type: "olmo2",
         base: olmo2,
-        config: &[OLMO2, &[ConfigRow::Rope(&rope::WHOLE_HEADS), ConfigRow::Window(&window::NONE)]],
+        config: &[LLAMA_SIZES, OLMO2, &[ConfigRow::Rope(&rope::WHOLE_HEADS), ConfigRow::Window(&window::NONE)]],
         fixed: &[("mlp_bias", Fixed::Flag(false))],
         names: names::OLMO2,
         base_prefix: "model.",
@@ -213,7 +213,7 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         class: "Olmo3ForCausalLM",
         model_type: "olmo3",
         base: olmo2,
-        config: &[OLMO2, &[ConfigRow::Window(&window::OLMO3), ConfigRow::Rope(&rope::OLMO3)]],
+        config: &[LLAMA_SIZES, OLMO2, &[ConfigRow::Window(&window::OLMO3), ConfigRow::Rope(&rope::OLMO3)]],
         fixed: &[("mlp_bias", Fixed::Flag(false))],
         names: names::OLMO2,
         base_prefix: "model.",
@@ -321,6 +321,7 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         model_type: "gemma2",
         base: gemma2,
         config: &[
+            LLAMA_SIZES,
             GEMMA2,
             &[
                 ConfigRow::Cap { key: "final_logit_softcapping", of: |c| &mut c.logit_softcap, absent: Some(30.0) },
@@ -339,6 +340,7 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         model_type: "gemma3_text",
         base: || GptConfig { qk_norm: true, ..gemma2() },
         config: &[
+            LLAMA_SIZES,
             GEMMA2,
             &[
                 ConfigRow::Cap { key: "final_logit_softcapping", of: |c| &mut c.logit_softcap, absent: None },
@@ -456,6 +458,7 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         model_type: "cohere",
         base: cohere,
         config: &[
+            LLAMA_SIZES,
             COHERE,
             &[
                 size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
@@ -473,6 +476,7 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         model_type: "cohere2",
         base: cohere,
         config: &[
+            LLAMA_SIZES,
             COHERE,
             &[
                 derived(|c| &mut c.head_dim, head_dim),
@@ -596,14 +600,8 @@ const LLAMA_SIZES: &[ConfigRow] = &[
     size(&["intermediate_size"], |c| &mut c.d_ff),
 ];
 
-/// OLMo 2 and what follows it.
+/// OLMo 2 and what follows it, but for sizes, windows and rotary positions.
 const OLMO2: &[ConfigRow] = &[
-    size(&["vocab_size"], |c| &mut c.vocab_size),
-    size(&["max_position_embeddings"], |c| &mut c.max_seq_len),
-    size(&["num_hidden_layers"], |c| &mut c.n_layers),
-    size(&["num_attention_heads"], |c| &mut c.n_heads),
-    size(&["hidden_size"], |c| &mut c.d_model),
-    size(&["intermediate_size"], |c| &mut c.d_ff),
     size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
     size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
     ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "silu" },
@@ -613,14 +611,8 @@ const OLMO2: &[ConfigRow] = &[
     flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false),
 ];
 
-/// Gemma 2 and what follows it, but for windows and rotary positions.
+/// Gemma 2 and what follows it, but for sizes, windows and rotary positions.
 const GEMMA2: &[ConfigRow] = &[
-    size(&["vocab_size"], |c| &mut c.vocab_size),
-    size(&["max_position_embeddings"], |c| &mut c.max_seq_len),
-    size(&["num_hidden_layers"], |c| &mut c.n_layers),
-    size(&["num_attention_heads"], |c| &mut c.n_heads),
-    size(&["hidden_size"], |c| &mut c.d_model),
-    size(&["intermediate_size"], |c| &mut c.d_ff),
     kv_heads(4),
     size_or(&["head_dim"], |c| &mut c.head_dim, |_| 256),
     ConfigRow::Activation { key: "hidden_activation", names: ACTIVATIONS, absent: "gelu_pytorch_tanh" },
@@ -631,14 +623,8 @@ const GEMMA2: &[ConfigRow] = &[
     flag("tie_word_embeddings", |c| &mut c.tie_embeddings, true),
 ];
 
-/// Cohere's, but for windows and rotary positions.
+/// Cohere's, but for sizes, windows and rotary positions.
 const COHERE: &[ConfigRow] = &[
-    size(&["vocab_size"], |c| &mut c.vocab_size),
-    size(&["max_position_embeddings"], |c| &mut c.max_seq_len),
-    size(&["num_hidden_layers"], |c| &mut c.n_layers),
-    size(&["num_attention_heads"], |c| &mut c.n_heads),
-    size(&["hidden_size"], |c| &mut c.d_model),
-    size(&["intermediate_size"], |c| &mut c.d_ff),
     size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
     ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "silu" },
     number("layer_norm_eps", |c| &mut c.norm_eps, 1e-5),

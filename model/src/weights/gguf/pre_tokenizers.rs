@@ -13,13 +13,16 @@ pub(super) struct PreTokenizer {
     pub(super) nfc: bool,
     /// Expressions whose matches become words of their own, one after the other.
     splits: &'static [&'static str],
+    /// Expressions that split every text into the same words, if `splits` take quadratic time for a long run of digits.
+    linear: Option<&'static [&'static str]>,
     /// A word that is a token is that token, whatever merges would make of it.
     pub(super) ignore_merges: bool,
     /// Whether texts begin with `bos` where the file does not say.
     pub(super) add_bos: bool,
 }
 
-const PLAIN: PreTokenizer = PreTokenizer { names: &[], nfc: false, splits: &[], ignore_merges: false, add_bos: false };
+const PLAIN: PreTokenizer =
+    PreTokenizer { names: &[], nfc: false, splits: &[], linear: None, ignore_merges: false, add_bos: false };
 
 pub(super) const SINGLE_DIGITS: &str = r"\p{N}";
 /// Knows English contractions.
@@ -69,10 +72,22 @@ const ALL: &[PreTokenizer] = &[
     PreTokenizer { names: &["qwen35"], nfc: true, splits: &[QWEN35], ..PLAIN },
     PreTokenizer { names: &["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"], splits: &[GPT4O], ..PLAIN },
     PreTokenizer { names: &["tekken"], splits: &[TEKKEN], ignore_merges: true, add_bos: true, ..PLAIN },
-    PreTokenizer { names: &["tiny_aya"], splits: &[r"\d{1,3}(?=(?:\d{3})*\b)", GPT4O], ..PLAIN },
+    PreTokenizer {
+        names: &["tiny_aya"],
+        splits: &[r"\d{1,3}(?=(?:\d{3})*\b)", GPT4O],
+        // Whole numbers, then their first digits; `GPT4O` splits the others into groups of three.
+        linear: Some(&[r"\d+(?=\W|\z)", r"\A\d{1,2}(?=(?:\d{3})+\z)", GPT4O]),
+        ..PLAIN
+    },
     PreTokenizer { names: &["seed-coder"], splits: &[SEED_CODER], ..PLAIN },
     // Words may hold spaces.
-    PreTokenizer { names: &["superbpe"], splits: &[r"\p{N}+", r"(?=(\d{3})+(?!\d))"], ..PLAIN },
+    PreTokenizer {
+        names: &["superbpe"],
+        splits: &[r"\p{N}+", r"(?=(\d{3})+(?!\d))"],
+        // In front of the first group of three that groups of three follow to the end, then behind each but the last.
+        linear: Some(&[r"\p{N}+", r"(?<!\d{3})(?=(?:\d{3})+(?:\D|\z))", r"\d{3}(?=\d{3})"]),
+        ..PLAIN
+    },
     PreTokenizer {
         names: &["deepseek-llm"],
         splits: &[
@@ -121,7 +136,8 @@ pub(super) fn find(name: &str) -> Result<&'static PreTokenizer, String> {
 /// A name for texts that are split in this way, if there is one.
 pub(super) fn name_of(splits: &[String], nfc: bool, ignore_merges: bool) -> Option<&'static str> {
     let is_same = |known: &&PreTokenizer| {
-        known.splits == splits && known.nfc == nfc && known.ignore_merges == ignore_merges && known.names != ["default"]
+        let has_splits = known.splits == splits || known.linear.is_some_and(|linear| linear == splits);
+        has_splits && known.nfc == nfc && known.ignore_merges == ignore_merges && known.names != ["default"]
     };
     ALL.iter().find(is_same)?.names.first().copied()
 }
@@ -129,9 +145,72 @@ pub(super) fn name_of(splits: &[String], nfc: bool, ignore_merges: bool) -> Opti
 impl PreTokenizer {
     /// As `tokenizer.json` says it.
     pub(super) fn json(&self) -> Value {
-        let split = |pattern: &str| json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
-        let bytes = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false });
-        let steps = self.splits.iter().copied().map(split).chain([bytes]);
-        json!({ "type": "Sequence", "pretokenizers": steps.collect::<Vec<_>>() })
+        splitting(self.linear.unwrap_or(self.splits))
+    }
+}
+
+/// A sequence of splits at these expressions, as `tokenizer.json` says it.
+fn splitting(expressions: &[&str]) -> Value {
+    let split = |pattern: &str| json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
+    let bytes = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false });
+    let steps = expressions.iter().copied().map(split).chain([bytes]);
+    json!({ "type": "Sequence", "pretokenizers": steps.collect::<Vec<_>>() })
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use std::time::{Duration, Instant};
+
+    use proptest::prelude::*;
+    use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer as _, PreTokenizerWrapper};
+
+    use super::*;
+
+    /// Where each word begins and ends.
+    fn words(pre_tokenizer: Value, text: &str) -> Vec<(usize, usize)> {
+        let pre_tokenizer: PreTokenizerWrapper = serde_json::from_value(pre_tokenizer).unwrap();
+        let mut words = PreTokenizedString::from(text);
+        pre_tokenizer.pre_tokenize(&mut words).unwrap();
+        words.get_splits(OffsetReferential::Original, OffsetType::Byte).into_iter().map(|(_, at, _)| at).collect()
+    }
+
+    proptest! {
+        /// Runs of digits between all that matters beside them: other numerals, letters, marks, spaces.
+        #[test]
+        fn linear_expressions_split_as_those_of_the_family(
+            parts in prop::collection::vec("[0-9]{0,9}|[٠-٩]{0,5}|[²Ⅷ]{0,2}|[a_\u{301}Aß]{0,2}|[ \n.,-]{0,2}", 0..12),
+        ) {
+            let text = parts.concat();
+            for known in ALL.iter().filter(|known| known.linear.is_some()) {
+                prop_assert_eq!(words(known.json(), &text), words(splitting(known.splits), &text), "{:?}", known.names);
+            }
+        }
+    }
+
+    #[test]
+    fn long_runs_of_digits_are_split_in_linear_time() {
+        let digits = "1".repeat(1 << 18);
+        for known in ALL.iter().filter(|known| known.linear.is_some()) {
+            for text in [digits.clone(), format!("{digits}a")] {
+                let started = Instant::now();
+                words(known.json(), &text);
+                // In quadratic time it would be minutes.
+                assert!(started.elapsed() < Duration::from_secs(30), "{:?}", known.names);
+            }
+        }
+    }
+
+    #[test]
+    fn both_forms_have_the_name() {
+        for known in ALL.iter().filter(|known| known.names != ["default"]) {
+            for splits in [known.splits].into_iter().chain(known.linear) {
+                let splits: Vec<_> = splits.iter().map(|split| (*split).to_owned()).collect();
+                let name = name_of(&splits, known.nfc, known.ignore_merges);
+                let same = find(name.unwrap()).unwrap();
+                assert_eq!((same.splits, same.nfc, same.ignore_merges), (known.splits, known.nfc, known.ignore_merges));
+            }
+        }
     }
 }

@@ -231,3 +231,52 @@ fn arguments_of_a_text_that_follows_its_grammar_come_as_they_are_written() {
         check(&searching(format, Calls::Several), &one, "", &[("get_weather", arguments)]);
     }
 }
+
+/// Parsing such a text from its start at each character would take minutes.
+#[test]
+fn long_answers_in_small_pieces_are_parsed_in_time() {
+    const N: usize = 1 << 18;
+    let characters = |text: &str| text.chars().map(String::from).collect::<Vec<_>>();
+    let arguments = format!("{{\"code\": \"{}\", \"n\": [{}0]}}", "\\n{ ".repeat(N / 4), "1, ".repeat(N / 4));
+    let (blanks, braces) = ("\n".repeat(N), "{ ".repeat(N / 2));
+    for format in [&HERMES, &LLAMA, &MISTRAL, &MISTRAL_NAMED, &GRANITE] {
+        let call = format.written(&[("f".to_owned(), arguments.clone())]);
+        let expected = vec![("f".to_owned(), arguments.clone())];
+        for (text, content) in [
+            (call.clone(), String::new()),
+            (format!("{call}{blanks}x"), "x".to_owned()),
+            (format!("x{blanks}{call}"), "x".to_owned()),
+            // Without the mark after it.
+            (format!("{}{blanks}x", call.trim_end_matches("</tool_call>")), "x".to_owned()),
+        ] {
+            let characters = characters(&text);
+            let pieces: Vec<&str> = characters.iter().map(String::as_str).collect();
+            let found = read(searching(format, Calls::Several), &pieces);
+            assert!(found == (content, expected.clone()), "{format:?}");
+        }
+        let content = format!("x{blanks}y {braces}");
+        let characters = characters(&content);
+        let pieces: Vec<&str> = characters.iter().map(String::as_str).collect();
+        assert!(read(searching(format, Calls::Several), &pieces) == (content.clone(), Vec::new()), "{format:?}");
+        assert!(read(searching(format, Calls::Several), &[&content]) == (content, Vec::new()), "{format:?}");
+    }
+}
+
+/// What is no call is passed on at the same piece as without holding text.
+#[test]
+fn broken_calls_become_content_at_once() {
+    for (format, begun, end) in [
+        (&HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": [1, \"a\\n", "\u{1}"),
+        (&HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": 1.", "e"),
+        (&HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": \"\\u12x", "4"),
+        (&LLAMA, "{\"na", "n"),
+        (&LLAMA, "{\"name\": \"f\", \"parameters\": {", "'"),
+        (&MISTRAL_NAMED, "[TOOL_CALLS]f[ARGS]{\"x\": tru", "x"),
+    ] {
+        let mut parser = searching(format, Calls::Several);
+        for character in begun.chars() {
+            assert_eq!(parser.push(&character.to_string()), [], "{begun}");
+        }
+        assert_ne!(parser.push(end), [], "{begun}");
+    }
+}

@@ -2,11 +2,11 @@
 
 use std::{
     fs,
-    io::{Read, Write},
-    net::TcpListener,
+    io::{BufRead, BufReader, Read, Write},
+    net::{TcpListener, TcpStream},
     path::Path,
     process::{Child, ChildStdin, Command, Output, Stdio},
-    sync::{Arc, Condvar, Mutex},
+    sync::{Arc, Condvar, Mutex, mpsc},
     thread,
     time::Duration,
 };
@@ -218,11 +218,65 @@ impl Drop for Terminal {
     }
 }
 
+/// Whether there are terminals to test on.
+#[cfg(target_os = "linux")]
+fn has_terminals() -> bool {
+    let has_script = Command::new("script").arg("--version").output().is_ok();
+    if !has_script {
+        println!("skipped: there is no `script`, of util-linux");
+    }
+    has_script
+}
+
+/// A server that lists its models once, and then accepts one more request, which it does not answer. The channel reports
+/// that request. The connections stay open until the thread is joined.
+#[cfg(target_os = "linux")]
+fn server_that_stalls() -> (String, mpsc::Receiver<()>, thread::JoinHandle<[TcpStream; 2]>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let (stalls, is_stalled) = mpsc::channel();
+    let server = thread::spawn(move || {
+        let accept = || {
+            let (stream, _) = listener.accept().unwrap();
+            let mut head = BufReader::new(&stream).lines().map(Result::unwrap);
+            assert!(head.any(|line| line.is_empty()));
+            drop(head);
+            stream
+        };
+        let mut answered = accept();
+        let list = r#"{"data": [{"id": "one"}]}"#;
+        write!(answered, "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{list}", list.len()).unwrap();
+        let stalled = accept();
+        stalls.send(()).unwrap();
+        [answered, stalled]
+    });
+    (url, is_stalled, server)
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn ctrl_c_ends_the_wait_for_the_list_of_models_and_not_the_program() {
+    if !has_terminals() {
+        return;
+    }
+    let (url, is_stalled, server) = server_that_stalls();
+    let home = TempDir::new().unwrap();
+    let mut terminal = Terminal::start(home.path(), &["chat", "--url", &url]);
+    terminal.wait_for("chat with `one`");
+    terminal.enter("/model");
+    is_stalled.recv_timeout(PATIENCE).unwrap();
+    terminal.press("\x03");
+    terminal.wait_for("error: stopped");
+    terminal.wait_for_prompt();
+    terminal.press("\x04");
+    assert_eq!(terminal.child.wait().unwrap().code(), Some(0));
+    drop(server.join().unwrap());
+}
+
 #[test]
 #[cfg(target_os = "linux")]
 fn a_conversation_on_a_terminal() {
-    if Command::new("script").arg("--version").output().is_err() {
-        println!("skipped: there is no `script`, of util-linux");
+    if !has_terminals() {
         return;
     }
     let (dir, home) = (chat_model_dir(), TempDir::new().unwrap());

@@ -26,6 +26,9 @@ const DEFAULT_WINDOW: usize = 2048;
 /// A window slides over each document and every token but the first is scored once, with at least `window - stride` tokens before
 /// it where the text has them. A small stride gives tokens more context and takes longer. With a stride as long as the window, the
 /// first token of each window is not scored.
+///
+/// The `val_loss` of a run is another number: its windows do not overlap, it may be limited to the first `eval.batches` batches, and
+/// unless rows hold documents, its windows run across the borders of documents. Compare losses of the same kind only.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]

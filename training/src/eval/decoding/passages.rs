@@ -8,7 +8,7 @@ use hearth_model::{
     tokenizer::{EncodeOptions, Tokenizer},
 };
 
-use crate::{corpus::read_to_string, eval::jsonl::read_records};
+use crate::{continuation::encode_continued, corpus::read_to_string, eval::jsonl::read_records};
 
 /// A prompt and its human continuation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ fn of_records(path: &Path, tokenizer: &Tokenizer, sizes: PassageSizes) -> Result
     let passages = records.iter().take(sizes.n_passages).map(|record| {
         if record.has("prompt") {
             let prompt = record.text("prompt")?;
-            let (ids, human) = prompt_and_human(tokenizer, prompt, record.text("human")?)?;
+            let (ids, human) = encode_continued(tokenizer, prompt, record.text("human")?)?;
             ensure!(
                 !ids.is_empty() && !human.is_empty(),
                 "{}: `prompt` or `human` is empty\nhint: correct this line",
@@ -108,18 +108,6 @@ fn of_text(path: &Path, tokenizer: &Tokenizer, sizes: PassageSizes) -> Result<Ve
     Ok(passages)
 }
 
-/// The tokens of a prompt, and those of its continuation: in the text of both, unless a token would cross the border. Then the
-/// continuation is encoded alone, since models continue the prompt's own tokens.
-fn prompt_and_human(tokenizer: &Tokenizer, prompt: &str, human: &str) -> Result<(Vec<TokenId>, Vec<TokenId>)> {
-    let ids = tokenizer.encode(prompt, EncodeOptions::PROMPT)?;
-    let whole = tokenizer.encode(&format!("{prompt}{human}"), EncodeOptions::PROMPT)?;
-    let human = match whole.strip_prefix(ids.as_slice()) {
-        Some(human) => human.to_vec(),
-        None => tokenizer.encode(human, EncodeOptions::RENDERED)?,
-    };
-    Ok((ids, human))
-}
-
 /// Where paragraphs begin: the start of the text, and what follows an empty line.
 fn paragraphs(text: &str) -> impl Iterator<Item = usize> {
     let after_gap = text.match_indices("\n\n").map(|(at, gap)| at + gap.len());
@@ -137,23 +125,7 @@ fn cut(ids: &[TokenId], sizes: PassageSizes) -> Option<Passage> {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
-    use crate::tokenizer_build::BuiltTokenizer;
-
-    #[test]
-    fn a_prompt_s_tokens_are_its_own() {
-        let built = BuiltTokenizer::bpe(&"the other the other ".repeat(50), 270, 64).unwrap();
-        let tokenizer = built.open().unwrap();
-        let encode = |text: &str| tokenizer.encode(text, EncodeOptions::PROMPT).unwrap();
-        for (prompt, human) in [("the", " other the"), ("the oth", "er the"), ("t", "he")] {
-            let (ids, rest) = prompt_and_human(&tokenizer, prompt, human).unwrap();
-            assert_eq!(ids, encode(prompt));
-            let decoded: Vec<u8> = rest.iter().flat_map(|&id| tokenizer.token_bytes(id)).collect();
-            assert_eq!(String::from_utf8(decoded).unwrap(), human, "behind `{prompt}`");
-        }
-        assert!(!encode("the").starts_with(&encode("t")), "a token crosses the border");
-    }
 
     #[test]
     fn paragraphs_begin_behind_empty_lines() {

@@ -4,6 +4,7 @@
 use serde::Serialize;
 
 use super::corpus::Corpus;
+use crate::subsequence::longest_common;
 
 /// Precision, recall and their harmonic mean, each from 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -48,18 +49,4 @@ fn score(reference: &[String], hypothesis: &[String]) -> RougeScore {
     let (precision, recall) = (common / hypothesis.len() as f64, common / reference.len() as f64);
     let f_measure = if precision + recall > 0.0 { 2.0 * precision * recall / (precision + recall) } else { 0.0 };
     RougeScore { precision, recall, f_measure }
-}
-
-/// Length of the longest common subsequence.
-fn longest_common(left: &[String], right: &[String]) -> usize {
-    let mut row = vec![0; right.len() + 1];
-    for word in left {
-        let mut diagonal = 0;
-        for (at, other) in right.iter().enumerate() {
-            let above = row[at + 1];
-            row[at + 1] = if word == other { diagonal + 1 } else { above.max(row[at]) };
-            diagonal = above;
-        }
-    }
-    row[right.len()]
 }

@@ -6,6 +6,7 @@ use super::{
     super::grammar::{Grammar, Symbol},
     lexicon::bare_words,
 };
+use crate::subsequence::longest_common;
 
 /// Sentences in which an ending is looked for.
 const TAIL_SENTENCES: usize = 5;
@@ -75,22 +76,8 @@ impl Endings {
 
 /// The share of the words of the best ending that are in `tail`, in their order.
 fn share(plot: &Plot, tail: &[String]) -> f64 {
-    let shares = plot.endings.iter().map(|ending| common(ending, tail) as f64 / ending.len() as f64);
+    let shares = plot.endings.iter().map(|ending| longest_common(ending, tail) as f64 / ending.len() as f64);
     shares.fold(0.0, f64::max)
-}
-
-/// The length of the longest common subsequence.
-fn common(one: &[String], other: &[String]) -> usize {
-    let mut row = vec![0; other.len() + 1];
-    for word in one {
-        let mut diagonal = 0;
-        for (at, found) in other.iter().enumerate() {
-            let above = row[at + 1];
-            row[at + 1] = if word == found { diagonal + 1 } else { above.max(row[at]) };
-            diagonal = above;
-        }
-    }
-    row.last().copied().unwrap_or_default()
 }
 
 /// The words of the last sentences.

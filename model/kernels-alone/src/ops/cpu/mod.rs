@@ -22,8 +22,8 @@ mod math;
 mod matmul;
 #[path = "../../../../src/ops/cpu/measure.rs"]
 mod measure;
-#[path = "../../../../src/ops/cpu/page_layout.rs"]
-mod page_layout;
+#[path = "../../../../src/ops/cpu/pool_layout.rs"]
+mod pool_layout;
 #[path = "../../../../src/ops/cpu/panel_layout.rs"]
 mod panel_layout;
 #[path = "../../../../src/ops/cpu/panel_values.rs"]

@@ -23,7 +23,7 @@ use softmax::State;
 
 use super::{
     KvElement,
-    page_layout::PageLayout,
+    pool_layout::PoolLayout,
     thread_pool::{self, SharedMut},
 };
 use crate::ops::{AttentionOptions, PAGE_SIZE, PagedRows};
@@ -41,8 +41,9 @@ const MAX_QUERIES: usize = 32;
 /// Minimum number of queries per task, if a sequence has that many, even if this makes few tasks: the registers hold
 /// the sums of that many queries.
 const FEW_QUERIES: usize = 8;
-/// Bytes of a page that a task reads in one run, if it can choose.
-const RUN_BYTES: usize = 1 << 14;
+/// Most queries of a head that wait for memory. More queries are those of a prompt, whose keys and values are in L2 since other
+/// tasks have read them.
+const MOST_WAITING: usize = 8;
 /// Multiply-adds below which one thread is faster.
 const PARALLEL_WORK: usize = 1 << 17;
 /// Tasks per thread that are enough. If there are fewer, they have fewer rows, or the chunks of a text are shared out.
@@ -70,15 +71,14 @@ pub(super) fn attention_paged_into<E: PagedElement>(
 ) {
     // So that tasks of different sequences write different rows.
     assert!(sequences.is_sorted_by(|one, next| one.rows.end <= next.rows.start), "sequences share rows");
-    let pools = Pools { queries, stride, keys, values, options };
+    let layout = PoolLayout::of(keys, [options.n_kv_heads, options.head_dim]);
+    let pools = Pools { queries, stride, keys, values, layout, options };
     let n_threads = thread_pool::n_threads();
-    let page_bytes = (options.head_dim + E::SCALE_LEN) * LANES * size_of::<E>();
-    let heads_per_task = heads_together(sequences.len(), n_threads, page_bytes);
     let work: usize = sequences.iter().map(|sequence| n_keys(sequence) * sequence.rows.len()).sum();
     let is_parallel = 2 * work * options.n_heads * options.head_dim >= PARALLEL_WORK;
     let chunks_per_task = if is_parallel { chunks_per_task(sequences, n_threads, options) } else { usize::MAX };
     let rows_per_task = rows_per_task(sequences, n_threads, options);
-    let mut tasks = Tasks { heads_per_task, rows_per_task, chunks_per_task, ..Tasks::default() };
+    let mut tasks = Tasks { rows_per_task, chunks_per_task, ..Tasks::default() };
     sequences.iter().for_each(|sequence| tasks.add(sequence, options));
     let mut parts = PARTS.take();
     parts.resize(tasks.parts_len, 0.0);
@@ -101,12 +101,6 @@ pub(super) fn attention_paged_into<E: PagedElement>(
 thread_local! {
     /// Results of chunks, reused by all layers and steps.
     static PARTS: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
-}
-
-/// Key heads per task, where a head's part of a page is `page_bytes`: several, which are adjacent in memory, if there
-/// are enough sequences to occupy all threads.
-fn heads_together(n_sequences: usize, n_threads: usize, page_bytes: usize) -> usize {
-    if n_sequences < 2 * n_threads { 1 } else { (RUN_BYTES / page_bytes.max(1)).max(1) }
 }
 
 /// Rows per task: as many as read the keys together, unless there would be too few tasks.
@@ -133,7 +127,7 @@ fn n_keys(sequence: &PagedRows) -> usize {
 
 /// An element of pools over which rows attend.
 pub(in crate::ops) trait PagedElement: KvElement {
-    /// Attends with the queries of a task, at most [`MAX_QUERIES`] for each key head.
+    /// Attends with queries of a task, at most [`MAX_QUERIES`].
     fn attend(queries: &[Query<'_>], task: &Task<'_>, pools: &Pools<'_, Self>, outputs: &Outputs<'_>);
 }
 
@@ -162,6 +156,8 @@ pub(in crate::ops) struct Pools<'a, E> {
     stride: usize,
     keys: &'a [E],
     values: &'a [E],
+    /// Of either.
+    layout: PoolLayout,
     options: &'a AttentionOptions,
 }
 
@@ -177,12 +173,12 @@ fn part_len(options: &AttentionOptions) -> usize {
     options.head_dim + 2
 }
 
-/// Some rows of one sequence, with the query heads of some adjacent key heads.
+/// Some rows of one sequence, with the query heads of a key head.
 pub(in crate::ops) struct Task<'a> {
     sequence: &'a PagedRows,
     /// Among the sequence's rows.
     rows: Range<usize>,
-    kv_heads: Range<usize>,
+    kv_head: usize,
     /// The chunks that this task attends over, among all that its rows see.
     chunks: Range<usize>,
     /// Where in [`Outputs::parts`] the results of its chunks go, if other tasks have the other chunks of its row.
@@ -221,7 +217,6 @@ impl SplitRow {
 /// The tasks of a step.
 #[derive(Default)]
 struct Tasks<'a> {
-    heads_per_task: usize,
     rows_per_task: usize,
     chunks_per_task: usize,
     all: Vec<Task<'a>>,
@@ -234,7 +229,6 @@ impl<'a> Tasks<'a> {
         let n_kv_heads = options.n_kv_heads;
         let rows_per_task = self.rows_per_task;
         let n_rows = sequence.rows.len();
-        let heads_per_task = if n_rows == 1 { self.heads_per_task } else { 1 };
         for row in (0..n_rows).step_by(rows_per_task) {
             let rows = row..n_rows.min(row + rows_per_task);
             let first = window_start(sequence.start + rows.start, options);
@@ -245,15 +239,14 @@ impl<'a> Tasks<'a> {
                 self.split.push(SplitRow { row: sequence.rows.start, chunks: chunks.clone(), parts });
                 self.parts_len += chunks.len() * options.n_heads * part_len(options);
             }
-            for kv_head in (0..n_kv_heads).step_by(heads_per_task) {
-                let kv_heads = kv_head..n_kv_heads.min(kv_head + heads_per_task);
+            for kv_head in 0..n_kv_heads {
                 let per_task = if is_split { self.chunks_per_task } else { chunks.len() };
                 for chunk in chunks.clone().step_by(per_task) {
                     let n_before = chunk - chunks.start;
                     self.all.push(Task {
                         sequence,
                         rows: rows.clone(),
-                        kv_heads: kv_heads.clone(),
+                        kv_head,
                         chunks: chunk..chunks.end.min(chunk + per_task),
                         parts: is_split.then_some(parts + n_before * options.n_heads * part_len(options)),
                     });
@@ -279,38 +272,21 @@ impl Task<'_> {
     fn run<E: PagedElement>(&self, pools: &Pools<'_, E>, outputs: &Outputs<'_>) {
         let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *pools.options;
         let group = n_heads / n_kv_heads;
-        // Not collected: without a known length, the vector would grow step by step.
-        let all = self
-            .kv_heads
-            .clone()
-            .flat_map(|kv_head| self.rows.clone().map(move |row| (row, kv_head)))
-            .flat_map(|(row, kv_head)| (0..group).map(move |head| (row, kv_head * group + head)))
-            .map(|(row, head)| {
-                let place = self.sequence.rows.start + row;
-                let output = (place * n_heads + head) * head_dim;
-                let values = &pools.queries[place * pools.stride + head * head_dim..][..head_dim];
-                let position = self.sequence.start + row;
-                let slope = pools.options.alibi_slopes.as_ref().map(|slopes| slopes[head]);
-                let sees = window_start(position, pools.options)..position + 1;
-                Query { values, head, output, sees, slope, softcap: pools.options.softcap.map(|cap| cap as f32) }
-            });
-        let n_queries = group * self.rows.len();
-        let mut queries: Vec<Query<'_>> = Vec::with_capacity(n_queries * self.kv_heads.len());
-        queries.extend(all);
-        if n_queries <= MAX_QUERIES {
-            return E::attend(&queries, self, pools, outputs);
+        let mut queries: Vec<Query<'_>> = Vec::with_capacity(group * self.rows.len());
+        for row in self.rows.clone() {
+            let (place, position) = (self.sequence.rows.start + row, self.sequence.start + row);
+            let sees = window_start(position, pools.options)..position + 1;
+            queries.extend((self.kv_head * group..(self.kv_head + 1) * group).map(|head| Query {
+                values: &pools.queries[place * pools.stride + head * head_dim..][..head_dim],
+                head,
+                output: (place * n_heads + head) * head_dim,
+                sees: sees.clone(),
+                slope: pools.options.alibi_slopes.as_ref().map(|slopes| slopes[head]),
+                softcap: pools.options.softcap.map(|cap| cap as f32),
+            }));
         }
-        // More queries per key head than are computed together.
-        for (kv_head, queries) in self.kv_heads.clone().zip(queries.chunks(n_queries)) {
-            for queries in queries.chunks(MAX_QUERIES) {
-                let task = Task {
-                    kv_heads: kv_head..kv_head + 1,
-                    rows: self.rows.clone(),
-                    chunks: self.chunks.clone(),
-                    ..*self
-                };
-                E::attend(queries, &task, pools, outputs);
-            }
+        for queries in queries.chunks(MAX_QUERIES) {
+            E::attend(queries, self, pools, outputs);
         }
     }
 
@@ -342,6 +318,12 @@ impl Task<'_> {
         [window_start(first, options)..start, start..end, end..last + 1].map(within)
     }
 
+    /// Whether keys and values come from memory. It is then read all the time: while keys are multiplied, the same pages' values
+    /// are prefetched, and while values are added, the next chunk's keys. Into L2, since L1 has no room for them.
+    fn waits_for_memory(&self, options: &AttentionOptions) -> bool {
+        self.rows.len() * options.n_heads <= MOST_WAITING * options.n_kv_heads
+    }
+
     /// The slot of the key at `position`.
     fn slot(&self, position: usize) -> usize {
         self.sequence.slots.host()[position - self.sequence.first_key] as usize
@@ -358,15 +340,10 @@ fn window_start(position: usize, options: &AttentionOptions) -> usize {
 }
 
 impl<'a, E: KvElement> Pools<'a, E> {
-    #[inline(always)]
-    fn layout(&self) -> PageLayout {
-        PageLayout::of::<E>([self.options.n_kv_heads, self.options.head_dim])
-    }
-
     /// The keys of a page and head.
     #[inline(always)]
     fn key_block(&self, page: usize, kv_head: usize) -> &'a [E] {
-        &self.keys[self.layout().block(page, kv_head)]
+        &self.keys[self.layout.block(page, kv_head)]
     }
 }
 
@@ -407,7 +384,7 @@ trait Kernels {
     );
 }
 
-/// `softmax(q k^T * scale + bias) v` for the same number of queries per key head, at most [`MAX_QUERIES`].
+/// `softmax(q k^T * scale + bias) v` for queries of one key head, at most [`MAX_QUERIES`].
 ///
 /// # Safety
 /// The machine has the instructions of `K`.

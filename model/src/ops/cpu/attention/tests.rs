@@ -2,6 +2,7 @@ use super::{
     super::{
         append_keys, append_values,
         isa::tests::{every_isa, noise, with_isa},
+        pool_layout::pool_len,
     },
     *,
 };
@@ -9,22 +10,20 @@ use crate::ops::Slots;
 
 /// Pools with noise of `E` in pages of another order than positions, and the slot of each position.
 fn pools_of<E: PagedElement>(n_pages: usize, heads: [usize; 2]) -> ([Vec<E>; 2], Vec<i32>) {
-    let page_len = PageLayout::of::<E>(heads).page_len();
     let slots: Vec<i32> = (0..n_pages)
         .flat_map(|page| {
             let first = (page * 7 + 2) % n_pages * LANES;
             first as i32..(first + LANES) as i32
         })
         .collect();
-    let mut pools = [0, 1].map(|_| vec![E::default(); n_pages * page_len]);
+    let mut pools = [0, 1].map(|_| vec![E::default(); pool_len::<E>(n_pages, heads)]);
     let [keys, values] = [1, 2].map(|seed| noise(n_pages * LANES * heads[0] * heads[1], seed));
     append_keys(&mut pools[0], &keys, &slots, heads);
     append_values(&mut pools[1], &values, &slots, heads);
     (pools, slots)
 }
 
-/// For any number of key heads per task and every instruction set: decoding, a window that begins within a page, a
-/// prompt; and however many chunks a task has.
+/// For every instruction set: decoding, a window that begins within a page, a prompt; however many rows and chunks a task has.
 fn check_tasks<E: PagedElement>() {
     let (n_kv_heads, group, n_pages) = (5, 2, 41);
     for (head_dim, sliding_window) in [(20, None), (64, Some(2)), (64, Some(21)), (64, Some(300)), (128, None)] {
@@ -45,16 +44,17 @@ fn check_tasks<E: PagedElement>() {
             (CHUNK - 9, 21),
         ] {
             let queries = noise(n_rows * n_heads * head_dim, 3);
-            let attended = |rows: Range<usize>, [heads_per_task, rows_per_task, chunks_per_task]: [usize; 3]| {
+            let attended = |rows: Range<usize>, [rows_per_task, chunks_per_task]: [usize; 2]| {
                 let row_len = n_heads * head_dim;
                 let queries = &queries[rows.start * row_len..rows.end * row_len];
-                let pools = Pools { queries, stride: row_len, keys: &keys, values: &values, options: &options };
+                let layout = PoolLayout::of(&keys, [n_kv_heads, head_dim]);
+                let pools = Pools { queries, stride: row_len, keys: &keys, values: &values, layout, options: &options };
                 let first_key = window_start(start + rows.start, &options);
                 let slots = slots[first_key..start + rows.end].to_vec();
                 let slots = Slots::new(slots, &burn::tensor::Device::flex());
                 let sequence = PagedRows { rows: 0..rows.len(), start: start + rows.start, first_key, slots };
                 let mut output = vec![f32::NAN; queries.len()];
-                let mut tasks = Tasks { heads_per_task, rows_per_task, chunks_per_task, ..Tasks::default() };
+                let mut tasks = Tasks { rows_per_task, chunks_per_task, ..Tasks::default() };
                 tasks.add(&sequence, &options);
                 let mut parts = vec![f32::NAN; tasks.parts_len];
                 let outputs = Outputs { whole: SharedMut::new(&mut output), parts: SharedMut::new(&mut parts) };
@@ -65,18 +65,18 @@ fn check_tasks<E: PagedElement>() {
                 output
             };
             for level in every_isa() {
-                let alone = with_isa(level, || attended(0..n_rows, [1, 1, usize::MAX]));
+                let alone = with_isa(level, || attended(0..n_rows, [1, usize::MAX]));
                 assert!(alone.iter().all(|value| value.is_finite()));
-                let heads = (2..=n_kv_heads).map(|heads| [heads, 2, usize::MAX]);
-                let rows = [2, 3, 5, 7, MAX_QUERIES / group].map(|rows| [1, rows, usize::MAX]);
-                for cut @ [heads, rows, chunks] in heads.chain(rows).chain([[1, 1, 1], [2, 2, 1], [1, 4, 2]]) {
+                // Queries that wait for memory and those that do not, more than are computed together, too.
+                let rows = [2, 3, 5, 7, MAX_QUERIES / group, MAX_QUERIES].map(|rows| [rows, usize::MAX]);
+                for cut @ [rows, chunks] in rows.into_iter().chain([[1, 1], [2, 1], [4, 2]]) {
                     assert_eq!(
                         with_isa(level, || attended(0..n_rows, cut)),
                         alone,
-                        "{heads} heads, {rows} rows, {chunks} chunks with {level:?}"
+                        "{rows} rows, {chunks} chunks with {level:?}"
                     );
                 }
-                let by_rows = (0..n_rows).flat_map(|row| with_isa(level, || attended(row..row + 1, [1, 1, 1])));
+                let by_rows = (0..n_rows).flat_map(|row| with_isa(level, || attended(row..row + 1, [1, 1])));
                 assert_eq!(by_rows.collect::<Vec<f32>>(), alone, "rows by themselves with {level:?}");
             }
         }
@@ -171,8 +171,7 @@ fn check_hidden<E: PagedElement + PartialEq>(broken: f32) {
                 rows
             });
             let slots: Vec<i32> = (0..48).collect();
-            let mut pools =
-                [0, 1].map(|_| vec![E::default(); 3 * PageLayout::of::<E>([n_kv_heads, head_dim]).page_len()]);
+            let mut pools = [0, 1].map(|_| vec![E::default(); pool_len::<E>(3, [n_kv_heads, head_dim])]);
             append_keys(&mut pools[0], &keys, &slots, [n_kv_heads, head_dim]);
             append_values(&mut pools[1], &values, &slots, [n_kv_heads, head_dim]);
             let rows = queries.chunks(at_once * n_heads * head_dim).enumerate().flat_map(|(number, queries)| {
@@ -212,11 +211,4 @@ fn what_is_not_finite_changes_no_row_that_does_not_see_it() {
     check_hidden::<f16>(f32::NAN);
     check_hidden::<i8>(f32::INFINITY);
     check_hidden::<i8>(f32::NAN);
-}
-
-#[test]
-fn heads_go_together_only_where_there_are_sequences_for_all_threads() {
-    assert_eq!([1, 3, 4, 16].map(|n| heads_together(n, 2, 4096)), [1, 1, 4, 4]);
-    assert_eq!(heads_together(16, 16, 4096), 1);
-    assert_eq!(heads_together(64, 2, 1 << 20), 1);
 }

@@ -50,7 +50,7 @@ mod bodies {
         config::{Activation, NormKind},
         ops::{
             AttentionOptions, NormOptions, PagedRows, Slots,
-            cpu::{self, KvElement, page_layout::PageLayout},
+            cpu::{self, KvElement, pool_layout::pool_len},
         },
     };
 
@@ -112,7 +112,7 @@ mod bodies {
             let eight_bits =
                 [(&keys, cpu::append_keys as fn(&mut [i8], &[f32], &[i32], [usize; 2])), (&values, cpu::append_values)]
                     .map(|(rows, append)| {
-                        let mut pool = vec![0; 6 * PageLayout::of::<i8>([n_kv_heads, head_dim]).page_len()];
+                        let mut pool = vec![0; pool_len::<i8>(6, [n_kv_heads, head_dim])];
                         append(&mut pool, rows, &(0..96).collect::<Vec<i32>>(), [n_kv_heads, head_dim]);
                         pool
                     });

@@ -66,7 +66,7 @@ pub(in super::super) fn described(
          Hearth's own cannot be exported",
         names.join(", ")
     );
-    Err(Error::Config { field: "architecture", what })
+    Err(Error::Config { field: "architecture".into(), what })
 }
 
 /// The keys of `gguf` for `config`, if reading them gives it again.
@@ -162,19 +162,26 @@ fn entry_of_json(value: &Value) -> Option<Entry> {
     })
 }
 
-/// The sampling defaults that differ from the neutral ones, under the keys of llama.cpp's converter.
-pub(super) fn sampling_entries(defaults: &SamplingParams) -> Vec<(String, Entry)> {
+/// The sampling defaults under the keys of llama.cpp's converter: those that differ from the neutral ones, and those that
+/// `generation`, the contents of `generation_config.json`, states, since llama.cpp has defaults of its own.
+pub(super) fn sampling_entries(defaults: &SamplingParams, generation: &Map<String, Value>) -> Vec<(String, Entry)> {
     let neutral = SamplingParams::default();
+    if defaults.typical_p != neutral.typical_p {
+        tracing::warn!("`typical_p` = {} is not exported: GGUF files have no key for it", defaults.typical_p);
+    }
+    let is_stated = |name: &str| {
+        generation.get("do_sample") != Some(&Value::Bool(false)) && generation.get(name).is_some_and(|it| !it.is_null())
+    };
     let floats = [
-        ("temp", defaults.temperature, neutral.temperature),
-        ("top_p", defaults.top_p, neutral.top_p),
-        ("min_p", defaults.min_p, neutral.min_p),
-        ("penalty_repeat", defaults.repetition_penalty, neutral.repetition_penalty),
+        ("temp", "temperature", defaults.temperature, neutral.temperature),
+        ("top_p", "top_p", defaults.top_p, neutral.top_p),
+        ("min_p", "min_p", defaults.min_p, neutral.min_p),
+        ("penalty_repeat", "repetition_penalty", defaults.repetition_penalty, neutral.repetition_penalty),
     ];
-    let floats = floats.into_iter().filter(|(_, value, neutral)| value != neutral);
-    let top_k = u32::try_from(defaults.top_k).ok().filter(|top_k| *top_k > 0);
+    let floats = floats.into_iter().filter(|(_, name, value, neutral)| value != neutral || is_stated(name));
+    let top_k = u32::try_from(defaults.top_k).ok().filter(|top_k| *top_k > 0 || is_stated("top_k"));
     let entries = floats
-        .map(|(key, value, _)| (key, Entry::Float(value)))
+        .map(|(key, _, value, _)| (key, Entry::Float(value)))
         .chain(top_k.map(|top_k| ("top_k", Entry::Unsigned(top_k))));
     entries.map(|(key, entry)| (format!("{SAMPLING_PREFIX}{key}"), entry)).collect()
 }

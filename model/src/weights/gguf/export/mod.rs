@@ -12,6 +12,7 @@ use std::{collections::HashMap, path::Path};
 use self::metadata::{described, entries, sampling_entries};
 use super::{
     super::{
+        layout::GENERATION_FILE,
         loaded::LoadedModel,
         save::{SavedTensor, values},
         tensor_names::Part,
@@ -25,6 +26,8 @@ use crate::{
     gpt::{Gpt, ParamSpec, param_specs},
     ops::{BLOCK_SIZE, Dtype, QuantizedBlock, Weight},
     params::ParamRef,
+    regular_file::parse_json_object,
+    tokenizer::TOKENIZER_FILE,
 };
 use burn::tensor::{Device, TensorData};
 
@@ -37,7 +40,8 @@ pub struct ExportOptions {
     pub name: String,
     /// The Hugging Face class that the model was loaded from, which decides between architectures that compute the same.
     pub class: Option<String>,
-    /// Files beside weights, of which `tokenizer.json` is needed.
+    /// Files beside weights, of which `tokenizer.json` is needed, and `generation_config.json` says which neutral sampling
+    /// defaults are meant.
     pub extra_files: Vec<(String, Vec<u8>)>,
 }
 
@@ -45,15 +49,18 @@ pub struct ExportOptions {
 ///
 /// # Errors
 /// [`Error::Config`](crate::Error::Config) if no architecture of GGUF files describes the model;
-/// [`Error::File`](crate::Error::File) if GGUF has no name for how its tokenizer splits text;
+/// [`Error::File`](crate::Error::File) if GGUF has no name for how its tokenizer splits text, or if
+/// `generation_config.json` is not a JSON object;
 /// [`Error::Io`](crate::Error::Io) if the file cannot be written.
 pub fn export(path: &Path, model: &LoadedModel, options: &ExportOptions) -> Result<()> {
     let LoadedModel { gpt, tokenizer, chat_template, eos_token_ids, sampling_defaults } = model;
     let (gguf, config, own) = described(gpt.config(), options.class.as_deref())?;
     let mut pairs = entries(gguf, &own, &options.name);
-    let json = options.extra_files.iter().find(|(name, _)| name == "tokenizer.json").map(|(_, bytes)| &**bytes);
+    let file = |wanted: &str| options.extra_files.iter().find(|(name, _)| name == wanted).map(|(_, bytes)| &**bytes);
+    let json = file(TOKENIZER_FILE);
     pairs.extend(tokenizer::entries(json, tokenizer, eos_token_ids, config.vocab_size, chat_template.as_ref())?);
-    pairs.extend(sampling_entries(sampling_defaults));
+    let generation = file(GENERATION_FILE).map(|bytes| parse_json_object(Path::new(GENERATION_FILE), bytes));
+    pairs.extend(sampling_entries(sampling_defaults, &generation.transpose()?.unwrap_or_default()));
     let tensors = plan(gpt, gguf, &config, options.dtype)?;
     writer::write(path, &pairs, &tensors)
 }

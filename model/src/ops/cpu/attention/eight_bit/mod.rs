@@ -4,7 +4,7 @@
 //! A query is rounded like a key, to whole numbers from -127 to 127 times one factor, so its scores are whole numbers times
 //! two factors. The weights of a page, each times the factor of its value, are rounded to whole numbers from 0 to 127 times
 //! one factor. Four numbers that are multiplied at a time are side by side (see
-//! [`PageLayout`](crate::ops::cpu::page_layout::PageLayout)). Whole numbers are added without error, in any order, so all
+//! [`PoolLayout`](crate::ops::cpu::pool_layout::PoolLayout)). Whole numbers are added without error, in any order, so all
 //! instruction sets with fused multiply-add give the same bits.
 
 mod dot;
@@ -23,7 +23,7 @@ use crate::ops::{
     cpu::{
         Isa, KvElement, PORTABLE_IS_FUSED, isa,
         kv_element::{FOUR, Q8_LEAST, ROUNDING, scale_of_largest},
-        prefetch::prefetch,
+        prefetch::{prefetch, prefetch_l2},
     },
 };
 

@@ -4,7 +4,7 @@ use std::{array, ops::Range};
 
 use super::{
     Buffers, CHUNK, CHUNK_TILES, Dot, FOUR, KvElement, LANES, PORTABLE_IS_FUSED, Pools, Query, QueryFactor, Rounded,
-    TOGETHER, Task, begin, dot, prefetch, round_weights, scale_in_queries,
+    TOGETHER, Task, begin, dot, prefetch, prefetch_l2, round_weights, scale_in_queries,
 };
 use crate::ops::cpu::attention::{self, Kernels, Outputs, parts};
 
@@ -43,10 +43,11 @@ trait Loops: Kernels<Element = i8> {
 struct Keys<'a> {
     /// The pool.
     pool: &'a [i8],
-    /// Indices in the pool, for each page: of the head's block, of a block to prefetch, and of the keys' factors.
+    /// Where in the pool, for each page, the head's block begins, behind whose keys are their factors, and one to prefetch.
     blocks: [usize; MOST_PAGES],
     next: [usize; MOST_PAGES],
-    factors: [usize; MOST_PAGES],
+    /// The pool of values, if those in the blocks' places are to be prefetched into L2.
+    values: Option<*const i8>,
     query_factors: &'a [QueryFactor],
 }
 
@@ -58,6 +59,8 @@ const _: () = assert!(MOST_PAGES >= TOGETHER - 1);
 struct Values<'a> {
     /// The blocks of a head.
     blocks: &'a [&'a [i8]],
+    /// Where the keys begin that are to be prefetched into L2 while each is added, if any are.
+    keys: Option<&'a [*const i8; CHUNK_TILES]>,
     /// `[n_queries, CHUNK / 4]` and `[n_queries, CHUNK_TILES]`.
     weights: &'a [i32],
     factors: &'a [f32],
@@ -78,77 +81,77 @@ unsafe fn attend_chunk<L: Loops, const FUSED: bool>(
     pools: &Pools<'_, i8>,
     buffers: &mut Buffers,
 ) {
-    let n_queries = queries.len() / task.kv_heads.len();
+    let n_queries = queries.len();
     let stored_dim = pools.options.head_dim.next_multiple_of(i8::DIM_UNIT);
-    let (layout, n_words, first) = (pools.layout(), stored_dim / FOUR, tiles.start * LANES);
+    let (layout, n_words, first) = (pools.layout, stored_dim / FOUR, tiles.start * LANES);
     let Buffers { scores, chunk_sums, chunk_states, rounded, .. } = buffers;
     let Rounded { queries: words, factors, weights, weight_factors } = rounded;
     let n_pages = tiles.len();
-    // Where in the pools the pages begin; padded by repeating the last page.
-    let mut pages = [0; CHUNK_TILES + MOST_PAGES];
-    let pages = &mut pages[..n_pages + MOST_PAGES];
-    for (n, page) in pages.iter_mut().enumerate() {
-        *page = layout.page(task.page((tiles.start + n).min(tiles.end - 1))).start;
+    // Where in the pools the head's blocks begin; padded by repeating the last page.
+    let mut blocks = [0; CHUNK_TILES + MOST_PAGES];
+    let blocks = &mut blocks[..n_pages + MOST_PAGES];
+    for (n, block) in blocks.iter_mut().enumerate() {
+        let tile = (tiles.start + n).min(tiles.end - 1);
+        *block = layout.block(task.page(tile), task.kv_head).start;
     }
+    let waits = task.waits_for_memory(pools.options);
     let n_together = L::pages(n_queries.min(L::QUERIES));
     let mut tile = 0;
     while tile < n_pages {
         let together = if tile + n_together <= n_pages { n_together } else { 1 };
-        for (head, kv_head) in task.kv_heads.clone().enumerate() {
-            let (block, scales) = (layout.block(0, kv_head).start, layout.scales(0, kv_head).start);
-            let (mut blocks, mut next, mut key_factors) = ([0; MOST_PAGES], [0; MOST_PAGES], [0; MOST_PAGES]);
-            for n in 0..together {
-                blocks[n] = pages[tile + n] + block;
-                next[n] = pages[tile + together + n] + block;
-                key_factors[n] = pages[tile + n] + scales;
-            }
-            for (from, n) in parts(n_queries, L::QUERIES) {
-                let at = head * n_queries + from;
-                let query_factors = &factors[at..at + n];
-                let keys = Keys { pool: pools.keys, blocks, next, factors: key_factors, query_factors };
-                let scores = &mut scores[at * CHUNK + tile * LANES..];
-                // SAFETY: the caller's.
-                unsafe { L::scores(n, together, &keys, &words[at * n_words..][..n * n_words], scores) };
-            }
+        let (mut now, mut next) = ([0; MOST_PAGES], [0; MOST_PAGES]);
+        now[..together].copy_from_slice(&blocks[tile..tile + together]);
+        next[..together].copy_from_slice(&blocks[tile + together..tile + 2 * together]);
+        for (from, n) in parts(n_queries, L::QUERIES) {
+            let query_factors = &factors[from..from + n];
+            let values = waits.then_some(pools.values.as_ptr());
+            let keys = Keys { pool: pools.keys, blocks: now, next, values, query_factors };
+            let scores = &mut scores[from * CHUNK + tile * LANES..];
+            // SAFETY: the caller's.
+            unsafe { L::scores(n, together, &keys, &words[from * n_words..][..n * n_words], scores) };
         }
         tile += together;
     }
-    for (head, kv_head) in task.kv_heads.clone().enumerate() {
-        let mut blocks = [&pools.values[..0]; CHUNK_TILES];
-        let mut scales = [std::ptr::null(); CHUNK_TILES];
-        // Weights are rounded for a few pages at a time, even if there are fewer.
-        let n_rounded = n_pages.next_multiple_of(TOGETHER);
-        for (page, (block, scales)) in pages.iter().zip(blocks.iter_mut().zip(&mut scales)).take(n_rounded) {
-            *block = &pools.values[page + layout.block(0, kv_head).start..][..stored_dim * LANES];
-            *scales = pools.values[page + layout.scales(0, kv_head).start..][..LANES * i8::SCALE_LEN].as_ptr().cast();
-        }
-        // Prefetched while the weights are computed from the scores.
-        for block in &blocks[..n_pages.min(2)] {
-            block.iter().step_by(UNIT).for_each(|value| prefetch(value));
-        }
-        let scale = if scale_in_queries(pools.options).is_some() { None } else { Some(pools.options.scale as f32) };
-        for at in head * n_queries..(head + 1) * n_queries {
-            let scores = (&mut scores[at * CHUNK..(at + 1) * CHUNK], n_pages * LANES);
-            let weights = &mut weights[at * CHUNK / FOUR..][..CHUNK / FOUR];
-            let weight_factors = &mut weight_factors[at * CHUNK_TILES..][..CHUNK_TILES];
+    let mut value_blocks = [&pools.values[..0]; CHUNK_TILES];
+    let mut scales = [std::ptr::null(); CHUNK_TILES];
+    // Weights are rounded for a few pages at a time, even if there are fewer.
+    let n_rounded = n_pages.next_multiple_of(TOGETHER);
+    for (start, (block, scales)) in blocks.iter().zip(value_blocks.iter_mut().zip(&mut scales)).take(n_rounded) {
+        let values = &pools.values[*start..][..LANES * (stored_dim + i8::SCALE_LEN)];
+        let (values, scales_of_block) = values.split_at(stored_dim * LANES);
+        (*block, *scales) = (values, scales_of_block.as_ptr().cast());
+    }
+    let mut keys = [std::ptr::null(); CHUNK_TILES];
+    for (n, keys) in keys.iter_mut().enumerate().take(n_pages) {
+        // Where there are none, those of the last tile, which were read already.
+        let tile = (tiles.start + n + CHUNK_TILES).min(task.last_tile());
+        *keys = pools.keys[layout.block(task.page(tile), task.kv_head)].as_ptr();
+    }
+    let keys = (waits && tiles.end <= task.last_tile()).then_some(&keys);
+    // Prefetched while the weights are computed from the scores.
+    for block in &value_blocks[..n_pages.min(2)] {
+        block.iter().step_by(UNIT).for_each(|value| prefetch(value));
+    }
+    let scale = if scale_in_queries(pools.options).is_some() { None } else { Some(pools.options.scale as f32) };
+    for (at, query) in queries.iter().enumerate() {
+        let scores = (&mut scores[at * CHUNK..(at + 1) * CHUNK], n_pages * LANES);
+        let weights = &mut weights[at * CHUNK / FOUR..][..CHUNK / FOUR];
+        let weight_factors = &mut weight_factors[at * CHUNK_TILES..][..CHUNK_TILES];
+        // SAFETY: the caller's.
+        chunk_states[at] =
+            unsafe { round_weights::<L::Dot, FUSED>(scores, first, (query, scale), &scales, weights, weight_factors) };
+    }
+    for (at, n) in parts(n_queries, L::QUERIES) {
+        let sums = &mut chunk_sums[at * stored_dim..][..n * stored_dim];
+        let (weights, factors) = (&weights[at * CHUNK / FOUR..], &weight_factors[at * CHUNK_TILES..]);
+        let mut part = Values { blocks: &value_blocks[..n_pages], keys, weights, factors, from: 0, stored_dim };
+        while part.from < stored_dim {
+            let n_registers = L::registers(n);
+            let is_whole = part.from + n_registers * L::Dot::LANES <= stored_dim;
+            let n_registers = if is_whole { n_registers } else { 1 };
             // SAFETY: the caller's.
-            chunk_states[at] = unsafe {
-                round_weights::<L::Dot, FUSED>(scores, first, (&queries[at], scale), &scales, weights, weight_factors)
-            };
-        }
-        for (from, n) in parts(n_queries, L::QUERIES) {
-            let at = head * n_queries + from;
-            let sums = &mut chunk_sums[at * stored_dim..][..n * stored_dim];
-            let (weights, factors) = (&weights[at * CHUNK / FOUR..], &weight_factors[at * CHUNK_TILES..]);
-            let mut part = Values { blocks: &blocks[..n_pages], weights, factors, from: 0, stored_dim };
-            while part.from < stored_dim {
-                let n_registers = L::registers(n);
-                let is_whole = part.from + n_registers * L::Dot::LANES <= stored_dim;
-                let n_registers = if is_whole { n_registers } else { 1 };
-                // SAFETY: the caller's.
-                unsafe { L::values(n, n_registers, &part, sums) };
-                part.from += n_registers * L::Dot::LANES;
-            }
+            unsafe { L::values(n, n_registers, &part, sums) };
+            part.from += n_registers * L::Dot::LANES;
         }
     }
 }
@@ -163,11 +166,8 @@ unsafe fn scores<D: Dot, const N: usize, const M: usize>(keys: &Keys<'_>, querie
     let by_page = LANES / D::LANES;
     let n_words = queries.len() / N;
     let n_pages = M / by_page;
-    let is_within = |places: &[usize], len: usize| places.iter().all(|place| place + len <= keys.pool.len());
-    assert!(
-        is_within(&keys.blocks[..n_pages], n_words * UNIT)
-            && is_within(&keys.factors[..n_pages], LANES * i8::SCALE_LEN)
-    );
+    let (keys_len, factors_len) = (n_words * UNIT, LANES * i8::SCALE_LEN);
+    assert!(keys.blocks[..n_pages].iter().all(|block| block + keys_len + factors_len <= keys.pool.len()));
     assert!(scores.len() >= (N - 1) * CHUNK + M * D::LANES);
     let query_factors =
         keys.query_factors.first_chunk::<N>().unwrap_or_else(|| unreachable!("a factor for each query"));
@@ -183,6 +183,9 @@ unsafe fn scores<D: Dot, const N: usize, const M: usize>(keys: &Keys<'_>, querie
             for next in &keys.next[..n_pages] {
                 prefetch(pool.wrapping_add(next + word * UNIT));
             }
+            if let Some(values) = keys.values {
+                keys.blocks[..n_pages].iter().for_each(|block| prefetch_l2(values.wrapping_add(block + word * UNIT)));
+            }
             for (n, sums) in sums.iter_mut().enumerate() {
                 let query = *queries.get_unchecked(n * n_words + word);
                 for (sum, keys) in sums.iter_mut().zip(keys_now) {
@@ -192,7 +195,7 @@ unsafe fn scores<D: Dot, const N: usize, const M: usize>(keys: &Keys<'_>, querie
         }
         for (n, (sums, query)) in sums.iter().zip(query_factors).enumerate() {
             for (m, sum) in sums.iter().enumerate() {
-                let factors = pool.add(keys.factors[m / by_page]).cast::<f32>().add(m % by_page * D::LANES);
+                let factors = pool.add(keys.blocks[m / by_page] + keys_len).cast::<f32>().add(m % by_page * D::LANES);
                 sum.store_scaled(factors, query.factor, scores.as_mut_ptr().add(n * CHUNK + m * D::LANES));
             }
         }
@@ -205,7 +208,7 @@ unsafe fn scores<D: Dot, const N: usize, const M: usize>(keys: &Keys<'_>, querie
 /// The machine has the instructions.
 #[inline(always)]
 unsafe fn values<D: Dot, const N: usize, const C: usize>(part: &Values<'_>, sums: &mut [f32]) {
-    let &Values { blocks, weights, factors, from, stored_dim } = part;
+    let &Values { blocks, keys, weights, factors, from, stored_dim } = part;
     let n_pages = blocks.len();
     assert!(from + C * D::LANES <= stored_dim && sums.len() == N * stored_dim);
     assert!(
@@ -223,6 +226,9 @@ unsafe fn values<D: Dot, const N: usize, const C: usize>(part: &Values<'_>, sums
                 array::from_fn(|c| {
                     let place = (four * stored_dim + from + c * D::LANES) * FOUR;
                     prefetch(next.wrapping_add(place));
+                    if let Some(keys) = keys {
+                        prefetch_l2(keys[page].wrapping_add(place));
+                    }
                     D::load(block.as_ptr().add(place))
                 })
             });

@@ -10,11 +10,11 @@ use std::{
 
 use super::{
     Buffers, CHUNK, FloatElement, LANES, Outputs, Pools, Query, Task, WeightedSum, softmax,
-    tiled::{self, Part, Tiles, line, with_constants},
+    tiled::{self, AHEAD, Part, Tiles, line, with_constants},
 };
 use crate::ops::cpu::{
     attention::{self, Kernels, parts, softmax::State},
-    prefetch::prefetch,
+    prefetch::{prefetch, prefetch_l2},
 };
 
 /// Registers of a line of keys, or of as many dimensions.
@@ -61,7 +61,7 @@ impl<E: FloatElement> Tiles<E> for Avx2<E> {
     }
 
     #[inline(always)]
-    fn tiles_together(n_queries: usize, _is_alone: bool, n_left: usize) -> usize {
+    fn tiles_together(n_queries: usize, n_left: usize) -> usize {
         match n_queries {
             1 if n_left >= 4 => 4,
             1..=3 if n_left >= 2 => 2,
@@ -88,26 +88,25 @@ impl<E: FloatElement> Tiles<E> for Avx2<E> {
         sum: &mut WeightedSum<'_>,
         positions: Range<usize>,
         queries: &[Query<'_>],
-        kv_head: usize,
         task: &Task<'_>,
         pools: &Pools<'_, E>,
     ) {
-        sum.add_values::<E, true, false>(positions, queries, kv_head, task, pools);
+        sum.add_values::<E, true, false>(positions, queries, task, pools);
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn score_tiles(
         queries: &[Query<'_>],
-        kv_head: usize,
         task: &Task<'_>,
         pools: &Pools<'_, E>,
         tiles: Range<usize>,
         scores: &mut [f32],
     ) {
+        let waits = task.waits_for_memory(pools.options);
         for (from, n) in parts(queries.len(), QUERIES) {
             let (queries, scores) = (&queries[from..], &mut scores[from * CHUNK..]);
             with_constants!(
-                score_part::<E>, (n, tiles.len()), (queries, kv_head, task, pools, tiles.start, scores),
+                score_part::<E>, (n, tiles.len(), waits), (queries, task, pools, tiles.start, scores),
                 4: 1; 2: 1 2 3; 1: 1 2 3 4 5 6;
             );
         }
@@ -124,10 +123,11 @@ impl<E: FloatElement> Tiles<E> for Avx2<E> {
     ) {
         let head_dim = pools.options.head_dim;
         let n_queries = attn_out.len() / head_dim;
+        let waits = task.waits_for_memory(pools.options);
         for (from, n) in parts(n_queries, QUERIES) {
             let (scores, attn_out) = (&scores[from * CHUNK..], &mut attn_out[from * head_dim..]);
             with_constants!(
-                add_part::<E>, (n, n_lanes), (part, task, pools, scores, attn_out),
+                add_part::<E>, (n, n_lanes, waits), (part, task, pools, scores, attn_out),
                 4: 1; 2: 1 2 3; 1: 1 2 3 4 5 6;
             );
         }
@@ -136,9 +136,8 @@ impl<E: FloatElement> Tiles<E> for Avx2<E> {
 
 /// [`Tiles::score_tiles`] for the first `P` of `queries`.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn score_part<E: FloatElement, const P: usize, const T: usize>(
+unsafe fn score_part<E: FloatElement, const P: usize, const T: usize, const WAITS: bool>(
     queries: &[Query<'_>],
-    kv_head: usize,
     task: &Task<'_>,
     pools: &Pools<'_, E>,
     tile: usize,
@@ -146,15 +145,20 @@ unsafe fn score_part<E: FloatElement, const P: usize, const T: usize>(
 ) {
     let head_dim = pools.options.head_dim;
     // Checks the slices' lengths once.
-    let lines: [&[E]; T] = array::from_fn(|t| pools.key_block(task.page(tile + t), kv_head));
+    let lines: [&[E]; T] = array::from_fn(|t| pools.key_block(task.page(tile + t), task.kv_head));
     // Prefetched meanwhile; at the end, the last tile again.
     let last = task.last_tile();
-    let next: [&[E]; T] = array::from_fn(|t| pools.key_block(task.page((tile + T + t).min(last)), kv_head));
+    let next: [&[E]; T] = array::from_fn(|t| pools.key_block(task.page((tile + T + t).min(last)), task.kv_head));
     let values: [&[f32]; P] = array::from_fn(|query| &queries[query].values[..head_dim]);
+    let value_blocks: [&[E]; T] =
+        array::from_fn(|t| if WAITS { pools.value_block(task.page(tile + t), task.kv_head) } else { &[] });
     let mut sums = [[[_mm256_setzero_ps(); HALVES]; T]; P];
     for dim in 0..head_dim {
         if (dim * LANES).is_multiple_of(line::<E>()) {
             next.iter().for_each(|next| prefetch(next.as_ptr().wrapping_add(dim * LANES)));
+            if WAITS {
+                value_blocks.iter().for_each(|block| prefetch_l2(block.as_ptr().wrapping_add(dim * LANES)));
+            }
         }
         // SAFETY: `values` have `head_dim` values, and `lines` as many lines of 16.
         let q = |query: usize| _mm256_set1_ps(unsafe { *values[query].get_unchecked(dim) });
@@ -221,8 +225,8 @@ fn after<E>(mut place: *const E, sum: __m256) -> *const E {
 
 /// [`Tiles::add_weighted_values`] for the first `P` queries of `attn_out`.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn add_part<E: FloatElement, const P: usize, const C: usize>(
-    &Part { kv_head, first, tiles: ref part, ref positions, from, ahead }: &Part,
+unsafe fn add_part<E: FloatElement, const P: usize, const C: usize, const WAITS: bool>(
+    &Part { first, tiles: ref part, ref positions, from }: &Part,
     task: &Task<'_>,
     pools: &Pools<'_, E>,
     scores: &[f32],
@@ -244,8 +248,8 @@ unsafe fn add_part<E: FloatElement, const P: usize, const C: usize>(
         }
     }
     for tile in part.clone() {
-        let block = pools.value_block(task.page(tile), kv_head);
-        let next = pools.value_block(task.page((tile + ahead).min(last)), kv_head);
+        let block = pools.value_block(task.page(tile), task.kv_head);
+        let next = pools.value_block(task.page((tile + AHEAD).min(last)), task.kv_head);
         let here = positions.start.max(tile * LANES)..positions.end.min((tile + 1) * LANES);
         if here.is_empty() {
             continue;
@@ -254,19 +258,21 @@ unsafe fn add_part<E: FloatElement, const P: usize, const C: usize>(
         // Checks all rows of the block, and their weights.
         let rows = &block[row(here.start)..row(here.end - 1) + n_dims];
         let prefetched = next.as_ptr().wrapping_add(row(here.start));
+        let keys: &[E] = if WAITS { pools.keys_of_next_chunk(task, tile) } else { &[] };
+        let keys = keys.as_ptr().wrapping_add(row(here.start));
         let at = here.start - first;
         assert!(at + here.len() <= CHUNK);
-        let rows = (rows.as_ptr(), prefetched);
+        let rows = Rows { row: rows.as_ptr(), prefetched, keys };
         // SAFETY: this function's own target features; a row has `n_dims` values, a whole one those that are loaded,
         // and there is a weight for each position.
         unsafe {
             if is_whole {
-                add_rows(rows, head_dim, at..at + here.len(), &weights, &mut sums, |row, at| {
+                add_rows::<E, P, C, WAITS>(rows, head_dim, at..at + here.len(), &weights, &mut sums, |row, at| {
                     E::load_eight(row.add(at))
                 });
             } else {
                 let load = |row: *const E, at: usize| load_some(std::slice::from_raw_parts(row, n_dims), at);
-                add_rows(rows, head_dim, at..at + here.len(), &weights, &mut sums, load);
+                add_rows::<E, P, C, WAITS>(rows, head_dim, at..at + here.len(), &weights, &mut sums, load);
             }
         }
     }
@@ -281,12 +287,22 @@ unsafe fn add_part<E: FloatElement, const P: usize, const C: usize>(
     }
 }
 
-/// Adds weighted rows of values, `stride` values apart from the first address on, and prefetches as many from the
-/// second one. `at` is the rows' range among the weights; `load` loads eight values of a row.
+/// Rows of values to add, and what is prefetched meanwhile.
+struct Rows<E> {
+    /// The first row.
+    row: *const E,
+    /// As many rows, into L1.
+    prefetched: *const E,
+    /// As many numbers into L2, if the task waits for memory.
+    keys: *const E,
+}
+
+/// Adds weighted rows of values, `stride` values apart. `at` is the rows' range among the weights; `load` loads eight values
+/// of a row.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-unsafe fn add_rows<E: FloatElement, const P: usize, const C: usize>(
-    (mut row, mut prefetched): (*const E, *const E),
+unsafe fn add_rows<E: FloatElement, const P: usize, const C: usize, const WAITS: bool>(
+    Rows { mut row, mut prefetched, mut keys }: Rows<E>,
     stride: usize,
     at: Range<usize>,
     weights: &[&[f32]; P],
@@ -295,6 +311,10 @@ unsafe fn add_rows<E: FloatElement, const P: usize, const C: usize>(
 ) {
     for position in at {
         (0..C * LANES).step_by(line::<E>()).for_each(|at| prefetch(prefetched.wrapping_add(at)));
+        if WAITS {
+            (0..C * LANES).step_by(line::<E>()).for_each(|at| prefetch_l2(keys.wrapping_add(at)));
+            keys = keys.wrapping_add(stride);
+        }
         // SAFETY: there is a weight for each position.
         let weight = |query: usize| _mm256_set1_ps(unsafe { *weights[query].get_unchecked(position) });
         // SAFETY: this function's own target features.

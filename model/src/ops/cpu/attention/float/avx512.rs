@@ -12,11 +12,11 @@ use std::{
 
 use super::{
     Buffers, CHUNK, FloatElement, LANES, Outputs, Pools, Query, Task, WeightedSum, softmax,
-    tiled::{self, Part, Tiles, line, with_constants},
+    tiled::{self, AHEAD, Part, Tiles, line, with_constants},
 };
 use crate::ops::cpu::{
     attention::{self, Kernels, parts, softmax::State},
-    prefetch::prefetch,
+    prefetch::{prefetch, prefetch_l2},
 };
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
@@ -58,13 +58,11 @@ impl<E: FloatElement> Tiles<E> for Avx512<E> {
     }
 
     #[inline(always)]
-    fn tiles_together(n_queries: usize, is_alone: bool, n_left: usize) -> usize {
-        if is_alone && n_left >= 4 {
-            4
-        } else if (is_alone || n_queries <= 2) && n_left >= 2 {
-            2
-        } else {
-            1
+    fn tiles_together(_n_queries: usize, n_left: usize) -> usize {
+        match n_left {
+            4.. => 4,
+            2 | 3 => 2,
+            _ => 1,
         }
     }
 
@@ -83,26 +81,25 @@ impl<E: FloatElement> Tiles<E> for Avx512<E> {
         sum: &mut WeightedSum<'_>,
         positions: Range<usize>,
         queries: &[Query<'_>],
-        kv_head: usize,
         task: &Task<'_>,
         pools: &Pools<'_, E>,
     ) {
-        sum.add_values::<E, true, false>(positions, queries, kv_head, task, pools);
+        sum.add_values::<E, true, false>(positions, queries, task, pools);
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn score_tiles(
         queries: &[Query<'_>],
-        kv_head: usize,
         task: &Task<'_>,
         pools: &Pools<'_, E>,
         tiles: Range<usize>,
         scores: &mut [f32],
     ) {
+        let waits = task.waits_for_memory(pools.options);
         for (from, n) in parts(queries.len(), QUERIES) {
             let (queries, scores) = (&queries[from..from + n], &mut scores[from * CHUNK..]);
             with_constants!(
-                score_part::<E>, (n, tiles.len()), (queries, kv_head, task, pools, tiles.start, scores),
+                score_part::<E>, (n, tiles.len(), waits), (queries, task, pools, tiles.start, scores),
                 4: 1 2 3 4 5 6; 2: 1 2 3 4 5 6; 1: 1 2 3 4 5 6;
             );
         }
@@ -119,10 +116,11 @@ impl<E: FloatElement> Tiles<E> for Avx512<E> {
     ) {
         let head_dim = pools.options.head_dim;
         let n_queries = attn_out.len() / head_dim;
+        let waits = task.waits_for_memory(pools.options);
         for (from, n) in parts(n_queries, QUERIES) {
             let (scores, attn_out) = (&scores[from * CHUNK..], &mut attn_out[from * head_dim..][..n * head_dim]);
             with_constants!(
-                add_part::<E>, (n, n_lanes), (part, task, pools, scores, attn_out),
+                add_part::<E>, (n, n_lanes, waits), (part, task, pools, scores, attn_out),
                 4: 1 2 3 4 5 6; 2: 1 2 3 4 5 6; 1: 1 2 3 4 5 6;
             );
         }
@@ -131,9 +129,8 @@ impl<E: FloatElement> Tiles<E> for Avx512<E> {
 
 /// [`Tiles::score_tiles`] for `N` queries and `T` tiles.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn score_part<E: FloatElement, const N: usize, const T: usize>(
+unsafe fn score_part<E: FloatElement, const N: usize, const T: usize, const WAITS: bool>(
     queries: &[Query<'_>],
-    kv_head: usize,
     task: &Task<'_>,
     pools: &Pools<'_, E>,
     tile: usize,
@@ -141,17 +138,22 @@ unsafe fn score_part<E: FloatElement, const N: usize, const T: usize>(
 ) {
     let head_dim = pools.options.head_dim;
     // Checks the slices' lengths once.
-    let lines: [&[E]; T] = array::from_fn(|t| pools.key_block(task.page(tile + t), kv_head));
+    let lines: [&[E]; T] = array::from_fn(|t| pools.key_block(task.page(tile + t), task.kv_head));
     let values: [&[f32]; N] = array::from_fn(|n| &queries[n].values[..head_dim]);
     // Prefetched meanwhile; at the end, the last tile again.
     let last = task.last_tile();
-    let next: [&[E]; T] = array::from_fn(|t| pools.key_block(task.page((tile + T + t).min(last)), kv_head));
+    let next: [&[E]; T] = array::from_fn(|t| pools.key_block(task.page((tile + T + t).min(last)), task.kv_head));
+    let value_blocks: [&[E]; T] =
+        array::from_fn(|t| if WAITS { pools.value_block(task.page(tile + t), task.kv_head) } else { &[] });
     let mut sums = [[_mm512_setzero_ps(); T]; N];
     for dim in 0..head_dim {
         // SAFETY: `lines` have `head_dim` lines of 16, and `values` have `head_dim` values.
         let keys: [_; T] = array::from_fn(|t| unsafe { E::load(lines[t].as_ptr().add(dim * LANES)) });
         if (dim * LANES).is_multiple_of(line::<E>()) {
             next.iter().for_each(|next| prefetch(next.as_ptr().wrapping_add(dim * LANES)));
+            if WAITS {
+                value_blocks.iter().for_each(|block| prefetch_l2(block.as_ptr().wrapping_add(dim * LANES)));
+            }
         }
         for (sums, values) in sums.iter_mut().zip(&values) {
             // SAFETY: as above.
@@ -172,8 +174,8 @@ unsafe fn score_part<E: FloatElement, const N: usize, const T: usize>(
 
 /// [`Tiles::add_weighted_values`] for `N` queries and `C` lanes.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn add_part<E: FloatElement, const N: usize, const C: usize>(
-    &Part { kv_head, first, tiles: ref part, ref positions, from, ahead }: &Part,
+unsafe fn add_part<E: FloatElement, const N: usize, const C: usize, const WAITS: bool>(
+    &Part { first, tiles: ref part, ref positions, from }: &Part,
     task: &Task<'_>,
     pools: &Pools<'_, E>,
     scores: &[f32],
@@ -198,11 +200,15 @@ unsafe fn add_part<E: FloatElement, const N: usize, const C: usize>(
         }
     }
     for tile in part.clone() {
-        let block = pools.value_block(task.page(tile), kv_head);
-        let next = pools.value_block(task.page((tile + ahead).min(last)), kv_head);
+        let block = pools.value_block(task.page(tile), task.kv_head);
+        let next = pools.value_block(task.page((tile + AHEAD).min(last)), task.kv_head);
+        let keys: &[E] = if WAITS { pools.keys_of_next_chunk(task, tile) } else { &[] };
         for position in positions.start.max(tile * LANES)..positions.end.min((tile + 1) * LANES) {
             let row = position % LANES * head_dim + from;
             (0..C * LANES).step_by(line::<E>()).for_each(|at| prefetch(next.as_ptr().wrapping_add(row + at)));
+            if WAITS {
+                (0..C * LANES).step_by(line::<E>()).for_each(|at| prefetch_l2(keys.as_ptr().wrapping_add(row + at)));
+            }
             // SAFETY: `row` and the `n_dims` values behind it are within the block; the mask leaves out what is
             // beyond them. `position - first` is below the number of tiles times their length.
             unsafe {

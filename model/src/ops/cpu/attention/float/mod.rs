@@ -1,6 +1,6 @@
 //! Attention over keys and values in f32 or f16.
 //!
-//! Keys of a page's 16 tokens are stored side by side (see [`PageLayout`](crate::ops::cpu::page_layout::PageLayout)), so that 16
+//! Keys of a page's 16 tokens are stored side by side (see [`PoolLayout`](crate::ops::cpu::pool_layout::PoolLayout)), so that 16
 //! scores are one chain of multiply-adds over the head's dimensions, without sums across lanes. Values are stored row by row,
 //! and a row of a chunk's output is one chain over the keys in the order of their positions. A row reads its own key and value
 //! back as rounded, as later rows will.
@@ -14,6 +14,8 @@ mod tiled;
 
 use std::{marker::PhantomData, ops::Range};
 
+#[cfg(target_arch = "x86_64")]
+use super::CHUNK_TILES;
 use super::{Buffers, CHUNK, Kernels, LANES, Outputs, Pools, Query, Task, softmax::softmax};
 #[cfg(target_arch = "x86_64")]
 use crate::ops::cpu::{Isa, isa};
@@ -43,13 +45,20 @@ impl<'a, E: FloatElement> Pools<'a, E> {
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn value_block(&self, page: usize, kv_head: usize) -> &'a [E] {
-        &self.values[self.layout().block(page, kv_head)]
+        &self.values[self.layout.block(page, kv_head)]
+    }
+
+    /// The keys to prefetch while the values of `tile` are added. Where the next chunk has none, those of the last tile, which
+    /// were read already.
+    #[cfg(target_arch = "x86_64")]
+    fn keys_of_next_chunk(&self, task: &Task<'_>, tile: usize) -> &'a [E] {
+        self.key_block(task.page((tile + CHUNK_TILES).min(task.last_tile())), task.kv_head)
     }
 
     /// The value of a slot and head: `[head_dim]`.
     #[inline(always)]
     fn value_row(&self, slot: usize, kv_head: usize) -> &'a [E] {
-        &self.values[self.layout().value(slot, kv_head)]
+        &self.values[self.layout.value(slot, kv_head)]
     }
 }
 
@@ -70,22 +79,17 @@ impl<E: FloatElement> Kernels for Portable<E> {
         let Buffers { scores, chunk_sums, chunk_states, widened, .. } = buffers;
         let head_dim = pools.options.head_dim;
         let first = tiles.start * LANES;
-        let n_queries = queries.len() / task.kv_heads.len();
         widened.resize(head_dim * LANES, 0.0);
-        let heads =
-            task.kv_heads.clone().zip(queries.chunks(n_queries).zip(scores.chunks_exact_mut(n_queries * CHUNK)));
-        for (kv_head, (queries, scores)) in heads {
-            for tile in tiles.clone() {
-                let lines = E::widen(pools.key_block(task.page(tile), kv_head), widened);
-                for (query, scores) in queries.iter().zip(scores.chunks_exact_mut(CHUNK)) {
-                    let mut sums = [0.0; LANES];
-                    for (line, &q) in lines.as_chunks::<LANES>().0.iter().zip(query.values) {
-                        for (sum, key) in sums.iter_mut().zip(line) {
-                            *sum = multiply_add::<FUSED>(q, *key, *sum);
-                        }
+        for tile in tiles.clone() {
+            let lines = E::widen(pools.key_block(task.page(tile), task.kv_head), widened);
+            for (query, scores) in queries.iter().zip(scores.chunks_exact_mut(CHUNK)) {
+                let mut sums = [0.0; LANES];
+                for (line, &q) in lines.as_chunks::<LANES>().0.iter().zip(query.values) {
+                    for (sum, key) in sums.iter_mut().zip(line) {
+                        *sum = multiply_add::<FUSED>(q, *key, *sum);
                     }
-                    scores[tile * LANES - first..][..LANES].copy_from_slice(&sums);
                 }
+                scores[tile * LANES - first..][..LANES].copy_from_slice(&sums);
             }
         }
         for ((query, scores), state) in queries.iter().zip(scores.chunks_exact_mut(CHUNK)).zip(chunk_states) {
@@ -93,13 +97,10 @@ impl<E: FloatElement> Kernels for Portable<E> {
                 softmax::<FUSED>(&mut scores[..tiles.len() * LANES], first, query, Some(pools.options.scale as f32));
         }
         let [before, all_see, behind] = task.seen(&tiles, pools.options);
-        let heads = task.kv_heads.clone().zip(queries.chunks(n_queries).zip(scores.chunks_exact(n_queries * CHUNK)));
-        for ((kv_head, (queries, weights)), sums) in heads.zip(chunk_sums.chunks_exact_mut(n_queries * head_dim)) {
-            let mut sum = WeightedSum { weights, first, sums, widened };
-            sum.add_values::<E, FUSED, false>(before.clone(), queries, kv_head, task, pools);
-            sum.add_values::<E, FUSED, true>(all_see.clone(), queries, kv_head, task, pools);
-            sum.add_values::<E, FUSED, false>(behind.clone(), queries, kv_head, task, pools);
-        }
+        let mut sum = WeightedSum { weights: scores, first, sums: chunk_sums, widened };
+        sum.add_values::<E, FUSED, false>(before, queries, task, pools);
+        sum.add_values::<E, FUSED, true>(all_see, queries, task, pools);
+        sum.add_values::<E, FUSED, false>(behind, queries, task, pools);
     }
 }
 
@@ -122,13 +123,12 @@ impl WeightedSum<'_> {
         &mut self,
         positions: Range<usize>,
         queries: &[Query<'_>],
-        kv_head: usize,
         task: &Task<'_>,
         pools: &Pools<'_, E>,
     ) {
         let head_dim = pools.options.head_dim;
         for position in positions {
-            let values = E::widen(pools.value_row(task.slot(position), kv_head), self.widened);
+            let values = E::widen(pools.value_row(task.slot(position), task.kv_head), self.widened);
             let sums = self.sums.chunks_exact_mut(head_dim);
             for ((query, weights), sums) in queries.iter().zip(self.weights.chunks_exact(CHUNK)).zip(sums) {
                 if ALL_SEE || query.sees.contains(&position) {

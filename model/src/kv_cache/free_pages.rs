@@ -1,0 +1,80 @@
+//! Pages that nobody uses, and which of them a sequence gets.
+
+/// Pages that one sequence gets together, if as many are free: attention reads pages that follow each other faster than
+/// scattered ones.
+const RUN: usize = 16;
+
+/// A set of pages.
+#[derive(Debug)]
+pub(super) struct FreePages {
+    is_free: Vec<bool>,
+    len: usize,
+}
+
+impl FreePages {
+    /// All of `n_pages` pages.
+    pub(super) fn all(n_pages: usize) -> Self {
+        Self { is_free: vec![true; n_pages], len: n_pages }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn insert(&mut self, page: usize) {
+        self.len += usize::from(!self.is_free[page]);
+        self.is_free[page] = true;
+    }
+
+    /// Removes a page for a sequence whose last page is `last`: the one behind it; if that is not free, the first of [`RUN`] free
+    /// pages, which the sequence can grow into while others take theirs elsewhere; if there is no such run, the first
+    /// free page.
+    pub(super) fn take(&mut self, last: Option<usize>) -> Option<usize> {
+        let behind = last.map(|last| last + 1).filter(|&page| self.is_free.get(page) == Some(&true));
+        let page = behind.or_else(|| self.first_run()).or_else(|| self.is_free.iter().position(|is_free| *is_free))?;
+        self.is_free[page] = false;
+        self.len -= 1;
+        Some(page)
+    }
+
+    fn first_run(&self) -> Option<usize> {
+        let mut runs = self.is_free.chunks_exact(RUN);
+        runs.position(|run| run.iter().all(|is_free| *is_free)).map(|run| run * RUN)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn pages_of_a_sequence_follow_each_other_while_there_is_room() {
+        let mut free = FreePages::all(3 * RUN + 2);
+        let mut take = |last| free.take(last);
+        // The first one needs a run and one page of the next run; the second one finds the run behind.
+        let first = (0..RUN + 1).fold(None, |last, _| take(last));
+        assert_eq!(first, Some(RUN));
+        let second = take(None);
+        assert_eq!(second, Some(2 * RUN));
+        assert_eq!([take(first), take(second)], [Some(RUN + 1), Some(2 * RUN + 1)]);
+        // No run is left: the first free page.
+        assert_eq!(take(None), Some(RUN + 2));
+        // Behind the last page there is none.
+        let end = 3 * RUN + 1;
+        assert_eq!((take(Some(end - 1)), take(Some(end))), (Some(end), Some(RUN + 3)));
+    }
+
+    #[test]
+    fn every_page_is_taken_once_until_it_is_given_back() {
+        let mut free = FreePages::all(40);
+        let mut taken: Vec<usize> = (0..40).map(|n| free.take((n % 3 == 0).then_some(n)).unwrap()).collect();
+        assert_eq!((free.len(), free.take(None), free.take(Some(3))), (0, None, None));
+        taken.sort_unstable();
+        assert!(taken.into_iter().eq(0..40));
+        free.insert(7);
+        free.insert(7);
+        assert_eq!((free.len(), free.take(None), free.take(None)), (1, Some(7), None));
+    }
+}
