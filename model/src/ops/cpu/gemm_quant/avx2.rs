@@ -19,6 +19,9 @@ use crate::ops::{
 const ROWS: usize = 8 * MAX_ROWS;
 /// Bytes of blocks that all rows go through before the next ones: as much again, which is being prefetched, fits into L1.
 const CHUNK_BYTES: usize = 1 << 13;
+/// The same for more than [`FEW_ROWS`], which prefetch slowly: fewer groups of rows begin and end a chunk.
+const LONG_CHUNK_BYTES: usize = 20 << 10;
+const FEW_ROWS: usize = 2 * MAX_ROWS;
 /// Registers of a panel.
 const REGISTERS: usize = PANEL / 8;
 /// Groups of four inputs in a block.
@@ -59,9 +62,10 @@ fn chunks<B: QuantBlock>(
     multiply: impl Fn(Tile<'_, B>, &mut [[f32; PANEL]]),
 ) {
     assert!(panel.len() * B::RUNS == rows.n_blocks);
-    let n_together = (CHUNK_BYTES / size_of::<B>()).max(1);
     for start in (0..rows.n_rows()).step_by(ROWS) {
         let n_rows = ROWS.min(rows.n_rows() - start);
+        let chunk_bytes = if n_rows > FEW_ROWS { LONG_CHUNK_BYTES } else { CHUNK_BYTES };
+        let n_together = (chunk_bytes / size_of::<B>()).max(1);
         // Few rows clear no more than they need: for one row, that is 3 % of the time.
         let (mut one, mut few, mut many);
         let totals: &mut [[f32; PANEL]] = if n_rows == 1 {
@@ -155,7 +159,8 @@ macro_rules! kernel {
             // The passes over the panel's registers divide what the tile prefetches.
             let len = tile.fetched.end.addr() - tile.fetched.start.addr();
             let mut fetched = tile.fetched.start.wrapping_add(len * from / REGISTERS);
-            let step = (len * R).div_ceil(REGISTERS * tile.blocks.len() * B::RUNS);
+            // A division takes as long as some groups of inputs.
+            let step = if len == 0 { 0 } else { (len * R).div_ceil(REGISTERS * tile.blocks.len() * B::RUNS) };
             for number in tile.blocks.clone() {
                 let block = &tile.panel[number];
                 for run in 0..B::RUNS {
