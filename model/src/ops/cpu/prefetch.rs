@@ -28,9 +28,11 @@ pub(super) fn prefetch<T>(address: *const T) {
 }
 
 /// The same into L2.
-#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(super) fn prefetch_l2<T>(address: *const T) {
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+    #[cfg(target_arch = "x86_64")]
     #[expect(unsafe_code, reason = "a hint to the processor")]
     // SAFETY: reads nothing, and an address that is not ours is ignored.
     unsafe {
@@ -40,10 +42,7 @@ pub(super) fn prefetch_l2<T>(address: *const T) {
 
 /// Prefetches `len` bytes from `address`, which may be any address, into L2: L1 is in use by other work.
 fn prefetch_far(address: *const u8, len: usize) {
-    #[cfg(target_arch = "x86_64")]
     (0..len).step_by(LINE).for_each(|line| prefetch_l2(address.wrapping_add(line)));
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (address, len);
 }
 
 /// Entries of [`ReadOrder`]; models with more matrices lose some.
