@@ -1,5 +1,7 @@
 //! Pages that nobody uses, and which of them a sequence gets.
 
+use std::collections::BTreeSet;
+
 /// Pages that one sequence gets together, if as many are free: attention reads pages that follow each other faster than
 /// scattered ones.
 const RUN: usize = 16;
@@ -7,39 +9,46 @@ const RUN: usize = 16;
 /// A set of pages.
 #[derive(Debug)]
 pub(super) struct FreePages {
-    is_free: Vec<bool>,
-    len: usize,
+    pages: BTreeSet<usize>,
+    /// How many pages of each run, `RUN` pages from a multiple of it on, are free.
+    n_free_in_run: Vec<usize>,
+    /// The runs of which all pages are free.
+    runs: BTreeSet<usize>,
 }
 
 impl FreePages {
     /// All of `n_pages` pages.
     pub(super) fn all(n_pages: usize) -> Self {
-        Self { is_free: vec![true; n_pages], len: n_pages }
+        let mut free =
+            Self { pages: BTreeSet::new(), n_free_in_run: vec![0; n_pages.div_ceil(RUN)], runs: BTreeSet::new() };
+        (0..n_pages).for_each(|page| free.insert(page));
+        free
     }
 
     pub(super) fn len(&self) -> usize {
-        self.len
+        self.pages.len()
     }
 
     pub(super) fn insert(&mut self, page: usize) {
-        self.len += usize::from(!self.is_free[page]);
-        self.is_free[page] = true;
+        if self.pages.insert(page) {
+            let n_free = &mut self.n_free_in_run[page / RUN];
+            *n_free += 1;
+            if *n_free == RUN {
+                self.runs.insert(page / RUN);
+            }
+        }
     }
 
-    /// Removes a page for a sequence whose last page is `last`: the one behind it; if that is not free, the first of [`RUN`] free
-    /// pages, which the sequence can grow into while others take theirs elsewhere; if there is no such run, the first
+    /// Removes a page for a sequence whose last page is `last`: the one behind it; if that is not free, the first of [`RUN`]
+    /// free pages, which the sequence can grow into while others take theirs elsewhere; if there is no such run, the first
     /// free page.
     pub(super) fn take(&mut self, last: Option<usize>) -> Option<usize> {
-        let behind = last.map(|last| last + 1).filter(|&page| self.is_free.get(page) == Some(&true));
-        let page = behind.or_else(|| self.first_run()).or_else(|| self.is_free.iter().position(|is_free| *is_free))?;
-        self.is_free[page] = false;
-        self.len -= 1;
+        let behind = last.map(|last| last + 1).filter(|page| self.pages.contains(page));
+        let page = behind.or_else(|| self.runs.first().map(|run| run * RUN)).or_else(|| self.pages.first().copied())?;
+        self.pages.remove(&page);
+        self.runs.remove(&(page / RUN));
+        self.n_free_in_run[page / RUN] -= 1;
         Some(page)
-    }
-
-    fn first_run(&self) -> Option<usize> {
-        let mut runs = self.is_free.chunks_exact(RUN);
-        runs.position(|run| run.iter().all(|is_free| *is_free)).map(|run| run * RUN)
     }
 }
 

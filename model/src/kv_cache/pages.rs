@@ -179,8 +179,8 @@ impl PageTable {
         self.pool.pages_needed([(self, n_new)])
     }
 
-    /// Allocates the pages for `n_new` more tokens, as [`KvCache::step`](super::KvCache::step) does, but without tensors: for simulating a
-    /// scheduler.
+    /// Allocates the pages for `n_new` more tokens, as [`KvCache::step`](super::KvCache::step) does, but without tensors:
+    /// for simulating a scheduler.
     ///
     /// # Errors
     /// [`OutOfPages`]; nothing was allocated.
@@ -264,7 +264,8 @@ impl Pages {
     /// A page for a sequence whose last page is `last`.
     fn take(&mut self, last: Option<usize>) -> usize {
         if self.free.len() == 0 {
-            // Several at once, as far as the prefix cache is large: they are mostly neighbours, the last pages of a text first.
+            // Several at once if there are many pages: those that were released together are mostly neighbours, so a sequence
+            // can get pages that follow each other.
             let n_evicted = (self.owners.len() / EVICTED_SHARE).clamp(1, MAX_EVICTED);
             for page in (0..n_evicted).map_while(|_| self.evict()).collect::<Vec<_>>() {
                 self.free.insert(page);
