@@ -28,6 +28,7 @@ mod model {
         }
     }
     pub mod param_specs;
+    pub(crate) mod partial_file;
     pub(crate) mod regular_file;
     pub mod tokenizer;
     pub mod weights {
@@ -157,7 +158,7 @@ mod model {
 }
 
 pub use model::{chat, config, error, ops, tokenizer, weights};
-pub(crate) use model::{mmap, param_specs, regular_file};
+pub(crate) use model::{mmap, param_specs, partial_file, regular_file};
 
 /// As in `hearth-model`.
 pub type TokenId = u32;
