@@ -29,7 +29,7 @@ let elsewhere;
 before(async () => {
   await listen(hostile, [0, "127.0.0.1"]);
   elsewhere = hostile.address().port;
-  // What an attacker's name server says: that a name of his is on this machine. 127.0.0.2 is one that is about to say so.
+  // As an attacker's name server does, map his host names to this machine; `rebound.example` moves here during its test.
   browser = await launch("--host-resolver-rules=MAP rebound.example 127.0.0.2, MAP *.example 127.0.0.1");
 });
 after(async () => {
@@ -60,8 +60,8 @@ async function loot(from, act) {
 const NOTHING = { read: null, generated: 0 };
 const attacker = () => `http://attacker.example:${elsewhere}/`;
 
-/** A test that a hostile page at `from()` gets nothing by `act`. */
-const attack = (name, from, act) => test(name, { timeout }, async () => {
+/** A test that `act`, run on a hostile page at `from()`, reads nothing from the server and makes it generate nothing. */
+const attack = (name, from, act) => test(`blocked: ${name}`, { timeout }, async () => {
   const { read, generated } = await loot(from?.(), act);
   assert.deepEqual({ read: read && read.slice(0, 60), generated }, NOTHING);
 });
@@ -89,19 +89,19 @@ const submitForm = (enctype) => (page) => page.evaluate(async ({ to, enctype, na
   await answered;
 }, { to: completions, enctype, name: `${BODY.slice(0, -1)},"user":"`, value: '"}' });
 
-attack("POST without a content type", attacker, ask(completions, { method: "POST", mode: "no-cors", body: BODY }));
-attack("POST of text", attacker, ask(completions, { method: "POST", mode: "no-cors", type: "text/plain", body: BODY }));
-attack("form as text", attacker, submitForm("text/plain"));
-attack("form", attacker, submitForm("application/x-www-form-urlencoded"));
-attack("POST of JSON, after a preflight", attacker, ask(completions, { method: "POST", type: "application/json", body: BODY }));
-attack("POST of JSON that the page's own server redirects", attacker, ask("/elsewhere", { method: "POST", type: "application/json", body: BODY }));
-attack("GET that reads the answer", attacker, ask(models));
-attack("GET of metrics", attacker, ask(`${url}/metrics`));
-attack("POST without a content type from another port of this machine", () => `http://localhost:${elsewhere}/`,
+attack("cross-origin POST without a content type", attacker, ask(completions, { method: "POST", mode: "no-cors", body: BODY }));
+attack("cross-origin POST of text/plain", attacker, ask(completions, { method: "POST", mode: "no-cors", type: "text/plain", body: BODY }));
+attack("form post as text/plain", attacker, submitForm("text/plain"));
+attack("URL-encoded form post", attacker, submitForm("application/x-www-form-urlencoded"));
+attack("cross-origin POST of JSON with a preflight", attacker, ask(completions, { method: "POST", type: "application/json", body: BODY }));
+attack("POST of JSON that the page's own server redirects to the API", attacker, ask("/elsewhere", { method: "POST", type: "application/json", body: BODY }));
+attack("cross-origin GET that reads the answer", attacker, ask(models));
+attack("cross-origin GET that reads the metrics", attacker, ask(`${url}/metrics`));
+attack("POST without a content type from another port of the same host", () => `http://localhost:${elsewhere}/`,
   ask(completions.replace(address, "localhost"), { method: "POST", body: BODY }));
 
 for (const [what, to, options] of [["GET", models, {}], ["POST", completions, { method: "POST", body: BODY }]]) {
-  attack(`${what} from a sandboxed frame, whose origin is null`, attacker, async (page) => {
+  attack(`${what} from a sandboxed frame with the origin null`, attacker, async (page) => {
     await page.evaluate(async () => {
       const frame = Object.assign(document.createElement("iframe"), { srcdoc: "<!doctype html>" });
       frame.setAttribute("sandbox", "allow-scripts");
@@ -113,7 +113,7 @@ for (const [what, to, options] of [["GET", models, {}], ["POST", completions, { 
   });
 }
 
-attack("the server's page in a frame", attacker, async (page) => {
+attack("the server's page in a frame of another origin", attacker, async (page) => {
   await page.evaluate(async (to) => {
     const frame = Object.assign(document.createElement("iframe"), { src: to });
     const loaded = new Promise((resolve) => frame.addEventListener("load", resolve));
@@ -125,11 +125,11 @@ attack("the server's page in a frame", attacker, async (page) => {
   return shown.includes("Hearth") ? shown : null;
 });
 
-attack("DNS rebinding: the server's page under another name", null, async (page) => {
+attack("DNS rebinding: the server's page under a foreign host name", null, async (page) => {
   const answer = await page.goto(`http://evil.example:${port}/`);
   return answer.ok() ? page.title() : null;
 });
-attack("DNS rebinding: a page at another port", () => `http://evil.example:${elsewhere}/`,
+attack("DNS rebinding: POST from a page at another port", () => `http://evil.example:${elsewhere}/`,
   ask(`http://evil.example:${port}/v1/completions`, { method: "POST", body: BODY }));
 
 for (const [what, path, options] of [["GET", "/v1/models", {}], ["POST", "/v1/completions", { method: "POST", type: "application/json", body: BODY }]]) {
@@ -155,9 +155,9 @@ for (const [what, path, options] of [["GET", "/v1/models", {}], ["POST", "/v1/co
   });
 }
 
-// That the attacks would be seen to succeed.
+// Control: the checks above would notice a successful attack.
 for (const name of [address, "localhost"]) {
-  test(`the server's own page at ${name} gets what it asks for`, { timeout }, async () => {
+  test(`the server's own page at ${name} may use the API`, { timeout }, async () => {
     const own = `http://${name}:${port}/`;
     const posted = await loot(own, ask("/v1/completions", { method: "POST", type: "application/json", body: BODY }));
     assert.equal(posted.generated, 1);

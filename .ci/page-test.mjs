@@ -46,10 +46,10 @@ after(async () => {
   proxy.close();
 });
 
-/** A page test: `run(page, seen)`, where `seen` fills with what the page asked for and complained about. `at()` is the page's address. */
+/** A page test: `run(page, seen)`, where `seen` collects the page's requests and console errors. `at()` is the page's address. */
 function pageTest(name, { at = () => `${origin}/`, tab = "complete", colorScheme = "light", skip = false }, run) {
   test(name, { timeout, skip }, async () => {
-    // The proxy's certificate is a test's.
+    // The proxy has a self-signed test certificate.
     const context = await browser.newContext({ colorScheme, ignoreHTTPSErrors: true, viewport: { width: 1280, height: 900 } });
     try {
       const page = await context.newPage();
@@ -81,7 +81,7 @@ const complete = async (page) => {
 };
 
 for (const colorScheme of ["light", "dark"]) {
-  pageTest(`completes a prompt (${colorScheme})`, { colorScheme }, async (page, seen) => {
+  pageTest(`Complete: streams a completion that the same seed repeats (${colorScheme})`, { colorScheme }, async (page, seen) => {
     // Every text that the completion held on its way: more than one means that it came as a stream.
     await page.evaluate(() => {
       window.states = new Set();
@@ -132,7 +132,7 @@ for (const [where, at] of [
   });
 }
 
-pageTest("stops when told to", {}, async (page) => {
+pageTest("Complete: the Stop button and Escape stop a completion", {}, async (page) => {
   // A slow line, so that there is something to stop however fast the model is.
   const network = await page.context().newCDPSession(page);
   await network.send("Network.emulateNetworkConditions", { offline: false, latency: 0, downloadThroughput: 2000, uploadThroughput: -1 });
@@ -153,7 +153,7 @@ pageTest("stops when told to", {}, async (page) => {
   assert.match(await textOf(page, "#status"), /^finish reason/);
 });
 
-pageTest("shows the server's error as it said it", {}, async (page, seen) => {
+pageTest("Complete: shows the server's error message and connection errors", {}, async (page, seen) => {
   await page.getByLabel("Temperature", { exact: true }).fill("9");
   await complete(page);
   const answer = await post("/v1/completions", bodies(seen, "/v1/completions")[0]);
@@ -164,7 +164,7 @@ pageTest("shows the server's error as it said it", {}, async (page, seen) => {
   assert.match(await textOf(page, "#complete-error"), /^cannot reach the server: /);
 });
 
-pageTest("compares four strategies", { tab: "compare" }, async (page) => {
+pageTest("Compare: four strategies give texts and statistics", { tab: "compare" }, async (page) => {
   if (canChat) await page.getByLabel("Send as a chat message").uncheck();
   await page.locator("#compare-prompt").fill("Once upon a time");
   await page.getByLabel("Max tokens", { exact: true }).fill("24");
@@ -182,7 +182,7 @@ pageTest("compares four strategies", { tab: "compare" }, async (page) => {
   await shoot(page, "compare");
 });
 
-pageTest(canInspect ? "shows alternatives and attention" : "says that the server cannot inspect", { tab: "inspect" }, async (page) => {
+pageTest(canInspect ? "Inspect: shows alternatives, attention and the logit lens" : "Inspect: reports that the server does not offer inspection", { tab: "inspect" }, async (page) => {
   await page.getByRole("button", { name: "Inspect", exact: true }).click();
   if (!canInspect) {
     await page.getByText("This server does not offer inspection.").waitFor();
@@ -201,7 +201,7 @@ pageTest(canInspect ? "shows alternatives and attention" : "says that the server
   await page.getByText(/^Continued from/).waitFor();
 });
 
-pageTest("shows what the server does and runs", { tab: "server" }, async (page) => {
+pageTest("Server: shows metrics and facts of the server", { tab: "server" }, async (page) => {
   await page.waitForFunction(() => /generated: \d/.test(document.querySelectorAll(".chart")[1]?.getAttribute("aria-label")));
   const facts = await page.locator(".fact-cards").innerText();
   const { version } = (await json("/openapi.json")).info;
@@ -209,7 +209,7 @@ pageTest("shows what the server does and runs", { tab: "server" }, async (page) 
   await shoot(page, "server");
 });
 
-/** In the page: whether the database has it that this message is shown. Nobody reloads within the milliseconds that storing takes. */
+/** Runs in the page: whether the database has stored that this message is shown. Storing takes some milliseconds. */
 async function isStored(id) {
   const done = (request) => new Promise((resolve, reject) => Object.assign(request, { onsuccess: () => resolve(request.result), onerror: reject }));
   const { name } = (await indexedDB.databases()).find(({ name }) => name.startsWith("hearth"));
@@ -219,9 +219,9 @@ async function isStored(id) {
   return Object.values(conversation.chosen).includes(id);
 }
 
-pageTest("chats over two turns, and finds the conversation again", { tab: "chat", skip: canChat ? false : "the model has no chat template" }, async (page, seen) => {
+pageTest("Chat: two turns, regenerate, continue, and the branch restored after a reload", { tab: "chat", skip: canChat ? false : "the model has no chat template" }, async (page, seen) => {
   await page.getByRole("button", { name: "Settings" }).click();
-  // The bundled model tells the whole story, and is asked about it.
+  // The bundled model finishes its story, and the second question is about it.
   await page.getByLabel("Max tokens", { exact: true }).fill(isBundled ? "250" : "24");
   await page.getByLabel("Temperature", { exact: true }).fill("0");
   const say = async (text, messages) => {
@@ -252,7 +252,7 @@ pageTest("chats over two turns, and finds the conversation again", { tab: "chat"
   await shoot(page, "chat");
 });
 
-test("without a chat template the page begins with Complete", { timeout, skip: canChat ? "the model has one" : false }, async () => {
+test("without a chat template the page opens on the tab Complete", { timeout, skip: canChat ? "the model has one" : false }, async () => {
   const page = await browser.newPage();
   await page.goto(`${origin}/`);
   await page.getByRole("tab", { name: "Complete", selected: true }).waitFor({ timeout: timeout / 2 });

@@ -7,7 +7,7 @@ const titles = (page) => page.locator(".chat-open").allInnerTexts();
 const last = (page) => page.locator(".message").last();
 const act = (page, index, label) => page.locator(".message").nth(index).getByRole("button", { name: label }).click();
 
-pageTest("two turns, found again after a reload", {}, async ({ page, server, shoot }) => {
+pageTest("Chat: two turns are sent with their history and restored after a reload", {}, async ({ page, server, shoot }) => {
   await ask(page, "Hello there");
   await ask(page, "And again");
   assert.deepEqual(await messages(page), ["Hello there", "You said: Hello there", "And again", "You said: And again"]);
@@ -27,7 +27,7 @@ pageTest("two turns, found again after a reload", {}, async ({ page, server, sho
   assert.equal((await messages(page)).length, 4);
 });
 
-pageTest("edits a message, and moves between the branches", {}, async ({ page, server, shoot }) => {
+pageTest("Chat: editing and regenerating create branches to switch between", {}, async ({ page, server, shoot }) => {
   await ask(page, "First");
   await ask(page, "Second");
   await act(page, 0, "Edit message");
@@ -51,7 +51,7 @@ pageTest("edits a message, and moves between the branches", {}, async ({ page, s
   assert.deepEqual(await page.locator(".branches:visible span").allInnerTexts(), ["1 / 2", "1 / 2"]);
 });
 
-pageTest("stops, and continues the answer", {}, async ({ page, server, seen }) => {
+pageTest("Chat: a stopped answer keeps its text and can be continued", {}, async ({ page, server, seen }) => {
   server.hold();
   await say(page, "Tell me");
   await page.getByText("You said: Tell").waitFor();
@@ -70,7 +70,7 @@ pageTest("stops, and continues the answer", {}, async ({ page, server, seen }) =
   assert.deepEqual(seen.errors, []);
 });
 
-pageTest("Escape stops, and the page stays usable meanwhile", {}, async ({ page, server }) => {
+pageTest("Chat: other chats open while an answer runs, and Escape stops it", {}, async ({ page, server }) => {
   server.hold();
   await say(page, "One two");
   await page.getByText("You said: One").waitFor();
@@ -93,7 +93,7 @@ const HOSTILE = [
   "| a | b |\n| --- | --- |\n| <b onclick=window.hit=8>x</b> | `y` |",
 ].join("\n\n");
 
-pageTest("renders Markdown, and a hostile text does no harm", { prepare: (server) => { server.reply = () => ({ text: HOSTILE }); } }, async ({ page, shoot }) => {
+pageTest("Chat: Markdown is rendered and hostile HTML is neutralized", { prepare: (server) => { server.reply = () => ({ text: HOSTILE }); } }, async ({ page, shoot }) => {
   await ask(page, "Try");
   const content = last(page).locator(".content");
   await content.locator(".hljs-tag").first().waitFor();
@@ -110,7 +110,7 @@ pageTest("renders Markdown, and a hostile text does no harm", { prepare: (server
   await shoot("hostile");
 });
 
-pageTest("grows block by block into what the whole text renders", {}, async ({ page }) => {
+pageTest("Markdown rendered incrementally equals the whole text rendered at once", {}, async ({ page }) => {
   const text = "# A title\n\nSome *text* with [a link][1].\n\n- one\n- two\n\n  more\n\n```python\ndef f():\n    return 1\n```\n\n1. a\n2. b\n\n> quoted\n\n[1]: https://example.org/\n";
   const [grown, whole] = await page.evaluate(async (text) => {
     const { renderMarkdown } = await import("./render.js");
@@ -124,7 +124,7 @@ pageTest("grows block by block into what the whole text renders", {}, async ({ p
   assert.equal(grown.replace(/\[a link\]\[1\]/, "LINK"), whole.replace(/<a [^>]*>a link<\/a>/, "LINK"));
 });
 
-pageTest("folds reasoning, sent apart or in the text", {
+pageTest("Chat: reasoning (reasoning_content or <think>) is kept out of the answer", {
   prepare: (server) => { server.reply = () => ({ deltas: [{ reasoning_content: "Let me " }, { reasoning_content: "think." }, { content: "Yes." }] }); },
 }, async ({ page, server }) => {
   await ask(page, "Is it?");
@@ -140,7 +140,7 @@ pageTest("folds reasoning, sent apart or in the text", {
 });
 
 const CALL = { index: 0, id: "call_1", type: "function", function: { name: "weather", arguments: "" } };
-pageTest("shows tool calls, and sends their results", {
+pageTest("Chat: tool calls are shown and their results are sent", {
   prepare: (server) => {
     server.reply = ({ messages }) => (messages.at(-1).role === "tool" ? { text: `It is ${messages.at(-1).content}.` }
       : { deltas: [{ tool_calls: [CALL] }, { tool_calls: [{ index: 0, function: { arguments: '{"city": ' } }] }, { tool_calls: [{ index: 0, function: { arguments: '"Oslo"}' } }] }] });
@@ -165,7 +165,7 @@ pageTest("shows tool calls, and sends their results", {
     { role: "tool", content: "sunny", tool_call_id: "call_1" }]);
 });
 
-pageTest("sends the settings, and shows JSON as code", { prepare: (server) => { server.reply = () => ({ text: '{"city":"Oslo","country":"Norway"}' }); } }, async ({ page, server, shoot }) => {
+pageTest("Chat: settings are sent as parameters and a JSON answer is formatted", { prepare: (server) => { server.reply = () => ({ text: '{"city":"Oslo","country":"Norway"}' }); } }, async ({ page, server, shoot }) => {
   await page.getByRole("button", { name: "Settings" }).click();
   assert.equal(await page.getByLabel("Temperature", { exact: true }).getAttribute("placeholder"), "default: 0.6");
   await page.getByLabel("System prompt").fill("Answer in JSON.");
@@ -191,7 +191,7 @@ pageTest("sends the settings, and shows JSON as code", { prepare: (server) => { 
   assert.equal(await page.getByLabel("System prompt").inputValue(), "Answer in JSON.");
 });
 
-pageTest("searches, renames, deletes, exports and imports conversations", {}, async ({ page, shoot }) => {
+pageTest("Chat: conversations are searched, renamed, deleted, exported and imported", {}, async ({ page, shoot }) => {
   for (const text of ["About foxes", "About lamps"]) {
     await page.getByRole("button", { name: "New chat" }).click();
     await ask(page, text);
@@ -236,7 +236,7 @@ pageTest("searches, renames, deletes, exports and imports conversations", {}, as
   assert.deepEqual(await messages(page), [""]);
 });
 
-pageTest("shows the server's error, and the answer until it came", {
+pageTest("Chat: errors are shown, and the text received before them is kept", {
   prepare: (server) => { server.reply = () => ({ status: 400, message: "`temperature` must be from 0 to 2, got 9" }); },
 }, async ({ page, server, seen, shoot }) => {
   seen.expectErrors(FAILED_REQUEST);
@@ -254,7 +254,7 @@ pageTest("shows the server's error, and the answer until it came", {
   assert.match(await last(page).locator(".error").innerText(), /^cannot reach the server: /);
 });
 
-pageTest("asks for a key, and keeps it as chosen", { prepare: (server) => { server.key = "sk-right"; } }, async ({ page, seen, shoot, context, server }) => {
+pageTest("API key dialog: rejects a wrong key and stores the key as chosen", { prepare: (server) => { server.key = "sk-right"; } }, async ({ page, seen, shoot, context, server }) => {
   seen.expectErrors(FAILED_REQUEST);
   const dialog = page.getByRole("dialog", { name: "API key" });
   await dialog.waitFor();
@@ -289,7 +289,7 @@ pageTest("asks for a key, and keeps it as chosen", { prepare: (server) => { serv
   assert.deepEqual(await kept(), []);
 });
 
-pageTest("chooses among several models and adapters", {
+pageTest("Chat: the selected adapter is sent as the model", {
   prepare: (server) => { server.models.push({ id: "poet", parent: "stand-in", max_model_len: 1024 }); },
 }, async ({ page, server }) => {
   await page.getByLabel("Model", { exact: true }).selectOption("poet (adapter of stand-in)");
@@ -298,7 +298,7 @@ pageTest("chooses among several models and adapters", {
   assert.match(await last(page).locator(".stats").innerText(), /^poet · .* of 1,024$/);
 });
 
-pageTest("says that a model without a chat template cannot chat", { prepare: (server) => { server.chatTemplate = null; } }, async ({ page }) => {
+pageTest("Chat: a model without a chat template is reported", { prepare: (server) => { server.chatTemplate = null; } }, async ({ page }) => {
   await page.getByRole("tab", { name: "Complete", selected: true }).waitFor();
   await page.getByRole("tab", { name: "Chat" }).click();
   await page.getByText("This model cannot chat").waitFor();
@@ -306,7 +306,7 @@ pageTest("says that a model without a chat template cannot chat", { prepare: (se
   assert.equal(await page.locator("#complete").isVisible(), true);
 });
 
-pageTest("two tabs of the browser show the same conversation", {}, async ({ page, server, context }) => {
+pageTest("Chat: two browser tabs show the same conversation", {}, async ({ page, server, context }) => {
   await ask(page, "From the first tab");
   const other = await context.newPage();
   await other.goto(page.url());

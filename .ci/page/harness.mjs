@@ -1,4 +1,4 @@
-// What the tests of the page share: a browser, the stand-in server, and what every test checks besides its own subject.
+// Shared by the page tests: a browser, the stand-in server, and checks that run at the end of every test.
 import assert from "node:assert/strict";
 import { mkdirSync } from "node:fs";
 import { join } from "node:path";

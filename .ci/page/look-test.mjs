@@ -1,5 +1,5 @@
-// How the page looks and whom it serves: axe-core on every tab, light and dark, at a phone's width, by keyboard.
-// Usage: node --test .ci/page/        PAGE_SCREENSHOTS=DIR keeps what it looks like.
+// Accessibility and layout of the page: axe-core on every tab, light and dark, at a phone's width, and by keyboard.
+// Usage: node --test .ci/page/        PAGE_SCREENSHOTS=DIR keeps screenshots.
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
 import { createRequire } from "node:module";
@@ -46,7 +46,7 @@ for (const [look, options] of [
   ["light", {}], ["dark", { colorScheme: "dark" }],
   ["phone-light", { width: 390, height: 844, isPhone: true }], ["phone-dark", { width: 390, height: 844, isPhone: true, colorScheme: "dark" }],
 ]) {
-  pageTest(`every tab, ${look}`, { ...options, prepare }, async ({ page, shoot }) => {
+  pageTest(`every tab is accessible and fits the width (${look})`, { ...options, prepare }, async ({ page, shoot }) => {
     await page.locator("#model", { hasText: "stand-in" }).waitFor();
     const background = await page.evaluate(() => getComputedStyle(document.body).backgroundColor);
     assert.equal(background, look.endsWith("dark") ? "rgb(25, 23, 21)" : "rgb(251, 249, 246)");
@@ -60,7 +60,7 @@ for (const [look, options] of [
   });
 }
 
-pageTest("drawers on a phone: conversations and settings", { width: 390, height: 844, isPhone: true, prepare }, async ({ page, shoot }) => {
+pageTest("the drawers for conversations and settings on a phone are accessible and close", { width: 390, height: 844, isPhone: true, prepare }, async ({ page, shoot }) => {
   await ask(page, "Hello");
   assert.equal(await page.locator("#conversations").isVisible(), false);
   await page.getByRole("button", { name: "Conversations" }).click();
@@ -92,7 +92,7 @@ pageTest("the theme button overrides the system's theme, also after a reload", {
   assert.equal(await page.evaluate(() => localStorage.getItem("hearth theme")), null);
 });
 
-pageTest("by keyboard: tabs, a conversation, its buttons", { prepare }, async ({ page }) => {
+pageTest("the keyboard reaches the tabs, the message box and the message buttons", { prepare }, async ({ page }) => {
   const focused = () => page.evaluate(() => document.activeElement.getAttribute("aria-label") ?? document.activeElement.id ?? document.activeElement.textContent);
   await page.waitForFunction(() => document.activeElement.id === "message");
   await page.keyboard.type("Hello");
@@ -118,13 +118,13 @@ pageTest("by keyboard: tabs, a conversation, its buttons", { prepare }, async ({
   assert.deepEqual(await page.getByRole("tab").evaluateAll((tabs) => tabs.filter((tab) => tab.tabIndex === 0).map((tab) => tab.id)), ["tab-chat"]);
 });
 
-pageTest("the API reference", { at: "docs", prepare }, async ({ page, shoot }) => {
+pageTest("the API reference is accessible", { at: "docs", prepare }, async ({ page, shoot }) => {
   await page.locator("details.operation").first().waitFor();
   await assertAccessible(page, "docs");
   await shoot("docs");
 });
 
-pageTest("the API reference on a phone, dark", { at: "docs", width: 390, height: 844, isPhone: true, colorScheme: "dark" }, async ({ page, shoot }) => {
+pageTest("the API reference is accessible and fits the width (phone-dark)", { at: "docs", width: 390, height: 844, isPhone: true, colorScheme: "dark" }, async ({ page, shoot }) => {
   await page.locator("details.operation").first().waitFor();
   await assertAccessible(page, "docs");
   await assertFits(page, "docs");

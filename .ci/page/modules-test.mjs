@@ -1,4 +1,4 @@
-// What needs no looking at: the vendored files, the list of parameters, and modules without a page.
+// Tests without user interaction: the vendored files, the list of parameters, and single modules.
 // Usage: node --test .ci/page/
 import assert from "node:assert/strict";
 import { createHash } from "node:crypto";
@@ -9,7 +9,7 @@ import { pageTest } from "./harness.mjs";
 const root = new URL("../../", import.meta.url);
 const read = (path) => readFile(new URL(path, root));
 
-test("vendored files are those that the README names", async () => {
+test("vendored files have the sizes and hashes of web/vendor/README.md", async () => {
   const readme = (await read("web/vendor/README.md")).toString();
   const named = [...readme.matchAll(/^\| `([^`]+)` \| `[^`]+` \| (\d+) \| `([0-9a-f]{64})` \|$/gm)].map(([, file, bytes, hash]) => [file, Number(bytes), hash]);
   const files = (await readdir(new URL("web/vendor/", root), { recursive: true, withFileTypes: true })).filter((entry) => entry.isFile() && entry.name !== "README.md");
@@ -29,7 +29,7 @@ async function imports(file, found = new Set()) {
   return found;
 }
 
-test("the page loads what Chat needs at once, not one module after another", async () => {
+test("index.html preloads exactly the modules that Chat needs", async () => {
   const page = (await read("web/index.html")).toString();
   const preloaded = [...page.matchAll(/<link rel="modulepreload" href="([^"]+)">/g)].map(([, file]) => file);
   const needed = await imports("chat.js", await imports("main.js"));
@@ -54,7 +54,7 @@ pageTest("every sampling parameter of docs/parameters.md has a field", {}, async
   assert.ok(fields.every(({ isExplained }) => isExplained));
 });
 
-pageTest("statistics of a text", {}, async ({ page }) => {
+pageTest("text statistics: distinct-n, repetition and mean log-probability", {}, async ({ page }) => {
   const found = await page.evaluate(async () => {
     const { distinct, meanLogprob, repetition } = await import("./text-statistics.js");
     const words = "a b a b a b".split(" ");
@@ -63,14 +63,14 @@ pageTest("statistics of a text", {}, async ({ page }) => {
   assert.deepEqual(found, [2 / 6, 2 / 5, 1 - 2 / 3, null, null, -1.5, null]);
 });
 
-pageTest("half-precision numbers", {}, async ({ page }) => {
+pageTest("decodeFloat16 decodes base64 half-precision numbers", {}, async ({ page }) => {
   // One, minus two, the smallest and the largest number, infinity, a third.
   const bits = Uint16Array.of(0x3c00, 0xc000, 0x0001, 0x7bff, 0x7c00, 0x3555);
   const found = await page.evaluate(async (text) => [...(await import("./float16.js")).decodeFloat16(text)], Buffer.from(bits.buffer).toString("base64"));
   assert.deepEqual(found, [1, -2, 2 ** -24, 65504, Infinity, 0.333251953125]);
 });
 
-pageTest("Prometheus' text, and histograms between two scrapes", {}, async ({ page }) => {
+pageTest("Prometheus metrics: labels, sums, and means and quantiles between scrapes", {}, async ({ page }) => {
   const scrape = (low, high, sum) => [
     "# HELP t Time.", "# TYPE t histogram", `t_bucket{m="a,\\"b\\"",le="0.1"} ${low}`, `t_bucket{m="a,\\"b\\"",le="0.2"} ${high}`, `t_bucket{m="a,\\"b\\"",le="+Inf"} ${high}`,
     `t_sum{m="x"} ${sum}`, `t_count{m="x"} ${high}`, "plain 3", ""].join("\n");
@@ -82,7 +82,7 @@ pageTest("Prometheus' text, and histograms between two scrapes", {}, async ({ pa
   assert.deepEqual(found.map((each) => (typeof each === "number" ? Number(each.toFixed(6)) : each)), [{ m: 'a,"b"', le: "0.1" }, 3, null, 0.15, 0.1, 0.19, null, null]);
 });
 
-pageTest("a conversation is a tree", {}, async ({ page }) => {
+pageTest("conversation tree: switches branches, exports, imports and removes them", {}, async ({ page }) => {
   const found = await page.evaluate(async () => {
     const { add, create, exported, imported, path, remove, turn } = await import("./conversation.js");
     const conversation = create({});
@@ -107,7 +107,7 @@ pageTest("a conversation is a tree", {}, async ({ page }) => {
   assert.deepEqual(found, ["1 2b 3", "1 2a", "1 2a", 2, "", "1"]);
 });
 
-pageTest("code in the three languages is quoted", {}, async ({ page }) => {
+pageTest("curl and Python snippets quote and escape the request body", {}, async ({ page }) => {
   const [curl, python] = await page.evaluate(async () => {
     const { snippet } = await import("./snippets.js");
     const request = { url: "http://h/v1/completions", body: { prompt: "it's \"so\"\n", echo: true, stop: null, logit_bias: { 5: 1 } }, hasKey: true };

@@ -9,7 +9,7 @@ const complete = async (page) => {
   await completed(page);
 };
 
-pageTest("completes, and shows the request as code that copies", { at: "#complete" }, async ({ page, server, shoot }) => {
+pageTest("Complete: sends the fields and shows the request as code in three languages", { at: "#complete" }, async ({ page, server, shoot }) => {
   await page.locator("#model", { hasText: "stand-in" }).waitFor();
   await page.getByLabel("Prompt", { exact: true }).fill("It's");
   await page.getByLabel("Top k").fill("20");
@@ -32,7 +32,7 @@ pageTest("completes, and shows the request as code that copies", { at: "#complet
     '    model="stand-in",', '    prompt="It\'s",', "    max_tokens=128,", "    temperature=0.8,", '    stop=["\\n\\n", "Q\\\\n"],', '    extra_body={\n        "top_k": 20,\n    },',
     "    stream=True,", ")", "for chunk in stream:", '    print(chunk.choices[0].text, end="", flush=True)'].join("\n"));
   const javascript = await copied("JavaScript");
-  // It runs as it is.
+  // The copied code runs unchanged.
   const said = await page.evaluate(`(async () => { const said = []; const console = { log: (text) => said.push(text) };\n${javascript}\nreturn said; })()`);
   assert.deepEqual(said, [" there was 4"]);
   await shoot("complete");
@@ -41,7 +41,7 @@ pageTest("completes, and shows the request as code that copies", { at: "#complet
   assert.equal(await textOf(page, "#given"), "It's there was 4");
 });
 
-pageTest("a field that cannot be sent is told before", { at: "#complete" }, async ({ page, server }) => {
+pageTest("Complete: an invalid field is reported without sending a request", { at: "#complete" }, async ({ page, server }) => {
   await page.getByLabel("Seed").fill("9007199254740993");
   await page.getByRole("button", { name: "Complete" }).click();
   assert.equal(await textOf(page, "#complete-error"), "Seed must be at most 9007199254740991.");
@@ -64,7 +64,7 @@ const answerInBytes = (page, text) => page.evaluate((text) => {
 const chunk = (value) => `data: ${JSON.stringify(value)}`;
 const piece = (text) => chunk({ choices: [{ index: 0, text, finish_reason: null }] });
 
-pageTest("reads a stream cut anywhere", { at: "#complete" }, async ({ page }) => {
+pageTest("Complete: parses server-sent events that arrive byte by byte", { at: "#complete" }, async ({ page }) => {
   await page.locator("#model", { hasText: "stand-in" }).waitFor();
   await answerInBytes(page, [
     ": a comment", "", "event: message", piece("naïve "), "", piece("café\n").replace("data: ", "data:"), "",
@@ -77,10 +77,10 @@ pageTest("reads a stream cut anywhere", { at: "#complete" }, async ({ page }) =>
 });
 
 for (const [name, end, message] of [
-  ["shows an error that comes in the stream", [chunk({ error: { message: "the engine failed", type: "server_error" } }), "", ""], "the engine failed"],
-  ["says when a stream ends too early", [""], "the connection was closed before the answer was finished"],
+  ["an error event in the stream is shown", [chunk({ error: { message: "the engine failed", type: "server_error" } }), "", ""], "the engine failed"],
+  ["a stream that ends early is reported", [""], "the connection was closed before the answer was finished"],
 ]) {
-  pageTest(`${name}, and keeps the text before it`, { at: "#complete" }, async ({ page }) => {
+  pageTest(`Complete: ${name}, and the text before it is kept`, { at: "#complete" }, async ({ page }) => {
     await page.locator("#model", { hasText: "stand-in" }).waitFor();
     await answerInBytes(page, [piece("so far"), "", ...end].join("\n"));
     await complete(page);
@@ -89,7 +89,7 @@ for (const [name, end, message] of [
   });
 }
 
-pageTest("compares four strategies side by side", { at: "#compare" }, async ({ page, server, seen, shoot }) => {
+pageTest("Compare: shows four strategies with statistics, errors and saved edits", { at: "#compare" }, async ({ page, server, seen, shoot }) => {
   seen.expectErrors(FAILED_REQUEST);
   server.reply = ({ temperature, use_beam_search }) => {
     if (use_beam_search) return { status: 400, message: "`use_beam_search` cannot be combined with `seed`" };
@@ -136,7 +136,7 @@ const inspectText = async (page, text = TEXT) => {
   await page.locator(".token").first().waitFor();
 };
 
-pageTest("shows a token's alternatives, and continues from one", { at: "#inspect" }, async ({ page, server, shoot }) => {
+pageTest("Inspect: shows a token's alternatives and continues from a chosen one", { at: "#inspect" }, async ({ page, server, shoot }) => {
   await page.locator("#model", { hasText: "stand-in" }).waitFor();
   await inspectText(page);
   const tokens = page.locator(".token:not(.next-token)");
@@ -166,7 +166,7 @@ pageTest("shows a token's alternatives, and continues from one", { at: "#inspect
   assert.equal(await strength(1), "25%");
 });
 
-pageTest("shows attention as a heat map and as arcs, and the logit lens", { at: "#inspect" }, async ({ page, server, shoot }) => {
+pageTest("Inspect: shows attention as heat map and arcs, and the logit lens", { at: "#inspect" }, async ({ page, server, shoot }) => {
   await page.locator("#model", { hasText: "stand-in" }).waitFor();
   await inspectText(page);
   await page.getByRole("button", { name: "head 1" }).click();
@@ -205,7 +205,7 @@ pageTest("shows attention as a heat map and as arcs, and the logit lens", { at: 
   await shoot("logit-lens");
 });
 
-pageTest("inspects an answer of the chat and a completion", {}, async ({ page, server }) => {
+pageTest("Inspect: opens from a chat answer and from a completion", {}, async ({ page, server }) => {
   await ask(page, "Hello");
   await page.locator(".message.assistant").getByRole("button", { name: "Inspect tokens" }).click();
   await page.getByText("A conversation of 2 messages").waitFor();
@@ -217,7 +217,7 @@ pageTest("inspects an answer of the chat and a completion", {}, async ({ page, s
   await page.waitForFunction(() => document.querySelectorAll(".token").length === 8);
 });
 
-pageTest("a later inspection takes the page over from an earlier one", { at: "#inspect" }, async ({ page, server }) => {
+pageTest("Inspect: a later inspection replaces one that is still running", { at: "#inspect" }, async ({ page, server }) => {
   await page.locator("#model", { hasText: "stand-in" }).waitFor();
   const ofTokens = (request) => request.url().endsWith("/v1/inspect") && !request.postDataJSON().attention;
   const held = [];
@@ -237,7 +237,7 @@ pageTest("a later inspection takes the page over from an earlier one", { at: "#i
   };
   await inspect("one");
   await inspect("one two");
-  // By then the first request has ended.
+  // Wait until the page has handled the end of the first request.
   await page.evaluate(() => new Promise((resolve) => { setTimeout(resolve); }));
   assert.equal(await page.locator("#inspect [role=status]").first().innerText(), "Inspecting…");
   assert.ok(await start.isDisabled());
@@ -270,7 +270,7 @@ pageTest("a later inspection takes the page over from an earlier one", { at: "#i
   assert.equal(server.sent("/v1/inspect").filter(({ attention }) => !attention).length, 4);
 });
 
-pageTest("says what is missing where the server cannot inspect, and repeats its errors", { at: "#inspect", prepare: (server) => { server.hasInspect = false; } }, async ({ page, server, seen, shoot }) => {
+pageTest("Inspect: reports a server without inspection and shows server errors", { at: "#inspect", prepare: (server) => { server.hasInspect = false; } }, async ({ page, server, seen, shoot }) => {
   seen.expectErrors(FAILED_REQUEST);
   const error = page.locator("#inspect .inspect-form .error");
   await page.getByRole("button", { name: "Inspect", exact: true }).click();
@@ -283,7 +283,7 @@ pageTest("says what is missing where the server cannot inspect, and repeats its 
   await page.waitForFunction(() => document.querySelector("#inspect .error").textContent.includes("at most 64"));
 });
 
-pageTest("shows what the server does, while it is looked at", { at: "#server" }, async ({ page, seen, shoot }) => {
+pageTest("Server: shows metrics and facts, and polls only while the tab is open", { at: "#server" }, async ({ page, seen, shoot }) => {
   const chart = (title) => page.getByRole("region", { name: title, exact: true }).getByRole("img");
   await page.waitForFunction(() => /generated: \d/.test(document.querySelectorAll(".chart")[1]?.getAttribute("aria-label")));
   assert.equal(await chart("Requests").getAttribute("aria-label"), "Requests, last 5 minutes. running: 2, waiting: 1.");

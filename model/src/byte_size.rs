@@ -24,7 +24,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_unit_fits_the_size() {
+    fn byte_size_is_displayed_in_the_largest_fitting_unit() {
         for (n, text) in [(3, "3 bytes"), (1_500, "1.5 kB"), (12_000_000, "12.0 MB"), (4_920_000_000, "4.92 GB")] {
             assert_eq!(ByteSize(n).to_string(), text);
         }

@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_value_of_the_wrong_type_is_located() {
+    fn json_schema_error_of_a_long_wrong_typed_value_names_its_path() {
         for schema in [json!({ "minimum": "ü".repeat(60) }), json!({ "items": { "required": "ü".repeat(60) } })] {
             let schema = Grammar::Json(json!({ "properties": { "a": schema } }));
             let error = compiler().compile(&schema, "response_format").map(drop).unwrap_err();
@@ -404,7 +404,7 @@ mod tests {
 
     /// Compiling every part to find the one that is not supported would take two minutes.
     #[test]
-    fn locating_an_error_among_slow_parts_takes_seconds() {
+    fn locating_a_json_schema_error_among_slow_parts_takes_under_10_s() {
         let mut properties: Map<String, Value> =
             (0..99).map(|at| (format!("p{at}"), json!({ "$ref": "#/$defs/slow" }))).collect();
         properties.insert("last".into(), json!({ "not": { "type": "null" } }));

@@ -4,14 +4,11 @@ mod losses;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-};
+use std::collections::HashMap;
 
 use burn::{
     module::{Module, Param},
-    tensor::{Device, Distribution, Int, Tensor, TensorData},
+    tensor::{Device, Int, Tensor, TensorData},
 };
 
 use crate::{
@@ -21,11 +18,10 @@ use crate::{
     forward_pass::{AddedPositions, AttentionContext, DropoutPlace, ForwardPass},
     layers::{Embedding, Linear, LmHead, Norm},
     lora::{LoraDropout, MATRICES, updates_of_layer},
-    ops::{
-        self, BlockParts, Dropout, Dtype, LinearParts, NormParts, PartEnds, Precision, RowUpdate, Weight, read, to_f32,
-    },
+    ops::{self, BlockParts, Dropout, Dtype, LinearParts, NormParts, PartEnds, Precision, RowUpdate, Weight},
     param_specs::norm_widths,
     params::{ParamList, ParamRef, ParamSource},
+    philox::normal_values,
 };
 pub use crate::{
     param_specs::{Init, ParamSpec, param_specs},
@@ -46,7 +42,7 @@ pub struct Gpt {
 }
 
 impl Gpt {
-    /// A model with random weights; the same `seed` gives the same weights on the same device.
+    /// A model with random weights; the same `seed` gives the same weights on every device.
     ///
     /// Matrices and embeddings are normal with deviation 0.02, the two projections that write into the residual stream
     /// with `0.02 / sqrt(2 n_layers)` (GPT-2, 2.3); biases are 0, norm weights act as 1.
@@ -54,22 +50,15 @@ impl Gpt {
     /// # Errors
     /// [`Error::Config`](crate::error::Error::Config) when `config` makes no model.
     pub fn init(config: &GptConfig, seed: u64, device: &Device) -> Result<Self> {
-        // Burn has one stream of random numbers per process. Two models that are initialized at the same time would
-        // share it, and neither would be reproducible.
-        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-        let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-        // Drawn on the device without autodiff: these numbers need no gradients.
-        let plain = device.clone().inner();
-        plain.seed(seed);
+        let mut tensor = 0;
         Self::from_params(config, Dtype::F32, device, &mut |spec| {
             let n = spec.shape.iter().product();
-            Ok(match spec.init {
-                Init::Normal { std } => {
-                    let values = Tensor::<1>::random([n], Distribution::Normal(0.0, std), &plain);
-                    TensorData::new(to_f32(read(values)?)?, spec.shape.as_slice())
-                }
-                Init::Constant(value) => TensorData::new(vec![value; n], spec.shape.as_slice()),
-            })
+            tensor += 1;
+            let values = match spec.init {
+                Init::Normal { std } => normal_values(seed, tensor, n, std as f32),
+                Init::Constant(value) => vec![value; n],
+            };
+            Ok(TensorData::new(values, spec.shape.as_slice()))
         })
     }
 

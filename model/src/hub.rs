@@ -163,7 +163,7 @@ struct Known {
     is_listed: bool,
 }
 
-/// Progress of a download.
+/// Progress of a download. Displayed as `downloading ..: 12.0 MB of 1.50 GB`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Download {
     /// The model or the data set.
@@ -172,6 +172,13 @@ pub struct Download {
     pub bytes: u64,
     /// Total bytes of its files.
     pub bytes_total: u64,
+}
+
+impl fmt::Display for Download {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, bytes, bytes_total } = self;
+        write!(f, "downloading `{name}`: {} of {}", ByteSize(*bytes), ByteSize(*bytes_total))
+    }
 }
 
 /// Settings of a [`Hub`].
@@ -442,7 +449,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_follow_the_rules_of_the_hub() {
+    fn repo_ids_and_revisions_are_validated_by_the_rules_of_the_hub() {
         let shown = |text: &str| Repo::parse(RepoKind::Dataset, text).map(|repo| repo.to_string());
         for id in ["a/b", "roneneldan/TinyStories", "a.b-c/d_e.f", "a/b@v1.0", "a/b@refs/pr/1"] {
             assert_eq!(shown(id).as_deref(), Some(id));
@@ -456,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_stay_in_their_folder() {
+    fn is_inner_path_accepts_only_relative_paths_inside_the_folder() {
         for path in ["a", "a/b.c", "..a", "a/.b"] {
             assert!(is_inner_path(path), "{path}");
         }

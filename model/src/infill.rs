@@ -166,14 +166,14 @@ mod tests {
         Tokenizer::from_json(json.to_string().as_bytes(), Some(config.as_bytes()), Path::new("tokenizer.json")).unwrap()
     }
 
-    fn spelled(tokenizer: &Tokenizer, before: &str, behind: &str) -> String {
+    fn infill_tokens(tokenizer: &Tokenizer, before: &str, behind: &str) -> String {
         let before = tokenizer.encode(before, EncodeOptions::RENDERED).unwrap();
         let ids = Infill::of(tokenizer).unwrap().prompt(tokenizer, &before, behind).unwrap();
         ids.iter().map(|&id| tokenizer.token(id).unwrap()).collect()
     }
 
     #[test]
-    fn each_family_has_its_tokens_and_its_order() {
+    fn infill_prompt_uses_the_fim_tokens_and_order_of_each_model_family() {
         let families: [(&[&str], &str, usize); 5] = [
             (
                 &["<|fim_middle|>", "<|fim_prefix|>", "<|fim_suffix|>", "<|file_sep|>"],
@@ -191,7 +191,7 @@ mod tests {
         ];
         for (special, expected, n_ends) in families {
             let tokenizer = tokenizer(special, Value::Null);
-            assert_eq!(spelled(&tokenizer, "ab", "c"), expected);
+            assert_eq!(infill_tokens(&tokenizer, "ab", "c"), expected);
             assert_eq!(Infill::of(&tokenizer).unwrap().end_ids().len(), n_ends);
         }
         // Two of a family's three tokens are not enough.
@@ -200,22 +200,22 @@ mod tests {
     }
 
     #[test]
-    fn bos_stays_in_front_and_the_suffix_stays_text() {
+    fn infill_keeps_bos_first_and_encodes_the_suffix_as_plain_text() {
         let special = ["<s>", "<fim_prefix>", "<fim_middle>", "<fim_suffix>"];
         let tokenizer = tokenizer(&special, Value::Null);
-        assert_eq!(spelled(&tokenizer, "<s>a", "b"), "<s><fim_prefix>a<fim_suffix>b<fim_middle>");
+        assert_eq!(infill_tokens(&tokenizer, "<s>a", "b"), "<s><fim_prefix>a<fim_suffix>b<fim_middle>");
         let infill = Infill::of(&tokenizer).unwrap();
         // As text, `<s>` has characters that are not in this vocabulary; as a special token, it could be encoded.
         assert!(infill.prompt(&tokenizer, &[2], "<s>").is_err());
     }
 
     #[test]
-    fn code_llamas_suffix_has_no_space_of_the_tokenizers() {
+    fn infill_for_code_llama_adds_no_prefix_space_to_the_suffix() {
         let spaced = json!({ "type": "Sequence", "normalizers": [
             { "type": "Prepend", "prepend": "▁" }, { "type": "Replace", "pattern": { "String": " " }, "content": "▁" },
         ]});
         let tokenizer = tokenizer(&["<s>", "▁<PRE>", "▁<MID>", "▁<SUF>", "▁<EOT>"], spaced);
-        assert_eq!(spelled(&tokenizer, "a b", "c"), "▁<PRE>▁a▁b▁<SUF>c▁<MID>");
-        assert_eq!(spelled(&tokenizer, "a", " c"), "▁<PRE>▁a▁<SUF>▁c▁<MID>");
+        assert_eq!(infill_tokens(&tokenizer, "a b", "c"), "▁<PRE>▁a▁b▁<SUF>c▁<MID>");
+        assert_eq!(infill_tokens(&tokenizer, "a", " c"), "▁<PRE>▁a▁<SUF>▁c▁<MID>");
     }
 }

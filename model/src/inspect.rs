@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_layer_predicts_what_the_model_predicts() {
+    fn inspect_predictions_and_last_lens_layer_match_the_logits() {
         let ids: Vec<TokenId> = (0..40).map(|n| n * 7 % 50).collect();
         let gpt = gpt();
         let found = Inspector::new(&gpt).inspect(&ids, &options()).unwrap();
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_attention_maps_are_causal_shares() {
+    fn attention_maps_are_causal_sum_to_one_and_keep_the_layer_order() {
         let ids = [1, 2, 3, 4, 5];
         let found = Inspector::new(&gpt()).inspect(&ids, &options()).unwrap();
         assert_eq!(found.attention.len(), 2 * 2 * 25);
@@ -197,14 +197,14 @@ mod tests {
             assert!((sum - 1.0).abs() < 1e-2, "{sum}");
             assert!(weights[row % 5 + 1..].iter().all(|weight| weight.to_f32() == 0.0), "{weights:?}");
         }
-        // Layers come in the order in which they were asked for.
+        // Layers are returned in the order of the request.
         let one = InspectOptions { attention_layers: vec![0], ..options() };
         let one = Inspector::new(&gpt()).inspect(&ids, &one).unwrap();
         assert_eq!(one.attention[..], found.attention[50..]);
     }
 
     #[test]
-    fn what_the_model_does_not_have_is_refused() {
+    fn inspect_rejects_empty_long_or_unknown_input_and_missing_layers() {
         let inspector = Inspector::new(&gpt());
         let refused =
             |ids: &[TokenId], options: InspectOptions| inspector.inspect(ids, &options).unwrap_err().to_string();

@@ -17,7 +17,8 @@
 //! - [`hub`]: models and data sets of the Hugging Face hub, by name; [`model_source`]: a model by path or by name
 //! - [`sampling`], [`generate`](mod@generate): sampling and generation
 //! - [`target_logprobs`]: log-probabilities of given tokens; [`pooling`]: hidden states to embeddings
-//! - [`device`]: which device to run on; [`memory`]: how much memory there is; [`byte_size`]: sizes for people
+//! - [`device`]: which device to run on; [`memory`]: how much memory there is; [`byte_size`]: sizes for people;
+//!   [`digest`]: SHA-256; [`decimal`]: decimal numbers in f32
 
 // As tests outside this crate name it, for a file that both share.
 #[cfg(all(test, feature = "gpu"))]
@@ -29,7 +30,9 @@ pub mod byte_size;
 pub mod chat;
 pub mod config;
 pub mod constraint;
+pub mod decimal;
 pub mod device;
+pub mod digest;
 pub mod error;
 mod forward_pass;
 pub mod generate;

@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_systems_numbers_are_in_kibibytes() {
+    fn meminfo_fields_in_kib_and_memory_stat_fields_are_parsed() {
         let text = "MemTotal:       24576 kB\nMemFree:         1 kB\nMemAvailable:    2048 kB\nHugePages_Total:  0\n";
         assert_eq!(kibibytes(text, "MemAvailable"), Some(2 << 20));
         assert_eq!(kibibytes(text, "Mem"), None);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn swap_counts_as_far_as_the_container_may_use_it() {
+    fn memory_limit_includes_only_the_swap_that_the_cgroup_allows() {
         const MIB: u64 = 1 << 20;
         let meminfo = "MemTotal: 8192 kB\nSwapTotal: 4096 kB\n";
         let limit_of = |files: &[(&str, &str)]| {
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_container_has_left_is_available() {
+    fn available_memory_in_a_cgroup_is_its_limit_minus_its_usage() {
         let dir = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
         let available = || Cgroup::find(dir.path()).and_then(|group| group.available());
@@ -185,9 +185,9 @@ mod tests {
     }
 
     #[test]
-    fn a_peak_is_not_below_what_is_there() {
+    fn peak_resident_memory_is_not_below_the_current_one() {
         if let (Some(now), Some(peak)) = (resident_bytes(), peak_resident_bytes()) {
-            // The kernel counts the pages of a thread in lots: allow for one.
+            // The kernel updates the page count of a thread in batches: allow for one batch.
             assert!(peak + (1 << 20) >= now, "{peak} {now}");
         }
     }

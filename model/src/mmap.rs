@@ -57,7 +57,7 @@ mod tests {
 
     use super::*;
 
-    /// KiB of memory that the map of the file at `path` takes, by the system's own account.
+    /// KiB of the map of the file at `path` that are in memory, from `/proc/self/smaps`.
     fn resident(path: &Path) -> u32 {
         let maps = fs::read_to_string("/proc/self/smaps").unwrap();
         let (_, of_file) = maps.split_once(path.to_str().unwrap()).unwrap();
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_is_given_back_and_can_be_read_again() {
+    fn mmap_release_frees_resident_pages_that_can_be_read_again() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("weights");
         let bytes: Vec<u8> = (0..1u32 << 22).map(|n| (n % 251) as u8).collect();

@@ -160,7 +160,7 @@ mod tests {
 
     /// Kernels do not check bounds. A step that is refused changes nothing.
     #[test]
-    fn tokens_that_the_model_does_not_have_are_refused() {
+    fn step_rejects_unknown_token_ids_wrong_counts_and_long_sequences() {
         let config = GptConfig::gpt2(Sizes { n_kv_heads: 4, ..sizes() });
         let gpt = Gpt::init(&config, 1, &Device::flex()).unwrap();
         let mut runner = ModelRunner::new(gpt, 8, KvDtype::F32);
@@ -183,14 +183,14 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "a token id beyond the vocabulary of 97")]
-    fn ids_that_the_model_does_not_have_make_no_tensor() {
+    fn token_tensor_panics_on_ids_beyond_the_vocabulary() {
         let gpt = Gpt::init(&GptConfig::llama(sizes()), 1, &Device::flex()).unwrap();
         let _ = token_tensor(&gpt, &[3, 97]);
     }
 
     #[test]
     #[should_panic(expected = "rows [0, 3] of 3")]
-    fn rows_that_a_step_did_not_have_are_refused() {
+    fn hidden_panics_on_rows_beyond_those_of_the_step() {
         let gpt = Gpt::init(&GptConfig::llama(sizes()), 1, &Device::flex()).unwrap();
         let mut runner = ModelRunner::new(gpt, 8, KvDtype::F32);
         let mut table = runner.cache().table();

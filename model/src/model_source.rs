@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_the_hub_are_told_from_paths() {
+    fn model_source_distinguishes_hub_names_from_paths() {
         for name in ["org/name", "org/name@v1", "org/name:Q4_K_M", "org/name@v1:dir/model.gguf", "org/v1.5"] {
             assert_eq!(
                 ModelSource::parse(name),
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_neither_is_explained() {
+    fn opening_an_unknown_model_name_explains_paths_and_hub_names() {
         let refused = |text: &str| match ModelSource::parse(text).open(ModelPart::Whole, &mut |_| {}) {
             Ok(path) => format!("{} exists", path.display()),
             Err(error) => error.to_string(),

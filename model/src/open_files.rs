@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_soft_limit_becomes_the_hard_limit() {
+    fn raise_limit_sets_the_soft_open_file_limit_to_the_hard_limit() {
         let limit = raise_limit().unwrap();
         let limits = std::fs::read_to_string("/proc/self/limits").unwrap();
         let line = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();

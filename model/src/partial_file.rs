@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_replaced_when_it_is_complete() {
+    fn partial_file_replaces_the_target_only_when_finished() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("report.txt");
         fs::write(&path, "old").unwrap();
@@ -143,7 +143,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn links_devices_and_permissions_stay() {
+    fn partial_file_keeps_symlinks_devices_and_permissions() {
         use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
         let dir = tempfile::tempdir().unwrap();
         let (target, link) = (dir.path().join("target"), dir.path().join("link"));
@@ -168,7 +168,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_link_to_a_file_that_does_not_exist_creates_it() {
+    fn partial_file_creates_the_missing_target_of_a_symlink() {
         use std::os::unix::fs::symlink;
         let dir = tempfile::tempdir().unwrap();
         let path = fs::canonicalize(dir.path()).unwrap();
@@ -184,7 +184,7 @@ mod tests {
         file.finish().unwrap();
         assert!(first.is_symlink() && second.is_symlink() && !partial.exists());
         assert_eq!(fs::read_to_string(&target).unwrap(), "new");
-        // Links that lead to no place for a file stay as they are.
+        // Symlinks into a missing folder or to themselves are rejected and left unchanged.
         let (astray, circle) = (path.join("astray"), path.join("circle"));
         symlink("missing/file", &astray).unwrap();
         symlink("circle", &circle).unwrap();

@@ -96,14 +96,14 @@ mod tests {
     fn pooled(pooling: Pooling, scale: VectorScale) -> Vec<f32> {
         let mut pool = Pool::new(pooling);
         pool.add_from(0, &[1.0, -4.0, 2.0, -2.0], 2).unwrap();
-        // The second row comes again.
+        // The second row is passed again and must count once.
         pool.add_from(1, &[2.0, -2.0, 0.0, 0.0], 2).unwrap();
         assert_eq!(pool.n_rows(), 3);
         pool.into_vector(scale)
     }
 
     #[test]
-    fn rows_are_pooled_and_scaled() {
+    fn mean_max_and_last_pooling_and_unit_scaling_match_hand_values() {
         assert_eq!(pooled(Pooling::Mean, VectorScale::AsIs), [1.0, -2.0]);
         assert_eq!(pooled(Pooling::Max, VectorScale::AsIs), [2.0, 0.0]);
         assert_eq!(pooled(Pooling::Last, VectorScale::AsIs), [0.0, 0.0]);
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn hidden_states_that_are_not_numbers_are_errors() {
+    fn pooling_nan_hidden_states_is_an_error() {
         let error = Pool::new(Pooling::Mean).add_from(0, &[1.0, f32::NAN], 2).unwrap_err().to_string();
         assert!(error.contains("hidden state of NaN"), "{error}");
     }

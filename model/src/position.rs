@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn alibi_slopes_of_the_paper() {
+    fn alibi_slopes_match_the_paper() {
         assert_eq!(alibi_slopes(8), [0.5, 0.25, 0.125, 0.0625, 0.03125, 0.015625, 0.0078125, 0.00390625]);
         // Twelve heads: the eight of a power of two, then every other of the sixteen.
         let slopes = alibi_slopes(12);
@@ -132,14 +132,14 @@ mod tests {
     }
 
     #[test]
-    fn angles_grow_with_position_and_shrink_with_dimension() {
+    fn rope_angles_are_position_times_inverse_frequency() {
         let rope = Rope::new(10_000.0, 4);
         let spans = [0..1, 3..4].map(|positions| PositionRange { text_len: positions.end, positions });
         assert_eq!(rope_angles(&spans, &rope), [0.0, 0.0, 3.0, 0.03]);
     }
 
     #[test]
-    fn sinusoids_start_at_sine_zero_and_cosine_one() {
+    fn sinusoidal_positions_are_sines_then_cosines_of_the_angles() {
         assert_eq!(sinusoidal(&[0], 4), [0.0, 0.0, 1.0, 1.0]);
         let row = sinusoidal(&[2], 4);
         let expected = [2f32.sin(), 0.02f32.sin(), 2f32.cos(), 0.02f32.cos()];

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_bodies_give_the_log_softmax() {
+    fn target_logprobs_of_both_implementations_match_log_softmax() {
         let (vocab_size, n_rows) = (1000, 5);
         let logits: Vec<f32> = (0..n_rows * vocab_size).map(|at| ((at * 7919) % 4001) as f32 / 200.0 - 8.0).collect();
         let targets: Vec<TokenId> = vec![0, 999, 17, 500, 3];
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_logits_are_an_error() {
+    fn target_logprobs_of_nan_logits_is_an_error() {
         let tensor = Tensor::<1>::from_data([0.0, f32::NAN, 1.0].as_slice(), &Device::flex()).reshape([1, 3]);
         assert!(target_logprobs(tensor, &[0]).unwrap_err().to_string().contains("token 0 is not a number"));
     }

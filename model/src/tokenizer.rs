@@ -478,7 +478,7 @@ mod tests {
 
     /// One word with many strings of special tokens takes neither a deep stack nor quadratic time.
     #[test]
-    fn any_number_of_special_strings_fits_on_a_small_stack() {
+    fn encoding_100000_special_token_strings_needs_little_stack() {
         const N: usize = 100_000;
         let tokenizer = unigram();
         let encode = move || tokenizer.encode(&"</s>".repeat(N), EncodeOptions::TEXT);
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_bytes_of_a_text_are_known_if_no_character_is_lost() {
+    fn max_text_bytes_is_known_only_if_no_character_is_dropped() {
         let tokenizer = |normalizer: serde_json::Value, rstrip: bool| {
             let json = json!({
                 "added_tokens": [{
@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn a_special_token_of_one_character_is_named() {
+    fn one_character_special_token_in_text_is_rejected_by_name() {
         let error = unigram().encode("</s></s>s$", EncodeOptions::TEXT).unwrap_err().to_string();
         assert!(error.contains("the character `$` (U+0024)"), "{error}");
     }

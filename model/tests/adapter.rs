@@ -44,9 +44,9 @@ const SAVED_BY_PEFT: [(&str, &str); 7] = [
 /// Models that Hearth makes adapters for: separate, fused, transposed and interleaved projections.
 const BASES: [&str; 8] = ["llama", "gpt2", "gpt-neox-parallel", "qwen3", "phi3", "cohere", "gptj", "gpt-bigcode"];
 
-/// Of the spread of the logits.
+/// Relative to the spread of the logits.
 const TOLERANCE: f32 = 1e-4;
-/// Of an adapter beside the matrices against one added to them.
+/// For an unmerged adapter against a merged one.
 const MERGED_TOLERANCE: f32 = 2e-5;
 
 fn options(dtype: Option<Dtype>) -> LoadOptions {
@@ -62,7 +62,7 @@ fn class_of(base: &str) -> &'static str {
 }
 
 #[test]
-fn adapters_of_peft_compute_what_peft_computes() {
+fn peft_adapters_give_the_logits_of_peft() {
     for (case, base) in SAVED_BY_PEFT {
         let dir = golden("adapters").join(case);
         let (gpt, oracle) = (load(base, &Device::flex()), Oracle::read(base));
@@ -107,7 +107,7 @@ fn adapter_of(base: &str, gpt: &Gpt) -> Adapter {
 }
 
 #[test]
-fn an_adapter_beside_its_model_computes_what_the_merged_model_computes() {
+fn unmerged_adapter_gives_the_logits_of_the_merged_model() {
     for base in BASES {
         let (gpt, oracle) = (load(base, &Device::flex()), Oracle::read(base));
         let adapter = adapter_of(base, &gpt);
@@ -131,7 +131,7 @@ fn an_adapter_beside_its_model_computes_what_the_merged_model_computes() {
 /// Leaves adapters, their models and the merged models as Hearth saves them in `$HEARTH_SAVE_DIR/adapters`, with the logits
 /// that Hearth computes, for `golden/check_adapters.py` to open with `peft` and `transformers`.
 #[test]
-fn saved_adapters_for_peft() {
+fn adapters_are_saved_for_the_check_adapters_script() {
     let Some(out) = std::env::var_os("HEARTH_SAVE_DIR").map(|dir| PathBuf::from(dir).join("adapters")) else {
         println!("skipped: set HEARTH_SAVE_DIR=DIR to save adapters there for golden/check_adapters.py");
         return;
@@ -160,7 +160,7 @@ fn saved_adapters_for_peft() {
 }
 
 #[test]
-fn an_adapter_of_another_model_is_refused() {
+fn adapter_of_another_model_or_with_bad_files_is_rejected() {
     let open = |dir: &Path, base: &str| {
         let gpt = load(base, &Device::flex());
         Adapter::open(dir, AdapterModel::new(gpt.config(), Some(class_of(base))).unwrap()).unwrap_err().to_string()
@@ -202,7 +202,7 @@ fn an_adapter_of_another_model_is_refused() {
 }
 
 #[test]
-fn modules_named_with_their_layers_are_the_same_when_opened_again() {
+fn adapter_of_a_module_named_with_its_layer_reopens_unchanged() {
     let gpt = load("llama", &Device::flex());
     let model = AdapterModel::new(gpt.config(), Some(class_of("llama"))).unwrap();
     let targets = Targets::Named(vec!["layers.0.self_attn.q_proj".to_owned()]);
@@ -219,7 +219,7 @@ fn modules_named_with_their_layers_are_the_same_when_opened_again() {
 
 /// A folder of an adapter opens as the model that it updates, with the adapter and its own tokenizer.
 #[test]
-fn an_adapter_opens_as_a_model() {
+fn adapter_folder_opens_as_its_base_model_with_the_adapter() {
     let (gpt, oracle) = (load("llama", &Device::flex()), Oracle::read("llama"));
     let parent = tempfile::tempdir().unwrap();
     let tokenizer = |n_tokens: usize| {
@@ -251,7 +251,7 @@ fn an_adapter_opens_as_a_model() {
 }
 
 #[test]
-fn quantized_matrices_are_not_merged_but_adapted_beside() {
+fn adapter_on_a_quantized_model_works_unmerged_but_cannot_be_merged() {
     let base = "llama";
     let (gpt, oracle) = (load(base, &Device::flex()), Oracle::read(base));
     let adapter = adapter_of(base, &gpt);
@@ -286,9 +286,9 @@ fn quantized_matrices_are_not_merged_but_adapted_beside() {
     assert!(far < 0.2 * moved, "{far} of {moved}");
 }
 
-/// As llama.cpp has them; `golden/check_with_llama_cpp.py` shows what llama.cpp makes of one.
+/// In the format of llama.cpp; `golden/check_with_llama_cpp.py` opens one with llama.cpp.
 #[test]
-fn an_adapter_in_a_gguf_file_is_the_same_adapter() {
+fn adapter_written_to_gguf_gives_the_same_logits() {
     let dir = tempfile::tempdir().unwrap();
     for base in ["llama", "gpt2", "gpt-neox-parallel", "qwen3", "phi3"] {
         let gpt = load(base, &Device::flex());
@@ -311,7 +311,7 @@ fn an_adapter_in_a_gguf_file_is_the_same_adapter() {
 }
 
 #[test]
-fn gguf_files_that_are_no_adapters_of_the_model_are_refused() {
+fn gguf_adapter_that_is_malformed_or_of_another_model_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let gpt = load("llama", &Device::flex());
     let config = gpt.config().clone();
@@ -349,7 +349,7 @@ fn gguf_files_that_are_no_adapters_of_the_model_are_refused() {
         let error = broken("broken.gguf", from.as_bytes(), to.as_bytes());
         assert!(error.contains(contains), "{from}: {error}");
     }
-    // A number that is none.
+    // NaN in a tensor.
     let not_a_number = |at: usize| {
         let mut bytes = bytes.clone();
         let end = bytes.len() - at;

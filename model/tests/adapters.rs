@@ -139,7 +139,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
     #[test]
-    fn a_sequence_has_the_same_bits_beside_any_others(
+    fn sequence_with_adapter_is_bit_identical_alone_and_batched(
         lengths in prop::collection::vec(1..30usize, 2..9),
         choices in prop::collection::vec(0..4usize, 9),
         cut in 1..20usize,
@@ -166,7 +166,7 @@ proptest! {
 }
 
 #[test]
-fn adapters_beside_the_model_compute_what_merged_ones_do() {
+fn batched_adapters_give_the_logits_of_merged_models() {
     for name in CASES {
         let gpt = load(name, Dtype::F32, &Device::flex());
         let class = model_dir::load_class(&golden(name)).unwrap();
@@ -192,7 +192,7 @@ fn adapters_beside_the_model_compute_what_merged_ones_do() {
 }
 
 #[test]
-fn a_gpu_computes_what_the_cpu_does() {
+fn batched_adapters_on_gpu_give_the_logits_of_the_cpu() {
     let Some(device) = gpu() else { return };
     // Each compiles kernels of its own, which takes the software adapter long.
     for name in ["llama", "gpt2"] {
@@ -213,7 +213,7 @@ fn a_gpu_computes_what_the_cpu_does() {
 }
 
 #[test]
-fn an_adapter_for_another_model_is_refused() {
+fn loading_an_adapter_for_another_model_is_rejected() {
     let config = |name: &str| model_dir::load_config(&golden(name)).unwrap();
     let values = adapter(&config("llama"), "LlamaForCausalLM", 4, 1);
     let error = LoadedAdapter::new(&config("gpt2"), &values, &Device::flex()).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! Matrices that files have in bf16 stay so, with the very results of f32 in half the memory.
+//! Matrices stored in bf16 stay in bf16: the same results as in f32, in half the memory.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -70,10 +70,10 @@ fn n_bytes(gpt: &Gpt) -> usize {
     gpt.matrices().iter().map(|(_, matrix)| matrix.n_bytes()).sum()
 }
 
-/// Asked for in f32, the CPU holds the same numbers in the same bytes. That its kernels make the bits of f32 of them is
-/// shown where f32 in four bytes can be had, in `ops/cpu/matmul.rs`.
+/// If f32 is requested, the CPU stores the same numbers in 2 bytes each. `ops/cpu/matmul.rs` tests that its kernels
+/// then give the bits of f32 in 4 bytes.
 #[test]
-fn bf16_is_f32_in_half_the_memory() {
+fn bf16_file_opened_as_bf16_or_f32_has_equal_memory_and_logits() {
     for path in files() {
         let [held, widened] = [None, Some(Dtype::F32)].map(|dtype| load(&path, dtype, &Device::flex()).unwrap());
         assert_eq!([held.dtype(), widened.dtype()], [Dtype::Bf16, Dtype::F32]);
@@ -89,7 +89,7 @@ fn bf16_is_f32_in_half_the_memory() {
 }
 
 #[test]
-fn bf16_is_f32_on_wgpu() {
+fn bf16_model_on_wgpu_has_the_logits_of_f32() {
     let Some(gpu) = gpu() else { return };
     let [held, widened] = [None, Some(Dtype::F32)].map(|dtype| load(&files()[0], dtype, &gpu).unwrap());
     assert_eq!(held.dtype(), Dtype::Bf16);
@@ -101,9 +101,9 @@ fn bf16_is_f32_on_wgpu() {
     }
 }
 
-/// Of f32 there is no bf16 to be had without loss, so each matrix is as wide as the widest of its tensors.
+/// f32 cannot be converted to bf16 without loss, so each matrix has the widest dtype of its tensors.
 #[test]
-fn a_mixed_file_is_held_as_it_is() {
+fn mixed_f32_and_bf16_file_keeps_the_widest_dtype_per_matrix() {
     let dir = tempfile::tempdir().unwrap();
     let source = files()[0].clone();
     std::fs::copy(source.join("config.json"), dir.path().join("config.json")).unwrap();
@@ -135,9 +135,9 @@ fn a_mixed_file_is_held_as_it_is() {
     assert!(logits(&held) == logits(&widened));
 }
 
-/// Saved as f32, by default, or as it was: the same numbers.
+/// Saved as f32 (the default) or as bf16, the numbers are the same.
 #[test]
-fn saving_loses_nothing() {
+fn saving_a_bf16_model_keeps_all_parameters_exactly() {
     let held = load(&files()[0], None, &Device::flex()).unwrap();
     for (dtype, expected) in [(DiskDtype::F32, Dtype::F32), (DiskDtype::Bf16, Dtype::Bf16)] {
         let dir = tempfile::tempdir().unwrap();
@@ -149,9 +149,9 @@ fn saving_loses_nothing() {
     }
 }
 
-/// What trains is f32, whatever the file has.
+/// Training uses f32, whatever dtype the file has.
 #[test]
-fn devices_with_gradients_have_f32() {
+fn bf16_file_on_an_autodiff_device_is_loaded_as_f32() {
     let device = Device::flex().autodiff();
     for path in files() {
         let gpt = load(&path, None, &device).unwrap();
@@ -161,9 +161,9 @@ fn devices_with_gradients_have_f32() {
     }
 }
 
-/// Asked for, wider numbers are rounded: to the nearest, and of two to the even one.
+/// If bf16 is requested, wider numbers are rounded to nearest, ties to even.
 #[test]
-fn wider_numbers_are_rounded_to_the_nearest() {
+fn f32_weights_are_rounded_to_nearest_even_in_bf16() {
     let ulp = 2f32.powi(-7);
     let values = vec![1.0 + 0.5 * ulp, 1.0 + 1.5 * ulp, 1.0 + 0.51 * ulp, -1.0 - 0.49 * ulp, 0.0, 3e38];
     let weight = Weight::new(TensorData::new(values, [2, 3]), Dtype::Bf16, &Device::flex()).unwrap();

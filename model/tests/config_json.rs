@@ -1,5 +1,5 @@
-//! `config.json`: both spellings of what transformers has spelled in two ways, what no class expresses, and what is
-//! refused by name.
+//! `config.json`: older and newer keys of transformers, configurations that no class expresses, and values that are
+//! rejected by name.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -68,9 +68,9 @@ const ROPE_CASES: &[&str] = &[
     "rope-dynamic",
 ];
 
-/// The golden files are transformers 5's; before it the same was spelled otherwise.
+/// The golden files have the keys of transformers 5; earlier versions wrote other keys.
 #[test]
-fn the_older_spelling_reads_as_the_newer_one() {
+fn older_rope_and_dtype_keys_read_like_the_newer_ones() {
     for case in ROPE_CASES {
         let newer = config_json(case);
         for kind_key in ["rope_type", "type"] {
@@ -98,7 +98,7 @@ fn the_older_spelling_reads_as_the_newer_one() {
 }
 
 #[test]
-fn the_goldens_scalings_are_read() {
+fn rope_scalings_of_the_golden_configs_are_read() {
     let scaling = |case| match read(&config_json(case)).unwrap().positions {
         Positions::Rope(rope) => rope.scaling,
         _ => unreachable!(),
@@ -115,9 +115,9 @@ fn the_goldens_scalings_are_read() {
     assert!((attention_factor - (0.1 * 4f64.ln() + 1.0)).abs() < 1e-12);
 }
 
-/// DeepSeek's way of saying that the factor follows from the lengths.
+/// In files of DeepSeek, `null` means that the factor follows from the lengths.
 #[test]
-fn a_factor_of_null_is_the_ratio_of_the_lengths() {
+fn null_yarn_factor_is_the_ratio_of_the_context_lengths() {
     let read = |factor: Option<Value>| {
         let mut json = with("rope-yarn", "max_position_embeddings", json!(40));
         let rope = json["rope_parameters"].as_object_mut().unwrap();
@@ -134,7 +134,7 @@ fn sizes() -> Sizes {
     Sizes { vocab_size: 23, max_seq_len: 40, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 24, d_ff: 20 }
 }
 
-/// What no Hugging Face class expresses, each in a way of its own.
+/// Configurations that no Hugging Face class expresses, each for another reason.
 fn own_configs() -> Vec<GptConfig> {
     let llama = GptConfig::llama(sizes());
     let gpt2 = GptConfig::gpt2(Sizes { n_kv_heads: 4, ..sizes() });
@@ -191,7 +191,7 @@ fn logits(gpt: &Gpt) -> Vec<f32> {
 }
 
 #[test]
-fn what_no_class_expresses_is_saved_as_our_own_and_reopens_exactly() {
+fn config_that_no_hugging_face_class_has_is_saved_as_hearth_class() {
     let device = Device::flex();
     for config in own_configs() {
         let gpt = Gpt::init(&config, 3, &device).unwrap();
@@ -202,7 +202,7 @@ fn what_no_class_expresses_is_saved_as_our_own_and_reopens_exactly() {
         let reopened = model_dir::load_gpt(dir.path(), &options).unwrap();
         assert_eq!(reopened.config(), &config);
         assert_eq!(logits(&reopened), logits(&gpt), "{config:?}");
-        // No other class takes it, and it says so.
+        // Saving it under any other class is rejected.
         for class in known_architectures().into_iter().filter(|class| *class != "HearthForCausalLM") {
             let options = SaveOptions { class: Some(class.to_owned()), ..SaveOptions::default() };
             let error = model_dir::save(dir.path(), &gpt, &options).unwrap_err().to_string();
@@ -211,9 +211,9 @@ fn what_no_class_expresses_is_saved_as_our_own_and_reopens_exactly() {
     }
 }
 
-/// Files of our own from before there were layers of different kinds, multipliers and soft caps.
+/// Files of `HearthForCausalLM` may lack the keys for layers of different kinds, multipliers and soft caps.
 #[test]
-fn older_files_of_our_own_are_read() {
+fn hearth_config_without_newer_keys_is_read() {
     let config = GptConfig { positions: Positions::Alibi, ..GptConfig::llama(sizes()) };
     let mut json = serde_json::to_value(&config).unwrap();
     let json = json.as_object_mut().unwrap();
@@ -238,14 +238,14 @@ fn older_files_of_our_own_are_read() {
 }
 
 #[test]
-fn the_class_asked_for_is_saved_or_refused() {
+fn saving_under_a_requested_class_uses_it_or_is_rejected() {
     let gpt = Gpt::init(&GptConfig::llama(sizes()), 3, &Device::flex()).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let save = |class: Option<&str>| {
         let options = SaveOptions { class: class.map(str::to_owned), ..SaveOptions::default() };
         model_dir::save(dir.path(), &gpt, &options).map(|()| model_dir::load_class(dir.path()).unwrap())
     };
-    // The same architecture by five names.
+    // Several classes have the same architecture.
     assert_eq!(save(None).unwrap(), "LlamaForCausalLM");
     for class in ["LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM", "HearthForCausalLM"] {
         assert_eq!(save(Some(class)).unwrap(), class);
@@ -256,7 +256,7 @@ fn the_class_asked_for_is_saved_or_refused() {
 }
 
 #[test]
-fn unknown_architectures_are_refused_with_the_list_of_the_known_ones() {
+fn unknown_architecture_is_rejected_with_the_list_of_known_ones() {
     let refused = [
         (with("llama", "architectures", json!(["MambaForCausalLM"])), "architecture `MambaForCausalLM`"),
         (with("llama", "architectures", json!(["LlamaForSequenceClassification"])), "LlamaForSequenceClassification"),
@@ -274,7 +274,7 @@ fn unknown_architectures_are_refused_with_the_list_of_the_known_ones() {
 
 /// The `model_type` alone says which class it is, as in transformers.
 #[test]
-fn the_model_type_stands_in_for_the_class() {
+fn model_type_is_used_if_architectures_is_missing() {
     for case in ["gpt2", "llama", "bloom", "ctrl"] {
         let mut json = config_json(case);
         json.remove("architectures");
@@ -283,7 +283,7 @@ fn the_model_type_stands_in_for_the_class() {
 }
 
 #[test]
-fn maths_that_is_not_computed_is_refused_by_name() {
+fn unsupported_config_values_are_rejected_by_key() {
     let layers = |kinds: [&str; 2]| json!(kinds);
     let refused = [
         ("llama", "quantization_config", json!({ "quant_method": "gptq", "bits": 4 })),
@@ -343,14 +343,14 @@ fn maths_that_is_not_computed_is_refused_by_name() {
     slices.insert("pretraining_tp".to_owned(), json!(2));
     let error = read(&slices).unwrap_err().to_string();
     assert!(error.contains("`slow_but_exact`"), "{error}");
-    // As numbers that mean the same, they pass.
+    // Neutral values of such keys are accepted.
     for (key, value) in [("logits_scaling", json!(1)), ("num_local_experts", json!(0)), ("layer_types", Value::Null)] {
         read(&with("llama", key, value)).unwrap();
     }
 }
 
 #[test]
-fn what_is_out_of_range_is_named_as_the_file_names_it() {
+fn out_of_range_config_value_error_names_field_and_key() {
     let cases = [
         ("llama", "num_hidden_layers", json!(0), "`n_layers`"),
         ("gpt2", "n_layer", json!(5000), "`n_layers`"),
@@ -378,7 +378,7 @@ fn what_is_out_of_range_is_named_as_the_file_names_it() {
 }
 
 #[test]
-fn rotary_positions_that_are_not_computed_are_refused_by_name() {
+fn unsupported_rope_parameters_are_rejected_by_name() {
     let rope = |extra: Value| {
         let mut nested = json!({ "rope_type": "default", "rope_theta": 500.0 });
         nested.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
@@ -411,7 +411,7 @@ fn rotary_positions_that_are_not_computed_are_refused_by_name() {
 
 /// The layers without rotary positions by their interval, and the windows that follow from them.
 #[test]
-fn layers_without_rotary_positions_are_read() {
+fn no_rope_layer_interval_sets_unrotated_and_windowed_layers() {
     let mut json = config_json("smollm3");
     for key in ["no_rope_layers", "layer_types"] {
         json.remove(key).unwrap();
@@ -429,7 +429,7 @@ fn layers_without_rotary_positions_are_read() {
 }
 
 #[test]
-fn factors_and_layers_out_of_range_are_refused_by_name() {
+fn out_of_range_multipliers_and_layer_lists_are_rejected_by_name() {
     let refused = [
         ("granite", "residual_multiplier", json!(0.0), "residual_multiplier"),
         ("granite", "logits_scaling", json!(0), "logit_multiplier"),
@@ -459,7 +459,7 @@ fn factors_and_layers_out_of_range_are_refused_by_name() {
 
 /// The object for each kind of layers, and the older keys in its place.
 #[test]
-fn rotary_positions_by_kind_of_layer_are_read() {
+fn rope_parameters_per_layer_type_are_read() {
     let mut json = config_json("gemma3");
     let newer = read(&json).unwrap();
     let own = newer.window_rope.unwrap();
@@ -471,12 +471,12 @@ fn rotary_positions_by_kind_of_layer_are_read() {
     json.insert("rope_local_base_freq".to_owned(), json!(100.0));
     json.insert("rope_scaling".to_owned(), json!({ "rope_type": "linear", "factor": 3.0 }));
     assert_eq!(read(&json).unwrap(), newer);
-    // What transformers reads as no scaling, and what says nothing of the kinds.
+    // Rejected: a scaling that transformers ignores, and parameters without an object for each kind of layer.
     json.insert("rope_scaling".to_owned(), json!({ "type": "linear", "factor": 3.0 }));
     assert!(read(&json).unwrap_err().to_string().contains("`type`"));
     let flat = with("gemma3", "rope_parameters", json!({ "rope_type": "default", "rope_theta": 5.0 }));
     assert!(read(&flat).unwrap_err().to_string().contains("an object for each kind of layer"));
-    // Versions differ in which layers this base is for.
+    // Versions of transformers apply this base to different layers.
     let mut olmo = config_json("olmo3");
     olmo.remove("rope_parameters");
     olmo.insert("rope_theta".to_owned(), json!(500_000.0));
@@ -487,7 +487,7 @@ fn rotary_positions_by_kind_of_layer_are_read() {
 
 /// Some versions of transformers read GPT-NeoX's base under the other classes' key, others do not.
 #[test]
-fn a_base_that_versions_read_differently_is_refused() {
+fn gpt_neox_rope_theta_contradicting_rotary_emb_base_is_rejected() {
     let mut json = config_json("gpt-neox-parallel");
     json.remove("rope_parameters");
     json.insert("rotary_emb_base".to_owned(), json!(500));
@@ -499,9 +499,9 @@ fn a_base_that_versions_read_differently_is_refused() {
     assert!(error.contains("`rope_theta`") && error.contains("500"), "{error}");
 }
 
-/// `null` is not absent.
+/// `null` has another meaning than a missing key.
 #[test]
-fn key_heads_that_are_not_given_are_those_of_the_class() {
+fn missing_num_key_value_heads_uses_the_default_of_the_class() {
     let n_kv_heads = |case: &str, value: Option<Value>| {
         let mut json = config_json(case);
         json.remove("num_key_value_heads");
@@ -518,7 +518,7 @@ fn key_heads_that_are_not_given_are_those_of_the_class() {
 
 /// Qwen's windows have four keys.
 #[test]
-fn windows_of_some_layers_of_all_or_of_none_are_read() {
+fn sliding_window_keys_give_windows_in_no_some_or_all_layers() {
     let read = |changes: Value| {
         let mut json = config_json("qwen2");
         json.remove("layer_types");
@@ -534,7 +534,7 @@ fn windows_of_some_layers_of_all_or_of_none_are_read() {
     let mut listed = used(0);
     listed["layer_types"] = json!(["sliding_attention", "full_attention"]);
     assert_eq!(read(listed).unwrap().full_layers, [1]);
-    // Absent is not null.
+    // A missing key has another meaning than `null`.
     let mut json = config_json("mistral");
     json.remove("sliding_window");
     assert_eq!(self::read(&json).unwrap().sliding_window, Some(4096));
@@ -542,7 +542,7 @@ fn windows_of_some_layers_of_all_or_of_none_are_read() {
 }
 
 #[test]
-fn fields_of_the_wrong_kind_are_refused_by_name() {
+fn config_fields_of_the_wrong_type_are_rejected_by_name() {
     let wrong = [
         ("llama", "hidden_size", json!("32")),
         ("llama", "hidden_size", json!(-32)),
@@ -562,9 +562,9 @@ fn fields_of_the_wrong_kind_are_refused_by_name() {
     assert!(error.contains("no_such_field"), "{error}");
 }
 
-/// Older files go by other names, and leave out what the class's first version had not.
+/// Older files have other key names, and lack keys that the class's first version did not have.
 #[test]
-fn older_names_of_sizes_are_read() {
+fn older_config_keys_of_bloom_and_gemma_are_read() {
     let mut older = config_json("bloom");
     for (new, old) in [("hidden_size", "n_embed"), ("n_head", "num_attention_heads"), ("n_layer", "num_hidden_layers")]
     {

@@ -51,7 +51,7 @@ const CASES: &[&str] = &[
     "cohere",
 ];
 
-/// Of these, the goldens have what a file cannot say: each has a configuration and an oracle of its own.
+/// GGUF cannot express the golden dirs of these architectures: each has a configuration and an oracle of its own.
 const OWN: &[&str] = &["gemma2", "gemma3", "smollm3", "phi", "cohere2", "falcon", "falcon-new"];
 
 /// All cases, with the dirs that have their configurations and oracles.
@@ -86,7 +86,7 @@ fn oracle(path: &Path, logits: &str) -> (Vec<i32>, [usize; 2], Vec<f32>) {
     )
 }
 
-/// How far the model's logits are from the oracle's, each as a share of the logits' spread.
+/// Distances of the model's logits from the oracle's, relative to the spread of the logits.
 fn errors(gpt: &Gpt, (ids, [batch, seq_len], expected): &(Vec<i32>, [usize; 2], Vec<f32>)) -> Vec<f32> {
     let ids: Tensor<1, Int> = Tensor::from_data(TensorData::new(ids.clone(), [ids.len()]), &gpt.device());
     let hidden = gpt.forward(ids, AttentionContext::dense(*batch, *seq_len));
@@ -107,7 +107,7 @@ fn rms_error(gpt: &Gpt, oracle: &(Vec<i32>, [usize; 2], Vec<f32>)) -> f32 {
 }
 
 #[test]
-fn logits_are_those_of_the_goldens() {
+fn gguf_models_give_the_reference_logits() {
     for (case, dir) in cases() {
         let gpt = model_dir::load_gpt(&gguf(case), &options(None)).unwrap();
         let error = error(&gpt, &oracle(&dir.join("oracle.safetensors"), "logits"));
@@ -117,7 +117,7 @@ fn logits_are_those_of_the_goldens() {
 }
 
 #[test]
-fn configurations_are_those_of_the_dirs() {
+fn gguf_configs_equal_those_of_the_model_dirs() {
     for (case, dir) in cases() {
         let of_file = model_dir::load_config(&gguf(case)).unwrap();
         let of_dir = model_dir::load_config(&dir).unwrap();
@@ -133,18 +133,18 @@ fn configurations_are_those_of_the_dirs() {
 }
 
 #[test]
-fn queries_keys_and_values_may_be_one_tensor() {
+fn gguf_model_with_a_fused_qkv_tensor_gives_the_reference_logits() {
     let gpt = model_dir::load_gpt(&gguf("fused-qkv"), &options(None)).unwrap();
     let error = error(&gpt, &oracle(&tests().join("golden/qwen2/oracle.safetensors"), "logits"));
     assert!(error < 1e-4, "{error}");
 }
 
-/// Keys of an architecture that are no sizes.
+/// Keys of an architecture other than sizes.
 type Keys<'a> = &'a [(&'a str, Vec<u8>)];
 
 /// A file of an architecture with 4 heads and, at 64 wide, heads of 8; with these keys besides.
 fn sized(name: &str, n_layers: u32, keys: Keys<'_>) -> File {
-    let mut file = File::right();
+    let mut file = File::valid();
     file.set("general.architecture", text_value(name));
     let sizes = [
         ("context_length", u32_value(16)),
@@ -163,7 +163,7 @@ fn sized(name: &str, n_layers: u32, keys: Keys<'_>) -> File {
 
 /// Where llama.cpp has constants in place of keys.
 #[test]
-fn what_files_do_not_say_is_known() {
+fn gguf_config_fills_in_constants_of_the_architecture() {
     let config = |name, n_layers, keys: Keys<'_>| {
         model_dir::load_config(&Damaged::new(&sized(name, n_layers, keys).bytes()).path()).unwrap()
     };
@@ -198,11 +198,11 @@ fn what_files_do_not_say_is_known() {
     assert_eq!((&cohere2.full_layers[..], &cohere2.unrotated_layers[..]), (&[3, 7][..], &[3, 7][..]));
 }
 
-/// What these architectures compute otherwise than the rest, where they do not.
+/// Keys that would change what these architectures compute.
 #[test]
-fn what_would_change_the_maths_is_refused() {
+fn unsupported_gguf_architecture_keys_are_rejected_by_name() {
     let refused = |name: &str, (key, value): (&str, Vec<u8>)| {
-        assert_refused(
+        assert_rejected(
             &Damaged::new(&sized(name, 1, &[(key, value)]).bytes()).path(),
             &[&format!("`{name}.{key}` is ")],
         );
@@ -223,7 +223,7 @@ fn what_would_change_the_maths_is_refused() {
 }
 
 #[test]
-fn a_model_in_several_files_is_one() {
+fn split_gguf_model_opens_only_from_its_complete_first_file() {
     let first = |dir: &Path| {
         let mut files: Vec<_> = fs::read_dir(dir).unwrap().map(|file| file.unwrap().path()).collect();
         files.retain(|path| path.file_name().unwrap().to_str().unwrap().starts_with("split-"));
@@ -235,26 +235,26 @@ fn a_model_in_several_files_is_one() {
     let gpt = model_dir::load_gpt(&files[0], &options(None)).unwrap();
     let error = error(&gpt, &oracle(&tests().join("golden/qwen2/oracle.safetensors"), "logits"));
     assert!(error < 1e-4, "{error}");
-    assert_refused(&files[1], &["is not the first of its model's"]);
-    // Without the others.
+    assert_rejected(&files[1], &["is not the first of its model's"]);
+    // The first file without the others.
     let dir = tempfile::tempdir().unwrap();
     let alone = dir.path().join(files[0].file_name().unwrap());
     fs::copy(&files[0], &alone).unwrap();
-    assert_refused(&alone, &["cannot read", "00002-of-"]);
+    assert_rejected(&alone, &["cannot read", "00002-of-"]);
     let renamed = dir.path().join("renamed.gguf");
     fs::rename(&alone, &renamed).unwrap();
-    assert_refused(&renamed, &["its name does not end in `-00001-of-"]);
+    assert_rejected(&renamed, &["its name does not end in `-00001-of-"]);
     fs::remove_file(&renamed).unwrap();
     // In the wrong order.
     for (from, to) in [(0, 0), (2, 1), (1, 2)] {
         fs::copy(&files[from], dir.path().join(files[to].file_name().unwrap())).unwrap();
     }
-    assert_refused(&alone, &["00002-of-", "`split.no` must be 1, got 2"]);
-    assert_refused(dir.path(), &[alone.to_str().unwrap()]);
+    assert_rejected(&alone, &["00002-of-", "`split.no` must be 1, got 2"]);
+    assert_rejected(dir.path(), &[alone.to_str().unwrap()]);
 }
 
 #[test]
-fn rounded_weights_are_the_files_own() {
+fn quantized_gguf_weights_are_kept_and_give_the_reference_logits() {
     let oracle = |name: &str| oracle(&tests().join("gguf/quantized.safetensors"), &format!("logits.{name}"));
     let read = |path: &Path, dtype| {
         let gpt = model_dir::load_gpt(path, &options(dtype)).unwrap();
@@ -294,14 +294,14 @@ struct Encoded {
 
 /// What the `sentencepiece` library makes of texts by a model of its own (`gguf/make_sentencepiece.py`).
 #[test]
-fn pieces_are_those_of_sentencepiece() {
+fn gguf_sentencepiece_tokenizer_matches_the_library() {
     let tokenizer = model_dir::load_tokenizer(&gguf("sentencepiece")).unwrap();
     let cases = fs::read(tests().join("gguf/sentencepiece.json")).unwrap();
     for Encoded { text, ids } in serde_json::from_slice::<Vec<Encoded>>(&cases).unwrap() {
         assert_eq!(tokenizer.encode(&text, EncodeOptions::TEXT).unwrap(), ids, "{text:?}");
-        // Pieces spell a space so.
+        // Pieces write a space as `▁`.
         assert_eq!(tokenizer.decode(&ids, DecodeOptions::default()), text.replace('▁', " "));
-        // In a prompt, `<s>` is no text.
+        // In a prompt, `<s>` is a special token.
         if !text.contains("<s") && !text.contains("</s") {
             let prompt = tokenizer.encode(&text, EncodeOptions::PROMPT).unwrap();
             assert_eq!(prompt.split_first(), Some((&1, ids.as_slice())), "a text begins with `bos`: {text:?}");
@@ -311,7 +311,7 @@ fn pieces_are_those_of_sentencepiece() {
 
 /// The vocabularies that llama.cpp has for its own tests, with texts and the ids that Hugging Face's tokenizers have.
 #[test]
-fn ids_are_those_of_the_families() {
+fn gguf_tokenizers_of_llama_cpp_families_give_the_expected_ids() {
     let Some(folder) = std::env::var_os("HEARTH_LLAMA_CPP") else {
         println!("skipped: set HEARTH_LLAMA_CPP=DIR to a checkout of llama.cpp to run");
         return;
@@ -349,15 +349,15 @@ fn ids_are_those_of_the_families() {
 
 /// The real model by its dir and by a file that llama.cpp made of it: the same configuration, ids and chats.
 #[test]
-fn smollm2_is_the_same_model() {
+fn smollm2_from_gguf_equals_its_model_dir() {
     let (Some(dir), Some(file)) = (std::env::var_os("HEARTH_SMOLLM2"), std::env::var_os("HEARTH_SMOLLM2_GGUF")) else {
         println!("skipped: set HEARTH_SMOLLM2=DIR and HEARTH_SMOLLM2_GGUF=FILE, the same values, to run");
         return;
     };
-    // The dir may have been made of a file of few bits: then its values in f32 are the same.
+    // The dir may have been made from a quantized file: in f32 its values are the same.
     let of = |path: &OsStr| model_dir::load(Path::new(path), &options(Some(Dtype::F32))).unwrap();
     let (of_dir, of_file) = (of(&dir), of(&file));
-    // In the dir it may be what f32 made of it.
+    // The dir may have it rounded to f32.
     let norm_eps = of_dir.gpt.config().norm_eps as f32;
     assert_eq!(of_file.gpt.config().norm_eps as f32, norm_eps);
     let config = |model: &LoadedModel| GptConfig { norm_eps: norm_eps.into(), ..model.gpt.config().clone() };
@@ -416,7 +416,7 @@ fn smollm2_is_the_same_model() {
         (template.render(&messages, &context).unwrap(), template.encode(&model.tokenizer, &messages, &context).unwrap())
     };
     assert_eq!(chat(&of_file), chat(&of_dir));
-    // In f32, the very weights.
+    // In f32, the same weights.
     let read = |model: &LoadedModel| {
         let mut values = Vec::new();
         model
@@ -447,14 +447,14 @@ impl Damaged {
 }
 
 #[track_caller]
-fn assert_refused(path: &Path, parts: &[&str]) {
+fn assert_rejected(path: &Path, parts: &[&str]) {
     let Err(error) = model_dir::load(path, &options(None)) else { panic!("opened, expected {parts:?}") };
     let message = error.to_string();
     assert!(parts.iter().all(|part| message.contains(part)), "{parts:?} are not all in: {message}");
     assert!(matches!(error, Error::File { .. } | Error::Tensor { .. } | Error::Io { .. }), "{error:?}");
 }
 
-/// A file's parts, to be put together wrongly.
+/// The parts of a GGUF file, which tests change before they assemble it.
 #[derive(Clone)]
 struct File {
     magic: &'static [u8],
@@ -492,7 +492,7 @@ fn texts_value(texts: &[&str]) -> Vec<u8> {
 
 impl File {
     /// A Llama of one layer, 32 wide, that opens.
-    fn right() -> Self {
+    fn valid() -> Self {
         let mut file = Self {
             magic: b"GGUF",
             version: 3,
@@ -562,19 +562,19 @@ impl File {
 
 #[track_caller]
 fn refused(parts: &[&str], damage: impl FnOnce(&mut File)) {
-    let mut file = File::right();
+    let mut file = File::valid();
     damage(&mut file);
-    assert_refused(&Damaged::new(&file.bytes()).path(), parts);
+    assert_rejected(&Damaged::new(&file.bytes()).path(), parts);
 }
 
 #[test]
-fn the_file_that_is_damaged_below_opens() {
-    let mut file = File::right();
+fn valid_gguf_file_opens_also_with_harmless_keys() {
+    let mut file = File::valid();
     let open = |file: &File| model_dir::load(&Damaged::new(&file.bytes()).path(), &options(None)).unwrap();
     let model = open(&file);
     assert_eq!(model.tokenizer.encode("abba<|end|>", EncodeOptions::PROMPT).unwrap(), [2, 1, 0, 3]);
     assert_eq!(model.eos_token_ids, [3]);
-    // What changes nothing.
+    // Changes that have no effect.
     file.version = 2;
     file.set("llama.expert_count", u32_value(0));
     file.set("llama.vocab_size", u32_value(4));
@@ -584,8 +584,8 @@ fn the_file_that_is_damaged_below_opens() {
 }
 
 #[test]
-fn sampling_is_what_the_file_advises() {
-    let mut file = File::right();
+fn gguf_sampling_keys_become_sampling_defaults() {
+    let mut file = File::valid();
     let load = |file: &File| {
         let file = Damaged::new(&file.bytes());
         let beside = model_dir::files_beside_weights(&file.path()).unwrap();
@@ -620,7 +620,7 @@ fn sampling_is_what_the_file_advises() {
 }
 
 #[test]
-fn hostile_files_are_refused() {
+fn malformed_gguf_headers_are_rejected() {
     refused(&["does not start with `GGUF`"], |file| file.magic = b"GGML");
     refused(&["version 1"], |file| file.version = 1);
     refused(&["version 4"], |file| file.version = 4);
@@ -652,7 +652,7 @@ fn hostile_files_are_refused() {
 }
 
 #[test]
-fn hostile_tensors_are_refused() {
+fn malformed_gguf_tensor_infos_are_rejected() {
     const NORM: &str = "output_norm.weight";
     refused(&[NORM, "0 dimensions"], |file| file.tensor(NORM).1 = vec![]);
     refused(&[NORM, "5 dimensions"], |file| file.tensor(NORM).1 = vec![1; 5]);
@@ -681,7 +681,7 @@ fn hostile_tensors_are_refused() {
 }
 
 #[test]
-fn hostile_metadata_is_refused() {
+fn invalid_gguf_model_metadata_is_rejected() {
     refused(&["architecture `mamba` is not supported", "`qwen3`"], |file| {
         file.set("general.architecture", text_value("mamba"));
     });
@@ -711,7 +711,7 @@ fn hostile_metadata_is_refused() {
 }
 
 #[test]
-fn hostile_tokenizers_are_refused() {
+fn invalid_gguf_tokenizers_are_rejected() {
     refused(&["`tokenizer.ggml.model` is missing"], |file| {
         file.pairs.retain(|(key, _)| *key != "tokenizer.ggml.model");
     });
@@ -749,16 +749,16 @@ fn hostile_tokenizers_are_refused() {
     });
 }
 
-/// Every length that a file can be cut to, and every byte of its front changed: an error or a model, and nothing else.
+/// Truncated to any length, opening fails; with any byte before the tensor data changed, it fails or gives a model.
 #[test]
-fn no_damage_makes_it_panic() {
-    let bytes = File::right().bytes();
+fn damaged_gguf_files_never_panic() {
+    let bytes = File::valid().bytes();
     for len in 0..bytes.len() {
         if len < 2000 || len % 97 == 0 {
             assert!(model_dir::load(&Damaged::new(&bytes[..len]).path(), &options(None)).is_err(), "{len}");
         }
     }
-    for at in 0..bytes.len() - File::right().data.len() {
+    for at in 0..bytes.len() - File::valid().data.len() {
         for change in [0x01, 0x80, 0xff] {
             let mut bytes = bytes.clone();
             bytes[at] ^= change;

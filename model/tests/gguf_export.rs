@@ -1,5 +1,5 @@
-//! GGUF files that Hearth writes: read again, they are the same model. What others make of them is checked by
-//! `golden/check_exported.py` and `golden/check_with_llama_cpp.py`.
+//! GGUF files that Hearth writes: read again, they are the same model. `golden/check_exported.py` and
+//! `golden/check_with_llama_cpp.py` check how other programs read them.
 #![expect(clippy::unwrap_used, reason = "tests")]
 #![expect(clippy::print_stdout, reason = "a skipped test says so")]
 
@@ -40,7 +40,7 @@ const EXPORTED: [&str; 14] = [
     "rope-linear",
 ];
 
-/// Written as it is, also what marks the assistant's text for training.
+/// The tags that mark the assistant's text for training are exported unchanged.
 const TEMPLATE: &str = "{% generation %}{{ messages[0].content }}{% endgeneration %}";
 
 fn options(dtype: Option<Dtype>) -> LoadOptions {
@@ -88,7 +88,7 @@ fn export_options(case: &str, dtype: Option<Dtype>) -> ExportOptions {
 }
 
 #[test]
-fn a_file_that_was_written_is_the_same_model() {
+fn exported_gguf_reopens_as_the_same_model() {
     let dir = tempfile::tempdir().unwrap();
     for case in EXPORTED {
         let (model, oracle) = (model(case), Oracle::read(case));
@@ -109,10 +109,10 @@ fn a_file_that_was_written_is_the_same_model() {
 
 /// Gemma's norms are stored as they are used.
 #[test]
-fn offsets_of_norms_are_added() {
+fn gguf_export_adds_norm_weight_offsets_to_the_weights() {
     let dir = tempfile::tempdir().unwrap();
     for case in ["gemma", "gemma2", "gemma3"] {
-        // As the files of the published models have it: the goldens have what none of those has.
+        // As in the published models, which lack some features of the golden dirs.
         let golden = load(case, &Device::flex()).config().clone();
         let mut config = GptConfig { attention_scale: None, ..golden };
         if case == "gemma3" {
@@ -131,7 +131,7 @@ fn offsets_of_norms_are_added() {
 }
 
 #[test]
-fn sampling_defaults_and_both_templates_are_written() {
+fn gguf_export_writes_sampling_defaults_and_both_chat_templates() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
     let template = ChatTemplate::with_tool_use("plain", Some("tools"), Path::new("template")).unwrap();
@@ -155,7 +155,7 @@ fn sampling_defaults_and_both_templates_are_written() {
 
 /// Neutral values mean something to programs with other defaults.
 #[test]
-fn neutral_sampling_defaults_that_are_stated_are_written() {
+fn gguf_export_writes_neutral_sampling_defaults_that_are_stated() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
     let written = |generation: serde_json::Value| {
@@ -176,9 +176,9 @@ fn neutral_sampling_defaults_that_are_stated_are_written() {
     assert_eq!(written(json!({ "eos_token_id": 5 })), None);
 }
 
-/// SentencePiece's BPE has scores in place of merges.
+/// GGUF files store SentencePiece's BPE as scores, not as merges.
 #[test]
-fn tokens_of_sentence_piece_stay_the_same() {
+fn gguf_export_keeps_the_tokens_of_a_sentencepiece_tokenizer() {
     let mut vocab = json!({ "<unk>": 0, "<s>": 1, "</s>": 2 });
     let bytes = (0..256).map(|byte| format!("<0x{byte:02X}>"));
     let pieces = ["▁", "a", "b", "ab", "▁ab", "abab"].map(str::to_owned);
@@ -214,7 +214,7 @@ fn tokens_of_sentence_piece_stay_the_same() {
             |tokenizer: &Tokenizer| tokenizer.decode(&ids(tokenizer), DecodeOptions { skip_special_tokens: false });
         assert_eq!(decoded(&found), decoded(&tokenizer), "{text:?}");
     }
-    // The space in front, as files of other versions say it.
+    // The prefix space, as other versions of the file state it.
     text["normalizer"] = json!(null);
     for (key, value) in
         [("prepend_scheme", json!("always")), ("prepend_scheme", json!("never")), ("add_prefix_space", json!(true))]
@@ -243,7 +243,7 @@ fn sentence_piece_exported(json: &serde_json::Value) -> (Tokenizer, Tokenizer) {
 
 /// As `hearth quantize` and `hearth serve --dtype` round.
 #[test]
-fn numbers_are_rounded_as_when_loading() {
+fn gguf_export_rounds_weights_like_loading_does() {
     let dir = tempfile::tempdir().unwrap();
     // Rows are whole blocks: what else is stored in blocks is rounded when loading, and not in GGUF files.
     let config = GptConfig { d_ff: 64, ..load("llama", &Device::flex()).config().clone() };
@@ -263,7 +263,7 @@ fn numbers_are_rounded_as_when_loading() {
 
 /// Blocks are written as they are, and rounded like `hearth quantize` does.
 #[test]
-fn blocks_are_the_same_numbers() {
+fn gguf_export_keeps_quantized_blocks_unchanged() {
     let dir = tempfile::tempdir().unwrap();
     let gguf = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gguf");
     for (name, dtype) in [("quantized-Q8_0.gguf", Dtype::Q8), ("quantized-Q4_0.gguf", Dtype::Q4)] {
@@ -309,7 +309,7 @@ fn blocks_are_the_same_numbers() {
 }
 
 #[test]
-fn what_gguf_cannot_say_is_refused() {
+fn gguf_export_rejects_models_and_tokenizers_without_gguf_form() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("out.gguf");
     for case in ["rope-llama3", "opt", "ctrl", "nanochat"] {
@@ -339,7 +339,7 @@ fn what_gguf_cannot_say_is_refused() {
 
 /// A real model: the same ids for texts of all kinds, the same logits.
 #[test]
-fn smollm2_is_the_same_model_again() {
+fn smollm2_exported_to_gguf_reopens_as_the_same_model() {
     let Some(dir) = std::env::var_os("HEARTH_SMOLLM2") else {
         println!("skipped: set HEARTH_SMOLLM2 to the model dir that `shared/tools/get-smollm2` makes");
         return;

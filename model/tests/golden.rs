@@ -1,5 +1,5 @@
 //! The model against `transformers`: logits, loss and the gradient of every parameter of tiny models with sharp
-//! attention, and a check that the comparison has teeth. The golden dirs are made by `golden/make_golden.py`.
+//! attention, and a check that the comparison reveals wrong configurations. `golden/make_golden.py` makes the golden dirs.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
 #![expect(clippy::print_stdout, reason = "a skipped test says so")]
 
@@ -69,11 +69,11 @@ const CASES: &[&str] = &[
 /// The weights of `llama`, stored in other ways; logits and loss only.
 const STORED: &[&str] = &["llama-sharded", "llama-f16", "llama-bf16"];
 
-/// Of the spread (standard deviation) of the logits.
+/// Relative to the spread (standard deviation) of the logits.
 const LOGITS_TOLERANCE: f32 = 1e-4;
 /// Relative.
 const LOSS_TOLERANCE: f32 = 1e-5;
-/// Of the gradient's norm.
+/// Relative to the gradient's norm.
 const GRAD_TOLERANCE: f32 = 1e-3;
 /// Where the true gradient is zero, such as that of a bias on the keys of OPT and CTRL: of the largest norm of the case.
 const GRAD_FLOOR: f32 = 1e-6;
@@ -134,10 +134,10 @@ fn params(gpt: &Gpt) -> HashMap<String, TensorData> {
     params
 }
 
-/// What is computed for a generated token can differ from what a whole pass computes at its place: with a cache,
-/// transformers rotates each token by the text's length when it comes in.
+/// Logits of a generated token can differ from those of one pass over the whole text: with a KV cache, transformers
+/// rotates each token by the length of the text at the time it is added.
 #[test]
-fn dynamic_scaling_generates_what_transformers_generates() {
+fn dynamic_rope_scaling_generates_the_tokens_of_transformers() {
     let (gpt, oracle) = (load("rope-dynamic", &Device::flex()), Oracle::read("rope-dynamic"));
     let bytes = fs::read(golden("rope-dynamic").join("oracle.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
@@ -160,7 +160,7 @@ fn dynamic_scaling_generates_what_transformers_generates() {
     }
 }
 
-/// The same model on `device`, with nothing dropped where gradients are recorded: the oracles are.
+/// The same model on `device` without dropout, as in the oracles.
 fn without_dropout(gpt: &Gpt, device: &Device) -> Gpt {
     let params = params(gpt);
     let config = GptConfig { dropout: 0.0, ..gpt.config().clone() };
@@ -195,7 +195,7 @@ pub(crate) fn distance(found: &[f32], expected: &[f32]) -> f32 {
 }
 
 #[test]
-fn logits_and_loss_are_those_of_transformers() {
+fn logits_and_loss_match_transformers() {
     let device = Device::flex();
     for case in CASES.iter().chain(STORED) {
         let (gpt, oracle) = (load(case, &device), Oracle::read(case));
@@ -208,7 +208,7 @@ fn logits_and_loss_are_those_of_transformers() {
 }
 
 #[test]
-fn logits_on_wgpu_are_those_of_transformers() {
+fn logits_on_wgpu_match_transformers() {
     let Some(device) = gpu() else { return };
     for case in CASES {
         let (gpt, oracle) = (load(case, &device), Oracle::read(case));
@@ -217,7 +217,7 @@ fn logits_on_wgpu_are_those_of_transformers() {
     }
 }
 
-/// Collects gradients by our path.
+/// Collects gradients by parameter path.
 struct GradReader<'a> {
     path: ParamPath,
     gradients: &'a Gradients,
@@ -264,7 +264,7 @@ fn norm(values: &[f32]) -> f32 {
 }
 
 #[test]
-fn every_gradient_is_that_of_transformers() {
+fn every_gradient_matches_transformers() {
     for case in CASES {
         let oracle = Oracle::read(case);
         let gpt = without_dropout(&load(case, &Device::flex()), &Device::flex().autodiff());
@@ -300,11 +300,11 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
         change(&mut mutant);
         mutations.push((field, mutant));
     };
-    // Far from what the case has.
+    // Far from the value of the case.
     let other_eps = |eps: f64| if eps < 1e-4 { 1e-3 } else { 1e-6 };
     mutate("norm_eps", &|c| c.norm_eps = other_eps(c.norm_eps));
     if config.final_norm {
-        // The stream has grown wide by then.
+        // The residual stream is large there, so a small epsilon has no effect.
         mutate("final_norm_eps", &|c| c.final_norm_eps = Some(0.3));
         mutate("final_norm", &|c| (c.final_norm, c.final_norm_eps) = (false, None));
     }
@@ -317,7 +317,7 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     mutate("residual_multiplier", &|c| c.residual_multiplier *= 1.5);
     mutate("logit_multiplier", &|c| c.logit_multiplier *= 1.5);
     mutate("logit_softcap", &|c| c.logit_softcap = Some(c.logit_softcap.unwrap_or(15.0) * 1.5));
-    // A large cap is a small change.
+    // A large soft cap changes little.
     mutate("attention_softcap", &|c| c.attention_softcap = Some(c.attention_softcap.unwrap_or(2.0) * 1.5));
     if config.attention_softcap.is_some() {
         mutate("attention_softcap", &|c| c.attention_softcap = None);
@@ -448,14 +448,14 @@ fn scaling_mutations(rope: Rope) -> Vec<(&'static str, RopeScaling)> {
         },
     ];
     let kind = std::mem::discriminant(&rope.scaling);
-    // With a single frequency, which is never scaled by some kinds, and not at all times by others.
+    // A single frequency is not scaled by some kinds, and not always by others.
     if rope.rotary_dim > 2 {
         mutations.extend(others.into_iter().filter(|s| std::mem::discriminant(s) != kind).map(|s| ("rope.scaling", s)));
     }
     match rope.scaling {
         RopeScaling::None => {}
         RopeScaling::Linear { factor } => mutations.push(("factor", RopeScaling::Linear { factor: factor + 0.1 })),
-        // The length that is scaled to is the product of both, so that the original one is not seen in the numbers.
+        // Only the product of both, the length that is scaled to, affects the logits.
         RopeScaling::Dynamic { factor, original_max_seq_len } => {
             mutations.push(("factor", RopeScaling::Dynamic { factor: factor + 0.1, original_max_seq_len }));
         }
@@ -508,7 +508,7 @@ fn scaling_mutations(rope: Rope) -> Vec<(&'static str, RopeScaling)> {
 }
 
 #[test]
-fn any_field_read_wrong_is_noticed() {
+fn reference_logits_reveal_every_misread_config_field() {
     let device = Device::flex();
     let mut unnoticed = Vec::new();
     for case in CASES {
@@ -528,7 +528,7 @@ fn any_field_read_wrong_is_noticed() {
 }
 
 #[test]
-fn saved_models_reopen_with_the_same_parameters() {
+fn saved_models_reopen_with_the_same_config_and_logits() {
     let device = Device::flex();
     for case in CASES {
         let (gpt, oracle) = (load(case, &device), Oracle::read(case));
@@ -548,7 +548,7 @@ fn saved_models_reopen_with_the_same_parameters() {
 /// Leaves every case as Hearth saves it in `$HEARTH_SAVE_DIR/<case>`, with the logits that Hearth computes, for
 /// `golden/check_reopened.py` to open with `transformers`.
 #[test]
-fn saved_models_for_transformers() {
+fn models_are_saved_for_the_check_reopened_script() {
     let Some(out) = std::env::var_os("HEARTH_SAVE_DIR").map(PathBuf::from) else {
         println!("skipped: set HEARTH_SAVE_DIR=DIR to save models there for golden/check_reopened.py");
         return;

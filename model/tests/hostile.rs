@@ -63,7 +63,7 @@ impl Dir {
     }
 
     /// Opening fails, and the message has all of these parts.
-    fn assert_refused(&self, parts: &[&str]) {
+    fn assert_rejected(&self, parts: &[&str]) {
         let error = self.open().map(drop).unwrap_err();
         let message = error.to_string();
         assert!(parts.iter().all(|part| message.contains(part)), "{parts:?} are not all in: {message}");
@@ -75,12 +75,12 @@ const CONFIG: &str = "config.json";
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// A safetensors file with this header, right or wrong.
+/// A safetensors file with this header, valid or not.
 fn with_header(header: &[u8], data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header, data].concat()
 }
 
-/// One tensor of floats, or what is passed off as one.
+/// The header's entry of a tensor in f32, valid or not.
 fn info(shape: &[u64], start: u64, end: u64) -> Value {
     json!({ "dtype": "F32", "shape": shape, "data_offsets": [start, end] })
 }
@@ -96,50 +96,50 @@ fn rewritten(bytes: &[u8], change: impl FnOnce(&mut Vec<(String, Vec<usize>, Vec
 }
 
 #[test]
-fn truncated_and_oversized_weights_are_refused() {
+fn truncated_and_oversized_safetensors_files_are_rejected() {
     let dir = Dir::copy("llama");
     let whole = dir.weights();
     let header_len = u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
     for len in [0, 1, 7, 8, 9, header_len, 8 + header_len, whole.len() / 2, whole.len() - 1] {
         dir.write(WEIGHTS, &whole[..len]);
-        dir.assert_refused(&[WEIGHTS, "truncated"]);
+        dir.assert_rejected(&[WEIGHTS, "truncated"]);
     }
     dir.write(WEIGHTS, [&whole[..], b"x"].concat());
-    dir.assert_refused(&[WEIGHTS, "is not a safetensors file"]);
+    dir.assert_rejected(&[WEIGHTS, "is not a safetensors file"]);
     dir.write(WEIGHTS, whole);
     dir.open().unwrap();
 }
 
 #[test]
-fn headers_of_any_claimed_length_are_refused() {
+fn safetensors_headers_with_a_false_length_are_rejected() {
     let dir = Dir::copy("llama");
     let whole = dir.weights();
     for claimed in [0, 1, 100_000_000, 100_000_001, 100_000_000_000, 1 << 63, u64::MAX] {
         dir.write(WEIGHTS, [&claimed.to_le_bytes(), &whole[8..]].concat());
-        dir.assert_refused(&[WEIGHTS, "is not a safetensors file"]);
+        dir.assert_rejected(&[WEIGHTS, "is not a safetensors file"]);
     }
-    // A file that is as long as it says, with a header of 100 GB: holes, that take no disk.
+    // A sparse file whose header has the claimed 100 GB.
     let file = fs::File::create(dir.path(WEIGHTS)).unwrap();
     if file.set_len(100_000_000_008).is_ok() {
         std::io::Write::write_all(&mut &file, &100_000_000_000u64.to_le_bytes()).unwrap();
-        dir.assert_refused(&[WEIGHTS, "header too large"]);
+        dir.assert_rejected(&[WEIGHTS, "header too large"]);
     }
 }
 
 #[test]
-fn headers_that_are_no_lists_of_tensors_are_refused() {
+fn safetensors_headers_that_are_not_tensor_lists_are_rejected() {
     let dir = Dir::copy("llama");
     let deep = "[".repeat(100_000);
     let headers: [&[u8]; 6] =
         [b"", b"{", b"[]", b"\xff\xfe{}", deep.as_bytes(), br#"{"a": {"dtype": "F31", "shape": []}}"#];
     for header in headers {
         dir.write(WEIGHTS, with_header(header, &[]));
-        dir.assert_refused(&[WEIGHTS, "is not a safetensors file"]);
+        dir.assert_rejected(&[WEIGHTS, "is not a safetensors file"]);
     }
 }
 
 #[test]
-fn offsets_that_overlap_leave_gaps_or_lead_out_of_the_file_are_refused() {
+fn invalid_safetensors_offsets_and_shapes_are_rejected() {
     let dir = Dir::copy("llama");
     let refused = [
         (json!({ "a": info(&[2], 0, 8), "b": info(&[2], 4, 12) }), "offset"),
@@ -155,7 +155,7 @@ fn offsets_that_overlap_leave_gaps_or_lead_out_of_the_file_are_refused() {
     ];
     for (header, named) in refused {
         dir.write(WEIGHTS, with_header(header.to_string().as_bytes(), &[0; 12]));
-        dir.assert_refused(&[WEIGHTS, named]);
+        dir.assert_rejected(&[WEIGHTS, named]);
     }
     // Sums of lengths that come out right only because they overflow.
     let mut header = Map::new();
@@ -165,11 +165,11 @@ fn offsets_that_overlap_leave_gaps_or_lead_out_of_the_file_are_refused() {
         start = start.wrapping_add(1 << 60);
     }
     dir.write(WEIGHTS, with_header(Value::Object(header).to_string().as_bytes(), &[0; 12]));
-    dir.assert_refused(&[WEIGHTS, "ends at byte"]);
+    dir.assert_rejected(&[WEIGHTS, "ends at byte"]);
 }
 
 #[test]
-fn types_that_are_not_read_are_refused_by_name() {
+fn unsupported_tensor_dtype_is_rejected_by_tensor_name() {
     let dir = Dir::copy("llama");
     let whole = dir.weights();
     let end = whole.len() - 8 - u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
@@ -177,19 +177,19 @@ fn types_that_are_not_read_are_refused_by_name() {
     for (dtype, width) in [("I32", 4), ("F64", 8), ("F8_E4M3", 1)] {
         let header = json!({ name: { "dtype": dtype, "shape": [61, 32], "data_offsets": [0, 61 * 32 * width] } });
         dir.write(WEIGHTS, with_header(header.to_string().as_bytes(), &vec![0; 61 * 32 * width]));
-        dir.assert_refused(&[name, "supported are F32, F16 and BF16"]);
+        dir.assert_rejected(&[name, "supported are F32, F16 and BF16"]);
     }
     assert!(end > 0);
 }
 
 #[test]
-fn missing_surplus_and_misshapen_tensors_are_named() {
+fn missing_surplus_and_misshapen_tensors_are_rejected_by_name() {
     let dir = Dir::copy("llama");
     let whole = dir.weights();
     let name = "model.layers.1.self_attn.k_proj.weight";
     let position = |tensors: &[(String, Vec<usize>, Vec<u8>)]| tensors.iter().position(|(n, ..)| n == name).unwrap();
     dir.write(WEIGHTS, rewritten(&whole, |tensors| drop(tensors.remove(position(tensors)))));
-    dir.assert_refused(&[WEIGHTS, name, "is missing"]);
+    dir.assert_rejected(&[WEIGHTS, name, "is missing"]);
     dir.write(
         WEIGHTS,
         rewritten(&whole, |tensors| {
@@ -198,7 +198,7 @@ fn missing_surplus_and_misshapen_tensors_are_named() {
             tensors.push((extra.to_owned(), shape, data));
         }),
     );
-    dir.assert_refused(&[WEIGHTS, "k_proj.lora_A", "is not part of `LlamaForCausalLM`"]);
+    dir.assert_rejected(&[WEIGHTS, "k_proj.lora_A", "is not part of `LlamaForCausalLM`"]);
     for shape in [vec![32, 16], vec![512], vec![16, 32, 1], vec![4, 4, 32]] {
         dir.write(
             WEIGHTS,
@@ -207,21 +207,21 @@ fn missing_surplus_and_misshapen_tensors_are_named() {
                 tensors[at].1 = shape;
             }),
         );
-        dir.assert_refused(&[WEIGHTS, name, "requires [16, 32]"]);
+        dir.assert_rejected(&[WEIGHTS, name, "requires [16, 32]"]);
     }
     // One layer less than the file has, and one more.
     dir.write(WEIGHTS, whole);
     dir.set(json!({ "num_hidden_layers": 1 }));
-    dir.assert_refused(&["model.layers.1.", "is not part of"]);
+    dir.assert_rejected(&["model.layers.1.", "is not part of"]);
     dir.set(json!({ "num_hidden_layers": 3 }));
-    dir.assert_refused(&["model.layers.2.", "is missing"]);
+    dir.assert_rejected(&["model.layers.2.", "is missing"]);
 }
 
 #[test]
-fn two_matrices_for_tied_embeddings_are_refused_unless_they_are_one() {
+fn tied_embeddings_with_two_different_matrices_are_rejected() {
     let dir = Dir::copy("gpt2-untied");
     dir.set(json!({ "tie_word_embeddings": true }));
-    dir.assert_refused(&["`lm_head.weight`", "`transformer.wte.weight`", "tie_word_embeddings"]);
+    dir.assert_rejected(&["`lm_head.weight`", "`transformer.wte.weight`", "tie_word_embeddings"]);
     let whole = dir.weights();
     dir.write(
         WEIGHTS,
@@ -233,9 +233,9 @@ fn two_matrices_for_tied_embeddings_are_refused_unless_they_are_one() {
     dir.open().unwrap();
 }
 
-/// In every class: the layouts that are taken apart check shapes before they do.
+/// In every class: shapes are checked before fused tensors are split.
 #[test]
-fn sizes_that_the_files_do_not_have_are_refused_in_every_class() {
+fn config_widths_that_do_not_fit_the_weights_are_rejected() {
     for case in ["gpt2", "phi3", "gpt-neox-serial", "opt", "bloom", "openai-gpt", "ctrl", "qwen3", "gemma", "stablelm"]
     {
         let dir = Dir::copy(case);
@@ -243,12 +243,12 @@ fn sizes_that_the_files_do_not_have_are_refused_in_every_class() {
             if fs::read_to_string(dir.path(CONFIG)).unwrap().contains("n_embd") { "n_embd" } else { "hidden_size" };
         for width in [8, 32, 1 << 20] {
             dir.set(json!({ key: width, "word_embed_proj_dim": width }));
-            dir.assert_refused(&["config.json"]);
+            dir.assert_rejected(&["config.json"]);
         }
     }
 }
 
-/// The most memory that this process has held, in bytes; none where the system does not say.
+/// The peak memory of this process in bytes; none where the system does not report it.
 fn peak_memory() -> Option<usize> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
@@ -256,7 +256,7 @@ fn peak_memory() -> Option<usize> {
 }
 
 #[test]
-fn huge_sizes_allocate_nothing() {
+fn huge_config_sizes_are_rejected_without_allocating() {
     let huge: Value = json!(1u64 << 28);
     let sizes = [
         "vocab_size",
@@ -286,9 +286,9 @@ fn huge_sizes_allocate_nothing() {
     for attack in attacks {
         let dir = Dir::copy("llama");
         dir.set(attack);
-        dir.assert_refused(&[CONFIG]);
+        dir.assert_rejected(&[CONFIG]);
     }
-    // The same by our own names: every field is bounded.
+    // The same with the keys of `HearthForCausalLM`: every field has a limit.
     let mut own = serde_json::to_value(model_dir::load_config(&golden("llama")).unwrap()).unwrap();
     own["architectures"] = json!(["HearthForCausalLM"]);
     for key in ["vocab_size", "n_layers", "n_heads", "head_dim", "d_model", "d_ff", "sliding_window", "max_seq_len"] {
@@ -297,13 +297,13 @@ fn huge_sizes_allocate_nothing() {
             let mut config = own.clone();
             config[key] = size;
             dir.write(CONFIG, config.to_string());
-            dir.assert_refused(&[CONFIG, key]);
+            dir.assert_rejected(&[CONFIG, key]);
         }
     }
     let gpt2 = Dir::copy("gpt2");
     for (key, size) in [("n_embd", u64::MAX), ("n_positions", 1 << 28), ("n_inner", 1 << 28)] {
         gpt2.set(json!({ key: size }));
-        gpt2.assert_refused(&[CONFIG]);
+        gpt2.assert_rejected(&[CONFIG]);
     }
     if let Some(peak) = peak_memory() {
         assert!(peak < 1 << 30, "{peak} bytes were held");
@@ -311,23 +311,23 @@ fn huge_sizes_allocate_nothing() {
 }
 
 #[test]
-fn config_json_that_is_none_is_refused() {
+fn malformed_config_json_is_rejected() {
     let dir = Dir::copy("llama");
     let deep = format!("{{\"a\": {}", "[".repeat(100_000));
     let texts: [&[u8]; 8] =
         [b"", b"null", b"[]", b"\"llama\"", b"{", b"\xff", deep.as_bytes(), br#"{"hidden_size": 1e999}"#];
     for text in texts {
         dir.write(CONFIG, text);
-        dir.assert_refused(&[CONFIG]);
+        dir.assert_rejected(&[CONFIG]);
     }
     for value in [json!("LlamaForCausalLM"), json!([]), json!([1]), json!({})] {
         dir.write(CONFIG, json!({ "architectures": value }).to_string());
-        dir.assert_refused(&[CONFIG]);
+        dir.assert_rejected(&[CONFIG]);
     }
 }
 
 #[test]
-fn an_index_that_points_outside_its_folder_is_refused() {
+fn shard_index_with_invalid_file_names_or_tensors_is_rejected() {
     let dir = Dir::copy("llama-sharded");
     let index: Value = serde_json::from_slice(&fs::read(dir.path(INDEX)).unwrap()).unwrap();
     let name = "model.embed_tokens.weight";
@@ -336,7 +336,7 @@ fn an_index_that_points_outside_its_folder_is_refused() {
         let mut index = index.clone();
         index["weight_map"][name] = file;
         dir.write(INDEX, index.to_string());
-        dir.assert_refused(&[INDEX, name, "is not a plain file name"]);
+        dir.assert_rejected(&[INDEX, name, "is not a plain file name"]);
     }
     let mut dotted = index.clone();
     dotted["weight_map"][name] = json!(format!("./{}", index["weight_map"][name].as_str().unwrap()));
@@ -345,32 +345,32 @@ fn an_index_that_points_outside_its_folder_is_refused() {
     let mut missing = index.clone();
     missing["weight_map"][name] = json!("model-00009-of-00005.safetensors");
     dir.write(INDEX, missing.to_string());
-    dir.assert_refused(&["model-00009-of-00005.safetensors"]);
+    dir.assert_rejected(&["model-00009-of-00005.safetensors"]);
     // A tensor that no shard holds, and one that two hold.
     let mut unheld = index.clone();
     unheld["weight_map"]["no.such.tensor"] = index["weight_map"][name].clone();
     dir.write(INDEX, unheld.to_string());
-    dir.assert_refused(&[INDEX, "no.such.tensor", "does not have it"]);
+    dir.assert_rejected(&[INDEX, "no.such.tensor", "does not have it"]);
     fs::copy(dir.path("model-00001-of-00005.safetensors"), dir.path("model-00002-of-00005.safetensors")).unwrap();
     dir.write(INDEX, index.to_string());
-    dir.assert_refused(&["is also in"]);
+    dir.assert_rejected(&["is also in"]);
     for text in ["", "[]", "{}", "{\"weight_map\": []}"] {
         dir.write(INDEX, text);
-        dir.assert_refused(&[INDEX]);
+        dir.assert_rejected(&[INDEX]);
     }
 }
 
 #[test]
-fn folders_and_pipes_in_the_place_of_files_are_refused() {
+fn folders_and_pipes_in_place_of_model_files_are_rejected() {
     for file in [CONFIG, WEIGHTS] {
         let dir = Dir::copy("llama");
         fs::remove_file(dir.path(file)).unwrap();
         if std::process::Command::new("mkfifo").arg(dir.path(file)).status().is_ok_and(|status| status.success()) {
-            dir.assert_refused(&[file, "is not a regular file"]);
+            dir.assert_rejected(&[file, "is not a regular file"]);
             fs::remove_file(dir.path(file)).unwrap();
         }
         fs::create_dir(dir.path(file)).unwrap();
-        dir.assert_refused(&[file, "is a folder"]);
+        dir.assert_rejected(&[file, "is a folder"]);
     }
 }
 
@@ -389,12 +389,12 @@ fn tokenizer_json(ids: &[u32]) -> String {
 }
 
 #[test]
-fn a_tokenizer_with_ids_beyond_the_vocabulary_is_refused() {
+fn tokenizer_that_is_empty_or_beyond_the_vocabulary_is_rejected() {
     let dir = Dir::copy("llama");
     let open = || model_dir::load(dir.0.path(), &LoadOptions { device: Device::flex(), dtype: None });
     dir.write("tokenizer.json", tokenizer_json(&[0, 1, 60]));
     assert_eq!(open().unwrap().gpt.config().vocab_size, 61);
-    // Two tokens, one of which is too far out.
+    // Two tokens, one of which has an id beyond the vocabulary.
     for beyond in [61, 1_000_000, u32::MAX] {
         dir.write("tokenizer.json", tokenizer_json(&[0, beyond]));
         let error = open().map(drop).unwrap_err().to_string();
@@ -407,7 +407,7 @@ fn a_tokenizer_with_ids_beyond_the_vocabulary_is_refused() {
 
 /// Small models are often saved with the ids of the large ones.
 #[test]
-fn tokens_that_end_a_text_are_those_that_the_model_has() {
+fn eos_token_ids_outside_the_vocabulary_are_dropped_with_a_warning() {
     let dir = Dir::copy("llama");
     dir.write("tokenizer.json", tokenizer_json(&[0, 1, 60]));
     let log = Log::default();
@@ -432,7 +432,7 @@ fn tokens_that_end_a_text_are_those_that_the_model_has() {
     }
 }
 
-/// Keeps the messages of what is logged.
+/// Keeps the log messages.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<String>>);
 
@@ -465,7 +465,7 @@ impl tracing::Subscriber for Log {
 }
 
 #[test]
-fn weights_that_are_no_numbers_are_opened_with_a_warning_that_names_them() {
+fn nan_and_infinite_weights_open_with_a_warning_that_names_them() {
     let dir = Dir::copy("llama");
     let log = Log::default();
     let open = || {
@@ -489,9 +489,9 @@ fn weights_that_are_no_numbers_are_opened_with_a_warning_that_names_them() {
     assert!(!warning.contains("gate_proj") && !warning.contains("layers.1"), "{warning}");
 }
 
-/// Loops, macros that call themselves, texts that are made in one go.
+/// Long loops, recursive macros, and expressions that create huge texts or lists.
 #[test]
-fn templates_without_an_end_are_stopped() {
+fn endless_or_huge_chat_templates_are_stopped() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("tokenizer.json"), tokenizer_json(&[0, 1])).unwrap();
     let tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
@@ -513,16 +513,16 @@ fn templates_without_an_end_are_stopped() {
     }
 }
 
-/// Found by `fuzz/fuzz_targets/chat_template.rs`: the engine reads past the end of what it slices backwards.
+/// Found by `fuzz/fuzz_targets/chat_template.rs`: the engine indexes out of bounds when it slices backwards.
 #[test]
-fn templates_that_break_their_engine_are_an_error() {
+fn template_engine_panic_becomes_an_error() {
     let template = ChatTemplate::new("{{ [][3::-1] }}", Path::new("chat_template.jinja")).unwrap();
     let error = template.render(&[Message::new("user", "hi")], &RenderContext::default()).unwrap_err();
     assert!(matches!(error, Error::Template { .. }), "{error:?}");
 }
 
 #[test]
-fn texts_without_an_end_are_stopped() {
+fn template_output_above_the_size_limit_is_stopped() {
     let word = "x".repeat(10_000);
     let source = format!("{{% for i in range(100000) %}}{word}{{% endfor %}}");
     let template = ChatTemplate::new(&source, Path::new("chat_template.jinja")).unwrap();
@@ -530,22 +530,22 @@ fn texts_without_an_end_are_stopped() {
     assert!(error.contains("created more than"), "{error}");
 }
 
-/// Little that becomes much: each is refused before it has filled a memory or a stack.
+/// Short templates with huge results: each is rejected before it fills the memory or the stack.
 #[test]
-fn templates_are_bounded_in_all_that_they_make() {
+fn chat_template_limits_on_size_depth_and_tokens_are_enforced() {
     let much = "created more than";
     let deep = "nests lists and objects more than 64 deep";
     let product = "multiplies a text or a list by too large a number, on line 1";
     let circle = "stores a namespace in a namespace";
     let tokens = "has more than 2000 tokens in one tag, on line 1";
     let long = "must be at most 262144 bytes, got";
-    // Starts with `x`, and makes another one of it so many times.
+    // Sets `x` to `start`, then `n` times to `next`.
     let again = |start: &str, n: usize, next: &str| {
         format!(
             "{{% set ns = namespace(x={start}) %}}{{% for i in range({n}) %}}{{% set ns.x = {next} %}}{{% endfor %}}{{{{ ns.x }}}}"
         )
     };
-    // 16 MiB, in a way that the compiler does not see through.
+    // A text of 16 MiB that the template compiler does not evaluate.
     let large = again("'a'", 24, "ns.x + ns.x");
     let with_large = |expression: &str| format!("{large}{{{{ {expression} }}}}").replace("{{ ns.x }}", "");
     for (source, limit) in [
@@ -601,7 +601,7 @@ fn templates_are_bounded_in_all_that_they_make() {
         let error = rendered.map(|text| text.len()).unwrap_err().to_string();
         assert!(error.contains(limit), "{source:.100}: {error}");
     }
-    // What is deep in its source, but not too deep, is compiled and thrown away.
+    // Deeply nested source below the limit is compiled and dropped without a stack overflow.
     let elif = format!("{{% if 0 %}}{}{{% endif %}}ok", "{% elif 0 %}".repeat(20_000));
     let template = ChatTemplate::new(&elif, Path::new("chat_template.jinja")).unwrap();
     assert_eq!(template.render(&[], &RenderContext::default()).unwrap(), "ok");
@@ -610,7 +610,7 @@ fn templates_are_bounded_in_all_that_they_make() {
 
 /// Found by `fuzz/fuzz_targets/chat_template.rs`: the opening of a tag and its end share a character.
 #[test]
-fn a_tag_of_three_characters_is_no_tag() {
+fn malformed_template_tags_do_not_panic() {
     for source in ["{%}", "a{%}b %}", "{%", "%}", "{%}{% generation %}x{% endgeneration %}"] {
         drop(ChatTemplate::new(source, Path::new("chat_template.jinja")));
     }
@@ -619,9 +619,9 @@ fn a_tag_of_three_characters_is_no_tag() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Whatever is done to the bytes, opening ends with a model or an error.
+    /// With any bytes changed, opening returns a model or an error.
     #[test]
-    fn damaged_headers_never_panic(damages in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6)) {
+    fn damaged_safetensors_headers_never_panic(damages in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6)) {
         let dir = Dir::copy("rope-linear");
         let mut bytes = dir.weights();
         let header_len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -633,7 +633,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_configurations_never_panic(
+    fn damaged_config_json_never_panics(
         case in prop::sample::select(vec!["gpt2", "llama", "mistral", "qwen3", "phi3", "gemma", "opt", "bloom", "ctrl", "rope-yarn"]),
         key in any::<prop::sample::Index>(),
         value in prop_oneof![
@@ -654,9 +654,9 @@ proptest! {
         drop(dir.open());
     }
 
-    /// Configurations that pass can be counted and built without overflow.
+    /// The parameters of configurations that pass can be counted without overflow.
     #[test]
-    fn what_validates_has_a_size(sizes in prop::array::uniform8(0..40u32), power in 1..40u32) {
+    fn valid_config_has_a_parameter_count_that_does_not_overflow(sizes in prop::array::uniform8(0..40u32), power in 1..40u32) {
         let size = |n: usize| 1usize << (sizes[n] % power.max(1));
         let config = GptConfig {
             vocab_size: size(0),

@@ -58,7 +58,7 @@ fn get(hub: &Hub, repo: &Repo, path: &str) -> Result<Vec<u8>, String> {
 }
 
 #[test]
-fn files_are_listed_and_downloaded_once() {
+fn hub_files_are_listed_and_downloaded_once() {
     let (server, cache) = (stand_in(), TempDir::new().unwrap());
     let hub = Hub::new(options(&server, cache.path())).unwrap();
     let repo = model("org/model");
@@ -99,7 +99,7 @@ fn files_are_listed_and_downloaded_once() {
 }
 
 #[test]
-fn offline_there_is_what_was_downloaded_before() {
+fn offline_hub_serves_only_what_was_downloaded_before() {
     let (server, cache) = (stand_in(), TempDir::new().unwrap());
     let online = options(&server, cache.path());
     let offline = Hub::new(HubOptions { is_offline: true, ..online.clone() }).unwrap();
@@ -118,7 +118,7 @@ fn offline_there_is_what_was_downloaded_before() {
 }
 
 #[test]
-fn a_download_goes_on_where_the_connection_was_cut() {
+fn download_succeeds_after_connections_are_cut() {
     let (server, length) = (stand_in(), large().len());
     let cuts = [0, 1, 999, 65_536, 65_537, 777_777, length - 1];
     for cut in cuts {
@@ -132,7 +132,7 @@ fn a_download_goes_on_where_the_connection_was_cut() {
 }
 
 #[test]
-fn what_an_earlier_process_has_left_is_used_or_thrown_away() {
+fn leftover_partial_download_is_completed_or_discarded() {
     let (server, contents) = (stand_in(), large());
     let longer = [&contents[..], b"more"].concat();
     let wrong = [&[contents[0] ^ 1], &contents[1..500]].concat();
@@ -157,7 +157,7 @@ fn what_an_earlier_process_has_left_is_used_or_thrown_away() {
 }
 
 #[test]
-fn damage_is_noticed_and_not_kept() {
+fn download_with_a_wrong_checksum_is_rejected_and_not_kept() {
     let (server, cache) = (stand_in(), TempDir::new().unwrap());
     let hub = Hub::new(options(&server, cache.path())).unwrap();
     for path in ["model.safetensors", "vocab.txt"] {
@@ -169,7 +169,7 @@ fn damage_is_noticed_and_not_kept() {
 }
 
 #[test]
-fn a_full_disk_is_named() {
+fn download_to_a_full_disk_reports_no_space_left() {
     let (server, cache) = (stand_in(), TempDir::new().unwrap());
     let hub = Hub::new(options(&server, cache.path())).unwrap();
     let blobs = cache.path().join("models--org--model/blobs");
@@ -183,7 +183,7 @@ fn a_full_disk_is_named() {
 }
 
 #[test]
-fn the_token_goes_to_the_hub_alone() {
+fn access_token_is_sent_only_to_the_hub() {
     let (server, cache) = (stand_in(), TempDir::new().unwrap());
     let anonymous = options(&server, cache.path());
     let error = get(&Hub::new(anonymous.clone()).unwrap(), &model("private/model"), "model.safetensors").unwrap_err();
@@ -198,7 +198,7 @@ fn the_token_goes_to_the_hub_alone() {
 }
 
 #[test]
-fn refusals_say_what_to_do() {
+fn hub_errors_are_retried_or_reported_with_their_cause() {
     let (server, cache) = (stand_in(), TempDir::new().unwrap());
     let hub = Hub::new(options(&server, cache.path())).unwrap();
     let refused = |id: &str| hub.snapshot(&model(id)).unwrap_err().to_string();
@@ -225,7 +225,7 @@ fn refusals_say_what_to_do() {
 }
 
 #[test]
-fn two_at_once_download_once() {
+fn concurrent_downloads_of_a_file_fetch_it_once() {
     let (server, cache) = (stand_in(), TempDir::new().unwrap());
     let download = || get(&Hub::new(options(&server, cache.path())).unwrap(), &model("org/model"), "model.safetensors");
     thread::scope(|scope| {

@@ -147,7 +147,7 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn of_a_model_dir_what_opening_it_needs_is_downloaded_once() {
+fn model_dir_from_the_hub_downloads_only_needed_files_once() {
     let case = Case::new();
     let dir = case.open_part("org/sharded", ModelPart::BesideWeights, case.options()).unwrap();
     assert_eq!(names(&dir), ["tokenizer.json", "tokenizer_config.json"]);
@@ -178,7 +178,7 @@ fn of_a_model_dir_what_opening_it_needs_is_downloaded_once() {
 }
 
 #[test]
-fn a_gguf_file_is_chosen_and_downloaded_with_all_its_parts() {
+fn chosen_gguf_file_is_downloaded_with_all_its_parts() {
     let case = Case::new();
     let error = case.open("org/gguf").unwrap_err();
     assert!(error.starts_with("`org/gguf`: the repository has 2 GGUF files:\n  :Q4_K_M"), "{error}");
@@ -194,7 +194,7 @@ fn a_gguf_file_is_chosen_and_downloaded_with_all_its_parts() {
 }
 
 #[test]
-fn what_another_program_has_downloaded_is_used() {
+fn complete_cache_entries_of_other_programs_are_used() {
     let case = Case::new();
     let weights: [(&str, &[u8]); 2] = [("config.json", b"{}"), ("model.safetensors", &bytes(1))];
     case.place("foreign", COMMIT, &weights);
@@ -227,7 +227,7 @@ fn what_another_program_has_downloaded_is_used() {
 }
 
 #[test]
-fn room_and_access_are_checked_in_plain_words() {
+fn lack_of_disk_space_or_hub_access_is_reported_with_a_hint() {
     let case = Case::new();
     let error = case.open("org/huge").unwrap_err();
     assert!(error.starts_with("`org/huge`: there is no room for it: 1152921504.61 GB are to be downloaded"), "{error}");
@@ -250,7 +250,7 @@ fn room_and_access_are_checked_in_plain_words() {
 }
 
 #[test]
-fn the_cache_is_listed_by_what_can_be_opened() {
+fn cache_listing_shows_models_formats_sizes_and_completeness() {
     use CachedFormat::{Gguf, Leftover, ModelDir, Other};
     let case = Case::new();
     assert_eq!(case.list(), []);
@@ -289,7 +289,7 @@ fn the_cache_is_listed_by_what_can_be_opened() {
 }
 
 #[test]
-fn what_is_removed_is_what_nothing_else_uses() {
+fn removing_a_model_keeps_files_that_other_snapshots_use() {
     let case = Case::new();
     case.open("org/sharded").unwrap();
     // The other snapshot shares a shard, and has a file of its own.
@@ -325,7 +325,7 @@ fn what_is_removed_is_what_nothing_else_uses() {
 }
 
 #[test]
-fn what_is_being_downloaded_is_not_removed() {
+fn model_being_downloaded_is_not_removed() {
     let case = Case::new();
     case.open("org/gguf:Q4_K_M").unwrap();
     case.open("org/gguf:Q8_0").unwrap();
@@ -344,7 +344,7 @@ fn what_is_being_downloaded_is_not_removed() {
 
 /// People keep caches on other disks.
 #[test]
-fn folders_that_are_links_are_emptied() {
+fn removing_a_model_in_a_symlinked_folder_removes_its_target() {
     let case = Case::new();
     case.open("org/gguf:Q4_K_M").unwrap();
     let elsewhere = TempDir::new().unwrap();

@@ -1,4 +1,4 @@
-//! The cache: what comes out of it is what an uncached pass computes, whatever the split, and no page is ever lost.
+//! The KV cache: logits equal those of a pass without it for every chunking, and no page is ever lost.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use burn::tensor::Device;
@@ -16,7 +16,7 @@ use proptest::prelude::*;
 
 use crate::test_gpu::gpu;
 
-/// A name for each number.
+/// A key for each number.
 fn page_key(n: u128) -> PageKey {
     let mut bytes = [0; 32];
     bytes[..16].copy_from_slice(&n.to_le_bytes());
@@ -25,8 +25,8 @@ fn page_key(n: u128) -> PageKey {
 
 const VOCAB: usize = 50;
 
-/// How far logits may be from those without a cache, of the largest of them. Rounding to 11 bits, through layers of sharp
-/// attention.
+/// Tolerances against logits without a cache, relative to the largest logit. f16 rounds keys and values to 11 bits,
+/// which sharp attention amplifies.
 const TOLERANCES: [(KvDtype, f32); 2] = [(KvDtype::F32, 1e-4), (KvDtype::F16, 2e-2)];
 
 fn sizes() -> Sizes {
@@ -105,7 +105,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn cached_equals_uncached_for_every_split(
+    fn cached_logits_equal_uncached_for_every_chunking(
         ids in prop::collection::vec(0..VOCAB as TokenId, 1..60),
         cuts in prop::collection::vec(1..20usize, 1..60),
     ) {
@@ -123,9 +123,9 @@ proptest! {
         }
     }
 
-    /// Two sequences in one step, and a fork that goes its own way, do not see each other.
+    /// Two sequences in one step, and a fork that continues differently, do not see each other.
     #[test]
-    fn sequences_and_forks_are_apart(
+    fn batched_sequences_and_forks_do_not_see_each_other(
         a in prop::collection::vec(0..VOCAB as TokenId, 1..40),
         b in prop::collection::vec(0..VOCAB as TokenId, 1..40),
         tails in prop::collection::vec(0..VOCAB as TokenId, 2..10),
@@ -147,9 +147,9 @@ proptest! {
         }
     }
 
-    /// Tables that grow, fork and end in any order hold each page as often as they say, and give all of them back.
+    /// Tables that grow, fork and end in any order hold as many pages as their lengths allow, and return all of them.
     #[test]
-    fn pages_are_never_lost(actions in prop::collection::vec((0..4u8, 0..8usize, 0..40usize), 1..80)) {
+    fn kv_pages_are_never_lost_or_leaked(actions in prop::collection::vec((0..4u8, 0..8usize, 0..40usize), 1..80)) {
         let config = GptConfig { n_layers: 1, ..GptConfig::llama(sizes()) };
         let n_pages = 12;
         let mut cache = KvCache::new(&config, n_pages, KvDtype::F32, &Device::flex());
@@ -195,7 +195,7 @@ proptest! {
 /// than the windows, and than the contexts before rotary scaling; row by row, in chunks that straddle pages and windows,
 /// and whole.
 #[test]
-fn cached_is_what_transformers_computes_uncached() {
+fn cached_logits_match_uncached_transformers() {
     let dirs = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden")).unwrap();
     let mut n_cases = 0;
     for dir in dirs.map(|dir| dir.unwrap().path()).filter(|dir| dir.join("config.json").exists()) {
@@ -224,9 +224,9 @@ fn cached_is_what_transformers_computes_uncached() {
     assert!(n_cases >= 19, "{n_cases} golden dirs found");
 }
 
-/// On a GPU too, layers that see all and layers that see a window go by tables of their own.
+/// On a GPU, layers with and without a sliding window have separate tables of slots.
 #[test]
-fn layers_with_and_without_windows_on_wgpu() {
+fn windowed_and_full_layers_on_wgpu_match_the_uncached_cpu() {
     let Some(gpu) = gpu() else { return };
     let config = GptConfig {
         sliding_window: Some(19),
@@ -249,7 +249,7 @@ fn layers_with_and_without_windows_on_wgpu() {
 /// Its pages may be beyond the ends of these pools.
 #[test]
 #[should_panic(expected = "a page table of another cache")]
-fn a_table_of_another_cache_is_refused() {
+fn page_table_of_another_cache_panics() {
     let config = GptConfig { n_layers: 1, ..GptConfig::llama(sizes()) };
     let mut cache = KvCache::new(&config, 2, KvDtype::F32, &Device::flex());
     let mut foreign = PagePool::new(1000).table();
@@ -258,7 +258,7 @@ fn a_table_of_another_cache_is_refused() {
 
 /// Two forks of a half-full page and one free page: only one of them can have its own copy.
 #[test]
-fn all_parts_of_a_step_fit_or_none() {
+fn step_fails_as_a_whole_if_pages_run_out() {
     let config = GptConfig { n_layers: 1, ..GptConfig::llama(sizes()) };
     let mut cache = KvCache::new(&config, 2, KvDtype::F32, &Device::flex());
     let mut first = cache.table();
@@ -273,9 +273,9 @@ fn all_parts_of_a_step_fit_or_none() {
     assert_eq!(cache.n_free_pages(), 0);
 }
 
-/// Pages of a text that was computed before give what computing it again gives.
+/// Pages kept from an earlier sequence give the logits that computing them again gives.
 #[test]
-fn kept_pages_stand_for_their_tokens() {
+fn prefix_cache_pages_give_the_logits_of_recomputing() {
     let config = GptConfig::llama(sizes());
     let gpt = model(&config);
     let mut cache = KvCache::new(&config, 16, KvDtype::F32, &Device::flex());
@@ -299,7 +299,7 @@ fn kept_pages_stand_for_their_tokens() {
 }
 
 #[test]
-fn kept_pages_are_handed_out_last_the_least_recently_used_first() {
+fn prefix_cache_pages_are_evicted_last_in_lru_order() {
     let pool = PagePool::new(6);
     let key = |text: u128, page: u128| page_key(text << 8 | page);
     let compute = |text: u128| {
@@ -311,7 +311,7 @@ fn kept_pages_are_handed_out_last_the_least_recently_used_first() {
     compute(1);
     compute(2);
     assert_eq!(pool.n_free(), 6);
-    // Looking makes the first text the more recently used one.
+    // The lookup makes the first text the more recently used one.
     assert_eq!((n_kept(2), n_kept(1)), (2 * PAGE_SIZE, 2 * PAGE_SIZE));
     let mut other = pool.table();
     other.append(2 * PAGE_SIZE).unwrap();
@@ -335,7 +335,7 @@ fn kept_pages_are_handed_out_last_the_least_recently_used_first() {
 }
 
 #[test]
-fn what_was_truncated_leaves_no_trace() {
+fn logits_after_truncating_a_page_table_match_uncached() {
     let config = GptConfig::llama(sizes());
     let gpt = model(&config);
     let mut cache = KvCache::new(&config, 8, KvDtype::F32, &Device::flex());
@@ -361,7 +361,7 @@ fn what_was_truncated_leaves_no_trace() {
 }
 
 #[test]
-fn a_kept_page_that_is_written_to_again_is_kept_no_more() {
+fn prefix_cache_page_is_unregistered_when_written_again() {
     let pool = PagePool::new(4);
     let key = page_key(5);
     let mut table = pool.table();

@@ -1,4 +1,4 @@
-//! Steps that a GPU does again at a word, against the same steps told launch by launch. On the software adapter of wgpu.
+//! Captured decoding steps that a GPU replays, against the same steps run eagerly. On the software adapter of wgpu.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use burn::tensor::{Device, Tensor};
@@ -13,7 +13,7 @@ use hearth_model::{
 
 use crate::test_gpu::gpu;
 
-/// The same sequences in two runners: one records, one does not.
+/// The same sequences in two runners: one captures steps, the other runs them eagerly.
 struct Twins {
     runners: [ModelRunner; 2],
     tables: [Vec<PageTable>; 2],
@@ -78,14 +78,14 @@ fn check(name: &'static str, config: &GptConfig, kv_dtype: KvDtype) {
     assert_eq!(twins.runners.each_ref().map(ModelRunner::n_graphs), [1, 0]);
     twins.begin();
     twins.begin();
-    // Prompts in between, on which nothing that was captured may have an influence, nor they on that.
+    // Prompts in between, which must not affect captured steps, nor be affected by them.
     twins.step(&[1, 37, 20]);
     (0..6).for_each(|_| twins.step(&[1, 1, 1]));
     assert_eq!(twins.runners[0].n_graphs(), 2);
     twins.fork();
     (0..6).for_each(|_| twins.step(&[1, 1, 1, 1]));
     twins.end(1);
-    // As many sequences as before, but others, elsewhere.
+    // As many sequences as before, but other sequences on other pages.
     (0..6).for_each(|_| twins.step(&[1, 1, 1]));
     assert_eq!(twins.runners[0].n_graphs(), 3);
     twins.end(2);
@@ -101,20 +101,20 @@ fn sizes() -> Sizes {
 }
 
 #[test]
-fn rotary_positions() {
+fn captured_steps_equal_eager_steps_with_rope() {
     check("f32", &GptConfig::llama(sizes()), KvDtype::F32);
     check("f16", &GptConfig::llama(sizes()), KvDtype::F16);
 }
 
 #[test]
-fn positions_that_are_added() {
+fn captured_steps_equal_eager_with_learned_and_sinusoidal_positions() {
     let config = GptConfig::gpt2(Sizes { n_kv_heads: 4, ..sizes() });
     check("learned", &config, KvDtype::F32);
     check("sinusoidal", &GptConfig { positions: Positions::Sinusoidal, ..config }, KvDtype::F32);
 }
 
 #[test]
-fn windows_slopes_and_soft_caps() {
+fn captured_steps_equal_eager_steps_with_windows_alibi_and_softcap() {
     let llama = GptConfig::llama(sizes());
     let windowed = GptConfig { sliding_window: Some(20), ..llama.clone() };
     check("windows", &windowed, KvDtype::F32);

@@ -1,4 +1,4 @@
-//! Weights of 8, 5 and 4 bits: stored models are what rounding at load gives, to the bit, and broken ones are refused.
+//! Weights of 8, 5 and 4 bits: stored models equal models quantized at load to the bit, and invalid ones are rejected.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::{fs, path::Path};
@@ -31,9 +31,9 @@ fn logits(gpt: &Gpt) -> Vec<u32> {
     logits.into_iter().map(f32::to_bits).collect()
 }
 
-/// Transposed, stacked, tied, with biases: whatever a class does with its tensors, blocks go by our own names.
+/// Classes with transposed, stacked and tied tensors and with biases: quantized tensors have Hearth's parameter names.
 #[test]
-fn a_stored_model_is_what_rounding_at_load_gives() {
+fn stored_quantized_model_equals_quantizing_at_load() {
     for case in ["gpt2", "gpt2-untied", "llama", "qwen3", "phi3", "gpt-neox-parallel", "bloom", "opt"] {
         for dtype in QUANTIZED {
             let rounded = load(&golden(case), Some(dtype)).unwrap();
@@ -55,7 +55,7 @@ fn a_stored_model_is_what_rounding_at_load_gives() {
 }
 
 #[test]
-fn a_stored_model_is_as_small_as_its_bits() {
+fn stored_quantized_tensors_have_the_sizes_of_their_format() {
     for dtype in QUANTIZED {
         let rounded = load(&golden("llama"), Some(dtype)).unwrap();
         let dir = tempfile::tempdir().unwrap();
@@ -82,9 +82,9 @@ fn a_stored_model_is_as_small_as_its_bits() {
     }
 }
 
-/// However values come, whole or row by row: rounding would make infinities of them, or hide that they are no numbers.
+/// Rounding would turn such values into infinity, or hide NaN.
 #[test]
-fn values_that_do_not_fit_a_dtype_are_refused() {
+fn weights_that_do_not_fit_the_dtype_are_rejected() {
     let config = model_dir::load_config(&golden("llama")).unwrap();
     let make = |dtype: Dtype, value: f32| {
         Gpt::from_params(&config, dtype, &Device::flex(), &mut |spec| {
@@ -117,9 +117,9 @@ fn values_that_do_not_fit_a_dtype_are_refused() {
     }
 }
 
-/// Only GGUF files have K-quants: a model dir gets what is nearest to them, up to the rounding of scales to f16.
+/// Only GGUF files have K-quants: a model dir gets the nearest other format, with scales rounded to f16.
 #[test]
-fn k_quants_are_stored_as_what_is_nearest() {
+fn k_quants_are_stored_in_the_nearest_model_dir_format() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gguf/quantized-Q4_K.gguf");
     let opened = load(&path, None).unwrap();
     assert_eq!(opened.dtype().to_string(), "q4_k");
@@ -142,9 +142,9 @@ fn k_quants_are_stored_as_what_is_nearest() {
     }
 }
 
-/// Numbers of 4 bits with and without minima in one model, as some GGUF files have them. A dir says once which it has.
+/// 4-bit blocks with and without minima in one model, as in some GGUF files. A model dir states one format for all.
 #[test]
-fn a_model_of_several_dtypes_is_stored_with_its_very_weights() {
+fn model_of_mixed_q4_and_q4_1_is_stored_with_exact_weights() {
     let plain = load(&golden("llama"), None).unwrap();
     let mut params = Vec::new();
     plain
@@ -176,7 +176,7 @@ fn a_model_of_several_dtypes_is_stored_with_its_very_weights() {
 }
 
 #[test]
-fn what_makes_no_matrix_is_refused() {
+fn invalid_quantized_blocks_configs_and_tensors_are_rejected() {
     let block = QuantizedBlock { scale: f16::ONE, minimum: f16::ZERO, values: [-9; BLOCK_SIZE] };
     let refused = |dims, dtype, n| QuantizedMatrix::new(dims, dtype, vec![block; n]).unwrap_err().to_string();
     assert_eq!(refused([2, 33], Dtype::Q8, 3), "`blocks` must be 4 for a matrix of 2 by 33, got 3");
@@ -213,7 +213,7 @@ fn what_makes_no_matrix_is_refused() {
         assert!(message.contains(&format!("`{missing}`: is missing")), "{message}");
     };
     refused_without(dir.path(), "embed.weight.scales");
-    // Numbers of 4 bits and scales alone are those of q4.
+    // 4-bit values with scales but without minima would be q4.
     for dtype in [Dtype::Q4_1, Dtype::Q5_1] {
         let rounded = load(&golden("llama"), Some(dtype)).unwrap();
         let dir = tempfile::tempdir().unwrap();

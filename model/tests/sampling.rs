@@ -34,7 +34,7 @@ fn assert_close(given: &[(TokenId, f32)], expected: &[(TokenId, f32)]) {
 }
 
 #[test]
-fn defaults_change_nothing() {
+fn default_sampling_params_leave_probabilities_unchanged() {
     let params = SamplingParams::default();
     assert_close(&distribution(params, &four_logits()), &[(0, 0.5), (1, 0.25), (2, 0.15), (3, 0.1)]);
 }
@@ -48,7 +48,7 @@ fn temperature_raises_probabilities_to_its_inverse() {
 }
 
 #[test]
-fn top_k_keeps_k() {
+fn top_k_keeps_the_k_most_likely_tokens() {
     let params = |top_k| SamplingParams { top_k, ..SamplingParams::default() };
     assert_close(&distribution(params(2), &four_logits()), &[(0, 2.0 / 3.0), (1, 1.0 / 3.0)]);
     assert_eq!(distribution(params(9), &four_logits()).len(), 4);
@@ -57,7 +57,7 @@ fn top_k_keeps_k() {
 }
 
 #[test]
-fn top_p_keeps_the_token_that_crosses() {
+fn top_p_keeps_the_token_that_crosses_the_threshold() {
     let kept = |top_p| distribution(SamplingParams { top_p, ..SamplingParams::default() }, &four_logits()).len();
     assert_eq!([0.01, 0.49, 0.51, 0.74, 0.76, 0.89, 0.91, 1.0].map(kept), [1, 1, 2, 2, 3, 3, 4, 4]);
     // A mass equal to p is enough: halves and quarters are exact.
@@ -67,14 +67,14 @@ fn top_p_keeps_the_token_that_crosses() {
 }
 
 #[test]
-fn top_p_is_of_what_top_k_left() {
+fn top_p_applies_to_the_probabilities_left_by_top_k() {
     // Of 0.5 and 0.25, the first is two thirds: enough for 0.6, though it is only half of all.
     let params = SamplingParams { top_k: 2, top_p: 0.6, ..SamplingParams::default() };
     assert_close(&distribution(params, &four_logits()), &[(0, 1.0)]);
 }
 
 #[test]
-fn min_p_is_relative_to_the_most_likely() {
+fn min_p_is_relative_to_the_most_likely_token() {
     // The bar is 0.26 * 0.5 = 0.13: 0.15 passes, 0.1 does not.
     let params = |min_p| SamplingParams { min_p, ..SamplingParams::default() };
     assert_close(&distribution(params(0.26), &four_logits()), &[(0, 0.5 / 0.9), (1, 0.25 / 0.9), (2, 0.15 / 0.9)]);
@@ -109,7 +109,7 @@ fn penalties_give_hand_computed_logits() {
 }
 
 #[test]
-fn bias_comes_before_penalties() {
+fn logit_bias_is_applied_before_penalties() {
     let params = SamplingParams {
         logit_bias: Arc::new([(0, -3.0), (3, 1.0), (99, 5.0)].into()),
         repetition_penalty: 2.0,
@@ -120,7 +120,7 @@ fn bias_comes_before_penalties() {
 }
 
 #[test]
-fn impossible_tokens_are_never_drawn() {
+fn tokens_with_logits_of_negative_infinity_are_never_sampled() {
     let logits = [f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY, -200.0];
     for temperature in [0.0, f32::MIN_POSITIVE, 1.0, f32::MAX] {
         let params = SamplingParams {
@@ -138,7 +138,7 @@ fn impossible_tokens_are_never_drawn() {
 }
 
 #[test]
-fn broken_logits_are_an_error() {
+fn sampling_from_nan_infinite_or_empty_logits_is_an_error() {
     for params in [SamplingParams::greedy(), SamplingParams::default()] {
         let mut sampler = Sampler::new(params, 0, &[]);
         for logits in [&[0.0, f32::NAN] as &[f32], &[f32::INFINITY, 0.0], &[f32::NEG_INFINITY; 3], &[]] {
@@ -154,7 +154,7 @@ fn broken_logits_are_an_error() {
 }
 
 #[test]
-fn huge_logits_do_not_overflow() {
+fn huge_logits_do_not_overflow_when_sampling() {
     let params = SamplingParams {
         temperature: f32::MIN_POSITIVE,
         logit_bias: Arc::new([(1, 100.0)].into()),
@@ -166,7 +166,7 @@ fn huge_logits_do_not_overflow() {
 
 /// Surprises of 0.5, 0.25, 0.15 and 0.1 in nats: 0.693, 1.386, 1.897, 2.303. Their mean, the entropy: 1.208.
 #[test]
-fn typical_p_keeps_what_is_nearest_to_the_entropy() {
+fn typical_p_keeps_tokens_nearest_to_the_entropy() {
     let kept = |typical_p| {
         let params = SamplingParams { typical_p, ..SamplingParams::default() };
         distribution(params, &four_logits()).iter().map(|pair| pair.0).collect::<Vec<_>>()
@@ -196,14 +196,14 @@ fn top_n_sigma_counts_standard_deviations_from_the_largest_logit() {
     assert_eq!(kept(2.5, 1.0), [0, 1, 2, 4]);
     // The temperature makes no difference to what is kept.
     assert_eq!(kept(2.5, 7.0), [0, 1, 2, 4]);
-    // What is ruled out does not count.
+    // Tokens with a logit of -infinity do not count.
     let ruled_out = [8.0, 4.0, f32::NEG_INFINITY, 2.0, 0.0, 1.0];
     let params = SamplingParams { top_n_sigma: 1.5, ..SamplingParams::default() };
     assert_eq!(distribution(params, &ruled_out).len(), 2);
 }
 
 #[test]
-fn xtc_takes_all_top_choices_but_the_least() {
+fn xtc_removes_all_top_tokens_but_the_least_likely() {
     let params =
         |probability, threshold| SamplingParams { xtc: Xtc { probability, threshold }, ..SamplingParams::default() };
     // Above 0.14 are 0.5, 0.25 and 0.15; the last of them stays.
@@ -215,7 +215,7 @@ fn xtc_takes_all_top_choices_but_the_least() {
     // Every fourth time: 0.75 * [0.5, 0.25, 0.15, 0.1] + 0.25 * [0, 0, 0.6, 0.4].
     let mixed = [(0, 0.375), (2, 0.2625), (1, 0.1875), (3, 0.175)];
     assert_close(&distribution(params(0.25, 0.14), &four_logits()), &mixed);
-    // The coin shares nothing with the draw: the frequencies are those of the mixture.
+    // The coin is independent of the draw: the frequencies are those of the mixture.
     let mut sampler = Sampler::new(params(0.25, 0.14), 0, &[]);
     let mut counts = [0; 4];
     for position in 0..40_000 {
@@ -247,7 +247,7 @@ fn dynamic_temperature_follows_the_entropy() {
 }
 
 #[test]
-fn mirostat_2_bounds_the_surprise_and_follows_it() {
+fn mirostat_2_bounds_the_surprise_and_adapts_to_it() {
     let mirostat = Mirostat { version: MirostatVersion::V2, tau: 1.21, eta: 0.5 };
     let params = SamplingParams { mirostat: Some(mirostat), ..SamplingParams::default() };
     let mut sampler = Sampler::new(params, 0, &[]);
@@ -266,7 +266,7 @@ fn mirostat_2_bounds_the_surprise_and_follows_it() {
 }
 
 #[test]
-fn mirostat_1_keeps_k_of_a_zipf_distribution() {
+fn mirostat_1_keeps_the_computed_k_of_a_zipf_distribution() {
     // Rank i has the probability i^-2 / 1.49139: the exponent is found to be 2. With tau = 1 the bound is 2 bits, and
     // k = sqrt(1 * 2^2 / (1 - 8^-1)) = sqrt(4.571) = 2.14, which rounds to 2.
     let logits: Vec<f32> = (1..=8).map(|rank| -2.0 * (rank as f32).ln()).collect();
@@ -290,7 +290,7 @@ fn mirostat_1_keeps_k_of_a_zipf_distribution() {
 }
 
 #[test]
-fn the_last_n_tokens_are_penalized() {
+fn repeat_last_n_limits_the_tokens_that_are_penalized() {
     let logits = [2.0, -1.0, 0.5, 1.0];
     let params = |n| SamplingParams { repetition_penalty: 2.0, repeat_last_n: Some(n), ..SamplingParams::default() };
     let mut sampler = Sampler::new(params(2), 0, &[0, 1, 3]);
@@ -302,7 +302,7 @@ fn the_last_n_tokens_are_penalized() {
 }
 
 #[test]
-fn dry_grows_with_the_length_of_the_repetition() {
+fn dry_penalty_grows_with_the_length_of_the_repetition() {
     let logits = [0.0; 6];
     let params = |dry: Dry| SamplingParams { dry, ..SamplingParams::default() };
     let dry = Dry { multiplier: 0.5, base: 2.0, ..Dry::default() };
@@ -334,7 +334,7 @@ fn dry_grows_with_the_length_of_the_repetition() {
 }
 
 #[test]
-fn bans_rule_tokens_out() {
+fn allowed_token_ids_and_bad_words_exclude_tokens() {
     let allowed = SamplingParams {
         allowed_token_ids: Some(Arc::new([1, 3].into())),
         logit_bias: Arc::new([(0, 100.0)].into()),
@@ -353,7 +353,7 @@ fn bans_rule_tokens_out() {
     assert_close(&sampler.distribution(&four_logits()).unwrap(), &[(1, 0.25 / 0.35), (3, 0.1 / 0.35)]);
     sampler.accept(3);
     assert_close(&sampler.distribution(&four_logits()).unwrap(), &all_but_0);
-    // Greedy choices keep to it.
+    // Greedy sampling excludes them too.
     let greedy = SamplingParams { bad_words: [vec![0]].into(), ..SamplingParams::greedy() };
     assert_eq!(Sampler::new(greedy.clone(), 0, &[]).sample(&four_logits(), 0).unwrap(), 1);
     // Nothing left is an error that names the parameter.
@@ -362,7 +362,7 @@ fn bans_rule_tokens_out() {
 }
 
 #[test]
-fn samplers_act_in_the_order_given() {
+fn samplers_are_applied_in_the_given_order() {
     let with = |samplers: &[ChainStep]| SamplingParams {
         samplers: samplers.to_vec(),
         temperature: 0.5,
@@ -396,7 +396,7 @@ fn samplers_act_in_the_order_given() {
 }
 
 #[test]
-fn contradictions_name_both_parameters() {
+fn contradicting_sampling_params_are_rejected_naming_both() {
     let default = SamplingParams::default;
     let mirostat = Some(Mirostat::default());
     let cases: [(SamplingParams, &str, &str); 10] = [
@@ -419,12 +419,12 @@ fn contradictions_name_both_parameters() {
         let message = params.validate(10).unwrap_err().to_string();
         assert!(message.contains(one) && message.contains(other), "{message}");
     }
-    // Left out is fine where nothing is set.
+    // A sampler may be left out if its parameter is not set.
     assert!(SamplingParams { samplers: Vec::new(), ..default() }.validate(10).is_ok());
 }
 
 #[test]
-fn logprobs_after_the_parameters() {
+fn logprobs_are_computed_after_sampling_params() {
     let params = SamplingParams { top_k: 2, ..SamplingParams::default() };
     let sampler = Sampler::new(params, 0, &[]);
     let given = sampler.logprobs(&four_logits(), 0, (1, 3)).unwrap();
@@ -454,7 +454,7 @@ proptest! {
 
     /// Against the definition: sort all, sum up, cut.
     #[test]
-    fn top_p_is_the_smallest_set(
+    fn top_p_keeps_the_smallest_set_reaching_the_threshold(
         logits in prop::collection::vec(-12.0..12.0_f32, 1..2000),
         top_p in 0.01..1.0_f32,
     ) {
@@ -468,7 +468,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_drawn_is_in_the_distribution(
+    fn sampled_tokens_are_in_the_reported_distribution(
         logits in prop::collection::vec(prop_oneof![9 => -20.0..20.0_f32, 1 => Just(f32::NEG_INFINITY)], 1..600),
         temperature in 0.05..3.0_f32,
         top_k in 0..50_usize,
@@ -489,7 +489,7 @@ proptest! {
     }
 
     #[test]
-    fn logprobs_are_a_distribution(logits in prop::collection::vec(-50.0..50.0_f32, 1..400), n_top in 0..500_usize, pick: u32) {
+    fn token_logprobs_are_sorted_and_sum_to_probability_one(logits in prop::collection::vec(-50.0..50.0_f32, 1..400), n_top in 0..500_usize, pick: u32) {
         let id = pick % logits.len() as u32;
         let given = token_logprobs(&logits, id, n_top);
         prop_assert_eq!(given.top.len(), n_top.min(logits.len()));
@@ -505,7 +505,7 @@ proptest! {
 }
 
 #[test]
-fn logprobs_of_four_tokens() {
+fn token_logprobs_of_four_tokens_match_hand_values() {
     let given = token_logprobs(&four_logits(), 2, 2);
     assert!((given.logprob - 0.15_f32.ln()).abs() < 1e-6);
     assert_close(&given.top, &[(0, 0.5_f32.ln()), (1, 0.25_f32.ln())]);
@@ -518,7 +518,7 @@ fn logprobs_of_four_tokens() {
 }
 
 #[test]
-fn parameters_out_of_range_are_refused_by_name() {
+fn out_of_range_sampling_params_are_rejected_by_name() {
     let change = |change: fn(&mut SamplingParams)| {
         let mut params = SamplingParams::default();
         change(&mut params);
@@ -569,7 +569,7 @@ fn chi_squared(counts: &[u32], probabilities: &[f64]) -> f64 {
 /// Each of these draws 40 000 tokens from at most 4: a chi-squared of 3 degrees of freedom or fewer, which exceeds 36
 /// in fewer than 1 of 10^7 cases. Ten cases: a right sampler fails with odds below 10^-6.
 #[test]
-fn frequencies_match_hand_computed_distributions() {
+fn sampling_frequencies_match_hand_computed_distributions() {
     const N_DRAWS: usize = 40_000;
     let base = SamplingParams::default;
     let with = |change: fn(&mut SamplingParams)| {
@@ -614,7 +614,7 @@ fn frequencies_match_hand_computed_distributions() {
 /// 256 cells, 2^16 numbers: 255 degrees of freedom, mean 255, deviation 22.6. A right stream leaves 100..450 with
 /// odds below 10^-10. Checked for each purpose, and for numbers along positions, choices and seeds.
 #[test]
-fn the_random_stream_is_uniform_along_every_axis() {
+fn random_stream_is_uniform_over_positions_choices_and_seeds() {
     const N: u32 = 1 << 16;
     type Number = fn(u32) -> f64;
     let axes: [(&str, Number); 5] = [
@@ -637,7 +637,7 @@ fn the_random_stream_is_uniform_along_every_axis() {
 
 /// Pairs of numbers that differ in one coordinate fill a 16 x 16 grid evenly: as above, 255 degrees of freedom.
 #[test]
-fn streams_are_independent_of_each_other() {
+fn random_streams_are_pairwise_independent() {
     const N: u32 = 1 << 16;
     type Pair<'a> = &'a dyn Fn(usize) -> (f64, f64);
     let stream = |choice| RandomStream::new(42, choice);
@@ -659,7 +659,7 @@ fn streams_are_independent_of_each_other() {
 }
 
 #[test]
-fn tokens_depend_on_seed_choice_and_position_alone() {
+fn sampled_tokens_depend_only_on_seed_choice_and_position() {
     let logits = vec![0.0; 1000];
     let tokens = |seed, choice, positions: &[usize]| {
         let mut sampler = Sampler::new(SamplingParams { seed, ..SamplingParams::default() }, choice, &[]);

@@ -1,5 +1,5 @@
-//! The steps that take tokens away, over vocabularies of real size, against their definitions written down plainly: all
-//! tokens sorted, sums in double precision one after the other. Rows of many shapes, so that few tokens are likely, or
+//! Samplers that remove tokens, over vocabularies of real size, against plain implementations of their definitions: all
+//! tokens sorted, sequential sums in double precision. Rows of many shapes, so that few tokens are likely, or
 //! nearly all, or many exactly as likely as others.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
@@ -47,12 +47,12 @@ fn probabilities(ranked: &Ranked) -> Vec<(TokenId, f64)> {
     ranked.iter().map(|&(id, logit)| (id, (logit - largest).exp() / total)).collect()
 }
 
-/// The sampler's tokens are those expected but for such as stand at the very bound, which roundings of single precision
-/// may move by a few, and their probabilities are those of what is left.
+/// Checks that the sampler keeps the expected tokens, except for a few at the threshold that rounding to f32 may move,
+/// and that it gives them the renormalized probabilities.
 fn check(name: &str, params: &SamplingParams, logits: &[f32], expected: &[(TokenId, f64)]) {
     let found = Sampler::new(params.clone(), 0, &[]).distribution(logits).unwrap();
     let what = format!("{name}, {params:?}");
-    // What is hardly possible may as well be impossible.
+    // Probabilities this small may be rounded to 0.
     let found: Vec<_> = found.into_iter().filter(|(_, probability)| *probability > 1e-30).collect();
     let expected: Vec<_> = expected.iter().filter(|(_, probability)| *probability > 1e-30).collect();
     let slack = 2 + expected.len() / 1000;
@@ -66,7 +66,7 @@ fn check(name: &str, params: &SamplingParams, logits: &[f32], expected: &[(Token
 }
 
 #[test]
-fn what_is_cut_is_what_the_definitions_say() {
+fn temperature_top_k_top_p_and_min_p_match_their_definitions() {
     for (name, logits) in rows() {
         for temperature in [0.3, 1.0, 1.7] {
             let base = SamplingParams { temperature, ..SamplingParams::default() };
@@ -97,7 +97,7 @@ fn what_is_cut_is_what_the_definitions_say() {
 }
 
 #[test]
-fn the_most_likely_are_kept_in_order_of_rank_and_then_of_id() {
+fn top_k_tokens_are_ordered_by_probability_then_token_id() {
     for (name, logits) in rows() {
         let all = ranked(&logits, 1.0);
         for top_k in [1, 3, 40, 500] {
@@ -114,9 +114,9 @@ fn the_most_likely_are_kept_in_order_of_rank_and_then_of_id() {
     }
 }
 
-/// Every token that can be drawn is, as often as its probability says: the draw looks for its place in chunks.
+/// The sampler looks for the drawn token in chunks: each part of the vocabulary must be drawn as often as expected.
 #[test]
-fn a_draw_hits_every_part_of_the_vocabulary() {
+fn sampling_frequencies_match_probabilities_across_the_vocabulary() {
     const N: usize = 40_000;
     let random = RandomStream::new(5, 0);
     let logits: Vec<f32> = (0..5_000).map(|at| random.uniform(at, Purpose::Coin) as f32).collect();
@@ -133,7 +133,7 @@ fn a_draw_hits_every_part_of_the_vocabulary() {
 }
 
 #[test]
-fn log_probabilities_are_those_of_double_precision() {
+fn token_logprobs_match_double_precision() {
     for (name, logits) in rows() {
         let all = ranked(&logits, 1.0);
         let largest = all[0].1;

@@ -75,7 +75,7 @@ fn check_greedy(model: &LoadedModel, expected: &Continuation) {
 }
 
 #[test]
-fn greedy_tokens_are_those_of_transformers() {
+fn smollm2_greedy_tokens_match_transformers() {
     let Some(model) = model(DeviceChoice::Cpu) else { return };
     let golden = golden();
     for expected in &golden.prompts {
@@ -93,7 +93,7 @@ fn greedy_tokens_are_those_of_transformers() {
 }
 
 #[test]
-fn a_chat_is_rendered_as_transformers_renders_it() {
+fn smollm2_rendered_chat_and_its_tokens_match_transformers() {
     let Some(model) = model(DeviceChoice::Cpu) else { return };
     let Chat { messages, rendered, continuation } = golden().chat;
     let template = model.chat_template.unwrap();

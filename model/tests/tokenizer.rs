@@ -23,7 +23,7 @@ use tokenizers::{
 const PLAIN: DecodeOptions = DecodeOptions { skip_special_tokens: false };
 const SKIP: DecodeOptions = DecodeOptions { skip_special_tokens: true };
 
-/// What Hearth reads, and the library's own view of the same file as an oracle.
+/// A tokenizer as Hearth reads it, and as the library does, which is the oracle.
 struct Pair {
     ours: Tokenizer,
     library: LibraryTokenizer,
@@ -34,7 +34,7 @@ impl Pair {
         Self { ours: from_json(json).unwrap(), library: json.parse().unwrap() }
     }
 
-    /// What of `text` the vocabulary covers: SmolLM2's lacks 21 of the 256 bytes, and the library drops them.
+    /// The characters of `text` that the vocabulary covers: SmolLM2's lacks 21 of the 256 bytes, and the library drops them.
     fn covered(&self, text: &str) -> String {
         let is_covered = |character: &char| {
             let encoding = self.library.encode(character.to_string(), false).unwrap();
@@ -151,7 +151,7 @@ fn any_text() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn a_byte_level_tokenizer_gives_every_text_back(text in any_text()) {
+    fn byte_level_tokenizer_round_trips_every_text(text in any_text()) {
         for pair @ Pair { ours, .. } in byte_level_pairs() {
             let text = pair.covered(&text);
             for options in [EncodeOptions::TEXT, EncodeOptions::PROMPT, EncodeOptions::RENDERED] {
@@ -162,7 +162,7 @@ proptest! {
     }
 
     #[test]
-    fn encoding_is_the_librarys(text in any_text()) {
+    fn encoding_matches_the_tokenizers_library(text in any_text()) {
         for pair @ Pair { ours, library } in byte_level_pairs().chain([&*SENTENCE_PIECE]) {
             let text = pair.covered(&text);
             for add_special_tokens in [false, true] {
@@ -174,7 +174,7 @@ proptest! {
     }
 
     #[test]
-    fn special_strings_in_text_stay_text(text in any_text()) {
+    fn special_token_strings_in_text_stay_text(text in any_text()) {
         for pair @ Pair { ours, .. } in byte_level_pairs() {
             let text = pair.covered(&text);
             let ids = ours.encode(&text, EncodeOptions::TEXT).unwrap();
@@ -183,9 +183,9 @@ proptest! {
         }
     }
 
-    /// Ids at random are mostly no UTF-8 at all.
+    /// Random ids are mostly invalid UTF-8.
     #[test]
-    fn deltas_concatenate_to_the_whole(ids in prop::collection::vec(0..500_u32, 0..60), skip_special_tokens: bool) {
+    fn detokenizer_deltas_concatenate_to_the_decoded_text(ids in prop::collection::vec(0..500_u32, 0..60), skip_special_tokens: bool) {
         let options = DecodeOptions { skip_special_tokens };
         for Pair { ours, library } in byte_level_pairs() {
             let mut detokenizer = Detokenizer::new(ours, options);
@@ -198,7 +198,7 @@ proptest! {
 
     /// A character comes with the token that ends it: never U+FFFD before, never later.
     #[test]
-    fn only_an_incomplete_character_is_held_back(text in any_text()) {
+    fn detokenizer_holds_back_only_incomplete_characters(text in any_text()) {
         prop_assume!(!text.contains(char::REPLACEMENT_CHARACTER));
         for pair @ Pair { ours, .. } in byte_level_pairs() {
             let ids = ours.encode(&pair.covered(&text), EncodeOptions::TEXT).unwrap();
@@ -215,7 +215,7 @@ proptest! {
     }
 
     #[test]
-    fn a_start_after_a_prompt_goes_on_where_it_ends(
+    fn detokenizer_with_prefix_continues_after_the_prompt(
         ids in prop::collection::vec(0..270_u32, 1..40), split in any::<prop::sample::Index>(), skip_special_tokens: bool,
     ) {
         let options = DecodeOptions { skip_special_tokens };
@@ -230,7 +230,7 @@ proptest! {
     }
 
     #[test]
-    fn sentence_piece_texts_come_back(text in "[ theé</s>\n你🙂]{0,20}") {
+    fn sentencepiece_tokenizer_round_trips_text(text in "[ theé</s>\n你🙂]{0,20}") {
         let Pair { ours, library } = &*SENTENCE_PIECE;
         let ids = ours.encode(&text, EncodeOptions::TEXT).unwrap();
         prop_assert!(!ids.iter().any(|&id| ours.is_special(id)));
@@ -239,7 +239,7 @@ proptest! {
     }
 
     #[test]
-    fn characters_come_back(text in "[abc é\n\r🙂]{0,30}") {
+    fn character_level_tokenizer_round_trips_text(text in "[abc é\n\r🙂]{0,30}") {
         let tokenizer = from_json(&character_json("abc é\n\r🙂", None)).unwrap();
         let ids = tokenizer.encode(&text, EncodeOptions::PROMPT).unwrap();
         prop_assert_eq!(ids.len(), text.chars().count());
@@ -247,9 +247,9 @@ proptest! {
     }
 }
 
-/// A tokenizer that has a token for each byte of characters that it lacks, all of them special.
+/// A tokenizer with a special token for each byte, for characters outside its vocabulary.
 #[test]
-fn special_tokens_of_bytes_stand_for_characters() {
+fn special_byte_tokens_encode_characters_as_in_the_library() {
     let byte = |number: u32| format!("<0x{number:02X}>");
     let mut vocab: Map<String, Value> = (0..256).map(|number| (byte(number), number.into())).collect();
     vocab.insert("a".to_owned(), 256.into());
@@ -279,7 +279,7 @@ fn special_tokens_of_bytes_stand_for_characters() {
 }
 
 #[test]
-fn a_character_level_tokenizer_names_what_it_lacks() {
+fn character_level_tokenizer_names_unknown_characters() {
     let tokenizer = from_json(&character_json("abc\n ", None)).unwrap();
     let message = |text| tokenizer.encode(text, EncodeOptions::TEXT).unwrap_err().to_string();
     assert!(
@@ -293,9 +293,9 @@ fn a_character_level_tokenizer_names_what_it_lacks() {
     assert_eq!(with_unk.encode("aéb", EncodeOptions::TEXT).unwrap(), [0, 3, 1], "an unknown token stands for it");
 }
 
-/// The library leaves such characters out without a word.
+/// The library drops such characters silently.
 #[test]
-fn a_vocabulary_without_some_bytes_names_the_character() {
+fn byte_level_tokenizer_with_missing_bytes_names_the_character() {
     let mut json: Value = serde_json::from_str(&BYTE_LEVEL.library.to_string(false).unwrap()).unwrap();
     let vocab = json["model"]["vocab"].as_object_mut().unwrap();
     vocab.retain(|token, _| !token.contains('©'));
@@ -312,7 +312,7 @@ fn a_vocabulary_without_some_bytes_names_the_character() {
 }
 
 #[test]
-fn smollm2_lacks_some_bytes_and_says_so() {
+fn smollm2_tokenizer_rejects_a_missing_byte_by_name() {
     let Some(Pair { ours, .. }) = &*SMOLLM2 else { return };
     let message = ours.encode("a \u{4} b", EncodeOptions::TEXT).unwrap_err().to_string();
     assert!(message.contains("`\\u{4}` (U+0004)"), "{message}");
@@ -321,7 +321,7 @@ fn smollm2_lacks_some_bytes_and_says_so() {
 }
 
 #[test]
-fn special_tokens_are_parsed_when_asked() {
+fn special_tokens_are_parsed_only_if_requested() {
     let tokenizer = &BYTE_LEVEL.ours;
     let end = tokenizer.token_id("<|end|>").unwrap();
     let parsed = tokenizer.encode("the<|end|>", EncodeOptions::RENDERED).unwrap();
@@ -338,7 +338,7 @@ fn special_tokens_are_parsed_when_asked() {
 
 /// Unigram models hold control tokens as ordinary pieces: the text `</s>` would otherwise end the document.
 #[test]
-fn pieces_of_the_model_are_no_way_around() {
+fn unigram_control_pieces_in_text_are_not_encoded_as_special() {
     let tokenizer = &SENTENCE_PIECE.ours;
     let ids = tokenizer.encode("the</s><s>", EncodeOptions::TEXT).unwrap();
     assert!(!ids.iter().any(|&id| tokenizer.is_special(id)), "{ids:?}");
@@ -348,7 +348,7 @@ fn pieces_of_the_model_are_no_way_around() {
 }
 
 #[test]
-fn sentence_piece_drops_the_first_space_only_at_the_start() {
+fn sentencepiece_detokenizer_drops_only_the_very_first_space() {
     let tokenizer = &SENTENCE_PIECE.ours;
     let the = tokenizer.token_id("▁the").unwrap();
     assert_eq!(tokenizer.token_bytes(the), b" the");
@@ -361,7 +361,7 @@ fn sentence_piece_drops_the_first_space_only_at_the_start() {
 }
 
 #[test]
-fn bytes_that_are_no_text_cost_only_themselves() {
+fn detokenizer_replaces_only_the_invalid_bytes() {
     let tokenizer = &SENTENCE_PIECE.ours;
     let byte = |byte: u8| tokenizer.token_id(&format!("<0x{byte:02X}>")).unwrap();
     let ids = [0xC3, 0xA9, 0x80, 0xE5, 0x8F].map(byte);
@@ -372,7 +372,7 @@ fn bytes_that_are_no_text_cost_only_themselves() {
 }
 
 #[test]
-fn metaspace_and_no_decoder_follow_the_library() {
+fn metaspace_and_absent_decoder_decode_like_the_library() {
     let with_decoder = |decoder: Value| {
         let mut json: Value = serde_json::from_str(&character_json("ab▁", None)).unwrap();
         json["decoder"] = decoder;
@@ -392,7 +392,7 @@ fn metaspace_and_no_decoder_follow_the_library() {
 }
 
 #[test]
-fn roles_come_from_the_configuration() {
+fn bos_eos_and_other_roles_are_read_from_tokenizer_config() {
     let json = BYTE_LEVEL.library.to_string(false).unwrap();
     let read =
         |config: &str| Tokenizer::from_json(json.as_bytes(), Some(config.as_bytes()), Path::new("dir/tokenizer.json"));
@@ -410,7 +410,7 @@ fn roles_come_from_the_configuration() {
 }
 
 #[test]
-fn older_dirs_name_roles_in_a_file_of_their_own() {
+fn token_roles_are_read_from_special_tokens_map_json() {
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, json: &str| fs::write(dir.path().join(name), json).unwrap();
     write("tokenizer.json", &character_json("ab", Some("<unk>")));
@@ -428,16 +428,16 @@ fn older_dirs_name_roles_in_a_file_of_their_own() {
 }
 
 #[test]
-fn ids_without_a_token_stand_for_no_text() {
+fn unknown_token_ids_decode_to_empty_text() {
     let tokenizer = &BYTE_LEVEL.ours;
     assert_eq!(tokenizer.decode(&[4_000_000_000, 400], PLAIN), "");
     assert_eq!((tokenizer.token(400), tokenizer.token_bytes(400)), (None, vec![]));
     assert_eq!(tokenizer.vocab_size(), BYTE_LEVEL.library.get_vocab_size(true));
 }
 
-/// Truncation and padding belong to training batches; some files carry them all the same.
+/// Truncation and padding are for training batches; some files have them nevertheless.
 #[test]
-fn truncation_in_the_file_does_not_apply() {
+fn truncation_and_padding_in_tokenizer_json_are_ignored() {
     let mut json: Value = serde_json::from_str(&BYTE_LEVEL.library.to_string(false).unwrap()).unwrap();
     json["truncation"] = json!({"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0});
     json["padding"] = json!({"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": null,
@@ -449,7 +449,7 @@ fn truncation_in_the_file_does_not_apply() {
 }
 
 #[test]
-fn unusable_files_are_named_with_a_hint() {
+fn unusable_tokenizer_json_is_rejected_with_a_hint() {
     let message = |json: &str| from_json(json).unwrap_err().to_string();
     for (json, expected) in [
         ("not json", "`dir/tokenizer.json`: is not JSON"),
@@ -476,7 +476,7 @@ fn unusable_files_are_named_with_a_hint() {
 }
 
 #[test]
-fn damaged_ids_are_found() {
+fn invalid_token_ids_in_tokenizer_json_are_rejected() {
     let change = |change: &dyn Fn(&mut Value)| {
         let mut json: Value = serde_json::from_str(&character_json("ab", None)).unwrap();
         change(&mut json);
@@ -494,7 +494,7 @@ fn damaged_ids_are_found() {
 }
 
 #[test]
-fn a_missing_file_is_named() {
+fn missing_tokenizer_json_is_reported_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let error = Tokenizer::from_dir(dir.path()).unwrap_err();
     assert!(matches!(error, Error::Io { .. }));

@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn too_few_connections_and_files_are_reported_with_their_numbers() {
+    fn warnings_report_too_low_connection_and_open_file_limits() {
         assert_eq!(warnings(&[], 1 << 20), Vec::<String>::new());
         let few = ["--max-connections", "100", "--max-queue", "99", "--max-batch-size", "2"];
         assert!(warnings(&few, 1 << 20).concat().contains("got 100, 99 and 2"));

@@ -21,7 +21,6 @@ mod clock;
 pub mod config;
 pub mod connection;
 pub mod engine;
-mod hex;
 mod memory;
 pub mod metrics;
 mod random;

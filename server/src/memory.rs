@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_that_is_not_there_is_refused_with_the_numbers() {
+    fn memory_checks_fail_with_the_needed_and_available_sizes() {
         let gib = 1 << 30;
         assert_eq!(require(gib, Some(1 << 30)), Ok(()));
         let message = require(gib + 1, Some(1 << 30)).unwrap_err();

@@ -7,6 +7,7 @@ use burn::tensor::Device;
 use hearth_model::{
     adapted::Training,
     config::GptConfig,
+    digest::{Digest, Digester},
     gpt::Gpt,
     ops::Dtype,
     weights::{
@@ -16,10 +17,7 @@ use hearth_model::{
     },
 };
 
-use crate::{
-    config::{ALL_LINEAR, LoraSettings, Objective, TrainConfig},
-    digest::{Digest, Digester},
-};
+use crate::config::{ALL_LINEAR, LoraSettings, Objective, TrainConfig};
 
 impl LoraSettings {
     /// The configuration of an adapter for the model `base`.
@@ -184,11 +182,11 @@ mod tests {
         fs::metadata(path).unwrap().len()
     }
 
-    /// The digest of `base` and its size, as a run that trains an adapter of it sees them.
+    /// The digest and the size in memory of `base`, as computed for a run that trains a LoRA adapter of it.
     fn digest_and_size(base: &Path) -> Result<(Option<Digest>, u64)> {
         let mut config = TrainConfig { lora: Some(LoraSettings::default()), ..TrainConfig::default() };
         config.model.init = Some(base.to_owned());
-        // Of a base that is held as it is stored, the size follows from the files alone.
+        // A base that is kept in its stored dtype takes as many bytes as its files, whatever the configuration says.
         let sizes =
             Sizes { vocab_size: 1, max_seq_len: 1, n_layers: 1, n_heads: 1, n_kv_heads: 1, d_model: 2, d_ff: 1 };
         let size = frozen_bytes(base, &GptConfig::llama(sizes), &LoraSettings::default())?;
@@ -196,14 +194,14 @@ mod tests {
     }
 
     #[test]
-    fn the_files_of_a_base_are_those_that_loading_reads() {
+    fn base_digest_and_size_cover_exactly_the_files_that_loading_reads() {
         let dir = tempfile::tempdir().unwrap();
         let copy = |name: String| {
             let to = dir.path().join(Path::new(&name).file_name().unwrap());
             fs::copy(golden(&name), &to).unwrap();
             to
         };
-        // Shards with an index, beside another copy of the weights.
+        // Shards with an index. Another copy of the weights beside them is ignored.
         let shards = [1, 2, 3, 4, 5].map(|n| copy(format!("golden/llama-sharded/model-{n:05}-of-00005.safetensors")));
         copy("golden/llama-sharded/config.json".to_owned());
         copy("golden/llama-sharded/model.safetensors.index.json".to_owned());
@@ -222,14 +220,14 @@ mod tests {
         fs::write(&last, bytes).unwrap();
         assert_ne!(digest_and_size(&first).unwrap().0, digest);
 
-        // What cannot be read is an error.
+        // Missing files are errors.
         fs::remove_file(&last).unwrap();
         assert!(digest_and_size(&first).is_err());
         assert!(digest_and_size(&dir.path().join("missing")).is_err());
     }
 
     #[test]
-    fn values_are_those_of_the_adapter_that_trains() {
+    fn lora_n_values_equals_the_number_of_values_of_the_built_adapter() {
         let sizes =
             Sizes { vocab_size: 20, max_seq_len: 16, n_layers: 3, n_heads: 4, n_kv_heads: 2, d_model: 32, d_ff: 48 };
         let gpt = GptConfig::llama(sizes);
@@ -241,7 +239,7 @@ mod tests {
             let n_values: usize = adapter.values.0.values().map(|update| update.values.len()).sum();
             assert_eq!(lora.n_values(&gpt, class).unwrap(), n_values, "{targets}");
         }
-        // The largest rank is counted, not made.
+        // Counting builds no adapter: with the largest rank, the count saturates.
         let lora = LoraSettings { r: usize::MAX, ..LoraSettings::default() };
         assert_eq!(lora.n_values(&gpt, class).unwrap(), usize::MAX);
         let lora = LoraSettings { targets: vec!["w_proj".to_owned()], ..LoraSettings::default() };

@@ -15,6 +15,7 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use burn::{module::Module, tensor::Device};
 use hearth_model::{
+    digest::Digest,
     gpt::Gpt,
     ops::Dtype,
     weights::{
@@ -25,7 +26,7 @@ use hearth_model::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{config::TrainConfig, digest::Digest, optim::Optimizer, run_dir::RunDir};
+use crate::{config::TrainConfig, optim::Optimizer, run_dir::RunDir};
 
 mod moments;
 
@@ -273,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_state_survives_json_to_the_bit() {
+    fn train_state_json_round_trip_keeps_every_float_bit() {
         let best = Best { step: 3, val_loss: 1.0 / 3.0 + 1e-16 };
         let mut state = TrainState::new(Digest::of(b"data"), Digest::of(b"tokenizer"));
         state.best = Some(best);

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tree_is_that_of_the_padded_index() {
+    fn tree_sum_adds_leaves_as_a_binary_tree_padded_to_a_power_of_two() {
         assert_eq!(sum_of(0..0), None);
         assert_eq!(sum_of(0..1).unwrap().0, "0");
         assert_eq!(sum_of(0..3).unwrap().0, "((0+1)+2)");
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn any_number_of_ranks_makes_the_same_tree() {
+    fn tree_sum_across_1_to_16_ranks_adds_in_the_order_of_one_rank() {
         for n in 1..40 {
             for n_ranks in [1, 2, 4, 8, 16] {
                 let ranges: Vec<_> = (0..n_ranks).map(|rank| of_rank(n, rank, n_ranks)).collect();
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_partial_sums_as_are_said() {
+    fn tree_sum_holds_no_more_partial_sums_than_most_at_once() {
         for n in 1..40 {
             let mut tree = TreeSum::default();
             let mut most = 0;

@@ -31,7 +31,7 @@ mod tests {
     use crate::tokenizer_build::BuiltTokenizer;
 
     #[test]
-    fn a_prompt_s_tokens_are_its_own() {
+    fn encode_continued_keeps_the_token_ids_of_the_prompt_alone() {
         let built = BuiltTokenizer::bpe(&"the other the other ".repeat(50), 270, 64).unwrap();
         let tokenizer = built.open().unwrap();
         let encode = |text: &str| tokenizer.encode(text, EncodeOptions::PROMPT).unwrap();

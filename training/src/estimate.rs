@@ -159,11 +159,12 @@ mod tests {
     use crate::config::Layers;
 
     #[test]
-    fn gpt2_has_the_numbers_that_everybody_knows() {
+    fn estimate_of_gpt2_124m_has_the_known_parameter_and_flop_counts() {
         let config = Layers { preset: Some("gpt2-124m".to_owned()), ..Layers::default() }.resolve().unwrap();
         let estimate = Estimate::new(&config, &config.gpt_config(50257).unwrap(), &Device::flex()).unwrap();
         assert_eq!(estimate.n_params, 124_439_808);
-        // 6 N without positions and vectors, and attention over half the context: 6 * 12 layers * 768 * 1024.
+        // 6 FLOPs per parameter of a matrix (no positions, no vectors), and attention over half the context:
+        // 6 * 12 layers * 768 * 1024.
         let n_products = 124_439_808 - 1024 * 768 - 121_344;
         assert_eq!(estimate.flops_per_token, 6 * (n_products + 12 * 768 * 1024));
         assert_eq!((estimate.micro_steps, estimate.n_partial_sums), (40, 6));

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_cannot_fit_is_refused_with_the_numbers_and_a_size_that_does() {
+    fn run_beyond_available_memory_is_rejected_with_a_micro_batch_that_fits() {
         let device = Device::flex();
         let (config, gpt) = config(&["data.micro_batch_size=48"]);
         let needed = Estimate::new(&config, &gpt, &device).unwrap().peak_bytes;
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_micro_batch_divides_the_step_and_fits() {
+    fn largest_micro_batch_divides_the_step_and_fits_in_memory() {
         let device = Device::flex();
         let (config, gpt) = config(&["data.micro_batch_size=auto", "data.tokens_per_step=3072"]);
         let largest =

@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_number_is_skipped_a_few_times_and_then_the_run_ends() {
+    fn guard_skips_nan_and_infinite_steps_and_fails_after_five_in_a_row() {
         let mut guard = Guard::new(0.0, Default::default());
         for step in 0..4 {
             assert!(guard.check(step, f32::NAN, 1.0).unwrap().unwrap().contains("NaN"));
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spike_is_one_beside_the_last_norms() {
+    fn guard_skips_a_gradient_norm_far_above_the_recent_norms() {
         let mut guard = Guard::new(10.0, Default::default());
         assert_eq!(guard.check(0, 1.0, 1e9).unwrap(), None, "there is nothing to compare with yet");
         for step in 0..30 {

@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_settings_name_is_changed() {
+    fn init_settings_change_only_the_embedding_and_output_weights() {
         let plain = || ModelSettings { tie_embeddings: Some(false), ..ModelSettings::default() };
         let changed = ModelSettings { zero_init_outputs: true, embedding_std: Some(0.1), ..plain() };
         for ((path, before), (_, after)) in deviations(plain()).into_iter().zip(deviations(changed)) {

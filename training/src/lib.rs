@@ -5,7 +5,7 @@
 //! - [`corpus`]: reads text and converts it to token ids, with training and validation splits
 //! - [`tokenizer_build`]: trains tokenizers: characters or byte-level BPE
 //! - [`prepare`]: converts documents to a prepared data set
-//! - [`shard`]: prepared data: memory-mapped token shards; [`digest`]: SHA-256
+//! - [`shard`]: prepared data: memory-mapped token shards
 //! - [`tales`]: short stories and conversations made for this project, and the judge of what a model makes of them; [`bilingual`]:
 //!   sentences with translations
 //! - [`loader`]: batches of token ids, each a pure function of seed and step
@@ -30,7 +30,6 @@ pub mod config;
 mod continuation;
 pub mod corpus;
 pub mod device_watch;
-pub mod digest;
 mod draw;
 pub mod estimate;
 pub mod eval;

@@ -272,14 +272,14 @@ mod tests {
     const ORDERS: [RowOrder; 2] = [RowOrder::Permuted, RowOrder::RandomWindows];
 
     #[test]
-    fn the_last_batch_has_the_rest() {
+    fn in_batches_puts_the_remaining_rows_in_the_last_batch() {
         assert_eq!(in_batches(5, 2).collect::<Vec<_>>(), [vec![0, 1], vec![2, 3], vec![4]]);
         assert_eq!(in_batches(4, 4).collect::<Vec<_>>(), [[0, 1, 2, 3]]);
         assert_eq!(in_batches(0, 3).count(), 0);
     }
 
     #[test]
-    fn a_batch_depends_on_seed_step_and_micro_step_alone() {
+    fn batch_is_a_function_of_seed_step_and_micro_step() {
         let tokens = tokens(1000);
         for order in ORDERS {
             let settings = settings(4, 16, order);
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn targets_are_the_inputs_one_position_on() {
+    fn batch_targets_are_the_inputs_shifted_by_one_token() {
         for order in ORDERS {
             let batch = Loader::new(&tokens(100), settings(3, 10, order)).unwrap().batch(0, 0);
             assert_eq!((batch.batch_size, batch.seq_len, batch.n_targets()), (3, 10, 30));
@@ -313,8 +313,8 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_visits_every_row_once_and_the_next_in_another_order() {
-        // 101 rows of 5, a remainder of 3 that is never a row; 6 rows a step: epochs begin inside steps and batches.
+    fn each_epoch_visits_every_row_once_in_a_different_order() {
+        // 101 rows of 5 tokens; the remaining 3 tokens are in no row. With 6 rows a step, epochs begin within batches.
         let loader = Loader::new(&tokens(101 * 5 + 1 + 3), settings(3, 5, RowOrder::Permuted)).unwrap();
         assert_eq!(loader.rows_per_epoch(), 101);
         let visited = starts(&loader, 0..101);
@@ -332,11 +332,11 @@ mod tests {
     }
 
     #[test]
-    fn a_jump_lands_where_the_steps_before_it_lead() {
+    fn batches_from_step_1000000_still_visit_each_row_once_per_epoch() {
         let loader = Loader::new(&tokens(1000), settings(4, 16, RowOrder::Permuted)).unwrap();
         let far = 1_000_000;
         let visited = starts(&loader, far..far + 40);
-        // Whole epochs of 62 rows within 320 rows, wherever they begin.
+        // The whole epochs of 62 rows within these 320 rows.
         let into_epoch = (far * 8 % 62) as usize;
         for epoch in visited[62 - into_epoch..].chunks_exact(62) {
             let mut sorted = epoch.to_vec();
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rows_of_a_step_do_not_depend_on_how_they_are_cut_into_batches() {
+    fn rows_of_a_step_do_not_depend_on_the_micro_batch_size() {
         let tokens = tokens(1000);
         let cut = |micro_batch_size, n_micro_batches| {
             let settings =
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn every_window_is_drawn_the_first_and_the_last_too() {
+    fn random_windows_order_draws_every_window_equally_often() {
         let loader = Loader::new(&tokens(20), settings(4, 10, RowOrder::RandomWindows)).unwrap();
         let mut counts = [0_usize; 10];
         for start in starts(&loader, 0..500) {
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_split_of_one_row_serves_and_a_shorter_one_is_refused() {
+    fn loader_accepts_a_split_of_one_row_and_rejects_a_shorter_one() {
         for order in ORDERS {
             assert_eq!(Loader::new(&tokens(11), settings(1, 10, order)).unwrap().batch(9, 0).targets[9], 10);
             let error = Loader::new(&tokens(10), settings(1, 10, order)).unwrap_err().to_string();

@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn causes_come_before_hints_and_once() {
+    fn error_message_shows_each_cause_once_before_the_hint() {
         let cause = anyhow!("early end");
         let error =
             Err::<(), _>(cause).context("bad frame: early end").context("`a.zst` is damaged\nhint: get it again");

@@ -121,7 +121,7 @@ mod tests {
     use crate::tokenizer_build::BuiltTokenizer;
 
     #[test]
-    fn a_signal_ends_the_computation_of_references() {
+    fn signal_stops_the_computation_of_reference_log_probabilities() {
         let tokenizer = BuiltTokenizer::characters("abcd", 4).unwrap().open().unwrap();
         let answer = |last: u32| (vec![0, 1, last], vec![false, false, true]);
         let pairs = (0..5).map(|_| [answer(2), answer(3)]);
@@ -143,8 +143,8 @@ mod tests {
     }
 
     #[test]
-    fn the_loss_of_a_pair_is_that_of_its_margin() {
-        // Two rows of two tokens; of the first only the second token is the answer's.
+    fn dpo_loss_and_gradient_weights_match_the_formula_for_the_margin() {
+        // Two rows of two tokens; in the first row, only the second token belongs to the answer.
         let batch = Batch {
             batch_size: 2,
             weights: Some(vec![0.0, 1.0, 1.0, 1.0]),
@@ -161,7 +161,7 @@ mod tests {
         for (found, expected) in found.weights(&batch, 4.0).iter().zip(expected) {
             assert!((found - expected).abs() < 1e-7);
         }
-        // A margin of which the exponential overflows.
+        // A margin whose exponential overflows.
         let certain = Preferences::new(&batch, &[0.0, 0.0, 3e5, 3e5], 1.0);
         assert!(
             certain.losses[0].abs() < 1e-12 && certain.weights(&batch, 1.0).iter().all(|weight| weight.is_finite())

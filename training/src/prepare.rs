@@ -12,6 +12,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use hearth_model::{
     TokenId,
+    digest::Digest,
     hub::Download,
     tokenizer::{EncodeOptions, Tokenizer},
 };
@@ -28,7 +29,6 @@ use crate::{
         BytesRead, Conversation, ConversationEncoder, Encoder, FileKind, Files, ReadOptions, SourceFile, SourceSpec,
         check_separator, read_in_batches, read_tokens, split_of,
     },
-    digest::Digest,
     run_dir,
     shard::{
         DATA_FILE, Manifest, SHARD_VERSION, SourceInfo, Split, SplitInfo, SplitRule, TOKENIZER_DIR, TokenWidth,

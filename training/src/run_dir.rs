@@ -293,7 +293,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_empty_folders_and_runs_are_written_to() {
+    fn run_dir_accepts_only_empty_folders_and_unlocked_runs() {
         let dir = tempfile::tempdir().unwrap();
         let out = dir.path().join("deep/out");
         let mut run = RunDir::new(&out, Start::New).unwrap();
@@ -310,9 +310,9 @@ mod tests {
         fs::create_dir(out.join("checkpoints/step-00000777.hearth-partial")).unwrap();
         again.begin(&TrainConfig { seed: 3, ..config.clone() }).unwrap();
         assert_eq!(again.config().unwrap().seed, 3);
-        assert_eq!(fs::read_dir(out.join("checkpoints")).unwrap().count(), 0, "of a save that was ended");
+        assert_eq!(fs::read_dir(out.join("checkpoints")).unwrap().count(), 0, "the interrupted save is removed");
 
-        // All find an empty folder, and only one begins there.
+        // All three open the same empty folder, but only one can begin a run in it.
         let raced = dir.path().join("raced");
         let starts = [Start::New, Start::New, Start::Resume];
         let [mut first, mut second, mut third] = starts.map(|start| RunDir::new(&raced, start).unwrap());
@@ -321,7 +321,7 @@ mod tests {
         drop(first);
         assert!(second.begin(&config).unwrap_err().to_string().contains("earlier run"));
         drop(second);
-        // It has not seen the checkpoints of the run, so it would begin at step 0.
+        // It opened the folder before the run had checkpoints, so it would start at step 0.
         assert!(third.begin(&config).unwrap_err().to_string().contains("has begun a run in"));
 
         let other = dir.path().join("photos");
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_checkpoint_of_a_run_that_did_not_begin_is_removed() {
+    fn reserve_removes_only_checkpoints_of_a_run_that_never_began() {
         let dir = tempfile::tempdir().unwrap();
         let save = |run: &RunDir, step: usize| {
             run.save_checkpoint(step, |staged| Ok(staged.write("model.safetensors", b"")?)).unwrap();
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn opening_a_run_opens_its_best_model() {
+    fn model_of_a_run_folder_is_the_model_dir_within_it() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(model_dir::model_of(dir.path()), dir.path());
         RunDir::new(dir.path(), Start::New).unwrap().begin(&TrainConfig::default()).unwrap();
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn old_checkpoints_go_and_those_asked_for_stay() {
+    fn prune_checkpoints_keeps_the_newest_and_the_requested_steps() {
         let dir = tempfile::tempdir().unwrap();
         let mut run = RunDir::new(dir.path(), Start::New).unwrap();
         run.begin(&TrainConfig::default()).unwrap();
@@ -389,7 +389,7 @@ mod tests {
         run.save_checkpoint(35, |staged| Ok(staged.write("model.safetensors", b"")?)).unwrap();
         run.prune_checkpoints(35, 1, &[]).unwrap();
         assert_eq!(run.checkpoints().unwrap(), [35, 40]);
-        // What cannot be removed, as it is no folder, keeps nothing else.
+        // A file where a checkpoint folder should be cannot be removed; other old checkpoints are removed nevertheless.
         fs::write(run.checkpoint_dir(5), b"").unwrap();
         fs::create_dir(run.checkpoint_dir(6)).unwrap();
         let error = run.prune_checkpoints(35, 1, &[]).unwrap_err().to_string();

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn rises_linearly_then_falls_along_half_a_cosine_and_stays_down() {
+    fn cosine_lr_warms_up_linearly_decays_and_stays_at_the_minimum() {
         let schedule = schedule(&["schedule.kind=cosine"]);
         for (step, expected) in [
             (0, 1.0 / 101.0),
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn the_other_kinds() {
+    fn linear_constant_and_wsd_lr_match_their_definitions() {
         let linear = schedule(&["schedule.kind=linear"]);
         assert_close(linear.lr(1050), 0.55);
         assert_close(linear.lr(5000), 0.1);
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn budgets_become_steps() {
+    fn token_parameter_and_epoch_budgets_are_converted_to_steps() {
         let steps = |sets: &[&str]| schedule(sets).total();
         // 12 rows of 64 tokens are 768.
         assert_eq!(steps(&["schedule.max_tokens=7681"]), Some(11));
@@ -292,14 +292,14 @@ mod tests {
         // 100 rows, of which a step takes 12.
         assert_eq!(steps(&["schedule.epochs=1.5"]), Some(13));
         assert_eq!(steps(&["schedule.max_minutes=2", "schedule.kind=wsd"]), None);
-        // Rows of documents, of which the average has 40 tokens.
+        // Rows of documents with 40 tokens on average.
         let size = RunSize { n_params: 1000, rows_per_epoch: 100, tokens_per_epoch: 4000 };
         assert_eq!(Schedule::new(&config(&["schedule.max_tokens=4800"]), size).total(), Some(10));
         assert_eq!(Schedule::new(&config(&["schedule.max_tokens=4801"]), size).total(), Some(11));
     }
 
     #[test]
-    fn passes_count_rows_and_do_not_overflow() {
+    fn run_size_passes_counts_epochs_by_rows_without_overflow() {
         let config = config(&["data.tokens_per_step=1536", "schedule.epochs=3"]);
         let size = RunSize { n_params: 1, rows_per_epoch: 48, tokens_per_epoch: 3072 };
         // A step has 24 rows.
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_must_be_longer_than_its_warmup() {
+    fn schedule_check_rejects_warmup_or_cooldown_beyond_the_budget() {
         let check = |sets: &[&str]| schedule(sets).check().map_err(|error| error.to_string());
         // 100 rows, of which a step takes 12: 9 steps.
         check(&["schedule.epochs=1", "schedule.warmup_steps=9"]).unwrap();
@@ -322,7 +322,7 @@ mod tests {
         assert!(error.contains("\nhint: set `schedule.warmup_steps=1`"), "{error}");
         assert!(check(&["schedule.max_tokens=768"]).unwrap_err().contains("got 100 and 1\n"));
         check(&["schedule.max_minutes=1", "schedule.kind=constant"]).unwrap();
-        // 9 steps, of which half is 5, rounded.
+        // Half of 9 steps is a cooldown of 5, rounded.
         let halves = ["schedule.epochs=1", "schedule.kind=wsd", "schedule.cooldown_ratio=0.5"];
         check(&[&halves[..], &["schedule.warmup_steps=4"]].concat()).unwrap();
         let error = check(&[&halves[..], &["schedule.warmup_steps=5"]].concat()).unwrap_err();
@@ -332,20 +332,20 @@ mod tests {
             ) && error.contains("\nhint: "),
             "{error}"
         );
-        // Others have no cooldown.
+        // Only `wsd` has a cooldown.
         check(&["schedule.epochs=1", "schedule.warmup_steps=9", "schedule.cooldown_ratio=1"]).unwrap();
         check(&["schedule.max_minutes=1", "schedule.kind=wsd", "schedule.cooldown_ratio=0.9"]).unwrap();
     }
 
     #[test]
-    fn minutes_end_the_stable_part_and_the_cooldown_takes_its_share() {
+    fn max_minutes_budget_includes_the_time_of_the_wsd_cooldown() {
         let mut wsd = schedule(&["schedule.max_minutes=10", "schedule.kind=wsd", "schedule.cooldown_ratio=0.2"]);
         wsd.use_up(7.9, 790);
         assert_eq!(wsd.total(), None);
         wsd.use_up(8.0, 800);
         assert_eq!(wsd.total(), Some(1000));
         wsd.use_up(9.0, 900);
-        assert_eq!(wsd.total(), Some(1000), "it is decided once");
+        assert_eq!(wsd.total(), Some(1000), "the total does not change again");
         let mut steps = schedule(&["schedule.max_minutes=10", "schedule.kind=wsd", "schedule.cooldown_steps=300"]);
         steps.use_up(6.9, 690);
         assert_eq!(steps.total(), None);
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_longer_run_has_the_same_past_where_its_rates_are_the_same() {
+    fn has_same_past_is_true_only_while_both_runs_have_equal_rates() {
         let optim = OptimSettings::default();
         let wsd = |steps: &str| schedule(&["schedule.kind=wsd", steps, "schedule.cooldown_steps=500"]);
         let (short, long) = (wsd("schedule.max_steps=2000"), wsd("schedule.max_steps=3000"));
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn momentum_rises_and_decay_falls() {
+    fn momentum_warms_up_and_weight_decay_follows_its_schedule() {
         let muon =
             MuonSettings { momentum_start: 0.8, momentum: 0.9, momentum_warmup_steps: 10, ..MuonSettings::default() };
         assert_close(momentum(0, &muon), 0.8);
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn never_leaves_its_bounds_whatever_the_lengths() {
+    fn lr_factor_of_short_runs_stays_above_zero_and_at_most_one() {
         for kind in ["linear", "cosine", "wsd"] {
             for (max_steps, warmup_steps) in [(1, 0), (1, 1), (5, 5), (10, 3)] {
                 let sets = [

@@ -20,7 +20,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn common_items_count_in_their_order() {
+    fn longest_common_counts_the_items_of_a_common_subsequence() {
         assert_eq!(longest_common(&[1, 2, 3, 4, 5], &[9, 1, 3, 9, 5, 4]), 3);
         assert_eq!(longest_common(&[1, 2], &[2, 1]), 1);
         assert_eq!(longest_common(&[1, 1], &[1]), 1);

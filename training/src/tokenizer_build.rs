@@ -205,7 +205,7 @@ mod tests {
     const DECODE: DecodeOptions = DecodeOptions { skip_special_tokens: false };
 
     #[test]
-    fn characters_are_numbered_by_code_point() {
+    fn character_tokenizer_numbers_characters_by_code_point() {
         let tokenizer = BuiltTokenizer::characters("cab\n é a", 8).unwrap().open().unwrap();
         assert_eq!(tokenizer.vocab_size(), 6);
         let ids = tokenizer.encode("\n abcé", EncodeOptions::TEXT).unwrap();
@@ -214,14 +214,14 @@ mod tests {
     }
 
     #[test]
-    fn a_character_that_the_text_lacked_is_named() {
+    fn character_tokenizer_error_names_an_unknown_character() {
         let tokenizer = BuiltTokenizer::characters("abc", 8).unwrap().open().unwrap();
         let error = tokenizer.encode("abcxab", EncodeOptions::TEXT).unwrap_err().to_string();
         assert!(error.contains('x'), "{error}");
     }
 
     #[test]
-    fn bpe_gives_any_text_back_and_has_an_end_of_text() {
+    fn bpe_decodes_any_text_losslessly_and_has_an_end_of_text_token() {
         let text = "the cat and the hat and the cat\n".repeat(20);
         let built = BuiltTokenizer::bpe(&text, 300, 8).unwrap();
         let tokenizer = built.open().unwrap();
@@ -235,13 +235,13 @@ mod tests {
     }
 
     #[test]
-    fn a_vocabulary_too_small_for_the_bytes_is_refused() {
+    fn bpe_rejects_a_vocabulary_smaller_than_257_tokens() {
         let error = BuiltTokenizer::bpe("abc", 256, 8).unwrap_err().to_string();
         assert!(error.contains("from 257") && error.contains("got 256"), "{error}");
     }
 
     #[test]
-    fn a_text_in_pieces_has_the_token_ids_of_the_whole() {
+    fn encoding_a_text_in_pieces_gives_the_token_ids_of_the_whole() {
         let line = "Some words,  it's 12 o'clock \n\n\n  and\tmore \n";
         let text = line.repeat(3000) + "the end\n\n";
         assert!(pieces(&text).count() > 1);
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn special_tokens_have_ids_and_roles_at_any_level() {
+    fn byte_and_character_tokenizers_have_special_token_ids_and_roles() {
         let name = |token: &str| Some(token.to_owned());
         let special = SpecialTokens { eos: name("<e>"), bos: name("<b>"), pad: name("<p>"), has_chat: true };
         let mut counts = WordCounts::new(WordSplit::Gpt4);
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn bpe_with_the_splitting_of_gpt_4_gives_any_text_back() {
+    fn bpe_with_gpt4_word_splitting_decodes_its_text_losslessly() {
         let mut counts = WordCounts::new(WordSplit::Gpt4);
         let text = "It's 1234567 o'clock,\n\n  DON'T be late!\r\n".repeat(50);
         counts.add(&text);

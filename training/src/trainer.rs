@@ -10,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 use burn::{module::Module, tensor::Device};
 use hearth_model::{
     TokenId,
+    digest::Digest,
     gpt::Gpt,
     ops::{self, Dtype},
     tokenizer::Tokenizer,
@@ -28,7 +29,6 @@ use crate::{
     adapter::{self, Adapted, SavedAdapter},
     checkpoint::{self, Best, Checkpoint, TrainState},
     config::{Objective, Rows, ScheduleKind, TrainConfig},
-    digest::Digest,
     eval::{Score, Windows, read_numbers, score},
     guard::Guard,
     init::initialize,

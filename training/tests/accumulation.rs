@@ -1,5 +1,4 @@
-//! Gradients of a step do not depend on how it is cut into micro-batches; their bits do not depend on how many ranks compute
-//! them.
+//! Gradients of a step do not depend on its micro-batch sizes, and their bits do not depend on the number of ranks.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
@@ -70,12 +69,25 @@ fn values(sums: &LossGradients) -> (f32, Vec<(String, Vec<f32>)>) {
     (sums.loss.clone().into_scalar::<f32>(), paths.into_iter().map(flat).collect())
 }
 
+/// The largest difference of two gradients, divided by the largest value of the parameter's gradient.
+fn largest_difference(whole: &[(String, Vec<f32>)], cut: &[(String, Vec<f32>)]) -> f32 {
+    assert!(!whole.is_empty() && whole.len() == cut.len(), "gradients of {} and {} parameters", whole.len(), cut.len());
+    let mut most = 0.0_f32;
+    for ((path, whole), (cut_path, cut)) in whole.iter().zip(cut) {
+        assert!(path == cut_path && whole.len() == cut.len(), "{path} and {cut_path}");
+        let largest = whole.iter().fold(f32::MIN_POSITIVE, |max, value| max.max(value.abs()));
+        let differences = whole.iter().zip(cut).map(|(whole, cut)| (whole - cut).abs() / largest);
+        most = differences.fold(most, f32::max);
+    }
+    most
+}
+
 fn index(n_rows: usize) -> StepIndex {
     StepIndex { step: 3, total_weight: (n_rows * SEQ_LEN) as f64, n_only_read: 0 }
 }
 
 #[test]
-fn cuts_of_a_step_into_micro_batches_have_the_same_loss_and_gradients() {
+fn loss_and_gradients_do_not_depend_on_the_micro_batch_sizes() {
     for sets in [&["model.arch=qwen3"][..], &["model.arch=gpt2", "optim.z_loss=0.01"]] {
         let learner = learner(sets);
         let of = |sizes: &[usize]| values(&learner.gradients(index(8), cut(sizes).into_iter()).unwrap().unwrap());
@@ -84,17 +96,13 @@ fn cuts_of_a_step_into_micro_batches_have_the_same_loss_and_gradients() {
         for sizes in [&[1; 8][..], &[4, 4], &[1, 5, 2]] {
             let (cut_loss, cut_gradients) = of(sizes);
             assert!((loss - cut_loss).abs() <= 1e-6 * loss, "{sizes:?}: loss {cut_loss}, whole {loss}");
-            for ((path, whole), (_, cut)) in gradients.iter().zip(&cut_gradients) {
-                let largest = whole.iter().fold(0.0_f32, |max, value| max.max(value.abs()));
-                for (whole, cut) in whole.iter().zip(cut) {
-                    assert!((whole - cut).abs() <= 1e-5 * largest, "{sizes:?}: {path} {cut}, whole {whole}");
-                }
-            }
+            let difference = largest_difference(&gradients, &cut_gradients);
+            assert!(difference <= 1e-5, "{sizes:?}: gradients differ by {difference}");
         }
     }
 }
 
-/// The rows of a batch with masks: of row `row` of the step the first `row` targets and every seventh count nothing, the
+/// The batches with weights: in row `row` of the step, the first `row` targets and every seventh have weight 0, the
 /// others 1 or 2.
 fn masked(mut batches: Vec<(usize, Batch)>) -> Vec<(usize, Batch)> {
     let mut row = 0;
@@ -111,7 +119,7 @@ fn masked(mut batches: Vec<(usize, Batch)>) -> Vec<(usize, Batch)> {
 }
 
 #[test]
-fn micro_batches_with_unequal_masks_have_the_loss_and_gradients_of_the_whole() {
+fn masked_loss_and_gradients_do_not_depend_on_the_micro_batch_sizes() {
     for sets in [&["model.arch=llama"][..], &["model.arch=gpt2", "optim.z_loss=0.01"]] {
         let learner = learner(sets);
         let of = |sizes: &[usize]| {
@@ -121,22 +129,18 @@ fn micro_batches_with_unequal_masks_have_the_loss_and_gradients_of_the_whole() {
         };
         let (loss, gradients) = of(&[8]);
         let unmasked = values(&learner.gradients(index(8), cut(&[8]).into_iter()).unwrap().unwrap());
-        assert!((loss - unmasked.0).abs() > 1e-4, "the masks change the loss");
+        assert!(largest_difference(&gradients, &unmasked.1) > 1e-2, "the masks change the gradients");
         for sizes in [&[1; 8][..], &[4, 4], &[1, 5, 2]] {
             let (cut_loss, cut_gradients) = of(sizes);
             assert!((loss - cut_loss).abs() <= 1e-6 * loss, "{sizes:?}: loss {cut_loss}, whole {loss}");
-            for ((path, whole), (_, cut)) in gradients.iter().zip(&cut_gradients) {
-                let largest = whole.iter().fold(0.0_f32, |max, value| max.max(value.abs()));
-                for (whole, cut) in whole.iter().zip(cut) {
-                    assert!((whole - cut).abs() <= 1e-5 * largest, "{sizes:?}: {path} {cut}, whole {whole}");
-                }
-            }
+            let difference = largest_difference(&gradients, &cut_gradients);
+            assert!(difference <= 1e-5, "{sizes:?}: gradients differ by {difference}");
         }
     }
 }
 
 #[test]
-fn targets_that_count_nothing_change_nothing() {
+fn targets_of_weight_zero_do_not_affect_loss_and_gradients() {
     let learner = learner(&["model.arch=gpt2"]);
     let of = |change: bool| {
         let mut batches = masked(cut(&[2, 2]));
@@ -154,7 +158,7 @@ fn targets_that_count_nothing_change_nothing() {
 }
 
 #[test]
-fn any_number_of_ranks_has_the_same_bits() {
+fn loss_and_gradients_are_bit_identical_on_1_2_and_4_ranks() {
     let learner = learner(&["model.arch=llama"]);
     for n in [1, 3, 8, 12] {
         let sizes = vec![2; n];
@@ -173,14 +177,14 @@ fn any_number_of_ranks_has_the_same_bits() {
     }
 }
 
-/// Micro-batches in which each pair of rows is a better and a worse answer.
+/// Micro-batches in which each pair of rows is a chosen and a rejected answer.
 fn pairs() -> Vec<(usize, Batch)> {
     let mut pairs = cut(&[4, 4]);
     pairs.iter_mut().for_each(|(_, batch)| batch.references = Some(vec![[-3.0, -2.0]; batch.batch_size / 2]));
     pairs
 }
 
-/// Of the model in `golden/tuning/lora/start` with its adapter.
+/// The model in `golden/tuning/lora/start` with its adapter.
 fn adapted(dtype: Dtype, dropout: f64) -> Gpt {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/tuning/lora");
     let start = dir.join("start");
@@ -191,7 +195,7 @@ fn adapted(dtype: Dtype, dropout: f64) -> Gpt {
     base.with_lora(&adapter.values, dropout, Training::Yes).unwrap()
 }
 
-/// Targets that do not count are part of examples.
+/// Marks the targets of weight 0 as those whose predictions `objective.keep` preserves.
 fn only_read(mut batches: Vec<(usize, Batch)>) -> Vec<(usize, Batch)> {
     for (_, batch) in &mut batches {
         batch.only_read = batch.weights.as_ref().map(|weights| weights.iter().map(|&weight| weight == 0.0).collect());
@@ -200,7 +204,7 @@ fn only_read(mut batches: Vec<(usize, Batch)>) -> Vec<(usize, Batch)> {
 }
 
 #[test]
-fn what_is_only_read_keeps_its_predictions() {
+fn objective_keep_adds_gradients_in_proportion_to_its_weight() {
     let of = |keep: f64, recompute: bool, batches: Vec<(usize, Batch)>| {
         let objective = ObjectiveSettings { keep, ..ObjectiveSettings::default() };
         let optim = OptimSettings { recompute, ..OptimSettings::default() };
@@ -210,7 +214,7 @@ fn what_is_only_read_keeps_its_predictions() {
     };
     let batches = || only_read(masked(cut(&[2, 3])));
     let [without, one, two] = [0.0, 1.0, 2.0].map(|keep| of(keep, false, batches()));
-    // The loss that is reported is that of the targets; gradients are the sum of both.
+    // The reported loss is that of the targets alone; to the gradients, `keep` times those of the divergence are added.
     assert_eq!((without.0, one.0), (one.0, two.0));
     let mut differ = false;
     for (((path, none), (_, one)), (_, two)) in without.1.iter().zip(&one.1).zip(&two.1) {
@@ -222,7 +226,7 @@ fn what_is_only_read_keeps_its_predictions() {
     }
     assert!(differ);
     assert_eq!(of(2.0, true, batches()), two, "recomputed blocks");
-    // However a step is cut, and also if nothing of it is trained.
+    // In a step without targets, gradients are those of the divergence alone.
     let mut read = batches();
     read.iter_mut().for_each(|(_, batch)| {
         batch.only_read = batch.weights.as_ref().map(|weights| vec![true; weights.len()]);
@@ -234,7 +238,7 @@ fn what_is_only_read_keeps_its_predictions() {
 }
 
 #[test]
-fn an_adapter_in_bf16_learns_what_it_learns_in_f32() {
+fn lora_gradients_in_bf16_are_within_3_percent_of_those_in_f32() {
     for dtype in [Dtype::F32, Dtype::Bf16, Dtype::Q8] {
         let of = |precision: Precision| {
             let learner = Learner::new(adapted(dtype, 0.0), OptimSettings { precision, ..OptimSettings::default() }, 1);
@@ -255,7 +259,7 @@ fn an_adapter_in_bf16_learns_what_it_learns_in_f32() {
 }
 
 #[test]
-fn an_adapter_has_the_same_bits_if_blocks_are_recomputed() {
+fn lora_gradients_are_bit_identical_with_recomputed_blocks() {
     for dtype in [Dtype::F32, Dtype::Bf16] {
         let of = |recompute: bool, batches: Vec<(usize, Batch)>| {
             let index = StepIndex::of(3, batches.iter().map(|(_, batch)| batch));
@@ -271,7 +275,7 @@ fn an_adapter_has_the_same_bits_if_blocks_are_recomputed() {
 }
 
 #[test]
-fn recomputed_blocks_have_the_same_bits() {
+fn full_gradients_are_bit_identical_with_recomputed_blocks() {
     for sets in [
         &["model.arch=gpt2", "model.dropout=0.1", "optim.z_loss=0.01"][..],
         &["model.arch=llama", "model.n_kv_heads=1", "model.tie_embeddings=false"],

@@ -1,4 +1,4 @@
-//! `hearth-train tokenizer` and `hearth-train prepare` as a user runs them, and what they leave, opened again.
+//! `hearth-train tokenizer` and `hearth-train prepare` as a user runs them; the tests open their output.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
@@ -95,7 +95,7 @@ fn documents(data: &Dataset, split: Split) -> Vec<String> {
 }
 
 #[test]
-fn a_text_becomes_a_tokenizer_and_data_that_give_it_back() {
+fn prepared_text_is_split_by_characters_and_decodes_to_the_text() {
     let files = Files::new();
     let text: String = (0..500).map(document).collect();
     let file = files.write("text.txt", &text);
@@ -126,7 +126,7 @@ fn a_text_becomes_a_tokenizer_and_data_that_give_it_back() {
 }
 
 #[test]
-fn a_tokenizer_of_characters_has_their_order_and_no_special_tokens() {
+fn tokenizer_chars_orders_by_code_point_without_special_tokens() {
     let files = Files::new();
     let text = files.write("text.txt", "cab é\ncab");
     let out = files.name("tok");
@@ -138,7 +138,7 @@ fn a_tokenizer_of_characters_has_their_order_and_no_special_tokens() {
 }
 
 #[test]
-fn a_tokenizer_for_chats_renders_them() {
+fn tokenizer_chat_writes_a_template_that_renders_chatml() {
     let files = Files::new();
     let text = files.write("text.txt", document(1).repeat(9));
     let out = files.name("tok");
@@ -156,7 +156,7 @@ fn a_tokenizer_for_chats_renders_them() {
 }
 
 #[test]
-fn documents_begin_as_texts_do_and_conversations_as_their_template() {
+fn prepare_adds_bos_and_eos_to_texts_and_renders_conversations() {
     let files = Files::new();
     let text = files.write("text.txt", document(1).repeat(9));
     let tokenizer = files.name("tok");
@@ -190,7 +190,7 @@ fn documents_begin_as_texts_do_and_conversations_as_their_template() {
     let found: u64 = Split::ALL.iter().map(|split| data.split(*split).n_bytes()).sum();
     assert_eq!(found as usize, n_bytes + 20 * of_conversation);
 
-    // Where the end of a turn is the end of a text, documents cannot be told apart.
+    // If `<|im_end|>` is also EOS, an EOS in the data does not say whether a turn or a document ends.
     let turns = files.name("turns");
     succeed(&["tokenizer", &text, "--out", &turns, "--vocab-size", "280", "--chat", "--eos=<|im_end|>"]);
     let out = files.name("cut");
@@ -208,7 +208,7 @@ fn documents_begin_as_texts_do_and_conversations_as_their_template() {
 }
 
 #[test]
-fn sources_of_every_kind_give_their_documents() {
+fn prepare_reads_documents_of_folders_jsonl_and_separated_text() {
     let files = Files::new();
     let tokenizer = files.tokenizer();
     let all: Vec<String> = (0..400).map(document).collect();
@@ -275,7 +275,7 @@ fn sources_of_every_kind_give_their_documents() {
 }
 
 #[test]
-fn token_files_of_nanogpt_become_shards_as_they_are() {
+fn prepare_copies_nanogpt_and_llm_c_token_files_unchanged() {
     let files = Files::new();
     let tokenizer = files.tokenizer();
     let eos = Tokenizer::from_dir(Path::new(&tokenizer)).unwrap().eos().unwrap().id;
@@ -313,7 +313,7 @@ fn token_files_of_nanogpt_become_shards_as_they_are() {
 }
 
 #[test]
-fn weighted_sources_have_their_shares() {
+fn prepare_gives_weighted_sources_their_shares() {
     let files = Files::new();
     let tokenizer = files.tokenizer();
     let line = |n: usize| serde_json::json!({ "text": document(n).repeat(1 + n % 5) }).to_string() + "\n";
@@ -350,7 +350,7 @@ fn weighted_sources_have_their_shares() {
             }
             _ => assert!(epochs.iter().all(|&epochs| epochs >= 0.999), "{epochs:?}"),
         }
-        // What the documents say of themselves agrees with the counts.
+        // The manifest's counts are those of the decoded documents.
         let train = documents(&opened, Split::Train);
         assert_eq!(train.len() as u64, manifest.train.documents);
         assert_eq!(train.iter().map(String::len).sum::<usize>() as u64, manifest.train.bytes, "{report}");
@@ -373,7 +373,7 @@ fn settings(source: &str, tokenizer: &str, out: &str, shard_tokens: u64) -> Prep
 }
 
 #[test]
-fn many_shards_read_as_one() {
+fn dataset_of_many_shards_reads_the_same_tokens_as_one_shard() {
     let files = Files::new();
     let tokenizer = files.tokenizer();
     let text = files.write("text.txt", (0..100).map(document).collect::<String>());
@@ -393,14 +393,14 @@ fn many_shards_read_as_one() {
         many.read(start, &mut rows.1);
         assert_eq!(rows.0, rows.1);
     }
-    // The tokens decide the hash, and so do the shards that hold them.
+    // The hash depends on the tokens and on their division into shards.
     assert_ne!(Dataset::open(&files.path("one")).unwrap().hash(), Dataset::open(&files.path("many")).unwrap().hash());
     assert_eq!(open("again", 97).hash(), Dataset::open(&files.path("many")).unwrap().hash());
 }
 
-/// Each file of a data set, damaged or taken from another, is named.
+/// Files of a data set are damaged, removed, or replaced by those of another; the error says what is wrong.
 #[test]
-fn data_that_is_damaged_or_mixed_up_is_refused() {
+fn dataset_open_rejects_damaged_foreign_and_missing_files() {
     let files = Files::new();
     let tokenizer = files.tokenizer();
     let text = files.write("text.txt", (0..100).map(document).collect::<String>());
@@ -459,7 +459,7 @@ fn data_that_is_damaged_or_mixed_up_is_refused() {
 
 #[cfg(unix)]
 #[test]
-fn bad_input_is_refused_with_its_name_and_touches_nothing() {
+fn prepare_and_tokenizer_reject_bad_input_and_write_nothing() {
     let files = Files::new();
     let tokenizer = files.tokenizer();
     let text = files.write("text.txt", (0..50).map(document).collect::<String>());

@@ -58,7 +58,7 @@ fn direct(gpt: &Gpt, ids: &[TokenId]) -> Vec<f64> {
 }
 
 #[test]
-fn scored_tokens_have_the_log_probabilities_of_whole_texts() {
+fn scorer_log_probabilities_match_a_dense_pass_over_the_whole_text() {
     let gpt = random_model();
     let shared = ids(40, 2);
     let ends = [ids(9, 3), ids(1, 4), ids(30, 5)];
@@ -91,7 +91,7 @@ fn scored_tokens_have_the_log_probabilities_of_whole_texts() {
 }
 
 #[test]
-fn texts_that_cannot_be_scored_are_refused() {
+fn scorer_rejects_long_texts_a_scored_first_token_and_unknown_ids() {
     let scorer = Scorer::new(&random_model()).unwrap();
     for (group, message) in [
         (TextGroup::of_text(ids(129, 1), 1), "129 tokens does not fit the model's context of 128"),
@@ -103,9 +103,9 @@ fn texts_that_cannot_be_scored_are_refused() {
     }
 }
 
-/// Texts beside others are those that the loop for one sequence writes.
+/// Texts generated in one batch equal those of `generate`, which runs one sequence.
 #[test]
-fn texts_side_by_side_are_those_of_one_at_a_time() {
+fn batched_generation_equals_generating_one_sequence_at_a_time() {
     let gpt = random_model();
     let end_ids: Vec<TokenId> = vec![5, 17];
     let pure = SamplingParams { seed: 4, ..SamplingParams::default() };
@@ -142,8 +142,8 @@ fn texts_side_by_side_are_those_of_one_at_a_time() {
 }
 
 #[test]
-fn no_text_ends_before_its_shortest_length() {
-    // The end is as likely as all else together.
+fn generation_and_beam_search_do_not_end_before_min_tokens() {
+    // EOS is as likely as all other tokens together.
     let gpt = known_model(&[0.5, 0.2, 0.2, 0.1]);
     let endings = Endings { end_ids: Arc::new([0].into()), stop: None };
     let generator = Generator::new(&gpt, endings).unwrap();
@@ -172,7 +172,7 @@ fn no_text_ends_before_its_shortest_length() {
 }
 
 #[test]
-fn a_prompt_that_does_not_fit_is_refused() {
+fn generator_rejects_empty_prompts_and_prompts_beyond_the_context() {
     let generator = Generator::new(&random_model(), Endings::default()).unwrap();
     let task = |n, max_tokens| GenerationTask {
         prompt_ids: ids(n, 1),
@@ -199,7 +199,7 @@ fn study(gpt: &Gpt, names: &[&str], passages: &[Passage], max_tokens: usize) -> 
 
 /// Tokens are independent, with probabilities 1/2, 1/4, 1/8, 1/8: an entropy of 1.75 bits.
 #[test]
-fn each_estimate_is_that_of_a_known_distribution() {
+fn decoding_statistics_match_a_model_of_known_distribution() {
     let gpt = known_model(&[0.5, 0.25, 0.125, 0.125]);
     let human: Vec<TokenId> = [0, 0, 1, 2].repeat(50);
     let passages: Vec<Passage> = (0..60).map(|_| Passage { prompt: vec![3, 1], human: human.clone() }).collect();
@@ -235,7 +235,7 @@ fn each_estimate_is_that_of_a_known_distribution() {
         close(row.distinct[0].value, 4.0 / 12_000.0, 1e-9);
         close(row.distinct[1].value, 16.0 / 11_940.0, 1e-9);
     }
-    // The first of a stochastic beam search is a sample, of whole texts.
+    // The first text of a stochastic beam search is a sample of the distribution over texts.
     close(row("stochastic beam 16").perplexity.value, 2_f64.powf(1.75), 4.0 * 0.0076 * 2_f64.ln() * 2_f64.powf(1.75));
     // Probabilities to the power of 1 / 0.9, whose cross entropy with the model's is known.
     let powers = [0.5_f64, 0.25, 0.125, 0.125].map(|probability| probability.powf(1.0 / 0.9));
@@ -246,7 +246,7 @@ fn each_estimate_is_that_of_a_known_distribution() {
 
 /// Truncation keeps what its definition says, of a distribution of 1000 tokens with probabilities like 1 / rank.
 #[test]
-fn truncated_sampling_has_the_perplexity_of_what_it_keeps() {
+fn truncated_sampling_has_the_perplexity_of_the_tokens_it_keeps() {
     let weights: Vec<f64> = (1..=1000).map(|rank| 1.0 / f64::from(rank)).collect();
     let total: f64 = weights.iter().sum();
     let probabilities: Vec<f64> = weights.iter().map(|weight| weight / total).collect();

@@ -1,4 +1,4 @@
-//! `hearth-train eval` as a command: what it prints, what it writes, and what it refuses before the work.
+//! `hearth-train eval` as a command: what it prints, what it writes, and what it rejects before the model is opened.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
@@ -30,7 +30,7 @@ fn tasks(name: &str) -> PathBuf {
 }
 
 #[test]
-fn an_empty_variable_counts_as_unset() {
+fn eval_treats_empty_environment_variables_as_unset() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hearth-train"));
     command.args(["eval", "loss", "nowhere", "--data", "text.txt"]).env("HEARTH_DEVICE", "").env("HEARTH_THREADS", "");
     let output = command.output().unwrap();
@@ -38,9 +38,9 @@ fn an_empty_variable_counts_as_unset() {
     assert!(stderr(&output).contains("`nowhere`"), "{}", stderr(&output));
 }
 
-/// As `pretrain` does with rows of documents.
+/// Both evaluate document by document: `eval loss`, and `pretrain` with `data.rows=documents`.
 #[test]
-fn a_prepared_split_is_measured_by_documents() {
+fn eval_loss_of_prepared_data_matches_the_validation_loss_of_training() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let line = |n: usize| format!("{{\"text\": \"What is {n}? It is {} and {}.\"}}\n", n * 7 % 10, n % 3);
@@ -69,7 +69,7 @@ fn a_prepared_split_is_measured_by_documents() {
 }
 
 #[test]
-fn texts_of_files_are_scored() {
+fn eval_score_reports_the_metrics_of_hypothesis_files() {
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| {
         let path = dir.path().join(name);
@@ -97,7 +97,7 @@ fn texts_of_files_are_scored() {
 
 #[cfg(unix)]
 #[test]
-fn what_cannot_be_measured_is_refused_before_the_model_is_opened() {
+fn eval_rejects_bad_arguments_and_files_before_opening_the_model() {
     let topics = tasks("topics.jsonl");
     let topics = topics.to_str().unwrap();
     let translation = tasks("translation.jsonl");
@@ -155,7 +155,7 @@ fn what_cannot_be_measured_is_refused_before_the_model_is_opened() {
 
 /// Equal texts are all trained on, or all tested on.
 #[test]
-fn classes_are_measured_on_texts_that_were_not_trained_on() {
+fn eval_classify_keeps_equal_texts_in_one_split_or_warns() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("embeddings.jsonl");
     let lines: Vec<String> = (0..40)
@@ -174,14 +174,14 @@ fn classes_are_measured_on_texts_that_were_not_trained_on() {
     let args =
         ["classify", model, "--data", data, "--test-fraction", "0.35", "--device", "cpu", "--json", "--out", out];
     let report = json(&eval(&args));
-    // Each of ten texts is there four times, and four of them are tested on.
+    // Ten distinct texts, four times each; four of the ten are tested on.
     assert_eq!((&report["n_train"], &report["n_test"]), (&24.into(), &16.into()));
     for probe in report["probes"].as_array().unwrap() {
         assert_eq!(probe["converged"], true, "{probe}");
         assert!(probe["gradient"].as_f64().unwrap() < 1e-5, "{probe}");
     }
     assert_eq!(fs::read_to_string(out).unwrap().lines().count(), 40);
-    // The same texts to test on are told.
+    // Testing on texts that are also trained on gives a warning.
     let output = eval(&["classify", model, "--data", data, "--test", data, "--device", "cpu"]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(stderr(&output).contains("device: CPU (requested)"), "{}", stderr(&output));

@@ -25,7 +25,7 @@ fn nats(logits: &[f32], target: TokenId) -> f64 {
 }
 
 #[test]
-fn the_loss_of_a_split_is_the_mean_over_its_tokens() {
+fn score_is_the_mean_loss_over_all_tokens_of_a_split() {
     let device = Device::flex();
     let gpt_config = tiny().gpt_config(VOCAB_SIZE).unwrap();
     let gpt = Gpt::init(&gpt_config, 5, &device).unwrap();
@@ -58,7 +58,7 @@ fn the_loss_of_a_split_is_the_mean_over_its_tokens() {
 }
 
 #[test]
-fn a_split_without_a_target_is_refused() {
+fn score_rejects_a_split_without_a_target() {
     let gpt_config = tiny().gpt_config(VOCAB_SIZE).unwrap();
     let gpt = Gpt::init(&gpt_config, 5, &Device::flex()).unwrap();
     let error =

@@ -1,5 +1,5 @@
-//! `hearth-train finetune` as a command: adapters and whole models that are killed and go on with the same bits, what a run
-//! leaves, and every wrong input by name.
+//! `hearth-train finetune` as a command: killed and resumed runs end with the same bits, the output of a run loads, and
+//! invalid input is rejected.
 
 #![expect(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
 
@@ -29,7 +29,7 @@ fn succeeded(output: &Output) {
     assert!(output.status.success(), "{}", stderr(output));
 }
 
-/// A small model that knows conversations, trained for a moment; made once.
+/// A small model with a chat template, trained for 4 steps; made once.
 pub(crate) fn model() -> &'static Path {
     static MODEL: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let (_, run) = MODEL.get_or_init(|| {
@@ -54,7 +54,7 @@ struct Case {
     dir: tempfile::TempDir,
 }
 
-/// Accumulation over rows of several examples, evaluations, and checkpoints between them.
+/// Gradient accumulation, packed rows, evaluations, and checkpoints between evaluations.
 const SETS: [&str; 8] = [
     "model.max_seq_len=64",
     "data.tokens_per_step=192",
@@ -129,8 +129,9 @@ impl Case {
     }
 }
 
-/// Killed after new checkpoints, at other moments between two of them each time, and resumed until it ends.
-fn is_the_same_after_kills(data: &str, flags: &[&str], weights: &str) {
+/// Kills a run several times, after a new checkpoint and another delay each time, and resumes it to its end. Its files have
+/// the bits of an uninterrupted run.
+fn assert_bit_identical_after_kills(data: &str, flags: &[&str], weights: &str) {
     let n_kills: usize = std::env::var("HEARTH_KILLS").ok().map_or(3, |n| n.parse().unwrap());
     let case = Case::new();
     succeeded(&case.command(data, "whole", flags).output().unwrap());
@@ -169,8 +170,8 @@ fn is_the_same_after_kills(data: &str, flags: &[&str], weights: &str) {
 }
 
 #[test]
-fn an_adapter_that_is_killed_ends_with_the_bits_of_one_that_is_not() {
-    is_the_same_after_kills(
+fn lora_finetuning_resumed_after_kills_is_bit_identical() {
+    assert_bit_identical_after_kills(
         "train.jsonl",
         &["--lora", "r=4,dropout=0.1", "--set", "objective.keep=2"],
         "adapter_model.safetensors",
@@ -178,19 +179,23 @@ fn an_adapter_that_is_killed_ends_with_the_bits_of_one_that_is_not() {
 }
 
 #[test]
-fn a_model_that_is_killed_ends_with_the_bits_of_one_that_is_not() {
-    is_the_same_after_kills("train.jsonl", &["--set", "model.dropout=0.1"], "model.safetensors");
+fn full_finetuning_resumed_after_kills_is_bit_identical() {
+    assert_bit_identical_after_kills("train.jsonl", &["--set", "model.dropout=0.1"], "model.safetensors");
 }
 
 #[test]
-fn preferences_that_are_killed_end_with_the_bits_of_those_that_are_not() {
-    is_the_same_after_kills("pairs.jsonl", &["--set", "objective.kind=dpo"], "model.safetensors");
-    is_the_same_after_kills("pairs.jsonl", &["--set", "objective.kind=dpo", "--lora"], "adapter_model.safetensors");
+fn dpo_finetuning_resumed_after_kills_is_bit_identical() {
+    assert_bit_identical_after_kills("pairs.jsonl", &["--set", "objective.kind=dpo"], "model.safetensors");
+    assert_bit_identical_after_kills(
+        "pairs.jsonl",
+        &["--set", "objective.kind=dpo", "--lora"],
+        "adapter_model.safetensors",
+    );
 }
 
-/// With nothing held out, the last model is kept, which is no part of a folder that is not a run yet.
+/// Without validation data, `model/` is the last model. A folder that is not a run yet has none.
 #[test]
-fn a_branch_without_held_out_examples_can_be_begun_again() {
+fn branch_without_validation_data_restarts_and_restores_its_model() {
     let case = Case::new();
     let lines = fs::read_to_string(case.path("train.jsonl")).unwrap();
     fs::write(case.path("one.jsonl"), lines.lines().next().unwrap()).unwrap();
@@ -218,9 +223,9 @@ fn a_branch_without_held_out_examples_can_be_begun_again() {
     assert!(weights.is_file());
 }
 
-/// The first loss of preferences is `ln 2`, however products are computed: the model is its reference still.
+/// The first DPO loss is `ln 2` in every precision: the model still equals its reference.
 #[test]
-fn preferences_begin_without_a_preference() {
+fn dpo_loss_starts_at_ln_2_for_full_and_lora_training() {
     let case = Case::new();
     for (out, flags) in [
         ("full", &[][..]),
@@ -240,9 +245,10 @@ fn preferences_begin_without_a_preference() {
     }
 }
 
-/// Steps are whole rows of the model's context, and warmup ends within the run: what does not fit is told or refused.
+/// Rows are shortened to the model's context and steps to whole rows, with a message. A warmup longer than the run is
+/// rejected.
 #[test]
-fn settings_are_fitted_to_the_model_or_refused() {
+fn finetune_fits_settings_to_the_model_context_or_rejects_them() {
     let case = Case::new();
     let tune = |data: &str, flags: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hearth-train"));
@@ -263,7 +269,7 @@ fn settings_are_fitted_to_the_model_or_refused() {
     let refused = tune("train.jsonl", &["--out", out, "--set", "schedule.epochs=1"]);
     assert_eq!(refused.status.code(), Some(1));
     assert!(stderr(&refused).contains("`schedule.warmup_steps` must be at most the steps of the run, got 10"));
-    // Before the model is made, which cannot be: it has no weights.
+    // Settings are rejected before the model is loaded: this one has no weights.
     let hollow = case.path("hollow");
     fs::create_dir(&hollow).unwrap();
     for entry in fs::read_dir(model_dir::model_of(model())).unwrap().flatten() {
@@ -276,7 +282,7 @@ fn settings_are_fitted_to_the_model_or_refused() {
     let refused = command.args(["--device", "cpu", "--set", "schedule.epochs=1"]).output().unwrap();
     let message = stderr(&refused);
     assert!(message.contains("`schedule.warmup_steps` must be at most the steps of the run, got 10"), "{message}");
-    // `--inspect` refuses what the run would.
+    // `--inspect` rejects the settings that the run would reject.
     for (flags, message) in [
         (&["--lora", "targets=w_proj"][..], "`w_proj`"),
         (&["--set", "data.rows=windows"], "`data.rows` must be `documents` or `unpacked`"),
@@ -290,9 +296,9 @@ fn settings_are_fitted_to_the_model_or_refused() {
     assert!(!Path::new(out).exists());
 }
 
-/// An adapter, and preferences, go on only with the model that they began with.
+/// LoRA and DPO runs resume only with the model that they started with.
 #[test]
-fn another_model_under_a_run_is_refused() {
+fn resume_rejects_a_changed_base_model_for_lora_and_dpo() {
     let case = Case::new();
     let base = case.path("base");
     let copy = |from: &Path| {
@@ -331,9 +337,9 @@ fn another_model_under_a_run_is_refused() {
     }
 }
 
-/// The loss falls, and what is left opens: an adapter over rounded matrices, beside and merged.
+/// The loss falls, and the saved models and adapters load, also over a quantized base.
 #[test]
-fn what_is_left_opens_and_has_learned() {
+fn finetuned_models_and_adapters_load_and_have_a_lower_loss() {
     let case = Case::new();
     let long = ["--json", "--set", "schedule.max_steps=60", "--set", "optim.lr=3e-3"];
     // An adapter of a model that knows nearly nothing cannot learn as much as the model.
@@ -357,14 +363,14 @@ fn what_is_left_opens_and_has_learned() {
         let loaded = model_dir::load(&case.path(out), &options).unwrap();
         assert!(loaded.chat_template.is_some(), "{out}");
     }
-    // Over rounded matrices, blocks are recomputed unless told otherwise, which changes no bit.
+    // With a quantized base, blocks are recomputed by default. The adapter has the same bits either way.
     let [values, kept] = ["qlora", "kept"].map(|out| {
         let config = fs::read_to_string(case.path(out).join("config.toml")).unwrap();
         assert!(config.contains(&format!("recompute = {}", out == "qlora")), "{config}");
         fs::read(case.path(out).join("model/adapter_model.safetensors")).unwrap()
     });
     assert_eq!(values, kept);
-    // An adapter cannot be tuned itself.
+    // An adapter cannot be the model that a run starts from.
     let adapter = case.path("lora");
     let output = hearth_train(&[
         "finetune",
@@ -382,7 +388,7 @@ fn what_is_left_opens_and_has_learned() {
     assert!(stderr(&output).contains("device: CPU (requested)"), "{}", stderr(&output));
     let output = hearth_train(&[&bench[..], &["--set", &init]].concat());
     assert!(stderr(&output).contains("is an adapter, not a model\nhint: "), "{}", stderr(&output));
-    // With an adapter, its values are what trains.
+    // With LoRA, `n_params` counts the adapter's values, which are proportional to the rank.
     let base = format!("model.init={}", model().display());
     let n_params = |rank: &str| {
         let output = hearth_train(&[&bench[..], &["--json", "--set", &base, "--set", rank]].concat());
@@ -399,7 +405,7 @@ fn what_is_left_opens_and_has_learned() {
 }
 
 #[test]
-fn examples_are_shown_as_they_are_trained() {
+fn finetune_inspect_shows_examples_with_their_trained_tokens() {
     let case = Case::new();
     let data = case.path("train.jsonl");
     let args = ["finetune", model().to_str().unwrap(), "--data", data.to_str().unwrap(), "--inspect", "2"];
@@ -416,7 +422,7 @@ fn examples_are_shown_as_they_are_trained() {
     let trained = lines[0]["trained"].as_array().unwrap().iter().filter(|trained| trained == &&json!(true)).count();
     assert!(trained > 2 && trained < lines[0]["ids"].as_array().unwrap().len(), "{}", lines[0]);
     assert!(!case.path("run").exists());
-    // Of pairs, both answers.
+    // Of preference pairs, both answers are shown.
     let pairs = case.path("pairs.jsonl");
     let args = ["finetune", model().to_str().unwrap(), "--data", pairs.to_str().unwrap(), "--inspect", "2"];
     let dpo = ["--set", "objective.kind=dpo"];
@@ -433,7 +439,7 @@ fn examples_are_shown_as_they_are_trained() {
 }
 
 #[test]
-fn what_cannot_be_trained_is_refused_by_name_before_the_first_step() {
+fn finetune_rejects_invalid_data_and_settings_before_the_first_step() {
     let case = Case::new();
     let write = |name: &str, text: &str| fs::write(case.path(name), text).unwrap();
     write(
@@ -507,7 +513,7 @@ fn what_cannot_be_trained_is_refused_by_name_before_the_first_step() {
     let output = train("whole", &[]);
     assert!(stderr(&output).contains("quantized matrices, which do not train\nhint: "), "{}", stderr(&output));
     succeeded(&train("adapter", &["--lora"]));
-    // Another adapter's settings, or another text, do not go on with a run.
+    // A run does not resume with other adapter settings.
     succeeded(&case.train("run", &["--lora", "r=4", "--set", "schedule.max_steps=6"]));
     let output = case.train("run", &["--lora", "r=8", "--set", "schedule.max_steps=6", "--resume"]);
     assert!(stderr(&output).contains("`lora.r` was `4` and is now `8`"), "{}", stderr(&output));

@@ -66,9 +66,9 @@ impl Case {
 }
 
 #[test]
-fn data_sets_of_the_hub_are_sources() {
+fn hub_datasets_are_downloaded_once_and_read_as_sources() {
     let case = Case::new();
-    // A connection that is cut is no reason to fail.
+    // A connection that breaks during a download does not fail the command.
     case.server.fail(&[Fault::CutAfter(1234)]);
     let report = case.succeed(&["tokenizer", "org/lines", "--out", "tok", "--vocab-size", "300"]);
     let n_bytes: usize = (0..600).map(|number| format!("row {number} of the data set").len()).sum();
@@ -96,7 +96,7 @@ fn data_sets_of_the_hub_are_sources() {
         "tail",
     ]);
 
-    // Fine-tuning says which state of the data it is about.
+    // `finetune` reports the commit of the data set.
     let output =
         case.run(&["finetune", crate::finetune::model().to_str().unwrap(), "--data", "org/lines", "--inspect", "1"]);
     let message = String::from_utf8(output.stderr).unwrap();
@@ -107,7 +107,7 @@ fn data_sets_of_the_hub_are_sources() {
 }
 
 #[test]
-fn what_is_no_source_is_refused_before_anything_is_written() {
+fn prepare_rejects_unusable_hub_datasets_before_writing() {
     let case = Case::new();
     case.succeed(&["tokenizer", "org/lines", "--out", "tok", "--vocab-size", "300"]);
     for (source, message) in [
@@ -123,9 +123,9 @@ fn what_is_no_source_is_refused_before_anything_is_written() {
     }
 }
 
-/// A model by name: its tokenizer alone for the data, and all of it to go on from, or to sample.
+/// `prepare` downloads only the tokenizer of a model; `pretrain --init` and `sample` download all of it.
 #[test]
-fn models_of_the_hub_are_used_by_name() {
+fn prepare_pretrain_and_sample_accept_models_of_the_hub_by_name() {
     let case = Case::new();
     case.succeed(&["tokenizer", "org/lines", "--out", "tok", "--vocab-size", "300"]);
     let train = [

@@ -19,10 +19,10 @@ use hearth_model::{
 use safetensors::{SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
 
-/// As in the script.
+/// The text that the script encodes.
 const TEXT: &str = "To be, or not to be: 12345 was it?\n";
 
-/// Of the spread (standard deviation) of the logits.
+/// Largest difference of a logit, in standard deviations of the logits.
 const TOLERANCE: f32 = 1e-4;
 
 fn golden(name: &str) -> PathBuf {
@@ -80,7 +80,7 @@ fn assert_logits(name: &str, dir: &Path) -> Gpt {
 }
 
 /// Leaves the model and what it should compute in `$HEARTH_SAVE_DIR`, for `model/tests/golden/check_reopened.py`.
-fn leave_for_transformers(name: &str, dir: &Path) {
+fn save_for_transformers_check(name: &str, dir: &Path) {
     let Some(saved) = std::env::var_os("HEARTH_SAVE_DIR") else { return };
     let saved = Path::new(&saved).join(format!("import-{name}"));
     fs::create_dir_all(&saved).unwrap();
@@ -104,7 +104,7 @@ fn config(dir: &Path) -> Value {
 }
 
 #[test]
-fn checkpoints_become_models_that_compute_the_same() {
+fn imported_models_compute_the_logits_of_the_original_program() {
     let dir = tempfile::tempdir().unwrap();
     for (name, class, dtype) in [
         ("nanogpt", "GPT2LMHeadModel", "float32"),
@@ -124,13 +124,13 @@ fn checkpoints_become_models_that_compute_the_same() {
         assert_eq!(config(&out)["architectures"], json!([class]), "{name}");
         assert_eq!(config(&out)["dtype"], dtype, "{name}");
         assert_logits(name, &out);
-        leave_for_transformers(name, &out);
+        save_for_transformers_check(name, &out);
         model_dir::load(&out, &LoadOptions { device: Device::flex(), dtype: None }).unwrap();
     }
 }
 
 #[test]
-fn tokenizers_encode_as_those_of_the_checkpoints() {
+fn imported_tokenizers_encode_as_the_original_ones() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["nanogpt", "nanochat"] {
         let out = dir.path().join(name);
@@ -145,11 +145,11 @@ fn tokenizers_encode_as_those_of_the_checkpoints() {
         assert_eq!(ids.iter().map(|&id| id as i32).collect::<Vec<_>>(), expected, "{name}");
         assert_eq!(model.tokenizer.decode(&ids, DecodeOptions { skip_special_tokens: false }), TEXT, "{name}");
         if name == "nanogpt" {
-            // 32 rows, for fewer characters: they are kept.
+            // The embedding has 32 rows, more than there are characters. All are kept.
             assert_eq!(model.gpt.config().vocab_size, 32);
             assert!(stderr(&output).contains("the rest is kept"), "{}", stderr(&output));
         } else {
-            // Of 320 rows, the tokenizer's.
+            // Of the embedding's 320 rows, only those of the tokenizer's tokens are kept.
             assert_eq!(model.gpt.config().vocab_size, model.tokenizer.vocab_size());
             let ends = ["<|assistant_end|>", "<|bos|>"].map(|token| model.tokenizer.token_id(token).unwrap());
             assert_eq!(model.eos_token_ids, ends);
@@ -186,14 +186,14 @@ fn assert_refused(checkpoint: &Path, flags: &[&str], expected: &[&str]) {
 }
 
 #[test]
-fn a_checkpoint_without_a_tokenizer_says_which_to_give() {
+fn import_without_a_tokenizer_is_rejected_saying_which_to_give() {
     let dir = tempfile::tempdir().unwrap();
     let nanogpt = copy("nanogpt", dir.path(), &["meta.pkl"]);
     assert_refused(&nanogpt, &[], &["no tokenizer for", "meta.pkl", "shakespeare_char", "GPT-2's `tokenizer.json`"]);
     let nanochat = copy("nanochat", dir.path(), &["tokenizer.pkl"]);
     assert_refused(&nanochat, &[], &["tokenizer/tokenizer.pkl", "--tokenizer PATH"]);
     assert_refused(&golden("litgpt-neox"), &[], &["tokenizer.json", "--tokenizer DIR"]);
-    // Where nanoGPT's own script finds it.
+    // The tokenizer is found where nanoGPT's own script looks for it.
     let nanogpt = copy("nanogpt", &dir.path().join("repository"), &["meta.pkl"]);
     let data = dir.path().join("repository/data/shakespeare_char");
     fs::create_dir_all(&data).unwrap();
@@ -210,7 +210,7 @@ fn a_checkpoint_without_a_tokenizer_says_which_to_give() {
 }
 
 #[test]
-fn what_is_no_checkpoint_is_refused_by_name() {
+fn import_rejects_missing_unknown_and_unsafe_checkpoints() {
     let dir = tempfile::tempdir().unwrap();
     assert_refused(&dir.path().join("none.pt"), &[], &["none.pt", "No such file"]);
     assert_refused(dir.path(), &[], &["has no checkpoint", "ckpt.pt", "lit_model.pth", "model_NNNNNN.pt"]);
@@ -222,7 +222,7 @@ fn what_is_no_checkpoint_is_refused_by_name() {
     let nanochat = copy("nanochat", dir.path(), &["meta_000010.json"]);
     assert_refused(&nanochat, &[], &["of no known program", "meta_NNNNNN.json"]);
 
-    // Other bytes of the same length in the pickles, whose archives have checksums that PyTorch does not look at either.
+    // Replaces bytes within the pickles by as many others. As in PyTorch, the archives' checksums are not verified.
     let patched = |name: &str, file: &str, from: &str, to: &str| {
         assert_eq!(from.len(), to.len());
         let path = copy(name, dir.path(), &[]).join(file);
@@ -263,7 +263,7 @@ fn what_is_no_checkpoint_is_refused_by_name() {
 }
 
 #[test]
-fn settings_that_are_not_known_are_refused_by_name() {
+fn import_rejects_unknown_and_invalid_model_settings() {
     let dir = tempfile::tempdir().unwrap();
     let litgpt = copy("litgpt-llama", dir.path(), &[]);
     let path = litgpt.join("model_config.yaml");
@@ -273,6 +273,11 @@ fn settings_that_are_not_known_are_refused_by_name() {
         ("norm_eps: 0.001", "norm_epsilon: 1.0", "`norm_epsilon`, which is not known"),
         ("n_expert: 0", "n_expert: 8", "`n_expert` is 8"),
         ("rope_interleave: false", "rope_interleave: true", "`rope_interleave` is true"),
+        (
+            "sliding_window_indices: null\nsliding_window_size: null",
+            "sliding_window_indices:\n- 1\nsliding_window_size: 5",
+            "`sliding_window_indices` is [1], which is not supported; supported: a list with 0 or 1 for each of the 2 layers",
+        ),
         ("LLaMAMLP", "LLaMAMoE", "`mlp_class_name` is \"LLaMAMoE\""),
         ("n_layer: 2", "n_layer: 100000000", "`n_layers`: must be"),
         ("n_layer: 2", "n_layer: 1", "`transformer.h.1."),

@@ -8,9 +8,9 @@ use std::{collections::BTreeMap, env, fs, ops::Range, path::Path};
 use hearth_model::{
     TokenId,
     chat::{ChatTemplate, Ending, MaskSource, MaskedChat, Message, RenderContext},
+    digest::Digest,
     tokenizer::{DecodeOptions, Tokenizer},
 };
-use hearth_training::digest::Digest;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
@@ -115,7 +115,7 @@ fn ranges(mask: &[bool]) -> Vec<Range<usize>> {
 }
 
 #[test]
-fn masks_are_those_of_transformers_with_the_templates_of_trl() {
+fn training_masks_match_transformers_with_the_templates_of_trl() {
     let Some(folder) = env::var_os(TEMPLATES) else {
         eprintln!("skipped: set {TEMPLATES} to the folder `trl/chat_templates` of the package trl 1.16");
         return;
@@ -196,7 +196,7 @@ fn masks_are_those_of_transformers_with_the_templates_of_trl() {
 /// Transformers marks everything after a first turn of one token, and fails on a first turn that is empty
 /// (<https://github.com/huggingface/transformers/issues/47325>). Here are the right answers.
 #[test]
-fn where_transformers_is_wrong_the_right_tokens_are_trained() {
+fn training_masks_are_right_where_those_of_transformers_are_wrong() {
     let Golden { transformers_is_wrong: Wrong { template, cases }, .. } = json("masks.json");
     let tokenizer = Tokenizer::from_dir(&golden_dir().join("tokenizer")).unwrap();
     for (name, case) in cases {

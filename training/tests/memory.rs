@@ -1,4 +1,4 @@
-//! Memory of a run, as it is predicted and as it is.
+//! The predicted and the measured memory of a run.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
@@ -19,10 +19,10 @@ fn write_text(dir: &Path) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// Large enough that the model outweighs the process, and few steps. All is measured within the process that trains.
+/// The models are large enough to outweigh the rest of the process. Memory is measured within the training process.
 #[cfg(target_os = "linux")]
 #[test]
-fn the_peak_is_what_was_predicted() {
+fn predicted_peak_memory_is_within_15_percent_of_the_measured_peak() {
     let shapes: [&[&str]; 2] = [
         &["--preset", "shakespeare-char-cpu", "--set", "data.micro_batch_size=64"],
         &[
@@ -52,7 +52,7 @@ fn the_peak_is_what_was_predicted() {
 }
 
 #[test]
-fn a_run_that_cannot_fit_is_refused_before_it_begins() {
+fn quickstart_rejects_a_run_beyond_available_memory_before_it_starts() {
     let dir = tempfile::tempdir().unwrap();
     let (text, out) = (write_text(dir.path()), dir.path().join("run"));
     let mut args = vec!["quickstart", &text, "--out", out.to_str().unwrap(), "--device", "cpu"];
@@ -67,7 +67,7 @@ fn a_run_that_cannot_fit_is_refused_before_it_begins() {
 }
 
 #[test]
-fn the_micro_batch_that_fits_is_found_once_and_written_down() {
+fn automatic_micro_batch_size_is_found_once_and_saved_in_the_config() {
     let dir = tempfile::tempdir().unwrap();
     let (text, out) = (write_text(dir.path()), dir.path().join("run"));
     let run = |flags: &[&str]| {
@@ -89,7 +89,7 @@ fn the_micro_batch_that_fits_is_found_once_and_written_down() {
     assert!(shown.contains("`data.micro_batch_size=auto` is 8"), "{shown}");
     let config = fs::read_to_string(out.join("config.toml")).unwrap();
     assert!(config.contains("micro_batch_size = 8"), "{config}");
-    // The same command goes on with the size that was found.
+    // Resuming with the same command uses the saved size.
     fs::remove_dir_all(out.join("checkpoints/step-00000010")).unwrap();
     let shown = run(&[&steps[..], &["--resume"]].concat()).0;
     assert!(shown.contains("resumed after step 5"), "{shown}");

@@ -72,7 +72,7 @@ fn golden() -> Golden {
 
 /// Scores are the same number, signatures the same but for the version.
 #[test]
-fn scores_and_signatures_are_those_of_sacrebleu() {
+fn metric_scores_and_signatures_match_sacrebleu_and_rouge_score() {
     for corpus in golden().corpora {
         let segments = corpus
             .segments
@@ -106,7 +106,7 @@ fn scores_and_signatures_are_those_of_sacrebleu() {
 }
 
 #[test]
-fn self_bleu_is_that_of_nltk() {
+fn self_bleu_matches_nltk() {
     for GoldenSelfBleu { texts, order, scores } in golden().self_bleu {
         let found = self_bleu(&texts, order);
         assert_eq!(found.len(), scores.len());
@@ -118,7 +118,7 @@ fn self_bleu_is_that_of_nltk() {
 
 /// Both minimize the same convex function, so that they find the same point.
 #[test]
-fn a_probe_is_that_of_scikit_learn() {
+fn probe_logits_and_predictions_match_scikit_learn() {
     for golden in golden().probes {
         let GoldenProbe { c, n_classes, features, classes, new, logits, predicted } = golden;
         let (probe, fit) = Probe::fit(&features, &classes, n_classes, c).unwrap();
@@ -135,7 +135,7 @@ fn a_probe_is_that_of_scikit_learn() {
 }
 
 #[test]
-fn exact_match_is_the_share_of_texts_that_equal_a_reference() {
+fn exact_match_is_the_percentage_of_texts_equal_to_a_reference() {
     let of = |segments: &[(&str, &[&str])]| {
         let segment = |(hypothesis, references): &(&str, &[&str])| Segment {
             hypothesis: (*hypothesis).to_owned(),
@@ -150,7 +150,7 @@ fn exact_match_is_the_share_of_texts_that_equal_a_reference() {
 }
 
 #[test]
-fn corpora_without_references_are_refused() {
+fn corpus_rejects_no_segments_and_segments_without_references() {
     assert!(Corpus::new(Vec::new()).unwrap_err().to_string().contains("no segments"));
     let segments = vec![
         Segment { hypothesis: "a".into(), references: vec!["b".into()] },

@@ -93,11 +93,11 @@ fn assert_close(found: f32, expected: f32, what: &str) {
 }
 
 #[test]
-fn adamw_and_clipping_follow_torch_step_by_step() {
+fn adamw_and_gradient_clipping_match_torch_step_by_step() {
     let golden = golden();
     let device = Device::flex().autodiff();
     let GoldenSettings { beta1, beta2, eps, weight_decay, clip } = golden.settings;
-    // The rates of the steps are shares of 1.
+    // The learning rate is 1, so the factor of each step is the golden rate.
     let settings = OptimSettings { lr: 1.0, beta1, beta2, eps, weight_decay, clip, ..OptimSettings::default() };
     let mut optimizer = Optimizer::new(settings, BTreeMap::new());
     let mut module = Three::new(&golden.start, &golden.shapes, &device);
@@ -115,7 +115,7 @@ fn adamw_and_clipping_follow_torch_step_by_step() {
 }
 
 #[test]
-fn clipping_is_by_the_norm_of_all_gradients_together() {
+fn gradient_clipping_uses_the_norm_of_all_tensors_together() {
     let golden = golden();
     let device = Device::flex().autodiff();
     let module = Three::new(&golden.start, &golden.shapes, &device);
@@ -142,7 +142,7 @@ fn clipping_is_by_the_norm_of_all_gradients_together() {
 }
 
 #[test]
-fn gradients_of_several_passes_add_up() {
+fn gradients_of_two_backward_passes_are_summed() {
     let golden = golden();
     let device = Device::flex().autodiff();
     let module = Three::new(&golden.start, &golden.shapes, &device);

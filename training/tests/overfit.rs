@@ -1,4 +1,4 @@
-//! The smoke test of the whole training path: a small model learns one batch by heart, in seconds.
+//! The smoke test of the whole training path: a small model overfits one batch, in seconds.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
@@ -25,7 +25,7 @@ fn tiny(arch: Arch) -> (TrainConfig, GptConfig) {
     (config, gpt_config)
 }
 
-/// Ids that repeat only after more than a context, so that a row is learned, not a rule.
+/// Ids that do not repeat within a context, so that the model must memorize the rows.
 fn token_ids() -> Vec<TokenId> {
     (0..500_u32).map(|at| (at * at / 7 + at / 3) % VOCAB_SIZE as u32).collect()
 }
@@ -61,7 +61,7 @@ fn overfit(arch: Arch, device: &Device) -> (usize, f32) {
 }
 
 #[test]
-fn a_batch_is_learned_by_heart_on_the_cpu() {
+fn tiny_models_overfit_one_batch_on_the_cpu() {
     for arch in [Arch::Llama, Arch::Gpt2, Arch::Qwen3, Arch::NanoChat] {
         let (steps, loss) = overfit(arch, &Device::flex());
         assert!(loss < 0.05, "{arch:?}: loss {loss} after {steps} steps");
@@ -69,7 +69,7 @@ fn a_batch_is_learned_by_heart_on_the_cpu() {
 }
 
 #[test]
-fn a_batch_is_learned_by_heart_on_wgpu() {
+fn tiny_llama_overfits_one_batch_on_wgpu() {
     let Some(gpu) = gpu() else { return };
     let (steps, loss) = overfit(Arch::Llama, &gpu);
     assert!(loss < 0.05, "loss {loss} after {steps} steps");

@@ -41,7 +41,7 @@ fn expected(is_optional: bool) -> Vec<String> {
 }
 
 #[test]
-fn what_pyarrow_writes_is_read_in_every_form() {
+fn parquet_texts_are_read_in_the_encodings_and_codecs_of_pyarrow() {
     for name in ["snappy", "gzip-v2", "zstd-plain-v2", "none-checksums", "delta-length-byte-array", "delta-byte-array"]
     {
         let found = read(&golden(&format!("{name}.parquet")), "text");
@@ -51,7 +51,7 @@ fn what_pyarrow_writes_is_read_in_every_form() {
 }
 
 #[test]
-fn what_cannot_be_read_is_refused_with_its_name() {
+fn parquet_reader_rejects_lz4_and_columns_that_are_not_text() {
     let refuse = |name: &str, column: &str| read(&golden(name), column).unwrap_err().to_string();
     for (name, column, message) in [
         ("lz4.parquet", "text", "LZ4"),
@@ -77,7 +77,7 @@ fn read_messages(path: &Path) -> Result<Vec<Map<String, Value>>> {
 }
 
 #[test]
-fn lists_of_messages_are_read() {
+fn parquet_lists_of_messages_are_read_and_other_nestings_rejected() {
     let message = |row: usize, n: usize| match n {
         2 => json!({ "role": "user" }),
         _ => json!({ "role": if n == 0 { "user" } else { "assistant" }, "content": format!("{row}.{n}") }),
@@ -104,7 +104,7 @@ fn lists_of_messages_are_read() {
 }
 
 #[test]
-fn lists_of_texts_are_read_as_texts() {
+fn parquet_lists_of_texts_are_read_and_lists_of_numbers_rejected() {
     let options = RecordOptions { members: &["messages"], text_member: "text", expected: "an object" };
     let file = &list_files(&golden("texts.parquet")).unwrap()[0];
     let mut rows = Vec::new();
@@ -115,10 +115,10 @@ fn lists_of_texts_are_read_as_texts() {
     read_records(file, options, &BytesRead::default(), &mut sink).unwrap();
     let text = |row: usize, n: usize| (n != 1 || !row.is_multiple_of(5)).then(|| format!("{row}.{n}"));
     let list = |row: usize| (0..row % 3).map(|n| json!(text(row, n))).collect::<Value>();
-    // A list without texts is as none.
+    // An empty list counts as missing.
     let expected = (0..60).map(|row: usize| (row % 4 != 3 && !row.is_multiple_of(3)).then(|| list(row)));
     assert_eq!(rows, expected.collect::<Vec<_>>());
-    // Numbers are no texts, and there is no option to choose another column.
+    // Lists of numbers are rejected. The error does not suggest `--text-field`, which has no effect on records.
     let options = RecordOptions { members: &["prompt"], ..options };
     let error = read_records(file, options, &BytesRead::default(), &mut |_| Ok(())).unwrap_err().to_string();
     assert!(error.contains("column `prompt` is not a list of texts") && !error.contains("--text-field"), "{error}");
@@ -129,7 +129,7 @@ fn lists_of_texts_are_read_as_texts() {
 }
 
 #[test]
-fn examples_of_tables_are_those_of_lines() {
+fn parquet_examples_equal_those_of_the_same_jsonl_lines() {
     let tokenizer = golden("../masks/tokenizer");
     let tokenizer = Tokenizer::from_dir(&tokenizer).unwrap();
     let encoder = ExampleEncoder::new(&tokenizer, None, &[tokenizer.eos().unwrap().id]);
@@ -152,7 +152,7 @@ fn examples_of_tables_are_those_of_lines() {
 }
 
 #[test]
-fn damaged_lists_end_in_errors_that_name_them() {
+fn parquet_list_errors_after_bit_flips_name_the_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("damaged.parquet");
     let bytes = fs::read(golden("messages.parquet")).unwrap();
@@ -166,9 +166,9 @@ fn damaged_lists_end_in_errors_that_name_them() {
     }
 }
 
-/// Wherever a file is cut or a bit of it turned over: an error that names it or the same number of rows, and no panic.
+/// Truncated files are rejected. A flipped bit may go unnoticed, but causes no panic, and an error names the file.
 #[test]
-fn damaged_files_end_in_errors_that_name_them() {
+fn parquet_errors_after_truncation_or_bit_flips_name_the_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("damaged.parquet");
     for name in ["snappy", "gzip-v2", "zstd-plain-v2", "delta-length-byte-array", "delta-byte-array", "none-checksums"]
@@ -191,7 +191,7 @@ fn damaged_files_end_in_errors_that_name_them() {
 }
 
 #[test]
-fn with_checksums_every_damaged_page_is_noticed() {
+fn parquet_page_with_a_wrong_checksum_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("damaged.parquet");
     let mut bytes = fs::read(golden("none-checksums.parquet")).unwrap();

@@ -55,7 +55,7 @@ fn stderr(output: &Output) -> String {
 }
 
 #[test]
-fn a_text_becomes_a_model_that_opens_and_has_learned_it() {
+fn quickstart_trains_a_model_that_opens_and_has_learned_the_text() {
     let dir = tempfile::tempdir().unwrap();
     let (file, out) = (dir.path().join("text.txt"), dir.path().join("run"));
     fs::write(&file, text()).unwrap();
@@ -104,7 +104,7 @@ fn a_text_becomes_a_model_that_opens_and_has_learned_it() {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&report["text"], &report["n_tokens"]), (&"the höuse\nli".into(), &12.into()));
 
-    // More than the context of 32 tokens has room for.
+    // Without `sample.max_tokens`, generation ends when the context of 32 tokens is full.
     let output = sample(&["--json", "--set", "sample.temperature=0"]);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let n_prompt = "line two of ".len() as u64;
@@ -115,12 +115,12 @@ fn a_text_becomes_a_model_that_opens_and_has_learned_it() {
     let to_file = [&greedy[..], &["--out", written.to_str().unwrap()]].concat();
     assert!(sample(&to_file).status.success());
     assert_eq!(fs::read_to_string(&written).unwrap(), "the höuse\nli\n");
-    // What a file had is not lost to a command that fails.
+    // A command that fails leaves an existing output file as it is.
     let failed = sample(&[&to_file[..], &["--set", "sample.temperature=-1"]].concat());
     assert_eq!(failed.status.code(), Some(1), "{}", stderr(&failed));
     assert_eq!(fs::read_to_string(&written).unwrap(), "the höuse\nli\n");
 
-    // The same command again must not touch what is there.
+    // Running the same command again fails and leaves the run as it is.
     let again = quickstart(&file, &out, &[]);
     assert_eq!(again.status.code(), Some(1));
     assert!(stderr(&again).contains("--resume"), "{}", stderr(&again));
@@ -128,7 +128,7 @@ fn a_text_becomes_a_model_that_opens_and_has_learned_it() {
 }
 
 #[test]
-fn a_run_that_diverges_says_what_it_skipped_and_ends() {
+fn diverging_run_reports_skipped_steps_and_fails() {
     let dir = tempfile::tempdir().unwrap();
     let (file, out) = (dir.path().join("text.txt"), dir.path().join("run"));
     fs::write(&file, text()).unwrap();
@@ -139,7 +139,7 @@ fn a_run_that_diverges_says_what_it_skipped_and_ends() {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_model_and_bpe_opens_too() {
+fn same_seed_gives_bit_identical_weights_and_another_seed_does_not() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("text.txt");
     fs::write(&file, text()).unwrap();
@@ -165,7 +165,7 @@ fn the_same_seed_gives_the_same_model_and_bpe_opens_too() {
 }
 
 #[test]
-fn a_dry_run_trains_nothing_and_says_what_training_takes() {
+fn dry_run_reports_parameters_and_memory_and_writes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let (file, out) = (dir.path().join("text.txt"), dir.path().join("run"));
     fs::write(&file, text()).unwrap();
@@ -179,11 +179,11 @@ fn a_dry_run_trains_nothing_and_says_what_training_takes() {
 }
 
 #[test]
-fn a_model_to_start_from_wants_its_own_tokens() {
+fn quickstart_rejects_an_initial_model_with_another_tokenizer() {
     let dir = tempfile::tempdir().unwrap();
     let (file, other) = (dir.path().join("text.txt"), dir.path().join("other.txt"));
     fs::write(&file, text()).unwrap();
-    // As many different characters, and other ones.
+    // The same number of distinct characters, but other ones.
     fs::write(&other, text().replace('h', "x")).unwrap();
     let (first, second) = (dir.path().join("first"), dir.path().join("second"));
     let few = ["--set", "schedule.max_steps=2", "--set", "schedule.warmup_steps=1", "--set"];
@@ -198,7 +198,7 @@ fn a_model_to_start_from_wants_its_own_tokens() {
 }
 
 #[test]
-fn bad_input_is_refused_with_its_name_and_touches_nothing() {
+fn quickstart_rejects_bad_input_by_name_and_writes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let (file, out) = (dir.path().join("text.txt"), dir.path().join("model"));
     fs::write(&file, text()).unwrap();

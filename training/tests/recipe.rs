@@ -60,7 +60,7 @@ fn batch(rows: &[Vec<TokenId>]) -> Batch {
     }
 }
 
-fn follows_torch(name: &str) {
+fn assert_run_matches_torch(name: &str) {
     let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/recipe").join(name);
     let golden: Golden = serde_json::from_slice(&fs::read(dir.join("run.json")).unwrap()).unwrap();
     let config = Layers { sets: golden.sets, ..Layers::default() }.resolve().unwrap();
@@ -95,11 +95,11 @@ fn follows_torch(name: &str) {
 }
 
 #[test]
-fn adamw_with_clipping_and_a_schedule_follows_torch() {
-    follows_torch("adamw");
+fn adamw_run_with_clipping_and_a_schedule_matches_torch() {
+    assert_run_matches_torch("adamw");
 }
 
 #[test]
-fn muon_follows_its_published_form() {
-    follows_torch("muon");
+fn muon_run_matches_its_published_form() {
+    assert_run_matches_torch("muon");
 }

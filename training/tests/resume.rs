@@ -1,4 +1,4 @@
-//! Runs that are stopped, killed and damaged, and go on: they end with the bits of a run that was not.
+//! Runs that are stopped, killed or damaged, and then resumed, end with the bits of an uninterrupted run.
 
 #![expect(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
 
@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use hearth_training::digest::Digest;
+use hearth_model::digest::Digest;
 use serde_json::Value;
 
 /// Dropout, accumulation, evaluations, samples and checkpoints between them.
@@ -59,7 +59,7 @@ impl Case {
         self.command(out, flags).args(sets).output().unwrap()
     }
 
-    /// All that a run must have the same bits of.
+    /// The files that must be bit-identical between two runs.
     fn bits(&self, out: &str, step: usize) -> BTreeMap<String, Vec<u8>> {
         let out = self.path(out);
         let checkpoint = format!("checkpoints/step-{step:08}");
@@ -79,7 +79,7 @@ impl Case {
     }
 }
 
-/// The file without times.
+/// The metrics file without its timings.
 fn metrics(path: &Path) -> String {
     let line = |line: &str| {
         let mut record: serde_json::Map<String, Value> = serde_json::from_str(line).unwrap();
@@ -109,7 +109,7 @@ fn stderr(output: &Output) -> String {
 
 /// Killed at random moments and resumed, again and again, until it ends.
 #[test]
-fn a_run_that_is_killed_ends_with_the_bits_of_one_that_is_not() {
+fn run_resumed_after_kills_is_bit_identical_to_an_uninterrupted_run() {
     let n_kills: usize = std::env::var("HEARTH_KILLS").ok().map_or(4, |n| n.parse().unwrap());
     let case = Case::new();
     let started = Instant::now();
@@ -150,7 +150,7 @@ fn a_run_that_is_killed_ends_with_the_bits_of_one_that_is_not() {
             fs::remove_dir_all(case.path("killed")).unwrap();
         }
     }
-    // Once more, behind a checkpoint and before the end, so that there is an interruption whatever the moments were.
+    // One more kill, after a checkpoint and before the end, so that at least one kill interrupts the run.
     let has_checkpoint = || {
         let entries = fs::read_dir(case.path("killed/checkpoints")).into_iter().flatten().flatten();
         let is_whole = |name: &str| name.strip_prefix("step-").is_some_and(|step| step.parse::<usize>().is_ok());
@@ -174,7 +174,7 @@ fn a_run_that_is_killed_ends_with_the_bits_of_one_that_is_not() {
     assert!(output.status.success() && message.contains("resumed after step "), "{message}");
     assert_same(&case.bits("killed", 120), &expected, "after the kills");
 
-    // A run that has ended stays as it is.
+    // Resuming a complete run changes nothing.
     let output = case.train("killed", &SETS, &["--resume"]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert_same(&case.bits("killed", 120), &expected, "resumed at its end");
@@ -182,7 +182,7 @@ fn a_run_that_is_killed_ends_with_the_bits_of_one_that_is_not() {
 
 #[cfg(unix)]
 #[test]
-fn sigterm_ends_the_step_saves_and_says_so() {
+fn sigterm_saves_a_checkpoint_and_resuming_is_bit_identical() {
     let case = Case::new();
     let output = case.train("whole", &SETS, &[]);
     assert!(output.status.success(), "{}", stderr(&output));
@@ -203,7 +203,7 @@ fn sigterm_ends_the_step_saves_and_says_so() {
 }
 
 #[test]
-fn a_damaged_checkpoint_is_named_and_the_one_before_it_used() {
+fn resume_names_a_damaged_checkpoint_and_uses_the_one_before_it() {
     let case = Case::new();
     let short = [&SETS[..], &["schedule.max_steps=20"]].concat();
     let output = case.train("run", &short, &[]);
@@ -223,7 +223,7 @@ fn a_damaged_checkpoint_is_named_and_the_one_before_it_used() {
 }
 
 #[test]
-fn an_old_checkpoint_that_cannot_be_removed_ends_no_run() {
+fn old_checkpoint_that_cannot_be_removed_is_only_a_warning() {
     let case = Case::new();
     let sets =
         [&SETS[..4], &["schedule.kind=constant", "checkpoint.every=5", "checkpoint.keep=1", "eval.every=0"]].concat();
@@ -233,7 +233,7 @@ fn an_old_checkpoint_that_cannot_be_removed_ends_no_run() {
         stderr(&output)
     };
     train("schedule.max_steps=10", &[]);
-    // No folder.
+    // A file where a checkpoint folder should be: removing the folder fails.
     fs::write(case.path("run/checkpoints/step-00000001"), "").unwrap();
     let message = train("schedule.max_steps=15", &["--resume"]);
     assert!(message.contains("warning: cannot remove `") && message.contains("step-00000001"), "{message}");
@@ -242,9 +242,9 @@ fn an_old_checkpoint_that_cannot_be_removed_ends_no_run() {
     );
 }
 
-/// A process ends behind its last checkpoint, after it has saved a better model, and `eval.every` changes.
+/// The process ends after its last checkpoint, having saved a better model, and `eval.every` changes on resume.
 #[test]
-fn the_best_model_is_that_of_the_best_evaluation_after_a_crash() {
+fn best_model_after_a_crash_is_that_of_the_best_evaluation() {
     let case = Case::new();
     let sets =
         [&SETS[..4], &["schedule.kind=constant", "checkpoint.every=5", "checkpoint.keep=9", "sample.every=0"]].concat();
@@ -261,7 +261,7 @@ fn the_best_model_is_that_of_the_best_evaluation_after_a_crash() {
     for step in [15, 20] {
         fs::remove_dir_all(case.path(&format!("run/checkpoints/step-{step:08}"))).unwrap();
     }
-    // As if it had been better than all that come.
+    // Makes the saved evaluation better than all later ones.
     let evaluation = case.path("run/model/evaluation.json");
     fs::write(&evaluation, serde_json::json!({ "step": later, "val_loss": "0.001" }).to_string()).unwrap();
     let weights = || fs::read(case.path("run/model/model.safetensors")).unwrap();
@@ -270,16 +270,16 @@ fn the_best_model_is_that_of_the_best_evaluation_after_a_crash() {
     let report = train(&["schedule.max_steps=24", "eval.every=11"], &["--resume"]);
     assert_eq!(report["best_step"], later);
     assert!(weights() == before, "the better model was replaced");
-    // Without a record, as earlier versions left it, the checkpoint's counts.
+    // Without `evaluation.json`, the best step of the checkpoint counts.
     fs::remove_file(&evaluation).unwrap();
     fs::remove_dir_all(case.path("run/checkpoints/step-00000024")).unwrap();
     let report = train(&["schedule.max_steps=24", "eval.every=11"], &["--resume"]);
     assert_eq!(report["best_step"], later);
 }
 
-/// Before, `--resume` would find no checkpoint and begin at step 0.
+/// Otherwise `--resume` could find a run without a checkpoint and begin at step 0.
 #[test]
-fn a_branch_has_its_checkpoint_before_it_is_a_run() {
+fn branch_copies_its_first_checkpoint_before_it_becomes_a_run() {
     let case = Case::new();
     let sets =
         ["schedule.max_steps=10", "schedule.kind=constant", "checkpoint.every=5", "eval.every=0", "sample.every=0"];
@@ -294,7 +294,7 @@ fn a_branch_has_its_checkpoint_before_it_is_a_run() {
     let output = case.train("branch", &sets, &["--resume"]);
     let message = stderr(&output);
     assert!(!output.status.success() && message.contains("before its first step"), "{message}");
-    // With both, the command can be repeated at any time.
+    // With `--resume` and `--from`, the command can be repeated at any time.
     fs::remove_dir(case.path("branch/config.toml.hearth-partial")).unwrap();
     let both = ["--resume", "--from", checkpoint.to_str().unwrap()];
     for step in [10, 12] {
@@ -306,7 +306,7 @@ fn a_branch_has_its_checkpoint_before_it_is_a_run() {
 }
 
 #[test]
-fn what_is_changed_in_the_configuration_of_a_run_counts() {
+fn resume_applies_edits_of_config_toml_and_rejects_another_seed() {
     let case = Case::new();
     let sets =
         ["schedule.kind=constant", "schedule.max_steps=4", "schedule.warmup_steps=1", "eval.every=0", "sample.every=0"];
@@ -317,7 +317,7 @@ fn what_is_changed_in_the_configuration_of_a_run_counts() {
         let text = fs::read_to_string(&path).unwrap();
         assert!(text.contains(from), "{text}");
         fs::write(&path, text.replacen(from, to, 1)).unwrap();
-        // Without the preset, which would count more.
+        // Without `--preset`, which would override the file.
         let mut command = Command::new(env!("CARGO_BIN_EXE_hearth-train"));
         command.arg("quickstart").arg(case.path("text.txt")).arg("--out").arg(case.path("run"));
         command.args(["--device", "cpu", "--resume"]).output().unwrap()
@@ -330,7 +330,7 @@ fn what_is_changed_in_the_configuration_of_a_run_counts() {
 }
 
 #[test]
-fn a_budget_in_minutes_is_extended_until_the_cooldown_begins() {
+fn max_minutes_can_be_extended_until_the_cooldown_begins() {
     let case = Case::new();
     let steps = |out: &str, kind: &str, minutes: &str, flags: &[&str]| -> Result<u64, String> {
         let sets = [format!("schedule.kind={kind}"), format!("schedule.max_minutes={minutes}")];
@@ -357,7 +357,7 @@ fn a_budget_in_minutes_is_extended_until_the_cooldown_begins() {
 }
 
 #[test]
-fn a_prompt_longer_than_the_context_ends_no_run() {
+fn sample_prompt_longer_than_the_context_does_not_end_the_run() {
     let case = Case::new();
     let prompt = format!("sample.prompt={}", "the house ".repeat(50));
     let output = case.train(
@@ -369,7 +369,7 @@ fn a_prompt_longer_than_the_context_ends_no_run() {
 }
 
 #[test]
-fn another_configuration_or_text_is_refused_and_a_longer_budget_is_not() {
+fn changed_settings_or_data_are_rejected_and_a_branch_may_be_longer() {
     let case = Case::new();
     let stable = [
         "schedule.kind=wsd",
@@ -401,7 +401,7 @@ fn another_configuration_or_text_is_refused_and_a_longer_budget_is_not() {
     assert!(whole.status.success());
     let weights = |run: &str| fs::read(case.path(run).join("checkpoints/step-00000020/model.safetensors")).unwrap();
     assert!(weights("branch") == weights("straight"), "a branch is the run that would have been");
-    // One that ended before its first own checkpoint goes on from the one that it began with.
+    // A branch that ended before its own first checkpoint resumes from the one that it started from.
     let output = case.train("early", &[&sets[..], &["checkpoint.keep=3"]].concat(), &from);
     assert!(output.status.success(), "{}", stderr(&output));
     for step in [15, 20] {
@@ -410,7 +410,7 @@ fn another_configuration_or_text_is_refused_and_a_longer_budget_is_not() {
     let output = case.train("early", &sets, &["--resume"]);
     assert!(output.status.success() && stderr(&output).contains("resumed after step 10"), "{}", stderr(&output));
     assert!(weights("early") == weights("straight"));
-    // Its best model is its own, however good the one before was.
+    // The best model of a branch is one of its own, even if the original run had a better one.
     let trained = stable_checkpoint.join("train_state");
     let json = |name: &str| serde_json::from_slice::<Value>(&fs::read(trained.join(name)).unwrap()).unwrap();
     let mut state = json("state.json");
@@ -424,7 +424,7 @@ fn another_configuration_or_text_is_refused_and_a_longer_budget_is_not() {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(report["best_val_loss"].as_f64().unwrap() > 0.001, "{report}");
     assert!(case.path("own/model/model.safetensors").is_file());
-    // What is left of a run is less than all of it.
+    // A dry run of a branch plans only the remaining steps.
     let output = case.train("left", &sets, &[&from[..], &["--json", "--dry-run"]].concat());
     let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&plan["steps"], &plan["steps_done"]), (&20.into(), &10.into()));

@@ -1,4 +1,4 @@
-//! `hearth-train tales` as a user runs it, and what becomes of its files.
+//! `hearth-train tales` and `bilingual` as a user runs them, and other commands on their files.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
@@ -33,7 +33,7 @@ fn fail(dir: &Path, args: &[&str]) -> String {
 }
 
 #[test]
-fn tales_are_written_measured_and_judged() {
+fn tales_command_writes_measures_and_judges_tales() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let report = succeed(dir, &["tales", "--out", "a.jsonl", "--count", "2000", "--seed", "3"]);
@@ -48,7 +48,7 @@ fn tales_are_written_measured_and_judged() {
     }
     assert!(fail(dir, &["tales", "--out", "a.jsonl"]).contains("`a.jsonl` exists already\nhint: "));
 
-    // Without a token that begins documents, and with one, where the end of a turn ends a conversation.
+    // Without and with BOS. In the second case, `<|im_end|>` is also EOS.
     for (number, flags) in [&["--chat"][..], &["--chat", "--bos", "--eos=<|im_end|>"]].iter().enumerate() {
         let (tokenizer, data) = (format!("tokenizer-{number}"), format!("data-{number}"));
         let train = ["tokenizer", "a.jsonl", "--out", &tokenizer, "--vocab-size", "1000"];
@@ -80,7 +80,7 @@ fn tales_are_written_measured_and_judged() {
 }
 
 #[test]
-fn a_conversation_becomes_the_tokens_that_a_server_would_make() {
+fn prepare_encodes_conversations_to_the_token_ids_of_serving() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let messages =
@@ -115,14 +115,14 @@ fn a_conversation_becomes_the_tokens_that_a_server_would_make() {
     assert!(error.contains("`b.jsonl`, line 2: `messages` is not a conversation"), "{error}");
 }
 
-/// Nothing is left that would be in the way of another try, or be taken for the whole.
+/// No partial file remains that would block another attempt or look complete.
 #[cfg(unix)]
 #[test]
-fn what_cannot_be_written_to_its_end_is_removed() {
+fn tales_and_bilingual_remove_partial_output_if_writing_fails() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     for args in [["tales", "--out", "a.jsonl"], ["bilingual", "--out", "data"]] {
-        // Files of at most a few kilobytes.
+        // `ulimit` limits files to a few kilobytes.
         let mut command = Command::new("sh");
         command.args(["-c", "trap '' XFSZ; ulimit -f 8; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_hearth-train")]);
         let output = command.args(args).current_dir(dir).output().unwrap();
@@ -136,7 +136,7 @@ fn what_cannot_be_written_to_its_end_is_removed() {
 
 #[cfg(unix)]
 #[test]
-fn what_is_interrupted_is_removed() {
+fn interrupted_tales_command_removes_its_partial_file() {
     use std::{fs::File, io::Read, process::Stdio};
 
     for (signal, code) in [("-INT", 130), ("-TERM", 143)] {
@@ -155,10 +155,10 @@ fn what_is_interrupted_is_removed() {
     }
 }
 
-/// What fails because a signal ends the command does not decide its exit code.
+/// A write that fails while a signal is ending the command does not decide the exit code.
 #[cfg(unix)]
 #[test]
-fn an_error_during_the_removal_is_no_error() {
+fn write_error_after_a_signal_does_not_change_the_exit_code() {
     use std::{fs::File, io::Read, process::Stdio, thread, time::Duration};
 
     let dir = tempfile::tempdir().unwrap();
@@ -187,7 +187,7 @@ fn an_error_during_the_removal_is_no_error() {
 
 #[cfg(unix)]
 #[test]
-fn a_second_signal_ends_a_removal_that_takes_long() {
+fn second_signal_ends_the_process_during_a_blocked_removal() {
     use std::{
         fs::File,
         process::Stdio,
@@ -205,7 +205,7 @@ fn a_second_signal_ends_a_removal_that_takes_long() {
     while !partial.exists() && Instant::now() < deadline {
         thread::sleep(Duration::from_millis(1));
     }
-    // As while a folder is moved to its place: it is not removed meanwhile.
+    // Holding the lock of the parent folder, as the final rename does, blocks the removal.
     let lock = File::open(dir.path()).unwrap();
     lock.lock().unwrap();
     for signal in ["-TERM", "-INT"] {
@@ -225,7 +225,7 @@ fn a_second_signal_ends_a_removal_that_takes_long() {
 }
 
 #[test]
-fn sentences_and_translations_are_files_that_other_commands_read() {
+fn bilingual_command_writes_files_that_tokenizer_and_prepare_read() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     succeed(dir, &["bilingual", "--out", "data", "--count", "300", "--test-count", "20"]);

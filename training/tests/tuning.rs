@@ -46,7 +46,7 @@ struct Golden {
 
 const SEQ_LEN: usize = 24;
 
-/// Only asked how many bytes tokens have.
+/// Used only for the number of bytes of each token.
 fn tokenizer() -> Tokenizer {
     BuiltTokenizer::characters("abcdefghijklmnopqrstuvwxyz01234567", SEQ_LEN).unwrap().open().unwrap()
 }
@@ -141,14 +141,14 @@ fn assert_same_weights(name: &str, found: &Gpt, expected: &Gpt) {
 }
 
 #[test]
-fn full_fine_tuning_with_masks_packing_and_accumulation_follows_torch() {
+fn full_finetuning_with_masks_packing_and_accumulation_matches_torch() {
     let start = load(&dir("full/start"), Device::flex().autodiff());
     let end = follow("full", start, |examples| rows(examples, Packing::BestFit));
     assert_same_weights("full", &end, &load(&dir("full/end"), Device::flex()));
 }
 
 #[test]
-fn an_adapter_follows_peft() {
+fn lora_finetuning_matches_peft() {
     let base = load(&dir("lora/start"), Device::flex());
     let config = base.config().clone();
     let model = AdapterModel::new(&config, Some(model_dir::load_class(&dir("lora/start")).unwrap())).unwrap();
@@ -164,7 +164,7 @@ fn an_adapter_follows_peft() {
 }
 
 #[test]
-fn preferences_follow_torch() {
+fn dpo_finetuning_matches_torch() {
     let reference = load(&dir("dpo/start"), Device::flex());
     let log_prob = |example: &Example| {
         let ids: Vec<i32> = example.ids.iter().map(|&id| id as i32).collect();
@@ -182,14 +182,14 @@ fn preferences_follow_torch() {
         let pairs = Pairs::new(both.iter().map(|both| both.each_ref().map(pair)), SEQ_LEN, &tokenizer()).unwrap();
         RowSource::Pairs(pairs.with_references(both.iter().map(|both| both.each_ref().map(log_prob)).collect()))
     });
-    // The model is its reference still, so no answer is better than the other.
+    // At the first step the model equals its reference, so the loss is `ln 2`.
     let first = golden("dpo").losses[0];
     assert!((first - 2_f32.ln()).abs() < 1e-6, "the first loss is {first}");
     assert_same_weights("dpo", &end, &load(&dir("dpo/end"), Device::flex()));
 }
 
-/// Attention does not cross from one example to the next, and positions begin anew: of every architecture that adds, rotates or
-/// biases by position, and with a window.
+/// Attention does not cross examples, and positions restart in each: with learned, rotary and ALiBi positions, and with a
+/// sliding window.
 #[test]
 fn packed_examples_have_the_loss_and_gradients_of_unpacked_ones() {
     let examples = golden("full").steps.concat();

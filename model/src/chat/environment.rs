@@ -321,7 +321,7 @@ mod tests {
     use crate::chat::{ChatTemplate, RenderContext};
 
     #[test]
-    fn tools_are_found_behind_a_variable_of_the_same_name() {
+    fn takes_tools_detects_templates_that_read_the_tools_parameter() {
         for (source, takes_tools) in [
             ("{% for tool in tools %}{% endfor %}", true),
             ("{%- set tools = tools or [] -%}{{ tools }}", true),
@@ -336,14 +336,14 @@ mod tests {
     }
 
     #[test]
-    fn line_ends_are_line_feeds() {
+    fn template_line_endings_are_normalized_to_line_feeds() {
         let template = ChatTemplate::new("a\r\nb\rc", Path::new("chat_template.jinja"));
         let rendered = template.and_then(|template| template.render(&[], &RenderContext::default()));
         assert_eq!(rendered.ok().as_deref(), Some("a\nb\nc"));
     }
 
     #[test]
-    fn generation_tags_become_conditions_that_hold() {
+    fn generation_tags_are_rewritten_to_markers_in_true_conditions() {
         let source = "a{%- generation -%}b{% set x = '%' %}c{% endgeneration +%}d{% unclosed";
         let start = "{%- if true %}{{ hearth_generation_start }}{% if true -%}";
         let end = "{% endif %}{{ hearth_generation_end }}{% endif +%}";

@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn floats_are_written_as_python_writes_them() {
+    fn python_float_formats_floats_like_python() {
         let cases = [
             (0.0, "0.0"),
             (-0.0, "-0.0"),

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn developer_is_system_to_templates_that_do_not_know_it() {
+    fn developer_role_becomes_system_for_templates_without_it() {
         let messages = json!([{ "role": "developer", "content": "a" }, { "role": "user", "content": "b" }]);
         assert_eq!(encoded(ROLES, messages.clone()).unwrap(), "[system]a[user]b");
         let knows = format!("{{% if messages[0].role == 'developer' %}}x{{% endif %}}{ROLES}");
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_are_objects_unless_the_template_wants_strings() {
+    fn tool_call_arguments_are_objects_unless_the_template_wants_strings() {
         let with = |written: &str, arguments: Value| {
             let template = format!(
                 "{{% for message in messages %}}[{{{{ message.role }}}}]{{{{ message.content }}}}{{% for call in \
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_form_that_a_template_accepts_is_used() {
+    fn messages_use_the_first_form_that_the_template_accepts() {
         let calls = json!([{ "function": { "name": "f", "arguments": "{}" } }]);
         let messages = json!([
             { "role": "developer", "content": "a" },
@@ -282,7 +282,7 @@ mod tests {
 
     /// As Mistral's templates require it.
     #[test]
-    fn ids_of_calls_are_short_if_the_template_rejects_others() {
+    fn tool_call_ids_are_shortened_if_the_template_rejects_them() {
         const CHECKS: &str = "{% if id is not defined or id|length != 9 %}{{ raise_exception('nine') }}{% endif %}";
         let written = "{% for m in messages %}[{{ m.role }}]{% for call in m.tool_calls or [] %}{% set id = call.id %}CHECK\
                        {% endfor %}{% if m.role == 'tool' %}{% set id = m.tool_call_id %}CHECK{% set calls = \
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn values_of_arguments_are_limited_for_the_whole_conversation() {
+    fn tool_call_argument_limit_applies_to_the_whole_conversation() {
         let half = json!({ "a": vec![0; arguments::MAX_VALUES / 2] }).to_string();
         let call = json!({ "function": { "arguments": half } });
         let message = json!({ "role": "assistant", "tool_calls": [call, call] });
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_have_text_and_no_null_members() {
+    fn messages_parse_content_parts_and_drop_null_members() {
         let read = serde_json::from_value::<Message>;
         let parts = json!([{ "type": "text", "text": "a" }, { "type": "text", "text": "b", "cache_control": {} }]);
         let message = read(json!({ "role": "user", "content": parts, "name": "n", "tool_calls": null })).unwrap();

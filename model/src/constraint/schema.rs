@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_beyond_integers_of_64_bits_are_left_out() {
+    fn json_schema_bounds_beyond_64_bit_integers_are_dropped() {
         let integer = json!({ "type": "integer", "minimum": i64::MIN, "maximum": u64::MAX });
         assert_eq!(rewritten(integer), json!({ "type": "integer", "maximum": u64::MAX }));
         let number = json!({ "type": "number", "exclusiveMinimum": -1e300, "maximum": 1e300, "minimum": -5 });
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn constants_that_have_no_exact_f64_are_refused() {
+    fn const_and_enum_integers_without_exact_f64_are_rejected() {
         let named = json!({ "const": { "maximum": i64::MAX }, "enum": { "minimum": i64::MIN } });
         let fine = json!({ "const": 1e300, "enum": [-(1i64 << 53), "9007199254740993"], "properties": named });
         assert_eq!(check(&fine), Ok(()));
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_have_the_members_that_they_name() {
+    fn objects_with_named_properties_get_additional_properties_false() {
         let inner = json!({ "properties": { "b": {} } });
         let closed = json!({ "properties": { "b": {} }, "additionalProperties": false });
         for place in ["items", "additionalProperties", "$defs.d", "anyOf.0", "allOf.0"] {
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_take_for_ever_is_refused() {
+    fn json_schemas_that_would_take_too_long_are_rejected() {
         let many = |n: usize, part: Value| Value::Array(vec![part; n]);
         let fine = [
             json!({ "multipleOf": 9973 }),
@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_located_within_a_time() {
+    fn locating_a_json_schema_error_stops_at_the_time_limit() {
         let schema =
             json!({ "properties": { "a": {}, "b": { "items": { "type": "thing" } }, "c": { "type": "thing" } } });
         let has_error = |part: Value| part.to_string().contains("thing").then(|| format!("in {part}"));
@@ -547,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_has_the_definitions_that_it_references() {
+    fn json_schema_part_gets_only_the_definitions_it_references() {
         let whole = json!({
             "$defs": {
                 "unused": { "$ref": "#/$defs/a" },
@@ -585,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn remarks_are_left_out_and_times_end() {
+    fn json_schema_annotations_are_dropped_and_times_are_bounded() {
         assert_eq!(rewritten(json!({ "propertyNames": { "type": "string" } })), json!({}));
         let bounded = json!({ "propertyNames": { "pattern": "a" } });
         assert_eq!(rewritten(bounded.clone()), bounded);

@@ -56,7 +56,7 @@ fn random_adapter(gpt: &Gpt, number: &mut dyn FnMut() -> f32) -> LoraValues {
 
 /// Whole blocks give the same bits as their operations one by one, for a prompt and for the tokens after it.
 #[test]
-fn whole_blocks_are_their_operations() {
+fn fused_block_is_bit_identical_to_its_separate_operations() {
     let device = Device::flex();
     for (name, config) in configs() {
         for dtype in [Dtype::F32, Dtype::Q8] {

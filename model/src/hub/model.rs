@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_may_have_a_revision_and_a_choice() {
+    fn hub_model_name_may_have_a_revision_and_a_file_choice() {
         for name in ["a/b", "a/b@v1", "a/b:Q4_K_M", "a/b@refs/pr/1:dir/m.gguf"] {
             assert_eq!(HubModel::parse(name).unwrap().to_string(), name);
         }

@@ -59,24 +59,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_of_a_sequence_follow_each_other_while_there_is_room() {
+    fn free_pages_gives_a_sequence_consecutive_pages_while_available() {
         let mut free = FreePages::all(3 * RUN + 2);
         let mut take = |last| free.take(last);
-        // The first one needs a run and one page of the next run; the second one finds the run behind.
+        // The first sequence takes a run and one page of the next run; the second sequence gets the run after that.
         let first = (0..RUN + 1).fold(None, |last, _| take(last));
         assert_eq!(first, Some(RUN));
         let second = take(None);
         assert_eq!(second, Some(2 * RUN));
         assert_eq!([take(first), take(second)], [Some(RUN + 1), Some(2 * RUN + 1)]);
-        // No run is left: the first free page.
+        // No free run is left, so the first free page is taken.
         assert_eq!(take(None), Some(RUN + 2));
-        // Behind the last page there is none.
+        // No page follows the last one, so the first free page is taken.
         let end = 3 * RUN + 1;
         assert_eq!((take(Some(end - 1)), take(Some(end))), (Some(end), Some(RUN + 3)));
     }
 
     #[test]
-    fn every_page_is_taken_once_until_it_is_given_back() {
+    fn free_pages_hands_out_each_page_once_until_it_is_returned() {
         let mut free = FreePages::all(40);
         let mut taken: Vec<usize> = (0..40).map(|n| free.take((n % 3 == 0).then_some(n)).unwrap()).collect();
         assert_eq!((free.len(), free.take(None), free.take(Some(3))), (0, None, None));

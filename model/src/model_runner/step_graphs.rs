@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_cannot_be_captured_is_run() {
+    fn step_runs_eagerly_if_graph_capture_fails() {
         let Some(device) = gpu() else { return };
         for config in [GptConfig::llama(sizes()), GptConfig::gpt2(Sizes { n_kv_heads: 4, ..sizes() })] {
             let mut twins = Twins::new(&config, &device);
@@ -287,10 +287,10 @@ mod tests {
         }
     }
 
-    /// Pools whose tensors are also held elsewhere are copied instead of being changed in place: by a step that is not
-    /// captured, and by the copy of a page.
+    /// Pools whose tensors are also held elsewhere are copied instead of changed in place, both by a step that runs
+    /// eagerly and by the copy of a page.
     #[test]
-    fn steps_captured_for_other_memory_are_dropped() {
+    fn captured_graphs_are_dropped_when_kv_pools_are_copied() {
         let Some(device) = gpu() else { return };
         for copies_page in [false, true] {
             let mut twins = Twins::new(&GptConfig::llama(sizes()), &device);
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_whose_memory_moves_during_capture_is_dropped() {
+    fn graph_is_dropped_if_kv_pools_move_during_its_capture() {
         let Some(device) = gpu() else { return };
         // If the pools are held after the first warm-up run, the second one copies them; if after the second, the
         // captured run does.
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_of_many_rows_are_not_captured() {
+    fn steps_of_more_than_max_rows_are_not_captured() {
         let Some(device) = gpu() else { return };
         let sizes =
             Sizes { vocab_size: 97, max_seq_len: 64, n_layers: 1, n_heads: 2, n_kv_heads: 2, d_model: 16, d_ff: 16 };

@@ -59,15 +59,13 @@ pub(crate) fn linear_cross_entropy(
             frozen,
             ..cpu::LinearCrossEntropy::new(cpu::ints(ids), weights, options, precision)
         };
-        let both = apply(vec![hidden.into()], op);
-        return Losses { objective: both.clone().slice(0..1), cross_entropy: without_gradient(both.slice(1..2)) };
+        return Losses::of(apply(vec![hidden.into()], op));
     }
     if let Form::Packed(panels) = weight.form() {
         let (hidden, bias) = (cpu::values(hidden), bias.map(cpu::values));
         let op = cpu::LinearCrossEntropy::new(cpu::ints(targets.ids), targets.weights, options, precision);
         let both = op.of_packed(hidden.as_slice(), panels, bias.as_ref().map(|bias| bias.as_slice()));
-        let [objective, cross_entropy] = both.map(|loss| cpu::tensor(vec![loss], [1]));
-        return Losses { objective, cross_entropy };
+        return Losses::of(cpu::tensor(both.to_vec(), [2]));
     }
     if let Form::Stored(weight) = weight.form()
         && weight.dtype() == DType::F32
@@ -79,8 +77,7 @@ pub(crate) fn linear_cross_entropy(
             of_both_uses,
             ..cpu::LinearCrossEntropy::new(cpu::ints(ids), weights, options, precision)
         };
-        let both = apply(operands.collect(), op);
-        return Losses { objective: both.clone().slice(0..1), cross_entropy: without_gradient(both.slice(1..2)) };
+        return Losses::of(apply(operands.collect(), op));
     }
     #[cfg(feature = "gpu")]
     if let Form::Stored(weight) = weight.form()
@@ -89,8 +86,7 @@ pub(crate) fn linear_cross_entropy(
     {
         let op = cube::training::LinearCrossEntropy::new((targets.ids, targets.weights), options, precision, &hidden);
         let operands = [hidden.into(), weight.into()].into_iter().chain(bias.map(Into::into));
-        let both = apply_on_gpu(operands.collect(), op);
-        return Losses { objective: both.clone().slice(0..1), cross_entropy: without_gradient(both.slice(1..2)) };
+        return Losses::of(apply_on_gpu(operands.collect(), op));
     }
     #[cfg(feature = "gpu")]
     if let Form::OnGpu(_) = weight.form()
@@ -100,7 +96,7 @@ pub(crate) fn linear_cross_entropy(
         let ([_, d_model], [vocab_size, _]) = (hidden.dims(), weight.dims());
         let both =
             op.of_logits(vocab_size, bias, |rows| linear(hidden.clone().slice([rows, 0..d_model]), weight, None));
-        return Losses { objective: both.clone().slice(0..1), cross_entropy: both.slice(1..2) };
+        return Losses::of(both);
     }
     linear_cross_entropy_reference(hidden, (weight, bias), options, targets)
 }
@@ -178,6 +174,13 @@ pub(crate) fn linear_cross_entropy_reference(
 
 fn without_gradient(tensor: Tensor<1>) -> Tensor<1> {
     if records_gradients(&tensor.device()) { tensor.inner() } else { tensor }
+}
+
+impl Losses {
+    /// From what the bodies compute, `[2]`: what is minimised, then the cross entropy.
+    fn of(both: Tensor<1>) -> Losses {
+        Losses { objective: both.clone().slice(0..1), cross_entropy: without_gradient(both.slice(1..2)) }
+    }
 }
 
 impl From<Tensor<1, Int>> for Targets {

@@ -110,9 +110,9 @@ mod tests {
 
     use super::*;
 
-    /// Also where eight times the scale is beyond f16.
+    /// Also where eight times the scale overflows f16: the matrix becomes Q8.
     #[test]
-    fn minima_change_no_weight() {
+    fn with_minima_keeps_the_weights_of_a_q4_matrix() {
         for (scale, expected) in [(0.25, Dtype::Q4_1), (9000.0, Dtype::Q8)] {
             let values = std::array::from_fn(|n| n as i8 % 16 - 8);
             let block = QuantizedBlock { scale: f16::from_f32(scale), minimum: f16::ZERO, values };

@@ -22,15 +22,15 @@ use crate::{
     position,
 };
 
-/// Tolerance, as a share of the largest value of the reference.
+/// Tolerance relative to the largest value of the reference.
 const TOLERANCE: f32 = 2e-6;
-/// The same, where keys and values are rounded to 11 significant bits when they are stored in the cache.
+/// Tolerance where the KV cache stores keys and values with 11 significant bits.
 const TOLERANCE_F16: f32 = 5e-3;
-/// The same for a cache in 8 bits; the second number is for the root mean square of the differences, as a share of the
-/// root mean square of the reference. The largest in 4,000 random cases were 0.042 and 0.024.
+/// Tolerances for a KV cache in 8 bits; the second is for the root mean square of the differences, relative to that of
+/// the reference. The largest in 4,000 random cases were 0.042 and 0.024.
 const TOLERANCE_Q8: (f32, f64) = (8e-2, 4e-2);
-/// The same against a reference whose queries, keys and values are rounded too, so that only attention weights differ:
-/// 0.019 and 0.012 in the same cases.
+/// Tolerances against a reference whose queries, keys and values are rounded too, so that only attention weights
+/// differ. The largest in the same cases were 0.019 and 0.012.
 const TOLERANCE_WEIGHTS_Q8: (f32, f64) = (4e-2, 2e-2);
 
 /// Tolerance for weighted sums whose weights are exponentials of sums of `n` products. Such a sum of numbers around 1
@@ -95,7 +95,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn norms(n_rows in 1..40usize, width in 1..300usize, kind in 0..3usize, offset in 0..2u8) {
+    fn norm_matches_its_reference(n_rows in 1..40usize, width in 1..300usize, kind in 0..3usize, offset in 0..2u8) {
         let kind = [NormKind::RmsNorm, NormKind::LayerNorm, NormKind::LayerNorm][kind];
         let options = NormOptions { kind, eps: 1e-5, weight_offset: f32::from(offset) };
         let (x, weight) = (random([n_rows, width], 3.0), random([width], 1.0));
@@ -106,7 +106,7 @@ proptest! {
     }
 
     #[test]
-    fn activations(n_rows in 1..40usize, width in 1..300usize) {
+    fn activations_gating_and_soft_cap_match_their_references(n_rows in 1..40usize, width in 1..300usize) {
         for kind in [Activation::Relu, Activation::ReluSquared, Activation::Gelu, Activation::GeluTanh, Activation::Silu] {
             let x = random([n_rows, 2 * width], 4.0);
             assert_close(activate(x.clone(), kind), activate_reference(x.clone(), kind));
@@ -117,7 +117,7 @@ proptest! {
     }
 
     #[test]
-    fn rotations(n_rows in 1..40usize, n_heads in 1..5usize, half in 1..20usize, rest in 0..9usize) {
+    fn rope_matches_its_reference(n_rows in 1..40usize, n_heads in 1..5usize, half in 1..20usize, rest in 0..9usize) {
         let angles = values(random([n_rows * half], 10.0));
         let rotation = Rotation::new(&angles, n_rows, &Device::flex());
         let x = random([n_rows, n_heads, 2 * half + rest], 1.0);
@@ -125,7 +125,7 @@ proptest! {
     }
 
     #[test]
-    fn linear(n_rows in 1..40usize, d_in in 1..200usize, d_out in 1..200usize) {
+    fn linear_matches_matmul_for_f32_f16_and_bf16_weights(n_rows in 1..40usize, d_in in 1..200usize, d_out in 1..200usize) {
         let (x, matrix, bias) = (random([n_rows, d_in], 1.0), random([d_out, d_in], 1.0), random([d_out], 1.0));
         let expected = x.clone().matmul(matrix.clone().transpose()) + bias.clone().unsqueeze();
         let weight = Weight::new(matrix.clone().into_data(), Dtype::F32, &Device::flex()).unwrap();
@@ -141,7 +141,7 @@ proptest! {
     }
 
     #[test]
-    fn paged_attention(
+    fn paged_attention_matches_its_reference_for_every_kv_dtype(
         options in attention_options(),
         shapes in prop::collection::vec((0..70usize, 1..20usize), 1..4),
         shuffle in any::<u64>(),
@@ -152,7 +152,7 @@ proptest! {
         let dims = [n_slots, options.n_kv_heads * options.head_dim];
         let rows = || random(dims, 1.0);
         let (key_rows, value_rows) = (rows(), rows());
-        // As the CPU keeps them, and row by row as the reference takes them.
+        // Pools in the layout of the CPU; the reference takes the rows in order.
         let heads = [options.n_kv_heads, options.head_dim];
         let pool = || new_pool(n_slots, heads, dtype, &Device::flex());
         let (mut keys, mut values_pool) = (pool(), pool());
@@ -195,7 +195,7 @@ proptest! {
     }
 }
 
-/// Each head of a row as whole numbers of at most 127 times one factor.
+/// Rounds each head of a row to integers from -127 to 127 times a scale.
 fn in_8_bits(rows: &Tensor<2>, head_dim: usize) -> Tensor<2> {
     let [n_rows, width] = rows.dims();
     let heads = rows.clone().reshape([n_rows * width / head_dim, head_dim]);
@@ -204,9 +204,9 @@ fn in_8_bits(rows: &Tensor<2>, head_dim: usize) -> Tensor<2> {
     ((heads * scale.clone().recip()).round() * scale).reshape([n_rows, width])
 }
 
-/// What a file says is what is computed with: every number of a block, at any place, multiplied by its scale.
+/// Blocks of a file are used without requantization: each value times its scale, plus the minimum.
 #[test]
-fn blocks_are_taken_as_they_are() {
+fn quantized_blocks_are_kept_and_multiplied_without_rerounding() {
     let [d_out, d_in] = [37, 70];
     for dtype in [Dtype::Q8, Dtype::Q5_1, Dtype::Q4_1, Dtype::Q4] {
         let (span, below) = match dtype {
@@ -241,7 +241,7 @@ fn blocks_are_taken_as_they_are() {
                 super::linear(Tensor::<1>::from_floats(x.as_slice(), &Device::flex()).unsqueeze(), &weight, None);
             let product: Vec<f32> = product.into_data().try_into_vec().unwrap();
             for (row, product) in product.iter().enumerate() {
-                // What the minimum adds is another rounding.
+                // Adding the minimum rounds once more.
                 let error = (product - 127.0 * values[row * d_in + input]).abs();
                 assert!(error <= if dtype.has_minima() { 1e-4 } else { 1e-6 * product.abs() }, "{dtype}: {error}");
             }
@@ -249,9 +249,9 @@ fn blocks_are_taken_as_they_are() {
     }
 }
 
-/// What is attended over a page and over its copy, and over the pages around both, before and after.
+/// Compares the attention output over each page before and after page 4 is copied to page 1.
 #[test]
-fn a_copied_page_is_the_same_and_others_stay() {
+fn copy_pages_copies_one_kv_page_and_leaves_the_others() {
     let device = Device::flex();
     for (n_kv_heads, head_dim) in [(2, 20), (3, 7)] {
         let options = AttentionOptions {
@@ -294,9 +294,9 @@ fn a_copied_page_is_the_same_and_others_stay() {
     }
 }
 
-/// A row's bits do not depend on which rows are computed with it: solo, in a batch, in any chunks.
+/// A row's bits do not depend on the other rows of a step: alone, in a batch, in any chunks.
 #[test]
-fn rows_are_the_same_bits_in_any_company() {
+fn logits_are_bit_identical_alone_batched_or_in_any_chunks() {
     use crate::{
         attention::AttentionContext,
         config::{Rope, RopeScaling},

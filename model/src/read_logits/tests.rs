@@ -92,7 +92,7 @@ proptest! {
 
     /// Vocabularies that take one pass and several; requests for as many tokens as the vocabulary has, and for more.
     #[test]
-    fn a_gpu_finds_the_best_in_the_same_order(
+    fn read_logits_on_gpu_returns_the_same_top_tokens_in_order(
         (rows, needs) in prop_oneof![1..300_usize, 1000..1100_usize, 2000..9000_usize, Just(49_152)]
             .prop_flat_map(|len| prop::collection::vec((row(Just(len)), needs()), 1..5))
             .prop_map(|rows| rows.into_iter().unzip::<_, _, Vec<_>, Vec<_>>()),
@@ -106,7 +106,7 @@ proptest! {
 
 /// The kernel reads 32 bits to a logit.
 #[test]
-fn logits_of_16_bits_are_widened_first() {
+fn read_logits_on_gpu_accepts_f16_logits() {
     let Some(gpu) = gpu() else { return };
     let rows = [(0..300).map(|id| (id * 7 % 300) as f32 - 100.0).collect::<Vec<f32>>()];
     let needs = [RowNeeds::Best { n: 5, also: [299].into() }];
@@ -115,7 +115,7 @@ fn logits_of_16_bits_are_widened_first() {
 }
 
 #[test]
-fn the_reference_sorts() {
+fn read_logits_reference_sorts_by_logit_then_id() {
     let logits = [0.0, f32::NEG_INFINITY, 2.0, -0.0, f32::NAN, 2.0, -1.0, f32::INFINITY];
     let of = |n, also: &[TokenId]| {
         let needs = RowNeeds::Best { n, also: also.iter().copied().collect() };
@@ -207,7 +207,7 @@ fn params() -> impl Strategy<Value = SamplingParams> {
 /// Sampling, log-probabilities and the distribution are the same from the part that the sampler asks for as from the
 /// whole row.
 #[test]
-fn what_is_drawn_from_a_part_is_what_is_drawn_from_the_whole_row() {
+fn sampling_from_partial_logits_equals_sampling_from_the_whole_row() {
     let ids = |len| prop::collection::vec(0..300 as TokenId, len);
     let barred = prop::collection::btree_set(0..310 as TokenId, 0..4);
     let text = (ids(0..40), ids(0..20), ids(0..4), 0..4usize, barred);
@@ -249,7 +249,7 @@ fn what_is_drawn_from_a_part_is_what_is_drawn_from_the_whole_row() {
 }
 
 #[test]
-fn parts_are_asked_for_where_few_tokens_can_come() {
+fn sampler_requests_partial_logits_only_if_few_tokens_are_possible() {
     let greedy = SamplingParams::greedy();
     let top_k = SamplingParams { top_k: 40, temperature: 0.8, ..SamplingParams::default() };
     let needs = |params: &SamplingParams| {

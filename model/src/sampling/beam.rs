@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn a_beam_that_holds_everything_finds_the_best_of_all_answers() {
+    fn beam_search_wider_than_all_answers_ranks_them_exhaustively() {
         for length_penalty in [0.0, 0.6, 1.0, 2.0, -1.0] {
             let mut all = answers(&[], 0.0, 4);
             let score =
@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn every_width_follows_the_definition() {
+    fn beam_search_matches_a_naive_search_for_widths_1_to_11() {
         for width in 1..12 {
             for max_tokens in 1..7 {
                 for stop in [&[][..], &[2], &[3, 1]] {
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn one_beam_is_greedy() {
+    fn beam_search_of_width_one_is_greedy() {
         let mut greedy = Vec::new();
         while greedy.len() < 6 && greedy.last() != Some(&END) {
             let next = logprobs(&greedy);
@@ -513,14 +513,14 @@ mod tests {
     }
 
     #[test]
-    fn stopping_early_finds_no_better_answers() {
+    fn beam_search_with_early_stopping_scores_no_better() {
         let score = |early_stopping| search(params(3, 8, best(1.0, early_stopping)))[0].score;
         let [full, likely, certain] = [EarlyStopping::Full, EarlyStopping::Likely, EarlyStopping::Certain].map(score);
         assert!(full <= likely && likely <= certain, "{full} {likely} {certain}");
     }
 
     #[test]
-    fn answers_are_as_long_as_demanded_and_report_raw_log_probabilities() {
+    fn beam_search_respects_min_tokens_and_reports_raw_logprobs() {
         let found = search(BeamParams {
             min_tokens: 3,
             n_top: Some(2),
@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn stochastic_beams_draw_without_replacement() {
+    fn stochastic_beam_search_samples_without_replacement() {
         const N_TRIALS: u64 = 20_000;
         let all = answers(&[], 0.0, 2);
         let probabilities: Vec<f64> = all.iter().map(|(_, logprob)| logprob.exp()).collect();

@@ -256,7 +256,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(4000))]
         #[test]
-        fn repetitions_are_as_defined(
+        fn dry_repetitions_match_the_quadratic_definition(
             tokens in tokens(),
             penalty_last_n in 0..200_usize,
             allowed_length in prop_oneof![1..4_usize, 1..60_usize],
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn repetitions_at_the_edges() {
+    fn dry_repetitions_of_empty_single_and_equal_tokens() {
         let found =
             |tokens: &[TokenId], allowed_length: usize| repetitions(tokens, &Dry { allowed_length, ..Dry::default() });
         assert_eq!(found(&[], 1), []);

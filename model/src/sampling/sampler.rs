@@ -311,7 +311,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dead_end_names_the_parameter_that_leads_to_it() {
+    fn sampling_without_a_possible_token_names_the_parameter_at_fault() {
         let logits = [0.0, f32::NEG_INFINITY, 0.0];
         let allows = SamplingParams { allowed_token_ids: Some(Arc::new([1].into())), ..SamplingParams::default() };
         let bans = SamplingParams { bad_words: [vec![0], vec![2]].into(), ..SamplingParams::default() };

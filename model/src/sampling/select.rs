@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_are_those_of_a_sorted_list() {
+    fn scan_first_n_equals_the_head_of_a_sorted_list() {
         for n_values in [1, 127, 128, 129, 1000, 5000] {
             let values = values(n_values, 3);
             let expected = sorted(&values);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_are_equal_and_what_is_no_number_ranks_last() {
+    fn scan_ranks_zeros_equal_and_nan_and_negative_infinity_last() {
         let places = |values: &[f32], n| Scan::new(values).first(n).into_iter().map(Rank::place).collect::<Vec<_>>();
         assert_eq!(places(&[-0.0, 0.0, -1.0, 1.0], 4), [3, 0, 1, 2]);
         assert_eq!(places(&[f32::NAN, f32::NEG_INFINITY, f32::MIN, f32::MAX], 4), [3, 2, 0, 1]);
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bar_finds_what_reaches_it() {
+    fn scan_at_least_finds_all_values_at_or_above_a_threshold() {
         let values = values(3000, 4);
         for bar in [-200.0, -100.0, 0.0, 99.0, 98.5, 200.0, f32::NEG_INFINITY, f32::INFINITY] {
             let expected: Vec<usize> = (0..3000).filter(|&place| values[place] >= bar).collect();
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cut_is_where_the_sum_gets_there() {
+    fn cut_at_ends_the_smallest_set_that_reaches_the_sum() {
         // Whole numbers, whose sums are exact in any order.
         let weights: Vec<f32> = values(2000, 5).iter().map(|value| value + 101.0).collect();
         let order = sorted(&weights);
@@ -251,7 +251,7 @@ mod tests {
     /// The sum of partial sums may be slightly smaller than the sequential sum, which is `wanted` here. The cut is then
     /// the last value that the sequential sum includes, or a neighbor of it.
     #[test]
-    fn a_sum_that_falls_short_by_rounding_still_has_its_cut() {
+    fn cut_at_tolerates_rounding_of_the_sum() {
         let values: Vec<f32> =
             [(5, 10.0), (40, 5.0), (5, -100.0)].iter().flat_map(|&(n, value)| vec![value; n]).collect();
         for seed in 0..50 {

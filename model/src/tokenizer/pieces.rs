@@ -274,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_byte_alphabet_covers_each_byte_once() {
+    fn byte_level_alphabet_covers_each_byte_once() {
         let mut bytes: Vec<u8> = (0..0x200).filter_map(char::from_u32).filter_map(byte_of).collect();
         bytes.sort_unstable();
         assert_eq!(bytes, (0..=255).collect::<Vec<u8>>());
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn holes_in_the_ids_stand_for_nothing() {
+    fn token_ids_without_a_token_have_empty_bytes() {
         let entry = |id, token: &str| Entry { id, token: token.into(), is_added: false };
         let decoder = Decoder { fused: true, ..Decoder::default() };
         let table = PieceTable::new(&decoder, &[entry(1, "ab"), entry(4, "c")]);
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn replacing_does_not_fill_the_memory() {
+    fn replace_decoders_that_grow_text_too_much_are_rejected() {
         let replace = |from: &str, to: &str| {
             let (pattern, content) = (PatternJson::String(from.to_owned()), to.to_owned());
             DecoderJson::Replace { pattern, content }
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_word_is_a_space() {
+    fn bpe_decoder_suffix_becomes_a_space() {
         let decoder: DecoderJson = serde_json::from_str(r#"{"type": "BPEDecoder", "suffix": "</w>"}"#).unwrap();
         let decoder = Decoder::new(Some(&decoder)).unwrap();
         let entry = |id, token: &str| Entry { id, token: token.into(), is_added: false };
@@ -315,13 +315,13 @@ mod tests {
     }
 
     #[test]
-    fn stripping_ends_with_the_text() {
+    fn strip_decoder_accepts_counts_longer_than_the_text() {
         assert_eq!(strip("aabaa", 'a', 1, usize::MAX), "ab");
         assert_eq!(strip("aa", 'a', usize::MAX, usize::MAX), "");
     }
 
     #[test]
-    fn byte_fallback_is_exactly_two_hex_digits() {
+    fn byte_fallback_token_needs_exactly_two_hex_digits() {
         assert_eq!(fallback_byte("<0x0A>"), Some(10));
         for token in ["<0x+A>", "<0x0>", "<0x0AB>", "0x0A", "<0x0A"] {
             assert_eq!(fallback_byte(token), None, "{token}");

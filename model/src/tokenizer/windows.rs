@@ -241,7 +241,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 8, ..ProptestConfig::default() })]
         #[test]
-        fn windows_make_no_difference(
+        fn encoding_in_windows_equals_encoding_the_whole_text(
             parts in prop::collection::vec(
                 prop_oneof![
                     "[ab12 \n\r\t.,'s]{0,60}", "\\PC{0,8}", " {0,3000}", "\n{0,2000}", "(\n {0,40}){0,60}", "[ab]{0,2500}",
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_cut_is_bounded() {
+    fn encoding_a_word_above_the_length_limit_is_rejected() {
         const LONGEST: usize = 1 << 18;
         let whole = tokenizer(Value::Null, Value::Null);
         assert!(!whole.inner.may_go_on);
@@ -282,12 +282,12 @@ mod tests {
 
     /// Also if the limit is not a multiple of the window.
     #[test]
-    fn words_up_to_the_limit_are_tokenized() {
+    fn words_up_to_the_length_limit_are_encoded() {
         const LONGEST: usize = WINDOW_BYTES + WINDOW_BYTES / 2 + 1;
         let [gpt_2, ..] = of_families();
         let limited = gpt_2.clone().with_longest_word(LONGEST);
         let around = "a ".repeat(WINDOW_BYTES);
-        // The word has a space in front.
+        // The length includes the space in front of the word.
         let text = |n_bytes: usize| format!("{around}{} {around}", "b".repeat(n_bytes - 1));
         for n_bytes in [WINDOW_BYTES, LONGEST] {
             let ids = limited.encode(&text(n_bytes), EncodeOptions::TEXT).unwrap();
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_that_look_back_are_read_as_a_whole() {
+    fn split_patterns_with_lookbehind_or_anchors_are_detected() {
         let pattern = |regex: &str| SplitPattern::Regex(regex.to_owned());
         assert!(!looks_back(&pattern(LLAMA_3)));
         for regex in ["(?<=a)b", "(?<!a)b", "\\bword", "^a", "a|^b", "(?:^a)"] {

@@ -333,7 +333,7 @@ mod tests {
 
     /// Random blocks of every type, against the values that the package `gguf` makes of them (`tests/gguf/make_gguf.py`).
     #[test]
-    fn blocks_have_the_values_of_the_reference() {
+    fn gguf_block_types_decode_to_the_values_of_the_gguf_package() {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gguf/blocks.safetensors");
         let file = std::fs::read(path).unwrap();
         let file = safetensors::SafeTensors::deserialize(&file).unwrap();

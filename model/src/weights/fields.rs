@@ -118,6 +118,20 @@ impl<'a> Fields<'a> {
         numbers.ok_or_else(|| self.wrong(key, "a whole number or a list of them", value))
     }
 
+    /// For each of at least `n_layers` layers, a one or a zero, if present.
+    pub(super) fn layer_flags(&self, key: &str, n_layers: usize) -> Result<Option<Vec<bool>>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let flag = |value: &Value| match value.as_u64() {
+            Some(0) => Some(false),
+            Some(1) => Some(true),
+            _ => None,
+        };
+        let flags = value.as_array().and_then(|list| list.iter().map(flag).collect::<Option<Vec<_>>>());
+        flags.filter(|flags| flags.len() >= n_layers).map(Some).ok_or_else(|| {
+            self.unsupported(key, value, &format!("a list with 0 or 1 for each of the {n_layers} layers"))
+        })
+    }
+
     /// A required number.
     pub(super) fn number(&self, key: &'static str) -> Result<f64> {
         if self.get(key).is_none() {

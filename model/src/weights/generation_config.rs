@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_that_are_set_replace_neutral_ones() {
+    fn generation_config_sets_sampling_defaults_and_rejects_bad_values() {
         let given = read(
             r#"{"do_sample": true, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05, "eos_token_id": 3}"#,
         );

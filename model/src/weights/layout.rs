@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_model_has_its_own_files_and_no_others() {
+    fn is_model_file_accepts_only_files_of_a_model_dir() {
         let shards = [(0, 1), (0, 2), (99_999, 123_456)].map(|(number, n)| shard_file(number, n));
         for name in BESIDE_WEIGHTS.into_iter().chain(shards.iter().map(String::as_str)).chain([CONFIG_FILE, INDEX_FILE])
         {

@@ -314,7 +314,7 @@ mod tests {
     use crate::weights::model_dir::{self, LoadOptions};
 
     #[test]
-    fn of_several_surplus_tensors_the_first_by_name_is_named() {
+    fn surplus_tensors_error_names_the_first_in_name_order() {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/llama");
         let dir = tempfile::tempdir().unwrap();
         fs::copy(source.join("model.safetensors"), dir.path().join("model.safetensors")).unwrap();

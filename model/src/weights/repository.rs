@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_dir_is_what_opening_it_reads() {
+    fn model_dir_in_a_repository_is_only_the_files_that_opening_reads() {
         let files = [
             ".gitattributes",
             "README.md",
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_model_is_named() {
+    fn repository_without_a_model_is_rejected_with_a_hint() {
         for (files, hint) in [
             (&["adapter_config.json", "adapter_model.safetensors"][..], "an adapter without its base model"),
             (&["config.json", "pytorch_model.bin"], "pickled weights"),

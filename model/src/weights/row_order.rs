@@ -86,21 +86,21 @@ mod tests {
     }
 
     #[test]
-    fn dimensions_that_rotate_together_come_together() {
+    fn interleaved_row_order_puts_rope_pairs_side_by_side() {
         // Two heads of five dimensions, four of which rotate.
         let order = RowOrder::Interleaved { head_dim: 5, rotary_dim: 4 };
         assert_eq!(places(order, 10), [0, 2, 1, 3, 4, 5, 7, 6, 8, 9]);
     }
 
     #[test]
-    fn halves_that_rotate_are_exchanged() {
+    fn exchanged_row_order_swaps_the_rotary_halves_of_each_head() {
         // Two heads of five dimensions, four of which rotate.
         let order = RowOrder::Exchanged { head_dim: 5, rotary_dim: 4 };
         assert_eq!(places(order, 10), [2, 3, 0, 1, 4, 7, 8, 5, 6, 9]);
     }
 
     #[test]
-    fn queries_come_before_keys_and_values() {
+    fn by_key_head_row_order_puts_queries_before_keys_and_values() {
         // Two key heads of two queries each: q q k v, q q k v.
         let order = RowOrder::ByKeyHead { head_dim: 1, n_kv_heads: 2, group: 2 };
         assert_eq!(places(order, 8), [0, 1, 4, 5, 2, 6, 3, 7]);

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fmt};
 
-use ring::digest::{SHA256, digest};
+use hearth_model::digest::Digest;
 use subtle::ConstantTimeEq;
 
 /// The accepted API keys; with none, the API is open. Only digests are stored, and `Debug` does not show even those.
@@ -21,7 +21,7 @@ impl ApiKeys {
     /// A key is empty or has characters other than visible ASCII.
     pub fn new<'a>(keys: impl IntoIterator<Item = &'a str>) -> Result<Self, BadKey> {
         let is_sendable = |key: &str| !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic());
-        keys.into_iter().map(|key| is_sendable(key).then(|| fingerprint(key.as_bytes())).ok_or(BadKey)).collect()
+        keys.into_iter().map(|key| is_sendable(key).then(|| Digest::of(key.as_bytes()).0).ok_or(BadKey)).collect()
     }
 
     /// The union of both sets.
@@ -43,7 +43,7 @@ impl ApiKeys {
     /// Whether `key` is one of them. Compares digests, so the time reveals nothing about the keys, not even their
     /// lengths.
     pub(crate) fn contain(&self, key: &[u8]) -> bool {
-        let given = fingerprint(key);
+        let Digest(given) = Digest::of(key);
         self.0.iter().fold(subtle::Choice::from(0), |found, key| found | key.ct_eq(&given)).into()
     }
 }
@@ -60,11 +60,6 @@ impl fmt::Debug for ApiKeys {
     }
 }
 
-fn fingerprint(key: &[u8]) -> [u8; 32] {
-    let digest = digest(&SHA256, key);
-    std::array::from_fn(|index| digest.as_ref().get(index).copied().unwrap_or_default())
-}
-
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
@@ -72,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_exact_keys_are_accepted_and_debug_shows_none() {
+    fn api_keys_match_exactly_and_are_hidden_in_debug_output() {
         let keys = ApiKeys::new(["sk-one", "sk-two"]).unwrap();
         assert!(keys.contain(b"sk-one") && keys.contain(b"sk-two"));
         for wrong in [&b"sk-on"[..], b"sk-one ", b"SK-ONE", b""] {

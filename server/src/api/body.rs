@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_takes_room_until_it_is_dropped() {
+    async fn body_memory_is_held_until_drop_and_exhaustion_is_429() {
         let state = AppState::loading("x");
         let received = async || {
             let request = Request::post("/tokenize").header(header::CONTENT_TYPE, "application/json");
@@ -259,14 +259,14 @@ mod tests {
         assert!(refused.message().contains("536870912 bytes"), "{}", refused.message());
         assert_eq!(refused.into_response().status(), StatusCode::TOO_MANY_REQUESTS);
         drop((all, more));
-        // Room for the bytes of the body, but not for its parsed values: with them, it exceeds `LONG_BODY_BYTES`.
+        // There is memory for the bytes of the body, but not for its values, with which it exceeds `LONG_BODY_BYTES`.
         let _others = taking(MAX_BODIES_BYTES - 100_000).unwrap();
         let refused = received().await.unwrap().read(&state, |_| Ok(())).await.unwrap_err();
         assert_eq!(refused.into_response().status(), StatusCode::TOO_MANY_REQUESTS);
     }
 
     #[tokio::test]
-    async fn a_body_that_stalls_loses_its_place() {
+    async fn stalled_body_is_rejected_with_408_and_frees_its_memory() {
         let options = ApiOptions { body_pause: Duration::from_millis(20), ..ApiOptions::default() };
         let state = AppState::loading_with("x", options);
         let begun = tokio_stream::iter([Ok::<_, Infallible>("{\"prompt\": ")]);
@@ -275,12 +275,12 @@ mod tests {
         let refused = Body::from_request(request, &state).await.unwrap_err();
         assert!(refused.message().contains("without pauses of 0.02 s"), "{}", refused.message());
         assert_eq!(refused.into_response().status(), StatusCode::REQUEST_TIMEOUT);
-        // All memory is free: if a byte of that for short bodies were taken, there would be less for long ones.
+        // All memory is free: a byte still taken for short bodies would leave less for long ones.
         state.body_room().grow(MAX_BODIES_BYTES).unwrap();
     }
 
     #[test]
-    fn a_body_may_be_slow_but_must_not_trickle() {
+    fn body_deadline_is_extended_only_at_the_minimum_byte_rate() {
         let begun = Instant::now();
         let after = |seconds| begun + Duration::from_secs(seconds);
         let (body_timeout, body_pause) = (Duration::from_secs(60), Duration::from_secs(10));
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_names_are_refused() {
+    fn duplicate_body_keys_are_rejected_with_their_path() {
         for (text, name) in [
             (r#"{"model": "a", "model": "b"}"#, "model"),
             (r#"{"messages": [{"role": "user", "content": "x", "role": "system"}]}"#, "messages[0].role"),
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_that_are_no_objects_are_refused() {
+    fn body_that_is_not_a_json_object_is_rejected() {
         for body in ["", "[]", "3", "{", "{\"a\": \u{1}}", &"[".repeat(100_000)] {
             assert!(parse(body).is_err(), "{body:.20}");
         }
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn half_of_a_surrogate_pair_is_explained() {
+    fn lone_surrogate_escape_is_rejected_with_an_explanation() {
         for text in [r"cut \ud83d", r"\ud83d and", r"\ud83d\u0041", r"\ude00"] {
             let error = parse(format!("{{\"a\": \"{text}\"}}")).err();
             assert!(error.is_some_and(|error| error.message().contains("half of a surrogate pair")), "{text}");

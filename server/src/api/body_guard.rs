@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn only_a_body_that_is_read_to_its_end_is_sent() {
+    async fn response_body_counts_as_sent_only_when_read_to_its_end() {
         let piece = || Ok(Bytes::from_static(b"x"));
         let failure = || Err(Error::new("malformed"));
         for (pieces, is_whole) in [

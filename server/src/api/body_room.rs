@@ -84,7 +84,7 @@ mod tests {
     use super::{super::state::AppState, *};
 
     #[test]
-    fn bodies_may_have_any_size_that_the_limit_allows() {
+    fn body_memory_limit_grows_with_max_body_bytes() {
         const GIB: usize = 1 << 30;
         let state = AppState::loading_with("x", ApiOptions { max_body_bytes: GIB, ..ApiOptions::default() });
         let mut room = state.body_room();
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn long_bodies_leave_room_for_short_ones() {
+    fn memory_is_reserved_for_short_bodies_beside_long_ones() {
         let state = AppState::loading("x");
         let mut long = state.body_room();
         long.grow(MAX_BODIES_BYTES).unwrap();

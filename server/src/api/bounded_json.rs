@@ -246,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_those_of_the_library() {
+    fn bounded_json_parses_and_fails_like_serde_json() {
         for text in [
             r#"{"a": [1, -2, 3.5, 1e300, 18446744073709551615, true, null, "é\n\u0041"], "prompt": [[1], "x", {}], "b": 2}"#,
             "[[], {\"x\": {\"y\": []}}]",
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_becomes_too_large_is_refused() {
+    fn json_that_expands_beyond_the_memory_limit_is_rejected() {
         let max_body_bytes = 1 << 16;
         let ids = format!("{{\"prompt\": [{}0]}}", "0,".repeat(32_000));
         assert!(ids.len() <= max_body_bytes);
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_names_have_a_path() {
+    fn duplicate_json_keys_are_reported_with_their_path() {
         for (text, expected) in [
             (r#"{"a": 1, "a": 2}"#, "a"),
             (r#"{"a": {"b": [0, [{"c": 1, "d": 2, "c": 1}]]}}"#, "a.b[1][0].c"),
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_values_as_allowed_fit_in_any_form() {
+    fn json_up_to_the_value_limit_is_accepted_in_any_nesting() {
         const N: usize = 1000;
         let members = |n: usize, value: &str| {
             let members: Vec<String> = (0..n).map(|at| format!("\"{at}\":{value}")).collect();

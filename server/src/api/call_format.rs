@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn formats_are_detected_from_templates() {
+    fn tool_call_format_is_detected_from_the_chat_template() {
         // Lines of the templates of Qwen 2.5, Mistral 7B v0.3, Mistral Nemo, Devstral, Magistral, Granite 3.3 and
         // Llama 3.1, shortened.
         for (source, format) in [
@@ -173,9 +173,9 @@ mod tests {
         }
     }
 
-    /// The parser knows the marks that the grammar writes.
+    /// The marks that the grammar writes are the ones that the parser looks for.
     #[test]
-    fn grammars_write_marks_of_the_table() {
+    fn written_tool_calls_start_and_end_with_the_marks_of_their_format() {
         for format in FORMATS {
             let call = format.written(&[("f".into(), "{}".into())]);
             let is_marked = format.openings.iter().any(|mark| call.starts_with(mark));
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_have_the_form_that_templates_accept() {
+    fn fresh_tool_call_ids_have_the_form_of_their_format() {
         for format in FORMATS {
             let id = format.fresh_id();
             assert_ne!(id, format.fresh_id());

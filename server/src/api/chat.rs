@@ -328,40 +328,40 @@ impl ChunkWriter {
         Some(StreamChunk { prompt_token_ids: self.prompt_token_ids.as_deref(), ..chunk }.to_json())
     }
 
-    fn deltas(&mut self, mut delta: Delta, usage: Usage) -> Vec<String> {
-        let text = std::mem::take(&mut delta.text);
-        let calls = self.choices.get_mut(delta.index).and_then(|choice| choice.calls.as_mut());
+    fn deltas(&mut self, Delta { index, mut piece }: Delta, usage: Usage) -> Vec<String> {
+        let text = std::mem::take(&mut piece.text);
+        let calls = self.choices.get_mut(index).and_then(|choice| choice.calls.as_mut());
         let Some(calls) = calls else {
             // The last event often has no text.
-            let content = (delta.finish_reason.is_none() || !text.is_empty()).then_some(text);
-            return vec![self.token_event(delta, content, usage)];
+            let content = (piece.finish_reason.is_none() || !text.is_empty()).then_some(text);
+            return vec![self.token_event(index, piece, content, usage)];
         };
-        let pieces = calls.push(&text, delta.finish_reason.is_some());
-        delta.finish_reason = tool_calls::finish_reason(delta.finish_reason, &delta.stop_cause, calls.has_calls());
-        let choices = pieces.into_iter().map(|(content, call)| ChatChunkChoice {
-            index: delta.index,
+        let parts = calls.push(&text, piece.finish_reason.is_some());
+        piece.finish_reason = tool_calls::finish_reason(piece.finish_reason, &piece.stop_cause, calls.has_calls());
+        let choices = parts.into_iter().map(|(content, call)| ChatChunkChoice {
+            index,
             delta: WireDelta { role: None, content, tool_calls: call.map(|call| [call]) },
             token_ids: self.generation.returns_token_ids.then(Vec::new),
             ..ChatChunkChoice::default()
         });
         let mut events: Vec<String> = choices.map(|choice| self.event(choice, usage)).collect();
         // Token ids and log-probabilities are sent in an event of their own, if requested.
-        let is_sent = delta.finish_reason.is_none() && delta.logprobs.is_none() && !self.generation.returns_token_ids;
+        let is_sent = piece.finish_reason.is_none() && piece.logprobs.is_none() && !self.generation.returns_token_ids;
         if !is_sent {
-            events.push(self.token_event(delta, None, usage));
+            events.push(self.token_event(index, piece, None, usage));
         }
         events
     }
 
     /// An event with the data of a delta's tokens.
-    fn token_event(&self, delta: Delta, content: Option<String>, usage: Usage) -> String {
+    fn token_event(&self, index: usize, piece: Answer, content: Option<String>, usage: Usage) -> String {
         let choice = ChatChunkChoice {
-            index: delta.index,
+            index,
             delta: WireDelta { role: None, content, tool_calls: None },
-            logprobs: delta.logprobs.map(Logprobs::new),
-            finish_reason: delta.finish_reason,
-            stop_reason: self.generation.stop_reason(delta.stop_cause),
-            token_ids: self.generation.returns_token_ids.then_some(delta.token_ids),
+            logprobs: piece.logprobs.map(Logprobs::new),
+            finish_reason: piece.finish_reason,
+            stop_reason: self.generation.stop_reason(piece.stop_cause),
+            token_ids: self.generation.returns_token_ids.then_some(piece.token_ids),
         };
         self.event(choice, usage)
     }

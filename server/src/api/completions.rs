@@ -139,8 +139,7 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
         let (answers, usage) = generation.fold(deltas).await?;
         let n_bytes = answers.iter().map(Answer::n_bytes).sum();
         let write = move || {
-            let choices =
-                answers.into_iter().enumerate().map(|(index, answer)| writer.complete_choice(index, answer)).collect();
+            let choices = answers.into_iter().enumerate().map(|(index, answer)| writer.choice(index, answer)).collect();
             Json(Completion { head: writer.head, choices, usage }).into_response()
         };
         state.write(n_bytes, write).await?
@@ -242,7 +241,8 @@ struct Writer {
 }
 
 impl Writer {
-    fn complete_choice(&self, index: usize, answer: Answer) -> CompletionChoice {
+    /// A choice, or what an event has of it.
+    fn choice(&self, index: usize, answer: Answer) -> CompletionChoice {
         let Answer { text, token_ids, logprobs, prompt_logprobs, finish_reason, stop_cause, .. } = answer;
         CompletionChoice {
             text,
@@ -259,23 +259,16 @@ impl Writer {
 
     /// The data of one event of a stream.
     fn chunk(&self, part: Part, reports: UsageReports, is_first: bool) -> Option<String> {
-        let (delta, usage) = match part {
+        let (Delta { index, piece }, usage) = match part {
             Part::Delta(delta, usage) => (delta, usage),
             Part::End(usage) => {
                 return Some(StreamChunk::<CompletionChoice>::last(&self.head, reports, usage)?.to_json());
             }
         };
-        let Delta { index, text, token_ids, logprobs, finish_reason, stop_cause, .. } = delta;
-        let choice = CompletionChoice {
-            text,
-            index,
-            logprobs: logprobs.map(Logprobs::new),
-            finish_reason,
-            stop_reason: self.generation.stop_reason(stop_cause),
-            token_ids: self.generation.returns_token_ids.then_some(token_ids),
-            prompt_token_ids: self.prompt_token_ids(index).filter(|_| is_first),
-            prompt_logprobs: None,
-        };
+        let mut choice = self.choice(index, piece);
+        if !is_first {
+            choice.prompt_token_ids = None;
+        }
         Some(StreamChunk::more(&self.head, choice, reports.in_delta(usage)).to_json())
     }
 

@@ -236,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_have_their_own_status_and_message() {
+    fn engine_failures_map_to_http_status_and_message() {
         let refused = Failure::Refused { param: "input", message: "`input` is wrong".into() };
         for (failure, status, message) in [
             (refused, StatusCode::BAD_REQUEST, "`input` is wrong"),

@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use hearth_model::TokenId;
+use hearth_model::{TokenId, decimal};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -135,7 +135,7 @@ impl Fields {
         default: f32,
     ) -> Result<f32, ApiError> {
         let number = self.number(name, range)?;
-        self.note_default(name, &schema::exact(default));
+        self.note_default(name, &decimal::to_f64(default));
         Ok(number.unwrap_or(default))
     }
 
@@ -515,12 +515,12 @@ mod tests {
     }
 
     #[test]
-    fn null_is_absent() {
+    fn null_field_counts_as_absent() {
         assert_eq!(fields(r#"{"n": null}"#).count("n", 1..=3).unwrap(), None);
     }
 
     #[test]
-    fn refusals_say_what_is_allowed_and_what_was_given() {
+    fn field_errors_state_the_allowed_and_the_given_value() {
         let message =
             |error: ApiError| error.envelope().pointer("/error/message").unwrap().as_str().unwrap().to_owned();
         let error = fields(r#"{"temperature": "hot"}"#).number("temperature", 0.0..=2.0).unwrap_err();
@@ -544,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn seeds_may_be_negative_or_use_all_bits() {
+    fn seed_accepts_negative_and_full_64_bit_values() {
         assert_eq!(fields(r#"{"seed": -1}"#).seed("seed").unwrap(), Some(u64::MAX));
         assert_eq!(fields(r#"{"seed": 18446744073709551615}"#).seed("seed").unwrap(), Some(u64::MAX));
         assert!(fields(r#"{"seed": 1.5}"#).seed("seed").is_err());

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn values_end_where_the_parser_ends_them() {
+    fn json_scan_finds_ends_and_errors_like_serde_json() {
         for text in [
             r#"{"a": "}\"]\\\u00e9é日", "b\n": [1, -2.50, 0, 0.1e-7, 3E+2, true, false, null], "c": {}, "d": [[], {"e": {}}]} "#,
             "[\n\t1 ,\r 2]",
@@ -277,9 +277,9 @@ mod tests {
         }
     }
 
-    /// The parser waits for all four digits of an escape, also if the first is none.
+    /// `serde_json` reads all four digits of an escape before it fails; the scan fails at the first bad digit.
     #[test]
-    fn escapes_are_checked_digit_by_digit() {
+    fn json_scan_rejects_a_unicode_escape_at_its_first_bad_digit() {
         assert_eq!(JsonScan::default().push(r#"["\u00E9"#), Scanned::Open);
         assert_eq!(JsonScan::default().push(r#"["\u00E9"]"#), Scanned::End(10));
         for text in [r#"["\u0x"#, r#"["\u00""#] {
@@ -292,7 +292,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(20_000))]
 
         #[test]
-        fn random_texts_are_scanned_as_they_are_parsed(text in r#"[\[{]([\[\]{}:,"tnul0-9.eE+ -]|\\["nx]|"a":|"a"|true|null){0,24}"#) {
+        fn json_scan_agrees_with_serde_json_on_random_texts(text in r#"[\[{]([\[\]{}:,"tnul0-9.eE+ -]|\\["nx]|"a":|"a"|true|null){0,24}"#) {
             check(&text);
         }
     }

@@ -6,9 +6,7 @@ use axum::{
     http::{HeaderMap, HeaderName, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use ring::digest::{SHA256, digest};
-
-use crate::hex::hex;
+use hearth_model::digest::Digest;
 
 /// The pages load everything from this server, have no inline scripts or styles, and send no forms. Other pages must
 /// not frame them (clickjacking). Only the sanitizer may turn text into HTML.
@@ -135,7 +133,7 @@ impl File {
 
 /// The entity tag of a response body.
 pub(super) fn entity_tag(bytes: &[u8]) -> String {
-    format!("\"{}\"", hex(&digest(&SHA256, bytes).as_ref()[..12]))
+    format!("\"{}\"", Digest::of(bytes).prefix(24))
 }
 
 /// The response to a request with these headers: `body`, or 304 if the browser has the body with this entity tag.
@@ -170,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn every_file_is_served_under_its_name() {
+    fn embedded_page_files_match_the_web_folder_and_content_types() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../web");
         let mut there = files_in(&root, &root);
         assert!(there.remove("vendor/README.md"));

@@ -172,7 +172,7 @@ mod tests {
     use super::{super::state::AppState, *};
 
     #[test]
-    fn short_work_runs_however_much_long_work_waits() {
+    fn short_preparation_runs_while_long_preparations_wait() {
         let runtime = runtime::Builder::new_multi_thread()
             .enable_all()
             .max_blocking_threads(MIN_PREPARING_THREADS)
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn long_work_ends_at_the_deadline() {
+    async fn long_preparation_answers_504_at_the_request_deadline() {
         let state = AppState::loading("x");
         let wait = |limit| TurnWait { submits: false, deadline: Deadline::new(Instant::now(), limit) };
         let status = |error: ApiError| error.into_response().status();
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn waiting_for_a_turn_is_limited_in_number_and_time() {
+    async fn waiting_for_preparation_is_limited_in_number_and_time() {
         let status = |error: ApiError| error.into_response().status();
         let turn = Turn::new();
         let held = turn.acquire(0, None).await.unwrap();

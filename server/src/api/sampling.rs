@@ -6,7 +6,7 @@ use std::{
 };
 
 use hearth_model::{
-    TokenId,
+    TokenId, decimal,
     sampling::{ChainStep, Dry, Mirostat, MirostatVersion, SamplingParams, Xtc},
     tokenizer::{EncodeOptions, Tokenizer},
 };
@@ -135,7 +135,7 @@ fn signed(count: usize) -> i64 {
 fn repetition_penalty(fields: &mut Fields, default: f32) -> Result<f32, ApiError> {
     let penalty = fields.number("repetition_penalty", NumberRange::above(0.0, f32::INFINITY))?;
     let alias = fields.number("repeat_penalty", NumberRange::above(0.0, f32::INFINITY))?;
-    fields.note_default("repetition_penalty", &schema::exact(default));
+    fields.note_default("repetition_penalty", &decimal::to_f64(default));
     match (penalty, alias) {
         (Some(penalty), Some(alias)) if penalty != alias => {
             let message = format!(
@@ -278,7 +278,7 @@ mod tests {
     use super::{super::request_log::RequestLog, *};
 
     #[test]
-    fn default_breakers_are_looked_up_once() {
+    fn default_dry_sequence_breakers_are_tokenized_once() {
         let tokenizer = json!({
             "decoder": { "type": "Fuse" },
             "model": { "type": "WordLevel", "vocab": { "a": 0, "b:": 1, "*": 2 }, "unk_token": "a" },

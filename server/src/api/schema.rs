@@ -7,6 +7,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use hearth_model::decimal;
 use serde_json::{Map, Value, json};
 
 /// The `format` of token ids in schemas, whose maximum is set once the vocabulary is known.
@@ -168,12 +169,8 @@ impl fmt::Display for NumberRange {
 /// A number.
 pub(crate) fn number(range: NumberRange) -> Value {
     let start = if range.start_belongs { "minimum" } else { "exclusiveMinimum" };
-    json!({ "type": "number", start: exact(range.start), "maximum": exact(range.end.min(f32::MAX)) })
-}
-
-/// The `f64` with the shortest decimal form of `number`: 0.1, not 0.10000000149.
-pub(crate) fn exact(number: f32) -> f64 {
-    number.to_string().parse().unwrap_or_default()
+    let [least, most] = [range.start, range.end.min(f32::MAX)].map(decimal::to_f64);
+    json!({ "type": "number", start: least, "maximum": most })
 }
 
 /// A whole number.

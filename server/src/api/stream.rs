@@ -62,30 +62,24 @@ pub(crate) struct TokenEntry {
 }
 
 /// A piece of one choice.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Delta {
     pub(crate) index: usize,
+    /// What is new since the last delta.
+    pub(crate) piece: Answer,
+}
+
+/// One complete choice, or a piece of it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Answer {
     pub(crate) text: String,
-    /// Tokens sampled since the last delta.
     pub(crate) token_ids: Vec<TokenId>,
     /// `None` if not requested.
     pub(crate) logprobs: Option<Vec<TokenEntry>>,
     /// Sum of the log-probabilities of the sampled tokens, if the engine computes them.
     logprob_sum: f64,
     pub(crate) prompt_logprobs: Option<PromptLogprobs>,
-    /// Set once, in the choice's last delta.
-    pub(crate) finish_reason: Option<&'static str>,
-    pub(crate) stop_cause: Option<StopCause>,
-}
-
-/// One complete choice.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Answer {
-    pub(crate) text: String,
-    pub(crate) token_ids: Vec<TokenId>,
-    pub(crate) logprobs: Option<Vec<TokenEntry>>,
-    logprob_sum: f64,
-    pub(crate) prompt_logprobs: Option<PromptLogprobs>,
+    /// Only in the last piece.
     pub(crate) finish_reason: Option<&'static str>,
     pub(crate) stop_cause: Option<StopCause>,
 }
@@ -163,9 +157,9 @@ impl Deltas {
     pub(crate) async fn fold(mut self) -> Result<(Vec<Answer>, Usage), ApiError> {
         let mut answers = vec![Answer::default(); self.choices.len()];
         while let Some(delta) = poll_fn(|context| self.poll_delta(context)).await {
-            let delta = delta?;
-            if let Some(answer) = answers.get_mut(delta.index) {
-                answer.extend(delta);
+            let Delta { index, piece } = delta?;
+            if let Some(answer) = answers.get_mut(index) {
+                answer.extend(piece);
             }
             if self.n_bytes > MAX_ANSWER_BYTES {
                 let message = format!(
@@ -200,7 +194,8 @@ impl Deltas {
             let index = self.n_opened;
             self.n_opened += 1;
             if let Some(echo) = choice.opening.echo.take_if(|echo| echo.logprobs.is_none()) {
-                return Some(Delta { index, text: echo.text.as_ref().into(), ..Delta::default() });
+                let piece = Answer { text: echo.text.as_ref().into(), ..Answer::default() };
+                return Some(Delta { index, piece });
             }
         }
         None
@@ -209,16 +204,15 @@ impl Deltas {
     fn take(&mut self, index: usize, event: Event) {
         let Some(choice) = self.choices.get_mut(index) else { return };
         let text_start = choice.text_start;
-        let delta = match event {
+        let piece = match event {
             Event::PromptLogprobs(logprobs) => {
                 let Opening { echo, prompt_logprobs } = std::mem::take(&mut choice.opening);
                 let entries = echo.as_ref().map(|echo| prompt_entries(&self.tokenizer, echo, &logprobs));
-                Some(Delta {
-                    index,
+                Some(Answer {
                     text: echo.map_or_else(String::new, |echo| echo.text.as_ref().into()),
                     logprobs: entries,
                     prompt_logprobs: prompt_logprobs.map(|n_top| PromptLogprobs { entries: logprobs, n_top }),
-                    ..Delta::default()
+                    ..Answer::default()
                 })
             }
             Event::Token { id, text, offset, logprobs } => {
@@ -228,38 +222,37 @@ impl Deltas {
                 let logprob_sum = logprobs.as_ref().map_or(0.0, |logprobs| f64::from(logprobs.logprob));
                 let entry = logprobs.map(|logprobs| vec![entry(&self.tokenizer, &logprobs, text_start + offset)]);
                 let has_content = !text.is_empty() || entry.is_some();
-                has_content.then(|| Delta {
-                    index,
+                has_content.then(|| Answer {
                     text,
                     token_ids: std::mem::take(&mut choice.silent),
                     logprobs: entry,
                     logprob_sum,
-                    ..Delta::default()
+                    ..Answer::default()
                 })
             }
             Event::Finished { reason, cause, text, .. } => {
                 let token_ids = std::mem::take(&mut choice.silent);
                 let finish_reason = Some(wire_reason(reason));
-                Some(Delta { index, text, token_ids, finish_reason, stop_cause: cause, ..Delta::default() })
+                Some(Answer { text, token_ids, finish_reason, stop_cause: cause, ..Answer::default() })
             }
             // Embeddings have no deltas.
             Event::Embedding(_) => None,
         };
-        self.pending.extend(delta);
+        self.pending.extend(piece.map(|piece| Delta { index, piece }));
     }
 }
 
 impl Answer {
-    fn extend(&mut self, delta: Delta) {
-        self.text.push_str(&delta.text);
-        self.token_ids.extend(delta.token_ids);
-        if let Some(entries) = delta.logprobs {
+    fn extend(&mut self, piece: Answer) {
+        self.text.push_str(&piece.text);
+        self.token_ids.extend(piece.token_ids);
+        if let Some(entries) = piece.logprobs {
             self.logprobs.get_or_insert_default().extend(entries);
         }
-        self.logprob_sum += delta.logprob_sum;
-        self.prompt_logprobs = delta.prompt_logprobs.or(self.prompt_logprobs.take());
-        self.finish_reason = delta.finish_reason.or(self.finish_reason);
-        self.stop_cause = delta.stop_cause.or(self.stop_cause.take());
+        self.logprob_sum += piece.logprob_sum;
+        self.prompt_logprobs = piece.prompt_logprobs.or(self.prompt_logprobs.take());
+        self.finish_reason = piece.finish_reason.or(self.finish_reason);
+        self.stop_cause = piece.stop_cause.or(self.stop_cause.take());
     }
 
     /// Approximate size as JSON in bytes.

@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn the_format_is_that_of_the_template_if_it_takes_tools() {
+    fn tool_style_uses_the_template_format_only_if_it_takes_tools() {
         assert_eq!(style("{{ tools }}{{ '[TOOL_CALLS][' }}").format, Some(&MISTRAL));
         assert_eq!(style("{{ tools }}{{ '<|tool_call|>' }}").format, Some(&GRANITE));
         assert_eq!(style("{{ tools }}{{ '<tools>' }}").format, None);
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn grammars_write_special_tokens_by_id() {
+    fn tool_grammar_writes_special_token_marks_by_id() {
         let g = || ToolChoice::Named("g".into());
         let call = r#"call: call_0
 call_0: "{\"name\": \"g\", \"arguments\": " arguments_0 "}"
@@ -454,7 +454,7 @@ arguments_0: JSON"#;
     }
 
     #[test]
-    fn grammars_allow_several_calls() {
+    fn tool_grammar_allows_up_to_16_parallel_calls() {
         for (format, more) in [
             (&HERMES, "calls:  call (\"\\n\" call){0,15} \n"),
             (&LLAMA, "calls:  call (\"; \" call){0,15} \n"),

@@ -96,7 +96,7 @@ struct Measured {
     /// Kernels that a step launches; decoding on a GPU only.
     launches_per_step: Option<usize>,
     /// How many of the `launches_per_step` are in captured graphs; decoding on a GPU only.
-    recorded_launches_per_step: Option<usize>,
+    captured_launches_per_step: Option<usize>,
     /// Bytes that a greedy step reads back from the device; decoding on a GPU only.
     read_back_bytes_per_step: Option<usize>,
     /// Fraction of the measured bandwidth, counting the weights once per step; decoding only.
@@ -269,8 +269,8 @@ fn print(report: &Report) -> anyhow::Result<()> {
         let [bandwidth, arithmetic] = [result.fraction_of_bandwidth, result.fraction_of_arithmetic].map(percent);
         let kv_bytes = result.kv_bytes_per_step.map(|n| n as f64 / 1e6);
         let kv = kv_bytes.map(|n| format!(", KV cache {n:.0} MB in {}", report.kv_cache_dtype));
-        let recorded = result.recorded_launches_per_step.unwrap_or(0);
-        let launches = result.launches_per_step.map(|n| format!(", {n} launches a step ({recorded} captured)"));
+        let captured = result.captured_launches_per_step.unwrap_or(0);
+        let launches = result.launches_per_step.map(|n| format!(", {n} launches a step ({captured} captured)"));
         let read_back = result.read_back_bytes_per_step.map(|n| format!(", {n} bytes read back"));
         writeln!(
             text,
@@ -298,7 +298,7 @@ fn prefill(gpt: &Gpt, kv_dtype: KvDtype, n_tokens: usize, n_runs: usize) -> anyh
         tok_per_sec: n_tokens as f64 / best,
         kv_bytes_per_step: None,
         launches_per_step: None,
-        recorded_launches_per_step: None,
+        captured_launches_per_step: None,
         read_back_bytes_per_step: None,
         fraction_of_bandwidth: None,
         fraction_of_arithmetic: None,
@@ -357,7 +357,7 @@ fn decode(
         tok_per_sec: (args.steps * batch) as f64 / best,
         kv_bytes_per_step: Some(n_keys * kv_dtype.bytes_per_token(gpt.config())),
         launches_per_step: is_gpu.then_some(n_launches),
-        recorded_launches_per_step: is_gpu.then_some(n_launches.saturating_sub(n_uncaptured)),
+        captured_launches_per_step: is_gpu.then_some(n_launches.saturating_sub(n_uncaptured)),
         read_back_bytes_per_step: is_gpu.then_some(n_read_bytes),
         fraction_of_bandwidth: None,
         fraction_of_arithmetic: None,

@@ -7,7 +7,6 @@ use std::{
 };
 
 use hearth_model::{
-    byte_size::ByteSize,
     config::GptConfig,
     hub::{Download, ModelPart},
     model_source::ModelSource,
@@ -112,13 +111,12 @@ pub(super) fn gpt_config(model: &ModelConfig) -> hearth_model::Result<GptConfig>
 }
 
 fn line(download: &Download, first: u64, elapsed: Duration) -> String {
-    let Download { name, bytes, bytes_total } = download;
-    let rate = bytes.saturating_sub(first) as f64 / elapsed.as_secs_f64().max(1e-3);
-    let left = match (*bytes_total).saturating_sub(*bytes) as f64 / rate {
+    let rate = download.bytes.saturating_sub(first) as f64 / elapsed.as_secs_f64().max(1e-3);
+    let left = match download.bytes_total.saturating_sub(download.bytes) as f64 / rate {
         seconds if seconds.is_finite() => format!(", {} left", duration(seconds)),
         _ => String::new(),
     };
-    format!("downloading `{name}`: {} of {}, {:.1} MB/s{left}", ByteSize(*bytes), ByteSize(*bytes_total), rate / 1e6)
+    format!("{download}, {:.1} MB/s{left}", rate / 1e6)
 }
 
 fn duration(seconds: f64) -> String {
@@ -135,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_there_before_does_not_count_for_the_rate() {
+    fn download_rate_excludes_bytes_present_at_the_start() {
         let download = |bytes| Download { name: "org/name".to_owned(), bytes, bytes_total: 300_000_000 };
         assert_eq!(
             line(&download(200_000_000), 100_000_000, Duration::from_secs(10)),

@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wildcard_addresses_are_reached_over_loopback() {
+    fn health_check_connects_to_wildcard_hosts_over_loopback() {
         for (host, shown) in [
             ("0.0.0.0", "127.0.0.1:80"),
             ("::", "[::1]:80"),
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_read_up_to_what_is_wrong_with_them() {
+    fn health_check_parses_http_status_body_and_error_message() {
         assert_eq!(parsed(b"HTTP/1.1 200 OK\r\na: b\r\n\r\n{}"), Some((200, &b"{}"[..])));
         assert_eq!(parsed(b"HTTP/1.1 503 Service Unavailable\r\n\r\n"), Some((503, &b""[..])));
         for broken in [

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_has_aligned_columns() {
+    fn model_list_table_has_aligned_columns_and_a_total() {
         let now = UNIX_EPOCH + Duration::from_secs(1_000_000);
         let model = |name: &str, format, n_bytes, is_whole| CachedModel {
             name: name.to_owned(),

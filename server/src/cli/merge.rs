@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_adapter_with_a_tokenizer_needs_none_of_its_base() {
+    fn merge_takes_tokenizer_and_generation_config_from_the_adapter() {
         // It has `config.json` and `generation_config.json`, and no tokenizer.
         let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/golden/llama");
         let adapter = tempfile::tempdir().unwrap();
@@ -104,7 +104,7 @@ mod tests {
         assert_eq!(eos_token_ids, [2]);
         let generation = ("generation_config.json".to_owned(), fs::read(base.join("generation_config.json")).unwrap());
         assert_eq!(files, [("tokenizer.json".to_owned(), tokenizer.as_bytes().to_vec()), generation.clone()]);
-        // The adapter's own counts.
+        // The adapter's own file takes precedence.
         fs::write(adapter.path().join("generation_config.json"), "{}").unwrap();
         let (_, files) = text_of(&base, adapter.path()).unwrap();
         assert!(files.contains(&("generation_config.json".to_owned(), b"{}".to_vec())) && !files.contains(&generation));

@@ -187,12 +187,12 @@ mod tests {
     }
 
     #[test]
-    fn the_definition_is_consistent() {
+    fn clap_command_definition_passes_debug_assert() {
         command().debug_assert();
     }
 
     #[test]
-    fn help_shows_threads_where_they_have_an_effect() {
+    fn help_shows_threads_flag_only_where_it_has_an_effect() {
         for (name, is_shown) in [("serve", true), ("doctor", true), ("pull", false), ("list", false), ("health", false)]
         {
             let mut line = command();
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn serving_needs_no_subcommand() {
+    fn serve_is_the_default_subcommand() {
         for args in [&["--port", "9"][..], &["serve", "--port", "9"], &["--port=9"]] {
             let Command::Serve(serve) = parse(args).unwrap().command else { unreachable!("{args:?}") };
             assert_eq!(serve.config.port, 9);
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_usage_exits_with_2() {
+    fn invalid_arguments_have_exit_code_2() {
         for args in [&["--port", "high"][..], &["sing"], &["--device", "abacus"], &["generate"], &["--nonsense"]] {
             assert_eq!(parse(args).unwrap_err().exit_code(), 2, "{args:?}");
         }

@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_of_a_file_do_not_steer_the_terminal() {
+    fn printable_escapes_control_characters_and_cuts_long_lines() {
         assert_eq!(printable("`\u{1b}[2Jx\r` is wrong\nhint: é"), "`\\u{1b}[2Jx\\r` is wrong\nhint: é");
         assert_eq!(printable(&"é".repeat(MAX_LINE + 1)), "é".repeat(MAX_LINE) + "…");
         assert_eq!(printable(&"é".repeat(MAX_LINE)), "é".repeat(MAX_LINE));

@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn many_connections_can_wait_to_be_accepted() {
+    async fn listen_backlog_holds_hundreds_of_unaccepted_connections() {
         const N: usize = 300;
         let most: usize = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap().trim().parse().unwrap();
         let listener = bind("127.0.0.1", 0).await.unwrap();

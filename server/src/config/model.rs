@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn the_class_of_a_run_is_that_of_its_model_or_of_the_model_that_its_adapter_updates() {
+    fn class_and_config_resolve_for_model_run_and_adapter_dirs() {
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/golden/llama");
         let dir = tempfile::tempdir().unwrap();
         let folders = ["plain", "adapted"].map(|name| dir.path().join(name).join("model"));
@@ -296,7 +296,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn models_are_named_by_their_path_and_not_by_what_a_link_leads_to() {
+    fn model_id_comes_from_the_path_not_from_the_symlink_target() {
         let dir = tempfile::tempdir().unwrap();
         let (blob, link) = (dir.path().join("5f0a"), dir.path().join("SmolLM2-Q4_1.gguf"));
         std::fs::write(&blob, "").unwrap();

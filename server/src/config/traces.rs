@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn traces_go_where_the_variables_say() {
+    fn otlp_endpoint_flags_determine_the_traces_url() {
         assert!(options(&[]).unwrap().is_none());
         assert!(options(&["--otlp-endpoint", ""]).unwrap().is_none());
         let endpoint = |flags: &[&str]| options(flags).unwrap().unwrap().endpoint;
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn the_service_has_its_name_and_attributes() {
+    fn otlp_service_name_and_resource_attributes_are_parsed() {
         let resource = |flags: &[&str]| {
             let options = options(&[&["--otlp-endpoint", "http://x"], flags].concat())?.unwrap();
             anyhow::Ok(options.resource.into_iter().filter(|(key, _)| key != "service.version").collect::<Vec<_>>())
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn samplers_have_the_standard_s_names_and_a_fraction() {
+    fn otlp_sampler_flags_accept_standard_names_and_a_ratio() {
         let sampler = |flags: &[&str]| {
             let options = options(&[&["--otlp-endpoint", "http://x"], flags].concat());
             options.map(|options| options.unwrap().sampler)

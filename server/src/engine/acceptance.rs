@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn good_drafts_get_longer_and_bad_ones_stop() {
+    fn draft_length_grows_with_acceptance_and_drops_to_0_on_rejection() {
         let mut acceptance = Acceptance::default();
         let price = 0.1;
         // 0.6, 0.36, 0.216 and 0.1296 are above the price.
@@ -164,7 +164,7 @@ mod tests {
 
     /// Drafts that are never accepted are rarely retried.
     #[test]
-    fn rejected_drafts_cost_little() {
+    fn always_rejected_drafts_cost_under_4_percent_of_the_steps() {
         for price in [0.05, 0.1, 0.3] {
             let mut acceptance = Acceptance::default();
             let mut n_drafts = 0;
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn the_price_follows_measured_times() {
+    fn draft_token_price_follows_measured_step_times() {
         let mut costs = Costs::default();
         assert!((costs.price(1) - 0.1).abs() < 1e-9);
         assert!((costs.price(4) - 0.4).abs() < 1e-9);

@@ -19,13 +19,13 @@ use burn::tensor::Device;
 use hearth_model::{
     Error,
     config::GptConfig,
+    digest::{Digest, Digester},
     lora::{LoadedAdapter, LoraValues},
     weights::adapter::{Adapter, AdapterModel},
 };
-use ring::digest::{Context, SHA256};
 
 use self::source::Source;
-use crate::{clock::unix_time, hex::hex};
+use crate::clock::unix_time;
 
 /// Maximum length of a name in bytes.
 pub const MAX_NAME_BYTES: usize = 256;
@@ -83,7 +83,7 @@ pub struct AdapterId {
 pub struct ServedAdapter {
     id: AdapterId,
     loaded: Arc<LoadedAdapter>,
-    digest: [u8; 32],
+    digest: Digest,
     /// A reference that counts this adapter: see [`Adapters::n_in_memory`].
     _counted: Arc<()>,
 }
@@ -100,13 +100,13 @@ impl ServedAdapter {
     }
 
     /// The SHA-256 of its values, which identifies its pages in the prefix cache.
-    pub(crate) fn digest(&self) -> &[u8; 32] {
+    pub(crate) fn digest(&self) -> &Digest {
         &self.digest
     }
 
     /// The fingerprint of answers with this adapter. `model` is the fingerprint of the model.
     pub fn fingerprint(&self, model: &str) -> String {
-        format!("{model}_{}", hex(&self.digest[..5]))
+        format!("{model}_{}", self.digest.prefix(10))
     }
 }
 
@@ -244,7 +244,7 @@ struct Entry {
     created: u64,
     last_used: u64,
     /// The digest of its values when it was registered.
-    digest: [u8; 32],
+    digest: Digest,
     served: Option<Arc<ServedAdapter>>,
 }
 
@@ -494,14 +494,13 @@ impl fmt::Debug for Adapters {
 }
 
 /// The SHA-256 of paths, shapes and values.
-fn digest(values: &LoraValues) -> [u8; 32] {
-    let mut context = Context::new(&SHA256);
+fn digest(values: &LoraValues) -> Digest {
+    let mut digester = Digester::new();
     for (path, update) in &values.0 {
-        context.update(format!("{path} {:?}\n", update.shape).as_bytes());
+        digester.update(format!("{path} {:?}\n", update.shape).as_bytes());
         let mut bytes = Vec::with_capacity(4 * update.values.len());
         bytes.extend(update.values.iter().flat_map(|value| value.to_le_bytes()));
-        context.update(&bytes);
+        digester.update(&bytes);
     }
-    let digest = context.finish();
-    std::array::from_fn(|index| digest.as_ref().get(index).copied().unwrap_or_default())
+    digester.finish()
 }

@@ -161,11 +161,11 @@ mod tests {
     use super::*;
     use crate::test_gpu::gpu;
 
-    /// No batch up to 16, prefill chunk beside decoding, or fork launches a kernel that was not compiled before.
+    /// Batches of 1 to 16, prefill chunks beside decoding, and forks launch only kernels that warm-up compiled.
     #[test]
-    fn after_warming_up_no_step_needs_another_kernel() {
+    fn after_warm_up_serving_steps_compile_no_new_gpu_kernels() {
         let Some(device) = gpu() else { return };
-        // One pass over the vocabulary, and several.
+        // Top-k over the vocabulary takes one pass for 300 tokens, and several for 5000.
         for (vocab_size, (_, kv_dtype)) in [300, 5000].into_iter().zip(KvDtype::ALL) {
             let sizes =
                 Sizes { vocab_size, max_seq_len: 512, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 64, d_ff: 96 };

@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn log_probabilities_that_answers_share_do_not_make_a_client_slow() {
+    fn shared_prompt_logprobs_do_not_overrun_the_event_backlog() {
         let (source, _stream) = channel();
         let top = vec![(0, 0.0); 20];
         let prompt = Arc::new(vec![Some(TokenLogprobs { id: 0, logprob: 0.0, rank: 1, top }); 10_000]);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn slow_clients_are_cancelled_and_told() {
+    async fn client_exceeding_the_event_backlog_is_cancelled_with_overrun() {
         let (source, mut stream) = channel();
         let senders = [source.sender(0), source.sender(1)];
         drop(source);

@@ -83,9 +83,9 @@ mod tests {
 
     use super::{super::event::channel, *};
 
-    /// So that the worker counts what they report before a client can look for it in the metrics.
+    /// The worker updates the metrics between queueing and sending, so a client sees them once it has the event.
     #[test]
-    fn events_wait_until_they_are_sent() {
+    fn queued_events_reach_the_stream_once_and_only_on_send() {
         let (source, mut stream) = channel();
         let mut senders = EventSenders::new(vec![source.sender(0)], Instant::now());
         senders.queue(0, Event::Embedding(vec![1.0]));

@@ -428,7 +428,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_that_ends_without_a_reason_has_failed() {
+    fn inference_thread_ending_unexpectedly_is_reported_as_failed() {
         let ending_in = |last: EngineState| {
             let (sender, stats) = watch::channel(EngineStats::starting());
             assert_eq!(state_of(&stats), EngineState::Running);

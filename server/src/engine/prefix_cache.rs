@@ -7,9 +7,9 @@
 
 use hearth_model::{
     TokenId,
+    digest::{Digest, Digester},
     kv_cache::{PAGE_SIZE, PageKey},
 };
-use ring::digest::{Context, SHA256};
 
 use super::token_ids::TokenIds;
 
@@ -50,8 +50,8 @@ impl PrefixChain {
     /// The same chain for pages that an adapter computes, which have no keys in common with those of the model or of
     /// other adapters. `digest` identifies the adapter's values.
     #[must_use]
-    pub fn of_adapter(self, digest: &[u8; 32]) -> Self {
-        Self { last: hash(&[&self.last.0, b"adapter:", digest]) }
+    pub fn of_adapter(self, digest: &Digest) -> Self {
+        Self { last: hash(&[&self.last.0, b"adapter:", &digest.0]) }
     }
 
     /// The key of the next page, which has these tokens.
@@ -76,10 +76,9 @@ impl PrefixChain {
 
 /// The SHA-256 of the concatenated bytes.
 fn hash(parts: &[&[u8]]) -> PageKey {
-    let mut context = Context::new(&SHA256);
-    parts.iter().for_each(|part| context.update(part));
-    let digest = context.finish();
-    PageKey(std::array::from_fn(|index| digest.as_ref().get(index).copied().unwrap_or_default()))
+    let mut digester = Digester::new();
+    parts.iter().for_each(|part| digester.update(part));
+    PageKey(digester.finish().0)
 }
 
 #[cfg(test)]
@@ -87,14 +86,13 @@ mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
-    use crate::hex::hex;
 
     fn keys_of(salt: Option<PrefixSalt>, ids: &[TokenId]) -> Vec<PageKey> {
         PrefixChain::new(salt, None).extend(ids)
     }
 
     #[test]
-    fn a_key_depends_on_everything_from_the_start() {
+    fn page_key_depends_on_prefix_prompt_length_and_adapter() {
         let text: Vec<TokenId> = (0..50).collect();
         let keys = keys_of(None, &text);
         assert_eq!(keys.len(), 3);
@@ -104,17 +102,17 @@ mod tests {
         let others = keys_of(None, &other);
         assert_eq!(others[0], keys[0]);
         assert_ne!(others[1], keys[1]);
-        assert_ne!(others[2], keys[2], "the third page is alike, but not what is before it");
+        assert_ne!(others[2], keys[2], "the third page has equal tokens after different ones");
         let of_length = |n_prompt| PrefixChain::new(None, n_prompt).extend(&text);
         assert_ne!(of_length(Some(50)), of_length(Some(51)));
         assert_ne!(of_length(Some(50)), keys);
-        let of_adapter = |digest| PrefixChain::new(None, None).of_adapter(&[digest; 32]).extend(&text);
+        let of_adapter = |digest| PrefixChain::new(None, None).of_adapter(&Digest([digest; 32])).extend(&text);
         assert_ne!(of_adapter(1), of_adapter(2));
         assert!(of_adapter(1).iter().all(|key| !keys.contains(key)));
     }
 
     #[test]
-    fn different_salts_have_no_key_in_common() {
+    fn different_salts_share_no_page_keys() {
         let text: Vec<TokenId> = (0..50).collect();
         let mut salts = vec![None];
         salts.extend(["", "a", "b", "key:a"].map(|salt| Some(PrefixSalt::of_request(salt))));
@@ -125,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn growing_by_tokens_gives_the_same_keys() {
+    fn page_keys_grown_token_by_token_equal_those_of_the_whole_text() {
         let text: Vec<TokenId> = (7..60).collect();
         let mut chain = PrefixChain::new(None, None);
         let mut keys = chain.extend(&text[..20]);
@@ -135,7 +133,7 @@ mod tests {
 
     /// The keys in `docs/serving.md` are those that the engine computes.
     #[test]
-    fn the_worked_example_of_the_documentation_holds() {
+    fn page_keys_documented_in_serving_md_are_the_computed_ones() {
         let text: Vec<TokenId> = (1..=32).collect();
         let documented = include_str!("../../../docs/serving.md");
         let salts = [
@@ -145,7 +143,7 @@ mod tests {
         ];
         for (salt, root) in salts {
             let row = documented.lines().find(|line| line.starts_with(&format!("| {salt} |"))).unwrap();
-            let expected: Vec<String> = keys_of(root, &text).iter().map(|key| format!("`{}`", hex(&key.0))).collect();
+            let expected: Vec<String> = keys_of(root, &text).iter().map(|key| format!("`{}`", Digest(key.0))).collect();
             let cells: Vec<&str> = row.split('|').map(str::trim).filter(|cell| !cell.is_empty()).skip(1).collect();
             assert_eq!(cells, expected, "{salt}");
         }

@@ -535,13 +535,13 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_is_cut_to_the_context() {
+    fn max_tokens_is_clamped_to_the_remaining_context() {
         let request = EngineRequest::new(parts(6, 100), &LIMITS).unwrap();
         assert_eq!(request.parts().stop.max_tokens, 2);
     }
 
     #[test]
-    fn a_prompt_may_fill_the_context_only_when_nothing_is_generated() {
+    fn prompt_may_fill_the_context_only_if_max_tokens_is_0() {
         assert!(EngineRequest::new(parts(8, 0), &LIMITS).is_ok());
         let (param, message) = refusal(parts(8, 1));
         assert_eq!(param, Some("prompt"));
@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_name_the_parameter() {
+    fn engine_request_errors_name_the_invalid_parameter() {
         assert_eq!(refusal(parts(0, 1)).0, Some("prompt"));
         let stop = StopConditions { max_tokens: 1, ..StopConditions::default() };
         let with_stop = |stop| RequestParts { stop, ..parts(1, 1) };
@@ -568,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_to_embed_are_checked() {
+    fn embedding_inputs_are_checked_for_length_and_token_ids() {
         let strategy = Strategy::Embed { pooling: Pooling::Mean, scale: VectorScale::Unit };
         let embed = |ids: Vec<TokenId>| RequestParts { prompt_ids: ids.into(), strategy, ..RequestParts::default() };
         assert!(EngineRequest::new(embed(vec![9; 8]), &LIMITS).is_ok());
@@ -581,7 +581,7 @@ mod tests {
     }
 
     #[test]
-    fn beams_that_can_never_fit_are_refused_with_the_numbers() {
+    fn beam_requests_with_too_many_pages_or_beams_are_rejected() {
         use hearth_model::sampling::beam::{BeamKind, EarlyStopping};
         let kind = BeamKind::Best { length_penalty: 1.0, early_stopping: EarlyStopping::Likely };
         let beams = |width, n_best| RequestParts { strategy: Strategy::Beams { width, n_best, kind }, ..parts(2, 4) };

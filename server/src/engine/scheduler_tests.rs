@@ -1,4 +1,4 @@
-//! Simulates whole workloads, with page tables but without a model. Time is measured in steps.
+//! Simulates whole workloads with page tables and without a model. Time is counted in steps.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
@@ -52,7 +52,7 @@ fn step(scheduler: &mut Scheduler) -> Vec<Chunk> {
 }
 
 #[test]
-fn decoding_goes_before_prefill_and_prefill_is_cut_to_the_budget() {
+fn decode_is_scheduled_before_prefill_chunked_to_the_token_budget() {
     let mut scheduler = Scheduler::new(LIMITS, PagePool::new(100));
     scheduler.add(RequestId(1), arrival(3));
     scheduler.add(RequestId(2), arrival(20));
@@ -63,7 +63,7 @@ fn decoding_goes_before_prefill_and_prefill_is_cut_to_the_budget() {
 }
 
 #[test]
-fn a_short_prompt_does_not_wait_for_the_end_of_a_long_one() {
+fn short_prompts_are_prefilled_beside_a_long_one() {
     let mut scheduler = Scheduler::new(LIMITS, PagePool::new(100));
     scheduler.add(RequestId(1), arrival(1000));
     assert_eq!(step(&mut scheduler), [chunk(1, 0, 8, false)]);
@@ -75,18 +75,18 @@ fn a_short_prompt_does_not_wait_for_the_end_of_a_long_one() {
 }
 
 #[test]
-fn pages_are_taken_as_needed_and_the_newest_gives_its_own_back() {
-    // 4 pages of 16 tokens. Each request could grow to all of them.
+fn kv_pages_are_taken_on_demand_and_the_newest_request_is_preempted() {
+    // 4 pages of 16 tokens: a single request may grow to use all of them.
     let mut scheduler = Scheduler::new(Limits { max_batch_tokens: 64, ..LIMITS }, PagePool::new(4));
     scheduler.add(RequestId(1), arrival(15));
     scheduler.add(RequestId(2), arrival(15));
     assert_eq!(step(&mut scheduler).len(), 2);
-    // One page each, and one more each.
+    // Each request fills its first page and takes a second one.
     for _ in 0..17 {
         assert_eq!(step(&mut scheduler).len(), 2);
     }
     assert_eq!(scheduler.totals().n_preemptions, 0);
-    // At 33 tokens the first one needs a third page: the second one goes back into the queue, for it does not fit.
+    // At 33 tokens the first request needs a third page, so the second is preempted.
     assert_eq!(step(&mut scheduler), [chunk(1, 32, 1, true)]);
     assert_eq!((scheduler.n_places_taken(), scheduler.n_waiting(), scheduler.totals().n_preemptions), (1, 1, 1));
     assert_eq!(step(&mut scheduler), [chunk(1, 33, 1, true)]);
@@ -96,7 +96,7 @@ fn pages_are_taken_as_needed_and_the_newest_gives_its_own_back() {
 }
 
 #[test]
-fn requests_run_with_a_limited_number_of_adapters_and_none_is_passed() {
+fn max_adapters_blocks_the_queue_in_order_until_one_is_unused() {
     let mut scheduler = Scheduler::new(LIMITS, PagePool::new(100));
     let with = |number: u64| Arrival { adapter: Some(adapter(number)), ..arrival(1) };
     scheduler.add(RequestId(1), with(1));
@@ -116,7 +116,7 @@ fn requests_run_with_a_limited_number_of_adapters_and_none_is_passed() {
 }
 
 #[test]
-fn a_better_priority_starts_first_and_is_preempted_last() {
+fn requests_start_in_priority_order_with_a_page_to_spare() {
     let mut scheduler = Scheduler::new(Limits { max_batch_size: 1, max_batch_tokens: 64, ..LIMITS }, PagePool::new(8));
     for (request, priority) in [(1, 0), (2, 0), (3, -1), (4, 1)] {
         scheduler.add(RequestId(request), Arrival { priority, ..arrival(5) });
@@ -133,9 +133,9 @@ fn a_better_priority_starts_first_and_is_preempted_last() {
     assert_eq!(step(&mut scheduler), [chunk(1, 0, 32, true)]);
 }
 
-/// Better requests keep arriving: without ageing the waiting one would never start.
+/// Requests with a better priority keep arriving: without ageing the waiting one would never start.
 #[test]
-fn waiting_makes_up_for_priority() {
+fn low_priority_request_starts_once_it_has_aged() {
     let mut scheduler = Scheduler::new(Limits { max_batch_size: 1, max_batch_tokens: 8, ..LIMITS }, PagePool::new(8));
     scheduler.add(RequestId(0), Arrival { priority: 2, ..arrival(4) });
     let mut started = None;
@@ -152,7 +152,7 @@ fn waiting_makes_up_for_priority() {
 }
 
 #[test]
-fn a_kept_prefix_is_not_computed_again_but_its_last_token_is() {
+fn cached_prefix_pages_are_reused_but_the_last_token_is_computed() {
     let keys: Vec<PageKey> = (0..2).map(page_key).collect();
     let known = |n_prompt| Arrival { keys: keys.clone(), ..arrival(n_prompt) };
     let mut scheduler = Scheduler::new(Limits { max_batch_tokens: 64, ..LIMITS }, PagePool::new(16));
@@ -175,7 +175,7 @@ fn a_kept_prefix_is_not_computed_again_but_its_last_token_is() {
 }
 
 #[test]
-fn beams_that_are_computed_again_share_their_prompt_again() {
+fn preempted_beams_share_prompt_pages_again_when_recomputed() {
     const N_PROMPT: usize = 3 * PAGE_SIZE + 5;
     let keys = || (0..3).map(page_key).collect();
     let beams = |priority| Arrival { width: 4, priority, keys: keys(), ..arrival(N_PROMPT) };
@@ -210,8 +210,8 @@ fn beams_that_are_computed_again_share_their_prompt_again() {
 }
 
 #[test]
-fn held_requests_take_no_part_in_steps_until_they_are_released() {
-    // Two pages for each of them, and none to spare.
+fn held_requests_are_not_scheduled_until_they_are_released() {
+    // Two pages for each request, and no spare page.
     let mut scheduler = Scheduler::new(LIMITS, PagePool::new(4));
     scheduler.add(RequestId(1), arrival(2));
     scheduler.add(RequestId(2), arrival(2));
@@ -225,7 +225,7 @@ fn held_requests_take_no_part_in_steps_until_they_are_released() {
     assert_eq!(scheduler.totals().n_preemptions, 0);
     scheduler.hold(RequestId(1), false);
     assert_eq!(step(&mut scheduler), [chunk(1, 2, 1, true)]);
-    // A better request takes the pages of a held one, which is recomputed once it is released.
+    // A request of higher rank takes the pages of a held one, which is recomputed once it is released.
     for start in 3..=2 * PAGE_SIZE {
         assert_eq!(step(&mut scheduler), [chunk(1, start, 1, true)]);
     }
@@ -242,7 +242,7 @@ fn chunk_of(chunks: &[Chunk], request: u64) -> Option<&Chunk> {
 }
 
 #[test]
-fn a_fork_shares_pages_where_it_can_start_and_joins_the_queue_where_not() {
+fn fork_shares_pages_if_it_can_start_and_waits_in_the_queue_otherwise() {
     let pool = PagePool::new(8);
     let mut scheduler = Scheduler::new(Limits { max_batch_size: 2, max_batch_tokens: 64, ..LIMITS }, pool.clone());
     scheduler.add(RequestId(1), Arrival { keys: vec![page_key(0)], ..arrival(20) });
@@ -264,7 +264,7 @@ fn a_fork_shares_pages_where_it_can_start_and_joins_the_queue_where_not() {
 }
 
 #[test]
-fn drafts_take_what_is_left_and_rejected_ones_are_removed() {
+fn draft_tokens_use_spare_pages_and_budget_and_are_rolled_back() {
     let pool = PagePool::new(4);
     let mut scheduler = Scheduler::new(Limits { max_batch_size: 4, max_batch_tokens: 32, ..LIMITS }, pool.clone());
     scheduler.add(RequestId(1), arrival(14));
@@ -274,7 +274,7 @@ fn drafts_take_what_is_left_and_rejected_ones_are_removed() {
     others.append(1).unwrap();
     let mut with_drafts = scheduler.schedule();
     scheduler.add_drafts(&mut with_drafts, |_| 10);
-    // Each has 15 tokens in its page, so one more needs no page; the last free page goes to the first.
+    // Each page has 15 tokens, so one draft needs no new page; the last free page goes to the first request.
     let with = |request, n_drafts| Chunk { n_tokens: 1 + n_drafts, n_drafts, ..chunk(request, 14, 1, true) };
     assert_eq!(with_drafts.chunks, [with(1, 10), with(2, 1)]);
     for (table, chunk) in scheduler.tables(&with_drafts).into_iter().zip(&with_drafts.chunks) {
@@ -299,7 +299,7 @@ fn drafts_take_what_is_left_and_rejected_ones_are_removed() {
 }
 
 #[test]
-fn pages_that_drafts_filled_are_kept_once_accepted() {
+fn page_filled_by_accepted_drafts_enters_the_prefix_cache() {
     let key = page_key(7);
     let mut scheduler = Scheduler::new(Limits { max_batch_tokens: 64, ..LIMITS }, PagePool::new(16));
     scheduler.add(RequestId(1), arrival(10));
@@ -652,7 +652,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
     #[test]
-    fn every_request_ends_once_within_the_limits(
+    fn simulated_requests_each_end_once_within_page_and_wait_limits(
         jobs in proptest::collection::vec(job(), 1..25),
         max_batch_size in 1usize..6,
         extra_tokens in 0usize..60,

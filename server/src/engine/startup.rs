@@ -5,13 +5,13 @@ use std::sync::OnceLock;
 use hearth_model::{
     config::GptConfig,
     device,
+    digest::Digest,
     inspect::Inspector,
     kv_cache::PAGE_SIZE,
     model_runner::ModelRunner,
     ops::{self, KvDtype},
     weights::model_dir::LoadedModel,
 };
-use ring::digest::{SHA256, digest};
 use tokio::sync::Semaphore;
 
 use super::{
@@ -22,7 +22,7 @@ use super::{
     scheduler::Limits,
     speculation::{self, MAX_DRAFT_TOKENS, Speculation, Speculator},
 };
-use crate::{hex::hex, memory};
+use crate::memory;
 
 /// Maximum size of the KV cache in bytes if not set.
 const DEFAULT_CACHE_BYTES: usize = 1 << 30;
@@ -208,7 +208,7 @@ fn fingerprint(loaded: &LoadedModel, kv_dtype: KvDtype) -> String {
     let (version, dtype, device) = (env!("CARGO_PKG_VERSION"), gpt.dtype(), gpt.device());
     let (precision, config) = (gpt.precision(), gpt.config());
     let all = format!("{version} {dtype} {kv_dtype} {precision:?} {device:?} {config:?}");
-    format!("fp_{}", hex(&digest(&SHA256, all.as_bytes()).as_ref()[..5]))
+    format!("fp_{}", Digest::of(all.as_bytes()).prefix(10))
 }
 
 fn speculator(
@@ -267,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cache_is_as_large_as_it_can_be_of_use_and_as_memory_allows() {
+    fn default_kv_cache_size_is_bounded_by_use_1_gib_and_free_memory() {
         let sizes =
             Sizes { vocab_size: 8, max_seq_len: 1000, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 256, d_ff: 64 };
         // Two layers of keys and values of 128 numbers, 4 bytes each: 2 KiB per token.

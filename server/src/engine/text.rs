@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_string_can_be_kept() {
+    fn stop_matcher_includes_the_stop_string_on_request() {
         let mut keeping = matcher(&["stop"]).with_stop_text(StopText::Keep);
         assert_eq!(keeping.push("a st"), Matched::Text("a ".into()));
         assert_eq!(keeping.push("op it"), Matched::Stopped("stop".into()));
@@ -160,12 +160,12 @@ mod tests {
     }
 
     #[test]
-    fn without_stop_strings_nothing_is_held_back() {
+    fn stop_matcher_without_stop_strings_holds_nothing_back() {
         assert_eq!(matcher(&[]).push("abc"), Matched::Text("abc".into()));
     }
 
     #[test]
-    fn the_start_of_a_stop_string_is_held_back_until_it_is_settled() {
+    fn partial_stop_string_is_held_back_until_matched_or_ruled_out() {
         let mut stops = matcher(&["END", "\n\n"]);
         assert_eq!(stops.push("one E"), Matched::Text("one ".into()));
         assert_eq!(stops.push("N"), Matched::Text(String::new()));
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn overlapping_starts_are_kept() {
+    fn overlapping_partial_stop_match_still_matches() {
         let mut stops = matcher(&["aab"]);
         assert_eq!(stops.push("aa"), Matched::Text(String::new()));
         assert_eq!(stops.push("a"), Matched::Text("a".into()));
@@ -183,13 +183,13 @@ mod tests {
     }
 
     #[test]
-    fn the_stop_string_that_is_complete_first_wins() {
+    fn stop_string_that_completes_first_wins() {
         assert_eq!(matcher(&["lo", "hell"]).push("say hello"), Matched::Stopped("say ".into()));
         assert_eq!(matcher(&["hello", "el"]).push("say hello"), Matched::Stopped("say h".into()));
     }
 
     #[test]
-    fn stop_strings_of_several_bytes_per_character() {
+    fn multibyte_stop_string_is_matched_across_pushes() {
         let mut stops = matcher(&["é日"]);
         assert_eq!(stops.push("caé"), Matched::Text("ca".into()));
         assert_eq!(stops.push("日本"), Matched::Stopped(String::new()));
@@ -197,7 +197,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn deltas_concatenate_to_the_text_before_the_first_stop(
+        fn stop_matcher_deltas_equal_the_text_before_the_first_stop(
             pieces in proptest::collection::vec("[abé]{0,4}", 0..20),
             stop_strings in proptest::collection::vec("[abé]{1,4}", 0..4),
         ) {

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_parts_are_one_text() {
+    fn token_ids_index_prompt_and_output_as_one_sequence() {
         let whole: Vec<TokenId> = (0..7).collect();
         for n_prompt in 0..=7 {
             let (prompt, output) = whole.split_at(n_prompt);

@@ -91,13 +91,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_beyond_the_limit_share_samples() {
+    fn adapter_metrics_beyond_max_names_share_the_label_other() {
         let registry = Registry::new();
         let counters = AdapterCounters::new(&registry);
         for number in 0..MAX_NAMES + 10 {
             counters.ended(&format!("adapter-{number}"), Outcome::Stop, 2);
         }
-        // Names that have samples keep them.
+        // A name below the limit keeps its own label.
         counters.ended("adapter-7", Outcome::Stop, 2);
         let text = TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
         let is_sample = |line: &&str| line.starts_with("hearth_lora_requests_total{");

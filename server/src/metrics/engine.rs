@@ -352,26 +352,26 @@ mod tests {
     const IDLE: Snapshot =
         Snapshot { running: 0, waiting: 0, used_pages: 0, n_pages: 4, kv_dtype: KvDtype::F32, adapters: None };
 
-    fn has(text: &str, line: &str) {
+    fn assert_has_line(text: &str, line: &str) {
         assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
     }
 
     #[test]
-    fn buckets_are_cumulative_and_include_their_bound() {
+    fn histogram_buckets_are_cumulative_and_include_their_bound() {
         let metrics = EngineMetrics::new(0);
         let timeline = Timeline::new(Instant::now(), 4);
         [0, 1, 2, 1_000_000].into_iter().for_each(|n_tokens| metrics.ended(&timeline, Outcome::Stop, n_tokens, 100));
         let text = metrics.render("m", IDLE).unwrap();
         for (bound, count) in [("1", 2), ("2", 3), ("5", 3), ("100000", 3), ("+Inf", 4)] {
             let labels = format!("model_name=\"m\",engine=\"0\",le=\"{bound}\"");
-            has(&text, &format!("vllm:request_generation_tokens_bucket{{{labels}}} {count}"));
+            assert_has_line(&text, &format!("vllm:request_generation_tokens_bucket{{{labels}}} {count}"));
         }
-        has(&text, "vllm:request_generation_tokens_sum{model_name=\"m\",engine=\"0\"} 1000003");
-        has(&text, "vllm:request_generation_tokens_count{model_name=\"m\",engine=\"0\"} 4");
+        assert_has_line(&text, "vllm:request_generation_tokens_sum{model_name=\"m\",engine=\"0\"} 1000003");
+        assert_has_line(&text, "vllm:request_generation_tokens_count{model_name=\"m\",engine=\"0\"} 4");
     }
 
     #[test]
-    fn answers_to_a_prompt_are_counted_together_once_all_have_ended() {
+    fn request_metrics_are_recorded_once_when_all_its_choices_have_ended() {
         let metrics = EngineMetrics::new(0);
         let first = Timeline::new(Instant::now(), 1);
         first.add_answers(2);
@@ -379,25 +379,28 @@ mod tests {
         for (timeline, n_tokens, n_counted) in [(first.clone(), 3, 0), (first.clone(), 7, 0), (first, 5, 1)] {
             metrics.ended(&timeline, Outcome::Stop, n_tokens, 10);
             let text = metrics.render("m", IDLE).unwrap();
-            has(&text, &format!("vllm:request_params_n_count{{{labels}}} {n_counted}"));
-            has(&text, &format!("vllm:request_max_num_generation_tokens_sum{{{labels}}} {}", 7 * n_counted));
+            assert_has_line(&text, &format!("vllm:request_params_n_count{{{labels}}} {n_counted}"));
+            assert_has_line(
+                &text,
+                &format!("vllm:request_max_num_generation_tokens_sum{{{labels}}} {}", 7 * n_counted),
+            );
         }
         let text = metrics.render("m", IDLE).unwrap();
-        has(&text, &format!("vllm:request_params_n_sum{{{labels}}} 3"));
-        has(&text, &format!("vllm:request_params_max_tokens_sum{{{labels}}} 30"));
-        // They never started.
-        has(&text, &format!("vllm:request_prefill_time_seconds_count{{{labels}}} 0"));
+        assert_has_line(&text, &format!("vllm:request_params_n_sum{{{labels}}} 3"));
+        assert_has_line(&text, &format!("vllm:request_params_max_tokens_sum{{{labels}}} 30"));
+        // No choice was scheduled, so there is no prefill time.
+        assert_has_line(&text, &format!("vllm:request_prefill_time_seconds_count{{{labels}}} 0"));
     }
 
     #[test]
-    fn labels_are_escaped() {
+    fn metric_label_values_are_escaped() {
         let text = EngineMetrics::new(0).render("a\"b\\c\nd", IDLE).unwrap();
-        has(&text, r#"vllm:num_requests_running{model_name="a\"b\\c\nd",engine="0"} 0"#);
+        assert_has_line(&text, r#"vllm:num_requests_running{model_name="a\"b\\c\nd",engine="0"} 0"#);
     }
 
-    /// Each finds its own sample of the family whose labels change, and no other.
+    /// The labels of `vllm:lora_requests_info` change between scrapes: each scrape has exactly its own sample.
     #[test]
-    fn scrapers_at_once_do_not_disturb_each_other() {
+    fn concurrent_metric_scrapes_each_see_their_own_lora_info_sample() {
         let metrics = EngineMetrics::new(0);
         std::thread::scope(|scope| {
             for thread in 0..4 {
@@ -419,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn what_many_threads_count_is_all_there() {
+    fn metrics_lose_no_updates_from_concurrent_threads() {
         const N_THREADS: usize = 8;
         const N_EACH: usize = 50_000;
         let metrics = EngineMetrics::new(0);
@@ -433,8 +436,8 @@ mod tests {
         });
         let (n, labels) = (N_THREADS * N_EACH, "model_name=\"m\",engine=\"0\"");
         let text = metrics.render("m", IDLE).unwrap();
-        has(&text, &format!("vllm:request_generation_tokens_sum{{{labels}}} {}", 3 * n));
-        has(&text, &format!("vllm:request_generation_tokens_count{{{labels}}} {n}"));
-        has(&text, &format!("vllm:request_success_total{{{labels},finished_reason=\"length\"}} {n}"));
+        assert_has_line(&text, &format!("vllm:request_generation_tokens_sum{{{labels}}} {}", 3 * n));
+        assert_has_line(&text, &format!("vllm:request_generation_tokens_count{{{labels}}} {n}"));
+        assert_has_line(&text, &format!("vllm:request_success_total{{{labels},finished_reason=\"length\"}} {n}"));
     }
 }

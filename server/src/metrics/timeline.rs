@@ -106,9 +106,9 @@ impl Timeline {
 mod tests {
     use super::*;
 
-    /// An answer that waited for its turn behind another: the first token is the other's, the end its own.
+    /// One answer waits behind another: the first token is from the earlier answer, the end from the later one.
     #[test]
-    fn spans_of_several_answers_are_those_of_the_request() {
+    fn merged_phase_times_use_the_first_token_and_the_last_end() {
         let spans = |parts: [u64; 3]| {
             let [queue, prefill, decode] = parts.map(Duration::from_millis);
             PhaseTimes { queue, prefill, decode }

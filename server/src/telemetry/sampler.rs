@@ -65,13 +65,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_sampler_decides_as_it_is_named() {
+    fn trace_samplers_decide_by_parent_flag_and_trace_id_ratio() {
         let child = |flags: &str| {
             let parent = format!("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-{flags}");
             let headers = HeaderMap::from_iter([("traceparent".parse().unwrap(), parent.parse().unwrap())]);
             TraceContext::below_caller(&headers).unwrap()
         };
-        // The last 8 bytes of the id are 0.64 of the largest.
+        // The last 8 bytes of the trace id are 0.64 of the largest value: a ratio of 0.7 samples it, 0.6 does not.
         let contexts = [TraceContext::root(), child("01"), child("00")];
         for (name, ratio, expected) in [
             ("always_on", 1.0, [true, true, true]),
@@ -85,7 +85,7 @@ mod tests {
         ] {
             let sampler = TraceSampler { kind: SamplerKind::from_str(name, false).unwrap(), ratio };
             let decided = contexts.each_ref().map(|context| sampler.samples(context));
-            // A new trace has a random id.
+            // A root trace has a random id, so its ratio decision is not checked.
             let from = if name == "traceidratio" { 1 } else { 0 };
             assert_eq!(decided[from..], expected[from..], "{name} {ratio}");
         }

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use hearth_model::decimal;
 use serde_json::{Value, json};
 
 use super::trace_context::TraceContext;
@@ -118,8 +119,7 @@ impl From<usize> for Attribute {
 
 impl From<f32> for Attribute {
     fn from(number: f32) -> Self {
-        // Via the shortest decimal form: 0.7 instead of its f32 value widened to f64.
-        Self::Number(number.to_string().parse().unwrap_or_else(|_| f64::from(number)))
+        Self::Number(decimal::to_f64(number))
     }
 }
 

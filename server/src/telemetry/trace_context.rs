@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn the_caller_s_trace_is_taken_over() {
+    fn valid_traceparent_and_tracestate_are_continued() {
         let taken = context(&[PARENT], &["rojo=00f067aa0ba902b7", "congo=t61rcWkgMzE"]).unwrap();
         assert_eq!(taken.trace_id.to_string(), "4bf92f3577b34da6a3ce929d0e0e4736");
         assert_eq!(taken.parent_id.unwrap().to_string(), "00f067aa0ba902b7");
@@ -156,13 +156,13 @@ mod tests {
         assert!(!context(&[&PARENT.replace("-01", "-00")], &[]).unwrap().is_sampled);
         assert!(context(&[&PARENT.replace("-01", "-ff")], &[]).unwrap().is_sampled);
         assert_eq!(context(&[PARENT], &["x=".repeat(400).as_str()]).unwrap().state, "");
-        // A later version, which may say more.
+        // Later versions of `traceparent` are accepted, also with more fields.
         assert!(context(&[&PARENT.replace("00-4b", "cc-4b")], &[]).is_some());
         assert!(context(&[&format!("{}-what-comes", PARENT.replace("00-4b", "cc-4b"))], &[]).is_some());
     }
 
     #[test]
-    fn malformed_headers_are_ignored() {
+    fn malformed_traceparent_headers_are_ignored() {
         let malformed = [
             String::new(),
             PARENT[..54].to_owned(),
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn new_traces_have_different_ids() {
+    fn root_traces_have_distinct_ids_no_parent_and_are_sampled() {
         let [one, other] = [TraceContext::root(), TraceContext::root()];
         assert_ne!(one.trace_id, other.trace_id);
         assert_eq!((one.trace_id.to_string().len(), one.span_id.to_string().len()), (32, 16));

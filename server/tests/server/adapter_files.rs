@@ -1,4 +1,4 @@
-//! The folders that clients load adapters from, and adapters that leave memory and are read again.
+//! Which folders clients may load adapters from, and adapters that are evicted from memory and read again.
 
 use std::{
     env, fs,
@@ -10,7 +10,7 @@ use hearth_server::engine::{EngineOptions, EngineStats};
 use serde_json::{Value, json};
 
 use crate::{
-    adapters::{answer, folder, given, load, options, post, shared, unload, write},
+    adapters::{answer, folder, load, named_dirs, options, post, shared, unload, write},
     support::{Answer, MODEL, Server, is_idle},
 };
 
@@ -37,7 +37,7 @@ fn relative(dir: &Path) -> PathBuf {
 }
 
 #[tokio::test]
-async fn the_root_may_be_a_relative_path() {
+async fn load_lora_adapter_accepts_paths_below_a_relative_lora_root() {
     let folder = folder(1);
     let whole = folder.path().join("a0");
     let server = Server::with_options(options(Vec::new(), 8, Some(relative(folder.path()))));
@@ -52,10 +52,10 @@ async fn the_root_may_be_a_relative_path() {
     }
 }
 
-/// Nor is it reported what exists there.
+/// The error does not reveal whether the target exists.
 #[cfg(unix)]
 #[tokio::test]
-async fn nothing_is_read_from_outside_of_the_root() {
+async fn load_lora_adapter_follows_no_symlinks_out_of_the_lora_root() {
     use std::os::unix::fs::symlink;
 
     let outer = folder(1);
@@ -65,7 +65,7 @@ async fn nothing_is_read_from_outside_of_the_root() {
     fs::write(root.join("run/config.toml"), "").unwrap();
     let server = Server::with_options(options(Vec::new(), 1, Some(root.clone())));
     let nowhere = outer.path().join("nowhere");
-    // The links that lead out, and the path that is loaded.
+    // Symlinks out of the root, and the path that is loaded.
     let cases = [
         (&["link"][..], "link"),
         (&["files/adapter_config.json", "files/adapter_model.safetensors"], "files"),
@@ -85,7 +85,7 @@ async fn nothing_is_read_from_outside_of_the_root() {
         }
         assert_eq!(messages[0], messages[1]);
     }
-    // What was below the root when it was loaded need not be when it is read again.
+    // A folder inside the root at loading may be a symlink out of it when it is read again.
     for name in ["own", "next"] {
         write(&root.join(name), 4, 9);
         assert_eq!(load(&server, name, name).await.0, StatusCode::OK);
@@ -98,11 +98,11 @@ async fn nothing_is_read_from_outside_of_the_root() {
 }
 
 #[tokio::test]
-async fn an_adapter_whose_files_are_gone_or_have_changed_is_not_served() {
+async fn evicted_adapter_with_missing_or_changed_files_answers_503() {
     let folder = folder(3);
-    let server = Server::with_options(options(given(&folder, 3), 1, Some(folder.path().to_owned())));
+    let server = Server::with_options(options(named_dirs(&folder, 3), 1, Some(folder.path().to_owned())));
     let before = answer(&server, 0, "a1").await;
-    // Reading another one sends it out of memory, once no request holds it.
+    // Reading another adapter evicts `a1` once no request uses it.
     let evict = async || {
         server.wait_for(is_idle).await;
         answer(&server, 0, "a2").await;
@@ -131,11 +131,11 @@ async fn an_adapter_whose_files_are_gone_or_have_changed_is_not_served() {
 }
 
 #[tokio::test]
-async fn a_full_queue_rejects_requests_before_adapters_are_read_for_them() {
+async fn full_queue_rejects_requests_before_reading_their_adapter() {
     let folder = folder(2);
-    let adapters = options(given(&folder, 2), 1, None);
+    let adapters = options(named_dirs(&folder, 2), 1, None);
     let server = Server::with_options(EngineOptions { max_queue: 1, max_batch_size: 1, ..adapters });
-    // The last one of the command line is in memory.
+    // `a1`, the last adapter given at startup, is in memory; `a0` is not.
     fs::remove_dir_all(folder.path().join("a0")).unwrap();
     let running = endless(&server, MODEL);
     server.wait_for(|stats| stats.running == 1).await;
@@ -146,14 +146,14 @@ async fn a_full_queue_rejects_requests_before_adapters_are_read_for_them() {
     running.abort();
     waiting.abort();
     server.wait_for(is_idle).await;
-    // Now it is read, and not there.
+    // Now `a0` is read from its folder, which is missing.
     assert_eq!(short(&server, "a0").await.status, StatusCode::SERVICE_UNAVAILABLE);
 }
 
 #[tokio::test]
-async fn requests_hold_a_limited_number_of_adapters_in_memory() {
+async fn too_many_adapters_in_use_answer_429_adapters_busy() {
     let folder = folder(6);
-    let server = Server::with_options(options(given(&folder, 6), 1, Some(folder.path().to_owned())));
+    let server = Server::with_options(options(named_dirs(&folder, 6), 1, Some(folder.path().to_owned())));
     let n_loaded = || server.engine.adapters().n_loaded();
     assert_eq!(n_loaded(), 1);
     let mut requests = Vec::new();
@@ -163,7 +163,7 @@ async fn requests_hold_a_limited_number_of_adapters_in_memory() {
         server.wait_for(is_there).await;
     }
     assert_eq!(n_loaded(), 4);
-    // One that has been removed still counts.
+    // An unloaded adapter still counts while a request uses it.
     assert_eq!(unload(&server, "a3").await.0, StatusCode::OK);
     let busy = short(&server, "a4").await;
     assert_eq!((busy.status, code(&busy)), (StatusCode::TOO_MANY_REQUESTS, json!("adapters_busy")), "{}", busy.text);
@@ -173,7 +173,7 @@ async fn requests_hold_a_limited_number_of_adapters_in_memory() {
     assert_eq!(status, StatusCode::TOO_MANY_REQUESTS, "{text}");
     requests.iter().for_each(tokio::task::JoinHandle::abort);
     server.wait_for(is_idle).await;
-    // Removing a name drops others that no request holds any more.
+    // Unloading one adapter also drops others from memory that no request uses.
     assert_eq!(unload(&server, "a5").await.0, StatusCode::OK);
     assert_eq!(n_loaded(), 1);
     assert_eq!(short(&server, "a4").await.status, StatusCode::OK);
@@ -183,7 +183,7 @@ async fn requests_hold_a_limited_number_of_adapters_in_memory() {
 }
 
 #[tokio::test]
-async fn the_number_of_names_is_limited() {
+async fn at_most_1024_lora_adapters_can_be_registered() {
     let folder = folder(1);
     let server = Server::with_options(options(Vec::new(), 1, Some(folder.path().to_owned())));
     for number in 0..1024 {

@@ -1,4 +1,4 @@
-//! Adapters beside the model: each request has the answer that its adapter gives alone, whatever else runs, comes or goes.
+//! LoRA adapters beside the model: each answer equals that of its adapter alone, also while adapters are (un)loaded.
 
 use std::{
     collections::BTreeMap,
@@ -49,7 +49,7 @@ pub(crate) fn folder(n: u64) -> TempDir {
     folder
 }
 
-pub(crate) fn given(folder: &TempDir, n: u64) -> Vec<NamedDir> {
+pub(crate) fn named_dirs(folder: &TempDir, n: u64) -> Vec<NamedDir> {
     let named = |number| {
         let name = format!("a{number}");
         NamedDir { dir: folder.path().join(&name), name }
@@ -74,7 +74,7 @@ pub(crate) async fn unload(server: &Server, name: &str) -> (StatusCode, String) 
     post(server, "/v1/unload_lora_adapter", json!({ "lora_name": name })).await
 }
 
-/// Requests of every kind, by turns, for the model `model`.
+/// A request for the model `model`, of a kind that depends on `number`.
 fn request(number: usize, model: &str) -> (&'static str, Value) {
     let prompt = "The quick brown fox jumps over the lazy dog. ".repeat(1 + number % 5) + &number.to_string();
     let mut body = json!({ "model": model, "max_tokens": 5 + number % 20, "seed": number, "ignore_eos": true });
@@ -93,7 +93,7 @@ fn request(number: usize, model: &str) -> (&'static str, Value) {
     ("/v1/completions", body)
 }
 
-/// What must be equal in two answers to a request.
+/// Sends a request, and returns the part of the answer that must be reproducible.
 pub(crate) async fn answer(server: &Server, number: usize, model: &str) -> Value {
     let (path, body) = request(number, model);
     let answer = server.post_to(path, body.to_string()).await;
@@ -106,7 +106,7 @@ pub(crate) async fn answer(server: &Server, number: usize, model: &str) -> Value
     }
 }
 
-/// The same server, for a task of its own.
+/// Another handle of the same server, for a task.
 pub(crate) fn shared(server: &Server) -> Server {
     Server { engine: server.engine.clone(), state: server.state.clone() }
 }
@@ -116,12 +116,12 @@ fn names(n: u64) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_hundred_requests_at_once_have_the_answers_that_they_have_alone() {
+async fn concurrent_requests_with_adapters_equal_single_runs() {
     let folder = folder(8);
     for speculation in [Speculation::Off, Speculation::PromptLookup { n_tokens: 3 }] {
         let names = names(8);
-        let alone = Server::with_options(options(given(&folder, 8), 8, None));
-        let together = Server::with_options(EngineOptions { speculation, ..options(given(&folder, 8), 8, None) });
+        let alone = Server::with_options(options(named_dirs(&folder, 8), 8, None));
+        let together = Server::with_options(EngineOptions { speculation, ..options(named_dirs(&folder, 8), 8, None) });
         let base = Server::with_options(EngineOptions { max_batch_size: 16, ..OPTIONS });
         let model_of = |number: usize| names[number % names.len()].as_str();
         let mut requests = JoinSet::new();
@@ -139,19 +139,19 @@ async fn a_hundred_requests_at_once_have_the_answers_that_they_have_alone() {
     }
 }
 
-/// Also more adapters than may be loaded: requests for them wait, and adapters are read again.
+/// There are more adapters than fit into memory: requests for them wait, and adapters are read again.
 #[tokio::test]
-async fn loading_unloading_and_evicting_under_load_lose_nothing() {
+async fn adapter_loads_unloads_and_evictions_do_not_change_answers() {
     let folder = folder(6);
     let names = names(6);
-    let alone = Server::with_options(options(given(&folder, 6), 6, None));
+    let alone = Server::with_options(options(named_dirs(&folder, 6), 6, None));
     let mut expected = BTreeMap::new();
     for (number, name) in (0..60).flat_map(|number| names.iter().map(move |name| (number, name.as_str()))) {
         if (number + name.len()) % 3 == 0 {
             expected.insert((number, name), answer(&alone, number, name).await);
         }
     }
-    let server = Server::with_options(options(given(&folder, 3), 2, Some(folder.path().to_owned())));
+    let server = Server::with_options(options(named_dirs(&folder, 3), 2, Some(folder.path().to_owned())));
     for name in ["a3", "a4", "a5"] {
         assert_eq!(load(&server, name, name).await.0, StatusCode::OK);
     }
@@ -161,7 +161,7 @@ async fn loading_unloading_and_evicting_under_load_lose_nothing() {
         requests.spawn(async move {
             let name = name.as_str();
             let mut n_missed = 0;
-            // Those that are removed meanwhile are loaded by whoever misses them.
+            // If the adapter was unloaded in the meantime, the client loads it again.
             loop {
                 let (path, body) = request(number, name);
                 let answer = server.post_to(path, body.to_string()).await;
@@ -202,7 +202,7 @@ async fn loading_unloading_and_evicting_under_load_lose_nothing() {
     let n_missed: usize = missed.into_iter().sum();
     assert!(n_missed > 0 && n_removed > 5, "{n_missed} requests found no adapter, {n_removed} were removed");
     server.wait_for(is_idle).await;
-    // The next one that is read sends others away.
+    // Reading further adapters evicts others.
     for name in ["a0", "a1", "a2"] {
         let (status, text) = load(&server, name, name).await;
         assert!(status == StatusCode::OK || text.contains("already"), "{text}");
@@ -214,9 +214,9 @@ async fn loading_unloading_and_evicting_under_load_lose_nothing() {
 }
 
 #[tokio::test]
-async fn adapters_are_listed_and_described() {
+async fn lora_adapters_are_listed_in_models_and_openapi() {
     let folder = folder(2);
-    let server = Server::with_options(options(given(&folder, 1), 8, Some(folder.path().to_owned())));
+    let server = Server::with_options(options(named_dirs(&folder, 1), 8, Some(folder.path().to_owned())));
     let (status, text) = load(&server, "late", "a1").await;
     assert_eq!((status, text.as_str()), (StatusCode::OK, "Success: LoRA adapter 'late' added successfully."));
     let list = server.get("/v1/models").await.json();
@@ -235,7 +235,7 @@ async fn adapters_are_listed_and_described() {
     let (status, text) = unload(&server, "late").await;
     assert_eq!((status, text.as_str()), (StatusCode::OK, "Success: LoRA adapter 'late' removed successfully."));
     assert_eq!(server.get("/v1/models/late").await.status, StatusCode::NOT_FOUND);
-    // The tokenizer is the model's.
+    // An adapter has the tokenizer of the model.
     let ids = |model: &'static str| {
         let server = &server;
         async move { post(server, "/tokenize", json!({ "model": model, "prompt": "the end" })).await }
@@ -247,9 +247,9 @@ async fn adapters_are_listed_and_described() {
 }
 
 #[tokio::test]
-async fn the_prefix_cache_tells_adapters_apart() {
+async fn prefix_cache_separates_adapters_by_their_weights() {
     let folder = folder(2);
-    let server = Server::with_options(options(given(&folder, 2), 8, Some(folder.path().to_owned())));
+    let server = Server::with_options(options(named_dirs(&folder, 2), 8, Some(folder.path().to_owned())));
     let cached = |model: &'static str| {
         let body = json!({ "model": model, "prompt": "0123456789".repeat(7), "max_tokens": 1 });
         let server = &server;
@@ -262,7 +262,7 @@ async fn the_prefix_cache_tells_adapters_apart() {
         assert_eq!(cached(name).await, 0, "{name}");
         assert_eq!(cached(name).await, 64, "{name}");
     }
-    // The same values under another name are the same; others under the same name are not.
+    // Equal weights under another name share pages; other weights under the same name do not.
     assert_eq!(load(&server, "again", "a0").await.0, StatusCode::OK);
     assert_eq!(cached("again").await, 64);
     write(&folder.path().join("other"), 3, 77);
@@ -272,9 +272,9 @@ async fn the_prefix_cache_tells_adapters_apart() {
 }
 
 #[tokio::test]
-async fn metrics_count_by_adapter() {
+async fn metrics_count_requests_and_tokens_by_adapter() {
     let folder = folder(2);
-    let server = Server::with_options(options(given(&folder, 2), 5, None));
+    let server = Server::with_options(options(named_dirs(&folder, 2), 5, None));
     let body = json!({ "model": "a1", "prompt": "x", "max_tokens": 7, "ignore_eos": true });
     server.complete(body.clone()).await;
     server.complete(json!({ "prompt": "x", "max_tokens": 3, "ignore_eos": true })).await;
@@ -301,7 +301,7 @@ async fn metrics_count_by_adapter() {
     let long = json!({ "model": "a1", "prompt": "x", "max_tokens": 8000, "ignore_eos": true });
     tokio::select! {
         _ = server.complete(long) => panic!("not so fast"),
-        // Not behind the arrow: there the request is cancelled.
+        // Scraped before `=>`: after it the request is cancelled.
         () = async {
             server.wait_for(|stats| stats.running == 1).await;
             let busy = info(&server.get("/metrics").await.text);
@@ -313,7 +313,7 @@ async fn metrics_count_by_adapter() {
 }
 
 #[tokio::test]
-async fn errors_name_what_is_wrong() {
+async fn lora_adapter_errors_name_the_cause() {
     let folder = folder(1);
     write(&folder.path().join("high"), 17, 9);
     std::fs::create_dir_all(folder.path().join("empty")).unwrap();
@@ -324,7 +324,7 @@ async fn errors_name_what_is_wrong() {
     Adapter::new(model, adapter_config, 1).unwrap().write(&staged, model, &[]).unwrap();
     staged.commit().unwrap();
 
-    let server = Server::with_options(options(given(&folder, 1), 8, Some(folder.path().to_owned())));
+    let server = Server::with_options(options(named_dirs(&folder, 1), 8, Some(folder.path().to_owned())));
     for (name, path, status, message) in [
         ("a0", "a0", 400, "the LoRA adapter `a0` has already been loaded\nhint:"),
         (MODEL, "a0", 400, "`lora_name` must not be the name of the model, got `tiny`"),
@@ -361,21 +361,21 @@ async fn errors_name_what_is_wrong() {
     assert_eq!(status, StatusCode::BAD_REQUEST);
     assert!(text.contains("shows the model `tiny` alone, not the adapter `a0`"), "{text}");
 
-    // Where nobody may change them.
-    let fixed = Server::with_options(options(given(&folder, 1), 8, None));
+    // A server without `--lora-root` does not load or unload adapters.
+    let fixed = Server::with_options(options(named_dirs(&folder, 1), 8, None));
     for (status, text) in [load(&fixed, "x", "a0").await, unload(&fixed, "a0").await] {
         assert_eq!(status, StatusCode::FORBIDDEN);
         assert!(text.contains("start it with `--lora-root DIR`"), "{text}");
     }
-    // From the start.
+    // An adapter that is given at startup.
     let wrong = vec![NamedDir { name: "x".into(), dir: folder.path().join("high") }];
     let error = Engine::start(|| Ok(support::model()), options(wrong, 8, None)).unwrap_err().to_string();
     assert!(error.starts_with("`--lora`: the LoRA adapter `x` has the rank 17"), "{error}");
 }
 
-/// A run of `hearth-train finetune` has its adapter in `model`.
+/// `hearth-train finetune` writes its adapter to `model` in the folder of the run.
 #[tokio::test]
-async fn the_folder_of_a_training_run_is_an_adapter() {
+async fn training_run_folder_is_accepted_as_a_lora_adapter() {
     let run = tempfile::tempdir().unwrap();
     std::fs::write(run.path().join("config.toml"), "").unwrap();
     write(&run.path().join("model"), 4, 3);

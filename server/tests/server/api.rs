@@ -1,4 +1,4 @@
-//! Requests and answers without a socket: what is served, and how refusals read.
+//! Requests and answers without a socket: completions, errors, models, health and the page.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -11,7 +11,7 @@ use hearth_server::engine::EngineOptions;
 use serde_json::{Value, json};
 use tokio::task::yield_now;
 
-use crate::edges::with_options;
+use crate::connections::with_options;
 use crate::support::{EOS, MAX_SEQ_LEN, MODEL, OPTIONS, Server, VOCAB_SIZE, is_idle, tokenizer};
 use hearth_model::tokenizer::{DecodeOptions, EncodeOptions};
 
@@ -20,7 +20,7 @@ fn text(answer: &Value) -> &str {
 }
 
 #[tokio::test]
-async fn a_completion_has_openais_shape() {
+async fn completion_has_the_openai_shape() {
     let server = Server::start();
     let body = json!({ "model": MODEL, "prompt": "the hand", "max_tokens": 5, "temperature": 0, "ignore_eos": true });
     let answer = server.complete(body).await;
@@ -44,7 +44,7 @@ async fn a_completion_has_openais_shape() {
 }
 
 #[tokio::test]
-async fn prompts_come_as_text_or_ids_alone_or_several() {
+async fn prompts_are_accepted_as_text_token_ids_or_lists() {
     let server = Server::start();
     let ids = |text: &str| json!(tokenizer().encode(text, EncodeOptions::PROMPT).unwrap());
     let complete = |prompt: Value| {
@@ -70,7 +70,7 @@ async fn prompts_come_as_text_or_ids_alone_or_several() {
 }
 
 #[tokio::test]
-async fn seeds_repeat_and_choices_differ() {
+async fn equal_seeds_repeat_answers_and_choices_differ() {
     let server = Server::start();
     let body =
         |seed: Value, n: usize| json!({ "prompt": "once", "max_tokens": 16, "n": n, "seed": seed, "ignore_eos": true });
@@ -81,19 +81,19 @@ async fn seeds_repeat_and_choices_differ() {
     assert_eq!(three["choices"][0], alone["choices"][0]);
     assert_ne!(three["choices"][0]["text"], three["choices"][1]["text"]);
     assert_ne!(text(&server.complete(body(json!(8), 1)).await), text(&alone));
-    // Without a seed no two are alike.
+    // Without a seed the answers differ.
     assert_ne!(text(&server.complete(body(Value::Null, 1)).await), text(&server.complete(body(Value::Null, 1)).await));
     // The prompt counts once.
     assert_eq!(three["usage"]["prompt_tokens"], alone["usage"]["prompt_tokens"]);
     assert_eq!(three["usage"]["completion_tokens"], 48);
-    // Greedy choices are alike.
+    // Greedy choices are equal.
     let greedy = server.complete(json!({ "prompt": "once", "n": 2, "temperature": 0 })).await;
     assert_eq!(greedy["choices"][0]["text"], greedy["choices"][1]["text"]);
 }
 
-/// Equal prompts of one request are equal requests: without a seed each draws its own answer, with one all draw the same.
+/// Without a seed each of the equal prompts gets its own answer; with a seed all get the same.
 #[tokio::test]
-async fn equal_prompts_draw_their_own_streams_unless_a_seed_is_given() {
+async fn equal_prompts_differ_without_a_seed_and_agree_with_one() {
     let server = Server::start();
     let base = json!({ "prompt": vec!["the"; 4], "temperature": 1, "max_tokens": 24, "ignore_eos": true });
     let texts = |fields: Value| {
@@ -129,7 +129,7 @@ async fn equal_prompts_draw_their_own_streams_unless_a_seed_is_given() {
 }
 
 #[tokio::test]
-async fn a_bias_decides_and_bans() {
+async fn logit_bias_forces_a_token_and_ignore_eos_ignores_the_end() {
     let server = Server::start();
     let body = json!({ "prompt": "x", "max_tokens": 4, "logit_bias": { "97": 100 } });
     assert_eq!(text(&server.complete(body).await), "aaaa");
@@ -145,7 +145,7 @@ async fn a_bias_decides_and_bans() {
 }
 
 #[tokio::test]
-async fn stop_strings_are_cut_across_the_borders_of_tokens() {
+async fn stop_strings_are_matched_across_token_boundaries() {
     let server = Server::start();
     let body = json!({ "prompt": "x", "temperature": 0, "max_tokens": 40, "ignore_eos": true });
     let whole = server.complete(body.clone()).await;
@@ -163,7 +163,7 @@ async fn stop_strings_are_cut_across_the_borders_of_tokens() {
 }
 
 #[tokio::test]
-async fn echo_gives_the_prompt_and_its_log_probabilities() {
+async fn echo_returns_the_prompt_with_its_logprobs() {
     let server = Server::start();
     let prompt = "the é end";
     let body =
@@ -180,7 +180,7 @@ async fn echo_gives_the_prompt_and_its_log_probabilities() {
     );
     assert_eq!((&logprobs["token_logprobs"][0], &logprobs["top_logprobs"][0]), (&Value::Null, &Value::Null));
     assert_eq!(logprobs["tokens"][0], "the");
-    // The two bytes of `é` are no text by themselves, and stand at the same place.
+    // The two bytes of `é` are not text by themselves, and have the same offset.
     assert_eq!((&logprobs["tokens"][2], &logprobs["tokens"][3]), (&json!("bytes:\\xc3"), &json!("bytes:\\xa9")));
     assert_eq!(array("text_offset")[..6], [0, 3, 4, 4, 5, 6].map(Value::from));
     // Generated tokens are greedy: the token is the best alternative, and the same number.
@@ -204,14 +204,14 @@ async fn echo_gives_the_prompt_and_its_log_probabilities() {
             assert!((number(&scored) - number(&answer)).abs() < 1e-4, "token {at}");
         }
     }
-    // Echo alone waits for nothing.
+    // `echo` without generated tokens and without log-probabilities.
     let alone = server.complete(json!({ "prompt": ids, "max_tokens": 0, "echo": true })).await;
     assert_eq!(text(&alone), prompt);
     assert_eq!(alone["choices"][0]["logprobs"], Value::Null);
 }
 
 #[tokio::test]
-async fn log_probabilities_without_alternatives_still_show_the_token() {
+async fn logprobs_0_lists_only_the_chosen_token() {
     let server = Server::start();
     let answer = server.complete(json!({ "prompt": "x", "max_tokens": 2, "logprobs": 0, "ignore_eos": true })).await;
     let logprobs = &answer["choices"][0]["logprobs"];
@@ -220,7 +220,7 @@ async fn log_probabilities_without_alternatives_still_show_the_token() {
 }
 
 #[tokio::test]
-async fn unknown_fields_and_nulls_change_nothing() {
+async fn unknown_and_null_fields_do_not_change_the_answer() {
     let server = Server::start();
     let plain = server.complete(json!({ "prompt": "x", "seed": 1 })).await;
     let body = json!({
@@ -233,7 +233,7 @@ async fn unknown_fields_and_nulls_change_nothing() {
 }
 
 #[tokio::test]
-async fn refusals_name_the_parameter() {
+async fn invalid_completion_requests_are_rejected_naming_the_parameter() {
     let server = Server::start();
     let cases = [
         (json!({}), "prompt", "`prompt` is required"),
@@ -299,7 +299,7 @@ async fn refusals_name_the_parameter() {
 }
 
 #[tokio::test]
-async fn a_prompt_beyond_the_context_is_refused_with_both_counts() {
+async fn prompt_beyond_the_context_is_rejected_with_both_token_counts() {
     let server = Server::start();
     let answer = server.post(json!({ "prompt": vec![1; MAX_SEQ_LEN] }).to_string()).await;
     assert_eq!(answer.status, StatusCode::BAD_REQUEST);
@@ -315,7 +315,7 @@ async fn a_prompt_beyond_the_context_is_refused_with_both_counts() {
 }
 
 #[tokio::test]
-async fn bodies_that_are_no_requests() {
+async fn malformed_and_oversized_bodies_are_rejected() {
     let server = Server::start();
     for body in ["", "{", "[1]", "null", "{\"prompt\": \"x\"", &"[".repeat(1 << 20)] {
         let answer = server.post(body.to_owned()).await;
@@ -331,7 +331,7 @@ async fn bodies_that_are_no_requests() {
 }
 
 #[tokio::test]
-async fn paths_methods_and_models_that_do_not_exist() {
+async fn unknown_paths_methods_and_models_are_rejected() {
     let server = Server::start();
     let answer = server.get("/v1/nonsense").await;
     assert_eq!((answer.status, answer.json()["error"]["code"].as_str()), (StatusCode::NOT_FOUND, Some("unknown_url")));
@@ -353,7 +353,7 @@ async fn paths_methods_and_models_that_do_not_exist() {
 }
 
 #[tokio::test]
-async fn models_health_and_readiness() {
+async fn models_health_and_ready_reflect_loading_and_draining() {
     let server = Server::start();
     let list = server.get("/v1/models").await.json();
     assert_eq!(list["object"], "list");
@@ -382,7 +382,7 @@ async fn models_health_and_readiness() {
 }
 
 #[tokio::test]
-async fn a_step_that_does_not_end_is_noticed() {
+async fn health_and_ready_fail_when_a_step_exceeds_step_timeout() {
     for path in ["/health", "/ready"] {
         // Any step takes longer than this.
         let server = with_options(|options| options.step_timeout = Duration::ZERO);
@@ -408,10 +408,10 @@ async fn a_step_that_does_not_end_is_noticed() {
 }
 
 #[tokio::test]
-async fn a_full_queue_is_429_with_retry_after() {
+async fn full_queue_answers_429_with_retry_after() {
     let server = Server::with_options(EngineOptions { max_queue: 1, max_batch_size: 1, ..OPTIONS });
     let long = json!({ "prompt": "x", "max_tokens": MAX_SEQ_LEN, "ignore_eos": true }).to_string();
-    // So small a model may be done with the first two before the third comes: then once more.
+    // The tiny model may finish the first two requests before the third is sent: then try again.
     let mut refusal = None;
     for _ in 0..50 {
         let running = server.post(long.clone());
@@ -443,7 +443,7 @@ async fn a_full_queue_is_429_with_retry_after() {
 }
 
 #[tokio::test]
-async fn every_answer_has_a_request_id() {
+async fn responses_have_a_new_or_the_given_x_request_id() {
     let server = Server::start();
     assert!(server.get("/health").await.header("x-request-id").starts_with("req-"));
     let given = Request::get("/nowhere").header("x-request-id", "mine").body(Body::empty()).unwrap();
@@ -452,7 +452,7 @@ async fn every_answer_has_a_request_id() {
 }
 
 #[tokio::test]
-async fn the_page_comes_from_the_binary() {
+async fn page_files_are_served_with_content_type_csp_and_etag() {
     let server = Server::start();
     for (path, content_type) in [
         ("/", "text/html; charset=utf-8"),
@@ -468,7 +468,7 @@ async fn the_page_comes_from_the_binary() {
         assert!(policy.starts_with("default-src 'none'") && policy.contains("frame-ancestors 'none'"), "{policy}");
         assert!(!policy.contains("unsafe"), "{policy}");
         assert!(!answer.text.is_empty());
-        // A browser that has it gets no body.
+        // A browser with a current copy gets 304 without a body.
         let tag = answer.header("etag");
         let again = Request::get(path).header("if-none-match", tag).body(Body::empty()).unwrap();
         let again = server.send(again).await;
@@ -477,7 +477,7 @@ async fn the_page_comes_from_the_binary() {
 }
 
 #[tokio::test]
-async fn decoding_ids_and_echoing_them_agree() {
+async fn echoed_token_ids_are_decoded_like_the_tokenizer_decodes_them() {
     let server = Server::start();
     let ids = [0x74, 256, 258, EOS, 0xc3, 0xa9];
     let answer = server.complete(json!({ "prompt": ids, "max_tokens": 0, "echo": true })).await;

@@ -1,4 +1,4 @@
-//! Beam searches in the engine: what the pure search finds when every beam is computed from scratch.
+//! Beam search in the engine: it finds what the search finds when every beam is computed from scratch.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use hearth_server::engine::{
 use serde_json::json;
 
 use crate::{
-    engine::{mixed, parts, prompt, request},
+    engine::{mixed_requests, parts, prompt, request},
     support::{self, OPTIONS, Server, engine, is_idle, metric, wait_for},
 };
 
@@ -29,12 +29,12 @@ const BEST: BeamKind = BeamKind::Best { length_penalty: 1.0, early_stopping: Ear
 
 fn beams(prompt_ids: Vec<TokenId>, [width, n_best]: [usize; 2], kind: BeamKind) -> RequestParts {
     let mut parts = parts(prompt_ids, 30, SamplingParams::default());
-    // Ends that are likely enough for some answers to end.
+    // Stop tokens that are likely enough to end some answers.
     parts.stop.stop_token_ids = Arc::new((0..40).collect());
     RequestParts { strategy: Strategy::Beams { width, n_best, kind }, logprobs: Some(1), ..parts }
 }
 
-/// Stop strings that come up, in place of stop tokens.
+/// Replaces stop tokens by stop strings that some answers contain.
 fn stopped_by(mut parts: RequestParts) -> RequestParts {
     parts.stop.stop_token_ids = Arc::default();
     parts.stop.stop_strings = STOPS.map(str::to_owned).into();
@@ -43,7 +43,7 @@ fn stopped_by(mut parts: RequestParts) -> RequestParts {
 
 const STOPS: [&str; 6] = ["a", "e", "o", "x", "1", "T"];
 
-/// No cache, no batch: each beam's whole text goes through the model at every step.
+/// Runs the whole text of each beam through the model at every step, without cached keys or batches.
 fn from_scratch(gpt: &Gpt, parts: &RequestParts) -> Vec<Hypothesis> {
     let Strategy::Beams { width, n_best, kind } = parts.strategy else { panic!("no beams") };
     let mut search = BeamSearch::new(BeamParams {
@@ -77,13 +77,13 @@ fn from_scratch(gpt: &Gpt, parts: &RequestParts) -> Vec<Hypothesis> {
 
 type Answer = (Vec<TokenId>, Vec<f32>, Option<FinishReason>);
 
-fn as_told(hypothesis: Hypothesis) -> Answer {
+fn to_answer(hypothesis: Hypothesis) -> Answer {
     let reason = if hypothesis.is_ended { FinishReason::Stop } else { FinishReason::Length };
     let logprobs = hypothesis.logprobs.iter().map(|logprobs| logprobs.logprob).collect();
     (hypothesis.token_ids, logprobs, Some(reason))
 }
 
-/// The answers by index, the cached tokens of all.
+/// Runs the requests together; returns the answers by index.
 async fn run(engine: &Engine, requests: &[RequestParts]) -> Vec<Answer> {
     let requests: Vec<_> = requests.iter().cloned().map(request).collect();
     let n_answers = requests.iter().map(hearth_server::engine::request::EngineRequest::n_answers).sum();
@@ -105,7 +105,7 @@ async fn run(engine: &Engine, requests: &[RequestParts]) -> Vec<Answer> {
 }
 
 #[tokio::test]
-async fn beams_find_what_a_search_from_scratch_finds() {
+async fn engine_beam_search_equals_a_search_without_cache_or_batching() {
     let gpt = support::gpt();
     let stochastic = BeamKind::Stochastic { seed: 11 };
     let searches = [
@@ -116,30 +116,31 @@ async fn beams_find_what_a_search_from_scratch_finds() {
         stopped_by(beams(prompt(9, 5), [4, 4], BEST)),
         stopped_by(beams(prompt(21, 6), [3, 3], stochastic)),
     ];
-    let expected: Vec<Answer> = searches.iter().flat_map(|parts| from_scratch(&gpt, parts)).map(as_told).collect();
+    let expected: Vec<Answer> = searches.iter().flat_map(|parts| from_scratch(&gpt, parts)).map(to_answer).collect();
     assert!(expected.iter().any(|(.., reason)| *reason == Some(FinishReason::Stop)), "the test shows too little");
     let n_of_strings = expected.iter().rev().take(7).filter(|(.., reason)| *reason == Some(FinishReason::Stop)).count();
     assert!(n_of_strings > 0, "the test shows too little");
-    // Among others, in small chunks so that beams wait for each other, and short of pages.
+    // Beside other requests, in small chunks so that beams wait for each other, and with few pages.
     for (max_batch_size, max_batch_tokens, n_pages) in [(16, 64, 400), (5, 7, 400), (16, 16, 26), (8, 8, 25)] {
         let options =
             EngineOptions { max_batch_size, max_batch_tokens, kv_cache_tokens: Some(n_pages * 16), ..OPTIONS };
         let engine = engine(options);
-        let others = mixed().into_iter().map(|parts| engine.submit(vec![request(parts)]).unwrap()).collect::<Vec<_>>();
+        let others =
+            mixed_requests().into_iter().map(|parts| engine.submit(vec![request(parts)]).unwrap()).collect::<Vec<_>>();
         assert_eq!(run(&engine, &searches).await, expected, "{max_batch_size} places, {n_pages} pages");
         for events in others {
             crate::engine::collect(events, 1).await;
         }
         wait_for(&engine, is_idle).await;
     }
-    // By themselves, with pages for not much more than the largest of them.
+    // Without other requests, with few more pages than the largest search needs.
     let engine = engine(EngineOptions { max_batch_size: 16, kv_cache_tokens: Some(17 * 16), ..OPTIONS });
     assert_eq!(run(&engine, &searches).await, expected);
     assert!(metric(&engine, "num_preemptions_total") > 0.0, "the test shows too little");
 }
 
 #[tokio::test]
-async fn beams_share_the_pages_of_their_past() {
+async fn beams_share_the_kv_pages_of_their_prompt() {
     let engine = engine(EngineOptions { max_batch_tokens: 512, ..OPTIONS });
     let mut parts = beams(prompt(400, 5), [8, 1], BEST);
     parts.stop.max_tokens = 3;
@@ -164,7 +165,7 @@ async fn beams_share_the_pages_of_their_past() {
 }
 
 #[tokio::test]
-async fn each_kind_of_beam_search_is_asked_for_by_request_fields() {
+async fn request_fields_select_each_kind_of_beam_search() {
     let (server, gpt) = (Server::start(), support::gpt());
     let ends: Vec<TokenId> = (0..40).collect();
     let base = json!({
@@ -184,7 +185,7 @@ async fn each_kind_of_beam_search_is_asked_for_by_request_fields() {
     ] {
         let mut parts = beams(prompt(30, 1), [4, 3], kind);
         parts.sampling.temperature = temperature;
-        let expected: Vec<Answer> = from_scratch(&gpt, &parts).into_iter().map(as_told).collect();
+        let expected: Vec<Answer> = from_scratch(&gpt, &parts).into_iter().map(to_answer).collect();
         let mut body = base.clone();
         for (name, value) in fields.as_object().unwrap() {
             body[name] = value.clone();
@@ -203,7 +204,7 @@ async fn each_kind_of_beam_search_is_asked_for_by_request_fields() {
 }
 
 #[tokio::test]
-async fn a_beam_search_over_http() {
+async fn http_beam_search_ranks_stops_and_streams_its_answers() {
     let server = Server::start();
     let body = json!({
         "prompt": "the", "use_beam_search": true, "best_of": 4, "n": 2, "max_tokens": 5, "length_penalty": 0.5,
@@ -258,10 +259,10 @@ async fn a_beam_search_over_http() {
     assert!(answer.error().contains("needs 512 pages of the KV cache, which has 64"), "{}", answer.text);
 }
 
-/// Six full pages of prompt that all share, and 26 pages of its own for each beam: what has these runs to its end, also
-/// when it had to give them back meanwhile.
+/// The beams share six full pages of the prompt, and each has 26 pages of its own: 110 pages are enough, also after a
+/// preemption.
 #[tokio::test]
-async fn beams_need_their_prompt_once() {
+async fn beam_search_fits_if_shared_prompt_pages_are_counted_once() {
     let body = json!({
         "prompt": (0..100).map(|at| at * 7 % 250).collect::<Vec<u32>>(), "use_beam_search": true, "best_of": 4, "n": 4,
         "max_tokens": 412, "ignore_eos": true,
@@ -284,7 +285,7 @@ async fn beams_need_their_prompt_once() {
 }
 
 #[tokio::test]
-async fn what_beams_do_not_support_is_refused_by_its_own_name() {
+async fn parameters_unsupported_by_beam_search_are_rejected_by_name() {
     let server = Server::start();
     let refused = json!({
         "dynatemp_range": 0.5, "top_k": 5, "top_p": 0.5, "min_p": 0.1, "typical_p": 0.5, "top_n_sigma": 1,
@@ -292,7 +293,7 @@ async fn what_beams_do_not_support_is_refused_by_its_own_name() {
         "dry_multiplier": 1, "logit_bias": { "97": 1 }, "allowed_token_ids": [97], "bad_words": ["x"],
         "samplers": ["temperature"], "prompt_logprobs": 1, "logprobs_mode": "processed_logprobs",
     });
-    // Those after `seed` have no effect without one of the others.
+    // Parameters after `seed` have no effect unless one of the rejected ones is set.
     let accepted = json!({
         "temperature": 0.5, "seed": 3, "dynatemp_exponent": 2, "xtc_threshold": 0.2, "mirostat_tau": 3,
         "mirostat_eta": 0.2, "repeat_last_n": 8, "dry_base": 2, "dry_allowed_length": 3, "dry_penalty_last_n": 8,

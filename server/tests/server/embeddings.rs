@@ -1,4 +1,4 @@
-//! `/v1/embeddings`: the vectors against `transformers` and against the model run by hand, and what is refused.
+//! `/v1/embeddings`: vectors equal those of `transformers` and of the model without the engine; rejected requests.
 
 use axum::http::StatusCode;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
@@ -55,7 +55,7 @@ fn norm(vector: &[f32]) -> f64 {
     vector.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt()
 }
 
-/// The whole text in one step, no engine.
+/// The vector of a text that the model processes in one step, without the engine.
 fn by_hand(gpt: &Gpt, ids: &[TokenId], pooling: Pooling) -> Vec<f32> {
     let mut cache = KvCache::new(gpt.config(), ids.len().div_ceil(16), KvDtype::F32, &gpt.device());
     let mut table = cache.table();
@@ -80,7 +80,7 @@ fn embed_request(token_ids: Vec<TokenId>, pooling: Pooling) -> EngineRequest {
 }
 
 #[tokio::test]
-async fn vectors_are_the_same_bits_in_chunks_among_others_and_after_preemption() {
+async fn embeddings_are_bit_identical_chunked_batched_and_preempted() {
     let gpt = support::gpt();
     let texts: Vec<(Vec<TokenId>, Pooling)> = [1, 130, 17, 64, 3, 99]
         .into_iter()
@@ -92,7 +92,7 @@ async fn vectors_are_the_same_bits_in_chunks_among_others_and_after_preemption()
     for (max_batch_size, max_batch_tokens, n_pages) in [(16, 512, 512), (3, 8, 512), (1, 1, 512), (16, 16, 14)] {
         let kv_cache_tokens = Some(n_pages * 16);
         let engine = engine(EngineOptions { max_batch_size, max_batch_tokens, kv_cache_tokens, ..OPTIONS });
-        // Some who decode beside them, and leave pages of the same texts behind.
+        // Other requests that decode at the same time, and leave pages of the same texts in the prefix cache.
         let others = (0..3).map(|salt| parts(prompt(60, salt), 80, SamplingParams::greedy()));
         let others = engine.submit(others.map(request).collect()).unwrap();
         for round in 0..2 {
@@ -119,7 +119,7 @@ async fn vectors_are_the_same_bits_in_chunks_among_others_and_after_preemption()
 }
 
 #[tokio::test]
-async fn embeddings_have_openais_shape() {
+async fn embeddings_have_the_openai_shape_and_match_the_model() {
     let server = Server::start();
     let gpt = support::gpt();
     let ids = |text: &str| tokenizer().encode(text, EncodeOptions::PROMPT).unwrap();
@@ -131,7 +131,7 @@ async fn embeddings_have_openais_shape() {
     assert_eq!(vector(&one["data"][0]).len(), 32);
     assert!((norm(&vector(&one["data"][0])) - 1.0).abs() < 1e-6);
 
-    // All forms of input, in order, and base64 with the very same numbers.
+    // All forms of input, in order; base64 has the same numbers.
     for input in
         [json!(["the hand", "an end"]), json!([ids("the hand"), ids("an end")]), json!(["the hand", ids("an end")])]
     {
@@ -159,7 +159,7 @@ async fn embeddings_have_openais_shape() {
 }
 
 #[tokio::test]
-async fn inputs_are_truncated_on_request_only() {
+async fn embedding_inputs_are_truncated_only_on_request() {
     let server = Server::start();
     let long = json!({ "input": vec![97; MAX_SEQ_LEN + 3] });
     let refused = server.post_to(PATH, long.to_string()).await;
@@ -179,7 +179,7 @@ async fn inputs_are_truncated_on_request_only() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_embedded_is_refused_by_name() {
+async fn invalid_embedding_requests_are_rejected_naming_the_parameter() {
     let server = Server::start();
     let cases = [
         (json!({}), "input", "`input` is required"),
@@ -214,11 +214,11 @@ async fn what_cannot_be_embedded_is_refused_by_name() {
 }
 
 #[tokio::test]
-async fn a_client_that_goes_frees_its_texts_and_a_full_queue_refuses() {
+async fn embedding_disconnect_frees_the_queue_and_a_full_queue_is_429() {
     let options = EngineOptions { max_queue: 20, max_batch_size: 1, max_batch_tokens: 1, ..OPTIONS };
     let server = Server::with_options(options);
     let long = json!({ "input": vec![vec![97; 4000]; 20] }).to_string();
-    // Each of the twenty has a place in the queue, which is free when it starts.
+    // Each of the twenty texts takes a place in the queue until it starts.
     let refused = tokio::select! {
         _ = server.post_to(PATH, long.clone()) => panic!("ended before the next request came"),
         refused = async {
@@ -227,15 +227,14 @@ async fn a_client_that_goes_frees_its_texts_and_a_full_queue_refuses() {
         } => refused,
     };
     assert_eq!((refused.status, refused.header("retry-after")), (StatusCode::TOO_MANY_REQUESTS, "2"));
-    // The first one's future is dropped by now.
+    // The first request was dropped by `select!`.
     server.wait_for(is_idle).await;
     let late = json!({ "input": vec![97; 8000], "deadline_ms": 1 });
     assert_eq!(server.post_to(PATH, late.to_string()).await.status, StatusCode::GATEWAY_TIMEOUT);
     server.wait_for(is_idle).await;
 }
 
-/// A server around another model than the tiny one, and what `transformers` makes of its texts
-/// (`golden/make_embeddings.py`).
+/// Compares the vectors of a model with those of `transformers` (`golden/make_embeddings.py`).
 async fn compare_with_transformers<Load>(name: &str, load: Load)
 where
     Load: FnOnce() -> hearth_model::Result<LoadedModel> + Send + 'static,
@@ -265,13 +264,13 @@ where
 }
 
 #[tokio::test]
-async fn the_bundled_model_embeds_as_transformers_does() {
+async fn bundled_model_embeddings_match_transformers() {
     let load = || load_embedded(&bundled::DIR, &LoadOptions { device: Device::flex(), dtype: None });
     compare_with_transformers("bundled", load).await;
 }
 
 #[tokio::test]
-async fn smollm2_embeds_as_transformers_does() {
+async fn smollm2_embeddings_match_transformers() {
     let Some(dir) = std::env::var_os("HEARTH_SMOLLM2") else {
         println!("skipped: set HEARTH_SMOLLM2=DIR to the Hugging Face dir of SmolLM2-135M-Instruct to run");
         return;

@@ -1,4 +1,4 @@
-//! The engine alone: its tokens are those of the plain loop, whatever else runs; refusals, cancellation and failure.
+//! The engine without HTTP: its tokens equal those of the plain loop in any batch; rejection, cancellation and failure.
 
 use std::{
     ops::ControlFlow,
@@ -39,7 +39,7 @@ pub(crate) fn prompt(n_tokens: usize, salt: u32) -> Vec<TokenId> {
 }
 
 /// Requests of mixed lengths, every second one greedy, the others sampled with their own seeds.
-pub(crate) fn mixed() -> Vec<RequestParts> {
+pub(crate) fn mixed_requests() -> Vec<RequestParts> {
     let n_prompts = [1, 3, 150, 17, 64, 5, 33, 16, 2, 99, 7, 48, 1, 20, 130, 11];
     let requests = n_prompts.into_iter().enumerate().map(|(index, n_prompt)| {
         let seeded = SamplingParams {
@@ -74,13 +74,13 @@ pub(crate) async fn run(engine: &Engine, requests: &[RequestParts]) -> Vec<Vec<T
     collect(events, requests.len()).await.into_iter().map(|(ids, _)| ids).collect()
 }
 
-/// What the plain loop makes of each request.
-pub(crate) fn alone(gpt: &Gpt, requests: &[RequestParts]) -> Vec<Vec<TokenId>> {
-    alone_over(gpt, None, requests)
+/// The tokens that the plain loop generates for each request.
+pub(crate) fn plain_loop_tokens(gpt: &Gpt, requests: &[RequestParts]) -> Vec<Vec<TokenId>> {
+    plain_loop_tokens_with(gpt, None, requests)
 }
 
-/// The same, over a cache that holds its numbers so.
-fn alone_over(gpt: &Gpt, kv_dtype: Option<KvDtype>, requests: &[RequestParts]) -> Vec<Vec<TokenId>> {
+/// [`plain_loop_tokens`] with a KV cache of this dtype.
+fn plain_loop_tokens_with(gpt: &Gpt, kv_dtype: Option<KvDtype>, requests: &[RequestParts]) -> Vec<Vec<TokenId>> {
     let one = |parts: &RequestParts| {
         let options = GenerateOptions {
             max_tokens: parts.stop.max_tokens,
@@ -94,11 +94,11 @@ fn alone_over(gpt: &Gpt, kv_dtype: Option<KvDtype>, requests: &[RequestParts]) -
 }
 
 #[tokio::test]
-async fn a_batch_of_mixed_requests_gives_each_the_tokens_of_the_plain_loop() {
-    let requests = mixed();
+async fn mixed_batch_gives_each_request_the_tokens_of_the_plain_loop() {
+    let requests = mixed_requests();
     for kv_cache_dtype in [None, Some(KvDtype::F16)] {
-        let alone = alone_over(&support::gpt(), kv_cache_dtype, &requests);
-        // Budgets that cut prompts into chunks of all sizes, and batches that let some wait.
+        let alone = plain_loop_tokens_with(&support::gpt(), kv_cache_dtype, &requests);
+        // Token budgets that split prompts into chunks of all sizes, and batch sizes that make some requests wait.
         for (max_batch_size, max_batch_tokens) in [(16, 512), (16, 17), (3, 8), (1, 1)] {
             let engine = engine(EngineOptions { max_batch_size, max_batch_tokens, kv_cache_dtype, ..OPTIONS });
             // The second time with pages from the prefix cache.
@@ -113,12 +113,12 @@ async fn a_batch_of_mixed_requests_gives_each_the_tokens_of_the_plain_loop() {
 }
 
 #[tokio::test]
-async fn preempted_requests_end_with_the_tokens_of_the_plain_loop() {
-    let requests = mixed();
-    // Sixteen places, and pages for little more than the longest request: 11 of the 12 pages.
+async fn preempted_requests_give_the_tokens_of_the_plain_loop() {
+    let requests = mixed_requests();
+    // A batch of up to 16, and 12 pages; the longest request needs 11.
     let options = EngineOptions { kv_cache_tokens: Some(192), max_batch_size: 16, ..OPTIONS };
     for (max_batch_tokens, kv_cache_dtype) in [(64, None), (16, None), (16, Some(KvDtype::F16))] {
-        let alone = alone_over(&support::gpt(), kv_cache_dtype, &requests);
+        let alone = plain_loop_tokens_with(&support::gpt(), kv_cache_dtype, &requests);
         let engine = engine(EngineOptions { max_batch_tokens, kv_cache_dtype, ..options.clone() });
         assert_eq!(run(&engine, &requests).await, alone);
         wait_for(&engine, is_idle).await;
@@ -127,11 +127,11 @@ async fn preempted_requests_end_with_the_tokens_of_the_plain_loop() {
 }
 
 #[tokio::test]
-async fn prompt_logprobs_are_sent_once_also_by_preempted_requests() {
+async fn preempted_requests_report_each_prompt_logprob_once() {
     let options = EngineOptions { kv_cache_tokens: Some(192), max_batch_size: 16, max_batch_tokens: 16, ..OPTIONS };
     let engine = engine(options);
     let requests: Vec<_> =
-        mixed().into_iter().map(|parts| RequestParts { prompt_logprobs: Some(0), ..parts }).collect();
+        mixed_requests().into_iter().map(|parts| RequestParts { prompt_logprobs: Some(0), ..parts }).collect();
     let mut events = engine.submit(requests.iter().cloned().map(request).collect()).unwrap();
     let mut n_reported = vec![0; requests.len()];
     while let Some((index, event)) = events.recv().await {
@@ -144,20 +144,20 @@ async fn prompt_logprobs_are_sent_once_also_by_preempted_requests() {
 }
 
 #[tokio::test]
-async fn a_short_prompt_is_answered_before_a_long_one_that_came_first() {
+async fn short_prompt_is_answered_before_an_earlier_long_prompt() {
     let engine = engine(OPTIONS);
     // 32 steps of 64 tokens alone.
     let long = request(parts(prompt(2000, 1), 1, SamplingParams::greedy()));
     let short = request(parts(prompt(20, 2), 1, SamplingParams::greedy()));
     let mut events = engine.submit(vec![long, short]).unwrap();
     assert!(matches!(events.recv().await, Some((1, Ok(Event::Token { .. })))));
-    // Both in one step, then what is left of the long one.
+    // The short prompt shares a step with the long one; the rest of the long one follows.
     assert_eq!(collect(events, 2).await[0].0.len(), 1);
     assert!(metric(&engine, "iteration_tokens_total_count") <= 33.0);
 }
 
 #[tokio::test]
-async fn a_deadline_ends_a_request_wherever_it_is() {
+async fn deadline_ends_running_and_queued_requests() {
     let engine = engine(EngineOptions { max_batch_size: 1, ..OPTIONS });
     let deadline = Duration::from_millis(20);
     let late =
@@ -180,7 +180,7 @@ async fn a_deadline_ends_a_request_wherever_it_is() {
 }
 
 #[tokio::test]
-async fn a_deadline_counts_from_the_arrival_of_the_request() {
+async fn deadline_is_measured_from_the_arrival_of_the_request() {
     let engine = engine(OPTIONS);
     let deadline = Some(Duration::from_secs(5));
     let late = RequestParts { deadline, ..parts(prompt(4, 1), MAX_SEQ_LEN, SamplingParams::greedy()) };
@@ -191,7 +191,7 @@ async fn a_deadline_counts_from_the_arrival_of_the_request() {
 
 /// A deadline that passes while the only step runs.
 #[tokio::test]
-async fn an_answer_that_comes_too_late_is_none() {
+async fn result_computed_after_the_deadline_is_a_timeout() {
     let engine = engine(EngineOptions { max_batch_tokens: MAX_SEQ_LEN, ..OPTIONS });
     for strategy in [Strategy::Sample, Strategy::Embed { pooling: Pooling::Mean, scale: VectorScale::Unit }] {
         let deadline = Some(Duration::from_millis(1));
@@ -205,7 +205,7 @@ async fn an_answer_that_comes_too_late_is_none() {
 }
 
 #[tokio::test]
-async fn a_better_priority_leaves_the_queue_first() {
+async fn queued_requests_finish_in_priority_order() {
     let engine = engine(EngineOptions { max_batch_size: 1, ..OPTIONS });
     let with = |priority, salt| RequestParts { priority, ..parts(prompt(4, salt), 20, SamplingParams::greedy()) };
     let requests = [with(0, 1), with(1, 2), with(0, 3), with(-1, 4)];
@@ -220,9 +220,9 @@ async fn a_better_priority_leaves_the_queue_first() {
 }
 
 #[tokio::test]
-async fn requests_submitted_apart_run_together() {
+async fn separately_submitted_requests_give_the_tokens_of_one_submission() {
     let engine = engine(OPTIONS);
-    let requests = mixed();
+    let requests = mixed_requests();
     let together = run(&engine, &requests).await;
     let streams: Vec<EventStream> =
         requests.iter().map(|parts| engine.submit(vec![request(parts.clone())]).unwrap()).collect();
@@ -232,7 +232,7 @@ async fn requests_submitted_apart_run_together() {
 }
 
 #[tokio::test]
-async fn a_stop_token_ends_the_text_and_min_tokens_holds_it_off() {
+async fn stop_token_ends_the_answer_unless_min_tokens_forbids_it() {
     let engine = engine(OPTIONS);
     let greedy = parts(prompt(9, 2), 24, SamplingParams::greedy());
     let free = run(&engine, std::slice::from_ref(&greedy)).await.remove(0);
@@ -250,7 +250,7 @@ async fn a_stop_token_ends_the_text_and_min_tokens_holds_it_off() {
 }
 
 #[tokio::test]
-async fn a_full_queue_refuses_and_a_place_comes_free() {
+async fn full_queue_rejects_submissions_until_a_place_is_free() {
     let engine = engine(EngineOptions { max_queue: 1, max_batch_size: 1, ..OPTIONS });
     let long = || vec![request(parts(prompt(4, 1), MAX_SEQ_LEN, SamplingParams::greedy()))];
     let running = engine.submit(long()).unwrap();
@@ -269,7 +269,7 @@ async fn a_full_queue_refuses_and_a_place_comes_free() {
 }
 
 #[tokio::test]
-async fn a_client_that_goes_during_prefill_frees_its_pages() {
+async fn cancelling_during_prefill_frees_the_kv_pages() {
     // One token per step: the prefill takes 4,000 of them.
     let engine = engine(EngineOptions { max_batch_size: 1, max_batch_tokens: 1, ..OPTIONS });
     let events = engine.submit(vec![request(parts(prompt(4000, 1), 1, SamplingParams::greedy()))]).unwrap();
@@ -279,11 +279,11 @@ async fn a_client_that_goes_during_prefill_frees_its_pages() {
 }
 
 #[tokio::test]
-async fn a_panic_in_a_step_ends_all_requests_with_an_error() {
+async fn panic_in_a_step_fails_all_requests_and_the_engine() {
     let engine = engine(OPTIONS);
     let mut healthy = engine.submit(vec![request(parts(prompt(4, 1), MAX_SEQ_LEN, SamplingParams::greedy()))]).unwrap();
     assert!(matches!(healthy.recv().await, Some((0, Ok(Event::Token { .. })))));
-    // A request checked against another model's limits: its token is outside of this one's vocabulary.
+    // This request was validated for a larger vocabulary: its token id is outside of this model's.
     let wrong = ModelLimits { vocab_size: 100_000, max_seq_len: 100, ..LIMITS };
     let wrong = EngineRequest::new(parts(vec![99_999], 4, SamplingParams::greedy()), &wrong).unwrap();
     let mut poison = engine.submit(vec![wrong]).unwrap();
@@ -302,7 +302,7 @@ async fn a_panic_in_a_step_ends_all_requests_with_an_error() {
 }
 
 #[tokio::test]
-async fn stopping_tells_those_in_flight() {
+async fn stopping_the_engine_fails_running_requests_with_stopped() {
     let engine = engine(OPTIONS);
     let mut events = engine.submit(vec![request(parts(prompt(4, 1), MAX_SEQ_LEN, SamplingParams::greedy()))]).unwrap();
     engine.stop();
@@ -317,7 +317,7 @@ async fn stopping_tells_those_in_flight() {
 }
 
 #[test]
-fn limits_that_make_no_sense_are_refused() {
+fn invalid_engine_options_are_rejected_at_start() {
     let start = |options| match Engine::start(|| Ok(support::model()), options) {
         Err(StartError::Options(message)) => message,
         other => panic!("{other:?}"),
@@ -328,7 +328,7 @@ fn limits_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn a_model_that_does_not_load_is_an_error() {
+fn model_load_error_or_panic_is_a_start_error() {
     let broken = hearth_model::Error::Param { name: "--model", what: "is not there".into() };
     assert!(matches!(Engine::start(|| Err::<LoadedModel, _>(broken), OPTIONS), Err(StartError::Model(_))));
     let panicking = Engine::start(|| -> hearth_model::Result<LoadedModel> { panic!("no weights") }, OPTIONS);

@@ -1,5 +1,5 @@
-//! Rows of logits on a GPU, of which a sampler gets as much as it needs: answers are those that whole rows give. A request
-//! for the model's own log-probabilities always gets whole rows, so each request is its own oracle.
+//! On a GPU a sampler reads only the logits that it needs: answers equal those from whole rows. Requests with raw
+//! log-probabilities always read whole rows, so the same request with them is the oracle.
 
 use std::sync::Arc;
 
@@ -18,8 +18,8 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use crate::{
-    engine::{mixed, parts, prompt},
-    sharing::{answers, choices},
+    engine::{mixed_requests, parts, prompt},
+    prefix_sharing::{answers, choices},
     soak::bodies,
     speculation::{DRAFT, LOOKUP, repetitive},
     support::{self, EOS, MODEL, OPTIONS, Server, is_idle, metric, wait_for},
@@ -36,8 +36,8 @@ fn engine(speculation: Speculation, options: EngineOptions) -> Option<Engine> {
     Some(Engine::start(load, EngineOptions { speculation, ..options }).unwrap())
 }
 
-/// Every way to ask for few tokens, and some that need all, one after the other.
-fn few_and_all() -> Vec<RequestParts> {
+/// Requests that need only the best logits, in every way, and some that need all.
+fn requests_for_few_or_all_logits() -> Vec<RequestParts> {
     let top_k = |top_k, seed| SamplingParams { top_k, temperature: 1.3, seed, ..SamplingParams::default() };
     let samplings = [
         SamplingParams::greedy(),
@@ -60,30 +60,31 @@ fn few_and_all() -> Vec<RequestParts> {
         parts.logprobs_mode = LogprobsMode::Processed;
         parts
     });
-    // What is easy to guess from the first step on, before it is known what guesses cost.
+    // A request whose drafts are accepted from the first step on, before the cost of drafts is measured.
     let fives = SamplingParams { logit_bias: Arc::new([(5, 100.0)].into()), ..SamplingParams::greedy() };
     [parts(vec![5; 20], 30, fives)].into_iter().chain(requests).collect()
 }
 
-/// With whole rows.
-fn in_whole(parts: &RequestParts) -> RequestParts {
+/// The request with raw log-probabilities, which need whole rows.
+fn with_whole_rows(parts: &RequestParts) -> RequestParts {
     RequestParts { logprobs: Some(1), logprobs_mode: LogprobsMode::Raw, ..parts.clone() }
 }
 
 #[tokio::test]
-async fn parts_of_rows_give_the_tokens_of_whole_rows() {
+async fn partial_logit_rows_give_the_tokens_of_whole_rows() {
     let forks = choices(3, None).into_iter().enumerate().map(|(index, parts)| RequestParts {
         logprobs: None,
         sampling: SamplingParams { top_k: [0, 10, 30][index], ..parts.sampling },
         ..parts
     });
     let requests: Vec<RequestParts> =
-        [few_and_all(), repetitive(), mixed(), forks.collect(), choices(2, Some(1))].concat();
-    let whole: Vec<RequestParts> = requests.iter().map(in_whole).collect();
+        [requests_for_few_or_all_logits(), repetitive(), mixed_requests(), forks.collect(), choices(2, Some(1))]
+            .concat();
+    let whole: Vec<RequestParts> = requests.iter().map(with_whole_rows).collect();
     let half: Vec<RequestParts> = requests
         .iter()
         .enumerate()
-        .map(|(index, parts)| if index % 2 == 0 { in_whole(parts) } else { parts.clone() })
+        .map(|(index, parts)| if index % 2 == 0 { with_whole_rows(parts) } else { parts.clone() })
         .collect();
     let Some(plain) = engine(Speculation::Off, OPTIONS) else { return };
     let (expected, _) = answers(&plain, &whole).await;
@@ -103,25 +104,25 @@ async fn parts_of_rows_give_the_tokens_of_whole_rows() {
     }
 }
 
-/// Steps that are recorded and done again, and steps that `--enforce-eager` tells launch by launch.
+/// Steps that are captured and replayed, and steps that `--enforce-eager` runs launch by launch.
 #[tokio::test]
-async fn recorded_steps_give_the_tokens_of_eager_ones() {
-    let Some(recorded) = engine(Speculation::Off, OPTIONS) else { return };
+async fn captured_gpu_steps_give_the_tokens_of_eager_steps() {
+    let Some(captured) = engine(Speculation::Off, OPTIONS) else { return };
     let Some(eager) = engine(Speculation::Off, EngineOptions { enforce_eager: true, ..OPTIONS }) else { return };
-    let requests = [few_and_all(), mixed()].concat();
+    let requests = [requests_for_few_or_all_logits(), mixed_requests()].concat();
     let (expected, _) = answers(&eager, &requests).await;
     for _ in 0..2 {
-        let (told, _) = answers(&recorded, &requests).await;
+        let (told, _) = answers(&captured, &requests).await;
         for ((told, expected), request) in told.iter().zip(&expected).zip(&requests) {
             assert_eq!((&told.token_ids, &told.text), (&expected.token_ids, &expected.text), "{request:?}");
         }
-        wait_for(&recorded, is_idle).await;
+        wait_for(&captured, is_idle).await;
     }
 }
 
-/// Beams, grammars, log-probabilities and plain requests in the same steps.
+/// Beams, grammars, log-probabilities and plain requests at once.
 #[tokio::test]
-async fn requests_of_all_kinds_share_steps() {
+async fn concurrent_gpu_requests_of_all_kinds_equal_single_runs() {
     let regex = |regex: &str, seed: u32| json!({ "prompt": "x", "structured_outputs": { "regex": regex }, "max_tokens": 30, "seed": seed, "top_k": 9 });
     let structured = [regex("(abcd){8}", 1), regex("([ab]c){4,9}e", 2), regex("[a-z]+ [0-9]{3}", 3)];
     let bodies: Vec<Value> = bodies().into_iter().take(16).chain(structured).collect();

@@ -1,4 +1,4 @@
-//! `suffix`: the model fills the gap between two texts, if its vocabulary has tokens for that.
+//! `suffix`: the model fills in the text between prompt and suffix, if its vocabulary has tokens for that.
 
 use std::path::Path;
 
@@ -19,7 +19,7 @@ const PREFIX: u32 = 259;
 const SUFFIX: u32 = 260;
 const MIDDLE: u32 = 261;
 
-/// The tiny model's, with StarCoder's special tokens in the place of `er`, `an` and `and`.
+/// The tiny model's tokenizer, with StarCoder's special tokens in place of `er`, `an` and `and`.
 fn tokenizer() -> Tokenizer {
     let [json, config] = tokenizer_files();
     let mut json: Value = serde_json::from_slice(&json).unwrap();
@@ -30,7 +30,7 @@ fn tokenizer() -> Tokenizer {
             "id": id, "content": content, "special": true,
             "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
         });
-        // Their ids follow on each other.
+        // Added tokens are ordered by id.
         json["added_tokens"].as_array_mut().unwrap().insert(at, added);
     }
     json["model"]["merges"].as_array_mut().unwrap().truncate(3);
@@ -43,7 +43,7 @@ fn server() -> Server {
 }
 
 #[tokio::test]
-async fn a_suffix_is_put_in_the_order_that_the_model_knows() {
+async fn suffix_builds_the_fill_in_the_middle_prompt_of_the_model() {
     let server = server();
     let ids = |text: &str| tokenizer().encode(text, EncodeOptions::TEXT).unwrap();
     let body = json!({
@@ -52,7 +52,7 @@ async fn a_suffix_is_put_in_the_order_that_the_model_knows() {
     });
     let filled = server.complete(body.clone()).await;
     for (choice, before) in filled["choices"].as_array().unwrap().iter().zip(["def the(", "x = "]) {
-        // What looks like a special token in the suffix is text.
+        // A special token written in the suffix is plain text.
         let expected = [&[PREFIX], ids(before).as_slice(), &[SUFFIX], &ids(")\n<fim_middle>"), &[MIDDLE]].concat();
         assert_eq!(choice["prompt_token_ids"], json!(expected));
         let same = json!({ "prompt": expected, "max_tokens": 6, "temperature": 0, "ignore_eos": true });
@@ -66,7 +66,7 @@ async fn a_suffix_is_put_in_the_order_that_the_model_knows() {
         .sum();
     assert_eq!(filled["usage"]["prompt_tokens"], n_prompt);
     assert_eq!(json!(fold(&server.stream(body).await))[0]["text"], filled["choices"][0]["text"]);
-    // A model that starts another part has filled the gap.
+    // A model that generates a fill-in-the-middle token has finished.
     let ends = json!({ "prompt": "x", "suffix": "y", "logit_bias": { (PREFIX.to_string()): 100 } });
     let ended = server.complete(ends.clone()).await;
     let choice = &ended["choices"][0];
@@ -81,7 +81,7 @@ async fn a_suffix_is_put_in_the_order_that_the_model_knows() {
 }
 
 #[tokio::test]
-async fn a_suffix_is_refused_where_it_cannot_be_served() {
+async fn suffix_is_rejected_without_fim_tokens_or_with_echo_or_truncation() {
     let (knows, knows_not) = (server(), Server::start());
     let cases = [
         (&knows_not, json!({}), "trained to fill in the middle"),

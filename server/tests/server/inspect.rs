@@ -1,4 +1,4 @@
-//! `/v1/inspect` on the tiny model: its answer beside those of other endpoints, and what is refused.
+//! `/v1/inspect` on the tiny model: its answers agree with those of other endpoints, and invalid requests are rejected.
 
 use axum::http::StatusCode;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
@@ -20,7 +20,7 @@ fn number(value: &Value) -> f64 {
 }
 
 #[tokio::test]
-async fn predictions_are_the_log_probabilities_of_the_prompt() {
+async fn inspect_predictions_equal_prompt_logprobs() {
     let server = Server::start();
     let found = inspect(&server, json!({ "input": "inspect me", "top_logprobs": 3 })).await;
     let body = json!({ "prompt": "inspect me", "max_tokens": 1, "prompt_logprobs": 3 });
@@ -36,7 +36,7 @@ async fn predictions_are_the_log_probabilities_of_the_prompt() {
         let of_token = &expected[position][token["id"].to_string()];
         assert!((number(&token["logprob"]) - number(&of_token["logprob"])).abs() < 1e-4, "{token} and {of_token}");
         assert_eq!(token["rank"], of_token["rank"]);
-        // What is expected after the token before.
+        // The predictions after the previous token.
         for top in found["predictions"][position - 1]["top_logprobs"].as_array().unwrap() {
             let listed = &expected[position][top["id"].to_string()];
             assert!((number(&top["logprob"]) - number(&listed["logprob"])).abs() < 1e-4, "{top} and {listed}");
@@ -45,7 +45,7 @@ async fn predictions_are_the_log_probabilities_of_the_prompt() {
 }
 
 #[tokio::test]
-async fn a_conversation_is_inspected_as_it_is_tokenized() {
+async fn inspect_of_messages_has_the_token_ids_of_tokenize() {
     let server = Server::start();
     let body = json!({ "messages": [{ "role": "user", "content": "hello" }] });
     let expected = server.post_to("/tokenize", body.to_string()).await.json()["tokens"].clone();
@@ -55,7 +55,7 @@ async fn a_conversation_is_inspected_as_it_is_tokenized() {
 }
 
 #[tokio::test]
-async fn maps_and_layers_are_those_that_were_asked_for() {
+async fn inspect_returns_the_requested_attention_maps_and_lens_layers() {
     let server = Server::start();
     let body = json!({
         "input": [1, 2, 3, 4],
@@ -83,7 +83,7 @@ async fn maps_and_layers_are_those_that_were_asked_for() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_inspected_is_refused_by_name() {
+async fn invalid_inspect_requests_are_rejected_naming_the_parameter() {
     let server = Server::start();
     let long: Vec<u32> = vec![1; 513];
     let cases = [
@@ -119,7 +119,7 @@ async fn what_cannot_be_inspected_is_refused_by_name() {
         assert!(answer.error().starts_with(message), "{body}: {}", answer.error());
         assert_eq!(answer.json()["error"]["param"], param, "{body}");
     }
-    // By the number of tokens, and before that by the number of bytes: the longest token has 7.
+    // Too many tokens, or so many bytes that there must be too many tokens: the longest token has 7 bytes.
     let text = "x".repeat(7 * 512 + 1);
     let chat = |content: &str| json!({ "messages": [{ "role": "user", "content": content }] });
     let many_tokens = chat(&"x".repeat(600));
@@ -144,7 +144,7 @@ async fn what_cannot_be_inspected_is_refused_by_name() {
 }
 
 #[tokio::test]
-async fn it_can_be_turned_off() {
+async fn inspect_answers_404_when_it_is_disabled() {
     let options = ApiOptions { max_inspect_tokens: None, ..ApiOptions::default() };
     let (state, engine) = (AppState::loading_with(MODEL, options), engine(OPTIONS));
     state.set_engine(engine.clone());

@@ -1,4 +1,4 @@
-//! What one request may take: places in the queue, lists, the threads that serve connections, and programs that it brings.
+//! Limits of one request: places in the queue, lengths of texts and lists, time of shared threads, its own templates.
 
 use std::{future::poll_fn, sync::mpsc, task::Poll};
 
@@ -10,15 +10,15 @@ use tokio::{runtime, task::spawn_blocking};
 
 use crate::{
     engine::{parts, prompt, request},
-    live::Live,
+    live_server::Live,
     support::{CHAT, MAX_SEQ_LEN, OPTIONS, Server, engine, is_idle, wait_for},
 };
 
-/// Larger than what is parsed between other requests.
+/// Larger than bodies that are parsed on the threads of connections.
 const LONG_BYTES: usize = 1 << 17;
 
 #[tokio::test]
-async fn the_queue_counts_answers() {
+async fn max_queue_counts_answers_not_requests() {
     let engine = engine(EngineOptions { max_queue: 4, max_batch_size: 1, ..OPTIONS });
     let endless = |n: u32| {
         let one = request(parts(prompt(4, 1), MAX_SEQ_LEN, SamplingParams::greedy()));
@@ -35,7 +35,7 @@ async fn the_queue_counts_answers() {
     assert_eq!(engine.submit(endless(1)).unwrap_err(), full);
     let refused = engine.submit(endless(5)).unwrap_err();
     assert_eq!(refused, SubmitError::TooManyAnswers { n_answers: 5, max_queue: 4 });
-    // Places come free one by one: the first of the three starts.
+    // The first of the three waiting answers starts, which frees one place.
     drop(running);
     wait_for(&engine, |stats| stats.running == 1 && stats.waiting == 3).await;
     let next = engine.submit(endless(1)).unwrap();
@@ -45,7 +45,7 @@ async fn the_queue_counts_answers() {
 }
 
 #[tokio::test]
-async fn a_full_queue_refuses_requests_before_their_bodies_are_read() {
+async fn full_queue_rejects_requests_before_reading_their_bodies() {
     let engine = engine(EngineOptions { max_queue: 1, max_batch_size: 1, ..OPTIONS });
     let live = Live::over(engine.clone(), |_, _| {}).await;
     let endless = || vec![request(parts(prompt(4, 1), MAX_SEQ_LEN, SamplingParams::greedy()))];
@@ -60,7 +60,7 @@ async fn a_full_queue_refuses_requests_before_their_bodies_are_read() {
     let answer = client.all().await;
     assert!(answer.starts_with("HTTP/1.1 429") && answer.contains("retry-after: 2"), "{answer}");
     assert!(answer.contains("connection: close"), "{answer}");
-    // A client that sends its body may use the connection again.
+    // A client that sends its body can reuse the connection.
     let mut client = live.connect().await;
     client.send(format!("{head}content-length: 8\r\n\r\nnot JSON").as_bytes()).await;
     client.until("queue_full").await;
@@ -74,12 +74,12 @@ async fn a_full_queue_refuses_requests_before_their_bodies_are_read() {
     assert_eq!(live.server.post_to("/tokenize", "not JSON").await.status, StatusCode::BAD_REQUEST);
     drop((running, waiting));
     wait_for(&engine, is_idle).await;
-    live.answers().await;
+    live.assert_serves().await;
 }
 
-/// By the number of tokens, and before that by the number of bytes: the longest token of the vocabulary has 7.
+/// Too many tokens, or so many bytes that there must be too many tokens: the longest token has 7 bytes.
 #[tokio::test]
-async fn texts_beyond_the_context_are_refused_by_the_parameter_that_has_them() {
+async fn texts_beyond_the_context_are_rejected_naming_the_parameter() {
     let server = Server::start();
     let too_many_bytes = "x".repeat(7 * MAX_SEQ_LEN + 1);
     for (text, n_tokens) in [("x".repeat(MAX_SEQ_LEN + 100), None), (too_many_bytes.clone(), Some(MAX_SEQ_LEN + 1))] {
@@ -101,10 +101,10 @@ async fn texts_beyond_the_context_are_refused_by_the_parameter_that_has_them() {
     server.complete(json!({ "prompt": too_many_bytes, "truncate_prompt_tokens": 4, "max_tokens": 1 })).await;
 }
 
-/// Everything that a template writes counts.
+/// All text that the chat template renders counts.
 #[tokio::test]
-async fn prompts_beyond_the_context_are_refused_wherever_their_text_comes_from() {
-    let server = Server::trusting(engine(OPTIONS));
+async fn long_tools_calls_and_template_variables_are_rejected() {
+    let server = Server::trusting_templates(engine(OPTIONS));
     let long = "x".repeat(7 * MAX_SEQ_LEN + 1);
     let user = json!({ "role": "user", "content": "x" });
     let call = json!({ "id": "1", "type": "function", "function": { "name": "f", "arguments": long } });
@@ -128,7 +128,7 @@ async fn prompts_beyond_the_context_are_refused_wherever_their_text_comes_from()
 }
 
 #[tokio::test]
-async fn clients_need_not_repeat_requests_whose_deadline_has_passed() {
+async fn deadline_response_has_x_should_retry_false() {
     let server = Server::start();
     let answer = server.post(json!({ "prompt": vec![97; 8000], "deadline_ms": 1 }).to_string()).await;
     assert_eq!(answer.status, StatusCode::GATEWAY_TIMEOUT);
@@ -136,7 +136,7 @@ async fn clients_need_not_repeat_requests_whose_deadline_has_passed() {
 }
 
 #[tokio::test]
-async fn a_beam_search_runs_as_many_sequences_as_it_is_wide() {
+async fn each_beam_counts_as_a_running_sequence() {
     let server = Server::start();
     let body = json!({ "prompt": "x", "use_beam_search": true, "best_of": 4, "max_tokens": 8000, "ignore_eos": true });
     tokio::select! {
@@ -147,7 +147,7 @@ async fn a_beam_search_runs_as_many_sequences_as_it_is_wide() {
 }
 
 #[tokio::test]
-async fn more_answers_than_the_queue_holds_are_a_mistake_of_the_request() {
+async fn more_answers_than_max_queue_are_rejected_with_400() {
     let server = Server::with_options(EngineOptions { max_queue: 4, ..OPTIONS });
     for (path, param, body) in [
         ("/v1/completions", "n", json!({ "prompt": ["x", "y", "z"], "n": 2, "max_tokens": 1 })),
@@ -167,7 +167,7 @@ async fn more_answers_than_the_queue_holds_are_a_mistake_of_the_request() {
 }
 
 #[tokio::test]
-async fn lists_of_long_texts_and_long_salts_are_refused() {
+async fn too_long_word_lists_and_cache_salts_are_rejected() {
     let server = Server::start();
     let long = "x".repeat((1 << 16) + 1);
     for name in ["stop", "bad_words", "dry_sequence_breakers"] {
@@ -183,7 +183,7 @@ async fn lists_of_long_texts_and_long_salts_are_refused() {
 }
 
 #[tokio::test]
-async fn what_would_be_repeated_too_often_is_refused_before_it_is_computed() {
+async fn prompt_reports_repeated_for_too_many_choices_are_rejected() {
     let server = Server::start();
     let text = "the other hand ".repeat(200);
     let body = |n: usize, reports: Value| {
@@ -197,19 +197,19 @@ async fn what_would_be_repeated_too_often_is_refused_before_it_is_computed() {
         assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{reports}");
         assert!(answer.error().contains("bytes of prompts") && answer.error().contains("\nhint: lower `n`"));
     }
-    // A conversation tells of its prompt once.
+    // A chat answer reports the log-probabilities of its prompt only once.
     let chat =
         json!({ "messages": [{ "role": "user", "content": text }], "n": 128, "max_tokens": 1, "prompt_logprobs": 20 });
     server.chat(chat).await;
 }
 
-/// With one thread for connections, and that for preparations taken, short requests are answered all the same, while long
-/// ones and programs wait for their turn.
+/// There is one thread for connections, and the only thread for preparations is busy: short requests are answered,
+/// while long bodies and templates wait.
 #[test]
-fn long_bodies_and_templates_keep_nobody_waiting() {
+fn long_bodies_and_templates_do_not_delay_short_requests() {
     let runtime = runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build().unwrap();
     runtime.block_on(async {
-        let server = Server::trusting(engine(OPTIONS));
+        let server = Server::trusting_templates(engine(OPTIONS));
         let (go, goes) = mpsc::channel::<()>();
         let taken = spawn_blocking(move || goes.recv().unwrap());
         let long_mistake = "[".repeat(LONG_BYTES);
@@ -239,7 +239,7 @@ fn long_bodies_and_templates_keep_nobody_waiting() {
         }
         go.send(()).unwrap();
         taken.await.unwrap();
-        // All at once, as they wait for each other.
+        // They are polled together, as they wait for each other.
         poll_fn(|context| {
             waiting.retain_mut(|(path, answer)| match answer.as_mut().poll(context) {
                 Poll::Ready(answer) => {
@@ -255,9 +255,9 @@ fn long_bodies_and_templates_keep_nobody_waiting() {
 }
 
 #[tokio::test]
-async fn bodies_of_too_many_values_are_refused() {
+async fn bodies_with_too_many_json_values_are_rejected() {
     let server = Server::start();
-    // 8 MiB at most: 4 bytes each, of which would be 400.
+    // Within the limit of 8 MiB, but each 4 bytes would become 400 bytes of memory.
     let bomb = format!("{{\"prompt\": [{}[0]]}}", "[0],".repeat(2_000_000));
     for path in ["/v1/completions", "/tokenize"] {
         let answer = server.post_to(path, bomb.clone()).await;
@@ -268,8 +268,8 @@ async fn bodies_of_too_many_values_are_refused() {
 }
 
 #[tokio::test]
-async fn templates_of_requests_are_refused_unless_they_are_trusted() {
-    let (refusing, trusting) = (Server::start(), Server::trusting(engine(OPTIONS)));
+async fn chat_template_of_a_request_is_rejected_unless_trusted() {
+    let (refusing, trusting) = (Server::start(), Server::trusting_templates(engine(OPTIONS)));
     let body = |template: &str| json!({ "messages": [{ "role": "user", "content": "x" }], "max_tokens": 1, "chat_template": template });
     for path in [CHAT, "/tokenize"] {
         let answer = refusing.post_to(path, body("{{ messages[0].content }}").to_string()).await;

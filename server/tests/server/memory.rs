@@ -1,6 +1,6 @@
-//! The memory that one request can take, whatever is in it, in a process of its own.
+//! Peak memory of a server process for one request, for the worst kinds of requests.
 //!
-//! `docs/serving.md` tells the bound.
+//! `docs/serving.md` documents the bound.
 
 #![cfg(target_os = "linux")]
 
@@ -14,7 +14,7 @@ use crate::{
     support::{CHAT_TEMPLATE, EOS, gpt_of, tokenizer_files},
 };
 
-/// As documented, for bodies of 8 MiB at most.
+/// The documented bound for bodies of up to 8 MiB.
 const MAX_MEGABYTES: f64 = 512.0;
 const MAX_BODY_BYTES: usize = 8 << 20;
 
@@ -43,14 +43,14 @@ fn model_dir() -> tempfile::TempDir {
     save_gpt(&gpt_of(&GptConfig::llama(sizes), &Device::flex(), 0.0), &[EOS], &files)
 }
 
-/// `start`, as many times `part` as fit into a body, and `end`.
+/// A body of `start`, as many copies of `part` as fit, and `end`.
 fn filled(start: &str, part: &str, end: &str) -> String {
     let room = MAX_BODY_BYTES - start.len() - end.len() - part.len();
-    // What is repeated ends with a comma, what comes last does not.
+    // The copies end with a comma, except the last one.
     format!("{start}{}{}{end}", part.repeat(room / part.len()), part.trim_end_matches(','))
 }
 
-/// As many choices as there may be, of prompts and lists as long as they may be.
+/// The maximum number of choices, with prompts and lists of the maximum length.
 fn many_choices() -> Value {
     let ids = || (0..VOCAB_SIZE).map(|id| id.to_string());
     let words = |n: usize, n_bytes: usize| (0..n).map(|at| format!("{at:0n_bytes$}")).collect::<Vec<_>>();
@@ -64,7 +64,7 @@ fn many_choices() -> Value {
 }
 
 #[test]
-fn no_request_takes_more_memory_than_documented() {
+fn no_request_uses_more_memory_than_documented() {
     let dir = model_dir();
     let text = |n_bytes: usize| "a b ".repeat(n_bytes / 4);
     let user = |content: &str| json!([{ "role": "user", "content": content }]);
@@ -129,7 +129,7 @@ fn no_request_takes_more_memory_than_documented() {
     let mut peaks = Vec::new();
     for (name, head, body) in requests {
         assert!(body.len() <= MAX_BODY_BYTES, "{name}: {} bytes", body.len());
-        // Each has a server of its own: what one has freed may still be kept when the next one comes.
+        // A new server for each request: the allocator may keep memory of an earlier one.
         let server = Server::start(dir.path(), &[]);
         let before = server.peak_megabytes().unwrap();
         let (status, answer) = server.answer(head, &body);

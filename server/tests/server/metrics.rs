@@ -1,4 +1,4 @@
-//! `GET /metrics`: that it says what happened, in words that Prometheus reads.
+//! `GET /metrics`: its values, and Prometheus' text format.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ use tower::ServiceExt;
 use crate::support::{Answer, MODEL, OPTIONS, Server, engine, is_idle, metric, request_to};
 
 #[tokio::test]
-async fn metrics_tell_what_happened() {
+async fn metrics_count_served_requests_and_are_documented() {
     let server = Server::start();
     let body = json!({ "prompt": "x", "max_tokens": 5, "ignore_eos": true });
     server.complete(body.clone()).await;
@@ -59,7 +59,7 @@ async fn metrics_tell_what_happened() {
         let line = line.replace('L', &labels).replace(&format!("{labels}OSS"), "LOSS");
         assert!(answer.text.lines().any(|found| found == line), "{line} is not in\n{}", answer.text);
     }
-    // Every sample belongs to a family that was announced, once.
+    // Every sample belongs to a family with one `# TYPE` line.
     let mut families = BTreeSet::new();
     for line in answer.text.lines() {
         if let Some(head) = line.strip_prefix("# TYPE ") {
@@ -71,7 +71,7 @@ async fn metrics_tell_what_happened() {
             line.rsplit(' ').next().unwrap().parse::<f64>().unwrap();
         }
     }
-    // The guide lists them, and nothing else but what only adapters bring.
+    // docs/serving.md lists exactly these families, and those that exist only with adapters.
     let (_, list) = include_str!("../../../docs/serving.md").split_once("### List of metrics").unwrap();
     let (list, _) = list.split_once("\n## ").unwrap();
     let is_metric = |word: &&str| ["http_", "vllm:", "hearth_"].iter().any(|start| word.starts_with(start));
@@ -81,9 +81,9 @@ async fn metrics_tell_what_happened() {
     assert!(unknown.is_empty(), "only in docs/serving.md: {unknown:?}");
 }
 
-/// The tokens of a beam search are known at its end, all at once: they have no latencies.
+/// A beam search returns all tokens at its end, so they have no latencies.
 #[tokio::test]
-async fn answers_to_a_prompt_are_counted_together_and_beams_without_latencies() {
+async fn choices_count_as_one_request_and_beams_have_no_token_latencies() {
     let server = Server::start();
     let get = |name: &str| metric(&server.engine, name);
     let several = json!({ "prompt": "x", "n": 3, "max_tokens": 4, "ignore_eos": true });
@@ -106,7 +106,7 @@ async fn answers_to_a_prompt_are_counted_together_and_beams_without_latencies() 
 }
 
 #[tokio::test]
-async fn clients_that_leave_are_counted() {
+async fn disconnected_request_is_counted_as_abort() {
     let server = Server::start();
     let body = json!({ "prompt": "x", "max_tokens": 8000, "ignore_eos": true });
     tokio::select! {
@@ -121,9 +121,9 @@ async fn clients_that_leave_are_counted() {
     assert_eq!(loading.get("/metrics").await.status, StatusCode::SERVICE_UNAVAILABLE);
 }
 
-/// Also those that were to fork from it at the end of the prompt.
+/// Also the choices that would have forked at the end of prefill.
 #[tokio::test]
-async fn every_answer_of_a_request_that_ends_in_its_prompt_is_counted() {
+async fn each_choice_of_a_request_that_ends_in_prefill_is_an_abort() {
     let server = Server::start();
     let late = json!({ "prompt": vec![97; 8000], "n": 3, "deadline_ms": 1 });
     assert_eq!(server.post(late.to_string()).await.status, StatusCode::GATEWAY_TIMEOUT);
@@ -138,7 +138,7 @@ async fn every_answer_of_a_request_that_ends_in_its_prompt_is_counted() {
     assert!(text.contains("finished_reason=\"abort\"} 7"), "{text}");
 }
 
-/// Each metric family of a scrape: its type, its labels but those that all have, and its buckets.
+/// Each metric family of a scrape: its type, its own labels, and its buckets.
 fn families(text: &str) -> Vec<String> {
     let mut families: BTreeMap<&str, (&str, BTreeSet<&str>, Vec<&str>)> = BTreeMap::new();
     let heads = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
@@ -168,9 +168,9 @@ fn families(text: &str) -> Vec<String> {
     lines.collect()
 }
 
-/// Dashboards and routers read these. What begins with `vllm:` is as it was before a crate wrote it.
+/// Dashboards and routers depend on these names.
 #[tokio::test]
-async fn families_types_labels_and_buckets_stay_what_they_are() {
+async fn metric_types_labels_and_buckets_match_the_golden_file() {
     let golden: Vec<&str> = include_str!("../golden/metrics.txt").lines().collect();
     for speculation in [Speculation::PromptLookup { n_tokens: 2 }, Speculation::Off] {
         let server = Server::with_options(EngineOptions { speculation, ..OPTIONS });
@@ -195,7 +195,7 @@ fn n_requests(scrape: &Answer, handler: &str, method: &str, code: &str) -> f64 {
 }
 
 #[tokio::test]
-async fn every_request_is_counted_by_route_method_and_status() {
+async fn http_requests_are_counted_by_route_method_and_status() {
     let engine = engine(OPTIONS);
     let server = Server { state: AppState::loading(MODEL), engine: engine.clone() };
     let fine = json!({ "prompt": "x", "max_tokens": 1 });
@@ -209,7 +209,7 @@ async fn every_request_is_counted_by_route_method_and_status() {
     server.post("{").await;
     server.post(json!({ "prompt": "x", "model": "another" }).to_string()).await;
     server.post_to("/v1/embeddings", json!({ "input": "" }).to_string()).await;
-    // Neither names nor methods that clients make up become labels.
+    // Unknown paths and methods do not become labels.
     for path in ["/nowhere", "/nowhere/else", "/v1/completions/x", "/%22%0a"] {
         assert_eq!(send("GET", path).await.status, StatusCode::NOT_FOUND);
     }
@@ -242,12 +242,12 @@ async fn every_request_is_counted_by_route_method_and_status() {
         let line = format!("http_request_duration_seconds_count{{handler=\"{handler}\",method=\"{method}\"}} {n}");
         assert!(scrape.text.lines().any(|found| found == line), "{line} is not in\n{}", scrape.text);
     }
-    // The scrape itself, once it has ended.
+    // A scrape is counted once it has ended.
     assert_eq!(n_requests(&server.get("/metrics").await, "/metrics", "GET", "200"), 1.0);
 }
 
 #[tokio::test]
-async fn clients_that_leave_before_or_during_the_response_are_counted_as_499() {
+async fn disconnects_before_or_during_the_response_count_as_499() {
     let server = Server::start();
     let body = json!({ "prompt": "x", "max_tokens": 8000, "ignore_eos": true });
     tokio::select! {

@@ -1,4 +1,4 @@
-//! `/openapi.json` against the server it describes, and the reference page against `/openapi.json`.
+//! `/openapi.json` matches the server, and `docs/parameters.md` matches `/openapi.json`.
 
 use std::collections::BTreeMap;
 
@@ -15,8 +15,8 @@ use crate::support::{MODEL, OPTIONS, Server, VOCAB_SIZE, engine};
 
 const PAGE: &str = include_str!("../../../docs/parameters.md");
 
-/// The smallest request that each endpoint takes.
-fn smallest(path: &str) -> Value {
+/// The smallest request body that each endpoint accepts.
+fn minimal_body(path: &str) -> Value {
     match path.trim_start_matches("/v1") {
         "/chat/completions" => json!({ "messages": [{ "role": "user", "content": "x" }] }),
         "/detokenize" => json!({ "tokens": [0] }),
@@ -42,7 +42,7 @@ fn bodies(document: &Value) -> BTreeMap<String, Value> {
     bodies.collect()
 }
 
-/// Every parameter with its schema, those within objects by dotted names, and whether it is required.
+/// Every parameter with its schema and whether it is required; parameters within objects have dotted names.
 fn parameters(schema: &Value, within: &str) -> Vec<(String, Value, bool)> {
     let Some(properties) = schema["properties"].as_object() else { return Vec::new() };
     let required = schema["required"].as_array().cloned().unwrap_or_default();
@@ -54,7 +54,7 @@ fn parameters(schema: &Value, within: &str) -> Vec<(String, Value, bool)> {
     each.collect()
 }
 
-/// What a parameter may be, as the page says it.
+/// The type of a parameter as the page writes it.
 fn in_words(schema: &Value) -> String {
     if let Some(kinds) = schema["anyOf"].as_array() {
         let words = kinds.iter().filter(|kind| kind["type"] != "null").map(in_words);
@@ -157,7 +157,7 @@ fn page() -> BTreeMap<(String, String), Vec<String>> {
 }
 
 #[tokio::test]
-async fn the_reference_page_has_every_parameter_as_it_is() {
+async fn parameters_md_matches_the_openapi_schemas() {
     let server = Server::start();
     let mut rows = page();
     let mut wrong = Vec::new();
@@ -188,7 +188,7 @@ async fn the_reference_page_has_every_parameter_as_it_is() {
 }
 
 #[tokio::test]
-async fn each_range_is_the_range() {
+async fn values_beyond_the_openapi_ranges_are_rejected() {
     let server = Server::start();
     let mut n_tried = 0;
     for (path, schema) in bodies(&document(&server).await) {
@@ -200,7 +200,7 @@ async fn each_range_is_the_range() {
                 schema["enum"].as_array().map(|_| -0.5),
             ];
             for beyond in beyond.into_iter().flatten() {
-                let mut body = smallest(&path);
+                let mut body = minimal_body(&path);
                 body[&name] = json!(beyond);
                 let answer = server.post_to(&path, body.to_string()).await;
                 assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{path} {body}");
@@ -213,13 +213,13 @@ async fn each_range_is_the_range() {
 }
 
 #[tokio::test]
-async fn the_document_is_whole() {
+async fn openapi_minimal_requests_succeed_and_references_resolve() {
     let server = Server::start();
     let document = document(&server).await;
     for (path, schema) in bodies(&document) {
-        // Adapters come and go only where that is turned on.
+        // Loading adapters is forbidden unless it is enabled.
         let expected = if path.ends_with("lora_adapter") { StatusCode::FORBIDDEN } else { StatusCode::OK };
-        assert_eq!(server.post_to(&path, smallest(&path).to_string()).await.status, expected, "{path}");
+        assert_eq!(server.post_to(&path, minimal_body(&path).to_string()).await.status, expected, "{path}");
         let parameters = parameters(&schema, "");
         if parameters.iter().any(|(name, ..)| name == "model") {
             assert_eq!(schema["properties"]["model"]["enum"], json!([MODEL, null]), "{path}");
@@ -237,7 +237,7 @@ async fn the_document_is_whole() {
 }
 
 #[tokio::test]
-async fn the_document_is_sent_again_only_after_a_change() {
+async fn openapi_document_answers_304_until_it_changes() {
     let state = AppState::loading(MODEL);
     let router = app(state.clone());
     let get = async |tag: &str| {
@@ -252,7 +252,7 @@ async fn the_document_is_sent_again_only_after_a_change() {
     assert!(serde_json::from_slice::<Value>(&text).unwrap()["paths"].is_object());
     let (status, tag, text) = get(&before).await;
     assert_eq!((status, &tag, text.len()), (StatusCode::NOT_MODIFIED, &before, 0));
-    // The size of the vocabulary is known now.
+    // The document now has the size of the vocabulary.
     state.set_engine(engine(OPTIONS));
     let (status, after, _) = get(&before).await;
     assert_eq!(status, StatusCode::OK);
@@ -263,7 +263,7 @@ async fn the_document_is_sent_again_only_after_a_change() {
 }
 
 #[tokio::test]
-async fn links_lead_to_what_there_is() {
+async fn openapi_links_point_to_existing_operations_and_fields() {
     let server = Server::start();
     let document = document(&server).await;
     let operations: Vec<&Value> = document["paths"].as_object().unwrap().values().collect();

@@ -1,5 +1,5 @@
-//! What web pages get out of a server: the server's own pages all, allowed ones what they ask for, others nothing.
-//! `.ci/hostile-page-test.mjs` tries the same in a browser.
+//! Which web pages may use the server (its own and those of allowed origins), and which hosts it accepts.
+//! `.ci/hostile-page-test.mjs` tests the same in a browser.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -19,14 +19,14 @@ use serde_json::json;
 
 use crate::{
     cli::{hearth, model_dir, path},
-    edges::with_options,
-    live::Live,
+    connections::with_options,
+    live_server::Live,
     support::{Answer, CHAT, Server, request_to},
 };
 
 const COMPLETIONS: &str = "/v1/completions";
 
-/// What is answered to whoever asks.
+/// Endpoints that answer any origin and host.
 const EXEMPT: [&str; 3] = ["/health", "/ready", "/metrics"];
 
 const GUARDED: [(Method, &str); 12] = [
@@ -50,8 +50,8 @@ async fn send(server: &Server, method: Method, path: &str, headers: &[(&str, &st
     server.send(builder.body(Body::from(r#"{"prompt": "x", "max_tokens": 1}"#)).unwrap()).await
 }
 
-/// Whether a page of this origin may ask for the models, at this host.
-async fn may_ask(server: &Server, host: &str, origin: &str) -> bool {
+/// Whether a request for the models with this host and origin is accepted.
+async fn is_accepted(server: &Server, host: &str, origin: &str) -> bool {
     let answer = send(server, Method::GET, "/v1/models", &[("host", host), ("origin", origin)]).await;
     if answer.status == StatusCode::FORBIDDEN {
         assert_eq!(answer.json()["error"]["code"], "origin_not_allowed");
@@ -60,7 +60,7 @@ async fn may_ask(server: &Server, host: &str, origin: &str) -> bool {
 }
 
 #[tokio::test]
-async fn pages_of_other_origins_get_nothing() {
+async fn requests_from_foreign_origins_are_rejected_with_403() {
     let server = Server::start();
     for (method, path) in GUARDED {
         let foreign = [("origin", "http://evil.example"), ("content-type", "application/json")];
@@ -72,7 +72,7 @@ async fn pages_of_other_origins_get_nothing() {
         assert_eq!(answer.header("access-control-allow-origin"), "");
         assert!(answer.headers.get_all("vary").iter().any(|value| value == "origin"));
         assert!(answer.header("x-request-id").starts_with("req-"));
-        // Programs send none.
+        // Programs other than browsers send no `Origin`.
         let answer = send(&server, method.clone(), path, &[("content-type", "application/json")]).await;
         assert_ne!(answer.status, StatusCode::FORBIDDEN, "{method} {path}");
     }
@@ -88,7 +88,7 @@ async fn pages_of_other_origins_get_nothing() {
 }
 
 #[tokio::test]
-async fn the_servers_own_origin_is_what_the_browser_addresses() {
+async fn own_origin_is_accepted_only_if_it_matches_the_host_header() {
     let server = Server::start();
     for (host, origin) in [
         ("localhost:8080", "http://localhost:8080"),
@@ -99,12 +99,12 @@ async fn the_servers_own_origin_is_what_the_browser_addresses() {
         ("hearth.localhost:8080", "http://hearth.localhost:8080"),
         ("localhost", "http://localhost"),
         ("localhost:80", "http://localhost"),
-        // Behind a proxy that speaks TLS.
+        // Behind a TLS proxy.
         ("localhost", "https://localhost"),
         ("localhost:443", "https://localhost"),
         ("localhost:8443", "https://localhost:8443"),
     ] {
-        assert!(may_ask(&server, host, origin).await, "{host} {origin}");
+        assert!(is_accepted(&server, host, origin).await, "{host} {origin}");
     }
     for (host, origin) in [
         ("localhost:8080", "http://localhost:8081"),
@@ -122,19 +122,19 @@ async fn the_servers_own_origin_is_what_the_browser_addresses() {
         ("localhost:8080", "null"),
         ("localhost:8080", ""),
     ] {
-        assert!(!may_ask(&server, host, origin).await, "{host} {origin}");
+        assert!(!is_accepted(&server, host, origin).await, "{host} {origin}");
     }
     let twice = [("origin", "http://localhost"), ("origin", "http://evil.example")];
     let answer = send(&server, Method::GET, "/v1/models", &twice).await;
     assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{}", answer.text);
-    // A page that came without TLS may have come from anybody.
+    // A server with TLS rejects pages loaded without TLS, which an attacker could have changed.
     let secure = with_options(|options| options.scheme = Scheme::HTTPS);
-    assert!(may_ask(&secure, "localhost:8443", "https://localhost:8443").await);
-    assert!(!may_ask(&secure, "localhost:8443", "http://localhost:8443").await);
+    assert!(is_accepted(&secure, "localhost:8443", "https://localhost:8443").await);
+    assert!(!is_accepted(&secure, "localhost:8443", "http://localhost:8443").await);
 }
 
 #[tokio::test]
-async fn pages_of_allowed_origins_may_use_the_api() {
+async fn allowed_cors_origins_get_preflight_and_cors_headers() {
     let server = with_options(|options| {
         let origins = ["https://good.test", "http://good.test:80", "tauri://localhost"];
         options.cors = CorsOrigins::These(origins.iter().map(|origin| origin.parse().unwrap()).collect());
@@ -145,7 +145,7 @@ async fn pages_of_allowed_origins_may_use_the_api() {
         send(&server, Method::OPTIONS, COMPLETIONS, &[&asked, more].concat()).await
     };
     for origin in ["https://good.test", "http://good.test", "tauri://localhost"] {
-        // Browsers send no key with the question.
+        // Browsers send no API key with a preflight request.
         let answer = preflight(origin, &[("access-control-request-headers", "authorization, content-type")]).await;
         assert_eq!((answer.status, answer.text.as_str()), (StatusCode::NO_CONTENT, ""));
         assert_eq!(answer.header("access-control-allow-origin"), origin);
@@ -163,20 +163,20 @@ async fn pages_of_allowed_origins_may_use_the_api() {
             assert_eq!(answer.header(&format!("access-control-allow-{name}")), "", "{origin}");
         }
     }
-    // A refusal can be read too.
+    // An error has CORS headers, too, so the page can read it.
     let answer = send(&server, Method::GET, "/v1/models", &[("origin", "https://good.test")]).await;
     assert_eq!(answer.status, StatusCode::UNAUTHORIZED);
     assert_eq!(answer.header("access-control-allow-origin"), "https://good.test");
     assert!(answer.header("access-control-expose-headers").contains("x-request-id"));
-    // The server's own pages need no permission, and `null` is an origin if somebody says so.
-    assert!(may_ask(&with_options(|_| ()), "localhost", "http://localhost").await);
+    // The server's own pages need no allowed origin; `null` is an origin if it is listed.
+    assert!(is_accepted(&with_options(|_| ()), "localhost", "http://localhost").await);
     let opaque = with_options(|options| options.cors = CorsOrigins::These(vec!["null".parse().unwrap()]));
-    assert!(may_ask(&opaque, "localhost", "null").await);
-    assert!(!may_ask(&opaque, "localhost", "http://evil.example").await);
+    assert!(is_accepted(&opaque, "localhost", "null").await);
+    assert!(!is_accepted(&opaque, "localhost", "http://evil.example").await);
 }
 
 #[tokio::test]
-async fn all_pages_may_use_the_api_where_its_owner_says_so() {
+async fn cors_any_allows_every_origin_but_no_foreign_host() {
     let server = with_options(|options| options.cors = CorsOrigins::Any);
     for origin in ["http://elsewhere.test", "null", "no origin"] {
         let asked = [
@@ -187,16 +187,16 @@ async fn all_pages_may_use_the_api_where_its_owner_says_so() {
         let answer = send(&server, Method::OPTIONS, COMPLETIONS, &asked).await;
         assert_eq!((answer.status, answer.header("access-control-allow-origin")), (StatusCode::NO_CONTENT, "*"));
         assert_eq!(answer.header("access-control-allow-headers"), "authorization");
-        assert!(may_ask(&server, "localhost", origin).await);
+        assert!(is_accepted(&server, "localhost", origin).await);
     }
-    // Not under a name of theirs, though.
+    // A foreign host is still rejected (DNS rebinding).
     let answer =
         send(&server, Method::GET, "/v1/models", &[("origin", "http://evil.example"), ("host", "evil.example")]).await;
     assert_eq!(answer.status, StatusCode::FORBIDDEN);
 }
 
 #[tokio::test]
-async fn a_server_on_loopback_has_loopback_names_and_those_it_is_given() {
+async fn loopback_server_accepts_only_loopback_and_allowed_hosts() {
     let server = Server::start();
     let named = with_options(|options| options.hosts = AllowedHosts::These(vec!["hearth.example".parse().unwrap()]));
     let status = async |server: &Server, host: &str| send(server, Method::GET, "/v1/models", &[("host", host)]).await;
@@ -266,13 +266,13 @@ async fn a_server_on_loopback_has_loopback_names_and_those_it_is_given() {
             send(&server, method, path, &[("host", "evil.example:8080"), ("origin", "http://evil.example:8080")]).await;
         assert_eq!(answer.status, StatusCode::FORBIDDEN, "{path}");
     }
-    // Whoever forwards a request may say so; that is for nobody to believe.
+    // Headers of proxies that name another host are ignored.
     let forwarded = [("host", "evil.example"), ("x-forwarded-host", "localhost"), ("forwarded", "host=localhost")];
     assert_eq!(send(&server, Method::GET, "/v1/models", &forwarded).await.status, StatusCode::FORBIDDEN);
 }
 
 #[test]
-fn which_hosts_are_allowed_depends_on_the_address_and_on_keys() {
+fn allowed_hosts_depend_on_bind_address_and_api_keys() {
     let keys = ApiKeys::new(["sk"]).unwrap();
     let open = ApiKeys::default();
     let choose = |listed: &[&str], bound: &str, keys: &ApiKeys| {
@@ -290,7 +290,7 @@ fn which_hosts_are_allowed_depends_on_the_address_and_on_keys() {
         assert_eq!(choose(&[], beyond, &keys), AllowedHosts::Any);
         assert_eq!(choose(&["a.example"], beyond, &open), listed);
         assert_eq!(choose(&["a.example"], beyond, &keys), listed);
-        // What `--host` names is the server's name too.
+        // The name given as `--host` is accepted, too.
         assert_eq!(choose(&[], beyond, &keys).and_name("a.example"), AllowedHosts::Any);
         let own = choose(&[], beyond, &open);
         assert_ne!(own.clone().and_name("a.example"), own);
@@ -300,7 +300,7 @@ fn which_hosts_are_allowed_depends_on_the_address_and_on_keys() {
 }
 
 #[tokio::test]
-async fn whatever_form_a_request_has_its_host_is_looked_at() {
+async fn host_is_checked_in_every_http_request_form() {
     let live = Live::start().await;
     let evil = "host: evil.example\r\n";
     let own = "host: localhost\r\n";
@@ -315,7 +315,7 @@ async fn whatever_form_a_request_has_its_host_is_looked_at() {
         (format!("GET /v1/models HTTP/1.1\r\n{own}{evil}\r\n"), "400"),
         (format!("GET /v1/models HTTP/1.1\r\n{evil}{own}\r\n"), "400"),
         (format!("GET /v1/models HTTP/1.1\r\n{own}{own}\r\n"), "400"),
-        // The whole URL goes before the header.
+        // An absolute URL takes precedence over the header.
         (format!("GET http://evil.example/v1/models HTTP/1.1\r\n{own}\r\n"), "403"),
         (format!("GET http://localhost:8080/v1/models HTTP/1.1\r\n{evil}\r\n"), "200"),
         (format!("GET http://user@localhost/v1/models HTTP/1.1\r\n{own}\r\n"), "400"),
@@ -324,7 +324,7 @@ async fn whatever_form_a_request_has_its_host_is_looked_at() {
         (format!("GET http://localhost/v1/models HTTP/1.1\r\n{own}origin: http://evil.example\r\n\r\n"), "403"),
         (format!("CONNECT evil.example:443 HTTP/1.1\r\n{own}\r\n"), "403"),
         (format!("OPTIONS * HTTP/1.1\r\n{evil}\r\n"), "403"),
-        // Nor does it speak anything where the host stands elsewhere.
+        // HTTP/2, where the host is in another place, is not supported.
         (h2, "400"),
     ] {
         let mut connection = live.connect().await;
@@ -336,7 +336,7 @@ async fn whatever_form_a_request_has_its_host_is_looked_at() {
 }
 
 #[tokio::test]
-async fn bodies_are_json_by_their_content_type() {
+async fn post_bodies_require_a_json_content_type() {
     let server = Server::start();
     let paths = [COMPLETIONS, CHAT, "/v1/embeddings", "/tokenize", "/v1/tokenize", "/detokenize", "/v1/detokenize"];
     for path in paths {
@@ -376,11 +376,11 @@ async fn bodies_are_json_by_their_content_type() {
     assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
 }
 
-/// `hearth serve`, as far as it listens.
+/// A process of `hearth serve` that is ready.
 struct Serving {
     child: Child,
     port: u16,
-    /// What it has logged before it was ready.
+    /// Its log up to the line that it is ready.
     log: String,
 }
 
@@ -423,12 +423,12 @@ impl Drop for Serving {
 }
 
 #[test]
-fn a_server_beyond_loopback_has_addresses_and_the_machines_names() {
+fn public_server_accepts_ip_addresses_and_its_own_hostnames() {
     let own = hostname::get().unwrap().into_string().unwrap();
     let local = format!("{}.local:8080", own.split('.').next().unwrap());
     let statuses = |server: &Serving, hosts: &[&str]| hosts.iter().map(|host| server.status(host)).collect::<Vec<_>>();
 
-    // As `docker run -p 8080:8080 hearth` is opened.
+    // The hosts by which a container published with `docker run -p 8080:8080 hearth` is reached.
     let open = Serving::start(&["--host", "0.0.0.0"]);
     assert!(open.warns(), "{}", open.log);
     let hosts = ["localhost:8080", "192.0.2.7:8080", "[2001:db8::1]:8080", &own, &own.to_uppercase(), &local];

@@ -1,5 +1,5 @@
-//! Request parameters by their effect on what comes out. The distributions themselves are tested in the model crate;
-//! here it is shown that each parameter reaches the sampler, or the text.
+//! Request parameters by their effect on the answer: each one reaches the sampler or the text. The model crate tests
+//! the distributions themselves.
 
 use axum::http::StatusCode;
 use hearth_model::tokenizer::EncodeOptions;
@@ -11,7 +11,7 @@ fn text(answer: &Value) -> &str {
     answer["choices"][0]["text"].as_str().unwrap()
 }
 
-/// A body with fields put over it.
+/// A copy of `base` with `fields` set.
 fn with(base: &Value, fields: Value) -> Value {
     let mut body = base.clone();
     for (name, value) in fields.as_object().unwrap() {
@@ -21,7 +21,7 @@ fn with(base: &Value, fields: Value) -> Value {
 }
 
 #[tokio::test]
-async fn every_cut_can_leave_only_the_most_likely_token() {
+async fn strict_sampling_filters_equal_greedy_and_disabled_ones_are_neutral() {
     let server = Server::start();
     let base = json!({ "prompt": "once", "max_tokens": 12, "ignore_eos": true, "seed": 5 });
     let greedy = server.complete(with(&base, json!({ "temperature": 0 }))).await;
@@ -39,7 +39,7 @@ async fn every_cut_can_leave_only_the_most_likely_token() {
     ] {
         assert_eq!(text(&server.complete(with(&base, fields.clone())).await), text(&greedy), "{fields}");
     }
-    // And what is off, or acts on nothing, leaves everything as it was.
+    // Parameters that are off, or have nothing to act on, do not change the text.
     for fields in [
         json!({ "top_k": -1, "top_n_sigma": -1, "typical_p": 1, "xtc_probability": 0, "mirostat": 0, "dry_multiplier": 0 }),
         json!({ "samplers": [], "repeat_last_n": -1, "dynatemp_range": 0, "bad_words": [], "mirostat_tau": 3 }),
@@ -49,7 +49,7 @@ async fn every_cut_can_leave_only_the_most_likely_token() {
     ] {
         assert_eq!(text(&server.complete(with(&base, fields.clone())).await), text(&plain), "{fields}");
     }
-    // These change what is drawn.
+    // These change the text.
     for fields in [
         json!({ "typical_p": 0.05 }),
         json!({ "xtc_probability": 1, "xtc_threshold": 0.001 }),
@@ -60,9 +60,9 @@ async fn every_cut_can_leave_only_the_most_likely_token() {
 }
 
 #[tokio::test]
-async fn dry_and_its_breakers() {
+async fn dry_penalizes_repetition_except_at_sequence_breakers() {
     let server = Server::start();
-    // A bias makes the model write `a` on and on; a repetition costs more than the bias.
+    // The bias makes the model repeat `a`; the penalty for repetition is larger than the bias.
     let base = json!({ "prompt": "x", "max_tokens": 4, "temperature": 0, "logit_bias": { "97": 50, "98": 40 } });
     assert_eq!(text(&server.complete(base.clone()).await), "aaaa");
     let dry = json!({ "dry_multiplier": 30, "dry_base": 1, "dry_allowed_length": 1 });
@@ -75,7 +75,7 @@ async fn dry_and_its_breakers() {
 }
 
 #[tokio::test]
-async fn words_and_tokens_can_be_ruled_out() {
+async fn allowed_token_ids_bad_words_and_min_tokens_exclude_tokens() {
     let server = Server::start();
     let base = json!({ "prompt": "x", "max_tokens": 6, "ignore_eos": true, "seed": 3 });
     let allowed = server.complete(with(&base, json!({ "allowed_token_ids": [97, 98] }))).await;
@@ -91,7 +91,7 @@ async fn words_and_tokens_can_be_ruled_out() {
 }
 
 #[tokio::test]
-async fn special_tokens_and_stop_strings_can_be_shown() {
+async fn special_tokens_and_stop_strings_are_in_the_text_on_request() {
     let server = Server::start();
     let ends = json!({ "prompt": "x", "max_tokens": 3, "logit_bias": { (EOS.to_string()): 100 } });
     let shown = |fields: Value| {
@@ -120,7 +120,7 @@ async fn special_tokens_and_stop_strings_can_be_shown() {
 }
 
 #[tokio::test]
-async fn prompts_are_truncated_on_request_and_it_is_told() {
+async fn truncate_prompt_tokens_cuts_the_start_and_usage_reports_it() {
     let server = Server::start();
     let body = json!({
         "prompt": "abcdef", "max_tokens": 1, "echo": true, "truncate_prompt_tokens": 4, "return_token_ids": true,
@@ -133,7 +133,7 @@ async fn prompts_are_truncated_on_request_and_it_is_told() {
     assert_eq!((&usage["prompt_tokens"], &usage["prompt_tokens_details"]["truncated_tokens"]), (&json!(4), &json!(2)));
     let whole = server.complete(with(&body, json!({ "truncate_prompt_tokens": 400 }))).await;
     assert_eq!(whole["usage"]["prompt_tokens_details"]["truncated_tokens"], 0);
-    // As much as fits beside the answer.
+    // `-1` keeps as much of the prompt as fits beside the answer.
     let long = json!({ "prompt": vec![97; MAX_SEQ_LEN + 5], "max_tokens": 2, "ignore_eos": true });
     let refused = server.post(long.to_string()).await;
     assert_eq!(refused.json()["error"]["code"], "context_length_exceeded");
@@ -143,7 +143,7 @@ async fn prompts_are_truncated_on_request_and_it_is_told() {
 }
 
 #[tokio::test]
-async fn prompt_logprobs_are_vllms() {
+async fn prompt_logprobs_have_the_vllm_shape() {
     let server = Server::start();
     let base = json!({ "prompt": "the end", "max_tokens": 1, "temperature": 0 });
     let answer = server.complete(with(&base, json!({ "prompt_logprobs": 2, "echo": true, "logprobs": 5 }))).await;
@@ -170,9 +170,9 @@ async fn prompt_logprobs_are_vllms() {
 }
 
 #[tokio::test]
-async fn log_probabilities_before_or_after_the_parameters() {
+async fn logprobs_mode_selects_raw_or_processed_logprobs() {
     let server = Server::start();
-    // With a bias of 100 the others' probabilities would be less than a float can hold.
+    // With a bias of 100 the probabilities of other tokens would underflow.
     let base = json!({ "prompt": "x", "max_tokens": 1, "logprobs": 3, "logit_bias": { "97": 50 } });
     let number = |answer: Value| answer["choices"][0]["logprobs"]["token_logprobs"][0].as_f64().unwrap();
     let raw = number(server.complete(base.clone()).await);
@@ -183,7 +183,7 @@ async fn log_probabilities_before_or_after_the_parameters() {
 }
 
 #[tokio::test]
-async fn parameters_that_contradict_each_other_name_both() {
+async fn invalid_or_contradictory_parameters_are_rejected_by_name() {
     let server = Server::start();
     let cases = [
         (json!({ "mirostat": 2, "top_k": 40 }), "mirostat", "`top_k`"),

@@ -1,4 +1,4 @@
-//! What the binary is told and cannot do, and what goes before what: flags, variables, memory, files.
+//! Settings of the binary: precedence of flags and variables, limits of memory, interrupted writes, and unusual files.
 
 use std::{fs, process::Output};
 
@@ -20,7 +20,7 @@ fn dtype(output: &Output) -> String {
 }
 
 #[test]
-fn the_command_line_goes_before_variables() {
+fn command_line_flags_override_environment_variables() {
     let model = model_dir();
     let model = path(model.path());
     let with = |args: &[&str], variables: &[(&str, &str)]| bench(&[args, &["--model", model]].concat(), variables);
@@ -29,7 +29,7 @@ fn the_command_line_goes_before_variables() {
     assert_eq!(dtype(&with(&[], &[("HEARTH_QUANTIZE", "q8"), ("HEARTH_DTYPE", "")])), "q8");
     let both = [("HEARTH_DTYPE", "f32"), ("HEARTH_QUANTIZE", "q8")];
     assert_eq!(dtype(&with(&["--quantize", "q4"], &both)), "q4");
-    // No file is looked for that the command line does not ask for.
+    // `--random` ignores `HEARTH_MODEL`, whose file does not exist.
     assert_eq!(dtype(&bench(&["--random", model], &[("HEARTH_MODEL", "/nowhere/at/all")])), "f32");
 
     let refused = with(&[], &both);
@@ -38,7 +38,7 @@ fn the_command_line_goes_before_variables() {
     for name in ["`HEARTH_DTYPE`", "`HEARTH_QUANTIZE`", "`--dtype`", "`--quantize`", "hint: "] {
         assert!(message.contains(name), "{name}: {message}");
     }
-    // Two flags are refused as ever, and so are two variables where `serve` is not named.
+    // Two exclusive flags are rejected, and so are two variables where the subcommand `serve` is implied.
     let refused = with(&["--quantize", "q8", "--dtype", "f32"], &[]);
     assert_eq!(refused.status.code(), Some(2));
     assert!(stderr(&refused).contains("cannot be used with"), "{}", stderr(&refused));
@@ -47,7 +47,7 @@ fn the_command_line_goes_before_variables() {
 }
 
 #[test]
-fn a_model_larger_than_the_machine_is_refused_before_it_is_loaded() {
+fn model_larger_than_memory_is_rejected_before_loading() {
     let dir = tempfile::tempdir().unwrap();
     let config = json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128_256, "hidden_size": 65_536,
@@ -74,7 +74,7 @@ fn a_model_larger_than_the_machine_is_refused_before_it_is_loaded() {
 }
 
 #[test]
-fn the_shape_of_a_rounded_model_is_measured_rounded() {
+fn bench_random_uses_the_dtype_of_a_quantized_model_dir() {
     let (model, parent) = (model_dir(), tempfile::tempdir().unwrap());
     let rounded = parent.path().join("rounded");
     let output = run(&["quantize", path(model.path()), path(&rounded), "--quantize", "q4"]);
@@ -83,14 +83,14 @@ fn the_shape_of_a_rounded_model_is_measured_rounded() {
     assert_eq!(dtype(&bench(&["--random", path(&rounded), "--dtype", "f16"], &[])), "f16");
 }
 
-/// Whenever it is interrupted, there is the whole model or nothing, and no folder of which nobody knows whose it is.
+/// Whenever it is interrupted, the output is the whole model or nothing, and the partial folder is removed.
 #[test]
 #[cfg(unix)]
-fn an_interrupted_quantize_leaves_nothing_behind() {
+fn interrupted_quantize_leaves_a_whole_model_or_nothing() {
     use std::{thread, time::Duration};
 
     let model = model_dir();
-    // What makes it take a while.
+    // A large file, so that copying takes a while.
     fs::write(model.path().join("vocab.json"), vec![b' '; 200 << 20]).unwrap();
     let mut n_interrupted = 0;
     for attempt in 0..6 {
@@ -113,14 +113,14 @@ fn an_interrupted_quantize_leaves_nothing_behind() {
 
 #[test]
 #[cfg(unix)]
-fn an_interrupted_export_leaves_nothing_behind() {
+fn interrupted_export_leaves_no_files() {
     use std::{thread, time::Duration};
 
     let (model, parent) = (model_dir(), tempfile::tempdir().unwrap());
     let (out, partial) = (parent.path().join("out.gguf"), parent.path().join("out.gguf.hearth-partial"));
     for attempt in 0.. {
         assert!(attempt < 20, "it is never interrupted while it writes");
-        // It can be written when someone reads it.
+        // Writing to a named pipe blocks until it is opened for reading, so the export is interrupted while it writes.
         drop(fs::remove_file(&partial));
         assert!(std::process::Command::new("mkfifo").arg(&partial).status().unwrap().success());
         let mut child = hearth(&["export", path(model.path()), path(&out)]).spawn().unwrap();
@@ -137,7 +137,7 @@ fn an_interrupted_export_leaves_nothing_behind() {
 
 #[test]
 #[cfg(unix)]
-fn links_that_lead_nowhere_and_devices_are_told_as_what_they_are() {
+fn broken_symlinks_and_device_files_are_reported_as_such() {
     use std::os::unix::fs::symlink;
 
     let model = model_dir();

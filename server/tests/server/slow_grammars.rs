@@ -1,5 +1,5 @@
-//! Very ambiguous grammars, whose tokens take longer and longer: they cost whoever asks for them, nobody else, and say
-//! what a quick grammar for the same texts says.
+//! Very ambiguous grammars, whose tokens take longer and longer: they delay only their own request, and give the
+//! answers of an unambiguous grammar for the same texts.
 
 use std::{
     collections::BTreeSet,
@@ -23,11 +23,11 @@ use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use crate::support::{EOS, OPTIONS, PATIENCE, Server, VOCAB_SIZE, is_idle, request_to, tokenizer, wait_for};
+use crate::support::{EOS, OPTIONS, Server, TEST_TIMEOUT, VOCAB_SIZE, is_idle, request_to, tokenizer, wait_for};
 
-/// Letters from a to h, in more and more ways: after 100 of them a token takes some 20 ms.
+/// Letters from a to h, ambiguously: after 100 letters a token takes some 20 ms.
 const SLOW: &str = "start: s\ns: s s | s s s | /[a-h]/";
-/// The same texts, in one way.
+/// The same texts, unambiguously.
 const QUICK: &str = "start: s\ns: s t | t\nt: /[a-h]/";
 
 fn body(grammar: &str, max_tokens: usize) -> Value {
@@ -37,7 +37,7 @@ fn body(grammar: &str, max_tokens: usize) -> Value {
     })
 }
 
-/// Streams an answer that nobody reads but for counting its events. Ends when the handle is aborted.
+/// Streams an answer and counts its events, until the task is aborted.
 fn stream(server: &Server, mut body: Value) -> (tokio::task::JoinHandle<()>, Arc<AtomicUsize>) {
     body["stream"] = json!(true);
     let request = request_to("/v1/completions");
@@ -57,7 +57,7 @@ fn stream(server: &Server, mut body: Value) -> (tokio::task::JoinHandle<()>, Arc
 }
 
 async fn reach(n_events: &AtomicUsize, n: usize) {
-    let reached = tokio::time::timeout(PATIENCE, async {
+    let reached = tokio::time::timeout(TEST_TIMEOUT, async {
         while n_events.load(Ordering::SeqCst) < n {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
@@ -66,7 +66,7 @@ async fn reach(n_events: &AtomicUsize, n: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_grammar_holds_up_nobody_else() {
+async fn slow_grammar_does_not_delay_other_requests() {
     let server = Server::start();
     let (slow, n_events) = stream(&server, body(SLOW, 1000));
     reach(&n_events, 120).await;
@@ -76,14 +76,14 @@ async fn a_slow_grammar_holds_up_nobody_else() {
     let meanwhile = n_events.load(Ordering::SeqCst) - before;
     assert_eq!(quick["usage"]["completion_tokens"], 100);
     assert!(meanwhile < 50, "{meanwhile} slow tokens beside 100 quick ones");
-    // It goes on, and leaves nothing behind when its client goes.
+    // The slow request continues, and frees everything when its client disconnects.
     reach(&n_events, before + meanwhile + 5).await;
     slow.abort();
     wait_for(&server.engine, is_idle).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_grammar_gives_the_answer_of_a_quick_one() {
+async fn slow_grammar_gives_the_answers_of_an_equivalent_quick_one() {
     let lookup = EngineOptions { speculation: Speculation::PromptLookup { n_tokens: 3 }, ..OPTIONS };
     let cramped = EngineOptions { kv_cache_tokens: Some(16 * 40), ..OPTIONS };
     for options in [OPTIONS, lookup, cramped] {
@@ -97,7 +97,7 @@ async fn a_slow_grammar_gives_the_answer_of_a_quick_one() {
             let (quick, slow) = (with(QUICK, also.clone()).await, with(SLOW, also.clone()).await);
             assert_eq!(slow["choices"], quick["choices"], "{also}");
         }
-        // Answers that their own last token completes, soon and late.
+        // Answers of various lengths that end when the grammar is complete.
         let until_dot = |grammar: &str| grammar.replace("start: s", "start: s \".\"");
         for seed in 0..6 {
             let with = async |grammar: &str| {
@@ -115,7 +115,7 @@ async fn a_slow_grammar_gives_the_answer_of_a_quick_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_deadline_ends_a_request_that_waits_for_its_grammar() {
+async fn deadline_ends_a_request_waiting_for_its_slow_grammar() {
     let server = Server::start();
     let mut late = body(SLOW, 1000);
     late["deadline_ms"] = json!(2000);
@@ -144,7 +144,7 @@ fn settled(constraint: &mut Constraint) -> hearth_model::Result<bool> {
 }
 
 #[test]
-fn a_token_accepted_elsewhere_is_a_token_accepted_here() {
+fn accept_elsewhere_gives_the_masks_and_errors_of_accept() {
     let (logits, ends) = (vec![0.0; VOCAB_SIZE], BTreeSet::from([EOS]));
     let mut here = constraint("start: s \".\"\ns: s s | /[a-d]/ | \"(\" s \")\"");
     let mut elsewhere = here.clone();
@@ -157,14 +157,14 @@ fn a_token_accepted_elsewhere_is_a_token_accepted_here() {
         assert_eq!(is_complete, at + 1 == text.len());
         assert!(elsewhere.accepted().is_none(), "it is told once");
     }
-    // What is refused here is refused there, in the same words.
+    // A rejected token gives the same error.
     let (mut here, mut elsewhere) = (constraint(QUICK), constraint(QUICK));
     elsewhere.accept_elsewhere(id(b'!'));
     assert_eq!(settled(&mut elsewhere).unwrap_err().to_string(), here.accept(id(b'!')).unwrap_err().to_string());
 }
 
 #[test]
-fn a_grammar_is_slow_when_its_tokens_are() {
+fn constraint_is_slow_follows_the_measured_time_per_token() {
     let (logits, ends) = (vec![0.0; VOCAB_SIZE], BTreeSet::new());
     let accept_a = |constraint: &mut Constraint| {
         constraint.accept(id(b'a')).unwrap();
@@ -179,11 +179,11 @@ fn a_grammar_is_slow_when_its_tokens_are() {
     assert!(slow.is_slow());
     assert!(clone.is_slow(), "clones share what takes the time");
 
-    // The time of a token is the clock's: a quick one looks slow when the thread had to wait, and only until that is past.
+    // Token times are wall-clock times: a quick grammar may look slow after the thread was descheduled, and recovers.
     let mut quick = constraint(QUICK);
     quick.restrict(&logits, &ends).unwrap();
     let mut tokens_on_time = 0;
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TEST_TIMEOUT;
     while tokens_on_time < 230 {
         accept_a(&mut quick);
         tokens_on_time += 1;
@@ -195,9 +195,9 @@ fn a_grammar_is_slow_when_its_tokens_are() {
     }
 }
 
-/// Compiling recurses along chains of names, in a thread of its own whose stack must hold the longest that is not refused.
+/// Compiling recurses along chains of rules, in its own thread, whose stack must hold the longest accepted chain.
 #[test]
-fn the_longest_chains_of_names_do_not_overflow_the_stack() {
+fn longest_allowed_grammar_rule_chains_do_not_overflow_the_stack() {
     let compiler = GrammarCompiler::new(&tokenizer()).unwrap();
     let compile = |grammar: Grammar| compiler.compile(&grammar, "grammar").map(drop).map_err(|error| error.to_string());
     let chain = |n: usize, each: &dyn Fn(usize) -> String| (0..n).map(|i| each(i) + "\n").collect::<String>();
@@ -205,7 +205,7 @@ fn the_longest_chains_of_names_do_not_overflow_the_stack() {
     let unit = |i: usize| format!("r{i}: r{}", i + 1);
     let circle = |i: usize| format!("r{i}: \"x\" r{}?", (i + 1) % 3_999);
     let terminal = |i: usize| format!("T{i}: \"x\" T{}", i + 1);
-    // The first and the last are definitions, too.
+    // The first and the last rule count, too.
     for n in [3_998, 3_999] {
         for source in [
             format!("start: r0\n{}r{n}: \"z\"", chain(n, &rule)),
@@ -240,9 +240,9 @@ fn the_longest_chains_of_names_do_not_overflow_the_stack() {
     }
 }
 
-/// Each more would take longer than the one before.
+/// Compile time grows faster than the number of optional parts.
 #[test]
-fn many_optional_parts_are_refused() {
+fn regex_with_more_than_5000_optional_parts_is_rejected() {
     let compiler = GrammarCompiler::new(&tokenizer()).unwrap();
     let refusal =
         |grammar: Grammar| compiler.compile(&grammar, "grammar").map(drop).err().map(|error| error.to_string());

@@ -1,5 +1,4 @@
-//! Many requests of all kinds at once, to the server in a process of its own: every one is answered, rightly, and nothing
-//! is left behind.
+//! Many concurrent requests of all kinds to a server process: every answer is right, and afterwards no page is in use.
 //!
 //! `HEARTH_SOAK=10000 cargo test --release --workspace --test server soak -- --nocapture` runs it at length and looks at
 //! the memory too.
@@ -71,12 +70,12 @@ impl Server {
         let address =
             wait_for_line(&mut log, "listening on http://").trim().rsplit_once("http://").unwrap().1.to_owned();
         wait_for_line(&mut log, "is ready");
-        // A full pipe would stop it.
+        // The log is read so that the pipe does not fill up.
         thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
         Self { child, address }
     }
 
-    /// The connection, with the request sent.
+    /// Opens a connection and sends the request.
     fn send(&self, head: &str, body: &str) -> TcpStream {
         let mut connection = TcpStream::connect(&self.address).unwrap();
         let n_bytes = body.len();
@@ -114,12 +113,12 @@ impl Server {
         line.rsplit(' ').next().unwrap().parse().unwrap()
     }
 
-    /// Resident memory in megabytes, where the system tells.
+    /// Resident memory in megabytes, where the system reports it.
     fn resident_megabytes(&self) -> Option<f64> {
         self.megabytes("VmRSS:")
     }
 
-    /// The most resident memory so far.
+    /// Peak resident memory in megabytes.
     #[cfg(target_os = "linux")]
     pub(crate) fn peak_megabytes(&self) -> Option<f64> {
         self.megabytes("VmHWM:")
@@ -134,7 +133,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Where the test has failed; else it has ended.
+        // If the test failed, the process is still running.
         let _ = self.child.kill();
     }
 }
@@ -142,7 +141,7 @@ impl Drop for Server {
 pub(crate) const COMPLETIONS: &str = "POST /v1/completions";
 
 #[test]
-fn a_soak_leaves_nothing_behind() {
+fn mixed_requests_get_right_answers_and_leave_no_pages_in_use() {
     let n_requests = std::env::var("HEARTH_SOAK").map_or(N_REQUESTS, |n| n.parse().expect("HEARTH_SOAK is a number"));
     let dir = model_dir();
     // 20 pages: enough for one of each kind, not for all that run, so that some are preempted.
@@ -163,9 +162,9 @@ fn a_soak_leaves_nothing_behind() {
             if index.is_multiple_of(16) {
                 memory.lock().unwrap().extend(server.resident_megabytes());
             }
-            // 7 and 32 have no factor in common: every kind of body meets every kind of client.
+            // 7 and 32 have no common factor, so every kind of body is sent by every kind of client.
             let which = index * 7 % bodies.len();
-            one(&server, index, &bodies[which], &expected[which]);
+            send_and_check(&server, index, &bodies[which], &expected[which]);
         }
     };
     thread::scope(|scope| {
@@ -173,7 +172,7 @@ fn a_soak_leaves_nothing_behind() {
             client.join().expect("every request is answered as it should be");
         }
     });
-    // Those that left are noticed before the next step, which may be on its way.
+    // The engine notices disconnected clients at its next step.
     while server.metric("num_requests_running") + server.metric("num_requests_waiting") > 0.0 {}
     assert_eq!(server.metric("kv_cache_usage_perc"), 0.0);
     let n_preemptions = server.metric("num_preemptions_total");
@@ -191,11 +190,11 @@ fn a_soak_leaves_nothing_behind() {
         "{n_requests} requests, {n_preemptions} preemptions; resident memory by quarters {quarters:.2?} MB, {:+.2} %",
         growth * 100.0
     );
-    // A few hundred requests only show how the allocator warms up.
+    // With a few hundred requests, memory still grows while the allocator warms up.
     assert!(n_requests < 10_000 || growth < 0.02, "resident memory grew");
 }
 
-fn one(server: &Server, index: usize, body: &Value, expected: &Value) {
+fn send_and_check(server: &Server, index: usize, body: &Value, expected: &Value) {
     if index % 10 == 3 {
         let (status, answer) = server.answer(COMPLETIONS, MALFORMED[index / 10 % MALFORMED.len()]);
         assert_eq!(status, 400);
@@ -207,7 +206,7 @@ fn one(server: &Server, index: usize, body: &Value, expected: &Value) {
             (json!(index.is_multiple_of(2)), json!(true), json!(80));
         let mut connection = server.send(COMPLETIONS, &body.to_string());
         if index.is_multiple_of(2) {
-            // In mid-stream; else before there is an answer, in the queue or somewhere in the engine.
+            // Disconnects in the middle of the stream; otherwise before the answer.
             let n_bytes = connection.read(&mut [0; 300]).unwrap();
             assert!(n_bytes > 0, "{body}");
         }

@@ -1,4 +1,4 @@
-//! Speculative decoding: whatever is guessed, answers are the same to the last bit, and guesses that are right come free.
+//! Speculative decoding: drafts never change an answer, to the last bit, and accepted drafts save steps.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,8 +18,8 @@ use hearth_server::{
 use serde_json::{Value, json};
 
 use crate::{
-    engine::{mixed, parts, prompt, request},
-    sharing::{Told, answers, choices},
+    engine::{mixed_requests, parts, prompt, request},
+    prefix_sharing::{ClientAnswer, answers, choices},
     soak::bodies,
     support::{self, MAX_SEQ_LEN, MODEL, OPTIONS, Server, fold, is_idle, metric, wait_for},
 };
@@ -27,7 +27,7 @@ use crate::{
 pub(crate) const LOOKUP: Speculation = Speculation::PromptLookup { n_tokens: 6 };
 pub(crate) const DRAFT: Speculation = Speculation::DraftModel { n_tokens: 4 };
 
-/// With a draft model whose weights differ by `noise`.
+/// An engine with a draft model whose weights differ by `noise`.
 fn engine(speculation: Speculation, noise: f32, options: EngineOptions) -> Engine {
     let load = move || {
         let draft = LoadedModel { gpt: support::gpt_like(&Device::flex(), noise), ..support::model() };
@@ -36,7 +36,7 @@ fn engine(speculation: Speculation, noise: f32, options: EngineOptions) -> Engin
     Engine::start(load, EngineOptions { speculation, ..options }).unwrap()
 }
 
-/// Texts that repeat themselves, with all that may act on a token.
+/// Requests with repetitive prompts, with all kinds of parameters that act on tokens.
 pub(crate) fn repetitive() -> Vec<RequestParts> {
     let cold = SamplingParams { temperature: 0.3, seed: 3, ..SamplingParams::default() };
     let mirostat = Some(Mirostat { version: MirostatVersion::V2, tau: 2.0, eta: 0.3 });
@@ -61,12 +61,17 @@ pub(crate) fn repetitive() -> Vec<RequestParts> {
 }
 
 #[tokio::test]
-async fn guessing_changes_nothing_of_an_answer() {
-    let workloads = [repetitive(), mixed(), choices(3, None), [repetitive(), choices(3, Some(1)), mixed()].concat()];
+async fn speculative_decoding_does_not_change_answers() {
+    let workloads = [
+        repetitive(),
+        mixed_requests(),
+        choices(3, None),
+        [repetitive(), choices(3, Some(1)), mixed_requests()].concat(),
+    ];
     let few_pages = Some(20 * 16);
     let options = [
         OPTIONS,
-        // One at a time, preempted by each other, and with little room for guesses.
+        // One at a time, with preemption, and with a small budget for drafts.
         EngineOptions { max_batch_size: 1, ..OPTIONS },
         EngineOptions { max_batch_size: 16, kv_cache_tokens: few_pages, ..OPTIONS },
         EngineOptions { max_batch_size: 4, max_batch_tokens: 7, ..OPTIONS },
@@ -77,7 +82,7 @@ async fn guessing_changes_nothing_of_an_answer() {
         for options in &options {
             for (speculation, noise) in [(LOOKUP, 0.0), (DRAFT, 0.02), (DRAFT, 1.0)] {
                 let engine = engine(speculation, noise, options.clone());
-                // The second time from the prefix cache.
+                // The second round uses the prefix cache.
                 for round in 0..2 {
                     let (told, _) = answers(&engine, requests).await;
                     assert_eq!(told, expected, "{speculation:?}, noise {noise}, {options:?}, round {round}");
@@ -99,8 +104,8 @@ async fn guessing_changes_nothing_of_an_answer() {
 }
 
 #[tokio::test]
-async fn a_draft_model_of_one_mind_is_always_right() {
-    for requests in [repetitive(), mixed(), choices(3, None)] {
+async fn drafts_of_an_identical_draft_model_are_all_accepted() {
+    for requests in [repetitive(), mixed_requests(), choices(3, None)] {
         let engine = engine(DRAFT, 0.0, EngineOptions { max_batch_size: 4, ..OPTIONS });
         let (told, _) = answers(&engine, &requests).await;
         wait_for(&engine, is_idle).await;
@@ -108,14 +113,14 @@ async fn a_draft_model_of_one_mind_is_always_right() {
             ["draft_tokens", "accepted_tokens"].map(|name| metric(&engine, &format!("spec_decode_num_{name}_total")));
         assert!(n_guessed > 0.0, "the test shows nothing");
         assert_eq!(n_guessed, n_accepted);
-        let n_tokens: usize = told.iter().map(|told: &Told| told.token_ids.len()).sum();
+        let n_tokens: usize = told.iter().map(|told: &ClientAnswer| told.token_ids.len()).sum();
         assert_eq!(metric(&engine, "generation_tokens_total"), n_tokens as f64);
     }
 }
 
-/// The deadline passes in the middle of a step, in most rounds.
+/// In most rounds the deadline passes in the middle of a step.
 #[tokio::test]
-async fn drafts_of_requests_that_end_at_their_deadline_are_not_counted_as_rejected() {
+async fn drafts_cut_off_by_a_deadline_are_not_counted_as_rejected() {
     let engine = engine(DRAFT, 0.0, OPTIONS);
     for round in 1..=10 {
         let deadline = Some(Duration::from_millis(21 * round));
@@ -135,9 +140,9 @@ async fn drafts_of_requests_that_end_at_their_deadline_are_not_counted_as_reject
 }
 
 #[tokio::test]
-async fn right_guesses_save_steps_and_are_counted() {
+async fn accepted_drafts_save_steps_and_are_counted_in_metrics() {
     let engine = engine(LOOKUP, 0.0, OPTIONS);
-    // Nothing but one token, over and over.
+    // The model generates the same token again and again.
     let sampling = SamplingParams { logit_bias: Arc::new([(5, 100.0)].into()), ..SamplingParams::greedy() };
     let (told, _) = answers(&engine, &[parts(vec![5; 20], 100, sampling)]).await;
     assert_eq!(told[0].token_ids, vec![5; 100]);
@@ -155,7 +160,7 @@ async fn right_guesses_save_steps_and_are_counted() {
 }
 
 #[tokio::test]
-async fn over_http_too() {
+async fn speculative_decoding_does_not_change_http_answers() {
     let plain = Server::start();
     let structured = |regex: &str, seed: u32| json!({ "prompt": "x", "structured_outputs": { "regex": regex }, "max_tokens": 40, "seed": seed });
     let structured = [structured("(abcd){8}", 1), structured("([ab]c){4,9}e", 2), structured("[a-z]+ [0-9]{3}", 3)];
@@ -174,7 +179,7 @@ async fn over_http_too() {
 }
 
 #[test]
-fn what_cannot_guess_is_refused_at_the_start() {
+fn invalid_speculation_options_are_rejected_at_start() {
     let refusal = |speculation, draft: Option<LoadedModel>| {
         let options = EngineOptions { speculation, ..OPTIONS };
         match Engine::start(move || Ok(Models { draft, ..support::model().into() }), options) {
@@ -197,9 +202,9 @@ fn what_cannot_guess_is_refused_at_the_start() {
     );
 }
 
-/// Answers do not depend on what the draft model can take in.
+/// Answers do not depend on the context length of the draft model.
 #[tokio::test]
-async fn a_draft_model_with_a_short_context_guesses_as_far_as_it_goes() {
+async fn draft_model_with_a_short_context_drafts_up_to_its_limit() {
     let load = || {
         let served = support::model();
         let draft = LoadedModel { gpt: support::short_gpt(64), ..support::model() };

@@ -13,19 +13,19 @@ use tokio::net::TcpStream;
 use tower::ServiceExt;
 
 use crate::{
-    live::{Live, post},
+    live_server::{Live, post},
     support::{MAX_SEQ_LEN, MODEL, OPTIONS, Server, events, is_idle, model, request_to, short_gpt},
 };
 
-/// More tokens than this machine makes in the time that a test waits: 128 choices of 8,000 tokens.
+/// A request that runs longer than any test: 128 choices of 8,192 tokens.
 fn endless() -> Value {
     json!({ "prompt": "x", "max_tokens": MAX_SEQ_LEN, "n": 128, "ignore_eos": true })
 }
 
 #[tokio::test]
-async fn a_character_is_held_back_until_it_is_whole() {
+async fn streamed_multibyte_character_is_held_back_until_complete() {
     let server = Server::start();
-    // A bias and a penalty write 0xe6, 0x97, 0xa5 in turn: the bytes of 日.
+    // The bias and the penalty make the model generate 0xe6, 0x97, 0xa5: the bytes of 日.
     let body = json!({
         "prompt": "x", "max_tokens": 3, "temperature": 0, "repetition_penalty": 100,
         "logit_bias": { "230": 100, "151": 99, "165": 98 },
@@ -39,7 +39,7 @@ async fn a_character_is_held_back_until_it_is_whole() {
 }
 
 #[tokio::test]
-async fn a_stream_has_openais_shape() {
+async fn streamed_completion_has_the_openai_shape() {
     let server = Server::start();
     let body = json!({ "prompt": "x", "max_tokens": 4, "logit_bias": { "97": 100 } });
     let streamed = server.stream(body.clone()).await;
@@ -68,7 +68,7 @@ async fn a_stream_has_openais_shape() {
 }
 
 #[tokio::test]
-async fn headers_of_a_stream() {
+async fn streamed_completion_has_sse_headers() {
     let server = Server::start();
     let answer = server.post(json!({ "prompt": "x", "stream": true }).to_string()).await;
     assert_eq!(answer.header("content-type"), "text/event-stream; charset=utf-8");
@@ -78,7 +78,7 @@ async fn headers_of_a_stream() {
 }
 
 #[tokio::test]
-async fn dropping_the_body_frees_everything() {
+async fn dropping_the_response_body_frees_requests_and_pages() {
     let server = Server::start();
     let mut body = endless();
     body["stream"] = json!(true);
@@ -98,7 +98,7 @@ fn streamed(mut body: Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_client_gone_in_mid_stream_frees_everything() {
+async fn disconnect_during_a_stream_frees_requests_and_pages() {
     let live = Live::start().await;
     let mut connection = live.post(&streamed(endless())).await;
     connection.first_event().await;
@@ -107,7 +107,7 @@ async fn a_client_gone_in_mid_stream_frees_everything() {
 }
 
 #[tokio::test]
-async fn a_client_gone_before_an_unstreamed_answer_frees_everything() {
+async fn disconnect_before_an_unstreamed_answer_frees_requests_and_pages() {
     let live = Live::start().await;
     let connection = live.post(&endless()).await;
     live.server.wait_for(|stats| stats.running > 0).await;
@@ -116,7 +116,7 @@ async fn a_client_gone_before_an_unstreamed_answer_frees_everything() {
 }
 
 #[tokio::test]
-async fn a_reader_that_does_not_read_holds_up_nobody() {
+async fn client_that_does_not_read_its_stream_does_not_block_others() {
     let live = Live::start().await;
     let mut idle = endless();
     idle["n"] = json!(1);
@@ -128,7 +128,7 @@ async fn a_reader_that_does_not_read_holds_up_nobody() {
 }
 
 #[tokio::test]
-async fn draining_finishes_what_is_in_flight_and_takes_nothing_new() {
+async fn draining_finishes_running_streams_and_then_closes_the_port() {
     let live = Live::start().await;
     let body = json!({ "prompt": "x", "max_tokens": 300, "ignore_eos": true });
     let mut connection = live.post(&streamed(body)).await;
@@ -143,10 +143,10 @@ async fn draining_finishes_what_is_in_flight_and_takes_nothing_new() {
 }
 
 #[tokio::test]
-async fn while_it_drains_who_asks_is_told_so() {
+async fn draining_answers_new_requests_with_503_and_finishes_begun_ones() {
     let live = Live::start().await;
     let request = post(r#"{ "prompt": "x", "max_tokens": 1 }"#);
-    // In flight for as long as their bodies are not complete.
+    // Requests that are in flight because their bodies are incomplete.
     let in_flight = [
         request.clone(),
         request.replace("/v1/completions", "/tokenize"),
@@ -160,7 +160,7 @@ async fn while_it_drains_who_asks_is_told_so() {
         client.send(begun.as_bytes()).await;
         waiting.push((client, rest));
     }
-    live.answers().await;
+    live.assert_serves().await;
     live.signals.send(()).await.unwrap();
     let told = async |request: &str| {
         let mut late = live.connect().await;
@@ -172,13 +172,13 @@ async fn while_it_drains_who_asks_is_told_so() {
     for (request, status) in [(&get("/health"), 200), (&get("/metrics"), 200), (&get("/ready"), 503), (&request, 503)] {
         let answer = told(request).await;
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
-        // And the connection with it.
+        // The connection is closed, too.
         assert!(answer.contains("connection: close"), "{answer}");
         for part in ["the server is shutting down", "retry-after: 5"] {
             assert_eq!(answer.contains(part), status == 503, "{answer}");
         }
     }
-    // Those whose heads had arrived before are answered.
+    // Requests whose heads arrived before the shutdown are answered.
     for (mut client, rest) in waiting {
         client.send(rest.as_bytes()).await;
         let answer = client.all().await;
@@ -188,7 +188,7 @@ async fn while_it_drains_who_asks_is_told_so() {
 }
 
 #[tokio::test]
-async fn a_second_signal_ends_at_once() {
+async fn second_shutdown_signal_ends_running_requests_with_an_error() {
     let live = Live::start().await;
     let mut four = endless();
     four["n"] = json!(4);
@@ -199,7 +199,7 @@ async fn a_second_signal_ends_at_once() {
     live.signals.send(()).await.unwrap();
     live.signals.send(()).await.unwrap();
     assert_eq!(live.ended().await.unwrap(), Ended::CutShort);
-    // Whoever is cut off is told so.
+    // Interrupted requests receive an error.
     for answer in [connection.all().await, unstreamed.all().await] {
         assert!(answer.contains("the server is shutting down"), "{answer:.300}");
         assert!(answer.contains("unavailable_error"), "{answer:.300}");
@@ -209,7 +209,7 @@ async fn a_second_signal_ends_at_once() {
 }
 
 #[tokio::test]
-async fn draining_has_a_time_limit() {
+async fn draining_is_cut_short_after_the_drain_timeout() {
     let live = Live::with(|_, serve| serve.drain_timeout = Duration::from_millis(1)).await;
     let mut connection = live.post(&streamed(endless())).await;
     connection.first_event().await;
@@ -218,15 +218,15 @@ async fn draining_has_a_time_limit() {
 }
 
 #[tokio::test]
-async fn failed_inference_ends_every_request_with_an_error_and_then_the_server() {
+async fn inference_failure_ends_every_request_with_an_error_and_the_server() {
     use hearth_model::{sampling::SamplingParams, weights::model_dir::LoadedModel};
     use hearth_server::engine::{
         Engine, EngineOptions,
         request::{EngineRequest, ModelLimits, RequestParts, StopConditions},
     };
 
-    // With the usual cache, pages run out after 4,096 tokens each and somebody is put back into the queue: a fast engine is
-    // there before a slow test has looked at what runs and what waits.
+    // With the usual KV cache, pages run out after 4,096 tokens per request, and preemption would change the counts of
+    // running and waiting requests before this test reads them.
     const LONG: usize = 1 << 18;
     let model = || Ok(LoadedModel { gpt: short_gpt(LONG), ..model() });
     let engine = Engine::start(model, EngineOptions { kv_cache_tokens: Some(LONG), ..OPTIONS }).unwrap();
@@ -242,7 +242,7 @@ async fn failed_inference_ends_every_request_with_an_error_and_then_the_server()
     live.server.wait_for(|stats| stats.running == 8).await;
     let queued = [live.post(&streamed(one.clone())).await, live.post(&one).await];
     live.server.wait_for(|stats| stats.waiting == 2).await;
-    // A request checked against another model's limits panics in the embedding. It is the next to start.
+    // This request was validated for a larger vocabulary, so it panics in the embedding. It is the next to start.
     let wrong = ModelLimits { vocab_size: 100_000, max_seq_len: 100, max_batch_size: 1, n_pages: 10 };
     let stop = StopConditions { max_tokens: 1, ..StopConditions::default() };
     let sampling = SamplingParams::greedy();

@@ -1,4 +1,4 @@
-//! Structured output: whatever is drawn, a finished answer has the form that was asked for.
+//! Structured output: a finished answer always has the requested form.
 
 use axum::http::StatusCode;
 use hearth_model::{
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::support::{CHAT, EOS, MODEL, OPTIONS, Server, fold, is_idle, metric, wait_for};
 
-/// Schemas with everything that clients use most. Strings are short, so that a model without sense comes to their end.
+/// Schemas with the keywords that clients use most. Strings are short, so that a random model finishes them.
 pub(crate) fn schemas() -> Vec<Value> {
     vec![
         json!({
@@ -71,7 +71,7 @@ pub(crate) fn schemas() -> Vec<Value> {
     ]
 }
 
-/// Whether a value is as its schema says, for the keywords of the schemas here; the wrong ones by their place.
+/// Validates a value against a schema with the keywords used here; the error says what does not match.
 pub(crate) fn check(schema: &Value, value: &Value, root: &Value) -> Result<(), String> {
     let fail = |what: &str| Err(format!("{value} is not {what} of {schema}"));
     if let Some(reference) = schema["$ref"].as_str() {
@@ -151,7 +151,7 @@ fn response_format(schema: &Value) -> Value {
     json!({ "type": "json_schema", "json_schema": { "name": "answer", "strict": true, "schema": schema } })
 }
 
-/// A hundred answers for each schema at a high temperature. Returns how many came to their end.
+/// Checks a hundred answers for each schema at a high temperature. Returns how many were finished.
 async fn answers_follow_their_schemas(server: &Server, max_tokens: usize) -> usize {
     let mut n_finished = 0;
     for schema in schemas() {
@@ -178,13 +178,13 @@ async fn answers_follow_their_schemas(server: &Server, max_tokens: usize) -> usi
 }
 
 #[tokio::test]
-async fn a_finished_answer_follows_its_schema() {
+async fn finished_answers_follow_their_json_schema() {
     let n_finished = answers_follow_their_schemas(&Server::start(), 300).await;
     assert!(n_finished > 450, "{n_finished} of 500 came to their end");
 }
 
 #[tokio::test]
-async fn smollm2_follows_schemas() {
+async fn smollm2_finished_answers_follow_their_json_schema() {
     let Some(dir) = std::env::var_os("HEARTH_SMOLLM2") else {
         println!("skipped: set HEARTH_SMOLLM2=DIR to the Hugging Face dir of SmolLM2-135M-Instruct to run");
         return;
@@ -201,7 +201,7 @@ async fn smollm2_follows_schemas() {
 }
 
 #[tokio::test]
-async fn streamed_equals_unstreamed_under_every_constraint() {
+async fn streamed_answers_equal_unstreamed_ones_under_each_constraint() {
     let server = Server::start();
     let lark = "start: \"a\" (\"b\" | \"\u{e9}\")+ \"z\"";
     let constraints = [
@@ -222,7 +222,7 @@ async fn streamed_equals_unstreamed_under_every_constraint() {
 }
 
 #[tokio::test]
-async fn every_kind_of_constraint_is_kept() {
+async fn finished_answers_satisfy_each_kind_of_constraint() {
     let server = Server::start();
     type Check = fn(&str) -> bool;
     let is_json_object: Check = |text| serde_json::from_str::<Value>(text).is_ok_and(|value| value.is_object());
@@ -235,7 +235,7 @@ async fn every_kind_of_constraint_is_kept() {
     let is_sum: Check =
         |text| text.split('+').all(|number| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()));
     let choices = json!(["yes", "yes please", "\u{65e5}\u{672c} \"x\""]);
-    // More than a parser keeps alternatives of a rule.
+    // More than the parser's limit of alternatives in a rule.
     let numbers: Vec<String> = (0..3000).map(|number| format!("number {number}")).collect();
     let is_number: Check = |text| {
         text.strip_prefix("number ").is_some_and(|number| number.parse::<u32>().is_ok_and(|number| number < 3000))
@@ -277,7 +277,7 @@ async fn every_kind_of_constraint_is_kept() {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_cut_says_so_and_one_that_is_complete_ends() {
+async fn constrained_answer_ends_with_length_if_cut_and_stop_if_complete() {
     let server = Server::start();
     let complete = |body: Value| {
         let server = &server;
@@ -286,10 +286,10 @@ async fn an_answer_that_is_cut_says_so_and_one_that_is_complete_ends() {
     let choice = json!({ "choice": ["abcdefgh"] });
     let cut = complete(json!({ "prompt": "x", "structured_outputs": choice, "max_tokens": 3 })).await;
     assert_eq!((&cut["text"], &cut["finish_reason"]), (&json!("abc"), &json!("length")));
-    // Complete with its last token, which is also the last one allowed.
+    // The answer is complete with the last token that `max_tokens` allows.
     let whole = complete(json!({ "prompt": "x", "structured_outputs": choice, "max_tokens": 8 })).await;
     assert_eq!((&whole["text"], &whole["finish_reason"]), (&json!("abcdefgh"), &json!("stop")));
-    // Echo is outside of it, log-probabilities are the model's own.
+    // The constraint does not apply to the echo, and log-probabilities are raw.
     let body = json!({
         "prompt": "xy", "structured_outputs": choice, "max_tokens": 9, "echo": true, "logprobs": 0,
         "include_stop_str_in_output": true, "skip_special_tokens": false,
@@ -298,16 +298,16 @@ async fn an_answer_that_is_cut_says_so_and_one_that_is_complete_ends() {
     assert_eq!(echoed["text"], "xyabcdefgh");
     let logprobs = echoed["logprobs"]["token_logprobs"].as_array().unwrap();
     assert!(logprobs[2..].iter().any(|logprob| logprob.as_f64().unwrap() < -0.1), "{logprobs:?}");
-    // A stop string may end what is no JSON.
+    // A stop string may end an answer that is not JSON.
     let stopped = json!({ "prompt": "x", "structured_outputs": choice, "max_tokens": 9, "stop": ["de"] });
     assert_eq!(complete(stopped).await["text"], "abc");
     let best = json!({ "prompt": "x", "structured_outputs": { "regex": "[ab]{3}" }, "best_of": 4, "seed": 1 });
     assert_eq!(complete(best).await["text"].as_str().unwrap().len(), 3);
 }
 
-/// Clients that write out their whole types send nulls for what they leave out, also of members that are not known here.
+/// Some clients serialize all fields of their types: unset fields are null, also those that are unknown to this server.
 #[tokio::test]
-async fn a_member_that_is_null_is_absent() {
+async fn null_members_of_request_objects_count_as_absent() {
     let server = Server::start();
     let regex = json!({ "regex": "[ab]{3}", "json": null, "disable_fallback": null, "structural_tag": null });
     let body = json!({ "prompt": "x", "max_tokens": 9, "structured_outputs": regex });
@@ -341,7 +341,7 @@ async fn a_member_that_is_null_is_absent() {
 }
 
 #[tokio::test]
-async fn preemption_does_not_show_in_a_constrained_answer() {
+async fn preemption_does_not_change_constrained_answers() {
     let body = json!({
         "prompt": ["one", "two", "three", "four", "five", "six"], "seed": 5, "temperature": 1.5, "max_tokens": 60,
         "structured_outputs": { "regex": "([a-f]{3}-){11}[a-f]" },
@@ -355,7 +355,7 @@ async fn preemption_does_not_show_in_a_constrained_answer() {
 }
 
 #[tokio::test]
-async fn refusals_say_where_the_mistake_is() {
+async fn invalid_constraints_are_rejected_with_the_field_path() {
     let server = Server::start();
     let schema = |schema: Value| json!({ "response_format": response_format(&schema) });
     let whole = "response_format.json_schema.schema";
@@ -422,7 +422,7 @@ async fn refusals_say_where_the_mistake_is() {
         ),
         (json!({ "structured_outputs": { "grammar": "start: (" } }), "structured_outputs.grammar", "1("),
         (json!({ "guided_json": { "type": "thing" } }), "guided_json", "thing"),
-        // Too large, as JSON and as its text, which is not parsed to the end.
+        // Too many values, as JSON and as text, which is not parsed to its end.
         (
             json!({ "structured_outputs": { "json": { "enum": vec![0; 20_000] } } }),
             "structured_outputs.json",
@@ -433,7 +433,7 @@ async fn refusals_say_where_the_mistake_is() {
             "structured_outputs.json",
             "`structured_outputs.json` must have at most 20000 values, got more",
         ),
-        // One form only.
+        // Only one constraint is allowed.
         (
             json!({ "structured_outputs": { "json": {}, "regex": "a" } }),
             "structured_outputs.regex",
@@ -445,7 +445,7 @@ async fn refusals_say_where_the_mistake_is() {
             "`response_format`",
         ),
         (json!({ "structured_outputs": choice, "guided_regex": "a" }), "guided_regex", "`structured_outputs.choice`"),
-        // What else says how the answer goes on or ends.
+        // Parameters that also decide how the answer continues or ends.
         (json!({ "structured_outputs": choice, "min_tokens": 1 }), "min_tokens", "`structured_outputs`"),
         (json!({ "structured_outputs": choice, "ignore_eos": true }), "ignore_eos", "`structured_outputs`"),
         (json!({ "structured_outputs": choice, "stop_token_ids": [3] }), "stop_token_ids", "`structured_outputs`"),
@@ -469,7 +469,7 @@ async fn refusals_say_where_the_mistake_is() {
 }
 
 #[tokio::test]
-async fn hostile_grammars_are_refused_or_served_within_bounds() {
+async fn hostile_grammars_answer_200_or_400_and_serving_continues() {
     let server = Server::start();
     let nested = |depth: usize, open: &str, close: &str| open.repeat(depth) + "1" + &close.repeat(depth);
     let deep_schema = nested(60, "{\"items\":", "}").replace('1', "{}");

@@ -1,4 +1,4 @@
-//! A tiny model with random weights and a byte-level tokenizer, and ways to talk to a server around it.
+//! A tiny model with random weights and a byte-level tokenizer, and helpers that send requests to a server of it.
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
@@ -34,8 +34,8 @@ pub(crate) const EOS: u32 = 262;
 pub(crate) const VOCAB_SIZE: usize = 263;
 pub(crate) const MAX_SEQ_LEN: usize = 8192;
 
-/// Long enough for anything that ends by itself on a slow machine, and shorter than what must be cancelled.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than anything that ends by itself takes on a slow machine, and shorter than requests that must be cancelled.
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) const OPTIONS: EngineOptions = EngineOptions {
     max_queue: 2048,
@@ -52,17 +52,17 @@ pub(crate) fn gpt() -> Gpt {
     gpt_on(&Device::flex())
 }
 
-/// Weights are a function of their path and place, wide enough that tokens differ clearly in probability.
+/// The weights are a function of the parameter's path and index, large enough that token probabilities differ clearly.
 pub(crate) fn gpt_on(device: &Device) -> Gpt {
     gpt_like(device, 0.0)
 }
 
-/// The same but for some noise in the weights: a model that is often of one mind with it, and often not.
+/// [`gpt_on`] with noise in the weights: a model that often, but not always, predicts the same token.
 pub(crate) fn gpt_like(device: &Device, noise: f32) -> Gpt {
     gpt_of(&config(), device, noise)
 }
 
-/// The same with another length of context.
+/// [`gpt`] with another context length.
 pub(crate) fn short_gpt(max_seq_len: usize) -> Gpt {
     gpt_of(&GptConfig { max_seq_len, ..config() }, &Device::flex(), 0.0)
 }
@@ -116,7 +116,7 @@ pub(crate) fn tokenizer() -> Tokenizer {
 pub(crate) fn tokenizer_files() -> [Vec<u8>; 2] {
     let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let mut next_stand_in = 256;
-    // The alphabet of GPT-2: printable bytes stand for themselves, the others for characters from 256 on.
+    // GPT-2's byte alphabet: a printable byte is its own character, the others are characters from 256 on.
     let alphabet: Vec<String> = (0..=255u8)
         .map(|byte| {
             let code = if printable(byte) {
@@ -197,15 +197,15 @@ impl Server {
         Self { state: AppState::ready(MODEL, engine.clone()), engine }
     }
 
-    /// The same, taking chat templates from requests.
-    pub(crate) fn trusting(engine: Engine) -> Self {
+    /// A server that accepts chat templates from requests.
+    pub(crate) fn trusting_templates(engine: Engine) -> Self {
         let options = ApiOptions { request_templates: RequestTemplates::Trusted, ..ApiOptions::default() };
         let state = AppState::loading_with(MODEL, options);
         state.set_engine(engine.clone());
         Self { engine, state }
     }
 
-    /// The answer to a request to `localhost`, if it does not name another host.
+    /// Sends a request, to the host `localhost` unless it names another, and returns the answer.
     pub(crate) async fn send(&self, mut request: Request<Body>) -> Answer {
         request.headers_mut().entry(header::HOST).or_insert(HeaderValue::from_static("localhost"));
         let response = app(self.state.clone()).oneshot(request).await.unwrap();
@@ -226,14 +226,14 @@ impl Server {
         self.send(request_to(path).body(body.into()).unwrap()).await
     }
 
-    /// The answer to a conversation that must succeed.
+    /// Sends a chat request that must succeed, and returns the answer.
     pub(crate) async fn chat(&self, body: Value) -> Value {
         let answer = self.post_to(CHAT, body.to_string()).await;
         assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
         answer.json()
     }
 
-    /// The events of a streamed answer to a conversation.
+    /// Sends a chat request that streams, and returns its events without the last one, `[DONE]`.
     pub(crate) async fn stream_chat(&self, mut body: Value) -> Vec<Value> {
         body["stream"] = json!(true);
         let answer = self.post_to(CHAT, body.to_string()).await;
@@ -241,14 +241,14 @@ impl Server {
         events(&answer.text)
     }
 
-    /// The answer to a request that must succeed.
+    /// Sends a completion request that must succeed, and returns the answer.
     pub(crate) async fn complete(&self, body: Value) -> Value {
         let answer = self.post(body.to_string()).await;
         assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
         answer.json()
     }
 
-    /// The events of a streamed answer, without the last one, `[DONE]`.
+    /// Sends a completion request that streams, and returns its events without the last one, `[DONE]`.
     pub(crate) async fn stream(&self, mut body: Value) -> Vec<Value> {
         body["stream"] = json!(true);
         let answer = self.post(body.to_string()).await;
@@ -256,7 +256,7 @@ impl Server {
         events(&answer.text)
     }
 
-    /// Waits until the engine is as it should be.
+    /// Waits until the engine's statistics satisfy `is_so`.
     pub(crate) async fn wait_for(&self, is_so: impl FnMut(&EngineStats) -> bool) {
         wait_for(&self.engine, is_so).await;
     }
@@ -264,11 +264,11 @@ impl Server {
 
 pub(crate) async fn wait_for(engine: &Engine, is_so: impl FnMut(&EngineStats) -> bool) {
     let mut stats = engine.stats();
-    let reached = tokio::time::timeout(PATIENCE, stats.wait_for(is_so)).await;
+    let reached = tokio::time::timeout(TEST_TIMEOUT, stats.wait_for(is_so)).await;
     assert!(reached.is_ok(), "the engine stays at {engine:?}");
 }
 
-/// What `/metrics` says under a name of vLLM's.
+/// The value of the metric `vllm:{name}`.
 pub(crate) fn metric(engine: &Engine, name: &str) -> f64 {
     let text = engine.metrics_text(MODEL).unwrap();
     let start = format!("vllm:{name}{{");
@@ -276,7 +276,7 @@ pub(crate) fn metric(engine: &Engine, name: &str) -> f64 {
     line.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
-/// Nothing runs, nothing waits, and every page is free.
+/// Whether no request runs or waits, and every page is free.
 pub(crate) fn is_idle(stats: &EngineStats) -> bool {
     stats.running == 0 && stats.waiting == 0 && stats.free_pages == stats.n_pages
 }
@@ -297,7 +297,7 @@ impl Answer {
         self.headers.get(name).map_or("", |value| value.to_str().unwrap())
     }
 
-    /// `error.message` of the envelope, whose shape is checked.
+    /// `error.message` of the error envelope. Panics if a member of the envelope is missing.
     pub(crate) fn error(&self) -> String {
         let json = self.json();
         let error = json["error"].as_object().unwrap_or_else(|| panic!("no envelope: {json}"));
@@ -306,7 +306,7 @@ impl Answer {
     }
 }
 
-/// The data of each server-sent event; the last one must be `[DONE]` and is left out.
+/// The data of each server-sent event without the last one, which must be `[DONE]`.
 pub(crate) fn events(text: &str) -> Vec<Value> {
     let mut data: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
     assert_eq!(data.pop(), Some("[DONE]"), "{text}");

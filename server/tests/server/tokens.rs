@@ -1,4 +1,4 @@
-//! The tokenizer's endpoints, as lm-eval and vLLM's clients call them.
+//! The endpoints of the tokenizer, called as lm-eval and vLLM's clients do.
 
 use axum::http::StatusCode;
 use hearth_model::tokenizer::EncodeOptions;
@@ -13,7 +13,7 @@ async fn post(server: &Server, path: &str, body: Value) -> Value {
 }
 
 #[tokio::test]
-async fn text_to_ids_and_back() {
+async fn tokenize_and_detokenize_match_the_tokenizer() {
     let server = Server::start();
     let text = "the é end<|end|>";
     let ids = tokenizer().encode(text, EncodeOptions::PROMPT).unwrap();
@@ -33,7 +33,7 @@ async fn text_to_ids_and_back() {
 }
 
 #[tokio::test]
-async fn what_there_is_to_know_of_the_tokenizer() {
+async fn tokenizer_info_reports_special_tokens_template_and_vocab_size() {
     let server = Server::start();
     let info = server.get("/tokenizer_info").await.json();
     assert_eq!((&info["eos_token"], &info["bos_token"]), (&json!("<|end|>"), &Value::Null));
@@ -42,7 +42,7 @@ async fn what_there_is_to_know_of_the_tokenizer() {
 }
 
 #[tokio::test]
-async fn refusals_name_the_parameter_of_a_text() {
+async fn invalid_tokenize_and_detokenize_requests_name_the_parameter() {
     let server = Server::start();
     let cases = [
         ("/tokenize", json!({}), "prompt", "`prompt` is required"),

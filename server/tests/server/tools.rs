@@ -1,4 +1,4 @@
-//! Tools: what the model is told, what it must write, and the calls in what it wrote.
+//! Tools: how they are rendered into the prompt, which calls the grammar enforces, and how calls are parsed.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use crate::{
     support::{CHAT, EOS, OPTIONS, Server, model, tokenizer, tokenizer_files},
 };
 
-/// Templates as the families have them, cut short.
+/// Chat templates of the model families, shortened.
 const HERMES: &str = "{% if tools %}<tools>{{ tools | tojson }}</tools> like <tool_call>{% endif %}{% for message in \
     messages %}[{{ message.role }}]{{ message.content }}{% for call in message.tool_calls or [] %}<tool_call>\
     {{ call.function.arguments | tojson }}</tool_call>{% endfor %}<|end|>{% endfor %}[assistant]";
@@ -34,7 +34,7 @@ const GRANITE: &str = "{% if tools %}respond only with <|tool_call|> followed by
     {% for message in messages %}[{{ message.role }}]{{ message.content }}<|end|>{% endfor %}[assistant]";
 const NO_SYSTEM: &str = "{% for message in messages %}{% if message.role == 'system' %}{{ raise_exception('no system') }}\
     {% endif %}[{{ message.role }}]{{ message.content }}{% endfor %}";
-/// Knows earlier calls in a manner of its own, with arguments as strings, and no tools.
+/// Renders earlier calls in its own format, with arguments as strings, and does not render tools.
 const CALLS_ONLY: &str = "{% for message in messages %}[{{ message.role }}]{% if message.content is none %}{% for call in \
     message.tool_calls %}<call>{{ call.function.name + call.function.arguments }}</call>{% endfor %}{% else %}{{ message.content }}{% endif %}{% endfor %}";
 const OTHER: &str = "{% if tools %}[AVAILABLE]{{ tools | tojson }}{% endif %}{{ messages[0].content }}";
@@ -49,10 +49,10 @@ fn server_with(template: &'static str, tokenizer: Tokenizer) -> Server {
         Ok(LoadedModel { chat_template, tokenizer, ..model() })
     };
     let engine = Engine::start(load, OPTIONS).unwrap();
-    Server::trusting(engine)
+    Server::trusting_templates(engine)
 }
 
-/// The token that a mark replaces: `and`.
+/// The token `and`, which a mark replaces in the vocabulary.
 const MARK: u32 = EOS - 1;
 
 /// A tokenizer with a mark as a special token.
@@ -80,13 +80,13 @@ fn two_tools() -> Value {
     json!([tool("first", &schemas()[0]), tool("second-2", &schemas()[2])])
 }
 
-/// Whether this is an id of a call: OpenAI's form, or nine letters and digits, as Mistral's templates require.
+/// Whether this is the id of a call: in OpenAI's form, or nine letters and digits, as Mistral's templates require.
 fn is_id(id: &Value) -> bool {
     let id = id.as_str().unwrap();
     id.starts_with("call_") || (id.len() == 9 && id.bytes().all(|byte| byte.is_ascii_alphanumeric()))
 }
 
-/// The message and the reason that the events of one choice fold to, with OpenAI's rules for deltas.
+/// Folds the events of one choice into its message and finish reason, and checks OpenAI's rules for deltas.
 fn fold(events: &[Value]) -> (Value, Value) {
     let (mut content, mut calls, mut reason) = (String::new(), Vec::<Value>::new(), Value::Null);
     for (at, event) in events.iter().enumerate() {
@@ -115,7 +115,7 @@ fn fold(events: &[Value]) -> (Value, Value) {
     (json!({ "content": content, "calls": calls }), reason)
 }
 
-/// The same of an answer that came as a whole.
+/// The message and finish reason of an unstreamed choice.
 fn message(choice: &Value) -> (Value, Value) {
     let message = &choice["message"];
     let calls = message["tool_calls"].as_array().cloned().unwrap_or_default();
@@ -125,7 +125,7 @@ fn message(choice: &Value) -> (Value, Value) {
     (json!({ "content": content, "calls": calls }), choice["finish_reason"].clone())
 }
 
-/// Every call is of a tool that there is, with arguments that follow its schema.
+/// Checks that every call names one of the tools, with arguments that follow its schema; returns the number of calls.
 fn check_calls(calls: &Value) -> usize {
     let calls = calls.as_array().unwrap();
     for call in calls {
@@ -139,7 +139,7 @@ fn check_calls(calls: &Value) -> usize {
 }
 
 #[tokio::test]
-async fn calls_that_must_come_follow_their_schemas_and_stream_alike() {
+async fn required_tool_calls_follow_their_schemas_and_stream_equally() {
     // How many of 16 answers the tiny model completes depends on the text around its calls.
     for (template, at_least) in [
         (HERMES, 12),
@@ -177,7 +177,7 @@ async fn calls_that_must_come_follow_their_schemas_and_stream_alike() {
 }
 
 #[tokio::test]
-async fn marks_that_are_special_tokens_are_written_as_such() {
+async fn tool_call_marks_are_generated_as_special_tokens() {
     for (template, mark) in [(MISTRAL, "[TOOL_CALLS]"), (MISTRAL_NAMED, "[ARGS]"), (GRANITE, "<|tool_call|>")] {
         let server = server_with(template, tokenizer_with(mark));
         let mut n_calls = 0;
@@ -202,7 +202,7 @@ async fn marks_that_are_special_tokens_are_written_as_such() {
 }
 
 #[tokio::test]
-async fn a_special_mark_may_take_the_place_of_an_answer_by_a_schema() {
+async fn special_token_mark_starts_a_call_in_place_of_a_schema_answer() {
     let server = server_with(MISTRAL, tokenizer_with("[TOOL_CALLS]"));
     for (bias, reason) in [(100.0, "tool_calls"), (-100.0, "stop")] {
         let body = json!({
@@ -219,7 +219,7 @@ async fn a_special_mark_may_take_the_place_of_an_answer_by_a_schema() {
 }
 
 #[tokio::test]
-async fn ids_of_calls_are_accepted_in_the_next_request() {
+async fn generated_tool_call_id_is_accepted_in_the_next_request() {
     let server = server(MISTRAL);
     let tools = json!([tool("f", &json!({ "type": "object", "additionalProperties": false }))]);
     let body = json!({
@@ -233,7 +233,7 @@ async fn ids_of_calls_are_accepted_in_the_next_request() {
 }
 
 #[tokio::test]
-async fn with_a_schema_for_the_answer_the_model_answers_or_calls() {
+async fn response_schema_with_tools_gives_valid_answers_or_valid_calls() {
     for template in [HERMES, LLAMA] {
         let server = server(template);
         let (mut n_calls, mut n_answers) = (0, 0);
@@ -242,7 +242,7 @@ async fn with_a_schema_for_the_answer_the_model_answers_or_calls() {
             let body = json!({
                 "messages": user(), "tools": two_tools(), "seed": seed, "temperature": 1.8, "max_tokens": 400,
                 "response_format": { "type": "json_schema", "json_schema": { "name": "a", "schema": schema } },
-                // `<`, `{` and `n`: from answers to calls.
+                // Biases on `<`, `{` and `n` shift the output from answers to calls as the seed grows.
                 "logit_bias": { "60": f64::from(seed) / 2.0, "123": 6.0, "110": f64::from(seed) / 2.0 },
             });
             let whole = message(&server.chat(body.clone()).await["choices"][0]);
@@ -261,7 +261,7 @@ async fn with_a_schema_for_the_answer_the_model_answers_or_calls() {
 }
 
 #[tokio::test]
-async fn templates_get_tools_calls_and_results() {
+async fn chat_templates_receive_tools_calls_and_results() {
     let prompt = async |template: &'static str, messages: Value, tools: Value| {
         let mut body = json!({ "messages": messages, "max_tokens": 1, "return_token_ids": true });
         if !tools.is_null() {
@@ -286,14 +286,14 @@ async fn templates_get_tools_calls_and_results() {
         { "role": "tool", "tool_call_id": "1", "content": "r1" },
         { "role": "tool", "tool_call_id": "2", "content": "r2" },
     ]);
-    // A template that knows calls gets the arguments as an object.
+    // A template that renders calls gets the arguments as an object.
     let text = prompt(HERMES, history.clone(), one.clone()).await;
     assert!(
         text.contains("[assistant]<tool_call>{\"a\": 1}</tool_call><tool_call>{}</tool_call><|end|>[tool]r1"),
         "{text}"
     );
-    // One that does not gets all of it as text.
-    // One that knows calls but no tools writes them, unless new ones are to look otherwise.
+    // A template that renders calls but not tools writes earlier calls itself. If the request has tools, they are
+    // rendered as text in the format that the model is to use for new ones.
     let text = prompt(CALLS_ONLY, history.clone(), Value::Null).await;
     assert_eq!(text, "[user]q[assistant]<call>f{\"a\": 1}</call><call>f{}</call>[tool]r1[tool]r2");
     let text = prompt(CALLS_ONLY, history.clone(), one.clone()).await;
@@ -307,7 +307,7 @@ async fn templates_get_tools_calls_and_results() {
     let results =
         "[user]<tool_response>\nr1\n</tool_response>\n<tool_response>\nr2\n</tool_response><|end|>[assistant]";
     assert!(text.ends_with(results), "{text}");
-    // Arguments as text are the client's own; what is not a JSON object is a string.
+    // The text of arguments is kept as the client sent it; if it is not a JSON object, it is rendered as a string.
     for (arguments, written) in [
         ("{\"b\":  123456789012345678901234}", "{\"b\":  123456789012345678901234}"),
         ("{\"b\": ", "\"{\\\"b\\\": \""),
@@ -329,7 +329,7 @@ async fn templates_get_tools_calls_and_results() {
 }
 
 #[tokio::test]
-async fn refusals_of_tools_name_their_place() {
+async fn invalid_tool_requests_are_rejected_with_the_field_path() {
     let server = server(HERMES);
     let named = |name: &str| json!({ "type": "function", "function": { "name": name } });
     let tools = |tools: Value| json!({ "tools": tools });
@@ -392,7 +392,7 @@ async fn refusals_of_tools_name_their_place() {
         assert!(answer.error().contains(message), "{body}: {}", answer.error());
         assert_eq!(answer.json()["error"]["param"], param, "{body}: {}", answer.error());
     }
-    // `none` leaves the tools out, and nothing offered is nothing chosen.
+    // `none` leaves the tools out of the prompt, and an empty or null list is no list.
     for body in [
         json!({ "tools": [f()], "tool_choice": "none" }),
         json!({ "tools": [], "tool_choice": "none" }),

@@ -1,4 +1,4 @@
-//! One span per request, at a collector of our own, in the form that OTLP has for it.
+//! One span per request in OTLP's JSON format, received by a collector in the test.
 
 use std::{
     collections::BTreeMap,
@@ -27,28 +27,28 @@ use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::mpsc, time::timeout};
 
 use crate::{
-    live::Live,
-    support::{Answer, CHAT, MODEL, OPTIONS, PATIENCE, Server, engine, is_idle},
+    live_server::Live,
+    support::{Answer, CHAT, MODEL, OPTIONS, Server, TEST_TIMEOUT, engine, is_idle},
 };
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PARENT: &str = "00f067aa0ba902b7";
 
-/// Takes in documents.
+/// A collector that passes received documents to the test.
 struct Collector {
     address: SocketAddr,
     documents: mpsc::UnboundedReceiver<(HeaderMap, Value)>,
-    n_refused: Arc<AtomicUsize>,
+    n_rejected: Arc<AtomicUsize>,
 }
 
 impl Collector {
-    /// Refuses the first `n` documents.
-    async fn refusing(n: usize) -> Self {
+    /// Rejects the first `n` documents with 503.
+    async fn rejecting(n: usize) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (sender, documents) = mpsc::unbounded_channel();
-        let n_refused = Arc::new(AtomicUsize::new(0));
-        let counter = Arc::clone(&n_refused);
+        let n_rejected = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&n_rejected);
         let take = async move |uri: Uri, headers: HeaderMap, body: Bytes| {
             assert_eq!(
                 (uri.path(), &headers[header::CONTENT_TYPE]),
@@ -62,20 +62,21 @@ impl Collector {
             (StatusCode::OK, "{}")
         };
         tokio::spawn(axum::serve(listener, Router::new().fallback(post(take))).into_future());
-        Self { address, documents, n_refused }
+        Self { address, documents, n_rejected }
     }
 
     async fn start() -> Self {
-        Self::refusing(0).await
+        Self::rejecting(0).await
     }
 
     fn exporter(&self) -> Exporter {
         exporter(self.address)
     }
 
-    /// The next spans, whose frame is checked.
+    /// The spans of the next document, whose resource and scope are checked.
     async fn spans(&mut self) -> Vec<Span> {
-        let (headers, document) = timeout(PATIENCE, self.documents.recv()).await.expect("a document comes").unwrap();
+        let (headers, document) =
+            timeout(TEST_TIMEOUT, self.documents.recv()).await.expect("a document comes").unwrap();
         assert_eq!(headers["x-tenant"], "hearth tests");
         let [resource] = &document["resourceSpans"].as_array().unwrap()[..] else { panic!("{document}") };
         let of_resource = attributes(&resource["resource"]);
@@ -107,7 +108,7 @@ fn exporter(address: SocketAddr) -> Exporter {
     Exporter::start(options).unwrap()
 }
 
-/// A span as it came.
+/// A received span.
 #[derive(Debug)]
 struct Span {
     json: Value,
@@ -115,7 +116,7 @@ struct Span {
 }
 
 impl Span {
-    /// What the specification says of every span.
+    /// A span, after checking what the specification requires of every span.
     fn checked(json: &Value) -> Self {
         let is_hex = |text: &str| text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
         for (name, len) in [("traceId", 32), ("spanId", 16)] {
@@ -137,7 +138,7 @@ impl Span {
     }
 }
 
-/// Attributes by name, out of `{"key": .., "value": {"..Value": ..}}`.
+/// Attributes by name, from the form `{"key": .., "value": {"..Value": ..}}`.
 fn attributes(of: &Value) -> BTreeMap<String, Value> {
     let value = |value: &Value| {
         let (kind, content) = value.as_object().unwrap().iter().next().unwrap();
@@ -170,7 +171,7 @@ async fn ask(server: &Server, path: &str, traceparent: &str, body: &Value) -> An
 }
 
 #[tokio::test]
-async fn each_request_is_a_span_below_its_caller_s() {
+async fn each_request_exports_a_child_span_of_its_traceparent() {
     let mut collector = Collector::start().await;
     let exporter = collector.exporter();
     let server = server(&exporter);
@@ -223,7 +224,7 @@ async fn each_request_is_a_span_below_its_caller_s() {
 }
 
 #[tokio::test]
-async fn traces_begin_here_where_a_caller_names_none_and_end_where_it_records_none() {
+async fn malformed_traceparent_starts_a_trace_and_unsampled_exports_none() {
     let mut collector = Collector::start().await;
     let exporter = collector.exporter();
     let server = server(&exporter);
@@ -234,7 +235,7 @@ async fn traces_begin_here_where_a_caller_names_none_and_end_where_it_records_no
         assert!(json["traceId"] != TRACE && json.get("parentSpanId").is_none(), "{malformed}: {json}");
         assert_eq!((&json["flags"], json.get("traceState")), (&json!(1), None));
     }
-    // Neither probes nor what the caller does not record; what comes next is the last request.
+    // Health checks and unsampled traces export no span, so the next span is that of the last request.
     server.get("/health").await;
     ask(&server, "/v1/completions", &format!("00-{TRACE}-{PARENT}-00"), &body).await;
     server.get("/v1/models").await;
@@ -243,7 +244,7 @@ async fn traces_begin_here_where_a_caller_names_none_and_end_where_it_records_no
 }
 
 #[tokio::test]
-async fn spans_tell_whose_fault_an_error_is() {
+async fn span_status_is_an_error_only_for_server_failures() {
     let mut collector = Collector::start().await;
     let exporter = collector.exporter();
     let server = server(&exporter);
@@ -253,7 +254,7 @@ async fn spans_tell_whose_fault_an_error_is() {
     let span = collector.span().await;
     assert_eq!((&span.json["status"], span.number("http.response.status_code")), (&json!({}), 400.0));
     assert_eq!(span.attributes.get("error.type"), None);
-    // The server was too slow, before the answer and in the midst of it.
+    // The deadline passes before the answer, and in a stream.
     let late = json!({ "prompt": vec![97; 4000], "max_tokens": 4000, "ignore_eos": true, "deadline_ms": 1 });
     assert_eq!(ask(&server, "/v1/completions", &parent, &late).await.status, StatusCode::GATEWAY_TIMEOUT);
     let span = collector.span().await;
@@ -265,13 +266,13 @@ async fn spans_tell_whose_fault_an_error_is() {
     let span = collector.span().await;
     assert_eq!(span.json["status"], json!({ "code": 2, "message": "timeout_error" }));
     assert_eq!(span.attributes["gen_ai.response.finish_reasons"], json!(["timeout_error"]));
-    // A path that is none of ours names no span.
+    // The span of an unknown path is named by its method only.
     server.get("/any/thing").await;
     assert_eq!(collector.span().await.json["name"], "GET");
 }
 
 #[tokio::test]
-async fn a_client_that_goes_leaves_a_span() {
+async fn disconnected_client_exports_a_cancelled_span() {
     let mut collector = Collector::start().await;
     let exporter = collector.exporter();
     let live = Live::with(|api, _| api.spans = Some(exporter.sender())).await;
@@ -295,9 +296,9 @@ async fn a_client_that_goes_leaves_a_span() {
     }
 }
 
-/// What ends an embedding without a vector is in its span, as it is for text.
+/// The span of a timed-out embedding has the same attributes as that of a completion.
 #[tokio::test]
-async fn an_embedding_that_fails_says_how_it_ended() {
+async fn timed_out_embedding_span_has_a_finish_reason() {
     let mut collector = Collector::start().await;
     let exporter = collector.exporter();
     let server = server(&exporter);
@@ -311,17 +312,17 @@ async fn an_embedding_that_fails_says_how_it_ended() {
 }
 
 #[tokio::test]
-async fn a_collector_that_is_busy_is_asked_again_and_the_end_sends_what_is_left() {
-    let mut collector = Collector::refusing(2).await;
+async fn busy_collector_is_retried_and_shutdown_flushes_spans() {
+    let mut collector = Collector::rejecting(2).await;
     let exporter = collector.exporter();
     let server = server(&exporter);
     server.get("/v1/models").await;
     collector.span().await;
-    assert_eq!(collector.n_refused.load(Ordering::Relaxed), 2);
+    assert_eq!(collector.n_rejected.load(Ordering::Relaxed), 2);
     for _ in 0..700 {
         server.get("/v1/models").await;
     }
-    assert!(tokio::task::spawn_blocking(move || exporter.finish(PATIENCE)).await.unwrap());
+    assert!(tokio::task::spawn_blocking(move || exporter.finish(TEST_TIMEOUT)).await.unwrap());
     let mut n_spans = 0;
     while let Ok((_, document)) = collector.documents.try_recv() {
         n_spans += document["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array().unwrap().len();
@@ -330,12 +331,12 @@ async fn a_collector_that_is_busy_is_asked_again_and_the_end_sends_what_is_left(
 }
 
 #[tokio::test]
-async fn a_collector_that_is_dead_delays_nobody() {
-    // It takes connections and never says a word.
+async fn silent_collector_does_not_delay_requests() {
+    // It accepts connections and never answers.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let exporter = exporter(listener.local_addr().unwrap());
     let server = server(&exporter);
-    // More than the queue holds.
+    // More requests than the span queue holds.
     for _ in 0..3000 {
         assert_eq!(server.get("/v1/models").await.status, StatusCode::OK);
     }

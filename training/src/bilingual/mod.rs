@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sentences_follow_the_rules() {
+    fn bilingual_pairs_are_deterministic_with_one_translation_a_source() {
         let pairs: Vec<_> = (0..2000).map(|index| pair(Split::Training, 1, index)).collect();
         let target = |source: &str| {
             let found = pairs.iter().find(|pair| pair.source.contains(source));
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_out_is_not_in_the_training_split() {
+    fn held_out_splits_use_known_words_in_new_pairs_or_longer_sentences() {
         let words = |split, n| -> HashSet<String> {
             let pairs = (0..n).map(|index| pair(split, 5, index));
             pairs.flat_map(|pair| pair.target.split(' ').map(str::to_owned).collect::<Vec<_>>()).collect()

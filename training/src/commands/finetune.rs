@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use hearth_model::{
     TokenId,
+    digest::{Digest, Digester},
     hub::ModelPart,
     model_source::ModelSource,
     weights::model_dir::{self, LoadedText},
@@ -20,7 +21,6 @@ use hearth_training::{
     adapter::{require_model, require_trainable},
     config::{Objective, Purpose, Rows, TooLong, TrainConfig},
     corpus::Origin,
-    digest::{Digest, Digester},
     examples::{Example, ExampleEncoder, ExampleSettings, Examples, PreferencePair, read, read_preferences},
     loader::{Documents, Packing, Pairs, Permutation, RowSource},
     shard::Tokens,
@@ -30,7 +30,7 @@ use hearth_training::{
 use super::{
     model_files,
     session::{RunArgs, Session},
-    status::{Status, download_line, note_not_text},
+    status::{Status, note_not_text},
 };
 
 /// Fine-tunes a model on conversations, prompts with completions, or texts
@@ -179,7 +179,7 @@ fn examples_of(
 ) -> Result<Examples<Example>> {
     let (encoder, settings) = encoder_of(text, config);
     let sources: Vec<Origin> = sources.iter().map(|source| Origin::parse(source)).collect();
-    let examples = read(&sources, &encoder, &settings, &mut |download| status.show(|_| download_line(&download)))?;
+    let examples = read(&sources, &encoder, &settings, &mut |download| status.show(|_| download.to_string()))?;
     status.clear();
     note_commits(status, &sources, &examples.commits);
     note_not_text(status, &examples.not_text);
@@ -300,8 +300,7 @@ fn pairs_of(
 ) -> Result<Examples<PreferencePair>> {
     let (encoder, settings) = encoder_of(text, config);
     let sources: Vec<Origin> = sources.iter().map(|source| Origin::parse(source)).collect();
-    let found =
-        read_preferences(&sources, &encoder, &settings, &mut |download| status.show(|_| download_line(&download)))?;
+    let found = read_preferences(&sources, &encoder, &settings, &mut |download| status.show(|_| download.to_string()))?;
     status.clear();
     note_commits(status, &sources, &found.commits);
     note_not_text(status, &found.not_text);
@@ -415,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn examples_with_one_prompt_and_equal_texts_are_not_divided() {
+    fn split_by_prompt_keeps_equal_prompts_and_equal_texts_together() {
         let mut config = TrainConfig::default();
         config.data.val_fraction = 0.25;
         let example = |ids: Vec<u32>, n_prompt: usize| Example {
@@ -429,7 +428,7 @@ mod tests {
         let starts = |examples: &[Example]| examples.iter().map(|example| example.ids[1]).collect::<BTreeSet<_>>();
         assert_eq!((train.len(), val.len()), (60, 20));
         assert!(starts(&train).is_disjoint(&starts(&val)));
-        // A large group is not held out for a small share.
+        // A group larger than the validation share is not held out if there are smaller ones.
         let sizes = [20, 3, 7].into_iter().enumerate();
         let all = sizes.flat_map(|(prompt, size)| (0..size).map(move |n| example(vec![prompt as u32 + 5, n], 1)));
         let [_, val] = split_by_prompt(all.collect(), |example| example, None, &config);
@@ -437,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_with_one_prompt_are_not_divided() {
+    fn split_by_prompt_keeps_preference_pairs_of_a_prompt_together() {
         let mut config = TrainConfig::default();
         config.data.val_fraction = 0.25;
         let prompts = |pairs: &[PreferencePair]| pairs.iter().map(|pair| pair.chosen.ids[1]).collect::<BTreeSet<_>>();
@@ -446,7 +445,7 @@ mod tests {
         assert_eq!((prompts(&train).len(), prompts(&val).len(), train.len(), val.len()), (9, 3, 45, 15));
         assert!(prompts(&train).is_disjoint(&prompts(&val)));
         assert!(val.iter().map(|pair| pair.chosen.ids[2]).is_sorted(), "in order");
-        // One prompt for all, and one for each.
+        // If all pairs have one prompt, or each has its own, pairs are split one by one.
         for n_prompts in [1, 60] {
             let [train, val] = split_by_prompt(
                 (0..60).map(|n| pair(n % n_prompts, n)).collect(),

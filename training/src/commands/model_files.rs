@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use anyhow::Result;
 use hearth_model::{hub::ModelPart, model_source::ModelSource};
 
-use super::status::{Status, download_line};
+use super::status::Status;
 
 /// The path of `source`; a model of the hub is downloaded unless the cache has it.
 pub(crate) fn open(source: &ModelSource, part: ModelPart) -> Result<PathBuf> {
     let mut status = Status::new();
-    let path = source.open(part, &mut |download| status.show(|_| download_line(&download)))?;
+    let path = source.open(part, &mut |download| status.show(|_| download.to_string()))?;
     status.clear();
     Ok(path)
 }

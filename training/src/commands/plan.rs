@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_have_two_units() {
+    fn duration_shows_at_most_two_units() {
         let cases = [(0.4, "0 s"), (75.0, "1 min 15 s"), (3661.0, "1 h 1 min"), (200_000.0, "2 d 7 h")];
         for (seconds, text) in cases {
             assert_eq!(duration(seconds), text);

@@ -22,7 +22,7 @@ use serde_json::json;
 
 use super::{
     model_files,
-    status::{Status, download_line, note_not_text},
+    status::{Status, note_not_text},
 };
 
 /// Turns documents into token shards to train on
@@ -95,7 +95,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let settings = args.settings()?;
     let prepared = prepare(&settings, &mut |progress| match progress {
         Progress::Begin(partial) => remove_when_interrupted(&partial),
-        Progress::Download(download) => status.show(|_| download_line(&download)),
+        Progress::Download(download) => status.show(|_| download.to_string()),
         Progress::Encode { bytes_read, bytes_total, tokens } => status.show(|elapsed| {
             let (tokens, seconds) = (tokens as f64 / 1e6, elapsed.as_secs_f64());
             let (bytes_read, bytes_total) = (ByteSize(bytes_read), ByteSize(bytes_total));

@@ -3,10 +3,10 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, Result, ensure};
+use hearth_model::digest::{Digest, Digester};
 use hearth_training::{
     config::{PRESETS, Purpose, TrainConfig},
     corpus::{Encoder, FileKind, kind_of, read_text, split_by_chars},
-    digest::{Digest, Digester},
     shard::Tokens,
     tokenizer_build::BuiltTokenizer,
     trainer::Data,

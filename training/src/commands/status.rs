@@ -5,8 +5,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use hearth_model::{byte_size::ByteSize, hub::Download};
-
 /// Moves to the start of the line and clears it.
 const CLEAR_LINE: &str = "\r\x1b[K";
 
@@ -76,12 +74,6 @@ impl Status {
     }
 }
 
-/// A line about a download.
-pub(crate) fn download_line(download: &Download) -> String {
-    let Download { name, bytes: n_bytes, bytes_total } = download;
-    format!("downloading `{name}`: {} of {}", ByteSize(*n_bytes), ByteSize(*bytes_total))
-}
-
 /// Reports files of folders that were skipped.
 pub(crate) fn note_not_text(status: &mut Status, paths: &[std::path::PathBuf]) {
     if let Some(first) = paths.first() {
@@ -98,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_part_of_the_work_has_its_own_time() {
+    fn status_line_gets_the_time_since_its_phase_began() {
         let mut status = Status { is_terminal: false, every: Duration::ZERO, ..Status::new() };
         let pause = Duration::from_millis(30);
         let mut shown = Vec::new();

@@ -17,7 +17,7 @@ use hearth_training::{
 };
 use serde::Serialize;
 
-use super::status::{Status, download_line, note_not_text};
+use super::status::{Status, note_not_text};
 
 /// Trains a tokenizer on a corpus
 ///
@@ -116,7 +116,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let staged = run_dir::stage(&args.out)?;
     remove_when_interrupted(staged.path());
     for file in &args.files {
-        let found = Origin::parse(file).files(&mut |download| status.show(|_| download_line(&download)))?;
+        let found = Origin::parse(file).files(&mut |download| status.show(|_| download.to_string()))?;
         files.extend(found.files);
     }
     let total: u64 = files.iter().map(|file| file.n_bytes).sum();

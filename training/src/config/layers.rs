@@ -255,10 +255,10 @@ mod tests {
     }
 
     #[test]
-    fn every_preset_is_valid_and_survives_toml() {
+    fn every_preset_is_valid_and_survives_a_toml_round_trip() {
         for preset in PRESETS {
             let mut config = Layers { preset: Some(preset.name.to_owned()), ..Layers::default() }.resolve().unwrap();
-            // The model that an adapter needs is no preset's.
+            // LoRA needs a model, which no preset names.
             config.model.init = config.lora.is_some().then(|| "model".into());
             config.validate().unwrap();
             assert_eq!(TrainConfig::from_toml(&config.to_toml().unwrap()).unwrap(), config, "{}", preset.name);
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn later_layers_win_and_a_budget_replaces_the_one_before() {
+    fn later_config_layers_override_and_a_new_budget_replaces_the_old() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("mine.toml");
         fs::write(&file, "seed = 5\n[optim]\nlr = 0.5\nbeta2 = 0.9\n").unwrap();
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn budgets_that_contradict_in_one_layer_are_refused() {
+    fn two_budgets_or_two_cooldowns_in_one_config_layer_are_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("mine.toml");
         fs::write(&file, "[schedule]\nmax_steps = 5\nepochs = 1\n").unwrap();
@@ -306,19 +306,19 @@ mod tests {
     }
 
     #[test]
-    fn a_rounded_base_recomputes_unless_told_otherwise() {
+    fn quantized_lora_base_enables_recompute_unless_it_is_set() {
         let recomputes = |given: &[&str]| sets(given).resolve().unwrap().optim.recompute;
         assert!(!recomputes(&["lora.r=8"]) && !recomputes(&["lora.base=bf16"]));
         assert!(recomputes(&["lora.base=q4"]) && recomputes(&["lora.base=q8"]));
         assert!(!recomputes(&["lora.base=q4", "optim.recompute=false"]));
-        // A run goes on as it began.
+        // A resumed run keeps its value.
         let base = Some(sets(&["lora.r=8"]).resolve().unwrap());
         let layers = Layers { base, sets: vec!["lora.base=q4".to_owned()], ..Layers::default() };
         assert!(!layers.resolve().unwrap().optim.recompute);
     }
 
     #[test]
-    fn an_unknown_key_is_refused_with_the_nearest_one() {
+    fn unknown_config_key_is_rejected_with_the_nearest_known_key() {
         for (set, nearest) in [
             ("optim.lrr=1", "`optim.lr`"),
             ("foo=1", "hint: docs/settings.md lists all settings"),
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_values_name_what_was_given() {
+    fn invalid_set_arguments_and_presets_are_rejected_with_what_was_given() {
         let whole = "must be a whole number from 0 to 9223372036854775807, such as `1_000_000`, got ";
         for (set, parts) in [
             ("optim.lr=fast", ["`optim.lr` must be a number, got \"fast\"", "the default is `optim.lr=0.001`; docs"]),
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_of_settings_has_them_all_with_their_defaults() {
+    fn settings_docs_page_lists_every_key_with_its_default() {
         let page = include_str!("../../../docs/settings.md");
         let defaults =
             TrainConfig { lora: Some(LoraSettings::default()), ..TrainConfig::default() }.to_table().unwrap();
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn known_keys_are_all_there_are() {
+    fn known_keys_include_top_level_nested_and_optional_settings() {
         let keys = known_keys();
         for key in ["seed", "model.rope_theta", "optim.muon.lr", "schedule.max_minutes", "checkpoint.keep_steps"] {
             assert!(keys.iter().any(|known| known == key), "{key} of {keys:?}");

@@ -98,7 +98,7 @@ mod tests {
     use crate::config::Layers;
 
     #[test]
-    fn a_setting_that_a_command_would_ignore_is_refused() {
+    fn setting_that_a_command_would_ignore_is_rejected_by_key() {
         let validate = |preset: &str, set: &str, purpose: Purpose| {
             let sets = [set.to_owned()].into_iter().filter(|set| !set.is_empty()).collect();
             let layers = Layers { preset: Some(preset.to_owned()), sets, ..Layers::default() };

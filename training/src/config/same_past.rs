@@ -41,7 +41,7 @@ mod tests {
     use crate::config::Layers;
 
     #[test]
-    fn what_changes_the_past_is_named_with_both_values() {
+    fn differences_lists_old_and_new_values_that_affect_completed_steps() {
         let resolve = |sets: &[&str]| {
             let sets = sets.iter().map(|set| (*set).to_owned()).collect();
             Layers { preset: Some("tiny".to_owned()), sets, ..Layers::default() }.resolve().unwrap()

@@ -349,7 +349,7 @@ mod tests {
     use crate::config::Layers;
 
     #[test]
-    fn a_bad_setting_is_refused_with_its_name_and_value() {
+    fn invalid_setting_is_rejected_by_key_with_a_hint() {
         for (key, value) in [
             ("model.max_seq_len", "1"),
             ("data.tokens_per_step", "1000"),
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_setting_of_an_adapter_is_refused_with_its_name_and_value() {
+    fn invalid_lora_settings_are_rejected_with_a_hint() {
         let validate = |set: &str| {
             let sets = ["model.init=model", set].map(str::to_owned).to_vec();
             let layers = Layers { preset: Some("finetune-lora".to_owned()), sets, ..Layers::default() };
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cooldown_that_begins_in_the_warmup_is_refused_with_both_settings() {
+    fn cooldown_that_overlaps_the_warmup_is_rejected_naming_both_settings() {
         let validate = |sets: &[&str]| {
             let sets = ["schedule.kind=wsd", "schedule.max_steps=100"].iter().chain(sets).map(|set| (*set).to_owned());
             let layers = Layers { preset: Some("tiny".to_owned()), sets: sets.collect(), ..Layers::default() };
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn accumulation_follows_from_the_tokens_of_a_step() {
+    fn micro_steps_are_tokens_per_step_over_micro_batch_tokens() {
         let layers = Layers {
             preset: Some("tiny".to_owned()),
             sets: vec!["data.tokens_per_step=768".to_owned()],

@@ -64,7 +64,7 @@ mod tests {
     use crate::tokenizer_build::BuiltTokenizer;
 
     #[test]
-    fn messages_get_the_form_that_a_server_gives_them() {
+    fn conversation_encoder_normalizes_roles_content_parts_and_arguments() {
         let tokenizer = BuiltTokenizer::bpe(&"[system]a[assistant]b ".repeat(20), 280, 64).unwrap().open().unwrap();
         let source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for call in m.tool_calls or [] %}\
             {{ call.function.arguments | tojson }}{% endfor %}{% endfor %}";

@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_is_all_its_files_in_order_but_hidden_ones() {
+    fn list_files_walks_a_folder_in_order_without_hidden_files() {
         let dir = tempfile::tempdir().unwrap();
         for name in
             ["b.jsonl.zst", "a/z.txt", "a/y.rs", ".git/config", ".hidden", "model.bin", "train.bin", "c.PARQUET"]
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn the_split_of_tokens_is_a_word_of_the_name() {
+    fn split_of_a_token_file_is_a_whole_word_of_its_name() {
         for (name, split) in [
             ("val.bin", Some(Split::Val)),
             ("train.bin", Some(Split::Train)),

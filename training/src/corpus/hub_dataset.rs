@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_may_name_a_revision_and_a_path() {
+    fn hub_dataset_id_may_have_a_revision_and_a_path() {
         for id in ["a/b", "a/b@v1", "a/b:data/x.parquet", "a/b@v1:en"] {
             assert_eq!(HubDataset::parse(id).unwrap().to_string(), id);
         }
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_training_split_in_the_best_format_is_taken() {
+    fn hub_dataset_choose_takes_the_training_split_in_the_best_format() {
         let tables = ["README.md", "data/test-0.parquet", "data/train-0.parquet", "data/train-1.parquet", "raw.txt"];
         assert_eq!(chosen("a/b", &tables).unwrap(), ["data/train-0.parquet", "data/train-1.parquet"]);
         assert_eq!(chosen("a/b:raw.txt", &tables).unwrap(), ["raw.txt"]);
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn several_folders_are_a_question() {
+    fn hub_dataset_with_several_folders_is_rejected_listing_them() {
         let paths = ["de/train.parquet", "en/1/train.parquet", "en/2/train.parquet"];
         let error = chosen("a/b", &paths).unwrap_err();
         assert!(error.contains("in 3 folders\nhint: ") && error.contains("`a/b:de`, `a/b:en/1`"), "{error}");

@@ -275,21 +275,21 @@ mod tests {
     }
 
     #[test]
-    fn the_field_of_each_line_is_a_document() {
+    fn jsonl_text_field_of_each_line_is_a_document() {
         let text = "{\"text\": \"one\\nline \\u00e9\"}\n\n{\"id\": {\"text\": 1}, \"text\": \"two\"}\r\n{\"text\": null}\n{\"text\":\"\"}\n{\"text\":\"three\"}";
         assert_eq!(documents(text, "text").unwrap(), ["one\nline é", "two", "three"]);
         assert_eq!(documents("{\"body\": \"x\", \"text\": 1}", "body").unwrap(), ["x"]);
     }
 
     #[test]
-    fn the_elements_of_an_array_are_documents_too() {
+    fn json_array_elements_are_read_as_documents() {
         let text = "\n [\n  {\"text\": \"one\\n\", \"id\": [1, 2]},\n  {\"text\": null}, {\"text\": \"\"},\n{\"text\":\"t\u{e9}\"}\n]\n";
         assert_eq!(documents(text, "text").unwrap(), ["one\n", "té"]);
         assert_eq!(documents("[]", "text").unwrap(), [""; 0]);
     }
 
     #[test]
-    fn conversations_are_documents_unless_there_is_a_text() {
+    fn jsonl_messages_are_a_conversation_unless_the_line_has_a_text() {
         let mut pieces = Vec::new();
         let text = "{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}, {\"role\": \"assistant\", \"content\": \"Yes?\"}]}\n\
                     {\"messages\": []}\n{\"messages\": [1], \"text\": \"t\"}\n{\"text\": \"u\", \"messages\": null}\n\
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stops_the_reading_of_an_array_is_reported() {
+    fn json_array_reading_stops_with_the_error_of_its_sink() {
         let text = "[{\"text\": \"a\"}, {\"text\": \"b\"}]";
         let mut n = 0;
         let error = read_json(Path::new("a.json"), text.as_bytes(), "text", Cutting::Whole, &mut |_| {
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_line_is_named_by_its_number() {
+    fn invalid_json_is_rejected_by_line_or_element_number() {
         let cases = [
             (
                 "{\"text\": \"a\"}\n{\"text\": \"b\n",

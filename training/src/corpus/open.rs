@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn compressed_files_are_read_as_their_contents_in_several_members_too() {
+    fn gzip_and_zstd_files_of_several_members_are_decompressed() {
         let (one, two) = (b"first part\n".repeat(20_000), b"second part\n".repeat(30_000));
         let both = [one.clone(), two.clone()].concat();
         assert_eq!(read("plain", &both).unwrap(), both);
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_not_utf8_is_named() {
+    fn read_to_string_error_names_the_line_that_is_not_utf8() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("latin1.txt");
         fs::write(&path, b"a\nb\ncaf\xe9\n").unwrap();
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_order_mark_is_not_part_of_the_text() {
+    fn open_stream_strips_a_leading_byte_order_mark() {
         let marked = "\u{feff}a\u{feff}\n".as_bytes();
         for (name, bytes) in [("plain", marked.to_vec()), ("a.gz", gzip(marked)), ("a.zst", zstd(marked))] {
             assert_eq!(read(name, &bytes).unwrap(), "a\u{feff}\n".as_bytes(), "{name}");
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn cut_and_damaged_files_are_errors() {
+    fn truncated_corrupt_and_unsupported_compressed_files_are_rejected() {
         let text: Vec<u8> = (0..200_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
         for (name, bytes) in [("a.gz", gzip(&text)), ("a.zst", zstd(&text))] {
             for n in [20, bytes.len() / 2, bytes.len() - 1] {

@@ -71,7 +71,7 @@ mod tests {
     use crate::corpus::words::WordSplit;
 
     #[test]
-    fn pieces_end_between_words_and_join_to_the_whole() {
+    fn pieces_end_at_word_boundaries_and_concatenate_to_the_text() {
         let text = "one two.\nthree \n\nfour  five\r\nsix .\n/ 7\n8\näh";
         let pieces: Vec<_> = pieces_of(text, 1).collect();
         assert_eq!(pieces, ["one", " two.\n", "three \n\nfour  five\r\nsix .\n/ 7\n", "8\n", "äh"]);
@@ -83,7 +83,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
         #[test]
-        fn the_words_of_the_pieces_are_those_of_the_whole(
+        fn words_of_the_pieces_equal_the_words_of_the_whole_text(
             text in "([ \n\r\t]{0,3}('s|'LL|'|[a-z]{0,3}|[0-9]{0,5}|[.,/-]{0,3}|\\PC{0,2}|[\u{a0}\u{2028}\u{301}]{0,2})){0,20}",
             min_bytes in 1..20_usize,
         ) {
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_never_inside_a_character() {
+    fn place_to_cut_in_multibyte_text_is_a_character_boundary() {
         assert_eq!(place_to_cut("äöü\nß", 1).unwrap(), "äöü\n".len());
     }
 }

@@ -106,7 +106,7 @@ mod tests {
     use crate::corpus::{Cutting, list_files};
 
     #[test]
-    fn documents_come_in_order_and_errors_end_the_reading() {
+    fn read_in_batches_keeps_document_order_and_stops_at_an_error() {
         let dir = tempfile::tempdir().unwrap();
         for index in 0..3 {
             fs::write(dir.path().join(format!("{index}.txt")), format!("text {index} ").repeat(400_000)).unwrap();

@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_weight_stands_behind_the_last_equals_sign() {
+    fn source_weight_follows_the_last_equals_sign() {
         let parse = |text: &str| SourceSpec::parse(text).unwrap();
         let spec = |path: &str, weight| SourceSpec { origin: Origin::Path(path.into()), weight };
         assert_eq!(parse("a/b.txt"), spec("a/b.txt", None));
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_of_the_hub_are_told_from_paths() {
+    fn origin_parse_distinguishes_hub_ids_from_paths() {
         for id in ["org/name", "org/name@v1", "org/name:data/train.parquet", "org/name:en"] {
             assert_eq!(Origin::parse(id), Origin::Hub(HubDataset::parse(id).unwrap()));
         }
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_folder_what_is_no_text_is_left_out_whole() {
+    fn non_utf8_file_in_a_folder_is_skipped_whole_but_rejected_by_itself() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("picture");
         fs::write(&path, [&b"text ".repeat(100_000)[..], b"\xff"].concat()).unwrap();

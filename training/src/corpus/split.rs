@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_tenth_of_the_characters_is_held_out_not_of_the_bytes() {
+    fn split_by_chars_holds_out_the_last_fraction_of_the_characters() {
         let split = split_by_chars("äöüßéèêëñç", 0.1).unwrap();
         assert_eq!((split.train, split.val), ("äöüßéèêëñ", "ç"));
         // As nanoGPT's prepare.py: int(15 * 0.9) == 13.
@@ -41,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_too_short_to_split_is_refused() {
+    fn split_by_chars_rejects_a_text_too_short_to_split() {
         for (text, val_fraction) in [("a", 0.1), ("abcdefghi", 0.99)] {
             let error = split_by_chars(text, val_fraction).unwrap_err().to_string();
             assert!(error.contains("too short") && error.contains("\nhint: use a longer text"), "{error}");

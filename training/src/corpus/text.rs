@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_a_document_however_it_is_cut() {
+    fn text_file_is_one_document_for_any_read_block_size() {
         let long = "Ünïcode words, in many lines\n".repeat(20_000);
         for block in [1 << 10, 1 << 16, (1 << 16) + 1] {
             for cutting in [Cutting::Pieces, Cutting::Whole] {
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn separators_are_found_across_blocks_and_empty_documents_left_out() {
+    fn separators_across_blocks_are_found_and_empty_documents_skipped() {
         let text = "<|end|>one<|end|>two <|en d|><|end|><|end|>ß<|end|>";
         for block in 1..20 {
             for cutting in [Cutting::Pieces, Cutting::Whole] {
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_not_utf8_are_named_with_their_offset() {
+    fn streamed_text_error_names_the_offset_of_an_invalid_utf8_byte() {
         for block in [1, 3, 100] {
             let error = documents(b"caf\xe9 noir", block, None, Cutting::Pieces).unwrap_err().to_string();
             assert!(error.contains("0xe9 at offset 3") && error.contains("a.txt"), "{error}");

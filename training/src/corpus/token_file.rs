@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_nanogpt_and_of_llm_c_are_read() {
+    fn nanogpt_and_llm_c_token_files_are_read() {
         let ids: Vec<u16> = (0..200_000_u32).map(|n| (n % 50_257) as u16).collect();
         let expected: Vec<TokenId> = ids.iter().map(|&id| id.into()).collect();
         let narrow: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn cut_files_and_tokens_of_another_tokenizer_are_refused() {
+    fn truncated_token_files_and_ids_beyond_the_vocabulary_are_rejected() {
         let cases = [
             (vec![1, 0, 2], "not a multiple of 2"),
             (vec![1, 0, 9, 0, 10, 0], "token 10 at position 2"),

@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_that_are_not_utf8_are_named_with_their_offset() {
+    fn text_file_error_names_the_offset_of_an_invalid_utf8_byte() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("latin1.txt");
         fs::write(&path, b"caf\xe9 noir").unwrap();
@@ -33,7 +33,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_order_mark_is_not_part_of_the_text() {
+    fn text_file_is_read_without_its_byte_order_mark() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("windows.txt");
         fs::write(&path, "\u{feff}caf\u{e9}").unwrap();
@@ -41,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_and_missing_files_are_refused_by_name() {
+    fn empty_missing_and_non_regular_text_files_are_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("nothing.txt");
         assert!(read_text(&path).unwrap_err().to_string().contains("nothing.txt"));

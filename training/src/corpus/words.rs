@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_those_of_the_patterns() {
+    fn word_split_matches_the_gpt2_and_gpt4_patterns_on_chosen_texts() {
         for text in [
             "",
             " ",
@@ -235,7 +235,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
         #[test]
-        fn words_of_random_text_are_those_of_the_patterns(
+        fn word_split_matches_the_gpt2_and_gpt4_patterns_on_random_texts(
             text in "([ \n\r\t]{0,3}('s|'LL|'|[a-z]{0,3}|[0-9]{0,5}|[.,/-]{0,3}|\\PC{0,2}|[\u{a0}\u{2028}\u{301}\u{17f}]{0,2})){0,12}",
         ) {
             check(&text);
@@ -244,7 +244,7 @@ mod tests {
 
     /// The library finds words with tables of its own.
     #[test]
-    fn every_character_is_in_the_class_of_the_patterns() {
+    fn class_of_every_character_matches_the_regex_of_the_library() {
         let all: String = ('\0'..=char::MAX).filter(|&character| character != '\u{0}').collect();
         for (pattern, wanted) in [(r"\p{L}+", Class::Letter), (r"\p{N}+", Class::Number), (r"\s+", Class::Space)] {
             // Runs of the class and runs of the rest, in turns.

@@ -147,7 +147,7 @@ mod tests {
     use crate::config::Layers;
 
     #[test]
-    fn a_pass_frees_all_that_it_takes_but_the_gradients() {
+    fn memory_account_of_a_pass_ends_with_only_the_gradients_held() {
         for sets in [
             &["model.arch=gpt2"][..],
             &["model.arch=gpt2", "model.dropout=0.1", "model.tie_embeddings=false"],
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_of_an_adapter_leaves_only_its_own_gradients() {
+    fn memory_account_of_a_lora_pass_ends_with_only_adapter_gradients() {
         let sets = ["model.arch=gpt2", "model.tie_embeddings=false"].map(str::to_owned).to_vec();
         let config = Layers { preset: Some("tiny".to_owned()), sets, ..Layers::default() }.resolve().unwrap();
         let gpt = GptConfig { lm_head_bias: true, ..config.gpt_config(100).unwrap() };

@@ -92,19 +92,19 @@ mod tests {
         Sizes { vocab_size: 5000, max_seq_len: 64, n_layers: 3, n_heads: 4, n_kv_heads: 2, d_model: 32, d_ff: 48 };
 
     #[test]
-    fn the_norm_behind_embeddings_is_counted() {
+    fn gpu_peak_estimate_includes_the_embedding_norm() {
         let (n_rows, d_model) = (512, SIZES.d_model);
         let peak = |embed_norm: bool| {
             let gpt = GptConfig { embed_norm, ..GptConfig::llama(SIZES) };
             let run = Run { n_partial_sums: 1, n_moments: 0, largest_muon: 0, recomputes: false, keeps: false };
             peak(&gpt, (n_rows, 64), None, &run)
         };
-        // At the peak, its input is kept beside its weight.
+        // At the peak, the norm's input and its weight are held.
         assert_eq!(peak(true) - peak(false), n_rows * d_model + d_model);
     }
 
     #[test]
-    fn an_adapter_has_no_gradients_and_moments_of_its_model() {
+    fn gpu_peak_estimate_of_lora_excludes_base_gradients_and_moments() {
         let config = Layers { preset: Some("gpt2-124m".to_owned()), ..Layers::default() }.resolve().unwrap();
         let gpt = config.gpt_config(50257).unwrap();
         let size = (1024, 1024);
@@ -119,14 +119,14 @@ mod tests {
             )
         };
         let keeping = Run { n_partial_sums: 1, n_moments: 1_920_000, largest_muon: 0, recomputes: false, keeps: true };
-        // Of 1,024 rows and 50,257 tokens.
+        // The divergence needs logits of 1,024 rows by 50,257 tokens.
         let of_divergence = super::peak(&gpt, size, Some(adapter), &keeping) - peak(Some(adapter), 1);
         assert!(of_divergence > 200_000_000, "{of_divergence}");
         assert_eq!(largest_tensor(&gpt, 1024, 1024, true), 1024 * 50257);
-        // A partial sum more takes as much as what trains.
+        // One more partial sum takes as much memory as the trained parameters.
         assert_eq!(peak(Some(adapter), 2) - peak(Some(adapter), 1), adapter.n_values);
         assert_eq!(peak(None, 2) - peak(None, 1), gpt.n_params());
-        // The model is held in both cases; its two moments, its gradients and temporary values of their update are not.
+        // Both hold the model; only full training holds its two moments, its gradients and the update's temporary values.
         let saved = peak(None, 1) - peak(Some(adapter), 1);
         let share = saved as f64 / gpt.n_params() as f64;
         let of_update = 4.0 * largest_param(&gpt) as f64 / gpt.n_params() as f64;

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use hearth_model::{
     TokenId,
     chat::{ChatTemplate, Ending, RenderContext},
+    digest::Digest,
     hub::Download,
     tokenizer::{EncodeOptions, Tokenizer},
     weights::model_dir::LoadedModel,
@@ -13,7 +14,6 @@ use hearth_model::{
 
 use crate::{
     corpus::{BytesRead, Cutting, FileKind, Origin, Piece, ReadOptions, SourceFile, read_documents, read_tokens},
-    digest::Digest,
     shard::{DATA_FILE, Dataset, Split, Tokens},
 };
 
@@ -155,7 +155,7 @@ mod tests {
     use crate::{corpus::Conversation, tokenizer_build::BuiltTokenizer};
 
     #[test]
-    fn bytes_of_a_conversation_are_those_that_its_template_writes() {
+    fn conversation_byte_count_is_that_of_its_rendered_template() {
         let tokenizer = BuiltTokenizer::bpe(&"Be brief. user Hi ".repeat(20), 280, 64).unwrap().open().unwrap();
         let source = "Be brief.{% for m in messages %}<|endoftext|>[{{ m.content }}]{% endfor %}";
         let template = ChatTemplate::new(source, Path::new("chat_template.jinja")).unwrap();

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_lines_and_fields_are_named() {
+    fn read_records_errors_name_the_line_and_the_field() {
         for (text, message) in [
             ("{\"a\": 1}\n\n{\"a\": \n", "line 3: EOF"),
             ("1\n", "line 1: invalid type"),

@@ -134,7 +134,7 @@ mod tests {
     use crate::{loader::Packing, tokenizer_build::BuiltTokenizer};
 
     #[test]
-    fn every_token_but_the_first_is_a_target_once_in_order() {
+    fn eval_windows_make_each_token_but_the_first_a_target_once() {
         for n_tokens in [2, 8, 9, 10, 16, 17, 63, 64, 65] {
             let ids: Vec<TokenId> = (0..n_tokens).collect();
             let tokens = Tokens::from_ids(ids.clone(), 0);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_without_a_target_do_not_count() {
+    fn max_batches_counts_only_batches_with_targets() {
         let tokenizer = BuiltTokenizer::characters("abcdefgh", 4).unwrap().open().unwrap();
         let examples = [false, false, true, true].map(|is_target| (vec![1, 2, 3], vec![false, is_target, is_target]));
         let documents = Documents::of_examples(examples, (4, Packing::Off), &tokenizer).unwrap();
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn one_bit_a_byte_is_ln_2_nats() {
+    fn loss_of_ln_2_is_1_bit_per_byte_and_perplexity_2() {
         let score = Score { loss: LN_2, n_targets: 100, accuracy: None };
         assert!((score.bits_per_byte(100.0) - 1.0).abs() < 1e-12);
         // Tokens of four bytes each: a quarter of the bits fall on each byte.

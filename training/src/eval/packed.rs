@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn batches_fill_two_steps_unless_an_item_is_larger() {
+    fn batches_take_items_for_two_steps_unless_one_item_is_larger() {
         let found = batches(&[3, 4, 5, 30, 1, 1], 6, |&n| n);
         assert_eq!(found, [&[3, 4, 5][..], &[30], &[1, 1]]);
         assert!(batches(&[], 6, |&n: &usize| n).is_empty());

@@ -183,8 +183,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_prefix_ends_before_the_row_that_predicts() {
-        // The fourth token is scored first, so that the third is the last row needed: two are shared.
+    fn text_group_prefix_excludes_the_row_predicting_the_first_scored_token() {
+        // The first scored token is the fourth. The row of the third predicts it, so the prefix ends before the third.
         let group = TextGroup::of_texts(vec![vec![1, 2, 3, 4, 5], vec![1, 2, 3, 6]], &[3, 3]);
         assert_eq!(group.prefix, [1, 2]);
         assert_eq!(group.branches[0], Branch { ids: vec![3, 4, 5], first_scored: 1 });

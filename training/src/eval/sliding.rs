@@ -61,7 +61,7 @@ impl Sliding {
 mod tests {
     use super::*;
 
-    /// The loop of the documentation, written down as it is there.
+    /// The loop of the transformers documentation, line by line.
     fn documented(n_tokens: usize, window: usize, stride: usize) -> Vec<Span> {
         let (mut spans, mut previous_end) = (Vec::new(), 0);
         for start in (0..n_tokens).step_by(stride) {
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_are_those_of_the_documentation() {
+    fn sliding_windows_match_the_loop_of_the_transformers_documentation() {
         for n_tokens in [0, 1, 2, 7, 8, 9, 15, 16, 17, 24, 25, 100] {
             for (window, stride) in [(8, 8), (8, 4), (8, 3), (8, 1), (2, 1), (2, 2), (200, 50)] {
                 let found: Vec<Span> = Sliding::new(window, stride).unwrap().spans(n_tokens).collect();
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_that_score_nothing_are_refused() {
+    fn sliding_rejects_windows_below_2_tokens_and_invalid_strides() {
         assert!(Sliding::new(1, 1).unwrap_err().to_string().contains("at least 2 tokens, got 1"));
         assert!(Sliding::new(8, 9).unwrap_err().to_string().contains("must be in 1..=8"));
         assert!(Sliding::new(8, 0).is_err());

@@ -60,7 +60,7 @@ mod tests {
     };
 
     #[test]
-    fn a_long_stop_string_ends_the_text() {
+    fn stop_string_longer_than_the_minimum_search_window_ends_the_text() {
         let special = SpecialTokens { eos: Some("</s>".into()), bos: None, pad: None, has_chat: false };
         let mut counts = WordCounts::new(WordSplit::Gpt2);
         counts.add("a b");

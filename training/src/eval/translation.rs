@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn items_of_all_forms_are_read() {
+    fn translation_items_are_read_in_every_form() {
         let items = read(
             "{\"source\": \"eins\", \"target\": \"one\"}\n{\"prompt\": \"p\", \"references\": [\"a\", \"b\"]}\n\
              {\"prompt\": \"p\", \"completion\": \"c\"}\n{\"prompt\": \"p\", \"reference\": \"r\"}",
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_references_are_named_by_their_line() {
+    fn invalid_translation_items_are_rejected_by_line() {
         for (text, message) in [
             ("{\"prompt\": \"p\", \"reference\": \"r\"}\n{\"source\": \"a\"}", "line 2: there is no reference"),
             (

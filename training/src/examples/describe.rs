@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_color_is_honored_unless_it_is_empty() {
+    fn no_color_variable_disables_color_unless_it_is_empty() {
         for (no_color, style) in [(None, Style::Color), (Some(""), Style::Color), (Some("1"), Style::Brackets)] {
             assert_eq!(Style::of_terminal(no_color.map(OsString::from)), style, "{no_color:?}");
         }

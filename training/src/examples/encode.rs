@@ -212,7 +212,7 @@ mod tests {
     use crate::tokenizer_build::BuiltTokenizer;
 
     #[test]
-    fn messages_get_the_form_that_a_server_gives_them() {
+    fn example_encoder_gives_messages_the_token_ids_of_serving() {
         let tokenizer = BuiltTokenizer::bpe(&"[system]a[user]b[assistant]c ".repeat(20), 280, 64).unwrap();
         let tokenizer = tokenizer.open().unwrap();
         let source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for call in m.tool_calls or [] %}\

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_example_goes_into_the_fullest_row_with_room() {
+    fn pack_puts_each_example_in_the_fullest_row_with_room() {
         // Longest first: 7 and 6 begin rows; 4 fits only beside 6; 3 fills the row of 7.
         assert_eq!(pack(&[3, 6, 4, 7], 10), [vec![0, 3], vec![1, 2]]);
         assert_eq!(pack(&[5, 5, 5], 10), [vec![0, 1], vec![2]]);
@@ -49,8 +49,8 @@ mod tests {
         assert!(pack(&[], 10).is_empty());
     }
 
-    /// The same by definition, in quadratic time.
-    fn by_definition(lengths: &[usize], row_len: usize) -> Vec<Vec<usize>> {
+    /// Best fit decreasing by its definition, in quadratic time.
+    fn quadratic_best_fit(lengths: &[usize], row_len: usize) -> Vec<Vec<usize>> {
         let mut order: Vec<usize> = (0..lengths.len()).collect();
         order.sort_by_key(|&example| (Reverse(lengths[example]), example));
         let mut rows: Vec<(usize, Vec<usize>)> = Vec::new();
@@ -73,13 +73,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_packing_is_that_of_the_definition(lengths in prop::collection::vec(1..60_usize, 0..80)) {
-            prop_assert_eq!(pack(&lengths, 50), by_definition(&lengths, 50));
+        fn pack_equals_a_quadratic_best_fit_on_random_lengths(lengths in prop::collection::vec(1..60_usize, 0..80)) {
+            prop_assert_eq!(pack(&lengths, 50), quadratic_best_fit(&lengths, 50));
         }
     }
 
     #[test]
-    fn a_million_examples_are_packed_tightly() {
+    fn packing_a_million_examples_wastes_at_most_1_percent() {
         let lengths: Vec<usize> =
             (0..1_000_000_u64).map(|n| (n.wrapping_mul(2_654_435_761) % 900 + 1) as usize).collect();
         let rows = pack(&lengths, 2048);

@@ -29,7 +29,7 @@ const INST: &str = "{% for m in messages %}{% if (m.role == 'user') != (loop.ind
     {% if m.role == 'user' %}{{ bos_token + '[INST] ' + m.content | trim + ' [/INST]' }}\
     {% else %}{{ ' ' + m.content | trim + ' ' + eos_token }}{% endif %}{% endfor %}";
 
-/// The last answer has a block of reasoning, and the prompt begins it.
+/// The last answer has a reasoning block, which the generation prompt opens.
 const REASONING: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n\
     {% if loop.last and m.role == 'assistant' %}{{ '<think>\\n' }}{{ m.reasoning }}{{ '\\n</think>\\n' }}{% endif %}\
     {{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}";
@@ -114,7 +114,7 @@ fn marked_conversation(template: &str, messages: &[(&str, &str)]) -> String {
 }
 
 #[test]
-fn what_the_assistant_writes_is_trained_with_the_end_of_its_turn() {
+fn conversation_trains_assistant_text_and_its_end_of_turn() {
     let turns = [("system", "S"), ("user", "Hi"), ("assistant", " Yes. \n"), ("user", "So?"), ("assistant", "No")];
     let expected = "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n\
         « Yes. \n<|im_end|>\n»<|im_start|>user\nSo?<|im_end|>\n<|im_start|>assistant\n«No<|im_end|>\n»";
@@ -136,7 +136,7 @@ fn what_the_assistant_writes_is_trained_with_the_end_of_its_turn() {
 }
 
 #[test]
-fn generation_tags_say_what_is_trained() {
+fn generation_tags_of_the_template_mark_the_trained_tokens() {
     let turns = [("user", "Hi"), ("assistant", "Yes"), ("user", "So?"), ("assistant", "")];
     assert_eq!(
         marked_conversation(TAGGED, &turns),
@@ -147,12 +147,12 @@ fn generation_tags_say_what_is_trained() {
 }
 
 #[test]
-fn an_empty_answer_trains_the_end_of_its_turn() {
+fn empty_assistant_answer_trains_its_end_of_turn() {
     let turns = [("user", "Hi"), ("assistant", ""), ("user", "So?"), ("assistant", "")];
     assert_eq!(marked_conversation(INST, &turns), "<s>[INST] Hi [/INST]«  </s>»<s>[INST] So? [/INST]«  </s>»");
     let expected = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n«<|im_end|>\n»";
     assert_eq!(marked_conversation(CHATML, &turns[..2]), expected);
-    // As the lists of parts that some data sets have.
+    // The same content as lists of parts, as in some data sets.
     let parts = json!({ "messages": [
         { "role": "user", "content": [{ "type": "text", "text": "Hi" }], "name": null },
         { "role": "assistant", "content": [] },
@@ -161,7 +161,7 @@ fn an_empty_answer_trains_the_end_of_its_turn() {
 }
 
 #[test]
-fn special_tokens_in_messages_stay_text() {
+fn special_token_strings_in_messages_are_encoded_as_text() {
     let turns = [("user", "<|im_end|>\n<|im_start|>assistant\n"), ("assistant", "<|im_end|>x")];
     let found = marked_conversation(CHATML, &turns);
     assert!(found.ends_with("assistant\n«<|im_end|>x<|im_end|>\n»"), "{found}");
@@ -171,7 +171,7 @@ fn special_tokens_in_messages_stay_text() {
 }
 
 #[test]
-fn tool_calls_are_trained_and_results_are_not() {
+fn tool_calls_are_trained_and_tool_results_are_not() {
     let call = |arguments: Value| {
         json!({ "messages": [
             { "role": "user", "content": "1+2?" },
@@ -194,7 +194,7 @@ fn tool_calls_are_trained_and_results_are_not() {
 }
 
 #[test]
-fn completions_continue_the_tokens_of_their_prompts() {
+fn completion_continues_the_token_ids_of_its_prompt() {
     let lines = [
         json!({ "prompt": "Say the", "completion": " user" }),
         json!({ "prompt": "Say the", "completion": "m" }),
@@ -211,15 +211,15 @@ fn completions_continue_the_tokens_of_their_prompts() {
     );
     let prompt = tokenizer().encode("Say the", EncodeOptions::PROMPT).unwrap();
     assert!(found[..2].iter().all(|example| example.ids.starts_with(&prompt)));
-    // A part of a conversation whose template has tags.
+    // With a template that has generation tags, too, only the completion is trained.
     let tagged = examples(TAGGED, &lines[3..]).unwrap();
     assert_eq!(marked(&tagged[0]).matches('«').count(), 1);
     assert!(marked(&tagged[0]).ends_with("«C<|im_end|>»"));
 }
 
-/// As in axolotl's format and in OpenAI's.
+/// `train` is axolotl's flag, `weight` is OpenAI's.
 #[test]
-fn messages_say_that_they_are_not_trained() {
+fn train_and_weight_flags_exclude_messages_from_training() {
     let turns =
         [("user", "A"), ("assistant", "B"), ("user", "C"), ("assistant", "D"), ("user", "E"), ("assistant", "F")];
     let with = |flags: &[(usize, &str, Value)]| {
@@ -235,7 +235,7 @@ fn messages_say_that_they_are_not_trained() {
         with(&[(3, "weight", json!(0))]),
         with(&[(1, "weight", json!(0.0)), (5, "train", json!(false))]),
         with(&[(1, "train", json!(false)), (3, "weight", json!(0)), (3, "train", json!(true))]),
-        // What is so anyway.
+        // Flags that repeat the defaults.
         with(&[
             (0, "train", json!(false)),
             (1, "train", json!(true)),
@@ -254,7 +254,8 @@ fn messages_say_that_they_are_not_trained() {
             assert_eq!(trained, expected, "{marked}");
         }
     }
-    // In answers, and in both answers of a pair, which begin with the same messages whatever is trained of them.
+    // Flags also count in a completion, and in both answers of a preference pair. The messages that the answers share
+    // may have different flags.
     let message = |role: &str, content: &str| json!({ "role": role, "content": content });
     let mut earlier = message("assistant", "B");
     earlier["train"] = json!(false);
@@ -277,14 +278,14 @@ fn messages_say_that_they_are_not_trained() {
 }
 
 #[test]
-fn texts_are_trained_whole_and_end() {
+fn text_example_trains_all_its_tokens_and_eos() {
     let found = examples(CHATML, &[json!({ "text": "One <s> two", "id": 7 })]).unwrap();
     assert_eq!(marked(&found[0]), "«<s>One <s> two</s>»");
     assert_eq!(found[0].n_trained(), found[0].ids.len() - 1);
 }
 
 #[test]
-fn padding_equal_to_eos_still_trains_the_end() {
+fn eos_is_trained_even_if_it_is_also_the_padding_token() {
     let json = |pad: &str| json!({ "eos_token": "</s>", "pad_token": pad }).to_string();
     let built = BuiltTokenizer::from_words(
         &WordCounts::new(WordSplit::Gpt2),
@@ -303,7 +304,7 @@ fn padding_equal_to_eos_still_trains_the_end() {
 }
 
 #[test]
-fn what_would_train_something_else_is_refused_with_its_line() {
+fn invalid_examples_are_rejected_by_line() {
     let ok = conversation(&[("user", "Hi"), ("assistant", "Yes")]);
     let refuse = |template: &str, line: Value| examples(template, &[ok.clone(), line]).unwrap_err();
     let with = |message: usize, name: &str, value: Value| {
@@ -354,7 +355,7 @@ fn what_would_train_something_else_is_refused_with_its_line() {
     let sources = text_file(dir.path(), "{\"text\": \"a\"}\n\n{\"text\": \"b\n");
     let error = read(&sources, &encoder(CHATML), &settings(), &mut |_| {}).unwrap_err().to_string();
     assert!(error.contains("data.jsonl`, line 3: ") && error.contains("\nhint: each line must be"), "{error}");
-    // An error of an earlier line comes first, although lines are encoded later.
+    // The error of the earlier line is reported, although lines are encoded after they are parsed.
     let sources = text_file(dir.path(), "{\"text\": \"\"}\n{\"text\": \"b\n");
     let error = read(&sources, &encoder(CHATML), &settings(), &mut |_| {}).unwrap_err().to_string();
     assert!(error.contains("data.jsonl`, line 1: `text` is empty"), "{error}");
@@ -363,7 +364,7 @@ fn what_would_train_something_else_is_refused_with_its_line() {
 }
 
 #[test]
-fn long_examples_are_refused_cut_or_left_out() {
+fn too_long_examples_are_rejected_cut_or_dropped_by_setting() {
     let dir = tempfile::tempdir().unwrap();
     let long = "user ".repeat(40);
     let lines = [
@@ -382,14 +383,14 @@ fn long_examples_are_refused_cut_or_left_out() {
     );
     let dropped = read(TooLong::Drop).unwrap();
     assert_eq!((dropped.examples.len(), dropped.n_cut, dropped.n_dropped), (1, 0, 2));
-    // Of the third example, nothing trained is left.
+    // Cutting leaves the third example without trained tokens, so it is dropped.
     let cut = read(TooLong::Cut).unwrap();
     assert_eq!((cut.examples.len(), cut.n_cut, cut.n_dropped), (2, 1, 1));
     assert_eq!((cut.examples[1].ids.len(), cut.examples[1].trained.len()), (30, 30));
 }
 
 #[test]
-fn files_of_all_kinds_are_read() {
+fn examples_are_read_from_jsonl_json_and_text_files_and_folders() {
     let dir = tempfile::tempdir().unwrap();
     let line = |text: &str| format!("{}\n", json!({ "text": text }));
     let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
@@ -408,7 +409,7 @@ fn files_of_all_kinds_are_read() {
     assert_eq!(texts, ["«<s>a</s>»", "«<s>b</s>»", "«<s>c</s>»"]);
     assert!(found.examples[2].origin.ends_with("b.json`, element 2"), "{}", found.examples[2].origin);
     assert_eq!(marked(&read(dir.path().join("README.md")).unwrap().examples[0]), "«<s>about</s>»");
-    // Rows without messages, and messages without a text.
+    // Row 0 of this file has no messages.
     let error = read(golden("messages.parquet")).unwrap_err().to_string();
     assert!(error.contains("messages.parquet`, row 0: there is no example, only an empty object"), "{error}");
     let error = read(golden("lz4.parquet")).unwrap_err().to_string();
@@ -416,7 +417,7 @@ fn files_of_all_kinds_are_read() {
 }
 
 #[test]
-fn preferences_share_their_prompt() {
+fn preference_pairs_of_every_form_share_their_prompt() {
     let user = json!({ "role": "user", "content": "Hi" });
     let says = |text: &str| json!({ "role": "assistant", "content": text });
     let lines = [
@@ -425,7 +426,7 @@ fn preferences_share_their_prompt() {
         json!({ "chosen": [user, says("Yes")], "rejected": [user, says("No")] }),
         json!({ "prompt": [user, says("A"), user], "chosen": [says("Yes")], "rejected": [says("No")] }),
         json!({ "prompt": "Hi", "chosen": " Yes", "rejected": " No" }),
-        // As in UltraFeedback: the prompt also as text, and the better conversation twice.
+        // As in UltraFeedback: the prompt also as text, and `messages` repeats the chosen conversation.
         json!({ "prompt": "Hi", "messages": [user, says("Yes")], "chosen": [user, says("Yes")], "rejected": [user, says("No")] }),
         json!({ "messages": [user, says("Yes")], "chosen": [user, says("Yes")], "rejected": [user, says("No")] }),
         json!({ "prompt": [user], "chosen": [user, says("Yes")], "rejected": [user, says("No")] }),
@@ -475,7 +476,7 @@ fn preferences_share_their_prompt() {
 }
 
 #[test]
-fn examples_are_shown_as_they_are_trained() {
+fn describe_and_inspect_json_show_the_trained_tokens() {
     let example = examples(INST, &[conversation(&[("user", "é"), ("assistant", "\u{1b}[0m日")])]).unwrap().remove(0);
     let shown = describe(&example, &tokenizer(), Style::Brackets);
     let (counts, tokens) = shown.split_once('\n').unwrap();

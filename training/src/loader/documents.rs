@@ -208,12 +208,13 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_cut_behind_its_end_tokens() {
+    fn token_stream_is_divided_into_documents_after_each_end_token() {
         // Documents of 3, 1 and 9 tokens, and a rest without an end.
         let ids = vec![1, 2, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 5, 6];
         let documents =
             Documents::of_stream(&Tokens::from_ids(ids, 0), 0, (5, Packing::BestFit), &tokenizer()).unwrap();
-        // One token predicts nothing; nine are two pieces, of which the second begins with the last target of the first.
+        // The document of one token has no target. That of nine tokens becomes two pieces; the second starts with the last
+        // target of the first.
         let batches: Vec<Batch> = documents.batches(10).collect();
         let batch = &batches[0];
         assert_eq!((batch.batch_size, batch.seq_len, batches.len()), (3, 5, 1));
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_in_which_nothing_is_predicted_are_refused() {
+    fn documents_without_any_target_are_rejected() {
         let tokens = Tokens::from_ids(vec![0, 0, 0], 0);
         let error = Documents::of_stream(&tokens, 0, (5, Packing::BestFit), &tokenizer()).unwrap_err().to_string();
         assert!(error.contains("(the split has 3 tokens)\nhint: use `data.rows=epochs`"), "{error}");
@@ -235,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn of_an_example_only_what_is_trained_counts() {
+    fn only_trained_tokens_of_an_example_count_as_targets() {
         let examples = [(vec![1, 2, 3], vec![true, false, true]), (vec![4, 5], vec![false, true])];
         for (packing, n_rows) in [(Packing::BestFit, 1), (Packing::Off, 2)] {
             let documents = Documents::of_examples(examples.clone(), (4, packing), &tokenizer()).unwrap();

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_number_is_visited_once_for_every_n() {
+    fn permutation_visits_every_number_once_for_n_up_to_2000() {
         for n in 1..=2000 {
             let permutation = Permutation::new(n * 3, n % 5, n);
             let mut seen = vec![false; n as usize];
@@ -78,7 +78,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
         #[test]
-        fn positions_of_large_permutations_are_in_range_and_differ(
+        fn large_permutation_maps_distinct_positions_to_distinct_values(
             seed: u64, epoch: u64, n in 2_u64..1 << 62, positions in prop::collection::btree_set(any::<u64>(), 2..50),
         ) {
             let permutation = Permutation::new(seed, epoch, n);
@@ -90,9 +90,9 @@ mod tests {
         }
     }
 
-    /// Chi-squared over the seeds and epochs: where each position leads, and where each pair of neighbours leads.
+    /// Chi-squared tests over seeds and epochs: of the value at each position, and of the pair at positions 0 and 1.
     #[test]
-    fn positions_and_neighbours_lead_everywhere_alike() {
+    fn permutation_values_and_neighbour_pairs_are_uniform() {
         for n in [2_u64, 3, 5, 8, 13, 16] {
             let n_orders = 4000;
             let mut places = vec![0_f64; (n * n) as usize];
@@ -119,7 +119,7 @@ mod tests {
 
     /// Rows that lie side by side in the data are spread over a whole epoch.
     #[test]
-    fn neighbours_in_a_large_permutation_are_far_apart_on_average() {
+    fn large_permutation_maps_neighbours_far_apart_on_average() {
         let n = 1_000_000_u64;
         let permutation = Permutation::new(1, 0, n);
         let n_pairs = 20_000;

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn the_batches_are_the_loader_s_in_order() {
+    fn prefetcher_yields_the_batches_of_the_loader_in_order() {
         let loader = loader();
         let found: Vec<_> = Prefetcher::new(&loader, 5..9).unwrap().collect();
         let expected: Vec<_> = (5..9).flat_map(|step| (0..3).map(move |micro| (step, micro))).collect();
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn dropping_it_ends_a_thread_that_waits_to_send() {
+    fn dropping_a_prefetcher_ends_its_thread_that_waits_to_send() {
         let mut prefetcher = Prefetcher::new(&loader(), 0..u64::MAX).unwrap();
         assert!(prefetcher.next().is_some());
         drop(prefetcher);

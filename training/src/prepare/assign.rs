@@ -1,11 +1,11 @@
 //! Assigns documents to the training or validation split.
 
 use anyhow::{Result, ensure};
+use hearth_model::digest::Digest;
 
 use super::output::End;
 use crate::{
     corpus::{Conversation, FilePiece, Origin, PIECE_BYTES, Piece},
-    digest::Digest,
     shard::{Split, SplitRule},
 };
 
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_is_in_one_split_whatever_its_pieces() {
+    fn assigner_puts_all_pieces_of_a_document_in_one_split() {
         let rule = SplitRule::Hash { val_fraction: 0.25 };
         let mut assigner = Assigner::new(rule, 0, &Origin::Path("a".into())).unwrap();
         let mut n_val = 0;
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_the_text_is_cut_off_by_characters() {
+    fn tail_split_holds_out_the_last_fraction_of_the_characters() {
         let cut = |pieces: &[(&str, bool)]| {
             let n_chars = pieces.iter().map(|(text, _)| text.chars().count() as u64).sum();
             let mut assigner =

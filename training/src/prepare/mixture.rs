@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn targets_keep_the_shares() {
+    fn mixture_targets_match_the_weights_of_the_sources() {
         let cases: [(&[f64], &[u64]); 4] = [
             (&[1.0, 1.0], &[1_000_000, 30_000]),
             (&[0.7, 0.2, 0.1], &[1_000_000, 999_999, 12_345]),
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_that_would_be_repeated_too_often_is_named() {
+    fn source_to_be_repeated_over_10000_times_is_rejected_by_name() {
         for (weights, available, refused) in [
             ([1.0, 1.0], [10_000, 1], None),
             ([1.0, 1.0], [10_001, 1], Some("source-1")),
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn one_weight_makes_all_of_them_wanted() {
+    fn mixture_rejects_a_source_without_weight_if_another_has_one() {
         let spec = |path: &str, weight| SourceSpec { origin: Origin::Path(path.into()), weight };
         let stopping = StoppingStrategy::default();
         assert!(Mixture::new(&[spec("a", None), spec("b", None)], stopping).unwrap().is_none());

@@ -63,7 +63,7 @@ mod tests {
     use crate::progress::{EvalRecord, StepRecord};
 
     #[test]
-    fn a_long_run_becomes_a_small_picture() {
+    fn curves_svg_of_10000_steps_stays_below_20_kb() {
         let mut curves = Curves::default();
         assert!(curves.svg().contains("<svg"), "also of nothing");
         for step in 1..=10_000 {
@@ -82,7 +82,7 @@ mod tests {
         curves.add(&Record::Eval(val));
         let svg = curves.svg();
         assert!(svg.len() < 20_000 && !svg.contains("NaN") && svg.ends_with("</svg>\n"));
-        // The end of the validation curve stands at the right, above the foot.
+        // The validation curve has one point, at the right edge.
         assert!(svg.contains("points=\"750.0,"));
     }
 }

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn records_survive_and_those_of_later_steps_are_removed() {
+    fn metrics_file_keeps_records_and_removes_those_of_later_steps() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("metrics.jsonl");
         let (_, kept) = MetricsFile::open(&path, 0).unwrap();
@@ -100,7 +100,7 @@ mod tests {
         let sample = Record::Sample(SampleRecord { step: 2, sample: "a\nb".to_owned() });
         let skip = Record::Skip(SkipRecord { step: 2, skipped: "NaN".to_owned() });
         let all = [step(1), step(2), eval, sample, skip, step(3)];
-        // Another version of Hearth wrote it.
+        // Records of another version of Hearth cannot be read; those up to the step stay in the file.
         fs::write(&path, "{\"step\":1,\"energy\":2.50}\n{\"step\":9,\"energy\":2}\n").unwrap();
         let (mut file, kept) = MetricsFile::open(&path, 2).unwrap();
         assert!(kept.is_empty());

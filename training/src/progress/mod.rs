@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_shows_loss_rate_speed_and_time_left() {
+    fn step_line_shows_loss_learning_rate_speed_and_eta() {
         let reporter = Reporter::new(Box::new(io::sink()), Style::Plain);
         let record = StepRecord {
             step: 500,

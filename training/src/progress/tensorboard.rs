@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_is_framed_with_masked_checksums() {
+    fn tensorboard_records_are_framed_with_length_and_masked_crc() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("events.out.tfevents.0000000001.old"), "").unwrap();
         let mut events = EventFile::create(dir.path()).unwrap();

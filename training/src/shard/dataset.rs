@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use hearth_model::{TokenId, chat::ChatTemplate, tokenizer::Tokenizer};
+use hearth_model::{TokenId, chat::ChatTemplate, digest::Digest, tokenizer::Tokenizer};
 
 use super::{
     file::ShardFile,
@@ -15,7 +15,6 @@ use super::{
     tokens::Tokens,
     verified::verify,
 };
-use crate::digest::Digest;
 
 /// A folder written by `prepare` whose manifest, tokenizer and shards belong together.
 #[derive(Clone, Debug)]

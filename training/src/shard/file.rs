@@ -3,10 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail, ensure};
-use hearth_model::{TokenId, mmap::Mmap};
+use hearth_model::{
+    TokenId,
+    digest::{Digest, Digester},
+    mmap::Mmap,
+};
 
 use super::manifest::SHARD_VERSION;
-use crate::digest::{Digest, Digester};
 
 const MAGIC: [u8; 8] = *b"HEARTHTK";
 

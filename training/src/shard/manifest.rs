@@ -3,10 +3,11 @@
 use std::{fmt, fs, path::Path};
 
 use anyhow::{Context, Result, bail};
-use hearth_model::TokenId;
+use hearth_model::{
+    TokenId,
+    digest::{Digest, Digester},
+};
 use serde::{Deserialize, Serialize};
-
-use crate::digest::{Digest, Digester};
 
 /// The manifest's file name. A folder without it is not a prepared data set.
 pub const DATA_FILE: &str = "data.json";

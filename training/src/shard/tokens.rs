@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_and_documents_lie_where_their_tokens_are() {
+    fn token_parts_and_document_ranges_match_token_positions() {
         let tokens = Tokens::from_ids(vec![1, 0, 2, 3, 0, 4], 6);
         assert_eq!(tokens.documents(0), [0..2, 2..5, 5..6]);
         assert_eq!(tokens.documents(4).first(), Some(&(0..6)));

@@ -12,11 +12,11 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use hearth_model::digest::Digest;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::file::ShardFile;
-use crate::digest::Digest;
 
 /// The file in the folder of a data set. It may be removed at any time.
 const VERIFIED_FILE: &str = "verified.json";
@@ -108,11 +108,10 @@ fn remember(path: &Path, verified: &Verified) -> Result<()> {
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
+    use hearth_model::digest::Digester;
+
     use super::*;
-    use crate::{
-        digest::Digester,
-        shard::file::{Header, TokenWidth},
-    };
+    use crate::shard::file::{Header, TokenWidth};
 
     fn write_shard(path: &Path, tokens: &[u16]) {
         let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
@@ -124,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn shards_are_read_once_and_again_when_they_change() {
+    fn shards_are_verified_once_and_again_after_they_change() {
         let dir = tempfile::tempdir().unwrap();
         let paths = [dir.path().join("train-00000.tokens"), dir.path().join("val-00000.tokens")];
         write_shard(&paths[0], &[1, 2, 3]);

@@ -7,13 +7,15 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use hearth_model::TokenId;
+use hearth_model::{
+    TokenId,
+    digest::{Digest, Digester},
+};
 
 use super::{
     file::{HEADER_BYTES, Header, TokenWidth},
     manifest::ShardInfo,
 };
-use crate::digest::{Digest, Digester};
 
 /// Default number of tokens per shard: 256 MiB of u16.
 pub const SHARD_TOKENS: u64 = 1 << 27;

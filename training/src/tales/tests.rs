@@ -31,7 +31,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
 }
 
 #[test]
-fn a_tale_depends_on_its_seed_and_number_alone() {
+fn tale_is_a_function_of_kind_seed_and_index() {
     let (tales, others) = (Tales::new().unwrap(), Tales::new().unwrap());
     for kind in Kind::ALL {
         let tale = tales.tale(kind, 7, 1_000_000).unwrap();
@@ -44,7 +44,7 @@ fn a_tale_depends_on_its_seed_and_number_alone() {
 }
 
 #[test]
-fn a_tale_has_exactly_one_derivation_which_leads_to_it() {
+fn tale_has_exactly_one_derivation_whose_replay_gives_the_tale() {
     let tales = Tales::new().unwrap();
     let read_back = |kind: Kind, indices: std::ops::Range<u64>| {
         for index in indices {
@@ -98,7 +98,7 @@ impl Enumerate {
 }
 
 #[test]
-fn probabilities_of_a_small_grammar_add_up_to_one() {
+fn text_probabilities_of_a_small_grammar_sum_to_one() {
     let source = "
 @kind
   [g=she] hen
@@ -137,7 +137,7 @@ more
     assert!((total - 1.0).abs() < 1e-12, "{total}");
     assert!(seen.contains("An owl named Ida danced. She met Bo, and she laughed."), "{seen:?}");
     assert!(seen.contains("Bo was a rooster loudly.") && !seen.iter().any(|text| text.contains("hen named Bo")));
-    // What is drawn comes as often as its probability says.
+    // Texts are drawn as often as their probabilities say.
     let mut counts: HashMap<String, (usize, f64)> = HashMap::new();
     for index in 0..20_000 {
         let told = tell(&grammar, &start, &mut Draw::new(3, 0, index)).unwrap();
@@ -151,7 +151,7 @@ more
 }
 
 #[test]
-fn a_wrong_grammar_is_named_by_its_line() {
+fn invalid_grammar_is_rejected_with_its_line_or_cause() {
     let cases = [
         ("a\n  {b.c}\n", "line 2"),
         ("a\n  <b>\n", "there is no rule `b`"),
@@ -172,7 +172,7 @@ fn a_wrong_grammar_is_named_by_its_line() {
 }
 
 #[test]
-fn every_word_of_an_answer_is_known_before_it() {
+fn required_words_of_a_tale_answer_are_chosen_before_the_answer() {
     let tales = Tales::new().unwrap();
     for kind in [Kind::Questions, Kind::Conversations] {
         for index in 0..3000 {
@@ -187,7 +187,7 @@ fn every_word_of_an_answer_is_known_before_it() {
 }
 
 #[test]
-fn all_lists_are_used() {
+fn every_list_and_rule_of_the_tales_grammar_is_used() {
     let grammar = Tales::new().unwrap().grammar;
     let symbols = || grammar.rules.iter().flat_map(|rule| &rule.alternatives).flat_map(|of| &of.symbols);
     for (index, list) in grammar.lists.iter().enumerate() {
@@ -202,7 +202,7 @@ fn all_lists_are_used() {
 }
 
 #[test]
-fn tales_are_written_as_english_is() {
+fn tales_have_correct_articles_punctuation_and_lengths() {
     let tales = Tales::new().unwrap();
     let (stories, conversations) = (made(&tales, Kind::Stories, 8000), made(&tales, Kind::Conversations, 8000));
     let mut distinct = BTreeSet::new();
@@ -244,7 +244,7 @@ fn shares(tales: &Tales, judged: &[Judged]) -> [Option<f64>; 3] {
 }
 
 #[test]
-fn the_judge_passes_tales_and_notices_shuffled_names() {
+fn judge_passes_tales_and_fails_those_with_shuffled_names() {
     let tales = Tales::new().unwrap();
     for kind in [Kind::Stories, Kind::Requests, Kind::Questions, Kind::Conversations] {
         let lines = made(&tales, kind, 2000).into_iter().map(|tale| tale.json().to_string());
@@ -261,7 +261,7 @@ fn the_judge_passes_tales_and_notices_shuffled_names() {
 }
 
 #[test]
-fn the_judge_notices_what_a_reader_would() {
+fn judge_reports_the_criterion_that_an_edited_story_fails() {
     let tales = Tales::new().unwrap();
     let judge = Judge::new(&tales);
     let story = "Once upon a time, there was a brave fox named Ada who lived by the sea. She had a red lamp that she loved very much.\n\n\

@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_of_two_roles_is_there_once() {
+    fn special_token_of_two_roles_is_listed_once() {
         let token = || Some("<s>".to_owned());
         let special = SpecialTokens { eos: token(), bos: token(), pad: None, has_chat: true };
         assert_eq!(special.all().collect::<Vec<_>>(), ["<s>", IM_START, IM_END]);

@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_counted_and_added_up() {
+    fn word_counts_add_up_over_texts_and_merges() {
         let mut counts = WordCounts::new(WordSplit::Gpt2);
         counts.add("the cat and the dog");
         let mut other = WordCounts::new(WordSplit::Gpt2);
@@ -178,13 +178,13 @@ mod tests {
         assert_eq!(counts.n_words(), 6);
         counts.add(&"x".repeat(LONGEST_WORD + 1));
         assert_eq!((counts.get(&"x".repeat(PIECE)), counts.get("x")), (Some(4), Some(1)));
-        // Characters of three bytes are not cut.
+        // Long words are cut between characters, here of three bytes each.
         counts.add(&"語".repeat(100));
         assert_eq!((counts.get(&"語".repeat(21)), counts.get(&"語".repeat(16))), (Some(4), Some(1)));
     }
 
     #[test]
-    fn the_rarest_words_are_dropped_when_there_are_too_many() {
+    fn rarest_words_are_dropped_beyond_max_words() {
         let mut counts = WordCounts::new(WordSplit::Gpt2);
         counts.max_words = 100;
         for round in 0..300 {
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn merges_are_learned_from_the_most_frequent_words() {
+    fn most_frequent_breaks_ties_between_words_by_byte_order() {
         let mut counts = WordCounts::new(WordSplit::Gpt2);
         counts.add("c b a d d a e a");
         let mut found = counts.most_frequent(3);
@@ -207,12 +207,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dropped_does_not_depend_on_how_a_text_is_shared_out() {
+    fn dropped_words_do_not_depend_on_how_the_texts_are_divided() {
         let texts: Vec<String> = (0..50).map(|n: u32| format!(" w{} v{} x y", n * n % 17, n * n % 31)).collect();
         let counted = |parts: usize| {
             let mut all = WordCounts::new(WordSplit::Gpt2);
             all.max_words = 20;
-            // Batches of ten texts, each shared out in parts.
+            // Batches of ten texts, each divided into parts that are counted separately.
             for batch in texts.chunks(10) {
                 let mut whole = WordCounts::of_part(WordSplit::Gpt2);
                 for part in batch.chunks(10_usize.div_ceil(parts)) {
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn the_alphabet_is_the_library_s() {
+    fn byte_alphabet_has_the_256_characters_of_the_tokenizers_library() {
         let alphabet = byte_alphabet();
         assert_eq!(alphabet[usize::from(b' ')], 'Ġ');
         let theirs = ByteLevel::alphabet();

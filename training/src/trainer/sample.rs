@@ -55,7 +55,7 @@ mod tests {
     use crate::tokenizer_build::{BuiltTokenizer, SpecialTokens};
 
     #[test]
-    fn samples_begin_as_documents_do() {
+    fn sample_prompt_has_bos_leaves_room_and_is_never_empty() {
         let special = SpecialTokens { bos: Some("<b>".to_owned()), ..SpecialTokens::default() };
         // a, b and c are 0 to 2.
         let tokenizer = BuiltTokenizer::from_characters(&"abc".chars().collect(), &special).unwrap().open().unwrap();

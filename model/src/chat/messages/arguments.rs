@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn only_objects_are_parsed() {
+    fn tool_call_arguments_are_parsed_only_if_a_json_object() {
         let text = r#" {"a": [1, -2.5, null, "é\n[,{\\"], "b": {"": {}}} "#;
         let expected = json!({ "a": [1, -2.5, null, "é\n[,{\\"], "b": { "": {} } });
         assert_eq!(ArgumentParser::new().parse(text), Some(expected));
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_values_is_limited() {
+    fn tool_call_argument_values_are_limited_in_number() {
         let is_parsed = |sizes: &[usize]| {
             let parser = ArgumentParser::new();
             sizes.iter().map(|&n| parser.parse(&object(n)).is_some()).collect::<Vec<_>>()

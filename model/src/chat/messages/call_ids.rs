@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_ids_stay_equal_and_different_ones_different() {
+    fn shortened_call_ids_stay_equal_or_distinct_and_stable() {
         let given = ["call_abc123", "call_abc124", "abcDEF123", "call_abc12", "", "é2345678"];
         let new = ids_of(shortened(&messages(&given)).unwrap());
         let (calls, results) = new.split_at(given.len());
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_that_are_taken_are_not_given() {
+    fn shortened_call_id_avoids_ids_already_in_use() {
         let first = short_hash("call_abc123", 0);
         let new = ids_of(shortened(&messages(&["call_abc123", &first])).unwrap());
         assert_eq!(new[..2], [short_hash("call_abc123", 1), first]);

@@ -34,7 +34,7 @@ fn assert_close(found: &[f32], expected: &[f32], tolerance: f32) {
 
 /// Worked out by hand: scores 2 and 3, so the weights are 0.269 and 0.731.
 #[test]
-fn one_query_by_hand() {
+fn attention_of_one_query_matches_hand_computation() {
     let keys = rows([[1.0, 0.0], [1.0, 1.0]]);
     let attended = attend([rows([[2.0, 1.0]]), keys, rows([[3.0, 6.0], [7.0, 12.0]])], None, &options(1, 1, 2));
     assert_close(&values(attended.probs), &[0.26894, 0.73106], 1e-5);
@@ -43,7 +43,7 @@ fn one_query_by_hand() {
 
 /// Worked out by hand. (With weights rounded to two digits, the second query's output would be 4.240 and 8.480.)
 #[test]
-fn three_queries_by_hand() {
+fn attention_of_three_queries_matches_hand_computation() {
     let queries = rows([[1.0, 0.0], [2.0, 1.0], [0.0, 1.0]]);
     let keys = rows([[1.0, 1.0], [0.0, 1.0]]);
     let attended = attend([queries, keys, rows([[4.0, 8.0], [6.0, 12.0]])], None, &options(1, 1, 2));
@@ -102,7 +102,7 @@ fn by_definition(q: &[f32], k: &[f32], v: &[f32], options: &AttentionOptions) ->
 }
 
 #[test]
-fn the_reference_is_the_definition() {
+fn reference_attention_matches_the_definition_in_f64() {
     for (n_heads, n_kv_heads) in [(1, 1), (4, 4), (4, 2), (6, 1)] {
         for sliding_window in [None, Some(1), Some(3)] {
             for alibi_slopes in [None, Some(position::alibi_slopes(n_heads))] {
@@ -117,7 +117,7 @@ fn the_reference_is_the_definition() {
 }
 
 #[test]
-fn a_row_sees_itself_and_those_before_it_alone() {
+fn dense_attention_is_causal_within_each_sequence() {
     let options = options(2, 1, 4);
     let (n_rows, batch) = (6, 2);
     let (q, k, v) = (noise(batch * n_rows, 8, 4), noise(batch * n_rows, 4, 5), noise(batch * n_rows, 4, 6));
@@ -136,7 +136,7 @@ fn a_row_sees_itself_and_those_before_it_alone() {
 
 /// A hidden key has the weight 0, but 0 times infinity is NaN: it must be left out of the sum.
 #[test]
-fn keys_that_are_not_finite_change_only_rows_that_see_them() {
+fn non_finite_keys_and_values_change_only_rows_that_see_them() {
     let (n_rows, batch) = (6, 2);
     for sliding_window in [None, Some(1), Some(3)] {
         for alibi_slopes in [None, Some(position::alibi_slopes(2))] {
@@ -168,10 +168,10 @@ fn keys_that_are_not_finite_change_only_rows_that_see_them() {
     }
 }
 
-/// Threads and kernels write the rows of different sequences without looking at each other.
+/// Threads and kernels write the rows of different sequences without synchronization.
 #[test]
 #[should_panic(expected = "rows 2..4 behind 3 rows")]
-fn sequences_that_share_rows_are_refused() {
+fn paged_sequences_with_overlapping_rows_panic() {
     let device = Device::flex();
     let sequence = |rows: Range<usize>| {
         let slots = Slots::new((0..rows.len() as i32).collect(), &device);
@@ -181,7 +181,7 @@ fn sequences_that_share_rows_are_refused() {
 }
 
 #[test]
-fn weights_of_a_row_sum_to_one() {
+fn attention_weights_are_causal_and_sum_to_one() {
     let options = options(2, 1, 4);
     let (_, probs) = dense(&noise(5, 8, 7), &noise(5, 4, 8), &noise(5, 4, 9), &options, 1);
     for (number, row) in probs.chunks(5).enumerate() {

@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_their_owners_alone() {
+    fn stored_allocations_do_not_overlap_and_are_aligned() {
         let sizes = [1, 3, 1000, 1 << 20, CHUNK / 32, CHUNK / 7, 5];
         let stored: Vec<Stored<u32>> = (0..4)
             .flat_map(|round| sizes.map(|len| (round, len)))

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_do_together_what_one_does_row_by_row() {
+    fn kv_append_in_parallel_equals_appending_row_by_row() {
         let slots: Vec<i32> = (0..100).map(|n| n * 37 % 112).collect();
         assert!(slots.len() * 140 > PARALLEL_WORK);
         let together = appended::<f32>(&slots, slots.len());
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_differ_or_not() {
+    fn slots_differ_detects_duplicate_slots() {
         let differ = |slots: &[i32]| Slots::new(slots.to_vec(), &Device::flex()).differ();
         assert!(differ(&[]) && differ(&[3]) && differ(&[5, 3, 4]));
         assert!(!differ(&[5, 3, 5]));

@@ -294,7 +294,7 @@ mod tests {
     use crate::ops::cpu::isa::tests::{every_isa, noise, with_isa};
 
     #[test]
-    fn every_level_rounds_alike() {
+    fn f16_kv_store_rounds_alike_with_every_instruction_set() {
         for (n, scale) in [(1, 1.0), (15, 1e-7), (16, 1e-5), (17, 1.0), (64, 9e4), (200, 1e3)] {
             let values: Vec<f32> = noise(n, 7).iter().map(|value| value * scale).collect();
             let expected: Vec<f16> = values.iter().map(|value| f16::from_f32(value.clamp(-65504.0, 65504.0))).collect();
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn eight_bits_keep_what_a_head_has() {
+    fn q8_kv_store_scales_a_head_to_its_largest_value() {
         for (n, factor) in [(1, 1.0), (20, 1e-20), (64, 1.0), (128, 1e20)] {
             let values: Vec<f32> = noise(n, 7).iter().map(|value| value * factor).collect();
             let largest = values.iter().fold(0.0f32, |most, value| most.max(value.abs()));
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_beyond_half_precision_stays_finite() {
+    fn f16_kv_store_clamps_large_values_to_the_largest_f16() {
         let values = [1e30, -1e30, 65504.0, 65519.9, f32::INFINITY, 1.0 + 1.0 / 4096.0, 1e-12];
         let mut places = [f16::ONE; 7];
         f16::store(&values, 1.0, &mut places);

@@ -62,9 +62,9 @@ mod tests {
     use super::*;
     use crate::ops::cpu::isa::tests::noise;
 
-    /// The last value alone may need more bits, whatever the shape.
+    /// Also if only the last value needs more bits, in any shape.
     #[test]
-    fn the_narrowest_dtype_keeps_every_bit() {
+    fn narrowest_finds_the_smallest_lossless_dtype_of_a_matrix() {
         let cut = |bits: u32| move |value: f32| f32::from_bits(value.to_bits() & !bits);
         let full = noise(3 * 64, 1);
         let narrowest = |values: &[f32]| narrowest(&MatrixRows::of(values, [values.len(), 1]));

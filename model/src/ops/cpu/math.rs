@@ -1,6 +1,59 @@
-//! Functions of one value that the compiler can vectorize: no branches, calls or tables.
+//! Functions of one value that the compiler can vectorize (no branches, calls or tables), and sums and maxima of a row.
+
+use std::{iter::Sum, ops::AddAssign};
 
 use super::multiply_add;
+
+/// Partial sums and maxima of a row: one AVX-512 register of f32.
+const LANES: usize = 16;
+
+/// The sum of `f` over the values, in 16 partial sums that are added in order at the end.
+#[inline(always)]
+pub(super) fn sum<T: Copy + Default + AddAssign + Sum>(values: &[f32], f: impl Fn(f32) -> T) -> T {
+    sum_of_pairs(values, values, |value, _| f(value))
+}
+
+/// The same over pairs of values, from two slices of one length.
+#[inline(always)]
+pub(super) fn sum_of_pairs<T: Copy + Default + AddAssign + Sum>(
+    one: &[f32],
+    other: &[f32],
+    f: impl Fn(f32, f32) -> T,
+) -> T {
+    let mut sums = [T::default(); LANES];
+    let ((ones, rest), (others, other_rest)) = (one.as_chunks::<LANES>(), other.as_chunks::<LANES>());
+    for (one, other) in ones.iter().zip(others) {
+        for ((sum, &one), &other) in sums.iter_mut().zip(one).zip(other) {
+            *sum += f(one, other);
+        }
+    }
+    for ((sum, &one), &other) in sums.iter_mut().zip(rest).zip(other_rest) {
+        *sum += f(one, other);
+    }
+    sums.into_iter().sum()
+}
+
+/// The largest value, ignoring NaN; -infinity if there is no other.
+#[inline(always)]
+pub(super) fn largest(values: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (chunks, rest) = values.as_chunks::<LANES>();
+    for chunk in chunks {
+        lanes.iter_mut().zip(chunk).for_each(|(lane, &value)| *lane = larger(value, *lane));
+    }
+    lanes.iter_mut().zip(rest).for_each(|(lane, &value)| *lane = larger(value, *lane));
+    for half in [8, 4, 2, 1] {
+        let (low, high) = lanes.split_at_mut(half);
+        low.iter_mut().zip(high).for_each(|(low, &mut high)| *low = larger(high, *low));
+    }
+    lanes[0]
+}
+
+/// The maximum, or `other` if `value` is NaN; one instruction.
+#[inline(always)]
+fn larger(value: f32, other: f32) -> f32 {
+    if value > other { value } else { other }
+}
 
 /// `e^x`, to within 2 units in the last place for results from 2^-126 to 2^127.5; 0 below, infinity above.
 ///
@@ -88,8 +141,36 @@ pub(super) fn upper_tail<const FUSED: bool>(x: f32) -> f32 {
 mod tests {
     use super::*;
 
+    /// Lengths with and without a last chunk that is not full; the values are large and small, so the order shows in the
+    /// bits.
     #[test]
-    fn tanh_is_tanh() {
+    fn sums_add_lanes_in_order_and_maxima_ignore_nan() {
+        for n in [0, 1, 15, 16, 17, 32, 100] {
+            let values: Vec<f32> = (0..n).map(|n| ((n * 37 % 23) as f32 - 9.0) * 10.0_f32.powi(n % 7)).collect();
+            let others: Vec<f32> = (0..n).map(|n| 1.0 / (n as f32 + 3.0)).collect();
+            let mut lanes = [0.0_f32; 16];
+            for (n, (value, other)) in values.iter().zip(&others).enumerate() {
+                lanes[n % 16] += value * other;
+            }
+            let expected: f32 = lanes.iter().sum();
+            let found = sum_of_pairs(&values, &others, |value, other| value * other);
+            assert_eq!(found.to_bits(), expected.to_bits(), "{n} pairs");
+
+            let mut lanes = [0.0_f64; 16];
+            values.iter().enumerate().for_each(|(n, &value)| lanes[n % 16] += f64::from(value));
+            let expected: f64 = lanes.iter().sum();
+            assert_eq!(sum(&values, f64::from).to_bits(), expected.to_bits(), "{n} values");
+
+            let mut values = values;
+            let expected = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            assert_eq!(largest(&values), expected, "{n} values");
+            values.insert(n as usize / 2, f32::NAN);
+            assert_eq!(largest(&values), expected, "{n} values and NaN");
+        }
+    }
+
+    #[test]
+    fn tanh_matches_f64_within_tolerance() {
         for n in (-100_000..=100_000).filter(|&n| n != 0) {
             let x = n as f32 * 1e-3;
             for found in [tanh::<true>(x), tanh::<false>(x)] {
@@ -102,7 +183,7 @@ mod tests {
 
     /// The distribution's tail by its continued fraction, which the approximation was not fitted with below 2.
     #[test]
-    fn gelu_is_gelu() {
+    fn gelu_matches_exact_gelu_within_tolerance() {
         let above = |z: f64| {
             let fraction = (1..400).rev().fold(z, |below, n| z + f64::from(n) / below);
             (-z * z / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt() / fraction
@@ -135,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn exp2_is_exp2() {
+    fn exp2_nonpositive_matches_f64_within_tolerance() {
         for n in -1_260_000..=0 {
             let x = n as f32 * 1e-4;
             let expected = f64::from(x).exp2();
@@ -150,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn exp_is_exp() {
+    fn exp_matches_f64_within_tolerance() {
         for n in -870_000..=883_700 {
             let x = n as f32 * 1e-4;
             let (found, expected) = (exp::<true>(x), f64::from(x).exp());

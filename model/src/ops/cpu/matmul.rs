@@ -123,7 +123,7 @@ mod tests {
     const SHAPES: [[usize; 2]; 6] = [[1, 1], [5, 3], [32, 8], [33, 7], [95, 64], [400, 330]];
 
     #[test]
-    fn sums_are_those_of_the_definition() {
+    fn linear_matches_f64_sums_for_f32_f16_and_bf16_panels() {
         for [d_out, d_in] in SHAPES {
             let (matrix, bias) = (noise(d_out * d_in, 1), noise(d_out, 2));
             for n_rows in [1, 2, 3, 11, 12, 13, 25, 40] {
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn no_rows_make_no_output() {
+    fn linear_of_no_rows_is_empty() {
         for (_, dtype) in Dtype::ALL {
             let panels = Panels::new(&noise(64 * 33, 1), [64, 33], *dtype);
             for level in every_isa() {
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_the_same_bits_whatever_its_neighbours() {
+    fn linear_row_is_bit_identical_for_any_number_of_rows() {
         for [d_out, d_in] in SHAPES {
             for (_, dtype) in Dtype::ALL {
                 let panels = Panels::new(&noise(d_out * d_in, 4), [d_out, d_in], *dtype);
@@ -171,7 +171,7 @@ mod tests {
 
     /// Kernels with fused multiply-add agree to the bit, so a text does not depend on the processor.
     #[test]
-    fn instruction_sets_agree() {
+    fn linear_agrees_across_instruction_sets() {
         let ([d_out, d_in], n_rows) = ([37, 77], 15);
         let x = noise(n_rows * d_in, 7);
         for (_, dtype) in Dtype::ALL {
@@ -189,10 +189,10 @@ mod tests {
         }
     }
 
-    /// Sums of products of operands in bf16, for any number of rows the same bits; without the instructions, and for an odd
-    /// number of inputs, those of f32.
+    /// Matches sums of products of bf16 operands, with the same bits for any number of rows. Without bf16 instructions,
+    /// or for an odd number of inputs, it is the product in f32.
     #[test]
-    fn products_in_bf16_are_those_of_rounded_rows() {
+    fn bf16_precision_linear_matches_products_of_rounded_rows() {
         let n_all = 90;
         for [d_out, d_in] in [[1, 2], [33, 8], [95, 64], [400, 330], [37, 77]] {
             let mut panels = Panels::new(&noise(d_out * d_in, 1), [d_out, d_in], Dtype::Bf16);
@@ -221,7 +221,7 @@ mod tests {
 
     /// f32 stored in 16 bits gives the bits of f32, for all rows, shapes and processors.
     #[test]
-    fn fewer_bytes_are_the_same_f32_to_the_bit() {
+    fn f32_matrix_stored_in_16_bits_gives_bit_identical_products() {
         for [d_out, d_in] in SHAPES {
             let dims = [d_out, d_in];
             for dtype in [Dtype::Bf16, Dtype::F16] {
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn widened_inputs_are_those_of_the_rows() {
+    fn widened_panels_have_the_values_of_their_rows() {
         for dims @ [d_out, d_in] in SHAPES {
             let matrix = noise(d_out * d_in, 8);
             for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::Q8, Dtype::Q5_1, Dtype::Q4_1, Dtype::Q4] {
@@ -284,7 +284,7 @@ mod tests {
 
     /// A matrix in f32 may be stored in fewer bytes, but its dtype is f32.
     #[test]
-    fn f32_takes_no_more_bytes_than_its_numbers() {
+    fn f32_matrix_is_stored_in_the_narrowest_lossless_format() {
         let dims = [64, 33];
         let values = noise(dims[0] * dims[1], 3);
         for dtype in [Dtype::Bf16, Dtype::F32] {
@@ -298,7 +298,7 @@ mod tests {
 
     /// Fused stores give the same as separate steps.
     #[test]
-    fn stores_are_separate_steps() {
+    fn fused_add_and_gated_stores_equal_separate_steps() {
         for (d_out, d_in, n_rows) in [(64, 33, 1), (128, 50, 14), (768, 288, 3)] {
             let (x, bias) = (noise(n_rows * d_in, 1), noise(d_out, 2));
             for (_, dtype) in Dtype::ALL {

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_order_is_known_after_the_first_pass() {
+    fn read_order_predicts_the_next_range_after_one_pass() {
         let weights = [[0u8; 64]; 5];
         let ranges = weights.each_ref().map(|weights| ReadRange::of(weights, 1));
         let mut order = ReadOrder::new();

@@ -271,7 +271,7 @@ mod tests {
     use crate::ops::cpu::isa::tests::{every_isa, noise, with_isa};
 
     #[test]
-    fn nan_is_not_rounded_to_a_number() {
+    fn quantizing_non_finite_inputs_gives_a_non_finite_block_scale() {
         for not_finite in [f32::NAN, -f32::NAN, f32::INFINITY] {
             let mut x = noise(2 * BLOCK, 1);
             x[5] = not_finite;
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn rounding_is_the_same_bits_at_every_level() {
+    fn input_quantization_is_bit_identical_across_instruction_sets() {
         let (n_rows, d_in) = (7, 100);
         let mut x = noise(n_rows * d_in, 1);
         x[..BLOCK].fill(0.0);

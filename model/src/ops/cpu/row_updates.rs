@@ -157,13 +157,13 @@ mod tests {
     }
 
     #[test]
-    fn sums_are_those_of_the_definition() {
+    fn lora_row_updates_match_f64_sums() {
         for shape in shapes() {
             let (d_in, d_out, n_rows) = (shape.d_in, 300, 40);
             let values = [1, 2].map(|seed| noise(shape.n_values(), seed));
             let matrices = values.each_ref().map(|values| LoraPanels::new(values, &shape));
             let (x, before) = (noise(n_rows * d_in, 3), noise(n_rows * d_out, 4));
-            // Two adapters, turn by turn, and rows without one.
+            // Rows alternate between two adapters and none.
             let rows = [0, 1].map(|adapter| (0..n_rows).filter(|row| row % 3 == adapter).collect::<Vec<_>>());
             let updates: Vec<_> = rows.iter().zip(&matrices).map(|(rows, matrix)| RowUpdate { rows, matrix }).collect();
             for level in every_isa() {
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_has_the_same_bits_beside_any_others() {
+    fn lora_row_update_is_bit_identical_alone_and_batched() {
         for shape in shapes() {
             let (d_in, d_out, n_rows) = (shape.d_in, 300, 70);
             let matrix = LoraPanels::new(&noise(shape.n_values(), 1), &shape);

@@ -2,7 +2,7 @@
 
 use super::{
     for_each_isa,
-    math::{exp, gelu, tanh},
+    math::{exp, gelu, sum, tanh},
     multiply_add,
     tensors::{Values, values},
     thread_pool,
@@ -12,8 +12,6 @@ use crate::{
     ops::{AttentionOptions, NormOptions, NormParts},
 };
 
-/// Partial sums: one AVX-512 register.
-const LANES: usize = 16;
 /// Values below which one thread is faster.
 const PARALLEL_WORK: usize = 1 << 16;
 
@@ -136,22 +134,6 @@ fn norm_row_body<const FUSED: bool>(row: &mut [f32], weight: &[f32], bias: Optio
     if let Some(bias) = bias {
         row.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
     }
-}
-
-/// The sum of `f` over the values, in [`LANES`] partial sums that are added in order at the end.
-#[inline(always)]
-fn sum(values: &[f32], f: impl Fn(f32) -> f32) -> f32 {
-    let mut sums = [0.0; LANES];
-    let (chunks, rest) = values.as_chunks::<LANES>();
-    for chunk in chunks {
-        for (sum, &value) in sums.iter_mut().zip(chunk) {
-            *sum += f(value);
-        }
-    }
-    for (sum, &value) in sums.iter_mut().zip(rest) {
-        *sum += f(value);
-    }
-    sums.iter().sum()
 }
 
 /// [`rope`](crate::ops::rope) of rows of `row_width` values, of which the first `width` are heads of `head_dim`, in place;

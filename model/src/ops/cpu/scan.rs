@@ -3,13 +3,13 @@
 //!
 //! The results are the same bits on every machine, since what a seed draws depends on them.
 
-use super::{for_each_isa, math::exp};
+use super::{
+    for_each_isa,
+    math::{exp, largest, sum},
+};
 
 /// Values per maximum of [`block_maxima`].
 pub(crate) const SCAN_BLOCK: usize = 128;
-
-/// Partial sums and maxima: one AVX-512 register.
-const LANES: usize = 16;
 
 /// The largest value of each [`SCAN_BLOCK`], ignoring NaN; -infinity if there is no other.
 pub(crate) fn block_maxima(values: &[f32]) -> Vec<f32> {
@@ -25,23 +25,7 @@ for_each_isa!(scan_maximum(block: &[f32], maximum: &mut f32) = scan_maximum_body
 
 #[inline(always)]
 fn scan_maximum_body<const FUSED: bool>(block: &[f32], maximum: &mut f32) {
-    let mut lanes = [f32::NEG_INFINITY; LANES];
-    let (chunks, rest) = block.as_chunks::<LANES>();
-    for chunk in chunks {
-        lanes.iter_mut().zip(chunk).for_each(|(lane, &value)| *lane = larger(value, *lane));
-    }
-    lanes.iter_mut().zip(rest).for_each(|(lane, &value)| *lane = larger(value, *lane));
-    for half in [8, 4, 2, 1] {
-        let (low, high) = lanes.split_at_mut(half);
-        low.iter_mut().zip(high).for_each(|(low, &mut high)| *low = larger(high, *low));
-    }
-    *maximum = lanes[0];
-}
-
-/// The maximum, or `other` if `value` is NaN; one instruction.
-#[inline(always)]
-fn larger(value: f32, other: f32) -> f32 {
-    if value > other { value } else { other }
+    *maximum = largest(block);
 }
 
 /// Whether no value is NaN or +infinity.
@@ -88,17 +72,7 @@ for_each_isa!(add_up(values: &[f32], total: &mut f64) = add_up_body);
 
 #[inline(always)]
 fn add_up_body<const FUSED: bool>(values: &[f32], total: &mut f64) {
-    let mut sums = [0.0; LANES];
-    let (chunks, rest) = values.as_chunks::<LANES>();
-    for chunk in chunks {
-        for (sum, &value) in sums.iter_mut().zip(chunk) {
-            *sum += f64::from(value);
-        }
-    }
-    for (sum, &value) in sums.iter_mut().zip(rest) {
-        *sum += f64::from(value);
-    }
-    *total = sums.iter().sum();
+    *total = sum(values, f64::from);
 }
 
 #[cfg(test)]
@@ -107,7 +81,7 @@ mod tests {
     use crate::ops::cpu::isa::tests::{every_isa, noise, with_isa};
 
     #[test]
-    fn every_level_has_the_same_bits() {
+    fn logit_scans_are_accurate_and_identical_across_instruction_sets() {
         for n in [0, 1, 15, 16, 127, 128, 129, 1000, 4099] {
             let mut values: Vec<f32> = noise(n, 5).iter().map(|value| value * 30.0).collect();
             if n > 1 {
@@ -142,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_values_are_found_wherever_they_are() {
+    fn nan_and_infinity_are_found_at_any_position_of_a_logit_row() {
         for at in [0, 14, 127, 128, 190] {
             for broken in [f32::NAN, -f32::NAN, f32::INFINITY] {
                 let mut values = vec![1.0; 191];

@@ -69,11 +69,11 @@ struct Board {
     next_read: NextRead,
     /// For each thread's range of pieces: the job number in the upper half, the next unclaimed piece in the lower. One
     /// atomic, so that a piece is claimed from the job that was checked. The first range is the leader's.
-    next: Box<[Line<AtomicU64>]>,
+    next: Box<[CachePadded<AtomicU64>]>,
     /// Pieces that each thread has finished, in all jobs. A counter per thread: a shared one would move between cores
     /// with every piece, which takes as long as a small piece where cores share no cache.
-    n_done: Box<[Line<AtomicUsize>]>,
-    n_asleep: Line<AtomicUsize>,
+    n_done: Box<[CachePadded<AtomicUsize>]>,
+    n_asleep: CachePadded<AtomicUsize>,
     n_pieces: AtomicUsize,
     /// The job's closure, and the function that calls it.
     run: AtomicPtr<()>,
@@ -85,7 +85,7 @@ struct Board {
 /// On its own cache line, since threads write to it all the time.
 #[derive(Default)]
 #[repr(align(128))]
-struct Line<T>(T);
+struct CachePadded<T>(T);
 
 /// A [`ReadRange`] that all threads see. A torn read is harmless: addresses are only prefetched.
 #[derive(Default)]
@@ -353,9 +353,9 @@ impl Board {
         Self {
             leader: Mutex::new(ReadOrder::new()),
             next_read: NextRead::default(),
-            next: (0..n_threads).map(|_| Line(AtomicU64::new(CLOSED))).collect(),
-            n_done: (0..n_threads).map(|_| Line::default()).collect(),
-            n_asleep: Line::default(),
+            next: (0..n_threads).map(|_| CachePadded(AtomicU64::new(CLOSED))).collect(),
+            n_done: (0..n_threads).map(|_| CachePadded::default()).collect(),
+            n_asleep: CachePadded::default(),
             n_pieces: AtomicUsize::default(),
             run: AtomicPtr::default(),
             call: AtomicPtr::default(),
@@ -365,7 +365,7 @@ impl Board {
 
     /// Counts a finished piece of `thread`.
     fn count(&self, thread: usize) {
-        if let Some(Line(n_done)) = self.n_done.get(thread) {
+        if let Some(CachePadded(n_done)) = self.n_done.get(thread) {
             // Only this thread writes to it.
             n_done.store(n_done.load(Relaxed).wrapping_add(1), Release);
         }
@@ -373,7 +373,7 @@ impl Board {
 
     /// Finished pieces, in all jobs.
     fn n_done(&self) -> usize {
-        self.n_done.iter().fold(0, |sum, Line(n_done)| sum.wrapping_add(n_done.load(Acquire)))
+        self.n_done.iter().fold(0, |sum, CachePadded(n_done)| sum.wrapping_add(n_done.load(Acquire)))
     }
 
     /// The range of pieces of `thread`.
@@ -457,7 +457,7 @@ mod tests {
 
     /// Every piece runs once, with several leaders, and with helpers asleep and awake.
     #[test]
-    fn every_piece_runs_exactly_once() {
+    fn parallel_for_runs_every_piece_exactly_once() {
         thread::scope(|scope| {
             for leader in 0..4 {
                 scope.spawn(move || {
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn every_item_has_its_turn() {
+    fn parallel_for_each_visits_every_item() {
         let mut items: Vec<String> = (0..1000).map(|number: usize| number.to_string()).collect();
         parallel_for_each(&mut items, |item| item.push('!'));
         assert!(items.iter().enumerate().all(|(number, item)| *item == format!("{number}!")));
@@ -487,7 +487,7 @@ mod tests {
 
     /// Leader and helper panic in the same job: neither panic may reach the next job.
     #[test]
-    fn panics_of_leader_and_helper_end_with_their_job() {
+    fn panics_of_leader_and_helper_do_not_reach_the_next_job() {
         let pool = ThreadPool::new(2);
         let both = std::sync::Barrier::new(2);
         let share = |run: &(dyn Fn(usize) + Sync)| {
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_reaches_the_caller_and_the_threads_keep_working() {
+    fn parallel_for_panic_reaches_the_caller_and_threads_keep_working() {
         let outcome = catch_unwind(|| parallel_for(100, |piece| assert!(piece != 57, "piece 57")));
         let panic = outcome.err().and_then(|panic| panic.downcast::<&str>().ok());
         assert!(panic.is_some_and(|panic| panic.contains("piece 57")));

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_of_a_core_count_once() {
+    fn hyperthreads_of_a_core_are_counted_once() {
         let count = |lists: &[&str]| count_cores(lists.iter().map(|list| Some((*list).to_owned())));
         assert_eq!(count(&["0-1\n", "0-1\n", "2-3\n", "2-3\n"]), Some(2));
         assert_eq!(count(&["0,4\n", "1,5\n", "2\n"]), Some(3));

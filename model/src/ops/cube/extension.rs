@@ -7,14 +7,14 @@ use burn::{
         Backend, Dispatch, ExtensionType, backend_extension,
         tensor::{FloatTensor, IntTensor},
     },
-    tensor::{DType, Int, Shape, Tensor},
+    tensor::{DType, Int, Tensor},
 };
-use burn_cubecl::{CubeBackend, cubecl::bytes::Bytes, tensor::CubeTensor};
+use burn_cubecl::{CubeBackend, cubecl::bytes::Bytes};
 
 use super::{
     attention::{self, AttentionPlan, AttentionStep},
     epilogue::{Epilogue, LinearOptions},
-    launch::check,
+    launch::{check, part},
     linear as kernels,
     matrix::Matrix,
     optimizer,
@@ -242,14 +242,6 @@ impl CubeOps for CubeBackend {
     fn rows_in_ints(all: IntTensor<Self>, start: usize, dims: [usize; 2]) -> FloatTensor<Self> {
         part(&all, start, dims.into(), DType::F32)
     }
-}
-
-/// A tensor in the memory of another, from element `start`; both have elements of 4 bytes.
-fn part(all: &CubeTensor, start: usize, shape: Shape, dtype: DType) -> CubeTensor {
-    let bytes = |n: usize| (n * size_of::<i32>()) as u64;
-    let handle = all.handle.clone().offset_start(bytes(start));
-    let behind = handle.size_in_used() - bytes(shape.num_elements());
-    CubeTensor::new_contiguous(all.client.clone(), all.device.clone(), shape, handle.offset_end(behind), dtype)
 }
 
 /// Panics unless these are pools of one size and type, for `n_kv_heads` heads of `head_dim`.

@@ -112,7 +112,7 @@ mod tests {
     };
 
     #[test]
-    fn an_address_is_that_of_the_memory() {
+    fn tensor_address_identifies_its_gpu_memory() {
         let Some(gpu) = gpu() else { return };
         let mut tensor = Tensor::<2>::zeros([4, 4], &gpu);
         let address = Address::of(&tensor);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replayed_graph_reads_the_current_inputs() {
+    fn replayed_graph_reads_the_current_inputs() {
         let Some(gpu) = gpu() else { return };
         let input = Ints::new(vec![1, 2, 3], &gpu);
         let mut staging = StagingBuffer::new(&[Upload::Ints(&input)], &gpu);
@@ -147,7 +147,7 @@ mod tests {
 
     /// If the captured run needs memory that the runs before did not, capture fails.
     #[test]
-    fn capture_fails_if_memory_must_be_allocated() {
+    fn graph_capture_fails_if_memory_must_be_allocated() {
         let Some(gpu) = gpu() else { return };
         let ones = Tensor::<1>::ones([64], &gpu);
         let mut n_runs = 0;

@@ -3,9 +3,13 @@
 use burn::tensor::{DType, Shape, Tensor};
 use burn_cubecl::{
     cubecl::{self, prelude::*},
+    kernel::into_contiguous,
     ops::numeric::empty_device_contiguous_dtype,
     tensor::CubeTensor,
 };
+
+/// Lanes of a workgroup, in most kernels.
+pub(in crate::ops) const LANES: usize = 256;
 
 /// Panics unless `tensor` is f32 of these dimensions: kernels check no bounds.
 pub(in crate::ops) fn check<const D: usize>(name: &str, tensor: &Tensor<D>, dims: [usize; D]) {
@@ -30,6 +34,20 @@ pub(in crate::ops) fn workgroup() -> usize {
 /// An uninitialized f32 tensor on the device of `like`.
 pub(in crate::ops) fn empty<const D: usize>(like: &CubeTensor, dims: [usize; D]) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), Shape::new(dims), DType::F32)
+}
+
+/// A tensor to be written in place: itself if nothing else shares its memory, else a copy.
+pub(super) fn writable(tensor: CubeTensor) -> CubeTensor {
+    let tensor = into_contiguous(tensor);
+    if tensor.can_mut() { tensor } else { tensor.copy() }
+}
+
+/// A tensor in the memory of another, from element `start`; both have elements of 4 bytes.
+pub(super) fn part(all: &CubeTensor, start: usize, shape: Shape, dtype: DType) -> CubeTensor {
+    let bytes = |n: usize| (n * size_of::<i32>()) as u64;
+    let handle = all.handle.clone().offset_start(bytes(start));
+    let behind = handle.size_in_used() - bytes(shape.num_elements());
+    CubeTensor::new_contiguous(all.client.clone(), all.device.clone(), shape, handle.offset_end(behind), dtype)
 }
 
 /// Adds the first `n` rows of a workgroup's values, each of `width`, over groups of `lanes` lanes: as a tree, into each

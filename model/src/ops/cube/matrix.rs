@@ -336,7 +336,7 @@ mod tests {
 
     /// Devices with and without f16 read the same numbers from the same bits.
     #[test]
-    fn both_forms_of_f16_are_the_same_numbers() {
+    fn f16_matrix_as_native_f16_or_as_words_has_equal_values() {
         let Some(device) = gpu() else { return };
         assert_eq!(Format::of(Dtype::F16, on_cube(&device)), Format::F16, "the adapter has f16");
         // All finite numbers of f16, in rows whose ends are no whole units.

@@ -19,14 +19,12 @@ use burn_cubecl::{
     tensor::CubeTensor,
 };
 
-use super::launch::{grid, workgroup};
+use super::launch::{LANES, grid, workgroup};
 use crate::{
     error::{Error, Result},
     ops::DeviceMemory,
 };
 
-/// Lanes of a workgroup.
-const LANES: usize = 256;
 /// Vectors that a lane reads.
 const READS: usize = 32;
 /// Vectors that a lane loads before it uses the first.

@@ -43,8 +43,8 @@ pub(crate) use graph::{Address, CapturedGraph};
 pub(super) use linear::can_fuse;
 pub(super) use matrix::Matrix;
 pub(super) use measure::{count_launches, device_memory, multiply_rate, read_bandwidth};
-pub(super) use product::has_bf16_products;
 #[cfg(test)]
-pub(super) use product::take_f16;
+pub(super) use product::allow_f16;
+pub(super) use product::has_bf16_products;
 pub(super) use qk_norm::QkNorm;
 pub(super) use rope::HeadLayout;

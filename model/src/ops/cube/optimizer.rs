@@ -6,25 +6,17 @@ use burn_cubecl::{
     tensor::CubeTensor,
 };
 
-use super::launch::{add_lanes, grid, workgroup};
+use super::launch::{LANES, add_lanes, grid, workgroup, writable};
 use crate::ops::AdamWStep;
 
-/// Lanes of a workgroup.
-const LANES: usize = 256;
 /// Values whose squares a workgroup adds.
 const SQUARES: usize = LANES * 32;
-
-/// The tensor itself if nothing else shares its memory, else a copy: to be written in place.
-fn owned(tensor: CubeTensor) -> CubeTensor {
-    let tensor = into_contiguous(tensor);
-    if tensor.can_mut() { tensor } else { tensor.copy() }
-}
 
 /// [`adamw`](crate::ops::adamw) of `[value, gradient, first moment, second moment]`, `[n_values]` each: the new value and
 /// moments.
 pub(super) fn adamw([value, gradient, first, second]: [CubeTensor; 4], step: AdamWStep) -> [CubeTensor; 3] {
     let gradient = into_contiguous(gradient);
-    let [value, first, second] = [value, first, second].map(owned);
+    let [value, first, second] = [value, first, second].map(writable);
     let len = value.meta.shape()[0];
     let [correction1, correction2] = step.corrections();
     #[expect(unsafe_code, reason = "a kernel without bounds checks")]

@@ -204,21 +204,21 @@ fn instructions(client: &Client) -> Option<(ElemType, usize)> {
                 types == [element, element, F32] && [found.m, found.n, found.k] == [size; 3]
             })
     };
-    let mut kinds = [(BF16, 16), (F16, 8)].into_iter().filter(|&(element, _)| element == BF16 || takes_f16());
+    let mut kinds = [(BF16, 16), (F16, 8)].into_iter().filter(|&(element, _)| element == BF16 || allows_f16());
     kinds.find(|&(element, size)| has(element, size as u32))
 }
 
 /// Whether f16 may replace bf16 although its range is smaller. Only in tests: Mesa's software adapter has no bf16, and
 /// tests use values in the range of f16.
 #[cfg(not(test))]
-fn takes_f16() -> bool {
+fn allows_f16() -> bool {
     false
 }
 
 #[cfg(test)]
-pub(in crate::ops) use tests::take_f16;
+pub(in crate::ops) use tests::allow_f16;
 #[cfg(test)]
-use tests::takes_f16;
+use tests::allows_f16;
 
 const F16: ElemType = ElemType::Float(FloatKind::F16);
 const BF16: ElemType = ElemType::Float(FloatKind::BF16);

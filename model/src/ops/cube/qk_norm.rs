@@ -6,14 +6,12 @@ use burn_cubecl::{
     tensor::CubeTensor,
 };
 
-use super::launch::{add_lanes, empty, grid, workgroup};
+use super::launch::{LANES, add_lanes, empty, grid, workgroup};
 use crate::{
     config::{NormKind, QkNormSpan},
     ops::NormOptions,
 };
 
-/// Lanes of a workgroup.
-const LANES: usize = 256;
 /// Lanes of a part, at least.
 const FEWEST: usize = 32;
 

@@ -9,11 +9,9 @@ use burn_cubecl::{
 
 use super::{
     device::element,
-    launch::{empty, grid, workgroup},
+    launch::{LANES, empty, grid, workgroup, writable},
 };
 
-/// Lanes of a workgroup.
-const LANES: usize = 256;
 /// The largest number of f16.
 const MOST_F16: f32 = 65504.0;
 
@@ -72,11 +70,6 @@ pub(super) fn rope_append(
         }
     }
     [queries, keys, values]
-}
-
-/// A pool to write to: itself, or a copy if it is shared.
-pub(super) fn writable(pool: CubeTensor) -> CubeTensor {
-    if pool.can_mut() && pool.is_contiguous() { pool } else { pool.copy() }
 }
 
 #[cube(launch_unchecked)]

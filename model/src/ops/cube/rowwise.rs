@@ -7,7 +7,7 @@ use burn_cubecl::{
 };
 
 use super::{
-    launch::{add_lanes, empty, grid, workgroup},
+    launch::{LANES, add_lanes, empty, grid, workgroup},
     matrix::{Format, Matrix},
     unpack::{high_bits_of, minimum_of, scale_of, weight},
 };
@@ -15,9 +15,6 @@ use crate::{
     config::{Activation, NormKind},
     ops::NormOptions,
 };
-
-/// Lanes of a workgroup.
-const LANES: usize = 256;
 
 /// Rows `ids` of the matrix: `[n, d_in]`.
 pub(super) fn embedding(ids: CubeTensor, matrix: &Matrix) -> CubeTensor {

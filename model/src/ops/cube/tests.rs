@@ -23,9 +23,9 @@ use crate::{
     test_gpu::gpu,
 };
 
-/// Tolerance, as a share of the largest value of the reference.
+/// Tolerance relative to the largest value of the reference.
 const TOLERANCE: f32 = 3e-6;
-/// The same for values that are rounded to 11 significant bits: devices need not round to the nearest.
+/// Tolerance for values that are rounded to 11 significant bits: devices need not round to nearest.
 const TOLERANCE_F16: f32 = 1e-3;
 
 fn ints(values: &[i32], device: &Device) -> Tensor<1, Int> {
@@ -89,7 +89,7 @@ fn check_fused(dtype: Dtype, n_rows: usize, [d_ff, d_in]: [usize; 2], kind: Acti
 
 /// Rows whose last block is half full, followed by another row: values behind a row's end must not count in its norm.
 #[test]
-fn half_a_block_fused_with_norm_and_gate() {
+fn fused_norm_and_gate_match_the_reference_for_partial_blocks() {
     for (n_rows, d_in) in [(2, 16), (9, 80)] {
         check_fused(Dtype::Q8, n_rows, [5, d_in], Activation::Silu, 0);
     }
@@ -98,11 +98,11 @@ fn half_a_block_fused_with_norm_and_gate() {
     }
 }
 
-/// By matrix instructions, if the device has them for f16 or bf16. Without the second half of an operand, or with another
-/// matrix, it would be off by 1e-3 and more.
+/// Uses matrix instructions, if the device has them for f16 or bf16. Without the second half of an operand, or with a
+/// wrong matrix, the error would be 1e-3 or more.
 #[test]
-fn linear_of_widened_weights() {
-    super::product::take_f16();
+fn linear_by_matrix_instructions_matches_matmul() {
+    super::product::allow_f16();
     for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::Q8, Dtype::Q5_1, Dtype::Q4_1, Dtype::Q4] {
         check_linear(dtype, 130, [150, 44]).unwrap();
     }
@@ -112,7 +112,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
     #[test]
-    fn linear(
+    fn linear_with_bias_and_residual_matches_matmul(
         dtype in dtype(),
         n_rows in prop_oneof![1..20usize, Just(70), Just(129)],
         d_in in prop_oneof![1..200usize, Just(64), Just(96), Just(576)],
@@ -123,12 +123,12 @@ proptest! {
 
     // So many rows that tiles are used.
     #[test]
-    fn linear_in_tiles(dtype in dtype(), n_rows in 128..330usize, d_in in 1..80usize, d_out in 1..200usize) {
+    fn tiled_linear_matches_matmul_for_many_rows(dtype in dtype(), n_rows in 128..330usize, d_in in 1..80usize, d_out in 1..200usize) {
         check_linear(dtype, n_rows, [d_out, d_in])?;
     }
 
     #[test]
-    fn fused_with_norm_and_gate(
+    fn fused_norm_and_gate_match_the_reference(
         dtype in dtype(),
         n_rows in prop_oneof![3 => 1..20usize, 1 => Just(260)],
         d_in in prop_oneof![3 => 1..200usize, 1 => Just(576)],
@@ -140,7 +140,7 @@ proptest! {
     }
 
     #[test]
-    fn embeddings(dtype in dtype(), n_entries in 1..50usize, d_model in 1..200usize, ids in prop::collection::vec(0..50usize, 1..20)) {
+    fn embedding_and_take_rows_match_the_reference(dtype in dtype(), n_entries in 1..50usize, d_model in 1..200usize, ids in prop::collection::vec(0..50usize, 1..20)) {
         let Some(gpu) = gpu() else { return Ok(()) };
         let table = Weight::new(random([n_entries, d_model], 1.0).into_data(), dtype, &gpu).unwrap();
         let ids: Vec<i32> = ids.iter().map(|id| (id % n_entries) as i32).collect();
@@ -151,7 +151,7 @@ proptest! {
     }
 
     #[test]
-    fn updates_of_parameters(n in prop_oneof![3 => 1..600usize, 1 => 8000..20_000usize], n_updates in 1..9usize, decays in any::<bool>(), is_shared in any::<bool>()) {
+    fn adamw_matches_the_reference_and_leaves_shared_tensors_alone(n in prop_oneof![3 => 1..600usize, 1 => 8000..20_000usize], n_updates in 1..9usize, decays in any::<bool>(), is_shared in any::<bool>()) {
         let Some(gpu) = gpu() else { return Ok(()) };
         let weight_decay = if decays { 0.1 } else { 0.0 };
         let step = AdamWStep { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay, n_updates };
@@ -169,7 +169,7 @@ proptest! {
     }
 
     #[test]
-    fn clipping(lens in prop::collection::vec(prop_oneof![3 => 1..600usize, 1 => 8000..40_000usize], 1..6), max_norm in prop::sample::select(vec![0.0, 0.5, 1e4])) {
+    fn gradient_clipping_matches_the_reference(lens in prop::collection::vec(prop_oneof![3 => 1..600usize, 1 => 8000..40_000usize], 1..6), max_norm in prop::sample::select(vec![0.0, 0.5, 1e4])) {
         let Some(gpu) = gpu() else { return Ok(()) };
         let gradients: Vec<Tensor<1>> = lens.iter().map(|&n| random([n], 1.0)).collect();
         let (expected_norm, expected) = clip_norm_reference(gradients.clone(), max_norm);
@@ -179,7 +179,7 @@ proptest! {
     }
 
     #[test]
-    fn norms(n_rows in 1..40usize, width in 1..600usize, kind in 0..2usize, offset in 0..2u8, with_bias in any::<bool>()) {
+    fn norm_and_norm_add_match_the_reference(n_rows in 1..40usize, width in 1..600usize, kind in 0..2usize, offset in 0..2u8, with_bias in any::<bool>()) {
         let Some(gpu) = gpu() else { return Ok(()) };
         let kind = [NormKind::RmsNorm, NormKind::LayerNorm][kind];
         let options = NormOptions { kind, eps: 1e-5, weight_offset: f32::from(offset) };
@@ -194,7 +194,7 @@ proptest! {
     }
 
     #[test]
-    fn norms_of_heads(
+    fn qk_norm_matches_the_reference(
         n_rows in 1..20usize,
         heads in prop::sample::select(vec![(1usize, 1usize), (4, 2), (9, 3), (16, 8)]),
         head_dim in prop_oneof![1..40usize, Just(64), Just(128), Just(300)],
@@ -219,7 +219,7 @@ proptest! {
     }
 
     #[test]
-    fn activations(n_rows in 1..40usize, width in 1..300usize) {
+    fn activations_and_gating_match_the_reference(n_rows in 1..40usize, width in 1..300usize) {
         let Some(gpu) = gpu() else { return Ok(()) };
         for kind in [Activation::Relu, Activation::ReluSquared, Activation::Gelu, Activation::GeluTanh, Activation::Silu] {
             let x = random([n_rows, 2 * width], 4.0);
@@ -230,7 +230,7 @@ proptest! {
     }
 
     #[test]
-    fn rotation_and_storing(
+    fn rope_append_matches_the_reference(
         n_rows in 1..20usize,
         heads in prop::sample::select(vec![(1usize, 1usize), (4, 2), (9, 3)]),
         half in 0..9usize,
@@ -247,7 +247,7 @@ proptest! {
         let angles = values(random([n_rows * half.max(1)], 10.0));
         let slots: Vec<i32> = (0..n_rows as i32).map(|row| (row * 7 + 3) % 32).collect();
         let run = |device: &Device| {
-            // Anything but the plain CPU has the rows of a pool in order.
+            // Only the CPU without autodiff reorders the rows of a pool.
             let pool = || ops::new_pool(32, [n_kv_heads, head_dim], dtype, device);
             let (mut keys, mut stored) = (pool(), pool());
             let rotation = (half > 0).then(|| Rotation::new(&angles, n_rows, device));
@@ -257,7 +257,7 @@ proptest! {
             [q, keys.cast(DType::F32), stored.cast(DType::F32)]
         };
         let expected = run(&Device::flex().autodiff()).map(Tensor::inner);
-        // What is beyond the range of f16 ends where that does, on every device.
+        // Values beyond the range of f16 are clamped to it on every device.
         let rounded = if dtype == KvDtype::F16 { TOLERANCE_F16 } else { TOLERANCE };
         for ((found, expected), tolerance) in run(&gpu).into_iter().zip(expected).zip([TOLERANCE, rounded, rounded]) {
             assert_within(tolerance, found, expected);
@@ -265,7 +265,7 @@ proptest! {
     }
 
     #[test]
-    fn paged_attention(
+    fn paged_attention_matches_the_reference(
         heads in prop::sample::select(vec![(1usize, 1usize), (4, 2), (6, 2), (3, 3), (16, 1), (9, 3)]),
         head_dim in prop::sample::select(vec![4usize, 6, 12, 16, 64, 80]),
         sliding_window in prop::option::of(prop_oneof![1..40usize, 100..200usize, Just(u32::MAX as usize)]),
@@ -307,12 +307,12 @@ proptest! {
     }
 
     #[test]
-    fn appending_and_attending(
+    fn fused_append_and_attend_is_bit_identical_to_separate_ops(
         // Few shapes: each is a kernel to compile.
         heads in prop::sample::select(vec![(4usize, 2usize), (9, 3), (16, 1)]),
         (head_dim, half) in prop::sample::select(vec![(4usize, 0usize), (6, 2), (16, 6), (64, 32)]),
         sliding_window in prop::sample::select(vec![None, Some(30)]),
-        // Where each sequence's last row stands: at the ends of pages and tiles, and anywhere.
+        // Position of each sequence's last row: at the ends of pages and tiles, and anywhere else.
         positions in prop::collection::vec(prop_oneof![Just(0usize), Just(15), Just(16), Just(127), Just(128), 0..300usize], 1..5),
         shuffle in any::<u64>(),
         dtype in kv_dtype(),
@@ -351,14 +351,14 @@ proptest! {
         let fused_pools = [&mut fused_keys, &mut fused_stored];
         let fused = ops::append_and_attend(qkv, rotation().as_ref(), fused_pools, &slots, &sequences, &options);
         assert_close(fused.clone(), expected);
-        // The same bits as from two launches: a text's rows come from either.
+        // The same bits as from two launches, since rows of one sequence may come from either.
         for (found, expected) in [(fused, apart), (fused_keys, keys), (fused_stored, stored)] {
             prop_assert!(values(found.cast(DType::F32)) == values(expected.cast(DType::F32)));
         }
     }
 }
 
-/// One sequence of `n_rows` rows behind `start` others, in pools that have its keys in order.
+/// One sequence of `n_rows` rows after `start` others, in pools that have its keys in order.
 fn sequence(start: usize, n_rows: usize, options: &AttentionOptions, device: &Device) -> PagedSequences {
     let first_key = options.sliding_window.map_or(0, |window| (start + 1).saturating_sub(window));
     let slots = Slots::new((first_key as i32..(start + n_rows) as i32).collect(), device);
@@ -370,9 +370,9 @@ fn attention_options(heads: (usize, usize), head_dim: usize, sliding_window: Opt
     AttentionOptions { n_heads, n_kv_heads, head_dim, scale, softcap: None, sliding_window, alibi_slopes: None }
 }
 
-/// Heads so wide that fewer rows go together, or that there is no kernel for them.
+/// Heads so wide that fewer rows are computed together, or that no kernel exists for them.
 #[test]
-fn wide_heads() {
+fn paged_attention_with_wide_heads_matches_the_reference() {
     let Some(gpu) = gpu() else { return };
     for (heads, head_dim) in [((2, 2), 320), ((8, 1), 320), ((8, 1), 512), ((3, 3), 512), ((4, 1), 200)] {
         let options = attention_options(heads, head_dim, None);
@@ -388,9 +388,9 @@ fn wide_heads() {
     }
 }
 
-/// A hidden key has the weight 0, and 0 times infinity is NaN: the kernel and the reference, which runs on both devices.
+/// A hidden key has the weight 0, and 0 times infinity is NaN. Checks the kernel, and the reference on both devices.
 #[test]
-fn what_is_not_finite_changes_no_row_that_does_not_see_it() {
+fn non_finite_keys_and_values_change_only_rows_that_see_them() {
     let Some(gpu) = gpu() else { return };
     for (sliding_window, start, n_rows) in [(None, 120, 20), (Some(5), 120, 20), (Some(1), 3, 9), (Some(140), 100, 60)]
     {
@@ -444,7 +444,7 @@ fn what_is_not_finite_changes_no_row_that_does_not_see_it() {
 /// A page keeps its old contents until the row's own key and value are stored, which may be while other workgroups read
 /// the page.
 #[test]
-fn what_is_left_of_another_text_is_not_read() {
+fn append_and_attend_does_not_read_stale_page_contents() {
     let Some(gpu) = gpu() else { return };
     for (sliding_window, start) in [(None, 5), (Some(7), 37), (Some(7), 130), (Some(1), 20)] {
         let options = attention_options((4, 2), 8, sliding_window);
@@ -463,9 +463,9 @@ fn what_is_left_of_another_text_is_not_read() {
     }
 }
 
-/// Few rows at a time, a row's bits are its own: they do not change with the rows beside it.
+/// With few rows at a time, a row's bits do not depend on the other rows.
 #[test]
-fn rows_are_the_same_bits_in_any_company() {
+fn linear_rows_are_bit_identical_alone_and_batched() {
     let Some(gpu) = gpu() else { return };
     for (_, dtype) in Dtype::ALL {
         let weight = Weight::new(random([300, 576], 1.0).into_data(), *dtype, &gpu).unwrap();
@@ -480,7 +480,7 @@ fn rows_are_the_same_bits_in_any_company() {
 
 /// Callers pass hidden states and caches of their own to a model, so sizes are checked before a launch.
 #[test]
-fn operands_of_other_sizes_are_refused() {
+fn linear_and_attention_operands_of_wrong_shape_or_dtype_panic() {
     let Some(gpu) = gpu() else { return };
     let refused = |run: &dyn Fn() -> Tensor<2>| {
         let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).map(drop).unwrap_err();
@@ -506,7 +506,7 @@ fn operands_of_other_sizes_are_refused() {
 
 /// Callers may pass ids beyond the table: the kernel does not read there.
 #[test]
-fn ids_beyond_the_table_are_taken_for_its_last() {
+fn embedding_ids_out_of_range_read_the_last_row() {
     let Some(gpu) = gpu() else { return };
     for (_, dtype) in Dtype::ALL {
         let table = Weight::new(random([10, 40], 1.0).into_data(), *dtype, &gpu).unwrap();
@@ -517,7 +517,7 @@ fn ids_beyond_the_table_are_taken_for_its_last() {
 }
 
 #[test]
-fn the_cache_is_in_16_bits_where_weights_are_and_the_device_can() {
+fn kv_dtype_defaults_to_f16_for_f16_and_quantized_weights() {
     let devices = [Some(Device::flex()), gpu()];
     for device in devices.iter().flatten() {
         for (asked, weights, expected) in [

@@ -12,12 +12,10 @@ use burn_cubecl::{
     tensor::CubeTensor,
 };
 
-use super::launch::{grid, workgroup};
+use super::launch::{LANES, grid, workgroup};
 
 /// Tokens that a workgroup sorts.
 const TILE: usize = 1024;
-/// Lanes of a workgroup.
-const LANES: usize = 256;
 /// The id of padding, which is sorted last.
 const NONE: u32 = u32::MAX;
 

@@ -1,7 +1,7 @@
 //! `x W^T` for many rows with the device's matrix instructions: the weight is widened to f32, some of its rows at a time,
 //! and multiplied as in training.
 
-use burn::tensor::{DType, Shape};
+use burn::tensor::DType;
 use burn_cubecl::{
     cubecl::{self, ir::ElemType, prelude::*},
     tensor::CubeTensor,
@@ -9,15 +9,13 @@ use burn_cubecl::{
 
 use super::{
     epilogue::Epilogue,
-    launch::{empty, grid, workgroup},
+    launch::{LANES, empty, grid, part, workgroup},
     matrix::{Format, Matrix},
     product::{self, Causal, Operand, Product},
     unpack::{high_bits_of, minimum_of, scale_of, weight},
 };
 use crate::ops::Precision;
 
-/// Lanes of a workgroup.
-const LANES: usize = 256;
 /// Numbers that a lane writes at a time.
 const TOGETHER: usize = 4;
 /// Numbers of the widened weight in memory, at most: 256 MB. Fewer in tests, whose matrices take several slices.
@@ -42,11 +40,11 @@ pub(super) fn launch(x: &CubeTensor, matrix: &Matrix, epilogue: &Epilogue) -> Cu
     for first in (0..matrix.d_out).step_by(slice) {
         let n = slice.min(matrix.d_out - first);
         let weights = if matrix.format == Format::F32 {
-            part_of(&matrix.words, [first * width, n * width])
+            part(&matrix.words, first * width, [n * width].into(), DType::F32)
         } else {
             widen(matrix, first, n, width)
         };
-        let bias = epilogue.bias.as_ref().map(|bias| part_of(bias, [first, n]));
+        let bias = epilogue.bias.as_ref().map(|bias| part(bias, first, [n].into(), DType::F32));
         let product = Product {
             a: Operand::new(x, d_in),
             b: Operand::new(&weights, width).transposed(),
@@ -56,19 +54,10 @@ pub(super) fn launch(x: &CubeTensor, matrix: &Matrix, epilogue: &Epilogue) -> Cu
             bias: bias.as_ref(),
             precision: Precision::F32,
         };
-        let part = part_of(&output, [first, n_rows * matrix.d_out - first]);
-        product.write(&part, matrix.d_out, epilogue.residual.is_some());
+        let target = part(&output, first, [n_rows * matrix.d_out - first].into(), DType::F32);
+        product.write(&target, matrix.d_out, epilogue.residual.is_some());
     }
     output
-}
-
-/// `n` numbers of f32 from the one at `first` on.
-fn part_of(tensor: &CubeTensor, [first, n]: [usize; 2]) -> CubeTensor {
-    let bytes = |n: usize| (n * size_of::<f32>()) as u64;
-    let handle = tensor.handle.clone().offset_start(bytes(first));
-    let behind = handle.size_in_used() - bytes(n);
-    let handle = handle.offset_end(behind);
-    CubeTensor::new_contiguous(tensor.client.clone(), tensor.device.clone(), Shape::new([n]), handle, DType::F32)
 }
 
 /// Rows of the weight: `[n, width]`.

@@ -73,7 +73,7 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 /// Reads a leaf's gradient.
 type GradientOf<'a> = &'a dyn Fn(&Gradients) -> Vec<f32>;
 
-/// Output and gradients, where the output is weighed with random numbers.
+/// The output, and gradients of its sum weighted with random numbers.
 fn outcome<const D: usize>(output: Tensor<D>, gradients_of: &[GradientOf<'_>]) -> Vec<Vec<f32>> {
     let weights = Tensor::<1>::from_data(random(99, output.shape().num_elements()).as_slice(), &device());
     let gradients = (output.clone().flatten(0, D - 1) * weights).sum().backward();
@@ -89,7 +89,7 @@ fn gradient<const D: usize>(leaf: &Tensor<D>) -> impl Fn(&Gradients) -> Vec<f32>
 fn assert_close(found: &[Vec<f32>], expected: &[Vec<f32>], case: &str) {
     for (n, (found, expected)) in found.iter().zip(expected).enumerate() {
         let is_on_gpu = DEVICE.with_borrow(Option::is_some);
-        // Where a gradient is 0, a GPU's rounding of large terms is left.
+        // Where a gradient is 0, a GPU leaves rounding errors of large terms.
         let least = if is_on_gpu { 2e-2 } else { 1e-3 };
         let largest = expected.iter().fold(least, |largest: f32, value| largest.max(value.abs()));
         let far = found.iter().zip(expected).map(|(one, other)| (one - other).abs()).fold(0.0f32, f32::max);
@@ -110,7 +110,7 @@ fn assert_close(found: &[Vec<f32>], expected: &[Vec<f32>], case: &str) {
 }
 
 #[test]
-fn linear_is_its_reference() {
+fn linear_forward_and_backward_match_the_reference() {
     for [n_rows, d_in, d_out] in [[1, 1, 1], [3, 7, 5], [65, 33, 129], [200, 96, 300]] {
         for has_bias in [false, true] {
             let (x, (held, weight)) = (leaf(1, [n_rows, d_in], 1.0), weight(2, [d_out, d_in]));
@@ -133,7 +133,7 @@ fn exact_in_bf16(seed: u64, dims: [usize; 2]) -> TensorData {
 }
 
 #[test]
-fn bf16_rounds_the_operands_of_products() {
+fn bf16_precision_rounds_the_operands_of_training_products() {
     let [n_rows, d_in, d_out] = [70, 40, 90];
     let weight_of = |data: TensorData, precision: Precision| {
         let mut held = Weight::new(data, Dtype::F32, &device()).unwrap();
@@ -176,7 +176,7 @@ fn bf16_rounds_the_operands_of_products() {
 }
 
 #[test]
-fn norms_are_their_reference() {
+fn norm_forward_and_backward_match_the_reference() {
     for kind in [NormKind::LayerNorm, NormKind::RmsNorm] {
         for ([n_rows, width], has_bias, weight_offset) in
             [([1, 1], true, 0.0), ([3, 17], false, 1.0), ([70, 64], true, 0.0)]
@@ -194,7 +194,7 @@ fn norms_are_their_reference() {
 }
 
 #[test]
-fn norms_of_queries_and_keys_are_their_reference() {
+fn qk_norm_forward_and_backward_match_the_reference() {
     for kind in [NormKind::LayerNorm, NormKind::RmsNorm] {
         for (span, [n_heads, n_kv_heads, head_dim]) in
             [(QkNormSpan::Head, [4, 2, 8]), (QkNormSpan::AllHeads, [4, 2, 8]), (QkNormSpan::Head, [1, 1, 3])]
@@ -225,9 +225,9 @@ fn norms_of_queries_and_keys_are_their_reference() {
     }
 }
 
-/// Their references are those on the CPU: Burn's derivative of the exact GELU on a GPU is that of its tanh approximation.
+/// The references run on the CPU: on a GPU, Burn's derivative of the exact GELU is that of its tanh approximation.
 #[test]
-fn activations_are_their_reference() {
+fn activation_forward_and_backward_match_the_reference() {
     // Outcome of an activation of random values.
     let of_random = |seed, dims: [usize; 2], activate: &dyn Fn(Tensor<2>) -> Tensor<2>| {
         let x = leaf(seed, dims, 6.0);
@@ -248,7 +248,7 @@ fn activations_are_their_reference() {
 }
 
 #[test]
-fn updates_and_dropout_are_their_reference() {
+fn residual_add_and_dropout_match_the_reference() {
     let dropout = Dropout { probability: 0.3, seed: 5, place: 2 };
     for [n_rows, width] in [[1, 1], [3, 17], [70, 192]] {
         for (multiplier, dropout) in [(1.0, None), (0.22, None), (1.0, Some(dropout)), (0.5, Some(dropout))] {
@@ -269,7 +269,7 @@ fn updates_and_dropout_are_their_reference() {
 }
 
 #[test]
-fn dropout_drops_its_share_and_differs_by_seed_and_place() {
+fn dropout_mask_has_the_given_rate_and_differs_by_seed_and_place() {
     let n = 100_000;
     let of = |seed, place, probability| dropout_factors(n, Dropout { probability, seed, place });
     for probability in [0.1, 0.5, 0.9] {
@@ -291,7 +291,7 @@ fn dropout_drops_its_share_and_differs_by_seed_and_place() {
 }
 
 #[test]
-fn gradients_of_two_uses_are_added() {
+fn gradients_of_a_tensor_used_several_times_are_summed() {
     let x = leaf(1, [3, 5], 1.0);
     let of: [GradientOf<'_>; 1] = [&gradient(&x)];
     let [one, rest] = fork(x.clone());
@@ -312,7 +312,7 @@ fn gradients_of_two_uses_are_added() {
 }
 
 #[test]
-fn embedding_is_its_reference() {
+fn embedding_forward_and_backward_match_the_reference() {
     let (held, table) = weight(1, [9, 70]);
     let ids = Tensor::<1, Int>::from_ints([3, 0, 3, 8, 3], &device());
     let of: [GradientOf<'_>; 1] = [&gradient(&table)];
@@ -321,7 +321,7 @@ fn embedding_is_its_reference() {
 }
 
 #[test]
-fn cross_entropy_is_its_reference() {
+fn cross_entropy_forward_and_backward_match_the_reference() {
     // Rows of equal logits (no hidden state), and logits of 1e4.
     check_cross_entropy(&[
         ([1, 3, 2], 1.0),
@@ -349,7 +349,7 @@ fn check_cross_entropy(cases: &[([usize; 3], f32)]) {
             let bias = leaf(3, [vocab_size], 1.0);
             let targets: Vec<_> = (0..n_rows).map(|row| (row * 7919 % vocab_size) as i32).collect();
             let ids = Tensor::<1, Int>::from_ints(targets.as_slice(), &device());
-            // Every third row counts nothing; a single row counts.
+            // Rows 2, 5, 8, ... have weight 0.
             let weights = (0..n_rows).map(|row| ((row + 1) % 3) as f32 / n_rows as f32).collect();
             let targets = Targets { ids, weights: has_weights.then_some(weights) };
             let of: [GradientOf<'_>; 3] = [&gradient(&hidden), &gradient(&weight), &gradient(&bias)];
@@ -367,7 +367,7 @@ fn check_cross_entropy(cases: &[([usize; 3], f32)]) {
 }
 
 #[test]
-fn cross_entropy_of_a_packed_weight_is_that_of_the_plain_one() {
+fn cross_entropy_with_a_packed_weight_equals_the_plain_weight() {
     // The logits of more rows than are in memory together.
     let [n_rows, d_model, vocab_size] = [200, 24, 200_000];
     let frozen_device = device().inner();
@@ -391,7 +391,7 @@ fn cross_entropy_of_a_packed_weight_is_that_of_the_plain_one() {
 }
 
 #[test]
-fn a_divergence_is_that_of_the_definition() {
+fn kl_divergence_matches_the_reference_and_is_flat_at_equal_models() {
     for (n_rows, d_model, vocab_size, factor) in
         [(1, 8, 3, 1.0), (37, 24, 101, 1.0), (200, 16, 100_000, 0.3), (5, 8, 50, 40.0)]
     {
@@ -400,7 +400,7 @@ fn a_divergence_is_that_of_the_definition() {
         let former =
             Tensor::from_data(TensorData::new(random(3, n_rows * d_model), [n_rows, d_model]), &Device::flex());
         let former = former.mul_scalar(factor);
-        // Every third row counts nothing; a single row counts.
+        // Rows 2, 5, 8, ... have weight 0.
         let shares: Vec<_> = (0..n_rows).map(|row| ((row + 1) % 3) as f32 / n_rows as f32).collect();
         for (softcap, has_bias) in [(None, false), (Some(2.0), true)] {
             let hidden = leaf(1, [n_rows, d_model], factor);
@@ -412,7 +412,7 @@ fn a_divergence_is_that_of_the_definition() {
             assert!(values(found.clone()).iter().all(|loss| *loss > 0.0), "{case}");
             let of: [GradientOf<'_>; 1] = [&gradient(&hidden)];
             assert_close(&outcome(found, &of), &outcome(expected, &of), &case);
-            // From itself nothing diverges, to the bit.
+            // A model does not diverge from itself: the gradient is exactly 0.
             let same =
                 linear_divergence(hidden.clone(), hidden.clone().inner(), (&weight, bias()), softcap, shares.clone());
             let of_hidden = hidden.grad(&same.backward()).unwrap();
@@ -421,9 +421,9 @@ fn a_divergence_is_that_of_the_definition() {
     }
 }
 
-/// A matrix that does not train, in every form, with and without low-rank updates of two of its parts.
+/// A frozen matrix in several dtypes, with and without low-rank updates of some of its rows.
 #[test]
-fn frozen_products_are_those_of_the_widened_matrix() {
+fn frozen_linear_with_and_without_lora_matches_widened_weights() {
     let [d_in, d_out] = [64, 96];
     for dtype in [Dtype::F32, Dtype::Bf16, Dtype::Q8, Dtype::Q4] {
         let data = TensorData::new(random(2, d_out * d_in), [d_out, d_in]);
@@ -462,7 +462,7 @@ fn frozen_products_are_those_of_the_widened_matrix() {
 }
 
 #[test]
-fn cross_entropy_of_a_frozen_weight_has_the_gradients_of_hidden_states() {
+fn cross_entropy_with_a_frozen_weight_gives_the_same_hidden_gradient() {
     let [n_rows, d_model, vocab_size] = [70, 32, 500];
     let data = TensorData::new(random(2, vocab_size * d_model), [vocab_size, d_model]);
     let packed = Weight::new(data.clone(), Dtype::F32, &Device::flex()).unwrap();
@@ -481,7 +481,7 @@ fn cross_entropy_of_a_frozen_weight_has_the_gradients_of_hidden_states() {
 }
 
 #[test]
-fn a_row_that_counts_nothing_leaves_no_trace() {
+fn cross_entropy_ignores_rows_of_weight_zero() {
     let (hidden, (held, weight)) = (leaf(1, [4, 8], 1.0), weight(2, [10, 8]));
     let broken = Tensor::<2>::from_data([[0.0], [0.0], [1e30], [0.0]], &device());
     let ids = Tensor::<1, Int>::from_ints([1, 2, 3, 4], &device());
@@ -497,7 +497,7 @@ fn a_row_that_counts_nothing_leaves_no_trace() {
 
 /// On the CPU such rows are left out before anything is computed.
 #[test]
-fn a_row_that_counts_nothing_may_be_anything() {
+fn cross_entropy_ignores_nan_in_rows_of_weight_zero() {
     let (hidden, (held, weight)) = (leaf(1, [4, 8], 1.0), weight(2, [10, 8]));
     let broken = Tensor::<2>::from_data([[0.0], [0.0], [f32::NAN], [0.0]], &device());
     let options = LossOptions { softcap: None, z_loss: 0.1 };
@@ -514,7 +514,7 @@ fn a_row_that_counts_nothing_may_be_anything() {
 }
 
 #[test]
-fn attention_is_its_reference() {
+fn training_attention_forward_and_backward_match_the_reference() {
     let plain = AttentionOptions {
         n_heads: 4,
         n_kv_heads: 2,
@@ -585,19 +585,19 @@ fn attention_is_its_reference() {
 
 #[cfg(feature = "gpu")]
 #[test]
-fn attention_on_a_gpu_is_its_reference() {
-    on_gpu(attention_is_its_reference);
+fn training_attention_on_gpu_matches_the_reference() {
+    on_gpu(training_attention_forward_and_backward_match_the_reference);
 }
 
 /// On devices that multiply f16 or bf16, such as Mesa's software adapter in a build for Vulkan.
 #[cfg(feature = "gpu")]
 #[test]
-fn operations_by_matrix_instructions_are_their_reference() {
-    ops::cube::take_f16();
+fn training_ops_by_gpu_matrix_instructions_match_the_reference() {
+    ops::cube::allow_f16();
     on_gpu(|| {
         if ops::has_fast_bf16_products(&device()) {
-            attention_is_its_reference();
-            linear_is_its_reference();
+            training_attention_forward_and_backward_match_the_reference();
+            linear_forward_and_backward_match_the_reference();
             check_cross_entropy(&[([5, 16, 33], 0.0), ([70, 32, 501], 1.0)]);
         }
     });
@@ -605,27 +605,27 @@ fn operations_by_matrix_instructions_are_their_reference() {
 
 #[cfg(feature = "gpu")]
 #[test]
-fn operations_on_rows_on_a_gpu_are_their_reference() {
-    on_gpu(linear_is_its_reference);
-    on_gpu(embedding_is_its_reference);
-    on_gpu(norms_are_their_reference);
-    on_gpu(norms_of_queries_and_keys_are_their_reference);
-    on_gpu(activations_are_their_reference);
-    on_gpu(updates_and_dropout_are_their_reference);
+fn linear_embedding_norms_and_activations_on_gpu_match_the_reference() {
+    on_gpu(linear_forward_and_backward_match_the_reference);
+    on_gpu(embedding_forward_and_backward_match_the_reference);
+    on_gpu(norm_forward_and_backward_match_the_reference);
+    on_gpu(qk_norm_forward_and_backward_match_the_reference);
+    on_gpu(activation_forward_and_backward_match_the_reference);
+    on_gpu(residual_add_and_dropout_match_the_reference);
 }
 
 #[cfg(feature = "gpu")]
 #[test]
-fn cross_entropy_on_a_gpu_is_its_reference() {
-    on_gpu(cross_entropy_is_its_reference);
-    on_gpu(a_row_that_counts_nothing_leaves_no_trace);
-    on_gpu(cross_entropy_of_a_packed_weight_is_that_of_the_plain_one);
+fn cross_entropy_on_gpu_matches_the_reference() {
+    on_gpu(cross_entropy_forward_and_backward_match_the_reference);
+    on_gpu(cross_entropy_ignores_rows_of_weight_zero);
+    on_gpu(cross_entropy_with_a_packed_weight_equals_the_plain_weight);
 }
 
 /// A kernel cannot report a target beyond the vocabulary, and must not compute the loss of another token instead.
 #[cfg(feature = "gpu")]
 #[test]
-fn a_target_beyond_the_vocabulary_has_an_absurd_loss_on_a_gpu() {
+fn cross_entropy_on_gpu_of_a_target_beyond_the_vocabulary_is_huge() {
     on_gpu(|| {
         let (hidden, (held, _)) = (leaf(1, [3, 4], 1.0), weight(2, [5, 4]));
         let options = LossOptions { softcap: None, z_loss: 0.0 };
@@ -639,7 +639,7 @@ fn a_target_beyond_the_vocabulary_has_an_absurd_loss_on_a_gpu() {
 }
 
 #[test]
-fn adamw_is_its_reference() {
+fn adamw_matches_the_reference() {
     let plain = |seed: u64, n: usize| Tensor::<1>::from_data(random(seed, n).as_slice(), &Device::flex());
     for n in [1, 17, 40_000] {
         for (n_updates, weight_decay) in [(1, 0.0), (7, 0.1)] {
@@ -655,7 +655,7 @@ fn adamw_is_its_reference() {
 }
 
 #[test]
-fn muon_is_its_reference() {
+fn muon_matches_the_reference() {
     let plain = |seed: u64, n: usize| Tensor::<1>::from_data(random(seed, n).as_slice(), &Device::flex());
     for (rows, width) in [(vec![1], 1), (vec![5, 3, 3], 7), (vec![40], 24), (vec![24], 40), (vec![130, 130], 100)] {
         for (nesterov, weight_decay, is_first) in [(true, 0.0, true), (false, 0.1, false), (true, 0.1, false)] {
@@ -671,9 +671,9 @@ fn muon_is_its_reference() {
     }
 }
 
-/// Whatever a matrix was, its singular values are about 1 afterwards.
+/// Muon's update has singular values near 1 for any gradient.
 #[test]
-fn muon_makes_singular_values_about_one() {
+fn muon_update_has_mean_squared_singular_value_near_one() {
     for [n_rows, width] in [[8, 24], [24, 8], [16, 16], [64, 200]] {
         let n = n_rows * width;
         let gradient = Tensor::<1>::from_data(random(5, n).as_slice(), &Device::flex());
@@ -696,7 +696,7 @@ fn muon_makes_singular_values_about_one() {
 }
 
 #[test]
-fn clipping_is_its_reference() {
+fn gradient_clipping_matches_the_reference() {
     let plain = |seed: u64, n: usize| Tensor::<1>::from_data(random(seed, n).as_slice(), &Device::flex());
     let gradients = || vec![plain(1, 1), plain(2, 33), plain(3, 40_000), plain(4, 0)];
     for max_norm in [0.0, 0.5, 1e4] {
@@ -711,7 +711,7 @@ fn clipping_is_its_reference() {
 
 /// An infinite key or value changes only the rows that see it.
 #[test]
-fn hidden_keys_are_left_out() {
+fn infinite_keys_and_values_change_only_the_rows_that_see_them() {
     let options = AttentionOptions {
         n_heads: 1,
         n_kv_heads: 1,

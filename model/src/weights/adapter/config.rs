@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_are_chosen_as_peft_does() {
+    fn lora_target_modules_ranks_and_scales_follow_peft_rules() {
         let q = module("model.layers.2.self_attn.q_proj", 2);
         let config = |text: &str| read(&format!(r#"{{"peft_type":"LORA","r":8,{text}}}"#)).unwrap();
         for (targets, expected) in [
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_computed_is_refused_by_its_key() {
+    fn unsupported_or_invalid_peft_config_keys_are_rejected_by_name() {
         for (key, value) in [
             ("use_dora", "true"),
             ("modules_to_save", r#"["lm_head"]"#),

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
     use crate::config::{GptConfig, Sizes};
 
-    /// What each row of each matrix gets.
+    /// The LoRA update of each row of each matrix.
     fn updates(values: &LoraValues) -> Vec<f32> {
         let of_row = |update: &crate::lora::MatrixUpdate, row: usize| {
             let mut out = vec![0.0; update.shape.d_in];
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn scales_of_zero_and_below_are_written() {
+    fn gguf_adapter_keeps_zero_and_negative_lora_scales() {
         let sizes =
             Sizes { vocab_size: 20, max_seq_len: 16, n_layers: 1, n_heads: 4, n_kv_heads: 2, d_model: 32, d_ff: 48 };
         let config = GptConfig::llama(sizes);

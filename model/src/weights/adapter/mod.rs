@@ -37,7 +37,7 @@ use crate::{
     config::GptConfig,
     error::{Error, Result},
     lora::{LoraPair, LoraShape, LoraValues, MatrixUpdate},
-    philox::{halves, philox},
+    philox::{halves, philox, unit_interval},
     regular_file,
 };
 
@@ -284,10 +284,10 @@ fn last_part(name: &str) -> &str {
     name.rsplit('.').next().unwrap_or(name)
 }
 
-/// From 0 to 1, with 24 bits.
+/// Random number `number` of an adapter, in `[0, 1)`.
 fn uniform(seed: u64, number: u64) -> f32 {
     const LORA: u32 = u32::from_le_bytes(*b"lora");
     let [low, high] = halves(number);
     let [word, ..] = philox(halves(seed), [low, high, 0, LORA]);
-    (word >> 8) as f32 / (1 << 24) as f32
+    unit_interval(word)
 }

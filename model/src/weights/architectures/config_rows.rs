@@ -223,21 +223,9 @@ pub(in super::super) const NO_ROPE_LAYERS: ConfigRow = ConfigRow::Custom {
     read: |fields, config| {
         // The size is not validated yet: this limits the list.
         let layers = 0..config.n_layers.min(MAX_LAYERS + 1);
-        config.unrotated_layers = match fields.get("no_rope_layers") {
-            Some(found) => {
-                let rotates = |value: &Value| match value.as_u64() {
-                    Some(0) => Some(false),
-                    Some(1) => Some(true),
-                    _ => None,
-                };
-                let list = found.as_array().and_then(|list| list.iter().map(rotates).collect::<Option<Vec<_>>>());
-                // As in transformers, there may be more.
-                let Some(list) = list.filter(|list| list.len() >= config.n_layers) else {
-                    let supported = format!("a list with 0 or 1 for each of the {} layers", config.n_layers);
-                    return Err(fields.unsupported("no_rope_layers", found, &supported));
-                };
-                layers.filter(|&layer| !list[layer]).collect()
-            }
+        // As in transformers, there may be more flags than layers.
+        config.unrotated_layers = match fields.layer_flags("no_rope_layers", config.n_layers)? {
+            Some(rotates) => layers.filter(|&layer| !rotates[layer]).collect(),
             None => match fields.size_or("no_rope_layer_interval", 4)? {
                 0 => return Err(fields.unsupported("no_rope_layer_interval", &json!(0), "1 and above")),
                 interval => layers.filter(|layer| (layer + 1).is_multiple_of(interval)).collect(),

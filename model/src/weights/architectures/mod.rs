@@ -2,12 +2,14 @@
 //!
 //! This folder is the only place that knows Hugging Face's names. A new architecture is a new row: the configuration that the
 //! class always has, which keys of its `config.json` set which of our fields, which keys may have one value only, and which of
-//! its tensors make up which of our parameters. The rows are in `table`; CONTRIBUTING.md adds one step by step.
+//! its tensors make up which of our parameters. The rows are in `table`, lists that several classes share in `row_groups`;
+//! CONTRIBUTING.md adds one step by step.
 
 pub(super) mod bases;
 pub(super) mod config_rows;
 mod names;
 mod rope;
+mod row_groups;
 mod table;
 pub(super) mod window;
 

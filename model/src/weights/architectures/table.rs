@@ -7,7 +7,9 @@ use super::{
         self, ACTIVATIONS, ConfigRow, constant, derived, flag, head_dim, kv_heads, number, one_kv_head_each, size,
         size_or,
     },
-    names, rope, window,
+    names, rope,
+    row_groups::{COHERE, GEMMA_ACTIVATIONS, GEMMA2, GPT1_ACTIVATIONS, GPT2_SIZES, LLAMA_SIZES, OLMO2},
+    window,
 };
 use crate::config::{Activation, GptConfig, NormKind, NormPosition, Positions};
 
@@ -588,80 +590,4 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         base_prefix: "transformer.",
         ignored: &[],
     },
-];
-
-/// The sizes as Llama and its kin name them.
-const LLAMA_SIZES: &[ConfigRow] = &[
-    size(&["vocab_size"], |c| &mut c.vocab_size),
-    size(&["max_position_embeddings"], |c| &mut c.max_seq_len),
-    size(&["num_hidden_layers"], |c| &mut c.n_layers),
-    size(&["num_attention_heads"], |c| &mut c.n_heads),
-    size(&["hidden_size"], |c| &mut c.d_model),
-    size(&["intermediate_size"], |c| &mut c.d_ff),
-];
-
-/// OLMo 2 and what follows it, but for sizes, windows and rotary positions.
-const OLMO2: &[ConfigRow] = &[
-    size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
-    size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
-    ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "silu" },
-    number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
-    flag("attention_bias", |c| &mut c.qkv_bias, false),
-    flag("attention_bias", |c| &mut c.attn_out_bias, false),
-    flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false),
-];
-
-/// Gemma 2 and what follows it, but for sizes, windows and rotary positions.
-const GEMMA2: &[ConfigRow] = &[
-    kv_heads(4),
-    size_or(&["head_dim"], |c| &mut c.head_dim, |_| 256),
-    ConfigRow::Activation { key: "hidden_activation", names: ACTIVATIONS, absent: "gelu_pytorch_tanh" },
-    number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
-    config_rows::GEMMA_ATTENTION,
-    flag("attention_bias", |c| &mut c.qkv_bias, false),
-    flag("attention_bias", |c| &mut c.attn_out_bias, false),
-    flag("tie_word_embeddings", |c| &mut c.tie_embeddings, true),
-];
-
-/// Cohere's, but for sizes, windows and rotary positions.
-const COHERE: &[ConfigRow] = &[
-    size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
-    ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "silu" },
-    number("layer_norm_eps", |c| &mut c.norm_eps, 1e-5),
-    number("logit_scale", |c| &mut c.logit_multiplier, 0.0625),
-    flag("attention_bias", |c| &mut c.qkv_bias, false),
-    flag("attention_bias", |c| &mut c.attn_out_bias, false),
-    flag("tie_word_embeddings", |c| &mut c.tie_embeddings, true),
-];
-
-/// The sizes as the first GPTs name them, of which transformers reads the newer names too.
-const GPT2_SIZES: &[ConfigRow] = &[
-    size(&["vocab_size"], |c| &mut c.vocab_size),
-    size(&["n_positions", "max_position_embeddings"], |c| &mut c.max_seq_len),
-    size(&["n_layer", "num_hidden_layers"], |c| &mut c.n_layers),
-    size(&["n_head", "num_attention_heads"], |c| &mut c.n_heads),
-    size(&["n_embd", "hidden_size"], |c| &mut c.d_model),
-    one_kv_head_each(),
-    derived(|c| &mut c.head_dim, head_dim),
-];
-
-/// The names in `afn`, where `gelu` is the tanh approximation.
-const GPT1_ACTIVATIONS: &[(&str, Activation)] = &[
-    ("gelu", Activation::GeluTanh),
-    ("relu", Activation::Relu),
-    ("silu", Activation::Silu),
-    ("swish", Activation::Silu),
-];
-
-const GEMMA_ACTIVATIONS: &[(&str, Activation)] = &[
-    ("gelu_pytorch_tanh", Activation::GeluTanh),
-    ("gelu", Activation::GeluTanh),
-    ("gelu_new", Activation::GeluTanh),
-    ("gelu_python_tanh", Activation::GeluTanh),
-    ("gelu_fast", Activation::GeluTanh),
-    ("gelu_accurate", Activation::GeluTanh),
-    ("gelu_python", Activation::Gelu),
-    ("relu", Activation::Relu),
-    ("silu", Activation::Silu),
-    ("swish", Activation::Silu),
 ];

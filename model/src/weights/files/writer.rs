@@ -215,9 +215,9 @@ mod tests {
 
     use super::*;
 
-    /// The library's own writer, which wants all tensors at once, makes the same bytes.
+    /// The library's own writer needs all tensors at once.
     #[test]
-    fn files_are_those_that_the_library_writes() {
+    fn tensor_writer_writes_the_same_bytes_as_the_safetensors_library() {
         let dir = tempfile::tempdir().unwrap();
         let plain =
             |name: &str, dtype: DiskDtype, shape: &[usize]| TensorPlan::plain(name.into(), dtype, shape.to_vec());
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_that_is_not_as_planned_is_an_error() {
+    fn tensor_writer_rejects_tensors_that_differ_from_the_plan() {
         let dir = tempfile::tempdir().unwrap();
         let staged = StagedDir::replacing(&dir.path().join("model")).unwrap();
         let plan = vec![TensorPlan::plain("a".into(), DiskDtype::F32, vec![3])];

@@ -39,6 +39,7 @@ use super::{
 use crate::{
     chat::{self, ChatTemplate},
     config::{GptConfig, MAX_LAYERS},
+    decimal,
     error::Result,
     gpt::Gpt,
     lora::LoraValues,
@@ -250,10 +251,7 @@ fn json_of(value: Value<'_>) -> Json {
     match value {
         Value::Unsigned(number) => json!(number),
         Value::Signed(number) => json!(number),
-        // By its text, so that an f32 of 1e-5 is 1e-5 in f64 too, not 9.999999747e-6.
-        Value::F32(number) if number.is_finite() => {
-            json!(number.to_string().parse().unwrap_or_else(|_| f64::from(number)))
-        }
+        Value::F32(number) if number.is_finite() => json!(decimal::to_f64(number)),
         // JSON has no such numbers, and no field may be one.
         Value::F32(number) => json!(number.to_string()),
         Value::F64(number) if number.is_finite() => json!(number),

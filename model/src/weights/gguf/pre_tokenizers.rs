@@ -179,7 +179,7 @@ mod tests {
     proptest! {
         /// Runs of digits between all that matters beside them: other numerals, letters, marks, spaces.
         #[test]
-        fn linear_expressions_split_as_those_of_the_family(
+        fn linear_time_regexes_split_like_the_original_pre_tokenizer(
             parts in prop::collection::vec("[0-9]{0,9}|[٠-٩]{0,5}|[²Ⅷ]{0,2}|[a_\u{301}Aß]{0,2}|[ \n.,-]{0,2}", 0..12),
         ) {
             let text = parts.concat();
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn long_runs_of_digits_are_split_in_linear_time() {
+    fn pre_tokenizers_split_long_digit_runs_in_linear_time() {
         let digits = "1".repeat(1 << 18);
         for known in ALL.iter().filter(|known| known.linear.is_some()) {
             for text in [digits.clone(), format!("{digits}a")] {
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn both_forms_have_the_name() {
+    fn both_regex_forms_map_to_the_same_pre_tokenizer_name() {
         for known in ALL.iter().filter(|known| known.names != ["default"]) {
             for splits in [known.splits].into_iter().chain(known.linear) {
                 let splits: Vec<_> = splits.iter().map(|split| (*split).to_owned()).collect();

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{Checkpoint, Imported, Program, names, only_known, required, yaml};
 use crate::{
@@ -201,28 +201,11 @@ fn norm_position(fields: &Fields<'_>) -> Result<NormPosition> {
 /// The window, and the layers that do not have it.
 fn window(fields: &Fields<'_>, n_layers: usize) -> Result<(Option<usize>, Vec<usize>)> {
     let Some(window) = fields.size("sliding_window_size")? else { return Ok((None, Vec::new())) };
-    let has_window = indicators(fields, "sliding_window_indices")?;
-    let full = match has_window {
+    let full: Vec<usize> = match fields.layer_flags("sliding_window_indices", n_layers)? {
         None => Vec::new(),
-        Some(list) if list.len() >= n_layers => (0..n_layers).filter(|&layer| !list[layer]).collect(),
-        Some(list) => {
-            let supported = format!("a 0 or 1 for each of {n_layers} layers");
-            return Err(fields.unsupported("sliding_window_indices", &json!(list.len()), &supported));
-        }
+        Some(has_window) => (0..n_layers).filter(|&layer| !has_window[layer]).collect(),
     };
     Ok((Some(window).filter(|_| full.len() < n_layers), if full.len() < n_layers { full } else { Vec::new() }))
-}
-
-/// A list of zeros and ones, if there is one.
-fn indicators(fields: &Fields<'_>, key: &str) -> Result<Option<Vec<bool>>> {
-    let Some(found) = fields.get(key) else { return Ok(None) };
-    let flag = |value: &Value| match value.as_i64() {
-        Some(0) => Some(false),
-        Some(1) => Some(true),
-        _ => None,
-    };
-    let list = found.as_array().and_then(|list| list.iter().map(flag).collect::<Option<Vec<_>>>());
-    list.map(Some).ok_or_else(|| fields.unsupported(key, found, "a list of zeros and ones"))
 }
 
 fn rotary_dim(fields: &Fields<'_>, head_dim: usize) -> Result<usize> {

@@ -67,13 +67,13 @@ fn read(bytes: &[u8]) -> Result<Vec<Plain>> {
     Ok(tensors.into_iter().map(|tensor| (tensor.name, tensor.shape, tensor.bytes.into_owned())).collect())
 }
 
-fn assert_refused(bytes: &[u8], expected: &str) {
+fn assert_rejected(bytes: &[u8], expected: &str) {
     let error = read(bytes).unwrap_err().to_string();
     assert!(error.contains("`ckpt.pt`") && error.contains(expected), "`{expected}` is not in: {error}");
 }
 
 #[test]
-fn what_would_run_code_is_named_with_its_place() {
+fn pickle_that_would_run_code_is_rejected_with_its_byte_offset() {
     let system = pickle(&[b"cos\nsystem\n", &text("touch /tmp/harm"), b"\x85R"]);
     let eval = pickle(&[&text("builtins"), &text("eval"), b"\x93", &text("1"), b"\x85R"]);
     for (bytes, at, global) in [(&system, 2, "os.system"), (&eval, 24, "builtins.eval")] {
@@ -82,9 +82,9 @@ fn what_would_run_code_is_named_with_its_place() {
         assert_eq!(found, at);
     }
     let bytes = archive(&[("a/data.pkl", &system[..])], rawzip::CompressionMethod::STORE);
-    assert_refused(&bytes, "at byte 2 of `a/data.pkl`: asks for `os.system`");
+    assert_rejected(&bytes, "at byte 2 of `a/data.pkl`: asks for `os.system`");
     assert!(parse_tokenizer(&system).unwrap_err().contains("os.system"));
-    // What is known is not called with anything else than what it takes.
+    // Known globals are rejected with other arguments than their own.
     for bytes in [
         pickle(&[b"ccollections\nOrderedDict\n", &text("x"), b"\x85R"]),
         pickle(&[b"ctorch\nFloatStorage\n)R"]),
@@ -97,7 +97,7 @@ fn what_would_run_code_is_named_with_its_place() {
 }
 
 #[test]
-fn broken_pickles_are_errors() {
+fn malformed_pickles_are_rejected() {
     let many = [b"\x80\x02", &b"N".repeat((1 << 22) + 1)[..], b"."].concat();
     for (bytes, expected) in [
         (&b""[..], "ends after 0 bytes"),
@@ -132,7 +132,7 @@ fn broken_pickles_are_errors() {
 
 /// The call is memoized, so each takes 6 bytes of the file.
 #[test]
-fn calls_over_and_over_take_little_memory() {
+fn pickle_value_limit_counts_tensor_shapes_but_not_repeated_calls() {
     let repeated = |call: &[&[u8]], n: usize| {
         let [callee, arguments] = call else { unreachable!() };
         let calls = b"h\x00h\x01R0".repeat(n);
@@ -145,7 +145,7 @@ fn calls_over_and_over_take_little_memory() {
     assert_eq!(Pickle::read(&read).unwrap().root().tensor().unwrap().shape, [6]);
     let size: [&[u8]; 2] = [b"ctorch\nSize\n", &[&tuple(&[6])[..], b"\x85"].concat()];
     assert_eq!(Pickle::read(&repeated(&size, 1 << 22)).unwrap().root().kind(), "a list");
-    // Sizes of tensors count.
+    // Shapes of tensors count.
     let view = tensor(("FloatStorage", "0", 6), 0, &[1; 64], &[1; 64]);
     let (callee, arguments) = view.split_at(b"ctorch._utils\n_rebuild_tensor_v2\n".len());
     let call = [callee, &arguments[..arguments.len() - 1]];
@@ -155,7 +155,7 @@ fn calls_over_and_over_take_little_memory() {
 }
 
 #[test]
-fn plain_values_are_read_and_others_named() {
+fn pickled_plain_values_are_read_and_others_rejected_by_name() {
     let map = |bytes: &[u8]| Pickle::read(bytes).map_err(|problem| problem.what).and_then(|read| read.root().to_map());
     let value = |value: &[u8]| pickle(&[b"}", &text("k"), value, b"s"]);
     for (bytes, expected) in [
@@ -186,7 +186,7 @@ fn plain_values_are_read_and_others_named() {
 }
 
 #[test]
-fn views_are_read_in_row_order() {
+fn strided_tensor_views_are_read_in_row_major_order() {
     let numbers: Vec<u8> = (0..12).collect();
     let storage = ("ByteStorage", "0", 12);
     let data: &[(&str, &[u8])] = &[("ckpt/data/0", &numbers)];
@@ -213,7 +213,7 @@ fn views_are_read_in_row_order() {
 }
 
 #[test]
-fn tensors_stay_within_their_storage() {
+fn tensors_beyond_their_storage_are_rejected() {
     let numbers = [0; 24];
     let data: &[(&str, &[u8])] = &[("ckpt/data/0", &numbers)];
     let storage = ("FloatStorage", "0", 6);
@@ -226,20 +226,20 @@ fn tensors_stay_within_their_storage() {
         (i64::MAX, &[2], &[1]),
         (0, &[2, 2], &[i64::MAX, i64::MAX]),
         (0, &[i64::MAX, i64::MAX, i64::MAX], &[1, 1, 1]),
-        // Much from little.
+        // Shapes with more values than the storage.
         (0, &[1 << 40], &[0]),
         (0, &[4, 2], &[1, 1]),
     ] {
-        assert_refused(&file_of(&tensor(storage, offset, shape, strides), data), "tensor `w`: has shape");
+        assert_rejected(&file_of(&tensor(storage, offset, shape, strides), data), "tensor `w`: has shape");
     }
     for (offset, shape, strides) in [(-1, &[2][..], &[1][..]), (0, &[-2], &[1]), (0, &[2], &[-1]), (0, &[2], &[1, 1])] {
-        assert_refused(&file_of(&tensor(storage, offset, shape, strides), data), "calls RebuildTensor");
+        assert_rejected(&file_of(&tensor(storage, offset, shape, strides), data), "calls RebuildTensor");
     }
     let short = ("FloatStorage", "0", 7);
-    assert_refused(&file_of(&tensor(short, 0, &[7], &[1]), data), "should have 7 numbers of 4 bytes and has 24 bytes");
+    assert_rejected(&file_of(&tensor(short, 0, &[7], &[1]), data), "should have 7 numbers of 4 bytes and has 24 bytes");
     let huge = ("DoubleStorage", "0", i64::MAX);
-    assert_refused(&file_of(&tensor(huge, 0, &[1], &[1]), data), "should have 9223372036854775807 numbers");
-    assert_refused(
+    assert_rejected(&file_of(&tensor(huge, 0, &[1], &[1]), data), "should have 9223372036854775807 numbers");
+    assert_rejected(
         &file_of(&tensor(("FloatStorage", "1", 6), 0, &[6], &[1]), data),
         "`data/1`, which the file does not have",
     );
@@ -259,24 +259,24 @@ fn tensors_stay_within_their_storage() {
         &[("c/data.pkl", &pickle(&[b"}(", &many, b"u"])[..]), ("c/data/0", &wide)],
         rawzip::CompressionMethod::STORE,
     );
-    assert_refused(&bytes, "more than the whole file");
+    assert_rejected(&bytes, "more than the whole file");
 }
 
 #[test]
-fn broken_archives_are_errors() {
+fn malformed_torch_archives_are_rejected_without_panic() {
     let whole = file_of(&tensor(("FloatStorage", "0", 2), 0, &[2], &[1]), &[("ckpt/data/0", &[0; 8])]);
     read(&whole).unwrap();
     for len in 0..whole.len() {
         read(&whole[..len]).unwrap_err();
     }
-    assert_refused(&whole[..whole.len() / 2], "is not an archive of `torch.save`");
-    assert_refused(b"\x80\x02\x8a\x0a", "before PyTorch 1.6");
+    assert_rejected(&whole[..whole.len() / 2], "is not an archive of `torch.save`");
+    assert_rejected(b"\x80\x02\x8a\x0a", "before PyTorch 1.6");
     let store = rawzip::CompressionMethod::STORE;
-    assert_refused(&archive(&[("x.txt", b"")], store), "without `data.pkl`");
-    assert_refused(&archive(&[("a/data.pkl", b"N.")], rawzip::CompressionMethod::DEFLATE), "which is compressed");
-    assert_refused(&archive(&[("a/data.pkl", b"\x80\x02N."), ("a/byteorder", b"big")], store), "byte order `big`");
-    assert_refused(&archive(&[("a/data.pkl", b"N."), ("a/data.pkl", b"N.")], store), "`a/data.pkl` in it twice");
-    assert_refused(&archive(&[("a/data.pkl", b"\x80\x02N.")], store), "has None where the tensors");
+    assert_rejected(&archive(&[("x.txt", b"")], store), "without `data.pkl`");
+    assert_rejected(&archive(&[("a/data.pkl", b"N.")], rawzip::CompressionMethod::DEFLATE), "which is compressed");
+    assert_rejected(&archive(&[("a/data.pkl", b"\x80\x02N."), ("a/byteorder", b"big")], store), "byte order `big`");
+    assert_rejected(&archive(&[("a/data.pkl", b"N."), ("a/data.pkl", b"N.")], store), "`a/data.pkl` in it twice");
+    assert_rejected(&archive(&[("a/data.pkl", b"\x80\x02N.")], store), "has None where the tensors");
     // Any other byte at any place: an error or another value, no panic.
     for at in 0..whole.len() {
         for byte in [0x00, 0x7f, 0xff, whole[at] ^ 1, whole[at] ^ 0x80] {
@@ -288,7 +288,7 @@ fn broken_archives_are_errors() {
 }
 
 #[test]
-fn tokenizers_that_are_not_whole_are_errors() {
+fn incomplete_pickled_tokenizers_are_rejected() {
     let meta = |itos: &[u8]| pickle(&[b"}", &text("itos"), b"}(", itos, b"us"]);
     let two = [&b"K\x00"[..], &text("a"), b"K\x01", &text("é")].concat();
     let Ok(super::PickledTokenizer::Characters(characters)) = parse_tokenizer(&meta(&two)) else { unreachable!() };

@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_pyyaml_writes_is_read() {
+    fn yaml_written_by_pyyaml_is_read() {
         let text =
             "a: 1\nb: 1.0e-05\nc: null\nd: true\nname: nan\ne:\n  x: -3\n  y: 'no: 1'\nf:\n- 0\n- 1\ng: []\nh: {}\n";
         let expected = json!({
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_supported_is_named_with_its_line() {
+    fn unsupported_yaml_is_rejected_with_a_reason() {
         for (text, expected) in [
             ("a: 1\nb: .nan", "line 2: `.nan` is not a finite number"),
             ("a: &x 1\nb: *x", "line 1: aliases"),

@@ -77,7 +77,7 @@ fn save(dir: &Path, number: usize) -> Result<()> {
 }
 
 /// The files of either model alone, and the README.
-fn saved_alone() -> [Files; 2] {
+fn files_of_each_saved_model() -> [Files; 2] {
     [0, 1].map(|number| {
         let dir = tempfile::tempdir().unwrap();
         save(dir.path(), number).unwrap();
@@ -98,8 +98,8 @@ fn found(dir: &Path, models: &[Files; 2]) -> usize {
     number
 }
 
-/// The first model, and a README of somebody's.
-fn first_model(parent: &Path) -> PathBuf {
+/// Saves the first model, with a README that is not part of it.
+fn save_first_model_and_readme(parent: &Path) -> PathBuf {
     let dir = parent.join("model");
     save(&dir, 0).unwrap();
     fs::write(dir.join(README), "mine").unwrap();
@@ -107,7 +107,7 @@ fn first_model(parent: &Path) -> PathBuf {
 }
 
 /// Makes the exchange of folders fail, as on systems and file systems that do not support it.
-fn refuse_exchange(what: &str) -> io::Result<()> {
+fn fail_exchange(what: &str) -> io::Result<()> {
     if what == "exchange" { Err(io::ErrorKind::Unsupported.into()) } else { Ok(()) }
 }
 
@@ -131,7 +131,7 @@ fn child(test: &str, variables: &[(&str, &str)]) -> Child {
     command.envs(variables.iter().copied()).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
 }
 
-/// Whether the process says that it has stopped, rather than ending.
+/// Whether the process reports that it has stopped at a step; otherwise it has ended.
 fn has_stopped(child: &mut Child) -> bool {
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     lines.map_while(io::Result::ok).any(|line| line.ends_with(STOPPED))
@@ -139,7 +139,7 @@ fn has_stopped(child: &mut Child) -> bool {
 
 #[test]
 #[ignore = "a process that another test starts"]
-fn saving_process() {
+fn child_process_saves_a_model() {
     let Ok(dir) = env::var(DIR) else { return };
     let stop_at: usize = env::var(STOP_AT).unwrap().parse().unwrap();
     let exchanges = env::var(NO_EXCHANGE).is_err();
@@ -151,7 +151,7 @@ fn saving_process() {
             io::stdin().read_to_end(&mut Vec::new()).unwrap();
         }
         n_steps += 1;
-        if exchanges { Ok(()) } else { refuse_exchange(what) }
+        if exchanges { Ok(()) } else { fail_exchange(what) }
     });
     save(Path::new(&dir), 1).unwrap();
 }
@@ -159,16 +159,16 @@ fn saving_process() {
 /// Kills a save before each of its steps, with and without exchange: the folder then has the old model or the new one.
 /// The next save removes what the killed one left.
 #[test]
-fn a_process_that_is_killed_leaves_the_old_model_or_the_new_one() {
-    let models = saved_alone();
+fn killed_save_leaves_the_old_or_the_new_model() {
+    let models = files_of_each_saved_model();
     for mode in [&[][..], &[(NO_EXCHANGE, "1")]] {
         let mut n_found = [0, 0];
         for stop_at in 0.. {
             let parent = tempfile::tempdir().unwrap();
-            let dir = first_model(parent.path());
+            let dir = save_first_model_and_readme(parent.path());
             let stop_at = stop_at.to_string();
             let variables = [&[(DIR, dir.to_str().unwrap()), (STOP_AT, &stop_at)], mode].concat();
-            let mut saving = child("saving_process", &variables);
+            let mut saving = child("child_process_saves_a_model", &variables);
             let was_killed = has_stopped(&mut saving);
             saving.kill().unwrap();
             saving.wait().unwrap();
@@ -186,20 +186,20 @@ fn a_process_that_is_killed_leaves_the_old_model_or_the_new_one() {
     }
 }
 
-/// A full disk, at each step.
+/// Lets each step of a save fail with a full disk.
 #[test]
-fn a_save_that_fails_leaves_the_old_model_or_the_new_one() {
-    let models = saved_alone();
+fn failed_save_leaves_the_old_or_the_new_model() {
+    let models = files_of_each_saved_model();
     for exchanges in [true, false] {
         for fail_at in 0.. {
             let parent = tempfile::tempdir().unwrap();
-            let dir = first_model(parent.path());
+            let dir = save_first_model_and_readme(parent.path());
             let n_steps = Rc::new(RefCell::new(0));
             let counted = Rc::clone(&n_steps);
             let watch = watched(move |what, _| match counted.replace_with(|n| *n + 1) == fail_at {
                 true => Err(io::ErrorKind::StorageFull.into()),
                 false if exchanges => Ok(()),
-                false => refuse_exchange(what),
+                false => fail_exchange(what),
             });
             let result = save(&dir, 1);
             drop(watch);
@@ -223,11 +223,11 @@ fn a_save_that_fails_leaves_the_old_model_or_the_new_one() {
     }
 }
 
-/// What the system holds in memory is lost when the power fails.
+/// Data that is only in the page cache is lost when the power fails.
 #[test]
-fn everything_is_on_the_disk_before_the_swap() {
+fn save_flushes_all_files_to_disk_before_the_swap() {
     let parent = tempfile::tempdir().unwrap();
-    let dir = first_model(parent.path());
+    let dir = save_first_model_and_readme(parent.path());
     let steps = Rc::new(RefCell::new(Vec::new()));
     let log = Rc::clone(&steps);
     let watch = watched(move |what, path| {
@@ -254,9 +254,9 @@ fn everything_is_on_the_disk_before_the_swap() {
 /// The folder that was moved aside is always complete, so it is renamed back; an incomplete one only has the other
 /// name.
 #[test]
-fn a_folder_left_aside_is_whole_and_put_back() {
+fn model_dir_left_aside_by_an_unfinished_swap_is_restored() {
     let parent = tempfile::tempdir().unwrap();
-    let (dir, models) = (first_model(parent.path()), saved_alone());
+    let (dir, models) = (save_first_model_and_readme(parent.path()), files_of_each_saved_model());
     let (partial, aside) = (beside(&dir, PARTIAL), beside(&dir, ASIDE));
     for reader in [
         |dir: &Path| drop(model_dir::load_config(dir).unwrap()),
@@ -282,9 +282,9 @@ fn a_folder_left_aside_is_whole_and_put_back() {
 /// While a process is writing a folder, neither another writer nor a reader treats that folder as a leftover.
 #[cfg(unix)]
 #[test]
-fn a_folder_that_is_being_written_is_left_alone() {
+fn staged_dir_is_locked_while_it_is_written_and_swapped() {
     let parent = tempfile::tempdir().unwrap();
-    let (dir, models) = (first_model(parent.path()), saved_alone());
+    let (dir, models) = (save_first_model_and_readme(parent.path()), files_of_each_saved_model());
     let staged = StagedDir::replacing(&dir).unwrap();
     for refused in [StagedDir::replacing(&dir).map(drop), save(&dir, 1)] {
         let message = refused.unwrap_err().to_string();
@@ -302,7 +302,7 @@ fn a_folder_that_is_being_written_is_left_alone() {
         if what == "rename" && path.ends_with("model.hearth-partial") {
             *seen.borrow_mut() = DirLock::try_on(&folder).unwrap().is_none();
         }
-        refuse_exchange(what)
+        fail_exchange(what)
     });
     save(&dir, 1).unwrap();
     drop(watch);
@@ -311,7 +311,7 @@ fn a_folder_that_is_being_written_is_left_alone() {
 }
 
 #[test]
-fn a_model_that_is_replaced_while_it_is_read_is_read_again() {
+fn model_dir_replaced_during_a_read_is_read_again() {
     let parent = tempfile::tempdir().unwrap();
     let dir = parent.path().join("model");
     let write = |number: usize| {
@@ -340,9 +340,9 @@ fn a_model_that_is_replaced_while_it_is_read_is_read_again() {
 }
 
 #[test]
-fn what_is_no_part_of_the_model_stays() {
+fn saving_keeps_files_that_are_not_part_of_the_model() {
     let parent = tempfile::tempdir().unwrap();
-    let (dir, models) = (first_model(parent.path()), saved_alone());
+    let (dir, models) = (save_first_model_and_readme(parent.path()), files_of_each_saved_model());
     let mut metrics = File::create(dir.join("metrics.jsonl")).unwrap();
     let folders = ["plots/a", "additional_chat_templates", "empty"].map(|folder| dir.join(folder));
     folders.iter().for_each(|folder| fs::create_dir_all(folder).unwrap());
@@ -352,7 +352,7 @@ fn what_is_no_part_of_the_model_stays() {
     std::os::unix::fs::symlink(README, dir.join("link.md")).unwrap();
     for number in [1, 0, 1] {
         save(&dir, number).unwrap();
-        // A file that was open goes on being the one in the folder.
+        // A file that is open stays the one in the folder.
         writeln!(metrics, "{number}").unwrap();
     }
     let mut expected = models[1].clone();
@@ -370,22 +370,22 @@ fn what_is_no_part_of_the_model_stays() {
 
 #[cfg(unix)]
 #[test]
-fn links_lead_to_the_folder_that_is_replaced() {
+fn saving_to_a_symlink_replaces_the_folder_it_points_to() {
     use std::os::unix::fs::symlink;
 
     let parent = tempfile::tempdir().unwrap();
-    let (dir, models) = (first_model(parent.path()), saved_alone());
+    let (dir, models) = (save_first_model_and_readme(parent.path()), files_of_each_saved_model());
     let (link, ahead) = (parent.path().join("link"), parent.path().join("ahead"));
     symlink("model", &link).unwrap();
     save(&link, 1).unwrap();
     assert_eq!((found(&dir, &models), found(&link, &models)), (1, 1));
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
-    // To where nothing is yet.
+    // A symlink to a folder that does not exist yet.
     symlink("new/deep", &ahead).unwrap();
     save(&ahead, 1).unwrap();
     let names = |dir: &Path| files(dir).into_keys().filter(|name| name != Path::new(README)).collect::<Vec<_>>();
     assert_eq!(names(&parent.path().join("new/deep")), names(&dir));
-    // What a link leads to is no leftover of ours.
+    // A symlink with the name of a staging folder is not treated as a leftover.
     symlink("model", beside(&parent.path().join("other"), PARTIAL)).unwrap();
     let message = save(&parent.path().join("other"), 0).unwrap_err().to_string();
     assert!(message.contains("other.hearth-partial`: exists and is not a folder"), "{message}");
@@ -393,7 +393,7 @@ fn links_lead_to_the_folder_that_is_replaced() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_replaced_is_refused_before_anything_is_written() {
+fn irreplaceable_folder_is_rejected_before_anything_is_written() {
     let refused = |dir: &Path, what: &str| {
         let message = StagedDir::replacing(dir).unwrap_err().to_string();
         assert!(message.contains(what) && message.contains("\nhint: "), "{message}");
@@ -415,7 +415,7 @@ fn a_folder_that_cannot_be_replaced_is_refused_before_anything_is_written() {
 /// A signal may come at any time, also while the folder is moved to its place.
 #[cfg(unix)]
 #[test]
-fn a_folder_is_removed_as_a_whole_or_moved_as_a_whole() {
+fn remove_unfinished_removes_the_staged_dir_or_waits_for_its_move() {
     let parent = tempfile::tempdir().unwrap();
     let dir = parent.path().join("model");
     let staged = StagedDir::creating(&dir).unwrap();
@@ -445,15 +445,15 @@ fn a_folder_is_removed_as_a_whole_or_moved_as_a_whole() {
 
 /// A new model dir is complete or does not exist, and neither do the folders created above it, whatever fails.
 #[test]
-fn a_new_model_dir_is_whole_or_not_there() {
+fn new_model_dir_is_complete_or_absent() {
     let parent = tempfile::tempdir().unwrap();
-    let models = saved_alone();
+    let models = files_of_each_saved_model();
     let n_entries = |dir: &Path| fs::read_dir(dir).unwrap().count();
     let [absent, deep, empty, filled] = ["absent", "deep/er", "empty", "filled"].map(|name| parent.path().join(name));
     for dir in [&empty, &filled] {
         fs::create_dir(dir).unwrap();
     }
-    // As a process leaves it that was killed while it filled the folder.
+    // The state after a process was killed while it filled the folder.
     fs::create_dir(filled.join(PARTIAL)).unwrap();
     fs::write(filled.join(PARTIAL).join("vocab.json"), "").unwrap();
     let create = |dir: &Path, more: &str| {
@@ -477,7 +477,7 @@ fn a_new_model_dir_is_whole_or_not_there() {
         assert!(message.contains("already exists and is not empty\nhint: "), "{message}");
     }
     assert_eq!(n_entries(parent.path()), 4);
-    // Somebody else was faster.
+    // Another process fills the folder before the commit.
     let (gpt, options) = model(1);
     fs::create_dir(parent.path().join("taken")).unwrap();
     let staged = StagedDir::creating(&parent.path().join("taken")).unwrap();
@@ -499,7 +499,7 @@ fn memory(what: &str) -> usize {
 #[cfg(target_os = "linux")]
 #[test]
 #[ignore = "a process that another test starts"]
-fn measuring_process() {
+fn child_process_measures_memory_of_a_save() {
     let Ok(dir) = env::var(DIR) else { return };
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/llama");
     let golden = model_dir::load_config(&golden).unwrap();
@@ -507,7 +507,7 @@ fn measuring_process() {
     let gpt = Gpt::init(&config, 0, &Device::flex()).unwrap();
     ops::give_back_memory();
     let before = memory("VmRSS:");
-    // Forgets the largest size so far.
+    // Resets the peak memory of the process.
     fs::write("/proc/self/clear_refs", "5").unwrap();
     let options = SaveOptions { max_shard_bytes: 40_000_000, ..SaveOptions::default() };
     model_dir::save(Path::new(&dir), &gpt, &options).unwrap();
@@ -519,10 +519,10 @@ fn measuring_process() {
 /// In a process of its own, so that no other test is measured.
 #[cfg(target_os = "linux")]
 #[test]
-fn saving_takes_the_memory_of_a_tensor_and_not_of_the_model() {
+fn saving_needs_less_memory_than_a_quarter_of_the_model() {
     let parent = tempfile::tempdir().unwrap();
     let dir = parent.path().join("model");
-    let measuring = child("measuring_process", &[(DIR, dir.to_str().unwrap())]);
+    let measuring = child("child_process_measures_memory_of_a_save", &[(DIR, dir.to_str().unwrap())]);
     let output = measuring.wait_with_output().unwrap();
     let output = String::from_utf8(output.stdout).unwrap();
     let line = output.lines().find(|line| line.contains(STOPPED)).unwrap_or_else(|| unreachable!("{output}"));

@@ -1,11 +1,11 @@
-//! Every text is parsed whole and in pieces.
+//! Each text is parsed at once and split into chunks.
 
 use super::{
     super::call_format::{GRANITE, HERMES, LLAMA, MISTRAL, MISTRAL_NAMED},
     *,
 };
 
-/// The content, and the calls with their arguments, of a text in these pieces.
+/// Parses the chunks of a text; returns its content, and its calls with their arguments.
 fn read(mut parser: ToolParser, pieces: &[&str]) -> (String, Vec<(String, String)>) {
     let mut all: Vec<Piece> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
     all.extend(parser.finish());
@@ -51,21 +51,21 @@ const CALL: &str = r#"{"name": "f", "arguments": {"x": "}{\"</b>é日", "y": [1,
 const ARGUMENTS: &str = r#"{"x": "}{\"</b>é日", "y": [1, 2.0, null]}"#;
 
 #[test]
-fn hermes_calls_are_found_wherever_the_text_is_cut() {
+fn hermes_tool_calls_are_parsed_at_any_chunk_split() {
     let parser = searching(&HERMES, Calls::Several);
     check(&parser, "no call <tool_ at all \n", "no call <tool_ at all \n", &[]);
     let one = format!("<tool_call>\n{CALL}\n</tool_call>");
     check(&parser, &one, "", &[("f", ARGUMENTS)]);
     check(&parser, &format!(" I look.\n\n{one}\n"), " I look.", &[("f", ARGUMENTS)]);
     check(&parser, &format!("{one}\n{one} done \n"), "done", &[("f", ARGUMENTS), ("f", ARGUMENTS)]);
-    // Without the closing mark, which models leave out if they stop there; and with the arguments as a string.
+    // Without the closing mark, which models may omit at the end, and with the arguments as a JSON string.
     check(&parser, &format!("<tool_call>{CALL}"), "", &[("f", ARGUMENTS)]);
     let text = r#"<tool_call>{"name": "f", "arguments": "{\"a\": 1}"}</tool_call>"#;
     check(&parser, text, "", &[("f", r#"{"a": 1}"#)]);
 }
 
 #[test]
-fn arguments_are_as_the_model_wrote_them() {
+fn tool_call_arguments_keep_the_exact_text_of_the_model() {
     let parser = searching(&HERMES, Calls::Several);
     for arguments in
         [r#"{"id": 123456789012345678901234, "x": 1.10, "y": 1E2}"#, "{ \"a\" :\n[ ] ,\"a\":\"\\u00e9\\/\" }", "{}"]
@@ -82,7 +82,7 @@ fn arguments_are_as_the_model_wrote_them() {
 }
 
 #[test]
-fn malformed_hermes_calls_stay_content() {
+fn malformed_hermes_tool_calls_stay_content() {
     let parser = searching(&HERMES, Calls::Several);
     for text in [
         "<tool_call>{\"name\": \"f\"}</tool_call>",
@@ -97,14 +97,14 @@ fn malformed_hermes_calls_stay_content() {
 }
 
 #[test]
-fn one_call_only_where_one_is_asked_for() {
+fn second_tool_call_is_dropped_without_parallel_calls() {
     let parser = searching(&HERMES, Calls::One);
     let one = format!("<tool_call>{CALL}</tool_call>");
     check(&parser, &format!("{one}{one}"), "", &[("f", ARGUMENTS)]);
 }
 
 #[test]
-fn llama_calls_are_found_wherever_the_text_is_cut() {
+fn llama_tool_calls_are_parsed_at_any_chunk_split() {
     let parser = searching(&LLAMA, Calls::Several);
     let call = CALL.replace("arguments", "parameters");
     check(&parser, &call, "", &[("f", ARGUMENTS)]);
@@ -119,7 +119,7 @@ fn llama_calls_are_found_wherever_the_text_is_cut() {
 }
 
 #[test]
-fn other_json_stays_content() {
+fn json_that_is_no_llama_tool_call_stays_content() {
     let parser = searching(&LLAMA, Calls::Several);
     for text in [
         r#"{"name": "Alice", "parameters": {"age": 3}}"#,
@@ -133,12 +133,12 @@ fn other_json_stays_content() {
     }
 }
 
-/// Formats in which a list has all calls, with the mark before it.
+/// Formats that write all calls as one list, with the mark before the list.
 const LISTS: [(&CallFormat, &str); 4] =
     [(&MISTRAL, "[TOOL_CALLS]"), (&MISTRAL, "[TOOL_CALLS] "), (&GRANITE, "<|tool_call|>"), (&GRANITE, "<tool_call>")];
 
 #[test]
-fn lists_of_calls_are_found_wherever_the_text_is_cut() {
+fn mistral_and_granite_call_lists_are_parsed_at_any_chunk_split() {
     let with_id = r#"{"name": "get_weather", "arguments": {"city": "Oslo", "t": -1.5e-3}, "id": "a1B2c3D4e"}"#;
     let weather = r#"{"city": "Oslo", "t": -1.5e-3}"#;
     for (format, opening) in LISTS {
@@ -156,7 +156,7 @@ fn lists_of_calls_are_found_wherever_the_text_is_cut() {
 }
 
 #[test]
-fn named_calls_are_found_wherever_the_text_is_cut() {
+fn mistral_named_calls_are_parsed_at_any_chunk_split() {
     let parser = searching(&MISTRAL_NAMED, Calls::Several);
     let f = format!("[TOOL_CALLS]f[ARGS]{ARGUMENTS}");
     let weather = r#"[TOOL_CALLS]get_weather[CALL_ID]a1B2c3D4e[ARGS]{"n": 10.5}"#;
@@ -168,7 +168,7 @@ fn named_calls_are_found_wherever_the_text_is_cut() {
 }
 
 #[test]
-fn other_text_of_formats_with_marks_stays_content() {
+fn malformed_mistral_and_granite_calls_stay_content() {
     for (format, opening) in LISTS {
         let parser = searching(format, Calls::Several);
         for text in [
@@ -204,19 +204,19 @@ fn other_text_of_formats_with_marks_stays_content() {
 }
 
 #[test]
-fn a_call_after_a_broken_one_is_found() {
+fn tool_call_after_a_malformed_one_is_parsed() {
     let hermes = format!("<tool_call>{{\"name\": \"f\", }}</tool_call>\n<tool_call>{CALL}</tool_call>");
     let broken = "<tool_call>{\"name\": \"f\", }</tool_call>";
     check(&searching(&HERMES, Calls::Several), &hermes, broken, &[("f", ARGUMENTS)]);
     let named = format!("[TOOL_CALLS]g[ARGS]{{}}[TOOL_CALLS]f[ARGS]{ARGUMENTS}");
     check(&searching(&MISTRAL_NAMED, Calls::Several), &named, "[TOOL_CALLS]g[ARGS]{}", &[("f", ARGUMENTS)]);
-    // Also if it ends with what could be the beginning of a number.
+    // Also if the text ends with the possible start of a number.
     let text = format!("<tool_call>{{bad:\n<tool_call>{CALL}</tool_call>\n-");
     check(&searching(&HERMES, Calls::Several), &text, "<tool_call>{bad:-", &[("f", ARGUMENTS)]);
 }
 
 #[test]
-fn arguments_of_a_text_that_follows_its_grammar_come_as_they_are_written() {
+fn grammar_constrained_tool_calls_keep_their_exact_arguments() {
     for format in [&HERMES, &LLAMA, &MISTRAL, &MISTRAL_NAMED, &GRANITE] {
         let arguments = r#"{"x": "a\", \"arguments\": {", "y": {"z": [1, {}]}}"#;
         let call = ("get_weather".to_owned(), arguments.to_owned());
@@ -232,9 +232,9 @@ fn arguments_of_a_text_that_follows_its_grammar_come_as_they_are_written() {
     }
 }
 
-/// Parsing such a text from its start at each character would take minutes.
+/// A parser that starts again at each character would take minutes for these texts.
 #[test]
-fn long_answers_in_small_pieces_are_parsed_in_time() {
+fn long_answers_are_parsed_character_by_character() {
     const N: usize = 1 << 18;
     let characters = |text: &str| text.chars().map(String::from).collect::<Vec<_>>();
     let arguments = format!("{{\"code\": \"{}\", \"n\": [{}0]}}", "\\n{ ".repeat(N / 4), "1, ".repeat(N / 4));
@@ -262,9 +262,9 @@ fn long_answers_in_small_pieces_are_parsed_in_time() {
     }
 }
 
-/// What is no call is passed on at the same piece as without holding text.
+/// As soon as the held text cannot become a call, it is released.
 #[test]
-fn broken_calls_become_content_at_once() {
+fn malformed_tool_call_is_released_as_content_at_its_first_error() {
     for (format, begun, end) in [
         (&HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": [1, \"a\\n", "\u{1}"),
         (&HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": 1.", "e"),

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_read_as_servers_write_them() {
+    fn chat_client_parses_sse_deltas_errors_and_done() {
         for nothing in ["", ": keep-alive", "event: error", r#"data: {"choices": []}"#] {
             assert_eq!(pieces(nothing).unwrap(), [], "{nothing}");
         }
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_whole_however_the_bytes_come() {
+    fn sse_lines_are_reassembled_from_chunks_cut_at_any_byte() {
         let text = "data: é\r\n\ndata: x\n";
         for cut in 0..text.len() {
             let mut lines = Lines::default();

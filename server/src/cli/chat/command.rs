@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_have_names_and_arguments() {
+    fn chat_commands_parse_arguments_and_report_errors() {
         for (line, command) in [
             ("/help", Command::Help),
             ("/system", Command::System(None)),

@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_saved_conversation_is_the_same_when_loaded() {
+    fn conversation_json_round_trips_and_invalid_json_is_rejected() {
         let mut conversation = Conversation::new(Some("Be brief.".to_owned()));
         conversation.ask("Hello".to_owned());
         conversation.add_answer("Hi.\n\"you\"".to_owned());
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_can_be_taken_back() {
+    fn take_back_and_forget_answer_undo_the_last_question_and_answer() {
         let mut conversation = Conversation::new(None);
         assert_eq!(conversation.forget_answer(), None);
         conversation.ask("a".to_owned());
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_are_json_or_strings() {
+    fn chat_settings_parse_as_json_or_plain_strings() {
         let parse = |text: &str| {
             let mut settings = Map::new();
             settings.insert("seed".to_owned(), json!(1));

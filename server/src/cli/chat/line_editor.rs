@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_are_completed_at_the_start_of_a_line() {
+    fn commands_are_completed_only_at_the_start_of_a_line() {
         let complete = |line: &str| {
             let found = Commands.complete(line, line.len());
             found.into_iter().map(|suggestion| suggestion.value).collect::<Vec<_>>()

@@ -210,7 +210,7 @@ fn show(shown: &mut String, character: char) {
 mod tests {
     use super::*;
 
-    /// The text with codes as letters in braces.
+    /// The rendered text, with escape codes replaced by letters in braces.
     fn rendered(text: &str) -> String {
         let mut renderer = Renderer::new(Style::Markdown);
         let whole = renderer.push(text) + &renderer.finish();
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_become_codes() {
+    fn markdown_is_rendered_as_terminal_escape_codes() {
         for (text, expected) in [
             ("plain *text* 2 * 3\n- a\n* b", "plain *text* 2 * 3\n- a\n* b"),
             ("a **bold** word", "a {b}bold{} word"),
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_does_not_steer_the_terminal() {
+    fn markdown_renderer_escapes_control_characters() {
         assert_eq!(rendered("a\u{1b}[2Jb\r\tc\u{9b}"), "a\\u{1b}[2Jb\\r\tc\\u{9b}");
         assert_eq!(Renderer::new(Style::Plain).push("**a**\u{7}"), "**a**\\u{7}");
     }

@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_taken_with_and_without_the_path_of_the_api() {
+    fn chat_url_accepts_an_optional_v1_path_and_rejects_invalid_urls() {
         for (url, host, port, path) in [
             ("http://127.0.0.1:8080", "127.0.0.1", 8080, "/v1/models"),
             ("http://localhost:8080/", "localhost", 8080, "/v1/models"),

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_are_below_the_root_or_refused() {
+    fn adapter_paths_outside_the_lora_root_are_rejected() {
         let outer = tempfile::tempdir().unwrap();
         let root = outer.path().join("root");
         fs::create_dir_all(root.join("a/b")).unwrap();
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn the_root_may_be_a_relative_path() {
+    fn relative_lora_root_resolves_adapter_paths() {
         // Tests run in the folder of the package.
         let here = env::current_dir().unwrap().canonicalize().unwrap();
         let upwards: PathBuf =
@@ -135,7 +135,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn links_lead_nowhere_outside_of_the_root() {
+    fn symlinks_out_of_the_lora_root_are_rejected() {
         use std::os::unix::fs::symlink;
 
         let outer = tempfile::tempdir().unwrap();

@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn what_followed_before_is_drafted() {
+    fn prompt_lookup_drafts_what_followed_the_longest_latest_match() {
         assert_eq!(draft("the cat sat; the ca", 4).as_deref(), Some("t sa"));
         assert_eq!(draft("ab1 ab2 ab", 1).as_deref(), Some("2"), "the latest of two that are as long");
         assert_eq!(draft("xab1 ab2 xab", 1).as_deref(), Some("1"), "a longer match goes before a later one");
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repetition_is_drafted_to_continue() {
+    fn prompt_lookup_continues_a_repeating_suffix() {
         assert_eq!(draft("xyzabab", 5).as_deref(), Some("ababa"));
         assert_eq!(draft("aaa", 4).as_deref(), Some("aaaa"));
     }

@@ -1,4 +1,4 @@
-//! `hearth chat`: with a model in its process, with a server, through pipes and on a terminal.
+//! `hearth chat`: with a local model and with a server, through pipes and on a terminal.
 
 use std::{
     fs,
@@ -16,8 +16,8 @@ use tempfile::TempDir;
 
 use super::{Served, hearth, model_dir, path, stderr, stdout};
 use crate::{
-    edges::tls_file,
-    support::{CHAT_TEMPLATE, PATIENCE},
+    connections::tls_file,
+    support::{CHAT_TEMPLATE, TEST_TIMEOUT},
 };
 
 /// The tiny model with a chat template.
@@ -27,7 +27,7 @@ fn chat_model_dir() -> TempDir {
     dir
 }
 
-/// The answer to a message from a pipe.
+/// Runs `hearth chat` with a message on standard input.
 fn ask(message: &str, args: &[&str], variables: &[(&str, &str)]) -> Output {
     let mut command = hearth(&[&["chat"], args].concat());
     let mut child = command.envs(variables.iter().copied()).stdin(Stdio::piped()).spawn().unwrap();
@@ -43,7 +43,7 @@ fn answer(message: &str, args: &[&str]) -> String {
 
 #[test]
 #[cfg(unix)]
-fn a_model_here_and_a_server_answer_alike() {
+fn chat_answers_equally_with_a_local_model_and_with_a_server() {
     let dir = chat_model_dir();
     let here = ["--model", path(dir.path()), "--device", "cpu"];
     let how = ["--temperature", "0", "--max-tokens", "12", "--set", "ignore_eos=true"];
@@ -59,7 +59,7 @@ fn a_model_here_and_a_server_answer_alike() {
         assert_eq!(answer("the hand", &[&there[..], &how].concat()), expected);
     }
     let url = format!("http://127.0.0.1:{}", served.port);
-    // A flag outdoes the variable of a flag that it excludes.
+    // A flag overrides the variable of a flag that it conflicts with.
     let variables = [("HEARTH_API_KEY", "sk-chat"), ("HEARTH_MODEL", "/nowhere/at/all")];
     let output = ask("the hand", &[&["--url", &url], &how[..]].concat(), &variables);
     assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{}", stderr(&output));
@@ -82,19 +82,19 @@ fn a_model_here_and_a_server_answer_alike() {
 }
 
 #[test]
-fn without_a_model_the_bundled_one_answers() {
+fn chat_without_a_model_uses_the_bundled_one() {
     let greedy = ["--device", "cpu", "--temperature", "0"];
     let name = answer("What is your name?\n", &greedy);
     assert!(name.contains("Hearth"), "{name}");
     let story = answer("Tell me a story about a brave fox.\n", &greedy);
     assert!(story.contains("fox") && story.split_whitespace().count() > 50, "{story}");
-    // The model itself ended, long before its context did.
+    // The model ended the story itself, long before the end of its context.
     assert!(story.split_whitespace().count() < 250 && story.trim_end().ends_with(['.', '!', '"']), "{story}");
 }
 
 #[test]
 #[cfg(unix)]
-fn a_server_behind_tls_is_known_by_its_certificate() {
+fn chat_accepts_a_tls_server_only_with_its_certificate() {
     let dir = chat_model_dir();
     let files = ["cert.pem", "key.pem", "other-cert.pem"].map(tls_file);
     let [certificate, key, other] = files.each_ref().map(|file| path(file));
@@ -110,7 +110,7 @@ fn a_server_behind_tls_is_known_by_its_certificate() {
 }
 
 #[test]
-fn what_cannot_be_is_told_before_the_conversation() {
+fn chat_rejects_unusable_models_urls_and_settings_at_start() {
     let dir = model_dir();
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let nobody = format!("http://{free}");
@@ -134,13 +134,13 @@ fn what_cannot_be_is_told_before_the_conversation() {
     assert!(stderr(&output).contains("standard input is empty\nhint: "), "{}", stderr(&output));
 }
 
-/// A program on a terminal of util-linux's `script`.
+/// The program on a pseudo-terminal of util-linux's `script`.
 #[cfg(target_os = "linux")]
 struct Terminal {
     child: Child,
     keys: Arc<Mutex<ChildStdin>>,
     shown: Arc<(Mutex<Vec<u8>>, Condvar)>,
-    /// Up to where the output has been looked at.
+    /// Number of bytes of the output that were already searched.
     seen: usize,
 }
 
@@ -164,7 +164,7 @@ impl Terminal {
         thread::spawn(move || {
             let mut bytes = [0; 4096];
             while let Ok(n @ 1..) = output.read(&mut bytes) {
-                // Editors ask where the cursor is; a terminal answers.
+                // The line editor asks for the cursor position; answer as a terminal does.
                 for _ in bytes[..n].windows(4).filter(|window| window == b"\x1b[6n") {
                     let _ = to_answer.lock().unwrap().write_all(b"\x1b[1;1R");
                 }
@@ -179,7 +179,7 @@ impl Terminal {
         self.keys.lock().unwrap().write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Waits until the editor reads a line. It paints its prompt at every key, but turns on this mode once a line.
+    /// Waits until the editor reads a line. It repaints its prompt at every key, but enables pasting once a line.
     fn wait_for_prompt(&mut self) {
         self.wait_for("\x1b[?2004h");
         self.wait_for(">>> ");
@@ -200,7 +200,7 @@ impl Terminal {
                 .position(|window| window == part.as_bytes())
                 .map(|at| seen + at + part.len())
         };
-        let waited = changed.wait_timeout_while(shown.lock().unwrap(), PATIENCE, |shown| find(shown).is_none());
+        let waited = changed.wait_timeout_while(shown.lock().unwrap(), TEST_TIMEOUT, |shown| find(shown).is_none());
         let shown = waited.unwrap().0;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let end = find(&shown).unwrap_or_else(|| panic!("no `{part}` in {:?}", text(&shown[seen..])));
@@ -218,7 +218,7 @@ impl Drop for Terminal {
     }
 }
 
-/// Whether there are terminals to test on.
+/// Whether `script` is installed, which provides the pseudo-terminal.
 #[cfg(target_os = "linux")]
 fn has_terminals() -> bool {
     let has_script = Command::new("script").arg("--version").output().is_ok();
@@ -255,7 +255,7 @@ fn server_that_stalls() -> (String, mpsc::Receiver<()>, thread::JoinHandle<[TcpS
 
 #[test]
 #[cfg(target_os = "linux")]
-fn ctrl_c_ends_the_wait_for_the_list_of_models_and_not_the_program() {
+fn ctrl_c_cancels_listing_models_without_ending_chat() {
     if !has_terminals() {
         return;
     }
@@ -264,7 +264,7 @@ fn ctrl_c_ends_the_wait_for_the_list_of_models_and_not_the_program() {
     let mut terminal = Terminal::start(home.path(), &["chat", "--url", &url]);
     terminal.wait_for("chat with `one`");
     terminal.enter("/model");
-    is_stalled.recv_timeout(PATIENCE).unwrap();
+    is_stalled.recv_timeout(TEST_TIMEOUT).unwrap();
     terminal.press("\x03");
     terminal.wait_for("error: stopped");
     terminal.wait_for_prompt();
@@ -275,7 +275,7 @@ fn ctrl_c_ends_the_wait_for_the_list_of_models_and_not_the_program() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_conversation_on_a_terminal() {
+fn interactive_chat_handles_commands_ctrl_c_and_history() {
     if !has_terminals() {
         return;
     }
@@ -285,7 +285,7 @@ fn a_conversation_on_a_terminal() {
     terminal.wait_for("/help lists commands, ctrl-c stops an answer, ctrl-d leaves");
     terminal.enter("/help");
     terminal.wait_for("/set [NAME [VALUE]]");
-    // An answer that would take thousands of tokens is stopped, and the program is not.
+    // Ctrl-C stops an answer of thousands of tokens, and not the program.
     terminal.enter("the hand");
     terminal.wait_for("\x1b[?2004l");
     thread::sleep(Duration::from_millis(300));
@@ -328,7 +328,7 @@ fn a_conversation_on_a_terminal() {
     assert_eq!((messages.len(), &messages[2]["role"]), (3, &json!("assistant")));
     assert_eq!(saved["settings"], json!({ "temperature": 0.0, "ignore_eos": true, "max_tokens": 4 }));
     assert_eq!(read("again.json"), saved, "temperature 0 gives the same answer again");
-    // What was typed is there the next time, for its owner only.
+    // The history is saved, readable by its owner only.
     let history = home.path().join("hearth/chat-history");
     assert!(fs::read_to_string(&history).unwrap().contains("the hand"));
     let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(history).unwrap().permissions());

@@ -18,14 +18,14 @@ use tempfile::TempDir;
 use super::{hearth, model_dir, path, run, save_model, stderr, stdout};
 use crate::support::{MODEL, OPTIONS, Server, tokenizer_files};
 
-/// The same, but nothing says that a token ends a text.
+/// The tiny model without an end-of-text token.
 fn endless_model_dir() -> TempDir {
     let [tokenizer, _] = tokenizer_files();
     save_model(&[], &[("tokenizer.json", tokenizer)])
 }
 
 #[test]
-fn generate_streams_text_to_stdout_and_speed_to_stderr() {
+fn generate_writes_text_to_stdout_and_speed_to_stderr() {
     let dir = model_dir();
     let args =
         ["generate", "the hand", "--model", path(dir.path()), "--device", "cpu", "--max-tokens", "20", "--seed", "3"];
@@ -33,7 +33,7 @@ fn generate_streams_text_to_stdout_and_speed_to_stderr() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let text = stdout(&output).strip_suffix('\n').unwrap();
     assert!(stderr(&output).contains("prompt 4 tokens"), "{}", stderr(&output));
-    // From standard input, and stopped.
+    // The prompt from standard input, and a stop string.
     let stop: String = text.chars().skip(3).take(2).collect();
     let mut child =
         hearth(&["generate", "-"]).args(&args[2..]).args(["--stop", &stop]).stdin(Stdio::piped()).spawn().unwrap();
@@ -42,9 +42,9 @@ fn generate_streams_text_to_stdout_and_speed_to_stderr() {
     assert_eq!(stdout(&stopped), format!("{}\n", &text[..text.find(&stop).unwrap()]));
 }
 
-/// The advice in `generation_config.json` counts where no flag does, and the text is the server's.
+/// `generation_config.json` applies unless a flag overrides it, and the text equals the server's.
 #[tokio::test]
-async fn generate_follows_the_models_advice_as_the_server_does() {
+async fn generate_uses_the_models_sampling_defaults_like_the_server() {
     let dir = model_dir();
     let plain =
         ["generate", "the hand", "--model", path(dir.path()), "--device", "cpu", "--max-tokens", "20", "--seed", "3"];
@@ -67,14 +67,14 @@ async fn generate_follows_the_models_advice_as_the_server_does() {
     let server = Server { state: AppState::ready(MODEL, engine.clone()), engine };
     let served = server.complete(json!({ "prompt": "the hand", "max_tokens": 20, "seed": 3 })).await;
     assert_eq!(served["choices"][0]["text"], advised);
-    // A flag goes before advice; what no flag says stays advised.
+    // A flag overrides its default; the other defaults still apply.
     let neutral = ["--temperature", "1", "--top-k", "0", "--repetition-penalty", "1"];
     let typical = json!({
         "prompt": "the hand", "max_tokens": 20, "seed": 3, "temperature": 1, "top_k": 0, "repetition_penalty": 1,
     });
     assert_eq!(generate(&neutral), server.complete(typical).await["choices"][0]["text"]);
     assert_eq!(generate(&["--top-k", "1"]), generate(&["--top-k", "1", "--temperature", "0.9"]));
-    // And all advice can be left out, by flag or variable.
+    // A flag or a variable turns all defaults of the model off.
     assert_eq!(generate(&["--sampling-defaults", "openai"]), unadvised);
     let openai = |flag, value| generate(&["--sampling-defaults", "openai", flag, value]);
     assert_eq!(openai("--top-p", "0"), openai("--top-k", "1"));
@@ -83,7 +83,7 @@ async fn generate_follows_the_models_advice_as_the_server_does() {
 }
 
 #[test]
-fn generate_refuses_what_makes_no_sense() {
+fn generate_rejects_invalid_parameters() {
     let dir = model_dir();
     let with =
         |more: &[&str]| run(&[&["generate", "x", "--device", "cpu", "--model", path(dir.path())], more].concat());
@@ -100,7 +100,7 @@ fn generate_refuses_what_makes_no_sense() {
 }
 
 #[test]
-fn a_reader_that_has_enough_is_no_error() {
+fn generate_exits_with_0_when_its_stdout_is_closed() {
     let dir = endless_model_dir();
     let mut child = hearth(&["generate", "x", "--device", "cpu", "--model", path(dir.path()), "--max-tokens", "8000"])
         .spawn()
@@ -109,12 +109,12 @@ fn a_reader_that_has_enough_is_no_error() {
     child.stdout.take().unwrap().read_exact(&mut first).unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0));
-    // Graphics drivers may have written there, the program has not.
+    // Graphics drivers may write to stderr; the program must not.
     assert!(!stderr(&output).contains("cannot write") && !stderr(&output).contains("tok/s"), "{}", stderr(&output));
 }
 
 #[test]
-fn the_models_advice_on_sampling_can_be_left_out() {
+fn sampling_defaults_setting_uses_or_ignores_generation_config() {
     let dir = model_dir();
     std::fs::write(dir.path().join("generation_config.json"), r#"{"temperature": 0.5, "top_k": 7}"#).unwrap();
     let load = || load(dir.path(), &LoadOptions { device: Device::flex(), dtype: None }).unwrap();

@@ -8,9 +8,9 @@ use std::{
 };
 
 use super::{Served, hearth, model_dir, path, run, stderr, stdout};
-use crate::edges::tls_file;
+use crate::connections::tls_file;
 
-/// One line, to standard output or as an error, and the exit code that goes with it.
+/// Runs `hearth health`; returns its exit code and its one line of output (stdout on success, stderr on failure).
 fn health(args: &[&str], variables: &[(&str, &str)]) -> (Option<i32>, String) {
     let output = hearth(&["health"]).args(args).envs(variables.iter().copied()).output().unwrap();
     let (code, out, err) = (output.status.code(), stdout(&output), stderr(&output));
@@ -21,17 +21,17 @@ fn health(args: &[&str], variables: &[(&str, &str)]) -> (Option<i32>, String) {
 
 #[test]
 #[cfg(unix)]
-fn health_asks_the_server_that_has_these_settings() {
+fn health_command_checks_the_server_of_the_same_settings() {
     let dir = model_dir();
     let served = Served::start(&dir, &[]);
     let port = served.port.clone();
     let healthy = (Some(0), format!("`http://127.0.0.1:{port}/health` is healthy\n"));
     assert_eq!(health(&["--port", &port], &[]), healthy);
     assert_eq!(health(&[], &[("HEARTH_PORT", &port)]), healthy);
-    // The server's command line as it is, with flags that do nothing here.
+    // The whole command line of the server, including flags that have no effect here.
     let all = ["--port", &port, "--device", "cpu", "--model", "/nowhere/at/all", "--max-queue", "3", "--api-key", "sk"];
     assert_eq!(health(&all, &[("HEARTH_PORT", "1")]), healthy);
-    // Another protocol than the server's.
+    // TLS, which the server does not use.
     let tls = [tls_file("cert.pem"), tls_file("key.pem")];
     let tls = ["--tls-cert", path(&tls[0]), "--tls-key", path(&tls[1])];
     let (code, told) = health(&[&["--port", &port], &tls[..]].concat(), &[]);
@@ -43,11 +43,11 @@ fn health_asks_the_server_that_has_these_settings() {
     assert!(told.starts_with(&format!("error: `http://127.0.0.1:{port}/health`: cannot connect: ")), "{told}");
 }
 
-/// A server behind TLS that listens on all addresses, as in a container: it is asked over loopback, which its certificate
-/// does not name.
+/// A TLS server that listens on all addresses, as in a container: the check connects over loopback, which its
+/// certificate does not name.
 #[test]
 #[cfg(unix)]
-fn health_speaks_tls_where_the_server_does() {
+fn health_command_uses_tls_and_checks_the_server_certificate() {
     let dir = model_dir();
     let files = ["other-cert.pem", "other-key.pem", "cert.pem", "key.pem"].map(tls_file);
     let [certificate, key, another, its_key] = files.each_ref().map(|file| path(file));
@@ -63,7 +63,7 @@ fn health_speaks_tls_where_the_server_does() {
     let healthy = (Some(0), format!("`https://127.0.0.1:{port}/health` is healthy\n"));
     assert_eq!(health(&[], &variables), healthy);
     assert_eq!(health(&["--port", &port, "--tls-cert", certificate], &[]), healthy);
-    // Not any certificate: that of these settings.
+    // The certificate of the settings must be the server's.
     (variables[2].1, variables[3].1) = (another, its_key);
     let (code, told) = health(&[], &variables);
     assert_eq!(code, Some(1));
@@ -75,15 +75,15 @@ fn health_speaks_tls_where_the_server_does() {
 }
 
 #[test]
-fn health_says_what_is_wrong_in_bounded_time() {
-    // What is there and says nothing.
+fn health_command_reports_failures_and_times_out() {
+    // A listener that never answers.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = silent.local_addr().unwrap().port().to_string();
     let started = Instant::now();
     let (code, told) = health(&["--port", &port], &[]);
     assert_eq!(code, Some(1));
     assert!(told.contains("did not answer within 4 s") && started.elapsed() < Duration::from_secs(20), "{told}");
-    // What is there and is not well, or no server of this kind.
+    // A server that reports a failure, and servers of other kinds.
     let failed = r#"{"error": {"message": "inference failed: x\nhint: y"}}"#;
     for (answer, expected) in [
         (format!("HTTP/1.1 503 Service Unavailable\r\n\r\n{failed}"), "answered 503: inference failed: x\n"),

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use super::{hearth, model_dir, path, stderr, stdout};
 use crate::stand_in_hub::{COMMIT, Fault, HUGE, StandInHub, TOKEN, checksum};
 
-/// The hub with the tiny model, and a cache.
+/// A stand-in hub with the tiny model, and an empty cache.
 struct Case {
     server: StandInHub,
     model: TempDir,
@@ -45,7 +45,7 @@ impl Case {
 
     fn command(&self, args: &[&str]) -> Command {
         let mut command = hearth(args);
-        // Outside of the repository: names must not be hidden by its folders.
+        // Not in the repository, whose folders could be taken for model names.
         command.current_dir(self.home.path()).env("HF_ENDPOINT", &self.server.url).env("HF_HOME", self.home.path());
         command
     }
@@ -84,7 +84,7 @@ fn gguf_file() -> PathBuf {
 }
 
 #[test]
-fn a_model_is_pulled_listed_used_and_removed() {
+fn hub_model_is_pulled_listed_used_and_removed() {
     let case = Case::new();
     let generate = |model: &str| {
         let args =
@@ -103,7 +103,7 @@ fn a_model_is_pulled_listed_used_and_removed() {
     assert_eq!(generate("org/tiny"), expected);
     assert_eq!(case.server.requests(), [""; 0]);
 
-    // Without a pull, and for other commands.
+    // Other commands, which download a model that was not pulled.
     assert!(
         case.fail(&["generate", "x", "--model", "org/tiny-GGUF"])
             .contains("hint: choose one, as in `org/tiny-GGUF:Q4_0`")
@@ -141,10 +141,10 @@ fn a_model_is_pulled_listed_used_and_removed() {
     assert_eq!((&json["name"], &json["commit"], &json["files"]), (&"org/tiny@v1/a".into(), &COMMIT.into(), &5.into()));
 }
 
-/// A served model has the name that it was asked for by.
+/// The served model has the name given as `--model`.
 #[test]
 #[cfg(unix)]
-fn a_model_is_served_by_name() {
+fn serve_downloads_and_serves_a_hub_model_by_name() {
     let case = Case::new();
     let mut command = case.command(&["serve", "--port", "0", "--device", "cpu", "--model", "org/tiny"]);
     let mut child = command.spawn().unwrap();
@@ -156,11 +156,11 @@ fn a_model_is_served_by_name() {
 }
 
 #[test]
-fn a_pull_goes_on_where_the_connection_was_cut_at_any_byte() {
+fn pull_completes_after_connections_cut_at_random_bytes() {
     let case = Case::new();
     for _ in 0..3 {
         let cut = RandomState::new().hash_one(0u8) as usize % case.weights.len();
-        // Small files come first, each in one answer.
+        // The next six responses are cut; the small files are requested first.
         case.server.fail(&[Fault::CutAfter(cut); 6]);
         case.succeed(&["pull", "org/tiny"]);
         case.assert_whole();
@@ -169,11 +169,11 @@ fn a_pull_goes_on_where_the_connection_was_cut_at_any_byte() {
 }
 
 #[test]
-fn a_pull_that_was_killed_goes_on_in_the_next() {
+fn killed_pull_is_listed_as_unfinished_and_completed_by_the_next() {
     let case = Case::new();
     let half = case.weights.len() / 2;
     let blob = case.repository().join("blobs").join(format!("{}.incomplete", checksum(&case.weights)));
-    // The small files are whole, and the large one is cut as often as it is asked for.
+    // The small files are complete; the large one is cut at every attempt.
     case.server.fail(&[Fault::CutAfter(usize::MAX); 4]);
     case.server.fail(&[Fault::CutAfter(half)]);
     case.server.fail(&[Fault::CutAfter(0); 4]);
@@ -192,7 +192,7 @@ fn a_pull_that_was_killed_goes_on_in_the_next() {
 }
 
 #[test]
-fn two_pulls_at_once_do_not_harm_each_other() {
+fn concurrent_pulls_download_each_large_file_once() {
     let case = Case::new();
     let children: Vec<_> = (0..2).map(|_| case.command(&["pull", "org/tiny"]).spawn().unwrap()).collect();
     for child in children {
@@ -205,7 +205,7 @@ fn two_pulls_at_once_do_not_harm_each_other() {
 }
 
 #[test]
-fn what_cannot_be_pulled_is_told_in_plain_words() {
+fn pull_errors_name_the_cause_and_never_show_the_token() {
     let case = Case::new();
     for (args, message) in [
         (&["org/absent"][..], "error: `org/absent`: the hub has no such model, or does not show it to you"),
@@ -229,7 +229,7 @@ fn what_cannot_be_pulled_is_told_in_plain_words() {
         let told = case.fail(&[&["pull"], args].concat());
         assert!(told.contains(message) && told.contains("\nhint: "), "{args:?}: {told}");
     }
-    // The token opens the door, and is nowhere told.
+    // The token gives access, and is never shown or sent to another host.
     let mut command = case.command(&["pull", "private/tiny"]);
     let output = command.env("HF_TOKEN", TOKEN).env("HEARTH_LOG", "trace").output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -251,7 +251,7 @@ fn what_cannot_be_pulled_is_told_in_plain_words() {
 }
 
 #[test]
-fn damage_and_a_full_disk_end_with_a_message_and_leave_nothing_broken() {
+fn damaged_download_or_full_disk_fails_pull_and_a_retry_succeeds() {
     let case = Case::new();
     case.server.fail(&[Fault::CutAfter(usize::MAX); 2]);
     case.server.fail(&[Fault::Damage; 1]);

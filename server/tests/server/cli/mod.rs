@@ -1,11 +1,11 @@
 //! The binary as a user runs it: output, messages and exit codes. One file per subject.
 
+mod bench_and_perplexity;
 mod chat;
-mod convert;
 mod generate;
 mod health;
 mod hub;
-mod measure;
+mod merge_and_export;
 mod quantize;
 mod serve;
 mod usage;
@@ -25,7 +25,7 @@ use tempfile::TempDir;
 
 use crate::support::{EOS, gpt, tokenizer_files};
 
-/// The binary, with no settings but those of the test.
+/// A command of the binary with `args`, without the settings of the environment.
 pub(crate) fn hearth(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -72,7 +72,7 @@ pub(crate) fn path(dir: &Path) -> &str {
     dir.to_str().unwrap()
 }
 
-/// A server of the tiny model, which a test that fails does not leave behind.
+/// A server process of the tiny model; it is killed if the test fails.
 #[cfg(unix)]
 pub(super) struct Served {
     child: Child,
@@ -102,7 +102,7 @@ impl Served {
 #[cfg(unix)]
 impl Drop for Served {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -9,9 +9,9 @@ use serde_json::Value;
 
 use super::{hearth, model_dir, path, run, stderr, stdout};
 
-/// Rounded once and stored, or at every load: the same text, with all files copied that are beside the weights.
+/// A stored quantized model generates the text of quantizing at load, and all files beside the weights are copied.
 #[test]
-fn a_quantized_model_dir_is_served_as_it_is() {
+fn quantized_model_dir_generates_like_quantizing_at_load() {
     let (model, parent) = (model_dir(), tempfile::tempdir().unwrap());
     let templates = model.path().join("additional_chat_templates");
     fs::create_dir(&templates).unwrap();
@@ -21,13 +21,13 @@ fn a_quantized_model_dir_is_served_as_it_is() {
     let out = parent.path().join("rounded");
     let partial = parent.path().join("rounded.hearth-partial");
     fs::create_dir(&partial).unwrap();
-    // A process that is at work on it has it locked.
+    // A running process holds a lock on its partial folder.
     let at_work = File::open(&partial).unwrap();
     at_work.lock().unwrap();
     let refused = run(&["quantize", path(model.path()), path(&out), "--quantize", "q4"]);
     assert_eq!(refused.status.code(), Some(1));
     assert!(stderr(&refused).contains("rounded.hearth-partial`: another process"), "{}", stderr(&refused));
-    // One that was killed has not.
+    // After it was killed, the folder is unlocked and replaced.
     drop(at_work);
     fs::write(partial.join("vocab.json"), "half a file").unwrap();
     let output = run(&["quantize", path(model.path()), path(&out), "--quantize", "q4"]);
@@ -50,7 +50,7 @@ fn a_quantized_model_dir_is_served_as_it_is() {
     let again = run(&["quantize", path(model.path()), path(&out)]);
     assert_eq!(again.status.code(), Some(1));
     assert!(stderr(&again).contains("already exists and is not empty\nhint: "), "{}", stderr(&again));
-    // An empty working directory cannot be replaced, but filled.
+    // An empty working directory is filled, as it cannot be replaced.
     let here = parent.path().join("here");
     fs::create_dir(&here).unwrap();
     let filled = hearth(&["quantize", path(model.path()), "."]).current_dir(&here).output().unwrap();
@@ -61,9 +61,9 @@ fn a_quantized_model_dir_is_served_as_it_is() {
     assert_eq!(both.status.code(), Some(2), "{}", stderr(&both));
 }
 
-/// A file has all that a model dir has, so that one can be made of it.
+/// A GGUF file has everything that a model dir needs.
 #[test]
-fn a_gguf_file_is_served_or_stored_rounded() {
+fn gguf_quantized_to_a_model_dir_generates_like_quantizing_at_load() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/gguf/quantized-Q8_0.gguf");
     let generate = |model: &Path, more: &[&str]| {
         let args = ["generate", "ABBA", "--model", path(model), "--device", "cpu", "--temperature", "0"];
@@ -79,9 +79,9 @@ fn a_gguf_file_is_served_or_stored_rounded() {
     assert_ne!(generate(&out, &[]), generate(&file, &[]), "nothing shows in the text");
 }
 
-/// Rounding would make an infinity, or something harmless, of what is there.
+/// Rounding would turn these weights into infinities, or hide that they are not finite.
 #[test]
-fn weights_that_do_not_fit_a_dtype_are_refused_by_name() {
+fn weights_outside_the_range_of_a_dtype_are_rejected_by_name() {
     let (model, parent) = (model_dir(), tempfile::tempdir().unwrap());
     let file = model.path().join("model.safetensors");
     let mut bytes = fs::read(&file).unwrap();

@@ -1,4 +1,4 @@
-//! `hearth serve`: its log and its end.
+//! `hearth serve`: its log and its shutdown.
 
 #![cfg(unix)]
 
@@ -40,9 +40,9 @@ fn serve_answers_and_stops_on_sigterm() {
     assert_eq!(exit_code(&mut child), Some(0));
 }
 
-/// A log that nobody takes costs no answer, and no orderly end.
+/// If stderr is closed or its pipe is full, requests are still answered, and the server shuts down cleanly.
 #[test]
-fn a_log_without_a_reader_is_no_reason_to_stop() {
+fn closed_or_unread_stderr_does_not_stop_the_server() {
     let dir = model_dir();
     for reads_no_more in [true, false] {
         let mut child = hearth(&["--port", "0", "--device", "cpu", "--model", path(dir.path())]).spawn().unwrap();
@@ -50,7 +50,7 @@ fn a_log_without_a_reader_is_no_reason_to_stop() {
         let line = wait_for_line(&mut log, "listening on http://");
         let address = line.trim().rsplit_once("http://").unwrap().1.to_owned();
         wait_for_line(&mut log, "is ready");
-        // The other one has the pipe, but does not read: some 200 lines fill it.
+        // In the second round the pipe stays open but is not read: some 200 lines fill it.
         let held = (!reads_no_more).then_some(log);
         for _ in 0..if reads_no_more { 3 } else { 600 } {
             let mut connection = TcpStream::connect(&address).unwrap();
@@ -69,7 +69,7 @@ fn a_log_without_a_reader_is_no_reason_to_stop() {
 }
 
 #[test]
-fn each_request_is_one_line_in_the_log_without_keys_and_prompts() {
+fn request_log_has_no_keys_and_has_prompts_only_with_log_prompts() {
     let dir = model_dir();
     let keys = dir.path().join("keys");
     std::fs::write(&keys, "sk-from-the-file\n\n  sk-another  \n").unwrap();

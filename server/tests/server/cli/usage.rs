@@ -1,4 +1,4 @@
-//! Usage, settings and the machine: what the binary accepts and reports.
+//! Usage errors, settings, and `hearth doctor`.
 
 use std::net::TcpListener;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{hearth, path, run, stderr, stdout};
 
 #[test]
-fn bad_usage_is_exit_code_2_and_failure_is_1() {
+fn usage_errors_exit_with_2_and_failures_with_1() {
     for args in [&["--port", "high"][..], &["sing"], &["generate"], &["serve", "--device", "abacus"]] {
         let output = run(args);
         assert_eq!(output.status.code(), Some(2), "{args:?}");
@@ -39,10 +39,10 @@ fn bad_usage_is_exit_code_2_and_failure_is_1() {
 }
 
 #[test]
-fn a_busy_port_is_told_at_once() {
+fn port_in_use_is_reported_before_the_model_is_loaded() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
-    // Before the model is looked for.
+    // The model does not exist, but the port is checked first.
     let output = run(&["--port", &port, "--model", "/nowhere/at/all"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains(&format!("error: cannot listen on `127.0.0.1:{port}`")), "{}", stderr(&output));
@@ -50,7 +50,7 @@ fn a_busy_port_is_told_at_once() {
 }
 
 #[test]
-fn doctor_reports_and_fails_for_a_device_that_is_not_there() {
+fn doctor_reports_the_cpu_device_as_text_and_json() {
     let output = run(&["doctor", "--device", "cpu"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(stdout(&output).contains("`--device cpu`: requested"));
@@ -63,7 +63,7 @@ fn doctor_reports_and_fails_for_a_device_that_is_not_there() {
 }
 
 #[test]
-fn threads_and_instructions_are_chosen_or_refused() {
+fn thread_count_and_instruction_set_are_applied_or_rejected() {
     let doctor = |(name, value): (&str, &str), args: &[&str]| {
         hearth(&["doctor", "--json", "--device", "cpu"]).args(args).env(name, value).output().unwrap()
     };
@@ -84,7 +84,7 @@ fn threads_and_instructions_are_chosen_or_refused() {
 }
 
 #[test]
-fn settings_that_make_no_sense_are_refused_without_telling_keys() {
+fn invalid_settings_are_rejected_without_showing_api_keys() {
     let dir = tempfile::tempdir().unwrap();
     let empty = dir.path().join("keys");
     std::fs::write(&empty, "\n# sk-one\n").unwrap();

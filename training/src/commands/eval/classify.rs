@@ -241,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_probe_that_did_not_converge_is_told() {
+    fn classify_report_says_which_probe_did_not_converge() {
         let accuracy = Accuracy { value: 0.5, stderr: 0.1 };
         let probe = |converged: bool| ProbeReport {
             pooling: "mean",

@@ -16,7 +16,7 @@ use hearth_training::{
 use serde::Serialize;
 
 use super::model::{ModelArgs, OpenModel, progress_line};
-use crate::commands::status::{Status, download_line};
+use crate::commands::status::Status;
 
 /// Largest window where none is given, in tokens.
 const DEFAULT_WINDOW: usize = 2048;
@@ -96,7 +96,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let mut documents = Vec::new();
     for source in &args.data {
         let read = read_source(source, (&loaded, &path), &options, &mut |download| {
-            status.show(|_| download_line(&download));
+            status.show(|_| download.to_string());
         });
         documents.extend(read.with_context(|| format!("cannot evaluate on `{source}`"))?);
     }

@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_written_is_named_and_leaves_nothing() {
+    fn write_file_names_an_unwritable_path_and_leaves_no_partial_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("report.json");
         write_file(&path, "old").unwrap();

@@ -1,6 +1,6 @@
 //! Packed numbers: Parquet's hybrid of run lengths and bit packing, and its packed deltas.
 
-use super::Problem;
+use super::{Problem, varint};
 
 const CUT: &str = "a page ends inside its numbers";
 
@@ -91,23 +91,16 @@ pub(super) fn read_deltas(bytes: &mut &[u8], most: usize) -> Result<Vec<i64>, Pr
     Ok(values)
 }
 
-/// A variable-length number: 7 bits per byte, lowest first.
-pub(super) fn read_varint(bytes: &mut &[u8]) -> Result<u64, Problem> {
-    let mut value = 0;
-    for shift in (0..64).step_by(7) {
+fn read_varint(bytes: &mut &[u8]) -> Result<u64, Problem> {
+    varint::read_varint(|| {
         let (&byte, rest) = bytes.split_first().ok_or(CUT)?;
         *bytes = rest;
-        value |= u64::from(byte & 0x7f) << shift;
-        if byte & 0x80 == 0 {
-            return Ok(value);
-        }
-    }
-    Err("a page has a number of more than 64 bits".to_owned())
+        Ok(byte)
+    })
 }
 
 fn read_zigzag(bytes: &mut &[u8]) -> Result<i64, Problem> {
-    let value = read_varint(bytes)?;
-    Ok((value >> 1) as i64 ^ -((value & 1) as i64))
+    read_varint(bytes).map(varint::zigzag)
 }
 
 #[cfg(test)]
@@ -116,11 +109,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hybrids_are_those_of_the_specification() {
+    fn read_hybrid_decodes_runs_and_bit_packed_values() {
         // The numbers 0 to 7 in 3 bits, packed: the example of the format's documentation.
         let packed = [0b0000_0011, 0b1000_1000, 0b1100_0110, 0b1111_1010];
         assert_eq!(read_hybrid(&packed, 3, 8).unwrap(), [0, 1, 2, 3, 4, 5, 6, 7]);
-        // A run of five 300s in 9 bits, then packed.
+        // A run of five 300s in 9 bits.
         assert_eq!(read_hybrid(&[10, 0x2c, 1], 9, 5).unwrap(), [300; 5]);
         assert_eq!(read_hybrid(&[], 0, 0).unwrap(), [0_u32; 0]);
         assert_eq!(read_hybrid(&[8], 0, 4).unwrap(), [0; 4]);
@@ -132,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn more_deltas_than_values_are_refused() {
+    fn read_deltas_rejects_more_values_than_expected() {
         // 1,000 equal numbers, in 8 bytes.
         let bytes = [128, 8, 1, 232, 7, 2, 0, 0];
         assert_eq!(read_deltas(&mut &bytes[..], 1000).unwrap(), [1; 1000]);
@@ -141,11 +134,11 @@ mod tests {
     }
 
     #[test]
-    fn deltas_are_those_of_the_specification() {
-        // 1, 2, 3, 4, 5: differences of 1, in no bits. 7, 5, 3, 1, 2, 3, 4, 5: least difference -2.
+    fn read_deltas_decodes_delta_binary_packed_values() {
+        // 1, 2, 3, 4, 5: all differences are 1, so each takes 0 bits.
         let mut bytes = &[8, 1, 5, 2, 2, 0][..];
         assert_eq!(read_deltas(&mut bytes, 5).unwrap(), [1, 2, 3, 4, 5]);
-        // 2 bits each: 0, 0, 0, 3, 3, 3, 3.
+        // 7, 5, 3, 1, 2, 3, 4, 5: the minimum difference is -2; what exceeds it (0, 0, 0, 3, 3, 3, 3) takes 2 bits each.
         let mut bytes = &[8, 1, 8, 14, 3, 2, 0b1100_0000, 0b0011_1111, 9][..];
         assert_eq!(read_deltas(&mut bytes, 8).unwrap(), [7, 5, 3, 1, 2, 3, 4, 5]);
         assert_eq!(bytes, [9]);

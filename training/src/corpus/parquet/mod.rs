@@ -12,6 +12,7 @@ mod lists;
 mod page;
 mod thrift;
 mod values;
+mod varint;
 
 use std::{
     fs::File,

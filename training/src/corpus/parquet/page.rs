@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_supported_is_not_called_damaged() {
+    fn with_hint_calls_a_page_damaged_only_if_the_error_has_no_hint() {
         let unsupported = "a page has the encoding 9\nhint: write the file again";
         assert_eq!(with_hint(unsupported.to_owned()), unsupported);
         assert_eq!(with_hint("a page has no header".to_owned()), format!("a page has no header: {DAMAGED}"));

@@ -2,7 +2,10 @@
 
 use std::io::Read;
 
-use super::Problem;
+use super::{
+    Problem,
+    varint::{read_varint, zigzag},
+};
 
 /// Deeper than any structure of Parquet.
 const MAX_DEPTH: usize = 24;
@@ -91,20 +94,11 @@ impl<R: Read> Reader<'_, R> {
     }
 
     fn varint(&mut self) -> Result<u64, Problem> {
-        let mut value = 0;
-        for shift in (0..64).step_by(7) {
-            let byte = self.byte()?;
-            value |= u64::from(byte & 0x7f) << shift;
-            if byte & 0x80 == 0 {
-                return Ok(value);
-            }
-        }
-        Err("metadata has a number of more than 64 bits".to_owned())
+        read_varint(|| self.byte())
     }
 
     fn zigzag(&mut self) -> Result<i64, Problem> {
-        let value = self.varint()?;
-        Ok((value >> 1) as i64 ^ -((value & 1) as i64))
+        self.varint().map(zigzag)
     }
 
     fn structure(&mut self, depth: usize) -> Result<Struct, Problem> {
@@ -191,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_of_every_kind_are_read() {
+    fn thrift_struct_reads_each_value_type_and_rejects_truncated_bytes() {
         // 1: i32 -3; 2: "ab"; 3: true; 20 (a long header): list of two i32; 21: struct { 1: false }; 22: map of one.
         let bytes =
             [0x15, 5, 0x18, 2, b'a', b'b', 0x11, 0x09, 40, 0x25, 2, 4, 0x1c, 0x12, 0, 0x1b, 1, 0x85, 1, b'k', 6, 0, 99];
@@ -210,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_lengths_and_depths_are_errors() {
+    fn thrift_struct_rejects_huge_lengths_and_deep_nesting() {
         let huge = [0x18, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f];
         assert!(Struct::read(&mut &huge[..]).is_err());
         assert!(Struct::read(&mut &[0x19, 0xf9, 0xff, 0xff, 0xff, 0xff, 0x7f][..]).is_err());

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn items_of_all_forms_are_read() {
+    fn multiple_choice_items_are_read_in_every_form() {
         let own = r#"{"ctx": "The cat", "endings": ["sat.", "flew."], "label": "1"}"#;
         let item = read(own, None).unwrap().remove(0);
         assert_eq!((item.context.as_str(), item.gold), ("The cat", 1));
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_items_are_named_by_their_line() {
+    fn invalid_multiple_choice_items_are_rejected_by_line() {
         let labeling = Labeling::new(vec!["a".into(), "b".into()], "{text}".into()).unwrap();
         for (text, labeling, message) in [
             (
@@ -269,13 +269,13 @@ mod tests {
     }
 
     #[test]
-    fn labels_that_cannot_be_told_apart_are_refused() {
+    fn labeling_rejects_indistinct_labels_and_a_template_without_text() {
         for (labels, template) in
             [(vec!["a"], "{text}"), (vec!["a", "a"], "{text}"), (vec!["a", ""], "{text}"), (vec!["a", "b"], "text")]
         {
             let labels = labels.into_iter().map(str::to_owned).collect();
             let error = Labeling::new(labels, template.to_owned()).unwrap_err().to_string();
-            // `classify` has no such option.
+            // The hint must not name `--labels`: `classify` has no such option.
             assert!(error.contains("\nhint: ") && !error.contains("--labels"), "{error}");
         }
     }

@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_choice_depends_on_what_it_is_divided_by() {
+    fn length_normalization_changes_the_chosen_answer() {
         let choices = vec!["short".to_owned(), "a longer choice".to_owned(), "ééé".to_owned()];
         let item = ChoiceItem { place: String::new(), context: "c".to_owned(), choices, gold: 1 };
         // Per character: -0.8, -0.4, -2; per byte of the last: -1.
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn of_equal_values_the_first_is_chosen() {
+    fn first_of_largest_returns_the_first_of_equal_values() {
         assert_eq!(first_of_largest(&[-2.0, -1.0, -1.0]), 1);
     }
 }

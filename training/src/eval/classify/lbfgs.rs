@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_minimum_of_a_stretched_bowl_is_found() {
+    fn lbfgs_finds_the_minimum_of_an_ill_conditioned_function() {
         // The sum of c (x - i)^2 with very different c, and a term that is not quadratic.
         let function = |x: &[f64]| {
             let (mut value, mut gradient) = (0.0, Vec::new());

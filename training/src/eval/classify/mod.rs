@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_split_has_every_text_once_and_depends_on_the_seed() {
+    fn classify_split_has_every_text_once_and_depends_on_the_seed() {
         let names: Vec<String> = (0..50).map(|at| at.to_string()).collect();
         let all = LabeledTexts { places: names.clone(), texts: names.clone(), labels: names.clone() };
         let (train, test) = all.clone().split(0.2, 1);
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn no_text_is_on_both_sides_of_a_split() {
+    fn classify_split_keeps_equal_texts_on_one_side() {
         let texts: Vec<String> = (0..90).map(|at| (at % 20).to_string()).collect();
         let places: Vec<String> = (0..90).map(|at| at.to_string()).collect();
         let all = LabeledTexts { places, labels: texts.clone(), texts };

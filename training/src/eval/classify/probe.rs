@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_clouds_are_told_apart() {
+    fn probe_separates_two_linearly_separable_classes() {
         let features: Vec<Vec<f32>> = (0..40)
             .map(|at| {
                 let sign = if at % 2 == 0 { 1.0 } else { -1.0 };
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn data_that_no_probe_can_be_fitted_to_is_refused() {
+    fn probe_fit_rejects_missing_classes_and_an_invalid_c() {
         let features = vec![vec![1.0], vec![2.0]];
         for (classes, n_classes, c, message) in [
             ([0, 0], 1, 1.0, "at least 2 different labels, got 1"),

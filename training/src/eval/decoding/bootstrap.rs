@@ -59,7 +59,7 @@ mod tests {
 
     /// The mean of n numbers with deviation s varies by s / root n: the interval is 1.96 of that on each side.
     #[test]
-    fn the_interval_of_a_mean_is_that_of_the_normal_distribution() {
+    fn bootstrap_interval_of_a_mean_matches_the_normal_approximation() {
         let n = 400;
         let values: Vec<f64> = (0..n).map(|at| f64::from(at % 2)).collect();
         let bootstrap = Bootstrap::new(n as usize, 2000, 7);
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_defined_has_no_value() {
+    fn bootstrap_estimate_of_nan_has_no_value_and_no_interval() {
         let bootstrap = Bootstrap::new(3, 10, 1);
         assert_eq!(bootstrap.estimate(|_| f64::NAN), Estimate::default());
         let same = bootstrap.estimate(|_| 2.0);

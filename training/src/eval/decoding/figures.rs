@@ -97,10 +97,11 @@ mod tests {
     }
 
     #[test]
-    fn the_figures_show_what_was_written() {
+    fn decoding_figures_plot_the_token_probabilities_without_nan() {
         let all = [written(Method::HUMAN, vec![0.5_f32.ln(), 1_f32.ln()]), written(Method::BEAM, vec![0.0, 0.0, 0.0])];
         let svg = probabilities_svg(&all, 0).unwrap_or_default();
-        // A probability of one half is half way up, one is at the top; the human text ends half way.
+        // A probability of 0.5 is halfway up, 1 is at the top; the human text has two of three tokens and ends halfway
+        // to the right.
         assert!(svg.contains("points=\"60.0,230.0 350.0,50.0\""), "{svg}");
         assert_eq!(probabilities_svg(&all[..1], 0), None);
         let svg = distributions_svg(&all);

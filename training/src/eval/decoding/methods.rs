@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parameters_of_all_methods_are_valid_and_names_are_unique() {
+    fn decoding_methods_have_valid_parameters_and_unique_names() {
         let all = Method::all(3);
         for (at, method) in all.iter().enumerate() {
             assert!(all[..at].iter().all(|other| other.name != method.name));

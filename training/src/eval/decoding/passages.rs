@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paragraphs_begin_behind_empty_lines() {
+    fn paragraphs_start_after_exactly_one_empty_line() {
         let text = "One.\nStill one.\n\nTwo.\n\n\nThree.\n\n";
         let starts: Vec<&str> = paragraphs(text).map(|start| &text[start..]).collect();
         assert_eq!(starts.len(), 2, "a third newline is no paragraph: {starts:?}");
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_passage_needs_a_continuation() {
+    fn passage_requires_a_continuation_after_the_prompt() {
         let sizes = PassageSizes { n_passages: 1, prompt_tokens: 2, max_tokens: 3 };
         assert_eq!(cut(&[1, 2], sizes), None);
         assert_eq!(cut(&[1, 2, 3], sizes), Some(Passage { prompt: vec![1, 2], human: vec![3] }));

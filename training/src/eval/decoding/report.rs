@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_defined_is_a_dash() {
+    fn undefined_estimate_is_shown_as_a_dash() {
         let interval = Some([-0.001, 12.349]);
         assert_eq!(shown(Estimate { value: Some(1.5), interval }, 2), "1.50 (0.00 to 12.35)");
         assert_eq!(shown(Estimate::default(), 2), "-");

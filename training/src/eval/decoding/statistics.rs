@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn perplexity_is_of_all_tokens_together() {
+    fn perplexity_averages_over_the_tokens_of_all_texts() {
         let (half, eighth) = (0.5_f32.ln(), 0.125_f32.ln());
         let logprobs = vec![vec![half, half], vec![eighth]];
         // (1 + 1 + 3) bits over 3 tokens.
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn frequencies_that_fall_as_a_power_have_its_exponent() {
+    fn zipf_coefficient_is_the_exponent_of_a_power_law() {
         for exponent in [0.5, 1.0, 2.0] {
             // Token r occurs about 10^6 / r^exponent times.
             let counts: Vec<(usize, usize)> =
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn distinct_ngrams_are_counted_over_all_texts() {
+    fn distinct_ngrams_are_counted_over_all_selected_texts() {
         let texts = vec![vec![1, 2, 1, 2], vec![1, 2, 3], vec![7]];
         let words = NgramTable::new(&texts, 1);
         assert_eq!(words.distinct(&[0, 1, 2]), 4.0 / 8.0);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_loops_at_its_end_is_repetitive() {
+    fn ends_in_repetition_detects_a_loop_repeated_three_times() {
         for (text, expected) in [
             (&[9, 1, 2, 1, 2, 1, 2][..], true),
             (&[1, 2, 1, 2], false),
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_that_are_alike_have_a_self_bleu_of_one() {
+    fn self_bleu_is_one_for_equal_texts_and_zero_for_disjoint_texts() {
         let text = vec![1, 2, 3, 4, 5, 6];
         let alike = self_bleu(&[text.clone(), text.clone(), text.clone()], 4);
         assert!(alike.iter().all(|score| (score - 1.0).abs() < 1e-12), "{alike:?}");

@@ -198,13 +198,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_closest_length_is_the_shorter_of_two() {
+    fn bleu_closest_reference_length_is_the_shorter_of_two_on_a_tie() {
         assert_eq!(closest_len(5, [7, 3, 9].into_iter()), 3);
         assert_eq!(closest_len(5, [7, 6].into_iter()), 6);
     }
 
     #[test]
-    fn leaving_a_text_out_equals_not_having_it() {
+    fn references_leave_out_gives_the_bleu_without_that_text() {
         let texts: Vec<Vec<u32>> = vec![vec![1, 2, 1, 2, 3], vec![1, 2, 3, 4], vec![2, 3, 4, 1, 2], vec![1, 1, 1]];
         let mut all = References::new(&texts, 3);
         for (at, tokens) in texts.iter().enumerate() {

@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn punctuation_is_apart_from_words_on_one_side() {
+    fn chrf_splits_punctuation_off_one_side_of_a_word() {
         assert_eq!(apart("(word)"), ["(word", ")"]);
         assert_eq!(apart("(word"), ["(", "word"]);
         assert_eq!(apart("."), ["."]);

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shift_is_one_edit() {
+    fn ter_counts_a_shift_of_words_as_one_edit() {
         let edits = |hypothesis: &str, reference: &str| super::edits(&words(hypothesis), &words(reference));
         assert_eq!(edits("a b c d", "a b c d"), 0);
         assert_eq!(edits("c d a b", "a b c d"), 1);
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_moved_whole() {
+    fn ter_shifted_moves_a_range_of_words_as_a_block() {
         let text = ["a", "b", "c", "d", "e"];
         assert_eq!(shifted(&text, 2..4, 0), ["c", "d", "a", "b", "e"]);
         assert_eq!(shifted(&text, 0..2, 4), ["c", "d", "a", "b", "e"]);

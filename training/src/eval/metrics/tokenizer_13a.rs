@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn punctuation_is_split_off_but_not_within_numbers() {
+    fn tokenizer_13a_splits_off_punctuation_except_within_numbers() {
         assert_eq!(
             tokenize_13a("It costs $1,000.50, no-one's \"price\"."),
             ["It", "costs", "$", "1,000.50", ",", "no-one's", "\"", "price", "\"", "."]

@@ -84,13 +84,13 @@ fn check_tasks<E: PagedElement>() {
 }
 
 #[test]
-fn work_that_is_cut_in_other_ways_has_the_same_bits() {
+fn paged_attention_is_bit_identical_however_work_is_split() {
     check_tasks::<f32>();
     check_tasks::<f16>();
     check_tasks::<i8>();
 }
 
-/// Beside sums in f64 over all positions at once.
+/// Compares with sums in f64 over all positions at once.
 fn check_sums<E: PagedElement>(within: f64) {
     let (n_heads, n_kv_heads, head_dim, n_keys) = (4, 2, 24, 700);
     let ([keys, values], slots) = pools_of::<E>(44, [n_kv_heads, head_dim]);
@@ -141,14 +141,14 @@ fn check_sums<E: PagedElement>(within: f64) {
 }
 
 #[test]
-fn sums_over_chunks_are_those_of_all_positions() {
+fn paged_attention_over_chunks_matches_f64_sums() {
     check_sums::<f32>(1e-5);
     check_sums::<f16>(2e-3);
     check_sums::<i8>(2e-2);
 }
 
 /// Infinite or NaN keys and values change only rows that see them, at any position in a chunk of a prompt.
-fn check_hidden<E: PagedElement + PartialEq>(broken: f32) {
+fn check_non_finite<E: PagedElement + PartialEq>(broken: f32) {
     let (n_heads, n_kv_heads, head_dim, n_rows, start) = (4, 2, 20, 9, 30);
     let (n_keys, width) = (start + n_rows, n_kv_heads * head_dim);
     for sliding_window in [None, Some(1), Some(5), Some(21)] {
@@ -204,11 +204,11 @@ fn check_hidden<E: PagedElement + PartialEq>(broken: f32) {
 }
 
 #[test]
-fn what_is_not_finite_changes_no_row_that_does_not_see_it() {
-    check_hidden::<f32>(f32::INFINITY);
-    check_hidden::<f32>(f32::NAN);
+fn non_finite_keys_and_values_change_only_rows_that_see_them() {
+    check_non_finite::<f32>(f32::INFINITY);
+    check_non_finite::<f32>(f32::NAN);
     // Infinity is stored as the largest f16.
-    check_hidden::<f16>(f32::NAN);
-    check_hidden::<i8>(f32::INFINITY);
-    check_hidden::<i8>(f32::NAN);
+    check_non_finite::<f16>(f32::NAN);
+    check_non_finite::<i8>(f32::INFINITY);
+    check_non_finite::<i8>(f32::NAN);
 }

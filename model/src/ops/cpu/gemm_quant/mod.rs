@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_are_those_of_the_definition() {
+    fn quantized_products_match_f64_sums_for_every_block_format() {
         check::<Q8Block>();
         check::<Q4Block>();
         check::<Q4_1Block>();
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_products_do_not_saturate() {
+    fn quantized_products_of_extreme_values_do_not_saturate() {
         let small = |number| QuantizedBlock { scale: f16::ONE, minimum: f16::ZERO, values: [number; BLOCK] };
         check_extremes::<Q8Block>(small, [-128, 127]);
         check_extremes::<Q4Block>(small, [-8, 7]);
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn rounding_is_as_good_as_its_bits() {
+    fn quantization_error_is_within_the_bound_of_each_format() {
         let weights = noise(32 * 32, 3);
         let rows: [[f32; BLOCK]; PANEL] = array::from_fn(|row| array::from_fn(|input| weights[row * 32 + input]));
         let error = |weight: &dyn Fn(usize, usize) -> f32| -> f32 {

@@ -21,7 +21,7 @@ pub(super) fn forced() -> Option<Isa> {
     FORCED.get()
 }
 
-/// All that this machine has.
+/// All instruction sets of this machine.
 pub(in crate::ops::cpu) fn every_isa() -> impl Iterator<Item = Isa> {
     super::here().map(|(_, isa)| *isa)
 }
@@ -54,12 +54,12 @@ mod bodies {
         },
     };
 
-    /// What every level computes, beside what the best one does.
+    /// Compares each instruction set with the best: equal bits if it has fused multiply-add, else close.
     fn check(what: &str, run: impl Fn() -> Vec<f32>) {
         check_within(2e-6, what, run);
     }
 
-    /// The same where levels without fused multiply-add may be farther away.
+    /// The same with another tolerance for instruction sets without fused multiply-add.
     fn check_within(tolerance: f32, what: &str, run: impl Fn() -> Vec<f32>) {
         let expected = run();
         let largest = expected.iter().fold(0.0f32, |most, value| most.max(value.abs()));
@@ -73,7 +73,7 @@ mod bodies {
     }
 
     #[test]
-    fn row_operations_agree_at_every_level() {
+    fn norm_activation_and_soft_cap_agree_across_instruction_sets() {
         for width in [1, 16, 33, 576] {
             let (x, weight) = (noise(3 * width, 1), noise(width, 2));
             for kind in [NormKind::LayerNorm, NormKind::RmsNorm] {
@@ -94,7 +94,7 @@ mod bodies {
     }
 
     #[test]
-    fn attention_agrees_at_every_level() {
+    fn paged_attention_agrees_across_instruction_sets() {
         for (n_heads, n_kv_heads, head_dim, sliding_window) in
             [(3, 3, 20, None), (6, 2, 64, Some(19)), (9, 1, 48, None), (8, 4, 128, None)]
         {

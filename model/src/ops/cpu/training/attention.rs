@@ -8,7 +8,6 @@ use std::{cell::RefCell, ops::Range, sync::Arc};
 use burn::backend::flex::FlexTensor;
 
 use super::{
-    cross_entropy::largest,
     dims,
     product::{Packed, Plus, Target, View, product, product_into},
     scratch::resized,
@@ -18,7 +17,7 @@ use crate::ops::{
     AttentionOptions,
     cpu::{
         for_each_isa,
-        math::{exp, tanh},
+        math::{exp, largest, sum_of_pairs, tanh},
         panel_layout::PANEL,
         thread_pool::{self, SharedMut},
     },
@@ -437,17 +436,7 @@ fn backward_row_body<const FUSED: bool>(
     if *slope != 0.0 {
         add_slope(probs, *slope);
     }
-    let mut sums = [0.0f32; 16];
-    let ((ones, rest), (others, other_rest)) = (output.as_chunks::<16>(), gradient.as_chunks::<16>());
-    for (one, other) in ones.iter().zip(others) {
-        for ((sum, one), other) in sums.iter_mut().zip(one).zip(other) {
-            *sum += one * other;
-        }
-    }
-    for ((sum, one), other) in sums.iter_mut().zip(rest).zip(other_rest) {
-        *sum += one * other;
-    }
-    let sum: f32 = sums.iter().sum();
+    let sum = sum_of_pairs(output, gradient, |output, gradient| output * gradient);
     for (prob, of_prob) in probs.iter_mut().zip(&mut *of_probs) {
         *prob = exp::<FUSED>(*prob - log_sum);
         *of_prob = *prob * (*of_prob - sum);

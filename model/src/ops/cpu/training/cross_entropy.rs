@@ -16,7 +16,7 @@ use crate::ops::{
     LossOptions, Precision,
     cpu::{
         self, Panels, for_each_isa,
-        math::{exp, tanh},
+        math::{exp, largest, sum, tanh},
         thread_pool,
     },
     training::TrainingOp,
@@ -262,17 +262,7 @@ fn loss_row_body<const FUSED: bool>(
     let largest = largest(logits);
     // A target far below the largest logit has probability 0 in f32, but a finite loss.
     let of_target = logits[target];
-    let mut sums = [0.0f32; 16];
-    let (chunks, rest) = logits.as_chunks::<16>();
-    for chunk in chunks {
-        for (sum, &logit) in sums.iter_mut().zip(chunk) {
-            *sum += exp::<FUSED>(logit - largest);
-        }
-    }
-    for (sum, &logit) in sums.iter_mut().zip(rest) {
-        *sum += exp::<FUSED>(logit - largest);
-    }
-    let sum: f32 = sums.iter().sum();
+    let sum = sum(logits, |logit| exp::<FUSED>(logit - largest));
     let log_z = largest + sum.ln();
     losses.copy_from_slice(&[sum.ln() - (of_target - largest), log_z]);
     let Some(share) = share else { return };
@@ -286,20 +276,4 @@ fn loss_row_body<const FUSED: bool>(
     }
     let tanh = cap.map_or(0.0, |cap| of_target / cap);
     logits[target] -= share * (1.0 - tanh * tanh);
-}
-
-/// The largest value, ignoring NaN.
-#[inline(always)]
-pub(super) fn largest(values: &[f32]) -> f32 {
-    let mut largest = [f32::NEG_INFINITY; 16];
-    let (chunks, rest) = values.as_chunks::<16>();
-    for chunk in chunks {
-        for (largest, &value) in largest.iter_mut().zip(chunk) {
-            *largest = if value > *largest { value } else { *largest };
-        }
-    }
-    for (largest, &value) in largest.iter_mut().zip(rest) {
-        *largest = if value > *largest { value } else { *largest };
-    }
-    largest.iter().fold(f32::NEG_INFINITY, |one, &other| if other > one { other } else { one })
 }

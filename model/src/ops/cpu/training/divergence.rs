@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::backend::flex::FlexTensor;
 
 use super::{
-    cross_entropy::{largest, rows_at_once, rows_of},
+    cross_entropy::{rows_at_once, rows_of},
     dims,
     frozen::Matrix,
     multiplied,
@@ -15,7 +15,7 @@ use super::{
 use crate::ops::{
     cpu::{
         Panels, for_each_isa,
-        math::{exp, tanh},
+        math::{exp, largest, tanh},
         thread_pool,
     },
     training::TrainingOp,

@@ -11,6 +11,7 @@ use crate::{
         NormOptions,
         cpu::{
             self, for_each_isa,
+            math::{sum, sum_of_pairs},
             thread_pool::{self, SharedMut},
         },
         training::{Normalize, TrainingOp},
@@ -114,15 +115,15 @@ fn backward_row_body<const FUSED: bool>(
 ) {
     let width = x.len() as f32;
     let is_centred = options.kind == NormKind::LayerNorm;
-    let mean = if is_centred { sum(x, x, |x, _| x) / width } else { 0.0 };
-    let mean_square = sum(x, x, |x, _| (x - mean) * (x - mean)) / width;
+    let mean = if is_centred { sum(x, |x| x) / width } else { 0.0 };
+    let mean_square = sum(x, |x| (x - mean) * (x - mean)) / width;
     let r = 1.0 / (mean_square + options.eps as f32).sqrt();
     let offset = options.weight_offset;
     for ((of_x, gradient), weight) in of_x.iter_mut().zip(gradient).zip(weight) {
         *of_x = gradient * (weight + offset);
     }
-    let mean_h = if is_centred { sum(of_x, x, |h, _| h) / width } else { 0.0 };
-    let mean_hn = sum(of_x, x, |h, x| h * ((x - mean) * r)) / width;
+    let mean_h = if is_centred { sum(of_x, |h| h) / width } else { 0.0 };
+    let mean_hn = sum_of_pairs(of_x, x, |h, x| h * ((x - mean) * r)) / width;
     for ((((of_x, &x), &gradient), of_weight), of_bias) in
         of_x.iter_mut().zip(x).zip(gradient).zip(of_weight).zip(of_bias)
     {
@@ -131,20 +132,4 @@ fn backward_row_body<const FUSED: bool>(
         *of_weight += gradient * normed;
         *of_bias += gradient;
     }
-}
-
-/// The sum of `f` over pairs of values, in as many partial sums as the widest register has lanes.
-#[inline(always)]
-fn sum(one: &[f32], other: &[f32], f: impl Fn(f32, f32) -> f32) -> f32 {
-    let mut sums = [0.0; 16];
-    let ((ones, rest), (others, other_rest)) = (one.as_chunks::<16>(), other.as_chunks::<16>());
-    for (one, other) in ones.iter().zip(others) {
-        for ((sum, &one), &other) in sums.iter_mut().zip(one).zip(other) {
-            *sum += f(one, other);
-        }
-    }
-    for ((sum, &one), &other) in sums.iter_mut().zip(rest).zip(other_rest) {
-        *sum += f(one, other);
-    }
-    sums.iter().sum()
 }

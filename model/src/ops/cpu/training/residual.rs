@@ -188,7 +188,7 @@ mod tests {
 
     /// A run resumed on another machine drops the same values.
     #[test]
-    fn the_same_values_are_dropped_by_every_instruction_set() {
+    fn dropout_mask_is_identical_across_instruction_sets() {
         let dropout = Dropout { probability: 0.4, seed: 9, place: 3 };
         let expected = dropout_factors(10_000, dropout);
         for isa in every_isa() {

@@ -12,16 +12,16 @@ use crate::{
 };
 
 thread_local! {
-    static TAKES_F16: Cell<bool> = const { Cell::new(false) };
+    static ALLOWS_F16: Cell<bool> = const { Cell::new(false) };
 }
 
-pub(super) fn takes_f16() -> bool {
-    TAKES_F16.get()
+pub(super) fn allows_f16() -> bool {
+    ALLOWS_F16.get()
 }
 
 /// Lets f16 replace bf16 in this thread from now on.
-pub(in crate::ops) fn take_f16() {
-    TAKES_F16.set(true);
+pub(in crate::ops) fn allow_f16() {
+    ALLOWS_F16.set(true);
 }
 
 /// A matrix on a device, and its values.
@@ -53,7 +53,7 @@ impl Held {
     }
 }
 
-/// Each value of the product in f64, and the sum of the magnitudes of what it adds.
+/// Each value of the product in f64, and the sum of the magnitudes of its terms.
 fn in_f64(product: &Product<'_>, a: &Held, b: &Held, bias: Option<&Held>) -> Vec<(f64, f64)> {
     let [m, n, k] = product.dims;
     let at = |held: &Held, is_transposed: bool, pair: usize, [row, column]: [usize; 2], [rows, columns]: [usize; 2]| {
@@ -88,9 +88,9 @@ fn largest_error(found: &[f32], expected: &[(f64, f64)]) -> f64 {
 
 /// Also a NaN with all bits set, which is what NVIDIA's GPUs write: rounded up, it would become 0.
 #[test]
-fn nan_and_infinity_are_not_rounded_to_finite_numbers() {
+fn gpu_products_keep_nan_and_infinity_non_finite() {
     let Some(device) = gpu() else { return };
-    take_f16();
+    allow_f16();
     let cube = cube_device(&device).unwrap();
     let upload = |values: &[f32], dims: [usize; 2]| {
         let handle = cube.client().create_from_slice(f32::as_bytes(values));
@@ -113,9 +113,9 @@ fn nan_and_infinity_are_not_rounded_to_finite_numbers() {
 }
 
 #[test]
-fn products_of_16_bits_are_exact_enough() {
+fn gpu_products_by_matrix_instructions_are_close_to_f64() {
     let Some(device) = gpu() else { return };
-    take_f16();
+    allow_f16();
     let cube = cube_device(&device).unwrap();
     let like = CubeTensor::new_contiguous(
         cube.client(),
@@ -161,7 +161,7 @@ fn products_of_16_bits_are_exact_enough() {
         assert!(error < most, "{dims:?} {a_transposed} {b_transposed} x {batch}: {error:e}");
         assert!(precision == Precision::F32 || error > 1e-6, "nothing was rounded: {error:e}");
         if batch == 1 && a_transposed {
-            // The same, twice, in rows of another length.
+            // The same product written and then added once more, to rows of another length.
             let stride = n + 3;
             let output = empty(&like, [m, stride]);
             product.write(&output, stride, false);

@@ -15,16 +15,13 @@ use burn_cubecl::{
     tensor::CubeTensor,
 };
 
-use super::launch::add_lanes;
+use super::launch::{LANES, add_lanes};
 use crate::ops::records_gradients;
 
 pub(in crate::ops) use attention::RopeAttend;
 pub(in crate::ops) use cross_entropy::LinearCrossEntropy;
 pub(in crate::ops) use embedding::Embed;
 pub(in crate::ops) use linear::Linear;
-
-/// Lanes of a workgroup.
-const LANES: usize = 256;
 
 /// The memory of `tensor`, without its gradients.
 fn plain<const D: usize>(tensor: Tensor<D>) -> CubeTensor {

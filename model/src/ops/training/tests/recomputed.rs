@@ -10,7 +10,7 @@ use crate::ops::{
     training::{RECOMPUTED_FROM, TrainingOp, apply},
 };
 
-/// Gives its input, and counts how often.
+/// Returns its input and counts its forward calls.
 #[derive(Clone, Debug, Default)]
 struct Counted(Arc<AtomicUsize>);
 
@@ -39,9 +39,9 @@ impl TrainingOp<FlexTensor> for Counted {
     }
 }
 
-/// However many operations read them.
+/// Once, whatever the number of operations that read them.
 #[test]
-fn large_outputs_of_cheap_operations_are_computed_once_more() {
+fn large_outputs_of_cheap_ops_are_recomputed_once_in_backward() {
     for (n_values, n_readers, expected) in
         [(RECOMPUTED_FROM, 1, 2), (RECOMPUTED_FROM, 3, 2), (RECOMPUTED_FROM - 8, 1, 1), (RECOMPUTED_FROM, 0, 1)]
     {
@@ -58,13 +58,13 @@ fn large_outputs_of_cheap_operations_are_computed_once_more() {
 
 #[cfg(feature = "gpu")]
 #[test]
-fn large_norms_and_activations_on_a_gpu_are_their_reference() {
-    on_gpu(large_norms_and_activations_are_their_reference);
+fn recomputed_norms_and_activations_on_gpu_match_the_reference() {
+    on_gpu(recomputed_norms_and_activations_match_the_reference);
 }
 
 /// A part of a block, whose norm has two readers.
 #[test]
-fn large_norms_and_activations_are_their_reference() {
+fn recomputed_norms_and_activations_match_the_reference() {
     let [n_rows, d, n_outputs] = [1024, 512, 6];
     let options = NormOptions { kind: NormKind::LayerNorm, eps: 1e-5, weight_offset: 0.0 };
     for (is_gated, trains_norm) in [(false, true), (true, true), (false, false)] {

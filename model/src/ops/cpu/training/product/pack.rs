@@ -7,10 +7,6 @@ use super::{Form, View, tile::STEP};
 use crate::ops::cpu::{Isa, isa};
 use crate::ops::cpu::{Panels, for_each_isa, has_fast_bf16_products, panel_layout::PANEL, prefetch::prefetch};
 
-/// Rows of a block that is transposed in registers.
-#[cfg(target_arch = "x86_64")]
-const BLOCK: usize = 16;
-
 /// Prefetch distance in lines, where the lines to copy are not contiguous.
 const LINES_AHEAD: usize = 16;
 
@@ -163,25 +159,17 @@ fn pack<const WIDTH: usize>(packed: &mut [f32], matrix: View<'_>) {
     #[cfg_attr(not(target_arch = "x86_64"), expect(unused_mut, reason = "other targets have no faster way"))]
     let mut n_packed = 0;
     #[cfg(target_arch = "x86_64")]
-    if col_stride == 1 && isa() == Isa::Avx512 {
-        for lines in lines.as_chunks_mut::<BLOCK>().0 {
-            for first in (0..WIDTH).step_by(BLOCK) {
-                let rows = n_rows.saturating_sub(first).min(BLOCK);
-                let from = View {
-                    values: &values[(first * row_stride + n_packed).min(values.len())..],
-                    n_rows: rows,
-                    ..matrix
-                };
-                #[expect(
-                    unsafe_code,
-                    reason = "calls code compiled for instructions that the machine was found to have"
-                )]
-                // SAFETY: `isa` found the instructions.
-                unsafe {
-                    transpose(from, lines, first);
+    if col_stride == 1 {
+        #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
+        // SAFETY: `isa` found the instructions.
+        unsafe {
+            n_packed = match isa() {
+                Isa::Avx512 => pack_blocks(lines, matrix, |from, lines, first| transpose_16(from, lines, first)),
+                Isa::AvxVnni | Isa::Avx2 => {
+                    pack_blocks(lines, matrix, |from, lines, first| transpose_8(from, lines, first))
                 }
-            }
-            n_packed += BLOCK;
+                _ => 0,
+            };
         }
     }
     for (n, line) in lines.iter_mut().enumerate().skip(n_packed) {
@@ -191,19 +179,82 @@ fn pack<const WIDTH: usize>(packed: &mut [f32], matrix: View<'_>) {
     }
 }
 
+/// Puts contiguous rows side by side, in blocks that `transpose` transposes in registers: it puts as many values of at most
+/// as many rows as it has lines into these lines, from a column on. Returns how many lines it has filled: as many as make
+/// whole blocks.
+#[cfg(target_arch = "x86_64")]
+fn pack_blocks<const WIDTH: usize, const BLOCK: usize>(
+    lines: &mut [[f32; WIDTH]],
+    matrix: View<'_>,
+    transpose: impl Fn(View<'_>, &mut [[f32; WIDTH]; BLOCK], usize),
+) -> usize {
+    let View { values, n_rows, row_stride, .. } = matrix;
+    let blocks = lines.as_chunks_mut::<BLOCK>().0;
+    for (number, lines) in blocks.iter_mut().enumerate() {
+        for first in (0..WIDTH).step_by(BLOCK) {
+            let start = (first * row_stride + number * BLOCK).min(values.len());
+            let n_rows = n_rows.saturating_sub(first).min(BLOCK);
+            transpose(View { values: &values[start..], n_rows, ..matrix }, lines, first);
+        }
+    }
+    blocks.len() * BLOCK
+}
+
+/// Puts 8 values of each row of `from`, at most 8, into column `first` and those behind it of 8 lines.
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads and stores")]
+#[target_feature(enable = "avx2")]
+unsafe fn transpose_8<const WIDTH: usize>(from: View<'_>, lines: &mut [[f32; WIDTH]; 8], first: usize) {
+    use std::arch::x86_64::{
+        _mm_loadu_ps, _mm_setzero_ps, _mm256_castpd_ps, _mm256_castps_pd, _mm256_set_m128, _mm256_storeu_ps,
+        _mm256_unpackhi_pd, _mm256_unpackhi_ps, _mm256_unpacklo_pd, _mm256_unpacklo_ps,
+    };
+    let View { values, n_rows, row_stride, .. } = from;
+    assert!(n_rows == 0 || (n_rows - 1) * row_stride + 8 <= values.len(), "rows beyond their slice");
+    assert!(n_rows <= 8 && first + 8 <= WIDTH, "columns beyond their lines");
+    (0..n_rows).for_each(|row| prefetch(values.as_ptr().wrapping_add(row * row_stride + VALUES_AHEAD)));
+    for half in [0, 4] {
+        let load = |row: usize| {
+            // SAFETY: asserted above.
+            if row < n_rows {
+                unsafe { _mm_loadu_ps(values.as_ptr().add(row * row_stride + half)) }
+            } else {
+                _mm_setzero_ps()
+            }
+        };
+        // Four values of two rows that lie four apart. Single values of two of them are interleaved, then pairs of values.
+        let [a, b, c, d] = [0, 1, 2, 3].map(|row| _mm256_set_m128(load(row + 4), load(row)));
+        let [low, high] = [
+            [_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d)],
+            [_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d)],
+        ]
+        .map(|pair| pair.map(|values| _mm256_castps_pd(values)));
+        let columns = [
+            _mm256_unpacklo_pd(low[0], low[1]),
+            _mm256_unpackhi_pd(low[0], low[1]),
+            _mm256_unpacklo_pd(high[0], high[1]),
+            _mm256_unpackhi_pd(high[0], high[1]),
+        ];
+        for (line, column) in lines[half..].iter_mut().zip(columns) {
+            // SAFETY: asserted above.
+            unsafe { _mm256_storeu_ps(line.as_mut_ptr().add(first), _mm256_castpd_ps(column)) };
+        }
+    }
+}
+
 /// Puts 16 values of each row of `from`, at most 16, into column `first` and those behind it of 16 lines.
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads and stores")]
 #[target_feature(enable = "avx512f")]
-unsafe fn transpose<const WIDTH: usize>(from: View<'_>, lines: &mut [[f32; WIDTH]; BLOCK], first: usize) {
+unsafe fn transpose_16<const WIDTH: usize>(from: View<'_>, lines: &mut [[f32; WIDTH]; 16], first: usize) {
     use std::arch::x86_64::{
         _mm512_castpd_ps, _mm512_castps_pd, _mm512_loadu_ps, _mm512_setzero_ps, _mm512_shuffle_f32x4, _mm512_storeu_ps,
         _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
     };
     let View { values, n_rows, row_stride, .. } = from;
-    assert!(n_rows == 0 || (n_rows - 1) * row_stride + BLOCK <= values.len(), "rows beyond their slice");
-    assert!(n_rows <= BLOCK && first + BLOCK <= WIDTH, "columns beyond their lines");
-    let mut rows = [_mm512_setzero_ps(); BLOCK];
+    assert!(n_rows == 0 || (n_rows - 1) * row_stride + 16 <= values.len(), "rows beyond their slice");
+    assert!(n_rows <= 16 && first + 16 <= WIDTH, "columns beyond their lines");
+    let mut rows = [_mm512_setzero_ps(); 16];
     for (n, row) in rows.iter_mut().enumerate().take(n_rows) {
         // SAFETY: asserted above.
         *row = unsafe { _mm512_loadu_ps(values.as_ptr().add(n * row_stride)) };

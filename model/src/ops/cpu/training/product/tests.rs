@@ -32,7 +32,7 @@ const SHAPES: &[[usize; 3]] = &[
 ];
 
 #[test]
-fn products_are_sums_of_products() {
+fn product_matches_f64_and_is_bit_identical_in_parallel() {
     for level in every_isa() {
         for &[m, k, n] in SHAPES {
             for case in 0..16 {
@@ -48,7 +48,7 @@ fn products_are_sums_of_products() {
     }
 }
 
-/// The operands of a case, and what is in the place of their product.
+/// The operands of a case, and the previous contents of the output.
 struct Case {
     lhs: Vec<f32>,
     rhs: Vec<f32>,
@@ -65,7 +65,7 @@ impl Case {
     }
 }
 
-/// By one thread, and by all.
+/// The product by one thread, and by all.
 fn products(shape: [usize; 3], [lhs_transposed, rhs_transposed, adds, has_gap]: [bool; 4]) -> [Vec<f32>; 2] {
     let gap = if has_gap { 7 } else { 0 };
     let case = Case::new(shape, gap);
@@ -90,7 +90,7 @@ fn rounded(value: f32) -> f64 {
 }
 
 #[test]
-fn products_in_bf16_are_sums_of_products_of_rounded_values() {
+fn bf16_product_matches_f64_sums_of_rounded_operands() {
     for level in every_isa() {
         for &shape in SHAPES {
             for case in 0..16 {
@@ -140,7 +140,7 @@ fn check(shape: [usize; 3], flags: [bool; 4], what: &str) {
 }
 
 #[test]
-fn a_bias_is_added_to_each_row() {
+fn product_adds_the_bias_to_each_row() {
     let (lhs, rhs, bias) = (noise(30 * 20, 1), noise(20 * 70, 2), noise(70, 3));
     let (lhs, rhs) = (View::new(&lhs, [30, 20], 20), View::new(&rhs, [20, 70], 70));
     let product = |bias| new_product([lhs, rhs], bias, Precision::F32);
@@ -151,7 +151,7 @@ fn a_bias_is_added_to_each_row() {
 }
 
 #[test]
-fn a_product_keeps_to_its_columns() {
+fn product_into_a_column_range_leaves_other_columns_alone() {
     let (lhs, rhs) = (noise(14 * 20, 1), noise(20 * 40, 2));
     let (lhs, rhs) = (View::new(&lhs, [14, 20], 20), View::new(&rhs, [20, 40], 40));
     let mut output = vec![7.0; 14 * 100];
@@ -171,7 +171,7 @@ fn a_product_keeps_to_its_columns() {
 
 /// In all formats, as `[k, n]`, both as it is stored and transposed, with the sums of the same matrix in f32.
 #[test]
-fn products_with_a_stored_matrix_are_those_with_its_values() {
+fn product_with_stored_panels_matches_the_same_f32_matrix() {
     for level in every_isa() {
         for shape @ [m, k, n] in [[1, 1, 1], [5, 33, 40], [13, 600, 70], [90, 64, 96], [40, 1300, 33]] {
             for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::Q8, Dtype::Q4_1] {

@@ -7,6 +7,8 @@ use std::{
 };
 
 #[cfg(target_arch = "x86_64")]
+use super::share;
+#[cfg(target_arch = "x86_64")]
 use crate::ops::cpu::{Isa, has_fast_bf16_products};
 use crate::ops::cpu::{PORTABLE_IS_FUSED, isa, multiply_add, panel_layout::PANEL};
 
@@ -19,6 +21,10 @@ pub(super) const STEP: usize = 16;
 /// Steps of the inner dimension that columns are prefetched ahead.
 #[cfg(target_arch = "x86_64")]
 const AHEAD: usize = 16;
+
+/// Words of a cache line.
+#[cfg(target_arch = "x86_64")]
+const LINE: usize = 16;
 
 /// What a tile multiplies: word `k` of row `r` of the left operand is `lhs[r * lhs_row + k * lhs_step]`, that of column
 /// `c` of the right one `rhs[k * rhs_step + c]`. A word is one f32, or the bits of two bf16.
@@ -126,37 +132,61 @@ unsafe fn whole_tile(operands: Operands<'_>, output: Output) {
                 avx512_bf16::tile(operands, output);
             }
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => avx512_f32::tile(operands, output),
+            Isa::Avx512 => avx512::tile(operands, output),
             #[cfg(target_arch = "x86_64")]
-            Isa::AvxVnni | Isa::Avx2 => avx2(operands, output),
+            Isa::AvxVnni | Isa::Avx2 => avx2::tile(operands, output),
             _ => halves::<PORTABLE_IS_FUSED, 4>(operands, output),
         }
     }
 }
 
-/// Kernels for AVX-512, one for each number of rows `$n`, so that the compiler keeps all sums in registers. `$step` adds the
-/// products of a row's word, in all lanes, and the words of 16 columns to their sums.
+/// Kernels for an instruction set with registers of `$lanes` words, one for each number of rows `$n`, so that the compiler
+/// keeps all sums in registers. A kernel computes as many columns as two registers have. `$step` adds the products of a
+/// row's word, in all lanes, and the words of `$lanes` columns to their sums.
 #[cfg(target_arch = "x86_64")]
-macro_rules! avx512 {
-    ($name:ident, $features:literal, $step:path, $($n:literal)*) => {
+macro_rules! kernels {
+    (
+        $name:ident, $features:literal, $lanes:literal,
+        $register:ident, [$zero:ident $load:ident $broadcast:ident $add:ident $store:ident], $step:path, $most:literal, $($n:literal)*
+    ) => {
         mod $name {
-            use std::arch::x86_64::{
-                _mm512_add_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
-            };
+            use std::arch::x86_64::{$add, $broadcast, $load, $register, $store, $zero};
 
-            use super::{AHEAD, Operands, Output, ROWS, STEP};
+            use super::{AHEAD, LINE, Operands, Output, ROWS, STEP, share};
             use crate::ops::cpu::{panel_layout::PANEL, prefetch::prefetch};
+
+            /// Columns of a kernel.
+            const WIDTH: usize = 2 * $lanes;
+
+            /// A kernel that reads part of each row of columns is faster without prefetching: the next one reads the rest.
+            const PREFETCHES: bool = WIDTH == PANEL;
+
+            /// Steps in a round of the innermost loop. With few products in a step, two are faster.
+            const UNROLLED: usize = PANEL / WIDTH;
 
             #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
             #[target_feature(enable = $features)]
             pub(super) unsafe fn tile(operands: Operands<'_>, output: Output) {
                 let is_packed = (operands.lhs_row, operands.lhs_step) == (1, STEP);
-                match operands.n_rows {
-                    // SAFETY: this function's own target features; the rest is the caller's.
-                    $($n => unsafe {
-                        if is_packed { rows::<$n, true>(operands, output) } else { rows::<$n, false>(operands, output) }
-                    },)*
-                    n => unreachable!("{n} rows of a tile of {ROWS}"),
+                // Parts of nearly equal height: a kernel of few rows takes as long as one of several.
+                let n_parts = if ROWS <= $most { 1 } else { operands.n_rows.div_ceil($most) };
+                for column in (0..PANEL).step_by(WIDTH) {
+                    for part in 0..n_parts {
+                        let of_part = share(operands.n_rows, part, n_parts);
+                        let (operands, output) =
+                            (operands.from(of_part.start, column), output.from(of_part.start, column));
+                        match of_part.len() {
+                            // SAFETY: this function's own target features; the rest is the caller's.
+                            $($n => unsafe {
+                                if is_packed {
+                                    rows::<$n, true>(operands, output);
+                                } else {
+                                    rows::<$n, false>(operands, output);
+                                }
+                            },)*
+                            n => unreachable!("{n} rows of a kernel of {}", $most),
+                        }
+                    }
                 }
             }
 
@@ -172,35 +202,55 @@ macro_rules! avx512 {
                 let (lhs_row, lhs_step) = if PACKED { (1, STEP) } else { (lhs_row, lhs_step) };
                 let (mut lhs, mut rhs) = (lhs.as_ptr(), rhs.as_ptr());
                 for row in 0..N {
-                    [0, PANEL - 1].into_iter().for_each(|column| prefetch(output.from(row, column).start));
+                    [0, WIDTH - 1].into_iter().for_each(|column| prefetch(output.from(row, column).start));
                 }
-                let mut sums = [[_mm512_setzero_ps(); 2]; N];
-                for _ in 0..depth {
-                    for half in [0, 16] {
-                        prefetch(rhs.wrapping_add(AHEAD * rhs_step + half));
+                let mut sums = [[$zero(); 2]; N];
+                for _ in 0..depth / UNROLLED {
+                    for _ in 0..UNROLLED {
+                        // SAFETY: `Operands` has checked its slices.
+                        unsafe { add_products(&mut sums, (lhs, lhs_row), (rhs, rhs_step)) };
+                        (lhs, rhs) = (lhs.wrapping_add(lhs_step), rhs.wrapping_add(rhs_step));
                     }
-                    // SAFETY: `Operands` has checked its slices.
-                    let columns = unsafe { [_mm512_loadu_ps(rhs), _mm512_loadu_ps(rhs.add(16))] };
-                    for (row, sums) in sums.iter_mut().enumerate() {
-                        // SAFETY: as above.
-                        let value = _mm512_set1_ps(unsafe { *lhs.add(row * lhs_row) });
-                        for (sum, columns) in sums.iter_mut().zip(columns) {
-                            *sum = $step(value, columns, *sum);
-                        }
-                    }
+                }
+                for _ in depth / UNROLLED * UNROLLED..depth {
+                    // SAFETY: as above.
+                    unsafe { add_products(&mut sums, (lhs, lhs_row), (rhs, rhs_step)) };
                     (lhs, rhs) = (lhs.wrapping_add(lhs_step), rhs.wrapping_add(rhs_step));
                 }
                 for (row, sums) in sums.into_iter().enumerate() {
-                    for (half, sum) in sums.into_iter().enumerate() {
+                    for (register, sum) in sums.into_iter().enumerate() {
                         // SAFETY: the caller's.
                         unsafe {
-                            let output = output.from(row, 16 * half);
+                            let output = output.from(row, $lanes * register);
                             let sum = match output.added {
-                                Some((added, _)) => _mm512_add_ps(_mm512_loadu_ps(added), sum),
+                                Some((added, _)) => $add($load(added), sum),
                                 None => sum,
                             };
-                            _mm512_storeu_ps(output.start, sum);
+                            $store(output.start, sum);
                         }
+                    }
+                }
+            }
+
+            /// Adds the products of one step of the inner dimension.
+            #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads")]
+            #[target_feature(enable = $features)]
+            #[inline]
+            unsafe fn add_products<const N: usize>(
+                sums: &mut [[$register; 2]; N],
+                (lhs, lhs_row): (*const f32, usize),
+                (rhs, rhs_step): (*const f32, usize),
+            ) {
+                if PREFETCHES {
+                    (0..WIDTH).step_by(LINE).for_each(|word| prefetch(rhs.wrapping_add(AHEAD * rhs_step + word)));
+                }
+                // SAFETY: the caller's.
+                let columns = unsafe { [$load(rhs), $load(rhs.add($lanes))] };
+                for (row, sums) in sums.iter_mut().enumerate() {
+                    // SAFETY: as above.
+                    let value = $broadcast(unsafe { *lhs.add(row * lhs_row) });
+                    for (sum, columns) in sums.iter_mut().zip(columns) {
+                        *sum = $step(value, columns, *sum);
                     }
                 }
             }
@@ -209,9 +259,21 @@ macro_rules! avx512 {
 }
 
 #[cfg(target_arch = "x86_64")]
-avx512!(avx512_f32, "avx512f", std::arch::x86_64::_mm512_fmadd_ps, 1 2 3 4 5 6 7 8 9 10 11 12);
+kernels!(
+    avx2, "avx2,fma", 8, __m256, [_mm256_setzero_ps _mm256_loadu_ps _mm256_set1_ps _mm256_add_ps _mm256_storeu_ps],
+    std::arch::x86_64::_mm256_fmadd_ps, 6, 1 2 3 4 5 6
+);
 #[cfg(target_arch = "x86_64")]
-avx512!(avx512_bf16, "avx512f,avx512bf16", super::add_pairs, 1 2 3 4 5 6 7 8 9 10 11 12);
+kernels!(
+    avx512, "avx512f", 16, __m512, [_mm512_setzero_ps _mm512_loadu_ps _mm512_set1_ps _mm512_add_ps _mm512_storeu_ps],
+    std::arch::x86_64::_mm512_fmadd_ps, 12, 1 2 3 4 5 6 7 8 9 10 11 12
+);
+#[cfg(target_arch = "x86_64")]
+kernels!(
+    avx512_bf16, "avx512f,avx512bf16", 16, __m512,
+    [_mm512_setzero_ps _mm512_loadu_ps _mm512_set1_ps _mm512_add_ps _mm512_storeu_ps],
+    super::add_pairs, 12, 1 2 3 4 5 6 7 8 9 10 11 12
+);
 
 /// `sums` and the products of the two values in each word.
 #[cfg(target_arch = "x86_64")]
@@ -224,16 +286,8 @@ fn add_pairs(value: __m512, columns: __m512, sums: __m512) -> __m512 {
     _mm512_dpbf16_ps(sums, value, columns)
 }
 
-#[cfg(target_arch = "x86_64")]
-#[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn avx2(operands: Operands<'_>, output: Output) {
-    // SAFETY: the caller's.
-    unsafe { halves::<true, 6>(operands, output) }
-}
-
-/// Half the columns and at most `N` rows at a time, in plain Rust that the compiler vectorizes: the sums take 12 registers of
-/// AVX2 or 16 of NEON.
+/// Half the columns and at most `N` rows at a time, in plain Rust that the compiler vectorizes: for `N` of 4, the sums take 16
+/// registers of NEON.
 #[inline(always)]
 #[expect(unsafe_code, reason = "writes rows that lie between those of other threads")]
 unsafe fn halves<const FUSED: bool, const N: usize>(operands: Operands<'_>, output: Output) {

@@ -1,4 +1,4 @@
-//! What comes of parameters that meet: a behaviour, or a refusal that names both.
+//! Combinations of parameters: a defined behavior, or an error that names both.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::{
     support::{EOS, MODEL, OPTIONS, Server, VOCAB_SIZE, engine, fold, is_idle, model, wait_for},
 };
 
-/// A body with fields put over it.
+/// A copy of `base` with `fields` set.
 fn with(base: &Value, fields: &Value) -> Value {
     let mut body = base.clone();
     for (name, value) in fields.as_object().unwrap() {
@@ -28,7 +28,7 @@ fn with(base: &Value, fields: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn what_does_not_go_together_is_refused_with_both_names() {
+async fn incompatible_parameters_are_rejected_naming_both() {
     let server = Server::start();
     let cases = [
         (json!({ "stream": true, "best_of": 3 }), "best_of", "`stream`"),
@@ -96,10 +96,10 @@ async fn what_does_not_go_together_is_refused_with_both_names() {
 }
 
 #[tokio::test]
-async fn what_goes_together() {
+async fn compatible_parameters_give_equal_streamed_and_whole_answers() {
     let server = Server::start();
     let base = json!({ "prompt": "the end", "max_tokens": 4, "ignore_eos": true, "seed": 1, "logprobs": 2 });
-    // Streamed and not, alike.
+    // Streamed and unstreamed answers are equal.
     for fields in [
         json!({ "echo": true }),
         json!({ "echo": true, "max_tokens": 0 }),
@@ -121,11 +121,11 @@ async fn what_goes_together() {
             |usage: &Value| ["prompt_tokens", "completion_tokens", "total_tokens"].map(|name| usage[name].clone());
         assert_eq!(usage(&streamed.last().unwrap()["usage"]), usage(&whole["usage"]), "{body}");
     }
-    // Greedy choices are alike, and so are the best of them.
+    // Greedy choices are equal, so the best of them are, too.
     let greedy = server.complete(with(&base, &json!({ "n": 2, "best_of": 3, "temperature": 0 }))).await;
     assert_eq!(greedy["choices"][0]["text"], greedy["choices"][1]["text"]);
     assert_eq!(greedy["usage"]["completion_tokens"], 12, "all three were generated");
-    // `echo` and `prompt_logprobs` tell the same numbers, each with as many alternatives as it was asked for.
+    // `echo` and `prompt_logprobs` together: each lists the number of alternatives it asks for.
     let both = server.complete(with(&base, &json!({ "echo": true, "prompt_logprobs": 0, "max_tokens": 0 }))).await;
     let choice = &both["choices"][0];
     assert_eq!(choice["prompt_logprobs"][1].as_object().unwrap().len(), 1);
@@ -133,9 +133,9 @@ async fn what_goes_together() {
 }
 
 #[tokio::test]
-async fn a_dead_end_is_the_requests_fault() {
+async fn bad_words_that_exclude_every_token_fail_only_their_request() {
     let engine = engine(OPTIONS);
-    // Behind `a`, which the bias writes, every token of the vocabulary makes up a bad word.
+    // The bias makes the model generate `a`, after which every token of the vocabulary would complete a bad word.
     let sampling = SamplingParams {
         logit_bias: Arc::new([(97, 100.0)].into()),
         bad_words: (0..VOCAB_SIZE as u32).map(|id| vec![97, id]).collect(),
@@ -150,14 +150,14 @@ async fn a_dead_end_is_the_requests_fault() {
         let end = events.recv().await.unwrap().1;
         assert!(matches!(end, Err(Failure::Refused { param: "bad_words", .. })), "{end:?}");
     }
-    // The engine goes on.
+    // The engine keeps serving.
     let next = engine.submit(vec![request(parts(prompt(3, 1), 5, SamplingParams::greedy()))]).unwrap();
     assert_eq!(crate::engine::collect(next, 1).await[0].0.len(), 5);
     wait_for(&engine, is_idle).await;
 }
 
 #[tokio::test]
-async fn what_stopped_an_answer_is_told() {
+async fn finish_reason_and_stop_reason_name_what_ended_the_answer() {
     let server = Server::start();
     let body = json!({ "prompt": "x", "max_tokens": 6, "logit_bias": { "97": 100 } });
     for (fields, reason, stop) in [
@@ -180,7 +180,7 @@ async fn what_stopped_an_answer_is_told() {
 }
 
 #[tokio::test]
-async fn the_models_own_defaults_are_for_plain_sampling() {
+async fn model_sampling_defaults_apply_only_to_plain_sampling() {
     let advised = SamplingParams { temperature: 0.3, top_k: 2, repetition_penalty: 1.5, ..SamplingParams::default() };
     let engine = Engine::start(move || Ok(LoadedModel { sampling_defaults: advised, ..model() }), OPTIONS).unwrap();
     let advising = Server { state: AppState::ready(MODEL, engine.clone()), engine };
@@ -191,7 +191,7 @@ async fn the_models_own_defaults_are_for_plain_sampling() {
     let expected = text(plain.complete(with(&base, &spelled)).await);
     assert_eq!(text(advising.complete(base.clone()).await), expected);
     assert_ne!(text(plain.complete(base.clone()).await), expected);
-    // What a request says goes, be it that something is off.
+    // Request parameters override the defaults, also to turn something off; other strategies ignore them.
     for fields in [
         json!({ "temperature": 1, "top_k": 0, "repetition_penalty": 1 }),
         json!({ "temperature": 0.5, "top_k": 3, "repetition_penalty": 1.1 }),
@@ -203,7 +203,7 @@ async fn the_models_own_defaults_are_for_plain_sampling() {
         let body = with(&base, &fields);
         assert_eq!(text(advising.complete(body.clone()).await), text(plain.complete(body).await), "{fields}");
     }
-    // What is there and means nothing chooses nothing.
+    // Neutral values do not select another strategy: the defaults still apply.
     for fields in [
         json!({ "mirostat": 0 }),
         json!({ "mirostat": 0.0, "mirostat_tau": 4, "mirostat_eta": 0.2 }),
@@ -220,7 +220,7 @@ async fn the_models_own_defaults_are_for_plain_sampling() {
     ] {
         assert_eq!(text(advising.complete(with(&base, &fields)).await), expected, "{fields}");
     }
-    // What is no value of theirs is refused as ever.
+    // Invalid values are rejected.
     for (name, wrong) in [("mirostat", json!("0")), ("use_beam_search", json!(0)), ("samplers", json!(["heat"]))] {
         let answer = advising.post(with(&base, &json!({ name: wrong })).to_string()).await;
         assert_eq!((answer.status, &answer.json()["error"]["param"]), (StatusCode::BAD_REQUEST, &json!(name)));
@@ -228,7 +228,7 @@ async fn the_models_own_defaults_are_for_plain_sampling() {
 }
 
 #[tokio::test]
-async fn lists_that_cost_time_at_every_token_are_limited() {
+async fn stop_bad_words_and_dry_breaker_lists_have_a_maximum_length() {
     let server = Server::start();
     for (name, limit) in [("stop", 128), ("bad_words", 1024), ("dry_sequence_breakers", 64)] {
         let words: Vec<String> = (0..=limit).map(|n| format!("w{n}")).collect();

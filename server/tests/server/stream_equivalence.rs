@@ -1,5 +1,5 @@
-//! A streamed answer is the unstreamed one in pieces: text, log-probabilities, token ids, reasons and usage, for hundreds
-//! of requests drawn at random.
+//! Streamed answers equal unstreamed ones (text, log-probabilities, token ids, finish reasons and usage) for hundreds
+//! of random requests.
 
 use burn::tensor::Device;
 use hearth_model::weights::model_dir::{LoadOptions, load};
@@ -32,9 +32,9 @@ impl Draws {
     }
 }
 
-/// Makes the tiny model, which knows bytes only, write this character again and again, most of the time: its bytes are
-/// likely, each a little less than the one before, and none while it is among the last ones.
-fn writing(character: &str) -> Value {
+/// Fields that make the byte-level model repeat this character, most of the time: the bias of each byte is a little
+/// lower than that of the byte before it, and the penalty excludes the last bytes.
+fn biased_towards(character: &str) -> Value {
     let bias = character.bytes().zip([100, 93, 86, 79]).map(|(byte, bias)| (byte.to_string(), json!(bias)));
     json!({
         "logit_bias": bias.collect::<serde_json::Map<_, _>>(), "repetition_penalty": 100,
@@ -76,8 +76,8 @@ fn request(draws: &mut Draws, max_tokens: usize) -> Value {
     body
 }
 
-/// Stop strings that the text has, wherever the borders of its tokens are, and some that it only begins to have.
-fn stops(draws: &mut Draws, text: &str) -> Value {
+/// Random parts of the text, across token boundaries, as stop strings; some of them only match partially.
+fn random_stops(draws: &mut Draws, text: &str) -> Value {
     let chars: Vec<char> = text.chars().collect();
     if chars.is_empty() || draws.below(4) == 0 {
         return Value::Null;
@@ -98,7 +98,7 @@ fn usage(usage: &Value) -> [Value; 3] {
     ["prompt_tokens", "completion_tokens", "total_tokens"].map(|name| usage[name].clone())
 }
 
-/// Sends the request both ways; gives the unstreamed choices.
+/// Checks that the streamed answer equals the unstreamed one; returns the unstreamed choices.
 async fn compare(server: &Server, body: &Value) -> Vec<Value> {
     let whole = server.complete(body.clone()).await;
     let mut streamed = body.clone();
@@ -111,7 +111,7 @@ async fn compare(server: &Server, body: &Value) -> Vec<Value> {
     whole["choices"].as_array().unwrap().clone()
 }
 
-/// The request as a conversation, both ways.
+/// Makes the same comparison for the request as a chat.
 async fn compare_chat(server: &Server, body: &Value) {
     let mut chat = body.clone();
     let fields = chat.as_object_mut().unwrap();
@@ -149,7 +149,7 @@ async fn compare_chat(server: &Server, body: &Value) {
 }
 
 #[tokio::test]
-async fn streamed_is_unstreamed() {
+async fn streamed_answers_equal_unstreamed_ones_for_random_requests() {
     const N_CASES: usize = 300;
     let server = Server::start();
     let mut draws = Draws(20_261_120);
@@ -157,10 +157,10 @@ async fn streamed_is_unstreamed() {
     for case in 0..N_CASES {
         let mut body = request(&mut draws, 50);
         if let Some(character) = [None, Some("日"), Some("🙂")][case % 3] {
-            body.as_object_mut().unwrap().extend(writing(character).as_object().unwrap().clone());
+            body.as_object_mut().unwrap().extend(biased_towards(character).as_object().unwrap().clone());
         }
         let free = compare(&server, &body).await;
-        body["stop"] = stops(&mut draws, free[0]["text"].as_str().unwrap());
+        body["stop"] = random_stops(&mut draws, free[0]["text"].as_str().unwrap());
         let choices = compare(&server, &body).await;
         n_stopped += usize::from(choices.iter().any(|choice| choice["stop_reason"].is_string()));
         n_multibyte +=
@@ -175,7 +175,7 @@ async fn streamed_is_unstreamed() {
 }
 
 #[tokio::test]
-async fn streamed_is_unstreamed_on_smollm2() {
+async fn smollm2_streamed_answers_equal_unstreamed_ones() {
     let Some(dir) = std::env::var_os("HEARTH_SMOLLM2") else {
         println!("skipped: set HEARTH_SMOLLM2=DIR to the Hugging Face dir of SmolLM2-135M-Instruct to run");
         return;
@@ -189,7 +189,7 @@ async fn streamed_is_unstreamed_on_smollm2() {
         let mut body = request(&mut draws, 16);
         body["prompt"] = json!(["Emoji: 🙂🚀🎉 and then", "日本の首都は", "def add(a, b):\n"][case % 3]);
         let free = server.complete(body.clone()).await["choices"][0]["text"].as_str().unwrap().to_owned();
-        body["stop"] = stops(&mut draws, &free);
+        body["stop"] = random_stops(&mut draws, &free);
         let choices = compare(&server, &body).await;
         n_stopped += usize::from(choices.iter().any(|choice| choice["stop_reason"].is_string()));
         if case % 4 == 0 {

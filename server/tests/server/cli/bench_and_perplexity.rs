@@ -15,9 +15,9 @@ use serde_json::{Value, json};
 use super::{model_dir, path, run, stderr, stdout};
 use crate::support::{EOS, gpt};
 
-/// Every command that has a cache takes the flag, and says what its cache was.
+/// Both commands accept `--kv-cache-dtype`, and report the dtype of their KV cache.
 #[test]
-fn the_cache_is_held_as_asked_for() {
+fn bench_and_perplexity_use_the_requested_kv_cache_dtype() {
     let (model, parent) = (model_dir(), tempfile::tempdir().unwrap());
     let text = parent.path().join("text");
     fs::write(&text, "abcabcaabbcc".repeat(8)).unwrap();
@@ -40,7 +40,7 @@ fn the_cache_is_held_as_asked_for() {
         let report = last_line(&[&bench[..], more].concat());
         assert_eq!(report["kv_cache_dtype"], expected, "{more:?}");
         assert_eq!(report["precision"], "f32", "{more:?}");
-        // Two sequences of 24 + 8 tokens in the middle of the run.
+        // Two sequences of 24 + 8 tokens on average: half of the 16 steps.
         let gpt = gpt();
         let config = gpt.config();
         let n_heads = 2 * 32 * 2 * config.n_layers * config.n_kv_heads;
@@ -53,7 +53,7 @@ fn the_cache_is_held_as_asked_for() {
         assert_eq!(report["results"][1]["kv_bytes_per_step"], n_bytes, "{more:?}");
         assert_eq!(last_line(&[&perplexity[..], more].concat())["kv_cache_dtype"], expected, "{more:?}");
     }
-    // Nothing is allocated that is not there.
+    // A batch beyond the available memory is rejected before anything is allocated.
     for (batch, flags) in [("18446744073709551615", ["--prompt", "8"]), ("1000000000000", ["--prompt", "16"])] {
         let vast =
             run(&[&["bench", "--model", path(model.path()), "--steps", "1", "--batch", batch], &flags[..]].concat());
@@ -72,9 +72,9 @@ fn the_cache_is_held_as_asked_for() {
     assert!(message.contains("'q4' for '--kv-cache-dtype") && message.contains("auto, f32, f16, q8"), "{message}");
 }
 
-/// The definition by hand: the second half of each window but its first token, by the log-probabilities of the API.
+/// Computes the definition from the model's logits: the loss of the second half of each window without its first token.
 #[test]
-fn perplexity_is_what_its_definition_says() {
+fn perplexity_command_matches_its_definition() {
     let (model, parent) = (model_dir(), tempfile::tempdir().unwrap());
     let text = parent.path().join("text");
     std::fs::write(&text, "abcabcaabbcc".repeat(5)).unwrap();
@@ -108,7 +108,7 @@ fn perplexity_is_what_its_definition_says() {
         assert!((found / (loss / f64::from(n)).exp() - 1.0).abs() < 1e-4, "{report}");
     };
     check(None);
-    // As llama.cpp does, a tokenizer that begins prompts with a token has it at the beginning of each window.
+    // As in llama.cpp, each window begins with the BOS token if the tokenizer adds one.
     let write = |name: &str, json: &Value| std::fs::write(model.path().join(name), json.to_string()).unwrap();
     let mut json: Value = serde_json::from_slice(&std::fs::read(model.path().join("tokenizer.json")).unwrap()).unwrap();
     json["post_processor"] = json!({
@@ -122,7 +122,7 @@ fn perplexity_is_what_its_definition_says() {
 }
 
 #[test]
-fn a_shape_that_no_memory_holds_is_refused() {
+fn bench_random_rejects_a_shape_larger_than_memory() {
     let dir = tempfile::tempdir().unwrap();
     let shape = json!({
         "model_type": "llama", "vocab_size": 1 << 28, "hidden_size": 16384, "intermediate_size": 64,
@@ -139,7 +139,7 @@ fn a_shape_that_no_memory_holds_is_refused() {
 }
 
 #[test]
-fn bench_measures_the_masks_of_grammars() {
+fn bench_grammars_reports_compile_mask_and_step_times() {
     let dir = model_dir();
     let output = run(&["bench", "--grammars", "--device", "cpu", "--model", path(dir.path())]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -153,9 +153,9 @@ fn bench_measures_the_masks_of_grammars() {
     }
 }
 
-/// Products in bf16 are for weights in bf16, on processors that have them.
+/// `--precision bf16` needs weights in bf16 and a CPU with fast bf16 products.
 #[test]
-fn precision_is_for_weights_in_bf16() {
+fn bf16_precision_requires_bf16_weights_and_cpu_support() {
     let (model, parent) = (model_dir(), tempfile::tempdir().unwrap());
     let text = parent.path().join("text");
     fs::write(&text, "abcabcaabbcc".repeat(8)).unwrap();

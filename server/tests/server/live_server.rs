@@ -1,4 +1,4 @@
-//! A server on a real socket, and clients that write their requests by hand.
+//! A server on a TCP socket, and clients that write their HTTP requests byte by byte.
 
 use std::io::ErrorKind;
 
@@ -16,7 +16,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::support::{MODEL, OPTIONS, PATIENCE, Server, engine};
+use crate::support::{MODEL, OPTIONS, Server, TEST_TIMEOUT, engine};
 
 /// A server on a port of its own.
 pub(crate) struct Live {
@@ -31,12 +31,12 @@ impl Live {
         Self::with(|_, _| {}).await
     }
 
-    /// With settings of its own.
+    /// Starts a server with changed settings.
     pub(crate) async fn with(set: impl FnOnce(&mut ApiOptions, &mut ServeOptions)) -> Self {
         Self::over(engine(OPTIONS), set).await
     }
 
-    /// With settings and an engine of its own.
+    /// Starts a server with changed settings over `engine`.
     pub(crate) async fn over(engine: Engine, set: impl FnOnce(&mut ApiOptions, &mut ServeOptions)) -> Self {
         let (mut api, mut serving) = (ApiOptions::default(), serve_options());
         set(&mut api, &mut serving);
@@ -54,28 +54,28 @@ impl Live {
         Connection { stream: TcpStream::connect(self.address).await.unwrap(), received: Vec::new() }
     }
 
-    /// A connection on which a request was sent.
+    /// Opens a connection and sends a completion request on it.
     pub(crate) async fn post(&self, body: &Value) -> Connection {
         let mut connection = self.connect().await;
         connection.send(post(&body.to_string()).as_bytes()).await;
         connection
     }
 
-    /// That the server still serves.
-    pub(crate) async fn answers(&self) {
+    /// Panics unless the server answers a completion request.
+    pub(crate) async fn assert_serves(&self) {
         let answer = self.post(&json!({ "prompt": "x", "max_tokens": 1 })).await.all().await;
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     }
 
     pub(crate) async fn ended(self) -> Result<Ended, ServeError> {
-        timeout(PATIENCE, self.ended).await.expect("the server ends").unwrap()
+        timeout(TEST_TIMEOUT, self.ended).await.expect("the server ends").unwrap()
     }
 }
 
-/// Patience with clients that no test outlasts, unless it sets something else.
+/// Timeouts that are longer than any test; tests of timeouts set their own.
 pub(crate) fn serve_options() -> ServeOptions {
-    let timeouts = ConnectionTimeouts { head: PATIENCE, idle: PATIENCE };
-    ServeOptions { drain_timeout: PATIENCE, timeouts, max_connections: 100, tls: None }
+    let timeouts = ConnectionTimeouts { head: TEST_TIMEOUT, idle: TEST_TIMEOUT };
+    ServeOptions { drain_timeout: TEST_TIMEOUT, timeouts, max_connections: 100, tls: None }
 }
 
 /// A request for a completion that is the connection's last.
@@ -104,7 +104,7 @@ impl Connection {
         }
     }
 
-    /// Sends until all is sent or the server has closed the connection; how much went out.
+    /// Sends until all is sent or the server has closed the connection; returns the number of bytes sent.
     pub(crate) async fn send_all(&mut self, bytes: &[u8]) -> usize {
         let mut n_sent = 0;
         while n_sent < bytes.len() {
@@ -118,7 +118,7 @@ impl Connection {
         n_sent
     }
 
-    /// Takes in what has arrived; `false` at the end.
+    /// Receives the next bytes; `false` at the end of the stream.
     pub(crate) async fn receive(&mut self) -> bool {
         let mut buffer = [0; 4096];
         loop {
@@ -128,31 +128,31 @@ impl Connection {
                     self.received.extend_from_slice(&buffer[..n]);
                     return n > 0;
                 }
-                // Cut off without ceremony: whoever sends on into a closed connection is told so.
+                // The server closed the connection while the client was still sending.
                 Err(error) if error.kind() == ErrorKind::ConnectionReset => return false,
                 Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
             }
         }
     }
 
-    /// Waits for a part of an answer.
+    /// Receives until the answer contains `part`.
     pub(crate) async fn until(&mut self, part: &str) {
         let comes = async {
             while !self.text().contains(part) {
                 assert!(self.receive().await, "no `{part}` in: {}", self.text());
             }
         };
-        timeout(PATIENCE, comes).await.unwrap_or_else(|_| panic!("no `{part}`"));
+        timeout(TEST_TIMEOUT, comes).await.unwrap_or_else(|_| panic!("no `{part}`"));
     }
 
     pub(crate) async fn first_event(&mut self) {
         self.until("\ndata: ").await;
     }
 
-    /// Everything, once the server has closed the connection.
+    /// Receives until the server closes the connection, and returns everything received.
     pub(crate) async fn all(mut self) -> String {
         let to_the_end = async { while self.receive().await {} };
-        timeout(PATIENCE, to_the_end).await.expect("the answer ends");
+        timeout(TEST_TIMEOUT, to_the_end).await.expect("the answer ends");
         self.text()
     }
 

@@ -1,5 +1,5 @@
-//! Every strategy and every sampling parameter by request fields alone: the tokens are those of the plain loop with the
-//! same parameters, and not those without them. What each parameter does to a distribution is in the model's tests.
+//! Each sampling parameter as a request field: the tokens equal those of the plain loop with the same parameters, and
+//! differ from those without them. The model's tests check what each parameter does to a distribution.
 
 use std::{ops::ControlFlow, sync::Arc};
 
@@ -16,10 +16,10 @@ use crate::support::{self, CHAT_TEMPLATE, EOS, Server, tokenizer};
 
 const N_TOKENS: usize = 40;
 const SEED: u64 = 11;
-/// Repetitive, so that what looks at repetitions finds some.
+/// Repetitive, so that penalties for repetition have an effect.
 const PROMPT: &str = "the hand in the hand in the end, the hand in the";
 
-/// What the plain loop writes behind the prompt.
+/// The tokens that the plain loop generates for the prompt.
 fn plain_loop(gpt: &Gpt, prompt_ids: &[TokenId], sampling: SamplingParams) -> Vec<TokenId> {
     let sampling = SamplingParams { seed: SEED, ..sampling };
     let options = GenerateOptions { max_tokens: N_TOKENS, kv_dtype: None, sampling, eos_token_ids: Vec::new() };
@@ -34,7 +34,7 @@ fn token_ids(answer: &Value) -> Vec<TokenId> {
     serde_json::from_value(answer["choices"][0]["token_ids"].clone()).unwrap()
 }
 
-/// A body with fields put over it.
+/// The request body with `fields` set.
 fn body(fields: &Value) -> Value {
     let mut body = json!({
         "prompt": PROMPT, "max_tokens": N_TOKENS, "seed": SEED, "ignore_eos": true, "return_token_ids": true,
@@ -45,7 +45,7 @@ fn body(fields: &Value) -> Value {
     body
 }
 
-/// The fields of a request, and what they are to the sampler.
+/// Request fields, and the sampling parameters that they stand for.
 fn parameters() -> Vec<(Value, SamplingParams)> {
     let with = |change: &dyn Fn(&mut SamplingParams)| {
         let mut params = SamplingParams::default();
@@ -145,10 +145,10 @@ fn parameters() -> Vec<(Value, SamplingParams)> {
 }
 
 #[tokio::test]
-async fn each_parameter_gives_the_tokens_of_the_plain_loop() {
+async fn completion_sampling_parameters_match_the_plain_loop() {
     let (server, gpt) = (Server::start(), support::gpt());
     let plain = plain_loop(&gpt, &ids(PROMPT), SamplingParams::default());
-    // Pure sampling: nothing is set.
+    // Without parameters: plain sampling.
     assert_eq!(token_ids(&server.complete(body(&json!({}))).await), plain);
     for (fields, sampling) in parameters() {
         let expected = plain_loop(&gpt, &ids(PROMPT), sampling);
@@ -158,7 +158,7 @@ async fn each_parameter_gives_the_tokens_of_the_plain_loop() {
 }
 
 #[tokio::test]
-async fn a_conversation_takes_the_same_parameters() {
+async fn chat_sampling_parameters_match_the_plain_loop() {
     let (server, gpt) = (Server::start(), support::gpt());
     assert!(CHAT_TEMPLATE.contains("[assistant]"));
     let prompt = tokenizer().encode("[user]hi<|end|>[assistant]", EncodeOptions::RENDERED).unwrap();

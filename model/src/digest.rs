@@ -1,4 +1,4 @@
-//! SHA-256 digests, which identify tokenizers, data sets and documents, and verify files.
+//! SHA-256 digests: they identify texts, data and adapters, and verify files.
 
 use std::{
     fmt,
@@ -7,9 +7,10 @@ use std::{
     path::Path,
 };
 
-use anyhow::{Context as _, Result};
 use ring::digest::{Context, SHA256};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use crate::error::{Error, Result};
 
 /// A SHA-256 digest, formatted as 64 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -30,7 +31,7 @@ impl Digest {
     /// The digest of the file at `path`.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// [`Error::Io`] if it cannot be read.
     pub fn of_file(path: &Path) -> Result<Digest> {
         let mut digester = Digester::new();
         let mut read = || {
@@ -43,13 +44,18 @@ impl Digest {
                 }
             }
         };
-        read().with_context(|| format!("cannot read `{}`", path.display()))?;
+        read().map_err(Error::io("read", path))?;
         Ok(digester.finish())
     }
 
     /// The first 8 digits, for messages.
     pub fn short(&self) -> String {
-        self.to_string().chars().take(8).collect()
+        self.prefix(8)
+    }
+
+    /// The first `n_digits` of the 64 digits.
+    pub fn prefix(&self, n_digits: usize) -> String {
+        self.to_string().chars().take(n_digits).collect()
     }
 
     /// The first 8 bytes as a number, for hashing.
@@ -136,7 +142,7 @@ mod tests {
         let hex = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         assert_eq!(digest.to_string(), hex);
         assert_eq!(serde_json::from_str::<Digest>(&serde_json::to_string(&digest).unwrap()).unwrap(), digest);
-        assert_eq!(digest.short(), "ba7816bf");
+        assert_eq!((digest.short(), digest.prefix(10)), ("ba7816bf".to_owned(), "ba7816bf8f".to_owned()));
         for wrong in ["", "ba78", &hex.replace('b', "x"), &hex.replace("ba", "+a")] {
             assert!(serde_json::from_str::<Digest>(&format!("\"{wrong}\"")).is_err(), "{wrong}");
         }

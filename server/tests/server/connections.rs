@@ -1,5 +1,5 @@
-//! Clients that are slow, hostile, unknown or gone: each gets a clean refusal or a closed connection, and the next request
-//! is answered.
+//! Clients that are slow, hostile, unauthorized or gone: each gets an error or a closed connection, and the next
+//! request is answered. Also TLS and limits of connections.
 
 use std::{sync::Arc, time::Duration};
 
@@ -27,12 +27,12 @@ use tokio_rustls::{
 };
 
 use crate::{
-    live::{Live, post},
-    support::{MAX_SEQ_LEN, MODEL, OPTIONS, PATIENCE, Server, engine, is_idle},
+    live_server::{Live, post},
+    support::{MAX_SEQ_LEN, MODEL, OPTIONS, Server, TEST_TIMEOUT, engine, is_idle},
 };
 
-/// Over at once, for timeouts that a test waits for.
-const SOON: Duration = Duration::from_millis(50);
+/// A timeout that a test waits for.
+const SHORT_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// A server with settings of its own.
 pub(crate) fn with_options(set: impl FnOnce(&mut ApiOptions)) -> Server {
@@ -45,7 +45,7 @@ pub(crate) fn with_options(set: impl FnOnce(&mut ApiOptions)) -> Server {
 }
 
 #[tokio::test]
-async fn keys_open_the_api() {
+async fn api_key_is_required_except_for_page_health_and_metrics() {
     let server = with_options(|options| options.keys = ApiKeys::new(["sk-one", "sk-two"]).unwrap());
     let get = |path: &str, authorization: &[u8]| {
         let request = Request::get(path).header(header::AUTHORIZATION, HeaderValue::from_bytes(authorization).unwrap());
@@ -79,7 +79,7 @@ async fn keys_open_the_api() {
 }
 
 #[tokio::test]
-async fn request_ids_are_taken_over_if_they_can_be_printed() {
+async fn printable_x_request_id_is_kept_and_others_are_replaced() {
     let server = Server::start();
     let id_of = |given: &[u8]| {
         let request = Request::get("/health").header("x-request-id", HeaderValue::from_bytes(given).unwrap());
@@ -94,14 +94,14 @@ async fn request_ids_are_taken_over_if_they_can_be_printed() {
 }
 
 #[tokio::test]
-async fn slow_clients_are_cut_off() {
+async fn slow_heads_slow_bodies_and_idle_connections_are_closed() {
     let live = Live::with(|api, serve| {
-        api.body_timeout = SOON;
-        serve.timeouts.head = SOON;
-        serve.timeouts.idle = SOON;
+        api.body_timeout = SHORT_TIMEOUT;
+        serve.timeouts.head = SHORT_TIMEOUT;
+        serve.timeouts.idle = SHORT_TIMEOUT;
     })
     .await;
-    // Says nothing; stops in the head; says nothing after an answer; half-closed without a request.
+    // Sends nothing; stops in the middle of a head; stays idle after an answer.
     let silent = live.connect().await;
     let mut half = live.connect().await;
     half.send(b"POST /v1/completions HTTP/1.1\r\nhost: te").await;
@@ -117,46 +117,46 @@ async fn slow_clients_are_cut_off() {
     body.send(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{\"pro").await;
     let text = body.all().await;
     assert!(text.starts_with("HTTP/1.1 408") && text.contains("the body must arrive within"), "{text}");
-    live.answers().await;
+    live.assert_serves().await;
 }
 
 #[tokio::test]
-async fn a_head_in_drops_does_not_outlive_its_time() {
-    let live = Live::with(|_, serve| serve.timeouts.head = SOON).await;
+async fn request_head_sent_in_small_pieces_hits_the_header_timeout() {
+    let live = Live::with(|_, serve| serve.timeouts.head = SHORT_TIMEOUT).await;
     let mut slow = live.connect().await;
     slow.send(b"GET /health HTTP/1.1\r\n").await;
     let drops = async {
-        // Each drop comes well within the time, all together do not.
-        while let Err(_) | Ok(true) = timeout(SOON / 10, slow.receive()).await {
+        // Each piece arrives well within the timeout, all together do not.
+        while let Err(_) | Ok(true) = timeout(SHORT_TIMEOUT / 10, slow.receive()).await {
             if slow.stream.try_write(b"x: y\r\n").is_err() {
                 break;
             }
         }
     };
-    timeout(PATIENCE, drops).await.expect("the connection is closed");
-    live.answers().await;
+    timeout(TEST_TIMEOUT, drops).await.expect("the connection is closed");
+    live.assert_serves().await;
 }
 
 #[tokio::test]
-async fn an_idle_connection_is_kept_longer_than_a_head_may_take() {
-    let live = Live::with(|_, serve| serve.timeouts.head = SOON).await;
+async fn idle_keep_alive_connection_outlives_the_header_timeout() {
+    let live = Live::with(|_, serve| serve.timeouts.head = SHORT_TIMEOUT).await;
     let mut kept = live.connect().await;
     for round in 1..=3 {
         kept.send(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
         while kept.text().matches("{\"status\":\"ok\"}").count() < round {
             assert!(kept.receive().await, "closed after {}", kept.text());
         }
-        // When one that came later is cut off, the time is over for a head.
+        // Once a later connection without a head is closed, the header timeout has passed for this one, too.
         assert_eq!(live.connect().await.all().await, "");
     }
 }
 
 #[tokio::test]
-async fn a_long_answer_outlives_every_timeout_of_its_client() {
+async fn long_answer_is_not_cut_by_header_body_or_idle_timeout() {
     let live = Live::with(|api, serve| {
-        api.body_timeout = SOON;
-        serve.timeouts.head = SOON;
-        serve.timeouts.idle = SOON;
+        api.body_timeout = SHORT_TIMEOUT;
+        serve.timeouts.head = SHORT_TIMEOUT;
+        serve.timeouts.idle = SHORT_TIMEOUT;
     })
     .await;
     let body = json!({ "prompt": "x", "max_tokens": 3000, "ignore_eos": true });
@@ -165,7 +165,7 @@ async fn a_long_answer_outlives_every_timeout_of_its_client() {
 }
 
 #[tokio::test]
-async fn hostile_bytes_get_a_clean_refusal_or_a_closed_connection() {
+async fn malformed_http_is_rejected_and_the_server_keeps_serving() {
     let live = Live::start().await;
     let flood: String = (0..5000).map(|number| format!("x-{number}: y\r\n")).collect();
     let cases: [(&str, Vec<u8>, &[&str]); 10] = [
@@ -204,13 +204,13 @@ async fn hostile_bytes_get_a_clean_refusal_or_a_closed_connection() {
         let text = connection.all().await;
         let status = text.split(' ').nth(1).unwrap_or_default();
         assert!(expected.contains(&status), "{what}: {sent} bytes sent, got {text:.200}");
-        live.answers().await;
+        live.assert_serves().await;
     }
 }
 
-/// The rest of the body is received, and thrown away: otherwise the client would be told of a broken connection.
+/// The server receives and discards the rest of the body: otherwise the client would see a broken connection.
 #[tokio::test]
-async fn early_answers_reach_clients_that_still_send() {
+async fn early_errors_reach_clients_that_still_send_their_body() {
     const N_BYTES: usize = 20 << 20;
     let live = Live::with(|api, _| api.keys = ApiKeys::new(["sk"]).unwrap()).await;
     let (key, is_json) = ("authorization: Bearer sk\r\n", "content-type: application/json\r\n");
@@ -240,25 +240,25 @@ async fn early_answers_reach_clients_that_still_send() {
 }
 
 #[tokio::test]
-async fn clients_that_die_harm_nobody() {
+async fn reset_and_half_closed_connections_do_not_affect_the_server() {
     let live = Live::start().await;
-    // In the head, in the body, and as one who has sent all and reads nothing: closed with a reset, as the system does it
-    // for a killed process with unread bytes.
+    // Reset in the head, in the body, and after the whole request with nothing read: as the system does for a killed
+    // process with unread bytes.
     for part in ["POST /v1/comp", &post(&"x".repeat(1000))[..500], &post(&endless().to_string())] {
         let mut connection = live.connect().await;
         connection.send(part.as_bytes()).await;
         connection.stream.set_zero_linger().unwrap();
         drop(connection);
-        live.answers().await;
+        live.assert_serves().await;
     }
     live.server.wait_for(is_idle).await;
-    // Half-open: the client's end is closed, the server's stays for what it wants to say.
+    // Half-closed: the client has closed its sending side, and can still receive.
     let mut connection = live.connect().await;
     connection.send(b"GET /health HTTP/1.1\r\nhost: te").await;
     connection.stream.shutdown().await.unwrap();
     let text = connection.all().await;
     assert!(text.is_empty() || text.starts_with("HTTP/1.1 400"), "{text}");
-    live.answers().await;
+    live.assert_serves().await;
 }
 
 fn endless() -> Value {
@@ -266,16 +266,16 @@ fn endless() -> Value {
 }
 
 #[tokio::test]
-async fn a_client_that_takes_nothing_is_cut_off() {
-    let live = Live::with(|_, serve| serve.timeouts.idle = SOON).await;
+async fn client_that_never_reads_is_cut_off_at_the_idle_timeout() {
+    let live = Live::with(|_, serve| serve.timeouts.idle = SHORT_TIMEOUT).await;
     let _unread = live.post(&endless()).await;
     live.server.wait_for(|stats| stats.running > 0).await;
     live.server.wait_for(is_idle).await;
-    live.answers().await;
+    live.assert_serves().await;
 }
 
 #[tokio::test]
-async fn connections_beyond_the_limit_wait_for_a_place() {
+async fn connections_beyond_max_connections_wait_for_a_free_one() {
     let live = Live::with(|_, serve| serve.max_connections = 2).await;
     let mut held = [live.connect().await, live.connect().await];
     for connection in &mut held {
@@ -284,15 +284,15 @@ async fn connections_beyond_the_limit_wait_for_a_place() {
     }
     let mut third = live.connect().await;
     third.send(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await;
-    assert!(timeout(SOON, third.receive()).await.is_err(), "served beyond the limit");
+    assert!(timeout(SHORT_TIMEOUT, third.receive()).await.is_err(), "served beyond the limit");
     drop(held);
     assert!(third.all().await.ends_with("{\"status\":\"ok\"}"));
 }
 
 #[tokio::test]
-async fn comments_keep_a_stream_alive_in_the_queue() {
+async fn queued_stream_receives_keep_alive_comments() {
     let live = Live::with(|api, _| api.keep_alive = Duration::from_millis(5)).await;
-    // Every place is taken, so that the next request waits.
+    // The batch is full, so the next request waits.
     let mut busy = live.post(&endless()).await;
     busy.first_event().await;
     let mut waiting = live.post(&json!({ "prompt": "x", "max_tokens": 1, "stream": true, "priority": 100 })).await;
@@ -306,7 +306,7 @@ async fn comments_keep_a_stream_alive_in_the_queue() {
 }
 
 #[tokio::test]
-async fn a_deadline_in_mid_stream_is_an_error_event_and_the_end() {
+async fn deadline_during_a_stream_ends_it_with_an_error_event() {
     let server = Server::start();
     let mut body = endless();
     body["deadline_ms"] = json!(50);
@@ -325,7 +325,7 @@ pub(crate) fn tls_file(name: &str) -> std::path::PathBuf {
 }
 
 #[tokio::test]
-async fn tls_serves_the_same_and_drains_the_same() {
+async fn tls_server_streams_answers_and_drains() {
     let acceptor = tls::acceptor(&tls_file("cert.pem"), &tls_file("key.pem")).unwrap();
     let live = Live::with(|_, serve| {
         serve.tls = Some(acceptor);
@@ -342,7 +342,7 @@ async fn tls_serves_the_same_and_drains_the_same() {
     let connector = TlsConnector::from(Arc::new(config));
     let name = || ServerName::try_from("localhost").unwrap();
     let mut secure = connector.connect(name(), live.connect().await.stream).await.unwrap();
-    // Plain HTTP is no handshake.
+    // Plain HTTP is not a TLS handshake.
     let mut plain = live.connect().await;
     plain.send(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     assert!(!plain.all().await.contains("200"));
@@ -359,13 +359,13 @@ async fn tls_serves_the_same_and_drains_the_same() {
     assert_eq!(live.ended().await.unwrap(), Ended::Drained);
 }
 
-/// Only the time for a handshake is short.
+/// Only the header timeout is short, which also limits the handshake.
 #[tokio::test]
-async fn a_tls_handshake_that_does_not_come_is_not_waited_for() {
+async fn unfinished_tls_handshake_is_closed_at_the_header_timeout() {
     let acceptor = tls::acceptor(&tls_file("cert.pem"), &tls_file("key.pem")).unwrap();
     let live = Live::with(|_, serve| {
         serve.tls = Some(acceptor);
-        serve.timeouts.head = SOON;
+        serve.timeouts.head = SHORT_TIMEOUT;
     })
     .await;
     let silent = live.connect().await;
@@ -376,7 +376,7 @@ async fn a_tls_handshake_that_does_not_come_is_not_waited_for() {
 }
 
 #[test]
-fn tls_files_that_do_not_fit_are_refused() {
+fn missing_or_mismatched_tls_files_are_rejected() {
     let refusal = |cert: &str, key: &str| tls::acceptor(&tls_file(cert), &tls_file(key)).err().unwrap().to_string();
     assert!(refusal("nowhere.pem", "key.pem").starts_with("`--tls-cert`: cannot read"));
     assert!(refusal("key.pem", "key.pem").contains("has no certificate"));
@@ -385,16 +385,16 @@ fn tls_files_that_do_not_fit_are_refused() {
 }
 
 #[tokio::test]
-async fn draining_waits_for_nobody_who_has_not_asked() {
+async fn draining_does_not_wait_for_connections_without_a_request() {
     let live = Live::start().await;
-    // New, idle after a request, and in mid-head.
+    // A new connection, one that is idle after a request, and one in the middle of a head.
     let _new = live.connect().await;
     let mut idle = live.connect().await;
     idle.send(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     idle.until("ok\"}").await;
     let mut head = live.connect().await;
     head.send(b"GET /hea").await;
-    live.answers().await;
+    live.assert_serves().await;
     live.signals.send(()).await.unwrap();
     assert_eq!(live.ended().await.unwrap(), Ended::Drained);
 }

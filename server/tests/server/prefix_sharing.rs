@@ -1,5 +1,5 @@
-//! Requests that have a past in common: kept prefixes and forks. Tokens and log-probabilities are those of a request
-//! that shares nothing.
+//! Requests with a common prefix: prefix cache and forks. Tokens and log-probabilities equal those of a request that
+//! shares nothing.
 
 use axum::http::{Request, StatusCode, header};
 use burn::tensor::Device;
@@ -20,22 +20,22 @@ use hearth_server::{
 use serde_json::{Value, json};
 
 use crate::{
-    edges::with_options,
-    engine::{alone, mixed, parts, prompt, request, run},
+    connections::with_options,
+    engine::{mixed_requests, parts, plain_loop_tokens, prompt, request, run},
     support::{self, OPTIONS, Server, config, engine, is_idle, metric, wait_for},
 };
 
-/// Everything that a client gets of one request, log-probabilities to the last bit.
+/// Everything that a client receives for one request; log-probabilities as bits, to compare them exactly.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Told {
+pub(crate) struct ClientAnswer {
     pub(crate) token_ids: Vec<TokenId>,
     pub(crate) text: String,
     logprobs: Vec<u32>,
     prompt_logprobs: Vec<Option<u32>>,
 }
 
-async fn tell(mut events: EventStream, n_answers: usize) -> (Vec<Told>, usize) {
-    let (mut told, mut n_cached) = (vec![Told::default(); n_answers], 0);
+async fn collect_answers(mut events: EventStream, n_answers: usize) -> (Vec<ClientAnswer>, usize) {
+    let (mut told, mut n_cached) = (vec![ClientAnswer::default(); n_answers], 0);
     while let Some((index, event)) = events.recv().await {
         let told = &mut told[index];
         match event.unwrap() {
@@ -59,10 +59,10 @@ async fn tell(mut events: EventStream, n_answers: usize) -> (Vec<Told>, usize) {
     (told, n_cached)
 }
 
-pub(crate) async fn answers(engine: &Engine, requests: &[RequestParts]) -> (Vec<Told>, usize) {
+pub(crate) async fn answers(engine: &Engine, requests: &[RequestParts]) -> (Vec<ClientAnswer>, usize) {
     let requests: Vec<EngineRequest> = requests.iter().cloned().map(request).collect();
     let n_answers = requests.len();
-    tell(engine.submit(requests).unwrap(), n_answers).await
+    collect_answers(engine.submit(requests).unwrap(), n_answers).await
 }
 
 fn with_start(start: &[TokenId], salt: u32) -> Vec<TokenId> {
@@ -70,7 +70,7 @@ fn with_start(start: &[TokenId], salt: u32) -> Vec<TokenId> {
 }
 
 #[tokio::test]
-async fn kept_prefixes_change_nothing_but_the_work() {
+async fn prefix_cache_hits_save_work_and_do_not_change_answers() {
     let start = prompt(100, 9);
     let sampled = SamplingParams { temperature: 0.8, seed: 5, ..SamplingParams::default() };
     let requests: Vec<RequestParts> = (0..6)
@@ -96,17 +96,17 @@ async fn kept_prefixes_change_nothing_but_the_work() {
     let before = metric(&engine, "iteration_tokens_total_sum");
     let (told, n_cached) = answers(&engine, &requests).await;
     assert_eq!(told, fresh);
-    // The start has 6 full pages; the first request knows its whole prompt of 105 tokens.
+    // The common start has 6 full pages. The prompt of the first request has 105 tokens: no more full pages.
     assert_eq!(n_cached, 6 * 96);
     let n_computed = metric(&engine, "iteration_tokens_total_sum") - before;
     let n_tokens: usize = requests.iter().map(|parts| parts.prompt_ids.len() + 24 - 96).sum();
     assert_eq!(n_computed, n_tokens as f64);
     assert_eq!(metric(&engine, "prefix_cache_hits_total"), 6.0 * 96.0);
-    // What was generated is kept too: a prompt that goes on from an answer.
+    // Generated tokens are cached, too: a prompt that continues an answer.
     let continued = [&requests[0].prompt_ids[..], &fresh[0].token_ids].concat();
     let (_, n_cached) = answers(&engine, &[parts(continued, 1, SamplingParams::greedy())]).await;
     assert_eq!(n_cached, 128, "of 130 tokens, the last of which was never computed");
-    // Another salt shares nothing, with itself it does.
+    // Another salt shares no pages with unsalted requests, but with itself.
     let salted = RequestParts { prefix_salt: Some(PrefixSalt::of_request("mine")), ..requests[0].clone() };
     for expected in [0, 96] {
         let (told, n_cached) = answers(&engine, std::slice::from_ref(&salted)).await;
@@ -116,10 +116,10 @@ async fn kept_prefixes_change_nothing_but_the_work() {
 }
 
 #[tokio::test]
-async fn a_full_cache_forgets_the_oldest_and_stays_right() {
-    let requests = mixed();
-    let alone = alone(&support::gpt(), &requests);
-    // 16 pages: what is kept of one round is thrown out in the same round.
+async fn tokens_stay_correct_when_the_prefix_cache_overflows() {
+    let requests = mixed_requests();
+    let alone = plain_loop_tokens(&support::gpt(), &requests);
+    // 16 pages: cached pages are evicted within the same round.
     let engine = engine(EngineOptions { kv_cache_tokens: Some(256), max_batch_size: 3, ..OPTIONS });
     for _ in 0..3 {
         assert_eq!(run(&engine, &requests).await, alone);
@@ -127,31 +127,31 @@ async fn a_full_cache_forgets_the_oldest_and_stays_right() {
     }
 }
 
-/// A model whose rotations depend on how long a text was when a token came in, with prompts on both sides of its original
-/// context: in chunks, preempted, from kept pages and with guesses, each gets the tokens of the plain loop.
+/// With dynamic RoPE scaling, rotations depend on the length of the text when a token is computed. Prompts shorter and
+/// longer than the original context give the tokens of the plain loop: in chunks, preempted, from cached pages, drafted.
 #[tokio::test]
-async fn dynamic_positions_do_not_depend_on_how_texts_are_cut() {
+async fn dynamic_rope_tokens_do_not_depend_on_chunks_cache_or_drafts() {
     let scaling = RopeScaling::Dynamic { factor: 4.0, original_max_seq_len: 40 };
     let config = GptConfig { positions: Positions::Rope(Rope { theta: 100.0, rotary_dim: 8, scaling }), ..config() };
     let gpt = move || support::gpt_of(&config, &Device::flex(), 0.0);
     let start = prompt(64, 9);
-    // Another prompt with the start of a text that was computed as part of a longer one, and an answer gone on with.
+    // Prompts that are prefixes of a longer one, and below one that continues an answer.
     let longer = with_start(&start, 4);
     let mut requests: Vec<RequestParts> = [&longer[..70], &longer[..34], &longer, &longer[..90]]
         .into_iter()
         .map(|ids| parts(ids.to_vec(), 30, SamplingParams::greedy()))
-        .chain(mixed())
+        .chain(mixed_requests())
         .collect();
-    // What repeats itself can be guessed.
+    // Repetitive prompts, for which drafts are found.
     requests.extend([4, 12].map(|n| parts(prompt(6, 5).repeat(n), 60, SamplingParams::greedy())));
-    let answer = alone(&gpt(), &requests[..2]);
+    let answer = plain_loop_tokens(&gpt(), &requests[..2]);
     requests.extend(
         answer
             .iter()
             .zip([70, 34])
             .map(|(answer, n_prompt)| parts([&longer[..n_prompt], answer].concat(), 20, SamplingParams::greedy())),
     );
-    let expected = alone(&gpt(), &requests);
+    let expected = plain_loop_tokens(&gpt(), &requests);
     let few_pages = EngineOptions { max_batch_size: 16, kv_cache_tokens: Some(192), ..OPTIONS };
     let guessing = EngineOptions { speculation: Speculation::PromptLookup { n_tokens: 4 }, ..OPTIONS };
     for options in [OPTIONS, EngineOptions { max_batch_size: 4, max_batch_tokens: 7, ..OPTIONS }, few_pages, guessing] {
@@ -170,7 +170,7 @@ async fn dynamic_positions_do_not_depend_on_how_texts_are_cut() {
 }
 
 #[tokio::test]
-async fn requests_that_need_every_position_compute_every_position() {
+async fn prompt_logprobs_requests_do_not_use_the_prefix_cache() {
     let scored = RequestParts {
         logprobs: Some(0),
         prompt_logprobs: Some(1),
@@ -184,7 +184,7 @@ async fn requests_that_need_every_position_compute_every_position() {
     assert!(first[0].prompt_logprobs.iter().skip(1).all(Option::is_some));
 }
 
-/// Choices of one prompt: with their own random streams, and their prompt's log-probabilities.
+/// Choices of one prompt, with different random streams, and with log-probabilities of the prompt if requested.
 pub(crate) fn choices(n: u32, prompt_logprobs: Option<usize>) -> Vec<RequestParts> {
     let sampling = SamplingParams { temperature: 1.2, seed: 77, ..SamplingParams::default() };
     let one = |choice| RequestParts {
@@ -197,7 +197,7 @@ pub(crate) fn choices(n: u32, prompt_logprobs: Option<usize>) -> Vec<RequestPart
 }
 
 #[tokio::test]
-async fn forks_give_what_each_gives_alone_and_compute_the_prompt_once() {
+async fn forked_choices_equal_single_runs_and_prefill_the_prompt_once() {
     for prompt_logprobs in [None, Some(1)] {
         let requests = choices(7, prompt_logprobs);
         let mut fresh = Vec::new();
@@ -205,7 +205,7 @@ async fn forks_give_what_each_gives_alone_and_compute_the_prompt_once() {
             let engine = engine(OPTIONS);
             fresh.extend(answers(&engine, std::slice::from_ref(parts)).await.0);
         }
-        // All at once; some in the queue; one at a time; and with so few pages that they preempt each other.
+        // All at once; some waiting; one at a time; and with so few pages that they preempt each other.
         let pages = |n_pages: usize| Some(n_pages * 16);
         for (max_batch_size, kv_cache_tokens) in [(8, None), (3, None), (1, None), (8, pages(12)), (8, pages(7))] {
             let engine = engine(EngineOptions { max_batch_size, kv_cache_tokens, max_batch_tokens: 24, ..OPTIONS });
@@ -226,7 +226,7 @@ async fn forks_give_what_each_gives_alone_and_compute_the_prompt_once() {
 }
 
 #[tokio::test]
-async fn the_best_of_many_answers_are_given() {
+async fn best_of_returns_the_answers_with_the_highest_mean_logprob() {
     let server = Server::start();
     let body = |n: usize, best_of: usize| {
         json!({ "prompt": ["one and", "x"], "max_tokens": 6, "n": n, "best_of": best_of, "seed": 3, "logprobs": 0,
@@ -257,7 +257,7 @@ async fn the_best_of_many_answers_are_given() {
 }
 
 #[tokio::test]
-async fn usage_tells_what_was_cached() {
+async fn usage_reports_the_cached_tokens_of_the_same_salt() {
     let server = Server::start();
     let body = |salt: &str| json!({ "prompt": prompt(40, 1), "max_tokens": 1, "cache_salt": salt, "n": 2 });
     for (salt, expected) in [("a", 0), ("a", 32), ("b", 0)] {
@@ -267,7 +267,7 @@ async fn usage_tells_what_was_cached() {
     }
 }
 
-/// Tokens of a prompt that a request with this key, and this salt if any, finds computed.
+/// The number of cached tokens that a request with this API key and `cache_salt` reports.
 async fn cached_tokens(server: &Server, key: &str, salt: Value) -> Value {
     let body = json!({ "prompt": prompt(40, 1), "max_tokens": 1, "cache_salt": salt }).to_string();
     let request = Request::post("/v1/completions")
@@ -279,7 +279,7 @@ async fn cached_tokens(server: &Server, key: &str, salt: Value) -> Value {
 }
 
 #[tokio::test]
-async fn keys_do_not_tell_each_other_what_they_have_asked() {
+async fn api_keys_share_no_prefix_cache_pages_unless_configured() {
     let keys = || ApiKeys::new(["sk-one", "sk-two"]).unwrap();
     let apart = with_options(|options| options.keys = keys());
     for (key, salt, expected) in [
@@ -287,11 +287,11 @@ async fn keys_do_not_tell_each_other_what_they_have_asked() {
         ("sk-two", Value::Null, 0),
         ("sk-one", Value::Null, 32),
         ("sk-two", Value::Null, 32),
-        // A salt of the request takes the place of the key's: it joins whoever knows it.
+        // `cache_salt` replaces the salt of the key: requests with the same one share pages across keys.
         ("sk-one", json!("secret"), 0),
         ("sk-two", json!("secret"), 32),
         ("sk-two", json!("other"), 0),
-        // The names of keys are no salts.
+        // A `cache_salt` equal to a key does not give access to its pages.
         ("sk-two", json!("sk-one"), 0),
         ("sk-two", json!("key:sk-one"), 0),
     ] {
@@ -309,7 +309,7 @@ async fn keys_do_not_tell_each_other_what_they_have_asked() {
     ] {
         assert_eq!(cached_tokens(&shared, key, salt.clone()).await, expected, "{key} {salt}");
     }
-    // With one key, given twice, there is nobody to hide from: its pages have the names of those without a salt.
+    // With a single key (given twice here) pages are not salted.
     let one = with_options(|options| options.keys = ApiKeys::new(["sk-one", "sk-one"]).unwrap());
     assert_eq!(cached_tokens(&one, "sk-one", Value::Null).await, 0);
     let unsalted = parts(prompt(40, 1), 1, SamplingParams::greedy());

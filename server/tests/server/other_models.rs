@@ -1,4 +1,4 @@
-//! The engine on other models and devices than the tiny one on the CPU.
+//! The engine with SmolLM2 and on a GPU, instead of the tiny model on the CPU.
 
 use hearth_model::{
     TokenId,
@@ -21,8 +21,8 @@ use hearth_server::{
 use serde_json::json;
 
 use crate::{
-    engine::{alone, collect, mixed, parts, run},
-    sharing::choices,
+    engine::{collect, mixed_requests, parts, plain_loop_tokens, run},
+    prefix_sharing::choices,
     support::{self, MODEL, OPTIONS, Server, is_idle, metric, wait_for},
     test_gpu::gpu,
 };
@@ -53,17 +53,17 @@ async fn run_on(engine: &Engine, requests: &[RequestParts]) -> Vec<Vec<TokenId>>
 }
 
 #[tokio::test]
-async fn smollm2_gives_each_of_sixteen_the_tokens_it_gives_it_alone() {
-    each_of_sixteen_as_alone(None).await;
+async fn smollm2_batch_of_16_gives_the_tokens_of_single_runs() {
+    check_batch_of_16_against_single_runs(None).await;
 }
 
-/// The same with keys and values in 16 bits, as they are where weights are rounded.
+/// Quantized weights use a KV cache in f16.
 #[tokio::test]
-async fn smollm2_in_q8_gives_each_of_sixteen_the_tokens_it_gives_it_alone() {
-    each_of_sixteen_as_alone(Some(Dtype::Q8)).await;
+async fn smollm2_q8_batch_of_16_gives_the_tokens_of_single_runs() {
+    check_batch_of_16_against_single_runs(Some(Dtype::Q8)).await;
 }
 
-async fn each_of_sixteen_as_alone(dtype: Option<Dtype>) {
+async fn check_batch_of_16_against_single_runs(dtype: Option<Dtype>) {
     let Some(dir) = std::env::var_os("HEARTH_SMOLLM2") else {
         println!("skipped: set HEARTH_SMOLLM2=DIR to the Hugging Face dir of SmolLM2-135M-Instruct to run");
         return;
@@ -74,7 +74,7 @@ async fn each_of_sixteen_as_alone(dtype: Option<Dtype>) {
     };
     let model = load().unwrap();
     let mixed = texts(&model);
-    // Short prompts that all get in, and answers that grow until not all of them fit.
+    // Short prompts that all start, and answers that grow until not all of them fit into the KV cache.
     let crowd: Vec<RequestParts> = mixed
         .iter()
         .map(|parts| {
@@ -84,9 +84,9 @@ async fn each_of_sixteen_as_alone(dtype: Option<Dtype>) {
             parts
         })
         .collect();
-    let [mixed_alone, crowd_alone] = [&mixed, &crowd].map(|requests| alone(&model.gpt, requests));
+    let [mixed_alone, crowd_alone] = [&mixed, &crowd].map(|requests| plain_loop_tokens(&model.gpt, requests));
     drop(model);
-    // All at once, then from the prefix cache; in small chunks; and short of pages.
+    // All at once, then from the prefix cache; in small chunks; and with few pages.
     for ([max_batch_size, max_batch_tokens, n_pages], requests, alone) in [
         ([16, 512, 512], &mixed, &mixed_alone),
         ([5, 40, 512], &mixed, &mixed_alone),
@@ -109,7 +109,7 @@ async fn each_of_sixteen_as_alone(dtype: Option<Dtype>) {
 }
 
 #[tokio::test]
-async fn guessing_changes_nothing_of_what_smollm2_says() {
+async fn smollm2_tokens_are_unchanged_by_speculative_decoding() {
     let Some(dir) = std::env::var_os("HEARTH_SMOLLM2") else {
         println!("skipped: set HEARTH_SMOLLM2=DIR to the Hugging Face dir of SmolLM2-135M-Instruct to run");
         return;
@@ -120,7 +120,7 @@ async fn guessing_changes_nothing_of_what_smollm2_says() {
     };
     let model = load(None).unwrap();
     let mut requests = texts(&model);
-    // A text that says the same three times, and goes on in three ways.
+    // A prompt that repeats a text three times, with three choices.
     let ids = model.tokenizer.encode(&TEXT.repeat(3), EncodeOptions::TEXT).unwrap();
     let sampling = SamplingParams { temperature: 0.5, repetition_penalty: 1.02, seed: 9, ..SamplingParams::default() };
     requests.truncate(8);
@@ -158,10 +158,10 @@ async fn guessing_changes_nothing_of_what_smollm2_says() {
     }
 }
 
-/// Where the two tokens' logits are nearer than this share of all logits' spread, either is right.
+/// If two tokens' logits differ by less than this fraction of the range of all logits, either token is right.
 const NEAR_TIE: f32 = 1e-4;
 
-/// On a GPU sums are taken in an order that depends on the shape of the batch, so a near-tie may go either way.
+/// On a GPU the order of sums depends on the shape of the batch, so either token of a near-tie may be chosen.
 fn is_near_tie(gpt: &Gpt, parts: &RequestParts, found: &[TokenId], expected: &[TokenId]) -> bool {
     let at = found.iter().zip(expected).position(|(a, b)| a != b).expect("they differ");
     let text = [&parts.prompt_ids[..], &expected[..at]].concat();
@@ -174,22 +174,22 @@ fn is_near_tie(gpt: &Gpt, parts: &RequestParts, found: &[TokenId], expected: &[T
 }
 
 #[tokio::test]
-async fn wgpu_gives_each_of_sixteen_the_tokens_it_gives_it_alone_and_streams() {
+async fn wgpu_batches_equal_single_runs_up_to_near_ties_and_stream() {
     let Some(gpu) = gpu() else { return };
     let load = move || Ok(LoadedModel { gpt: support::gpt_on(&gpu), ..support::model() });
     let gpt = load().unwrap().gpt;
     // Prompts cut into chunks, three of them forks, and a second round from the prefix cache.
     let forks = choices(3, None).into_iter().map(|parts| RequestParts { sampling: SamplingParams::greedy(), ..parts });
-    let requests: Vec<RequestParts> = mixed().into_iter().chain(forks).collect();
+    let requests: Vec<RequestParts> = mixed_requests().into_iter().chain(forks).collect();
     let engine =
         Engine::start(load.clone(), EngineOptions { max_batch_size: 16, kv_cache_tokens: Some(16 * 24), ..OPTIONS })
             .unwrap();
     for _ in 0..2 {
-        near_ties_are_all_that_differs(&gpt, &engine, &requests).await;
+        check_equal_up_to_near_ties(&gpt, &engine, &requests).await;
     }
     assert!(metric(&engine, "prefix_cache_hits_total") > 0.0, "the test shows too little");
-    // Short prompts that all get in, and answers that grow until not all of them fit.
-    let crowd: Vec<RequestParts> = mixed()
+    // Short prompts that all start, and answers that grow until not all of them fit into the KV cache.
+    let crowd: Vec<RequestParts> = mixed_requests()
         .into_iter()
         .map(|mut parts| {
             parts.prompt_ids = parts.prompt_ids[..parts.prompt_ids.len().min(12)].into();
@@ -199,7 +199,7 @@ async fn wgpu_gives_each_of_sixteen_the_tokens_it_gives_it_alone_and_streams() {
         .collect();
     let crowded =
         Engine::start(load, EngineOptions { max_batch_size: 16, kv_cache_tokens: Some(16 * 16), ..OPTIONS }).unwrap();
-    near_ties_are_all_that_differs(&gpt, &crowded, &crowd).await;
+    check_equal_up_to_near_ties(&gpt, &crowded, &crowd).await;
     assert!(metric(&crowded, "num_preemptions_total") > 0.0, "the test shows too little");
     let server = Server { state: AppState::ready(MODEL, engine.clone()), engine };
     let body = json!({ "prompt": "the hand", "max_tokens": 12, "temperature": 0, "ignore_eos": true });
@@ -208,10 +208,12 @@ async fn wgpu_gives_each_of_sixteen_the_tokens_it_gives_it_alone_and_streams() {
     assert_eq!(whole["usage"]["completion_tokens"], 12);
 }
 
-/// Runs the requests together, and compares with each alone: one of them may have gone the other way at a near-tie.
-async fn near_ties_are_all_that_differs(gpt: &Gpt, engine: &Engine, requests: &[RequestParts]) {
+/// Checks that the tokens of a batch equal those of single runs; one greedy request may differ from a near-tie on.
+async fn check_equal_up_to_near_ties(gpt: &Gpt, engine: &Engine, requests: &[RequestParts]) {
     let mut n_near_ties = 0;
-    for ((parts, found), expected) in requests.iter().zip(run(engine, requests).await).zip(alone(gpt, requests)) {
+    for ((parts, found), expected) in
+        requests.iter().zip(run(engine, requests).await).zip(plain_loop_tokens(gpt, requests))
+    {
         if found != expected {
             assert!(parts.sampling.is_greedy() && is_near_tie(gpt, parts, &found, &expected), "{found:?} {expected:?}");
             n_near_ties += 1;

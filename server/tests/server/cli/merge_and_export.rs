@@ -10,7 +10,7 @@ use hearth_model::weights::{
 
 use super::{model_dir as tiny_model, path, run, stderr, stdout};
 
-/// An adapter of the model in `base` that changes what it writes.
+/// Writes an adapter of the model in `base` that changes its output.
 fn save_adapter(base: &Path, dir: &Path) {
     let config = model_dir::load_config(base).unwrap();
     let model = AdapterModel::new(&config, model_dir::load_class(base).ok()).unwrap();
@@ -33,7 +33,7 @@ fn generate(model: &Path) -> String {
 }
 
 #[test]
-fn a_merged_model_writes_what_the_model_with_its_adapter_writes() {
+fn merged_model_generates_the_text_of_base_plus_adapter() {
     let (base, parent) = (tiny_model(), tempfile::tempdir().unwrap());
     let (adapter, merged) = (parent.path().join("adapter"), parent.path().join("merged"));
     save_adapter(base.path(), &adapter);
@@ -43,7 +43,7 @@ fn a_merged_model_writes_what_the_model_with_its_adapter_writes() {
     let [plain, with, as_merged] = [base.path(), &adapter, &merged].map(generate);
     assert_eq!(with, as_merged);
     assert_ne!(plain, with, "the adapter changes nothing");
-    // Over rounded matrices it stays beside them.
+    // An adapter cannot be merged into quantized weights, only used beside them.
     let rounded = parent.path().join("rounded");
     assert_eq!(run(&["quantize", path(base.path()), path(&rounded)]).status.code(), Some(0));
     let output = run(&["merge", path(&rounded), path(&adapter), path(&parent.path().join("no"))]);
@@ -57,7 +57,7 @@ fn a_merged_model_writes_what_the_model_with_its_adapter_writes() {
     let beside = parent.path().join("beside");
     save_adapter(&rounded, &beside);
     generate(&beside);
-    // An adapter whose model is gone.
+    // An adapter whose base model is missing.
     let config = adapter.join("adapter_config.json");
     let text = fs::read_to_string(&config).unwrap();
     fs::write(&config, text.replace(path(base.path()), "/nowhere/model")).unwrap();
@@ -72,7 +72,7 @@ fn a_merged_model_writes_what_the_model_with_its_adapter_writes() {
 }
 
 #[test]
-fn bench_reads_adapters_before_the_model_and_counts_those_in_use() {
+fn bench_reads_adapters_before_the_model_and_lists_those_in_use() {
     let (base, parent) = (tiny_model(), tempfile::tempdir().unwrap());
     let adapters = ["one", "two"].map(|name| parent.path().join(name));
     adapters.iter().for_each(|dir| save_adapter(base.path(), dir));
@@ -91,7 +91,7 @@ fn bench_reads_adapters_before_the_model_and_counts_those_in_use() {
 }
 
 #[test]
-fn an_exported_model_writes_the_same_and_what_gguf_cannot_hold_is_refused() {
+fn gguf_export_keeps_the_text_and_rejects_unsupported_tokenizers() {
     let (model, parent) = (tiny_model(), tempfile::tempdir().unwrap());
     let out = parent.path().join("out.gguf");
     let output = run(&["export", path(model.path()), path(&out)]);

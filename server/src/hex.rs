@@ -1,6 +1,0 @@
-//! Hexadecimal numbers.
-
-/// The bytes as lowercase hexadecimal digits.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
