@@ -171,15 +171,12 @@ fn invalid_safetensors_offsets_and_shapes_are_rejected() {
 #[test]
 fn unsupported_tensor_dtype_is_rejected_by_tensor_name() {
     let dir = Dir::copy("llama");
-    let whole = dir.weights();
-    let end = whole.len() - 8 - u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
     let name = "model.embed_tokens.weight";
     for (dtype, width) in [("I32", 4), ("F64", 8), ("F8_E4M3", 1)] {
         let header = json!({ name: { "dtype": dtype, "shape": [61, 32], "data_offsets": [0, 61 * 32 * width] } });
         dir.write(WEIGHTS, with_header(header.to_string().as_bytes(), &vec![0; 61 * 32 * width]));
         dir.assert_rejected(&[name, "supported are F32, F16 and BF16"]);
     }
-    assert!(end > 0);
 }
 
 #[test]

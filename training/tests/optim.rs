@@ -106,7 +106,10 @@ fn adamw_and_gradient_clipping_match_torch_step_by_step() {
         let norm = gradients.clip(clip).unwrap();
         assert_close(norm.into_scalar::<f32>(), step.norm, &format!("norm of step {number}"));
         module = optimizer.step(module, gradients, Rates { lr: step.lr, decay: 1.0, momentum: 0.0 });
-        for (name, values) in module.values() {
+        let values = module.values();
+        assert!(values.keys().eq(step.after.keys()), "other parameters after step {number}");
+        for (name, values) in values {
+            assert_eq!(values.len(), step.after[&name].len(), "{name} after step {number}");
             for (index, (&found, &expected)) in values.iter().zip(&step.after[&name]).enumerate() {
                 assert_close(found, expected, &format!("{name}[{index}] after step {number}"));
             }

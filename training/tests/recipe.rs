@@ -63,6 +63,8 @@ fn batch(rows: &[Vec<TokenId>]) -> Batch {
 fn assert_run_matches_torch(name: &str) {
     let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/recipe").join(name);
     let golden: Golden = serde_json::from_slice(&fs::read(dir.join("run.json")).unwrap()).unwrap();
+    let n_steps = golden.batches.len();
+    assert!(n_steps > 1 && golden.losses.len() == n_steps && golden.norms.len() == n_steps, "{name}: a damaged golden");
     let config = Layers { sets: golden.sets, ..Layers::default() }.resolve().unwrap();
     config.validate().unwrap();
     let start = gpt(&dir.join("start"), Device::flex().autodiff());
@@ -85,8 +87,11 @@ fn assert_run_matches_torch(name: &str) {
         learner = learner.update(sums.gradients, schedule.rates(step, &config.optim));
     }
     let expected = params(&gpt(&dir.join("end"), Device::flex()));
-    for (path, found) in params(&learner.gpt) {
+    let found = params(&learner.gpt);
+    assert!(!expected.is_empty() && found.keys().eq(expected.keys()), "{name}: other parameters");
+    for (path, found) in found {
         let expected = &expected[&path];
+        assert_eq!(found.len(), expected.len(), "{name}: `{path}`");
         let largest = expected.iter().fold(0.0_f32, |max, value| max.max(value.abs()));
         let differences = found.iter().zip(expected).map(|(found, expected)| (found - expected).abs());
         let difference = differences.fold(0.0_f32, f32::max);

@@ -527,7 +527,9 @@ mod tests {
             temperature: 0.5,
             ..params(4, 5, best(1.0, EarlyStopping::Likely))
         });
+        assert!(!found.is_empty());
         for hypothesis in found {
+            assert!(hypothesis.token_ids.len() >= 3, "{hypothesis:?}");
             assert!(hypothesis.token_ids.iter().take(3).all(|&id| id != END));
             assert_eq!(hypothesis.logprobs.len(), hypothesis.token_ids.len());
             for (at, reported) in hypothesis.logprobs.iter().enumerate() {

@@ -170,6 +170,8 @@ mod tests {
 
     #[test]
     fn tensorboard_records_are_framed_with_length_and_masked_crc() {
+        // The CRC-32C of "123456789" is 0xe3069283: rotated by 15 bits, plus the format's constant.
+        assert_eq!(masked_crc(b"123456789"), 0xc78a_b0e5_u32.to_le_bytes());
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("events.out.tfevents.0000000001.old"), "").unwrap();
         let mut events = EventFile::create(dir.path()).unwrap();

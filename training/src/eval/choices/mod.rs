@@ -152,10 +152,10 @@ mod tests {
     fn length_normalization_changes_the_chosen_answer() {
         let choices = vec!["short".to_owned(), "a longer choice".to_owned(), "ééé".to_owned()];
         let item = ChoiceItem { place: String::new(), context: "c".to_owned(), choices, gold: 1 };
-        // Per character: -0.8, -0.4, -2; per byte of the last: -1.
-        let result = result_of(&item, &[vec![-2.0, -2.0], vec![-6.0], vec![-6.0]]);
-        assert_eq!((result.chosen, result.chosen_norm, result.chosen_bytes), (0, 1, 1));
-        assert_eq!(result.log_likelihoods, [-4.0, -6.0, -6.0]);
+        // Per character: -0.4, -0.383, -0.708; per byte of the last: -0.354.
+        let result = result_of(&item, &[vec![-1.0, -1.0], vec![-5.75], vec![-2.125]]);
+        assert_eq!((result.chosen, result.chosen_norm, result.chosen_bytes), (0, 1, 2));
+        assert_eq!(result.log_likelihoods, [-2.0, -5.75, -2.125]);
         assert_eq!(result.n_tokens, [2, 1, 1]);
         let score = accuracies(&[result.clone(), ItemResult { gold: 0, ..result }]);
         assert_eq!((score.acc.value, score.acc_norm.value), (0.5, 0.5));
