@@ -179,9 +179,8 @@ fn pack<const WIDTH: usize>(packed: &mut [f32], matrix: View<'_>) {
     }
 }
 
-/// Puts contiguous rows side by side, in blocks that `transpose` transposes in registers: it puts as many values of at most
-/// as many rows as it has lines into these lines, from a column on. Returns how many lines it has filled: as many as make
-/// whole blocks.
+/// [`pack`] for contiguous rows, in blocks of `BLOCK` rows and `BLOCK` values. `transpose` writes a block to its `lines`, from
+/// a column on; its view has fewer rows at the end of the matrix. Returns the number of lines written: only whole blocks.
 #[cfg(target_arch = "x86_64")]
 fn pack_blocks<const WIDTH: usize, const BLOCK: usize>(
     lines: &mut [[f32; WIDTH]],

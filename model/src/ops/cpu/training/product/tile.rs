@@ -141,8 +141,8 @@ unsafe fn whole_tile(operands: Operands<'_>, output: Output) {
 }
 
 /// Kernels for an instruction set with registers of `$lanes` words, one for each number of rows `$n`, so that the compiler
-/// keeps all sums in registers. A kernel computes as many columns as two registers have. `$step` adds the products of a
-/// row's word, in all lanes, and the words of `$lanes` columns to their sums.
+/// keeps all sums in registers; `$most` is the largest. A kernel computes as many columns as two registers have. `$step` adds
+/// the products of a row's word, in all lanes, and the words of `$lanes` columns to their sums.
 #[cfg(target_arch = "x86_64")]
 macro_rules! kernels {
     (
@@ -158,7 +158,7 @@ macro_rules! kernels {
             /// Columns of a kernel.
             const WIDTH: usize = 2 * $lanes;
 
-            /// A kernel that reads part of each row of columns is faster without prefetching: the next one reads the rest.
+            /// Whether columns are prefetched. Kernels of half a panel are faster without (docs/lab/training.md).
             const PREFETCHES: bool = WIDTH == PANEL;
 
             /// Steps in a round of the innermost loop. With few products in a step, two are faster.
