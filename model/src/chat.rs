@@ -14,9 +14,13 @@ mod instructions;
 mod json;
 mod marks;
 mod messages;
+mod parts;
 mod rendering;
 
-use std::{path::Path, sync::Arc};
+use std::{
+    path::Path,
+    sync::{Arc, OnceLock},
+};
 
 use minijinja::{Environment, value::Serde};
 use serde_json::{Map, Value};
@@ -87,6 +91,8 @@ pub struct ChatTemplate {
     sources: Arc<Sources>,
     takes_tools: bool,
     asks_for_none: bool,
+    /// Whether it reads contents only as lists of parts; found when it is first used.
+    needs_parts: Arc<OnceLock<bool>>,
 }
 
 /// The sources of a model's templates, as its files have them.
@@ -139,7 +145,8 @@ impl ChatTemplate {
             takes_tools = environment::add_template(&mut environment, name, source, origin)?;
             asks_for_none |= environment::asks_for_none(source);
         }
-        Ok(Self { environment: Arc::new(environment), sources: Arc::new(sources), takes_tools, asks_for_none })
+        let (environment, sources) = (Arc::new(environment), Arc::new(sources));
+        Ok(Self { environment, sources, takes_tools, asks_for_none, needs_parts: Arc::default() })
     }
 
     /// Renders a conversation to text, with the messages as given.
@@ -149,14 +156,15 @@ impl ChatTemplate {
     /// should be continued and the template does not output its text; [`Error::Param`] if a further variable has a
     /// reserved name, or if there is no message to continue.
     pub fn render(&self, messages: &[Message], context: &RenderContext) -> Result<String> {
-        let inputs = Inputs::new(messages, context, self.asks_for_none)?;
+        let inputs = self.inputs(messages, context)?;
         let [_, end] = marks::unused(&inputs, &self.compiled_sources())?;
         self.render_to_end(inputs, context, end)
     }
 
     /// Renders and tokenizes a conversation. The messages are given to the template in the first of these forms that it
     /// accepts: `developer` messages as they are if it knows that role, or as `system`; arguments of tool calls that are JSON
-    /// objects in strings as objects, or as they are; ids of tool calls as they are, or as nine letters and digits.
+    /// objects in strings as objects, or as they are; ids of tool calls as they are, or as nine letters and digits. The text
+    /// parts of a content are a list if the template reads lists, and else a text with newlines between them.
     ///
     /// Special-token strings that the template writes become tokens. The same strings in inputs (the messages, the
     /// tools, the further variables) stay text, so that nobody can end their own message and write another role's. To
@@ -180,7 +188,7 @@ impl ChatTemplate {
         context: &RenderContext,
     ) -> Result<PromptText> {
         self.in_supported_form(messages, context, |messages| {
-            let mut inputs = Inputs::new(messages, context, self.asks_for_none)?;
+            let mut inputs = self.inputs(messages, context)?;
             let [mark, end] = marks::unused(&inputs, &self.compiled_sources())?;
             marks::break_up(&mut inputs, &tokenizer.special_tokens(), mark);
             let text = self.render_to_end(inputs, context, end)?;
@@ -199,6 +207,21 @@ impl ChatTemplate {
         let (closed, open) = (encode(Ending::Closed)?, encode(Ending::OpenMessage)?);
         let next = *closed.strip_prefix(&open[..])?.first()?;
         tokenizer.is_special(next).then_some(next)
+    }
+
+    /// All inputs of a rendering.
+    fn inputs(&self, messages: &[Message], context: &RenderContext) -> Result<Inputs> {
+        if let Some(name) = RESERVED.into_iter().find(|name| context.kwargs.contains_key(*name)) {
+            let what = format!("must not contain `{name}`, which is a separate parameter");
+            return Err(Error::Param { name: "chat_template_kwargs", what });
+        }
+        let contents = self.contents(messages, context);
+        let messages = messages.iter().zip(contents);
+        Ok(Inputs {
+            messages: messages.map(|(message, content)| message_json(message, content, self.asks_for_none)).collect(),
+            tools: context.tools.clone(),
+            kwargs: context.kwargs.clone(),
+        })
     }
 
     /// The source of the default template.
@@ -221,7 +244,10 @@ impl ChatTemplate {
         if context.ending != Ending::OpenMessage {
             return self.render_inputs(&inputs, context);
         }
-        let content = inputs.messages.last_mut().and_then(|message| message.get_mut("content"));
+        let content = inputs.messages.last_mut().and_then(|message| match message.get_mut("content")? {
+            Value::Array(parts) => parts.last_mut()?.get_mut("text"),
+            content => Some(content),
+        });
         let Some(Value::String(content)) = content else {
             return Err(Error::Param { name: "messages", what: "must have a last message to continue".into() });
         };
@@ -284,24 +310,10 @@ struct Inputs {
     kwargs: Map<String, Value>,
 }
 
-impl Inputs {
-    fn new(messages: &[Message], context: &RenderContext, asks_for_none: bool) -> Result<Self> {
-        if let Some(name) = RESERVED.into_iter().find(|name| context.kwargs.contains_key(*name)) {
-            let what = format!("must not contain `{name}`, which is a separate parameter");
-            return Err(Error::Param { name: "chat_template_kwargs", what });
-        }
-        Ok(Self {
-            messages: messages.iter().map(|message| message_json(message, asks_for_none)).collect(),
-            tools: context.tools.clone(),
-            kwargs: context.kwargs.clone(),
-        })
-    }
-}
-
 /// Some templates detect a message with only tool calls by its content being none; others would fail on none.
-fn message_json(message: &Message, asks_for_none: bool) -> Value {
+fn message_json(message: &Message, content: Value, asks_for_none: bool) -> Value {
     let only_calls = message.content.is_empty() && message.extra.contains_key("tool_calls");
-    let content = if only_calls && asks_for_none { Value::Null } else { message.content.clone().into() };
+    let content = if only_calls && asks_for_none { Value::Null } else { content };
     let mut json = Map::new();
     json.insert("role".into(), message.role.clone().into());
     json.insert("content".into(), content);

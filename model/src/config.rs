@@ -170,7 +170,7 @@ pub enum Activation {
 }
 
 /// The position encoding.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Positions {
     /// None: order is only visible through the causal mask.
@@ -187,7 +187,7 @@ pub enum Positions {
 }
 
 /// Rotary positions, in Hugging Face's pairing: dimension `i` is rotated with `i + rotary_dim / 2`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rope {
     /// Base of the wavelengths.
@@ -206,7 +206,7 @@ impl Rope {
 }
 
 /// Scaling of rotary wavelengths.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum RopeScaling {
     /// None.
@@ -257,6 +257,31 @@ pub enum RopeScaling {
         /// Whether the ends of the blend are rounded outwards to whole dimensions.
         truncate: bool,
     },
+    /// A factor for the wavelength of each pair of dimensions ([LongRoPE](https://arxiv.org/abs/2402.13753)), from one of
+    /// two lists: `long_factors` if [`GptConfig::max_seq_len`] is above `original_max_seq_len`, else `short_factors`.
+    ///
+    /// So the list depends on the context that the model is opened for, as in llama.cpp and vLLM, and is the same for all
+    /// texts. `transformers` chooses by the length of each text and computes the KV cache again where a text grows beyond
+    /// `original_max_seq_len`. [`Gpt::with_max_seq_len`](crate::gpt::Gpt::with_max_seq_len) opens a model for a shorter
+    /// context.
+    LongRope {
+        /// One for each pair of rotated dimensions, positive.
+        short_factors: Vec<f32>,
+        /// As many, for long contexts.
+        long_factors: Vec<f32>,
+        /// Multiplies cosines and sines, with either list.
+        attention_factor: f64,
+        /// Context length before scaling.
+        original_max_seq_len: usize,
+    },
+}
+
+impl RopeScaling {
+    /// The default of [`LongRope`](Self::LongRope)'s `attention_factor` for a context of `factor` times the original length
+    /// ([LongRoPE's code](https://github.com/microsoft/LongRoPE)).
+    pub(crate) fn long_rope_attention_factor(factor: f64, original_max_seq_len: usize) -> f64 {
+        if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (original_max_seq_len as f64).ln()).sqrt() }
+    }
 }
 
 /// The sizes of a preset architecture.

@@ -230,9 +230,9 @@ impl AttentionMask {
     }
 }
 
-/// The rotation of the context's rows.
-fn rotation_of(rope: &Rope, context: &AttentionContext<'_>, device: &Device) -> Rotation {
-    let angles = position::rope_angles(&context.spans(), rope);
+/// The rotation of the context's rows in a model with a context of `max_seq_len`.
+fn rotation_of(rope: &Rope, context: &AttentionContext<'_>, max_seq_len: usize, device: &Device) -> Rotation {
+    let angles = position::rope_angles(&context.spans(), rope, max_seq_len);
     let n_rows = angles.len() / (rope.rotary_dim / 2);
     let rotation = Rotation::new(&angles, n_rows, device);
     rotation.scaled(position::rope_attention_factor(rope)).repeat(context.repeats())
@@ -244,7 +244,7 @@ impl<'a> ForwardPass<'a> {
         let mask =
             |window: Option<usize>| has(window.is_some()).then(|| AttentionMask::new(config, window, &context, device));
         let masks = [mask(None), config.sliding_window.and_then(|window| mask(Some(window)))];
-        let rotation = |rope: &Rope| rotation_of(rope, &context, device);
+        let rotation = |rope: &Rope| rotation_of(rope, &context, config.max_seq_len, device);
         let rotations = match &config.positions {
             Positions::Rope(rope) => [Some(rotation(rope)), config.window_rope.as_ref().map(rotation)],
             _ => [None, None],

@@ -109,6 +109,15 @@ impl Gpt {
         self
     }
 
+    /// The same model for a context of `max_seq_len` tokens: at least 1, at most its own. That decides which factors
+    /// [`RopeScaling::LongRope`](crate::config::RopeScaling::LongRope) uses. A model with learned positions keeps all of
+    /// them, so it can compute, but not be saved.
+    #[must_use]
+    pub fn with_max_seq_len(mut self, max_seq_len: usize) -> Self {
+        self.config.max_seq_len = max_seq_len.clamp(1, self.config.max_seq_len);
+        self
+    }
+
     /// The same model with another precision of its matrix products on the CPU: of all matrices in training, otherwise
     /// only of matrices that are stored in bf16.
     ///

@@ -1,17 +1,24 @@
 //! Files that are there when they are complete.
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, TryLockError},
     io::{self, BufWriter, Write},
     path::{Path, PathBuf},
 };
 
+/// The ending of the name of a file or folder that is being written, and of an old folder after the exchange
+/// (`weights/staged_dir.rs`). A leftover if its writer has crashed.
+pub(crate) const PARTIAL: &str = ".hearth-partial";
+
 /// A file that is written as `PATH.hearth-partial`, and renamed to `PATH` by [`finish`](Self::finish). If it is dropped
-/// before that, it is removed, and what was at `PATH` stays. If `PATH` is a link, it stays, and the file that it leads to
-/// is replaced, or created if it does not exist. The permissions of a replaced file are kept. Anything but a file, such as
-/// `/dev/stdout` or a named pipe, is written to directly.
+/// before that, it is removed, and what was at `PATH` stays. While it is written it is locked: another writer of `PATH`
+/// writes to `PATH.hearth-partial-2`, and so on, and the last one that finishes replaces `PATH`. What a killed process left
+/// is overwritten by the next one. If `PATH` is a link, it stays, and the file that it leads to is replaced, or created if
+/// it does not exist. The permissions of a replaced file are kept. Anything but a file, such as `/dev/stdout` or a named
+/// pipe, is written to directly.
 #[derive(Debug)]
 pub struct PartialFile {
+    path: PathBuf,
     file: BufWriter<File>,
     /// The path of the partial file and its final path; `None` if the final path is written to directly.
     moves: Option<(PathBuf, PathBuf)>,
@@ -26,33 +33,42 @@ impl PartialFile {
         let permissions = match fs::metadata(path) {
             Ok(found) if !found.is_file() => {
                 let file = BufWriter::new(File::options().write(true).open(path)?);
-                return Ok(Self { file, moves: None });
+                return Ok(Self { path: path.to_owned(), file, moves: None });
             }
             Ok(found) => Some(found.permissions()),
             Err(reason) if reason.kind() == io::ErrorKind::NotFound => None,
             Err(reason) => return Err(reason),
         };
         let place = resolve(path)?;
-        let partial = beside(&place);
-        let file = File::create(&partial).map_err(|reason| match reason.kind() {
+        let (file, partial) = claim(&place).map_err(|reason| match reason.kind() {
             io::ErrorKind::NotFound => {
                 let what = format!("the folder `{}` does not exist", parent_of(&place).display());
                 io::Error::new(io::ErrorKind::NotFound, what)
             }
             _ => reason,
         })?;
-        let partial = Self { file: BufWriter::new(file), moves: Some((partial, place)) };
+        let partial = Self { path: path.to_owned(), file: BufWriter::new(file), moves: Some((partial, place)) };
         if let Some(permissions) = permissions {
             partial.file.get_ref().set_permissions(permissions)?;
         }
         Ok(partial)
     }
 
-    /// Where the file `path` is while it is written.
-    pub fn partial_path(path: &Path) -> PathBuf {
+    /// The path that was given to [`create`](Self::create).
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the file is while it is written; `None` if it is written to its place directly.
+    pub fn partial_path(&self) -> Option<&Path> {
+        self.moves.as_ref().map(|(partial, _)| partial.as_path())
+    }
+
+    /// What a process may leave that is killed while it writes the file `path`, and no other process does.
+    pub fn leftover(path: &Path) -> PathBuf {
         match resolve(path) {
-            Ok(place) if path.is_symlink() => beside(&place),
-            _ => beside(path),
+            Ok(place) if path.is_symlink() => partial(&place, 1),
+            _ => partial(path, 1),
         }
     }
 
@@ -62,9 +78,13 @@ impl PartialFile {
     /// The disk is full, or the file cannot be moved.
     pub fn finish(mut self) -> io::Result<()> {
         self.file.flush()?;
-        let Some((partial, place)) = &self.moves else { return Ok(()) };
-        self.file.get_ref().sync_all()?;
-        fs::rename(partial, place)
+        if let Some((partial, place)) = &self.moves {
+            self.file.get_ref().sync_all()?;
+            fs::rename(partial, place)?;
+            // Another writer may use the name of the partial file from now on.
+            self.moves = None;
+        }
+        Ok(())
     }
 }
 
@@ -81,17 +101,63 @@ impl Write for PartialFile {
 impl Drop for PartialFile {
     fn drop(&mut self) {
         if let Some((partial, _)) = &self.moves {
-            // Not there any more if the file is finished.
             let _ = fs::remove_file(partial);
         }
     }
 }
 
-fn beside(path: &Path) -> PathBuf {
+/// Creates the partial file for `place`, empty and locked, or uses one that no running process writes to.
+fn claim(place: &Path) -> io::Result<(File, PathBuf)> {
+    let mut number = 1;
+    loop {
+        let partial = partial(place, number);
+        // It may be another writer's until it is locked: not truncated before.
+        let file = File::options().write(true).create(true).truncate(false).open(&partial)?;
+        if !file.metadata()?.is_file() {
+            return Ok((file, partial));
+        }
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => number += 1,
+            // Where files cannot be locked, writers share a partial file.
+            Ok(()) | Err(TryLockError::Error(_)) => {
+                // Otherwise its writer moved or removed it before it was locked here.
+                if is_at(&file, &partial) {
+                    file.set_len(0)?;
+                    return Ok((file, partial));
+                }
+            }
+        }
+    }
+}
+
+/// The `number`-th name, from 1 on, for a partial file of `path`.
+fn partial(path: &Path, number: u32) -> PathBuf {
+    if number == 1 { beside(path, PARTIAL) } else { beside(path, &format!("{PARTIAL}-{number}")) }
+}
+
+/// `path` with `ending` after its name.
+pub(crate) fn beside(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
-    name.push(".hearth-partial");
+    name.push(ending);
     name.into()
 }
+
+/// Whether `path` leads to the open file or folder `file`.
+pub(crate) fn is_at(file: &File, path: &Path) -> bool {
+    let both = file.metadata().and_then(|own| Ok([own, fs::metadata(path)?].map(|found| identity(&found))));
+    both.is_ok_and(|[own, found]| own == found)
+}
+
+/// Device and inode, which identify a file or folder while it is open.
+#[cfg(unix)]
+fn identity(found: &fs::Metadata) -> (u64, u64) {
+    use std::os::unix::fs::MetadataExt;
+
+    (found.dev(), found.ino())
+}
+
+#[cfg(not(unix))]
+fn identity(_: &fs::Metadata) {}
 
 /// `path` with links resolved. Neither it nor its parents need to exist.
 pub(crate) fn resolve(path: &Path) -> io::Result<PathBuf> {
@@ -141,6 +207,39 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
     }
 
+    #[test]
+    fn two_writers_of_one_file_do_not_mix_their_contents() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = fs::canonicalize(dir.path()).unwrap().join("report.txt");
+        let [mut first, mut second] = [(); 2].map(|()| PartialFile::create(&path).unwrap());
+        assert_ne!(first.partial_path(), second.partial_path());
+        first.write_all(b"first").unwrap();
+        second.write_all(b"2nd").unwrap();
+        first.finish().unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "first");
+        // The first name is free again, whatever becomes of the second.
+        let mut third = PartialFile::create(&path).unwrap();
+        assert_eq!(third.partial_path(), Some(&*PartialFile::leftover(&path)));
+        third.write_all(b"third").unwrap();
+        second.finish().unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "2nd");
+        third.finish().unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "third");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn leftover_of_a_killed_process_is_overwritten() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("report.txt");
+        fs::write(PartialFile::leftover(&path), "half of something long").unwrap();
+        let mut file = PartialFile::create(&path).unwrap();
+        file.write_all(b"new").unwrap();
+        file.finish().unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
     #[cfg(unix)]
     #[test]
     fn partial_file_keeps_symlinks_devices_and_permissions() {
@@ -176,9 +275,10 @@ mod tests {
         fs::create_dir(path.join("folder")).unwrap();
         symlink("folder/second", &first).unwrap();
         symlink("../target", &second).unwrap();
-        let partial = PartialFile::partial_path(&first);
+        let partial = PartialFile::leftover(&first);
         assert_eq!(partial, path.join("target.hearth-partial"));
         let mut file = PartialFile::create(&first).unwrap();
+        assert_eq!(file.partial_path(), Some(&*partial));
         file.write_all(b"new").unwrap();
         assert!(partial.exists() && !target.exists());
         file.finish().unwrap();

@@ -27,13 +27,14 @@ impl PositionRange {
     }
 }
 
-/// The rotary angles of the rows of `spans`, row after row: `[n_rows, rotary_dim / 2]` in radians.
+/// The rotary angles of the rows of `spans`, row after row: `[n_rows, rotary_dim / 2]` in radians, for a model with a
+/// context of `max_seq_len`.
 ///
 /// In f32, as in `transformers`: at large positions the rounding matters, and weights were trained with it.
-pub fn rope_angles(spans: &[PositionRange], rope: &Rope) -> Vec<f32> {
+pub fn rope_angles(spans: &[PositionRange], rope: &Rope, max_seq_len: usize) -> Vec<f32> {
     let mut angles = Vec::new();
     for span in spans {
-        let frequencies = rope_frequencies(rope, span.text_len);
+        let frequencies = rope_frequencies(rope, span.text_len, max_seq_len);
         for position in span.positions.clone() {
             angles.extend(frequencies.iter().map(|frequency| position as f32 * frequency));
         }
@@ -43,11 +44,11 @@ pub fn rope_angles(spans: &[PositionRange], rope: &Rope) -> Vec<f32> {
 
 /// Radians per position of each pair of dimensions: `theta^(-2i / rotary_dim)`
 /// ([RoFormer](https://arxiv.org/abs/2104.09864), 3.2.2), scaled as [`RopeScaling`] says for a text of `text_len`
-/// tokens.
-pub fn rope_frequencies(rope: &Rope, text_len: usize) -> Vec<f32> {
+/// tokens and a model with a context of `max_seq_len`.
+pub fn rope_frequencies(rope: &Rope, text_len: usize, max_seq_len: usize) -> Vec<f32> {
     let dim = rope.rotary_dim as f64;
-    let plain =
-        |theta: f64| (0..rope.rotary_dim / 2).map(move |i| 1.0 / (theta as f32).powf((2 * i) as f32 / dim as f32));
+    let radii = |theta: f64| (0..rope.rotary_dim / 2).map(move |i| (theta as f32).powf((2 * i) as f32 / dim as f32));
+    let plain = |theta: f64| radii(theta).map(|radius| 1.0 / radius);
     match rope.scaling {
         RopeScaling::None => plain(rope.theta).collect(),
         RopeScaling::Linear { factor } => plain(rope.theta).map(|f| f / factor as f32).collect(),
@@ -82,13 +83,19 @@ pub fn rope_frequencies(rope: &Rope, text_len: usize) -> Vec<f32> {
             };
             plain(rope.theta).enumerate().map(scale).collect()
         }
+        RopeScaling::LongRope { ref short_factors, ref long_factors, original_max_seq_len, .. } => {
+            let factors = if max_seq_len > original_max_seq_len { long_factors } else { short_factors };
+            radii(rope.theta).zip(factors).map(|(radius, factor)| 1.0 / (factor * radius)).collect()
+        }
     }
 }
 
-/// The multiplier of cosines and sines: 1, except with YaRN.
+/// The multiplier of cosines and sines: 1, except with YaRN and LongRoPE.
 pub fn rope_attention_factor(rope: &Rope) -> f32 {
     match rope.scaling {
-        RopeScaling::Yarn { attention_factor, .. } => attention_factor as f32,
+        RopeScaling::Yarn { attention_factor, .. } | RopeScaling::LongRope { attention_factor, .. } => {
+            attention_factor as f32
+        }
         _ => 1.0,
     }
 }
@@ -135,7 +142,24 @@ mod tests {
     fn rope_angles_are_position_times_inverse_frequency() {
         let rope = Rope::new(10_000.0, 4);
         let spans = [0..1, 3..4].map(|positions| PositionRange { text_len: positions.end, positions });
-        assert_eq!(rope_angles(&spans, &rope), [0.0, 0.0, 3.0, 0.03]);
+        assert_eq!(rope_angles(&spans, &rope, 100), [0.0, 0.0, 3.0, 0.03]);
+    }
+
+    /// The list is that of the context, not of the text.
+    #[test]
+    fn long_rope_divides_frequencies_by_the_factors_of_the_context() {
+        let scaling = RopeScaling::LongRope {
+            short_factors: vec![1.0, 2.0],
+            long_factors: vec![4.0, 8.0],
+            attention_factor: 1.5,
+            original_max_seq_len: 10,
+        };
+        let rope = Rope { scaling, ..Rope::new(256.0, 4) };
+        for text_len in [1, 10, 11] {
+            assert_eq!(rope_frequencies(&rope, text_len, 10), [1.0, 1.0 / 32.0]);
+            assert_eq!(rope_frequencies(&rope, text_len, 11), [0.25, 1.0 / 128.0]);
+        }
+        assert_eq!(rope_attention_factor(&rope), 1.5);
     }
 
     #[test]

@@ -16,6 +16,7 @@ use hearth_model::{
     gpt::Gpt,
     lora::LoraValues,
     ops::Dtype,
+    partial_file::PartialFile,
     weights::{
         DiskDtype, StagedDir,
         adapter::{Adapter, AdapterConfig, AdapterModel, Targets},
@@ -298,7 +299,7 @@ fn adapter_written_to_gguf_gives_the_same_logits() {
         let expected = logits(&gpt.with_lora(&adapter.values, 0.0, Training::No).unwrap(), &oracle);
         for (dtype, tolerance) in [(DiskDtype::F32, 1e-6), (DiskDtype::Bf16, 2e-2)] {
             let path = dir.path().join(format!("{base}-{dtype:?}.gguf"));
-            adapter.write_gguf(&path, model, dtype).unwrap();
+            adapter.write_gguf(PartialFile::create(&path).unwrap(), model, dtype).unwrap();
             let rank = adapter.values.max_rank();
             assert_eq!(Adapter::open_config(&path).unwrap().rank, rank, "{base}");
             let found = Adapter::open(&path, model).unwrap();
@@ -318,7 +319,7 @@ fn gguf_adapter_that_is_malformed_or_of_another_model_is_rejected() {
     let model = AdapterModel::new(&config, Some("LlamaForCausalLM")).unwrap();
     let path = dir.path().join("a.gguf");
     let adapter = adapter_of("llama", &gpt);
-    adapter.write_gguf(&path, model, DiskDtype::F32).unwrap();
+    adapter.write_gguf(PartialFile::create(&path).unwrap(), model, DiskDtype::F32).unwrap();
     let error = model_dir::load(&path, &options(None)).unwrap_err().to_string();
     assert!(error.contains("is an adapter and not a model") && error.contains("--lora"), "{error}");
     // Of the same architecture, but of another width; and of another architecture.

@@ -152,6 +152,27 @@ fn special_token_strings_in_message_content_stay_text() {
 }
 
 #[test]
+fn special_tokens_are_not_made_of_several_content_parts() {
+    let tokenizer = byte_tokenizer(&["<|im_start|>", "<|im_end|>"]);
+    let template = template(
+        "{% for m in messages %}<|im_start|>{% for part in m.content %}{{ part.text | trim }}{% endfor %}<|im_end|>{% endfor %}",
+    );
+    for parts in [&["no<|im_", "end|>"][..], &["<|im_end|", ">"], &["<|im_ ", " end|>"], &["<", "|im_end|", " ", ">x"]]
+    {
+        let content: Vec<Value> = parts.iter().map(|text| json!({ "type": "text", "text": text })).collect();
+        let message: Message = serde_json::from_value(json!({ "role": "user", "content": content })).unwrap();
+        let messages = [message];
+        let ids = template.encode(&tokenizer, &messages, &RenderContext::default()).unwrap();
+        let special: Vec<u32> = ids.iter().copied().filter(|&id| tokenizer.is_special(id)).collect();
+        assert_eq!(special, [256, 257], "{parts:?}: only the template's own");
+        let text = tokenizer.decode(&ids, DecodeOptions::default());
+        assert_eq!(text, template.render(&messages, &RenderContext::default()).unwrap());
+        let trimmed: String = parts.iter().map(|part| part.trim()).collect();
+        assert_eq!(text, format!("<|im_start|>{trimmed}<|im_end|>"), "the template read the parts");
+    }
+}
+
+#[test]
 fn content_with_private_use_characters_is_encoded_unless_all_are_used() {
     let tokenizer = byte_tokenizer(&["<|im_start|>", "<|im_end|>"]);
     let template = template(CHATML);

@@ -65,6 +65,7 @@ const ROPE_CASES: &[&str] = &[
     "rope-linear",
     "rope-llama3",
     "rope-yarn",
+    "phi3-longrope",
     "rope-dynamic",
 ];
 
@@ -296,6 +297,7 @@ fn unsupported_config_values_are_rejected_by_key() {
         ("llama", "residual_multiplier", json!(0.22)),
         ("llama", "logits_scaling", json!(8.0)),
         ("llama", "num_local_experts", json!(8)),
+        ("llama", "per_layer_config", json!({ "1": { "rms_norm_eps": 1e-3 } })),
         ("llama", "is_causal", json!(false)),
         ("llama", "partial_rotary_factor", json!(0.5)),
         ("llama", "sliding_window", json!(5)),
@@ -344,7 +346,12 @@ fn unsupported_config_values_are_rejected_by_key() {
     let error = read(&slices).unwrap_err().to_string();
     assert!(error.contains("`slow_but_exact`"), "{error}");
     // Neutral values of such keys are accepted.
-    for (key, value) in [("logits_scaling", json!(1)), ("num_local_experts", json!(0)), ("layer_types", Value::Null)] {
+    for (key, value) in [
+        ("logits_scaling", json!(1)),
+        ("num_local_experts", json!(0)),
+        ("per_layer_config", json!({})),
+        ("layer_types", Value::Null),
+    ] {
         read(&with("llama", key, value)).unwrap();
     }
 }
@@ -385,7 +392,7 @@ fn unsupported_rope_parameters_are_rejected_by_name() {
         nested
     };
     let refused = [
-        ("llama", json!({ "rope_type": "longrope", "short_factor": [1.0] }), "`rope_type` is \"longrope\""),
+        ("llama", json!({ "rope_type": "longrope" }), "`original_max_position_embeddings` is missing"),
         ("llama", json!({ "rope_type": "default", "short_factor": [1.0] }), "short_factor"),
         ("llama", json!({ "rope_type": "proportional" }), "rope_type"),
         ("llama", json!({ "mrope_section": [1, 2] }), "mrope_section"),
@@ -398,7 +405,8 @@ fn unsupported_rope_parameters_are_rejected_by_name() {
         // Transformers reads YaRN in Phi 3's files as another scaling.
         ("phi3", json!({ "rope_type": "yarn", "factor": 2.0 }), "rope_type"),
         ("gpt-neox-parallel", json!({ "partial_rotary_factor": 0.1 }), "rotary_dim"),
-        ("stablelm", json!({ "rope_type": "longrope" }), "rope_type"),
+        // Only Phi 3 has this name for `longrope`.
+        ("stablelm", json!({ "rope_type": "su" }), "`rope_type` is \"su\""),
     ];
     for (case, extra, named) in refused {
         let error = read(&with(case, "rope_parameters", rope(extra))).unwrap_err().to_string();
@@ -462,10 +470,10 @@ fn out_of_range_multipliers_and_layer_lists_are_rejected_by_name() {
 fn rope_parameters_per_layer_type_are_read() {
     let mut json = config_json("gemma3");
     let newer = read(&json).unwrap();
-    let own = newer.window_rope.unwrap();
-    let Positions::Rope(usual) = newer.positions else { unreachable!() };
-    assert_eq!((own.theta, own.scaling), (100.0, RopeScaling::None));
-    assert_eq!((usual.theta, usual.scaling), (2000.0, RopeScaling::Linear { factor: 3.0 }));
+    let own = newer.window_rope.as_ref().unwrap();
+    let Positions::Rope(usual) = &newer.positions else { unreachable!() };
+    assert_eq!((own.theta, &own.scaling), (100.0, &RopeScaling::None));
+    assert_eq!((usual.theta, &usual.scaling), (2000.0, &RopeScaling::Linear { factor: 3.0 }));
     json.remove("rope_parameters");
     json.insert("rope_theta".to_owned(), json!(2000.0));
     json.insert("rope_local_base_freq".to_owned(), json!(100.0));

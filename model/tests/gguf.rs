@@ -3,28 +3,28 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
 #![expect(clippy::print_stdout, reason = "a skipped test says so")]
 
+mod file;
+mod smollm2;
+mod tokenizers;
+
 use std::{
-    ffi::OsStr,
     fs,
     path::{Path, PathBuf},
 };
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use hearth_model::{
-    TokenId,
     attention::AttentionContext,
-    chat::{Message, RenderContext},
     config::{GptConfig, Positions, Rope, RopeScaling},
-    error::Error,
     gpt::Gpt,
     ops::Dtype,
     sampling::SamplingParams,
-    tokenizer::{DecodeOptions, EncodeOptions},
-    weights::model_dir::{self, LoadOptions, LoadedModel},
+    tokenizer::EncodeOptions,
+    weights::model_dir::{self, LoadOptions},
 };
 use safetensors::SafeTensors;
-use serde::Deserialize;
-use tempfile::TempDir;
+
+use self::file::{Damaged, File, assert_rejected, f32_value, list_value, refused, text_value, u32_value};
 
 /// Each is a golden dir of the same name.
 const CASES: &[&str] = &[
@@ -36,6 +36,7 @@ const CASES: &[&str] = &[
     "qwen2",
     "qwen3",
     "phi3",
+    "phi3-longrope",
     "stablelm",
     "gpt-neox-parallel",
     "gpt-neox-serial",
@@ -126,7 +127,7 @@ fn gguf_configs_equal_those_of_the_model_dirs() {
         let (mut found, expected) = (common(of_file), common(of_dir));
         if case == "rope-llama3" {
             // The same frequencies, by other figures; the logits show it.
-            found.positions = expected.positions;
+            found.positions = expected.positions.clone();
         }
         assert_eq!(found, expected, "{case}");
     }
@@ -179,7 +180,7 @@ fn gguf_config_fills_in_constants_of_the_architecture() {
     let keys = [("rope.freq_base", f32_value(1e6)), ("attention.sliding_window", u32_value(7))];
     let gemma3 = config("gemma3", 13, &keys);
     assert_eq!((gemma3.sliding_window, &gemma3.full_layers[..]), (Some(7), &[5, 11][..]));
-    assert_eq!(gemma3.window_rope.map(|rope| rope.theta), Some(10_000.0));
+    assert_eq!(gemma3.window_rope.as_ref().map(|rope| rope.theta), Some(10_000.0));
     assert_eq!((gemma3.attention_softcap, gemma3.logit_softcap), (None, None));
     assert_eq!(config("gemma3", 13, &keys[..1]).sliding_window, None);
     let pattern = ("attention.sliding_window_pattern", u32_value(3));
@@ -284,287 +285,6 @@ fn quantized_gguf_weights_are_kept_and_give_the_reference_logits() {
             assert!(error == 0.0, "{name}: {path}: {error}");
         }
     }
-}
-
-#[derive(Deserialize)]
-struct Encoded {
-    text: String,
-    ids: Vec<TokenId>,
-}
-
-/// What the `sentencepiece` library makes of texts by a model of its own (`gguf/make_sentencepiece.py`).
-#[test]
-fn gguf_sentencepiece_tokenizer_matches_the_library() {
-    let tokenizer = model_dir::load_tokenizer(&gguf("sentencepiece")).unwrap();
-    let cases = fs::read(tests().join("gguf/sentencepiece.json")).unwrap();
-    for Encoded { text, ids } in serde_json::from_slice::<Vec<Encoded>>(&cases).unwrap() {
-        assert_eq!(tokenizer.encode(&text, EncodeOptions::TEXT).unwrap(), ids, "{text:?}");
-        // Pieces write a space as `▁`.
-        assert_eq!(tokenizer.decode(&ids, DecodeOptions::default()), text.replace('▁', " "));
-        // In a prompt, `<s>` is a special token.
-        if !text.contains("<s") && !text.contains("</s") {
-            let prompt = tokenizer.encode(&text, EncodeOptions::PROMPT).unwrap();
-            assert_eq!(prompt.split_first(), Some((&1, ids.as_slice())), "a text begins with `bos`: {text:?}");
-        }
-    }
-}
-
-/// The vocabularies that llama.cpp has for its own tests, with texts and the ids that Hugging Face's tokenizers have.
-#[test]
-fn gguf_tokenizers_of_llama_cpp_families_give_the_expected_ids() {
-    let Some(folder) = std::env::var_os("HEARTH_LLAMA_CPP") else {
-        println!("skipped: set HEARTH_LLAMA_CPP=DIR to a checkout of llama.cpp to run");
-        return;
-    };
-    let models = Path::new(&folder).join("models");
-    let families = [
-        "command-r",
-        "deepseek-coder",
-        "deepseek-llm",
-        "falcon",
-        "gpt-2",
-        "llama-bpe",
-        "llama-spm",
-        "mpt",
-        "phi-3",
-        "qwen2",
-        "refact",
-        "starcoder",
-    ];
-    for family in families {
-        let path = models.join(format!("ggml-vocab-{family}.gguf"));
-        let tokenizer = model_dir::load_tokenizer(&path).unwrap();
-        let read = |ending: &str| fs::read_to_string(path.with_extension(format!("gguf.{ending}"))).unwrap();
-        let (texts, ids) = (read("inp"), read("out"));
-        let mut ids = ids.lines();
-        assert!(ids.clone().count() > 40);
-        // The last text has no end of its own.
-        for text in texts.split("\n__ggml_vocab_test__\n") {
-            let Some(line) = ids.next() else { break };
-            let expected: Vec<TokenId> = line.split_whitespace().map(|id| id.parse().unwrap()).collect();
-            assert_eq!(tokenizer.encode(text, EncodeOptions::TEXT).unwrap(), expected, "{family}: {text:?}");
-        }
-    }
-}
-
-/// The real model by its dir and by a file that llama.cpp made of it: the same configuration, ids and chats.
-#[test]
-fn smollm2_from_gguf_equals_its_model_dir() {
-    let (Some(dir), Some(file)) = (std::env::var_os("HEARTH_SMOLLM2"), std::env::var_os("HEARTH_SMOLLM2_GGUF")) else {
-        println!("skipped: set HEARTH_SMOLLM2=DIR and HEARTH_SMOLLM2_GGUF=FILE, the same values, to run");
-        return;
-    };
-    // The dir may have been made from a quantized file: in f32 its values are the same.
-    let of = |path: &OsStr| model_dir::load(Path::new(path), &options(Some(Dtype::F32))).unwrap();
-    let (of_dir, of_file) = (of(&dir), of(&file));
-    // The dir may have it rounded to f32.
-    let norm_eps = of_dir.gpt.config().norm_eps as f32;
-    assert_eq!(of_file.gpt.config().norm_eps as f32, norm_eps);
-    let config = |model: &LoadedModel| GptConfig { norm_eps: norm_eps.into(), ..model.gpt.config().clone() };
-    assert_eq!(config(&of_file), config(&of_dir));
-    assert_eq!(of_file.tokenizer.special_tokens(), of_dir.tokenizer.special_tokens());
-    assert!(of_file.eos_token_ids.starts_with(&of_dir.eos_token_ids), "{:?}", of_file.eos_token_ids);
-    let alphabet: Vec<&str> = [
-        "the",
-        " a",
-        "  ",
-        "\n",
-        "\t",
-        "0",
-        "1234",
-        "é",
-        "e\u{301}",
-        "猫",
-        "😀",
-        "👩‍👩‍👧",
-        "\u{a0}",
-        "\u{200b}",
-        "'s",
-        "'LL",
-        "-",
-        "...",
-        "<|im_start|>",
-        "<|im_",
-        "end|>",
-        "\r\n",
-        "\u{0}",
-        "한국어",
-        "Ω",
-        "١٢",
-    ]
-    .to_vec();
-    let mut state = 1u32;
-    let mut random = |n: usize| {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (state >> 8) as usize % n
-    };
-    for _ in 0..3000 {
-        let text: String = (0..1 + random(12)).map(|_| alphabet[random(alphabet.len())]).collect();
-        for options in [EncodeOptions::TEXT, EncodeOptions::PROMPT] {
-            let encode = |model: &LoadedModel| model.tokenizer.encode(&text, options).unwrap();
-            let ids = encode(&of_file);
-            assert_eq!(ids, encode(&of_dir), "{text:?}");
-            let decode = |model: &LoadedModel| model.tokenizer.decode(&ids, DecodeOptions::default());
-            assert_eq!(decode(&of_file), decode(&of_dir));
-        }
-    }
-    let chat = |model: &LoadedModel| {
-        let messages =
-            [Message::new("user", "Hi <|im_end|>"), Message::new("assistant", "Yes?"), Message::new("user", "1")];
-        let context = RenderContext::new(&model.tokenizer);
-        let template = model.chat_template.as_ref().unwrap();
-        (template.render(&messages, &context).unwrap(), template.encode(&model.tokenizer, &messages, &context).unwrap())
-    };
-    assert_eq!(chat(&of_file), chat(&of_dir));
-    // In f32, the same weights.
-    let read = |model: &LoadedModel| {
-        let mut values = Vec::new();
-        model
-            .gpt
-            .read_params(&mut |_, data| {
-                values.push(data);
-                Ok(())
-            })
-            .unwrap();
-        values
-    };
-    assert!(read(&of_file) == read(&of_dir));
-}
-
-/// A damaged copy of a file.
-struct Damaged(TempDir);
-
-impl Damaged {
-    fn new(bytes: &[u8]) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("model.gguf"), bytes).unwrap();
-        Self(dir)
-    }
-
-    fn path(&self) -> PathBuf {
-        self.0.path().join("model.gguf")
-    }
-}
-
-#[track_caller]
-fn assert_rejected(path: &Path, parts: &[&str]) {
-    let Err(error) = model_dir::load(path, &options(None)) else { panic!("opened, expected {parts:?}") };
-    let message = error.to_string();
-    assert!(parts.iter().all(|part| message.contains(part)), "{parts:?} are not all in: {message}");
-    assert!(matches!(error, Error::File { .. } | Error::Tensor { .. } | Error::Io { .. }), "{error:?}");
-}
-
-/// The parts of a GGUF file, which tests change before they assemble it.
-#[derive(Clone)]
-struct File {
-    magic: &'static [u8],
-    version: u32,
-    pairs: Vec<(&'static str, Vec<u8>)>,
-    /// Name, dimensions (innermost first), type, offset.
-    tensors: Vec<(String, Vec<u64>, u32, u64)>,
-    counts: Option<(u64, u64)>,
-    data: Vec<u8>,
-}
-
-fn text(text: &str) -> Vec<u8> {
-    [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
-}
-
-fn u32_value(number: u32) -> Vec<u8> {
-    [4u32.to_le_bytes(), number.to_le_bytes()].concat()
-}
-
-fn f32_value(number: f32) -> Vec<u8> {
-    [6u32.to_le_bytes(), number.to_le_bytes()].concat()
-}
-
-fn text_value(value: &str) -> Vec<u8> {
-    [8u32.to_le_bytes().to_vec(), text(value)].concat()
-}
-
-fn list_value(kind: u32, len: u64, items: &[u8]) -> Vec<u8> {
-    [&9u32.to_le_bytes()[..], &kind.to_le_bytes(), &len.to_le_bytes(), items].concat()
-}
-
-fn texts_value(texts: &[&str]) -> Vec<u8> {
-    list_value(8, texts.len() as u64, &texts.iter().flat_map(|item| text(item)).collect::<Vec<_>>())
-}
-
-impl File {
-    /// A Llama of one layer, 32 wide, that opens.
-    fn valid() -> Self {
-        let mut file = Self {
-            magic: b"GGUF",
-            version: 3,
-            pairs: vec![
-                ("general.architecture", text_value("llama")),
-                ("llama.context_length", u32_value(16)),
-                ("llama.embedding_length", u32_value(32)),
-                ("llama.block_count", u32_value(1)),
-                ("llama.feed_forward_length", u32_value(32)),
-                ("llama.attention.head_count", u32_value(2)),
-                ("llama.attention.layer_norm_rms_epsilon", f32_value(1e-5)),
-                ("tokenizer.ggml.model", text_value("gpt2")),
-                ("tokenizer.ggml.pre", text_value("gpt-2")),
-                ("tokenizer.ggml.tokens", texts_value(&["a", "b", "ab", "<|end|>"])),
-                ("tokenizer.ggml.token_type", list_value(5, 4, &[1i32, 1, 1, 3].map(i32::to_le_bytes).concat())),
-                ("tokenizer.ggml.merges", texts_value(&["a b"])),
-            ],
-            tensors: Vec::new(),
-            counts: None,
-            data: Vec::new(),
-        };
-        file.add("token_embd.weight", &[32, 4]);
-        file.add("output_norm.weight", &[32]);
-        for name in ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"] {
-            file.add(&format!("blk.0.{name}.weight"), &[32, 32]);
-        }
-        file.add("blk.0.attn_norm.weight", &[32]);
-        file.add("blk.0.ffn_norm.weight", &[32]);
-        file
-    }
-
-    fn add(&mut self, name: &str, dims: &[u64]) {
-        self.tensors.push((name.to_owned(), dims.to_vec(), 0, self.data.len() as u64));
-        self.data.resize(self.data.len() + dims.iter().product::<u64>() as usize * 4, 0);
-    }
-
-    fn bytes(&self) -> Vec<u8> {
-        let counts = self.counts.unwrap_or((self.tensors.len() as u64, self.pairs.len() as u64));
-        let mut bytes = [self.magic, &self.version.to_le_bytes()].concat();
-        bytes.extend(counts.0.to_le_bytes());
-        bytes.extend(counts.1.to_le_bytes());
-        for (key, value) in &self.pairs {
-            bytes.extend(text(key));
-            bytes.extend(value);
-        }
-        for (name, dims, kind, offset) in &self.tensors {
-            bytes.extend(text(name));
-            bytes.extend((dims.len() as u32).to_le_bytes());
-            bytes.extend(dims.iter().flat_map(|dim| dim.to_le_bytes()));
-            bytes.extend(kind.to_le_bytes());
-            bytes.extend(offset.to_le_bytes());
-        }
-        bytes.resize(bytes.len().next_multiple_of(32), 0);
-        bytes.extend(&self.data);
-        bytes
-    }
-
-    fn set(&mut self, key: &'static str, value: Vec<u8>) {
-        self.pairs.retain(|(known, _)| *known != key);
-        self.pairs.push((key, value));
-    }
-
-    fn tensor(&mut self, name: &str) -> &mut (String, Vec<u64>, u32, u64) {
-        self.tensors.iter_mut().find(|tensor| tensor.0 == name).unwrap()
-    }
-}
-
-#[track_caller]
-fn refused(parts: &[&str], damage: impl FnOnce(&mut File)) {
-    let mut file = File::valid();
-    damage(&mut file);
-    assert_rejected(&Damaged::new(&file.bytes()).path(), parts);
 }
 
 #[test]
@@ -702,50 +422,34 @@ fn invalid_gguf_model_metadata_is_rejected() {
     refused(&["`llama.feed_forward_length` must be a whole number", "a list of 1"], |file| {
         file.set("llama.feed_forward_length", list_value(4, 1, &[32, 0, 0, 0]));
     });
-    refused(&["`llama.rope.scaling.type`", "longrope"], |file| {
+    refused(&["`llama.rope.scaling.type` is \"spiral\"", "yarn, longrope"], |file| {
+        file.set("llama.rope.scaling.type", text_value("spiral"));
+    });
+    refused(&["`rope_factors_short.weight`: is missing"], |file| {
         file.set("llama.rope.scaling.type", text_value("longrope"));
+    });
+    let lists = ["rope_factors_short.weight", "rope_factors_long.weight"];
+    refused(&["`rope_factors_long.weight`: is missing"], |file| file.add(lists[0], &[8]));
+    refused(&["`rope_factors_short.weight`: has shape [16]", "[8]"], |file| {
+        lists.iter().for_each(|name| file.add(name, &[16]));
+    });
+    // They are zeros.
+    refused(&["short_factors`: must be finite and positive, got 0"], |file| {
+        lists.iter().for_each(|name| file.add(name, &[8]));
+    });
+    refused(&["`llama.rope.scaling.factor` cannot be combined with the tensors"], |file| {
+        lists.iter().for_each(|name| file.add(name, &[8]));
+        file.set("llama.rope.scaling.factor", f32_value(2.0));
+    });
+    refused(&["`llama.rope.scaling.factor` is 2"], |file| {
+        file.set("llama.rope.scaling.type", text_value("longrope"));
+        file.set("llama.rope.scaling.factor", f32_value(2.0));
+    });
+    refused(&["`llama.rope.scaling.attn_factor` is 1.5"], |file| {
+        file.set("llama.rope.scaling.attn_factor", f32_value(1.5));
     });
     refused(&["layer_norm_rms_epsilon` must be a number", "NaN"], |file| {
         file.set("llama.attention.layer_norm_rms_epsilon", f32_value(f32::NAN));
-    });
-}
-
-#[test]
-fn invalid_gguf_tokenizers_are_rejected() {
-    refused(&["`tokenizer.ggml.model` is missing"], |file| {
-        file.pairs.retain(|(key, _)| *key != "tokenizer.ggml.model");
-    });
-    refused(&["`tokenizer.ggml.model` is `bert`"], |file| file.set("tokenizer.ggml.model", text_value("bert")));
-    refused(&["`tokenizer.ggml.pre` is `nonsense`", "smollm"], |file| {
-        file.set("tokenizer.ggml.pre", text_value("nonsense"));
-    });
-    refused(&["`tokenizer.ggml.tokens` must be a list of strings"], |file| {
-        file.set("tokenizer.ggml.tokens", u32_value(1));
-    });
-    refused(&["has `a` twice"], |file| file.set("tokenizer.ggml.tokens", texts_value(&["a", "b", "ab", "a"])));
-    refused(&["has 3 entries, but there are 4 tokens"], |file| {
-        file.set("tokenizer.ggml.token_type", list_value(5, 3, &[1; 12]));
-    });
-    refused(&["has the type 16843009"], |file| file.set("tokenizer.ggml.token_type", list_value(5, 4, &[1; 16])));
-    refused(&["an entry that is not a pair"], |file| file.set("tokenizer.ggml.merges", texts_value(&["ab"])));
-    refused(&["`tokenizers` library", "out of vocabulary"], |file| {
-        file.set("tokenizer.ggml.merges", texts_value(&["b b"]));
-    });
-    refused(&["`tokenizer.ggml.bos_token_id` is 4, but there are 4 tokens"], |file| {
-        file.set("tokenizer.ggml.bos_token_id", u32_value(4));
-    });
-    refused(&["has 5 tokens", "`vocab_size` is 4"], |file| {
-        file.set("tokenizer.ggml.tokens", texts_value(&["a", "b", "ab", "<|end|>", "c"]));
-        file.pairs.retain(|(key, _)| *key != "tokenizer.ggml.token_type");
-    });
-    refused(&["`tokenizer.ggml.scores` is missing"], |file| file.set("tokenizer.ggml.model", text_value("llama")));
-    refused(&["too long to derive merges"], |file| {
-        file.set("tokenizer.ggml.model", text_value("llama"));
-        file.set("tokenizer.ggml.scores", list_value(6, 4, &[0; 16]));
-        file.set("tokenizer.ggml.tokens", texts_value(&["a", "b", &"x".repeat(1 << 16), "<|end|>"]));
-    });
-    refused(&["model.gguf", "template"], |file| {
-        file.set("tokenizer.chat_template", text_value("{% for %}"));
     });
 }
 

@@ -26,7 +26,10 @@ use hearth_model::{
 };
 use safetensors::SafeTensors;
 
-use crate::test_gpu::gpu;
+use crate::{
+    rope_mutations::{rotated, scaling_mutations},
+    test_gpu::gpu,
+};
 
 /// Full oracles: logits, loss and gradients.
 const CASES: &[&str] = &[
@@ -64,6 +67,8 @@ const CASES: &[&str] = &[
     "rope-linear",
     "rope-llama3",
     "rope-yarn",
+    "phi3-longrope",
+    "phi3-longrope-short",
     "rope-dynamic",
 ];
 /// The weights of `llama`, stored in other ways; logits and loss only.
@@ -158,6 +163,23 @@ fn dynamic_rope_scaling_generates_the_tokens_of_transformers() {
         let found = generate(&gpt, &prompt, &options, |_| ControlFlow::Continue(())).unwrap();
         assert_eq!(found, expected, "after {start} tokens");
     }
+}
+
+/// Opened for its original context, a model uses the factors that `transformers` uses for texts of that length.
+#[test]
+fn long_rope_in_a_short_context_matches_transformers_on_short_texts() {
+    let (case, device) = ("phi3-longrope", Device::flex());
+    let bytes = fs::read(golden(case).join("oracle.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let alone = file.tensor("logits_alone").unwrap();
+    let (batch, seq_len) = (alone.shape()[0], alone.shape()[1]);
+    let whole = Oracle::read(case);
+    let starts = whole.input_ids.chunks(whole.seq_len).flat_map(|ids| ids[..seq_len].to_vec()).collect();
+    let oracle = Oracle { batch, seq_len, input_ids: starts, logits: f32s(alone.data()), ..whole };
+    let far =
+        |max_seq_len| distance(&logits(&load(case, &device).with_max_seq_len(max_seq_len), &oracle), &oracle.logits);
+    assert!(far(12) < LOGITS_TOLERANCE, "{} spreads away", far(12));
+    assert!(far(13) > 100.0 * LOGITS_TOLERANCE, "the factors are those of a longer context");
 }
 
 /// The same model on `device` without dropout, as in the oracles.
@@ -374,21 +396,26 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     for positions in [Positions::None, Positions::Alibi, Positions::Sinusoidal, whole_heads] {
         if positions != config.positions {
             mutate("positions", &|c| {
-                c.positions = positions;
+                c.positions = positions.clone();
                 (c.unrotated_layers, c.window_rope) = (Vec::new(), None);
             });
         }
     }
-    if let Positions::Rope(rope) = config.positions {
+    if let Positions::Rope(rope) = &config.positions {
+        let scaled = |scaling: &RopeScaling| Positions::Rope(Rope { scaling: scaling.clone(), ..*rope });
         // The first frequency is 1 whatever the base is.
         if rope.rotary_dim > 2 {
             let theta = if rope.theta == 10_000.0 { 500.0 } else { 10_000.0 };
-            mutate("rope.theta", &|c| c.positions = Positions::Rope(Rope { theta, ..rope }));
+            mutate("rope.theta", &|c| c.positions = Positions::Rope(Rope { theta, ..rope.clone() }));
         }
         let rotary_dim = if rope.rotary_dim == config.head_dim { config.head_dim - 2 } else { rope.rotary_dim + 2 };
-        mutate("rope.rotary_dim", &|c| c.positions = Positions::Rope(Rope { rotary_dim, ..rope }));
-        for (field, scaling) in scaling_mutations(rope) {
-            mutate(field, &|c| c.positions = Positions::Rope(Rope { scaling, ..rope }));
+        mutate("rope.rotary_dim", &|c| c.positions = Positions::Rope(rotated(rope, rotary_dim)));
+        for (field, scaling) in scaling_mutations(rope, config.max_seq_len) {
+            mutate(field, &|c| c.positions = scaled(&scaling));
+        }
+        if let RopeScaling::LongRope { original_max_seq_len, .. } = rope.scaling {
+            let other = if config.max_seq_len > original_max_seq_len { original_max_seq_len } else { 1000 };
+            mutate("max_seq_len", &|c| c.max_seq_len = other);
         }
     }
     if config.norm_bias {
@@ -422,87 +449,10 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     if head_dim % 4 == 0 && !config.qk_norm {
         mutate("head_dim", &|c| {
             (c.n_heads, c.n_kv_heads, c.head_dim) = (2 * n_heads, 2 * n_kv_heads, head_dim / 2);
-            if let Positions::Rope(rope) = c.positions {
-                c.positions = Positions::Rope(Rope { rotary_dim: rope.rotary_dim.min(head_dim / 2), ..rope });
+            if let Positions::Rope(rope) = &c.positions {
+                c.positions = Positions::Rope(rotated(rope, rope.rotary_dim.min(head_dim / 2)));
             }
         });
-    }
-    mutations
-}
-
-/// Every way in which the scaling of `rope` could be read wrong.
-fn scaling_mutations(rope: Rope) -> Vec<(&'static str, RopeScaling)> {
-    let mut mutations = vec![];
-    let others = [
-        RopeScaling::None,
-        RopeScaling::Linear { factor: 2.5 },
-        RopeScaling::Dynamic { factor: 2.5, original_max_seq_len: 10 },
-        RopeScaling::Llama3 { factor: 5.0, low_freq_factor: 0.5, high_freq_factor: 3.0, original_max_seq_len: 64 },
-        RopeScaling::Yarn {
-            factor: 5.0,
-            attention_factor: 1.3,
-            beta_fast: 3.0,
-            beta_slow: 0.1,
-            original_max_seq_len: 64,
-            truncate: true,
-        },
-    ];
-    let kind = std::mem::discriminant(&rope.scaling);
-    // A single frequency is not scaled by some kinds, and not always by others.
-    if rope.rotary_dim > 2 {
-        mutations.extend(others.into_iter().filter(|s| std::mem::discriminant(s) != kind).map(|s| ("rope.scaling", s)));
-    }
-    match rope.scaling {
-        RopeScaling::None => {}
-        RopeScaling::Linear { factor } => mutations.push(("factor", RopeScaling::Linear { factor: factor + 0.1 })),
-        // Only the product of both, the length that is scaled to, affects the logits.
-        RopeScaling::Dynamic { factor, original_max_seq_len } => {
-            mutations.push(("factor", RopeScaling::Dynamic { factor: factor + 0.1, original_max_seq_len }));
-        }
-        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_seq_len } => {
-            let with = |factor, low_freq_factor, high_freq_factor, original_max_seq_len| RopeScaling::Llama3 {
-                factor,
-                low_freq_factor,
-                high_freq_factor,
-                original_max_seq_len,
-            };
-            let (low, high) = (low_freq_factor, high_freq_factor);
-            mutations.push(("factor", with(factor + 1.0, low, high, original_max_seq_len)));
-            mutations.push(("low_freq_factor", with(factor, low * 0.5, high, original_max_seq_len)));
-            mutations.push(("high_freq_factor", with(factor, low, high * 1.5, original_max_seq_len)));
-            mutations.push(("original_max_seq_len", with(factor, low, high, original_max_seq_len * 2)));
-        }
-        RopeScaling::Yarn { factor, attention_factor, beta_fast, beta_slow, original_max_seq_len, truncate } => {
-            let with = |attention_factor, beta_fast, beta_slow, truncate| RopeScaling::Yarn {
-                factor,
-                attention_factor,
-                beta_fast,
-                beta_slow,
-                original_max_seq_len,
-                truncate,
-            };
-            mutations.push(("attention_factor", with(1.0, beta_fast, beta_slow, truncate)));
-            mutations.push(("beta_fast", with(attention_factor, 0.1 * beta_fast, beta_slow, truncate)));
-            mutations.push(("beta_slow", with(attention_factor, beta_fast, 50.0 * beta_slow, truncate)));
-            mutations.push(("truncate", with(attention_factor, beta_fast, beta_slow, !truncate)));
-            let (factor, original_max_seq_len) = (factor + 0.5, original_max_seq_len * 8);
-            for (field, factor, original_max_seq_len) in [
-                ("factor", factor, original_max_seq_len / 8),
-                ("original_max_seq_len", factor - 0.5, original_max_seq_len),
-            ] {
-                mutations.push((
-                    field,
-                    RopeScaling::Yarn {
-                        factor,
-                        attention_factor,
-                        beta_fast,
-                        beta_slow,
-                        original_max_seq_len,
-                        truncate,
-                    },
-                ));
-            }
-        }
     }
     mutations
 }

@@ -7,7 +7,7 @@ use std::{fs, path::Path, thread, time::Duration};
 use hearth_model::hub::{Hub, HubOptions, Repo, RepoKind};
 use tempfile::TempDir;
 
-use crate::stand_in_hub::{COMMIT, Fault, StandInHub, TOKEN, checksum};
+use crate::stand_in_hub::{COMMIT, Fault, StandInHub, TOKEN, checksum, continued};
 
 /// Large enough for several reads.
 fn large() -> Vec<u8> {
@@ -117,18 +117,28 @@ fn offline_hub_serves_only_what_was_downloaded_before() {
     assert_eq!(server.requests(), [""; 0]);
 }
 
+/// Each request continues where the answer to the one before was cut.
 #[test]
 fn download_succeeds_after_connections_are_cut() {
-    let (server, length) = (stand_in(), large().len());
-    let cuts = [0, 1, 999, 65_536, 65_537, 777_777, length - 1];
-    for cut in cuts {
-        let cache = TempDir::new().unwrap();
+    let length = large().len();
+    for cut in [0, 1, 999, 65_536, 65_537, 777_777, length - 1] {
+        let (server, cache) = (stand_in(), TempDir::new().unwrap());
         let hub = Hub::new(options(&server, cache.path())).unwrap();
         // Eight cuts of which each makes progress are more than there are attempts.
-        server.fail(&[Fault::CutAfter(cut), Fault::CutAfter(10), Fault::NoRanges]);
-        server.fail(&[Fault::CutAfter(1000); 8]);
+        let cuts = [&[cut, 10][..], &[1000; 8]].concat();
+        server.fail(&cuts.iter().map(|&cut| Fault::CutAfter(cut)).collect::<Vec<_>>());
         assert_eq!(get(&hub, &model("org/model"), "model.safetensors").unwrap(), large(), "cut after {cut}");
+        assert_eq!(server.sent(&large()), continued(length, &cuts), "cut after {cut}");
     }
+}
+
+#[test]
+fn cut_download_starts_over_if_the_server_ignores_ranges() {
+    let (server, cache) = (stand_in(), TempDir::new().unwrap());
+    let hub = Hub::new(options(&server, cache.path())).unwrap();
+    server.fail(&[Fault::CutAfter(500), Fault::NoRanges]);
+    assert_eq!(get(&hub, &model("org/model"), "model.safetensors").unwrap(), large());
+    assert_eq!(server.sent(&large()), [(0, 500), (500, large().len())]);
 }
 
 #[test]
@@ -136,8 +146,13 @@ fn leftover_partial_download_is_completed_or_discarded() {
     let (server, contents) = (stand_in(), large());
     let longer = [&contents[..], b"more"].concat();
     let wrong = [&[contents[0] ^ 1], &contents[1..500]].concat();
-    for (left, is_good) in [(&contents[..500], true), (&contents, true), (&longer, true), (&[], true), (&wrong, false)]
-    {
+    for (left, starts, is_good) in [
+        (&contents[..500], &[500usize][..], true),
+        (&contents, &[], true),
+        (&longer, &[0], true),
+        (&[], &[0], true),
+        (&wrong, &[500, 0], false),
+    ] {
         let cache = TempDir::new().unwrap();
         let hub = Hub::new(options(&server, cache.path())).unwrap();
         let blobs = cache.path().join("models--org--model/blobs");
@@ -153,6 +168,7 @@ fn leftover_partial_download_is_completed_or_discarded() {
             assert_eq!(got.unwrap(), contents);
         }
         assert!(!incomplete.exists());
+        assert_eq!(server.sent(&contents).into_iter().map(|(start, _)| start).collect::<Vec<_>>(), starts);
     }
 }
 

@@ -55,6 +55,8 @@ struct Shared {
     repos: BTreeMap<String, BTreeMap<String, Vec<u8>>>,
     faults: Mutex<VecDeque<Fault>>,
     requests: Mutex<Vec<String>>,
+    /// Of each answer with contents: their checksum, the first byte that the request asked for, and the bytes sent.
+    sent: Mutex<Vec<(String, usize, usize)>>,
 }
 
 impl StandInHub {
@@ -87,6 +89,17 @@ impl StandInHub {
     pub(crate) fn requests(&self) -> Vec<String> {
         std::mem::take(&mut *self.shared.requests.lock().unwrap())
     }
+
+    /// The requests for the file with these contents since the last call for it: the first byte that each asked for, and
+    /// the number of bytes it was sent.
+    pub(crate) fn sent(&self, contents: &[u8]) -> Vec<(usize, usize)> {
+        let mut sent = self.shared.sent.lock().unwrap();
+        let digits = checksum(contents);
+        let (of_file, others): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut *sent).into_iter().partition(|(of, ..)| *of == digits);
+        *sent = others;
+        of_file.into_iter().map(|(_, start, n_bytes)| (start, n_bytes)).collect()
+    }
 }
 
 /// The checksum that names `contents` on the hub.
@@ -97,6 +110,20 @@ pub(crate) fn checksum(contents: &[u8]) -> String {
         digest(&SHA1_FOR_LEGACY_USE_ONLY, &[format!("blob {}\0", contents.len()).as_bytes(), contents].concat())
     };
     digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What is [sent](StandInHub::sent) of a file of `length` bytes if each of its answers is cut after so many bytes, the
+/// last one is whole, and no byte is sent twice.
+pub(crate) fn continued(length: usize, cuts: &[usize]) -> Vec<(usize, usize)> {
+    let (mut sent, mut start) = (Vec::new(), 0);
+    for cut in cuts.iter().copied().chain([length]) {
+        if start < length {
+            let n_bytes = cut.min(length - start);
+            sent.push((start, n_bytes));
+            start += n_bytes;
+        }
+    }
+    sent
 }
 
 impl Shared {
@@ -143,7 +170,7 @@ impl Shared {
         }
         if let Some(digits) = path.strip_prefix("/storage/") {
             let contents = self.repos.values().flatten().find(|(_, contents)| checksum(contents) == digits);
-            return reply.contents(contents.unwrap().1, start, fault);
+            return self.contents(contents.unwrap().1, start, fault, &mut reply);
         }
         if let Some(rest) = path.strip_prefix("/api/") {
             return self.api(rest, &mut reply);
@@ -153,7 +180,7 @@ impl Shared {
                 let location = format!("location: http://localhost:{}/storage/{}\r\n", self.port, checksum(contents));
                 reply.send(302, &location, b"")
             }
-            (None, Some(contents)) => reply.contents(contents, start, fault),
+            (None, Some(contents)) => self.contents(contents, start, fault, &mut reply),
             (None, None) => reply.send(404, "x-error-code: EntryNotFound\r\n", b""),
         }
     }
@@ -181,6 +208,25 @@ impl Shared {
             String::new()
         };
         reply.send(200, &next, json!(entries).to_string().as_bytes())
+    }
+
+    /// Sends `contents` from the byte `asked` on.
+    fn contents(&self, contents: &[u8], asked: usize, fault: Option<Fault>, reply: &mut Reply) -> std::io::Result<()> {
+        if asked >= contents.len() && asked > 0 {
+            return reply.send(416, "", b"");
+        }
+        let start = if matches!(fault, Some(Fault::NoRanges)) { 0 } else { asked };
+        let mut body = contents[start..].to_vec();
+        if matches!(fault, Some(Fault::Damage)) {
+            body[0] ^= 1;
+        }
+        let range = format!("content-range: bytes {start}-{}/{}\r\n", contents.len() - 1, contents.len());
+        let (status, headers) = if start > 0 { (206, range.as_str()) } else { (200, "") };
+        let end = if let Some(Fault::CutAfter(n)) = fault { n.min(body.len()) } else { body.len() };
+        // Before it is sent: the client may be done before the next line of this thread.
+        self.sent.lock().unwrap().push((checksum(contents), asked, end));
+        reply.head(status, headers, body.len())?;
+        reply.0.write_all(&body[..end])
     }
 
     /// The file of `/[datasets/]org/name/resolve/COMMIT/path`.
@@ -220,21 +266,5 @@ impl Reply {
     fn head(&mut self, status: u16, headers: &str, length: usize) -> std::io::Result<()> {
         let head = format!("HTTP/1.1 {status} -\r\ncontent-length: {length}\r\nconnection: close\r\n{headers}\r\n");
         self.0.write_all(head.as_bytes())
-    }
-
-    fn contents(&mut self, contents: &[u8], start: usize, fault: Option<Fault>) -> std::io::Result<()> {
-        if start >= contents.len() && start > 0 {
-            return self.send(416, "", b"");
-        }
-        let start = if matches!(fault, Some(Fault::NoRanges)) { 0 } else { start };
-        let mut body = contents[start..].to_vec();
-        if matches!(fault, Some(Fault::Damage)) {
-            body[0] ^= 1;
-        }
-        let range = format!("content-range: bytes {start}-{}/{}\r\n", contents.len() - 1, contents.len());
-        let (status, headers) = if start > 0 { (206, range.as_str()) } else { (200, "") };
-        self.head(status, headers, body.len())?;
-        let end = if let Some(Fault::CutAfter(n)) = fault { n.min(body.len()) } else { body.len() };
-        self.0.write_all(&body[..end])
     }
 }

@@ -201,8 +201,9 @@ impl ServerConfig {
                 Some(dtype) => (Some(dtype), None),
                 None => (self.model.dtype, self.model.quantize),
             };
-            let precision = ProductPrecision::F32;
-            ModelConfig { model: Some(source.clone()), dtype, quantize, precision, ..self.model.clone() }.load(progress)
+            let (precision, max_seq_len) = (ProductPrecision::F32, None);
+            let model = Some(source.clone());
+            ModelConfig { model, dtype, quantize, precision, max_seq_len, ..self.model.clone() }.load(progress)
         });
         let class = if self.adapters.options().are_on() { self.model.class()? } else { None };
         Ok(Models { served, draft: draft.transpose()?, class })

@@ -104,6 +104,7 @@ pub async fn serve(
         }
     };
     if ended == Ended::CutShort {
+        state.stop_receiving();
         let told = async {
             // Waits for the step in progress.
             let _ = spawn_blocking(move || state.engine().map(Engine::stop)).await;

@@ -124,9 +124,14 @@ def model_of(torch, kind, layers, heads, width, length, vocabulary):
             half = width // heads // 2
             waves = torch.outer(torch.arange(length), 10000.0 ** (-torch.arange(half) / half))
             self.angles = (waves.cos(), waves.sin()) if kind == "llama" else None
-            for parameter in self.parameters():
-                if parameter.dim() >= 2:
+            # As in nanoGPT: the two matrices of a block that write into the residual stream start smaller, biases at 0.
+            for name, parameter in self.named_parameters():
+                if name.endswith(("out.weight", "down.weight")):
+                    nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers))
+                elif parameter.dim() >= 2:
                     nn.init.normal_(parameter, std=0.02)
+                elif name.endswith("bias"):
+                    nn.init.zeros_(parameter)
 
         def forward(self, ids, targets):
             x = self.tokens(ids)

@@ -81,6 +81,9 @@ pub struct Best {
     /// Loss on the validation split, in nats per token.
     #[serde(with = "exact")]
     pub val_loss: f64,
+    /// `eval.batches` of the evaluation: losses over other batches do not compare with this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batches: Option<usize>,
 }
 
 impl Best {
@@ -275,7 +278,7 @@ mod tests {
 
     #[test]
     fn train_state_json_round_trip_keeps_every_float_bit() {
-        let best = Best { step: 3, val_loss: 1.0 / 3.0 + 1e-16 };
+        let best = Best { step: 3, val_loss: 1.0 / 3.0 + 1e-16, batches: Some(7) };
         let mut state = TrainState::new(Digest::of(b"data"), Digest::of(b"tokenizer"));
         state.best = Some(best);
         state.recent_norms = [0.1_f32, 1.0 / 3.0, f32::MIN_POSITIVE].into();

@@ -150,13 +150,16 @@ impl Loader {
         };
         let mut batch = Batch { epoch, ..Batch::empty(seq_len) };
         let n_starts = tokens.len() - seq_len as u64;
-        let window_key = mix(mix(mix(seed) ^ step) ^ micro_step as u64);
+        let window_key = mix(mix(mix(seed) ^ step));
+        let first_in_step = micro_step as u64 * micro_batch_size as u64;
         for row in rows {
             let start = match order {
                 RowOrder::Permuted => row_at(row) * seq_len as u64,
                 // The high half of a 64 x 64 bit product maps 64 random bits onto 0..n_starts; the bias, n_starts /
                 // 2^64, is negligible.
-                RowOrder::RandomWindows => ((u128::from(mix(window_key ^ row)) * u128::from(n_starts)) >> 64) as u64,
+                RowOrder::RandomWindows => {
+                    ((u128::from(mix(window_key ^ (first_in_step + row))) * u128::from(n_starts)) >> 64) as u64
+                }
             };
             batch.push_row(tokens, start);
         }
@@ -349,13 +352,14 @@ mod tests {
     #[test]
     fn rows_of_a_step_do_not_depend_on_the_micro_batch_size() {
         let tokens = tokens(1000);
-        let cut = |micro_batch_size, n_micro_batches| {
-            let settings =
-                LoaderSettings { seed: 1, seq_len: 8, micro_batch_size, order: RowOrder::Permuted, n_micro_batches };
-            starts(&Loader::new(&tokens, settings).unwrap(), 3..50)
-        };
-        assert_eq!(cut(8, 1), cut(1, 8));
-        assert_eq!(cut(8, 1), cut(4, 2));
+        for order in ORDERS {
+            let cut = |micro_batch_size, n_micro_batches| {
+                let settings = LoaderSettings { seed: 1, seq_len: 8, micro_batch_size, order, n_micro_batches };
+                starts(&Loader::new(&tokens, settings).unwrap(), 3..50)
+            };
+            assert_eq!(cut(8, 1), cut(1, 8), "{order:?}");
+            assert_eq!(cut(8, 1), cut(4, 2), "{order:?}");
+        }
     }
 
     #[test]

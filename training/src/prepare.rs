@@ -110,17 +110,22 @@ pub enum SplitBy {
 }
 
 /// How the documents of `files` are split.
-fn split_rule(settings: &PrepareSettings, files: &[Files]) -> SplitRule {
+fn split_rule(settings: &PrepareSettings, files: &[Files]) -> Result<SplitRule> {
     let all: Vec<&SourceFile> = files.iter().flat_map(|files| &files.files).collect();
     if all.iter().all(|file| file.kind == FileKind::Tokens) {
-        return SplitRule::Files;
+        ensure!(
+            settings.split.is_none() && settings.val_fraction.is_none(),
+            "`--split` and `--val-fraction` are for documents, but all sources are token files, which their names split\nhint: leave \
+             them out; `train` or `val` in its name says which split a file belongs to"
+        );
+        return Ok(SplitRule::Files);
     }
     let is_one_text = matches!(all.as_slice(), [file] if file.kind == FileKind::Text) && settings.separator.is_none();
     let split = settings.split.unwrap_or(if is_one_text { SplitBy::Tail } else { SplitBy::Hash });
-    match split {
+    Ok(match split {
         SplitBy::Hash => SplitRule::Hash { val_fraction: settings.val_fraction.unwrap_or(HASH_VAL_FRACTION) },
         SplitBy::Tail => SplitRule::Tail { val_fraction: settings.val_fraction.unwrap_or(TAIL_VAL_FRACTION) },
-    }
+    })
 }
 
 /// Prepares a data set. The folder appears only when it is complete.
@@ -139,7 +144,7 @@ pub fn prepare(settings: &PrepareSettings, progress: &mut dyn FnMut(Progress)) -
     progress(Progress::Begin(staged.path().to_owned()));
     let mut download = |found| progress(Progress::Download(found));
     let files: Vec<Files> = sources.iter().map(|source| source.origin.files(&mut download)).collect::<Result<_>>()?;
-    let rule = split_rule(settings, &files);
+    let rule = split_rule(settings, &files)?;
 
     for (name, bytes) in &tokenizer.files {
         staged.write(&format!("{TOKENIZER_DIR}/{name}"), bytes)?;
@@ -276,7 +281,7 @@ impl OpenTokenizer {
                 conversation.place
             )
         };
-        encoder.encode(&conversation.messages).with_context(|| conversation.place.clone())
+        encoder.encode(conversation).with_context(|| conversation.place.clone())
     }
 
     /// Bytes of text per token id.
@@ -323,6 +328,9 @@ impl Work<'_> {
         let is_tokens = |file: &SourceFile| file.kind == FileKind::Tokens;
         for file in files.iter().filter(|file| is_tokens(file)) {
             self.token_file(file, output)?;
+        }
+        for split in Split::ALL {
+            output.split(split).end_open_document()?;
         }
         let texts: Vec<SourceFile> = files.iter().filter(|file| !is_tokens(file)).cloned().collect();
         if !texts.is_empty() {
@@ -403,30 +411,30 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Copies the tokens of a token file.
+    /// Copies the tokens of a token file. Its last document stays open, since it may go on in the split's next file.
     fn token_file(&mut self, file: &SourceFile, output: &mut Output) -> Result<()> {
         let token_bytes = self.tokenizer.token_bytes();
         let (eos, bytes_read) = (self.tokenizer.eos_id, self.bytes_read.clone());
         let split: &mut SplitOutput = output.split(split_of(&file.path));
-        let (mut is_start, mut is_open) = (true, false);
+        let mut is_start = true;
         read_tokens(&file.path, self.tokenizer.vocab_size, &bytes_read, &mut |ids| {
+            // llm.c writes the end-of-text token in front of each document, and cuts documents where a file is full.
+            let mut is_start = std::mem::take(&mut is_start);
+            if is_start && (eos.is_none() || ids.first().copied() == eos) {
+                split.end_open_document()?;
+            }
             for document in ids.split_inclusive(|&id| Some(id) == eos) {
                 split.push(document, document.iter().map(|&id| u64::from(token_bytes[id as usize])).sum())?;
-                // llm.c writes the end-of-text token in front of each document: the first one ends none.
+                // At the start of a file, the token ends no document.
                 let is_leading = std::mem::take(&mut is_start) && document.len() == 1;
-                is_open = is_leading || document.last().copied() != eos;
-                if !is_open {
+                if !is_leading && document.last().copied() == eos {
                     split.end_document(None)?;
                 }
             }
             self.tokens += ids.len() as u64;
             self.report();
             Ok(())
-        })?;
-        if is_open {
-            split.end_document(None)?;
-        }
-        Ok(())
+        })
     }
 }
 

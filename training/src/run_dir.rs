@@ -80,7 +80,7 @@ impl RunDir {
             let entries = fs::read_dir(path)
                 .with_context(|| format!("cannot read the folder `{shown}`\nhint: give a new folder as `--out`"))?;
             // A process that ended at the beginning may have left these.
-            let mut leftovers = vec![path.join(LOCK_FILE), PartialFile::partial_path(&path.join(CONFIG_FILE))];
+            let mut leftovers = vec![path.join(LOCK_FILE), PartialFile::leftover(&path.join(CONFIG_FILE))];
             if run.is_unfinished() {
                 leftovers.extend([RESERVED_FILE, CHECKPOINTS_DIR].map(|name| path.join(name)));
             }

@@ -59,6 +59,11 @@ fn rows_per_step(config: &TrainConfig) -> usize {
     (config.micro_steps() * config.data.micro_batch_size.rows()).max(1)
 }
 
+/// The next whole number, unless `number` is above one only by the error of its computation.
+fn rounded_up(number: f64) -> f64 {
+    (number * (1.0 - 4.0 * f64::EPSILON)).ceil()
+}
+
 /// The rates of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
@@ -106,10 +111,11 @@ impl Schedule {
     /// The schedule of `config` for a run of this size.
     pub fn new(config: &TrainConfig, size: RunSize) -> Schedule {
         let ScheduleSettings { max_steps, epochs, max_tokens, tokens_per_param, .. } = config.schedule;
-        let tokens = max_tokens.or(tokens_per_param.map(|per_param| (per_param * size.n_params as f64).ceil() as u64));
+        let tokens =
+            max_tokens.or(tokens_per_param.map(|per_param| rounded_up(per_param * size.n_params as f64) as u64));
         let of_tokens = tokens.map(|tokens| size.steps_of_tokens(config, tokens));
         let rows_per_step = rows_per_step(config) as f64;
-        let of_epochs = epochs.map(|epochs| (epochs * size.rows_per_epoch as f64 / rows_per_step).ceil() as usize);
+        let of_epochs = epochs.map(|epochs| rounded_up(epochs * size.rows_per_epoch as f64 / rows_per_step) as usize);
         Schedule { settings: config.schedule.clone(), total: max_steps.or(of_epochs).or(of_tokens) }
     }
 
@@ -291,6 +297,11 @@ mod tests {
         assert_eq!(steps(&["schedule.tokens_per_param=7.68"]), Some(10));
         // 100 rows, of which a step takes 12.
         assert_eq!(steps(&["schedule.epochs=1.5"]), Some(13));
+        // In floating point, 1.1 times 100 is more than 110.
+        let size = RunSize { n_params: 100, rows_per_epoch: 100, tokens_per_epoch: 100 };
+        let exact = |set: &str| Schedule::new(&config(&["data.micro_batch_size=10", set]), size).total();
+        assert_eq!(exact("schedule.epochs=1.1"), Some(11));
+        assert_eq!(exact("schedule.tokens_per_param=1.1"), Some(11));
         assert_eq!(steps(&["schedule.max_minutes=2", "schedule.kind=wsd"]), None);
         // Rows of documents with 40 tokens on average.
         let size = RunSize { n_params: 1000, rows_per_epoch: 100, tokens_per_epoch: 4000 };

@@ -294,6 +294,13 @@ impl<'a> Trainer<'a> {
         }
         // A process that ended may have saved the model of a step behind its last checkpoint.
         self.state.best = Best::of_model(&run.model_dir()).or(self.state.best);
+        if let Some(best) = self.state.best.take_if(|best| best.batches != self.config.eval.batches) {
+            reporter.note(&format!(
+                "warning: `eval.batches` has changed, so losses no longer compare: the next evaluation replaces the model of step {} \
+                 (val loss {:.4})",
+                best.step, best.val_loss
+            ));
+        }
         if !self.add_references(reporter, interrupt)? {
             return Ok(self.outcome(false, None, 0.0));
         }
@@ -427,7 +434,7 @@ impl<'a> Trainer<'a> {
         // The best step itself comes again if the last process ended behind it, before a checkpoint.
         let is_best = self.state.best.is_none_or(|best| val.loss < best.val_loss || step == best.step);
         if is_best {
-            let best = Best { step, val_loss: val.loss };
+            let best = Best { step, val_loss: val.loss, batches: self.config.eval.batches };
             self.save_model(run, Some(best))?;
             self.state.best = Some(best);
         }

@@ -289,22 +289,30 @@ fn prepare_copies_nanogpt_and_llm_c_token_files_unchanged() {
     let data = Dataset::open(Path::new(&data)).unwrap();
     assert_eq!((data.split(Split::Train).to_vec(), data.split(Split::Val).to_vec()), (train, val));
     assert_eq!(report["data"]["split"]["by"], "files");
-    // llm.c writes the end-of-text token in front of each document.
+    // llm.c writes the end-of-text token in front of each document, and cuts documents where a file is full.
     let shard = |ids: &[TokenId]| {
         let mut shard: Vec<u8> = [20_240_520, 1, ids.len() as u32].into_iter().flat_map(u32::to_le_bytes).collect();
         shard.resize(1024, 0);
         shard.extend(bytes(ids));
         shard
     };
-    let (train, val) = (vec![eos, 1, 2, eos, 3, eos, 4, 5], vec![eos, 6, 7]);
-    files.write("shards/fineweb_train_000001.bin", shard(&train));
+    let train = [&[eos, 1, 2, eos, 3, eos, 4, 5][..], &[6, 7], &[8, eos, 9], &[eos, 10]];
+    let val = vec![eos, 6, 7];
+    for (number, ids) in train.iter().enumerate() {
+        files.write(&format!("shards/fineweb_train_{number:06}.bin"), shard(ids));
+    }
+    let train = train.concat();
     files.write("shards/fineweb_val_000000.bin", shard(&val));
     let data = files.name("fineweb");
     let report = succeed(&["prepare", &files.name("shards"), "--tokenizer", &tokenizer, "--out", &data]);
-    assert_eq!(["train", "val"].map(|split| &report["data"][split]["documents"]), [&Value::from(3), &1.into()]);
+    assert_eq!(["train", "val"].map(|split| &report["data"][split]["documents"]), [&Value::from(5), &1.into()]);
     let data = Dataset::open(Path::new(&data)).unwrap();
     assert_eq!((data.split(Split::Train).to_vec(), data.split(Split::Val).to_vec()), (train, val));
     let other = files.name("other");
+    for ignored in [["--val-fraction", "0.1"], ["--split", "hash"]] {
+        let args = ["prepare", &files.name("bins"), "--tokenizer", &tokenizer, "--out", &other, ignored[0], ignored[1]];
+        assert!(fail(&args).contains("all sources are token files"), "{ignored:?}");
+    }
     let small = files.write("small.txt", "ab");
     succeed(&["tokenizer", &small, "--out", &files.name("small"), "--chars"]);
     let error = fail(&["prepare", &files.name("bins"), "--tokenizer", &files.name("small"), "--out", &other]);

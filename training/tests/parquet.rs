@@ -97,6 +97,12 @@ fn parquet_lists_of_messages_are_read_and_other_nestings_rejected() {
     );
     let error = read_messages(&golden("snappy.parquet")).unwrap_err().to_string();
     assert!(error.contains("has none of the columns `messages`, `prompt`; it has: `meta`, `id`, `text`"), "{error}");
+    // Leaving out a number that says which message is trained would train another one.
+    let error = read_messages(&golden("weights.parquet")).unwrap_err().to_string();
+    assert!(error.contains("the messages of column `messages` have `weight`") && error.contains("\nhint: "), "{error}");
+    let messages = json!([{ "role": "user", "content": "Hi" }, { "role": "assistant", "content": "Ho" }]);
+    let expected = Map::from_iter([("messages".to_owned(), messages)]);
+    assert_eq!(read_messages(&golden("null-weights.parquet")).unwrap(), [expected]);
     let options = RecordOptions { members: &["meta"], text_member: "text", expected: "an object" };
     let file = &list_files(&golden("snappy.parquet")).unwrap()[0];
     let error = read_records(file, options, &BytesRead::default(), &mut |_| Ok(())).unwrap_err().to_string();

@@ -277,6 +277,36 @@ fn best_model_after_a_crash_is_that_of_the_best_evaluation() {
     assert_eq!(report["best_step"], later);
 }
 
+#[test]
+fn best_loss_over_other_eval_batches_does_not_count_after_resume() {
+    let case = Case::new();
+    let own =
+        ["schedule.kind=constant", "schedule.warmup_steps=1", "checkpoint.every=4", "eval.every=4", "sample.every=0"];
+    let sets = [&SETS[..4], &own].concat();
+    let train = |sets_of_start: &[&str], flags: &[&str]| {
+        let output = case.train("run", &[&sets[..], sets_of_start].concat(), &[&["--json"], flags].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+        (serde_json::from_slice::<Value>(&output.stdout).unwrap(), stderr(&output))
+    };
+    train(&["schedule.max_steps=4"], &[]);
+    // A loss that no other evaluation reaches.
+    let evaluation = case.path("run/model/evaluation.json");
+    fs::write(&evaluation, serde_json::json!({ "step": 4, "val_loss": "0.001" }).to_string()).unwrap();
+    let (report, message) = train(&["schedule.max_steps=8", "eval.batches=1"], &["--resume"]);
+    assert_eq!(report["best_step"], 8);
+    assert!(
+        message.contains("`eval.batches` has changed") && message.contains("of step 4 (val loss 0.0010)"),
+        "{message}"
+    );
+    let evaluated: Value = serde_json::from_slice(&fs::read(&evaluation).unwrap()).unwrap();
+    assert_eq!((&evaluated["step"], &evaluated["batches"]), (&8.into(), &1.into()));
+    // The same batches again.
+    fs::write(&evaluation, serde_json::json!({ "step": 8, "val_loss": "0.001", "batches": 1 }).to_string()).unwrap();
+    let (report, message) = train(&["schedule.max_steps=12", "eval.batches=1"], &["--resume"]);
+    assert_eq!(report["best_step"], 8);
+    assert!(!message.contains("has changed"), "{message}");
+}
+
 /// Otherwise `--resume` could find a run without a checkpoint and begin at step 0.
 #[test]
 fn branch_copies_its_first_checkpoint_before_it_becomes_a_run() {

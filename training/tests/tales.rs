@@ -155,34 +155,55 @@ fn interrupted_tales_command_removes_its_partial_file() {
     }
 }
 
+/// Waits until `condition` holds, for a minute at most.
+#[cfg(target_os = "linux")]
+fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    use std::{
+        thread,
+        time::{Duration, Instant},
+    };
+
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !condition() {
+        assert!(Instant::now() < deadline, "{what} after a minute");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// A write that fails while a signal is ending the command does not decide the exit code.
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 #[test]
 fn write_error_after_a_signal_does_not_change_the_exit_code() {
-    use std::{fs::File, io::Read, process::Stdio, thread, time::Duration};
+    use std::{fs::File, io::Read, process::Stdio};
 
     let dir = tempfile::tempdir().unwrap();
-    let partial = dir.path().join("a.jsonl.hearth-partial");
+    let folder = fs::canonicalize(dir.path()).unwrap();
+    let partial = folder.join("a.jsonl.hearth-partial");
     assert!(Command::new("mkfifo").arg(&partial).status().unwrap().success());
     let mut command = Command::new(env!("CARGO_BIN_EXE_hearth-train"));
-    command.args(["tales", "--out", "a.jsonl", "--count", "4000"]).current_dir(dir.path()).stderr(Stdio::piped());
+    command.args(["tales", "--out", "a.jsonl", "--count", "4000"]).current_dir(&folder).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let mut pipe = File::open(&partial).unwrap();
     pipe.read_exact(&mut [0; 10]).unwrap();
     // The removal waits for this lock.
-    let lock = File::open(dir.path()).unwrap();
+    let lock = File::open(&folder).unwrap();
     lock.lock().unwrap();
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
-    thread::sleep(Duration::from_millis(500));
-    // Now writing fails.
+    // The signal is ending the command: it has opened the folder, to lock it.
+    let open_files = format!("/proc/{}/fd", child.id());
+    wait_until("the removal has not begun", || {
+        let files = fs::read_dir(&open_files).unwrap();
+        files.flatten().any(|file| fs::read_link(file.path()).is_ok_and(|path| path == folder))
+    });
+    // Now writing fails, for which the command removes the file itself.
     drop(pipe);
-    thread::sleep(Duration::from_millis(500));
+    wait_until("the file is still there", || !partial.exists());
     assert!(child.try_wait().unwrap().is_none(), "it ended before the removal");
     drop(lock);
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130));
     assert!(!String::from_utf8_lossy(&output.stderr).contains("error: "), "{output:?}");
-    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
 }
 
 #[cfg(unix)]

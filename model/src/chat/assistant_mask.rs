@@ -62,7 +62,7 @@ impl ChatTemplate {
         first: usize,
     ) -> Result<MaskedChat> {
         self.in_supported_form(messages, context, |messages| {
-            self.mask_of(tokenizer, Inputs::new(messages, context, self.asks_for_none)?, context, first)
+            self.mask_of(tokenizer, self.inputs(messages, context)?, context, first)
         })
     }
 
@@ -224,7 +224,8 @@ impl Renderings<'_> {
     /// Where `text`, the rendering of `messages`, depends on what the assistant says in message `index`.
     fn locate(&self, text: &str, messages: &[Value], index: usize) -> Option<Range<usize>> {
         let mut messages = messages.to_vec();
-        *messages.get_mut(index)? = json!({ "role": ASSISTANT, "content": self.stand_in.to_string() });
+        let content = self.template.text_content(ASSISTANT, &self.stand_in.to_string());
+        *messages.get_mut(index)? = json!({ "role": ASSISTANT, "content": content });
         let other = self.render(&messages, Ending::Closed)?;
         let is_same = |(a, b): &(u8, u8)| a == b;
         let start = text.bytes().zip(other.bytes()).take_while(is_same).count();

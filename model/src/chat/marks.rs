@@ -1,7 +1,8 @@
 //! Distinguishes special tokens that a template writes from the same strings in inputs.
 //!
-//! A character that occurs nowhere is inserted into such strings, after the first character. The tokenizer then finds
-//! only the template's own special tokens in the rendered text, and removes the marks.
+//! A character that occurs nowhere is inserted into such strings, after the first character, and at the start of each
+//! text part of a content, so that no special token is made of several parts. The tokenizer then finds only the template's
+//! own special tokens in the rendered text, and removes the marks.
 
 use std::collections::HashSet;
 
@@ -44,11 +45,20 @@ fn for_each_string(value: &Value, visit: &mut impl FnMut(&str)) {
     }
 }
 
-/// Inserts `mark` into every special-token string of the inputs.
+/// Inserts `mark` into every special-token string of the inputs, and into every text part of a content.
 pub(super) fn break_up(inputs: &mut Inputs, special_tokens: &[(TokenId, String)], mark: char) {
     let breaks: Vec<Break> = special_tokens.iter().filter_map(|(_, content)| Break::new(content, mark)).collect();
     let values = inputs.messages.iter_mut().chain(&mut inputs.tools).chain(inputs.kwargs.values_mut());
     values.for_each(|value| break_up_value(value, &breaks));
+    let contents = inputs.messages.iter_mut().filter_map(|message| message.get_mut("content")?.as_array_mut());
+    for part in contents.flatten() {
+        if let Some(Value::String(text)) = part.get_mut("text")
+            && let Some(start) = text.find(|character: char| !character.is_whitespace())
+        {
+            // Behind the white space, so that a template can trim it.
+            text.insert(start, mark);
+        }
+    }
 }
 
 /// A special-token string, and the same with the mark.

@@ -23,6 +23,9 @@ pub(super) const ASSISTANT: &str = "assistant";
 const DEVELOPER: &str = "developer";
 const SYSTEM: &str = "system";
 
+/// Between the text parts of a content, where it is one text.
+const BETWEEN_PARTS: &str = "\n";
+
 /// Time after which a conversation is not tried in another form.
 const TIME_FOR_FORMS: Duration = Duration::from_secs(1);
 
@@ -37,6 +40,9 @@ pub struct Message {
     /// Other members that the template uses, such as `name` or `tool_calls`.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
+    /// The text parts that `content` was read from, if there were several.
+    #[serde(skip)]
+    parts: Vec<String>,
 }
 
 /// Why a message cannot be read.
@@ -60,7 +66,12 @@ pub enum MessageError {
 impl Message {
     /// A message with text only.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
-        Self { role: role.into(), content: content.into(), extra: Map::new() }
+        Self { role: role.into(), content: content.into(), extra: Map::new(), parts: Vec::new() }
+    }
+
+    /// The text parts that the content was read from, if there were several and it has not been changed since.
+    pub(super) fn parts(&self) -> Option<&[String]> {
+        (self.parts.len() > 1 && self.parts.join(BETWEEN_PARTS) == self.content).then_some(self.parts.as_slice())
     }
 
     /// Parses the arguments of tool calls that are JSON objects in strings, as OpenAI sends them: templates expect objects.
@@ -90,27 +101,34 @@ impl TryFrom<Map<String, Value>> for Message {
             Some(given) => return Err(invalid("role", "a string", given)),
             None => return Err(MessageError::Missing("role")),
         };
+        let mut parts = Vec::new();
         let content = match members.shift_remove("content") {
             Some(Value::String(text)) => text,
-            Some(Value::Array(parts)) => text_of(&parts)?,
+            Some(Value::Array(given)) => {
+                parts = texts_of(&given)?;
+                parts.join(BETWEEN_PARTS)
+            }
             Some(given) => return Err(invalid("content", "a string or an array of parts", given)),
             // A message that only calls tools.
             None if role == ASSISTANT => String::new(),
             None => return Err(MessageError::Missing("content")),
         };
-        Ok(Self { role, content, extra: members })
+        if parts.len() < 2 {
+            parts = Vec::new();
+        }
+        Ok(Self { role, content, extra: members, parts })
     }
 }
 
-fn text_of(parts: &[Value]) -> Result<String, MessageError> {
+fn texts_of(parts: &[Value]) -> Result<Vec<String>, MessageError> {
     let texts = parts.iter().enumerate().map(|(index, part)| match (part.get("type"), part.get("text")) {
-        (Some(Value::String(kind)), Some(Value::String(text))) if kind == "text" => Ok(text.as_str()),
+        (Some(Value::String(kind)), Some(Value::String(text))) if kind == "text" => Ok(text.clone()),
         (Some(kind @ Value::String(name)), _) if name != "text" => {
             Err(invalid(format!("content[{index}].type"), "`text`, the only supported type", kind.clone()))
         }
         _ => Err(invalid(format!("content[{index}]"), "an object with `type` and `text`", part.clone())),
     });
-    Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
+    texts.collect()
 }
 
 fn invalid(path: impl Into<String>, allowed: &'static str, given: Value) -> MessageError {
@@ -333,7 +351,8 @@ mod tests {
         let parts = json!([{ "type": "text", "text": "a" }, { "type": "text", "text": "b", "cache_control": {} }]);
         let message = read(json!({ "role": "user", "content": parts, "name": "n", "tool_calls": null })).unwrap();
         let extra: Map<String, Value> = [("name".to_owned(), json!("n"))].into_iter().collect();
-        assert_eq!(message, Message { role: "user".into(), content: "a\nb".into(), extra });
+        let parts = vec!["a".into(), "b".into()];
+        assert_eq!(message, Message { role: "user".into(), content: "a\nb".into(), extra, parts });
         for silent in [json!({ "role": "assistant" }), json!({ "role": "assistant", "content": null })] {
             assert_eq!(read(silent).unwrap(), Message::new("assistant", ""));
         }

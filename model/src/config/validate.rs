@@ -127,7 +127,7 @@ impl GptConfig {
 impl Rope {
     /// Checks the rotary positions in the field `path`.
     fn validate(&self, path: &str, head_dim: usize) -> Result<()> {
-        let Self { theta, rotary_dim, scaling } = *self;
+        let Self { theta, rotary_dim, ref scaling } = *self;
         // With theta up to 1, wavelengths do not grow with the dimension, and YaRN divides by its logarithm.
         require(format!("{path}.theta"), theta.is_finite() && theta > 1.0, || {
             format!("must be finite and above 1, got {theta}")
@@ -140,13 +140,13 @@ impl Rope {
         require(format!("{path}.rotary_dim"), !is_dynamic || rotary_dim > 2, || {
             "must be above 2 with dynamic scaling, got 2".to_owned()
         })?;
-        scaling.validate(&format!("{path}.scaling"))
+        scaling.validate(&format!("{path}.scaling"), rotary_dim / 2)
     }
 }
 
 impl RopeScaling {
-    /// Checks the scaling in the field `path`.
-    fn validate(self, path: &str) -> Result<()> {
+    /// Checks the scaling of `n_pairs` pairs of dimensions in the field `path`.
+    fn validate(&self, path: &str, n_pairs: usize) -> Result<()> {
         let at_least_one = |field: &str, factor: f64| {
             require(format!("{path}.{field}"), factor.is_finite() && factor >= 1.0, || {
                 format!("must be finite and at least 1, got {factor}")
@@ -162,7 +162,7 @@ impl RopeScaling {
                 format!("must be in 1..=2^28, got {length}")
             })
         };
-        match self {
+        match *self {
             Self::None => Ok(()),
             Self::Linear { factor } => at_least_one("linear.factor", factor),
             Self::Dynamic { factor, original_max_seq_len } => {
@@ -188,7 +188,25 @@ impl RopeScaling {
                 })?;
                 length("yarn.original_max_seq_len", original_max_seq_len)
             }
+            Self::LongRope { ref short_factors, ref long_factors, attention_factor, original_max_seq_len } => {
+                validate_pair_factors(format!("{path}.long_rope.short_factors"), short_factors, n_pairs)?;
+                validate_pair_factors(format!("{path}.long_rope.long_factors"), long_factors, n_pairs)?;
+                length("long_rope.original_max_seq_len", original_max_seq_len)?;
+                above_zero("long_rope.attention_factor", attention_factor)
+            }
         }
+    }
+}
+
+/// Checks the list `factors` in the field `path`, which has an entry for each pair of dimensions.
+fn validate_pair_factors(path: String, factors: &[f32], n_pairs: usize) -> Result<()> {
+    require(path.clone(), factors.len() == n_pairs, || {
+        format!("must have {n_pairs} factors, half of rotary_dim, got {}", factors.len())
+    })?;
+    // Their reciprocals are frequencies in f32.
+    match factors.iter().find(|factor| !(factor.is_normal() && **factor > 0.0)) {
+        None => Ok(()),
+        Some(factor) => require(path, false, || format!("must be finite and positive, got {factor}")),
     }
 }
 

@@ -72,7 +72,7 @@ pub use matrix_rows::MatrixRows;
 pub use muon::muon;
 use norm::norm_reference;
 pub(crate) use norm::{norm, norm_add};
-pub use operands::{AdamWStep, DeviceMemory, LoraPair, LoraShape, MuonStep, PAGE_SIZE, Precision};
+pub use operands::{AdamWStep, DeviceMemory, LoraPair, LoraShape, MuonParam, MuonStep, PAGE_SIZE, Precision};
 pub(crate) use operands::{
     AttentionOptions, BlockParts, Dropout, LoraParts, LossOptions, NormOptions, NormParts, PagedRows, PartEnds,
     QkNormParts, Slots,

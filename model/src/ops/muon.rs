@@ -1,40 +1,34 @@
-//! Muon's update of stacked matrices.
+//! Muon's update of matrices.
 
 use burn::tensor::Tensor;
 
-use super::{MuonStep, cpu};
+use super::{MuonParam, MuonStep, cpu};
 
-/// One update by [Muon](https://kellerjordan.github.io/posts/muon/) of a flat matrix `[n_rows * step.width]`: the new
-/// value, and the new average of gradients. Each of the stacked matrices changes by its average with all singular values
-/// moved to about 1. Without `momentum` the average begins at 0.
+/// One update by [Muon](https://kellerjordan.github.io/posts/muon/): of each parameter the new value, and the new average
+/// of gradients. Each matrix changes by its average with all singular values moved to about 1.
 ///
-/// On the CPU, products by all threads and one pass over memory for the rest.
+/// On the CPU, each thread takes a matrix at a time; the largest are computed by all threads if there are few.
 ///
 /// # Panics
-/// When the tensors differ in length, `step.rows` are not those of the matrix, or gradients are recorded.
-pub fn muon(
-    value: Tensor<1>,
-    gradient: Tensor<1>,
-    momentum: Option<Tensor<1>>,
-    step: &MuonStep,
-) -> (Tensor<1>, Tensor<1>) {
-    assert_eq!(value.dims(), gradient.dims(), "the gradient of another parameter");
-    assert_eq!(value.dims(), [step.rows.iter().sum::<usize>() * step.width], "the rows of another parameter");
-    let momentum = momentum.unwrap_or_else(|| gradient.zeros_like());
-    if cpu::is_cpu(&value.device()) {
-        return cpu::muon(value, gradient, momentum, step);
+/// When the tensors of a parameter differ in length or have not its rows, the parameters are on different devices, or
+/// gradients are recorded.
+pub fn muon(params: Vec<MuonParam>, step: &MuonStep) -> Vec<(Tensor<1>, Tensor<1>)> {
+    for MuonParam { value, gradient, momentum, rows, width } in &params {
+        let dims = [rows.iter().sum::<usize>() * width];
+        let momentum = momentum.as_ref().map_or(dims, |momentum| momentum.dims());
+        assert_eq!([value.dims(), gradient.dims(), momentum], [dims; 3], "tensors of another parameter");
     }
-    muon_reference(value, gradient, momentum, step)
+    match params.first() {
+        Some(param) if cpu::is_cpu(&param.value.device()) => cpu::muon(params, step),
+        _ => params.into_iter().map(|param| muon_reference(param, step)).collect(),
+    }
 }
 
 /// [`muon`] in plain Burn operations.
-pub(crate) fn muon_reference(
-    value: Tensor<1>,
-    gradient: Tensor<1>,
-    momentum: Tensor<1>,
-    step: &MuonStep,
-) -> (Tensor<1>, Tensor<1>) {
-    let MuonStep { lr, momentum: beta, nesterov, weight_decay, iterations, ref rows, width } = *step;
+pub(crate) fn muon_reference(param: MuonParam, step: &MuonStep) -> (Tensor<1>, Tensor<1>) {
+    let MuonParam { value, gradient, momentum, rows, width } = param;
+    let MuonStep { lr, momentum: beta, nesterov, weight_decay, iterations } = *step;
+    let momentum = momentum.unwrap_or_else(|| gradient.zeros_like());
     let momentum = momentum.mul_scalar(beta) + gradient.clone().mul_scalar(1.0 - beta);
     let direction = match nesterov {
         true => gradient.mul_scalar(1.0 - beta) + momentum.clone().mul_scalar(beta),
@@ -46,7 +40,7 @@ pub(crate) fn muon_reference(
     let parts = rows.iter().map(|&n_rows| {
         let part = direction.clone().slice([first..first + n_rows, 0..width]);
         first += n_rows;
-        orthogonalized(part, iterations).mul_scalar(step.rate_of(n_rows))
+        orthogonalized(part, iterations).mul_scalar(step.rate_of([n_rows, width]))
     });
     let change = Tensor::cat(parts.collect(), 0).reshape([n_values]);
     let value = if weight_decay > 0.0 { value.mul_scalar(1.0 - lr * weight_decay) } else { value };

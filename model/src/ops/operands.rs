@@ -227,8 +227,8 @@ pub struct AdamWStep {
     pub n_updates: usize,
 }
 
-/// Settings of one update by Muon, of matrices that are stacked in one parameter.
-#[derive(Clone, Debug)]
+/// Settings of one update by Muon.
+#[derive(Clone, Copy, Debug)]
 pub struct MuonStep {
     /// Learning rate.
     pub lr: f64,
@@ -240,6 +240,17 @@ pub struct MuonStep {
     pub weight_decay: f64,
     /// Newton-Schulz iterations.
     pub iterations: usize,
+}
+
+/// A parameter that [`muon`](super::muon) updates: flat, `[n_values]`, of matrices that are stacked. Each is updated on its own.
+#[derive(Clone, Debug)]
+pub struct MuonParam {
+    /// Its value.
+    pub value: Tensor<1>,
+    /// Its gradient.
+    pub gradient: Tensor<1>,
+    /// The average of its gradients; without one, it begins at 0.
+    pub momentum: Option<Tensor<1>>,
     /// Rows of each matrix.
     pub rows: Vec<usize>,
     /// Columns of all.
@@ -281,10 +292,10 @@ impl MuonStep {
     /// Added to a matrix's norm before dividing by it.
     pub(super) const NORM_EPS: f64 = 1e-7;
 
-    /// The rate of a matrix with `n_rows` rows: if it has more rows than columns, its columns are longer, so the update is
+    /// The rate of a matrix `[n_rows, width]`: if it has more rows than columns, its columns are longer, so the update is
     /// scaled by the root of their ratio.
-    pub(super) fn rate_of(&self, n_rows: usize) -> f64 {
-        self.lr * (n_rows as f64 / self.width as f64).max(1.0).sqrt()
+    pub(super) fn rate_of(&self, [n_rows, width]: [usize; 2]) -> f64 {
+        self.lr * (n_rows as f64 / width as f64).max(1.0).sqrt()
     }
 }
 

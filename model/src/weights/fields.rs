@@ -118,6 +118,13 @@ impl<'a> Fields<'a> {
         numbers.ok_or_else(|| self.wrong(key, "a whole number or a list of them", value))
     }
 
+    /// A required list of numbers.
+    pub(super) fn numbers(&self, key: &'static str) -> Result<Vec<f64>> {
+        let value = self.get(key).ok_or_else(|| self.missing(&[key]))?;
+        let numbers = value.as_array().and_then(|list| list.iter().map(Value::as_f64).collect());
+        numbers.ok_or_else(|| self.wrong(key, "a list of numbers", value))
+    }
+
     /// For each of at least `n_layers` layers, a one or a zero, if present.
     pub(super) fn layer_flags(&self, key: &str, n_layers: usize) -> Result<Option<Vec<bool>>> {
         let Some(value) = self.get(key) else { return Ok(None) };

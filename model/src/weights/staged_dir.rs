@@ -44,13 +44,11 @@ pub(super) use self::disk::NewFile;
 use super::layout::{CONFIG_FILE, is_model_file};
 use crate::{
     error::{Error, Result},
-    partial_file::{parent_of, resolve},
+    partial_file::{PARTIAL, beside, is_at, parent_of, resolve},
 };
 
 mod disk;
 
-/// Suffix of the folder being written, and of the old one after the exchange. A leftover if its writer has crashed.
-const PARTIAL: &str = ".hearth-partial";
 /// Suffix of the old folder during a swap without exchange.
 const ASIDE: &str = ".hearth-old";
 
@@ -466,12 +464,6 @@ fn is_there(path: &Path) -> Result<bool> {
     path.try_exists().map_err(Error::io("read", path))
 }
 
-fn beside(target: &Path, suffix: &str) -> PathBuf {
-    let mut path = target.as_os_str().to_owned();
-    path.push(suffix);
-    path.into()
-}
-
 /// An open folder, to detect that another one has taken its name.
 #[derive(Debug)]
 struct OpenDir(File);
@@ -484,21 +476,9 @@ impl OpenDir {
 
     /// Whether `dir` is this folder.
     fn is_at(&self, dir: &Path) -> bool {
-        let names = self.0.metadata().and_then(|own| Ok([own, fs::metadata(dir)?].map(|found| identity(&found))));
-        names.is_ok_and(|[own, found]| own == found)
+        is_at(&self.0, dir)
     }
 }
-
-/// Device and inode, which identify a folder while it is open.
-#[cfg(unix)]
-fn identity(found: &fs::Metadata) -> (u64, u64) {
-    use std::os::unix::fs::MetadataExt;
-
-    (found.dev(), found.ino())
-}
-
-#[cfg(not(unix))]
-fn identity(_: &fs::Metadata) {}
 
 /// An exclusive lock on a folder, until it is dropped or its process ends. Does nothing if folders cannot be locked.
 #[derive(Debug)]

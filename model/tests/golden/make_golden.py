@@ -22,6 +22,8 @@ Each case becomes a folder `<case>/`:
         generated       [starts, N_GENERATED] int32, where `generates_from` is given: what greedy `generate` adds to
                         the first so many ids of the first sequence
         generates_from  [starts] int32
+        logits_alone    [batch, alone_len, vocab] f32, where `alone_len` is given: the logits of the first so many ids
+                        of each sequence without those that follow
 
 How the numbers come about. All weights are random, drawn in the order of `named_parameters` from one
 generator per case. Everything is computed twice with eager attention, in float32 and in float64, where
@@ -77,6 +79,7 @@ class Case:
     logits. `zero_gradients` are parts of names whose true gradient is zero, with the reason in a comment.
     `saved_as` is what `save_pretrained` calls a parameter, where that is not its name in the module.
     `generates_from` are lengths of prompts, for what cached decoding computes differently from a whole pass.
+    `alone_len` is the length of a start of the sequences whose logits depend on what follows.
     """
 
     architecture: str
@@ -90,6 +93,7 @@ class Case:
     zero_gradients: tuple = ()
     saved_as: dict = field(default_factory=dict)
     generates_from: tuple = ()
+    alone_len: int = 0
 
 
 @dataclass(frozen=True)
@@ -177,6 +181,12 @@ def rope_case(seed, rope_parameters, generates_from=(), **config):
         teeth=UNSCALED,
         generates_from=generates_from,
     )
+
+
+def long_rope(**changes):
+    """Rotary positions with the scaling of Phi 3's long contexts."""
+    factors = {"short_factor": [1.0, 1.5, 2.5], "long_factor": [1.25, 4.0, 20.0]}
+    return {"rope_type": "longrope", "rope_theta": 500.0, "partial_rotary_factor": 0.75, **factors, **changes}
 
 
 CASES = {
@@ -636,6 +646,42 @@ CASES = {
         },
         max_position_embeddings=256,
     ),
+    # As Phi 4 mini: the heads are rotated in part, the embedding is tied. The sequences are longer than the original
+    # context, so the long factors apply, and their start alone is not.
+    "phi3-longrope": Case(
+        "Phi3ForCausalLM",
+        {
+            **SMALL_ROPE,
+            "original_max_position_embeddings": 12,
+            "tie_word_embeddings": True,
+            "rope_parameters": long_rope(),
+        },
+        seed=408,
+        weight_std=0.5,
+        alone_len=12,
+        teeth=(
+            {"original_max_position_embeddings": 24},
+            {"rope_parameters": long_rope(long_factor=[1.25, 4.0, 10.0])},
+            {"rope_parameters": long_rope(attention_factor=1.0)},
+        ),
+    ),
+    # A context that is not longer than the original one, with the attention of a longer one.
+    "phi3-longrope-short": Case(
+        "Phi3ForCausalLM",
+        {
+            **SMALL_ROPE,
+            "original_max_position_embeddings": 64,
+            "rope_parameters": long_rope(
+                partial_rotary_factor=1.0,
+                factor=4.0,
+                short_factor=[1.0, 1.5, 2.5, 6.0],
+                long_factor=[1.25, 4.0, 20.0, 40.0],
+            ),
+        },
+        seed=406,
+        weight_std=0.5,
+        teeth=({"original_max_position_embeddings": 12},),
+    ),
     # Longer than max_position_embeddings, where this one begins to act, and shorter than three times that.
     # Prompts well within the original context, nearly as long, and longer.
     "rope-dynamic": rope_case(
@@ -855,6 +901,11 @@ def make(name):
     if case.generates_from and not isinstance(entry, Stored):
         oracle["generates_from"] = torch.tensor(case.generates_from, dtype=torch.int32)
         oracle["generated"] = generate(folder, input_ids, case.generates_from).to(torch.int32)
+    if case.alone_len and not isinstance(entry, Stored):
+        alone = run(model, input_ids[:, : case.alone_len], torch.float64)[0]
+        difference = of_spread(alone - logits[:, : case.alone_len], logits)
+        assert difference > MIN_TOOTH, f"the start alone differs by only {difference:.1e} of the logits' spread"
+        oracle["logits_alone"] = alone.to(torch.float32)
     save_file({key: tensor.contiguous() for key, tensor in oracle.items()}, folder / "oracle.safetensors")
 
     for file in folder.iterdir():

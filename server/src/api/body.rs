@@ -65,12 +65,12 @@ impl FromRequest<AppState> for Body {
             // Received without storing it, so that the connection can be kept. A client that waits for permission to
             // send (`Expect`) gets the answer instead.
             if !request.headers().contains_key(header::EXPECT) {
-                let _ = receive(request, options, |_| Ok(())).await;
+                let _ = receive(request, state, |_| Ok(())).await;
             }
             return Err(full);
         }
         let (mut bytes, mut room) = (Vec::new(), state.body_room());
-        receive(request, options, |piece| {
+        receive(request, state, |piece| {
             room.grow(piece.len())?;
             bytes.extend_from_slice(piece);
             Ok(())
@@ -114,21 +114,30 @@ impl Body {
 }
 
 /// Receives a body within the limits, and passes it to `take` piece by piece.
+///
+/// # Errors
+/// 408 if it is too slow, 413 if it is too long, 400 if it fails, 503 if the server stops receiving bodies, and errors of
+/// `take`.
 async fn receive(
     request: Request,
-    options: &ApiOptions,
+    state: &AppState,
     mut take: impl FnMut(&[u8]) -> Result<(), ApiError>,
 ) -> Result<(), ApiError> {
+    let options = state.options();
     let mut pieces = request.into_body().into_data_stream();
     let mut n_left = options.max_body_bytes;
     let mut pace = Pace::new(options, Instant::now());
-    while let Some(piece) = timeout_at(pace.due.into(), pieces.next()).await.map_err(|_| pace.too_slow(options))? {
+    loop {
+        let next = tokio::select! {
+            next = timeout_at(pace.due.into(), pieces.next()) => next.map_err(|_| pace.too_slow(options))?,
+            () = state.receiving_ended() => return Err(ApiError::shutting_down()),
+        };
+        let Some(piece) = next else { return Ok(()) };
         let piece = piece.map_err(|error| ApiError::bad_request(format!("the body cannot be received: {error}")))?;
         n_left = n_left.checked_sub(piece.len()).ok_or_else(|| too_large(options))?;
         take(&piece)?;
         pace.received(piece.len(), Instant::now());
     }
-    Ok(())
 }
 
 /// How fast a body arrives: as a whole within [`body_timeout`](ApiOptions::body_timeout), and, but for pauses of up to

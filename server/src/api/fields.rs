@@ -190,13 +190,17 @@ impl Fields {
         Ok(count.unwrap_or(default))
     }
 
-    /// A random seed: any 64-bit number, with or without sign.
+    /// A random seed: any 64-bit number, with or without sign. -1 counts as absent, as in vLLM and llama.cpp.
     pub(crate) fn seed(&mut self, name: &'static str) -> Result<Option<u64>, ApiError> {
         let schema = || json!({ "type": "integer", "minimum": i64::MIN, "maximum": u64::MAX });
-        self.read(name, schema, |value| {
-            let seed = value.as_u64().or_else(|| whole(value).map(i64::cast_unsigned));
-            seed.ok_or_else(|| "a whole number of at most 64 bits".into())
-        })
+        let seed = self.read(name, schema, |value| match whole(value) {
+            Some(-1) => Ok(None),
+            whole => {
+                let seed = value.as_u64().or(whole.map(i64::cast_unsigned));
+                seed.map(Some).ok_or_else(|| "a whole number of at most 64 bits".into())
+            }
+        })?;
+        Ok(seed.flatten())
     }
 
     /// `true` or `false`.
@@ -545,7 +549,10 @@ mod tests {
 
     #[test]
     fn seed_accepts_negative_and_full_64_bit_values() {
-        assert_eq!(fields(r#"{"seed": -1}"#).seed("seed").unwrap(), Some(u64::MAX));
+        for none in ["-1", "-1.0", "null"] {
+            assert_eq!(fields(&format!(r#"{{"seed": {none}}}"#)).seed("seed").unwrap(), None, "{none}");
+        }
+        assert_eq!(fields(r#"{"seed": -2}"#).seed("seed").unwrap(), Some(u64::MAX - 1));
         assert_eq!(fields(r#"{"seed": 18446744073709551615}"#).seed("seed").unwrap(), Some(u64::MAX));
         assert!(fields(r#"{"seed": 1.5}"#).seed("seed").is_err());
     }

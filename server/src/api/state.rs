@@ -33,6 +33,8 @@ struct Inner {
     engine: SetOnce<Engine>,
     http_metrics: HttpMetrics,
     draining_since: OnceLock<Instant>,
+    /// Set once bodies are no longer received.
+    receiving_ended: SetOnce<()>,
     turns: Turns,
     body_memory: BodyMemory,
 }
@@ -53,6 +55,7 @@ impl AppState {
             engine: SetOnce::new(),
             http_metrics: HttpMetrics::new(),
             draining_since: OnceLock::new(),
+            receiving_ended: SetOnce::new(),
             turns: Turns::new(),
         };
         Self(Arc::new(inner))
@@ -73,6 +76,16 @@ impl AppState {
     /// Stops accepting new work.
     pub fn start_draining(&self) {
         let _ = self.0.draining_since.set(Instant::now());
+    }
+
+    /// Stops receiving request bodies: requests whose bodies have not arrived get a 503.
+    pub fn stop_receiving(&self) {
+        let _ = self.0.receiving_ended.set(());
+    }
+
+    /// Waits until bodies are [no longer received](Self::stop_receiving).
+    pub(crate) async fn receiving_ended(&self) {
+        self.0.receiving_ended.wait().await;
     }
 
     /// The engine, if the model is loaded.

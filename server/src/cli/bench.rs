@@ -244,7 +244,7 @@ fn random(dir: &Path, options: &ModelConfig) -> anyhow::Result<Gpt> {
         };
         Ok(TensorData::new(values, spec.shape.as_slice()))
     };
-    Ok(Gpt::from_params(&config, dtype, &device, values)?)
+    Ok(options.with_max_seq_len(Gpt::from_params(&config, dtype, &device, values)?)?)
 }
 
 fn print(report: &Report) -> anyhow::Result<()> {

@@ -48,14 +48,14 @@ pub(crate) fn run(args: ExportArgs) -> anyhow::Result<()> {
     let ExportArgs { model, out, dtype, quantize, adapter } = args;
     ensure!(!out.exists(), "`{}` already exists\nhint: give the name of a new file", out.display());
     let model = download::open(&model)?;
-    new_model::remove_file_when_interrupted(&PartialFile::partial_path(&out));
+    let file = new_model::create_file(&out)?;
     let use_it = match adapter {
         Some(adapter) => {
-            export_adapter(&model, &adapter, &out, dtype)?;
+            export_adapter(&model, &adapter, file, dtype)?;
             format!("serve it with `hearth serve --model {} --lora NAME={}`", model.display(), out.display())
         }
         None => {
-            export_model(&model, &out, quantize.or(dtype))?;
+            export_model(&model, file, quantize.or(dtype))?;
             format!("serve it with `hearth serve --model {}`", out.display())
         }
     };
@@ -63,7 +63,7 @@ pub(crate) fn run(args: ExportArgs) -> anyhow::Result<()> {
     output::print(&format!("`{}`: {size:.1} MB; {use_it}\n", out.display()))
 }
 
-fn export_model(model: &Path, out: &Path, dtype: Option<Dtype>) -> anyhow::Result<()> {
+fn export_model(model: &Path, file: PartialFile, dtype: Option<Dtype>) -> anyhow::Result<()> {
     let device = device::choose(DeviceChoice::Cpu)?.device;
     let loaded = model_dir::load(model, &LoadOptions { device, dtype: None })?;
     let options = ExportOptions {
@@ -72,10 +72,10 @@ fn export_model(model: &Path, out: &Path, dtype: Option<Dtype>) -> anyhow::Resul
         class: model_dir::load_class(model).ok().map(str::to_owned),
         extra_files: model_dir::files_beside_weights(model)?,
     };
-    Ok(export(out, &loaded, &options)?)
+    Ok(export(file, &loaded, &options)?)
 }
 
-fn export_adapter(model: &Path, adapter: &Path, out: &Path, dtype: Option<Dtype>) -> anyhow::Result<()> {
+fn export_adapter(model: &Path, adapter: &Path, file: PartialFile, dtype: Option<Dtype>) -> anyhow::Result<()> {
     let (config, class) = (model_dir::load_config(model)?, model_dir::load_class(model).ok());
     let model = AdapterModel::new(&config, class)?;
     let dtype = match dtype {
@@ -83,5 +83,5 @@ fn export_adapter(model: &Path, adapter: &Path, out: &Path, dtype: Option<Dtype>
         Some(Dtype::Bf16) => DiskDtype::Bf16,
         _ => DiskDtype::F32,
     };
-    Ok(Adapter::open(&model_dir::model_of(adapter), model)?.write_gguf(out, model, dtype)?)
+    Ok(Adapter::open(&model_dir::model_of(adapter), model)?.write_gguf(file, model, dtype)?)
 }

@@ -1,4 +1,4 @@
-//! New models that commands write: there when they are complete, and not at all if a command is interrupted.
+//! New models and files that commands write: there when they are complete, and not at all if a command is interrupted.
 
 use std::{
     fs,
@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::Context;
-use hearth_model::weights::StagedDir;
+use hearth_model::{Error, partial_file::PartialFile, weights::StagedDir};
 
 /// The exit code after SIGINT, as in shells.
 #[cfg(unix)]
@@ -27,9 +27,18 @@ pub(super) fn stage(out: &Path) -> anyhow::Result<StagedDir> {
     Ok(staged)
 }
 
-/// From now on, ctrl-c removes the file `partial`, whether it exists by then or not, and ends the process.
-pub(super) fn remove_file_when_interrupted(partial: &Path) {
-    remove_when_interrupted(Arc::new(Mutex::new(Some(partial.to_owned()))));
+/// Begins the new file `out`. From now on, ctrl-c removes what has been written and ends the process.
+///
+/// # Errors
+/// `out` cannot be written.
+pub(super) fn create_file(out: &Path) -> anyhow::Result<PartialFile> {
+    let partial = Arc::default();
+    // As in `stage`.
+    let mut path = lock(&partial);
+    remove_when_interrupted(Arc::clone(&partial));
+    let file = PartialFile::create(out).map_err(Error::io("write", out))?;
+    *path = file.partial_path().map(Path::to_owned);
+    Ok(file)
 }
 
 fn lock(partial: &Mutex<Option<PathBuf>>) -> MutexGuard<'_, Option<PathBuf>> {

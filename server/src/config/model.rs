@@ -47,6 +47,10 @@ pub struct ModelConfig {
     /// f16 or quantized and the device supports it, else `f32`
     #[arg(long, env = "HEARTH_KV_CACHE_DTYPE", value_name = "DTYPE", value_enum, default_value_t = KvCacheDtype::Auto, hide_possible_values = true)]
     pub kv_cache_dtype: KvCacheDtype,
+    /// Context length in tokens, of prompt and answer together. Models with the rotary scaling `longrope` use their factors for
+    /// short texts if it is at most their original context length [default: the model's]
+    #[arg(long, env = "HEARTH_MAX_SEQ_LEN", value_name = "TOKENS")]
+    pub max_seq_len: Option<usize>,
     /// Arithmetic of matrix products: `f32`, or for weights in bf16 `bf16`, which rounds activations, too: prompts are read up to
     /// twice as fast, on CPUs of AMD with AVX512_BF16
     #[arg(long, env = "HEARTH_PRECISION", value_name = "PRECISION", value_enum, default_value_t = ProductPrecision::F32, hide_possible_values = true)]
@@ -125,10 +129,24 @@ impl ModelConfig {
             }
             None => model_dir::load_embedded(&bundled::DIR, &options)?,
         };
+        let loaded = LoadedModel { gpt: self.with_max_seq_len(loaded.gpt)?, ..loaded };
         match self.precision {
             ProductPrecision::F32 => Ok(loaded),
             ProductPrecision::Bf16 => with_bf16_products(loaded),
         }
+    }
+
+    /// `gpt` with the context length set on the command line, if any.
+    ///
+    /// # Errors
+    /// The context is empty, or longer than that of the model.
+    pub(crate) fn with_max_seq_len(&self, gpt: Gpt) -> Result<Gpt> {
+        let (Some(asked), most) = (self.max_seq_len, gpt.config().max_seq_len) else { return Ok(gpt) };
+        if !(1..=most).contains(&asked) {
+            let what = format!("must be from 1 to {most}, the model's context, got {asked}");
+            return Err(Error::Param { name: "--max-seq-len", what });
+        }
+        Ok(gpt.with_max_seq_len(asked))
     }
 
     /// The Hugging Face class of the model's files, which names the modules of adapters. `None` for the bundled model and GGUF
@@ -291,6 +309,22 @@ mod tests {
             let config = config(path);
             assert_eq!(config.class().unwrap(), Some("LlamaForCausalLM"), "{}", path.display());
             assert_eq!(config.gpt_config(&mut |_| {}).unwrap(), model_dir::load_config(&model).unwrap());
+        }
+    }
+
+    #[test]
+    fn max_seq_len_flag_shortens_the_context_of_the_model() {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/golden/phi3-longrope");
+        let options = LoadOptions { device: Device::flex(), dtype: None };
+        let context = |max_seq_len| {
+            let config = ModelConfig { max_seq_len, ..config(&model) };
+            let gpt = config.with_max_seq_len(model_dir::load_gpt(&model, &options).unwrap());
+            gpt.map(|gpt| gpt.config().max_seq_len).map_err(|error| error.to_string())
+        };
+        assert_eq!([None, Some(64), Some(12), Some(1)].map(context), [Ok(64), Ok(64), Ok(12), Ok(1)]);
+        for wrong in [0, 65] {
+            let message = format!("`--max-seq-len` must be from 1 to 64, the model's context, got {wrong}");
+            assert_eq!(context(Some(wrong)), Err(message));
         }
     }
 

@@ -87,24 +87,25 @@ impl Beams {
         TokenIds { prompt: &self.request.parts().prompt_ids, output }
     }
 
-    /// Processes the raw logits of a beam's last row, over the whole vocabulary. After a preemption, a row may be
-    /// passed again.
+    /// Processes the raw logits of a beam's last row, at `position`, over the whole vocabulary. After a preemption, a row
+    /// may be passed again, also behind the row that ended its selection: then the beam has another last row.
     ///
     /// # Errors
     /// The logits are invalid; the search cannot continue.
     pub(crate) fn advance(
         &mut self,
         senders: &mut EventSenders,
-        branch: usize,
+        (branch, position): (usize, usize),
         logits: &LogitRow<'_>,
     ) -> Result<Progress> {
+        let parts = self.request.parts();
         let Some(Branch { text, output, is_expanded, .. }) = self.branches.get_mut(branch) else {
             return Ok(Progress::Nothing);
         };
-        if std::mem::replace(is_expanded, true) {
+        let is_last = position + 1 == parts.prompt_ids.len() + output.len();
+        if !is_last || std::mem::replace(is_expanded, true) {
             return Ok(Progress::Nothing);
         }
-        let parts = self.request.parts();
         let may_stop = output.len() + 1 > parts.stop.min_tokens;
         let searches_stops = may_stop && !parts.stop.stop_strings.is_empty();
         let completes = |id| searches_stops && matches!(text.clone().push(id), Matched::Stopped(_));
@@ -181,4 +182,56 @@ fn push(text: &mut TextAssembler, id: TokenId, n: usize, min_tokens: usize) -> S
     }
     let (Matched::Text(text) | Matched::Stopped(text)) = text.push(id);
     text
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use std::{path::Path, time::Instant};
+
+    use hearth_model::sampling::beam::EarlyStopping;
+    use serde_json::json;
+
+    use super::{
+        super::{
+            event::channel,
+            request::{ModelLimits, RequestParts, Strategy},
+        },
+        *,
+    };
+
+    /// After a preemption, the rows of all beams are computed again, and one that was processed before may come behind
+    /// the last one that was not.
+    #[test]
+    fn beam_row_behind_the_selection_of_its_step_is_ignored() {
+        let json = json!({
+            "decoder": { "type": "Fuse" },
+            "model": { "type": "WordLevel", "vocab": { "a": 0, "b": 1, "c": 2 }, "unk_token": "a" },
+        });
+        let tokenizer = Tokenizer::from_json(json.to_string().as_bytes(), None, Path::new("tokenizer.json")).unwrap();
+        let kind = BeamKind::Best { length_penalty: 0.0, early_stopping: EarlyStopping::Full };
+        let parts = RequestParts {
+            prompt_ids: [0].into(),
+            stop: StopConditions { max_tokens: 3, ..StopConditions::default() },
+            strategy: Strategy::Beams { width: 2, n_best: 2, kind },
+            ..RequestParts::default()
+        };
+        let limits = ModelLimits { vocab_size: 3, max_seq_len: 8, max_batch_size: 2, n_pages: 8 };
+        let request = EngineRequest::new(parts, &limits).unwrap();
+        let mut beams = Beams::new(request, (2, kind), PrefixChain::new(None, None), &tokenizer);
+        let (source, _stream) = channel();
+        let mut senders = EventSenders::new(vec![source.sender(0), source.sender(1)], Instant::now());
+        let mut advance = |beams: &mut Beams, place, logits: [f32; 3]| {
+            beams.advance(&mut senders, place, &LogitRow::from(&logits)).unwrap()
+        };
+        // The beams are `b` and `c`, then `bb` and `cb`.
+        let progress = advance(&mut beams, (0, 0), [-9.0, 1.0, 0.0]);
+        assert_eq!(progress, Progress::Branches(vec![(0, None), (0, None)]));
+        let to_b = [-9.0, 1.0, -9.0];
+        assert_eq!(advance(&mut beams, (1, 1), to_b), Progress::Nothing);
+        assert_eq!(advance(&mut beams, (0, 1), to_b), Progress::Branches(vec![(0, None), (1, None)]));
+        assert_eq!(advance(&mut beams, (1, 1), to_b), Progress::Nothing);
+        assert!(beams.branches.iter().all(|branch| !branch.is_expanded), "its own row is still to come");
+    }
 }

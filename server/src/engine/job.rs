@@ -253,7 +253,7 @@ impl Job {
             Task::Sequence(sequence) => sequence.advance(&mut self.senders, position, logits),
             Task::Beams(beams) => {
                 self.senders.timeline.has_first_beams();
-                beams.advance(&mut self.senders, branch, logits)
+                beams.advance(&mut self.senders, (branch, position), logits)
             }
             Task::Embedding(_) => Ok(Progress::Nothing),
         };

@@ -270,7 +270,7 @@ impl Worker {
         let n_tokens = step.chunks.iter().map(|chunk| chunk.n_tokens).sum();
         self.metrics.step(n_tokens, self.scheduler.totals());
         self.pool(step, hidden)?;
-        for rows in self.wanted_rows(step).chunks(LOGIT_ROWS) {
+        for rows in pieces(&self.wanted_rows(step)) {
             let indices: Vec<usize> = rows.iter().map(|wanted| wanted.row).collect();
             let needs: Vec<RowNeeds> = rows.iter().map(|wanted| self.needs(wanted, token_ids)).collect();
             let logits = self.runner.logits(hidden, &indices, &needs)?;
@@ -452,8 +452,45 @@ impl Worker {
     }
 }
 
+/// Cuts rows into pieces of at most [`LOGIT_ROWS`]. Drafts stay with the row before them: if its token holds the sequence,
+/// they must not be processed before the grammar is ready.
+fn pieces(mut rows: &[WantedRow]) -> Vec<&[WantedRow]> {
+    let mut pieces = Vec::new();
+    while !rows.is_empty() {
+        let mut end = rows.len().min(LOGIT_ROWS);
+        while end > 1 && rows.get(end).is_some_and(|row| row.is_draft) {
+            end -= 1;
+        }
+        let (piece, rest) = rows.split_at(end);
+        pieces.push(piece);
+        rows = rest;
+    }
+    pieces
+}
+
 /// The message of a panic.
 pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_of_rows_never_begin_with_a_draft() {
+        let row = |row: usize, is_draft: bool| {
+            let id = SequenceId { request: RequestId(0), branch: 0 };
+            WantedRow { row, id, position: row, is_draft }
+        };
+        // Every 17th row is a token, and the others are its drafts.
+        let drafted: Vec<_> = (0..200).map(|at| row(at, at % 17 != 0)).collect();
+        let lengths = |rows: &[WantedRow]| pieces(rows).iter().map(|piece| piece.len()).collect::<Vec<_>>();
+        assert_eq!(lengths(&drafted), [51, 51, 51, 47]);
+        assert_eq!(pieces(&drafted).concat().iter().map(|row| row.row).collect::<Vec<_>>(), Vec::from_iter(0..200));
+        let plain: Vec<_> = (0..130).map(|at| row(at, false)).collect();
+        assert_eq!(lengths(&plain), [LOGIT_ROWS, LOGIT_ROWS, 2]);
+        assert!(pieces(&[]).is_empty());
+    }
 }

@@ -4,7 +4,7 @@
     HEARTH_URL=http://127.0.0.1:8000 python check_templates.py MODEL_DIR FOLDER_OF_TEMPLATES
 
 Templates expect different forms of a conversation (arguments of tool calls as objects or as text, `content` of a message with nothing
-but calls as none or as an empty text, `system` or `developer`), and requests have one. So what the server renders must be what
+but calls as none or as an empty text, or any `content` as a list of parts or as a text, `system` or `developer`), and requests have one. So what the server renders must be what
 `transformers` renders of one of the forms; where `transformers` renders none, anything goes. Templates that ignore tools are not
 compared with tools: the server describes these in its own words.
 """
@@ -52,6 +52,7 @@ TOOLS = [
 CONVERSATIONS = {
     "one message": ([message("user", "It's 5 > 3, é 漢 ☀")], False, {}),
     "a system message": ([message("system", "Be brief."), ASKED], False, {}),
+    "text parts": ([message("user", [{"type": "text", "text": text} for text in ("Weather", "in Köln", "& Bonn?")])], False, {}),
     "turns": ([message("system", "Be brief."), ASKED, message("assistant", "Rain.\n"), message("user", "  And now?")], False, {}),
     "developer": ([message("developer", "Be brief."), ASKED], False, {}),
     "reasoning": ([ASKED, message("assistant", "Rain.", reasoning_content="I look."), message("user", "Sure?")], False, {}),
@@ -83,10 +84,21 @@ def as_sent(messages):
     return sent
 
 
+def as_texts(content):
+    return "\n".join(part["text"] for part in content) if isinstance(content, list) else content
+
+
+def as_parts(content):
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
 def forms(messages):
-    for form, content, role in itertools.product([messages, as_sent(messages)], [None, ""], ["developer", "system"]):
+    contents = [lambda content: content, as_texts, as_parts]
+    for shape, form, content, role in itertools.product(contents, [messages, as_sent(messages)], [None, ""], ["developer", "system"]):
         form = copy.deepcopy(form)
         for each in form:
+            if each["role"] != "tool":
+                each["content"] = shape(each["content"])
             if each.get("tool_calls") and not each["content"]:
                 each["content"] = content
             if each["role"] == "developer":

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::http::StatusCode;
 use hearth_model::{
     TokenId,
     generate::next_logits,
@@ -305,8 +306,18 @@ async fn parameters_unsupported_by_beam_search_are_rejected_by_name() {
             body[name] = value.clone();
             body
         };
-        for (name, value) in refused.as_object().unwrap() {
-            let answer = server.post(body(name, value).to_string()).await;
+        let mut cases: Vec<_> =
+            refused.as_object().unwrap().iter().map(|(name, value)| (name, body(name, value))).collect();
+        // No log-probabilities of the prompt, and no prompt without an answer.
+        let echo = "echo".to_owned();
+        for (name, value) in [("logprobs", 1), ("max_tokens", 0)] {
+            let mut echoing = body(&echo, &json!(true));
+            echoing[name] = json!(value);
+            cases.push((&echo, echoing));
+        }
+        for (name, body) in cases {
+            let answer = server.post(body.to_string()).await;
+            assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{body}");
             assert_eq!(answer.error(), format!("`{name}` does not go with `{strategy}`"));
             assert_eq!(answer.json()["error"]["param"], *name);
         }

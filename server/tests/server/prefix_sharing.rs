@@ -121,9 +121,17 @@ async fn tokens_stay_correct_when_the_prefix_cache_overflows() {
     let alone = plain_loop_tokens(&support::gpt(), &requests);
     // 16 pages: cached pages are evicted within the same round.
     let engine = engine(EngineOptions { kv_cache_tokens: Some(256), max_batch_size: 3, ..OPTIONS });
-    for _ in 0..3 {
+    for round in 0..3 {
         assert_eq!(run(&engine, &requests).await, alone);
         wait_for(&engine, is_idle).await;
+        // Both are longer than a page. One was among the last to end, so its pages are still cached; after the other ended,
+        // later requests filled more than all pages, so its pages were evicted.
+        for (index, is_cached) in [(14, true), (2, false)] {
+            let (told, n_cached) = answers(&engine, &requests[index..=index]).await;
+            assert_eq!(told[0].token_ids, alone[index], "request {index}, round {round}");
+            assert_eq!(n_cached > 0, is_cached, "request {index}, round {round}: {n_cached} cached tokens");
+            wait_for(&engine, is_idle).await;
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::{fs, process::Output};
 
+use hearth_model::partial_file::PartialFile;
 use serde_json::{Value, json};
 
 use crate::cli::{hearth, model_dir, path, run, stderr, stdout};
@@ -114,25 +115,39 @@ fn interrupted_quantize_leaves_a_whole_model_or_nothing() {
 #[test]
 #[cfg(unix)]
 fn interrupted_export_leaves_no_files() {
-    use std::{thread, time::Duration};
+    use std::{fs::File, io::Read, process::Command};
 
     let (model, parent) = (model_dir(), tempfile::tempdir().unwrap());
     let (out, partial) = (parent.path().join("out.gguf"), parent.path().join("out.gguf.hearth-partial"));
-    for attempt in 0.. {
-        assert!(attempt < 20, "it is never interrupted while it writes");
-        // Writing to a named pipe blocks until it is opened for reading, so the export is interrupted while it writes.
-        drop(fs::remove_file(&partial));
-        assert!(std::process::Command::new("mkfifo").arg(&partial).status().unwrap().success());
-        let mut child = hearth(&["export", path(model.path()), path(&out)]).spawn().unwrap();
-        thread::sleep(Duration::from_millis(100 * attempt));
-        let killed = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-        let code = child.wait().unwrap().code();
-        assert!(!out.exists(), "exit code {code:?}, kill {killed}");
-        if code == Some(130) {
-            assert!(!partial.exists());
-            return;
-        }
-    }
+    assert!(Command::new("mkfifo").arg(&partial).status().unwrap().success());
+    let mut child = hearth(&["export", path(model.path()), path(&out)]).spawn().unwrap();
+    // It writes more than a pipe holds, and nobody reads the rest: it cannot end by itself.
+    let mut pipe = File::open(&partial).unwrap();
+    pipe.read_exact(&mut [0; 10]).unwrap();
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
+}
+
+/// Another process is writing the same file: what it has written so far stays.
+#[test]
+#[cfg(unix)]
+fn interrupted_export_leaves_the_partial_file_of_another_process() {
+    use std::{fs::File, io::Read, process::Command};
+
+    let (model, parent) = (model_dir(), tempfile::tempdir().unwrap());
+    let out = parent.path().join("out.gguf");
+    let other = PartialFile::create(&out).unwrap();
+    let own = parent.path().join("out.gguf.hearth-partial-2");
+    assert!(Command::new("mkfifo").arg(&own).status().unwrap().success());
+    let mut child = hearth(&["export", path(model.path()), path(&out)]).spawn().unwrap();
+    let mut pipe = File::open(&own).unwrap();
+    pipe.read_exact(&mut [0; 10]).unwrap();
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(!own.exists());
+    other.finish().unwrap();
+    assert!(out.is_file());
 }
 
 #[test]

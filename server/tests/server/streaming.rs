@@ -218,6 +218,21 @@ async fn draining_is_cut_short_after_the_drain_timeout() {
 }
 
 #[tokio::test]
+async fn request_whose_body_is_incomplete_when_draining_ends_gets_503() {
+    let live = Live::with(|_, serve| serve.drain_timeout = Duration::from_millis(1)).await;
+    let request = post(r#"{ "prompt": "x", "max_tokens": 1 }"#);
+    let request = request.replace("content-length", "expect: 100-continue\r\ncontent-length");
+    let mut client = live.connect().await;
+    client.send(&request.as_bytes()[..request.len() - 3]).await;
+    // The server waits for the body.
+    client.until("HTTP/1.1 100 ").await;
+    live.signals.send(()).await.unwrap();
+    let answer = client.all().await;
+    assert!(answer.contains("HTTP/1.1 503 ") && answer.contains("the server is shutting down"), "{answer}");
+    assert_eq!(live.ended().await.unwrap(), Ended::CutShort);
+}
+
+#[tokio::test]
 async fn inference_failure_ends_every_request_with_an_error_and_the_server() {
     use hearth_model::{sampling::SamplingParams, weights::model_dir::LoadedModel};
     use hearth_server::engine::{

@@ -10,8 +10,9 @@ use hearth_server::{
     engine::{Engine, EngineOptions},
 };
 use serde_json::{Value, json};
+use tokio::{runtime::Runtime, time::timeout};
 
-use crate::support::{CHAT, EOS, MODEL, OPTIONS, Server, fold, is_idle, metric, wait_for};
+use crate::support::{CHAT, EOS, MODEL, OPTIONS, Server, TEST_TIMEOUT, fold, is_idle, metric, wait_for};
 
 /// Schemas with the keywords that clients use most. Strings are short, so that a random model finishes them.
 pub(crate) fn schemas() -> Vec<Value> {
@@ -468,8 +469,17 @@ async fn invalid_constraints_are_rejected_with_the_field_path() {
     }
 }
 
-#[tokio::test]
-async fn hostile_grammars_answer_200_or_400_and_serving_continues() {
+/// Each answer has a time limit, and the runtime does not wait for work in progress when it ends: a grammar that is
+/// compiled for ever fails the test and does not hang it.
+#[test]
+fn hostile_grammars_answer_200_or_400_and_serving_continues() {
+    let runtime = Runtime::new().unwrap();
+    let outcome = runtime.block_on(runtime.spawn(answer_hostile_grammars()));
+    runtime.shutdown_background();
+    outcome.unwrap();
+}
+
+async fn answer_hostile_grammars() {
     let server = Server::start();
     let nested = |depth: usize, open: &str, close: &str| open.repeat(depth) + "1" + &close.repeat(depth);
     let deep_schema = nested(60, "{\"items\":", "}").replace('1', "{}");
@@ -506,7 +516,8 @@ async fn hostile_grammars_answer_200_or_400_and_serving_continues() {
         let shown: String = constraint.to_string().chars().take(80).collect();
         let body =
             json!({ "prompt": "x", "structured_outputs": constraint, "max_tokens": 12, "seed": 1, "temperature": 1.5 });
-        let answer = server.post(body.to_string()).await;
+        let answer = timeout(TEST_TIMEOUT, server.post(body.to_string()));
+        let answer = answer.await.unwrap_or_else(|_| panic!("{shown}: no answer in {TEST_TIMEOUT:?}"));
         assert!(
             answer.status == StatusCode::OK || answer.status == StatusCode::BAD_REQUEST,
             "{shown}: {}",
@@ -514,7 +525,8 @@ async fn hostile_grammars_answer_200_or_400_and_serving_continues() {
         );
         let told: String = answer.text.chars().take(200).collect();
         println!("{shown}\n  -> {} {told}", answer.status);
-        server.complete(json!({ "prompt": "x", "max_tokens": 1 })).await;
+        let next = timeout(TEST_TIMEOUT, server.complete(json!({ "prompt": "x", "max_tokens": 1 })));
+        assert!(next.await.is_ok(), "{shown}: the next request has no answer in {TEST_TIMEOUT:?}");
     }
     wait_for(&server.engine, is_idle).await;
 }

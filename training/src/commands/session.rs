@@ -1,6 +1,6 @@
 //! What `pretrain`, `quickstart` and `finetune` share: starts or resumes a run and reports the result.
 
-use std::{io, path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Result, ensure};
 use burn::tensor::Device;
@@ -21,7 +21,7 @@ use hearth_training::{
     estimate::Estimate,
     fit::Limits,
     interrupt::Interrupt,
-    progress::{Reporter, Style},
+    progress::{ProgressLine, Reporter},
     run_dir::{RunDir, Start},
     schedule::{RunSize, Schedule},
     trainer::{Data, Outcome, Trainer},
@@ -154,16 +154,10 @@ impl Session {
             config.data.micro_batch_size = found;
         }
         if let Some(checkpoint) = &mut checkpoint
-            && (args.from.is_some() || checkpoint.config.eval.batches != config.eval.batches)
-            && let Some(best) = checkpoint.state.best.take()
-            && args.resume
+            && args.from.is_some()
         {
-            // `best` is dropped: losses of another run, or over other batches, do not compare with those to come.
-            notes.push(format!(
-                "warning: `eval.batches` has changed, so losses no longer compare: the next evaluation replaces the model of \
-                 step {} (val loss {:.4})",
-                best.step, best.val_loss
-            ));
+            // Of another run.
+            checkpoint.state.best = None;
         }
         Ok(Session { args, out, run, checkpoint, config, notes })
     }
@@ -246,7 +240,7 @@ impl Session {
         self.run.begin(config)?;
         let interrupt = Interrupt::install()?;
         let first = trainer.steps_done();
-        let mut reporter = Reporter::new(Box::new(io::stderr()), Style::of_stderr()).with_files(&self.run, first)?;
+        let mut reporter = Reporter::new(ProgressLine::on_stderr()).with_files(&self.run, first)?;
         self.notes.iter().for_each(|note| reporter.note(note));
         reporter.note(&format!("device: {} ({})", device::name(&chosen.device), chosen.reason));
         self.announce(&mut reporter, data, &trainer, &prediction);

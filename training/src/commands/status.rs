@@ -1,17 +1,13 @@
 //! Progress on stderr: a line that is rewritten on terminals, and occasional lines elsewhere.
 
-use std::{
-    io::{self, IsTerminal, Write},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
-/// Moves to the start of the line and clears it.
-const CLEAR_LINE: &str = "\r\x1b[K";
+use hearth_training::progress::{ProgressLine, Style};
 
 /// Shows progress.
 #[derive(Debug)]
 pub(crate) struct Status {
-    is_terminal: bool,
+    line: ProgressLine,
     every: Duration,
     started: Instant,
     /// When the current part of the work began.
@@ -21,10 +17,13 @@ pub(crate) struct Status {
 
 impl Status {
     pub(crate) fn new() -> Status {
-        let is_terminal = io::stderr().is_terminal();
-        let every = Duration::from_millis(if is_terminal { 100 } else { 10_000 });
+        let line = ProgressLine::on_stderr();
+        let every = match line.style() {
+            Style::Terminal => Duration::from_millis(100),
+            Style::Plain => Duration::from_secs(10),
+        };
         let started = Instant::now();
-        Status { is_terminal, every, started, phase_started: started, shown: None }
+        Status { line, every, started, phase_started: started, shown: None }
     }
 
     /// Begins another part of the work: the lines that follow are about its time.
@@ -51,26 +50,17 @@ impl Status {
         }
         self.shown = Some(Instant::now());
         let line = line(self.phase_elapsed());
-        self.write(&if self.is_terminal { format!("{CLEAR_LINE}{line}") } else { format!("{line}\n") });
+        self.line.show(&line);
     }
 
     /// Clears the line in progress on a terminal.
     pub(crate) fn clear(&mut self) {
-        if self.is_terminal && self.shown.take().is_some() {
-            self.write(CLEAR_LINE);
-        }
+        self.line.clear();
     }
 
     /// Writes a permanent line.
     pub(crate) fn note(&mut self, line: &str) {
-        let clear = if self.is_terminal && self.shown.is_some() { CLEAR_LINE } else { "" };
-        self.write(&format!("{clear}{line}\n"));
-    }
-
-    /// Work continues if stderr is closed.
-    fn write(&self, text: &str) {
-        let mut stderr = io::stderr();
-        let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
+        self.line.note(line);
     }
 }
 
@@ -91,7 +81,8 @@ mod tests {
 
     #[test]
     fn status_line_gets_the_time_since_its_phase_began() {
-        let mut status = Status { is_terminal: false, every: Duration::ZERO, ..Status::new() };
+        let line = ProgressLine::new(Box::new(std::io::sink()), Style::Plain);
+        let mut status = Status { line, every: Duration::ZERO, ..Status::new() };
         let pause = Duration::from_millis(30);
         let mut shown = Vec::new();
         sleep(pause);

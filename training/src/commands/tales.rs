@@ -145,8 +145,11 @@ fn make(tales: &Tales, args: &Args, status: &mut Status) -> Result<Value> {
 /// Begins the file at `path`, which must not be there yet.
 fn new_file(path: &Path) -> Result<PartialFile> {
     ensure!(!path.exists(), "`{}` exists already\nhint: remove it, or give another file as `--out`", path.display());
-    remove_when_interrupted(&PartialFile::partial_path(path));
-    PartialFile::create(path).with_context(|| unwritable(path))
+    let file = PartialFile::create(path).with_context(|| unwritable(path))?;
+    if let Some(partial) = file.partial_path() {
+        remove_when_interrupted(partial);
+    }
+    Ok(file)
 }
 
 fn unwritable(path: &Path) -> String {
@@ -225,7 +228,7 @@ impl Sums {
 fn n_tokens(tale: &Tale, tokenizer: &OpenTokenizer) -> Result<u64> {
     let role = |speaker: Option<Speaker>| speaker.map_or("", Speaker::role);
     let messages = tale.messages.iter().map(|message| Message::new(role(message.speaker), &*message.content));
-    let conversation = Conversation { messages: messages.collect(), place: "a tale".to_owned() };
+    let conversation = Conversation { messages: messages.collect(), tools: None, place: "a tale".to_owned() };
     let text: String = tale.messages.iter().map(|message| message.content.as_str()).collect();
     Ok(tokenizer.n_tokens(&text, Some(&conversation).filter(|_| tale.is_conversation()))? as u64)
 }

@@ -32,7 +32,7 @@ impl TrainConfig {
         };
         config.head_dim = model.head_dim.unwrap_or(config.head_dim);
         config.tie_embeddings = model.tie_embeddings.unwrap_or(config.tie_embeddings);
-        if let Positions::Rope(rope) = config.positions {
+        if let Positions::Rope(rope) = &config.positions {
             config.positions = Positions::Rope(Rope::new(model.rope_theta.unwrap_or(rope.theta), config.head_dim));
         }
         config.dropout = model.dropout;

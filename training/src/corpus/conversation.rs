@@ -2,18 +2,24 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use hearth_model::{
     TokenId,
     chat::{ChatTemplate, Ending, Message, RenderContext},
     tokenizer::Tokenizer,
 };
+use serde_json::Value;
+
+/// The field of the tools that a conversation may use.
+pub(crate) const TOOLS: &str = "tools";
 
 /// A document that is a conversation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Conversation {
     /// The messages.
     pub messages: Vec<Message>,
+    /// The tools that may be called: a list of JSON schemas.
+    pub tools: Option<Value>,
     /// Its place in its file, such as "line 3".
     pub place: String,
 }
@@ -24,6 +30,48 @@ impl Conversation {
     pub fn text(&self) -> String {
         self.messages.iter().map(|message| format!("{}\n{}\n", message.role, message.content)).collect()
     }
+}
+
+/// The tools in a field: a list, or a list as JSON in a string. An empty list counts as none. The error has a hint.
+pub(crate) fn tools_of(value: &Value) -> Result<Option<Value>, (String, &'static str)> {
+    if value.is_null() {
+        return Ok(None);
+    }
+    match parsed_list(value).or_else(|| value.as_array().cloned()) {
+        Some(list) if list.is_empty() => Ok(None),
+        Some(list) if list.iter().all(Value::is_object) => Ok(Some(list.into())),
+        _ => Err((format!("`{TOOLS}` is not a list of objects"), "it must be a list of JSON schemas")),
+    }
+}
+
+/// The list that is written in a string, as in columns of tables.
+pub(crate) fn parsed_list(value: &Value) -> Option<Vec<Value>> {
+    value.as_str().and_then(|text| serde_json::from_str(text).ok())
+}
+
+/// Rejects tools, and calls of tools, that the template would leave out. The error has a hint.
+pub(crate) fn require_tools_written(
+    template: &ChatTemplate,
+    messages: &[Message],
+    tools: Option<&Value>,
+) -> Result<(), (String, &'static str)> {
+    if tools.is_some() && !template.takes_tools() {
+        return Err((
+            "it has `tools`, but the model's chat template does not write them".into(),
+            "describe the tools in a system message, or use a template with `tools`",
+        ));
+    }
+    // An empty list, as tables have it, is no call.
+    let has_calls = |calls: &Value| calls.as_array().is_none_or(|calls| !calls.is_empty());
+    let calls = messages.iter().any(|message| message.extra.get("tool_calls").is_some_and(has_calls));
+    let source = if tools.is_some() { template.tools_source() } else { template.source() };
+    if calls && !source.contains("tool_calls") {
+        return Err((
+            "a message has `tool_calls`, but the model's chat template does not write them".into(),
+            "write the calls in `content`, or use a template with `tool_calls`",
+        ));
+    }
+    Ok(())
 }
 
 /// Tokenizes conversations.
@@ -41,16 +89,25 @@ impl ConversationEncoder {
     /// The template cannot be read.
     pub fn from_dir(dir: &Path, tokenizer: &Tokenizer) -> Result<Option<ConversationEncoder>> {
         let template = ChatTemplate::from_dir(dir).with_context(|| format!("cannot open `{}`", dir.display()))?;
+        Ok(template.map(|template| Self::new(tokenizer, template)))
+    }
+
+    /// An encoder with this chat template.
+    pub fn new(tokenizer: &Tokenizer, template: ChatTemplate) -> ConversationEncoder {
         let context = RenderContext { ending: Ending::Closed, ..RenderContext::new(tokenizer) };
-        Ok(template.map(|template| ConversationEncoder { tokenizer: tokenizer.clone(), template, context }))
+        ConversationEncoder { tokenizer: tokenizer.clone(), template, context }
     }
 
     /// The ids of a whole conversation, with the end of its last message. Special-token strings in messages stay text.
     ///
     /// # Errors
-    /// The template rejects the messages, or a character is not in the vocabulary.
-    pub fn encode(&self, messages: &[Message]) -> Result<Vec<TokenId>> {
-        self.template.encode(&self.tokenizer, messages, &self.context).context("cannot encode the conversation")
+    /// The template rejects the messages or leaves out their tools, or a character is not in the vocabulary.
+    pub fn encode(&self, conversation: &Conversation) -> Result<Vec<TokenId>> {
+        let Conversation { messages, tools, .. } = conversation;
+        require_tools_written(&self.template, messages, tools.as_ref())
+            .map_err(|(what, hint)| anyhow!("{what}\nhint: {hint}"))?;
+        let context = RenderContext { tools: tools.clone(), ..self.context.clone() };
+        self.template.encode(&self.tokenizer, messages, &context).context("cannot encode the conversation")
     }
 }
 
@@ -58,10 +115,14 @@ impl ConversationEncoder {
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
     use crate::tokenizer_build::BuiltTokenizer;
+
+    fn conversation(messages: Value, tools: Option<Value>) -> Conversation {
+        Conversation { messages: serde_json::from_value(messages).unwrap(), tools, place: String::new() }
+    }
 
     #[test]
     fn conversation_encoder_normalizes_roles_content_parts_and_arguments() {
@@ -76,11 +137,46 @@ mod tests {
             let messages = json!([
                 { "role": role, "content": content }, { "role": "assistant", "content": null, "tool_calls": [call] },
             ]);
-            encoder.encode(&serde_json::from_value::<Vec<Message>>(messages).unwrap()).unwrap()
+            encoder.encode(&conversation(messages, None)).unwrap()
         };
         let parts = json!([{ "type": "text", "text": "a" }]);
         let expected = encode("system", json!("a"), json!({ "x": 1 }));
         assert_eq!(tokenizer.decode(&expected, Default::default()), "[system]a[assistant]{\"x\": 1}");
         assert_eq!(encode("developer", parts, json!("{\"x\": 1}")), expected);
+    }
+
+    #[test]
+    fn conversation_encoder_writes_tools_or_rejects_what_the_template_leaves_out() {
+        let tokenizer = BuiltTokenizer::bpe(&"[f]a ".repeat(20), 280, 64).unwrap().open().unwrap();
+        let encode = |tools_part: &str, conversation: &Conversation| {
+            let source = format!("{tools_part}{{% for m in messages %}}{{{{ m.content }}}}{{% endfor %}}");
+            let template = ChatTemplate::new(&source, Path::new("chat_template.jinja")).unwrap();
+            let ids = ConversationEncoder::new(&tokenizer, template).encode(conversation);
+            ids.map(|ids| tokenizer.decode(&ids, Default::default())).map_err(|error| format!("{error:#}"))
+        };
+        let with_tools = conversation(json!([{ "role": "user", "content": "a" }]), Some(json!([{ "name": "f" }])));
+        let written = encode("{% for tool in tools %}[{{ tool.name }}]{% endfor %}", &with_tools);
+        assert_eq!(written, Ok("[f]a".to_owned()));
+        let error = encode("", &with_tools).unwrap_err();
+        assert!(error.contains("it has `tools`, but") && error.contains("\nhint: "), "{error}");
+        let call = json!({ "function": { "name": "f", "arguments": {} } });
+        let calls = conversation(json!([{ "role": "assistant", "content": "a", "tool_calls": [call] }]), None);
+        let error = encode("", &calls).unwrap_err();
+        assert!(error.contains("a message has `tool_calls`, but") && error.contains("\nhint: "), "{error}");
+        let no_calls = json!([{ "role": "assistant", "content": "a", "tool_calls": [] }]);
+        assert_eq!(encode("", &conversation(no_calls, None)), Ok("a".to_owned()));
+    }
+
+    #[test]
+    fn tools_are_a_list_of_objects_also_in_a_string() {
+        let tools = json!([{ "name": "f" }]);
+        assert_eq!(tools_of(&tools), Ok(Some(tools.clone())));
+        assert_eq!(tools_of(&tools.to_string().into()), Ok(Some(tools)));
+        for none in [json!([]), json!("[]"), Value::Null] {
+            assert_eq!(tools_of(&none), Ok(None), "{none}");
+        }
+        for wrong in [json!("f"), json!([1]), json!({ "name": "f" })] {
+            assert!(tools_of(&wrong).is_err(), "{wrong}");
+        }
     }
 }

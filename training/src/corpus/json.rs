@@ -1,5 +1,5 @@
 //! JSON: one object per line, or an array of objects; one document each: the text in a field, or the conversation in
-//! `messages`.
+//! `messages`, with its `tools`.
 
 use std::{fmt, io::BufRead, path::Path};
 
@@ -10,7 +10,7 @@ use hearth_model::chat::Message;
 use serde_json::Value;
 
 use super::{
-    conversation::Conversation,
+    conversation::{Conversation, TOOLS, tools_of},
     piece::{Cutting, Piece},
     text::{Sink, damaged, send_document},
 };
@@ -146,7 +146,7 @@ fn send(place: &Place<'_>, found: Found, field: &str, cutting: Cutting, sink: Si
     match found {
         Found::Text(text) => send_document(&text, cutting, sink),
         Found::Null => Ok(()),
-        Found::Messages(messages) => {
+        Found::Messages { messages, tools } => {
             let messages: Vec<Message> = serde_json::from_value(messages).map_err(|error| {
                 anyhow!(
                     "{place}: `{MESSAGES}` is not a conversation: {error}\nhint: it must be a list of objects with `role` and \
@@ -156,7 +156,8 @@ fn send(place: &Place<'_>, found: Found, field: &str, cutting: Cutting, sink: Si
             if messages.is_empty() {
                 return Ok(());
             }
-            let conversation = Conversation { messages, place: place.in_file() };
+            let tools = tools_of(&tools).map_err(|(what, hint)| anyhow!("{place}: {what}\nhint: {hint}"))?;
+            let conversation = Conversation { messages, tools, place: place.in_file() };
             sink(Piece { text: conversation.text(), is_last: true, conversation: Some(conversation) })
         }
         Found::Missing(keys) => Err(anyhow!(
@@ -209,7 +210,10 @@ fn broken_line(place: &Place<'_>, line: &[u8], error: &serde_json::Error, expect
 enum Found {
     Text(String),
     /// A conversation, in an object without a text.
-    Messages(Value),
+    Messages {
+        messages: Value,
+        tools: Value,
+    },
     Null,
     /// The keys of the object.
     Missing(Vec<String>),
@@ -235,7 +239,7 @@ impl<'de> Visitor<'de> for TextField<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Found, A::Error> {
-        let (mut found, mut messages) = (None, None);
+        let (mut found, mut messages, mut tools) = (None, None, Value::Null);
         let mut keys = Vec::new();
         while let Some(key) = map.next_key::<String>()? {
             if key == self.0 {
@@ -246,12 +250,15 @@ impl<'de> Visitor<'de> for TextField<'_> {
             } else if key == MESSAGES {
                 messages = Some(map.next_value::<Value>()?);
                 keys.push(key);
+            } else if key == TOOLS {
+                tools = map.next_value()?;
+                keys.push(key);
             } else {
                 map.next_value::<IgnoredAny>()?;
                 keys.push(key);
             }
         }
-        let messages = messages.filter(Value::is_array).map(Found::Messages);
+        let messages = messages.filter(Value::is_array).map(|messages| Found::Messages { messages, tools });
         Ok(match found {
             // `messages` also replaces a null text: data from tables has every field in every object.
             None | Some(Found::Null) => messages.or(found).unwrap_or(Found::Missing(keys)),
@@ -300,7 +307,7 @@ mod tests {
         })
         .unwrap();
         let conversation = |place: &str, messages: &[Message], text: &str| {
-            let conversation = Conversation { messages: messages.to_vec(), place: place.into() };
+            let conversation = Conversation { messages: messages.to_vec(), tools: None, place: place.into() };
             Piece { text: text.into(), is_last: true, conversation: Some(conversation) }
         };
         let text = |text: &str| Piece { text: text.into(), is_last: true, conversation: None };
@@ -312,6 +319,26 @@ mod tests {
             error.contains("`a.jsonl`, line 2: `messages` is not a conversation: missing field `content`"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn jsonl_tools_belong_to_the_conversation_and_to_no_text() {
+        let messages = "\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]";
+        let read = |text: String| {
+            let mut tools = Vec::new();
+            read_json(Path::new("a.jsonl"), text.as_bytes(), "text", Cutting::Whole, &mut |piece| {
+                tools.push(piece.conversation.and_then(|conversation| conversation.tools));
+                Ok(())
+            })
+            .map(|()| tools)
+        };
+        let found = read(format!(
+            "{{\"tools\": [{{\"name\": \"f\"}}], {messages}}}\n{{{messages}, \"tools\": null}}\n\
+             {{\"text\": \"t\", \"tools\": \"a hammer\"}}"
+        ));
+        assert_eq!(found.unwrap(), [Some(serde_json::json!([{ "name": "f" }])), None, None]);
+        let error = read(format!("{{{messages}, \"tools\": \"a hammer\"}}")).unwrap_err().to_string();
+        assert!(error.contains("line 1: `tools` is not a list of objects\nhint: "), "{error}");
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod txt;
 mod words;
 
 pub use conversation::{Conversation, ConversationEncoder};
+pub(crate) use conversation::{TOOLS, parsed_list, require_tools_written, tools_of};
 pub(crate) use encode::ANY_CHARACTER;
 pub use encode::Encoder;
 pub use files::{FileKind, SourceFile, kind_of, list_files, split_of};

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use hearth_model::{
     TokenId,
-    chat::{ChatTemplate, Ending, RenderContext},
+    chat::ChatTemplate,
     digest::Digest,
     hub::Download,
     tokenizer::{EncodeOptions, Tokenizer},
@@ -13,7 +13,10 @@ use hearth_model::{
 };
 
 use crate::{
-    corpus::{BytesRead, Cutting, FileKind, Origin, Piece, ReadOptions, SourceFile, read_documents, read_tokens},
+    corpus::{
+        BytesRead, ConversationEncoder, Cutting, FileKind, Origin, Piece, ReadOptions, SourceFile, read_documents,
+        read_tokens,
+    },
     shard::{DATA_FILE, Dataset, Split, Tokens},
 };
 
@@ -77,8 +80,8 @@ fn encode(piece: Piece, tokenizer: &Tokenizer, template: Option<&ChatTemplate>) 
     match (&piece.conversation, template) {
         (None, _) => Ok(Tokens::from_ids(tokenizer.encode(&piece.text, DOCUMENT)?, piece.text.len() as u64)),
         (Some(conversation), Some(template)) => {
-            let context = RenderContext { ending: Ending::Closed, ..RenderContext::new(tokenizer) };
-            let ids = template.encode(tokenizer, &conversation.messages, &context)?;
+            let encoder = ConversationEncoder::new(tokenizer, template.clone());
+            let ids = encoder.encode(conversation).with_context(|| conversation.place.clone())?;
             // The bytes are counted from the ids: `piece.text` is not what the template writes.
             Ok(of_ids(ids, tokenizer))
         }
@@ -159,7 +162,8 @@ mod tests {
         let tokenizer = BuiltTokenizer::bpe(&"Be brief. user Hi ".repeat(20), 280, 64).unwrap().open().unwrap();
         let source = "Be brief.{% for m in messages %}<|endoftext|>[{{ m.content }}]{% endfor %}";
         let template = ChatTemplate::new(source, Path::new("chat_template.jinja")).unwrap();
-        let conversation = Conversation { messages: vec![Message::new("user", "Hié")], place: "line 1".to_owned() };
+        let messages = vec![Message::new("user", "Hié")];
+        let conversation = Conversation { messages, tools: None, place: "line 1".to_owned() };
         let text = conversation.text();
         let piece = Piece { text: text.clone(), is_last: true, conversation: Some(conversation) };
         let document = encode(piece, &tokenizer, Some(&template)).unwrap();

@@ -13,7 +13,7 @@ use super::{
     form::Form,
     message::{Problem, Turn},
 };
-use crate::continuation::encode_continued;
+use crate::{continuation::encode_continued, corpus::require_tools_written};
 
 /// Encodes examples for a model.
 #[derive(Clone, Debug)]
@@ -86,21 +86,8 @@ impl ExampleEncoder {
                 "save one as `chat_template.jinja` in the model dir, or use prompts with completions",
             )));
         };
-        if tools.is_some() && !template.takes_tools() {
-            return Err(Lack::Data((
-                "it has `tools`, but the model's chat template does not write them".into(),
-                "describe the tools in a system message, or use a template with `tools`",
-            )));
-        }
         let messages: Vec<Message> = turns.iter().map(|turn| turn.message.clone()).collect();
-        let calls = messages.iter().any(|message| message.extra.contains_key("tool_calls"));
-        let source = if tools.is_some() { template.tools_source() } else { template.source() };
-        if calls && !source.contains("tool_calls") {
-            return Err(Lack::Data((
-                "a message has `tool_calls`, but the model's chat template does not write them".into(),
-                "write the calls in `content`, or use a template with `tool_calls`",
-            )));
-        }
+        require_tools_written(template, &messages, tools).map_err(Lack::Data)?;
         let context = RenderContext { tools: tools.cloned(), ..self.context.clone() };
         let mask_from =
             |first: usize| template.encode_with_mask(&self.tokenizer, &messages, &context, first).map_err(Lack::Model);

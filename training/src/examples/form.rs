@@ -3,7 +3,8 @@
 use hearth_model::chat::Message;
 use serde_json::{Map, Value, json};
 
-use super::message::{ASSISTANT, Problem, Turn, USER, parsed_list, turns};
+use super::message::{ASSISTANT, Problem, Turn, USER, turns};
+use crate::corpus::{TOOLS, parsed_list, tools_of};
 
 /// Members of records.
 pub(super) const MESSAGES: &str = "messages";
@@ -11,7 +12,6 @@ pub(super) const PROMPT: &str = "prompt";
 pub(super) const COMPLETION: &str = "completion";
 pub(super) const CHOSEN: &str = "chosen";
 pub(super) const REJECTED: &str = "rejected";
-pub(super) const TOOLS: &str = "tools";
 pub(super) const KEEP: &str = "keep";
 
 /// What is encoded as one example.
@@ -201,16 +201,9 @@ fn is_list_text(text: &str) -> bool {
     serde_json::from_str::<Vec<Value>>(text).is_ok_and(|list| is_messages(&list))
 }
 
-/// The tools: a list, or a list as JSON in a string.
+/// The tools of a record.
 fn tools(members: &Map<String, Value>) -> Result<Option<Value>, Problem> {
-    const HINT: &str = "it must be a list of JSON schemas";
-    let Some(value) = member(members, TOOLS) else { return Ok(None) };
-    let list = parsed_list(value).or_else(|| value.as_array().cloned());
-    match list {
-        Some(list) if list.is_empty() => Ok(None),
-        Some(list) if list.iter().all(Value::is_object) => Ok(Some(list.into())),
-        _ => Err((format!("`{TOOLS}` is not a list of objects"), HINT)),
-    }
+    member(members, TOOLS).map_or(Ok(None), tools_of)
 }
 
 fn names(members: &Map<String, Value>) -> String {

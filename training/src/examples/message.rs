@@ -3,6 +3,8 @@
 use hearth_model::chat::{Message, MessageError};
 use serde_json::Value;
 
+use crate::corpus::parsed_list;
+
 /// The role of the messages that are trained.
 pub(super) const ASSISTANT: &str = "assistant";
 
@@ -51,11 +53,6 @@ pub(super) fn turns(name: &str, value: &Value) -> Result<Vec<Turn>, Problem> {
         return Err((format!("`{name}` has no messages"), "remove the line, or add messages"));
     }
     list.iter().enumerate().map(|(index, value)| turn(&format!("{name}[{index}]"), value)).collect()
-}
-
-/// The list that is written in a string.
-pub(super) fn parsed_list(value: &Value) -> Option<Vec<Value>> {
-    value.as_str().and_then(|text| serde_json::from_str(text).ok())
 }
 
 fn turn(at: &str, value: &Value) -> Result<Turn, Problem> {

@@ -7,9 +7,9 @@ use rayon::prelude::*;
 use super::{
     Example, ExampleEncoder, ExampleSettings, Examples, PreferencePair, TooLong,
     encode::wrong,
-    form::{CHOSEN, COMPLETION, Form, KEEP, MESSAGES, PROMPT, REJECTED, TOOLS},
+    form::{CHOSEN, COMPLETION, Form, KEEP, MESSAGES, PROMPT, REJECTED},
 };
-use crate::corpus::{BytesRead, FileKind, Origin, Outcome, Record, RecordOptions, SourceFile, read_records};
+use crate::corpus::{BytesRead, FileKind, Origin, Outcome, Record, RecordOptions, SourceFile, TOOLS, read_records};
 
 /// Records that are encoded at once, on all cores.
 const BATCH: usize = 4096;

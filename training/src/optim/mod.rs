@@ -8,14 +8,17 @@ mod adamw;
 mod gradients;
 mod muon;
 
-use std::collections::BTreeMap;
+use std::{array, collections::BTreeMap};
 
 use anyhow::{Context, Result, bail, ensure};
 use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param},
     tensor::Tensor,
 };
-use hearth_model::gpt::ParamPath;
+use hearth_model::{
+    gpt::ParamPath,
+    ops::{self, MuonParam},
+};
 
 pub use self::gradients::Gradients;
 pub use self::muon::matrices_of;
@@ -76,7 +79,28 @@ impl Optimizer {
     /// Updates every parameter that has a gradient.
     pub fn step<M: Module>(&mut self, module: M, gradients: Gradients, rates: Rates) -> M {
         self.n_updates += 1;
-        module.map(&mut Update { path: ParamPath::default(), optimizer: self, gradients, rates })
+        let mut update = Update { path: ParamPath::default(), optimizer: self, gradients, rates, taken: Vec::new() };
+        let module = module.map(&mut update);
+        let taken = update.taken;
+        if taken.is_empty() {
+            return module;
+        }
+        let updated = self.update_matrices(taken, rates);
+        module.map(&mut PutBack { path: ParamPath::default(), updated })
+    }
+
+    /// Muon's update of all its parameters together: threads take a matrix each. Returns the new values by path, `[n_rows, width]`.
+    fn update_matrices(&mut self, taken: Vec<(String, MuonParam)>, rates: Rates) -> BTreeMap<String, Tensor<2>> {
+        let (paths, params): (Vec<String>, Vec<MuonParam>) = taken.into_iter().unzip();
+        let widths: Vec<usize> = params.iter().map(|param| param.width).collect();
+        let updated = ops::muon(params, &muon::step(&self.settings.muon, rates));
+        let mut values = BTreeMap::new();
+        for ((path, width), (value, momentum)) in paths.into_iter().zip(widths).zip(updated) {
+            let n_rows = value.dims()[0] / width;
+            values.insert(path.clone(), value.reshape([n_rows, width]));
+            self.moments.insert(path, Moments::Muon { momentum });
+        }
+        values
     }
 
     /// All moments, flat, by name, sorted: `PATH.exp_avg`, `PATH.exp_avg_sq`, `PATH.momentum_buffer`.
@@ -141,40 +165,19 @@ impl Optimizer {
         Ok(())
     }
 
-    /// The new value, flat, of the parameter at `path`, whose tensor has the shape `shape`. Updates its moments.
-    fn update(
-        &mut self,
-        path: String,
-        value: Tensor<1>,
-        gradient: Tensor<1>,
-        shape: &[usize],
-        rates: Rates,
-    ) -> Tensor<1> {
-        let before = self.moments.remove(&path);
-        let settings = &self.settings;
-        let (value, moments) = match (self.matrices.get(&path), shape) {
-            (Some(parts), &[_, width]) => {
-                let before = match before {
-                    Some(Moments::Muon { momentum }) => Some(momentum),
-                    _ => None,
-                };
-                let (value, momentum) = muon::update(value, gradient, before, &settings.muon, (parts, width), rates);
-                (value, Moments::Muon { momentum })
-            }
-            _ => {
-                let before = match before {
-                    Some(Moments::AdamW { first, second }) => Some((first, second)),
-                    _ => None,
-                };
-                // The values of an adapter are those of matrices.
-                let is_matrix = shape.len() >= 2 || path.ends_with(".lora.values");
-                let weight_decay = if is_matrix { settings.weight_decay * rates.decay } else { 0.0 };
-                let rate = adamw::Rate { lr: settings.lr * rates.lr, weight_decay, n_updates: self.n_updates };
-                let (value, [first, second]) = adamw::update(value, gradient, before, settings, rate);
-                (value, Moments::AdamW { first, second })
-            }
+    /// AdamW's new value, flat, of the parameter at `path`, whose tensor has `n_dims` dimensions. Updates its moments.
+    fn update(&mut self, path: String, [value, gradient]: [Tensor<1>; 2], n_dims: usize, rates: Rates) -> Tensor<1> {
+        let before = match self.moments.remove(&path) {
+            Some(Moments::AdamW { first, second }) => Some((first, second)),
+            _ => None,
         };
-        self.moments.insert(path, moments);
+        let settings = &self.settings;
+        // The values of an adapter are those of matrices.
+        let is_matrix = n_dims >= 2 || path.ends_with(".lora.values");
+        let weight_decay = if is_matrix { settings.weight_decay * rates.decay } else { 0.0 };
+        let rate = adamw::Rate { lr: settings.lr * rates.lr, weight_decay, n_updates: self.n_updates };
+        let (value, [first, second]) = adamw::update(value, gradient, before, settings, rate);
+        self.moments.insert(path, Moments::AdamW { first, second });
         value
     }
 }
@@ -202,11 +205,13 @@ impl ModuleVisitor for Sizes {
     }
 }
 
+/// AdamW's updates. Takes the parameters of Muon out of the module and leaves `[1, 1]` in their places.
 struct Update<'a> {
     path: ParamPath,
     optimizer: &'a mut Optimizer,
     gradients: Gradients,
     rates: Rates,
+    taken: Vec<(String, MuonParam)>,
 }
 
 impl ModuleMapper for Update<'_> {
@@ -223,10 +228,44 @@ impl ModuleMapper for Update<'_> {
         let Some(gradient) = self.gradients.take(&path) else { return param };
         param.map(|value| {
             let shape = value.dims();
-            let flat = value.inner().reshape([shape.iter().product::<usize>()]);
-            let updated = self.optimizer.update(path, flat, gradient, &shape, self.rates);
+            let value = value.inner().reshape([shape.iter().product::<usize>()]);
             // A new leaf: the update is not part of the next backward pass.
-            Tensor::from_inner(updated.reshape(shape)).require_grad()
+            let leaf = |value: Tensor<D>| Tensor::from_inner(value).require_grad();
+            match (self.optimizer.matrices.get(&path), shape.as_slice()) {
+                (Some(rows), &[_, width]) => {
+                    let place = leaf(Tensor::zeros([1; D], &value.device()));
+                    let momentum = match self.optimizer.moments.remove(&path) {
+                        Some(Moments::Muon { momentum }) => Some(momentum),
+                        _ => None,
+                    };
+                    let rows = rows.clone();
+                    self.taken.push((path, MuonParam { value, gradient, momentum, rows, width }));
+                    place
+                }
+                _ => leaf(self.optimizer.update(path, [value, gradient], D, self.rates).reshape(shape)),
+            }
         })
+    }
+}
+
+/// Puts updated matrices into their places.
+struct PutBack {
+    path: ParamPath,
+    updated: BTreeMap<String, Tensor<2>>,
+}
+
+impl ModuleMapper for PutBack {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.enter(name, container);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.exit();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(updated) = self.updated.remove(&self.path.path()) else { return param };
+        let shape: [usize; D] = array::from_fn(|dim| updated.dims()[dim]);
+        param.map(|_| Tensor::from_inner(updated.reshape(shape)).require_grad())
     }
 }

@@ -2,11 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use burn::tensor::Tensor;
-use hearth_model::{
-    config::GptConfig,
-    ops::{self, MuonStep},
-};
+use hearth_model::{config::GptConfig, ops::MuonStep};
 
 use crate::{config::MuonSettings, schedule::Rates};
 
@@ -27,23 +23,13 @@ pub fn matrices_of(config: &GptConfig) -> BTreeMap<String, Vec<usize>> {
     layers.collect()
 }
 
-/// The new value of a flat parameter of `rows` stacked matrices with `width` columns, and its new momentum.
-pub(super) fn update(
-    value: Tensor<1>,
-    gradient: Tensor<1>,
-    momentum: Option<Tensor<1>>,
-    settings: &MuonSettings,
-    (rows, width): (&[usize], usize),
-    rates: Rates,
-) -> (Tensor<1>, Tensor<1>) {
-    let step = MuonStep {
+/// The settings of an update at these rates.
+pub(super) fn step(settings: &MuonSettings, rates: Rates) -> MuonStep {
+    MuonStep {
         lr: settings.lr * rates.lr,
         momentum: rates.momentum,
         nesterov: settings.nesterov,
         weight_decay: settings.weight_decay * rates.decay,
         iterations: settings.iterations,
-        rows: rows.to_vec(),
-        width,
-    };
-    ops::muon(value, gradient, momentum, &step)
+    }
 }

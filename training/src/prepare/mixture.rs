@@ -35,6 +35,11 @@ impl Mixture {
     pub(super) fn new(sources: &[SourceSpec], stopping: StoppingStrategy) -> Result<Option<Mixture>> {
         let weights: Vec<f64> = sources.iter().filter_map(|source| source.weight).collect();
         if weights.is_empty() {
+            ensure!(
+                stopping == StoppingStrategy::default(),
+                "`--stopping-strategy` is for a mixture, but no source has a weight\nhint: leave it out, or add a weight to all \
+                 sources, as in `SOURCE=1`"
+            );
             return Ok(None);
         }
         if let Some(source) = sources.iter().find(|source| source.weight.is_none()) {
@@ -237,5 +242,7 @@ mod tests {
         assert!(Mixture::new(&[spec("a", Some(1.0)), spec("b", Some(2.0))], stopping).unwrap().is_some());
         let error = Mixture::new(&[spec("a", Some(1.0)), spec("b.txt", None)], stopping).unwrap_err().to_string();
         assert!(error.contains("`b.txt` has no weight"), "{error}");
+        let error = Mixture::new(&[spec("a", None)], StoppingStrategy::AllExhausted).unwrap_err().to_string();
+        assert!(error.contains("`--stopping-strategy`") && error.contains("\nhint: "), "{error}");
     }
 }

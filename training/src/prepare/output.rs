@@ -155,6 +155,11 @@ impl SplitOutput {
         Ok(())
     }
 
+    /// Ends the current document, if there is one, without an end-of-text token.
+    pub(super) fn end_open_document(&mut self) -> Result<()> {
+        if self.is_between_documents() { Ok(()) } else { self.end_document(None) }
+    }
+
     fn finish(self) -> Result<SplitInfo> {
         Ok(SplitInfo { shards: self.writer.finish()?, ..self.info })
     }

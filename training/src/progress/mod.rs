@@ -3,39 +3,21 @@
 
 mod crc32c;
 mod curves;
+mod line;
 mod metrics_file;
 mod record;
 mod tensorboard;
 
-use std::{
-    io::{self, IsTerminal, Write},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-pub use self::record::{EvalRecord, Record, SampleRecord, SkipRecord, StepRecord};
 use self::{curves::Curves, metrics_file::MetricsFile, tensorboard::EventFile};
+pub use self::{
+    line::{ProgressLine, Style},
+    record::{EvalRecord, Record, SampleRecord, SkipRecord, StepRecord},
+};
 use crate::run_dir::{RunDir, write_whole};
-
-/// Moves to the start of the line and clears it.
-const CLEAR_LINE: &str = "\r\x1b[K";
-
-/// How progress is shown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Style {
-    /// One line that is rewritten.
-    Terminal,
-    /// A new line each time.
-    Plain,
-}
-
-impl Style {
-    /// The style for stderr.
-    pub fn of_stderr() -> Style {
-        if io::stderr().is_terminal() { Style::Terminal } else { Style::Plain }
-    }
-}
 
 /// Data for the progress line.
 #[derive(Clone, Copy, Debug, Default)]
@@ -49,15 +31,16 @@ pub struct Pace {
 }
 
 /// Records and shows metrics.
+#[derive(Debug)]
 pub struct Reporter {
     files: Option<Files>,
-    shown: Box<dyn Write>,
-    style: Style,
+    line: ProgressLine,
     started: Instant,
     first_step: usize,
 }
 
 /// The metrics files of a run.
+#[derive(Debug)]
 struct Files {
     jsonl: MetricsFile,
     events: EventFile,
@@ -66,9 +49,9 @@ struct Files {
 }
 
 impl Reporter {
-    /// A reporter for a run that starts now, with progress on `shown`.
-    pub fn new(shown: Box<dyn Write>, style: Style) -> Reporter {
-        Reporter { files: None, shown, style, started: Instant::now(), first_step: 0 }
+    /// A reporter for a run that starts now, with progress on `line`.
+    pub fn new(line: ProgressLine) -> Reporter {
+        Reporter { files: None, line, started: Instant::now(), first_step: 0 }
     }
 
     /// Also writes all records to the files of `run`, after those of the first `step` steps. Records of later steps
@@ -93,11 +76,7 @@ impl Reporter {
 
     /// Shows a permanent line.
     pub fn note(&mut self, line: &str) {
-        let clear = match self.style {
-            Style::Plain => "",
-            Style::Terminal => CLEAR_LINE,
-        };
-        self.show(&format!("{clear}{line}\n"));
+        self.line.note(line);
     }
 
     /// Records a step.
@@ -108,10 +87,7 @@ impl Reporter {
     /// Shows a step.
     pub fn show_step(&mut self, record: &StepRecord, pace: Pace) {
         let line = self.step_line(record, pace);
-        match self.style {
-            Style::Plain => self.show(&format!("{line}\n")),
-            Style::Terminal => self.show(&format!("{CLEAR_LINE}{line}")),
-        }
+        self.line.show(&line);
     }
 
     /// Records a skipped step.
@@ -171,11 +147,6 @@ impl Reporter {
         files.events.write(record)
     }
 
-    /// Training continues if stderr is closed: a closed terminal must not lose hours of work.
-    fn show(&mut self, text: &str) {
-        let _ = self.shown.write_all(text.as_bytes()).and_then(|()| self.shown.flush());
-    }
-
     fn step_line(&self, record: &StepRecord, pace: Pace) -> String {
         let StepRecord { step, loss, lr, grad_norm, tok_per_sec, seconds } = record;
         let of_total = pace.total.map(|total| format!("/{total}")).unwrap_or_default();
@@ -203,12 +174,6 @@ impl Reporter {
     }
 }
 
-impl std::fmt::Debug for Reporter {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Reporter").field("style", &self.style).finish_non_exhaustive()
-    }
-}
-
 /// `1:02:03` or `2:03`.
 fn clock(seconds: u64) -> String {
     let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
@@ -221,7 +186,7 @@ mod tests {
 
     #[test]
     fn step_line_shows_loss_learning_rate_speed_and_eta() {
-        let reporter = Reporter::new(Box::new(io::sink()), Style::Plain);
+        let reporter = Reporter::new(ProgressLine::new(Box::new(std::io::sink()), Style::Plain));
         let record = StepRecord {
             step: 500,
             loss: Some(2.345678),

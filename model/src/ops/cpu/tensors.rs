@@ -74,12 +74,24 @@ pub(in crate::ops) fn tensor<const D: usize>(values: Vec<f32>, dims: [usize; D])
 
 /// Changes the values of an f32 CPU tensor, in row order, in place if no other tensor shares them.
 pub(in crate::ops) fn changed<const D: usize>(tensor: Tensor<D>, change: impl FnOnce(&mut [f32])) -> Tensor<D> {
+    let mut flex = owned(tensor);
+    change(flex.storage_mut());
+    Tensor::from_primitive::<Flex>(flex)
+}
+
+/// [`changed`], of several tensors together.
+pub(in crate::ops) fn all_changed<const D: usize>(
+    tensors: Vec<Tensor<D>>,
+    change: impl FnOnce(Vec<&mut [f32]>),
+) -> Vec<Tensor<D>> {
+    let mut all: Vec<FlexTensor> = tensors.into_iter().map(owned).collect();
+    change(all.iter_mut().map(FlexTensor::storage_mut).collect());
+    all.into_iter().map(Tensor::from_primitive::<Flex>).collect()
+}
+
+fn owned<const D: usize>(tensor: Tensor<D>) -> FlexTensor {
     match tensor.try_into_primitive::<Flex>() {
-        Ok(flex) => {
-            let mut flex = owning(flex);
-            change(flex.storage_mut());
-            Tensor::from_primitive::<Flex>(flex)
-        }
+        Ok(flex) => owning(flex),
         Err(error) => unreachable!("an operand of a CPU operation is not on the CPU: {error:?}"),
     }
 }

@@ -1,3 +1,4 @@
+//! The operations against their references, forward and backward, on the CPU and on a GPU.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::{cell::RefCell, sync::Arc};
@@ -5,22 +6,19 @@ use std::{cell::RefCell, sync::Arc};
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 
 use super::super::{
-    AdamWStep, AttentionOptions, Dropout, Dtype, LinearParts, LoraPair, LoraParts, LoraShape, LossOptions, MuonStep,
-    NormOptions, NormParts, Precision, Rotation, Targets, Weight, activation, activation::activate_reference, adamw,
-    add_update, attention, clip::clip_norm_reference, clip_norm, cpu::dropout_factors,
-    cross_entropy::linear_cross_entropy_reference, divergence::linear_divergence_reference, fork, linear_cross_entropy,
-    linear_divergence, linear_with_lora, norm, norm_reference, qk_norm, qk_norm::qk_norm_reference,
-    residual::dropout_reference, rope_and_attend, row_updates::add_lora_reference, to_f32,
+    AttentionOptions, Dropout, Dtype, LinearParts, LoraPair, LoraParts, LoraShape, LossOptions, NormOptions, NormParts,
+    Precision, Rotation, Weight, activation, activation::activate_reference, add_update, attention,
+    cpu::dropout_factors, fork, linear_cross_entropy, linear_with_lora, norm, norm_reference, qk_norm,
+    qk_norm::qk_norm_reference, residual::dropout_reference, rope_and_attend, row_updates::add_lora_reference, to_f32,
 };
 use crate::{
     config::{Activation, NormKind, QkNormSpan},
-    ops::{
-        self, adamw::adamw_reference, causal_bias, document_bias, muon, muon::muon_reference, rope::rope_reference,
-        weight::Form,
-    },
+    ops::{self, causal_bias, document_bias, rope::rope_reference, weight::Form},
     sampling::{Purpose, RandomStream},
 };
 
+mod losses;
+mod optimizers;
 mod recomputed;
 
 thread_local! {
@@ -320,107 +318,6 @@ fn embedding_forward_and_backward_match_the_reference() {
     assert_close(&found, &outcome(table.clone().select(0, ids), &of), "embedding");
 }
 
-#[test]
-fn cross_entropy_forward_and_backward_match_the_reference() {
-    // Rows of equal logits (no hidden state), and logits of 1e4.
-    check_cross_entropy(&[
-        ([1, 3, 2], 1.0),
-        ([5, 16, 33], 0.0),
-        ([70, 32, 501], 1.0),
-        ([20, 8, 40], 3e3),
-        ([230, 16, 140_000], 1.0),
-    ]);
-}
-
-/// For `[n_rows, d_model, vocab_size]` and a factor of the hidden states.
-fn check_cross_entropy(cases: &[([usize; 3], f32)]) {
-    for &([n_rows, d_model, vocab_size], factor) in cases {
-        // With logits of 1e4 a soft cap saturates: its derivative is only rounding error, which a z-loss would amplify.
-        let z_capped = if factor > 1.0 { 0.0 } else { 0.1 };
-        for (has_bias, softcap, z_loss, has_weights) in [
-            (false, None, 0.0, false),
-            (true, Some(2.0), z_capped, false),
-            (true, None, 0.0, false),
-            (false, None, 1e-3, false),
-            (true, None, 1e-3, true),
-        ] {
-            let options = LossOptions { softcap, z_loss };
-            let (hidden, (held, weight)) = (leaf(1, [n_rows, d_model], factor), weight(2, [vocab_size, d_model]));
-            let bias = leaf(3, [vocab_size], 1.0);
-            let targets: Vec<_> = (0..n_rows).map(|row| (row * 7919 % vocab_size) as i32).collect();
-            let ids = Tensor::<1, Int>::from_ints(targets.as_slice(), &device());
-            // Rows 2, 5, 8, ... have weight 0.
-            let weights = (0..n_rows).map(|row| ((row + 1) % 3) as f32 / n_rows as f32).collect();
-            let targets = Targets { ids, weights: has_weights.then_some(weights) };
-            let of: [GradientOf<'_>; 3] = [&gradient(&hidden), &gradient(&weight), &gradient(&bias)];
-            let of = if has_bias { &of[..] } else { &of[..2] };
-            let output = || (&held, has_bias.then(|| bias.clone()));
-            let found = linear_cross_entropy(hidden.clone(), output(), options, targets.clone());
-            let expected = linear_cross_entropy_reference(hidden.clone(), output(), options, targets);
-            let case = format!(
-                "{n_rows} rows of {d_model}, {vocab_size} tokens, bias {has_bias}, weights {has_weights}, {options:?}"
-            );
-            assert_close(&[values(found.cross_entropy)], &[values(expected.cross_entropy)], &case);
-            assert_close(&outcome(found.objective, of), &outcome(expected.objective, of), &case);
-        }
-    }
-}
-
-#[test]
-fn cross_entropy_with_a_packed_weight_equals_the_plain_weight() {
-    // The logits of more rows than are in memory together.
-    let [n_rows, d_model, vocab_size] = [200, 24, 200_000];
-    let frozen_device = device().inner();
-    let plain = |seed: u64, dims: [usize; 2]| TensorData::new(random(seed, dims[0] * dims[1]), dims);
-    let data = plain(2, [vocab_size, d_model]);
-    let (packed, (held, _)) =
-        (Weight::new(data, Dtype::F32, &frozen_device).unwrap(), weight(2, [vocab_size, d_model]));
-    let ids: Vec<_> = (0..n_rows).map(|row| (row * 7919 % vocab_size) as i32).collect();
-    let weights: Vec<_> = (0..n_rows).map(|row| (row % 3) as f32 / n_rows as f32).collect();
-    for (softcap, weights) in [(None, None), (Some(2.0), Some(weights))] {
-        let options = LossOptions { softcap, z_loss: 1e-3 };
-        let losses = |weight: &Weight, device: &Device| {
-            let hidden = Tensor::from_data(plain(1, [n_rows, d_model]), device);
-            let ids = Tensor::<1, Int>::from_ints(ids.as_slice(), device);
-            let targets = Targets { ids, weights: weights.clone() };
-            let losses = linear_cross_entropy(hidden, (weight, None), options, targets);
-            [values(losses.objective), values(losses.cross_entropy)]
-        };
-        assert_close(&losses(&packed, &frozen_device), &losses(&held, &device()), &format!("{options:?}"));
-    }
-}
-
-#[test]
-fn kl_divergence_matches_the_reference_and_is_flat_at_equal_models() {
-    for (n_rows, d_model, vocab_size, factor) in
-        [(1, 8, 3, 1.0), (37, 24, 101, 1.0), (200, 16, 100_000, 0.3), (5, 8, 50, 40.0)]
-    {
-        let data = TensorData::new(random(2, vocab_size * d_model), [vocab_size, d_model]);
-        let weight = Weight::new(data, Dtype::F32, &Device::flex()).unwrap();
-        let former =
-            Tensor::from_data(TensorData::new(random(3, n_rows * d_model), [n_rows, d_model]), &Device::flex());
-        let former = former.mul_scalar(factor);
-        // Rows 2, 5, 8, ... have weight 0.
-        let shares: Vec<_> = (0..n_rows).map(|row| ((row + 1) % 3) as f32 / n_rows as f32).collect();
-        for (softcap, has_bias) in [(None, false), (Some(2.0), true)] {
-            let hidden = leaf(1, [n_rows, d_model], factor);
-            let bias = || has_bias.then(|| Tensor::from_data(random(4, vocab_size).as_slice(), &device()));
-            let found = linear_divergence(hidden.clone(), former.clone(), (&weight, bias()), softcap, shares.clone());
-            let expected =
-                linear_divergence_reference(hidden.clone(), former.clone(), (&weight, bias()), softcap, shares.clone());
-            let case = format!("{n_rows} rows of {d_model}, {vocab_size} tokens, soft cap {softcap:?}");
-            assert!(values(found.clone()).iter().all(|loss| *loss > 0.0), "{case}");
-            let of: [GradientOf<'_>; 1] = [&gradient(&hidden)];
-            assert_close(&outcome(found, &of), &outcome(expected, &of), &case);
-            // A model does not diverge from itself: the gradient is exactly 0.
-            let same =
-                linear_divergence(hidden.clone(), hidden.clone().inner(), (&weight, bias()), softcap, shares.clone());
-            let of_hidden = hidden.grad(&same.backward()).unwrap();
-            assert!(values(of_hidden).iter().all(|value| *value == 0.0), "{case}");
-        }
-    }
-}
-
 /// A frozen matrix in several dtypes, with and without low-rank updates of some of its rows.
 #[test]
 fn frozen_linear_with_and_without_lora_matches_widened_weights() {
@@ -459,58 +356,6 @@ fn frozen_linear_with_and_without_lora_matches_widened_weights() {
             }
         }
     }
-}
-
-#[test]
-fn cross_entropy_with_a_frozen_weight_gives_the_same_hidden_gradient() {
-    let [n_rows, d_model, vocab_size] = [70, 32, 500];
-    let data = TensorData::new(random(2, vocab_size * d_model), [vocab_size, d_model]);
-    let packed = Weight::new(data.clone(), Dtype::F32, &Device::flex()).unwrap();
-    let trained = Weight::new(data, Dtype::F32, &device()).unwrap();
-    let bias = || Some(Tensor::<1>::from_inner(Tensor::from_data(random(3, vocab_size).as_slice(), &Device::flex())));
-    let hidden = leaf(1, [n_rows, d_model], 1.0);
-    let ids: Vec<_> = (0..n_rows).map(|row| (row * 7919 % vocab_size) as i32).collect();
-    let ids = Tensor::<1, Int>::from_ints(ids.as_slice(), &device());
-    let options = LossOptions { softcap: Some(3.0), z_loss: 1e-3 };
-    let of: [GradientOf<'_>; 1] = [&gradient(&hidden)];
-    let [found, expected] = [&packed, &trained].map(|weight| {
-        let losses = linear_cross_entropy(hidden.clone(), (weight, bias()), options, ids.clone().into());
-        outcome(losses.objective, &of)
-    });
-    assert_close(&found, &expected, "a packed output matrix");
-}
-
-#[test]
-fn cross_entropy_ignores_rows_of_weight_zero() {
-    let (hidden, (held, weight)) = (leaf(1, [4, 8], 1.0), weight(2, [10, 8]));
-    let broken = Tensor::<2>::from_data([[0.0], [0.0], [1e30], [0.0]], &device());
-    let ids = Tensor::<1, Int>::from_ints([1, 2, 3, 4], &device());
-    let targets = Targets { ids, weights: Some(vec![0.5, 0.25, 0.0, 0.25]) };
-    let of: [GradientOf<'_>; 2] = [&gradient(&hidden), &gradient(&weight)];
-    let options = LossOptions { softcap: None, z_loss: 0.1 };
-    let loss = |hidden| linear_cross_entropy(hidden, (&held, None), options, targets.clone()).objective;
-    let whole = outcome(loss(hidden.clone()), &of);
-    let found = outcome(loss(hidden.clone() + broken), &of);
-    assert_eq!(found, whole);
-    assert!(whole[1][16..24].iter().all(|&value| value == 0.0));
-}
-
-/// On the CPU such rows are left out before anything is computed.
-#[test]
-fn cross_entropy_ignores_nan_in_rows_of_weight_zero() {
-    let (hidden, (held, weight)) = (leaf(1, [4, 8], 1.0), weight(2, [10, 8]));
-    let broken = Tensor::<2>::from_data([[0.0], [0.0], [f32::NAN], [0.0]], &device());
-    let options = LossOptions { softcap: None, z_loss: 0.1 };
-    let of: [GradientOf<'_>; 2] = [&gradient(&hidden), &gradient(&weight)];
-    let loss = |hidden, weights: [f32; 4]| {
-        let ids = Tensor::<1, Int>::from_ints([1, 2, 3, 4], &device());
-        let targets = Targets { ids, weights: Some(weights.to_vec()) };
-        outcome(linear_cross_entropy(hidden, (&held, None), options, targets).objective, &of)
-    };
-    let some = [0.5, 0.25, 0.0, 0.25];
-    assert_eq!(loss(hidden.clone() + broken.clone(), some), loss(hidden.clone(), some));
-    let found = loss(hidden.clone() + broken, [0.0; 4]);
-    assert!(found.iter().flatten().all(|&value| value == 0.0), "{found:?}");
 }
 
 #[test]
@@ -598,7 +443,7 @@ fn training_ops_by_gpu_matrix_instructions_match_the_reference() {
         if ops::has_fast_bf16_products(&device()) {
             training_attention_forward_and_backward_match_the_reference();
             linear_forward_and_backward_match_the_reference();
-            check_cross_entropy(&[([5, 16, 33], 0.0), ([70, 32, 501], 1.0)]);
+            losses::check_cross_entropy(&[([5, 16, 33], 0.0), ([70, 32, 501], 1.0)]);
         }
     });
 }
@@ -612,101 +457,6 @@ fn linear_embedding_norms_and_activations_on_gpu_match_the_reference() {
     on_gpu(qk_norm_forward_and_backward_match_the_reference);
     on_gpu(activation_forward_and_backward_match_the_reference);
     on_gpu(residual_add_and_dropout_match_the_reference);
-}
-
-#[cfg(feature = "gpu")]
-#[test]
-fn cross_entropy_on_gpu_matches_the_reference() {
-    on_gpu(cross_entropy_forward_and_backward_match_the_reference);
-    on_gpu(cross_entropy_ignores_rows_of_weight_zero);
-    on_gpu(cross_entropy_with_a_packed_weight_equals_the_plain_weight);
-}
-
-/// A kernel cannot report a target beyond the vocabulary, and must not compute the loss of another token instead.
-#[cfg(feature = "gpu")]
-#[test]
-fn cross_entropy_on_gpu_of_a_target_beyond_the_vocabulary_is_huge() {
-    on_gpu(|| {
-        let (hidden, (held, _)) = (leaf(1, [3, 4], 1.0), weight(2, [5, 4]));
-        let options = LossOptions { softcap: None, z_loss: 0.0 };
-        let loss = |ids: [i32; 3]| {
-            let ids = Tensor::<1, Int>::from_ints(ids, &device());
-            values(linear_cross_entropy(hidden.clone(), (&held, None), options, ids.into()).cross_entropy)[0]
-        };
-        assert!(loss([0, 4, 1]) < 10.0);
-        assert!(loss([0, 5, 1]) > 1e37);
-    });
-}
-
-#[test]
-fn adamw_matches_the_reference() {
-    let plain = |seed: u64, n: usize| Tensor::<1>::from_data(random(seed, n).as_slice(), &Device::flex());
-    for n in [1, 17, 40_000] {
-        for (n_updates, weight_decay) in [(1, 0.0), (7, 0.1)] {
-            let step = AdamWStep { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay, n_updates };
-            let moments = || [plain(3, n), plain(4, n).square()];
-            let (value, [first, second]) = adamw(plain(1, n), plain(2, n), Some(moments()), step);
-            let (expected, of_moments) = adamw_reference(plain(1, n), plain(2, n), moments(), step);
-            let [expected_first, expected_second] = of_moments.map(values);
-            let expected = [values(expected), expected_first, expected_second];
-            assert_close(&[values(value), values(first), values(second)], &expected, &format!("{n} values"));
-        }
-    }
-}
-
-#[test]
-fn muon_matches_the_reference() {
-    let plain = |seed: u64, n: usize| Tensor::<1>::from_data(random(seed, n).as_slice(), &Device::flex());
-    for (rows, width) in [(vec![1], 1), (vec![5, 3, 3], 7), (vec![40], 24), (vec![24], 40), (vec![130, 130], 100)] {
-        for (nesterov, weight_decay, is_first) in [(true, 0.0, true), (false, 0.1, false), (true, 0.1, false)] {
-            let n = rows.iter().sum::<usize>() * width;
-            let step =
-                MuonStep { lr: 0.02, momentum: 0.9, nesterov, weight_decay, iterations: 5, rows: rows.clone(), width };
-            let momentum = || if is_first { plain(2, n).zeros_like() } else { plain(3, n) };
-            let found = muon(plain(1, n), plain(2, n), (!is_first).then(momentum), &step);
-            let expected = muon_reference(plain(1, n), plain(2, n), momentum(), &step);
-            let what = format!("{rows:?} x {width}, {nesterov}, {weight_decay}");
-            assert_close(&[found.0, found.1].map(values), &[expected.0, expected.1].map(values), &what);
-        }
-    }
-}
-
-/// Muon's update has singular values near 1 for any gradient.
-#[test]
-fn muon_update_has_mean_squared_singular_value_near_one() {
-    for [n_rows, width] in [[8, 24], [24, 8], [16, 16], [64, 200]] {
-        let n = n_rows * width;
-        let gradient = Tensor::<1>::from_data(random(5, n).as_slice(), &Device::flex());
-        let step = MuonStep {
-            lr: 1.0,
-            momentum: 0.0,
-            nesterov: false,
-            weight_decay: 0.0,
-            iterations: 10,
-            rows: vec![n_rows],
-            width,
-        };
-        let (value, _) = muon(gradient.zeros_like(), gradient, None, &step);
-        // The squared singular values are within 0.7^2 and 1.2^2, and their sum is that of all squares.
-        let scale = (n_rows as f32 / width as f32).max(1.0);
-        let sum: f32 = values(value).iter().map(|x| x * x / scale).sum();
-        let mean = sum / n_rows.min(width) as f32;
-        assert!((0.45..1.5).contains(&mean), "{n_rows} x {width}: {mean}");
-    }
-}
-
-#[test]
-fn gradient_clipping_matches_the_reference() {
-    let plain = |seed: u64, n: usize| Tensor::<1>::from_data(random(seed, n).as_slice(), &Device::flex());
-    let gradients = || vec![plain(1, 1), plain(2, 33), plain(3, 40_000), plain(4, 0)];
-    for max_norm in [0.0, 0.5, 1e4] {
-        let (norm, clipped) = clip_norm(gradients(), max_norm);
-        let (expected_norm, expected) = clip_norm_reference(gradients(), max_norm);
-        let all = |norm: Tensor<1>, clipped: Vec<Tensor<1>>| -> Vec<_> {
-            [norm].into_iter().chain(clipped).map(values).filter(|values| !values.is_empty()).collect()
-        };
-        assert_close(&all(norm, clipped), &all(expected_norm, expected), &format!("at most {max_norm}"));
-    }
 }
 
 /// An infinite key or value changes only the rows that see it.

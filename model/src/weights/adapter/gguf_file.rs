@@ -14,6 +14,7 @@ use super::{
 use crate::{
     error::{Error, Result},
     lora::LoraValues,
+    partial_file::PartialFile,
 };
 
 /// The configuration, as far as the file has it.
@@ -65,8 +66,8 @@ pub(super) fn open(path: &Path, model: AdapterModel<'_>) -> Result<Adapter> {
     })
 }
 
-/// Writes the file `path`, which is there when it is complete.
-pub(super) fn write(values: &LoraValues, model: AdapterModel<'_>, path: &Path, form: DiskDtype) -> Result<()> {
+/// Writes and finishes `file`.
+pub(super) fn write(values: &LoraValues, model: AdapterModel<'_>, file: PartialFile, form: DiskDtype) -> Result<()> {
     let (architecture, names) = adapter_file::architecture_of(model.config, Some(model.schema.class()))?;
     let pairs = pairs::of_modules(values, linear_modules(&names, model.config));
     let n_updates: usize = values.0.values().map(|update| update.shape.pairs.len()).sum();
@@ -85,8 +86,8 @@ pub(super) fn write(values: &LoraValues, model: AdapterModel<'_>, path: &Path, f
         tensors.push(AdapterTensor { name: name("a"), shape: [rank, module.d_in], values: a.to_vec(), form });
         tensors.push(AdapterTensor { name: name("b"), shape: [module.rows.len(), rank], values: b, form });
     }
-    let name = path.file_stem().map_or_else(|| "adapter".into(), |name| name.to_string_lossy());
-    adapter_file::write(path, (architecture, &name), alpha, &tensors)
+    let name = file.path().file_stem().map_or_else(|| "adapter".into(), |name| name.to_string_lossy().into_owned());
+    adapter_file::write(file, (architecture, &name), alpha, &tensors)
 }
 
 #[cfg(test)]
@@ -133,7 +134,8 @@ mod tests {
             for update in adapter.values.0.values_mut() {
                 update.values.iter_mut().enumerate().for_each(|(n, value)| *value = (n % 7) as f32 - 3.0);
             }
-            write(&adapter.values, model, &path, DiskDtype::F32).unwrap();
+            let file = PartialFile::create(&path).unwrap();
+            write(&adapter.values, model, file, DiskDtype::F32).unwrap();
             let found = updates(&open(&path, model).unwrap().values);
             let expected = updates(&adapter.values);
             assert_eq!(found.len(), expected.len());

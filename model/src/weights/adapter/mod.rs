@@ -37,6 +37,7 @@ use crate::{
     config::GptConfig,
     error::{Error, Result},
     lora::{LoraPair, LoraShape, LoraValues, MatrixUpdate},
+    partial_file::PartialFile,
     philox::{halves, philox, unit_interval},
     regular_file,
 };
@@ -240,14 +241,14 @@ impl Adapter {
         staged.write(CONFIG_FILE, format!("{json:#}\n").as_bytes())
     }
 
-    /// Writes the adapter as a GGUF file, `path`, which is there when it is complete. llama.cpp scales all pairs by one number
-    /// and their rank, so other scales become part of the values.
+    /// Writes the adapter to `file` in the GGUF format, and finishes the file. llama.cpp scales all pairs by one number and
+    /// their rank, so other scales become part of the values.
     ///
     /// # Errors
     /// [`Error::Config`] if no architecture of GGUF files describes the model, or not the modules that the adapter updates;
     /// [`Error::Io`] if the file cannot be written.
-    pub fn write_gguf(&self, path: &Path, model: AdapterModel<'_>, form: DiskDtype) -> Result<()> {
-        gguf_file::write(&self.values, model, path, form)
+    pub fn write_gguf(&self, file: PartialFile, model: AdapterModel<'_>, form: DiskDtype) -> Result<()> {
+        gguf_file::write(&self.values, model, file, form)
     }
 
     /// The folder of the model that an adapter in `dir` updates, if its configuration names one that is on this machine:

@@ -137,6 +137,7 @@ const NEUTRAL: &[(&str, Fixed)] = &[
     ("num_experts", Fixed::Nothing),
     ("num_local_experts", Fixed::Nothing),
     ("n_routed_experts", Fixed::Nothing),
+    ("per_layer_config", Fixed::Nothing),
     ("alibi", Fixed::Flag(false)),
     ("multi_query", Fixed::Flag(false)),
     ("new_decoder_architecture", Fixed::Flag(false)),

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use super::super::fields::Fields;
 use crate::{
     config::{GptConfig, Positions, Rope, RopeScaling},
-    error::Result,
+    error::{Error, Result},
 };
 
 const THETA: &str = "rope_theta";
@@ -46,12 +46,12 @@ pub(super) const NEOX: RopeKeys = RopeKeys {
     types: TYPES,
     windowed: None,
 };
-/// Phi 3's only scaling is `longrope`, which is not supported.
+/// Transformers has no other scaling for Phi 3. The first files call it `su`.
 pub(super) const PHI3: RopeKeys = RopeKeys {
     theta: THETA,
     absent_theta: USUAL_THETA,
     share: Some(("partial_rotary_factor", 1.0)),
-    types: &["default"],
+    types: &["default", LONG_ROPE, "su"],
     windowed: None,
 };
 pub(super) const STABLELM: RopeKeys = RopeKeys {
@@ -80,12 +80,16 @@ pub(super) const COHERE: RopeKeys = RopeKeys { absent_theta: 500_000.0, ..WHOLE_
 
 const USUAL_THETA: f64 = 10_000.0;
 
-const TYPES: &[&str] = &["default", "linear", "dynamic", "llama3", "yarn"];
+const TYPES: &[&str] = &["default", "linear", "dynamic", "llama3", "yarn", LONG_ROPE];
 
 /// The same for classes whose layers with the window have rotary positions of their own.
 const PER_KIND_TYPES: &[&str] = &["default", "linear", "llama3", "yarn"];
 const FULL: &str = "full_attention";
 const WINDOWED: &str = "sliding_attention";
+
+const LONG_ROPE: &str = "longrope";
+const SHORT_FACTORS: &str = "short_factor";
+const LONG_FACTORS: &str = "long_factor";
 
 /// The keys of the nested object that are understood, whatever its type. Others are refused: they may change the maths.
 const NESTED_KEYS: &[&str] = &[
@@ -106,6 +110,9 @@ const NESTED_KEYS: &[&str] = &[
     // Says how the scaling came about, not what it is.
     "finetuned",
 ];
+
+/// Further ones for `longrope`.
+const LONG_ROPE_KEYS: &[&str] = &[SHORT_FACTORS, LONG_FACTORS];
 
 impl RopeKeys {
     /// Sets `config.positions`, and `max_seq_len` if the scaling determines it. For classes with windows, these must
@@ -148,7 +155,7 @@ impl RopeKeys {
         }
         let theta = fields.number_or(self.theta, self.absent_theta)?;
         let rope = self.read_one(theta, fields, &fields.within(&full), config)?;
-        config.positions = Positions::Rope(rope);
+        config.positions = Positions::Rope(rope.clone());
         if config.sliding_window.is_none() {
             return Ok(());
         }
@@ -168,13 +175,11 @@ impl RopeKeys {
         if !self.types.contains(&kind) {
             return Err(nested.unsupported("rope_type", &json!(kind), &self.types.join(", ")));
         }
-        if let Some(key) = nested.keys().find(|key| !NESTED_KEYS.contains(key) && nested.get(key).is_some()) {
+        let further: &[&str] = if [LONG_ROPE, "su"].contains(&kind) { LONG_ROPE_KEYS } else { &[] };
+        let known = [NESTED_KEYS, further].concat();
+        if let Some(key) = nested.keys().find(|key| !known.contains(key) && nested.get(key).is_some()) {
             let value = nested.get(key).unwrap_or(&Value::Null);
-            return Err(nested.unsupported(
-                key,
-                value,
-                &format!("in the rotary positions are {}", NESTED_KEYS.join(", ")),
-            ));
+            return Err(nested.unsupported(key, value, &format!("in the rotary positions are {}", known.join(", "))));
         }
         let theta = nested.number_or(THETA, theta)?;
         if self.theta != THETA && nested.get(THETA).is_none() {
@@ -199,10 +204,17 @@ impl RopeKeys {
     }
 
     pub(super) fn write(&self, config: &GptConfig, written: &mut Map<String, Value>) {
-        let Positions::Rope(rope) = config.positions else { return };
-        let mut scaling = scaling_json(rope.scaling);
-        if let RopeScaling::Dynamic { original_max_seq_len, .. } = rope.scaling {
-            written.insert(MAX_LENGTH.to_owned(), json!(original_max_seq_len));
+        let Positions::Rope(rope) = &config.positions else { return };
+        let mut scaling = scaling_json(&rope.scaling);
+        match rope.scaling {
+            RopeScaling::Dynamic { original_max_seq_len, .. } => {
+                written.insert(MAX_LENGTH.to_owned(), json!(original_max_seq_len));
+            }
+            // Older versions of transformers read it only there.
+            RopeScaling::LongRope { original_max_seq_len, .. } => {
+                written.insert(ORIGINAL_LENGTH.to_owned(), json!(original_max_seq_len));
+            }
+            _ => {}
         }
         // Both forms: transformers 5 reads either, older versions only the older one.
         written.insert(self.theta.to_owned(), json!(rope.theta));
@@ -210,14 +222,14 @@ impl RopeKeys {
             "rope_scaling".to_owned(),
             match rope.scaling {
                 RopeScaling::None => Value::Null,
-                _ => Value::Object(scaling.clone()),
+                _ => Value::Object(older_json(&scaling, config)),
             },
         );
         scaling.insert(THETA.to_owned(), json!(rope.theta));
         if let Some(windowed) = &self.windowed {
-            let own = config.window_rope.unwrap_or(rope);
+            let own = config.window_rope.as_ref().unwrap_or(rope);
             written.extend(windowed.key.map(|key| (key.to_owned(), json!(own.theta))));
-            let mut own_scaling = scaling_json(own.scaling);
+            let mut own_scaling = scaling_json(&own.scaling);
             own_scaling.insert(THETA.to_owned(), json!(own.theta));
             let kinds = json!({ FULL: scaling, WINDOWED: own_scaling });
             written.insert("rope_parameters".to_owned(), kinds);
@@ -264,7 +276,25 @@ fn scaling(kind: &str, fields: &Fields<'_>, nested: &Fields<'_>, max_seq_len: us
                 truncate: nested.flag_or("truncate", true)?,
             }
         }
+        LONG_ROPE | "su" => long_rope(fields, nested, max_seq_len)?,
         _ => RopeScaling::None,
+    })
+}
+
+fn long_rope(fields: &Fields<'_>, nested: &Fields<'_>, max_seq_len: usize) -> Result<RopeScaling> {
+    // As in transformers, a key outside the nested object takes precedence.
+    let original_max_seq_len = match fields.size(ORIGINAL_LENGTH)? {
+        Some(outside) => outside,
+        None => nested.size(ORIGINAL_LENGTH)?.ok_or_else(|| nested.missing(&[ORIGINAL_LENGTH]))?,
+    };
+    let factors = |key| Ok::<Vec<f32>, Error>(nested.numbers(key)?.into_iter().map(|factor| factor as f32).collect());
+    let factor = nested.number_or("factor", max_seq_len as f64 / original_max_seq_len as f64)?;
+    let absent = RopeScaling::long_rope_attention_factor(factor, original_max_seq_len);
+    Ok(RopeScaling::LongRope {
+        short_factors: factors(SHORT_FACTORS)?,
+        long_factors: factors(LONG_FACTORS)?,
+        attention_factor: nested.number_or("attention_factor", absent)?,
+        original_max_seq_len,
     })
 }
 
@@ -277,8 +307,24 @@ fn yarn_attention_factor(factor: f64, nested: &Fields<'_>) -> Result<f64> {
     Ok(if both { value(mscale) / value(mscale_all_dim) } else { value(1.0) })
 }
 
-fn scaling_json(scaling: RopeScaling) -> Map<String, Value> {
-    let json = match scaling {
+/// `scaling`, the JSON of the scaling of `config`, for the older key. There, older versions of transformers accept three
+/// keys for `longrope` in Phi 3, the type under its older name.
+fn older_json(scaling: &Map<String, Value>, config: &GptConfig) -> Map<String, Value> {
+    let Positions::Rope(Rope { scaling: RopeScaling::LongRope { attention_factor, original_max_seq_len, .. }, .. }) =
+        &config.positions
+    else {
+        return scaling.clone();
+    };
+    let extension = config.max_seq_len as f64 / *original_max_seq_len as f64;
+    if *attention_factor != RopeScaling::long_rope_attention_factor(extension, *original_max_seq_len) {
+        return scaling.clone();
+    }
+    let lists = LONG_ROPE_KEYS.iter().filter_map(|key| Some(((*key).to_owned(), scaling.get(*key)?.clone())));
+    [("type".to_owned(), json!(LONG_ROPE))].into_iter().chain(lists).collect()
+}
+
+fn scaling_json(scaling: &RopeScaling) -> Map<String, Value> {
+    let json = match *scaling {
         RopeScaling::None => json!({ "rope_type": "default" }),
         RopeScaling::Linear { factor } => json!({ "rope_type": "linear", "factor": factor }),
         RopeScaling::Dynamic { factor, .. } => json!({ "rope_type": "dynamic", "factor": factor }),
@@ -298,6 +344,15 @@ fn scaling_json(scaling: RopeScaling) -> Map<String, Value> {
             ORIGINAL_LENGTH: original_max_seq_len,
             "truncate": truncate,
         }),
+        RopeScaling::LongRope { ref short_factors, ref long_factors, attention_factor, original_max_seq_len } => {
+            json!({
+                "rope_type": LONG_ROPE,
+                SHORT_FACTORS: short_factors,
+                LONG_FACTORS: long_factors,
+                "attention_factor": attention_factor,
+                ORIGINAL_LENGTH: original_max_seq_len,
+            })
+        }
     };
     match json {
         Value::Object(map) => map,

@@ -14,6 +14,7 @@ use crate::{
     config::GptConfig,
     error::{Error, Result},
     gpt::param_specs,
+    partial_file::PartialFile,
     weights::{files::DiskDtype, tensor_names::TensorNames, tensor_table::TensorTable},
 };
 
@@ -108,12 +109,12 @@ impl FileTensor for AdapterTensor {
     }
 }
 
-/// Writes the file `path`, which is there when it is complete.
+/// Writes and finishes `file`.
 ///
 /// # Errors
 /// [`Error::Io`] if it cannot be written.
 pub(in super::super) fn write(
-    path: &Path,
+    file: PartialFile,
     (architecture, name): (&str, &str),
     alpha: f32,
     tensors: &[AdapterTensor],
@@ -126,5 +127,6 @@ pub(in super::super) fn write(
         (ADAPTER_TYPE, text(LORA)),
         (ALPHA, Entry::Float(alpha)),
     ];
-    writer::write(path, &pairs.map(|(key, entry)| (key.to_owned(), entry)), tensors)
+    let tensors: Vec<_> = tensors.iter().map(|tensor| tensor as &dyn FileTensor).collect();
+    writer::write(file, &pairs.map(|(key, entry)| (key.to_owned(), entry)), &tensors)
 }

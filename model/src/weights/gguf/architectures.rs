@@ -12,7 +12,9 @@ use super::{
         fields::{Fields, Fixed},
         tensor_names::{NameRow, TensorNames},
     },
-    config_rows::{self, GROUPED_HEADS, LAYER_NORM_EPS, PLAIN_HEADS, RMS_EPS, ROPE, SIZES, WINDOW},
+    config_rows::{
+        self, ATTENTION_FACTOR, FACTOR_LISTS, GROUPED_HEADS, LAYER_NORM_EPS, PLAIN_HEADS, RMS_EPS, ROPE, SIZES, WINDOW,
+    },
     names::{BLOCK, FALCON_NORMS, FUSED_QKV, GATED, INSIDE, INTERLEAVED_QKV, OUTSIDE, SANDWICH, SEPARATE_QKV, UNGATED},
 };
 use serde_json::{Map, Value};
@@ -47,6 +49,9 @@ impl Gguf {
         }
         let mut config = (self.base)();
         self.config.iter().copied().flatten().try_for_each(|row| row.read(fields, &mut config))?;
+        if !FACTOR_LISTS.iter().any(|name| has(name)) {
+            fields.only(ATTENTION_FACTOR, Fixed::Number(1.0))?;
+        }
         config.tie_embeddings = !has("output.weight");
         config.lm_head_bias = has("output.bias");
         let any = |names: &[&str]| names.iter().any(|name| has(name));

@@ -16,13 +16,20 @@ use crate::{
     error::Result,
 };
 
+/// The type of the scaling whose factors are the tensors [`FACTOR_LISTS`].
+pub(super) const LONG_ROPE: &str = "longrope";
+/// The tensors of the factors for short and long contexts.
+pub(super) const FACTOR_LISTS: [&str; 2] = ["rope_factors_short.weight", "rope_factors_long.weight"];
+/// Multiplies cosines and sines.
+pub(super) const ATTENTION_FACTOR: &str = "rope.scaling.attn_factor";
+
 const ROPE_KEYS: &[&str] = &[
     "rope.dimension_count",
     "rope.freq_base",
     "rope.scale_linear",
     "rope.scaling.type",
     "rope.scaling.factor",
-    "rope.scaling.attn_factor",
+    ATTENTION_FACTOR,
     "rope.scaling.yarn_attn_factor",
     "rope.scaling.original_context_length",
     "rope.scaling.finetuned",
@@ -75,7 +82,6 @@ fn read_window(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
 fn read_rope(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
     let theta = fields.number_or("rope.freq_base", 10_000.0)?;
     let rotary_dim = fields.size_or("rope.dimension_count", config.head_dim)?;
-    fields.only("rope.scaling.attn_factor", Fixed::Number(1.0))?;
     // 0 counts as absent, as in llama.cpp; the second key is that of the first files.
     let factor = |key| Ok(fields.number_or(key, 0.0)?).map(|factor| (factor != 0.0).then_some(factor));
     let factor = factor("rope.scaling.factor")?.or(factor("rope.scale_linear")?);
@@ -83,7 +89,11 @@ fn read_rope(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
     let attention_factor = yarn_attention_factor(fields, factor.filter(|_| kind == "yarn").unwrap_or(1.0))?;
     let scaling = match (kind, factor) {
         ("none", _) => RopeScaling::None,
-        ("linear" | "yarn", None | Some(1.0)) => RopeScaling::None,
+        // The factors of `longrope` are tensors, which `rope_factors` reads.
+        ("linear" | "yarn" | LONG_ROPE, None | Some(1.0)) => RopeScaling::None,
+        (LONG_ROPE, Some(factor)) => {
+            return Err(fields.unsupported("rope.scaling.factor", &json!(factor), "1, with the type longrope"));
+        }
         ("linear", Some(factor)) => RopeScaling::Linear { factor },
         ("yarn", Some(factor)) => RopeScaling::Yarn {
             factor,
@@ -93,10 +103,21 @@ fn read_rope(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
             original_max_seq_len: fields.size_or("rope.scaling.original_context_length", config.max_seq_len)?,
             truncate: true,
         },
-        _ => return Err(fields.unsupported("rope.scaling.type", &json!(kind), "none, linear, yarn")),
+        _ => return Err(fields.unsupported("rope.scaling.type", &json!(kind), "none, linear, yarn, longrope")),
     };
     config.positions = Positions::Rope(Rope { theta, rotary_dim, scaling });
     Ok(())
+}
+
+/// The scaling whose factors are two lists. `context` is the context length that the file states.
+pub(super) fn long_rope(fields: &Fields<'_>, context: usize, [short, long]: [Vec<f32>; 2]) -> Result<RopeScaling> {
+    let original_max_seq_len = fields.size_or("rope.scaling.original_context_length", context)?;
+    let extension = context as f64 / original_max_seq_len as f64;
+    let own = RopeScaling::long_rope_attention_factor(extension, original_max_seq_len);
+    let found = fields.number_or(ATTENTION_FACTOR, 1.0)?;
+    // The file has it in f32.
+    let attention_factor = if (found - own).abs() < 1e-6 * own { own } else { found };
+    Ok(RopeScaling::LongRope { short_factors: short, long_factors: long, attention_factor, original_max_seq_len })
 }
 
 /// YaRN's attention factor. llama.cpp multiplies it by the key, so 1 leaves it as it is; files may also have the factor itself.
@@ -184,10 +205,10 @@ pub(super) const GEMMA3_WINDOW_ROPE: ConfigRow =
 pub(super) const OLMO2_WINDOW_ROPE: ConfigRow =
     of_key(&["rope.freq_base_swa"], |fields, config| read_window_rope(fields, config, |rope| rope.theta));
 
-fn read_window_rope(fields: &Fields<'_>, config: &mut GptConfig, absent: fn(Rope) -> f64) -> Result<()> {
-    let Positions::Rope(rope) = config.positions else { return Ok(()) };
+fn read_window_rope(fields: &Fields<'_>, config: &mut GptConfig, absent: fn(&Rope) -> f64) -> Result<()> {
+    let Positions::Rope(rope) = &config.positions else { return Ok(()) };
     let own = Rope::new(fields.number_or("rope.freq_base_swa", absent(rope))?, rope.rotary_dim);
-    config.window_rope = (config.sliding_window.is_some() && own != rope).then_some(own);
+    config.window_rope = (config.sliding_window.is_some() && own != *rope).then_some(own);
     Ok(())
 }
 

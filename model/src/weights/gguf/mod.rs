@@ -234,7 +234,7 @@ fn read_config(metadata: &Metadata<'_>, tensors: &mut TensorTable<'_>) -> Result
     let fields = Fields::new(&own, metadata.path).with_prefix(&prefix);
     let mut config = gguf.read(&fields, &|name| tensors.get(name).is_some())?;
     config.vocab_size = tensors.require("token_embd.weight")?.shape[0];
-    rope_factors::apply(&mut config, tensors)?;
+    rope_factors::apply(&mut config, &fields, tensors)?;
     config.validate().map_err(|error| metadata.error(error.to_string()))?;
     Ok((gguf, config))
 }

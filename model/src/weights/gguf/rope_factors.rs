@@ -1,10 +1,15 @@
-//! The tensor `rope_freqs.weight`: a factor for the wavelength of each pair of dimensions. llama.cpp's converter
-//! computes it from Llama 3.1's scaling. The scaling is recovered from the factors; factors of any other origin are
-//! rejected.
+//! Tensors with a factor for the wavelength of each pair of dimensions.
+//!
+//! `rope_freqs.weight` is computed by llama.cpp's converter from Llama 3.1's scaling. The scaling is recovered from the
+//! factors; factors of any other origin are rejected. `rope_factors_short.weight` and `rope_factors_long.weight` are the
+//! lists of LongRoPE.
 
-use super::super::tensor_table::TensorTable;
+use super::{
+    super::{fields::Fields, tensor_table::TensorTable},
+    config_rows::{FACTOR_LISTS, LONG_ROPE, long_rope},
+};
 use crate::{
-    config::{GptConfig, Positions, RopeScaling},
+    config::{GptConfig, Positions, Rope, RopeScaling},
     error::Result,
     position::rope_frequencies,
 };
@@ -16,9 +21,16 @@ const ORIGINAL_MAX_SEQ_LEN: usize = 8192;
 /// Relative; the factors were computed in f32.
 const TOLERANCE: f32 = 1e-4;
 
-/// Takes the tensor out of the table, if it is there, and sets the scaling that it is made of.
-pub(super) fn apply(config: &mut GptConfig, tensors: &mut TensorTable<'_>) -> Result<()> {
+/// Takes the tensors out of the table, if they are there, and sets the scaling that they are made of.
+pub(super) fn apply(config: &mut GptConfig, fields: &Fields<'_>, tensors: &mut TensorTable<'_>) -> Result<()> {
     let Positions::Rope(rope) = &mut config.positions else { return Ok(()) };
+    if let Some(lists) = take_lists(rope.rotary_dim / 2, fields, tensors)? {
+        if rope.scaling != RopeScaling::None {
+            let what = format!("cannot be combined with the tensors `{}`", FACTOR_LISTS.join("` and `"));
+            return Err(fields.invalid("rope.scaling.factor", what));
+        }
+        rope.scaling = long_rope(fields, config.max_seq_len, lists)?;
+    }
     let Some(tensor) = tensors.take(TENSOR) else { return Ok(()) };
     tensor.require_shape(&[rope.rotary_dim / 2])?;
     let factors = tensor.to_f32()?;
@@ -28,9 +40,10 @@ pub(super) fn apply(config: &mut GptConfig, tensors: &mut TensorTable<'_>) -> Re
     if rope.scaling != RopeScaling::None {
         return Err(tensor.error("cannot be combined with another scaling of the positions"));
     }
-    let plain = rope_frequencies(rope, 1);
+    let frequencies = |rope: &Rope| rope_frequencies(rope, 1, config.max_seq_len);
+    let plain = frequencies(rope);
     let same = |scaling: &RopeScaling| {
-        let scaled = rope_frequencies(&crate::config::Rope { scaling: *scaling, ..*rope }, 1);
+        let scaled = frequencies(&Rope { scaling: scaling.clone(), ..*rope });
         let expected = plain.iter().zip(&factors).map(|(frequency, factor)| frequency / factor);
         scaled.iter().zip(expected).all(|(a, b)| (a - b).abs() <= TOLERANCE * b.abs())
     };
@@ -41,6 +54,21 @@ pub(super) fn apply(config: &mut GptConfig, tensors: &mut TensorTable<'_>) -> Re
         }
     }
     Ok(())
+}
+
+/// Takes the lists for short and long contexts, of `n_pairs` factors each, if there are any or the type requires them.
+fn take_lists(n_pairs: usize, fields: &Fields<'_>, tensors: &mut TensorTable<'_>) -> Result<Option<[Vec<f32>; 2]>> {
+    let is_long_rope = fields.text_or("rope.scaling.type", "")? == LONG_ROPE;
+    if !is_long_rope && FACTOR_LISTS.iter().all(|name| tensors.get(name).is_none()) {
+        return Ok(None);
+    }
+    let mut take = |name: &str| {
+        let tensor = tensors.take(name).ok_or_else(|| tensors.missing(name))?;
+        tensor.require_shape(&[n_pairs])?;
+        tensor.to_f32()
+    };
+    let [short, long] = FACTOR_LISTS;
+    Ok(Some([take(short)?, take(long)?]))
 }
 
 /// The scalings that the factors may come from.

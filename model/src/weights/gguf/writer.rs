@@ -1,6 +1,6 @@
 //! Writes GGUF files: a header with metadata and the list of tensors, then the tensors.
 
-use std::{io::Write, path::Path};
+use std::io::Write;
 
 use super::super::files::DiskDtype;
 use crate::{
@@ -135,13 +135,17 @@ pub(in super::super) trait FileTensor {
     fn bytes(&self) -> Result<Vec<u8>>;
 }
 
-/// Writes the file `path`, which is there when it is complete.
+/// Writes and finishes `file`.
 ///
 /// # Errors
 /// [`Error::Io`] if it cannot be written.
-pub(in super::super) fn write(path: &Path, pairs: &[(String, Entry)], tensors: &[impl FileTensor]) -> Result<()> {
-    let failed = Error::io("write", path);
-    let mut file = PartialFile::create(path).map_err(failed)?;
+pub(in super::super) fn write(
+    mut file: PartialFile,
+    pairs: &[(String, Entry)],
+    tensors: &[&dyn FileTensor],
+) -> Result<()> {
+    let path = file.path().to_owned();
+    let failed = Error::io("write", &path);
     let mut header = b"GGUF".to_vec();
     header.extend(3u32.to_le_bytes());
     header.extend((tensors.len() as u64).to_le_bytes());
@@ -151,7 +155,7 @@ pub(in super::super) fn write(path: &Path, pairs: &[(String, Entry)], tensors: &
         entry.put(&mut header);
     }
     let mut offset = 0;
-    for tensor in tensors {
+    for &tensor in tensors {
         put_text(&mut header, tensor.name());
         header.extend((tensor.shape().len() as u32).to_le_bytes());
         for dim in tensor.shape().iter().rev() {
@@ -164,7 +168,7 @@ pub(in super::super) fn write(path: &Path, pairs: &[(String, Entry)], tensors: &
     let padding = |n_bytes: u64| vec![0; (n_bytes.next_multiple_of(ALIGNMENT) - n_bytes) as usize];
     file.write_all(&header).map_err(failed)?;
     file.write_all(&padding(header.len() as u64)).map_err(failed)?;
-    for tensor in tensors {
+    for &tensor in tensors {
         let bytes = tensor.bytes()?;
         debug_assert_eq!(bytes.len() as u64, n_bytes(tensor), "{}", tensor.name());
         file.write_all(&bytes).map_err(failed)?;
@@ -173,6 +177,6 @@ pub(in super::super) fn write(path: &Path, pairs: &[(String, Entry)], tensors: &
     file.finish().map_err(failed)
 }
 
-fn n_bytes(tensor: &impl FileTensor) -> u64 {
+fn n_bytes(tensor: &dyn FileTensor) -> u64 {
     tensor.form().n_bytes(tensor.shape().iter().product())
 }

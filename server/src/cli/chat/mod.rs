@@ -41,7 +41,7 @@ pub(crate) struct ChatArgs {
     kv_cache_tokens: Option<usize>,
     /// Address of a running server with OpenAI's API, such as `http://127.0.0.1:8080`: chat with it instead of a model in this
     /// process
-    #[arg(long, value_name = "URL", conflicts_with_all = ["model", "device", "dtype", "quantize", "kv_cache_dtype", "kv_cache_tokens", "precision"])]
+    #[arg(long, value_name = "URL", conflicts_with_all = ["model", "device", "dtype", "quantize", "kv_cache_dtype", "kv_cache_tokens", "max_seq_len", "precision"])]
     url: Option<String>,
     /// Which of that server's models or adapters answers [default: its first one]
     #[arg(long, value_name = "NAME", requires = "url")]

@@ -72,6 +72,22 @@ fn bench_and_perplexity_use_the_requested_kv_cache_dtype() {
     assert!(message.contains("'q4' for '--kv-cache-dtype") && message.contains("auto, f32, f16, q8"), "{message}");
 }
 
+#[test]
+fn max_seq_len_limits_the_context_of_commands() {
+    let (model, parent) = (model_dir(), tempfile::tempdir().unwrap());
+    let text = parent.path().join("text");
+    fs::write(&text, "abcabcaabbcc".repeat(8)).unwrap();
+    for (context, message) in [
+        ("16", "`--context` must be in 4..=16 for this model, got 32"),
+        ("0", "`--max-seq-len` must be from 1 to "),
+        ("1000000", "the model's context, got 1000000"),
+    ] {
+        let args = ["perplexity", path(&text), "--context", "32", "--max-seq-len", context, "--model"];
+        let refused = run(&[&args[..], &[path(model.path()), "--device", "cpu"]].concat());
+        assert!(refused.status.code() == Some(1) && stderr(&refused).contains(message), "{}", stderr(&refused));
+    }
+}
+
 /// Computes the definition from the model's logits: the loss of the second half of each window without its first token.
 #[test]
 fn perplexity_command_matches_its_definition() {

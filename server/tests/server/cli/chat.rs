@@ -121,6 +121,7 @@ fn chat_rejects_unusable_models_urls_and_settings_at_start() {
         (&["--url", "http://x", "--tls-cert", "y"], "`--tls-cert` requires a `--url` with https", 1),
         (&["--url", "http://x", "--model", "y"], "'--url <URL>' cannot be used with '--model", 2),
         (&["--url", "http://x", "--precision", "bf16"], "'--url <URL>' cannot be used with '--precision", 2),
+        (&["--url", "http://x", "--max-seq-len", "9"], "'--url <URL>' cannot be used with '--max-seq-len", 2),
         (&["--model-name", "x"], "--url <URL>", 2),
         (&["--set", "messages=1"], "`messages` cannot be set", 2),
         (&["--set", "="], "must be `NAME VALUE`", 2),

@@ -13,7 +13,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::{hearth, model_dir, path, stderr, stdout};
-use crate::stand_in_hub::{COMMIT, Fault, HUGE, StandInHub, TOKEN, checksum};
+use crate::stand_in_hub::{COMMIT, Fault, HUGE, StandInHub, TOKEN, checksum, continued};
 
 /// A stand-in hub with the tiny model, and an empty cache.
 struct Case {
@@ -155,15 +155,19 @@ fn serve_downloads_and_serves_a_hub_model_by_name() {
     case.assert_whole();
 }
 
+/// Each request for the weights continues where the answer to the one before was cut.
 #[test]
 fn pull_completes_after_connections_cut_at_random_bytes() {
     let case = Case::new();
+    let n_bytes = case.weights.len();
+    let largest_other = fs::metadata(case.model.path().join("tokenizer.json")).unwrap().len() as usize;
     for _ in 0..3 {
-        let cut = RandomState::new().hash_one(0u8) as usize % case.weights.len();
-        // The next six responses are cut; the small files are requested first.
+        let cut = largest_other + RandomState::new().hash_one(0u8) as usize % (n_bytes - largest_other);
+        // The next six responses are cut: those with the four other files, which come first, behind their end.
         case.server.fail(&[Fault::CutAfter(cut); 6]);
         case.succeed(&["pull", "org/tiny"]);
         case.assert_whole();
+        assert_eq!(case.server.sent(&case.weights), continued(n_bytes, &[cut; 2]), "cut after {cut}");
         case.succeed(&["rm", "org/tiny", "-y"]);
     }
 }
@@ -187,8 +191,11 @@ fn killed_pull_is_listed_as_unfinished_and_completed_by_the_next() {
     assert!(blob.exists());
     let list = case.succeed(&["list"]);
     assert!(list.contains("unfinished, 1 file"), "{list}");
+    case.server.sent(&case.weights);
     case.succeed(&["pull", "org/tiny"]);
     case.assert_whole();
+    let sent = case.server.sent(&case.weights);
+    assert!(!sent.is_empty() && sent.iter().all(|(start, _)| *start == half), "{sent:?}");
 }
 
 #[test]

@@ -102,6 +102,11 @@ fn gguf_export_keeps_the_text_and_rejects_unsupported_tokenizers() {
     assert!(stderr(&output).contains("already exists\nhint: "), "{}", stderr(&output));
     let both = run(&["export", path(model.path()), path(&out), "--dtype", "f16", "--quantize", "q8"]);
     assert_eq!(both.status.code(), Some(2));
+    let nowhere = parent.path().join("nowhere/out.gguf");
+    let output = run(&["export", path(model.path()), path(&nowhere)]);
+    assert_eq!(output.status.code(), Some(1));
+    let message = stderr(&output);
+    assert!(message.contains("cannot write `") && message.contains("nowhere` does not exist"), "{message}");
     fs::remove_file(&out).unwrap();
     let tokenizer = model.path().join("tokenizer.json");
     let text = fs::read_to_string(&tokenizer).unwrap();

@@ -62,6 +62,44 @@ fn doctor_reports_the_cpu_device_as_text_and_json() {
     assert_eq!(report["problem"], Value::Null);
 }
 
+/// The Vulkan loader and EGL find no driver, so there is no adapter, whatever GPU the machine has.
+#[test]
+#[cfg(target_os = "linux")]
+fn doctor_without_a_gpu_chooses_the_cpu_and_fails_for_gpu_devices() {
+    let doctor = |args: &[&str]| {
+        let mut command = hearth(&["doctor"]);
+        for name in ["VK_DRIVER_FILES", "VK_ICD_FILENAMES", "__EGL_VENDOR_LIBRARY_FILENAMES"] {
+            command.env(name, "/nowhere/at/all");
+        }
+        command.args(args).output().unwrap()
+    };
+    let line = |text: &str, name: &str| text.lines().find(|line| line.starts_with(name)).unwrap_or("none").to_owned();
+    let has_support = cfg!(feature = "gpu");
+    let output = doctor(&[]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(line(stdout(&output), "gpus"), "gpus      none");
+    let reason = if has_support { "no GPU " } else { "this build has no GPU support" };
+    let device = line(stdout(&output), "device");
+    assert!(device.starts_with(&format!("device    CPU (`--device auto`: {reason}")), "{device}");
+    for (device, missing) in [("gpu", "no GPU adapter found"), ("wgpu-software", "no software adapter found")] {
+        let output = doctor(&["--device", device]);
+        assert_eq!(output.status.code(), Some(1), "{device}");
+        assert_eq!(line(stdout(&output), "gpus"), "gpus      none");
+        assert_eq!(line(stdout(&output), "device"), format!("device    none for `--device {device}`"));
+        let missing = if has_support { missing } else { "this build has no GPU support" };
+        let expected = format!("error: device `{device}`: {missing}\nhint: ");
+        assert!(stderr(&output).contains(&expected), "{}", stderr(&output));
+        // The report is complete although the command fails.
+        let output = doctor(&["--json", "--device", device]);
+        assert_eq!(output.status.code(), Some(1), "{device}");
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((&report["adapters"], &report["chosen"]), (&Value::Array(Vec::new()), &Value::Null));
+        assert_eq!(report["asked_for"], device);
+        let problem = report["problem"].as_str().unwrap();
+        assert!(problem.starts_with(&format!("device `{device}`: {missing}\nhint: ")), "{problem}");
+    }
+}
+
 #[test]
 fn thread_count_and_instruction_set_are_applied_or_rejected() {
     let doctor = |(name, value): (&str, &str), args: &[&str]| {

@@ -75,6 +75,8 @@ pub(super) struct Leaf {
     pub(super) levels: Levels,
     /// The innermost list: its index in the path, and the definition level from which on it has an element.
     pub(super) list: Option<(usize, u32)>,
+    /// Whether it is of the null type.
+    pub(super) is_null: bool,
     /// Its values, if they are text.
     pub(super) column: Option<Column>,
 }
@@ -153,8 +155,7 @@ impl Footer {
         let mut columns = Vec::new();
         let mut at = 1;
         while let Some(element) = elements.get(at) {
-            let logical_type = element.structure(10);
-            if logical_type.is_none_or(|kind| kind.structure(NULL_TYPE).is_none()) {
+            if !is_null(element) {
                 columns.push((element.text(4).unwrap_or_default(), *element));
             }
             at = end_of(&elements, at);
@@ -209,7 +210,7 @@ impl Footer {
                 _ => None,
             };
             let path = path.into_iter().map(str::to_owned).collect();
-            leaves.push(Leaf { path, levels: field.levels, list: field.list, column });
+            leaves.push(Leaf { path, levels: field.levels, list: field.list, is_null: is_null(element), column });
         }
         Ok(leaves)
     }
@@ -279,6 +280,11 @@ impl Footer {
         }
         Ok(Chunk { codec: Codec::of(codec)?, n_values, start, n_bytes, group_bytes })
     }
+}
+
+/// Whether a field is of the null type, as Arrow writes one of which no row has a value.
+fn is_null(element: &Struct) -> bool {
+    element.structure(10).is_some_and(|logical_type| logical_type.structure(NULL_TYPE).is_some())
 }
 
 /// The index after the field at `at` and all fields nested in it; `elements` are in depth-first order.

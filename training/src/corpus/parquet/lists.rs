@@ -11,6 +11,9 @@ use super::{
     read_values,
 };
 
+/// Fields of messages that say whether they are trained, as numbers or flags: without them, others would be trained.
+const DECIDING: [&str; 2] = ["train", "weight"];
+
 /// Where the texts of a list are.
 enum Part {
     /// Each element is a text.
@@ -45,7 +48,7 @@ impl Part {
 }
 
 /// Reads the lists of a column: for every row an array of objects or of texts, or `None`. Fields of objects without a value
-/// are left out, and those that are numbers; a text without a value is null.
+/// are left out, and those that are numbers, which are rejected if they are [`DECIDING`]; a text without a value is null.
 pub(super) fn read(path: &Path, file: &mut File, footer: &Footer, name: &str) -> Result<Vec<Option<Value>>> {
     let named = |problem: Problem| anyhow!("`{}`: {problem}", path.display());
     let mut rows: Vec<Option<Value>> = Vec::new();
@@ -55,7 +58,14 @@ pub(super) fn read(path: &Path, file: &mut File, footer: &Footer, name: &str) ->
         let (Some(part), Some((_, in_list))) = (Part::of(leaf, leaves.len()), leaf.list) else {
             return Err(named(no_list(&leaf.path.join("."))));
         };
-        let Some(column) = &leaf.column else { continue };
+        let Some(column) = &leaf.column else {
+            match &part {
+                Part::Field(field) if DECIDING.contains(&field.as_str()) && !leaf.is_null => {
+                    return Err(named(decides(name, field)));
+                }
+                _ => continue,
+            }
+        };
         let differs = || named(format!("the fields of column `{name}` have lists of different lengths; {DAMAGED}"));
         let (mut row, mut element) = (0, 0);
         let mut n_rows = 0;
@@ -102,6 +112,13 @@ pub(super) fn read(path: &Path, file: &mut File, footer: &Footer, name: &str) ->
         return Err(named(no_list(name)));
     }
     Ok(rows)
+}
+
+fn decides(column: &str, field: &str) -> Problem {
+    format!(
+        "the messages of column `{column}` have `{field}`, which says whether a message is trained and is only read from JSON\nhint: \
+         {RECORDS_HINT}"
+    )
 }
 
 fn no_list(column: &str) -> Problem {

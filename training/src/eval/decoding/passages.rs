@@ -108,12 +108,16 @@ fn of_text(path: &Path, tokenizer: &Tokenizer, sizes: PassageSizes) -> Result<Ve
     Ok(passages)
 }
 
-/// Where paragraphs begin: the start of the text, and what follows an empty line.
+/// Where paragraphs begin: the first line and each line after one or more empty ones, unless it is indented.
 fn paragraphs(text: &str) -> impl Iterator<Item = usize> {
-    let after_gap = text.match_indices("\n\n").map(|(at, gap)| at + gap.len());
-    [0].into_iter()
-        .chain(after_gap)
-        .filter(|&start| text[start..].chars().next().is_some_and(|first| !first.is_whitespace()))
+    let (mut end, mut is_after_gap) = (0, true);
+    text.split_inclusive('\n').filter_map(move |line| {
+        let start = end;
+        end += line.len();
+        let is_first = is_after_gap && !line.starts_with(char::is_whitespace);
+        is_after_gap = matches!(line, "\n" | "\r\n");
+        is_first.then_some(start)
+    })
 }
 
 /// The first tokens as the prompt and those behind them; `None` if there are none.
@@ -128,11 +132,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paragraphs_start_after_exactly_one_empty_line() {
-        let text = "One.\nStill one.\n\nTwo.\n\n\nThree.\n\n";
-        let starts: Vec<&str> = paragraphs(text).map(|start| &text[start..]).collect();
-        assert_eq!(starts.len(), 2, "a third newline is no paragraph: {starts:?}");
-        assert!(starts[1].starts_with("Two."));
+    fn paragraphs_start_after_one_or_more_empty_lines() {
+        let text = "One.\nStill one.\n\nTwo.\n\n\nThree.\n\n\n\nFour.\n\n indented\r\n\r\nFive.\n\n";
+        let starts: Vec<&str> = paragraphs(text).filter_map(|start| text[start..].lines().next()).collect();
+        assert_eq!(starts, ["One.", "Two.", "Three.", "Four.", "Five."]);
+        assert_eq!(paragraphs("\n\nOne.").collect::<Vec<_>>(), [2]);
+        assert_eq!(paragraphs("").count(), 0);
     }
 
     #[test]

@@ -77,6 +77,14 @@ def nulls(path):
     parquet.write_table(pyarrow.Table.from_pylist(rows), f"{path}.parquet")
 
 
+def weighted(path, weights):
+    """Messages that say whether they are trained."""
+    messages = [{"role": "user", "content": "Hi", "weight": weights[0]}, {"role": "assistant", "content": "Ho", "weight": weights[1]}]
+    parquet.write_table(pyarrow.Table.from_pylist([{"messages": messages}]), f"{path}.parquet")
+
+
+weighted("weights", [None, 0])
+weighted("null-weights", [None, None])
 kept("keep")
 nulls("nulls")
 texts("texts")

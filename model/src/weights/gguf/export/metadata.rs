@@ -8,6 +8,7 @@ use super::super::{
     super::fields::Fields,
     SAMPLING_PREFIX,
     architectures::{ALL, Gguf},
+    config_rows::{ATTENTION_FACTOR, FACTOR_LISTS, LONG_ROPE, long_rope},
     writer::Entry,
 };
 use crate::{
@@ -41,6 +42,9 @@ const OF_CLASSES: [(&str, &str); 21] = [
     ("Cohere2ForCausalLM", "cohere2"),
     ("BloomForCausalLM", "bloom"),
 ];
+
+/// The architectures for which llama.cpp reads the factors of LongRoPE.
+const WITH_FACTOR_LISTS: [&str; 2] = ["phi3", "llama"];
 
 /// The architecture that describes `config`, the configuration as the file has it (its norms have no offset), and the
 /// architecture's keys with their values.
@@ -76,16 +80,31 @@ fn written(gguf: &Gguf, config: &GptConfig) -> Option<Map<String, Value>> {
     if !specs.iter().all(|spec| names.knows(spec, config)) {
         return None;
     }
-    let tensors: Vec<String> =
-        specs.iter().flat_map(|spec| names.parts(spec, config, &|_| false)).map(|part| part.name).collect();
+    let lists = factor_lists(config);
+    if lists.is_some() && !WITH_FACTOR_LISTS.contains(&gguf.name) {
+        return None;
+    }
+    let params = specs.iter().flat_map(|spec| names.parts(spec, config, &|_| false)).map(|part| part.name);
+    let tensors: Vec<String> = params.chain(lists.iter().flatten().map(|(name, _)| (*name).to_owned())).collect();
     let has = |name: &str| tensors.iter().any(|tensor| tensor == name);
     [false, true].into_iter().find_map(|has_pattern| {
         let own = keys(gguf, config, has_pattern);
         let fields = Fields::new(&own, Path::new("metadata"));
-        let read = gguf.read(&fields, &has).ok()?;
+        let mut read = gguf.read(&fields, &has).ok()?;
+        if let (Some(lists), Positions::Rope(rope)) = (lists, &mut read.positions) {
+            rope.scaling = long_rope(&fields, config.max_seq_len, lists.map(|(_, list)| list.to_vec())).ok()?;
+        }
         let read = GptConfig { vocab_size: config.vocab_size, dropout: config.dropout, ..read };
         (read == *config).then_some(own)
     })
+}
+
+/// The factors of LongRoPE in `config`, with the names of their tensors.
+pub(super) fn factor_lists(config: &GptConfig) -> Option<[(&'static str, &[f32]); 2]> {
+    let Positions::Rope(rope) = &config.positions else { return None };
+    let RopeScaling::LongRope { short_factors, long_factors, .. } = &rope.scaling else { return None };
+    let [short, long] = FACTOR_LISTS;
+    Some([(short, short_factors), (long, long_factors)])
 }
 
 /// All keys of an architecture. `has_pattern`: whether they state for each layer if it has the window.
@@ -106,6 +125,11 @@ fn keys(gguf: &Gguf, config: &GptConfig, has_pattern: bool) -> Map<String, Value
                 put("rope.scaling.original_context_length", json!(original_max_seq_len));
                 put("rope.scaling.yarn_beta_fast", json!(beta_fast));
                 put("rope.scaling.yarn_beta_slow", json!(beta_slow));
+            }
+            RopeScaling::LongRope { attention_factor, original_max_seq_len, .. } => {
+                put("rope.scaling.type", json!(LONG_ROPE));
+                put("rope.scaling.original_context_length", json!(original_max_seq_len));
+                put(ATTENTION_FACTOR, json!(attention_factor));
             }
             _ => {}
         }

@@ -9,7 +9,7 @@ mod tokenizer;
 
 use std::{collections::HashMap, path::Path};
 
-use self::metadata::{described, entries, sampling_entries};
+use self::metadata::{described, entries, factor_lists, sampling_entries};
 use super::{
     super::{
         layout::GENERATION_FILE,
@@ -26,6 +26,7 @@ use crate::{
     gpt::{Gpt, ParamSpec, param_specs},
     ops::{BLOCK_SIZE, Dtype, QuantizedBlock, Weight},
     params::ParamRef,
+    partial_file::PartialFile,
     regular_file::parse_json_object,
     tokenizer::TOKENIZER_FILE,
 };
@@ -45,27 +46,56 @@ pub struct ExportOptions {
     pub extra_files: Vec<(String, Vec<u8>)>,
 }
 
-/// Writes `model` to the file `path`, which is there when it is complete.
+/// Writes `model` to `file`, and finishes it.
 ///
 /// # Errors
 /// [`Error::Config`](crate::Error::Config) if no architecture of GGUF files describes the model;
 /// [`Error::File`](crate::Error::File) if GGUF has no name for how its tokenizer splits text, or if
 /// `generation_config.json` is not a JSON object;
 /// [`Error::Io`](crate::Error::Io) if the file cannot be written.
-pub fn export(path: &Path, model: &LoadedModel, options: &ExportOptions) -> Result<()> {
+pub fn export(file: PartialFile, model: &LoadedModel, options: &ExportOptions) -> Result<()> {
     let LoadedModel { gpt, tokenizer, chat_template, eos_token_ids, sampling_defaults } = model;
     let (gguf, config, own) = described(gpt.config(), options.class.as_deref())?;
     let mut pairs = entries(gguf, &own, &options.name);
-    let file = |wanted: &str| options.extra_files.iter().find(|(name, _)| name == wanted).map(|(_, bytes)| &**bytes);
-    let json = file(TOKENIZER_FILE);
+    let extra = |wanted: &str| options.extra_files.iter().find(|(name, _)| name == wanted).map(|(_, bytes)| &**bytes);
+    let json = extra(TOKENIZER_FILE);
     pairs.extend(tokenizer::entries(json, tokenizer, eos_token_ids, config.vocab_size, chat_template.as_ref())?);
-    let generation = file(GENERATION_FILE).map(|bytes| parse_json_object(Path::new(GENERATION_FILE), bytes));
+    let generation = extra(GENERATION_FILE).map(|bytes| parse_json_object(Path::new(GENERATION_FILE), bytes));
     pairs.extend(sampling_entries(sampling_defaults, &generation.transpose()?.unwrap_or_default()));
-    let tensors = plan(gpt, gguf, &config, options.dtype)?;
-    writer::write(path, &pairs, &tensors)
+    let planned = plan(gpt, gguf, &config, options.dtype)?;
+    let lists = factor_lists(&config).into_iter().flatten();
+    let lists: Vec<_> = lists.map(|(name, values)| FactorList { name, shape: [values.len()], values }).collect();
+    let params = planned.iter().map(|planned| planned as &dyn FileTensor);
+    let tensors: Vec<_> = params.chain(lists.iter().map(|list| list as &dyn FileTensor)).collect();
+    writer::write(file, &pairs, &tensors)
 }
 
-/// A tensor that is to be written.
+/// Factors for the wavelength of each pair of dimensions.
+struct FactorList<'a> {
+    name: &'static str,
+    shape: [usize; 1],
+    values: &'a [f32],
+}
+
+impl FileTensor for FactorList<'_> {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn form(&self) -> Form {
+        Form::F32
+    }
+
+    fn bytes(&self) -> Result<Vec<u8>> {
+        Ok(self.values.iter().flat_map(|value| value.to_le_bytes()).collect())
+    }
+}
+
+/// A parameter, or a part of one, that is to be written.
 struct Planned<'a> {
     form: Form,
     tensor: SavedTensor,

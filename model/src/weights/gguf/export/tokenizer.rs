@@ -145,6 +145,8 @@ fn types(json: &Value, tokens: &[String], tokenizer: &Tokenizer, is_sentence_pie
     let is_byte = |token: &str| token.len() == 6 && token.starts_with("<0x") && token.ends_with('>');
     let kind = |(id, token): (usize, &String)| match added.get(&id) {
         _ if is_sentence_piece && unk == Some(id) => UNKNOWN,
+        // Also tokens that are special by `tokenizer_config.json` alone.
+        _ if tokenizer.is_special(id as TokenId) => CONTROL,
         Some(true) => CONTROL,
         Some(false) => USER_DEFINED,
         None if is_sentence_piece && is_byte(token) => BYTE,
@@ -214,4 +216,28 @@ fn unnamed(pre_tokenizer: &Value) -> Error {
         format!("splits text in a way that GGUF files have no name for: {shown}"),
         "`hearth-train tokenizer --split gpt2` makes tokenizers that can be exported",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use std::path::Path;
+
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn tokens_that_only_the_configuration_calls_special_are_control_tokens() {
+        let json = json!({
+            "added_tokens": [],
+            "decoder": { "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true },
+            "model": { "type": "BPE", "vocab": { "a": 0, "</s>": 1, "[PAD2]": 2 }, "merges": [] },
+        });
+        let config = json!({ "eos_token": "</s>" });
+        let [bytes, config] = [&json, &config].map(|json| json.to_string().into_bytes());
+        let tokenizer = Tokenizer::from_json(&bytes, Some(&config), Path::new(TOKENIZER_FILE)).unwrap();
+        assert_eq!(types(&json, &tokens(&json, 3), &tokenizer, false), [NORMAL, CONTROL, UNUSED]);
+    }
 }

@@ -79,7 +79,11 @@ impl<'a> View<'a> {
         }
     }
 
-    fn part(self, rows: Range<usize>, cols: Range<usize>) -> Self {
+    pub(super) fn n_cols(&self) -> usize {
+        self.n_cols
+    }
+
+    pub(super) fn part(self, rows: Range<usize>, cols: Range<usize>) -> Self {
         assert!(rows.end <= self.n_rows && cols.end <= self.n_cols, "a part beyond its matrix");
         let start = rows.start * self.row_stride + cols.start * self.col_stride;
         Self { values: &self.values[start.min(self.values.len())..], n_rows: rows.len(), n_cols: cols.len(), ..self }
