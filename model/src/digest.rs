@@ -34,17 +34,8 @@ impl Digest {
     /// [`Error::Io`] if it cannot be read.
     pub fn of_file(path: &Path) -> Result<Digest> {
         let mut digester = Digester::new();
-        let mut read = || {
-            let mut file = File::open(path)?;
-            let mut buffer = vec![0; 1 << 20];
-            loop {
-                match file.read(&mut buffer)? {
-                    0 => return Ok::<_, io::Error>(()),
-                    n => digester.update(&buffer[..n]),
-                }
-            }
-        };
-        read().map_err(Error::io("read", path))?;
+        let read = File::open(path).and_then(|file| read_chunks(file, |chunk| digester.update(chunk)));
+        read.map_err(Error::io("read", path))?;
         Ok(digester.finish())
     }
 
@@ -114,6 +105,17 @@ impl<'de> Deserialize<'de> for Digest {
         let text = String::deserialize(deserializer)?;
         parse(&text)
             .ok_or_else(|| de::Error::custom(format!("`{text}` is not a SHA-256 digest of 64 hexadecimal digits")))
+    }
+}
+
+/// Passes the contents of `file` to `visit`, chunk by chunk.
+pub(crate) fn read_chunks(mut file: File, mut visit: impl FnMut(&[u8])) -> io::Result<()> {
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(()),
+            n => visit(&buffer[..n]),
+        }
     }
 }
 

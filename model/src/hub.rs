@@ -9,7 +9,8 @@
 //! download the same file: the second waits for the first.
 //!
 //! The settings are those of `huggingface_hub`: `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME`, `HF_HUB_CACHE`,
-//! `HF_HUB_OFFLINE`. The HTTP interface is described in the hub's [documentation](https://huggingface.co/docs/hub/api).
+//! `HF_HUB_OFFLINE`, and the older names `HUGGING_FACE_HUB_TOKEN` and `HUGGINGFACE_HUB_CACHE`. The HTTP interface is
+//! described in the hub's [documentation](https://huggingface.co/docs/hub/api).
 
 mod cache;
 mod client;
@@ -18,7 +19,9 @@ mod model;
 pub mod removal;
 
 use std::{
-    env, fmt, fs,
+    env,
+    ffi::OsString,
+    fmt, fs,
     path::{Component, Path, PathBuf},
     time::Duration,
 };
@@ -202,17 +205,23 @@ impl HubOptions {
     /// # Errors
     /// There is no home folder for the cache, or the file of the token cannot be read.
     pub fn from_env() -> Result<HubOptions> {
-        let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
+        Self::of_variables(&|name| env::var_os(name), env::home_dir().as_deref())
+    }
+
+    /// The settings of the variables that `get` returns, for a user with the home folder `user_home`.
+    fn of_variables(get: &dyn Fn(&str) -> Option<OsString>, user_home: Option<&Path>) -> Result<HubOptions> {
+        let set = |name: &str| get(name).filter(|value| !value.is_empty());
         let text = |name: &str| set(name).map(|value| value.to_string_lossy().trim().to_owned());
-        let home = set("HF_HOME")
-            .map(PathBuf::from)
-            .or_else(|| set("XDG_CACHE_HOME").map(|dir| Path::new(&dir).join("huggingface")))
-            .or_else(|| env::home_dir().map(|dir| dir.join(".cache/huggingface")));
-        let Some(cache) = set("HF_HUB_CACHE").map(PathBuf::from).or_else(|| Some(home.as_ref()?.join("hub"))) else {
+        let path = |name: &str| set(name).map(|value| expand_home(Path::new(&value), user_home));
+        let home = path("HF_HOME")
+            .or_else(|| path("XDG_CACHE_HOME").map(|dir| dir.join("huggingface")))
+            .or_else(|| user_home.map(|dir| dir.join(".cache/huggingface")));
+        let cache = path("HF_HUB_CACHE").or_else(|| path("HUGGINGFACE_HUB_CACHE"));
+        let Some(cache) = cache.or_else(|| Some(home.as_ref()?.join("hub"))) else {
             return Err(hub_error("the hub", "there is no folder for downloads", "set `HF_HOME` to a folder"));
         };
-        let token_file = set("HF_TOKEN_PATH").map(PathBuf::from).or_else(|| Some(home?.join("token")));
-        let token = match (text("HF_TOKEN"), token_file) {
+        let token_file = path("HF_TOKEN_PATH").or_else(|| Some(home?.join("token")));
+        let token = match (text("HF_TOKEN").or_else(|| text("HUGGING_FACE_HUB_TOKEN")), token_file) {
             (Some(token), _) => Some(token),
             (None, Some(path)) => match fs::read_to_string(&path) {
                 Ok(token) => Some(token.trim().to_owned()),
@@ -226,6 +235,14 @@ impl HubOptions {
         let endpoint = text("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.to_owned());
         let token = token.filter(|token| !token.is_empty());
         Ok(HubOptions { endpoint, token, cache, is_offline, retry_delay: Duration::from_secs(1) })
+    }
+}
+
+/// `path` with a leading `~` replaced by the home folder, if that is known.
+fn expand_home(path: &Path, user_home: Option<&Path>) -> PathBuf {
+    match (path.strip_prefix("~"), user_home) {
+        (Ok(rest), Some(home)) => home.join(rest),
+        _ => path.to_owned(),
     }
 }
 
@@ -470,5 +487,39 @@ mod tests {
         for path in ["", "/a", "a//b", "..", "a/../b", "a/./b", "a/", "a\\b", "C:a", "a\0"] {
             assert!(!is_inner_path(path), "{path}");
         }
+    }
+
+    #[test]
+    fn hub_options_expand_the_home_folder_and_read_older_variable_names() {
+        let user = tempfile::tempdir().unwrap();
+        let home = user.path();
+        let options = |variables: &[(&str, &str)]| {
+            let get =
+                |name: &str| variables.iter().find(|(set, _)| *set == name).map(|(_, value)| OsString::from(value));
+            HubOptions::of_variables(&get, Some(home)).unwrap()
+        };
+        for (variables, expected) in [
+            (&[("XDG_CACHE_HOME", "~/xdg")][..], "xdg/huggingface/hub"),
+            (&[], ".cache/huggingface/hub"),
+            (&[("HF_HOME", "~")], "hub"),
+            (&[("HF_HOME", "~/big/hf")], "big/hf/hub"),
+            (&[("HF_HOME", "~/hf"), ("HF_HUB_CACHE", "~/own")], "own"),
+            (&[("HF_HOME", "~/hf"), ("HUGGINGFACE_HUB_CACHE", "~/older")], "older"),
+            (&[("HF_HUB_CACHE", "~/own"), ("HUGGINGFACE_HUB_CACHE", "~/older")], "own"),
+        ] {
+            assert_eq!(options(variables).cache, home.join(expected), "{variables:?}");
+        }
+        // Only a whole first part `~` is the home folder.
+        for path in ["/abs/~/hf", "rel/~", "~other/hf"] {
+            assert_eq!(options(&[("HF_HUB_CACHE", path)]).cache, Path::new(path));
+        }
+        let older = ("HUGGING_FACE_HUB_TOKEN", "hf_older");
+        assert_eq!(options(&[older]).token.as_deref(), Some("hf_older"));
+        assert_eq!(options(&[("HF_TOKEN", "hf_new"), older]).token.as_deref(), Some("hf_new"));
+        fs::write(home.join("token"), "hf_stored\n").unwrap();
+        assert_eq!(options(&[("HF_HOME", "~")]).token.as_deref(), Some("hf_stored"));
+        assert_eq!(options(&[("HF_HOME", "~"), older]).token.as_deref(), Some("hf_older"));
+        assert_eq!(options(&[("HF_TOKEN_PATH", "~/token")]).token.as_deref(), Some("hf_stored"));
+        assert_eq!(options(&[]).token, None);
     }
 }

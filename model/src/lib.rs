@@ -57,7 +57,7 @@ pub mod pooling;
 pub mod position;
 pub mod read_logits;
 pub mod recompute;
-mod regular_file;
+pub mod regular_file;
 pub mod sampling;
 pub mod target_logprobs;
 #[cfg(all(test, feature = "gpu"))]

@@ -16,10 +16,13 @@ const MAX_TEXT_BYTES: u64 = 1 << 28;
 
 /// Opens the regular file at `path`. Others are rejected: opening a named pipe would wait for a writer, and a device
 /// may never end.
-pub(crate) fn open(path: &Path) -> io::Result<File> {
+///
+/// # Errors
+/// There is no file, it may not be read, or it is not a regular file.
+pub fn open(path: &Path) -> io::Result<File> {
     let kind = fs::metadata(path)?;
     if !kind.is_file() {
-        let what = if kind.is_dir() { "is a folder" } else { "is not a regular file" };
+        let what = if kind.is_dir() { "it is a folder" } else { "it is not a regular file" };
         return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
     }
     File::open(path)

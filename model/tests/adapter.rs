@@ -202,6 +202,37 @@ fn adapter_of_another_model_or_with_bad_files_is_rejected() {
     assert!(open(&dir.path().join("none"), "llama").contains("adapter_config.json"));
 }
 
+/// Otherwise it would load and do nothing, or contradict its configuration.
+#[test]
+fn adapter_that_targets_no_module_of_the_model_is_rejected() {
+    let gpt = load("llama", &Device::flex());
+    let model = AdapterModel::new(gpt.config(), Some(class_of("llama"))).unwrap();
+    let no_tensors: [(&str, TensorView<'_>); 0] = [];
+    let empty = serialize(no_tensors, None).unwrap();
+    let pairs = fs::read(golden("adapters").join("separate/adapter_model.safetensors")).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let error = |weights: &[u8], targets: &[&str], layers: &[usize]| {
+        let config = json!({
+            "peft_type": "LORA", "r": 4, "target_modules": targets, "layers_to_transform": layers,
+        });
+        fs::write(dir.path().join("adapter_config.json"), config.to_string()).unwrap();
+        fs::write(dir.path().join("adapter_model.safetensors"), weights).unwrap();
+        Adapter::open(dir.path(), model).unwrap_err().to_string()
+    };
+    for (weights, targets, layers) in [
+        (&empty, &["query"][..], &[0][..]),
+        (&empty, &[], &[0]),
+        (&empty, &["q_proj"], &[99]),
+        (&pairs, &["query"], &[0]),
+    ] {
+        let error = error(weights, targets, layers);
+        assert!(error.contains("adapter_config.json") && error.contains("no linear module of the model"), "{error}");
+        assert!(error.contains("hint: the model has `q_proj`, "), "{error}");
+    }
+    let error = error(&empty, &["q_proj"], &[0]);
+    assert!(error.contains("adapter_model.safetensors") && error.contains("has no pair for"), "{error}");
+}
+
 #[test]
 fn adapter_of_a_module_named_with_its_layer_reopens_unchanged() {
     let gpt = load("llama", &Device::flex());

@@ -95,10 +95,20 @@ pub(crate) fn public_connector() -> Result<TlsConnector, TlsError> {
     Ok(TlsConnector::from(Arc::new(config)))
 }
 
-fn chain(certificates: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let chain = CertificateDer::pem_file_iter(certificates).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    let chain = chain.map_err(broken("--tls-cert", certificates, "\nhint: it must be a PEM file"))?;
-    if chain.is_empty() { Err(TlsError::NoCertificate(certificates.to_owned())) } else { Ok(chain) }
+fn chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    certificates_in(path).map_err(|error| match error {
+        pem::Error::NoItemsFound => TlsError::NoCertificate(path.to_owned()),
+        error => broken("--tls-cert", path, "\nhint: it must be a PEM file")(error),
+    })
+}
+
+/// The certificates in a PEM file.
+///
+/// # Errors
+/// The file cannot be read or is not PEM; [`pem::Error::NoItemsFound`] if it has no certificate.
+pub(crate) fn certificates_in(path: &Path) -> Result<Vec<CertificateDer<'static>>, pem::Error> {
+    let certificates = CertificateDer::pem_file_iter(path)?.collect::<Result<Vec<_>, _>>()?;
+    if certificates.is_empty() { Err(pem::Error::NoItemsFound) } else { Ok(certificates) }
 }
 
 fn broken(flag: &'static str, path: &Path, hint: &'static str) -> impl FnOnce(pem::Error) -> TlsError {

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use burn::{module::Module, tensor::Device};
 use hearth_model::{
     TokenId, memory,
-    ops::{self, OpTime},
+    ops::{self, OpTime, Pass},
 };
 use serde::Serialize;
 
@@ -169,7 +169,10 @@ pub fn bench(
 
 impl OpRow {
     fn new(op: OpTime) -> OpRow {
-        let pass = if op.is_backward { "backward" } else { "forward" };
+        let pass = match op.pass {
+            Pass::Forward => "forward",
+            Pass::Backward => "backward",
+        };
         OpRow { name: op.name, pass, calls: op.count, ms: op.time.as_secs_f64() * 1e3 }
     }
 }

@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use clap::ValueEnum;
 use hearth_model::{
     TokenId,
     digest::Digest,
@@ -21,7 +22,7 @@ use rayon::prelude::*;
 use self::{
     assign::{Assigner, Part},
     mixture::{Mixture, TokenText},
-    output::{End, Output, SplitOutput},
+    output::{End, Lengths, Output, SplitOutput},
 };
 pub use self::{mixture::StoppingStrategy, output::Counts};
 use crate::{
@@ -101,11 +102,11 @@ pub struct Prepared {
 }
 
 /// Ways to split documents.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SplitBy {
-    /// By hash.
+    /// Documents by their hash: the same document is always in the same split.
     Hash,
-    /// The end of each source's text is the validation split.
+    /// The end of each source, as nanoGPT does.
     Tail,
 }
 
@@ -169,7 +170,7 @@ pub fn prepare(settings: &PrepareSettings, progress: &mut dyn FnMut(Progress)) -
     };
     let (counts, splits) = match &mixture {
         None => {
-            let mut output = Output::new(staged.path(), "", writer, false)?;
+            let mut output = Output::new(staged.path(), "", writer, Lengths::Unrecorded)?;
             let mut counts = Vec::new();
             for (source, files) in sources.iter().zip(&files) {
                 counts.push(work.source(source, &files.files, &mut output)?);
@@ -181,11 +182,11 @@ pub fn prepare(settings: &PrepareSettings, progress: &mut dyn FnMut(Progress)) -
             fs::create_dir(&spool).with_context(|| format!("cannot create `{}`", spool.display()))?;
             let mut spooled = Vec::new();
             for (index, (source, files)) in sources.iter().zip(&files).enumerate() {
-                let mut output = Output::new(&spool, &format!("{index}-"), writer, true)?;
+                let mut output = Output::new(&spool, &format!("{index}-"), writer, Lengths::Recorded)?;
                 work.source(source, &files.files, &mut output)?;
                 spooled.push(output.into_spooled()?);
             }
-            let mut output = Output::new(staged.path(), "", writer, false)?;
+            let mut output = Output::new(staged.path(), "", writer, Lengths::Unrecorded)?;
             let n_bytes = tokenizer.token_bytes();
             let text = TokenText { n_bytes: &n_bytes, eos: tokenizer.eos_id };
             let counts = mixture.compose(&spooled, text, &mut output)?;
@@ -195,7 +196,8 @@ pub fn prepare(settings: &PrepareSettings, progress: &mut dyn FnMut(Progress)) -
         }
     };
     let Work { not_text, conversations, .. } = work;
-    let manifest = manifest(settings, (&files, conversations), &tokenizer, rule, counts, splits);
+    let contents = Contents { files: &files, conversations, counts, splits };
+    let manifest = manifest(settings, &tokenizer, rule, contents);
     check_splits(&manifest)?;
     staged.write(DATA_FILE, (serde_json::to_string_pretty(&manifest)? + "\n").as_bytes())?;
     staged.commit()?;
@@ -438,14 +440,24 @@ impl Work<'_> {
     }
 }
 
+/// What was read and written.
+struct Contents<'a> {
+    /// The files of each source.
+    files: &'a [Files],
+    conversations: u64,
+    /// Counts of each source.
+    counts: Vec<Counts>,
+    /// The training and the validation split.
+    splits: [SplitInfo; 2],
+}
+
 fn manifest(
     settings: &PrepareSettings,
-    (files, conversations): (&[Files], u64),
     tokenizer: &OpenTokenizer,
     split: SplitRule,
-    counts: Vec<Counts>,
-    [train, val]: [SplitInfo; 2],
+    contents: Contents<'_>,
 ) -> Manifest {
+    let Contents { files, conversations, counts, splits: [train, val] } = contents;
     let source_info = |((source, files), counts): ((&SourceSpec, &Files), Counts)| SourceInfo {
         path: source.origin.to_string(),
         commit: files.commit.clone(),

@@ -1,5 +1,6 @@
 //! The training loop, from top to bottom: batch, loss, backward, combine, clip, step, log, evaluate, save.
 
+mod due;
 mod same_run;
 mod sample;
 mod speed;
@@ -22,6 +23,7 @@ use hearth_model::{
 
 pub use self::speed::StepTime;
 use self::{
+    due::Due,
     same_run::{require_same_run, require_same_tokens},
     speed::Speed,
 };
@@ -35,6 +37,7 @@ use crate::{
     interrupt::Interrupt,
     learner::{Learner, LossGradients, StepIndex},
     loader::{Batch, Loader, LoaderSettings, Prefetcher, RowOrder, RowSource},
+    optim::Gradients,
     preference::{score_pairs, token_losses, token_losses_in_training, with_references},
     progress::{EvalRecord, Pace, Reporter, StepRecord},
     run_dir::RunDir,
@@ -286,23 +289,9 @@ impl<'a> Trainer<'a> {
     /// # Errors
     /// The device fails, the run diverges, or the folder cannot be written. Earlier checkpoints stay.
     pub fn run(mut self, run: &RunDir, reporter: &mut Reporter, interrupt: &Interrupt) -> Result<Outcome> {
-        if let Some(best) = self.state.best.take_if(|_| !run.model_dir().exists()) {
-            reporter.note(&format!(
-                "warning: the model of step {} is gone: the next evaluation is the best so far",
-                best.step
-            ));
-        }
-        // A process that ended may have saved the model of a step behind its last checkpoint.
-        self.state.best = Best::of_model(&run.model_dir()).or(self.state.best);
-        if let Some(best) = self.state.best.take_if(|best| best.batches != self.config.eval.batches) {
-            reporter.note(&format!(
-                "warning: `eval.batches` has changed, so losses no longer compare: the next evaluation replaces the model of step {} \
-                 (val loss {:.4})",
-                best.step, best.val_loss
-            ));
-        }
+        self.find_best(run, reporter);
         if !self.add_references(reporter, interrupt)? {
-            return Ok(self.outcome(false, None, 0.0));
+            return Ok(Outcome { is_complete: false, ..self.outcome(None, 0.0) });
         }
         let first = self.state.step as u64;
         let mut batches = Prefetcher::new(&self.loader, first..u64::MAX)?;
@@ -315,30 +304,18 @@ impl<'a> Trainer<'a> {
 
         while !self.schedule.is_over(self.state.step) {
             let started = Instant::now();
-            let step = self.state.step;
-            let rates = self.schedule.rates(step, &self.config.optim);
-            let n_micro = self.config.micro_steps();
-            let micro_batches: Vec<Batch> = batches.by_ref().take(n_micro).collect();
-            ensure!(micro_batches.len() == n_micro, "the data loader stopped before the end of the run");
-            let n_tokens = micro_batches.iter().map(Batch::n_tokens).sum();
-            let index = StepIndex::of(step, micro_batches.iter());
-            let sums = self.learner.gradients(index, micro_batches.into_iter().enumerate())?;
-            let LossGradients { loss, mut gradients } = sums.context("a step has micro-batches")?;
-            let grad_norm = self.learner.clip(&mut gradients)?;
-            // Read before the update: a NaN must not reach the weights.
-            let [loss, grad_norm] = read_numbers([loss, grad_norm])?;
-            let skipped = guard.check(step + 1, loss, grad_norm)?;
+            let rates = self.schedule.rates(self.state.step, &self.config.optim);
+            let StepGradients { index, n_tokens, loss, grad_norm, gradients } = self.gradients(&mut batches)?;
+            let done = self.state.step + 1;
+            let skipped = guard.check(done, loss, grad_norm)?;
             if skipped.is_none() {
                 self.learner = self.learner.update(gradients, rates);
             }
             let took = started.elapsed();
             speed.add_step(n_tokens, took);
-            let done = step + 1;
             self.advance(&guard, n_tokens, took);
 
-            let is_last = self.schedule.is_over(done);
-            // Checked once per step: a later signal ends the next step.
-            let due = Due::after(done, self.config, is_last, interrupt.exit_code().is_some());
+            let due = Due::after(done, self.config, &self.schedule, interrupt);
             match skipped {
                 Some(reason) => reporter.skipped(done, reason)?,
                 None => {
@@ -350,6 +327,7 @@ impl<'a> Trainer<'a> {
                     latest = Some(record);
                 }
             }
+            let is_last = self.schedule.is_over(done);
             ensure!(
                 !is_last || self.state.n_updates > 0,
                 "no step of the run was applied: each was skipped, so nothing is learned\nhint: lower `optim.lr`, `objective.keep` or \
@@ -384,25 +362,67 @@ impl<'a> Trainer<'a> {
             }
         }
 
-        let is_complete = self.schedule.is_over(self.state.step);
-        if is_complete && last_val.is_none() && self.data.val.has_targets() {
-            last_val = Some(match self.state.best {
-                Some(_) => self.score()?,
-                None => self.evaluate(run, reporter)?,
-            });
-        }
-        // Needed if all steps were done before this process, and there is no evaluation that would save the model.
-        if is_complete && !self.data.val.has_targets() && !run.model_dir().exists() {
-            self.save_model(run, None)?;
+        if self.schedule.is_over(self.state.step) {
+            last_val = self.complete(last_val, run, reporter)?;
         }
         reporter.draw()?;
-        Ok(self.outcome(is_complete, last_val, speed.overall()))
+        Ok(self.outcome(last_val, speed.overall()))
     }
 
-    fn outcome(&self, is_complete: bool, val: Option<Score>, tok_per_sec: f64) -> Outcome {
+    /// Decides which model is the best so far: that in the run's folder, if its evaluation compares with those to come.
+    fn find_best(&mut self, run: &RunDir, reporter: &mut Reporter) {
+        if let Some(best) = self.state.best.take_if(|_| !run.model_dir().exists()) {
+            reporter.note(&format!(
+                "warning: the model of step {} is gone: the next evaluation is the best so far",
+                best.step
+            ));
+        }
+        // A process that ended may have saved the model of a step behind its last checkpoint.
+        self.state.best = Best::of_model(&run.model_dir()).or(self.state.best);
+        if let Some(best) = self.state.best.take_if(|best| best.batches != self.config.eval.batches) {
+            reporter.note(&format!(
+                "warning: `eval.batches` has changed, so losses no longer compare: the next evaluation replaces the model of step {} \
+                 (val loss {:.4})",
+                best.step, best.val_loss
+            ));
+        }
+    }
+
+    /// The gradients of the next step, over the next micro-batches.
+    fn gradients(&self, batches: &mut Prefetcher) -> Result<StepGradients> {
+        let n_micro = self.config.micro_steps();
+        let micro_batches: Vec<Batch> = batches.by_ref().take(n_micro).collect();
+        ensure!(micro_batches.len() == n_micro, "the data loader stopped before the end of the run");
+        let n_tokens = micro_batches.iter().map(Batch::n_tokens).sum();
+        let index = StepIndex::of(self.state.step, micro_batches.iter());
+        let sums = self.learner.gradients(index, micro_batches.into_iter().enumerate())?;
+        let LossGradients { loss, mut gradients } = sums.context("a step has micro-batches")?;
+        let grad_norm = self.learner.clip(&mut gradients)?;
+        // Read before the update: a NaN must not reach the weights.
+        let [loss, grad_norm] = read_numbers([loss, grad_norm])?;
+        Ok(StepGradients { index, n_tokens, loss, grad_norm, gradients })
+    }
+
+    /// Ends a run whose steps are all done: returns the last evaluation, and saves the model where none was saved.
+    fn complete(&mut self, last: Option<Score>, run: &RunDir, reporter: &mut Reporter) -> Result<Option<Score>> {
+        if !self.data.val.has_targets() {
+            // Needed if all steps were done before this process, and there is no evaluation that would save the model.
+            if !run.model_dir().exists() {
+                self.save_model(run, None)?;
+            }
+            return Ok(last);
+        }
+        Ok(Some(match (last, self.state.best) {
+            (Some(last), _) => last,
+            (None, Some(_)) => self.score()?,
+            (None, None) => self.evaluate(run, reporter)?,
+        }))
+    }
+
+    fn outcome(&self, val: Option<Score>, tok_per_sec: f64) -> Outcome {
         Outcome {
             step: self.state.step,
-            is_complete,
+            is_complete: self.schedule.is_over(self.state.step),
             val,
             val_bpb: val.and_then(|val| self.bits_per_byte(&val)),
             best: self.state.best,
@@ -545,35 +565,14 @@ impl<'a> Trainer<'a> {
     }
 }
 
-/// What follows a step.
-#[expect(clippy::struct_excessive_bools, reason = "each by itself")]
-struct Due {
-    /// The step is shown.
-    shows: bool,
-    evaluates: bool,
-    samples: bool,
-    saves: bool,
-    /// The process ends.
-    stops: bool,
-}
-
-impl Due {
-    /// After `done` steps, which are all if `is_last`.
-    fn after(done: usize, config: &TrainConfig, is_last: bool, is_interrupted: bool) -> Due {
-        let TrainConfig { eval, sample, checkpoint, .. } = config;
-        let is_due = |every: usize| every > 0 && done.is_multiple_of(every);
-        let stops = is_last || is_interrupted;
-        let evaluates = is_last || is_due(eval.every);
-        let samples = sample.every > 0 && (is_last || is_due(sample.every));
-        let saves = stops || is_due(checkpoint.every) || checkpoint.keep_steps.contains(&done);
-        Due {
-            shows: stops || evaluates || samples || saves || is_due(eval.log_every),
-            evaluates,
-            samples,
-            saves,
-            stops,
-        }
-    }
+/// The gradients of a step, clipped, and what they were computed from.
+struct StepGradients {
+    index: StepIndex,
+    n_tokens: usize,
+    loss: f32,
+    /// The norm before clipping.
+    grad_norm: f32,
+    gradients: Gradients,
 }
 
 fn run_size(config: &TrainConfig, data: &Data, learner: &Learner) -> RunSize {

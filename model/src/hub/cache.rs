@@ -10,7 +10,7 @@
 use std::{
     collections::BTreeSet,
     fs::{self, File},
-    io::{self, Read, Write},
+    io::{self, Write},
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering},
 };
@@ -19,7 +19,9 @@ use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
 
 use super::{Checksum, HubFile, NO_ROOM_HINT, Repo, hub_error, is_commit};
 use crate::{
+    digest::read_chunks,
     error::{Error, Result},
+    partial_file::PartialFile,
     regular_file,
 };
 
@@ -261,7 +263,7 @@ impl RepoCache {
 
 /// The checksum of the file at `path`, of the kind that `file` states.
 fn digits_of(path: &Path, file: &HubFile) -> io::Result<String> {
-    let mut contents = File::open(path)?;
+    let contents = File::open(path)?;
     let mut context = match file.checksum {
         Checksum::Sha256(_) => Context::new(&SHA256),
         Checksum::Git(_) => {
@@ -270,14 +272,7 @@ fn digits_of(path: &Path, file: &HubFile) -> io::Result<String> {
             context
         }
     };
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        let n = contents.read(&mut buffer)?;
-        if n == 0 {
-            break;
-        }
-        context.update(&buffer[..n]);
-    }
+    read_chunks(contents, |chunk| context.update(chunk))?;
     Ok(context.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
@@ -329,16 +324,12 @@ pub(super) fn free_bytes(path: &Path) -> Option<u64> {
 /// Writes a small file as a whole.
 fn replace(path: &Path, contents: &[u8]) -> Result<()> {
     create_parent(path)?;
-    let temporary = temporary_beside(path);
     let write = || {
-        let mut file = File::create(&temporary)?;
+        let mut file = PartialFile::create(path)?;
         file.write_all(contents)?;
-        fs::rename(&temporary, path)
+        file.finish()
     };
-    write().map_err(|reason| {
-        let _ = fs::remove_file(&temporary);
-        io_error("write", path)(reason)
-    })
+    write().map_err(io_error("write", path))
 }
 
 /// A hidden name in the folder of `path` that no other thread or process uses.

@@ -1,7 +1,5 @@
 //! The staging buffer on a GPU that a captured step reads its inputs from, overwritten before each replay.
 
-use std::sync::Arc;
-
 use burn::tensor::{Device, Int, Tensor};
 
 use super::{
@@ -55,7 +53,7 @@ impl StagingBuffer {
     pub(crate) fn overwrite(&mut self, uploads: &[Upload<'_>]) {
         let numbers = packed(uploads);
         assert_eq!([numbers.len()], self.all.dims(), "inputs of other lengths");
-        self.all.inplace(|all| cube::overwrite(all, Arc::new(numbers)));
+        self.all.inplace(|all| cube::overwrite(all, numbers));
     }
 }
 

@@ -41,7 +41,7 @@ use gpu::OnGpu;
 pub(super) use gpu::{apply_on_gpu, is_on_gpu, trains_on_gpu};
 pub(super) use operations::{Activate, AddUpdate, Normalize, QkNormalize};
 use profile::timed;
-pub use profile::{OpTime, profile_training};
+pub use profile::{OpTime, Pass, profile_training};
 
 use super::records_gradients;
 
@@ -107,21 +107,6 @@ pub(super) fn apply_anywhere<const D: usize>(
     apply(inputs, op)
 }
 
-/// Runs `op` on one to three `inputs`, recorded in Burn's graph.
-///
-/// # Panics
-/// If [`is_on_cpu`] is false.
-pub(super) fn apply<const D: usize>(inputs: Vec<Input>, op: impl TrainingOp<FlexTensor> + 'static) -> Tensor<D> {
-    let op = Arc::new(op);
-    let mut inputs = inputs.into_iter().map(|Input(input)| input);
-    Tensor::from_dispatch(match (inputs.next(), inputs.next(), inputs.next(), inputs.next()) {
-        (Some(one), None, None, None) => Dispatch::of_one(one, op),
-        (Some(one), Some(two), None, None) => Dispatch::of_two(one, two, op),
-        (Some(one), Some(two), Some(three), None) => Dispatch::of_three(one, two, three, op),
-        _ => unreachable!("operations have one to three inputs"),
-    })
-}
-
 /// An operand of [`apply`], of any rank.
 pub(super) struct Input(FloatTensor<Dispatch>);
 
@@ -131,62 +116,92 @@ impl<const D: usize> From<Tensor<D>> for Input {
     }
 }
 
-/// One method per number of inputs: backend extensions do not take lists.
-#[backend_extension(Flex, Autodiff)]
-trait CpuTraining: Backend {
-    fn of_one(one: FloatTensor<Self>, op: Arc<dyn TrainingOp<FlexTensor>>) -> FloatTensor<Self>;
+/// An operation on the tensors of `B`.
+type Op<B> = Arc<dyn TrainingOp<FloatTensor<B>>>;
 
-    fn of_two(one: FloatTensor<Self>, two: FloatTensor<Self>, op: Arc<dyn TrainingOp<FlexTensor>>)
-    -> FloatTensor<Self>;
+/// The backend extension `$extension` of `$backend`, which runs operations on its tensors, and the function `$apply`, which
+/// calls it. The extension has a method per number of inputs: backend extensions do not take lists.
+macro_rules! training_extension {
+    ($extension:ident of $backend:ident ($selector:ident), $(#[$doc:meta])* $apply:ident) => {
+        #[backend_extension($selector, Autodiff)]
+        trait $extension: Backend {
+            fn of_one(one: FloatTensor<Self>, op: Op<$backend>) -> FloatTensor<Self>;
 
-    fn of_three(
-        one: FloatTensor<Self>,
-        two: FloatTensor<Self>,
-        three: FloatTensor<Self>,
-        op: Arc<dyn TrainingOp<FlexTensor>>,
-    ) -> FloatTensor<Self>;
+            fn of_two(one: FloatTensor<Self>, two: FloatTensor<Self>, op: Op<$backend>) -> FloatTensor<Self>;
+
+            fn of_three(
+                one: FloatTensor<Self>,
+                two: FloatTensor<Self>,
+                three: FloatTensor<Self>,
+                op: Op<$backend>,
+            ) -> FloatTensor<Self>;
+        }
+
+        impl $extension for $backend {
+            fn of_one(one: FloatTensor<Self>, op: Op<Self>) -> FloatTensor<Self> {
+                plain::<Self, 1>([one], &*op)
+            }
+
+            fn of_two(one: FloatTensor<Self>, two: FloatTensor<Self>, op: Op<Self>) -> FloatTensor<Self> {
+                plain::<Self, 2>([one, two], &*op)
+            }
+
+            fn of_three(
+                one: FloatTensor<Self>,
+                two: FloatTensor<Self>,
+                three: FloatTensor<Self>,
+                op: Op<Self>,
+            ) -> FloatTensor<Self> {
+                plain::<Self, 3>([one, two, three], &*op)
+            }
+        }
+
+        impl<C: CheckpointStrategy> $extension for Autodiff<$backend, C> {
+            fn of_one(one: FloatTensor<Self>, op: Op<$backend>) -> FloatTensor<Self> {
+                record::<$backend, 1, C>([one], op)
+            }
+
+            fn of_two(one: FloatTensor<Self>, two: FloatTensor<Self>, op: Op<$backend>) -> FloatTensor<Self> {
+                record::<$backend, 2, C>([one, two], op)
+            }
+
+            fn of_three(
+                one: FloatTensor<Self>,
+                two: FloatTensor<Self>,
+                three: FloatTensor<Self>,
+                op: Op<$backend>,
+            ) -> FloatTensor<Self> {
+                record::<$backend, 3, C>([one, two, three], op)
+            }
+        }
+
+        $(#[$doc])*
+        pub(in crate::ops) fn $apply<const D: usize>(
+            inputs: Vec<Input>,
+            op: impl TrainingOp<FloatTensor<$backend>> + 'static,
+        ) -> Tensor<D> {
+            let op = Arc::new(op);
+            let mut inputs = inputs.into_iter().map(|Input(input)| input);
+            Tensor::from_dispatch(match (inputs.next(), inputs.next(), inputs.next(), inputs.next()) {
+                (Some(one), None, None, None) => <Dispatch as $extension>::of_one(one, op),
+                (Some(one), Some(two), None, None) => <Dispatch as $extension>::of_two(one, two, op),
+                (Some(one), Some(two), Some(three), None) => <Dispatch as $extension>::of_three(one, two, three, op),
+                _ => unreachable!("operations have one to three inputs"),
+            })
+        }
+    };
 }
 
-impl CpuTraining for Flex {
-    fn of_one(one: FlexTensor, op: Arc<dyn TrainingOp<FlexTensor>>) -> FlexTensor {
-        plain::<Flex, 1>([one], &*op)
-    }
+#[cfg(feature = "gpu")]
+use training_extension;
 
-    fn of_two(one: FlexTensor, two: FlexTensor, op: Arc<dyn TrainingOp<FlexTensor>>) -> FlexTensor {
-        plain::<Flex, 2>([one, two], &*op)
-    }
-
-    fn of_three(
-        one: FlexTensor,
-        two: FlexTensor,
-        three: FlexTensor,
-        op: Arc<dyn TrainingOp<FlexTensor>>,
-    ) -> FlexTensor {
-        plain::<Flex, 3>([one, two, three], &*op)
-    }
-}
-
-impl<C: CheckpointStrategy> CpuTraining for Autodiff<Flex, C> {
-    fn of_one(one: FloatTensor<Self>, op: Arc<dyn TrainingOp<FlexTensor>>) -> FloatTensor<Self> {
-        record::<Flex, 1, C>([one], op)
-    }
-
-    fn of_two(
-        one: FloatTensor<Self>,
-        two: FloatTensor<Self>,
-        op: Arc<dyn TrainingOp<FlexTensor>>,
-    ) -> FloatTensor<Self> {
-        record::<Flex, 2, C>([one, two], op)
-    }
-
-    fn of_three(
-        one: FloatTensor<Self>,
-        two: FloatTensor<Self>,
-        three: FloatTensor<Self>,
-        op: Arc<dyn TrainingOp<FlexTensor>>,
-    ) -> FloatTensor<Self> {
-        record::<Flex, 3, C>([one, two, three], op)
-    }
+training_extension! {
+    CpuTraining of Flex (Flex),
+    /// Runs `op` on one to three `inputs`, recorded in Burn's graph.
+    ///
+    /// # Panics
+    /// If [`is_on_cpu`] is false.
+    apply
 }
 
 /// A backend with operations of this kind.
@@ -312,7 +327,7 @@ impl<B: Bodies, const N: usize> Backward<B, N> for Recorded {
         let inputs: Vec<_> = inputs.into_iter().map(of_kept).collect();
         let gradient = B::contiguous(&gradients.consume::<B>(&ops.node));
         let wanted = ops.parents.each_ref().map(Option::is_some);
-        let of_inputs = timed(op.name(), true, || op.backward(&inputs, saved, &gradient, &wanted));
+        let of_inputs = timed(op.name(), Pass::Backward, || op.backward(&inputs, saved, &gradient, &wanted));
         for (parent, gradient) in ops.parents.into_iter().zip(of_inputs) {
             if let (Some(parent), Some(gradient)) = (parent, gradient) {
                 gradients.register::<B>(parent.id, gradient);
@@ -322,5 +337,5 @@ impl<B: Bodies, const N: usize> Backward<B, N> for Recorded {
 }
 
 fn forward<T>(op: &dyn TrainingOp<T>, inputs: &[T], wanted: &[bool]) -> (T, Vec<T>) {
-    timed(op.name(), false, || op.forward(inputs, wanted))
+    timed(op.name(), Pass::Forward, || op.forward(inputs, wanted))
 }

@@ -162,11 +162,11 @@ impl Decoder {
     }
 
     /// The bytes of a token. Added tokens of a byte-level vocabulary are spelled literally, not in the byte alphabet.
-    fn bytes(&self, token: &str, is_added: bool) -> Vec<u8> {
-        let mut text = token.to_owned();
+    fn bytes(&self, entry: &Entry) -> Vec<u8> {
+        let mut text = entry.token.clone();
         for step in &self.steps {
             match step {
-                Step::ByteLevel if is_added => {}
+                Step::ByteLevel if entry.is_added => {}
                 Step::ByteLevel => return byte_level(&text).unwrap_or_else(|| text.into_bytes()),
                 Step::ByteFallback => {
                     if let Some(byte) = fallback_byte(&text) {
@@ -205,7 +205,7 @@ impl PieceTable {
         for entry in entries {
             // Gaps end where the previous id ends.
             table.ends.resize(entry.id as usize, table.bytes.len());
-            table.bytes.extend(decoder.bytes(&entry.token, entry.is_added));
+            table.bytes.extend(decoder.bytes(entry));
             table.ends.push(table.bytes.len());
         }
         table

@@ -57,6 +57,16 @@ pub fn model_of(dir: &Path) -> Cow<'_, Path> {
     if is_run { dir.join(RUN_MODEL).into() } else { dir.into() }
 }
 
+/// Reads from a GGUF file with `of_gguf`, or from the model dir `dir` with `of_dir`, all of whose files belong to one model.
+fn open<T>(
+    dir: &Path,
+    of_gguf: impl FnOnce(&Path) -> Result<T>,
+    mut of_dir: impl FnMut(&Path) -> Result<T>,
+) -> Result<T> {
+    let dir = &*model_of(dir);
+    if gguf::is_gguf(dir) { of_gguf(dir) } else { read_whole(dir, || of_dir(dir)) }
+}
+
 /// Loads the model dir `dir`, or the model in a GGUF file.
 ///
 /// # Errors
@@ -114,11 +124,7 @@ pub fn is_quantized(dir: &Path) -> Result<bool> {
 
 /// Loads a model with an adapter added to its matrices.
 fn load_merged(dir: &Path, options: &LoadOptions, merged: Option<&LoraValues>) -> Result<LoadedModel> {
-    let dir = &*model_of(dir);
-    if gguf::is_gguf(dir) {
-        return gguf::load(dir, options, merged)?.checked(dir);
-    }
-    read_whole(dir, || load_dir(dir, options, merged))
+    open(dir, |path| gguf::load(path, options, merged)?.checked(path), |dir| load_dir(dir, options, merged))
 }
 
 fn load_dir(dir: &Path, options: &LoadOptions, merged: Option<&LoraValues>) -> Result<LoadedModel> {
@@ -228,11 +234,8 @@ pub fn load_gpt(dir: &Path, options: &LoadOptions) -> Result<Gpt> {
 /// # Errors
 /// As [`load`]; and if a matrix to be changed is quantized.
 pub fn load_gpt_merged(dir: &Path, options: &LoadOptions, merged: Option<&LoraValues>) -> Result<Gpt> {
-    let dir = &*model_of(dir);
-    if gguf::is_gguf(dir) {
-        return gguf::load_gpt(dir, options, merged);
-    }
-    read_whole(dir, || load_gpt_and_config(dir, options, merged).map(|(gpt, _)| gpt))
+    let of_dir = |dir: &Path| load_gpt_and_config(dir, options, merged).map(|(gpt, _)| gpt);
+    open(dir, |path| gguf::load_gpt(path, options, merged), of_dir)
 }
 
 fn load_gpt_and_config(
@@ -309,11 +312,7 @@ fn build(
 /// # Errors
 /// As [`load`].
 pub fn load_tokenizer(dir: &Path) -> Result<Tokenizer> {
-    let dir = &*model_of(dir);
-    if gguf::is_gguf(dir) {
-        return gguf::load_tokenizer(dir);
-    }
-    read_whole(dir, || Tokenizer::from_dir(dir))
+    open(dir, gguf::load_tokenizer, Tokenizer::from_dir)
 }
 
 /// Loads what the model dir `dir`, or a GGUF file, holds beside the model: tokenizer, chat template, and the tokens that end
@@ -322,12 +321,8 @@ pub fn load_tokenizer(dir: &Path) -> Result<Tokenizer> {
 /// # Errors
 /// As [`load`].
 pub fn load_text(dir: &Path) -> Result<LoadedText> {
-    let dir = &*model_of(dir);
-    if gguf::is_gguf(dir) {
-        return gguf::load_text(dir);
-    }
-    let vocab_size = load_config(dir)?.vocab_size;
-    read_whole(dir, || {
+    open(dir, gguf::load_text, |dir| {
+        let vocab_size = load_config(dir)?.vocab_size;
         let tokenizer = Tokenizer::from_dir(dir)?;
         let eos_token_ids = read_eos_token_ids(dir, vocab_size, &tokenizer)?;
         Ok(LoadedText { chat_template: ChatTemplate::from_dir(dir)?, tokenizer, eos_token_ids })
@@ -340,12 +335,8 @@ pub fn load_text(dir: &Path) -> Result<LoadedText> {
 /// # Errors
 /// As [`load`].
 pub fn load_eos_token_ids(dir: &Path, tokenizer: &Tokenizer) -> Result<Vec<TokenId>> {
-    let dir = &*model_of(dir);
-    if gguf::is_gguf(dir) {
-        return Ok(gguf::load_text(dir)?.eos_token_ids);
-    }
-    let vocab_size = load_config(dir)?.vocab_size;
-    read_whole(dir, || read_eos_token_ids(dir, vocab_size, tokenizer))
+    let of_dir = |dir: &Path| read_eos_token_ids(dir, load_config(dir)?.vocab_size, tokenizer);
+    open(dir, |path| Ok(gguf::load_text(path)?.eos_token_ids), of_dir)
 }
 
 fn read_eos_token_ids(dir: &Path, vocab_size: usize, tokenizer: &Tokenizer) -> Result<Vec<TokenId>> {
@@ -411,8 +402,7 @@ fn load_config_json(dir: &Path) -> Result<(Map<String, Value>, PathBuf)> {
 /// # Errors
 /// As [`load`].
 pub fn weight_files(dir: &Path) -> Result<Vec<PathBuf>> {
-    let dir = &*model_of(dir);
-    if gguf::is_gguf(dir) { gguf::weight_files(dir) } else { read_whole(dir, || files::weight_files(dir)) }
+    open(dir, gguf::weight_files, files::weight_files)
 }
 
 /// The files of the model dir `dir` besides configuration and weights, by name: tokenizer, chat templates, sampling
@@ -421,11 +411,7 @@ pub fn weight_files(dir: &Path) -> Result<Vec<PathBuf>> {
 /// # Errors
 /// [`Error::Io`] if a file cannot be read; [`Error::File`] if a GGUF file is invalid.
 pub fn files_beside_weights(dir: &Path) -> Result<Vec<(String, Vec<u8>)>> {
-    let dir = &*model_of(dir);
-    if gguf::is_gguf(dir) {
-        return gguf::files_beside_weights(dir);
-    }
-    read_whole(dir, || read_beside_weights(dir))
+    open(dir, gguf::files_beside_weights, read_beside_weights)
 }
 
 fn read_beside_weights(dir: &Path) -> Result<Vec<(String, Vec<u8>)>> {

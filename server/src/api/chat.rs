@@ -336,7 +336,10 @@ impl ChunkWriter {
             let content = (piece.finish_reason.is_none() || !text.is_empty()).then_some(text);
             return vec![self.token_event(index, piece, content, usage)];
         };
-        let parts = calls.push(&text, piece.finish_reason.is_some());
+        let mut parts = calls.push(&text);
+        if piece.finish_reason.is_some() {
+            parts.extend(calls.finish());
+        }
         piece.finish_reason = tool_calls::finish_reason(piece.finish_reason, &piece.stop_cause, calls.has_calls());
         let choices = parts.into_iter().map(|(content, call)| ChatChunkChoice {
             index,

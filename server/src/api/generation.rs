@@ -507,7 +507,8 @@ pub(crate) fn examples(smallest: &Value) -> Vec<Value> {
 
 fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     for (name, replacement) in UNSUPPORTED {
-        if fields.take(name).is_some() {
+        // llama.cpp's clients may send an empty `grammar`.
+        if fields.take(name).is_some_and(|value| value != "") {
             let hint = replacement.map_or_else(String::new, |other| format!("\nhint: use `{other}`"));
             return Err(ApiError::invalid(name, format!("`{name}` is not supported{hint}")));
         }

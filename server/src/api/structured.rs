@@ -48,6 +48,9 @@ const MEMBERS: [(&str, &str, &str); 5] = [
     ("json_object", "guided_json_object", "structured_outputs.json_object"),
 ];
 
+/// Members that vLLM's clients may send with their default, `false`.
+const OFF_BY_DEFAULT: [&str; 3] = ["disable_fallback", "disable_any_whitespace", "disable_additional_properties"];
+
 impl Structure {
     /// Only tool calls.
     pub(crate) fn calls(calls: CallGrammar) -> Self {
@@ -75,6 +78,11 @@ impl Structure {
             for (member, _, path) in MEMBERS {
                 if let Some(value) = members.take_as(member, || member_schema(member)) {
                     found.extend(Self::from_member(member, "structured_outputs", path, value)?);
+                }
+            }
+            for member in OFF_BY_DEFAULT {
+                if members.get(member) == Some(&Value::Bool(false)) {
+                    members.take(member);
                 }
             }
             if let Some(unknown) = members.names().find(|name| !name.is_empty() && members.has(name)) {

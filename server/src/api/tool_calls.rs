@@ -54,12 +54,15 @@ impl CallDeltas {
         Self { parser, n_calls: 0 }
     }
 
-    /// The content or call piece of each event for more text. `is_last`: the text is complete.
-    pub(crate) fn push(&mut self, text: &str, is_last: bool) -> Vec<(Option<String>, Option<WireCallDelta>)> {
-        let mut pieces = self.parser.push(text);
-        if is_last {
-            pieces.extend(self.parser.finish());
-        }
+    /// The content or call piece of each event for more text.
+    pub(crate) fn push(&mut self, text: &str) -> Vec<(Option<String>, Option<WireCallDelta>)> {
+        let pieces = self.parser.push(text);
+        pieces.into_iter().map(|piece| self.delta(piece)).collect()
+    }
+
+    /// Those that are left when the text is complete.
+    pub(crate) fn finish(&mut self) -> Vec<(Option<String>, Option<WireCallDelta>)> {
+        let pieces = self.parser.finish();
         pieces.into_iter().map(|piece| self.delta(piece)).collect()
     }
 

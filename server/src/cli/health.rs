@@ -1,30 +1,29 @@
 //! `hearth health`: checks that the server with these settings is healthy, for probes and container images.
 
 use std::{
-    fmt,
+    fmt, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     time::Duration,
 };
 
 use anyhow::{Context, anyhow, bail, ensure};
+use axum::{
+    body::{Body, Bytes, to_bytes},
+    http::{Request, header},
+};
 use clap::Args;
 use serde_json::Value;
-use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
-    net::TcpStream,
-    runtime,
-    time::timeout,
-};
+use tokio::{net::TcpStream, runtime, time::timeout};
 use tokio_rustls::rustls::pki_types::ServerName;
 
-use super::output::print;
+use super::{http_client::exchange, output::print};
 use crate::{config::ServerConfig, tls};
 
 /// Timeout for the whole check. Docker's timeout for the image's health check is 5 s.
 const PATIENCE: Duration = Duration::from_secs(4);
 
-/// Maximum size of the response.
-const MAX_ANSWER_BYTES: u64 = 64 << 10;
+/// Maximum size of the response's body.
+const MAX_ANSWER_BYTES: usize = 64 << 10;
 
 /// The settings that say where a server is, by their ids on the command line, and their help.
 const RELEVANT: [(&str, &str); 3] = [
@@ -80,44 +79,29 @@ pub(crate) fn run(args: &HealthArgs) -> anyhow::Result<()> {
     print(&format!("`{url}` is healthy\n"))
 }
 
-/// The status and the body of the response.
-async fn ask(config: &ServerConfig, address: &Address) -> anyhow::Result<(u16, Vec<u8>)> {
+/// The status and the body of the response. A body that cannot be read is empty.
+async fn ask(config: &ServerConfig, address: &Address) -> anyhow::Result<(u16, Bytes)> {
     let connector = config.http.tls_cert.as_deref().map(tls::connector).transpose()?;
     let stream = TcpStream::connect((address.host.as_str(), address.port)).await.context("cannot connect")?;
-    match connector {
-        None => request(stream, address).await,
+    let request = Request::get("/health").header(header::HOST, address.to_string()).header(header::CONNECTION, "close");
+    let request = request.body(Body::empty())?;
+    let answered = match connector {
+        None => exchange(stream, request).await,
         Some(connector) => {
             // The connector accepts one certificate and does not check names.
             let name = ServerName::from(IpAddr::V4(Ipv4Addr::LOCALHOST));
             let stream = connector.connect(name, stream).await;
-            request(
-                stream.context("cannot speak TLS: `--tls-cert` must be the certificate that the server uses")?,
-                address,
-            )
-            .await
+            let stream =
+                stream.context("cannot speak TLS: `--tls-cert` must be the certificate that the server uses")?;
+            exchange(stream, request).await
         }
-    }
-}
-
-/// Sends one request and reads the response. The server closes the connection after it, which ends the body.
-async fn request(mut stream: impl AsyncRead + AsyncWrite + Unpin, address: &Address) -> anyhow::Result<(u16, Vec<u8>)> {
-    let head = format!("GET /health HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
-    stream.write_all(head.as_bytes()).await.context("cannot send the request")?;
-    let mut answer = Vec::new();
-    let read = stream.take(MAX_ANSWER_BYTES).read_to_end(&mut answer).await;
-    let (status, body) = parsed(&answer).ok_or_else(|| match read {
-        Err(error) => anyhow!(error).context("cannot read the answer"),
-        Ok(_) => anyhow!("the response is not HTTP/1.1: does the server use TLS (`--tls-cert`)?"),
+    };
+    let response = answered.map_err(|error| match error.chain().any(|cause| cause.is::<io::Error>()) {
+        true => error,
+        false => anyhow!("the response is not HTTP/1.1: does the server use TLS (`--tls-cert`)?"),
     })?;
-    Ok((status, body.to_owned()))
-}
-
-/// The status and the body of an HTTP response.
-fn parsed(answer: &[u8]) -> Option<(u16, &[u8])> {
-    let end = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n")?;
-    let (head, body) = (answer.get(..end)?, answer.get(end + 4..)?);
-    let status = str::from_utf8(head).ok()?.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok()?;
-    Some((status, body))
+    let status = response.status().as_u16();
+    Ok((status, to_bytes(response.into_body(), MAX_ANSWER_BYTES).await.unwrap_or_default()))
 }
 
 /// The first line of an error's message.
@@ -164,18 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn health_check_parses_http_status_body_and_error_message() {
-        assert_eq!(parsed(b"HTTP/1.1 200 OK\r\na: b\r\n\r\n{}"), Some((200, &b"{}"[..])));
-        assert_eq!(parsed(b"HTTP/1.1 503 Service Unavailable\r\n\r\n"), Some((503, &b""[..])));
-        for broken in [
-            &b""[..],
-            b"HTTP/1.1 200 OK\r\n",
-            b"HTTP/1.1 2\r\n\r\n",
-            b"\x15\x03\x01\r\n\r\n",
-            b"HTTP/1.1 20\xff\r\n\r\n",
-        ] {
-            assert_eq!(parsed(broken), None, "{broken:?}");
-        }
+    fn health_check_shows_the_first_line_of_an_error_message() {
         let body = br#"{"error": {"message": "inference failed: x\nhint: y"}}"#;
         assert_eq!(message(body).as_deref(), Some("inference failed: x"));
         assert_eq!(message(b"{}"), None);

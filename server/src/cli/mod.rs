@@ -8,6 +8,7 @@ mod download;
 mod export;
 mod generate;
 mod health;
+mod http_client;
 mod list;
 mod log;
 mod merge;

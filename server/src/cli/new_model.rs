@@ -9,17 +9,14 @@ use std::{
 use anyhow::Context;
 use hearth_model::{Error, partial_file::PartialFile, weights::StagedDir};
 
-/// The exit code after SIGINT, as in shells.
-#[cfg(unix)]
-const INTERRUPTED: i32 = 128 + 2;
-
-/// Stages the new model dir `out`. From now on, ctrl-c removes what has been written and ends the process.
+/// Stages the new model dir `out`. From now on, ctrl-c and SIGTERM remove what has been written and end the
+/// process.
 ///
 /// # Errors
 /// `out` is not empty, or it cannot be written to.
 pub(super) fn stage(out: &Path) -> anyhow::Result<StagedDir> {
     let partial = Arc::default();
-    // Locked until the folder is created: if ctrl-c comes before, its handler waits and then finds the path.
+    // Locked until the folder is created: if a signal comes before, its handler waits and then finds the path.
     let mut path = lock(&partial);
     remove_when_interrupted(Arc::clone(&partial));
     let staged = StagedDir::creating(out)?;
@@ -27,7 +24,7 @@ pub(super) fn stage(out: &Path) -> anyhow::Result<StagedDir> {
     Ok(staged)
 }
 
-/// Begins the new file `out`. From now on, ctrl-c removes what has been written and ends the process.
+/// Begins the new file `out`. From now on, ctrl-c and SIGTERM remove what has been written and end the process.
 ///
 /// # Errors
 /// `out` cannot be written.
@@ -45,8 +42,9 @@ fn lock(partial: &Mutex<Option<PathBuf>>) -> MutexGuard<'_, Option<PathBuf>> {
     partial.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From now on, ctrl-c removes `partial` and then ends the process. If the handler cannot be installed, ctrl-c ends the
-/// process immediately, and the next run removes what is left.
+/// From now on, ctrl-c and SIGTERM remove `partial`, a file or a staged folder, and then end the process with the exit
+/// code of shells, 128 plus the signal's number. If the handlers cannot be installed, nothing is removed: the next run
+/// removes what is left.
 #[cfg(unix)]
 fn remove_when_interrupted(partial: Arc<Mutex<Option<PathBuf>>>) {
     use std::{process, thread};
@@ -54,21 +52,27 @@ fn remove_when_interrupted(partial: Arc<Mutex<Option<PathBuf>>>) {
     use tokio::signal::unix::{SignalKind, signal};
 
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
-    let interrupt = runtime.block_on(async { signal(SignalKind::interrupt()) });
-    let Ok(mut interrupt) = interrupt else { return };
+    let (interrupt, terminate) = (SignalKind::interrupt(), SignalKind::terminate());
+    let [interrupts, terminations] = [interrupt, terminate].map(|kind| runtime.block_on(async { signal(kind) }));
+    let (Ok(mut interrupts), Ok(mut terminations)) = (interrupts, terminations) else { return };
     let wait = move || {
-        runtime.block_on(interrupt.recv());
+        let received = runtime.block_on(async {
+            tokio::select! {
+                _ = interrupts.recv() => interrupt,
+                _ = terminations.recv() => terminate,
+            }
+        });
         let partial = lock(&partial);
-        // Files may still be created meanwhile.
+        // Tried again if it fails: files may still be created meanwhile.
         for _ in 0..100 {
-            let remove = |path| fs::remove_dir_all(path).or_else(|_| fs::remove_file(path));
-            if partial.as_ref().is_none_or(|path| remove(path).is_ok() || !path.exists()) {
+            let remove = |path: &PathBuf| StagedDir::remove_unfinished(path).is_ok() || fs::remove_file(path).is_ok();
+            if partial.as_ref().is_none_or(remove) {
                 break;
             }
         }
-        process::exit(INTERRUPTED);
+        process::exit(128 + received.as_raw_value());
     };
-    drop(thread::Builder::new().name("ctrl-c".into()).spawn(wait));
+    drop(thread::Builder::new().name("signals".into()).spawn(wait));
 }
 
 #[cfg(not(unix))]

@@ -317,10 +317,17 @@ impl Scheduler {
         request.sequences = branches.collect();
     }
 
-    /// Excludes a request from steps while `is_held`.
-    pub fn hold(&mut self, id: RequestId, is_held: bool) {
+    /// Excludes a request from steps until it is [released](Self::release).
+    pub fn hold(&mut self, id: RequestId) {
         if let Some(request) = self.request_mut(id) {
-            request.is_held = is_held;
+            request.is_held = true;
+        }
+    }
+
+    /// Includes a request that was [held](Self::hold) in steps again.
+    pub fn release(&mut self, id: RequestId) {
+        if let Some(request) = self.request_mut(id) {
+            request.is_held = false;
         }
     }
 

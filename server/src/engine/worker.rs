@@ -387,11 +387,11 @@ impl Worker {
             Ok(Progress::Token(key)) => self.scheduler.push_token(SequenceId { request: id, branch: 0 }, key),
             Ok(Progress::Held(key)) => {
                 self.scheduler.push_token(SequenceId { request: id, branch: 0 }, key);
-                self.scheduler.hold(id, true);
+                self.scheduler.hold(id);
                 self.held.requests.insert(id);
                 self.held.grace = Instant::now().checked_add(GRACE);
             }
-            Ok(Progress::Resumed) => self.scheduler.hold(id, false),
+            Ok(Progress::Resumed) => self.scheduler.release(id),
             Ok(Progress::Branches(parents)) => self.scheduler.branch(id, &parents),
             Ok(Progress::Ended(answers)) => {
                 self.end(id, answers.into_iter().map(|(reason, n_tokens)| (reason.into(), n_tokens)));

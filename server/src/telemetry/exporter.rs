@@ -11,10 +11,7 @@ use std::{
 };
 
 use axum::http::{HeaderName, HeaderValue, StatusCode, Uri, header};
-use tokio_rustls::rustls::pki_types::{
-    CertificateDer,
-    pem::{self, PemObject},
-};
+use tokio_rustls::rustls::pki_types::pem;
 use ureq::{
     Agent,
     tls::{Certificate, RootCerts, TlsConfig},
@@ -24,6 +21,7 @@ use super::{
     sampler::TraceSampler,
     span::{Span, document},
 };
+use crate::tls;
 
 /// Maximum number of queued spans; OpenTelemetry's default, as are the next two.
 const MAX_QUEUE: usize = 2048;
@@ -266,12 +264,8 @@ impl Collector {
 }
 
 fn roots_in(path: &Path) -> Result<RootCerts, ExportError> {
-    let broken = |source| ExportError::Certificate { path: path.to_owned(), source };
-    let certificates = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    let certificates = certificates.map_err(broken)?;
-    if certificates.is_empty() {
-        return Err(broken(pem::Error::NoItemsFound));
-    }
+    let certificates = tls::certificates_in(path);
+    let certificates = certificates.map_err(|source| ExportError::Certificate { path: path.to_owned(), source })?;
     let certificates: Vec<_> =
         certificates.iter().map(|certificate| Certificate::from_der(certificate).to_owned()).collect();
     Ok(RootCerts::Specific(Arc::new(certificates)))

@@ -95,18 +95,19 @@ fn interrupted_quantize_leaves_a_whole_model_or_nothing() {
     fs::write(model.path().join("vocab.json"), vec![b' '; 200 << 20]).unwrap();
     let mut n_interrupted = 0;
     for attempt in 0..6 {
+        let (signal, interrupted) = if attempt < 3 { ("-INT", 130) } else { ("-TERM", 143) };
         let parent = tempfile::tempdir().unwrap();
         let (out, partial) = (parent.path().join("out"), parent.path().join("out.hearth-partial"));
         let mut child = hearth(&["quantize", path(model.path()), path(&out)]).spawn().unwrap();
         while !partial.exists() && child.try_wait().unwrap().is_none() {
             thread::sleep(Duration::from_millis(1));
         }
-        thread::sleep(Duration::from_millis(10 * attempt));
-        let killed = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+        thread::sleep(Duration::from_millis(10 * (attempt % 3)));
+        let killed = std::process::Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
         let code = child.wait().unwrap().code();
         assert!(!partial.exists(), "exit code {code:?}, kill {killed}");
         assert_eq!(out.exists(), out.join("config.json").exists());
-        n_interrupted += usize::from(code == Some(130));
+        n_interrupted += usize::from(code == Some(interrupted));
         assert!(out.exists() || code != Some(0));
     }
     assert!(n_interrupted > 0, "the test shows too little");
@@ -117,16 +118,19 @@ fn interrupted_quantize_leaves_a_whole_model_or_nothing() {
 fn interrupted_export_leaves_no_files() {
     use std::{fs::File, io::Read, process::Command};
 
-    let (model, parent) = (model_dir(), tempfile::tempdir().unwrap());
-    let (out, partial) = (parent.path().join("out.gguf"), parent.path().join("out.gguf.hearth-partial"));
-    assert!(Command::new("mkfifo").arg(&partial).status().unwrap().success());
-    let mut child = hearth(&["export", path(model.path()), path(&out)]).spawn().unwrap();
-    // It writes more than a pipe holds, and nobody reads the rest: it cannot end by itself.
-    let mut pipe = File::open(&partial).unwrap();
-    pipe.read_exact(&mut [0; 10]).unwrap();
-    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
-    assert_eq!(child.wait().unwrap().code(), Some(130));
-    assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
+    let model = model_dir();
+    for (signal, code) in [("-INT", 130), ("-TERM", 143)] {
+        let parent = tempfile::tempdir().unwrap();
+        let (out, partial) = (parent.path().join("out.gguf"), parent.path().join("out.gguf.hearth-partial"));
+        assert!(Command::new("mkfifo").arg(&partial).status().unwrap().success());
+        let mut child = hearth(&["export", path(model.path()), path(&out)]).spawn().unwrap();
+        // It writes more than a pipe holds, and nobody reads the rest: it cannot end by itself.
+        let mut pipe = File::open(&partial).unwrap();
+        pipe.read_exact(&mut [0; 10]).unwrap();
+        assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+        assert_eq!(child.wait().unwrap().code(), Some(code), "{signal}");
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0, "{signal}");
+    }
 }
 
 /// Another process is writing the same file: what it has written so far stays.

@@ -200,6 +200,17 @@ fn invalid_speculation_options_are_rejected_at_start() {
         message.contains("token 262 is `<|fin|>` in the draft model and `<|end|>` in the served model"),
         "{message}"
     );
+    let [json, _] = support::tokenizer_files();
+    let mut json: Value = serde_json::from_slice(&json).unwrap();
+    let n_ids = support::model().tokenizer.vocab_size();
+    let added = json["added_tokens"].as_array_mut().unwrap();
+    let mut more = added[0].clone();
+    (more["id"], more["content"]) = (n_ids.into(), "<|more|>".into());
+    added.push(more);
+    let larger = Tokenizer::from_json(json.to_string().as_bytes(), None, "tokenizer.json".as_ref()).unwrap();
+    let message = refusal(DRAFT, Some(LoadedModel { tokenizer: larger, ..support::model() }));
+    let expected = format!("token {n_ids} is `<|more|>` in the draft model and missing in the served model");
+    assert!(message.contains(&expected), "{message}");
 }
 
 /// Answers do not depend on the context length of the draft model.

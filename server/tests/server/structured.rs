@@ -241,12 +241,21 @@ async fn finished_answers_satisfy_each_kind_of_constraint() {
     let is_number: Check = |text| {
         text.strip_prefix("number ").is_some_and(|number| number.parse::<u32>().is_ok_and(|number| number < 3000))
     };
-    let cases: [(Value, Check); 10] = [
+    let cases: [(Value, Check); 11] = [
         (json!({ "guided_choice": numbers }), is_number),
         (json!({ "response_format": { "type": "json_object" } }), is_json_object),
         (json!({ "structured_outputs": { "json_object": true } }), is_json_object),
         (json!({ "structured_outputs": { "json": "{\"type\": \"object\"}" } }), is_json_object),
-        (json!({ "structured_outputs": { "regex": r"^\d{4}-[\d]{2}$" } }), is_date),
+        (json!({ "structured_outputs": { "regex": r"^\d{4}-[\d]{2}$" }, "grammar": "" }), is_date),
+        // As vLLM's clients write out all members.
+        (
+            json!({ "structured_outputs": {
+                "json": null, "regex": r"^\d{4}-[\d]{2}$", "choice": null, "grammar": null, "json_object": null,
+                "disable_fallback": false, "disable_any_whitespace": false, "disable_additional_properties": false,
+                "whitespace_pattern": null, "structural_tag": null,
+            } }),
+            is_date,
+        ),
         (json!({ "guided_regex": "[0-9]{4}-[0-9]{2}" }), is_date),
         (json!({ "structured_outputs": { "choice": choices } }), is_choice),
         (json!({ "guided_choice": choices }), is_choice),

@@ -7,6 +7,7 @@ pub(crate) mod finetune;
 pub(crate) mod import;
 mod model_files;
 pub(crate) mod options;
+mod output;
 mod plan;
 pub(crate) mod prepare;
 pub(crate) mod pretrain;

@@ -1,16 +1,9 @@
 //! `hearth-train prepare`: documents and a tokenizer to token shards.
 
-use std::{
-    io::{self, Write},
-    path::PathBuf,
-    process::ExitCode,
-};
+use std::{path::PathBuf, process::ExitCode};
 
-use anyhow::{Context, Result};
-use clap::{
-    ValueEnum,
-    builder::{OsStringValueParser, TypedValueParser},
-};
+use anyhow::Result;
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use hearth_model::{byte_size::ByteSize, hub::ModelPart, model_source::ModelSource};
 use hearth_training::{
     corpus::SourceSpec,
@@ -22,6 +15,7 @@ use serde_json::json;
 
 use super::{
     model_files,
+    options::print_json,
     status::{Status, note_not_text},
 };
 
@@ -49,7 +43,7 @@ pub(crate) struct Args {
     /// How the validation split is chosen [default: tail for a single text file without --separator, hash otherwise; token
     /// files are split by their names]
     #[arg(long, value_enum)]
-    split: Option<SplitArg>,
+    split: Option<SplitBy>,
 
     /// Share held out for validation [default: 0.01 of the documents by hash, 0.1 of the text by tail]
     #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
@@ -64,29 +58,12 @@ pub(crate) struct Args {
     separator: Option<String>,
 
     /// When a mixture of weighted sources is complete
-    #[arg(long, value_enum, default_value_t = StoppingArg::FirstExhausted)]
-    stopping_strategy: StoppingArg,
+    #[arg(long, value_enum, default_value_t)]
+    stopping_strategy: StoppingStrategy,
 
     /// Print the result on stdout as one JSON object
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum SplitArg {
-    /// Documents by their hash: the same document is always in the same split
-    Hash,
-    /// The end of each source, as nanoGPT does
-    Tail,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-#[value(rename_all = "snake_case")]
-enum StoppingArg {
-    /// When one source is used up: nothing is repeated
-    FirstExhausted,
-    /// When all are used up: nothing is left out
-    AllExhausted,
 }
 
 /// Reads, encodes, writes and reports.
@@ -128,8 +105,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         tokens as f64 / seconds / 1e6
     ));
     if args.json {
-        let report = json!({ "out": args.out, "seconds": seconds, "data": manifest });
-        writeln!(io::stdout(), "{}", serde_json::to_string(&report)?).context("cannot write to stdout")?;
+        return print_json(&json!({ "out": args.out, "seconds": seconds, "data": manifest }));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -154,17 +130,11 @@ impl Args {
                 source => model_files::open(source, ModelPart::BesideWeights)?,
             },
             out: self.out.clone(),
-            split: self.split.map(|split| match split {
-                SplitArg::Hash => SplitBy::Hash,
-                SplitArg::Tail => SplitBy::Tail,
-            }),
+            split: self.split,
             val_fraction: self.val_fraction,
             text_field: self.text_field.clone(),
             separator: self.separator.clone(),
-            stopping: match self.stopping_strategy {
-                StoppingArg::FirstExhausted => StoppingStrategy::FirstExhausted,
-                StoppingArg::AllExhausted => StoppingStrategy::AllExhausted,
-            },
+            stopping: self.stopping_strategy,
             shard_tokens: SHARD_TOKENS,
         })
     }

@@ -1,12 +1,15 @@
 //! `hearth-train quickstart`: one text file to a model, in one command.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use anyhow::{Context, Result, ensure};
 use hearth_model::digest::{Digest, Digester};
 use hearth_training::{
     config::{PRESETS, Purpose, TrainConfig},
-    corpus::{Encoder, FileKind, kind_of, read_text, split_by_chars},
+    corpus::{Encoder, FileKind, kind_of, read_to_string, split_by_chars},
     shard::Tokens,
     tokenizer_build::BuiltTokenizer,
     trainer::Data,
@@ -42,9 +45,16 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     );
     let session = Session::new(args.out, args.run, Some(PRESETS[0].name))?;
     session.config.validate_for(Purpose::Quickstart)?;
-    let data = data_of(&read_text(&args.text)?, &session.config)
+    let data = data_of(&text_of(&args.text)?, &session.config)
         .with_context(|| format!("cannot train on `{}`", args.text.display()))?;
     session.train(&data)
+}
+
+/// The text of a file, which must not be empty.
+fn text_of(path: &Path) -> Result<String> {
+    let text = read_to_string(path)?;
+    ensure!(!text.is_empty(), "the text `{}` is empty\nhint: give a file with text in it", path.display());
+    Ok(text)
 }
 
 /// Tokenizes the text with a tokenizer trained on it.
@@ -80,4 +90,21 @@ fn data_of(text: &str, config: &TrainConfig) -> Result<Data> {
         tokenizer_hash,
         eos_token_ids: eos,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn empty_text_file_is_rejected() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("nothing.txt");
+        fs::write(&path, "").unwrap();
+        let error = text_of(&path).unwrap_err().to_string();
+        assert!(error.contains("nothing.txt` is empty\nhint: "), "{error}");
+    }
 }

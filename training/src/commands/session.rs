@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use burn::tensor::Device;
 use hearth_model::{
     config::GptConfig,
-    device,
+    device::{self, Chosen},
     hub::ModelPart,
     memory,
     model_source::ModelSource,
@@ -189,48 +189,62 @@ impl Session {
         // Otherwise memory that was freed after reading the data would count as used.
         ops::give_back_memory();
         let limits = Limits::of(&chosen.device);
-        let is_auto = self.config.data.micro_batch_size == MicroBatchSize::Auto;
-        if is_auto {
-            let rows = limits.largest(&self.config, &gpt_config, &chosen.device)?;
-            self.config.data.micro_batch_size = MicroBatchSize::Rows(rows);
-            self.notes
-                .push(format!("`data.micro_batch_size=auto` is {rows}, the largest that fits and divides a step"));
-        }
+        self.choose_micro_batch_size(limits, &gpt_config, &chosen.device)?;
         if self.config.optim.precision == Precision::Bf16 && !ops::has_fast_bf16_products(&chosen.device) {
             self.notes.push(
                 "warning: `optim.precision=bf16` is no faster than f32 on this CPU (it is on AMD's with AVX512_BF16)"
                     .to_owned(),
             );
         }
-        let config = &self.config;
         let prediction = Prediction {
-            estimate: Estimate::new(config, &gpt_config, &chosen.device)?,
+            estimate: Estimate::new(&self.config, &gpt_config, &chosen.device)?,
             held_before: memory::resident_bytes().unwrap_or(0),
             limits,
         };
         // Before the model is made, which may take long.
-        let size = RunSize::new(prediction.estimate.n_params, &data.train, config.model.max_seq_len);
-        Schedule::new(config, size).check()?;
-        let fits = limits.require(config, &gpt_config, &chosen.device);
+        let size = RunSize::new(prediction.estimate.n_params, &data.train, self.config.model.max_seq_len);
+        Schedule::new(&self.config, size).check()?;
+        let fits = limits.require(&self.config, &gpt_config, &chosen.device);
         if self.args.dry_run {
-            if fits.is_ok() {
-                Status::new().note("measuring a few steps");
-            }
-            let trial = match &fits {
-                Ok(()) => {
-                    let trainer = trainer_of(self.checkpoint.as_ref(), config, data, &chosen.device)?;
-                    let (steps_done, total_steps) = (trainer.steps_done(), trainer.total_steps());
-                    Some(Trial { steps_done, total_steps, time: trainer.time_step()? })
-                }
-                Err(_) => None,
-            };
-            print_plan(config, &prediction, trial, &data.train, self.args.options.json)?;
-            return fits.map(|()| ExitCode::SUCCESS);
+            return self.dry_run(data, &chosen.device, &prediction, fits);
         }
         fits?;
+        self.start(data, &chosen, &prediction)
+    }
+
+    /// Replaces `data.micro_batch_size=auto` by the largest size that fits.
+    fn choose_micro_batch_size(&mut self, limits: Limits, gpt_config: &GptConfig, device: &Device) -> Result<()> {
+        if self.config.data.micro_batch_size != MicroBatchSize::Auto {
+            return Ok(());
+        }
+        let rows = limits.largest(&self.config, gpt_config, device)?;
+        self.config.data.micro_batch_size = MicroBatchSize::Rows(rows);
+        self.notes.push(format!("`data.micro_batch_size=auto` is {rows}, the largest that fits and divides a step"));
+        Ok(())
+    }
+
+    /// Prints the plan of the run, with the time of a step if the run `fits` in memory.
+    fn dry_run(&self, data: &Data, device: &Device, prediction: &Prediction, fits: Result<()>) -> Result<ExitCode> {
+        let trial = match &fits {
+            Ok(()) => {
+                Status::new().note("measuring a few steps");
+                let trainer = trainer_of(self.checkpoint.as_ref(), &self.config, data, device)?;
+                let (steps_done, total_steps) = (trainer.steps_done(), trainer.total_steps());
+                Some(Trial { steps_done, total_steps, time: trainer.time_step()? })
+            }
+            Err(_) => None,
+        };
+        print_plan(&self.config, prediction, trial, &data.train, self.args.options.json)?;
+        fits.map(|()| ExitCode::SUCCESS)
+    }
+
+    /// Trains and reports the result.
+    fn start(mut self, data: &Data, chosen: &Chosen, prediction: &Prediction) -> Result<ExitCode> {
+        let (config, device) = (&self.config, &chosen.device);
         memory::reset_peak();
-        let watch = DeviceWatch::start(&chosen.device);
-        let trainer = trainer_of(self.checkpoint.as_ref(), config, data, &chosen.device)?;
+        // The peak is only in the report.
+        let watch = if self.args.options.json { DeviceWatch::start(device) } else { None };
+        let trainer = trainer_of(self.checkpoint.as_ref(), config, data, device)?;
         let n_params = trainer.n_params();
         if self.args.from.is_some() {
             // `--resume` does not find the checkpoint of another run, so the folder has its own before it is a run.
@@ -242,39 +256,37 @@ impl Session {
         let first = trainer.steps_done();
         let mut reporter = Reporter::new(ProgressLine::on_stderr()).with_files(&self.run, first)?;
         self.notes.iter().for_each(|note| reporter.note(note));
-        reporter.note(&format!("device: {} ({})", device::name(&chosen.device), chosen.reason));
-        self.announce(&mut reporter, data, &trainer, &prediction);
+        reporter.note(&format!("device: {} ({})", device::name(device), chosen.reason));
+        self.announce(&mut reporter, data, &trainer, prediction);
         let outcome = trainer.run(&self.run, &mut reporter, &interrupt)?;
         reporter.note(&self.result(&outcome));
-        let device_memory = ops::device_memory(&chosen.device);
-        let report = Report {
-            steps: outcome.step,
-            complete: outcome.is_complete,
-            val_loss: outcome.val.map(|val| val.loss),
-            val_perplexity: outcome.val.filter(|val| val.accuracy.is_none()).map(|val| val.perplexity()),
-            val_accuracy: outcome.val.and_then(|val| val.accuracy),
-            val_bpb: outcome.val_bpb,
-            best_val_loss: outcome.best.map(|best| best.val_loss),
-            best_step: outcome.best.map(|best| best.step),
-            n_params,
-            tok_per_sec: outcome.tok_per_sec,
-            seconds: reporter.elapsed().as_secs_f64(),
-            peak_resident_bytes: memory::peak_resident_bytes(),
-            device_peak_bytes: watch.and_then(DeviceWatch::peak),
-            device_reserved_bytes: device_memory.map(|memory| memory.reserved),
-            predicted_peak_bytes: prediction.estimate.peak_bytes
-                + if device_memory.is_none() { prediction.held_before } else { 0 },
-            out: self.out.clone(),
-        };
         if self.args.options.json {
+            let device_memory = ops::device_memory(device);
+            let report = Report {
+                steps: outcome.step,
+                complete: outcome.is_complete,
+                val_loss: outcome.val.map(|val| val.loss),
+                val_perplexity: outcome.val.filter(|val| val.accuracy.is_none()).map(|val| val.perplexity()),
+                val_accuracy: outcome.val.and_then(|val| val.accuracy),
+                val_bpb: outcome.val_bpb,
+                best_val_loss: outcome.best.map(|best| best.val_loss),
+                best_step: outcome.best.map(|best| best.step),
+                n_params,
+                tok_per_sec: outcome.tok_per_sec,
+                seconds: reporter.elapsed().as_secs_f64(),
+                peak_resident_bytes: memory::peak_resident_bytes(),
+                device_peak_bytes: watch.and_then(DeviceWatch::peak),
+                device_reserved_bytes: device_memory.map(|memory| memory.reserved),
+                predicted_peak_bytes: prediction.estimate.peak_bytes
+                    + if device_memory.is_none() { prediction.held_before } else { 0 },
+                out: self.out.clone(),
+            };
             print_json(&report)?;
         }
         let stopped = interrupt.exit_code().filter(|_| !outcome.is_complete);
         Ok(stopped.map_or(ExitCode::SUCCESS, ExitCode::from))
     }
-}
 
-impl Session {
     /// Says what the run is about to do.
     fn announce(&self, reporter: &mut Reporter, data: &Data, trainer: &Trainer<'_>, prediction: &Prediction) {
         let (config, Prediction { estimate, held_before, .. }) = (&self.config, prediction);

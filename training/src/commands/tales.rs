@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Error, Result, bail, ensure};
-use clap::{ValueEnum, value_parser};
+use clap::value_parser;
 use hearth_model::{chat::Message, partial_file::PartialFile};
 use hearth_training::{
     corpus::{Conversation, read_to_string},
@@ -21,7 +21,7 @@ use hearth_training::{
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 
-use super::{options::print_json, status::Status};
+use super::{options::print_json, output::unwritable, status::Status};
 
 /// Makes short stories and conversations about them
 ///
@@ -43,8 +43,8 @@ pub(crate) struct Args {
     seed: u64,
 
     /// What is made
-    #[arg(long, value_enum, default_value_t = KindArg::Mixed)]
-    kind: KindArg,
+    #[arg(long, value_enum, default_value_t = Kind::Mixed)]
+    kind: Kind,
 
     /// Leave out the last message of conversations, for a model to answer
     #[arg(long, requires = "out")]
@@ -65,35 +65,6 @@ pub(crate) struct Args {
     /// Print the result on stdout as one JSON object
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum KindArg {
-    /// Stories
-    Stories,
-    /// Requests, questions about stories, and a little talk
-    Conversations,
-    /// Two stories to three conversations
-    Mixed,
-    /// Requests, each answered with a story
-    Requests,
-    /// Questions about a story, each with its answer
-    Questions,
-    /// Short texts whose words come again, from which a model first learns to copy
-    Drills,
-}
-
-impl KindArg {
-    fn kind(self) -> Kind {
-        match self {
-            KindArg::Stories => Kind::Stories,
-            KindArg::Conversations => Kind::Conversations,
-            KindArg::Mixed => Kind::Mixed,
-            KindArg::Requests => Kind::Requests,
-            KindArg::Questions => Kind::Questions,
-            KindArg::Drills => Kind::Drills,
-        }
-    }
 }
 
 /// Tales that are made at once, on all cores.
@@ -119,7 +90,7 @@ fn make(tales: &Tales, args: &Args, status: &mut Status) -> Result<Value> {
     while first < args.count {
         let end = args.count.min(first + BATCH);
         let make = |index: u64| {
-            let tale = tales.tale(args.kind.kind(), args.seed, index)?;
+            let tale = tales.tale(args.kind, args.seed, index)?;
             let n_tokens = floor.as_ref().map_or(Ok(0), |floor| n_tokens(&tale, floor))?;
             Ok((tale, n_tokens))
         };
@@ -127,7 +98,7 @@ fn make(tales: &Tales, args: &Args, status: &mut Status) -> Result<Value> {
         for (tale, n_tokens) in &made {
             sums.add(tale, *n_tokens);
             if let Some((path, file)) = &mut out {
-                writeln!(file, "{}", line(tale, args.prompts)).with_context(|| unwritable(path))?;
+                writeln!(file, "{}", line(tale, args.prompts)).map_err(|error| unwritable(path, &error))?;
             }
         }
         first = end;
@@ -136,7 +107,7 @@ fn make(tales: &Tales, args: &Args, status: &mut Status) -> Result<Value> {
         });
     }
     if let Some((path, file)) = out {
-        file.finish().with_context(|| unwritable(path))?;
+        file.finish().map_err(|error| unwritable(path, &error))?;
         status.note(&format!("{} tales are in `{}`", args.count, path.display()));
     }
     sums.report(args, status)
@@ -145,15 +116,11 @@ fn make(tales: &Tales, args: &Args, status: &mut Status) -> Result<Value> {
 /// Begins the file at `path`, which must not be there yet.
 fn new_file(path: &Path) -> Result<PartialFile> {
     ensure!(!path.exists(), "`{}` exists already\nhint: remove it, or give another file as `--out`", path.display());
-    let file = PartialFile::create(path).with_context(|| unwritable(path))?;
+    let file = PartialFile::create(path).map_err(|error| unwritable(path, &error))?;
     if let Some(partial) = file.partial_path() {
         remove_when_interrupted(partial);
     }
     Ok(file)
-}
-
-fn unwritable(path: &Path) -> String {
-    format!("cannot write `{}`", path.display())
 }
 
 /// The line of a tale, without the last message if it is to be answered.

@@ -1,13 +1,8 @@
 //! `hearth-train tokenizer`: a corpus to a tokenizer.
 
-use std::{
-    io::{self, Write},
-    path::PathBuf,
-    process::ExitCode,
-};
+use std::{path::PathBuf, process::ExitCode};
 
-use anyhow::{Context, Result, ensure};
-use clap::ValueEnum;
+use anyhow::{Result, ensure};
 use hearth_model::byte_size::ByteSize;
 use hearth_training::{
     corpus::{Cutting, Origin, ReadOptions, SourceFile, WordSplit, check_separator},
@@ -17,7 +12,10 @@ use hearth_training::{
 };
 use serde::Serialize;
 
-use super::status::{Status, note_not_text};
+use super::{
+    options::print_json,
+    status::{Status, note_not_text},
+};
 
 /// Trains a tokenizer on a corpus
 ///
@@ -43,8 +41,8 @@ pub(crate) struct Args {
     chars: bool,
 
     /// How text is split into words, which merges never cross
-    #[arg(long, value_enum, default_value_t = SplitArg::Gpt4, conflicts_with = "chars")]
-    split: SplitArg,
+    #[arg(long, value_enum, default_value_t = WordSplit::Gpt4, conflicts_with = "chars")]
+    split: WordSplit,
 
     /// Token that ends a document; an empty string: none [default: <|endoftext|>, and none with --chars]
     #[arg(long, value_name = "TOKEN")]
@@ -76,14 +74,6 @@ pub(crate) struct Args {
 }
 
 const PAD: &str = "<|pad|>";
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum SplitArg {
-    /// Letters, digits and the rest, each with a space in front
-    Gpt2,
-    /// As GPT-2, with contractions in any case, digits in threes and line breaks apart
-    Gpt4,
-}
 
 /// The result, printed on stdout.
 #[derive(Debug, Serialize)]
@@ -135,11 +125,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         let built = BuiltTokenizer::from_characters(&characters.set, &special)?;
         (built, characters.n_bytes, characters.n_bytes as f64 / characters.n_chars as f64, report)
     } else {
-        let split = match args.split {
-            SplitArg::Gpt2 => WordSplit::Gpt2,
-            SplitArg::Gpt4 => WordSplit::Gpt4,
-        };
-        let (counts, report) = count_words(&files, &options, split, &mut progress)?;
+        let (counts, report) = count_words(&files, &options, args.split, &mut progress)?;
         ensure_text(counts.n_bytes())?;
         status.note(&format!("{} of text, {} different words; merging", ByteSize(counts.n_bytes()), counts.n_words()));
         if let Some((n_dropped, floor)) = counts.dropped() {
@@ -175,15 +161,14 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         status.elapsed().as_secs_f64()
     ));
     if args.json {
-        let report = Report {
+        return print_json(&Report {
             out: args.out,
             vocab_size,
             special_tokens: tokenizer.special_tokens().into_iter().map(|(_, token)| token).collect(),
             bytes: n_bytes,
             bytes_per_token: per_token,
             seconds: status.elapsed().as_secs_f64(),
-        };
-        writeln!(io::stdout(), "{}", serde_json::to_string(&report)?).context("cannot write to stdout")?;
+        });
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -14,7 +14,6 @@ mod source;
 mod split;
 mod text;
 mod token_file;
-mod txt;
 mod words;
 
 pub use conversation::{Conversation, ConversationEncoder};
@@ -31,5 +30,5 @@ pub use source::{Files, Origin, Outcome, ReadOptions, SourceSpec, read_documents
 pub use split::{SplitText, split_by_chars};
 pub use text::check_separator;
 pub use token_file::read_tokens;
-pub use txt::read_text;
-pub use words::{GPT2_PATTERN, GPT4_PATTERN, WordSplit};
+pub(crate) use words::GPT4_PATTERN;
+pub use words::WordSplit;

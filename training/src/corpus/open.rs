@@ -1,7 +1,7 @@
 //! Files as streams of bytes, decompressed as they are read.
 
 use std::{
-    fs::{self, File},
+    fs::File,
     io::{self, BufRead, BufReader, Read},
     path::Path,
     sync::{
@@ -12,6 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail};
 use flate2::bufread::MultiGzDecoder;
+use hearth_model::regular_file;
 use ruzstd::decoding::{
     BlockDecodingStrategy, FrameDecoder,
     errors::{FrameDecoderError, ReadFrameHeaderError},
@@ -48,16 +49,16 @@ impl BytesRead {
 /// # Errors
 /// The file is missing, or is a folder, a pipe or a device.
 pub(super) fn open_file(path: &Path) -> Result<File> {
-    open_regular(path).with_context(|| format!("cannot read `{}`", path.display()))
+    regular_file::open(path).map_err(|error| unreadable(path, error))
 }
 
-fn open_regular(path: &Path) -> io::Result<File> {
-    // Before it is opened: a named pipe would wait for its writer.
-    if !fs::metadata(path)?.is_file() {
-        let what = "it is not a regular file\nhint: give a file; write the output of another program to one first";
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
-    }
-    File::open(path)
+fn unreadable(path: &Path, error: io::Error) -> anyhow::Error {
+    let hint = match error.kind() {
+        io::ErrorKind::NotFound => "\nhint: give a file that is on this machine",
+        io::ErrorKind::InvalidInput => "\nhint: give a file; write the output of another program to one first",
+        _ => "",
+    };
+    anyhow::Error::from(error).context(format!("cannot read `{}`{hint}", path.display()))
 }
 
 /// The text of the regular file at `path`, without a byte order mark.
@@ -66,14 +67,7 @@ fn open_regular(path: &Path) -> io::Result<File> {
 /// The file cannot be read, or is not UTF-8: the message has the byte, its offset and its line.
 pub fn read_to_string(path: &Path) -> Result<String> {
     let mut bytes = Vec::new();
-    let read = open_regular(path).and_then(|mut file| file.read_to_end(&mut bytes));
-    read.map_err(|error| {
-        let hint = match error.kind() {
-            io::ErrorKind::NotFound => "\nhint: give a file that is on this machine",
-            _ => "",
-        };
-        anyhow::Error::from(error).context(format!("cannot read `{}`{hint}", path.display()))
-    })?;
+    open_file(path)?.read_to_end(&mut bytes).map_err(|error| unreadable(path, error))?;
     let mut text = String::from_utf8(bytes).map_err(|error| {
         let (bytes, offset) = (error.as_bytes(), error.utf8_error().valid_up_to());
         let line = 1 + bytes[..offset].iter().filter(|&&byte| byte == b'\n').count();
@@ -228,7 +222,7 @@ impl<R: BufRead> Read for ZstdReader<R> {
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
-    use std::io::Write;
+    use std::{fs, io::Write};
 
     use flate2::{Compression, write::GzEncoder};
     use ruzstd::encoding::{CompressionLevel, compress_to_vec};
@@ -307,6 +301,42 @@ mod tests {
         {
             let error = read(name, bytes).unwrap_err().to_string();
             assert!(error.contains(name) && error.contains("\nhint: "), "{error}");
+        }
+    }
+
+    #[test]
+    fn text_file_error_names_the_offset_of_an_invalid_utf8_byte() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("latin1.txt");
+        fs::write(&path, b"caf\xe9 noir").unwrap();
+        let error = read_to_string(&path).unwrap_err().to_string();
+        assert!(error.contains("0xe9 at offset 3") && error.contains("latin1.txt"), "{error}");
+        fs::write(&path, b"\x28\xb5\x2f\xfd").unwrap();
+        assert!(read_to_string(&path).unwrap_err().to_string().contains("\nhint: decompress it first"));
+    }
+
+    #[test]
+    fn text_file_is_read_without_its_byte_order_mark() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("windows.txt");
+        fs::write(&path, "\u{feff}caf\u{e9}").unwrap();
+        assert_eq!(read_to_string(&path).unwrap(), "caf\u{e9}");
+    }
+
+    #[test]
+    fn missing_and_non_regular_text_files_are_rejected() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = |path: &Path| format!("{:#}", read_to_string(path).unwrap_err());
+        let missing = error(&dir.path().join("nothing.txt"));
+        assert!(missing.contains("nothing.txt`\nhint: give a file that is on this machine"), "{missing}");
+        let folder = error(dir.path());
+        assert!(folder.contains("\nhint: give a file; ") && folder.contains("it is a folder"), "{folder}");
+        #[cfg(unix)]
+        {
+            let pipe = dir.path().join("pipe.txt");
+            assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+            let error = error(&pipe);
+            assert!(error.contains("pipe.txt") && error.contains("it is not a regular file"), "{error}");
         }
     }
 }

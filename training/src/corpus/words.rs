@@ -5,20 +5,19 @@
 
 use std::sync::OnceLock;
 
+use clap::ValueEnum;
+
 /// How text is split into words.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum WordSplit {
-    /// GPT-2's: letters, digits, and the rest, each with a leading space.
+    /// Letters, digits and the rest, each with a space in front.
     Gpt2,
-    /// GPT-4's: case-insensitive contractions, digits in groups of three, separate line breaks.
+    /// As GPT-2, with contractions in any case, digits in threes and line breaks apart.
     Gpt4,
 }
 
-/// GPT-2's expression, which the pre-tokenizer `ByteLevel` includes.
-pub const GPT2_PATTERN: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
-
 /// GPT-4's expression, as in `tokenizer.json` files (also Llama 3's).
-pub const GPT4_PATTERN: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+pub(crate) const GPT4_PATTERN: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// Maximum number of digits in a word of GPT-4's rule.
 const GPT4_DIGITS: usize = 3;
@@ -196,6 +195,9 @@ mod tests {
     };
 
     use super::*;
+
+    /// GPT-2's expression, which the pre-tokenizer `ByteLevel` includes.
+    const GPT2_PATTERN: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
     /// The words by the regular expression, as the library finds them.
     fn by_pattern(pattern: &str, text: &str) -> Vec<String> {

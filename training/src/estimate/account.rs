@@ -64,10 +64,10 @@ pub(super) fn forward(account: &mut Account, ops: &[Op]) {
     ops.iter().for_each(|op| account.take(op.kept));
 }
 
-/// The backward pass of operations, last first. `incoming` is the gradient of the last output, which stays if it
-/// `is_shared`; returns the size of the gradient of the first input.
-pub(super) fn backward(account: &mut Account, ops: &[Op], incoming: usize, is_shared: bool) -> usize {
-    let mut gradient = if is_shared { 0 } else { incoming };
+/// The backward pass of operations, last first. `freed` is the size of the gradient of the last output, or 0 if that stays
+/// for other operations; returns the size of the gradient of the first input.
+pub(super) fn backward(account: &mut Account, ops: &[Op], freed: usize) -> usize {
+    let mut gradient = freed;
     for op in ops.iter().rev() {
         account.take(op.of_input + op.of_params);
         account.briefly(op.scratch);

@@ -57,7 +57,7 @@ impl Shape<'_> {
         let head = if self.adapter.is_some() { 0 } else { gpt.vocab_size * gpt.d_model };
         account.take(self.angles());
         let first: Vec<Op> =
-            gpt.embed_norm.then(|| self.norm("embed_norm", false)).into_iter().chain(self.dropout()).collect();
+            gpt.embed_norm.then(|| self.norm("embed_norm")).into_iter().chain(self.dropout()).collect();
         forward(account, &first);
         let block = self.block();
         for layer in 0..gpt.n_layers {
@@ -68,7 +68,7 @@ impl Shape<'_> {
                 block.iter().for_each(|part| forward(account, part));
             }
         }
-        let last: Vec<Op> = gpt.final_norm.then(|| self.norm("norm", false)).into_iter().collect();
+        let last: Vec<Op> = gpt.final_norm.then(|| self.norm("norm")).into_iter().collect();
         forward(account, &last);
 
         // The gradients of the hidden states and of the output matrix are computed with the cross entropy.
@@ -83,7 +83,7 @@ impl Shape<'_> {
         }
         account.free(width);
 
-        let mut gradient = backward(account, &last, width, false);
+        backward(account, &last, width);
         for layer in (0..gpt.n_layers).rev() {
             if run.recomputes && layer + 1 < gpt.n_layers {
                 block.iter().for_each(|part| forward(account, part));
@@ -93,10 +93,9 @@ impl Shape<'_> {
             if run.recomputes {
                 account.free(width);
             }
-            backward_block(account, &block, gradient);
-            gradient = width;
+            backward_block(account, &block);
         }
-        backward(account, &first, gradient, false);
+        backward(account, &first, width);
         if gpt.positions == Positions::Learned {
             account.take(self.params("pos_embed"));
         }

@@ -37,7 +37,7 @@ pub(super) fn peak(
     };
     let mut account = Account::default();
     account.take(n_frozen + n_trained + run.n_moments + (run.n_partial_sums - 1) * n_trained);
-    let first: Vec<Op> = gpt.embed_norm.then(|| shape.norm("embed_norm", false)).into_iter().collect();
+    let first: Vec<Op> = gpt.embed_norm.then(|| shape.norm("embed_norm")).into_iter().collect();
     forward(&mut account, &first);
     let block = shape.block();
     for _ in 0..gpt.n_layers {
@@ -54,12 +54,10 @@ pub(super) fn peak(
     // Backward multiplies both.
     account.briefly(d + of_head);
     account.free(2 * d);
-    let mut gradient = d;
     for _ in 0..gpt.n_layers {
-        backward_block(&mut account, &block, gradient);
-        gradient = d;
+        backward_block(&mut account, &block);
     }
-    backward(&mut account, &first, gradient, false);
+    backward(&mut account, &first, d);
     let has_positions = gpt.positions == Positions::Learned && adapter.is_none();
     account.briefly(of_head + if has_positions { gpt.max_seq_len * gpt.d_model } else { 0 });
     // Temporary values of clipping, AdamW and Muon, of a parameter at a time.

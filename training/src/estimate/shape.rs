@@ -44,11 +44,10 @@ impl Shape<'_> {
         self.params.iter().filter(|(path, _)| below(path)).map(|(_, n_values)| n_values).sum()
     }
 
-    /// A norm. It keeps its input, which no other operation holds, unless `kept` says that another one does.
-    pub(super) fn norm(&self, path: &str, kept: bool) -> Op {
+    /// A norm. It keeps its input, which no other operation holds.
+    pub(super) fn norm(&self, path: &str) -> Op {
         let width = self.n_rows * self.gpt.d_model;
-        let of_params = self.params(path);
-        Op { kept: if kept { 0 } else { width }, of_input: width, of_params, scratch: self.norm_scratch }
+        Op { kept: width, of_input: width, of_params: self.params(path), scratch: self.norm_scratch }
     }
 
     /// A product with `[d_out, d_in]`; it keeps its input, or computes it again from one of `recomputed_from` values.
@@ -96,10 +95,13 @@ impl Shape<'_> {
     /// A part with its norms and dropout.
     fn part(&self, name: &str, inner: Vec<Op>) -> Vec<Op> {
         let gpt = self.gpt;
-        // Parallel parts have one input, which attention's norm keeps.
-        let own = self.norm(&format!("blocks.0.{name}_norm"), gpt.parallel_residual && name == "mlp");
+        let mut own = self.norm(&format!("blocks.0.{name}_norm"));
+        if gpt.parallel_residual && name == "mlp" {
+            // Parallel parts have one input, which attention's norm keeps.
+            own.kept = 0;
+        }
         let (before, after) = match gpt.norm_position {
-            NormPosition::Sandwich => (Some(own), Some(self.norm(&format!("blocks.0.{name}_out_norm"), false))),
+            NormPosition::Sandwich => (Some(own), Some(self.norm(&format!("blocks.0.{name}_out_norm")))),
             NormPosition::Inside | NormPosition::Post => (None, Some(own)),
             NormPosition::Pre => (Some(own), None),
         };
@@ -107,11 +109,10 @@ impl Shape<'_> {
     }
 }
 
-/// The backward pass of a block. The gradient of its output, of so many values, goes through each part and past it, and the
-/// two are added.
-pub(super) fn backward_block(account: &mut Account, block: &[Vec<Op>; 2], gradient: usize) {
+/// The backward pass of a block. The gradient of its output goes through each part and past it, and the two are added.
+pub(super) fn backward_block(account: &mut Account, block: &[Vec<Op>; 2]) {
     for part in block.iter().rev() {
-        let through = backward(account, part, gradient, true);
+        let through = backward(account, part, 0);
         account.free(through);
     }
 }

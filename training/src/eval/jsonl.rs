@@ -18,7 +18,7 @@ pub struct JsonRecord {
 ///
 /// # Errors
 /// The file cannot be read, is not UTF-8, has a line or an element that is not a JSON object, or has no record.
-pub fn read_records(path: &Path) -> Result<Vec<JsonRecord>> {
+pub fn read_json_records(path: &Path) -> Result<Vec<JsonRecord>> {
     let shown = path.display();
     let is_missing = path.try_exists().is_ok_and(|exists| !exists);
     ensure!(!is_missing, "cannot read `{shown}`: no such file\nhint: give a file that is on this machine");
@@ -111,11 +111,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.jsonl");
         fs::write(&path, text).unwrap();
-        read_records(&path)
+        read_json_records(&path)
     }
 
     #[test]
-    fn read_records_errors_name_the_line_and_the_field() {
+    fn read_json_records_errors_name_the_line_and_the_field() {
         for (text, message) in [
             ("{\"a\": 1}\n\n{\"a\": \n", "line 3: EOF"),
             ("1\n", "line 1: invalid type"),

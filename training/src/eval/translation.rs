@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::{
     generation::{Decoding, Endings, GenerationTask, Generator},
-    jsonl::{JsonRecord, read_records},
+    jsonl::{JsonRecord, read_json_records},
     metrics::{
         Case, Corpus, Segment, SignedScore,
         bleu::bleu,
@@ -67,7 +67,7 @@ pub fn read_items(path: &Path, template: &str) -> Result<Vec<TranslationItem>> {
         template.contains("{source}"),
         "the template `{template}` has no place for the source\nhint: put `{{source}}` into it"
     );
-    read_records(path)?.iter().map(|record| item_of(record, template)).collect()
+    read_json_records(path)?.iter().map(|record| item_of(record, template)).collect()
 }
 
 fn item_of(record: &JsonRecord, template: &str) -> Result<TranslationItem> {

@@ -1,6 +1,7 @@
 //! Mixtures of sources with given weights: each contributes a number of training tokens, in whole documents except one.
 
 use anyhow::{Result, bail, ensure};
+use clap::ValueEnum;
 use hearth_model::TokenId;
 
 use super::output::{Counts, Length, Output, Spooled};
@@ -13,12 +14,13 @@ const BLOCK: usize = 1 << 16;
 const MAX_EPOCHS: u64 = 10_000;
 
 /// When a mixture is complete; the names are those of the Python library `datasets`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
 pub enum StoppingStrategy {
-    /// When the first source is exhausted: nothing is repeated, and documents of the others are left out.
+    /// When one source is used up: nothing is repeated.
     #[default]
     FirstExhausted,
-    /// When the last source is exhausted: nothing is left out, and documents of the others are repeated.
+    /// When all are used up: nothing is left out.
     AllExhausted,
 }
 

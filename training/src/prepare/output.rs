@@ -50,6 +50,13 @@ impl Sub for Counts {
     }
 }
 
+/// Whether the lengths of documents are recorded, for [`Spooled::documents`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lengths {
+    Recorded,
+    Unrecorded,
+}
+
 /// Both splits.
 #[derive(Debug)]
 pub(super) struct Output {
@@ -58,9 +65,9 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Shards in `dir` with a prefix. `keeps_lengths`: whether to record document lengths for later.
-    pub(super) fn new(dir: &Path, prefix: &str, settings: WriterSettings, keeps_lengths: bool) -> Result<Output> {
-        let split = |split: Split| SplitOutput::new(dir, &format!("{prefix}{split}"), settings, keeps_lengths);
+    /// Shards in `dir` with a prefix.
+    pub(super) fn new(dir: &Path, prefix: &str, settings: WriterSettings, lengths: Lengths) -> Result<Output> {
+        let split = |split: Split| SplitOutput::new(dir, &format!("{prefix}{split}"), settings, lengths);
         Ok(Output { train: split(Split::Train)?, val: split(Split::Val)? })
     }
 
@@ -110,14 +117,14 @@ pub(super) struct Length {
 }
 
 impl SplitOutput {
-    fn new(dir: &Path, name: &str, settings: WriterSettings, keeps_lengths: bool) -> Result<SplitOutput> {
+    fn new(dir: &Path, name: &str, settings: WriterSettings, lengths: Lengths) -> Result<SplitOutput> {
         let path = dir.join(format!("{name}.lengths"));
-        let lengths = match keeps_lengths {
-            true => {
+        let lengths = match lengths {
+            Lengths::Recorded => {
                 let file = File::create(&path).with_context(|| format!("cannot write `{}`", path.display()))?;
                 Some((path, BufWriter::new(file)))
             }
-            false => None,
+            Lengths::Unrecorded => None,
         };
         let writer = SplitWriter::new(dir, name, settings);
         let (info, document) = (SplitInfo::default(), Length::default());
@@ -165,7 +172,7 @@ impl SplitOutput {
     }
 
     fn into_spooled(self) -> Result<Spooled> {
-        let Some((path, mut file)) = self.lengths else { anyhow::bail!("the lengths of documents were not kept") };
+        let Some((path, mut file)) = self.lengths else { anyhow::bail!("the lengths of documents were not recorded") };
         file.flush().with_context(|| format!("cannot write `{}`", path.display()))?;
         let shards: Vec<ShardInfo> = self.writer.finish()?;
         let tokens = open_tokens(&self.dir, &shards, self.info.bytes)?;

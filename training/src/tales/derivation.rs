@@ -1,4 +1,4 @@
-//! The choices that lead to a tale, and the tale that they lead to.
+//! The tale that choices lead to.
 
 use anyhow::{Context, Result, bail};
 
@@ -6,12 +6,6 @@ use super::{
     grammar::{Grammar, Speaker, Symbol},
     walk::{Bound, Choice, Key, Step, Walk},
 };
-
-/// The choices of a tale, in the order of its text. Places where only one option fits are not choices.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Derivation {
-    pub(super) choices: Vec<u16>,
-}
 
 /// Who chooses.
 pub(super) trait Chooser {
@@ -24,7 +18,6 @@ pub(super) trait Chooser {
 pub(super) struct Told<'g> {
     /// The messages of a conversation. A story is one message, of nobody.
     pub(super) messages: Vec<Said>,
-    pub(super) derivation: Derivation,
     pub(super) labels: Vec<(&'g str, &'g str)>,
     pub(super) keys: Vec<Key>,
     pub(super) bound: Vec<Bound>,
@@ -47,7 +40,6 @@ pub(super) fn tell<'g>(grammar: &'g Grammar, start: &'g Symbol, chooser: &mut dy
     let mut walk = Walk::new(grammar, start);
     let mut messages = Vec::new();
     let mut said = Said { speaker: None, text: String::new(), nats: 0.0 };
-    let mut choices = Vec::new();
     loop {
         match walk.step() {
             Step::Text(text) => said.text += &text,
@@ -67,7 +59,6 @@ pub(super) fn tell<'g>(grammar: &'g Grammar, start: &'g Symbol, chooser: &mut dy
                 let choice = chooser.choose(&options);
                 let option = *options.get(choice).with_context(|| format!("there is no choice {choice}"))?;
                 said.nats += nats(option, &options);
-                choices.push(choice as u16);
                 said.text.extend(walk.take(option));
             }
             Step::End => break,
@@ -75,28 +66,11 @@ pub(super) fn tell<'g>(grammar: &'g Grammar, start: &'g Symbol, chooser: &mut dy
     }
     messages.push(said);
     let bound = walk.bound().to_vec();
-    let derivation = Derivation { choices };
-    Ok(Told { messages, derivation, labels: walk.labels, keys: walk.keys, bound })
+    Ok(Told { messages, labels: walk.labels, keys: walk.keys, bound })
 }
 
 /// The information of choosing `option` among `options`.
 fn nats(option: Choice<'_>, options: &[Choice<'_>]) -> f64 {
     let total: u64 = options.iter().map(|option| option.weight).sum();
     (total as f64 / option.weight as f64).ln()
-}
-
-/// Chooses as a derivation says.
-pub(super) struct Replay<'a>(std::slice::Iter<'a, u16>);
-
-impl<'a> Replay<'a> {
-    pub(super) fn new(derivation: &'a Derivation) -> Replay<'a> {
-        Replay(derivation.choices.iter())
-    }
-}
-
-impl Chooser for Replay<'_> {
-    fn choose(&mut self, _: &[Choice<'_>]) -> usize {
-        // A derivation that ends early is not one of this grammar: no choice has this number.
-        self.0.next().map_or(usize::MAX, |&choice| choice.into())
-    }
 }

@@ -152,11 +152,6 @@ impl Scores {
         sum(|score| score.n_passed) / sum(|score| score.n_judged).max(1.0)
     }
 
-    /// The share of the texts of a task that pass, if there were any.
-    pub fn share_of(&self, task: Task) -> Option<f64> {
-        self.tasks.get(task.name()).map(|score| score.n_passed as f64 / score.n_judged as f64)
-    }
-
     /// A line for each task.
     pub fn lines(&self) -> Vec<String> {
         let percent = |part: u64, whole: u64| 100.0 * part as f64 / whole as f64;

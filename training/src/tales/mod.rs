@@ -1,11 +1,11 @@
 //! Tales: short English stories made for this project, and conversations about them.
 //!
 //! A grammar of phrasings and words (`grammar`, written in `plots/` and `words/`) makes millions of different stories.
-//! Tale `index` of a seed is a pure function of both. Since a tale can be read back to the one derivation that made it,
-//! its probability is known, and so is the loss that a perfect model would have: the floor.
+//! Tale `index` of a seed is a pure function of both. Each text has exactly one derivation, which tests check, so its
+//! probability is known, and with it the loss that a perfect model would have: the floor.
 //!
 //! - `syntax`: how a grammar is written; `walk`: how it makes a tale, one choice after the other
-//! - `draw`: choices at random; `read`: choices found from a text; `derivation`: the choices of a tale
+//! - `draw`: choices at random; `derivation`: the tale that choices lead to; `read`, for tests: choices found from a text
 //! - `tale`: a tale with its messages, its information and what is expected of an answer
 //! - [`judge`]: scores what a model wrote
 
@@ -13,6 +13,7 @@ mod derivation;
 mod draw;
 mod grammar;
 pub mod judge;
+#[cfg(test)]
 mod read;
 mod syntax;
 mod tale;
@@ -21,16 +22,16 @@ mod tests;
 mod walk;
 
 use anyhow::{Context, Result};
+use clap::ValueEnum;
 
-pub use self::{
-    derivation::Derivation,
-    grammar::Speaker,
-    tale::{Expected, Message, Tale, Task},
-};
 use self::{
-    derivation::{Replay, Told, tell},
+    derivation::tell,
     draw::Draw,
     grammar::{Grammar, Symbol},
+};
+pub use self::{
+    grammar::Speaker,
+    tale::{Expected, Message, Tale, Task},
 };
 
 /// The files of the grammar.
@@ -61,17 +62,17 @@ const SOURCES: [(&str, &str); 23] = [
 ];
 
 /// What is made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
     /// Stories.
     Stories,
-    /// Conversations: requests for stories, questions about them, and a little talk.
+    /// Requests, questions about stories, and a little talk.
     Conversations,
-    /// Both: two stories to three conversations.
+    /// Two stories to three conversations.
     Mixed,
     /// Requests, each answered with a story.
     Requests,
-    /// Questions about a story.
+    /// Questions about a story, each with its answer.
     Questions,
     /// Short texts whose words come again, from which a model first learns to copy.
     Drills,
@@ -94,7 +95,7 @@ impl Kind {
     }
 }
 
-/// Makes tales, and reads them back.
+/// Makes tales.
 #[derive(Clone, Debug)]
 pub struct Tales {
     grammar: Grammar,
@@ -122,29 +123,11 @@ impl Tales {
     /// # Errors
     /// The grammar leads nowhere, which tests rule out.
     pub fn tale(&self, kind: Kind, seed: u64, index: u64) -> Result<Tale> {
-        Ok(self.finished(tell(&self.grammar, self.start(kind), &mut Draw::new(seed, kind as u64, index))?))
-    }
-
-    /// The tale that a derivation leads to.
-    ///
-    /// # Errors
-    /// It is not a derivation of this grammar.
-    pub fn replay(&self, kind: Kind, derivation: &Derivation) -> Result<Tale> {
-        Ok(self.finished(tell(&self.grammar, self.start(kind), &mut Replay::new(derivation))?))
-    }
-
-    /// The derivations of a text: none if it is not a tale of this kind, else one; tests rule out that there are more. It
-    /// stops after `limit`.
-    pub fn read(&self, kind: Kind, messages: &[Message], limit: usize) -> Vec<Derivation> {
-        let messages: Vec<_> = messages.iter().map(|message| (message.speaker, message.content.as_str())).collect();
-        read::read(&self.grammar, self.start(kind), &messages, limit)
+        let told = tell(&self.grammar, self.start(kind), &mut Draw::new(seed, kind as u64, index))?;
+        Ok(Tale::new(&self.grammar, told))
     }
 
     fn start(&self, kind: Kind) -> &Symbol {
         &self.starts[kind as usize]
-    }
-
-    fn finished(&self, told: Told<'_>) -> Tale {
-        Tale::new(&self.grammar, told)
     }
 }

@@ -1,10 +1,13 @@
-//! Reads a tale: finds the choices that lead to its text.
+//! Reads a tale: finds the choices that lead to its text. With it, tests check that each text has exactly one derivation, on
+//! which the floor relies.
 
 use super::{
-    derivation::Derivation,
     grammar::{Grammar, Speaker, Symbol},
     walk::{Step, Walk},
 };
+
+/// The choices of a tale, in the order of its text. Places where only one option fits are not choices.
+pub(super) type Derivation = Vec<usize>;
 
 /// What is to be read: the messages of a conversation, or a story, which nobody speaks.
 pub(super) type Messages<'a> = [(Option<Speaker>, &'a str)];
@@ -21,7 +24,7 @@ struct Reader {
     limit: usize,
     found: Vec<Derivation>,
     /// The choices up to here.
-    choices: Vec<u16>,
+    choices: Derivation,
 }
 
 /// A place in the text.
@@ -65,7 +68,7 @@ impl Reader {
                         }
                         let mut walk = walk.clone();
                         let text = walk.take(*option).unwrap_or_default();
-                        self.choices.push(index as u16);
+                        self.choices.push(index);
                         self.go_on(walk, Place { rest: &place.rest[text.len()..], ..place });
                         self.choices.truncate(n_choices);
                     }
@@ -73,7 +76,7 @@ impl Reader {
                 }
                 Step::End => {
                     if place.rest.is_empty() && place.later.is_empty() {
-                        self.found.push(Derivation { choices: self.choices.clone() });
+                        self.found.push(self.choices.clone());
                     }
                     return;
                 }

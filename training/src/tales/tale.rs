@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    derivation::{Derivation, Told},
+    derivation::Told,
     grammar::{Grammar, Speaker},
 };
 
@@ -12,8 +12,6 @@ use super::{
 pub struct Tale {
     /// The messages. A story is one message, of nobody.
     pub messages: Vec<Message>,
-    /// The choices that led to it.
-    pub derivation: Derivation,
     /// What is expected of the last message.
     pub expected: Expected,
 }
@@ -74,7 +72,7 @@ impl Tale {
         let messages = told.messages.into_iter();
         let messages =
             messages.map(|said| Message { speaker: said.speaker, content: said.text, nats: said.nats }).collect();
-        Tale { messages, derivation: told.derivation, expected }
+        Tale { messages, expected }
     }
 
     /// Whether it is a conversation, not a story.

@@ -1,7 +1,7 @@
 //! The walk over a grammar that makes a tale, one choice after the other.
 //!
-//! The walk does not know who chooses: [`draw`](super::draw) lets a random generator choose, [`read`](super::read) the
-//! text of a tale. So a tale is read by the very rules that made it.
+//! The walk does not know who chooses: [`draw`](super::draw) lets a random generator choose, and in tests `read` the text of a
+//! tale. So a tale is read by the very rules that made it.
 
 use std::borrow::Cow;
 
@@ -108,7 +108,7 @@ impl<'g> Walk<'g> {
                 }
                 Symbol::Rule(rule) => self.phrasings(*rule),
                 Symbol::Slot(slot) => match self.entry_of(slot) {
-                    Some(entry) => return Step::Text(self.word(*slot, entry, true)),
+                    Some(entry) => return Step::Text(self.word(*slot, entry)),
                     None => self.words(*slot),
                 },
             };
@@ -128,6 +128,7 @@ impl<'g> Walk<'g> {
                 None
             }
             Way::Word { slot, entry } => {
+                let text = self.word(slot, entry);
                 if let Some(role) = slot.role {
                     let list = &self.grammar.lists[slot.list];
                     list.entries[entry]
@@ -136,12 +137,13 @@ impl<'g> Walk<'g> {
                         .for_each(|constraint| self.learn(self.grammar.roles[role].1, *constraint));
                     self.bound.push(Bound { role, list: slot.list, entry, message: self.n_messages });
                 }
-                Some(self.word(slot, entry, false))
+                Some(text)
             }
         }
     }
 
     /// Whether `text` can go on with this choice, as far as the choice itself shows.
+    #[cfg(test)]
     pub(super) fn begins(&self, choice: &Choice<'g>, text: &str) -> bool {
         match choice.way {
             Way::Word { slot, entry } => text.starts_with(&*slot.text(&self.grammar.lists[slot.list].entries[entry])),
@@ -150,8 +152,9 @@ impl<'g> Walk<'g> {
         }
     }
 
-    fn word(&mut self, slot: Slot, entry: usize, was_bound: bool) -> Cow<'g, str> {
+    fn word(&mut self, slot: Slot, entry: usize) -> Cow<'g, str> {
         if slot.is_key {
+            let was_bound = self.entry_of(&slot).is_some();
             self.keys.push(Key { list: slot.list, entry, column: slot.column, was_bound });
         }
         slot.text(&self.grammar.lists[slot.list].entries[entry])

@@ -1,5 +1,10 @@
 //! Measures this machine's memory bandwidth and arithmetic rate: the limits that speed is compared with.
 
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{
+    _mm256_add_epi32, _mm256_dpbusd_avx_epi32, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_set1_epi16,
+    _mm256_set1_epi32, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_set1_epi32, _mm512_set1_ps,
+};
 use std::{hint::black_box, time::Instant};
 
 use rayon::prelude::*;
@@ -96,68 +101,57 @@ fn chains<const FUSED: bool, const LANES: usize>() {
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
-fn avx512() {
-    use std::arch::x86_64::{_mm512_fmadd_ps, _mm512_set1_ps};
-    let (factor, term) = (_mm512_set1_ps(black_box(0.5)), _mm512_set1_ps(black_box(1.0)));
-    let mut sums = [_mm512_set1_ps(0.0); CHAINS];
-    for _ in 0..TURNS {
-        for sum in &mut sums {
-            *sum = _mm512_fmadd_ps(*sum, factor, term);
-        }
-    }
-    black_box(sums);
-}
-
-#[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 fn avx2() {
     chains::<true, 8>();
 }
 
-/// As 8-bit numbers are multiplied with AVX2: sums of two products, widened and added.
+/// Functions like [`chains`], of intrinsics. Each turn replaces every sum by the expression at the end. The compiler does not
+/// know the values of the two operands.
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn avx2_pairs() {
-    use std::arch::x86_64::{
-        _mm256_add_epi32, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_set1_epi16, _mm256_set1_epi32,
-    };
-    let (weights, ones) = (_mm256_set1_epi32(black_box(0x0101_0101)), _mm256_set1_epi16(black_box(1)));
-    let mut sums = [_mm256_set1_epi32(0); CHAINS];
-    for _ in 0..TURNS {
-        for sum in &mut sums {
-            // Multiplied with the sum, so that it is not computed once for all turns.
-            let pairs = _mm256_maddubs_epi16(weights, *sum);
-            *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(pairs, ones));
+macro_rules! intrinsic_chains {
+    ($(
+        $(#[$attribute:meta])*
+        $name:ident, $features:literal:
+        ($one:ident, $two:ident) = ($first:expr, $second:expr), from $zero:expr, |$sum:ident| $next:expr;
+    )*) => {$(
+        $(#[$attribute])*
+        #[target_feature(enable = $features)]
+        fn $name() {
+            let ($one, $two) = ($first, $second);
+            let mut sums = [$zero; CHAINS];
+            for _ in 0..TURNS {
+                for place in &mut sums {
+                    let $sum = *place;
+                    *place = $next;
+                }
+            }
+            black_box(sums);
         }
-    }
-    black_box(sums);
+    )*};
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,avxvnni")]
-fn avx_vnni() {
-    use std::arch::x86_64::{_mm256_dpbusd_avx_epi32, _mm256_set1_epi32};
-    let (weights, x) = (_mm256_set1_epi32(black_box(0x0101_0101)), _mm256_set1_epi32(black_box(1)));
-    let mut sums = [_mm256_set1_epi32(0); CHAINS];
-    for _ in 0..TURNS {
-        for sum in &mut sums {
-            *sum = _mm256_dpbusd_avx_epi32(*sum, weights, x);
-        }
-    }
-    black_box(sums);
-}
+intrinsic_chains! {
+    avx512, "avx512f,avx512bw,avx512dq,avx512vl,fma":
+        (factor, term) = (_mm512_set1_ps(black_box(0.5)), _mm512_set1_ps(black_box(1.0))),
+        from _mm512_set1_ps(0.0),
+        |sum| _mm512_fmadd_ps(sum, factor, term);
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512vnni")]
-fn vnni() {
-    use std::arch::x86_64::{_mm512_dpbusd_epi32, _mm512_set1_epi32};
-    let (weights, x) = (_mm512_set1_epi32(black_box(0x0101_0101)), _mm512_set1_epi32(black_box(1)));
-    let mut sums = [_mm512_set1_epi32(0); CHAINS];
-    for _ in 0..TURNS {
-        for sum in &mut sums {
-            *sum = _mm512_dpbusd_epi32(*sum, weights, x);
-        }
-    }
-    black_box(sums);
+    /// As 8-bit numbers are multiplied with AVX2: sums of two products, widened and added. Multiplied with the sum, so that
+    /// the products are not computed once for all turns.
+    avx2_pairs, "avx2":
+        (weights, ones) = (_mm256_set1_epi32(black_box(0x0101_0101)), _mm256_set1_epi16(black_box(1))),
+        from _mm256_set1_epi32(0),
+        |sum| _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(weights, sum), ones));
+
+    avx_vnni, "avx2,avxvnni":
+        (weights, x) = (_mm256_set1_epi32(black_box(0x0101_0101)), _mm256_set1_epi32(black_box(1))),
+        from _mm256_set1_epi32(0),
+        |sum| _mm256_dpbusd_avx_epi32(sum, weights, x);
+
+    vnni, "avx512f,avx512vnni":
+        (weights, x) = (_mm512_set1_epi32(black_box(0x0101_0101)), _mm512_set1_epi32(black_box(1))),
+        from _mm512_set1_epi32(0),
+        |sum| _mm512_dpbusd_epi32(sum, weights, x);
 }

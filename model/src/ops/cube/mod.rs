@@ -1,27 +1,29 @@
 //! Bodies for GPUs, in CubeCL: one source for WGSL, SPIR-V, CUDA, ROCm and Metal.
 //!
-//! They run for tensors on a GPU if no gradients are recorded; those in `training` are for when they are. Each is a
-//! backend extension of Burn. A weight is not a Burn tensor: it is a parameter of the operation.
+//! They run for tensors on a GPU if no gradients are recorded; those in `training` are for when they are. An operation
+//! takes CubeCL's tensors out of Burn's, launches kernels on them and wraps the result (`operations`, `tensors`). A weight
+//! is not a Burn tensor: it is a parameter of the operation.
 //!
 //! Burn's fusion and autotune are not built in: nothing is left to fuse here, and both cost more time than they saved in
-//! training (`docs/lab/gpu-launches.md`).
+//! training (`docs/lab/gpu-launches.md`). With fusion, Burn's tensors would not be CubeCL's.
 //!
 //! Kernels use no subgroup operations, which not all WGSL devices have, and f16 only if the device has it.
 
 mod attention;
 mod device;
 mod epilogue;
-mod extension;
 mod graph;
 pub(super) mod launch;
 mod linear;
 mod matrix;
 mod measure;
+mod operations;
 mod optimizer;
 mod product;
 mod qk_norm;
 mod rope;
 mod rowwise;
+pub(super) mod tensors;
 #[cfg(test)]
 mod tests;
 mod tiled;
@@ -34,15 +36,15 @@ pub(super) use attention::{AttentionPlan, AttentionStep, BLOCK_LEN, TILE};
 pub(super) use device::cube_device;
 pub(crate) use device::is_cube;
 pub(super) use epilogue::LinearOptions;
-pub(crate) use extension::top_k_logits;
-pub(super) use extension::{
-    activate, adamw, append_and_attend, attention, embedding, gated, linear, norm, normed_linear, overwrite,
-    part_of_ints, qk_norm, rope_append, rows_in_ints, square_sums, take_rows,
-};
 pub(crate) use graph::{Address, CapturedGraph};
 pub(super) use linear::can_fuse;
 pub(super) use matrix::Matrix;
 pub(super) use measure::{count_launches, device_memory, multiply_rate, read_bandwidth};
+pub(crate) use operations::top_k_logits;
+pub(super) use operations::{
+    activate, adamw, append_and_attend, attention, embedding, gated, linear, norm, normed_linear, overwrite,
+    part_of_ints, qk_norm, rope_append, rows_in_ints, square_sums, take_rows,
+};
 #[cfg(test)]
 pub(super) use product::allow_f16;
 pub(super) use product::has_bf16_products;

@@ -9,7 +9,7 @@ use crate::{
     config::{Activation, NormKind, QkNormSpan},
     kv_cache::PAGE_SIZE,
     ops::{
-        self, AdamWStep, AttentionOptions, Dtype, KvDtype, LinearParts, NormOptions, NormParts, PagedRows,
+        self, AdamWStep, Address, AttentionOptions, Dtype, KvDtype, LinearParts, NormOptions, NormParts, PagedRows,
         PagedSequences, Rotation, Slots, Weight,
         activation::{activate_reference, gated_reference},
         adamw::adamw_reference,
@@ -461,6 +461,29 @@ fn append_and_attend_does_not_read_stale_page_contents() {
         let found = values(ops::append_and_attend(qkv, None, pools, &slots, &sequence, &options));
         assert!(found.iter().all(|value| value.is_finite()), "{sliding_window:?} behind {start}: {found:?}");
     }
+}
+
+/// Captured graphs read and write pools at the addresses that they had.
+#[test]
+fn pools_keep_their_address_unless_their_memory_is_shared() {
+    let Some(gpu) = gpu() else { return };
+    let options = attention_options((4, 2), 8, None);
+    let [mut keys, mut stored] = [(); 2].map(|()| random([32, 16], 1.0).to_device(&gpu));
+    let (slots, sequence) = (Slots::new(vec![5], &gpu), sequence(5, 1, &options, &gpu));
+    let qkv = || random([1, 64], 1.0).to_device(&gpu);
+    let before = [&keys, &stored].map(Address::of);
+    assert!(before.iter().all(Option::is_some), "{before:?}");
+    let contents = values(keys.clone());
+    ops::rope_append(qkv(), None, [&mut keys, &mut stored], &slots, &options);
+    assert_eq!([&keys, &stored].map(Address::of), before);
+    assert_ne!(values(keys.clone()), contents, "nothing was stored");
+    ops::append_and_attend(qkv(), None, [&mut keys, &mut stored], &slots, &sequence, &options);
+    assert_eq!([&keys, &stored].map(Address::of), before);
+    let (kept, contents) = (keys.clone(), values(keys.clone()));
+    ops::append_and_attend(qkv(), None, [&mut keys, &mut stored], &slots, &sequence, &options);
+    let after = [&keys, &stored].map(Address::of);
+    assert!(after[0] != before[0] && after[1] == before[1], "{after:?} after {before:?}");
+    assert_eq!(values(kept), contents, "a shared pool changed");
 }
 
 /// With few rows at a time, a row's bits do not depend on the other rows.

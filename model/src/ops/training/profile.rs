@@ -9,13 +9,22 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// A direction in which operations run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Pass {
+    /// From inputs to the output.
+    Forward,
+    /// From the gradient of the output to those of the inputs.
+    Backward,
+}
+
 /// The time of all calls of one operation in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpTime {
     /// The operation's type, such as `Linear`.
     pub name: &'static str,
-    /// Whether these were backward passes.
-    pub is_backward: bool,
+    /// The direction.
+    pub pass: Pass,
     /// Calls.
     pub count: usize,
     /// Total of all calls.
@@ -24,7 +33,7 @@ pub struct OpTime {
 
 static IS_ON: AtomicBool = AtomicBool::new(false);
 
-type Times = BTreeMap<(&'static str, bool), (usize, Duration)>;
+type Times = BTreeMap<(&'static str, Pass), (usize, Duration)>;
 
 static TIMES: Mutex<Times> = Mutex::new(BTreeMap::new());
 
@@ -40,14 +49,14 @@ pub fn profile_training<T>(run: impl FnOnce() -> T) -> (T, Vec<OpTime>) {
     IS_ON.store(true, Ordering::SeqCst);
     let result = run();
     IS_ON.store(false, Ordering::SeqCst);
-    let of_op = |((name, is_backward), (count, time))| OpTime { name, is_backward, count, time };
+    let of_op = |((name, pass), (count, time))| OpTime { name, pass, count, time };
     let mut profile: Vec<_> = std::mem::take(&mut *times()).into_iter().map(of_op).collect();
     profile.sort_by_key(|op| std::cmp::Reverse(op.time));
     (result, profile)
 }
 
 /// Adds what `run` takes to the time of `name`, an operation's full type name, while somebody measures.
-pub(super) fn timed<T>(name: &'static str, is_backward: bool, run: impl FnOnce() -> T) -> T {
+pub(super) fn timed<T>(name: &'static str, pass: Pass, run: impl FnOnce() -> T) -> T {
     if !IS_ON.load(Ordering::Relaxed) {
         return run();
     }
@@ -55,7 +64,7 @@ pub(super) fn timed<T>(name: &'static str, is_backward: bool, run: impl FnOnce()
     let result = run();
     let name = name.rsplit("::").next().unwrap_or(name);
     let mut times = times();
-    let (count, time) = times.entry((name, is_backward)).or_default();
+    let (count, time) = times.entry((name, pass)).or_default();
     *count += 1;
     *time += started.elapsed();
     result

@@ -97,6 +97,12 @@ impl<'a> AdapterModel<'a> {
         names
     }
 
+    /// A hint.
+    fn known_modules(&self) -> String {
+        let last = self.config.n_layers.saturating_sub(1);
+        format!("the model has `{}`, in layers 0 to {last}", self.module_names().join("`, `"))
+    }
+
     fn modules(&self) -> Vec<LinearModule> {
         linear_modules(&self.schema.tensor_names(), self.config)
     }
@@ -123,9 +129,7 @@ impl Adapter {
         }
         let modules = model.targeted(&config);
         let refuse = |what: String| {
-            let known = model.module_names().join("`, `");
-            let hint = format!("the model has `{known}`, in layers 0 to {}", n_layers.saturating_sub(1));
-            Err(Error::Param { name: "lora.targets", what: format!("{what}\nhint: {hint}") })
+            Err(Error::Param { name: "lora.targets", what: format!("{what}\nhint: {}", model.known_modules()) })
         };
         if let Targets::Named(names) = &config.targets {
             let one = |name: &String| AdapterConfig { targets: Targets::Named(vec![name.clone()]), ..config.clone() };
@@ -173,8 +177,8 @@ impl Adapter {
     /// Opens the adapter in the folder or GGUF file `dir` for a model.
     ///
     /// # Errors
-    /// A file is missing or broken, the adapter is of a kind that is not computed (the error names the key), or it belongs to
-    /// another model (the error names the tensor).
+    /// A file is missing or broken, the adapter is of a kind that is not computed (the error names the key), it belongs to
+    /// another model (the error names the tensor), or it targets no module of the model.
     pub fn open(dir: &Path, model: AdapterModel<'_>) -> Result<Self> {
         if gguf::is_gguf(dir) {
             return gguf_file::open(dir, model);
@@ -206,6 +210,11 @@ impl Adapter {
         if let Some(surplus) = surplus.min_by_key(|tensor| tensor.name) {
             let what = format!("is not of a linear module of `{}`", model.schema.class());
             return Err(surplus.error(what).with_hint(OF_ANOTHER_MODEL));
+        }
+        if model.targeted(&config).is_empty() {
+            let what = "the modules that it targets (`target_modules`, `exclude_modules`, `layers_to_transform`) include no \
+                        linear module of the model";
+            return Err(Error::file(dir.join(CONFIG_FILE), what).with_hint(model.known_modules()));
         }
         Ok(Self { config, values: pairs::read(&found)? })
     }

@@ -7,16 +7,10 @@ use axum::{
     body::Body,
     http::{HeaderValue, Request, Response, Uri, header, uri::Scheme},
 };
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::TcpStream,
-    time::timeout,
-};
+use tokio::{net::TcpStream, time::timeout};
 use tokio_rustls::{TlsConnector, rustls::pki_types::ServerName};
 
-use crate::{config::Secret, tls};
+use crate::{cli::http_client::exchange, config::Secret, tls};
 
 /// Timeout for opening the TCP connection. The time for an answer is not limited.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -112,17 +106,6 @@ impl Remote {
         }
         .with_context(|| format!("`{}`", self.url))
     }
-}
-
-async fn exchange<S>(stream: S, request: Request<Body>) -> anyhow::Result<Response<Body>>
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.context("cannot speak HTTP")?;
-    // The task ends when the response has been read or dropped. The reader of the response gets its errors.
-    tokio::spawn(async move { drop(connection.await) });
-    let response = sender.send_request(request).await.context("cannot send the request")?;
-    Ok(response.map(Body::new))
 }
 
 #[cfg(test)]

@@ -187,11 +187,11 @@ fn preempted_beams_share_prompt_pages_again_when_recomputed() {
     assert_eq!(step(&mut scheduler).len(), 4);
     // Another request takes all pages, and evicts those in the prefix cache.
     scheduler.add(RequestId(2), Arrival { reads_kept_pages: false, ..arrival(7 * PAGE_SIZE - 1) });
-    scheduler.hold(RequestId(1), true);
+    scheduler.hold(RequestId(1));
     scheduler.preempt();
     while !step(&mut scheduler)[0].predicts {}
     scheduler.remove(RequestId(2));
-    scheduler.hold(RequestId(1), false);
+    scheduler.release(RequestId(1));
     let (mut n_computed, mut n_done) = (0, 0);
     while n_done < 4 {
         // They continue once all are recomputed: no token is pushed.
@@ -214,14 +214,14 @@ fn held_requests_are_not_scheduled_until_they_are_released() {
     scheduler.add(RequestId(1), arrival(2));
     scheduler.add(RequestId(2), arrival(2));
     assert_eq!(step(&mut scheduler), [chunk(1, 0, 2, true), chunk(2, 0, 2, true)]);
-    scheduler.hold(RequestId(1), true);
+    scheduler.hold(RequestId(1));
     for start in 2..2 * PAGE_SIZE {
         assert_eq!(step(&mut scheduler), [chunk(2, start, 1, true)]);
     }
-    scheduler.hold(RequestId(2), true);
+    scheduler.hold(RequestId(2));
     assert_eq!(step(&mut scheduler), []);
     assert_eq!(scheduler.totals().n_preemptions, 0);
-    scheduler.hold(RequestId(1), false);
+    scheduler.release(RequestId(1));
     assert_eq!(step(&mut scheduler), [chunk(1, 2, 1, true)]);
     // A request of higher rank takes the pages of a held one, which is recomputed once it is released.
     for start in 3..=2 * PAGE_SIZE {
@@ -230,7 +230,7 @@ fn held_requests_are_not_scheduled_until_they_are_released() {
     assert_eq!(scheduler.totals().n_preemptions, 1);
     scheduler.remove(RequestId(1));
     assert_eq!(step(&mut scheduler), []);
-    scheduler.hold(RequestId(2), false);
+    scheduler.release(RequestId(2));
     let again: usize = (0..5).flat_map(|_| step(&mut scheduler)).map(|chunk| chunk.n_tokens).sum();
     assert_eq!(again, 2 * PAGE_SIZE + 1);
 }

@@ -57,14 +57,11 @@ impl Speculation {
 
 /// Describes the first token that differs between both; `None` if all are equal.
 pub(crate) fn difference(served: &Tokenizer, draft: &Tokenizer) -> Option<String> {
-    let n_ids = served.vocab_size().max(draft.vocab_size()) as TokenId;
-    let shown = |token: Option<String>| token.map_or("missing".to_owned(), |token| format!("`{token}`"));
-    (0..n_ids).find_map(|id| {
-        let (ours, theirs) = (served.token(id), draft.token(id));
-        (ours != theirs).then(|| {
-            format!("token {id} is {} in the draft model and {} in the served model", shown(theirs), shown(ours))
-        })
-    })
+    let [ours, theirs] = [served, draft].map(|tokenizer| tokenizer.vocab_size() as TokenId);
+    let has_token = |id: &TokenId| served.token(*id).is_some() || draft.token(*id).is_some();
+    let id = served.first_difference(draft).or_else(|| (ours.min(theirs)..ours.max(theirs)).find(has_token))?;
+    let shown = |tokenizer: &Tokenizer| tokenizer.token(id).map_or("missing".to_owned(), |token| format!("`{token}`"));
+    Some(format!("token {id} is {} in the draft model and {} in the served model", shown(draft), shown(served)))
 }
 
 /// The drafts of all sequences.

@@ -89,6 +89,9 @@ fn health_command_reports_failures_and_times_out() {
         (format!("HTTP/1.1 503 Service Unavailable\r\n\r\n{failed}"), "answered 503: inference failed: x\n"),
         ("HTTP/1.1 404 Not Found\r\n\r\n<html>".to_owned(), "answered 404\n"),
         ("SSH-2.0-x\r\n".to_owned(), "the response is not HTTP/1.1: does the server use TLS (`--tls-cert`)?\n"),
+        ("\x15\x03\x01\r\n\r\n".to_owned(), "the response is not HTTP/1.1: does the server use TLS (`--tls-cert`)?\n"),
+        ("HTTP/1.1 2\r\n\r\n".to_owned(), "the response is not HTTP/1.1: does the server use TLS (`--tls-cert`)?\n"),
+        ("HTTP/1.1 200 OK\r\n".to_owned(), "the response is not HTTP/1.1: does the server use TLS (`--tls-cert`)?\n"),
         (String::new(), "the response is not HTTP/1.1: does the server use TLS (`--tls-cert`)?\n"),
     ] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Result, ensure};
 use serde::Serialize;
 
-use super::output::{unwritable, write_lines};
+use crate::commands::output::{unwritable, write_lines};
 
 /// The data, and where details go.
 #[derive(Clone, Debug, clap::Args)]

@@ -14,10 +14,8 @@ use hearth_training::eval::{
 };
 use serde::Serialize;
 
-use super::{
-    model::{ModelArgs, OpenModel, progress_line},
-    output::{write_file, write_lines},
-};
+use super::model::{ModelArgs, OpenModel, progress_line};
+use crate::commands::output::{write_file, write_lines};
 use crate::commands::status::Status;
 
 /// Compares decoding methods with human text: perplexity, self-BLEU, Zipf coefficient, distinct-n, repetition

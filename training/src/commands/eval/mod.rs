@@ -6,7 +6,6 @@ mod decoding;
 mod loss;
 mod model;
 mod multiple_choice;
-mod output;
 mod score;
 mod translation;
 

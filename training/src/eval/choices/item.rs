@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Result, anyhow, bail, ensure};
 use serde_json::Value;
 
-use crate::eval::jsonl::{JsonRecord, read_records};
+use crate::eval::jsonl::{JsonRecord, read_json_records};
 
 /// A question and its possible answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub struct Labeling {
 /// The file cannot be read or is empty; an item has another form, fewer than two answers, or a right answer that is not among
 /// them. The message names the line.
 pub fn read_items(path: &Path, labeling: Option<&Labeling>) -> Result<Vec<ChoiceItem>> {
-    let records = read_records(path)?;
+    let records = read_json_records(path)?;
     let items = records.iter().map(|record| match labeling {
         Some(labeling) => labeling.item(record),
         None => item_of(record),

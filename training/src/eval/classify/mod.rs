@@ -20,7 +20,7 @@ use hearth_model::{
 pub use embedder::Embedder;
 pub use probe::{Probe, ProbeFit};
 
-use super::jsonl::read_records;
+use super::jsonl::read_json_records;
 
 /// Labeled texts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,7 +40,7 @@ impl LabeledTexts {
     /// The file cannot be read or is empty, or a record has another form; the message names the line.
     pub fn read(path: &Path) -> Result<Self> {
         let mut read = Self::default();
-        for record in read_records(path)? {
+        for record in read_json_records(path)? {
             let text = record.text("text")?;
             ensure!(!text.trim().is_empty(), "{}: `text` is empty\nhint: correct this line", record.place());
             let label = record.label("label")?;

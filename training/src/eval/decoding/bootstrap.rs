@@ -8,7 +8,7 @@ const TAIL: f64 = 0.025;
 
 /// An estimate with its 95 % confidence interval. `None` where it is not defined, such as the perplexity of no tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Estimate {
+pub struct BootstrapEstimate {
     /// The value for the texts as they are.
     pub value: Option<f64>,
     /// The ends of the interval.
@@ -36,7 +36,7 @@ impl Bootstrap {
 
     /// The statistic of all texts, and the interval of its values for the drawn sets, shifted so that their mean equals the
     /// statistic. Otherwise the interval would be biased: drawn sets have some texts twice, and so fewer different n-grams.
-    pub fn estimate(&self, statistic: impl Fn(&[usize]) -> f64) -> Estimate {
+    pub fn estimate(&self, statistic: impl Fn(&[usize]) -> f64) -> BootstrapEstimate {
         let all: Vec<usize> = (0..self.n_texts).collect();
         let value = Some(statistic(&all)).filter(|value| value.is_finite());
         let mut drawn: Vec<f64> =
@@ -48,7 +48,7 @@ impl Bootstrap {
             let cut = (TAIL * drawn.len() as f64) as usize;
             [drawn[cut], drawn[last - cut]].map(|end| value + end - mean)
         });
-        Estimate { value, interval }
+        BootstrapEstimate { value, interval }
     }
 }
 
@@ -64,7 +64,7 @@ mod tests {
         let values: Vec<f64> = (0..n).map(|at| f64::from(at % 2)).collect();
         let bootstrap = Bootstrap::new(n as usize, 2000, 7);
         let mean = |selection: &[usize]| selection.iter().map(|&at| values[at]).sum::<f64>() / selection.len() as f64;
-        let Estimate { value, interval } = bootstrap.estimate(mean);
+        let BootstrapEstimate { value, interval } = bootstrap.estimate(mean);
         let [low, high] = interval.unwrap();
         assert_eq!(value, Some(0.5));
         let expected = 1.96 * 0.5 / f64::from(n).sqrt();
@@ -74,8 +74,8 @@ mod tests {
     #[test]
     fn bootstrap_estimate_of_nan_has_no_value_and_no_interval() {
         let bootstrap = Bootstrap::new(3, 10, 1);
-        assert_eq!(bootstrap.estimate(|_| f64::NAN), Estimate::default());
+        assert_eq!(bootstrap.estimate(|_| f64::NAN), BootstrapEstimate::default());
         let same = bootstrap.estimate(|_| 2.0);
-        assert_eq!(same, Estimate { value: Some(2.0), interval: Some([2.0, 2.0]) });
+        assert_eq!(same, BootstrapEstimate { value: Some(2.0), interval: Some([2.0, 2.0]) });
     }
 }

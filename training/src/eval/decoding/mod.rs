@@ -11,7 +11,7 @@ pub mod statistics;
 use anyhow::Result;
 use hearth_model::TokenId;
 
-pub use bootstrap::{Bootstrap, Estimate};
+pub use bootstrap::{Bootstrap, BootstrapEstimate};
 pub use figures::{distributions_svg, probabilities_svg};
 pub use methods::Method;
 pub use passages::{Passage, PassageSizes, read_passages};

@@ -8,7 +8,7 @@ use hearth_model::{
     tokenizer::{EncodeOptions, Tokenizer},
 };
 
-use crate::{continuation::encode_continued, corpus::read_to_string, eval::jsonl::read_records};
+use crate::{continuation::encode_continued, corpus::read_to_string, eval::jsonl::read_json_records};
 
 /// A prompt and its human continuation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub fn read_passages(path: &Path, tokenizer: &Tokenizer, sizes: PassageSizes) ->
 }
 
 fn of_records(path: &Path, tokenizer: &Tokenizer, sizes: PassageSizes) -> Result<Vec<Passage>> {
-    let records = read_records(path)?;
+    let records = read_json_records(path)?;
     let passages = records.iter().take(sizes.n_passages).map(|record| {
         if record.has("prompt") {
             let prompt = record.text("prompt")?;

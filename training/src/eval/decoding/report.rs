@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::bootstrap::Estimate;
+use super::bootstrap::BootstrapEstimate;
 
 /// A study of decoding methods.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -31,17 +31,17 @@ pub struct MethodRow {
     /// The method's name.
     pub method: String,
     /// Perplexity of its texts under the model.
-    pub perplexity: Estimate,
+    pub perplexity: BootstrapEstimate,
     /// Mean BLEU of a text against all others, orders 1 to 4.
-    pub self_bleu_4: Estimate,
+    pub self_bleu_4: BootstrapEstimate,
     /// The same with order 5.
-    pub self_bleu_5: Estimate,
+    pub self_bleu_5: BootstrapEstimate,
     /// The exponent of the rank-frequency distribution of tokens.
-    pub zipf: Estimate,
+    pub zipf: BootstrapEstimate,
     /// Different n-grams of tokens divided by all, of orders 1 to 3.
-    pub distinct: [Estimate; 3],
+    pub distinct: [BootstrapEstimate; 3],
     /// Texts that end in a loop, in percent.
-    pub repetition: Estimate,
+    pub repetition: BootstrapEstimate,
     /// Mean length of a text in tokens.
     pub mean_tokens: f64,
     /// Texts that ended before the longest length.
@@ -72,7 +72,7 @@ pub fn to_markdown(report: &DecodingReport) -> String {
 }
 
 /// A number with its interval in small print.
-fn shown(Estimate { value, interval }: Estimate, digits: usize) -> String {
+fn shown(BootstrapEstimate { value, interval }: BootstrapEstimate, digits: usize) -> String {
     match (value, interval) {
         (Some(value), Some([low, high])) => {
             // No interval shows a negative zero.
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn undefined_estimate_is_shown_as_a_dash() {
         let interval = Some([-0.001, 12.349]);
-        assert_eq!(shown(Estimate { value: Some(1.5), interval }, 2), "1.50 (0.00 to 12.35)");
-        assert_eq!(shown(Estimate::default(), 2), "-");
+        assert_eq!(shown(BootstrapEstimate { value: Some(1.5), interval }, 2), "1.50 (0.00 to 12.35)");
+        assert_eq!(shown(BootstrapEstimate::default(), 2), "-");
     }
 }

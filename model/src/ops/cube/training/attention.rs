@@ -7,12 +7,13 @@ use burn_cubecl::{
     tensor::CubeTensor,
 };
 
-use super::{LANES, bounded_tanh, largest_of_lanes, linear::multiply, plain, soft_capped, sum_of_lanes};
+use super::{LANES, bounded_tanh, largest_of_lanes, linear::multiply, soft_capped, sum_of_lanes};
 use crate::ops::{
     AttentionOptions, Precision,
     cube::{
         launch::{empty, grid, workgroup},
         product::{Causal, Operand, Product},
+        tensors::plain,
     },
     training::TrainingOp,
 };

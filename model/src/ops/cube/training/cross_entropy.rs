@@ -9,17 +9,16 @@ use burn_cubecl::{
 };
 
 use super::{
-    LANES,
-    embedding::plain_ids,
-    largest_of_lanes,
+    LANES, largest_of_lanes,
     linear::{multiply, multiply_onto, multiply_padded, sums_of_columns},
-    plain, soft_capped, sum_of_lanes, wrap,
+    soft_capped, sum_of_lanes,
 };
 use crate::ops::{
     LossOptions, Precision,
     cube::{
         launch::{empty, grid, workgroup},
         product::{Causal, Operand, Product},
+        tensors::{in_i32, plain, wrap},
     },
     training::{GPU_LOGITS_AT_ONCE, TrainingOp},
 };
@@ -68,7 +67,7 @@ impl LinearCrossEntropy {
         assert_eq!(shares.len(), n_rows, "weights, one for each row");
         let device = hidden.device().inner();
         let shares = plain(Tensor::<1>::from_data(TensorData::new(shares, [n_rows]), &device));
-        Self { ids: plain_ids(ids), shares, options, precision }
+        Self { ids: plain(in_i32(ids)), shares, options, precision }
     }
 
     /// The output without gradients, for a weight of any layout: `to_logits` returns the logits of some rows without the bias,
@@ -86,7 +85,7 @@ impl LinearCrossEntropy {
             let logits = plain(to_logits(first..n_rows.min(first + chunk)));
             self.rows((&logits, vocab_size), bias.as_ref(), &losses, first, false);
         }
-        wrap(&self.add(losses))
+        wrap(self.add(losses))
     }
 
     fn product<'a>(&self, a: Operand<'a>, b: Operand<'a>, dims: [usize; 3]) -> Product<'a> {
@@ -159,7 +158,7 @@ fn rows_at_once(like: &CubeTensor, stride: usize) -> usize {
 impl TrainingOp<CubeTensor> for LinearCrossEntropy {
     fn forward(&self, inputs: &[CubeTensor], wanted: &[bool]) -> (CubeTensor, Vec<CubeTensor>) {
         let (is_recorded, trains_weight) = (wanted.contains(&true), wanted[1..].contains(&true));
-        let hidden = wrap::<2>(&inputs[0]);
+        let hidden = wrap::<2>(inputs[0].clone());
         let ([n_rows, d_model], [vocab_size, _]) = (hidden.dims(), inputs[1].meta.shape().dims::<2>());
         let bias = inputs.get(2);
         let losses = empty(&inputs[0], [n_rows, 2]);
@@ -179,10 +178,10 @@ impl TrainingOp<CubeTensor> for LinearCrossEntropy {
             self.rows((&logits, vocab_size), bias, &losses, first, is_recorded);
             if is_recorded {
                 let of_logits = Operand::new(&logits, stride);
-                of_hidden.push(wrap::<2>(&multiply(self.product(of_logits, weight, [n, d_model, vocab_size]))));
+                of_hidden.push(wrap::<2>(multiply(self.product(of_logits, weight, [n, d_model, vocab_size]))));
                 if trains_weight {
                     if bias.is_some() {
-                        let sums = wrap::<1>(&sums_of_columns(&logits)).slice(0..vocab_size);
+                        let sums = wrap::<1>(sums_of_columns(&logits)).slice(0..vocab_size);
                         of_bias = Some(of_bias.map_or_else(|| sums.clone(), |sum| sum + sums.clone()));
                     }
                     let part = self.product(of_logits.transposed(), these, [vocab_size, d_model, n]);
@@ -206,10 +205,10 @@ impl TrainingOp<CubeTensor> for LinearCrossEntropy {
         gradient: &CubeTensor,
         _wanted: &[bool],
     ) -> Vec<Option<CubeTensor>> {
-        let factor = wrap::<1>(gradient).slice(0..1);
+        let factor = wrap::<1>(gradient.clone()).slice(0..1);
         let scaled = |saved: &CubeTensor| match saved.meta.shape().num_dims() {
-            1 => plain(wrap::<1>(saved) * factor.clone()),
-            _ => plain(wrap::<2>(saved) * factor.clone().reshape([1, 1])),
+            1 => plain(wrap::<1>(saved.clone()) * factor.clone()),
+            _ => plain(wrap::<2>(saved.clone()) * factor.clone().reshape([1, 1])),
         };
         saved.iter().map(|saved| Some(scaled(saved))).collect()
     }

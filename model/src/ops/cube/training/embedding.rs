@@ -1,19 +1,17 @@
 //! Rows of a table by number, and the gradient of the table.
 
-use burn::{
-    backend::Cube,
-    tensor::{DType, Int, Tensor},
-};
+use burn::tensor::{Int, Tensor};
 use burn_cubecl::{
     cubecl::{self, prelude::*},
-    kernel::into_contiguous,
     tensor::CubeTensor,
 };
 
-use super::{LANES, plain, wrap};
+use super::LANES;
 use crate::ops::{
-    cube::launch::{empty, grid, workgroup},
-    records_gradients,
+    cube::{
+        launch::{empty, grid, workgroup},
+        tensors::{in_i32, plain, wrap, wrap_ints},
+    },
     training::TrainingOp,
 };
 
@@ -26,21 +24,14 @@ pub(in crate::ops) struct Embed {
 
 impl Embed {
     pub(in crate::ops) fn new(ids: Tensor<1, Int>) -> Self {
-        Self { ids: plain_ids(ids) }
+        Self { ids: plain(in_i32(ids)) }
     }
-}
-
-/// The memory of `ids`, in i32.
-pub(super) fn plain_ids(ids: Tensor<1, Int>) -> CubeTensor {
-    let ids: Tensor<1, Int> = if records_gradients(&ids.device()) { ids.inner() } else { ids };
-    let ids = if ids.dtype() == DType::I32 { ids } else { ids.cast(DType::I32) };
-    into_contiguous(ids.try_into_primitive::<Cube>().unwrap_or_else(|_| unreachable!("numbers on another device")))
 }
 
 impl TrainingOp<CubeTensor> for Embed {
     fn forward(&self, inputs: &[CubeTensor], _wanted: &[bool]) -> (CubeTensor, Vec<CubeTensor>) {
-        let ids = Tensor::<1, Int>::from_primitive::<Cube>(self.ids.clone());
-        (plain(wrap::<2>(&inputs[0]).select(0, ids)), Vec::new())
+        let (table, ids) = (wrap::<2>(inputs[0].clone()), wrap_ints(self.ids.clone()));
+        (plain(table.select(0, ids)), Vec::new())
     }
 
     fn backward(

@@ -5,12 +5,13 @@ use burn_cubecl::{
     tensor::CubeTensor,
 };
 
-use super::{LANES, plain, wrap};
+use super::LANES;
 use crate::ops::{
     Precision,
     cube::{
         launch::{empty, grid, workgroup},
         product::{Causal, Operand, Product},
+        tensors::{plain, wrap},
     },
     training::TrainingOp,
 };
@@ -77,12 +78,12 @@ pub(super) fn multiply(product: Product<'_>) -> CubeTensor {
     let side = |operand: Operand<'_>, [rows, columns]: [usize; 2]| {
         let [rows, columns] = if operand.is_transposed { [columns, rows] } else { [rows, columns] };
         assert_eq!(operand.stride, columns, "rows without padding");
-        let matrices = wrap::<2>(operand.tensor).reshape([product.batch, rows, columns]);
+        let matrices = wrap::<2>(operand.tensor.clone()).reshape([product.batch, rows, columns]);
         if operand.is_transposed { matrices.swap_dims(1, 2) } else { matrices }
     };
     let products = side(product.a, [m, k]).matmul(side(product.b, [k, n])).reshape([product.batch * m, n]);
     plain(match product.bias {
-        Some(bias) => products + wrap::<1>(bias).reshape([1, n]),
+        Some(bias) => products + wrap::<1>(bias.clone()).reshape([1, n]),
         None => products,
     })
 }
@@ -105,7 +106,7 @@ pub(super) fn multiply_onto(sum: Option<CubeTensor>, product: Product<'_>) -> Cu
             product.write(&sum, product.dims[1], true);
             sum
         }
-        Some(sum) => plain(wrap::<2>(&sum) + wrap::<2>(&multiply(product))),
+        Some(sum) => plain(wrap::<2>(sum) + wrap::<2>(multiply(product))),
         None => multiply(product),
     }
 }
@@ -130,7 +131,7 @@ pub(super) fn sums_of_columns(values: &CubeTensor) -> CubeTensor {
         );
     }
     match n_parts {
-        1 => plain(wrap::<2>(&sums).reshape([width])),
+        1 => plain(wrap::<2>(sums).reshape([width])),
         _ => sums_of_columns(&sums),
     }
 }

@@ -8,31 +8,14 @@ mod linear;
 mod norm;
 mod residual;
 
-use burn::{backend::Cube, tensor::Tensor};
-use burn_cubecl::{
-    cubecl::{self, prelude::*},
-    kernel::into_contiguous,
-    tensor::CubeTensor,
-};
+use burn_cubecl::cubecl::{self, prelude::*};
 
 use super::launch::{LANES, add_lanes};
-use crate::ops::records_gradients;
 
 pub(in crate::ops) use attention::RopeAttend;
 pub(in crate::ops) use cross_entropy::LinearCrossEntropy;
 pub(in crate::ops) use embedding::Embed;
 pub(in crate::ops) use linear::Linear;
-
-/// The memory of `tensor`, without its gradients.
-fn plain<const D: usize>(tensor: Tensor<D>) -> CubeTensor {
-    let tensor = if records_gradients(&tensor.device()) { tensor.inner() } else { tensor };
-    let found = tensor.try_into_primitive::<Cube>();
-    into_contiguous(found.unwrap_or_else(|_| unreachable!("a tensor on another device")))
-}
-
-fn wrap<const D: usize>(tensor: &CubeTensor) -> Tensor<D> {
-    Tensor::from_primitive::<Cube>(tensor.clone())
-}
 
 /// The largest of the values of all lanes, for all of them. `values` has one for each lane.
 #[cube]

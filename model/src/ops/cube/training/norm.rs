@@ -6,7 +6,7 @@ use burn_cubecl::{
     tensor::CubeTensor,
 };
 
-use super::{LANES, plain, wrap};
+use super::LANES;
 use crate::{
     config::{NormKind, QkNormSpan},
     ops::{
@@ -15,6 +15,7 @@ use crate::{
             launch::{add_lanes, empty, grid, workgroup},
             qk_norm::{QkNorm, qk_norm},
             rowwise,
+            tensors::{plain, wrap},
         },
         training::{Normalize, QkNormalize, TrainingOp},
     },
@@ -102,7 +103,7 @@ impl NormedParts {
                 n_sums,
             );
         }
-        let sums: Tensor<1> = wrap::<2>(&sums).sum_dim(0).reshape([2 * width]);
+        let sums: Tensor<1> = wrap::<2>(sums).sum_dim(0).reshape([2 * width]);
         Some([0..width, width..2 * width].map(|columns| plain(sums.clone().slice([columns]))))
     }
 }

@@ -172,7 +172,7 @@ impl Simulation {
     fn release_held(&mut self) {
         for (&request, live) in &mut self.live {
             if live.held_until.take_if(|until| *until <= self.clock).is_some() {
-                self.scheduler.hold(request, false);
+                self.scheduler.release(request);
             }
         }
     }
@@ -301,7 +301,7 @@ impl Simulation {
                 .push_token(SequenceId { request, branch: 0 }, n_tokens.is_multiple_of(PAGE_SIZE).then_some(name));
             if job.held_for > 0 && live.n_generated.is_multiple_of(3) {
                 live.held_until = Some(self.clock + job.held_for);
-                self.scheduler.hold(request, true);
+                self.scheduler.hold(request);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Files that evaluations write beside their report.
+//! Files that commands write for the user.
 
 use std::{io, path::Path};
 
@@ -24,6 +24,7 @@ pub(super) fn write_file(path: &Path, text: &str) -> Result<()> {
     })
 }
 
+/// The error of a file that cannot be written.
 pub(super) fn unwritable(path: &Path, error: &io::Error) -> anyhow::Error {
     let hint = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "make room, or write elsewhere",
