@@ -72,7 +72,7 @@ impl PartialFile {
         }
     }
 
-    /// Flushes the file to disk, and moves it to its place.
+    /// Flushes the file to disk, moves it to its place, and flushes the folder, so that it is there after a power failure too.
     ///
     /// # Errors
     /// The disk is full, or the file cannot be moved.
@@ -81,8 +81,15 @@ impl PartialFile {
         if let Some((partial, place)) = &self.moves {
             self.file.get_ref().sync_all()?;
             fs::rename(partial, place)?;
+            let place = place.clone();
             // Another writer may use the name of the partial file from now on.
             self.moves = None;
+            // A folder may be writable without being readable.
+            if cfg!(unix)
+                && let Ok(folder) = File::open(parent_of(&place))
+            {
+                folder.sync_all()?;
+            }
         }
         Ok(())
     }

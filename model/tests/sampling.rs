@@ -44,6 +44,20 @@ fn temperature_raises_probabilities_to_its_inverse() {
 }
 
 #[test]
+fn tiny_temperatures_before_penalties_keep_only_the_most_likely_token() {
+    for temperature in [1e-20, 1e-38, 1e-45] {
+        let samplers = vec![ChainStep::Temperature, ChainStep::Penalties];
+        let params = SamplingParams { temperature, samplers, presence_penalty: 1.0, ..SamplingParams::default() };
+        let mut sampler = Sampler::new(params, 0, &[2]);
+        let logits: Vec<f32> = four_logits().iter().map(|logit| 20.0 + 3.0 * logit).collect();
+        for position in 0..3 {
+            sampler.accept(2);
+            assert_eq!(sampler.sample(&logits, position).unwrap(), 0, "{temperature}");
+        }
+    }
+}
+
+#[test]
 fn top_k_keeps_the_k_most_likely_tokens() {
     let params = |top_k| SamplingParams { top_k, ..SamplingParams::default() };
     assert_close(&distribution(params(2), &four_logits()), &[(0, 2.0 / 3.0), (1, 1.0 / 3.0)]);

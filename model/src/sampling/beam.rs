@@ -15,7 +15,9 @@ mod tests;
 
 use std::{borrow::Cow, cmp::Ordering, collections::BTreeSet, sync::Arc};
 
-use super::{RandomStream, TokenLogprobs, logprobs::token_logprobs, random::Purpose, select::Scan};
+use super::{
+    RandomStream, TokenLogprobs, candidates::LEAST_TEMPERATURE, logprobs::token_logprobs, random::Purpose, select::Scan,
+};
 use crate::{
     TokenId,
     error::{Error, Result},
@@ -296,7 +298,8 @@ fn scaled(logits: &[f32], temperature: f32) -> Cow<'_, [f32]> {
         return logits.into();
     }
     let largest = Scan::new(logits).largest();
-    let relative = |logit: f32| ((logit - largest) / temperature).max(f32::MIN);
+    let divisor = temperature.max(LEAST_TEMPERATURE);
+    let relative = |logit: f32| ((logit - largest) / divisor).max(f32::MIN);
     logits.iter().map(|&logit| if logit > f32::NEG_INFINITY { relative(logit) } else { logit }).collect()
 }
 

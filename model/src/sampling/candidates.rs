@@ -119,8 +119,9 @@ impl<'a> Candidates<'a> {
     /// Applies the temperature to the logits, for a later step that changes them.
     fn apply_temperature(&mut self) {
         if self.temperature != 1.0 {
+            let divisor = self.temperature.max(LEAST_TEMPERATURE);
             for logit in self.logits.to_mut() {
-                *logit = if *logit == f32::NEG_INFINITY { *logit } else { finite(*logit / self.temperature) };
+                *logit = if *logit == f32::NEG_INFINITY { *logit } else { finite(*logit / divisor) };
             }
             self.temperature = 1.0;
         }
@@ -262,6 +263,10 @@ impl<'a> Candidates<'a> {
         Scan::new(&self.logits).first_of_largest().map(|place| self.id(place))
     }
 }
+
+/// Divisor instead of any smaller temperature, so that quotients of logits stay finite and different. Probabilities are 0 and
+/// 1 long before.
+pub(super) const LEAST_TEMPERATURE: f32 = 1e-30;
 
 fn finite(logit: f32) -> f32 {
     logit.clamp(f32::MIN, f32::MAX)

@@ -49,7 +49,8 @@ const MEMBERS: [(&str, &str, &str); 5] = [
 ];
 
 /// Members that vLLM's clients may send with their default, `false`.
-const OFF_BY_DEFAULT: [&str; 3] = ["disable_fallback", "disable_any_whitespace", "disable_additional_properties"];
+const OFF_BY_DEFAULT: [&str; 4] =
+    ["disable_fallback", "disable_any_whitespace", "disable_additional_properties", "_backend_was_auto"];
 
 impl Structure {
     /// Only tool calls.
@@ -87,7 +88,7 @@ impl Structure {
             }
             if let Some(unknown) = members.names().find(|name| !name.is_empty() && members.has(name)) {
                 let names = MEMBERS.map(|(name, ..)| format!("`{name}`")).join(", ");
-                let message = format!("`structured_outputs` must have one of the members {names}, got `{unknown}`");
+                let message = format!("`structured_outputs` may only have one of the members {names}, got `{unknown}`");
                 return Err(ApiError::invalid("structured_outputs", message));
             }
             if found.len() == before {

@@ -252,7 +252,7 @@ async fn finished_answers_satisfy_each_kind_of_constraint() {
             json!({ "structured_outputs": {
                 "json": null, "regex": r"^\d{4}-[\d]{2}$", "choice": null, "grammar": null, "json_object": null,
                 "disable_fallback": false, "disable_any_whitespace": false, "disable_additional_properties": false,
-                "whitespace_pattern": null, "structural_tag": null,
+                "whitespace_pattern": null, "structural_tag": null, "_backend": null, "_backend_was_auto": false,
             } }),
             is_date,
         ),

@@ -144,6 +144,21 @@ fn beam_search_of_width_one_is_greedy() {
 }
 
 #[test]
+fn beams_at_tiny_temperatures_rank_all_tokens_by_their_logits() {
+    let found = |temperature| {
+        let found = search(BeamParams { temperature, ..params(4, 1, best(0.0, EarlyStopping::Full)) });
+        found.into_iter().map(|hypothesis| hypothesis.token_ids).collect::<Vec<_>>()
+    };
+    let next = logprobs(&[]);
+    let mut ids: Vec<TokenId> = (0..VOCAB as TokenId).collect();
+    ids.sort_by(|&a, &b| next[b as usize].total_cmp(&next[a as usize]));
+    let expected: Vec<Vec<TokenId>> = ids.into_iter().take(4).map(|id| vec![id]).collect();
+    for temperature in [1.0, 1e-20, 1e-39, 1e-45] {
+        assert_eq!(found(temperature), expected, "{temperature}");
+    }
+}
+
+#[test]
 fn early_stopping_decides_when_beam_search_ends() {
     /// 1 begins the likely answers. They may end after two more tokens; if they do not, they go on without an end.
     fn logits(prefix: &[TokenId]) -> Vec<f32> {
