@@ -25,12 +25,12 @@ fn golden(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(case)
 }
 
-fn config_json(case: &str) -> Map<String, Value> {
+pub(crate) fn config_json(case: &str) -> Map<String, Value> {
     serde_json::from_slice(&fs::read(golden(case).join("config.json")).unwrap()).unwrap()
 }
 
 /// What is read from such a `config.json`.
-fn read(json: &Map<String, Value>) -> Result<GptConfig, Error> {
+pub(crate) fn read(json: &Map<String, Value>) -> Result<GptConfig, Error> {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("config.json"), Value::Object(json.clone()).to_string()).unwrap();
     model_dir::load_config(dir.path())

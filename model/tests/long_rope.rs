@@ -6,25 +6,17 @@ use std::fs;
 
 use burn::tensor::Device;
 use hearth_model::{
-    Error,
-    config::{GptConfig, Positions, RopeScaling},
+    config::{Positions, RopeScaling},
     weights::model_dir::{self, LoadOptions, SaveOptions},
 };
 use serde_json::{Map, Value, json};
 
-use crate::golden::golden;
+use crate::{
+    config_json::{config_json, read},
+    golden::golden,
+};
 
 const ORIGINAL: &str = "original_max_position_embeddings";
-
-fn config_json(case: &str) -> Map<String, Value> {
-    serde_json::from_slice(&fs::read(golden(case).join("config.json")).unwrap()).unwrap()
-}
-
-fn read(json: &Map<String, Value>) -> Result<GptConfig, Error> {
-    let dir = tempfile::tempdir().unwrap();
-    fs::write(dir.path().join("config.json"), Value::Object(json.clone()).to_string()).unwrap();
-    model_dir::load_config(dir.path())
-}
 
 /// The golden configuration `case` with another value of a key of its rotary positions.
 fn with(case: &str, key: &str, value: Value) -> Map<String, Value> {
