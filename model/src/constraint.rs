@@ -6,6 +6,7 @@
 
 mod schema;
 mod state;
+mod task_threads;
 
 use std::{fmt, sync::Arc, thread};
 

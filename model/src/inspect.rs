@@ -67,13 +67,20 @@ impl Inspector {
         Self(Mutex::new(gpt.clone()))
     }
 
-    /// Runs the model over `token_ids` at once, without a cache. Waits while another text is inspected.
+    /// Runs the model over `token_ids` at once, without a cache. Calls `goes_on` between parts of the work, and ends if that
+    /// returns false.
     ///
     /// # Errors
     /// [`Error::Param`] without tokens, with tokens outside the vocabulary, with more than the context, or for layers or
-    /// heads that the model does not have; [`Error::Execution`] if the device fails.
-    pub fn inspect(&self, token_ids: &[TokenId], options: &InspectOptions) -> Result<Inspection> {
-        let gpt = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    /// heads that the model does not have; [`Error::Execution`] if the device fails, or the work was ended.
+    pub fn inspect(
+        &self,
+        token_ids: &[TokenId],
+        options: &InspectOptions,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<Inspection> {
+        // A copy, which shares the weights: an inspection that hangs must not keep the lock.
+        let gpt = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         check(&gpt, token_ids, options)?;
         let n_tokens = token_ids.len();
         let InspectOptions { attention_layers, attention_heads, lens_layers, .. } = options.clone();
@@ -85,7 +92,7 @@ impl Inspector {
         let hidden = gpt.run(ids, &mut pass);
         drop(pass);
         let mut predictions = Vec::with_capacity(n_tokens);
-        for_logits(&gpt, &hidden, |row, logits| {
+        for_logits(&gpt, &hidden, goes_on, |row, logits| {
             let next = token_ids.get(row + 1).map(|&id| token_logprobs(logits, id, 0));
             let top = token_logprobs(logits, 0, options.n_top).top;
             predictions.push(Prediction { entropy: entropy(logits), top, next });
@@ -98,7 +105,7 @@ impl Inspector {
         }
         let lens = options.lens_layers.iter().map(|&layer| {
             let mut of_layer = Vec::with_capacity(n_tokens);
-            for_logits(&gpt, &gpt.normed(trace.stream_of(layer)), |_, logits| {
+            for_logits(&gpt, &gpt.normed(trace.stream_of(layer)), goes_on, |_, logits| {
                 of_layer.push(token_logprobs(logits, 0, options.n_lens_top).top);
             })?;
             Ok(of_layer)
@@ -107,10 +114,18 @@ impl Inspector {
     }
 }
 
-/// Calls `visit` with each row's number and logits, from final hidden states `[n_rows, d_model]`.
-fn for_logits(gpt: &Gpt, hidden: &Tensor<2>, mut visit: impl FnMut(usize, &[f32])) -> Result<()> {
+/// Calls `visit` with each row's number and logits, from final hidden states `[n_rows, d_model]`, while `goes_on`.
+fn for_logits(
+    gpt: &Gpt,
+    hidden: &Tensor<2>,
+    goes_on: &dyn Fn() -> bool,
+    mut visit: impl FnMut(usize, &[f32]),
+) -> Result<()> {
     let [n_rows, d_model] = hidden.dims();
     for first in (0..n_rows).step_by(ROWS_AT_ONCE) {
+        if !goes_on() {
+            return Err(Error::Execution { what: "the inspection was ended".to_owned() });
+        }
         let rows = first..n_rows.min(first + ROWS_AT_ONCE);
         let logits = gpt.logits(hidden.clone().slice([rows.clone(), 0..d_model]));
         let logits = ops::to_f32(ops::read(logits)?)?;
@@ -169,7 +184,7 @@ mod tests {
     fn inspect_predictions_and_last_lens_layer_match_the_logits() {
         let ids: Vec<TokenId> = (0..40).map(|n| n * 7 % 50).collect();
         let gpt = gpt();
-        let found = Inspector::new(&gpt).inspect(&ids, &options()).unwrap();
+        let found = Inspector::new(&gpt).inspect(&ids, &options(), &|| true).unwrap();
         let logits = gpt.logits(gpt.forward(token_tensor(&gpt, &ids), AttentionContext::dense(1, ids.len())));
         let logits = ops::to_f32(ops::read(logits).unwrap()).unwrap();
         for (row, logits) in logits.chunks(50).enumerate() {
@@ -190,7 +205,7 @@ mod tests {
     #[test]
     fn attention_maps_are_causal_sum_to_one_and_keep_the_layer_order() {
         let ids = [1, 2, 3, 4, 5];
-        let found = Inspector::new(&gpt()).inspect(&ids, &options()).unwrap();
+        let found = Inspector::new(&gpt()).inspect(&ids, &options(), &|| true).unwrap();
         assert_eq!(found.attention.len(), 2 * 2 * 25);
         for (row, weights) in found.attention.chunks(5).enumerate() {
             let sum: f32 = weights.iter().map(|weight| weight.to_f32()).sum();
@@ -199,15 +214,16 @@ mod tests {
         }
         // Layers are returned in the order of the request.
         let one = InspectOptions { attention_layers: vec![0], ..options() };
-        let one = Inspector::new(&gpt()).inspect(&ids, &one).unwrap();
+        let one = Inspector::new(&gpt()).inspect(&ids, &one, &|| true).unwrap();
         assert_eq!(one.attention[..], found.attention[50..]);
     }
 
     #[test]
     fn inspect_rejects_empty_long_or_unknown_input_and_missing_layers() {
         let inspector = Inspector::new(&gpt());
-        let refused =
-            |ids: &[TokenId], options: InspectOptions| inspector.inspect(ids, &options).unwrap_err().to_string();
+        let refused = |ids: &[TokenId], options: InspectOptions| {
+            inspector.inspect(ids, &options, &|| true).unwrap_err().to_string()
+        };
         assert_eq!(refused(&[], options()), "`input` must have 1 to 64 tokens, got 0");
         assert_eq!(refused(&[1; 65], options()), "`input` must have 1 to 64 tokens, got 65");
         assert_eq!(refused(&[50], options()), "`input` has token id 50, the vocabulary has 50");
@@ -215,5 +231,18 @@ mod tests {
         assert_eq!(refused(&[1], layers), "`attention.layers` must be numbers below 3, got 3");
         let lens = InspectOptions { lens_layers: vec![4], ..options() };
         assert_eq!(refused(&[1], lens), "`logit_lens.layers` must be numbers below 4, got 4");
+    }
+
+    #[test]
+    fn inspection_ends_between_parts_if_it_shall_not_go_on() {
+        use std::cell::Cell;
+        let n_left = Cell::new(3);
+        let goes_on = || {
+            n_left.set(n_left.get() - 1);
+            n_left.get() > 0
+        };
+        let error = Inspector::new(&gpt()).inspect(&[1; 40], &options(), &goes_on).unwrap_err();
+        assert!(error.to_string().contains("the inspection was ended"), "{error}");
+        assert_eq!(n_left.get(), 0);
     }
 }

@@ -47,7 +47,8 @@ pub struct ServerConfig {
     /// The model and where it runs.
     #[command(flatten)]
     pub model: ModelConfig,
-    /// Maximum queue length in answers, counting each choice of each prompt; requests beyond it are rejected with 429
+    /// Maximum queue length in answers, counting each choice of each prompt; requests beyond it are rejected with 429. If one
+    /// client fills it, others share a reserve of the same size
     #[arg(long, env = "HEARTH_MAX_QUEUE", value_name = "ANSWERS", default_value_t = MAX_CHOICES)]
     pub max_queue: usize,
     /// Maximum number of sequences that run at once
@@ -89,8 +90,9 @@ pub struct ServerConfig {
     /// Time for running requests to finish after SIGTERM or ctrl-c, in seconds; a second signal ends them immediately
     #[arg(long, env = "HEARTH_DRAIN_TIMEOUT", value_name = "SECONDS", default_value_t = 25)]
     pub drain_timeout: u64,
-    /// Maximum duration of a step of the model, in seconds. If a step takes longer, `/health` and `/ready` return 503, so that
-    /// a supervisor can restart a server whose device hangs. Must be longer than any step of a healthy server
+    /// Maximum duration of a step of the model, and of other work without progress, in seconds. If it takes longer, `/health`
+    /// and `/ready` return 503, so that a supervisor can restart a server that hangs. Must be longer than any step of a
+    /// healthy server
     #[arg(long, env = "HEARTH_STEP_TIMEOUT", value_name = "SECONDS", default_value_t = STEP_TIMEOUT, value_parser = value_parser!(u64).range(1..))]
     pub step_timeout: u64,
     /// HTTP settings.

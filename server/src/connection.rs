@@ -33,7 +33,10 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
-use crate::api::body_guard::{drop_with_body, drop_with_sent_body};
+use crate::{
+    api::body_guard::{drop_with_body, drop_with_sent_body},
+    tenant::TenantId,
+};
 
 /// Maximum size of a request's head. Larger ones are a 431.
 const MAX_HEAD_BYTES: usize = 64 << 10;
@@ -57,19 +60,29 @@ pub struct ConnectionTimeouts {
     pub idle: Duration,
 }
 
+/// How to serve a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ConnectionOptions {
+    pub(crate) timeouts: ConnectionTimeouts,
+    /// Whether it may have more than one request.
+    pub(crate) keep_alive: bool,
+    /// Who sends requests that have no API key.
+    pub(crate) tenant: TenantId,
+}
+
 /// Serves one connection until it ends: after its first request without `keep_alive`, or once `draining` is true, after
 /// the request in progress.
 pub(crate) async fn serve_connection<Io>(
     io: Io,
     router: Router,
-    (timeouts, keep_alive): (ConnectionTimeouts, bool),
+    ConnectionOptions { timeouts, keep_alive, tenant }: ConnectionOptions,
     mut draining: watch::Receiver<bool>,
 ) where
     Io: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let requests = Arc::new(Requests::default());
     let io = Watched::new(io, timeouts, Arc::clone(&requests));
-    let service = Counted { router: TowerToHyperService::new(router), requests: Arc::clone(&requests) };
+    let service = Counted { router: TowerToHyperService::new(router), tenant, requests: Arc::clone(&requests) };
     let mut builder = http1::Builder::new();
     // `Watched` applies the timeouts, so hyper's own must never pass. It is set all the same: with it, hyper reads from
     // the connection right after each response, and this read starts the idle timer of `Watched`.
@@ -126,9 +139,10 @@ impl Drop for BodyWatch {
     }
 }
 
-/// The API, wrapped to count requests in progress.
+/// The API, wrapped to count requests in progress and to say who sends them.
 struct Counted {
     router: TowerToHyperService<Router>,
+    tenant: TenantId,
     requests: Arc<Requests>,
 }
 
@@ -142,7 +156,9 @@ impl Service<hyper::Request<Incoming>> for Counted {
         let requests = Arc::clone(&self.requests);
         let in_flight = InFlight(Arc::clone(&requests));
         let watch = BodyWatch { requests: Arc::clone(&requests), is_received: false };
-        let request = request.map(|body| drop_with_sent_body(Body::new(body), watch, |watch| watch.is_received = true));
+        let mut request =
+            request.map(|body| drop_with_sent_body(Body::new(body), watch, |watch| watch.is_received = true));
+        request.extensions_mut().insert(self.tenant);
         let answer = self.router.call(request);
         Box::pin(async move {
             let mut response = answer.await?.map(|body: Body| drop_with_body(body, in_flight));

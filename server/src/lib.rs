@@ -11,6 +11,7 @@
 //! - [`metrics`]: Prometheus metrics; [`telemetry`]: OpenTelemetry traces
 //! - [`serve`](mod@serve): a listener, the API and graceful shutdown; [`connection`]: one client; [`tls`]: certificates
 //! - [`bundled`]: the model in the binary
+//! - [`tenant`]: who sends requests, and queues that they share; `work_clock`: work that makes no progress
 //!
 //! Dependencies point one way: `cli -> serve -> api -> engine -> hearth_model`.
 
@@ -26,7 +27,9 @@ pub mod metrics;
 mod random;
 pub mod serve;
 pub mod telemetry;
+pub mod tenant;
 #[cfg(all(test, feature = "gpu"))]
 #[path = "../../model/tests/test_gpu.rs"]
 mod test_gpu;
 pub mod tls;
+mod work_clock;

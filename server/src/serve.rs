@@ -15,8 +15,9 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::{
     api::{router::app, state::AppState},
-    connection::{ConnectionTimeouts, serve_connection},
+    connection::{ConnectionOptions, ConnectionTimeouts, serve_connection},
     engine::Engine,
+    tenant::TenantId,
 };
 
 /// Time for connections to send error responses after inference has failed.
@@ -151,7 +152,7 @@ impl Connections {
             // Get a permit first: while there is none, clients wait in the system's backlog.
             let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return pending().await };
             match listener.accept().await {
-                Ok((stream, _)) => self.serve(stream, place),
+                Ok((stream, address)) => self.serve(stream, TenantId::of_address(address.ip()), place),
                 // The client has already disconnected.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
@@ -163,19 +164,20 @@ impl Connections {
         }
     }
 
-    fn serve(&mut self, stream: TcpStream, place: OwnedSemaphorePermit) {
+    fn serve(&mut self, stream: TcpStream, tenant: TenantId, place: OwnedSemaphorePermit) {
         // A token is a small packet, which must not wait for more data.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!("cannot set TCP_NODELAY: {error}");
         }
         let (router, timeouts, tls) = (self.router.clone(), self.options.timeouts, self.options.tls.clone());
-        let (keep_alive, draining) = (self.keep_alive, self.draining.subscribe());
+        let options = ConnectionOptions { timeouts, keep_alive: self.keep_alive, tenant };
+        let draining = self.draining.subscribe();
         self.tasks.spawn(async move {
             let _place = place;
             match tls {
-                None => serve_connection(stream, router, (timeouts, keep_alive), draining).await,
+                None => serve_connection(stream, router, options, draining).await,
                 Some(tls) => match timeout(timeouts.head, tls.accept(stream)).await {
-                    Ok(Ok(stream)) => serve_connection(stream, router, (timeouts, keep_alive), draining).await,
+                    Ok(Ok(stream)) => serve_connection(stream, router, options, draining).await,
                     Ok(Err(error)) => tracing::debug!("TLS handshake failed: {error}"),
                     Err(_) => tracing::debug!("TLS handshake timed out"),
                 },

@@ -63,8 +63,8 @@ fn main() -> ExitCode {
     if let Some(n) = cli.threads.map(usize::from).and_then(NonZeroUsize::new) {
         ops::use_threads(n);
     }
-    // Before anything is computed: every command computes on this thread.
-    ops::lead_threads();
+    // Before anything is computed.
+    ops::start_threads();
     // Refuses an instruction set that the machine does not have.
     let outcome = ops::instruction_set().map_err(anyhow::Error::from).and_then(|_| run(cli.command));
     match outcome {

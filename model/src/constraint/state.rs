@@ -1,24 +1,27 @@
 //! The state of one text in its grammar: the tokens that may come next.
 //!
-//! For most grammars a token is accepted immediately, and the next mask is computed while the model runs. If a grammar
-//! turns out to be slow, as very ambiguous ones do for long texts, both are done on separate threads for slow grammars,
-//! so that other texts can continue. This does not change the allowed tokens.
+//! For most grammars a token is accepted immediately, and the next mask is computed on a thread for masks while the model
+//! runs. If a grammar turns out to be slow, as very ambiguous ones do for long texts, both are done on separate threads for
+//! slow grammars, so that other texts can continue. This does not change the allowed tokens.
 
 use std::{
     collections::BTreeSet,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError},
-    thread,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use llguidance::{CancellationHandle, Matcher};
-use rayon::{ThreadPool, ThreadPoolBuilder};
 use toktrie::SimpleVob;
 
+use super::task_threads::TaskThreads;
 use crate::{
     TokenId,
     error::{Error, Result},
+    ops,
 };
 
 /// A token that takes longer than this is slow: less than a step of a small model.
@@ -39,6 +42,8 @@ struct Shared {
     /// The time until which the grammar counts as slow. Shared by all clones, because they share the lexer and wait for
     /// each other.
     slow_until: Arc<Mutex<Option<Instant>>>,
+    /// Whether a task that computes the mask waits for a thread: there is one at most, however late it comes.
+    is_queued: AtomicBool,
 }
 
 struct State {
@@ -113,7 +118,7 @@ impl Constraint {
         }
         // The first mask is ready, however long it took.
         state.took = Duration::ZERO;
-        let shared = Shared { state: Mutex::new(state), slow_until: Arc::default() };
+        let shared = Shared { state: Mutex::new(state), slow_until: Arc::default(), is_queued: AtomicBool::new(false) };
         Ok(Self { shared: Arc::new(shared), _cancellation: cancellation, param })
     }
 
@@ -130,9 +135,16 @@ impl Constraint {
 
     /// Starts computing the mask on another thread, while this one runs the model.
     pub fn prepare(&self) {
-        let shared = Arc::clone(&self.shared);
-        // If this task has not started when the mask is needed, `restrict` computes the mask itself.
-        rayon::spawn(move || shared.compute_mask(&mut shared.lock()));
+        // If the task has not started when the mask is needed, `restrict` computes the mask itself.
+        let Some(threads) = mask_threads() else { return };
+        if self.shared.is_queued.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        threads.spawn(&self.shared, |shared| {
+            // Before the lock: whoever holds it may go on to a state for which another task is wanted.
+            shared.is_queued.store(false, Ordering::Relaxed);
+            shared.compute_mask(&mut shared.lock());
+        });
     }
 
     /// The logits, `[vocab_size]`, with -infinity for all tokens that may not come next. If the text may end, those of
@@ -176,8 +188,7 @@ impl Constraint {
     /// Runs [`accept`](Self::accept) and [`prepare`](Self::prepare) on a thread for slow grammars. No other method may
     /// be called before [`accepted`](Self::accepted) returns the result.
     pub fn accept_elsewhere(&mut self, id: TokenId) {
-        let shared = Arc::clone(&self.shared);
-        let work = move || {
+        let work = move |shared: &Shared| {
             let mut state = shared.lock();
             let accepted = state.accept(id);
             if accepted == Ok(false) {
@@ -186,8 +197,8 @@ impl Constraint {
             state.accepted = Some(accepted);
         };
         match slow_threads() {
-            Some(threads) => threads.spawn(work),
-            None => rayon::spawn(work),
+            Some(threads) => threads.spawn(&self.shared, work),
+            None => work(&self.shared),
         }
     }
 
@@ -212,16 +223,22 @@ impl Constraint {
     }
 }
 
-/// Threads for slow grammars, a quarter of the cores, so that fast grammars never wait for slow ones. `None` if the
-/// threads cannot be started.
-fn slow_threads() -> Option<&'static ThreadPool> {
-    static THREADS: OnceLock<Option<ThreadPool>> = OnceLock::new();
-    let threads = THREADS.get_or_init(|| {
-        let n_threads = thread::available_parallelism().map_or(1, |n_cores| n_cores.get().div_ceil(4));
-        let threads = ThreadPoolBuilder::new().num_threads(n_threads).thread_name(|_| "slow grammar".into()).build();
-        threads.inspect_err(|error| tracing::warn!("cannot start threads for slow grammars: {error}")).ok()
-    });
-    threads.as_ref()
+/// Threads that compute masks while the model runs: one fewer than compute, at least one. `None` if they cannot be started.
+fn mask_threads() -> Option<&'static TaskThreads<Shared>> {
+    static THREADS: OnceLock<Option<TaskThreads<Shared>>> = OnceLock::new();
+    THREADS.get_or_init(|| start_threads("masks", ops::n_threads() - 1)).as_ref()
+}
+
+/// Threads for slow grammars, a quarter of those that compute, so that fast grammars never wait for slow ones. `None` if
+/// they cannot be started.
+fn slow_threads() -> Option<&'static TaskThreads<Shared>> {
+    static THREADS: OnceLock<Option<TaskThreads<Shared>>> = OnceLock::new();
+    THREADS.get_or_init(|| start_threads("slow grammars", ops::n_threads().div_ceil(4))).as_ref()
+}
+
+fn start_threads(name: &str, n_threads: usize) -> Option<TaskThreads<Shared>> {
+    let threads = TaskThreads::start(name, n_threads);
+    threads.inspect_err(|error| tracing::warn!("cannot start threads for {name}: {error}")).ok()
 }
 
 /// The library catches its panics; the matcher then reports an error.
@@ -241,7 +258,8 @@ impl Clone for Constraint {
             took: Duration::ZERO,
         };
         let cancellation = CancelOnDrop(copy.matcher.cancellation_handle());
-        let shared = Shared { state: Mutex::new(copy), slow_until: Arc::clone(&self.shared.slow_until) };
+        let slow_until = Arc::clone(&self.shared.slow_until);
+        let shared = Shared { state: Mutex::new(copy), slow_until, is_queued: AtomicBool::new(false) };
         Self { shared: Arc::new(shared), _cancellation: cancellation, param: self.param }
     }
 }

@@ -55,7 +55,7 @@ pub(crate) use block::{Block, BlockScratch, PagedAttention, block, has_block};
 pub use clip::clip_norm;
 pub use cpu::{
     ATTENTION_QUERIES, MAX_KEPT_BYTES, ROWS_AT_ONCE, give_back_memory, instruction_set, keep_freed_memory,
-    lead_threads, limit_arenas, loss_rows_at_once, n_threads, parallel_for_each, use_threads,
+    limit_arenas, loss_rows_at_once, n_threads, parallel_for_each, start_threads, use_threads,
 };
 pub(crate) use cpu::{SCAN_BLOCK, all_below_infinity, block_maxima, nearest_q8, relative_weights, sum_of};
 pub use cross_entropy::{Losses, Targets};

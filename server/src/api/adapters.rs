@@ -77,7 +77,7 @@ pub(crate) async fn load(State(state): State<AppState>, mut body: Body) -> Resul
     engine.adapters().check_new(&name, if_taken)?;
     let done = format!("Success: LoRA adapter '{name}' added successfully.");
     let work = move || Ok(engine.adapters().register(&name, &path, if_taken)?);
-    state.prepare(Preparation::Adapter, TurnWait::default(), work).await?;
+    state.prepare(Preparation::Adapter, body.turn_wait(), work).await?;
     Ok(ignored_params::add_header(ignored, text(done)))
 }
 
@@ -120,7 +120,7 @@ impl Chosen {
             Found::Loaded(adapter) => Ok(Some(adapter)),
             Found::Unknown => Err(unknown_model(state, name)),
             Found::OnDisk => {
-                engine.require_room()?;
+                engine.require_room(wait.tenant)?;
                 let (engine, name) = (engine.clone(), name.clone());
                 let unknown = unknown_model(state, &name);
                 let work = move || match engine.adapters().load(&name) {

@@ -1,13 +1,24 @@
-//! API keys, stored as SHA-256 digests.
+//! API keys, stored as SHA-256 digests, and who sent a request.
 
 use std::{collections::BTreeSet, fmt};
 
 use hearth_model::digest::Digest;
 use subtle::ConstantTimeEq;
 
+use crate::{engine::prefix_cache::PrefixSalt, tenant::TenantId};
+
 /// The accepted API keys; with none, the API is open. Only digests are stored, and `Debug` does not show even those.
 #[derive(Clone, Default)]
 pub struct ApiKeys(Vec<[u8; 32]>);
+
+/// Who sent a request.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sender {
+    /// The holder of the API key, or without keys the client's address.
+    pub(crate) tenant: TenantId,
+    /// The prefix-cache salt of the API key, if keys do not share pages.
+    pub(crate) salt: Option<PrefixSalt>,
+}
 
 /// A key that no client could send. Does not include the key, because errors are logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -12,6 +12,7 @@ use tokio::time::timeout_at;
 use tokio_stream::StreamExt;
 
 use super::{
+    api_keys::Sender,
     body_room::BodyRoom,
     bounded_json::{self, BadJson},
     endpoint::Policy,
@@ -22,7 +23,6 @@ use super::{
     request_log::RequestLog,
     state::AppState,
 };
-use crate::engine::prefix_cache::PrefixSalt;
 
 /// A client must send its body at this rate in bytes per second, or faster.
 const MIN_BYTES_PER_SEC: u64 = 1 << 10;
@@ -36,7 +36,7 @@ pub(crate) struct Body {
     room: BodyRoom,
     max_bytes: usize,
     log: RequestLog,
-    key_salt: Option<PrefixSalt>,
+    sender: Sender,
     /// Whether the request will be submitted to the engine.
     submits: bool,
 }
@@ -47,7 +47,8 @@ impl FromRequest<AppState> for Body {
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
         let options = state.options();
         let log: RequestLog = request.extensions().get().cloned().unwrap_or_default();
-        let key_salt = request.extensions().get().copied();
+        let tenant = request.extensions().get().copied().unwrap_or_default();
+        let sender = Sender { tenant, salt: request.extensions().get().copied() };
         let submits = matches!(request.extensions().get(), Some(Policy::Inference(_)));
         state.require_open(log.arrived())?;
         require_json(request.headers())?;
@@ -61,7 +62,7 @@ impl FromRequest<AppState> for Body {
         if length.is_some_and(|length: u64| length > options.max_body_bytes as u64) {
             return Err(too_large(options));
         }
-        if submits && let Err(full) = state.require_room() {
+        if submits && let Err(full) = state.require_room(tenant) {
             // Received without storing it, so that the connection can be kept. A client that waits for permission to
             // send (`Expect`) gets the answer instead.
             if !request.headers().contains_key(header::EXPECT) {
@@ -76,7 +77,7 @@ impl FromRequest<AppState> for Body {
             Ok(())
         })
         .await?;
-        Ok(Self { bytes, room, max_bytes: options.max_body_bytes, log, key_salt, submits })
+        Ok(Self { bytes, room, max_bytes: options.max_body_bytes, log, sender, submits })
     }
 }
 
@@ -84,6 +85,11 @@ impl Body {
     /// When the request's head arrived. A server that began to drain later still answers the request.
     pub(crate) fn arrived(&self) -> Instant {
         self.log.arrived()
+    }
+
+    /// How a request that is not submitted to the engine waits for its turn to be prepared.
+    pub(crate) fn turn_wait(&self) -> TurnWait {
+        TurnWait { tenant: self.sender.tenant, ..TurnWait::default() }
     }
 
     /// Parses the body, once, and reads its fields. Long bodies are parsed on a blocking thread.
@@ -97,15 +103,15 @@ impl Body {
         T: Send + 'static,
     {
         // The deadline is a field of the body, so it is not known yet.
-        let wait = TurnWait { submits: self.submits, deadline: None };
+        let wait = TurnWait { submits: self.submits, ..self.turn_wait() };
         let (bytes, max_bytes) = (std::mem::take(&mut self.bytes), self.max_bytes);
-        let (n_bytes, log, key_salt) = (bytes.len(), self.log.clone(), self.key_salt);
+        let (n_bytes, log, sender) = (bytes.len(), self.log.clone(), self.sender);
         let mut room = std::mem::replace(&mut self.room, state.body_room());
         let work = move || {
             let (entries, n_value_bytes) = parse(&bytes, max_bytes)?;
             drop(bytes);
             room.grow(n_value_bytes)?;
-            Ok((read(Fields::of_body(entries, log, n_bytes, key_salt))?, room))
+            Ok((read(Fields::of_body(entries, log, n_bytes, sender))?, room))
         };
         let (read, room) = state.prepare_long(Preparation::of_body(n_bytes), wait, work).await?;
         self.room = room;

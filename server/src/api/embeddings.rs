@@ -120,7 +120,7 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
     let arrived = log.arrived();
     let engine = state.engine_for(arrived)?.clone();
     let deadline = request.parts.deadline.and_then(|limit| Deadline::new(arrived, limit));
-    let wait = TurnWait { submits: true, deadline };
+    let wait = TurnWait { tenant: request.parts.tenant, submits: true, deadline };
     request.parts.adapter = chosen.adapter(&state, &engine, wait).await?;
     let model = engine.model().clone();
     let (n_answers, format, truncates) = (request.sources.len(), request.format, request.truncation.is_some());
@@ -181,6 +181,7 @@ impl EmbeddingRequest {
             encode: EncodeOptions { add_special_tokens, ..EncodeOptions::PROMPT },
             parts: RequestParts {
                 strategy: Strategy::Embed { pooling, scale },
+                tenant: fields.sender().tenant,
                 priority: generation::priority(fields)?,
                 deadline: generation::deadline(fields)?,
                 ..RequestParts::default()

@@ -111,6 +111,16 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message)
     }
 
+    /// 503: `what`, work of the server, has made no progress for `time`, which is longer than the step timeout `limit`.
+    pub(crate) fn stalled(what: &str, time: Duration, limit: Duration) -> Self {
+        Self::unavailable(format!(
+            "{what} has made no progress for {} s: the server or its device may hang\n\
+             hint: `--step-timeout` sets the limit of {} s",
+            time.as_secs(),
+            limit.as_secs()
+        ))
+    }
+
     /// 503: the server shuts down before the request has finished.
     pub fn shutting_down() -> Self {
         Self::unavailable("the server is shutting down")

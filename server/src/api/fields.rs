@@ -12,11 +12,11 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::{
+    api_keys::Sender,
     error::ApiError,
     request_log::RequestLog,
     schema::{self, NumberRange, Shape},
 };
-use crate::engine::prefix_cache::PrefixSalt;
 
 /// Maximum length of the name of a function or a schema, as at OpenAI.
 const MAX_NAME_CHARS: usize = 64;
@@ -37,33 +37,28 @@ pub(crate) struct Fields {
     log: RequestLog,
     /// Size of the whole body in bytes.
     n_bytes: usize,
-    key_salt: Option<PrefixSalt>,
+    sender: Sender,
     /// Set while `/openapi.json` is generated: records each field that is read.
     shape: Option<Shape>,
 }
 
 impl Fields {
-    /// The prefix-cache salt of the request's API key, if keys do not share pages.
-    pub(crate) fn key_salt(&self) -> Option<PrefixSalt> {
-        self.key_salt
+    /// Who sent the request.
+    pub(crate) fn sender(&self) -> Sender {
+        self.sender
     }
 
     /// The fields of an example request. Each field that is read is recorded in `shape`.
     pub(crate) fn describing(example: Value, shape: &Shape) -> Self {
         let Value::Object(entries) = example else { return Self::describing(json!({}), shape) };
-        let mut fields = Self::of_body(entries, RequestLog::default(), 0, None);
+        let mut fields = Self::of_body(entries, RequestLog::default(), 0, Sender::default());
         fields.shape = Some(shape.clone());
         fields
     }
 
     /// The fields of a body of `n_bytes`.
-    pub(super) fn of_body(
-        entries: Map<String, Value>,
-        log: RequestLog,
-        n_bytes: usize,
-        key_salt: Option<PrefixSalt>,
-    ) -> Self {
-        Self { entries, place: String::new(), unread: Arc::default(), log, n_bytes, key_salt, shape: None }
+    pub(super) fn of_body(entries: Map<String, Value>, log: RequestLog, n_bytes: usize, sender: Sender) -> Self {
+        Self { entries, place: String::new(), unread: Arc::default(), log, n_bytes, sender, shape: None }
     }
 
     /// Takes a field unparsed. The caller must validate it against `schema`.
@@ -348,7 +343,7 @@ impl Fields {
             unread: Arc::clone(&self.unread),
             log: self.log.clone(),
             n_bytes: self.n_bytes,
-            key_salt: self.key_salt,
+            sender: self.sender,
             shape,
         })
     }
@@ -515,7 +510,7 @@ mod tests {
 
     fn fields(json: &str) -> Fields {
         let (value, _) = bounded_json::parse(json.as_bytes(), 1 << 20).unwrap();
-        Fields::of_body(value.as_object().unwrap().clone(), RequestLog::default(), json.len(), None)
+        Fields::of_body(value.as_object().unwrap().clone(), RequestLog::default(), json.len(), Sender::default())
     }
 
     #[test]

@@ -31,14 +31,17 @@ use super::{
     structured::Structure,
     submission::{Submission, Submitted, Usage},
 };
-use crate::engine::{
-    ServedModel, StopCause,
-    adapters::ServedAdapter,
-    prefix_cache::PrefixSalt,
-    request::{
-        EngineRequest, LogprobsMode, MAX_CHOICES, MAX_LOGPROBS, PRIORITIES, RequestParts, SpecialTokens,
-        StopConditions, StopText, Strategy, TextOptions, ValidationError,
+use crate::{
+    engine::{
+        ServedModel, StopCause,
+        adapters::ServedAdapter,
+        prefix_cache::PrefixSalt,
+        request::{
+            EngineRequest, LogprobsMode, MAX_CHOICES, MAX_LOGPROBS, PRIORITIES, RequestParts, SpecialTokens,
+            StopConditions, StopText, Strategy, TextOptions, ValidationError,
+        },
     },
+    tenant::TenantId,
 };
 
 /// Maximum number of answers to one prompt.
@@ -89,6 +92,7 @@ pub(crate) struct Generation {
     reports_prompt_once: bool,
     priority: i32,
     prefix_salt: Option<PrefixSalt>,
+    tenant: TenantId,
     deadline: Option<Duration>,
     /// Number of answer tokens that [`Truncation::Fitting`] leaves room for.
     wanted_tokens: usize,
@@ -159,6 +163,7 @@ impl Generation {
             reports_prompt_once: false,
             priority: priority(given)?,
             prefix_salt: prefix_salt(given)?,
+            tenant: given.sender().tenant,
             deadline: deadline(given)?,
             wanted_tokens: max_tokens,
             ignored: Vec::new(),
@@ -242,7 +247,7 @@ impl Generation {
     /// How the request waits for its turn to be prepared.
     pub(crate) fn turn_wait(&self) -> TurnWait {
         let deadline = self.deadline.and_then(|limit| Deadline::new(self.log.arrived(), limit));
-        TurnWait { submits: true, deadline }
+        TurnWait { tenant: self.tenant, submits: true, deadline }
     }
 
     /// When the request arrived.
@@ -444,6 +449,7 @@ impl Generation {
                 constraint: constraint.clone(),
                 priority: self.priority,
                 prefix_salt: self.prefix_salt,
+                tenant: self.tenant,
                 adapter: adapter.clone(),
                 deadline: self.deadline,
             };
@@ -543,7 +549,7 @@ fn text_options(fields: &mut Fields) -> Result<TextOptions, ApiError> {
 /// The request's own salt, else that of its API key.
 fn prefix_salt(fields: &mut Fields) -> Result<Option<PrefixSalt>, ApiError> {
     const NAME: &str = "cache_salt";
-    let Some(salt) = fields.string(NAME)? else { return Ok(fields.key_salt()) };
+    let Some(salt) = fields.string(NAME)? else { return Ok(fields.sender().salt) };
     let n_chars = salt.chars().count();
     if n_chars > MAX_SALT_CHARS {
         let message = format!("`{NAME}` must have at most {MAX_SALT_CHARS} characters, got {n_chars}");

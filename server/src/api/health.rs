@@ -1,7 +1,5 @@
 //! `GET /health` (liveness) and `GET /ready` (readiness).
 
-use std::time::Duration;
-
 use axum::{Json, extract::State};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -11,7 +9,7 @@ use super::{
     error::ApiError,
     state::AppState,
 };
-use crate::engine::{Engine, EngineState};
+use crate::engine::EngineState;
 
 /// The endpoint's entry in `/openapi.json`.
 pub(crate) const HEALTH: Operation =
@@ -34,26 +32,24 @@ pub(crate) async fn health(State(state): State<AppState>) -> Result<Json<Health>
         if let EngineState::Failed(what) = engine.state() {
             return Err(ApiError::unavailable(format!("inference failed: {what}")));
         }
-        check_step(engine, state.options().step_timeout)?;
     }
+    check_progress(&state)?;
     Ok(Json(Health { status: "ok" }))
 }
 
 /// 200 while the server accepts work: the model is loaded, no shutdown has begun, and inference goes on.
 pub(crate) async fn ready(State(state): State<AppState>) -> Result<Json<Health>, ApiError> {
-    check_step(state.working_engine()?, state.options().step_timeout)?;
+    state.working_engine()?;
+    check_progress(&state)?;
     Ok(Json(Health { status: "ready" }))
 }
 
-/// Checks that the current step does not take longer than `limit`.
-fn check_step(engine: &Engine, limit: Duration) -> Result<(), ApiError> {
-    match engine.step_time() {
-        Some(time) if time > limit => Err(ApiError::unavailable(format!(
-            "a step of the model has not ended for {} s: the device may hang\n\
-             hint: `--step-timeout` sets the limit of {} s",
-            time.as_secs(),
-            limit.as_secs()
-        ))),
+/// Checks that no work, be it a step of the model or the preparation of a request, has made no progress for longer than
+/// the step timeout.
+fn check_progress(state: &AppState) -> Result<(), ApiError> {
+    let limit = state.options().step_timeout;
+    match state.slowest_work() {
+        Some((what, time)) if time > limit => Err(ApiError::stalled(what, time, limit)),
         _ => Ok(()),
     }
 }

@@ -28,7 +28,7 @@ use super::{
     fields::{Fields, must_be},
     ignored_params,
     options::RequestTemplates,
-    preparation::{Preparation, TurnWait},
+    preparation::{Preparation, WorkHandle},
     schema::Shape,
     state::AppState,
     stream::{TokenText, finite},
@@ -183,16 +183,16 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
             Ok((ids, options))
         }
     };
-    let (ids, options) = state.prepare(preparation, TurnWait::default(), encode).await?;
+    let (ids, options) = state.prepare(preparation, body.turn_wait(), encode).await?;
     let name = state.model_id().to_owned();
-    let inspect = move || {
-        let found = model.inspector.inspect(&ids, &options).map_err(|error| match error {
+    let inspect = move |progress: &WorkHandle| {
+        let found = model.inspector.inspect(&ids, &options, &|| progress.report()).map_err(|error| match error {
             hearth_model::Error::Param { name, what } => ApiError::invalid(name, format!("`{name}` {what}")),
             error => ApiError::internal(error.to_string()),
         })?;
         Ok(Json(WireInspection::new(name, &model, &ids, options, found)).into_response())
     };
-    let response = state.prepare(Preparation::Inspection, TurnWait::default(), inspect).await?;
+    let response = state.prepare_in_parts(Preparation::Inspection, body.turn_wait(), inspect).await?;
     Ok(ignored_params::add_header(ignored, response))
 }
 

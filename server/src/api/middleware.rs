@@ -16,7 +16,7 @@ use super::{
     request_log::{RequestLog, Trace},
     state::AppState,
 };
-use crate::{random::fresh_id, telemetry::trace_context::TraceContext};
+use crate::{random::fresh_id, telemetry::trace_context::TraceContext, tenant::TenantId};
 
 /// Identifies a request in logs on both sides; OpenAI's libraries show it with errors.
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -75,7 +75,9 @@ pub(crate) async fn authorize(State(state): State<AppState>, mut request: Reques
     let given = request.headers().get(header::AUTHORIZATION);
     match given.and_then(bearer) {
         Some(key) if keys.contain(key) => {
-            if let Some(salt) = state.options().salt_of_key(key) {
+            let (tenant, salt) = (TenantId::of_key(key), state.options().salt_of_key(key));
+            request.extensions_mut().insert(tenant);
+            if let Some(salt) = salt {
                 request.extensions_mut().insert(salt);
             }
             next.run(request).await

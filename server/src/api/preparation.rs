@@ -1,21 +1,30 @@
 //! Work before a request can be submitted to the engine, such as tokenizing: on blocking threads, and long work of a kind
 //! one at a time.
+//!
+//! Work cannot be interrupted from outside. If the client of long work has gone, or the work takes longer than
+//! `--step-timeout`, its turn is given to the next request, and the work goes on beside it, with a limit on the number of
+//! such works. So one that hangs does not keep others from their turn.
 
 use std::{
     array,
+    collections::VecDeque,
     sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use tokio::{
-    sync::{AcquireError, OwnedSemaphorePermit, Semaphore},
-    time::timeout_at,
+    sync::{Semaphore, oneshot},
+    time::{sleep, timeout_at},
 };
 
 use super::error::ApiError;
+use crate::{
+    tenant::{Queue, TenantId},
+    work_clock::RunningWork,
+};
 
 /// Size in bytes above which a body counts as long: tokenizing it takes tens of milliseconds or more.
 pub(super) const LONG_BODY_BYTES: usize = 1 << 16;
@@ -23,8 +32,12 @@ pub(super) const LONG_BODY_BYTES: usize = 1 << 16;
 /// Number of kinds of long [`Preparation`].
 const N_LONG: usize = Preparation::Short as usize;
 
-/// Minimum number of threads for [`AppState::prepare`]: one for each kind of long work, and one for short work.
-pub(crate) const MIN_PREPARING_THREADS: usize = N_LONG + 1;
+/// Number of works of each long kind that may go on after their turn was given back.
+const MAX_LEFT_BEHIND: usize = 1;
+
+/// Minimum number of threads for [`AppState::prepare`](super::state::AppState::prepare): for each kind of long work, one
+/// that has the turn and those left behind, and one for short work.
+pub(crate) const MIN_PREPARING_THREADS: usize = N_LONG * (1 + MAX_LEFT_BEHIND) + 1;
 
 /// Work before a request can be submitted to the engine, by cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,11 +61,25 @@ impl Preparation {
     pub(crate) fn of_body(n_bytes: usize) -> Self {
         if n_bytes > LONG_BODY_BYTES { Self::LongBody } else { Self::Short }
     }
+
+    /// The work's name in messages.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::LongBody => "the preparation of a long request",
+            Self::Grammar => "the compilation of a grammar",
+            Self::Template => "a chat template of a request",
+            Self::Inspection => "the inspection of a text",
+            Self::Adapter => "the reading of an adapter",
+            Self::Short => "the preparation of a request",
+        }
+    }
 }
 
 /// How a request waits for its turn of a long [`Preparation`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TurnWait {
+    /// Who sent it: tenants get turns one after the other.
+    pub(crate) tenant: TenantId,
     /// Whether the request will be submitted to the engine, whose queue must then have room.
     pub(crate) submits: bool,
     /// The wait ends with an error at this time.
@@ -89,48 +116,184 @@ impl Deadline {
     }
 }
 
-/// Allows one long [`Preparation`] of a kind at a time.
+/// What work and those who wait for it know of each other.
 #[derive(Debug)]
-struct Turn {
-    permit: Arc<Semaphore>,
-    n_waiting: AtomicUsize,
+pub(crate) struct WorkHandle {
+    work: RunningWork,
+    is_abandoned: AtomicBool,
 }
 
-/// Counts a request that waits for its turn, until dropped.
-struct Waiting<'a>(&'a AtomicUsize);
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+impl WorkHandle {
+    pub(super) fn new(work: RunningWork) -> Self {
+        Self { work, is_abandoned: AtomicBool::new(false) }
     }
+
+    /// The work has made progress. Returns whether it is still wanted.
+    pub(crate) fn report(&self) -> bool {
+        self.work.progress();
+        !self.is_abandoned.load(Ordering::Relaxed)
+    }
+
+    /// Waits until the work has made no progress for `limit`.
+    pub(super) async fn stalled(&self, limit: Duration) {
+        loop {
+            match limit.checked_sub(self.work.idle()) {
+                None | Some(Duration::ZERO) => return,
+                Some(rest) => sleep(rest).await,
+            }
+        }
+    }
+}
+
+/// The client of some work: its drop tells the work that nobody waits for it any more.
+#[derive(Debug)]
+pub(super) struct WaitingClient {
+    progress: Arc<WorkHandle>,
+    /// Dropped with the client.
+    _is_here: oneshot::Sender<()>,
+}
+
+impl WaitingClient {
+    /// The client, and a future that ends when it has gone.
+    pub(super) fn new(progress: Arc<WorkHandle>) -> (Self, oneshot::Receiver<()>) {
+        let (is_here, has_gone) = oneshot::channel();
+        (Self { progress, _is_here: is_here }, has_gone)
+    }
+}
+
+impl Drop for WaitingClient {
+    fn drop(&mut self) {
+        self.progress.is_abandoned.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Allows one long [`Preparation`] of a kind at a time. Tenants that wait get turns one after the other, and a tenant's
+/// requests in the order of their arrival.
+#[derive(Debug)]
+struct Turn {
+    lines: Arc<Mutex<Lines>>,
+    queue: Queue,
+    left_behind: Arc<Semaphore>,
+}
+
+#[derive(Debug, Default)]
+struct Lines {
+    is_taken: bool,
+    /// The requests that wait, by tenant; none is empty.
+    waiting: VecDeque<(TenantId, VecDeque<oneshot::Sender<TurnPermit>>)>,
+}
+
+impl Lines {
+    fn add(&mut self, tenant: TenantId, request: oneshot::Sender<TurnPermit>) {
+        match self.waiting.iter_mut().find(|(other, _)| *other == tenant) {
+            Some((_, line)) => {
+                // Those that have gone.
+                line.retain(|request| !request.is_closed());
+                line.push_back(request);
+            }
+            None => self.waiting.push_back((tenant, [request].into())),
+        }
+    }
+
+    fn next(&mut self) -> Option<oneshot::Sender<TurnPermit>> {
+        let (tenant, mut line) = self.waiting.pop_front()?;
+        let request = line.pop_front();
+        if !line.is_empty() {
+            self.waiting.push_back((tenant, line));
+        }
+        request
+    }
+}
+
+/// A turn; its drop passes it on.
+#[derive(Debug)]
+struct TurnPermit(Arc<Mutex<Lines>>);
+
+impl Drop for TurnPermit {
+    fn drop(&mut self) {
+        loop {
+            let next = {
+                let mut lines = lock(&self.0);
+                let next = lines.next();
+                lines.is_taken = next.is_some();
+                next
+            };
+            match next {
+                None => return,
+                Some(request) if request.is_closed() => {}
+                // If it has gone meanwhile, this drops the permit, which passes on the turn.
+                Some(request) => return drop(request.send(Self(Arc::clone(&self.0)))),
+            }
+        }
+    }
+}
+
+fn lock(lines: &Mutex<Lines>) -> MutexGuard<'_, Lines> {
+    lines.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Turn {
     fn new() -> Self {
-        Self { permit: Arc::new(Semaphore::new(1)), n_waiting: AtomicUsize::new(0) }
+        Self { lines: Arc::default(), queue: Queue::default(), left_behind: Arc::new(Semaphore::new(MAX_LEFT_BEHIND)) }
     }
 
-    /// Waits for the turn. At most `max_waiting` requests may wait at the same time.
+    /// Waits for the turn. At most `max_waiting` requests may wait at the same time, and as many of other tenants.
     ///
     /// # Errors
     /// 429 if that many are waiting already; 504 if the deadline passes.
-    async fn acquire(&self, max_waiting: usize, deadline: Option<Deadline>) -> Result<OwnedSemaphorePermit, ApiError> {
-        if let Ok(permit) = Arc::clone(&self.permit).try_acquire_owned() {
-            return Ok(permit);
-        }
-        let n_before = self.n_waiting.fetch_add(1, Ordering::Relaxed);
-        let _waiting = Waiting(&self.n_waiting);
-        if n_before >= max_waiting {
-            let message = format!("the queue is full: at most {max_waiting} requests may wait to be prepared");
-            return Err(ApiError::queue_full(message));
-        }
-        let permit = Arc::clone(&self.permit).acquire_owned();
-        let permit = match deadline {
+    async fn acquire(&self, max_waiting: usize, wait: TurnWait) -> Result<TakenTurn, ApiError> {
+        let (permit, _place) = {
+            let mut lines = lock(&self.lines);
+            if !lines.is_taken {
+                lines.is_taken = true;
+                return Ok(self.taken(TurnPermit(Arc::clone(&self.lines))));
+            }
+            let place = self.queue.take(max_waiting, wait.tenant, 1).ok_or_else(|| {
+                let message = format!("the queue is full: at most {max_waiting} requests may wait to be prepared");
+                ApiError::queue_full(message)
+            })?;
+            let (sender, permit) = oneshot::channel();
+            lines.add(wait.tenant, sender);
+            (permit, place)
+        };
+        let permit = match wait.deadline {
             None => permit.await,
             Some(deadline) => deadline.bound(permit).await?,
         };
-        // Not reached: the semaphore is never closed.
-        permit.map_err(|closed: AcquireError| ApiError::internal(closed.to_string()))
+        // Not reached: a waiting request is dropped only if it has gone.
+        Ok(self.taken(permit.map_err(|error| ApiError::internal(error.to_string()))?))
+    }
+
+    fn taken(&self, permit: TurnPermit) -> TakenTurn {
+        TakenTurn { permit, left_behind: Arc::clone(&self.left_behind) }
+    }
+}
+
+/// The turn for some work.
+#[derive(Debug)]
+pub(super) struct TakenTurn {
+    permit: TurnPermit,
+    left_behind: Arc<Semaphore>,
+}
+
+impl TakenTurn {
+    /// Keeps the turn until the work has `ended`, or until its client has gone or the work takes longer than `limit`, if
+    /// not too many works have been left behind already.
+    pub(super) async fn hold(self, ended: oneshot::Receiver<()>, gone: oneshot::Receiver<()>, limit: Duration) {
+        tokio::pin!(ended);
+        tokio::select! {
+            _ = &mut ended => return,
+            _ = gone => {}
+            () = sleep(limit) => {}
+        }
+        tokio::select! {
+            biased;
+            _ = &mut ended => {}
+            _place = self.left_behind.acquire_owned() => {
+                drop(self.permit);
+                let _ = ended.await;
+            }
+        }
     }
 }
 
@@ -151,11 +314,11 @@ impl Turns {
         &self,
         preparation: Preparation,
         max_waiting: usize,
-        deadline: Option<Deadline>,
-    ) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
+        wait: TurnWait,
+    ) -> Result<Option<TakenTurn>, ApiError> {
         match self.0.get(preparation as usize) {
             None => Ok(None),
-            Some(turn) => turn.acquire(max_waiting, deadline).await.map(Some),
+            Some(turn) => turn.acquire(max_waiting, wait).await.map(Some),
         }
     }
 }
@@ -169,7 +332,10 @@ mod tests {
     use axum::{http::StatusCode, response::IntoResponse};
     use tokio::{runtime, task::yield_now};
 
-    use super::{super::state::AppState, *};
+    use super::{
+        super::{options::ApiOptions, state::AppState},
+        *,
+    };
 
     #[test]
     fn short_preparation_runs_while_long_preparations_wait() {
@@ -181,7 +347,7 @@ mod tests {
         runtime.block_on(async {
             let state = AppState::loading("x");
             let (go, goes) = mpsc::channel::<()>();
-            let goes = Arc::new(std::sync::Mutex::new(goes));
+            let goes = Arc::new(Mutex::new(goes));
             let kinds = [
                 Preparation::of_body(LONG_BODY_BYTES + 1),
                 Preparation::Grammar,
@@ -211,8 +377,7 @@ mod tests {
     #[tokio::test]
     async fn long_preparation_answers_504_at_the_request_deadline() {
         let state = AppState::loading("x");
-        let wait = |limit| TurnWait { submits: false, deadline: Deadline::new(Instant::now(), limit) };
-        let status = |error: ApiError| error.into_response().status();
+        let wait = |limit| TurnWait { deadline: Deadline::new(Instant::now(), limit), ..TurnWait::default() };
         let never = || -> Result<(), _> { unreachable!("begun") };
         let passed = state.prepare(Preparation::LongBody, wait(Duration::ZERO), never).await;
         assert_eq!(status(passed.unwrap_err()), StatusCode::GATEWAY_TIMEOUT);
@@ -229,26 +394,120 @@ mod tests {
 
     #[tokio::test]
     async fn waiting_for_preparation_is_limited_in_number_and_time() {
-        let status = |error: ApiError| error.into_response().status();
         let turn = Turn::new();
-        let held = turn.acquire(0, None).await.unwrap();
+        let wait = |tenant, deadline| TurnWait { tenant: TenantId(tenant), deadline, ..TurnWait::default() };
+        let held = turn.acquire(0, wait(1, None)).await.unwrap();
         {
-            let waiting = turn.acquire(1, None);
+            let waiting = turn.acquire(1, wait(1, None));
             tokio::pin!(waiting);
             tokio::select! {
                 biased;
                 _ = &mut waiting => panic!("two have the turn"),
                 () = yield_now() => {}
             }
-            let refused = turn.acquire(1, None).await.unwrap_err();
+            let refused = turn.acquire(1, wait(1, None)).await.unwrap_err();
             assert_eq!(refused.message(), "the queue is full: at most 1 requests may wait to be prepared");
             assert_eq!(status(refused), StatusCode::TOO_MANY_REQUESTS);
         }
         // The one that waited has left.
         let deadline = Deadline::new(Instant::now(), Duration::from_millis(5));
-        assert_eq!(status(turn.acquire(1, deadline).await.unwrap_err()), StatusCode::GATEWAY_TIMEOUT);
+        assert_eq!(status(turn.acquire(1, wait(1, deadline)).await.unwrap_err()), StatusCode::GATEWAY_TIMEOUT);
         drop(held);
-        assert!(turn.acquire(0, deadline).await.is_ok());
+        assert!(turn.acquire(0, wait(1, deadline)).await.is_ok());
         assert!(Deadline::new(Instant::now(), Duration::MAX).is_none());
+    }
+
+    #[tokio::test]
+    async fn tenants_get_turns_one_after_the_other() {
+        let turn = Arc::new(Turn::new());
+        let held = turn.acquire(9, TurnWait::default()).await.unwrap();
+        let (order, mut in_order) = tokio::sync::mpsc::unbounded_channel();
+        // Requests as (tenant, number); the fourth goes away while it waits.
+        let mut waiting = Vec::new();
+        for (tenant, number) in [(1, 1), (1, 2), (1, 3), (1, 4), (2, 5), (2, 6), (3, 7)] {
+            let (turn, order) = (Arc::clone(&turn), order.clone());
+            waiting.push(tokio::spawn(async move {
+                let wait = TurnWait { tenant: TenantId(tenant), ..TurnWait::default() };
+                let _taken = turn.acquire(9, wait).await.unwrap();
+                order.send(number).unwrap();
+            }));
+            yield_now().await;
+        }
+        waiting.remove(3).abort();
+        yield_now().await;
+        drop(held);
+        for task in waiting {
+            task.await.unwrap();
+        }
+        let order: Vec<i32> = std::iter::from_fn(|| in_order.try_recv().ok()).collect();
+        assert_eq!(order, [1, 5, 7, 2, 6, 3]);
+        assert!(turn.acquire(0, TurnWait::default()).await.is_ok());
+    }
+
+    /// Work that hangs until the test lets it go on.
+    #[tokio::test]
+    async fn turn_is_given_back_when_its_client_has_gone_or_its_work_takes_too_long() {
+        for step_timeout in [Duration::from_secs(3600), Duration::from_millis(5)] {
+            let options = ApiOptions { step_timeout, ..ApiOptions::default() };
+            let state = AppState::loading_with("x", options);
+            let (go, goes) = mpsc::channel::<()>();
+            let goes = Arc::new(Mutex::new(goes));
+            let hang = || {
+                let goes = Arc::clone(&goes);
+                move || {
+                    let _ = goes.lock().unwrap().recv();
+                    Ok(())
+                }
+            };
+            for _ in 0..MAX_LEFT_BEHIND {
+                let hanging = state.prepare(Preparation::Inspection, TurnWait::default(), hang());
+                if step_timeout < Duration::from_secs(1) {
+                    let error = hanging.await.unwrap_err();
+                    assert_eq!(status(error), StatusCode::SERVICE_UNAVAILABLE);
+                } else {
+                    // Its client goes away once it has begun.
+                    tokio::select! {
+                        biased;
+                        _ = hanging => panic!("it hangs"),
+                        () = async { while state.slowest_work().is_none() { yield_now().await } } => {}
+                    }
+                }
+            }
+            let next = state.prepare(Preparation::Inspection, TurnWait::default(), || Ok(7));
+            assert_eq!(tokio::time::timeout(Duration::from_secs(30), next).await.unwrap().unwrap(), 7);
+            let (what, _) = state.slowest_work().unwrap();
+            assert_eq!(what, "the inspection of a text");
+            drop(go);
+            while state.slowest_work().is_some() {
+                yield_now().await;
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn work_learns_that_its_client_has_gone() {
+        let state = AppState::loading("x");
+        let (seen, is_seen) = oneshot::channel();
+        let work = |progress: &WorkHandle| {
+            while progress.report() {
+                std::thread::yield_now();
+            }
+            Ok(seen.send(()).unwrap())
+        };
+        {
+            let working = state.prepare_in_parts(Preparation::Inspection, TurnWait::default(), work);
+            tokio::pin!(working);
+            let begun = async {
+                while state.slowest_work().is_none() {
+                    yield_now().await
+                }
+            };
+            tokio::select! { biased; _ = &mut working => panic!("it waits for its client"), () = begun => {} }
+        }
+        is_seen.await.unwrap();
+    }
+
+    fn status(error: ApiError) -> StatusCode {
+        error.into_response().status()
     }
 }

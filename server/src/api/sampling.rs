@@ -275,7 +275,10 @@ mod tests {
 
     use std::path::Path;
 
-    use super::{super::request_log::RequestLog, *};
+    use super::{
+        super::{api_keys::Sender, request_log::RequestLog},
+        *,
+    };
 
     #[test]
     fn default_dry_sequence_breakers_are_tokenized_once() {
@@ -288,7 +291,7 @@ mod tests {
         let kept = OnceLock::new();
         let breakers = |body: Value| {
             let entries = body.as_object().unwrap().clone();
-            let mut fields = Fields::of_body(entries, RequestLog::default(), 0, None);
+            let mut fields = Fields::of_body(entries, RequestLog::default(), 0, Sender::default());
             let sampling = Sampling::from_fields(&mut fields, SamplingParams::default()).unwrap();
             sampling.resolve(&tokenizer, &kept).unwrap().dry.sequence_breakers
         };

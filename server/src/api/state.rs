@@ -2,23 +2,28 @@
 
 use std::{
     sync::{Arc, OnceLock},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use axum::response::Response;
 use hearth_model::sampling::SamplingParams;
-use tokio::{sync::SetOnce, task::spawn_blocking};
+use tokio::{
+    sync::{SetOnce, oneshot},
+    task::spawn_blocking,
+};
 
 use super::{
     body_room::{BodyMemory, BodyRoom},
     error::ApiError,
     options::ApiOptions,
-    preparation::{Deadline, LONG_BODY_BYTES, Preparation, TurnWait, Turns},
+    preparation::{Deadline, LONG_BODY_BYTES, Preparation, TurnWait, Turns, WaitingClient, WorkHandle},
 };
 use crate::{
     clock::unix_time,
     engine::{Engine, EngineState, request::MAX_CHOICES},
     metrics::HttpMetrics,
+    tenant::TenantId,
+    work_clock::WorkClock,
 };
 
 /// The state of the server; clones share it.
@@ -36,6 +41,7 @@ struct Inner {
     /// Set once bodies are no longer received.
     receiving_ended: SetOnce<()>,
     turns: Turns,
+    work_clock: WorkClock,
     body_memory: BodyMemory,
 }
 
@@ -57,6 +63,7 @@ impl AppState {
             draining_since: OnceLock::new(),
             receiving_ended: SetOnce::new(),
             turns: Turns::new(),
+            work_clock: WorkClock::default(),
         };
         Self(Arc::new(inner))
     }
@@ -139,13 +146,20 @@ impl AppState {
         }
     }
 
-    /// Checks whether the engine's queue has room, before a request is read or prepared in vain.
+    /// What work, of the engine or before it, has made no progress for the longest time, and that time. `None` if there is
+    /// no work.
+    pub(crate) fn slowest_work(&self) -> Option<(&'static str, Duration)> {
+        let of_engine = self.engine().and_then(Engine::slowest_work);
+        of_engine.into_iter().chain(self.0.work_clock.slowest()).max_by_key(|(_, time)| *time)
+    }
+
+    /// Checks whether the engine's queue has room for a tenant, before its request is read or prepared in vain.
     ///
     /// # Errors
     /// 429 if the queue is full.
-    pub(crate) fn require_room(&self) -> Result<(), ApiError> {
+    pub(crate) fn require_room(&self, tenant: TenantId) -> Result<(), ApiError> {
         // Invalid requests get a 400 also while the model is loading.
-        self.engine().map_or(Ok(()), |engine| Ok(engine.require_room()?))
+        self.engine().map_or(Ok(()), |engine| Ok(engine.require_room(tenant)?))
     }
 
     /// The memory of a new request, which takes nothing yet.
@@ -191,7 +205,8 @@ impl AppState {
     ///
     /// # Errors
     /// Those of `work`; 429 if too many requests wait for the same kind of long work; 504 if long work is not done by
-    /// the deadline (it is not started after the deadline); 500 if it panics.
+    /// the deadline (it is not started after the deadline); 503 if it makes no progress for the step timeout; 500 if it
+    /// panics.
     pub(crate) async fn prepare<Work, T>(
         &self,
         preparation: Preparation,
@@ -202,25 +217,58 @@ impl AppState {
         Work: FnOnce() -> Result<T, ApiError> + Send + 'static,
         T: Send + 'static,
     {
+        self.prepare_in_parts(preparation, wait, |_| work()).await
+    }
+
+    /// The same for work that reports its progress, and may end early once its client has gone.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare).
+    pub(crate) async fn prepare_in_parts<Work, T>(
+        &self,
+        preparation: Preparation,
+        wait: TurnWait,
+        work: Work,
+    ) -> Result<T, ApiError>
+    where
+        Work: FnOnce(&WorkHandle) -> Result<T, ApiError> + Send + 'static,
+        T: Send + 'static,
+    {
         let max_waiting = self.engine().map_or(MAX_CHOICES, Engine::max_queue);
-        let turn = self.0.turns.acquire(preparation, max_waiting, wait.deadline).await?;
+        let turn = self.0.turns.acquire(preparation, max_waiting, wait).await?;
         if wait.submits {
             // The queue may have filled up during the wait.
-            self.require_room()?;
+            self.require_room(wait.tenant)?;
         }
         // Short work needs no deadline here: it does not wait for a turn, and the engine ends requests that are late.
         let deadline = wait.deadline.filter(|_| turn.is_some());
-        let done = spawn_blocking(move || {
-            // Held until the work is done, even if the client disconnects.
-            let _turn = turn;
-            deadline.map_or(Ok(()), Deadline::check)?;
-            work()
+        let progress = Arc::new(WorkHandle::new(self.0.work_clock.start(preparation.name())));
+        let (_client, gone) = WaitingClient::new(Arc::clone(&progress));
+        let (ending, ended) = oneshot::channel::<()>();
+        let (limit, is_long) = (self.options().step_timeout, turn.is_some());
+        if let Some(turn) = turn {
+            tokio::spawn(turn.hold(ended, gone, limit));
+        }
+        let done = spawn_blocking({
+            let progress = Arc::clone(&progress);
+            move || {
+                // Dropped when the work is done, even if the client disconnects.
+                let _ending = ending;
+                deadline.map_or(Ok(()), Deadline::check)?;
+                work(&progress)
+            }
         });
-        let done = match deadline {
+        let done = async {
+            tokio::select! {
+                done = done => done.map_err(|error| ApiError::internal(format!("cannot prepare the request: {error}")))?,
+                // The engine, or the client, ends short work that takes long.
+                () = progress.stalled(limit), if is_long => Err(ApiError::stalled(preparation.name(), limit, limit)),
+            }
+        };
+        match deadline {
             None => done.await,
             Some(deadline) => deadline.bound(done).await?,
-        };
-        done.map_err(|error| ApiError::internal(format!("cannot prepare the request: {error}")))?
+        }
     }
 
     /// Runs short `work` on this thread, and long work as [`prepare`](Self::prepare) does.

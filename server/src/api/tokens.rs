@@ -22,7 +22,7 @@ use super::{
     fields::{Fields, must_be, token_ids},
     ignored_params,
     options::RequestTemplates,
-    preparation::{Preparation, TurnWait},
+    preparation::Preparation,
     schema::{self, Shape},
     state::AppState,
     stream::MAX_ANSWER_BYTES,
@@ -194,7 +194,7 @@ pub(crate) async fn tokenize(State(state): State<AppState>, mut body: Body) -> R
         };
         Ok(Json(encoded).into_response())
     };
-    Ok(ignored_params::add_header(ignored, state.prepare(preparation, TurnWait::default(), encode).await?))
+    Ok(ignored_params::add_header(ignored, state.prepare(preparation, body.turn_wait(), encode).await?))
 }
 
 /// Converts token ids to text, with special tokens unless the request has `skip_special_tokens`.
@@ -220,7 +220,7 @@ pub(crate) async fn detokenize(State(state): State<AppState>, mut body: Body) ->
         Ok(Json(Text { prompt: model.tokenizer.decode(&ids, options) }).into_response())
     };
     let preparation = Preparation::of_body(n_bytes);
-    Ok(ignored_params::add_header(ignored, state.prepare_long(preparation, TurnWait::default(), decode).await?))
+    Ok(ignored_params::add_header(ignored, state.prepare_long(preparation, body.turn_wait(), decode).await?))
 }
 
 /// The special tokens and the chat template.

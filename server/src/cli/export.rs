@@ -44,7 +44,7 @@ pub(crate) struct ExportArgs {
 
 /// Writes the file and prints its size.
 pub(crate) fn run(args: ExportArgs) -> anyhow::Result<()> {
-    hearth_model::ops::lead_threads();
+    hearth_model::ops::start_threads();
     let ExportArgs { model, out, dtype, quantize, adapter } = args;
     ensure!(!out.exists(), "`{}` already exists\nhint: give the name of a new file", out.display());
     let model = download::open(&model)?;

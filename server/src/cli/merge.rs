@@ -42,7 +42,7 @@ pub(crate) struct MergeArgs {
 
 /// Writes the new model dir and prints its size.
 pub(crate) fn run(args: MergeArgs) -> anyhow::Result<()> {
-    hearth_model::ops::lead_threads();
+    hearth_model::ops::start_threads();
     let MergeArgs { model, adapter, out, dtype } = args;
     let model = download::open(&model)?;
     let class = model_dir::load_class(&model).ok().map(str::to_owned);

@@ -35,7 +35,7 @@ pub(crate) struct QuantizeArgs {
 
 /// Writes the new model dir and prints its size.
 pub(crate) fn run(args: QuantizeArgs) -> anyhow::Result<()> {
-    hearth_model::ops::lead_threads();
+    hearth_model::ops::start_threads();
     let QuantizeArgs { model, out, quantize } = args;
     let model = download::open(&model)?;
     let staged = stage(&out)?;

@@ -217,8 +217,8 @@ impl ModelConfig {
     /// # Errors
     /// The device is not available.
     pub(crate) fn device(&self) -> Result<Device> {
-        // Before the thread pool starts: this thread is part of it.
-        ops::lead_threads();
+        // Before anything is computed.
+        ops::start_threads();
         let chosen = device::choose(self.device)?;
         tracing::info!("device: {} ({})", device::name(&chosen.device), chosen.reason);
         Ok(chosen.device)

@@ -7,15 +7,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use hearth_model::{
-    Result, TokenId,
-    kv_cache::PageKey,
-    lora::LoadedAdapter,
-    sampling::{LogitRow, RowNeeds},
-    tokenizer::Tokenizer,
-};
-use tokio::sync::OwnedSemaphorePermit;
-
 use super::{
     adapters::ServedAdapter,
     beams::Beams,
@@ -28,7 +19,17 @@ use super::{
     sequence::Sequence,
     token_ids::TokenIds,
 };
-use crate::metrics::{EngineMetrics, Outcome};
+use crate::{
+    metrics::{EngineMetrics, Outcome},
+    tenant::QueuePlaces,
+};
+use hearth_model::{
+    Result, TokenId,
+    kv_cache::PageKey,
+    lora::LoadedAdapter,
+    sampling::{LogitRow, RowNeeds},
+    tokenizer::Tokenizer,
+};
 
 /// Data that all requests of a submission share.
 #[derive(Debug)]
@@ -37,7 +38,7 @@ pub(crate) struct SubmissionContext<'a> {
     /// See [`GptConfig::text_len_matters_beyond`](hearth_model::config::GptConfig::text_len_matters_beyond).
     pub(crate) text_len_matters_beyond: Option<usize>,
     /// Places in the queue; each request takes one per answer.
-    pub(crate) queue_places: OwnedSemaphorePermit,
+    pub(crate) queue_places: QueuePlaces,
     pub(crate) arrived: Instant,
 }
 
@@ -46,7 +47,7 @@ pub(crate) struct SubmissionContext<'a> {
 pub(crate) struct Job {
     senders: EventSenders,
     /// Held while the request waits; released when it starts.
-    queue_place: Option<OwnedSemaphorePermit>,
+    queue_place: Option<QueuePlaces>,
     /// Keys of the prompt's pages, until they are passed to the scheduler.
     prompt_keys: Vec<PageKey>,
     /// Other answers to the same prompt. They fork from this sequence at the end of the prompt.
@@ -94,7 +95,7 @@ impl Job {
 
     fn with(task: Task, senders: Vec<EventSender>, context: &mut SubmissionContext<'_>) -> Self {
         Self {
-            queue_place: context.queue_places.split(senders.len()),
+            queue_place: Some(context.queue_places.split(senders.len())),
             senders: EventSenders::new(senders, context.arrived),
             prompt_keys: Vec::new(),
             forks: Vec::new(),
@@ -161,6 +162,7 @@ impl Job {
         Arrival {
             n_prompt: parts.prompt_ids.len(),
             width: request.width(),
+            tenant: parts.tenant,
             priority: parts.priority,
             keys,
             reads_kept_pages: !wants_all_rows,

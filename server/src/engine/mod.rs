@@ -15,7 +15,7 @@
 //! - `sample_step`: samples a step's logits for each request, on all threads
 //! - [`text`]: token ids to text deltas and stop strings; pure
 //! - `token_ids`: the tokens of a prompt and its answer
-//! - `worker`: the thread, and the loop `schedule -> run -> advance`; `step_clock`: the duration of its current step
+//! - `worker`: the thread, and the loop `schedule -> run -> advance`
 
 mod acceptance;
 pub mod adapters;
@@ -32,7 +32,6 @@ pub mod scheduler;
 mod sequence;
 mod speculation;
 mod startup;
-mod step_clock;
 pub mod text;
 mod token_ids;
 mod worker;
@@ -52,7 +51,7 @@ use hearth_model::{
     TokenId, chat::ChatTemplate, config::GptConfig, constraint::GrammarCompiler, inspect::Inspector, ops::KvDtype,
     sampling::SamplingParams, tokenizer::Tokenizer,
 };
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 use self::{
     adapters::Adapters,
@@ -60,7 +59,6 @@ use self::{
     request::{EngineRequest, ModelLimits, ValidationError},
     scheduler::Scheduler,
     startup::Prepared,
-    step_clock::StepClock,
     worker::{Held, Worker},
 };
 pub use self::{
@@ -68,7 +66,11 @@ pub use self::{
     speculation::Speculation,
     startup::{EngineOptions, Models, StartError},
 };
-use crate::metrics::{AdapterSnapshot, EngineMetrics, Snapshot};
+use crate::{
+    metrics::{AdapterSnapshot, EngineMetrics, Snapshot},
+    tenant::{Queue, TenantId},
+    work_clock::WorkClock,
+};
 
 /// Why requests were rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -204,11 +206,11 @@ impl ServedModel {
 #[derive(Clone)]
 pub struct Engine {
     commands: Sender<Command>,
-    queue: Arc<Semaphore>,
+    queue: Queue,
     max_queue: usize,
     stats: watch::Receiver<EngineStats>,
     metrics: Arc<EngineMetrics>,
-    step_clock: Arc<StepClock>,
+    work_clock: WorkClock,
     model: Arc<ServedModel>,
     adapters: Arc<Adapters>,
     thread: Arc<Mutex<Option<JoinHandle<()>>>>,
@@ -228,13 +230,13 @@ impl Engine {
     {
         options.check()?;
         let max_queue = options.max_queue;
-        // Bounded by the semaphore: each queued request holds at least one place.
+        // Bounded by the queue: each queued request holds at least one place.
         let (commands, inbox) = channel();
         let (stats_sender, stats) = watch::channel(EngineStats::starting());
         let (ready, is_ready) = channel();
         let metrics = Arc::new(EngineMetrics::new(options.speculation.n_tokens()));
-        let step_clock = Arc::new(StepClock::default());
-        let (workers_metrics, workers_clock) = (Arc::clone(&metrics), Arc::clone(&step_clock));
+        let work_clock = WorkClock::default();
+        let (workers_metrics, workers_clock) = (Arc::clone(&metrics), work_clock.clone());
         let body = move || {
             let prepared =
                 load().map_err(StartError::from).and_then(|loaded| startup::prepare(loaded.into(), &options));
@@ -250,7 +252,7 @@ impl Engine {
                 commands: inbox,
                 stats: stats_sender,
                 metrics: workers_metrics,
-                step_clock: workers_clock,
+                work_clock: workers_clock,
                 scheduler: Scheduler::new(limits, pool),
                 runner,
                 speculator,
@@ -276,18 +278,18 @@ impl Engine {
         Ok(Self {
             model: Arc::new(model),
             adapters: Arc::new(adapters),
-            queue: Arc::new(Semaphore::new(max_queue)),
+            queue: Queue::default(),
             thread: Arc::new(Mutex::new(Some(thread))),
             commands,
             max_queue,
             stats,
             metrics,
-            step_clock,
+            work_clock,
         })
     }
 
-    /// Queues requests, all or none; each answer takes a place in the queue until it starts. The stream numbers their
-    /// events by their index in `requests`; a beam search has one index per answer. Consecutive requests with the same
+    /// Queues requests of one tenant, all or none; each answer takes a place in the queue until it starts. The stream
+    /// numbers their events by their index in `requests`; a beam search has one index per answer. Consecutive requests with the same
     /// prompt compute it once.
     ///
     /// # Errors
@@ -309,9 +311,9 @@ impl Engine {
         if n_answers > max_queue {
             return Err(SubmitError::TooManyAnswers { n_answers, max_queue });
         }
-        let full = || SubmitError::QueueFull { max_queue };
-        let n_places = u32::try_from(n_answers).map_err(|_| full())?;
-        let queue_places = Arc::clone(&self.queue).try_acquire_many_owned(n_places).map_err(|_| full())?;
+        let tenant = requests.first().map(|request| request.parts().tenant).unwrap_or_default();
+        let queue_places = self.queue.take(max_queue, tenant, n_answers);
+        let queue_places = queue_places.ok_or(SubmitError::QueueFull { max_queue })?;
         let (source, events) = event::channel();
         let mut context = SubmissionContext {
             tokenizer: &self.model.tokenizer,
@@ -332,13 +334,13 @@ impl Engine {
         Ok(events)
     }
 
-    /// Checks whether the queue has room, before a request is prepared in vain.
+    /// Checks whether the queue has room for a tenant, before its request is prepared in vain.
     ///
     /// # Errors
     /// The queue is full.
-    pub fn require_room(&self) -> Result<(), SubmitError> {
+    pub fn require_room(&self, tenant: TenantId) -> Result<(), SubmitError> {
         let max_queue = self.max_queue;
-        if self.queue.available_permits() > 0 { Ok(()) } else { Err(SubmitError::QueueFull { max_queue }) }
+        if self.queue.has_room(max_queue, tenant) { Ok(()) } else { Err(SubmitError::QueueFull { max_queue }) }
     }
 
     /// Maximum number of answers in the queue.
@@ -361,9 +363,10 @@ impl Engine {
         state_of(&self.stats)
     }
 
-    /// How long the current step has been running. `None` between steps.
-    pub fn step_time(&self) -> Option<Duration> {
-        self.step_clock.elapsed()
+    /// What of the engine's work has made no progress for the longest time, such as a step, and that time. `None` if
+    /// there is no work.
+    pub fn slowest_work(&self) -> Option<(&'static str, Duration)> {
+        self.work_clock.slowest()
     }
 
     /// The engine's state after its last step; changes can be awaited.

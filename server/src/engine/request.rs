@@ -17,6 +17,7 @@ use super::{
     prefix_cache::PrefixSalt,
     scheduler::most_pages,
 };
+use crate::tenant::TenantId;
 
 /// Maximum number of alternatives per position.
 pub const MAX_LOGPROBS: usize = 20;
@@ -140,6 +141,8 @@ pub struct RequestParts {
     pub strategy: Strategy,
     /// The grammar that constrains the answer.
     pub constraint: Option<Constraint>,
+    /// Who sends it: tenants share the batch and the queue.
+    pub tenant: TenantId,
     /// Lower values are scheduled first, within [`PRIORITIES`]; see [`scheduler`](super::scheduler).
     pub priority: i32,
     /// Prefix-cache pages are only shared with requests that have the same salt.

@@ -3,35 +3,58 @@
 //! It uses no tensors, clock, channels or token ids: the input is counts and page tables, the output a [`Step`], so
 //! that tests can simulate whole workloads. Time is measured in steps.
 //!
+//! A *tenant* is who sent a request ([`TenantId`]): an API key, or the address of a client. The places of the batch are
+//! shared out among tenants first, and a tenant's places among its requests.
+//!
 //! The rules:
-//! - Requests are ranked by their step of arrival plus [`AGEING_STEPS`] per level of `priority`, then by number: first
-//!   come, first served within a priority, and one level is worth that many steps of waiting. The rank never changes.
-//! - A waiting request starts if no better one waits, if the batch has places for all the sequences it may grow into,
-//!   and if there are pages for all known tokens of all running requests including it, plus one page per running
+//! - A tenant's requests are ranked by their step of arrival plus [`AGEING_STEPS`] per level of `priority`, then by
+//!   number: first come, first served within a priority, and one level is worth that many steps of waiting. The rank
+//!   never changes.
+//! - Tenants take places in rounds, one place each, as cards are dealt: a request stands in the round that is the number
+//!   of places that its tenant's better requests take. Within a round, tenants stand in the order of their turns. A tenant
+//!   gets the last turn when it sends a request while it has none, and again when its best running request ends.
+//! - A waiting request starts if no other one stands before it, if the batch has places for all the sequences it may grow
+//!   into, and if there are pages for all known tokens of all running requests including it, plus one page per running
 //!   sequence. No pages are reserved for future tokens. A request with an adapter also waits while running requests use
 //!   the maximum number of other adapters; requests behind it wait too, so that it is not overtaken for ever.
-//! - If there are too few pages for a step, the running request with the worst rank is preempted: it releases its pages
-//!   and waits again. Its tokens are kept and recomputed later.
+//! - If it cannot start, running requests of other tenants that stand in later rounds are preempted for it, the last one
+//!   first, unless it could not start even then. Among equals nobody is preempted, so this does not go back and forth.
+//! - If there are too few pages for a step, the running request that stands last is preempted. A preempted request
+//!   releases its pages and waits again. Its tokens are kept and recomputed later.
 //! - When a request with several sequences is recomputed, the first sequence is computed first, and the others share
 //!   the full pages that they have in common with it, at least those of the prompt: they need no more pages than
 //!   before.
-//! - A step computes decoding sequences first, then prefills in order of rank with the rest of the token budget. A
-//!   prefill leaves half of the rest to those behind it, as far as they need it, so that a short prompt does not wait
-//!   for the end of a long one.
+//! - A step computes decoding sequences first, then prefills in the order in which they stand with the rest of the token
+//!   budget. A prefill leaves half of the rest to those behind it, as far as they need it, so that a short prompt does not
+//!   wait for the end of a long one.
 //! - A held request, which waits for its grammar, takes no part in steps. It keeps its rank, its place and, unless a
 //!   better request needs them, its pages.
 //! - The remaining room may be used for draft tokens of decoding sequences. They do not affect the rules above, and
 //!   pages of rejected ones are free again after the step.
 //!
+//! # No tenant waits for another's queue
+//! A tenant's only request starts in the next step, however many requests others have queued or run, if the best request
+//! of each of them leaves places, pages and an adapter for it. From then on it takes part in every step. Prompts of `k`
+//! other tenants leave it a share of at least `1 / 2^(k + 1)` of the tokens that are not decoded. So beside one other
+//! tenant, a request for two tokens has them after `1 + n_prompt / s` steps, rounded up, where `s` is a quarter of
+//! `max_batch_tokens - max_batch_size`. If the best requests of the others leave too little, it is next when the best one
+//! of each has ended.
+//!
 //! # Nothing starves
-//! The running request with the best rank, if it is not held, computes at least one token in every step and is never
-//! preempted (a request that could not run alone is rejected earlier). So the best request, once it runs, ends after at
-//! most `n_prompt + max_tokens` steps, its number of tokens. The wait of a request, in steps, is at most the number of
-//! tokens of all requests that have a better rank or arrived earlier. The tokens of each of these are counted once more
-//! for every request that may preempt it, which is one with a better rank that arrived later. Requests of equal
-//! priority do not preempt earlier ones, so there the wait is at most the number of tokens of earlier requests.
-//! Requests of priority `p'` that arrive more than `AGEING_STEPS * (p - p')` steps after one of priority `p` do not
-//! delay it, even if `p'` is better.
+//! The running request that stands first, if it is not held, computes at least one token in every step and is never
+//! preempted, unless its own tenant starts one with a better rank (a request that could not run alone is rejected
+//! earlier). So once it runs, it ends after at most `n_prompt + max_tokens` steps, its number of tokens, and its tenant
+//! gets the last turn. So each tenant's best request gets to be first: before it, each other tenant has at most one turn.
+//!
+//! Within a tenant that is alone, the wait of a request, in steps, is at most the number of tokens of all requests that
+//! have a better rank or arrived earlier. The tokens of each of these are counted once more for every request that may
+//! preempt it, which is one with a better rank that arrived later. Requests of equal priority do not preempt earlier
+//! ones, so there the wait is at most the number of tokens of earlier requests. Requests of priority `p'` that arrive more
+//! than `AGEING_STEPS * (p - p')` steps after one of priority `p` do not delay it, even if `p'` is better. Beside `k`
+//! other tenants, a turn of each of them may come before each of its tenant's turns.
+
+mod request;
+mod standing;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -40,8 +63,12 @@ use std::{
 
 use hearth_model::kv_cache::{PAGE_SIZE, PageKey, PagePool, PageTable};
 
+use self::{
+    request::{ScheduledRequest, ScheduledSequence},
+    standing::{Rank, Tenant},
+};
 use super::adapters::AdapterId;
-use crate::metrics::Totals;
+use crate::{metrics::Totals, tenant::TenantId};
 
 /// Number of steps of waiting that one priority level is worth.
 pub const AGEING_STEPS: i64 = 128;
@@ -78,7 +105,9 @@ pub struct Arrival {
     pub n_prompt: usize,
     /// Maximum number of its sequences, at least 1.
     pub width: usize,
-    /// Lower values are scheduled first.
+    /// Who sent it.
+    pub tenant: TenantId,
+    /// Lower values are scheduled first, among requests of the same tenant.
     pub priority: i32,
     /// Keys of the prompt's full pages, in order.
     pub keys: Vec<PageKey>,
@@ -124,99 +153,17 @@ pub struct Step {
     pub chunks: Vec<Chunk>,
 }
 
-/// Smaller ranks come first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Rank {
-    /// The step of arrival, shifted by the priority.
-    due: i64,
-    id: RequestId,
-}
-
-#[derive(Debug)]
-struct ScheduledRequest {
-    width: usize,
-    is_held: bool,
-    reads_kept_pages: bool,
-    adapter: Option<AdapterId>,
-    /// Number of prompt tokens found in the prefix cache at the first start; `None` before.
-    n_cached: Option<usize>,
-    sequences: Vec<ScheduledSequence>,
-}
-
-#[derive(Debug)]
-struct ScheduledSequence {
-    /// The computed tokens; empty while the request waits.
-    table: PageTable,
-    /// Number of known tokens: prompt and generated.
-    n_tokens: usize,
-    /// Keys of its full pages; forks share them until they add their own.
-    keys: Arc<Vec<PageKey>>,
-}
-
-impl ScheduledRequest {
-    /// When recomputing, the number of tokens that a sequence can share with the first one: their common full pages. 0
-    /// once they are shared.
-    fn n_shareable(&self, branch: usize) -> usize {
-        let (Some(first), Some(sequence)) = (self.sequences.first(), self.sequences.get(branch)) else { return 0 };
-        if branch == 0 || !sequence.table.is_empty() {
-            return 0;
-        }
-        // At least one token must be computed, to get logits.
-        let usable = sequence.n_tokens.saturating_sub(1) / PAGE_SIZE;
-        let common =
-            first.keys.iter().zip(sequence.keys.iter()).take(usable).take_while(|(ours, theirs)| ours == theirs);
-        common.count() * PAGE_SIZE
-    }
-
-    /// Shares the first sequence's pages with those that can use them now.
-    fn share_within(&mut self) {
-        for branch in 1..self.sequences.len() {
-            let n_tokens = self.n_shareable(branch);
-            if let [first, others @ ..] = self.sequences.as_mut_slice()
-                && let Some(sequence) = others.get_mut(branch - 1)
-                && (1..=first.table.len()).contains(&n_tokens)
-            {
-                sequence.table = first.table.fork();
-                sequence.table.truncate(n_tokens);
-            }
-        }
-    }
-
-    fn named_sequences(&self, rank: &Rank) -> impl Iterator<Item = (SequenceId, &ScheduledSequence)> {
-        let request = rank.id;
-        self.sequences.iter().enumerate().map(move |(branch, sequence)| (SequenceId { request, branch }, sequence))
-    }
-}
-
-impl ScheduledSequence {
-    fn remaining(&self) -> usize {
-        self.n_tokens - self.table.len()
-    }
-
-    /// Adds the key of its next full page, if any.
-    fn add_page_key(&mut self, key: Option<PageKey>) {
-        if let Some(key) = key {
-            Arc::make_mut(&mut self.keys).push(key);
-        }
-    }
-
-    /// Adds its full pages to the prefix cache, from the one with position `start` on.
-    fn keep_from(&self, start: usize) {
-        let keys = self.keys.iter().enumerate().take(self.table.len() / PAGE_SIZE);
-        for (index, &key) in keys.skip(start / PAGE_SIZE) {
-            self.table.keep(index, key);
-        }
-    }
-}
-
 /// The scheduler's state.
 #[derive(Debug)]
 pub struct Scheduler {
     limits: Limits,
     pool: PagePool,
-    ranks: HashMap<RequestId, Rank>,
-    waiting: BTreeMap<Rank, ScheduledRequest>,
+    ranks: HashMap<RequestId, (TenantId, Rank)>,
+    /// Those that have requests.
+    tenants: BTreeMap<TenantId, Tenant>,
     running: BTreeMap<Rank, ScheduledRequest>,
+    /// Number of turns that tenants have got so far.
+    n_turns: u64,
     /// Number of requests with an adapter.
     n_adapted: usize,
     n_steps: i64,
@@ -230,8 +177,9 @@ impl Scheduler {
             limits,
             pool,
             ranks: HashMap::new(),
-            waiting: BTreeMap::new(),
+            tenants: BTreeMap::new(),
             running: BTreeMap::new(),
+            n_turns: 0,
             n_adapted: 0,
             n_steps: 0,
             totals: Totals::default(),
@@ -240,25 +188,19 @@ impl Scheduler {
 
     /// Adds a request to the queue.
     pub fn add(&mut self, id: RequestId, arrival: Arrival) {
-        let Arrival { n_prompt, width, priority, keys, reads_kept_pages, adapter } = arrival;
+        let Arrival { n_prompt, width, tenant, priority, keys, reads_kept_pages, adapter } = arrival;
         let rank = Rank { due: self.n_steps + i64::from(priority) * AGEING_STEPS, id };
         let sequence = ScheduledSequence {
             table: self.pool.table().of_prompt(n_prompt),
             n_tokens: n_prompt,
             keys: Arc::new(keys),
         };
-        self.ranks.insert(id, rank);
+        self.ranks.insert(id, (tenant, rank));
         self.n_adapted += usize::from(adapter.is_some());
-        self.waiting.insert(
+        let sequences = vec![sequence];
+        self.wait(
             rank,
-            ScheduledRequest {
-                width,
-                is_held: false,
-                reads_kept_pages,
-                adapter,
-                n_cached: None,
-                sequences: vec![sequence],
-            },
+            ScheduledRequest { tenant, width, is_held: false, reads_kept_pages, adapter, n_cached: None, sequences },
         );
     }
 
@@ -266,10 +208,12 @@ impl Scheduler {
     /// arrived in the same step. If the batch has no place, or a better request waits, it joins the queue and uses the
     /// prefix cache.
     pub fn fork(&mut self, parent: RequestId, child: RequestId) {
-        let Some(parent_rank) = self.ranks.get(&parent).copied() else { return };
-        let Some(request) = self.running.get(&parent_rank).or_else(|| self.waiting.get(&parent_rank)) else { return };
+        let Some(&(tenant, parent_rank)) = self.ranks.get(&parent) else { return };
+        let Some(request) = self.request(parent) else { return };
         let rank = Rank { id: child, ..parent_rank };
-        let is_next = self.waiting.first_key_value().is_none_or(|(first, _)| rank < *first);
+        let is_next = self
+            .standing_to_start(tenant, rank)
+            .is_some_and(|standing| self.next_to_start().is_none_or(|(next, _)| standing < next));
         let starts = is_next && self.n_places_taken() < self.limits.max_batch_size;
         let copies = request.sequences.iter().map(|sequence| {
             let mut table = sequence.table.fork();
@@ -280,6 +224,7 @@ impl Scheduler {
         });
         // The parent reports cached tokens of the common prompt.
         let child_request = ScheduledRequest {
+            tenant,
             width: 1,
             is_held: false,
             reads_kept_pages: true,
@@ -287,9 +232,9 @@ impl Scheduler {
             n_cached: Some(0),
             sequences: copies.collect(),
         };
-        self.ranks.insert(child, rank);
+        self.ranks.insert(child, (tenant, rank));
         self.n_adapted += usize::from(child_request.adapter.is_some());
-        if starts { &mut self.running } else { &mut self.waiting }.insert(rank, child_request);
+        if starts { self.run(rank, child_request) } else { self.wait(rank, child_request) }
     }
 
     /// Adds a token to a sequence. `key` is the key of its last page, if the token fills it.
@@ -306,7 +251,7 @@ impl Scheduler {
     /// Replaces a running request's sequences: each entry extends the sequence with that index by a token; several may
     /// extend the same one. `key` as in [`push_token`](Self::push_token).
     pub fn branch(&mut self, id: RequestId, parents: &[(usize, Option<PageKey>)]) {
-        let Some(request) = self.ranks.get(&id).and_then(|rank| self.running.get_mut(rank)) else { return };
+        let Some(request) = self.ranks.get(&id).and_then(|(_, rank)| self.running.get_mut(rank)) else { return };
         let branches = parents.iter().filter_map(|&(parent, key)| {
             let sequence = request.sequences.get(parent)?;
             let (table, keys) = (sequence.table.fork(), Arc::clone(&sequence.keys));
@@ -333,8 +278,19 @@ impl Scheduler {
 
     /// Removes a finished or cancelled request, and releases its pages. Ignores unknown ids.
     pub fn remove(&mut self, id: RequestId) {
-        let Some(rank) = self.ranks.remove(&id) else { return };
-        let removed = self.waiting.remove(&rank).or_else(|| self.running.remove(&rank));
+        let Some((tenant_id, rank)) = self.ranks.remove(&id) else { return };
+        let mut of_tenant = self.running.iter().filter(|(_, request)| request.tenant == tenant_id);
+        let was_best = of_tenant.next().is_some_and(|(best, _)| *best == rank);
+        let removed = self.take_running(rank);
+        let Some(tenant) = self.tenants.get_mut(&tenant_id) else { return };
+        if was_best {
+            self.n_turns += 1;
+            tenant.turn = self.n_turns;
+        }
+        let removed = removed.or_else(|| tenant.waiting.remove(&rank));
+        if tenant.waiting.is_empty() && tenant.n_places == 0 {
+            self.tenants.remove(&tenant_id);
+        }
         self.n_adapted -= usize::from(removed.is_some_and(|request| request.adapter.is_some()));
     }
 
@@ -353,7 +309,11 @@ impl Scheduler {
             return self.plan();
         }
         while !self.fits(&step) && self.running.len() > 1 {
-            self.preempt();
+            self.preempt_last();
+            step = self.plan();
+        }
+        // A tenant with fewer places than others does not wait until pages are free.
+        while self.next_may_preempt() && self.admit() {
             step = self.plan();
         }
         step
@@ -416,7 +376,7 @@ impl Scheduler {
 
     /// Number of requests in the queue.
     pub fn n_waiting(&self) -> usize {
-        self.waiting.len()
+        self.tenants.values().map(|tenant| tenant.waiting.len()).sum()
     }
 
     /// Number of places in the batch that running requests take: the maximum number of their sequences.
@@ -430,18 +390,18 @@ impl Scheduler {
             // Called after every step, and the queue may be long.
             return <[_; 2]>::default();
         }
-        let names = |requests: &BTreeMap<Rank, ScheduledRequest>| {
-            let adapters = requests.values().filter_map(|request| request.adapter.as_ref());
+        fn names<'a>(requests: impl Iterator<Item = &'a ScheduledRequest>) -> Vec<Arc<str>> {
+            let adapters = requests.filter_map(|request| request.adapter.as_ref());
             let names: BTreeSet<_> = adapters.map(|adapter| &adapter.name).collect();
             names.into_iter().cloned().collect()
-        };
-        [names(&self.running), names(&self.waiting)]
+        }
+        let waiting = self.tenants.values().flat_map(|tenant| tenant.waiting.values());
+        [names(self.running.values()), names(waiting)]
     }
 
     /// Number of a request's prompt tokens found in the prefix cache when it started; `None` before.
     pub fn n_cached(&self, id: RequestId) -> Option<usize> {
-        let rank = self.ranks.get(&id)?;
-        self.running.get(rank).or_else(|| self.waiting.get(rank))?.n_cached
+        self.request(id)?.n_cached
     }
 
     /// Counts of preemptions and prefix-cache hits so far.
@@ -453,9 +413,14 @@ impl Scheduler {
         self.request_mut(id.request)?.sequences.get_mut(id.branch)
     }
 
+    fn request(&self, id: RequestId) -> Option<&ScheduledRequest> {
+        let (tenant, rank) = self.ranks.get(&id)?;
+        self.running.get(rank).or_else(|| self.tenants.get(tenant)?.waiting.get(rank))
+    }
+
     fn request_mut(&mut self, id: RequestId) -> Option<&mut ScheduledRequest> {
-        let rank = self.ranks.get(&id)?;
-        self.running.get_mut(rank).or_else(|| self.waiting.get_mut(rank))
+        let (tenant, rank) = self.ranks.get(&id)?;
+        self.running.get_mut(rank).or_else(|| self.tenants.get_mut(tenant)?.waiting.get_mut(rank))
     }
 
     fn running_sequences(&self) -> impl Iterator<Item = (SequenceId, &ScheduledSequence)> {
@@ -463,12 +428,15 @@ impl Scheduler {
     }
 
     /// The running sequences that can take part in a step: not those of held requests, and not those that wait to share
-    /// pages with the first sequence of their request.
-    fn schedulable_sequences(&self) -> impl Iterator<Item = (SequenceId, &ScheduledSequence)> {
-        let not_held = self.running.iter().filter(|(_, request)| !request.is_held);
-        not_held.flat_map(|(rank, request)| {
+    /// pages with the first sequence of their request. In the order in which their requests stand.
+    fn schedulable_sequences(&self) -> Vec<(SequenceId, &ScheduledSequence)> {
+        let standings = self.standings();
+        let running = standings.iter().filter_map(|standing| self.running.get_key_value(&standing.rank));
+        let not_held = running.filter(|(_, request)| !request.is_held);
+        let sequences = not_held.flat_map(|(rank, request)| {
             request.named_sequences(rank).filter(|(id, _)| request.n_shareable(id.branch) == 0)
-        })
+        });
+        sequences.collect()
     }
 
     /// The next step of the running requests.
@@ -482,10 +450,11 @@ impl Scheduler {
             }
             n_tokens
         };
-        for (id, sequence) in self.schedulable_sequences().filter(|(_, sequence)| sequence.remaining() == 1) {
+        let sequences = self.schedulable_sequences();
+        for &(id, sequence) in sequences.iter().filter(|(_, sequence)| sequence.remaining() == 1) {
             budget -= plan(id, sequence, budget.min(1));
         }
-        let prefilling = || self.schedulable_sequences().filter(|(_, sequence)| sequence.remaining() > 1);
+        let prefilling = || sequences.iter().copied().filter(|(_, sequence)| sequence.remaining() > 1);
         let mut behind: usize = prefilling().map(|(_, sequence)| sequence.remaining()).sum();
         for (id, sequence) in prefilling() {
             behind -= sequence.remaining();
@@ -506,20 +475,53 @@ impl Scheduler {
         self.pool.pages_needed(growth)
     }
 
-    /// Starts the next request, if possible.
+    /// Starts the waiting request that stands first, if possible.
     fn admit(&mut self) -> bool {
-        let n_taken = self.n_places_taken();
-        let Some(next) = self.waiting.first_entry() else { return false };
-        if n_taken + next.get().width > self.limits.max_batch_size {
+        let Some((standing, tenant)) = self.next_to_start() else { return false };
+        if self.try_to_start(tenant, standing.rank) {
+            return true;
+        }
+        let behind = self.running_behind(standing, tenant);
+        if behind.is_empty() || !self.has_room_without(&behind, tenant, standing.rank) {
             return false;
         }
-        if let Some(adapter) = &next.get().adapter {
+        behind.into_iter().rev().any(|rank| {
+            self.preempt(rank);
+            self.try_to_start(tenant, standing.rank)
+        })
+    }
+
+    /// Whether a waiting request could start if the requests `without` did not run. Pages that others share are counted
+    /// for each of them, so it may say no where there would be room.
+    fn has_room_without(&self, without: &[Rank], tenant: TenantId, rank: Rank) -> bool {
+        let waiting = self.tenants.get(&tenant).and_then(|tenant| tenant.waiting.get(&rank));
+        let without: BTreeSet<_> = without.iter().collect();
+        let others = self.running.iter().filter(|(rank, _)| !without.contains(rank)).map(|(_, request)| request);
+        let requests: Vec<&ScheduledRequest> = others.chain(waiting).collect();
+        let adapters: BTreeSet<_> = requests.iter().filter_map(|request| request.adapter.as_ref()).collect();
+        let sequences = requests.iter().flat_map(|request| &request.sequences);
+        // One to spare for each.
+        let n_pages: usize = sequences.map(|sequence| sequence.n_tokens.div_ceil(PAGE_SIZE) + 1).sum();
+        requests.iter().map(|request| request.width).sum::<usize>() <= self.limits.max_batch_size
+            && adapters.len() <= self.limits.max_adapters
+            && n_pages <= self.pool.n_pages()
+    }
+
+    /// Starts a waiting request if there are places, pages and an adapter for it.
+    fn try_to_start(&mut self, tenant: TenantId, rank: Rank) -> bool {
+        let n_taken = self.n_places_taken();
+        let Some(waiting) = self.tenants.get_mut(&tenant).map(|tenant| &mut tenant.waiting) else { return false };
+        let Some(next) = waiting.get(&rank) else { return false };
+        if n_taken + next.width > self.limits.max_batch_size {
+            return false;
+        }
+        if let Some(adapter) = &next.adapter {
             let running: BTreeSet<_> = self.running.values().filter_map(|request| request.adapter.as_ref()).collect();
             if !running.contains(adapter) && running.len() >= self.limits.max_adapters {
                 return false;
             }
         }
-        let (rank, mut request) = next.remove_entry();
+        let Some(mut request) = waiting.remove(&rank) else { return false };
         let (mut n_asked, mut n_shared) = (0, 0);
         if request.reads_kept_pages
             && let Some(first) = request.sequences.first_mut()
@@ -530,7 +532,7 @@ impl Scheduler {
             n_shared = first.table.share_kept(first.keys.get(..usable).unwrap_or(&first.keys));
         }
         let is_alone = self.running.is_empty();
-        self.running.insert(rank, request);
+        self.run(rank, request);
         if !is_alone && self.pages_wanted() > self.pool.n_free() {
             self.put_back(rank);
             return false;
@@ -552,20 +554,24 @@ impl Scheduler {
         self.pool.pages_needed(known) + self.running_sequences().count()
     }
 
-    /// Preempts the running request with the worst rank.
-    fn preempt(&mut self) {
-        if let Some(&rank) = self.running.keys().next_back() {
-            self.put_back(rank);
-            self.totals.n_preemptions += 1;
+    /// Preempts the running request that stands last.
+    fn preempt_last(&mut self) {
+        if let Some(last) = self.standings().last() {
+            self.preempt(last.rank);
         }
     }
 
+    fn preempt(&mut self, rank: Rank) {
+        self.put_back(rank);
+        self.totals.n_preemptions += 1;
+    }
+
     fn put_back(&mut self, rank: Rank) {
-        if let Some(mut request) = self.running.remove(&rank) {
+        if let Some(mut request) = self.take_running(rank) {
             for sequence in &mut request.sequences {
                 sequence.table.truncate(0);
             }
-            self.waiting.insert(rank, request);
+            self.wait(rank, request);
         }
     }
 }

@@ -2,6 +2,15 @@
 
 use std::sync::OnceLock;
 
+use super::{
+    ServedModel,
+    adapters::{AdapterError, AdapterOptions, Adapters},
+    batch_runner::BatchRunner,
+    request::ModelLimits,
+    scheduler::Limits,
+    speculation::{self, MAX_DRAFT_TOKENS, Speculation, Speculator},
+};
+use crate::memory;
 use hearth_model::{
     config::GptConfig,
     device,
@@ -12,17 +21,6 @@ use hearth_model::{
     ops::{self, KvDtype},
     weights::model_dir::LoadedModel,
 };
-use tokio::sync::Semaphore;
-
-use super::{
-    ServedModel,
-    adapters::{AdapterError, AdapterOptions, Adapters},
-    batch_runner::BatchRunner,
-    request::ModelLimits,
-    scheduler::Limits,
-    speculation::{self, MAX_DRAFT_TOKENS, Speculation, Speculator},
-};
-use crate::memory;
 
 /// Maximum size of the KV cache in bytes if not set.
 const DEFAULT_CACHE_BYTES: usize = 1 << 30;
@@ -33,7 +31,8 @@ const MAX_WORD_BYTES: usize = 1 << 20;
 /// The engine's settings.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// Maximum number of answers in the queue; further requests are rejected.
+    /// Maximum number of answers in the queue; further requests are rejected. Where one tenant fills it, there is a reserve
+    /// of the same size for others.
     pub max_queue: usize,
     /// Maximum number of sequences that run at once.
     pub max_batch_size: usize,
@@ -89,12 +88,6 @@ impl EngineOptions {
         ];
         if let Some((flag, _)) = least_one.iter().find(|(_, value)| *value == 0) {
             return Err(StartError::Options(format!("`{flag}` must be at least 1, got 0")));
-        }
-        if max_queue >= Semaphore::MAX_PERMITS {
-            return Err(StartError::Options(format!(
-                "`--max-queue` must be below {}, got {max_queue}",
-                Semaphore::MAX_PERMITS
-            )));
         }
         if max_batch_tokens < max_batch_size {
             return Err(StartError::Options(format!(

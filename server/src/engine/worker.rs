@@ -26,9 +26,11 @@ use super::{
     sample_step::{RowResult, WantedRow, sample_step},
     scheduler::{RequestId, Scheduler, SequenceId, Step},
     speculation::{Decoding, DraftResult, Drafts, Speculator},
-    step_clock::StepClock,
 };
-use crate::metrics::{EngineMetrics, Outcome};
+use crate::{
+    metrics::{EngineMetrics, Outcome},
+    work_clock::{RunningWork, WorkClock},
+};
 
 /// Number of rows of logits in host memory at once. A row has the whole vocabulary, so this limits the memory of
 /// requests for the log-probabilities of a long prompt.
@@ -44,7 +46,7 @@ pub(crate) struct Worker {
     pub(crate) commands: Receiver<Command>,
     pub(crate) stats: watch::Sender<EngineStats>,
     pub(crate) metrics: Arc<EngineMetrics>,
-    pub(crate) step_clock: Arc<StepClock>,
+    pub(crate) work_clock: WorkClock,
     pub(crate) scheduler: Scheduler,
     pub(crate) runner: BatchRunner,
     pub(crate) speculator: Option<Speculator>,
@@ -56,7 +58,7 @@ pub(crate) struct Worker {
 /// Requests that wait for their grammar to process a token, which may take longer than a step.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
-    requests: BTreeSet<RequestId>,
+    requests: BTreeMap<RequestId, RunningWork>,
     /// The next step waits for these requests until this time.
     grace: Option<Instant>,
     /// Whether no other request could run in the last step.
@@ -105,9 +107,9 @@ impl Worker {
     fn serve_step(&mut self) -> std::result::Result<(), EngineState> {
         self.receive()?;
         self.drop_cancelled();
-        self.step_clock.start();
+        let work = self.work_clock.start("a step of the model");
         let stepped = self.step();
-        self.step_clock.stop();
+        drop(work);
         // After an error, the device's state is unknown.
         stepped.map_err(|error| EngineState::Failed(error.to_string()))?;
         self.publish();
@@ -197,7 +199,7 @@ impl Worker {
     /// Releases held requests whose grammar is ready. Waits up to [`GRACE`] for those that were just held.
     fn poll_held(&mut self) {
         loop {
-            let ready = self.held.requests.iter().filter_map(|&id| Some((id, self.jobs.get_mut(&id)?.poll_held()?)));
+            let ready = self.held.requests.keys().filter_map(|&id| Some((id, self.jobs.get_mut(&id)?.poll_held()?)));
             for (id, progress) in ready.collect::<Vec<_>>() {
                 self.held.requests.remove(&id);
                 self.record(id, progress);
@@ -388,7 +390,7 @@ impl Worker {
             Ok(Progress::Held(key)) => {
                 self.scheduler.push_token(SequenceId { request: id, branch: 0 }, key);
                 self.scheduler.hold(id);
-                self.held.requests.insert(id);
+                self.held.requests.insert(id, self.work_clock.start("the grammar of an answer"));
                 self.held.grace = Instant::now().checked_add(GRACE);
             }
             Ok(Progress::Resumed) => self.scheduler.release(id),

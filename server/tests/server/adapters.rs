@@ -25,9 +25,12 @@ const CLASS: &str = "LlamaForCausalLM";
 
 /// Writes an adapter of all linear modules, with a `B` that is not 0, to `dir`.
 pub(crate) fn write(dir: &Path, rank: usize, seed: u64) {
+    write_for(AdapterModel::new(&config(), Some(CLASS)).unwrap(), dir, rank, seed);
+}
+
+/// The same for another model.
+pub(crate) fn write_for(model: AdapterModel<'_>, dir: &Path, rank: usize, seed: u64) {
     let adapter_config = AdapterConfig::all_linear(rank, 2.0 * rank as f64);
-    let config = config();
-    let model = AdapterModel::new(&config, Some(CLASS)).unwrap();
     let mut adapter = Adapter::new(model, adapter_config, seed).unwrap();
     let mut state = seed;
     for update in adapter.values.0.values_mut() {

@@ -4,7 +4,10 @@ use std::{future::poll_fn, sync::mpsc, task::Poll};
 
 use axum::http::StatusCode;
 use hearth_model::sampling::SamplingParams;
-use hearth_server::engine::{EngineOptions, SubmitError};
+use hearth_server::{
+    engine::{EngineOptions, SubmitError, request::RequestParts},
+    tenant::TenantId,
+};
 use serde_json::{Value, json};
 use tokio::{runtime, task::spawn_blocking};
 
@@ -52,7 +55,13 @@ async fn full_queue_rejects_requests_before_reading_their_bodies() {
     let running = engine.submit(endless()).unwrap();
     wait_for(&engine, |stats| stats.running == 1).await;
     let waiting = engine.submit(endless()).unwrap();
-    wait_for(&engine, |stats| stats.waiting == 1).await;
+    // As many of the tenant that connects: another's queue alone does not keep it out.
+    let local = RequestParts {
+        tenant: TenantId::of_address(live.address.ip()),
+        ..parts(prompt(4, 1), MAX_SEQ_LEN, SamplingParams::greedy())
+    };
+    let own = engine.submit(vec![request(local)]).unwrap();
+    wait_for(&engine, |stats| stats.waiting == 2).await;
     // The client waits for permission to send the body.
     let mut client = live.connect().await;
     let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
@@ -72,7 +81,7 @@ async fn full_queue_rejects_requests_before_reading_their_bodies() {
         assert_eq!(answer.json()["error"]["code"], "queue_full", "{path}");
     }
     assert_eq!(live.server.post_to("/tokenize", "not JSON").await.status, StatusCode::BAD_REQUEST);
-    drop((running, waiting));
+    drop((running, waiting, own));
     wait_for(&engine, is_idle).await;
     live.assert_serves().await;
 }

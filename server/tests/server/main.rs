@@ -13,6 +13,8 @@ mod cli;
 mod connections;
 mod embeddings;
 mod engine;
+mod every_kind;
+mod fairness;
 mod gpu;
 mod infill;
 mod inspect;

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::{
     cli::{hearth, model_dir, wait_for_line},
-    support::{events, fold},
+    support::{TEST_TIMEOUT, events, fold},
 };
 
 const N_REQUESTS: usize = 400;
@@ -76,8 +76,9 @@ impl Server {
     }
 
     /// Opens a connection and sends the request.
-    fn send(&self, head: &str, body: &str) -> TcpStream {
+    pub(crate) fn send(&self, head: &str, body: &str) -> TcpStream {
         let mut connection = TcpStream::connect(&self.address).unwrap();
+        connection.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         let n_bytes = body.len();
         let request = format!(
             "{head} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {n_bytes}\r\n\r\n{body}"
@@ -114,7 +115,7 @@ impl Server {
     }
 
     /// Resident memory in megabytes, where the system reports it.
-    fn resident_megabytes(&self) -> Option<f64> {
+    pub(crate) fn resident_megabytes(&self) -> Option<f64> {
         self.megabytes("VmRSS:")
     }
 

@@ -58,7 +58,7 @@ pub(super) use rowwise::{NormMemory, NormValues, activate, gated, norm, qk_norm,
 pub(crate) use scan::{SCAN_BLOCK, all_below_infinity, block_maxima, relative_weights, sum_of};
 pub(super) use tensors::{changed, ints, is_cpu, pool, pool_of_zeros, tensor, update, values};
 pub use thread_pool::parallel_for_each;
-pub use threads::{lead_threads, n_threads, use_threads};
+pub use threads::{n_threads, start_threads, use_threads};
 pub use training::{ATTENTION_QUERIES, ROWS_AT_ONCE, loss_rows_at_once};
 pub(super) use training::{
     Embed, Fork, FrozenLinear, Linear, LinearCrossEntropy, LinearDivergence, RopeAttend, SharedGradient, adamw,

@@ -256,8 +256,11 @@ impl<'a, T> SharedMut<'a, T> {
 
 fn pool() -> &'static ThreadPool {
     static POOL: OnceLock<ThreadPool> = OnceLock::new();
-    // As many threads as Flex's pool has, so that one setting controls both.
-    POOL.get_or_init(|| ThreadPool::new(rayon::current_num_threads().max(1)))
+    // As many threads as rayon's pool, which Flex uses, so that one setting controls both.
+    POOL.get_or_init(|| {
+        super::threads::start_threads();
+        ThreadPool::new(super::threads::n_threads())
+    })
 }
 
 #[expect(unsafe_code, reason = "calls the leader's closure through a plain pointer")]

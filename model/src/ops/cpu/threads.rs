@@ -13,13 +13,16 @@ pub fn use_threads(n: NonZeroUsize) {
     }
 }
 
-/// The number of threads that compute on the CPU: what [`use_threads`] set, else what the variable `RAYON_NUM_THREADS` says,
-/// else one for each core that the process may use, and no more than its share of processor time allows. Two threads on one
-/// core share what products need most: its multipliers and its way to memory.
+/// The number of threads that compute on the CPU: what [`use_threads`] set, else what the variable `HEARTH_THREADS` or
+/// `RAYON_NUM_THREADS` says, else one for each core that the process may use, and no more than its share of processor time
+/// allows. Two threads on one core share what products need most: its multipliers and its way to memory.
 pub fn n_threads() -> usize {
     let asked = ASKED.get().copied();
-    let of_rayon = || std::env::var("RAYON_NUM_THREADS").ok()?.parse().ok();
-    asked.or_else(of_rayon).map_or_else(|| available().min(cores().unwrap_or(usize::MAX)), NonZeroUsize::get)
+    let of_variable = |name| std::env::var(name).ok()?.parse().ok();
+    asked
+        .or_else(|| of_variable("HEARTH_THREADS"))
+        .or_else(|| of_variable("RAYON_NUM_THREADS"))
+        .map_or_else(|| available().min(cores().unwrap_or(usize::MAX)), NonZeroUsize::get)
 }
 
 /// Processors that the process may use, within the quota of its container.
@@ -61,12 +64,14 @@ fn count_cores(siblings: impl Iterator<Item = Option<String>>) -> Option<usize> 
     (!lists.is_empty()).then_some(lists.len())
 }
 
-/// Adds the calling thread to the thread pool, for the life of the process: it then helps with the operations that it
-/// calls, instead of sleeping until they are done. Call it before anything is computed: later it has no effect.
-pub fn lead_threads() {
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(n_threads()).use_current_thread();
+/// Starts rayon's global pool with [`n_threads`] threads. Call it before anything is computed: later it has no effect.
+///
+/// All threads of the pool are its own. The calling thread must not be one of them (rayon's `use_current_thread`): work
+/// that other threads give to the pool would wait for it while it sleeps, with one thread for ever.
+pub fn start_threads() {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(n_threads()).thread_name(|number| format!("rayon-{number}"));
     if let Err(error) = pool.build_global() {
-        tracing::debug!("cannot lead the thread pool from this thread: {error}");
+        tracing::debug!("rayon's threads have started already: {error}");
     }
 }
 

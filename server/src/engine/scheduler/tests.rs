@@ -24,7 +24,12 @@ fn chunk(request: u64, start: usize, n_tokens: usize, predicts: bool) -> Chunk {
 }
 
 fn arrival(n_prompt: usize) -> Arrival {
-    Arrival { n_prompt, width: 1, priority: 0, keys: Vec::new(), reads_kept_pages: true, adapter: None }
+    let tenant = TenantId::default();
+    Arrival { n_prompt, width: 1, tenant, priority: 0, keys: Vec::new(), reads_kept_pages: true, adapter: None }
+}
+
+fn arrival_of(tenant: u128, n_prompt: usize) -> Arrival {
+    Arrival { tenant: TenantId(tenant), ..arrival(n_prompt) }
 }
 
 fn adapter(number: u64) -> AdapterId {
@@ -168,7 +173,7 @@ fn cached_prefix_pages_are_reused_but_the_last_token_is_computed() {
     scheduler.add(RequestId(4), Arrival { reads_kept_pages: false, ..known(33) });
     assert!(step(&mut scheduler).contains(&chunk(4, 0, 33, true)));
     // Once it has a token, every position has been computed, so it may use the prefix cache.
-    scheduler.preempt();
+    scheduler.preempt_last();
     assert!(step(&mut scheduler).contains(&chunk(4, 32, 2, true)));
 }
 
@@ -188,7 +193,7 @@ fn preempted_beams_share_prompt_pages_again_when_recomputed() {
     // Another request takes all pages, and evicts those in the prefix cache.
     scheduler.add(RequestId(2), Arrival { reads_kept_pages: false, ..arrival(7 * PAGE_SIZE - 1) });
     scheduler.hold(RequestId(1));
-    scheduler.preempt();
+    scheduler.preempt_last();
     while !step(&mut scheduler)[0].predicts {}
     scheduler.remove(RequestId(2));
     scheduler.release(RequestId(1));
@@ -313,4 +318,107 @@ fn page_filled_by_accepted_drafts_enters_the_prefix_cache() {
     scheduler.roll_back(&with_drafts);
     scheduler.add(RequestId(2), Arrival { keys: vec![key], ..arrival(17) });
     assert_eq!(chunk_of(&step(&mut scheduler), 2), Some(&chunk(2, 16, 1, true)));
+}
+
+/// The places that each tenant's running requests take.
+fn places(scheduler: &Scheduler) -> BTreeMap<u128, usize> {
+    let mut places = BTreeMap::new();
+    for request in scheduler.running.values() {
+        *places.entry(request.tenant.0).or_default() += request.width;
+    }
+    places
+}
+
+#[test]
+fn another_tenants_request_starts_at_once_beside_a_long_queue() {
+    let limits = Limits { max_batch_size: 4, max_batch_tokens: 64, ..LIMITS };
+    let mut scheduler = Scheduler::new(limits, PagePool::new(100));
+    (1..=2048).for_each(|request| scheduler.add(RequestId(request), arrival_of(1, 8)));
+    for _ in 0..10 {
+        step(&mut scheduler);
+    }
+    // A better priority of the others does not count: it orders their own requests.
+    scheduler.add(RequestId(3000), Arrival { priority: 1, ..arrival_of(2, 9) });
+    let chunks = step(&mut scheduler);
+    assert_eq!(chunk_of(&chunks, 3000), Some(&chunk(3000, 0, 9, true)));
+    assert_eq!(chunks.len(), 4, "it takes the place of the newest: {chunks:?}");
+    assert!(chunk_of(&step(&mut scheduler), 3000).is_some_and(|chunk| chunk.predicts), "the second token");
+    scheduler.remove(RequestId(3000));
+    // The preempted request goes on where it was, before those that have not begun.
+    assert_eq!(chunk_of(&step(&mut scheduler), 4).map(|chunk| chunk.start + chunk.n_tokens), Some(8 + 10));
+    assert_eq!(scheduler.totals().n_preemptions, 1);
+}
+
+#[test]
+fn tenants_with_long_queues_get_equal_places_whatever_their_priorities() {
+    let limits = Limits { max_batch_size: 6, max_batch_tokens: 64, ..LIMITS };
+    let mut scheduler = Scheduler::new(limits, PagePool::new(100));
+    for request in 0..300 {
+        let tenant = 1 + u128::from(request % 3);
+        let priority = if tenant == 1 { -100 } else { 0 };
+        scheduler.add(RequestId(request), Arrival { priority, ..arrival_of(tenant, 4) });
+    }
+    for number in 0..100 {
+        let chunks = step(&mut scheduler);
+        assert_eq!(places(&scheduler), [(1, 2), (2, 2), (3, 2)].into());
+        assert_eq!(scheduler.totals().n_preemptions, 0);
+        // Answers of different lengths end.
+        chunks.iter().filter(|chunk| number % (1 + chunk.id.request.0 % 7) == 0).for_each(|chunk| {
+            scheduler.remove(chunk.id.request);
+        });
+    }
+    // A beam search counts as many places.
+    let mut scheduler = Scheduler::new(limits, PagePool::new(100));
+    scheduler.add(RequestId(1), Arrival { width: 3, ..arrival_of(1, 4) });
+    scheduler.add(RequestId(2), Arrival { width: 3, ..arrival_of(1, 4) });
+    (3..9).for_each(|request| scheduler.add(RequestId(request), arrival_of(2, 4)));
+    step(&mut scheduler);
+    assert_eq!(places(&scheduler), [(1, 3), (2, 3)].into());
+}
+
+#[test]
+fn request_of_another_tenant_takes_pages_and_the_adapter_that_it_needs() {
+    let limits = Limits { max_batch_size: 8, max_batch_tokens: 64, max_adapters: 1 };
+    let mut scheduler = Scheduler::new(limits, PagePool::new(8));
+    for request in 1..=3 {
+        scheduler.add(RequestId(request), arrival_of(1, 15));
+        step(&mut scheduler);
+    }
+    assert_eq!(places(&scheduler), [(1, 3)].into());
+    // Two full pages, and one to spare for each request.
+    scheduler.add(RequestId(4), arrival_of(2, 40));
+    let chunks = step(&mut scheduler);
+    assert!(chunk_of(&chunks, 4).is_some() && chunk_of(&chunks, 1).is_some(), "{chunks:?}");
+    scheduler.remove(RequestId(4));
+    let mut scheduler = Scheduler::new(limits, PagePool::new(100));
+    let with = |tenant, number| Arrival { adapter: Some(adapter(number)), ..arrival_of(tenant, 4) };
+    scheduler.add(RequestId(1), arrival_of(1, 4));
+    scheduler.add(RequestId(2), with(1, 1));
+    step(&mut scheduler);
+    scheduler.add(RequestId(3), with(2, 2));
+    let running: Vec<u64> = step(&mut scheduler).iter().map(|chunk| chunk.id.request.0).collect();
+    assert_eq!(BTreeSet::from_iter(running), [1, 3].into());
+}
+
+/// Each has a request that needs all pages: one after the other runs to its end, and none is computed twice.
+#[test]
+fn tenants_take_turns_where_only_one_request_fits() {
+    let mut scheduler = Scheduler::new(Limits { max_batch_tokens: 64, ..LIMITS }, PagePool::new(4));
+    let mut order = Vec::new();
+    for request in 0..9 {
+        // The first tenant sends four, the second three, the third two.
+        let tenant = [1, 1, 1, 1, 2, 2, 2, 3, 3][request as usize];
+        scheduler.add(RequestId(request), arrival_of(tenant, 50));
+    }
+    while let [chunk] = step(&mut scheduler)[..] {
+        if chunk.start == 0 {
+            order.push(chunk.id.request.0);
+        }
+        if chunk.start == 55 {
+            scheduler.remove(chunk.id.request);
+        }
+    }
+    assert_eq!(order, [0, 4, 7, 1, 5, 8, 2, 6, 3]);
+    assert_eq!(scheduler.totals().n_preemptions, 0);
+    assert!(scheduler.tenants.is_empty());
 }

@@ -25,13 +25,14 @@ use tempfile::TempDir;
 
 use crate::support::{EOS, gpt, tokenizer_files};
 
-/// A command of the binary with `args`, without the settings of the environment.
+/// A command of the binary with `args`, without the settings of the environment, except the number of threads.
 pub(crate) fn hearth(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     for (name, _) in std::env::vars_os() {
         let name_text = name.to_string_lossy();
-        if ["HEARTH_", "OTEL_", "HF_"].iter().any(|start| name_text.starts_with(start)) || name == "RUST_LOG" {
+        let is_setting = ["HEARTH_", "OTEL_", "HF_"].iter().any(|start| name_text.starts_with(start));
+        if is_setting && name != "HEARTH_THREADS" || name == "RUST_LOG" {
             command.env_remove(name);
         }
     }

@@ -44,6 +44,8 @@ mod quant_rows;
 mod rowwise;
 #[path = "../../../../src/ops/cpu/thread_pool.rs"]
 mod thread_pool;
+#[path = "../../../../src/ops/cpu/threads.rs"]
+mod threads;
 
 pub(super) use attention::{PagedElement, attention_paged};
 use isa::has_fast_bf16_products;

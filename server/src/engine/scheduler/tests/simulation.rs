@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
-use super::*;
+use super::{super::standing::Standing, *};
 
 #[derive(Clone, Debug)]
 struct Job {
@@ -13,6 +13,7 @@ struct Job {
     /// Tokens after which it stops by itself, at most `max_tokens`.
     stops_after: usize,
     max_tokens: usize,
+    tenant: u128,
     priority: i32,
     /// Number of steps after its arrival at which its client disconnects.
     cancelled_after: Option<usize>,
@@ -47,14 +48,14 @@ fn job() -> impl Strategy<Value = Job> {
         0u128..3,
         prop_oneof![4 => Just((0, 1)), 1 => (1usize..4).prop_map(|n| (n, 1)), 1 => (1usize..4).prop_map(|n| (0, n))],
     );
-    let priority = prop_oneof![3 => Just(0), 1 => -1..=1];
+    let sender = (prop_oneof![2 => Just(0), 1 => 0u128..4], prop_oneof![3 => Just(0), 1 => -1..=1]);
     let drafts = prop_oneof![Just([0, 0]), [0usize..20, 0usize..20]];
     let held_for = prop_oneof![9 => Just(0), 1 => 1..=MOST_HELD];
-    (0usize..60, sizes, (priority, drafts, held_for), proptest::option::weighted(0.2, 0usize..30), shape).prop_map(
+    (0usize..60, sizes, (sender, drafts, held_for), proptest::option::weighted(0.2, 0usize..30), shape).prop_map(
         |(
             arrives,
             (n_prompt, stops_after, max_tokens),
-            (priority, drafts, held_for),
+            ((tenant, priority), drafts, held_for),
             cancelled_after,
             (text, (n_forks, width)),
         )| Job {
@@ -62,6 +63,7 @@ fn job() -> impl Strategy<Value = Job> {
             n_prompt,
             stops_after: stops_after.clamp(1, max_tokens),
             max_tokens,
+            tenant,
             priority,
             cancelled_after,
             text,
@@ -142,6 +144,7 @@ impl Simulation {
                 let arrival = Arrival {
                     n_prompt: job.n_prompt,
                     width: job.width,
+                    tenant: TenantId(job.tenant),
                     priority: job.priority,
                     keys: keys.collect(),
                     reads_kept_pages: index % 5 != 0,
@@ -165,8 +168,36 @@ impl Simulation {
         }
     }
 
-    fn ranks(requests: &BTreeMap<Rank, ScheduledRequest>) -> Vec<Rank> {
-        requests.keys().copied().collect()
+    fn waiting(&self) -> impl Iterator<Item = (&Rank, &ScheduledRequest)> {
+        self.scheduler.tenants.values().flat_map(|tenant| &tenant.waiting)
+    }
+
+    /// A tenant's requests start in the order of their ranks, and no tenant waits while others have more places, unless
+    /// their best requests leave no room for its own.
+    fn check_order(&self, before: &[Standing]) {
+        if let [first, ..] = before {
+            let has_better = |(tenant, _)| {
+                let mut others = self.scheduler.running.iter().filter(|(_, request)| request.tenant == tenant);
+                others.next().is_some_and(|(rank, _)| *rank < first.rank)
+            };
+            assert!(
+                self.scheduler.running.contains_key(&first.rank)
+                    || self.scheduler.ranks.get(&first.rank.id).copied().is_some_and(has_better),
+                "the first is preempted"
+            );
+        }
+        let was_running: BTreeSet<Rank> = before.iter().map(|standing| standing.rank).collect();
+        for (started, request) in self.scheduler.running.iter().filter(|(rank, _)| !was_running.contains(rank)) {
+            let mut waiting = self.waiting().filter(|(_, waits)| waits.tenant == request.tenant);
+            assert!(waiting.all(|(waits, _)| started < waits), "{started:?} overtakes");
+        }
+        if let Some((next, tenant)) = self.scheduler.next_to_start() {
+            let behind = self.scheduler.running_behind(next, tenant);
+            assert!(
+                behind.is_empty() || !self.scheduler.has_room_without(&behind, tenant, next.rank),
+                "{next:?} waits for {behind:?}"
+            );
+        }
     }
 
     fn release_held(&mut self) {
@@ -184,21 +215,16 @@ impl Simulation {
     fn step(&mut self) {
         self.arrive_and_leave();
         self.release_held();
-        let before = Self::ranks(&self.scheduler.running);
+        let before = self.scheduler.standings();
         let planned = self.scheduler.schedule();
         let mut step = planned.clone();
         self.scheduler.add_drafts(&mut step, |id| self.n_drafts_of(id));
         let known = |chunk: &Chunk| Chunk { n_tokens: chunk.n_tokens - chunk.n_drafts, n_drafts: 0, ..*chunk };
         assert!(step.chunks.iter().map(known).eq(planned.chunks), "drafts change nothing else");
-        let (running, waiting) = (Self::ranks(&self.scheduler.running), Self::ranks(&self.scheduler.waiting));
-        if let Some(best) = before.first() {
-            assert!(running.contains(best), "the best is never preempted");
-        }
-        for started in running.iter().filter(|rank| !before.contains(rank)) {
-            assert!(waiting.iter().all(|waits| started < waits), "{started:?} overtakes one of {waiting:?}");
-        }
-        if running.iter().all(|rank| !self.is_held(rank.id)) {
-            assert_eq!(step.chunks.is_empty(), running.is_empty() && waiting.is_empty());
+        self.check_order(&before);
+        if self.scheduler.running.keys().all(|rank| !self.is_held(rank.id)) {
+            let is_idle = self.scheduler.running.is_empty() && self.scheduler.n_waiting() == 0;
+            assert_eq!(step.chunks.is_empty(), is_idle);
         }
         assert!(step.chunks.iter().all(|chunk| !self.is_held(chunk.id.request)), "who is held has no part");
         assert!(step.chunks.iter().map(|chunk| chunk.n_tokens).sum::<usize>() <= self.limits.max_batch_tokens);
@@ -218,7 +244,7 @@ impl Simulation {
                 "who decodes gets its token"
             );
         }
-        for request in self.scheduler.waiting.values() {
+        for (_, request) in self.waiting() {
             assert!(request.sequences.iter().all(|sequence| sequence.table.is_empty()), "who waits holds no page");
         }
         for (table, chunk) in self.scheduler.tables(&step).into_iter().zip(&step.chunks) {
@@ -323,6 +349,7 @@ impl Simulation {
         let before: Vec<usize> = (0..self.jobs.len())
             .filter(|&other| {
                 other != index
+                    && self.jobs[other].tenant == job.tenant
                     && (rank(other) < rank(index) || self.jobs[other].arrives <= job.arrives && other < index)
             })
             .collect();
@@ -333,8 +360,52 @@ impl Simulation {
                 .map(|&other| 1 + self.jobs[other].n_forks)
                 .sum::<usize>()
         };
-        before.iter().map(|&other| self.jobs[other].work() * (1 + overtakers(other))).sum()
+        let own: usize = before.iter().map(|&other| self.jobs[other].work() * (1 + overtakers(other))).sum();
+        let n_own_turns: usize = before.iter().map(|&other| self.n_answers(other) * (1 + overtakers(other))).sum();
+        // Before each turn, one of every other tenant, whose best request may have run in part.
+        let mut longest: BTreeMap<u128, usize> = BTreeMap::new();
+        for other in self.jobs.iter().filter(|other| other.tenant != job.tenant) {
+            let longest = longest.entry(other.tenant).or_default();
+            *longest = (*longest).max(other.work());
+        }
+        own + 2 * (n_own_turns + 1) * longest.values().sum::<usize>()
     }
+}
+
+/// Who has only a request for two tokens waits as long as the module's documentation states, whatever another has queued.
+#[test]
+fn two_tokens_beside_another_tenants_queue_take_the_documented_number_of_steps() {
+    const LIMITS: Limits = Limits { max_batch_size: 16, max_batch_tokens: 256, max_adapters: 1 };
+    let mut longest = 0;
+    for seed in 0..200usize {
+        let number = |salt: usize, most: usize| 1 + (seed * 7919 + salt * 104_729 + seed * salt) % most;
+        let mut scheduler = Scheduler::new(LIMITS, PagePool::new(200 + number(0, 600)));
+        // One prompt of many answers, or many prompts, short or long, some of them beam searches.
+        let width = [1, 1, 1, 3][seed % 4];
+        for request in 0..2048 {
+            let n_prompt = number(request, if seed % 3 == 0 { 900 } else { 20 });
+            scheduler.add(RequestId(request as u64), Arrival { width, ..arrival_of(1, n_prompt) });
+        }
+        for _ in 0..number(1, 60) {
+            step(&mut scheduler);
+        }
+        let n_prompt = number(2, 800);
+        scheduler.add(RequestId(9999), arrival_of(2, n_prompt));
+        let share = (LIMITS.max_batch_tokens - LIMITS.max_batch_size) / 4;
+        let mut n_left = 2;
+        let mut n_steps = 0;
+        while n_left > 0 {
+            n_steps += 1;
+            let chunks = step(&mut scheduler);
+            n_left -= usize::from(chunk_of(&chunks, 9999).is_some_and(|chunk| chunk.predicts));
+            // Answers of the other end now and then, and the next ones start.
+            let ended = chunks.iter().filter(|chunk| chunk.predicts && chunk.id.request.0 != 9999);
+            ended.filter(|chunk| number(chunk.start, 50) == 1).for_each(|chunk| scheduler.remove(chunk.id.request));
+            assert!(n_steps <= 1 + n_prompt.div_ceil(share), "{n_steps} steps for {n_prompt} tokens, seed {seed}");
+        }
+        longest = longest.max(n_steps);
+    }
+    assert!(longest <= 20, "{longest}");
 }
 
 proptest! {
@@ -368,7 +439,7 @@ proptest! {
         }
         prop_assert_eq!(simulation.pool.n_free(), n_pages, "no page leaks");
         prop_assert_eq!(simulation.scheduler.n_places_taken() + simulation.scheduler.n_waiting(), 0);
-        prop_assert!(simulation.scheduler.ranks.is_empty());
+        prop_assert!(simulation.scheduler.ranks.is_empty() && simulation.scheduler.tenants.is_empty());
         prop_assert_eq!(simulation.scheduler.n_adapted, 0);
     }
 }

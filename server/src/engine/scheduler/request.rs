@@ -1,0 +1,86 @@
+//! A request's sequences, and the pages that they have and share.
+
+use std::sync::Arc;
+
+use hearth_model::kv_cache::{PAGE_SIZE, PageKey, PageTable};
+
+use super::{super::adapters::AdapterId, SequenceId, standing::Rank};
+use crate::tenant::TenantId;
+
+#[derive(Debug)]
+pub(super) struct ScheduledRequest {
+    pub(super) tenant: TenantId,
+    pub(super) width: usize,
+    pub(super) is_held: bool,
+    pub(super) reads_kept_pages: bool,
+    pub(super) adapter: Option<AdapterId>,
+    /// Number of prompt tokens found in the prefix cache at the first start; `None` before.
+    pub(super) n_cached: Option<usize>,
+    pub(super) sequences: Vec<ScheduledSequence>,
+}
+
+#[derive(Debug)]
+pub(super) struct ScheduledSequence {
+    /// The computed tokens; empty while the request waits.
+    pub(super) table: PageTable,
+    /// Number of known tokens: prompt and generated.
+    pub(super) n_tokens: usize,
+    /// Keys of its full pages; forks share them until they add their own.
+    pub(super) keys: Arc<Vec<PageKey>>,
+}
+
+impl ScheduledRequest {
+    /// When recomputing, the number of tokens that a sequence can share with the first one: their common full pages. 0
+    /// once they are shared.
+    pub(super) fn n_shareable(&self, branch: usize) -> usize {
+        let (Some(first), Some(sequence)) = (self.sequences.first(), self.sequences.get(branch)) else { return 0 };
+        if branch == 0 || !sequence.table.is_empty() {
+            return 0;
+        }
+        // At least one token must be computed, to get logits.
+        let usable = sequence.n_tokens.saturating_sub(1) / PAGE_SIZE;
+        let common =
+            first.keys.iter().zip(sequence.keys.iter()).take(usable).take_while(|(ours, theirs)| ours == theirs);
+        common.count() * PAGE_SIZE
+    }
+
+    /// Shares the first sequence's pages with those that can use them now.
+    pub(super) fn share_within(&mut self) {
+        for branch in 1..self.sequences.len() {
+            let n_tokens = self.n_shareable(branch);
+            if let [first, others @ ..] = self.sequences.as_mut_slice()
+                && let Some(sequence) = others.get_mut(branch - 1)
+                && (1..=first.table.len()).contains(&n_tokens)
+            {
+                sequence.table = first.table.fork();
+                sequence.table.truncate(n_tokens);
+            }
+        }
+    }
+
+    pub(super) fn named_sequences(&self, rank: &Rank) -> impl Iterator<Item = (SequenceId, &ScheduledSequence)> {
+        let request = rank.id;
+        self.sequences.iter().enumerate().map(move |(branch, sequence)| (SequenceId { request, branch }, sequence))
+    }
+}
+
+impl ScheduledSequence {
+    pub(super) fn remaining(&self) -> usize {
+        self.n_tokens - self.table.len()
+    }
+
+    /// Adds the key of its next full page, if any.
+    pub(super) fn add_page_key(&mut self, key: Option<PageKey>) {
+        if let Some(key) = key {
+            Arc::make_mut(&mut self.keys).push(key);
+        }
+    }
+
+    /// Adds its full pages to the prefix cache, from the one with position `start` on.
+    pub(super) fn keep_from(&self, start: usize) {
+        let keys = self.keys.iter().enumerate().take(self.table.len() / PAGE_SIZE);
+        for (index, &key) in keys.skip(start / PAGE_SIZE) {
+            self.table.keep(index, key);
+        }
+    }
+}
