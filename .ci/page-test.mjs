@@ -252,6 +252,36 @@ pageTest("Chat: two turns, regenerate, continue, and the branch restored after a
   await shoot(page, "chat");
 });
 
+pageTest("Chat: a message that is too long is counted and refused, and does not lock the conversation", { tab: "chat", skip: isBundled ? false : "needs a model with a short context" }, async (page, seen) => {
+  await page.getByRole("button", { name: "Settings" }).click();
+  await page.getByLabel("Max tokens", { exact: true }).fill("8");
+  const say = async (text) => {
+    await page.getByLabel("Message", { exact: true }).fill(text);
+    await page.keyboard.press("Enter");
+    await page.locator(".message.assistant[aria-busy=false] .error:visible, .message.assistant:last-child[aria-busy=false] .stats:visible").last().waitFor();
+    await page.locator("#send[aria-label=Send]").waitFor();
+  };
+  await page.getByLabel("Message", { exact: true }).fill("fox ".repeat(600));
+  await page.locator("#context", { hasText: /^\d{3,} of 512 tokens: too long$/ }).waitFor();
+  await say("fox ".repeat(600));
+  assert.match(await page.locator(".error:visible").innerText(), /^This model's maximum context length is 512 tokens/);
+  await page.getByRole("button", { name: "Edit the message" }).waitFor();
+  await say("Tell me a story about a brave fox.");
+  await page.locator(".message").nth(3).waitFor();
+  await page.locator("#send[aria-label=Send]").waitFor();
+  assert.notEqual((await page.locator(".message .content").last().innerText()).trim(), "");
+  assert.equal(bodies(seen, "/v1/chat/completions")[1].messages.length, 1);
+});
+
+pageTest("formulas are shown under the server's own content security policy", { tab: "chat" }, async (page) => {
+  await page.evaluate(async () => {
+    const { renderMarkdown } = await import("./render.js");
+    renderMarkdown(document.querySelector("#chat-title"), "$$\\begin{aligned} a &= \\frac{1}{2} \\end{aligned}$$ for $5 and $6");
+  });
+  await page.locator("#chat-title mfrac").waitFor();
+  assert.match(await page.locator("#chat-title").innerText(), /for \$5 and \$6/);
+});
+
 test("without a chat template the page opens on the tab Complete", { timeout, skip: canChat ? "the model has one" : false }, async () => {
   const page = await browser.newPage();
   await page.goto(`${origin}/`);

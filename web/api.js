@@ -6,6 +6,7 @@ const PATHS = {
   chat: "v1/chat/completions",
   completions: "v1/completions",
   inspect: "v1/inspect",
+  tokenize: "v1/tokenize",
   tokenizerInfo: "v1/tokenizer_info",
   openapi: "openapi.json",
   metrics: "metrics",
@@ -19,10 +20,10 @@ export const address = (endpoint) => new URL(PATHS[endpoint], document.baseURI).
 
 /** An error that the server reported, or a failure of the connection to it. */
 class ApiError extends Error {
-  /** `status` is the HTTP status; 0 if there was no response. */
-  constructor(message, status = 0) {
+  /** `status` is the HTTP status; 0 if there was no response. `code` is the API's name of the error, if it has one. */
+  constructor(message, status = 0, code = undefined) {
     super(message);
-    this.status = status;
+    Object.assign(this, { status, code });
   }
 }
 
@@ -32,13 +33,13 @@ export const setKeys = (source) => { keys = source; };
 
 /** The error of a response: from the API's JSON envelope, or the plain text of a proxy's response. */
 function errorOf(status, text) {
-  let message;
+  let error = {};
   try {
-    message = JSON.parse(text).error.message;
+    error = JSON.parse(text).error ?? {};
   } catch {
     // Not the API's envelope.
   }
-  return new ApiError(message ?? `HTTP status ${status}: ${text.trim() || "no message"}`, status);
+  return new ApiError(error.message ?? `HTTP status ${status}: ${text.trim() || "no message"}`, status, error.code ?? undefined);
 }
 
 /** Returns what `read` returns. Replaces the TypeError of a network failure by an error that mentions the server. */
@@ -79,7 +80,7 @@ async function* chunks(endpoint, body, signal) {
       continue;
     }
     const chunk = JSON.parse(value);
-    if (chunk.error) throw new ApiError(chunk.error.message);
+    if (chunk.error) throw new ApiError(chunk.error.message, 0, chunk.error.code ?? undefined);
     yield chunk;
   }
   if (!complete) throw new ApiError("the connection was closed before the answer was finished");
@@ -95,6 +96,8 @@ const json = async (endpoint, options) => {
 
 export const completion = (body, signal) => json("completions", { body, signal });
 export const inspection = (body, signal) => json("inspect", { body, signal });
+/** The number of tokens of a conversation as the chat template writes it. */
+export const countTokens = async (body, signal) => (await json("tokenize", { body, signal })).count;
 export const listModels = async () => (await json("models")).data;
 export const tokenizerInfo = () => json("tokenizerInfo");
 export const description = () => json("openapi");

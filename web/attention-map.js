@@ -47,7 +47,7 @@ export class HeatMap {
   #query = 0;
   #canvas = element("canvas", { class: "heat-map", role: "img", tabindex: "0" });
   #readout = element("p", { class: "quiet readout" });
-  root = element("figure", { class: "attention-figure" }, element("figcaption", {}, "Heat map"), element("div", { class: "figure-frame" }, this.#canvas), this.#readout);
+  root = element("figure", { class: "attention-figure" }, element("figcaption", {}, "Heat map"), element("div", { class: "figure-frame map-frame" }, this.#canvas), this.#readout);
 
   constructor(selected) {
     this.#canvas.addEventListener("pointermove", (event) => this.#read(this.#cellAt(event)));
@@ -90,13 +90,15 @@ export class HeatMap {
   #draw() {
     const size = this.#labels.length;
     if (!this.#weights || size === 0) return;
-    const room = Math.max(240, this.root.clientWidth || 480);
+    // Without the frame's padding and border.
+    const room = Math.max(240, this.root.clientWidth || 480) - 20;
     const withLabels = (room - 84) / size >= LABELS_FROM;
     this.#margin = withLabels ? 84 : 0;
     this.#cell = Math.min(MAX_CELL, Math.max(withLabels ? LABELS_FROM : 1, Math.floor((room - this.#margin) / size)));
     const side = this.#cell * size;
     const scale = devicePixelRatio;
-    const total = side + this.#margin;
+    // The mark of the chosen row is around it.
+    const total = side + this.#margin + 2;
     Object.assign(this.#canvas, { width: total * scale, height: total * scale });
     this.#canvas.style.width = `${total}px`;
     this.#canvas.style.height = `${total}px`;

@@ -11,6 +11,9 @@ function round(value) {
   return [1, 2, 5, 10].find((factor) => factor * power >= value) * power;
 }
 
+/** The line of a series, beside its name. */
+const key = (at) => svg("svg", { class: "chart-key", viewBox: "0 0 18 6", "aria-hidden": "true" }, svg("path", { class: `chart-line line-${at}`, d: "M1 3H17", fill: "none" }));
+
 export class Chart {
   #series;
   #format;
@@ -33,7 +36,7 @@ export class Chart {
     this.#values = series.map(() => element("strong", {}, "–"));
     const guides = [TOP, HEIGHT / 2 + TOP / 2, HEIGHT].map((y) => svg("path", { class: "chart-guide", d: `M0 ${y}H${WIDTH}`, "vector-effect": "non-scaling-stroke" }));
     this.#drawing.append(...guides, ...this.#lines);
-    const legend = series.map((name, at) => element("span", { class: "chart-value" }, element("i", { class: `key-${at}`, "aria-hidden": "true" }), `${name} `, this.#values[at]));
+    const legend = series.map((name, at) => element("span", { class: "chart-value" }, key(at), `${name} `, this.#values[at]));
     this.root = element("section", { class: "chart-card", "aria-label": title },
       element("h3", {}, title), element("p", { class: "chart-legend" }, legend),
       element("div", { class: "chart-frame" }, this.#top, this.#drawing),
@@ -59,7 +62,7 @@ export class Chart {
           continue;
         }
         // A point alone is a short line, so that it can be seen.
-        path += isDrawing ? `L${x(time)} ${y(value)}` : `M${x(time)} ${y(value)}h0.5`;
+        path += isDrawing ? `L${x(time)} ${y(value)}` : `M${x(Math.max(start, time - 1000))} ${y(value)}L${x(time)} ${y(value)}`;
         isDrawing = true;
       }
       line.setAttribute("d", path);

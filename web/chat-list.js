@@ -15,7 +15,8 @@ function ageOf(time) {
   return time >= today - 7 * DAY ? "Last 7 days" : "Older";
 }
 
-const fileName = (title) => `${title.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "").slice(0, 40) || "conversation"}.json`;
+/** The name of a file with the conversation of this title. */
+export const fileName = (title, ending) => `${title.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 40).replace(/^-|-$/g, "") || "conversation"}.${ending}`;
 const titleFor = (conversation) => conversation.title || "New chat";
 
 /** `handlers`: `open(id)`, `removing(id)`, `removed(id)`, `renamed(conversation)`. */
@@ -57,7 +58,7 @@ export class ChatList {
     }, title);
     return element("li", { "data-id": conversation.id }, open, element("span", { class: "chat-actions" },
       iconButton("edit", `Rename “${title}”`, () => this.#rename(conversation, open)),
-      iconButton("export", `Export “${title}”`, () => download(fileName(title), exported([conversation]))),
+      iconButton("export", `Export “${title}”`, () => download(fileName(title, "json"), exported([conversation]))),
       iconButton("trash", `Delete “${title}”`, () => this.#remove(conversation.id))));
   }
 

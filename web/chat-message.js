@@ -3,8 +3,11 @@ import { copyFrom, element, fitHeight, iconButton } from "./dom.js";
 import { count, seconds, tokenRate } from "./measure.js";
 import { modelList } from "./models.js";
 import { split } from "./reasoning.js";
-import { codeBlock, renderMarkdown } from "./render.js";
+import { codeBlock, renderMarkdown, typedText } from "./render.js";
 
+/** The API's code of the error that a request does not fit into the context. */
+const TOO_LONG = "context_length_exceeded";
+const NOTES = { failed: "not sent with later messages: it has no answer", "left out": "not sent: left out to make room" };
 const NAMES = { user: "You", tool: "Tool result" };
 
 /** The text as indented JSON, or null if it is not a JSON object or array. */
@@ -31,7 +34,8 @@ function statsLine({ model, stats, finishReason }, context) {
 
 /**
  * The view of a message. `handlers`: `edit(message, text)`, `regenerate(message)`, `continue(message)`, `inspect(message)`,
- * `remove(message)`, `turn(message, step)`, `answerCall(message, call, text)`.
+ * `remove(message)`, `turn(message, step)`, `answerCall(message, call, text)`, `takeBack()` (sends what was left out again);
+ * and of the message that an answer follows: `editQuestion(answer)`, `removeQuestion(answer)`, `leaveOutOldest(answer)`.
  */
 export class MessageView {
   #handlers;
@@ -43,11 +47,13 @@ export class MessageView {
   #content = element("div", { class: "content" });
   #calls = element("div", { class: "calls" });
   #error = element("p", { class: "error", hidden: true });
+  #remedies = element("p", { class: "actions", hidden: true });
+  #note = element("span", { class: "note", hidden: true });
   #stats = element("span", { class: "stats" });
   #branches = element("span", { class: "branches", hidden: true });
   #actions = element("span", { class: "message-actions" });
-  #body = element("div", { class: "message-body" }, this.#reasoning, this.#content, this.#calls, this.#error);
-  #line = element("div", { class: "message-line" }, this.#branches, this.#actions, this.#stats);
+  #body = element("div", { class: "message-body" }, this.#reasoning, this.#content, this.#calls, this.#error, this.#remedies);
+  #line = element("div", { class: "message-line" }, this.#branches, this.#actions, this.#note, this.#stats);
   root = element("article", { class: "message" }, this.#body, this.#line);
 
   constructor(message, handlers) {
@@ -65,13 +71,16 @@ export class MessageView {
     const button = (name, label, act) => iconButton(name, label, () => act(this.#message));
     const { regenerate, continue: goOn, inspect, remove } = this.#handlers;
     const copy = iconButton("copy", "Copy message", () => copyFrom(copy, split(this.#message).answer));
-    const edit = iconButton("edit", "Edit message", () => this.#edit());
+    const edit = iconButton("edit", "Edit message", () => this.edit());
     const answer = [button("again", "Regenerate", regenerate), button("go", "Continue", goOn), button("inspect", "Inspect tokens", inspect)];
     return [copy, edit, ...(role === "assistant" ? answer : []), button("trash", "Delete from here on", remove)];
   }
 
-  /** Shows the message as it is now. `isRunning`: it is being generated. `siblings`: `[its place, number of branches]`. */
-  show(message, { isRunning, siblings: [place, branches], isJson, context }) {
+  /**
+   * Shows the message as it is now. `isRunning`: it is being generated. `siblings`: `[its place, number of branches]`. `unsent`: why
+   * requests leave it out. `isLast`: nothing follows it. `hasEarlier`: turns before it could be left out.
+   */
+  show(message, { isRunning, siblings: [place, branches], isJson, context, unsent, isLast, hasEarlier }) {
     this.#message = message;
     this.#settings = { isRunning, isJson };
     this.root.setAttribute("aria-busy", isRunning);
@@ -80,10 +89,34 @@ export class MessageView {
     this.#showContent(answer, isRunning);
     this.#showCalls(message.toolCalls ?? [], isRunning);
     this.#error.hidden = !message.error;
-    this.#error.textContent = message.error ?? "";
+    // The server's hint is for programs; for people there are the buttons below.
+    this.#error.textContent = message.errorCode === TOO_LONG ? message.error.split("\nhint: ")[0] : message.error ?? "";
+    this.#showRemedies(isLast && !isRunning, hasEarlier);
+    this.#showNote(unsent);
     this.#stats.textContent = message.role === "assistant" ? statsLine(message, context) : "";
     this.#actions.hidden = isRunning;
     this.#showBranches(place, branches, isRunning);
+  }
+
+  /** What can be done about an error without an answer. */
+  #showRemedies(isOffered, hasEarlier) {
+    const { error, errorCode, content } = this.#message;
+    this.#remedies.hidden = !isOffered || !error || content !== "";
+    if (this.#remedies.hidden) return;
+    const { regenerate, editQuestion, removeQuestion, leaveOutOldest } = this.#handlers;
+    const button = (label, act) => element("button", { type: "button", class: "button", onclick: () => act(this.#message) }, label);
+    this.#remedies.replaceChildren(...[
+      errorCode === TOO_LONG ? hasEarlier && button("Leave out the oldest messages", leaveOutOldest) : button("Try again", regenerate),
+      button("Edit the message", editQuestion), button("Delete it", removeQuestion)].filter(Boolean));
+  }
+
+  #showNote(unsent) {
+    this.root.classList.toggle("is-unsent", unsent !== undefined);
+    this.#note.hidden = unsent === undefined;
+    if (this.#note.hidden || this.#note.dataset.shown === unsent) return;
+    this.#note.dataset.shown = unsent;
+    this.#note.replaceChildren(NOTES[unsent]);
+    if (unsent === "left out") this.#note.append(" ", element("button", { type: "button", class: "quiet-button", onclick: () => this.#handlers.takeBack() }, "Send again"));
   }
 
   #showReasoning(reasoning, isThinking) {
@@ -98,7 +131,10 @@ export class MessageView {
     this.#content.classList.toggle("is-empty", answer === "");
     if (pretty !== null) this.#content.replaceChildren(codeBlock(pretty, "json"));
     else if (this.#message.role === "assistant") renderMarkdown(this.#content, answer);
-    else this.#content.replaceChildren(element("p", { class: "typed" }, answer));
+    else if (this.#content.dataset.shown !== answer) {
+      this.#content.dataset.shown = answer;
+      this.#content.replaceChildren(...(this.#message.role === "user" ? typedText(answer) : [element("p", { class: "typed" }, answer)]));
+    }
   }
 
   #showCalls(calls, isRunning) {
@@ -134,7 +170,9 @@ export class MessageView {
     previous.disabled = next.disabled = isRunning;
   }
 
-  #edit() {
+  /** Replaces the message by a field to edit it. */
+  edit() {
+    if (!this.#body.isConnected) return;
     const { role, content } = this.#message;
     const area = element("textarea", { "aria-label": "Edit message", rows: 3 });
     area.value = content;

@@ -34,6 +34,7 @@ export async function generate({ conversation, message, model, signal, changed }
   const watch = new Stopwatch();
   message.model = model;
   message.error = undefined;
+  message.errorCode = undefined;
   message.finishReason = undefined;
   try {
     const messages = apiMessages(settings.system ?? "", isContinued ? shown : shown.slice(0, -1));
@@ -48,7 +49,7 @@ export async function generate({ conversation, message, model, signal, changed }
     }
   } catch (error) {
     message.finishReason = signal.aborted ? "stopped" : "error";
-    if (!signal.aborted) message.error = error.message;
+    if (!signal.aborted) Object.assign(message, { error: error.message, errorCode: error.code });
   } finally {
     message.stats = watch.stop();
   }

@@ -1,5 +1,5 @@
 // The messages of a conversation on the page, and scrolling: while the end is in view, it stays in view.
-import { branches, path } from "./conversation.js";
+import { branches, earlierTurns, path, unsent } from "./conversation.js";
 import { byId, element } from "./dom.js";
 import { MessageView } from "./chat-message.js";
 import { isJson } from "./chat-settings.js";
@@ -19,6 +19,10 @@ export class Thread {
   #drawn = 0;
   #cost = 0;
   #planned = null;
+  /** Of the shown messages: why some are not sent, the last one, and whether turns before it are sent. */
+  #reasons = new Map();
+  #last;
+  #hasEarlier = false;
 
   constructor(handlers) {
     this.#handlers = handlers;
@@ -29,6 +33,9 @@ export class Thread {
       this.#toEnd.hidden = this.#isFollowing;
     });
     this.#toEnd.addEventListener("click", () => this.follow());
+    // Formulas change their height after they are shown, and the message box takes room when it grows.
+    const sizes = new ResizeObserver(() => { if (this.#isFollowing) this.#root.scrollTop = this.#root.scrollHeight; });
+    for (const each of [this.#list, this.#root]) sizes.observe(each);
   }
 
   /** Shows the end from now on. */
@@ -45,6 +52,9 @@ export class Thread {
     if (conversation !== this.#conversation) this.#views.clear();
     this.#conversation = conversation;
     const messages = path(conversation);
+    this.#reasons = unsent(messages);
+    this.#last = messages.at(-1);
+    this.#hasEarlier = earlierTurns(messages).length > 0;
     const wanted = messages.map((message) => {
       const view = this.#views.get(message.id) ?? new MessageView(message, this.#handlers);
       this.#views.set(message.id, view);
@@ -77,12 +87,20 @@ export class Thread {
       siblings: [siblings.indexOf(message) + 1, siblings.length],
       isJson: isJson(this.#conversation.settings),
       context: contextLength(message.model),
+      unsent: this.#reasons.get(message),
+      isLast: message === this.#last,
+      hasEarlier: this.#hasEarlier,
     });
   }
 
   #keepEnd() {
     if (this.#isFollowing) this.#root.scrollTop = this.#root.scrollHeight;
     else this.#toEnd.hidden = false;
+  }
+
+  /** Opens the field to edit a message. */
+  edit(id) {
+    this.#views.get(id)?.edit();
   }
 
   /** Shows a message that has grown: at the next frame, and no more often than the page can draw it. */

@@ -1,18 +1,19 @@
 // The tab Chat: conversations that the browser keeps, as trees of messages.
-import { ChatList } from "./chat-list.js";
+import { Attachments } from "./attachments.js";
+import { ChatList, fileName } from "./chat-list.js";
 import { generate } from "./chat-run.js";
 import { initialSettings, SettingsForm } from "./chat-settings.js";
 import { Thread } from "./chat-thread.js";
 import * as conversations from "./conversation.js";
-import { byId, element, fitHeight, icon, setIconButton } from "./dom.js";
+import { leaveOutOldest, showContext } from "./context-meter.js";
+import { byId, download, element, fitHeight, icon, setIconButton } from "./dom.js";
 import { drawer } from "./drawer.js";
-import { count } from "./measure.js";
-import { canChat, contextLength, modelId, models } from "./models.js";
+import { canChat, modelId, models } from "./models.js";
 import { notice } from "./notice.js";
 import { keep, setting } from "./settings.js";
 import * as store from "./store.js";
+import { suggestions } from "./suggestions.js";
 
-const SUGGESTIONS = ["Tell me a story about a brave fox who lost her lamp.", "What can you do?", "Tell me a story that ends well."];
 /** How often a growing answer is stored, so that closing the tab loses little. */
 const STORE_MS = 1500;
 
@@ -24,6 +25,7 @@ let thread;
 let list;
 let form;
 let drawers;
+let attachments;
 
 const input = byId("message");
 const currentRun = () => (running?.conversation === conversation ? running : null);
@@ -40,6 +42,7 @@ async function save(which = conversation) {
 /** Shows everything as it is now. */
 function show() {
   byId("chat-title").textContent = conversation.title || "New chat";
+  byId("export-markdown").hidden = conversation.messages.length === 0;
   thread.show(conversation, currentRun()?.message, welcome);
   showComposer();
 }
@@ -49,10 +52,7 @@ function showComposer() {
   const button = byId("send");
   setIconButton(button, isRunning ? "stop" : "send", isRunning ? "Stop" : "Send");
   button.disabled = !isRunning && running !== null;
-  const last = conversations.path(conversation).findLast(({ stats }) => stats?.tokens);
-  const limit = contextLength(last?.model);
-  const used = last ? last.stats.prompt + last.stats.tokens : 0;
-  byId("context").textContent = limit ? `${count(used)} of ${count(limit)} tokens` : "";
+  if (!isRunning) showContext(conversation, attachments.with(input.value));
 }
 
 /** What an empty conversation shows. */
@@ -65,7 +65,7 @@ function welcome() {
     return root;
   }
   root.append(element("h3", {}, "What shall we talk about?"), element("div", { class: "suggestions" },
-    SUGGESTIONS.map((text) => element("button", { type: "button", class: "suggestion", onclick: () => send(text) }, text))));
+    suggestions().map((text) => element("button", { type: "button", class: "suggestion", onclick: () => send(text) }, text))));
   return root;
 }
 
@@ -134,6 +134,10 @@ function send(text) {
   answer(message.id);
 }
 
+/** Whether an answer ended with an error before anything came: then it is generated again in its place. */
+const hasNothing = ({ content, reasoning, toolCalls, error }) => Boolean(error) && content === "" && !reasoning && !toolCalls;
+const questionOf = (answered) => conversations.pathTo(conversation, answered.id).findLast(({ role }) => role === "user");
+
 const handlers = {
   edit(message, text) {
     if (running !== null) return;
@@ -142,7 +146,7 @@ const handlers = {
     if (role === "assistant") save().then(show);
     else answer(edited.id);
   },
-  regenerate: (message) => running === null && answer(message.parent),
+  regenerate: (message) => running === null && (hasNothing(message) ? run(message) : answer(message.parent)),
   continue: (message) => {
     if (running !== null) return;
     if (message.content === "") answer(message.parent);
@@ -169,6 +173,20 @@ const handlers = {
     show();
     byId("thread").querySelector(`[data-id="${next.id}"] .branches button:${step < 0 ? "first" : "last"}-child`)?.focus();
   },
+  editQuestion: (message) => thread.edit(questionOf(message).id),
+  removeQuestion: (message) => handlers.remove(questionOf(message)),
+  async leaveOutOldest(message) {
+    if (running !== null) return;
+    const which = conversation;
+    const hasRoom = await leaveOutOldest(which, conversations.pathTo(which, message.parent));
+    if (which !== conversation) save(which);
+    else if (hasRoom) run(message);
+    else notice("The message alone is longer than the context. Edit it, or delete it.");
+  },
+  takeBack() {
+    for (const message of conversation.messages) delete message.leftOut;
+    save().then(show);
+  },
   isAnswered: (message, call) => conversations.branches(conversation, message.id).some((each) => each.toolCallId === call.id),
   answerCall(message, call, text) {
     if (running !== null) return;
@@ -186,15 +204,25 @@ function startComposer() {
   byId("composer").addEventListener("submit", (event) => {
     event.preventDefault();
     if (currentRun() !== null) return currentRun().controller.abort();
-    if (running !== null || input.value.trim() === "") return undefined;
-    const text = input.value;
+    const text = attachments.with(input.value);
+    if (running !== null || text.trim() === "") return undefined;
     input.value = "";
     fitHeight(input);
+    attachments.clear();
     return send(text);
   });
-  input.addEventListener("input", () => fitHeight(input));
+  input.addEventListener("input", () => {
+    fitHeight(input);
+    showComposer();
+  });
   input.addEventListener("keydown", (event) => {
     // On a touch screen there is no Shift: Enter starts a line, and the button sends. Input methods end a word with Enter.
+    if (event.key === "ArrowUp" && input.value === "" && currentRun() === null) {
+      const last = conversations.path(conversation).findLast(({ role }) => role === "user");
+      if (last) event.preventDefault();
+      thread.edit(last?.id);
+      return;
+    }
     const isTyped = event.key === "Enter" && !event.shiftKey && !event.isComposing && !matchMedia("(pointer: coarse)").matches;
     if (!isTyped && !(event.key === "Enter" && (event.ctrlKey || event.metaKey))) return;
     event.preventDefault();
@@ -248,14 +276,18 @@ export async function start(frame) {
       show();
     },
   });
+  attachments = new Attachments(() => showComposer());
   startSettings();
   startComposer();
   store.changes.addEventListener("change", follow);
-  byId("new-chat").addEventListener("click", () => {
+  const beginNew = () => {
     drawers.list.closeIfOver();
     startNew();
     input.focus();
-  });
+  };
+  byId("new-chat").addEventListener("click", beginNew);
+  byId("export-markdown").append(icon("export"));
+  byId("export-markdown").addEventListener("click", () => download(fileName(conversation.title, "md"), conversations.markdown(conversation), "text/markdown"));
   models.addEventListener("change", () => {
     show();
     form.showDefaults();
@@ -270,4 +302,11 @@ export async function start(frame) {
   else startNew();
   if (!(await store.isLasting())) notice("This browser keeps no conversations: they last until the page is closed.");
   if (document.activeElement === document.body && !matchMedia("(pointer: coarse)").matches) input.focus();
+  return {
+    /** A shortcut: a new chat, or the message box. */
+    receive({ isNew = false }) {
+      if (isNew) beginNew();
+      else input.focus();
+    },
+  };
 }

@@ -1,4 +1,5 @@
 // A conversation: a tree of messages, of which one path is shown. Editing and regenerating add branches. No page, no storage.
+import { split } from "./reasoning.js";
 import { randomId } from "./settings.js";
 
 const ROLES = ["user", "assistant", "tool"];
@@ -69,9 +70,9 @@ export function remove(conversation, id) {
   conversation.updated = Date.now();
 }
 
-/** The first words of a text, for a list. */
+/** The first words of a text, for a list. The text of attached files and other code is left out. */
 export function titleOf(text) {
-  const line = text.trim().replace(/\s+/g, " ");
+  const line = text.replace(/^(`{3,})[^\n]*\n[\s\S]*?^\1`*$/gm, " ").trim().replace(/\s+/g, " ");
   return line.length > 60 ? `${line.slice(0, 59).trimEnd()}…` : line;
 }
 
@@ -80,9 +81,47 @@ export function contains(conversation, text) {
   return [conversation.title, ...conversation.messages.map((message) => message.content)].some((each) => each.toLowerCase().includes(text));
 }
 
-/** The messages as the API takes them. Reasoning is not sent back. */
+const isAnswer = ({ role, content, toolCalls }) => role === "assistant" && (content !== "" || toolCalls?.length > 0);
+
+/** The messages in turns: each begins with a message of the person. */
+function turnsOf(messages) {
+  const turns = [];
+  for (const message of messages) {
+    if (message.role === "user" || turns.length === 0) turns.push([]);
+    turns.at(-1).push(message);
+  }
+  return turns;
+}
+
+/** Whether a turn ended without an answer: with an error, or stopped before it began. What it asked must not block later turns. */
+const hasFailed = (turn) => turn[0].role === "user" && !(isAnswer(turn.at(-1)) || (turn.at(-1).role === "tool" && turn.some(isAnswer)));
+
+/**
+ * The messages of a path that requests leave out, with the reason: `failed` (a turn without an answer, unless it is the last one) or
+ * `left out` (by the person, to make room).
+ */
+export function unsent(messages) {
+  const reasons = new Map();
+  turnsOf(messages).forEach((turn, at, turns) => {
+    const isFailed = at < turns.length - 1 && hasFailed(turn);
+    for (const message of turn) {
+      if (message.leftOut) reasons.set(message, "left out");
+      else if (isFailed) reasons.set(message, "failed");
+    }
+  });
+  return reasons;
+}
+
+/** The turns of a path that are sent, without the last one: the oldest first. */
+export function earlierTurns(messages) {
+  const reasons = unsent(messages);
+  return turnsOf(messages).slice(0, -1).map((turn) => turn.filter((message) => !reasons.has(message))).filter((turn) => turn.length > 0);
+}
+
+/** The messages as the API takes them, without those that requests leave out. Reasoning is not sent back. */
 export function apiMessages(system, messages) {
-  const sent = messages.map(({ role, content, toolCalls, toolCallId }) => {
+  const reasons = unsent(messages);
+  const sent = messages.filter((message) => !reasons.has(message)).map(({ role, content, toolCalls, toolCallId }) => {
     if (role === "tool") return { role, content, tool_call_id: toolCallId };
     if (role === "assistant" && toolCalls?.length) return { role, content: content || null, tool_calls: toolCalls };
     return { role, content };
@@ -95,7 +134,10 @@ const FORMAT = "hearth-conversations";
 /** Conversations as the text of a file. */
 export const exported = (conversations) => `${JSON.stringify({ format: FORMAT, version: 1, conversations }, null, 1)}\n`;
 
-/** Reads the text of an exported file. Throws an error for people if it is not one. Unknown members are left out. */
+/**
+ * Reads the text of a file: one that this page or `/save` of `hearth chat` has written, or messages as the API has them (a list, or an
+ * object with `messages`). Throws an error for people if it is none of these. Unknown members are left out.
+ */
 export function imported(text) {
   let file;
   try {
@@ -103,37 +145,52 @@ export function imported(text) {
   } catch {
     throw new Error("This file is not JSON.");
   }
-  if (file?.format !== FORMAT || !Array.isArray(file.conversations)) throw new Error("This file has no conversations exported from Hearth.");
-  return file.conversations.map(cleaned);
+  if (file?.format === FORMAT && Array.isArray(file.conversations)) return file.conversations.map(cleaned);
+  const messages = Array.isArray(file) ? file : file?.messages;
+  if (!Array.isArray(messages) || !messages.some(({ role } = {}) => ROLES.includes(role))) throw new Error("This file has no conversations exported from Hearth.");
+  return [cleaned({ messages, settings: { parameters: object(file.settings) } })];
 }
 
 const isId = (value) => typeof value === "string" && /^\w{1,64}$/.test(value);
 const string = (value) => (typeof value === "string" ? value : "");
 const time = (value) => (Number.isFinite(value) ? value : Date.now());
 const object = (value) => (value !== null && typeof value === "object" && !Array.isArray(value) ? value : {});
+/** The text of a message: a string, or the API's list of parts. */
+const textOf = (content) => (Array.isArray(content) ? content.map((part) => string(part?.text)).join("") : string(content));
 
 function cleaned(given) {
   const messages = [];
   const known = new Set([null]);
-  for (const message of Array.isArray(given?.messages) ? given.messages : []) {
-    const parent = message?.parent ?? null;
+  const listed = Array.isArray(given?.messages) ? given.messages : [];
+  let { settings } = object(given);
+  settings = object(settings);
+  for (const message of listed) {
+    if (message?.role === "system" && messages.length === 0) settings = { ...settings, system: textOf(message.content) };
+    // Messages without ids follow one another.
+    const isLinked = message?.id !== undefined || message?.parent !== undefined;
+    const id = isLinked ? message.id : randomId();
+    const parent = isLinked ? message.parent ?? null : messages.at(-1)?.id ?? null;
     // A message whose parent is missing cannot be shown.
-    if (!ROLES.includes(message?.role) || !isId(message.id) || known.has(message.id) || !known.has(parent)) continue;
-    known.add(message.id);
-    messages.push(cleanedMessage(message, parent));
+    if (!ROLES.includes(message?.role) || !isId(id) || known.has(id) || !known.has(parent)) continue;
+    known.add(id);
+    messages.push(cleanedMessage(message, id, parent));
   }
   const chosen = Object.fromEntries(Object.entries(object(given?.chosen)).filter(([, child]) => known.has(child)));
-  const { id, title, isNamed, created, updated, settings } = object(given);
-  return { id: isId(id) ? id : randomId(), title: string(title), isNamed: isNamed === true, created: time(created), updated: time(updated), settings: object(settings), messages, chosen };
+  const { id, title, isNamed, created, updated } = object(given);
+  const asked = messages.find(({ role }) => role === "user")?.content ?? "";
+  return { id: isId(id) ? id : randomId(), title: string(title) || titleOf(asked), isNamed: isNamed === true, created: time(created), updated: time(updated), settings, messages, chosen };
 }
 
-function cleanedMessage(message, parent) {
-  const made = { id: message.id, parent, role: message.role, created: time(message.created), content: string(message.content) };
-  for (const name of ["reasoning", "toolCallId", "model", "finishReason", "error"]) {
+function cleanedMessage(message, id, parent) {
+  const made = { id, parent, role: message.role, created: time(message.created), content: textOf(message.content) };
+  for (const name of ["reasoning", "toolCallId", "model", "finishReason", "error", "errorCode"]) {
     if (typeof message[name] === "string") made[name] = message[name];
   }
-  if (Array.isArray(message.toolCalls)) {
-    made.toolCalls = message.toolCalls.map((call) => {
+  if (typeof message.tool_call_id === "string") made.toolCallId = message.tool_call_id;
+  if (message.leftOut === true) made.leftOut = true;
+  const calls = message.toolCalls ?? message.tool_calls;
+  if (Array.isArray(calls)) {
+    made.toolCalls = calls.map((call) => {
       const { name, arguments: given } = object(call?.function);
       return { id: string(call?.id), type: "function", function: { name: string(name), arguments: string(given) } };
     });
@@ -141,4 +198,26 @@ function cleanedMessage(message, parent) {
   const stats = Object.entries(object(message.stats)).filter(([, value]) => Number.isFinite(value));
   if (stats.length > 0) made.stats = Object.fromEntries(stats);
   return made;
+}
+
+/** A fence of backticks that is longer than any in the text. */
+const fence = (text) => "`".repeat(Math.max(3, ...(text.match(/`+/g) ?? []).map((run) => run.length + 1)));
+
+/** A text as a code block of Markdown. */
+export const fenced = (text, language = "") => `${fence(text)}${language}\n${text.replace(/\n$/, "")}\n${fence(text)}`;
+
+/** The messages that are shown, as a Markdown document. */
+export function markdown(conversation) {
+  const parts = [`# ${conversation.title || "Conversation"}`];
+  const { system } = conversation.settings;
+  if (system?.trim()) parts.push("## System prompt", system.trim());
+  for (const message of path(conversation)) {
+    const { reasoning, answer } = split(message);
+    parts.push(`## ${{ user: "You", tool: "Tool result" }[message.role] ?? message.model ?? "Answer"}`);
+    if (reasoning !== "") parts.push("<details><summary>Reasoning</summary>", reasoning, "</details>");
+    if (answer !== "") parts.push(message.role === "tool" ? fenced(answer) : answer.trim());
+    for (const { function: { name, arguments: given } } of message.toolCalls ?? []) parts.push(`Calls \`${name}\`:`, fenced(given, "json"));
+    if (message.error) parts.push(`*Error: ${message.error}*`);
+  }
+  return `${parts.join("\n\n")}\n`;
 }

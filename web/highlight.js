@@ -9,6 +9,11 @@ const FILES = {
   markdown: "markdown", md: "markdown", python: "python", py: "python", rust: "rust", rs: "rust", sql: "sql",
   typescript: "typescript", ts: "typescript", tsx: "typescript", xml: "xml", html: "xml", svg: "xml", yaml: "yaml", yml: "yaml",
 };
+/** The name of the language of a file, by the end of its name; empty if unknown. */
+export const languageOfFile = (name) => {
+  const end = name.includes(".") ? name.split(".").at(-1).toLowerCase() : "";
+  return end in FILES ? end : "";
+};
 /** Longer code stays plain: highlighting it would hold up the page. */
 const MAX_CHARS = 50_000;
 

@@ -1,8 +1,9 @@
 // The frame of the page: tabs, theme, key and models. Each tab's module is loaded when the tab is first shown.
-import { byId, icon, setIconButton } from "./dom.js";
+import { byId, element, icon, setIconButton } from "./dom.js";
 import * as key from "./key.js";
 import { canChat, loadModels, modelId, start as startModels } from "./models.js";
 import { notice } from "./notice.js";
+import * as shortcuts from "./shortcuts.js";
 import { tabs } from "./tabs.js";
 import { shownTheme, toggleTheme } from "./theme.js";
 
@@ -23,11 +24,27 @@ function load(name) {
   return failed.has(name) ? import(`./${name}.js?again=${Date.now()}`) : LOAD[name]();
 }
 
+/** Says in the place of a tab that it could not be loaded. */
+function showFailure(name, error) {
+  const again = element("button", { type: "button", class: "button primary", onclick: () => show(name) }, "Try again");
+  const reload = element("button", { type: "button", class: "button", onclick: () => location.reload() }, "Reload the page");
+  byId(name).classList.add("is-failed");
+  byId(name).prepend(element("div", { class: "tab-failure", role: "alert" }, element("h2", {}, "This tab could not be loaded"),
+    element("p", { class: "error" }, error.message), element("p", { class: "quiet" }, "Is the server still running, and can this browser reach it?"),
+    element("p", { class: "actions" }, again, reload)));
+}
+
+function clearFailure(name) {
+  byId(name).classList.remove("is-failed");
+  byId(name).querySelector(".tab-failure")?.remove();
+}
+
 async function shown(name) {
   const before = current;
   current = name;
   document.title = `${byId(`tab-${name}`).textContent} · Hearth`;
   if (location.hash.slice(1).split("/")[0] !== name) history.replaceState(null, "", `#${name}`);
+  clearFailure(name);
   if (!started.has(name)) started.set(name, load(name).then((module) => module.start({ open })));
   if (before !== name) (await started.get(before)?.catch(() => undefined))?.hidden?.();
   try {
@@ -36,7 +53,8 @@ async function shown(name) {
   } catch (error) {
     started.delete(name);
     failed.add(name);
-    notice(`This tab could not be loaded: ${error.message}. Is the server running? Click the tab to try again.`);
+    clearFailure(name);
+    showFailure(name, error);
   }
 }
 
@@ -73,6 +91,15 @@ byId("key-button").title = "API key";
 // A key that was entered for another request also opens the list of models.
 key.start(() => modelId() === undefined && showModels());
 startModels();
+shortcuts.start({
+  tab: (at) => {
+    const name = Object.keys(LOAD)[at];
+    show(name);
+    byId(`tab-${name}`).focus();
+  },
+  newChat: () => open("chat", { isNew: true }),
+  focusMessage: () => open("chat", {}),
+});
 window.addEventListener("hashchange", () => {
   if (tabOfAddress() in LOAD && tabOfAddress() !== current) show(tabOfAddress());
 });

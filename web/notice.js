@@ -3,6 +3,9 @@ import { byId, element, iconButton } from "./dom.js";
 
 const SHOWN_MS = 10_000;
 
+/** The message box must stay usable: messages are shown above it. */
+new ResizeObserver(([{ target }]) => byId("notices").style.setProperty("--below", `${target.offsetHeight}px`)).observe(document.querySelector(".composer-frame"));
+
 /** Shows a message for some seconds; longer while the pointer or the focus is on it. */
 export function notice(text, action) {
   const shown = element("div", { class: "notice" }, element("span", {}, text));

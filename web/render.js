@@ -4,6 +4,8 @@ import { marked } from "./vendor/marked.esm.js";
 import DOMPurify from "./vendor/purify.es.mjs";
 import { copyFrom, element, iconButton } from "./dom.js";
 import { highlight } from "./highlight.js";
+import { FORMULA_CLASS, formulas, typeset } from "./math.js";
+import { keep, setting } from "./settings.js";
 
 const ESCAPES = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" };
 const escaped = (text) => text.replace(/[&<>"]/g, (character) => ESCAPES[character]);
@@ -20,7 +22,7 @@ function harmless(html) {
   return kept + escaped(html.slice(end));
 }
 
-marked.use({
+marked.use(formulas, {
   gfm: true,
   breaks: true,
   renderer: {
@@ -44,16 +46,60 @@ const ALLOWED = {
 /** The language that the text names for a code block: marked writes it as a class. */
 const languageOf = (code) => /^language-([\w+#.-]{1,30})$/.exec(code.className)?.[1] ?? "";
 
-/** A code block with its language and a button that copies it. */
+/** Whether long lines of code are wrapped: one choice for all code blocks. */
+let isWrapped = setting("wrap code", false);
+
+function wrapCode(wrapped) {
+  isWrapped = wrapped;
+  keep("wrap code", wrapped);
+  for (const button of document.querySelectorAll(".code-wrap")) {
+    button.setAttribute("aria-pressed", wrapped);
+    button.closest(".code-block").classList.toggle("is-wrapped", wrapped);
+  }
+}
+
+/** A code block with its language, a button that wraps long lines, and one that copies it. */
 export function codeBlock(text, language) {
   const code = element("code", {}, text);
   highlight(code, text, language);
   const copy = iconButton("copy", "Copy code", () => copyFrom(copy, text));
+  const wrap = iconButton("wrap", "Wrap long lines", () => wrapCode(!isWrapped), { "aria-pressed": String(isWrapped) });
+  wrap.classList.add("code-wrap");
   const pre = element("pre", { tabindex: "0", role: "group", "aria-label": language ? `Code in ${language}` : "Code" }, code);
-  return element("div", { class: "code-block" }, element("div", { class: "code-bar" }, element("span", {}, language || "text"), copy), pre);
+  return element("div", { class: isWrapped ? "code-block is-wrapped" : "code-block" },
+    element("div", { class: "code-bar" }, element("span", {}, language || "text"), wrap, copy), pre);
+}
+
+const CODE_OF_TYPED = /^(?<fence>`{3,})[ \t]*(?<language>[\w+#.-]*)[^\n`]*\n(?<block>[\s\S]*?)^\k<fence>`*[ \t]*$\n?|(?<ticks>`+)(?<inline>[^`\n]+)\k<ticks>(?!`)/gm;
+
+/** What a person has written: as typed, except that code between backticks is shown as code. */
+export function typedText(text) {
+  const parts = [];
+  let line = [];
+  const endLine = () => {
+    const isBlank = line.every((part) => typeof part === "string" && part.trim() === "");
+    if (!isBlank) parts.push(element("p", { class: "typed" }, line));
+    line = [];
+  };
+  let end = 0;
+  for (const found of text.matchAll(CODE_OF_TYPED)) {
+    const { fence, language, block, inline } = found.groups;
+    line.push(text.slice(end, found.index).replace(fence ? /\n+$/ : /$^/, ""));
+    end = found.index + found[0].length;
+    if (fence) {
+      endLine();
+      parts.push(codeBlock(block.replace(/\n$/, ""), language));
+    } else {
+      line.push(element("code", {}, inline));
+    }
+  }
+  line.push(end > 0 ? text.slice(end).replace(/^\n+/, line.length > 0 ? "$&" : "") : text);
+  endLine();
+  return parts.length > 0 ? parts : [element("p", { class: "typed" })];
 }
 
 function finish(fragment) {
+  for (const source of fragment.querySelectorAll(`code.${FORMULA_CLASS}`)) source.replaceWith(typeset(source));
   for (const link of fragment.querySelectorAll("a")) {
     if (!link.hasAttribute("href")) continue;
     link.target = "_blank";

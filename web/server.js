@@ -12,12 +12,12 @@ const MINUTES = 5;
 const WINDOW_MS = 10_000;
 
 /** The libraries of the page: name, and name of the licence file. */
-const LIBRARIES = [["marked", "marked"], ["DOMPurify", "dompurify"], ["highlight.js", "highlight"]];
+const LIBRARIES = [["marked", "marked"], ["DOMPurify", "dompurify"], ["highlight.js", "highlight"], ["KaTeX", "katex"]];
 
 const whole = (value) => count(Math.round(value));
 const percent = (value) => `${(value * 100).toFixed(value > 0 && value < 0.1 ? 1 : 0)} %`;
 const rate = (value) => (value < 10 ? value.toFixed(1) : whole(value));
-const duration = (value) => (value < 1 ? `${(value * 1000).toPrecision(3).replace(/\.?0+$/, "")} ms` : `${value.toFixed(2)} s`);
+const duration = (value) => (value < 1 ? `${Number((value * 1000).toPrecision(3))} ms` : `${value.toFixed(2)} s`);
 
 /** The charts. `values` computes what they show from a scrape `now` and an earlier one `before`, `seconds` apart. */
 const latency = (title, name) => ({
@@ -37,7 +37,7 @@ const CHARTS = [
 ];
 
 let charts;
-let facts;
+let cards;
 let error;
 /** Scrapes of the last minutes: `{ time, metrics }`; and what each chart shows of them. */
 const scrapes = [];
@@ -78,20 +78,23 @@ function plan(wait) {
   if (timer === null && isShown && document.visibilityState === "visible") timer = setTimeout(scrape, wait);
 }
 
-function list(title, rows) {
+/** Facts below a title; without any, nothing. */
+function facts(title, rows) {
   const known = rows.filter(([, value]) => value !== undefined && value !== null);
-  return element("section", { class: "facts" }, element("h3", {}, title),
-    element("dl", { class: "measures" }, known.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, ...[value].flat())])));
+  if (known.length === 0) return [];
+  return [element("h3", {}, title), element("dl", { class: "measures" }, known.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, ...[value].flat())]))];
 }
 
+const card = (...parts) => element("section", { class: "facts" }, parts.flat());
+
 function modelFacts() {
-  return modelList().map(({ id, max_model_len: context, meta = {}, parent }) => list(id, [
+  return modelList().map(({ id, max_model_len: context, meta = {}, parent }) => card(facts(id, [
     ["Adapter of", parent],
     ["Parameters", meta.n_params && count(meta.n_params)],
     ["Context", context && `${count(context)} tokens`],
     ["Vocabulary", meta.n_vocab && `${count(meta.n_vocab)} tokens`],
     ["Width", meta.n_embd && count(meta.n_embd)],
-  ]));
+  ])));
 }
 
 function showFacts(metrics) {
@@ -102,40 +105,39 @@ function showFacts(metrics) {
   const drafted = metrics.sum("vllm:spec_decode_num_draft_tokens_total");
   const total = (name) => (metrics.sum(name) === undefined ? undefined : count(metrics.sum(name)));
   const ended = metrics.all("vllm:request_success_total").map(({ labels, value }) => [`Ended by ${labels.finished_reason}`, count(value)]);
-  facts.replaceChildren(
-    list("Server", [
+  cards.replaceChildren(
+    card(facts("Server", [
       ["Hearth", build?.version ?? version],
       ["Device", build?.device],
       ["Weights", build?.dtype],
       ["Started", started && new Date(started * 1000).toLocaleString()],
       ["API", element("a", { href: "docs" }, "reference")],
-      ["Libraries of this page", LIBRARIES.flatMap(([name, file], at) => [at > 0 ? ", " : "", element("a", { href: `vendor/licences/${file}.txt` }, name)])],
-    ]),
+      ["Libraries", LIBRARIES.flatMap(([name, file], at) => [at > 0 ? ", " : "", element("a", { href: `vendor/licences/${file}.txt` }, name)])],
+    ])),
     ...modelFacts(),
-    list("KV cache", cache ? [
+    card(facts("KV cache", cache ? [
       ["Pages", cache.num_gpu_blocks && count(Number(cache.num_gpu_blocks))],
       ["Tokens per page", cache.block_size],
       ["Format", cache.cache_dtype],
       ["Prompt tokens found", queries ? percent(metrics.sum("vllm:prefix_cache_hits_total") / queries) : undefined],
       ["Preemptions", total("vllm:num_preemptions_total")],
-    ] : []),
-    list("Since the start", [
+    ] : []), facts("Since the start", [
       ["Prompt tokens", total("vllm:prompt_tokens_total")],
       ["Generated tokens", total("vllm:generation_tokens_total")],
       ["Accepted draft tokens", drafted ? percent(metrics.sum("vllm:spec_decode_num_accepted_tokens_total") / drafted) : undefined],
       ...ended,
-    ]),
+    ])),
   );
 }
 
 export function start() {
   charts = CHARTS.map(({ title, series, format, floor }) => new Chart({ title, series, format, floor, minutes: MINUTES }));
   points = CHARTS.map(() => []);
-  facts = element("div", { class: "fact-cards" });
+  cards = element("div", { class: "fact-cards" });
   error = element("p", { class: "error", role: "alert", hidden: true });
   byId("server").append(
     element("div", {}, element("p", { class: "intro" }, `The last ${MINUTES} minutes, asked every ${INTERVAL_MS / 1000} seconds while this page is in view.`)), error,
-    element("div", { class: "charts" }, charts.map(({ root }) => root)), facts);
+    element("div", { class: "charts" }, charts.map(({ root }) => root)), cards);
   description().then(({ info }) => { version = info.version; }).catch(() => {});
   document.addEventListener("visibilitychange", () => plan(0));
   models.addEventListener("change", () => scrapes.length > 0 && showFacts(scrapes.at(-1).metrics));

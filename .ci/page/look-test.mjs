@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
 import { createRequire } from "node:module";
-import { ask, pageTest } from "./harness.mjs";
+import { ask, FAILED_REQUEST, pageTest } from "./harness.mjs";
 
 const AXE = await readFile(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 const TABS = ["Chat", "Complete", "Compare", "Inspect", "Server"];
@@ -77,6 +77,65 @@ pageTest("the drawers for conversations and settings on a phone are accessible a
   await shoot("phone-settings");
   await page.touchscreen.tap(8, 400);
   assert.equal(await page.locator("#chat-settings").isVisible(), false);
+});
+
+pageTest("a failed turn, attached files, notices and the list of shortcuts are accessible", { prepare }, async ({ page, server, seen }) => {
+  seen.expectErrors(FAILED_REQUEST);
+  await ask(page, "Hello");
+  server.contextLength = 5;
+  await ask(page, "Too long");
+  await page.locator("#attach-file").setInputFiles([{ name: "a.md", mimeType: "text/markdown", buffer: Buffer.from("# a") }, { name: "b.png", mimeType: "image/png", buffer: Buffer.from([0xff]) }]);
+  await page.locator(".notice").waitFor();
+  await assertAccessible(page, "failed turn");
+  server.contextLength = Infinity;
+  await ask(page, "Next");
+  await assertAccessible(page, "a turn that is not sent");
+  await page.keyboard.press("Control+/");
+  await assertAccessible(page, "shortcuts");
+});
+
+/** The left and right edges of the content of each tab, in pixels. */
+const edges = (page, tabs) => page.evaluate((names) => names.map((name) => {
+  const { left, right } = document.querySelector(`#${name} > *`).getBoundingClientRect();
+  return [left, right];
+}), tabs);
+
+for (const [look, options] of [["desktop", {}], ["phone", { width: 390, height: 844, isPhone: true }]]) {
+  pageTest(`the content of all tabs has the same edges (${look})`, { ...options, prepare }, async ({ page, server }) => {
+    const found = [];
+    for (const tab of TABS.slice(1)) {
+      await page.getByRole("tab", { name: tab }).click();
+      await page.locator(`#${tab.toLowerCase()} > *`).first().waitFor();
+      found.push(...(await edges(page, [tab.toLowerCase()])));
+    }
+    await page.goto(`${server.origin}/docs`);
+    await page.locator("h1").last().waitFor();
+    found.push(await page.evaluate(() => {
+      const { left, right } = document.querySelector(".docs h1").getBoundingClientRect();
+      return [left, right];
+    }));
+    assert.equal(new Set(found.map(String)).size, 1, JSON.stringify(found));
+    if (options.isPhone) assert.deepEqual(found[0], [16, 374]);
+  });
+}
+
+pageTest("the cards of Compare and Server are aligned, and the legends have lines", { at: "#compare", prepare }, async ({ page }) => {
+  await fill(page, "Compare");
+  const starts = await page.locator(".strategy").first().evaluate((card) => [...card.querySelectorAll(".strategy-summary, .strategy-settings, .compare-text, .measures")].map((each) => each.getBoundingClientRect().left));
+  assert.equal(new Set(starts).size, 1, String(starts));
+  await page.getByRole("tab", { name: "Server" }).click();
+  await fill(page, "Server");
+  const lefts = (selector) => page.locator(selector).evaluateAll((cards) => [...new Set(cards.map((card) => card.getBoundingClientRect().left))]);
+  assert.deepEqual(await lefts(".facts"), await lefts(".chart-card"));
+  assert.deepEqual(await page.locator(".chart-key path").evaluateAll((lines) => lines.map((line) => line.getBoundingClientRect().width > 12)), Array(11).fill(true));
+  // 95 ms below an axis that ends at 100 ms, not at 1 ms.
+  assert.equal(await page.locator(".chart-top").nth(3).innerText(), "100 ms");
+});
+
+pageTest("the fields of a row are equally high", { at: "#complete" }, async ({ page }) => {
+  await page.locator("#complete-parameters textarea").first().waitFor();
+  const heights = await page.locator("#complete-parameters > .parameters:first-child :is(input, textarea)").evaluateAll((fields) => fields.map((field) => field.getBoundingClientRect().height));
+  assert.equal(new Set(heights).size, 1, String(heights));
 });
 
 pageTest("the theme button overrides the system's theme, also after a reload", { colorScheme: "dark" }, async ({ page }) => {

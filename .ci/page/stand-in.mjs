@@ -15,6 +15,7 @@ async function contentSecurityPolicy() {
 }
 
 const words = (text) => text.match(/\s*\S+\s*$|\s*\S+/g) ?? [];
+export const tokensOf = (messages) => messages.reduce((sum, { content }) => sum + 4 + (content ?? "").split(/\s+/).filter(Boolean).length, 0);
 const usage = (prompt, tokens) => ({ prompt_tokens: prompt, completion_tokens: tokens, total_tokens: prompt + tokens });
 const error = (message, code = null) => ({ error: { message, type: "invalid_request_error", param: null, code } });
 
@@ -28,6 +29,9 @@ export class StandIn {
   /** The answer to a request: `{ deltas }` or `{ text }`; with `status` and `message` an error; `cut` ends the stream early. */
   reply = ({ messages, prompt }) => ({ text: messages ? `You said: ${messages.at(-1).content}` : ` there was ${String(prompt).length}` });
   hasInspect = true;
+  hasTokenize = true;
+  /** Longer conversations are an error, as the real server reports it. */
+  contextLength = Infinity;
   /** Holds streams before their last part until the test lets them go. */
   held = null;
 
@@ -81,7 +85,14 @@ export class StandIn {
     const body = JSON.parse(text);
     this.requests.push({ path, body });
     if (path === "/v1/inspect") json(...(this.hasInspect ? inspection(body) : [404, error("`/v1/inspect` does not exist", "unknown_url")]));
+    else if (path === "/v1/tokenize") json(...this.#tokenize(body));
     else await this.#generate(path, body, response, json);
+  }
+
+  /** Every word is a token; a message has four more. */
+  #tokenize({ messages }) {
+    if (!this.hasTokenize) return [404, error("`/v1/tokenize` does not exist", "unknown_url")];
+    return [200, { count: tokensOf(messages), max_model_len: this.models[0].max_model_len, tokens: [] }];
   }
 
   async #file(path, response) {
@@ -115,9 +126,13 @@ export class StandIn {
   }
 
   async #generate(path, body, response, json) {
-    const { text, deltas, status, message, cut } = this.reply(body);
+    const { text, deltas, status, message, code, cut } = this.reply(body);
     if (status !== undefined) {
-      json(status, error(message));
+      json(status, error(message, code));
+      return;
+    }
+    if (body.messages && tokensOf(body.messages) >= this.contextLength) {
+      json(400, error(`This model's maximum context length is ${this.contextLength} tokens, but the prompt has ${tokensOf(body.messages)}`, "context_length_exceeded"));
       return;
     }
     const isChat = path === "/v1/chat/completions";

@@ -203,6 +203,9 @@ fn library_message(error: &impl fmt::Display) -> String {
     if text.contains("panic: ") && text.contains("is not a char boundary") {
         return "a keyword has a value of the wrong type".into();
     }
+    if let Some(limit) = limit_exceeded(text) {
+        return limit;
+    }
     match text.char_indices().nth(MAX_CHARS) {
         Some((end, _)) => format!("{}...", text.get(..end).unwrap_or_default()),
         None if text.is_empty() || text == "NoExtensionBias" => {
@@ -210,6 +213,41 @@ fn library_message(error: &impl fmt::Display) -> String {
         }
         None => text.to_owned(),
     }
+}
+
+/// The library's message about one of its limits in plain words: what was exceeded, by how much, and what helps. `None` for
+/// other messages.
+fn limit_exceeded(message: &str) -> Option<String> {
+    const COUNTS: &str = "smaller counts in patterns, such as `{1,5000}`, and fewer patterns make it simpler";
+    let limit_of = |label: &str| {
+        let (_, rest) = message.split_once(label)?;
+        rest.split(|c: char| !c.is_ascii_digit()).find(|digits| !digits.is_empty())
+    };
+    let (what, hint) = if let (Some(n_items), Some(limit)) = (limit_of("Current row has "), limit_of("; max is ")) {
+        (
+            format!("at one place of the text, {n_items} rules could go on, of at most {limit}"),
+            "fewer alternatives or optional properties in one place make it simpler; in a Lark grammar, write the repeated \
+             rule first, as in `list: list item | item`",
+        )
+    } else if let Some(limit) = limit_of("Too many items (limit ") {
+        (
+            format!("finding out what may come next takes more than {limit} steps"),
+            "fewer alternatives or optional properties in one place make it simpler; in a Lark grammar, match longer pieces \
+             of text by terminals",
+        )
+    } else if message.contains("too many states: ") {
+        (format!("its patterns have more than {} states", limit_of(" >= ")?), COUNTS)
+    } else if let Some(limit) = limit_of("too big (limit for this grammar: ") {
+        (format!("its patterns and rules take more than {limit} units"), COUNTS)
+    } else if ["too many expressions", "fuel exhausted", "check fuel", "schema too large"]
+        .iter()
+        .any(|part| message.contains(part))
+    {
+        ("its patterns take too much time".to_owned(), COUNTS)
+    } else {
+        return None;
+    };
+    Some(format!("too complex: {what}\nhint: {hint}"))
 }
 
 fn on_a_deep_stack<T: Send>(work: impl FnOnce() -> Result<T, GrammarError> + Send) -> Result<T, GrammarError> {
@@ -375,6 +413,47 @@ mod tests {
             assert!(error.at.starts_with("properties.a"), "{error:?}");
             assert_eq!(error.what, "is invalid: a keyword has a value of the wrong type");
         }
+    }
+
+    /// `too complex` with a limit and a hint, instead of the library's settings and their names.
+    #[test]
+    fn limits_of_grammars_are_told_in_plain_words() {
+        let properties: Map<String, Value> =
+            (0..3000).map(|at| (format!("k{at}"), json!({ "pattern": "^[a-z]$" }))).collect();
+        let mut wide =
+            compiler().compile(&Grammar::Json(json!({ "properties": properties })), "response_format").unwrap();
+        let end_ids = BTreeSet::new();
+        let fails = |constraint: &mut Constraint| loop {
+            match constraint.restrict(&[0.0; 95], &end_ids) {
+                Ok(logits) => {
+                    let next = logits.iter().position(|&logit| logit == 0.0).unwrap();
+                    constraint.accept(u32::try_from(next).unwrap()).map_err(|error| error.to_string())?;
+                }
+                Err(error) => return Err::<(), _>(error.to_string()),
+            }
+        };
+        let error = fails(&mut wide).unwrap_err();
+        assert!(
+            error.starts_with("`response_format` cannot be satisfied: too complex: at one place of the text, "),
+            "{error}"
+        );
+        assert!(error.contains(" rules could go on, of at most 2000\nhint: fewer alternatives"), "{error}");
+        for (message, plain) in [
+            (
+                "Too many items (limit 50000; mask); try avoiding single-byte/short lexemes",
+                "what may come next takes more than 50000 steps",
+            ),
+            ("lexer error: too many states: 50001 >= 50000", "its patterns have more than 50000 states"),
+            (
+                "initial lexer configuration (grammar) too big (limit for this grammar: 1000000)",
+                "more than 1000000 units",
+            ),
+            ("DNF too large, fuel exhausted", "take too much time"),
+        ] {
+            let told = limit_exceeded(message).unwrap();
+            assert!(told.starts_with("too complex: ") && told.contains(plain) && told.contains("\nhint: "), "{told}");
+        }
+        assert_eq!(limit_exceeded("at 1(8): unknown name: \"fuel\""), None);
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! TLS: loads certificate and key files, for the server and for the commands that contact one.
 
 use std::{
+    error::Error,
+    io, iter,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -41,6 +43,17 @@ pub enum TlsError {
         "`--tls-key` is not the key of the certificate in `--tls-cert`\nhint: the server's own certificate must come first in its file"
     )]
     KeyMismatch,
+    /// The key file has no private key that can be read without a passphrase.
+    #[error("`--tls-key`: `{path}` has no unencrypted private key\nhint: it must have one `BEGIN PRIVATE KEY` block; `openssl pkey -in FILE -out NEW` removes a passphrase", path = .0.display())]
+    NoKey(PathBuf),
+    /// The key is not of a supported kind.
+    #[error(
+        "`--tls-key` must be an RSA, ECDSA (P-256, P-384 or P-521) or Ed25519 key, and it is another one or damaged"
+    )]
+    KeyKind,
+    /// A certificate is damaged.
+    #[error("`--tls-cert` has a certificate that is damaged, or no X.509 certificate")]
+    DamagedCertificate,
     /// They cannot be used for another reason.
     #[error("`--tls-cert` and `--tls-key` cannot be used: {0}")]
     Config(rustls::Error),
@@ -52,8 +65,10 @@ pub enum TlsError {
 /// A file cannot be read or has other contents, or the key does not match the certificate.
 pub fn acceptor(certificates: &Path, key: &Path) -> Result<TlsAcceptor, TlsError> {
     let chain = chain(certificates)?;
-    let hint = "\nhint: it must be a PEM file with one unencrypted private key";
-    let key = PrivateKeyDer::from_pem_file(key).map_err(broken("--tls-key", key, hint))?;
+    let key = PrivateKeyDer::from_pem_file(key).map_err(|error| match error {
+        pem::Error::NoItemsFound => TlsError::NoKey(key.to_owned()),
+        error => broken("--tls-key", key, "\nhint: it must be a PEM file with one unencrypted private key")(error),
+    })?;
     let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()?
         .with_no_client_auth();
@@ -66,6 +81,9 @@ impl From<rustls::Error> for TlsError {
     fn from(error: rustls::Error) -> Self {
         match error {
             rustls::Error::InconsistentKeys(_) => Self::KeyMismatch,
+            rustls::Error::InvalidCertificate(CertificateError::BadEncoding) => Self::DamagedCertificate,
+            // The cryptography library has no kind for this error.
+            rustls::Error::General(message) if message.contains("private key") => Self::KeyKind,
             other => Self::Config(other),
         }
     }
@@ -116,6 +134,50 @@ fn broken(flag: &'static str, path: &Path, hint: &'static str) -> impl FnOnce(pe
     move |reason| TlsError::File { flag, path, reason, hint }
 }
 
+/// Why a TLS connection failed, in plain words with a hint, if `error` or one of its causes is an error of TLS. `flag` is the flag
+/// that takes a certificate to trust; `host` is how the server was addressed.
+pub(crate) fn explained(error: &(dyn Error + 'static), host: &str, flag: &str) -> Option<String> {
+    let mut causes = iter::successors(Some(error), |&error| error.source());
+    let cause = causes.find_map(|cause| {
+        // `io::Error` holds the cause, but its source is the cause's source.
+        let inner = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        inner.and_then(|inner| inner.downcast_ref::<rustls::Error>()).or_else(|| cause.downcast_ref())
+    })?;
+    let trust = format!("`{flag} FILE` accepts exactly the certificate in a PEM file, also a self-signed one");
+    const RESTART: &str = "if the server's file was replaced, restart the server: it reads the file once";
+    Some(match cause {
+        rustls::Error::InvalidCertificate(why) => match why {
+            CertificateError::ApplicationVerificationFailure => {
+                format!("`{flag}` must be the certificate that the server uses, and it uses another one\nhint: {RESTART}")
+            }
+            CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+                format!("the server's certificate has expired\nhint: renew it; or {trust}")
+            }
+            CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+                format!("the server's certificate is not valid yet\nhint: check the clocks of both machines; or {trust}")
+            }
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+                format!("the server's certificate is not for the name `{host}`\nhint: use a name that it lists; or {trust}")
+            }
+            // A certificate that is its own authority, as `openssl req -x509` makes: rustls knows it by its text only.
+            CertificateError::Other(other) if other.to_string().contains("CaUsedAsEndEntity") => {
+                format!("the server's certificate is self-signed, so no public authority vouches for it\nhint: {trust}")
+            }
+            CertificateError::UnknownIssuer => {
+                format!("no public authority vouches for the server's certificate\nhint: {trust}")
+            }
+            other => format!("the server's certificate cannot be used: {other}\nhint: {trust}"),
+        },
+        rustls::Error::InvalidMessage(_) => {
+            "the server does not speak TLS at this port\nhint: if it speaks plain HTTP, use `http://`, or no `--tls-cert`".to_owned()
+        }
+        rustls::Error::AlertReceived(alert) => {
+            format!("the server refused the connection in TLS ({alert:?})\nhint: it must support TLS 1.2 or 1.3")
+        }
+        other => format!("TLS failed: {other}"),
+    })
+}
+
 /// Accepts one certificate: the server's own, byte for byte.
 ///
 /// Names, dates and issuers are not verified: the server may be contacted at an address that its certificate does not
@@ -163,5 +225,93 @@ impl ServerCertVerifier for OwnCertificate {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use std::fs;
+
+    use rustls::{AlertDescription, InvalidMessage, OtherError};
+
+    use super::*;
+
+    fn test_file(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/server/tls").join(name)
+    }
+
+    #[test]
+    fn files_that_tls_cannot_use_are_errors_that_say_what_they_must_be() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            fs::write(&path, text).unwrap();
+            path
+        };
+        let (certificate, key) = (test_file("cert.pem"), test_file("key.pem"));
+        let junk = file("junk", "junk");
+        let damaged = file("damaged", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
+        let locked =
+            file("locked", "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n");
+        let unknown = file("unknown", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n");
+        for (certificate, key, message) in [
+            (&junk, &key, "has no certificate\nhint: it must have `BEGIN CERTIFICATE` blocks"),
+            (&damaged, &key, "`--tls-cert` has a certificate that is damaged, or no X.509 certificate"),
+            (&certificate, &junk, "has no unencrypted private key\nhint: "),
+            (&certificate, &locked, "has no unencrypted private key\nhint: "),
+            (&certificate, &unknown, "`--tls-key` must be an RSA, ECDSA (P-256, P-384 or P-521) or Ed25519 key"),
+            (
+                &certificate,
+                &test_file("other-key.pem"),
+                "`--tls-key` is not the key of the certificate in `--tls-cert`",
+            ),
+        ] {
+            let error = acceptor(certificate, key).map(drop).unwrap_err().to_string();
+            assert!(error.contains(message), "{error}");
+        }
+    }
+
+    #[test]
+    fn failed_handshakes_are_explained_without_the_words_of_the_library() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("CaUsedAsEndEntity")]
+        struct CaUsedAsEndEntity;
+        let other = CertificateError::Other(OtherError(Arc::new(CaUsedAsEndEntity)));
+        for (error, message) in [
+            (
+                rustls::Error::from(other),
+                "the server's certificate is self-signed, so no public authority vouches for it\nhint: `--tls-cert FILE` accepts",
+            ),
+            (
+                CertificateError::UnknownIssuer.into(),
+                "no public authority vouches for the server's certificate\nhint: ",
+            ),
+            (CertificateError::Expired.into(), "the server's certificate has expired\nhint: renew it"),
+            (CertificateError::NotValidYet.into(), "is not valid yet\nhint: check the clocks"),
+            (
+                CertificateError::NotValidForName.into(),
+                "the server's certificate is not for the name `example.org`\nhint: ",
+            ),
+            (
+                CertificateError::ApplicationVerificationFailure.into(),
+                "`--tls-cert` must be the certificate that the server uses",
+            ),
+            (
+                rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType),
+                "the server does not speak TLS at this port\nhint: ",
+            ),
+            (
+                rustls::Error::AlertReceived(AlertDescription::ProtocolVersion),
+                "the server refused the connection in TLS (ProtocolVersion)",
+            ),
+        ] {
+            let error = io::Error::new(io::ErrorKind::InvalidData, error);
+            let explained = explained(&error, "example.org", "--tls-cert").unwrap();
+            assert!(explained.contains(message) && !explained.contains("CaUsedAsEndEntity"), "{explained}");
+        }
+        let reset = io::Error::from(io::ErrorKind::ConnectionReset);
+        assert_eq!(explained(&reset, "example.org", "--tls-cert"), None);
     }
 }

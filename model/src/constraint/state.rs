@@ -213,6 +213,9 @@ impl Constraint {
     }
 
     fn failed(&self, what: &str) -> Error {
+        if let Some(limit) = super::limit_exceeded(what) {
+            return Error::Param { name: self.param, what: format!("cannot be satisfied: {limit}") };
+        }
         let what = what.split(['\n', '<']).next().unwrap_or_default();
         let what = if what.is_empty() || what == "NoExtensionBias" {
             "no token of the vocabulary can continue the text"

@@ -200,13 +200,8 @@ fn parse(bytes: &[u8], max_bytes: usize) -> Result<(Map<String, Value>, usize), 
         Ok((Value::Object(entries), n_bytes)) => Ok((entries, n_bytes)),
         Ok((other, _)) => Err(ApiError::bad_request(format!("the body must be a JSON object, got {}", shown(&other)))),
         Err(BadJson::Malformed(error)) => {
-            let error = error.to_string();
-            // serde_json has no error kind for invalid surrogates: only the message tells them from other errors.
-            let hint = match error.contains("hex escape") {
-                true => "\nhint: a string has half of a surrogate pair, as when text is cut within an emoji",
-                false => "",
-            };
-            Err(ApiError::bad_request(format!("the body must be a JSON object: {error}{hint}")))
+            let error = bounded_json::problem(&error);
+            Err(ApiError::bad_request(format!("the body must be a JSON object: {error}")))
         }
         Err(BadJson::Repeated(path)) => Err(repeated(path)),
         Err(BadJson::TooManyValues(most)) => Err(ApiError::bad_request(format!(

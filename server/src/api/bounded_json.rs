@@ -36,6 +36,21 @@ pub(super) enum BadJson {
     TooManyValues(usize),
 }
 
+/// How deep serde_json reads arrays and objects within one another.
+const MAX_DEPTH: usize = 127;
+
+/// What is wrong with a JSON text, and where. serde_json has no kinds for these errors: only its message tells them apart.
+pub(crate) fn problem(error: &serde_json::Error) -> String {
+    let message = error.to_string();
+    if let Some(place) = message.strip_prefix("recursion limit exceeded") {
+        return format!("arrays and objects may be nested at most {MAX_DEPTH} deep, and they are deeper{place}");
+    }
+    if message.contains("hex escape") {
+        return format!("{message}\nhint: a string has half of a surrogate pair, as when text is cut within an emoji");
+    }
+    message
+}
+
 /// Parses a body of at most `max_body_bytes`. Also returns the memory that the fields without tokens take, in bytes.
 pub(super) fn parse(body: &[u8], max_body_bytes: usize) -> Result<(Value, usize), BadJson> {
     let tokens = Room::new(max_body_bytes.saturating_mul(TOKEN_BYTES_PER_BYTE));

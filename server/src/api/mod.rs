@@ -33,7 +33,7 @@ mod beams;
 mod body;
 pub(crate) mod body_guard;
 mod body_room;
-mod bounded_json;
+pub(crate) mod bounded_json;
 mod call_format;
 mod chat;
 mod chunk;

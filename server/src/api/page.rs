@@ -53,6 +53,7 @@ pub(crate) static FILES: LazyLock<Vec<File>> = files! {
     }
     "text/javascript" {
         "/api.js": "api.js",
+        "/attachments.js": "attachments.js",
         "/attention-arcs.js": "attention-arcs.js",
         "/attention-map.js": "attention-map.js",
         "/attention.js": "attention.js",
@@ -65,6 +66,7 @@ pub(crate) static FILES: LazyLock<Vec<File>> = files! {
         "/chat.js": "chat.js",
         "/compare.js": "compare.js",
         "/complete.js": "complete.js",
+        "/context-meter.js": "context-meter.js",
         "/conversation.js": "conversation.js",
         "/docs.js": "docs.js",
         "/dom.js": "dom.js",
@@ -77,6 +79,8 @@ pub(crate) static FILES: LazyLock<Vec<File>> = files! {
         "/key.js": "key.js",
         "/logit-lens.js": "logit-lens.js",
         "/main.js": "main.js",
+        "/math.js": "math.js",
+        "/mathml.js": "mathml.js",
         "/measure.js": "measure.js",
         "/models.js": "models.js",
         "/notice.js": "notice.js",
@@ -87,8 +91,10 @@ pub(crate) static FILES: LazyLock<Vec<File>> = files! {
         "/render.js": "render.js",
         "/server.js": "server.js",
         "/settings.js": "settings.js",
+        "/shortcuts.js": "shortcuts.js",
         "/snippets.js": "snippets.js",
         "/store.js": "store.js",
+        "/suggestions.js": "suggestions.js",
         "/tabs.js": "tabs.js",
         "/text-statistics.js": "text-statistics.js",
         "/theme.js": "theme.js",
@@ -109,12 +115,14 @@ pub(crate) static FILES: LazyLock<Vec<File>> = files! {
         "/vendor/highlight/typescript.min.js": "vendor/highlight/typescript.min.js",
         "/vendor/highlight/xml.min.js": "vendor/highlight/xml.min.js",
         "/vendor/highlight/yaml.min.js": "vendor/highlight/yaml.min.js",
+        "/vendor/katex.min.js": "vendor/katex.min.js",
         "/vendor/marked.esm.js": "vendor/marked.esm.js",
         "/vendor/purify.es.mjs": "vendor/purify.es.mjs",
     }
     "text/plain" {
         "/vendor/licences/dompurify.txt": "vendor/licences/dompurify.txt",
         "/vendor/licences/highlight.txt": "vendor/licences/highlight.txt",
+        "/vendor/licences/katex.txt": "vendor/licences/katex.txt",
         "/vendor/licences/marked.txt": "vendor/licences/marked.txt",
     }
 };

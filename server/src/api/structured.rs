@@ -7,7 +7,7 @@ use hearth_model::{
 use serde_json::{Value, json};
 
 use super::{
-    bounded_json::{BadJson, join, parse_text},
+    bounded_json::{BadJson, join, parse_text, problem},
     error::ApiError,
     fields::{Fields, missing, must_be, repeated, string_list},
     schema,
@@ -197,7 +197,7 @@ fn schema(path: &'static str, value: Value) -> Result<Value, ApiError> {
             Ok(parsed @ (Value::Object(_) | Value::Bool(_))) => Ok(parsed),
             Ok(other) => Err(must_be(path, ALLOWED, &other)),
             Err(BadJson::Malformed(error)) => {
-                Err(ApiError::invalid(path, format!("`{path}` must be {ALLOWED}: {error}")))
+                Err(ApiError::invalid(path, format!("`{path}` must be {ALLOWED}: {}", problem(&error))))
             }
             Err(BadJson::Repeated(within)) => Err(repeated(join(path, &within))),
             Err(BadJson::TooManyValues(_)) => {

@@ -91,8 +91,10 @@ async fn ask(config: &ServerConfig, address: &Address) -> anyhow::Result<(u16, B
             // The connector accepts one certificate and does not check names.
             let name = ServerName::from(IpAddr::V4(Ipv4Addr::LOCALHOST));
             let stream = connector.connect(name, stream).await;
-            let stream =
-                stream.context("cannot speak TLS: `--tls-cert` must be the certificate that the server uses")?;
+            let stream = stream.map_err(|error| match tls::explained(&error, &address.host, "--tls-cert") {
+                Some(why) => anyhow!("cannot speak TLS: {why}"),
+                None => anyhow!(error).context("cannot speak TLS"),
+            })?;
             exchange(stream, request).await
         }
     };

@@ -13,7 +13,7 @@ use hyper_util::service::TowerToHyperService;
 use serde_json::{Map, Value, json};
 use tokio_stream::StreamExt;
 
-use super::remote::Remote;
+use super::{parameters::Parameters, remote::Remote};
 
 /// Maximum size in bytes of a response that is not streamed.
 const MAX_BODY_BYTES: usize = 16 << 20;
@@ -81,6 +81,13 @@ impl Client {
         })?;
         let ids = list["data"].as_array().into_iter().flatten().filter_map(|model| model["id"].as_str());
         Ok(ids.map(str::to_owned).collect())
+    }
+
+    /// The parameters that the server describes. `None` if it does not describe them as Hearth does.
+    pub(super) async fn parameters(&self) -> Option<Parameters> {
+        let response = accepted(self.send(Method::GET, "/openapi.json", None).await.ok()?).await.ok()?;
+        let body = to_bytes(response.into_body(), MAX_BODY_BYTES).await.ok()?;
+        Parameters::in_description(&serde_json::from_slice(&body).ok()?)
     }
 
     /// Begins an answer to `messages`.

@@ -2,7 +2,7 @@
 
 use anyhow::{bail, ensure};
 
-use super::conversation::Setting;
+use super::{conversation::Setting, parameters::nearest};
 
 /// A command.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,8 +28,8 @@ const HELP: [(&str, &str, &str); 9] = [
     ("/set", "[NAME [VALUE]]", "set a parameter, such as `/set temperature 0.7`; without a value: its default again"),
     ("/clear", "", "begin a new conversation; system prompt and parameters stay"),
     ("/regen", "", "answer the last message again"),
-    ("/save", "FILE", "write the conversation to a file, as JSON"),
-    ("/load", "FILE", "continue the conversation of a file"),
+    ("/save", "FILE", "write the conversation to a file, which the page can import"),
+    ("/load", "FILE", "continue the conversation of such a file, or of an export of the page"),
     ("/model", "[NAME]", "show the models of the server, or choose one"),
     ("/quit", "", "leave, as ctrl-d does"),
 ];
@@ -68,9 +68,13 @@ impl Command {
             }
             "/model" | "/models" => Command::Model(given),
             "/quit" | "/exit" | "/bye" => Command::Quit,
-            _ => bail!(
-                "there is no command `{name}`\nhint: `/help` lists the commands; `//` begins a message with a slash"
-            ),
+            _ => {
+                let meant = nearest(name, names()).map(|meant| format!("did you mean `{meant}`? ")).unwrap_or_default();
+                bail!(
+                    "there is no command `{name}`\n\
+                     hint: {meant}`/help` lists the commands; `//` begins a message with a slash"
+                )
+            }
         };
         let takes_nothing = matches!(command, Command::Help | Command::Clear | Command::Regenerate | Command::Quit);
         ensure!(!takes_nothing || rest.is_empty(), "`{name}` takes nothing, got `{rest}`");
@@ -101,6 +105,7 @@ mod tests {
         }
         for (line, message) in [
             ("/sing", "there is no command `/sing`"),
+            ("/lod a.json", "hint: did you mean `/load`? `/help` lists the commands"),
             ("/load", "`/load` needs the name of a file"),
             ("/clear all", "`/clear` takes nothing, got `all`"),
             ("/set stream true", "`stream` cannot be set"),

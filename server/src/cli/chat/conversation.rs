@@ -1,22 +1,22 @@
-//! A conversation: messages and settings, and its form as a file.
+//! A conversation: messages and settings.
 
-use anyhow::{Context, bail, ensure};
-use serde::{Deserialize, Serialize};
+use anyhow::ensure;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 /// Parameters that `/set` cannot set, because the program sets them.
-const OWN: [&str; 8] =
+pub(super) const OWN: [&str; 8] =
     ["messages", "model", "stream", "stream_options", "n", "tools", "add_generation_prompt", "continue_final_message"];
 
 /// One message.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Message {
     pub(super) role: Role,
     pub(super) content: String,
 }
 
 /// Who says it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Role {
     System,
@@ -33,19 +33,19 @@ pub(super) struct Conversation {
     pub(super) settings: Map<String, Value>,
 }
 
-/// The form as a file. `messages` is that of the API.
-#[derive(Serialize, Deserialize)]
-struct Saved {
-    #[serde(default)]
-    model: String,
-    messages: Vec<Message>,
-    #[serde(default)]
-    settings: Map<String, Value>,
-}
-
 impl Conversation {
     pub(super) fn new(system: Option<String>) -> Self {
         Self { system, ..Self::default() }
+    }
+
+    /// A conversation with these messages, none of which is the system's.
+    pub(super) fn of(system: Option<String>, turns: Vec<Message>, settings: Map<String, Value>) -> Self {
+        Self { system, turns, settings }
+    }
+
+    /// The messages without the system prompt.
+    pub(super) fn turns(&self) -> &[Message] {
+        &self.turns
     }
 
     /// The number of messages without the system prompt.
@@ -81,37 +81,10 @@ impl Conversation {
 
     /// The messages of a request.
     pub(super) fn messages(&self) -> Vec<Value> {
-        self.all().map(|Message { role, content }| json!({ "role": role, "content": content })).collect()
-    }
-
-    fn all(&self) -> impl Iterator<Item = Message> {
-        let system = self.system.clone().map(|content| Message { role: Role::System, content });
-        system.into_iter().chain(self.turns.iter().cloned())
-    }
-
-    /// The file of the conversation.
-    pub(super) fn to_json(&self, model: &str) -> anyhow::Result<String> {
-        let saved = Saved { model: model.to_owned(), messages: self.all().collect(), settings: self.settings.clone() };
-        Ok(serde_json::to_string_pretty(&saved)? + "\n")
-    }
-
-    /// Reads what [`to_json`](Self::to_json) has written, or a list of messages.
-    pub(super) fn from_json(text: &str) -> anyhow::Result<Conversation> {
-        let value: Value = serde_json::from_str(text).context("it is not JSON")?;
-        let value = if value.is_array() { json!({ "messages": value }) } else { value };
-        let Saved { messages, settings, .. } =
-            serde_json::from_value(value).context("it is not a conversation with `messages`")?;
-        let mut conversation = Conversation { settings, ..Conversation::default() };
-        for message in messages {
-            match message.role {
-                Role::System if conversation.system.is_none() && conversation.turns.is_empty() => {
-                    conversation.system = Some(message.content);
-                }
-                Role::System => bail!("only the first message may be of the system"),
-                _ => conversation.turns.push(message),
-            }
-        }
-        Ok(conversation)
+        let system = self.system.iter().map(|content| json!({ "role": Role::System, "content": content }));
+        system
+            .chain(self.turns.iter().map(|Message { role, content }| json!({ "role": role, "content": content })))
+            .collect()
     }
 }
 
@@ -123,10 +96,6 @@ pub(super) struct Setting {
 }
 
 impl Setting {
-    pub(super) fn of(name: &str, value: Value) -> Self {
-        Self { name: name.to_owned(), value: Some(value) }
-    }
-
     /// Parses `NAME=VALUE` or `NAME VALUE`. The value is JSON, or else a string; without one, the default applies again.
     pub(super) fn parse(text: &str) -> anyhow::Result<Self> {
         let text = text.trim();
@@ -149,11 +118,9 @@ impl Setting {
         Self::parse(text)
     }
 
-    pub(super) fn apply(self, settings: &mut Map<String, Value>) {
-        match self.value {
-            Some(value) => drop(settings.insert(self.name, value)),
-            None => drop(settings.remove(&self.name)),
-        }
+    /// The name and the value, if it has one.
+    pub(super) fn into_parts(self) -> (String, Option<Value>) {
+        (self.name, self.value)
     }
 }
 
@@ -162,26 +129,6 @@ mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
-
-    #[test]
-    fn conversation_json_round_trips_and_invalid_json_is_rejected() {
-        let mut conversation = Conversation::new(Some("Be brief.".to_owned()));
-        conversation.ask("Hello".to_owned());
-        conversation.add_answer("Hi.\n\"you\"".to_owned());
-        Setting::parse("temperature 0.5").unwrap().apply(&mut conversation.settings);
-        let text = conversation.to_json("org/name").unwrap();
-        assert_eq!(Conversation::from_json(&text).unwrap(), conversation);
-        let list = r#"[{"role": "user", "content": "x"}]"#;
-        assert_eq!(Conversation::from_json(list).unwrap().n_turns(), 1);
-        for (wrong, message) in [
-            ("{", "it is not JSON"),
-            (r#"{"a": 1}"#, "it is not a conversation"),
-            (r#"[{"role": "tool", "content": "x"}]"#, "it is not a conversation"),
-            (r#"[{"role": "user", "content": "x"}, {"role": "system", "content": "x"}]"#, "only the first message"),
-        ] {
-            assert!(Conversation::from_json(wrong).unwrap_err().to_string().starts_with(message), "{wrong}");
-        }
-    }
 
     #[test]
     fn take_back_and_forget_answer_undo_the_last_question_and_answer() {
@@ -201,19 +148,18 @@ mod tests {
 
     #[test]
     fn chat_settings_parse_as_json_or_plain_strings() {
-        let parse = |text: &str| {
-            let mut settings = Map::new();
-            settings.insert("seed".to_owned(), json!(1));
-            Setting::parse(text).map(|setting| setting.apply(&mut settings)).map_err(|error| error.to_string())?;
-            Ok::<_, String>(Value::Object(settings))
-        };
-        assert_eq!(parse("temperature 0.7").unwrap(), json!({ "seed": 1, "temperature": 0.7 }));
-        assert_eq!(parse("temperature=0.7").unwrap(), json!({ "seed": 1, "temperature": 0.7 }));
-        assert_eq!(parse(r#"stop ["a", "b"]"#).unwrap()["stop"], json!(["a", "b"]));
-        assert_eq!(parse("stop a b").unwrap()["stop"], "a b");
-        assert_eq!(parse("stop===").unwrap()["stop"], "==");
-        assert_eq!(parse("stop = =x").unwrap()["stop"], "=x");
-        assert_eq!(parse("seed").unwrap(), json!({}));
+        let parse = |text: &str| Setting::parse(text).map(Setting::into_parts).map_err(|error| error.to_string());
+        for (text, name, value) in [
+            ("temperature 0.7", "temperature", Some(json!(0.7))),
+            ("temperature=0.7", "temperature", Some(json!(0.7))),
+            (r#"stop ["a", "b"]"#, "stop", Some(json!(["a", "b"]))),
+            ("stop a b", "stop", Some(json!("a b"))),
+            ("stop===", "stop", Some(json!("=="))),
+            ("stop = =x", "stop", Some(json!("=x"))),
+            ("seed", "seed", None),
+        ] {
+            assert_eq!(parse(text).unwrap(), (name.to_owned(), value), "{text}");
+        }
         assert!(parse("messages []").unwrap_err().contains("`messages` cannot be set"));
         assert!(parse("=1").unwrap_err().contains("must be `NAME VALUE`"));
     }

@@ -4,8 +4,10 @@
 mod client;
 mod command;
 mod conversation;
+mod file;
 mod line_editor;
 mod markdown;
+mod parameters;
 mod remote;
 mod session;
 
@@ -22,7 +24,7 @@ use self::{
     client::Client,
     conversation::{Conversation, Setting},
     remote::Remote,
-    session::Session,
+    session::{Session, Stopping},
 };
 use super::{download::DownloadProgress, sampling::SamplingArgs};
 use crate::{
@@ -71,20 +73,19 @@ pub(crate) fn run(args: ChatArgs) -> anyhow::Result<()> {
     let message = if is_interactive { None } else { Some(piped()?) };
     let mut conversation = Conversation::new(args.system.clone());
     conversation.settings = args.sampling.fields();
-    for setting in
-        args.max_tokens.map(|n| Setting::of("max_tokens", n.into())).into_iter().chain(args.set.iter().cloned())
-    {
-        setting.apply(&mut conversation.settings);
+    if let Some(n) = args.max_tokens {
+        conversation.settings.insert("max_tokens".to_owned(), n.into());
     }
     let runtime = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.context("cannot start the runtime")?;
     let client = client(&args)?;
     let model = runtime.block_on(client.model(args.model_name))?;
-    let mut session = Session { runtime, client, model, conversation };
-    let ended = match message {
+    let mut session = Session { runtime, client, model, conversation, parameters: None };
+    let set = args.set.into_iter().try_for_each(|setting| session.set(setting, Stopping::EndsTheProgram));
+    let ended = set.and_then(|()| match message {
         Some(message) => session.answer_once(message),
         None => session.converse(),
-    };
+    });
     session.runtime.shutdown_background();
     ended
 }

@@ -1,6 +1,6 @@
 //! A running server: its address, and connections to it.
 
-use std::{fmt, path::Path, time::Duration};
+use std::{fmt, io, path::Path, time::Duration};
 
 use anyhow::{Context, anyhow, bail, ensure};
 use axum::{
@@ -91,15 +91,23 @@ impl Remote {
         let stream =
             stream.map_err(|error| anyhow!("{error:#}\nhint: is the server running? `hearth serve` starts one"))?;
         match &self.tls {
-            None => exchange(stream, request).await,
+            None => exchange(stream, request).await.map_err(|error| {
+                match error.chain().any(|cause| cause.is::<io::Error>()) {
+                    true => error,
+                    false => anyhow!(
+                        "the response is not HTTP/1.1\nhint: the address of a server with TLS begins with `https://`"
+                    ),
+                }
+            }),
             Some(connector) => {
                 let name = ServerName::try_from(self.host.clone())
                     .map_err(|_| anyhow!("`{}` is not the name of a host", self.host))?;
                 let Ok(stream) = timeout(CONNECT_TIMEOUT, connector.connect(name, stream)).await else {
                     bail!("`{}` does not answer in TLS within {} s", self.url, CONNECT_TIMEOUT.as_secs());
                 };
-                let stream = stream.with_context(|| {
-                    format!("cannot speak TLS with `{}`; `--tls-cert` takes the server's own certificate", self.url)
+                let stream = stream.map_err(|error| match tls::explained(&error, &self.host, "--tls-cert") {
+                    Some(why) => anyhow!("cannot speak TLS with `{}`: {why}", self.url),
+                    None => anyhow!(error).context(format!("cannot speak TLS with `{}`", self.url)),
                 })?;
                 exchange(stream, request).await
             }

@@ -7,15 +7,18 @@ use std::{
 };
 
 use anyhow::Context;
+use serde_json::Value;
 use tokio::{runtime::Runtime, select};
 
 use super::super::output::printable;
 use super::{
     client::{Client, Piece},
     command::{self, Command},
-    conversation::Conversation,
+    conversation::{Conversation, Setting},
+    file,
     line_editor::{LineEditor, Typed},
     markdown::{Renderer, Style},
+    parameters::Parameters,
 };
 
 /// A conversation with whoever answers.
@@ -25,6 +28,8 @@ pub(super) struct Session {
     /// The name of the model that is asked; empty if the server does not tell.
     pub(super) model: String,
     pub(super) conversation: Conversation,
+    /// What the server says of its parameters, once it was asked; `None` within if it says nothing.
+    pub(super) parameters: Option<Option<Parameters>>,
 }
 
 /// Whether the loop goes on.
@@ -116,7 +121,7 @@ impl Session {
             Command::Help => note(command::help().trim_end()),
             Command::System(None) => note(conversation.system.as_deref().unwrap_or("there is no system prompt")),
             Command::System(Some(text)) => conversation.system = Some(text).filter(|text| !text.is_empty()),
-            Command::Set(setting) => setting.apply(&mut conversation.settings),
+            Command::Set(setting) => self.set(setting, Stopping::EndsTheAnswer)?,
             Command::ShowSettings if conversation.settings.is_empty() => {
                 note("all parameters have their defaults; `/set NAME VALUE` sets one");
             }
@@ -136,14 +141,19 @@ impl Session {
                 answered?;
             }
             Command::Save(path) => {
-                let text = conversation.to_json(&self.model)?;
+                let text = file::written(conversation, &self.model)?;
                 fs::write(&path, text).with_context(|| format!("cannot write `{path}`"))?;
                 note(&format!("saved {} messages to `{path}`", conversation.n_turns()));
             }
             Command::Load(path) => {
                 let text = fs::read_to_string(&path).with_context(|| format!("cannot read `{path}`"))?;
-                *conversation = Conversation::from_json(&text).with_context(|| format!("cannot load `{path}`"))?;
-                note(&format!("loaded {} messages from `{path}`", conversation.n_turns()));
+                let mut loaded = file::read(&text).with_context(|| format!("cannot load `{path}`"))?;
+                for (name, value) in &mut loaded.settings {
+                    let checked = self.checked(name, value.take(), Stopping::EndsTheAnswer);
+                    *value = checked.with_context(|| format!("cannot load `{path}`"))?;
+                }
+                note(&format!("loaded {} messages from `{path}`", loaded.n_turns()));
+                self.conversation = loaded;
             }
             Command::Model(None) => {
                 let models = self.models()?;
@@ -167,6 +177,37 @@ impl Session {
         Ok(Next::Read)
     }
 
+    /// Sets a parameter, if the server has it and allows its value.
+    pub(super) fn set(&mut self, setting: Setting, stopping: Stopping) -> anyhow::Result<()> {
+        let (name, value) = setting.into_parts();
+        match value {
+            Some(value) => {
+                let value = self.checked(&name, value, stopping)?;
+                self.conversation.settings.insert(name, value);
+            }
+            // What was not set has its default already, so a wrong name is an error as well.
+            None if self.conversation.settings.remove(&name).is_none() => {
+                drop(self.checked(&name, Value::Null, stopping)?)
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// The value as the server takes it.
+    fn checked(&mut self, name: &str, value: Value, stopping: Stopping) -> anyhow::Result<Value> {
+        let Self { runtime, client, parameters, .. } = self;
+        let asked = parameters.get_or_insert_with(|| {
+            runtime.block_on(async {
+                select! {
+                    () = stopping.interrupt() => None,
+                    parameters = client.parameters() => parameters,
+                }
+            })
+        });
+        asked.as_ref().map_or(Ok(value.clone()), |parameters| parameters.check(name, value))
+    }
+
     /// The names of the server's models. Ctrl-c stops the request: after the first answer, it no longer ends the program.
     fn models(&self) -> anyhow::Result<Vec<String>> {
         self.runtime.block_on(async {
@@ -187,7 +228,7 @@ impl Session {
 
     /// Streams the answer to the last message to standard output and adds it to the conversation, also if it is stopped.
     fn answer(&mut self, stopping: Stopping) -> anyhow::Result<()> {
-        let Self { runtime, client, model, conversation } = self;
+        let Self { runtime, client, model, conversation, .. } = self;
         let (mut text, mut output) = (String::new(), Output::new());
         let streamed = runtime.block_on(async {
             let mut interrupt = pin!(stopping.interrupt());
@@ -238,9 +279,9 @@ enum End {
     Reason(String),
 }
 
-/// What ctrl-c does while an answer is streamed.
+/// What ctrl-c does while the server is asked.
 #[derive(Clone, Copy)]
-enum Stopping {
+pub(super) enum Stopping {
     EndsTheAnswer,
     /// Ctrl-c is not handled, so it ends the program.
     EndsTheProgram,
