@@ -27,6 +27,7 @@ mod model {
             QuantizedBlock { scale: half::f16::from_f32(scale), minimum: half::f16::ZERO, values }
         }
     }
+    pub(crate) mod panics;
     pub mod param_specs;
     pub(crate) mod partial_file;
     pub(crate) mod regular_file;

@@ -14,7 +14,9 @@ mod instructions;
 mod json;
 mod marks;
 mod messages;
+mod operations;
 mod parts;
+mod python;
 mod rendering;
 
 use std::{
@@ -91,6 +93,8 @@ pub struct ChatTemplate {
     sources: Arc<Sources>,
     takes_tools: bool,
     asks_for_none: bool,
+    /// Whether it reads the member `reasoning` of messages.
+    reads_reasoning: bool,
     /// Whether it reads contents only as lists of parts; found when it is first used.
     needs_parts: Arc<OnceLock<bool>>,
 }
@@ -139,14 +143,15 @@ impl ChatTemplate {
     fn from_sources(sources: Sources, origin: &Path) -> Result<Self> {
         let mut environment = environment::like_transformers(origin)?;
         let named = [(DEFAULT, Some(&sources.default)), (TOOL_USE, sources.tool_use.as_ref())];
-        let (mut takes_tools, mut asks_for_none) = (false, false);
+        let (mut takes_tools, mut asks_for_none, mut reads_reasoning) = (false, false, false);
         for (name, source) in named.into_iter().filter_map(|(name, source)| Some((name, source?))) {
             // The last template is used with tools.
             takes_tools = environment::add_template(&mut environment, name, source, origin)?;
             asks_for_none |= environment::asks_for_none(source);
+            reads_reasoning |= environment::reads_reasoning(source);
         }
         let (environment, sources) = (Arc::new(environment), Arc::new(sources));
-        Ok(Self { environment, sources, takes_tools, asks_for_none, needs_parts: Arc::default() })
+        Ok(Self { environment, sources, takes_tools, asks_for_none, reads_reasoning, needs_parts: Arc::default() })
     }
 
     /// Renders a conversation to text, with the messages as given.
@@ -218,7 +223,7 @@ impl ChatTemplate {
         let contents = self.contents(messages, context);
         let messages = messages.iter().zip(contents);
         Ok(Inputs {
-            messages: messages.map(|(message, content)| message_json(message, content, self.asks_for_none)).collect(),
+            messages: messages.map(|(message, content)| message_json(message, content, self)).collect(),
             tools: context.tools.clone(),
             kwargs: context.kwargs.clone(),
         })
@@ -311,14 +316,33 @@ struct Inputs {
 }
 
 /// Some templates detect a message with only tool calls by its content being none; others would fail on none.
-fn message_json(message: &Message, content: Value, asks_for_none: bool) -> Value {
+fn message_json(message: &Message, content: Value, template: &ChatTemplate) -> Value {
     let only_calls = message.content.is_empty() && message.extra.contains_key("tool_calls");
-    let content = if only_calls && asks_for_none { Value::Null } else { content };
+    let content = if only_calls && template.asks_for_none { Value::Null } else { content };
     let mut json = Map::new();
     json.insert("role".into(), message.role.clone().into());
     json.insert("content".into(), content);
     json.extend(message.extra.clone());
-    Value::Object(json)
+    Value::Object(with_reasoning(json, template.reads_reasoning))
+}
+
+/// The names under which clients send, and templates read, what the model thought before an earlier answer.
+const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
+/// Gives the reasoning of a message every name that a template may read. As in `transformers`, except that `reasoning` is
+/// added for templates that read it.
+fn with_reasoning(message: Map<String, Value>, reads_reasoning: bool) -> Map<String, Value> {
+    let Some(reasoning) = REASONING.into_iter().find_map(|name| message.get(name)).cloned() else { return message };
+    let mut named = Map::new();
+    if !message.contains_key("thinking") {
+        named.insert("thinking".into(), reasoning.clone());
+    }
+    named.extend(message);
+    if reads_reasoning && !named.contains_key("reasoning") {
+        named.insert("reasoning".into(), reasoning.clone());
+    }
+    named.insert("reasoning_content".into(), reasoning);
+    named
 }
 
 /// The template's variables, as `transformers` passes them: without tools or documents, `tools` and `documents` are

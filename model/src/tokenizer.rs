@@ -7,6 +7,8 @@
 //! can stay text, a character outside the vocabulary is an error that names it instead of a gap, and the truncation or
 //! padding in some `tokenizer.json` is not applied.
 
+mod checks;
+mod config_tokens;
 mod detokenizer;
 mod files;
 mod pieces;
@@ -23,8 +25,10 @@ use self::pieces::PieceTable;
 use crate::{
     TokenId,
     error::{Error, Result},
+    panics,
 };
 
+pub(crate) use self::config_tokens::looks_like_control;
 pub use self::detokenizer::Detokenizer;
 pub(crate) use self::files::{TOKENIZER_CONFIG_FILE, TOKENIZER_FILE};
 
@@ -121,8 +125,13 @@ impl Tokenizer {
     ///
     /// # Errors
     /// [`Error::Tokenizer`], naming the character, if it is not in the vocabulary and there is no token for unknown
-    /// characters; for a word that exceeds the [limit](Self::with_longest_word).
+    /// characters; for a word that exceeds the [limit](Self::with_longest_word); if the library panics.
     pub fn encode(&self, text: &str, options: EncodeOptions) -> Result<Vec<TokenId>> {
+        guarded(|| self.encode_unguarded(text, options))
+    }
+
+    /// [`encode`](Self::encode), without turning panics into errors.
+    fn encode_unguarded(&self, text: &str, options: EncodeOptions) -> Result<Vec<TokenId>> {
         let library = &self.inner.library;
         let added =
             if options.parse_special_tokens { library.get_added_vocabulary() } else { &self.inner.text_vocabulary };
@@ -132,17 +141,16 @@ impl Tokenizer {
     /// Encodes a rendered chat in which `mark` splits those special-token strings that must stay text. Special tokens
     /// are parsed first, then the marks are removed.
     pub(crate) fn encode_marked(&self, text: &str, mark: char, options: EncodeOptions) -> Result<Vec<TokenId>> {
-        self.finish(text, options, |text| self.read_marked(text, mark))
+        guarded(|| self.finish(text, options, |text| self.read_marked(text, mark)))
     }
 
     /// The tokens of [`encode_marked`](Self::encode_marked), each with its bytes in `text`: none if it was added by the
     /// post-processor. A token that is a part of a character has all bytes of the character.
-    pub(crate) fn locate_marked(
-        &self,
-        text: &str,
-        mark: char,
-        options: EncodeOptions,
-    ) -> Result<Vec<(TokenId, Option<Range<usize>>)>> {
+    pub(crate) fn locate_marked(&self, text: &str, mark: char, options: EncodeOptions) -> Result<Located> {
+        guarded(|| self.locate_unguarded(text, mark, options))
+    }
+
+    fn locate_unguarded(&self, text: &str, mark: char, options: EncodeOptions) -> Result<Located> {
         let read = |text: &str| self.read_marked(text, mark);
         let tokenize = |piece: &NormalizedString| {
             let mut tokens = self.tokenize_piece(piece)?;
@@ -438,6 +446,19 @@ fn added_tokens(post_processor: &tokenizers::PostProcessorWrapper) -> Result<[Ve
     };
     let (before, rest) = processed.get_ids().split_at(at);
     Ok([before.to_vec(), rest.get(1..).unwrap_or_default().to_vec()])
+}
+
+/// Tokens with their bytes in the text.
+type Located = Vec<(TokenId, Option<Range<usize>>)>;
+
+/// Runs the library's stages. They panic on some inputs of some tokenizers, which becomes an error.
+fn guarded<T>(run: impl FnOnce() -> Result<T>) -> Result<T> {
+    panics::caught(run).unwrap_or_else(|panic| {
+        Err(Error::Tokenizer {
+            what: format!("the `tokenizers` library fails on this text: {panic}"),
+            hint: "the tokenizer of this model is faulty: use another text, or a corrected `tokenizer.json`".into(),
+        })
+    })
 }
 
 /// Unwraps our own errors from the library's boxed errors.

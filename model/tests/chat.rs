@@ -95,6 +95,59 @@ fn chat_templates_render_as_in_transformers() {
     }
 }
 
+/// Templates with a variable for each kind of value, and what Jinja makes of them.
+#[derive(Deserialize)]
+struct Expressions {
+    variables: Map<String, Value>,
+    /// The template, and the text; none if Jinja fails.
+    cases: Vec<(String, Option<String>)>,
+}
+
+/// What Jinja can and we reject, by a word of the error.
+const UNSUPPORTED: &[(&str, &str)] = &[
+    ("{{ 1, 2 }}", "unexpected `,`"),
+    ("{{ +seven }}", "unexpected `+`"),
+    ("{{ 'abc'.encode() }}", "`encode`"),
+    ("{{ '&eacute;'|striptags }}", "`&eacute;`"),
+    ("{{ 'see http://example.com/x?y=1 or www.example.org, ok'|urlize }}", "`urlize`"),
+    ("{{ 'mail me@example.com now'|urlize }}", "`urlize`"),
+    ("{{ 'https://example.com/a/very/long/path'|urlize(20) }}", "`urlize`"),
+    ("{{ 'http://a.com'|urlize(nofollow=true) }}", "`urlize`"),
+    ("{{ '(http://a.com)'|urlize(target='_blank') }}", "`urlize`"),
+    ("{{ 'no link <b>'|urlize }}", "`urlize`"),
+    (
+        "{% macro m(a) %}{{ a }}{{ varargs }}{{ kwargs }}{% endmacro %}{{ m(1, 2, 3, x=4) }} {{ m(1) }}",
+        "`kwargs`, which is not supported",
+    ),
+    ("{{ 'a-b'.split(*['-']) }}", "`*args`"),
+    ("{% autoescape true %}{{ '<' }}{% endautoescape %} {{ '<' }}", "`autoescape`"),
+];
+
+#[test]
+fn template_expressions_have_the_results_of_jinja() {
+    let json = fs::read_to_string(golden_dir().join("expressions.json")).unwrap();
+    let Expressions { variables, cases } = serde_json::from_str(&json).unwrap();
+    let context = RenderContext { kwargs: variables, ..RenderContext::default() };
+    let rendered = |source: &str| {
+        let template = ChatTemplate::new(source, Path::new("chat_template.jinja"))?;
+        template.render(&[], &context)
+    };
+    let mut differences = Vec::new();
+    for (source, expected) in cases {
+        let given = rendered(&source).map_err(|error| error.to_string());
+        let named = UNSUPPORTED.iter().find(|(unsupported, _)| *unsupported == source).map(|(_, word)| *word);
+        let is_same = match (&given, expected.as_ref(), named) {
+            (Err(error), Some(_), Some(word)) => error.contains(word),
+            (given, expected, None) => given.as_ref().ok() == expected,
+            _ => false,
+        };
+        if !is_same {
+            differences.push(format!("{source}\n  is {given:?}\n  not {expected:?}"));
+        }
+    }
+    assert!(differences.is_empty(), "{} differ:\n{}", differences.len(), differences.join("\n"));
+}
+
 #[test]
 fn smollm2_chat_text_and_tokens_match_transformers() {
     let Some(dir) = smollm2_dir() else { return };
@@ -407,4 +460,25 @@ fn content_of_a_tool_call_message_is_none_if_the_template_tests_it() {
     // Templates that do not test it may concatenate it.
     assert_eq!(show("{{ message.content + '!' }}", ""), "!");
     assert_eq!(show("{% if other is none %}{% endif %}{{ message.content + '!' }}", ""), "!");
+}
+
+/// As `transformers` gives `thinking` and `reasoning_content` to templates, whichever of the three a client sent.
+#[test]
+fn reasoning_of_an_earlier_answer_has_every_name_that_a_template_reads() {
+    let reads = |name: &str| {
+        template(&format!("{{% for m in messages %}}{{{{ m.{name} }}}}{{{{ m['{name}'] is defined }}}}{{% endfor %}}"))
+    };
+    for sent in ["reasoning_content", "thinking", "reasoning"] {
+        let message = json!({ "role": "assistant", "content": "b", sent: "I look." });
+        let messages: Vec<Message> = serde_json::from_value(json!([message])).unwrap();
+        for name in ["reasoning_content", "thinking", "reasoning"] {
+            let text = reads(name).render(&messages, &RenderContext::default()).unwrap();
+            assert_eq!(text, "I look.True", "{sent}, {name}");
+        }
+    }
+    let own = json!([{ "role": "assistant", "content": "b", "thinking": "T", "reasoning_content": "R" }]);
+    let messages: Vec<Message> = serde_json::from_value(own).unwrap();
+    assert_eq!(reads("thinking").render(&messages, &RenderContext::default()).unwrap(), "TTrue");
+    let text = reads("reasoning").render(&[Message::new("user", "a")], &RenderContext::default()).unwrap();
+    assert_eq!(text, "False");
 }

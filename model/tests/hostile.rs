@@ -455,6 +455,24 @@ fn eos_token_ids_outside_the_vocabulary_are_dropped_with_a_warning() {
     }
 }
 
+/// Models that were tuned on chats often name the token that ends a turn only there.
+#[test]
+fn eos_of_the_tokenizer_ends_answers_beside_that_of_the_generation_config() {
+    let dir = Dir::copy("llama");
+    dir.write("tokenizer.json", tokenizer_json(&[0, 1, 2, 60]));
+    let eos_token_ids = |config: Value, generation: Value, eos: &str| {
+        dir.set(config);
+        dir.write("generation_config.json", generation.to_string());
+        dir.write("tokenizer_config.json", json!({ "eos_token": eos }).to_string());
+        let options = LoadOptions { device: Device::flex(), dtype: None };
+        model_dir::load(dir.0.path(), &options).unwrap().eos_token_ids
+    };
+    assert_eq!(eos_token_ids(json!({ "eos_token_id": 5 }), json!({ "eos_token_id": 1 }), "t2"), [1, 2]);
+    assert_eq!(eos_token_ids(json!({ "eos_token_id": 5 }), json!({}), "t2"), [5, 2]);
+    assert_eq!(eos_token_ids(json!({ "eos_token_id": [2, 1] }), json!({}), "t1"), [2, 1]);
+    assert_eq!(eos_token_ids(json!({ "eos_token_id": null }), json!({}), "t60"), [60]);
+}
+
 /// Keeps the log messages.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<String>>);

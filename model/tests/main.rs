@@ -23,3 +23,4 @@ mod smollm2;
 mod stand_in_hub;
 mod test_gpu;
 mod tokenizer;
+mod tokenizer_config;

@@ -401,9 +401,11 @@ fn bos_eos_and_other_roles_are_read_from_tokenizer_config() {
     let tokenizer = read(config).unwrap();
     assert_eq!(tokenizer.bos(), Some(SpecialToken { id: 1, content: "<|user|>".into() }));
     assert_eq!(tokenizer.eos(), Some(SpecialToken { id: 0, content: "<|end|>".into() }));
-    assert_eq!((tokenizer.pad(), tokenizer.unk()), (None, None));
+    let n = BYTE_LEVEL.ours.vocab_size();
+    let absent = SpecialToken { id: n as u32, content: "[absent]".into() };
+    assert_eq!((tokenizer.pad(), tokenizer.unk()), (Some(absent), None), "added, as in transformers");
     assert!(tokenizer.is_special(tokenizer.token_id("the").unwrap()), "named special, so special");
-    assert_eq!(tokenizer.vocab_size(), BYTE_LEVEL.ours.vocab_size(), "nothing is added");
+    assert_eq!(tokenizer.vocab_size(), n + 1);
 
     let message = read("{").unwrap_err().to_string();
     assert!(message.contains("`dir/tokenizer_config.json`: is not JSON"), "{message}");
@@ -421,7 +423,10 @@ fn token_roles_are_read_from_special_tokens_map_json() {
     };
     assert_eq!(roles(), [Some("a".into()), Some("b".into())]);
     write("tokenizer_config.json", r#"{"bos_token": "b", "eos_token": null}"#);
-    assert_eq!(roles(), [Some("b".into()), Some("b".into())]);
+    assert_eq!(roles(), [Some("a".into()), Some("b".into())], "the map counts, as in transformers");
+    write("tokenizer_config.json", r#"{"bos_token": "b", "added_tokens_decoder": {}}"#);
+    assert_eq!(roles(), [Some("b".into()), None]);
+    write("tokenizer_config.json", "{}");
     write("special_tokens_map.json", "{");
     let message = Tokenizer::from_dir(dir.path()).unwrap_err().to_string();
     assert!(message.contains("special_tokens_map.json`: is not JSON"), "{message}");

@@ -2,8 +2,8 @@
 //! instructions, but one instruction can double a text (`x ~ x`) or a list's depth (`[x]`), so forty instructions could
 //! exhaust the memory and a hundred thousand the stack.
 //!
-//! [`instructions`](super::instructions) inserts calls into the template's code that lead here: each passes a new
-//! value, or the arguments of an operation that can create a large value from small ones.
+//! The [`operations`](super::operations) of a template ask here: before one that can create a large value from small ones,
+//! and for each new value.
 
 use std::{
     fmt,
@@ -14,12 +14,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use minijinja::{
-    Environment, Error, ErrorKind, Output, State, Value,
-    value::{Object, ValueKind},
-};
+use minijinja::{Error, ErrorKind, Value, value::ValueKind};
 
-use super::json;
+use super::python;
 
 /// Limit in bytes for values that a rendering creates, plus an allowance for its input.
 const MAX_BYTES: usize = 32 << 20;
@@ -39,39 +36,29 @@ const COPIED_PER_BYTE: usize = 256;
 /// Maximum duration of a rendering. Instructions are counted too, but some are slow on long texts.
 const MAX_TIME: Duration = Duration::from_secs(5);
 
-/// Names of the inserted functions, which no template can spell.
-pub(super) const MADE: &str = "was made";
-pub(super) const RETURNED: &str = "was returned";
-pub(super) const KEPT: &str = "is kept";
-pub(super) const JOINED: &str = "are joined";
-pub(super) const MULTIPLIED: &str = "are multiplied";
-pub(super) const COMPARED: &str = "are compared";
-pub(super) const SPREAD: &str = "are spread";
-
-/// Filters and methods that can create large values from small ones or split texts, and the functions that check their
-/// arguments.
-pub(super) const CHECKS: [(&str, &str); 21] = [
-    ("replace", "before replace"),
-    ("join", "before join"),
-    ("indent", "before indent"),
-    ("format", "before format"),
-    ("batch", "before batch"),
-    ("slice", "before slice"),
-    ("tojson", "before tojson"),
-    ("string", "before string"),
-    ("pprint", "before pprint"),
-    ("sum", "before sum"),
-    ("map", "before map"),
-    ("list", "before list"),
-    ("sort", "before sort"),
-    ("unique", "before unique"),
-    ("reverse", "before reverse"),
-    ("groupby", "before groupby"),
-    ("select", "before select"),
-    ("reject", "before reject"),
-    ("zip", "before zip"),
-    ("chain", "before chain"),
-    ("split", "before split"),
+/// Filters and methods that turn a text or a list into a list.
+const LISTS: [&str; 21] = [
+    "chain",
+    "dictsort",
+    "fromkeys",
+    "groupby",
+    "items",
+    "keys",
+    "list",
+    "map",
+    "partition",
+    "reject",
+    "rejectattr",
+    "reverse",
+    "rpartition",
+    "rsplit",
+    "select",
+    "selectattr",
+    "sort",
+    "split",
+    "splitlines",
+    "unique",
+    "values",
 ];
 
 /// The template exceeded a limit.
@@ -106,26 +93,8 @@ impl Budget {
         Arc::new(Self { left: AtomicUsize::new(total), total, ..budget })
     }
 
-    /// The environment for the rendering: with the counting functions, without other templates.
-    pub(super) fn watch<'source>(self: &Arc<Self>, environment: &Environment<'source>) -> Environment<'source> {
-        let mut watched = environment.clone();
-        watched.clear_templates();
-        watched.remove_global("debug");
-        let budget = Arc::clone(self);
-        watched.set_formatter(move |out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value| {
-            budget.spend(budget.text(value, 0)?)?;
-            json::write_output(out, state, value)
-        });
-        let names = [MADE, RETURNED, KEPT, JOINED, MULTIPLIED, COMPARED, SPREAD]
-            .into_iter()
-            .chain(CHECKS.iter().map(|(_, name)| *name));
-        for name in names {
-            watched.add_global(name, Value::from_object(Watch { budget: Arc::clone(self), name }));
-        }
-        watched
-    }
-
-    fn spend(&self, bytes: usize) -> Result<(), Error> {
+    /// Takes from the budget.
+    pub(super) fn spend(&self, bytes: usize) -> Result<(), Error> {
         if Instant::now() > self.until {
             return exceeded(format!("did not finish within {} s", MAX_TIME.as_secs()));
         }
@@ -142,16 +111,23 @@ impl Budget {
         exceeded(format!("created more than {} bytes of text and lists", self.total))
     }
 
-    /// Counts a new value: its size and its depth. Lazy values are evaluated now, since lazy values can be nested
-    /// without limit.
-    fn made(&self, value: Value) -> Result<Value, Error> {
-        if let Some(text) = value.as_str() {
-            self.spend(text.len())?;
-        } else {
-            self.walk(&value, 0)?;
-        }
-        if value.kind() == ValueKind::Iterable {
-            return Ok(Value::from(value.try_iter()?.collect::<Vec<_>>()));
+    /// Checks a value that is written to the output.
+    pub(super) fn check_output(&self, value: &Value) -> Result<(), Error> {
+        self.spend(self.text(value, 0)?)
+    }
+
+    /// Checks that a list of a value's items fits.
+    pub(super) fn check_items(&self, value: &Value) -> Result<(), Error> {
+        self.check(ENTRY.saturating_mul(length(value)))
+    }
+
+    /// Counts a new value: its size and its depth.
+    pub(super) fn made(&self, value: Value) -> Result<Value, Error> {
+        match value.as_str() {
+            Some(text) => self.spend(text.len())?,
+            // Its numbers are counted when they become a list.
+            None if python::Type::of(&value) == python::Type::Range => {}
+            None => self.walk(&value, 0)?,
         }
         Ok(value)
     }
@@ -172,7 +148,7 @@ impl Budget {
     }
 
     /// Checks assignments to a namespace, whose values outlive a loop iteration. Nested namespaces could form a cycle.
-    fn keep(&self, value: &Value, depth: usize) -> Result<(), Error> {
+    pub(super) fn keep(&self, value: &Value, depth: usize) -> Result<(), Error> {
         self.spend(1)?;
         if value.as_object().is_some_and(|object| object.type_name().ends_with("::Namespace")) {
             return exceeded("stores a namespace in a namespace".to_owned());
@@ -215,7 +191,7 @@ impl Budget {
         if depth >= MAX_DEPTH {
             return exceeded(format!("nests lists and objects more than {MAX_DEPTH} deep"));
         }
-        for entry in value.try_iter()? {
+        for entry in python::contents(value)? {
             if kind == ValueKind::Map {
                 look_at(&value.get_item(&entry)?)?;
             }
@@ -224,105 +200,115 @@ impl Budget {
         Ok(())
     }
 
-    /// Checks the arguments of a filter or a method, beginning with the value itself.
-    fn before(&self, name: &str, arguments: &[Value]) -> Result<(), Error> {
-        let [value, rest @ ..] = arguments else { return Ok(()) };
+    /// Checks the operands of an operator that can create a large value from small ones.
+    pub(super) fn before_operator(&self, operator: &str, left: &Value, right: &Value) -> Result<(), Error> {
+        match operator {
+            "+" | "~" => self.check(self.size(left)?.saturating_add(self.size(right)?)),
+            "*" => self.multiply(left, right),
+            "%" if left.as_str().is_some() => self.before("format", left, std::slice::from_ref(right)),
+            // Only costs time.
+            _ => self.spend(1),
+        }
+    }
+
+    /// Checks the arguments of a filter, a method or a test that can create a large value from small ones.
+    pub(super) fn before(&self, name: &str, value: &Value, arguments: &[Value]) -> Result<(), Error> {
+        self.spend(1)?;
         let text = |value: &Value| self.text(value, 0);
-        let number = |value: &Value| value.as_usize().unwrap_or(0);
-        let length = |value: &Value| value.as_str().map_or_else(|| value.len().unwrap_or(0), str::len);
-        let bytes = match (name, rest) {
+        let texts = |values: &[Value]| {
+            values.iter().try_fold(0, |sum: usize, value| Ok::<_, Error>(sum.saturating_add(text(value)?)))
+        };
+        let bytes = match (name, arguments) {
             ("replace", [old, new, ..]) => {
                 let found = match (value.as_str(), old.as_str()) {
                     (Some(text), Some("")) => text.len() + 1,
                     (Some(text), Some(old)) => text.matches(old).count(),
-                    _ => 0,
+                    _ => text(value)?,
                 };
                 text(value)?.saturating_add(found.saturating_mul(text(new)?))
             }
+            ("replace" | "translate", rest) => text(value)?.saturating_mul(texts(rest)?),
             // The filter has the separator as the second argument, the method as the first.
             ("join", rest) => {
                 let (list, separator) = match rest {
-                    [list, ..] if value.as_str().is_some() && list.as_str().is_none() => (list, Some(value)),
-                    rest => (value, rest.first()),
+                    [list, ..] if value.as_str().is_some() && list.as_str().is_none() && !list.is_kwargs() => {
+                        (list, texts(std::slice::from_ref(value))?)
+                    }
+                    rest => (value, texts(rest)?),
                 };
-                let separator = separator.map(text).transpose()?.unwrap_or(0);
                 text(list)?.saturating_add(separator.saturating_mul(length(list)))
             }
-            ("indent", rest) => {
-                let width = rest.first().map(|width| number(width).max(length(width))).unwrap_or(4);
-                let n_lines = value.as_str().map_or(1, |text| text.split('\n').count());
+            ("indent" | "wordwrap", rest) => {
+                let width = numbers(rest).max(texts(rest)?).max(4);
+                let n_lines = match (name, value.as_str()) {
+                    ("indent", Some(text)) => text.split('\n').count(),
+                    _ => length(value),
+                };
                 text(value)?.saturating_add(n_lines.saturating_mul(width))
             }
             ("format", rest) => {
                 let format = value.as_str().unwrap_or_default();
-                let numbers = format.split(|char: char| !char.is_ascii_digit()).filter(|digits| !digits.is_empty());
+                let digits = format.split(|char: char| !char.is_ascii_digit()).filter(|digits| !digits.is_empty());
                 // A width that does not parse is too large.
-                let widths = numbers.map(|digits| digits.parse::<usize>().unwrap_or(usize::MAX));
+                let widths = digits.map(|digits| digits.parse::<usize>().unwrap_or(usize::MAX));
                 let widths = widths.fold(0usize, usize::saturating_add);
                 let n_places = format.matches(['%', '{']).count();
-                // With `*`, the width is an argument.
-                let numbers = rest.iter().map(number).fold(0, usize::saturating_add);
-                let texts =
-                    rest.iter().try_fold(numbers, |sum, value| Ok::<_, Error>(text(value)?.saturating_add(sum)))?;
-                format.len().saturating_add(widths).saturating_add(n_places.saturating_mul(texts))
+                // With `*` or a field within a field, the width is an argument.
+                let has_width = format.contains('*') || format.split(['{']).skip(1).any(|field| !field.contains('}'));
+                let width = if has_width { numbers(rest) } else { 0 };
+                let each = width.saturating_add(texts(rest)?.saturating_mul(4));
+                format.len().saturating_add(widths).saturating_add(n_places.saturating_mul(each))
             }
-            ("batch" | "slice", [count, ..]) => ENTRY.saturating_mul(length(value).saturating_add(number(count))),
-            ("tojson", rest) => {
-                let style =
-                    rest.iter().try_fold(8, |sum: usize, value| Ok::<_, Error>(sum.saturating_add(text(value)?)))?;
-                text(value)?.saturating_mul(style)
+            ("center" | "ljust" | "rjust" | "zfill", rest) => {
+                text(value)?.saturating_add(numbers(rest).saturating_mul(4))
             }
-            ("string" | "pprint", _) => text(value)?.saturating_mul(4),
-            // For texts, each sum copies the previous one.
+            ("expandtabs", rest) => text(value)?.saturating_mul(numbers(rest).max(8)),
+            ("batch" | "slice", rest) => ENTRY.saturating_mul(length(value).saturating_add(numbers(rest))),
+            ("tojson", rest) => text(value)?.saturating_mul(texts(rest)?.saturating_add(8)),
+            ("string" | "pprint" | "escape" | "e" | "forceescape" | "urlencode" | "xmlattr", _) => {
+                text(value)?.saturating_mul(6)
+            }
+            // For lists, each sum copies the previous one.
             ("sum", rest) => {
-                let each = rest
-                    .iter()
-                    .try_fold(text(value)?, |sum, value| Ok::<_, Error>(sum.saturating_add(text(value)?)))?;
+                let each = text(value)?.saturating_add(texts(rest)?);
                 each.saturating_mul(length(value)) / COPIED_PER_BYTE
             }
             ("map", [filter, rest @ ..]) => {
-                if let (Some(filter), Some(_)) = (filter.as_str(), value.len()) {
-                    for entry in value.try_iter()? {
-                        self.spend(1)?;
-                        self.before(filter, &[&[entry], rest].concat())?;
+                if let Some(filter) = filter.as_str() {
+                    for entry in python::contents(value).unwrap_or_default() {
+                        self.before(filter, &entry, rest)?;
                     }
                 }
                 ENTRY.saturating_mul(length(value))
             }
-            // Those that create a list.
-            _ => ENTRY.saturating_mul(length(value)),
+            _ if LISTS.contains(&name) => ENTRY.saturating_mul(length(value)),
+            _ => 0,
         };
         self.check(bytes)
     }
 }
 
-/// A function that is called between the instructions of a template.
-#[derive(Debug)]
-struct Watch {
-    budget: Arc<Budget>,
-    name: &'static str,
+/// The sum of the numbers among these arguments, with or without names, and in tuples.
+fn numbers(arguments: &[Value]) -> usize {
+    let number = |value: &Value| value.as_usize().filter(|_| value.is_integer());
+    let each = arguments.iter().map(|value| match number(value) {
+        Some(number) => number,
+        None if value.is_kwargs() || value.is_tuple() => {
+            let values: Vec<Value> = match value.is_tuple() {
+                true => value.try_iter().into_iter().flatten().collect(),
+                false => value.try_iter().into_iter().flatten().filter_map(|key| value.get_item(&key).ok()).collect(),
+            };
+            values.iter().filter_map(number).fold(0, usize::saturating_add)
+        }
+        None => 0,
+    });
+    each.fold(0, usize::saturating_add)
 }
 
-impl Object for Watch {
-    fn call(self: &Arc<Self>, _: &mut State<'_, '_>, arguments: &[Value]) -> Result<Value, Error> {
-        let Self { budget, name } = self.as_ref();
-        match (*name, arguments) {
-            // The numbers of a `range` are counted when they become a list.
-            (RETURNED, [value]) if value.kind() == ValueKind::Iterable => return Ok(value.clone()),
-            (MADE | RETURNED, [value]) => return budget.made(value.clone()),
-            (SPREAD, _) => return exceeded("passes a list as arguments (`*args`), which is not supported".to_owned()),
-            (KEPT, [value, ..]) => budget.keep(value, 0)?,
-            (JOINED, [left, right]) => budget.check(budget.size(left)?.saturating_add(budget.size(right)?))?,
-            (MULTIPLIED, [left, right]) => budget.multiply(left, right)?,
-            // Only costs time.
-            (COMPARED, _) => budget.spend(1)?,
-            (check, arguments) => {
-                if let Some((name, _)) = CHECKS.iter().find(|(_, known)| *known == check) {
-                    budget.before(name, arguments)?;
-                }
-            }
-        }
-        // Reversed: `UnpackList` then pushes them in their old order.
-        Ok(arguments.iter().rev().cloned().collect::<Vec<_>>().into())
+/// The number of items, or the bytes of a text.
+fn length(value: &Value) -> usize {
+    match value.as_str() {
+        Some(text) => text.len(),
+        None => value.len().or_else(|| Some(python::contents(value).ok()?.len())).unwrap_or(0),
     }
 }

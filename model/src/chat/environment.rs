@@ -8,15 +8,16 @@ use std::{
 };
 
 use minijinja::{
-    Environment, ErrorKind, State, UndefinedBehavior, Value, filters,
+    Environment, ErrorKind, UndefinedBehavior, Value,
     machinery::{Token, tokenize},
     syntax::SyntaxConfig,
-    value::{ValueKind, from_args},
 };
-use minijinja_contrib::pycompat;
 
-use super::{budget::Exceeded, json};
-use crate::error::{Error, Result};
+use super::{budget::Exceeded, python};
+use crate::{
+    error::{Error, Result},
+    panics,
+};
 
 /// Longest source of a template; the longest that models come with are a tenth of it.
 const MAX_SOURCE_BYTES: usize = 256 << 10;
@@ -34,29 +35,29 @@ const MAX_PRODUCT: f64 = 1e6;
 /// message.
 const MAX_INSTRUCTIONS: u64 = 50_000_000;
 
-/// An environment with the settings, filters and functions of `transformers`.
+/// An environment with the settings and functions of `transformers`.
 pub(super) fn like_transformers(origin: &Path) -> Result<Environment<'static>> {
     let syntax = SyntaxConfig::builder()
         .trim_blocks(true)
         .lstrip_blocks(true)
         .build()
         .map_err(|error| compile_error(&error, origin))?;
-    let mut environment = Environment::new();
+    // Filters, tests and methods are those of `python`.
+    let mut environment = Environment::empty();
     environment.set_syntax(syntax);
     environment.set_undefined_behavior(UndefinedBehavior::Lenient);
-    environment.set_unknown_method_callback(python_method);
     environment.set_fuel(Some(MAX_INSTRUCTIONS));
-    environment.add_test("sequence", is_sequence);
-    environment.add_test("iterable", is_iterable);
-    environment.add_filter("string", string);
-    environment.add_filter("length", length);
-    environment.add_filter("count", length);
-    environment.add_filter("items", items);
-    environment.add_filter("first", first);
-    environment.add_filter("last", last);
-    environment.add_filter("tojson", json::tojson);
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
+    environment.add_global("dict", Value::from_object(python::DictType));
+    for (name, function) in [
+        ("range", python::Function(python::range)),
+        ("namespace", python::Function(python::namespace)),
+        ("cycler", python::Function(python::cycler)),
+        ("joiner", python::Function(python::joiner)),
+    ] {
+        environment.add_global(name, Value::from_object(function));
+    }
     Ok(environment)
 }
 
@@ -80,12 +81,15 @@ pub(super) fn add_template(
     thread::scope(|scope| {
         let builder = thread::Builder::new().name("template".into()).stack_size(STACK_BYTES);
         let compiler = builder.spawn_scoped(scope, || {
-            environment.add_template_owned(name, source)?;
-            Ok(keeps_tools || environment.get_template(name)?.undeclared_variables(false).contains("tools"))
+            panics::caught(|| {
+                environment.add_template_owned(name, source)?;
+                Ok(keeps_tools || environment.get_template(name)?.undeclared_variables(false).contains("tools"))
+            })
         });
         let compiler =
             compiler.map_err(|error| refuse(format!("cannot start a thread to compile the chat template: {error}")))?;
-        let compiled = compiler.join().unwrap_or_else(|_| Err(ErrorKind::SyntaxError.into()));
+        let compiled = compiler.join().unwrap_or_else(|_| Err(String::new()));
+        let compiled = compiled.unwrap_or_else(|_| Err(ErrorKind::SyntaxError.into()));
         compiled.map_err(|error: minijinja::Error| compile_error(&error, origin))
     })
 }
@@ -125,14 +129,32 @@ pub(super) fn asks_for_none(source: &str) -> bool {
     is_none && !is_empty
 }
 
-/// Rejects tags that would be too expensive to compile. Syntax errors are left to the compiler.
+/// Whether a template reads the member `reasoning` of a message, not only names that begin like it.
+pub(super) fn reads_reasoning(source: &str) -> bool {
+    let parts: Vec<&str> = source.split("reasoning").collect();
+    let is_longer = |after: &str| after.starts_with(|next: char| next == '_' || next.is_alphanumeric());
+    parts.windows(2).any(|around| around[0].ends_with(['.', '\'', '"']) && !is_longer(around[1]))
+}
+
+/// Tags that the engine knows and the Jinja of `transformers` does not have, or that need other templates.
+const UNSUPPORTED_TAGS: [&str; 6] = ["autoescape", "do", "extends", "from", "import", "include"];
+
+/// Rejects tags that are not supported or would be too expensive to compile. Syntax errors are left to the compiler.
 fn check_tags(source: &str, syntax: SyntaxConfig) -> Result<(), String> {
     // For the current tag: its tokens, the bytes of its texts, its open brackets, and an upper bound of the product of
     // its numbers.
     let (mut n_tokens, mut n_bytes, mut product, mut multiplies) = (0, 0, 1f64, false);
+    let mut begins_tag = false;
     for token in tokenize(source, false, syntax) {
         let Ok((token, span)) = token else { return Ok(()) };
         n_tokens += 1;
+        if let Token::Ident(name) = token
+            && begins_tag
+            && UNSUPPORTED_TAGS.contains(&name)
+        {
+            return Err(format!("uses the tag `{name}`, which is not supported, on line {}", span.start_line));
+        }
+        begins_tag = matches!(token, Token::BlockStart);
         match token {
             Token::BlockStart | Token::VariableStart | Token::TemplateData(_) => {
                 (n_tokens, n_bytes, product, multiplies) = (0, 0, 1.0, false);
@@ -157,77 +179,14 @@ fn check_tags(source: &str, syntax: SyntaxConfig) -> Result<(), String> {
     Ok(())
 }
 
-/// Python methods that templates call: those of `pycompat`, and missing ones.
-fn python_method(
-    state: &mut State<'_, '_>,
-    value: &Value,
-    method: &str,
-    args: &[Value],
-) -> Result<Value, minijinja::Error> {
-    match value.as_str() {
-        Some(text) if method == "rsplit" => rsplit(text, args),
-        _ => pycompat::unknown_method_callback(state, value, method, args),
-    }
-}
-
-/// Python's `str.rsplit` with a separator: `maxsplit` keeps the rightmost splits.
-fn rsplit(text: &str, args: &[Value]) -> Result<Value, minijinja::Error> {
-    let (separator, max): (&str, Option<i64>) = from_args(args)?;
-    if separator.is_empty() {
-        return Err(minijinja::Error::new(ErrorKind::InvalidOperation, "rsplit: empty separator"));
-    }
-    let mut parts: Vec<_> = match max.map(usize::try_from) {
-        Some(Ok(max)) => text.rsplitn(max.saturating_add(1), separator).collect(),
-        // As in Python, a negative number means no limit.
-        Some(Err(_)) | None => text.rsplit(separator).collect(),
-    };
-    parts.reverse();
-    Ok(parts.into_iter().map(Value::from).collect())
-}
-
-/// As in Python's Jinja, everything with a length and indexing is a sequence: texts, objects and undefined values too.
-fn is_sequence(value: &Value) -> bool {
-    matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Undefined)
-}
-
-/// As in Python's Jinja, none is not iterable, although loops accept it here.
-fn is_iterable(value: &Value) -> bool {
-    !value.is_none() && value.try_iter().is_ok()
-}
-
-// As in Python's Jinja, an undefined value is an empty sequence.
-
-fn length(value: &Value) -> Result<usize, minijinja::Error> {
-    if value.is_undefined() { Ok(0) } else { filters::length(value) }
-}
-
-fn items(value: &Value) -> Result<Value, minijinja::Error> {
-    if value.is_undefined() { Ok(Vec::<Value>::new().into()) } else { filters::items(value) }
-}
-
-fn first(value: &Value) -> Result<Value, minijinja::Error> {
-    if value.is_undefined() { Ok(Value::UNDEFINED) } else { filters::first(value) }
-}
-
-fn last(value: Value) -> Result<Value, minijinja::Error> {
-    if value.is_undefined() { Ok(Value::UNDEFINED) } else { filters::last(value) }
-}
-
-fn string(value: &Value) -> Value {
-    match json::finite_float(value) {
-        Some(float) => float.into(),
-        None if value.kind() == ValueKind::String => value.clone(),
-        None => value.to_string().into(),
-    }
-}
-
 /// Variables that are written at the start and at the end of each text between `{% generation %}` and
 /// `{% endgeneration %}`. Serving leaves them undefined, which writes nothing.
 pub(super) const GENERATION_START: &str = "hearth_generation_start";
 pub(super) const GENERATION_END: &str = "hearth_generation_end";
 
 /// Replaces `{% generation %}` tags, which mark what the assistant writes, by tags that the engine knows. The white space
-/// that the old tags remove is removed by the new ones.
+/// that the old tags remove is removed by the new ones. As in `transformers`, variables that are set in between are unknown
+/// behind them.
 fn with_generation_marks(source: &str) -> String {
     let mut plain = String::with_capacity(source.len());
     let mut rest = source;
@@ -241,10 +200,10 @@ fn with_generation_marks(source: &str) -> String {
         let (before, after) = tag.split_once(name).unwrap_or((tag, ""));
         match name {
             "generation" => {
-                let _ = write!(plain, "{before}if true %}}{{{{ {GENERATION_START} }}}}{{% if true{after}");
+                let _ = write!(plain, "{before}with %}}{{{{ {GENERATION_START} }}}}{{% with{after}");
             }
             "endgeneration" => {
-                let _ = write!(plain, "{before}endif %}}{{{{ {GENERATION_END} }}}}{{% endif{after}");
+                let _ = write!(plain, "{before}endwith %}}{{{{ {GENERATION_END} }}}}{{% endwith{after}");
             }
             _ => plain.push_str(tag),
         }
@@ -343,10 +302,10 @@ mod tests {
     }
 
     #[test]
-    fn generation_tags_are_rewritten_to_markers_in_true_conditions() {
+    fn generation_tags_are_rewritten_to_markers_in_scopes_of_their_own() {
         let source = "a{%- generation -%}b{% set x = '%' %}c{% endgeneration +%}d{% unclosed";
-        let start = "{%- if true %}{{ hearth_generation_start }}{% if true -%}";
-        let end = "{% endif %}{{ hearth_generation_end }}{% endif +%}";
+        let start = "{%- with %}{{ hearth_generation_start }}{% with -%}";
+        let end = "{% endwith %}{{ hearth_generation_end }}{% endwith +%}";
         let expected = format!("a{start}b{{% set x = '%' %}}c{end}d{{% unclosed");
         assert_eq!(with_generation_marks(source), expected);
     }

@@ -1,12 +1,10 @@
-//! Formats values as Python does: in a template's output, and by the filter `tojson` as `transformers` defines it
-//! (Python's `json.dumps`, without Jinja's HTML escapes).
+//! The filter `tojson` as `transformers` defines it: Python's `json.dumps`, without Jinja's HTML escapes.
 
 use std::fmt::Write;
 
-use minijinja::{
-    Error, ErrorKind, Output, State, Value, escape_formatter,
-    value::{Kwargs, ValueKind},
-};
+use minijinja::{Error, Value};
+
+use super::python::{self, Arguments, Type};
 
 /// Maximum indentation, so that it cannot be used to fill the memory.
 const MAX_INDENT: usize = 100;
@@ -22,62 +20,60 @@ struct Style {
 }
 
 /// `value | tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
-pub(super) fn tojson(value: &Value, arguments: Kwargs) -> Result<String, Error> {
-    let style = Style::new(&arguments)?;
-    arguments.assert_all_used()?;
+pub(super) fn tojson(value: &Value, arguments: &Arguments) -> Result<String, Error> {
+    let style = Style::new(arguments)?;
     let mut out = String::new();
     write_value(&mut out, value, &style, 0)?;
     Ok(out)
 }
 
 impl Style {
-    fn new(arguments: &Kwargs) -> Result<Self, Error> {
-        let indent = match arguments.get::<Option<Value>>("indent")? {
-            None => None,
-            Some(indent) if indent.is_none() => None,
-            Some(indent) => Some(match indent.as_str() {
-                Some(text) => text.to_owned(),
-                None => match usize::try_from(indent)? {
-                    width if width <= MAX_INDENT => " ".repeat(width),
-                    width => {
-                        let what = format!("`indent` must be at most {MAX_INDENT}, got {width}");
-                        return Err(Error::new(ErrorKind::InvalidOperation, what));
-                    }
-                },
-            }),
-        };
-        let (item_separator, key_separator) = match arguments.get::<Option<Vec<String>>>("separators")?.as_deref() {
-            Some([item, key]) => (item.clone(), key.clone()),
-            Some(_) => return Err(Error::new(ErrorKind::InvalidOperation, "`separators` must be two strings")),
+    fn new(arguments: &Arguments) -> Result<Self, Error> {
+        let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
+        let given = arguments.bind("tojson", names)?.map(|value| value.filter(|value| !value.is_none()));
+        let [is_ascii, indent, separators, is_sorted] = given;
+        let indent = indent.as_ref().map(indentation).transpose()?;
+        let (item_separator, key_separator) = match separators {
+            Some(separators) => match &python::items(&separators)?[..] {
+                [item, key] => (python::text(item)?, python::text(key)?),
+                _ => return Err(python::error("`separators` must be two strings")),
+            },
             None if indent.is_some() => (",".into(), ": ".into()),
             None => (", ".into(), ": ".into()),
         };
-        Ok(Self {
-            is_ascii: arguments.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
-            is_sorted: arguments.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
-            indent,
-            item_separator,
-            key_separator,
-        })
+        let is_true = |value: Option<Value>| value.is_some_and(|value| value.is_true());
+        Ok(Self { is_ascii: is_true(is_ascii), is_sorted: is_true(is_sorted), indent, item_separator, key_separator })
+    }
+}
+
+/// A text, or a number of spaces.
+fn indentation(indent: &Value) -> Result<String, Error> {
+    if let Some(text) = indent.as_str() {
+        return Ok(text.to_owned());
+    }
+    let width = if indent.is_true() { i64::try_from(indent.clone()).unwrap_or(1) } else { 0 };
+    match usize::try_from(width).unwrap_or(0) {
+        width if width <= MAX_INDENT => Ok(" ".repeat(width)),
+        width => Err(python::error(format!("`indent` must be at most {MAX_INDENT}, got {width}"))),
     }
 }
 
 fn write_value(out: &mut String, value: &Value, style: &Style, depth: usize) -> Result<(), Error> {
-    match value.kind() {
-        ValueKind::None => out.push_str("null"),
-        ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
-        ValueKind::Number => write_number(out, value)?,
-        ValueKind::String => write_string(out, value.as_str().unwrap_or_default(), style),
-        ValueKind::Seq | ValueKind::Iterable => {
-            let items: Vec<Value> = value.try_iter()?.collect();
-            write_container(out, ('[', ']'), &items, style, depth, |out, item| {
+    match Type::of(value) {
+        Type::None => out.push_str("null"),
+        Type::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
+        Type::Int => out.push_str(&value.to_string()),
+        Type::Float => write_float(out, value)?,
+        Type::Str => write_string(out, value.as_str().unwrap_or_default(), style),
+        Type::List | Type::Tuple => {
+            write_container(out, ('[', ']'), &python::items(value)?, style, depth, |out, item| {
                 write_value(out, item, style, depth + 1)
             })?;
         }
-        ValueKind::Map => {
+        Type::Dict => {
             let mut keys: Vec<Value> = value.try_iter()?.collect();
             if style.is_sorted {
-                keys.sort();
+                sort_keys(&mut keys)?;
             }
             write_container(out, ('{', '}'), &keys, style, depth, |out, key| {
                 write_key(out, key, style)?;
@@ -85,11 +81,17 @@ fn write_value(out: &mut String, value: &Value, style: &Style, depth: usize) -> 
                 write_value(out, &value.get_item(key)?, style, depth + 1)
             })?;
         }
-        kind => {
-            let what = format!("a value of type {kind} cannot be written as JSON");
-            return Err(Error::new(ErrorKind::InvalidOperation, what));
-        }
+        kind => return Err(python::error(format!("a {} cannot be written as JSON", kind.name()))),
     }
+    Ok(())
+}
+
+fn sort_keys(keys: &mut [Value]) -> Result<(), Error> {
+    let is_text = |key: &Value| key.as_str().is_some();
+    if keys.iter().any(is_text) && !keys.iter().all(is_text) {
+        return Err(python::error("keys of different types cannot be sorted"));
+    }
+    keys.sort();
     Ok(())
 }
 
@@ -129,6 +131,9 @@ fn write_key(out: &mut String, key: &Value, style: &Style) -> Result<(), Error> 
         write_string(out, text, style);
         return Ok(());
     }
+    if matches!(Type::of(key), Type::List | Type::Tuple | Type::Dict) {
+        return Err(python::error(format!("a key of type {} cannot be written as JSON", Type::of(key).name())));
+    }
     out.push('"');
     write_value(out, key, style, 0)?;
     out.push('"');
@@ -161,69 +166,12 @@ fn write_escape(out: &mut String, unit: u16) {
     let _ = write!(out, "\\u{unit:04x}");
 }
 
-fn write_number(out: &mut String, value: &Value) -> Result<(), Error> {
-    if value.is_integer() {
-        out.push_str(&value.to_string());
-    } else {
-        out.push_str(&python_float(f64::try_from(value.clone())?));
+fn write_float(out: &mut String, value: &Value) -> Result<(), Error> {
+    let float = f64::try_from(value.clone())?;
+    match float.is_finite() {
+        true => out.push_str(&python::float(float)),
+        false if float.is_nan() => out.push_str("NaN"),
+        false => out.push_str(if float > 0.0 { "Infinity" } else { "-Infinity" }),
     }
     Ok(())
-}
-
-/// Writes the value of `{{ ... }}` as Python does. The engine already does so, except for floats.
-pub(super) fn write_output(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
-    match finite_float(value) {
-        Some(float) => out.write_str(&float).map_err(Error::from),
-        None => escape_formatter(out, state, value),
-    }
-}
-
-/// Python's text of a value that is a finite float.
-pub(super) fn finite_float(value: &Value) -> Option<String> {
-    let is_float = value.kind() == ValueKind::Number && !value.is_integer();
-    let float = is_float.then(|| f64::try_from(value.clone()).ok())?;
-    float.filter(|float| float.is_finite()).map(python_float)
-}
-
-/// Formats a float as Python does: the shortest digits that read back the same, an exponent below 1e-4 and from 1e16.
-fn python_float(value: f64) -> String {
-    if value.is_nan() {
-        return "NaN".into();
-    }
-    if value.is_infinite() {
-        return if value > 0.0 { "Infinity" } else { "-Infinity" }.into();
-    }
-    let scientific = format!("{value:e}");
-    let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
-    match exponent.parse::<i32>().unwrap_or_default() {
-        -4..16 => format!("{value:?}"),
-        exponent => {
-            let sign = if exponent < 0 { '-' } else { '+' };
-            format!("{digits}e{sign}{:02}", exponent.abs())
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn python_float_formats_floats_like_python() {
-        let cases = [
-            (0.0, "0.0"),
-            (-0.0, "-0.0"),
-            (1.0, "1.0"),
-            (0.1, "0.1"),
-            (1e15, "1000000000000000.0"),
-            (1e16, "1e+16"),
-            (1.5e300, "1.5e+300"),
-            (0.0001, "0.0001"),
-            (0.00001, "1e-05"),
-            (-2.5e-7, "-2.5e-07"),
-        ];
-        for (value, python) in cases {
-            assert_eq!(python_float(value), python);
-        }
-    }
 }

@@ -1,25 +1,25 @@
 //! Runs a compiled template within the limits on instructions, memory and time ([`budget`](super::budget)); panics of
 //! the template engine become errors.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use minijinja::{AutoEscape, Environment, Value, machinery};
 
-use super::{budget::Budget, environment, instructions::watched};
-use crate::error::{Error, Result};
+use super::{budget::Budget, environment, instructions::watched, operations::watch};
+use crate::{
+    error::{Error, Result},
+    panics,
+};
 
 /// Renders the template of this name with `variables`.
 pub(super) fn render(environment: &Environment<'_>, name: &str, variables: Value) -> Result<String> {
     let template = environment.get_template(name).map_err(|error| environment::render_error(&error))?;
     let (instructions, blocks) = watched(&template);
-    let environment = Budget::new(&variables).watch(environment);
+    let environment = watch(&Budget::new(&variables), environment);
     let mut text = String::new();
-    // The engine panics when it slices an empty list backwards (minijinja 3.0.5). A rendering has no shared state that
-    // a panic could corrupt.
-    let rendered = catch_unwind(AssertUnwindSafe(|| {
+    // A rendering has no shared state that a panic could corrupt.
+    let rendered = panics::caught(|| {
         let mut output = machinery::make_string_output(&mut text);
         machinery::eval(&environment, &instructions, variables, &blocks, &mut output, AutoEscape::None).map(drop)
-    }));
+    });
     match rendered {
         Ok(Ok(())) => Ok(text),
         Ok(Err(error)) => Err(environment::render_error(&error)),

@@ -3,17 +3,19 @@
 use std::{collections::BTreeMap, io, path::Path, sync::Arc};
 
 use serde::Deserialize;
+use serde_json::{Map, Value};
 use tokenizers::AddedToken;
 
 use super::{
-    Inner, Roles, SpecialToken, Tokenizer,
+    EncodeOptions, Inner, Roles, SpecialToken, Tokenizer, checks,
+    config_tokens::{self, AddedTokenJson, ConfigJson},
     pieces::{Decoder, DecoderJson, Entry, PieceTable},
     windows,
 };
 use crate::{
     TokenId,
     error::{Error, Result},
-    regular_file,
+    panics, regular_file,
 };
 
 /// The file with vocabulary and tokenization rules.
@@ -32,58 +34,22 @@ const MAX_TOKEN_ID: TokenId = (1 << 24) - 1;
 struct TokenizerJson {
     #[serde(default)]
     added_tokens: Vec<AddedTokenJson>,
+    #[serde(default)]
+    normalizer: Value,
+    #[serde(default)]
+    pre_tokenizer: Value,
+    #[serde(default)]
+    post_processor: Value,
     decoder: Option<DecoderJson>,
     model: ModelJson,
-}
-
-#[derive(Deserialize)]
-struct AddedTokenJson {
-    id: TokenId,
-    content: String,
 }
 
 #[derive(Deserialize)]
 struct ModelJson {
     unk_token: Option<String>,
     unk_id: Option<TokenId>,
-}
-
-/// The parts of `tokenizer_config.json` and `special_tokens_map.json` that Hearth reads.
-#[derive(Default, Deserialize)]
-struct ConfigJson {
-    bos_token: Option<TokenJson>,
-    eos_token: Option<TokenJson>,
-    pad_token: Option<TokenJson>,
-    unk_token: Option<TokenJson>,
-    additional_special_tokens: Option<Vec<TokenJson>>,
-}
-
-impl ConfigJson {
-    /// Fills in missing fields from `older`.
-    fn or(self, older: Self) -> Self {
-        Self {
-            bos_token: self.bos_token.or(older.bos_token),
-            eos_token: self.eos_token.or(older.eos_token),
-            pad_token: self.pad_token.or(older.pad_token),
-            unk_token: self.unk_token.or(older.unk_token),
-            additional_special_tokens: self.additional_special_tokens.or(older.additional_special_tokens),
-        }
-    }
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum TokenJson {
-    Plain(String),
-    Full { content: String },
-}
-
-impl TokenJson {
-    fn content(&self) -> &str {
-        match self {
-            Self::Plain(content) | Self::Full { content } => content,
-        }
-    }
+    dropout: Option<f64>,
+    continuing_subword_prefix: Option<String>,
 }
 
 pub(super) fn read_dir(dir: &Path) -> Result<Tokenizer> {
@@ -97,7 +63,7 @@ pub(super) fn read_dir(dir: &Path) -> Result<Tokenizer> {
             Err(error) => Err(error),
         }
     };
-    let config = config(TOKENIZER_CONFIG_FILE)?.or(config(SPECIAL_TOKENS_MAP_FILE)?);
+    let config = config(TOKENIZER_CONFIG_FILE)?.with_map(config(SPECIAL_TOKENS_MAP_FILE)?);
     build(&tokenizer_json, &config, &path)
 }
 
@@ -127,10 +93,16 @@ pub(super) fn parse(tokenizer_json: &[u8], config_json: Option<&[u8]>, origin: &
 
 fn build(tokenizer_json: &[u8], config: &ConfigJson, origin: &Path) -> Result<Tokenizer> {
     let json: TokenizerJson = parse_json(tokenizer_json, origin)?;
-    let mut library = tokenizers::Tokenizer::from_bytes(tokenizer_json)
-        .map_err(|error| unsupported(origin, format!("the `tokenizers` library cannot read it: {error}")))?;
+    let refuse = |what: String| damaged(origin, what);
+    checks::check_stages(&json.normalizer, &json.pre_tokenizer, &json.post_processor).map_err(refuse)?;
+    if json.model.continuing_subword_prefix.as_deref().is_some_and(|prefix| !prefix.is_empty()) {
+        // The library cuts the prefix off without looking.
+        checks::check_merges(tokenizer_json).map_err(refuse)?;
+    }
+    let changed = changed_json(tokenizer_json, &json, config, origin)?;
+    let mut library = read_library(changed.as_deref().unwrap_or(tokenizer_json), origin)?;
     check_added_ids(&library, &json.added_tokens, origin)?;
-    mark_special(&mut library, config, origin)?;
+    config_tokens::add(&mut library, config).map_err(|error| unsupported(origin, error.to_string()))?;
 
     let decoder = Decoder::new(json.decoder.as_ref()).map_err(|what| unsupported(origin, what))?;
     let pieces = PieceTable::new(&decoder, &entries(&library, origin)?);
@@ -146,7 +118,73 @@ fn build(tokenizer_json: &[u8], config: &ConfigJson, origin: &Path) -> Result<To
         model_unk,
         library,
     };
-    Ok(Tokenizer { inner: Arc::new(inner), longest_word: usize::MAX })
+    let tokenizer = Tokenizer { inner: Arc::new(inner), longest_word: usize::MAX };
+    probe(&tokenizer, origin)?;
+    Ok(tokenizer)
+}
+
+/// Reads `tokenizer.json` with the library.
+fn read_library(json: &[u8], origin: &Path) -> Result<tokenizers::Tokenizer> {
+    let read = panics::caught(|| {
+        let mut library = tokenizers::Tokenizer::from_bytes(json)?;
+        // Never wanted here.
+        library.with_padding(None).with_truncation(None)?;
+        Ok::<_, tokenizers::Error>(library)
+    });
+    let error = match read {
+        Ok(Ok(library)) => return Ok(library),
+        Ok(Err(error)) => error.to_string(),
+        Err(panic) => panic,
+    };
+    match checks::check_merges(json) {
+        Err(what) => Err(damaged(origin, what)),
+        Ok(()) => Err(unsupported(origin, format!("the `tokenizers` library cannot read it: {error}"))),
+    }
+}
+
+/// Texts with what the stages of tokenizers treat specially: white space, digits, capitals, letters of many scripts, parts
+/// of characters, emoji.
+const PROBES: [&str; 3] =
+    ["", "Hello, wörld! 3.14\n\n  \t½ ﬁ Å A\u{30a} \u{200b}日本語 مرحبا 🙂👍🏽 <x> \u{2581}a  ", "a"];
+
+/// Refuses a tokenizer that makes the library panic. Characters outside of the vocabulary are no fault.
+fn probe(tokenizer: &Tokenizer, origin: &Path) -> Result<()> {
+    for text in PROBES {
+        for options in [EncodeOptions::PROMPT, EncodeOptions::TEXT] {
+            if let Err(panic) = panics::caught(|| tokenizer.encode_unguarded(text, options).map(drop)) {
+                return Err(damaged(origin, format!("the `tokenizers` library fails on a text with it: {panic}")));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `tokenizer.json` with what `transformers` changes in it when it opens a folder: no merge is dropped at random, and some
+/// classes of tokenizers put a space in front of texts as `tokenizer_config.json` says. `None` if nothing changes.
+fn changed_json(bytes: &[u8], json: &TokenizerJson, config: &ConfigJson, origin: &Path) -> Result<Option<Vec<u8>>> {
+    let drops = json.model.dropout.is_some();
+    let mut pre_tokenizer = json.pre_tokenizer.clone();
+    if let Some(prefix) = config.prefix_of_class() {
+        set_prefix(&mut pre_tokenizer, prefix);
+    }
+    if !drops && pre_tokenizer == json.pre_tokenizer {
+        return Ok(None);
+    }
+    let mut whole: Map<String, Value> = parse_json(bytes, origin)?;
+    whole.insert("pre_tokenizer".into(), pre_tokenizer);
+    if let Some(model) = whole.get_mut("model").and_then(Value::as_object_mut) {
+        model.insert("dropout".into(), Value::Null);
+    }
+    Ok(Some(Value::Object(whole).to_string().into_bytes()))
+}
+
+/// Sets whether byte-level stages put a space in front of a text.
+fn set_prefix(stage: &mut Value, prefix: bool) {
+    if stage.get("type").and_then(Value::as_str) == Some("ByteLevel") {
+        stage["add_prefix_space"] = prefix.into();
+    }
+    let stages = stage.get_mut("pretokenizers").and_then(Value::as_array_mut);
+    stages.into_iter().flatten().for_each(|stage| set_prefix(stage, prefix));
 }
 
 fn parse_json<'a, T: Deserialize<'a>>(bytes: &'a [u8], path: &Path) -> Result<T> {
@@ -173,32 +211,25 @@ fn unsupported(path: &Path, what: String) -> Error {
     }
 }
 
+/// The error for a file whose contents contradict each other.
+fn damaged(path: &Path, what: String) -> Error {
+    let hint = "the file is damaged or was edited by hand: download or save it again".into();
+    Error::File { path: path.to_owned(), what, hint }
+}
+
 /// The library renumbers added tokens whose ids leave a gap, and the ids would no longer match the model's weights.
 fn check_added_ids(library: &tokenizers::Tokenizer, added: &[AddedTokenJson], path: &Path) -> Result<()> {
-    let moved = added.iter().find(|token| library.token_to_id(&token.content) != Some(token.id));
+    let moved = added.iter().find(|token| library.token_to_id(&token.content) != token.id);
     moved.map_or(Ok(()), |token| {
         Err(Error::File {
             path: path.to_owned(),
-            what: format!("the added token `{}` has the id {}, which leaves a gap", token.content, token.id),
+            what: match token.id {
+                Some(id) => format!("the added token `{}` has the id {id}, which leaves a gap", token.content),
+                None => format!("the added token `{}` has no id", token.content),
+            },
             hint: "save the tokenizer again with a current version of transformers".into(),
         })
     })
-}
-
-/// Tokens in the configuration are special, even if `tokenizer.json` does not say so.
-fn mark_special(library: &mut tokenizers::Tokenizer, config: &ConfigJson, path: &Path) -> Result<()> {
-    let named = [&config.bos_token, &config.eos_token, &config.pad_token, &config.unk_token];
-    let unmarked: Vec<AddedToken> = named
-        .into_iter()
-        .flatten()
-        .chain(config.additional_special_tokens.iter().flatten())
-        .map(TokenJson::content)
-        .filter(|content| library.token_to_id(content).is_some())
-        .filter(|content| !library.get_added_vocabulary().is_special_token(content))
-        .map(|content| AddedToken::from(content, true))
-        .collect();
-    library.add_special_tokens(unmarked).map_err(|error| unsupported(path, error.to_string()))?;
-    Ok(())
 }
 
 fn entries(library: &tokenizers::Tokenizer, path: &Path) -> Result<Vec<Entry>> {
@@ -229,23 +260,20 @@ fn entries(library: &tokenizers::Tokenizer, path: &Path) -> Result<Vec<Entry>> {
 }
 
 fn special_tokens(library: &tokenizers::Tokenizer) -> BTreeMap<TokenId, String> {
-    let added = library.get_added_vocabulary().get_added_tokens_decoder();
-    added.iter().filter(|(_, token)| token.special).map(|(&id, token)| (id, token.content.clone())).collect()
+    let added = library.get_added_vocabulary();
+    let is_special = |(_, token): &(&TokenId, &AddedToken)| added.is_special_token(&token.content);
+    let tokens = added.get_added_tokens_decoder().iter();
+    tokens.filter(is_special).map(|(&id, token)| (id, token.content.clone())).collect()
 }
 
 fn roles(library: &tokenizers::Tokenizer, config: &ConfigJson, path: &Path) -> Roles {
-    let role = |name: &str, token: &Option<TokenJson>| {
-        let content = token.as_ref()?.content();
+    let role = |name: &str| {
+        let content = config.token(name)?;
         let id = library.token_to_id(content);
         if id.is_none() {
             tracing::warn!(path = %path.display(), "`{name}` is `{content}`, which is not in the vocabulary: ignored");
         }
         Some(SpecialToken { id: id?, content: content.to_owned() })
     };
-    Roles {
-        bos: role("bos_token", &config.bos_token),
-        eos: role("eos_token", &config.eos_token),
-        pad: role("pad_token", &config.pad_token),
-        unk: role("unk_token", &config.unk_token),
-    }
+    Roles { bos: role("bos_token"), eos: role("eos_token"), pad: role("pad_token"), unk: role("unk_token") }
 }

@@ -195,7 +195,8 @@ pub fn load_embedded_config(dir: &EmbeddedDir) -> Result<GptConfig> {
     HfSchema::of(&json, &path)?.read_config(&json, &path)
 }
 
-/// The first file that lists end-of-sequence tokens counts; otherwise the tokenizer's `eos`.
+/// The end-of-sequence tokens of the first file that lists some, and the tokenizer's `eos`: models that were tuned on chats
+/// often name the token that ends a turn only there.
 ///
 /// Ids outside the model's vocabulary are ignored with a warning: they can never be sampled, and small models are often
 /// saved with the ids of large ones.
@@ -204,6 +205,7 @@ fn eos_token_ids(
     vocab_size: usize,
     tokenizer: &Tokenizer,
 ) -> Result<Vec<TokenId>> {
+    let mut listed = Vec::new();
     for (path, json) in files {
         let named = Fields::new(json, path).whole_numbers(EOS)?;
         let id = |number: i64| TokenId::try_from(number).ok().filter(|&id| (id as usize) < vocab_size);
@@ -215,10 +217,13 @@ fn eos_token_ids(
             );
         }
         if !known.is_empty() {
-            return Ok(known.into_iter().filter_map(id).collect());
+            listed = known.into_iter().filter_map(id).collect();
+            break;
         }
     }
-    Ok(tokenizer.eos().map(|eos| eos.id).into_iter().collect())
+    let of_tokenizer = tokenizer.eos().map(|eos| eos.id).filter(|id| (*id as usize) < vocab_size);
+    listed.extend(of_tokenizer.filter(|id| !listed.contains(id)));
+    Ok(listed)
 }
 
 /// Loads only the model, from the model dir `dir` or a GGUF file; a tokenizer is not needed.

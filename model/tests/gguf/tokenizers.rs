@@ -10,7 +10,7 @@ use hearth_model::{
 use serde::Deserialize;
 
 use super::{
-    file::{list_value, refused, text_value, texts_value, u32_value},
+    file::{Damaged, File, list_value, refused, text_value, texts_value, u32_value},
     gguf, tests,
 };
 
@@ -93,9 +93,9 @@ fn invalid_gguf_tokenizers_are_rejected() {
     });
     refused(&["has the type 16843009"], |file| file.set("tokenizer.ggml.token_type", list_value(5, 4, &[1; 16])));
     refused(&["an entry that is not a pair"], |file| file.set("tokenizer.ggml.merges", texts_value(&["ab"])));
-    refused(&["`tokenizers` library", "out of vocabulary"], |file| {
-        file.set("tokenizer.ggml.merges", texts_value(&["b b"]));
-    });
+    for merge in ["b b", "ab ab", "<|end|> <|end|>"] {
+        refused(&["the merge of", "vocabulary lacks"], |file| file.set("tokenizer.ggml.merges", texts_value(&[merge])));
+    }
     refused(&["`tokenizer.ggml.bos_token_id` is 4, but there are 4 tokens"], |file| {
         file.set("tokenizer.ggml.bos_token_id", u32_value(4));
     });
@@ -112,4 +112,28 @@ fn invalid_gguf_tokenizers_are_rejected() {
     refused(&["model.gguf", "template"], |file| {
         file.set("tokenizer.chat_template", text_value("{% for %}"));
     });
+}
+
+/// Many files give the padding or unknown token the id 0, which is `!` in byte-level vocabularies.
+#[test]
+fn gguf_words_with_a_role_stay_words() {
+    for (token, text) in [("!", "a!!b!"), ("Ċ", "a\n\nb")] {
+        for (role, kind) in [("padding", 1), ("unknown", 2), ("bos", 1)] {
+            let mut file = File::valid();
+            file.set("tokenizer.ggml.tokens", texts_value(&["a", "b", token, "<|end|>"]));
+            file.set("tokenizer.ggml.token_type", list_value(5, 4, &[1i32, 1, kind, 3].map(i32::to_le_bytes).concat()));
+            file.set("tokenizer.ggml.merges", texts_value(&[]));
+            let key = match role {
+                "padding" => "tokenizer.ggml.padding_token_id",
+                "unknown" => "tokenizer.ggml.unknown_token_id",
+                _ => "tokenizer.ggml.bos_token_id",
+            };
+            file.set(key, u32_value(2));
+            let tokenizer = model_dir::load_tokenizer(&Damaged::new(&file.bytes()).path()).unwrap();
+            let ids = tokenizer.encode(text, EncodeOptions::PROMPT).unwrap();
+            assert_eq!(tokenizer.encode(text, EncodeOptions::TEXT).unwrap(), ids, "{role} {token}");
+            let hidden = DecodeOptions { skip_special_tokens: true };
+            assert_eq!(tokenizer.decode(&ids, hidden), text, "{role} {token}");
+        }
+    }
 }

@@ -44,12 +44,12 @@ fn endless_or_huge_chat_templates_are_stopped() {
     }
 }
 
-/// Found by `fuzz/fuzz_targets/chat_template.rs`: the engine indexes out of bounds when it slices backwards.
+/// Found by `fuzz/fuzz_targets/chat_template.rs`: the engine's own slices index out of bounds.
 #[test]
-fn template_engine_panic_becomes_an_error() {
-    let template = ChatTemplate::new("{{ [][3::-1] }}", Path::new("chat_template.jinja")).unwrap();
-    let error = template.render(&[Message::new("user", "hi")], &RenderContext::default()).unwrap_err();
-    assert!(matches!(error, Error::Template { .. }), "{error:?}");
+fn backward_slices_of_empty_lists_are_empty() {
+    let template = ChatTemplate::new("{{ [][3::-1] }}{{ ''[3::-1] }}", Path::new("chat_template.jinja")).unwrap();
+    let text = template.render(&[Message::new("user", "hi")], &RenderContext::default()).unwrap();
+    assert_eq!(text, "[]");
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn chat_template_limits_on_size_depth_and_tokens_are_enforced() {
         (with_large("ns.x|replace('a', ns.x)"), much),
         (with_large("ns.x.split('a')|length"), much),
         ("{{ range(99999)|list|join(range(99999)|join) }}".into(), much),
-        ("{{ range(99999)|string|sum(start='') }}".into(), much),
+        ("{% set n = 9999 %}{{ ([[1, 2, 3]] * n)|sum(start=[])|length }}".into(), much),
         ("{{ 'a'|indent(1000000000, true) }}".into(), much),
         ("{{ '%1000000000d'|format(1) }}".into(), much),
         ("{{ '%*d'|format(1000000000, 1) }}".into(), much),

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     TokenId,
     error::{Error, Result},
-    tokenizer::Tokenizer,
+    tokenizer::{Tokenizer, looks_like_control},
 };
 
 /// Deriving merges costs the square of a token's length; real vocabularies cost a hundredth of this limit.
@@ -239,9 +239,11 @@ impl<'a> Tokens<'a> {
         let strips = self.strips_behind();
         let added = |(id, (token, kind)): (usize, (&&str, &TokenType))| {
             let special = match kind {
-                TokenType::Control | TokenType::Unknown => true,
+                TokenType::Control => true,
+                // Some files give this type to an ordinary word.
+                TokenType::Unknown if looks_like_control(token) => true,
                 TokenType::UserDefined => false,
-                TokenType::Normal | TokenType::Unused | TokenType::Byte => return None,
+                TokenType::Unknown | TokenType::Normal | TokenType::Unused | TokenType::Byte => return None,
             };
             Some(json!({
                 "id": id,
@@ -282,7 +284,15 @@ impl<'a> Tokens<'a> {
 
     /// The contents of `tokenizer_config.json`.
     fn config_json(&self) -> Value {
-        let token = |id: Option<TokenId>| id.map(|id| self.tokens[id as usize]);
+        // A role may be an ordinary word's, which stays one.
+        let token = |id: Option<TokenId>| {
+            let id = id? as usize;
+            let content = self.tokens[id];
+            Some(match self.types[id] {
+                TokenType::Normal | TokenType::Unknown => json!({ "content": content, "special": false }),
+                _ => json!(content),
+            })
+        };
         let Roles { bos, eos, pad, unk } = self.roles;
         json!({ "bos_token": token(bos), "eos_token": token(eos), "pad_token": token(pad), "unk_token": token(unk) })
     }

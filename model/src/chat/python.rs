@@ -1,0 +1,353 @@
+//! Python's values, operators and methods, with which chat templates compute.
+//!
+//! The template engine has its own, which differ in many details: what a float or a list looks like as text, what is
+//! compared, which methods there are, what is an error. Templates are tested with Python's Jinja only, so every operation
+//! of theirs is done here instead ([`instructions`](super::instructions) redirects them). What Python would reject is an
+//! error; what is not supported is an error that names it.
+
+mod filters;
+mod format;
+mod lists;
+mod methods;
+mod numbers;
+mod objects;
+mod operators;
+mod strings;
+mod tests;
+mod words;
+
+use std::{borrow::Cow, fmt::Write};
+
+use minijinja::{
+    Error, ErrorKind, Value,
+    value::{Tuple, ValueKind},
+};
+
+use self::objects::{Group, Range, View};
+pub(super) use self::{
+    filters::apply as apply_filter,
+    methods::{attribute, call as call_method, is_attribute, item},
+    numbers::float,
+    objects::{DictType, Function, Generator, check_member, contents, cycler, joiner, namespace, range},
+    operators::{compute, slice},
+    tests::perform as perform_test,
+};
+
+pub(super) type Result<T = Value> = std::result::Result<T, Error>;
+
+pub(super) fn error(what: impl Into<Cow<'static, str>>) -> Error {
+    Error::new(ErrorKind::InvalidOperation, what)
+}
+
+/// What a value is in Python.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Type {
+    Undefined,
+    None,
+    Bool,
+    Int,
+    Float,
+    Str,
+    List,
+    Tuple,
+    Dict,
+    Range,
+    View,
+    Generator,
+    /// Functions, macros, namespaces, loops.
+    Other,
+}
+
+impl Type {
+    pub(super) fn of(value: &Value) -> Self {
+        match value.kind() {
+            ValueKind::Undefined => Self::Undefined,
+            ValueKind::None => Self::None,
+            ValueKind::Bool => Self::Bool,
+            ValueKind::Number if value.is_integer() => Self::Int,
+            ValueKind::Number => Self::Float,
+            ValueKind::String => Self::Str,
+            ValueKind::Seq if value.is_tuple() || value.downcast_object_ref::<Group>().is_some() => Self::Tuple,
+            ValueKind::Seq => Self::List,
+            ValueKind::Map if engine_type(value).is_none() => Self::Dict,
+            ValueKind::Iterable if value.downcast_object_ref::<Generator>().is_some() => Self::Generator,
+            ValueKind::Iterable if value.downcast_object_ref::<View>().is_some() => Self::View,
+            ValueKind::Iterable if value.downcast_object_ref::<Range>().is_some() => Self::Range,
+            // The engine's sums and products of constant lists.
+            ValueKind::Iterable => Self::List,
+            _ => Self::Other,
+        }
+    }
+
+    pub(super) fn is_number(self) -> bool {
+        matches!(self, Self::Bool | Self::Int | Self::Float)
+    }
+
+    /// Its name in Python.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Undefined => "undefined value",
+            Self::None => "none",
+            Self::Bool => "bool",
+            Self::Int => "int",
+            Self::Float => "float",
+            Self::Str => "str",
+            Self::List => "list",
+            Self::Tuple => "tuple",
+            Self::Dict => "dict",
+            Self::Range => "range",
+            Self::View => "view of a dict",
+            Self::Generator => "generator",
+            Self::Other => "function or object",
+        }
+    }
+}
+
+/// The name of an object of the engine that looks like a dict: a namespace, a loop, a macro.
+fn engine_type(value: &Value) -> Option<&'static str> {
+    let name = value.as_object()?.type_name();
+    ["Namespace", "Loop", "Macro", "Module"].into_iter().find(|known| name.rsplit("::").next() == Some(known))
+}
+
+/// Whether a value can be called.
+fn is_callable(value: &Value) -> bool {
+    value.is_undefined() || value.kind() == ValueKind::Plain || engine_type(value) == Some("Macro")
+}
+
+/// The items of a loop over a value.
+pub(super) fn items(value: &Value) -> Result<Vec<Value>> {
+    match Type::of(value) {
+        Type::None | Type::Bool | Type::Int | Type::Float | Type::Other => {
+            Err(error(format!("a {} has no items to loop over", Type::of(value).name())))
+        }
+        Type::Generator => Ok(value.downcast_object_ref::<Generator>().map(Generator::take).unwrap_or_default()),
+        _ => Ok(value.try_iter()?.collect()),
+    }
+}
+
+/// The number of items; `None` for what has no length.
+fn length(value: &Value) -> Option<usize> {
+    match Type::of(value) {
+        Type::Undefined => Some(0),
+        Type::Str => Some(value.as_str()?.chars().count()),
+        Type::List | Type::Tuple | Type::Dict | Type::Range | Type::View => {
+            value.len().or_else(|| Some(value.try_iter().ok()?.count()))
+        }
+        _ => None,
+    }
+}
+
+/// `str(value)`.
+pub(super) fn text(value: &Value) -> Result<String> {
+    match Type::of(value) {
+        Type::Undefined => Ok(String::new()),
+        Type::Str => Ok(value.as_str().unwrap_or_default().to_owned()),
+        _ => repr(value),
+    }
+}
+
+/// `repr(value)`.
+pub(super) fn repr(value: &Value) -> Result<String> {
+    let mut out = String::new();
+    write_repr(&mut out, value)?;
+    Ok(out)
+}
+
+fn write_repr(out: &mut String, value: &Value) -> Result<()> {
+    match Type::of(value) {
+        Type::Undefined => out.push_str("Undefined"),
+        Type::None | Type::Bool | Type::Int => out.push_str(&value.to_string()),
+        Type::Float => out.push_str(&float(as_float(value).unwrap_or_default())),
+        Type::Str if value.is_safe() => {
+            out.push_str("Markup(");
+            write_quoted(out, value.as_str().unwrap_or_default());
+            out.push(')');
+        }
+        Type::Str => write_quoted(out, value.as_str().unwrap_or_default()),
+        Type::List => write_items(out, '[', &items(value)?, ']')?,
+        Type::Tuple => match &items(value)?[..] {
+            [only] => {
+                out.push('(');
+                write_repr(out, only)?;
+                out.push_str(",)");
+            }
+            items => write_items(out, '(', items, ')')?,
+        },
+        Type::Dict => write_pairs(out, value)?,
+        Type::Range | Type::View => out.push_str(&objects::repr(value)?),
+        Type::Generator | Type::Other => {
+            let what = Type::of(value).name();
+            return Err(error(format!("a {what} is written as text, which is different each time in Python")));
+        }
+    }
+    Ok(())
+}
+
+fn write_items(out: &mut String, open: char, items: &[Value], close: char) -> Result<()> {
+    out.push(open);
+    for (index, item) in items.iter().enumerate() {
+        if index > 0 {
+            out.push_str(", ");
+        }
+        write_repr(out, item)?;
+    }
+    out.push(close);
+    Ok(())
+}
+
+fn write_pairs(out: &mut String, dict: &Value) -> Result<()> {
+    out.push('{');
+    for (index, key) in dict.try_iter()?.enumerate() {
+        if index > 0 {
+            out.push_str(", ");
+        }
+        write_repr(out, &key)?;
+        out.push_str(": ");
+        write_repr(out, &dict.get_item(&key)?)?;
+    }
+    out.push('}');
+    Ok(())
+}
+
+/// A text in quotes, with escapes for what cannot be printed.
+fn write_quoted(out: &mut String, text: &str) {
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    out.push(quote);
+    for character in text.chars() {
+        match character {
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            _ if character == quote => out.extend(['\\', quote]),
+            _ if is_printable(character) => out.push(character),
+            _ => write_escape(out, character),
+        }
+    }
+    out.push(quote);
+}
+
+fn write_escape(out: &mut String, character: char) {
+    let code = u32::from(character);
+    // Writing to a string cannot fail.
+    let _ = match code {
+        ..=0xff => write!(out, "\\x{code:02x}"),
+        ..=0xffff => write!(out, "\\u{code:04x}"),
+        _ => write!(out, "\\U{code:08x}"),
+    };
+}
+
+fn is_printable(character: char) -> bool {
+    // Behind another character, since Rust also escapes a combining mark at the start of a text.
+    let text = String::from_iter(['a', character]);
+    matches!(character, '\\' | '\'' | '"') || text.escape_debug().nth(1) == Some(character)
+}
+
+/// A number as a float.
+fn as_float(value: &Value) -> Option<f64> {
+    match Type::of(value) {
+        Type::Bool => Some(f64::from(value.is_true())),
+        Type::Int => i128::try_from(value.clone()).ok().map(|int| int as f64),
+        Type::Float => f64::try_from(value.clone()).ok(),
+        _ => None,
+    }
+}
+
+/// An integer, or a truth value as 0 or 1.
+fn as_int(value: &Value) -> Option<i128> {
+    match Type::of(value) {
+        Type::Bool => Some(i128::from(value.is_true())),
+        Type::Int => i128::try_from(value.clone()).ok(),
+        _ => None,
+    }
+}
+
+/// An integer for a width, a count or a position, which is never that large.
+fn as_index(value: &Value) -> Result<i64> {
+    let int = as_int(value).ok_or_else(|| error(format!("expected an integer, got a {}", Type::of(value).name())))?;
+    Ok(i64::try_from(int)
+        .unwrap_or(if int < 0 { i64::MIN / 4 } else { i64::MAX / 4 })
+        .clamp(i64::MIN / 4, i64::MAX / 4))
+}
+
+fn int(value: i128) -> Value {
+    i64::try_from(value).map_or_else(|_| value.into(), Value::from)
+}
+
+fn tuple(items: Vec<Value>) -> Value {
+    Tuple::from(items).into()
+}
+
+/// The special characters of HTML as entities.
+fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&#34;"),
+            '\'' => out.push_str("&#39;"),
+            _ => out.push(character),
+        }
+    }
+    out
+}
+
+/// Arguments of a call: by position, and by name.
+pub(crate) struct Arguments {
+    positional: Vec<Value>,
+    named: Vec<(String, Value)>,
+}
+
+impl Arguments {
+    pub(super) fn new(values: &[Value]) -> Self {
+        let (positional, named) = match values.split_last() {
+            Some((last, rest)) if last.is_kwargs() => (rest, Some(last)),
+            _ => (values, None),
+        };
+        let pairs = |named: &Value| -> Vec<(String, Value)> {
+            let keys = named.try_iter().into_iter().flatten();
+            keys.filter_map(|key| Some((key.as_str()?.to_owned(), named.get_item(&key).ok()?))).collect()
+        };
+        Self { positional: positional.to_vec(), named: named.map(pairs).unwrap_or_default() }
+    }
+
+    /// The arguments of a function with these parameters.
+    pub(super) fn bind<const N: usize>(&self, function: &str, parameters: [&str; N]) -> Result<[Option<Value>; N]> {
+        if self.positional.len() > N {
+            let n = self.positional.len();
+            return Err(error(format!("`{function}` takes at most {N} arguments, got {n}")));
+        }
+        let mut bound = [const { None }; N];
+        for (place, value) in bound.iter_mut().zip(&self.positional) {
+            *place = Some(value.clone());
+        }
+        for (name, value) in &self.named {
+            let place = parameters.iter().position(|parameter| parameter == name).and_then(|at| bound.get_mut(at));
+            match place {
+                Some(place @ None) => *place = Some(value.clone()),
+                Some(Some(_)) => return Err(error(format!("`{function}` got `{name}` twice"))),
+                None => return Err(error(format!("`{function}` has no argument `{name}`"))),
+            }
+        }
+        Ok(bound)
+    }
+
+    fn none(&self, function: &str) -> Result<()> {
+        self.bind(function, []).map(|[]| ())
+    }
+}
+
+fn required(function: &str, name: &str, value: Option<Value>) -> Result {
+    value.ok_or_else(|| error(format!("`{function}` needs the argument `{name}`")))
+}
+
+/// A text, without conversion.
+fn as_text<'a>(function: &str, value: &'a Value) -> Result<&'a str> {
+    value.as_str().ok_or_else(|| error(format!("`{function}` expected a str, got a {}", Type::of(value).name())))
+}
+
+fn is_true(value: Option<&Value>) -> bool {
+    value.is_some_and(Value::is_true)
+}
