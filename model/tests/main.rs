@@ -19,6 +19,7 @@ mod rope_mutations;
 mod sampling;
 mod sampling_statistics;
 mod sampling_vocabulary;
+mod schemas;
 mod smollm2;
 mod stand_in_hub;
 mod test_gpu;

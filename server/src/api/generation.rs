@@ -54,7 +54,10 @@ const MAX_STOP_STRINGS: usize = 128;
 const MAX_SALT_CHARS: usize = 1024;
 
 /// Fields that would change the answer and are not supported: rejected instead of ignored. With their replacements.
-const UNSUPPORTED: [(&str, Option<&str>); 5] = [
+const UNSUPPORTED: [(&str, Option<&str>); 8] = [
+    ("format", Some("structured_outputs.json")),
+    ("regex", Some("structured_outputs.regex")),
+    ("ebnf", Some("structured_outputs.grammar")),
     ("grammar", Some("structured_outputs.grammar")),
     ("json_schema", Some("structured_outputs.json")),
     ("functions", Some("tools")),

@@ -216,15 +216,34 @@ enum Format {
     Schema,
 }
 
+/// The error for a member that belongs to another type of format.
+fn only_with(path: &'static str, kind: &str) -> ApiError {
+    ApiError::invalid(path, format!("`{path}` is only allowed with the `type` `{kind}`"))
+}
+
 /// Reads OpenAI's `response_format`.
 fn response_format(fields: &mut Fields) -> Result<Option<Structure>, ApiError> {
     const PARAM: &str = "response_format";
     const SCHEMA: &str = "response_format.json_schema.schema";
+    const OWN_SCHEMA: &str = "response_format.schema";
     let Some(mut format) = fields.object(PARAM)? else { return Ok(None) };
     let kinds = [("text", Format::Text), ("json_object", Format::Object), ("json_schema", Format::Schema)];
-    let (grammar, path) = match format.require("type", |format, name| format.one_of(name, &kinds))? {
+    let kind = format.require("type", |format, name| format.one_of(name, &kinds))?;
+    let own_schema = format.take_as("schema", || json!({ "type": ["object", "boolean"] }));
+    if own_schema.is_some() && !matches!(kind, Format::Object) {
+        return Err(only_with(OWN_SCHEMA, "json_object"));
+    }
+    if !matches!(kind, Format::Schema) && format.take("json_schema").is_some() {
+        return Err(only_with("response_format.json_schema", "json_schema"));
+    }
+    let (grammar, path) = match kind {
         Format::Text => return Ok(None),
-        Format::Object => (any_object(), PARAM),
+        // As at Together and Fireworks.
+        Format::Object => match own_schema {
+            None => (any_object(), PARAM),
+            Some(value @ (Value::Object(_) | Value::Bool(_))) => (value, OWN_SCHEMA),
+            Some(other) => return Err(must_be(OWN_SCHEMA, "a JSON Schema: an object", &other)),
+        },
         Format::Schema => {
             let Some(mut described) = format.object("json_schema")? else {
                 return Err(missing("response_format.json_schema"));

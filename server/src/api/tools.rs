@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use hearth_model::{
     TokenId,
     chat::{ChatTemplate, Message},
-    constraint::in_lark,
+    constraint::{check_enforceable, in_lark, lenient},
     tokenizer::Tokenizer,
 };
 use serde::de::IgnoredAny;
@@ -19,7 +19,7 @@ use super::{
     error::ApiError,
     fields::{Fields, missing, must_be, shown},
     schema,
-    structured::{CallGrammar, Structure, one_only},
+    structured::{CallGrammar, Structure, one_only, refusal},
     tool_parser::{Calls, ToolParser},
 };
 
@@ -348,10 +348,16 @@ fn tool(mut item: Fields) -> Result<Tool, ApiError> {
     let mut function = item.require("function", Fields::object)?;
     let name = function.require("name", Fields::name)?;
     function.string("description")?;
-    function.flag("strict")?;
+    let is_strict = function.flag("strict")?.unwrap_or(false);
     let parameters = match function.any_object("parameters")? {
         None => json!({ "type": "object", "properties": {}, "additionalProperties": false }),
         Some(schema) => object_schema(schema, &name, || function.path("parameters"))?,
+    };
+    let parameters = if is_strict {
+        check_enforceable(&parameters).map_err(|error| refusal(&function.path("parameters"), &error))?;
+        parameters
+    } else {
+        lenient(parameters)
     };
     // The template receives all fields and may read them.
     item.ignore_rest();
@@ -377,6 +383,11 @@ fn object_schema(
             );
             return Err(ApiError::invalid(path(), message));
         }
+    }
+    // A function whose schema names no parameters has none.
+    const SAYS_NOTHING: [&str; 6] = ["type", "title", "description", "$schema", "$id", "$comment"];
+    if schema.keys().all(|keyword| SAYS_NOTHING.contains(&keyword.as_str())) {
+        schema.insert("properties".into(), json!({}));
     }
     Ok(Value::Object(schema))
 }

@@ -215,6 +215,8 @@ async fn invalid_or_contradictory_parameters_are_rejected_by_name() {
             "`include_usage`",
         ),
         (json!({ "json_schema": {} }), "json_schema", "not supported\nhint: use `structured_outputs.json`"),
+        (json!({ "format": "json" }), "format", "not supported\nhint: use `structured_outputs.json`"),
+        (json!({ "regex": "a" }), "regex", "not supported\nhint: use `structured_outputs.regex`"),
         (json!({ "functions": [] }), "functions", "not supported\nhint: use `tools`"),
         (json!({ "logits_processors": [] }), "logits_processors", "not supported"),
     ];

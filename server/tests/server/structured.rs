@@ -287,6 +287,19 @@ async fn finished_answers_satisfy_each_kind_of_constraint() {
 }
 
 #[tokio::test]
+async fn json_object_with_a_schema_follows_the_schema() {
+    let schema = json!({ "type": "object", "properties": { "ok": { "type": "boolean" } }, "required": ["ok"] });
+    let body = json!({
+        "prompt": "x", "response_format": { "type": "json_object", "schema": schema }, "n": 4, "max_tokens": 200, "seed": 1,
+        "temperature": 1.5,
+    });
+    for choice in Server::start().complete(body).await["choices"].as_array().unwrap() {
+        let value: Value = serde_json::from_str(choice["text"].as_str().unwrap()).unwrap();
+        assert!(value["ok"].is_boolean() && value.as_object().is_some_and(|members| members.len() == 1), "{value}");
+    }
+}
+
+#[tokio::test]
 async fn constrained_answer_ends_with_length_if_cut_and_stop_if_complete() {
     let server = Server::start();
     let complete = |body: Value| {
@@ -402,14 +415,36 @@ async fn invalid_constraints_are_rejected_with_the_field_path() {
         ),
         (
             schema(json!({ "properties": { "a": { "anyOf": [{ "type": "null" }, { "pattern": "(" }] } } })),
-            "response_format.json_schema.schema.properties.a.anyOf.1",
-            "",
+            "response_format.json_schema.schema.properties.a.anyOf.1.pattern",
+            "lacks a `)`",
         ),
         (schema(json!({ "$ref": "#/$defs/gone" })), whole, "gone"),
         (
-            schema(json!({ "properties": { "a": { "type": "string", "maxLength": 10_000_000 } } })),
-            "response_format.json_schema.schema.properties.a.maxLength",
-            "at most",
+            schema(
+                json!({ "properties": { "a": { "type": "array", "items": { "type": "string" }, "uniqueItems": true } } }),
+            ),
+            "response_format.json_schema.schema.properties.a.uniqueItems",
+            "cannot be enforced",
+        ),
+        (
+            json!({ "response_format": { "type": "json_object", "schema": { "minimum": "a" } } }),
+            "response_format.schema.minimum",
+            "must be a number",
+        ),
+        (
+            json!({ "response_format": { "type": "json_object", "schema": 1 } }),
+            "response_format.schema",
+            "a JSON Schema",
+        ),
+        (
+            json!({ "response_format": { "type": "text", "schema": {} } }),
+            "response_format.schema",
+            "only allowed with the `type` `json_object`",
+        ),
+        (
+            json!({ "response_format": { "type": "json_object", "json_schema": { "name": "a", "schema": {} } } }),
+            "response_format.json_schema",
+            "only allowed with the `type` `json_schema`",
         ),
         (schema(json!({ "enum": [] })), whole, ""),
         (json!({ "structured_outputs": {} }), "structured_outputs", "got none"),

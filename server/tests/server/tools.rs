@@ -218,6 +218,41 @@ async fn special_token_mark_starts_a_call_in_place_of_a_schema_answer() {
     }
 }
 
+/// Parameters with a keyword that cannot be enforced.
+fn different_texts() -> Value {
+    json!({ "type": "object", "properties": {
+        "a": { "type": "array", "items": { "type": "string", "maxLength": 2 }, "maxItems": 2, "uniqueItems": true },
+    } })
+}
+
+#[tokio::test]
+async fn keywords_that_cannot_be_enforced_are_passed_over_in_tools_that_are_not_strict() {
+    let server = server(HERMES);
+    let body = json!({
+        "messages": user(), "tools": [tool("f", &different_texts())], "tool_choice": "required",
+        "parallel_tool_calls": false, "max_tokens": 200, "seed": 1,
+    });
+    let choice = server.chat(body).await["choices"][0].clone();
+    let arguments = choice["message"]["tool_calls"][0]["function"]["arguments"].as_str().unwrap();
+    assert!(serde_json::from_str::<Value>(arguments).unwrap().is_object(), "{arguments}");
+}
+
+#[tokio::test]
+async fn function_without_parameters_is_called_with_an_empty_object() {
+    let server = server(HERMES);
+    for parameters in [json!({ "type": "object", "properties": {} }), json!({ "type": "object" }), json!({})] {
+        for seed in 0..3 {
+            let body = json!({
+                "messages": user(), "tools": [tool("f", &parameters)], "tool_choice": "required", "temperature": 1.5,
+                "parallel_tool_calls": false, "max_tokens": 100, "seed": seed,
+            });
+            let choice = server.chat(body).await["choices"][0].clone();
+            let arguments = choice["message"]["tool_calls"][0]["function"]["arguments"].as_str().unwrap();
+            assert_eq!(serde_json::from_str::<Value>(arguments).unwrap(), json!({}), "{parameters}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn generated_tool_call_id_is_accepted_in_the_next_request() {
     let server = server(MISTRAL);
@@ -356,6 +391,13 @@ async fn invalid_tool_requests_are_rejected_with_the_field_path() {
             forced(json!({ "type": "object", "properties": { "a": { "type": "int" } } })),
             "tools[0].function.parameters.properties.a",
             "int",
+        ),
+        (
+            tools(
+                json!([{ "type": "function", "function": { "name": "f", "strict": true, "parameters": different_texts() } }]),
+            ),
+            "tools[0].function.parameters.properties.a.uniqueItems",
+            "cannot be enforced",
         ),
         (json!({ "tools": [f()], "tool_choice": "any" }), "tool_choice", "`required`"),
         (json!({ "tools": [f()], "tool_choice": named("g") }), "tool_choice", "not found in `tools`"),
