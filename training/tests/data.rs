@@ -274,6 +274,94 @@ fn prepare_reads_documents_of_folders_jsonl_and_separated_text() {
     assert_eq!(same, val);
 }
 
+/// The texts of both splits.
+fn splits(out: &str) -> [Vec<String>; 2] {
+    let data = Dataset::open(Path::new(out)).unwrap();
+    Split::ALL.map(|split| documents(&data, split))
+}
+
+#[test]
+fn prepare_splits_a_folder_by_the_names_of_its_files_and_takes_files_for_validation() {
+    let files = Files::new();
+    let tokenizer = files.tokenizer();
+    let line = |n: usize| serde_json::json!({ "text": document(n) }).to_string() + "\n";
+    files.write("set/data/train-00000-of-00002.jsonl", line(1));
+    files.write("set/data/train-00001-of-00002.jsonl", line(2));
+    files.write("set/validation.csv", format!("text\n\"{}\"\n", document(3)));
+    files.write("set/test/0.jsonl", line(4));
+    let (set, own, test) = (files.name("set"), files.write("own.jsonl", line(5)), files.name("set/test/0.jsonl"));
+    let out = |name: &str| files.name(name);
+    let args = |source: &'_ str, name: &str, more: &[&str]| -> Vec<String> {
+        let all = ["prepare", source, "--tokenizer", &tokenizer, "--out", &files.name(name)];
+        all.iter().chain(more).map(|arg| (*arg).to_owned()).collect()
+    };
+    let run = |args: Vec<String>| hearth_train(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    let output = run(args(&set, "named", &[]));
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(splits(&out("named")), [vec![document(1), document(2)], vec![document(3)]]);
+    assert!(
+        stderr(&output).contains("left out: 1 file") && stderr(&output).contains("test/0.jsonl"),
+        "{}",
+        stderr(&output)
+    );
+    let output = run(args(&set, "both", &["--val", &own]));
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(splits(&out("both")), [vec![document(1), document(2)], vec![document(3), document(5)]]);
+    let output = run(args(&own, "given", &["--val", &test]));
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(splits(&out("given")), [vec![document(5)], vec![document(4)]]);
+    // Nothing is held out, and training does without it.
+    let output = run(args(&own, "all", &["--val-fraction", "0"]));
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(splits(&out("all")), [vec![document(5)], vec![]]);
+    for flags in [["--val-fraction", "0.1"], ["--split", "tail"]] {
+        let output = run(args(&set, "refused", &flags));
+        let message = stderr(&output);
+        assert!(
+            message.contains("there is a validation split already") && message.contains("validation.csv"),
+            "{message}"
+        );
+    }
+}
+
+#[test]
+fn prepare_makes_tokens_of_rendered_chats_and_ends_documents_at_their_marks() {
+    let files = Files::new();
+    let text = files.write("text.txt", document(1).repeat(9));
+    let tokenizer = files.name("tok");
+    succeed(&["tokenizer", &text, "--out", &tokenizer, "--vocab-size", "280", "--chat"]);
+    let prepare = |source: &str, name: &str| {
+        let out = files.name(name);
+        let output =
+            hearth_train(&["prepare", source, "--tokenizer", &tokenizer, "--out", &out, "--val-fraction", "0"]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        (Dataset::open(Path::new(&out)).unwrap(), stderr(&output))
+    };
+    let messages = serde_json::json!([{ "role": "user", "content": "Hi" }, { "role": "assistant", "content": "Ho" }]);
+    let written = files.write("messages.jsonl", serde_json::json!({ "messages": messages }).to_string());
+    let rendered = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHo<|im_end|>\n";
+    let rendered = files.write("rendered.jsonl", serde_json::json!({ "text": rendered }).to_string());
+    let ((expected, _), (found, said)) = (prepare(&written, "messages"), prepare(&rendered, "rendered"));
+    assert_eq!(found.split(Split::Train).to_vec(), expected.split(Split::Train).to_vec());
+    assert_eq!(
+        (found.manifest().conversations, found.split(Split::Train).n_bytes()),
+        (1, expected.split(Split::Train).n_bytes())
+    );
+    assert!(said.contains("rendered.jsonl`, line 1: it is a chat that a template rendered"), "{said}");
+
+    let (one, two) = (document(1), document(2));
+    let marked = files.write("marked.txt", format!("{one}\n<|endoftext|>\n{two}<|endoftext|>\n"));
+    let (found, said) = prepare(&marked, "marked");
+    assert_eq!(documents(&found, Split::Train), [format!("{one}\n"), format!("\n{two}")]);
+    assert!(said.contains("marked.txt`, line 2: `<|endoftext|>` in a text ends a document there"), "{said}");
+    let other = files.write("other.txt", format!("{one}\n</s>\n{two}"));
+    let (found, said) = prepare(&other, "other");
+    assert_eq!(found.manifest().train.documents, 1);
+    assert!(said.contains("other.txt`, line 1: `</s>` in a text is trained as plain characters"), "{said}");
+    let foreign = files.write("foreign.txt", "<start_of_turn>user\nHi<end_of_turn>\n");
+    assert!(prepare(&foreign, "foreign").1.contains("`<start_of_turn>` is no token of the tokenizer"));
+}
+
 #[test]
 fn prepare_copies_nanogpt_and_llm_c_token_files_unchanged() {
     let files = Files::new();
@@ -316,7 +404,7 @@ fn prepare_copies_nanogpt_and_llm_c_token_files_unchanged() {
     let small = files.write("small.txt", "ab");
     succeed(&["tokenizer", &small, "--out", &files.name("small"), "--chars"]);
     let error = fail(&["prepare", &files.name("bins"), "--tokenizer", &files.name("small"), "--out", &other]);
-    assert!(error.contains("train.bin") && error.contains("the tokenizer has 2"), "{error}");
+    assert!(error.contains("train.bin") && error.contains("small` has 2 tokens"), "{error}");
     assert!(!Path::new(&other).exists());
 }
 
@@ -369,6 +457,7 @@ fn prepare_gives_weighted_sources_their_shares() {
 fn settings(source: &str, tokenizer: &str, out: &str, shard_tokens: u64) -> PrepareSettings {
     PrepareSettings {
         sources: vec![SourceSpec { origin: Origin::Path(source.into()), weight: None }],
+        validation: Vec::new(),
         tokenizer: tokenizer.into(),
         out: out.into(),
         split: Some(SplitBy::Tail),
@@ -500,8 +589,8 @@ fn prepare_and_tokenizer_reject_bad_input_and_write_nothing() {
         (&[&parquet], "table.parquet`"),
         (&[&hidden], "has no files"),
         (&[&text, "--separator", ""], "separator"),
-        (&[&text, "--val-fraction", "1.5"], "above 0 and below 1, got 1.5"),
-        (&[&text, "--val-fraction", "-0.1"], "above 0 and below 1, got -0.1"),
+        (&[&text, "--val-fraction", "1.5"], "at least 0 and below 1, got 1.5"),
+        (&[&text, "--val-fraction", "-0.1"], "at least 0 and below 1, got -0.1"),
         (&[&text, "--split", "hash"], "the val split has 0 tokens"),
         (&[&weighted], "text.txt` must be positive, got 0"),
         (

@@ -438,6 +438,38 @@ fn finetune_inspect_shows_examples_with_their_trained_tokens() {
 }
 
 #[test]
+fn finetune_validates_on_the_files_for_it_or_on_nothing_and_resumes_so() {
+    let case = Case::new();
+    let lines = fs::read_to_string(case.path("train.jsonl")).unwrap();
+    let parts: Vec<String> = lines.lines().collect::<Vec<_>>().chunks(20).map(|part| part.join("\n")).collect();
+    for (name, part) in ["set/train.jsonl", "set/validation.jsonl", "set/test.jsonl"].iter().zip(&parts) {
+        fs::create_dir_all(case.path("set")).unwrap();
+        fs::write(case.path(name), part).unwrap();
+    }
+    let run = |data: &str, out: &str, flags: &[&str]| {
+        let flags = [&["--set", "schedule.max_steps=6", "--json"], flags].concat();
+        let output = case.command(data, out, &flags).output().unwrap();
+        succeeded(&output);
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        (report["val_loss"].as_f64(), stderr(&output))
+    };
+    let (named, said) = run("set", "named", &[]);
+    assert!(named.is_some() && said.contains("40 examples") && said.contains("20 for validation"), "{said}");
+    assert!(said.contains("left out: 1 file") && said.contains("test.jsonl"), "{said}");
+    let validation = case.path("set/validation.jsonl");
+    let (given, said) = run("set/train.jsonl", "given", &["--val", validation.to_str().unwrap()]);
+    assert_eq!(given, named, "{said}");
+    assert_eq!(run("set", "named", &["--resume"]).0, named);
+    let none = ["--set", "data.val_fraction=0"];
+    let (loss, said) = run("set/train.jsonl", "none", &none);
+    assert!(loss.is_none() && said.contains("20 examples") && case.path("none/model").is_dir(), "{said}");
+    // Another validation split is other data.
+    let output =
+        case.command("set/train.jsonl", "named", &["--set", "schedule.max_steps=6", "--resume"]).output().unwrap();
+    assert!(!output.status.success() && stderr(&output).contains("made with other data"), "{}", stderr(&output));
+}
+
+#[test]
 fn finetune_rejects_invalid_data_and_settings_before_the_first_step() {
     let case = Case::new();
     let write = |name: &str, text: &str| fs::write(case.path(name), text).unwrap();
@@ -456,8 +488,13 @@ fn finetune_rejects_invalid_data_and_settings_before_the_first_step() {
         "{\"chosen\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}], \"rejected\": \
          [{\"role\": \"user\", \"content\": \"c\"}, {\"role\": \"assistant\", \"content\": \"d\"}]}\n",
     );
+    let same = json!({ "prompt": "a", "chosen": "b", "rejected": "b" }).to_string() + "\n";
+    write("same.jsonl", &same.repeat(3));
+    write("rendered.jsonl", &(json!({ "text": "<|user|>\nHi</s>\n<|assistant|>\nHo</s>" }).to_string() + "\n"));
     for (data, flags, contains) in [
-        ("missing.jsonl", &[][..], &["missing.jsonl"][..]),
+        ("same.jsonl", &["--set", "objective.kind=dpo"][..], &["in 3 of them", "are the same"][..]),
+        ("rendered.jsonl", &[], &["rendered.jsonl", "line 1", "its `<|user|>` is no token of the model"]),
+        ("missing.jsonl", &[], &["missing.jsonl"]),
         ("broken.jsonl", &[], &["broken.jsonl", "line 2"]),
         ("alone.jsonl", &[], &["alone.jsonl", "line 1"]),
         ("long.jsonl", &[], &["long.jsonl", "data.too_long=cut"]),

@@ -113,7 +113,7 @@ fn prepare_rejects_unusable_hub_datasets_before_writing() {
     for (source, message) in [
         ("org/absent", "`org/absent`: the hub has no such data set"),
         ("org/tables", "the data set `org/tables` has documents in 2 folders\nhint: choose one"),
-        ("org/tables:fr", "`org/tables:fr` has no Parquet, JSON or text files in `fr/`"),
+        ("org/tables:fr", "`org/tables:fr` has no Parquet, JSON, CSV or text files in `fr/`"),
         ("org/lines:data/test.jsonl", "test.jsonl"),
         ("absent/file.txt", "cannot read the source `absent/file.txt`"),
     ] {

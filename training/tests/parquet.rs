@@ -11,7 +11,8 @@ use anyhow::Result;
 use hearth_model::tokenizer::Tokenizer;
 use hearth_training::{
     corpus::{
-        BytesRead, Cutting, Origin, Piece, ReadOptions, Record, RecordOptions, list_files, read_documents, read_records,
+        BytesRead, Cutting, Marks, Notes, Origin, Piece, ReadOptions, Record, RecordOptions, list_files,
+        read_documents, read_records,
     },
     examples::{self, ExampleEncoder, ExampleSettings, TooLong},
 };
@@ -22,13 +23,18 @@ fn golden(name: &str) -> PathBuf {
 }
 
 fn read(path: &Path, column: &str) -> Result<Vec<String>> {
-    let options = ReadOptions { text_field: column.to_owned(), separator: None, cutting: Cutting::Whole };
+    let options = ReadOptions {
+        text_field: column.to_owned(),
+        separator: None,
+        marks: Marks::default(),
+        cutting: Cutting::Whole,
+    };
     let mut texts = Vec::new();
     let mut sink = |piece: Piece| {
         texts.push(piece.text);
         Ok(())
     };
-    read_documents(&list_files(path)?[0], &options, &BytesRead::default(), &mut sink)?;
+    read_documents(&list_files(path)?[0], &options, &BytesRead::default(), &mut Notes::default(), &mut sink)?;
     Ok(texts)
 }
 
@@ -65,14 +71,19 @@ fn parquet_reader_rejects_lz4_and_columns_that_are_not_text() {
 }
 
 fn read_messages(path: &Path) -> Result<Vec<Map<String, Value>>> {
-    let options = RecordOptions { members: &["messages", "prompt"], text_member: "text", expected: "an object" };
+    let options = RecordOptions {
+        members: &["messages", "prompt"],
+        text_member: "text",
+        expected: "an object",
+        marks: &Marks::default(),
+    };
     let mut rows = Vec::new();
     let mut sink = |record: Record| {
         assert_eq!(record.place, format!("row {}", rows.len()));
         rows.push(record.members);
         Ok(())
     };
-    read_records(&list_files(path)?[0], options, &BytesRead::default(), &mut sink)?;
+    read_records(&list_files(path)?[0], options, &BytesRead::default(), &mut Notes::default(), &mut sink)?;
     Ok(rows)
 }
 
@@ -103,22 +114,26 @@ fn parquet_lists_of_messages_are_read_and_other_nestings_rejected() {
     let messages = json!([{ "role": "user", "content": "Hi" }, { "role": "assistant", "content": "Ho" }]);
     let expected = Map::from_iter([("messages".to_owned(), messages)]);
     assert_eq!(read_messages(&golden("null-weights.parquet")).unwrap(), [expected]);
-    let options = RecordOptions { members: &["meta"], text_member: "text", expected: "an object" };
+    let marks = Marks::default();
+    let options = RecordOptions { members: &["meta"], text_member: "text", expected: "an object", marks: &marks };
     let file = &list_files(&golden("snappy.parquet")).unwrap()[0];
-    let error = read_records(file, options, &BytesRead::default(), &mut |_| Ok(())).unwrap_err().to_string();
+    let error = read_records(file, options, &BytesRead::default(), &mut Notes::default(), &mut |_| Ok(()))
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("column `meta.text` is not a list of texts, or of objects with texts\nhint: "), "{error}");
 }
 
 #[test]
 fn parquet_lists_of_texts_are_read_and_lists_of_numbers_rejected() {
-    let options = RecordOptions { members: &["messages"], text_member: "text", expected: "an object" };
+    let marks = Marks::default();
+    let options = RecordOptions { members: &["messages"], text_member: "text", expected: "an object", marks: &marks };
     let file = &list_files(&golden("texts.parquet")).unwrap()[0];
     let mut rows = Vec::new();
     let mut sink = |record: Record| {
         rows.push(record.members.get("messages").cloned());
         Ok(())
     };
-    read_records(file, options, &BytesRead::default(), &mut sink).unwrap();
+    read_records(file, options, &BytesRead::default(), &mut Notes::default(), &mut sink).unwrap();
     let text = |row: usize, n: usize| (n != 1 || !row.is_multiple_of(5)).then(|| format!("{row}.{n}"));
     let list = |row: usize| (0..row % 3).map(|n| json!(text(row, n))).collect::<Value>();
     // An empty list counts as missing.
@@ -126,11 +141,15 @@ fn parquet_lists_of_texts_are_read_and_lists_of_numbers_rejected() {
     assert_eq!(rows, expected.collect::<Vec<_>>());
     // Lists of numbers are rejected. The error does not suggest `--text-field`, which has no effect on records.
     let options = RecordOptions { members: &["prompt"], ..options };
-    let error = read_records(file, options, &BytesRead::default(), &mut |_| Ok(())).unwrap_err().to_string();
+    let error = read_records(file, options, &BytesRead::default(), &mut Notes::default(), &mut |_| Ok(()))
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("column `prompt` is not a list of texts") && !error.contains("--text-field"), "{error}");
     let options = RecordOptions { members: &["id"], ..options };
     let file = &list_files(&golden("snappy.parquet")).unwrap()[0];
-    let error = read_records(file, options, &BytesRead::default(), &mut |_| Ok(())).unwrap_err().to_string();
+    let error = read_records(file, options, &BytesRead::default(), &mut Notes::default(), &mut |_| Ok(()))
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("column `id` is not text\nhint: convert the file to jsonl"), "{error}");
 }
 
@@ -139,7 +158,8 @@ fn parquet_examples_equal_those_of_the_same_jsonl_lines() {
     let tokenizer = golden("../masks/tokenizer");
     let tokenizer = Tokenizer::from_dir(&tokenizer).unwrap();
     let encoder = ExampleEncoder::new(&tokenizer, None, &[tokenizer.eos().unwrap().id]);
-    let settings = ExampleSettings { max_len: 100, too_long: TooLong::Refuse, text_field: "text".into() };
+    let settings =
+        ExampleSettings { max_len: 100, too_long: TooLong::Refuse, text_field: "text".into(), validation: Vec::new() };
     let read = |path: PathBuf| {
         let found = examples::read(&[Origin::Path(path)], &encoder, &settings, &mut |_| {}).unwrap();
         found.examples.into_iter().map(|example| (example.ids, example.trained)).collect::<Vec<_>>()

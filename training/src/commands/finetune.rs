@@ -30,7 +30,7 @@ use hearth_training::{
 use super::{
     model_files,
     session::{RunArgs, Session},
-    status::{Status, note_not_text},
+    status::{Status, note_left_out, note_not_text},
 };
 
 /// Fine-tunes a model on conversations, prompts with completions, or texts
@@ -44,10 +44,16 @@ pub(crate) struct Args {
     #[arg(value_name = "MODEL", value_parser = OsStringValueParser::new().map(ModelSource::parse))]
     model: ModelSource,
 
-    /// Examples: jsonl or Parquet files with `messages` (and `tools`), `prompt` and `completion`, or `text`, or with `keep` (texts
-    /// about which an adapter shall change nothing); text files; folders of them; data sets of the Hugging Face hub
+    /// Examples: jsonl, CSV, TSV or Parquet files with `messages` (and `tools`), `prompt` and `completion`, or `text`, or with
+    /// `keep` (texts about which an adapter shall change nothing), or in the layouts of ShareGPT and Alpaca; text files; folders
+    /// of them (files of a test split are left out); data sets of the Hugging Face hub
     #[arg(long, value_name = "FILES", required = true, num_args = 1..)]
     data: Vec<String>,
+
+    /// Examples for validation, in files of the same kinds. Without this, they are the files of folders with `validation`,
+    /// `valid`, `val` or `dev` in their names, or else `data.val_fraction` of the examples
+    #[arg(long, value_name = "FILES", num_args = 1..)]
+    val: Vec<String>,
 
     /// Train a low-rank adapter; settings of `lora` may follow, such as `--lora r=8,alpha=16,targets=q_proj+v_proj`
     #[arg(long, value_name = "KEY=VALUE,...", num_args = 0..=1, default_missing_value = "", require_equals = false)]
@@ -89,8 +95,8 @@ pub(crate) fn run(mut args: Args) -> Result<ExitCode> {
         let mut status = Status::new();
         settle(&mut config, &path, &mut status)?;
         let all = match config.objective.kind {
-            Objective::NextToken => Found::Examples(examples_of(&args.data, &text, &config, &mut status)?),
-            Objective::Dpo => Found::Pairs(pairs_of(&args.data, &text, &config, &mut status)?),
+            Objective::NextToken => Found::Examples(examples_of([&args.data, &args.val], &text, &config, &mut status)?),
+            Objective::Dpo => Found::Pairs(pairs_of([&args.data, &args.val], &text, &config, &mut status)?),
         };
         return inspect::show(&all, n, &text, &config, args.run.options.json);
     }
@@ -100,12 +106,12 @@ pub(crate) fn run(mut args: Args) -> Result<ExitCode> {
     settle(&mut session.config, &path, &mut status)?;
     let data = match session.config.objective.kind {
         Objective::NextToken => {
-            let examples = examples_of(&args.data, &text, &session.config, &mut status)?;
+            let examples = examples_of([&args.data, &args.val], &text, &session.config, &mut status)?;
             status.note(&summary_line(&examples));
             data_of(examples, &path, text, &session.config)?
         }
         Objective::Dpo => {
-            let pairs = pairs_of(&args.data, &text, &session.config, &mut status)?;
+            let pairs = pairs_of([&args.data, &args.val], &text, &session.config, &mut status)?;
             status.note(&pairs_line(&pairs));
             data_of_pairs(pairs, &path, text, &session.config)?
         }
@@ -172,19 +178,21 @@ fn fit_context(config: &mut TrainConfig, model: &Path, status: &mut Status) -> R
 }
 
 fn examples_of(
-    sources: &[String],
+    [sources, validation]: [&[String]; 2],
     text: &LoadedText,
     config: &TrainConfig,
     status: &mut Status,
 ) -> Result<Examples<Example>> {
-    let (encoder, settings) = encoder_of(text, config);
+    let (encoder, settings) = encoder_of(text, config, validation);
     let sources: Vec<Origin> = sources.iter().map(|source| Origin::parse(source)).collect();
     let examples = read(&sources, &encoder, &settings, &mut |download| status.show(|_| download.to_string()))?;
     status.clear();
-    note_commits(status, &sources, &examples.commits);
-    note_not_text(status, &examples.not_text);
-    if let Some(example) =
-        examples.examples.iter().find(|example| example.n_trained() == 0 && config.objective.keep == 0.0)
+    note_sources(status, &sources, &settings, &examples);
+    if let Some(example) = examples
+        .examples
+        .iter()
+        .chain(&examples.val)
+        .find(|example| example.n_trained() == 0 && config.objective.keep == 0.0)
     {
         bail!(
             "{}: it has `keep`, but `objective.keep` is 0\nhint: `--set objective.keep=1`, or remove it",
@@ -212,23 +220,30 @@ fn shorter(config: &TrainConfig) -> &'static str {
     }
 }
 
-fn encoder_of(text: &LoadedText, config: &TrainConfig) -> (ExampleEncoder, ExampleSettings) {
+fn encoder_of(text: &LoadedText, config: &TrainConfig, validation: &[String]) -> (ExampleEncoder, ExampleSettings) {
     let LoadedText { tokenizer, chat_template, eos_token_ids } = text;
     let settings = ExampleSettings {
         // A row has one token more than inputs: its last token is only a target.
         max_len: config.model.max_seq_len + 1,
         too_long: config.data.too_long,
         text_field: "text".to_owned(),
+        validation: validation.iter().map(|source| Origin::parse(source)).collect(),
     };
     (ExampleEncoder::new(tokenizer, chat_template.as_ref(), eos_token_ids), settings)
 }
 
 fn summary_line(examples: &Examples<Example>) -> String {
-    let n_tokens: usize = examples.examples.iter().map(|example| example.ids.len()).sum();
-    let n_trained: usize = examples.examples.iter().map(Example::n_trained).sum();
-    let n_examples = examples.examples.len();
-    let mut line = format!("{}, {n_tokens} tokens, of which {n_trained} are trained", counted(n_examples, "example"));
-    for (n, what) in [(examples.n_cut, "cut"), (examples.n_dropped, "left out as too long")] {
+    let all = || examples.examples.iter().chain(&examples.val);
+    let n_tokens: usize = all().map(|example| example.ids.len()).sum();
+    let n_trained: usize = all().map(Example::n_trained).sum();
+    let mut line =
+        format!("{}, {n_tokens} tokens, of which {n_trained} are trained", counted(all().count(), "example"));
+    for (n, what) in [
+        (examples.val.len(), "for validation"),
+        (examples.n_cut, "cut"),
+        (examples.n_endless, "without an end of turn when cut"),
+        (examples.n_dropped, "left out as too long"),
+    ] {
         if n > 0 {
             line += &format!("; {n} {what}");
         }
@@ -237,7 +252,15 @@ fn summary_line(examples: &Examples<Example>) -> String {
 }
 
 fn pairs_line(pairs: &Examples<PreferencePair>) -> String {
-    format!("{}; {} cut, {} left out as too long", counted(pairs.examples.len(), "pair"), pairs.n_cut, pairs.n_dropped)
+    let n_pairs = pairs.examples.len() + pairs.val.len();
+    let mut line =
+        format!("{}; {} cut, {} left out as too long", counted(n_pairs, "pair"), pairs.n_cut, pairs.n_dropped);
+    for (n, what) in [(pairs.n_same, "left out without a difference"), (pairs.val.len(), "for validation")] {
+        if n > 0 {
+            line += &format!(", {n} {what}");
+        }
+    }
+    line
 }
 
 fn counted(n: usize, what: &str) -> String {
@@ -252,8 +275,11 @@ fn documents_of(examples: &[Example], config: &TrainConfig, text: &LoadedText) -
 
 /// The examples in two splits.
 fn data_of(examples: Examples<Example>, model: &Path, text: LoadedText, config: &TrainConfig) -> Result<Data> {
-    let hash = hash_of(&examples.examples);
-    let [train, val] = split_by_prompt(examples.examples, |example| example, bos_of(&text), config);
+    let hash = hash_of(examples.examples.iter(), examples.val.iter());
+    let [train, val] = match examples.val.is_empty() {
+        true => split_by_prompt(examples.examples, |example| example, bos_of(&text), config),
+        false => [examples.examples, examples.val],
+    };
     for (part, name) in [(&train, "trained"), (&val, "held out")] {
         ensure!(
             part.is_empty() || part.iter().any(|example| example.n_trained() > 0),
@@ -277,9 +303,13 @@ fn data_of_pairs(
     text: LoadedText,
     config: &TrainConfig,
 ) -> Result<Data> {
-    let pairs = pairs.examples;
-    let hash = hash_of(pairs.iter().flat_map(|pair| [&pair.chosen, &pair.rejected]));
-    let [train, val] = split_by_prompt(pairs, |pair| &pair.chosen, bos_of(&text), config);
+    let [examples, val] =
+        [&pairs.examples, &pairs.val].map(|pairs| pairs.iter().flat_map(|pair| [&pair.chosen, &pair.rejected]));
+    let hash = hash_of(examples, val);
+    let [train, val] = match pairs.val.is_empty() {
+        true => split_by_prompt(pairs.examples, |pair| &pair.chosen, bos_of(&text), config),
+        false => [pairs.examples, pairs.val],
+    };
     let rows = |pairs: Vec<PreferencePair>| {
         if pairs.is_empty() {
             return Ok(RowSource::from(Tokens::from_ids(Vec::new(), 0)));
@@ -293,17 +323,32 @@ fn data_of_pairs(
 }
 
 fn pairs_of(
-    sources: &[String],
+    [sources, validation]: [&[String]; 2],
     text: &LoadedText,
     config: &TrainConfig,
     status: &mut Status,
 ) -> Result<Examples<PreferencePair>> {
-    let (encoder, settings) = encoder_of(text, config);
+    let (encoder, settings) = encoder_of(text, config, validation);
     let sources: Vec<Origin> = sources.iter().map(|source| Origin::parse(source)).collect();
     let found = read_preferences(&sources, &encoder, &settings, &mut |download| status.show(|_| download.to_string()))?;
     status.clear();
-    note_commits(status, &sources, &found.commits);
-    note_not_text(status, &found.not_text);
+    note_sources(status, &sources, &settings, &found);
+    ensure!(
+        !found.examples.is_empty() || found.n_same == 0,
+        "no pair is left to train on: in {} of them `chosen` and `rejected` are the same{}, {} were too long\nhint: {}",
+        found.n_same,
+        if found.n_cut + found.n_dropped > 0 || config.data.too_long == TooLong::Cut {
+            " as far as they are kept"
+        } else {
+            ""
+        },
+        found.n_dropped,
+        if config.data.too_long == TooLong::Cut {
+            shorter(config)
+        } else {
+            "the model learns from the difference: use pairs that differ"
+        }
+    );
     ensure!(
         !found.examples.is_empty(),
         "no pair is left to train on: {} were too long\nhint: {}",
@@ -313,9 +358,13 @@ fn pairs_of(
     Ok(found)
 }
 
-/// Reports the commit of each source that is a data set of the hub.
-fn note_commits(status: &mut Status, sources: &[Origin], commits: &[Option<String>]) {
-    for (source, commit) in sources.iter().zip(commits) {
+/// Reports the commit of each source that is a data set of the hub, files that were left out, and what is to be said about the
+/// data.
+fn note_sources<T>(status: &mut Status, sources: &[Origin], settings: &ExampleSettings, found: &Examples<T>) {
+    note_not_text(status, &found.not_text);
+    note_left_out(status, &found.left_out);
+    status.note_all(&found.notes);
+    for (source, commit) in sources.iter().chain(&settings.validation).zip(&found.commits) {
         if let Some(commit) = commit {
             status.note(&format!("data set `{source}` at commit {commit}"));
         }
@@ -344,6 +393,9 @@ fn split_by_prompt<T>(
     for one in &all {
         let number = numbers.len();
         numbers.entry(prompt(one)).or_insert(number);
+    }
+    if config.data.val_fraction == 0.0 {
+        return [all, Vec::new()];
     }
     if numbers.len() == 1 {
         return split(all, |_, number| number, config);
@@ -378,14 +430,23 @@ fn split<T>(all: Vec<T>, group_of: impl Fn(&T, usize) -> usize, config: &TrainCo
     [train, val]
 }
 
-fn hash_of<'a>(examples: impl IntoIterator<Item = &'a Example>) -> Digest {
+/// The digest of the examples to train on, and of those for validation. Without the latter it is that of runs before there were
+/// such.
+fn hash_of<'a>(examples: impl Iterator<Item = &'a Example>, val: impl Iterator<Item = &'a Example>) -> Digest {
     let mut hash = Digester::new();
-    for example in examples {
+    let update = |hash: &mut Digester, example: &Example| {
         hash.update(&(example.ids.len() as u64).to_le_bytes());
         for (id, trained) in example.ids.iter().zip(&example.trained) {
             hash.update(&id.to_le_bytes());
             hash.update(&[u8::from(*trained)]);
         }
+    };
+    examples.for_each(|example| update(&mut hash, example));
+    for (index, example) in val.enumerate() {
+        if index == 0 {
+            hash.update(b"validation");
+        }
+        update(&mut hash, example);
     }
     hash.finish()
 }

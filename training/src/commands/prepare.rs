@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use hearth_model::{byte_size::ByteSize, hub::ModelPart, model_source::ModelSource};
 use hearth_training::{
-    corpus::SourceSpec,
+    corpus::{Origin, SourceSpec},
     interrupt::remove_when_interrupted,
     prepare::{PrepareSettings, Progress, SplitBy, StoppingStrategy, prepare},
     shard::{SHARD_TOKENS, SourceInfo, Split},
@@ -16,7 +16,7 @@ use serde_json::json;
 use super::{
     model_files,
     options::print_json,
-    status::{Status, note_not_text},
+    status::{Status, note_left_out, note_not_text},
 };
 
 /// Turns documents into token shards to train on
@@ -26,8 +26,8 @@ use super::{
 /// `content`) are rendered with the tokenizer's chat template.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Text files, jsonl or Parquet files (text and jsonl also compressed with gzip or zstd), folders of them, data sets of the
-    /// Hugging Face hub (`org/name`), or token files of nanoGPT (`train.bin`, `val.bin`) and llm.c. `SOURCE=WEIGHT`, for all of
+    /// Text files, jsonl, CSV, TSV or Parquet files (all but Parquet also compressed with gzip or zstd), folders of them (files of
+    /// a test split are left out), data sets of the Hugging Face hub (`org/name`), or token files of nanoGPT (`train.bin`, `val.bin`) and llm.c. `SOURCE=WEIGHT`, for all of
     /// them, sets each one's share of the training tokens
     #[arg(value_name = "SOURCES", required = true)]
     sources: Vec<String>,
@@ -40,12 +40,17 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DATA")]
     out: PathBuf,
 
+    /// Files for the validation split, of the same kinds as SOURCES. Without this, they are the files of SOURCES with `validation`,
+    /// `valid`, `val` or `dev` in their names, if there are any
+    #[arg(long, value_name = "FILES", num_args = 1..)]
+    val: Vec<String>,
+
     /// How the validation split is chosen [default: tail for a single text file without --separator, hash otherwise; token
     /// files are split by their names]
     #[arg(long, value_enum)]
     split: Option<SplitBy>,
 
-    /// Share held out for validation [default: 0.01 of the documents by hash, 0.1 of the text by tail]
+    /// Share held out for validation, or 0 [default: 0.01 of the documents by hash, 0.1 of the text by tail]
     #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
     val_fraction: Option<f64>,
 
@@ -81,6 +86,8 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     })?;
     let manifest = &prepared.manifest;
     note_not_text(&mut status, &prepared.not_text);
+    note_left_out(&mut status, &prepared.left_out);
+    status.note_all(&prepared.notes);
     if manifest.eos_id.is_none() && manifest.train.documents + manifest.val.documents > 2 {
         status.note("the tokenizer has no end-of-text token: there is no token between documents");
     }
@@ -94,7 +101,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
             info.documents,
             info.tokens,
             ByteSize(info.bytes),
-            info.bytes as f64 / info.tokens as f64
+            info.bytes as f64 / info.tokens.max(1) as f64
         ));
     }
     let seconds = status.elapsed().as_secs_f64();
@@ -124,6 +131,7 @@ impl Args {
     fn settings(&self) -> Result<PrepareSettings> {
         Ok(PrepareSettings {
             sources: self.sources.iter().map(|source| SourceSpec::parse(source)).collect::<Result<_>>()?,
+            validation: self.val.iter().map(|source| Origin::parse(source)).collect(),
             tokenizer: match &self.tokenizer {
                 // `prepare` opens the folder and reports errors.
                 ModelSource::Path(path) => path.clone(),

@@ -9,13 +9,16 @@ use anyhow::{Context, Result, ensure};
 use hearth_model::digest::{Digest, Digester};
 use hearth_training::{
     config::{PRESETS, Purpose, TrainConfig},
-    corpus::{Encoder, FileKind, kind_of, read_to_string, split_by_chars},
+    corpus::{Encoder, FileKind, Marks, is_json, kind_of, read_to_string, split_by_chars},
     shard::Tokens,
     tokenizer_build::BuiltTokenizer,
     trainer::Data,
 };
 
-use super::session::{RunArgs, Session};
+use super::{
+    session::{RunArgs, Session},
+    status::Status,
+};
 
 /// Trains a tokenizer and a model on a text file
 ///
@@ -38,22 +41,41 @@ pub(crate) struct Args {
 /// Reads, trains, saves, reports.
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
     ensure!(
-        !matches!(kind_of(&args.text), Some(FileKind::Json | FileKind::Parquet)),
+        !matches!(kind_of(&args.text), Some(FileKind::Json | FileKind::Table(_) | FileKind::Parquet)),
         "`{}` is a file of documents by its name, and `quickstart` trains on one text\nhint: use `hearth-train tokenizer`, \
          `prepare` and `pretrain`; if it is a text all the same, rename it to `.txt`",
         args.text.display()
     );
     let session = Session::new(args.out, args.run, Some(PRESETS[0].name))?;
     session.config.validate_for(Purpose::Quickstart)?;
-    let data = data_of(&text_of(&args.text)?, &session.config)
-        .with_context(|| format!("cannot train on `{}`", args.text.display()))?;
+    let text = text_of(&args.text)?;
+    if let Some(remark) = remark_about(&text) {
+        Status::new().note(&format!("`{}`, {remark}", args.text.display()));
+    }
+    let data = data_of(&text, &session.config).with_context(|| format!("cannot train on `{}`", args.text.display()))?;
     session.train(&data)
 }
 
-/// The text of a file, which must not be empty.
+/// What is to be said about a text in which strings stand for tokens: here, all of it is trained as characters.
+fn remark_about(text: &str) -> Option<String> {
+    let (at, mark) = Marks::default().first_mark(text)?;
+    let line = 1 + text[..at].matches('\n').count();
+    Some(format!(
+        "line {line}: `{mark}` is trained as plain characters; `hearth-train tokenizer`, `prepare` and `pretrain` make one token of \
+         it, and end documents where it says so"
+    ))
+}
+
+/// The text of a file, which must not be empty or JSON.
 fn text_of(path: &Path) -> Result<String> {
     let text = read_to_string(path)?;
     ensure!(!text.is_empty(), "the text `{}` is empty\nhint: give a file with text in it", path.display());
+    ensure!(
+        !is_json(text.as_bytes()),
+        "`{}` is JSON by its contents, and `quickstart` trains on one text\nhint: use `hearth-train tokenizer`, `prepare` and \
+         `pretrain`",
+        path.display()
+    );
     Ok(text)
 }
 

@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use hearth_training::progress::{ProgressLine, Style};
+use hearth_training::{
+    corpus::Notes,
+    progress::{ProgressLine, Style},
+};
 
 /// Shows progress.
 #[derive(Debug)]
@@ -58,6 +61,11 @@ impl Status {
         self.line.clear();
     }
 
+    /// Writes what is to be said about data.
+    pub(crate) fn note_all(&mut self, notes: &Notes) {
+        notes.lines().iter().for_each(|line| self.note(line));
+    }
+
     /// Writes a permanent line.
     pub(crate) fn note(&mut self, line: &str) {
         self.line.note(line);
@@ -70,6 +78,14 @@ pub(crate) fn note_not_text(status: &mut Status, paths: &[std::path::PathBuf]) {
         let files =
             if paths.len() == 1 { "1 file that is".to_owned() } else { format!("{} files that are", paths.len()) };
         status.note(&format!("left out: {files} not UTF-8 text (`{}`)", first.display()));
+    }
+}
+
+/// Reports files of folders that were left out by what their names say.
+pub(crate) fn note_left_out(status: &mut Status, names: &[String]) {
+    if let Some(first) = names.first() {
+        let files = if names.len() == 1 { "1 file".to_owned() } else { format!("{} files", names.len()) };
+        status.note(&format!("left out: {files} that are no training data by their names, such as `{first}`"));
     }
 }
 

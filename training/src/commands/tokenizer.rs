@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::{Result, ensure};
 use hearth_model::byte_size::ByteSize;
 use hearth_training::{
-    corpus::{Cutting, Origin, ReadOptions, SourceFile, WordSplit, check_separator},
+    corpus::{Cutting, FileSplit, Marks, Origin, ReadOptions, SourceFile, WordSplit, check_separator},
     interrupt::remove_when_interrupted,
     run_dir,
     tokenizer_build::{BuiltTokenizer, END_OF_TEXT, SpecialTokens, bytes_per_token, collect_characters, count_words},
@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::{
     options::print_json,
-    status::{Status, note_not_text},
+    status::{Status, note_left_out, note_not_text},
 };
 
 /// Trains a tokenizer on a corpus
@@ -23,8 +23,8 @@ use super::{
 /// opens. The default is byte-level BPE, which encodes any text.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Text files, jsonl or Parquet files (text and jsonl also compressed with gzip or zstd), folders of them, or data
-    /// sets of the Hugging Face hub (`org/name`)
+    /// Text files, jsonl, CSV, TSV or Parquet files (all but Parquet also compressed with gzip or zstd), folders of them, or
+    /// data sets of the Hugging Face hub (`org/name`); files for validation and tests are left out
     #[arg(value_name = "FILES", required = true)]
     files: Vec<String>,
 
@@ -101,18 +101,24 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     if !args.chars {
         BuiltTokenizer::check_bpe(args.vocab_size, &special)?;
     }
-    let mut files: Vec<SourceFile> = Vec::new();
+    let (mut files, mut left_out): (Vec<SourceFile>, Vec<String>) = (Vec::new(), Vec::new());
     // Checked before the work, not after it.
     let staged = run_dir::stage(&args.out)?;
     remove_when_interrupted(staged.path());
     for file in &args.files {
-        let found = Origin::parse(file).files(&mut |download| status.show(|_| download.to_string()))?;
-        files.extend(found.files);
+        let found = Origin::parse(file).training_files(&mut |download| status.show(|_| download.to_string()))?;
+        let (train, val): (Vec<_>, Vec<_>) = found.files.into_iter().partition(|file| file.split == FileSplit::Train);
+        files.extend(train);
+        left_out.extend(found.left_out);
+        left_out.extend(val.iter().map(|file| file.path.display().to_string()));
     }
+    note_left_out(&mut status, &left_out);
     let total: u64 = files.iter().map(|file| file.n_bytes).sum();
 
     // Words and characters do not depend on the borders of pieces.
-    let options = ReadOptions { text_field: args.text_field, separator: args.separator, cutting: Cutting::Pieces };
+    let (separator, cutting) = (args.separator, Cutting::Pieces);
+    let marks = Marks::of_end(special.eos.as_deref());
+    let options = ReadOptions { text_field: args.text_field, separator, marks, cutting };
     let mut progress = |n_read: u64| {
         status.show(|elapsed| {
             let rate = n_read as f64 / elapsed.as_secs_f64() / 1e6;
@@ -121,12 +127,12 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     };
     let (built, n_bytes, per_token, report) = if args.chars {
         let (characters, report) = collect_characters(&files, &options, &mut progress)?;
-        ensure_text(characters.n_bytes)?;
+        ensure_text(characters.n_bytes, &args.files)?;
         let built = BuiltTokenizer::from_characters(&characters.set, &special)?;
         (built, characters.n_bytes, characters.n_bytes as f64 / characters.n_chars as f64, report)
     } else {
         let (counts, report) = count_words(&files, &options, args.split, &mut progress)?;
-        ensure_text(counts.n_bytes())?;
+        ensure_text(counts.n_bytes(), &args.files)?;
         status.note(&format!("{} of text, {} different words; merging", ByteSize(counts.n_bytes()), counts.n_words()));
         if let Some((n_dropped, floor)) = counts.dropped() {
             status.note(&format!(
@@ -145,6 +151,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     };
     let not_text: Vec<PathBuf> = report.not_text.into_iter().map(|index| files[index].path.clone()).collect();
     note_not_text(&mut status, &not_text);
+    status.note_all(&report.notes);
     let tokenizer = built.open()?;
     for (name, text) in built.files() {
         staged.write(name, text.as_bytes())?;
@@ -173,8 +180,12 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn ensure_text(n_bytes: u64) -> Result<()> {
-    ensure!(n_bytes > 0, "the files have no text: all are empty\nhint: use files or folders with text");
+fn ensure_text(n_bytes: u64, sources: &[String]) -> Result<()> {
+    ensure!(
+        n_bytes > 0,
+        "there is no text in `{}`: all files are empty\nhint: use files or folders with text",
+        sources.join("`, `")
+    );
     Ok(())
 }
 

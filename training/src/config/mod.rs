@@ -109,8 +109,8 @@ pub struct DataSettings {
     pub path: Option<PathBuf>,
     /// `quickstart` only: vocabulary size of a byte-level BPE tokenizer. Left out: one token per character.
     pub vocab_size: Option<usize>,
-    /// Fraction that is held out for validation: in `quickstart` of the text's characters, at its end; in `finetune` of the
-    /// examples, chosen by the seed.
+    /// Fraction that is held out for validation, or 0: in `quickstart` of the text's characters, at its end; in `finetune` of the
+    /// examples, chosen by the seed, unless there are examples for validation.
     pub val_fraction: f64,
     /// `finetune` only: what happens to an example that is longer than `model.max_seq_len`.
     pub too_long: TooLong,

@@ -140,8 +140,8 @@ impl TrainConfig {
             12 * self.model.max_seq_len
         );
         ensure!(
-            data.val_fraction > 0.0 && data.val_fraction < 1.0,
-            "`data.val_fraction` must be above 0 and below 1, got {}",
+            (0.0..1.0).contains(&data.val_fraction),
+            "`data.val_fraction` must be at least 0 and below 1, got {}",
             data.val_fraction
         );
         let micro = self.micro_batch_tokens();

@@ -1,6 +1,6 @@
 //! Conversations as documents: rendered by the chat template that a server would use.
 
-use std::path::Path;
+use std::{cell::LazyCell, path::Path};
 
 use anyhow::{Context, Result, anyhow};
 use hearth_model::{
@@ -9,6 +9,11 @@ use hearth_model::{
     tokenizer::Tokenizer,
 };
 use serde_json::Value;
+
+use super::{
+    message::{FUNCTION_CALL_HINT, Problem},
+    notes::Note,
+};
 
 /// The field of the tools that a conversation may use.
 pub(crate) const TOOLS: &str = "tools";
@@ -49,29 +54,83 @@ pub(crate) fn parsed_list(value: &Value) -> Option<Vec<Value>> {
     value.as_str().and_then(|text| serde_json::from_str(text).ok())
 }
 
-/// Rejects tools, and calls of tools, that the template would leave out. The error has a hint.
-pub(crate) fn require_tools_written(
+/// Names of the same member of messages: the model's reasoning before its answer.
+const REASONING: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
+
+/// Members of messages with something that was said. If the template leaves one out, something else is trained.
+const SAID: [&str; 7] =
+    ["tool_calls", "function_call", REASONING[0], REASONING[1], REASONING[2], "tool_plan", "refusal"];
+
+/// The member that tells which call a result belongs to. Most templates show that by the order of messages.
+const CALL_ID: &str = "tool_call_id";
+
+/// Rejects tools, and members of messages, that the template would leave out though they are a part of what is said. What it
+/// leaves out otherwise is returned. `context` has the tools.
+pub(crate) fn require_written(
     template: &ChatTemplate,
+    tokenizer: &Tokenizer,
     messages: &[Message],
-    tools: Option<&Value>,
-) -> Result<(), (String, &'static str)> {
-    if tools.is_some() && !template.takes_tools() {
+    context: &RenderContext,
+) -> Result<Vec<Note>, Problem> {
+    if context.tools.is_some() && !template.takes_tools() {
         return Err((
             "it has `tools`, but the model's chat template does not write them".into(),
             "describe the tools in a system message, or use a template with `tools`",
         ));
     }
-    // An empty list, as tables have it, is no call.
-    let has_calls = |calls: &Value| calls.as_array().is_none_or(|calls| !calls.is_empty());
-    let calls = messages.iter().any(|message| message.extra.get("tool_calls").is_some_and(has_calls));
-    let source = if tools.is_some() { template.tools_source() } else { template.source() };
-    if calls && !source.contains("tool_calls") {
-        return Err((
-            "a message has `tool_calls`, but the model's chat template does not write them".into(),
-            "write the calls in `content`, or use a template with `tool_calls`",
-        ));
+    let source = if context.tools.is_some() { template.tools_source() } else { template.source() };
+    let n_written = |messages: &[Message]| Some(template.prompt_text(tokenizer, messages, context).ok()?.n_bytes());
+    let all = LazyCell::new(|| n_written(messages));
+    let mut notes = Vec::new();
+    for (index, message) in messages.iter().enumerate() {
+        for (name, _) in message.extra.iter().filter(|(_, value)| !is_empty(value)) {
+            if !SAID.contains(&name.as_str()) {
+                if name != CALL_ID && !source.contains(name.as_str()) {
+                    notes
+                        .push(Note::Other(format!("the chat template does not write the member `{name}` of messages")));
+                }
+                continue;
+            }
+            let mut without = messages.to_vec();
+            without[index].extra.shift_remove(name);
+            // A template that rejects the messages without it makes use of it.
+            if n_written(&without).is_none_or(|n| Some(n) != *all) {
+                continue;
+            }
+            let names: &[&str] = if REASONING.contains(&name.as_str()) { &REASONING } else { &[name.as_str()] };
+            if !names.iter().any(|name| source.contains(name)) {
+                let hint = match name.as_str() {
+                    "tool_calls" => "write the calls in `content`, or use a template with `tool_calls`",
+                    "function_call" => FUNCTION_CALL_HINT,
+                    _ => "remove it, write it in `content`, or use a template that writes it",
+                };
+                return Err((
+                    format!(
+                        "a message has `{name}`, but the model's chat template does not write it (message {})",
+                        index + 1
+                    ),
+                    hint,
+                ));
+            }
+            notes.push(Note::Other(format!(
+                "the chat template leaves out `{name}` of message {} of {}",
+                index + 1,
+                messages.len()
+            )));
+        }
     }
-    Ok(())
+    Ok(notes)
+}
+
+/// Whether a member says nothing, as those of tables do that have every member in every row.
+pub(super) fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        Value::Object(members) => members.is_empty(),
+        Value::Bool(_) | Value::Number(_) => false,
+    }
 }
 
 /// Tokenizes conversations.
@@ -98,16 +157,23 @@ impl ConversationEncoder {
         ConversationEncoder { tokenizer: tokenizer.clone(), template, context }
     }
 
-    /// The ids of a whole conversation, with the end of its last message. Special-token strings in messages stay text.
+    /// The chat template.
+    pub fn template(&self) -> &ChatTemplate {
+        &self.template
+    }
+
+    /// The ids of a whole conversation, with the end of its last message, and what is to be said about it. Special-token
+    /// strings in messages stay text.
     ///
     /// # Errors
-    /// The template rejects the messages or leaves out their tools, or a character is not in the vocabulary.
-    pub fn encode(&self, conversation: &Conversation) -> Result<Vec<TokenId>> {
+    /// The template rejects the messages or leaves out a part of them, or a character is not in the vocabulary.
+    pub fn encode(&self, conversation: &Conversation) -> Result<(Vec<TokenId>, Vec<Note>)> {
         let Conversation { messages, tools, .. } = conversation;
-        require_tools_written(&self.template, messages, tools.as_ref())
-            .map_err(|(what, hint)| anyhow!("{what}\nhint: {hint}"))?;
         let context = RenderContext { tools: tools.clone(), ..self.context.clone() };
-        self.template.encode(&self.tokenizer, messages, &context).context("cannot encode the conversation")
+        let notes = require_written(&self.template, &self.tokenizer, messages, &context)
+            .map_err(|(what, hint)| anyhow!("{what}\nhint: {hint}"))?;
+        let ids = self.template.encode(&self.tokenizer, messages, &context);
+        Ok((ids.context("cannot encode the conversation")?, notes))
     }
 }
 
@@ -137,7 +203,7 @@ mod tests {
             let messages = json!([
                 { "role": role, "content": content }, { "role": "assistant", "content": null, "tool_calls": [call] },
             ]);
-            encoder.encode(&conversation(messages, None)).unwrap()
+            encoder.encode(&conversation(messages, None)).unwrap().0
         };
         let parts = json!([{ "type": "text", "text": "a" }]);
         let expected = encode("system", json!("a"), json!({ "x": 1 }));
@@ -152,7 +218,7 @@ mod tests {
             let source = format!("{tools_part}{{% for m in messages %}}{{{{ m.content }}}}{{% endfor %}}");
             let template = ChatTemplate::new(&source, Path::new("chat_template.jinja")).unwrap();
             let ids = ConversationEncoder::new(&tokenizer, template).encode(conversation);
-            ids.map(|ids| tokenizer.decode(&ids, Default::default())).map_err(|error| format!("{error:#}"))
+            ids.map(|(ids, _)| tokenizer.decode(&ids, Default::default())).map_err(|error| format!("{error:#}"))
         };
         let with_tools = conversation(json!([{ "role": "user", "content": "a" }]), Some(json!([{ "name": "f" }])));
         let written = encode("{% for tool in tools %}[{{ tool.name }}]{% endfor %}", &with_tools);

@@ -7,8 +7,6 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::shard::Split;
-
 /// The contents of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileKind {
@@ -16,10 +14,21 @@ pub enum FileKind {
     Text,
     /// One JSON object per line, or an array of objects.
     Json,
+    /// A table as text, with this separator: CSV or TSV.
+    Table(u8),
     /// A table with a text column.
     Parquet,
     /// Tokens: nanoGPT's or llm.c's.
     Tokens,
+}
+
+/// What a file is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileSplit {
+    /// To be trained on.
+    Train,
+    /// For validation.
+    Val,
 }
 
 /// A file of a source.
@@ -33,6 +42,8 @@ pub struct SourceFile {
     pub n_bytes: u64,
     /// Whether it was found in a folder: such files are skipped if they are not text.
     pub is_found: bool,
+    /// What it is for, by its name if it was found in a folder or is a file of tokens.
+    pub split: FileSplit,
 }
 
 /// The files of a source: the file itself, or all files in the folder and its subfolders, ordered by name. Hidden files
@@ -45,14 +56,16 @@ pub fn list_files(path: &Path) -> Result<Vec<SourceFile>> {
         format!("cannot read the source `{}`\nhint: use files or folders on this machine, or the id of a data set of the hub (`org/name`)", path.display())
     })?;
     if !metadata.is_dir() {
-        let kind = kind_of(path).with_context(|| {
+        let is_test = kind_of(path) == Some(FileKind::Tokens) && split_of_name(path) == Some(NamedSplit::Test);
+        let kind = kind_of(path).filter(|_| !is_test).with_context(|| {
             format!(
                 "the name of `{}` does not say whether it has tokens for training or for validation\nhint: rename it, as in \
                  `{TOKEN_NAMES}`; give text another extension than `.bin`",
                 path.display()
             )
         })?;
-        return Ok(vec![SourceFile { path: path.to_owned(), kind, n_bytes: metadata.len(), is_found: false }]);
+        let split = split_by_name(path, kind);
+        return Ok(vec![SourceFile { path: path.to_owned(), kind, n_bytes: metadata.len(), is_found: false, split }]);
     }
     let mut files = Vec::new();
     list_folder(path, &mut files)?;
@@ -73,7 +86,8 @@ fn list_folder(dir: &Path, files: &mut Vec<SourceFile>) -> Result<()> {
     };
     for entry in read().with_context(|| format!("cannot read the folder `{}`", dir.display()))? {
         let path = entry.path();
-        if entry.file_name().as_encoded_bytes().starts_with(b".") {
+        let is_description = DESCRIPTIONS.iter().any(|name| entry.file_name() == *name);
+        if is_description || entry.file_name().as_encoded_bytes().starts_with(b".") {
             continue;
         }
         // Links to files are followed. Links to folders are not: they could form a cycle.
@@ -84,49 +98,112 @@ fn list_folder(dir: &Path, files: &mut Vec<SourceFile>) -> Result<()> {
             && metadata.is_file()
             && let Some(kind) = kind_of(&path)
         {
-            files.push(SourceFile { path, kind, n_bytes: metadata.len(), is_found: true });
+            let split = split_by_name(&path, kind);
+            files.push(SourceFile { path, kind, n_bytes: metadata.len(), is_found: true, split });
         }
     }
     Ok(())
 }
 
+/// Files of tokens have always been split by their names; all others are trained on if they are named themselves.
+fn split_by_name(path: &Path, kind: FileKind) -> FileSplit {
+    match split_of_name(path) {
+        Some(NamedSplit::Val) if kind == FileKind::Tokens => FileSplit::Val,
+        _ => FileSplit::Train,
+    }
+}
+
+fn split_of_name(path: &Path) -> Option<NamedSplit> {
+    named_split(&path.file_name()?.to_string_lossy())
+}
+
+/// The split other than that for training that the name of a file says.
+pub(super) fn held_out_by_name(path: &Path) -> Option<&'static str> {
+    match split_of_name(path)? {
+        NamedSplit::Train => None,
+        NamedSplit::Val => Some("validation"),
+        NamedSplit::Test => Some("test"),
+    }
+}
+
 /// Names of token files, for messages.
 const TOKEN_NAMES: &str = "train.bin` or `news_val_0.bin";
 
-/// The words of paths that name the split for training.
-pub(super) const TRAIN_WORDS: [&str; 2] = ["train", "training"];
-/// The words of paths that name the split for validation.
-pub(super) const VAL_WORDS: [&str; 3] = ["val", "valid", "validation"];
+/// The splits of a data set by the words in names that say so, as the Python library `datasets` has them.
+const SPLIT_WORDS: [(NamedSplit, &[&str]); 3] = [
+    (NamedSplit::Train, &["train", "training"]),
+    (NamedSplit::Val, &["validation", "valid", "dev", "val"]),
+    (NamedSplit::Test, &["test", "testing", "eval", "evaluation"]),
+];
 
-/// Whether one of `words` occurs in `path` without letters around it, as the Python library `datasets` finds splits by name.
-pub(super) fn has_word(path: &str, words: &[&str]) -> bool {
-    let path = path.to_lowercase();
-    let is_letter = |c: Option<char>| c.is_some_and(char::is_alphabetic);
-    words.iter().flat_map(|word| path.match_indices(word)).any(|(start, found)| {
-        !is_letter(path[..start].chars().next_back()) && !is_letter(path[start + found.len()..].chars().next())
+/// A split that a name says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NamedSplit {
+    Train,
+    Val,
+    Test,
+}
+
+/// The split that a path within a data set says: one of its folders, the outermost first, or else its file name. A word counts
+/// if there are no letters around it.
+pub(super) fn named_split(path: &str) -> Option<NamedSplit> {
+    path.split(['/', '\\']).find_map(|part| {
+        let part = part.to_lowercase();
+        SPLIT_WORDS.iter().find(|(_, words)| has_word(&part, words)).map(|(split, _)| *split)
     })
 }
 
-/// The split of a file of tokens, by its name: `val.bin`, `fineweb_val_000000.bin`.
-pub fn split_of(path: &Path) -> Split {
-    named_split(path).unwrap_or(Split::Train)
+fn has_word(name: &str, words: &[&str]) -> bool {
+    let is_letter = |c: Option<char>| c.is_some_and(char::is_alphabetic);
+    words.iter().flat_map(|word| name.match_indices(word)).any(|(start, found)| {
+        !is_letter(name[..start].chars().next_back()) && !is_letter(name[start + found.len()..].chars().next())
+    })
 }
 
-fn named_split(path: &Path) -> Option<Split> {
-    let name = path.file_name()?.to_string_lossy();
-    let is_for = |words: &[&str]| has_word(&name, words);
-    is_for(&TRAIN_WORDS).then_some(Split::Train).or_else(|| is_for(&VAL_WORDS).then_some(Split::Val))
+/// The files of the folder `source`, each with its split, and the names of those that are left out: for tests. A file whose name
+/// says nothing is trained on. Only names of data count, not those of source code or notes.
+pub(super) fn split_files(source: &Path, files: Vec<SourceFile>) -> (Vec<SourceFile>, Vec<String>) {
+    let (mut kept, mut left_out) = (Vec::new(), Vec::new());
+    for file in files {
+        let inner = file.path.strip_prefix(source).unwrap_or(&file.path).to_string_lossy().into_owned();
+        let name = match file.kind {
+            FileKind::Text if !is_text_name(&inner.to_lowercase()) => None,
+            FileKind::Tokens => inner.rsplit(['/', '\\']).next(),
+            _ => Some(inner.as_str()),
+        };
+        match name.filter(|_| file.is_found).and_then(named_split) {
+            Some(NamedSplit::Test) => left_out.push(inner),
+            Some(NamedSplit::Val) => kept.push(SourceFile { split: FileSplit::Val, ..file }),
+            Some(NamedSplit::Train) | None => kept.push(file),
+        }
+    }
+    (kept, left_out)
+}
+
+/// Whether a file is a text by its name, which may say that it is compressed.
+pub(super) fn is_text_name(name: &str) -> bool {
+    let name = without_compression(name);
+    name.ends_with(".txt") || name.ends_with(".text")
+}
+
+/// Files that describe a data set.
+pub(super) const DESCRIPTIONS: [&str; 4] =
+    ["dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"];
+
+fn without_compression(name: &str) -> &str {
+    [".gz", ".zst", ".zstd"].iter().find_map(|extension| name.strip_suffix(extension)).unwrap_or(name)
 }
 
 /// The contents of a file, by its name. `None` for a `.bin` file without a split in its name.
 pub fn kind_of(path: &Path) -> Option<FileKind> {
     let name = path.file_name()?.to_string_lossy().to_lowercase();
-    let name = [".gz", ".zst", ".zstd"].iter().find_map(|extension| name.strip_suffix(extension)).unwrap_or(&name);
-    Some(match name.rsplit_once('.').map(|(_, extension)| extension) {
+    Some(match without_compression(&name).rsplit_once('.').map(|(_, extension)| extension) {
         Some("jsonl" | "ndjson" | "json") => FileKind::Json,
+        Some("csv") => FileKind::Table(b','),
+        Some("tsv" | "tab") => FileKind::Table(b'\t'),
         Some("parquet") => FileKind::Parquet,
         Some("bin") => {
-            named_split(path)?;
+            named_split(&name)?;
             FileKind::Tokens
         }
         _ => FileKind::Text,
@@ -168,21 +245,63 @@ mod tests {
     }
 
     #[test]
-    fn split_of_a_token_file_is_a_whole_word_of_its_name() {
-        for (name, split) in [
-            ("val.bin", Some(Split::Val)),
-            ("train.bin", Some(Split::Train)),
-            ("fineweb_val_000000.bin", Some(Split::Val)),
-            ("fineweb_train_000001.bin", Some(Split::Train)),
-            ("wiki2Validation.bin", Some(Split::Val)),
-            ("retrieval_train.bin", Some(Split::Train)),
-            ("medieval-train.bin", Some(Split::Train)),
-            ("val/train.bin", Some(Split::Train)),
+    fn split_of_a_file_is_a_whole_word_of_its_path() {
+        use NamedSplit::{Test, Train, Val};
+        for (path, split) in [
+            ("val.bin", Some(Val)),
+            ("train.bin", Some(Train)),
+            ("fineweb_val_000000.bin", Some(Val)),
+            ("wiki2Validation.bin", Some(Val)),
+            ("retrieval_train.bin", Some(Train)),
+            ("medieval-train.bin", Some(Train)),
             ("interval_000.bin", None),
+            ("data/train-00000-of-00002.parquet", Some(Train)),
+            ("data/test_sft-00000-of-00001.parquet", Some(Test)),
+            ("en/dev.jsonl.gz", Some(Val)),
+            ("valid/0.csv", Some(Val)),
+            ("eval.jsonl", Some(Test)),
+            ("train/test.jsonl", Some(Train)),
+            ("TEST/part.tsv", Some(Test)),
+            ("my_validation_set.jsonl", Some(Val)),
+            ("latest.jsonl", None),
+            ("tests/a.jsonl", None),
+            ("devices.jsonl", None),
         ] {
-            let path = Path::new(name);
-            assert_eq!(kind_of(path), split.map(|_| FileKind::Tokens), "{name}");
-            assert!(split.is_none_or(|split| split_of(path) == split), "{name}");
+            assert_eq!(named_split(path), split, "{path}");
         }
+        assert_eq!(kind_of(Path::new("interval_000.bin")), None);
+    }
+
+    #[test]
+    fn files_for_tests_are_left_out_of_a_folder_and_those_for_validation_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = [
+            "data/test-00000-of-00001.parquet",
+            "data/train-00000-of-00001.parquet",
+            "data/validation-0.parquet",
+            "dataset_info.json",
+            "more.jsonl",
+            "test.csv",
+            "test.txt",
+            "test_model.py",
+            "train.py",
+            "valid.tsv.gz",
+        ];
+        for name in names {
+            let path = dir.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "x").unwrap();
+        }
+        let (files, left_out) = split_files(dir.path(), list_files(dir.path()).unwrap());
+        assert_eq!(left_out, ["data/test-00000-of-00001.parquet", "test.csv", "test.txt"]);
+        let of = |split: FileSplit| -> Vec<String> {
+            let files = files.iter().filter(|file| file.split == split);
+            files.map(|file| file.path.strip_prefix(dir.path()).unwrap().to_str().unwrap().to_owned()).collect()
+        };
+        assert_eq!(of(FileSplit::Val), ["data/validation-0.parquet", "valid.tsv.gz"]);
+        assert_eq!(
+            of(FileSplit::Train),
+            ["data/train-00000-of-00001.parquet", "more.jsonl", "test_model.py", "train.py"]
+        );
     }
 }

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fmt};
 use anyhow::{Result, bail};
 use hearth_model::hub::{Download, Hub, HubFile, Repo, RepoKind};
 
-use super::files::{FileKind, SourceFile, TRAIN_WORDS, VAL_WORDS, has_word, kind_of};
+use super::files::{DESCRIPTIONS, FileKind, FileSplit, NamedSplit, SourceFile, is_text_name, kind_of, named_split};
 
 /// `org/name`, `org/name@revision`, each also with `:PATH` for one file or folder of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +19,8 @@ pub struct HubDataset {
 pub struct Downloaded {
     /// The files.
     pub files: Vec<SourceFile>,
+    /// Names of files that are left out by the split that they say.
+    pub left_out: Vec<String>,
     /// The commit that they are from.
     pub commit: String,
 }
@@ -39,24 +41,25 @@ impl HubDataset {
     /// path says which.
     pub fn download(&self, hub: &Hub, progress: &mut dyn FnMut(Download)) -> Result<Downloaded> {
         let snapshot = hub.snapshot(&self.repo)?;
-        let chosen = self.choose(&snapshot.files)?;
-        let wanted: Vec<_> = chosen.iter().map(|(file, _)| *file).collect();
+        let Chosen { files: chosen, left_out } = self.choose(&snapshot.files)?;
+        let wanted: Vec<_> = chosen.iter().map(|(file, _, _)| *file).collect();
         let paths = hub.fetch_all(&snapshot, &wanted, &self.to_string(), progress)?;
-        let files = chosen.iter().zip(paths).map(|(&(file, kind), path)| SourceFile {
+        let files = chosen.iter().zip(paths).map(|(&(file, kind, split), path)| SourceFile {
             path,
             kind,
             n_bytes: file.n_bytes,
             is_found: false,
+            split,
         });
-        Ok(Downloaded { files: files.collect(), commit: snapshot.commit })
+        Ok(Downloaded { files: files.collect(), left_out, commit: snapshot.commit })
     }
 
     /// The files with documents. A file that the path names is taken as it is. Otherwise: Parquet files, or JSON files
-    /// if there are none, or text files; those of the training split, if files name one.
-    fn choose<'a>(&self, all: &'a [HubFile]) -> Result<Vec<(&'a HubFile, FileKind)>> {
+    /// if there are none, or tables as text, or text files; those of the training and the validation split, if files name one.
+    fn choose<'a>(&self, all: &'a [HubFile]) -> Result<Chosen<'a>> {
         let Some(path) = &self.path else {
             let chosen = self.choose_in(all, "")?;
-            let folders: BTreeSet<&str> = chosen.iter().map(|(file, _)| folder(&file.path)).collect();
+            let folders: BTreeSet<&str> = chosen.files.iter().map(|(file, _, _)| config_folder(&file.path)).collect();
             if folders.len() > 1 {
                 let shown: Vec<_> = folders.iter().take(10).map(|folder| format!("`{}:{folder}`", self.repo)).collect();
                 let more = if folders.len() > shown.len() { ", ..." } else { "" };
@@ -69,32 +72,42 @@ impl HubDataset {
             return Ok(chosen);
         };
         if let Some(file) = all.iter().find(|file| file.path == *path) {
-            return Ok(vec![(file, kind_of(path.as_ref()).unwrap_or(FileKind::Text))]);
+            let kind = kind_of(path.as_ref()).unwrap_or(FileKind::Text);
+            return Ok(Chosen { files: vec![(file, kind, FileSplit::Train)], left_out: Vec::new() });
         }
         self.choose_in(all, &format!("{path}/"))
     }
 
-    fn choose_in<'a>(&self, all: &'a [HubFile], prefix: &str) -> Result<Vec<(&'a HubFile, FileKind)>> {
+    fn choose_in<'a>(&self, all: &'a [HubFile], prefix: &str) -> Result<Chosen<'a>> {
         let inside = all.iter().filter(|file| file.path.starts_with(prefix));
         let typed: Vec<_> = inside.filter_map(|file| Some((file, kind_of_documents(&file.path)?))).collect();
-        for kind in [FileKind::Parquet, FileKind::Json, FileKind::Text] {
-            let files: Vec<_> = typed.iter().copied().filter(|&(_, found)| found == kind).collect();
-            let of = |words: &[&str]| {
-                files.iter().copied().filter(|(file, _)| has_word(&file.path, words)).collect::<Vec<_>>()
-            };
-            let train = of(&TRAIN_WORDS);
-            if !train.is_empty() {
-                return Ok(train);
+        let ranks: [fn(FileKind) -> bool; 4] = [
+            |kind| kind == FileKind::Parquet,
+            |kind| kind == FileKind::Json,
+            |kind| matches!(kind, FileKind::Table(_)),
+            |kind| kind == FileKind::Text,
+        ];
+        let of_best_kind = ranks.iter().find_map(|is_wanted| {
+            let files: Vec<_> = typed.iter().copied().filter(|&(_, kind)| is_wanted(kind)).collect();
+            (!files.is_empty()).then_some(files)
+        });
+        if let Some(files) = of_best_kind {
+            let split = |file: &HubFile| named_split(&file.path[prefix.len()..]);
+            let has_train = files.iter().any(|(file, _)| split(file) == Some(NamedSplit::Train));
+            let mut chosen = Chosen { files: Vec::new(), left_out: Vec::new() };
+            for (file, kind) in files {
+                match split(file) {
+                    Some(NamedSplit::Val) => chosen.files.push((file, kind, FileSplit::Val)),
+                    Some(NamedSplit::Test) => chosen.left_out.push(file.path.clone()),
+                    None if has_train => chosen.left_out.push(file.path.clone()),
+                    Some(NamedSplit::Train) | None => chosen.files.push((file, kind, FileSplit::Train)),
+                }
             }
-            if !files.is_empty() {
-                let held_out = of(&[&["test", "testing", "eval", "evaluation", "dev"][..], &VAL_WORDS].concat());
-                let rest: Vec<_> = files.iter().copied().filter(|file| !held_out.contains(file)).collect();
-                return Ok(if rest.is_empty() { files } else { rest });
-            }
+            return Ok(chosen);
         }
         let shown: Vec<_> = all.iter().take(10).map(|file| format!("`{}`", file.path)).collect();
         bail!(
-            "the data set `{self}` has no Parquet, JSON or text files{}; it has: {}{}\nhint: name a file or folder, as in `{}:{}`",
+            "the data set `{self}` has no Parquet, JSON, CSV or text files{}; it has: {}{}\nhint: name a file or folder, as in `{}:{}`",
             if prefix.is_empty() { String::new() } else { format!(" in `{prefix}`") },
             shown.join(", "),
             if all.len() > shown.len() { ", ..." } else { "" },
@@ -104,6 +117,12 @@ impl HubDataset {
     }
 }
 
+/// The files of a data set that are used, each with its kind and split, and the names of others.
+struct Chosen<'a> {
+    files: Vec<(&'a HubFile, FileKind, FileSplit)>,
+    left_out: Vec<String>,
+}
+
 impl fmt::Display for HubDataset {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.repo.fmt(f)?;
@@ -111,25 +130,24 @@ impl fmt::Display for HubDataset {
     }
 }
 
-fn folder(path: &str) -> &str {
-    path.rsplit_once('/').map_or("", |(folder, _)| folder)
+/// The folder of a file, without a last part that names a split: files for training and validation are often in two folders.
+fn config_folder(path: &str) -> &str {
+    let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
+    let (above, last) = folder.rsplit_once('/').unwrap_or(("", folder));
+    if named_split(last).is_some() { above } else { folder }
 }
 
 /// The kind of a file that has documents, rather than a description of the data set.
 fn kind_of_documents(path: &str) -> Option<FileKind> {
     let name = path.rsplit('/').next().unwrap_or(path).to_lowercase();
     let is_hidden = path.split('/').any(|part| part.starts_with('.'));
-    let describes = ["dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "requirements.txt"];
-    if is_hidden || describes.contains(&name.as_str()) || name.starts_with("license") {
+    let describes = DESCRIPTIONS.contains(&name.as_str()) || name == "requirements.txt" || name.starts_with("license");
+    if is_hidden || describes {
         return None;
     }
     match kind_of(path.as_ref())? {
-        FileKind::Text => {
-            let is_text = |name: &str| name.ends_with(".txt") || name.ends_with(".text");
-            let plain = [".gz", ".zst", ".zstd"].iter().find_map(|extension| name.strip_suffix(extension));
-            is_text(plain.unwrap_or(&name)).then_some(FileKind::Text)
-        }
-        kind @ (FileKind::Json | FileKind::Parquet) => Some(kind),
+        FileKind::Text => is_text_name(&name).then_some(FileKind::Text),
+        kind @ (FileKind::Json | FileKind::Table(_) | FileKind::Parquet) => Some(kind),
         FileKind::Tokens => None,
     }
 }
@@ -150,7 +168,7 @@ mod tests {
     fn chosen(id: &str, paths: &[&str]) -> Result<Vec<String>, String> {
         let all = files(paths);
         let chosen = HubDataset::parse(id).unwrap().choose(&all).map_err(|error| error.to_string())?;
-        Ok(chosen.into_iter().map(|(file, _)| file.path.clone()).collect())
+        Ok(chosen.files.into_iter().map(|(file, _, _)| file.path.clone()).collect())
     }
 
     #[test]
@@ -171,9 +189,15 @@ mod tests {
         assert_eq!(chosen("a/b:raw.txt", &tables).unwrap(), ["raw.txt"]);
         assert_eq!(chosen("a/b:data/test-0.parquet", &tables).unwrap(), ["data/test-0.parquet"]);
         let lines = [".gitattributes", "constrained.jsonl.gz", "dataset_infos.json", "validation.jsonl"];
-        assert_eq!(chosen("a/b", &lines).unwrap(), ["constrained.jsonl.gz"]);
+        assert_eq!(chosen("a/b", &lines).unwrap(), ["constrained.jsonl.gz", "validation.jsonl"]);
+        let splits = ["en/test/0.csv", "en/train/0.csv", "en/validation/0.csv", "en/more.csv"];
+        let all = files(&splits);
+        let found = HubDataset::parse("a/b").unwrap().choose(&all).unwrap();
+        let found_splits: Vec<_> = found.files.iter().map(|(file, _, split)| (file.path.as_str(), *split)).collect();
+        assert_eq!(found_splits, [(splits[1], FileSplit::Train), (splits[2], FileSplit::Val)]);
+        assert_eq!(found.left_out, [splits[0], splits[3]]);
         assert_eq!(chosen("a/b", &["LICENSE.txt", "book.txt", "notes.md"]).unwrap(), ["book.txt"]);
-        assert_eq!(chosen("a/b", &["test.txt"]).unwrap(), ["test.txt"]);
+        assert_eq!(chosen("a/b", &["test.txt"]).unwrap(), [""; 0]);
     }
 
     #[test]
@@ -183,6 +207,6 @@ mod tests {
         assert!(error.contains("in 3 folders\nhint: ") && error.contains("`a/b:de`, `a/b:en/1`"), "{error}");
         assert_eq!(chosen("a/b:en", &paths).unwrap(), ["en/1/train.parquet", "en/2/train.parquet"]);
         let error = chosen("a/b:fr", &paths).unwrap_err();
-        assert!(error.contains("no Parquet, JSON or text files in `fr/`; it has: `de/train.parquet`"), "{error}");
+        assert!(error.contains("no Parquet, JSON, CSV or text files in `fr/`; it has: `de/train.parquet`"), "{error}");
     }
 }

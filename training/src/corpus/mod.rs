@@ -1,10 +1,15 @@
 //! Sources of training text, and tokenization. One file per kind of source.
 
 mod conversation;
+mod decode;
 mod encode;
 mod files;
+mod form;
 mod hub_dataset;
 mod json;
+mod marks;
+mod message;
+mod notes;
 mod open;
 mod parquet;
 mod piece;
@@ -12,16 +17,22 @@ mod pipeline;
 mod record;
 mod source;
 mod split;
+mod table;
 mod text;
 mod token_file;
 mod words;
 
+pub(crate) use conversation::require_written;
 pub use conversation::{Conversation, ConversationEncoder};
-pub(crate) use conversation::{TOOLS, parsed_list, require_tools_written, tools_of};
 pub(crate) use encode::ANY_CHARACTER;
 pub use encode::Encoder;
-pub use files::{FileKind, SourceFile, kind_of, list_files, split_of};
+pub use files::{FileKind, FileSplit, SourceFile, kind_of, list_files};
+pub(crate) use form::{CHOSEN, Form, REJECTED, record_members};
 pub use hub_dataset::{Downloaded, HubDataset};
+pub use json::is_json;
+pub use marks::{Marks, TextKind};
+pub(crate) use message::{Problem, Turn};
+pub use notes::{Note, Notes};
 pub use open::{BytesRead, read_to_string};
 pub use piece::{Cutting, PIECE_BYTES, Piece, pieces};
 pub use pipeline::{FilePiece, ReadReport, read_in_batches};

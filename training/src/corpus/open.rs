@@ -11,17 +11,19 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail};
-use flate2::bufread::MultiGzDecoder;
 use hearth_model::regular_file;
-use ruzstd::decoding::{
-    BlockDecodingStrategy, FrameDecoder,
-    errors::{FrameDecoderError, ReadFrameHeaderError},
-};
 
-use super::text::damaged;
+use super::{
+    decode::{GzipReader, Utf16Reader, ZstdReader},
+    text::{damaged, has_nul},
+};
 
 /// What some editors write before UTF-8 text. It is not part of the text.
 const BYTE_ORDER_MARK: &str = "\u{feff}";
+/// What stands before UTF-16 text, in both orders of bytes.
+const UTF16_MARKS: [[u8; 2]; 2] = [[0xff, 0xfe], [0xfe, 0xff]];
+/// What stands before UTF-32 text in the usual order of bytes.
+const UTF32_MARK: [u8; 4] = [0xff, 0xfe, 0, 0];
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
@@ -61,18 +63,25 @@ fn unreadable(path: &Path, error: io::Error) -> anyhow::Error {
     anyhow::Error::from(error).context(format!("cannot read `{}`{hint}", path.display()))
 }
 
-/// The text of the regular file at `path`, without a byte order mark.
+/// The text of the regular file at `path`, without a byte order mark. UTF-16 is decoded if it has one.
 ///
 /// # Errors
-/// The file cannot be read, or is not UTF-8: the message has the byte, its offset and its line.
+/// The file cannot be read, or is not text: the message has the byte, its offset and its line.
 pub fn read_to_string(path: &Path) -> Result<String> {
     let mut bytes = Vec::new();
     open_file(path)?.read_to_end(&mut bytes).map_err(|error| unreadable(path, error))?;
+    if let Some(mark) = UTF16_MARKS.iter().find(|mark| bytes.starts_with(*mark) && !bytes.starts_with(&UTF32_MARK)) {
+        let mut text = String::new();
+        let mut reader = Utf16Reader::new(&bytes[mark.len()..], *mark == UTF16_MARKS[1]);
+        reader.read_to_string(&mut text).with_context(|| damaged(path, 0))?;
+        return Ok(text);
+    }
     let mut text = String::from_utf8(bytes).map_err(|error| {
         let (bytes, offset) = (error.as_bytes(), error.utf8_error().valid_up_to());
         let line = 1 + bytes[..offset].iter().filter(|&&byte| byte == b'\n').count();
         let hint = match bytes.starts_with(&GZIP_MAGIC) || bytes.starts_with(&ZSTD_MAGIC) {
             true => "decompress it first; `prepare` reads compressed files too",
+            false if bytes.starts_with(&UTF32_MARK) => "convert it first, with `iconv -f UTF-32 -t UTF-8`",
             false => "convert it first, for example with `iconv -f LATIN1 -t UTF-8`",
         };
         let byte = bytes.get(offset).copied().unwrap_or_default();
@@ -81,6 +90,9 @@ pub fn read_to_string(path: &Path) -> Result<String> {
             path.display()
         )
     })?;
+    if let Some(at) = text.find('\0') {
+        return Err(has_nul(path, at as u64));
+    }
     if text.starts_with(BYTE_ORDER_MARK) {
         text.drain(..BYTE_ORDER_MARK.len());
     }
@@ -88,7 +100,7 @@ pub fn read_to_string(path: &Path) -> Result<String> {
 }
 
 /// The bytes of the text file at `path`, decompressed if its first bytes are those of gzip or zstd, without a byte order
-/// mark.
+/// mark; as UTF-8 if the mark is that of UTF-16.
 ///
 /// # Errors
 /// The file cannot be opened, is damaged at its start or uses another compression. Other damage is reported while reading.
@@ -97,7 +109,7 @@ pub(super) fn open_stream(path: &Path, bytes_read: &BytesRead) -> Result<Box<dyn
     let mut reader = BufReader::with_capacity(1 << 16, counted);
     let start = reader.fill_buf().with_context(|| format!("cannot read `{}`", path.display()))?;
     if start.starts_with(&GZIP_MAGIC) {
-        return without_mark(path, BufReader::with_capacity(1 << 16, MultiGzDecoder::new(reader)));
+        return without_mark(path, BufReader::with_capacity(1 << 16, GzipReader::new(reader)));
     }
     if start.starts_with(&ZSTD_MAGIC) {
         return without_mark(path, BufReader::with_capacity(1 << 16, ZstdReader::new(reader)));
@@ -131,7 +143,22 @@ pub(super) fn open_stream(path: &Path, bytes_read: &BytesRead) -> Result<Box<dyn
 }
 
 fn without_mark(path: &Path, mut reader: impl BufRead + Send + 'static) -> Result<Box<dyn BufRead + Send>> {
-    let start = reader.fill_buf().with_context(|| damaged(path, 0))?;
+    let start = reader.fill_buf().map_err(|error| match error.kind() {
+        // A window of zstd that is too long.
+        io::ErrorKind::Unsupported => anyhow!(
+            "cannot decompress `{}`: {error}\nhint: decompress it with `zstd -d --long=31`, or compress it without `--long`",
+            path.display()
+        ),
+        _ => anyhow::Error::from(error).context(damaged(path, 0)),
+    })?;
+    if start.starts_with(&UTF32_MARK) {
+        bail!("`{}` is UTF-32, not UTF-8\nhint: convert it first, with `iconv -f UTF-32 -t UTF-8`", path.display());
+    }
+    if let Some(mark) = UTF16_MARKS.iter().find(|mark| start.starts_with(*mark)) {
+        reader.consume(mark.len());
+        let decoded = Utf16Reader::new(reader, *mark == UTF16_MARKS[1]);
+        return Ok(Box::new(BufReader::with_capacity(1 << 16, decoded)));
+    }
     if start.starts_with(BYTE_ORDER_MARK.as_bytes()) {
         reader.consume(BYTE_ORDER_MARK.len());
     }
@@ -149,73 +176,6 @@ impl Read for Counted {
         let n = self.file.read(out)?;
         self.bytes_read.add(n as u64);
         Ok(n)
-    }
-}
-
-/// Decompresses consecutive zstd frames.
-struct ZstdReader<R> {
-    source: R,
-    decoder: FrameDecoder,
-    is_in_frame: bool,
-}
-
-impl<R: BufRead> ZstdReader<R> {
-    fn new(source: R) -> ZstdReader<R> {
-        ZstdReader { source, decoder: FrameDecoder::new(), is_in_frame: false }
-    }
-
-    /// Starts the next frame; false at the end of the file.
-    fn next_frame(&mut self) -> io::Result<bool> {
-        while !self.source.fill_buf()?.is_empty() {
-            match self.decoder.init(&mut self.source) {
-                Ok(()) => {
-                    self.is_in_frame = true;
-                    return Ok(true);
-                }
-                Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame { length, .. })) => {
-                    let n = io::copy(&mut self.source.by_ref().take(length.into()), &mut io::sink())?;
-                    if n < u64::from(length) {
-                        return Err(io::ErrorKind::UnexpectedEof.into());
-                    }
-                }
-                Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error)),
-            }
-        }
-        Ok(false)
-    }
-
-    fn end_frame(&mut self) -> io::Result<()> {
-        self.is_in_frame = false;
-        match (self.decoder.get_checksum_from_data(), self.decoder.get_calculated_checksum()) {
-            (Some(stored), Some(computed)) if stored != computed => {
-                let what = format!("checksum {computed:08x}, expected {stored:08x}");
-                Err(io::Error::new(io::ErrorKind::InvalidData, what))
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
-impl<R: BufRead> Read for ZstdReader<R> {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        if out.is_empty() {
-            return Ok(0);
-        }
-        loop {
-            if !self.is_in_frame && !self.next_frame()? {
-                return Ok(0);
-            }
-            while self.decoder.can_collect() == 0 && !self.decoder.is_finished() {
-                self.decoder
-                    .decode_blocks(&mut self.source, BlockDecodingStrategy::UptoBlocks(1))
-                    .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-            }
-            let n = self.decoder.read(out)?;
-            if n > 0 {
-                return Ok(n);
-            }
-            self.end_frame()?;
-        }
     }
 }
 
@@ -256,6 +216,10 @@ mod tests {
         let both = [one.clone(), two.clone()].concat();
         assert_eq!(read("plain", &both).unwrap(), both);
         assert_eq!(read("a.gz", &[gzip(&one), gzip(&two)].concat()).unwrap(), both);
+        // Some programs pad files with zeros; other bytes behind the last member are damage.
+        assert_eq!(read("a.gz", &[gzip(&one), gzip(&two), vec![0; 100_000]].concat()).unwrap(), both);
+        assert!(read("a.gz", &[gzip(&one), vec![0; 10], b"x".to_vec()].concat()).is_err());
+        assert!(read("a.gz", &[gzip(&one), b"x".to_vec()].concat()).is_err());
         // A skippable frame of 3 bytes in between.
         let skippable = [&[0x50, 0x2a, 0x4d, 0x18, 3, 0, 0, 0][..], b"xyz"].concat();
         assert_eq!(read("a.zst", &[zstd(&one), skippable, zstd(b""), zstd(&two)].concat()).unwrap(), both);
@@ -283,6 +247,38 @@ mod tests {
             assert_eq!(read(name, &bytes).unwrap(), "a\u{feff}\n".as_bytes(), "{name}");
         }
         assert_eq!(read("mark", BYTE_ORDER_MARK.as_bytes()).unwrap(), b"");
+    }
+
+    #[test]
+    fn zstd_with_a_window_of_256_mib_is_decompressed_and_of_4_gib_rejected() {
+        // Magic; a descriptor without content size; the window's exponent; a raw block, the last, of two bytes.
+        let frame = |exponent: u8| [&ZSTD_MAGIC[..], &[0, (exponent - 10) << 3], &[0b1_0001, 0, 0], b"hi"].concat();
+        assert_eq!(read("a.zst", &frame(28)).unwrap(), b"hi");
+        let error = format!("{:#}", read("a.zst", &frame(32)).unwrap_err());
+        assert!(error.contains("a window of 4294967296 bytes") && error.contains("\nhint: "), "{error}");
+    }
+
+    #[test]
+    fn utf16_with_a_byte_order_mark_is_read_as_utf8() {
+        let text = "caf\u{e9} \u{1f600}\n".repeat(9_000);
+        let encode = |mark: &str| format!("{mark}{text}").encode_utf16().collect::<Vec<u16>>();
+        let little: Vec<u8> = encode("\u{feff}").iter().flat_map(|unit| unit.to_le_bytes()).collect();
+        let big: Vec<u8> = encode("\u{feff}").iter().flat_map(|unit| unit.to_be_bytes()).collect();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.txt");
+        for bytes in [&little, &big] {
+            assert!(read("a.txt", bytes).unwrap() == text.as_bytes());
+            assert!(read("a.txt.gz", &gzip(bytes)).unwrap() == text.as_bytes());
+            fs::write(&path, bytes).unwrap();
+            assert!(read_to_string(&path).unwrap() == text);
+            assert!(read("a.txt", &bytes[..bytes.len() - 1]).is_err(), "half a unit");
+        }
+        // Without a mark, it is UTF-8 with a NUL behind each letter.
+        fs::write(&path, b"h\0i\0").unwrap();
+        let error = read_to_string(&path).unwrap_err().to_string();
+        assert!(error.contains("NUL character at offset 1") && error.contains("iconv -f UTF-16LE -t UTF-8"), "{error}");
+        let error = read("a.txt", b"\xff\xfe\0\0h\0\0\0").unwrap_err().to_string();
+        assert!(error.contains("iconv -f UTF-32 -t UTF-8"), "{error}");
     }
 
     #[test]

@@ -9,8 +9,22 @@ pub struct Piece {
     pub text: String,
     /// Whether this is the end of the document.
     pub is_last: bool,
+    /// Whether it is of a chat that a template rendered: then the strings of special tokens in it are tokens.
+    pub is_rendered: bool,
     /// The conversation that the text is of; it is one piece.
     pub conversation: Option<Conversation>,
+}
+
+impl Piece {
+    /// A piece of a plain text.
+    pub fn text(text: impl Into<String>, is_last: bool) -> Piece {
+        Piece { text: text.into(), is_last, is_rendered: false, conversation: None }
+    }
+
+    /// A conversation.
+    pub fn conversation(conversation: Conversation) -> Piece {
+        Piece { conversation: Some(conversation.clone()), ..Piece::text(conversation.text(), true) }
+    }
 }
 
 /// Minimum size of a piece in bytes; it ends at the first place after that.

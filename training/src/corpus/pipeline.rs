@@ -10,6 +10,7 @@ use anyhow::{Context, Result, anyhow};
 
 use super::{
     files::SourceFile,
+    notes::Notes,
     open::BytesRead,
     piece::Piece,
     source::{Outcome, ReadOptions, read_documents},
@@ -32,6 +33,8 @@ pub struct FilePiece {
 pub struct ReadReport {
     /// Files in folders that are not text, and were skipped.
     pub not_text: Vec<usize>,
+    /// What is to be said about the documents.
+    pub notes: Notes,
 }
 
 /// Reads the documents of `files` in order and calls `work` on this thread with batches of their pieces, in order.
@@ -78,7 +81,7 @@ fn read_all(
         sender.send(std::mem::take(batch)).map_err(|_| anyhow!("the receiver of documents is gone"))
     };
     for (index, file) in files.iter().enumerate() {
-        let outcome = read_documents(file, options, bytes_read, &mut |piece| {
+        let outcome = read_documents(file, options, bytes_read, &mut report.notes, &mut |piece| {
             n_bytes += piece.text.len();
             batch.push(FilePiece { file: index, piece });
             if n_bytes >= BATCH_BYTES {
@@ -103,7 +106,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::corpus::{Cutting, list_files};
+    use crate::corpus::{Cutting, Marks, list_files};
 
     #[test]
     fn read_in_batches_keeps_document_order_and_stops_at_an_error() {
@@ -113,7 +116,8 @@ mod tests {
         }
         fs::write(dir.path().join("picture.png"), b"\x89PNG").unwrap();
         let files = list_files(dir.path()).unwrap();
-        let options = ReadOptions { text_field: "text".into(), separator: None, cutting: Cutting::Pieces };
+        let (marks, cutting) = (Marks::default(), Cutting::Pieces);
+        let options = ReadOptions { text_field: "text".into(), separator: None, marks, cutting };
         let mut texts = vec![String::new(); files.len()];
         let report = read_in_batches(&files, &options, &BytesRead::default(), |batch| {
             for FilePiece { file, piece } in batch {

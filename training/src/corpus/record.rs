@@ -1,19 +1,21 @@
-//! Files as records: JSON objects, rows of tables, and whole texts. For data with several members, such as a prompt and a
-//! completion.
+//! Files as records: JSON objects, rows of tables, and whole texts. All commands that read documents or examples read them here.
 
-use std::{marker::PhantomData, path::Path};
+use std::path::Path;
 
 use anyhow::{Result, bail, ensure};
 use serde_json::{Map, Value};
 
 use super::{
     files::{FileKind, SourceFile},
-    json::Objects,
+    json::{Objects, is_json},
+    marks::Marks,
+    notes::{Note, Notes},
     open::{BytesRead, open_stream},
     parquet,
     piece::Cutting,
     source::Outcome,
-    text::{NotUtf8, read_text},
+    table::read_table,
+    text::{MAX_DOCUMENT_BYTES, NotUtf8, TextOptions, read_text},
 };
 
 /// One object of a file.
@@ -34,9 +36,11 @@ pub struct RecordOptions<'a> {
     pub text_member: &'a str,
     /// What a JSON object must be, for messages.
     pub expected: &'a str,
+    /// What ends a document in a text file.
+    pub marks: &'a Marks,
 }
 
-/// Reads the records of a file and passes them to `sink`, in order.
+/// Reads the records of a file and passes them to `sink`, in order. A text file that begins like JSON is read as JSON.
 ///
 /// # Errors
 /// The file cannot be read or is damaged; the message has its name and, if known, the line or row. Errors of `sink`.
@@ -44,31 +48,42 @@ pub fn read_records(
     file: &SourceFile,
     options: RecordOptions<'_>,
     bytes_read: &BytesRead,
+    notes: &mut Notes,
     sink: &mut dyn FnMut(Record) -> Result<()>,
 ) -> Result<Outcome> {
     let path = &file.path;
-    match file.kind {
+    match kind_by_content(file)? {
         FileKind::Json => {
-            let seed = PhantomData::<Map<String, Value>>;
-            let objects = Objects { path, seed, expected: options.expected };
+            let objects = Objects { path, expected: options.expected, max_bytes: MAX_DOCUMENT_BYTES };
             let reader = open_stream(path, bytes_read)?;
             objects.read(reader, &mut |place, members| sink(Record { place: place.in_file(), members }))?;
         }
-        FileKind::Parquet => read_rows(path, options.members, bytes_read, sink)?,
+        FileKind::Table(separator) => {
+            let reader = open_stream(path, bytes_read)?;
+            read_table(path, separator, reader, &mut |place, members| sink(Record { place, members }))?;
+        }
+        FileKind::Parquet => read_rows(path, options.members, bytes_read, notes, sink)?,
         FileKind::Text => {
             let mut text = String::new();
+            let mut texts = Vec::new();
             let reader = open_stream(path, bytes_read)?;
-            let read = read_text(path, reader, None, Cutting::Whole, &mut |piece| {
+            let text_options = TextOptions { separator: None, marks: options.marks, cutting: Cutting::Whole };
+            let read = read_text(path, reader, text_options, notes, &mut |piece| {
                 text.push_str(&piece.text);
+                if piece.is_last {
+                    texts.push(std::mem::take(&mut text));
+                }
                 Ok(())
             });
             match read {
                 Err(error) if file.is_found && error.is::<NotUtf8>() => return Ok(Outcome::NotText),
                 read => read?,
             }
-            if !text.is_empty() {
+            let is_one = texts.len() == 1;
+            for (index, text) in texts.into_iter().enumerate() {
+                let place = if is_one { String::new() } else { format!("document {}", index + 1) };
                 let members = Map::from_iter([(options.text_member.to_owned(), text.into())]);
-                sink(Record { place: String::new(), members })?;
+                sink(Record { place, members })?;
             }
         }
         FileKind::Tokens => bail!(
@@ -79,13 +94,29 @@ pub fn read_records(
     Ok(Outcome::Read)
 }
 
+/// The contents of a file: JSON, if its name says text and it begins like JSON.
+pub(super) fn kind_by_content(file: &SourceFile) -> Result<FileKind> {
+    if file.kind != FileKind::Text {
+        return Ok(file.kind);
+    }
+    let mut reader = match open_stream(&file.path, &BytesRead::default()) {
+        // In a folder, it is skipped if it is not text.
+        Err(_) if file.is_found => return Ok(FileKind::Text),
+        reader => reader?,
+    };
+    let is_json = reader.fill_buf().is_ok_and(is_json);
+    Ok(if is_json { FileKind::Json } else { FileKind::Text })
+}
+
 fn read_rows(
     path: &Path,
     members: &[&str],
     bytes_read: &BytesRead,
+    notes: &mut Notes,
     sink: &mut dyn FnMut(Record) -> Result<()>,
 ) -> Result<()> {
-    let mut columns = parquet::read_columns(path, members, bytes_read)?;
+    let (mut columns, unread) = parquet::read_columns(path, members, bytes_read)?;
+    unread.into_iter().for_each(|name| notes.add(Note::Unread(name), &format!("`{}`", path.display())));
     let n_rows = columns.iter().map(|(_, values)| values.len()).max().unwrap_or(0);
     for (name, values) in &columns {
         ensure!(

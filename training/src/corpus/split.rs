@@ -14,6 +14,9 @@ pub struct SplitText<'a> {
 /// Holds out the last `val_fraction` of the text's characters, as nanoGPT does with 0.1: the first
 /// `floor(n_chars * (1 - val_fraction))` characters are for training. Refuses a text too short to give both parts.
 pub fn split_by_chars(text: &str, val_fraction: f64) -> Result<SplitText<'_>> {
+    if val_fraction == 0.0 {
+        return Ok(SplitText { train: text, val: "" });
+    }
     let n_chars = text.chars().count();
     let n_train = (n_chars as f64 * (1.0 - val_fraction)) as usize;
     ensure!(
@@ -35,6 +38,7 @@ mod tests {
     fn split_by_chars_holds_out_the_last_fraction_of_the_characters() {
         let split = split_by_chars("äöüßéèêëñç", 0.1).unwrap();
         assert_eq!((split.train, split.val), ("äöüßéèêëñ", "ç"));
+        assert_eq!(split_by_chars("a", 0.0).unwrap(), SplitText { train: "a", val: "" });
         // As nanoGPT's prepare.py: int(15 * 0.9) == 13.
         let split = split_by_chars("abcdefghijklmno", 0.1).unwrap();
         assert_eq!((split.train.len(), split.val.len()), (13, 2));

@@ -4,20 +4,40 @@ use std::{io::BufRead, path::Path};
 
 use anyhow::{Context, Result, bail};
 
-use super::piece::{Cutting, PIECE_BYTES, Piece, pieces, place_to_cut};
+use super::{
+    marks::{Marks, TextKind},
+    notes::{Note, Notes},
+    piece::{Cutting, PIECE_BYTES, Piece, pieces, place_to_cut},
+};
 
 /// Receives the pieces of documents, in order.
 pub(super) type Sink<'a> = &'a mut dyn FnMut(Piece) -> Result<()>;
+
+/// The largest document that is held in memory as a whole, in bytes: what a line of JSON is, and a text for a tokenizer that
+/// cannot encode it in pieces. Compressed files may have documents that are a thousand times as large as the file.
+pub(crate) const MAX_DOCUMENT_BYTES: usize = 256 << 20;
+
+/// Bytes of a file that show whether it is a rendered chat.
+const START_BYTES: usize = 1024;
+
+/// How texts become documents.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TextOptions<'a> {
+    /// The separator that the user chose.
+    pub(super) separator: Option<&'a str>,
+    pub(super) marks: &'a Marks,
+    pub(super) cutting: Cutting,
+}
 
 /// Reads the documents of a text file. Empty documents are skipped.
 pub(super) fn read_text(
     path: &Path,
     mut reader: impl BufRead,
-    separator: Option<&str>,
-    cutting: Cutting,
+    options: TextOptions<'_>,
+    notes: &mut Notes,
     sink: Sink<'_>,
 ) -> Result<()> {
-    let mut cutter = Cutter { separator, cutting, text: String::new(), is_open: false };
+    let mut cutter = Cutter::new(path, options, notes);
     // Bytes of a character that continues in the next block.
     let mut partial: Vec<u8> = Vec::new();
     let mut offset = 0;
@@ -27,6 +47,9 @@ pub(super) fn read_text(
         let is_end = block.is_empty();
         partial.extend_from_slice(block);
         reader.consume(n_bytes);
+        if let Some(at) = partial.iter().position(|&byte| byte == 0) {
+            return Err(has_nul(path, offset + at as u64));
+        }
         let n_valid = match std::str::from_utf8(&partial) {
             Ok(text) => {
                 cutter.push(text, sink)?;
@@ -53,8 +76,38 @@ pub(super) fn read_text(
     }
 }
 
+/// Sends the documents of a text that is completely in memory: one, or several with the marks of ends between them. `place` is
+/// for notes.
+pub(super) fn send_text(
+    text: &str,
+    TextOptions { marks, cutting, .. }: TextOptions<'_>,
+    place: &dyn Fn() -> String,
+    notes: &mut Notes,
+    sink: Sink<'_>,
+) -> Result<()> {
+    let kind = marks.kind(text);
+    if let Some(note) = note_of_kind(kind).or_else(|| note_of_mark(marks, text)) {
+        notes.add(note, &place());
+    }
+    if let TextKind::Chat(_) = kind {
+        return send_document(text, true, cutting, sink);
+    }
+    let mut rest = text;
+    while let Some((at, end)) = first_of(rest, marks.ends().iter().map(String::as_str)) {
+        notes.add(note_of_end(end), &place());
+        send_part(&rest[..at], cutting, sink)?;
+        rest = &rest[at + end.len()..];
+    }
+    if rest.len() == text.len() { send_document(rest, false, cutting, sink) } else { send_part(rest, cutting, sink) }
+}
+
+/// Sends what is between marks, unless it is nothing but white space.
+fn send_part(text: &str, cutting: Cutting, sink: Sink<'_>) -> Result<()> {
+    if text.trim().is_empty() { Ok(()) } else { send_document(text, false, cutting, sink) }
+}
+
 /// Sends a document that is completely in memory.
-pub(super) fn send_document(text: &str, cutting: Cutting, sink: Sink<'_>) -> Result<()> {
+fn send_document(text: &str, is_rendered: bool, cutting: Cutting, sink: Sink<'_>) -> Result<()> {
     if text.is_empty() {
         return Ok(());
     }
@@ -65,9 +118,37 @@ pub(super) fn send_document(text: &str, cutting: Cutting, sink: Sink<'_>) -> Res
     let mut part = parts.next();
     while let Some(now) = part {
         part = parts.next();
-        sink(Piece { text: now.to_owned(), is_last: part.is_none(), conversation: None })?;
+        sink(Piece { is_rendered, ..Piece::text(now, part.is_none()) })?;
     }
     Ok(())
+}
+
+/// The first of `wanted` in a text: where it begins, and which.
+fn first_of<'a>(text: &str, wanted: impl Iterator<Item = &'a str>) -> Option<(usize, &'a str)> {
+    wanted.filter_map(|one| Some((text.find(one)?, one))).min_by_key(|(at, _)| *at)
+}
+
+fn note_of_end(end: &str) -> Note {
+    Note::Other(format!("`{end}` in a text ends a document there"))
+}
+
+fn note_of_kind(kind: TextKind<'_>) -> Option<Note> {
+    Some(Note::Other(match kind {
+        TextKind::Plain => return None,
+        TextKind::Chat(mark) => format!(
+            "it is a chat that a template rendered (it begins with `{mark}`): special tokens in it become tokens, and all of it is \
+             trained; with `messages`, `finetune` trains the answers only"
+        ),
+        TextKind::ForeignChat(mark) => format!(
+            "it is a chat that a template rendered, but its `{mark}` is no token of the tokenizer: it is trained as plain \
+             characters. Write the conversation as `messages`, or use a tokenizer with this token"
+        ),
+    }))
+}
+
+fn note_of_mark(marks: &Marks, text: &str) -> Option<Note> {
+    let mark = marks.in_plain(text)?;
+    Some(Note::Other(format!("`{mark}` in a text is trained as plain characters")))
 }
 
 /// The error for a stream that fails after some bytes.
@@ -93,41 +174,129 @@ pub(super) fn not_utf8(path: &Path, offset: u64, byte: u8) -> anyhow::Error {
 #[error("{0}")]
 pub(super) struct NotUtf8(String);
 
-/// Splits a stream of text into pieces of documents.
-struct Cutter<'a> {
-    separator: Option<&'a str>,
-    cutting: Cutting,
-    text: String,
-    /// Whether a piece of the current document was sent.
-    is_open: bool,
+/// The error for a NUL character, which no text has.
+pub(super) fn has_nul(path: &Path, offset: u64) -> anyhow::Error {
+    NotUtf8(format!(
+        "`{}` is not text: it has a NUL character at offset {offset}\nhint: if it is UTF-16, convert it with \
+         `iconv -f UTF-16LE -t UTF-8`",
+        path.display()
+    ))
+    .into()
 }
 
-impl Cutter<'_> {
+/// The error for a document that is too large to be held in memory.
+pub(super) fn too_large(place: &str, hint: &str) -> anyhow::Error {
+    anyhow::anyhow!("{place} has a document of more than {} MiB\nhint: {hint}", MAX_DOCUMENT_BYTES >> 20)
+}
+
+/// Splits a stream of text into pieces of documents.
+struct Cutter<'a> {
+    path: &'a Path,
+    options: TextOptions<'a>,
+    notes: &'a mut Notes,
+    /// What ends a document; known after the start of the text.
+    separators: Option<Vec<&'a str>>,
+    /// Whether the text is a rendered chat.
+    is_rendered: bool,
+    text: String,
+    /// Line breaks before `text`.
+    n_lines: usize,
+    /// Whether a piece of the current document was sent.
+    is_open: bool,
+    /// Whether a mark that stays text was noted.
+    has_noted: bool,
+    /// Whether a mark ended a document.
+    has_end: bool,
+}
+
+impl<'a> Cutter<'a> {
+    fn new(path: &'a Path, options: TextOptions<'a>, notes: &'a mut Notes) -> Cutter<'a> {
+        Cutter {
+            path,
+            options,
+            notes,
+            separators: None,
+            is_rendered: false,
+            text: String::new(),
+            n_lines: 0,
+            is_open: false,
+            has_noted: false,
+            has_end: false,
+        }
+    }
+
+    fn place(&self, at: usize) -> String {
+        let line = 1 + self.n_lines + self.text[..at].matches('\n').count();
+        format!("`{}`, line {line}", self.path.display())
+    }
+
+    /// Finds what the text is, by its start.
+    fn begin(&mut self) {
+        let TextOptions { separator, marks, .. } = self.options;
+        let kind = marks.kind(&self.text);
+        self.is_rendered = matches!(kind, TextKind::Chat(_));
+        if let Some(note) = note_of_kind(kind) {
+            self.notes.add(note, &format!("`{}`", self.path.display()));
+        }
+        let ends = if self.is_rendered { &[] } else { marks.ends() };
+        self.separators = Some(separator.into_iter().chain(ends.iter().map(String::as_str)).collect());
+    }
+
     fn push(&mut self, text: &str, sink: Sink<'_>) -> Result<()> {
+        if self.separators.is_none() {
+            self.text.push_str(text);
+            if self.text.len() < START_BYTES {
+                return Ok(());
+            }
+            self.begin();
+            let text = std::mem::take(&mut self.text);
+            return self.cut(&text, sink);
+        }
+        self.cut(text, sink)
+    }
+
+    fn cut(&mut self, text: &str, sink: Sink<'_>) -> Result<()> {
+        let separators = self.separators.clone().unwrap_or_default();
+        let longest = separators.iter().map(|separator| separator.len()).max().unwrap_or(0);
         // A separator may begin in the text already held, where it was not found yet.
-        let mut searched = self.separator.map_or(0, |separator| self.text.len().saturating_sub(separator.len() - 1));
+        let mut searched = self.text.len().saturating_sub(longest.saturating_sub(1));
         searched = self.text.floor_char_boundary(searched);
+        if !self.has_noted
+            && !self.is_rendered
+            && let Some(note) = note_of_mark(self.options.marks, text)
+        {
+            self.has_noted = true;
+            let place = self.place(self.text.len());
+            self.notes.add(note, &place);
+        }
         self.text.push_str(text);
         let mut start = 0;
-        if let Some(separator) = self.separator {
-            while let Some(at) = self.text[searched..].find(separator) {
-                let end = searched + at;
-                self.send(start, end, sink)?;
-                (start, searched) = (end + separator.len(), end + separator.len());
+        while let Some((at, separator)) = first_of(&self.text[searched..], separators.iter().copied()) {
+            let end = searched + at;
+            if !self.has_end && Some(separator) != self.options.separator {
+                self.has_end = true;
+                let place = self.place(end);
+                self.notes.add(note_of_end(separator), &place);
             }
+            self.send(start, end, sink)?;
+            (start, searched) = (end + separator.len(), end + separator.len());
         }
-        if self.cutting == Cutting::Pieces {
-            let reserved = self.separator.map_or(0, str::len);
-            while self.text.len() - start > 2 * PIECE_BYTES + reserved {
+        if self.options.cutting == Cutting::Pieces {
+            while self.text.len() - start > 2 * PIECE_BYTES + longest {
                 // Keeps the text in which a separator may begin.
-                let limit = self.text.floor_char_boundary(self.text.len() - reserved);
+                let limit = self.text.floor_char_boundary(self.text.len() - longest);
                 let Some(at) = place_to_cut(&self.text[start..limit], PIECE_BYTES) else { break };
-                sink(Piece { text: self.text[start..start + at].to_owned(), is_last: false, conversation: None })?;
+                sink(Piece { is_rendered: self.is_rendered, ..Piece::text(&self.text[start..start + at], false) })?;
                 self.is_open = true;
                 start += at;
             }
         }
+        self.n_lines += self.text[..start].matches('\n').count();
         self.text.drain(..start);
+        if self.text.len() > MAX_DOCUMENT_BYTES {
+            let hint = "cut it into several files, or into documents with `--separator`";
+            return Err(too_large(&format!("`{}`", self.path.display()), hint));
+        }
         Ok(())
     }
 
@@ -136,12 +305,21 @@ impl Cutter<'_> {
         let text = &self.text[start..end];
         if self.is_open {
             self.is_open = false;
-            return sink(Piece { text: text.to_owned(), is_last: true, conversation: None });
+            return sink(Piece { is_rendered: self.is_rendered, ..Piece::text(text, true) });
         }
-        send_document(text, self.cutting, sink)
+        if self.has_end && text.trim().is_empty() {
+            // Between two marks, or behind the last.
+            return Ok(());
+        }
+        send_document(text, self.is_rendered, self.options.cutting, sink)
     }
 
     fn finish(mut self, sink: Sink<'_>) -> Result<()> {
+        if self.separators.is_none() {
+            self.begin();
+            let text = std::mem::take(&mut self.text);
+            self.cut(&text, sink)?;
+        }
         self.send(0, self.text.len(), sink)
     }
 }
@@ -165,7 +343,9 @@ mod tests {
     fn documents(bytes: &[u8], block: usize, separator: Option<&str>, cutting: Cutting) -> Result<Vec<String>> {
         let mut documents = vec![String::new()];
         let reader = BufReader::with_capacity(block, bytes);
-        read_text(Path::new("a.txt"), reader, separator, cutting, &mut |piece| {
+        let marks = Marks::default();
+        let options = TextOptions { separator, marks: &marks, cutting };
+        read_text(Path::new("a.txt"), reader, options, &mut Notes::default(), &mut |piece| {
             assert!(cutting == Cutting::Whole || piece.text.len() <= 3 * PIECE_BYTES);
             documents.last_mut().unwrap().push_str(&piece.text);
             if piece.is_last {

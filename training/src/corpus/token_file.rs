@@ -20,13 +20,13 @@ const LLM_C_LLAMA3: (u32, u32) = (20_240_801, 7);
 /// Tokens read at a time.
 const BLOCK: usize = 1 << 16;
 
-/// Reads the tokens of a file, block by block.
+/// Reads the tokens of a file, block by block. `vocab_size` is that of the tokenizer in the folder `tokenizer`.
 ///
 /// # Errors
 /// The file is truncated, or has a token that is not below `vocab_size`: it was made with another tokenizer.
 pub fn read_tokens(
     path: &Path,
-    vocab_size: usize,
+    (vocab_size, tokenizer): (usize, &Path),
     bytes_read: &BytesRead,
     sink: &mut dyn FnMut(&[TokenId]) -> Result<()>,
 ) -> Result<()> {
@@ -75,10 +75,11 @@ pub fn read_tokens(
         }
         if let Some(at) = ids.iter().position(|&id| id as usize >= vocab_size) {
             anyhow::bail!(
-                "`{shown}` has the token {} at position {}, but the tokenizer has {vocab_size} tokens: they do not belong \
+                "`{shown}` has the token {} at position {}, but the tokenizer `{}` has {vocab_size} tokens: they do not belong \
                  together\nhint: use the tokenizer that the file was made with",
                 ids[at],
-                position + at as u64
+                position + at as u64,
+                tokenizer.display()
             );
         }
         sink(&ids)?;
@@ -101,7 +102,7 @@ mod tests {
         let path = dir.path().join("train.bin");
         fs::write(&path, bytes).unwrap();
         let mut found = Vec::new();
-        read_tokens(&path, vocab_size, &BytesRead::default(), &mut |ids| {
+        read_tokens(&path, (vocab_size, Path::new("tok")), &BytesRead::default(), &mut |ids| {
             found.extend_from_slice(ids);
             Ok(())
         })?;

@@ -14,8 +14,8 @@ use hearth_model::{
 
 use crate::{
     corpus::{
-        BytesRead, ConversationEncoder, Cutting, FileKind, Origin, Piece, ReadOptions, SourceFile, read_documents,
-        read_tokens,
+        BytesRead, ConversationEncoder, Cutting, FileKind, FileSplit, Marks, Notes, Origin, Piece, ReadOptions,
+        SourceFile, list_files, read_documents, read_tokens,
     },
     shard::{DATA_FILE, Dataset, Split, Tokens},
 };
@@ -36,7 +36,7 @@ pub struct DocumentOptions {
 }
 
 /// Reads the documents of a source: a file, a folder, a prepared data set, a token file, or a data set of the hub. `model_path` is
-/// where the model was opened from.
+/// where the model was opened from. Of a folder, all files are read. What is to be said about the documents is added to `notes`.
 ///
 /// # Errors
 /// The source cannot be read, is empty, or has tokens of another tokenizer.
@@ -44,18 +44,26 @@ pub fn read_source(
     source: &str,
     (model, model_path): (&LoadedModel, &Path),
     options: &DocumentOptions,
+    notes: &mut Notes,
     progress: &mut dyn FnMut(Download),
 ) -> Result<Vec<Tokens>> {
     let path = Path::new(source);
     let documents = if path.join(DATA_FILE).is_file() {
         split_of(path, (model, model_path), options.split)?
     } else {
-        let files = Origin::parse(source).files(progress)?.files;
+        let files = match Origin::parse(source) {
+            Origin::Path(path) => list_files(&path)?,
+            hub => {
+                let files = hub.files(progress)?.files;
+                let has_train = files.iter().any(|file| file.split == FileSplit::Train);
+                files.into_iter().filter(|file| !has_train || file.split == FileSplit::Train).collect()
+            }
+        };
         let mut documents = Vec::new();
         for file in &files {
             match file.kind {
-                FileKind::Tokens => documents.push(token_file(&file.path, &model.tokenizer)?),
-                _ => documents.extend(read_file(file, model, options)?),
+                FileKind::Tokens => documents.push(token_file(&file.path, &model.tokenizer, model_path)?),
+                _ => documents.extend(read_file(file, model, options, notes)?),
             }
         }
         documents
@@ -64,11 +72,18 @@ pub fn read_source(
     Ok(documents)
 }
 
-fn read_file(file: &SourceFile, model: &LoadedModel, options: &DocumentOptions) -> Result<Vec<Tokens>> {
+fn read_file(
+    file: &SourceFile,
+    model: &LoadedModel,
+    options: &DocumentOptions,
+    notes: &mut Notes,
+) -> Result<Vec<Tokens>> {
     let DocumentOptions { text_field, separator, .. } = options;
-    let read = ReadOptions { text_field: text_field.clone(), separator: separator.clone(), cutting: Cutting::Whole };
+    let marks = Marks::new(&model.tokenizer, model.chat_template.as_ref());
+    let (text_field, separator) = (text_field.clone(), separator.clone());
+    let read = ReadOptions { text_field, separator, marks, cutting: Cutting::Whole };
     let mut documents = Vec::new();
-    read_documents(file, &read, &BytesRead::default(), &mut |piece| {
+    read_documents(file, &read, &BytesRead::default(), notes, &mut |piece| {
         let place = || format!("cannot encode a document of `{}`", file.path.display());
         documents.push(encode(piece, &model.tokenizer, model.chat_template.as_ref()).with_context(place)?);
         Ok(())
@@ -78,10 +93,15 @@ fn read_file(file: &SourceFile, model: &LoadedModel, options: &DocumentOptions) 
 
 fn encode(piece: Piece, tokenizer: &Tokenizer, template: Option<&ChatTemplate>) -> Result<Tokens> {
     match (&piece.conversation, template) {
+        (None, _) if piece.is_rendered => {
+            let begins = tokenizer.bos().is_some_and(|bos| piece.text.trim_start().starts_with(&bos.content));
+            let options = EncodeOptions { add_special_tokens: !begins, parse_special_tokens: true };
+            Ok(of_ids(tokenizer.encode(&piece.text, options)?, tokenizer))
+        }
         (None, _) => Ok(Tokens::from_ids(tokenizer.encode(&piece.text, DOCUMENT)?, piece.text.len() as u64)),
         (Some(conversation), Some(template)) => {
             let encoder = ConversationEncoder::new(tokenizer, template.clone());
-            let ids = encoder.encode(conversation).with_context(|| conversation.place.clone())?;
+            let (ids, _) = encoder.encode(conversation).with_context(|| conversation.place.clone())?;
             // The bytes are counted from the ids: `piece.text` is not what the template writes.
             Ok(of_ids(ids, tokenizer))
         }
@@ -135,9 +155,9 @@ fn tokenizer_file(model_path: &Path) -> PathBuf {
 }
 
 /// A token file of nanoGPT or llm.c, as one document.
-fn token_file(path: &Path, tokenizer: &Tokenizer) -> Result<Tokens> {
+fn token_file(path: &Path, tokenizer: &Tokenizer, model_path: &Path) -> Result<Tokens> {
     let mut ids = Vec::new();
-    read_tokens(path, tokenizer.vocab_size(), &BytesRead::default(), &mut |read| {
+    read_tokens(path, (tokenizer.vocab_size(), model_path), &BytesRead::default(), &mut |read| {
         ids.extend_from_slice(read);
         Ok(())
     })?;
@@ -165,7 +185,7 @@ mod tests {
         let messages = vec![Message::new("user", "Hié")];
         let conversation = Conversation { messages, tools: None, place: "line 1".to_owned() };
         let text = conversation.text();
-        let piece = Piece { text: text.clone(), is_last: true, conversation: Some(conversation) };
+        let piece = Piece::conversation(conversation);
         let document = encode(piece, &tokenizer, Some(&template)).unwrap();
         // The special token has no bytes.
         assert_eq!(document.n_bytes(), "Be brief.[Hié]".len() as u64);

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Result, anyhow, ensure};
 use serde_json::{Map, Value};
 
-use crate::corpus::{self, BytesRead, FileKind, RecordOptions, SourceFile};
+use crate::corpus::{self, BytesRead, FileKind, FileSplit, Marks, Notes, RecordOptions, SourceFile};
 
 /// An object and where it is.
 #[derive(Clone, Debug)]
@@ -22,10 +22,17 @@ pub fn read_json_records(path: &Path) -> Result<Vec<JsonRecord>> {
     let shown = path.display();
     let is_missing = path.try_exists().is_ok_and(|exists| !exists);
     ensure!(!is_missing, "cannot read `{shown}`: no such file\nhint: give a file that is on this machine");
-    let file = SourceFile { path: path.to_owned(), kind: FileKind::Json, n_bytes: 0, is_found: false };
-    let options = RecordOptions { members: &[], text_member: "", expected: "one JSON object" };
+    let file = SourceFile {
+        path: path.to_owned(),
+        kind: FileKind::Json,
+        n_bytes: 0,
+        is_found: false,
+        split: FileSplit::Train,
+    };
+    let marks = Marks::default();
+    let options = RecordOptions { members: &[], text_member: "", expected: "one JSON object", marks: &marks };
     let mut records = Vec::new();
-    corpus::read_records(&file, options, &BytesRead::default(), &mut |record| {
+    corpus::read_records(&file, options, &BytesRead::default(), &mut Notes::default(), &mut |record| {
         records.push(JsonRecord { place: format!("`{shown}`, {}", record.place), fields: record.members });
         Ok(())
     })?;

@@ -8,12 +8,11 @@ use hearth_model::{
 };
 use serde_json::Value;
 
-use super::{
-    Example,
-    form::Form,
-    message::{Problem, Turn},
+use super::Example;
+use crate::{
+    continuation::encode_continued,
+    corpus::{Form, Marks, Note, Problem, TextKind, Turn, require_written},
 };
-use crate::{continuation::encode_continued, corpus::require_tools_written};
 
 /// Encodes examples for a model.
 #[derive(Clone, Debug)]
@@ -22,6 +21,7 @@ pub struct ExampleEncoder {
     template: Option<ChatTemplate>,
     eos_token_ids: Vec<TokenId>,
     context: RenderContext,
+    marks: Marks,
 }
 
 impl ExampleEncoder {
@@ -34,7 +34,13 @@ impl ExampleEncoder {
             template: template.cloned(),
             eos_token_ids: eos_token_ids.to_vec(),
             context,
+            marks: Marks::new(tokenizer, template),
         }
+    }
+
+    /// Which strings in texts stand for tokens.
+    pub(super) fn marks(&self) -> &Marks {
+        &self.marks
     }
 
     /// The tokenizer.
@@ -42,36 +48,87 @@ impl ExampleEncoder {
         &self.tokenizer
     }
 
-    /// Encodes one example. `origin` is its file and line.
-    pub(super) fn encode(&self, form: &Form, origin: &str) -> Result<Example> {
-        let named = |error: Error| anyhow!("{origin}: {error}");
+    /// Encodes one example, and returns what is to be said about it. `origin` is its file and line.
+    pub(super) fn encode(&self, form: &Form, origin: &str) -> Result<(Example, Vec<Note>)> {
+        let named = |lack: Lack| match lack {
+            Lack::Model(error) => anyhow!("{origin}: {error}"),
+            Lack::Data(problem) => wrong(origin, problem),
+        };
+        let mut notes = Vec::new();
         let (ids, trained) = match form {
             Form::Conversation { turns, tools, first } => {
-                self.conversation(turns, tools.as_ref(), *first).map_err(|error| match error {
-                    Lack::Model(error) => named(error),
-                    Lack::Data(problem) => wrong(origin, problem),
-                })?
+                self.conversation(turns, tools.as_ref(), *first, &mut notes).map_err(named)?
             }
-            Form::Completion { prompt, completion } => self.completion(prompt, completion).map_err(named)?,
+            Form::Completion { prompt, completion } => {
+                self.completion(prompt, completion).map_err(|error| named(Lack::Model(error)))?
+            }
             Form::Text(text) => {
-                let options = EncodeOptions { add_special_tokens: true, ..EncodeOptions::TEXT };
-                let ids = self.ended(self.tokenizer.encode(text, options).map_err(named)?);
+                let ids = self.text(text, &mut notes).map_err(named)?;
                 let trained = vec![true; ids.len()];
                 (ids, trained)
             }
             Form::Keep(text) => {
                 let options = EncodeOptions { add_special_tokens: true, ..EncodeOptions::TEXT };
-                let ids = self.tokenizer.encode(text, options).map_err(named)?;
+                let ids = self.tokenizer.encode(text, options).map_err(|error| named(Lack::Model(error)))?;
                 if ids.len() < 2 {
                     let what = "its `keep` is a single token, so nothing is predicted there".to_owned();
                     return Err(wrong(origin, (what, "use a longer text, or remove it")));
                 }
-                return Ok(Example { trained: vec![false; ids.len()], ids, origin: origin.to_owned() });
+                return Ok((Example { trained: vec![false; ids.len()], ids, origin: origin.to_owned() }, notes));
             }
         };
         let example = Example { ids, trained, origin: origin.to_owned() };
         self.check(&example).map_err(|problem| wrong(origin, problem))?;
-        Ok(example)
+        Ok((example, notes))
+    }
+
+    /// A text with the token that ends it. A chat that a template rendered is encoded as the template's own: the strings of
+    /// special tokens are tokens. In another text they stay text, but for the strings that end a document.
+    fn text(&self, text: &str, notes: &mut Vec<Note>) -> Result<Vec<TokenId>, Lack> {
+        let whole = EncodeOptions { add_special_tokens: true, ..EncodeOptions::TEXT };
+        match self.marks.kind(text) {
+            TextKind::ForeignChat(mark) => Err(Lack::Data((
+                format!(
+                    "it is a chat that a template rendered, but its `{mark}` is no token of the model, so it would be trained as \
+                     plain characters"
+                ),
+                "write the conversation as `messages`: the model's own chat template renders them",
+            ))),
+            TextKind::Chat(mark) => {
+                notes.push(Note::Other(format!(
+                    "it is a chat that a template rendered (it begins with `{mark}`): special tokens in it become tokens, and all \
+                     of it is trained, also what the user says; with `messages`, only the answers are"
+                )));
+                // The template wrote what stands before the first message.
+                let begins = self.tokenizer.bos().is_some_and(|bos| text.trim_start().starts_with(&bos.content));
+                let options = EncodeOptions { add_special_tokens: !begins, parse_special_tokens: true };
+                let ids = self.tokenizer.encode(text, options)?;
+                let after = ids.iter().rposition(|id| self.eos_token_ids.contains(id)).map_or(0, |end| end + 1);
+                let is_ended = after > 0 && self.tokenizer.decode(&ids[after..], Default::default()).trim().is_empty();
+                Ok(if is_ended { ids } else { self.ended(ids) })
+            }
+            TextKind::Plain => {
+                if let Some(mark) = self.marks.in_plain(text) {
+                    notes.push(Note::Other(format!("`{mark}` in a text is trained as plain characters")));
+                }
+                let mut documents = vec![text];
+                for end in self.marks.ends() {
+                    documents = documents.into_iter().flat_map(|part| part.split(end.as_str())).collect();
+                }
+                if let [text] = documents[..] {
+                    return Ok(self.ended(self.tokenizer.encode(text, whole)?));
+                }
+                notes.push(Note::Other(format!(
+                    "`{}` in a text ends a document there",
+                    self.marks.ends().join("` or `")
+                )));
+                let mut ids = Vec::new();
+                for text in documents.into_iter().filter(|text| !text.trim().is_empty()) {
+                    ids.extend(self.ended(self.tokenizer.encode(text, whole)?));
+                }
+                Ok(ids)
+            }
+        }
     }
 
     fn conversation(
@@ -79,6 +136,7 @@ impl ExampleEncoder {
         turns: &[Turn],
         tools: Option<&Value>,
         first: usize,
+        notes: &mut Vec<Note>,
     ) -> Result<(Vec<TokenId>, Vec<bool>), Lack> {
         let Some(template) = &self.template else {
             return Err(Lack::Data((
@@ -87,8 +145,8 @@ impl ExampleEncoder {
             )));
         };
         let messages: Vec<Message> = turns.iter().map(|turn| turn.message.clone()).collect();
-        require_tools_written(template, &messages, tools).map_err(Lack::Data)?;
         let context = RenderContext { tools: tools.cloned(), ..self.context.clone() };
+        notes.extend(require_written(template, &self.tokenizer, &messages, &context).map_err(Lack::Data)?);
         let mask_from =
             |first: usize| template.encode_with_mask(&self.tokenizer, &messages, &context, first).map_err(Lack::Model);
         let MaskedChat { ids, is_assistant: mut trained, .. } = mask_from(first)?;
@@ -139,9 +197,14 @@ impl ExampleEncoder {
         ids
     }
 
+    /// Whether a token that ends an answer is trained.
+    pub(super) fn trains_end(&self, Example { ids, trained, .. }: &Example) -> bool {
+        ids.iter().zip(trained).any(|(id, trained)| *trained && self.eos_token_ids.contains(id))
+    }
+
     /// Rejects an example that would train something else than is meant.
     fn check(&self, example: &Example) -> Result<(), Problem> {
-        let Example { ids, trained, .. } = example;
+        let ids = &example.ids;
         if let Some(bos) = self.tokenizer.bos()
             && ids.starts_with(&[bos.id, bos.id])
         {
@@ -157,8 +220,7 @@ impl ExampleEncoder {
                  the chat template writes",
             ));
         }
-        let is_end = |(id, trained): (&TokenId, &bool)| *trained && self.eos_token_ids.contains(id);
-        if !ids.iter().zip(trained).any(is_end) {
+        if !self.trains_end(example) {
             let tokens =
                 self.eos_token_ids.iter().map(|&id| self.tokenizer.token(id).unwrap_or_else(|| id.to_string()));
             let tokens: Vec<_> = tokens.map(|token| format!("`{token}`")).collect();
@@ -176,10 +238,16 @@ impl ExampleEncoder {
     }
 }
 
-/// Why a conversation cannot be encoded.
+/// Why an example cannot be encoded.
 enum Lack {
     Model(Error),
     Data(Problem),
+}
+
+impl From<Error> for Lack {
+    fn from(error: Error) -> Lack {
+        Lack::Model(error)
+    }
 }
 
 /// The error for a record.
@@ -195,7 +263,7 @@ mod tests {
 
     use serde_json::json;
 
-    use super::{super::message::turns, *};
+    use super::*;
     use crate::tokenizer_build::BuiltTokenizer;
 
     #[test]
@@ -214,9 +282,13 @@ mod tests {
                 { "role": role, "content": "a" }, { "role": "user", "content": [{ "type": "text", "text": "b" }] },
                 { "role": "assistant", "content": null, "tool_calls": [call] },
             ]);
-            turns("messages", &list).unwrap()
+            let members = serde_json::Map::from_iter([("messages".to_owned(), list)]);
+            match Form::of(&members, "text").unwrap().0 {
+                Form::Conversation { turns, .. } => turns,
+                other => unreachable!("{other:?}"),
+            }
         };
-        let encode = |turns| encoder.encode(&Form::Conversation { turns, tools: None, first: 0 }, "").unwrap();
+        let encode = |turns| encoder.encode(&Form::Conversation { turns, tools: None, first: 0 }, "").unwrap().0;
         let as_sent = read("developer", json!("{\"x\": 1}"));
         let context = RenderContext { ending: Ending::Closed, ..RenderContext::new(&tokenizer) };
         let messages: Vec<Message> = as_sent.iter().map(|turn| turn.message.clone()).collect();

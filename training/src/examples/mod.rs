@@ -7,8 +7,6 @@
 
 mod describe;
 mod encode;
-mod form;
-mod message;
 mod pack;
 mod read;
 #[cfg(test)]
@@ -17,6 +15,8 @@ mod tests;
 use std::path::PathBuf;
 
 use hearth_model::TokenId;
+
+use crate::corpus::{Notes, Origin};
 
 pub use crate::config::TooLong;
 
@@ -63,19 +63,56 @@ pub struct ExampleSettings {
     pub too_long: TooLong,
     /// The member or column of plain texts.
     pub text_field: String,
+    /// Sources of examples for validation only.
+    pub validation: Vec<Origin>,
 }
 
 /// Examples or pairs, and what was done to them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Examples<T> {
-    /// The examples, in the order of the files.
+    /// The examples to train on, in the order of the files.
     pub examples: Vec<T>,
+    /// Those for validation: of files that are for it by their names, and of the sources for it.
+    pub val: Vec<T>,
     /// How many were cut.
     pub n_cut: usize,
     /// How many were left out because they are too long, or because nothing trained was left of them when cut.
     pub n_dropped: usize,
+    /// Of the cut ones, how many lost the end of their last turn.
+    pub n_endless: usize,
+    /// Pairs that were left out because both answers are the same, or became so when they were cut.
+    pub n_same: usize,
     /// Files in folders that are not text, and were skipped.
     pub not_text: Vec<PathBuf>,
+    /// Names of files in folders that were left out: those for tests, and texts beside files of objects.
+    pub left_out: Vec<String>,
+    /// What is to be said about the data.
+    pub notes: Notes,
     /// For each source, the commit that its files are from, of a data set of the hub.
     pub commits: Vec<Option<String>>,
+}
+
+impl<T> Examples<T> {
+    /// The number of examples, or pairs, that were read.
+    fn n_read(&self) -> usize {
+        self.examples.len() + self.val.len() + self.n_dropped + self.n_same
+    }
+}
+
+impl<T> Default for Examples<T> {
+    /// None, and nothing was done.
+    fn default() -> Self {
+        Examples {
+            examples: Vec::new(),
+            val: Vec::new(),
+            n_cut: 0,
+            n_dropped: 0,
+            n_endless: 0,
+            n_same: 0,
+            not_text: Vec::new(),
+            left_out: Vec::new(),
+            notes: Notes::default(),
+            commits: Vec::new(),
+        }
+    }
 }

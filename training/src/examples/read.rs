@@ -4,43 +4,56 @@ use anyhow::{Result, ensure};
 use hearth_model::hub::Download;
 use rayon::prelude::*;
 
-use super::{
-    Example, ExampleEncoder, ExampleSettings, Examples, PreferencePair, TooLong,
-    encode::wrong,
-    form::{CHOSEN, COMPLETION, Form, KEEP, MESSAGES, PROMPT, REJECTED},
+use super::{Example, ExampleEncoder, ExampleSettings, Examples, PreferencePair, TooLong, encode::wrong};
+use crate::corpus::{
+    BytesRead, CHOSEN, FileKind, FileSplit, Form, Marks, Note, Notes, Origin, Outcome, REJECTED, Record, RecordOptions,
+    SourceFile, read_records, record_members,
 };
-use crate::corpus::{BytesRead, FileKind, Origin, Outcome, Record, RecordOptions, SourceFile, TOOLS, read_records};
 
 /// Records that are encoded at once, on all cores.
 const BATCH: usize = 4096;
 
-/// Reads examples: conversations (`messages`, and `tools`), prompts with completions (`prompt` and `completion`, strings or
-/// lists of messages), texts, and texts on which predictions are kept (`keep`), from jsonl, JSON arrays, Parquet with text
-/// columns, and text files. Of a folder with jsonl or Parquet files, text files are not read.
+/// Reads examples: conversations, prompts with completions, questions with answers, texts, and texts on which predictions are
+/// kept (`keep`), in all layouts of [`Form`], from jsonl, JSON arrays, CSV, TSV, Parquet with text columns, and text files. Of a
+/// folder with files of objects, text files are not read.
 ///
 /// # Errors
 /// A source cannot be read, has no examples, or an example would train something else than is meant; the message has its
-/// file and line.
+/// file and line. All examples lose the end of their turn when they are cut.
 pub fn read(
     sources: &[Origin],
     encoder: &ExampleEncoder,
     settings: &ExampleSettings,
     progress: &mut dyn FnMut(Download),
 ) -> Result<Examples<Example>> {
-    let members = [MESSAGES, PROMPT, COMPLETION, TOOLS, KEEP, &settings.text_field];
+    let members = record_members(&settings.text_field);
     let options = RecordOptions {
         members: &members,
         text_member: &settings.text_field,
         expected: "a JSON object with an example, such as {\"messages\": [...]} or {\"prompt\": \"...\", \"completion\": \"...\"}",
+        marks: encoder.marks(),
     };
     let encode = |record: &Record, origin: &str| {
-        let form = Form::of(&record.members, &settings.text_field).map_err(|problem| wrong(origin, problem))?;
-        fit(encoder.encode(&form, origin)?, settings)
+        let (form, mut notes) =
+            Form::of(&record.members, &settings.text_field).map_err(|problem| wrong(origin, problem))?;
+        let (example, said) = encoder.encode(&form, origin)?;
+        notes.extend(said);
+        Ok((fit(example, encoder, settings)?, notes))
     };
-    read_all(sources, options, &encode, progress)
+    let found = read_all((sources, &settings.validation), options, &encode, progress)?;
+    ensure!(
+        found.n_endless == 0 || found.examples.iter().any(|example| encoder.trains_end(example)),
+        "`data.too_long=cut` removes the end of every answer, so the model would not learn to stop: all {} examples have more \
+         than {} tokens\nhint: use shorter examples or a larger `model.max_seq_len`, or leave long ones out with `--set \
+         data.too_long=drop`",
+        found.n_endless,
+        settings.max_len
+    );
+    Ok(found)
 }
 
-/// Reads pairs for DPO: `chosen` and `rejected`, lists of messages or, with `prompt`, strings.
+/// Reads pairs for DPO: `chosen` and `rejected`, lists of messages or, with `prompt`, strings. Pairs without a difference are left
+/// out.
 ///
 /// # Errors
 /// As [`read`].
@@ -50,35 +63,76 @@ pub fn read_preferences(
     settings: &ExampleSettings,
     progress: &mut dyn FnMut(Download),
 ) -> Result<Examples<PreferencePair>> {
+    let members = record_members("text");
     let options = RecordOptions {
-        members: &[MESSAGES, PROMPT, CHOSEN, REJECTED, TOOLS],
+        members: &members,
         text_member: "text",
         expected: "a JSON object with a preference, such as {\"prompt\": \"...\", \"chosen\": \"...\", \"rejected\": \"...\"}",
+        marks: &Marks::default(),
     };
     let encode = |record: &Record, origin: &str| {
-        let forms = Form::pair(&record.members).map_err(|problem| wrong(origin, problem))?;
+        let (forms, mut notes) = Form::pair(&record.members).map_err(|problem| wrong(origin, problem))?;
         let [chosen, rejected] = [CHOSEN, REJECTED].map(|name| format!("{origin}, `{name}`"));
-        let [chosen, rejected] = [(&forms[0], chosen), (&forms[1], rejected)]
-            .map(|(form, origin)| encoder.encode(form, &origin).and_then(|example| fit(example, settings)));
-        Ok(match (chosen?, rejected?) {
-            (Fitted::Kept(chosen), Fitted::Kept(rejected)) => Fitted::Kept(PreferencePair { chosen, rejected }),
+        let [chosen, rejected] = [(&forms[0], chosen), (&forms[1], rejected)].map(|(form, origin)| {
+            let (example, said) = encoder.encode(form, &origin)?;
+            Ok::<_, anyhow::Error>((fit(example, encoder, settings)?, said))
+        });
+        let ((chosen, said), (rejected, also_said)) = (chosen?, rejected?);
+        notes.extend(said.into_iter().chain(also_said));
+        let fitted = match (chosen, rejected) {
             (Fitted::Dropped, _) | (_, Fitted::Dropped) => Fitted::Dropped,
-            (Fitted::Kept(chosen) | Fitted::Cut(chosen), Fitted::Kept(rejected) | Fitted::Cut(rejected)) => {
-                Fitted::Cut(PreferencePair { chosen, rejected })
+            (Fitted::Kept(chosen), Fitted::Kept(rejected)) => Fitted::Kept(PreferencePair { chosen, rejected }),
+            (one, other) => {
+                let is_endless =
+                    [&one, &other].iter().any(|fitted| matches!(fitted, Fitted::Cut { is_endless: true, .. }));
+                match (one.into_kept(), other.into_kept()) {
+                    (Some(chosen), Some(rejected)) => {
+                        Fitted::Cut { kept: PreferencePair { chosen, rejected }, is_endless }
+                    }
+                    _ => Fitted::Dropped,
+                }
             }
+        };
+        Ok(match fitted {
+            Fitted::Kept(pair) if pair.chosen.ids == pair.rejected.ids => {
+                notes.push(Note::Other(format!("`{CHOSEN}` and `{REJECTED}` are the same; such pairs are left out")));
+                (Fitted::Same, notes)
+            }
+            Fitted::Cut { kept, .. } if kept.chosen.ids == kept.rejected.ids => {
+                notes.push(Note::Other(format!(
+                    "cut, `{CHOSEN}` and `{REJECTED}` are the same; such pairs are left out"
+                )));
+                (Fitted::Same, notes)
+            }
+            fitted => (fitted, notes),
         })
     };
-    read_all(sources, options, &encode, progress)
+    read_all((sources, &settings.validation), options, &encode, progress)
 }
 
 /// An example after the limit on its length.
 enum Fitted<T> {
     Kept(T),
-    Cut(T),
+    Cut {
+        kept: T,
+        /// Whether the end of the last turn that is trained was removed, and no other is left.
+        is_endless: bool,
+    },
     Dropped,
+    /// A pair without a difference.
+    Same,
 }
 
-fn fit(mut example: Example, settings: &ExampleSettings) -> Result<Fitted<Example>> {
+impl<T> Fitted<T> {
+    fn into_kept(self) -> Option<T> {
+        match self {
+            Fitted::Kept(kept) | Fitted::Cut { kept, .. } => Some(kept),
+            Fitted::Dropped | Fitted::Same => None,
+        }
+    }
+}
+
+fn fit(mut example: Example, encoder: &ExampleEncoder, settings: &ExampleSettings) -> Result<Fitted<Example>> {
     let (n_tokens, max_len) = (example.ids.len(), settings.max_len);
     if n_tokens <= max_len {
         return Ok(Fitted::Kept(example));
@@ -96,32 +150,46 @@ fn fit(mut example: Example, settings: &ExampleSettings) -> Result<Fitted<Exampl
             let trains = example.n_trained() > 0;
             example.ids.truncate(max_len);
             example.trained.truncate(max_len);
-            Ok(if trains && example.n_trained() == 0 { Fitted::Dropped } else { Fitted::Cut(example) })
+            let is_endless = trains && !encoder.trains_end(&example);
+            Ok(match trains && example.n_trained() == 0 {
+                true => Fitted::Dropped,
+                false => Fitted::Cut { kept: example, is_endless },
+            })
         }
     }
 }
 
+/// Encodes a record, given its file and line.
+type Encode<'a, T> = &'a (dyn Fn(&Record, &str) -> Result<(Fitted<T>, Vec<Note>)> + Sync);
+
 fn read_all<T: Send>(
-    sources: &[Origin],
+    (sources, validation): (&[Origin], &[Origin]),
     options: RecordOptions<'_>,
-    encode: &(dyn Fn(&Record, &str) -> Result<Fitted<T>> + Sync),
+    encode: Encode<'_, T>,
     progress: &mut dyn FnMut(Download),
 ) -> Result<Examples<T>> {
-    let mut found =
-        Examples { examples: Vec::new(), n_cut: 0, n_dropped: 0, not_text: Vec::new(), commits: Vec::new() };
-    for source in sources {
-        let n_before = found.examples.len() + found.n_dropped;
-        let files = source.files(progress)?;
+    let mut found = Examples::default();
+    let sources = sources.iter().map(|source| (source, FileSplit::Train));
+    for (source, split) in sources.chain(validation.iter().map(|source| (source, FileSplit::Val))) {
+        let n_before = found.n_read();
+        let files = match split {
+            FileSplit::Train => source.training_files(progress)?,
+            FileSplit::Val => source.validation_files(progress)?,
+        };
         found.commits.push(files.commit);
-        for file in chosen(files.files) {
+        found.left_out.extend(files.left_out);
+        found.notes.extend(files.notes);
+        for file in chosen(files.files, &mut found.left_out) {
             let mut batch = Vec::new();
-            let outcome = read_records(&file, options, &BytesRead::default(), &mut |record| {
+            let mut notes = Notes::default();
+            let outcome = read_records(&file, options, &BytesRead::default(), &mut notes, &mut |record| {
                 batch.push(record);
                 match batch.len() {
                     BATCH => encode_batch(&file, &mut batch, encode, &mut found),
                     _ => Ok(()),
                 }
             });
+            found.notes.extend(notes);
             // First what is before a place that cannot be read: it may have an error too.
             encode_batch(&file, &mut batch, encode, &mut found)?;
             let outcome = outcome?;
@@ -129,40 +197,59 @@ fn read_all<T: Send>(
                 found.not_text.push(file.path);
             }
         }
-        let n_read = found.examples.len() + found.n_dropped - n_before;
-        ensure!(n_read > 0, "the source `{source}` has no examples\nhint: remove it, or use another one");
+        ensure!(
+            found.n_read() > n_before,
+            "the source `{source}` has no examples\nhint: remove it, or use another one"
+        );
     }
     Ok(found)
 }
 
-/// Of a folder, the files with objects, if there are any: the others describe them.
-fn chosen(files: Vec<SourceFile>) -> Vec<SourceFile> {
-    let is_objects = |file: &SourceFile| matches!(file.kind, FileKind::Json | FileKind::Parquet);
+/// Of a folder, the files with objects, if there are any: the others describe them, and are left out.
+fn chosen(files: Vec<SourceFile>, left_out: &mut Vec<String>) -> Vec<SourceFile> {
+    let is_objects = |file: &SourceFile| matches!(file.kind, FileKind::Json | FileKind::Table(_) | FileKind::Parquet);
     let has_objects = files.iter().any(is_objects);
-    files.into_iter().filter(|file| !file.is_found || !has_objects || is_objects(file)).collect()
+    let (kept, others): (Vec<_>, Vec<_>) =
+        files.into_iter().partition(|file| !file.is_found || !has_objects || is_objects(file));
+    left_out.extend(others.into_iter().map(|file| file.path.display().to_string()));
+    kept
 }
 
 fn encode_batch<T: Send>(
     file: &SourceFile,
     batch: &mut Vec<Record>,
-    encode: &(dyn Fn(&Record, &str) -> Result<Fitted<T>> + Sync),
+    encode: Encode<'_, T>,
     found: &mut Examples<T>,
 ) -> Result<()> {
     let origin = |record: &Record| match record.place.as_str() {
         "" => format!("`{}`", file.path.display()),
         place => format!("`{}`, {place}", file.path.display()),
     };
-    let encoded: Vec<Result<Fitted<T>>> =
-        std::mem::take(batch).par_iter().map(|record| encode(record, &origin(record))).collect();
+    let encoded: Vec<_> = std::mem::take(batch)
+        .par_iter()
+        .map(|record| {
+            let origin = origin(record);
+            let (fitted, notes) = encode(record, &origin)?;
+            let first = (!notes.is_empty()).then_some(origin);
+            Ok::<_, anyhow::Error>((fitted, notes, first))
+        })
+        .collect();
     // In order, so that the first error in the file is the one reported.
-    for example in encoded {
-        match example? {
-            Fitted::Kept(example) => found.examples.push(example),
-            Fitted::Cut(example) => {
+    for encoded in encoded {
+        let (fitted, notes, origin) = encoded?;
+        notes.into_iter().for_each(|note| found.notes.add(note, origin.as_deref().unwrap_or_default()));
+        match &fitted {
+            Fitted::Kept(_) => {}
+            Fitted::Cut { is_endless, .. } => {
                 found.n_cut += 1;
-                found.examples.push(example);
+                found.n_endless += usize::from(*is_endless);
             }
             Fitted::Dropped => found.n_dropped += 1,
+            Fitted::Same => found.n_same += 1,
+        }
+        match file.split {
+            FileSplit::Train => found.examples.extend(fitted.into_kept()),
+            FileSplit::Val => found.val.extend(fitted.into_kept()),
         }
     }
     Ok(())

@@ -59,7 +59,7 @@ fn encoder(template: &str) -> ExampleEncoder {
 }
 
 fn settings() -> ExampleSettings {
-    ExampleSettings { max_len: 1000, too_long: TooLong::Refuse, text_field: "text".into() }
+    ExampleSettings { max_len: 1000, too_long: TooLong::Refuse, text_field: "text".into(), validation: Vec::new() }
 }
 
 /// A file of these lines.
@@ -217,7 +217,7 @@ fn completion_continues_the_token_ids_of_its_prompt() {
     assert!(marked(&tagged[0]).ends_with("«C<|im_end|>»"));
 }
 
-/// `train` is axolotl's flag, `weight` is OpenAI's.
+/// `train` is axolotl's flag, `weight` is OpenAI's, `loss` is ms-swift's.
 #[test]
 fn train_and_weight_flags_exclude_messages_from_training() {
     let turns =
@@ -243,8 +243,11 @@ fn train_and_weight_flags_exclude_messages_from_training() {
             (3, "weight", json!(1)),
         ]),
         with(&[(1, "weight", json!(null)), (3, "train", json!(null))]),
+        // Other programs' names.
+        with(&[(1, "loss", json!(false)), (3, "loss_mask", json!(0))]),
+        with(&[(1, "trainable", json!(false)), (3, "training", json!(0)), (5, "loss", json!(1))]),
     ];
-    let expected = ["BDF", "DF", "BF", "D", "F", "BDF", "BDF"];
+    let expected = ["BDF", "DF", "BF", "D", "F", "BDF", "BDF", "F", "F"];
     for template in [CHATML, INST, TAGGED] {
         let found = examples(template, &lines).unwrap();
         for (example, expected) in found.iter().zip(expected) {
@@ -332,8 +335,46 @@ fn invalid_examples_are_rejected_by_line() {
         (refuse(CHATML, json!({ "text": "" })), "`text` is empty"),
         (refuse(CHATML, json!({ "text": 5 })), "`text` is not a string"),
         (refuse(CHATML, json!({ "body": "x" })), "there is no example, only `body`"),
-        (refuse(CHATML, json!({ "conversations": [] })), "only `conversations`\nhint: write `conversations`"),
-        (refuse(CHATML, json!({ "instruction": "a", "output": "b" })), "`output`\nhint: write `instruction`"),
+        (refuse(CHATML, json!({ "conversations": [] })), "`conversations` has no messages"),
+        (
+            refuse(CHATML, json!({ "conversations": [{ "from": "narrator", "value": "x" }] })),
+            "`conversations[0].from` must be",
+        ),
+        (
+            refuse(CHATML, json!({ "conversations": [{ "from": "function_call", "value": "{}" }] })),
+            "`conversations[0].from` is `function_call`",
+        ),
+        (refuse(CHATML, json!({ "instruction": "a", "input": "b" })), "but no `output` (Alpaca's layout)"),
+        (refuse(CHATML, json!({ "question": "a", "choices": ["b"], "answer": 0 })), "`choices` (MMLU's layout)"),
+        (refuse(CHATML, json!({ "ctx": "a", "endings": ["b"], "label": 0 })), "`endings` (HellaSwag's layout)"),
+        (refuse(CHATML, json!({ "prompt": "a", "chosen": "b", "rejected": "c" })), "these are for DPO"),
+        (refuse(CHATML, json!({ "prompt": "a", "completion": "b", "label": false })), "KTO's layout"),
+        (
+            refuse(CHATML, json!({ "instruction": "a", "output": "b", "history": [["c", "d"]] })),
+            "`history` is not read",
+        ),
+        (refuse(CHATML, json!({ "text": "a", "weight": 0 })), "`weight` of the whole record is 0"),
+        (refuse(CHATML, json!({ "text": "a", "train": false })), "`train` of the whole record is false"),
+        (refuse(CHATML, json!({ "functions": [{}], "text": "a" })), "`functions` is not read"),
+        (refuse(CHATML, with(1, "loss", json!(false))), "nothing of it would be trained"),
+        (refuse(CHATML, with(1, "loss", json!(0.5))), "`messages[1].loss` must be `true`, `false`, 0 or 1, got 0.5"),
+        (refuse(CHATML, with(1, "loss_mask", json!([0, 1]))), "`messages[1].loss_mask` must be"),
+        (
+            refuse(CHATML, with(0, "trainable", json!(true))),
+            "`messages[0].trainable` must be `false` for the role `user`",
+        ),
+        (refuse(CHATML, with(1, "mask", json!(true))), "`messages[1].mask` may say whether the message is trained"),
+        (refuse(CHATML, with(1, "do_not_train", json!(true))), "`messages[1].do_not_train` may say"),
+        (
+            refuse(CHATML, with(1, "function_call", json!({ "name": "f", "arguments": "{}" }))),
+            "a message has `function_call`, but the model's chat template does not write it",
+        ),
+        (refuse(CHATML, with(1, "reasoning_content", json!("so"))), "a message has `reasoning_content`, but"),
+        (refuse(CHATML, with(1, "thinking", json!("so"))), "a message has `thinking`, but"),
+        (
+            refuse(CHATML, json!({ "text": "<bos><start_of_turn>user\nHi<end_of_turn>\n" })),
+            "its `<start_of_turn>` is no token of the model",
+        ),
         (refuse(CHATML, with(1, "weight", json!(0))), "nothing of it would be trained"),
         (refuse(CHATML, with(1, "train", json!(false))), "nothing of it would be trained"),
         (refuse(CHATML, with(1, "weight", json!(0.5))), "`messages[1].weight` must be 0 or 1, got 0.5"),
@@ -387,6 +428,221 @@ fn too_long_examples_are_rejected_cut_or_dropped_by_setting() {
     let cut = read(TooLong::Cut).unwrap();
     assert_eq!((cut.examples.len(), cut.n_cut, cut.n_dropped), (2, 1, 1));
     assert_eq!((cut.examples[1].ids.len(), cut.examples[1].trained.len()), (30, 30));
+    assert_eq!(cut.n_endless, 1);
+    // If no end of a turn is left, the model would never stop.
+    let sources = file(dir.path(), &lines[1..2]);
+    let settings = ExampleSettings { max_len: 30, too_long: TooLong::Cut, ..settings() };
+    let error = super::read(&sources, &encoder(CHATML), &settings, &mut |_| {}).unwrap_err().to_string();
+    assert!(error.contains("removes the end of every answer") && error.contains("\nhint: "), "{error}");
+}
+
+fn notes(template: &str, lines: &[Value]) -> Vec<String> {
+    let dir = tempfile::tempdir().unwrap();
+    let found = read(&file(dir.path(), lines), &encoder(template), &settings(), &mut |_| {}).unwrap();
+    found.notes.lines().iter().map(|line| line.replace(&format!("{}/", dir.path().display()), "")).collect()
+}
+
+#[test]
+fn chats_rendered_in_text_get_the_token_ids_of_their_messages() {
+    let turns = [("system", "S"), ("user", "Hi"), ("assistant", "Yes"), ("user", "So?"), ("assistant", "No")];
+    for (template, turns, mark) in [(CHATML, &turns[..], "<|im_start|>"), (INST, &turns[1..], "[INST]")] {
+        let messages = conversation(turns);
+        let expected = examples(template, std::slice::from_ref(&messages)).unwrap().remove(0).ids;
+        let messages: Vec<Message> = serde_json::from_value(messages["messages"].clone()).unwrap();
+        let encoder = encoder(template);
+        let context = RenderContext { ending: Ending::Closed, ..RenderContext::new(encoder.tokenizer()) };
+        let template_of = ChatTemplate::new(template, Path::new("chat_template.jinja")).unwrap();
+        // What `apply_chat_template(tokenize=False)` gives.
+        let text = json!({ "text": template_of.render(&messages, &context).unwrap() });
+        let found = examples(template, std::slice::from_ref(&text)).unwrap();
+        assert_eq!(found[0].n_trained(), expected.len() - 1, "all of it is trained");
+        // A BOS token is added if the text has none.
+        assert_eq!(found[0].ids[usize::from(template == CHATML)..], expected);
+        let said = notes(template, &[text.clone(), text]);
+        assert!(
+            said.len() == 1 && said[0].contains("`data.jsonl`, line 1: it is a chat") && said[0].contains(mark),
+            "{said:?}"
+        );
+    }
+}
+
+#[test]
+fn marks_of_the_ends_of_documents_in_a_text_are_the_token_that_ends_it() {
+    let lines = ["One</s>", "One</s>two", "One\n</s>\n</s>"].map(|text| json!({ "text": text }));
+    let found = examples(CHATML, &lines).unwrap();
+    let texts: Vec<String> = found.iter().map(marked).collect();
+    assert_eq!(texts, ["«<s>One</s>»", "«<s>One</s><s>two</s>»", "«<s>One\n</s>»"]);
+    let end = tokenizer().token_id("</s>").unwrap();
+    assert_eq!(found.iter().flat_map(|example| &example.ids).filter(|&&id| id == end).count(), 4);
+    assert_eq!(notes(CHATML, &lines), ["`data.jsonl`, line 1: `</s>` in a text ends a document there"]);
+    // Another model's mark stays text, and that is said.
+    let other = json!({ "text": "One<|endoftext|>two" });
+    assert_eq!(
+        notes(CHATML, &[other]),
+        ["`data.jsonl`, line 1: `<|endoftext|>` in a text is trained as plain characters"]
+    );
+    // In a text file, each document is an example.
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("notes.txt");
+    fs::write(&path, "One\n</s>\ntwo</s>").unwrap();
+    let found = read(&[Origin::Path(path)], &encoder(CHATML), &settings(), &mut |_| {}).unwrap();
+    assert_eq!(found.examples.iter().map(marked).collect::<Vec<_>>(), ["«<s>One\n</s>»", "«<s>\ntwo</s>»"]);
+}
+
+#[test]
+fn what_is_not_trained_as_written_is_said_once_with_the_line_and_the_name() {
+    let ok = conversation(&[("user", "Hi"), ("assistant", "Yes")]);
+    let with = |name: &str, value: Value| {
+        let mut line = ok.clone();
+        line["messages"][1][name] = value;
+        line
+    };
+    let mut more = ok.clone();
+    (more["id"], more["source"], more["nothing"]) = (json!(1), json!("web"), json!([]));
+    let empty = conversation(&[("user", "Hi"), ("assistant", "")]);
+    let lines =
+        [ok.clone(), more, with("time", json!(5)), with("time", json!(6)), empty, with("tool_calls", json!([]))];
+    assert_eq!(
+        notes(CHATML, &lines),
+        [
+            "`data.jsonl`, line 2: not read, here and elsewhere: `id`, `source`",
+            "`data.jsonl`, line 3: the chat template does not write the member `time` of messages",
+            "`data.jsonl`, line 5: an answer is empty; trained is that nothing is said, only the end of the turn",
+        ]
+    );
+    // This template writes the reasoning of the last answer only.
+    let turns = conversation(&[("user", "Hi"), ("assistant", "Yes"), ("user", "So?"), ("assistant", "No")]);
+    let reasons = |index: usize| {
+        let mut line = turns.clone();
+        line["messages"][index]["reasoning"] = json!("because");
+        line
+    };
+    assert!(notes(REASONING, &[reasons(3)]).is_empty());
+    let said = notes(REASONING, &[reasons(1)]);
+    assert_eq!(said, ["`data.jsonl`, line 1: the chat template leaves out `reasoning` of message 2 of 4"]);
+    assert!(notes(CHATML, &[ok]).is_empty());
+}
+
+#[test]
+fn layouts_of_other_programs_are_read_as_conversations() {
+    let start = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n«Yes<|im_end|>\n»";
+    let system = "<|im_start|>system\nS<|im_end|>\n";
+    let with_system = format!("{system}{start}");
+    let below = start.replace("Hi", "Hi\nit");
+    let turns = json!([{ "from": "human", "value": "Hi" }, { "from": "gpt", "value": "Yes" }]);
+    let sharegpt = json!({ "conversations": turns.clone(), "system": "S" });
+    for (line, expected) in [
+        (json!({ "conversations": turns.clone() }), start),
+        (json!({ "conversations": turns.to_string() }), start),
+        (json!({ "messages": turns }), start),
+        (sharegpt, &with_system),
+        (json!({ "instruction": "Hi", "input": "", "output": "Yes" }), start),
+        (json!({ "instruction": "Hi", "input": "it", "output": "Yes", "system": "S" }), &format!("{system}{below}")),
+        (json!({ "instruction": "Hi", "context": "it", "response": "Yes", "category": "x" }), &below),
+        (json!({ "prompt": "Hi", "response": "Yes" }), start),
+        (json!({ "question": "Hi", "answer": "Yes" }), start),
+        (json!({ "system_prompt": "S", "question": "Hi", "response": "Yes" }), &with_system),
+        (json!({ "query": "Hi", "response": "Yes" }), start),
+        (json!({ "input": "Hi", "output": "Yes" }), start),
+        (json!({ "prompt": [{ "role": "user", "content": "Hi" }], "response": "Yes" }), start),
+    ] {
+        let found =
+            examples(CHATML, std::slice::from_ref(&line)).unwrap_or_else(|error| unreachable!("{line}: {error}"));
+        assert_eq!(marked(&found[0]), expected, "{line}");
+    }
+    let said = notes(CHATML, &[json!({ "instruction": "Hi", "input": "it", "output": "Yes" })]);
+    assert!(said[0].contains("line 1: read as Alpaca: `instruction`"), "{said:?}");
+}
+
+#[test]
+fn tables_as_text_and_json_under_another_name_are_read_as_examples() {
+    let dir = tempfile::tempdir().unwrap();
+    let start = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n«Yes, I do<|im_end|>\n»";
+    for (name, text) in [
+        ("alpaca.csv", "instruction,input,output\n\"Hi\",\"\",\"Yes, I do\"\n"),
+        ("pairs.tsv", "question\tanswer\nHi\tYes, I do\n"),
+        ("lines.txt", "{\"instruction\": \"Hi\", \"output\": \"Yes, I do\"}\n"),
+        (
+            "lines",
+            "\n{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}, {\"role\": \"assistant\", \"content\": \"Yes, I do\"}]}\n",
+        ),
+        ("array.data", "[\n{\"query\": \"Hi\", \"response\": \"Yes, I do\"}]"),
+    ] {
+        let path = dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        let found = read(&[Origin::Path(path)], &encoder(CHATML), &settings(), &mut |_| {}).unwrap();
+        assert_eq!(found.examples.iter().map(marked).collect::<Vec<_>>(), [start], "{name}");
+    }
+    let path = dir.path().join("short.csv");
+    fs::write(&path, "prompt,completion\na,b\nc\n").unwrap();
+    let error = read(&[Origin::Path(path)], &encoder(CHATML), &settings(), &mut |_| {}).unwrap_err().to_string();
+    assert!(error.contains("short.csv`, line 3: the row has 1 values"), "{error}");
+}
+
+#[test]
+fn examples_of_a_folder_are_split_by_the_names_of_its_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = |text: &str| json!({ "text": text }).to_string();
+    for (name, text) in [
+        ("train.jsonl", line("a")),
+        ("dev/0.jsonl", line("b")),
+        ("test.jsonl", line("c")),
+        ("notes.txt", "d".into()),
+        ("more.csv", "text\ne\n".into()),
+    ] {
+        let path = dir.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+    let texts = |examples: &[Example]| examples.iter().map(marked).collect::<Vec<_>>();
+    let folder = Origin::Path(dir.path().into());
+    let found = read(std::slice::from_ref(&folder), &encoder(CHATML), &settings(), &mut |_| {}).unwrap();
+    assert_eq!(
+        (texts(&found.examples), texts(&found.val)),
+        (vec!["«<s>e</s>»".into(), "«<s>a</s>»".into()], vec!["«<s>b</s>»".into()])
+    );
+    assert!(found.left_out[0] == "test.jsonl" && found.left_out[1].ends_with("notes.txt"), "{:?}", found.left_out);
+    // Sources for validation: a file as it is, or the validation files of a folder.
+    let train = [Origin::Path(dir.path().join("train.jsonl"))];
+    for (source, expected) in [(Origin::Path(dir.path().join("test.jsonl")), "«<s>c</s>»"), (folder, "«<s>b</s>»")]
+    {
+        let settings = ExampleSettings { validation: vec![source], ..settings() };
+        let found = read(&train, &encoder(CHATML), &settings, &mut |_| {}).unwrap();
+        assert_eq!((texts(&found.examples), texts(&found.val)), (vec!["«<s>a</s>»".into()], vec![expected.into()]));
+    }
+    // A file that is named is trained on, and its name is remarked upon.
+    let found =
+        read(&[Origin::Path(dir.path().join("test.jsonl"))], &encoder(CHATML), &settings(), &mut |_| {}).unwrap();
+    assert!(found.notes.lines()[0].contains("its name says `test`"), "{:?}", found.notes);
+    fs::remove_file(dir.path().join("train.jsonl")).unwrap();
+    fs::remove_file(dir.path().join("more.csv")).unwrap();
+    fs::remove_file(dir.path().join("notes.txt")).unwrap();
+    let error =
+        read(&[Origin::Path(dir.path().into())], &encoder(CHATML), &settings(), &mut |_| {}).unwrap_err().to_string();
+    assert!(error.contains("has no files to train on") && error.contains("\nhint: "), "{error}");
+}
+
+#[test]
+fn pairs_without_a_difference_are_left_out_and_said() {
+    let pair = |chosen: &str, rejected: &str| {
+        let says = |text: &str| json!([{ "role": "assistant", "content": text }]);
+        json!({ "prompt": [{ "role": "user", "content": "Hi" }], "chosen": says(chosen), "rejected": says(rejected) })
+    };
+    let long = "user ".repeat(40);
+    let lines = [pair("Yes", "No"), pair("Yes", "Yes"), pair(&format!("{long}a"), &format!("{long}b"))];
+    let dir = tempfile::tempdir().unwrap();
+    let settings = ExampleSettings { max_len: 30, too_long: TooLong::Cut, ..settings() };
+    let found = read_preferences(&file(dir.path(), &lines), &encoder(CHATML), &settings, &mut |_| {}).unwrap();
+    assert_eq!((found.examples.len(), found.n_same, found.n_cut), (1, 2, 0));
+    let said = found.notes.lines();
+    assert!(said[0].contains("line 2: `chosen` and `rejected` are the same"), "{said:?}");
+    assert!(said[1].contains("line 3: cut, `chosen` and `rejected` are the same"), "{said:?}");
+    let question = json!({ "question": "Hi", "system": "S", "chosen": "Yes", "rejected": "No" });
+    let found = read_preferences(&file(dir.path(), &[question]), &encoder(CHATML), &settings, &mut |_| {}).unwrap();
+    assert!(marked(&found.examples[0].chosen).starts_with("<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nHi"));
+    let kto = json!({ "prompt": "Hi", "completion": "Yes", "label": true });
+    let error = read_preferences(&file(dir.path(), &[kto]), &encoder(CHATML), &settings, &mut |_| {}).unwrap_err();
+    assert!(error.to_string().contains("KTO's layout"), "{error}");
 }
 
 #[test]

@@ -15,6 +15,8 @@ pub(super) struct Part {
     /// Index of the piece's file.
     pub(super) file: usize,
     pub(super) text: String,
+    /// Whether the text is of a chat that a template rendered.
+    pub(super) is_rendered: bool,
     /// The conversation that the text is of.
     pub(super) conversation: Option<Conversation>,
     pub(super) split: Split,
@@ -42,6 +44,8 @@ impl Assigner {
     /// For a source of `n_chars` characters, which only `Tail` uses.
     pub(super) fn new(rule: SplitRule, n_chars: u64, source: &Origin) -> Result<Assigner> {
         let rule = match rule {
+            // Nothing is held out, or whole files are.
+            SplitRule::Tail { val_fraction: 0.0 } | SplitRule::Files => Rule::Hash(0),
             SplitRule::Hash { val_fraction } => Rule::Hash((val_fraction * 2_f64.powi(64)) as u64),
             SplitRule::Tail { val_fraction } => {
                 let n_train = (n_chars as f64 * (1.0 - val_fraction)) as u64;
@@ -53,15 +57,13 @@ impl Assigner {
                 );
                 Rule::Tail(n_train)
             }
-            // Only for token files, which have no pieces.
-            SplitRule::Files => Rule::Hash(0),
         };
         Ok(Assigner { rule, current: None })
     }
 
     /// Assigns a piece; the piece at which the validation split begins is divided.
     pub(super) fn assign(&mut self, part: FilePiece) -> Vec<Part> {
-        let FilePiece { file, piece: Piece { text, is_last, conversation } } = part;
+        let FilePiece { file, piece: Piece { text, is_last, is_rendered, conversation } } = part;
         let end = is_last.then_some(End::Document);
         match &mut self.rule {
             Rule::Hash(limit) => {
@@ -74,26 +76,34 @@ impl Assigner {
                 if is_last {
                     self.current = None;
                 }
-                vec![Part { file, text, conversation, split, end }]
+                vec![Part { file, text, is_rendered, conversation, split, end }]
             }
             Rule::Tail(left) => {
                 let n_chars = text.chars().count() as u64;
                 if *left == 0 {
-                    return vec![Part { file, text, conversation, split: Split::Val, end }];
+                    return vec![Part { file, text, is_rendered, conversation, split: Split::Val, end }];
                 }
                 // A conversation cannot be divided.
                 if n_chars <= *left || conversation.is_some() {
                     *left = left.saturating_sub(n_chars);
                     // The part before the cut ends the training split.
                     let end = if *left == 0 { end.or(Some(End::Cut)) } else { end };
-                    return vec![Part { file, text, conversation, split: Split::Train, end }];
+                    return vec![Part { file, text, is_rendered, conversation, split: Split::Train, end }];
                 }
                 let at = text.char_indices().nth(*left as usize).map_or(text.len(), |(at, _)| at);
                 *left = 0;
                 let (train, val) = text.split_at(at);
+                let of_text = |text: &str| Part {
+                    file,
+                    text: text.to_owned(),
+                    is_rendered,
+                    conversation: None,
+                    split: Split::Train,
+                    end: None,
+                };
                 vec![
-                    Part { file, text: train.to_owned(), conversation: None, split: Split::Train, end: Some(End::Cut) },
-                    Part { file, text: val.to_owned(), conversation: None, split: Split::Val, end },
+                    Part { end: Some(End::Cut), split: Split::Train, ..of_text(train) },
+                    Part { end, split: Split::Val, ..of_text(val) },
                 ]
             }
         }
@@ -106,7 +116,7 @@ mod tests {
     use super::*;
 
     fn piece(text: &str, is_last: bool) -> FilePiece {
-        FilePiece { file: 0, piece: Piece { text: text.to_owned(), is_last, conversation: None } }
+        FilePiece { file: 0, piece: Piece::text(text, is_last) }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use hearth_training::{
-    corpus::check_separator,
+    corpus::{Notes, check_separator},
     eval::{
         documents::{DocumentOptions, read_source},
         scorer::Scorer,
@@ -93,13 +93,14 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let sliding = Sliding::new(window, stride)?;
     let options = DocumentOptions { text_field: args.text_field, separator: args.separator, split: args.split };
     let mut status = Status::new();
-    let mut documents = Vec::new();
+    let (mut documents, mut notes) = (Vec::new(), Notes::default());
     for source in &args.data {
-        let read = read_source(source, (&loaded, &path), &options, &mut |download| {
+        let read = read_source(source, (&loaded, &path), &options, &mut notes, &mut |download| {
             status.show(|_| download.to_string());
         });
         documents.extend(read.with_context(|| format!("cannot evaluate on `{source}`"))?);
     }
+    status.note_all(&notes);
     status.begin_phase();
     let scorer = Scorer::new(&loaded.gpt)?;
     let mut progress = |n_done, n_all| progress_line(&mut status, "windows", n_done, n_all);

@@ -37,9 +37,10 @@ struct Summary {
 /// Shows the first `n` examples or pairs, and what there is in all.
 pub(super) fn show(all: &Found, n: usize, text: &LoadedText, config: &TrainConfig, as_json: bool) -> Result<ExitCode> {
     let (examples, n_shown): (Vec<&Example>, usize) = match all {
-        Found::Examples(found) => (found.examples.iter().collect(), n),
+        Found::Examples(found) => (found.examples.iter().chain(&found.val).collect(), n),
         Found::Pairs(found) => {
-            (found.examples.iter().flat_map(|pair| [&pair.chosen, &pair.rejected]).collect(), n.saturating_mul(2))
+            let pairs = found.examples.iter().chain(&found.val);
+            (pairs.flat_map(|pair| [&pair.chosen, &pair.rejected]).collect(), n.saturating_mul(2))
         }
     };
     let style = Style::of_stdout();
@@ -55,12 +56,16 @@ pub(super) fn show(all: &Found, n: usize, text: &LoadedText, config: &TrainConfi
     drop(stdout);
     let (line, pairs, cut, dropped, rows) = match all {
         Found::Examples(found) => {
-            let rows = documents_of(&found.examples, config, text)?.n_rows();
+            let n_rows = |examples: &[Example]| match examples {
+                [] => Ok(0),
+                examples => documents_of(examples, config, text).map(|documents| documents.n_rows()),
+            };
+            let rows = n_rows(&found.examples)? + n_rows(&found.val)?;
             (summary_line(found), None, found.n_cut, found.n_dropped, rows)
         }
         // Each answer is a row.
         Found::Pairs(found) => {
-            let n_pairs = found.examples.len();
+            let n_pairs = found.examples.len() + found.val.len();
             (pairs_line(found), Some(n_pairs), found.n_cut, found.n_dropped, 2 * n_pairs)
         }
     };

@@ -13,6 +13,8 @@ use super::{
 const MAGIC: &[u8; 4] = b"PAR1";
 const ENCRYPTED_MAGIC: &[u8; 4] = b"PARE";
 
+/// Parquet's physical type for flags.
+const BOOLEAN: i64 = 0;
 /// Parquet's physical type for byte arrays.
 const BYTE_ARRAY: i64 = 6;
 
@@ -173,6 +175,21 @@ impl Footer {
     pub(super) fn is_nested(&self, name: &str) -> Result<bool, Problem> {
         let has_fields = |element: &Struct| element.number(5).unwrap_or(0) > 0;
         Ok(self.columns()?.iter().any(|(column, element)| *column == name && has_fields(element)))
+    }
+
+    /// Whether the column of this name is a text or has fields.
+    pub(super) fn is_text_or_nested(&self, name: &str) -> Result<bool, Problem> {
+        Ok(self.is_nested(name)? || self.physical_type(name)? == Some(BYTE_ARRAY))
+    }
+
+    /// Whether the values of the column of this name are true or false.
+    pub(super) fn is_flag(&self, name: &str) -> Result<bool, Problem> {
+        Ok(self.physical_type(name)? == Some(BOOLEAN))
+    }
+
+    fn physical_type(&self, name: &str) -> Result<Option<i64>, Problem> {
+        let found = self.columns()?.into_iter().find(|(column, _)| *column == name);
+        Ok(found.and_then(|(_, element)| element.number(1)))
     }
 
     /// The fields of a nested column that have no fields themselves, in order.

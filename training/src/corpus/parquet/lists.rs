@@ -6,13 +6,11 @@ use anyhow::{Result, anyhow};
 use serde_json::{Map, Value};
 
 use super::{
+    super::message::may_say_trained,
     DAMAGED, Problem, RECORDS_HINT,
     footer::{Footer, Leaf, Levels},
     read_values,
 };
-
-/// Fields of messages that say whether they are trained, as numbers or flags: without them, others would be trained.
-const DECIDING: [&str; 2] = ["train", "weight"];
 
 /// Where the texts of a list are.
 enum Part {
@@ -48,8 +46,15 @@ impl Part {
 }
 
 /// Reads the lists of a column: for every row an array of objects or of texts, or `None`. Fields of objects without a value
-/// are left out, and those that are numbers, which are rejected if they are [`DECIDING`]; a text without a value is null.
-pub(super) fn read(path: &Path, file: &mut File, footer: &Footer, name: &str) -> Result<Vec<Option<Value>>> {
+/// are left out, and those that are numbers, which are rejected if they may say what is trained, and else added to `unread`; a
+/// text without a value is null.
+pub(super) fn read(
+    path: &Path,
+    file: &mut File,
+    footer: &Footer,
+    name: &str,
+    unread: &mut Vec<String>,
+) -> Result<Vec<Option<Value>>> {
     let named = |problem: Problem| anyhow!("`{}`: {problem}", path.display());
     let mut rows: Vec<Option<Value>> = Vec::new();
     let leaves = footer.leaves(name).map_err(named)?;
@@ -60,8 +65,12 @@ pub(super) fn read(path: &Path, file: &mut File, footer: &Footer, name: &str) ->
         };
         let Some(column) = &leaf.column else {
             match &part {
-                Part::Field(field) if DECIDING.contains(&field.as_str()) && !leaf.is_null => {
+                Part::Field(field) if may_say_trained(field) && !leaf.is_null => {
                     return Err(named(decides(name, field)));
+                }
+                Part::Field(field) if !leaf.is_null => {
+                    unread.push(format!("{name}.{field}"));
+                    continue;
                 }
                 _ => continue,
             }

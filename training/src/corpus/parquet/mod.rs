@@ -27,7 +27,10 @@ use self::{
     footer::{Column, Footer, Levels},
     page::{PageReader, Slot},
 };
-use super::open::{BytesRead, open_file};
+use super::{
+    form::LABEL,
+    open::{BytesRead, open_file},
+};
 
 /// The description of an error; the caller adds the path.
 type Problem = String;
@@ -49,19 +52,50 @@ pub(super) fn read_column(
     read_values(path, &mut file, &column, &mut |_, text| text.map_or(Ok(()), &mut *sink), &mut |n| bytes_read.add(n))
 }
 
-/// Those of `wanted` columns that the file has: for each, a text, a list of objects or texts, or `None` for every row.
+/// The names of the other columns, if there is a column `column` that is not nested.
 ///
 /// # Errors
-/// The file is damaged or of an unsupported kind; a column is neither text nor a list; there is none of the columns.
-pub(super) fn read_columns(path: &Path, wanted: &[&str], bytes_read: &BytesRead) -> Result<Vec<ColumnValues>> {
+/// The file is damaged or of an unsupported kind.
+pub(super) fn columns_beside(path: &Path, column: &str) -> Result<Option<Vec<String>>> {
+    let mut file = open_file(path)?;
+    let name = |problem: Problem| anyhow!("`{}`: {problem}", path.display());
+    let footer = Footer::read(&mut file).map_err(name)?;
+    let names = footer.column_names().map_err(name)?;
+    let is_there = names.contains(&column) && !footer.is_nested(column).map_err(name)?;
+    Ok(is_there.then(|| names.into_iter().filter(|name| *name != column).map(str::to_owned).collect()))
+}
+
+/// Those of `wanted` columns that the file has: for each, a text, a list of objects or texts, or `None` for every row. And the
+/// names of the other columns.
+///
+/// # Errors
+/// The file is damaged or of an unsupported kind; a column is neither text nor a list; there is none of the columns; a column
+/// says what is trained, and is neither text nor wanted.
+pub(super) fn read_columns(
+    path: &Path,
+    wanted: &[&str],
+    bytes_read: &BytesRead,
+) -> Result<(Vec<ColumnValues>, Vec<String>)> {
     let mut file = open_file(path)?;
     let name = |problem: Problem| anyhow!("`{}`: {problem}", path.display());
     let footer = Footer::read(&mut file).map_err(name)?;
     let names = footer.column_names().map_err(name)?;
     let mut columns = Vec::new();
+    let mut unread: Vec<String> =
+        names.iter().filter(|name| !wanted.contains(name)).map(|&name| name.to_owned()).collect();
     for &wanted in wanted.iter().filter(|wanted| names.contains(wanted)) {
+        if MAYBE_NUMBERS.contains(&wanted) && !footer.is_text_or_nested(wanted).map_err(name)? {
+            // A label that is a number is the class of a text.
+            if wanted == LABEL && !footer.is_flag(wanted).map_err(name)? {
+                unread.push(wanted.to_owned());
+                continue;
+            }
+            return Err(name(format!(
+                "column `{wanted}` says what is trained, and is only read from JSON\nhint: {RECORDS_HINT}"
+            )));
+        }
         let values = if footer.is_nested(wanted).map_err(name)? {
-            lists::read(path, &mut file, &footer, wanted)?
+            lists::read(path, &mut file, &footer, wanted, &mut unread)?
         } else {
             let column = footer.find(wanted, RECORDS_HINT).map_err(name)?;
             let mut values = Vec::new();
@@ -77,13 +111,19 @@ pub(super) fn read_columns(path: &Path, wanted: &[&str], bytes_read: &BytesRead)
     if columns.is_empty() {
         return Err(name(format!(
             "has none of the columns `{}`; it has: `{}`\nhint: rename a column, or convert the file to jsonl",
-            wanted.join("`, `"),
+            wanted[..wanted.len().min(SHOWN)].join("`, `") + if wanted.len() > SHOWN { "`, `..." } else { "" },
             names.join("`, `")
         )));
     }
     bytes_read.add(file.metadata().map_or(0, |metadata| metadata.len()));
-    Ok(columns)
+    Ok((columns, unread))
 }
+
+/// The most names of wanted columns in a message.
+const SHOWN: usize = 8;
+
+/// Columns whose numbers or flags say what is trained.
+const MAYBE_NUMBERS: [&str; 7] = [LABEL, "train", "weight", "loss", "loss_mask", "trainable", "training"];
 
 /// A column's name, and its value in each row.
 pub(super) type ColumnValues = (String, Vec<Option<Value>>);

@@ -1,4 +1,4 @@
-//! Multiple-choice items in the forms of HellaSwag, ARC and labeled texts, with the prompts of
+//! Multiple-choice items in the forms of HellaSwag, ARC, MMLU and labeled texts, with the prompts of
 //! [lm-eval](https://github.com/EleutherAI/lm-evaluation-harness).
 
 use std::path::Path;
@@ -64,6 +64,7 @@ pub fn read_items(path: &Path, labeling: Option<&Labeling>) -> Result<Vec<Choice
 fn item_of(record: &JsonRecord) -> Result<ChoiceItem> {
     match () {
         () if record.has("endings") => hellaswag(record),
+        () if record.get("choices").is_some_and(Value::is_array) => mmlu(record),
         () if record.has("choices") => arc(record),
         () if record.has("text") => bail!(
             "{}: this is a labeled text, and its labels are not known\nhint: give all labels with `--labels A,B,...`",
@@ -71,7 +72,7 @@ fn item_of(record: &JsonRecord) -> Result<ChoiceItem> {
         ),
         () => bail!(
             "{}: this is no multiple-choice item: it has neither `endings` nor `choices`\nhint: use HellaSwag's form (`ctx`, \
-             `endings`, `label`) or ARC's (`question`, `choices`, `answerKey`)",
+             `endings`, `label`), ARC's (`question`, `choices`, `answerKey`) or MMLU's (`question`, `choices`, `answer`)",
             record.place()
         ),
     }
@@ -152,6 +153,41 @@ fn arc(record: &JsonRecord) -> Result<ChoiceItem> {
     Ok(ChoiceItem { place, context, choices, gold })
 }
 
+/// The letters of MMLU's answers.
+const LETTERS: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
+
+/// `question`, `choices` (a list) and `answer` (an index from 0, or a letter), perhaps with `subject`. The letter is what the model
+/// chooses, as in lm-eval's MMLU.
+fn mmlu(record: &JsonRecord) -> Result<ChoiceItem> {
+    let place = record.place();
+    let (texts, answer) = (record.texts("choices")?, record.label("answer")?);
+    ensure!(
+        texts.len() <= LETTERS.len(),
+        "{place}: there are {} choices, at most {} are supported\nhint: correct this line",
+        texts.len(),
+        LETTERS.len()
+    );
+    let gold = answer.parse().ok().or_else(|| LETTERS.find(&answer).filter(|_| answer.len() == 1));
+    let gold = gold.filter(|&gold: &usize| gold < texts.len()).ok_or_else(|| {
+        anyhow!(
+            "{place}: `answer` must be the index of one of the {} choices, from 0, or its letter, got `{answer}`\nhint: correct this line",
+            texts.len()
+        )
+    })?;
+    let letters: Vec<String> = LETTERS.chars().take(texts.len()).map(String::from).collect();
+    let mut context = match record.get("subject").and_then(Value::as_str) {
+        Some(subject) => {
+            let subject = subject.replace('_', " ");
+            format!("The following are multiple choice questions (with answers) about {subject}.\n\n")
+        }
+        None => String::new(),
+    };
+    context += record.text("question")?.trim();
+    letters.iter().zip(&texts).for_each(|(letter, text)| context += &format!("\n{letter}. {text}"));
+    context += "\nAnswer:";
+    Ok(ChoiceItem { place, context, choices: letters, gold })
+}
+
 fn text_of(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),
@@ -227,6 +263,15 @@ mod tests {
         let arc = r#"{"question": "Why?", "choices": {"text": ["so", "no"], "label": ["A", "B"]}, "answerKey": "B"}"#;
         let item = read(arc, None).unwrap().remove(0);
         assert_eq!((item.context.as_str(), item.gold), ("Question: Why?\nAnswer:", 1));
+        let mmlu = r#"{"question": " Why? ", "subject": "abstract_algebra", "choices": ["so", "no"], "answer": 1}"#;
+        for (text, subject) in [
+            (mmlu.to_owned(), "The following are multiple choice questions (with answers) about abstract algebra.\n\n"),
+            (mmlu.replace("\"subject\": \"abstract_algebra\", ", "").replace("1}", "\"B\"}"), ""),
+        ] {
+            let item = read(&text, None).unwrap().remove(0);
+            assert_eq!((item.context, item.gold), (format!("{subject}Why?\nA. so\nB. no\nAnswer:"), 1));
+            assert_eq!(item.choices, ["A", "B"]);
+        }
         let labeling = Labeling::new(vec!["bad".into(), "good".into()], "Text: {text}\nMood:".into()).unwrap();
         let item = read(r#"{"text": "Fine day", "label": "good"}"#, Some(&labeling)).unwrap().remove(0);
         assert_eq!((item.context.as_str(), item.gold), ("Text: Fine day\nMood:", 1));
@@ -254,7 +299,13 @@ mod tests {
                 None,
                 "2 texts of choices and 1 labels",
             ),
-            (r#"{"question": "q", "choices": ["x"], "answerKey": "A"}"#, None, "`choices.text` must be a list"),
+            (r#"{"question": "q", "choices": {"text": "x"}, "answerKey": "A"}"#, None, "`choices.text` must be a list"),
+            (r#"{"question": "q", "choices": ["x", "y"], "answerKey": "A"}"#, None, "`answer`"),
+            (
+                r#"{"question": "q", "choices": ["x", "y"], "answer": 2}"#,
+                None,
+                "`answer` must be the index of one of the 2 choices",
+            ),
             (r#"{"text": "t", "label": "a"}"#, None, "`--labels A,B,...`"),
             (r#"{"story": "t"}"#, None, "neither `endings` nor `choices`"),
             (
