@@ -60,6 +60,9 @@ pub struct TrainState {
     pub minutes: f64,
     /// The best evaluation.
     pub best: Option<Best>,
+    /// Evaluations since then.
+    #[serde(default)]
+    pub n_since_best: usize,
     /// Gradient norms of the last steps, for the spike guard.
     pub recent_norms: VecDeque<f32>,
     /// Consecutive skipped steps.
@@ -122,6 +125,7 @@ impl TrainState {
             total_steps: None,
             minutes: 0.0,
             best: None,
+            n_since_best: 0,
             recent_norms: VecDeque::new(),
             n_skipped: 0,
             data,

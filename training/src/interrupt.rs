@@ -1,10 +1,12 @@
-//! SIGTERM and ctrl-c. A run finishes its step, saves, and reports it; a second signal ends the process immediately. Commands that
-//! write data remove what is not complete.
+//! Signals. On SIGTERM, ctrl-c, SIGHUP (a closed terminal) and SIGXCPU (a limit of CPU time), a run finishes its step, saves, and
+//! reports it; a second one ends the process immediately. On SIGUSR1 and SIGUSR2, with which batch systems warn early, it saves
+//! and goes on. Commands that write data remove what is not complete.
 
 use std::{
+    fs,
     path::Path,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
@@ -15,6 +17,18 @@ use signal_hook::{
     consts::{SIGINT, SIGTERM},
     flag,
 };
+
+/// Signals that end a run or a command.
+#[cfg(unix)]
+const ENDING: [i32; 4] = [SIGINT, SIGTERM, signal_hook::consts::SIGHUP, signal_hook::consts::SIGXCPU];
+#[cfg(not(unix))]
+const ENDING: [i32; 2] = [SIGINT, SIGTERM];
+
+/// Signals that ask a run for a checkpoint.
+#[cfg(unix)]
+const SAVING: [i32; 2] = [signal_hook::consts::SIGUSR1, signal_hook::consts::SIGUSR2];
+#[cfg(not(unix))]
+const SAVING: [i32; 0] = [];
 
 /// Whether a signal is ending the process, see [`remove_when_interrupted`].
 static IS_ENDING: AtomicBool = AtomicBool::new(false);
@@ -32,6 +46,8 @@ pub fn wait_if_ending() {
 pub struct Interrupt {
     /// The signal's number, 0 before there is one.
     signal: Arc<AtomicUsize>,
+    /// Whether a signal has asked for a checkpoint.
+    checkpoint: Arc<AtomicBool>,
 }
 
 impl Interrupt {
@@ -39,19 +55,27 @@ impl Interrupt {
     pub fn install() -> Result<Interrupt> {
         let interrupt = Interrupt::default();
         interrupt.listen()?;
+        for signal in SAVING {
+            flag::register(signal, interrupt.checkpoint.clone()).context("cannot listen for SIGUSR1 and SIGUSR2")?;
+        }
         Ok(interrupt)
     }
 
     fn listen(&self) -> Result<()> {
         let is_second = Arc::new(AtomicBool::new(false));
-        for signal in [SIGINT, SIGTERM] {
+        for signal in ENDING.into_iter().filter(|signal| !is_left_ignored(*signal)) {
             // The order matters: the first signal finds `is_second` unset, and sets it.
             flag::register_conditional_shutdown(signal, exit_code(signal as usize).into(), is_second.clone())
                 .and_then(|_| flag::register(signal, is_second.clone()))
                 .and_then(|_| flag::register_usize(signal, self.signal.clone(), signal as usize))
-                .context("cannot listen for SIGTERM and ctrl-c")?;
+                .context("cannot listen for SIGTERM, SIGHUP and ctrl-c")?;
         }
         Ok(())
+    }
+
+    /// Whether a signal has asked for a checkpoint since the last call.
+    pub fn takes_checkpoint(&self) -> bool {
+        self.checkpoint.swap(false, Ordering::Relaxed)
     }
 
     /// As if the signal with this number had come.
@@ -83,13 +107,12 @@ pub fn remove_when_interrupted(partial: &Path) {
 
 #[cfg(unix)]
 fn install_removal(partial: std::path::PathBuf) -> Result<()> {
-    use std::{fs, io::Read, os::unix::net::UnixStream, process};
+    use std::{io::Read, os::unix::net::UnixStream, process};
 
     use hearth_model::weights::StagedDir;
     use signal_hook::low_level::pipe;
 
     let (mut signals, sender) = UnixStream::pair()?;
-    let senders = [sender.try_clone()?, sender];
     let interrupt = Interrupt::default();
     let received = interrupt.clone();
     let wait = move || {
@@ -109,10 +132,23 @@ fn install_removal(partial: std::path::PathBuf) -> Result<()> {
     thread::Builder::new().name("signals".into()).spawn(wait)?;
     // The order matters: the thread that is woken finds the signal's number.
     received.listen()?;
-    for (signal, sender) in [SIGINT, SIGTERM].into_iter().zip(senders) {
-        pipe::register(signal, sender)?;
+    for signal in ENDING.into_iter().filter(|signal| !is_left_ignored(*signal)) {
+        pipe::register(signal, sender.try_clone()?)?;
     }
     Ok(())
+}
+
+/// Whether `signal` is SIGHUP and was ignored when the process began, as `nohup` has it: then it stays ignored. Linux tells.
+fn is_left_ignored(signal: i32) -> bool {
+    /// What was ignored when the process began, a bit for each signal from 1.
+    static IGNORED: OnceLock<u64> = OnceLock::new();
+    let ignored = IGNORED.get_or_init(|| {
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+        mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+    });
+    // SIGHUP is 1.
+    signal == 1 && ignored & 1 == 1
 }
 
 fn exit_code(signal: usize) -> u8 {

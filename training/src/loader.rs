@@ -55,6 +55,8 @@ pub struct Loader {
     settings: LoaderSettings,
     /// Rows per epoch.
     n_rows: u64,
+    /// Rows of the whole run: the last step has only those that are left. `None`: every step is full.
+    last_row: Option<u64>,
 }
 
 /// Rows of equal length: `batch_size` rows of `seq_len` tokens, and the successor of each token.
@@ -97,7 +99,7 @@ impl Loader {
         let tokens = match source {
             RowSource::Stream(tokens) => tokens,
             RowSource::Documents(_) | RowSource::Pairs(_) => {
-                return Ok(Loader { source: source.clone(), settings, n_rows: source.n_rows(seq_len) });
+                return Ok(Loader { source: source.clone(), settings, n_rows: source.n_rows(seq_len), last_row: None });
             }
         };
         ensure!(
@@ -108,7 +110,13 @@ impl Loader {
             seq_len + 1
         );
         let n_rows = (tokens.len() - 1) / seq_len as u64;
-        Ok(Loader { source: source.clone(), settings, n_rows })
+        Ok(Loader { source: source.clone(), settings, n_rows, last_row: None })
+    }
+
+    /// The same for a run of `n_rows` rows, of which the last step has only those that are left.
+    #[must_use]
+    pub fn ending_after(self, n_rows: Option<u64>) -> Loader {
+        Loader { last_row: n_rows, ..self }
     }
 
     /// The loader's settings.
@@ -121,11 +129,27 @@ impl Loader {
         self.n_rows
     }
 
-    /// The batch of micro-step `micro_step`, which must be below `n_micro_batches`, of optimizer step `step`, both from 0.
+    /// The number of rows of the run before micro-step `micro_step` of `step`. 128 bits, so no step overflows.
+    fn rows_before(&self, step: u64, micro_step: usize) -> u128 {
+        let LoaderSettings { micro_batch_size, n_micro_batches, .. } = self.settings;
+        (u128::from(step) * n_micro_batches as u128 + micro_step as u128) * micro_batch_size as u128
+    }
+
+    /// Micro-batches of `step`, from 0: fewer than in others in the last step of a run that ends before it is full.
+    pub fn n_micro_batches(&self, step: u64) -> usize {
+        let LoaderSettings { micro_batch_size, n_micro_batches, .. } = self.settings;
+        let Some(last) = self.last_row else { return n_micro_batches };
+        let left = u128::from(last).saturating_sub(self.rows_before(step, 0)).div_ceil(micro_batch_size as u128);
+        usize::try_from(left).unwrap_or(usize::MAX).min(n_micro_batches)
+    }
+
+    /// The batch of micro-step `micro_step`, which must be below [`n_micro_batches`](Self::n_micro_batches), of optimizer step
+    /// `step`, both from 0.
     pub fn batch(&self, step: u64, micro_step: usize) -> Batch {
-        let LoaderSettings { seed, seq_len, micro_batch_size, order, n_micro_batches } = self.settings;
-        // Number of rows of the run before this batch. 128 bits, so no step overflows.
-        let first = (u128::from(step) * n_micro_batches as u128 + micro_step as u128) * micro_batch_size as u128;
+        let LoaderSettings { seed, seq_len, micro_batch_size, order, .. } = self.settings;
+        let first = self.rows_before(step, micro_step);
+        let left = self.last_row.map_or(u128::MAX, |last| u128::from(last).saturating_sub(first));
+        let n_rows = left.min(micro_batch_size as u128) as u64;
         let epoch_at = |row: u128| ((row / u128::from(self.n_rows)) as u64, (row % u128::from(self.n_rows)) as u64);
         let epoch = epoch_at(first).0;
         let mut permutation = Permutation::new(seed, epoch, self.n_rows);
@@ -136,7 +160,7 @@ impl Loader {
             }
             permutation.at(position)
         };
-        let rows = 0..micro_batch_size as u64;
+        let rows = 0..n_rows;
         let tokens = match &self.source {
             RowSource::Stream(tokens) => tokens,
             RowSource::Documents(documents) => {
@@ -347,6 +371,28 @@ mod tests {
             assert_eq!(sorted, (0..62).map(|row| row * 16).collect::<Vec<_>>());
         }
         assert_eq!(loader.batch(u64::MAX, 1).batch_size, 4);
+    }
+
+    #[test]
+    fn last_step_of_a_run_has_only_the_rows_that_are_left() {
+        // Two epochs of 101 rows, in steps of 2 times 6 rows: 16 full steps, and one of 10 rows.
+        let settings = settings(6, 5, RowOrder::Permuted);
+        let whole = Loader::new(&tokens(101 * 5 + 1), settings).unwrap();
+        let loader = whole.clone().ending_after(Some(202));
+        for step in 0..16 {
+            assert_eq!(loader.n_micro_batches(step), 2);
+            assert_eq!(loader.batch(step, 1), whole.batch(step, 1));
+        }
+        assert_eq!((loader.n_micro_batches(16), loader.n_micro_batches(17)), (2, 0));
+        assert_eq!([0, 1].map(|micro_step| loader.batch(16, micro_step).batch_size), [6, 4]);
+        let mut visited: Vec<TokenId> = Vec::new();
+        for (step, micro_step) in (0..17).flat_map(|step| [(step, 0), (step, 1)]) {
+            visited.extend(loader.batch(step, micro_step).inputs.chunks(5).map(|row| row[0]));
+        }
+        visited.sort_unstable();
+        assert_eq!(visited, (0..202).map(|n| n / 2 * 5).collect::<Vec<_>>(), "each row twice");
+        // A step with room for more micro-batches than there are rows.
+        assert_eq!(whole.ending_after(Some(197)).n_micro_batches(16), 1);
     }
 
     #[test]

@@ -10,9 +10,14 @@ use std::{
     process::ExitCode,
 };
 
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, builder::Resettable, value_parser};
-use hearth_model::ops;
-use hearth_training::interrupt;
+use clap::{
+    CommandFactory, FromArgMatches, Parser, Subcommand,
+    builder::Resettable,
+    error::{ContextKind, ContextValue},
+    value_parser,
+};
+use hearth_model::{ops, subcommands::OF_HEARTH};
+use hearth_training::{config::hint_of_argument, interrupt};
 
 /// Trains language models that Hearth serves.
 #[derive(Debug, Parser)]
@@ -50,7 +55,8 @@ fn without_empty_variables(command: clap::Command) -> clap::Command {
 }
 
 fn main() -> ExitCode {
-    let matches = without_empty_variables(Cli::command()).get_matches();
+    let matches = without_empty_variables(Cli::command()).try_get_matches();
+    let matches = matches.unwrap_or_else(|error| with_tip(error).exit());
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     tracing_subscriber::fmt()
         .with_writer(io::stderr)
@@ -76,6 +82,25 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// An error about the command line with a tip: the program that has a subcommand, or the setting that an unknown argument has
+/// the name of.
+fn with_tip(mut error: clap::Error) -> clap::Error {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.clone()),
+        _ => None,
+    };
+    let of_subcommand = text(ContextKind::InvalidSubcommand)
+        .filter(|name| OF_HEARTH.contains(&name.as_str()))
+        .map(|name| format!("`{name}` is a command of the other program: hearth {name}"));
+    let of_argument = || hint_of_argument(text(ContextKind::InvalidArg)?.trim_start_matches('-'));
+    if let Some(tip) = of_subcommand.or_else(of_argument) {
+        // Instead of a command with a similar name.
+        error.remove(ContextKind::SuggestedSubcommand);
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    }
+    error
 }
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
@@ -114,9 +139,41 @@ fn shown(error: &anyhow::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
     use anyhow::{Context, anyhow};
 
     use super::*;
+
+    fn error_of(args: &[&str]) -> String {
+        Cli::command()
+            .try_get_matches_from([&["hearth-train"], args].concat())
+            .map_err(with_tip)
+            .unwrap_err()
+            .to_string()
+    }
+
+    #[test]
+    fn subcommand_of_hearth_is_named_in_the_error() {
+        let names: Vec<_> = Cli::command().get_subcommands().map(|command| command.get_name().to_owned()).collect();
+        assert_eq!(names, hearth_model::subcommands::OF_HEARTH_TRAIN);
+        for name in ["export", "merge", "quantize", "generate", "serve"] {
+            assert!(error_of(&[name, "model"]).contains(&format!("hearth {name}\n")), "{}", error_of(&[name]));
+        }
+        assert!(!error_of(&["sing"]).contains("other program"));
+    }
+
+    #[test]
+    fn argument_with_the_name_of_a_setting_gets_a_tip_how_to_set_it() {
+        for (argument, tip) in [
+            ("--learning-rate", "optim.lr"),
+            ("--batch_size=8", "data.micro_batch_size"),
+            ("--warmup-steps", "--set schedule.warmup_steps=VALUE"),
+        ] {
+            let error = error_of(&["pretrain", "--out", "run", argument, "1"]);
+            assert!(error.contains("unexpected argument") && error.contains(tip), "{error}");
+        }
+        assert!(!error_of(&["pretrain", "--out", "run", "--sing"]).contains("--set"));
+    }
 
     #[test]
     fn error_message_shows_each_cause_once_before_the_hint() {

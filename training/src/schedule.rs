@@ -50,12 +50,23 @@ impl RunSize {
 
     /// Passes over the data in `steps` steps of a run with `config`.
     pub fn passes(self, config: &TrainConfig, steps: usize) -> f64 {
-        steps as f64 * rows_per_step(config) as f64 / self.rows_per_epoch.max(1) as f64
+        self.rows_of_steps(config, steps) as f64 / self.rows_per_epoch.max(1) as f64
+    }
+
+    /// Rows of the first `steps` steps of a run with `config`.
+    pub fn rows_of_steps(self, config: &TrainConfig, steps: usize) -> u128 {
+        let rows = steps as u128 * rows_per_step(config) as u128;
+        self.rows_of_epochs(config).map_or(rows, |all| rows.min(all.into()))
+    }
+
+    /// Rows of a whole run with `config` if its budget is in epochs. Its last step has only those that are left.
+    pub fn rows_of_epochs(self, config: &TrainConfig) -> Option<u64> {
+        config.schedule.epochs.map(|epochs| rounded_up(epochs * self.rows_per_epoch as f64) as u64)
     }
 }
 
 /// Rows that a step trains on, or pairs.
-fn rows_per_step(config: &TrainConfig) -> usize {
+pub fn rows_per_step(config: &TrainConfig) -> usize {
     (config.micro_steps() * config.data.micro_batch_size.rows()).max(1)
 }
 
@@ -110,12 +121,11 @@ impl ScheduleSettings {
 impl Schedule {
     /// The schedule of `config` for a run of this size.
     pub fn new(config: &TrainConfig, size: RunSize) -> Schedule {
-        let ScheduleSettings { max_steps, epochs, max_tokens, tokens_per_param, .. } = config.schedule;
+        let ScheduleSettings { max_steps, max_tokens, tokens_per_param, .. } = config.schedule;
         let tokens =
             max_tokens.or(tokens_per_param.map(|per_param| rounded_up(per_param * size.n_params as f64) as u64));
         let of_tokens = tokens.map(|tokens| size.steps_of_tokens(config, tokens));
-        let rows_per_step = rows_per_step(config) as f64;
-        let of_epochs = epochs.map(|epochs| rounded_up(epochs * size.rows_per_epoch as f64 / rows_per_step) as usize);
+        let of_epochs = size.rows_of_epochs(config).map(|rows| rows.div_ceil(rows_per_step(config) as u64) as usize);
         Schedule { settings: config.schedule.clone(), total: max_steps.or(of_epochs).or(of_tokens) }
     }
 
@@ -297,6 +307,10 @@ mod tests {
         assert_eq!(steps(&["schedule.tokens_per_param=7.68"]), Some(10));
         // 100 rows, of which a step takes 12.
         assert_eq!(steps(&["schedule.epochs=1.5"]), Some(13));
+        // A thirteenth step of 6 rows.
+        let size = RunSize { n_params: 1, rows_per_epoch: 100, tokens_per_epoch: 6400 };
+        let epochs = config(&["schedule.epochs=1.5"]);
+        assert_eq!([12, 13, 14].map(|steps| size.rows_of_steps(&epochs, steps)), [144, 150, 150]);
         // In floating point, 1.1 times 100 is more than 110.
         let size = RunSize { n_params: 100, rows_per_epoch: 100, tokens_per_epoch: 100 };
         let exact = |set: &str| Schedule::new(&config(&["data.micro_batch_size=10", set]), size).total();
@@ -315,8 +329,9 @@ mod tests {
         let size = RunSize { n_params: 1, rows_per_epoch: 48, tokens_per_epoch: 3072 };
         // A step has 24 rows.
         assert_eq!(Schedule::new(&config, size).total(), Some(6));
-        assert_eq!(size.passes(&config, 6), 3.0);
-        assert!(size.passes(&config, usize::MAX) > 1e18);
+        assert_eq!((size.passes(&config, 6), size.passes(&config, 7)), (3.0, 3.0), "epochs are epochs");
+        let steps = self::config(&["data.tokens_per_step=1536"]);
+        assert!(size.passes(&steps, usize::MAX) > 1e18);
         assert!(RunSize { rows_per_epoch: 0, ..size }.passes(&config, 6).is_finite());
     }
 

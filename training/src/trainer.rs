@@ -1,6 +1,7 @@
 //! The training loop, from top to bottom: batch, loss, backward, combine, clip, step, log, evaluate, save.
 
 mod due;
+mod evaluation;
 mod same_run;
 mod sample;
 mod speed;
@@ -31,15 +32,15 @@ use crate::{
     adapter::{self, Adapted, SavedAdapter},
     checkpoint::{self, Best, Checkpoint, TrainState},
     config::{Objective, Rows, ScheduleKind, TrainConfig},
-    eval::{Score, Windows, read_numbers, score},
+    eval::{Score, read_numbers},
     guard::Guard,
     init::initialize,
     interrupt::Interrupt,
     learner::{Learner, LossGradients, StepIndex},
     loader::{Batch, Loader, LoaderSettings, Prefetcher, RowOrder, RowSource},
     optim::Gradients,
-    preference::{score_pairs, token_losses, token_losses_in_training, with_references},
-    progress::{EvalRecord, Pace, Reporter, StepRecord},
+    preference::{token_losses, token_losses_in_training, with_references},
+    progress::{Pace, Reporter, StepRecord},
     run_dir::RunDir,
     schedule::{RunSize, Schedule},
     utilization::Utilization,
@@ -94,6 +95,9 @@ pub struct Trainer<'a> {
     learner: Learner,
     schedule: Schedule,
     state: TrainState,
+    /// The evaluation of the model in the run's folder. An earlier process may have saved it behind the checkpoint that this one
+    /// goes on from.
+    kept: Option<Best>,
     saved: Saved,
 }
 
@@ -204,6 +208,12 @@ impl<'a> Trainer<'a> {
              different\nhint: `constant` ones can be extended, and so can `wsd` before its cooldown",
             state.step
         );
+        ensure!(
+            size.rows_of_steps(then, state.step) == size.rows_of_steps(config, state.step),
+            "`schedule.epochs` contradicts the {} completed steps: the last of them ended with the data, and had fewer rows than \
+             in a longer run\nhint: go on from an earlier checkpoint, with `--from`",
+            state.step
+        );
         Self::with(config, (data, reference), learner, state, saved)
     }
 
@@ -238,12 +248,14 @@ impl<'a> Trainer<'a> {
             order,
             n_micro_batches: config.micro_steps(),
         };
-        let schedule = Schedule::new(config, run_size(config, data, &learner)).with_total(state.total_steps);
+        let size = run_size(config, data, &learner);
+        let schedule = Schedule::new(config, size).with_total(state.total_steps);
         schedule.check()?;
         let reference = (config.objective.kind == Objective::Dpo).then(|| reference.without_lora());
-        let loader = Loader::new(&data.train, settings)?;
+        let loader = Loader::new(&data.train, settings)?.ending_after(size.rows_of_epochs(config));
         let val = data.val.clone();
-        Ok(Trainer { config, data, val, reference, loader, learner, schedule, state, saved })
+        let kept = state.best;
+        Ok(Trainer { config, data, val, reference, loader, learner, schedule, state, kept, saved })
     }
 
     /// Computes the log-probabilities of the answers of all pairs under the reference model, if there is one. False if a signal
@@ -260,7 +272,7 @@ impl<'a> Trainer<'a> {
         let train = with_references(&self.data.train, size, interrupt, of_batch)?;
         let (Some(val), Some(train)) = (val, train) else { return Ok(false) };
         self.val = val;
-        self.loader = Loader::new(&train, settings)?;
+        self.loader = Loader::new(&train, settings)?.ending_after(self.size().rows_of_epochs(self.config));
         Ok(true)
     }
 
@@ -302,7 +314,7 @@ impl<'a> Trainer<'a> {
         let mut latest = None;
         let mut last_val = None;
 
-        while !self.schedule.is_over(self.state.step) {
+        while !self.is_over() {
             let started = Instant::now();
             let rates = self.schedule.rates(self.state.step, &self.config.optim);
             let StepGradients { index, n_tokens, loss, grad_norm, gradients } = self.gradients(&mut batches)?;
@@ -320,9 +332,10 @@ impl<'a> Trainer<'a> {
                 Some(reason) => reporter.skipped(done, reason)?,
                 None => {
                     let (lr, tok_per_sec) = (self.config.optim.lr * rates.lr, speed.recent());
-                    let seconds = reporter.elapsed().as_secs_f64();
+                    let seconds = reporter.seconds();
                     let loss = (index.total_weight > 0.0).then_some(loss);
-                    let record = StepRecord { step: done, loss, lr, grad_norm, tok_per_sec, seconds };
+                    let (epoch, tokens) = (self.size().passes(self.config, done), self.state.tokens);
+                    let record = StepRecord { step: done, epoch, tokens, loss, lr, grad_norm, tok_per_sec, seconds };
                     reporter.step(&record)?;
                     latest = Some(record);
                 }
@@ -350,47 +363,44 @@ impl<'a> Trainer<'a> {
             if due.evaluates && self.data.val.has_targets() {
                 last_val = Some(self.evaluate(run, reporter)?);
             }
-            if due.samples {
+            self.adopt_kept();
+            let ends_early = self.has_no_patience();
+            if ends_early && !is_last {
+                reporter.note(&format!(
+                    "step {done}: no better evaluation in the last {}, so the run ends here (`eval.patience`)",
+                    self.state.n_since_best
+                ));
+            }
+            if due.samples || ends_early && self.config.sample.every > 0 {
                 reporter.sample(done, self.sample(&self.config.sample)?)?;
             }
-            if due.saves {
+            if due.saves || ends_early {
                 reporter.flush()?;
                 self.save(run, reporter)?;
+            }
+            if due.saves_on_demand {
+                reporter.note(&format!("checkpoint of step {done} saved, as a signal asked"));
             }
             if due.stops {
                 break;
             }
         }
 
-        if self.schedule.is_over(self.state.step) {
+        if self.is_over() {
             last_val = self.complete(last_val, run, reporter)?;
         }
         reporter.draw()?;
         Ok(self.outcome(last_val, speed.overall()))
     }
 
-    /// Decides which model is the best so far: that in the run's folder, if its evaluation compares with those to come.
-    fn find_best(&mut self, run: &RunDir, reporter: &mut Reporter) {
-        if let Some(best) = self.state.best.take_if(|_| !run.model_dir().exists()) {
-            reporter.note(&format!(
-                "warning: the model of step {} is gone: the next evaluation is the best so far",
-                best.step
-            ));
-        }
-        // A process that ended may have saved the model of a step behind its last checkpoint.
-        self.state.best = Best::of_model(&run.model_dir()).or(self.state.best);
-        if let Some(best) = self.state.best.take_if(|best| best.batches != self.config.eval.batches) {
-            reporter.note(&format!(
-                "warning: `eval.batches` has changed, so losses no longer compare: the next evaluation replaces the model of step {} \
-                 (val loss {:.4})",
-                best.step, best.val_loss
-            ));
-        }
+    /// Whether all steps are done, or the run ends early.
+    fn is_over(&self) -> bool {
+        self.schedule.is_over(self.state.step) || self.has_no_patience()
     }
 
     /// The gradients of the next step, over the next micro-batches.
     fn gradients(&self, batches: &mut Prefetcher) -> Result<StepGradients> {
-        let n_micro = self.config.micro_steps();
+        let n_micro = self.loader.n_micro_batches(self.state.step as u64);
         let micro_batches: Vec<Batch> = batches.by_ref().take(n_micro).collect();
         ensure!(micro_batches.len() == n_micro, "the data loader stopped before the end of the run");
         let n_tokens = micro_batches.iter().map(Batch::n_tokens).sum();
@@ -412,7 +422,7 @@ impl<'a> Trainer<'a> {
             }
             return Ok(last);
         }
-        Ok(Some(match (last, self.state.best) {
+        Ok(Some(match (last, self.kept) {
             (Some(last), _) => last,
             (None, Some(_)) => self.score()?,
             (None, None) => self.evaluate(run, reporter)?,
@@ -422,10 +432,10 @@ impl<'a> Trainer<'a> {
     fn outcome(&self, val: Option<Score>, tok_per_sec: f64) -> Outcome {
         Outcome {
             step: self.state.step,
-            is_complete: self.schedule.is_over(self.state.step),
+            is_complete: self.is_over(),
             val,
             val_bpb: val.and_then(|val| self.bits_per_byte(&val)),
-            best: self.state.best,
+            best: self.kept,
             tok_per_sec,
         }
     }
@@ -442,72 +452,10 @@ impl<'a> Trainer<'a> {
         state.total_steps = self.schedule.total().filter(|_| self.config.schedule.max_minutes.is_some());
     }
 
-    /// Evaluates, and saves the model if it is the best so far.
-    fn evaluate(&mut self, run: &RunDir, reporter: &mut Reporter) -> Result<Score> {
-        let step = self.state.step;
-        let val = self.score()?;
-        ensure!(
-            val.loss.is_finite(),
-            "the model of step {step} has a validation loss of {}\nhint: use a lower `optim.lr` or `optim.weight_decay`",
-            val.loss
-        );
-        // The best step itself comes again if the last process ended behind it, before a checkpoint.
-        let is_best = self.state.best.is_none_or(|best| val.loss < best.val_loss || step == best.step);
-        if is_best {
-            let best = Best { step, val_loss: val.loss, batches: self.config.eval.batches };
-            self.save_model(run, Some(best))?;
-            self.state.best = Some(best);
-        }
-        reporter.eval(EvalRecord {
-            step,
-            val_loss: val.loss,
-            val_perplexity: val.accuracy.is_none().then(|| val.perplexity()),
-            val_bpb: self.bits_per_byte(&val),
-            val_accuracy: val.accuracy,
-            best: is_best,
-        })?;
-        Ok(val)
-    }
-
     /// A copy of the model as it is served, for evaluation and samples. Returns freed memory to the system first, to make room.
     fn packed(&self) -> Result<Gpt> {
         ops::give_back_memory();
         Ok(self.learner.gpt.valid().packed()?)
-    }
-
-    fn score(&self) -> Result<Score> {
-        let windows = Windows {
-            batch_size: self.config.data.micro_batch_size.rows(),
-            seq_len: self.config.model.max_seq_len,
-            max_batches: self.config.eval.batches,
-        };
-        let gpt = self.packed()?;
-        match &self.val {
-            RowSource::Pairs(pairs) => {
-                let size = (windows.batch_size, windows.max_batches);
-                score_pairs(&gpt, pairs, self.config.objective.beta, size)
-            }
-            source => score(&gpt, source, windows),
-        }
-    }
-
-    /// Bits per byte of the text of the targets of `val`; not of preferences.
-    fn bits_per_byte(&self, val: &Score) -> Option<f64> {
-        let Data { val: source, tokenizer, .. } = self.data;
-        let tokens = match source {
-            RowSource::Stream(tokens) => tokens,
-            RowSource::Documents(documents) => {
-                let share = val.n_targets as f64 / documents.n_targets() as f64;
-                return Some(val.bits_per_byte(documents.target_bytes() as f64 * share));
-            }
-            RowSource::Pairs(_) => return None,
-        };
-        let mut first = [0];
-        tokens.read(0, &mut first);
-        // The first token is never predicted.
-        let n_bytes = tokens.n_bytes().saturating_sub(tokenizer.text_bytes(&first)) as f64;
-        let share = val.n_targets as f64 / (tokens.len() - 1) as f64;
-        Some(val.bits_per_byte(n_bytes * share))
     }
 
     /// Writes a checkpoint, and the model if no evaluation chooses one, and removes old checkpoints. What was reported of its

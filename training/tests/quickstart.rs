@@ -179,6 +179,31 @@ fn dry_run_reports_parameters_and_memory_and_writes_nothing() {
 }
 
 #[test]
+fn few_steps_are_trained_with_a_warmup_that_fits_and_a_warning() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, out) = (dir.path().join("text.txt"), dir.path().join("run"));
+    fs::write(&file, text()).unwrap();
+    let few = ["--set", "schedule.max_steps=3", "--set", "sample.every=0"];
+    let output = quickstart(&file, &out, &few);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("settings that follow the data: `schedule.warmup_steps=0`"),
+        "{}",
+        stderr(&output)
+    );
+    assert!(stderr(&output).contains("warning: the run has only 3 updates"), "{}", stderr(&output));
+    let config = fs::read_to_string(out.join("config.toml")).unwrap();
+    assert!(
+        config.contains("warmup_steps = 0") && !config.contains("muon") && !config.contains("cooldown"),
+        "{config}"
+    );
+    // What the user asked for stays, or is refused.
+    let output =
+        quickstart(&file, &dir.path().join("other"), &[&few[..], &["--set", "schedule.warmup_steps=4"]].concat());
+    assert!(stderr(&output).contains("`schedule.warmup_steps` must be at most the steps of the run, got 4 and 3"));
+}
+
+#[test]
 fn quickstart_rejects_an_initial_model_with_another_tokenizer() {
     let dir = tempfile::tempdir().unwrap();
     let (file, other) = (dir.path().join("text.txt"), dir.path().join("other.txt"));

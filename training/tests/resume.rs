@@ -464,3 +464,120 @@ fn changed_settings_or_data_are_rejected_and_a_branch_may_be_longer() {
     fs::write(case.path("text.txt"), text() + "another line\n").unwrap();
     refused(&[], &["other data"]);
 }
+
+/// Waits until the run has written `n` lines of metrics.
+#[cfg(unix)]
+fn wait_for_metrics(path: &Path, n: usize) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while fs::read_to_string(path).unwrap_or_default().lines().count() < n && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn closed_terminal_ends_a_run_with_a_checkpoint_and_early_warnings_save_one() {
+    let case = Case::new();
+    let sets: Vec<_> = SETS.iter().flat_map(|set| ["--set", set]).chain(["--set", "schedule.max_steps=4000"]).collect();
+    let kill = |signal: &str, id: u32| {
+        assert!(Command::new("kill").args([signal, &id.to_string()]).status().unwrap().success());
+    };
+    for (signal, code) in [("-HUP", 129), ("-XCPU", 152)] {
+        let child = case.command(signal, &[]).args(&sets).stderr(Stdio::piped()).spawn().unwrap();
+        wait_for_metrics(&case.path(signal).join("metrics.jsonl"), 8);
+        kill(signal, child.id());
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
+        assert!(stderr(&output).contains("checkpoint saved"), "{}", stderr(&output));
+    }
+    let none = ["--set", "checkpoint.every=0", "--set", "eval.every=0", "--set", "sample.every=0"];
+    let child = case.command("warned", &[]).args(&sets).args(none).stderr(Stdio::piped()).spawn().unwrap();
+    let metrics = case.path("warned/metrics.jsonl");
+    wait_for_metrics(&metrics, 8);
+    for signal in ["-USR1", "-USR2"] {
+        let n_lines = fs::read_to_string(&metrics).unwrap().lines().count();
+        kill(signal, child.id());
+        wait_for_metrics(&metrics, n_lines + 8);
+    }
+    kill("-TERM", child.id());
+    let output = child.wait_with_output().unwrap();
+    let told = stderr(&output);
+    assert_eq!(output.status.code(), Some(143), "{told}");
+    assert_eq!(told.matches(" saved, as a signal asked").count(), 2, "{told}");
+}
+
+/// The process ends between the best models of several evaluations and the next checkpoint.
+#[test]
+fn evaluations_repeated_after_a_crash_are_the_best_again() {
+    let case = Case::new();
+    let sets =
+        [&SETS[..4], &["schedule.max_steps=20", "checkpoint.every=10", "eval.every=2", "sample.every=0"]].concat();
+    let train = |flags: &[&str]| {
+        let output = case.train("run", &sets, flags);
+        assert!(output.status.success(), "{}", stderr(&output));
+        metrics(&case.path("run/metrics.jsonl"))
+    };
+    let expected = train(&[]);
+    let n_best = expected.lines().filter(|line| line.contains("\"best\":true")).count();
+    assert!(n_best > 6, "the loss falls: {expected}");
+    let state = fs::read(case.path("run/checkpoints/step-00000020/train_state/state.json")).unwrap();
+    let best = |state: &[u8]| serde_json::from_slice::<Value>(state).unwrap()["best"].clone();
+    fs::remove_dir_all(case.path("run/checkpoints/step-00000020")).unwrap();
+    assert_eq!(train(&["--resume"]), expected);
+    let again = fs::read(case.path("run/checkpoints/step-00000020/train_state/state.json")).unwrap();
+    assert_eq!(best(&again), best(&state));
+}
+
+/// The wall clock of each record of TensorBoard's file.
+fn event_times(run: &Path) -> Vec<f64> {
+    let file = fs::read_dir(run.join("tensorboard")).unwrap().next().unwrap().unwrap().path();
+    let bytes = fs::read(file).unwrap();
+    let (mut rest, mut times) = (&bytes[..], Vec::new());
+    while let Some((length, event)) = rest.split_first_chunk::<8>() {
+        let length = u64::from_le_bytes(*length) as usize;
+        times.push(f64::from_le_bytes(event[5..13].try_into().unwrap()));
+        rest = &event[length + 8..];
+    }
+    times[1..].to_vec()
+}
+
+#[test]
+fn resumed_run_keeps_the_times_of_its_records_and_counts_seconds_on() {
+    let case = Case::new();
+    let sets =
+        [&SETS[..4], &["schedule.kind=constant", "checkpoint.every=10", "eval.every=0", "sample.every=0"]].concat();
+    let train = |steps: &str, flags: &[&str]| {
+        let output = case.train("run", &[&sets[..], &[steps]].concat(), flags);
+        assert!(output.status.success(), "{}", stderr(&output));
+        let lines = fs::read_to_string(case.path("run/metrics.jsonl")).unwrap();
+        let seconds = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).unwrap()["seconds"].as_f64());
+        (event_times(&case.path("run")), seconds.collect::<Vec<f64>>())
+    };
+    let (before, seconds) = train("schedule.max_steps=20", &[]);
+    let (after, all_seconds) = train("schedule.max_steps=30", &["--resume"]);
+    assert_eq!(after[..20], before[..20], "the records of 20 steps");
+    assert_eq!(all_seconds[..20], seconds[..20]);
+    assert!(all_seconds.is_sorted() && all_seconds.len() == 30, "{all_seconds:?}");
+    assert!(after.is_sorted() && after[20] > before[19]);
+    // Without the file, times are as far apart as the steps.
+    fs::remove_dir_all(case.path("run/tensorboard")).unwrap();
+    let (times, seconds) = train("schedule.max_steps=35", &["--resume"]);
+    assert!(((times[19] - times[0]) - (seconds[19] - seconds[0])).abs() < 1e-3);
+}
+
+#[test]
+fn resume_takes_smaller_micro_batches_of_the_same_step_and_says_what_changes() {
+    let case = Case::new();
+    let sets =
+        [&SETS[..4], &["schedule.kind=constant", "checkpoint.every=10", "eval.every=0", "sample.every=0"]].concat();
+    let train = |sets_of_start: &[&str], flags: &[&str]| case.train("run", &[&sets[..], sets_of_start].concat(), flags);
+    let output = train(&["schedule.max_steps=10"], &[]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let output = train(&["schedule.max_steps=20", "data.micro_batch_size=2"], &["--resume"]);
+    let told = stderr(&output);
+    assert!(output.status.success() && told.contains("resumed after step 10"), "{told}");
+    assert!(told.contains("`data.micro_batch_size` was 4 and is now 2: sums are rounded in another order"), "{told}");
+    let output =
+        train(&["schedule.max_steps=30", "data.micro_batch_size=2", "data.tokens_per_step=192"], &["--resume"]);
+    assert!(!output.status.success() && stderr(&output).contains("`data.tokens_per_step`"), "{}", stderr(&output));
+}

@@ -24,8 +24,12 @@ mod variables;
 
 use std::{ffi::OsString, num::NonZeroUsize};
 
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, value_parser};
-use hearth_model::ops;
+use clap::{
+    CommandFactory, FromArgMatches, Parser, Subcommand,
+    error::{ContextKind, ContextValue},
+    value_parser,
+};
+use hearth_model::{ops, subcommands::OF_HEARTH_TRAIN};
 
 pub use self::output::print_error;
 
@@ -78,7 +82,7 @@ impl Cli {
     pub fn from_env() -> Self {
         let args = with_subcommand(std::env::args_os().collect());
         let command = variables::apply_environment(command(), &args).unwrap_or_else(|error| error.exit());
-        let matches = command.get_matches_from(args);
+        let matches = command.try_get_matches_from(args).unwrap_or_else(|error| naming_hearth_train(error).exit());
         Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }
 
@@ -165,8 +169,17 @@ fn command() -> clap::Command {
 
 /// `hearth` with flags only means `hearth serve`.
 fn with_subcommand(mut args: Vec<OsString>) -> Vec<OsString> {
-    let serves = match args.get(1).and_then(|arg| arg.to_str()) {
-        None => args.len() <= 1,
+    // Flags of every subcommand may stand before it.
+    let mut first = 1;
+    while let Some(flag) = args.get(first).and_then(|arg| arg.to_str()) {
+        match flag {
+            "--threads" => first += 2,
+            _ if flag.starts_with("--threads=") => first += 1,
+            _ => break,
+        }
+    }
+    let serves = match args.get(first).and_then(|arg| arg.to_str()) {
+        None => args.len() <= first,
         Some("-h" | "--help" | "-V" | "--version") => false,
         Some(first) => first.starts_with('-'),
     };
@@ -174,6 +187,19 @@ fn with_subcommand(mut args: Vec<OsString>) -> Vec<OsString> {
         args.insert(args.len().min(1), "serve".into());
     }
     args
+}
+
+/// An error about a subcommand that only `hearth-train` has names that program.
+fn naming_hearth_train(mut error: clap::Error) -> clap::Error {
+    if let Some(ContextValue::String(name)) = error.get(ContextKind::InvalidSubcommand)
+        && OF_HEARTH_TRAIN.contains(&name.as_str())
+    {
+        let tip = format!("`{name}` is a command of the other program: hearth-train {name}").into();
+        // Instead of a command with a similar name.
+        error.remove(ContextKind::SuggestedSubcommand);
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip]));
+    }
+    error
 }
 
 #[cfg(test)]
@@ -208,11 +234,39 @@ mod tests {
 
     #[test]
     fn serve_is_the_default_subcommand() {
-        for args in [&["--port", "9"][..], &["serve", "--port", "9"], &["--port=9"]] {
+        for args in [
+            &["--port", "9"][..],
+            &["serve", "--port", "9"],
+            &["--port=9"],
+            &["--threads", "1", "--port", "9"],
+            &["--threads=1", "serve", "--port", "9"],
+        ] {
             let Command::Serve(serve) = parse(args).unwrap().command else { unreachable!("{args:?}") };
             assert_eq!(serve.config.port, 9);
         }
         assert!(matches!(parse(&[]).unwrap().command, Command::Serve(_)));
+        assert!(matches!(parse(&["--threads", "1"]).unwrap().command, Command::Serve(_)));
+    }
+
+    #[test]
+    fn subcommand_may_follow_threads() {
+        for args in [&["--threads", "1", "merge", "a", "b", "c"][..], &["--threads=1", "merge", "a", "b", "c"]] {
+            let cli = parse(args).unwrap();
+            assert!(matches!(cli.command, Command::Merge(_)), "{args:?}");
+            assert_eq!(cli.threads, Some(1));
+        }
+        assert_eq!(parse(&["--threads", "1", "--help"]).unwrap_err().exit_code(), 0);
+        assert_eq!(parse(&["--threads", "1", "sing"]).unwrap_err().exit_code(), 2);
+    }
+
+    #[test]
+    fn subcommand_of_hearth_train_is_named_in_the_error() {
+        let names: Vec<_> = Cli::command().get_subcommands().map(|command| command.get_name().to_owned()).collect();
+        assert_eq!(names, hearth_model::subcommands::OF_HEARTH);
+        let error = naming_hearth_train(parse(&["finetune", "model"]).unwrap_err());
+        assert_eq!(error.exit_code(), 2);
+        assert!(error.to_string().contains("hearth-train finetune"), "{error}");
+        assert!(!naming_hearth_train(parse(&["sing"]).unwrap_err()).to_string().contains("hearth-train"));
     }
 
     #[test]

@@ -9,8 +9,8 @@ use std::{
 use anyhow::Context;
 use hearth_model::{Error, partial_file::PartialFile, weights::StagedDir};
 
-/// Stages the new model dir `out`. From now on, ctrl-c and SIGTERM remove what has been written and end the
-/// process.
+/// Stages the new model dir `out`. From now on, ctrl-c, SIGTERM and SIGHUP remove what has been written
+/// and end the process.
 ///
 /// # Errors
 /// `out` is not empty, or it cannot be written to.
@@ -24,7 +24,8 @@ pub(super) fn stage(out: &Path) -> anyhow::Result<StagedDir> {
     Ok(staged)
 }
 
-/// Begins the new file `out`. From now on, ctrl-c and SIGTERM remove what has been written and end the process.
+/// Begins the new file `out`. From now on, ctrl-c, SIGTERM and SIGHUP remove what has been written and end
+/// the process.
 ///
 /// # Errors
 /// `out` cannot be written.
@@ -42,7 +43,7 @@ fn lock(partial: &Mutex<Option<PathBuf>>) -> MutexGuard<'_, Option<PathBuf>> {
     partial.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From now on, ctrl-c and SIGTERM remove `partial`, a file or a staged folder, and then end the process with the exit
+/// From now on, ctrl-c, SIGTERM and SIGHUP remove `partial`, a file or a staged folder, and then end the process with the exit
 /// code of shells, 128 plus the signal's number. If the handlers cannot be installed, nothing is removed: the next run
 /// removes what is left.
 #[cfg(unix)]
@@ -52,14 +53,16 @@ fn remove_when_interrupted(partial: Arc<Mutex<Option<PathBuf>>>) {
     use tokio::signal::unix::{SignalKind, signal};
 
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
-    let (interrupt, terminate) = (SignalKind::interrupt(), SignalKind::terminate());
+    let (interrupt, terminate, hangup) = (SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup());
     let [interrupts, terminations] = [interrupt, terminate].map(|kind| runtime.block_on(async { signal(kind) }));
     let (Ok(mut interrupts), Ok(mut terminations)) = (interrupts, terminations) else { return };
+    let mut hangups = if ignores_hangups() { None } else { runtime.block_on(async { signal(hangup) }).ok() };
     let wait = move || {
         let received = runtime.block_on(async {
             tokio::select! {
                 _ = interrupts.recv() => interrupt,
                 _ = terminations.recv() => terminate,
+                Some(_) = async { hangups.as_mut()?.recv().await } => hangup,
             }
         });
         let partial = lock(&partial);
@@ -73,6 +76,15 @@ fn remove_when_interrupted(partial: Arc<Mutex<Option<PathBuf>>>) {
         process::exit(128 + received.as_raw_value());
     };
     drop(thread::Builder::new().name("signals".into()).spawn(wait));
+}
+
+/// Whether SIGHUP was ignored when the process began, as `nohup` has it: then it stays ignored. Linux tells.
+#[cfg(unix)]
+fn ignores_hangups() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    // A bit for each signal; SIGHUP is 1.
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
 }
 
 #[cfg(not(unix))]

@@ -119,7 +119,7 @@ fn interrupted_export_leaves_no_files() {
     use std::{fs::File, io::Read, process::Command};
 
     let model = model_dir();
-    for (signal, code) in [("-INT", 130), ("-TERM", 143)] {
+    for (signal, code) in [("-INT", 130), ("-TERM", 143), ("-HUP", 129)] {
         let parent = tempfile::tempdir().unwrap();
         let (out, partial) = (parent.path().join("out.gguf"), parent.path().join("out.gguf.hearth-partial"));
         assert!(Command::new("mkfifo").arg(&partial).status().unwrap().success());

@@ -11,6 +11,7 @@ use hearth_model::{device, hub::ModelPart, model_source::ModelSource, ops, weigh
 use hearth_training::{
     adapter::require_model,
     bench::{BenchReport, bench, random_tokens},
+    config::{Layers, Purpose},
     shard::{Dataset, Split},
 };
 
@@ -51,11 +52,10 @@ pub(crate) struct Args {
 /// Measures and prints.
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
     ops::keep_freed_memory();
-    let mut options = args.options;
-    if options.config.is_none() {
-        options.preset.get_or_insert_with(|| DEFAULT_PRESET.to_owned());
-    }
-    let mut config = options.resolve(None)?;
+    let options = args.options;
+    let layers =
+        Layers { purpose: Some(Purpose::Bench), default_preset: Some(DEFAULT_PRESET.to_owned()), ..Layers::default() };
+    let mut config = options.resolve(layers)?.config;
     if let Some(init) = config.model.init.take() {
         let path = model_files::open(&ModelSource::parse(&init), ModelPart::Whole)?;
         require_model(&path)?;

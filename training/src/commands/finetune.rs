@@ -19,7 +19,7 @@ use hearth_model::{
 };
 use hearth_training::{
     adapter::{require_model, require_trainable},
-    config::{Objective, Purpose, Rows, TooLong, TrainConfig},
+    config::{Defaults, ExamplesSize, Layers, Objective, Purpose, Rows, TooLong, TrainConfig},
     corpus::Origin,
     examples::{Example, ExampleEncoder, ExampleSettings, Examples, PreferencePair, read, read_preferences},
     loader::{Documents, Packing, Pairs, Permutation, RowSource},
@@ -87,32 +87,41 @@ pub(crate) fn run(mut args: Args) -> Result<ExitCode> {
     let path = model_files::open(&args.model, ModelPart::Whole)?;
     require_model(&path)?;
     let text = model_dir::load_text(&path)?;
+    let layers = Layers {
+        purpose: Some(Purpose::Finetune),
+        arguments: vec![("MODEL", "model.init", path.clone())],
+        default_preset: Some(preset.to_owned()),
+        ..Layers::default()
+    };
     if let Some(n) = args.inspect {
-        if args.run.options.config.is_none() {
-            args.run.options.preset.get_or_insert_with(|| preset.to_owned());
-        }
-        let mut config = args.run.options.resolve(None)?;
+        let settings = args.run.options.resolve(layers)?;
+        let (defaults, mut config) = (Defaults::new(&settings, None), settings.config);
+        let steps = config.schedule.max_steps;
+        defaults.fit_warmup(&mut config, steps);
         let mut status = Status::new();
-        settle(&mut config, &path, &mut status)?;
+        settle(&mut config, &defaults, &path, &mut status)?;
         let all = match config.objective.kind {
             Objective::NextToken => Found::Examples(examples_of([&args.data, &args.val], &text, &config, &mut status)?),
             Objective::Dpo => Found::Pairs(pairs_of([&args.data, &args.val], &text, &config, &mut status)?),
         };
+        defaults.fit_examples(&mut config, all.size());
         return inspect::show(&all, n, &text, &config, args.run.options.json);
     }
     let out = args.out.context("`--out RUN` is missing")?;
-    let mut session = Session::new(out, args.run, Some(preset))?;
+    let mut session = Session::new(out, args.run, layers)?;
     let mut status = Status::new();
-    settle(&mut session.config, &path, &mut status)?;
+    settle(&mut session.config, &session.defaults, &path, &mut status)?;
     let data = match session.config.objective.kind {
         Objective::NextToken => {
             let examples = examples_of([&args.data, &args.val], &text, &session.config, &mut status)?;
             status.note(&summary_line(&examples));
+            session.fit_examples(size_of(examples.examples.iter(), examples.examples.len()));
             data_of(examples, &path, text, &session.config)?
         }
         Objective::Dpo => {
             let pairs = pairs_of([&args.data, &args.val], &text, &session.config, &mut status)?;
             status.note(&pairs_line(&pairs));
+            session.fit_examples(size_of_pairs(&pairs.examples));
             data_of_pairs(pairs, &path, text, &session.config)?
         }
     };
@@ -125,10 +134,33 @@ enum Found {
     Pairs(Examples<PreferencePair>),
 }
 
+impl Found {
+    fn size(&self) -> ExamplesSize {
+        match self {
+            Self::Examples(found) => size_of(found.examples.iter(), found.examples.len()),
+            Self::Pairs(found) => size_of_pairs(&found.examples),
+        }
+    }
+}
+
+fn size_of<'a>(examples: impl Iterator<Item = &'a Example>, n_examples: usize) -> ExamplesSize {
+    let empty = ExamplesSize { n_examples, n_tokens: 0, longest: 0 };
+    examples.fold(empty, |size, example| ExamplesSize {
+        n_tokens: size.n_tokens + example.ids.len(),
+        longest: size.longest.max(example.ids.len()),
+        ..size
+    })
+}
+
+fn size_of_pairs(pairs: &[PreferencePair]) -> ExamplesSize {
+    size_of(pairs.iter().flat_map(|pair| [&pair.chosen, &pair.rejected]), pairs.len())
+}
+
 /// Completes the settings by the model to tune, and checks what can be checked before the data is read.
-fn settle(config: &mut TrainConfig, model: &Path, status: &mut Status) -> Result<()> {
+fn settle(config: &mut TrainConfig, defaults: &Defaults, model: &Path, status: &mut Status) -> Result<()> {
     config.model.init = Some(model.to_owned());
-    fit_context(config, model, status)?;
+    let context = model_dir::load_config(model)?.max_seq_len;
+    defaults.fit_context(config, context).iter().for_each(|note| status.note(note));
     config.validate_for(Purpose::Finetune)?;
     match &config.lora {
         // Its targets must be modules of the model.
@@ -152,29 +184,6 @@ fn lora_sets(settings: &str) -> Result<Vec<String>> {
         });
     }
     Ok(sets)
-}
-
-/// Limits rows to the model's context. Where they fill it, `tokens_per_step` is rounded down to whole micro-batches, at least
-/// one. Reports both changes.
-fn fit_context(config: &mut TrainConfig, model: &Path, status: &mut Status) -> Result<()> {
-    let context = model_dir::load_config(model)?.max_seq_len;
-    if config.model.max_seq_len < context {
-        return Ok(());
-    }
-    if config.model.max_seq_len > context {
-        status
-            .note(&format!("rows have {context} tokens, the model's context, instead of {}", config.model.max_seq_len));
-        config.model.max_seq_len = context;
-    }
-    let micro = config.micro_batch_tokens();
-    if let Some(tokens) =
-        config.data.tokens_per_step.filter(|tokens| *tokens > 0 && tokens.checked_rem(micro) != Some(0))
-    {
-        let fitting = tokens.checked_div(micro).unwrap_or(0).max(1) * micro;
-        status.note(&format!("a step has {fitting} tokens, a multiple of {micro}, instead of {tokens}"));
-        config.data.tokens_per_step = Some(fitting);
-    }
-    Ok(())
 }
 
 fn examples_of(
@@ -263,7 +272,8 @@ fn pairs_line(pairs: &Examples<PreferencePair>) -> String {
     line
 }
 
-fn counted(n: usize, what: &str) -> String {
+/// Such as `1 step` or `3 steps`.
+pub(super) fn counted(n: usize, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
@@ -405,7 +415,8 @@ fn split_by_prompt<T>(
 
 /// Splits into what is trained on and what is held out, each in the given order. `group_of` maps an element and its index to the
 /// number of its group, from 0; groups are not divided. The held-out groups are chosen by the seed. Together they have at most
-/// `data.val_fraction` of the elements, but if there are two groups or more, at least one is held out.
+/// `data.val_fraction` of the elements, but if there are two groups or more and the share is not 0, at least one
+/// is held out.
 fn split<T>(all: Vec<T>, group_of: impl Fn(&T, usize) -> usize, config: &TrainConfig) -> [Vec<T>; 2] {
     let groups: Vec<usize> = all.iter().enumerate().map(|(number, one)| group_of(one, number)).collect();
     let mut sizes = vec![0; groups.iter().max().map_or(0, |last| last + 1)];
@@ -420,7 +431,7 @@ fn split<T>(all: Vec<T>, group_of: impl Fn(&T, usize) -> usize, config: &TrainCo
             n_held_out += sizes[group];
         }
     }
-    if held_out.is_empty() && sizes.len() > 1 {
+    if held_out.is_empty() && sizes.len() > 1 && config.data.val_fraction > 0.0 {
         held_out.extend(shuffled().min_by_key(|&group| sizes[group]));
     }
     let (mut train, mut val) = (Vec::new(), Vec::new());

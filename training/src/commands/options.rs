@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, Result};
 use hearth_model::device::DeviceChoice;
-use hearth_training::config::{Layers, PRESETS, TrainConfig};
+use hearth_training::config::{Layers, PRESETS, Resolved};
 use serde::Serialize;
 use std::io::{self, Write};
 
@@ -34,11 +34,11 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// The settings, layered over `base` unless a preset or file is given.
-    pub(crate) fn resolve(&self, base: Option<TrainConfig>) -> Result<TrainConfig> {
-        let base = base.filter(|_| self.preset.is_none() && self.config.is_none());
-        let layers = Layers { base, preset: self.preset.clone(), file: self.config.clone(), sets: self.sets.clone() };
-        layers.resolve()
+    /// The settings for a command, layered over those of `command`.
+    pub(crate) fn resolve(&self, command: Layers) -> Result<Resolved> {
+        let layers =
+            Layers { preset: self.preset.clone(), file: self.config.clone(), sets: self.sets.clone(), ..command };
+        layers.resolve_all()
     }
 }
 

@@ -16,7 +16,7 @@ use hearth_training::{
 };
 use serde::Serialize;
 
-use super::options::print_json;
+use super::{finetune::counted, options::print_json};
 
 /// What a run would take, and what there is.
 #[derive(Clone, Copy, Debug)]
@@ -123,7 +123,7 @@ pub(crate) fn print_plan(
 pub(crate) fn step_size(config: &TrainConfig) -> String {
     match config.objective.kind {
         Objective::NextToken => format!("{} tokens", config.tokens_per_step()),
-        Objective::Dpo => format!("{} pairs", config.micro_steps() * config.data.micro_batch_size.rows()),
+        Objective::Dpo => counted(config.micro_steps() * config.data.micro_batch_size.rows(), "pair"),
     }
 }
 

@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::{Context, Result, ensure};
 use hearth_model::{TokenId, chat::ChatTemplate, tokenizer::Tokenizer, weights::model_dir};
 use hearth_training::{
-    config::{Purpose, Rows, TrainConfig},
+    config::{Layers, Purpose, Rows, TrainConfig},
     loader::{Documents, Packing, RowSource},
     shard::{Dataset, Split},
     trainer::Data,
@@ -39,10 +39,14 @@ pub(crate) struct Args {
 
 /// Opens the data, trains, reports.
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
-    let mut session = Session::new(args.out, args.run, None)?;
-    let config = &mut session.config;
-    config.data.path = args.data.or(config.data.path.take());
-    config.model.init = args.init.or(config.model.init.take());
+    let paths = [("--data", "data.path", args.data), ("--init", "model.init", args.init)];
+    let layers = Layers {
+        purpose: Some(Purpose::Pretrain),
+        arguments: paths.into_iter().filter_map(|(argument, key, path)| Some((argument, key, path?))).collect(),
+        ..Layers::default()
+    };
+    let session = Session::new(args.out, args.run, layers)?;
+    let config = &session.config;
     let path = config.data.path.as_deref().context(
         "no training data: `data.path` is not set\nhint: use `--data DATA` with a folder made by `hearth-train prepare`",
     )?;

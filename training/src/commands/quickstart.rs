@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use hearth_model::digest::{Digest, Digester};
 use hearth_training::{
-    config::{PRESETS, Purpose, TrainConfig},
+    config::{Layers, PRESETS, Purpose, TrainConfig},
     corpus::{Encoder, FileKind, Marks, is_json, kind_of, read_to_string, split_by_chars},
     shard::Tokens,
     tokenizer_build::BuiltTokenizer,
@@ -46,7 +46,12 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
          `prepare` and `pretrain`; if it is a text all the same, rename it to `.txt`",
         args.text.display()
     );
-    let session = Session::new(args.out, args.run, Some(PRESETS[0].name))?;
+    let layers = Layers {
+        purpose: Some(Purpose::Quickstart),
+        default_preset: Some(PRESETS[0].name.to_owned()),
+        ..Layers::default()
+    };
+    let session = Session::new(args.out, args.run, layers)?;
     session.config.validate_for(Purpose::Quickstart)?;
     let text = text_of(&args.text)?;
     if let Some(remark) = remark_about(&text) {

@@ -11,15 +11,18 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use hearth_model::{
-    device,
+    TokenId, device,
     generate::{GenerateOptions, generate},
     hub::ModelPart,
     model_source::ModelSource,
     sampling::SamplingParams,
     tokenizer::{DecodeOptions, Detokenizer, EncodeOptions},
-    weights::model_dir::{self, LoadOptions},
+    weights::model_dir::{self, LoadOptions, LoadedModel},
 };
-use hearth_training::run_dir::write_whole;
+use hearth_training::{
+    config::{Layers, Purpose},
+    run_dir::write_whole,
+};
 use serde::Serialize;
 
 use super::{
@@ -41,6 +44,10 @@ pub(crate) struct Args {
     /// Text to continue
     prompt: String,
 
+    /// Number of samples: each has the seed of the one before plus 1, and `---` stands between them
+    #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    number: u32,
+
     /// Write the text to this file instead of stdout
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -49,7 +56,10 @@ pub(crate) struct Args {
     options: Options,
 }
 
-/// The JSON output of `--json`.
+/// Stands between two samples.
+const SEPARATOR: &str = "---\n";
+
+/// A sample, and the JSON output of `--json` if there is one.
 #[derive(Debug, Serialize)]
 struct Report {
     /// The generated text.
@@ -58,30 +68,79 @@ struct Report {
     n_tokens: usize,
 }
 
+/// The JSON output of several.
+#[derive(Debug, Serialize)]
+struct Reports {
+    samples: Vec<Report>,
+}
+
 /// Writes the text as it is generated.
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
-    let config = args.options.resolve(None)?;
+    let layers = Layers { purpose: Some(Purpose::Sample), ..Layers::default() };
+    let config = args.options.resolve(layers)?.config;
     let path = model_files::open(&args.model, ModelPart::Whole)?;
     let chosen = device::choose(args.options.device)?;
     let model = model_dir::load(&path, &LoadOptions { device: chosen.device, dtype: None })?;
     let prompt_ids = model.tokenizer.encode(&args.prompt, EncodeOptions::PROMPT)?;
     ensure!(!prompt_ids.is_empty(), "the prompt is empty\nhint: give a text to continue, such as `\\n`");
-    let options = GenerateOptions {
-        max_tokens: config.sample.max_tokens,
-        kv_dtype: None,
-        sampling: SamplingParams { seed: config.seed, ..config.sample.params(SamplingParams::default()) },
-        eos_token_ids: model.eos_token_ids,
-    };
-    let mut detokenizer =
-        Detokenizer::new(&model.tokenizer, DecodeOptions { skip_special_tokens: true }).with_prefix(&prompt_ids);
-    let (mut text, mut n_tokens) = (String::new(), 0);
-    let mut written = Ok(());
+    ensure!(
+        args.number == 1 || config.sample.temperature > 0.0,
+        "`-n {}` samples would all be the same with `sample.temperature=0`\nhint: leave out one of the two",
+        args.number
+    );
     let is_shown = args.out.is_none() && !args.options.json;
     let write = |delta: &str| match is_shown {
         true => io::stdout().write_all(delta.as_bytes()).and_then(|()| io::stdout().flush()),
         false => Ok(()),
     };
-    generate(&model.gpt, &prompt_ids, &options, |id| {
+    let mut samples = Vec::new();
+    for number in 0..u64::from(args.number) {
+        if number > 0 {
+            write(SEPARATOR).context("cannot write the text")?;
+        }
+        let options = GenerateOptions {
+            max_tokens: config.sample.max_tokens,
+            kv_dtype: None,
+            sampling: SamplingParams {
+                seed: config.seed.wrapping_add(number),
+                ..config.sample.params(SamplingParams::default())
+            },
+            eos_token_ids: model.eos_token_ids.clone(),
+        };
+        samples.push(sample(&model, &prompt_ids, &options, &write)?);
+    }
+    let context = model.gpt.config().max_seq_len;
+    let max_tokens = config.sample.max_tokens;
+    if samples.iter().any(|Report { n_tokens, .. }| *n_tokens < max_tokens && prompt_ids.len() + n_tokens == context) {
+        Status::new().note(&format!(
+            "the text ends before `sample.max_tokens={max_tokens}`: with the prompt, it fills the model's context of {context} tokens"
+        ));
+    }
+    if let Some(path) = &args.out {
+        let texts: Vec<_> = samples.iter().map(|sample| format!("{}\n", sample.text)).collect();
+        write_whole(path, texts.join(SEPARATOR).as_bytes())?;
+    }
+    if !args.options.json {
+        return Ok(ExitCode::SUCCESS);
+    }
+    match <[Report; 1]>::try_from(samples) {
+        Ok([one]) => print_json(&one),
+        Err(samples) => print_json(&Reports { samples }),
+    }
+}
+
+/// Continues the prompt, and calls `write` with the text as it is generated.
+fn sample(
+    model: &LoadedModel,
+    prompt_ids: &[TokenId],
+    options: &GenerateOptions,
+    write: &impl Fn(&str) -> io::Result<()>,
+) -> Result<Report> {
+    let mut detokenizer =
+        Detokenizer::new(&model.tokenizer, DecodeOptions { skip_special_tokens: true }).with_prefix(prompt_ids);
+    let (mut text, mut n_tokens) = (String::new(), 0);
+    let mut written = Ok(());
+    generate(&model.gpt, prompt_ids, options, |id| {
         if options.eos_token_ids.contains(&id) {
             return ControlFlow::Break(());
         }
@@ -94,18 +153,5 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let tail = detokenizer.finish();
     text += &tail;
     written.and_then(|()| write(&tail)).and_then(|()| write("\n")).context("cannot write the text")?;
-    let context = model.gpt.config().max_seq_len;
-    if n_tokens < options.max_tokens && prompt_ids.len() + n_tokens == context {
-        Status::new().note(&format!(
-            "the text ends before `sample.max_tokens={}`: with the prompt, it fills the model's context of {context} tokens",
-            options.max_tokens
-        ));
-    }
-    if let Some(path) = &args.out {
-        write_whole(path, format!("{text}\n").as_bytes())?;
-    }
-    if args.options.json {
-        return print_json(&Report { text, n_tokens });
-    }
-    Ok(ExitCode::SUCCESS)
+    Ok(Report { text, n_tokens })
 }

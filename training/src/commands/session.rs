@@ -16,24 +16,28 @@ use hearth_model::{
 use hearth_training::{
     adapter::require_model,
     checkpoint::Checkpoint,
-    config::{BaseDtype, MicroBatchSize, Objective, TrainConfig},
+    config::{BaseDtype, Defaults, ExamplesSize, Layers, MicroBatchSize, Objective, Resolved, Rows, TrainConfig},
     device_watch::DeviceWatch,
     estimate::Estimate,
     fit::Limits,
     interrupt::Interrupt,
     progress::{ProgressLine, Reporter},
     run_dir::{RunDir, Start},
-    schedule::{RunSize, Schedule},
+    schedule::{RunSize, Schedule, rows_per_step},
     trainer::{Data, Outcome, Trainer},
 };
 use serde::Serialize;
 
 use super::{
+    finetune::counted,
     model_files,
     options::{Options, print_json},
     plan::{Prediction, Trial, print_plan, step_size},
     status::Status,
 };
+
+/// A run of fewer updates is reported: it teaches a model little.
+const FEW_UPDATES: usize = 20;
 
 /// The arguments of a training run.
 #[derive(Clone, Debug, clap::Args)]
@@ -65,6 +69,10 @@ pub(crate) struct Session {
     checkpoint: Option<Checkpoint>,
     /// The resolved settings of the run.
     pub(crate) config: TrainConfig,
+    /// Which of them may follow the data.
+    pub(crate) defaults: Defaults,
+    /// Settings that follow the data: `key=value`.
+    followed: Vec<String>,
     /// Messages from before the reporter existed.
     notes: Vec<String>,
 }
@@ -116,7 +124,7 @@ impl RunArgs {
 
 impl Session {
     /// Resolves the settings: for a resumed run, on top of its own.
-    pub(crate) fn new(out: PathBuf, mut args: RunArgs, default_preset: Option<&str>) -> Result<Session> {
+    pub(crate) fn new(out: PathBuf, mut args: RunArgs, command: Layers) -> Result<Session> {
         let mut notes = Vec::new();
         let mut run = RunDir::new(&out, if args.resume { Start::Resume } else { Start::New })?;
         if args.resume && run.holds_run() {
@@ -144,22 +152,32 @@ impl Session {
             _ if run.holds_run() => Some(run.config()?),
             _ => None,
         };
-        if base.is_none() && args.options.config.is_none() {
-            args.options.preset = args.options.preset.or(default_preset.map(str::to_owned));
-        }
-        let earlier = base.as_ref().map(|config| config.data.micro_batch_size);
-        let mut config = args.options.resolve(base)?;
-        if let (MicroBatchSize::Auto, Some(found)) = (config.data.micro_batch_size, earlier) {
+        let earlier = base.clone();
+        let base = base.filter(|_| args.options.preset.is_none() && args.options.config.is_none());
+        let settings = args.options.resolve(Layers { base, ..command })?;
+        let defaults = Defaults::new(&settings, earlier.clone());
+        let Resolved { mut config, notes: of_settings, .. } = settings;
+        notes.extend(of_settings);
+        if let (MicroBatchSize::Auto, Some(earlier)) = (config.data.micro_batch_size, &earlier) {
             // A resumed run keeps the size that `auto` found when the run began.
-            config.data.micro_batch_size = found;
+            config.data.micro_batch_size = earlier.data.micro_batch_size;
         }
+        defaults.keep_earlier(&mut config);
+        // Before the settings are checked; other budgets depend on the data.
+        let steps = config.schedule.max_steps;
+        let followed = defaults.fit_warmup(&mut config, steps);
         if let Some(checkpoint) = &mut checkpoint
             && args.from.is_some()
         {
             // Of another run.
-            checkpoint.state.best = None;
+            (checkpoint.state.best, checkpoint.state.n_since_best) = (None, 0);
         }
-        Ok(Session { args, out, run, checkpoint, config, notes })
+        Ok(Session { args, out, run, checkpoint, config, defaults, followed, notes })
+    }
+
+    /// Fits the settings that the user did not set to the examples of a fine-tuning run.
+    pub(crate) fn fit_examples(&mut self, size: ExamplesSize) {
+        self.followed.extend(self.defaults.fit_examples(&mut self.config, size));
     }
 
     /// Opens the model to start from, if there is one, and returns the configuration of the model that trains.
@@ -190,6 +208,15 @@ impl Session {
         ops::give_back_memory();
         let limits = Limits::of(&chosen.device);
         self.choose_micro_batch_size(limits, &gpt_config, &chosen.device)?;
+        if let Some(checkpoint) = &self.checkpoint {
+            let (then, now) = (checkpoint.config.data.micro_batch_size, self.config.data.micro_batch_size);
+            if then != now {
+                self.notes.push(format!(
+                    "warning: `data.micro_batch_size` was {then} and is now {now}: sums are rounded in another order from here on, so \
+                     the weights will not be those of an uninterrupted run bit for bit"
+                ));
+            }
+        }
         if self.config.optim.precision == Precision::Bf16 && !ops::has_fast_bf16_products(&chosen.device) {
             self.notes.push(
                 "warning: `optim.precision=bf16` is no faster than f32 on this CPU (it is on AMD's with AVX512_BF16)"
@@ -203,13 +230,52 @@ impl Session {
         };
         // Before the model is made, which may take long.
         let size = RunSize::new(prediction.estimate.n_params, &data.train, self.config.model.max_seq_len);
+        self.followed.extend(self.defaults.fit_run(&mut self.config, size));
+        if !self.followed.is_empty() {
+            self.notes.push(format!("settings that follow the data: {}", self.followed.join(", ")));
+        }
         Schedule::new(&self.config, size).check()?;
+        self.check_data(data, size)?;
         let fits = limits.require(&self.config, &gpt_config, &chosen.device);
         if self.args.dry_run {
             return self.dry_run(data, &chosen.device, &prediction, fits);
         }
         fits?;
         self.start(data, &chosen, &prediction)
+    }
+
+    /// Warns of a run from which a model learns little, and of settings that have no effect with this data.
+    ///
+    /// # Errors
+    /// Early stopping without a validation split.
+    fn check_data(&mut self, data: &Data, size: RunSize) -> Result<()> {
+        let config = &self.config;
+        if !data.val.has_targets() {
+            ensure!(
+                config.eval.patience.is_none(),
+                "`eval.patience` needs a validation split, and nothing is held out\nhint: leave it out, or hold out data \
+                 (`data.val_fraction`; `hearth-train prepare --val-fraction`)"
+            );
+            for key in ["eval.every", "eval.batches"].into_iter().filter(|key| self.defaults.is_set(key)) {
+                self.notes.push(format!("warning: `{key}` has no effect: nothing is held out to evaluate on"));
+            }
+        }
+        if let Some(total) = Schedule::new(config, size).total().filter(|total| *total < FEW_UPDATES) {
+            self.notes.push(format!(
+                "warning: the run has only {}, and a model learns little from fewer than {FEW_UPDATES}; smaller steps \
+                 (`data.tokens_per_step`) or a larger budget (such as `schedule.epochs`) give it more",
+                counted(total, "update")
+            ));
+        }
+        if config.data.rows != Rows::Windows && rows_per_step(config) as u64 > size.rows_per_epoch {
+            self.notes.push(format!(
+                "warning: a step has {} rows, and the data only {}: each is trained several times in a step; smaller steps \
+                 (`data.tokens_per_step`, `data.micro_batch_size`) avoid this",
+                rows_per_step(config),
+                size.rows_per_epoch
+            ));
+        }
+        Ok(())
     }
 
     /// Replaces `data.micro_batch_size=auto` by the largest size that fits.
@@ -227,7 +293,9 @@ impl Session {
     fn dry_run(&self, data: &Data, device: &Device, prediction: &Prediction, fits: Result<()>) -> Result<ExitCode> {
         let trial = match &fits {
             Ok(()) => {
-                Status::new().note("measuring a few steps");
+                let mut status = Status::new();
+                self.notes.iter().for_each(|note| status.note(note));
+                status.note("measuring a few steps");
                 let trainer = trainer_of(self.checkpoint.as_ref(), &self.config, data, device)?;
                 let (steps_done, total_steps) = (trainer.steps_done(), trainer.total_steps());
                 Some(Trial { steps_done, total_steps, time: trainer.time_step()? })
@@ -299,17 +367,18 @@ impl Session {
         // A pair has two rows.
         let answers = if config.objective.kind == Objective::Dpo { 2 } else { 1 };
         reporter.note(&format!(
-            "model: {} parameters, about {} GFLOP a step, about {} MB of memory, and the process has {} MB",
+            "model: {} parameters, about {} a step, about {:.0} MB of memory, and the process has {:.0} MB",
             trainer.n_params(),
-            estimate.flops_per_token * (answers * config.tokens_per_step()) as u64 / 1_000_000_000,
-            estimate.peak_bytes / 1_000_000,
-            held_before / 1_000_000
+            flops(estimate.flops_per_token as f64 * (answers * config.tokens_per_step()) as f64),
+            estimate.peak_bytes as f64 / 1e6,
+            *held_before as f64 / 1e6
         ));
         let step = step_size(config);
         reporter.note(&match trainer.total_steps() {
             Some(total) => {
                 format!(
-                    "run: {total} steps of {step}, {:.1} passes over the data",
+                    "run: {} of {step}, {:.1} passes over the data",
+                    counted(total, "step"),
                     trainer.size().passes(config, total)
                 )
             }
@@ -355,6 +424,14 @@ impl Session {
     }
 }
 
+/// A number of floating-point operations with two digits or more, such as `3.7 GFLOP`.
+fn flops(count: f64) -> String {
+    let units = [(1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP")];
+    let (unit, name) = units.into_iter().find(|(unit, _)| count >= 0.9995 * unit).unwrap_or((1e3, "kFLOP"));
+    let scaled = count / unit;
+    if scaled < 9.95 { format!("{scaled:.1} {name}") } else { format!("{scaled:.0} {name}") }
+}
+
 /// The run that begins, or goes on from `checkpoint`.
 fn trainer_of<'a>(
     checkpoint: Option<&Checkpoint>,
@@ -365,5 +442,24 @@ fn trainer_of<'a>(
     match checkpoint {
         Some(checkpoint) => Trainer::resume(config, data, device, checkpoint),
         None => Trainer::new(config, data, device),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::flops;
+
+    #[test]
+    fn number_of_operations_is_rounded_to_two_digits_or_more() {
+        for (count, shown) in [
+            (3_732_000_000.0, "3.7 GFLOP"),
+            (3_960_000_000.0, "4.0 GFLOP"),
+            (41_700_000.0, "42 MFLOP"),
+            (999_600_000.0, "1.0 GFLOP"),
+            (1.2e13, "12 TFLOP"),
+            (512.0, "0.5 kFLOP"),
+        ] {
+            assert_eq!(flops(count), shown);
+        }
     }
 }

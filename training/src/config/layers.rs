@@ -1,16 +1,25 @@
 //! Layers of TOML that make up one configuration: defaults, then a preset, then a file, then `--set`. Each layer is
 //! checked separately, so that an error names the source of the key.
 
-use std::{fs, path::PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::Deserialize;
 use toml::{Table, Value};
 
-use super::{LoraSettings, Preset, ScheduleSettings, TrainConfig, value_error::of_type};
+use super::{
+    LoraSettings, Preset, Purpose, TrainConfig,
+    effective::{remove_without_effect, without_effect},
+    foreign::hint_of_foreign,
+    value_error::of_type,
+};
 
 /// Keys of `schedule`; a layer that sets one of them replaces those of earlier layers.
-const BUDGETS: [&str; 5] = ["max_steps", "epochs", "max_tokens", "tokens_per_param", "max_minutes"];
+pub(super) const BUDGETS: [&str; 5] = ["max_steps", "epochs", "max_tokens", "tokens_per_param", "max_minutes"];
 
 /// The same for the length of the cooldown.
 const COOLDOWNS: [&str; 2] = ["cooldown_ratio", "cooldown_steps"];
@@ -21,68 +30,243 @@ const GROUPS: [&[&str]; 2] = [&BUDGETS, &COOLDOWNS];
 /// The sources of settings, in order.
 #[derive(Clone, Debug, Default)]
 pub struct Layers {
+    /// The command that uses the settings; `None`: any.
+    pub purpose: Option<Purpose>,
     /// A resolved configuration to start from, instead of the defaults.
     pub base: Option<TrainConfig>,
+    /// The preset that the command begins with if the user names neither a preset nor a file, and there is no base.
+    pub default_preset: Option<String>,
     /// The name of a preset.
     pub preset: Option<String>,
     /// A TOML file.
     pub file: Option<PathBuf>,
+    /// Paths that arguments of the command set, such as `--data`: argument, key and path.
+    pub arguments: Vec<(&'static str, &'static str, PathBuf)>,
     /// `dotted.key=value`, all of them one layer; the last value of a key counts.
     pub sets: Vec<String>,
 }
 
+/// The settings that [`Layers`] result in.
+#[derive(Clone, Debug)]
+pub struct Resolved {
+    /// The settings.
+    pub config: TrainConfig,
+    /// The keys that a file, an argument or `--set` has set: the user's own, which nothing else may change.
+    pub explicit: BTreeSet<String>,
+    /// The keys that a preset named by the user has set.
+    pub of_preset: BTreeSet<String>,
+    /// Messages: settings of a preset or file that a later layer has made idle.
+    pub notes: Vec<String>,
+}
+
+/// One source of settings.
+struct Layer {
+    /// As messages name it.
+    source: String,
+    table: Table,
+    origin: Origin,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    /// Not given by the user: the base, or the command's own preset.
+    Command,
+    Preset,
+    File,
+    /// The command line.
+    Given,
+}
+
 impl Layers {
-    /// Merges the layers. Unknown keys are rejected with the nearest known one.
+    /// As [`resolve_all`](Self::resolve_all); the settings alone.
     ///
     /// # Errors
-    /// The layer and the key that cannot be read. Values are checked by [`TrainConfig::validate`].
+    /// The same.
     pub fn resolve(&self) -> Result<TrainConfig> {
+        Ok(self.resolve_all()?.config)
+    }
+
+    /// Merges the layers. Rejects unknown keys, with the nearest known one, and settings without effect, naming the layer.
+    ///
+    /// # Errors
+    /// The layer and the key. Values are checked by [`TrainConfig::validate`].
+    pub fn resolve_all(&self) -> Result<Resolved> {
         let mut merged = match &self.base {
             Some(config) => config.to_table()?,
             None => Table::new(),
         };
-        if let Some(name) = &self.preset {
-            put(&mut merged, Preset::named(name)?.table()?, &format!("preset `{name}`"))?;
-        }
-        if let Some(path) = &self.file {
-            let shown = path.display();
-            let text = fs::read_to_string(path).with_context(|| {
-                format!("cannot read the configuration `{shown}`\nhint: give a TOML file, such as the `config.toml` of a run")
-            })?;
-            let mut table: Table = toml::from_str(&text).map_err(|error| {
-                let error = error.to_string();
-                anyhow!("`{shown}` is not TOML: {}\nhint: the `config.toml` of a run is an example", error.trim_end())
-            })?;
-            // The `config.toml` of a run always has `cooldown_ratio`: next to `cooldown_steps`, its default is no contradiction.
-            let default_ratio = Value::Float(ScheduleSettings::default().cooldown_ratio);
-            if let Some(Value::Table(schedule)) = table.get_mut("schedule")
-                && schedule.contains_key("cooldown_steps")
-                && schedule.get("cooldown_ratio") == Some(&default_ratio)
-            {
-                schedule.remove("cooldown_ratio");
+        let defaults = TrainConfig::default().to_table()?;
+        let of_base = dotted_keys(&merged).into_iter().filter(|key| value_at(&merged, key) != value_at(&defaults, key));
+        let mut sources: BTreeMap<_, _> = of_base.map(|key| (key, "the run's `config.toml`".to_owned())).collect();
+        let (mut explicit, mut of_preset) = (BTreeSet::new(), BTreeSet::new());
+        for Layer { source, table, origin } in self.before_sets()? {
+            let keys = dotted_keys(&table);
+            put(&mut merged, table, &source)?;
+            if origin != Origin::Command {
+                self.refuse_without_effect(&merged, keys.iter().map(|key| (&**key, &*source)), origin)?;
+                let set = if origin == Origin::Preset { &mut of_preset } else { &mut explicit };
+                set.extend(keys.iter().cloned());
+                sources.extend(keys.into_iter().map(|key| (key, source.clone())));
             }
-            put(&mut merged, table, &format!("`{shown}`"))?;
         }
         let mut given = Table::new();
+        let mut set_by = Vec::new();
         for set in &self.sets {
-            let set_table = table_of_set(set)?;
-            put(&mut merged, set_table.clone(), &format!("`--set {set}`"))?;
-            merge(&mut given, set_table);
+            let (table, source) = (table_of_set(set)?, format!("`--set {set}`"));
+            let keys = dotted_keys(&table);
+            put(&mut merged, table.clone(), &source)?;
+            merge(&mut given, table);
+            for (argument, key, _) in &self.arguments {
+                ensure!(
+                    keys.iter().all(|set| set != key),
+                    "{source} and `{argument}` set the same\nhint: leave out one of them"
+                );
+            }
+            sources.extend(keys.iter().map(|key| (key.clone(), source.clone())));
+            set_by.extend(keys.into_iter().map(|key| (key, source.clone())));
         }
         refuse_contradictions(&given, "`--set`")?;
-        let has_choice = merged.get("optim").is_some_and(|optim| optim.get("recompute").is_some());
-        let mut config = deserialize(merged).map_err(|error| anyhow!(of_type(&error)))?;
-        if !has_choice {
+        self.refuse_without_effect(&merged, set_by.iter().map(|(key, source)| (&**key, &**source)), Origin::Given)?;
+        explicit.extend(set_by.into_iter().map(|(key, _)| key));
+        let recomputes = merged.get("optim").is_some_and(|optim| optim.get("recompute").is_some());
+        let (mut config, notes) = self.without_idle(merged, &sources)?;
+        if !recomputes {
             config.optim.recompute = config.lora.as_ref().is_some_and(LoraSettings::rounds_base);
         }
-        Ok(config)
+        Ok(Resolved { config, explicit, of_preset, notes })
+    }
+
+    /// The layers before `--set`.
+    fn before_sets(&self) -> Result<Vec<Layer>> {
+        let mut layers = Vec::new();
+        let is_bare = self.base.is_none() && self.preset.is_none() && self.file.is_none();
+        let own = self.default_preset.as_ref().filter(|_| is_bare).map(|name| (name, Origin::Command));
+        for (name, origin) in own.into_iter().chain(self.preset.as_ref().map(|name| (name, Origin::Preset))) {
+            layers.push(Layer { source: format!("preset `{name}`"), table: Preset::named(name)?.table()?, origin });
+        }
+        if let Some(path) = &self.file {
+            let table = self.table_of_file(path)?;
+            layers.push(Layer { source: format!("`{}`", path.display()), table, origin: Origin::File });
+        }
+        for (argument, key, path) in &self.arguments {
+            let table = nested(key, path_value(path)?);
+            layers.push(Layer { source: format!("`{argument}`"), table, origin: Origin::Given });
+        }
+        Ok(layers)
+    }
+
+    fn table_of_file(&self, path: &Path) -> Result<Table> {
+        let shown = path.display();
+        let text = fs::read_to_string(path).with_context(|| {
+            format!(
+                "cannot read the configuration `{shown}`\nhint: give a TOML file, such as the `config.toml` of a run"
+            )
+        })?;
+        let mut table: Table = toml::from_str(&text).map_err(|error| {
+            let error = error.to_string();
+            anyhow!("`{shown}` is not TOML: {}\nhint: the `config.toml` of a run is an example", error.trim_end())
+        })?;
+        // Earlier versions wrote every setting that has a default to the `config.toml` of a run, used or not.
+        let defaults = TrainConfig::default().to_table()?;
+        if dotted_keys(&defaults).iter().all(|key| value_at(&table, key).is_some())
+            && let Ok(config) = deserialize(table.clone())
+        {
+            let idle = remove_without_effect(&mut defaults.clone(), &TrainConfig { purpose: self.purpose, ..config });
+            for (key, _) in idle {
+                if value_at(&table, &key) == value_at(&defaults, &key) {
+                    remove(&mut table, &key);
+                }
+            }
+        }
+        Ok(table)
+    }
+
+    /// Rejects settings of a layer that have no effect with those of the layers up to it. For commands that are no runs, only
+    /// settings of the command line are meant for it.
+    fn refuse_without_effect<'a>(
+        &self,
+        merged: &Table,
+        keys: impl Iterator<Item = (&'a str, &'a str)>,
+        origin: Origin,
+    ) -> Result<()> {
+        if origin != Origin::Given && self.purpose.is_some_and(|purpose| !purpose.is_run()) {
+            return Ok(());
+        }
+        let config = TrainConfig { purpose: self.purpose, ..typed(merged.clone())? };
+        for (key, source) in keys {
+            if let Some(reason) = without_effect(&config, key) {
+                let value = value_at(merged, key).map(|value| format!("={value}")).unwrap_or_default();
+                bail!("{source}: `{key}{value}` has no effect: it is for {reason}\nhint: leave it out");
+            }
+        }
+        Ok(())
+    }
+
+    /// The configuration without the settings that have no effect, so that it equals the one that `config.toml` is read as; and
+    /// a message for each source and reason.
+    fn without_idle(
+        &self,
+        mut merged: Table,
+        sources: &BTreeMap<String, String>,
+    ) -> Result<(TrainConfig, Vec<String>)> {
+        let config = TrainConfig { purpose: self.purpose, ..typed(merged.clone())? };
+        if !self.purpose.is_none_or(Purpose::is_run) {
+            return Ok((config, Vec::new()));
+        }
+        let mut told: BTreeMap<(&str, String), Vec<String>> = BTreeMap::new();
+        for (key, reason) in remove_without_effect(&mut merged, &config) {
+            // Whoever turns samples off knows that their settings are not used.
+            if let Some(source) = sources.get(&key).filter(|_| !key.starts_with("sample.")) {
+                told.entry((source, reason)).or_default().push(format!("`{key}`"));
+            }
+        }
+        let notes = told
+            .into_iter()
+            .map(|((source, reason), keys)| format!("{source}: not used here: {} (for {reason})", keys.join(", ")));
+        let notes = notes.collect();
+        Ok((TrainConfig { purpose: self.purpose, ..typed(merged)? }, notes))
+    }
+}
+
+/// A path as a TOML value.
+fn path_value(path: &Path) -> Result<Value> {
+    let text = path.to_str().with_context(|| format!("the path `{}` is not UTF-8\nhint: rename it", path.display()))?;
+    Ok(Value::String(text.to_owned()))
+}
+
+/// The settings in a table; the message names the key that has another type.
+fn typed(table: Table) -> Result<TrainConfig> {
+    deserialize(table).map_err(|error| anyhow!(of_type(&error)))
+}
+
+/// The value of a dotted key.
+fn value_at<'a>(table: &'a Table, key: &str) -> Option<&'a Value> {
+    match key.split_once('.') {
+        Some((section, rest)) => value_at(table.get(section)?.as_table()?, rest),
+        None => table.get(key),
+    }
+}
+
+/// Removes a dotted key.
+fn remove(table: &mut Table, key: &str) {
+    match key.split_once('.') {
+        Some((section, rest)) => {
+            if let Some(Value::Table(section)) = table.get_mut(section) {
+                remove(section, rest);
+            }
+        }
+        None => {
+            table.remove(key);
+        }
     }
 }
 
 impl TrainConfig {
-    /// The resolved configuration as TOML.
+    /// The resolved configuration as TOML, without settings that have no effect.
     pub fn to_toml(&self) -> Result<String> {
-        toml::to_string_pretty(self).context("cannot write the configuration as TOML")
+        let mut table = self.to_table()?;
+        remove_without_effect(&mut table, self);
+        toml::to_string_pretty(&table).context("cannot write the configuration as TOML")
     }
 
     /// Parses the output of [`to_toml`](Self::to_toml).
@@ -122,10 +306,7 @@ fn put(merged: &mut Table, layer: Table, source: &str) -> Result<()> {
             Some((field, _)) => {
                 let given = dotted_keys(&layer).into_iter().find(|key| key.split('.').any(|part| part == field));
                 let key = given.unwrap_or(field);
-                match nearest(&key) {
-                    Some(known) => bail!("{source}: unknown key `{key}`\nhint: did you mean `{known}`?"),
-                    None => bail!("{source}: unknown key `{key}`\nhint: docs/settings.md lists all settings"),
-                }
+                bail!("{source}: unknown key `{key}`\nhint: {}", hint_of_unknown(&key))
             }
             None => bail!("{source}: {}", of_type(&error)),
         }
@@ -214,6 +395,13 @@ fn dotted_keys(table: &Table) -> Vec<String> {
     keys.flatten().collect()
 }
 
+/// What to write instead of an unknown key: the setting of that name in another program, or the nearest known key.
+pub fn hint_of_unknown(key: &str) -> String {
+    hint_of_foreign(key)
+        .or_else(|| nearest(key).map(|known| format!("did you mean `{known}`?")))
+        .unwrap_or_else(|| "docs/settings.md lists all settings".to_owned())
+}
+
 /// The known key with the smallest edit distance, which is at most half of the key; ties are resolved by the last part of the
 /// key.
 fn nearest(key: &str) -> Option<String> {
@@ -248,6 +436,7 @@ mod tests {
 
     fn sets(sets: &[&str]) -> Layers {
         Layers {
+            purpose: Some(Purpose::Pretrain),
             preset: Some("tiny".to_owned()),
             sets: sets.iter().map(|set| (*set).to_owned()).collect(),
             ..Layers::default()
@@ -257,11 +446,15 @@ mod tests {
     #[test]
     fn every_preset_is_valid_and_survives_a_toml_round_trip() {
         for preset in PRESETS {
-            let mut config = Layers { preset: Some(preset.name.to_owned()), ..Layers::default() }.resolve().unwrap();
-            // LoRA needs a model, which no preset names.
-            config.model.init = config.lora.is_some().then(|| "model".into());
+            let is_tuning = preset.name.starts_with("finetune");
+            let purpose = Some(if is_tuning { Purpose::Finetune } else { Purpose::Pretrain });
+            let arguments = if is_tuning { vec![("MODEL", "model.init", "model".into())] } else { Vec::new() };
+            let layers = Layers { preset: Some(preset.name.to_owned()), purpose, arguments, ..Layers::default() };
+            let Resolved { config, notes, .. } = layers.resolve_all().unwrap();
             config.validate().unwrap();
-            assert_eq!(TrainConfig::from_toml(&config.to_toml().unwrap()).unwrap(), config, "{}", preset.name);
+            assert!(notes.is_empty(), "{notes:?}");
+            let read = TrainConfig::from_toml(&config.to_toml().unwrap()).unwrap();
+            assert_eq!(TrainConfig { purpose, ..read }, config, "{}", preset.name);
             assert!(preset.toml.starts_with("# ") && preset.about().len() > 20, "{}", preset.name);
         }
     }
@@ -297,10 +490,11 @@ mod tests {
             let error = layers.resolve().unwrap_err().to_string();
             assert!(error.contains(&format!("only one of {keys} may be set\nhint: ")), "{error}");
         }
-        let config = sets(&["schedule.cooldown_steps=3"]).resolve().unwrap();
+        let config = sets(&["schedule.kind=wsd", "schedule.cooldown_steps=3"]).resolve().unwrap();
         let of_run = dir.path().join("config.toml");
         fs::write(&of_run, config.to_toml().unwrap()).unwrap();
-        assert_eq!(Layers { file: Some(of_run), ..Layers::default() }.resolve().unwrap(), config);
+        let of_file = Layers { purpose: Some(Purpose::Pretrain), file: Some(of_run), ..Layers::default() };
+        assert_eq!(of_file.resolve().unwrap(), config);
         let config = sets(&["schedule.epochs=1", "schedule.epochs=2"]).resolve().unwrap();
         assert_eq!((config.schedule.epochs, config.schedule.max_steps), (Some(2.0), None));
     }
@@ -322,6 +516,8 @@ mod tests {
         for (set, nearest) in [
             ("optim.lrr=1", "`optim.lr`"),
             ("foo=1", "hint: docs/settings.md lists all settings"),
+            ("batch_size=8", "`data.micro_batch_size`"),
+            ("optim.learning_rate=1e-4", "`learning_rate` (nanoGPT, Hugging Face, nanochat) is here `optim.lr`"),
             ("max_step=3", "`schedule.max_steps`"),
             ("optim.muon.momentun=0.9", "`optim.muon.momentum`"),
             ("modle.n_layers=2", "`model.n_layers`"),
@@ -371,6 +567,7 @@ mod tests {
     #[test]
     fn settings_docs_page_lists_every_key_with_its_default() {
         let page = include_str!("../../../docs/settings.md");
+        let (page, _) = page.split_once("## Names in other programs").unwrap();
         let defaults =
             TrainConfig { lora: Some(LoraSettings::default()), ..TrainConfig::default() }.to_table().unwrap();
         let mut listed: Vec<String> = Vec::new();

@@ -6,6 +6,9 @@ use std::path::PathBuf;
 use hearth_model::ops::{Dtype, Precision};
 use serde::{Deserialize, Serialize};
 
+mod defaults;
+mod effective;
+mod foreign;
 mod layers;
 mod micro_batch;
 mod model;
@@ -15,7 +18,9 @@ mod same_past;
 mod validate;
 mod value_error;
 
-pub use layers::{Layers, known_keys};
+pub use defaults::{Defaults, ExamplesSize};
+pub use foreign::hint_of_argument;
+pub use layers::{Layers, Resolved, hint_of_unknown, known_keys};
 pub use micro_batch::MicroBatchSize;
 pub use presets::{PRESETS, Preset};
 pub use purpose::Purpose;
@@ -25,6 +30,9 @@ pub use same_past::differences;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainConfig {
+    /// The command that uses the settings, which decides which of them have an effect; `None`: any. Not part of the settings.
+    #[serde(skip)]
+    pub purpose: Option<Purpose>,
     /// Seed of the weights, batches, dropout and samples.
     pub seed: u64,
     /// The model.
@@ -69,7 +77,7 @@ pub enum Arch {
 pub struct ModelSettings {
     /// A model to start from, instead of random weights: a model dir, or the name of one of the Hugging Face hub, whose folder in
     /// the cache the run then records. The architecture is then that model's: of this section only
-    /// `dropout` and `max_seq_len`, the length of rows, are used.
+    /// `dropout` and `max_seq_len`, the length of rows, can be set.
     pub init: Option<PathBuf>,
     /// The architecture.
     pub arch: Arch,
@@ -318,7 +326,7 @@ pub struct ScheduleSettings {
     pub kind: ScheduleKind,
     /// Budget in optimizer steps.
     pub max_steps: Option<usize>,
-    /// Budget in passes over the data, at most a million, rounded up to whole steps.
+    /// Budget in passes over the data, at most a million. The last step has only the rows that are left.
     pub epochs: Option<f64>,
     /// Budget in tokens, rounded up to whole steps.
     pub max_tokens: Option<u64>,
@@ -326,7 +334,7 @@ pub struct ScheduleSettings {
     pub tokens_per_param: Option<f64>,
     /// Budget in minutes of training, with `constant` and `wsd` only: other schedules depend on the number of steps.
     pub max_minutes: Option<f64>,
-    /// Steps over which the learning rate rises linearly.
+    /// Steps over which the learning rate rises linearly. Left out: the preset's, but at most a tenth of the run.
     pub warmup_steps: usize,
     /// The last learning rate as a fraction of the highest.
     pub min_lr_ratio: f64,
@@ -358,6 +366,9 @@ pub struct EvalSettings {
     pub every: usize,
     /// Number of batches per evaluation. Left out: the whole split.
     pub batches: Option<usize>,
+    /// Early stopping: the run ends after this many evaluations in a row that are no better than the best before them. Left out:
+    /// it does not end early.
+    pub patience: Option<usize>,
     /// Steps between progress lines.
     pub log_every: usize,
 }
@@ -409,6 +420,7 @@ pub enum SaveDtype {
 impl Default for TrainConfig {
     fn default() -> Self {
         Self {
+            purpose: None,
             seed: 1337,
             model: ModelSettings::default(),
             data: DataSettings::default(),
@@ -547,7 +559,7 @@ impl Default for ScheduleSettings {
 
 impl Default for EvalSettings {
     fn default() -> Self {
-        Self { every: 500, batches: None, log_every: 10 }
+        Self { every: 500, batches: None, patience: None, log_every: 10 }
     }
 }
 

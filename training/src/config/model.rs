@@ -1,6 +1,6 @@
 //! From a run's settings to the architecture.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use hearth_model::{
     config::{GptConfig, Positions, Rope, Sizes},
     weights::DiskDtype,
@@ -36,7 +36,7 @@ impl TrainConfig {
             config.positions = Positions::Rope(Rope::new(model.rope_theta.unwrap_or(rope.theta), config.head_dim));
         }
         config.dropout = model.dropout;
-        config.validate()?;
+        config.validate().context("the settings of `model` make no model")?;
         Ok(config)
     }
 }

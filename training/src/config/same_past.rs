@@ -3,17 +3,29 @@
 use anyhow::Result;
 use toml::{Table, Value};
 
-use super::TrainConfig;
+use super::{TrainConfig, effective::remove_without_effect};
 
 /// Keys that do not affect completed steps. `schedule` may change if the past rates stay the same, which
 /// [`Schedule::has_same_past`](crate::schedule::Schedule::has_same_past) checks; data are compared by hash, not by
 /// path.
 const FREE: [&str; 7] = ["schedule.", "eval.", "sample.", "checkpoint.", "data.path", "model.init", "optim.recompute"];
 
-/// The settings in which `now` contradicts the run started as `then`: key, old and new value.
+/// The settings in which `now` contradicts the run started as `then`: key, old and new value. Settings without effect do not
+/// count, and neither does how a step is cut into micro-batches, which changes nothing but the rounding of sums.
 pub fn differences(then: &TrainConfig, now: &TrainConfig) -> Result<Vec<String>> {
+    let then = TrainConfig { purpose: now.purpose, ..then.clone() };
+    let mut now = now.clone();
+    if now.tokens_per_step() == then.tokens_per_step() && now.model.max_seq_len == then.model.max_seq_len {
+        now.data.micro_batch_size = then.data.micro_batch_size;
+        now.data.tokens_per_step = then.data.tokens_per_step;
+    }
+    let effective = |config: &TrainConfig| {
+        let mut table = config.to_table()?;
+        remove_without_effect(&mut table, config);
+        anyhow::Ok(table)
+    };
     let mut found = Vec::new();
-    compare("", &then.to_table()?, &now.to_table()?, &mut found);
+    compare("", &effective(&then)?, &effective(&now)?, &mut found);
     Ok(found)
 }
 
@@ -38,17 +50,28 @@ fn compare(prefix: &str, then: &Table, now: &Table, found: &mut Vec<String>) {
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
-    use crate::config::Layers;
+    use crate::config::{Layers, Purpose};
 
     #[test]
     fn differences_lists_old_and_new_values_that_affect_completed_steps() {
         let resolve = |sets: &[&str]| {
             let sets = sets.iter().map(|set| (*set).to_owned()).collect();
-            Layers { preset: Some("tiny".to_owned()), sets, ..Layers::default() }.resolve().unwrap()
+            let purpose = Some(Purpose::Pretrain);
+            Layers { preset: Some("tiny".to_owned()), sets, purpose, ..Layers::default() }.resolve().unwrap()
         };
         let then = resolve(&[]);
         let free = resolve(&["schedule.max_steps=1000", "eval.every=3", "checkpoint.keep=9", "data.path=elsewhere"]);
         assert_eq!(differences(&then, &free).unwrap(), Vec::<String>::new());
+        // Eight rows of 32 tokens a step, in other micro-batches.
+        for cut in [&["data.tokens_per_step=256"][..], &["data.micro_batch_size=2", "data.tokens_per_step=256"]] {
+            assert_eq!(differences(&then, &resolve(cut)).unwrap(), Vec::<String>::new());
+        }
+        let smaller = differences(&then, &resolve(&["data.micro_batch_size=4"])).unwrap();
+        assert_eq!(smaller, ["`data.micro_batch_size` was `8` and is now `4`"]);
+        // A setting without effect, as an earlier version kept it.
+        let mut earlier = then.clone();
+        earlier.optim.muon.lr = 0.5;
+        assert_eq!(differences(&earlier, &then).unwrap(), Vec::<String>::new());
         let other = resolve(&["optim.beta1=0.5", "model.n_kv_heads=1"]);
         let found = differences(&then, &other).unwrap();
         assert_eq!(

@@ -13,6 +13,10 @@ use super::{
     TrainConfig, value_error::with_hint,
 };
 
+/// The largest size of a model, in any dimension, and the most layers.
+const MAX_SIZE: usize = 1 << 28;
+const MAX_LAYERS: usize = 1 << 12;
+
 /// Far above any useful number of micro-batches per step.
 const MAX_MICRO_STEPS: usize = 1 << 16;
 
@@ -62,6 +66,14 @@ impl TrainConfig {
         })?;
         ensure!(self.eval.log_every > 0, "`eval.log_every` must be at least 1, got 0");
         ensure!(self.eval.batches != Some(0), "`eval.batches` must be at least 1, got 0");
+        ensure!(
+            self.eval.patience != Some(0),
+            "`eval.patience` must be at least 1, got 0\nhint: leave it out for a run that does not end early"
+        );
+        ensure!(
+            self.eval.patience.is_none() || self.eval.every > 0,
+            "`eval.patience` needs evaluations during the run, but `eval.every` is 0\nhint: set `eval.every`"
+        );
         ensure!(self.checkpoint.keep > 0, "`checkpoint.keep` must be at least 1, got 0");
         ensure!(
             i64::try_from(self.seed).is_ok(),
@@ -96,6 +108,31 @@ impl TrainConfig {
             model.d_model,
             model.n_heads
         );
+        let head_dim = model.head_dim.unwrap_or(model.d_model / model.n_heads);
+        ensure!(
+            model.arch == Arch::Gpt2 || head_dim.is_multiple_of(2),
+            "{}, must be even for the rotary positions of this `model.arch`, got {head_dim}\nhint: change one of them, or use \
+             `model.arch=gpt2`, which has other positions",
+            match model.head_dim {
+                Some(_) => "the width of a head, `model.head_dim`",
+                None => "the width of a head, `model.d_model` divided by `model.n_heads`",
+            }
+        );
+        ensure!(
+            model.rope_theta.is_none_or(|theta| theta.is_finite() && theta > 1.0),
+            "`model.rope_theta` must be above 1 and finite, got {}",
+            model.rope_theta.unwrap_or_default()
+        );
+        for (name, value) in [
+            ("n_heads", model.n_heads),
+            ("d_model", model.d_model),
+            ("d_ff", model.d_ff()),
+            ("max_seq_len", model.max_seq_len),
+            ("head_dim", head_dim),
+        ] {
+            ensure!(value <= MAX_SIZE, "`model.{name}` must be at most {MAX_SIZE}, got {value}");
+        }
+        ensure!(model.n_layers <= MAX_LAYERS, "`model.n_layers` must be at most {MAX_LAYERS}, got {}", model.n_layers);
         if let Some(n_kv_heads) = model.n_kv_heads {
             ensure!(
                 model.n_heads.is_multiple_of(n_kv_heads),
@@ -334,10 +371,6 @@ impl TrainConfig {
             "`schedule.cooldown_ratio` must be below 1 with `schedule.max_minutes`, got {}",
             schedule.cooldown_ratio
         );
-        ensure!(
-            schedule.cooldown_steps.is_none() || schedule.kind == ScheduleKind::Wsd,
-            "`schedule.cooldown_steps` is for `schedule.kind=wsd`\nhint: set `schedule.kind=wsd`, or leave it out"
-        );
         // The steps of other budgets depend on the data.
         schedule.max_steps.map_or(Ok(()), |max_steps| schedule.check_steps(max_steps))
     }
@@ -358,6 +391,11 @@ mod tests {
             ("data.micro_batch_size", "auto"),
             ("model.n_layers", "0"),
             ("model.d_model", "130"),
+            ("model.d_model", "12"),
+            ("model.head_dim", "5"),
+            ("model.rope_theta", "1"),
+            ("model.d_ff", "999999999"),
+            ("model.n_layers", "5000"),
             ("model.n_kv_heads", "3"),
             ("model.dropout", "1"),
             ("optim.beta2", "1.5"),
@@ -374,7 +412,6 @@ mod tests {
             ("schedule.max_minutes", "3"),
             ("schedule.epochs", "1e300"),
             ("schedule.min_lr_ratio", "2"),
-            ("schedule.cooldown_steps", "5"),
             ("eval.log_every", "0"),
             ("sample.temperature", "-1"),
             ("sample.top_p", "0"),

@@ -31,8 +31,9 @@ impl Prefetcher {
         let loader = loader.clone();
         let (sender, receiver) = sync_channel(N_AHEAD);
         let cut = move || {
-            for step in steps {
-                for micro_step in 0..loader.settings().n_micro_batches {
+            // A run may have an end, behind which there are no batches.
+            for step in steps.take_while(|step| loader.n_micro_batches(*step) > 0) {
+                for micro_step in 0..loader.n_micro_batches(step) {
                     if sender.send(loader.batch(step, micro_step)).is_err() {
                         return;
                     }

@@ -69,7 +69,8 @@ mod tests {
         for step in 1..=10_000 {
             let loss = Some(4.0 / (step as f32).sqrt());
             let (lr, grad_norm, tok_per_sec, seconds) = (0.1, 1.0, 1.0, 1.0);
-            curves.add(&Record::Step(StepRecord { step, loss, lr, grad_norm, tok_per_sec, seconds }));
+            let (epoch, tokens) = (0.5, 100);
+            curves.add(&Record::Step(StepRecord { step, epoch, tokens, loss, lr, grad_norm, tok_per_sec, seconds }));
         }
         let val = EvalRecord {
             step: 10_000,
@@ -78,6 +79,7 @@ mod tests {
             val_bpb: None,
             val_accuracy: None,
             best: true,
+            patience_left: None,
         };
         curves.add(&Record::Eval(val));
         let svg = curves.svg();

@@ -75,6 +75,8 @@ mod tests {
     fn step(step: usize) -> Record {
         Record::Step(StepRecord {
             step,
+            epoch: 0.25,
+            tokens: 64,
             loss: (step % 2 == 1).then_some(0.1 * step as f32),
             lr: 0.1,
             grad_norm: 2.0,
@@ -96,6 +98,7 @@ mod tests {
             val_bpb: Some(2.0),
             val_accuracy: None,
             best: true,
+            patience_left: Some(3),
         });
         let sample = Record::Sample(SampleRecord { step: 2, sample: "a\nb".to_owned() });
         let skip = Record::Skip(SkipRecord { step: 2, skipped: "NaN".to_owned() });

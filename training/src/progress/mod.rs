@@ -37,6 +37,8 @@ pub struct Reporter {
     line: ProgressLine,
     started: Instant,
     first_step: usize,
+    /// Seconds of training of earlier processes.
+    seconds_before: f64,
 }
 
 /// The metrics files of a run.
@@ -51,22 +53,33 @@ struct Files {
 impl Reporter {
     /// A reporter for a run that starts now, with progress on `line`.
     pub fn new(line: ProgressLine) -> Reporter {
-        Reporter { files: None, line, started: Instant::now(), first_step: 0 }
+        Reporter { files: None, line, started: Instant::now(), first_step: 0, seconds_before: 0.0 }
     }
 
     /// Also writes all records to the files of `run`, after those of the first `step` steps. Records of later steps
     /// from an earlier process are removed: these steps are repeated.
     pub fn with_files(mut self, run: &RunDir, step: usize) -> Result<Reporter> {
         let (jsonl, kept) = MetricsFile::open(&run.metrics_path(), step)?;
-        let mut events = EventFile::create(&run.tensorboard_dir())?;
+        let (mut events, mut times) = EventFile::create(&run.tensorboard_dir())?;
         let mut curves = Curves::default();
-        for record in &kept {
-            events.write(record)?;
+        self.seconds_before = seconds_of(&kept).last().copied().unwrap_or(0.0);
+        if times.len() < kept.len() {
+            // The earlier event file is gone or damaged: as if all of the training had been without a pause until now.
+            let now = tensorboard::now();
+            times = seconds_of(&kept).iter().map(|seconds| now - (self.seconds_before - seconds)).collect();
+        }
+        for (record, time) in kept.iter().zip(times) {
+            events.write_of(record, time)?;
             curves.add(record);
         }
         self.files = Some(Files { jsonl, events, curves, curves_path: run.curves_path() });
         self.first_step = step;
         Ok(self)
+    }
+
+    /// Seconds of training so far, those of earlier processes included.
+    pub fn seconds(&self) -> f64 {
+        self.seconds_before + self.elapsed().as_secs_f64()
     }
 
     /// Time since the process started training.
@@ -98,7 +111,7 @@ impl Reporter {
 
     /// Records an evaluation.
     pub fn eval(&mut self, record: EvalRecord) -> Result<()> {
-        let EvalRecord { step, val_loss, val_perplexity, val_bpb, val_accuracy, best } = &record;
+        let EvalRecord { step, val_loss, val_perplexity, val_bpb, val_accuracy, best, .. } = &record;
         let mut line = format!("step {step}: val loss {val_loss:.4}");
         if let Some(perplexity) = val_perplexity {
             line += &format!(", perplexity {perplexity:.3}");
@@ -148,11 +161,13 @@ impl Reporter {
     }
 
     fn step_line(&self, record: &StepRecord, pace: Pace) -> String {
-        let StepRecord { step, loss, lr, grad_norm, tok_per_sec, seconds } = record;
+        let StepRecord { step, epoch, tokens, loss, lr, grad_norm, tok_per_sec, seconds } = record;
         let of_total = pace.total.map(|total| format!("/{total}")).unwrap_or_default();
         let loss = loss.map_or("none".to_owned(), |loss| format!("{loss:.4}"));
         let mut line = format!(
-            "step {step}{of_total}  loss {loss}  lr {lr:.2e}  grad norm {grad_norm:.2}  {tok_per_sec:.0} tok/s"
+            "step {step}{of_total}  epoch {epoch:.2}  {} tokens  loss {loss}  lr {lr:.2e}  grad norm {grad_norm:.2}  \
+             {tok_per_sec:.0} tok/s",
+            counted(*tokens)
         );
         if let Some(mfu) = pace.mfu {
             line += &format!("  mfu {:.1}%", 100.0 * mfu);
@@ -163,7 +178,10 @@ impl Reporter {
         // Based on this process's run so far, so that evaluations and samples are included.
         let n_done = step.saturating_sub(self.first_step).max(1) as f64;
         let left = match (pace.total, pace.minutes_left) {
-            (Some(total), _) => Some(seconds / n_done * total.saturating_sub(*step) as f64),
+            (Some(total), _) => {
+                let seconds = seconds - self.seconds_before;
+                Some(seconds / n_done * total.saturating_sub(*step) as f64)
+            }
             (None, Some(minutes)) => Some((60.0 * minutes).max(0.0)),
             (None, None) => None,
         };
@@ -171,6 +189,28 @@ impl Reporter {
             line += &format!("  eta {}", clock(left as u64));
         }
         line
+    }
+}
+
+/// The seconds of training at each record.
+fn seconds_of(records: &[Record]) -> Vec<f64> {
+    let mut latest = 0.0;
+    let at = |record: &Record| {
+        if let Record::Step(step) = record {
+            latest = step.seconds;
+        }
+        latest
+    };
+    records.iter().map(at).collect()
+}
+
+/// `512`, `7.7k`, `1.23M` or `4.56B`.
+fn counted(count: u64) -> String {
+    match count {
+        0..1_000 => count.to_string(),
+        1_000..1_000_000 => format!("{:.1}k", count as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.2}M", count as f64 / 1e6),
+        _ => format!("{:.2}B", count as f64 / 1e9),
     }
 }
 
@@ -189,6 +229,8 @@ mod tests {
         let reporter = Reporter::new(ProgressLine::new(Box::new(std::io::sink()), Style::Plain));
         let record = StepRecord {
             step: 500,
+            epoch: 0.754,
+            tokens: 384_000,
             loss: Some(2.345678),
             lr: 9.5e-4,
             grad_norm: 1.234,
@@ -198,13 +240,16 @@ mod tests {
         let pace = Pace { total: Some(2000), mfu: Some(0.123), ..Pace::default() };
         let line = reporter.step_line(&record, pace);
         assert!(
-            line.starts_with("step 500/2000  loss 2.3457  lr 9.50e-4  grad norm 1.23  6123 tok/s  mfu 12.3%"),
+            line.starts_with(
+                "step 500/2000  epoch 0.75  384.0k tokens  loss 2.3457  lr 9.50e-4  grad norm 1.23  6123 tok/s  mfu 12.3%"
+            ),
             "{line}"
         );
+        assert_eq!([17, 1_230_000, 4_560_000_000].map(counted), ["17", "1.23M", "4.56B"]);
         assert!(line.ends_with("  eta 3:00"), "{line}");
         assert_eq!(clock(3723), "1:02:03");
         let only_kept = reporter.step_line(&StepRecord { loss: None, ..record.clone() }, pace);
-        assert!(only_kept.starts_with("step 500/2000  loss none  lr "), "{only_kept}");
+        assert!(only_kept.contains("  loss none  lr "), "{only_kept}");
         let by_time = reporter.step_line(&record, Pace { minutes_left: Some(2.0), ..Pace::default() });
         assert!(by_time.starts_with("step 500  ") && by_time.ends_with("  eta 2:00"), "{by_time}");
     }

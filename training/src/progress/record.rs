@@ -33,6 +33,12 @@ impl Record {
 pub struct StepRecord {
     /// Completed optimizer steps, including this one.
     pub step: usize,
+    /// Passes over the data so far.
+    #[serde(default)]
+    pub epoch: f64,
+    /// Tokens trained on so far.
+    #[serde(default)]
+    pub tokens: u64,
     /// Mean cross entropy over the step's targets, in nats per token; of preferences, the mean loss of a pair. A step that has only
     /// texts to keep has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -43,7 +49,7 @@ pub struct StepRecord {
     pub grad_norm: f32,
     /// Training tokens per second since the last progress line. Differs from run to run.
     pub tok_per_sec: f64,
-    /// Seconds since the process started training. Differs from run to run.
+    /// Seconds of training so far, those of earlier processes included. Differs from run to run.
     pub seconds: f64,
 }
 
@@ -65,6 +71,9 @@ pub struct EvalRecord {
     pub val_accuracy: Option<f64>,
     /// Whether this is the best evaluation of the run so far.
     pub best: bool,
+    /// With `eval.patience`: how many more evaluations in a row may be no better before the run ends; 0: it ends here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub patience_left: Option<usize>,
 }
 
 /// A sample.

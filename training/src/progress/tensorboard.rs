@@ -23,12 +23,16 @@ pub(super) struct EventFile {
 impl EventFile {
     /// Creates an event file in the folder `dir` and removes those of earlier processes, whose records are written
     /// again.
-    pub(super) fn create(dir: &Path) -> Result<EventFile> {
+    ///
+    /// Also returns the times at which those were written, in seconds since 1970.
+    pub(super) fn create(dir: &Path) -> Result<(EventFile, Vec<f64>)> {
         let failed = || format!("cannot write to the folder `{}`", dir.display());
         fs::create_dir_all(dir).with_context(failed)?;
+        let mut times = Vec::new();
         for entry in fs::read_dir(dir).with_context(failed)? {
             let entry = entry.with_context(failed)?;
             if entry.file_name().to_string_lossy().contains(INFIX) {
+                times = times_of(&fs::read(entry.path()).with_context(failed)?);
                 fs::remove_file(entry.path()).with_context(failed)?;
             }
         }
@@ -36,15 +40,22 @@ impl EventFile {
         let file = File::create(&path).with_context(|| format!("cannot write `{}`", path.display()))?;
         let mut events = EventFile { path, file: BufWriter::new(file) };
         events.write_event(&version_event())?;
-        Ok(events)
+        Ok((events, times))
     }
 
-    /// Writes the numbers and texts of a record.
+    /// Writes the numbers and texts of a record of now.
     pub(super) fn write(&mut self, record: &Record) -> Result<()> {
+        self.write_of(record, now())
+    }
+
+    /// Writes the numbers and texts of a record of `time`, in seconds since 1970.
+    pub(super) fn write_of(&mut self, record: &Record, time: f64) -> Result<()> {
         let step = record.step();
         let values = match record {
-            Record::Step(StepRecord { loss, lr, grad_norm, tok_per_sec, .. }) => {
+            Record::Step(StepRecord { epoch, tokens, loss, lr, grad_norm, tok_per_sec, .. }) => {
                 let others = [
+                    scalar("train/epoch", *epoch as f32),
+                    scalar("train/tokens", *tokens as f32),
                     scalar("train/lr", *lr as f32),
                     scalar("train/grad_norm", *grad_norm),
                     scalar("speed/tok_per_sec", *tok_per_sec as f32),
@@ -59,7 +70,7 @@ impl EventFile {
             Record::Sample(SampleRecord { sample, .. }) => vec![text("sample", sample)],
             Record::Skip(SkipRecord { skipped, .. }) => vec![text("skipped", skipped)],
         };
-        self.write_event(&event(step as u64, &values))
+        self.write_event(&event(time, step as u64, &values))
     }
 
     /// Writes a record: length, data, and masked checksums of both. TensorBoard reads the file while it grows.
@@ -71,7 +82,24 @@ impl EventFile {
     }
 }
 
-fn now() -> f64 {
+/// The times of the records in an event file, up to the first that is incomplete; the first event has the version.
+fn times_of(mut bytes: &[u8]) -> Vec<f64> {
+    let mut times = Vec::new();
+    // Length and its checksum, 8 and 4 bytes; the event; its checksum.
+    while let Some((length, rest)) = bytes.split_first_chunk::<8>() {
+        let length = u64::from_le_bytes(*length) as usize;
+        let Some(event) = rest.get(4..).and_then(|rest| rest.get(..length)) else { break };
+        // `event` and `version_event` begin with the time.
+        let Some(time) = event.get(1..9).and_then(|time| time.try_into().ok()) else { break };
+        times.push(f64::from_le_bytes(time));
+        let Some(next) = rest.get(length.saturating_add(8)..) else { break };
+        bytes = next;
+    }
+    times.into_iter().skip(1).collect()
+}
+
+/// Seconds since 1970.
+pub(super) fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
@@ -104,11 +132,11 @@ fn version_event() -> Vec<u8> {
     event
 }
 
-fn event(step: u64, values: &[Vec<u8>]) -> Vec<u8> {
+fn event(time: f64, step: u64, values: &[Vec<u8>]) -> Vec<u8> {
     let mut summary = Vec::new();
     values.iter().for_each(|value| put_bytes(&mut summary, summary_field::VALUE, value));
     let mut event = Vec::new();
-    put_f64(&mut event, event_field::WALL_TIME, now());
+    put_f64(&mut event, event_field::WALL_TIME, time);
     put_varint(&mut event, event_field::STEP << 3);
     put_varint(&mut event, step);
     put_bytes(&mut event, event_field::SUMMARY, &summary);
@@ -174,9 +202,10 @@ mod tests {
         assert_eq!(masked_crc(b"123456789"), 0xc78a_b0e5_u32.to_le_bytes());
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("events.out.tfevents.0000000001.old"), "").unwrap();
-        let mut events = EventFile::create(dir.path()).unwrap();
+        let (mut events, times) = EventFile::create(dir.path()).unwrap();
+        assert!(times.is_empty(), "the old file has no records");
         let sample = SampleRecord { step: 300, sample: "a\nb".to_owned() };
-        events.write(&Record::Sample(sample)).unwrap();
+        events.write_of(&Record::Sample(sample), 1234.5).unwrap();
         let bytes = fs::read(&events.path).unwrap();
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "the old file is gone");
         let mut rest = bytes.as_slice();
@@ -193,5 +222,12 @@ mod tests {
         assert!(events[0].ends_with(b"brain.Event:2"));
         // 300 in seven bits at a time.
         assert_eq!(events[1][9..12], [0x10, 0xac, 0x02]);
+        assert_eq!(times_of(&bytes), [1234.5]);
+        // A process that was killed while it wrote the last record, or its checksum.
+        for n_missing in [1, 5, 20] {
+            assert!(times_of(&bytes[..bytes.len() - n_missing]).len() <= 1);
+        }
+        let (_, times) = EventFile::create(dir.path()).unwrap();
+        assert_eq!(times, [1234.5]);
     }
 }

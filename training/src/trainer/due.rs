@@ -10,6 +10,8 @@ pub(super) struct Due {
     pub(super) evaluates: bool,
     pub(super) samples: bool,
     pub(super) saves: bool,
+    /// A signal asked for the checkpoint.
+    pub(super) saves_on_demand: bool,
     /// The process ends.
     pub(super) stops: bool,
 }
@@ -23,12 +25,14 @@ impl Due {
         let stops = is_last || interrupt.exit_code().is_some();
         let evaluates = is_last || is_due(eval.every);
         let samples = sample.every > 0 && (is_last || is_due(sample.every));
-        let saves = stops || is_due(checkpoint.every) || checkpoint.keep_steps.contains(&done);
+        let saves_on_demand = interrupt.takes_checkpoint();
+        let saves = stops || saves_on_demand || is_due(checkpoint.every) || checkpoint.keep_steps.contains(&done);
         Due {
             shows: stops || evaluates || samples || saves || is_due(eval.log_every),
             evaluates,
             samples,
             saves,
+            saves_on_demand,
             stops,
         }
     }

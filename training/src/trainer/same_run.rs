@@ -19,7 +19,7 @@ pub(super) fn require_same_run(checkpoint: &Checkpoint, config: &TrainConfig, da
     ensure!(
         found.is_empty(),
         "the checkpoint `{shown}` was made with another configuration: {}\nhint: use the settings of the run; only `schedule`, \
-         `eval`, `sample`, `checkpoint` and `optim.recompute` may change",
+         `eval`, `sample`, `checkpoint`, `optim.recompute`, and the micro-batches of a step of the same size may change",
         found.join("; ")
     );
     for (what, then, now) in [("tokenizer", state.tokenizer, data.tokenizer_hash), ("data", state.data, data.hash)] {

@@ -34,7 +34,7 @@ impl Trainer<'_> {
     pub fn time_step(mut self) -> Result<StepTime> {
         // The reference model is not needed: the values of its log-probabilities do not affect the time of a step.
         self.reference = None;
-        let n_micro = self.config.micro_steps();
+        let n_micro = self.loader.n_micro_batches(0);
         let rates = self.schedule.rates(0, &self.config.optim);
         let (mut passes, mut updates) = (Vec::new(), Vec::new());
         let started = Instant::now();
