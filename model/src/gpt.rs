@@ -1,5 +1,6 @@
 //! The architecture, from token ids to logits, and every parameter it has.
 
+mod kv_dtypes;
 mod losses;
 #[cfg(test)]
 mod tests;

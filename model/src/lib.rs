@@ -56,6 +56,7 @@ pub mod partial_file;
 mod philox;
 pub mod pooling;
 pub mod position;
+mod python_json;
 pub mod read_logits;
 pub mod recompute;
 pub mod regular_file;

@@ -42,14 +42,17 @@ pub struct StepOutput {
 
 impl ModelRunner {
     /// A runner with a cache of `n_pages` pages.
-    pub fn new(gpt: Gpt, n_pages: usize, kv_dtype: KvDtype) -> Self {
-        let cache = KvCache::new(gpt.config(), n_pages, kv_dtype, &gpt.device());
-        Self {
+    ///
+    /// # Errors
+    /// As [`KvCache::for_model`].
+    pub fn new(gpt: Gpt, n_pages: usize, kv_dtype: KvDtype) -> Result<Self> {
+        let cache = KvCache::for_model(&gpt, n_pages, kv_dtype)?;
+        Ok(Self {
             #[cfg(feature = "gpu")]
             graphs: None,
             gpt,
             cache,
-        }
+        })
     }
 
     /// Captures steps that repeat from now on. Does nothing on the CPU.
@@ -163,7 +166,7 @@ mod tests {
     fn step_rejects_unknown_token_ids_wrong_counts_and_long_sequences() {
         let config = GptConfig::gpt2(Sizes { n_kv_heads: 4, ..sizes() });
         let gpt = Gpt::init(&config, 1, &Device::flex()).unwrap();
-        let mut runner = ModelRunner::new(gpt, 8, KvDtype::F32);
+        let mut runner = ModelRunner::new(gpt, 8, KvDtype::F32).unwrap();
         let mut table = runner.cache().table();
         let mut refused = |token_ids: &[TokenId], n_new: usize| {
             let parts = &mut [StepPart::new(&mut table, n_new)];
@@ -192,7 +195,7 @@ mod tests {
     #[should_panic(expected = "rows [0, 3] of 3")]
     fn hidden_panics_on_rows_beyond_those_of_the_step() {
         let gpt = Gpt::init(&GptConfig::llama(sizes()), 1, &Device::flex()).unwrap();
-        let mut runner = ModelRunner::new(gpt, 8, KvDtype::F32);
+        let mut runner = ModelRunner::new(gpt, 8, KvDtype::F32).unwrap();
         let mut table = runner.cache().table();
         let output = runner.step(&[1, 2, 3], &mut [StepPart::new(&mut table, 3)]).unwrap();
         let _ = runner.hidden(&output, &[0, 3]);

@@ -20,6 +20,18 @@ impl Pooling {
     pub const ALL: [(&'static str, Self); 3] = [("mean", Self::Mean), ("last", Self::Last), ("max", Self::Max)];
 }
 
+/// How the files of a model say that the hidden states of a text become a vector.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum OwnPooling {
+    /// They say nothing.
+    #[default]
+    Unstated,
+    /// In this way.
+    As(Pooling),
+    /// In a way that is not supported: a clause that names the file and the way.
+    Unsupported(String),
+}
+
 /// How long a vector is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VectorScale {

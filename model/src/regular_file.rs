@@ -9,7 +9,10 @@ use std::{
 
 use serde_json::{Map, Value};
 
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    python_json,
+};
 
 /// Maximum size of a text in bytes, far above any configuration, tokenizer or template.
 const MAX_TEXT_BYTES: u64 = 1 << 28;
@@ -57,7 +60,7 @@ pub(crate) fn read_json_object(path: &Path) -> Result<Map<String, Value>> {
 
 /// The JSON object `text`, the content of the file at `path`.
 pub(crate) fn parse_json_object(path: &Path, text: &[u8]) -> Result<Map<String, Value>> {
-    serde_json::from_slice(text).map_err(|error| Error::file(path, format!("is not a JSON object: {error}")))
+    python_json::parse(text).map_err(|error| Error::file(path, format!("is not a JSON object: {error}")))
 }
 
 /// Rejects `bytes`, the beginning of the file at `path`, if the file is a Git LFS pointer instead of the actual

@@ -12,6 +12,7 @@ mod config_tokens;
 mod detokenizer;
 mod files;
 mod pieces;
+mod tekken;
 mod windows;
 
 use std::{collections::BTreeMap, iter, ops::Range, path::Path, sync::Arc};
@@ -30,7 +31,10 @@ use crate::{
 
 pub(crate) use self::config_tokens::looks_like_control;
 pub use self::detokenizer::Detokenizer;
-pub(crate) use self::files::{TOKENIZER_CONFIG_FILE, TOKENIZER_FILE};
+pub(crate) use self::{
+    files::{TOKENIZER_CONFIG_FILE, TOKENIZER_FILE},
+    tekken::TEKKEN_FILE,
+};
 
 /// Options of [`Tokenizer::encode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +76,8 @@ pub struct Tokenizer {
     inner: Arc<Inner>,
     /// Maximum size of a word in bytes.
     longest_word: usize,
+    /// Ids from this on are not in the model's vocabulary.
+    n_known: usize,
 }
 
 struct Inner {
@@ -121,11 +127,19 @@ impl Tokenizer {
         Self { longest_word: n_bytes, ..self }
     }
 
+    /// The tokenizer for a model with a vocabulary of `vocab_size`. If it has further tokens, such as one for pictures, texts
+    /// with such a token cannot be encoded.
+    #[must_use]
+    pub fn for_vocabulary(self, vocab_size: usize) -> Self {
+        Self { n_known: vocab_size, ..self }
+    }
+
     /// Encodes `text`.
     ///
     /// # Errors
     /// [`Error::Tokenizer`], naming the character, if it is not in the vocabulary and there is no token for unknown
-    /// characters; for a word that exceeds the [limit](Self::with_longest_word); if the library panics.
+    /// characters; naming the token, if it is not in the [model's vocabulary](Self::for_vocabulary); for a word that exceeds
+    /// the [limit](Self::with_longest_word); if the library panics.
     pub fn encode(&self, text: &str, options: EncodeOptions) -> Result<Vec<TokenId>> {
         guarded(|| self.encode_unguarded(text, options))
     }
@@ -165,6 +179,7 @@ impl Tokenizer {
         let mut located = Vec::new();
         let mut push = |id, bytes| located.push((id, Some(bytes)));
         self.tokens_in_windows(text, windows::WINDOW_BYTES, &stages, &mut push)?;
+        self.require_known(located.iter().map(|(id, _)| *id))?;
         match self.inner.library.get_post_processor() {
             Some(post_processor) if options.add_special_tokens => {
                 let [before, after] = added_tokens(post_processor)?;
@@ -193,6 +208,7 @@ impl Tokenizer {
         read: impl Fn(&str) -> Result<PreTokenizedString>,
     ) -> Result<Vec<TokenId>> {
         let ids = self.ids_in_windows(text, windows::WINDOW_BYTES, read)?;
+        self.require_known(ids.iter().copied())?;
         match self.inner.library.get_post_processor() {
             Some(post_processor) if options.add_special_tokens => {
                 let [before, after] = added_tokens(post_processor)?;
@@ -200,6 +216,16 @@ impl Tokenizer {
             }
             _ => Ok(ids),
         }
+    }
+
+    /// Refuses tokens that are not in the model's vocabulary.
+    fn require_known(&self, mut ids: impl Iterator<Item = TokenId>) -> Result<()> {
+        let Some(id) = ids.find(|&id| id as usize >= self.n_known) else { return Ok(()) };
+        let (token, n_known) = (self.token(id).unwrap_or_default(), self.n_known);
+        Err(Error::Tokenizer {
+            what: format!("the token `{token}` (id {id}) is not in the model's vocabulary of {n_known} tokens"),
+            hint: format!("remove `{token}` from the text: only the tokenizer has it"),
+        })
     }
 
     /// Decodes `ids`.
@@ -256,9 +282,10 @@ impl Tokenizer {
         (0..n_ids).find(|&id| self.inner.pieces.bytes(id) != other.inner.pieces.bytes(id))
     }
 
-    /// The largest id plus 1, including added tokens: the minimum `vocab_size` of a model.
+    /// The largest id plus 1, including added tokens, but none that the model [does not have](Self::for_vocabulary): the
+    /// minimum `vocab_size` of a model.
     pub fn vocab_size(&self) -> usize {
-        self.inner.pieces.len()
+        self.inner.pieces.len().min(self.n_known)
     }
 
     /// Every special token, by id.

@@ -85,7 +85,7 @@ struct Text {
 
 /// All logits of each text, cut into chunks of up to `cut` tokens, all texts in the same steps.
 fn run(gpt: &Gpt, adapters: &[Arc<LoadedAdapter>], texts: &[&Text], cut: usize) -> Vec<Vec<f32>> {
-    let mut runner = ModelRunner::new(gpt.clone(), 64, KvDtype::F32);
+    let mut runner = ModelRunner::new(gpt.clone(), 64, KvDtype::F32).unwrap();
     let mut tables: Vec<PageTable> = texts.iter().map(|_| runner.cache().table()).collect();
     let mut logits = vec![Vec::new(); texts.len()];
     let vocab_size = gpt.config().vocab_size;

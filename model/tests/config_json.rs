@@ -259,7 +259,7 @@ fn saving_under_a_requested_class_uses_it_or_is_rejected() {
 #[test]
 fn unknown_architecture_is_rejected_with_the_list_of_known_ones() {
     let refused = [
-        (with("llama", "architectures", json!(["MambaForCausalLM"])), "architecture `MambaForCausalLM`"),
+        (with("llama", "architectures", json!(["Qwen2ForRewardModel"])), "architecture `Qwen2ForRewardModel`"),
         (with("llama", "architectures", json!(["LlamaForSequenceClassification"])), "LlamaForSequenceClassification"),
     ];
     let mut by_type = with("llama", "model_type", json!("mamba"));
@@ -273,14 +273,44 @@ fn unknown_architecture_is_rejected_with_the_list_of_known_ones() {
     assert!(error.contains("neither `architectures` nor `model_type`"), "{error}");
 }
 
-/// The `model_type` alone says which class it is, as in transformers.
+/// The `model_type` alone says which class it is, as in `AutoModelForCausalLM`.
 #[test]
-fn model_type_is_used_if_architectures_is_missing() {
-    for case in ["gpt2", "llama", "bloom", "ctrl"] {
+fn known_model_type_decides_whatever_the_class_is_called() {
+    for case in ["gpt2", "llama", "bloom", "ctrl", "qwen3"] {
         let mut json = config_json(case);
         json.remove("architectures");
         assert_eq!(read(&json).unwrap(), read(&config_json(case)).unwrap());
+        for class in [json!(["LLaMAForCausalLM"]), json!(["Qwen3Model"]), json!([]), json!("Qwen2ForCausalLM")] {
+            assert_eq!(read(&with(case, "architectures", class)).unwrap(), read(&config_json(case)).unwrap());
+        }
     }
+    // Mistral's default for the number of key heads, which Llama does not have.
+    let mut json = with("llama", "model_type", json!("mistral"));
+    json.remove("num_key_value_heads");
+    json.insert("num_attention_heads".to_owned(), json!(16));
+    assert_eq!(read(&json).unwrap().n_kv_heads, 8);
+    // A type that is not known is not asked.
+    read(&with("llama", "model_type", json!("llama-of-someone"))).unwrap();
+}
+
+/// As Python's `json` reads it. What is not read may be any number.
+#[test]
+fn config_json_may_have_nan_infinity_and_keys_twice() {
+    let text = Value::Object(config_json("llama")).to_string();
+    let read_text = |text: &str| {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("config.json"), text).unwrap();
+        model_dir::load_config(dir.path())
+    };
+    let odd = text.replacen(
+        '{',
+        "{\"hidden_size\": 8, \"time_step_limit\": [0.0, Infinity], \"x\": -Infinity, \"y\": NaN,",
+        1,
+    );
+    assert_eq!(read_text(&odd).unwrap(), read(&config_json("llama")).unwrap());
+    let error = read_text(&text.replace("0.001", "Infinity")).unwrap_err().to_string();
+    assert!(error.contains("`rms_norm_eps` must be a number, got \"Infinity\""), "{error}");
+    assert!(read_text(&text.replace("0.001", "infinity")).unwrap_err().to_string().contains("is not a JSON object"));
 }
 
 #[test]
@@ -393,9 +423,8 @@ fn unsupported_rope_parameters_are_rejected_by_name() {
     };
     let refused = [
         ("llama", json!({ "rope_type": "longrope" }), "`original_max_position_embeddings` is missing"),
-        ("llama", json!({ "rope_type": "default", "short_factor": [1.0] }), "short_factor"),
+        ("qwen2", json!({ "rope_type": "mrope", "mrope_section": [1, 1, 2] }), "rope_type"),
         ("llama", json!({ "rope_type": "proportional" }), "rope_type"),
-        ("llama", json!({ "mrope_section": [1, 2] }), "mrope_section"),
         ("llama", json!({ "partial_rotary_factor": 0.5 }), "partial_rotary_factor"),
         ("llama", json!({ "rope_type": "linear" }), "factor"),
         ("llama", json!({ "rope_type": "linear", "factor": "2" }), "factor"),
@@ -415,6 +444,52 @@ fn unsupported_rope_parameters_are_rejected_by_name() {
     let per_layer = json!({ "full_attention": { "rope_type": "default" } });
     let error = read(&with("llama", "rope_parameters", per_layer)).unwrap_err().to_string();
     assert!(error.contains("`full_attention`"), "{error}");
+}
+
+/// Keys that the type of scaling does not have; transformers only warns about them.
+#[test]
+fn rope_keys_that_transformers_passes_over_change_nothing() {
+    for (case, extra) in [
+        // DeepSeek-R1-0528-Qwen3-8B.
+        ("rope-yarn", json!({ "attn_factor": 0.8782488562869419, "extrapolation_factor": 1.0 })),
+        // The text part of Qwen 2 VL.
+        ("qwen2", json!({ "mrope_section": [1, 1, 2], "mrope_interleaved": true })),
+        ("llama", json!({ "factor": 4.0, "short_factor": [1.0], "original_max_position_embeddings": 7 })),
+        ("rope-linear", json!({ "beta_fast": 32, "original_max_position_embeddings": 7 })),
+        ("rope-dynamic", json!({ "alpha": 1000.0 })),
+        ("rope-llama3", json!({ "attention_factor": 3.0 })),
+        ("phi3-longrope", json!({ "short_mscale": 1.1, "long_mscale": 1.2 })),
+    ] {
+        let mut json = config_json(case);
+        let nested = json["rope_parameters"].as_object_mut().unwrap();
+        nested.extend(extra.as_object().unwrap().clone());
+        assert_eq!(read(&json).unwrap(), read(&config_json(case)).unwrap(), "{case}, {extra}");
+        // Under the older key too.
+        let nested = json.remove("rope_parameters").unwrap();
+        json.insert("rope_scaling".to_owned(), nested);
+        assert_eq!(read(&json).unwrap(), read(&config_json(case)).unwrap(), "{case}, {extra}");
+    }
+    for nothing in [json!(false), json!(0), json!(""), json!([]), json!({}), Value::Null] {
+        assert_eq!(read(&with("llama", "rope_scaling", nothing)).unwrap(), read(&config_json("llama")).unwrap());
+    }
+    assert!(read(&with("llama", "rope_scaling", json!(true))).unwrap_err().to_string().contains("`rope_scaling`"));
+}
+
+/// In Python, `null` in place of a default is false.
+#[test]
+fn null_yarn_truncate_is_false() {
+    let truncates = |value: Option<Value>| {
+        let mut json = config_json("rope-yarn");
+        let nested = json["rope_parameters"].as_object_mut().unwrap();
+        nested.remove("truncate");
+        nested.extend(value.map(|value| ("truncate".to_owned(), value)));
+        match read(&json).unwrap().positions {
+            Positions::Rope(Rope { scaling: RopeScaling::Yarn { truncate, .. }, .. }) => truncate,
+            _ => unreachable!(),
+        }
+    };
+    assert!(truncates(None) && truncates(Some(json!(true))));
+    assert!(!truncates(Some(Value::Null)) && !truncates(Some(json!(false))));
 }
 
 /// The layers without rotary positions by their interval, and the windows that follow from them.

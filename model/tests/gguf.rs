@@ -335,8 +335,14 @@ fn gguf_sampling_keys_become_sampling_defaults() {
         stored,
         serde_json::json!({ "temperature": 0.6, "top_k": 2, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1, "do_sample": true })
     );
-    refused(&["`top_p`", "1.5"], |file| file.set("general.sampling.top_p", f32_value(1.5)));
-    refused(&["`temperature` must be a number"], |file| file.set("general.sampling.temp", text_value("hot")));
+    // Values that are out of range, or no numbers, are left out.
+    let mut file = File::valid();
+    file.set("general.sampling.top_p", f32_value(1.5));
+    file.set("general.sampling.min_p", f32_value(f32::INFINITY));
+    file.set("general.sampling.temp", text_value("hot"));
+    file.set("general.sampling.top_k", u32_value(7));
+    let advised = model_dir::load(&Damaged::new(&file.bytes()).path(), &options(None)).unwrap().sampling_defaults;
+    assert_eq!(advised, SamplingParams { top_k: 7, ..SamplingParams::default() });
 }
 
 #[test]
@@ -400,6 +406,38 @@ fn malformed_gguf_tensor_infos_are_rejected() {
     refused(&["rope_freqs.weight", "factors other than"], |file| file.add("rope_freqs.weight", &[8]));
 }
 
+/// What other converters write: a value for each layer, flags as numbers, -1 for a token that there is not.
+#[test]
+fn gguf_metadata_in_other_notations_are_read() {
+    let plain = File::valid();
+    let open = |file: &File| model_dir::load(&Damaged::new(&file.bytes()).path(), &options(None)).unwrap();
+    let expected = open(&plain);
+    let u8_value = |number: u8| [&0u32.to_le_bytes()[..], &[number]].concat();
+    let i32_value = |number: i32| [5u32.to_le_bytes(), number.to_le_bytes()].concat();
+    let mut file = plain.clone();
+    let head_count = 2u32;
+    for kind in [4, 5] {
+        file.set("llama.attention.head_count", list_value(kind, 1, &head_count.to_le_bytes()));
+        file.set("llama.attention.head_count_kv", list_value(kind, 2, &head_count.to_le_bytes().repeat(2)));
+    }
+    file.set("llama.attention.causal", u8_value(1));
+    file.set("llama.expert_count", list_value(4, 2, &[0; 8]));
+    file.set("tokenizer.ggml.add_bos_token", u8_value(0));
+    file.set("tokenizer.ggml.padding_token_id", i32_value(-1));
+    file.set("tokenizer.ggml.unknown_token_id", u32_value(u32::MAX));
+    file.set("tokenizer.ggml.token_type", list_value(0, 4, &[1, 1, 1, 3]));
+    let found = open(&file);
+    assert_eq!(found.gpt.config(), expected.gpt.config());
+    assert_eq!((found.tokenizer.pad(), found.tokenizer.unk()), (None, None));
+    refused(&["`llama.attention.causal`"], |file| file.set("llama.attention.causal", u8_value(0)));
+    refused(&["`tokenizer.ggml.add_bos_token` must be true or false"], |file| {
+        file.set("tokenizer.ggml.add_bos_token", u8_value(2));
+    });
+    refused(&["`tokenizer.ggml.padding_token_id`"], |file| {
+        file.set("tokenizer.ggml.padding_token_id", i32_value(-2));
+    });
+}
+
 #[test]
 fn invalid_gguf_model_metadata_is_rejected() {
     refused(&["architecture `mamba` is not supported", "`qwen3`"], |file| {
@@ -419,8 +457,8 @@ fn invalid_gguf_model_metadata_is_rejected() {
         file.set("llama.expert_count", u32_value(8));
     });
     refused(&["`llama.logit_scale` is 2"], |file| file.set("llama.logit_scale", f32_value(2.0)));
-    refused(&["`llama.feed_forward_length` must be a whole number", "a list of 1"], |file| {
-        file.set("llama.feed_forward_length", list_value(4, 1, &[32, 0, 0, 0]));
+    refused(&["`llama.feed_forward_length` must be a whole number", "a list of 2"], |file| {
+        file.set("llama.feed_forward_length", list_value(4, 2, &[32, 0, 0, 0, 33, 0, 0, 0]));
     });
     refused(&["`llama.rope.scaling.type` is \"spiral\"", "yarn, longrope"], |file| {
         file.set("llama.rope.scaling.type", text_value("spiral"));

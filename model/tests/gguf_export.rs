@@ -12,6 +12,7 @@ use hearth_model::{
     gpt::Gpt,
     ops::Dtype,
     partial_file::PartialFile,
+    pooling::OwnPooling,
     sampling::SamplingParams,
     tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
     weights::{
@@ -77,6 +78,7 @@ fn model(case: &str) -> LoadedModel {
         chat_template: Some(ChatTemplate::new(TEMPLATE, Path::new("template")).unwrap()),
         eos_token_ids: vec![5],
         sampling_defaults: SamplingParams::default(),
+        own_pooling: OwnPooling::Unstated,
     }
 }
 
@@ -296,6 +298,7 @@ fn gguf_export_keeps_quantized_blocks_unchanged() {
             chat_template: None,
             eos_token_ids: vec![5],
             sampling_defaults: SamplingParams::default(),
+            own_pooling: OwnPooling::Unstated,
         };
         for asked in [None, Some(dtype)] {
             let path = dir.path().join(format!("{name}-{}", asked.is_some()));

@@ -354,12 +354,12 @@ fn shard_index_with_invalid_file_names_or_tensors_is_rejected() {
     let dir = Dir::copy("llama-sharded");
     let index: Value = serde_json::from_slice(&fs::read(dir.path(INDEX)).unwrap()).unwrap();
     let name = "model.embed_tokens.weight";
-    let outside = ["../model.safetensors", "/etc/passwd", "sub/model.safetensors", "..", ".", "", "./a/../../b"];
+    let outside = ["../model.safetensors", "/etc/passwd", "sub/../../model.safetensors", "..", ".", "", "./a/../../b"];
     for file in outside.into_iter().map(Value::from).chain([json!(1), Value::Null, json!(["a"])]) {
         let mut index = index.clone();
         index["weight_map"][name] = file;
         dir.write(INDEX, index.to_string());
-        dir.assert_rejected(&[INDEX, name, "is not a plain file name"]);
+        dir.assert_rejected(&[INDEX, name, "is not the path of a file in its folder"]);
     }
     let mut dotted = index.clone();
     dotted["weight_map"][name] = json!(format!("./{}", index["weight_map"][name].as_str().unwrap()));
@@ -369,14 +369,14 @@ fn shard_index_with_invalid_file_names_or_tensors_is_rejected() {
     missing["weight_map"][name] = json!("model-00009-of-00005.safetensors");
     dir.write(INDEX, missing.to_string());
     dir.assert_rejected(&["model-00009-of-00005.safetensors"]);
-    // A tensor that no shard holds, and one that two hold.
+    // Tensors that no shard holds.
     let mut unheld = index.clone();
     unheld["weight_map"]["no.such.tensor"] = index["weight_map"][name].clone();
     dir.write(INDEX, unheld.to_string());
     dir.assert_rejected(&[INDEX, "no.such.tensor", "does not have it"]);
     fs::copy(dir.path("model-00001-of-00005.safetensors"), dir.path("model-00002-of-00005.safetensors")).unwrap();
     dir.write(INDEX, index.to_string());
-    dir.assert_rejected(&["is also in"]);
+    dir.assert_rejected(&[INDEX, "`model-00002-of-00005.safetensors`, which does not have it"]);
     for text in ["", "[]", "{}", "{\"weight_map\": []}"] {
         dir.write(INDEX, text);
         dir.assert_rejected(&[INDEX]);
@@ -412,17 +412,14 @@ fn tokenizer_json(ids: &[u32]) -> String {
 }
 
 #[test]
-fn tokenizer_that_is_empty_or_beyond_the_vocabulary_is_rejected() {
+fn tokenizer_that_is_empty_or_has_a_huge_id_is_rejected() {
     let dir = Dir::copy("llama");
     let open = || model_dir::load(dir.0.path(), &LoadOptions { device: Device::flex(), dtype: None });
     dir.write("tokenizer.json", tokenizer_json(&[0, 1, 60]));
     assert_eq!(open().unwrap().gpt.config().vocab_size, 61);
-    // Two tokens, one of which has an id beyond the vocabulary.
-    for beyond in [61, 1_000_000, u32::MAX] {
-        dir.write("tokenizer.json", tokenizer_json(&[0, beyond]));
-        let error = open().map(drop).unwrap_err().to_string();
-        assert!(error.contains("tokenizer.json"), "{error}");
-    }
+    dir.write("tokenizer.json", tokenizer_json(&[0, u32::MAX]));
+    let error = open().map(drop).unwrap_err().to_string();
+    assert!(error.contains("tokenizer.json"), "{error}");
     dir.write("tokenizer.json", tokenizer_json(&[]).replace("\"t0\"", "\"\""));
     let error = open().map(drop).unwrap_err().to_string();
     assert!(error.contains("tokenizer.json") && error.contains("has no tokens"), "{error}");
@@ -450,8 +447,9 @@ fn eos_token_ids_outside_the_vocabulary_are_dropped_with_a_warning() {
     assert_eq!(ids, [7]);
     assert!(warning.contains("[-1, 4294967298]"), "{warning}");
     for wrong in [json!("</s>"), json!(1.5), json!([1, null]), json!({ "id": 1 }), json!([[1]])] {
-        let error = open(json!(5), wrong).unwrap_err();
-        assert!(error.contains("generation_config.json") && error.contains("`eos_token_id`"), "{error}");
+        let (ids, warning) = open(json!(5), wrong).unwrap();
+        assert_eq!(ids, [5]);
+        assert!(warning.contains("generation_config.json") && warning.contains("`eos_token_id`"), "{warning}");
     }
 }
 

@@ -374,3 +374,61 @@ fn prefix_cache_page_is_unregistered_when_written_again() {
     drop(table);
     assert_eq!(pool.n_free(), 4);
 }
+
+/// A model whose keys have biases of several hundred in a quarter of their dimensions, as Qwen 2.5's have; or none.
+fn with_key_biases(largest: f32) -> Gpt {
+    let sizes = Sizes { max_seq_len: 256, n_layers: 4, d_model: 64, d_ff: 128, ..sizes() };
+    let rope = Positions::Rope(Rope::new(1e6, 32));
+    let config = GptConfig { qkv_bias: true, head_dim: 32, positions: rope, ..GptConfig::llama(sizes) };
+    let fresh = Gpt::init(&config, 7, &Device::flex()).unwrap();
+    let mut params = std::collections::HashMap::new();
+    fresh
+        .read_params(&mut |path, data| {
+            let mut values = data.as_slice::<f32>().unwrap().to_vec();
+            if path.ends_with("qkv.bias") {
+                let keys = &mut values[config.q_width()..][..config.kv_width()];
+                for (at, bias) in keys.iter_mut().enumerate().filter(|(at, _)| (8..16).contains(&(at % 32))) {
+                    *bias = largest * (at as f32 * 1.7).sin();
+                }
+            } else if !path.contains("norm") {
+                values.iter_mut().for_each(|value| *value *= 7.0);
+            }
+            params.insert(path.to_owned(), burn::tensor::TensorData::new(values, data.shape().clone()));
+            Ok(())
+        })
+        .unwrap();
+    let dtype = hearth_model::ops::Dtype::F32;
+    Gpt::from_params(&config, dtype, &Device::flex(), &mut |spec| Ok(params[&spec.path].clone())).unwrap()
+}
+
+/// The log-probabilities of the tokens of a text with a cache of `dtype`.
+fn text_logprobs(gpt: &Gpt, dtype: KvDtype) -> Vec<f32> {
+    let ids: Vec<TokenId> = (0..200).map(|n| (n * 31 + n * n * 7) % VOCAB as TokenId).collect();
+    let mut cache = KvCache::for_model(gpt, ids.len().div_ceil(PAGE_SIZE), dtype).unwrap();
+    let mut table = cache.table();
+    let step = cache.step(&mut [StepPart::new(&mut table, ids.len())]).unwrap();
+    let hidden = gpt.forward(token_tensor(gpt, &ids), AttentionContext::Paged(step));
+    let logits: Vec<f32> = gpt.logits(hidden).into_data().try_into_vec().unwrap();
+    let logprob = |(row, &id): (&[f32], &TokenId)| {
+        let largest = row.iter().copied().fold(f32::MIN, f32::max);
+        row[id as usize] - largest - row.iter().map(|logit| (logit - largest).exp()).sum::<f32>().ln()
+    };
+    logits.chunks_exact(VOCAB).zip(&ids[1..]).map(logprob).collect()
+}
+
+#[test]
+fn q8_cache_keeps_log_probabilities_whatever_biases_the_keys_have() {
+    for (largest, expected) in [(0.0, KvDtype::Q8), (1.0, KvDtype::Q8), (12.0, KvDtype::F16), (400.0, KvDtype::F32)] {
+        let gpt = with_key_biases(largest);
+        assert_eq!(gpt.kv_dtypes(KvDtype::Q8).unwrap(), [expected; 4], "{largest}");
+        let (exact, rounded) = (text_logprobs(&gpt, KvDtype::F32), text_logprobs(&gpt, KvDtype::Q8));
+        let change = exact.iter().zip(&rounded).map(|(a, b)| (a - b).abs()).sum::<f32>() / exact.len() as f32;
+        assert!(change < 0.03, "biases up to {largest}: {change}");
+        let of_layer = 2 * gpt.config().n_layers;
+        let n_bytes = [2 * (32 + 4), 2 * 2 * 32, 2 * 4 * 32]
+            [[KvDtype::Q8, KvDtype::F16, KvDtype::F32].iter().position(|dtype| *dtype == expected).unwrap()];
+        assert_eq!(gpt.kv_bytes_per_token(KvDtype::Q8).unwrap(), of_layer * n_bytes);
+    }
+    // Other dtypes are as asked for.
+    assert_eq!(with_key_biases(400.0).kv_dtypes(KvDtype::F16).unwrap(), [KvDtype::F16; 4]);
+}

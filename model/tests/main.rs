@@ -14,6 +14,7 @@ mod hub_models;
 mod kv_cache;
 mod long_rope;
 mod model_runner;
+mod passed_over;
 mod quantized;
 mod rope_mutations;
 mod sampling;

@@ -24,7 +24,7 @@ struct Twins {
 impl Twins {
     fn new(name: &'static str, config: &GptConfig, kv_dtype: KvDtype, device: &Device) -> Self {
         let gpt = Gpt::init(config, 3, device).unwrap();
-        let mut runners = [0, 1].map(|_| ModelRunner::new(gpt.clone(), 64, kv_dtype));
+        let mut runners = [0, 1].map(|_| ModelRunner::new(gpt.clone(), 64, kv_dtype).unwrap());
         runners[0].capture_steps();
         Self { runners, tables: [Vec::new(), Vec::new()], n_steps: 0, name }
     }

@@ -16,6 +16,7 @@ use hearth_model::{
     digest::Digest,
     hub::Download,
     tokenizer::{EncodeOptions, Tokenizer},
+    weights::model_dir,
 };
 use rayon::prelude::*;
 
@@ -270,7 +271,7 @@ impl OpenTokenizer {
     /// # Errors
     /// A file is missing or broken.
     pub fn open(dir: &Path) -> Result<OpenTokenizer> {
-        let tokenizer = Tokenizer::from_dir(dir)
+        let tokenizer = model_dir::load_tokenizer(dir)
             .with_context(|| format!("cannot open the tokenizer `{}`", dir.display()))
             .map_err(with_tokenizer_hint)?;
         let mut files = Vec::new();

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::{DEFAULT, Sources, TOOL_USE};
 use crate::{
     error::{Error, Result},
-    regular_file,
+    python_json, regular_file,
     tokenizer::TOKENIZER_CONFIG_FILE,
 };
 
@@ -47,7 +47,7 @@ pub(super) fn find(dir: &Path) -> Result<Option<(Sources, PathBuf)>> {
     }
     let path = dir.join(TOKENIZER_CONFIG_FILE);
     let Some(json) = read(&path)? else { return Ok(None) };
-    let config: ConfigJson = serde_json::from_str(&json).map_err(|error| {
+    let config: ConfigJson = python_json::parse(json.as_bytes()).map_err(|error| {
         Error::file(&path, format!("has an invalid chat template: {error}"))
             .with_hint("`chat_template` must be a string or a list of objects with `name` and `template`")
     })?;

@@ -268,7 +268,7 @@ mod tests {
     impl Twins {
         fn new(config: &GptConfig, device: &Device) -> Self {
             let gpt = Gpt::init(config, 1, device).unwrap();
-            let mut runners = [0, 1].map(|_| ModelRunner::new(gpt.clone(), 8, KvDtype::F32));
+            let mut runners = [0, 1].map(|_| ModelRunner::new(gpt.clone(), 8, KvDtype::F32).unwrap());
             runners[0].capture_steps();
             let tables = runners.each_ref().map(|runner| runner.cache().table());
             Self { runners, tables }
@@ -331,7 +331,7 @@ mod tests {
             Sizes { vocab_size: 97, max_seq_len: 64, n_layers: 1, n_heads: 2, n_kv_heads: 2, d_model: 16, d_ff: 16 };
         let gpt = Gpt::init(&GptConfig::llama(sizes), 1, &device).unwrap();
         for (n_rows, n_graphs) in [(MAX_ROWS, 1), (MAX_ROWS + 1, 0)] {
-            let mut runner = ModelRunner::new(gpt.clone(), n_rows, KvDtype::F32);
+            let mut runner = ModelRunner::new(gpt.clone(), n_rows, KvDtype::F32).unwrap();
             runner.capture_steps();
             let mut tables: Vec<_> = (0..n_rows).map(|_| runner.cache().table()).collect();
             for id in 0..4 {

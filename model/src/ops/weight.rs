@@ -1,6 +1,6 @@
 //! A matrix of the model, stored in the layout of the device's kernels.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use burn::{
     module::{Module, Param},
@@ -211,6 +211,18 @@ impl Weight {
             #[cfg(feature = "gpu")]
             Self::OnGpu(weight) => Ok(TensorData::new(weight.matrix.read()?, weight.matrix.dims())),
         }
+    }
+
+    /// Some rows of the matrix, one after the other, as f32.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub(crate) fn read_rows(&self, rows: Range<usize>) -> Result<Vec<f32>> {
+        if let Self::Packed(packed) = self {
+            return Ok(rows.flat_map(|row| packed.panels.row(row)).collect());
+        }
+        let [_, d_in] = self.dims();
+        Ok(to_f32(self.read()?)?[rows.start * d_in..rows.end * d_in].to_vec())
     }
 
     /// Reads the quantized blocks off the device; `None` if the weight is not quantized. K-quants are converted: see

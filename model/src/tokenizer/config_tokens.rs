@@ -122,6 +122,17 @@ impl ConfigJson {
         }
     }
 
+    /// Takes the usual roles that it does not state from `defaults`.
+    pub(super) fn or_roles_of(self, defaults: Self) -> Self {
+        Self {
+            bos_token: self.bos_token.or(defaults.bos_token),
+            eos_token: self.eos_token.or(defaults.eos_token),
+            pad_token: self.pad_token.or(defaults.pad_token),
+            unk_token: self.unk_token.or(defaults.unk_token),
+            ..self
+        }
+    }
+
     /// The token with this role.
     pub(super) fn token(&self, role: &str) -> Option<&str> {
         let token = match role {

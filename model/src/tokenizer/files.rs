@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, io, path::Path, sync::Arc};
 
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 use tokenizers::AddedToken;
 
@@ -10,12 +10,13 @@ use super::{
     EncodeOptions, Inner, Roles, SpecialToken, Tokenizer, checks,
     config_tokens::{self, AddedTokenJson, ConfigJson},
     pieces::{Decoder, DecoderJson, Entry, PieceTable},
+    tekken::{self, TEKKEN_FILE},
     windows,
 };
 use crate::{
     TokenId,
     error::{Error, Result},
-    panics, regular_file,
+    panics, python_json, regular_file,
 };
 
 /// The file with vocabulary and tokenization rules.
@@ -54,7 +55,14 @@ struct ModelJson {
 
 pub(super) fn read_dir(dir: &Path) -> Result<Tokenizer> {
     let path = dir.join(TOKENIZER_FILE);
-    let tokenizer_json = regular_file::read(&path).map_err(|error| unreadable(dir, error))?;
+    let tekken_path = dir.join(TEKKEN_FILE);
+    let (tokenizer_json, of_tekken) = match regular_file::read(&path) {
+        Err(Error::Io { reason, .. }) if reason.kind() == io::ErrorKind::NotFound && tekken_path.is_file() => {
+            let [tokenizer, config] = tekken::read(&tekken_path)?;
+            (tokenizer, parse_json(&config, &tekken_path)?)
+        }
+        read => (read.map_err(|error| unreadable(dir, error))?, ConfigJson::default()),
+    };
     let config = |name: &str| {
         let path = dir.join(name);
         match regular_file::read(&path) {
@@ -63,7 +71,7 @@ pub(super) fn read_dir(dir: &Path) -> Result<Tokenizer> {
             Err(error) => Err(error),
         }
     };
-    let config = config(TOKENIZER_CONFIG_FILE)?.with_map(config(SPECIAL_TOKENS_MAP_FILE)?);
+    let config = config(TOKENIZER_CONFIG_FILE)?.with_map(config(SPECIAL_TOKENS_MAP_FILE)?).or_roles_of(of_tekken);
     build(&tokenizer_json, &config, &path)
 }
 
@@ -118,7 +126,7 @@ fn build(tokenizer_json: &[u8], config: &ConfigJson, origin: &Path) -> Result<To
         model_unk,
         library,
     };
-    let tokenizer = Tokenizer { inner: Arc::new(inner), longest_word: usize::MAX };
+    let tokenizer = Tokenizer { inner: Arc::new(inner), longest_word: usize::MAX, n_known: usize::MAX };
     probe(&tokenizer, origin)?;
     Ok(tokenizer)
 }
@@ -187,9 +195,9 @@ fn set_prefix(stage: &mut Value, prefix: bool) {
     stages.into_iter().flatten().for_each(|stage| set_prefix(stage, prefix));
 }
 
-fn parse_json<'a, T: Deserialize<'a>>(bytes: &'a [u8], path: &Path) -> Result<T> {
+fn parse_json<T: DeserializeOwned>(bytes: &[u8], path: &Path) -> Result<T> {
     regular_file::refuse_lfs_pointer(path, bytes)?;
-    serde_json::from_slice(bytes).map_err(|error| {
+    python_json::parse(bytes).map_err(|error| {
         if error.is_data() {
             return unsupported(path, error.to_string());
         }

@@ -250,6 +250,17 @@ fn strip(text: &str, character: char, start: usize, stop: usize) -> String {
     text.to_owned()
 }
 
+/// GPT-2's byte alphabet: the character of each byte.
+pub(super) fn byte_alphabet() -> [char; 256] {
+    let mut alphabet = ['\0'; 256];
+    for character in '!'..='\u{143}' {
+        if let Some(byte) = byte_of(character) {
+            alphabet[usize::from(byte)] = character;
+        }
+    }
+    alphabet
+}
+
 /// Undoes GPT-2's byte alphabet; `None` if a character is not one of its 256.
 fn byte_level(token: &str) -> Option<Vec<u8>> {
     token.chars().map(byte_of).collect()

@@ -4,6 +4,7 @@ use std::{fmt, path::Path};
 
 use serde_json::{Map, Value};
 
+use super::passed_over::PassedOver;
 use crate::error::{Error, Result};
 
 /// The only value that a key may have.
@@ -15,18 +16,19 @@ pub(super) enum Fixed {
     Number(f64),
     /// This string.
     Text(&'static str),
-    /// `null`, `false`, 0, or an empty list or object.
+    /// `null`, `false`, 0, or an empty string, list or object.
     Nothing,
 }
 
 impl Fixed {
     fn is(self, value: &Value) -> bool {
         match (self, value) {
-            (Self::Flag(flag), Value::Bool(value)) => flag == *value,
+            (Self::Flag(flag), value) => flag_of(value) == Some(flag),
             (Self::Number(number), Value::Number(value)) => value.as_f64() == Some(number),
             (Self::Text(text), Value::String(value)) => text == value,
             (Self::Nothing, Value::Bool(value)) => !value,
             (Self::Nothing, Value::Number(value)) => value.as_f64() == Some(0.0),
+            (Self::Nothing, Value::String(value)) => value.is_empty(),
             (Self::Nothing, Value::Array(value)) => value.is_empty(),
             (Self::Nothing, Value::Object(value)) => value.is_empty(),
             _ => false,
@@ -45,6 +47,15 @@ impl fmt::Display for Fixed {
     }
 }
 
+/// True or false, also as a one or a zero.
+fn flag_of(value: &Value) -> Option<bool> {
+    match value.as_u64() {
+        Some(0) => Some(false),
+        Some(1) => Some(true),
+        _ => value.as_bool(),
+    }
+}
+
 /// An object of a JSON file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fields<'a> {
@@ -53,11 +64,25 @@ pub(super) struct Fields<'a> {
     path: &'a Path,
     /// The prefix of keys in the file, for messages.
     prefix: &'a str,
+    /// Takes notes of what cannot change the numbers, if someone wants them.
+    passed_over: Option<&'a PassedOver>,
 }
 
 impl<'a> Fields<'a> {
     pub(super) fn new(map: &'a Map<String, Value>, path: &'a Path) -> Self {
-        Self { map, path, prefix: "" }
+        Self { map, path, prefix: "", passed_over: None }
+    }
+
+    /// The same fields. What is passed over in them is noted in `passed_over`.
+    pub(super) fn noting(self, passed_over: &'a PassedOver) -> Self {
+        Self { passed_over: Some(passed_over), ..self }
+    }
+
+    /// Passes over something that cannot change the numbers; `what` is a clause that says what.
+    pub(super) fn pass_over(&self, what: impl FnOnce() -> String) {
+        if let Some(passed_over) = self.passed_over {
+            passed_over.note(what());
+        }
     }
 
     /// The same fields, if their keys have `prefix` in the file.
@@ -74,7 +99,13 @@ impl<'a> Fields<'a> {
     pub(super) fn object(&self, key: &str) -> Result<Option<Fields<'a>>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let map = value.as_object().ok_or_else(|| self.wrong(key, "an object", value))?;
-        Ok(Some(Fields { map, path: self.path, prefix: "" }))
+        Ok(Some(Fields { map, prefix: "", ..*self }))
+    }
+
+    /// The object under `key`, if present. As in Python, `false`, 0 and what is empty count as none.
+    pub(super) fn object_if_true(&self, key: &str) -> Result<Option<Fields<'a>>> {
+        let is_nothing = self.get(key).is_some_and(|value| Fixed::Nothing.is(value));
+        if is_nothing { Ok(None) } else { self.object(key) }
     }
 
     /// A copy of the object.
@@ -87,17 +118,13 @@ impl<'a> Fields<'a> {
         self.map.contains_key(key)
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.map.is_empty()
-    }
-
     pub(super) fn keys(&self) -> impl Iterator<Item = &'a str> {
         self.map.keys().map(String::as_str)
     }
 
     /// Another object of the same file.
     pub(super) fn within<'b>(&'b self, map: &'b Map<String, Value>) -> Fields<'b> {
-        Fields { map, path: self.path, prefix: "" }
+        Fields { map, prefix: "", ..*self }
     }
 
     pub(super) fn size_or(&self, key: &str, default: usize) -> Result<usize> {
@@ -125,15 +152,10 @@ impl<'a> Fields<'a> {
         numbers.ok_or_else(|| self.wrong(key, "a list of numbers", value))
     }
 
-    /// For each of at least `n_layers` layers, a one or a zero, if present.
+    /// For each of at least `n_layers` layers, true or false (or a one or a zero), if present.
     pub(super) fn layer_flags(&self, key: &str, n_layers: usize) -> Result<Option<Vec<bool>>> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        let flag = |value: &Value| match value.as_u64() {
-            Some(0) => Some(false),
-            Some(1) => Some(true),
-            _ => None,
-        };
-        let flags = value.as_array().and_then(|list| list.iter().map(flag).collect::<Option<Vec<_>>>());
+        let flags = value.as_array().and_then(|list| list.iter().map(flag_of).collect::<Option<Vec<_>>>());
         flags.filter(|flags| flags.len() >= n_layers).map(Some).ok_or_else(|| {
             self.unsupported(key, value, &format!("a list with 0 or 1 for each of the {n_layers} layers"))
         })
@@ -158,7 +180,7 @@ impl<'a> Fields<'a> {
 
     pub(super) fn flag_or(&self, key: &str, default: bool) -> Result<bool> {
         let Some(value) = self.get(key) else { return Ok(default) };
-        value.as_bool().ok_or_else(|| self.wrong(key, "true or false", value))
+        flag_of(value).ok_or_else(|| self.wrong(key, "true or false", value))
     }
 
     pub(super) fn text_or(&self, key: &str, default: &'a str) -> Result<&'a str> {
@@ -189,6 +211,11 @@ impl<'a> Fields<'a> {
     /// The error for a value that is not `expected`.
     pub(super) fn wrong(&self, key: &str, expected: &str, found: &Value) -> Error {
         self.invalid(key, format!("must be {expected}, got {found}"))
+    }
+
+    /// An error about the file as a whole.
+    pub(super) fn error(&self, what: impl Into<String>) -> Error {
+        Error::file(self.path, what)
     }
 
     /// The error for an invalid value; `what` continues the sentence that begins with the field.

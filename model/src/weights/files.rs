@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     ops::Deref,
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
     str::FromStr,
 };
 
@@ -14,6 +14,7 @@ use serde_json::Value;
 use super::{
     element_type::ElementType,
     layout::{INDEX_FILE, WEIGHTS_FILE},
+    passed_over::shown,
     tensor_table::{StoredTensor, TensorTable, ValueKind},
 };
 use crate::{
@@ -156,6 +157,7 @@ impl TensorFiles {
         let files = listed_files(dir)?;
         let shards = files.keys().map(|file| Shard::open(&dir.join(file))).collect::<Result<_>>()?;
         let opened = Self { shards };
+        opened.log_superseded();
         let table = opened.table()?;
         for (file, tensors) in files {
             if let Some(missing) = tensors.iter().find(|tensor| table.get(tensor).is_none()) {
@@ -176,17 +178,34 @@ impl TensorFiles {
         Ok(Self { shards: vec![Shard::new(path, FileBytes::Embedded(bytes))?] })
     }
 
-    /// All tensors by name.
+    /// Says in the log which tensors are in several files.
+    fn log_superseded(&self) {
+        let mut files: BTreeMap<&str, Vec<&Path>> = BTreeMap::new();
+        for tensor in self.shards.iter().flat_map(Shard::tensors) {
+            files.entry(tensor.name).or_default().push(tensor.path);
+        }
+        files.retain(|_, files| files.len() > 1);
+        if let Some(last) = files.values().flatten().max() {
+            let names = shown(files.keys().copied().collect());
+            tracing::warn!(
+                "`{}`: as in transformers, tensors of earlier files are superseded: {names}",
+                last.display()
+            );
+        }
+    }
+
+    /// All tensors by name. As in transformers, a tensor that is in several files is that of the last file, by name.
     ///
     /// # Errors
-    /// [`Error::Tensor`] if a name occurs twice.
+    /// [`Error::Tensor`] if a name occurs twice in a file.
     pub(super) fn table(&self) -> Result<TensorTable<'_>> {
         let path = self.shards.first().map_or(Path::new(WEIGHTS_FILE), |shard| &shard.path);
         let maps = self.shards.iter().filter_map(|shard| match &shard.bytes {
             FileBytes::Mapped(map) => Some(map),
             FileBytes::Embedded(_) => None,
         });
-        TensorTable::new(path, maps.collect(), ASKED_BY, self.shards.iter().flat_map(Shard::tensors))
+        let tensors = self.shards.iter().flat_map(Shard::tensors).map(|tensor| (tensor.name, tensor));
+        TensorTable::new(path, maps.collect(), ASKED_BY, tensors.collect::<HashMap<_, _>>().into_values())
     }
 }
 
@@ -210,16 +229,18 @@ fn listed_files(dir: &Path) -> Result<BTreeMap<String, Vec<String>>> {
 
 /// The index of sharded weights at `path`: the tensors of each file.
 pub(super) fn read_index(path: &Path) -> Result<BTreeMap<String, Vec<String>>> {
-    let json: Value = serde_json::from_slice(&regular_file::read(path)?)
-        .map_err(|error| Error::file(path, format!("is not JSON: {error}")))?;
-    let weight_map = json["weight_map"].as_object().ok_or_else(|| Error::file(path, "has no object `weight_map`"))?;
+    let json = regular_file::read_json_object(path)?;
+    let weight_map = json.get("weight_map").and_then(Value::as_object);
+    let weight_map = weight_map.ok_or_else(|| Error::file(path, "has no object `weight_map`"))?;
     let mut files: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (tensor, file) in weight_map {
-        let name = file.as_str().map(|name| name.strip_prefix("./").unwrap_or(name));
-        let file = name.filter(|name| is_plain_name(name)).ok_or_else(|| {
-            Error::file(path, format!("maps tensor `{tensor}` to {file}, which is not a plain file name"))
+        let name = file.as_str().and_then(path_inside).ok_or_else(|| {
+            Error::file(
+                path,
+                format!("maps tensor `{tensor}` to {file}, which is not the path of a file in its folder"),
+            )
         })?;
-        files.entry(file.to_owned()).or_default().push(tensor.clone());
+        files.entry(name).or_default().push(tensor.clone());
     }
     Ok(files)
 }
@@ -276,8 +297,13 @@ fn check_ends(path: &Path, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Whether `name` is a file name without folders.
-fn is_plain_name(name: &str) -> bool {
-    let mut components = Path::new(name).components();
-    matches!((components.next(), components.next()), (Some(std::path::Component::Normal(_)), None))
+/// `path` as a path of names alone, with `/`, which cannot lead out of the folder that it is relative to.
+pub(super) fn path_inside(path: &str) -> Option<String> {
+    let names = Path::new(path).components().filter(|component| *component != Component::CurDir);
+    let names = names.map(|component| match component {
+        Component::Normal(name) => name.to_str(),
+        _ => None,
+    });
+    let names = names.collect::<Option<Vec<_>>>()?;
+    (!names.is_empty()).then(|| names.join("/"))
 }

@@ -26,24 +26,30 @@ pub(super) enum HfSchema {
 }
 
 impl HfSchema {
-    /// The schema that `config.json` at `path` names.
-    pub(super) fn of(config: &Map<String, Value>, path: &Path) -> Result<Self> {
+    /// The schema that the fields of `config.json` name. As in `AutoModelForCausalLM` of transformers, a known `model_type`
+    /// decides, whatever name the class has, unless that is the name of a model for something else than text.
+    pub(super) fn of(config: &Fields<'_>) -> Result<Self> {
         let class = config.get("architectures").and_then(|classes| classes[0].as_str());
         let model_type = config.get("model_type").and_then(Value::as_str);
         if class == Some(OWN_CLASS) || (class.is_none() && model_type == Some(OWN_MODEL_TYPE)) {
             return Ok(Self::Own);
         }
-        let known = ARCHITECTURES.iter().find(|known| match class {
-            Some(class) => known.class == class,
-            None => model_type == Some(known.model_type),
-        });
-        known.map(Self::Class).ok_or_else(|| {
+        let is_for_text = class.is_none_or(|class| !class.contains("For") || class.contains("ForCausalLM"));
+        let by_type = ARCHITECTURES.iter().find(|known| model_type == Some(known.model_type)).filter(|_| is_for_text);
+        let by_class = || ARCHITECTURES.iter().find(|known| class == Some(known.class));
+        if let (Some(class), Some(known)) = (class, by_type)
+            && class != known.class
+        {
+            let (model_type, of_type) = (known.model_type, known.class);
+            config.pass_over(|| format!("`architectures` is `{class}`, but `model_type` {model_type} is `{of_type}`"));
+        }
+        by_type.or_else(by_class).map(Self::Class).ok_or_else(|| {
             let what = match (class, model_type) {
                 (Some(class), _) => format!("architecture `{class}` is not supported"),
                 (None, Some(model_type)) => format!("model type `{model_type}` is not supported"),
                 (None, None) => "has neither `architectures` nor `model_type`".to_owned(),
             };
-            Error::file(path, what).with_hint(format!("supported are {}", known_architectures().join(", ")))
+            config.error(what).with_hint(format!("supported are {}", known_architectures().join(", ")))
         })
     }
 
@@ -80,27 +86,26 @@ impl HfSchema {
         }
     }
 
-    /// Reads the architecture from `config.json`.
-    pub(super) fn read_config(self, config: &Map<String, Value>, path: &Path) -> Result<GptConfig> {
+    /// Reads the architecture from the fields of `config.json`.
+    pub(super) fn read_config(self, config: &Fields<'_>) -> Result<GptConfig> {
         let read = match self {
-            Self::Class(architecture) => architecture.read(&Fields::new(config, path))?,
+            Self::Class(architecture) => architecture.read(config)?,
             Self::Own => {
-                let own = config.iter().filter(|(key, _)| !SHARED_KEYS.contains(&key.as_str()));
-                let own: Map<_, _> = own.map(|(key, value)| (key.clone(), value.clone())).collect();
-                serde_json::from_value(Value::Object(own)).map_err(|error| Error::file(path, error.to_string()))?
+                let mut own = config.to_map();
+                own.retain(|key, _| !SHARED_KEYS.contains(&key.as_str()));
+                serde_json::from_value(Value::Object(own)).map_err(|error| config.error(error.to_string()))?
             }
         };
         read.validate()
-            .map_err(|error| Error::file(path, error.to_string()).with_hint(self.name_of(&error, &read, config)))?;
+            .map_err(|error| config.error(error.to_string()).with_hint(self.name_of(&error, &read, config)))?;
         Ok(read)
     }
 
     /// A hint with the file's name of the field in `error`, if it is another name.
-    fn name_of(self, error: &Error, config: &GptConfig, file: &Map<String, Value>) -> String {
+    fn name_of(self, error: &Error, config: &GptConfig, file: &Fields<'_>) -> String {
         let (Self::Class(architecture), Error::Config { field, .. }) = (self, error) else { return String::new() };
         let keys = architecture.keys_of(field, config);
-        let keys: Vec<_> =
-            keys.iter().filter(|key| **key != **field && file.contains_key(*key)).map(String::as_str).collect();
+        let keys: Vec<_> = keys.iter().filter(|key| **key != **field && file.has(key)).map(String::as_str).collect();
         if keys.is_empty() { String::new() } else { format!("it is set by `{}`", keys.join("`, `")) }
     }
 
@@ -108,7 +113,7 @@ impl HfSchema {
     pub(super) fn tensor_names(self) -> TensorNames {
         match self {
             Self::Class(architecture) => architecture.tensor_names(),
-            Self::Own => TensorNames { class: OWN_CLASS, rows: None, base_prefix: "", ignored: &[] },
+            Self::Own => TensorNames { class: OWN_CLASS, rows: None, base_prefix: "" },
         }
     }
 }

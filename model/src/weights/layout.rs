@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
+use super::own_pooling::{MODULES_FILE, POOLING_FILE};
 use crate::{
     chat,
-    tokenizer::{TOKENIZER_CONFIG_FILE, TOKENIZER_FILE},
+    tokenizer::{TEKKEN_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE},
 };
 
 /// The configuration, in the keys of its class.
@@ -17,8 +18,9 @@ pub(super) const WEIGHTS_FILE: &str = "model.safetensors";
 pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// What a model dir may have beside its configuration and its weights.
-pub(super) const BESIDE_WEIGHTS: [&str; 9] = [
+pub(super) const BESIDE_WEIGHTS: [&str; 12] = [
     TOKENIZER_FILE,
+    TEKKEN_FILE,
     TOKENIZER_CONFIG_FILE,
     "special_tokens_map.json",
     "added_tokens.json",
@@ -27,6 +29,8 @@ pub(super) const BESIDE_WEIGHTS: [&str; 9] = [
     chat::DEFAULT_FILE,
     chat::TOOL_USE_FILE,
     GENERATION_FILE,
+    MODULES_FILE,
+    POOLING_FILE,
 ];
 
 /// The name of shard `number` of `n_shards`, counted from 0.

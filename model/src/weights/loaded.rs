@@ -4,13 +4,9 @@ use std::path::Path;
 
 use burn::tensor::Device;
 
+use super::passed_over::shown;
 use crate::{
-    TokenId,
-    chat::ChatTemplate,
-    error::{Error, Result},
-    gpt::Gpt,
-    ops::Dtype,
-    sampling::SamplingParams,
+    TokenId, chat::ChatTemplate, gpt::Gpt, ops::Dtype, pooling::OwnPooling, sampling::SamplingParams,
     tokenizer::Tokenizer,
 };
 
@@ -49,16 +45,25 @@ pub struct LoadedModel {
     pub eos_token_ids: Vec<TokenId>,
     /// Sampling parameters from `generation_config.json` or a GGUF file; others are neutral.
     pub sampling_defaults: SamplingParams,
+    /// How the files say that texts become vectors.
+    pub own_pooling: OwnPooling,
 }
 
 impl LoadedModel {
-    /// Rejects a tokenizer with more tokens than the model has. `path` is the tokenizer's file.
-    pub(super) fn checked(self, path: &Path) -> Result<Self> {
-        let (n_tokens, vocab_size) = (self.tokenizer.vocab_size(), self.gpt.config().vocab_size);
-        if n_tokens <= vocab_size {
-            return Ok(self);
+    /// With a tokenizer that knows the size of the model's vocabulary. `path` is the tokenizer's file.
+    pub(super) fn with_known_vocabulary(mut self, path: &Path) -> Self {
+        let vocab_size = self.gpt.config().vocab_size;
+        let beyond = vocab_size..self.tokenizer.vocab_size();
+        let names: Vec<_> = beyond.filter_map(|id| self.tokenizer.token(id as TokenId)).collect();
+        if !names.is_empty() {
+            tracing::warn!(
+                "`{}`: {} tokens are beyond the model's `vocab_size` of {vocab_size}, so texts with them are rejected: {}",
+                path.display(),
+                names.len(),
+                shown(names.iter().map(String::as_str).collect())
+            );
         }
-        Err(Error::file(path, format!("has {n_tokens} tokens, but the model's `vocab_size` is {vocab_size}"))
-            .with_hint("tokenizer and weights belong to different models"))
+        self.tokenizer = self.tokenizer.for_vocabulary(vocab_size);
+        self
     }
 }

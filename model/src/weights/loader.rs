@@ -9,6 +9,7 @@ use rayon::prelude::*;
 use super::{
     element_type::ElementType,
     files::{minima_of, scales_of},
+    passed_over::{is_no_parameter, shown},
     row_order::RowOrder,
     tensor_names::{Part, TensorNames},
     tensor_table::{StoredTensor, TensorTable},
@@ -59,13 +60,19 @@ pub(super) fn load(table: &TensorTable<'_>, plan: &LoadPlan<'_>) -> Result<Gpt> 
         );
     }
     let is_surplus =
-        |tensor: &&StoredTensor<'_>| !loader.used.contains(tensor.name) && !names.is_ignored(tensor.name, config);
-    match table.iter().filter(is_surplus).min_by_key(|tensor| tensor.name) {
-        None => Ok(gpt),
-        Some(surplus) => Err(surplus
+        |tensor: &&StoredTensor<'_>| !loader.used.contains(tensor.name) && names.tied_copy(config) != Some(tensor.name);
+    let (no_parameters, parameters): (Vec<_>, Vec<_>) =
+        table.iter().filter(is_surplus).partition(|tensor| is_no_parameter(tensor));
+    if let Some(surplus) = parameters.iter().min_by_key(|tensor| tensor.name) {
+        return Err(surplus
             .error(format!("is not part of `{}` as {} describes it", names.class, table.asked_by()))
-            .with_hint("without this tensor the model would give wrong results, so it is rejected")),
+            .with_hint("without this tensor the model would give wrong results, so it is rejected"));
     }
+    if !no_parameters.is_empty() {
+        let names = shown(no_parameters.iter().map(|tensor| tensor.name).collect());
+        tracing::info!("`{}`: passed over, because they are no parameters: {names}", table.path().display());
+    }
+    Ok(gpt)
 }
 
 struct Loader<'t, 'a> {
@@ -108,6 +115,12 @@ impl<'t, 'a> Loader<'t, 'a> {
         self.table.get(name).or_else(|| self.table.get(short))
     }
 
+    /// The output matrix, if `spec` is the embedding, the two are tied, and the files have it.
+    fn tied_head(&self, spec: &ParamSpec) -> Option<&'t StoredTensor<'a>> {
+        let name = self.plan.names.tied_copy(self.plan.config).filter(|_| spec.path == "embed.weight");
+        name.and_then(|name| self.get(name))
+    }
+
     /// A matrix of Hearth's own blocks: its numbers, and its scales and minima, which are tensors of their own.
     fn quantized(&mut self, numbers: &'t StoredTensor<'a>, dims: [usize; 2]) -> Result<ParamData<'t>> {
         let scales = self.table.require(&scales_of(numbers.name))?;
@@ -130,7 +143,8 @@ impl<'t, 'a> Loader<'t, 'a> {
     /// The tensors of a parameter. All shapes are checked before anything is allocated.
     fn stored(&mut self, spec: &ParamSpec, parts: Vec<Part>) -> Result<StoredParam<'t, 'a>> {
         let find = |part: &Part| {
-            let tensor = self.get(&part.name).ok_or_else(|| self.table.missing(&part.name))?;
+            let tensor = self.get(&part.name).or_else(|| self.tied_head(spec));
+            let tensor = tensor.ok_or_else(|| self.table.missing(&part.name))?;
             tensor.require_shape(&part.shape(spec))?;
             Ok(tensor)
         };

@@ -14,6 +14,8 @@ mod layout;
 mod loaded;
 mod loader;
 pub mod model_dir;
+mod own_pooling;
+mod passed_over;
 pub mod repository;
 mod row_order;
 mod save;

@@ -21,6 +21,8 @@ use super::{
     hf::{self, HfSchema},
     layout::{BESIDE_WEIGHTS, CONFIG_FILE, GENERATION_FILE, WEIGHTS_FILE},
     loader::{self, LoadPlan},
+    own_pooling,
+    passed_over::PassedOver,
     save::save_params,
     staged_dir::{StagedDir, read_whole},
 };
@@ -37,6 +39,7 @@ use crate::{
     gpt::Gpt,
     lora::LoraValues,
     ops::Dtype,
+    pooling::OwnPooling,
     regular_file::{self, parse_json_object, read_json_object},
     tokenizer::{TOKENIZER_FILE, Tokenizer},
 };
@@ -97,7 +100,7 @@ fn load_adapted(dir: &Path, options: &LoadOptions) -> Result<LoadedModel> {
     if dir.join(TOKENIZER_FILE).exists() {
         loaded.tokenizer = Tokenizer::from_dir(dir)?;
         loaded.chat_template = ChatTemplate::from_dir(dir)?.or(loaded.chat_template);
-        return loaded.checked(&dir.join(TOKENIZER_FILE));
+        return Ok(loaded.with_known_vocabulary(&dir.join(TOKENIZER_FILE)));
     }
     Ok(loaded)
 }
@@ -124,7 +127,11 @@ pub fn is_quantized(dir: &Path) -> Result<bool> {
 
 /// Loads a model with an adapter added to its matrices.
 fn load_merged(dir: &Path, options: &LoadOptions, merged: Option<&LoraValues>) -> Result<LoadedModel> {
-    open(dir, |path| gguf::load(path, options, merged)?.checked(path), |dir| load_dir(dir, options, merged))
+    open(
+        dir,
+        |path| Ok(gguf::load(path, options, merged)?.with_known_vocabulary(path)),
+        |dir| load_dir(dir, options, merged),
+    )
 }
 
 fn load_dir(dir: &Path, options: &LoadOptions, merged: Option<&LoraValues>) -> Result<LoadedModel> {
@@ -132,7 +139,9 @@ fn load_dir(dir: &Path, options: &LoadOptions, merged: Option<&LoraValues>) -> R
     let tokenizer = Tokenizer::from_dir(dir)?;
     let chat_template = ChatTemplate::from_dir(dir)?;
     let files = [load_generation_json(dir)?, (dir.join(CONFIG_FILE), config_json)];
-    loaded(gpt, tokenizer, chat_template, &files)?.checked(&dir.join(TOKENIZER_FILE))
+    let own_pooling = own_pooling::of_dir(dir)?;
+    let loaded = LoadedModel { own_pooling, ..loaded(gpt, tokenizer, chat_template, &files)? };
+    Ok(loaded.with_known_vocabulary(&dir.join(TOKENIZER_FILE)))
 }
 
 /// The model with its end-of-sequence tokens and sampling defaults; `files` are `generation_config.json` and `config.json`.
@@ -143,9 +152,10 @@ fn loaded(
     files: &[(PathBuf, Map<String, Value>); 2],
 ) -> Result<LoadedModel> {
     let (generation_path, generation) = &files[0];
-    let sampling_defaults = sampling_defaults(generation, generation_path, gpt.config().vocab_size)?;
+    let sampling_defaults = sampling_defaults(generation, generation_path, gpt.config().vocab_size);
     let eos_token_ids = eos_token_ids(files, gpt.config().vocab_size, &tokenizer)?;
-    Ok(LoadedModel { gpt, tokenizer, chat_template, eos_token_ids, sampling_defaults })
+    let own_pooling = OwnPooling::Unstated;
+    Ok(LoadedModel { gpt, tokenizer, chat_template, eos_token_ids, sampling_defaults, own_pooling })
 }
 
 /// A model dir embedded in a program: the contents of its files.
@@ -182,7 +192,7 @@ pub fn load_embedded(dir: &EmbeddedDir, options: &LoadOptions) -> Result<LoadedM
     let generation_path = name.join(GENERATION_FILE);
     let generation = parse_json_object(&generation_path, dir.generation_config)?;
     let files = [(generation_path, generation), (config_path, config_json)];
-    loaded(gpt, tokenizer, Some(chat_template), &files)?.checked(&name.join(TOKENIZER_FILE))
+    Ok(loaded(gpt, tokenizer, Some(chat_template), &files)?.with_known_vocabulary(&name.join(TOKENIZER_FILE)))
 }
 
 /// The configuration of an embedded model dir.
@@ -192,7 +202,7 @@ pub fn load_embedded(dir: &EmbeddedDir, options: &LoadOptions) -> Result<LoadedM
 pub fn load_embedded_config(dir: &EmbeddedDir) -> Result<GptConfig> {
     let path = Path::new(dir.name).join(CONFIG_FILE);
     let json = parse_json_object(&path, dir.config)?;
-    HfSchema::of(&json, &path)?.read_config(&json, &path)
+    Ok(schema_and_config(&Fields::new(&json, &path))?.1)
 }
 
 /// The end-of-sequence tokens of the first file that lists some, and the tokenizer's `eos`: models that were tuned on chats
@@ -207,7 +217,10 @@ fn eos_token_ids(
 ) -> Result<Vec<TokenId>> {
     let mut listed = Vec::new();
     for (path, json) in files {
-        let named = Fields::new(json, path).whole_numbers(EOS)?;
+        let named = Fields::new(json, path).whole_numbers(EOS).unwrap_or_else(|error| {
+            tracing::warn!("{error}: ignored");
+            Vec::new()
+        });
         let id = |number: i64| TokenId::try_from(number).ok().filter(|&id| (id as usize) < vocab_size);
         let (known, unknown): (Vec<_>, Vec<_>) = named.into_iter().partition(|&number| id(number).is_some());
         if !unknown.is_empty() {
@@ -265,6 +278,12 @@ fn load_gpt_and_config(
     Ok((gpt, json))
 }
 
+/// What the fields of `config.json` describe.
+fn schema_and_config(fields: &Fields<'_>) -> Result<(HfSchema, GptConfig)> {
+    let schema = HfSchema::of(fields)?;
+    Ok((schema, schema.read_config(fields)?))
+}
+
 /// Whether `path` exists.
 ///
 /// # Errors
@@ -288,8 +307,9 @@ fn build(
     options: &LoadOptions,
     merged: Option<&LoraValues>,
 ) -> Result<Gpt> {
-    let schema = HfSchema::of(config_json, path)?;
-    let config = schema.read_config(config_json, path)?;
+    let passed_over = PassedOver::default();
+    let (schema, config) = schema_and_config(&Fields::new(config_json, path).noting(&passed_over))?;
+    passed_over.log(path);
     let stored = hf::stored_dtype(config_json, path)?;
     if let (Some(stored), Some(asked)) = (stored, options.dtype)
         && stored != asked
@@ -317,7 +337,14 @@ fn build(
 /// # Errors
 /// As [`load`].
 pub fn load_tokenizer(dir: &Path) -> Result<Tokenizer> {
-    open(dir, gguf::load_tokenizer, Tokenizer::from_dir)
+    open(dir, gguf::load_tokenizer, |dir| {
+        let tokenizer = Tokenizer::from_dir(dir)?;
+        // A folder may have a tokenizer alone, or a model that Hearth does not open.
+        Ok(match load_config(dir) {
+            Ok(config) => tokenizer.for_vocabulary(config.vocab_size),
+            Err(_) => tokenizer,
+        })
+    })
 }
 
 /// Loads what the model dir `dir`, or a GGUF file, holds beside the model: tokenizer, chat template, and the tokens that end
@@ -328,7 +355,7 @@ pub fn load_tokenizer(dir: &Path) -> Result<Tokenizer> {
 pub fn load_text(dir: &Path) -> Result<LoadedText> {
     open(dir, gguf::load_text, |dir| {
         let vocab_size = load_config(dir)?.vocab_size;
-        let tokenizer = Tokenizer::from_dir(dir)?;
+        let tokenizer = Tokenizer::from_dir(dir)?.for_vocabulary(vocab_size);
         let eos_token_ids = read_eos_token_ids(dir, vocab_size, &tokenizer)?;
         Ok(LoadedText { chat_template: ChatTemplate::from_dir(dir)?, tokenizer, eos_token_ids })
     })
@@ -366,7 +393,7 @@ pub fn load_config(dir: &Path) -> Result<GptConfig> {
         return gguf::load_config(dir);
     }
     let (json, path) = load_config_json(dir)?;
-    HfSchema::of(&json, &path)?.read_config(&json, &path)
+    Ok(schema_and_config(&Fields::new(&json, &path))?.1)
 }
 
 /// The quantized dtype of the model dir `dir`, if `config.json` has one. `None` for GGUF files, which have a type per
@@ -391,7 +418,7 @@ pub fn load_stored_dtype(dir: &Path) -> Result<Option<Dtype>> {
 pub fn load_class(dir: &Path) -> Result<&'static str> {
     let dir = &*model_of(dir);
     let (json, path) = load_config_json(dir)?;
-    Ok(HfSchema::of(&json, &path)?.class())
+    Ok(HfSchema::of(&Fields::new(&json, &path))?.class())
 }
 
 /// `config.json` and its path.

@@ -6,7 +6,11 @@ use super::{
     files,
     layout::{BESIDE_WEIGHTS, CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE},
 };
-use crate::{byte_size::ByteSize, error::Result, tokenizer::TOKENIZER_FILE};
+use crate::{
+    byte_size::ByteSize,
+    error::Result,
+    tokenizer::{TEKKEN_FILE, TOKENIZER_FILE},
+};
 
 /// At most this many GGUF files are shown in a message.
 const MAX_SHOWN: usize = 40;
@@ -97,13 +101,15 @@ pub fn choices<'a>(files: &[RepositoryFile<'a>]) -> Vec<(String, Vec<&'a str>)> 
 
 /// The files beside weights, such as the tokenizer's.
 pub fn beside_weights(files: &[RepositoryFile<'_>]) -> Vec<String> {
-    let found = files.iter().filter(|file| BESIDE_WEIGHTS.contains(&file.path));
+    // Mistral's file is not read beside the other one.
+    let is_read = |path: &str| path != TEKKEN_FILE || files.iter().all(|file| file.path != TOKENIZER_FILE);
+    let found = files.iter().filter(|file| BESIDE_WEIGHTS.contains(&file.path) && is_read(file.path));
     found.map(|file| file.path.to_owned()).collect()
 }
 
 /// Whether the files include a tokenizer, without which a model dir cannot be used.
 pub fn has_tokenizer(paths: &[String]) -> bool {
-    paths.iter().any(|path| path == TOKENIZER_FILE)
+    paths.iter().any(|path| path == TOKENIZER_FILE || path == TEKKEN_FILE)
 }
 
 /// The shards that the index of sharded weights at `path` names.

@@ -124,8 +124,6 @@ pub(super) struct TensorNames {
     pub(super) rows: Option<&'static [&'static [NameRow]]>,
     /// Names may come without this prefix: that is how base models were saved.
     pub(super) base_prefix: &'static str,
-    /// Endings of tensors that old versions saved and that hold no parameters.
-    pub(super) ignored: &'static [&'static str],
 }
 
 /// A range of a parameter's rows, and the tensor that holds it.
@@ -181,18 +179,13 @@ impl TensorNames {
         })
     }
 
-    /// The name of the tensor that holds tied embeddings a second time, in files that have it.
+    /// The name of the output matrix, if it is the embedding. Files may have it a second time under this name, or only under it.
     pub(super) fn tied_copy(&self, config: &GptConfig) -> Option<&'static str> {
         let head = |row: &NameRow| match row.tensors {
             Tensors::One((name, _)) if row.path == "lm_head.weight" => Some(name),
             _ => None,
         };
         self.rows?.iter().copied().flatten().find_map(head).filter(|_| config.tie_embeddings)
-    }
-
-    /// Whether the files may have this tensor although it is no parameter.
-    pub(super) fn is_ignored(&self, tensor: &str, config: &GptConfig) -> bool {
-        self.tied_copy(config) == Some(tensor) || self.ignored.iter().any(|ending| tensor.ends_with(ending))
     }
 }
 

@@ -10,7 +10,7 @@ use axum::{
 };
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use hearth_model::{
-    pooling::{Pooling, VectorScale},
+    pooling::{OwnPooling, Pooling, VectorScale},
     tokenizer::EncodeOptions,
 };
 use schemars::JsonSchema;
@@ -52,6 +52,9 @@ struct EmbeddingRequest {
     encode: EncodeOptions,
     /// Settings that all texts share; `prompt_ids` is empty.
     parts: RequestParts,
+    /// `None`: the model's own.
+    pooling: Option<Pooling>,
+    scale: VectorScale,
     truncation: Option<Truncation>,
     format: Format,
     dimensions: Option<usize>,
@@ -172,7 +175,7 @@ impl EmbeddingRequest {
         }
         let formats = [("float", Format::Numbers), ("base64", Format::Base64)];
         let format = fields.one_of_or("encoding_format", &formats, Format::Numbers)?;
-        let pooling = fields.one_of_or("pooling", &Pooling::ALL, Pooling::default())?;
+        let pooling = fields.one_of("pooling", &Pooling::ALL)?;
         let scale = if fields.flag_or("normalize", true)? { VectorScale::Unit } else { VectorScale::AsIs };
         let add_special_tokens = fields.flag_or("add_special_tokens", true)?;
         Ok(Self {
@@ -180,12 +183,13 @@ impl EmbeddingRequest {
             sources,
             encode: EncodeOptions { add_special_tokens, ..EncodeOptions::PROMPT },
             parts: RequestParts {
-                strategy: Strategy::Embed { pooling, scale },
                 tenant: fields.sender().tenant,
                 priority: generation::priority(fields)?,
                 deadline: generation::deadline(fields)?,
                 ..RequestParts::default()
             },
+            pooling,
+            scale,
             truncation: prompt::truncation(fields)?,
             format,
             dimensions: fields.count("dimensions", 1..=usize::MAX)?,
@@ -200,6 +204,11 @@ impl EmbeddingRequest {
             let allowed = format!("{d_model}, the length of the model's vectors");
             return Err(must_be("dimensions", &allowed, &json!(dimensions)));
         }
+        let pooling = match self.pooling {
+            Some(pooling) => pooling,
+            None => own_pooling(model)?,
+        };
+        let strategy = Strategy::Embed { pooling, scale: self.scale };
         let mut n_cut = 0;
         let requests = self.sources.into_iter().map(|source| {
             if self.truncation.is_none() {
@@ -208,11 +217,26 @@ impl EmbeddingRequest {
             let token_ids = source.encode("input", &model.tokenizer, self.encode)?;
             let prompt = Prompt::cut(token_ids, self.truncation, [0, model.limits.max_seq_len]);
             n_cut += prompt.n_cut;
-            let parts = RequestParts { prompt_ids: prompt.ids, ..self.parts.clone() };
+            let parts = RequestParts { prompt_ids: prompt.ids, strategy, ..self.parts.clone() };
             Ok(EngineRequest::new(parts, &model.limits)?)
         });
         let requests = requests.collect::<Result<_, ApiError>>()?;
         Ok((requests, n_cut))
+    }
+}
+
+/// The pooling that the files of the model say, or the mean if they say nothing.
+fn own_pooling(model: &ServedModel) -> Result<Pooling, ApiError> {
+    match &model.own_pooling {
+        OwnPooling::Unstated => Ok(Pooling::default()),
+        OwnPooling::As(pooling) => Ok(*pooling),
+        OwnPooling::Unsupported(what) => {
+            let message = format!(
+                "the model's own way of making vectors is not supported: {what}\nhint: with `pooling`, hidden states are \
+                 combined in another way than the model was trained for"
+            );
+            Err(ApiError::invalid("pooling", message))
+        }
     }
 }
 

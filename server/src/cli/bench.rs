@@ -209,7 +209,7 @@ fn require_memory(
     n_tokens: usize,
 ) -> anyhow::Result<()> {
     let config = gpt.config();
-    let kv_bytes = n_tokens.next_multiple_of(PAGE_SIZE) as u128 * kv_dtype.bytes_per_token(config) as u128;
+    let kv_bytes = n_tokens.next_multiple_of(PAGE_SIZE) as u128 * gpt.kv_bytes_per_token(kv_dtype)? as u128;
     let logit_bytes = (config.vocab_size * size_of::<f32>()) as u128;
     let n_bytes = n_sequences as u128 * (kv_bytes + logit_bytes);
     let required = memory::require(n_bytes, memory::available_on(&gpt.device()));
@@ -286,7 +286,7 @@ fn prefill(gpt: &Gpt, kv_dtype: KvDtype, n_tokens: usize, n_runs: usize) -> anyh
     let prompt = token_ids(gpt, 0, n_tokens);
     let mut best = f64::INFINITY;
     for _ in 0..n_runs {
-        let mut runner = ModelRunner::new(gpt.clone(), n_tokens.div_ceil(PAGE_SIZE), kv_dtype);
+        let mut runner = ModelRunner::new(gpt.clone(), n_tokens.div_ceil(PAGE_SIZE), kv_dtype)?;
         let mut tables = [runner.cache().table()];
         let start = Instant::now();
         step(&mut runner, (&mut tables, &[]), &[&prompt])?;
@@ -314,7 +314,7 @@ fn decode(
     (batch, adapters): (usize, &[Arc<LoadedAdapter>]),
 ) -> anyhow::Result<Measured> {
     let n_pages = batch * (args.prompt + args.steps + 1).div_ceil(PAGE_SIZE);
-    let mut runner = ModelRunner::new(gpt.clone(), n_pages, kv_dtype);
+    let mut runner = ModelRunner::new(gpt.clone(), n_pages, kv_dtype)?;
     if !args.enforce_eager {
         runner.capture_steps();
     }
@@ -355,7 +355,7 @@ fn decode(
     Ok(Measured {
         job,
         tok_per_sec: (args.steps * batch) as f64 / best,
-        kv_bytes_per_step: Some(n_keys * kv_dtype.bytes_per_token(gpt.config())),
+        kv_bytes_per_step: Some(n_keys * gpt.kv_bytes_per_token(kv_dtype)?),
         launches_per_step: is_gpu.then_some(n_launches),
         captured_launches_per_step: is_gpu.then_some(n_launches.saturating_sub(n_uncaptured)),
         read_back_bytes_per_step: is_gpu.then_some(n_read_bytes),

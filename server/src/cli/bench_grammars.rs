@@ -206,7 +206,7 @@ impl Text<'_> {
     fn write(&self, mut constraint: Constraint, timing: Timing) -> anyhow::Result<Times> {
         let prompt_ids = self.tokenizer.encode(PROMPT, EncodeOptions::PROMPT)?;
         let n_pages = (prompt_ids.len() + MAX_TOKENS).div_ceil(PAGE_SIZE);
-        let mut cache = KvCache::new(self.gpt.config(), n_pages, self.kv_dtype, &self.gpt.device());
+        let mut cache = KvCache::for_model(self.gpt, n_pages, self.kv_dtype)?;
         let mut table = cache.table();
         let mut sampler = Sampler::new(SamplingParams { seed: self.seed, ..SamplingParams::default() }, 0, &prompt_ids);
         let mut times = Times::default();

@@ -170,7 +170,7 @@ mod tests {
             let sizes =
                 Sizes { vocab_size, max_seq_len: 512, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 64, d_ff: 96 };
             let gpt = Gpt::init(&GptConfig::llama(sizes), 1, &device).unwrap();
-            check_warm_up(BatchRunner::new(ModelRunner::new(gpt, 80, *kv_dtype)));
+            check_warm_up(BatchRunner::new(ModelRunner::new(gpt, 80, *kv_dtype).unwrap()));
         }
     }
 

@@ -49,7 +49,7 @@ use std::{
 
 use hearth_model::{
     TokenId, chat::ChatTemplate, config::GptConfig, constraint::GrammarCompiler, inspect::Inspector, ops::KvDtype,
-    sampling::SamplingParams, tokenizer::Tokenizer,
+    pooling::OwnPooling, sampling::SamplingParams, tokenizer::Tokenizer,
 };
 use tokio::sync::watch;
 
@@ -162,6 +162,8 @@ pub struct ServedModel {
     pub eos_token_ids: Vec<TokenId>,
     /// Defaults of sampling parameters.
     pub sampling_defaults: SamplingParams,
+    /// How the model's files say that texts become vectors.
+    pub own_pooling: OwnPooling,
     /// A fingerprint of what affects answers, except the weights: the version, the architecture, dtypes, the precision and
     /// the device. If it changes, the same seeds may give other answers.
     pub fingerprint: String,

@@ -141,10 +141,10 @@ pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
     let adapters = Adapters::new(options.adapters.clone(), &config, class, &loaded.gpt.device())?;
     let available = memory::available_on(&loaded.gpt.device());
     let kv_dtype = kv_dtype(&loaded, options)?;
-    let mut bytes_per_token = kv_dtype.bytes_per_token(&config);
+    let mut bytes_per_token = loaded.gpt.kv_bytes_per_token(kv_dtype)?;
     if let (Speculation::DraftModel { .. }, Some(draft)) = (options.speculation, &draft) {
         // The draft model's cache has room for as many tokens.
-        bytes_per_token += self::kv_dtype(draft, options)?.bytes_per_token(draft.gpt.config());
+        bytes_per_token += draft.gpt.kv_bytes_per_token(self::kv_dtype(draft, options)?)?;
     }
     let n_tokens = match options.kv_cache_tokens {
         Some(n_tokens) => {
@@ -182,8 +182,9 @@ pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
         grammars: OnceLock::new(),
         default_breakers: OnceLock::new(),
         sampling_defaults: loaded.sampling_defaults,
+        own_pooling: loaded.own_pooling,
     };
-    let mut runner = BatchRunner::new(ModelRunner::new(loaded.gpt, n_pages, kv_dtype));
+    let mut runner = BatchRunner::new(ModelRunner::new(loaded.gpt, n_pages, kv_dtype)?);
     runner.warm_up(limits.max_batch_tokens, options.enforce_eager)?;
     // Returns memory that loading used to the system.
     ops::give_back_memory();
@@ -224,7 +225,7 @@ fn speculator(
                 ));
             }
             let (max_seq_len, kv_dtype) = (draft.gpt.config().max_seq_len, kv_dtype(&draft, options)?);
-            let mut runner = BatchRunner::new(ModelRunner::new(draft.gpt, n_pages, kv_dtype));
+            let mut runner = BatchRunner::new(ModelRunner::new(draft.gpt, n_pages, kv_dtype)?);
             runner.warm_up(options.max_batch_tokens, options.enforce_eager)?;
             Ok(Some(Speculator::by_draft_model(runner, max_seq_len, n_tokens)))
         }

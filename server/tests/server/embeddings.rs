@@ -10,7 +10,7 @@ use hearth_model::{
     gpt::Gpt,
     kv_cache::{KvCache, StepPart},
     ops::KvDtype,
-    pooling::{Pooling, VectorScale},
+    pooling::{OwnPooling, Pooling, VectorScale},
     sampling::SamplingParams,
     tokenizer::EncodeOptions,
     weights::model_dir::{LoadOptions, LoadedModel, load, load_embedded},
@@ -156,6 +156,26 @@ async fn embeddings_have_the_openai_shape_and_match_the_model() {
     assert!(metric(&server.engine, "prompt_tokens_total") > 4.0);
     assert_eq!(metric(&server.engine, "generation_tokens_total"), 0.0);
     assert_eq!(metric(&server.engine, "prefix_cache_queries_total"), 0.0, "every position is wanted");
+}
+
+/// Unless the request chooses.
+#[tokio::test]
+async fn embeddings_are_pooled_as_the_files_of_the_model_say() {
+    let server_of = |own_pooling: OwnPooling| {
+        let model = move || Ok(LoadedModel { own_pooling, ..support::model() });
+        Server::trusting_templates(Engine::start(model, OPTIONS).unwrap())
+    };
+    let plain = Server::start();
+    for (name, pooling) in POOLINGS {
+        let chosen = embed(&plain, json!({ "input": "the hand", "pooling": name })).await;
+        let own = embed(&server_of(OwnPooling::As(pooling)), json!({ "input": "the hand" })).await;
+        assert_eq!(own["data"], chosen["data"], "{name}");
+    }
+    let server = server_of(OwnPooling::Unsupported("`modules.json` has the module `Dense`".to_owned()));
+    let answer = server.post_to(PATH, json!({ "input": "x" }).to_string()).await;
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+    assert!(answer.error().contains("is not supported: `modules.json` has the module `Dense`"), "{}", answer.error());
+    embed(&server, json!({ "input": "x", "pooling": "mean" })).await;
 }
 
 #[tokio::test]

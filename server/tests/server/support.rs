@@ -12,6 +12,7 @@ use hearth_model::{
     config::{GptConfig, Sizes},
     gpt::{Gpt, Init},
     ops::Dtype,
+    pooling::OwnPooling,
     sampling::SamplingParams,
     tokenizer::Tokenizer,
     weights::model_dir::LoadedModel,
@@ -169,6 +170,7 @@ pub(crate) fn model() -> LoadedModel {
         chat_template: Some(chat_template),
         eos_token_ids: vec![EOS],
         sampling_defaults: SamplingParams::default(),
+        own_pooling: OwnPooling::Unstated,
     }
 }
 

@@ -133,12 +133,12 @@ impl Generator {
     /// fails.
     pub fn generate(&self, tasks: &[GenerationTask], progress: &mut dyn FnMut(usize)) -> Result<Vec<Generated>> {
         tasks.iter().try_for_each(|task| self.check(task))?;
-        let page_bytes = PAGE_SIZE * self.kv_dtype.bytes_per_token(self.gpt.config());
+        let page_bytes = PAGE_SIZE * self.gpt.kv_bytes_per_token(self.kv_dtype)?;
         let largest = tasks.iter().map(pages_of).max().unwrap_or(0);
         let all: usize = tasks.iter().map(pages_of).sum();
         // Room for the largest text in any case.
         let n_pages = all.min((CACHE_BYTES / page_bytes.max(1)).max(largest));
-        let mut runner = ModelRunner::new(self.gpt.clone(), n_pages.max(1), self.kv_dtype);
+        let mut runner = ModelRunner::new(self.gpt.clone(), n_pages.max(1), self.kv_dtype)?;
         runner.capture_steps();
         let mut generated = vec![Generated::default(); tasks.len()];
         let (mut running, mut next, mut n_done): (Vec<Running<'_>>, usize, usize) = (Vec::new(), 0, 0);

@@ -85,11 +85,12 @@ impl Dataset {
     /// Opens the tokenizer.
     ///
     /// # Errors
-    /// Those of [`Tokenizer::from_dir`], and a vocabulary size that differs from the manifest's.
+    /// Those of [`Tokenizer::from_dir`], and fewer tokens than the manifest has.
     pub fn open_tokenizer(&self) -> Result<Tokenizer> {
         let dir = self.tokenizer_dir();
-        let tokenizer = Tokenizer::from_dir(&dir)?;
-        let (found, expected) = (tokenizer.vocab_size(), self.manifest.vocab_size);
+        let expected = self.manifest.vocab_size;
+        let tokenizer = Tokenizer::from_dir(&dir)?.for_vocabulary(expected);
+        let found = tokenizer.vocab_size();
         ensure!(
             found == expected,
             "the tokenizer `{}` has {found} tokens, but `{}` expects {expected}\nhint: prepare the data again",

@@ -43,8 +43,6 @@ pub(super) struct Architecture {
     names: &'static [&'static [NameRow]],
     /// See [`TensorNames`].
     base_prefix: &'static str,
-    /// See [`TensorNames`].
-    ignored: &'static [&'static str],
 }
 
 impl Architecture {
@@ -91,8 +89,8 @@ impl Architecture {
 
     /// How the files name their tensors.
     pub(super) fn tensor_names(&self) -> TensorNames {
-        let Self { class, names, base_prefix, ignored, .. } = *self;
-        TensorNames { class, rows: Some(names), base_prefix, ignored }
+        let Self { class, names, base_prefix, .. } = *self;
+        TensorNames { class, rows: Some(names), base_prefix }
     }
 
     fn write_rows(&self, config: &GptConfig) -> Map<String, Value> {

@@ -91,28 +91,26 @@ const LONG_ROPE: &str = "longrope";
 const SHORT_FACTORS: &str = "short_factor";
 const LONG_FACTORS: &str = "long_factor";
 
-/// The keys of the nested object that are understood, whatever its type. Others are refused: they may change the maths.
-const NESTED_KEYS: &[&str] = &[
-    "rope_type",
-    "type",
-    THETA,
-    "partial_rotary_factor",
-    "factor",
-    "low_freq_factor",
-    "high_freq_factor",
-    ORIGINAL_LENGTH,
-    "attention_factor",
-    "beta_fast",
-    "beta_slow",
-    "mscale",
-    "mscale_all_dim",
-    "truncate",
-    // Says how the scaling came about, not what it is.
-    "finetuned",
-];
-
-/// Further ones for `longrope`.
-const LONG_ROPE_KEYS: &[&str] = &[SHORT_FACTORS, LONG_FACTORS];
+/// Whether the rotary positions of this type depend on the key of the nested object. As in transformers, others are passed over.
+fn is_read(kind: &str, key: &str) -> bool {
+    let own: &[&str] = match kind {
+        "linear" | "dynamic" => &["factor"],
+        "llama3" => &["factor", "low_freq_factor", "high_freq_factor", ORIGINAL_LENGTH],
+        "yarn" => &[
+            "factor",
+            ORIGINAL_LENGTH,
+            "attention_factor",
+            "beta_fast",
+            "beta_slow",
+            "mscale",
+            "mscale_all_dim",
+            "truncate",
+        ],
+        LONG_ROPE | "su" => &["factor", ORIGINAL_LENGTH, "attention_factor", SHORT_FACTORS, LONG_FACTORS],
+        _ => &[],
+    };
+    ["rope_type", "type", THETA, "partial_rotary_factor"].contains(&key) || own.contains(&key)
+}
 
 impl RopeKeys {
     /// Sets `config.positions`, and `max_seq_len` if the scaling determines it. For classes with windows, these must
@@ -123,7 +121,7 @@ impl RopeKeys {
         }
         let empty = Map::new();
         // As in transformers, the older key takes precedence.
-        let nested = match fields.object("rope_scaling")?.filter(|nested| !nested.is_empty()) {
+        let nested = match fields.object_if_true("rope_scaling")? {
             Some(nested) => nested,
             None => fields.object("rope_parameters")?.unwrap_or_else(|| fields.within(&empty)),
         };
@@ -175,11 +173,12 @@ impl RopeKeys {
         if !self.types.contains(&kind) {
             return Err(nested.unsupported("rope_type", &json!(kind), &self.types.join(", ")));
         }
-        let further: &[&str] = if [LONG_ROPE, "su"].contains(&kind) { LONG_ROPE_KEYS } else { &[] };
-        let known = [NESTED_KEYS, further].concat();
-        if let Some(key) = nested.keys().find(|key| !known.contains(key) && nested.get(key).is_some()) {
-            let value = nested.get(key).unwrap_or(&Value::Null);
-            return Err(nested.unsupported(key, value, &format!("in the rotary positions are {}", known.join(", "))));
+        for key in nested.keys().filter(|key| !is_read(kind, key) && nested.get(key).is_some()) {
+            // An object for each kind of layer, in a class that has one for all layers.
+            if nested.get(key).is_some_and(Value::is_object) {
+                return Err(nested.wrong(key, "a value for all layers", nested.get(key).unwrap_or(&Value::Null)));
+            }
+            nested.pass_over(|| format!("`{key}` of the rotary positions, which the type {kind} does not have"));
         }
         let theta = nested.number_or(THETA, theta)?;
         if self.theta != THETA && nested.get(THETA).is_none() {
@@ -273,7 +272,8 @@ fn scaling(kind: &str, fields: &Fields<'_>, nested: &Fields<'_>, max_seq_len: us
                 beta_fast: beta("beta_fast", 32.0)?,
                 beta_slow: beta("beta_slow", 1.0)?,
                 original_max_seq_len,
-                truncate: nested.flag_or("truncate", true)?,
+                // As in transformers, `null` is false.
+                truncate: nested.flag_or("truncate", !nested.has("truncate"))?,
             }
         }
         LONG_ROPE | "su" => long_rope(fields, nested, max_seq_len)?,
@@ -319,7 +319,8 @@ fn older_json(scaling: &Map<String, Value>, config: &GptConfig) -> Map<String, V
     if *attention_factor != RopeScaling::long_rope_attention_factor(extension, *original_max_seq_len) {
         return scaling.clone();
     }
-    let lists = LONG_ROPE_KEYS.iter().filter_map(|key| Some(((*key).to_owned(), scaling.get(*key)?.clone())));
+    let lists =
+        [SHORT_FACTORS, LONG_FACTORS].iter().filter_map(|key| Some(((*key).to_owned(), scaling.get(*key)?.clone())));
     [("type".to_owned(), json!(LONG_ROPE))].into_iter().chain(lists).collect()
 }
 

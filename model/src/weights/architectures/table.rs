@@ -33,7 +33,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         fixed: &[],
         names: names::GPT2,
         base_prefix: "transformer.",
-        ignored: &[".attn.bias", ".attn.masked_bias"],
     },
     Architecture {
         class: "LlamaForCausalLM",
@@ -57,7 +56,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         fixed: &[],
         names: names::LLAMA,
         base_prefix: "model.",
-        ignored: &[".rotary_emb.inv_freq"],
     },
     Architecture {
         class: "MistralForCausalLM",
@@ -78,7 +76,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         fixed: &[("attention_bias", Fixed::Flag(false)), ("mlp_bias", Fixed::Flag(false))],
         names: names::LLAMA,
         base_prefix: "model.",
-        ignored: &[".rotary_emb.inv_freq"],
     },
     Architecture {
         class: "Qwen2ForCausalLM",
@@ -99,7 +96,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         fixed: &[("mlp_bias", Fixed::Flag(false))],
         names: names::LLAMA,
         base_prefix: "model.",
-        ignored: &[".rotary_emb.inv_freq"],
     },
     Architecture {
         class: "Qwen3ForCausalLM",
@@ -122,7 +118,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         fixed: &[("mlp_bias", Fixed::Flag(false))],
         names: names::LLAMA,
         base_prefix: "model.",
-        ignored: &[],
     },
     Architecture {
         class: "NanoChatForCausalLM",
@@ -146,7 +141,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         fixed: &[("mlp_bias", Fixed::Flag(false))],
         names: names::NANOCHAT,
         base_prefix: "model.",
-        ignored: &[],
     },
     Architecture {
         class: "SmolLM3ForCausalLM",
@@ -171,7 +165,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         fixed: &[],
         names: names::LLAMA,
         base_prefix: "model.",
-        ignored: &[],
     },
     Architecture {
         class: "GraniteForCausalLM",
@@ -199,7 +192,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         fixed: &[],
         names: names::LLAMA,
         base_prefix: "model.",
-        ignored: &[],
     },
     Architecture {
         class: "Olmo2ForCausalLM",
@@ -209,7 +201,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         fixed: &[("mlp_bias", Fixed::Flag(false))],
         names: names::OLMO2,
         base_prefix: "model.",
-        ignored: &[],
     },
     Architecture {
         class: "Olmo3ForCausalLM",
@@ -219,7 +210,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         fixed: &[("mlp_bias", Fixed::Flag(false))],
         names: names::OLMO2,
         base_prefix: "model.",
-        ignored: &[],
     },
     Architecture {
         class: "Phi3ForCausalLM",
@@ -242,7 +232,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         fixed: &[("attention_bias", Fixed::Flag(false)), ("mlp_bias", Fixed::Flag(false))],
         names: names::PHI3,
         base_prefix: "model.",
-        ignored: &[".rotary_emb.inv_freq"],
     },
     Architecture {
         class: "GPTNeoXForCausalLM",
@@ -266,7 +255,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         fixed: &[],
         names: names::NEOX,
         base_prefix: "gpt_neox.",
-        ignored: &[".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"],
     },
     Architecture {
         class: "StableLmForCausalLM",
@@ -291,7 +279,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         fixed: &[],
         names: names::LLAMA,
         base_prefix: "model.",
-        ignored: &[".rotary_emb.inv_freq"],
     },
     Architecture {
         class: "GemmaForCausalLM",
@@ -316,7 +303,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         fixed: &[("hidden_activation", Fixed::Text("gelu_pytorch_tanh")), ("mlp_bias", Fixed::Flag(false))],
         names: names::LLAMA,
         base_prefix: "model.",
-        ignored: &[".rotary_emb.inv_freq"],
     },
     Architecture {
         class: "Gemma2ForCausalLM",
@@ -335,7 +321,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         fixed: &[("mlp_bias", Fixed::Flag(false))],
         names: names::GEMMA2,
         base_prefix: "model.",
-        ignored: &[],
     },
     Architecture {
         class: "Gemma3ForCausalLM",
@@ -353,7 +338,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         fixed: &[("mlp_bias", Fixed::Flag(false))],
         names: names::GEMMA2,
         base_prefix: "model.",
-        ignored: &[],
     },
     Architecture {
         class: "PhiForCausalLM",
@@ -376,7 +360,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         fixed: &[],
         names: names::PHI,
         base_prefix: "model.",
-        ignored: &[".rotary_emb.inv_freq"],
     },
     Architecture {
         class: "GPTJForCausalLM",
@@ -403,7 +386,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         fixed: &[],
         names: names::GPTJ,
         base_prefix: "transformer.",
-        ignored: &[".attn.bias", ".attn.masked_bias"],
     },
     Architecture {
         class: "GPTBigCodeForCausalLM",
@@ -425,7 +407,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         fixed: &[],
         names: names::BIGCODE,
         base_prefix: "transformer.",
-        ignored: &[".attn.bias", ".attn.masked_bias"],
     },
     Architecture {
         class: "FalconForCausalLM",
@@ -453,7 +434,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         fixed: &[("alibi", Fixed::Flag(false))],
         names: names::FALCON,
         base_prefix: "transformer.",
-        ignored: &[".rotary_emb.inv_freq"],
     },
     Architecture {
         class: "CohereForCausalLM",
@@ -471,7 +451,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         fixed: &[("mlp_bias", Fixed::Flag(false))],
         names: names::COHERE,
         base_prefix: "model.",
-        ignored: &[],
     },
     Architecture {
         class: "Cohere2ForCausalLM",
@@ -490,7 +469,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         fixed: &[("mlp_bias", Fixed::Flag(false))],
         names: names::COHERE,
         base_prefix: "model.",
-        ignored: &[],
     },
     Architecture {
         class: "OPTForCausalLM",
@@ -517,7 +495,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         fixed: &[("layer_norm_elementwise_affine", Fixed::Flag(true))],
         names: names::OPT,
         base_prefix: "model.",
-        ignored: &[],
     },
     Architecture {
         class: "BloomForCausalLM",
@@ -541,7 +518,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         fixed: &[("apply_residual_connection_post_layernorm", Fixed::Flag(false))],
         names: names::BLOOM,
         base_prefix: "transformer.",
-        ignored: &[],
     },
     Architecture {
         class: "OpenAIGPTLMHeadModel",
@@ -562,7 +538,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         fixed: &[],
         names: names::GPT1,
         base_prefix: "transformer.",
-        ignored: &[".attn.bias", "position_ids"],
     },
     Architecture {
         class: "CTRLLMHeadModel",
@@ -588,6 +563,5 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         fixed: &[],
         names: names::CTRL,
         base_prefix: "transformer.",
-        ignored: &[],
     },
 ];

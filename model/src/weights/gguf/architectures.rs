@@ -64,7 +64,7 @@ impl Gguf {
 
     /// How the files name their tensors.
     pub(super) fn names(&self) -> TensorNames {
-        TensorNames { class: self.name, rows: Some(self.params), base_prefix: "", ignored: &[] }
+        TensorNames { class: self.name, rows: Some(self.params), base_prefix: "" }
     }
 
     /// The keys that the rows of this architecture write for `config`; those of rotary positions and windows are not among them.
@@ -100,8 +100,11 @@ const NEUTRAL: &[(&str, Fixed)] = &[
     ("rope.scaling.yarn_ext_factor", Fixed::Number(1.0)),
 ];
 
-/// Keys that are ignored, because the shapes of the tensors say the same.
-const SILENT: &[&str] = &["vocab_size", "tensor_data_layout"];
+/// How texts become vectors, which does not change the model.
+pub(super) const POOLING_TYPE: &str = "pooling_type";
+
+/// Keys that are no part of the configuration. The shapes of the tensors say the same as the first two.
+const SILENT: &[&str] = &["vocab_size", "tensor_data_layout", POOLING_TYPE];
 
 /// Llama and Mistral. The converter interleaves the rows of queries and keys: adjacent dimensions rotate together.
 const LLAMA: Gguf = Gguf {

@@ -139,7 +139,9 @@ pub(super) const fn of_key(
     ConfigRow::Custom { keys, read, write: |_, _| {} }
 }
 
-const WINDOW_KEYS: &[&str] = &["attention.sliding_window", "attention.sliding_window_pattern"];
+/// A period, or a flag for each layer: whether it has the window.
+pub(super) const WINDOW_PATTERN: &str = "attention.sliding_window_pattern";
+const WINDOW_KEYS: &[&str] = &["attention.sliding_window", WINDOW_PATTERN];
 
 /// Every second layer has no window.
 pub(super) const GEMMA2_WINDOW: ConfigRow = of_key(WINDOW_KEYS, |fields, config| {
@@ -173,7 +175,7 @@ fn read_periodic_window(
     window: Option<usize>,
     period: usize,
 ) -> Result<()> {
-    const KEY: &str = "attention.sliding_window_pattern";
+    const KEY: &str = WINDOW_PATTERN;
     let n_layers = config.n_layers;
     let full_layers = match fields.get(KEY) {
         Some(found @ Value::Array(list)) => {

@@ -65,10 +65,14 @@ pub(super) struct Array<'a> {
     bytes: &'a [u8],
 }
 
-impl Array<'_> {
-    /// Its items, if they are booleans.
-    pub(super) fn flags(&self) -> Option<impl Iterator<Item = bool>> {
-        (self.kind == Kind::Bool).then(|| self.bytes.iter().map(|&byte| byte != 0))
+impl<'a> Array<'a> {
+    /// Its items, if they are numbers or flags.
+    pub(super) fn scalars(self) -> Option<impl Iterator<Item = Value<'a>>> {
+        let Self { kind, len, bytes } = self;
+        kind.width()?;
+        let mut reader = Reader { bytes, at: 0, path: Path::new("") };
+        // Checked when the list was read.
+        Some((0..len).filter_map(move |_| reader.value("", kind, 0).ok()))
     }
 }
 
@@ -210,6 +214,9 @@ impl<'a> Metadata<'a> {
         match self.get(key) {
             None => Ok(None),
             Some(Value::Flag(flag)) => Ok(Some(flag)),
+            // Some programs write flags as numbers.
+            Some(Value::Unsigned(number @ (0 | 1))) => Ok(Some(number == 1)),
+            Some(Value::Signed(number @ (0 | 1))) => Ok(Some(number == 1)),
             Some(other) => Err(self.wrong(key, "true or false", other)),
         }
     }
@@ -234,26 +241,30 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    /// The numbers of a list of 32-bit floats.
+    /// The numbers of a list of floats.
     pub(super) fn floats(&self, key: &str) -> Result<Option<Vec<f32>>> {
-        match self.get(key) {
-            None => Ok(None),
-            Some(Value::Array(Array { kind: Kind::F32, bytes, .. })) => {
-                Ok(Some(bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()))
-            }
-            Some(other) => Err(self.wrong(key, "a list of f32", other)),
-        }
+        self.list(key, "a list of f32", |item| match item {
+            Value::F32(number) => Some(number),
+            Value::F64(number) => Some(number as f32),
+            _ => None,
+        })
     }
 
-    /// The numbers of a list of 32-bit whole numbers.
+    /// The numbers of a list of whole numbers of up to 32 bits.
     pub(super) fn ints(&self, key: &str) -> Result<Option<Vec<i32>>> {
-        match self.get(key) {
-            None => Ok(None),
-            Some(Value::Array(Array { kind: Kind::I32 | Kind::U32, bytes, .. })) => {
-                Ok(Some(bytes.as_chunks().0.iter().map(|&bytes| i32::from_le_bytes(bytes)).collect()))
-            }
-            Some(other) => Err(self.wrong(key, "a list of i32", other)),
-        }
+        self.list(key, "a list of i32", |item| match item {
+            Value::Unsigned(number) => i32::try_from(number).ok(),
+            Value::Signed(number) => i32::try_from(number).ok(),
+            _ => None,
+        })
+    }
+
+    /// The items of a list, which must be `expected`: those that `read` takes.
+    fn list<T>(&self, key: &str, expected: &str, read: fn(Value<'a>) -> Option<T>) -> Result<Option<Vec<T>>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let items = if let Value::Array(array) = value { array.scalars() } else { None };
+        let items = items.and_then(|items| items.map(read).collect::<Option<Vec<_>>>());
+        items.map(Some).ok_or_else(|| self.wrong(key, expected, value))
     }
 
     pub(super) fn missing(&self, key: &str) -> Error {

@@ -24,7 +24,8 @@ use std::{
 use serde_json::{Map, Value as Json, json};
 
 use self::{
-    architectures::Gguf,
+    architectures::{Gguf, POOLING_TYPE},
+    config_rows::WINDOW_PATTERN,
     header::{Header, Metadata, Value},
     tokenizer::{TokenizerFiles, Vocabulary},
 };
@@ -34,6 +35,7 @@ use super::{
     layout::GENERATION_FILE,
     loaded::{LoadOptions, LoadedModel, LoadedText},
     loader::{self, LoadPlan},
+    own_pooling,
     tensor_table::TensorTable,
 };
 use crate::{
@@ -44,6 +46,7 @@ use crate::{
     gpt::Gpt,
     lora::LoraValues,
     mmap::Mmap,
+    pooling::OwnPooling,
     regular_file,
     tokenizer::{TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Tokenizer},
 };
@@ -84,8 +87,9 @@ pub(super) fn load(path: &Path, options: &LoadOptions, merged: Option<&LoraValue
         let Vocabulary { tokenizer, eos_token_ids } = tokenizer::read(metadata)?;
         let gpt = build(metadata, tensors, options, merged)?;
         let chat_template = chat_template(metadata)?;
-        let sampling_defaults = sampling_defaults(&generation_config(metadata), path, gpt.config().vocab_size)?;
-        Ok(LoadedModel { gpt, tokenizer, chat_template, eos_token_ids, sampling_defaults })
+        let sampling_defaults = sampling_defaults(&generation_config(metadata), path, gpt.config().vocab_size);
+        let own_pooling = own_pooling(metadata)?;
+        Ok(LoadedModel { gpt, tokenizer, chat_template, eos_token_ids, sampling_defaults, own_pooling })
     })
 }
 
@@ -134,6 +138,12 @@ pub(super) fn is_quantized(path: &Path) -> Result<bool> {
     with_model(path, |_, tensors| {
         Ok(tensors.iter().any(|tensor| tensor.element().is_ok_and(|element| element.dtype().is_quantized())))
     })
+}
+
+/// How the file says that texts become vectors.
+fn own_pooling(metadata: &Metadata<'_>) -> Result<OwnPooling> {
+    let key = format!("{}.{POOLING_TYPE}", architecture(metadata)?.name);
+    Ok(own_pooling::of_gguf(metadata.unsigned(&key)?, &key, metadata.path))
 }
 
 fn build(
@@ -228,8 +238,11 @@ fn other_files(metadata: &Metadata<'_>) -> Result<Vec<PathBuf>> {
 fn read_config(metadata: &Metadata<'_>, tensors: &mut TensorTable<'_>) -> Result<(&'static Gguf, GptConfig)> {
     let gguf = architecture(metadata)?;
     let prefix = format!("{}.", gguf.name);
-    let own =
-        metadata.keys().filter_map(|key| Some((key.strip_prefix(&prefix)?.to_owned(), json_of(metadata.get(key)?))));
+    let own = metadata.keys().filter_map(|key| {
+        let (name, value) = (key.strip_prefix(&prefix)?, metadata.get(key)?);
+        let json = if name == WINDOW_PATTERN { json_of_flags(value) } else { None };
+        Some((name.to_owned(), json.unwrap_or_else(|| json_of(value))))
+    });
     let own: Map<String, Json> = own.collect();
     let fields = Fields::new(&own, metadata.path).with_prefix(&prefix);
     let mut config = gguf.read(&fields, &|name| tensors.get(name).is_some())?;
@@ -259,12 +272,26 @@ fn json_of(value: Value<'_>) -> Json {
         Value::Flag(flag) => json!(flag),
         Value::Text(text) => json!(text),
         Value::Array(array) if array.len == 0 => Json::Null,
-        // A flag for each layer. Longer lists are not copied.
-        Value::Array(array) => match array.flags().filter(|_| array.len <= MAX_LAYERS) {
-            Some(flags) => flags.collect(),
-            None => json!(format!("{array:?}")),
-        },
+        // The same value for each layer.
+        Value::Array(array) => {
+            let mut items = array.scalars().into_iter().flatten().map(json_of);
+            let first = items.next();
+            first.filter(|first| items.all(|item| item == *first)).unwrap_or_else(|| json!(format!("{array:?}")))
+        }
     }
+}
+
+/// A list of flags, one for each layer. Longer lists are not copied.
+fn json_of_flags(value: Value<'_>) -> Option<Json> {
+    let Value::Array(array) = value else { return None };
+    let flag = |item| match item {
+        Value::Flag(flag) => Some(flag),
+        Value::Unsigned(number @ (0 | 1)) => Some(number == 1),
+        Value::Signed(number @ (0 | 1)) => Some(number == 1),
+        _ => None,
+    };
+    let flags = array.scalars().filter(|_| (1..=MAX_LAYERS).contains(&array.len))?;
+    flags.map(flag).collect::<Option<Vec<_>>>().map(Json::from)
 }
 
 /// The sampling defaults in the metadata, under the names of `generation_config.json`, which llama.cpp's converter reads.

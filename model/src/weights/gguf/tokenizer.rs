@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use serde_json::{Map, Value, json};
 
 use super::{
-    header::Metadata,
+    header::{self, Metadata},
     pre_tokenizers::{self, PreTokenizer},
 };
 use crate::{
@@ -356,6 +356,10 @@ impl Roles {
 }
 
 fn id_of_role(metadata: &Metadata<'_>, key: &str, n_tokens: usize) -> Result<Option<TokenId>> {
+    // -1, or the same bits without a sign, is none.
+    if let Some(header::Value::Signed(-1) | header::Value::Unsigned(0xFFFF_FFFF | u64::MAX)) = metadata.get(key) {
+        return Ok(None);
+    }
     let Some(id) = metadata.unsigned(key)? else { return Ok(None) };
     match TokenId::try_from(id) {
         Ok(id) if (id as usize) < n_tokens => Ok(Some(id)),

@@ -30,6 +30,7 @@ use super::{
     fields::Fields,
     files::DiskDtype,
     loader::{self, LoadPlan},
+    passed_over::is_no_parameter,
     tensor_names::TensorNames,
     tensor_table::{StoredTensor, TensorTable, ValueKind},
 };
@@ -158,7 +159,7 @@ impl<'a> Checkpoint<'_, 'a> {
             bytes: &tensor.bytes,
         });
         let table = TensorTable::new(self.path, vec![self.map], asked_by, stored)?;
-        let kinds: Vec<_> = table.iter().filter(|tensor| !names.is_ignored(tensor.name, config)).collect();
+        let kinds: Vec<_> = table.iter().filter(|tensor| !is_no_parameter(tensor)).collect();
         let all_are = |element| kinds.iter().all(|tensor| tensor.kind == ValueKind::Weights(element));
         let dtype = match () {
             () if all_are(ElementType::F16) => DiskDtype::F16,

@@ -30,8 +30,6 @@ pub(super) const NANOGPT: TensorNames = TensorNames {
         same("lm_head.weight", "lm_head.weight"),
     ]]),
     base_prefix: "",
-    // The causal mask, where PyTorch has no attention of its own.
-    ignored: &[".attn.bias"],
 };
 
 pub(super) const LITGPT: TensorNames = TensorNames {
@@ -79,7 +77,6 @@ pub(super) const LITGPT: TensorNames = TensorNames {
         same("lm_head.bias", "lm_head.bias"),
     ]]),
     base_prefix: "",
-    ignored: &[],
 };
 
 fn is_inside(config: &GptConfig) -> bool {
@@ -105,6 +102,4 @@ pub(super) const NANOCHAT: TensorNames = TensorNames {
         same("lm_head.weight", "lm_head.weight"),
     ]]),
     base_prefix: "",
-    // Nothing: checkpoints do not have the tables of cosines and sines.
-    ignored: &[],
 };

@@ -14,11 +14,12 @@ use super::{
     super::{
         layout::GENERATION_FILE,
         loaded::LoadedModel,
+        own_pooling,
         save::{SavedTensor, values},
         tensor_names::Part,
     },
-    architectures::Gguf,
-    writer::{self, FileTensor, Form},
+    architectures::{Gguf, POOLING_TYPE},
+    writer::{self, Entry, FileTensor, Form},
 };
 use crate::{
     config::GptConfig,
@@ -54,9 +55,11 @@ pub struct ExportOptions {
 /// `generation_config.json` is not a JSON object;
 /// [`Error::Io`](crate::Error::Io) if the file cannot be written.
 pub fn export(file: PartialFile, model: &LoadedModel, options: &ExportOptions) -> Result<()> {
-    let LoadedModel { gpt, tokenizer, chat_template, eos_token_ids, sampling_defaults } = model;
+    let LoadedModel { gpt, tokenizer, chat_template, eos_token_ids, sampling_defaults, own_pooling } = model;
     let (gguf, config, own) = described(gpt.config(), options.class.as_deref())?;
     let mut pairs = entries(gguf, &own, &options.name);
+    let pooling = own_pooling::gguf_number(own_pooling);
+    pairs.extend(pooling.map(|number| (format!("{}.{POOLING_TYPE}", gguf.name), Entry::Unsigned(number))));
     let extra = |wanted: &str| options.extra_files.iter().find(|(name, _)| name == wanted).map(|(_, bytes)| &**bytes);
     let json = extra(TOKENIZER_FILE);
     pairs.extend(tokenizer::entries(json, tokenizer, eos_token_ids, config.vocab_size, chat_template.as_ref())?);

@@ -1,0 +1,90 @@
+//! The dtype of each layer's keys and values in a cache of whole numbers of 8 bits.
+//!
+//! A key in 8 bits has one scale, by its largest value. A bias of several hundred, as the keys of Qwen 2.5 have in some
+//! dimensions, makes the scale so coarse that the rest of the key is lost. So layers with such biases have wider numbers.
+
+use super::{Block, Gpt};
+use crate::{
+    config::GptConfig,
+    error::Result,
+    ops::{KvDtype, NormParts, read, to_f32},
+};
+
+/// How many times the root mean square of a key without its bias the largest bias may be, for numbers of 8 bits. The largest
+/// value of a key without a bias is about as large, so the rounding is at most twice as coarse.
+const LARGEST_FOR_Q8: f64 = 4.0;
+/// The same for f16, which rounds the bias to 11 bits: at most as coarsely as 8 bits round a key without a bias.
+const LARGEST_FOR_F16: f64 = 32.0;
+
+impl Gpt {
+    /// The dtype of each layer in a KV cache of `dtype`. It is another one only with `q8`, in layers whose keys have large
+    /// biases: f16 or f32, by how large they are.
+    ///
+    /// # Errors
+    /// [`Error::Execution`](crate::error::Error::Execution) if the device cannot be read.
+    pub fn kv_dtypes(&self, dtype: KvDtype) -> Result<Vec<KvDtype>> {
+        let of_layer = |block: &Block| match dtype {
+            KvDtype::Q8 => Ok(dtype_for(block.largest_key_bias(&self.config)?)),
+            KvDtype::F32 | KvDtype::F16 => Ok(dtype),
+        };
+        self.blocks.iter().map(of_layer).collect()
+    }
+
+    /// Bytes of a token's keys and values in a KV cache of `dtype` for this model.
+    ///
+    /// # Errors
+    /// As [`kv_dtypes`](Self::kv_dtypes).
+    pub fn kv_bytes_per_token(&self, dtype: KvDtype) -> Result<usize> {
+        let layer = GptConfig { n_layers: 1, ..self.config.clone() };
+        Ok(self.kv_dtypes(dtype)?.into_iter().map(|dtype| dtype.bytes_per_token(&layer)).sum())
+    }
+}
+
+/// The narrowest dtype for keys whose largest bias is `ratio` times the root mean square of the rest.
+fn dtype_for(ratio: f64) -> KvDtype {
+    match ratio {
+        ratio if ratio <= LARGEST_FOR_Q8 => KvDtype::Q8,
+        ratio if ratio <= LARGEST_FOR_F16 => KvDtype::F16,
+        _ => KvDtype::F32,
+    }
+}
+
+impl Block {
+    /// The largest bias of a key, divided by the root mean square of the key without it; the largest such number of all key
+    /// heads. A norm's bias times the matrix is a bias too.
+    fn largest_key_bias(&self, config: &GptConfig) -> Result<f64> {
+        let parts = self.parts(None, Default::default());
+        let in_norm = parts.attn.in_norm;
+        let norm_bias = in_norm.as_ref().and_then(|norm| norm.bias.clone());
+        if parts.qkv.bias.is_none() && norm_bias.is_none() {
+            return Ok(0.0);
+        }
+        let vector = |tensor| to_f32(read(tensor)?);
+        let bias = parts.qkv.bias.map(vector).transpose()?;
+        let norm_bias = norm_bias.map(vector).transpose()?;
+        // What the matrix is multiplied by has a root mean square of 1 before the norm's weight.
+        let norm_weight = match in_norm {
+            Some(NormParts { weight, options, .. }) => {
+                vector(weight)?.into_iter().map(|weight| f64::from(weight + options.weight_offset)).collect()
+            }
+            None => vec![1.0; config.d_model],
+        };
+        let mut largest = 0.0;
+        for head in 0..config.n_kv_heads {
+            let first = config.q_width() + head * config.head_dim;
+            let rows = parts.qkv.weight.read_rows(first..first + config.head_dim)?;
+            let (mut sum_of_squares, mut most) = (0.0, 0.0);
+            for (row, at) in rows.chunks_exact(config.d_model).zip(first..) {
+                let weighted = row.iter().zip(&norm_weight).map(|(&value, weight)| f64::from(value) * weight);
+                sum_of_squares += weighted.map(|value| value * value).sum::<f64>();
+                let of_norm = norm_bias.iter().flat_map(|bias| bias.iter().zip(row)).map(|(a, b)| f64::from(a * b));
+                let of_matrix = bias.as_ref().map_or(0.0, |bias| f64::from(bias[at]));
+                most = f64::max(most, (of_matrix + of_norm.sum::<f64>()).abs());
+            }
+            let rest = (sum_of_squares / config.head_dim as f64).sqrt();
+            // Without a bias there is nothing to compare, however small the rest is.
+            largest = f64::max(largest, if most == 0.0 { 0.0 } else { most / rest });
+        }
+        Ok(largest)
+    }
+}

@@ -1,0 +1,160 @@
+//! How an embedding model's own files say that the hidden states of a text become one vector: the files of
+//! [sentence-transformers](https://www.sbert.net), and a key of GGUF files.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::files::path_inside;
+use crate::{
+    error::Result,
+    pooling::{OwnPooling, Pooling},
+    python_json, regular_file,
+};
+
+/// The list of what a text goes through: the model, pooling, and what else there is.
+pub(super) const MODULES_FILE: &str = "modules.json";
+/// The settings of the pooling, in the folder that all programs give it.
+pub(super) const POOLING_FILE: &str = "1_Pooling/config.json";
+
+/// The modes of a pooling, without their prefix.
+const MODES: [(&str, Option<Pooling>); 6] = [
+    ("mean_tokens", Some(Pooling::Mean)),
+    ("lasttoken", Some(Pooling::Last)),
+    ("max_tokens", Some(Pooling::Max)),
+    ("cls_token", None),
+    ("mean_sqrt_len_tokens", None),
+    ("weightedmean_tokens", None),
+];
+
+/// What the files of the model dir `dir` say.
+///
+/// # Errors
+/// A file cannot be read, or is not JSON.
+pub(super) fn of_dir(dir: &Path) -> Result<OwnPooling> {
+    let modules_path = dir.join(MODULES_FILE);
+    let mut pooling_path = dir.join(POOLING_FILE);
+    if modules_path.is_file() {
+        let text = regular_file::read(&modules_path)?;
+        let modules: Vec<Map<String, Value>> = python_json::parse(&text)
+            .map_err(|error| crate::Error::file(&modules_path, format!("is not a list of modules: {error}")))?;
+        for module in &modules {
+            // `sentence_transformers.models.Pooling`, or a longer path in later versions.
+            let kind = module.get("type").and_then(Value::as_str).unwrap_or_default().rsplit('.').next();
+            let path = module.get("path").and_then(Value::as_str).and_then(path_inside);
+            match kind.unwrap_or_default() {
+                "Transformer" | "Normalize" => {}
+                "Pooling" => pooling_path = path.map_or(pooling_path, |path| dir.join(path).join("config.json")),
+                other => {
+                    let what = format!("`{}` has the module `{other}`", modules_path.display());
+                    return Ok(OwnPooling::Unsupported(what));
+                }
+            }
+        }
+    }
+    if !pooling_path.is_file() {
+        return Ok(OwnPooling::Unstated);
+    }
+    Ok(of_modes(&regular_file::read_json_object(&pooling_path)?, &pooling_path))
+}
+
+/// What the settings of the pooling in the file `path` say.
+fn of_modes(json: &Map<String, Value>, path: &Path) -> OwnPooling {
+    // Later versions have one key, whose values are the modes without the word for tokens.
+    let named = json.get("pooling_mode").and_then(Value::as_str);
+    let is_set = |mode: &str| match named {
+        Some(named) => mode.strip_suffix("_tokens").or(mode.strip_suffix("_token")).unwrap_or(mode) == named,
+        None => json.get(&format!("pooling_mode_{mode}")) == Some(&Value::Bool(true)),
+    };
+    let modes: Vec<_> = MODES.into_iter().filter(|(mode, _)| is_set(mode)).collect();
+    match (modes.as_slice(), named) {
+        // Without a mode, the program takes the mean.
+        ([], None) => OwnPooling::As(Pooling::Mean),
+        ([(_, Some(pooling))], _) => OwnPooling::As(*pooling),
+        _ => {
+            let names = modes.iter().map(|(mode, _)| *mode).chain(named.filter(|_| modes.is_empty()));
+            let names = names.collect::<Vec<_>>().join("` and `");
+            OwnPooling::Unsupported(format!("`{}` has the mode `{names}`", path.display()))
+        }
+    }
+}
+
+/// The number of a pooling in GGUF files, if it has one.
+pub(super) fn gguf_number(own: &OwnPooling) -> Option<u32> {
+    match own {
+        OwnPooling::As(Pooling::Mean) => Some(1),
+        OwnPooling::As(Pooling::Last) => Some(3),
+        _ => None,
+    }
+}
+
+/// What the number of a pooling in the GGUF file `path` means, under the key `key`.
+pub(super) fn of_gguf(number: Option<u64>, key: &str, path: &Path) -> OwnPooling {
+    match number {
+        None | Some(0) => OwnPooling::Unstated,
+        Some(1) => OwnPooling::As(Pooling::Mean),
+        Some(3) => OwnPooling::As(Pooling::Last),
+        Some(other) => {
+            let name = match other {
+                2 => " (the first token)",
+                4 => " (a score for ranking)",
+                _ => "",
+            };
+            OwnPooling::Unsupported(format!("`{}` has `{key}` {other}{name}", path.display()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use std::fs;
+
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn pooling_of_sentence_transformers_files_is_read_or_named() {
+        let read = |modules: Option<Value>, pooling: Option<Value>| {
+            let dir = tempfile::tempdir().unwrap();
+            fs::create_dir(dir.path().join("1_Pooling")).unwrap();
+            for (file, json) in [(MODULES_FILE, modules), (POOLING_FILE, pooling)] {
+                json.into_iter().for_each(|json| fs::write(dir.path().join(file), json.to_string()).unwrap());
+            }
+            of_dir(dir.path()).unwrap()
+        };
+        let module =
+            |kind: &str| json!({ "path": "1_Pooling", "type": format!("sentence_transformers.models.{kind}") });
+        assert_eq!(read(None, None), OwnPooling::Unstated);
+        for (mode, pooling) in
+            [("mean_tokens", Pooling::Mean), ("lasttoken", Pooling::Last), ("max_tokens", Pooling::Max)]
+        {
+            let mut json = json!({ "word_embedding_dimension": 64, "pooling_mode_cls_token": false });
+            json[format!("pooling_mode_{mode}")] = json!(true);
+            let modules = json!([module("Transformer"), module("Pooling"), module("Normalize")]);
+            assert_eq!(read(Some(modules), Some(json.clone())), OwnPooling::As(pooling));
+            assert_eq!(read(None, Some(json)), OwnPooling::As(pooling));
+            let json = json!({ "pooling_mode": mode.trim_end_matches("_tokens") });
+            assert_eq!(read(None, Some(json)), OwnPooling::As(pooling));
+        }
+        assert_eq!(read(None, Some(json!({}))), OwnPooling::As(Pooling::Mean));
+        for (modules, pooling, named) in [
+            (None, json!({ "pooling_mode_cls_token": true }), "`cls_token`"),
+            (None, json!({ "pooling_mode": "cls" }), "`cls_token`"),
+            (None, json!({ "pooling_mode": "attention" }), "`attention`"),
+            (
+                None,
+                json!({ "pooling_mode_mean_tokens": true, "pooling_mode_max_tokens": true }),
+                "`mean_tokens` and `max_tokens`",
+            ),
+            (Some(json!([module("Transformer"), module("Pooling"), module("Dense")])), json!({}), "`Dense`"),
+        ] {
+            match read(modules, Some(pooling)) {
+                OwnPooling::Unsupported(what) => assert!(what.contains(named), "{what}"),
+                other => panic!("{named}: {other:?}"),
+            }
+        }
+    }
+}
