@@ -18,6 +18,7 @@ mod operations;
 mod parts;
 mod python;
 mod rendering;
+pub mod thought;
 
 use std::{
     path::Path,
@@ -159,7 +160,7 @@ impl ChatTemplate {
     /// # Errors
     /// [`Error::Template`] if the template rejects the messages, fails or exceeds a limit, or if the last message
     /// should be continued and the template does not output its text; [`Error::Param`] if a further variable has a
-    /// reserved name, or if there is no message to continue.
+    /// reserved name, or if there is no message to continue or it has tool calls.
     pub fn render(&self, messages: &[Message], context: &RenderContext) -> Result<String> {
         let inputs = self.inputs(messages, context)?;
         let [_, end] = marks::unused(&inputs, &self.compiled_sources())?;
@@ -168,8 +169,11 @@ impl ChatTemplate {
 
     /// Renders and tokenizes a conversation. The messages are given to the template in the first of these forms that it
     /// accepts: `developer` messages as they are if it knows that role, or as `system`; arguments of tool calls that are JSON
-    /// objects in strings as objects, or as they are; ids of tool calls as they are, or as nine letters and digits. The text
-    /// parts of a content are a list if the template reads lists, and else a text with newlines between them.
+    /// objects in strings as objects, or as strings; ids of tool calls as they are, or as nine letters and digits. The text
+    /// parts of a content are a list if the template reads lists, and else a text with newlines between them. For
+    /// templates that reject all of these, system messages become one, at the beginning; then consecutive messages of
+    /// one role become one; then a conversation that begins with the assistant gets an empty message of the user in
+    /// front; then the system message becomes part of the user's first message.
     ///
     /// Special-token strings that the template writes become tokens. The same strings in inputs (the messages, the
     /// tools, the further variables) stay text, so that nobody can end their own message and write another role's. To
@@ -192,7 +196,7 @@ impl ChatTemplate {
         messages: &[Message],
         context: &RenderContext,
     ) -> Result<PromptText> {
-        self.in_supported_form(messages, context, |messages| {
+        self.in_supported_groups(messages, context, |messages| {
             let mut inputs = self.inputs(messages, context)?;
             let [mark, end] = marks::unused(&inputs, &self.compiled_sources())?;
             marks::break_up(&mut inputs, &tokenizer.special_tokens(), mark);
@@ -249,6 +253,13 @@ impl ChatTemplate {
         if context.ending != Ending::OpenMessage {
             return self.render_inputs(&inputs, context);
         }
+        if inputs.messages.last().is_some_and(|message| message.get("tool_calls").is_some()) {
+            let what = "must not end with tool calls if the last message is to be continued: nothing can follow them";
+            return Err(Error::Param { name: "messages", what: what.into() });
+        }
+        if let Some(text) = self.continued_thought(&inputs, context) {
+            return Ok(text);
+        }
         let content = inputs.messages.last_mut().and_then(|message| match message.get_mut("content")? {
             Value::Array(parts) => parts.last_mut()?.get_mut("text"),
             content => Some(content),
@@ -268,6 +279,25 @@ impl ChatTemplate {
             text.truncate(text.trim_end().len());
         }
         Ok(text)
+    }
+
+    /// The conversation up to the end of a last message that has a thought, as the assistant wrote it: its text after
+    /// the generation prompt. Templates remove closed thoughts from messages, or write an empty one before an open
+    /// one. `None` if the message has no thought, or the template no generation prompt.
+    fn continued_thought(&self, inputs: &Inputs, context: &RenderContext) -> Option<String> {
+        let (last, earlier) = inputs.messages.split_last()?;
+        let text = match last.get("content")? {
+            Value::Array(parts) => parts.iter().filter_map(|part| part.get("text")?.as_str()).collect(),
+            content => content.as_str()?.to_owned(),
+        };
+        if last.get("role")? != messages::ASSISTANT || !thought::has_mark(&text) {
+            return None;
+        }
+        let inputs = Inputs { messages: earlier.to_vec(), ..inputs.clone() };
+        let render = |ending| self.render_inputs(&inputs, &RenderContext { ending, ..context.clone() }).ok();
+        let (prompt, closed) = (render(Ending::GenerationPrompt)?, render(Ending::Closed)?);
+        let start = if thought::begins_with(&text) { thought::without_start(&prompt) } else { prompt.as_str() };
+        (start != closed).then(|| format!("{start}{text}"))
     }
 
     fn render_inputs(&self, inputs: &Inputs, context: &RenderContext) -> Result<String> {

@@ -15,6 +15,7 @@ use super::{
     environment::{GENERATION_END, GENERATION_START},
     marks,
     messages::ASSISTANT,
+    thought,
 };
 use crate::{
     TokenId,
@@ -41,10 +42,6 @@ pub enum MaskSource {
     /// By comparing renderings.
     Rendering,
 }
-
-/// The start of a block of reasoning. Some generation prompts begin with one, or with an empty one.
-const REASONING_START: &str = "<think>";
-const REASONING_END: &str = "</think>";
 
 impl ChatTemplate {
     /// Renders and tokenizes a complete conversation, and marks the tokens that the assistant writes in the messages from
@@ -188,7 +185,7 @@ impl Renderings<'_> {
         let located = || self.locate(text, messages, index);
 
         let prompt = self.render(earlier, Ending::GenerationPrompt);
-        let prompt = prompt.as_deref().map(without_reasoning_start);
+        let prompt = prompt.as_deref().map(thought::without_start);
         let start = match prompt {
             Some(prompt) if text.starts_with(prompt) => prompt.len(),
             _ => {
@@ -256,13 +253,6 @@ impl Renderings<'_> {
         let starts = self.special_tokens.iter().filter(|token| text.starts_with(token.as_str()));
         starts.map(String::len).max().unwrap_or(0)
     }
-}
-
-/// A prompt without a block of reasoning that it starts: the assistant's messages may start with another one.
-fn without_reasoning_start(prompt: &str) -> &str {
-    let trimmed = prompt.trim_end();
-    let opened = trimmed.strip_suffix(REASONING_END).map_or(trimmed, str::trim_end);
-    opened.strip_suffix(REASONING_START).unwrap_or(prompt)
 }
 
 fn cannot_locate(index: usize) -> Error {

@@ -2,6 +2,7 @@
 
 mod arguments;
 mod call_ids;
+mod regrouped;
 
 use std::{
     borrow::Cow,
@@ -10,10 +11,10 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-use self::arguments::ArgumentParser;
-use super::{ChatTemplate, RenderContext};
+use self::arguments::Form;
+use super::{ChatTemplate, Ending, Inputs, RenderContext};
 use crate::error::{Error, Result};
 
 /// The role whose messages may have no content.
@@ -22,6 +23,11 @@ pub(super) const ASSISTANT: &str = "assistant";
 /// OpenAI's newer name for [`SYSTEM`].
 const DEVELOPER: &str = "developer";
 const SYSTEM: &str = "system";
+const USER: &str = "user";
+
+/// Types of parts of a content, and the names of their texts.
+const TEXT: &str = "text";
+const REFUSAL: &str = "refusal";
 
 /// Between the text parts of a content, where it is one text.
 const BETWEEN_PARTS: &str = "\n";
@@ -73,46 +79,36 @@ impl Message {
     pub(super) fn parts(&self) -> Option<&[String]> {
         (self.parts.len() > 1 && self.parts.join(BETWEEN_PARTS) == self.content).then_some(self.parts.as_slice())
     }
-
-    /// Parses the arguments of tool calls that are JSON objects in strings, as OpenAI sends them: templates expect objects.
-    ///
-    /// Arguments stay strings if they are not a JSON object, or if parsing them would bring `parser` to more than 50,000
-    /// parsed values (members and items at any depth). Integers beyond 64 bits become floats.
-    fn parse_arguments(&mut self, parser: &ArgumentParser) {
-        let calls = self.extra.get_mut("tool_calls").and_then(Value::as_array_mut);
-        for arguments in calls.into_iter().flatten().filter_map(|call| call.pointer_mut("/function/arguments")) {
-            if let Some(object) = arguments.as_str().and_then(|text| parser.parse(text)) {
-                *arguments = object;
-            }
-        }
-    }
 }
 
 /// Reads a message in OpenAI's format, as in requests and data sets. `content` is a string, or an array of text parts,
-/// which are joined by newlines; an assistant's message may have none. Members that are null are left out: rows of
-/// tables have every member.
+/// which are joined by newlines; an assistant's message may have none. An assistant's refusal, a part or a member
+/// `refusal`, is text like any other. Members that are null, and empty `tool_calls`, are left out: rows of tables have
+/// every member, and templates tell messages with calls by that member.
 impl TryFrom<Map<String, Value>> for Message {
     type Error = MessageError;
 
     fn try_from(mut members: Map<String, Value>) -> Result<Self, MessageError> {
-        members.retain(|_, value| !value.is_null());
+        let is_empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
+        members.retain(|name, value| !value.is_null() && !(name == "tool_calls" && is_empty(value)));
         let role = match members.shift_remove("role") {
             Some(Value::String(role)) => role,
             Some(given) => return Err(invalid("role", "a string", given)),
             None => return Err(MessageError::Missing("role")),
         };
-        let mut parts = Vec::new();
-        let content = match members.shift_remove("content") {
-            Some(Value::String(text)) => text,
-            Some(Value::Array(given)) => {
-                parts = texts_of(&given)?;
-                parts.join(BETWEEN_PARTS)
-            }
+        let mut parts = match members.shift_remove("content") {
+            Some(Value::String(text)) => vec![text],
+            Some(Value::Array(given)) => texts_of(&given, &role)?,
             Some(given) => return Err(invalid("content", "a string or an array of parts", given)),
             // A message that only calls tools.
-            None if role == ASSISTANT => String::new(),
+            None if role == ASSISTANT => Vec::new(),
             None => return Err(MessageError::Missing("content")),
         };
+        if role == ASSISTANT && members.get(REFUSAL).is_some_and(Value::is_string) {
+            parts.retain(|text| !text.is_empty());
+            parts.extend(members.shift_remove(REFUSAL).as_ref().and_then(Value::as_str).map(str::to_owned));
+        }
+        let content = parts.join(BETWEEN_PARTS);
         if parts.len() < 2 {
             parts = Vec::new();
         }
@@ -120,13 +116,22 @@ impl TryFrom<Map<String, Value>> for Message {
     }
 }
 
-fn texts_of(parts: &[Value]) -> Result<Vec<String>, MessageError> {
-    let texts = parts.iter().enumerate().map(|(index, part)| match (part.get("type"), part.get("text")) {
-        (Some(Value::String(kind)), Some(Value::String(text))) if kind == "text" => Ok(text.clone()),
-        (Some(kind @ Value::String(name)), _) if name != "text" => {
-            Err(invalid(format!("content[{index}].type"), "`text`, the only supported type", kind.clone()))
+/// The texts of a content's parts. In an assistant's message, a part may also be a refusal.
+fn texts_of(parts: &[Value], role: &str) -> Result<Vec<String>, MessageError> {
+    let (kinds, allowed): (&[&str], _) = match role {
+        ASSISTANT => (&[TEXT, REFUSAL], "`text` or `refusal`"),
+        _ => (&[TEXT], "`text`, the only supported type"),
+    };
+    let texts = parts.iter().enumerate().map(|(index, part)| {
+        let kind = part.get("type").and_then(Value::as_str);
+        if let Some(unknown) = kind.filter(|kind| !kinds.contains(kind)) {
+            return Err(invalid(format!("content[{index}].type"), allowed, unknown.into()));
         }
-        _ => Err(invalid(format!("content[{index}]"), "an object with `type` and `text`", part.clone())),
+        // The member with the text has the type's name.
+        match kind.and_then(|kind| part.get(kind)) {
+            Some(Value::String(text)) => Ok(text.clone()),
+            _ => Err(invalid(format!("content[{index}]"), "an object with `type` and `text`", part.clone())),
+        }
     });
     texts.collect()
 }
@@ -140,15 +145,25 @@ impl ChatTemplate {
     /// first error is returned.
     ///
     /// The first form is the one that most templates support: `system` instead of `developer` (unless the template
-    /// knows that role), and arguments of tool calls as objects ([`Message::parse_arguments`]; the limit on their
-    /// values is for the whole conversation). A template counts as knowing the role if its source contains the word
-    /// `developer`, which may also be part of a text. If the template rejects all of these forms, they are tried with
-    /// [short ids](call_ids::shortened) of tool calls. A template that fails only after [`TIME_FOR_FORMS`] has exceeded
-    /// a limit and would do so again, so its error is returned.
+    /// knows that role), and [arguments of tool calls as objects](Form). A template counts as knowing the
+    /// role if its source contains the word `developer`, which may also be part of a text. If the template rejects all
+    /// of these forms, they are tried with [short ids](call_ids::shortened) of tool calls. A template that fails only
+    /// after [`TIME_FOR_FORMS`] has exceeded a limit and would do so again, so its error is returned.
     pub(super) fn in_supported_form<T>(
         &self,
         messages: &[Message],
         context: &RenderContext,
+        encode: impl Fn(&[Message]) -> Result<T>,
+    ) -> Result<T> {
+        self.in_first_form(messages, context, &Form::AS_WRITTEN, encode)
+    }
+
+    /// [`in_supported_form`](Self::in_supported_form) with these forms of arguments.
+    fn in_first_form<T>(
+        &self,
+        messages: &[Message],
+        context: &RenderContext,
+        forms: &[Form],
         encode: impl Fn(&[Message]) -> Result<T>,
     ) -> Result<T> {
         let has_tools = context.tools.as_ref().is_some_and(|tools| !tools.is_null());
@@ -164,7 +179,9 @@ impl ChatTemplate {
                 let mut given = messages.to_vec();
                 let developers = given.iter_mut().filter(|message| is_system && message.role == DEVELOPER);
                 developers.for_each(|message| message.role = SYSTEM.into());
-                for form in forms_of_arguments(given) {
+                let n_forms = if arguments::has_calls(&given) { forms.len() } else { 1 };
+                for form in forms.iter().take(n_forms) {
+                    let form = form.of(&given);
                     match encode(&form) {
                         Err(error @ Error::Template { .. }) if started.elapsed() < TIME_FOR_FORMS => {
                             first_error.get_or_insert(error);
@@ -176,13 +193,42 @@ impl ChatTemplate {
         }
         Err(first_error.unwrap_or_else(|| unreachable!("there is always a form")))
     }
-}
 
-/// The messages with arguments of tool calls as objects, and as they are if that is not the same.
-fn forms_of_arguments(given: Vec<Message>) -> Vec<Vec<Message>> {
-    let (mut parsed, parser) = (given.clone(), ArgumentParser::new());
-    parsed.iter_mut().for_each(|message| message.parse_arguments(&parser));
-    if parsed == given { vec![given] } else { vec![parsed, given] }
+    /// Whether the template accepts a call whose arguments are a string, but does not write them.
+    fn drops_strings(&self, context: &RenderContext) -> bool {
+        const PROBE: &str = "Zq1";
+        let function = json!({ "name": "f", "arguments": PROBE });
+        let call = json!({ "id": "abcdefghi", "type": "function", "function": function });
+        let user = json!({ "role": USER, "content": self.text_content(USER, "a") });
+        let messages = vec![user, json!({ "role": ASSISTANT, "content": "", "tool_calls": [call] })];
+        let inputs = Inputs { messages, tools: context.tools.clone(), kwargs: context.kwargs.clone() };
+        let text = self.render_inputs(&inputs, &RenderContext { ending: Ending::Closed, ..context.clone() });
+        text.is_ok_and(|text| !text.contains(PROBE))
+    }
+
+    /// [`in_supported_form`](Self::in_supported_form) for conversations that must be answered, whatever a model wrote
+    /// and whoever made them: also with arguments that are no object as [members of one](Form::OnlyObjects), and if the
+    /// template rejects the order of the messages, with them [regrouped](regrouped::regrouped). If it rejects these too,
+    /// the first error is returned.
+    pub(super) fn in_supported_groups<T>(
+        &self,
+        messages: &[Message],
+        context: &RenderContext,
+        encode: impl Fn(&[Message]) -> Result<T>,
+    ) -> Result<T> {
+        let started = Instant::now();
+        let mut forms = Form::ALL;
+        if arguments::has_others(messages) && self.drops_strings(context) {
+            forms.reverse();
+        }
+        let as_given = self.in_first_form(messages, context, &forms, &encode);
+        if !matches!(as_given, Err(Error::Template { .. })) {
+            return as_given;
+        }
+        let groups = regrouped::regrouped(messages).take_while(|_| started.elapsed() < TIME_FOR_FORMS);
+        let mut encoded = groups.filter_map(|group| self.in_first_form(&group, context, &forms, &encode).ok());
+        encoded.next().map_or(as_given, Ok)
+    }
 }
 
 #[cfg(test)]
@@ -191,8 +237,6 @@ mod tests {
 
     use std::path::Path;
 
-    use serde_json::json;
-
     use super::*;
     use crate::tokenizer::{DecodeOptions, Tokenizer};
 
@@ -200,9 +244,10 @@ mod tests {
 
     /// A token for each of these characters.
     fn tokenizer() -> Tokenizer {
-        let characters = ('a'..='z').chain("[]{}\":1 ".chars());
+        let characters = ('a'..='z').chain("[]{}\":1 \\\n".chars());
         let vocab: Map<String, Value> = characters.zip(0..).map(|(token, id)| (token.into(), id.into())).collect();
-        let split = json!({ "type": "Split", "pattern": { "Regex": "." }, "behavior": "Isolated", "invert": false });
+        let split =
+            json!({ "type": "Split", "pattern": { "Regex": "[\\s\\S]" }, "behavior": "Isolated", "invert": false });
         let json = json!({
             "pre_tokenizer": split, "decoder": { "type": "Fuse" },
             "model": { "type": "WordLevel", "vocab": vocab, "unk_token": "" },
@@ -260,6 +305,89 @@ mod tests {
         let refuse = "{{ raise_exception('a string' if call.function.arguments is string else 'an object') }}";
         let error = with(refuse, json!("{}")).unwrap_err().to_string();
         assert!(error.contains("an object"), "of the first form: {error}");
+    }
+
+    /// As templates of many models write arguments. Those of Qwen 3 Coder, GLM, Gemma and MiniMax loop over them, the last
+    /// only if they are an object.
+    const WRITTEN_ARGUMENTS: [&str; 8] = [
+        "{{ f.arguments | tojson }}",
+        "{% if f.arguments is string %}{{ f.arguments }}{% else %}{{ f.arguments | tojson }}{% endif %}",
+        "{{ 'a ' + f.arguments }}",
+        "{% for name, value in f.arguments | items %}{{ name }}:{{ value }} {% endfor %}",
+        "{% for name, value in f.arguments.items() %}{{ name }}:{{ value }} {% endfor %}",
+        "{% for name, value in f.arguments | dictsort %}{{ name }}:{{ value }} {% endfor %}",
+        "{% if f.arguments is mapping %}{% for name, value in f.arguments | items %}{{ name }}:{{ value }} {% endfor %}{% endif %}",
+        "{% if f.arguments is not mapping %}{{ raise_exception('mapping') }}{% endif %}{{ f.arguments | tojson }}",
+    ];
+
+    #[test]
+    fn earlier_calls_keep_arguments_that_are_no_object_under_every_template() {
+        let nothing =
+            [None, Some(json!(null)), Some(json!("")), Some(json!(" ")), Some(json!("null")), Some(json!({}))];
+        let others = [json!("{\"a\": 1"), json!("[1]"), json!([1]), json!("1"), json!(1), json!("a b")];
+        for written in WRITTEN_ARGUMENTS {
+            let template = format!(
+                "{{% for m in messages %}}{{% for call in m.tool_calls or [] %}}{{% set f = call.function or call %}}\
+                 {{{{ f.name }}}}[{written}]{{% endfor %}}{{{{ m.content }}}}{{% endfor %}}"
+            );
+            let text_with = |arguments: Option<&Value>, is_nested: bool| {
+                let mut function = json!({ "name": "f" });
+                if let Some(arguments) = arguments {
+                    function["arguments"] = arguments.clone();
+                }
+                let call = if is_nested { json!({ "type": "function", "function": function }) } else { function };
+                let good = json!({ "function": { "name": "g", "arguments": "{\"b\": 1}" } });
+                let asked = json!({ "role": "assistant", "tool_calls": [call, good] });
+                encoded_once(&template, &json!([asked, { "role": "user", "content": "q" }])).unwrap()
+            };
+            for is_nested in [true, false] {
+                let empty = text_with(Some(&json!("{}")), is_nested);
+                for arguments in &nothing {
+                    assert_eq!(text_with(arguments.as_ref(), is_nested), empty, "{written}: {arguments:?}");
+                }
+                for arguments in &others {
+                    let text = text_with(Some(arguments), is_nested);
+                    let raw = arguments.as_str().map_or_else(|| arguments.to_string(), str::to_owned);
+                    let quoted = Value::from(raw.as_str()).to_string();
+                    let is_kept = text.contains(&raw) || text.contains(quoted.trim_matches('"'));
+                    assert!(is_kept, "{written}: {arguments} becomes {text}");
+                    assert!(text.contains('b') && text.ends_with('q'), "{text}");
+                }
+            }
+        }
+    }
+
+    /// Rules of the templates of Qwen 3.5, Mistral and Gemma 2, shortened.
+    #[test]
+    fn messages_are_regrouped_if_the_template_rejects_their_order() {
+        let refuse = |condition: &str| format!("{{% if {condition} %}}{{{{ raise_exception('order') }}}}{{% endif %}}");
+        let at_beginning = refuse("m.role == 'system' and not loop.first");
+        let in_turn = "{% set users = messages | rejectattr('role', 'equalto', 'system') | list %}{% for m in users %}\
+                       {% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('order') }}{% endif %}{% endfor %}";
+        let no_system = refuse("m.role == 'system'");
+        let each =
+            |rule: &str| format!("{{% for m in messages %}}{rule}[{{{{ m.role }}}}]{{{{ m.content }}}}{{% endfor %}}");
+        let (strict, in_turn, no_system) = (
+            each(&at_beginning),
+            format!("{in_turn}{}", each(&at_beginning)),
+            format!("{in_turn}{}", each(&no_system)),
+        );
+        let messages = |written: &[(&str, &str)]| -> Value {
+            written.iter().map(|(role, content)| json!({ "role": role, "content": content })).collect()
+        };
+        for (template, given, expected) in [
+            (&strict, vec![("system", "a"), ("user", "b"), ("user", "c")], "[system]a[user]b[user]c"),
+            (&strict, vec![("system", "a"), ("developer", "b"), ("user", "c")], "[system]a\n\nb[user]c"),
+            (&strict, vec![("user", "a"), ("system", "b"), ("user", "c")], "[system]b[user]a[user]c"),
+            (&in_turn, vec![("user", "a"), ("system", "b"), ("user", "c")], "[system]b[user]a\n\nc"),
+            (&in_turn, vec![("assistant", "a"), ("user", "b")], "[user][assistant]a[user]b"),
+            (&in_turn, vec![("user", "a"), ("assistant", "b"), ("assistant", "c")], "[user]a[assistant]b\n\nc"),
+            (&no_system, vec![("system", "a"), ("user", "b")], "[user]a\n\nb"),
+        ] {
+            assert_eq!(encoded_once(template, &messages(&given)).unwrap(), expected, "{given:?}");
+        }
+        let error = encoded_once(&refuse("true"), &messages(&[("system", "a"), ("system", "b")])).unwrap_err();
+        assert!(error.to_string().contains("order"), "{error}");
     }
 
     #[test]
@@ -327,9 +455,9 @@ mod tests {
     #[test]
     fn tool_call_argument_limit_applies_to_the_whole_conversation() {
         let half = json!({ "a": vec![0; arguments::MAX_VALUES / 2] }).to_string();
-        let call = json!({ "function": { "arguments": half } });
+        let call = json!({ "function": { "name": "f", "arguments": half } });
         let message = json!({ "role": "assistant", "tool_calls": [call, call] });
-        let mut messages: Vec<Message> = serde_json::from_value(json!([message, message])).unwrap();
+        let messages: Vec<Message> = serde_json::from_value(json!([message, message])).unwrap();
         let n_objects = |message: &Message| {
             let calls = message.extra["tool_calls"].as_array().unwrap().iter();
             calls.filter(|call| call.pointer("/function/arguments").is_some_and(Value::is_object)).count()
@@ -339,9 +467,9 @@ mod tests {
         let in_conversation = template.in_supported_form(&messages, &RenderContext::default(), encode).unwrap();
         // With the list itself, the second half is one value too many.
         assert_eq!(in_conversation, [1, 0]);
-        for message in &mut messages {
-            message.parse_arguments(&ArgumentParser::new());
-            assert_eq!(n_objects(message), 1, "by itself, each message has the whole limit");
+        for message in &messages {
+            let alone = Form::Objects.of(std::slice::from_ref(message));
+            assert_eq!(n_objects(&alone[0]), 1, "by itself, each message has the whole limit");
         }
     }
 
@@ -353,9 +481,22 @@ mod tests {
         let extra: Map<String, Value> = [("name".to_owned(), json!("n"))].into_iter().collect();
         let parts = vec!["a".into(), "b".into()];
         assert_eq!(message, Message { role: "user".into(), content: "a\nb".into(), extra, parts });
-        for silent in [json!({ "role": "assistant" }), json!({ "role": "assistant", "content": null })] {
+        for silent in [
+            json!({ "role": "assistant" }),
+            json!({ "role": "assistant", "content": null, "tool_calls": [], "refusal": null }),
+        ] {
             assert_eq!(read(silent).unwrap(), Message::new("assistant", ""));
         }
+        let refusal = json!({ "type": "refusal", "refusal": "No." });
+        for refused in [
+            json!({ "role": "assistant", "content": [refusal] }),
+            json!({ "role": "assistant", "content": null, "refusal": "No." }),
+            json!({ "role": "assistant", "content": "", "refusal": "No." }),
+        ] {
+            assert_eq!(read(refused).unwrap(), Message::new("assistant", "No."));
+        }
+        let both = read(json!({ "role": "assistant", "content": "a", "refusal": "No." })).unwrap();
+        assert_eq!((both.content.as_str(), both.extra.len()), ("a\nNo.", 0));
         for (value, expected) in [
             (json!({ "content": "a" }), "missing field `role`"),
             (json!({ "role": 1, "content": "a" }), "`role` must be a string"),
@@ -363,6 +504,11 @@ mod tests {
             (json!({ "role": "user", "content": 1 }), "`content` must be a string or an array of parts"),
             (json!({ "role": "user", "content": [{ "type": "image_url" }] }), "`content[0].type` must be `text`"),
             (json!({ "role": "user", "content": [{ "type": "text" }] }), "`content[0]` must be an object"),
+            (json!({ "role": "user", "content": [refusal] }), "`content[0].type` must be `text`, the only"),
+            (
+                json!({ "role": "assistant", "content": [{ "type": "audio" }] }),
+                "`content[0].type` must be `text` or `refusal`",
+            ),
         ] {
             let error = read(value).unwrap_err().to_string();
             assert!(error.starts_with(expected), "{error}");

@@ -151,6 +151,41 @@ mod tests {
         assert_eq!(rendered(TEXTS, messages, Ending::OpenMessage), "[assistant]Once \nupon ");
     }
 
+    /// Templates of Qwen 3 and DeepSeek R1, shortened: they move thoughts, or remove them.
+    #[test]
+    fn continued_message_keeps_its_thought_as_it_was_written() {
+        let qwen = "{% for m in messages %}[{{ m.role }}]{% set content = m.content %}{% if m.role == 'assistant' %}\
+                    {% set thought = '' %}{% if '</think>' in content %}{% set thought = content.split('</think>')[0]\
+                    .split('<think>')[-1].strip('\n') %}{% set content = content.split('</think>')[-1].lstrip('\n') %}\
+                    {% endif %}<think>\n{{ thought }}\n</think>\n\n{% endif %}{{ content }}{% endfor %}\
+                    {% if add_generation_prompt %}[assistant]{% if no_thought %}<think>\n\n</think>\n\n{% endif %}{% endif %}";
+        let r1 = "{% for m in messages %}[{{ m.role }}]{{ m.content.split('</think>')[-1] }}{% endfor %}\
+                  {% if add_generation_prompt %}[assistant]<think>\n{% endif %}";
+        let continued = |source: &str, content: &str| {
+            rendered(source, vec![Message::new("user", "q"), Message::new("assistant", content)], Ending::OpenMessage)
+        };
+        for text in ["<think>\na\n</think>\n\nb ", "<think>a</think>b", "<think>\na", "<think>a</think>\n\n"] {
+            assert_eq!(continued(qwen, text), format!("[user]q[assistant]{text}"));
+            assert_eq!(continued(&qwen.replace("no_thought", "true"), text), format!("[user]q[assistant]{text}"));
+            assert_eq!(continued(r1, text), format!("[user]q[assistant]{text}"));
+        }
+        // The model was given the opening mark, so its answer has only the other.
+        assert_eq!(continued(r1, "a</think>b"), "[user]q[assistant]<think>\na</think>b");
+        assert_eq!(continued(r1, "b"), "[user]q[assistant]b");
+        // Without a generation prompt, the template writes the message.
+        assert_eq!(continued(TEXTS, "<think>a</think>b"), "[user]q[assistant]<think>a</think>b");
+    }
+
+    #[test]
+    fn message_with_calls_cannot_be_continued() {
+        let call: Message =
+            serde_json::from_value(json!({ "role": "assistant", "content": "a", "tool_calls": [{}] })).unwrap();
+        let template = ChatTemplate::new(TEXTS, Path::new("chat_template.jinja")).unwrap();
+        let context = RenderContext { ending: Ending::OpenMessage, ..RenderContext::default() };
+        let error = template.render(&[call], &context).unwrap_err().to_string();
+        assert!(error.contains("must not end with tool calls"), "{error}");
+    }
+
     #[test]
     fn changed_content_replaces_its_parts() {
         let mut changed = message("user", &["a ", "b"]);

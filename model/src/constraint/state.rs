@@ -17,7 +17,7 @@ use std::{
 use llguidance::{CancellationHandle, Matcher};
 use toktrie::SimpleVob;
 
-use super::task_threads::TaskThreads;
+use super::{library_limits, limits, task_threads::TaskThreads};
 use crate::{
     TokenId,
     error::{Error, Result},
@@ -213,10 +213,10 @@ impl Constraint {
     }
 
     fn failed(&self, what: &str) -> Error {
-        if let Some(limit) = super::limit_exceeded(what) {
-            return Error::Param { name: self.param, what: format!("cannot be satisfied: {limit}") };
-        }
         let what = what.split(['\n', '<']).next().unwrap_or_default();
+        if let Some(words) = library_limits::in_words(what, &limits()) {
+            return Error::Param { name: self.param, what: format!("cannot be satisfied: {words}") };
+        }
         let what = if what.is_empty() || what == "NoExtensionBias" {
             "no token of the vocabulary can continue the text"
         } else {

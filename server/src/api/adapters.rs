@@ -147,7 +147,9 @@ impl Chosen {
 /// # Errors
 /// 404 if neither exists; 503 if adapters are not known yet because the model is loading.
 pub(crate) fn choose(state: &AppState, name: Option<&str>) -> Result<Chosen, ApiError> {
-    let Some(name) = name.filter(|name| *name != state.model_id()) else { return Ok(Chosen::Model) };
+    // An empty name is none, as in vLLM and llama.cpp.
+    let name = name.filter(|name| !name.is_empty() && *name != state.model_id());
+    let Some(name) = name else { return Ok(Chosen::Model) };
     match state.engine() {
         Some(engine) if matches!(engine.adapters().find(name), Found::Unknown) => Err(unknown_model(state, name)),
         Some(_) => Ok(Chosen::Adapter(name.to_owned())),

@@ -14,7 +14,7 @@ use tokio_stream::StreamExt;
 use super::{
     api_keys::Sender,
     body_room::BodyRoom,
-    bounded_json::{self, BadJson},
+    bounded_json::{self, BadJson, MAX_DEPTH},
     endpoint::Policy,
     error::ApiError,
     fields::{Fields, repeated, shown},
@@ -204,6 +204,10 @@ fn parse(bytes: &[u8], max_bytes: usize) -> Result<(Map<String, Value>, usize), 
             Err(ApiError::bad_request(format!("the body must be a JSON object: {error}")))
         }
         Err(BadJson::Repeated(path)) => Err(repeated(path)),
+        Err(BadJson::TooDeep(depth)) => Err(ApiError::bad_request(format!(
+            "the body must nest lists and objects at most {MAX_DEPTH} deep, got {depth}\nhint: send data that are nested \
+             deeper as text"
+        ))),
         Err(BadJson::TooManyValues(most)) => Err(ApiError::bad_request(format!(
             "the body has too many values: its {} bytes would take more than {most} in memory\n\
              hint: send fewer, or raise `--max-body-bytes`, with which the limit grows",
@@ -331,6 +335,8 @@ mod tests {
 
     #[test]
     fn body_that_is_not_a_json_object_is_rejected() {
+        let deep = parse(format!("{{\"a\": {}{}}}", "[".repeat(200), "]".repeat(200))).unwrap_err();
+        assert!(deep.message().starts_with("the body must nest lists and objects at most 127 deep, got 201\nhint: "));
         for body in ["", "[]", "3", "{", "{\"a\": \u{1}}", &"[".repeat(100_000)] {
             assert!(parse(body).is_err(), "{body:.20}");
         }

@@ -25,6 +25,9 @@ const MEMBER_BYTES: usize = 2 * (size_of::<String>() + size_of::<Value>() + 2 * 
 /// Capacity of the shortest list.
 const MIN_ITEMS: usize = 4;
 
+/// How deep lists and objects may be nested: the limit of `serde_json`.
+pub(super) const MAX_DEPTH: usize = 127;
+
 /// Why parsing failed.
 #[derive(Debug)]
 pub(super) enum BadJson {
@@ -32,12 +35,11 @@ pub(super) enum BadJson {
     Malformed(serde_json::Error),
     /// An object has a name twice. Holds its path.
     Repeated(String),
+    /// Lists and objects are nested deeper than [`MAX_DEPTH`]. Holds how deep.
+    TooDeep(usize),
     /// The values take too much memory. Holds the limit in bytes.
     TooManyValues(usize),
 }
-
-/// How deep serde_json reads arrays and objects within one another.
-const MAX_DEPTH: usize = 127;
 
 /// What is wrong with a JSON text, and where. serde_json has no kinds for these errors: only its message tells them apart.
 pub(crate) fn problem(error: &serde_json::Error) -> String {
@@ -60,7 +62,7 @@ pub(super) fn parse(body: &[u8], max_body_bytes: usize) -> Result<(Value, usize)
     let whole = Body { tokens: &tokens, others: &others, repeated: &repeated };
     match deserializer.deserialize_any(whole).and_then(|value| deserializer.end().map(|()| value)) {
         Ok(value) => Ok((value, others.total - others.left.get())),
-        Err(error) => Err(reason(error, repeated, &[&tokens, &others])),
+        Err(error) => Err(reason(error, body, repeated, &[&tokens, &others])),
     }
 }
 
@@ -72,17 +74,38 @@ pub(super) fn parse_text(text: &str, max_values: usize) -> Result<Value, BadJson
     let mut deserializer = Deserializer::from_str(text);
     let parsed = Within { room: &room, repeated: &repeated }.deserialize(&mut deserializer);
     let parsed = parsed.and_then(|value| deserializer.end().map(|()| value));
-    parsed.map_err(|error| reason(error, repeated, &[&room]))
+    parsed.map_err(|error| reason(error, text.as_bytes(), repeated, &[&room]))
 }
 
-fn reason(error: serde_json::Error, repeated: Repeated, rooms: &[&Room]) -> BadJson {
+fn reason(error: serde_json::Error, json: &[u8], repeated: Repeated, rooms: &[&Room]) -> BadJson {
     if let Some(path) = repeated.0.into_inner() {
         return BadJson::Repeated(path);
+    }
+    // serde_json has no error kind for it.
+    if error.to_string().starts_with("recursion limit exceeded") {
+        return BadJson::TooDeep(depth(json));
     }
     match rooms.iter().find(|room| room.is_exhausted.get()) {
         Some(room) => BadJson::TooManyValues(room.total),
         None => BadJson::Malformed(error),
     }
+}
+
+/// How deep lists and objects are nested in a JSON text.
+fn depth(json: &[u8]) -> usize {
+    let (mut depth, mut deepest, mut is_in_string, mut is_escaped) = (0usize, 0, false, false);
+    for byte in json {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' => is_escaped = is_in_string,
+            b'"' => is_in_string = !is_in_string,
+            b'[' | b'{' if !is_in_string => depth += 1,
+            b']' | b'}' if !is_in_string => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        deepest = deepest.max(depth);
+    }
+    deepest
 }
 
 /// The path of a place within the value at `outer`: `outer.name` or `outer[0]`.
@@ -272,11 +295,24 @@ mod tests {
             let expected: Value = serde_json::from_str(text).unwrap();
             assert_eq!(parse(text.as_bytes(), 1000).unwrap().0, expected, "{text}");
         }
-        for text in ["", "{", "[1,]", "{\"a\": 1} 2", "{\"a\": \u{1}}", &"[".repeat(200), "{\"a\": 1e999}"] {
+        for text in ["", "{", "[1,]", "{\"a\": 1} 2", "{\"a\": \u{1}}", "{\"a\": 1e999}"] {
             let expected = serde_json::from_str::<Value>(text).unwrap_err().to_string();
             assert!(
                 matches!(parse(text.as_bytes(), 1000), Err(BadJson::Malformed(error)) if error.to_string() == expected)
             );
+        }
+    }
+
+    #[test]
+    fn json_nested_too_deep_is_rejected_with_its_depth() {
+        let nested = |depth: usize| format!("{}\"[\\\"[\"{}", "[".repeat(depth), "]".repeat(depth));
+        assert!(parse_text(&nested(MAX_DEPTH), 1000).is_ok());
+        for depth in [MAX_DEPTH + 1, 1000] {
+            let error = parse_text(&nested(depth), 10_000).err();
+            assert!(matches!(error, Some(BadJson::TooDeep(found)) if found == depth), "{error:?}");
+            let body = format!("{{\"a\": {}}}", nested(depth - 1));
+            let error = parse(body.as_bytes(), 1 << 20).err();
+            assert!(matches!(error, Some(BadJson::TooDeep(found)) if found == depth), "{error:?}");
         }
     }
 

@@ -8,7 +8,12 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response},
 };
-use hearth_model::{TokenId, chat::ChatTemplate, sampling::SamplingParams, tokenizer::Tokenizer};
+use hearth_model::{
+    TokenId,
+    chat::{ChatTemplate, thought},
+    sampling::SamplingParams,
+    tokenizer::{DecodeOptions, Tokenizer},
+};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -19,7 +24,7 @@ use super::{
     conversation::Conversation,
     endpoint::{Operation, ResponseBody, schema_of},
     error::ApiError,
-    fields::Fields,
+    fields::{Fields, shown_limit},
     generation::{Generation, Started, examples},
     options::RequestTemplates,
     prompt::WirePromptLogprobs,
@@ -149,6 +154,7 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
     let with_template = move || request.with_template(&model);
     let (request, parser, template) = state.prepare_long(preparation, wait, with_template).await?;
     let ChatRequest { conversation, generation } = request;
+    let continued_thought = conversation.continued_thought();
     let prepare = move |generation: &Generation, model: &ServedModel| {
         let check_length = |n_bytes| match generation.keeps_whole_prompt() {
             true => model.check_text_length("messages", n_bytes).map_err(ApiError::from),
@@ -158,6 +164,8 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
     };
     let started = generation.start(&state, "chatcmpl-", (preparation, prepare)).await?;
     let Started { head, deltas, tokenizer, prompt_ids } = started;
+    let open_thought = continued_thought.or_else(|| opened_thought(prompt_ids.first()?, &tokenizer));
+    let parser = parser.map(|parser| parser.within_thought(open_thought));
     // The text is tokenized, so the body's share of the memory limit can be released.
     drop(body);
     let prompt_token_ids = prompt_ids.first().filter(|_| generation.returns_token_ids).map(|ids| ids.to_vec());
@@ -223,6 +231,16 @@ impl ChatRequest {
     }
 }
 
+/// The mark that closes the thought that a prompt opens at its end.
+fn opened_thought(prompt_ids: &[TokenId], tokenizer: &Tokenizer) -> Option<&'static str> {
+    /// Enough for a mark and white space, a byte each.
+    const N_LAST: usize = 32;
+    let last = &prompt_ids[prompt_ids.len().saturating_sub(N_LAST)..];
+    let text = tokenizer.decode(last, DecodeOptions { skip_special_tokens: false });
+    let opened = thought::MARKS.into_iter().find(|[open, _]| text.trim_end().ends_with(open));
+    opened.map(|[_, close]| close)
+}
+
 fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     let is_asked = fields.flag_or("logprobs", false)?;
     let n_top = fields.count("top_logprobs", 0..=MAX_LOGPROBS)?;
@@ -234,10 +252,11 @@ fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
 
 /// Without a limit, the answer may fill the rest of the context.
 fn max_tokens(fields: &mut Fields) -> Result<usize, ApiError> {
-    let newer = fields.count("max_completion_tokens", 1..=usize::MAX)?;
-    let older = fields.count("max_tokens", 1..=usize::MAX)?;
+    let newer = fields.token_limit("max_completion_tokens", 1)?;
+    let older = fields.token_limit("max_tokens", 1)?;
     match (newer, older) {
         (Some(newer), Some(older)) if newer != older => {
+            let [newer, older] = [newer, older].map(shown_limit);
             let message = format!(
                 "`max_completion_tokens` and `max_tokens` are the same limit and must be equal, got {newer} and {older}"
             );
@@ -263,7 +282,10 @@ fn complete_response(head: Head, mut answers: Vec<Answer>, rest: Rest<'_>) -> Ch
     let choices = answers.into_iter().enumerate().map(|(index, answer)| {
         let (content, tool_calls) = match &parser {
             None => (Some(answer.text), Vec::new()),
-            Some(parser) => tool_calls::read(parser.clone(), &answer.text),
+            Some(parser) => {
+                let end = tool_calls::text_end(answer.finish_reason, &answer.stop_cause);
+                tool_calls::read(parser.clone(), &answer.text, end)
+            }
         };
         ChatChoice {
             index,
@@ -338,7 +360,7 @@ impl ChunkWriter {
         };
         let mut parts = calls.push(&text);
         if piece.finish_reason.is_some() {
-            parts.extend(calls.finish());
+            parts.extend(calls.finish(tool_calls::text_end(piece.finish_reason, &piece.stop_cause)));
         }
         piece.finish_reason = tool_calls::finish_reason(piece.finish_reason, &piece.stop_cause, calls.has_calls());
         let choices = parts.into_iter().map(|(content, call)| ChatChunkChoice {

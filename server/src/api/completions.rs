@@ -224,7 +224,9 @@ fn suffix(fields: &mut Fields, start: Start) -> Result<Option<String>, ApiError>
 }
 
 fn max_tokens(fields: &mut Fields, start: Start) -> Result<usize, ApiError> {
-    let max_tokens = fields.count_or("max_tokens", 0..=usize::MAX, DEFAULT_MAX_TOKENS)?;
+    let max_tokens = fields.token_limit("max_tokens", 0)?;
+    fields.note_default("max_tokens", &DEFAULT_MAX_TOKENS);
+    let max_tokens = max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
     if max_tokens == 0 && start != Start::Echo {
         let message = "`max_tokens` must be at least 1, got `0`\nhint: 0 is allowed with `echo`";
         return Err(ApiError::invalid("max_tokens", message));

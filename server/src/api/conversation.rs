@@ -4,7 +4,7 @@ use std::path::Path;
 
 use hearth_model::{
     Error, TokenId,
-    chat::{ChatTemplate, Ending, Message, MessageError, RenderContext},
+    chat::{ChatTemplate, Ending, Message, MessageError, RenderContext, thought},
 };
 use serde_json::{Map, Value, json};
 
@@ -14,7 +14,7 @@ use super::{
     options::RequestTemplates,
     preparation::Preparation,
     schema,
-    tools::{ToolStyle, Tools, ToolsIn},
+    tools::{ToolStyle, Tools},
 };
 use crate::engine::ServedModel;
 
@@ -104,6 +104,12 @@ impl Conversation {
         self.tools.as_ref().map(|tools| (tools, ToolStyle::of(template)))
     }
 
+    /// The mark that closes the thought within which the answer continues the last message.
+    pub(crate) fn continued_thought(&self) -> Option<&'static str> {
+        let last = self.messages.last().filter(|_| self.ending == Ending::OpenMessage)?;
+        thought::open_at_end(&last.content)
+    }
+
     /// The members of messages that the template does not use, by their paths.
     pub(crate) fn unread(&self, template: &ChatTemplate) -> Vec<String> {
         let source = template.source();
@@ -134,18 +140,11 @@ impl Conversation {
         model: &ServedModel,
         check_length: impl FnOnce(usize) -> Result<(), ApiError>,
     ) -> Result<Vec<TokenId>, ApiError> {
-        let (style, tools) = (ToolStyle::of(template), self.tools.as_ref());
+        let style = ToolStyle::of(template);
         let context = self.context(style, model);
-        let render = |place| {
-            let rendered_messages = style.messages(self.messages.clone(), tools, place);
-            template.prompt_text(&model.tokenizer, &rendered_messages, &context)
-        };
-        let mut text = render(ToolsIn::System);
-        // Tools are described in a system message, or, if the template rejects that, in the first message. If both
-        // fail, the error of the first attempt is returned.
-        if tools.is_some() && style.is_by_messages() && matches!(text, Err(Error::Template { .. })) {
-            text = render(ToolsIn::First).or(text);
-        }
+        let tools = self.tools.as_ref();
+        let messages = style.messages(self.messages, tools);
+        let text = template.prompt_text(&model.tokenizer, &messages, &context);
         let refusal = |error: Error| match error {
             Error::Param { name, .. } => ApiError::invalid(name, error.to_string()),
             error => ApiError::invalid("messages", format!("`messages` cannot be encoded: {error}")),
@@ -181,17 +180,17 @@ fn messages(fields: &mut Fields) -> Result<Vec<Message>, ApiError> {
 }
 
 fn message_schema() -> Value {
-    let part = json!({
-        "type": "object",
-        "properties": { "type": { "enum": ["text"] }, "text": schema::string() },
-        "required": ["type", "text"],
-    });
-    let content = schema::any_of([schema::string(), schema::array(part, 0)]);
+    let part = |kind: &str| {
+        let properties = json!({ "type": { "enum": [kind] }, kind: schema::string() });
+        json!({ "type": "object", "properties": properties, "required": ["type", kind] })
+    };
+    let content = |part: Value| schema::any_of([schema::string(), schema::array(part, 0)]);
+    let assistants_part = schema::any_of([part("text"), part("refusal")]);
     let for_roles = |roles: &[&str], content: Value, required: &[&str]| json!({ "type": "object", "properties": { "role": { "enum": roles }, "content": content }, "required": required });
     let (assistant, others): (Vec<&str>, Vec<&str>) = ROLES.into_iter().partition(|role| *role == ASSISTANT);
     schema::any_of([
-        for_roles(&others, content.clone(), &["role", "content"]),
-        for_roles(&assistant, schema::nullable(content), &["role"]),
+        for_roles(&others, content(part("text")), &["role", "content"]),
+        for_roles(&assistant, schema::nullable(content(assistants_part)), &["role"]),
     ])
 }
 
@@ -207,7 +206,7 @@ fn message(index: usize, item: Value, fields: &Fields) -> Result<Message, ApiErr
     }
     for (at, part) in members.get("content").and_then(Value::as_array).into_iter().flatten().enumerate() {
         let names = part.as_object().into_iter().flat_map(Map::keys);
-        let unread = names.filter(|name| !["type", "text"].contains(&name.as_str()));
+        let unread = names.filter(|name| !["type", "text", "refusal"].contains(&name.as_str()));
         unread.for_each(|name| fields.note_unread(format!("messages[{index}].content[{at}].{name}")));
     }
     let message = Message::try_from(members).map_err(|error| {

@@ -26,6 +26,9 @@ const NAME_PATTERN: &str = "^[a-zA-Z0-9_-]+$";
 /// Maximum size in bytes of a list of strings that are searched for in every answer.
 const MAX_LISTED_BYTES: usize = 1 << 16;
 
+/// A maximum number of tokens that does not limit.
+const NO_LIMIT: i64 = -1;
+
 /// The fields of a request's body, or of an object in it.
 #[derive(Debug)]
 pub(crate) struct Fields {
@@ -183,6 +186,19 @@ impl Fields {
         let count = self.count(name, range)?;
         self.note_default(name, &default);
         Ok(count.unwrap_or(default))
+    }
+
+    /// A maximum number of tokens, at least `least`. -1 is no limit, as in llama.cpp: `usize::MAX`.
+    pub(crate) fn token_limit(&mut self, name: &'static str, least: i64) -> Result<Option<usize>, ApiError> {
+        self.read(
+            name,
+            || schema::integer(&(NO_LIMIT..=i64::MAX)),
+            |value| match whole(value) {
+                Some(NO_LIMIT) => Ok(usize::MAX),
+                Some(limit) if limit >= least => Ok(usize::try_from(limit).unwrap_or(usize::MAX)),
+                _ => Err(format!("a whole number from {least} up, or {NO_LIMIT} for no limit")),
+            },
+        )
     }
 
     /// A random seed: any 64-bit number, with or without sign. -1 counts as absent, as in vLLM and llama.cpp.
@@ -490,6 +506,11 @@ fn whole(value: &Value) -> Option<i64> {
     let is_whole = |number: &f64| number.fract() == 0.0 && number.abs() < BEYOND;
     let from_float = || value.as_f64().filter(is_whole).map(|number| number as i64);
     value.as_i64().or_else(from_float)
+}
+
+/// A maximum number of tokens, as [`Fields::token_limit`] reads it.
+pub(crate) fn shown_limit(limit: usize) -> String {
+    if limit == usize::MAX { NO_LIMIT.to_string() } else { limit.to_string() }
 }
 
 /// The value as JSON for error messages, truncated.

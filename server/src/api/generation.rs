@@ -516,8 +516,15 @@ pub(crate) fn examples(smallest: &Value) -> Vec<Value> {
 
 fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     for (name, replacement) in UNSUPPORTED {
-        // llama.cpp's clients may send an empty `grammar`.
-        if fields.take(name).is_some_and(|value| value != "") {
+        // Some clients send a parameter that they do not use, with nothing in it.
+        let is_off = |value: &Value| match value {
+            Value::String(word) => {
+                word.is_empty() || name == "function_call" && matches!(word.as_str(), "none" | "auto")
+            }
+            Value::Array(items) => items.is_empty(),
+            _ => false,
+        };
+        if fields.take(name).is_some_and(|value| !is_off(&value)) {
             let hint = replacement.map_or_else(String::new, |other| format!("\nhint: use `{other}`"));
             return Err(ApiError::invalid(name, format!("`{name}` is not supported{hint}")));
         }

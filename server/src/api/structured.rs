@@ -7,7 +7,7 @@ use hearth_model::{
 use serde_json::{Value, json};
 
 use super::{
-    bounded_json::{BadJson, join, parse_text, problem},
+    bounded_json::{BadJson, MAX_DEPTH, join, parse_text, problem},
     error::ApiError,
     fields::{Fields, missing, must_be, repeated, string_list},
     schema,
@@ -200,6 +200,10 @@ fn schema(path: &'static str, value: Value) -> Result<Value, ApiError> {
                 Err(ApiError::invalid(path, format!("`{path}` must be {ALLOWED}: {}", problem(&error))))
             }
             Err(BadJson::Repeated(within)) => Err(repeated(join(path, &within))),
+            Err(BadJson::TooDeep(depth)) => {
+                let message = format!("`{path}` must nest lists and objects at most {MAX_DEPTH} deep, got {depth}");
+                Err(ApiError::invalid(path, message))
+            }
             Err(BadJson::TooManyValues(_)) => {
                 let message = format!("`{path}` must have at most {MAX_SCHEMA_VALUES} values, got more");
                 Err(ApiError::invalid(path, message))

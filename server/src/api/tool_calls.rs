@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::tool_parser::{Piece, ToolParser};
+use super::tool_parser::{Piece, TextEnd, ToolParser};
 use crate::engine::StopCause;
 
 /// A call in a whole message.
@@ -60,9 +60,9 @@ impl CallDeltas {
         pieces.into_iter().map(|piece| self.delta(piece)).collect()
     }
 
-    /// Those that are left when the text is complete.
-    pub(crate) fn finish(&mut self) -> Vec<(Option<String>, Option<WireCallDelta>)> {
-        let pieces = self.parser.finish();
+    /// Those that are left when the text has ended.
+    pub(crate) fn finish(&mut self, end: TextEnd) -> Vec<(Option<String>, Option<WireCallDelta>)> {
+        let pieces = self.parser.finish(end);
         pieces.into_iter().map(|piece| self.delta(piece)).collect()
     }
 
@@ -87,11 +87,11 @@ impl CallDeltas {
     }
 }
 
-/// The content and the calls of a whole answer. Content is `None` if there are only calls.
-pub(crate) fn read(mut parser: ToolParser, text: &str) -> (Option<String>, Vec<WireCall>) {
+/// The content and the calls of an answer. Content is `None` if there are only calls.
+pub(crate) fn read(mut parser: ToolParser, text: &str, end: TextEnd) -> (Option<String>, Vec<WireCall>) {
     let (mut content, mut calls) = (String::new(), Vec::<WireCall>::new());
     let mut pieces = parser.push(text);
-    pieces.extend(parser.finish());
+    pieces.extend(parser.finish(end));
     for piece in pieces {
         match piece {
             Piece::Content(text) => content.push_str(&text),
@@ -110,15 +110,20 @@ pub(crate) fn read(mut parser: ToolParser, text: &str) -> (Option<String>, Vec<W
     ((!is_nothing).then_some(content), calls)
 }
 
-/// The finish reason: `tool_calls` if the message ends with calls; a truncated message, also by a stop string, keeps
-/// its own reason.
+/// Whether the model ended its answer.
+pub(crate) fn text_end(reason: Option<&'static str>, cause: &Option<StopCause>) -> TextEnd {
+    match (reason, cause) {
+        (Some("stop"), None | Some(StopCause::Token(_))) => TextEnd::Whole,
+        _ => TextEnd::Cut,
+    }
+}
+
+/// The finish reason: `tool_calls` if the message has calls; a truncated message, also by a stop string, keeps its own
+/// reason.
 pub(crate) fn finish_reason(
     reason: Option<&'static str>,
     cause: &Option<StopCause>,
     has_calls: bool,
 ) -> Option<&'static str> {
-    match (reason, cause) {
-        (Some("stop"), None | Some(StopCause::Token(_))) if has_calls => Some("tool_calls"),
-        (reason, _) => reason,
-    }
+    if has_calls && text_end(reason, cause) == TextEnd::Whole { Some("tool_calls") } else { reason }
 }

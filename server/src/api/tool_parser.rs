@@ -1,9 +1,12 @@
 //! Parses tool calls in the text that a model writes. The result does not depend on how the text is split into pieces.
 //! Text that may become a call is held, and not parsed again at each piece.
 //!
-//! If generation was unconstrained, a call is returned once it is complete and well formed; all other text is content,
-//! except whitespace around calls. If generation followed a grammar, arguments are returned as they come.
+//! If generation was unconstrained, a call is returned once it is complete and well formed. All other text is content:
+//! also calls within a thought, which the model only considers, and calls that are cut off. The whitespace before the
+//! first and after the last content is left out beside calls. If generation followed a grammar, arguments are returned
+//! as they come.
 
+use hearth_model::chat::thought;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Deserializer, Map, Value};
 
@@ -43,8 +46,9 @@ pub(crate) struct ToolParser {
 enum Kind {
     /// Finds calls in unconstrained text.
     Searching(Search),
-    /// Splits text that a grammar has constrained to calls. `scan`: the state within a call's arguments.
-    Following { scan: Option<JsonScan> },
+    /// Splits text that a grammar has constrained to calls. `scan`: the state within a call's arguments; `has_calls`:
+    /// whether a call has ended or begun.
+    Following { scan: Option<JsonScan>, has_calls: bool },
 }
 
 /// State for unconstrained text.
@@ -57,8 +61,12 @@ struct Search {
     n_found: usize,
     /// Whitespace that becomes content only if content follows.
     blanks: String,
+    /// Whether there has been content.
+    has_content: bool,
     /// Whether there has been content since the start or the last call.
     is_content_sent: bool,
+    /// The mark that closes the open thought.
+    thought_end: Option<&'static str>,
     /// Whether the current line has only whitespace so far.
     is_line_blank: bool,
     waiting_for: WaitingFor,
@@ -113,7 +121,9 @@ impl ToolParser {
             n_calls,
             n_found: 0,
             blanks: String::new(),
+            has_content: false,
             is_content_sent: false,
+            thought_end: None,
             is_line_blank: true,
             waiting_for: WaitingFor::default(),
         };
@@ -122,7 +132,15 @@ impl ToolParser {
 
     /// For text that consists only of calls, enforced by a grammar.
     pub(crate) fn following(format: &'static CallFormat) -> Self {
-        Self { format, kind: Kind::Following { scan: None }, held: String::new() }
+        Self { format, kind: Kind::Following { scan: None, has_calls: false }, held: String::new() }
+    }
+
+    /// For text that begins within a thought, which this mark closes.
+    pub(crate) fn within_thought(mut self, end: Option<&'static str>) -> Self {
+        if let Kind::Searching(search) = &mut self.kind {
+            search.thought_end = end;
+        }
+        self
     }
 
     /// An id for a call.
@@ -137,39 +155,53 @@ impl ToolParser {
         match &mut self.kind {
             Kind::Searching(search) => {
                 if !search.waiting_for.goes_on(text) {
-                    search.advance(&mut self.held, TextEnded::NotYet, &mut pieces);
+                    search.advance(&mut self.held, None, &mut pieces);
                 }
             }
-            Kind::Following { scan } => follow(self.format, &mut self.held, scan, &mut pieces),
+            Kind::Following { scan, has_calls } => {
+                follow(self.format, &mut self.held, scan, &mut pieces);
+                *has_calls |= !pieces.is_empty();
+            }
         }
         pieces
     }
 
     /// Ends the text and returns the rest.
-    pub(crate) fn finish(&mut self) -> Vec<Piece> {
+    pub(crate) fn finish(&mut self, end: TextEnd) -> Vec<Piece> {
         let mut pieces = Vec::new();
-        if let Kind::Searching(search) = &mut self.kind {
-            search.advance(&mut self.held, TextEnded::Yes, &mut pieces);
-            let blanks = std::mem::take(&mut search.blanks);
-            if search.n_found == 0 && !blanks.is_empty() {
-                pieces.push(Piece::Content(blanks));
+        let rest = match &mut self.kind {
+            Kind::Searching(search) => {
+                search.advance(&mut self.held, Some(end), &mut pieces);
+                let blanks = std::mem::take(&mut search.blanks);
+                if search.n_found == 0 { blanks } else { String::new() }
             }
+            Kind::Following { has_calls, .. } => {
+                let held = std::mem::take(&mut self.held);
+                if *has_calls { after_calls(self.format, &held).to_owned() } else { held }
+            }
+        };
+        if !rest.is_empty() {
+            pieces.push(Piece::Content(rest));
         }
         pieces
     }
 }
 
-/// Whether the text is complete.
+/// How a text ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum TextEnded {
-    NotYet,
-    Yes,
+pub(crate) enum TextEnd {
+    /// The model ended it.
+    Whole,
+    /// A limit or a stop string ended it.
+    Cut,
 }
 
 /// What the held text starts with.
 enum Found {
     /// This many bytes of content.
     Content(usize),
+    /// This many bytes of content, the last of which open or close a thought. `end`: the mark that closes it.
+    Thought { n_bytes: usize, end: Option<&'static str> },
     /// Text that may become a call. The last `n_json` bytes are the beginning of a JSON value.
     Open { n_json: usize },
     /// Calls of this many bytes.
@@ -191,18 +223,21 @@ enum NoCalls {
 }
 
 impl Search {
-    fn advance(&mut self, held: &mut String, ended: TextEnded, pieces: &mut Vec<Piece>) {
+    /// Takes what is settled from the held text. `end` is `None` while more text may follow.
+    fn advance(&mut self, held: &mut String, end: Option<TextEnd>, pieces: &mut Vec<Piece>) {
         self.waiting_for = WaitingFor::default();
         while !held.is_empty() {
-            match self.look(held, ended) {
+            match self.look(held, end) {
                 Found::Open { n_json } => {
                     self.waiting_for = WaitingFor::new(held, n_json);
                     return;
                 }
-                Found::Content(n_bytes) => {
-                    let rest = held.split_off(n_bytes);
-                    let text = std::mem::replace(held, rest);
-                    self.emit_content(&text, pieces);
+                Found::Content(n_bytes) => self.emit_content(&take_start(held, n_bytes), pieces),
+                Found::Thought { n_bytes, end } => {
+                    self.emit_content(&take_start(held, n_bytes), pieces);
+                    self.thought_end = end;
+                    // A call may follow the closing mark directly.
+                    self.is_line_blank = true;
                 }
                 Found::Calls { n_bytes, calls } => {
                     held.drain(..n_bytes);
@@ -221,15 +256,25 @@ impl Search {
             self.blanks.push_str(blanks);
             return;
         }
-        let text = std::mem::replace(&mut self.blanks, blanks.to_owned()) + settled;
-        // Whitespace after a call belongs to it.
-        let text = if self.n_found > 0 && !self.is_content_sent { text.trim_start().to_owned() } else { text };
-        self.is_content_sent = true;
+        let mut text = std::mem::replace(&mut self.blanks, blanks.to_owned()) + settled;
+        if self.is_after_call() {
+            if !self.has_content {
+                text = text.trim_start().to_owned();
+            } else if !text.starts_with(char::is_whitespace) {
+                // The texts before and after a call are not one word.
+                text.insert(0, '\n');
+            }
+        }
+        (self.has_content, self.is_content_sent) = (true, true);
         pieces.push(Piece::Content(text));
     }
 
+    /// Whether there has been no content since the last call.
+    fn is_after_call(&self) -> bool {
+        self.n_found > 0 && !self.is_content_sent
+    }
+
     fn emit_call(&mut self, call: Call, pieces: &mut Vec<Piece>) {
-        self.blanks.clear();
         self.n_found += 1;
         self.is_content_sent = false;
         self.is_line_blank = true;
@@ -240,23 +285,30 @@ impl Search {
     }
 
     /// Classifies the start of the held text.
-    fn look(&self, held: &str, ended: TextEnded) -> Found {
+    fn look(&self, held: &str, end: Option<TextEnd>) -> Found {
+        if let Some(mark) = self.thought_end {
+            return match held.find(mark) {
+                Some(at) => Found::Thought { n_bytes: at + mark.len(), end: None },
+                None => settled(held, 0, [mark], end),
+            };
+        }
         let separates = |next: char| next.is_whitespace() || self.format.separator.contains(next);
-        let is_after_call = self.n_found > 0 && !self.is_content_sent;
-        let rest = if is_after_call { held.trim_start_matches(separates) } else { held };
+        let rest = if self.is_after_call() { held.trim_start_matches(separates) } else { held };
         let n_before = held.len() - rest.len();
         let marks = self.format.openings.iter().filter_map(|mark| rest.find(mark));
         let brace = if self.format.is_bare { self.brace_at_line_start(rest) } else { None };
-        match marks.chain(brace).min() {
-            Some(0) => self.calls_at(held, n_before, ended),
-            Some(start) => Found::Content(n_before + start),
-            None if ended == TextEnded::Yes => Found::Content(held.len()),
-            None => {
-                let openings = self.format.openings.iter();
-                match rest.len() - openings.map(|mark| overlap(rest, mark)).max().unwrap_or(0) {
-                    0 => Found::Open { n_json: 0 },
-                    n_bytes => Found::Content(n_before + n_bytes),
-                }
+        let call = marks.chain(brace).min();
+        let thoughts = thought::MARKS.into_iter();
+        let thought = thoughts.filter_map(|[open, close]| Some((rest.find(open)?, open, close))).min();
+        match (call, thought) {
+            (call, Some((start, open, close))) if call.is_none_or(|call| start < call) => {
+                Found::Thought { n_bytes: n_before + start + open.len(), end: Some(close) }
+            }
+            (Some(0), _) => self.calls_at(held, n_before, end),
+            (Some(start), _) => Found::Content(n_before + start),
+            (None, _) => {
+                let marks = self.format.openings.iter().copied().chain(thought::MARKS.map(|[open, _]| open));
+                settled(rest, n_before, marks, end)
             }
         }
     }
@@ -273,7 +325,7 @@ impl Search {
     }
 
     /// The calls at byte `start`, where there is a mark or a brace.
-    fn calls_at(&self, held: &str, start: usize, ended: TextEnded) -> Found {
+    fn calls_at(&self, held: &str, start: usize, end: Option<TextEnd>) -> Found {
         let text = &held[start..];
         let after_mark = self.format.openings.iter().find_map(|mark| text.strip_prefix(mark));
         let body = after_mark.unwrap_or(text).trim_start();
@@ -285,18 +337,18 @@ impl Search {
         }
         let found = match self.format.body {
             Body::Json => self.json_calls(body),
-            Body::Named { before_id, before_arguments } => self.named_call(body, before_id, before_arguments),
+            Body::Named { before_id, before_arguments } => self.named_call(body, before_id, before_arguments, end),
         };
         match found {
-            Ok((calls, after)) => match self.closing_len(after, ended) {
+            Ok((calls, after)) => match self.closing_len(after, end) {
                 Some(n_closing) => Found::Calls { n_bytes: held.len() - after.len() + n_closing, calls },
                 None => Found::Open { n_json: 0 },
             },
             // A brace without a mark may become content at the next character.
-            Err(NoCalls::Cut { .. }) if ended == TextEnded::NotYet && after_mark.is_none() && !begins_call(body) => {
+            Err(NoCalls::Cut { .. }) if end.is_none() && after_mark.is_none() && !begins_call(body) => {
                 Found::Open { n_json: 0 }
             }
-            Err(NoCalls::Cut { n_json }) if ended == TextEnded::NotYet => Found::Open { n_json },
+            Err(NoCalls::Cut { n_json }) if end.is_none() => Found::Open { n_json },
             Err(NoCalls::Cut { .. }) => Found::Content(held.len()),
             Err(NoCalls::Content(0)) if after_mark.is_none() => Found::Content(n_before + 1),
             Err(NoCalls::Content(n_bytes)) => Found::Content(n_before + n_bytes),
@@ -304,12 +356,12 @@ impl Search {
     }
 
     /// The length of the mark that may follow calls. `None` if it is incomplete.
-    fn closing_len(&self, after: &str, ended: TextEnded) -> Option<usize> {
+    fn closing_len(&self, after: &str, end: Option<TextEnd>) -> Option<usize> {
         let Some(mark) = self.format.closing else { return Some(0) };
         let next = after.trim_start();
         match next.strip_prefix(mark) {
             Some(rest) => Some(after.len() - rest.len()),
-            None if ended == TextEnded::NotYet && mark.starts_with(next) => None,
+            None if end.is_none() && mark.starts_with(next) => None,
             None => Some(0),
         }
     }
@@ -331,24 +383,41 @@ impl Search {
         text: &'a str,
         before_id: &str,
         before_arguments: &str,
+        end: Option<TextEnd>,
     ) -> Result<(Vec<Call>, &'a str), NoCalls> {
         let (name, marks) = text.split_at(text.find('[').unwrap_or(text.len()));
         let name = name.trim_end();
-        if marks.is_empty() && self.names.iter().any(|known| known.starts_with(name)) {
+        let is_known = self.names.iter().any(|known| known == name);
+        if marks.is_empty() && end != Some(TextEnd::Whole) && self.names.iter().any(|known| known.starts_with(name)) {
             return Err(NoCalls::Cut { n_json: 0 });
         }
-        if !self.names.iter().any(|known| known == name) {
+        if !is_known {
             return Err(NoCalls::Content(0));
         }
+        let call = |arguments: &str| vec![Call { name: name.to_owned(), arguments: arguments.to_owned() }];
         let without_id = marks.strip_prefix(before_id).map(|id| id.trim_start_matches(char::is_alphanumeric));
         let marks = without_id.unwrap_or(marks);
-        let Some(arguments) = marks.strip_prefix(before_arguments) else {
-            let is_cut = [before_id, before_arguments].iter().any(|mark| mark.starts_with(marks));
-            return Err(if is_cut { NoCalls::Cut { n_json: 0 } } else { NoCalls::Content(0) });
-        };
-        let (json, after) = json_at_start(arguments.trim_start())?;
+        let arguments = marks.strip_prefix(before_arguments).map(str::trim_start);
+        let rest = arguments.unwrap_or(marks);
+        let openings = self.format.openings;
+        // Without arguments, the turn ends or another call follows.
+        if (rest.is_empty() && end == Some(TextEnd::Whole)) || openings.iter().any(|mark| rest.starts_with(mark)) {
+            return Ok((call(NO_ARGUMENTS), rest));
+        }
+        let nothing = ["null", "\"\""];
+        let next = if arguments.is_some() { nothing } else { [before_id, before_arguments] };
+        if openings.iter().chain(&next).any(|next| next.len() > rest.len() && next.starts_with(rest)) {
+            return Err(NoCalls::Cut { n_json: 0 });
+        }
+        if arguments.is_none() || rest.starts_with('[') {
+            return Err(NoCalls::Content(0));
+        }
+        if let Some(after) = nothing.iter().find_map(|nothing| rest.strip_prefix(nothing)) {
+            return Ok((call(NO_ARGUMENTS), after));
+        }
+        let (json, after) = json_at_start(rest)?;
         match serde_json::from_str::<Map<String, Value>>(json) {
-            Ok(_) => Ok((vec![Call { name: name.to_owned(), arguments: json.to_owned() }], after)),
+            Ok(_) => Ok((call(json), after)),
             Err(_) => Err(NoCalls::Content(0)),
         }
     }
@@ -359,17 +428,47 @@ impl Search {
         let name = call.get("name")?.as_str()?;
         let key = if call.contains_key("arguments") { "arguments" } else { "parameters" };
         // Taken from the text, not serialized from the parsed value: numbers would lose digits.
-        let arguments = match call.get(key)? {
-            Value::Object(_) => member_text(json, key)?,
+        let arguments = match call.get(key) {
+            Some(Value::Object(_)) => member_text(json, key)?,
             // Some models write the arguments as a string, the form in which clients receive them.
-            Value::String(text) => {
+            Some(Value::String(text)) if !is_nothing(text) => {
                 let _: Map<String, Value> = serde_json::from_str(text).ok()?;
                 text.trim()
             }
+            Some(Value::Null | Value::String(_)) => NO_ARGUMENTS,
+            // An object with other members is no call without arguments.
+            None if call.keys().all(|name| ["name", "type", "id"].contains(&name.as_str())) => NO_ARGUMENTS,
             _ => return None,
         };
         let is_known = self.names.iter().any(|known| known == name);
         is_known.then(|| Call { name: name.to_owned(), arguments: arguments.to_owned() })
+    }
+}
+
+/// The arguments of a call that has none.
+const NO_ARGUMENTS: &str = "{}";
+
+/// Whether arguments that are a string stand for none.
+fn is_nothing(arguments: &str) -> bool {
+    matches!(arguments.trim(), "" | "null")
+}
+
+/// Removes and returns the first `n_bytes` of a text.
+fn take_start(text: &mut String, n_bytes: usize) -> String {
+    let rest = text.split_off(n_bytes);
+    std::mem::replace(text, rest)
+}
+
+/// The content in `rest`, which comes after `n_before` bytes: all but the beginning of a mark at its end, if more text
+/// may follow.
+fn settled<'a>(rest: &str, n_before: usize, marks: impl IntoIterator<Item = &'a str>, end: Option<TextEnd>) -> Found {
+    let n_open = match end {
+        None => marks.into_iter().map(|mark| overlap(rest, mark)).max().unwrap_or(0),
+        Some(_) => 0,
+    };
+    match rest.len() - n_open {
+        0 if end.is_none() => Found::Open { n_json: 0 },
+        n_bytes => Found::Content(n_before + n_bytes),
     }
 }
 
@@ -456,6 +555,17 @@ fn may_become_call(json: &str) -> bool {
 fn begins_call(json: &str) -> bool {
     let inside = json.strip_prefix('{').map(str::trim_start);
     inside.is_some_and(|inside| MEMBERS.iter().any(|member| inside.starts_with(member)))
+}
+
+/// What follows complete calls of a text that follows a grammar: the beginning of another call.
+fn after_calls<'a>(format: &CallFormat, held: &'a str) -> &'a str {
+    let ([_, last], [.., after]) = (format.around_all, format.around_parts);
+    let rest = held.strip_prefix(after).unwrap_or_default();
+    if !last.is_empty() && last.starts_with(rest) {
+        ""
+    } else {
+        rest.strip_prefix(format.separator).unwrap_or_default()
+    }
 }
 
 /// Parses text that follows a grammar. Function names contain no characters that JSON escapes.

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use hearth_model::{
     TokenId,
-    chat::{ChatTemplate, Message},
+    chat::{ChatTemplate, Message, thought},
     constraint::{check_enforceable, in_lark, lenient},
     tokenizer::Tokenizer,
 };
@@ -56,15 +56,6 @@ enum ToolChoice {
     Named(String),
 }
 
-/// The message that describes the tools if the template does not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ToolsIn {
-    /// In the system message, which is added if there is none.
-    System,
-    /// In the first message, whatever its role: some templates reject system messages.
-    First,
-}
-
 /// How tools are described to a model and how it writes calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ToolStyle {
@@ -92,14 +83,10 @@ impl ToolStyle {
         self.format.unwrap_or(&HERMES)
     }
 
-    /// Whether marks of calls are special tokens, which must be kept in the text.
+    /// Whether marks of calls or of thoughts are special tokens, which must be kept in the text.
     pub(crate) fn has_special_marks(self, tokenizer: &Tokenizer) -> bool {
-        !special_marks(self.enforced_format(), tokenizer).is_empty()
-    }
-
-    /// Whether the tools are described in messages.
-    pub(crate) fn is_by_messages(self) -> bool {
-        !self.is_in_template
+        let is_special = |mark: &&str| tokenizer.token_id(mark).is_some_and(|id| tokenizer.is_special(id));
+        self.enforced_format().marks().chain(thought::MARKS.into_iter().flatten()).any(|mark| is_special(&mark))
     }
 
     /// The tools that the template receives.
@@ -108,7 +95,7 @@ impl ToolStyle {
     }
 
     /// The messages, with additions for tools and calls that the template does not write itself.
-    pub(crate) fn messages(self, mut messages: Vec<Message>, tools: Option<&Tools>, place: ToolsIn) -> Vec<Message> {
+    pub(crate) fn messages(self, mut messages: Vec<Message>, tools: Option<&Tools>) -> Vec<Message> {
         // With tools, earlier calls should have the format of new ones.
         let is_written = if tools.is_some() { self.is_alike } else { self.has_history };
         if !is_written {
@@ -116,11 +103,10 @@ impl ToolStyle {
         }
         if let Some(tools) = tools.filter(|_| !self.is_in_template) {
             let section = tools.section();
-            match (messages.first_mut(), place) {
-                (Some(first), _) if matches!(first.role.as_str(), "system" | "developer") => {
+            match messages.first_mut() {
+                Some(first) if matches!(first.role.as_str(), "system" | "developer") => {
                     first.content = format!("{}\n\n{section}", first.content);
                 }
-                (Some(first), ToolsIn::First) => first.content = format!("{section}\n\n{}", first.content),
                 _ => messages.insert(0, Message::new("system", section)),
             }
         }
@@ -143,6 +129,8 @@ fn as_text(mut message: Message) -> Message {
         let name = quoted.strip_prefix('"').and_then(|name| name.strip_suffix('"')).unwrap_or(&quoted);
         let arguments = match part("/function/arguments") {
             Value::String(text) if is_object(text) => text.trim().to_owned(),
+            Value::String(text) if matches!(text.trim(), "" | "null") => "{}".to_owned(),
+            Value::Null => "{}".to_owned(),
             other => other.to_string(),
         };
         (name.to_owned(), arguments)
@@ -185,6 +173,7 @@ fn choice_schema() -> Value {
 impl Tools {
     /// Reads `tools`, `tool_choice` and `parallel_tool_calls`. `None` if nothing may be called.
     pub(crate) fn from_fields(fields: &mut Fields) -> Result<Option<Self>, ApiError> {
+        let is_given = fields.has("tools");
         let items = fields.objects("tools")?.unwrap_or_default();
         if items.len() > MAX_TOOLS {
             let message = format!(
@@ -202,7 +191,9 @@ impl Tools {
         let choice = choice(fields.take_as("tool_choice", choice_schema), &list)?;
         let parallel = fields.flag("parallel_tool_calls")?;
         if list.is_empty() {
+            // An agent that has no tools just now may say how it would use them.
             return match (choice, parallel) {
+                (Some(Some(ToolChoice::Auto)) | Some(None) | None, _) if is_given => Ok(None),
                 (Some(Some(_)), _) => Err(only_with_tools("tool_choice")),
                 (_, Some(_)) => Err(only_with_tools("parallel_tool_calls")),
                 _ => Ok(None),

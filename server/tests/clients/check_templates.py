@@ -4,12 +4,14 @@
     HEARTH_URL=http://127.0.0.1:8000 python check_templates.py MODEL_DIR FOLDER_OF_TEMPLATES
 
 Templates expect different forms of a conversation (arguments of tool calls as objects or as text, `content` of a message with nothing
-but calls as none or as an empty text, or any `content` as a list of parts or as a text, `system` or `developer`), and requests have one. So what the server renders must be what
+but calls as none or as an empty text, or any `content` as a list of parts or as a text, `system` or `developer`, one system message at
+the beginning, the user and the assistant in turn), and requests have one. So what the server renders must be what
 `transformers` renders of one of the forms; where `transformers` renders none, anything goes. Templates that ignore tools are not
 compared with tools: the server describes these in its own words.
 """
 
 import copy
+import functools
 import itertools
 import json
 import os
@@ -30,6 +32,11 @@ def message(role, content, **more):
 
 def call(name, **arguments):
     return {"id": f"{name}1234"[:9], "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def call_of(arguments):
+    """A call with arguments that are no object."""
+    return call("weather") | {"function": {"name": "weather", "arguments": arguments}}
 
 
 def result(name, content):
@@ -63,6 +70,12 @@ CONVERSATIONS = {
     "a call": ([ASKED, message("assistant", None, tool_calls=[call("weather", city="Köln", more=NESTED)])], True, {}),
     "a result": ([ASKED, message("assistant", None, tool_calls=[call("weather", city="Köln")]), result("weather", '{"sky": "☁"}')], True, {}),
     "a text and a call": ([ASKED, message("assistant", "I look.", tool_calls=[call("time")]), result("time", "12:00"), message("assistant", "12."), message("user", "Thanks")], True, {}),
+    "cut arguments": ([ASKED, message("assistant", None, tool_calls=[call_of('{"city": "Kö')]), result("weather", "?"), message("user", "And now?")], True, {}),
+    "empty arguments": ([ASKED, message("assistant", None, tool_calls=[call_of("")]), result("weather", "?"), message("user", "And now?")], True, {}),
+    "two system messages": ([message("system", "Be brief."), message("system", "Be kind."), ASKED], False, {}),
+    "a later system message": ([ASKED, message("assistant", "Rain."), message("system", "Be kind."), message("user", "Sure?")], False, {}),
+    "two messages of the user": ([message("system", "Be brief."), ASKED, message("user", "And now?")], False, {}),
+    "the assistant first": ([message("assistant", "Hello!"), ASKED], False, {}),
     "two calls": ([ASKED, message("assistant", "", tool_calls=[call("weather", city="Bonn"), call("time")]), result("weather", "rain"), result("time", "12:00")], True, {}),
 }
 
@@ -78,10 +91,49 @@ def post(path, body):
 
 def as_sent(messages):
     """Arguments of calls are text, as in OpenAI's API."""
-    sent = copy.deepcopy(messages)
-    for made in itertools.chain.from_iterable(each.get("tool_calls", []) for each in sent):
-        made["function"]["arguments"] = json.dumps(made["function"]["arguments"], ensure_ascii=False)
-    return sent
+    return with_arguments(messages, lambda given: given if isinstance(given, str) else text_of(given))
+
+
+def text_of(arguments):
+    return arguments if isinstance(arguments, str) and arguments else json.dumps(arguments or {}, ensure_ascii=False)
+
+
+def object_of(arguments):
+    return (arguments or {}) if isinstance(arguments, dict) or not arguments else {"arguments": arguments}
+
+
+def with_arguments(messages, form):
+    changed = copy.deepcopy(messages)
+    for made in itertools.chain.from_iterable(each.get("tool_calls", []) for each in changed):
+        made["function"]["arguments"] = form(made["function"]["arguments"])
+    return changed
+
+
+def joined(first, second):
+    texts = [as_texts(each["content"]) or "" for each in (first, second)]
+    return first | {**second, **first, "content": "\n\n".join(filter(None, texts))}
+
+
+def groups(messages):
+    """The conversation as it is, and with one more change each for templates that reject the order of its messages."""
+    yield messages
+    system = [each for each in messages if each["role"] in ("system", "developer")]
+    others = [each for each in messages if each["role"] not in ("system", "developer")]
+    messages = ([functools.reduce(joined, system)] if system else []) + others
+    yield messages
+    merged = []
+    for each in messages:
+        if merged and merged[-1]["role"] == each["role"] in ("user", "assistant") and not merged[-1].get("tool_calls"):
+            merged[-1] = joined(merged[-1], each)
+        else:
+            merged.append(each)
+    yield merged
+    first = next((at for at, each in enumerate(merged) if each["role"] != "system"), 0)
+    if merged[first]["role"] == "assistant":
+        merged = merged[:first] + [message("user", "")] + merged[first:]
+    yield merged
+    if merged[0]["role"] == "system" and len(merged) > 1:
+        yield [joined(merged[0], merged[1]) | {"role": "user"}, *merged[2:]]
 
 
 def as_texts(content):
@@ -94,7 +146,9 @@ def as_parts(content):
 
 def forms(messages):
     contents = [lambda content: content, as_texts, as_parts]
-    for shape, form, content, role in itertools.product(contents, [messages, as_sent(messages)], [None, ""], ["developer", "system"]):
+    arguments = [lambda given: given or {}, text_of, object_of]
+    given = [with_arguments(group, form) for group in groups(messages) for form in arguments]
+    for form, shape, content, role in itertools.product(given, contents, [None, ""], ["developer", "system"]):
         form = copy.deepcopy(form)
         for each in form:
             if each["role"] != "tool":

@@ -197,7 +197,18 @@ async fn invalid_chat_requests_are_rejected_naming_the_parameter() {
         (json!({ "messages": [{ "role": "user", "content": 3 }] }), "messages", "got `3`"),
         (json!({ "messages": image }), "messages", "`messages[0]`: `content[0].type` must be `text`"),
         (json!({ "modalities": ["audio"] }), "modalities", "got `[\"audio\"]`"),
-        (json!({ "max_tokens": 0 }), "max_tokens", "from 1 up"),
+        (json!({ "max_tokens": 0 }), "max_tokens", "from 1 up, or -1 for no limit"),
+        (json!({ "max_completion_tokens": -2 }), "max_completion_tokens", "from 1 up, or -1 for no limit"),
+        (json!({ "max_tokens": -1, "max_completion_tokens": 3 }), "max_completion_tokens", "got 3 and -1"),
+        (json!({ "functions": [{ "name": "f" }] }), "functions", "use `tools`"),
+        (
+            json!({
+                "messages": [{ "role": "assistant", "content": "a", "tool_calls": [{ "function": { "name": "f" } }] }],
+                "continue_final_message": true, "chat_template": "{{ messages[0].content }}{{ messages[0].tool_calls }}",
+            }),
+            "messages",
+            "must not end with tool calls",
+        ),
         (json!({ "max_tokens": 2, "max_completion_tokens": 3 }), "max_completion_tokens", "`max_tokens`"),
         (json!({ "top_logprobs": 2 }), "top_logprobs", "`logprobs`"),
         (json!({ "logprobs": true, "top_logprobs": 21 }), "top_logprobs", "from 0 to 20"),
@@ -230,6 +241,97 @@ async fn invalid_chat_requests_are_rejected_naming_the_parameter() {
     server.chat(body).await;
     let unknown = server.post_to(CHAT, json!({ "messages": user("x"), "model": "gpt-9" }).to_string()).await;
     assert_eq!(unknown.status, StatusCode::NOT_FOUND);
+}
+
+/// Forms that clients send and other servers take.
+#[tokio::test]
+async fn chat_requests_are_accepted_in_the_forms_that_peers_take() {
+    let server = Server::start();
+    let ending = json!({ EOS.to_string(): 100 });
+    for form in [
+        json!({ "max_tokens": -1 }),
+        json!({ "max_completion_tokens": -1, "max_tokens": -1 }),
+        json!({ "max_tokens": null, "max_completion_tokens": 2 }),
+        json!({ "model": "" }),
+        json!({ "model": null }),
+        json!({ "stop": null }),
+        json!({ "stop": [] }),
+        json!({ "n": null, "seed": null, "top_p": null, "temperature": null }),
+        json!({ "functions": [], "function_call": "none" }),
+        json!({ "functions": null, "function_call": "auto" }),
+        json!({ "grammar": "", "logits_processors": [] }),
+        json!({ "tools": null, "tool_choice": null, "parallel_tool_calls": null }),
+        json!({ "tools": [], "tool_choice": "auto" }),
+        json!({ "tools": [], "tool_choice": "none", "parallel_tool_calls": true }),
+        json!({ "tools": [{ "type": "function", "function": { "name": "f", "parameters": null, "strict": null } }] }),
+        json!({ "response_format": { "type": "text" } }),
+        json!({ "response_format": null }),
+        json!({ "stream_options": null }),
+        json!({ "logit_bias": {}, "max_tokens": 1 }),
+        json!({ "logprobs": false, "top_logprobs": 0 }),
+        json!({ "logprobs": null, "top_logprobs": null }),
+        json!({ "chat_template_kwargs": {}, "chat_template": null, "add_generation_prompt": null }),
+    ] {
+        let mut body = json!({ "messages": user("x"), "max_completion_tokens": null, "logit_bias": ending });
+        body.as_object_mut().unwrap().extend(form.as_object().unwrap().clone());
+        for stream in [false, true] {
+            body["stream"] = json!(stream);
+            let answer = server.post_to(CHAT, body.to_string()).await;
+            assert_eq!(answer.status, StatusCode::OK, "{form}: {}", answer.text);
+        }
+    }
+    let completion = json!({ "prompt": "x", "max_tokens": -1, "model": "", "logit_bias": ending });
+    assert_eq!(server.complete(completion).await["usage"]["completion_tokens"], 1);
+    assert_eq!(
+        server.post_to("/tokenize", json!({ "prompt": "x", "model": "" }).to_string()).await.status,
+        StatusCode::OK
+    );
+}
+
+#[tokio::test]
+async fn chat_messages_are_accepted_in_the_forms_that_peers_take() {
+    let server = Server::trusting_templates(engine(OPTIONS));
+    let call = |more: Value| {
+        let mut call = json!({ "id": "1", "type": "function", "function": { "name": "f" } });
+        call["function"].as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        call
+    };
+    let text = |text: &str| json!({ "type": "text", "text": text });
+    // The template loops over arguments, and tells messages with calls by their member.
+    let template = "{% for m in messages %}[{{ m.role }}]{% if 'tool_calls' in m %}{% for call in m.tool_calls %}\
+        {{ call.function.name }}({% for name, value in call.function.arguments | items %}{{ name }}={{ value }}{% endfor %})\
+        {% endfor %}{% else %}{{ m.content }}{% endif %}{% endfor %}";
+    for (message, expected) in [
+        (json!({ "role": "assistant", "content": [{ "type": "refusal", "refusal": "No." }] }), "No."),
+        (json!({ "role": "assistant", "content": null, "refusal": "No." }), "No."),
+        (json!({ "role": "assistant", "content": "a", "refusal": null }), "a"),
+        (json!({ "role": "assistant", "content": "a", "tool_calls": [] }), "a"),
+        (json!({ "role": "assistant", "content": "a", "tool_calls": null, "name": "n", "audio": null }), "a"),
+        (json!({ "role": "assistant", "content": [text("a"), text("b")] }), "a\nb"),
+        (json!({ "role": "assistant", "content": [] }), ""),
+        (json!({ "role": "assistant", "content": null }), ""),
+        (json!({ "role": "assistant", "tool_calls": [call(json!({}))] }), "f()"),
+        (json!({ "role": "assistant", "content": null, "tool_calls": [call(json!({ "arguments": null }))] }), "f()"),
+        (json!({ "role": "assistant", "content": "", "tool_calls": [call(json!({ "arguments": "" }))] }), "f()"),
+        (json!({ "role": "assistant", "tool_calls": [call(json!({ "arguments": {} }))] }), "f()"),
+        (json!({ "role": "assistant", "tool_calls": [call(json!({ "arguments": "{\"a\": 1}" }))] }), "f(a=1)"),
+        (
+            json!({ "role": "assistant", "tool_calls": [call(json!({ "arguments": "{\"a\": 1" }))] }),
+            "f(arguments={\"a\": 1)",
+        ),
+        (json!({ "role": "assistant", "tool_calls": [call(json!({ "arguments": "[7]" }))] }), "f(arguments=[7])"),
+    ] {
+        let messages = json!([user("q")[0], message, { "role": "tool", "tool_call_id": "1", "content": [text("r")] }]);
+        let body =
+            json!({ "messages": messages, "chat_template": template, "max_tokens": 1, "return_token_ids": true });
+        let answer = server.chat(body).await;
+        assert_eq!(answer["prompt_token_ids"], ids(&format!("[user]q[assistant]{expected}[tool]r")), "{message}");
+    }
+    let two = json!([{ "role": "system", "content": "a" }, { "role": "developer", "content": "b" }, user("q")[0]]);
+    let strict = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}\
+        {{ raise_exception('System role must be at the beginning') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}";
+    let body = json!({ "messages": two, "chat_template": strict, "max_tokens": 1, "return_token_ids": true });
+    assert_eq!(server.chat(body).await["prompt_token_ids"], ids("[system]a\n\nb[user]q"));
 }
 
 #[tokio::test]

@@ -45,3 +45,4 @@ mod test_gpu;
 mod tokens;
 mod tools;
 mod traces;
+mod written_calls;

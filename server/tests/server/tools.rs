@@ -72,7 +72,7 @@ fn user() -> Value {
     json!([{ "role": "user", "content": "x" }])
 }
 
-fn tool(name: &str, parameters: &Value) -> Value {
+pub(crate) fn tool(name: &str, parameters: &Value) -> Value {
     json!({ "type": "function", "function": { "name": name, "description": "d", "parameters": parameters } })
 }
 
@@ -87,7 +87,7 @@ fn is_id(id: &Value) -> bool {
 }
 
 /// Folds the events of one choice into its message and finish reason, and checks OpenAI's rules for deltas.
-fn fold(events: &[Value]) -> (Value, Value) {
+pub(crate) fn fold(events: &[Value]) -> (Value, Value) {
     let (mut content, mut calls, mut reason) = (String::new(), Vec::<Value>::new(), Value::Null);
     for (at, event) in events.iter().enumerate() {
         let choice = &event["choices"][0];
@@ -116,7 +116,7 @@ fn fold(events: &[Value]) -> (Value, Value) {
 }
 
 /// The message and finish reason of an unstreamed choice.
-fn message(choice: &Value) -> (Value, Value) {
+pub(crate) fn message(choice: &Value) -> (Value, Value) {
     let message = &choice["message"];
     let calls = message["tool_calls"].as_array().cloned().unwrap_or_default();
     assert!(calls.is_empty() || message["content"] != "", "no content is null beside calls");
@@ -342,8 +342,10 @@ async fn chat_templates_receive_tools_calls_and_results() {
     let results =
         "[user]<tool_response>\nr1\n</tool_response>\n<tool_response>\nr2\n</tool_response><|end|>[assistant]";
     assert!(text.ends_with(results), "{text}");
-    // The text of arguments is kept as the client sent it; if it is not a JSON object, it is rendered as a string.
+    // The text of arguments is kept as the client sent it; if it is not a JSON object, it is rendered as a string. No
+    // text is no arguments.
     for (arguments, written) in [
+        ("", "{}"),
         ("{\"b\":  123456789012345678901234}", "{\"b\":  123456789012345678901234}"),
         ("{\"b\": ", "\"{\\\"b\\\": \""),
         ("7", "\"7\""),
@@ -408,6 +410,7 @@ async fn invalid_tool_requests_are_rejected_with_the_field_path() {
         ),
         (json!({ "tool_choice": "required" }), "tool_choice", "only allowed when `tools`"),
         (json!({ "tool_choice": "auto" }), "tool_choice", "only allowed when `tools`"),
+        (json!({ "tools": [], "tool_choice": "required" }), "tool_choice", "only allowed when `tools`"),
         (json!({ "parallel_tool_calls": false }), "parallel_tool_calls", "only allowed when `tools`"),
         (
             json!({ "tools": [f()], "tool_choice": "required", "response_format": { "type": "json_object" } }),
@@ -438,6 +441,9 @@ async fn invalid_tool_requests_are_rejected_with_the_field_path() {
     for body in [
         json!({ "tools": [f()], "tool_choice": "none" }),
         json!({ "tools": [], "tool_choice": "none" }),
+        json!({ "tools": [], "tool_choice": "auto" }),
+        json!({ "tools": [], "tool_choice": "auto", "parallel_tool_calls": false }),
+        json!({ "tools": [], "parallel_tool_calls": true }),
         json!({ "tools": null }),
     ] {
         let mut body = body;

@@ -1,14 +1,20 @@
 //! Each text is parsed at once and split into chunks.
 
+use proptest::{prelude::*, sample};
+
 use super::{
     super::call_format::{GRANITE, HERMES, LLAMA, MISTRAL, MISTRAL_NAMED},
     *,
 };
 
-/// Parses the chunks of a text; returns its content, and its calls with their arguments.
-fn read(mut parser: ToolParser, pieces: &[&str]) -> (String, Vec<(String, String)>) {
+/// Parses the chunks of a text that the model ended; returns its content, and its calls with their arguments.
+fn read(parser: ToolParser, pieces: &[&str]) -> (String, Vec<(String, String)>) {
+    read_to(TextEnd::Whole, parser, pieces)
+}
+
+fn read_to(end: TextEnd, mut parser: ToolParser, pieces: &[&str]) -> (String, Vec<(String, String)>) {
     let mut all: Vec<Piece> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
-    all.extend(parser.finish());
+    all.extend(parser.finish(end));
     let (mut content, mut calls) = (String::new(), Vec::new());
     for piece in all {
         match piece {
@@ -58,6 +64,7 @@ fn hermes_tool_calls_are_parsed_at_any_chunk_split() {
     check(&parser, &one, "", &[("f", ARGUMENTS)]);
     check(&parser, &format!(" I look.\n\n{one}\n"), " I look.", &[("f", ARGUMENTS)]);
     check(&parser, &format!("{one}\n{one} done \n"), "done", &[("f", ARGUMENTS), ("f", ARGUMENTS)]);
+    check(&parser, &format!("{one}\n<think>"), "<think>", &[("f", ARGUMENTS)]);
     // Without the closing mark, which models may omit at the end, and with the arguments as a JSON string.
     check(&parser, &format!("<tool_call>{CALL}"), "", &[("f", ARGUMENTS)]);
     let text = r#"<tool_call>{"name": "f", "arguments": "{\"a\": 1}"}</tool_call>"#;
@@ -85,7 +92,9 @@ fn tool_call_arguments_keep_the_exact_text_of_the_model() {
 fn malformed_hermes_tool_calls_stay_content() {
     let parser = searching(&HERMES, Calls::Several);
     for text in [
-        "<tool_call>{\"name\": \"f\"}</tool_call>",
+        "<tool_call>{\"name\": \"f\", \"city\": 1}</tool_call>",
+        "<tool_call>{\"name\": \"f\", \"arguments\": 7}</tool_call>",
+        "<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": 1\"}</tool_call>",
         "a <tool_call>not json</tool_call> b",
         "<tool_call>{\"name\": \"unknown\", \"arguments\": {}}</tool_call>",
         "<tool_call>{\"name\": \"f\", \"arguments\": [1]}</tool_call>",
@@ -94,6 +103,188 @@ fn malformed_hermes_tool_calls_stay_content() {
     ] {
         check(&parser, text, text, &[]);
     }
+}
+
+/// How models write calls of `f` without arguments.
+const WITHOUT_ARGUMENTS: [&str; 8] = [
+    r#"{"name": "f"}"#,
+    r#"{"name": "f", "arguments": null}"#,
+    r#"{"name": "f", "arguments": ""}"#,
+    r#"{"name": "f", "arguments": " "}"#,
+    r#"{"name": "f", "arguments": "null"}"#,
+    r#"{"name": "f", "arguments": {}}"#,
+    r#"{"name": "f", "parameters": null}"#,
+    r#"{"type": "function", "name": "f", "id": "a1B2c3D4e"}"#,
+];
+
+#[test]
+fn tool_call_without_arguments_is_parsed_in_every_format() {
+    let nothing = [("f", "{}")];
+    for call in WITHOUT_ARGUMENTS {
+        check(&searching(&HERMES, Calls::Several), &format!("<tool_call>\n{call}\n</tool_call>"), "", &nothing);
+        check(&searching(&HERMES, Calls::Several), &format!("a\n<tool_call>{call}"), "a", &nothing);
+        for text in [call.to_owned(), format!("<|python_tag|>{call}"), format!("{call}; {call}")] {
+            let n_calls = text.matches("\"f\"").count();
+            check(&searching(&LLAMA, Calls::Several), &text, "", &vec![("f", "{}"); n_calls]);
+        }
+        for (format, opening) in LISTS {
+            let two = format!("{opening}[{call}, {CALL}]");
+            check(&searching(format, Calls::Several), &two, "", &[("f", "{}"), ("f", ARGUMENTS)]);
+        }
+    }
+    let named = searching(&MISTRAL_NAMED, Calls::Several);
+    for call in
+        ["[TOOL_CALLS]f[ARGS]", "[TOOL_CALLS]f[ARGS]null", "[TOOL_CALLS]f[CALL_ID]12[ARGS] \"\"", "[TOOL_CALLS]f"]
+    {
+        check(&named, &format!("a {call}"), "a", &nothing);
+        check(
+            &named,
+            &format!("{call}{call}[TOOL_CALLS]f[ARGS]{ARGUMENTS}"),
+            "",
+            &[nothing[0], nothing[0], ("f", ARGUMENTS)],
+        );
+    }
+    // An answer that a limit cuts may lack the arguments.
+    for text in ["[TOOL_CALLS]f", "[TOOL_CALLS]f[ARGS]", "[TOOL_CALLS]f[ARGS]\n"] {
+        assert_eq!(read_to(TextEnd::Cut, named.clone(), &[text]), (text.to_owned(), Vec::new()));
+    }
+    let json = r#"{"name": "f", "age": 3}"#;
+    check(&searching(&LLAMA, Calls::Several), json, json, &[]);
+}
+
+#[test]
+fn text_around_tool_calls_keeps_its_white_space() {
+    for format in FORMATS {
+        let parser = searching(format, Calls::Several);
+        let call = format.written(&[("f".to_owned(), ARGUMENTS.to_owned())]);
+        let one = [("f", ARGUMENTS)];
+        // A call without a mark begins a line.
+        check(&parser, &format!("  Before.\n\n{call} After. \n"), "  Before.\n\n After.", &one);
+        check(&parser, &format!("Before.\n{call}\n{call}\nAfter."), "Before.\n\nAfter.", &[one[0], one[0]]);
+        check(&parser, &format!(" \n{call}\nAfter."), "After.", &one);
+        if !format.is_bare {
+            check(&parser, &format!("Before.{call}After."), "Before.\nAfter.", &one);
+        }
+    }
+}
+
+#[test]
+fn tool_calls_in_a_thought_stay_content() {
+    for format in FORMATS {
+        let parser = searching(format, Calls::Several);
+        let call = format.written(&[("f".to_owned(), ARGUMENTS.to_owned())]);
+        let one = [("f", ARGUMENTS)];
+        for [open, close] in thought::MARKS {
+            for thought in
+                [format!("{open}\n{call}\n{close}"), format!("{open}{call}"), format!("I look. {open}a\n{call} b")]
+            {
+                check(&parser, &thought, &thought, &[]);
+            }
+            let thought = format!("{open}\n{call}\n{close}");
+            check(&parser, &format!("{thought}{call}"), &thought, &one);
+            check(&parser, &format!("{thought}\n\n{call}\n{thought}"), &format!("{thought}\n\n\n{thought}"), &one);
+            // The prompt opens it.
+            let within = parser.clone().within_thought(Some(close));
+            let rest = format!("a\n{call}\n{close}");
+            check(&within, &rest, &rest, &[]);
+            check(&within, &format!("{rest}\n{call}"), &rest, &one);
+            check(&within, &call, &call, &[]);
+        }
+    }
+}
+
+const FORMATS: [&CallFormat; 5] = [&HERMES, &LLAMA, &MISTRAL, &MISTRAL_NAMED, &GRANITE];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3000))]
+
+    /// Whatever a model writes, and however it arrives, is found in the content and the calls, in its order.
+    #[test]
+    fn streamed_tool_calls_equal_unstreamed_ones_and_no_text_is_lost(
+        format in sample::select(FORMATS.to_vec()),
+        is_in_thought: bool,
+        is_cut: bool,
+        fragments in prop::collection::vec(sample::select(FRAGMENTS.to_vec()), 0..14),
+        cuts in prop::collection::vec(any::<sample::Index>(), 0..6),
+    ) {
+        let text = fragments.concat();
+        let end = if is_cut { TextEnd::Cut } else { TextEnd::Whole };
+        let parser = searching(format, Calls::Several).within_thought(is_in_thought.then_some("</think>"));
+        let whole = read_to(end, parser.clone(), &[&text]);
+        let mut ends: Vec<usize> = cuts.iter().map(|cut| text.floor_char_boundary(cut.index(text.len() + 1))).collect();
+        ends.extend([0, text.len()]);
+        ends.sort_unstable();
+        let pieces: Vec<&str> = ends.windows(2).map(|ends| &text[ends[0]..ends[1]]).collect();
+        prop_assert_eq!(read_to(end, parser.clone(), &pieces), whole.clone());
+        check_nothing_is_lost(parser, end, &text)?;
+        if whole.1.is_empty() {
+            prop_assert_eq!(whole.0, text);
+        }
+    }
+}
+
+/// Pieces of answers, most of which are part of some format.
+const FRAGMENTS: [&str; 30] = [
+    "<tool_call>",
+    "</tool_call>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "[CALL_ID]",
+    "<|tool_call|>",
+    "<|python_tag|>",
+    "<think>",
+    "</think>",
+    "[THINK]",
+    "[/THINK]",
+    "{\"name\": \"f\"}",
+    "{\"name\": \"f\", \"arguments\": {}}",
+    "{\"name\": \"f\", \"parameters\": {\"a\": [1, \"é\"]}}",
+    "{\"name\": \"f\", \"argu",
+    "[",
+    "]",
+    "{",
+    "}",
+    "f",
+    "get_weather",
+    "null",
+    "\"\"",
+    ", ",
+    "; ",
+    "\n",
+    " ",
+    "Text.",
+    "<",
+    "é",
+];
+
+/// Finds the content and the names of the calls of an answer in its text, one after the other. Content at the start and
+/// at the end of the answer is that of the text.
+fn check_nothing_is_lost(mut parser: ToolParser, end: TextEnd, text: &str) -> Result<(), TestCaseError> {
+    let mut pieces = parser.push(text);
+    pieces.extend(parser.finish(end));
+    let mut parts: Vec<(bool, String)> = Vec::new();
+    for piece in pieces {
+        match (piece, parts.last_mut()) {
+            (Piece::Content(text), Some((true, last))) => last.push_str(&text),
+            (Piece::Content(text), _) => parts.push((true, text)),
+            (Piece::Call(name), _) => parts.push((false, name)),
+            (Piece::Arguments(_), _) => {}
+        }
+    }
+    if let Some((true, first)) = parts.first() {
+        prop_assert!(text.trim_start().starts_with(first.trim()), "{first} at the start of {text}");
+    }
+    if let Some((true, last)) = parts.last() {
+        prop_assert!(text.trim_end().ends_with(last.trim()), "{last} at the end of {text}");
+    }
+    let mut rest = text;
+    for (_, part) in parts {
+        let part = part.trim();
+        let at = rest.find(part);
+        prop_assert!(at.is_some(), "{part} in {rest}");
+        rest = &rest[at.unwrap_or_default() + part.len()..];
+    }
+    Ok(())
 }
 
 #[test]
@@ -178,7 +369,7 @@ fn malformed_mistral_and_granite_calls_stay_content() {
             format!("{opening}[]"),
             format!("{opening}[1]"),
             format!("{opening}[{{\"name\": \"unknown\", \"arguments\": {{}}}}]"),
-            format!("{opening}[{CALL}, {{\"name\": \"f\"}}]"),
+            format!("{opening}[{CALL}, {{\"name\": \"f\", \"x\": 1}}]"),
             format!("{opening}[{CALL}"),
             format!("{opening}[{{'name': 'f', 'arguments': {{}}}}]"),
             format!("{opening}[{{\"name\": \"f\", \"arguments\": {{\"x\": 1.e}}}}]"),
@@ -197,7 +388,9 @@ fn malformed_mistral_and_granite_calls_stay_content() {
         "[TOOL_CALLS]f[ARGS][1]",
         "[TOOL_CALLS]f[ARGS]{\"x\": 1",
         "[TOOL_CALLS]f[ARGS]{'x': 1}",
-        "[TOOL_CALLS]f[ARGS]",
+        "[TOOL_CALLS]f[ARGS]nul",
+        "[TOOL_CALLS]f[ARGS]x",
+        "[TOOL_CALLS]f now",
     ] {
         check(&parser, text, text, &[]);
     }
@@ -212,21 +405,32 @@ fn tool_call_after_a_malformed_one_is_parsed() {
     check(&searching(&MISTRAL_NAMED, Calls::Several), &named, "[TOOL_CALLS]g[ARGS]{}", &[("f", ARGUMENTS)]);
     // Also if the text ends with the possible start of a number.
     let text = format!("<tool_call>{{bad:\n<tool_call>{CALL}</tool_call>\n-");
-    check(&searching(&HERMES, Calls::Several), &text, "<tool_call>{bad:-", &[("f", ARGUMENTS)]);
+    check(&searching(&HERMES, Calls::Several), &text, "<tool_call>{bad:\n\n-", &[("f", ARGUMENTS)]);
 }
 
 #[test]
 fn grammar_constrained_tool_calls_keep_their_exact_arguments() {
-    for format in [&HERMES, &LLAMA, &MISTRAL, &MISTRAL_NAMED, &GRANITE] {
+    for format in FORMATS {
         let arguments = r#"{"x": "a\", \"arguments\": {", "y": {"z": [1, {}]}}"#;
         let call = ("get_weather".to_owned(), arguments.to_owned());
         let parser = ToolParser::following(format);
         let one = format.written(std::slice::from_ref(&call));
         check(&parser, &one, "", &[("get_weather", arguments)]);
-        check(&parser, &format.written(&[call.clone(), call]), "", &[("get_weather", arguments); 2]);
-        // Cut by `max_tokens`.
+        let two = format.written(&[call.clone(), call]);
+        check(&parser, &two, "", &[("get_weather", arguments); 2]);
+        // Cut by `max_tokens`: in the arguments, in the name, and in the second call's name.
         let start = one.find("\"y\"").unwrap_or_default();
         check(&parser, &one[..start], "", &[("get_weather", r#"{"x": "a\", \"arguments\": {", "#)]);
+        let start = one.find("_weather").unwrap_or_default();
+        check(&parser, &one[..start], &one[..start], &[]);
+        let start = two.rfind("_weather").unwrap_or_default();
+        let [_, last] = format.around_all;
+        let n_first = one.len() - last.len() + format.separator.len();
+        check(&parser, &two[..start], &two[n_first..start], &[("get_weather", arguments)]);
+        for end in 0..two.len() {
+            let (content, calls) = read(parser.clone(), &[&two[..end]]);
+            assert!(!content.is_empty() || !calls.is_empty() || end == 0, "{}", &two[..end]);
+        }
         // The same is found where no grammar enforces it.
         check(&searching(format, Calls::Several), &one, "", &[("get_weather", arguments)]);
     }
@@ -239,7 +443,7 @@ fn long_answers_are_parsed_character_by_character() {
     let characters = |text: &str| text.chars().map(String::from).collect::<Vec<_>>();
     let arguments = format!("{{\"code\": \"{}\", \"n\": [{}0]}}", "\\n{ ".repeat(N / 4), "1, ".repeat(N / 4));
     let (blanks, braces) = ("\n".repeat(N), "{ ".repeat(N / 2));
-    for format in [&HERMES, &LLAMA, &MISTRAL, &MISTRAL_NAMED, &GRANITE] {
+    for format in FORMATS {
         let call = format.written(&[("f".to_owned(), arguments.clone())]);
         let expected = vec![("f".to_owned(), arguments.clone())];
         for (text, content) in [

@@ -1,0 +1,180 @@
+//! Tool calls in chosen answers: a model that writes a given text, byte by byte.
+
+use std::path::Path;
+
+use burn::tensor::{Device, TensorData};
+use hearth_model::{
+    chat::ChatTemplate,
+    config::{GptConfig, Sizes},
+    gpt::{Gpt, Init},
+    ops::Dtype,
+    tokenizer::EncodeOptions,
+    weights::model_dir::LoadedModel,
+};
+use hearth_server::engine::Engine;
+use serde_json::{Value, json};
+
+use crate::{
+    support::{EOS, OPTIONS, Server, VOCAB_SIZE, model, tokenizer},
+    tools::{fold, message, tool},
+};
+
+/// Longest text that a model writes.
+const MAX_SEQ_LEN: usize = 1024;
+const D_MODEL: usize = 320;
+
+/// A model whose next token depends on the position alone: after a prompt of `n_prompt` tokens it writes `text`.
+fn writer(text: &str, n_prompt: usize) -> Gpt {
+    let sizes = Sizes {
+        vocab_size: VOCAB_SIZE,
+        max_seq_len: MAX_SEQ_LEN,
+        n_layers: 1,
+        n_heads: 5,
+        n_kv_heads: 5,
+        d_model: D_MODEL,
+        d_ff: 32,
+    };
+    let config = GptConfig { tie_embeddings: false, ..GptConfig::gpt2(sizes) };
+    let written = text.bytes().map(usize::from).chain([EOS as usize]);
+    Gpt::from_params(&config, Dtype::F32, &Device::flex(), &mut |spec| {
+        let n = spec.shape.iter().product();
+        let mut values = match spec.init {
+            Init::Constant(constant) => vec![constant; n],
+            Init::Normal { .. } => vec![0.0; n],
+        };
+        match spec.path.as_str() {
+            "pos_embed.weight" => {
+                for (position, token) in written.clone().enumerate() {
+                    values[(n_prompt - 1 + position) * D_MODEL + token] = 1.0;
+                }
+            }
+            "lm_head.weight" => (0..VOCAB_SIZE).for_each(|token| values[token * D_MODEL + token] = 2.0),
+            _ => {}
+        }
+        Ok(TensorData::new(values, spec.shape.as_slice()))
+    })
+    .unwrap()
+}
+
+/// A server of a model with this template, whose prompts are all `prompt`, that writes `text`.
+fn server(sign: &str, prompt: &str, text: &str) -> Server {
+    let template = format!("{{# {sign} {{{{ tools }}}} #}}{{% if tools %}}{{% endif %}}{prompt}");
+    let gpt = writer(text, tokenizer().encode(prompt, EncodeOptions::RENDERED).unwrap().len());
+    let load = move || {
+        let chat_template = Some(ChatTemplate::new(&template, Path::new("chat_template.jinja"))?);
+        Ok(LoadedModel { chat_template, gpt, ..model() })
+    };
+    Server::trusting_templates(Engine::start(load, OPTIONS).unwrap())
+}
+
+/// The message and the finish reason of an answer, streamed and not.
+async fn answer(server: &Server, more: Value) -> (Value, Value) {
+    let tools = json!([tool("now", &json!({ "type": "object" })), tool("weather", &json!({ "type": "object" }))]);
+    let mut body = json!({ "messages": [{ "role": "user", "content": "x" }], "tools": tools, "temperature": 0 });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let whole = message(&server.chat(body.clone()).await["choices"][0]);
+    assert_eq!(fold(&server.stream_chat(body).await), whole);
+    whole
+}
+
+fn expected(content: &str, calls: &[(&str, &str)], reason: &str) -> (Value, Value) {
+    let calls: Vec<Value> =
+        calls.iter().map(|(name, arguments)| json!({ "name": name, "arguments": arguments })).collect();
+    (json!({ "content": content, "calls": calls }), json!(reason))
+}
+
+/// A string that makes a template have a format, and the format's call of `now` without arguments.
+const FORMATS: [(&str, &str); 6] = [
+    ("<tool_call>", "<tool_call>\n{\"name\": \"now\"}\n</tool_call>"),
+    ("[ARGS]", "[TOOL_CALLS]now[ARGS]"),
+    ("[TOOL_CALLS]", "[TOOL_CALLS][{\"name\": \"now\", \"arguments\": null}]"),
+    ("<|tool_call|>", "<|tool_call|>[{\"name\": \"now\", \"arguments\": \"\"}]"),
+    ("<|python_tag|>", "<|python_tag|>{\"name\": \"now\", \"parameters\": null}"),
+    ("<|python_tag|>", "{\"name\": \"now\"}"),
+];
+
+#[tokio::test]
+async fn calls_without_arguments_are_seen_with_the_text_around_them() {
+    for (sign, call) in FORMATS {
+        let alone = answer(&server(sign, "x", call), json!({})).await;
+        assert_eq!(alone, expected("", &[("now", "{}")], "tool_calls"), "{call}");
+        let text = format!("I look.\n\n{call}");
+        let after_text = answer(&server(sign, "x", &text), json!({})).await;
+        assert_eq!(after_text, expected("I look.", &[("now", "{}")], "tool_calls"), "{call}");
+    }
+    let around = "Before. <tool_call>{\"name\": \"now\"}</tool_call> After.";
+    let around = answer(&server("<tool_call>", "x", around), json!({})).await;
+    assert_eq!(around, expected("Before.  After.", &[("now", "{}")], "tool_calls"));
+}
+
+#[tokio::test]
+async fn calls_in_a_thought_are_text_also_if_the_prompt_opens_it() {
+    for (sign, call) in FORMATS {
+        for [open, close] in [["<think>", "</think>"], ["[THINK]", "[/THINK]"]] {
+            let thought = format!("{open}\n{call}");
+            assert_eq!(answer(&server(sign, "x", &thought), json!({})).await, expected(&thought, &[], "stop"));
+            let rest = format!("a\n{call}\n{close}");
+            let text = format!("{rest}\n\n{call}");
+            for prompt in [format!("x{open}"), format!("x{open}\n")] {
+                let opened = answer(&server(sign, &prompt, &text), json!({})).await;
+                assert_eq!(opened, expected(&rest, &[("now", "{}")], "tool_calls"), "{prompt}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn answer_that_continues_an_open_thought_is_text_until_it_is_closed() {
+    let call = "<tool_call>{\"name\": \"now\"}</tool_call>";
+    let template = "{# <tool_call> #}{% if tools %}{% endif %}{% if messages | length > 1 %}{{ messages[1].content }}\
+                    {% endif %}{% if add_generation_prompt %}a{% endif %}";
+    for (begun, is_open) in [("<think>b", true), ("<think>b</think>c", false), ("b", false)] {
+        // A message with a thought follows the generation prompt.
+        let prompt = if begun == "b" { begun.to_owned() } else { format!("a{begun}") };
+        let server = server("", &prompt, &format!("{call}</think>{call}"));
+        let messages = json!([{ "role": "user", "content": "q" }, { "role": "assistant", "content": begun }]);
+        let more = json!({ "messages": messages, "continue_final_message": true, "chat_template": template });
+        let (content, n_calls) = if is_open { (format!("{call}</think>"), 1) } else { ("</think>".into(), 2) };
+        let found = answer(&server, more).await;
+        assert_eq!(found, expected(&content, &vec![("now", "{}"); n_calls], "tool_calls"), "{begun}");
+    }
+}
+
+/// Answers that parsers of other servers throw away: calls that are cut off, malformed, or followed by an open thought.
+#[tokio::test]
+async fn no_text_of_an_answer_is_lost_to_the_call_parser() {
+    let call = "<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo\"}}</tool_call>";
+    let arguments = "{\"city\": \"Oslo\"}";
+    for text in [
+        "a <tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Os",
+        "<tool_call>{\"name\": \"storm\", \"arguments\": {}}</tool_call>",
+        "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>",
+        "<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo\"}</tool_call>",
+        "int main() { return 0; }\n{\n}",
+        "<tool_call>",
+    ] {
+        let found = answer(&server("<tool_call>", "x", text), json!({})).await;
+        assert_eq!(found, expected(text, &[], "stop"), "{text}");
+    }
+    for (text, content) in [
+        (format!("{call}\n<think>"), "<think>"),
+        (format!("<think>\na\n</think>\n\nI look.\n{call}"), "<think>\na\n</think>\n\nI look."),
+        (format!("{call}\n<tool_call>{{\"name\": \"wea"), "<tool_call>{\"name\": \"wea"),
+    ] {
+        let found = answer(&server("<tool_call>", "x", &text), json!({})).await;
+        assert_eq!(found, expected(content, &[("weather", arguments)], "tool_calls"), "{text}");
+    }
+    // Cut by `max_tokens`, in each byte of the call.
+    let server = server("<tool_call>", "x", call);
+    for max_tokens in 1..call.len() {
+        let found = answer(&server, json!({ "max_tokens": max_tokens })).await;
+        let is_whole = max_tokens >= call.len() - "</tool_call>".len();
+        let calls = [("weather", arguments)];
+        let cut = if is_whole { expected("", &calls, "length") } else { expected(&call[..max_tokens], &[], "length") };
+        // A part of the closing mark is text.
+        let part = call[..max_tokens].rsplit('<').next().filter(|part| is_whole && call[..max_tokens].ends_with(part));
+        let content = part.filter(|part| part.starts_with('/') || part.is_empty()).map(|part| format!("<{part}"));
+        let cut = content.map_or(cut, |content| expected(&content, &calls, "length"));
+        assert_eq!(found, cut, "{max_tokens}");
+    }
+}
