@@ -58,53 +58,49 @@ impl CausalSelfAttention {
         self.k_norm.iter().for_each(|norm| norm.list_params(&format!("{path}.k_norm"), list));
         self.out.list_params(&format!("{path}.out"), list);
     }
+}
 
-    /// Applies `block`'s input norm and attention to `x [n_rows, d_model]`: the outputs of the heads,
-    /// `[n_rows, n_heads * head_dim]`, before the output projection.
-    pub(crate) fn forward(layer: usize, x: Tensor<2>, block: &ops::Block<'_>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
-        let (context, AttentionMask { options, dense_bias }, rotation) = pass.layer(layer);
-        let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
-        let [n_rows, _] = x.dims();
-        let qkv = match block.attn.in_norm.clone() {
-            Some(norm) => ops::normed_linear(x, norm, block.qkv.clone()),
-            None => ops::linear_with_lora(x, block.qkv.clone()),
-        };
-        let split = |qkv: Tensor<2>| {
-            let qkv = qkv.reshape([n_rows, n_heads + 2 * n_kv_heads, head_dim]);
-            let heads = |range: Range<usize>| qkv.clone().slice([0..n_rows, range, 0..head_dim]);
-            [
-                heads(0..n_heads),
-                heads(n_heads..n_heads + n_kv_heads),
-                heads(n_heads + n_kv_heads..n_heads + 2 * n_kv_heads),
-            ]
-        };
-        let flat = |x: Tensor<3>| {
-            let [_, n_heads, _] = x.dims();
-            x.reshape([n_rows, n_heads * head_dim])
-        };
-        let qkv = match block.qk_norms.clone() {
-            Some(QkNormParts { norms, span }) => ops::qk_norm(qkv, norms, span, options),
-            None => qkv,
-        };
-        match context {
-            AttentionContext::Dense(dense) if dense.is_one_operation(&qkv.device()) => {
-                let precision = block.qkv.weight.precision();
-                ops::rope_and_attend(qkv, rotation, dense.batch, dense.positions.clone(), options, precision)
-            }
-            AttentionContext::Dense(dense) => {
-                let [q, k, v] = split(qkv);
-                let rotated = |x: Tensor<3>| match rotation {
-                    Some(rotation) => ops::rope(x, rotation),
-                    None => x,
-                };
-                let qkv = [rotated(q), rotated(k), v].map(flat);
-                let (attended, probs) = ops::attention_dense(qkv, dense_bias.clone(), dense.batch, options);
-                if let Some(trace) = &mut dense.trace {
-                    trace.attends(layer, probs);
-                }
-                attended
-            }
-            AttentionContext::Paged(step) => step.attend(layer, qkv, rotation, options),
+/// Applies `block`'s input norm and attention to `x [n_rows, d_model]`: the outputs of the heads,
+/// `[n_rows, n_heads * head_dim]`, before the output projection.
+pub(crate) fn attend(layer: usize, x: Tensor<2>, block: &ops::Block<'_>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
+    let (context, AttentionMask { options, dense_bias }, rotation) = pass.layer(layer);
+    let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
+    let [n_rows, _] = x.dims();
+    let qkv = match block.attn.in_norm.clone() {
+        Some(norm) => ops::normed_linear(x, norm, block.qkv.clone()),
+        None => ops::linear_with_lora(x, block.qkv.clone()),
+    };
+    let split = |qkv: Tensor<2>| {
+        let qkv = qkv.reshape([n_rows, n_heads + 2 * n_kv_heads, head_dim]);
+        let heads = |range: Range<usize>| qkv.clone().slice([0..n_rows, range, 0..head_dim]);
+        [heads(0..n_heads), heads(n_heads..n_heads + n_kv_heads), heads(n_heads + n_kv_heads..n_heads + 2 * n_kv_heads)]
+    };
+    let flat = |x: Tensor<3>| {
+        let [_, n_heads, _] = x.dims();
+        x.reshape([n_rows, n_heads * head_dim])
+    };
+    let qkv = match block.qk_norms.clone() {
+        Some(QkNormParts { norms, span }) => ops::qk_norm(qkv, norms, span, options),
+        None => qkv,
+    };
+    match context {
+        AttentionContext::Dense(dense) if !dense.traces_attention() => {
+            let precision = block.qkv.weight.precision();
+            ops::rope_and_attend(qkv, rotation, dense.batch, dense.positions.clone(), options, precision)
         }
+        AttentionContext::Dense(dense) => {
+            let [q, k, v] = split(qkv);
+            let rotated = |x: Tensor<3>| match rotation {
+                Some(rotation) => ops::rope(x, rotation),
+                None => x,
+            };
+            let qkv = [rotated(q), rotated(k), v].map(flat);
+            let (attended, probs) = ops::attention_dense(qkv, dense_bias.clone(), dense.batch, options);
+            if let Some(trace) = &mut dense.trace {
+                trace.record_attention(layer, probs);
+            }
+            attended
+        }
+        AttentionContext::Paged(step) => step.attend(layer, qkv, rotation, options),
     }
 }

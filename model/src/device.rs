@@ -8,7 +8,10 @@ use burn::tensor::Device;
 use crate::error::{Error, Result};
 
 #[cfg(feature = "gpu")]
-mod wgpu;
+mod gpu;
+#[cfg(not(feature = "gpu"))]
+#[path = "device/no_gpu.rs"]
+mod gpu;
 
 /// A device setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,20 +92,12 @@ pub struct Adapter {
 /// wgpu's adapters; none without a driver or a Vulkan loader, or in a build without the feature `gpu`. Does not open
 /// them.
 pub fn adapters() -> Vec<Adapter> {
-    #[cfg(feature = "gpu")]
-    return wgpu::adapters();
-    #[cfg(not(feature = "gpu"))]
-    Vec::new()
+    gpu::adapters()
 }
 
 /// The device's name.
 pub fn name(device: &Device) -> String {
-    #[cfg(feature = "gpu")]
-    if let Some(identity) = device.identity() {
-        return identity.name;
-    }
-    debug_assert!(*device == Device::flex(), "a device without a name");
-    "CPU".to_owned()
+    gpu::name(device).unwrap_or_else(|| "CPU".to_owned())
 }
 
 /// Opens the device for `choice`.
@@ -113,16 +108,7 @@ pub fn name(device: &Device) -> String {
 pub fn choose(choice: DeviceChoice) -> Result<Chosen> {
     match choice {
         DeviceChoice::Cpu => Ok(cpu("requested")),
-        #[cfg(feature = "gpu")]
-        _ => wgpu::choose(choice),
-        #[cfg(not(feature = "gpu"))]
-        DeviceChoice::Auto => Ok(cpu("this build has no GPU support")),
-        #[cfg(not(feature = "gpu"))]
-        DeviceChoice::Gpu | DeviceChoice::WgpuSoftware => Err(absent(
-            choice,
-            "this build has no GPU support",
-            "build with the feature `gpu`, which is enabled by default",
-        )),
+        _ => gpu::choose(choice),
     }
 }
 

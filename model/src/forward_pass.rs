@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
 
-#[cfg(feature = "gpu")]
 use crate::ops::Upload;
 use crate::{
     config::{GptConfig, Positions, Rope},
@@ -59,7 +58,7 @@ impl Trace {
     }
 
     /// Records the attention weights of a layer, `[batch, n_heads, seq_len, seq_len]`, if they were asked for.
-    pub(crate) fn attends(&mut self, layer: usize, weights: Tensor<4>) {
+    pub(crate) fn record_attention(&mut self, layer: usize, weights: Tensor<4>) {
         if self.attention_layers.contains(&layer) && !self.attention_heads.is_empty() {
             let heads = self.attention_heads.iter().map(|&head| weights.clone().narrow(1, head, 1)).collect();
             self.attention.push((layer, Tensor::cat(heads, 1)));
@@ -90,10 +89,9 @@ impl Trace {
 }
 
 impl Dense<'_> {
-    /// Whether one fused operation rotates and attends: if `device` has one and no attention weights are traced.
-    pub(crate) fn is_one_operation(&self, device: &Device) -> bool {
-        let has_maps = self.trace.as_ref().is_some_and(|trace| !trace.attention_layers.is_empty());
-        !has_maps && ops::can_rope_and_attend(device)
+    /// Whether attention weights are traced. One fused operation rotates and attends otherwise.
+    pub(crate) fn traces_attention(&self) -> bool {
+        self.trace.as_ref().is_some_and(|trace| !trace.attention_layers.is_empty())
     }
 }
 
@@ -219,7 +217,7 @@ impl AttentionMask {
             alibi_slopes: (config.positions == Positions::Alibi).then(|| position::alibi_slopes(config.n_heads)),
         };
         let dense_bias = match context {
-            AttentionContext::Dense(dense) if dense.is_one_operation(device) => None,
+            AttentionContext::Dense(dense) if !dense.traces_attention() => None,
             AttentionContext::Dense(Dense { positions: Some(positions), seq_len, .. }) => {
                 Some(ops::document_bias(positions, *seq_len, &options, device))
             }
@@ -270,7 +268,6 @@ impl<'a> ForwardPass<'a> {
     }
 
     /// The step over a cache, if there is one.
-    #[cfg(feature = "gpu")]
     pub(crate) fn paged_step(&mut self) -> Option<&mut PagedStep<'a>> {
         match &mut self.context {
             AttentionContext::Dense(_) => None,
@@ -280,15 +277,14 @@ impl<'a> ForwardPass<'a> {
 
     /// From now on, keys and values are stored by separate operations that do not read the pools, which are unreadable
     /// after a failed capture.
-    #[cfg(feature = "gpu")]
-    pub(crate) fn store_apart(&mut self) {
+    pub(crate) fn disable_fused_append(&mut self) {
         if let AttentionContext::Paged(step) = &mut self.context {
-            step.sequences.store_apart();
+            step.sequences.disable_fused_append();
         }
     }
 
     /// Records the residual stream `x` after `n_blocks` blocks, if it is traced.
-    pub(crate) fn streams(&mut self, n_blocks: usize, x: &Tensor<2>) {
+    pub(crate) fn record_residual(&mut self, n_blocks: usize, x: &Tensor<2>) {
         if let AttentionContext::Dense(Dense { trace: Some(trace), .. }) = &mut self.context
             && trace.stream_layers.contains(&n_blocks)
         {
@@ -329,7 +325,6 @@ impl<'a> ForwardPass<'a> {
 
     /// All inputs of a decoding pass that are uploaded to a GPU, except token ids, and sizes that are equal for passes
     /// with the same launches. `None` if the pass cannot be captured, or the GPU has no attention kernel.
-    #[cfg(feature = "gpu")]
     pub(crate) fn uploads(&self) -> Option<(Vec<Upload<'_>>, Vec<usize>)> {
         let AttentionContext::Paged(step) = &self.context else { return None };
         if !step.sequences.decode() {

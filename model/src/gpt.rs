@@ -13,13 +13,15 @@ use burn::{
 };
 
 use crate::{
-    attention::CausalSelfAttention,
+    attention::{self, CausalSelfAttention},
     config::{Activation, GptConfig, NormPosition},
     error::Result,
     forward_pass::{AddedPositions, AttentionContext, DropoutPlace, ForwardPass},
     layers::{Embedding, Linear, LmHead, Norm},
     lora::{LoraDropout, MATRICES, updates_of_layer},
-    ops::{self, BlockParts, Dropout, Dtype, LinearParts, NormParts, PartEnds, Precision, RowUpdate, Weight},
+    ops::{
+        self, BlockOperands, BlockSteps, Dropout, Dtype, LinearParts, NormParts, Precision, RowUpdate, Sublayer, Weight,
+    },
     param_specs::norm_widths,
     params::{ParamList, ParamRef, ParamSource},
     philox::normal_values,
@@ -176,17 +178,17 @@ impl Gpt {
 
     /// Embeddings `[n_rows, d_model]` to hidden states of the same shape.
     fn run_embedded(&self, x: Tensor<2>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
-        let mut x = self.embedded(x, pass);
-        pass.streams(0, &x);
+        let mut x = self.embed_input(x, pass);
+        pass.record_residual(0, &x);
         for layer in 0..self.blocks.len() {
             x = self.block(layer, x, pass);
-            pass.streams(layer + 1, &x);
+            pass.record_residual(layer + 1, &x);
         }
-        self.normed(x)
+        self.final_norm(x)
     }
 
     /// Embeddings `[n_rows, d_model]` to what enters the first block.
-    pub(crate) fn embedded(&self, mut x: Tensor<2>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
+    pub(crate) fn embed_input(&self, mut x: Tensor<2>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
         assert_eq!(x.dims()[0], pass.n_rows(), "token ids, and rows that attend");
         if self.config.scale_embeddings {
             x = x * (self.config.d_model as f64).sqrt();
@@ -208,7 +210,7 @@ impl Gpt {
     }
 
     /// Applies the last norm, if there is one, to the residual stream `[n_rows, d_model]`: final hidden states.
-    pub(crate) fn normed(&self, x: Tensor<2>) -> Tensor<2> {
+    pub(crate) fn final_norm(&self, x: Tensor<2>) -> Tensor<2> {
         match &self.norm {
             Some(norm) => norm.forward(x),
             None => x,
@@ -218,7 +220,7 @@ impl Gpt {
     /// Scores of every token to come next: `[n_rows, d_model]` to `[n_rows, vocab_size]`.
     pub fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
         let (weight, bias) = self.output();
-        let logits = ops::linear(self.multiplied(hidden), weight, bias);
+        let logits = ops::linear(self.scale_for_logits(hidden), weight, bias);
         match self.config.logit_softcap {
             Some(cap) => ops::soft_cap(logits, cap),
             None => logits,
@@ -299,7 +301,7 @@ impl Gpt {
         self.params().into_iter().filter_map(matrix).collect()
     }
 
-    /// The output matrix and its bias, for hidden states that are [`multiplied`](Self::multiplied).
+    /// The output matrix and its bias, for hidden states that are [`scale_for_logits`](Self::scale_for_logits).
     fn output(&self) -> (&Weight, Option<Tensor<1>>) {
         let weight = self.lm_head.weight.as_ref().unwrap_or(&self.embed.weight);
         let multiplier = self.config.logit_multiplier;
@@ -308,7 +310,7 @@ impl Gpt {
     }
 
     /// Applies the multiplier of the logits to the hidden states instead, which are fewer numbers.
-    fn multiplied(&self, hidden: Tensor<2>) -> Tensor<2> {
+    fn scale_for_logits(&self, hidden: Tensor<2>) -> Tensor<2> {
         let multiplier = self.config.logit_multiplier;
         if multiplier == 1.0 { hidden } else { hidden * multiplier }
     }
@@ -373,86 +375,32 @@ impl Block {
         self.mlp_out_norm.iter().for_each(|norm| norm.list_params(&format!("{path}.mlp_out_norm"), list));
     }
 
+    /// The residual stream `x [n_rows, d_model]` after the block.
     fn forward(&self, layer: usize, x: Tensor<2>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
         let adapters = pass.adapters();
-        let block = self.parts(pass.lora_dropout(layer), updates_of_layer(&adapters, layer));
-        if let Some((attention, scratch)) = pass.paged(layer)
-            && ops::has_block(&x, &block)
-        {
-            return ops::block(x, &block, attention, scratch);
+        let block = &self.operands(pass.lora_dropout(layer), updates_of_layer(&adapters, layer));
+        match pass.paged(layer) {
+            Some((attention, scratch)) if ops::has_block(&x, block) => ops::block(x, block, attention, scratch),
+            _ => ops::run_block(&mut ByOperations { layer, block, pass }, x, block.is_parallel),
         }
-        self.forward_by_operations(&block, layer, x, pass)
-    }
-
-    /// [`forward`](Self::forward), one operation after the other.
-    fn forward_by_operations(
-        &self,
-        block: &ops::Block<'_>,
-        layer: usize,
-        x: Tensor<2>,
-        pass: &mut ForwardPass<'_>,
-    ) -> Tensor<2> {
-        let [residual, x] = ops::fork(x);
-        let (attended, beside) = if block.is_parallel {
-            let [x, of_mlp] = ops::fork(x);
-            (CausalSelfAttention::forward(layer, x, block, pass), Some(Mlp::hidden(of_mlp, block)))
-        } else {
-            (CausalSelfAttention::forward(layer, x, block, pass), None)
-        };
-        let dropout = pass.dropout(DropoutPlace::Attention(layer));
-        let x = Self::add(residual, attended, &block.attn, block, dropout);
-        let (residual, hidden) = match beside {
-            Some(hidden) => (x, hidden),
-            None => {
-                let [residual, x] = ops::fork(x);
-                (residual, Mlp::hidden(x, block))
-            }
-        };
-        Self::add(residual, hidden, &block.mlp, block, pass.dropout(DropoutPlace::Mlp(layer)))
-    }
-
-    /// Multiplies `input` by the last matrix of `part`, and adds the result to the residual stream.
-    fn add(
-        residual: Tensor<2>,
-        input: Tensor<2>,
-        part: &PartEnds<NormParts, LinearParts<'_>>,
-        block: &ops::Block<'_>,
-        dropout: Option<Dropout>,
-    ) -> Tensor<2> {
-        let out = part.out.clone();
-        let norm = part.out_norm.clone();
-        let (before, after) = if block.norm_after_add { (None, norm) } else { (norm, None) };
-        let multiplier = block.residual_multiplier;
-        let normed = |x: Tensor<2>, norm: Option<NormParts>| match norm {
-            Some(NormParts { weight, bias, options }) => ops::norm(x, weight, bias, options),
-            None => x,
-        };
-        let sum = match before {
-            before if multiplier != 1.0 || dropout.is_some() => {
-                ops::add_update(residual, normed(ops::linear_with_lora(input, out), before), multiplier, dropout)
-            }
-            Some(norm) => ops::norm_add(ops::linear_with_lora(input, out), norm, residual),
-            None => ops::linear_add(input, out, residual),
-        };
-        normed(sum, after)
     }
 
     /// The operands of the block. `dropout` is for the model's own adapter; `by_row` has, for each matrix, the updates
     /// of some rows of the step by the adapters of their sequences.
-    fn parts<'a>(&'a self, dropout: Option<LoraDropout>, by_row: [Vec<RowUpdate<'a>>; 4]) -> ops::Block<'a> {
+    fn operands<'a>(&'a self, dropout: Option<LoraDropout>, by_row: [Vec<RowUpdate<'a>>; 4]) -> ops::Block<'a> {
         let norm = |norm: &Option<Norm>| norm.as_ref().map(Norm::parts);
         let attn_norm = self.attn_norm.parts();
         // If the two parts share a norm, it is the one of attention.
         let mlp_norm = norm(&self.mlp_norm).unwrap_or_else(|| attn_norm.clone());
         let norms_input = matches!(self.norm_position, NormPosition::Pre | NormPosition::Sandwich);
         let ends = |own: NormParts, out, out_norm: &Option<Norm>| match norms_input {
-            true => PartEnds { in_norm: Some(own), out, out_norm: norm(out_norm) },
-            false => PartEnds { in_norm: None, out, out_norm: Some(own) },
+            true => Sublayer { in_norm: Some(own), out_proj: out, out_norm: norm(out_norm) },
+            false => Sublayer { in_norm: None, out_proj: out, out_norm: Some(own) },
         };
         let ([qkv, attn_out, up, down], [of_qkv, of_out, of_up, of_down]) = (self.linears(), by_row);
         let [qkv, attn_out, up, down] = [(0, qkv, of_qkv), (1, attn_out, of_out), (2, up, of_up), (3, down, of_down)]
             .map(|(number, linear, by_row)| linear.parts(number, dropout, by_row));
-        BlockParts {
+        BlockOperands {
             attn: ends(attn_norm, attn_out, &self.attn_out_norm),
             qkv,
             qk_norms: self.attn.qk_norms(),
@@ -489,15 +437,74 @@ impl Mlp {
             gated: gated_mlp,
         })
     }
+}
 
-    /// Applies `block`'s input norm and the MLP up to its activation to `x [n_rows, d_model]`: `[n_rows, d_ff]`.
-    fn hidden(x: Tensor<2>, block: &ops::Block<'_>) -> Tensor<2> {
-        let up = block.up.clone();
-        let x = match block.mlp.in_norm.clone() {
-            Some(norm) if block.gated => return ops::normed_gated(x, norm, up, block.activation),
+/// A block, operation by operation.
+struct ByOperations<'a, 'pass> {
+    layer: usize,
+    block: &'a ops::Block<'a>,
+    pass: &'a mut ForwardPass<'pass>,
+}
+
+impl BlockSteps for ByOperations<'_, '_> {
+    type Stream = Tensor<2>;
+    type Hidden = Tensor<2>;
+
+    fn fork(&mut self, x: Tensor<2>) -> [Tensor<2>; 2] {
+        ops::fork(x)
+    }
+
+    fn attention(&mut self, x: Tensor<2>) -> Tensor<2> {
+        attention::attend(self.layer, x, self.block, self.pass)
+    }
+
+    /// `[n_rows, d_model]` to `[n_rows, d_ff]`.
+    fn mlp(&mut self, x: Tensor<2>) -> Tensor<2> {
+        let ops::Block { up, activation, gated, .. } = self.block;
+        let (up, activation) = (up.clone(), *activation);
+        let x = match self.block.mlp.in_norm.clone() {
+            Some(norm) if *gated => return ops::normed_gated(x, norm, up, activation),
             Some(norm) => ops::normed_linear(x, norm, up),
             None => ops::linear_with_lora(x, up),
         };
-        if block.gated { ops::gated(x, block.activation) } else { ops::activate(x, block.activation) }
+        if *gated { ops::gated(x, activation) } else { ops::activate(x, activation) }
+    }
+
+    fn add_attention(&mut self, residual: Tensor<2>, attended: Tensor<2>) -> Tensor<2> {
+        let dropout = self.pass.dropout(DropoutPlace::Attention(self.layer));
+        self.project_and_add(residual, attended, &self.block.attn, dropout)
+    }
+
+    fn add_mlp(&mut self, residual: Tensor<2>, hidden: Tensor<2>) -> Tensor<2> {
+        let dropout = self.pass.dropout(DropoutPlace::Mlp(self.layer));
+        self.project_and_add(residual, hidden, &self.block.mlp, dropout)
+    }
+}
+
+impl ByOperations<'_, '_> {
+    /// Multiplies `input` by the sublayer's last matrix, and adds the result to the residual stream.
+    fn project_and_add(
+        &self,
+        residual: Tensor<2>,
+        input: Tensor<2>,
+        sublayer: &Sublayer<NormParts, LinearParts<'_>>,
+        dropout: Option<Dropout>,
+    ) -> Tensor<2> {
+        let out_proj = sublayer.out_proj.clone();
+        let norm = sublayer.out_norm.clone();
+        let (before, after) = if self.block.norm_after_add { (None, norm) } else { (norm, None) };
+        let multiplier = self.block.residual_multiplier;
+        let normed = |x: Tensor<2>, norm: Option<NormParts>| match norm {
+            Some(NormParts { weight, bias, options }) => ops::norm(x, weight, bias, options),
+            None => x,
+        };
+        let sum = match before {
+            before if multiplier != 1.0 || dropout.is_some() => {
+                ops::add_update(residual, normed(ops::linear_with_lora(input, out_proj), before), multiplier, dropout)
+            }
+            Some(norm) => ops::norm_add(ops::linear_with_lora(input, out_proj), norm, residual),
+            None => ops::linear_add(input, out_proj, residual),
+        };
+        normed(sum, after)
     }
 }

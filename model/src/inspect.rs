@@ -105,7 +105,7 @@ impl Inspector {
         }
         let lens = options.lens_layers.iter().map(|&layer| {
             let mut of_layer = Vec::with_capacity(n_tokens);
-            for_logits(&gpt, &gpt.normed(trace.stream_of(layer)), goes_on, |_, logits| {
+            for_logits(&gpt, &gpt.final_norm(trace.stream_of(layer)), goes_on, |_, logits| {
                 of_layer.push(token_logprobs(logits, 0, options.n_lens_top).top);
             })?;
             Ok(of_layer)

@@ -18,7 +18,6 @@ use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
 
-#[cfg(feature = "gpu")]
 use crate::ops::Address;
 pub use crate::ops::PAGE_SIZE;
 use crate::{
@@ -180,7 +179,7 @@ impl KvCache {
     }
 
     /// Clones the pools' tensors, so that they are not changed in place.
-    #[cfg(all(test, feature = "gpu"))]
+    #[cfg(test)]
     pub(crate) fn hold(&self) -> Vec<Tensor<2>> {
         tensors(&self.layers).cloned().collect()
     }
@@ -212,13 +211,12 @@ impl PagedStep<'_> {
     }
 
     /// [`KvCache::hold`].
-    #[cfg(all(test, feature = "gpu"))]
+    #[cfg(test)]
     pub(crate) fn hold(&self) -> Vec<Tensor<2>> {
         tensors(self.layers).cloned().collect()
     }
 
     /// The addresses of the pools in a GPU's memory.
-    #[cfg(feature = "gpu")]
     pub(crate) fn addresses(&mut self) -> Vec<Option<Address>> {
         *self.is_written = false;
         tensors(self.layers).map(Address::of).collect()
@@ -226,7 +224,6 @@ impl PagedStep<'_> {
 
     /// Whether the pools are no longer at `addresses`. Operations change them in place, unless another owner holds a
     /// pool's tensor.
-    #[cfg(feature = "gpu")]
     pub(crate) fn has_moved(&mut self, addresses: &[Option<Address>]) -> bool {
         *self.is_written && self.addresses() != addresses
     }
@@ -245,7 +242,6 @@ impl PagedStep<'_> {
 }
 
 /// The pools of all layers.
-#[cfg(feature = "gpu")]
 fn tensors(layers: &[LayerPool]) -> impl Iterator<Item = &Tensor<2>> {
     layers.iter().flat_map(|LayerPool { keys, values }| [keys, values])
 }

@@ -21,7 +21,7 @@
 //!   [`digest`]: SHA-256; [`decimal`]: decimal numbers in f32
 
 // As tests outside this crate name it, for a file that both share.
-#[cfg(all(test, feature = "gpu"))]
+#[cfg(test)]
 extern crate self as hearth_model;
 
 pub mod adapted;
@@ -63,7 +63,7 @@ pub mod regular_file;
 pub mod sampling;
 pub mod subcommands;
 pub mod target_logprobs;
-#[cfg(all(test, feature = "gpu"))]
+#[cfg(test)]
 #[path = "../tests/test_gpu.rs"]
 mod test_gpu;
 pub mod tokenizer;

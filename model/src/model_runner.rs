@@ -15,19 +15,17 @@ use crate::{
     generate::check_token_ids,
     gpt::Gpt,
     kv_cache::{KvCache, StepPart},
-    ops::{self, Ints, KvDtype},
+    ops::{self, Ints, KvDtype, Placement},
 };
 
-#[cfg(feature = "gpu")]
 mod step_graphs;
-#[cfg(feature = "gpu")]
+
 use step_graphs::StepGraphs;
 
 /// A model and its KV cache.
 #[derive(Debug)]
 pub struct ModelRunner {
     // First, so that it is dropped first: graphs hold addresses of the others.
-    #[cfg(feature = "gpu")]
     graphs: Option<StepGraphs>,
     gpt: Gpt,
     cache: KvCache,
@@ -47,28 +45,19 @@ impl ModelRunner {
     /// As [`KvCache::for_model`].
     pub fn new(gpt: Gpt, n_pages: usize, kv_dtype: KvDtype) -> Result<Self> {
         let cache = KvCache::for_model(&gpt, n_pages, kv_dtype)?;
-        Ok(Self {
-            #[cfg(feature = "gpu")]
-            graphs: None,
-            gpt,
-            cache,
-        })
+        Ok(Self { graphs: None, gpt, cache })
     }
 
     /// Captures steps that repeat from now on. Does nothing on the CPU.
     pub fn capture_steps(&mut self) {
-        #[cfg(feature = "gpu")]
-        if ops::is_gpu(&self.gpt.device()) {
+        if Placement::of(&self.gpt.device()) == Placement::Gpu {
             self.graphs.get_or_insert_default();
         }
     }
 
     /// Drops all graphs, and captures no more.
     pub fn stop_capture(&mut self) {
-        #[cfg(feature = "gpu")]
-        {
-            self.graphs = None;
-        }
+        self.graphs = None;
     }
 
     /// The model.
@@ -83,10 +72,7 @@ impl ModelRunner {
 
     /// The number of captured steps.
     pub fn n_graphs(&self) -> usize {
-        #[cfg(feature = "gpu")]
-        return self.graphs.as_ref().map_or(0, StepGraphs::n_graphs);
-        #[cfg(not(feature = "gpu"))]
-        0
+        self.graphs.as_ref().map_or(0, StepGraphs::n_graphs)
     }
 
     /// Appends tokens to sequences: `token_ids` has the tokens of all `parts`, one part after the other, at least one token.
@@ -95,14 +81,13 @@ impl ModelRunner {
     /// [`Error::Param`] if the number of ids is not that of `parts`, an id is outside the vocabulary, or a sequence gets longer
     /// than the model's learned positions; [`Error::Execution`] if there are too few free pages, or the device fails.
     pub fn step(&mut self, token_ids: &[TokenId], parts: &mut [StepPart<'_>]) -> Result<StepOutput> {
-        let Self { gpt, cache, .. } = self;
+        let Self { graphs, gpt, cache } = self;
         check(gpt.config(), token_ids, parts)?;
         let device = gpt.device();
         let step = cache.step(parts).map_err(|error| Error::Execution { what: error.to_string() })?;
         let mut pass = ForwardPass::new(gpt.config(), AttentionContext::Paged(step), &device);
         let ids = Ints::new(token_ids.iter().map(|&id| id as i32).collect(), &device);
-        #[cfg(feature = "gpu")]
-        if let Some(graphs) = &mut self.graphs
+        if let Some(graphs) = graphs
             && pass.adapters().is_empty()
             && let Some(output) = graphs.step(gpt, &ids, &mut pass)?
         {

@@ -1,23 +1,15 @@
 //! Reads logits off their device: of each row only what its sampler needs.
-#![cfg_attr(not(feature = "gpu"), expect(dead_code, reason = "only a GPU gives parts of rows"))]
 
-#[cfg(all(test, feature = "gpu"))]
+#[cfg(test)]
 mod tests;
 
-use burn::tensor::{DType, Tensor};
-#[cfg(feature = "gpu")]
-use burn::tensor::{Int, Transaction};
+use burn::tensor::{DType, Int, Tensor, Transaction};
 
 use crate::{
     TokenId,
-    error::Result,
-    ops::{read, to_f32},
+    error::{Error, Result},
+    ops::{Placement, read, take_rows, to_f32, top_k_logits},
     sampling::{LogitRow, RowNeeds},
-};
-#[cfg(feature = "gpu")]
-use crate::{
-    error::Error,
-    ops::{is_gpu, take_rows, top_k_logits},
 };
 
 /// Rows of logits that were read off a device.
@@ -63,10 +55,7 @@ impl LogitRows {
 /// [`Error::Execution`] when the device cannot be read.
 pub fn read_logits(logits: Tensor<2>, needs: &[RowNeeds]) -> Result<LogitRows> {
     let logits = logits.cast(DType::F32);
-    #[cfg(not(feature = "gpu"))]
-    let _ = needs;
-    #[cfg(feature = "gpu")]
-    if is_gpu(&logits.device()) {
+    if Placement::of(&logits.device()) == Placement::Gpu {
         return read_parts(logits, needs);
     }
     let [n_rows, vocab_size] = logits.dims();
@@ -91,7 +80,6 @@ fn places(needs: &[RowNeeds], vocab_size: usize) -> Vec<RowLocation> {
 }
 
 /// Reads whole rows and parts of others in one transfer.
-#[cfg(feature = "gpu")]
 fn read_parts(logits: Tensor<2>, needs: &[RowNeeds]) -> Result<LogitRows> {
     let [n_rows, vocab_size] = logits.dims();
     let places = places(needs, vocab_size);
@@ -136,7 +124,6 @@ fn read_parts(logits: Tensor<2>, needs: &[RowNeeds]) -> Result<LogitRows> {
 }
 
 /// A row of which a part is needed.
-#[cfg(feature = "gpu")]
 #[derive(Debug)]
 struct BestRow {
     row: usize,
@@ -144,7 +131,6 @@ struct BestRow {
     also: Vec<TokenId>,
 }
 
-#[cfg(feature = "gpu")]
 impl BestRow {
     /// From the device's result for a row: `n` ids, their logits, and the logits of other ids.
     fn gather(&self, values: &[i32], n: usize) -> Vec<(TokenId, f32)> {

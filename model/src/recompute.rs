@@ -37,7 +37,7 @@ impl Gpt {
     ) -> (Tensor<2>, RecomputedPass<'a>) {
         let device = token_ids.device();
         let mut pass = ForwardPass::new(self.config(), context(), &device);
-        let embedded = self.embedded(self.embeddings(token_ids), &mut pass);
+        let embedded = self.embed_input(self.embeddings(token_ids), &mut pass);
         // On the same device, so that the same operations run, but nothing is recorded.
         let unrecorded = self.clone().no_grad();
         let mut unrecorded_pass = ForwardPass::new(self.config(), context(), &device);
@@ -50,7 +50,7 @@ impl Gpt {
             x = unrecorded.block(layer, Tensor::from_inner(x), &mut unrecorded_pass).inner();
         }
         let last_input = Tensor::from_inner(x).require_grad();
-        let hidden = self.normed(self.block(last, last_input.clone(), &mut pass));
+        let hidden = self.final_norm(self.block(last, last_input.clone(), &mut pass));
         (hidden, RecomputedPass { gpt: self, pass, embedded, inputs, last_input })
     }
 }

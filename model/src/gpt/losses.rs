@@ -37,7 +37,7 @@ impl Gpt {
     /// # Panics
     /// When there are not as many shares as rows.
     pub fn divergence(&self, hidden: Tensor<2>, former: Tensor<2>, shares: Vec<f32>) -> Tensor<1> {
-        let [hidden, former] = [hidden, former].map(|hidden| self.multiplied(hidden));
+        let [hidden, former] = [hidden, former].map(|hidden| self.scale_for_logits(hidden));
         ops::linear_divergence(hidden, former, self.output(), self.config.logit_softcap, shares)
     }
 
@@ -52,7 +52,7 @@ impl Gpt {
     pub fn token_losses(&self, hidden: Tensor<2>, targets: impl Into<Targets>) -> Result<Vec<f32>> {
         let Targets { ids, weights } = targets.into();
         let targets = (read_ids(ids)?, weights);
-        ops::token_losses(self.multiplied(hidden), self.output(), self.config.logit_softcap, targets)
+        ops::token_losses(self.scale_for_logits(hidden), self.output(), self.config.logit_softcap, targets)
     }
 
     /// [`forward`](Self::forward) and [`losses`](Self::losses) in one. Where the output matrix is the embedding, the
@@ -73,7 +73,7 @@ impl Gpt {
         let (table, output) = match &self.lm_head.weight {
             Some(_) => (self.embed.weight.clone(), output.clone()),
             None => {
-                let table = self.embed.weight.for_both_uses();
+                let table = self.embed.weight.with_tied_gradient();
                 (table.clone(), table)
             }
         };
@@ -90,6 +90,6 @@ impl Gpt {
         z_loss: f64,
     ) -> Losses {
         let options = LossOptions { softcap: self.config.logit_softcap, z_loss };
-        ops::linear_cross_entropy(self.multiplied(hidden), (output, bias), options, targets)
+        ops::linear_cross_entropy(self.scale_for_logits(hidden), (output, bias), options, targets)
     }
 }

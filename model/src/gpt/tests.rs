@@ -84,12 +84,13 @@ fn fused_block_is_bit_identical_to_its_separate_operations() {
                     let mut x = gpt.embed.forward(token_tensor(&gpt, token_ids));
                     for (layer, block) in gpt.blocks.iter().enumerate() {
                         let adapters = pass.adapters();
-                        let parts = block.parts(None, updates_of_layer(&adapters, layer));
-                        assert!(ops::has_block(&x, &parts), "{name}");
+                        let operands = &block.operands(None, updates_of_layer(&adapters, layer));
+                        assert!(ops::has_block(&x, operands), "{name}");
                         x = if is_whole {
                             block.forward(layer, x, &mut pass)
                         } else {
-                            block.forward_by_operations(&parts, layer, x, &mut pass)
+                            let steps = &mut ByOperations { layer, block: operands, pass: &mut pass };
+                            ops::run_block(steps, x, operands.is_parallel)
                         };
                     }
                     bits.extend(ops::to_f32(ops::read(x).unwrap()).unwrap().into_iter().map(f32::to_bits));

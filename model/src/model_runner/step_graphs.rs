@@ -109,7 +109,7 @@ impl StepGraphs {
                 tracing::warn!(%error, "cannot capture a step; it runs without a graph");
                 self.n_failures += 1;
                 self.shape(&sizes).n_runs = 0;
-                pass.store_apart();
+                pass.disable_fused_append();
                 Ok(None)
             }
         }
@@ -150,7 +150,7 @@ impl StepGraph {
     ///
     /// # Errors
     /// [`Error::Execution`](crate::Error::Execution) if it cannot be captured. The pools are unchanged, but the device
-    /// treats them as unreadable until an operation writes to them without reading them ([`ForwardPass::store_apart`]).
+    /// treats them as unreadable until an operation writes to them without reading them ([`ForwardPass::disable_fused_append`]).
     fn new(gpt: &Gpt, ids: &Ints, pass: &mut ForwardPass<'_>) -> Result<Self> {
         // Before the capture, since an upload cannot be captured.
         let uploads = pass.uploads().into_iter().flat_map(|(uploads, _)| uploads);

@@ -2,9 +2,7 @@
 
 use burn::tensor::Tensor;
 
-#[cfg(feature = "gpu")]
-use super::cube;
-use super::{AdamWStep, cpu};
+use super::{AdamWStep, Placement, cpu, cube};
 
 /// One update by AdamW ([Loshchilov and Hutter, 2017](https://arxiv.org/abs/1711.05101), algorithm 2): the new value and
 /// averages of gradients and of squared gradients, `[n_values]` each. Without `moments` these begin at 0.
@@ -21,20 +19,14 @@ pub fn adamw(
 ) -> (Tensor<1>, [Tensor<1>; 2]) {
     assert_eq!(value.dims(), gradient.dims(), "the gradient of another parameter");
     let moments = moments.unwrap_or_else(|| [gradient.zeros_like(), gradient.zeros_like()]);
-    if cpu::is_cpu(&value.device()) {
-        return cpu::adamw(
-            value,
-            gradient,
-            moments,
-            [step.lr / step.corrections()[0], step.corrections()[1].sqrt()],
-            step,
-        );
+    match Placement::of(&value.device()) {
+        Placement::Cpu => {
+            let rates = [step.lr / step.corrections()[0], step.corrections()[1].sqrt()];
+            cpu::adamw(value, gradient, moments, rates, step)
+        }
+        Placement::Gpu => cube::adamw(value, gradient, moments, step),
+        Placement::CpuTraining | Placement::GpuTraining => adamw_reference(value, gradient, moments, step),
     }
-    #[cfg(feature = "gpu")]
-    if cube::is_cube(&value.device()) {
-        return cube::adamw(value, gradient, moments, step);
-    }
-    adamw_reference(value, gradient, moments, step)
 }
 
 /// [`adamw`] in plain Burn operations.

@@ -9,18 +9,10 @@ use burn::tensor::{DType, Device, Tensor, TensorData, activation::softmax};
 use half::f16;
 
 use super::{
-    AttentionOptions, KvDtype, PagedRows, Precision, Rotation, Slots, cpu, records_gradients, rope_append,
-    soft_cap_reference,
-    training::{apply, is_on_cpu},
+    AttentionOptions, KvDtype, PagedRows, PagedSequences, Placement, Precision, Rotation, Slots, cpu, cube,
+    records_gradients, rope_append, soft_cap_reference,
+    training::{apply, apply_on_gpu},
 };
-#[cfg(feature = "gpu")]
-use super::{
-    cube,
-    training::{apply_on_gpu, is_on_gpu},
-};
-
-#[cfg(feature = "gpu")]
-mod on_gpu;
 
 /// Added to the scores of hidden keys. Finite, since WGSL guarantees nothing about infinities; so far below any score
 /// that its exponential is exactly zero.
@@ -33,50 +25,6 @@ pub(crate) struct Attended {
     pub(crate) output: Tensor<4>,
     /// `[batch, n_heads, n_queries, n_keys]`; each row sums to 1.
     pub(crate) probs: Tensor<4>,
-}
-
-/// The sequences of a step, and on a GPU the tables of its attention kernel.
-#[derive(Clone, Debug)]
-pub(crate) struct PagedSequences {
-    sequences: Vec<PagedRows>,
-    #[cfg(feature = "gpu")]
-    gpu: on_gpu::GpuLayouts,
-}
-
-impl PagedSequences {
-    /// The sequences of a step over pools on `device`. All layers of the step have the same [`AttentionOptions`],
-    /// except that some may have a sliding window and others none.
-    ///
-    /// # Panics
-    /// Unless the sequences' rows are consecutive from 0, and each sequence has as many slots as keys: kernels rely on
-    /// both.
-    pub(crate) fn new(sequences: Vec<PagedRows>, device: &Device) -> Self {
-        #[cfg(not(feature = "gpu"))]
-        let _ = device;
-        let mut n_rows = 0;
-        for PagedRows { rows, start, first_key, slots } in &sequences {
-            let n_slots = slots.host().len();
-            assert!(rows.start == n_rows && rows.end >= n_rows, "rows {rows:?} behind {n_rows} rows");
-            assert!(*first_key + n_slots == start + rows.len(), "{n_slots} slots for keys from {first_key} on");
-            n_rows = rows.end;
-        }
-        Self {
-            sequences,
-            #[cfg(feature = "gpu")]
-            gpu: on_gpu::GpuLayouts::new(device),
-        }
-    }
-
-    /// The sequences in the order of their rows.
-    pub(crate) fn as_slice(&self) -> &[PagedRows] {
-        &self.sequences
-    }
-
-    /// Rows of all sequences.
-    #[cfg(feature = "gpu")]
-    fn n_rows(&self) -> usize {
-        self.sequences.last().map_or(0, |sequence| sequence.rows.end)
-    }
 }
 
 /// Causal attention within each of `batch` sequences of `seq_len` rows.
@@ -98,35 +46,29 @@ pub(crate) fn attention_dense(
     (join_heads(output), probs)
 }
 
-/// [`rope`](super::rope) of queries and keys, then [`attention_dense`] without its probabilities. Requires
-/// [`can_rope_and_attend`]. From `qkv [batch * seq_len, (n_heads + 2 n_kv_heads) * head_dim]` to `[batch * seq_len,
-/// n_heads * head_dim]`. If there are `positions`, rows see only their own document, as with [`document_bias`].
+/// [`rope`](super::rope) of queries and keys, then [`attention_dense`] without its probabilities. From
+/// `qkv [batch * seq_len, (n_heads + 2 n_kv_heads) * head_dim]` to `[batch * seq_len, n_heads * head_dim]`. If there are
+/// `positions`, rows see only their own document, as with [`document_bias`]. The CPU attends in f32 whatever `precision`.
 pub(crate) fn rope_and_attend(
     qkv: Tensor<2>,
     rotation: Option<&Rotation>,
     batch: usize,
     positions: Option<Arc<Vec<u32>>>,
     options: &AttentionOptions,
-    #[cfg_attr(not(feature = "gpu"), expect(unused_variables, reason = "the CPU attends in f32"))] precision: Precision,
+    precision: Precision,
 ) -> Tensor<2> {
-    #[cfg(feature = "gpu")]
-    if is_on_gpu(&qkv.device()) {
-        let positions = positions.as_ref().map(|positions| positions.as_slice());
-        let angles = rotation.map(|rotation| rotation.table().tensor());
-        let op = cube::training::RopeAttend::new(options, batch, angles, positions, precision, &qkv);
-        return apply_on_gpu(vec![qkv.into()], op);
+    match Placement::of(&qkv.device()) {
+        Placement::Cpu | Placement::CpuTraining => {
+            let rotation = rotation.map(Rotation::shared).unwrap_or_default();
+            apply(vec![qkv.into()], cpu::RopeAttend { options: options.clone(), batch, positions, rotation })
+        }
+        Placement::Gpu | Placement::GpuTraining => {
+            let positions = positions.as_ref().map(|positions| positions.as_slice());
+            let angles = rotation.map(|rotation| rotation.table().tensor());
+            let op = cube::training::RopeAttend::new(options, batch, angles, positions, precision, &qkv);
+            apply_on_gpu(vec![qkv.into()], op)
+        }
     }
-    let rotation = rotation.map(Rotation::shared).unwrap_or_default();
-    apply(vec![qkv.into()], cpu::RopeAttend { options: options.clone(), batch, positions, rotation })
-}
-
-/// Whether [`rope_and_attend`] has a body for `device`.
-pub(crate) fn can_rope_and_attend(device: &Device) -> bool {
-    #[cfg(feature = "gpu")]
-    if is_on_gpu(device) {
-        return true;
-    }
-    is_on_cpu(device)
 }
 
 /// Attention of a step's rows over the pages of the KV cache, for decoding rows and chunks of prefill together.
@@ -139,36 +81,40 @@ pub(crate) fn attention_paged(
     sequences: &PagedSequences,
     options: &AttentionOptions,
 ) -> Tensor<2> {
-    let device = q.device();
-    #[cfg(feature = "gpu")]
-    if cube::is_cube(&device)
-        && let Some((table, step)) = sequences.on_gpu(options)
-    {
-        assert_eq!(q.dims()[0], sequences.n_rows(), "rows of queries");
-        return cube::attention(q, [keys, values], table.tensor(), *step);
+    match Placement::of(&q.device()) {
+        Placement::Cpu => attention_paged_on_cpu(q, [keys, values], sequences.as_slice(), options),
+        Placement::Gpu if let Some((table, step)) = sequences.gpu_table(options) => {
+            assert_eq!(q.dims()[0], sequences.n_rows(), "rows of queries");
+            cube::attention(q, [keys, values], table.tensor(), *step)
+        }
+        _ => attention_paged_reference(q, [keys, values], sequences.as_slice(), options),
     }
-    let sequences = sequences.as_slice();
-    if cpu::is_cpu(&device) {
-        let dims = q.dims();
-        let (q, pools) = (cpu::values(q), [keys, values].map(cpu::pool));
-        let [keys_pool, values_pool] = &pools;
-        let output = match KvDtype::of(keys) {
-            KvDtype::F16 => {
-                let pools = [keys_pool.as_slice::<f16>(), values_pool.as_slice()];
-                cpu::attention_paged(q.as_slice(), pools, sequences, options)
-            }
-            KvDtype::Q8 => {
-                let pools = [keys_pool.as_slice::<i8>(), values_pool.as_slice()];
-                cpu::attention_paged(q.as_slice(), pools, sequences, options)
-            }
-            KvDtype::F32 => {
-                let pools = [keys_pool.as_slice::<f32>(), values_pool.as_slice()];
-                cpu::attention_paged(q.as_slice(), pools, sequences, options)
-            }
-        };
-        return cpu::tensor(output, dims);
-    }
-    attention_paged_reference(q, [keys, values], sequences, options)
+}
+
+fn attention_paged_on_cpu(
+    q: Tensor<2>,
+    [keys, values]: [&Tensor<2>; 2],
+    sequences: &[PagedRows],
+    options: &AttentionOptions,
+) -> Tensor<2> {
+    let dims = q.dims();
+    let (q, pools) = (cpu::values(q), [keys, values].map(cpu::pool));
+    let [keys_pool, values_pool] = &pools;
+    let output = match KvDtype::of(keys) {
+        KvDtype::F16 => {
+            let pools = [keys_pool.as_slice::<f16>(), values_pool.as_slice()];
+            cpu::attention_paged(q.as_slice(), pools, sequences, options)
+        }
+        KvDtype::Q8 => {
+            let pools = [keys_pool.as_slice::<i8>(), values_pool.as_slice()];
+            cpu::attention_paged(q.as_slice(), pools, sequences, options)
+        }
+        KvDtype::F32 => {
+            let pools = [keys_pool.as_slice::<f32>(), values_pool.as_slice()];
+            cpu::attention_paged(q.as_slice(), pools, sequences, options)
+        }
+    };
+    cpu::tensor(output, dims)
 }
 
 /// [`rope_append`] and then [`attention_paged`]: rotates the queries and keys in `qkv [n_rows, (n_heads + 2 n_kv_heads)
@@ -182,12 +128,10 @@ pub(crate) fn append_and_attend(
     sequences: &PagedSequences,
     options: &AttentionOptions,
 ) -> Tensor<2> {
-    #[cfg(feature = "gpu")]
-    if cube::is_cube(&qkv.device())
-        && sequences.decode()
-        && !sequences.stores_apart()
-        && let Some((table, step)) = sequences.on_gpu(options)
-        && let half = rotation.map_or(0, Rotation::half)
+    let half = rotation.map_or(0, Rotation::half);
+    if Placement::of(&qkv.device()) == Placement::Gpu
+        && sequences.can_fuse_append()
+        && let Some((table, step)) = sequences.gpu_table(options)
         && step.plan.can_fuse(half)
     {
         assert_eq!(qkv.dims()[0], sequences.n_rows(), "rows of queries, keys and values");

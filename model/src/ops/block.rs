@@ -5,13 +5,13 @@ use burn::tensor::Tensor;
 use half::f16;
 
 use super::{
-    AttentionOptions, BlockParts, KvDtype, LinearParts, NormParts, PagedRows, Rotation, Slots,
+    AttentionOptions, BlockOperands, KvDtype, LinearParts, NormParts, PagedRows, Placement, Rotation, Slots,
     cpu::{self, PagedElement},
     weight::Form,
 };
 
 /// A block whose parameters are tensors.
-pub(crate) type Block<'a> = BlockParts<NormParts, LinearParts<'a>>;
+pub(crate) type Block<'a> = BlockOperands<NormParts, LinearParts<'a>>;
 
 /// Attention over the pages of the KV cache, to which the step's rows are appended first.
 #[derive(Debug)]
@@ -35,9 +35,9 @@ pub(crate) struct BlockScratch(cpu::Scratch);
 /// Whether [`block()`] has a body for this block on `x`'s device: on the CPU, except for post-norm blocks
 /// and those with low-rank updates of all rows.
 pub(crate) fn has_block(x: &Tensor<2>, block: &Block<'_>) -> bool {
-    let linears = [&block.qkv, &block.attn.out, &block.up, &block.mlp.out];
+    let linears = [&block.qkv, &block.attn.out_proj, &block.up, &block.mlp.out_proj];
     let is_packed = |linear: &LinearParts<'_>| matches!(linear.weight.form(), Form::Packed(_)) && linear.lora.is_none();
-    cpu::is_cpu(&x.device()) && !block.norm_after_add && linears.into_iter().all(is_packed)
+    Placement::of(&x.device()) == Placement::Cpu && !block.norm_after_add && linears.into_iter().all(is_packed)
 }
 
 /// The block's output for `x [n_rows, d_model]`, in place if nothing else shares `x`. Requires [`has_block`].

@@ -2,9 +2,7 @@
 
 use burn::tensor::Tensor;
 
-#[cfg(feature = "gpu")]
-use super::cube;
-use super::{cpu, operands::CLIP_EPS};
+use super::{Placement, cpu, cube, types::CLIP_EPS};
 
 /// Scales all `gradients`, `[n_values]` each, by one factor so that their Euclidean norm together is at most `max_norm`
 /// ([Pascanu et al., 2012](https://arxiv.org/abs/1211.5063)). Smaller gradients are unchanged, and a `max_norm` of 0
@@ -17,15 +15,11 @@ use super::{cpu, operands::CLIP_EPS};
 /// Without gradients, or when gradients of them are recorded.
 pub fn clip_norm(gradients: Vec<Tensor<1>>, max_norm: f64) -> (Tensor<1>, Vec<Tensor<1>>) {
     assert!(!gradients.is_empty(), "the norm of no gradients");
-    if cpu::is_cpu(&gradients[0].device()) {
-        return cpu::clip_norm(gradients, max_norm);
+    match Placement::of(&gradients[0].device()) {
+        Placement::Cpu => cpu::clip_norm(gradients, max_norm),
+        Placement::Gpu => clip(cube::square_sums(&gradients).sum().sqrt(), gradients, max_norm),
+        Placement::CpuTraining | Placement::GpuTraining => clip_norm_reference(gradients, max_norm),
     }
-    #[cfg(feature = "gpu")]
-    if cube::is_cube(&gradients[0].device()) {
-        let norm = cube::square_sums(&gradients).sum().sqrt();
-        return clip(norm, gradients, max_norm);
-    }
-    clip_norm_reference(gradients, max_norm)
 }
 
 /// [`clip_norm`] in plain Burn operations; reads nothing back from the device.

@@ -5,14 +5,11 @@ use std::{cell::RefCell, ops::Range};
 use burn::tensor::{Bool, DType, Int, Tensor, activation::log_softmax};
 
 use super::{
-    LossOptions, Precision, Weight, cpu, linear, read, records_gradients, soft_cap, to_f32,
-    training::{apply, is_on_cpu},
+    LossOptions, Placement, Precision, Weight, cpu, cube, linear,
+    linear::frozen_bias,
+    read, records_gradients, soft_cap, to_f32,
+    training::{apply, apply_on_gpu},
     weight::Form,
-};
-#[cfg(feature = "gpu")]
-use super::{
-    cube,
-    training::{apply_on_gpu, trains_on_gpu},
 };
 use crate::error::Result;
 
@@ -48,57 +45,40 @@ pub(crate) fn linear_cross_entropy(
     options: LossOptions,
     targets: Targets,
 ) -> Losses {
-    let (precision, of_both_uses) = (weight.precision(), weight.of_both_uses());
-    if let Form::Packed(panels) = weight.form()
-        && records_gradients(&hidden.device())
-    {
-        let bias = bias.map(|bias| cpu::values(bias.inner()).as_slice().to_vec());
-        let Targets { ids, weights } = targets;
-        let frozen = Some((panels.clone(), bias));
-        let op = cpu::LinearCrossEntropy {
-            frozen,
-            ..cpu::LinearCrossEntropy::new(cpu::ints(ids), weights, options, precision)
-        };
-        return Losses::of(apply(vec![hidden.into()], op));
-    }
-    if let Form::Packed(panels) = weight.form() {
-        let (hidden, bias) = (cpu::values(hidden), bias.map(cpu::values));
-        let op = cpu::LinearCrossEntropy::new(cpu::ints(targets.ids), targets.weights, options, precision);
-        let both = op.of_packed(hidden.as_slice(), panels, bias.as_ref().map(|bias| bias.as_slice()));
-        return Losses::of(cpu::tensor(both.to_vec(), [2]));
-    }
-    if let Form::Stored(weight) = weight.form()
-        && weight.dtype() == DType::F32
-        && is_on_cpu(&hidden.device())
-    {
-        let operands = [hidden.into(), weight.into()].into_iter().chain(bias.map(Into::into));
-        let Targets { ids, weights } = targets;
-        let op = cpu::LinearCrossEntropy {
-            of_both_uses,
-            ..cpu::LinearCrossEntropy::new(cpu::ints(ids), weights, options, precision)
-        };
-        return Losses::of(apply(operands.collect(), op));
-    }
-    #[cfg(feature = "gpu")]
-    if let Form::Stored(weight) = weight.form()
-        && weight.dtype() == DType::F32
-        && trains_on_gpu(&hidden.device())
-    {
-        let op = cube::training::LinearCrossEntropy::new((targets.ids, targets.weights), options, precision, &hidden);
-        let operands = [hidden.into(), weight.into()].into_iter().chain(bias.map(Into::into));
-        return Losses::of(apply_on_gpu(operands.collect(), op));
-    }
-    #[cfg(feature = "gpu")]
-    if let Form::OnGpu(_) = weight.form()
-        && !records_gradients(&hidden.device())
-    {
-        let op = cube::training::LinearCrossEntropy::new((targets.ids, targets.weights), options, precision, &hidden);
-        let ([_, d_model], [vocab_size, _]) = (hidden.dims(), weight.dims());
-        let both =
-            op.of_logits(vocab_size, bias, |rows| linear(hidden.clone().slice([rows, 0..d_model]), weight, None));
-        return Losses::of(both);
-    }
-    linear_cross_entropy_reference(hidden, (weight, bias), options, targets)
+    let precision = weight.precision();
+    let on_cpu =
+        |targets: Targets| cpu::LinearCrossEntropy::new(cpu::ints(targets.ids), targets.weights, options, precision);
+    let on_gpu = |targets: Targets| {
+        cube::training::LinearCrossEntropy::new((targets.ids, targets.weights), options, precision, &hidden)
+    };
+    let both = match (weight.form(), Placement::of(&hidden.device())) {
+        (Form::Packed(panels), Placement::Cpu) => {
+            let (hidden, bias) = (cpu::values(hidden), bias.map(cpu::values));
+            let bias = bias.as_ref().map(|bias| bias.as_slice());
+            cpu::tensor(on_cpu(targets).of_packed(hidden.as_slice(), panels, bias).to_vec(), [2])
+        }
+        (Form::Packed(panels), _) => {
+            let frozen = Some((panels.clone(), frozen_bias(bias)));
+            apply(vec![hidden.into()], cpu::LinearCrossEntropy { frozen, ..on_cpu(targets) })
+        }
+        (Form::Stored(matrix), Placement::Cpu | Placement::CpuTraining) if matrix.dtype() == DType::F32 => {
+            let op = cpu::LinearCrossEntropy { tied_gradient: weight.tied_gradient(), ..on_cpu(targets) };
+            let operands = [hidden.into(), matrix.into()].into_iter().chain(bias.map(Into::into));
+            apply(operands.collect(), op)
+        }
+        (Form::Stored(matrix), Placement::GpuTraining) if matrix.dtype() == DType::F32 => {
+            let op = on_gpu(targets);
+            let operands = [hidden.into(), matrix.into()].into_iter().chain(bias.map(Into::into));
+            apply_on_gpu(operands.collect(), op)
+        }
+        (Form::OnGpu(_), Placement::Gpu) => {
+            let ([_, d_model], [vocab_size, _]) = (hidden.dims(), weight.dims());
+            let logits = |rows| linear(hidden.clone().slice([rows, 0..d_model]), weight, None);
+            on_gpu(targets).of_logits(vocab_size, bias, logits)
+        }
+        _ => return linear_cross_entropy_reference(hidden, (weight, bias), options, targets),
+    };
+    Losses::of(both)
 }
 
 /// The cross entropy of each row in nats, without gradients: hidden `[n_rows, d_model]`, targets `[n_rows]`, and

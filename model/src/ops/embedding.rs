@@ -3,14 +3,9 @@
 use burn::tensor::{DType, Int, Tensor};
 
 use super::{
-    Weight, cpu, records_gradients,
-    training::{apply, is_on_cpu},
+    Placement, Weight, cpu, cube, records_gradients,
+    training::{apply, apply_on_gpu},
     weight::Form,
-};
-#[cfg(feature = "gpu")]
-use super::{
-    cube,
-    training::{apply_on_gpu, trains_on_gpu},
 };
 
 /// Looks up `ids [n]` in `table [n_entries, d_model]`: `[n, d_model]` in f32. Ids must be below `n_entries`. The GPU's
@@ -19,17 +14,16 @@ use super::{
 /// # Panics
 /// Except on a GPU, if an id is not below `n_entries`.
 pub(crate) fn embedding(table: &Weight, ids: Tensor<1, Int>) -> Tensor<2> {
-    let of_both_uses = table.of_both_uses();
+    let tied_gradient = table.tied_gradient();
     match table.form() {
-        Form::Stored(table) if table.dtype() == DType::F32 && is_on_cpu(&table.device()) => {
-            apply(vec![table.into()], cpu::Embed { ids: cpu::ints(ids), of_both_uses })
-        }
-        #[cfg(feature = "gpu")]
-        Form::Stored(table) if table.dtype() == DType::F32 && trains_on_gpu(&table.device()) => {
-            apply_on_gpu(vec![table.into()], cube::training::Embed::new(ids))
-        }
+        Form::Stored(table) if table.dtype() == DType::F32 => match Placement::of(&table.device()) {
+            Placement::Cpu | Placement::CpuTraining => {
+                apply(vec![table.into()], cpu::Embed { ids: cpu::ints(ids), tied_gradient })
+            }
+            Placement::GpuTraining => apply_on_gpu(vec![table.into()], cube::training::Embed::new(ids)),
+            Placement::Gpu => table.select(0, ids),
+        },
         Form::Stored(table) => table.select(0, ids).cast(DType::F32),
-        #[cfg(feature = "gpu")]
         Form::OnGpu(matrix) => cube::embedding(matrix, ids),
         Form::Packed(panels) => {
             let ([n_entries, d_model], [n]) = (panels.dims(), ids.dims());
@@ -58,10 +52,9 @@ pub(crate) fn take_rows(x: Tensor<2>, rows: &[usize]) -> Tensor<2> {
     let device = x.device();
     let rows: Vec<i32> = rows.iter().map(|&row| row as i32).collect();
     let rows = Tensor::<1, Int>::from_data(rows.as_slice(), &device);
-    // Burn compiles a kernel per number of rows.
-    #[cfg(feature = "gpu")]
-    if cube::is_cube(&device) {
-        return cube::take_rows(x, rows);
+    match Placement::of(&device) {
+        // Burn would compile a kernel for each number of rows.
+        Placement::Gpu => cube::take_rows(x, rows),
+        _ => x.select(0, rows),
     }
-    x.select(0, rows)
 }

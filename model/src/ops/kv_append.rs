@@ -9,25 +9,23 @@ use std::ops::Range;
 use burn::tensor::{DType, Device, IndexingUpdateOp, Tensor};
 use half::{bf16, f16};
 
-#[cfg(feature = "gpu")]
-use super::cube::{self, HeadLayout};
-use super::{AttentionOptions, KvDtype, Rotation, Slots, cpu, rope};
+use super::{AttentionOptions, KvDtype, Placement, Rotation, Slots, cpu, cube, rope};
 
 /// A pool of zeros for `heads`, `[n_kv_heads, head_dim]`, whose memory is committed: otherwise the system would provide it as
 /// slots are written, and might have none left by then.
 pub(crate) fn new_pool(n_slots: usize, heads: [usize; 2], dtype: KvDtype, device: &Device) -> Tensor<2> {
     let shape = [n_slots, dtype.row_len(heads)];
-    match dtype {
-        _ if !cpu::is_cpu(device) => Tensor::zeros(shape, (device, dtype.of_tensors())),
-        KvDtype::F32 => cpu::pool_of_zeros::<f32>(shape),
-        KvDtype::F16 => cpu::pool_of_zeros::<f16>(shape),
-        KvDtype::Q8 => cpu::pool_of_zeros::<bf16>(shape),
+    match (Placement::of(device), dtype) {
+        (Placement::Cpu, KvDtype::F32) => cpu::pool_of_zeros::<f32>(shape),
+        (Placement::Cpu, KvDtype::F16) => cpu::pool_of_zeros::<f16>(shape),
+        (Placement::Cpu, KvDtype::Q8) => cpu::pool_of_zeros::<bf16>(shape),
+        _ => Tensor::zeros(shape, (device, dtype.of_tensors())),
     }
 }
 
 /// Stores keys `rows [n_rows, n_kv_heads * head_dim]` at `slots`, in place. Slots must differ.
 pub(crate) fn append_keys(pool: &mut Tensor<2>, rows: Tensor<2>, slots: &Slots, heads: [usize; 2]) {
-    if !cpu::is_cpu(&pool.device()) {
+    if Placement::of(&pool.device()) != Placement::Cpu {
         return append_rows(pool, rows, slots);
     }
     let (rows, slots) = (cpu::values(rows), slots.host());
@@ -40,7 +38,7 @@ pub(crate) fn append_keys(pool: &mut Tensor<2>, rows: Tensor<2>, slots: &Slots, 
 
 /// Stores values `rows [n_rows, n_kv_heads * head_dim]` at `slots`, in place. Slots must differ.
 pub(crate) fn append_values(pool: &mut Tensor<2>, rows: Tensor<2>, slots: &Slots, heads: [usize; 2]) {
-    if !cpu::is_cpu(&pool.device()) {
+    if Placement::of(&pool.device()) != Placement::Cpu {
         return append_rows(pool, rows, slots);
     }
     let (rows, slots) = (cpu::values(rows), slots.host());
@@ -64,7 +62,7 @@ fn append_rows(pool: &mut Tensor<2>, rows: Tensor<2>, slots: &Slots) {
 /// Copies the pages `from` of a pool for `heads`, `[n_kv_heads, head_dim]`, to the pages `to`, given as all of their slots, in
 /// place.
 pub(crate) fn copy_pages(pool: &mut Tensor<2>, [from, to]: [&Slots; 2], heads: [usize; 2]) {
-    if cpu::is_cpu(&pool.device()) {
+    if Placement::of(&pool.device()) == Placement::Cpu {
         let slots = [from.host(), to.host()];
         return match KvDtype::of(pool) {
             KvDtype::F16 => cpu::update::<f16>(pool, |pool| cpu::copy_pages(pool, slots, heads)),
@@ -89,16 +87,9 @@ pub(crate) fn rope_append(
 ) -> Tensor<2> {
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
     let [n_rows, _] = qkv.dims();
-    #[cfg(feature = "gpu")]
-    if cube::is_cube(&qkv.device()) {
-        let heads = HeadLayout { n_heads, n_kv_heads, head_dim, half: rotation.map_or(0, Rotation::half) };
-        return cube::rope_append(
-            qkv,
-            rotation.map(|rotation| rotation.table().tensor()),
-            [keys, values],
-            slots.tensor(),
-            heads,
-        );
+    if Placement::of(&qkv.device()) == Placement::Gpu {
+        let angles = rotation.map(|rotation| rotation.table().tensor());
+        return cube::rope_append(qkv, angles, [keys, values], slots.tensor(), options);
     }
     let qkv = qkv.reshape([n_rows, n_heads + 2 * n_kv_heads, head_dim]);
     let part = |x: &Tensor<3>, heads: Range<usize>| {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use burn::tensor::{DType, Device, Tensor};
 
-use super::{Dtype, cpu};
+use super::{Dtype, Placement, cpu};
 use crate::{
     config::GptConfig,
     error::{Error, Result},
@@ -58,7 +58,7 @@ impl KvDtype {
         match self {
             Self::F32 => true,
             Self::F16 => device.supports_dtype(self.of_tensors()),
-            Self::Q8 => cpu::is_cpu(device),
+            Self::Q8 => Placement::of(device) == Placement::Cpu,
         }
     }
 

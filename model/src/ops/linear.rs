@@ -1,28 +1,19 @@
 //! `x W^T + b`, and low-rank updates of it.
 
-use std::mem;
-#[cfg(feature = "gpu")]
-use std::sync::Arc;
+use std::{mem, sync::Arc};
 
 use burn::tensor::{DType, Tensor};
 
 use super::{
-    LoraParts, NormParts, Weight,
+    LoraParts, NormParts, Placement, Weight,
     cpu::{self, Panels},
-    dropout, gated, records_gradients,
+    cube::{self, Matrix},
+    dropout, gated,
     row_updates::{RowUpdate, add_lora_reference, add_row_updates},
-    training::{apply, is_on_cpu},
+    training::{apply, apply_on_gpu},
     weight::Form,
 };
-#[cfg(feature = "gpu")]
-use super::{
-    NormOptions,
-    cube::{self, LinearOptions, Matrix},
-    training::{apply_on_gpu, trains_on_gpu},
-};
-use crate::config::Activation;
-#[cfg(feature = "gpu")]
-use crate::config::NormKind;
+use crate::config::{Activation, NormKind};
 
 /// Rows of a 16-bit weight that are widened to f32 at a time, so that the matrix is never held twice.
 const WIDENED_ROWS: usize = 2048;
@@ -40,7 +31,6 @@ pub(crate) struct LinearParts<'a> {
     pub(crate) by_row: Vec<RowUpdate<'a>>,
 }
 
-#[cfg(feature = "gpu")]
 impl LinearParts<'_> {
     fn has_updates(&self) -> bool {
         self.lora.is_some() || !self.by_row.is_empty()
@@ -52,30 +42,37 @@ impl LinearParts<'_> {
 /// `bias` is `[d_out]`.
 pub(crate) fn linear(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>) -> Tensor<2> {
     let precision = weight.precision();
-    let product = match weight.form() {
-        Form::Packed(panels) if records_gradients(&x.device()) => {
-            let bias = bias.map(|bias| cpu::values(bias.inner()).as_slice().to_vec());
-            return apply(vec![x.into()], cpu::FrozenLinear { weight: panels.clone(), bias, lora: None });
+    match (weight.form(), Placement::of(&x.device())) {
+        (Form::Packed(panels), Placement::Cpu) => packed(x, panels, bias),
+        (Form::Packed(panels), _) => {
+            let op = cpu::FrozenLinear { weight: panels.clone(), bias: frozen_bias(bias), lora: None };
+            apply(vec![x.into()], op)
         }
-        Form::Packed(panels) => return packed(x, panels, bias),
-        #[cfg(feature = "gpu")]
-        Form::OnGpu(matrix) => return cube::linear(x, matrix, bias, None),
-        Form::Stored(weight) if weight.dtype() == DType::F32 && is_on_cpu(&x.device()) => {
+        (Form::OnGpu(matrix), _) => cube::linear(x, matrix, bias, None),
+        (Form::Stored(weight), _) if weight.dtype() != DType::F32 => with_bias(widened(x, weight), bias),
+        (Form::Stored(weight), Placement::Cpu | Placement::CpuTraining) => {
             let operands = [x.into(), weight.into()].into_iter().chain(bias.map(Into::into));
-            return apply(operands.collect(), cpu::Linear { precision });
+            apply(operands.collect(), cpu::Linear { precision })
         }
-        #[cfg(feature = "gpu")]
-        Form::Stored(weight) if weight.dtype() == DType::F32 && trains_on_gpu(&x.device()) => {
+        (Form::Stored(weight), Placement::GpuTraining) => {
             let operands = [x.into(), weight.into()].into_iter().chain(bias.map(Into::into));
-            return apply_on_gpu(operands.collect(), cube::training::Linear { precision });
+            apply_on_gpu(operands.collect(), cube::training::Linear { precision })
         }
-        Form::Stored(weight) if weight.dtype() == DType::F32 => x.matmul(weight.transpose()),
-        Form::Stored(weight) => widened(x, weight),
-    };
+        (Form::Stored(weight), Placement::Gpu) => with_bias(x.matmul(weight.transpose()), bias),
+    }
+}
+
+/// The reference's last step.
+fn with_bias(product: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
     match bias {
         Some(bias) => product + bias.unsqueeze(),
         None => product,
     }
+}
+
+/// A bias that does not train, beside a packed weight, while gradients are recorded.
+pub(super) fn frozen_bias(bias: Option<Tensor<1>>) -> Option<Vec<f32>> {
+    bias.map(|bias| cpu::values(bias.inner()).as_slice().to_vec())
 }
 
 /// Calls `multiply` with `x [n_rows, d_in]` and `part` without its [per-row updates](LinearParts::by_row), then adds
@@ -103,13 +100,13 @@ fn linear_with_whole_lora(x: Tensor<2>, part: LinearParts<'_>) -> Tensor<2> {
     let LinearParts { weight, bias, lora, .. } = part;
     let Some(lora) = lora else { return linear(x, weight, bias) };
     let LoraParts { values, shape, dropout: dropped } = lora;
-    match weight.form() {
-        Form::Packed(weight) if records_gradients(&x.device()) => {
-            let bias = bias.map(|bias| cpu::values(bias.inner()).as_slice().to_vec());
-            let op = cpu::FrozenLinear { weight: weight.clone(), bias, lora: Some((shape, dropped)) };
+    match (Placement::of(&x.device()), weight.form()) {
+        (Placement::CpuTraining, Form::Packed(weight)) => {
+            let lora = Some((shape, dropped));
+            let op = cpu::FrozenLinear { weight: weight.clone(), bias: frozen_bias(bias), lora };
             apply(vec![x.into(), values.into()], op)
         }
-        _ if is_on_cpu(&x.device()) && !records_gradients(&x.device()) => {
+        (Placement::Cpu, _) => {
             let (output, values) = (linear(x.clone(), weight, bias), cpu::values(values));
             let x = cpu::values(x);
             cpu::changed(output, |output| cpu::add_lora(output, x.as_slice(), values.as_slice(), &shape))
@@ -125,7 +122,6 @@ fn linear_with_whole_lora(x: Tensor<2>, part: LinearParts<'_>) -> Tensor<2> {
 /// updates](LinearParts::by_row).
 pub(crate) fn linear_add(x: Tensor<2>, part: LinearParts<'_>, residual: Tensor<2>) -> Tensor<2> {
     with_row_updates(x, part, |x, part| match part.weight.form() {
-        #[cfg(feature = "gpu")]
         Form::OnGpu(matrix) if part.lora.is_none() => cube::linear(x, matrix, part.bias, Some(residual)),
         _ => super::add_update(residual, linear_with_whole_lora(x, part), 1.0, None),
     })
@@ -133,35 +129,27 @@ pub(crate) fn linear_add(x: Tensor<2>, part: LinearParts<'_>, residual: Tensor<2
 
 /// [`linear_with_lora`] of the normalized rows.
 pub(crate) fn normed_linear(x: Tensor<2>, norm: NormParts, part: LinearParts<'_>) -> Tensor<2> {
-    #[cfg(feature = "gpu")]
     if let Some(matrix) = fused_matrix(&x, &norm, &part) {
-        return cube::normed_linear(x, norm.weight, matrix, part.bias, fused_options(norm.options, None));
+        return cube::normed_linear(x, norm, matrix, part.bias, None);
     }
     linear_with_lora(super::norm(x, norm.weight, norm.bias, norm.options), part)
 }
 
 /// [`gated`] of [`normed_linear`]: `[n_rows, d_out / 2]`.
 pub(crate) fn normed_gated(x: Tensor<2>, norm: NormParts, part: LinearParts<'_>, kind: Activation) -> Tensor<2> {
-    #[cfg(feature = "gpu")]
     if let Some(matrix) = fused_matrix(&x, &norm, &part) {
-        return cube::normed_linear(x, norm.weight, matrix, part.bias, fused_options(norm.options, Some(kind)));
+        return cube::normed_linear(x, norm, matrix, part.bias, Some(kind));
     }
     gated(normed_linear(x, norm, part), kind)
 }
 
 /// The GPU's matrix, if one kernel fuses the norm with the product.
-#[cfg(feature = "gpu")]
 fn fused_matrix<'a>(x: &Tensor<2>, norm: &NormParts, part: &LinearParts<'a>) -> Option<&'a Arc<Matrix>> {
     let is_simple = norm.options.kind == NormKind::RmsNorm && norm.bias.is_none();
     match part.weight.form() {
         Form::OnGpu(matrix) if is_simple && !part.has_updates() && cube::can_fuse(x.dims()[0], matrix) => Some(matrix),
         _ => None,
     }
-}
-
-#[cfg(feature = "gpu")]
-fn fused_options(norm: NormOptions, gate: Option<Activation>) -> LinearOptions {
-    LinearOptions { eps: norm.eps as f32, weight_offset: norm.weight_offset, gate }
 }
 
 fn packed(x: Tensor<2>, panels: &Panels, bias: Option<Tensor<1>>) -> Tensor<2> {

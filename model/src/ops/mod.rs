@@ -18,39 +18,35 @@ mod cpu;
 mod cross_entropy;
 #[cfg(feature = "gpu")]
 mod cube;
+#[cfg(not(feature = "gpu"))]
+#[path = "no_gpu.rs"]
+mod cube;
 mod divergence;
-mod dtype;
 mod embedding;
-pub(crate) mod k_quants;
 mod kv_append;
 mod kv_dtype;
 mod limits;
 mod linear;
-mod matrix_rows;
 mod muon;
 mod norm;
-mod operands;
 mod qk_norm;
-mod quantized_matrix;
 mod read_back;
 mod residual;
 mod rope;
 mod row_updates;
-#[cfg(feature = "gpu")]
 mod staging;
 #[cfg(test)]
 mod tests;
 mod training;
-mod upload;
+mod types;
 mod weight;
+
+use burn::tensor::Device;
 
 use activation::soft_cap_reference;
 pub(crate) use activation::{activate, gated, soft_cap};
 pub use adamw::adamw;
-pub(crate) use attention::{
-    PagedSequences, append_and_attend, attention_dense, can_rope_and_attend, causal_bias, document_bias,
-    rope_and_attend,
-};
+pub(crate) use attention::{append_and_attend, attention_dense, causal_bias, document_bias, rope_and_attend};
 pub(crate) use block::{Block, BlockScratch, PagedAttention, block, has_block};
 pub use clip::clip_norm;
 pub use cpu::{
@@ -60,41 +56,41 @@ pub use cpu::{
 pub(crate) use cpu::{SCAN_BLOCK, all_below_infinity, block_maxima, nearest_q8, relative_weights, sum_of};
 pub use cross_entropy::{Losses, Targets};
 pub(crate) use cross_entropy::{linear_cross_entropy, token_losses};
-#[cfg(feature = "gpu")]
-pub(crate) use cube::{Address, CapturedGraph, is_cube as is_gpu, top_k_logits};
+pub(crate) use cube::{Address, CapturedGraph, top_k_logits};
 pub(crate) use divergence::linear_divergence;
-pub(crate) use dtype::BlockLayout;
-pub use dtype::{BLOCK_SIZE, Dtype};
 pub(crate) use embedding::{embedding, take_rows};
 pub(crate) use kv_append::{copy_pages, new_pool, rope_append};
 pub use kv_dtype::KvDtype;
 pub use limits::{count_launches, device_memory, has_fast_bf16_products, multiply_rate, read_bandwidth};
 pub(crate) use linear::{LinearParts, linear, linear_add, linear_with_lora, normed_gated, normed_linear};
-pub use matrix_rows::MatrixRows;
 pub use muon::muon;
 use norm::norm_reference;
 pub(crate) use norm::{norm, norm_add};
-pub use operands::{AdamWStep, DeviceMemory, LoraPair, LoraShape, MuonParam, MuonStep, PAGE_SIZE, Precision};
-pub(crate) use operands::{
-    AttentionOptions, BlockParts, Dropout, LoraParts, LossOptions, NormOptions, NormParts, PagedRows, PartEnds,
-    QkNormParts, Slots,
-};
 pub(crate) use qk_norm::qk_norm;
-pub use quantized_matrix::{QuantizedBlock, QuantizedMatrix};
 pub(crate) use read_back::{read, read_ids, to_f32};
 pub use residual::add_gradients;
 pub(crate) use residual::{add_update, dropout, fork};
 pub(crate) use rope::{Rotation, rope};
 pub(crate) use row_updates::{LoraMatrix, RowUpdate};
-#[cfg(feature = "gpu")]
 pub(crate) use staging::{StagingBuffer, Upload};
-pub use training::is_on_cpu;
-pub use training::{GPU_LOGITS_AT_ONCE, OpTime, Pass, RECOMPUTED_FROM, profile_training};
-pub(crate) use upload::{Ints, Rows};
+pub use training::{OpTime, Pass, RECOMPUTED_FROM, profile_training};
+pub use types::{
+    AdamWStep, BLOCK_SIZE, DeviceMemory, Dtype, GPU_LOGITS_AT_ONCE, LoraPair, LoraShape, MatrixRows, MuonParam,
+    MuonStep, PAGE_SIZE, Precision, QuantizedBlock, QuantizedMatrix,
+};
+pub(crate) use types::{
+    AttentionOptions, BlockLayout, BlockOperands, BlockSteps, Dropout, Ints, LoraParts, LossOptions, NormOptions,
+    NormParts, PagedRows, PagedSequences, Placement, QkNormParts, Rows, Slots, Sublayer, k_quants, run_block,
+};
 pub use weight::Weight;
 
 /// Whether operations on `device` record gradients. The bodies for inference have no backward pass, so operations then
 /// run the bodies of [`training`] where there are any, and their reference bodies otherwise.
-pub(crate) fn records_gradients(device: &burn::tensor::Device) -> bool {
-    device.is_autodiff()
+pub(crate) fn records_gradients(device: &Device) -> bool {
+    Placement::of(device).records_gradients()
+}
+
+/// Whether tensors on `device` are in the CPU's memory, with gradients recorded or not.
+pub fn is_on_cpu(device: &Device) -> bool {
+    Placement::of(device).is_cpu()
 }

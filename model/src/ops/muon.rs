@@ -2,7 +2,7 @@
 
 use burn::tensor::Tensor;
 
-use super::{MuonParam, MuonStep, cpu};
+use super::{MuonParam, MuonStep, Placement, cpu};
 
 /// One update by [Muon](https://kellerjordan.github.io/posts/muon/): of each parameter the new value, and the new average
 /// of gradients. Each matrix changes by its average with all singular values moved to about 1.
@@ -19,7 +19,7 @@ pub fn muon(params: Vec<MuonParam>, step: &MuonStep) -> Vec<(Tensor<1>, Tensor<1
         assert_eq!([value.dims(), gradient.dims(), momentum], [dims; 3], "tensors of another parameter");
     }
     match params.first() {
-        Some(param) if cpu::is_cpu(&param.value.device()) => cpu::muon(params, step),
+        Some(param) if Placement::of(&param.value.device()) == Placement::Cpu => cpu::muon(params, step),
         _ => params.into_iter().map(|param| muon_reference(param, step)).collect(),
     }
 }

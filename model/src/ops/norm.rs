@@ -2,43 +2,34 @@
 
 use burn::tensor::Tensor;
 
-#[cfg(feature = "gpu")]
-use super::cube;
-use super::{
-    NormOptions, NormParts, cpu,
-    training::{Normalize, apply_anywhere, trains_on},
-};
+use super::{NormOptions, NormParts, Placement, cpu, cube, training::apply_anywhere, types::Normalize};
 use crate::config::NormKind;
 
 /// Normalizes each row of `x [n_rows, width]` and scales it by `weight [width]`, plus `bias [width]`.
 ///
 /// LayerNorm: `(x - mean) / sqrt(var + eps)`; RMSNorm: `x / sqrt(mean(x^2) + eps)`.
 pub(crate) fn norm(x: Tensor<2>, weight: Tensor<1>, bias: Option<Tensor<1>>, options: NormOptions) -> Tensor<2> {
-    let device = x.device();
-    #[cfg(feature = "gpu")]
-    if cube::is_cube(&device) {
-        return cube::norm(x, NormParts { weight, bias, options }, None);
+    match Placement::of(&x.device()) {
+        Placement::Cpu => {
+            let dims = x.dims();
+            let (x, weight, bias) = (cpu::values(x), cpu::values(weight), bias.map(cpu::values));
+            let bias = bias.as_ref().map(|bias| bias.as_slice());
+            cpu::tensor(cpu::norm(x.as_slice(), weight.as_slice(), bias, options), dims)
+        }
+        Placement::Gpu => cube::norm(x, NormParts { weight, bias, options }, None),
+        Placement::CpuTraining | Placement::GpuTraining => {
+            let operands = [x.into(), weight.into()].into_iter().chain(bias.map(Into::into));
+            apply_anywhere(operands.collect(), Normalize(options))
+        }
     }
-    if trains_on(&device) {
-        let operands = [x.into(), weight.into()].into_iter().chain(bias.map(Into::into));
-        return apply_anywhere(&device, operands.collect(), Normalize(options));
-    }
-    if !cpu::is_cpu(&device) {
-        return norm_reference(x, weight, bias, options);
-    }
-    let dims = x.dims();
-    let (x, weight, bias) = (cpu::values(x), cpu::values(weight), bias.map(cpu::values));
-    let bias = bias.as_ref().map(|bias| bias.as_slice());
-    cpu::tensor(cpu::norm(x.as_slice(), weight.as_slice(), bias, options), dims)
 }
 
 /// The [`norm`] of `x [n_rows, width]`, added to `residual [n_rows, width]`.
 pub(crate) fn norm_add(x: Tensor<2>, norm: NormParts, residual: Tensor<2>) -> Tensor<2> {
-    #[cfg(feature = "gpu")]
-    if cube::is_cube(&x.device()) {
-        return cube::norm(x, norm, Some(residual));
+    match Placement::of(&x.device()) {
+        Placement::Gpu => cube::norm(x, norm, Some(residual)),
+        _ => super::add_update(residual, self::norm(x, norm.weight, norm.bias, norm.options), 1.0, None),
     }
-    super::add_update(residual, self::norm(x, norm.weight, norm.bias, norm.options), 1.0, None)
 }
 
 /// [`norm`] in plain Burn operations.

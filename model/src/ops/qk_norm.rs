@@ -2,11 +2,8 @@
 
 use burn::tensor::Tensor;
 
-#[cfg(feature = "gpu")]
-use super::cube::{self, QkNorm};
 use super::{
-    AttentionOptions, NormParts, cpu, norm_reference,
-    training::{QkNormalize, apply_anywhere, trains_on},
+    AttentionOptions, NormParts, Placement, cpu, cube, norm_reference, training::apply_anywhere, types::QkNormalize,
 };
 use crate::config::QkNormSpan;
 
@@ -20,24 +17,21 @@ pub(crate) fn qk_norm(
 ) -> Tensor<2> {
     let [q_norm, k_norm] = &norms;
     let are_alike = q_norm.options == k_norm.options && q_norm.bias.is_none() && k_norm.bias.is_none();
-    #[cfg(feature = "gpu")]
-    if cube::is_cube(&qkv.device()) && are_alike {
-        let norm_options = q_norm.options;
-        let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
-        let heads = QkNorm { n_heads, n_kv_heads, head_dim, span };
-        return cube::qk_norm(qkv, norms.map(|norm| norm.weight), heads, norm_options);
+    let norm = q_norm.options;
+    match Placement::of(&qkv.device()) {
+        Placement::Cpu => {
+            let norms = norms.each_ref().map(cpu::NormMemory::of);
+            let norms = norms.each_ref().map(cpu::NormMemory::values);
+            cpu::changed(qkv, |qkv| cpu::qk_norm(qkv, &norms, span, options))
+        }
+        _ if !are_alike => qk_norm_reference(qkv, norms, span, options),
+        Placement::Gpu => cube::qk_norm(qkv, norms.map(|norm| norm.weight), span, options, norm),
+        Placement::CpuTraining | Placement::GpuTraining => {
+            let op = QkNormalize { span, options: options.clone(), norm };
+            let [queries, keys] = norms.map(|norm| norm.weight);
+            apply_anywhere(vec![qkv.into(), queries.into(), keys.into()], op)
+        }
     }
-    if trains_on(&qkv.device()) && are_alike {
-        let op = QkNormalize { span, options: options.clone(), norm: q_norm.options };
-        let [queries, keys] = norms.map(|norm| norm.weight);
-        return apply_anywhere(&qkv.device(), vec![qkv.into(), queries.into(), keys.into()], op);
-    }
-    if !cpu::is_cpu(&qkv.device()) {
-        return qk_norm_reference(qkv, norms, span, options);
-    }
-    let norms = norms.each_ref().map(cpu::NormMemory::of);
-    let norms = norms.each_ref().map(cpu::NormMemory::values);
-    cpu::changed(qkv, |qkv| cpu::qk_norm(qkv, &norms, span, options))
 }
 
 /// [`qk_norm`] in plain Burn operations.

@@ -3,8 +3,9 @@
 use burn::tensor::{Tensor, TensorData};
 
 use super::{
-    Dropout, cpu,
-    training::{AddUpdate, apply, apply_anywhere, is_on_cpu, trains_on},
+    Dropout, Placement, cpu,
+    training::{apply, apply_anywhere},
+    types::AddUpdate,
 };
 
 /// `residual + multiplier * dropout(update)`, all `[n_rows, width]`.
@@ -14,23 +15,21 @@ pub(crate) fn add_update(
     multiplier: f64,
     dropout: Option<Dropout>,
 ) -> Tensor<2> {
-    let device = residual.device();
-    if is_on_cpu(&device) || trains_on(&device) {
-        return apply_anywhere(&device, vec![update.into(), residual.into()], AddUpdate { multiplier, dropout });
+    if Placement::of(&residual.device()) == Placement::Gpu {
+        let update = self::dropout(update, dropout);
+        return residual + if multiplier == 1.0 { update } else { update * multiplier };
     }
-    let update = self::dropout(update, dropout);
-    residual + if multiplier == 1.0 { update } else { update * multiplier }
+    apply_anywhere(vec![update.into(), residual.into()], AddUpdate { multiplier, dropout })
 }
 
 /// `x [n_rows, width]` with some values set to 0 and the others divided by the share that is kept; `x` itself without
 /// dropout.
 pub(crate) fn dropout(x: Tensor<2>, dropout: Option<Dropout>) -> Tensor<2> {
     let Some(dropout) = dropout else { return x };
-    let device = x.device();
-    if is_on_cpu(&device) || trains_on(&device) {
-        return apply_anywhere(&device, vec![x.into()], AddUpdate { multiplier: 1.0, dropout: Some(dropout) });
+    match Placement::of(&x.device()) {
+        Placement::Gpu => dropout_reference(x, dropout),
+        _ => apply_anywhere(vec![x.into()], AddUpdate { multiplier: 1.0, dropout: Some(dropout) }),
     }
-    dropout_reference(x, dropout)
 }
 
 /// [`dropout`] with factors made on the CPU: the same values are dropped on every device.
@@ -44,16 +43,18 @@ pub(crate) fn dropout_reference(x: Tensor<2>, dropout: Dropout) -> Tensor<2> {
 ///
 /// If gradients are recorded, the loss must depend on both: otherwise the gradient of neither is counted.
 pub(crate) fn fork<const D: usize>(x: Tensor<D>) -> [Tensor<D>; 2] {
-    let device = x.device();
-    if !(is_on_cpu(&device) && super::records_gradients(&device)) {
+    if Placement::of(&x.device()) != Placement::CpuTraining {
         return [x.clone(), x];
     }
-    let of_both_uses = cpu::SharedGradient::default();
-    [x.clone(), x].map(|x| apply(vec![x.into()], cpu::Fork { of_both_uses: of_both_uses.clone() }))
+    let tied_gradient = cpu::SharedGradient::default();
+    [x.clone(), x].map(|x| apply(vec![x.into()], cpu::Fork { tied_gradient: tied_gradient.clone() }))
 }
 
 /// `left + right`, `[n_values]` each: sums of gradients. On the CPU in place, unless something else shares `left`.
 pub fn add_gradients(left: Tensor<1>, right: Tensor<1>) -> Tensor<1> {
     assert_eq!(left.dims(), right.dims(), "gradients of one parameter");
-    if cpu::is_cpu(&left.device()) { cpu::add_gradients(left, right) } else { left + right }
+    match Placement::of(&left.device()) {
+        Placement::Cpu => cpu::add_gradients(left, right),
+        _ => left + right,
+    }
 }

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use burn::tensor::{Device, Tensor, TensorData};
 
-use super::{Rows, cpu};
+use super::{Placement, Rows, cpu};
 
 /// The cosines and sines of one step's rows, `[n_rows, rotary_dim / 2]` each, the same for all layers: on the host, and
 /// on the device once an operation needs them there.
@@ -73,7 +73,6 @@ impl Rotation {
     }
 
     /// Each row's cosines, then its sines, for the device: `[n_rows, rotary_dim]`.
-    #[cfg(feature = "gpu")]
     pub(crate) fn table(&self) -> &Rows {
         self.table.get_or_init(|| {
             let half = self.half().max(1);
@@ -87,7 +86,7 @@ impl Rotation {
 /// Rotates the leading dimensions of each head of `x [n_rows, n_heads, head_dim]`: dimension `i` of the rotated part
 /// pairs with `i + rotary_dim / 2`. Dimensions past `rotary_dim` pass unchanged.
 pub(crate) fn rope(x: Tensor<3>, rotation: &Rotation) -> Tensor<3> {
-    if !cpu::is_cpu(&x.device()) {
+    if Placement::of(&x.device()) != Placement::Cpu {
         return rope_reference(x, rotation);
     }
     let [_, n_heads, head_dim] = x.dims();

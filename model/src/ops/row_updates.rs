@@ -1,12 +1,13 @@
 //! Low-rank updates of some rows of a product: the sequences of a step may each have an adapter of their own.
 
-#[cfg(feature = "gpu")]
-use std::sync::OnceLock;
-use std::{ops::Range, sync::Arc};
+use std::{
+    ops::Range,
+    sync::{Arc, OnceLock},
+};
 
 use burn::tensor::{Device, Tensor};
 
-use super::{LoraPair, LoraShape, cpu};
+use super::{LoraPair, LoraShape, Placement, cpu};
 
 /// The updates of one matrix by an adapter beside the model, in the form that its device computes with.
 #[derive(Debug)]
@@ -16,7 +17,6 @@ pub(crate) struct LoraMatrix(Form);
 enum Form {
     Packed(cpu::LoraPanels),
     /// Uploaded at the first use, by the thread that computes.
-    #[cfg(feature = "gpu")]
     OnDevice {
         host: Vec<f32>,
         shape: Arc<LoraShape>,
@@ -36,21 +36,19 @@ pub(crate) struct RowUpdate<'a> {
 impl LoraMatrix {
     /// `values [shape.n_values()]` for `device`.
     pub(crate) fn new(values: &[f32], shape: &Arc<LoraShape>, device: &Device) -> Self {
-        #[cfg(feature = "gpu")]
-        if !cpu::is_cpu(device) {
-            let (host, shape, device) = (values.to_vec(), shape.clone(), device.clone());
-            return Self(Form::OnDevice { host, shape, device, values: Box::default() });
-        }
-        #[cfg(not(feature = "gpu"))]
-        let _ = device;
-        Self(Form::Packed(cpu::LoraPanels::new(values, shape)))
+        Self(match Placement::of(device) {
+            Placement::Cpu => Form::Packed(cpu::LoraPanels::new(values, shape)),
+            _ => {
+                let (host, shape, device) = (values.to_vec(), shape.clone(), device.clone());
+                Form::OnDevice { host, shape, device, values: Box::default() }
+            }
+        })
     }
 
     /// Bytes that it takes on its device.
     pub(crate) fn n_bytes(&self) -> usize {
         match &self.0 {
             Form::Packed(panels) => panels.n_bytes(),
-            #[cfg(feature = "gpu")]
             Form::OnDevice { host, .. } => size_of_val(host.as_slice()),
         }
     }
@@ -59,7 +57,6 @@ impl LoraMatrix {
     pub(super) fn packed(&self) -> &cpu::LoraPanels {
         match &self.0 {
             Form::Packed(panels) => panels,
-            #[cfg(feature = "gpu")]
             Form::OnDevice { .. } => unreachable!("an adapter is on its model's device"),
         }
     }
@@ -74,8 +71,7 @@ impl<'a> RowUpdate<'a> {
 
 /// Adds the updates of rows of `x [n_rows, d_in]` to those of `output [n_rows, d_out]`.
 pub(super) fn add_row_updates(output: Tensor<2>, x: Tensor<2>, updates: &[RowUpdate<'_>]) -> Tensor<2> {
-    #[cfg(feature = "gpu")]
-    if !cpu::is_cpu(&x.device()) {
+    if Placement::of(&x.device()) != Placement::Cpu {
         return updates.iter().fold(output, |output, update| add_reference(output, &x, *update));
     }
     let ([_, d_out], x) = (output.dims(), cpu::values(x));
@@ -84,7 +80,6 @@ pub(super) fn add_row_updates(output: Tensor<2>, x: Tensor<2>, updates: &[RowUpd
 }
 
 /// The same for one adapter, in plain Burn operations.
-#[cfg(feature = "gpu")]
 fn add_reference(output: Tensor<2>, x: &Tensor<2>, RowUpdate { rows, matrix }: RowUpdate<'_>) -> Tensor<2> {
     let Form::OnDevice { host, shape, device, values } = &matrix.0 else {
         unreachable!("an adapter is on its model's device")

@@ -2,10 +2,7 @@
 
 use burn::tensor::{Device, Int, Tensor};
 
-use super::{
-    cube,
-    upload::{Ints, Rows},
-};
+use super::{Ints, Rows, cube};
 
 /// Inputs of either type.
 #[derive(Clone, Copy, Debug)]

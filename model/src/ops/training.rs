@@ -5,14 +5,11 @@
 //! on a GPU, most do where gradients are recorded. Elsewhere the reference bodies run, against which they are tested. The
 //! order of every sum on the CPU depends only on shapes, so results do not depend on the number of threads.
 
-#[cfg(feature = "gpu")]
-mod gpu;
-mod operations;
 mod profile;
 #[cfg(test)]
 mod tests;
 
-use std::{any::type_name, fmt::Debug, sync::Arc};
+use std::sync::Arc;
 
 use burn::{
     backend::{
@@ -32,83 +29,35 @@ use burn::{
         flex::FlexTensor,
         tensor::FloatTensor,
     },
-    tensor::{DType, Device, Tensor},
+    tensor::{DType, Tensor},
 };
 
-#[cfg(feature = "gpu")]
 use gpu::OnGpu;
-#[cfg(feature = "gpu")]
-pub(super) use gpu::{apply_on_gpu, is_on_gpu, trains_on_gpu};
-pub(super) use operations::{Activate, AddUpdate, Normalize, QkNormalize};
+pub(super) use gpu::apply_on_gpu;
 use profile::timed;
 pub use profile::{OpTime, Pass, profile_training};
 
-use super::records_gradients;
+use super::types::{Placement, TrainingOp};
 
-/// Whether the operations of this module run for tensors on `device`: on the CPU, with gradients recorded or not.
-pub fn is_on_cpu(device: &Device) -> bool {
-    *device == Device::flex()
-}
-
-/// An operation on contiguous f32 tensors `T` in the memory of one kind of device, with its gradients.
-pub(super) trait TrainingOp<T>: Debug + Send + Sync {
-    /// What a profile calls it.
-    fn name(&self) -> &'static str {
-        type_name::<Self>()
-    }
-
-    /// Returns the output, and the data that [`backward`](Self::backward) needs besides the inputs. `wanted` says for
-    /// each input whether its gradient will be needed; if none will be, `backward` is not called and no data need be
-    /// returned.
-    fn forward(&self, inputs: &[T], wanted: &[bool]) -> (T, Vec<T>);
-
-    /// Whether a large output is computed again in the backward pass instead of being kept for it.
-    fn is_cheap(&self) -> bool {
-        false
-    }
-
-    /// Whether [`backward`](Self::backward) reads the inputs; if not, it gets none.
-    fn keeps_inputs(&self) -> bool {
-        true
-    }
-
-    /// The gradient of each input, in its shape, from that of the output. For an input whose gradient is not `wanted`,
-    /// or comes from another operation, it may be `None`.
-    fn backward(&self, inputs: &[T], saved: Vec<T>, gradient: &T, wanted: &[bool]) -> Vec<Option<T>>;
-}
-
-/// An operation with a body for GPUs, in builds that have them.
-#[cfg(not(feature = "gpu"))]
-pub(super) trait OnGpu {}
-
-#[cfg(not(feature = "gpu"))]
-impl<T> OnGpu for T {}
-
-/// Whether gradients are recorded on `device`, for which [`apply_anywhere`] has bodies.
-pub(super) fn trains_on(device: &Device) -> bool {
-    #[cfg(feature = "gpu")]
-    if trains_on_gpu(device) {
-        return true;
-    }
-    records_gradients(device) && is_on_cpu(device)
-}
-
-/// [`apply`] for `inputs` on the CPU or, with gradients recorded, on a GPU.
+/// Runs `op`, which has bodies for both kinds of device, where its `inputs` are: [`apply`] or [`apply_on_gpu`].
 pub(super) fn apply_anywhere<const D: usize>(
-    device: &Device,
     inputs: Vec<Input>,
     op: impl TrainingOp<FlexTensor> + OnGpu + 'static,
 ) -> Tensor<D> {
-    #[cfg(feature = "gpu")]
-    if trains_on_gpu(device) {
-        return apply_on_gpu(inputs, op);
+    match inputs.first().is_some_and(Input::is_on_cpu) {
+        true => apply(inputs, op),
+        false => apply_on_gpu(inputs, op),
     }
-    debug_assert!(is_on_cpu(device), "{device:?}");
-    apply(inputs, op)
 }
 
 /// An operand of [`apply`], of any rank.
 pub(super) struct Input(FloatTensor<Dispatch>);
+
+impl Input {
+    fn is_on_cpu(&self) -> bool {
+        Placement::of_backend(&self.0.device()).is_cpu()
+    }
+}
 
 impl<const D: usize> From<Tensor<D>> for Input {
     fn from(tensor: Tensor<D>) -> Self {
@@ -192,25 +141,29 @@ macro_rules! training_extension {
     };
 }
 
+// Behind the macro, which it uses.
 #[cfg(feature = "gpu")]
-use training_extension;
+mod gpu;
+#[cfg(not(feature = "gpu"))]
+#[path = "training/no_gpu.rs"]
+mod gpu;
 
 training_extension! {
     CpuTraining of Flex (Flex),
-    /// Runs `op` on one to three `inputs`, recorded in Burn's graph.
+    /// Runs `op` on one to three `inputs`, recorded in Burn's graph if gradients are.
     ///
     /// # Panics
-    /// If [`is_on_cpu`] is false.
+    /// Unless they are on the CPU.
     apply
 }
 
 /// A backend with operations of this kind.
-trait Bodies: Backend {
+trait TrainingBackend: Backend {
     /// The same values in the order of the shape.
     fn contiguous(tensor: &FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
-impl Bodies for Flex {
+impl TrainingBackend for Flex {
     fn contiguous(tensor: &FlexTensor) -> FlexTensor {
         debug_assert_eq!(tensor.dtype(), DType::F32);
         tensor.to_contiguous()
@@ -218,7 +171,7 @@ impl Bodies for Flex {
 }
 
 /// Runs `op` without recording it.
-fn plain<B: Bodies, const N: usize>(
+fn plain<B: TrainingBackend, const N: usize>(
     inputs: [FloatTensor<B>; N],
     op: &dyn TrainingOp<FloatTensor<B>>,
 ) -> FloatTensor<B> {
@@ -229,13 +182,9 @@ fn plain<B: Bodies, const N: usize>(
 /// keeping it. For smaller inputs, the saved memory is not worth the time.
 pub const RECOMPUTED_FROM: usize = 1 << 19;
 
-/// Maximum number of logits in a GPU's memory, unless a row has more: 256 MB, or what the device takes in a buffer. The
-/// logits of a whole batch never exist.
-pub const GPU_LOGITS_AT_ONCE: usize = 1 << 26;
-
 /// Runs `op` and records it. Outputs of cheap operations are not kept for the operations that read them, if they are large:
 /// Burn's checkpointer computes them again when the first of these needs its input.
-fn record<B: Bodies, const N: usize, C: CheckpointStrategy>(
+fn record<B: TrainingBackend, const N: usize, C: CheckpointStrategy>(
     inputs: [FloatTensor<Autodiff<B, C>>; N],
     op: Arc<dyn TrainingOp<FloatTensor<B>>>,
 ) -> FloatTensor<Autodiff<B, C>> {
@@ -244,12 +193,12 @@ fn record<B: Bodies, const N: usize, C: CheckpointStrategy>(
     let wanted = inputs.each_ref().map(|input| input.is_tracked());
     // Independent of the device's strategy `C`: this one recomputes exactly the operations that are marked as memory
     // bound.
-    let prepared = Backward::<B, N>::prepare::<BalancedCheckpointing>(Recorded, nodes);
+    let prepared = Backward::<B, N>::prepare::<BalancedCheckpointing>(RecordedOp, nodes);
     // Burn registers untracked operations too, and would keep what recomputes them, with its tensors, until the next
     // backward pass. So only tracked ones are marked.
     let is_tracked = wanted.contains(&true);
     let prepared = if is_tracked && op.is_cheap() && inputs[0].shape().num_elements() >= RECOMPUTED_FROM {
-        let again = Again::<B, N> { op: op.clone(), inputs: inputs.each_ref().map(Kept::new) };
+        let again = Recompute::<B, N> { op: op.clone(), inputs: inputs.each_ref().map(SavedInput::new) };
         prepared.memory_bound().retro_forward(again).parents(inputs.iter().filter(|input| input.is_tracked()))
     } else {
         prepared.compute_bound()
@@ -261,8 +210,8 @@ fn record<B: Bodies, const N: usize, C: CheckpointStrategy>(
             for input in kept.iter().filter(|input| input.is_tracked()) {
                 prepared.checkpoint(input);
             }
-            let inputs = kept.iter().map(Kept::new).collect();
-            prepared.finish(Step { op, inputs, saved }, output)
+            let inputs = kept.iter().map(SavedInput::new).collect();
+            prepared.finish(SavedOp { op, inputs, saved }, output)
         }
         OpsKind::UnTracked(prepared) => prepared.finish(forward(&*op, &values, &wanted).0),
     }
@@ -270,32 +219,32 @@ fn record<B: Bodies, const N: usize, C: CheckpointStrategy>(
 
 /// An operand of a recorded operation.
 #[derive(Clone, Debug)]
-enum Kept<T> {
+enum SavedInput<T> {
     /// The output of this node, which the checkpointer has or computes again.
     Node(NodeId),
     /// The value of an operand that needs no gradient.
     Value(T),
 }
 
-impl<T: Clone> Kept<T> {
-    fn new<B: Bodies<FloatTensorPrimitive = T>>(tensor: &FloatTensor<Autodiff<B>>) -> Self {
+impl<T: Clone> SavedInput<T> {
+    fn new<B: TrainingBackend<FloatTensorPrimitive = T>>(tensor: &FloatTensor<Autodiff<B>>) -> Self {
         if tensor.is_tracked() { Self::Node(tensor.id()) } else { Self::Value(tensor.primitive().clone()) }
     }
 }
 
 /// How the output of an operation is computed again.
 #[derive(Debug)]
-struct Again<B: Backend, const N: usize> {
+struct Recompute<B: Backend, const N: usize> {
     op: Arc<dyn TrainingOp<FloatTensor<B>>>,
-    inputs: [Kept<FloatTensor<B>>; N],
+    inputs: [SavedInput<FloatTensor<B>>; N],
 }
 
-impl<B: Bodies, const N: usize> RetroForward for Again<B, N> {
+impl<B: TrainingBackend, const N: usize> RetroForward for Recompute<B, N> {
     fn forward(&self, states: &mut BackwardStates, node: NodeId) {
         let inputs = self.inputs.each_ref().map(|input| {
             B::contiguous(&match input {
-                Kept::Node(id) => states.get_state(id),
-                Kept::Value(value) => value.clone(),
+                SavedInput::Node(id) => states.get_state(id),
+                SavedInput::Value(value) => value.clone(),
             })
         });
         states.save(node, forward(&*self.op, &inputs, &[false; N]).0);
@@ -304,24 +253,24 @@ impl<B: Bodies, const N: usize> RetroForward for Again<B, N> {
 
 /// Data for the backward pass of one operation.
 #[derive(Clone, Debug)]
-struct Step<T> {
+struct SavedOp<T> {
     op: Arc<dyn TrainingOp<T>>,
-    inputs: Vec<Kept<T>>,
+    inputs: Vec<SavedInput<T>>,
     saved: Vec<T>,
 }
 
 #[derive(Debug)]
-struct Recorded;
+struct RecordedOp;
 
-impl<B: Bodies, const N: usize> Backward<B, N> for Recorded {
-    type State = Step<FloatTensor<B>>;
+impl<B: TrainingBackend, const N: usize> Backward<B, N> for RecordedOp {
+    type State = SavedOp<FloatTensor<B>>;
 
     fn backward(self, ops: Ops<Self::State, N>, gradients: &mut Gradients, checkpointer: &mut Checkpointer) {
-        let Step { op, inputs, saved } = ops.state;
+        let SavedOp { op, inputs, saved } = ops.state;
         let of_kept = |kept| {
             B::contiguous(&match kept {
-                Kept::Node(id) => checkpointer.retrieve_node_output(id),
-                Kept::Value(value) => value,
+                SavedInput::Node(id) => checkpointer.retrieve_node_output(id),
+                SavedInput::Value(value) => value,
             })
         };
         let inputs: Vec<_> = inputs.into_iter().map(of_kept).collect();

@@ -7,11 +7,10 @@ use burn::{
     tensor::{DType, Device, Tensor, TensorData},
 };
 
-#[cfg(feature = "gpu")]
-use super::cube::{self, Matrix};
 use super::{
-    Dtype, MatrixRows, Precision, QuantizedBlock, QuantizedMatrix,
-    cpu::{self, Panels, SharedGradient},
+    Dtype, MatrixRows, Placement, Precision, QuantizedBlock, QuantizedMatrix,
+    cpu::{Panels, SharedGradient},
+    cube::Matrix,
     k_quants::KBlock,
     read, to_f32,
 };
@@ -20,11 +19,11 @@ use crate::error::{Error, Result};
 impl Dtype {
     /// Whether `device` computes with matrices of this dtype.
     pub fn is_for(self, device: &Device) -> bool {
-        #[cfg(feature = "gpu")]
-        if cube::is_cube(device) {
-            return !self.is_k_quant();
+        match Placement::of(device) {
+            Placement::Cpu => true,
+            Placement::Gpu => !self.is_k_quant(),
+            Placement::CpuTraining | Placement::GpuTraining => matches!(self, Self::F32 | Self::F16),
         }
-        matches!(self, Self::F32 | Self::F16) || cpu::is_cpu(device)
     }
 }
 
@@ -39,7 +38,6 @@ pub enum Weight {
     #[doc(hidden)]
     Packed(PackedWeight),
     /// Laid out for a GPU's kernels; does not train.
-    #[cfg(feature = "gpu")]
     #[doc(hidden)]
     OnGpu(GpuWeight),
 }
@@ -51,14 +49,14 @@ pub struct StoredWeight {
     values: Param<Tensor<2>>,
     #[module(skip)]
     precision: Precision,
-    // Set in a pass that uses the matrix as embeddings and as output matrix; see `for_both_uses`.
+    // Set in a pass that uses the matrix as embeddings and as output matrix; see `with_tied_gradient`.
     #[module(skip)]
-    of_both_uses: Option<SharedGradient>,
+    tied_gradient: Option<SharedGradient>,
 }
 
 impl StoredWeight {
     fn new(values: Tensor<2>) -> Self {
-        Self { values: Param::from_tensor(values), precision: Precision::F32, of_both_uses: None }
+        Self { values: Param::from_tensor(values), precision: Precision::F32, tied_gradient: None }
     }
 }
 
@@ -69,7 +67,6 @@ pub struct PackedWeight {
     panels: Arc<Panels>,
 }
 
-#[cfg(feature = "gpu")]
 #[doc(hidden)]
 #[derive(Module, Debug)]
 pub struct GpuWeight {
@@ -85,7 +82,7 @@ impl Weight {
     /// values cannot be rounded to it.
     pub fn new(data: TensorData, dtype: Dtype, device: &Device) -> Result<Self> {
         let dims = data.shape().dims();
-        if has_kernels(device) {
+        if !Placement::of(device).records_gradients() {
             return Self::from_rows(&MatrixRows::of(&to_f32(data)?, dims), dtype, device);
         }
         refuse_k_quants(dtype)?;
@@ -104,19 +101,19 @@ impl Weight {
     /// Those of [`new`](Self::new).
     pub fn from_rows(rows: &MatrixRows<'_, f32>, dtype: Dtype, device: &Device) -> Result<Self> {
         refuse_k_quants(dtype)?;
-        if cpu::is_cpu(device) {
-            return Ok(Self::Packed(PackedWeight { panels: Arc::new(Panels::from_rows(rows, dtype)) }));
-        }
-        #[cfg(feature = "gpu")]
-        if cube::is_cube(device) {
-            let matrix = if dtype.is_quantized() {
-                Matrix::from_quantized(&quantized(&Panels::from_rows(rows, dtype))?, device)
-            } else {
-                Matrix::new(&rows.collect(), rows.dims(), dtype, device)
-            };
-            return Ok(Self::OnGpu(GpuWeight { matrix: Arc::new(matrix) }));
-        }
-        Self::new(TensorData::new(rows.collect(), rows.dims()), dtype, device)
+        Ok(match Placement::of(device) {
+            Placement::Cpu => Self::Packed(PackedWeight { panels: Arc::new(Panels::from_rows(rows, dtype)) }),
+            Placement::Gpu => {
+                let matrix = match dtype.is_quantized() {
+                    true => Matrix::from_quantized(&quantized(&Panels::from_rows(rows, dtype))?, device),
+                    false => Matrix::new(&rows.collect(), rows.dims(), dtype, device),
+                };
+                Self::OnGpu(GpuWeight { matrix: Arc::new(matrix) })
+            }
+            Placement::CpuTraining | Placement::GpuTraining => {
+                return Self::new(TensorData::new(rows.collect(), rows.dims()), dtype, device);
+            }
+        })
     }
 
     /// Stores a quantized matrix on `device`, with the same numbers.
@@ -124,14 +121,13 @@ impl Weight {
     /// # Errors
     /// [`Error::Param`] if the device does not compute with its dtype.
     pub fn from_quantized(matrix: &QuantizedMatrix, device: &Device) -> Result<Self> {
-        if cpu::is_cpu(device) {
-            return Self::from_blocks(&MatrixRows::of(matrix.blocks(), matrix.dims()), matrix.dtype(), device);
+        match Placement::of(device) {
+            Placement::Cpu => {
+                Self::from_blocks(&MatrixRows::of(matrix.blocks(), matrix.dims()), matrix.dtype(), device)
+            }
+            Placement::Gpu => Ok(Self::OnGpu(GpuWeight { matrix: Arc::new(Matrix::from_quantized(matrix, device)) })),
+            Placement::CpuTraining | Placement::GpuTraining => Err(not_on_this_device(matrix.dtype())),
         }
-        #[cfg(feature = "gpu")]
-        if cube::is_cube(device) {
-            return Ok(Self::OnGpu(GpuWeight { matrix: Arc::new(Matrix::from_quantized(matrix, device)) }));
-        }
-        Err(not_on_this_device(matrix.dtype()))
     }
 
     /// As [`from_quantized`](Self::from_quantized), from a matrix that is read row by row. On the CPU its blocks are
@@ -140,7 +136,7 @@ impl Weight {
     /// # Errors
     /// Those of [`QuantizedMatrix::new`] and of [`from_quantized`](Self::from_quantized).
     pub(crate) fn from_blocks(rows: &MatrixRows<'_, QuantizedBlock>, dtype: Dtype, device: &Device) -> Result<Self> {
-        if cpu::is_cpu(device) {
+        if Placement::of(device) == Placement::Cpu {
             return Ok(Self::Packed(PackedWeight { panels: Arc::new(Panels::from_blocks(rows, dtype)) }));
         }
         Self::from_quantized(&QuantizedMatrix::new(rows.dims(), dtype, rows.collect())?, device)
@@ -157,7 +153,6 @@ impl Weight {
         match self {
             Self::Stored(stored) => stored.values.val().dims(),
             Self::Packed(packed) => packed.panels.dims(),
-            #[cfg(feature = "gpu")]
             Self::OnGpu(weight) => weight.matrix.dims(),
         }
     }
@@ -168,7 +163,6 @@ impl Weight {
             Self::Stored(stored) if stored.values.val().dtype() == DType::F16 => Dtype::F16,
             Self::Stored(_) => Dtype::F32,
             Self::Packed(packed) => packed.panels.dtype(),
-            #[cfg(feature = "gpu")]
             Self::OnGpu(weight) => weight.matrix.dtype(),
         }
     }
@@ -181,7 +175,6 @@ impl Weight {
                 values.shape().num_elements() * values.dtype().size()
             }
             Self::Packed(packed) => packed.panels.n_bytes(),
-            #[cfg(feature = "gpu")]
             Self::OnGpu(weight) => weight.matrix.n_bytes(),
         }
     }
@@ -191,7 +184,6 @@ impl Weight {
         match self {
             Self::Stored(stored) => stored.values.val().device(),
             Self::Packed(_) => Device::flex(),
-            #[cfg(feature = "gpu")]
             Self::OnGpu(weight) => weight.matrix.device(),
         }
     }
@@ -208,7 +200,6 @@ impl Weight {
                 let values: Vec<f32> = (0..d_out).flat_map(|row| packed.panels.row(row)).collect();
                 Ok(TensorData::new(values, [d_out, d_in]))
             }
-            #[cfg(feature = "gpu")]
             Self::OnGpu(weight) => Ok(TensorData::new(weight.matrix.read()?, weight.matrix.dims())),
         }
     }
@@ -237,7 +228,6 @@ impl Weight {
         match self {
             Self::Stored(_) => Ok(None),
             Self::Packed(packed) => quantized(&packed.panels).map(Some),
-            #[cfg(feature = "gpu")]
             Self::OnGpu(weight) => weight.matrix.read_quantized().map(Some),
         }
     }
@@ -247,7 +237,6 @@ impl Weight {
         let dtype = match self {
             Self::Stored(_) => None,
             Self::Packed(packed) => Some(packed.panels.stored_as()),
-            #[cfg(feature = "gpu")]
             Self::OnGpu(weight) => Some(weight.matrix.dtype()),
         };
         dtype.filter(|dtype| dtype.is_quantized())
@@ -255,19 +244,19 @@ impl Weight {
 
     /// The weight for a pass in which it is the table of embeddings and then the matrix of a loss, once each: on the CPU, the
     /// gradients of both uses are then added in one place.
-    pub(crate) fn for_both_uses(&self) -> Self {
+    pub(crate) fn with_tied_gradient(&self) -> Self {
         let mut weight = self.clone();
         if let Self::Stored(stored) = &mut weight {
-            stored.of_both_uses = Some(SharedGradient::default());
+            stored.tied_gradient = Some(SharedGradient::default());
         }
         weight
     }
 
     /// Where the loss leaves its gradient of the matrix, to which the embedding's backward pass adds its own; see
-    /// [`for_both_uses`](Self::for_both_uses).
-    pub(super) fn of_both_uses(&self) -> Option<SharedGradient> {
+    /// [`with_tied_gradient`](Self::with_tied_gradient).
+    pub(super) fn tied_gradient(&self) -> Option<SharedGradient> {
         match self {
-            Self::Stored(stored) => stored.of_both_uses.clone(),
+            Self::Stored(stored) => stored.tied_gradient.clone(),
             _ => None,
         }
     }
@@ -282,7 +271,6 @@ impl Weight {
         match self {
             Self::Stored(stored) => stored.precision,
             Self::Packed(packed) => packed.panels.precision(),
-            #[cfg(feature = "gpu")]
             Self::OnGpu(_) => Precision::F32,
         }
     }
@@ -301,7 +289,6 @@ impl Weight {
                     panels.unwrap_or_else(|| unreachable!("two models share a matrix")).set_precision(precision);
                 }
             }
-            #[cfg(feature = "gpu")]
             Self::OnGpu(_) => {}
         }
     }
@@ -311,19 +298,9 @@ impl Weight {
         match self {
             Self::Stored(stored) => Form::Stored(stored.values.val()),
             Self::Packed(packed) => Form::Packed(&packed.panels),
-            #[cfg(feature = "gpu")]
             Self::OnGpu(weight) => Form::OnGpu(&weight.matrix),
         }
     }
-}
-
-/// Whether `device` has kernels of this crate, with their own layouts of weights.
-fn has_kernels(device: &Device) -> bool {
-    #[cfg(feature = "gpu")]
-    if cube::is_cube(device) {
-        return true;
-    }
-    cpu::is_cpu(device)
 }
 
 /// The quantized blocks of `panels`, in row order.
@@ -356,6 +333,5 @@ pub(super) enum Form<'a> {
     /// For the CPU's kernels.
     Packed(&'a Arc<Panels>),
     /// For a GPU's kernels.
-    #[cfg(feature = "gpu")]
     OnGpu(&'a Arc<Matrix>),
 }

@@ -1,40 +1,8 @@
-#[path = "../../../src/ops/dtype.rs"]
-mod dtype;
-#[path = "../../../src/ops/k_quants.rs"]
-pub(crate) mod k_quants;
-#[path = "../../../src/ops/matrix_rows.rs"]
-mod matrix_rows;
-#[path = "../../../src/ops/operands.rs"]
-mod operands;
-#[path = "../../../src/ops/quantized_matrix.rs"]
-mod quantized_matrix;
+pub mod types;
 
-mod upload {
-    use burn::tensor::{Device, Int, Tensor};
-
-    #[derive(Clone, Debug)]
-    pub(crate) struct Ints(Vec<i32>);
-
-    impl Ints {
-        pub(crate) fn new(host: Vec<i32>, _: &Device) -> Self {
-            Self(host)
-        }
-
-        pub(crate) fn host(&self) -> &[i32] {
-            &self.0
-        }
-
-        pub(crate) fn tensor(&self) -> Tensor<1, Int> {
-            unimplemented!("there are no tensors here")
-        }
-    }
-}
-
-pub(crate) use dtype::BlockLayout;
-pub use dtype::{BLOCK_SIZE, Dtype};
-pub use matrix_rows::MatrixRows;
-pub(crate) use operands::{AttentionOptions, NormOptions, NormParts, PagedRows, Slots};
-pub use operands::{PAGE_SIZE, Precision};
-pub use quantized_matrix::QuantizedBlock;
+pub use types::{BLOCK_SIZE, Dtype, MatrixRows, PAGE_SIZE, Precision, QuantizedBlock};
+pub(crate) use types::{
+    AttentionOptions, BlockLayout, NormOptions, NormParts, PagedRows, Slots, k_quants,
+};
 
 pub mod cpu;

@@ -8,12 +8,15 @@ use super::{
     attention::{PagedElement, attention_paged_into},
     kv_append::{PagedValues, norm_rope_append},
     matmul::{Store, has_gated, linear_into},
-    panels::Panels,
+    packed_matrix::Panels,
     row_updates::{RowUpdate, add_row_updates},
     rowwise::{NormMemory, NormValues, activate_rows, add_multiplied, gated_into, norm_in_place, norm_into},
     tensors::{Values, values},
 };
-use crate::ops::{AttentionOptions, BlockParts, PartEnds};
+use crate::ops::{
+    AttentionOptions,
+    types::{BlockOperands, BlockSteps, Sublayer, run_block},
+};
 
 /// A matrix, its bias, and updates of some rows by adapters, in memory.
 pub(in crate::ops) struct LinearMemory<'a> {
@@ -41,9 +44,9 @@ impl<'a> LinearMemory<'a> {
 }
 
 /// A block whose parameters are in memory.
-pub(in crate::ops) type Block<'a> = BlockParts<NormMemory, LinearMemory<'a>>;
+pub(in crate::ops) type Block<'a> = BlockOperands<NormMemory, LinearMemory<'a>>;
 
-type Ends<'a> = PartEnds<NormMemory, LinearMemory<'a>>;
+type Ends<'a> = Sublayer<NormMemory, LinearMemory<'a>>;
 
 /// Buffers between the parts of a block, reused by all blocks of a pass.
 #[derive(Debug, Default)]
@@ -64,22 +67,47 @@ pub(in crate::ops) fn block<E: PagedElement>(
     paged: PagedValues<'_, E>,
     scratch: &mut Scratch,
 ) {
-    attend_heads(x, block, paged, scratch);
-    if block.is_parallel {
-        feed_forward(x, block, scratch);
+    run_block(&mut InPlace { x, block, paged, scratch }, (), block.is_parallel);
+}
+
+/// The residual stream of a block in place, and what is between it and the sublayers in scratch memory.
+struct InPlace<'a, E> {
+    /// `[n_rows, d_model]`.
+    x: &'a mut [f32],
+    block: &'a Block<'a>,
+    paged: PagedValues<'a, E>,
+    scratch: &'a mut Scratch,
+}
+
+impl<E: PagedElement> BlockSteps for InPlace<'_, E> {
+    type Stream = ();
+    type Hidden = ();
+
+    fn fork(&mut self, (): ()) -> [(); 2] {
+        [(), ()]
     }
-    let multiplier = block.residual_multiplier as f32;
-    let Scratch { attn_out, update, .. } = scratch;
-    add(x, attn_out, &block.attn, multiplier, update);
-    if !block.is_parallel {
-        feed_forward(x, block, scratch);
+
+    fn attention(&mut self, (): ()) {
+        attend_heads(self.x, self.block, &mut self.paged, self.scratch);
     }
-    let Scratch { inner, update, .. } = scratch;
-    add(x, inner, &block.mlp, multiplier, update);
+
+    fn mlp(&mut self, (): ()) {
+        feed_forward(self.x, self.block, self.scratch);
+    }
+
+    fn add_attention(&mut self, (): (), (): ()) {
+        let Scratch { attn_out, update, .. } = &mut *self.scratch;
+        add(self.x, attn_out, &self.block.attn, self.block.residual_multiplier as f32, update);
+    }
+
+    fn add_mlp(&mut self, (): (), (): ()) {
+        let Scratch { inner, update, .. } = &mut *self.scratch;
+        add(self.x, inner, &self.block.mlp, self.block.residual_multiplier as f32, update);
+    }
 }
 
 /// Writes the attention output of `x`, before its projection, to `attn_out`.
-fn attend_heads<E: PagedElement>(x: &[f32], block: &Block<'_>, mut paged: PagedValues<'_, E>, scratch: &mut Scratch) {
+fn attend_heads<E: PagedElement>(x: &[f32], block: &Block<'_>, paged: &mut PagedValues<'_, E>, scratch: &mut Scratch) {
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *paged.options;
     let (q_width, kv_width) = (n_heads * head_dim, n_kv_heads * head_dim);
     let width = q_width + 2 * kv_width;
@@ -87,10 +115,10 @@ fn attend_heads<E: PagedElement>(x: &[f32], block: &Block<'_>, mut paged: PagedV
     let input = normed_if_any(x, block.attn.in_norm.as_ref(), normed);
     let n_rows = product(input, &block.qkv, qkv);
     let qk_norms = block.qk_norms.as_ref().map(|qk| (qk.norms.each_ref().map(NormMemory::values), qk.span));
-    norm_rope_append(qkv, qk_norms.as_ref(), &mut paged);
-    let [keys, values] = paged.pools;
+    norm_rope_append(qkv, qk_norms.as_ref(), paged);
+    let [keys, values] = &paged.pools;
     resize(attn_out, n_rows * q_width);
-    attention_paged_into(qkv, width, [&*keys, &*values], (paged.sequences, paged.options), attn_out);
+    attention_paged_into(qkv, width, [&**keys, &**values], (paged.sequences, paged.options), attn_out);
 }
 
 /// Writes the input of the MLP's last matrix to `inner`.
@@ -116,9 +144,9 @@ fn feed_forward(x: &[f32], block: &Block<'_>, scratch: &mut Scratch) {
 /// `multiplier`.
 fn add(x: &mut [f32], input: &[f32], part: &Ends<'_>, multiplier: f32, update: &mut Vec<f32>) {
     if part.out_norm.is_none() && multiplier == 1.0 {
-        return part.out.multiply(input, Store::Add, x);
+        return part.out_proj.multiply(input, Store::Add, x);
     }
-    product(input, &part.out, update);
+    product(input, &part.out_proj, update);
     if let Some(norm) = &part.out_norm {
         let NormValues { weight, bias, options } = norm.values();
         norm_in_place(update, weight, bias, options);

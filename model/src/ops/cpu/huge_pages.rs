@@ -15,7 +15,7 @@ use std::{
 use memmap2::{MmapOptions, MmapRaw};
 use rayon::prelude::*;
 
-use super::arenas::MAX_KEPT_BYTES;
+use super::allocator::MAX_KEPT_BYTES;
 
 const HUGE_PAGE: usize = 1 << 21;
 /// Bytes of a chunk, which the system provides as they are written to. A matrix larger than half a chunk has a memory

@@ -164,7 +164,7 @@ pub(super) fn norm_rope_append<E: KvElement>(
     let width = q_width + 2 * kv_width;
     let slots = paged.slots.host();
     let n_rows = slots.len();
-    let is_shared = qkv.len() >= PARALLEL_WORK && paged.slots.differ();
+    let is_shared = qkv.len() >= PARALLEL_WORK && paged.slots.are_distinct();
     let qkv = SharedMut::new(qkv);
     let [keys, values] = paged.pools.each_mut().map(|pool| SharedPool::new(pool, [n_kv_heads, head_dim]));
     let run = |rows: Range<usize>| {
@@ -269,9 +269,9 @@ mod tests {
     }
 
     #[test]
-    fn slots_differ_detects_duplicate_slots() {
-        let differ = |slots: &[i32]| Slots::new(slots.to_vec(), &Device::flex()).differ();
-        assert!(differ(&[]) && differ(&[3]) && differ(&[5, 3, 4]));
-        assert!(!differ(&[5, 3, 5]));
+    fn duplicate_slots_are_not_distinct() {
+        let are_distinct = |slots: &[i32]| Slots::new(slots.to_vec(), &Device::flex()).are_distinct();
+        assert!(are_distinct(&[]) && are_distinct(&[3]) && are_distinct(&[5, 3, 4]));
+        assert!(!are_distinct(&[5, 3, 5]));
     }
 }

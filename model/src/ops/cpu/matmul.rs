@@ -6,8 +6,8 @@
 use std::ops::Range;
 
 use super::{
+    packed_matrix::Panels,
     panel_layout::PANEL,
-    panels::Panels,
     rowwise::activate_row,
     thread_pool::{self, ColumnPieces, Columns},
 };

@@ -7,7 +7,7 @@ use half::f16;
 
 use super::{
     panel_layout::{Line, PANEL},
-    panel_values::{PanelValues, QuantPanels},
+    panel_storage::{PanelValues, QuantPanels},
     quant_blocks::{Bytes, FiveBits, Nibbles, Numbers, Products, QuantBlock, SixBits},
     quant_rounding::{nearest_above_minimum, nearest_around_zero, nearest_q8},
     quant_rows::InputCorrection,

@@ -2,16 +2,10 @@
 
 use burn::{
     backend::{Flex, flex::FlexTensor},
-    tensor::{Device, Element, Int, Tensor, TensorData},
+    tensor::{Element, Int, Tensor, TensorData},
 };
 
 use super::{KvElement, huge_pages::zeros};
-use crate::ops::records_gradients;
-
-/// Whether tensors on `device` are plain CPU memory, with no gradients recorded.
-pub(in crate::ops) fn is_cpu(device: &Device) -> bool {
-    !records_gradients(device) && *device == Device::flex()
-}
 
 /// The values of a CPU tensor; contiguous, in row order.
 pub(in crate::ops) struct Values(FlexTensor);

@@ -1,7 +1,7 @@
 //! The thread pool of the CPU's operations.
 //!
 //! A decoding step is some 150 operations of 5 to 20 microseconds. Waking a sleeping thread takes longer than that, so
-//! helpers without work spin for [`PATIENCE`] before they sleep. The work of an operation is cut into pieces, which
+//! helpers without work spin for [`SPIN_TIME`] before they sleep. The work of an operation is cut into pieces, which
 //! threads claim one by one; the leader waits only for threads that have claimed a piece, so if a helper's core serves
 //! an HTTP request, the others do its share. Each thread first claims the pieces of its own range, front to back:
 //! weights are then read in long runs, which the hardware prefetches. Threads that took alternate pieces read them a
@@ -33,9 +33,9 @@ use std::{
 
 /// How long a helper without work spins: longer than the single-threaded work between two parallel operations of a
 /// forward pass, shorter than what a scheduler would notice.
-const PATIENCE: Duration = Duration::from_micros(60);
+const SPIN_TIME: Duration = Duration::from_micros(60);
 /// Checks of the board between two checks of the clock.
-const LOOKS: usize = 32;
+const SPINS_PER_CLOCK_CHECK: usize = 32;
 /// Values that a thread sets to 0 at a time.
 const ZEROS_AT_ONCE: usize = 1 << 14;
 /// Checks of the leader for a piece that another thread is working on, before it yields its core.
@@ -58,12 +58,12 @@ pub(super) fn n_threads() -> usize {
 }
 
 struct ThreadPool {
-    board: &'static Board,
+    board: &'static SharedJob,
     helpers: Vec<Thread>,
 }
 
 /// The job that is running; written by the leader, read by all.
-struct Board {
+struct SharedJob {
     leader: Mutex<ReadOrder>,
     /// What the next job will probably read.
     next_read: NextRead,
@@ -102,10 +102,10 @@ impl NextRead {
     }
 }
 
-/// The leader's index in [`Board::next`].
+/// The leader's index in [`SharedJob::next`].
 const LEADER: usize = 0;
 
-/// Lower half of [`Board::next`]: nothing can be claimed, whatever the other fields say.
+/// Lower half of [`SharedJob::next`]: nothing can be claimed, whatever the other fields say.
 const CLOSED: u64 = u32::MAX as u64;
 
 /// [`parallel_for`] over chunks of `width` values of `output`: `run` gets a chunk's number and the chunk.
@@ -276,7 +276,7 @@ type Call = unsafe fn(*const (), usize);
 impl ThreadPool {
     /// A pool of `n_threads` threads, the caller included, for the life of the process.
     fn new(n_threads: usize) -> Self {
-        let board: &'static Board = Box::leak(Box::new(Board::new(n_threads)));
+        let board: &'static SharedJob = Box::leak(Box::new(SharedJob::new(n_threads)));
         let helpers = (1..n_threads).filter_map(|number| {
             let builder = thread::Builder::new().name(format!("hearth-cpu-{number}"));
             builder.spawn(move || board.help(number)).map(|handle| handle.thread().clone()).ok()
@@ -351,7 +351,7 @@ struct Piece {
     call: *mut (),
 }
 
-impl Board {
+impl SharedJob {
     fn new(n_threads: usize) -> Self {
         Self {
             leader: Mutex::new(ReadOrder::new()),
@@ -438,8 +438,8 @@ impl Board {
 
     fn wait_for_other_than(&self, seen: u64) {
         let start = Instant::now();
-        while start.elapsed() < PATIENCE {
-            for _ in 0..LOOKS {
+        while start.elapsed() < SPIN_TIME {
+            for _ in 0..SPINS_PER_CLOCK_CHECK {
                 if self.job(Relaxed) != seen {
                     return;
                 }
@@ -472,7 +472,7 @@ mod tests {
                         });
                         assert!(runs.iter().all(|runs| runs.load(Relaxed) == 1));
                         if round % 500 == 0 {
-                            thread::park_timeout(2 * PATIENCE);
+                            thread::park_timeout(2 * SPIN_TIME);
                         }
                     }
                 });

@@ -9,8 +9,6 @@
 //! that it needs, those whose tile contains the row's own key compute that key and attend to it, and one of them stores
 //! it. That saves a launch per layer.
 
-mod plan;
-
 use burn::tensor::DType;
 use burn_cubecl::{
     cubecl::{self, ir::ElemType, prelude::*},
@@ -18,14 +16,15 @@ use burn_cubecl::{
     tensor::CubeTensor,
 };
 
-pub(in crate::ops) use self::plan::{AttentionPlan, TILE};
-use self::plan::{Given, PARTS};
 use super::{
     device::element,
     launch::{empty, writable},
     rope::{rotated, storable},
 };
-use crate::ops::PAGE_SIZE;
+use crate::ops::types::{
+    AttentionPlan, AttentionStep, BLOCK_LEN, PAGE_SIZE, TILE,
+    gpu_attention_plan::{PARTS, QueryInput},
+};
 
 /// Values that a lane loads before it uses the first.
 const VALUES_AT_A_TIME: usize = 4;
@@ -35,25 +34,9 @@ const KEYS_AT_A_TIME: usize = 4;
 const MAX_PARTIAL: usize = 16 << 20;
 /// The score of a hidden key, as in the reference.
 const HIDDEN: f32 = -1e30;
-/// Numbers per block in the table: its first row, its number of rows, the position of the first, the index of its list
-/// of pages, and the number of the first listed page in the sequence.
-pub(in crate::ops) const BLOCK_LEN: usize = 5;
-
-/// The size of a step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(in crate::ops) struct AttentionStep {
-    pub(in crate::ops) plan: AttentionPlan,
-    pub(in crate::ops) scale: f32,
-    pub(in crate::ops) n_blocks: usize,
-    /// Tiles of the block that has the most.
-    pub(in crate::ops) n_tiles: usize,
-    /// Index of the slopes in the table.
-    pub(in crate::ops) slopes: usize,
-}
-
 /// `q [n_rows, n_heads * head_dim]` over pools `[n_slots, n_kv_heads * head_dim]`: as `q`.
 pub(super) fn attention([q, keys, values]: [CubeTensor; 3], table: CubeTensor, step: AttentionStep) -> CubeTensor {
-    launch([q.clone(), q, keys, values], table, step, Given::Queries)
+    launch([q.clone(), q, keys, values], table, step, QueryInput::Queries)
 }
 
 /// [`rope_append`](super::rope::rope_append) and [`attention`] in one, if the plan [can fuse](AttentionPlan::can_fuse)
@@ -66,11 +49,11 @@ pub(super) fn append_and_attend(
     half: usize,
 ) -> [CubeTensor; 3] {
     let [keys, values] = pools.map(writable);
-    let output = launch([qkv, angles, keys.clone(), values.clone()], table, step, Given::Projected { half });
+    let output = launch([qkv, angles, keys.clone(), values.clone()], table, step, QueryInput::Projected { half });
     [output, keys, values]
 }
 
-fn launch(operands: [CubeTensor; 4], table: CubeTensor, step: AttentionStep, given: Given) -> CubeTensor {
+fn launch(operands: [CubeTensor; 4], table: CubeTensor, step: AttentionStep, given: QueryInput) -> CubeTensor {
     let [rows, angles, keys, values] = operands.map(into_contiguous);
     let table = into_contiguous(table);
     let AttentionStep { plan, scale, n_blocks, n_tiles, slopes } = step;
@@ -154,7 +137,7 @@ fn attend_tile<E: Numeric, V: Size>(
     slopes: usize,
     #[comptime] is_whole: bool,
     #[comptime] is_f16: bool,
-    #[comptime] given: Given,
+    #[comptime] given: QueryInput,
     #[comptime] plan: AttentionPlan,
     #[define(E)] _element: ElemType,
 ) {
@@ -166,11 +149,11 @@ fn attend_tile<E: Numeric, V: Size>(
     let together = comptime!((1..=KEYS_AT_A_TIME).rev().find(|n| vectors.is_multiple_of(*n)).unwrap_or(1));
     let kv_vectors = comptime!(plan.n_kv_heads * vectors);
     let q_vectors = comptime!(plan.n_heads * vectors);
-    let is_fused = comptime!(given != Given::Queries);
+    let is_fused = comptime!(given != QueryInput::Queries);
     let row_vectors = comptime!(if is_fused { q_vectors + 2 * kv_vectors } else { q_vectors });
     let half = comptime!(match given {
-        Given::Queries => 0,
-        Given::Projected { half } => half / vector,
+        QueryInput::Queries => 0,
+        QueryInput::Projected { half } => half / vector,
     });
     let shared = comptime!(plan.shared(given));
     let lane = UNIT_POS_X as usize;

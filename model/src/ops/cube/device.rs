@@ -9,19 +9,16 @@ use burn_cubecl::{
     tensor::CubeTensor,
 };
 
-use crate::ops::records_gradients;
-
-/// The GPU behind `device`, unless it records gradients.
-pub(in crate::ops) fn cube_device(device: &Device) -> Option<&CubeDevice> {
+/// The GPU behind `device`, with gradients recorded or not.
+///
+/// # Panics
+/// If it is no GPU: [`Placement`](crate::ops::types::Placement) says so.
+pub(super) fn cube_device(device: &Device) -> &CubeDevice {
     match device.as_dispatch() {
-        DispatchDevice::Cube(cube) if !records_gradients(device) => Some(cube),
-        _ => None,
+        DispatchDevice::Cube(cube) => cube,
+        DispatchDevice::Autodiff(recording) if let DispatchDevice::Cube(cube) = &**recording => cube,
+        other => unreachable!("a body for GPUs got {other:?}"),
     }
-}
-
-/// Whether the kernels run on `device`: a GPU, if no gradients are recorded.
-pub(crate) fn is_cube(device: &Device) -> bool {
-    cube_device(device).is_some()
 }
 
 /// The element type of a pool of keys or values.

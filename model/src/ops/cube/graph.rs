@@ -92,8 +92,7 @@ impl Address {
 
 /// Spare buffers of these sizes on `device`, from the pool of this thread's operations.
 fn spare(device: &Device, sizes: &[usize]) -> Vec<Handle> {
-    let Some(cube) = cube_device(device) else { return Vec::new() };
-    let client = cube.client();
+    let client = cube_device(device).client();
     let empty = std::iter::repeat_n(0, SPARE_EMPTY);
     empty.chain(sizes.iter().flat_map(|&size| [size; SPARE])).map(|size| client.empty(size)).collect()
 }

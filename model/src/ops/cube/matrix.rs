@@ -138,7 +138,7 @@ pub(in crate::ops) struct Matrix {
 impl Matrix {
     /// Lays out `values`, `[d_out, d_in]` in row order, as f32, f16 or bf16 on a GPU.
     pub(in crate::ops) fn new(values: &[f32], dims: [usize; 2], dtype: Dtype, device: &Device) -> Self {
-        Self::with_format(values, dims, (dtype, Format::of(dtype, on_cube(device))), device)
+        Self::with_format(values, dims, (dtype, Format::of(dtype, cube_device(device))), device)
     }
 
     fn with_format(values: &[f32], dims: [usize; 2], (dtype, format): (Dtype, Format), device: &Device) -> Self {
@@ -152,12 +152,12 @@ impl Matrix {
 
     /// Lays out a quantized matrix on a GPU.
     pub(in crate::ops) fn from_quantized(matrix: &QuantizedMatrix, device: &Device) -> Self {
-        let format = Format::of(matrix.dtype(), on_cube(device));
+        let format = Format::of(matrix.dtype(), cube_device(device));
         Self::upload(&pack_blocks(matrix, format), matrix.dims(), (matrix.dtype(), format), device)
     }
 
     fn upload(packed: &Packed, [d_out, d_in]: [usize; 2], (dtype, format): (Dtype, Format), device: &Device) -> Self {
-        let cube = on_cube(device);
+        let cube = cube_device(device);
         let upload = |words: &[u32]| {
             let client = cube.client();
             let handle = client.create_from_slice(u32::as_bytes(words));
@@ -243,10 +243,6 @@ impl Matrix {
     pub(super) fn scale_words(&self) -> usize {
         self.format.scale_words(self.d_in.div_ceil(BLOCK_SIZE))
     }
-}
-
-fn on_cube(device: &Device) -> &CubeDevice {
-    cube_device(device).unwrap_or_else(|| unreachable!("the caller asked `is_cube`"))
 }
 
 fn units(d_in: usize, format: Format) -> usize {
@@ -338,7 +334,7 @@ mod tests {
     #[test]
     fn f16_matrix_as_native_f16_or_as_words_has_equal_values() {
         let Some(device) = gpu() else { return };
-        assert_eq!(Format::of(Dtype::F16, on_cube(&device)), Format::F16, "the adapter has f16");
+        assert_eq!(Format::of(Dtype::F16, cube_device(&device)), Format::F16, "the adapter has f16");
         // All finite numbers of f16, in rows whose ends are no whole units.
         let dims @ [d_out, d_in] = [1017, 62];
         let bits = (0..=u16::MAX).filter(|bits| bits & 0x7c00 != 0x7c00);

@@ -8,7 +8,7 @@ use std::{
     time::Instant,
 };
 
-use burn::{backend::CubeDevice, tensor::DType};
+use burn::tensor::{DType, Device};
 use burn_cubecl::{
     cubecl::{
         self, MemoryScope,
@@ -19,7 +19,10 @@ use burn_cubecl::{
     tensor::CubeTensor,
 };
 
-use super::launch::{LANES, grid, workgroup};
+use super::{
+    device::cube_device,
+    launch::{LANES, grid, workgroup},
+};
 use crate::{
     error::{Error, Result},
     ops::DeviceMemory,
@@ -47,8 +50,8 @@ const LONG_PASS: f64 = 0.02;
 const MAX_BLOCKS: usize = 1 << 22;
 
 /// See [`device_memory`](crate::ops::device_memory).
-pub(in crate::ops) fn device_memory(device: &CubeDevice) -> DeviceMemory {
-    let client = device.client();
+pub(in crate::ops) fn device_memory(device: &Device) -> DeviceMemory {
+    let client = cube_device(device).client();
     let usage = client.memory_report(MemoryScope::Device).usage();
     DeviceMemory {
         in_use: usage.bytes_in_use,
@@ -58,7 +61,8 @@ pub(in crate::ops) fn device_memory(device: &CubeDevice) -> DeviceMemory {
 }
 
 /// Bytes per second at which the device reads `n_bytes` repeatedly.
-pub(in crate::ops) fn read_bandwidth(n_bytes: usize, device: &CubeDevice) -> Result<f64> {
+pub(in crate::ops) fn read_bandwidth(n_bytes: usize, device: &Device) -> Result<f64> {
+    let device = cube_device(device);
     let client = device.client();
     let block = LANES * READS * 16;
     let limit = usize::try_from(client.properties().memory.max_page_size).unwrap_or(usize::MAX).min(MAX_BYTES);
@@ -95,7 +99,8 @@ pub(in crate::ops) fn read_bandwidth(n_bytes: usize, device: &CubeDevice) -> Res
 }
 
 /// Multiply-adds per second of the device with operands in registers, in f32.
-pub(in crate::ops) fn multiply_rate(device: &CubeDevice) -> Result<f64> {
+pub(in crate::ops) fn multiply_rate(device: &Device) -> Result<f64> {
+    let device = cube_device(device);
     let client = device.client();
     let found = client.create_from_slice(&[0; 4]);
     let pass = |n_blocks: usize| {

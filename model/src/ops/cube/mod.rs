@@ -12,9 +12,11 @@
 mod attention;
 mod device;
 mod epilogue;
+mod gemm_tensor_core;
+mod gemm_tiled;
+mod gemv;
 mod graph;
 pub(super) mod launch;
-mod linear;
 mod matrix;
 mod measure;
 mod operations;
@@ -26,18 +28,13 @@ mod rowwise;
 pub(super) mod tensors;
 #[cfg(test)]
 mod tests;
-mod tiled;
 mod top_k;
 pub(super) mod training;
 mod unpack;
-mod widened;
 
-pub(super) use attention::{AttentionPlan, AttentionStep, BLOCK_LEN, TILE};
-pub(super) use device::cube_device;
-pub(crate) use device::is_cube;
-pub(super) use epilogue::LinearOptions;
+use device::cube_device;
+pub(super) use gemv::can_fuse;
 pub(crate) use graph::{Address, CapturedGraph};
-pub(super) use linear::can_fuse;
 pub(super) use matrix::Matrix;
 pub(super) use measure::{count_launches, device_memory, multiply_rate, read_bandwidth};
 pub(crate) use operations::top_k_logits;
@@ -48,5 +45,3 @@ pub(super) use operations::{
 #[cfg(test)]
 pub(super) use product::allow_f16;
 pub(super) use product::has_bf16_products;
-pub(super) use qk_norm::QkNorm;
-pub(super) use rope::HeadLayout;

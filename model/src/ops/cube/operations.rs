@@ -4,10 +4,10 @@ use burn::tensor::{DType, Int, Tensor};
 use burn_cubecl::{cubecl::bytes::Bytes, tensor::CubeTensor};
 
 use super::{
-    attention::{self, AttentionPlan, AttentionStep},
+    attention::{self},
     epilogue::{Epilogue, LinearOptions},
+    gemv,
     launch::{check, part},
-    linear as kernels,
     matrix::Matrix,
     optimizer,
     qk_norm::{self, QkNorm},
@@ -17,8 +17,11 @@ use super::{
     top_k,
 };
 use crate::{
-    config::Activation,
-    ops::{AdamWStep, NormOptions, NormParts},
+    config::{Activation, QkNormSpan},
+    ops::{
+        AdamWStep, AttentionOptions, NormOptions, NormParts,
+        types::{AttentionPlan, AttentionStep},
+    },
 };
 
 /// Panics unless these are pools of one size and type, for `n_kv_heads` heads of `head_dim`.
@@ -41,24 +44,26 @@ pub(in crate::ops) fn linear(
     residual.iter().for_each(|residual| check("the residual", residual, [n_rows, d_out]));
     let epilogue = Epilogue { bias: bias.map(primitive), residual: residual.map(primitive), norm: None };
     let options = LinearOptions { eps: 0.0, weight_offset: 0.0, gate: None };
-    wrap(kernels::linear(primitive(x), matrix, epilogue, options))
+    wrap(gemv::linear(primitive(x), matrix, epilogue, options))
 }
 
-/// RMSNorm of `x`, the product, and the gate, if there is one. Requires [`can_fuse`](super::can_fuse).
+/// RMSNorm of `x`, the product, and the gate, if there is one. Requires [`can_fuse`](super::can_fuse), and a norm without
+/// bias.
 pub(in crate::ops) fn normed_linear(
     x: Tensor<2>,
-    norm: Tensor<1>,
+    norm: NormParts,
     matrix: &Matrix,
     bias: Option<Tensor<1>>,
-    options: LinearOptions,
+    gate: Option<Activation>,
 ) -> Tensor<2> {
     let ([n_rows, _], [d_out, d_in]) = (x.dims(), matrix.dims());
     check("the input", &x, [n_rows, d_in]);
-    check("the norm", &norm, [d_in]);
+    check("the norm", &norm.weight, [d_in]);
     bias.iter().for_each(|bias| check("the bias", bias, [d_out]));
-    assert!(options.gate.is_none() || d_out.is_multiple_of(2), "halves of {d_out} outputs");
-    let epilogue = Epilogue { bias: bias.map(primitive), residual: None, norm: Some(primitive(norm)) };
-    wrap(kernels::linear(primitive(x), matrix, epilogue, options))
+    assert!(gate.is_none() || d_out.is_multiple_of(2), "halves of {d_out} outputs");
+    let options = LinearOptions { eps: norm.options.eps as f32, weight_offset: norm.options.weight_offset, gate };
+    let epilogue = Epilogue { bias: bias.map(primitive), residual: None, norm: Some(primitive(norm.weight)) };
+    wrap(gemv::linear(primitive(x), matrix, epilogue, options))
 }
 
 /// Rows `ids [n]` of the matrix: `[n, d_in]`.
@@ -88,13 +93,16 @@ pub(in crate::ops) fn norm(x: Tensor<2>, norm: NormParts, residual: Option<Tenso
 pub(in crate::ops) fn qk_norm(
     qkv: Tensor<2>,
     weights: [Tensor<1>; 2],
-    heads: QkNorm,
-    options: NormOptions,
+    span: QkNormSpan,
+    options: &AttentionOptions,
+    norm: NormOptions,
 ) -> Tensor<2> {
+    let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
+    let heads = QkNorm { n_heads, n_kv_heads, head_dim, span };
     let n_rows = qkv.dims()[0];
     check("queries, keys and values", &qkv, [n_rows, (heads.n_heads + 2 * heads.n_kv_heads) * heads.head_dim]);
     weights.iter().zip(heads.widths()).for_each(|(weight, width)| check("the weight", weight, [width]));
-    wrap(qk_norm::qk_norm(primitive(qkv), weights.map(primitive), heads, options))
+    wrap(qk_norm::qk_norm(primitive(qkv), weights.map(primitive), heads, norm))
 }
 
 /// [`activate`](crate::ops::activate).
@@ -117,9 +125,11 @@ pub(in crate::ops) fn rope_append(
     angles: Option<Tensor<2>>,
     pools: [&mut Tensor<2>; 2],
     slots: Tensor<1, Int>,
-    heads: HeadLayout,
+    options: &AttentionOptions,
 ) -> Tensor<2> {
-    let HeadLayout { n_heads, n_kv_heads, head_dim, half } = heads;
+    let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
+    let half = angles.as_ref().map_or(0, |angles| angles.dims()[1] / 2);
+    let heads = HeadLayout { n_heads, n_kv_heads, head_dim, half };
     let n_rows = slots.dims()[0];
     check("queries, keys and values", &qkv, [n_rows, (n_heads + 2 * n_kv_heads) * head_dim]);
     check_angles(angles.as_ref(), n_rows, half);

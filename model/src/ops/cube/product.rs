@@ -9,7 +9,7 @@ mod kernel;
 #[cfg(test)]
 mod tests;
 
-use burn::backend::CubeDevice;
+use burn::tensor::Device;
 use burn_cubecl::{
     cubecl::{
         client::Client,
@@ -19,7 +19,10 @@ use burn_cubecl::{
     tensor::CubeTensor,
 };
 
-use super::launch::{empty, grid};
+use super::{
+    device::cube_device,
+    launch::{empty, grid},
+};
 use crate::ops::Precision;
 pub(super) use kernel::Causal;
 use kernel::{Plan, add_parts, product};
@@ -182,8 +185,8 @@ fn plan(client: &Client, precision: Precision, n: usize, transposed: [bool; 2]) 
 }
 
 /// Whether `device` multiplies numbers of bf16.
-pub(in crate::ops) fn has_bf16_products(device: &CubeDevice) -> bool {
-    has_instructions(&device.client())
+pub(in crate::ops) fn has_bf16_products(device: &Device) -> bool {
+    has_instructions(&cube_device(device).client())
 }
 
 /// Whether the device can compute every [`Product`] by matrix instructions, in each precision and with any operands

@@ -31,7 +31,6 @@ fn device() -> Device {
 }
 
 /// Runs a test of this file on a GPU.
-#[cfg(feature = "gpu")]
 fn on_gpu(test: fn()) {
     let Some(gpu) = crate::test_gpu::gpu() else { return };
     DEVICE.set(Some(gpu));
@@ -305,7 +304,7 @@ fn gradients_of_a_tensor_used_several_times_are_summed() {
         let options = LossOptions { softcap: None, z_loss: 0.0 };
         linear_cross_entropy(ops::embedding(table, ids()), (output, None), options, ids().into()).objective
     };
-    let tied = held.for_both_uses();
+    let tied = held.with_tied_gradient();
     assert_close(&outcome(loss(&tied, &tied), &of), &outcome(loss(&held, &held), &of), "a tied embedding");
 }
 
@@ -428,14 +427,12 @@ fn training_attention_forward_and_backward_match_the_reference() {
     }
 }
 
-#[cfg(feature = "gpu")]
 #[test]
 fn training_attention_on_gpu_matches_the_reference() {
     on_gpu(training_attention_forward_and_backward_match_the_reference);
 }
 
 /// On devices that multiply f16 or bf16, such as Mesa's software adapter in a build for Vulkan.
-#[cfg(feature = "gpu")]
 #[test]
 fn training_ops_by_gpu_matrix_instructions_match_the_reference() {
     ops::cube::allow_f16();
@@ -448,7 +445,6 @@ fn training_ops_by_gpu_matrix_instructions_match_the_reference() {
     });
 }
 
-#[cfg(feature = "gpu")]
 #[test]
 fn linear_embedding_norms_and_activations_on_gpu_match_the_reference() {
     on_gpu(linear_forward_and_backward_match_the_reference);

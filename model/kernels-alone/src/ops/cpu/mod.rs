@@ -1,5 +1,5 @@
-#[path = "../../../../src/ops/cpu/arenas.rs"]
-mod arenas;
+#[path = "../../../../src/ops/cpu/allocator.rs"]
+mod allocator;
 #[path = "../../../../src/ops/cpu/attention/mod.rs"]
 mod attention;
 #[path = "../../../../src/ops/cpu/gemm_float/mod.rs"]
@@ -14,8 +14,8 @@ mod isa;
 mod kv_append;
 #[path = "../../../../src/ops/cpu/kv_element.rs"]
 mod kv_element;
-#[path = "../../../../src/ops/cpu/lossless.rs"]
-mod lossless;
+#[path = "../../../../src/ops/cpu/narrow_f32.rs"]
+mod narrow_f32;
 #[path = "../../../../src/ops/cpu/math.rs"]
 mod math;
 #[path = "../../../../src/ops/cpu/matmul.rs"]
@@ -26,10 +26,10 @@ mod measure;
 mod pool_layout;
 #[path = "../../../../src/ops/cpu/panel_layout.rs"]
 mod panel_layout;
-#[path = "../../../../src/ops/cpu/panel_values.rs"]
-mod panel_values;
-#[path = "../../../../src/ops/cpu/panels.rs"]
-mod panels;
+#[path = "../../../../src/ops/cpu/panel_storage.rs"]
+mod panel_storage;
+#[path = "../../../../src/ops/cpu/packed_matrix.rs"]
+mod packed_matrix;
 #[path = "../../../../src/ops/cpu/prefetch.rs"]
 mod prefetch;
 #[path = "../../../../src/ops/cpu/quant_blocks/mod.rs"]
@@ -53,7 +53,7 @@ pub use isa::instruction_set;
 use isa::{Isa, PORTABLE_IS_FUSED, for_each_isa, isa, multiply_add};
 pub(super) use kv_append::{append_keys, append_values};
 pub(super) use kv_element::KvElement;
-use panels::Panels;
+use packed_matrix::Panels;
 pub(super) use rowwise::{activate, gated, norm, soft_cap};
 
 mod tensors {

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::{
-    append_values, attention_paged, huge_pages::zeros, matmul::linear, measure, panels::Panels, pool_layout::pool_len,
+    append_values, attention_paged, huge_pages::zeros, matmul::linear, measure, packed_matrix::Panels, pool_layout::pool_len,
     thread_pool, training,
 };
 use crate::ops::{AttentionOptions, Dtype, PagedRows, Precision, Slots};

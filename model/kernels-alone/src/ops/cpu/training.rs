@@ -7,8 +7,8 @@ mod scratch;
 
 use std::time::Instant;
 
-use self::product::{Plus, Rhs, View, new_product, new_product_with};
-use super::{Panels, arenas::keep_freed_memory, timing::noise};
+use self::product::{Accumulate, RightOperand, View, new_product, new_product_with};
+use super::{Panels, allocator::keep_freed_memory, timing::noise};
 use crate::ops::{Dtype, MatrixRows, Precision};
 
 /// A layer's product in training, and the two of its gradients.
@@ -66,7 +66,7 @@ pub(super) fn time_frozen() {
                         let start = Instant::now();
                         for panels in &layers {
                             let rhs =
-                                if name == "forward" { Rhs::StoredTransposed(panels) } else { Rhs::Stored(panels) };
+                                if name == "forward" { RightOperand::StoredTransposed(panels) } else { RightOperand::Stored(panels) };
                             std::hint::black_box(new_product_with(lhs, rhs, None, Precision::F32));
                         }
                         start.elapsed().as_secs_f64()
@@ -111,16 +111,16 @@ pub(super) fn time_low_rank() {
                     match name {
                         "x A^T" => drop(std::hint::black_box(new_product([x, a.transposed()], None, p32))),
                         "r^T x" => {
-                            product::product_at(&mut of_a, (0, d_in), [whole_r.transposed(), x], Plus::Nothing, p32)
+                            product::product_at(&mut of_a, (0, d_in), [whole_r.transposed(), x], Accumulate::Nothing, p32)
                         }
-                        "+ r A" => product::product_at(of_x, (0, d_in), [whole_r, a], Plus::Itself, p32),
+                        "+ r A" => product::product_at(of_x, (0, d_in), [whole_r, a], Accumulate::Itself, p32),
                         _ => {
                             n += n_rows * d_out * 16 - n_rows * rank * d_in;
                             parts(&mut |p, g, r, b| match name {
                                 "+ r B^T" => {
-                                    product::product_at(of_g, (p * part, d_out), [r, b.transposed()], Plus::Itself, p32)
+                                    product::product_at(of_g, (p * part, d_out), [r, b.transposed()], Accumulate::Itself, p32)
                                 }
-                                "g B" => product::product_at(&mut of_r, (p * 16, rank), [g, b], Plus::Nothing, p32),
+                                "g B" => product::product_at(&mut of_r, (p * 16, rank), [g, b], Accumulate::Nothing, p32),
                                 _ => drop(std::hint::black_box(new_product([r.transposed(), g], None, p32))),
                             });
                         }

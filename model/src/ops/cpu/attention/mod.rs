@@ -19,7 +19,7 @@ mod tests;
 use std::{cell::Cell, ops::Range};
 
 use half::f16;
-use softmax::State;
+use softmax::SoftmaxState;
 
 use super::{
     KvElement,
@@ -43,7 +43,7 @@ const MAX_QUERIES: usize = 32;
 const FEW_QUERIES: usize = 8;
 /// Most queries of a head that wait for memory. More queries are those of a prompt, whose keys and values are in L2 since other
 /// tasks have read them.
-const MOST_WAITING: usize = 8;
+const MAX_MEMORY_BOUND_QUERIES: usize = 8;
 /// Multiply-adds below which one thread is faster.
 const PARALLEL_WORK: usize = 1 << 17;
 /// Tasks per thread that are enough. If there are fewer, they have fewer rows, or the chunks of a text are shared out.
@@ -165,7 +165,7 @@ pub(in crate::ops) struct Pools<'a, E> {
 pub(in crate::ops) struct Outputs<'a> {
     /// `[n_rows, n_heads, head_dim]`.
     whole: SharedMut<'a, f32>,
-    /// For each chunk of texts that are shared out and each head: [`part_len`] values, the weighted values and their [`State`].
+    /// For each chunk of texts that are shared out and each head: [`part_len`] values, the weighted values and their [`SoftmaxState`].
     parts: SharedMut<'a, f32>,
 }
 
@@ -201,16 +201,16 @@ impl SplitRow {
         #[expect(unsafe_code, reason = "threads write disjoint parts of one matrix")]
         // SAFETY: only this call has this row's head.
         let sum = unsafe { outputs.whole.part(output..output + head_dim) };
-        let mut state = State::default();
+        let mut state = SoftmaxState::default();
         for n in 0..self.chunks.len() {
             let start = self.parts + (n * options.n_heads + head) * part_len;
             #[expect(unsafe_code, reason = "threads wrote disjoint parts of one slice")]
             // SAFETY: all tasks have ended, and only this call reads this head's.
             let part = unsafe { outputs.parts.part(start..start + part_len) };
             let (part, state_of_part) = part.split_at(head_dim);
-            state.add(sum, part, State { most: state_of_part[0], total: state_of_part[1] });
+            state.add(sum, part, SoftmaxState { max: state_of_part[0], sum: state_of_part[1] });
         }
-        sum.iter_mut().for_each(|sum| *sum /= state.total);
+        sum.iter_mut().for_each(|sum| *sum /= state.sum);
     }
 }
 
@@ -320,8 +320,8 @@ impl Task<'_> {
 
     /// Whether keys and values come from memory. It is then read all the time: while keys are multiplied, the same pages' values
     /// are prefetched, and while values are added, the next chunk's keys. Into L2, since L1 has no room for them.
-    fn waits_for_memory(&self, options: &AttentionOptions) -> bool {
-        self.rows.len() * options.n_heads <= MOST_WAITING * options.n_kv_heads
+    fn is_memory_bound(&self, options: &AttentionOptions) -> bool {
+        self.rows.len() * options.n_heads <= MAX_MEMORY_BOUND_QUERIES * options.n_kv_heads
     }
 
     /// The slot of the key at `position`.
@@ -417,7 +417,7 @@ unsafe fn attend<K: Kernels>(
                 // SAFETY: a chunk's head belongs to one task.
                 let part = unsafe { outputs.parts.part(start..start + part_len) };
                 part[..options.head_dim].copy_from_slice(&sum[..options.head_dim]);
-                part[options.head_dim..].copy_from_slice(&[state.most, state.total]);
+                part[options.head_dim..].copy_from_slice(&[state.max, state.sum]);
             } else {
                 // If the query sees nothing of the chunk, `sum` is zeros and `state` is that of no positions.
                 let (sums, states) = (&mut buffers.sums, &mut buffers.states);
@@ -429,7 +429,7 @@ unsafe fn attend<K: Kernels>(
         for ((query, sum), state) in queries.iter().zip(buffers.sums.chunks_exact(stored_dim)).zip(&buffers.states) {
             // SAFETY: a row's head belongs to one task, since sequences have rows of their own, and is stored once.
             let output = unsafe { outputs.whole.part(query.output..query.output + options.head_dim) };
-            output.iter_mut().zip(sum).for_each(|(output, sum)| *output = sum / state.total);
+            output.iter_mut().zip(sum).for_each(|(output, sum)| *output = sum / state.sum);
         }
     }
     BUFFERS.set(buffers);
@@ -447,10 +447,10 @@ struct Buffers {
     scores: Vec<f32>,
     /// Weighted values of a chunk, `[n_queries, stored_dim]`, and their states.
     chunk_sums: Vec<f32>,
-    chunk_states: Vec<State>,
+    chunk_states: Vec<SoftmaxState>,
     /// The same of all chunks.
     sums: Vec<f32>,
-    states: Vec<State>,
+    states: Vec<SoftmaxState>,
     /// A page widened to f32.
     widened: Vec<f32>,
     rounded: eight_bit::Rounded,
@@ -474,10 +474,10 @@ impl Buffers {
     fn clear(&mut self, n_queries: usize, stored_dim: usize, adds_up: bool) {
         self.scores.resize(n_queries * CHUNK, 0.0);
         self.chunk_states.clear();
-        self.chunk_states.resize(n_queries, State::default());
+        self.chunk_states.resize(n_queries, SoftmaxState::default());
         let n_rows = if adds_up { n_queries } else { 0 };
         self.states.clear();
-        self.states.resize(n_rows, State::default());
+        self.states.resize(n_rows, SoftmaxState::default());
         self.chunk_sums.clear();
         self.chunk_sums.resize(n_queries * stored_dim, 0.0);
         self.sums.resize(n_rows * stored_dim, 0.0);

@@ -8,38 +8,38 @@ use crate::ops::cpu::math::{exp2_nonpositive, tanh};
 
 /// The largest score of some positions, and the sum of their weights, which are relative to it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct State {
-    pub(super) most: f32,
-    pub(super) total: f32,
+pub(super) struct SoftmaxState {
+    pub(super) max: f32,
+    pub(super) sum: f32,
 }
 
-impl Default for State {
+impl Default for SoftmaxState {
     /// Of no positions.
     fn default() -> Self {
-        Self { most: f32::NEG_INFINITY, total: 0.0 }
+        Self { max: f32::NEG_INFINITY, sum: 0.0 }
     }
 }
 
-impl State {
+impl SoftmaxState {
     /// Adds the weighted values of the next chunk to `sum`, those of the chunks before. While `self` is the state of no
     /// positions, the content of `sum` is ignored.
     #[inline(always)]
-    pub(super) fn add(&mut self, sum: &mut [f32], of_chunk: &[f32], chunk: State) {
-        if self.most == f32::NEG_INFINITY && self.total == 0.0 {
+    pub(super) fn add(&mut self, sum: &mut [f32], of_chunk: &[f32], chunk: SoftmaxState) {
+        if self.max == f32::NEG_INFINITY && self.sum == 0.0 {
             sum.copy_from_slice(of_chunk);
             *self = chunk;
             return;
         }
         // Without fused multiply-add, so that this gives the same bits whatever instructions the calling code is
         // compiled for.
-        if chunk.most > self.most {
-            let factor = exp2_nonpositive::<false>(self.most - chunk.most);
+        if chunk.max > self.max {
+            let factor = exp2_nonpositive::<false>(self.max - chunk.max);
             sum.iter_mut().zip(of_chunk).for_each(|(sum, of_chunk)| *sum = *sum * factor + of_chunk);
-            *self = Self { most: chunk.most, total: self.total * factor + chunk.total };
+            *self = Self { max: chunk.max, sum: self.sum * factor + chunk.sum };
         } else {
-            let factor = exp2_nonpositive::<false>(chunk.most - self.most);
+            let factor = exp2_nonpositive::<false>(chunk.max - self.max);
             sum.iter_mut().zip(of_chunk).for_each(|(sum, of_chunk)| *sum += of_chunk * factor);
-            self.total += chunk.total * factor;
+            self.sum += chunk.sum * factor;
         }
     }
 }
@@ -94,11 +94,11 @@ pub(super) fn softmax<const FUSED: bool>(
     first: usize,
     query: &Query<'_>,
     scale: Option<f32>,
-) -> State {
+) -> SoftmaxState {
     let (most, visible) = finish_scores::<FUSED>(scores, first, query, scale);
     if visible.is_empty() {
         scores.fill(0.0);
-        return State::default();
+        return SoftmaxState::default();
     }
     // Lanes are those of absolute positions, so the order of the sum does not depend on where the keys begin.
     let mut sums = [0.0; LANES];
@@ -108,7 +108,7 @@ pub(super) fn softmax<const FUSED: bool>(
             *sum += *score;
         }
     }
-    State { most, total: sum_of_lanes(&sums) }
+    SoftmaxState { max: most, sum: sum_of_lanes(&sums) }
 }
 
 /// The sum of all lanes, in four independent chains of additions.

@@ -39,7 +39,7 @@ pub(super) unsafe fn multiply<L: PanelLine>(
     }
     if n_rows <= WHOLE {
         let sums = &mut [[0.0; PANEL]; WHOLE][..n_rows];
-        let ahead = Ahead { start: lines.as_ptr().cast::<u8>().wrapping_add(AHEAD), step: L::BYTES };
+        let ahead = Prefetch { start: lines.as_ptr().cast::<u8>().wrapping_add(AHEAD), step: L::BYTES };
         // SAFETY: this function's own target features; the lines of all inputs are there.
         unsafe { whole(Rows { x, d_in, inputs: 0..d_in }, lines.as_ptr(), ahead, sums) };
         return sums.iter().enumerate().for_each(|(row, sums)| store(row, sums));
@@ -56,7 +56,7 @@ pub(super) unsafe fn multiply<L: PanelLine>(
 
 /// What a tile prefetches while it computes: at each input, the line `step` bytes further on. Nothing, if that is 0.
 #[derive(Clone, Copy)]
-struct Ahead {
+struct Prefetch {
     start: *const u8,
     step: usize,
 }
@@ -72,7 +72,7 @@ unsafe fn tiles<L: PanelLine>(x: &[f32], lines: &[L], d_in: usize, is_new: bool,
         let inputs = start..d_in.min(start + CHUNK);
         let chunk = &lines[inputs.start * L::LINES..inputs.end * L::LINES];
         let next = lines.as_ptr().wrapping_add((start + CHUNK) * L::LINES).cast::<u8>();
-        let fetched = Ahead { start: next, step: if is_new { L::BYTES.div_ceil(n_passes) } else { 0 } };
+        let fetched = Prefetch { start: next, step: if is_new { L::BYTES.div_ceil(n_passes) } else { 0 } };
         if is_widened {
             WIDENED.with_borrow_mut(|widened| {
                 // SAFETY: this function's own target features; a line of f32 is written for each half an input.
@@ -100,7 +100,7 @@ unsafe fn each_tile<L: PanelLine>(
     d_in: usize,
     inputs: Range<usize>,
     chunk: &[L],
-    Ahead { start, step }: Ahead,
+    Prefetch { start, step }: Prefetch,
     sums: &mut [[f32; PANEL]],
 ) {
     let n_rows = sums.len();
@@ -109,7 +109,7 @@ unsafe fn each_tile<L: PanelLine>(
         let of_tile = n_rows * number / n_tiles..n_rows * (number + 1) / n_tiles;
         let x = &x[of_tile.start * d_in..of_tile.end * d_in];
         let sums = &mut sums[of_tile];
-        let ahead = |pass: usize| Ahead { start: start.wrapping_add(pass * step * inputs.len()), step };
+        let ahead = |pass: usize| Prefetch { start: start.wrapping_add(pass * step * inputs.len()), step };
         let rows = || Rows { x, d_in, inputs: inputs.clone() };
         // SAFETY: this function's own target features; the chunk has the lines of its inputs.
         unsafe {
@@ -167,7 +167,7 @@ macro_rules! kernels {
 
 /// Adds the products of up to [`WHOLE`] rows with the panel to `sums`. `lines` are those of the rows' inputs.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn whole<L: PanelLine>(rows: Rows<'_>, lines: *const L, ahead: Ahead, sums: &mut [[f32; PANEL]]) {
+unsafe fn whole<L: PanelLine>(rows: Rows<'_>, lines: *const L, ahead: Prefetch, sums: &mut [[f32; PANEL]]) {
     kernels!(rows, lines, ahead, sums, REGISTERS, 0, 1 2 3);
 }
 
@@ -176,7 +176,7 @@ unsafe fn whole<L: PanelLine>(rows: Rows<'_>, lines: *const L, ahead: Ahead, sum
 unsafe fn half<L: PanelLine, const FROM: usize>(
     rows: Rows<'_>,
     lines: *const L,
-    ahead: Ahead,
+    ahead: Prefetch,
     sums: &mut [[f32; PANEL]],
 ) {
     kernels!(rows, lines, ahead, sums, REGISTERS / 2, FROM, 3 4 5 6);
@@ -186,7 +186,7 @@ unsafe fn half<L: PanelLine, const FROM: usize>(
 unsafe fn tile<L: PanelLine, const N: usize, const R: usize, const FROM: usize>(
     Rows { x, d_in, inputs }: Rows<'_>,
     lines: *const L,
-    ahead: Ahead,
+    ahead: Prefetch,
     stored: &mut [[f32; PANEL]],
 ) {
     use std::arch::x86_64::{_mm256_loadu_ps, _mm256_setzero_ps, _mm256_storeu_ps};

@@ -1,7 +1,7 @@
 //! Rows times one panel of weights in 8, 6, 5 or 4 bits.
 //!
 //! Weights are in blocks of 32 along the inner dimension, with an f16 scale (GGUF's `Q8_0` and `Q4_0`) and in some
-//! formats an f16 minimum (`Q4_1`, `Q5_1`); K-quants have products as factors (`ops/k_quants.rs`). A row of the input
+//! formats an f16 minimum (`Q4_1`, `Q5_1`); K-quants have products as factors (`ops/types/k_quants.rs`). A row of the input
 //! is quantized to 8 bits in the same blocks, by itself. Products are summed exactly, in i32, within a block; the
 //! blocks' sums (and the minimum times the sum of the input) are added in order, in f32. So a row's outputs do not
 //! depend on the other rows.
@@ -104,7 +104,7 @@ mod tests {
         BLOCK_SIZE as BLOCK, Dtype, MatrixRows, QuantizedBlock,
         cpu::{
             isa::tests::{every_isa, is_fused, noise, with_isa},
-            panel_values::QuantPanels,
+            panel_storage::QuantPanels,
             quant_formats::{Q4_1Block, Q4Block, Q4KBlock, Q5_1Block, Q5KBlock, Q6KBlock, Q8Block},
         },
         k_quants::{K_BLOCK, KBlock},

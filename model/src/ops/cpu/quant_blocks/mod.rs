@@ -6,13 +6,13 @@ use std::array;
 use super::{panel_layout::PANEL, quant_rows::InputCorrection};
 use crate::ops::{BLOCK_SIZE as BLOCK, QuantizedBlock, k_quants::KBlock};
 
-mod factors;
-mod numbers;
+mod quants;
+mod scales;
 
+pub(super) use quants::{Bytes, FiveBits, Nibbles, Numbers, SixBits};
 #[cfg(target_arch = "aarch64")]
-pub(super) use factors::REGISTERS;
-pub(super) use factors::{Products, RowFactors};
-pub(super) use numbers::{Bytes, FiveBits, Nibbles, Numbers, SixBits};
+pub(super) use scales::REGISTERS;
+pub(super) use scales::{Products, RowFactors};
 
 /// A quantized format on the CPU: the weights of a panel's 32 rows at some inputs, in runs of 32 inputs. A format is an
 /// implementation of this and an entry in `quant_formats.rs`.

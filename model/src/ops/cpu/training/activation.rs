@@ -11,7 +11,7 @@ use crate::{
             math::{exp, upper_tail},
             thread_pool,
         },
-        training::{Activate, TrainingOp},
+        types::{Activate, TrainingOp},
     },
 };
 

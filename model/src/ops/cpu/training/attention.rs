@@ -9,7 +9,7 @@ use burn::backend::flex::FlexTensor;
 
 use super::{
     dims,
-    product::{Packed, Plus, Target, View, product, product_into},
+    product::{Accumulate, Packed, Target, View, product, product_into},
     scratch::resized,
     tensor, values,
 };
@@ -21,7 +21,7 @@ use crate::ops::{
         panel_layout::PANEL,
         thread_pool::{self, SharedMut},
     },
-    training::TrainingOp,
+    types::TrainingOp,
 };
 
 /// Number of queries whose probabilities exist at the same time.
@@ -233,7 +233,13 @@ impl Piece<'_> {
             for (rows, keys) in self.blocks() {
                 let probs = resized(&mut scratch.probs, rows.len() * keys.len());
                 let of_rows = View::new(&queries[rows.start * head_dim..], [rows.len(), head_dim], head_dim);
-                product_into(probs, keys.len(), of_rows, scratch.key_columns.columns(keys.clone()), Plus::Nothing);
+                product_into(
+                    probs,
+                    keys.len(),
+                    of_rows,
+                    scratch.key_columns.columns(keys.clone()),
+                    Accumulate::Nothing,
+                );
                 let sums = head * n_rows + self.start + rows.start..head * n_rows + self.start + rows.end;
                 #[expect(unsafe_code, reason = "threads write disjoint parts of one slice")]
                 // SAFETY: no other task has this head of this sequence.
@@ -249,7 +255,7 @@ impl Piece<'_> {
                     #[expect(unsafe_code, reason = "threads write disjoint columns of one matrix")]
                     // SAFETY: no other task has this head of this sequence.
                     unsafe {
-                        product(target, probs, self.values(keys).into(), Plus::Nothing);
+                        product(target, probs, self.values(keys).into(), Accumulate::Nothing);
                     }
                 };
                 if self.are_finite(&keys) {
@@ -291,12 +297,18 @@ impl Piece<'_> {
                 let of_probs = resized(&mut scratch.of_probs, n_probs);
                 let of_cap = resized(&mut scratch.of_cap, keys.len());
                 let of_rows = View::new(&queries[rows.start * head_dim..], [rows.len(), head_dim], head_dim);
-                product_into(probs, keys.len(), of_rows, scratch.key_columns.columns(keys.clone()), Plus::Nothing);
+                product_into(
+                    probs,
+                    keys.len(),
+                    of_rows,
+                    scratch.key_columns.columns(keys.clone()),
+                    Accumulate::Nothing,
+                );
                 let row_stride = n_heads * head_dim;
                 let at = (self.start + rows.start) * row_stride + head * head_dim;
                 let of_output = View::new(&gradient[at..], [rows.len(), head_dim], row_stride);
                 let values = scratch.value_columns.columns(keys.clone());
-                product_into(of_probs, keys.len(), of_output, values, Plus::Nothing);
+                product_into(of_probs, keys.len(), of_output, values, Accumulate::Nothing);
                 for (n, query) in rows.clone().enumerate() {
                     let at = (self.start + query) * row_stride + head * head_dim;
                     let log_sum = log_sums[head * n_rows + self.start + query];
@@ -320,11 +332,17 @@ impl Piece<'_> {
                     head_dim,
                     probs.transposed(),
                     of_output.into(),
-                    Plus::Itself,
+                    Accumulate::Itself,
                 );
-                product_into(&mut of_queries[of_rows.clone()], head_dim, of_probs, keys.into(), Plus::Nothing);
+                product_into(&mut of_queries[of_rows.clone()], head_dim, of_probs, keys.into(), Accumulate::Nothing);
                 let queries = view(&queries[of_rows], head_dim);
-                product_into(&mut of_keys[of_seen], head_dim, of_probs.transposed(), queries.into(), Plus::Itself);
+                product_into(
+                    &mut of_keys[of_seen],
+                    head_dim,
+                    of_probs.transposed(),
+                    queries.into(),
+                    Accumulate::Itself,
+                );
             }
             self.store(of_queries, head, scale as f32, of_qkv);
         }

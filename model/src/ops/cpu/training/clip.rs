@@ -8,7 +8,7 @@ use crate::ops::{
         tensors::{changed, tensor, values},
         thread_pool,
     },
-    operands::CLIP_EPS,
+    types::CLIP_EPS,
 };
 
 /// Values per partial sum: with the number of values, all that the order of summation depends on.

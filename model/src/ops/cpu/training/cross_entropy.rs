@@ -8,7 +8,7 @@ use super::{
     add_rows, dims,
     frozen::Matrix,
     multiplied,
-    product::{Plus, View, new_product, shared_product},
+    product::{Accumulate, View, new_product, shared_product},
     shared_gradient::SharedGradient,
     sum_of_rows, tensor, values,
 };
@@ -19,7 +19,7 @@ use crate::ops::{
         math::{exp, largest, sum, tanh},
         thread_pool,
     },
-    training::TrainingOp,
+    types::TrainingOp,
 };
 
 /// Maximum number of logits in memory; the logits of a whole batch never exist.
@@ -51,7 +51,7 @@ pub(in crate::ops) struct LinearCrossEntropy {
     /// The arithmetic of products with a weight that trains.
     pub(in crate::ops) precision: Precision,
     /// Where the weight's gradient waits for that of its use as embeddings.
-    pub(in crate::ops) of_both_uses: Option<SharedGradient>,
+    pub(in crate::ops) tied_gradient: Option<SharedGradient>,
 }
 
 impl TrainingOp<FlexTensor> for LinearCrossEntropy {
@@ -103,7 +103,7 @@ impl TrainingOp<FlexTensor> for LinearCrossEntropy {
                 if first == 0 {
                     of_weight = new_product(operands, None, self.precision);
                 } else {
-                    shared_product(&mut of_weight, operands, Plus::Itself, self.precision);
+                    shared_product(&mut of_weight, operands, Accumulate::Itself, self.precision);
                 }
                 if bias.is_some() {
                     add_rows(&mut of_bias, &sum_of_rows(&logits, vocab_size));
@@ -139,8 +139,8 @@ impl TrainingOp<FlexTensor> for LinearCrossEntropy {
     ) -> Vec<Option<FlexTensor>> {
         let mut gradients: Vec<_> =
             saved.into_iter().map(|saved| Some(multiplied(saved, values(gradient)[0]))).collect();
-        if let (Some(of_both_uses), [_, of_weight, ..]) = (&self.of_both_uses, &mut gradients[..]) {
-            of_both_uses.leave(of_weight.take());
+        if let (Some(tied_gradient), [_, of_weight, ..]) = (&self.tied_gradient, &mut gradients[..]) {
+            tied_gradient.leave(of_weight.take());
         }
         gradients
     }
@@ -154,7 +154,7 @@ impl LinearCrossEntropy {
         options: LossOptions,
         precision: Precision,
     ) -> Self {
-        Self { targets, weights, options, precision, frozen: None, of_both_uses: None }
+        Self { targets, weights, options, precision, frozen: None, tied_gradient: None }
     }
 
     /// The output without gradients, for hidden states `[n_rows, d_model]` and a packed weight `[vocab_size, d_model]`.

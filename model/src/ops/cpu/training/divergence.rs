@@ -18,7 +18,7 @@ use crate::ops::{
         math::{exp, largest, tanh},
         thread_pool,
     },
-    training::TrainingOp,
+    types::TrainingOp,
 };
 
 /// Input: hidden states `[n_rows, d_model]`. Output: the sum of the rows' divergences times their shares, `[1]`.

@@ -10,7 +10,7 @@ use crate::ops::{
         tensors,
         thread_pool::{self, SharedMut},
     },
-    training::TrainingOp,
+    types::TrainingOp,
 };
 
 /// Columns of the table per task.
@@ -22,7 +22,7 @@ pub(in crate::ops) struct Embed {
     /// Each is below `n_entries`.
     pub(in crate::ops) ids: Vec<i32>,
     /// Where the gradient of the table waits, if it is the output matrix too, whose backward pass comes earlier.
-    pub(in crate::ops) of_both_uses: Option<SharedGradient>,
+    pub(in crate::ops) tied_gradient: Option<SharedGradient>,
 }
 
 impl Embed {
@@ -76,7 +76,7 @@ impl TrainingOp<FlexTensor> for Embed {
                 sum.iter_mut().zip(added).for_each(|(sum, value)| *sum += value);
             }
         });
-        let left = self.of_both_uses.as_ref().and_then(SharedGradient::take);
+        let left = self.tied_gradient.as_ref().and_then(SharedGradient::take);
         let mut output = left.map_or_else(|| tensor(vec![0.0; n_entries * width], [n_entries, width]), tensors::owning);
         let values = output.storage_mut::<f32>();
         for (entry, sum) in entries.into_iter().zip(sums.chunks_exact(width)) {

@@ -7,11 +7,11 @@ use burn::backend::flex::FlexTensor;
 
 use super::{
     dims,
-    product::{Plus, Rhs, View, new_product, new_product_with, product_at},
+    product::{Accumulate, RightOperand, View, new_product, new_product_with, product_at},
     residual::dropped,
     tensor, values,
 };
-use crate::ops::{Dropout, LoraPair, LoraShape, Precision, cpu::Panels, training::TrainingOp};
+use crate::ops::{Dropout, LoraPair, LoraShape, Precision, cpu::Panels, types::TrainingOp};
 
 /// A matrix that is only read, with the arithmetic of its products.
 pub(super) enum Matrix<'a> {
@@ -24,7 +24,9 @@ impl Matrix<'_> {
     pub(super) fn multiply(&self, x: View<'_>, bias: Option<&[f32]>) -> Vec<f32> {
         match self {
             Self::Plain(weight, precision) => new_product([x, weight.transposed()], bias, *precision),
-            Self::Packed(panels) => new_product_with(x, Rhs::StoredTransposed(panels), bias, panels.precision()),
+            Self::Packed(panels) => {
+                new_product_with(x, RightOperand::StoredTransposed(panels), bias, panels.precision())
+            }
         }
     }
 
@@ -32,7 +34,7 @@ impl Matrix<'_> {
     pub(super) fn multiply_back(&self, gradient: View<'_>) -> Vec<f32> {
         match self {
             Self::Plain(weight, precision) => new_product([gradient, *weight], None, *precision),
-            Self::Packed(panels) => new_product_with(gradient, Rhs::Stored(panels), None, panels.precision()),
+            Self::Packed(panels) => new_product_with(gradient, RightOperand::Stored(panels), None, panels.precision()),
         }
     }
 }
@@ -92,7 +94,7 @@ impl TrainingOp<FlexTensor> for FrozenLinear {
         for (LoraPair { rows, rank: own, scale }, [_, of_b]) in shape.pairs.iter().zip(shape.places()) {
             let gradient = View::new(&gradient[rows.start..], [n_rows, rows.len()], d_out);
             let b = View::new(&all[of_b.clone()], [rows.len(), *own], *own);
-            product_at(&mut of_reduced, (first, rank), [gradient, b], Plus::Nothing, Precision::F32);
+            product_at(&mut of_reduced, (first, rank), [gradient, b], Accumulate::Nothing, Precision::F32);
             of_reduced.chunks_exact_mut(rank).flat_map(|row| &mut row[first..first + own]).for_each(|v| *v *= scale);
             let reduced = View::new(&reduced[first..], [n_rows, *own], rank);
             // The transpose, so that the gradient is read in its rows' order.
@@ -106,11 +108,11 @@ impl TrainingOp<FlexTensor> for FrozenLinear {
         let x = dropped_input(values(&inputs[0]), *dropout);
         let x = View::new(&x, [n_rows, d_in], d_in);
         let operands = [of_reduced.transposed(), x];
-        product_at(&mut of_values[..rank * d_in], (0, d_in), operands, Plus::Nothing, Precision::F32);
+        product_at(&mut of_values[..rank * d_in], (0, d_in), operands, Accumulate::Nothing, Precision::F32);
         if let Some(of_x) = &mut of_x {
             let a = View::new(&all[..rank * d_in], [rank, d_in], d_in);
             match dropout {
-                None => product_at(of_x, (0, d_in), [of_reduced, a], Plus::Itself, Precision::F32),
+                None => product_at(of_x, (0, d_in), [of_reduced, a], Accumulate::Itself, Precision::F32),
                 Some(dropout) => {
                     let through = dropped(&new_product([of_reduced, a], None, Precision::F32), *dropout);
                     of_x.iter_mut().zip(&through).for_each(|(of_x, through)| *of_x += through);
@@ -154,7 +156,7 @@ fn expand(output: &mut [f32], reduced: &[f32], values: &[f32], shape: &LoraShape
     for (LoraPair { rows, rank: own, .. }, [_, of_b]) in shape.pairs.iter().zip(shape.places()) {
         let reduced = View::new(&reduced[first..], [n_rows, *own], rank);
         let b = View::new(&values[of_b], [rows.len(), *own], *own);
-        product_at(output, (rows.start, d_out), [reduced, b.transposed()], Plus::Itself, Precision::F32);
+        product_at(output, (rows.start, d_out), [reduced, b.transposed()], Accumulate::Itself, Precision::F32);
         first += own;
     }
 }

@@ -7,7 +7,7 @@ use super::{
     product::{View, new_product},
     sum_of_rows, tensor, values,
 };
-use crate::ops::{Precision, training::TrainingOp};
+use crate::ops::{Precision, types::TrainingOp};
 
 /// Inputs: `x [n_rows, d_in]`, the weight `[d_out, d_in]` and an optional bias `[d_out]`. Output: `[n_rows, d_out]`.
 #[derive(Debug)]

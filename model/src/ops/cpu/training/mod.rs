@@ -1,4 +1,4 @@
-//! Training operations on the CPU, forward and backward, as implementations of [`TrainingOp`](crate::ops::training::TrainingOp).
+//! Training operations on the CPU, forward and backward, as implementations of [`TrainingOp`](crate::ops::types::TrainingOp).
 
 mod activation;
 mod adamw;

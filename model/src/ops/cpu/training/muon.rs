@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use burn::tensor::Tensor;
 
-use super::product::{Plus, Rhs, View, product_at, product_into};
+use super::product::{Accumulate, RightOperand, View, product_at, product_into};
 use crate::ops::{
     MuonParam, MuonStep, Precision,
     cpu::{
@@ -134,8 +134,8 @@ impl Threads {
     /// Replaces rows of `output`, `row_stride` values apart.
     fn multiply(self, output: &mut [f32], row_stride: usize, [lhs, rhs]: [View<'_>; 2]) {
         match self {
-            Self::One => product_into(output, row_stride, lhs, Rhs::View(rhs), Plus::Nothing),
-            Self::All => product_at(output, (0, row_stride), [lhs, rhs], Plus::Nothing, Precision::F32),
+            Self::One => product_into(output, row_stride, lhs, RightOperand::View(rhs), Accumulate::Nothing),
+            Self::All => product_at(output, (0, row_stride), [lhs, rhs], Accumulate::Nothing, Precision::F32),
         }
     }
 

@@ -14,7 +14,7 @@ use crate::{
             math::{sum, sum_of_pairs},
             thread_pool::{self, SharedMut},
         },
-        training::{Normalize, TrainingOp},
+        types::{Normalize, TrainingOp},
     },
 };
 

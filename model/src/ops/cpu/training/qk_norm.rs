@@ -10,7 +10,7 @@ use super::{
 use crate::ops::{
     AttentionOptions,
     cpu::{self, NormValues},
-    training::{QkNormalize, TrainingOp},
+    types::{QkNormalize, TrainingOp},
 };
 
 impl TrainingOp<FlexTensor> for QkNormalize {

@@ -14,7 +14,7 @@ use crate::{
             tensors::{self, changed},
             thread_pool,
         },
-        training::{AddUpdate, TrainingOp},
+        types::{AddUpdate, TrainingOp},
     },
     philox::{halves, philox},
 };
@@ -53,7 +53,7 @@ impl TrainingOp<FlexTensor> for AddUpdate {
 /// One of two uses of its input; see [`fork`](crate::ops::fork).
 #[derive(Debug)]
 pub(in crate::ops) struct Fork {
-    pub(in crate::ops) of_both_uses: SharedGradient,
+    pub(in crate::ops) tied_gradient: SharedGradient,
 }
 
 impl TrainingOp<FlexTensor> for Fork {
@@ -72,8 +72,8 @@ impl TrainingOp<FlexTensor> for Fork {
         gradient: &FlexTensor,
         _wanted: &[bool],
     ) -> Vec<Option<FlexTensor>> {
-        let Some(first) = self.of_both_uses.take() else {
-            self.of_both_uses.leave(Some(gradient.clone()));
+        let Some(first) = self.tied_gradient.take() else {
+            self.tied_gradient.leave(Some(gradient.clone()));
             return vec![None];
         };
         let mut sum = tensors::owning(first);

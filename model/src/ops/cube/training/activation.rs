@@ -13,7 +13,7 @@ use crate::{
             launch::{empty, grid, workgroup},
             rowwise::{self, nonlinear, sigmoid},
         },
-        training::{Activate, TrainingOp},
+        types::{Activate, TrainingOp},
     },
 };
 

@@ -15,7 +15,7 @@ use crate::ops::{
         product::{Causal, Operand, Product},
         tensors::plain,
     },
-    training::TrainingOp,
+    types::TrainingOp,
 };
 
 /// Smaller than any score; WGSL guarantees nothing about infinities.

@@ -20,7 +20,7 @@ use crate::ops::{
         product::{Causal, Operand, Product},
         tensors::{in_i32, plain, wrap},
     },
-    training::{GPU_LOGITS_AT_ONCE, TrainingOp},
+    types::{GPU_LOGITS_AT_ONCE, TrainingOp},
 };
 
 /// Rows of logits begin at a multiple of this, for products that read several numbers at a time.

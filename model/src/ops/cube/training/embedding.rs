@@ -12,7 +12,7 @@ use crate::ops::{
         launch::{empty, grid, workgroup},
         tensors::{in_i32, plain, wrap, wrap_ints},
     },
-    training::TrainingOp,
+    types::TrainingOp,
 };
 
 /// Input: the table `[n_entries, width]`. Output: its rows by number, `[n, width]`; see [`embedding`](crate::ops::embedding).

@@ -13,7 +13,7 @@ use crate::ops::{
         product::{Causal, Operand, Product},
         tensors::{plain, wrap},
     },
-    training::TrainingOp,
+    types::TrainingOp,
 };
 
 /// Rows that a lane adds, at most.

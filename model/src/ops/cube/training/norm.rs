@@ -17,7 +17,7 @@ use crate::{
             rowwise,
             tensors::{plain, wrap},
         },
-        training::{Normalize, QkNormalize, TrainingOp},
+        types::{Normalize, QkNormalize, TrainingOp},
     },
 };
 

@@ -10,7 +10,7 @@ use crate::{
     ops::{
         Dropout,
         cube::launch::{empty, grid, workgroup},
-        training::{AddUpdate, TrainingOp},
+        types::{AddUpdate, TrainingOp},
     },
     philox::halves,
 };

@@ -158,7 +158,6 @@ fn cross_entropy_ignores_nan_in_rows_of_weight_zero() {
     assert!(found.iter().flatten().all(|&value| value == 0.0), "{found:?}");
 }
 
-#[cfg(feature = "gpu")]
 #[test]
 fn cross_entropy_on_gpu_matches_the_reference() {
     on_gpu(cross_entropy_forward_and_backward_match_the_reference);
@@ -167,7 +166,6 @@ fn cross_entropy_on_gpu_matches_the_reference() {
 }
 
 /// A kernel cannot report a target beyond the vocabulary, and must not compute the loss of another token instead.
-#[cfg(feature = "gpu")]
 #[test]
 fn cross_entropy_on_gpu_of_a_target_beyond_the_vocabulary_is_huge() {
     on_gpu(|| {

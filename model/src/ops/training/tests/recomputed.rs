@@ -56,7 +56,6 @@ fn large_outputs_of_cheap_ops_are_recomputed_once_in_backward() {
     }
 }
 
-#[cfg(feature = "gpu")]
 #[test]
 fn recomputed_norms_and_activations_on_gpu_match_the_reference() {
     on_gpu(recomputed_norms_and_activations_match_the_reference);

@@ -16,7 +16,7 @@ use dot::Dot;
 
 use super::{
     Buffers, CHUNK, CHUNK_TILES, LANES, Outputs, Pools, Query, Task,
-    softmax::{State, softmax},
+    softmax::{SoftmaxState, softmax},
 };
 use crate::ops::{
     AttentionOptions,
@@ -142,7 +142,7 @@ unsafe fn round_weights<D: Dot, const FUSED: bool>(
     scales: &[*const f32; CHUNK_TILES],
     weights: &mut [i32],
     weight_factors: &mut [f32],
-) -> State {
+) -> SoftmaxState {
     let state = softmax::<FUSED>(&mut scores[..n_scores], first, query, scale);
     let weights: &mut [u8] = bytemuck::cast_slice_mut(weights);
     assert!(scores.len() == CHUNK && weights.len() == CHUNK && weight_factors.len() == CHUNK_TILES);

@@ -94,7 +94,7 @@ unsafe fn attend_chunk<L: Loops, const FUSED: bool>(
         let tile = (tiles.start + n).min(tiles.end - 1);
         *block = layout.block(task.page(tile), task.kv_head).start;
     }
-    let waits = task.waits_for_memory(pools.options);
+    let waits = task.is_memory_bound(pools.options);
     let n_together = L::pages(n_queries.min(L::QUERIES));
     let mut tile = 0;
     while tile < n_pages {

@@ -15,7 +15,7 @@ use super::{
     tiled::{self, AHEAD, Part, Tiles, line, with_constants},
 };
 use crate::ops::cpu::{
-    attention::{self, Kernels, parts, softmax::State},
+    attention::{self, Kernels, parts, softmax::SoftmaxState},
     prefetch::{prefetch, prefetch_l2},
 };
 
@@ -72,7 +72,7 @@ impl<E: FloatElement> Tiles<E> for Avx512<E> {
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
-    unsafe fn softmax(scores: &mut [f32], first: usize, query: &Query<'_>, scale: f32) -> State {
+    unsafe fn softmax(scores: &mut [f32], first: usize, query: &Query<'_>, scale: f32) -> SoftmaxState {
         softmax::<true>(scores, first, query, Some(scale))
     }
 
@@ -95,7 +95,7 @@ impl<E: FloatElement> Tiles<E> for Avx512<E> {
         tiles: Range<usize>,
         scores: &mut [f32],
     ) {
-        let waits = task.waits_for_memory(pools.options);
+        let waits = task.is_memory_bound(pools.options);
         for (from, n) in parts(queries.len(), QUERIES) {
             let (queries, scores) = (&queries[from..from + n], &mut scores[from * CHUNK..]);
             with_constants!(
@@ -116,7 +116,7 @@ impl<E: FloatElement> Tiles<E> for Avx512<E> {
     ) {
         let head_dim = pools.options.head_dim;
         let n_queries = attn_out.len() / head_dim;
-        let waits = task.waits_for_memory(pools.options);
+        let waits = task.is_memory_bound(pools.options);
         for (from, n) in parts(n_queries, QUERIES) {
             let (scores, attn_out) = (&scores[from * CHUNK..], &mut attn_out[from * head_dim..][..n * head_dim]);
             with_constants!(

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{Buffers, CHUNK, FloatElement, LANES, Pools, Query, Task, WeightedSum};
-use crate::ops::cpu::attention::softmax::State;
+use crate::ops::cpu::attention::softmax::SoftmaxState;
 
 /// The innermost loops for an instruction set.
 pub(super) trait Tiles<E: FloatElement> {
@@ -22,7 +22,7 @@ pub(super) trait Tiles<E: FloatElement> {
     ///
     /// # Safety
     /// The machine has them.
-    unsafe fn softmax(scores: &mut [f32], first: usize, query: &Query<'_>, scale: f32) -> State;
+    unsafe fn softmax(scores: &mut [f32], first: usize, query: &Query<'_>, scale: f32) -> SoftmaxState;
 
     /// [`WeightedSum::add_values`] at positions that not all queries see.
     ///

@@ -92,7 +92,7 @@ impl<'a> View<'a> {
 
 /// The right operand of a product.
 #[derive(Clone, Copy)]
-pub(super) enum Rhs<'a> {
+pub(super) enum RightOperand<'a> {
     View(View<'a>),
     /// A matrix in the layout of inference, in whatever format. It is widened to f32 where it is packed, so never whole.
     Stored(&'a Panels),
@@ -122,19 +122,19 @@ impl Packed {
     }
 
     /// Some columns, the first of which is the first of a panel.
-    pub(super) fn columns(&self, cols: Range<usize>) -> Rhs<'_> {
+    pub(super) fn columns(&self, cols: Range<usize>) -> RightOperand<'_> {
         assert!(cols.start.is_multiple_of(PANEL) && cols.end <= self.dims[1], "columns {cols:?} of {:?}", self.dims);
-        Rhs::Packed(&self.panels[cols.start * self.dims[0]..], [self.dims[0], cols.len()])
+        RightOperand::Packed(&self.panels[cols.start * self.dims[0]..], [self.dims[0], cols.len()])
     }
 }
 
-impl<'a> From<View<'a>> for Rhs<'a> {
+impl<'a> From<View<'a>> for RightOperand<'a> {
     fn from(view: View<'a>) -> Self {
         Self::View(view)
     }
 }
 
-impl Rhs<'_> {
+impl RightOperand<'_> {
     fn dims(&self) -> [usize; 2] {
         match self {
             Self::View(view) => [view.n_rows, view.n_cols],
@@ -161,7 +161,7 @@ impl Rhs<'_> {
 
 /// What a product is added to.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Plus<'a> {
+pub(super) enum Accumulate<'a> {
     /// Nothing: it replaces what is in its place.
     Nothing,
     /// The values that are in its place.
@@ -202,7 +202,7 @@ impl Target {
 /// # Safety
 /// `target` must be for `m` rows of `n` values in a slice that is still borrowed, and no other thread may access them.
 #[expect(unsafe_code, reason = "writes rows that lie between those of other threads")]
-pub(super) unsafe fn product(target: Target, lhs: View<'_>, rhs: Rhs<'_>, plus: Plus<'_>) {
+pub(super) unsafe fn product(target: Target, lhs: View<'_>, rhs: RightOperand<'_>, plus: Accumulate<'_>) {
     assert_eq!(lhs.n_cols, rhs.dims()[0], "inner dimensions");
     PANELS.with_borrow_mut(|packed| {
         for columns in Columns::chunks(rhs, lhs.n_rows, Form::Plain) {
@@ -217,7 +217,13 @@ pub(super) unsafe fn product(target: Target, lhs: View<'_>, rhs: Rhs<'_>, plus: 
 }
 
 /// [`product`] into a slice of the caller's own.
-pub(super) fn product_into(output: &mut [f32], row_stride: usize, lhs: View<'_>, rhs: Rhs<'_>, plus: Plus<'_>) {
+pub(super) fn product_into(
+    output: &mut [f32],
+    row_stride: usize,
+    lhs: View<'_>,
+    rhs: RightOperand<'_>,
+    plus: Accumulate<'_>,
+) {
     let target = Target::new(&SharedMut::new(output), 0, [lhs.n_rows, rhs.dims()[1]], row_stride);
     #[expect(unsafe_code, reason = "writes through a pointer")]
     // SAFETY: `output` is borrowed for as long as this runs.
@@ -227,7 +233,7 @@ pub(super) fn product_into(output: &mut [f32], row_stride: usize, lhs: View<'_>,
 }
 
 /// `lhs [m, k]` times `rhs [k, n]` into `output [m, n]`, by all threads.
-pub(super) fn shared_product(output: &mut [f32], operands: [View<'_>; 2], plus: Plus<'_>, precision: Precision) {
+pub(super) fn shared_product(output: &mut [f32], operands: [View<'_>; 2], plus: Accumulate<'_>, precision: Precision) {
     let [lhs, rhs] = operands;
     assert_eq!(output.len(), lhs.n_rows * rhs.n_cols, "the output's length");
     product_at(output, (0, rhs.n_cols), operands, plus, precision);
@@ -239,25 +245,30 @@ pub(super) fn product_at(
     output: &mut [f32],
     (start, row_stride): (usize, usize),
     [lhs, rhs]: [View<'_>; 2],
-    plus: Plus<'_>,
+    plus: Accumulate<'_>,
     precision: Precision,
 ) {
     let target = Target::new(&SharedMut::new(output), start, [lhs.n_rows, rhs.n_cols], row_stride);
     #[expect(unsafe_code, reason = "writes through a pointer")]
     // SAFETY: `output` is borrowed for as long as this runs.
     unsafe {
-        by_all_threads(target, lhs, Rhs::View(rhs), plus, precision);
+        by_all_threads(target, lhs, RightOperand::View(rhs), plus, precision);
     }
 }
 
 /// `lhs [m, k]` times `rhs [k, n]` plus `bias [n]`, if there is one, in each row, by all threads: `[m, n]`. Faster than
 /// [`shared_product`] into zeros: memory is written once.
 pub(super) fn new_product([lhs, rhs]: [View<'_>; 2], bias: Option<&[f32]>, precision: Precision) -> Vec<f32> {
-    new_product_with(lhs, Rhs::View(rhs), bias, precision)
+    new_product_with(lhs, RightOperand::View(rhs), bias, precision)
 }
 
 /// [`new_product`] of any right operand.
-pub(super) fn new_product_with(lhs: View<'_>, rhs: Rhs<'_>, bias: Option<&[f32]>, precision: Precision) -> Vec<f32> {
+pub(super) fn new_product_with(
+    lhs: View<'_>,
+    rhs: RightOperand<'_>,
+    bias: Option<&[f32]>,
+    precision: Precision,
+) -> Vec<f32> {
     let [_, n] = rhs.dims();
     let len = lhs.n_rows * n;
     let mut output = huge_pages::with_room_for(len);
@@ -265,7 +276,7 @@ pub(super) fn new_product_with(lhs: View<'_>, rhs: Rhs<'_>, bias: Option<&[f32]>
     #[expect(unsafe_code, reason = "writes memory that has no values yet")]
     // SAFETY: the memory is there for `m` rows of `n` values, and all of them are written without being read.
     unsafe {
-        by_all_threads(target, lhs, rhs, bias.map_or(Plus::Nothing, Plus::Bias), precision);
+        by_all_threads(target, lhs, rhs, bias.map_or(Accumulate::Nothing, Accumulate::Bias), precision);
         output.set_len(len);
     }
     output
@@ -276,7 +287,13 @@ pub(super) fn new_product_with(lhs: View<'_>, rhs: Rhs<'_>, bias: Option<&[f32]>
 /// # Safety
 /// As for [`product`].
 #[expect(unsafe_code, reason = "threads write disjoint parts of one matrix")]
-unsafe fn by_all_threads(target: Target, lhs: View<'_>, rhs: Rhs<'_>, plus: Plus<'_>, precision: Precision) {
+unsafe fn by_all_threads(
+    target: Target,
+    lhs: View<'_>,
+    rhs: RightOperand<'_>,
+    plus: Accumulate<'_>,
+    precision: Precision,
+) {
     let m = lhs.n_rows;
     assert_eq!(lhs.n_cols, rhs.dims()[0], "inner dimensions");
     PANELS.with_borrow_mut(|packed| {
@@ -349,7 +366,7 @@ impl Form {
 /// Columns of a right operand in panels of [`PANEL`]. Without rounding, whole panels of contiguous rows that lie close
 /// together are read where they are; the others are packed.
 struct Columns<'a> {
-    rhs: Rhs<'a>,
+    rhs: RightOperand<'a>,
     form: Form,
     rows: Range<usize>,
     cols: Range<usize>,
@@ -362,12 +379,12 @@ struct Columns<'a> {
 impl<'a> Columns<'a> {
     /// All of `rhs`, as much at a time as is packed at once for `m` rows: some blocks of rows, and of these some columns.
     /// Blocks come in order, so that sums do not depend on how much is packed.
-    fn chunks(rhs: Rhs<'a>, m: usize, form: Form) -> impl Iterator<Item = Columns<'a>> {
+    fn chunks(rhs: RightOperand<'a>, m: usize, form: Form) -> impl Iterator<Item = Columns<'a>> {
         let ([k, n], per_word) = (rhs.dims(), form.per_word());
         let unit = match rhs {
             // Rows are stored in panels.
-            Rhs::Stored(_) => PANEL,
-            Rhs::View(_) | Rhs::StoredTransposed(_) | Rhs::Packed(..) => per_word,
+            RightOperand::Stored(_) => PANEL,
+            RightOperand::View(_) | RightOperand::StoredTransposed(_) | RightOperand::Packed(..) => per_word,
         };
         let depth = k.div_ceil(k.div_ceil(MAX_DEPTH).max(1)).max(1).next_multiple_of(unit);
         // As many rows as allow `wanted` columns to be packed with them: all threads then have work, and rows of the
@@ -403,21 +420,23 @@ impl<'a> Columns<'a> {
         let first = self.cols.start + (self.n_direct + number) * PANEL;
         let (rows, cols) = (self.rows.clone(), first..self.cols.end.min(first + PANEL));
         match self.rhs {
-            Rhs::View(view) => pack_columns(panel, view.part(rows, cols), self.form),
-            Rhs::Stored(panels) => pack_stored_columns(panel, panels, rows, cols, self.form),
-            Rhs::StoredTransposed(panels) => pack_stored_rows(panel, panels, cols.start / PANEL, rows, self.form),
-            Rhs::Packed(..) => unreachable!("it is packed"),
+            RightOperand::View(view) => pack_columns(panel, view.part(rows, cols), self.form),
+            RightOperand::Stored(panels) => pack_stored_columns(panel, panels, rows, cols, self.form),
+            RightOperand::StoredTransposed(panels) => {
+                pack_stored_rows(panel, panels, cols.start / PANEL, rows, self.form)
+            }
+            RightOperand::Packed(..) => unreachable!("it is packed"),
         }
     }
 
     /// Panel `number` from row `start` of these on, and how far apart its rows are.
     fn panel<'b>(&'b self, packed: &'b [f32], number: usize, start: usize) -> (&'b [f32], usize) {
         match (number.checked_sub(self.n_direct), self.rhs) {
-            (None, Rhs::View(view)) => {
+            (None, RightOperand::View(view)) => {
                 let place = (self.rows.start + start) * view.row_stride + self.cols.start + number * PANEL;
                 (&view.values[place.min(view.values.len())..], view.row_stride)
             }
-            (None, Rhs::Packed(panels, [k, _])) => {
+            (None, RightOperand::Packed(panels, [k, _])) => {
                 let panel = self.cols.start / PANEL + number;
                 (&panels[(panel * k + self.rows.start + start) * PANEL..], PANEL)
             }
@@ -441,7 +460,7 @@ impl<'a> Columns<'a> {
         target: Target,
         lhs: View<'_>,
         [rows, panels]: [Range<usize>; 2],
-        plus: Plus<'_>,
+        plus: Accumulate<'_>,
     ) {
         let k = self.rows.len();
         let form = self.form;
@@ -469,8 +488,10 @@ impl<'a> Columns<'a> {
                         unsafe {
                             let place = target.start.add(row * target.row_stride + column);
                             let added = match plus {
-                                Plus::Bias(bias) if first_row == 0 => Some((bias[column..column + n_cols].as_ptr(), 0)),
-                                Plus::Nothing if first_row == 0 => None,
+                                Accumulate::Bias(bias) if first_row == 0 => {
+                                    Some((bias[column..column + n_cols].as_ptr(), 0))
+                                }
+                                Accumulate::Nothing if first_row == 0 => None,
                                 _ => Some((place.cast_const(), target.row_stride)),
                             };
                             let output = Output { start: place, stride: target.row_stride, added };

@@ -70,7 +70,7 @@ fn products(shape: [usize; 3], [lhs_transposed, rhs_transposed, adds, has_gap]: 
     let gap = if has_gap { 7 } else { 0 };
     let case = Case::new(shape, gap);
     let [lhs, rhs] = case.views(shape, gap, [lhs_transposed, rhs_transposed]);
-    let plus = if adds { Plus::Itself } else { Plus::Nothing };
+    let plus = if adds { Accumulate::Itself } else { Accumulate::Nothing };
     let (mut alone, mut shared) = (case.before.clone(), case.before.clone());
     product_into(&mut alone, shape[2], lhs, rhs.into(), plus);
     shared_product(&mut shared, [lhs, rhs], plus, Precision::F32);
@@ -105,7 +105,7 @@ fn check_bf16(shape: [usize; 3], [lhs_transposed, rhs_transposed, adds, has_gap]
     let ([_, k, n], gap) = (shape, if has_gap { 7 } else { 0 });
     let case = Case::new(shape, gap);
     let operands = case.views(shape, gap, [lhs_transposed, rhs_transposed]);
-    let plus = if adds { Plus::Itself } else { Plus::Nothing };
+    let plus = if adds { Accumulate::Itself } else { Accumulate::Nothing };
     let mut found = case.before.clone();
     shared_product(&mut found, operands, plus, Precision::Bf16);
     let of = |view: View<'_>, row, col| rounded(view.values[row * view.row_stride + col * view.col_stride]);
@@ -159,10 +159,10 @@ fn product_into_a_column_range_leaves_other_columns_alone() {
     #[expect(unsafe_code, reason = "writes through a pointer")]
     // SAFETY: `output` is borrowed for as long as this runs.
     unsafe {
-        product(target, lhs, rhs.into(), Plus::Nothing);
+        product(target, lhs, rhs.into(), Accumulate::Nothing);
     }
     let mut alone = vec![0.0; 14 * 40];
-    product_into(&mut alone, 40, lhs, rhs.into(), Plus::Nothing);
+    product_into(&mut alone, 40, lhs, rhs.into(), Accumulate::Nothing);
     for (row, alone) in output.chunks_exact(100).zip(alone.chunks_exact(40)) {
         assert_eq!(&row[30..70], alone);
         assert!(row[..30].iter().chain(&row[70..]).all(|&value| value == 7.0));
@@ -185,8 +185,8 @@ fn product_with_stored_panels_matches_the_same_f32_matrix() {
                         let lhs = view(&case.lhs, [m, k], 0, false);
                         let bias = &case.before[..n];
                         let (plain, stored) = match is_transposed {
-                            false => (plain, Rhs::Stored(&panels)),
-                            true => (plain.transposed(), Rhs::StoredTransposed(&panels)),
+                            false => (plain, RightOperand::Stored(&panels)),
+                            true => (plain.transposed(), RightOperand::StoredTransposed(&panels)),
                         };
                         let (found, expected) = with_isa(level, || {
                             let expected = new_product([lhs, plain], Some(bias), precision);

@@ -1,9 +1,9 @@
 //! A matrix as the CPU's kernels read it.
 
 use super::{
-    lossless,
+    narrow_f32,
     panel_layout::PANEL,
-    panel_values::{Input, PanelValues, float_panels},
+    panel_storage::{Input, PanelValues, float_panels},
     prefetch::ReadRange,
     quant_formats,
     quant_rounding::nearest_q8,
@@ -37,7 +37,7 @@ impl Panels {
     /// Lays out a matrix in `dtype`; f32 [without loss](lossless) in 16 bits if the values allow it.
     pub(in crate::ops) fn from_rows(rows: &MatrixRows<'_, f32>, dtype: Dtype) -> Self {
         let values = match dtype {
-            Dtype::F32 => float_panels(rows, lossless::narrowest(rows)),
+            Dtype::F32 => float_panels(rows, narrow_f32::narrowest(rows)),
             _ if dtype.is_quantized() => quant_formats::quantize(rows, dtype),
             _ => float_panels(rows, dtype),
         };

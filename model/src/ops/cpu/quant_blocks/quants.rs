@@ -9,7 +9,7 @@ use std::array;
 
 use super::super::panel_layout::{Line, PANEL};
 #[cfg(target_arch = "aarch64")]
-use super::factors::REGISTERS;
+use super::scales::REGISTERS;
 use crate::ops::BLOCK_SIZE as BLOCK;
 
 /// Numbers of 32 inputs of 32 rows.

@@ -1,15 +1,32 @@
-//! The sizes of attention's kernels: queries of a workgroup, and arrays in shared memory.
+//! The sizes of the GPU's attention kernels: queries of a workgroup, and arrays in shared memory. Plain numbers, from which both
+//! the table of a step and the kernels follow.
 
 /// Keys of a workgroup, one per lane.
 pub(in crate::ops) const TILE: usize = 128;
 /// Queries (rows times heads) of a workgroup, at most.
 const MAX_QUERIES: usize = 8;
 /// Parts of a tile over which maxima and sums are reduced first, for any number of queries.
-pub(super) const PARTS: usize = 8;
+pub(in crate::ops) const PARTS: usize = 8;
 /// Bytes of shared memory that every WGSL device has.
 const MAX_SHARED: usize = 16 << 10;
 /// Largest alignment of an array in shared memory, in bytes.
 const SHARED_ALIGNMENT: usize = 16;
+
+/// Numbers per block in the table: its first row, its number of rows, the position of the first, the index of its list
+/// of pages, and the number of the first listed page in the sequence.
+pub(in crate::ops) const BLOCK_LEN: usize = 5;
+
+/// The size of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(in crate::ops) struct AttentionStep {
+    pub(in crate::ops) plan: AttentionPlan,
+    pub(in crate::ops) scale: f32,
+    pub(in crate::ops) n_blocks: usize,
+    /// Tiles of the block that has the most.
+    pub(in crate::ops) n_tiles: usize,
+    /// Index of the slopes in the table.
+    pub(in crate::ops) slopes: usize,
+}
 
 /// The parameters that all steps of a model share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,18 +45,18 @@ pub(in crate::ops) struct AttentionPlan {
 
 impl AttentionPlan {
     /// Values that a lane reads at a time.
-    pub(super) fn vector(&self) -> usize {
+    pub(in crate::ops) fn vector(&self) -> usize {
         if self.head_dim.is_multiple_of(4) { 4 } else { 1 }
     }
 
     /// Vectors in a head.
-    pub(super) fn vectors(&self) -> usize {
+    pub(in crate::ops) fn vectors(&self) -> usize {
         self.head_dim / self.vector()
     }
 
     /// Whether a kernel for it is possible.
     pub(in crate::ops) fn is_possible(&self) -> bool {
-        self.vectors() <= TILE && self.with_rows(1).shared(Given::Queries).n_bytes() <= MAX_SHARED
+        self.vectors() <= TILE && self.with_rows(1).shared(QueryInput::Queries).n_bytes() <= MAX_SHARED
     }
 
     /// Whether a kernel can also rotate `half` pairs per head and store keys and values, for sequences of one row. Both
@@ -47,7 +64,7 @@ impl AttentionPlan {
     pub(in crate::ops) fn can_fuse(&self, half: usize) -> bool {
         self.block_rows == 1
             && half.is_multiple_of(self.vector())
-            && self.shared(Given::Projected { half }).n_bytes() <= MAX_SHARED
+            && self.shared(QueryInput::Projected { half }).n_bytes() <= MAX_SHARED
     }
 
     fn with_rows(self, block_rows: usize) -> Self {
@@ -55,12 +72,12 @@ impl AttentionPlan {
     }
 
     /// The kernel's arrays in shared memory.
-    pub(super) fn shared(&self, given: Given) -> SharedArrays {
+    pub(in crate::ops) fn shared(&self, given: QueryInput) -> SharedArrays {
         let n_queries = self.heads() * self.block_rows;
         SharedArrays {
             vector: self.vector(),
             queries: n_queries * self.vectors(),
-            own: if given == Given::Queries { 1 } else { self.vectors() },
+            own: if given == QueryInput::Queries { 1 } else { self.vectors() },
             slots: TILE,
             probs: n_queries * TILE,
             parts: n_queries * PARTS,
@@ -70,37 +87,37 @@ impl AttentionPlan {
     }
 
     /// Query heads of a workgroup: the most that divide those that share a key head.
-    pub(super) fn heads(&self) -> usize {
+    pub(in crate::ops) fn heads(&self) -> usize {
         let shared = self.n_heads / self.n_kv_heads;
         (1..=MAX_QUERIES).rev().find(|n| shared.is_multiple_of(*n)).unwrap_or(1)
     }
 
     /// Rows of a block, for sequences with several rows.
     pub(in crate::ops) fn most_rows(&self) -> usize {
-        let fits = |rows: &usize| self.with_rows(*rows).shared(Given::Queries).n_bytes() <= MAX_SHARED;
+        let fits = |rows: &usize| self.with_rows(*rows).shared(QueryInput::Queries).n_bytes() <= MAX_SHARED;
         (1..=MAX_QUERIES / self.heads()).rev().find(fits).unwrap_or(1)
     }
 }
 
 /// The lengths of the kernel's arrays in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SharedArrays {
+pub(in crate::ops) struct SharedArrays {
     /// Numbers in a vector.
     vector: usize,
     /// Vectors of the queries.
-    pub(super) queries: usize,
+    pub(in crate::ops) queries: usize,
     /// Vectors of the row's own key, and of its own value.
-    pub(super) own: usize,
+    pub(in crate::ops) own: usize,
     /// The keys' slots.
-    pub(super) slots: usize,
+    pub(in crate::ops) slots: usize,
     /// Each query's scores, then their exponentials.
-    pub(super) probs: usize,
+    pub(in crate::ops) probs: usize,
     /// Maxima, then sums, of parts of a tile.
-    pub(super) parts: usize,
+    pub(in crate::ops) parts: usize,
     /// Each query's maximum, and its sum.
-    pub(super) per_query: usize,
+    pub(in crate::ops) per_query: usize,
     /// Vectors of the lanes' results.
-    pub(super) spreads: usize,
+    pub(in crate::ops) spreads: usize,
 }
 
 impl SharedArrays {
@@ -114,7 +131,7 @@ impl SharedArrays {
 
 /// The kernel's input rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Given {
+pub(in crate::ops) enum QueryInput {
     /// Queries; keys and values are in their pools.
     Queries,
     /// Queries, keys and values from the projection, of which `half` pairs per head are to be rotated.
@@ -145,15 +162,15 @@ mod tests {
                 let plan = plan(n_heads, n_kv_heads, head_dim);
                 if plan.is_possible() {
                     let most = plan.with_rows(plan.most_rows());
-                    assert!(most.shared(Given::Queries).n_bytes() <= MAX_SHARED, "{most:?}");
+                    assert!(most.shared(QueryInput::Queries).n_bytes() <= MAX_SHARED, "{most:?}");
                 }
                 if plan.can_fuse(0) {
-                    assert!(plan.shared(Given::Projected { half: 0 }).n_bytes() <= MAX_SHARED, "{plan:?}");
+                    assert!(plan.shared(QueryInput::Projected { half: 0 }).n_bytes() <= MAX_SHARED, "{plan:?}");
                 }
             }
         }
         // 8 queries and their scores alone: 9600 and 4096 bytes, and 2048 for the lanes' results.
-        assert_eq!(plan(8, 1, 300).shared(Given::Queries).n_bytes(), 9600 + 32 + 512 + 4096 + 256 + 64 + 2048);
+        assert_eq!(plan(8, 1, 300).shared(QueryInput::Queries).n_bytes(), 9600 + 32 + 512 + 4096 + 256 + 64 + 2048);
         assert!(!plan(8, 1, 300).is_possible() && plan(8, 1, 256).is_possible());
         assert_eq!([64, 256, 320, 512].map(|head_dim| plan(4, 4, head_dim).most_rows()), [8, 8, 7, 5]);
     }

@@ -9,7 +9,7 @@ use burn::tensor::{Device, Int, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::upload::Ints;
-use crate::config::{Activation, NormKind, QkNormSpan};
+use crate::config::{NormKind, QkNormSpan};
 
 /// Tokens of a page of the KV cache.
 pub const PAGE_SIZE: usize = 16;
@@ -45,68 +45,6 @@ pub(crate) struct QkNormParts<N> {
     pub(crate) span: QkNormSpan,
 }
 
-/// How a part `f` of a block, attention or MLP, reads the residual stream and adds to it: `x + out_norm(f(in_norm(x)))`, or,
-/// with [`norm_after_add`](BlockParts::norm_after_add), `out_norm(x + f(in_norm(x)))`.
-#[derive(Debug)]
-pub(crate) struct PartEnds<N, L> {
-    /// Norm of the part's input.
-    pub(crate) in_norm: Option<N>,
-    /// The part's last matrix.
-    pub(crate) out: L,
-    /// Norm of the part's output.
-    pub(crate) out_norm: Option<N>,
-}
-
-/// The one description of a block: whole blocks and the operations one by one follow it. `N` is the form of its norms, `L`
-/// that of its matrices.
-#[derive(Debug)]
-pub(crate) struct BlockParts<N, L> {
-    /// Ends of attention.
-    pub(crate) attn: PartEnds<N, L>,
-    /// Projection to queries, keys and values, stacked.
-    pub(crate) qkv: L,
-    /// Norms of queries and keys, before rotation.
-    pub(crate) qk_norms: Option<QkNormParts<N>>,
-    /// Ends of the MLP.
-    pub(crate) mlp: PartEnds<N, L>,
-    /// First matrix of the MLP; if gated, the gate's rows, then those of `up`.
-    pub(crate) up: L,
-    /// Activation of the MLP.
-    pub(crate) activation: Activation,
-    /// Whether the MLP is gated.
-    pub(crate) gated: bool,
-    /// Whether the MLP reads the block's input; otherwise it reads the residual stream after attention.
-    pub(crate) is_parallel: bool,
-    /// Whether output norms apply to the sum with the residual stream (post-norm).
-    pub(crate) norm_after_add: bool,
-    /// Multiplies everything that is added to the residual stream.
-    pub(crate) residual_multiplier: f64,
-}
-
-impl<N, L> BlockParts<N, L> {
-    /// The same block with norms and matrices in other forms.
-    pub(crate) fn map<M, K>(&self, norm: impl Fn(&N) -> M, linear: impl Fn(&L) -> K) -> BlockParts<M, K> {
-        let ends = |ends: &PartEnds<N, L>| PartEnds {
-            in_norm: ends.in_norm.as_ref().map(&norm),
-            out: linear(&ends.out),
-            out_norm: ends.out_norm.as_ref().map(&norm),
-        };
-        let qk_norms = |qk: &QkNormParts<N>| QkNormParts { norms: qk.norms.each_ref().map(&norm), span: qk.span };
-        BlockParts {
-            attn: ends(&self.attn),
-            qkv: linear(&self.qkv),
-            qk_norms: self.qk_norms.as_ref().map(qk_norms),
-            mlp: ends(&self.mlp),
-            up: linear(&self.up),
-            activation: self.activation,
-            gated: self.gated,
-            is_parallel: self.is_parallel,
-            norm_after_add: self.norm_after_add,
-            residual_multiplier: self.residual_multiplier,
-        }
-    }
-}
-
 /// How scores are computed, the same for every layer.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct AttentionOptions {
@@ -118,7 +56,7 @@ pub(crate) struct AttentionOptions {
     pub(crate) head_dim: usize,
     /// Scores are multiplied by this before the softmax; usually `1 / sqrt(head_dim)`.
     pub(crate) scale: f64,
-    /// Scaled scores become `c * tanh(score / c)`, before slopes are added; see [`soft_cap`](super::soft_cap).
+    /// Scaled scores become `c * tanh(score / c)`, before slopes are added; see [`soft_cap`](crate::ops::soft_cap).
     pub(crate) softcap: Option<f64>,
     /// Each row sees this many positions, the last of which is its own.
     pub(crate) sliding_window: Option<usize>,
@@ -143,13 +81,13 @@ pub(crate) struct PagedRows {
 #[derive(Clone, Debug)]
 pub(crate) struct Slots {
     numbers: Ints,
-    differ: OnceLock<bool>,
+    are_distinct: OnceLock<bool>,
 }
 
 impl Slots {
     /// Slots of pools on `device`.
     pub(crate) fn new(host: Vec<i32>, device: &Device) -> Self {
-        Self { numbers: Ints::new(host, device), differ: OnceLock::new() }
+        Self { numbers: Ints::new(host, device), are_distinct: OnceLock::new() }
     }
 
     /// On the host.
@@ -158,14 +96,13 @@ impl Slots {
     }
 
     /// As an input of a captured step.
-    #[cfg(feature = "gpu")]
     pub(crate) fn numbers(&self) -> &Ints {
         &self.numbers
     }
 
     /// Whether all slots are different; computed at the first call.
-    pub(crate) fn differ(&self) -> bool {
-        *self.differ.get_or_init(|| {
+    pub(crate) fn are_distinct(&self) -> bool {
+        *self.are_distinct.get_or_init(|| {
             let mut sorted = self.host().to_vec();
             sorted.sort_unstable();
             sorted.is_sorted_by(|one, next| one < next)
@@ -178,10 +115,10 @@ impl Slots {
     }
 }
 
-/// How logits become [`Losses`](super::Losses).
+/// How logits become [`Losses`](crate::ops::Losses).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct LossOptions {
-    /// The cap of [`soft_cap`](super::soft_cap), where there is one.
+    /// The cap of [`soft_cap`](crate::ops::soft_cap), where there is one.
     pub(crate) softcap: Option<f64>,
     /// Weight of the mean of `ln(Z)^2`, where `Z` is the softmax's denominator; see [`Gpt::losses`](crate::gpt::Gpt::losses).
     pub(crate) z_loss: f64,
@@ -242,7 +179,7 @@ pub struct MuonStep {
     pub iterations: usize,
 }
 
-/// A parameter that [`muon`](super::muon) updates: flat, `[n_values]`, of matrices that are stacked. Each is updated on its own.
+/// A parameter that [`muon`](crate::ops::muon) updates: flat, `[n_values]`, of matrices that are stacked. Each is updated on its own.
 #[derive(Clone, Debug)]
 pub struct MuonParam {
     /// Its value.
@@ -272,36 +209,36 @@ pub(crate) struct Dropout {
 impl Dropout {
     /// Values of a block, whose random words are made together. One call of Philox makes four words, for values that
     /// are a quarter of a block apart.
-    pub(super) const BLOCK: usize = 64;
+    pub(in crate::ops) const BLOCK: usize = 64;
     /// The last number of Philox's counter, which keeps these words apart from other uses.
-    pub(super) const PURPOSE: u32 = u32::from_le_bytes(*b"drop");
+    pub(in crate::ops) const PURPOSE: u32 = u32::from_le_bytes(*b"drop");
 
     /// Random words below it drop their value: `probability` of all.
-    pub(super) fn threshold(self) -> u32 {
+    pub(in crate::ops) fn threshold(self) -> u32 {
         (self.probability * 2f64.powi(32)) as u32
     }
 }
 
 /// Added to the norm of gradients before dividing by it; torch's.
-pub(super) const CLIP_EPS: f64 = 1e-6;
+pub(in crate::ops) const CLIP_EPS: f64 = 1e-6;
 
 impl MuonStep {
     /// The coefficients of the Newton-Schulz iteration: they raise small singular values fastest and move all to 0.7 to 1.2.
-    pub(super) const COEFFICIENTS: [f64; 3] = [3.4445, -4.7750, 2.0315];
+    pub(in crate::ops) const COEFFICIENTS: [f64; 3] = [3.4445, -4.7750, 2.0315];
 
     /// Added to a matrix's norm before dividing by it.
-    pub(super) const NORM_EPS: f64 = 1e-7;
+    pub(in crate::ops) const NORM_EPS: f64 = 1e-7;
 
     /// The rate of a matrix `[n_rows, width]`: if it has more rows than columns, its columns are longer, so the update is
     /// scaled by the root of their ratio.
-    pub(super) fn rate_of(&self, [n_rows, width]: [usize; 2]) -> f64 {
+    pub(in crate::ops) fn rate_of(&self, [n_rows, width]: [usize; 2]) -> f64 {
         self.lr * (n_rows as f64 / width as f64).max(1.0).sqrt()
     }
 }
 
 impl AdamWStep {
     /// Bias corrections, `1 - beta^n_updates`: the averages are divided by them, since they began at 0.
-    pub(super) fn corrections(&self) -> [f64; 2] {
+    pub(in crate::ops) fn corrections(&self) -> [f64; 2] {
         [self.beta1, self.beta2].map(|beta| 1.0 - beta.powf(self.n_updates as f64))
     }
 }

@@ -12,12 +12,11 @@ use burn_cubecl::{
 
 use super::{
     epilogue::{Epilogue, LinearOptions},
+    gemm_tensor_core, gemm_tiled,
     launch::{add_lanes, empty, grid, workgroup},
     matrix::{Format, Matrix},
     rowwise::nonlinear,
-    tiled,
     unpack::{high_bits_of, minimum_of, scale_of, weight},
-    widened,
 };
 use crate::config::Activation;
 
@@ -71,7 +70,7 @@ enum Body {
 impl Body {
     fn of(n_rows: usize, matrix: &Matrix) -> Self {
         match n_rows {
-            WIDENED_FROM.. if widened::has_body(matrix) => Self::Widened,
+            WIDENED_FROM.. if gemm_tensor_core::has_body(matrix) => Self::Widened,
             TILED_FROM.. => Self::Tiled,
             _ => Self::Few,
         }
@@ -95,12 +94,12 @@ pub(super) fn linear(x: CubeTensor, matrix: &Matrix, epilogue: Epilogue, options
     };
     let body = Body::of(n_rows, matrix);
     if body == Body::Widened {
-        return widened::launch(&x, matrix, &epilogue);
+        return gemm_tensor_core::launch(&x, matrix, &epilogue);
     }
     let output = empty(&x, [n_rows, width]);
     match body {
         _ if n_rows == 0 => (),
-        Body::Tiled => tiled::launch(x, matrix, epilogue, &output),
+        Body::Tiled => gemm_tiled::launch(x, matrix, epilogue, &output),
         _ => launch(x, matrix, epilogue, options, &output),
     }
     output

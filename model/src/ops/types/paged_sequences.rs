@@ -1,55 +1,73 @@
-//! The table that describes a step's sequences to the GPU's attention kernel.
+//! The sequences of a step over the cache, and the table that describes them to the GPU's attention kernel.
 
 use std::sync::OnceLock;
 
 use burn::tensor::Device;
 
-use super::{AttentionOptions, PagedSequences};
-use crate::ops::{
-    Ints, PAGE_SIZE,
-    cube::{AttentionPlan, AttentionStep, BLOCK_LEN, TILE},
-};
+use super::{AttentionOptions, AttentionPlan, AttentionStep, BLOCK_LEN, Ints, PAGE_SIZE, PagedRows, TILE};
 
-/// The kernel's tables for a step.
+/// The sequences of a step.
 #[derive(Clone, Debug)]
-pub(super) struct GpuLayouts {
+pub(crate) struct PagedSequences {
+    sequences: Vec<PagedRows>,
     device: Device,
-    // For layers without a sliding window and for those with it: all layers of a step are otherwise alike.
-    laid_out: [OnceLock<(Ints, AttentionStep)>; 2],
-    stores_apart: bool,
-}
-
-impl GpuLayouts {
-    pub(super) fn new(device: &Device) -> Self {
-        Self { device: device.clone(), laid_out: Default::default(), stores_apart: false }
-    }
+    // Tables for a GPU, of layers without a sliding window and of those with it: all layers of a step are otherwise alike.
+    gpu_tables: [OnceLock<(Ints, AttentionStep)>; 2],
+    can_fuse_append: bool,
 }
 
 impl PagedSequences {
+    /// The sequences of a step over pools on `device`. All layers of the step have the same [`AttentionOptions`],
+    /// except that some may have a sliding window and others none.
+    ///
+    /// # Panics
+    /// Unless the sequences' rows are consecutive from 0, and each sequence has as many slots as keys: kernels rely on
+    /// both.
+    pub(crate) fn new(sequences: Vec<PagedRows>, device: &Device) -> Self {
+        let mut n_rows = 0;
+        for PagedRows { rows, start, first_key, slots } in &sequences {
+            let n_slots = slots.host().len();
+            assert!(rows.start == n_rows && rows.end >= n_rows, "rows {rows:?} behind {n_rows} rows");
+            assert!(*first_key + n_slots == start + rows.len(), "{n_slots} slots for keys from {first_key} on");
+            n_rows = rows.end;
+        }
+        Self { sequences, device: device.clone(), gpu_tables: Default::default(), can_fuse_append: true }
+    }
+
+    /// The sequences in the order of their rows.
+    pub(crate) fn as_slice(&self) -> &[PagedRows] {
+        &self.sequences
+    }
+
+    /// Rows of all sequences.
+    pub(in crate::ops) fn n_rows(&self) -> usize {
+        self.sequences.last().map_or(0, |sequence| sequence.rows.end)
+    }
+
     /// Whether each sequence has one row.
     pub(crate) fn decode(&self) -> bool {
         self.sequences.iter().all(|sequence| sequence.rows.len() == 1)
     }
 
     /// From now on, keys and values are stored by a separate operation, which does not read the pools.
-    pub(crate) fn store_apart(&mut self) {
-        self.gpu.stores_apart = true;
+    pub(crate) fn disable_fused_append(&mut self) {
+        self.can_fuse_append = false;
     }
 
-    /// Whether [`store_apart`](Self::store_apart) was called.
-    pub(super) fn stores_apart(&self) -> bool {
-        self.gpu.stores_apart
+    /// Whether one kernel may store keys and values and attend.
+    pub(in crate::ops) fn can_fuse_append(&self) -> bool {
+        self.can_fuse_append && self.decode()
     }
 
     /// The kernel's table, and numbers that are equal for steps with the same launches. `None` if there is no kernel
     /// for the options.
     pub(crate) fn table(&self, options: &AttentionOptions) -> Option<(&Ints, [usize; 4])> {
-        let (table, step) = self.on_gpu(options)?;
+        let (table, step) = self.gpu_table(options)?;
         Some((table, [step.n_blocks, step.n_tiles, step.slopes, table.host().len()]))
     }
 
     /// The kernel's table and parameters. `None` if there is no kernel for the options.
-    pub(super) fn on_gpu(&self, options: &AttentionOptions) -> Option<&(Ints, AttentionStep)> {
+    pub(in crate::ops) fn gpu_table(&self, options: &AttentionOptions) -> Option<&(Ints, AttentionStep)> {
         let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
         let plan = AttentionPlan {
             n_heads,
@@ -61,7 +79,7 @@ impl PagedSequences {
             softcap_bits: options.softcap.map(|cap| (cap as f32).to_bits()),
             block_rows: 1,
         };
-        let laid_out = &self.gpu.laid_out[usize::from(options.sliding_window.is_some())];
+        let laid_out = &self.gpu_tables[usize::from(options.sliding_window.is_some())];
         plan.is_possible().then(|| laid_out.get_or_init(|| self.lay_out(plan, options)))
     }
 
@@ -97,7 +115,7 @@ impl PagedSequences {
         let slope_bits = options.alibi_slopes.iter().flatten().map(|slope| slope.to_bits().cast_signed());
         let table: Vec<i32> = blocks.into_iter().chain(pages).chain(slope_bits).collect();
         let step = AttentionStep { plan, scale: options.scale as f32, n_blocks, n_tiles, slopes };
-        (Ints::new(table, &self.gpu.device), step)
+        (Ints::new(table, &self.device), step)
     }
 }
 

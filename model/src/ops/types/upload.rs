@@ -9,7 +9,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 pub(crate) struct Ints {
     host: Vec<i32>,
     device: Device,
-    pub(super) tensor: OnceLock<Tensor<1, Int>>,
+    pub(in crate::ops) tensor: OnceLock<Tensor<1, Int>>,
 }
 
 impl Ints {
@@ -32,10 +32,10 @@ impl Ints {
 /// Rows of f32 on the host, `[n_rows, width]`, and on a device once an operation needs them there.
 #[derive(Clone, Debug)]
 pub(crate) struct Rows {
-    pub(super) host: Vec<f32>,
+    pub(in crate::ops) host: Vec<f32>,
     width: usize,
     device: Device,
-    pub(super) tensor: OnceLock<Tensor<2>>,
+    pub(in crate::ops) tensor: OnceLock<Tensor<2>>,
 }
 
 impl Rows {
@@ -50,7 +50,7 @@ impl Rows {
         self.tensor.get_or_init(upload).clone()
     }
 
-    pub(super) fn dims(&self) -> [usize; 2] {
+    pub(in crate::ops) fn dims(&self) -> [usize; 2] {
         [self.host.len() / self.width.max(1), self.width]
     }
 }

@@ -26,6 +26,11 @@ pub(super) fn adapters() -> Vec<Adapter> {
         .collect()
 }
 
+/// The name of a GPU; the CPU has none.
+pub(super) fn name(device: &Device) -> Option<String> {
+    device.identity().map(|identity| identity.name)
+}
+
 /// As [`choose`](super::choose).
 pub(super) fn choose(choice: DeviceChoice) -> Result<Chosen> {
     // Probed only if needed: drivers may be slow and print messages.

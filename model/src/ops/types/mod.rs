@@ -1,0 +1,31 @@
+//! The ground floor of operations: what a tensor's place, a weight's format and an operation's options are. Bodies and the
+//! functions of [`ops`](super) import this; it imports neither.
+
+mod block;
+mod dtype;
+pub(in crate::ops) mod gpu_attention_plan;
+pub(crate) mod k_quants;
+mod matrix_rows;
+mod operands;
+mod paged_sequences;
+mod placement;
+mod quantized_matrix;
+mod training_ops;
+mod upload;
+
+pub(crate) use block::{BlockOperands, BlockSteps, Sublayer, run_block};
+pub(crate) use dtype::BlockLayout;
+pub use dtype::{BLOCK_SIZE, Dtype};
+pub(in crate::ops) use gpu_attention_plan::{AttentionPlan, AttentionStep, BLOCK_LEN, TILE};
+pub use matrix_rows::MatrixRows;
+pub(in crate::ops) use operands::CLIP_EPS;
+pub use operands::{AdamWStep, DeviceMemory, LoraPair, LoraShape, MuonParam, MuonStep, PAGE_SIZE, Precision};
+pub(crate) use operands::{
+    AttentionOptions, Dropout, LoraParts, LossOptions, NormOptions, NormParts, PagedRows, QkNormParts, Slots,
+};
+pub(crate) use paged_sequences::PagedSequences;
+pub(crate) use placement::Placement;
+pub use quantized_matrix::{QuantizedBlock, QuantizedMatrix};
+pub use training_ops::GPU_LOGITS_AT_ONCE;
+pub(in crate::ops) use training_ops::{Activate, AddUpdate, Normalize, QkNormalize, TrainingOp};
+pub(crate) use upload::{Ints, Rows};

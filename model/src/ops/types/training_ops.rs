@@ -1,0 +1,67 @@
+//! What an operation with a hand-written backward pass is, and those that have bodies for the CPU and for GPUs.
+
+use std::{any::type_name, fmt::Debug};
+
+use super::{AttentionOptions, Dropout, NormOptions};
+use crate::config::{Activation, QkNormSpan};
+
+/// Maximum number of logits in a GPU's memory, unless a row has more: 256 MB, or what the device takes in a buffer. The
+/// logits of a whole batch never exist.
+pub const GPU_LOGITS_AT_ONCE: usize = 1 << 26;
+
+/// An operation on contiguous f32 tensors `T` in the memory of one kind of device, with its gradients.
+pub(in crate::ops) trait TrainingOp<T>: Debug + Send + Sync {
+    /// What a profile calls it.
+    fn name(&self) -> &'static str {
+        type_name::<Self>()
+    }
+
+    /// Returns the output, and the data that [`backward`](Self::backward) needs besides the inputs. `wanted` says for
+    /// each input whether its gradient will be needed; if none will be, `backward` is not called and no data need be
+    /// returned.
+    fn forward(&self, inputs: &[T], wanted: &[bool]) -> (T, Vec<T>);
+
+    /// Whether a large output is computed again in the backward pass instead of being kept for it.
+    fn is_cheap(&self) -> bool {
+        false
+    }
+
+    /// Whether [`backward`](Self::backward) reads the inputs; if not, it gets none.
+    fn keeps_inputs(&self) -> bool {
+        true
+    }
+
+    /// The gradient of each input, in its shape, from that of the output. For an input whose gradient is not `wanted`,
+    /// or comes from another operation, it may be `None`.
+    fn backward(&self, inputs: &[T], saved: Vec<T>, gradient: &T, wanted: &[bool]) -> Vec<Option<T>>;
+}
+
+/// Inputs: `x [n_rows, width]`, the weight `[width]` and an optional bias `[width]`; see [`norm`](crate::ops::norm).
+#[derive(Debug)]
+pub(in crate::ops) struct Normalize(pub(in crate::ops) NormOptions);
+
+/// Inputs: `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]`, and the weights of queries and of keys; there are no
+/// biases. See [`qk_norm`](crate::ops::qk_norm).
+#[derive(Debug)]
+pub(in crate::ops) struct QkNormalize {
+    pub(in crate::ops) span: QkNormSpan,
+    pub(in crate::ops) options: AttentionOptions,
+    /// Of both norms.
+    pub(in crate::ops) norm: NormOptions,
+}
+
+/// Input: `x [n_rows, d_ff]`, or `[n_rows, 2 * d_ff]` if the left half gates the right; output: `[n_rows, d_ff]`. See
+/// [`activate`](crate::ops::activate) and [`gated`](crate::ops::gated).
+#[derive(Debug)]
+pub(in crate::ops) struct Activate {
+    pub(in crate::ops) kind: Activation,
+    pub(in crate::ops) is_gated: bool,
+}
+
+/// Inputs: an update, and the residual stream that it is added to, if there is one; see
+/// [`add_update`](crate::ops::add_update) and [`dropout`](crate::ops::dropout).
+#[derive(Debug)]
+pub(in crate::ops) struct AddUpdate {
+    pub(in crate::ops) multiplier: f64,
+    pub(in crate::ops) dropout: Option<Dropout>,
+}
