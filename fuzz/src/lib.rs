@@ -10,15 +10,20 @@ mod model {
     pub mod error;
     pub(crate) mod mmap;
     pub mod ops {
-        mod dtype;
-        pub(crate) mod k_quants;
-        mod matrix_rows;
-        mod quantized_matrix;
+        pub mod types {
+            mod dtype;
+            pub(crate) mod k_quants;
+            mod matrix_rows;
+            mod quantized_matrix;
 
-        pub(crate) use dtype::BlockLayout;
-        pub use dtype::{BLOCK_SIZE, Dtype};
-        pub use matrix_rows::MatrixRows;
-        pub use quantized_matrix::{QuantizedBlock, QuantizedMatrix};
+            pub(crate) use dtype::BlockLayout;
+            pub use dtype::{BLOCK_SIZE, Dtype};
+            pub use matrix_rows::MatrixRows;
+            pub use quantized_matrix::{QuantizedBlock, QuantizedMatrix};
+        }
+
+        pub(crate) use types::{BlockLayout, k_quants};
+        pub use types::{BLOCK_SIZE, Dtype, MatrixRows, QuantizedBlock, QuantizedMatrix};
 
         // What the files want of the module that computes.
         pub fn nearest_q8(weights: &[f32; BLOCK_SIZE]) -> QuantizedBlock {
@@ -30,6 +35,7 @@ mod model {
     pub(crate) mod panics;
     pub mod param_specs;
     pub(crate) mod partial_file;
+    pub(crate) mod python_json;
     pub(crate) mod regular_file;
     pub mod tokenizer;
     pub mod weights {
@@ -61,6 +67,7 @@ mod model {
             }
         }
         mod layout;
+        mod passed_over;
         mod row_order;
         mod staged_dir;
         mod tensor_names;
@@ -159,7 +166,7 @@ mod model {
 }
 
 pub use model::{chat, config, error, ops, tokenizer, weights};
-pub(crate) use model::{mmap, param_specs, partial_file, regular_file};
+pub(crate) use model::{mmap, panics, param_specs, partial_file, python_json, regular_file};
 
 /// As in `hearth-model`.
 pub type TokenId = u32;

@@ -11,7 +11,6 @@ mod budget;
 mod environment;
 mod files;
 mod instructions;
-mod json;
 mod marks;
 mod messages;
 mod operations;
@@ -170,10 +169,7 @@ impl ChatTemplate {
     /// Renders and tokenizes a conversation. The messages are given to the template in the first of these forms that it
     /// accepts: `developer` messages as they are if it knows that role, or as `system`; arguments of tool calls that are JSON
     /// objects in strings as objects, or as strings; ids of tool calls as they are, or as nine letters and digits. The text
-    /// parts of a content are a list if the template reads lists, and else a text with newlines between them. For
-    /// templates that reject all of these, system messages become one, at the beginning; then consecutive messages of
-    /// one role become one; then a conversation that begins with the assistant gets an empty message of the user in
-    /// front; then the system message becomes part of the user's first message.
+    /// parts of a content are a list if the template reads lists, and else a text with newlines between them.
     ///
     /// Special-token strings that the template writes become tokens. The same strings in inputs (the messages, the
     /// tools, the further variables) stay text, so that nobody can end their own message and write another role's. To
@@ -183,10 +179,15 @@ impl ChatTemplate {
     /// # Errors
     /// As [`render`](Self::render) and [`Tokenizer::encode`].
     pub fn encode(&self, tokenizer: &Tokenizer, messages: &[Message], context: &RenderContext) -> Result<Vec<TokenId>> {
-        self.prompt_text(tokenizer, messages, context)?.encode(tokenizer)
+        let text = |messages: &[Message]| self.marked_text(tokenizer, messages, context);
+        self.in_supported_form(messages, context, text)?.encode(tokenizer)
     }
 
-    /// The text that [`encode`](Self::encode) tokenizes, so that callers can check its length first.
+    /// The text of a conversation that must be answered, for [`PromptText::encode`], so that callers can check its
+    /// length first. As [`encode`](Self::encode), with more forms for templates that reject the messages: arguments of
+    /// tool calls that are no object as a member of one; system messages as one, at the beginning; then consecutive
+    /// messages of one role as one; then an empty message of the user before an assistant that begins the conversation;
+    /// then the system message as part of the user's first message.
     ///
     /// # Errors
     /// As [`render`](Self::render).
@@ -196,13 +197,16 @@ impl ChatTemplate {
         messages: &[Message],
         context: &RenderContext,
     ) -> Result<PromptText> {
-        self.in_supported_groups(messages, context, |messages| {
-            let mut inputs = self.inputs(messages, context)?;
-            let [mark, end] = marks::unused(&inputs, &self.compiled_sources())?;
-            marks::break_up(&mut inputs, &tokenizer.special_tokens(), mark);
-            let text = self.render_to_end(inputs, context, end)?;
-            Ok(PromptText { text, mark, add_special_tokens: context.add_special_tokens })
-        })
+        self.in_supported_groups(messages, context, |messages| self.marked_text(tokenizer, messages, context))
+    }
+
+    /// Renders a conversation, with marks in strings of the inputs that must not become special tokens.
+    fn marked_text(&self, tokenizer: &Tokenizer, messages: &[Message], context: &RenderContext) -> Result<PromptText> {
+        let mut inputs = self.inputs(messages, context)?;
+        let [mark, end] = marks::unused(&inputs, &self.compiled_sources())?;
+        marks::break_up(&mut inputs, &tokenizer.special_tokens(), mark);
+        let text = self.render_to_end(inputs, context, end)?;
+        Ok(PromptText { text, mark, add_special_tokens: context.add_special_tokens })
     }
 
     /// The special token that ends an assistant's message, if the template writes one: a model that was trained on this

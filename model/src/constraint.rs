@@ -383,27 +383,6 @@ mod tests {
     }
 
     #[test]
-    fn limits_of_grammars_are_told_in_plain_words() {
-        let properties: Map<String, Value> =
-            (0..3000).map(|at| (format!("k{at}"), json!({ "pattern": "^[a-z]$" }))).collect();
-        let mut wide =
-            compiler().compile(&Grammar::Json(json!({ "properties": properties })), "response_format").unwrap();
-        let end_ids = BTreeSet::new();
-        let fails = |constraint: &mut Constraint| loop {
-            match constraint.restrict(&[0.0; 95], &end_ids) {
-                Ok(logits) => {
-                    let next = logits.iter().position(|&logit| logit == 0.0).unwrap();
-                    constraint.accept(u32::try_from(next).unwrap()).map_err(|error| error.to_string())?;
-                }
-                Err(error) => return Err::<(), _>(error.to_string()),
-            }
-        };
-        let error = fails(&mut wide).unwrap_err();
-        let words = "`response_format` cannot be satisfied: it has more rules that may be open at one place than 2000, the most allowed";
-        assert!(error.starts_with(words) && error.contains("\nhint: "), "{error}");
-    }
-
-    #[test]
     fn special_tokens_occur_only_where_the_caller_and_the_grammar_allow_them() {
         let special = |id: TokenId, content: &str| {
             json!({

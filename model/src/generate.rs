@@ -49,7 +49,7 @@ pub fn generate(
     let max_tokens = options.max_tokens.min(config.max_seq_len - prompt_ids.len());
     let n_pages = (prompt_ids.len() + max_tokens).div_ceil(PAGE_SIZE);
     let kv_dtype = KvDtype::choose(options.kv_dtype, gpt.dtype(), &gpt.device())?;
-    let mut cache = KvCache::for_model(gpt, n_pages, kv_dtype)?;
+    let mut cache = gpt.kv_cache(n_pages, kv_dtype)?;
     let mut table = cache.table().of_prompt(prompt_ids.len());
     let mut sampler = Sampler::new(options.sampling.clone(), 0, prompt_ids);
     let mut generated = Vec::new();

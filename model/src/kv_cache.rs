@@ -22,8 +22,6 @@ use crate::ops::Address;
 pub use crate::ops::PAGE_SIZE;
 use crate::{
     config::GptConfig,
-    error::Result,
-    gpt::Gpt,
     lora::{AdapterRows, LoadedAdapter},
     ops::{self, AttentionOptions, KvDtype, PagedRows, PagedSequences, Rotation, Slots},
     position::PositionRange,
@@ -81,31 +79,13 @@ pub struct PagedStep<'a> {
 }
 
 impl KvCache {
-    /// A cache of `n_pages` pages for `gpt`: of `dtype`, or of wider numbers in layers that need them
-    /// ([`Gpt::kv_dtypes`]), with a line in the log.
-    ///
-    /// # Errors
-    /// As [`Gpt::kv_dtypes`].
-    pub fn for_model(gpt: &Gpt, n_pages: usize, dtype: KvDtype) -> Result<Self> {
-        let dtypes = gpt.kv_dtypes(dtype)?;
-        let n_wider = |wider: KvDtype| dtypes.iter().filter(|&&of_layer| of_layer == wider && wider != dtype).count();
-        let (n_f16, n_f32) = (n_wider(KvDtype::F16), n_wider(KvDtype::F32));
-        if n_f16 + n_f32 > 0 {
-            let n_layers = dtypes.len();
-            tracing::warn!(
-                "the keys of some layers have biases too large for `{dtype}`: of the KV cache's {n_layers} layers, {n_f16} \
-                 are in `f16` and {n_f32} in `f32`"
-            );
-        }
-        Ok(Self::of_layers(gpt.config(), n_pages, &dtypes, &gpt.device()))
-    }
-
     /// A cache of `n_pages` pages of `dtype` for the model of `config`.
     pub fn new(config: &GptConfig, n_pages: usize, dtype: KvDtype, device: &Device) -> Self {
         Self::of_layers(config, n_pages, &vec![dtype; config.n_layers], device)
     }
 
-    fn of_layers(config: &GptConfig, n_pages: usize, dtypes: &[KvDtype], device: &Device) -> Self {
+    /// A cache of `n_pages` pages for the model of `config`, whose layers have `dtypes`.
+    pub(crate) fn of_layers(config: &GptConfig, n_pages: usize, dtypes: &[KvDtype], device: &Device) -> Self {
         let heads = [config.n_kv_heads, config.head_dim];
         let pool = |dtype| ops::new_pool(n_pages * PAGE_SIZE, heads, dtype, device);
         let layers = dtypes.iter().map(|&dtype| LayerPool { keys: pool(dtype), values: pool(dtype) }).collect();

@@ -42,9 +42,9 @@ impl ModelRunner {
     /// A runner with a cache of `n_pages` pages.
     ///
     /// # Errors
-    /// As [`KvCache::for_model`].
+    /// As [`Gpt::kv_cache`].
     pub fn new(gpt: Gpt, n_pages: usize, kv_dtype: KvDtype) -> Result<Self> {
-        let cache = KvCache::for_model(&gpt, n_pages, kv_dtype)?;
+        let cache = gpt.kv_cache(n_pages, kv_dtype)?;
         Ok(Self { graphs: None, gpt, cache })
     }
 

@@ -117,7 +117,7 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("{{ 'no link <b>'|urlize }}", "`urlize`"),
     (
         "{% macro m(a) %}{{ a }}{{ varargs }}{{ kwargs }}{% endmacro %}{{ m(1, 2, 3, x=4) }} {{ m(1) }}",
-        "`kwargs`, which is not supported",
+        "args`, which is not supported",
     ),
     ("{{ 'a-b'.split(*['-']) }}", "`*args`"),
     ("{% autoescape true %}{{ '<' }}{% endautoescape %} {{ '<' }}", "`autoescape`"),

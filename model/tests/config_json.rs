@@ -335,6 +335,8 @@ fn unsupported_config_values_are_rejected_by_key() {
         ("gpt2", "scale_attn_weights", json!(false)),
         ("gpt2", "scale_attn_by_inverse_layer_idx", json!(true)),
         ("gpt2", "add_cross_attention", json!(true)),
+        ("gpt2", "num_hidden_layers", json!(1)),
+        ("falcon", "n_head", json!(1)),
         ("gpt2", "activation_function", json!("tanh")),
         ("mistral", "attention_bias", json!(true)),
         ("llama", "layer_types", json!(["full_attention"])),

@@ -404,7 +404,7 @@ fn with_key_biases(largest: f32) -> Gpt {
 /// The log-probabilities of the tokens of a text with a cache of `dtype`.
 fn text_logprobs(gpt: &Gpt, dtype: KvDtype) -> Vec<f32> {
     let ids: Vec<TokenId> = (0..200).map(|n| (n * 31 + n * n * 7) % VOCAB as TokenId).collect();
-    let mut cache = KvCache::for_model(gpt, ids.len().div_ceil(PAGE_SIZE), dtype).unwrap();
+    let mut cache = gpt.kv_cache(ids.len().div_ceil(PAGE_SIZE), dtype).unwrap();
     let mut table = cache.table();
     let step = cache.step(&mut [StepPart::new(&mut table, ids.len())]).unwrap();
     let hidden = gpt.forward(token_tensor(gpt, &ids), AttentionContext::Paged(step));

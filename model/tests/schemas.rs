@@ -126,11 +126,12 @@ fn lengths_count_characters_also_beside_patterns_and_formats() {
     let compiler = compiler();
     let schema = json!({ "type": "string", "pattern": "^[^a]*$", "minLength": 2, "maxLength": 3 });
     check(&compiler, schema, &[r#""\"\\""#, r#""é\ud83d\ude00\n""#], &[r#""\"""#, r#""bbbb""#, r#""ab""#]);
-    for (min, max) in [(0, 2_000), (3, 65_536), (1_900, 1_910), (1_984, 65_535), (64, 6_400)] {
+    for (min, max) in [(0, 2_000), (1_900, 1_910), (1_984, 2_047), (64, 6_400), (20_000, 65_536)] {
         let schema = json!({ "type": "object", "required": ["a"], "properties": { "a": { "type": "string", "minLength": min, "maxLength": max } } });
         let grammar = compiled(&compiler, &schema).unwrap();
         for (length, is_right) in [(min, true), (min + 1, true), (max - 1, true), (max, true), (max + 1, false)] {
-            let text = format!("{{\"a\": \"{}\" }}", "\\u00e9".repeat(length));
+            let character = if max < 10_000 { "\\u00e9" } else { "a" };
+            let text = format!("{{\"a\": \"{}\" }}", character.repeat(length));
             assert_eq!(admits(&grammar, &text).is_ok(), is_right, "{length} in {min} to {max}");
         }
         assert_eq!(admits(&grammar, &format!("{{\"a\":\"{}\"}}", "a".repeat(min.max(1) - 1))).is_ok(), min == 0);

@@ -29,6 +29,7 @@ pub mod combine;
 pub mod config;
 mod continuation;
 pub mod corpus;
+pub mod data_defaults;
 pub mod device_watch;
 mod draw;
 pub mod estimate;

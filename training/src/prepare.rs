@@ -447,8 +447,7 @@ impl Work<'_> {
             }
             let split = output.split(part.split);
             let is_chat = part.conversation.is_some() || part.is_rendered;
-            let begins_itself = part.conversation.is_some() || ids.starts_with(&self.tokenizer.beginning);
-            if !begins_itself && split.is_between_documents() && !ids.is_empty() {
+            if !is_chat && split.is_between_documents() && !ids.is_empty() {
                 split.push(&self.tokenizer.beginning, 0)?;
             }
             // Of a chat, what the template writes.
@@ -519,18 +518,18 @@ fn manifest(settings: &PrepareSettings, tokenizer: &OpenTokenizer, split: SplitR
     let Contents { commits, conversations, counts, splits: [train, val] } = contents;
     let names = settings.sources.iter().map(|source| (source.origin.to_string(), source.weight));
     let names = names.chain(settings.validation.iter().map(|origin| (origin.to_string(), None)));
-    let source_info =
-        |(((path, weight), commit), counts): (((String, Option<f64>), Option<String>), Counts)| SourceInfo {
-            path,
-            commit,
-            weight,
-            share: counts.train_tokens as f64 / train.tokens as f64,
-            documents: counts.documents,
-            tokens: counts.tokens,
-            bytes: counts.bytes,
-            epochs: counts.epochs,
-        };
-    let sources = names.zip(commits).zip(counts).map(source_info).collect();
+    let sources = names.zip(commits).zip(counts);
+    let sources = sources.map(|(((path, weight), commit), counts)| SourceInfo {
+        path,
+        commit,
+        weight,
+        share: counts.train_tokens as f64 / train.tokens as f64,
+        documents: counts.documents,
+        tokens: counts.tokens,
+        bytes: counts.bytes,
+        epochs: counts.epochs,
+    });
+    let sources = sources.collect();
     let mut manifest = Manifest {
         version: SHARD_VERSION,
         hash: Digest([0; 32]),
@@ -554,8 +553,9 @@ fn check_splits(manifest: &Manifest) -> Result<()> {
         let documents = manifest.train.documents + manifest.val.documents;
         let hint = match manifest.split {
             SplitRule::Hash { .. } => {
-                "hold out more documents with `--val-fraction`, split them with `--separator`, or hold \
-                                       out the end of the text with `--split tail`"
+                "hold out more documents with `--val-fraction`, or none with `--val-fraction 0`; name \
+                                       files for validation with `--val`; split a text with `--separator`, or hold out \
+                                       its end with `--split tail`"
             }
             SplitRule::Tail { .. } => "use a longer text",
             SplitRule::Files => "add a file with `train` in its name and one with `val`",

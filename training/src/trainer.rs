@@ -145,7 +145,7 @@ impl<'a> Trainer<'a> {
         config.validate_on(device)?;
         let (gpt, saved) = first_model(config, data.tokenizer.vocab_size(), device)?;
         if let Some(dir) = &config.model.init {
-            require_same_tokens(dir, &data.tokenizer)?;
+            require_same_tokens(dir, &data.tokenizer, config.data.path.as_deref())?;
         }
         let learner = Learner::new(gpt, config.optim.clone(), config.seed).with_objective(config.objective);
         let reference = learner.gpt.clone();

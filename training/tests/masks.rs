@@ -77,9 +77,12 @@ const TRAINED_HEADERS: [(&str, &[&str]); 3] = [
 const GEMMA_TOOL_CALL: [&str; 3] =
     ["<|tool_call>call:add{a:1,b:2}<tool_call|><|tool_response>", "<|turn>model\nIt is 3.<turn|>\n", "Bye<turn|>\n"];
 
-/// This family asks whether the content of a message with calls is none. Hearth says that it is, as OpenAI's clients do, and
-/// the template fails on the calls' arguments; transformers drops members that are none.
-const FAILS_ON_NONE: (&str, &str) = ("deepseek_r1_distill", "tool_call");
+/// This template puts a call's arguments into a text, which fails in Python if they are an object. Hearth gives them as JSON.
+const TEXT_ARGUMENTS: &str = "deepseekv3";
+
+/// This family asks whether the content of a message with calls is none. Hearth says that it is, as OpenAI's clients do;
+/// transformers drops members that are none, so its text is another one.
+const DIFFERS_ON_NONE: (&str, &str) = ("deepseek_r1_distill", "tool_call");
 
 /// The marked text of this turn ends with `日`, which is three tokens. Transformers looks up the token of the last character,
 /// finds the first of the three, and marks no more; the right answer marks all.
@@ -140,8 +143,8 @@ fn training_masks_match_transformers_with_the_templates_of_trl() {
                 }
             };
             let tagged = encode(&tokenizer, &marked, conversation);
-            if (name.as_str(), title.as_str()) == FAILS_ON_NONE {
-                check("is rejected", tagged.is_err().to_string(), "true".to_owned());
+            if (name.as_str(), title.as_str()) == DIFFERS_ON_NONE {
+                check("is rejected", tagged.is_err().to_string(), "false".to_owned());
                 continue;
             }
             let tagged = tagged.unwrap();
@@ -156,7 +159,8 @@ fn training_masks_match_transformers_with_the_templates_of_trl() {
 
             let found = match (&case.published_ids, encode(&tokenizer, &published, conversation)) {
                 (Some(None), found) => {
-                    check("is rejected", found.is_err().to_string(), "true".to_owned());
+                    let takes_text = name == TEXT_ARGUMENTS && title == "tool_call";
+                    check("is rejected", found.is_err().to_string(), (!takes_text).to_string());
                     continue;
                 }
                 (_, found) => found.unwrap(),

@@ -178,6 +178,22 @@ fn parquet_examples_equal_those_of_the_same_jsonl_lines() {
 }
 
 #[test]
+fn parquet_columns_of_flags_that_say_what_is_trained_are_rejected() {
+    let tokenizer = Tokenizer::from_dir(&golden("../masks/tokenizer")).unwrap();
+    let encoder = ExampleEncoder::new(&tokenizer, None, &[tokenizer.eos().unwrap().id]);
+    let settings =
+        ExampleSettings { max_len: 100, too_long: TooLong::Refuse, text_field: "text".into(), validation: Vec::new() };
+    for (name, message) in [
+        ("loss.parquet", "the messages of column `messages` have `loss`"),
+        ("kto.parquet", "column `label` says what is trained"),
+    ] {
+        let sources = [Origin::Path(golden(name))];
+        let error = examples::read(&sources, &encoder, &settings, &mut |_| {}).unwrap_err().to_string();
+        assert!(error.contains(message) && error.contains(name) && error.contains("\nhint: "), "{error}");
+    }
+}
+
+#[test]
 fn parquet_list_errors_after_bit_flips_name_the_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("damaged.parquet");

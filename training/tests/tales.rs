@@ -112,7 +112,7 @@ fn prepare_encodes_conversations_to_the_token_ids_of_serving() {
     assert!(error.contains("a.jsonl`") && error.contains("line 1") && error.contains("no chat template"), "{error}");
     fs::write(dir.join("b.jsonl"), format!("{line}\n{{\"messages\": [{{\"role\": 1}}]}}\n")).unwrap();
     let error = fail(dir, &["prepare", "b.jsonl", "--tokenizer", "tokenizer", "--out", "other"]);
-    assert!(error.contains("`b.jsonl`, line 2: `messages` is not a conversation"), "{error}");
+    assert!(error.contains("`b.jsonl`, line 2: `messages[0]`: `role` must be a string"), "{error}");
 }
 
 /// No partial file remains that would block another attempt or look complete.

@@ -90,7 +90,7 @@ impl TryFrom<Map<String, Value>> for Message {
 
     fn try_from(mut members: Map<String, Value>) -> Result<Self, MessageError> {
         let is_empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
-        members.retain(|name, value| !value.is_null() && !(name == "tool_calls" && is_empty(value)));
+        members.retain(|name, value| !(value.is_null() || name == "tool_calls" && is_empty(value)));
         let role = match members.shift_remove("role") {
             Some(Value::String(role)) => role,
             Some(given) => return Err(invalid("role", "a string", given)),
@@ -270,7 +270,7 @@ mod tests {
         let messages: Vec<Message> = serde_json::from_value(messages.clone()).unwrap();
         let template = ChatTemplate::new(template, Path::new("chat_template.jinja")).unwrap();
         let tokenizer = tokenizer();
-        let ids = template.encode(&tokenizer, &messages, &RenderContext::default())?;
+        let ids = template.prompt_text(&tokenizer, &messages, &RenderContext::default())?.encode(&tokenizer)?;
         Ok(tokenizer.decode(&ids, DecodeOptions::default()))
     }
 

@@ -7,6 +7,8 @@
 
 mod filters;
 mod format;
+mod json;
+mod keys;
 mod lists;
 mod methods;
 mod numbers;
@@ -19,14 +21,14 @@ mod words;
 use std::{borrow::Cow, fmt::Write};
 
 use minijinja::{
-    Error, ErrorKind, Value,
+    Error, ErrorKind, State, Value,
     value::{Tuple, ValueKind},
 };
 
 use self::objects::{Group, Range, View};
 pub(super) use self::{
-    filters::apply as apply_filter,
-    methods::{attribute, call as call_method, is_attribute, item},
+    json::tojson,
+    methods::{attribute, is_attribute, item},
     numbers::float,
     objects::{DictType, Function, Generator, check_member, contents, cycler, joiner, namespace, range},
     operators::{compute, slice},
@@ -34,6 +36,34 @@ pub(super) use self::{
 };
 
 pub(super) type Result<T = Value> = std::result::Result<T, Error>;
+
+// Kinds of values need each other: texts format values of any kind, and methods of some values call those of others. Such calls
+// go through here.
+
+/// Applies the filter `name`.
+pub(super) fn apply_filter(state: &mut State<'_, '_>, name: &str, value: &Value, arguments: &[Value]) -> Result {
+    filters::apply(state, name, value, arguments)
+}
+
+/// Calls the method `name` of `value`.
+pub(super) fn call_method(state: &mut State<'_, '_>, value: &Value, name: &str, arguments: &[Value]) -> Result {
+    methods::call(state, value, name, arguments)
+}
+
+/// `dict.fromkeys(...)`.
+fn dict_from_keys(arguments: &Arguments) -> Result {
+    methods::from_keys(arguments)
+}
+
+/// `text % values`.
+fn percent_format(text: &Value, values: &Value) -> Result {
+    format::percent(text, values)
+}
+
+/// `text.format(...)`.
+fn brace_format(text: &str, arguments: &Arguments) -> Result<String> {
+    format::braces(text, &arguments.positional, &arguments.named)
+}
 
 pub(super) fn error(what: impl Into<Cow<'static, str>>) -> Error {
     Error::new(ErrorKind::InvalidOperation, what)
@@ -232,7 +262,7 @@ fn write_escape(out: &mut String, character: char) {
     // Writing to a string cannot fail.
     let _ = match code {
         ..=0xff => write!(out, "\\x{code:02x}"),
-        ..=0xffff => write!(out, "\\u{code:04x}"),
+        0x100..=0xffff => write!(out, "\\u{code:04x}"),
         _ => write!(out, "\\U{code:08x}"),
     };
 }

@@ -92,7 +92,7 @@ impl<T> Queue<T> {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
+    #![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
     use std::sync::{Barrier, mpsc::channel};
 

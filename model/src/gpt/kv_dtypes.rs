@@ -7,6 +7,7 @@ use super::{Block, Gpt};
 use crate::{
     config::GptConfig,
     error::Result,
+    kv_cache::KvCache,
     ops::{KvDtype, NormParts, read, to_f32},
 };
 
@@ -28,6 +29,25 @@ impl Gpt {
             KvDtype::F32 | KvDtype::F16 => Ok(dtype),
         };
         self.blocks.iter().map(of_layer).collect()
+    }
+
+    /// A KV cache of `n_pages` pages for this model: of `dtype`, or of wider numbers in layers that need them
+    /// ([`kv_dtypes`](Self::kv_dtypes)), with a line in the log.
+    ///
+    /// # Errors
+    /// As [`kv_dtypes`](Self::kv_dtypes).
+    pub fn kv_cache(&self, n_pages: usize, dtype: KvDtype) -> Result<KvCache> {
+        let dtypes = self.kv_dtypes(dtype)?;
+        let n_wider = |wider: KvDtype| dtypes.iter().filter(|&&of_layer| of_layer == wider && wider != dtype).count();
+        let (n_f16, n_f32) = (n_wider(KvDtype::F16), n_wider(KvDtype::F32));
+        if n_f16 + n_f32 > 0 {
+            let n_layers = dtypes.len();
+            tracing::warn!(
+                "the keys of some layers have biases too large for `{dtype}`: of the KV cache's {n_layers} layers, {n_f16} \
+                 are in `f16` and {n_f32} in `f32`"
+            );
+        }
+        Ok(KvCache::of_layers(&self.config, n_pages, &dtypes, &self.device()))
     }
 
     /// Bytes of a token's keys and values in a KV cache of `dtype` for this model.
@@ -53,7 +73,7 @@ impl Block {
     /// The largest bias of a key, divided by the root mean square of the key without it; the largest such number of all key
     /// heads. A norm's bias times the matrix is a bias too.
     fn largest_key_bias(&self, config: &GptConfig) -> Result<f64> {
-        let parts = self.parts(None, Default::default());
+        let parts = self.operands(None, Default::default());
         let in_norm = parts.attn.in_norm;
         let norm_bias = in_norm.as_ref().and_then(|norm| norm.bias.clone());
         if parts.qkv.bias.is_none() && norm_bias.is_none() {
@@ -63,7 +83,7 @@ impl Block {
         let bias = parts.qkv.bias.map(vector).transpose()?;
         let norm_bias = norm_bias.map(vector).transpose()?;
         // What the matrix is multiplied by has a root mean square of 1 before the norm's weight.
-        let norm_weight = match in_norm {
+        let norm_weight: Vec<f64> = match in_norm {
             Some(NormParts { weight, options, .. }) => {
                 vector(weight)?.into_iter().map(|weight| f64::from(weight + options.weight_offset)).collect()
             }

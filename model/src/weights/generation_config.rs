@@ -6,20 +6,23 @@ use serde_json::{Map, Value};
 
 use crate::sampling::SamplingParams;
 
-/// Sets one sampling parameter from a value of the file. Fails if it is no number.
-type Set = fn(&mut SamplingParams, &Value) -> Option<()>;
+/// `params` with one parameter from a value of the file. `None` if it is no number.
+type Set = fn(SamplingParams, &Value) -> Option<SamplingParams>;
 
 const PARAMS: [(&str, Set); 6] = [
-    ("temperature", |params, value| Some(params.temperature = value.as_f64()? as f32)),
+    ("temperature", |params, value| Some(SamplingParams { temperature: value.as_f64()? as f32, ..params })),
     ("top_k", |params, value| {
         // Some files say -1 for none.
         let none = value.as_i64() == Some(-1);
-        Some(params.top_k = if none { 0 } else { usize::try_from(value.as_u64()?).ok()? })
+        let top_k = if none { 0 } else { usize::try_from(value.as_u64()?).ok()? };
+        Some(SamplingParams { top_k, ..params })
     }),
-    ("top_p", |params, value| Some(params.top_p = value.as_f64()? as f32)),
-    ("min_p", |params, value| Some(params.min_p = value.as_f64()? as f32)),
-    ("typical_p", |params, value| Some(params.typical_p = value.as_f64()? as f32)),
-    ("repetition_penalty", |params, value| Some(params.repetition_penalty = value.as_f64()? as f32)),
+    ("top_p", |params, value| Some(SamplingParams { top_p: value.as_f64()? as f32, ..params })),
+    ("min_p", |params, value| Some(SamplingParams { min_p: value.as_f64()? as f32, ..params })),
+    ("typical_p", |params, value| Some(SamplingParams { typical_p: value.as_f64()? as f32, ..params })),
+    ("repetition_penalty", |params, value| {
+        Some(SamplingParams { repetition_penalty: value.as_f64()? as f32, ..params })
+    }),
 ];
 
 /// The sampling parameters that the file sets; others are neutral. With `do_sample` false all are neutral, because the
@@ -32,14 +35,14 @@ pub(super) fn sampling_defaults(json: &Map<String, Value>, path: &Path, vocab_si
     }
     for (name, set) in PARAMS {
         let Some(value) = json.get(name).filter(|value| !value.is_null()) else { continue };
-        let mut changed = params.clone();
-        let problem = match set(&mut changed, value) {
-            None => Some("must be a number".to_owned()),
-            Some(()) => changed.validate(vocab_size).err().map(|error| error.to_string()),
-        };
-        match problem {
-            None => params = changed,
-            Some(problem) => {
+        let changed = set(params.clone(), value).ok_or_else(|| "must be a number".to_owned());
+        let checked = changed.and_then(|changed| match changed.validate(vocab_size) {
+            Ok(()) => Ok(changed),
+            Err(error) => Err(error.to_string()),
+        });
+        match checked {
+            Ok(changed) => params = changed,
+            Err(problem) => {
                 tracing::warn!("`{}`: `{name}` is {value}, so it is left out: {problem}", path.display());
             }
         }

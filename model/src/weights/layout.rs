@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use super::own_pooling::{MODULES_FILE, POOLING_FILE};
 use crate::{
     chat,
     tokenizer::{TEKKEN_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE},
@@ -14,6 +13,10 @@ pub(super) const CONFIG_FILE: &str = "config.json";
 pub(super) const GENERATION_FILE: &str = "generation_config.json";
 /// Weights in one file.
 pub(super) const WEIGHTS_FILE: &str = "model.safetensors";
+/// The list of what a text goes through in an embedding model: the model, pooling, and what else there is.
+pub(super) const MODULES_FILE: &str = "modules.json";
+/// The settings of the pooling, in the folder that all programs give it.
+pub(super) const POOLING_FILE: &str = "1_Pooling/config.json";
 /// The index of sharded weights.
 pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
 

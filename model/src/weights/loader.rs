@@ -115,6 +115,18 @@ impl<'t, 'a> Loader<'t, 'a> {
         self.table.get(name).or_else(|| self.table.get(short))
     }
 
+    /// The error for a part of the parameter `spec` that no file has.
+    fn missing(&self, spec: &ParamSpec, part: &Part) -> Error {
+        let error = self.table.missing(&part.name);
+        match spec.path.as_str() {
+            "lm_head.weight" => error.with_hint(
+                "models that only turn texts into vectors have no output matrix, and are not supported; if it is the \
+                 embedding, set `\"tie_word_embeddings\": true`",
+            ),
+            _ => error,
+        }
+    }
+
     /// The output matrix, if `spec` is the embedding, the two are tied, and the files have it.
     fn tied_head(&self, spec: &ParamSpec) -> Option<&'t StoredTensor<'a>> {
         let name = self.plan.names.tied_copy(self.plan.config).filter(|_| spec.path == "embed.weight");
@@ -144,7 +156,7 @@ impl<'t, 'a> Loader<'t, 'a> {
     fn stored(&mut self, spec: &ParamSpec, parts: Vec<Part>) -> Result<StoredParam<'t, 'a>> {
         let find = |part: &Part| {
             let tensor = self.get(&part.name).or_else(|| self.tied_head(spec));
-            let tensor = tensor.ok_or_else(|| self.table.missing(&part.name))?;
+            let tensor = tensor.ok_or_else(|| self.missing(spec, part))?;
             tensor.require_shape(&part.shape(spec))?;
             Ok(tensor)
         };

@@ -5,17 +5,15 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::files::path_inside;
+use super::{
+    files::path_inside,
+    layout::{MODULES_FILE, POOLING_FILE},
+};
 use crate::{
     error::Result,
     pooling::{OwnPooling, Pooling},
     python_json, regular_file,
 };
-
-/// The list of what a text goes through: the model, pooling, and what else there is.
-pub(super) const MODULES_FILE: &str = "modules.json";
-/// The settings of the pooling, in the folder that all programs give it.
-pub(super) const POOLING_FILE: &str = "1_Pooling/config.json";
 
 /// The modes of a pooling, without their prefix.
 const MODES: [(&str, Option<Pooling>); 6] = [
@@ -151,10 +149,8 @@ mod tests {
             ),
             (Some(json!([module("Transformer"), module("Pooling"), module("Dense")])), json!({}), "`Dense`"),
         ] {
-            match read(modules, Some(pooling)) {
-                OwnPooling::Unsupported(what) => assert!(what.contains(named), "{what}"),
-                other => panic!("{named}: {other:?}"),
-            }
+            let found = read(modules, Some(pooling));
+            assert!(matches!(&found, OwnPooling::Unsupported(what) if what.contains(named)), "{named}: {found:?}");
         }
     }
 }

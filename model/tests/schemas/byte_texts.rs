@@ -14,7 +14,7 @@ const VOCAB_SIZE: usize = 257;
 const END: TokenId = 256;
 
 /// A compiler for a vocabulary of single bytes, whose ids are the bytes.
-pub fn compiler() -> GrammarCompiler {
+pub(crate) fn compiler() -> GrammarCompiler {
     // The characters by which byte-level tokenizers write bytes.
     let is_printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..);
     let mut n_others = 0;
@@ -52,7 +52,7 @@ fn next(constraint: &Constraint) -> hearth_model::Result<(Vec<u8>, bool)> {
 }
 
 /// Whether a grammar admits a whole text, or where it does not.
-pub fn admits(grammar: &Constraint, text: &str) -> Result<(), usize> {
+pub(crate) fn admits(grammar: &Constraint, text: &str) -> Result<(), usize> {
     let mut constraint = grammar.clone();
     let mut is_complete = false;
     for (at, byte) in text.bytes().enumerate() {
@@ -69,7 +69,7 @@ pub fn admits(grammar: &Constraint, text: &str) -> Result<(), usize> {
 ///
 /// # Panics
 /// The grammar allows neither a byte nor the end, with the text so far.
-pub fn random_text(grammar: &Constraint, seed: u64, max_bytes: usize) -> Option<String> {
+pub(crate) fn random_text(grammar: &Constraint, seed: u64, max_bytes: usize) -> Option<String> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut random = |n: usize| {
         state ^= state << 13;

@@ -9,7 +9,7 @@ use super::{
     error::ApiError,
     state::AppState,
 };
-use crate::engine::EngineState;
+use crate::engine::{Engine, EngineState};
 
 /// The endpoint's entry in `/openapi.json`.
 pub(crate) const HEALTH: Operation =
@@ -28,10 +28,8 @@ pub(crate) struct Health {
 /// 200 from the start, through loading and draining; 503 once inference has failed or does not go on, and only a restart
 /// helps.
 pub(crate) async fn health(State(state): State<AppState>) -> Result<Json<Health>, ApiError> {
-    if let Some(engine) = state.engine() {
-        if let EngineState::Failed(what) = engine.state() {
-            return Err(ApiError::unavailable(format!("inference failed: {what}")));
-        }
+    if let Some(EngineState::Failed(what)) = state.engine().map(Engine::state) {
+        return Err(ApiError::unavailable(format!("inference failed: {what}")));
     }
     check_progress(&state)?;
     Ok(Json(Health { status: "ok" }))

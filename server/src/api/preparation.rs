@@ -492,7 +492,8 @@ mod tests {
             while progress.report() {
                 std::thread::yield_now();
             }
-            Ok(seen.send(()).unwrap())
+            seen.send(()).unwrap();
+            Ok(())
         };
         {
             let working = state.prepare_in_parts(Preparation::Inspection, TurnWait::default(), work);

@@ -11,7 +11,7 @@ use hearth_model::{
     constraint::{Constraint, Grammar, GrammarCompiler},
     generate::next_logits,
     gpt::Gpt,
-    kv_cache::{KvCache, PAGE_SIZE},
+    kv_cache::PAGE_SIZE,
     ops::KvDtype,
     sampling::{Sampler, SamplingParams},
     tokenizer::{EncodeOptions, Tokenizer},
@@ -206,7 +206,7 @@ impl Text<'_> {
     fn write(&self, mut constraint: Constraint, timing: Timing) -> anyhow::Result<Times> {
         let prompt_ids = self.tokenizer.encode(PROMPT, EncodeOptions::PROMPT)?;
         let n_pages = (prompt_ids.len() + MAX_TOKENS).div_ceil(PAGE_SIZE);
-        let mut cache = KvCache::for_model(self.gpt, n_pages, self.kv_dtype)?;
+        let mut cache = self.gpt.kv_cache(n_pages, self.kv_dtype)?;
         let mut table = cache.table();
         let mut sampler = Sampler::new(SamplingParams { seed: self.seed, ..SamplingParams::default() }, 0, &prompt_ids);
         let mut times = Times::default();

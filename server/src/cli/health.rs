@@ -92,7 +92,8 @@ async fn ask(config: &ServerConfig, address: &Address) -> anyhow::Result<(u16, B
             let name = ServerName::from(IpAddr::V4(Ipv4Addr::LOCALHOST));
             let stream = connector.connect(name, stream).await;
             let stream = stream.map_err(|error| match tls::explained(&error, &address.host, "--tls-cert") {
-                Some(why) => anyhow!("cannot speak TLS: {why}"),
+                // One line: it is kept by whoever runs health checks.
+                Some(why) => anyhow!("cannot speak TLS: {}", why.lines().next().unwrap_or_default()),
                 None => anyhow!(error).context("cannot speak TLS"),
             })?;
             exchange(stream, request).await

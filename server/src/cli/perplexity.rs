@@ -16,7 +16,7 @@ use hearth_model::{
     attention::AttentionContext,
     generate::token_tensor,
     gpt::Gpt,
-    kv_cache::{KvCache, PAGE_SIZE, StepPart},
+    kv_cache::{PAGE_SIZE, StepPart},
     ops::KvDtype,
     tokenizer::{EncodeOptions, Tokenizer},
 };
@@ -135,7 +135,7 @@ fn read(path: &Path) -> io::Result<String> {
 
 /// The sum of negative log-probabilities of the tokens in the second half of `window`, except the first.
 fn window_loss(gpt: &Gpt, kv_dtype: KvDtype, window: &[TokenId]) -> anyhow::Result<f64> {
-    let mut cache = KvCache::for_model(gpt, window.len().div_ceil(PAGE_SIZE), kv_dtype)?;
+    let mut cache = gpt.kv_cache(window.len().div_ceil(PAGE_SIZE), kv_dtype)?;
     let mut table = cache.table().of_prompt(window.len());
     let step = cache.step(&mut [StepPart::new(&mut table, window.len())])?;
     let hidden = gpt.forward(token_tensor(gpt, window), AttentionContext::Paged(step));

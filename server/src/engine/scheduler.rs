@@ -64,8 +64,8 @@ use std::{
 use hearth_model::kv_cache::{PAGE_SIZE, PageKey, PagePool, PageTable};
 
 use self::{
-    request::{ScheduledRequest, ScheduledSequence},
-    standing::{Rank, Tenant},
+    request::{Rank, ScheduledRequest, ScheduledSequence},
+    standing::Tenant,
 };
 use super::adapters::AdapterId;
 use crate::{metrics::Totals, tenant::TenantId};

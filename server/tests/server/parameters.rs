@@ -217,8 +217,8 @@ async fn invalid_or_contradictory_parameters_are_rejected_by_name() {
         (json!({ "json_schema": {} }), "json_schema", "not supported\nhint: use `structured_outputs.json`"),
         (json!({ "format": "json" }), "format", "not supported\nhint: use `structured_outputs.json`"),
         (json!({ "regex": "a" }), "regex", "not supported\nhint: use `structured_outputs.regex`"),
-        (json!({ "functions": [] }), "functions", "not supported\nhint: use `tools`"),
-        (json!({ "logits_processors": [] }), "logits_processors", "not supported"),
+        (json!({ "functions": [{ "name": "f" }] }), "functions", "not supported\nhint: use `tools`"),
+        (json!({ "logits_processors": ["a.b"] }), "logits_processors", "not supported"),
     ];
     for (fields, param, message) in cases {
         let answer = server.post(with(&json!({ "prompt": "x" }), fields.clone()).to_string()).await;

@@ -58,7 +58,9 @@ fn writer(text: &str, n_prompt: usize) -> Gpt {
 
 /// A server of a model with this template, whose prompts are all `prompt`, that writes `text`.
 fn server(sign: &str, prompt: &str, text: &str) -> Server {
-    let template = format!("{{# {sign} {{{{ tools }}}} #}}{{% if tools %}}{{% endif %}}{prompt}");
+    // Quoted: a line feed at the end of a template is not written.
+    let quoted = Value::from(prompt);
+    let template = format!("{{# {sign} #}}{{% if tools %}}{{% endif %}}{{{{ {quoted} }}}}");
     let gpt = writer(text, tokenizer().encode(prompt, EncodeOptions::RENDERED).unwrap().len());
     let load = move || {
         let chat_template = Some(ChatTemplate::new(&template, Path::new("chat_template.jinja"))?);

@@ -19,8 +19,9 @@ use hearth_model::{
 };
 use hearth_training::{
     adapter::{require_model, require_trainable},
-    config::{Defaults, ExamplesSize, Layers, Objective, Purpose, Rows, TooLong, TrainConfig},
+    config::{Layers, Objective, Purpose, Rows, TooLong, TrainConfig},
     corpus::Origin,
+    data_defaults::{Defaults, ExamplesSize},
     examples::{Example, ExampleEncoder, ExampleSettings, Examples, PreferencePair, read, read_preferences},
     loader::{Documents, Packing, Pairs, Permutation, RowSource},
     shard::Tokens,
@@ -30,7 +31,7 @@ use hearth_training::{
 use super::{
     model_files,
     session::{RunArgs, Session},
-    status::{Status, note_left_out, note_not_text},
+    status::{Status, counted, note_left_out, note_not_text},
 };
 
 /// Fine-tunes a model on conversations, prompts with completions, or texts
@@ -272,11 +273,6 @@ fn pairs_line(pairs: &Examples<PreferencePair>) -> String {
     line
 }
 
-/// Such as `1 step` or `3 steps`.
-pub(super) fn counted(n: usize, what: &str) -> String {
-    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
-}
-
 fn documents_of(examples: &[Example], config: &TrainConfig, text: &LoadedText) -> Result<Documents> {
     let packing = if config.data.rows == Rows::Unpacked { Packing::Off } else { Packing::BestFit };
     let pairs = examples.iter().map(|example| (example.ids.clone(), example.trained.clone()));
@@ -345,19 +341,11 @@ fn pairs_of(
     note_sources(status, &sources, &settings, &found);
     ensure!(
         !found.examples.is_empty() || found.n_same == 0,
-        "no pair is left to train on: in {} of them `chosen` and `rejected` are the same{}, {} were too long\nhint: {}",
+        "no pair is left to train on: in {} of them `chosen` and `rejected` are the same{}, {} were too long\nhint: the model learns \
+         from the difference: use pairs that differ within the model's context",
         found.n_same,
-        if found.n_cut + found.n_dropped > 0 || config.data.too_long == TooLong::Cut {
-            " as far as they are kept"
-        } else {
-            ""
-        },
-        found.n_dropped,
-        if config.data.too_long == TooLong::Cut {
-            shorter(config)
-        } else {
-            "the model learns from the difference: use pairs that differ"
-        }
+        if config.data.too_long == TooLong::Cut { " (when cut)" } else { "" },
+        found.n_dropped
     );
     ensure!(
         !found.examples.is_empty(),

@@ -16,7 +16,7 @@ use hearth_training::{
 };
 use serde::Serialize;
 
-use super::{finetune::counted, options::print_json};
+use super::{options::print_json, status::counted};
 
 /// What a run would take, and what there is.
 #[derive(Clone, Copy, Debug)]

@@ -127,6 +127,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn marks_in_the_text_are_remarked_upon_and_json_is_rejected() {
+        let remark = remark_about("one\n<|endoftext|>\ntwo").unwrap();
+        assert!(remark.starts_with("line 2: `<|endoftext|>` is trained as plain characters"), "{remark}");
+        assert_eq!(remark_about("a < b | c > d"), None);
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lines.txt");
+        fs::write(&path, "{\"text\": \"a\"}\n").unwrap();
+        let error = text_of(&path).unwrap_err().to_string();
+        assert!(error.contains("lines.txt` is JSON") && error.contains("\nhint: "), "{error}");
+    }
+
+    #[test]
     fn empty_text_file_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("nothing.txt");

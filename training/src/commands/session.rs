@@ -16,7 +16,8 @@ use hearth_model::{
 use hearth_training::{
     adapter::require_model,
     checkpoint::Checkpoint,
-    config::{BaseDtype, Defaults, ExamplesSize, Layers, MicroBatchSize, Objective, Resolved, Rows, TrainConfig},
+    config::{BaseDtype, Layers, MicroBatchSize, Objective, Resolved, Rows, TrainConfig},
+    data_defaults::{Defaults, ExamplesSize},
     device_watch::DeviceWatch,
     estimate::Estimate,
     fit::Limits,
@@ -29,11 +30,10 @@ use hearth_training::{
 use serde::Serialize;
 
 use super::{
-    finetune::counted,
     model_files,
     options::{Options, print_json},
     plan::{Prediction, Trial, print_plan, step_size},
-    status::Status,
+    status::{Status, counted},
 };
 
 /// A run of fewer updates is reported: it teaches a model little.

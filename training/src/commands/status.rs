@@ -81,12 +81,20 @@ pub(crate) fn note_not_text(status: &mut Status, paths: &[std::path::PathBuf]) {
     }
 }
 
-/// Reports files of folders that were left out by what their names say.
+/// Reports files of folders that were left out.
 pub(crate) fn note_left_out(status: &mut Status, names: &[String]) {
     if let Some(first) = names.first() {
         let files = if names.len() == 1 { "1 file".to_owned() } else { format!("{} files", names.len()) };
-        status.note(&format!("left out: {files} that are no training data by their names, such as `{first}`"));
+        let them = if names.len() == 1 { "it is" } else { "they are" };
+        status.note(&format!(
+            "left out: {files}, such as `{first}`: by the names, {them} not to be trained on, or text beside files of examples"
+        ));
     }
+}
+
+/// Such as `1 step` or `3 steps`.
+pub(super) fn counted(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]

@@ -277,6 +277,12 @@ mod tests {
         );
         let text = config.to_toml().unwrap();
         assert!(!text.contains("muon") && !text.contains("cooldown"), "{text}");
+        // And one that a later layer gives an effect counts.
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("mine.toml");
+        fs::write(&file, "[schedule]\nmax_steps = 50\ncooldown_ratio = 0.3\n").unwrap();
+        let config = Layers { file: Some(file), ..self::layers(Pretrain, &["schedule.kind=wsd"]) }.resolve().unwrap();
+        assert_eq!(config.schedule.cooldown_ratio, 0.3);
     }
 
     #[test]

@@ -1,7 +1,5 @@
 //! Settings by their names in other programs, for the error about an unknown key and the table in docs/settings.md.
 
-use super::known_keys;
-
 /// A setting that other programs have under another name.
 struct Foreign {
     /// Its names there.
@@ -169,23 +167,13 @@ pub(super) fn hint_of_foreign(key: &str) -> Option<String> {
     Some(format!("`{name}` ({}) is here {}; docs/settings.md has a table of such names", found.programs, found.here))
 }
 
-/// How to give the setting that an unknown argument of the command line has the name of, here or in another program.
-pub fn hint_of_argument(argument: &str) -> Option<String> {
-    let name = argument.split('=').next()?.to_lowercase().replace('-', "_");
-    let is_named = |key: &String| *key == name || key.rsplit('.').next() == Some(&name);
-    match known_keys().into_iter().find(is_named) {
-        Some(key) => Some(format!("settings are given with `--set`: `--set {key}=VALUE`")),
-        None => Some(format!("settings are given with `--set KEY=VALUE`: {}", hint_of_foreign(&name)?)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::config::hint_of_unknown;
+    use crate::config::{hint_of_unknown, known_keys};
 
     #[test]
     fn settings_docs_page_has_the_table_of_names_in_other_programs() {

@@ -19,7 +19,7 @@ use super::{
 };
 
 /// Keys of `schedule`; a layer that sets one of them replaces those of earlier layers.
-pub(super) const BUDGETS: [&str; 5] = ["max_steps", "epochs", "max_tokens", "tokens_per_param", "max_minutes"];
+pub(crate) const BUDGETS: [&str; 5] = ["max_steps", "epochs", "max_tokens", "tokens_per_param", "max_minutes"];
 
 /// The same for the length of the cooldown.
 const COOLDOWNS: [&str; 2] = ["cooldown_ratio", "cooldown_steps"];
@@ -99,11 +99,13 @@ impl Layers {
         let of_base = dotted_keys(&merged).into_iter().filter(|key| value_at(&merged, key) != value_at(&defaults, key));
         let mut sources: BTreeMap<_, _> = of_base.map(|key| (key, "the run's `config.toml`".to_owned())).collect();
         let (mut explicit, mut of_preset) = (BTreeSet::new(), BTreeSet::new());
+        let mut idle = Vec::new();
         for Layer { source, table, origin } in self.before_sets()? {
             let keys = dotted_keys(&table);
             put(&mut merged, table, &source)?;
             if origin != Origin::Command {
-                self.refuse_without_effect(&merged, keys.iter().map(|key| (&**key, &*source)), origin)?;
+                let of_layer = keys.iter().map(|key| (key.clone(), source.clone()));
+                idle.extend(self.idle(&merged, of_layer.collect(), origin)?);
                 let set = if origin == Origin::Preset { &mut of_preset } else { &mut explicit };
                 set.extend(keys.iter().cloned());
                 sources.extend(keys.into_iter().map(|key| (key, source.clone())));
@@ -126,8 +128,9 @@ impl Layers {
             set_by.extend(keys.into_iter().map(|key| (key, source.clone())));
         }
         refuse_contradictions(&given, "`--set`")?;
-        self.refuse_without_effect(&merged, set_by.iter().map(|(key, source)| (&**key, &**source)), Origin::Given)?;
-        explicit.extend(set_by.into_iter().map(|(key, _)| key));
+        explicit.extend(set_by.iter().map(|(key, _)| key.clone()));
+        idle.extend(set_by);
+        self.refuse(&merged, idle)?;
         let recomputes = merged.get("optim").is_some_and(|optim| optim.get("recompute").is_some());
         let (mut config, notes) = self.without_idle(merged, &sources)?;
         if !recomputes {
@@ -181,22 +184,24 @@ impl Layers {
         Ok(table)
     }
 
-    /// Rejects settings of a layer that have no effect with those of the layers up to it. For commands that are no runs, only
-    /// settings of the command line are meant for it.
-    fn refuse_without_effect<'a>(
-        &self,
-        merged: &Table,
-        keys: impl Iterator<Item = (&'a str, &'a str)>,
-        origin: Origin,
-    ) -> Result<()> {
+    /// The settings of a layer, with their sources, that have no effect with those of the layers up to it. For commands that are
+    /// no runs, only settings of the command line are meant for it.
+    fn idle(&self, merged: &Table, settings: Vec<(String, String)>, origin: Origin) -> Result<Vec<(String, String)>> {
         if origin != Origin::Given && self.purpose.is_some_and(|purpose| !purpose.is_run()) {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let config = TrainConfig { purpose: self.purpose, ..typed(merged.clone())? };
-        for (key, source) in keys {
-            if let Some(reason) = without_effect(&config, key) {
-                let value = value_at(merged, key).map(|value| format!("={value}")).unwrap_or_default();
-                bail!("{source}: `{key}{value}` has no effect: it is for {reason}\nhint: leave it out");
+        Ok(settings.into_iter().filter(|(key, _)| without_effect(&config, key).is_some()).collect())
+    }
+
+    /// Rejects those of `settings` that have no effect, after all layers.
+    fn refuse(&self, merged: &Table, settings: Vec<(String, String)>) -> Result<()> {
+        let config = TrainConfig { purpose: self.purpose, ..typed(merged.clone())? };
+        for (key, source) in settings {
+            // A later layer may have replaced it by another budget or cooldown.
+            let Some(value) = value_at(merged, &key) else { continue };
+            if let Some(reason) = without_effect(&config, &key) {
+                bail!("{source}: `{key}={value}` has no effect: it is for {reason}\nhint: leave it out");
             }
         }
         Ok(())
@@ -220,10 +225,10 @@ impl Layers {
                 told.entry((source, reason)).or_default().push(format!("`{key}`"));
             }
         }
-        let notes = told
-            .into_iter()
-            .map(|((source, reason), keys)| format!("{source}: not used here: {} (for {reason})", keys.join(", ")));
-        let notes = notes.collect();
+        let note = |((source, reason), keys): ((&str, String), Vec<String>)| {
+            format!("{source}: not used here: {} (for {reason})", keys.join(", "))
+        };
+        let notes = told.into_iter().map(note).collect();
         Ok((TrainConfig { purpose: self.purpose, ..typed(merged)? }, notes))
     }
 }
@@ -400,6 +405,16 @@ pub fn hint_of_unknown(key: &str) -> String {
     hint_of_foreign(key)
         .or_else(|| nearest(key).map(|known| format!("did you mean `{known}`?")))
         .unwrap_or_else(|| "docs/settings.md lists all settings".to_owned())
+}
+
+/// How to give the setting that an unknown argument of the command line has the name of, here or in another program.
+pub fn hint_of_argument(argument: &str) -> Option<String> {
+    let name = argument.split('=').next()?.to_lowercase().replace('-', "_");
+    let is_named = |key: &String| *key == name || key.rsplit('.').next() == Some(&name);
+    match known_keys().into_iter().find(is_named) {
+        Some(key) => Some(format!("settings are given with `--set`: `--set {key}=VALUE`")),
+        None => Some(format!("settings are given with `--set KEY=VALUE`: {}", hint_of_foreign(&name)?)),
+    }
 }
 
 /// The known key with the smallest edit distance, which is at most half of the key; ties are resolved by the last part of the

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use hearth_model::ops::{Dtype, Precision};
 use serde::{Deserialize, Serialize};
 
-mod defaults;
 mod effective;
 mod foreign;
 mod layers;
@@ -18,9 +17,8 @@ mod same_past;
 mod validate;
 mod value_error;
 
-pub use defaults::{Defaults, ExamplesSize};
-pub use foreign::hint_of_argument;
-pub use layers::{Layers, Resolved, hint_of_unknown, known_keys};
+pub(crate) use layers::BUDGETS;
+pub use layers::{Layers, Resolved, hint_of_argument, hint_of_unknown, known_keys};
 pub use micro_batch::MicroBatchSize;
 pub use presets::{PRESETS, Preset};
 pub use purpose::Purpose;

@@ -11,7 +11,7 @@ use hearth_model::{
 use serde_json::Value;
 
 use super::{
-    message::{FUNCTION_CALL_HINT, Problem},
+    message::{FUNCTION_CALL_HINT, Problem, parsed_list},
     notes::Note,
 };
 
@@ -47,11 +47,6 @@ pub(crate) fn tools_of(value: &Value) -> Result<Option<Value>, (String, &'static
         Some(list) if list.iter().all(Value::is_object) => Ok(Some(list.into())),
         _ => Err((format!("`{TOOLS}` is not a list of objects"), "it must be a list of JSON schemas")),
     }
-}
-
-/// The list that is written in a string, as in columns of tables.
-pub(crate) fn parsed_list(value: &Value) -> Option<Vec<Value>> {
-    value.as_str().and_then(|text| serde_json::from_str(text).ok())
 }
 
 /// Names of the same member of messages: the model's reasoning before its answer.
@@ -93,12 +88,17 @@ pub(crate) fn require_written(
             }
             let mut without = messages.to_vec();
             without[index].extra.shift_remove(name);
-            // A template that rejects the messages without it makes use of it.
-            if n_written(&without).is_none_or(|n| Some(n) != *all) {
+            let names: &[&str] = if REASONING.contains(&name.as_str()) { &REASONING } else { &[name.as_str()] };
+            let is_in_template = names.iter().any(|name| source.contains(name));
+            let is_written = match *all {
+                // A template that rejects the messages without it makes use of it.
+                Some(n) => n_written(&without).is_none_or(|n_without| n_without != n),
+                None => is_in_template,
+            };
+            if is_written {
                 continue;
             }
-            let names: &[&str] = if REASONING.contains(&name.as_str()) { &REASONING } else { &[name.as_str()] };
-            if !names.iter().any(|name| source.contains(name)) {
+            if !is_in_template {
                 let hint = match name.as_str() {
                     "tool_calls" => "write the calls in `content`, or use a template with `tool_calls`",
                     "function_call" => FUNCTION_CALL_HINT,

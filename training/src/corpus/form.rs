@@ -6,8 +6,9 @@ use std::{cell::RefCell, collections::BTreeSet};
 use serde_json::{Map, Value, json};
 
 use super::{
-    conversation::{TOOLS, is_empty, parsed_list, tools_of},
-    message::{ASSISTANT, FLAGS, FUNCTION_CALL_HINT, Problem, SYSTEM, Turn, USER, turns},
+    conversation::{TOOLS, is_empty, tools_of},
+    files::{NamedSplit, named_split},
+    message::{ASSISTANT, FLAGS, FUNCTION_CALL_HINT, Problem, SYSTEM, Turn, USER, parsed_list, turns},
     notes::Note,
 };
 
@@ -18,6 +19,8 @@ const COMPLETION: &str = "completion";
 pub(crate) const CHOSEN: &str = "chosen";
 pub(crate) const REJECTED: &str = "rejected";
 const KEEP: &str = "keep";
+/// A member with the split that a record is of.
+const SPLIT: &str = "split";
 /// The usual member of a text.
 const TEXT: &str = "text";
 
@@ -71,7 +74,7 @@ impl Question {
 pub(crate) fn record_members(text_field: &str) -> Vec<&str> {
     let mut names = vec![text_field, PROMPT, COMPLETION, CHOSEN, REJECTED, KEEP, TOOLS, LABEL];
     names.splice(1..1, CONVERSATIONS);
-    names.extend(SYSTEMS);
+    names.extend(SYSTEMS.into_iter().chain([SPLIT]));
     names.extend(QUESTIONS.iter().flat_map(|layout| [layout.question, layout.about, layout.answer]));
     names.extend(CHANGING.iter().map(|(name, _)| *name));
     names.extend(FLAGS.iter().map(|(name, _)| *name));
@@ -152,6 +155,12 @@ impl<'a> Members<'a> {
                 return Err((format!("`{name}` is not read"), hint));
             }
             match (name.as_str(), value) {
+                (SPLIT, Value::String(split)) if named_split(split).is_some_and(|split| split != NamedSplit::Train) => {
+                    return Err((
+                        format!("`{SPLIT}` is `{split}`, but the records of a file are all for one split"),
+                        "write the records of each split to a file of its own, such as `train.jsonl` and `validation.jsonl`",
+                    ));
+                }
                 (LABEL, Value::Bool(true)) => {}
                 (LABEL, Value::Bool(false)) => {
                     let what = "`label` is `false`, which says that this is a bad answer (KTO's layout), and it would be trained \

@@ -105,8 +105,9 @@ impl Marks {
         Marks { bos: tokenizer.bos().map(|bos| bos.content), tokens, ends, known, has_tokenizer: true }
     }
 
-    /// For a tokenizer that is yet to be made, with this token at the end of documents.
+    /// For a tokenizer that is yet to be made, with this token at the end of documents. A single character is a part of texts.
     pub fn of_end(end: Option<&str>) -> Marks {
+        let end = end.filter(|end| end.chars().nth(1).is_some());
         Marks { ends: end.map(str::to_owned).into_iter().collect(), ..Marks::default() }
     }
 

@@ -3,7 +3,7 @@
 use hearth_model::chat::{Message, MessageError};
 use serde_json::{Map, Value};
 
-use super::{conversation::parsed_list, notes::Note};
+use super::notes::Note;
 
 /// The role of the messages that are trained.
 pub(crate) const ASSISTANT: &str = "assistant";
@@ -30,6 +30,11 @@ pub(super) const FLAGS: [(&str, Flag); 6] = [
 
 /// Parts of other names of members that may say so: what they mean differs from program to program.
 const LIKE_FLAGS: [&str; 7] = ["train", "loss", "weight", "mask", "learn", "ignore", "skip"];
+
+/// The list that is written in a string, as in columns of tables.
+pub(crate) fn parsed_list(value: &Value) -> Option<Vec<Value>> {
+    value.as_str().and_then(|text| serde_json::from_str(text).ok())
+}
 
 /// How a flag is written.
 #[derive(Clone, Copy, Debug)]

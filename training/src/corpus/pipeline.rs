@@ -13,7 +13,8 @@ use super::{
     notes::Notes,
     open::BytesRead,
     piece::Piece,
-    source::{Outcome, ReadOptions, read_documents},
+    record::Outcome,
+    source::{ReadOptions, read_documents},
 };
 
 /// Size of a batch in bytes of text: enough pieces for every core, with little memory.

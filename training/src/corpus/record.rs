@@ -13,10 +13,18 @@ use super::{
     open::{BytesRead, open_stream},
     parquet,
     piece::Cutting,
-    source::Outcome,
     table::read_table,
     text::{MAX_DOCUMENT_BYTES, NotUtf8, TextOptions, read_text},
 };
+
+/// Whether a file was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was read completely.
+    Read,
+    /// It was found in a folder and is not text.
+    NotText,
+}
 
 /// One object of a file.
 #[derive(Clone, Debug, PartialEq)]

@@ -19,7 +19,7 @@ use super::{
     open::{BytesRead, open_stream},
     parquet,
     piece::{Cutting, Piece},
-    record::{Record, RecordOptions, kind_by_content, read_records},
+    record::{Outcome, Record, RecordOptions, kind_by_content, read_records},
     text::{NotUtf8, TextOptions, read_text, send_text},
 };
 
@@ -168,15 +168,6 @@ pub struct ReadOptions {
     pub cutting: Cutting,
 }
 
-/// Whether a file was read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// It was read completely.
-    Read,
-    /// It was found in a folder and is not text.
-    NotText,
-}
-
 /// What each object of a corpus must be, for messages.
 const DOCUMENT: &str = "a JSON object with the text in a field, such as {\"text\": \"...\"}";
 
@@ -195,9 +186,14 @@ pub fn read_documents(
     let texts = TextOptions { separator: separator.as_deref(), marks, cutting: *cutting };
     let path = &file.path;
     let kind = kind_by_content(file)?;
-    let others = if kind == FileKind::Parquet { parquet::columns_beside(path, text_field)? } else { None };
-    match (kind, others) {
-        (FileKind::Text, _) => {
+    let members = record_members(text_field);
+    let columns = if kind == FileKind::Parquet { parquet::columns(path)? } else { Vec::new() };
+    // Without any column of a record, the error is about the missing column of the text.
+    let is_text_column = |(name, is_nested): &(String, bool)| name == text_field && !is_nested;
+    let has_records = columns.iter().any(|(name, _)| name != text_field && members.contains(&name.as_str()));
+    let is_texts = columns.iter().any(is_text_column) || !has_records;
+    match kind {
+        FileKind::Text => {
             if file.is_found {
                 // Read completely before passing it on: half a document is not a document.
                 let reader = open_stream(path, &BytesRead::default())?;
@@ -211,16 +207,17 @@ pub fn read_documents(
             }
             read_text(path, open_stream(path, bytes_read)?, texts, notes, sink)?;
         }
-        (FileKind::Parquet, Some(others)) => {
-            others.into_iter().for_each(|name| notes.add(Note::Unread(name), &format!("`{}`", path.display())));
+        FileKind::Parquet if is_texts => {
+            for (name, _) in columns.into_iter().filter(|column| !is_text_column(column)) {
+                notes.add(Note::Unread(name), &format!("`{}`", path.display()));
+            }
             let mut row = 0;
             parquet::read_column(path, text_field, bytes_read, &mut |text| {
                 row += 1;
                 send_text(text, texts, &|| format!("`{}`, text {row}", path.display()), notes, sink)
             })?;
         }
-        (FileKind::Json | FileKind::Table(_) | FileKind::Parquet, _) => {
-            let members = record_members(text_field);
+        FileKind::Json | FileKind::Table(_) | FileKind::Parquet => {
             let options = RecordOptions { members: &members, text_member: text_field, expected: DOCUMENT, marks };
             let mut said = Notes::default();
             let outcome = read_records(file, options, bytes_read, &mut said, &mut |record| {
@@ -229,7 +226,7 @@ pub fn read_documents(
             notes.extend(said);
             return outcome;
         }
-        (FileKind::Tokens, _) => bail!(
+        FileKind::Tokens => bail!(
             "`{}` has tokens, not text\nhint: use it with `hearth-train prepare` and the tokenizer that made it",
             path.display()
         ),

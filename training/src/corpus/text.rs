@@ -128,11 +128,13 @@ fn first_of<'a>(text: &str, wanted: impl Iterator<Item = &'a str>) -> Option<(us
     wanted.filter_map(|one| Some((text.find(one)?, one))).min_by_key(|(at, _)| *at)
 }
 
-fn note_of_end(end: &str) -> Note {
+/// What is to be said about a mark that ends a document.
+pub(crate) fn note_of_end(end: &str) -> Note {
     Note::Other(format!("`{end}` in a text ends a document there"))
 }
 
-fn note_of_kind(kind: TextKind<'_>) -> Option<Note> {
+/// What is to be said about a text of this kind.
+pub(crate) fn note_of_kind(kind: TextKind<'_>) -> Option<Note> {
     Some(Note::Other(match kind {
         TextKind::Plain => return None,
         TextKind::Chat(mark) => format!(
@@ -146,7 +148,8 @@ fn note_of_kind(kind: TextKind<'_>) -> Option<Note> {
     }))
 }
 
-fn note_of_mark(marks: &Marks, text: &str) -> Option<Note> {
+/// What is to be said about a mark that stays text in a plain text.
+pub(crate) fn note_of_mark(marks: &Marks, text: &str) -> Option<Note> {
     let mark = marks.in_plain(text)?;
     Some(Note::Other(format!("`{mark}` in a text is trained as plain characters")))
 }

@@ -94,9 +94,7 @@ fn read_file(
 fn encode(piece: Piece, tokenizer: &Tokenizer, template: Option<&ChatTemplate>) -> Result<Tokens> {
     match (&piece.conversation, template) {
         (None, _) if piece.is_rendered => {
-            let begins = tokenizer.bos().is_some_and(|bos| piece.text.trim_start().starts_with(&bos.content));
-            let options = EncodeOptions { add_special_tokens: !begins, parse_special_tokens: true };
-            Ok(of_ids(tokenizer.encode(&piece.text, options)?, tokenizer))
+            Ok(of_ids(tokenizer.encode(&piece.text, EncodeOptions::RENDERED)?, tokenizer))
         }
         (None, _) => Ok(Tokens::from_ids(tokenizer.encode(&piece.text, DOCUMENT)?, piece.text.len() as u64)),
         (Some(conversation), Some(template)) => {

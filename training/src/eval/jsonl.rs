@@ -1,4 +1,4 @@
-//! Records of evaluation data: JSON objects, one per line or in an array. Errors name the file and the line.
+//! Records of evaluation data: JSON objects, one per line or in an array, or rows of CSV and TSV. Errors name the file and the line.
 
 use std::path::Path;
 

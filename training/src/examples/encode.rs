@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::Example;
 use crate::{
     continuation::encode_continued,
-    corpus::{Form, Marks, Note, Problem, TextKind, Turn, require_written},
+    corpus::{Form, Marks, Note, Problem, TextKind, Turn, note_of_end, note_of_kind, note_of_mark, require_written},
 };
 
 /// Encodes examples for a model.
@@ -86,31 +86,26 @@ impl ExampleEncoder {
     /// special tokens are tokens. In another text they stay text, but for the strings that end a document.
     fn text(&self, text: &str, notes: &mut Vec<Note>) -> Result<Vec<TokenId>, Lack> {
         let whole = EncodeOptions { add_special_tokens: true, ..EncodeOptions::TEXT };
-        match self.marks.kind(text) {
-            TextKind::ForeignChat(mark) => Err(Lack::Data((
+        let kind = self.marks.kind(text);
+        if let TextKind::ForeignChat(mark) = kind {
+            return Err(Lack::Data((
                 format!(
                     "it is a chat that a template rendered, but its `{mark}` is no token of the model, so it would be trained as \
                      plain characters"
                 ),
                 "write the conversation as `messages`: the model's own chat template renders them",
-            ))),
-            TextKind::Chat(mark) => {
-                notes.push(Note::Other(format!(
-                    "it is a chat that a template rendered (it begins with `{mark}`): special tokens in it become tokens, and all \
-                     of it is trained, also what the user says; with `messages`, only the answers are"
-                )));
-                // The template wrote what stands before the first message.
-                let begins = self.tokenizer.bos().is_some_and(|bos| text.trim_start().starts_with(&bos.content));
-                let options = EncodeOptions { add_special_tokens: !begins, parse_special_tokens: true };
-                let ids = self.tokenizer.encode(text, options)?;
+            )));
+        }
+        notes.extend(note_of_kind(kind).or_else(|| note_of_mark(&self.marks, text)));
+        match kind {
+            TextKind::Chat(_) => {
+                // The template wrote all special tokens, also what stands before the first message.
+                let ids = self.tokenizer.encode(text, EncodeOptions::RENDERED)?;
                 let after = ids.iter().rposition(|id| self.eos_token_ids.contains(id)).map_or(0, |end| end + 1);
                 let is_ended = after > 0 && self.tokenizer.decode(&ids[after..], Default::default()).trim().is_empty();
                 Ok(if is_ended { ids } else { self.ended(ids) })
             }
-            TextKind::Plain => {
-                if let Some(mark) = self.marks.in_plain(text) {
-                    notes.push(Note::Other(format!("`{mark}` in a text is trained as plain characters")));
-                }
+            TextKind::Plain | TextKind::ForeignChat(_) => {
                 let mut documents = vec![text];
                 for end in self.marks.ends() {
                     documents = documents.into_iter().flat_map(|part| part.split(end.as_str())).collect();
@@ -118,10 +113,9 @@ impl ExampleEncoder {
                 if let [text] = documents[..] {
                     return Ok(self.ended(self.tokenizer.encode(text, whole)?));
                 }
-                notes.push(Note::Other(format!(
-                    "`{}` in a text ends a document there",
-                    self.marks.ends().join("` or `")
-                )));
+                notes.extend(
+                    self.marks.ends().iter().filter(|end| text.contains(end.as_str())).map(|end| note_of_end(end)),
+                );
                 let mut ids = Vec::new();
                 for text in documents.into_iter().filter(|text| !text.trim().is_empty()) {
                     ids.extend(self.ended(self.tokenizer.encode(text, whole)?));

@@ -14,7 +14,7 @@ use crate::corpus::{
 const BATCH: usize = 4096;
 
 /// Reads examples: conversations, prompts with completions, questions with answers, texts, and texts on which predictions are
-/// kept (`keep`), in all layouts of [`Form`], from jsonl, JSON arrays, CSV, TSV, Parquet with text columns, and text files. Of a
+/// kept (`keep`), in all layouts of `Form`, from jsonl, JSON arrays, CSV, TSV, Parquet with text columns, and text files. Of a
 /// folder with files of objects, text files are not read.
 ///
 /// # Errors

@@ -354,6 +354,7 @@ fn invalid_examples_are_rejected_by_line() {
             "`history` is not read",
         ),
         (refuse(CHATML, json!({ "text": "a", "weight": 0 })), "`weight` of the whole record is 0"),
+        (refuse(CHATML, json!({ "text": "a", "split": "test" })), "`split` is `test`, but the records of a file"),
         (refuse(CHATML, json!({ "text": "a", "train": false })), "`train` of the whole record is false"),
         (refuse(CHATML, json!({ "functions": [{}], "text": "a" })), "`functions` is not read"),
         (refuse(CHATML, with(1, "loss", json!(false))), "nothing of it would be trained"),
@@ -455,9 +456,8 @@ fn chats_rendered_in_text_get_the_token_ids_of_their_messages() {
         // What `apply_chat_template(tokenize=False)` gives.
         let text = json!({ "text": template_of.render(&messages, &context).unwrap() });
         let found = examples(template, std::slice::from_ref(&text)).unwrap();
+        assert_eq!(found[0].ids, expected);
         assert_eq!(found[0].n_trained(), expected.len() - 1, "all of it is trained");
-        // A BOS token is added if the text has none.
-        assert_eq!(found[0].ids[usize::from(template == CHATML)..], expected);
         let said = notes(template, &[text.clone(), text]);
         assert!(
             said.len() == 1 && said[0].contains("`data.jsonl`, line 1: it is a chat") && said[0].contains(mark),

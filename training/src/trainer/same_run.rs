@@ -44,8 +44,8 @@ pub(super) fn require_same_run(checkpoint: &Checkpoint, config: &TrainConfig, da
     Ok(())
 }
 
-/// Refuses data whose tokens mean something else to the model in `dir`, if its tokenizer is there to compare with.
-pub(super) fn require_same_tokens(dir: &Path, of_data: &Tokenizer) -> Result<()> {
+/// Refuses the data in the folder `data` if its tokens mean something else to the model in `dir`, if its tokenizer is there to compare with.
+pub(super) fn require_same_tokens(dir: &Path, of_data: &Tokenizer, data: Option<&Path>) -> Result<()> {
     if dir.is_dir() && !model_dir::model_of(dir).join("tokenizer.json").exists() {
         return Ok(());
     }
@@ -53,8 +53,9 @@ pub(super) fn require_same_tokens(dir: &Path, of_data: &Tokenizer) -> Result<()>
     if let Some(id) = of_data.first_difference(&of_model) {
         let text = |tokenizer: &Tokenizer| String::from_utf8_lossy(&tokenizer.token_bytes(id)).into_owned();
         bail!(
-            "the data has another tokenizer than the model `{}`: token {id} is {:?} in the data and {:?} in the model\nhint: \
+            "the data{} has another tokenizer than the model `{}`: token {id} is {:?} in the data and {:?} in the model\nhint: \
              prepare the data with `--tokenizer {}`",
+            data.map_or_else(String::new, |data| format!(" `{}`", data.display())),
             dir.display(),
             text(of_data),
             text(&of_model),

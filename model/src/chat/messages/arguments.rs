@@ -3,13 +3,16 @@
 //!
 //! Parsing is limited in the memory of the result: `[0],` is 4 bytes of text but 400 bytes as a list within a list.
 
-use std::{cell::Cell, iter};
+use std::cell::Cell;
 
-use minijinja::value::{Kwargs, Serde};
+use minijinja::value::Serde;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
-use super::{super::json, Message};
+use super::{
+    super::python::{self, Arguments},
+    Message,
+};
 
 /// Maximum number of values (members and items at any depth) in the arguments that one parser reads: about 25 MB. In a
 /// prompt they are 100,000 tokens or more. The length of the text needs no limit of its own, since strings do not grow.
@@ -94,8 +97,7 @@ fn with_arguments(messages: &[Message], change: impl Fn(Value) -> Value) -> Vec<
 
 /// A value as JSON, as templates write it.
 fn written(value: &Value) -> String {
-    let no_settings: Kwargs = iter::empty::<(&str, minijinja::Value)>().collect();
-    json::tojson(&minijinja::Value::from(Serde(value)), no_settings).unwrap_or_else(|_| value.to_string())
+    python::tojson(&minijinja::Value::from(Serde(value)), &Arguments::new(&[])).unwrap_or_else(|_| value.to_string())
 }
 
 /// Parses the arguments of several tool calls, which have [`MAX_VALUES`] values at most together.

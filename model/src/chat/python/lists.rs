@@ -5,9 +5,9 @@ use std::{cmp::Ordering, collections::HashSet};
 use minijinja::{State, Value};
 
 use super::{
-    Arguments, Generator, Result, Type, as_index, error,
-    filters::{self, Getter, ignore_case, order},
-    is_true, items, length,
+    Arguments, Generator, Result, Type, as_index, error, is_true, items,
+    keys::{Getter, ignore_case, order},
+    length,
     objects::{Group, pairs},
     operators, required, slice, tests, text, tuple,
 };
@@ -61,7 +61,7 @@ fn map(state: &mut State<'_, '_>, list: &Value, positional: &[Value], named: &[(
     if !named.is_empty() {
         arguments.push(minijinja::value::Kwargs::from_iter(named.iter().cloned()).into());
     }
-    let mapped = items.iter().map(|item| filters::apply(state, &filter, item, &arguments));
+    let mapped = items.iter().map(|item| super::apply_filter(state, &filter, item, &arguments));
     Ok(Generator::value(mapped.collect::<Result<_>>()?))
 }
 

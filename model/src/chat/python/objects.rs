@@ -198,7 +198,7 @@ impl Object for DictType {
 
     fn call_method(self: &Arc<Self>, _: &mut State<'_, '_>, method: &str, arguments: &[Value]) -> Result {
         match method {
-            "fromkeys" => super::methods::from_keys(&super::Arguments::new(arguments)),
+            "fromkeys" => super::dict_from_keys(&super::Arguments::new(arguments)),
             _ => Err(error(format!("`dict` has no method `{method}`"))),
         }
     }

@@ -2,14 +2,14 @@
 
 use std::{cmp::Ordering, iter};
 
-use super::{Range, Result, Type, Value, as_float, as_index, as_int, error, escaped, format, int, items, text, tuple};
+use super::{Range, Result, Type, Value, as_float, as_index, as_int, error, escaped, int, items, text, tuple};
 
 /// `left operator right`.
 pub(crate) fn compute(operator: &str, left: &Value, right: &Value) -> Result {
     Ok(match operator {
         "+" => return add(left, right),
         "*" => return multiply(left, right),
-        "%" if Type::of(left) == Type::Str => return format::percent(left, right),
+        "%" if Type::of(left) == Type::Str => return super::percent_format(left, right),
         "~" => (text(left)? + &text(right)?).into(),
         "==" => is_equal(left, right).into(),
         "!=" => (!is_equal(left, right)).into(),

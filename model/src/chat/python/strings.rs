@@ -4,7 +4,7 @@ use std::{iter, ops::Range};
 
 use minijinja::Value;
 
-use super::{Arguments, Result, Type, as_index, as_text, error, format, is_true, items, required, tuple};
+use super::{Arguments, Result, Type, as_index, as_text, error, is_true, items, required, tuple};
 
 /// Python's white space: also the separators of ASCII.
 pub(super) fn is_space(character: char) -> bool {
@@ -393,7 +393,7 @@ pub(super) fn call(value: &Value, name: &str, arguments: &Arguments) -> Result {
         "startswith" | "endswith" => return starts_or_ends(name, text, arguments),
         "strip" | "lstrip" | "rstrip" => strip(name, text, arguments)?,
         "center" | "ljust" | "rjust" => justify(name, text, arguments)?,
-        "format" => format::braces(text, &arguments.positional, &arguments.named)?.into(),
+        "format" => super::brace_format(text, arguments)?.into(),
         "partition" | "rpartition" => {
             let separator = needed("sep")?;
             return partition(text, as_text(name, &separator)?, name == "rpartition");

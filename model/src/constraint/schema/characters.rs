@@ -8,6 +8,9 @@ use std::{collections::BTreeMap, fmt::Write, sync::LazyLock};
 
 use regex_syntax::hir::{ClassUnicode, ClassUnicodeRange};
 
+/// Ranges of numbers, both ends included.
+type Ranges = Vec<(u32, u32)>;
+
 /// Characters with an escape of two characters, and its second one.
 const SHORT_ESCAPES: [(char, char); 7] =
     [('"', '"'), ('\\', '\\'), ('\u{8}', 'b'), ('\u{c}', 'f'), ('\n', 'n'), ('\r', 'r'), ('\t', 't')];
@@ -83,15 +86,15 @@ fn bracketed(set: &ClassUnicode) -> String {
 
 /// Escapes `\uXXXX`, two of them for characters beyond U+FFFF.
 fn hex_escapes(set: &ClassUnicode) -> Option<String> {
-    let ranges: Vec<(u32, u32)> = set.iter().map(|range| (range.start().into(), range.end().into())).collect();
+    let ranges: Ranges = set.iter().map(|range| (range.start().into(), range.end().into())).collect();
     let single = [clipped(&ranges, 0, 0xd7ff), clipped(&ranges, 0xe000, 0xffff)].concat();
     let mut alternatives: Vec<String> =
         four_digits(&single).into_iter().map(|digits| format!("\\\\u{digits}")).collect();
     // Second units by first units that have them.
-    let mut pairs: BTreeMap<Vec<(u32, u32)>, Vec<(u32, u32)>> = BTreeMap::new();
+    let mut pairs: BTreeMap<Ranges, Ranges> = BTreeMap::new();
     for block in 0..0x400 {
         let first = 0x10000 + block * 0x400;
-        let seconds: Vec<(u32, u32)> = clipped(&ranges, first, first + 0x3ff)
+        let seconds: Ranges = clipped(&ranges, first, first + 0x3ff)
             .into_iter()
             .map(|(from, to)| (from - first + 0xdc00, to - first + 0xdc00))
             .collect();
@@ -110,7 +113,7 @@ fn hex_escapes(set: &ClassUnicode) -> Option<String> {
     }
 }
 
-fn clipped(ranges: &[(u32, u32)], least: u32, most: u32) -> Vec<(u32, u32)> {
+fn clipped(ranges: &[(u32, u32)], least: u32, most: u32) -> Ranges {
     let clip = |&(from, to): &(u32, u32)| (from.max(least), to.min(most));
     ranges.iter().map(clip).filter(|(from, to)| from <= to).collect()
 }
@@ -132,7 +135,7 @@ fn digits(ranges: &[(u32, u32)], n: u32) -> Option<String> {
     let mut first_digits: Vec<(String, Vec<u32>)> = Vec::new();
     for digit in 0..16 {
         let unit = all / 16;
-        let rest: Vec<(u32, u32)> = clipped(ranges, digit * unit, digit * unit + unit - 1)
+        let rest: Ranges = clipped(ranges, digit * unit, digit * unit + unit - 1)
             .into_iter()
             .map(|(from, to)| (from - digit * unit, to - digit * unit))
             .collect();
@@ -159,8 +162,8 @@ fn digits(ranges: &[(u32, u32)], n: u32) -> Option<String> {
 }
 
 /// Sorted ranges, with those that touch joined.
-fn joined(ranges: Vec<(u32, u32)>) -> Vec<(u32, u32)> {
-    let mut result: Vec<(u32, u32)> = Vec::new();
+fn joined(ranges: Ranges) -> Ranges {
+    let mut result: Ranges = Vec::new();
     for (from, to) in ranges {
         match result.last_mut() {
             Some(last) if last.1 + 1 == from => last.1 = to,

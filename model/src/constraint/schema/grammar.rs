@@ -23,14 +23,20 @@ use super::{
 const MAX_RULES: usize = 15_000;
 
 /// Maximum number of rules that count the items of one array or the members of one object.
-const MAX_COUNTED: u64 = 20_000;
+const MAX_COUNTED: u64 = 5_000;
+
+/// Maximum number of alternatives of one value, other than constants.
+const MAX_ALTERNATIVES: usize = 500;
 
 /// Maximum number of optional members of one object: the parser keeps some items for each that may come next, and has
 /// room for 2,000.
 const MAX_OPTIONAL_MEMBERS: usize = 600;
 
 /// Maximum number of patterns for the names of one object: names may match any of them together.
-const MAX_NAME_PATTERNS: usize = 6;
+const MAX_NAME_PATTERNS: usize = 4;
+
+/// Maximum number of sets of names with the same goal in one object.
+const MAX_NAME_TERMINALS: usize = 64;
 
 /// Maximum number of values of which each may occur once: bits of the parameter of a rule.
 const MAX_UNIQUE: usize = 63;
@@ -198,6 +204,11 @@ impl Writer<'_> {
                     }
                 }
             }
+        }
+        if rule.alternatives.len() > MAX_ALTERNATIVES {
+            let n = rule.alternatives.len();
+            let what = format!("must have at most {MAX_ALTERNATIVES} alternatives for one value, got {n}");
+            return Err(GrammarError::whole(what));
         }
         if !literals.is_empty() {
             literals.sort();
@@ -523,6 +534,9 @@ impl Writer<'_> {
             let mut terminals = vec![Terminal::default()];
             for (index, pattern) in patterns.iter().enumerate() {
                 let choices = if matches(index) { vec![(**pattern).clone()] } else { pattern.others() };
+                if terminals.len() * choices.len() > MAX_NAME_TERMINALS {
+                    return Err(GrammarError::whole("has patterns for names that are too complex together"));
+                }
                 terminals = terminals
                     .into_iter()
                     .flat_map(|terminal| choices.iter().map(move |choice| terminal.clone().and(choice)))
@@ -538,6 +552,9 @@ impl Writer<'_> {
                     both.collect::<Vec<_>>()
                 };
                 terminals = terminals.iter().flat_map(with).collect();
+            }
+            if terminals.len() > MAX_NAME_TERMINALS {
+                return Err(GrammarError::whole("has patterns for names that are too complex together"));
             }
             let value = self.rule_of(&goal);
             for mut terminal in terminals {

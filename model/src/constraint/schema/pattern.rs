@@ -115,6 +115,9 @@ struct Parser {
     dot_is_all: bool,
 }
 
+/// The least and the most of a count, as far as it says them.
+type Count = (Option<u32>, Option<u32>);
+
 /// A member of a class: one character, or a set, which is larger in some languages than in others.
 enum Member {
     Char(char),
@@ -150,8 +153,8 @@ impl Parser {
         if !is_flags {
             return Ok(());
         }
-        for flag in self.rest[2..end].to_vec() {
-            match flag {
+        for flag in &self.rest[2..end] {
+            match *flag {
                 'i' => self.ignores_case = true,
                 's' => self.dot_is_all = true,
                 'u' => {}
@@ -268,7 +271,7 @@ impl Parser {
     }
 
     /// The count that begins at a `{`, and where it ends.
-    fn count_at(&self, at: usize) -> Option<((Option<u32>, Option<u32>), usize)> {
+    fn count_at(&self, at: usize) -> Option<(Count, usize)> {
         let length = self.rest.get(at + 1..)?.iter().position(|&character| character == '}')?;
         let end = at + 1 + length;
         let text: String = self.rest[at + 1..end].iter().collect();

@@ -17,7 +17,10 @@ use super::{
 };
 
 /// Maximum number of sets that one schema may be.
-const MAX_SETS: usize = 2_000;
+const MAX_SETS: usize = 5_000;
+
+/// The same for the branches of `oneOf`, which are compared with each other.
+const MAX_BRANCH_SETS: usize = 500;
 
 /// Maximum nesting of schemas for the same value.
 const MAX_NESTING: usize = 2_000;
@@ -208,12 +211,17 @@ impl<'a> Reader<'a> {
         let mut both = Vec::new();
         for left in left {
             both.extend(right.iter().filter_map(|right| left.and(right)));
-            if both.len() > MAX_SETS {
-                let what = format!("combines schemas in more than {MAX_SETS} ways");
-                return Err(Fault::Unenforceable(GrammarError { at: self.at(node, keyword), what }));
-            }
+            self.check_number(&both, node, keyword)?;
         }
         Ok(both)
+    }
+
+    fn check_number(&self, sets: &[Values], node: NodeId, keyword: &str) -> Result<(), Fault> {
+        if sets.len() <= MAX_SETS {
+            return Ok(());
+        }
+        let what = format!("combines schemas in more than {MAX_SETS} ways");
+        Err(Fault::Unenforceable(GrammarError { at: self.at(node, keyword), what }))
     }
 
     /// The set of one constant.
@@ -313,13 +321,14 @@ impl<'a> Reader<'a> {
                 for schema in self.list(node, keyword, value)? {
                     let goal = self.goal(schema);
                     any.extend(self.sets(&goal)?.iter().cloned());
+                    self.check_number(&any, node, keyword)?;
                 }
                 any
             }
             "oneOf" => self.exactly_one(node, value)?,
             "not" => {
                 let goal = self.goal(value);
-                match others(&*self.sets(&goal)?) {
+                match others(&self.sets(&goal)?) {
                     Some(others) => others,
                     None => {
                         self.cannot(
@@ -359,10 +368,15 @@ impl<'a> Reader<'a> {
     }
 
     fn exactly_one(&mut self, node: NodeId, value: &'a Value) -> Result<Vec<Values>, Fault> {
-        let mut branches = Vec::new();
+        let (mut branches, mut n_sets) = (Vec::new(), 0);
         for schema in self.list(node, "oneOf", value)? {
             let goal = self.goal(schema);
             branches.push(self.sets(&goal)?);
+            n_sets += branches.last().map_or(0, |sets| sets.len());
+        }
+        if n_sets > MAX_BRANCH_SETS {
+            let what = format!("must have branches with at most {MAX_BRANCH_SETS} alternatives together, got {n_sets}");
+            return Err(self.wrong(node, "oneOf", what));
         }
         let mut found = Vec::new();
         for (index, branch) in branches.iter().enumerate() {
@@ -373,6 +387,7 @@ impl<'a> Reader<'a> {
                 }
             }
             found.extend(only);
+            self.check_number(&found, node, "oneOf")?;
         }
         Ok(found)
     }

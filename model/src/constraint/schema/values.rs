@@ -99,7 +99,7 @@ pub(super) struct Arrays {
 }
 
 /// Goals of the items of an array.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Items {
     pub(super) first: Vec<Goal>,
     /// Of the items after these.
@@ -107,7 +107,7 @@ pub(super) struct Items {
 }
 
 /// How many items satisfy a goal.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Contains {
     /// The schema that says so.
     pub(super) node: NodeId,
@@ -130,7 +130,7 @@ pub(super) struct Objects {
 }
 
 /// Goals of the members of an object.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Members {
     pub(super) named: Vec<(Rc<str>, Goal)>,
     pub(super) patterns: Vec<(Rc<Pattern>, Goal)>,
@@ -166,6 +166,17 @@ impl Values {
             _ => None,
         }
     }
+}
+
+/// Both lists, without repetitions: a schema may apply the same one any number of times.
+fn united<T: Clone + PartialEq>(left: &[T], right: &[T]) -> Vec<T> {
+    let mut all = left.to_vec();
+    right.iter().for_each(|item| {
+        if !all.contains(item) {
+            all.push(item.clone());
+        }
+    });
+    all
 }
 
 fn larger<T: PartialOrd>(left: Option<T>, right: Option<T>) -> Option<T> {
@@ -233,8 +244,7 @@ impl Numbers {
         // Of two equal bounds, the excluded one is the narrower one.
         let exclusive_first = |bound: (f64, bool)| (bound.0, !bound.1);
         let most = smaller(self.most.map(exclusive_first), other.most.map(exclusive_first));
-        let mut multiples = [self.multiples.as_slice(), &other.multiples].concat();
-        multiples.dedup();
+        let multiples = united(&self.multiples, &other.multiples);
         let both = Self {
             value: self.value.clone().or_else(|| other.value.clone()),
             is_integer: self.is_integer || other.is_integer,
@@ -259,7 +269,7 @@ impl Numbers {
         let unit = match self.multiples.as_slice() {
             [] if self.is_integer => 1.0,
             [] => return least > most || least == most && (least_excluded || most_excluded),
-            [multiples @ ..] => {
+            multiples => {
                 let units = multiples.iter().filter_map(Number::as_f64).fold(0.0, f64::max);
                 if self.is_integer { units.max(1.0) } else { units }
             }
@@ -358,11 +368,11 @@ impl Texts {
 impl Arrays {
     fn and(&self, other: &Self) -> Option<Self> {
         let both = Self {
-            layers: [self.layers.as_slice(), &other.layers].concat(),
+            layers: united(&self.layers, &other.layers),
             min: self.min.max(other.min),
             max: smaller(self.max, other.max),
             unique: self.unique.or(other.unique),
-            contains: [self.contains.as_slice(), &other.contains].concat(),
+            contains: united(&self.contains, &other.contains),
         };
         both.max.is_none_or(|most| most >= both.min).then_some(both)
     }
@@ -431,7 +441,7 @@ impl Objects {
         let mut required = self.required.clone();
         required.extend(other.required.iter().filter(|name| !self.required.contains(name)).cloned());
         let both = Self {
-            layers: [self.layers.as_slice(), &other.layers].concat(),
+            layers: united(&self.layers, &other.layers),
             required,
             min: self.min.max(other.min),
             min_node: if self.min >= other.min { self.min_node } else { other.min_node },

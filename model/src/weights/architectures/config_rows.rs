@@ -101,7 +101,17 @@ impl ConfigRow {
     pub(in super::super) fn read(&self, fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
         match *self {
             Self::Size { keys, of, absent } => {
-                let found = keys.iter().find_map(|key| fields.size(key).transpose()).transpose()?;
+                let mut found = None;
+                for key in keys {
+                    let Some(size) = fields.size(key)? else { continue };
+                    // Transformers takes one of two names, which of them depends on the class.
+                    match found {
+                        Some(first) if first != size => {
+                            return Err(fields.unsupported(key, &json!(size), &format!("{first}, as `{}`", keys[0])));
+                        }
+                        _ => found = Some(size),
+                    }
+                }
                 *of(config) = match (found, absent) {
                     (Some(size), _) => size,
                     (None, Some(absent)) => absent(config),

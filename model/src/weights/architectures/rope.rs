@@ -198,7 +198,9 @@ impl RopeKeys {
                 (config.head_dim as f64 * share) as usize
             }
         };
-        let scaling = scaling(kind, fields, nested, config.max_seq_len)?;
+        // With an object for each kind of layer, transformers reads no key outside of it.
+        let outside = if self.windowed.is_some() { nested } else { fields };
+        let scaling = scaling(kind, outside, nested, config.max_seq_len)?;
         Ok(Rope { theta, rotary_dim, scaling })
     }
 

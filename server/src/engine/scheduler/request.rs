@@ -4,8 +4,16 @@ use std::sync::Arc;
 
 use hearth_model::kv_cache::{PAGE_SIZE, PageKey, PageTable};
 
-use super::{super::adapters::AdapterId, SequenceId, standing::Rank};
+use super::{super::adapters::AdapterId, RequestId, SequenceId};
 use crate::tenant::TenantId;
+
+/// The order of a tenant's requests: smaller ranks come first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Rank {
+    /// The step of arrival, shifted by the priority.
+    pub(super) due: i64,
+    pub(super) id: RequestId,
+}
 
 #[derive(Debug)]
 pub(super) struct ScheduledRequest {

@@ -3,16 +3,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::{RequestId, Scheduler, request::ScheduledRequest};
+use super::{
+    Scheduler,
+    request::{Rank, ScheduledRequest},
+};
 use crate::tenant::TenantId;
-
-/// The order of a tenant's requests: smaller ranks come first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Rank {
-    /// The step of arrival, shifted by the priority.
-    pub(super) due: i64,
-    pub(super) id: RequestId,
-}
 
 /// The order of all requests: smaller standings come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

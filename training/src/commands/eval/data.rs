@@ -13,7 +13,7 @@ use crate::commands::output::{unwritable, write_lines};
 /// The data, and where details go.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct DataArgs {
-    /// JSON lines
+    /// JSON lines, or CSV or TSV with a row of names
     #[arg(long, value_name = "FILE")]
     data: PathBuf,
 

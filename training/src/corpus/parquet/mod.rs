@@ -52,17 +52,16 @@ pub(super) fn read_column(
     read_values(path, &mut file, &column, &mut |_, text| text.map_or(Ok(()), &mut *sink), &mut |n| bytes_read.add(n))
 }
 
-/// The names of the other columns, if there is a column `column` that is not nested.
+/// The names of the columns, and whether each is nested.
 ///
 /// # Errors
 /// The file is damaged or of an unsupported kind.
-pub(super) fn columns_beside(path: &Path, column: &str) -> Result<Option<Vec<String>>> {
+pub(super) fn columns(path: &Path) -> Result<Vec<(String, bool)>> {
     let mut file = open_file(path)?;
     let name = |problem: Problem| anyhow!("`{}`: {problem}", path.display());
     let footer = Footer::read(&mut file).map_err(name)?;
     let names = footer.column_names().map_err(name)?;
-    let is_there = names.contains(&column) && !footer.is_nested(column).map_err(name)?;
-    Ok(is_there.then(|| names.into_iter().filter(|name| *name != column).map(str::to_owned).collect()))
+    names.into_iter().map(|column| Ok((column.to_owned(), footer.is_nested(column).map_err(name)?))).collect()
 }
 
 /// Those of `wanted` columns that the file has: for each, a text, a list of objects or texts, or `None` for every row. And the

@@ -92,3 +92,15 @@ columns = {"messages": [{"role": ["user"], "content": ["Hi"]}]}
 parquet.write_table(pyarrow.table(columns), "object-of-lists.parquet")
 conversations("messages")
 conversations("messages-v2", data_page_version="2.0", compression="zstd", use_dictionary=False)
+
+
+def flagged():
+    """Flags that say what is trained: of a message by ms-swift's name, and of a completion in KTO's layout."""
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho", "loss": False}]
+    message = pyarrow.struct([("role", pyarrow.string()), ("content", pyarrow.string()), ("loss", pyarrow.bool_())])
+    parquet.write_table(pyarrow.table({"messages": pyarrow.array([messages], pyarrow.list_(message))}), "loss.parquet")
+    kto = {"prompt": ["Hi"], "completion": ["Ho"], "label": [False]}
+    parquet.write_table(pyarrow.table(kto), "kto.parquet")
+
+
+flagged()

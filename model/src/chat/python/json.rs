@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use minijinja::{Error, Value};
 
-use super::python::{self, Arguments, Type};
+use super::{Arguments, Type};
 
 /// Maximum indentation, so that it cannot be used to fill the memory.
 const MAX_INDENT: usize = 100;
@@ -20,7 +20,7 @@ struct Style {
 }
 
 /// `value | tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
-pub(super) fn tojson(value: &Value, arguments: &Arguments) -> Result<String, Error> {
+pub(in super::super) fn tojson(value: &Value, arguments: &Arguments) -> Result<String, Error> {
     let style = Style::new(arguments)?;
     let mut out = String::new();
     write_value(&mut out, value, &style, 0)?;
@@ -34,9 +34,9 @@ impl Style {
         let [is_ascii, indent, separators, is_sorted] = given;
         let indent = indent.as_ref().map(indentation).transpose()?;
         let (item_separator, key_separator) = match separators {
-            Some(separators) => match &python::items(&separators)?[..] {
-                [item, key] => (python::text(item)?, python::text(key)?),
-                _ => return Err(python::error("`separators` must be two strings")),
+            Some(separators) => match &super::items(&separators)?[..] {
+                [item, key] => (super::text(item)?, super::text(key)?),
+                _ => return Err(super::error("`separators` must be two strings")),
             },
             None if indent.is_some() => (",".into(), ": ".into()),
             None => (", ".into(), ": ".into()),
@@ -54,7 +54,7 @@ fn indentation(indent: &Value) -> Result<String, Error> {
     let width = if indent.is_true() { i64::try_from(indent.clone()).unwrap_or(1) } else { 0 };
     match usize::try_from(width).unwrap_or(0) {
         width if width <= MAX_INDENT => Ok(" ".repeat(width)),
-        width => Err(python::error(format!("`indent` must be at most {MAX_INDENT}, got {width}"))),
+        width => Err(super::error(format!("`indent` must be at most {MAX_INDENT}, got {width}"))),
     }
 }
 
@@ -66,7 +66,7 @@ fn write_value(out: &mut String, value: &Value, style: &Style, depth: usize) -> 
         Type::Float => write_float(out, value)?,
         Type::Str => write_string(out, value.as_str().unwrap_or_default(), style),
         Type::List | Type::Tuple => {
-            write_container(out, ('[', ']'), &python::items(value)?, style, depth, |out, item| {
+            write_container(out, ('[', ']'), &super::items(value)?, style, depth, |out, item| {
                 write_value(out, item, style, depth + 1)
             })?;
         }
@@ -81,7 +81,7 @@ fn write_value(out: &mut String, value: &Value, style: &Style, depth: usize) -> 
                 write_value(out, &value.get_item(key)?, style, depth + 1)
             })?;
         }
-        kind => return Err(python::error(format!("a {} cannot be written as JSON", kind.name()))),
+        kind => return Err(super::error(format!("a {} cannot be written as JSON", kind.name()))),
     }
     Ok(())
 }
@@ -89,7 +89,7 @@ fn write_value(out: &mut String, value: &Value, style: &Style, depth: usize) -> 
 fn sort_keys(keys: &mut [Value]) -> Result<(), Error> {
     let is_text = |key: &Value| key.as_str().is_some();
     if keys.iter().any(is_text) && !keys.iter().all(is_text) {
-        return Err(python::error("keys of different types cannot be sorted"));
+        return Err(super::error("keys of different types cannot be sorted"));
     }
     keys.sort();
     Ok(())
@@ -132,7 +132,7 @@ fn write_key(out: &mut String, key: &Value, style: &Style) -> Result<(), Error> 
         return Ok(());
     }
     if matches!(Type::of(key), Type::List | Type::Tuple | Type::Dict) {
-        return Err(python::error(format!("a key of type {} cannot be written as JSON", Type::of(key).name())));
+        return Err(super::error(format!("a key of type {} cannot be written as JSON", Type::of(key).name())));
     }
     out.push('"');
     write_value(out, key, style, 0)?;
@@ -169,7 +169,7 @@ fn write_escape(out: &mut String, unit: u16) {
 fn write_float(out: &mut String, value: &Value) -> Result<(), Error> {
     let float = f64::try_from(value.clone())?;
     match float.is_finite() {
-        true => out.push_str(&python::float(float)),
+        true => out.push_str(&super::float(float)),
         false if float.is_nan() => out.push_str("NaN"),
         false => out.push_str(if float > 0.0 { "Infinity" } else { "-Infinity" }),
     }

@@ -3,8 +3,10 @@
 
 use std::collections::BTreeSet;
 
-use super::{Purpose, Resolved, Rows, TrainConfig, layers::BUDGETS};
-use crate::schedule::{RunSize, Schedule, rows_per_step};
+use crate::{
+    config::{BUDGETS, Objective, Purpose, Resolved, Rows, TrainConfig},
+    schedule::{RunSize, Schedule, rows_per_step},
+};
 
 /// Steps in a pass over a small set: a step has this part of its tokens, but at least one example and at most as many tokens as
 /// the preset says.
@@ -131,7 +133,7 @@ impl Defaults {
         if let Some(most) = config.data.tokens_per_step
             && self.is_free("data.tokens_per_step")
         {
-            let is_packed = config.data.rows == Rows::Documents && config.objective.kind == super::Objective::NextToken;
+            let is_packed = config.data.rows == Rows::Documents && config.objective.kind == Objective::NextToken;
             let in_step = if is_packed {
                 let tokens = (size.n_tokens / STEPS_PER_PASS).clamp(1, most);
                 if self.is_free("model.max_seq_len") {
