@@ -116,13 +116,13 @@ pub(crate) fn run(mut args: Args) -> Result<ExitCode> {
         Objective::NextToken => {
             let examples = examples_of([&args.data, &args.val], &text, &session.config, &mut status)?;
             status.note(&summary_line(&examples));
-            session.fit_examples(size_of(examples.examples.iter(), examples.examples.len()));
+            session.fit_examples(size_of(&examples));
             data_of(examples, &path, text, &session.config)?
         }
         Objective::Dpo => {
             let pairs = pairs_of([&args.data, &args.val], &text, &session.config, &mut status)?;
             status.note(&pairs_line(&pairs));
-            session.fit_examples(size_of_pairs(&pairs.examples));
+            session.fit_examples(size_of_pairs(&pairs));
             data_of_pairs(pairs, &path, text, &session.config)?
         }
     };
@@ -138,23 +138,34 @@ enum Found {
 impl Found {
     fn size(&self) -> ExamplesSize {
         match self {
-            Self::Examples(found) => size_of(found.examples.iter(), found.examples.len()),
-            Self::Pairs(found) => size_of_pairs(&found.examples),
+            Self::Examples(found) => size_of(found),
+            Self::Pairs(found) => size_of_pairs(found),
         }
     }
 }
 
-fn size_of<'a>(examples: impl Iterator<Item = &'a Example>, n_examples: usize) -> ExamplesSize {
-    let empty = ExamplesSize { n_examples, n_tokens: 0, longest: 0 };
-    examples.fold(empty, |size, example| ExamplesSize {
+fn size_of(found: &Examples<Example>) -> ExamplesSize {
+    size(found.examples.len(), found.examples.iter(), found.val.iter())
+}
+
+fn size_of_pairs(found: &Examples<PreferencePair>) -> ExamplesSize {
+    let [trained, val] =
+        [&found.examples, &found.val].map(|pairs| pairs.iter().flat_map(|pair| [&pair.chosen, &pair.rejected]));
+    size(found.examples.len(), trained, val)
+}
+
+/// The size of `trained`. Examples for validation need rows as long as theirs.
+fn size<'a>(
+    n_examples: usize,
+    trained: impl Iterator<Item = &'a Example>,
+    val: impl Iterator<Item = &'a Example>,
+) -> ExamplesSize {
+    let longest = val.map(|example| example.ids.len()).max().unwrap_or(0);
+    trained.fold(ExamplesSize { n_examples, n_tokens: 0, longest }, |size, example| ExamplesSize {
         n_tokens: size.n_tokens + example.ids.len(),
         longest: size.longest.max(example.ids.len()),
         ..size
     })
-}
-
-fn size_of_pairs(pairs: &[PreferencePair]) -> ExamplesSize {
-    size_of(pairs.iter().flat_map(|pair| [&pair.chosen, &pair.rejected]), pairs.len())
 }
 
 /// Completes the settings by the model to tune, and checks what can be checked before the data is read.
