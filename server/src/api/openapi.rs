@@ -146,7 +146,7 @@ impl Operation {
                 describe(state, &shape)?;
                 let mut schema = shape.schema();
                 if let Some(model) = schema.pointer_mut("/properties/model") {
-                    let names = state.model_names().into_iter().map(Value::from).chain([Value::Null]);
+                    let names = state.model_names().into_iter().map(Value::from).chain(["".into(), Value::Null]);
                     *model = json!({ "type": ["string", "null"], "enum": names.collect::<Vec<_>>() });
                 }
                 let content = json!({ "application/json": { "schema": schema } });
