@@ -234,7 +234,7 @@ async fn lora_adapters_are_listed_in_models_and_openapi() {
     assert_eq!(server.get("/v1/models/late").await.json()["parent"], MODEL);
     let document = server.get("/openapi.json").await.json();
     let schema = &document["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"];
-    assert_eq!(schema["properties"]["model"]["enum"], json!([MODEL, "a0", "late", null]));
+    assert_eq!(schema["properties"]["model"]["enum"], json!([MODEL, "a0", "late", "", null]));
     let (status, text) = unload(&server, "late").await;
     assert_eq!((status, text.as_str()), (StatusCode::OK, "Success: LoRA adapter 'late' removed successfully."));
     assert_eq!(server.get("/v1/models/late").await.status, StatusCode::NOT_FOUND);
