@@ -1,8 +1,9 @@
 """Encodes documents with transformers and compares the ids with those that `hearth-train prepare` wrote.
 
 Usage: python check_data.py DATA DOCUMENT...
-DATA was prepared from these text files, a document each. Each must be in one of the splits as transformers encodes it,
-with the end-of-text token behind it, and nothing else may be there.
+DATA was prepared from these text files, a document each, or several where the end-of-text token is written out between them.
+Each document must be in one of the splits as transformers encodes it, with the end-of-text token behind it, and nothing else
+may be there.
 """
 
 import json
@@ -42,9 +43,10 @@ expected = []
 for name in sys.argv[2:]:
     with open(name, encoding="utf-8", newline="") as file:
         text = file.read()
-    ids = tokenizer(text, split_special_tokens=True, verbose=False)["input_ids"]
-    assert tokenizer.decode(ids) == text, f"{name}: encoding and decoding does not give the text back"
-    expected.append((*ids, eos))
+    for document in filter(str.strip, text.split(tokenizer.eos_token)):
+        ids = tokenizer(document, split_special_tokens=True, verbose=False)["input_ids"]
+        assert tokenizer.decode(ids) == document, f"{name}: encoding and decoding does not give the text back"
+        expected.append((*ids, eos))
 if sorted(found) != sorted(expected):
     sys.exit(f"{len(found)} documents, expected {len(expected)}, and their ids differ")
 print(f"{len(found)} documents, {sum(map(len, found))} tokens: the ids of transformers")

@@ -16,6 +16,8 @@ events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0,
 
 tags = {
     "train/loss": "loss",
+    "train/epoch": "epoch",
+    "train/tokens": "tokens",
     "train/lr": "lr",
     "train/grad_norm": "grad_norm",
     "speed/tok_per_sec": "tok_per_sec",
