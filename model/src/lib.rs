@@ -49,7 +49,7 @@ pub mod model_runner;
 pub mod model_source;
 pub mod open_files;
 pub mod ops;
-mod panics;
+pub mod panics;
 mod param_specs;
 mod params;
 pub mod partial_file;

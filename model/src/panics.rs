@@ -14,7 +14,10 @@ thread_local! {
 
 /// Calls a library that may panic on input that it does not expect. Its message is returned, not printed. What `run` uses
 /// must not be left half changed by a panic.
-pub(crate) fn caught<T>(run: impl FnOnce() -> T) -> Result<T, String> {
+///
+/// # Errors
+/// It panicked: its message.
+pub fn caught<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let print = take_hook();

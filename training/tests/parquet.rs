@@ -48,7 +48,8 @@ fn expected(is_optional: bool) -> Vec<String> {
 
 #[test]
 fn parquet_texts_are_read_in_the_encodings_and_codecs_of_pyarrow() {
-    for name in ["snappy", "gzip-v2", "zstd-plain-v2", "none-checksums", "delta-length-byte-array", "delta-byte-array"]
+    for name in
+        ["snappy", "gzip-v2", "zstd-plain-v2", "lz4", "none-checksums", "delta-length-byte-array", "delta-byte-array"]
     {
         let found = read(&golden(&format!("{name}.parquet")), "text");
         assert_eq!(found.map_err(|error| error.to_string()), Ok(expected(true)), "{name}");
@@ -57,10 +58,10 @@ fn parquet_texts_are_read_in_the_encodings_and_codecs_of_pyarrow() {
 }
 
 #[test]
-fn parquet_reader_rejects_lz4_and_columns_that_are_not_text() {
+fn parquet_reader_rejects_brotli_and_columns_that_are_not_text() {
     let refuse = |name: &str, column: &str| read(&golden(name), column).unwrap_err().to_string();
     for (name, column, message) in [
-        ("lz4.parquet", "text", "LZ4"),
+        ("brotli.parquet", "text", "brotli: this compression is not supported"),
         ("snappy.parquet", "body", "no column `body`; it has: `meta`, `id`, `text`"),
         ("snappy.parquet", "id", "column `id` is not text"),
         ("snappy.parquet", "meta", "column `meta` is not text"),
@@ -88,7 +89,7 @@ fn read_messages(path: &Path) -> Result<Vec<Map<String, Value>>> {
 }
 
 #[test]
-fn parquet_lists_of_messages_are_read_and_other_nestings_rejected() {
+fn parquet_nested_columns_have_the_values_of_jsonl_lines() {
     let message = |row: usize, n: usize| match n {
         2 => json!({ "role": "user" }),
         _ => json!({ "role": if n == 0 { "user" } else { "assistant" }, "content": format!("{row}.{n}") }),
@@ -101,30 +102,31 @@ fn parquet_lists_of_messages_are_read_and_other_nestings_rejected() {
     for name in ["messages.parquet", "messages-v2.parquet"] {
         assert_eq!(read_messages(&golden(name)).map_err(|error| error.to_string()), Ok(rows.clone()), "{name}");
     }
-    let error = read_messages(&golden("object-of-lists.parquet")).unwrap_err().to_string();
-    assert!(
-        error.contains("column `messages.role.list.element` is not a list of texts, or of objects with texts"),
-        "{error}"
-    );
+    let of_lists = Map::from_iter([("messages".to_owned(), json!({ "role": ["user"], "content": ["Hi"] }))]);
+    assert_eq!(read_messages(&golden("object-of-lists.parquet")).unwrap(), [of_lists]);
     let error = read_messages(&golden("snappy.parquet")).unwrap_err().to_string();
     assert!(error.contains("has none of the columns `messages`, `prompt`; it has: `meta`, `id`, `text`"), "{error}");
-    // Leaving out a number that says which message is trained would train another one.
-    let error = read_messages(&golden("weights.parquet")).unwrap_err().to_string();
-    assert!(error.contains("the messages of column `messages` have `weight`") && error.contains("\nhint: "), "{error}");
+    let mut weighted = json!([{ "role": "user", "content": "Hi" }, { "role": "assistant", "content": "Ho" }]);
+    weighted[1]["weight"] = json!(0);
+    let expected = Map::from_iter([("messages".to_owned(), weighted)]);
+    assert_eq!(read_messages(&golden("weights.parquet")).unwrap(), [expected]);
     let messages = json!([{ "role": "user", "content": "Hi" }, { "role": "assistant", "content": "Ho" }]);
     let expected = Map::from_iter([("messages".to_owned(), messages)]);
     assert_eq!(read_messages(&golden("null-weights.parquet")).unwrap(), [expected]);
     let marks = Marks::default();
     let options = RecordOptions { members: &["meta"], text_member: "text", expected: "an object", marks: &marks };
     let file = &list_files(&golden("snappy.parquet")).unwrap()[0];
-    let error = read_records(file, options, &BytesRead::default(), &mut Notes::default(), &mut |_| Ok(()))
-        .unwrap_err()
-        .to_string();
-    assert!(error.contains("column `meta.text` is not a list of texts, or of objects with texts\nhint: "), "{error}");
+    let mut metas = Vec::new();
+    let mut sink = |record: Record| {
+        metas.push(record.members["meta"].clone());
+        Ok(())
+    };
+    read_records(file, options, &BytesRead::default(), &mut Notes::default(), &mut sink).unwrap();
+    assert_eq!(metas, (0..60).map(|row| json!({ "text": row, "tags": ["a", "b"] })).collect::<Vec<_>>());
 }
 
 #[test]
-fn parquet_lists_of_texts_are_read_and_lists_of_numbers_rejected() {
+fn parquet_lists_of_texts_and_of_numbers_are_read() {
     let marks = Marks::default();
     let options = RecordOptions { members: &["messages"], text_member: "text", expected: "an object", marks: &marks };
     let file = &list_files(&golden("texts.parquet")).unwrap()[0];
@@ -139,18 +141,14 @@ fn parquet_lists_of_texts_are_read_and_lists_of_numbers_rejected() {
     // An empty list counts as missing.
     let expected = (0..60).map(|row: usize| (row % 4 != 3 && !row.is_multiple_of(3)).then(|| list(row)));
     assert_eq!(rows, expected.collect::<Vec<_>>());
-    // Lists of numbers are rejected. The error does not suggest `--text-field`, which has no effect on records.
     let options = RecordOptions { members: &["prompt"], ..options };
-    let error = read_records(file, options, &BytesRead::default(), &mut Notes::default(), &mut |_| Ok(()))
-        .unwrap_err()
-        .to_string();
-    assert!(error.contains("column `prompt` is not a list of texts") && !error.contains("--text-field"), "{error}");
-    let options = RecordOptions { members: &["id"], ..options };
-    let file = &list_files(&golden("snappy.parquet")).unwrap()[0];
-    let error = read_records(file, options, &BytesRead::default(), &mut Notes::default(), &mut |_| Ok(()))
-        .unwrap_err()
-        .to_string();
-    assert!(error.contains("column `id` is not text\nhint: convert the file to jsonl"), "{error}");
+    let mut rows = Vec::new();
+    let mut sink = |record: Record| {
+        rows.push(record.members["prompt"].clone());
+        Ok(())
+    };
+    read_records(file, options, &BytesRead::default(), &mut Notes::default(), &mut sink).unwrap();
+    assert_eq!(rows, (0..60).map(|row| json!([row])).collect::<Vec<_>>());
 }
 
 #[test]
@@ -177,19 +175,29 @@ fn parquet_examples_equal_those_of_the_same_jsonl_lines() {
     assert_eq!(read(golden("nulls.parquet")), read(path));
 }
 
+/// Leaving out a flag that says what is trained would train something else.
 #[test]
-fn parquet_columns_of_flags_that_say_what_is_trained_are_rejected() {
+fn parquet_flags_that_say_what_is_trained_count_as_in_jsonl() {
     let tokenizer = Tokenizer::from_dir(&golden("../masks/tokenizer")).unwrap();
     let encoder = ExampleEncoder::new(&tokenizer, None, &[tokenizer.eos().unwrap().id]);
     let settings =
         ExampleSettings { max_len: 100, too_long: TooLong::Refuse, text_field: "text".into(), validation: Vec::new() };
-    for (name, message) in [
-        ("loss.parquet", "the messages of column `messages` have `loss`"),
-        ("kto.parquet", "column `label` says what is trained"),
+    let dir = tempfile::tempdir().unwrap();
+    let hi = r#"{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho""#;
+    for (name, line, message) in [
+        ("loss", format!(r#"{{"messages": [{hi}, "loss": false}}]}}"#), "nothing to train"),
+        ("weights", format!(r#"{{"messages": [{hi}, "weight": 0}}]}}"#), "nothing to train"),
+        ("kto", r#"{"prompt": "Hi", "completion": "Ho", "label": false}"#.to_owned(), "`label` is `false`"),
     ] {
-        let sources = [Origin::Path(golden(name))];
-        let error = examples::read(&sources, &encoder, &settings, &mut |_| {}).unwrap_err().to_string();
-        assert!(error.contains(message) && error.contains(name) && error.contains("\nhint: "), "{error}");
+        let json = dir.path().join(format!("{name}.jsonl"));
+        fs::write(&json, line + "\n").unwrap();
+        let [json, parquet] = [json, golden(&format!("{name}.parquet"))].map(|path| {
+            let error = examples::read(&[Origin::Path(path.clone())], &encoder, &settings, &mut |_| {}).unwrap_err();
+            let error = error.to_string();
+            assert!(error.contains(message) && error.contains("\nhint: "), "{error}");
+            error.replace(&path.display().to_string(), "FILE")
+        });
+        assert_eq!(parquet, json.replace("line 1", "row 0"), "{name}");
     }
 }
 

@@ -3,13 +3,9 @@
 use std::io::{self, BufRead, Read};
 
 use flate2::bufread::GzDecoder;
-use ruzstd::decoding::{
-    BlockDecodingStrategy, FrameDecoder,
-    errors::{FrameDecoderError, ReadFrameHeaderError},
-};
 
-/// The largest window of zstd that is decoded: that of `--long=31`, which needs as much memory.
-const MAX_WINDOW: u64 = 1 << 31;
+/// Logarithm of the largest window of zstd that is decoded: that of `--long=31`, which needs as much memory.
+const MAX_WINDOW_LOG: u32 = 31;
 
 /// Decompresses consecutive gzip members. Zeros behind the last one are no data: tapes and some programs pad files with them.
 pub(super) struct GzipReader<R> {
@@ -55,76 +51,18 @@ impl<R: BufRead> Read for GzipReader<R> {
 }
 
 /// Decompresses consecutive zstd frames.
-pub(super) struct ZstdReader<R> {
-    source: R,
-    decoder: FrameDecoder,
-    is_in_frame: bool,
+///
+/// # Errors
+/// There is no memory for the decoder.
+pub(super) fn zstd_reader<R: BufRead>(source: R) -> io::Result<zstd::Decoder<'static, R>> {
+    let mut decoder = zstd::Decoder::with_buffer(source)?;
+    decoder.window_log_max(MAX_WINDOW_LOG)?;
+    Ok(decoder)
 }
 
-impl<R: BufRead> ZstdReader<R> {
-    pub(super) fn new(source: R) -> ZstdReader<R> {
-        let mut decoder = FrameDecoder::new();
-        decoder.set_max_window_size(MAX_WINDOW);
-        ZstdReader { source, decoder, is_in_frame: false }
-    }
-
-    /// Starts the next frame; false at the end of the file.
-    fn next_frame(&mut self) -> io::Result<bool> {
-        while !self.source.fill_buf()?.is_empty() {
-            match self.decoder.init(&mut self.source) {
-                Ok(()) => {
-                    self.is_in_frame = true;
-                    return Ok(true);
-                }
-                Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame { length, .. })) => {
-                    let n = io::copy(&mut self.source.by_ref().take(length.into()), &mut io::sink())?;
-                    if n < u64::from(length) {
-                        return Err(io::ErrorKind::UnexpectedEof.into());
-                    }
-                }
-                Err(FrameDecoderError::WindowSizeTooBig { requested, .. }) => {
-                    let what = format!("a window of {requested} bytes, at most {MAX_WINDOW} are supported");
-                    return Err(io::Error::new(io::ErrorKind::Unsupported, what));
-                }
-                Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error)),
-            }
-        }
-        Ok(false)
-    }
-
-    fn end_frame(&mut self) -> io::Result<()> {
-        self.is_in_frame = false;
-        match (self.decoder.get_checksum_from_data(), self.decoder.get_calculated_checksum()) {
-            (Some(stored), Some(computed)) if stored != computed => {
-                let what = format!("checksum {computed:08x}, expected {stored:08x}");
-                Err(io::Error::new(io::ErrorKind::InvalidData, what))
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
-impl<R: BufRead> Read for ZstdReader<R> {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        if out.is_empty() {
-            return Ok(0);
-        }
-        loop {
-            if !self.is_in_frame && !self.next_frame()? {
-                return Ok(0);
-            }
-            while self.decoder.can_collect() == 0 && !self.decoder.is_finished() {
-                self.decoder
-                    .decode_blocks(&mut self.source, BlockDecodingStrategy::UptoBlocks(1))
-                    .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-            }
-            let n = self.decoder.read(out)?;
-            if n > 0 {
-                return Ok(n);
-            }
-            self.end_frame()?;
-        }
-    }
+/// Whether a zstd frame has a window above the limit: the library says so in words alone.
+pub(super) fn is_large_window(error: &io::Error) -> bool {
+    error.to_string().contains("requires too much memory")
 }
 
 /// Turns UTF-16 into UTF-8.

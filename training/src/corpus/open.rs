@@ -14,7 +14,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use hearth_model::regular_file;
 
 use super::{
-    decode::{GzipReader, Utf16Reader, ZstdReader},
+    decode::{GzipReader, Utf16Reader, is_large_window, zstd_reader},
     text::{damaged, has_nul},
 };
 
@@ -112,7 +112,8 @@ pub(super) fn open_stream(path: &Path, bytes_read: &BytesRead) -> Result<Box<dyn
         return without_mark(path, BufReader::with_capacity(1 << 16, GzipReader::new(reader)));
     }
     if start.starts_with(&ZSTD_MAGIC) {
-        return without_mark(path, BufReader::with_capacity(1 << 16, ZstdReader::new(reader)));
+        let decoder = zstd_reader(reader).with_context(|| format!("cannot read `{}`", path.display()))?;
+        return without_mark(path, BufReader::with_capacity(1 << 16, decoder));
     }
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     let named = |extension: &str| name.ends_with(extension);
@@ -143,13 +144,12 @@ pub(super) fn open_stream(path: &Path, bytes_read: &BytesRead) -> Result<Box<dyn
 }
 
 fn without_mark(path: &Path, mut reader: impl BufRead + Send + 'static) -> Result<Box<dyn BufRead + Send>> {
-    let start = reader.fill_buf().map_err(|error| match error.kind() {
-        // A window of zstd that is too long.
-        io::ErrorKind::Unsupported => anyhow!(
-            "cannot decompress `{}`: {error}\nhint: decompress it with `zstd -d --long=31`, or compress it without `--long`",
+    let start = reader.fill_buf().map_err(|error| match is_large_window(&error) {
+        true => anyhow!(
+            "cannot decompress `{}`: zstd's window is larger than 2 GiB\nhint: decompress it first, or compress it without `--long`",
             path.display()
         ),
-        _ => anyhow::Error::from(error).context(damaged(path, 0)),
+        false => anyhow::Error::from(error).context(damaged(path, 0)),
     })?;
     if start.starts_with(&UTF32_MARK) {
         bail!("`{}` is UTF-32, not UTF-8\nhint: convert it first, with `iconv -f UTF-32 -t UTF-8`", path.display());
@@ -185,7 +185,6 @@ mod tests {
     use std::{fs, io::Write};
 
     use flate2::{Compression, write::GzEncoder};
-    use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 
     use super::*;
 
@@ -196,7 +195,10 @@ mod tests {
     }
 
     fn zstd(bytes: &[u8]) -> Vec<u8> {
-        compress_to_vec(bytes, CompressionLevel::Fastest)
+        let mut encoder = zstd::Encoder::new(Vec::new(), 1).unwrap();
+        encoder.include_checksum(true).unwrap();
+        encoder.write_all(bytes).unwrap();
+        encoder.finish().unwrap()
     }
 
     fn read(name: &str, bytes: &[u8]) -> Result<Vec<u8>> {
@@ -255,7 +257,7 @@ mod tests {
         let frame = |exponent: u8| [&ZSTD_MAGIC[..], &[0, (exponent - 10) << 3], &[0b1_0001, 0, 0], b"hi"].concat();
         assert_eq!(read("a.zst", &frame(28)).unwrap(), b"hi");
         let error = format!("{:#}", read("a.zst", &frame(32)).unwrap_err());
-        assert!(error.contains("a window of 4294967296 bytes") && error.contains("\nhint: "), "{error}");
+        assert!(error.contains("window is larger than 2 GiB") && error.contains("\nhint: "), "{error}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, bail};
 use serde_json::{Map, Value};
 
 use super::{
@@ -11,7 +11,7 @@ use super::{
     marks::Marks,
     notes::{Note, Notes},
     open::{BytesRead, open_stream},
-    parquet,
+    parquet::ParquetTable,
     piece::Cutting,
     table::read_table,
     text::{MAX_DOCUMENT_BYTES, NotUtf8, TextOptions, read_text},
@@ -123,23 +123,8 @@ fn read_rows(
     notes: &mut Notes,
     sink: &mut dyn FnMut(Record) -> Result<()>,
 ) -> Result<()> {
-    let (mut columns, unread) = parquet::read_columns(path, members, bytes_read)?;
+    let unread = ParquetTable::open(path)?
+        .read_records(members, bytes_read, &mut |row, members| sink(Record { place: format!("row {row}"), members }))?;
     unread.into_iter().for_each(|name| notes.add(Note::Unread(name), &format!("`{}`", path.display())));
-    let n_rows = columns.iter().map(|(_, values)| values.len()).max().unwrap_or(0);
-    for (name, values) in &columns {
-        ensure!(
-            values.len() == n_rows,
-            "`{}`: column `{name}` has {} rows, another {n_rows}\nhint: the file is damaged; download or copy it again",
-            path.display(),
-            values.len()
-        );
-    }
-    for row in 0..n_rows {
-        let value = |(name, values): &mut (String, Vec<Option<Value>>)| {
-            Some((name.clone(), values.get_mut(row).and_then(Option::take)?))
-        };
-        let members = columns.iter_mut().filter_map(value).collect();
-        sink(Record { place: format!("row {row}"), members })?;
-    }
     Ok(())
 }

@@ -17,7 +17,7 @@ use super::{
     message::Turn,
     notes::{Note, Notes},
     open::{BytesRead, open_stream},
-    parquet,
+    parquet::ParquetTable,
     piece::{Cutting, Piece},
     record::{Outcome, Record, RecordOptions, kind_by_content, read_records},
     text::{NotUtf8, TextOptions, read_text, send_text},
@@ -187,11 +187,6 @@ pub fn read_documents(
     let path = &file.path;
     let kind = kind_by_content(file)?;
     let members = record_members(text_field);
-    let columns = if kind == FileKind::Parquet { parquet::columns(path)? } else { Vec::new() };
-    // Without any column of a record, the error is about the missing column of the text.
-    let is_text_column = |(name, is_nested): &(String, bool)| name == text_field && !is_nested;
-    let has_records = columns.iter().any(|(name, _)| name != text_field && members.contains(&name.as_str()));
-    let is_texts = columns.iter().any(is_text_column) || !has_records;
     match kind {
         FileKind::Text => {
             if file.is_found {
@@ -207,12 +202,13 @@ pub fn read_documents(
             }
             read_text(path, open_stream(path, bytes_read)?, texts, notes, sink)?;
         }
-        FileKind::Parquet if is_texts => {
-            for (name, _) in columns.into_iter().filter(|column| !is_text_column(column)) {
-                notes.add(Note::Unread(name), &format!("`{}`", path.display()));
+        FileKind::Parquet if is_column_of_texts(path, text_field, &members)? => {
+            let table = ParquetTable::open(path)?;
+            for name in table.names().filter(|name| name != text_field) {
+                notes.add(Note::Unread(name.to_owned()), &format!("`{}`", path.display()));
             }
             let mut row = 0;
-            parquet::read_column(path, text_field, bytes_read, &mut |text| {
+            table.read_texts(text_field, bytes_read, &mut |text| {
                 row += 1;
                 send_text(text, texts, &|| format!("`{}`, text {row}", path.display()), notes, sink)
             })?;
@@ -232,6 +228,13 @@ pub fn read_documents(
         ),
     }
     Ok(Outcome::Read)
+}
+
+/// Whether a Parquet file has the column of the texts. Also if it has no column of a record: then the error is about the
+/// missing column of the texts.
+fn is_column_of_texts(path: &Path, text_field: &str, members: &[&str]) -> Result<bool> {
+    let table = ParquetTable::open(path)?;
+    Ok(table.has_flat(text_field) || !table.names().any(|name| name != text_field && members.contains(&name)))
 }
 
 /// Sends the document of a record: a text or a conversation. One that is empty or null is skipped.

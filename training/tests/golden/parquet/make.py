@@ -40,6 +40,7 @@ write("none-checksums", compression="none", write_page_checksum=True)
 for encoding in ["DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"]:
     write(encoding.lower().replace("_", "-"), use_dictionary=False, column_encoding={"text": encoding})
 write("lz4", compression="lz4")
+write("brotli", compression="brotli")
 
 
 def conversations(path, **options):
