@@ -10,6 +10,7 @@ mod assistant_mask;
 mod budget;
 mod environment;
 mod files;
+pub mod hermes;
 mod instructions;
 mod marks;
 mod messages;

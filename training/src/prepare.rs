@@ -28,8 +28,9 @@ use self::{
 pub use self::{mixture::StoppingStrategy, output::Counts};
 use crate::{
     corpus::{
-        BytesRead, Conversation, ConversationEncoder, Encoder, FileKind, FileSplit, Files, Marks, Note, Notes, Origin,
-        ReadOptions, SourceFile, SourceSpec, check_separator, read_in_batches, read_tokens,
+        BytesRead, Conversation, ConversationEncoder, Encoder, FileKind, FileSplit, Files, LeftOut, Marks, Note, Notes,
+        Origin, ReadOptions, SourceFile, SourceSpec, TextsBeside, check_separator, files_of, read_in_batches,
+        read_tokens,
     },
     run_dir,
     shard::{
@@ -102,8 +103,8 @@ pub struct Prepared {
     pub manifest: Manifest,
     /// Files in folders that are not text, and were skipped.
     pub not_text: Vec<PathBuf>,
-    /// Names of files that were left out: those of a test split.
-    pub left_out: Vec<String>,
+    /// Files that were left out.
+    pub left_out: Vec<LeftOut>,
     /// What is to be said about the documents.
     pub notes: Notes,
 }
@@ -161,10 +162,8 @@ pub fn prepare(settings: &PrepareSettings, progress: &mut dyn FnMut(Progress)) -
     let staged = run_dir::stage(&settings.out)?;
     progress(Progress::Begin(staged.path().to_owned()));
     let mut download = |found| progress(Progress::Download(found));
-    let files =
-        sources.iter().map(|source| source.origin.training_files(&mut download)).collect::<Result<Vec<Files>>>()?;
-    let val_files = settings.validation.iter().map(|origin| origin.validation_files(&mut download));
-    let val_files = val_files.collect::<Result<Vec<Files>>>()?;
+    let origins: Vec<&Origin> = sources.iter().map(|source| &source.origin).collect();
+    let [files, val_files] = files_of(&origins, &settings.validation, TextsBeside::ByName, &mut download)?;
     let mut notes = Notes::default();
     let mut left_out = Vec::new();
     for files in files.iter().chain(&val_files) {
@@ -232,6 +231,7 @@ pub fn prepare(settings: &PrepareSettings, progress: &mut dyn FnMut(Progress)) -
     let Work { not_text, conversations, notes, .. } = work;
     let commits = files.iter().chain(&val_files).map(|files| files.commit.clone()).collect();
     let contents = Contents { commits, conversations, counts, splits };
+    let rule = if holds_nothing_out(settings, rule, &contents.splits) { SplitRule::Hash { val_fraction: 0.0 } } else { rule };
     let manifest = manifest(settings, &tokenizer, rule, contents);
     check_splits(&manifest)?;
     staged.write(DATA_FILE, (serde_json::to_string_pretty(&manifest)? + "\n").as_bytes())?;
@@ -512,6 +512,12 @@ struct Contents {
     counts: Vec<Counts>,
     /// The training and the validation split.
     splits: [SplitInfo; 2],
+}
+
+/// Whether the documents are so few that none was held out, and nobody asked for it.
+fn holds_nothing_out(settings: &PrepareSettings, rule: SplitRule, [train, val]: &[SplitInfo; 2]) -> bool {
+    let is_default = settings.split.is_none() && settings.val_fraction.is_none();
+    is_default && matches!(rule, SplitRule::Hash { .. }) && val.documents == 0 && train.documents > 0
 }
 
 fn manifest(settings: &PrepareSettings, tokenizer: &OpenTokenizer, split: SplitRule, contents: Contents) -> Manifest {

@@ -13,6 +13,12 @@ mod reader;
 mod terminal;
 mod values;
 
+use std::{
+    collections::BTreeSet,
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::{Mutex, PoisonError},
+};
+
 use serde_json::{Map, Value, json};
 
 use self::document::visit;
@@ -157,16 +163,35 @@ fn joins_others(members: &Map<String, Value>) -> bool {
     several || n_joints > 1 || n_joints == 1 && JOINED.iter().any(|name| members.contains_key(*name))
 }
 
-/// The schema that passes over keywords which cannot be enforced, instead of being refused.
-pub fn lenient(mut schema: Value) -> Value {
+/// The schema that passes over keywords which cannot be enforced, instead of being refused. The log says so once for each `name`
+/// and its keywords.
+pub fn lenient(mut schema: Value, name: &str) -> Value {
     if let Value::Object(members) = &mut schema {
-        members.insert(SETTINGS.into(), json!({ "lenient": true }));
+        members.insert(SETTINGS.into(), json!({ "lenient": name }));
     }
     schema
 }
 
-fn is_lenient(schema: &Value) -> bool {
-    schema.get(SETTINGS).and_then(|settings| settings.get("lenient")) == Some(&Value::Bool(true))
+/// The name of a schema that passes over what cannot be enforced. A client may ask for that itself, by `true`.
+fn lenient_name(schema: &Value) -> Option<&str> {
+    match schema.get(SETTINGS)?.get("lenient")? {
+        Value::Bool(true) => Some("a client's schema"),
+        name => name.as_str(),
+    }
+}
+
+/// The most keywords that the log has named are remembered; more are not logged.
+const MAX_LOGGED: usize = 1000;
+
+fn log_passed_over(name: &str, keywords: &BTreeSet<String>) {
+    static LOGGED: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
+    let mut hasher = DefaultHasher::new();
+    (name, keywords).hash(&mut hasher);
+    let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
+    if logged.len() < MAX_LOGGED && logged.insert(hasher.finish()) {
+        let keywords = keywords.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+        tracing::warn!("`{name}`: its schema's keywords that cannot be enforced are passed over: {keywords}");
+    }
 }
 
 /// A schema as the right side of a rule in a Lark grammar. Its `$ref`s refer to the schema itself.

@@ -263,7 +263,12 @@ fn load_gpt_and_config(
 ) -> Result<(Gpt, Map<String, Value>)> {
     let path = dir.join(CONFIG_FILE);
     if !is_there(dir)? {
-        return Err(Error::file(dir, "does not exist").with_hint("use a model dir or a GGUF file on this machine"));
+        let run = dir.parent().filter(|run| dir.ends_with(RUN_MODEL) && run.join(RUN_FILE).is_file());
+        return Err(match run {
+            Some(run) => Error::file(run, "the run has no model yet: that is written at its first evaluation")
+                .with_hint("go on with `--resume`, or use one of the run's `checkpoints/step-...`"),
+            None => Error::file(dir, "does not exist").with_hint("use a model dir or a GGUF file on this machine"),
+        });
     }
     if !dir.is_dir() {
         return Err(Error::file(dir, "is neither a folder nor a GGUF file").with_hint(

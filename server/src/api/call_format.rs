@@ -1,6 +1,8 @@
 //! The formats in which models write tool calls: one table, from which the format of a chat template is detected, the
 //! grammar for calls is made, and calls are parsed.
 
+use hearth_model::chat::hermes;
+
 use crate::random::{fresh_id, fresh_word};
 
 /// How calls are written.
@@ -52,8 +54,8 @@ pub(crate) static HERMES: CallFormat = CallFormat {
     is_bare: false,
     body: Body::Json,
     around_all: ["", ""],
-    around_parts: ["<tool_call>\n{\"name\": \"", "\", \"arguments\": ", "}\n</tool_call>"],
-    separator: "\n",
+    around_parts: hermes::CALL,
+    separator: hermes::SEPARATOR,
     ids: Ids::Prefixed,
 };
 

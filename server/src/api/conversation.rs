@@ -143,7 +143,7 @@ impl Conversation {
         let style = ToolStyle::of(template);
         let context = self.context(style, model);
         let tools = self.tools.as_ref();
-        let messages = style.messages(self.messages, tools);
+        let messages = template.with_tools_as_text(self.messages, tools.map(Tools::json).as_deref());
         let text = template.prompt_text(&model.tokenizer, &messages, &context);
         let refusal = |error: Error| match error {
             Error::Param { name, .. } => ApiError::invalid(name, error.to_string()),

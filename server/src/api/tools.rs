@@ -1,17 +1,16 @@
 //! Tools: the functions that a client offers, the choice among them, and the format of calls.
 //!
-//! A model writes calls in the format of its chat template. If the template does not support tools, they are described
-//! in a section of the system message, in Hermes' format, and earlier calls and results are given as text.
+//! A model writes calls in the format of its chat template. If the template does not support tools, they are given as text in
+//! Hermes' format ([`hearth_model::chat::hermes`]).
 
 use std::borrow::Cow;
 
 use hearth_model::{
     TokenId,
-    chat::{ChatTemplate, Message, thought},
+    chat::{ChatTemplate, thought},
     constraint::{check_enforceable, in_lark, lenient},
     tokenizer::Tokenizer,
 };
-use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -63,10 +62,6 @@ pub(crate) struct ToolStyle {
     format: Option<&'static CallFormat>,
     /// Whether the template writes the tools itself.
     is_in_template: bool,
-    /// Whether the template writes earlier calls itself.
-    has_history: bool,
-    /// Whether the template writes earlier calls in the format of new ones.
-    is_alike: bool,
 }
 
 impl ToolStyle {
@@ -74,8 +69,7 @@ impl ToolStyle {
         let source = template.tools_source();
         let is_in_template = template.takes_tools();
         let format = if is_in_template { CallFormat::of_template(source) } else { Some(&HERMES) };
-        let has_history = is_in_template || source.contains("tool_call");
-        Self { format, is_in_template, has_history, is_alike: is_in_template || source.contains("<tool_call>") }
+        Self { format, is_in_template }
     }
 
     /// The format of calls that the server writes or enforces.
@@ -91,71 +85,8 @@ impl ToolStyle {
 
     /// The tools that the template receives.
     pub(crate) fn template_tools(self, tools: Option<&Tools>) -> Option<Value> {
-        tools.filter(|_| self.is_in_template).map(|tools| tools.list.iter().map(|tool| tool.json.clone()).collect())
+        tools.filter(|_| self.is_in_template).map(|tools| tools.json().into())
     }
-
-    /// The messages, with additions for tools and calls that the template does not write itself.
-    pub(crate) fn messages(self, mut messages: Vec<Message>, tools: Option<&Tools>) -> Vec<Message> {
-        // With tools, earlier calls should have the format of new ones.
-        let is_written = if tools.is_some() { self.is_alike } else { self.has_history };
-        if !is_written {
-            messages = messages.into_iter().map(as_text).fold(Vec::new(), joined);
-        }
-        if let Some(tools) = tools.filter(|_| !self.is_in_template) {
-            let section = tools.section();
-            match messages.first_mut() {
-                Some(first) if matches!(first.role.as_str(), "system" | "developer") => {
-                    first.content = format!("{}\n\n{section}", first.content);
-                }
-                _ => messages.insert(0, Message::new("system", section)),
-            }
-        }
-        messages
-    }
-}
-
-/// A message's tool calls or result as text.
-fn as_text(mut message: Message) -> Message {
-    if message.role == "tool" {
-        return Message::new("user", format!("<tool_response>\n{}\n</tool_response>", message.content));
-    }
-    let Some(Value::Array(calls)) = message.extra.shift_remove("tool_calls") else { return message };
-    if calls.is_empty() {
-        return message;
-    }
-    let parts = calls.iter().map(|call| {
-        let part = |name: &str| call.pointer(name).unwrap_or(&Value::Null);
-        let quoted = part("/function/name").to_string();
-        let name = quoted.strip_prefix('"').and_then(|name| name.strip_suffix('"')).unwrap_or(&quoted);
-        let arguments = match part("/function/arguments") {
-            Value::String(text) if is_object(text) => text.trim().to_owned(),
-            Value::String(text) if matches!(text.trim(), "" | "null") => "{}".to_owned(),
-            Value::Null => "{}".to_owned(),
-            other => other.to_string(),
-        };
-        (name.to_owned(), arguments)
-    });
-    let separator = if message.content.is_empty() { "" } else { "\n" };
-    let calls = HERMES.written(&parts.collect::<Vec<_>>());
-    message.content.push_str(&format!("{separator}{calls}"));
-    message
-}
-
-/// Whether a text is a JSON object. It is not kept: it may be long.
-fn is_object(text: &str) -> bool {
-    text.trim_start().starts_with('{') && serde_json::from_str::<IgnoredAny>(text).is_ok()
-}
-
-/// Merges consecutive results into one message: some templates require alternating roles.
-fn joined(mut messages: Vec<Message>, message: Message) -> Vec<Message> {
-    let is_result = |message: &Message| message.role == "user" && message.content.starts_with("<tool_response>");
-    match messages.last_mut() {
-        Some(last) if is_result(last) && is_result(&message) => {
-            last.content = format!("{}\n{}", last.content, message.content);
-        }
-        _ => messages.push(message),
-    }
-    messages
 }
 
 fn choice_schema() -> Value {
@@ -171,6 +102,11 @@ fn choice_schema() -> Value {
 }
 
 impl Tools {
+    /// The tools as the client sent them.
+    pub(crate) fn json(&self) -> Vec<Value> {
+        self.list.iter().map(|tool| tool.json.clone()).collect()
+    }
+
     /// Reads `tools`, `tool_choice` and `parallel_tool_calls`. `None` if nothing may be called.
     pub(crate) fn from_fields(fields: &mut Fields) -> Result<Option<Self>, ApiError> {
         let is_given = fields.has("tools");
@@ -285,17 +221,6 @@ impl Tools {
         }
         rules.join("\n")
     }
-
-    /// The description of the tools for templates without tool support, in Hermes' format.
-    fn section(&self) -> String {
-        let signatures: Vec<String> = self.list.iter().map(|tool| tool.json.to_string()).collect();
-        format!(
-            "You can call the functions whose signatures follow, one JSON object per line:\n<tools>\n{}\n</tools>\n\n\
-             To call a function, write a JSON object with its name and its arguments between tags:\n<tool_call>\n\
-             {{\"name\": \"the function's name\", \"arguments\": {{\"an argument\": \"its value\"}}}}\n</tool_call>",
-            signatures.join("\n")
-        )
-    }
 }
 
 /// The marks of a format that are special tokens.
@@ -348,7 +273,7 @@ fn tool(mut item: Fields) -> Result<Tool, ApiError> {
         check_enforceable(&parameters).map_err(|error| refusal(&function.path("parameters"), &error))?;
         parameters
     } else {
-        lenient(parameters)
+        lenient(parameters, &name)
     };
     // The template receives all fields and may read them.
     item.ignore_rest();

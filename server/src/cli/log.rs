@@ -30,7 +30,8 @@ fn start<W>(default: &str, format: LogFormat, writer: W) -> anyhow::Result<()>
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
-    let given = ["HEARTH_LOG", "RUST_LOG"].into_iter().find_map(|name| Some((name, std::env::var(name).ok()?)));
+    let set = |name| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
+    let given = ["HEARTH_LOG", "RUST_LOG"].into_iter().find_map(|name| Some((name, set(name)?)));
     let filter = match given {
         Some((name, filter)) => {
             EnvFilter::try_new(&filter).with_context(|| format!("cannot read `{name}={filter}`"))?

@@ -116,17 +116,30 @@ pub(crate) fn run(mut args: Args) -> Result<ExitCode> {
         Objective::NextToken => {
             let examples = examples_of([&args.data, &args.val], &text, &session.config, &mut status)?;
             status.note(&summary_line(&examples));
+            require_no_share(&session.defaults, examples.val.len(), &session.config)?;
             session.fit_examples(size_of(&examples));
             data_of(examples, &path, text, &session.config)?
         }
         Objective::Dpo => {
             let pairs = pairs_of([&args.data, &args.val], &text, &session.config, &mut status)?;
             status.note(&pairs_line(&pairs));
+            require_no_share(&session.defaults, pairs.val.len(), &session.config)?;
             session.fit_examples(size_of_pairs(&pairs));
             data_of_pairs(pairs, &path, text, &session.config)?
         }
     };
     session.train(&data)
+}
+
+/// Refuses a share to hold out where there are `n_val` examples for validation already.
+fn require_no_share(defaults: &Defaults, n_val: usize, config: &TrainConfig) -> Result<()> {
+    ensure!(
+        n_val == 0 || !defaults.is_set("data.val_fraction"),
+        "`data.val_fraction` is {}, but there are {n_val} examples for validation already, by `--val` or the names of files\nhint: \
+         leave it out, or name only the files to train on",
+        config.data.val_fraction
+    );
+    Ok(())
 }
 
 /// What was read.

@@ -1,11 +1,17 @@
 //! Progress on stderr: a line that is rewritten on terminals, and occasional lines elsewhere.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use hearth_training::{
-    corpus::Notes,
+    corpus::{LeftOut, Notes, WhyLeftOut},
     progress::{ProgressLine, Style},
 };
+
+/// The most names of files in a message.
+const MAX_NAMES: usize = 5;
 
 /// Shows progress.
 #[derive(Debug)]
@@ -82,13 +88,15 @@ pub(crate) fn note_not_text(status: &mut Status, paths: &[std::path::PathBuf]) {
 }
 
 /// Reports files of folders that were left out.
-pub(crate) fn note_left_out(status: &mut Status, names: &[String]) {
-    if let Some(first) = names.first() {
-        let files = if names.len() == 1 { "1 file".to_owned() } else { format!("{} files", names.len()) };
-        let them = if names.len() == 1 { "it is" } else { "they are" };
-        status.note(&format!(
-            "left out: {files}, such as `{first}`: by the names, {them} not to be trained on, or text beside files of examples"
-        ));
+pub(crate) fn note_left_out(status: &mut Status, left_out: &[LeftOut]) {
+    let mut by_reason: BTreeMap<WhyLeftOut, Vec<&str>> = BTreeMap::new();
+    for LeftOut { name, why } in left_out {
+        by_reason.entry(*why).or_default().push(name);
+    }
+    for (why, names) in by_reason {
+        let shown = names[..names.len().min(MAX_NAMES)].join("`, `");
+        let more = if names.len() > MAX_NAMES { format!(" and {} more", names.len() - MAX_NAMES) } else { String::new() };
+        status.note(&format!("left out: `{shown}`{more} ({why})"));
     }
 }
 

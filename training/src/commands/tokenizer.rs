@@ -3,9 +3,12 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Result, ensure};
-use hearth_model::byte_size::ByteSize;
+use hearth_model::{byte_size::ByteSize, hub::Download};
 use hearth_training::{
-    corpus::{Cutting, FileSplit, Marks, Origin, ReadOptions, SourceFile, WordSplit, check_separator},
+    corpus::{
+        Cutting, FileSplit, LeftOut, Marks, Origin, ReadOptions, SourceFile, TextsBeside, WhyLeftOut, WordSplit, check_separator,
+        files_of,
+    },
     interrupt::remove_when_interrupted,
     run_dir,
     tokenizer_build::{BuiltTokenizer, END_OF_TEXT, SpecialTokens, bytes_per_token, collect_characters, count_words},
@@ -101,16 +104,19 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     if !args.chars {
         BuiltTokenizer::check_bpe(args.vocab_size, &special)?;
     }
-    let (mut files, mut left_out): (Vec<SourceFile>, Vec<String>) = (Vec::new(), Vec::new());
+    let (mut files, mut left_out) = (Vec::new(), Vec::new());
     // Checked before the work, not after it.
     let staged = run_dir::stage(&args.out)?;
     remove_when_interrupted(staged.path());
-    for file in &args.files {
-        let found = Origin::parse(file).training_files(&mut |download| status.show(|_| download.to_string()))?;
+    let origins: Vec<Origin> = args.files.iter().map(|file| Origin::parse(file)).collect();
+    let mut download = |download: Download| status.show(|_| download.to_string());
+    let [found, _] = files_of(&origins.iter().collect::<Vec<_>>(), &[], TextsBeside::ByName, &mut download)?;
+    for found in found {
         let (train, val): (Vec<_>, Vec<_>) = found.files.into_iter().partition(|file| file.split == FileSplit::Train);
         files.extend(train);
         left_out.extend(found.left_out);
-        left_out.extend(val.iter().map(|file| file.path.display().to_string()));
+        let name = |file: SourceFile| file.path.display().to_string();
+        left_out.extend(val.into_iter().map(|file| LeftOut { name: name(file), why: WhyLeftOut::ForValidation }));
     }
     note_left_out(&mut status, &left_out);
     let total: u64 = files.iter().map(|file| file.n_bytes).sum();

@@ -59,20 +59,27 @@ const SAID: [&str; 7] =
 /// The member that tells which call a result belongs to. Most templates show that by the order of messages.
 const CALL_ID: &str = "tool_call_id";
 
-/// Rejects tools, and members of messages, that the template would leave out though they are a part of what is said. What it
-/// leaves out otherwise is returned. `context` has the tools.
+/// The messages and the tools as a server gives them to the template: what the template does not write of tools and calls is text.
+pub(crate) fn as_served(
+    template: &ChatTemplate,
+    messages: &[Message],
+    tools: &Option<Value>,
+    context: &RenderContext,
+) -> (Vec<Message>, RenderContext) {
+    let list = tools.as_ref().and_then(Value::as_array).map(Vec::as_slice);
+    let messages = template.with_tools_as_text(messages.to_vec(), list);
+    let tools = tools.clone().filter(|_| template.takes_tools());
+    (messages, RenderContext { tools, ..context.clone() })
+}
+
+/// Rejects members of messages that the template would leave out though they are a part of what is said. What it leaves out
+/// otherwise is returned. `context` has the tools.
 pub(crate) fn require_written(
     template: &ChatTemplate,
     tokenizer: &Tokenizer,
     messages: &[Message],
     context: &RenderContext,
 ) -> Result<Vec<Note>, Problem> {
-    if context.tools.is_some() && !template.takes_tools() {
-        return Err((
-            "it has `tools`, but the model's chat template does not write them".into(),
-            "describe the tools in a system message, or use a template with `tools`",
-        ));
-    }
     let source = if context.tools.is_some() { template.tools_source() } else { template.source() };
     let n_written = |messages: &[Message]| Some(template.prompt_text(tokenizer, messages, context).ok()?.n_bytes());
     let all = LazyCell::new(|| n_written(messages));
@@ -80,7 +87,7 @@ pub(crate) fn require_written(
     for (index, message) in messages.iter().enumerate() {
         for (name, _) in message.extra.iter().filter(|(_, value)| !is_empty(value)) {
             if !SAID.contains(&name.as_str()) {
-                if name != CALL_ID && !source.contains(name.as_str()) {
+                if name != CALL_ID && !has_word(source, name) {
                     notes
                         .push(Note::Other(format!("the chat template does not write the member `{name}` of messages")));
                 }
@@ -120,6 +127,14 @@ pub(crate) fn require_written(
         }
     }
     Ok(notes)
+}
+
+/// Whether `word` is in a text without letters, digits or underscores around it.
+fn has_word(text: &str, word: &str) -> bool {
+    let is_inside = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
+    text.match_indices(word).any(|(start, _)| {
+        !is_inside(text[..start].chars().next_back()) && !is_inside(text[start + word.len()..].chars().next())
+    })
 }
 
 /// Whether a member says nothing, as those of tables do that have every member in every row.
@@ -168,11 +183,10 @@ impl ConversationEncoder {
     /// # Errors
     /// The template rejects the messages or leaves out a part of them, or a character is not in the vocabulary.
     pub fn encode(&self, conversation: &Conversation) -> Result<(Vec<TokenId>, Vec<Note>)> {
-        let Conversation { messages, tools, .. } = conversation;
-        let context = RenderContext { tools: tools.clone(), ..self.context.clone() };
-        let notes = require_written(&self.template, &self.tokenizer, messages, &context)
+        let (messages, context) = as_served(&self.template, &conversation.messages, &conversation.tools, &self.context);
+        let notes = require_written(&self.template, &self.tokenizer, &messages, &context)
             .map_err(|(what, hint)| anyhow!("{what}\nhint: {hint}"))?;
-        let ids = self.template.encode(&self.tokenizer, messages, &context);
+        let ids = self.template.encode(&self.tokenizer, &messages, &context);
         Ok((ids.context("cannot encode the conversation")?, notes))
     }
 }
@@ -212,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn conversation_encoder_writes_tools_or_rejects_what_the_template_leaves_out() {
+    fn conversation_encoder_writes_tools_and_calls_also_where_the_template_does_not() {
         let tokenizer = BuiltTokenizer::bpe(&"[f]a ".repeat(20), 280, 64).unwrap().open().unwrap();
         let encode = |tools_part: &str, conversation: &Conversation| {
             let source = format!("{tools_part}{{% for m in messages %}}{{{{ m.content }}}}{{% endfor %}}");
@@ -223,12 +237,12 @@ mod tests {
         let with_tools = conversation(json!([{ "role": "user", "content": "a" }]), Some(json!([{ "name": "f" }])));
         let written = encode("{% for tool in tools %}[{{ tool.name }}]{% endfor %}", &with_tools);
         assert_eq!(written, Ok("[f]a".to_owned()));
-        let error = encode("", &with_tools).unwrap_err();
-        assert!(error.contains("it has `tools`, but") && error.contains("\nhint: "), "{error}");
+        let described = encode("", &with_tools).unwrap();
+        assert!(described.contains("<tools>\n{\"name\":\"f\"}\n</tools>") && described.ends_with('a'), "{described}");
         let call = json!({ "function": { "name": "f", "arguments": {} } });
         let calls = conversation(json!([{ "role": "assistant", "content": "a", "tool_calls": [call] }]), None);
-        let error = encode("", &calls).unwrap_err();
-        assert!(error.contains("a message has `tool_calls`, but") && error.contains("\nhint: "), "{error}");
+        let written = "a\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
+        assert_eq!(encode("", &calls), Ok(written.to_owned()));
         let no_calls = json!([{ "role": "assistant", "content": "a", "tool_calls": [] }]);
         assert_eq!(encode("", &conversation(no_calls, None)), Ok("a".to_owned()));
     }

@@ -1,7 +1,7 @@
 //! Files of documents, and what their names say of their contents.
 
 use std::{
-    fs,
+    fmt, fs,
     path::{Path, PathBuf},
 };
 
@@ -160,9 +160,51 @@ fn has_word(name: &str, words: &[&str]) -> bool {
     })
 }
 
+/// A file that is left out, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    /// Its name within its source.
+    pub name: String,
+    /// Why.
+    pub why: WhyLeftOut,
+}
+
+impl LeftOut {
+    pub(super) fn new(name: String, why: WhyLeftOut) -> LeftOut {
+        LeftOut { name, why }
+    }
+}
+
+/// Why a file is left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum WhyLeftOut {
+    /// By its name it is for tests.
+    ForTests,
+    /// By its name it is for validation, which the command does not need.
+    ForValidation,
+    /// By its name it is for validation, but others are named for that.
+    Replaced,
+    /// Its name says no split, and that of another one says that it is for training.
+    NoSplit,
+    /// It is text beside files of examples.
+    NotExamples,
+}
+
+impl fmt::Display for WhyLeftOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            WhyLeftOut::ForTests => "for tests, by name",
+            WhyLeftOut::ForValidation => "for validation, by name",
+            WhyLeftOut::Replaced => "for validation, by name, but `--val` names others",
+            WhyLeftOut::NoSplit => "of no split, by name, beside files for training",
+            WhyLeftOut::NotExamples => "text beside files of examples",
+        })
+    }
+}
+
 /// The files of the folder `source`, each with its split, and the names of those that are left out: for tests. A file whose name
 /// says nothing is trained on. Only names of data count, not those of source code or notes.
-pub(super) fn split_files(source: &Path, files: Vec<SourceFile>) -> (Vec<SourceFile>, Vec<String>) {
+pub(super) fn split_files(source: &Path, files: Vec<SourceFile>) -> (Vec<SourceFile>, Vec<LeftOut>) {
     let (mut kept, mut left_out) = (Vec::new(), Vec::new());
     for file in files {
         let inner = file.path.strip_prefix(source).unwrap_or(&file.path).to_string_lossy().into_owned();
@@ -172,7 +214,7 @@ pub(super) fn split_files(source: &Path, files: Vec<SourceFile>) -> (Vec<SourceF
             _ => Some(inner.as_str()),
         };
         match name.filter(|_| file.is_found).and_then(named_split) {
-            Some(NamedSplit::Test) => left_out.push(inner),
+            Some(NamedSplit::Test) => left_out.push(LeftOut::new(inner, WhyLeftOut::ForTests)),
             Some(NamedSplit::Val) => kept.push(SourceFile { split: FileSplit::Val, ..file }),
             Some(NamedSplit::Train) | None => kept.push(file),
         }
@@ -293,6 +335,7 @@ mod tests {
             fs::write(path, "x").unwrap();
         }
         let (files, left_out) = split_files(dir.path(), list_files(dir.path()).unwrap());
+        let left_out: Vec<_> = left_out.into_iter().map(|one| one.name).collect();
         assert_eq!(left_out, ["data/test-00000-of-00001.parquet", "test.csv", "test.txt"]);
         let of = |split: FileSplit| -> Vec<String> {
             let files = files.iter().filter(|file| file.split == split);

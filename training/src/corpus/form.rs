@@ -445,7 +445,9 @@ fn no_example(members: &Map<String, Value>) -> Problem {
         return (what.into(), "add `--set objective.kind=dpo`");
     }
     match () {
-        () if has(PROMPT) => (format!("there is a `{PROMPT}`, but no `{COMPLETION}`"), EXAMPLE_HINT),
+        () if has(PROMPT) => {
+            (format!("there is a `{PROMPT}`, but no `{COMPLETION}`, `response` or `answer`"), EXAMPLE_HINT)
+        }
         () if has("instruction") => (
             format!("there is an `instruction`, but no `output` (Alpaca's layout), only {}", names(members)),
             EXAMPLE_HINT,

@@ -5,7 +5,9 @@ use std::{collections::BTreeSet, fmt};
 use anyhow::{Result, bail};
 use hearth_model::hub::{Download, Hub, HubFile, Repo, RepoKind};
 
-use super::files::{DESCRIPTIONS, FileKind, FileSplit, NamedSplit, SourceFile, is_text_name, kind_of, named_split};
+use super::files::{
+    DESCRIPTIONS, FileKind, FileSplit, LeftOut, NamedSplit, SourceFile, WhyLeftOut, is_text_name, kind_of, named_split,
+};
 
 /// `org/name`, `org/name@revision`, each also with `:PATH` for one file or folder of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +22,7 @@ pub struct Downloaded {
     /// The files.
     pub files: Vec<SourceFile>,
     /// Names of files that are left out by the split that they say.
-    pub left_out: Vec<String>,
+    pub left_out: Vec<LeftOut>,
     /// The commit that they are from.
     pub commit: String,
 }
@@ -98,8 +100,8 @@ impl HubDataset {
             for (file, kind) in files {
                 match split(file) {
                     Some(NamedSplit::Val) => chosen.files.push((file, kind, FileSplit::Val)),
-                    Some(NamedSplit::Test) => chosen.left_out.push(file.path.clone()),
-                    None if has_train => chosen.left_out.push(file.path.clone()),
+                    Some(NamedSplit::Test) => chosen.leave_out(file, WhyLeftOut::ForTests),
+                    None if has_train => chosen.leave_out(file, WhyLeftOut::NoSplit),
                     Some(NamedSplit::Train) | None => chosen.files.push((file, kind, FileSplit::Train)),
                 }
             }
@@ -120,7 +122,13 @@ impl HubDataset {
 /// The files of a data set that are used, each with its kind and split, and the names of others.
 struct Chosen<'a> {
     files: Vec<(&'a HubFile, FileKind, FileSplit)>,
-    left_out: Vec<String>,
+    left_out: Vec<LeftOut>,
+}
+
+impl Chosen<'_> {
+    fn leave_out(&mut self, file: &HubFile, why: WhyLeftOut) {
+        self.left_out.push(LeftOut::new(file.path.clone(), why));
+    }
 }
 
 impl fmt::Display for HubDataset {
@@ -195,7 +203,8 @@ mod tests {
         let found = HubDataset::parse("a/b").unwrap().choose(&all).unwrap();
         let found_splits: Vec<_> = found.files.iter().map(|(file, _, split)| (file.path.as_str(), *split)).collect();
         assert_eq!(found_splits, [(splits[1], FileSplit::Train), (splits[2], FileSplit::Val)]);
-        assert_eq!(found.left_out, [splits[0], splits[3]]);
+        let left_out = [(splits[0], WhyLeftOut::ForTests), (splits[3], WhyLeftOut::NoSplit)];
+        assert_eq!(found.left_out, left_out.map(|(name, why)| LeftOut::new(name.to_owned(), why)));
         assert_eq!(chosen("a/b", &["LICENSE.txt", "book.txt", "notes.md"]).unwrap(), ["book.txt"]);
         assert_eq!(chosen("a/b", &["test.txt"]).unwrap(), [""; 0]);
     }

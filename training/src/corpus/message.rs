@@ -14,6 +14,11 @@ pub(crate) const USER: &str = "user";
 /// The role of instructions at the beginning.
 pub(super) const SYSTEM: &str = "system";
 
+/// Roles that other layouts write beside `value`, and their names beside `content`. Templates write any role, so the model would
+/// learn a name that it never sees again.
+const FOREIGN_ROLES: [(&str, &str); 5] =
+    [("human", USER), ("gpt", ASSISTANT), ("bot", ASSISTANT), ("chatgpt", ASSISTANT), ("observation", "tool")];
+
 /// What is wrong with a record, and a hint.
 pub(crate) type Problem = (String, &'static str);
 
@@ -123,6 +128,10 @@ fn turn(at: &str, value: &Value, notes: &mut Vec<Note>) -> Result<Turn, Problem>
         let also = if message.extra.contains_key("function_call") { ", only `function_call`" } else { "" };
         let hint = if also.is_empty() { MESSAGES_HINT } else { FUNCTION_CALL_HINT };
         return Err((format!("`{at}` has no `content`{also}"), hint));
+    }
+    if let Some((_, meant)) = FOREIGN_ROLES.iter().find(|(foreign, _)| *foreign == message.role) {
+        let what = format!("`{at}.role` is `{}`, which is ShareGPT's name for `{meant}`", message.role);
+        return Err((what, "write the roles as `system`, `user`, `assistant` and `tool`, or use `from` and `value`"));
     }
     let is_trained = take_is_trained(at, &mut message)?;
     let turn = Turn { message, is_trained };

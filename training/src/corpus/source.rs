@@ -10,7 +10,7 @@ use hearth_model::hub::{Download, Hub, HubOptions};
 
 use super::{
     conversation::Conversation,
-    files::{FileKind, FileSplit, SourceFile, held_out_by_name, kind_of, list_files, split_files},
+    files::{FileKind, LeftOut, SourceFile, kind_of, list_files, split_files},
     form::{Form, record_members},
     hub_dataset::{Downloaded, HubDataset},
     marks::Marks,
@@ -94,43 +94,6 @@ impl Origin {
             }
         }
     }
-
-    /// Its files, to train on.
-    ///
-    /// # Errors
-    /// As [`files`](Self::files), and all of its files are for validation or tests.
-    pub fn training_files(&self, progress: &mut dyn FnMut(Download)) -> Result<Files> {
-        let mut files = self.files(progress)?;
-        if let (Origin::Path(path), [file]) = (self, files.files.as_slice())
-            && !file.is_found
-            && file.kind != FileKind::Tokens
-            && let Some(split) = held_out_by_name(path)
-        {
-            let what =
-                format!("its name says `{split}`, but it is trained on, since it was named; `--val` holds out files");
-            files.notes.add(Note::Other(what), &format!("`{self}`"));
-        }
-        ensure!(
-            files.files.iter().any(|file| file.split == FileSplit::Train),
-            "`{self}` has no files to train on: by their names, all are for validation or tests, such as `{}`\nhint: name a \
-             file of it to train on that file",
-            files.files.first().map_or_else(|| files.left_out.join("`, `"), |file| file.path.display().to_string())
-        );
-        Ok(files)
-    }
-
-    /// Its files for validation, which it is given for: all but those for training and tests that are beside validation files.
-    ///
-    /// # Errors
-    /// As [`files`](Self::files).
-    pub fn validation_files(&self, progress: &mut dyn FnMut(Download)) -> Result<Files> {
-        let mut files = self.files(progress)?;
-        if files.files.iter().any(|file| file.split == FileSplit::Val) {
-            files.files.retain(|file| file.split == FileSplit::Val);
-        }
-        files.files.iter_mut().for_each(|file| file.split = FileSplit::Val);
-        Ok(files)
-    }
 }
 
 impl fmt::Display for Origin {
@@ -147,8 +110,8 @@ impl fmt::Display for Origin {
 pub struct Files {
     /// The files.
     pub files: Vec<SourceFile>,
-    /// Names of files that are left out: those of a test split.
-    pub left_out: Vec<String>,
+    /// Files that are left out.
+    pub left_out: Vec<LeftOut>,
     /// What is to be said about their names.
     pub notes: Notes,
     /// The commit that they are from, of a data set of the hub.

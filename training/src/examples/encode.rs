@@ -11,7 +11,10 @@ use serde_json::Value;
 use super::Example;
 use crate::{
     continuation::encode_continued,
-    corpus::{Form, Marks, Note, Problem, TextKind, Turn, note_of_end, note_of_kind, note_of_mark, require_written},
+    corpus::{
+        ASSISTANT, Form, Marks, Note, Problem, TextKind, Turn, as_served, note_of_end, note_of_kind, note_of_mark,
+        require_written,
+    },
 };
 
 /// Encodes examples for a model.
@@ -60,6 +63,7 @@ impl ExampleEncoder {
                 self.conversation(turns, tools.as_ref(), *first, &mut notes).map_err(named)?
             }
             Form::Completion { prompt, completion } => {
+                notes.extend(self.template.is_some().then(|| Note::Other(OF_STRINGS.into())));
                 self.completion(prompt, completion).map_err(|error| named(Lack::Model(error)))?
             }
             Form::Text(text) => {
@@ -139,16 +143,22 @@ impl ExampleEncoder {
             )));
         };
         let messages: Vec<Message> = turns.iter().map(|turn| turn.message.clone()).collect();
-        let context = RenderContext { tools: tools.cloned(), ..self.context.clone() };
+        let (messages, context) = as_served(template, &messages, &tools.cloned(), &self.context);
+        // Tools and calls as text may add or join messages, but none of the assistant's.
+        let answers: Vec<usize> = (0..messages.len()).filter(|&index| messages[index].role == ASSISTANT).collect();
+        let place = |index: usize| {
+            let before = turns[..index].iter().filter(|turn| turn.is_assistant()).count();
+            answers.get(before).copied().unwrap_or(messages.len())
+        };
         notes.extend(require_written(template, &self.tokenizer, &messages, &context).map_err(Lack::Data)?);
         let mask_from =
             |first: usize| template.encode_with_mask(&self.tokenizer, &messages, &context, first).map_err(Lack::Model);
-        let MaskedChat { ids, is_assistant: mut trained, .. } = mask_from(first)?;
+        let MaskedChat { ids, is_assistant: mut trained, .. } = mask_from(place(first))?;
         // At each message that differs from the one before, the mask of all that the assistant writes from there on changes.
         let mut was_trained = true;
         for (index, turn) in turns.iter().enumerate().skip(first).filter(|(_, turn)| turn.is_assistant()) {
             if turn.is_trained != was_trained {
-                let changed = trained.iter_mut().zip(mask_from(index)?.is_assistant).filter(|(_, changes)| *changes);
+                let changed = trained.iter_mut().zip(mask_from(place(index))?.is_assistant).filter(|(_, changes)| *changes);
                 changed.for_each(|(trained, _)| *trained = turn.is_trained);
                 was_trained = turn.is_trained;
             }
@@ -231,6 +241,10 @@ impl ExampleEncoder {
         Ok(())
     }
 }
+
+/// What is said about prompts that are strings, for a model that chats.
+const OF_STRINGS: &str = "its prompt and completion are strings, so they are trained as they are, without the chat template; for a \
+                          chat write `messages`, or lists of messages in `prompt` and `completion`";
 
 /// Why an example cannot be encoded.
 enum Lack {

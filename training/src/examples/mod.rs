@@ -16,7 +16,7 @@ use std::path::PathBuf;
 
 use hearth_model::TokenId;
 
-use crate::corpus::{Notes, Origin};
+use crate::corpus::{LeftOut, Notes, Origin};
 
 pub use crate::config::TooLong;
 
@@ -84,8 +84,8 @@ pub struct Examples<T> {
     pub n_same: usize,
     /// Files in folders that are not text, and were skipped.
     pub not_text: Vec<PathBuf>,
-    /// Names of files in folders that were left out: those for tests, and texts beside files of objects.
-    pub left_out: Vec<String>,
+    /// Files that were left out.
+    pub left_out: Vec<LeftOut>,
     /// What is to be said about the data.
     pub notes: Notes,
     /// For each source, the commit that its files are from, of a data set of the hub.

@@ -6,8 +6,8 @@ use rayon::prelude::*;
 
 use super::{Example, ExampleEncoder, ExampleSettings, Examples, PreferencePair, TooLong, encode::wrong};
 use crate::corpus::{
-    BytesRead, CHOSEN, FileKind, FileSplit, Form, Marks, Note, Notes, Origin, Outcome, REJECTED, Record, RecordOptions,
-    SourceFile, read_records, record_members,
+    BytesRead, CHOSEN, FileSplit, Form, Marks, Note, Notes, Origin, Outcome, REJECTED, Record, RecordOptions, SourceFile,
+    TextsBeside, files_of, read_records, record_members,
 };
 
 /// Records that are encoded at once, on all cores.
@@ -169,17 +169,13 @@ fn read_all<T: Send>(
     progress: &mut dyn FnMut(Download),
 ) -> Result<Examples<T>> {
     let mut found = Examples::default();
-    let sources = sources.iter().map(|source| (source, FileSplit::Train));
-    for (source, split) in sources.chain(validation.iter().map(|source| (source, FileSplit::Val))) {
+    let [train, val] = files_of(&sources.iter().collect::<Vec<_>>(), validation, TextsBeside::None, progress)?;
+    for (source, files) in sources.iter().zip(train).chain(validation.iter().zip(val)) {
         let n_before = found.n_read();
-        let files = match split {
-            FileSplit::Train => source.training_files(progress)?,
-            FileSplit::Val => source.validation_files(progress)?,
-        };
         found.commits.push(files.commit);
         found.left_out.extend(files.left_out);
         found.notes.extend(files.notes);
-        for file in chosen(files.files, &mut found.left_out) {
+        for file in files.files {
             let mut batch = Vec::new();
             let mut notes = Notes::default();
             let outcome = read_records(&file, options, &BytesRead::default(), &mut notes, &mut |record| {
@@ -203,16 +199,6 @@ fn read_all<T: Send>(
         );
     }
     Ok(found)
-}
-
-/// Of a folder, the files with objects, if there are any: the others describe them, and are left out.
-fn chosen(files: Vec<SourceFile>, left_out: &mut Vec<String>) -> Vec<SourceFile> {
-    let is_objects = |file: &SourceFile| matches!(file.kind, FileKind::Json | FileKind::Table(_) | FileKind::Parquet);
-    let has_objects = files.iter().any(is_objects);
-    let (kept, others): (Vec<_>, Vec<_>) =
-        files.into_iter().partition(|file| !file.is_found || !has_objects || is_objects(file));
-    left_out.extend(others.into_iter().map(|file| file.path.display().to_string()));
-    kept
 }
 
 fn encode_batch<T: Send>(

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    corpus::{Origin, WordSplit},
+    corpus::{Origin, WhyLeftOut, WordSplit},
     tokenizer_build::{BuiltTokenizer, SpecialTokens, WordCounts},
 };
 
@@ -601,7 +601,9 @@ fn examples_of_a_folder_are_split_by_the_names_of_its_files() {
         (texts(&found.examples), texts(&found.val)),
         (vec!["«<s>e</s>»".into(), "«<s>a</s>»".into()], vec!["«<s>b</s>»".into()])
     );
-    assert!(found.left_out[0] == "test.jsonl" && found.left_out[1].ends_with("notes.txt"), "{:?}", found.left_out);
+    let left_out: Vec<_> = found.left_out.iter().map(|one| (one.name.as_str(), one.why)).collect();
+    let [(test, WhyLeftOut::ForTests), (notes, WhyLeftOut::NotExamples)] = left_out[..] else { panic!("{left_out:?}") };
+    assert!(test == "test.jsonl" && notes.ends_with("notes.txt"), "{left_out:?}");
     // Sources for validation: a file as it is, or the validation files of a folder.
     let train = [Origin::Path(dir.path().join("train.jsonl"))];
     for (source, expected) in [(Origin::Path(dir.path().join("test.jsonl")), "«<s>c</s>»"), (folder, "«<s>b</s>»")]
@@ -610,6 +612,17 @@ fn examples_of_a_folder_are_split_by_the_names_of_its_files() {
         let found = read(&train, &encoder(CHATML), &settings, &mut |_| {}).unwrap();
         assert_eq!((texts(&found.examples), texts(&found.val)), (vec!["«<s>a</s>»".into()], vec![expected.into()]));
     }
+    // They replace those of the folder, and are not trained on: here all but the table are.
+    let folder = Origin::Path(dir.path().into());
+    let validation = ["test.jsonl", "train.jsonl"].map(|name| Origin::Path(dir.path().join(name)));
+    let only = ExampleSettings { validation: validation.into(), ..settings() };
+    let found = read(std::slice::from_ref(&folder), &encoder(CHATML), &only, &mut |_| {}).unwrap();
+    assert_eq!(
+        (texts(&found.examples), texts(&found.val)),
+        (vec!["«<s>e</s>»".into()], vec!["«<s>c</s>»".into(), "«<s>a</s>»".into()])
+    );
+    let left_out: Vec<_> = found.left_out.iter().map(|one| (one.name.as_str(), one.why)).collect();
+    assert!(left_out.contains(&("dev/0.jsonl", WhyLeftOut::Replaced)) && left_out.len() == 2, "{left_out:?}");
     // A file that is named is trained on, and its name is remarked upon.
     let found =
         read(&[Origin::Path(dir.path().join("test.jsonl"))], &encoder(CHATML), &settings(), &mut |_| {}).unwrap();

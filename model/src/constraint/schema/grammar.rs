@@ -12,7 +12,7 @@ use serde_json::{Number, Value, json};
 use super::{
     GrammarError, WHITESPACE,
     characters::literal,
-    is_lenient,
+    lenient_name, log_passed_over,
     pattern::Pattern,
     reader::Reader,
     terminal::{self, Matches, Terminal},
@@ -50,7 +50,8 @@ const WHOLE: &str = "-?(?:0|[1-9][0-9]{0,29})";
 /// # Errors
 /// The schema is wrong, or cannot be enforced.
 pub(in crate::constraint) fn written(schema: &Value) -> Result<String, GrammarError> {
-    let reader = Reader::new(schema, is_lenient(schema));
+    let name = lenient_name(schema);
+    let reader = Reader::new(schema, name.is_some());
     let mut writer = Writer {
         reader,
         rules: Vec::new(),
@@ -75,9 +76,8 @@ pub(in crate::constraint) fn written(schema: &Value) -> Result<String, GrammarEr
     if writer.rules.first().is_none_or(|rule| rule.alternatives.is_empty()) {
         return Err(GrammarError::whole("allows no value"));
     }
-    if !writer.reader.passed_over.is_empty() {
-        let keywords: Vec<String> = writer.reader.passed_over.iter().cloned().collect();
-        tracing::info!("a schema's keywords that cannot be enforced are passed over: {}", keywords.join(", "));
+    if let Some(name) = name.filter(|_| !writer.reader.passed_over.is_empty()) {
+        log_passed_over(name, &writer.reader.passed_over);
     }
     Ok(writer.lark())
 }
