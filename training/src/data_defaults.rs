@@ -282,6 +282,23 @@ mod tests {
     }
 
     #[test]
+    fn learning_rate_of_all_weights_is_higher_for_a_small_set() {
+        let lr = |n_examples: u64, sets: &[&str]| {
+            let (mut config, defaults) = resolved(sets);
+            let size = RunSize { n_params: 1, rows_per_epoch: n_examples, tokens_per_epoch: 100 * n_examples };
+            config.data.tokens_per_step = Some(config.micro_batch_tokens());
+            defaults.fit_run(&mut config, size);
+            config.optim.lr
+        };
+        let of_preset = lr(1000, &[]);
+        assert!(of_preset < LR_OF_SMALL_SETS);
+        assert_eq!(lr(8, &[]), LR_OF_SMALL_SETS);
+        assert_eq!(lr(8, &["optim.lr=1e-5"]), 1e-5);
+        assert_eq!(lr(8, &["schedule.epochs=3"]), of_preset);
+        assert_eq!(lr(8, &["objective.kind=dpo"]), lr(1000, &["objective.kind=dpo"]));
+    }
+
+    #[test]
     fn warmup_of_a_named_preset_stays_where_it_fits_and_the_default_one_is_a_tenth() {
         let warmup = |preset: Option<&str>, steps: usize| {
             let layers = Layers {

@@ -231,7 +231,8 @@ pub fn prepare(settings: &PrepareSettings, progress: &mut dyn FnMut(Progress)) -
     let Work { not_text, conversations, notes, .. } = work;
     let commits = files.iter().chain(&val_files).map(|files| files.commit.clone()).collect();
     let contents = Contents { commits, conversations, counts, splits };
-    let rule = if holds_nothing_out(settings, rule, &contents.splits) { SplitRule::Hash { val_fraction: 0.0 } } else { rule };
+    let rule =
+        if holds_nothing_out(settings, rule, &contents.splits) { SplitRule::Hash { val_fraction: 0.0 } } else { rule };
     let manifest = manifest(settings, &tokenizer, rule, contents);
     check_splits(&manifest)?;
     staged.write(DATA_FILE, (serde_json::to_string_pretty(&manifest)? + "\n").as_bytes())?;

@@ -464,7 +464,13 @@ fn finetune_validates_on_the_files_for_it_or_on_nothing_and_resumes_so() {
     };
     let (named, said) = run("set", "named", &[]);
     assert!(named.is_some() && said.contains("40 examples") && said.contains("20 for validation"), "{said}");
-    assert!(said.contains("left out: 1 file") && said.contains("test.jsonl"), "{said}");
+    assert!(said.contains("left out: `test.jsonl` (for tests, by name)"), "{said}");
+    let output = case.command("set", "share", &["--set", "data.val_fraction=0.2"]).output().unwrap();
+    assert!(
+        !output.status.success() && stderr(&output).contains("there are 20 examples for validation already"),
+        "{}",
+        stderr(&output)
+    );
     let validation = case.path("set/validation.jsonl");
     let (given, said) = run("set/train.jsonl", "given", &["--val", validation.to_str().unwrap()]);
     assert_eq!(given, named, "{said}");

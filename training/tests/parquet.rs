@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::Result;
-use hearth_model::tokenizer::Tokenizer;
+use hearth_model::{chat::ChatTemplate, tokenizer::Tokenizer};
 use hearth_training::{
     corpus::{
         BytesRead, Cutting, Marks, Notes, Origin, Piece, ReadOptions, Record, RecordOptions, list_files,
@@ -179,14 +179,16 @@ fn parquet_examples_equal_those_of_the_same_jsonl_lines() {
 #[test]
 fn parquet_flags_that_say_what_is_trained_count_as_in_jsonl() {
     let tokenizer = Tokenizer::from_dir(&golden("../masks/tokenizer")).unwrap();
-    let encoder = ExampleEncoder::new(&tokenizer, None, &[tokenizer.eos().unwrap().id]);
+    let template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}";
+    let template = ChatTemplate::new(template, Path::new("chat_template.jinja")).unwrap();
+    let encoder = ExampleEncoder::new(&tokenizer, Some(&template), &[tokenizer.eos().unwrap().id]);
     let settings =
         ExampleSettings { max_len: 100, too_long: TooLong::Refuse, text_field: "text".into(), validation: Vec::new() };
     let dir = tempfile::tempdir().unwrap();
     let hi = r#"{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho""#;
     for (name, line, message) in [
-        ("loss", format!(r#"{{"messages": [{hi}, "loss": false}}]}}"#), "nothing to train"),
-        ("weights", format!(r#"{{"messages": [{hi}, "weight": 0}}]}}"#), "nothing to train"),
+        ("loss", format!(r#"{{"messages": [{hi}, "loss": false}}]}}"#), "nothing of it would be trained"),
+        ("weights", format!(r#"{{"messages": [{hi}, "weight": 0}}]}}"#), "nothing of it would be trained"),
         ("kto", r#"{"prompt": "Hi", "completion": "Ho", "label": false}"#.to_owned(), "`label` is `false`"),
     ] {
         let json = dir.path().join(format!("{name}.jsonl"));

@@ -135,6 +135,7 @@ impl CallFormat {
     }
 
     /// Calls as a model writes them, from the names of functions and arguments as JSON.
+    #[cfg(test)]
     pub(crate) fn written(&self, calls: &[(String, String)]) -> String {
         let ([first, last], [before, between, after]) = (self.around_all, self.around_parts);
         let calls = calls.iter().map(|(name, arguments)| format!("{before}{name}{between}{arguments}{after}"));

@@ -106,7 +106,9 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     }
     if manifest.val.documents == 0 && args.split.is_none() && args.val_fraction.is_none() {
         let n = manifest.train.documents;
-        status.note(&format!("nothing is held out for validation: {n} documents are few; `--val-fraction 0.1` holds some out"));
+        status.note(&format!(
+            "nothing is held out for validation: {n} documents are few; `--val-fraction 0.1` holds some out"
+        ));
     }
     let seconds = status.elapsed().as_secs_f64();
     let tokens = manifest.train.tokens + manifest.val.tokens;

@@ -95,7 +95,8 @@ pub(crate) fn note_left_out(status: &mut Status, left_out: &[LeftOut]) {
     }
     for (why, names) in by_reason {
         let shown = names[..names.len().min(MAX_NAMES)].join("`, `");
-        let more = if names.len() > MAX_NAMES { format!(" and {} more", names.len() - MAX_NAMES) } else { String::new() };
+        let more =
+            if names.len() > MAX_NAMES { format!(" and {} more", names.len() - MAX_NAMES) } else { String::new() };
         status.note(&format!("left out: `{shown}`{more} ({why})"));
     }
 }

@@ -6,8 +6,8 @@ use anyhow::{Result, ensure};
 use hearth_model::{byte_size::ByteSize, hub::Download};
 use hearth_training::{
     corpus::{
-        Cutting, FileSplit, LeftOut, Marks, Origin, ReadOptions, SourceFile, TextsBeside, WhyLeftOut, WordSplit, check_separator,
-        files_of,
+        Cutting, FileSplit, LeftOut, Marks, Origin, ReadOptions, SourceFile, TextsBeside, WhyLeftOut, WordSplit,
+        check_separator, files_of,
     },
     interrupt::remove_when_interrupted,
     run_dir,

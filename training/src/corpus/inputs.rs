@@ -48,7 +48,12 @@ pub fn files_of(
             n_train > 0,
             "`{origin}` has no files to train on: by their names, all are for validation or tests, such as `{}`\nhint: name a \
              file of it to train on that file",
-            first.unwrap_or_else(|| files.left_out.iter().map(|one| one.name.as_str()).collect::<Vec<_>>().join("`, `"))
+            first.unwrap_or_else(|| files
+                .left_out
+                .iter()
+                .map(|one| one.name.as_str())
+                .collect::<Vec<_>>()
+                .join("`, `"))
         );
         if !validation.is_empty() {
             hold_out(origin, &mut files, &held_out);
@@ -128,8 +133,8 @@ fn chosen(mut files: Files, texts: TextsBeside) -> Files {
     };
     let (kept, others): (Vec<_>, Vec<_>) = files.files.into_iter().partition(is_kept);
     files.files = kept;
-    files.left_out.extend(
-        others.iter().map(|file| LeftOut::new(file.path.display().to_string(), WhyLeftOut::NotExamples)),
-    );
+    files
+        .left_out
+        .extend(others.iter().map(|file| LeftOut::new(file.path.display().to_string(), WhyLeftOut::NotExamples)));
     files
 }

@@ -23,8 +23,8 @@ mod text;
 mod token_file;
 mod words;
 
-pub(crate) use conversation::{as_served, require_written};
 pub use conversation::{Conversation, ConversationEncoder};
+pub(crate) use conversation::{as_served, require_written};
 pub(crate) use encode::ANY_CHARACTER;
 pub use encode::Encoder;
 pub use files::{FileKind, FileSplit, LeftOut, SourceFile, WhyLeftOut, kind_of, list_files};

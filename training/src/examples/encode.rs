@@ -158,7 +158,8 @@ impl ExampleEncoder {
         let mut was_trained = true;
         for (index, turn) in turns.iter().enumerate().skip(first).filter(|(_, turn)| turn.is_assistant()) {
             if turn.is_trained != was_trained {
-                let changed = trained.iter_mut().zip(mask_from(place(index))?.is_assistant).filter(|(_, changes)| *changes);
+                let changed =
+                    trained.iter_mut().zip(mask_from(place(index))?.is_assistant).filter(|(_, changes)| *changes);
                 changed.for_each(|(trained, _)| *trained = turn.is_trained);
                 was_trained = turn.is_trained;
             }

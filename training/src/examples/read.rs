@@ -6,8 +6,8 @@ use rayon::prelude::*;
 
 use super::{Example, ExampleEncoder, ExampleSettings, Examples, PreferencePair, TooLong, encode::wrong};
 use crate::corpus::{
-    BytesRead, CHOSEN, FileSplit, Form, Marks, Note, Notes, Origin, Outcome, REJECTED, Record, RecordOptions, SourceFile,
-    TextsBeside, files_of, read_records, record_members,
+    BytesRead, CHOSEN, FileSplit, Form, Marks, Note, Notes, Origin, Outcome, REJECTED, Record, RecordOptions,
+    SourceFile, TextsBeside, files_of, read_records, record_members,
 };
 
 /// Records that are encoded at once, on all cores.

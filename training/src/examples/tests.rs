@@ -185,12 +185,37 @@ fn tool_calls_are_trained_and_tool_results_are_not() {
         <|im_start|>tool\n3<|im_end|>\n<|im_start|>assistant\n«It is 3.<|im_end|>\n»";
     let found = examples(CHATML, &[call(json!({ "a": 1 })), call(json!("{\"a\": 1}"))]).unwrap();
     assert_eq!(found.iter().map(marked).collect::<Vec<_>>(), [expected, expected]);
-    let error = examples(INST, &[call(json!({}))]).unwrap_err();
-    assert!(error.contains("`tool_calls`") && error.contains("line 1") && error.contains("\nhint: "), "{error}");
-    let mut with_tools = call(json!({}));
-    with_tools["tools"] = json!([{ "type": "function" }]);
-    let error = examples(CHATML, &[with_tools]).unwrap_err();
-    assert!(error.contains("it has `tools`, but the model's chat template does not write them"), "{error}");
+}
+
+/// A server gives tools, calls and results as text to a template that does not write them, and training does the same: also
+/// where messages are joined, and one of the assistant's is not trained.
+#[test]
+fn tools_and_calls_that_the_template_does_not_write_are_text_as_in_serving() {
+    let plain = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
+        {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    let call = |name: &str| json!({ "function": { "name": name, "arguments": { "a": 1 } } });
+    let with_tools = json!({
+        "tools": [{ "type": "function" }],
+        "messages": [
+            { "role": "user", "content": "1+2?" },
+            { "role": "assistant", "content": "", "tool_calls": [call("f"), call("g")], "train": false },
+            { "role": "tool", "content": "3" },
+            { "role": "tool", "content": "4" },
+            { "role": "assistant", "content": "It is 3." },
+        ],
+    });
+    let found = examples(plain, &[with_tools]).unwrap();
+    let marked = marked(&found[0]);
+    let (system, rest) = marked.split_once("<|im_end|>\n").unwrap();
+    assert!(system.contains("<tools>\n{\"type\":\"function\"}\n</tools>"), "{system}");
+    let text = |name: &str| format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {{\"a\":1}}}}\n</tool_call>");
+    let expected = format!(
+        "<|im_start|>user\n1+2?<|im_end|>\n<|im_start|>assistant\n{}\n{}<|im_end|>\n<|im_start|>user\n<tool_response>\n3\n\
+         </tool_response>\n<tool_response>\n4\n</tool_response><|im_end|>\n<|im_start|>assistant\n«It is 3.<|im_end|>\n»",
+        text("f"),
+        text("g")
+    );
+    assert_eq!(rest, expected);
 }
 
 #[test]
@@ -375,6 +400,10 @@ fn invalid_examples_are_rejected_by_line() {
         (
             refuse(CHATML, json!({ "text": "<bos><start_of_turn>user\nHi<end_of_turn>\n" })),
             "its `<start_of_turn>` is no token of the model",
+        ),
+        (
+            refuse(CHATML, with(0, "role", json!("human"))),
+            "`messages[0].role` is `human`, which is ShareGPT's name for `user`",
         ),
         (refuse(CHATML, with(1, "weight", json!(0))), "nothing of it would be trained"),
         (refuse(CHATML, with(1, "train", json!(false))), "nothing of it would be trained"),
@@ -602,7 +631,9 @@ fn examples_of_a_folder_are_split_by_the_names_of_its_files() {
         (vec!["«<s>e</s>»".into(), "«<s>a</s>»".into()], vec!["«<s>b</s>»".into()])
     );
     let left_out: Vec<_> = found.left_out.iter().map(|one| (one.name.as_str(), one.why)).collect();
-    let [(test, WhyLeftOut::ForTests), (notes, WhyLeftOut::NotExamples)] = left_out[..] else { panic!("{left_out:?}") };
+    let [(test, WhyLeftOut::ForTests), (notes, WhyLeftOut::NotExamples)] = left_out[..] else {
+        unreachable!("{left_out:?}")
+    };
     assert!(test == "test.jsonl" && notes.ends_with("notes.txt"), "{left_out:?}");
     // Sources for validation: a file as it is, or the validation files of a folder.
     let train = [Origin::Path(dir.path().join("train.jsonl"))];
@@ -681,8 +712,8 @@ fn examples_are_read_from_jsonl_json_and_text_files_and_folders() {
     // Row 0 of this file has no messages.
     let error = read(golden("messages.parquet")).unwrap_err().to_string();
     assert!(error.contains("messages.parquet`, row 0: there is no example, only an empty object"), "{error}");
-    let error = read(golden("lz4.parquet")).unwrap_err().to_string();
-    assert!(error.contains("LZ4"), "{error}");
+    let error = read(golden("brotli.parquet")).unwrap_err().to_string();
+    assert!(error.contains("brotli.parquet`") && error.contains("compression is not supported"), "{error}");
 }
 
 #[test]
