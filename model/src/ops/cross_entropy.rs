@@ -16,7 +16,7 @@ use crate::error::Result;
 /// What is minimised, and what is reported, `[1]` each.
 #[derive(Clone, Debug)]
 pub struct Losses {
-    /// The cross entropy in nats plus the z-loss. Its gradients are those of training.
+    /// The cross entropy in nats plus the z-loss. Training follows its gradients.
     pub objective: Tensor<1>,
     /// The cross entropy alone, without gradients.
     pub cross_entropy: Tensor<1>,
@@ -62,7 +62,7 @@ pub(crate) fn linear_cross_entropy(
             apply(vec![hidden.into()], cpu::LinearCrossEntropy { frozen, ..on_cpu(targets) })
         }
         (Form::Stored(matrix), Placement::Cpu | Placement::CpuTraining) if matrix.dtype() == DType::F32 => {
-            let op = cpu::LinearCrossEntropy { tied_gradient: weight.tied_gradient(), ..on_cpu(targets) };
+            let op = on_cpu(targets);
             let operands = [hidden.into(), matrix.into()].into_iter().chain(bias.map(Into::into));
             apply(operands.collect(), op)
         }

@@ -14,12 +14,9 @@ use super::{
 /// # Panics
 /// Except on a GPU, if an id is not below `n_entries`.
 pub(crate) fn embedding(table: &Weight, ids: Tensor<1, Int>) -> Tensor<2> {
-    let tied_gradient = table.tied_gradient();
     match table.form() {
         Form::Stored(table) if table.dtype() == DType::F32 => match Placement::of(&table.device()) {
-            Placement::Cpu | Placement::CpuTraining => {
-                apply(vec![table.into()], cpu::Embed { ids: cpu::ints(ids), tied_gradient })
-            }
+            Placement::Cpu | Placement::CpuTraining => apply(vec![table.into()], cpu::Embed { ids: cpu::ints(ids) }),
             Placement::GpuTraining => apply_on_gpu(vec![table.into()], cube::training::Embed::new(ids)),
             Placement::Gpu => table.select(0, ids),
         },
