@@ -79,7 +79,7 @@ impl Trace {
     /// The residual stream after so many blocks, `[n_rows, d_model]`.
     ///
     /// # Panics
-    /// Those of [`attention_of`](Self::attention_of).
+    /// As [`attention_of`](Self::attention_of).
     pub(crate) fn stream_of(&self, n_blocks: usize) -> Tensor<2> {
         match self.stream.iter().find(|(traced, _)| *traced == n_blocks) {
             Some((_, stream)) => stream.clone(),

@@ -245,7 +245,7 @@ impl Gpt {
         }
     }
 
-    /// Bytes of the matrices that one decoding step reads: all except embeddings of which it only reads single rows.
+    /// Bytes of the matrices that one decoding step reads: all except embeddings, from which it reads single rows.
     pub fn step_bytes(&self) -> usize {
         self.block_matrices().map(Weight::n_bytes).sum::<usize>() + self.output().0.n_bytes()
     }

@@ -346,7 +346,7 @@ impl Hub {
         self.client.is_none()
     }
 
-    /// Downloads those of `files` that are not in the cache, and returns the paths of all. `name` is for progress and
+    /// Downloads the `files` that are not in the cache, and returns the paths of all. `name` is for progress and
     /// messages.
     ///
     /// # Errors

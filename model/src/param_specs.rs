@@ -44,7 +44,7 @@ pub(crate) struct PartSpec {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PartKind {
-    /// A table of which single rows are read.
+    /// A table, from which single rows are read.
     Embedding,
     /// A matrix of a block, which an adapter can update.
     Linear,

@@ -69,7 +69,7 @@ impl<'a> RowUpdate<'a> {
     }
 }
 
-/// Adds the updates of rows of `x [n_rows, d_in]` to those of `output [n_rows, d_out]`.
+/// Adds the updates that rows of `x [n_rows, d_in]` get to the same rows of `output [n_rows, d_out]`.
 pub(super) fn add_row_updates(output: Tensor<2>, x: Tensor<2>, updates: &[RowUpdate<'_>]) -> Tensor<2> {
     if Placement::of(&x.device()) != Placement::Cpu {
         return updates.iter().fold(output, |output, update| add_reference(output, &x, *update));

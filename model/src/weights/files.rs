@@ -194,7 +194,7 @@ impl TensorFiles {
         }
     }
 
-    /// All tensors by name. As in transformers, a tensor that is in several files is that of the last file, by name.
+    /// All tensors by name. As in transformers, if several files have a tensor, the last file by name counts.
     ///
     /// # Errors
     /// [`Error::Tensor`] if a name occurs twice in a file.

@@ -495,7 +495,7 @@ impl Default for SaveOptions {
 /// a link to a folder; the working directory and mount points are rejected.
 ///
 /// # Errors
-/// Those of [`StagedDir::replacing`], [`write()`] and [`StagedDir::commit`].
+/// As [`StagedDir::replacing`], [`write()`] and [`StagedDir::commit`].
 pub fn save(dir: &Path, gpt: &Gpt, options: &SaveOptions) -> Result<()> {
     let staged = StagedDir::replacing(dir)?;
     write(&staged, gpt, options)?;

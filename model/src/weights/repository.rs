@@ -30,7 +30,7 @@ pub struct RepositoryFile<'a> {
 /// The files of a model, by their paths in the repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelFiles {
-    /// Those of a model dir.
+    /// The files of a model dir.
     Dir {
         /// The configuration first, the weights if they are in one file, and all files beside weights.
         paths: Vec<String>,

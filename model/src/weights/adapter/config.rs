@@ -88,9 +88,9 @@ pub struct AdapterConfig {
 pub enum Targets {
     /// All linear layers of the blocks.
     AllLinear,
-    /// Those with these names, or whose names end with a dot and one of these.
+    /// Modules with one of these names, or whose name ends with a dot and one of them.
     Named(Vec<String>),
-    /// Those whose whole names match.
+    /// Modules whose full name matches.
     Pattern(NamePattern),
 }
 

@@ -35,7 +35,7 @@ pub(in super::super) struct AdapterFile<'a> {
 }
 
 impl AdapterFile<'_> {
-    /// How tensors are named, if the architecture can be that of a model of `config`.
+    /// The tensor names; `None` if the architecture does not fit `config`.
     pub(in super::super) fn names_for(&self, config: &GptConfig) -> Option<&TensorNames> {
         param_specs(config).iter().all(|spec| self.names.knows(spec, config)).then_some(&self.names)
     }

@@ -88,7 +88,7 @@ pub(in super::super) enum Form {
 impl Form {
     pub(in super::super) const F32: Self = Self::Floats(DiskDtype::F32);
 
-    /// That of tensors in `dtype`, whose rows are whole blocks if it has blocks.
+    /// The form for `dtype`. Block formats need whole blocks per row.
     pub(in super::super) fn of(dtype: Dtype) -> Self {
         match dtype {
             Dtype::F16 => Self::Floats(DiskDtype::F16),

@@ -36,7 +36,7 @@ pub(super) struct ReadTensor<'a> {
 }
 
 impl<'a> TorchFile<'a> {
-    /// Reads all but the numbers. `bytes` are those of the file at `path`.
+    /// Reads all but the numbers. `bytes` are the contents of the file at `path`.
     ///
     /// # Errors
     /// [`Error::File`] with what is broken or not supported, and where.

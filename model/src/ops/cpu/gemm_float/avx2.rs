@@ -15,7 +15,7 @@ const TILE: usize = 6;
 const WHOLE: usize = 3;
 /// Rows whose sums are kept between two ranges of inputs: 6 KB.
 const ROWS: usize = 48;
-/// Inputs at a time: 24 KB of weights in f32, of which a tile reads half.
+/// Inputs at a time: 24 KB of weights in f32. A tile reads half of them.
 const CHUNK: usize = 192;
 /// Prefetch distance in bytes of up to 3 rows. At the end of a panel it reaches into the next one.
 const AHEAD: usize = 3 << 11;

@@ -1,11 +1,11 @@
 //! Bodies on registers of 256 bits, with AVX2 alone or with AVX-VNNI.
 //!
 //! AVX-VNNI adds four products of bytes to a sum of 32 bits in one instruction. Without it, `vpmaddubsw` adds two products
-//! in 16 bits, which saturate. As many of these sums are added in 16 bits as always fit (all of a block of 4-bit numbers,
-//! two to four of 5 or 6 bits); then they are widened. Of 8-bit numbers even the sum of two unsigned products does not fit.
-//! So several rows move the sign from the weight to the input, and widen each sum, in 4 instructions for 32 products and 2 for
-//! all rows together. A single row is taken apart into two digits instead, whose products with unsigned weights fit: 4.4
-//! instructions. Every way the sum of a block is exact.
+//! in 16 bits, which saturate. Sums stay in 16 bits while they cannot overflow (a whole block of 4-bit numbers, two to four
+//! products of 5 or 6 bits), and are then widened. With 8-bit numbers, even the sum of two unsigned products can overflow. So
+//! several rows move the sign from the weight to the input, and widen each sum: 4 instructions for 32 products, and 2 for all
+//! rows together. A single row is split into two digits instead, whose products with unsigned weights fit: 4.4 instructions.
+//! The sum of a block is exact either way.
 
 use std::{array, ops::Range};
 
@@ -17,7 +17,7 @@ use crate::ops::{
 
 /// Rows whose sums are kept between two ranges of blocks: 6 KB.
 const ROWS: usize = 8 * MAX_ROWS;
-/// Bytes of blocks that all rows go through before the next ones: as much again, which is being prefetched, fits into L1.
+/// Size of a chunk of blocks, which all rows use before the next chunk. Two chunks, one being prefetched, fit in L1.
 const CHUNK_BYTES: usize = 1 << 13;
 /// The same for more than [`FEW_ROWS`], which prefetch slowly: fewer groups of rows begin and end a chunk.
 const LONG_CHUNK_BYTES: usize = 20 << 10;

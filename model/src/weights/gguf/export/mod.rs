@@ -42,8 +42,7 @@ pub struct ExportOptions {
     pub name: String,
     /// The Hugging Face class that the model was loaded from, which decides between architectures that compute the same.
     pub class: Option<String>,
-    /// Files beside weights, of which `tokenizer.json` is needed, and `generation_config.json` says which neutral sampling
-    /// defaults are meant.
+    /// The other files. `tokenizer.json` is required; `generation_config.json` gives the sampling defaults to export.
     pub extra_files: Vec<(String, Vec<u8>)>,
 }
 
