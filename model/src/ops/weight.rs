@@ -269,11 +269,11 @@ impl Weight {
     }
 
     /// How it is stored, for choosing the body of an operation.
-    pub(super) fn form(&self) -> Form<'_> {
+    pub(super) fn form(&self) -> WeightForm<'_> {
         match self {
-            Self::Stored(stored) => Form::Stored(stored.values.val()),
-            Self::Packed(packed) => Form::Packed(&packed.panels),
-            Self::OnGpu(weight) => Form::OnGpu(&weight.matrix),
+            Self::Stored(stored) => WeightForm::Stored(stored.values.val()),
+            Self::Packed(packed) => WeightForm::Packed(&packed.panels),
+            Self::OnGpu(weight) => WeightForm::OnGpu(&weight.matrix),
         }
     }
 }
@@ -302,7 +302,7 @@ fn not_on_this_device(dtype: Dtype) -> Error {
 
 /// How a weight is stored.
 #[expect(clippy::large_enum_variant, reason = "lives for one call")]
-pub(super) enum Form<'a> {
+pub(super) enum WeightForm<'a> {
     /// `[d_out, d_in]`, in the weight's dtype.
     Stored(Tensor<2>),
     /// For the CPU's kernels.

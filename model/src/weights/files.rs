@@ -12,8 +12,8 @@ use safetensors::{Dtype, SafeTensors, tensor::Metadata};
 use serde_json::Value;
 
 use super::{
-    element_type::ElementType,
-    layout::{INDEX_FILE, WEIGHTS_FILE},
+    file_names::{INDEX_FILE, WEIGHTS_FILE},
+    ggml_types::ElementType,
     passed_over::shown,
     tensor_table::{StoredTensor, TensorTable, ValueKind},
 };

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use super::{
+    file_names::{BESIDE_WEIGHTS, CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE},
     files,
-    layout::{BESIDE_WEIGHTS, CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE},
 };
 use crate::{
     byte_size::ByteSize,

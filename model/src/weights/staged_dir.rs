@@ -41,7 +41,7 @@ use std::{
 };
 
 pub(super) use self::disk::NewFile;
-use super::layout::{CONFIG_FILE, is_model_file};
+use super::file_names::{CONFIG_FILE, is_model_file};
 use crate::{
     error::{Error, Result},
     partial_file::{PARTIAL, beside, is_at, parent_of, resolve},

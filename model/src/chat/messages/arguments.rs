@@ -20,7 +20,7 @@ const WRAPPER: &str = "arguments";
 
 /// A form of the arguments of earlier calls. In each, arguments that are missing, null or empty are an empty object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum ArgumentForm {
     /// Objects, of strings that are JSON objects, as OpenAI sends them. Other strings stay strings, and so do arguments
     /// that would bring the conversation to more than [`MAX_VALUES`] parsed values. Integers beyond 64 bits become
     /// floats.
@@ -32,7 +32,7 @@ pub(super) enum Form {
     OnlyObjects,
 }
 
-impl Form {
+impl ArgumentForm {
     /// The forms that change no arguments, the one that most templates take first.
     pub(super) const AS_WRITTEN: [Self; 2] = [Self::Objects, Self::Strings];
     /// All forms.

@@ -13,7 +13,7 @@ use super::super::{
 };
 use crate::{
     config::{Activation, NormKind, QkNormSpan},
-    ops::{self, causal_bias, document_bias, rope::rope_reference, weight::Form},
+    ops::{self, causal_bias, document_bias, rope::rope_reference, weight::WeightForm},
     sampling::{Purpose, RandomStream},
 };
 
@@ -59,7 +59,9 @@ fn leaf<const D: usize>(seed: u64, dims: [usize; D], factor: f32) -> Tensor<D> {
 /// A weight, and the leaf that it holds.
 fn weight(seed: u64, dims: [usize; 2]) -> (Weight, Tensor<2>) {
     let held = Weight::new(TensorData::new(random(seed, dims.iter().product()), dims), Dtype::F32, &device()).unwrap();
-    let Form::Stored(leaf) = held.form() else { unreachable!("a weight on an autodiff device is stored as it is") };
+    let WeightForm::Stored(leaf) = held.form() else {
+        unreachable!("a weight on an autodiff device is stored as it is")
+    };
     (held, leaf)
 }
 
@@ -135,7 +137,9 @@ fn bf16_precision_rounds_the_operands_of_training_products() {
     let weight_of = |data: TensorData, precision: Precision| {
         let mut held = Weight::new(data, Dtype::F32, &device()).unwrap();
         held.set_precision(precision);
-        let Form::Stored(leaf) = held.form() else { unreachable!("a weight on an autodiff device is stored as it is") };
+        let WeightForm::Stored(leaf) = held.form() else {
+            unreachable!("a weight on an autodiff device is stored as it is")
+        };
         (held, leaf)
     };
     let ids = || Tensor::<1, Int>::from_ints(vec![7; n_rows].as_slice(), &device()).into();

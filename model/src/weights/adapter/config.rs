@@ -6,7 +6,7 @@ use regex::{Regex, RegexBuilder};
 use serde_json::{Map, Value, json};
 
 use super::{
-    super::fields::{Fields, Fixed},
+    super::config_json::{Fields, Fixed},
     modules::LinearModule,
 };
 use crate::error::{Error, Result};

@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 use self::config_rows::ConfigRow;
 pub(super) use self::table::ARCHITECTURES;
 use super::{
-    fields::{Fields, Fixed},
+    config_json::{Fields, Fixed},
     tensor_names::{NameRow, TensorNames},
 };
 use crate::{config::GptConfig, error::Result};

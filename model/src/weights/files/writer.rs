@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::{
     super::{
-        layout::{INDEX_FILE, shard_file},
+        file_names::{INDEX_FILE, shard_file},
         staged_dir::{NewFile, StagedDir},
     },
     DiskDtype, MAX_HEADER_BYTES,

@@ -8,7 +8,7 @@ use super::{
     export::metadata::described,
     header::Metadata,
     with_files,
-    writer::{self, Entry, FileTensor, Form},
+    writer::{self, Entry, FileTensor, TensorForm},
 };
 use crate::{
     config::GptConfig,
@@ -100,8 +100,8 @@ impl FileTensor for AdapterTensor {
         &self.shape
     }
 
-    fn form(&self) -> Form {
-        Form::Floats(self.form)
+    fn form(&self) -> TensorForm {
+        TensorForm::Floats(self.form)
     }
 
     fn bytes(&self) -> Result<Vec<u8>> {

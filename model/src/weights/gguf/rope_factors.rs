@@ -5,7 +5,7 @@
 //! lists of LongRoPE.
 
 use super::{
-    super::{fields::Fields, tensor_table::TensorTable},
+    super::{config_json::Fields, tensor_table::TensorTable},
     config_rows::{FACTOR_LISTS, LONG_ROPE, long_rope},
 };
 use crate::{

@@ -8,7 +8,7 @@ use super::{Checkpoint, Imported, Program, names, only_known, required, yaml};
 use crate::{
     config::{Activation, GptConfig, NormKind, NormPosition, Positions, QkNormSpan, Rope, RopeScaling, Sizes},
     error::Result,
-    weights::fields::{Fields, Fixed},
+    weights::config_json::{Fields, Fixed},
 };
 
 pub(super) const FILE: &str = "lit_model.pth";

@@ -6,7 +6,7 @@ use std::{borrow::Cow, collections::HashMap, path::Path};
 use safetensors::Dtype;
 
 use super::{
-    super::{element_type::ElementType, tensor_table::ValueKind},
+    super::{ggml_types::ElementType, tensor_table::ValueKind},
     pickle::{Item, Pickle, PickledTensor, Problem, StorageType},
 };
 use crate::error::{Error, Result};

@@ -164,7 +164,7 @@ macro_rules! kernel {
             for number in tile.blocks.clone() {
                 let block = &tile.panel[number];
                 for run in 0..B::RUNS {
-                    let ahead = Ahead { start: fetched, n_lines: step.div_ceil(LINE) };
+                    let ahead = Prefetch { start: fetched, n_lines: step.div_ceil(LINE) };
                     fetched = fetched.wrapping_add(step);
                     let inputs = tile.rows.blocks(tile.first, number * B::RUNS + run).as_array::<N>();
                     let inputs = inputs.unwrap_or_else(|| unreachable!("the caller counted the rows"));
@@ -219,12 +219,12 @@ kernel!(
 
 /// Lines to prefetch during a run.
 #[derive(Clone, Copy)]
-struct Ahead {
+struct Prefetch {
     start: *const u8,
     n_lines: usize,
 }
 
-impl Ahead {
+impl Prefetch {
     /// All at once, at the beginning of a run.
     #[inline(always)]
     fn prefetch_all(self, half: usize) {
@@ -268,7 +268,7 @@ unsafe fn sums_of_fours<B: QuantBlock, const N: usize, const R: usize>(
     mut inputs: &[RoundedBlock; N],
     (run, half): (usize, usize),
     from: usize,
-    ahead: Ahead,
+    ahead: Prefetch,
 ) -> Sums<N, R> {
     use std::arch::x86_64::{_mm256_dpbusd_avx_epi32, _mm256_set1_epi32};
     ahead.prefetch_all(half);
@@ -294,7 +294,7 @@ unsafe fn sums_of_pairs<B: QuantBlock, const N: usize, const R: usize>(
     inputs: &[RoundedBlock; N],
     (run, half): (usize, usize),
     from: usize,
-    ahead: Ahead,
+    ahead: Prefetch,
 ) -> Sums<N, R> {
     use std::arch::x86_64::{
         _mm256_add_epi16, _mm256_add_epi32, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_set1_epi16,
@@ -331,7 +331,7 @@ unsafe fn sums_with_signs<B: QuantBlock, const N: usize, const R: usize>(
     mut inputs: &[RoundedBlock; N],
     (run, half): (usize, usize),
     from: usize,
-    ahead: Ahead,
+    ahead: Prefetch,
 ) -> Sums<N, R> {
     use std::arch::x86_64::{
         _mm256_abs_epi8, _mm256_add_epi32, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_set1_epi8,
@@ -375,7 +375,7 @@ unsafe fn sums_of_digits<B: QuantBlock, const N: usize, const R: usize>(
     inputs: &[RoundedBlock; N],
     (run, half): (usize, usize),
     from: usize,
-    ahead: Ahead,
+    ahead: Prefetch,
 ) -> Sums<N, R> {
     use std::arch::x86_64::{
         _mm256_add_epi16, _mm256_add_epi32, _mm256_and_si256, _mm256_loadu_si256, _mm256_madd_epi16,

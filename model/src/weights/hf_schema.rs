@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     architectures::{ARCHITECTURES, Architecture, OWN_CLASS, known_architectures},
-    fields::Fields,
+    config_json::Fields,
     tensor_names::TensorNames,
 };
 use crate::{
