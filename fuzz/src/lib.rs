@@ -40,8 +40,8 @@ mod model {
     pub mod tokenizer;
     pub mod weights {
         mod architectures;
-        mod element_type;
-        mod fields;
+        mod ggml_types;
+        mod config_json;
         mod files;
         // The parts of `weights::import` that use no tensors.
         pub mod import {
@@ -66,7 +66,7 @@ mod model {
                 }
             }
         }
-        mod layout;
+        mod file_names;
         mod passed_over;
         mod row_order;
         mod staged_dir;
@@ -144,13 +144,13 @@ mod model {
         pub fn read_config(json: &Map<String, Value>) {
             let path = Path::new("config.json");
             for class in architectures::ARCHITECTURES {
-                let Ok(config) = class.read(&fields::Fields::new(json, path)) else { continue };
+                let Ok(config) = class.read(&config_json::Fields::new(json, path)) else { continue };
                 if config.validate().is_err() {
                     continue;
                 }
                 assert!(config.n_params() > 0, "{config:?}");
                 if let Some(written) = class.write(&config) {
-                    let read = class.read(&fields::Fields::new(&written, path)).map_err(|error| error.to_string());
+                    let read = class.read(&config_json::Fields::new(&written, path)).map_err(|error| error.to_string());
                     assert_eq!(read.map(without_dropout), Ok(without_dropout(config)), "{}", class.class);
                 }
             }

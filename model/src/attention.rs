@@ -1,64 +1,14 @@
-//! Causal self-attention: projections, positions and grouped heads around the attention operations.
+//! Causal self-attention: positions and grouped heads around the attention operations.
 
 use std::ops::Range;
 
-use burn::{module::Module, tensor::Tensor};
+use burn::tensor::Tensor;
 
 pub use crate::forward_pass::{AttentionContext, Dense, Trace};
 use crate::{
-    config::QkNormSpan,
-    error::Result,
     forward_pass::{AttentionMask, ForwardPass},
-    layers::{Linear, Norm},
-    ops::{self, AttentionOptions, NormParts, QkNormParts},
-    params::{ParamList, ParamSource},
+    ops::{self, AttentionOptions, QkNormParts},
 };
-
-/// Masked multi-head self-attention with grouped key and value heads.
-#[derive(Module, Debug)]
-pub(crate) struct CausalSelfAttention {
-    // Queries, keys and values in one matrix: one product instead of three.
-    qkv: Linear,
-    q_norm: Option<Norm>,
-    k_norm: Option<Norm>,
-    out: Linear,
-    #[module(skip)]
-    norm_span: QkNormSpan,
-}
-
-impl CausalSelfAttention {
-    pub(crate) fn new(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
-        Ok(Self {
-            qkv: Linear::new(&format!("{path}.qkv"), params)?,
-            q_norm: Norm::if_any(&format!("{path}.q_norm"), params)?,
-            k_norm: Norm::if_any(&format!("{path}.k_norm"), params)?,
-            out: Linear::new(&format!("{path}.out"), params)?,
-            norm_span: params.config.qk_norm_span,
-        })
-    }
-
-    /// The projection to queries, keys and values, and the output projection.
-    pub(crate) fn projections(&self) -> [&Linear; 2] {
-        [&self.qkv, &self.out]
-    }
-
-    pub(crate) fn projections_mut(&mut self) -> [&mut Linear; 2] {
-        [&mut self.qkv, &mut self.out]
-    }
-
-    /// The norms of queries and keys, if there are any.
-    pub(crate) fn qk_norms(&self) -> Option<QkNormParts<NormParts>> {
-        let (q_norm, k_norm) = self.q_norm.as_ref().zip(self.k_norm.as_ref())?;
-        Some(QkNormParts { norms: [q_norm.parts(), k_norm.parts()], span: self.norm_span })
-    }
-
-    pub(crate) fn list_params<'a>(&'a self, path: &str, list: &mut ParamList<'a>) {
-        self.qkv.list_params(&format!("{path}.qkv"), list);
-        self.q_norm.iter().for_each(|norm| norm.list_params(&format!("{path}.q_norm"), list));
-        self.k_norm.iter().for_each(|norm| norm.list_params(&format!("{path}.k_norm"), list));
-        self.out.list_params(&format!("{path}.out"), list);
-    }
-}
 
 /// Applies `block`'s input norm and attention to `x [n_rows, d_model]`: the outputs of the heads,
 /// `[n_rows, n_heads * head_dim]`, before the output projection.

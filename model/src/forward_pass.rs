@@ -8,7 +8,7 @@ use crate::ops::Upload;
 use crate::{
     config::{GptConfig, Positions, Rope},
     kv_cache::PagedStep,
-    lora::{AdapterRows, LoraDropout},
+    lora::AdapterRows,
     ops::{self, AttentionOptions, BlockScratch, Dropout, Ints, PagedAttention, Rotation, Rows},
     position::{self, PositionRange},
 };
@@ -79,7 +79,7 @@ impl Trace {
     /// The residual stream after so many blocks, `[n_rows, d_model]`.
     ///
     /// # Panics
-    /// Those of [`attention_of`](Self::attention_of).
+    /// As [`attention_of`](Self::attention_of).
     pub(crate) fn stream_of(&self, n_blocks: usize) -> Tensor<2> {
         match self.stream.iter().find(|(traced, _)| *traced == n_blocks) {
             Some((_, stream)) => stream.clone(),
@@ -294,7 +294,7 @@ impl<'a> ForwardPass<'a> {
 
     /// The dropout of the tensor at `place`, if the model drops values in this pass.
     pub(crate) fn dropout(&self, place: DropoutPlace) -> Option<Dropout> {
-        let AttentionContext::Dense(Dense { dropout_seed: Some(seed), .. }) = self.context else { return None };
+        let seed = self.dropout_seed()?;
         let place = match place {
             DropoutPlace::Embeddings => 0,
             DropoutPlace::Attention(layer) => 1 + 2 * layer,
@@ -304,10 +304,12 @@ impl<'a> ForwardPass<'a> {
         (probability > 0.0).then_some(Dropout { probability, seed, place: place as u32 })
     }
 
-    /// The dropout of adapters in `layer`, if this pass trains.
-    pub(crate) fn lora_dropout(&self, layer: usize) -> Option<LoraDropout> {
-        let AttentionContext::Dense(Dense { dropout_seed: Some(seed), .. }) = self.context else { return None };
-        Some(LoraDropout { seed, layer })
+    /// The seed of dropout, if this pass trains.
+    pub(crate) fn dropout_seed(&self) -> Option<u64> {
+        match &self.context {
+            AttentionContext::Dense(dense) => dense.dropout_seed,
+            AttentionContext::Paged(_) => None,
+        }
     }
 
     /// The adapters of the step's rows; none if whole sequences are computed.

@@ -8,21 +8,21 @@ mod tests;
 use std::collections::HashMap;
 
 use burn::{
-    module::{Module, Param},
+    module::Param,
     tensor::{Device, Int, Tensor, TensorData},
 };
 
 use crate::{
-    attention::{self, CausalSelfAttention},
-    config::{Activation, GptConfig, NormPosition},
+    attention,
+    config::{GptConfig, NormPosition},
     error::Result,
     forward_pass::{AddedPositions, AttentionContext, DropoutPlace, ForwardPass},
-    layers::{Embedding, Linear, LmHead, Norm},
-    lora::{LoraDropout, MATRICES, updates_of_layer},
+    layers::{Embedding, Linear, LmHead, Norm, Part, PartList, modules},
+    lora::AdapterRows,
     ops::{
-        self, BlockOperands, BlockSteps, Dropout, Dtype, LinearParts, NormParts, Precision, RowUpdate, Sublayer, Weight,
+        self, BlockOperands, BlockSteps, Dropout, Dtype, LinearParts, NormParts, Precision, QkNormParts, Sublayer,
+        Weight,
     },
-    param_specs::norm_widths,
     params::{ParamList, ParamRef, ParamSource},
     philox::normal_values,
 };
@@ -31,17 +31,44 @@ pub use crate::{
     params::{ParamData, ParamPath, ParamVisitor},
 };
 
-/// A decoder-only transformer.
-#[derive(Module, Debug)]
-pub struct Gpt {
-    embed: Embedding,
-    embed_norm: Option<Norm>,
-    pos_embed: Option<Embedding>,
-    blocks: Vec<Block>,
-    norm: Option<Norm>,
-    lm_head: LmHead,
-    #[module(skip)]
-    config: GptConfig,
+modules! {
+    /// A decoder-only transformer.
+    pub struct Gpt {
+        embed: Embedding,
+        embed_norm: Option<Norm>,
+        pos_embed: Option<Embedding>,
+        blocks: Vec<Block>,
+        norm: Option<Norm>,
+        lm_head: LmHead,
+        ; config: GptConfig,
+    }
+
+    /// Attention, then the feed-forward network, each added to the residual stream.
+    struct Block {
+        attn_norm: Norm,
+        attn: CausalSelfAttention,
+        attn_out_norm: Option<Norm>,
+        // Attention's, if there is none.
+        mlp_norm: Option<Norm>,
+        mlp: Mlp,
+        mlp_out_norm: Option<Norm>,
+    }
+
+    /// Masked multi-head self-attention with grouped key and value heads.
+    struct CausalSelfAttention {
+        // Queries, keys and values in one matrix: one product instead of three.
+        qkv: Linear,
+        q_norm: Option<Norm>,
+        k_norm: Option<Norm>,
+        out: Linear,
+    }
+
+    /// The feed-forward network: `down(act(up(x)))`, or gated.
+    struct Mlp {
+        // Gated: the gate's rows, then those of `up`; one product instead of two.
+        up: Linear,
+        down: Linear,
+    }
 }
 
 impl Gpt {
@@ -77,19 +104,10 @@ impl Gpt {
         read: &mut dyn FnMut(&ParamSpec) -> Result<P>,
     ) -> Result<Self> {
         config.validate()?;
-        let specs = param_specs(config).into_iter().map(|spec| (spec.path.clone(), spec)).collect();
         let mut read = |spec: &ParamSpec| read(spec).map(Into::into);
-        let norms = norm_widths(config);
-        let params = &mut ParamSource { specs, norms, read: &mut read, dtype, device, config };
-        Ok(Self {
-            embed: Embedding::new("embed", params)?,
-            embed_norm: Norm::if_any("embed_norm", params)?,
-            pos_embed: params.has("pos_embed.weight").then(|| Embedding::new("pos_embed", params)).transpose()?,
-            blocks: (0..config.n_layers).map(|layer| Block::new(layer, params)).collect::<Result<_>>()?,
-            norm: Norm::if_any("norm", params)?.map(|norm| norm.with_eps(config.final_norm_eps)),
-            lm_head: LmHead::new("lm_head", params)?,
-            config: config.clone(),
-        })
+        let mut gpt = Self::read("", &mut ParamSource::new(config, dtype, device, &mut read))?;
+        gpt.norm = gpt.norm.map(|norm| norm.with_eps(config.final_norm_eps));
+        Ok(gpt)
     }
 
     /// A copy of a model in training, ready to be served: its matrices are laid out for the device's kernels and record
@@ -173,7 +191,7 @@ impl Gpt {
 
     /// Block `layer` on the residual stream `[n_rows, d_model]`.
     pub(crate) fn block(&self, layer: usize, x: Tensor<2>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
-        self.blocks[layer].forward(layer, x, pass)
+        self.blocks[layer].forward(layer, x, &self.config, pass)
     }
 
     /// Embeddings `[n_rows, d_model]` to hidden states of the same shape.
@@ -227,10 +245,9 @@ impl Gpt {
         }
     }
 
-    /// Bytes of the matrices that one decoding step reads: all except embeddings of which it only reads single rows.
+    /// Bytes of the matrices that one decoding step reads: all except embeddings, from which it reads single rows.
     pub fn step_bytes(&self) -> usize {
-        let blocks = self.blocks.iter().flat_map(Block::matrices);
-        blocks.map(Weight::n_bytes).sum::<usize>() + self.output().0.n_bytes()
+        self.block_matrices().map(Weight::n_bytes).sum::<usize>() + self.output().0.n_bytes()
     }
 
     /// The number of multiply-adds of a forward pass over `n_tokens` tokens, in its matrices and in attention.
@@ -238,7 +255,7 @@ impl Gpt {
     /// tokens.
     pub fn n_products(&self, n_tokens: usize, n_logits: usize, n_keys: usize) -> usize {
         let size = |weight: &Weight| weight.dims().into_iter().product::<usize>();
-        let of_token: usize = self.blocks.iter().flat_map(Block::matrices).map(size).sum();
+        let of_token: usize = self.block_matrices().map(size).sum();
         // For each dimension of a query: one for the score, and one for the weighted sum of values.
         let of_key = 2 * self.config.n_layers * self.config.q_width();
         n_tokens * of_token + n_logits * size(self.output().0) + n_keys * of_key
@@ -254,21 +271,12 @@ impl Gpt {
 
     /// Every parameter with its path, in the order of the layers; nothing is read.
     pub(crate) fn params(&self) -> ParamList<'_> {
-        let mut list = ParamList::new();
-        self.embed.list_params("embed", &mut list);
-        self.embed_norm.iter().for_each(|norm| norm.list_params("embed_norm", &mut list));
-        self.pos_embed.iter().for_each(|embed| embed.list_params("pos_embed", &mut list));
-        for (layer, block) in self.blocks.iter().enumerate() {
-            block.list_params(&format!("blocks.{layer}"), &mut list);
-        }
-        self.norm.iter().for_each(|norm| norm.list_params("norm", &mut list));
-        self.lm_head.list_params("lm_head", &mut list);
-        list
+        self.parts().params
     }
 
     /// The dtype of most values in the blocks' matrices. Files may mix dtypes, and embeddings may be wider.
     pub fn dtype(&self) -> Dtype {
-        let matrices: Vec<_> = self.blocks.iter().flat_map(Block::matrices).collect();
+        let matrices: Vec<_> = self.block_matrices().collect();
         let n_values = |dtype: Dtype| -> usize {
             let held_so = matrices.iter().filter(|matrix| matrix.dtype() == dtype);
             held_so.map(|matrix| matrix.dims().iter().product::<usize>()).sum()
@@ -278,18 +286,26 @@ impl Gpt {
         dtypes.max_by_key(|dtype| n_values(*dtype)).unwrap_or_default()
     }
 
-    /// The matrices that adapters can update, with the paths of their modules, such as `blocks.3.attn.qkv`.
+    fn parts(&self) -> PartList<'_> {
+        let mut parts = PartList::default();
+        self.list("", &mut parts);
+        parts
+    }
+
+    /// The linear layers of the blocks, whose matrices adapters can update, with their paths, such as `blocks.3.attn.qkv`.
     pub(crate) fn linears(&self) -> Vec<(String, &Linear)> {
-        let blocks = self.blocks.iter().enumerate();
-        let paths = |layer: usize| MATRICES.map(|name| format!("blocks.{layer}.{name}"));
-        blocks.flat_map(|(layer, block)| paths(layer).into_iter().zip(block.linears())).collect()
+        self.parts().linears
     }
 
     /// [`linears`](Self::linears).
     pub(crate) fn linears_mut(&mut self) -> Vec<(String, &mut Linear)> {
-        let blocks = self.blocks.iter_mut().enumerate();
-        let paths = |layer: usize| MATRICES.map(|name| format!("blocks.{layer}.{name}"));
-        blocks.flat_map(|(layer, block)| paths(layer).into_iter().zip(block.linears_mut())).collect()
+        let mut linears = Vec::new();
+        self.list_linears_mut("", &mut linears);
+        linears
+    }
+
+    fn block_matrices(&self) -> impl Iterator<Item = &Weight> {
+        self.linears().into_iter().map(|(_, linear)| linear.weight())
     }
 
     /// Every matrix with its path.
@@ -316,126 +332,48 @@ impl Gpt {
     }
 }
 
-/// Attention, then the feed-forward network, each added to the residual stream.
-#[derive(Module, Debug)]
-struct Block {
-    attn_norm: Norm,
-    attn: CausalSelfAttention,
-    attn_out_norm: Option<Norm>,
-    mlp_norm: Option<Norm>,
-    mlp: Mlp,
-    mlp_out_norm: Option<Norm>,
-    #[module(skip)]
-    norm_position: NormPosition,
-    #[module(skip)]
-    is_parallel: bool,
-    #[module(skip)]
-    residual_multiplier: f64,
-}
-
 impl Block {
-    fn new(layer: usize, params: &mut ParamSource<'_>) -> Result<Self> {
-        let path = format!("blocks.{layer}");
-        let config = params.config;
-        Ok(Self {
-            attn_norm: Norm::new(&format!("{path}.attn_norm"), params)?,
-            attn: CausalSelfAttention::new(&format!("{path}.attn"), params)?,
-            attn_out_norm: Norm::if_any(&format!("{path}.attn_out_norm"), params)?,
-            mlp_norm: Norm::if_any(&format!("{path}.mlp_norm"), params)?,
-            mlp: Mlp::new(&format!("{path}.mlp"), params)?,
-            mlp_out_norm: Norm::if_any(&format!("{path}.mlp_out_norm"), params)?,
-            norm_position: config.norm_position,
-            is_parallel: config.parallel_residual,
-            residual_multiplier: config.residual_multiplier,
-        })
-    }
-
-    /// In the order of [`MATRICES`].
-    fn linears(&self) -> [&Linear; 4] {
-        let [qkv, out] = self.attn.projections();
-        [qkv, out, &self.mlp.up, &self.mlp.down]
-    }
-
-    fn linears_mut(&mut self) -> [&mut Linear; 4] {
-        let [qkv, out] = self.attn.projections_mut();
-        [qkv, out, &mut self.mlp.up, &mut self.mlp.down]
-    }
-
-    fn matrices(&self) -> impl Iterator<Item = &Weight> {
-        self.linears().into_iter().map(Linear::weight)
-    }
-
-    fn list_params<'a>(&'a self, path: &str, list: &mut ParamList<'a>) {
-        self.attn_norm.list_params(&format!("{path}.attn_norm"), list);
-        self.attn.list_params(&format!("{path}.attn"), list);
-        self.attn_out_norm.iter().for_each(|norm| norm.list_params(&format!("{path}.attn_out_norm"), list));
-        self.mlp_norm.iter().for_each(|norm| norm.list_params(&format!("{path}.mlp_norm"), list));
-        self.mlp.up.list_params(&format!("{path}.mlp.up"), list);
-        self.mlp.down.list_params(&format!("{path}.mlp.down"), list);
-        self.mlp_out_norm.iter().for_each(|norm| norm.list_params(&format!("{path}.mlp_out_norm"), list));
-    }
-
     /// The residual stream `x [n_rows, d_model]` after the block.
-    fn forward(&self, layer: usize, x: Tensor<2>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
+    fn forward(&self, layer: usize, x: Tensor<2>, config: &GptConfig, pass: &mut ForwardPass<'_>) -> Tensor<2> {
         let adapters = pass.adapters();
-        let block = &self.operands(pass.lora_dropout(layer), updates_of_layer(&adapters, layer));
+        let block = &self.operands(config, pass.dropout_seed(), &adapters);
         match pass.paged(layer) {
             Some((attention, scratch)) if ops::has_block(&x, block) => ops::block(x, block, attention, scratch),
             _ => ops::run_block(&mut ByOperations { layer, block, pass }, x, block.is_parallel),
         }
     }
 
-    /// The operands of the block. `dropout` is for the model's own adapter; `by_row` has, for each matrix, the updates
-    /// of some rows of the step by the adapters of their sequences.
-    fn operands<'a>(&'a self, dropout: Option<LoraDropout>, by_row: [Vec<RowUpdate<'a>>; 4]) -> ops::Block<'a> {
+    /// The operands of the block. `dropout_seed` is for the model's own adapter, if the pass trains; `adapters` update some
+    /// rows of the step each.
+    fn operands<'a>(
+        &'a self,
+        config: &GptConfig,
+        dropout_seed: Option<u64>,
+        adapters: &'a [AdapterRows],
+    ) -> ops::Block<'a> {
         let norm = |norm: &Option<Norm>| norm.as_ref().map(Norm::parts);
+        let linear = |linear: &'a Linear| linear.parts(dropout_seed, adapters);
         let attn_norm = self.attn_norm.parts();
         // If the two parts share a norm, it is the one of attention.
         let mlp_norm = norm(&self.mlp_norm).unwrap_or_else(|| attn_norm.clone());
-        let norms_input = matches!(self.norm_position, NormPosition::Pre | NormPosition::Sandwich);
+        let norms_input = matches!(config.norm_position, NormPosition::Pre | NormPosition::Sandwich);
         let ends = |own: NormParts, out, out_norm: &Option<Norm>| match norms_input {
-            true => Sublayer { in_norm: Some(own), out_proj: out, out_norm: norm(out_norm) },
-            false => Sublayer { in_norm: None, out_proj: out, out_norm: Some(own) },
+            true => Sublayer { in_norm: Some(own), out_proj: linear(out), out_norm: norm(out_norm) },
+            false => Sublayer { in_norm: None, out_proj: linear(out), out_norm: Some(own) },
         };
-        let ([qkv, attn_out, up, down], [of_qkv, of_out, of_up, of_down]) = (self.linears(), by_row);
-        let [qkv, attn_out, up, down] = [(0, qkv, of_qkv), (1, attn_out, of_out), (2, up, of_up), (3, down, of_down)]
-            .map(|(number, linear, by_row)| linear.parts(number, dropout, by_row));
+        let qk_norms = norm(&self.attn.q_norm).zip(norm(&self.attn.k_norm));
         BlockOperands {
-            attn: ends(attn_norm, attn_out, &self.attn_out_norm),
-            qkv,
-            qk_norms: self.attn.qk_norms(),
-            mlp: ends(mlp_norm, down, &self.mlp_out_norm),
-            up,
-            activation: self.mlp.activation,
-            gated: self.mlp.gated,
-            is_parallel: self.is_parallel,
-            norm_after_add: self.norm_position == NormPosition::Post,
-            residual_multiplier: self.residual_multiplier,
+            attn: ends(attn_norm, &self.attn.out, &self.attn_out_norm),
+            qkv: linear(&self.attn.qkv),
+            qk_norms: qk_norms.map(|(q, k)| QkNormParts { norms: [q, k], span: config.qk_norm_span }),
+            mlp: ends(mlp_norm, &self.mlp.down, &self.mlp_out_norm),
+            up: linear(&self.mlp.up),
+            activation: config.activation,
+            gated: config.gated_mlp,
+            is_parallel: config.parallel_residual,
+            norm_after_add: config.norm_position == NormPosition::Post,
+            residual_multiplier: config.residual_multiplier,
         }
-    }
-}
-
-/// The feed-forward network: `down(act(up(x)))`, or gated.
-#[derive(Module, Debug)]
-struct Mlp {
-    // Gated: the gate's rows, then those of `up`; one product instead of two.
-    up: Linear,
-    down: Linear,
-    #[module(skip)]
-    activation: Activation,
-    #[module(skip)]
-    gated: bool,
-}
-
-impl Mlp {
-    fn new(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
-        let GptConfig { activation, gated_mlp, .. } = *params.config;
-        Ok(Self {
-            up: Linear::new(&format!("{path}.up"), params)?,
-            down: Linear::new(&format!("{path}.down"), params)?,
-            activation,
-            gated: gated_mlp,
-        })
     }
 }
 

@@ -159,7 +159,7 @@ pub struct Snapshot {
 
 /// What is known of a repository without asking the hub.
 #[derive(Debug)]
-struct Known {
+struct CachedSnapshot {
     snapshot: Snapshot,
     /// Whether `snapshot` has the files that the hub listed. If not, it has those that another program downloaded,
     /// which may not be all.
@@ -288,7 +288,7 @@ impl Hub {
         let is_fixed = is_commit(&repo.revision);
         let (commit, files) = match (&self.client, self.known(repo)) {
             (None, Some(known)) => return Ok(known.snapshot),
-            (Some(_), Some(Known { snapshot, is_listed: true })) if is_fixed => return Ok(snapshot),
+            (Some(_), Some(CachedSnapshot { snapshot, is_listed: true })) if is_fixed => return Ok(snapshot),
             (None, None) => {
                 let what = format!(
                     "the {} was not downloaded before, and downloads are disabled (`HF_HUB_OFFLINE`)",
@@ -316,7 +316,7 @@ impl Hub {
 
     /// What the cache knows of `repo`: the files that the hub listed before or, for a model without such a list, those
     /// that another program downloaded.
-    fn known(&self, repo: &Repo) -> Option<Known> {
+    fn known(&self, repo: &Repo) -> Option<CachedSnapshot> {
         let cache = RepoCache::new(&self.cache, repo);
         let commit = cache.commit(&repo.revision)?;
         let (files, is_listed) = match cache.listing(&commit) {
@@ -328,7 +328,7 @@ impl Hub {
         if files.is_empty() {
             return None;
         }
-        Some(Known { snapshot: Snapshot { repo: repo.clone(), commit, files }, is_listed })
+        Some(CachedSnapshot { snapshot: Snapshot { repo: repo.clone(), commit, files }, is_listed })
     }
 
     /// The path of `file`, if it is in the cache.
@@ -346,7 +346,7 @@ impl Hub {
         self.client.is_none()
     }
 
-    /// Downloads those of `files` that are not in the cache, and returns the paths of all. `name` is for progress and
+    /// Downloads the `files` that are not in the cache, and returns the paths of all. `name` is for progress and
     /// messages.
     ///
     /// # Errors

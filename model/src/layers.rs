@@ -7,10 +7,121 @@ use burn::{
 
 use crate::{
     error::Result,
-    lora::{Lora, LoraDropout},
-    ops::{self, LinearParts, NormOptions, NormParts, Precision, RowUpdate, Weight},
+    lora::{AdapterRows, Lora, row_updates},
+    ops::{self, Dtype, LinearParts, NormOptions, NormParts, Precision, Weight},
     params::{ParamList, ParamRef, ParamSource},
 };
+
+/// A part of a model: a layer with parameters, or one of the [`modules`] that have parts. What a model has, and in which
+/// shapes, is described by [`part_specs`](crate::param_specs::part_specs).
+pub(crate) trait Part: Sized {
+    /// Reads the part at `path`.
+    fn read(path: &str, params: &mut ParamSource<'_>) -> Result<Self>;
+
+    /// Adds the part at `path` to the list.
+    fn list<'a>(&'a self, path: &str, list: &mut PartList<'a>);
+
+    /// Adds its linear layers to the list, in the order of [`list`](Self::list).
+    fn list_linears_mut<'a>(&'a mut self, _path: &str, _list: &mut Vec<(String, &'a mut Linear)>) {}
+}
+
+/// What a model lists of its parts, with paths.
+#[derive(Debug, Default)]
+pub(crate) struct PartList<'a> {
+    pub(crate) params: ParamList<'a>,
+    pub(crate) linears: Vec<(String, &'a Linear)>,
+}
+
+impl<'a> PartList<'a> {
+    fn add(&mut self, part: &str, weight: Option<ParamRef<'a>>, bias: Option<&'a Param<Tensor<1>>>) {
+        let named = [("weight", weight), ("bias", bias.map(ParamRef::Vector))].into_iter();
+        self.params.extend(named.filter_map(|(name, param)| Some((format!("{part}.{name}"), param?))));
+    }
+}
+
+/// A part that some architectures, or some layers, do not have.
+impl<P: Part> Part for Option<P> {
+    fn read(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
+        params.has(path).then(|| P::read(path, params)).transpose()
+    }
+
+    fn list<'a>(&'a self, path: &str, list: &mut PartList<'a>) {
+        self.iter().for_each(|part| part.list(path, list));
+    }
+
+    fn list_linears_mut<'a>(&'a mut self, path: &str, list: &mut Vec<(String, &'a mut Linear)>) {
+        self.iter_mut().for_each(|part| part.list_linears_mut(path, list));
+    }
+}
+
+/// Parts by number.
+impl<P: Part> Part for Vec<P> {
+    fn read(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
+        let paths = (0..).map(|index| format!("{path}.{index}"));
+        let mut parts = Vec::new();
+        for path in paths {
+            match Option::read(&path, params)? {
+                Some(part) => parts.push(part),
+                None => break,
+            }
+        }
+        Ok(parts)
+    }
+
+    fn list<'a>(&'a self, path: &str, list: &mut PartList<'a>) {
+        self.iter().enumerate().for_each(|(index, part)| part.list(&format!("{path}.{index}"), list));
+    }
+
+    fn list_linears_mut<'a>(&'a mut self, path: &str, list: &mut Vec<(String, &'a mut Linear)>) {
+        let parts = self.iter_mut().enumerate();
+        parts.for_each(|(index, part)| part.list_linears_mut(&format!("{path}.{index}"), list));
+    }
+}
+
+/// The path of a part of the module at `path`, which is empty for the model itself.
+pub(crate) fn path_of(path: &str, part: &str) -> String {
+    if path.is_empty() { part.to_owned() } else { format!("{path}.{part}") }
+}
+
+/// Defines modules that consist of [`Part`]s: Burn's module, and how it is read and listed. A field's name is the part's name
+/// in [`part_specs`](crate::param_specs::part_specs), and `Option` stands for a part that not every architecture or layer has.
+/// Burn's own visitor would not do: it does not see matrices that do not train, and lends tensors only while it visits them.
+macro_rules! modules {
+    ($($(#[$meta:meta])* $vis:vis struct $module:ident {
+        $($(#[$part_meta:meta])* $part:ident: $kind:ty,)+
+        $(; $config:ident: $config_type:ty,)?
+    })+) => { $(
+        $(#[$meta])*
+        #[derive(burn::module::Module, Debug)]
+        $vis struct $module {
+            $($(#[$part_meta])* $part: $kind,)+
+            $(#[module(skip)] $config: $config_type,)?
+        }
+
+        impl $crate::layers::Part for $module {
+            fn read(path: &str, params: &mut $crate::params::ParamSource<'_>) -> $crate::error::Result<Self> {
+                Ok(Self {
+                    $($part: $crate::layers::Part::read(&$crate::layers::path_of(path, stringify!($part)), params)?,)+
+                    $($config: params.config.clone(),)?
+                })
+            }
+
+            fn list<'a>(&'a self, path: &str, list: &mut $crate::layers::PartList<'a>) {
+                $(self.$part.list(&$crate::layers::path_of(path, stringify!($part)), list);)+
+            }
+
+            fn list_linears_mut<'a>(
+                &'a mut self,
+                path: &str,
+                list: &mut Vec<(String, &'a mut $crate::layers::Linear)>,
+            ) {
+                $(self.$part.list_linears_mut(&$crate::layers::path_of(path, stringify!($part)), list);)+
+            }
+        }
+    )+ };
+}
+
+pub(crate) use modules;
 
 /// A matrix, a bias where the architecture has one, and an adapter's updates.
 #[derive(Module, Debug)]
@@ -18,21 +129,35 @@ pub(crate) struct Linear {
     weight: Weight,
     bias: Option<Param<Tensor<1>>>,
     lora: Option<Lora>,
+    /// Its place among the model's linear layers.
+    #[module(skip)]
+    index: usize,
+}
+
+impl Part for Linear {
+    fn read(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
+        let (weight, bias) = (required_matrix(path, params, params.dtype)?, params.vector(path, "bias")?);
+        Ok(Self { weight, bias, lora: None, index: params.linear_index(path) })
+    }
+
+    fn list<'a>(&'a self, path: &str, list: &mut PartList<'a>) {
+        list.add(path, Some(ParamRef::Matrix(&self.weight)), self.bias.as_ref());
+        list.linears.push((path.to_owned(), self));
+    }
+
+    fn list_linears_mut<'a>(&'a mut self, path: &str, list: &mut Vec<(String, &'a mut Linear)>) {
+        list.push((path.to_owned(), self));
+    }
+}
+
+fn required_matrix(path: &str, params: &mut ParamSource<'_>, dtype: Dtype) -> Result<Weight> {
+    let weight = params.matrix(path, dtype)?;
+    Ok(weight.unwrap_or_else(|| unreachable!("a matrix without values: `{path}`")))
 }
 
 impl Linear {
-    pub(crate) fn new(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
-        let (weight, bias) = (params.matrix(&format!("{path}.weight"))?, params.vector(&format!("{path}.bias"))?);
-        Ok(Self { weight, bias, lora: None })
-    }
-
     pub(crate) fn weight(&self) -> &Weight {
         &self.weight
-    }
-
-    pub(crate) fn list_params<'a>(&'a self, path: &str, list: &mut ParamList<'a>) {
-        list.push((format!("{path}.weight"), ParamRef::Matrix(&self.weight)));
-        list.extend(self.bias.iter().map(|bias| (format!("{path}.bias"), ParamRef::Vector(bias))));
     }
 
     pub(crate) fn set_precision(&mut self, precision: Precision) {
@@ -47,19 +172,13 @@ impl Linear {
         self.lora = lora;
     }
 
-    /// The operands. `number` is the matrix's place in [`MATRICES`](crate::lora::MATRICES).
-    /// `by_row` are the updates of some rows.
-    pub(crate) fn parts<'a>(
-        &'a self,
-        number: usize,
-        dropout: Option<LoraDropout>,
-        by_row: Vec<RowUpdate<'a>>,
-    ) -> LinearParts<'a> {
+    /// The operands. `dropout_seed` is that of the pass, if it trains; `adapters` update some rows each.
+    pub(crate) fn parts<'a>(&'a self, dropout_seed: Option<u64>, adapters: &'a [AdapterRows]) -> LinearParts<'a> {
         LinearParts {
             weight: &self.weight,
             bias: self.bias.as_ref().map(Param::val),
-            lora: self.lora.as_ref().map(|lora| lora.parts(number, dropout)),
-            by_row,
+            lora: self.lora.as_ref().map(|lora| lora.parts(self.index, dropout_seed)),
+            by_row: row_updates(adapters, self.index),
         }
     }
 }
@@ -71,18 +190,13 @@ pub(crate) struct LmHead {
     pub(crate) bias: Option<Param<Tensor<1>>>,
 }
 
-impl LmHead {
-    pub(crate) fn new(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
-        let weight = format!("{path}.weight");
-        Ok(Self {
-            weight: params.has(&weight).then(|| params.matrix(&weight)).transpose()?,
-            bias: params.vector(&format!("{path}.bias"))?,
-        })
+impl Part for LmHead {
+    fn read(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
+        Ok(Self { weight: params.matrix(path, params.dtype)?, bias: params.vector(path, "bias")? })
     }
 
-    pub(crate) fn list_params<'a>(&'a self, path: &str, list: &mut ParamList<'a>) {
-        list.extend(self.weight.iter().map(|weight| (format!("{path}.weight"), ParamRef::Matrix(weight))));
-        list.extend(self.bias.iter().map(|bias| (format!("{path}.bias"), ParamRef::Vector(bias))));
+    fn list<'a>(&'a self, path: &str, list: &mut PartList<'a>) {
+        list.add(path, self.weight.as_ref().map(ParamRef::Matrix), self.bias.as_ref());
     }
 }
 
@@ -92,16 +206,17 @@ pub(crate) struct Embedding {
     pub(crate) weight: Weight,
 }
 
+impl Part for Embedding {
+    fn read(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
+        Ok(Self { weight: required_matrix(path, params, params.dtype.for_embeddings())? })
+    }
+
+    fn list<'a>(&'a self, path: &str, list: &mut PartList<'a>) {
+        list.add(path, Some(ParamRef::Matrix(&self.weight)), None);
+    }
+}
+
 impl Embedding {
-    pub(crate) fn new(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
-        let dtype = params.dtype.for_embeddings();
-        Ok(Self { weight: params.matrix_as(&format!("{path}.weight"), dtype)? })
-    }
-
-    pub(crate) fn list_params<'a>(&'a self, path: &str, list: &mut ParamList<'a>) {
-        list.push((format!("{path}.weight"), ParamRef::Matrix(&self.weight)));
-    }
-
     pub(crate) fn forward(&self, ids: Tensor<1, Int>) -> Tensor<2> {
         ops::embedding(&self.weight, ids)
     }
@@ -118,34 +233,27 @@ pub(crate) struct Norm {
     options: NormOptions,
 }
 
-impl Norm {
-    pub(crate) fn new(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
+impl Part for Norm {
+    fn read(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
         let config = params.config;
-        let Some(&width) = params.norms.get(path) else {
-            unreachable!("`param_specs` lists every norm that the model asks for: `{path}`")
-        };
-        let weight = params.vector(&format!("{path}.weight"))?;
+        let weight = params.vector(path, "weight")?;
         Ok(Self {
-            ones: weight.is_none().then(|| Tensor::ones([width], params.device)),
+            ones: weight.is_none().then(|| Tensor::ones([params.width(path)], params.device)),
             weight,
-            bias: params.vector(&format!("{path}.bias"))?,
+            bias: params.vector(path, "bias")?,
             options: NormOptions { kind: config.norm, eps: config.norm_eps, weight_offset: config.norm_weight_offset },
         })
     }
 
-    /// The norm at `path`, if the architecture has it.
-    pub(crate) fn if_any(path: &str, params: &mut ParamSource<'_>) -> Result<Option<Self>> {
-        params.norms.contains_key(path).then(|| Self::new(path, params)).transpose()
+    fn list<'a>(&'a self, path: &str, list: &mut PartList<'a>) {
+        list.add(path, self.weight.as_ref().map(ParamRef::Vector), self.bias.as_ref());
     }
+}
 
+impl Norm {
     pub(crate) fn with_eps(mut self, eps: Option<f64>) -> Self {
         self.options.eps = eps.unwrap_or(self.options.eps);
         self
-    }
-
-    pub(crate) fn list_params<'a>(&'a self, path: &str, list: &mut ParamList<'a>) {
-        list.extend(self.weight.iter().map(|weight| (format!("{path}.weight"), ParamRef::Vector(weight))));
-        list.extend(self.bias.iter().map(|bias| (format!("{path}.bias"), ParamRef::Vector(bias))));
     }
 
     pub(crate) fn parts(&self) -> NormParts {

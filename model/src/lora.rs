@@ -15,21 +15,11 @@ use crate::{
     config::GptConfig,
     error::{Error, Result},
     ops::{Dropout, LoraMatrix, LoraParts, RowUpdate, read, to_f32},
-    param_specs::param_specs,
+    param_specs::{PartSpec, linear_specs},
 };
 
 /// The first [`Dropout::place`] of adapters; the places of the model's own dropout are below it.
 const FIRST_PLACE: u32 = 1 << 24;
-
-/// The matrices of a block that adapters can update, in the order in which they are used.
-pub(crate) const MATRICES: [&str; 4] = ["attn.qkv", "attn.out", "mlp.up", "mlp.down"];
-
-/// The path of the matrix with the parameter `param`, and its layer, if adapters can update it.
-pub(crate) fn matrix_of(param: &str) -> Option<(&str, usize)> {
-    let path = param.strip_suffix(".weight")?;
-    let (layer, name) = path.strip_prefix("blocks.")?.split_once('.')?;
-    MATRICES.contains(&name).then_some((path, layer.parse().ok()?))
-}
 
 /// An adapter's values by the path of the matrix that they update, such as `blocks.3.attn.qkv`.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -92,8 +82,8 @@ impl MatrixUpdate {
 /// one.
 #[derive(Debug)]
 pub struct LoadedAdapter {
-    /// By layer, in the order of [`MATRICES`].
-    layers: Vec<[Option<LoraMatrix>; 4]>,
+    /// Of the model's linear layers, in their order.
+    matrices: Vec<Option<LoraMatrix>>,
 }
 
 impl LoadedAdapter {
@@ -102,23 +92,18 @@ impl LoadedAdapter {
     /// # Errors
     /// [`Error::Param`] if it updates matrices that the model does not have, or that have other sizes.
     pub fn new(config: &GptConfig, adapter: &LoraValues, device: &Device) -> Result<Self> {
-        let specs = param_specs(config);
-        let matrices = specs.iter().filter_map(|spec| {
-            let (path, _) = matrix_of(&spec.path)?;
-            Some((path.to_owned(), [spec.shape[0], spec.shape[1]]))
-        });
-        adapter.require_fit(&matrices.collect())?;
-        let matrix = |layer: usize, name: &str| {
-            let update = adapter.0.get(&format!("blocks.{layer}.{name}"))?;
+        let linears: Vec<PartSpec> = linear_specs(config).collect();
+        adapter.require_fit(&linears.iter().map(|linear| (linear.path.clone(), linear.matrix_dims())).collect())?;
+        let matrix = |linear: &PartSpec| {
+            let update = adapter.0.get(&linear.path)?;
             Some(LoraMatrix::new(&update.values, &update.shape, device))
         };
-        let layers = (0..config.n_layers).map(|layer| MATRICES.map(|name| matrix(layer, name)));
-        Ok(Self { layers: layers.collect() })
+        Ok(Self { matrices: linears.iter().map(matrix).collect() })
     }
 
     /// Bytes of its matrices.
     pub fn n_bytes(&self) -> usize {
-        self.layers.iter().flatten().flatten().map(LoraMatrix::n_bytes).sum()
+        self.matrices.iter().flatten().map(LoraMatrix::n_bytes).sum()
     }
 }
 
@@ -140,14 +125,12 @@ impl AdapterRows {
     }
 }
 
-/// The updates of a layer's matrices by the adapters of a step, in the order of [`MATRICES`].
-pub(crate) fn updates_of_layer(step: &[AdapterRows], layer: usize) -> [Vec<RowUpdate<'_>>; 4] {
-    std::array::from_fn(|number| {
-        let updates = step.iter().filter_map(|AdapterRows { adapter, rows }| {
-            Some(RowUpdate { rows, matrix: adapter.layers.get(layer)?[number].as_ref()? })
-        });
-        updates.collect()
-    })
+/// The updates of the matrix of a linear layer, by its place among those of the model, by the adapters of a step.
+pub(crate) fn row_updates(step: &[AdapterRows], linear: usize) -> Vec<RowUpdate<'_>> {
+    let updates = step.iter().filter_map(|AdapterRows { adapter, rows }| {
+        Some(RowUpdate { rows, matrix: adapter.matrices.get(linear)?.as_ref()? })
+    });
+    updates.collect()
 }
 
 /// The updates of one matrix, as part of the model.
@@ -162,27 +145,18 @@ pub(crate) struct Lora {
     dropout: f64,
 }
 
-/// Which dropout mask the adapter of a matrix uses in a forward pass.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct LoraDropout {
-    pub(crate) seed: u64,
-    pub(crate) layer: usize,
-}
-
 impl Lora {
     pub(crate) fn new(update: &MatrixUpdate, dropout: f64, device: &Device) -> Self {
         let values = Tensor::from_data(update.values.as_slice(), device);
         Self { values: Param::from_tensor(values), shape: update.shape.clone(), dropout }
     }
 
-    /// The operand. `number` is the matrix's place in [`MATRICES`].
-    pub(crate) fn parts(&self, number: usize, dropout: Option<LoraDropout>) -> LoraParts {
-        let of_seed = |LoraDropout { seed, layer }| Dropout {
-            probability: self.dropout,
-            seed,
-            place: FIRST_PLACE + (layer * MATRICES.len() + number) as u32,
-        };
-        let dropout = dropout.filter(|_| self.dropout > 0.0).map(of_seed);
+    /// The operand. `linear` is the place of the matrix among the model's linear layers, `dropout_seed` that of the pass, if it
+    /// trains.
+    pub(crate) fn parts(&self, linear: usize, dropout_seed: Option<u64>) -> LoraParts {
+        let place = FIRST_PLACE + linear as u32;
+        let of_seed = |seed| Dropout { probability: self.dropout, seed, place };
+        let dropout = dropout_seed.filter(|_| self.dropout > 0.0).map(of_seed);
         LoraParts { values: self.values.val(), shape: self.shape.clone(), dropout }
     }
 

@@ -11,7 +11,7 @@ pub fn total_bytes() -> Option<u64> {
     meminfo("MemTotal")
 }
 
-/// The most memory that this process can ever use, in bytes: that of the machine, or the container's limit if lower, plus
+/// The most memory that this process can ever use, in bytes: the machine's, or the container's limit if lower, plus
 /// the swap that the container may use.
 pub fn limit_bytes() -> Option<u64> {
     limit_of(&fs::read_to_string(MEMINFO).ok()?, Path::new(CGROUPS))

@@ -1,6 +1,4 @@
-//! The parameters of an architecture, without tensors: the only list of them.
-
-use std::collections::HashMap;
+//! The parts of an architecture and their parameters, without tensors: the only list of them.
 
 use crate::config::{GptConfig, NormPosition, Positions, QkNormSpan};
 
@@ -30,84 +28,118 @@ pub enum Init {
     Constant(f32),
 }
 
+/// A part of an architecture that has parameters, such as a linear layer or a norm.
+#[derive(Clone, Debug)]
+pub(crate) struct PartSpec {
+    /// Its path in the model, such as `blocks.3.attn.qkv`.
+    pub(crate) path: String,
+    pub(crate) kind: PartKind,
+    /// The block that it belongs to.
+    pub(crate) layer: Option<usize>,
+    /// Rows of a matrix (outputs or entries), or values of a norm.
+    pub(crate) width: usize,
+    /// Its parameters: [`path`](Self::path) with `.weight` and `.bias`, if it has them. A norm may have none.
+    pub(crate) params: Vec<ParamSpec>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PartKind {
+    /// A table, from which single rows are read.
+    Embedding,
+    /// A matrix of a block, which an adapter can update.
+    Linear,
+    Norm,
+    /// The output matrix, unless it is the embedding, and its bias.
+    LmHead,
+}
+
+impl PartSpec {
+    fn matrix(kind: PartKind, path: &str, [d_out, d_in]: [usize; 2], std: f64, has_bias: bool) -> Self {
+        let weight = param(path, "weight", vec![d_out, d_in], Init::Normal { std });
+        let bias = has_bias.then(|| param(path, "bias", vec![d_out], Init::Constant(0.0)));
+        let params = [weight].into_iter().chain(bias).collect();
+        Self { path: path.into(), kind, layer: None, width: d_out, params }
+    }
+
+    fn norm(config: &GptConfig, path: &str, width: usize, has_bias: bool) -> Self {
+        let one = Init::Constant(1.0 - config.norm_weight_offset);
+        let weight = config.norm_weight.then(|| param(path, "weight", vec![width], one));
+        let bias = has_bias.then(|| param(path, "bias", vec![width], Init::Constant(0.0)));
+        let params = weight.into_iter().chain(bias).collect();
+        Self { path: path.into(), kind: PartKind::Norm, layer: None, width, params }
+    }
+
+    /// `[d_out, d_in]`, of a part with a matrix.
+    pub(crate) fn matrix_dims(&self) -> [usize; 2] {
+        let d_in = self.params.first().and_then(|weight| weight.shape.get(1));
+        [self.width, d_in.copied().unwrap_or_default()]
+    }
+
+    /// The same part of block `layer`.
+    fn of_block(&self, layer: usize) -> Self {
+        let within = |path: &str| format!("blocks.{layer}.{path}");
+        let param = |spec: &ParamSpec| ParamSpec { path: within(&spec.path), ..spec.clone() };
+        let params = self.params.iter().map(param).collect();
+        Self { path: within(&self.path), layer: Some(layer), params, ..*self }
+    }
+}
+
+fn param(path: &str, name: &str, shape: Vec<usize>, init: Init) -> ParamSpec {
+    ParamSpec { path: format!("{path}.{name}"), shape, init }
+}
+
+/// Every part of the architecture, in the order of the model. The fields of the model's modules have these names, and read
+/// and list what is described here: see [`modules`](crate::layers::modules).
+pub(crate) fn part_specs(config: &GptConfig) -> Vec<PartSpec> {
+    use PartKind::{Embedding, Linear, LmHead};
+    let GptConfig { vocab_size, d_model, d_ff, norm_bias, .. } = *config;
+    let (q_width, kv_width) = (config.q_width(), config.kv_width());
+    let residual_std = INIT_STD / (2.0 * config.n_layers as f64).sqrt();
+    let d_up = if config.gated_mlp { 2 * d_ff } else { d_ff };
+    let is_sandwich = config.norm_position == NormPosition::Sandwich;
+
+    let matrix = PartSpec::matrix;
+    let norm = |path| PartSpec::norm(config, path, d_model, norm_bias);
+    let qk_norm = |path, width| match config.qk_norm_span {
+        QkNormSpan::Head => PartSpec::norm(config, path, config.head_dim, false),
+        QkNormSpan::AllHeads => PartSpec::norm(config, path, width, false),
+    };
+    let block = [
+        Some(norm("attn_norm")),
+        Some(matrix(Linear, "attn.qkv", [q_width + 2 * kv_width, d_model], INIT_STD, config.qkv_bias)),
+        config.qk_norm.then(|| qk_norm("attn.q_norm", q_width)),
+        config.qk_norm.then(|| qk_norm("attn.k_norm", kv_width)),
+        Some(matrix(Linear, "attn.out", [d_model, q_width], residual_std, config.attn_out_bias)),
+        is_sandwich.then(|| norm("attn_out_norm")),
+        (!config.shared_norm).then(|| norm("mlp_norm")),
+        Some(matrix(Linear, "mlp.up", [d_up, d_model], INIT_STD, config.mlp_bias)),
+        Some(matrix(Linear, "mlp.down", [d_model, d_ff], residual_std, config.mlp_bias)),
+        is_sandwich.then(|| norm("mlp_out_norm")),
+    ];
+    let before = [
+        Some(matrix(Embedding, "embed", [vocab_size, d_model], INIT_STD, false)),
+        config.embed_norm.then(|| norm("embed_norm")),
+        (config.positions == Positions::Learned)
+            .then(|| matrix(Embedding, "pos_embed", [config.max_seq_len, d_model], INIT_STD, false)),
+    ];
+    let mut lm_head = matrix(LmHead, "lm_head", [vocab_size, d_model], INIT_STD, config.lm_head_bias);
+    if config.tie_embeddings {
+        lm_head.params.remove(0);
+    }
+    let blocks = (0..config.n_layers).flat_map(|layer| block.iter().flatten().map(move |part| part.of_block(layer)));
+    let after = [config.final_norm.then(|| norm("norm")), Some(lm_head)];
+    before.into_iter().flatten().chain(blocks).chain(after.into_iter().flatten()).collect()
+}
+
 /// Every parameter of the architecture with its shape and initial value. Loading, saving and initializing use this
 /// list.
 pub fn param_specs(config: &GptConfig) -> Vec<ParamSpec> {
-    specs_and_norms(config).0
+    part_specs(config).into_iter().flat_map(|part| part.params).collect()
 }
 
-/// Every norm of the architecture by its path, with its width. Not all norms have parameters.
-pub(crate) fn norm_widths(config: &GptConfig) -> HashMap<String, usize> {
-    specs_and_norms(config).1
-}
-
-fn specs_and_norms(config: &GptConfig) -> (Vec<ParamSpec>, HashMap<String, usize>) {
-    let GptConfig { vocab_size, d_model, d_ff, .. } = *config;
-    let mut norms = HashMap::new();
-    let residual = INIT_STD / (2.0 * config.n_layers as f64).sqrt();
-    let mut specs = Vec::new();
-    let matrix = |specs: &mut Vec<ParamSpec>, path: String, [d_out, d_in]: [usize; 2], std: f64, bias: bool| {
-        specs.push(ParamSpec { path: format!("{path}.weight"), shape: vec![d_out, d_in], init: Init::Normal { std } });
-        if bias {
-            specs.push(ParamSpec { path: format!("{path}.bias"), shape: vec![d_out], init: Init::Constant(0.0) });
-        }
-    };
-    let mut norm = |specs: &mut Vec<ParamSpec>, path: String, width: usize, bias: bool| {
-        if config.norm_weight {
-            let one = Init::Constant(1.0 - config.norm_weight_offset);
-            specs.push(ParamSpec { path: format!("{path}.weight"), shape: vec![width], init: one });
-        }
-        if bias {
-            specs.push(ParamSpec { path: format!("{path}.bias"), shape: vec![width], init: Init::Constant(0.0) });
-        }
-        norms.insert(path, width);
-    };
-    let norm_bias = config.norm_bias;
-    matrix(&mut specs, "embed".into(), [vocab_size, d_model], INIT_STD, false);
-    if config.embed_norm {
-        norm(&mut specs, "embed_norm".into(), d_model, norm_bias);
-    }
-    if config.positions == Positions::Learned {
-        matrix(&mut specs, "pos_embed".into(), [config.max_seq_len, d_model], INIT_STD, false);
-    }
-    let d_up = if config.gated_mlp { 2 * d_ff } else { d_ff };
-    for layer in 0..config.n_layers {
-        let path = |part: &str| format!("blocks.{layer}.{part}");
-        norm(&mut specs, path("attn_norm"), d_model, norm_bias);
-        let d_qkv = config.q_width() + 2 * config.kv_width();
-        matrix(&mut specs, path("attn.qkv"), [d_qkv, d_model], INIT_STD, config.qkv_bias);
-        if config.qk_norm {
-            for (part, width) in [("attn.q_norm", config.q_width()), ("attn.k_norm", config.kv_width())] {
-                let width = match config.qk_norm_span {
-                    QkNormSpan::Head => config.head_dim,
-                    QkNormSpan::AllHeads => width,
-                };
-                norm(&mut specs, path(part), width, false);
-            }
-        }
-        matrix(&mut specs, path("attn.out"), [d_model, config.q_width()], residual, config.attn_out_bias);
-        if config.norm_position == NormPosition::Sandwich {
-            norm(&mut specs, path("attn_out_norm"), d_model, norm_bias);
-        }
-        if !config.shared_norm {
-            norm(&mut specs, path("mlp_norm"), d_model, norm_bias);
-        }
-        matrix(&mut specs, path("mlp.up"), [d_up, d_model], INIT_STD, config.mlp_bias);
-        matrix(&mut specs, path("mlp.down"), [d_model, d_ff], residual, config.mlp_bias);
-        if config.norm_position == NormPosition::Sandwich {
-            norm(&mut specs, path("mlp_out_norm"), d_model, norm_bias);
-        }
-    }
-    if config.final_norm {
-        norm(&mut specs, "norm".into(), d_model, norm_bias);
-    }
-    if !config.tie_embeddings {
-        matrix(&mut specs, "lm_head".into(), [vocab_size, d_model], INIT_STD, false);
-    }
-    if config.lm_head_bias {
-        specs.push(ParamSpec { path: "lm_head.bias".into(), shape: vec![vocab_size], init: Init::Constant(0.0) });
-    }
-    (specs, norms)
+/// The linear layers of the blocks, which adapters can update, in the order of the model.
+pub(crate) fn linear_specs(config: &GptConfig) -> impl Iterator<Item = PartSpec> {
+    part_specs(config).into_iter().filter(|part| part.kind == PartKind::Linear)
 }
 
 impl GptConfig {

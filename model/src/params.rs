@@ -1,6 +1,6 @@
 //! Reads parameters into a model and out of it, by path.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use burn::{
     module::Param,
@@ -11,7 +11,7 @@ use crate::{
     config::GptConfig,
     error::{Error, Result},
     ops::{Dtype, MatrixRows, Weight, read, to_f32},
-    param_specs::ParamSpec,
+    param_specs::{ParamSpec, PartKind, PartSpec, part_specs},
 };
 
 /// The value of a parameter.
@@ -56,50 +56,80 @@ pub type ParamVisitor<'a> = dyn FnMut(&str, TensorData) -> Result<()> + 'a;
 
 /// Supplies the parameters of a model under construction.
 pub(crate) struct ParamSource<'a> {
-    pub(crate) specs: HashMap<String, ParamSpec>,
-    /// The width of each norm, by its path.
-    pub(crate) norms: HashMap<String, usize>,
-    pub(crate) read: &'a mut dyn FnMut(&ParamSpec) -> Result<ParamData<'a>>,
+    /// By their paths.
+    parts: HashMap<String, PartSpec>,
+    /// The paths of parts, and of the modules that contain them.
+    paths: HashSet<String>,
+    /// The places of linear layers among all of them, by path.
+    linears: HashMap<String, usize>,
+    read: &'a mut dyn FnMut(&ParamSpec) -> Result<ParamData<'a>>,
     pub(crate) dtype: Dtype,
     pub(crate) device: &'a Device,
     pub(crate) config: &'a GptConfig,
 }
 
 impl<'a> ParamSource<'a> {
+    pub(crate) fn new(
+        config: &'a GptConfig,
+        dtype: Dtype,
+        device: &'a Device,
+        read: &'a mut dyn FnMut(&ParamSpec) -> Result<ParamData<'a>>,
+    ) -> Self {
+        let parts = part_specs(config);
+        let ends = |path: &str| path.match_indices('.').map(|(end, _)| end).chain([path.len()]).collect::<Vec<_>>();
+        let paths = parts.iter().flat_map(|PartSpec { path, .. }| ends(path).into_iter().map(|end| path[..end].into()));
+        let linears = parts.iter().filter(|part| part.kind == PartKind::Linear).map(|part| part.path.clone()).zip(0..);
+        Self {
+            paths: paths.collect(),
+            linears: linears.collect(),
+            parts: parts.into_iter().map(|part| (part.path.clone(), part)).collect(),
+            read,
+            dtype,
+            device,
+            config,
+        }
+    }
+
+    /// Whether the architecture has this part, or this module of parts.
     pub(crate) fn has(&self, path: &str) -> bool {
-        self.specs.contains_key(path)
+        self.paths.contains(path)
     }
 
-    pub(crate) fn matrix(&mut self, path: &str) -> Result<Weight> {
-        let dtype = self.dtype;
-        self.matrix_as(path, dtype)
+    /// The place of a linear layer among those of the model.
+    pub(crate) fn linear_index(&self, path: &str) -> usize {
+        self.linears.get(path).copied().unwrap_or_else(|| undescribed(path))
     }
 
-    pub(crate) fn matrix_as(&mut self, path: &str, dtype: Dtype) -> Result<Weight> {
+    /// The number of values of a norm.
+    pub(crate) fn width(&self, path: &str) -> usize {
+        self.parts.get(path).map_or_else(|| undescribed(path), |part| part.width)
+    }
+
+    /// The weight of the part at `path`, a matrix, stored in `dtype`; `None` if the part has none.
+    pub(crate) fn matrix(&mut self, part: &str, dtype: Dtype) -> Result<Option<Weight>> {
+        let Some((path, data)) = self.data(part, "weight")? else { return Ok(None) };
         // All values to be rounded are checked here, whatever their form.
         let rounded = |rows: &MatrixRows<'_, f32>| {
-            check_range(path, rows, dtype)?;
+            check_range(&path, rows, dtype)?;
             Weight::from_rows(rows, dtype, self.device)
         };
-        match self.data(path)? {
+        let weight = match data {
             ParamData::Values(values) => {
                 let dims = values.shape().dims();
                 rounded(&MatrixRows::of(&to_f32(values)?, dims))
             }
             ParamData::Rows(rows) => rounded(&rows),
             ParamData::Placed(weight) => Ok(weight),
-        }
+        };
+        weight.map(Some)
     }
 
-    /// The vector at `path`, if the architecture has it.
-    pub(crate) fn vector(&mut self, path: &str) -> Result<Option<Param<Tensor<1>>>> {
-        if self.has(path) { self.required_vector(path).map(Some) } else { Ok(None) }
-    }
-
-    pub(crate) fn required_vector(&mut self, path: &str) -> Result<Param<Tensor<1>>> {
-        match self.data(path)? {
+    /// A parameter of the part at `path` that is a vector: `weight` or `bias`. `None` if the part has none.
+    pub(crate) fn vector(&mut self, part: &str, name: &str) -> Result<Option<Param<Tensor<1>>>> {
+        let Some((path, data)) = self.data(part, name)? else { return Ok(None) };
+        match data {
             ParamData::Values(values) => {
-                Ok(Param::from_tensor(Tensor::from_data(values.convert::<f32>(), self.device)))
+                Ok(Some(Param::from_tensor(Tensor::from_data(values.convert::<f32>(), self.device))))
             }
             ParamData::Rows(_) | ParamData::Placed(_) => {
                 Err(Error::Execution { what: format!("`{path}` is a vector, got a matrix") })
@@ -107,12 +137,18 @@ impl<'a> ParamSource<'a> {
         }
     }
 
-    fn data(&mut self, path: &str) -> Result<ParamData<'a>> {
-        let Some(spec) = self.specs.get(path) else {
-            unreachable!("`param_specs` lists every parameter that the model asks for: `{path}`")
-        };
-        (self.read)(spec)
+    /// A parameter's path and value, if the part has it.
+    fn data(&mut self, part: &str, name: &str) -> Result<Option<(String, ParamData<'a>)>> {
+        let Some(spec) = self.parts.get(part) else { undescribed(part) };
+        let is_named =
+            |spec: &&ParamSpec| spec.path.strip_prefix(part).and_then(|rest| rest.strip_prefix('.')) == Some(name);
+        let found = spec.params.iter().find(is_named);
+        found.map(|spec| Ok((spec.path.clone(), (self.read)(spec)?))).transpose()
     }
+}
+
+fn undescribed(path: &str) -> ! {
+    unreachable!("`part_specs` lists every part of a model: `{path}`")
 }
 
 /// Rejects a matrix with numbers beyond the range of `dtype`; if it is quantized, also infinite and NaN values, which

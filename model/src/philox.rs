@@ -31,7 +31,7 @@ fn round(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
     [high_1 ^ counter[1] ^ key[0], low_1, high_0 ^ counter[3] ^ key[1], low_0]
 }
 
-/// `n` numbers of a normal distribution around 0: those of tensor number `tensor` in a model initialized with `seed`.
+/// `n` normally distributed numbers around 0: the initial values of tensor number `tensor` in a model with `seed`.
 /// Each is a function of the seed, the tensor and its place, so neither device nor threads change them.
 ///
 /// Two uniform numbers make two normal ones (Box and Muller, ["A note on the generation of random normal

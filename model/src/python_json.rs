@@ -10,7 +10,7 @@ use serde_json::Value;
 /// error where a number is read, and none where nothing reads them.
 ///
 /// # Errors
-/// `text` is no such JSON, or not that of a `T`.
+/// `text` is no such JSON, or does not describe a `T`.
 pub(crate) fn parse<T: DeserializeOwned>(text: &[u8]) -> serde_json::Result<T> {
     // Nearly all files are plain JSON.
     let error = match serde_json::from_slice(text) {

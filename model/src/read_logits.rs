@@ -123,7 +123,7 @@ fn read_parts(logits: Tensor<2>, needs: &[RowNeeds]) -> Result<LogitRows> {
     Ok(LogitRows { vocab_size, whole, best, places, n_read_bytes })
 }
 
-/// A row of which a part is needed.
+/// A row that is needed in part.
 #[derive(Debug)]
 struct BestRow {
     row: usize,

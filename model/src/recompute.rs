@@ -29,7 +29,7 @@ impl Gpt {
     /// the same each time.
     ///
     /// # Panics
-    /// Those of [`forward`](Self::forward).
+    /// As [`forward`](Self::forward).
     pub fn forward_recomputed<'a>(
         &'a self,
         token_ids: Tensor<1, Int>,

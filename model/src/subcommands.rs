@@ -1,6 +1,6 @@
 //! The subcommands of both programs: each names the other where a user gives it one that only the other has.
 
-/// Those of `hearth`.
+/// The subcommands of `hearth`.
 pub const OF_HEARTH: &[&str] = &[
     "serve",
     "chat",
@@ -17,7 +17,7 @@ pub const OF_HEARTH: &[&str] = &[
     "health",
 ];
 
-/// Those of `hearth-train`.
+/// The subcommands of `hearth-train`.
 pub const OF_HEARTH_TRAIN: &[&str] = &[
     "tokenizer",
     "prepare",

@@ -328,15 +328,15 @@ impl Tokenizer {
     fn tokenize_piece(&self, piece: &NormalizedString) -> Result<Vec<Token>> {
         let text = piece.get();
         self.tokenize_text(text).map_err(|lack| match lack {
-            Lack::Library(what) => Error::Tokenizer { what, hint: String::new() },
-            Lack::Character(at) => self.missing_character(original_character(piece, text, at)),
+            EncodeFailure::Library(what) => Error::Tokenizer { what, hint: String::new() },
+            EncodeFailure::Character(at) => self.missing_character(original_character(piece, text, at)),
         })
     }
 
     /// Tokenizes one word without special tokens. Some models have the strings of special tokens in their vocabulary
     /// and would return them: such a word is split after the first character of each of these tokens, and its parts are
     /// tokenized again.
-    fn tokenize_text(&self, text: &str) -> Result<Vec<Token>, Lack> {
+    fn tokenize_text(&self, text: &str) -> Result<Vec<Token>, EncodeFailure> {
         let mut tokens = Vec::new();
         // Start and end of the parts that are left, in reverse.
         let mut parts = vec![(0, text.len())];
@@ -359,7 +359,7 @@ impl Tokenizer {
             bounds.dedup();
             if bounds.len() == 2 {
                 // A single character that is itself the special token: it has no other spelling.
-                return Err(Lack::Character(first));
+                return Err(EncodeFailure::Character(first));
             }
             parts.extend(bounds.windows(2).rev().map(|bounds| (bounds[0], bounds[1])));
         }
@@ -367,17 +367,17 @@ impl Tokenizer {
     }
 
     /// Runs the library's model.
-    fn tokenize_part(&self, text: &str) -> Result<Vec<Token>, Lack> {
+    fn tokenize_part(&self, text: &str) -> Result<Vec<Token>, EncodeFailure> {
         let tokens = match self.inner.library.get_model().tokenize(text) {
             Ok(tokens) => tokens,
             Err(error) => {
-                return Err(self.first_lack(text).unwrap_or_else(|| Lack::Library(error.to_string())));
+                return Err(self.first_failure(text).unwrap_or_else(|| EncodeFailure::Library(error.to_string())));
             }
         };
         // Models without an unknown token skip missing characters; the offsets then end early.
         let covered = tokens.last().map_or(0, |token| token.offsets.1);
         if covered < text.len()
-            && let Some(lack) = self.first_lack(text)
+            && let Some(lack) = self.first_failure(text)
         {
             return Err(lack);
         }
@@ -393,14 +393,14 @@ impl Tokenizer {
     }
 
     /// The first character that the model cannot encode.
-    fn first_lack(&self, text: &str) -> Option<Lack> {
+    fn first_failure(&self, text: &str) -> Option<EncodeFailure> {
         let model = self.inner.library.get_model();
         text.char_indices()
             .find(|&(at, character)| {
                 let alone = &text[at..at + character.len_utf8()];
                 model.tokenize(alone).map_or(true, |tokens| tokens.is_empty())
             })
-            .map(|(at, _)| Lack::Character(at))
+            .map(|(at, _)| EncodeFailure::Character(at))
     }
 
     fn missing_character(&self, character: char) -> Error {
@@ -426,14 +426,14 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 /// Why a word cannot be encoded.
-enum Lack {
+enum EncodeFailure {
     /// The character at this byte of the normalized word is not in the vocabulary.
     Character(usize),
     /// Another error, from the library.
     Library(String),
 }
 
-impl Lack {
+impl EncodeFailure {
     fn shifted(self, by: usize) -> Self {
         match self {
             Self::Character(at) => Self::Character(at + by),

@@ -152,7 +152,7 @@ impl Renderings<'_> {
         Ok((plain == text && has_any).then_some(spans))
     }
 
-    /// Those of the tagged spans that are in the messages from index `first` on.
+    /// The tagged spans in the messages from index `first` on.
     fn spans_from(&self, mut spans: Vec<Range<usize>>, text: &str, first: usize) -> Result<Vec<Range<usize>>> {
         if first > 0 {
             let Some(index) = self.assistants_from(first).next() else { return Ok(Vec::new()) };

@@ -50,14 +50,10 @@ pub(super) fn like_transformers(origin: &Path) -> Result<Environment<'static>> {
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
     environment.add_global("dict", Value::from_object(python::DictType));
-    for (name, function) in [
-        ("range", python::Function(python::range)),
-        ("namespace", python::Function(python::namespace)),
-        ("cycler", python::Function(python::cycler)),
-        ("joiner", python::Function(python::joiner)),
-    ] {
-        environment.add_global(name, Value::from_object(function));
-    }
+    environment.add_global("range", python::function(|_, arguments| python::range(arguments)));
+    environment.add_global("namespace", python::function(|_, arguments| python::namespace(arguments)));
+    environment.add_global("cycler", python::function(|_, arguments| python::cycler(arguments)));
+    environment.add_global("joiner", python::function(|_, arguments| python::joiner(arguments)));
     Ok(environment)
 }
 

@@ -13,7 +13,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use self::arguments::Form;
+use self::arguments::ArgumentForm;
 use super::{ChatTemplate, Ending, Inputs, RenderContext};
 use crate::error::{Error, Result};
 
@@ -145,7 +145,7 @@ impl ChatTemplate {
     /// first error is returned.
     ///
     /// The first form is the one that most templates support: `system` instead of `developer` (unless the template
-    /// knows that role), and [arguments of tool calls as objects](Form). A template counts as knowing the
+    /// knows that role), and [arguments of tool calls as objects](ArgumentForm). A template counts as knowing the
     /// role if its source contains the word `developer`, which may also be part of a text. If the template rejects all
     /// of these forms, they are tried with [short ids](call_ids::shortened) of tool calls. A template that fails only
     /// after [`TIME_FOR_FORMS`] has exceeded a limit and would do so again, so its error is returned.
@@ -155,7 +155,7 @@ impl ChatTemplate {
         context: &RenderContext,
         encode: impl Fn(&[Message]) -> Result<T>,
     ) -> Result<T> {
-        self.in_first_form(messages, context, &Form::AS_WRITTEN, encode)
+        self.in_first_form(messages, context, &ArgumentForm::AS_WRITTEN, encode)
     }
 
     /// [`in_supported_form`](Self::in_supported_form) with these forms of arguments.
@@ -163,7 +163,7 @@ impl ChatTemplate {
         &self,
         messages: &[Message],
         context: &RenderContext,
-        forms: &[Form],
+        forms: &[ArgumentForm],
         encode: impl Fn(&[Message]) -> Result<T>,
     ) -> Result<T> {
         let has_tools = context.tools.as_ref().is_some_and(|tools| !tools.is_null());
@@ -207,7 +207,7 @@ impl ChatTemplate {
     }
 
     /// [`in_supported_form`](Self::in_supported_form) for conversations that must be answered, whatever a model wrote
-    /// and whoever made them: also with arguments that are no object as [members of one](Form::OnlyObjects), and if the
+    /// and whoever made them: also with arguments that are no object as [members of one](ArgumentForm::OnlyObjects), and if the
     /// template rejects the order of the messages, with them [regrouped](regrouped::regrouped). If it rejects these too,
     /// the first error is returned.
     pub(super) fn in_supported_groups<T>(
@@ -217,7 +217,7 @@ impl ChatTemplate {
         encode: impl Fn(&[Message]) -> Result<T>,
     ) -> Result<T> {
         let started = Instant::now();
-        let mut forms = Form::ALL;
+        let mut forms = ArgumentForm::ALL;
         if arguments::has_others(messages) && self.drops_strings(context) {
             forms.reverse();
         }
@@ -468,7 +468,7 @@ mod tests {
         // With the list itself, the second half is one value too many.
         assert_eq!(in_conversation, [1, 0]);
         for message in &messages {
-            let alone = Form::Objects.of(std::slice::from_ref(message));
+            let alone = ArgumentForm::Objects.of(std::slice::from_ref(message));
             assert_eq!(n_objects(&alone[0]), 1, "by itself, each message has the whole limit");
         }
     }

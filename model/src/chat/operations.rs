@@ -138,7 +138,7 @@ impl Object for Operation {
                 let result = match *name {
                     FILTER => python::apply_filter(state, called, value, rest)?,
                     METHOD => python::call_method(state, value, called, rest)?,
-                    _ => return python::perform_test(called, value, rest).map(Value::from),
+                    _ => return python::perform_test(state, called, value, rest).map(Value::from),
                 };
                 budget.made(result)
             }

@@ -5,6 +5,7 @@
 //! of theirs is done here instead ([`instructions`](super::instructions) redirects them). What Python would reject is an
 //! error; what is not supported is an error that names it.
 
+mod calls;
 mod filters;
 mod format;
 mod json;
@@ -25,12 +26,15 @@ use minijinja::{
     value::{Tuple, ValueKind},
 };
 
-use self::objects::{Group, Range, View};
+use self::{
+    calls::{Arguments, Call},
+    objects::{Group, Range, View},
+};
 pub(super) use self::{
-    json::tojson,
+    json::to_json,
     methods::{attribute, is_attribute, item},
     numbers::float,
-    objects::{DictType, Function, Generator, check_member, contents, cycler, joiner, namespace, range},
+    objects::{DictType, Generator, check_member, contents, cycler, function, joiner, namespace, range},
     operators::{compute, slice},
     tests::perform as perform_test,
 };
@@ -51,8 +55,13 @@ pub(super) fn call_method(state: &mut State<'_, '_>, value: &Value, name: &str, 
 }
 
 /// `dict.fromkeys(...)`.
-fn dict_from_keys(arguments: &Arguments) -> Result {
-    methods::from_keys(arguments)
+fn dict_from_keys(keys: Option<&Value>, value: Option<&Value>) -> Result {
+    methods::from_keys(keys, value)
+}
+
+/// A method that Python has, and that is not supported.
+fn unsupported_method(call: &Call<'_>) -> Result {
+    methods::unsupported(call)
 }
 
 /// `text % values`.
@@ -322,62 +331,4 @@ fn escaped(text: &str) -> String {
         }
     }
     out
-}
-
-/// Arguments of a call: by position, and by name.
-pub(crate) struct Arguments {
-    positional: Vec<Value>,
-    named: Vec<(String, Value)>,
-}
-
-impl Arguments {
-    pub(super) fn new(values: &[Value]) -> Self {
-        let (positional, named) = match values.split_last() {
-            Some((last, rest)) if last.is_kwargs() => (rest, Some(last)),
-            _ => (values, None),
-        };
-        let pairs = |named: &Value| -> Vec<(String, Value)> {
-            let keys = named.try_iter().into_iter().flatten();
-            keys.filter_map(|key| Some((key.as_str()?.to_owned(), named.get_item(&key).ok()?))).collect()
-        };
-        Self { positional: positional.to_vec(), named: named.map(pairs).unwrap_or_default() }
-    }
-
-    /// The arguments of a function with these parameters.
-    pub(super) fn bind<const N: usize>(&self, function: &str, parameters: [&str; N]) -> Result<[Option<Value>; N]> {
-        if self.positional.len() > N {
-            let n = self.positional.len();
-            return Err(error(format!("`{function}` takes at most {N} arguments, got {n}")));
-        }
-        let mut bound = [const { None }; N];
-        for (place, value) in bound.iter_mut().zip(&self.positional) {
-            *place = Some(value.clone());
-        }
-        for (name, value) in &self.named {
-            let place = parameters.iter().position(|parameter| parameter == name).and_then(|at| bound.get_mut(at));
-            match place {
-                Some(place @ None) => *place = Some(value.clone()),
-                Some(Some(_)) => return Err(error(format!("`{function}` got `{name}` twice"))),
-                None => return Err(error(format!("`{function}` has no argument `{name}`"))),
-            }
-        }
-        Ok(bound)
-    }
-
-    fn none(&self, function: &str) -> Result<()> {
-        self.bind(function, []).map(|[]| ())
-    }
-}
-
-fn required(function: &str, name: &str, value: Option<Value>) -> Result {
-    value.ok_or_else(|| error(format!("`{function}` needs the argument `{name}`")))
-}
-
-/// A text, without conversion.
-fn as_text<'a>(function: &str, value: &'a Value) -> Result<&'a str> {
-    value.as_str().ok_or_else(|| error(format!("`{function}` expected a str, got a {}", Type::of(value).name())))
-}
-
-fn is_true(value: Option<&Value>) -> bool {
-    value.is_some_and(Value::is_true)
 }

@@ -1,6 +1,6 @@
 //! The marks around what a model thinks before it answers.
 
-/// The marks that open and close a thought: those of most models, and Magistral's.
+/// The marks that open and close a thought: most models', and Magistral's.
 pub const MARKS: [[&str; 2]; 2] = [["<think>", "</think>"], ["[THINK]", "[/THINK]"]];
 
 /// The mark that closes the thought that is open at the end of a text. `None` if none is.

@@ -73,7 +73,7 @@ impl Block {
     /// The largest bias of a key, divided by the root mean square of the key without it; the largest such number of all key
     /// heads. A norm's bias times the matrix is a bias too.
     fn largest_key_bias(&self, config: &GptConfig) -> Result<f64> {
-        let parts = self.operands(None, Default::default());
+        let parts = self.operands(config, None, &[]);
         let in_norm = parts.attn.in_norm;
         let norm_bias = in_norm.as_ref().and_then(|norm| norm.bias.clone());
         if parts.qkv.bias.is_none() && norm_bias.is_none() {

@@ -5,8 +5,8 @@ use burn::tensor::{Int, Tensor};
 use super::Gpt;
 use crate::{
     error::Result,
-    forward_pass::{AttentionContext, ForwardPass},
-    ops::{self, LossOptions, Losses, Targets, Weight, read_ids},
+    forward_pass::AttentionContext,
+    ops::{self, LossOptions, Losses, Targets, read_ids},
 };
 
 impl Gpt {
@@ -24,10 +24,10 @@ impl Gpt {
     /// ([PaLM](https://arxiv.org/abs/2204.02311), 5).
     ///
     /// # Panics
-    /// Those of [`loss`](Self::loss).
+    /// As [`loss`](Self::loss).
     pub fn losses(&self, hidden: Tensor<2>, targets: impl Into<Targets>, z_loss: f64) -> Losses {
-        let (weight, bias) = self.output();
-        self.losses_by(weight, bias, hidden, targets.into(), z_loss)
+        let options = LossOptions { softcap: self.config.logit_softcap, z_loss };
+        ops::linear_cross_entropy(self.scale_for_logits(hidden), self.output(), options, targets.into())
     }
 
     /// The Kullback-Leibler divergence `KL(former || hidden)` of the predictions from `former` and from `hidden`, in
@@ -55,11 +55,10 @@ impl Gpt {
         ops::token_losses(self.scale_for_logits(hidden), self.output(), self.config.logit_softcap, targets)
     }
 
-    /// [`forward`](Self::forward) and [`losses`](Self::losses) in one. Where the output matrix is the embedding, the
-    /// gradients of its two uses are added in one place on the CPU.
+    /// [`forward`](Self::forward) and [`losses`](Self::losses) in one.
     ///
     /// # Panics
-    /// Those of both.
+    /// As both.
     pub fn training_losses(
         &self,
         token_ids: Tensor<1, Int>,
@@ -67,29 +66,6 @@ impl Gpt {
         targets: impl Into<Targets>,
         z_loss: f64,
     ) -> Losses {
-        let device = token_ids.device();
-        let pass = &mut ForwardPass::new(&self.config, context, &device);
-        let (output, bias) = self.output();
-        let (table, output) = match &self.lm_head.weight {
-            Some(_) => (self.embed.weight.clone(), output.clone()),
-            None => {
-                let table = self.embed.weight.with_tied_gradient();
-                (table.clone(), table)
-            }
-        };
-        let hidden = self.run_embedded(ops::embedding(&table, token_ids), pass);
-        self.losses_by(&output, bias, hidden, targets.into(), z_loss)
-    }
-
-    fn losses_by(
-        &self,
-        output: &Weight,
-        bias: Option<Tensor<1>>,
-        hidden: Tensor<2>,
-        targets: Targets,
-        z_loss: f64,
-    ) -> Losses {
-        let options = LossOptions { softcap: self.config.logit_softcap, z_loss };
-        ops::linear_cross_entropy(self.scale_for_logits(hidden), (output, bias), options, targets)
+        self.losses(self.forward(token_ids, context), targets, z_loss)
     }
 }

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use super::*;
 use crate::{
-    config::{NormKind, QkNormSpan, Sizes},
+    config::{Activation, NormKind, QkNormSpan, Sizes},
     generate::token_tensor,
     kv_cache::{KvCache, StepPart},
     lora::{LoadedAdapter, LoraPair, LoraShape, LoraValues, MatrixUpdate},
     ops::KvDtype,
+    param_specs::linear_specs,
     sampling::{Purpose, RandomStream},
 };
 
@@ -84,10 +85,10 @@ fn fused_block_is_bit_identical_to_its_separate_operations() {
                     let mut x = gpt.embed.forward(token_tensor(&gpt, token_ids));
                     for (layer, block) in gpt.blocks.iter().enumerate() {
                         let adapters = pass.adapters();
-                        let operands = &block.operands(None, updates_of_layer(&adapters, layer));
+                        let operands = &block.operands(&config, None, &adapters);
                         assert!(ops::has_block(&x, operands), "{name}");
                         x = if is_whole {
-                            block.forward(layer, x, &mut pass)
+                            block.forward(layer, x, &config, &mut pass)
                         } else {
                             let steps = &mut ByOperations { layer, block: operands, pass: &mut pass };
                             ops::run_block(steps, x, operands.is_parallel)
@@ -103,5 +104,18 @@ fn fused_block_is_bit_identical_to_its_separate_operations() {
             assert!(updated == run(false, Some(&adapter)), "{name} in {dtype:?}: other bits with an adapter");
             assert!(updated != without, "{name} in {dtype:?}: the adapter changes nothing");
         }
+    }
+}
+
+/// The fields of the model's modules are what `part_specs` describes, in the same order, and so are its linear layers.
+#[test]
+fn a_model_has_the_parameters_that_are_described() {
+    for (name, config) in configs() {
+        let gpt = Gpt::init(&config, 1, &Device::flex()).unwrap();
+        let paths: Vec<String> = gpt.params().into_iter().map(|(path, _)| path).collect();
+        let described: Vec<String> = param_specs(&config).into_iter().map(|spec| spec.path).collect();
+        assert_eq!(paths, described, "{name}");
+        let linears: Vec<String> = gpt.linears().into_iter().map(|(path, _)| path).collect();
+        assert_eq!(linears, linear_specs(&config).map(|part| part.path).collect::<Vec<_>>(), "{name}");
     }
 }

@@ -7,7 +7,9 @@ use std::{
     time::SystemTime,
 };
 
-use super::{Download, Hub, HubFile, Known, Repo, RepoKind, Snapshot, hub_error, is_inner_path, repository_files};
+use super::{
+    CachedSnapshot, Download, Hub, HubFile, Repo, RepoKind, Snapshot, hub_error, is_inner_path, repository_files,
+};
 use crate::{
     error::Result,
     weights::repository::{self, ModelFiles, NoModel},
@@ -120,7 +122,7 @@ impl HubModel {
 
     /// The path of the model, if it is in the cache whole.
     pub(super) fn in_cache(&self, hub: &Hub, part: ModelPart) -> Result<Option<PathBuf>> {
-        let Some(Known { snapshot, is_listed }) = hub.known(&self.repo) else { return Ok(None) };
+        let Some(CachedSnapshot { snapshot, is_listed }) = hub.known(&self.repo) else { return Ok(None) };
         let Ok(files) = self.choose(&snapshot, part) else { return Ok(None) };
         let find = |path: &str| match snapshot.file(path) {
             Some(file) => hub.find(&snapshot, file),

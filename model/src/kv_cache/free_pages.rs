@@ -12,7 +12,7 @@ pub(super) struct FreePages {
     pages: BTreeSet<usize>,
     /// How many pages of each run, `RUN` pages from a multiple of it on, are free.
     n_free_in_run: Vec<usize>,
-    /// The runs of which all pages are free.
+    /// The runs whose pages are all free.
     runs: BTreeSet<usize>,
 }
 

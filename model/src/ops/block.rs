@@ -7,7 +7,7 @@ use half::f16;
 use super::{
     AttentionOptions, BlockOperands, KvDtype, LinearParts, NormParts, PagedRows, Placement, Rotation, Slots,
     cpu::{self, PagedElement},
-    weight::Form,
+    weight::WeightForm,
 };
 
 /// A block whose parameters are tensors.
@@ -36,7 +36,8 @@ pub(crate) struct BlockScratch(cpu::Scratch);
 /// and those with low-rank updates of all rows.
 pub(crate) fn has_block(x: &Tensor<2>, block: &Block<'_>) -> bool {
     let linears = [&block.qkv, &block.attn.out_proj, &block.up, &block.mlp.out_proj];
-    let is_packed = |linear: &LinearParts<'_>| matches!(linear.weight.form(), Form::Packed(_)) && linear.lora.is_none();
+    let is_packed =
+        |linear: &LinearParts<'_>| matches!(linear.weight.form(), WeightForm::Packed(_)) && linear.lora.is_none();
     Placement::of(&x.device()) == Placement::Cpu && !block.norm_after_add && linears.into_iter().all(is_packed)
 }
 
@@ -48,7 +49,7 @@ pub(crate) fn block(
     scratch: &mut BlockScratch,
 ) -> Tensor<2> {
     let block = block.map(cpu::NormMemory::of, |LinearParts { weight, bias, by_row, .. }| match weight.form() {
-        Form::Packed(panels) => {
+        WeightForm::Packed(panels) => {
             let updates = by_row.iter().map(|update| update.packed()).collect();
             cpu::LinearMemory::new(panels, bias.clone(), updates)
         }

@@ -9,14 +9,14 @@ use super::{
     linear::frozen_bias,
     read, records_gradients, soft_cap, to_f32,
     training::{apply, apply_on_gpu},
-    weight::Form,
+    weight::WeightForm,
 };
 use crate::error::Result;
 
 /// What is minimised, and what is reported, `[1]` each.
 #[derive(Clone, Debug)]
 pub struct Losses {
-    /// The cross entropy in nats plus the z-loss. Its gradients are those of training.
+    /// The cross entropy in nats plus the z-loss. Training follows its gradients.
     pub objective: Tensor<1>,
     /// The cross entropy alone, without gradients.
     pub cross_entropy: Tensor<1>,
@@ -52,26 +52,26 @@ pub(crate) fn linear_cross_entropy(
         cube::training::LinearCrossEntropy::new((targets.ids, targets.weights), options, precision, &hidden)
     };
     let both = match (weight.form(), Placement::of(&hidden.device())) {
-        (Form::Packed(panels), Placement::Cpu) => {
+        (WeightForm::Packed(panels), Placement::Cpu) => {
             let (hidden, bias) = (cpu::values(hidden), bias.map(cpu::values));
             let bias = bias.as_ref().map(|bias| bias.as_slice());
             cpu::tensor(on_cpu(targets).of_packed(hidden.as_slice(), panels, bias).to_vec(), [2])
         }
-        (Form::Packed(panels), _) => {
+        (WeightForm::Packed(panels), _) => {
             let frozen = Some((panels.clone(), frozen_bias(bias)));
             apply(vec![hidden.into()], cpu::LinearCrossEntropy { frozen, ..on_cpu(targets) })
         }
-        (Form::Stored(matrix), Placement::Cpu | Placement::CpuTraining) if matrix.dtype() == DType::F32 => {
-            let op = cpu::LinearCrossEntropy { tied_gradient: weight.tied_gradient(), ..on_cpu(targets) };
+        (WeightForm::Stored(matrix), Placement::Cpu | Placement::CpuTraining) if matrix.dtype() == DType::F32 => {
+            let op = on_cpu(targets);
             let operands = [hidden.into(), matrix.into()].into_iter().chain(bias.map(Into::into));
             apply(operands.collect(), op)
         }
-        (Form::Stored(matrix), Placement::GpuTraining) if matrix.dtype() == DType::F32 => {
+        (WeightForm::Stored(matrix), Placement::GpuTraining) if matrix.dtype() == DType::F32 => {
             let op = on_gpu(targets);
             let operands = [hidden.into(), matrix.into()].into_iter().chain(bias.map(Into::into));
             apply_on_gpu(operands.collect(), op)
         }
-        (Form::OnGpu(_), Placement::Gpu) => {
+        (WeightForm::OnGpu(_), Placement::Gpu) => {
             let ([_, d_model], [vocab_size, _]) = (hidden.dims(), weight.dims());
             let logits = |rows| linear(hidden.clone().slice([rows, 0..d_model]), weight, None);
             on_gpu(targets).of_logits(vocab_size, bias, logits)

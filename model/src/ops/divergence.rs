@@ -2,7 +2,7 @@
 
 use burn::tensor::{Int, Tensor, activation::log_softmax};
 
-use super::{Placement, Weight, cpu, linear, records_gradients, soft_cap, training::apply, weight::Form};
+use super::{Placement, Weight, cpu, linear, records_gradients, soft_cap, training::apply, weight::WeightForm};
 
 /// The sum over all rows of the row's share times its Kullback-Leibler divergence `KL(q || p)` in nats, `[1]`. `q` are
 /// the predictions from `former` and `p` those from `hidden`, both `[n_rows, d_model]`; `former` is a tensor without
@@ -18,7 +18,7 @@ pub(crate) fn linear_divergence(
     shares: Vec<f32>,
 ) -> Tensor<1> {
     match (Placement::of(&hidden.device()), weight.form()) {
-        (Placement::CpuTraining, Form::Packed(panels)) => {
+        (Placement::CpuTraining, WeightForm::Packed(panels)) => {
             let bias = bias.map(|bias| cpu::values(bias.inner()).as_slice().to_vec());
             let former = cpu::values(former).as_slice().to_vec();
             let op = cpu::LinearDivergence { output: (panels.clone(), bias), former, shares, softcap };

@@ -5,7 +5,7 @@ use burn::tensor::{DType, Int, Tensor};
 use super::{
     Placement, Weight, cpu, cube, records_gradients,
     training::{apply, apply_on_gpu},
-    weight::Form,
+    weight::WeightForm,
 };
 
 /// Looks up `ids [n]` in `table [n_entries, d_model]`: `[n, d_model]` in f32. Ids must be below `n_entries`. The GPU's
@@ -14,18 +14,15 @@ use super::{
 /// # Panics
 /// Except on a GPU, if an id is not below `n_entries`.
 pub(crate) fn embedding(table: &Weight, ids: Tensor<1, Int>) -> Tensor<2> {
-    let tied_gradient = table.tied_gradient();
     match table.form() {
-        Form::Stored(table) if table.dtype() == DType::F32 => match Placement::of(&table.device()) {
-            Placement::Cpu | Placement::CpuTraining => {
-                apply(vec![table.into()], cpu::Embed { ids: cpu::ints(ids), tied_gradient })
-            }
+        WeightForm::Stored(table) if table.dtype() == DType::F32 => match Placement::of(&table.device()) {
+            Placement::Cpu | Placement::CpuTraining => apply(vec![table.into()], cpu::Embed { ids: cpu::ints(ids) }),
             Placement::GpuTraining => apply_on_gpu(vec![table.into()], cube::training::Embed::new(ids)),
             Placement::Gpu => table.select(0, ids),
         },
-        Form::Stored(table) => table.select(0, ids).cast(DType::F32),
-        Form::OnGpu(matrix) => cube::embedding(matrix, ids),
-        Form::Packed(panels) => {
+        WeightForm::Stored(table) => table.select(0, ids).cast(DType::F32),
+        WeightForm::OnGpu(matrix) => cube::embedding(matrix, ids),
+        WeightForm::Packed(panels) => {
             let ([n_entries, d_model], [n]) = (panels.dims(), ids.dims());
             let row = |id: i32| {
                 let entry = usize::try_from(id).ok().filter(|entry| *entry < n_entries);

@@ -63,7 +63,7 @@ impl KvDtype {
     }
 
     /// The dtype of a pool's tensor. Burn has no float tensors with 8-bit elements, so a pool of 8-bit numbers is a
-    /// bf16 tensor, each element of which holds two of them; bf16 itself is not a dtype of the cache.
+    /// bf16 tensor, two of them in each element; bf16 itself is not a dtype of the cache.
     pub(super) fn of_tensors(self) -> DType {
         match self {
             Self::F32 => DType::F32,

@@ -11,7 +11,7 @@ use super::{
     dropout, gated,
     row_updates::{RowUpdate, add_lora_reference, add_row_updates},
     training::{apply, apply_on_gpu},
-    weight::Form,
+    weight::WeightForm,
 };
 use crate::config::{Activation, NormKind};
 
@@ -43,22 +43,22 @@ impl LinearParts<'_> {
 pub(crate) fn linear(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>) -> Tensor<2> {
     let precision = weight.precision();
     match (weight.form(), Placement::of(&x.device())) {
-        (Form::Packed(panels), Placement::Cpu) => packed(x, panels, bias),
-        (Form::Packed(panels), _) => {
+        (WeightForm::Packed(panels), Placement::Cpu) => packed(x, panels, bias),
+        (WeightForm::Packed(panels), _) => {
             let op = cpu::FrozenLinear { weight: panels.clone(), bias: frozen_bias(bias), lora: None };
             apply(vec![x.into()], op)
         }
-        (Form::OnGpu(matrix), _) => cube::linear(x, matrix, bias, None),
-        (Form::Stored(weight), _) if weight.dtype() != DType::F32 => with_bias(widened(x, weight), bias),
-        (Form::Stored(weight), Placement::Cpu | Placement::CpuTraining) => {
+        (WeightForm::OnGpu(matrix), _) => cube::linear(x, matrix, bias, None),
+        (WeightForm::Stored(weight), _) if weight.dtype() != DType::F32 => with_bias(widened(x, weight), bias),
+        (WeightForm::Stored(weight), Placement::Cpu | Placement::CpuTraining) => {
             let operands = [x.into(), weight.into()].into_iter().chain(bias.map(Into::into));
             apply(operands.collect(), cpu::Linear { precision })
         }
-        (Form::Stored(weight), Placement::GpuTraining) => {
+        (WeightForm::Stored(weight), Placement::GpuTraining) => {
             let operands = [x.into(), weight.into()].into_iter().chain(bias.map(Into::into));
             apply_on_gpu(operands.collect(), cube::training::Linear { precision })
         }
-        (Form::Stored(weight), Placement::Gpu) => with_bias(x.matmul(weight.transpose()), bias),
+        (WeightForm::Stored(weight), Placement::Gpu) => with_bias(x.matmul(weight.transpose()), bias),
     }
 }
 
@@ -101,7 +101,7 @@ fn linear_with_whole_lora(x: Tensor<2>, part: LinearParts<'_>) -> Tensor<2> {
     let Some(lora) = lora else { return linear(x, weight, bias) };
     let LoraParts { values, shape, dropout: dropped } = lora;
     match (Placement::of(&x.device()), weight.form()) {
-        (Placement::CpuTraining, Form::Packed(weight)) => {
+        (Placement::CpuTraining, WeightForm::Packed(weight)) => {
             let lora = Some((shape, dropped));
             let op = cpu::FrozenLinear { weight: weight.clone(), bias: frozen_bias(bias), lora };
             apply(vec![x.into(), values.into()], op)
@@ -122,7 +122,7 @@ fn linear_with_whole_lora(x: Tensor<2>, part: LinearParts<'_>) -> Tensor<2> {
 /// updates](LinearParts::by_row).
 pub(crate) fn linear_add(x: Tensor<2>, part: LinearParts<'_>, residual: Tensor<2>) -> Tensor<2> {
     with_row_updates(x, part, |x, part| match part.weight.form() {
-        Form::OnGpu(matrix) if part.lora.is_none() => cube::linear(x, matrix, part.bias, Some(residual)),
+        WeightForm::OnGpu(matrix) if part.lora.is_none() => cube::linear(x, matrix, part.bias, Some(residual)),
         _ => super::add_update(residual, linear_with_whole_lora(x, part), 1.0, None),
     })
 }
@@ -147,7 +147,9 @@ pub(crate) fn normed_gated(x: Tensor<2>, norm: NormParts, part: LinearParts<'_>,
 fn fused_matrix<'a>(x: &Tensor<2>, norm: &NormParts, part: &LinearParts<'a>) -> Option<&'a Arc<Matrix>> {
     let is_simple = norm.options.kind == NormKind::RmsNorm && norm.bias.is_none();
     match part.weight.form() {
-        Form::OnGpu(matrix) if is_simple && !part.has_updates() && cube::can_fuse(x.dims()[0], matrix) => Some(matrix),
+        WeightForm::OnGpu(matrix) if is_simple && !part.has_updates() && cube::can_fuse(x.dims()[0], matrix) => {
+            Some(matrix)
+        }
         _ => None,
     }
 }

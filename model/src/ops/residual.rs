@@ -1,5 +1,7 @@
 //! The residual stream: updates that are added to it, dropout, and tensors that are used twice.
 
+use std::sync::{Arc, atomic::AtomicBool};
+
 use burn::tensor::{Tensor, TensorData};
 
 use super::{
@@ -40,14 +42,14 @@ pub(crate) fn dropout_reference(x: Tensor<2>, dropout: Dropout) -> Tensor<2> {
 }
 
 /// `x` twice, for two uses. Burn would add the gradients of both uses by an operation of its own; on the CPU, ours does.
-///
-/// If gradients are recorded, the loss must depend on both: otherwise the gradient of neither is counted.
 pub(crate) fn fork<const D: usize>(x: Tensor<D>) -> [Tensor<D>; 2] {
     if Placement::of(&x.device()) != Placement::CpuTraining {
         return [x.clone(), x];
     }
-    let tied_gradient = cpu::SharedGradient::default();
-    [x.clone(), x].map(|x| apply(vec![x.into()], cpu::Fork { tied_gradient: tied_gradient.clone() }))
+    // Only the gradient of a tensor that an operation made can be taken out of the backward pass, to be added to in place.
+    let x: Tensor<D> = apply(vec![x.into()], cpu::Pass);
+    let has_sum = Arc::<AtomicBool>::default();
+    [x.clone(), x].map(|x| apply(vec![x.into()], cpu::Fork { has_sum: has_sum.clone() }))
 }
 
 /// `left + right`, `[n_values]` each: sums of gradients. On the CPU in place, unless something else shares `left`.

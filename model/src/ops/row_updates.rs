@@ -11,10 +11,10 @@ use super::{LoraPair, LoraShape, Placement, cpu};
 
 /// The updates of one matrix by an adapter beside the model, in the form that its device computes with.
 #[derive(Debug)]
-pub(crate) struct LoraMatrix(Form);
+pub(crate) struct LoraMatrix(UpdateForm);
 
 #[derive(Debug)]
-enum Form {
+enum UpdateForm {
     Packed(cpu::LoraPanels),
     /// Uploaded at the first use, by the thread that computes.
     OnDevice {
@@ -37,10 +37,10 @@ impl LoraMatrix {
     /// `values [shape.n_values()]` for `device`.
     pub(crate) fn new(values: &[f32], shape: &Arc<LoraShape>, device: &Device) -> Self {
         Self(match Placement::of(device) {
-            Placement::Cpu => Form::Packed(cpu::LoraPanels::new(values, shape)),
+            Placement::Cpu => UpdateForm::Packed(cpu::LoraPanels::new(values, shape)),
             _ => {
                 let (host, shape, device) = (values.to_vec(), shape.clone(), device.clone());
-                Form::OnDevice { host, shape, device, values: Box::default() }
+                UpdateForm::OnDevice { host, shape, device, values: Box::default() }
             }
         })
     }
@@ -48,16 +48,16 @@ impl LoraMatrix {
     /// Bytes that it takes on its device.
     pub(crate) fn n_bytes(&self) -> usize {
         match &self.0 {
-            Form::Packed(panels) => panels.n_bytes(),
-            Form::OnDevice { host, .. } => size_of_val(host.as_slice()),
+            UpdateForm::Packed(panels) => panels.n_bytes(),
+            UpdateForm::OnDevice { host, .. } => size_of_val(host.as_slice()),
         }
     }
 
     /// In memory of the CPU.
     pub(super) fn packed(&self) -> &cpu::LoraPanels {
         match &self.0 {
-            Form::Packed(panels) => panels,
-            Form::OnDevice { .. } => unreachable!("an adapter is on its model's device"),
+            UpdateForm::Packed(panels) => panels,
+            UpdateForm::OnDevice { .. } => unreachable!("an adapter is on its model's device"),
         }
     }
 }
@@ -69,7 +69,7 @@ impl<'a> RowUpdate<'a> {
     }
 }
 
-/// Adds the updates of rows of `x [n_rows, d_in]` to those of `output [n_rows, d_out]`.
+/// Adds the updates that rows of `x [n_rows, d_in]` get to the same rows of `output [n_rows, d_out]`.
 pub(super) fn add_row_updates(output: Tensor<2>, x: Tensor<2>, updates: &[RowUpdate<'_>]) -> Tensor<2> {
     if Placement::of(&x.device()) != Placement::Cpu {
         return updates.iter().fold(output, |output, update| add_reference(output, &x, *update));
@@ -81,7 +81,7 @@ pub(super) fn add_row_updates(output: Tensor<2>, x: Tensor<2>, updates: &[RowUpd
 
 /// The same for one adapter, in plain Burn operations.
 fn add_reference(output: Tensor<2>, x: &Tensor<2>, RowUpdate { rows, matrix }: RowUpdate<'_>) -> Tensor<2> {
-    let Form::OnDevice { host, shape, device, values } = &matrix.0 else {
+    let UpdateForm::OnDevice { host, shape, device, values } = &matrix.0 else {
         unreachable!("an adapter is on its model's device")
     };
     let values = values.get_or_init(|| Tensor::from_data(host.as_slice(), device));

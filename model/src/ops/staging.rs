@@ -31,7 +31,7 @@ pub(crate) struct StagingBuffer {
 const ALIGNMENT: usize = 64;
 
 impl StagingBuffer {
-    /// Uploads inputs, none of which was uploaded before.
+    /// Uploads inputs for the first time.
     pub(crate) fn new(uploads: &[Upload<'_>], device: &Device) -> Self {
         let all = Tensor::<1, Int>::from_data(packed(uploads).as_slice(), device);
         let mut start = 0;

@@ -210,8 +210,9 @@ fn record<B: TrainingBackend, const N: usize, C: CheckpointStrategy>(
             for input in kept.iter().filter(|input| input.is_tracked()) {
                 prepared.checkpoint(input);
             }
+            let added_to = op.adds_to_gradient().then(|| inputs[0].clone());
             let inputs = kept.iter().map(SavedInput::new).collect();
-            prepared.finish(SavedOp { op, inputs, saved }, output)
+            prepared.finish(SavedOp { op, inputs, saved, added_to }, output)
         }
         OpsKind::UnTracked(prepared) => prepared.finish(forward(&*op, &values, &wanted).0),
     }
@@ -253,20 +254,22 @@ impl<B: TrainingBackend, const N: usize> RetroForward for Recompute<B, N> {
 
 /// Data for the backward pass of one operation.
 #[derive(Clone, Debug)]
-struct SavedOp<T> {
-    op: Arc<dyn TrainingOp<T>>,
-    inputs: Vec<SavedInput<T>>,
-    saved: Vec<T>,
+struct SavedOp<B: Backend> {
+    op: Arc<dyn TrainingOp<FloatTensor<B>>>,
+    inputs: Vec<SavedInput<FloatTensor<B>>>,
+    saved: Vec<FloatTensor<B>>,
+    /// The parameter to whose gradient the operation adds. An abandoned graph would keep a tensor that an operation made.
+    added_to: Option<FloatTensor<Autodiff<B>>>,
 }
 
 #[derive(Debug)]
 struct RecordedOp;
 
 impl<B: TrainingBackend, const N: usize> Backward<B, N> for RecordedOp {
-    type State = SavedOp<FloatTensor<B>>;
+    type State = SavedOp<B>;
 
     fn backward(self, ops: Ops<Self::State, N>, gradients: &mut Gradients, checkpointer: &mut Checkpointer) {
-        let SavedOp { op, inputs, saved } = ops.state;
+        let SavedOp { op, inputs, mut saved, added_to } = ops.state;
         let of_kept = |kept| {
             B::contiguous(&match kept {
                 SavedInput::Node(id) => checkpointer.retrieve_node_output(id),
@@ -276,6 +279,11 @@ impl<B: TrainingBackend, const N: usize> Backward<B, N> for RecordedOp {
         let inputs: Vec<_> = inputs.into_iter().map(of_kept).collect();
         let gradient = B::contiguous(&gradients.consume::<B>(&ops.node));
         let wanted = ops.parents.each_ref().map(Option::is_some);
+        let sum = match &ops.parents[0] {
+            Some(parent) if op.takes_gradient() => Some(gradients.consume::<B>(parent)),
+            _ => added_to.and_then(|parameter| gradients.remove::<B>(&parameter)),
+        };
+        saved.extend(sum);
         let of_inputs = timed(op.name(), Pass::Backward, || op.backward(&inputs, saved, &gradient, &wanted));
         for (parent, gradient) in ops.parents.into_iter().zip(of_inputs) {
             if let (Some(parent), Some(gradient)) = (parent, gradient) {

@@ -8,11 +8,8 @@ use burn::{
 };
 
 use super::{
-    Dtype, MatrixRows, Placement, Precision, QuantizedBlock, QuantizedMatrix,
-    cpu::{Panels, SharedGradient},
-    cube::Matrix,
-    k_quants::KBlock,
-    read, to_f32,
+    Dtype, MatrixRows, Placement, Precision, QuantizedBlock, QuantizedMatrix, cpu::Panels, cube::Matrix,
+    k_quants::KBlock, read, to_f32,
 };
 use crate::error::{Error, Result};
 
@@ -49,14 +46,11 @@ pub struct StoredWeight {
     values: Param<Tensor<2>>,
     #[module(skip)]
     precision: Precision,
-    // Set in a pass that uses the matrix as embeddings and as output matrix; see `with_tied_gradient`.
-    #[module(skip)]
-    tied_gradient: Option<SharedGradient>,
 }
 
 impl StoredWeight {
     fn new(values: Tensor<2>) -> Self {
-        Self { values: Param::from_tensor(values), precision: Precision::F32, tied_gradient: None }
+        Self { values: Param::from_tensor(values), precision: Precision::F32 }
     }
 }
 
@@ -98,7 +92,7 @@ impl Weight {
     /// As [`new`](Self::new), from a matrix that is read row by row, possibly more than once.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new).
+    /// As [`new`](Self::new).
     pub fn from_rows(rows: &MatrixRows<'_, f32>, dtype: Dtype, device: &Device) -> Result<Self> {
         refuse_k_quants(dtype)?;
         Ok(match Placement::of(device) {
@@ -134,7 +128,7 @@ impl Weight {
     /// not checked.
     ///
     /// # Errors
-    /// Those of [`QuantizedMatrix::new`] and of [`from_quantized`](Self::from_quantized).
+    /// As [`QuantizedMatrix::new`] and [`from_quantized`](Self::from_quantized).
     pub(crate) fn from_blocks(rows: &MatrixRows<'_, QuantizedBlock>, dtype: Dtype, device: &Device) -> Result<Self> {
         if Placement::of(device) == Placement::Cpu {
             return Ok(Self::Packed(PackedWeight { panels: Arc::new(Panels::from_blocks(rows, dtype)) }));
@@ -242,25 +236,6 @@ impl Weight {
         dtype.filter(|dtype| dtype.is_quantized())
     }
 
-    /// The weight for a pass in which it is the table of embeddings and then the matrix of a loss, once each: on the CPU, the
-    /// gradients of both uses are then added in one place.
-    pub(crate) fn with_tied_gradient(&self) -> Self {
-        let mut weight = self.clone();
-        if let Self::Stored(stored) = &mut weight {
-            stored.tied_gradient = Some(SharedGradient::default());
-        }
-        weight
-    }
-
-    /// Where the loss leaves its gradient of the matrix, to which the embedding's backward pass adds its own; see
-    /// [`with_tied_gradient`](Self::with_tied_gradient).
-    pub(super) fn tied_gradient(&self) -> Option<SharedGradient> {
-        match self {
-            Self::Stored(stored) => stored.tied_gradient.clone(),
-            _ => None,
-        }
-    }
-
     /// Whether it has a layout for inference, and so does not train.
     pub(crate) fn is_packed(&self) -> bool {
         !matches!(self, Self::Stored(_))
@@ -294,11 +269,11 @@ impl Weight {
     }
 
     /// How it is stored, for choosing the body of an operation.
-    pub(super) fn form(&self) -> Form<'_> {
+    pub(super) fn form(&self) -> WeightForm<'_> {
         match self {
-            Self::Stored(stored) => Form::Stored(stored.values.val()),
-            Self::Packed(packed) => Form::Packed(&packed.panels),
-            Self::OnGpu(weight) => Form::OnGpu(&weight.matrix),
+            Self::Stored(stored) => WeightForm::Stored(stored.values.val()),
+            Self::Packed(packed) => WeightForm::Packed(&packed.panels),
+            Self::OnGpu(weight) => WeightForm::OnGpu(&weight.matrix),
         }
     }
 }
@@ -327,7 +302,7 @@ fn not_on_this_device(dtype: Dtype) -> Error {
 
 /// How a weight is stored.
 #[expect(clippy::large_enum_variant, reason = "lives for one call")]
-pub(super) enum Form<'a> {
+pub(super) enum WeightForm<'a> {
     /// `[d_out, d_in]`, in the weight's dtype.
     Stored(Tensor<2>),
     /// For the CPU's kernels.

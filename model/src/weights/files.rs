@@ -12,8 +12,8 @@ use safetensors::{Dtype, SafeTensors, tensor::Metadata};
 use serde_json::Value;
 
 use super::{
-    element_type::ElementType,
-    layout::{INDEX_FILE, WEIGHTS_FILE},
+    file_names::{INDEX_FILE, WEIGHTS_FILE},
+    ggml_types::ElementType,
     passed_over::shown,
     tensor_table::{StoredTensor, TensorTable, ValueKind},
 };
@@ -194,7 +194,7 @@ impl TensorFiles {
         }
     }
 
-    /// All tensors by name. As in transformers, a tensor that is in several files is that of the last file, by name.
+    /// All tensors by name. As in transformers, if several files have a tensor, the last file by name counts.
     ///
     /// # Errors
     /// [`Error::Tensor`] if a name occurs twice in a file.

@@ -7,11 +7,11 @@ use burn::tensor::{Device, TensorData};
 use rayon::prelude::*;
 
 use super::{
-    element_type::ElementType,
     files::{minima_of, scales_of},
+    ggml_types::ElementType,
     passed_over::{is_no_parameter, shown},
     row_order::RowOrder,
-    tensor_names::{Part, TensorNames},
+    tensor_names::{TensorNames, TensorPart},
     tensor_table::{StoredTensor, TensorTable},
 };
 use crate::{
@@ -90,7 +90,7 @@ impl<'t, 'a> Loader<'t, 'a> {
         let parts = names.parts(spec, config, &|name| self.get(name).is_some());
         let path = spec.path.strip_suffix(".weight").unwrap_or_default();
         let update = self.plan.merged.and_then(|merged| merged.0.get(path));
-        if let ([Part { name, order: RowOrder::Same, .. }], &[d_out, d_in]) = (&parts[..], &spec.shape[..])
+        if let ([TensorPart { name, order: RowOrder::Same, .. }], &[d_out, d_in]) = (&parts[..], &spec.shape[..])
             && let Some(numbers) = self.table.get(name).filter(|tensor| tensor.is_quantized())
         {
             return match update {
@@ -116,7 +116,7 @@ impl<'t, 'a> Loader<'t, 'a> {
     }
 
     /// The error for a part of the parameter `spec` that no file has.
-    fn missing(&self, spec: &ParamSpec, part: &Part) -> Error {
+    fn missing(&self, spec: &ParamSpec, part: &TensorPart) -> Error {
         let error = self.table.missing(&part.name);
         match spec.path.as_str() {
             "lm_head.weight" => error.with_hint(
@@ -153,8 +153,8 @@ impl<'t, 'a> Loader<'t, 'a> {
     }
 
     /// The tensors of a parameter. All shapes are checked before anything is allocated.
-    fn stored(&mut self, spec: &ParamSpec, parts: Vec<Part>) -> Result<StoredParam<'t, 'a>> {
-        let find = |part: &Part| {
+    fn stored(&mut self, spec: &ParamSpec, parts: Vec<TensorPart>) -> Result<StoredParam<'t, 'a>> {
+        let find = |part: &TensorPart| {
             let tensor = self.get(&part.name).or_else(|| self.tied_head(spec));
             let tensor = tensor.ok_or_else(|| self.missing(spec, part))?;
             tensor.require_shape(&part.shape(spec))?;
@@ -164,7 +164,7 @@ impl<'t, 'a> Loader<'t, 'a> {
         if let ("embed.weight", [embed]) = (spec.path.as_str(), &tensors[..]) {
             self.check_tied_copy(embed)?;
         }
-        let stored = |(Part { n_rows, order, .. }, tensor): (Part, &'t StoredTensor<'a>)| {
+        let stored = |(TensorPart { n_rows, order, .. }, tensor): (TensorPart, &'t StoredTensor<'a>)| {
             let element = tensor.element()?;
             self.used.insert(tensor.name);
             self.check_finite(tensor, element);

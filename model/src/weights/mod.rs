@@ -3,17 +3,17 @@
 
 pub mod adapter;
 mod architectures;
-mod element_type;
-mod fields;
+mod config_json;
+mod file_names;
 mod files;
 mod generation_config;
+mod ggml_types;
 pub mod gguf;
-mod hf;
+mod hf_schema;
 pub mod import;
-mod layout;
-mod loaded;
 mod loader;
 pub mod model_dir;
+mod opened_model;
 mod own_pooling;
 mod passed_over;
 pub mod repository;

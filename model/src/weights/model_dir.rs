@@ -14,12 +14,12 @@ use serde_json::{Map, Value};
 use super::{
     adapter::{Adapter, AdapterModel},
     architectures::OWN_CLASS,
-    fields::Fields,
+    config_json::Fields,
+    file_names::{BESIDE_WEIGHTS, CONFIG_FILE, GENERATION_FILE, WEIGHTS_FILE},
     files::{self, DiskDtype, TensorFiles, what_else_it_is},
     generation_config::sampling_defaults,
     gguf,
-    hf::{self, HfSchema},
-    layout::{BESIDE_WEIGHTS, CONFIG_FILE, GENERATION_FILE, WEIGHTS_FILE},
+    hf_schema::{self, HfSchema},
     loader::{self, LoadPlan},
     own_pooling,
     passed_over::PassedOver,
@@ -27,7 +27,7 @@ use super::{
     staged_dir::{StagedDir, read_whole},
 };
 pub use super::{
-    loaded::{LoadOptions, LoadedModel, LoadedText},
+    opened_model::{LoadOptions, LoadedModel, LoadedText},
     staged_dir::mend,
 };
 use crate::{
@@ -315,7 +315,7 @@ fn build(
     let passed_over = PassedOver::default();
     let (schema, config) = schema_and_config(&Fields::new(config_json, path).noting(&passed_over))?;
     passed_over.log(path);
-    let stored = hf::stored_dtype(config_json, path)?;
+    let stored = hf_schema::stored_dtype(config_json, path)?;
     if let (Some(stored), Some(asked)) = (stored, options.dtype)
         && stored != asked
     {
@@ -412,7 +412,7 @@ pub fn load_stored_dtype(dir: &Path) -> Result<Option<Dtype>> {
         return Ok(None);
     }
     let (json, path) = load_config_json(dir)?;
-    hf::stored_dtype(&json, &path)
+    hf_schema::stored_dtype(&json, &path)
 }
 
 /// The class in `config.json` of the model dir `dir`: one of
@@ -500,7 +500,7 @@ impl Default for SaveOptions {
 /// a link to a folder; the working directory and mount points are rejected.
 ///
 /// # Errors
-/// Those of [`StagedDir::replacing`], [`write()`] and [`StagedDir::commit`].
+/// As [`StagedDir::replacing`], [`write()`] and [`StagedDir::commit`].
 pub fn save(dir: &Path, gpt: &Gpt, options: &SaveOptions) -> Result<()> {
     let staged = StagedDir::replacing(dir)?;
     write(&staged, gpt, options)?;
@@ -515,8 +515,8 @@ pub fn save(dir: &Path, gpt: &Gpt, options: &SaveOptions) -> Result<()> {
 pub fn write(staged: &StagedDir, gpt: &Gpt, options: &SaveOptions) -> Result<()> {
     let dtype = gpt.dtype();
     let class = if dtype.is_quantized() { Some(OWN_CLASS) } else { options.class.as_deref() };
-    let (schema, mut config) = hf::config_json(gpt.config(), class, options.dtype.name())?;
-    config.extend(dtype.is_quantized().then(|| hf::quantization_json(dtype.stored_as())));
+    let (schema, mut config) = hf_schema::config_json(gpt.config(), class, options.dtype.name())?;
+    config.extend(dtype.is_quantized().then(|| hf_schema::quantization_json(dtype.stored_as())));
     let mut generation = Map::new();
     // Written even if there is none: `transformers` would use the ids of the class's first model.
     for key in ["bos_token_id", "pad_token_id"] {

@@ -6,8 +6,8 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::{
+    file_names::{MODULES_FILE, POOLING_FILE},
     files::path_inside,
-    layout::{MODULES_FILE, POOLING_FILE},
 };
 use crate::{
     error::Result,

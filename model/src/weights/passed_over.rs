@@ -70,7 +70,7 @@ pub(super) fn is_no_parameter(tensor: &StoredTensor<'_>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::weights::{element_type::ElementType, tensor_table::ValueKind};
+    use crate::weights::{ggml_types::ElementType, tensor_table::ValueKind};
 
     #[test]
     fn tables_masks_and_cache_scales_are_no_parameters_and_biases_are() {

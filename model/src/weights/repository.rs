@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use super::{
+    file_names::{BESIDE_WEIGHTS, CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE},
     files,
-    layout::{BESIDE_WEIGHTS, CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE},
 };
 use crate::{
     byte_size::ByteSize,
@@ -30,7 +30,7 @@ pub struct RepositoryFile<'a> {
 /// The files of a model, by their paths in the repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelFiles {
-    /// Those of a model dir.
+    /// The files of a model dir.
     Dir {
         /// The configuration first, the weights if they are in one file, and all files beside weights.
         paths: Vec<String>,

@@ -8,7 +8,7 @@ use super::{
     files::{DiskDtype, TensorPlan, TensorWriter},
     row_order::RowOrder,
     staged_dir::StagedDir,
-    tensor_names::{Part, TensorNames},
+    tensor_names::{TensorNames, TensorPart},
 };
 use crate::{
     error::{Error, Result},
@@ -97,9 +97,9 @@ pub(super) struct SavedTensor {
 
 impl SavedTensor {
     /// The tensors of the parameter that `parts` make up.
-    pub(super) fn of(parts: Vec<Part>, spec: &ParamSpec) -> Vec<Self> {
+    pub(super) fn of(parts: Vec<TensorPart>, spec: &ParamSpec) -> Vec<Self> {
         let mut first_row = 0;
-        let tensor = |part: Part| {
+        let tensor = |part: TensorPart| {
             let (shape, first) = (part.shape(spec), first_row);
             first_row += part.n_rows;
             Self { name: part.name, shape, rows: first..first_row, order: part.order }

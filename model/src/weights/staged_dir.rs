@@ -41,7 +41,7 @@ use std::{
 };
 
 pub(super) use self::disk::NewFile;
-use super::layout::{CONFIG_FILE, is_model_file};
+use super::file_names::{CONFIG_FILE, is_model_file};
 use crate::{
     error::{Error, Result},
     partial_file::{PARTIAL, beside, is_at, parent_of, resolve},
@@ -138,7 +138,7 @@ impl StagedDir {
     /// mount point, the working directory) is filled.
     ///
     /// # Errors
-    /// Those of [`replacing`](Self::replacing); [`Error::File`] if `dir` is not empty.
+    /// As [`replacing`](Self::replacing); [`Error::File`] if `dir` is not empty.
     pub fn creating(dir: &Path) -> Result<Self> {
         mend(dir)?;
         let target = resolve(dir).map_err(Error::io("write", dir))?;
@@ -314,7 +314,7 @@ pub fn mend(dir: &Path) -> Result<()> {
 /// model.
 ///
 /// # Errors
-/// Those of `read`; [`Error::File`] if the folder is replaced during every attempt.
+/// Any that `read` returns; [`Error::File`] if the folder is replaced during every attempt.
 pub(super) fn read_whole<T>(dir: &Path, mut read: impl FnMut() -> Result<T>) -> Result<T> {
     for _ in 0..MAX_READS {
         mend(dir)?;

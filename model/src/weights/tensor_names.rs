@@ -15,7 +15,7 @@ pub(super) struct NameRow {
 }
 
 /// A tensor's name and the rows of the parameter that it holds.
-type NamedRows = (&'static str, Rows);
+type NamedRows = (&'static str, RowSelection);
 
 #[derive(Clone, Copy)]
 enum Tensors {
@@ -25,7 +25,7 @@ enum Tensors {
 }
 
 impl NameRow {
-    const fn one(path: &'static str, tensor: &'static str, rows: Rows) -> Self {
+    const fn one(path: &'static str, tensor: &'static str, rows: RowSelection) -> Self {
         Self { path, tensors: Tensors::One((tensor, rows)), holds: None }
     }
 
@@ -44,22 +44,22 @@ impl NameRow {
 
 /// One tensor of the same shape.
 pub(super) const fn same(path: &'static str, tensor: &'static str) -> NameRow {
-    NameRow::one(path, tensor, Rows::All)
+    NameRow::one(path, tensor, RowSelection::All)
 }
 
 /// One matrix, stored as `[d_in, d_out]` (GPT-2's `Conv1D`).
 pub(super) const fn transposed(path: &'static str, tensor: &'static str) -> NameRow {
-    NameRow::one(path, tensor, Rows::Transposed)
+    NameRow::one(path, tensor, RowSelection::Transposed)
 }
 
 /// One tensor whose rows are ordered by key head: the key head's queries, its key, its value.
 pub(super) const fn by_key_head(path: &'static str, tensor: &'static str) -> NameRow {
-    NameRow::one(path, tensor, Rows::ByKeyHead)
+    NameRow::one(path, tensor, RowSelection::ByKeyHead)
 }
 
 /// The rows of one matrix after its first `n_rows`, which are not used and are saved as zeros.
 pub(super) const fn after(n_rows: usize, path: &'static str, tensor: &'static str) -> NameRow {
-    NameRow::one(path, tensor, Rows::After(n_rows))
+    NameRow::one(path, tensor, RowSelection::After(n_rows))
 }
 
 /// Several tensors, stacked along `d_out`.
@@ -69,7 +69,7 @@ pub(super) const fn stacked(path: &'static str, tensors: &'static [NamedRows]) -
 
 /// Which of a parameter's rows a tensor holds, and in which order.
 #[derive(Clone, Copy)]
-pub(super) enum Rows {
+pub(super) enum RowSelection {
     All,
     Queries,
     KeysOrValues,
@@ -91,7 +91,7 @@ pub(super) enum Rows {
     After(usize),
 }
 
-impl Rows {
+impl RowSelection {
     /// The number of rows, if the parameter has `n`.
     fn count(self, config: &GptConfig, n: usize) -> usize {
         match self {
@@ -127,13 +127,13 @@ pub(super) struct TensorNames {
 }
 
 /// A range of a parameter's rows, and the tensor that holds it.
-pub(super) struct Part {
+pub(super) struct TensorPart {
     pub(super) name: String,
     pub(super) n_rows: usize,
     pub(super) order: RowOrder,
 }
 
-impl Part {
+impl TensorPart {
     /// The shape of the tensor. `spec` is the whole parameter.
     pub(super) fn shape(&self, spec: &ParamSpec) -> Vec<usize> {
         let rest = &spec.shape[1..];
@@ -147,9 +147,9 @@ impl Part {
 
 impl TensorNames {
     /// What makes up the parameter `spec` in files that have the tensors for which `has` is true.
-    pub(super) fn parts(&self, spec: &ParamSpec, config: &GptConfig, has: &dyn Fn(&str) -> bool) -> Vec<Part> {
+    pub(super) fn parts(&self, spec: &ParamSpec, config: &GptConfig, has: &dyn Fn(&str) -> bool) -> Vec<TensorPart> {
         let Some(rows) = self.rows else {
-            return vec![Part { name: spec.path.clone(), n_rows: spec.shape[0], order: RowOrder::Same }];
+            return vec![TensorPart { name: spec.path.clone(), n_rows: spec.shape[0], order: RowOrder::Same }];
         };
         let (path, layer) = split_layer(&spec.path);
         let name = |pattern: &str| pattern.replacen("{}", layer, 1);
@@ -162,7 +162,7 @@ impl TensorNames {
             // An architecture that can have this parameter names it, and the configuration is one of that architecture.
             unreachable!("`{}` has no name for `{path}`", self.class)
         };
-        let part = |&(pattern, rows): &NamedRows| Part {
+        let part = |&(pattern, rows): &NamedRows| TensorPart {
             name: name(pattern),
             n_rows: rows.count(config, spec.shape[0]),
             order: rows.order(config),

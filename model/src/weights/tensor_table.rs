@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, path::Path};
 
-use super::element_type::ElementType;
+use super::ggml_types::ElementType;
 use crate::{
     error::{Error, Result},
     mmap::Mmap,

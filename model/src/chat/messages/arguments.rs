@@ -9,10 +9,7 @@ use minijinja::value::Serde;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
-use super::{
-    super::python::{self, Arguments},
-    Message,
-};
+use super::{super::python, Message};
 
 /// Maximum number of values (members and items at any depth) in the arguments that one parser reads: about 25 MB. In a
 /// prompt they are 100,000 tokens or more. The length of the text needs no limit of its own, since strings do not grow.
@@ -23,7 +20,7 @@ const WRAPPER: &str = "arguments";
 
 /// A form of the arguments of earlier calls. In each, arguments that are missing, null or empty are an empty object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum ArgumentForm {
     /// Objects, of strings that are JSON objects, as OpenAI sends them. Other strings stay strings, and so do arguments
     /// that would bring the conversation to more than [`MAX_VALUES`] parsed values. Integers beyond 64 bits become
     /// floats.
@@ -35,7 +32,7 @@ pub(super) enum Form {
     OnlyObjects,
 }
 
-impl Form {
+impl ArgumentForm {
     /// The forms that change no arguments, the one that most templates take first.
     pub(super) const AS_WRITTEN: [Self; 2] = [Self::Objects, Self::Strings];
     /// All forms.
@@ -97,7 +94,7 @@ fn with_arguments(messages: &[Message], change: impl Fn(Value) -> Value) -> Vec<
 
 /// A value as JSON, as templates write it.
 fn written(value: &Value) -> String {
-    python::tojson(&minijinja::Value::from(Serde(value)), &Arguments::new(&[])).unwrap_or_else(|_| value.to_string())
+    python::to_json(&minijinja::Value::from(Serde(value))).unwrap_or_else(|_| value.to_string())
 }
 
 /// Parses the arguments of several tool calls, which have [`MAX_VALUES`] values at most together.

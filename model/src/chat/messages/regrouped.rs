@@ -32,7 +32,7 @@ fn one_system_message_first(messages: Vec<Message>) -> Vec<Message> {
     system.into_iter().reduce(merged).into_iter().chain(others).collect()
 }
 
-/// Messages of the user one after the other as one, and those of the assistant.
+/// Merges consecutive messages of the user, and of the assistant, into one.
 fn neighbors_merged(messages: Vec<Message>) -> Vec<Message> {
     let mut groups: Vec<Message> = Vec::with_capacity(messages.len());
     for message in messages {

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use minijinja::{Error, Value};
 
-use super::{Arguments, Type};
+use super::{Type, calls::Call};
 
 /// Maximum indentation, so that it cannot be used to fill the memory.
 const MAX_INDENT: usize = 100;
@@ -19,29 +19,35 @@ struct Style {
     key_separator: String,
 }
 
+pub(super) const PARAMETERS: &[&str] = &["ensure_ascii", "indent", "separators", "sort_keys"];
+
 /// `value | tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
-pub(in super::super) fn tojson(value: &Value, arguments: &Arguments) -> Result<String, Error> {
-    let style = Style::new(arguments)?;
+pub(super) fn tojson(call: &Call<'_>) -> Result<Value, Error> {
     let mut out = String::new();
-    write_value(&mut out, value, &style, 0)?;
+    write_value(&mut out, call.value, &Style::new([0, 1, 2, 3].map(|place| call.given(place)))?, 0)?;
+    Ok(out.into())
+}
+
+/// `value | tojson`.
+pub(in super::super) fn to_json(value: &Value) -> Result<String, Error> {
+    let mut out = String::new();
+    write_value(&mut out, value, &Style::new([None; 4])?, 0)?;
     Ok(out)
 }
 
 impl Style {
-    fn new(arguments: &Arguments) -> Result<Self, Error> {
-        let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
-        let given = arguments.bind("tojson", names)?.map(|value| value.filter(|value| !value.is_none()));
-        let [is_ascii, indent, separators, is_sorted] = given;
-        let indent = indent.as_ref().map(indentation).transpose()?;
+    /// From the arguments that are not none.
+    fn new([is_ascii, indent, separators, is_sorted]: [Option<&Value>; 4]) -> Result<Self, Error> {
+        let indent = indent.map(indentation).transpose()?;
         let (item_separator, key_separator) = match separators {
-            Some(separators) => match &super::items(&separators)?[..] {
+            Some(separators) => match &super::items(separators)?[..] {
                 [item, key] => (super::text(item)?, super::text(key)?),
                 _ => return Err(super::error("`separators` must be two strings")),
             },
             None if indent.is_some() => (",".into(), ": ".into()),
             None => (", ".into(), ": ".into()),
         };
-        let is_true = |value: Option<Value>| value.is_some_and(|value| value.is_true());
+        let is_true = |value: Option<&Value>| value.is_some_and(Value::is_true);
         Ok(Self { is_ascii: is_true(is_ascii), is_sorted: is_true(is_sorted), indent, item_separator, key_separator })
     }
 }

@@ -14,7 +14,7 @@ pub(super) struct Getter {
 }
 
 impl Getter {
-    pub(super) fn new(attribute: Option<&Value>, default: Option<Value>) -> Result<Self> {
+    pub(super) fn new(attribute: Option<&Value>, default: Option<Value>) -> Self {
         let path = match attribute {
             None => Vec::new(),
             Some(attribute) => match attribute.as_str() {
@@ -22,7 +22,7 @@ impl Getter {
                 Some(text) => text.split('.').map(part).collect(),
             },
         };
-        Ok(Self { path, default })
+        Self { path, default }
     }
 
     pub(super) fn get(&self, item: &Value) -> Result {

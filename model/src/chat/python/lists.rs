@@ -2,53 +2,53 @@
 
 use std::{cmp::Ordering, collections::HashSet};
 
-use minijinja::{State, Value};
+use minijinja::{State, Value, value::Kwargs};
 
 use super::{
-    Arguments, Generator, Result, Type, as_index, error, is_true, items,
+    Generator, Result, Type,
+    calls::Call,
+    error, items,
     keys::{Getter, ignore_case, order},
     length,
     objects::{Group, pairs},
-    operators, required, slice, tests, text, tuple,
+    operators, slice, tests, text, tuple,
 };
 
-/// `map`, `select`, `reject`, `selectattr` and `rejectattr`, which apply another filter or a test.
-pub(super) fn mapped(state: &mut State<'_, '_>, name: &str, list: &Value, arguments: &Arguments) -> Result {
-    let (positional, named) = (&arguments.positional[..], &arguments.named[..]);
-    if name == "map" {
-        return map(state, list, positional, named);
-    }
-    let (getter, rest) = match (name.ends_with("attr"), positional) {
-        (true, [attribute, rest @ ..]) => (Getter::new(Some(attribute), None)?, rest),
+/// `select`, `reject`, `selectattr` and `rejectattr`: the items that pass a test, or do not.
+pub(super) fn select(state: &mut State<'_, '_>, call: &Call<'_>) -> Result {
+    let name = call.name;
+    let (attribute, test) = match (name.ends_with("attr"), &call.arguments.positional[..]) {
+        (true, [attribute, test @ ..]) => (Some(attribute), test),
         (true, []) => return Err(error(format!("`{name}` needs an attribute"))),
-        (false, rest) => (Getter::new(None, None)?, rest),
+        (false, test) => (None, test),
     };
-    if !named.is_empty() {
-        return Err(error(format!("`{name}` has no argument `{}`", named[0].0)));
+    if let Some((argument, _)) = call.arguments.named.first() {
+        return Err(error(format!("`{name}` has no argument `{argument}`")));
     }
-    let wanted = name.starts_with("select");
+    let getter = Getter::new(attribute, None);
     let mut kept = Vec::new();
-    for item in items(list)? {
+    for item in items(call.value)? {
         let value = getter.get(&item)?;
-        let passes = match rest {
+        let passes = match test {
             [] => value.is_true(),
-            [test, rest @ ..] => tests::perform(&text(test)?, &value, rest)?,
+            [test, rest @ ..] => tests::perform(state, &text(test)?, &value, rest)?,
         };
-        if passes == wanted {
+        if passes == name.starts_with("select") {
             kept.push(item);
         }
     }
     Ok(Generator::value(kept))
 }
 
-fn map(state: &mut State<'_, '_>, list: &Value, positional: &[Value], named: &[(String, Value)]) -> Result {
-    let items = items(list)?;
-    let [filter, rest @ ..] = positional else {
+/// `map(attribute=..., default=...)`, or `map` with the name and the arguments of another filter.
+pub(super) fn map(state: &mut State<'_, '_>, call: &Call<'_>) -> Result {
+    let (items, named) = (items(call.value)?, &call.arguments.named);
+    let [filter, rest @ ..] = &call.arguments.positional[..] else {
         let find = |name: &str| named.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
         let unknown = named.iter().find(|(name, _)| name != "attribute" && name != "default");
         return match (find("attribute"), unknown) {
             (Some(attribute), None) => {
-                let getter = Getter::new(Some(&attribute), find("default"))?;
+                let getter = Getter::new(Some(&attribute), find("default"));
                 Ok(Generator::value(items.iter().map(|item| getter.get(item)).collect::<Result<_>>()?))
             }
             (_, Some((name, _))) => Err(error(format!("`map` has no argument `{name}`"))),
@@ -59,84 +59,65 @@ fn map(state: &mut State<'_, '_>, list: &Value, positional: &[Value], named: &[(
     let filter = text(filter)?;
     let mut arguments = rest.to_vec();
     if !named.is_empty() {
-        arguments.push(minijinja::value::Kwargs::from_iter(named.iter().cloned()).into());
+        arguments.push(Kwargs::from_iter(named.iter().cloned()).into());
     }
     let mapped = items.iter().map(|item| super::apply_filter(state, &filter, item, &arguments));
     Ok(Generator::value(mapped.collect::<Result<_>>()?))
 }
 
-/// The other filters of lists.
-pub(super) fn apply(name: &str, list: &Value, arguments: &Arguments) -> Result {
-    match name {
-        "first" => {
-            arguments.none(name)?;
-            if let Some(generator) = list.downcast_object_ref::<Generator>() {
-                return Ok(generator.next().unwrap_or_default());
-            }
-            Ok(items(list)?.into_iter().next().unwrap_or_default())
-        }
-        "last" => {
-            arguments.none(name)?;
-            match Type::of(list) {
-                Type::Generator => Err(error("`last` of a generator")),
-                _ => Ok(items(list)?.pop().unwrap_or_default()),
-            }
-        }
-        "reverse" => {
-            arguments.none(name)?;
-            match Type::of(list) {
-                Type::Str => slice(list, [&().into(), &().into(), &(-1).into()]),
-                Type::Generator => Ok(items(list)?.into_iter().rev().collect()),
-                _ => Ok(Generator::value(items(list)?.into_iter().rev().collect())),
-            }
-        }
-        "join" => {
-            let [separator, attribute] = arguments.bind(name, ["d", "attribute"])?;
-            let getter = Getter::new(attribute.as_ref().filter(|attribute| !attribute.is_none()), None)?;
-            let separator = separator.map_or_else(|| Ok(String::new()), |separator| text(&separator))?;
-            let texts = items(list)?.iter().map(|item| text(&getter.get(item)?)).collect::<Result<Vec<_>>>()?;
-            Ok(texts.join(&separator).into())
-        }
-        "sum" => {
-            let [attribute, start] = arguments.bind(name, ["attribute", "start"])?;
-            let getter = Getter::new(attribute.as_ref().filter(|attribute| !attribute.is_none()), None)?;
-            let start = start.unwrap_or_else(|| 0.into());
-            if Type::of(&start) == Type::Str {
-                return Err(error("`sum` cannot add texts: use `join`"));
-            }
-            items(list)?.iter().try_fold(start, |sum, item| operators::compute("+", &sum, &getter.get(item)?))
-        }
-        "batch" => batch(list, arguments),
-        "slice" => columns(list, arguments),
-        "sort" => {
-            let [reverse, case_sensitive, attribute] =
-                arguments.bind(name, ["reverse", "case_sensitive", "attribute"])?;
-            let getters = getters(attribute.as_ref())?;
-            let keys = |item: &Value| {
-                getters.iter().map(|getter| key(getter, item, case_sensitive.as_ref())).collect::<Result<Vec<_>>>()
-            };
-            let sorted = sorted(items(list)?, keys, is_true(reverse.as_ref()))?;
-            Ok(sorted.into())
-        }
-        "unique" => unique(list, arguments),
-        "groupby" => group_by(list, arguments),
-        "dictsort" => sort_dict(list, arguments),
-        _ => extreme(name, list, arguments),
+pub(super) fn first(call: &Call<'_>) -> Result {
+    let first = match call.value.downcast_object_ref::<Generator>() {
+        Some(generator) => generator.next(),
+        None => items(call.value)?.into_iter().next(),
+    };
+    Ok(first.unwrap_or_default())
+}
+
+pub(super) fn last(call: &Call<'_>) -> Result {
+    match Type::of(call.value) {
+        Type::Generator => Err(call.unsuitable()),
+        _ => Ok(items(call.value)?.pop().unwrap_or_default()),
     }
 }
 
-/// The key by which an item is compared.
-fn key(getter: &Getter, item: &Value, case_sensitive: Option<&Value>) -> Result {
+pub(super) fn reverse(call: &Call<'_>) -> Result {
+    match Type::of(call.value) {
+        Type::Str => slice(call.value, [&().into(), &().into(), &(-1).into()]),
+        Type::Generator => Ok(items(call.value)?.into_iter().rev().collect()),
+        _ => Ok(Generator::value(items(call.value)?.into_iter().rev().collect())),
+    }
+}
+
+pub(super) fn join(call: &Call<'_>) -> Result {
+    let getter = Getter::new(call.given(1), None);
+    let separator = call.get(0).map_or_else(|| Ok(String::new()), text)?;
+    let texts = items(call.value)?.iter().map(|item| text(&getter.get(item)?)).collect::<Result<Vec<_>>>()?;
+    Ok(texts.join(&separator).into())
+}
+
+pub(super) fn sum(call: &Call<'_>) -> Result {
+    let getter = Getter::new(call.given(0), None);
+    let start = call.get(1).cloned().unwrap_or_else(|| 0.into());
+    if Type::of(&start) == Type::Str {
+        return Err(error("`sum` cannot add texts: use `join`"));
+    }
+    items(call.value)?.iter().try_fold(start, |sum, item| operators::compute("+", &sum, &getter.get(item)?))
+}
+
+/// What items are compared by: what the getter reads, without regard to case unless the argument at `place` is true.
+fn key(call: &Call<'_>, place: usize, getter: &Getter, item: &Value) -> Result {
     let key = getter.get(item)?;
-    Ok(if is_true(case_sensitive) { key } else { ignore_case(key) })
+    Ok(if call.is_true(place) { key } else { ignore_case(key) })
 }
 
-/// A getter for each attribute of a list with commas.
-fn getters(attribute: Option<&Value>) -> Result<Vec<Getter>> {
-    match attribute.and_then(Value::as_str) {
+pub(super) fn sort(call: &Call<'_>) -> Result {
+    // One or several attributes, with commas between them.
+    let getters = match call.get(2).and_then(Value::as_str) {
         Some(text) => text.split(',').map(|attribute| Getter::new(Some(&attribute.into()), None)).collect(),
-        None => Ok(vec![Getter::new(attribute.filter(|attribute| !attribute.is_none()), None)?]),
-    }
+        None => vec![Getter::new(call.given(2), None)],
+    };
+    let keys = |item: &Value| getters.iter().map(|getter| key(call, 1, getter, item)).collect();
+    Ok(sorted(items(call.value)?, keys, call.is_true(0))?.into())
 }
 
 /// Sorts by lists of keys; equal items keep their order.
@@ -166,33 +147,32 @@ fn sorted(items: Vec<Value>, keys: impl Fn(&Value) -> Result<Vec<Value>>, is_rev
     Ok(keyed.into_iter().map(|(_, item)| item).collect())
 }
 
-fn batch(list: &Value, arguments: &Arguments) -> Result {
-    let [count, fill] = arguments.bind("batch", ["linecount", "fill_with"])?;
-    let count = usize::try_from(as_index(&required("batch", "linecount", count)?)?).unwrap_or(0);
-    if count == 0 {
-        return Err(error("`batch` needs a count of at least 1"));
+/// The number of rows or columns, the first argument.
+fn count(call: &Call<'_>) -> Result<usize> {
+    match usize::try_from(call.index(0)?) {
+        Ok(count @ 1..) => Ok(count),
+        _ => Err(error(format!("`{}` needs a count of at least 1", call.name))),
     }
-    let mut rows: Vec<Vec<Value>> = items(list)?.chunks(count).map(<[Value]>::to_vec).collect();
-    if let (Some(fill), Some(last)) = (fill.filter(|fill| !fill.is_none()), rows.last_mut()) {
-        last.resize(count, fill);
+}
+
+pub(super) fn batch(call: &Call<'_>) -> Result {
+    let count = count(call)?;
+    let mut rows: Vec<Vec<Value>> = items(call.value)?.chunks(count).map(<[Value]>::to_vec).collect();
+    if let (Some(fill), Some(last)) = (call.given(1), rows.last_mut()) {
+        last.resize(count, fill.clone());
     }
     Ok(Generator::value(rows.into_iter().map(Value::from).collect()))
 }
 
-fn columns(list: &Value, arguments: &Arguments) -> Result {
-    let [count, fill] = arguments.bind("slice", ["slices", "fill_with"])?;
-    let count = usize::try_from(as_index(&required("slice", "slices", count)?)?).unwrap_or(0);
-    if count == 0 {
-        return Err(error("`slice` needs a count of at least 1"));
-    }
-    let fill = fill.filter(|fill| !fill.is_none());
-    let items = items(list)?;
+pub(super) fn columns(call: &Call<'_>) -> Result {
+    let count = count(call)?;
+    let items = items(call.value)?;
     let (each, n_longer) = (items.len() / count, items.len() % count);
     let mut rest = items.into_iter();
     let column = |index: usize| {
         let mut column: Vec<Value> = rest.by_ref().take(each + usize::from(index < n_longer)).collect();
         if index >= n_longer {
-            column.extend(fill.clone());
+            column.extend(call.given(1).cloned());
         }
         column.into()
     };
@@ -208,25 +188,22 @@ fn hashable(value: Value) -> Result {
     }
 }
 
-fn unique(list: &Value, arguments: &Arguments) -> Result {
-    let [case_sensitive, attribute] = arguments.bind("unique", ["case_sensitive", "attribute"])?;
-    let getter = Getter::new(attribute.as_ref().filter(|attribute| !attribute.is_none()), None)?;
+pub(super) fn unique(call: &Call<'_>) -> Result {
+    let getter = Getter::new(call.given(1), None);
     let (mut seen, mut kept) = (HashSet::new(), Vec::new());
-    for item in items(list)? {
-        if seen.insert(hashable(key(&getter, &item, case_sensitive.as_ref())?)?) {
+    for item in items(call.value)? {
+        if seen.insert(hashable(key(call, 0, &getter, &item)?)?) {
             kept.push(item);
         }
     }
     Ok(Generator::value(kept))
 }
 
-fn group_by(list: &Value, arguments: &Arguments) -> Result {
-    let [attribute, default, case_sensitive] = arguments.bind("groupby", ["attribute", "default", "case_sensitive"])?;
-    let attribute = required("groupby", "attribute", attribute)?;
-    let getter = Getter::new(Some(&attribute), default.filter(|default| !default.is_none()))?;
-    let key = |item: &Value| key(&getter, item, case_sensitive.as_ref());
+pub(super) fn group_by(call: &Call<'_>) -> Result {
+    let getter = Getter::new(Some(call.needed(0)?), call.given(1).cloned());
+    let key = |item: &Value| key(call, 2, &getter, item);
     let mut groups: Vec<(Value, Vec<Value>)> = Vec::new();
-    for item in sorted(items(list)?, |item| Ok(vec![key(item)?]), false)? {
+    for item in sorted(items(call.value)?, |item| Ok(vec![key(item)?]), false)? {
         let found = key(&item)?;
         match groups.last_mut() {
             Some((key, group)) if operators::is_equal(key, &found) => group.push(item),
@@ -240,35 +217,28 @@ fn group_by(list: &Value, arguments: &Arguments) -> Result {
     Ok(groups.into_iter().map(group).collect::<Result<Vec<_>>>()?.into())
 }
 
-fn sort_dict(dict: &Value, arguments: &Arguments) -> Result {
-    let [case_sensitive, by, reverse] = arguments.bind("dictsort", ["case_sensitive", "by", "reverse"])?;
-    let at = match by.as_ref().map_or(Some("key"), Value::as_str) {
-        Some("key") => 0i64,
+pub(super) fn sort_dict(call: &Call<'_>) -> Result {
+    let place: i64 = match call.get(1).map_or(Some("key"), Value::as_str) {
+        Some("key") => 0,
         Some("value") => 1,
         _ => return Err(error("`dictsort` sorts by key or value")),
     };
-    if Type::of(dict) != Type::Dict {
-        return Err(error(format!("`dictsort` of a {}", Type::of(dict).name())));
+    if Type::of(call.value) != Type::Dict {
+        return Err(call.unsuitable());
     }
-    let getter = Getter::new(Some(&at.into()), None)?;
-    let keys = |item: &Value| Ok(vec![key(&getter, item, case_sensitive.as_ref())?]);
-    Ok(sorted(pairs(dict)?, keys, is_true(reverse.as_ref()))?.into())
+    let getter = Getter::new(Some(&place.into()), None);
+    let keys = |item: &Value| Ok(vec![key(call, 0, &getter, item)?]);
+    Ok(sorted(pairs(call.value)?, keys, call.is_true(2))?.into())
 }
 
 /// `max` and `min`: the first of the largest or smallest items.
-fn extreme(name: &str, list: &Value, arguments: &Arguments) -> Result {
-    let [case_sensitive, attribute] = arguments.bind(name, ["case_sensitive", "attribute"])?;
-    let getter = Getter::new(attribute.as_ref().filter(|attribute| !attribute.is_none()), None)?;
+pub(super) fn extreme(call: &Call<'_>) -> Result {
+    let getter = Getter::new(call.given(1), None);
+    let wanted = if call.name == "max" { Ordering::Greater } else { Ordering::Less };
     let mut found: Option<(Value, Value)> = None;
-    for item in items(list)? {
-        let key = key(&getter, &item, case_sensitive.as_ref())?;
-        let is_better = match &found {
-            None => true,
-            Some((best, _)) => {
-                let ordering = order(&key, best)?;
-                if name == "max" { ordering.is_gt() } else { ordering.is_lt() }
-            }
-        };
+    for item in items(call.value)? {
+        let key = key(call, 0, &getter, &item)?;
+        let is_better = found.as_ref().map_or(Ok(true), |(best, _)| order(&key, best).map(|order| order == wanted))?;
         if is_better {
             found = Some((key, item));
         }
@@ -280,13 +250,11 @@ fn extreme(name: &str, list: &Value, arguments: &Arguments) -> Result {
 pub(super) fn with_sorted_keys(value: &Value) -> Result {
     match Type::of(value) {
         Type::Dict => {
-            let mut sorted = Vec::new();
-            for pair in items(&sort_dict(value, &Arguments::new(&[true.into()]))?)? {
-                if let [key, value] = &items(&pair)?[..] {
-                    sorted.push((key.clone(), with_sorted_keys(value)?));
-                }
-            }
-            Ok(Value::from_pairs(sorted))
+            let keys = |pair: &Value| Ok(vec![pair.get_item(&0.into())?]);
+            let pair = |pair: Value| Ok((pair.get_item(&0.into())?, with_sorted_keys(&pair.get_item(&1.into())?)?));
+            Ok(Value::from_pairs(
+                sorted(pairs(value)?, keys, false)?.into_iter().map(pair).collect::<Result<Vec<_>>>()?,
+            ))
         }
         Type::List => Ok(items(value)?.iter().map(with_sorted_keys).collect::<Result<Vec<_>>>()?.into()),
         Type::Tuple if length(value).is_some() => {

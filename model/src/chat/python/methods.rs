@@ -3,68 +3,49 @@
 use minijinja::{State, Value};
 
 use super::{
-    Arguments, Result, Type, as_index, error, int,
-    objects::{Method, View, pairs},
+    Result, Type, as_float, as_index, as_int,
+    calls::{self, ANY, Arguments, Call, Row, find},
+    error, int,
+    objects::{View, function, pairs},
     operators::is_equal,
-    required, strings,
+    strings::METHODS,
 };
 
-const STR: &[&str] = &[
-    "capitalize",
-    "casefold",
-    "center",
-    "count",
-    "encode",
-    "endswith",
-    "expandtabs",
-    "find",
-    "format",
-    "format_map",
-    "index",
-    "isalnum",
-    "isalpha",
-    "isascii",
-    "isdecimal",
-    "isdigit",
-    "isidentifier",
-    "islower",
-    "isnumeric",
-    "isprintable",
-    "isspace",
-    "istitle",
-    "isupper",
-    "join",
-    "ljust",
-    "lower",
-    "lstrip",
-    "maketrans",
-    "partition",
-    "removeprefix",
-    "removesuffix",
-    "replace",
-    "rfind",
-    "rindex",
-    "rjust",
-    "rpartition",
-    "rsplit",
-    "rstrip",
-    "split",
-    "splitlines",
-    "startswith",
-    "strip",
-    "swapcase",
-    "title",
-    "translate",
-    "upper",
-    "zfill",
+/// The methods of dicts, but for those that change them.
+const DICT: &[Row] = &[
+    ("copy", &[], |_, call| Ok(call.value.clone())),
+    ("fromkeys", &["iterable", "value"], |_, call| from_keys(call.get(0), call.get(1))),
+    ("get", &["key", "default"], |_, call| {
+        let found = call.value.get_item(call.needed(0)?)?;
+        Ok(if found.is_undefined() { call.get(1).cloned().unwrap_or_else(|| ().into()) } else { found })
+    }),
+    ("items", &[], |_, call| view("dict_items", pairs(call.value)?)),
+    ("keys", &[], |_, call| view("dict_keys", call.value.try_iter()?.collect())),
+    ("values", &[], |_, call| {
+        let values = call.value.try_iter()?.map(|key| call.value.get_item(&key));
+        view("dict_values", values.collect::<Result<_>>()?)
+    }),
 ];
-const DICT: &[&str] = &["copy", "fromkeys", "get", "items", "keys", "values"];
 /// Methods that change a value: undefined in a sandbox.
 const CHANGE_DICT: &[&str] = &["clear", "pop", "popitem", "setdefault", "update"];
-const LIST: &[&str] = &["copy", "count", "index"];
-const TUPLE: &[&str] = &["count", "index"];
-const INT: &[&str] = &["as_integer_ratio", "bit_count", "bit_length", "conjugate", "from_bytes", "to_bytes"];
-const FLOAT: &[&str] = &["as_integer_ratio", "conjugate", "fromhex", "hex", "is_integer"];
+const LIST: &[Row] = &[("copy", &[], |_, call| Ok(call.value.clone())), SEQUENCE[0], SEQUENCE[1]];
+const SEQUENCE: &[Row] =
+    &[("count", &["value"], |_, call| count(call)), ("index", &["value", "start", "stop"], |_, call| index(call))];
+const INT: &[Row] = &[
+    ("as_integer_ratio", ANY, |_, call| unsupported(call)),
+    ("bit_count", &[], |_, call| Ok(magnitude(call).count_ones().into())),
+    ("bit_length", &[], |_, call| Ok((128 - magnitude(call).leading_zeros()).into())),
+    ("conjugate", &[], |_, call| number_attribute(call.value, "real")),
+    ("from_bytes", ANY, |_, call| unsupported(call)),
+    ("to_bytes", ANY, |_, call| unsupported(call)),
+];
+const FLOAT: &[Row] = &[
+    ("as_integer_ratio", ANY, |_, call| unsupported(call)),
+    ("conjugate", &[], |_, call| number_attribute(call.value, "real")),
+    ("fromhex", ANY, |_, call| unsupported(call)),
+    ("hex", ANY, |_, call| unsupported(call)),
+    ("is_integer", &[], |_, call| Ok(as_float(call.value).is_some_and(|float| float.fract() == 0.0).into())),
+];
 /// Numbers also have these values.
 const NUMBER: &[&str] = &["real", "imag", "numerator", "denominator"];
 /// Attributes of macros that the engine lacks.
@@ -72,19 +53,27 @@ const MACRO: &[&str] = &["arguments", "catch_kwargs", "catch_varargs"];
 
 /// Whether some value may have this attribute or method, besides the items of dicts.
 pub(crate) fn is_attribute(name: &str) -> bool {
-    [STR, DICT, CHANGE_DICT, INT, FLOAT, NUMBER, MACRO].iter().any(|names| names.contains(&name))
+    [METHODS, DICT, INT, FLOAT].iter().any(|table| find(table, name).is_some())
+        || [CHANGE_DICT, NUMBER, MACRO].iter().any(|names| names.contains(&name))
 }
 
-fn method_names(kind: Type) -> &'static [&'static str] {
-    match kind {
-        Type::Str => STR,
+fn method(kind: Type, name: &str) -> Option<&'static Row> {
+    let table = match kind {
+        Type::Str => METHODS,
         Type::Dict => DICT,
         Type::List => LIST,
-        Type::Tuple | Type::Range => TUPLE,
+        Type::Tuple | Type::Range => SEQUENCE,
         Type::Int | Type::Bool => INT,
         Type::Float => FLOAT,
         _ => &[],
-    }
+    };
+    find(table, name)
+}
+
+/// A method that Python has.
+pub(super) fn unsupported(call: &Call<'_>) -> Result {
+    let kind = Type::of(call.value).name();
+    Err(error(format!("the method `{}` of a {kind} is not supported", call.name)))
 }
 
 fn of_undefined(what: &str) -> minijinja::Error {
@@ -94,8 +83,11 @@ fn of_undefined(what: &str) -> minijinja::Error {
 /// What Python's `getattr` finds.
 pub(super) fn python_attribute(value: &Value, name: &str) -> Option<Result> {
     let kind = Type::of(value);
-    if method_names(kind).contains(&name) {
-        return Some(Ok(Value::from_object(Method { value: value.clone(), name: name.to_owned() })));
+    if let Some(method) = method(kind, name) {
+        let value = value.clone();
+        return Some(Ok(function(move |state, arguments| {
+            calls::call(method, state, &value, &Arguments::new(arguments))
+        })));
     }
     match name {
         _ if kind == Type::Dict && CHANGE_DICT.contains(&name) => Some(Ok(Value::UNDEFINED)),
@@ -110,7 +102,7 @@ pub(super) fn python_attribute(value: &Value, name: &str) -> Option<Result> {
 }
 
 fn number_attribute(value: &Value, name: &str) -> Result {
-    let number = super::as_int(value).map_or_else(|| value.clone(), int);
+    let number = as_int(value).map_or_else(|| value.clone(), int);
     match name {
         "real" => Ok(number),
         "numerator" if Type::of(value) != Type::Float => Ok(number),
@@ -133,7 +125,7 @@ pub(crate) fn attribute(value: &Value, name: &str) -> Result {
 pub(crate) fn item(value: &Value, key: &Value) -> Result {
     let found = match Type::of(value) {
         Type::Undefined => return Err(of_undefined("items")),
-        Type::List | Type::Tuple | Type::Str | Type::Range if super::as_int(key).is_some() => {
+        Type::List | Type::Tuple | Type::Str | Type::Range if as_int(key).is_some() => {
             return value.get_item(&as_index(key)?.into());
         }
         Type::Dict | Type::Other => value.get_item(key).unwrap_or(Value::UNDEFINED),
@@ -156,95 +148,45 @@ pub(crate) fn call(state: &mut State<'_, '_>, value: &Value, name: &str, argumen
     if kind == Type::Undefined {
         return Err(of_undefined(&format!("method `{name}`")));
     }
-    if !method_names(kind).contains(&name) {
-        return match kind {
-            Type::Other => value.call_method(state, name, arguments),
-            _ => match attribute(value, name)? {
-                function if function.is_undefined() => {
-                    Err(error(format!("a {} has no method `{name}` that a template may call", kind.name())))
-                }
-                function => function.call(state, arguments),
-            },
-        };
-    }
-    let arguments = Arguments::new(arguments);
-    match kind {
-        Type::Str => strings::call(value, name, &arguments),
-        Type::Dict => of_dict(value, name, &arguments),
-        Type::List | Type::Tuple | Type::Range => of_list(value, name, &arguments),
-        _ => of_number(value, name, &arguments),
+    match (method(kind, name), kind) {
+        (Some(method), _) => calls::call(method, state, value, &Arguments::new(arguments)),
+        (None, Type::Other) => value.call_method(state, name, arguments),
+        (None, _) => match attribute(value, name)? {
+            function if function.is_undefined() => {
+                Err(error(format!("a {} has no method `{name}` that a template may call", kind.name())))
+            }
+            function => function.call(state, arguments),
+        },
     }
 }
 
-fn of_dict(dict: &Value, name: &str, arguments: &Arguments) -> Result {
-    let view = |name, items| Ok(Value::from_object(View { name, items }));
-    match name {
-        "get" => {
-            let [key, default] = arguments.bind(name, ["key", "default"])?;
-            let key = required(name, "key", key)?;
-            let found = dict.get_item(&key)?;
-            Ok(if found.is_undefined() { default.unwrap_or_else(|| ().into()) } else { found })
-        }
-        "fromkeys" => from_keys(arguments),
-        _ => {
-            arguments.none(name)?;
-            match name {
-                "items" => view("dict_items", pairs(dict)?),
-                "keys" => view("dict_keys", dict.try_iter()?.collect()),
-                "values" => {
-                    let values = dict.try_iter()?.map(|key| dict.get_item(&key));
-                    view("dict_values", values.collect::<Result<_>>()?)
-                }
-                _ => Ok(dict.clone()),
-            }
-        }
-    }
+fn view(name: &'static str, items: Vec<Value>) -> Result {
+    Ok(Value::from_object(View { name, items }))
 }
 
 /// `dict.fromkeys(keys, value)`.
-pub(super) fn from_keys(arguments: &Arguments) -> Result {
-    let [keys, value] = arguments.bind("fromkeys", ["iterable", "value"])?;
-    let value = value.unwrap_or_else(|| ().into());
-    let keys = super::items(&required("fromkeys", "iterable", keys)?)?;
-    Ok(Value::from_pairs(keys.into_iter().map(|key| (key, value.clone()))))
+pub(super) fn from_keys(keys: Option<&Value>, value: Option<&Value>) -> Result {
+    let keys = keys.ok_or_else(|| error("`fromkeys` needs the argument `iterable`"))?;
+    let value = value.cloned().unwrap_or_else(|| ().into());
+    Ok(Value::from_pairs(super::items(keys)?.into_iter().map(|key| (key, value.clone()))))
 }
 
-fn of_list(list: &Value, name: &str, arguments: &Arguments) -> Result {
-    let items = super::items(list)?;
-    match name {
-        "count" => {
-            let [value] = arguments.bind(name, ["value"])?;
-            let value = required(name, "value", value)?;
-            Ok(items.iter().filter(|item| is_equal(item, &value)).count().into())
-        }
-        "index" => {
-            let [value, start, stop] = arguments.bind(name, ["value", "start", "stop"])?;
-            let value = required(name, "value", value)?;
-            let len = items.len() as i64;
-            let bound = |bound: Option<Value>, default: i64| match bound {
-                None => Ok(default),
-                Some(bound) => as_index(&bound).map(|at| if at < 0 { (at + len).max(0) } else { at }),
-            };
-            let (start, stop) = (bound(start, 0)?, bound(stop, len)?);
-            let is_found =
-                |(at, item): &(usize, &Value)| (start..stop).contains(&(*at as i64)) && is_equal(item, &value);
-            let found = items.iter().enumerate().find(is_found);
-            found.map(|(at, _)| at.into()).ok_or_else(|| error("`index` does not find the value"))
-        }
-        _ => {
-            arguments.none(name)?;
-            Ok(list.clone())
-        }
-    }
+fn count(call: &Call<'_>) -> Result {
+    let wanted = call.needed(0)?;
+    Ok(super::items(call.value)?.iter().filter(|item| is_equal(item, wanted)).count().into())
 }
 
-fn of_number(number: &Value, name: &str, arguments: &Arguments) -> Result {
-    arguments.none(name)?;
-    match (name, super::as_int(number), super::as_float(number)) {
-        ("is_integer", _, Some(float)) => Ok((float.fract() == 0.0).into()),
-        ("bit_length", Some(int), _) => Ok((128 - int.unsigned_abs().leading_zeros()).into()),
-        ("bit_count", Some(int), _) => Ok(int.unsigned_abs().count_ones().into()),
-        ("conjugate", _, _) => number_attribute(number, "real"),
-        _ => Err(error(format!("the method `{name}` of a {} is not supported", Type::of(number).name()))),
-    }
+fn index(call: &Call<'_>) -> Result {
+    let (items, wanted) = (super::items(call.value)?, call.needed(0)?);
+    let len = items.len() as i64;
+    let bound = |bound: i64| if bound < 0 { (bound + len).max(0) } else { bound };
+    let range = bound(call.index_or(1, 0)?)..bound(call.index_or(2, len)?);
+    let is_found = |(at, item): &(i64, &Value)| range.contains(at) && is_equal(item, wanted);
+    let found = (0..).zip(&items).find(is_found);
+    found.map(|(at, _)| at.into()).ok_or_else(|| error("`index` does not find the value"))
+}
+
+/// The number without its sign.
+fn magnitude(call: &Call<'_>) -> u128 {
+    as_int(call.value).unwrap_or_default().unsigned_abs()
 }

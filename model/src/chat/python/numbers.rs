@@ -1,6 +1,6 @@
 //! Numbers: as text, from text, rounded.
 
-use super::{Result, Type, Value, as_float, as_int, error, int};
+use super::{Result, Type, Value, as_float, as_int, calls::Call, error, int};
 
 /// `repr` of a float: the shortest digits that read back the same, with an exponent below 1e-4 and from 1e16.
 pub(crate) fn float(value: f64) -> String {
@@ -89,57 +89,60 @@ fn truncated(value: f64) -> Option<i128> {
 }
 
 /// `value|int(default, base)`.
-pub(super) fn to_int(value: &Value, default: Value, base: i64) -> Result {
+pub(super) fn to_int(call: &Call<'_>) -> Result {
+    let base = call.index_or(1, 10)?;
     let Some(base) = u32::try_from(base).ok().filter(|base| (2..=36).contains(base)) else {
         return Err(error(format!("`int` needs a base of 2 to 36, got {base}")));
     };
-    match Type::of(value) {
-        Type::Undefined => Err(error("`int` of an undefined value")),
-        Type::Bool | Type::Int => Ok(as_int(value).map_or_else(|| value.clone(), int)),
-        Type::Float => {
-            let truncated = as_float(value).and_then(truncated);
-            truncated.map(int).ok_or_else(|| error("`int` of a number that is infinite or too large"))
-        }
-        Type::Str => {
-            let text = value.as_str().unwrap_or_default();
-            if let Some(number) = parse_int(text, base) {
-                return Ok(int(number));
-            }
-            match parse_float(text) {
-                Some(number) if number.is_finite() => {
-                    truncated(number).map(int).ok_or_else(|| error("`int` of a number that is too large"))
-                }
-                _ => Ok(default),
-            }
-        }
+    let whole = |float: f64| {
+        let what = "`int` of a number that is infinite or too large";
+        truncated(float).map(int).ok_or_else(|| error(what))
+    };
+    let default = call.get(0).cloned().unwrap_or_else(|| 0.into());
+    match Type::of(call.value) {
+        Type::Undefined => Err(call.unsuitable()),
+        Type::Bool | Type::Int => Ok(as_int(call.value).map_or_else(|| call.value.clone(), int)),
+        Type::Float => whole(as_float(call.value).unwrap_or_default()),
+        Type::Str => match (parse_int(call.str(), base), parse_float(call.str())) {
+            (Some(number), _) => Ok(int(number)),
+            (None, Some(number)) if number.is_finite() => whole(number),
+            _ => Ok(default),
+        },
         _ => Ok(default),
     }
 }
 
 /// `value|float(default)`.
-pub(super) fn to_float(value: &Value, default: Value) -> Result {
-    match Type::of(value) {
-        Type::Undefined => Err(error("`float` of an undefined value")),
-        Type::Str => Ok(parse_float(value.as_str().unwrap_or_default()).map_or(default, Value::from)),
-        _ => Ok(as_float(value).map_or(default, Value::from)),
+pub(super) fn to_float(call: &Call<'_>) -> Result {
+    let default = call.get(0).cloned().unwrap_or_else(|| 0.0.into());
+    match Type::of(call.value) {
+        Type::Undefined => Err(call.unsuitable()),
+        _ => Ok(number(call.value).map_or(default, Value::from)),
     }
 }
 
+/// The number that a value is, or that a text says.
+pub(super) fn number(value: &Value) -> Option<f64> {
+    value.as_str().map_or_else(|| as_float(value), parse_float)
+}
+
 /// `value|round(precision, method)`.
-pub(super) fn round(value: &Value, precision: i64, method: &str) -> Result {
-    let places = i32::try_from(precision.clamp(-400, 400)).unwrap_or_default();
-    let wrong = || error(format!("`round` of a {}", Type::of(value).name()));
-    let round: fn(f64) -> f64 = match method {
-        "common" => match as_int(value) {
-            Some(whole) => return Ok(int(round_int(whole, places))),
-            None => return as_float(value).map(|float| round_float(float, places).into()).ok_or_else(wrong),
-        },
-        "ceil" => f64::ceil,
-        "floor" => f64::floor,
+pub(super) fn round(call: &Call<'_>) -> Result {
+    let places = i32::try_from(call.index_or(0, 0)?.clamp(-400, 400)).unwrap_or_default();
+    let method = call.text_or(1, "common")?;
+    let round: fn(f64) -> f64 = match (method, as_int(call.value)) {
+        ("common", Some(whole)) => return Ok(int(round_int(whole, places))),
+        ("common", None) => {
+            return as_float(call.value)
+                .map(|float| round_float(float, places).into())
+                .ok_or_else(|| call.unsuitable());
+        }
+        ("ceil", _) => f64::ceil,
+        ("floor", _) => f64::floor,
         _ => return Err(error(format!("the method of `round` must be common, ceil or floor, got `{method}`"))),
     };
     let power = 10f64.powi(places);
-    let float = as_float(value).ok_or_else(wrong)?;
+    let float = as_float(call.value).ok_or_else(|| call.unsuitable())?;
     // Python's `ceil` and `floor` return integers, and `/` a float.
     Ok((round(float * power) / power).into())
 }

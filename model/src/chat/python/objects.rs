@@ -1,4 +1,4 @@
-//! Objects that the engine lacks: generators, views of dicts, ranges, bound methods, functions, groups.
+//! Objects and functions that the engine lacks: generators, views of dicts, ranges, groups, `dict` and others.
 
 use std::{
     collections::VecDeque,
@@ -14,7 +14,7 @@ use minijinja::{
     value::{Enumerator, Object, ObjectRepr, from_args},
 };
 
-use super::{Result, error, tuple, write_items};
+use super::{Result, calls::Arguments, error, tuple, write_items};
 
 /// Items that can be read once, such as those of `select`. They are computed at once; in Python only when they are read.
 #[derive(Debug)]
@@ -163,17 +163,16 @@ pub(crate) fn contents(value: &Value) -> Result<Vec<Value>> {
     }
 }
 
-/// A function of the environment.
-#[derive(Clone, Copy)]
-pub(crate) struct Function(pub(crate) fn(&mut State<'_, '_>, &[Value]) -> Result);
+/// A function that gets arguments by name too, as they are. The engine's own type of functions refuses names it does not know.
+struct Function<F>(F);
 
-impl fmt::Debug for Function {
+impl<F> fmt::Debug for Function<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("function")
     }
 }
 
-impl Object for Function {
+impl<F: Fn(&mut State<'_, '_>, &[Value]) -> Result + Send + Sync + 'static> Object for Function<F> {
     fn repr(self: &Arc<Self>) -> ObjectRepr {
         ObjectRepr::Plain
     }
@@ -181,6 +180,11 @@ impl Object for Function {
     fn call(self: &Arc<Self>, state: &mut State<'_, '_>, arguments: &[Value]) -> Result {
         (self.0)(state, arguments)
     }
+}
+
+/// A value that can be called.
+pub(crate) fn function(called: impl Fn(&mut State<'_, '_>, &[Value]) -> Result + Send + Sync + 'static) -> Value {
+    Value::from_object(Function(called))
 }
 
 /// `dict`, which makes dicts and has the method `fromkeys`.
@@ -198,7 +202,10 @@ impl Object for DictType {
 
     fn call_method(self: &Arc<Self>, _: &mut State<'_, '_>, method: &str, arguments: &[Value]) -> Result {
         match method {
-            "fromkeys" => super::dict_from_keys(&super::Arguments::new(arguments)),
+            "fromkeys" => {
+                let bound = Arguments::new(arguments).bind("fromkeys", &["iterable", "value"])?;
+                super::dict_from_keys(bound[0].as_ref(), bound[1].as_ref())
+            }
             _ => Err(error(format!("`dict` has no method `{method}`"))),
         }
     }
@@ -243,7 +250,7 @@ impl Object for Cycler {
     }
 }
 
-pub(crate) fn cycler(_: &mut State<'_, '_>, items: &[Value]) -> Result {
+pub(crate) fn cycler(items: &[Value]) -> Result {
     match items {
         [] => Err(error("`cycler` needs an item")),
         _ => Ok(Value::from_object(Cycler { items: items.to_vec(), at: AtomicUsize::new(0) })),
@@ -251,43 +258,10 @@ pub(crate) fn cycler(_: &mut State<'_, '_>, items: &[Value]) -> Result {
 }
 
 /// `joiner(separator)`: empty when it is first called, then the separator.
-#[derive(Debug)]
-struct Joiner {
-    separator: Value,
-    is_used: AtomicBool,
-}
-
-impl Object for Joiner {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Plain
-    }
-
-    fn call(self: &Arc<Self>, _: &mut State<'_, '_>, _: &[Value]) -> Result {
-        Ok(if self.is_used.swap(true, Ordering::Relaxed) { self.separator.clone() } else { "".into() })
-    }
-}
-
-pub(crate) fn joiner(_: &mut State<'_, '_>, arguments: &[Value]) -> Result {
-    let [separator] = super::Arguments::new(arguments).bind("joiner", ["sep"])?;
-    let separator = separator.unwrap_or_else(|| ", ".into());
-    Ok(Value::from_object(Joiner { separator, is_used: AtomicBool::new(false) }))
-}
-
-/// A method that was read like an attribute.
-#[derive(Debug)]
-pub(super) struct Method {
-    pub(super) value: Value,
-    pub(super) name: String,
-}
-
-impl Object for Method {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Plain
-    }
-
-    fn call(self: &Arc<Self>, state: &mut State<'_, '_>, arguments: &[Value]) -> Result {
-        super::call_method(state, &self.value, &self.name, arguments)
-    }
+pub(crate) fn joiner(arguments: &[Value]) -> Result {
+    let separator = Arguments::new(arguments).bind("joiner", &["sep"])?.remove(0).unwrap_or_else(|| ", ".into());
+    let is_used = AtomicBool::new(false);
+    Ok(function(move |_, _| Ok(if is_used.swap(true, Ordering::Relaxed) { separator.clone() } else { "".into() })))
 }
 
 /// An entry of `groupby`: a tuple with names.
@@ -316,7 +290,7 @@ impl Object for Group {
 }
 
 /// `range(stop)`, `range(start, stop)` or `range(start, stop, step)`.
-pub(crate) fn range(_: &mut State<'_, '_>, arguments: &[Value]) -> Result {
+pub(crate) fn range(arguments: &[Value]) -> Result {
     let numbers = arguments.iter().map(super::as_index).collect::<Result<Vec<i64>>>()?;
     match numbers[..] {
         [stop] => Range::value(0, stop, 1),
@@ -328,7 +302,7 @@ pub(crate) fn range(_: &mut State<'_, '_>, arguments: &[Value]) -> Result {
 
 /// `dict(pairs, name=value)`.
 pub(crate) fn dict(arguments: &[Value]) -> Result {
-    let arguments = super::Arguments::new(arguments);
+    let arguments = Arguments::new(arguments);
     let mut pairs: Vec<(Value, Value)> = Vec::new();
     match &arguments.positional[..] {
         [] => {}
@@ -351,7 +325,7 @@ pub(crate) fn dict(arguments: &[Value]) -> Result {
 }
 
 /// `namespace(dict, name=value)`: a template may assign to its attributes.
-pub(crate) fn namespace(_: &mut State<'_, '_>, arguments: &[Value]) -> Result {
+pub(crate) fn namespace(arguments: &[Value]) -> Result {
     let members = dict(arguments)?;
     for name in members.try_iter()? {
         check_member(name.as_str().unwrap_or_default())?;

@@ -1,10 +1,74 @@
 //! Methods of texts.
 
-use std::{iter, ops::Range};
+use std::{iter, ops::Range, sync::LazyLock};
 
 use minijinja::Value;
+use regex::Regex;
 
-use super::{Arguments, Result, Type, as_index, as_text, error, is_true, items, required, tuple};
+use super::{
+    Result, Type, as_index,
+    calls::{ANY, Call, Row},
+    error, is_printable, items, tuple,
+};
+
+/// The methods of texts. A text that they return is safe if their own is.
+pub(super) const METHODS: &[Row] = &[
+    ("capitalize", &[], |_, call| call.markup(capitalized(call.str()))),
+    ("casefold", &[], |_, call| call.markup(call.str().to_lowercase().replace('ß', "ss").replace('ς', "σ"))),
+    ("center", &["width", "fillchar"], |_, call| justify(call, centered)),
+    ("count", &["sub", "start", "end"], |_, call| count(call)),
+    ("encode", &[], |_, call| super::unsupported_method(call)),
+    ("endswith", &["prefix", "start", "end"], |_, call| has_affix(call, |part, affix| part.ends_with(affix))),
+    ("expandtabs", &["tabsize"], |_, call| call.markup(expanded_tabs(call.str(), call.index_or(0, 8)?))),
+    ("find", &["sub", "start", "end"], |_, call| find(call)),
+    ("format", ANY, |_, call| call.markup(super::brace_format(call.str(), call.arguments)?)),
+    ("format_map", &[], |_, call| super::unsupported_method(call)),
+    ("index", &["sub", "start", "end"], |_, call| find(call)),
+    ("isalnum", &[], |_, call| all(call, is_alphanumeric)),
+    ("isalpha", &[], |_, call| all(call, is_letter)),
+    ("isascii", &[], |_, call| Ok(call.str().is_ascii().into())),
+    ("isdecimal", &[], |_, call| all(call, is_decimal)),
+    ("isdigit", &[], |_, call| all(call, is_digit)),
+    ("isidentifier", &[], |_, call| Ok(is_identifier(call.str()).into())),
+    ("islower", &[], |_, call| Ok(is_lower(call.str()).into())),
+    ("isnumeric", &[], |_, call| all(call, char::is_numeric)),
+    ("isprintable", &[], |_, call| Ok(call.str().chars().all(is_printable).into())),
+    ("isspace", &[], |_, call| all(call, is_space)),
+    ("istitle", &[], |_, call| Ok(is_title(call.str()).into())),
+    ("isupper", &[], |_, call| Ok(is_upper(call.str()).into())),
+    ("join", &["iterable"], |_, call| join(call)),
+    ("ljust", &["width", "fillchar"], |_, call| {
+        justify(call, |text, width, fill| padded(text, 0, missing(text, width), fill))
+    }),
+    ("lower", &[], |_, call| call.markup(call.str().to_lowercase())),
+    ("lstrip", &["chars"], |_, call| strip(call)),
+    ("maketrans", &[], |_, call| super::unsupported_method(call)),
+    ("partition", &["sep"], |_, call| partition(call)),
+    ("removeprefix", &["prefix"], |_, call| call.markup(call.str().strip_prefix(call.text(0)?).unwrap_or(call.str()))),
+    ("removesuffix", &["suffix"], |_, call| call.markup(call.str().strip_suffix(call.text(0)?).unwrap_or(call.str()))),
+    ("replace", &["old", "new", "count"], |_, call| {
+        call.markup(replace(call.str(), call.text(0)?, call.text(1)?, call.index_or(2, -1)?))
+    }),
+    ("rfind", &["sub", "start", "end"], |_, call| find(call)),
+    ("rindex", &["sub", "start", "end"], |_, call| find(call)),
+    ("rjust", &["width", "fillchar"], |_, call| {
+        justify(call, |text, width, fill| padded(text, missing(text, width), 0, fill))
+    }),
+    ("rpartition", &["sep"], |_, call| partition(call)),
+    ("rsplit", &["sep", "maxsplit"], |_, call| split(call)),
+    ("rstrip", &["chars"], |_, call| strip(call)),
+    ("split", &["sep", "maxsplit"], |_, call| split(call)),
+    ("splitlines", &["keepends"], |_, call| {
+        Ok(lines(call.str(), call.is_true(0)).into_iter().map(Value::from).collect())
+    }),
+    ("startswith", &["prefix", "start", "end"], |_, call| has_affix(call, |part, affix| part.starts_with(affix))),
+    ("strip", &["chars"], |_, call| strip(call)),
+    ("swapcase", &[], |_, call| call.markup(swapped_case(call.str()))),
+    ("title", &[], |_, call| call.markup(title(call.str()))),
+    ("translate", &["table"], |_, call| translate(call)),
+    ("upper", &[], |_, call| call.markup(call.str().to_uppercase())),
+    ("zfill", &["width"], |_, call| call.markup(zero_filled(call.str(), call.index(0)?))),
+];
 
 /// Python's white space: also the separators of ASCII.
 pub(super) fn is_space(character: char) -> bool {
@@ -16,18 +80,15 @@ pub(super) fn stripped(text: &str) -> &str {
     text.trim_matches(is_space)
 }
 
-/// A decimal digit of any script.
-pub(super) fn is_decimal(character: char) -> bool {
-    // All other numerals that Rust knows are in these ranges.
-    character.is_ascii_digit() || character.is_numeric() && !is_other_numeral(character)
+/// Whether a character is in the Unicode category of `pattern`.
+fn is_in(pattern: &Option<Regex>, character: char) -> bool {
+    pattern.as_ref().is_some_and(|pattern| pattern.is_match(character.encode_utf8(&mut [0; 4])))
 }
 
-/// Numerals that are not decimal digits: fractions, superscripts, letters, circled numbers.
-fn is_other_numeral(character: char) -> bool {
-    static DECIMAL: std::sync::OnceLock<Option<regex::Regex>> = std::sync::OnceLock::new();
-    let decimal = DECIMAL.get_or_init(|| regex::Regex::new(r"^\p{Nd}$").ok());
-    let mut buffer = [0; 4];
-    !decimal.as_ref().is_some_and(|decimal| decimal.is_match(character.encode_utf8(&mut buffer)))
+/// A decimal digit of any script.
+pub(super) fn is_decimal(character: char) -> bool {
+    static DECIMAL: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"^\p{Nd}$").ok());
+    character.is_ascii_digit() || character.is_numeric() && is_in(&DECIMAL, character)
 }
 
 /// Digits that are not decimal: superscripts and circled digits.
@@ -40,13 +101,8 @@ fn is_digit(character: char) -> bool {
 }
 
 fn is_letter(character: char) -> bool {
-    static LETTER: std::sync::OnceLock<Option<regex::Regex>> = std::sync::OnceLock::new();
-    if character.is_ascii() {
-        return character.is_ascii_alphabetic();
-    }
-    let letter = LETTER.get_or_init(|| regex::Regex::new(r"^\p{L}$").ok());
-    let mut buffer = [0; 4];
-    letter.as_ref().is_some_and(|letter| letter.is_match(character.encode_utf8(&mut buffer)))
+    static LETTER: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"^\p{L}$").ok());
+    if character.is_ascii() { character.is_ascii_alphabetic() } else { is_in(&LETTER, character) }
 }
 
 pub(super) fn is_alphanumeric(character: char) -> bool {
@@ -212,31 +268,29 @@ fn split_spaces(text: &str, max: Option<usize>, from_end: bool) -> Vec<&str> {
     parts
 }
 
-fn split(function: &str, text: &str, arguments: &Arguments) -> Result {
-    let [separator, max] = arguments.bind(function, ["sep", "maxsplit"])?;
-    let max = max.as_ref().map(as_index).transpose()?.and_then(|max| usize::try_from(max).ok());
-    let from_end = function == "rsplit";
-    let separator = separator.filter(|separator| !separator.is_none());
-    let Some(separator) = separator else {
-        return Ok(split_spaces(text, max, from_end).into_iter().map(Value::from).collect());
-    };
-    let separator = as_text(function, &separator)?;
-    if separator.is_empty() {
-        return Err(error(format!("`{function}` with an empty separator")));
-    }
-    let n = max.map_or(usize::MAX, |max| max.saturating_add(1));
-    let parts: Vec<&str> = match from_end {
-        false => text.splitn(n, separator).collect(),
-        true => {
-            let mut parts: Vec<&str> = text.rsplitn(n, separator).collect();
-            parts.reverse();
-            parts
+fn split(call: &Call<'_>) -> Result {
+    let max = call.get(1).map(as_index).transpose()?.and_then(|max| usize::try_from(max).ok());
+    let from_end = call.name == "rsplit";
+    let parts = match call.given(0).map(|separator| call.as_text(separator)).transpose()? {
+        None => split_spaces(call.str(), max, from_end),
+        Some("") => return Err(error(format!("`{}` with an empty separator", call.name))),
+        Some(separator) => {
+            let n = max.map_or(usize::MAX, |max| max.saturating_add(1));
+            match from_end {
+                false => call.str().splitn(n, separator).collect(),
+                true => {
+                    let mut parts: Vec<&str> = call.str().rsplitn(n, separator).collect();
+                    parts.reverse();
+                    parts
+                }
+            }
         }
     };
     Ok(parts.into_iter().map(Value::from).collect())
 }
 
-fn partition(text: &str, separator: &str, from_end: bool) -> Result {
+fn partition(call: &Call<'_>) -> Result {
+    let (text, separator, from_end) = (call.str(), call.text(0)?, call.name == "rpartition");
     if separator.is_empty() {
         return Err(error("`partition` with an empty separator"));
     }
@@ -249,15 +303,16 @@ fn partition(text: &str, separator: &str, from_end: bool) -> Result {
     Ok(tuple(parts.map(Value::from).to_vec()))
 }
 
-/// The bytes from character `start` to character `end`, and the character at which they begin. `None` if the text ends
-/// before `start`.
-fn part(text: &str, start: Option<Value>, end: Option<Value>) -> Result<Option<(Range<usize>, usize)>> {
+/// The part of the text that the second and the third argument bound, and the character at which it begins. `None` if the
+/// text ends before that.
+fn part<'a>(call: &'a Call<'_>) -> Result<Option<(&'a str, usize)>> {
+    let text = call.str();
     let len = text.chars().count() as i64;
-    let place = |bound: Option<Value>, default: i64| match bound.filter(|bound| !bound.is_none()) {
+    let place = |bound: Option<&Value>, default: i64| match bound {
         None => Ok(default),
-        Some(bound) => as_index(&bound).map(|at| if at < 0 { (at + len).max(0) } else { at }),
+        Some(bound) => as_index(bound).map(|at| if at < 0 { (at + len).max(0) } else { at }),
     };
-    let (start, end) = (place(start, 0)?, place(end, len)?.min(len));
+    let Range { start, end } = place(call.given(1), 0)?..place(call.given(2), len)?.min(len);
     if start > len || end < start {
         return Ok(None);
     }
@@ -265,60 +320,46 @@ fn part(text: &str, start: Option<Value>, end: Option<Value>) -> Result<Option<(
         let at = usize::try_from(at).unwrap_or(0);
         text.char_indices().nth(at).map_or(text.len(), |(byte, _)| byte)
     };
-    Ok(Some((byte(start)..byte(end), usize::try_from(start).unwrap_or(0))))
+    Ok(text.get(byte(start)..byte(end)).map(|part| (part, usize::try_from(start).unwrap_or(0))))
 }
 
 /// `find`, `rfind`, `index`, `rindex`: the character at which the text is found.
-fn find(function: &str, text: &str, arguments: &Arguments) -> Result {
-    let [sub, start, end] = arguments.bind(function, ["sub", "start", "end"])?;
-    let sub = required(function, "sub", sub)?;
-    let sub = as_text(function, &sub)?;
-    let found = part(text, start, end)?.and_then(|(bytes, first)| {
-        let part = text.get(bytes)?;
-        let at = if function.starts_with('r') { part.rfind(sub) } else { part.find(sub) }?;
+fn find(call: &Call<'_>) -> Result {
+    let sub = call.text(0)?;
+    let found = part(call)?.and_then(|(part, first)| {
+        let at = if call.name.starts_with('r') { part.rfind(sub) } else { part.find(sub) }?;
         Some(first + part.get(..at)?.chars().count())
     });
     match found {
         Some(at) => Ok(at.into()),
-        None if function.ends_with("find") => Ok((-1).into()),
-        None => Err(error(format!("`{function}` does not find the text"))),
+        None if call.name.ends_with("find") => Ok((-1).into()),
+        None => Err(error(format!("`{}` does not find the text", call.name))),
     }
 }
 
-fn count(text: &str, arguments: &Arguments) -> Result {
-    let [sub, start, end] = arguments.bind("count", ["sub", "start", "end"])?;
-    let sub = required("count", "sub", sub)?;
-    let sub = as_text("count", &sub)?;
-    let found = part(text, start, end)?.and_then(|(bytes, _)| Some(text.get(bytes)?.matches(sub).count()));
-    Ok(found.unwrap_or(0).into())
+fn count(call: &Call<'_>) -> Result {
+    let sub = call.text(0)?;
+    Ok(part(call)?.map_or(0, |(part, _)| part.matches(sub).count()).into())
 }
 
-fn starts_or_ends(function: &str, text: &str, arguments: &Arguments) -> Result {
-    let [affix, start, end] = arguments.bind(function, ["prefix", "start", "end"])?;
-    let affix = required(function, "prefix", affix)?;
-    let affixes = if Type::of(&affix) == Type::Tuple { items(&affix)? } else { vec![affix] };
-    let part = part(text, start, end)?.and_then(|(bytes, _)| text.get(bytes));
+/// `startswith` and `endswith`, with one text or a tuple of several.
+fn has_affix(call: &Call<'_>, has: fn(&str, &str) -> bool) -> Result {
+    let affix = call.needed(0)?;
+    let affixes = if Type::of(affix) == Type::Tuple { items(affix)? } else { vec![affix.clone()] };
+    let part = part(call)?;
     let mut is_found = false;
     for affix in &affixes {
-        let affix = as_text(function, affix)?;
-        is_found |= part.is_some_and(|part| match function {
-            "startswith" => part.starts_with(affix),
-            _ => part.ends_with(affix),
-        });
+        let affix = call.as_text(affix)?;
+        is_found |= part.is_some_and(|(part, _)| has(part, affix));
     }
     Ok(is_found.into())
 }
 
-fn strip(function: &str, text: &str, arguments: &Arguments) -> Result {
-    let [characters] = arguments.bind(function, ["chars"])?;
-    let characters = characters.filter(|characters| !characters.is_none());
-    let set: Option<Vec<char>> = match &characters {
-        Some(characters) => Some(as_text(function, characters)?.chars().collect()),
-        None => None,
-    };
-    let is_removed = |character: char| set.as_ref().map_or_else(|| is_space(character), |set| set.contains(&character));
-    let text = if function == "rstrip" { text } else { text.trim_start_matches(is_removed) };
-    Ok(if function == "lstrip" { text } else { text.trim_end_matches(is_removed) }.into())
+fn strip(call: &Call<'_>) -> Result {
+    let set = call.given(0).map(|characters| call.as_text(characters)).transpose()?;
+    let is_removed = |character: char| set.map_or_else(|| is_space(character), |set| set.contains(character));
+    let text = if call.name == "rstrip" { call.str() } else { call.str().trim_start_matches(is_removed) };
+    call.markup(if call.name == "lstrip" { text } else { text.trim_end_matches(is_removed) })
 }
 
 /// `text.replace(old, new, count)`; a negative count replaces all.
@@ -329,37 +370,25 @@ pub(super) fn replace(text: &str, old: &str, new: &str, count: i64) -> String {
     }
 }
 
-/// Joins texts.
-fn join(separator: &str, list: &Value) -> Result {
-    let mut joined = String::new();
-    for (index, item) in items(list)?.iter().enumerate() {
-        if index > 0 {
-            joined.push_str(separator);
-        }
-        joined.push_str(as_text("join", item)?);
-    }
-    Ok(joined.into())
+fn join(call: &Call<'_>) -> Result {
+    let list = items(call.needed(0)?)?;
+    let texts = list.iter().map(|item| call.as_text(item)).collect::<Result<Vec<_>>>()?;
+    call.markup(texts.join(call.str()))
 }
 
-fn justify(function: &str, text: &str, arguments: &Arguments) -> Result {
-    let [width, fill] = arguments.bind(function, ["width", "fillchar"])?;
-    let width = as_index(&required(function, "width", width)?)?;
-    let fill = fill.map_or_else(|| Ok(" ".to_owned()), |fill| as_text(function, &fill).map(str::to_owned))?;
-    let mut fills = fill.chars();
+fn justify(call: &Call<'_>, justified: fn(&str, i64, char) -> String) -> Result {
+    let width = call.index(0)?;
+    let mut fills = call.text_or(1, " ")?.chars();
     let (Some(fill), None) = (fills.next(), fills.next()) else {
-        return Err(error(format!("`{function}` fills with one character")));
+        return Err(error(format!("`{}` fills with one character", call.name)));
     };
-    Ok(match function {
-        "center" => centered(text, width, fill),
-        "ljust" => padded(text, 0, missing(text, width), fill),
-        _ => padded(text, missing(text, width), 0, fill),
-    }
-    .into())
+    call.markup(justified(call.str(), width, fill))
 }
 
-fn translate(text: &str, table: &Value) -> Result {
+fn translate(call: &Call<'_>) -> Result {
+    let table = call.needed(0)?;
     let mut out = String::new();
-    for character in text.chars() {
+    for character in call.str().chars() {
         let mapped = table.get_item(&u32::from(character).into())?;
         match Type::of(&mapped) {
             Type::Undefined => out.push(character),
@@ -368,85 +397,15 @@ fn translate(text: &str, table: &Value) -> Result {
             _ => out.extend(u32::try_from(as_index(&mapped)?).ok().and_then(char::from_u32)),
         }
     }
-    Ok(out.into())
+    call.markup(out)
 }
 
 /// Whether the text has characters and all of them are so.
-fn all(text: &str, is_so: impl Fn(char) -> bool) -> bool {
-    !text.is_empty() && text.chars().all(is_so)
+fn all(call: &Call<'_>, is_so: fn(char) -> bool) -> Result {
+    Ok((!call.str().is_empty() && call.str().chars().all(is_so)).into())
 }
 
 fn is_identifier(text: &str) -> bool {
     let starts = text.chars().next().is_some_and(|first| first == '_' || first.is_alphabetic());
     starts && text.chars().all(|character| character == '_' || character.is_alphanumeric())
-}
-
-/// Calls a method of a text.
-pub(super) fn call(value: &Value, name: &str, arguments: &Arguments) -> Result {
-    let text = value.as_str().unwrap_or_default();
-    let one = |parameter: &'static str| arguments.bind(name, [parameter]).map(|[value]| value);
-    let needed = |parameter: &'static str| one(parameter).and_then(|value| required(name, parameter, value));
-    let result: Value = match name {
-        "split" | "rsplit" => return split(name, text, arguments),
-        "find" | "rfind" | "index" | "rindex" => return find(name, text, arguments),
-        "count" => return count(text, arguments),
-        "startswith" | "endswith" => return starts_or_ends(name, text, arguments),
-        "strip" | "lstrip" | "rstrip" => strip(name, text, arguments)?,
-        "center" | "ljust" | "rjust" => justify(name, text, arguments)?,
-        "format" => super::brace_format(text, arguments)?.into(),
-        "partition" | "rpartition" => {
-            let separator = needed("sep")?;
-            return partition(text, as_text(name, &separator)?, name == "rpartition");
-        }
-        "join" => join(text, &needed("iterable")?)?,
-        "replace" => {
-            let [old, new, count] = arguments.bind(name, ["old", "new", "count"])?;
-            let (old, new) = (required(name, "old", old)?, required(name, "new", new)?);
-            let count = count.as_ref().map_or(Ok(-1), as_index)?;
-            replace(text, as_text(name, &old)?, as_text(name, &new)?, count).into()
-        }
-        "splitlines" => {
-            let keeps_ends = is_true(one("keepends")?.as_ref());
-            return Ok(lines(text, keeps_ends).into_iter().map(Value::from).collect());
-        }
-        "removeprefix" => {
-            let prefix = needed("prefix")?;
-            text.strip_prefix(as_text(name, &prefix)?).unwrap_or(text).into()
-        }
-        "removesuffix" => {
-            let suffix = needed("suffix")?;
-            text.strip_suffix(as_text(name, &suffix)?).unwrap_or(text).into()
-        }
-        "zfill" => zero_filled(text, as_index(&needed("width")?)?).into(),
-        "expandtabs" => expanded_tabs(text, one("tabsize")?.as_ref().map_or(Ok(8), as_index)?).into(),
-        "translate" => translate(text, &needed("table")?)?,
-        _ => {
-            arguments.none(name)?;
-            match name {
-                "upper" => text.to_uppercase().into(),
-                "lower" => text.to_lowercase().into(),
-                "casefold" => text.to_lowercase().replace('ß', "ss").replace('ς', "σ").into(),
-                "capitalize" => capitalized(text).into(),
-                "title" => title(text).into(),
-                "swapcase" => swapped_case(text).into(),
-                "isalpha" => all(text, is_letter).into(),
-                "isalnum" => all(text, is_alphanumeric).into(),
-                "isdigit" => all(text, is_digit).into(),
-                "isdecimal" => all(text, is_decimal).into(),
-                "isnumeric" => all(text, char::is_numeric).into(),
-                "isspace" => all(text, is_space).into(),
-                "islower" => is_lower(text).into(),
-                "isupper" => is_upper(text).into(),
-                "istitle" => is_title(text).into(),
-                "isascii" => text.is_ascii().into(),
-                "isidentifier" => is_identifier(text).into(),
-                "isprintable" => text.chars().all(super::is_printable).into(),
-                _ => return Err(error(format!("the method `{name}` of a str is not supported"))),
-            }
-        }
-    };
-    Ok(match result.as_str() {
-        Some(text) if value.is_safe() => Value::from_safe_string(text.to_owned()),
-        _ => result,
-    })
 }

@@ -1,94 +1,92 @@
 //! Jinja's tests, which follow `is`.
 
-use minijinja::Value;
+use minijinja::{State, Value};
 
-use super::{Arguments, Result, Type, as_text, error, filters, is_callable, operators, required, strings, text};
+use super::{
+    Result, Type,
+    calls::{Arguments, Call, Row, call, find},
+    error,
+    filters::FILTERS,
+    is_callable, operators, strings,
+};
 
-/// Tests that are operators, with their other names.
-const COMPARISONS: &[(&str, &[&str])] = &[
-    ("==", &["==", "eq", "equalto"]),
-    ("!=", &["!=", "ne"]),
-    (">", &[">", "gt", "greaterthan"]),
-    (">=", &[">=", "ge"]),
-    ("<", &["<", "lt", "lessthan"]),
-    ("<=", &["<=", "le"]),
-    ("in", &["in"]),
+/// Every test of Jinja.
+const TESTS: &[Row] = &[
+    ("!=", &["other"], |_, call| compare(call, "!=")),
+    ("<", &["other"], |_, call| compare(call, "<")),
+    ("<=", &["other"], |_, call| compare(call, "<=")),
+    ("==", &["other"], |_, call| compare(call, "==")),
+    (">", &["other"], |_, call| compare(call, ">")),
+    (">=", &["other"], |_, call| compare(call, ">=")),
+    ("boolean", &[], |_, call| is_type(call, |kind| kind == Type::Bool)),
+    ("callable", &[], |_, call| Ok(is_callable(call.value).into())),
+    ("defined", &[], |_, call| is_type(call, |kind| kind != Type::Undefined)),
+    ("divisibleby", &["num"], |_, call| leaves(call, call.needed(0)?, 0)),
+    ("eq", &["other"], |_, call| compare(call, "==")),
+    ("equalto", &["other"], |_, call| compare(call, "==")),
+    ("escaped", &[], |_, call| Ok(call.value.is_safe().into())),
+    ("even", &[], |_, call| leaves(call, &2.into(), 0)),
+    ("false", &[], |_, call| is_type(call, |kind| kind == Type::Bool && !call.value.is_true())),
+    ("filter", &[], |_, call| is_filter(call)),
+    ("float", &[], |_, call| is_type(call, |kind| kind == Type::Float)),
+    ("ge", &["other"], |_, call| compare(call, ">=")),
+    ("greaterthan", &["other"], |_, call| compare(call, ">")),
+    ("gt", &["other"], |_, call| compare(call, ">")),
+    ("in", &["other"], |_, call| compare(call, "in")),
+    ("integer", &[], |_, call| is_type(call, |kind| kind == Type::Int)),
+    ("iterable", &[], |_, call| is_type(call, |kind| !kind.is_number() && !matches!(kind, Type::None | Type::Other))),
+    ("le", &["other"], |_, call| compare(call, "<=")),
+    ("lessthan", &["other"], |_, call| compare(call, "<")),
+    ("lower", &[], |_, call| Ok(strings::is_lower(&call.shown()?).into())),
+    ("lt", &["other"], |_, call| compare(call, "<")),
+    ("mapping", &[], |_, call| is_type(call, |kind| kind == Type::Dict)),
+    ("ne", &["other"], |_, call| compare(call, "!=")),
+    ("none", &[], |_, call| is_type(call, |kind| kind == Type::None)),
+    ("number", &[], |_, call| is_type(call, Type::is_number)),
+    ("odd", &[], |_, call| leaves(call, &2.into(), 1)),
+    ("sameas", &["other"], |_, call| is_same(call)),
+    ("sequence", &[], |_, call| is_type(call, is_sequence)),
+    ("string", &[], |_, call| is_type(call, |kind| kind == Type::Str)),
+    ("test", &[], |_, call| is_test(call)),
+    ("true", &[], |_, call| is_type(call, |kind| kind == Type::Bool && call.value.is_true())),
+    ("undefined", &[], |_, call| is_type(call, |kind| kind == Type::Undefined)),
+    ("upper", &[], |_, call| Ok(strings::is_upper(&call.shown()?).into())),
 ];
-
-/// Every other test of Jinja.
-const NAMES: &[&str] = &[
-    "boolean",
-    "callable",
-    "defined",
-    "divisibleby",
-    "escaped",
-    "even",
-    "false",
-    "filter",
-    "float",
-    "integer",
-    "iterable",
-    "lower",
-    "mapping",
-    "none",
-    "number",
-    "odd",
-    "sameas",
-    "sequence",
-    "string",
-    "test",
-    "true",
-    "undefined",
-    "upper",
-];
-
-fn comparison(name: &str) -> Option<&'static str> {
-    COMPARISONS.iter().find(|(_, names)| names.contains(&name)).map(|(operator, _)| *operator)
-}
 
 /// `value is name(arguments)`.
-pub(crate) fn perform(name: &str, value: &Value, arguments: &[Value]) -> Result<bool> {
-    let arguments = Arguments::new(arguments);
-    let needed = |parameter: &'static str| {
-        arguments.bind(name, [parameter]).and_then(|[value]| required(name, parameter, value))
-    };
-    if let Some(operator) = comparison(name) {
-        return Ok(operators::compute(operator, value, &needed("other")?)?.is_true());
-    }
-    let rest = |divisor: &Value| operators::compute("%", value, divisor);
-    match name {
-        "divisibleby" => return Ok(operators::is_equal(&rest(&needed("num")?)?, &0.into())),
-        "sameas" => return Ok(is_same(value, &needed("other")?)),
-        _ => arguments.none(name)?,
-    }
-    let kind = Type::of(value);
-    Ok(match name {
-        "boolean" => kind == Type::Bool,
-        "callable" => is_callable(value),
-        "defined" => kind != Type::Undefined,
-        "undefined" => kind == Type::Undefined,
-        "escaped" => value.is_safe(),
-        "even" => operators::is_equal(&rest(&2.into())?, &0.into()),
-        "odd" => operators::is_equal(&rest(&2.into())?, &1.into()),
-        "false" => kind == Type::Bool && !value.is_true(),
-        "true" => kind == Type::Bool && value.is_true(),
-        "filter" => filters::NAMES.contains(&as_text(name, value)?),
-        "test" => as_text(name, value).map(|name| NAMES.contains(&name) || comparison(name).is_some())?,
-        "float" => kind == Type::Float,
-        "integer" => kind == Type::Int,
-        "iterable" => !kind.is_number() && !matches!(kind, Type::None | Type::Other),
-        "lower" => strings::is_lower(&text(value)?),
-        "upper" => strings::is_upper(&text(value)?),
-        "mapping" => kind == Type::Dict,
-        "none" => kind == Type::None,
-        "number" => kind.is_number(),
-        "sequence" => matches!(kind, Type::Undefined | Type::Str | Type::List | Type::Tuple | Type::Dict | Type::Range),
-        "string" => kind == Type::Str,
-        _ => return Err(error(format!("there is no test `{name}`"))),
-    })
+pub(crate) fn perform(state: &mut State<'_, '_>, name: &str, value: &Value, arguments: &[Value]) -> Result<bool> {
+    let test = find(TESTS, name).ok_or_else(|| error(format!("there is no test `{name}`")))?;
+    Ok(call(test, state, value, &Arguments::new(arguments))?.is_true())
+}
+
+fn compare(call: &Call<'_>, operator: &str) -> Result {
+    operators::compute(operator, call.value, call.needed(0)?)
+}
+
+fn is_type(call: &Call<'_>, is_wanted: impl Fn(Type) -> bool) -> Result {
+    Ok(is_wanted(Type::of(call.value)).into())
+}
+
+/// Whether the division by `divisor` leaves `rest`.
+fn leaves(call: &Call<'_>, divisor: &Value, rest: i32) -> Result {
+    let left = operators::compute("%", call.value, divisor)?;
+    Ok(operators::is_equal(&left, &rest.into()).into())
+}
+
+fn is_filter(call: &Call<'_>) -> Result {
+    Ok(find(FILTERS, call.as_text(call.value)?).is_some().into())
+}
+
+fn is_test(call: &Call<'_>) -> Result {
+    Ok(find(TESTS, call.as_text(call.value)?).is_some().into())
+}
+
+fn is_sequence(kind: Type) -> bool {
+    matches!(kind, Type::Undefined | Type::Str | Type::List | Type::Tuple | Type::Dict | Type::Range)
 }
 
 /// `value is sameas(other)`. Two equal lists count as the same, which cannot be told here.
-fn is_same(value: &Value, other: &Value) -> bool {
-    Type::of(value) == Type::of(other) && operators::is_equal(value, other)
+fn is_same(call: &Call<'_>) -> Result {
+    let other = call.needed(0)?;
+    Ok((Type::of(call.value) == Type::of(other) && operators::is_equal(call.value, other)).into())
 }

@@ -2,79 +2,70 @@
 
 use minijinja::Value;
 
+pub(super) use super::strings::capitalized;
 use super::{
-    Arguments, Result, Type, as_float, as_index, as_text, error, escaped, format, is_true, items, numbers, required,
-    strings::{self, capitalized, centered, is_alphanumeric, is_space, lines},
+    Result, Type, as_index,
+    calls::Call,
+    error, escaped, format, items, numbers,
+    objects::pairs,
+    strings::{self, centered, is_alphanumeric, is_space, lines},
     text, tuple,
 };
 
-/// Applies a filter of texts.
-pub(super) fn apply(name: &str, value: &Value, arguments: &Arguments) -> Result {
-    let markup = |text: String| if value.is_safe() { Value::from_safe_string(text) } else { text.into() };
-    match name {
-        "format" => {
-            let values = match (&arguments.positional[..], &arguments.named[..]) {
-                (positional, []) => tuple(positional.to_vec()),
-                ([], named) => Value::from_pairs(named.iter().cloned()),
-                _ => return Err(error("`format` takes values by position or by name, not both")),
-            };
-            return format::percent(
-                &if value.as_str().is_some() { value.clone() } else { text(value)?.into() },
-                &values,
-            );
+/// A filter that only changes a text.
+pub(super) fn change(call: &Call<'_>, changed: impl Fn(&str) -> String) -> Result {
+    call.markup(changed(&call.shown()?))
+}
+
+pub(super) fn string(call: &Call<'_>) -> Result {
+    if call.value.as_str().is_some() { Ok(call.value.clone()) } else { Ok(call.shown()?.into()) }
+}
+
+pub(super) fn force_escape(call: &Call<'_>) -> Result {
+    Ok(Value::from_safe_string(escaped(&call.shown()?)))
+}
+
+pub(super) fn escape(call: &Call<'_>) -> Result {
+    if call.value.is_safe() { Ok(call.value.clone()) } else { force_escape(call) }
+}
+
+pub(super) fn format(call: &Call<'_>) -> Result {
+    let values = match (&call.arguments.positional[..], &call.arguments.named[..]) {
+        (positional, []) => tuple(positional.to_vec()),
+        ([], named) => Value::from_pairs(named.iter().cloned()),
+        _ => return Err(error("`format` takes values by position or by name, not both")),
+    };
+    format::percent(&string(call)?, &values)
+}
+
+pub(super) fn center(call: &Call<'_>) -> Result {
+    call.markup(centered(&call.shown()?, call.index_or(0, 80)?, ' '))
+}
+
+pub(super) fn replace(call: &Call<'_>) -> Result {
+    let (old, new) = (text(call.needed(0)?)?, text(call.needed(1)?)?);
+    let count = call.given(2).map_or(Ok(-1), as_index)?;
+    Ok(strings::replace(&call.shown()?, &old, &new, count).into())
+}
+
+pub(super) fn trim(call: &Call<'_>) -> Result {
+    let whole = call.shown()?;
+    call.markup(match call.given(0) {
+        None => strings::stripped(&whole),
+        Some(characters) => {
+            let set = call.as_text(characters)?;
+            whole.trim_matches(|character| set.contains(character))
         }
-        "center" => {
-            let [width] = arguments.bind(name, ["width"])?;
-            let width = width.as_ref().map_or(Ok(80), as_index)?;
-            return Ok(markup(centered(&text(value)?, width, ' ')));
-        }
-        "indent" => return indent(value, arguments),
-        "replace" => {
-            let [old, new, count] = arguments.bind(name, ["old", "new", "count"])?;
-            let (old, new) = (required(name, "old", old)?, required(name, "new", new)?);
-            let count = count.filter(|count| !count.is_none()).as_ref().map_or(Ok(-1), as_index)?;
-            return Ok(strings::replace(&text(value)?, &text(&old)?, &text(&new)?, count).into());
-        }
-        "trim" => {
-            let [characters] = arguments.bind(name, ["chars"])?;
-            let characters = characters.filter(|characters| !characters.is_none());
-            let whole = text(value)?;
-            return Ok(markup(match &characters {
-                None => strings::stripped(&whole).to_owned(),
-                Some(characters) => {
-                    let set: Vec<char> = as_text(name, characters)?.chars().collect();
-                    whole.trim_matches(&set[..]).to_owned()
-                }
-            }));
-        }
-        "truncate" => return truncate(value, arguments),
-        "wordwrap" => return wrap(value, arguments),
-        "xmlattr" => return attributes(value, arguments),
-        "filesizeformat" => return file_size(value, arguments),
-        _ => arguments.none(name)?,
-    }
-    Ok(match name {
-        "capitalize" => markup(capitalized(&text(value)?)),
-        "lower" => markup(text(value)?.to_lowercase()),
-        "upper" => markup(text(value)?.to_uppercase()),
-        "title" => markup(title(&text(value)?)),
-        "string" if value.as_str().is_some() => value.clone(),
-        "string" => text(value)?.into(),
-        "safe" => Value::from_safe_string(text(value)?),
-        "escape" | "e" if value.is_safe() => value.clone(),
-        "striptags" => strip_tags(&text(value)?)?.into(),
-        "wordcount" => {
-            let whole = text(value)?;
-            let is_word = |character: char| character == '_' || is_alphanumeric(character);
-            whole.split(|character| !is_word(character)).filter(|word| !word.is_empty()).count().into()
-        }
-        "urlencode" => url_encoded(value)?.into(),
-        _ => Value::from_safe_string(escaped(&text(value)?)),
     })
 }
 
+pub(super) fn count(call: &Call<'_>) -> Result {
+    let is_word = |character: char| character == '_' || is_alphanumeric(character);
+    Ok(call.shown()?.split(|character| !is_word(character)).filter(|word| !word.is_empty()).count().into())
+}
+
 /// Words begin behind white space, hyphens and opening brackets.
-fn title(text: &str) -> String {
+pub(super) fn title(text: &str) -> String {
     let mut out = String::new();
     let mut is_first = true;
     for character in text.chars() {
@@ -92,43 +83,31 @@ fn title(text: &str) -> String {
 }
 
 /// A line break is added first, so that a line break at the end is followed by an empty line.
-fn indent(value: &Value, arguments: &Arguments) -> Result {
-    let [width, first, blank] = arguments.bind("indent", ["width", "first", "blank"])?;
-    let indentation = match &width {
-        None => " ".repeat(4),
-        Some(width) => match width.as_str() {
-            Some(text) => text.to_owned(),
-            None => " ".repeat(usize::try_from(as_index(width)?).unwrap_or(0)),
-        },
+pub(super) fn indent(call: &Call<'_>) -> Result {
+    let indentation = match call.get(0) {
+        Some(width) if let Some(text) = width.as_str() => text.to_owned(),
+        _ => " ".repeat(usize::try_from(call.index_or(0, 4)?).unwrap_or(0)),
     };
-    let whole = match Type::of(value) {
-        Type::Undefined => String::new(),
-        _ => as_text("indent", value)?.to_owned(),
-    };
-    let with_end = whole + "\n";
+    let whole = if call.value.is_undefined() { "" } else { call.as_text(call.value)? };
+    let with_end = format!("{whole}\n");
     let mut out = String::new();
     for (index, line) in lines(&with_end, false).into_iter().enumerate() {
         if index > 0 {
             out.push('\n');
         }
-        let is_indented = match index {
-            0 => is_true(first.as_ref()),
-            _ => is_true(blank.as_ref()) || !line.is_empty(),
-        };
+        let is_indented = if index == 0 { call.is_true(1) } else { call.is_true(2) || !line.is_empty() };
         if is_indented {
             out.push_str(&indentation);
         }
         out.push_str(line);
     }
-    Ok(if value.is_safe() { Value::from_safe_string(out) } else { out.into() })
+    call.markup(out)
 }
 
-fn truncate(value: &Value, arguments: &Arguments) -> Result {
-    let [length, kill_words, end, leeway] = arguments.bind("truncate", ["length", "killwords", "end", "leeway"])?;
-    let length = length.as_ref().map_or(Ok(255), as_index)?;
-    let leeway = leeway.filter(|leeway| !leeway.is_none()).as_ref().map_or(Ok(5), as_index)?;
-    let end = end.map_or_else(|| Ok("...".to_owned()), |end| as_text("truncate", &end).map(str::to_owned))?;
-    let whole = text(value)?;
+pub(super) fn truncate(call: &Call<'_>) -> Result {
+    let (length, end) = (call.index_or(0, 255)?, call.text_or(2, "...")?);
+    let leeway = call.given(3).map_or(Ok(5), as_index)?;
+    let whole = call.shown()?;
     let (n_characters, n_end) = (whole.chars().count() as i64, end.chars().count() as i64);
     if length < n_end || leeway < 0 {
         return Err(error(format!("`truncate` needs a length of at least {n_end} and a leeway of at least 0")));
@@ -138,25 +117,21 @@ fn truncate(value: &Value, arguments: &Arguments) -> Result {
     }
     let kept: String = whole.chars().take(usize::try_from(length - n_end).unwrap_or(0)).collect();
     let kept = match kept.rsplit_once(' ') {
-        Some((words, _)) if !is_true(kill_words.as_ref()) => words,
+        Some((words, _)) if !call.is_true(1) => words,
         _ => &kept,
     };
-    Ok((kept.to_owned() + &end).into())
+    Ok((kept.to_owned() + end).into())
 }
 
-fn wrap(value: &Value, arguments: &Arguments) -> Result {
-    let [width, break_long, separator, break_hyphens] =
-        arguments.bind("wordwrap", ["width", "break_long_words", "wrapstring", "break_on_hyphens"])?;
-    let width = usize::try_from(width.as_ref().map_or(Ok(79), as_index)?).unwrap_or(0);
+pub(super) fn wrap(call: &Call<'_>) -> Result {
+    let width = usize::try_from(call.index_or(0, 79)?).unwrap_or(0);
     if width == 0 {
         return Err(error("`wordwrap` needs a width of at least 1"));
     }
-    let separator = separator.filter(|separator| !separator.is_none());
-    let separator = separator.map_or_else(|| Ok("\n".to_owned()), |separator| text(&separator))?;
-    let breaks_long = break_long.is_none_or(|value| value.is_true());
-    let breaks_hyphens = break_hyphens.is_none_or(|value| value.is_true());
-    let whole = as_text("wordwrap", value)?;
-    let wrapped: Vec<String> = lines(whole, false)
+    let separator = call.given(2).map_or_else(|| Ok("\n".to_owned()), text)?;
+    let breaks_long = call.get(1).is_none_or(Value::is_true);
+    let breaks_hyphens = call.get(3).is_none_or(Value::is_true);
+    let wrapped: Vec<String> = lines(call.as_text(call.value)?, false)
         .into_iter()
         .map(|line| wrapped_line(chunks(line, breaks_hyphens), width, breaks_long, breaks_hyphens).join(&separator))
         .collect();
@@ -252,9 +227,10 @@ fn wrapped_line(chunks: Vec<Vec<char>>, width: usize, breaks_long: bool, breaks_
 }
 
 /// Without comments and tags; white space becomes single spaces, and entities become characters.
-fn strip_tags(text: &str) -> Result<String> {
-    let plain = without(&without(text, "<!--", "-->"), "<", ">");
-    unescaped(&plain.split(is_space).filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" "))
+pub(super) fn strip_tags(call: &Call<'_>) -> Result {
+    let plain = without(&without(&call.shown()?, "<!--", "-->"), "<", ">");
+    let words: Vec<&str> = plain.split(is_space).filter(|word| !word.is_empty()).collect();
+    Ok(unescaped(&words.join(" "))?.into())
 }
 
 /// The text without what is between `open` and `close`, and these.
@@ -297,21 +273,18 @@ fn unescaped(text: &str) -> Result<String> {
     Ok(out)
 }
 
-fn url_encoded(value: &Value) -> Result<String> {
-    let pairs = match Type::of(value) {
-        Type::Dict => super::objects::pairs(value)?,
-        Type::List | Type::Tuple | Type::View | Type::Generator => items(value)?,
-        _ => return Ok(percent_encoded(&text(value)?, "/")),
+pub(super) fn url_encode(call: &Call<'_>) -> Result {
+    let pairs = match Type::of(call.value) {
+        Type::Dict => pairs(call.value)?,
+        Type::List | Type::Tuple | Type::View | Type::Generator => items(call.value)?,
+        _ => return Ok(percent_encoded(&call.shown()?, "/").into()),
     };
     let encode = |value: &Value| text(value).map(|text| percent_encoded(&text, "").replace("%20", "+"));
-    let mut encoded = Vec::new();
-    for pair in &pairs {
-        match &items(pair)?[..] {
-            [name, value] => encoded.push(format!("{}={}", encode(name)?, encode(value)?)),
-            _ => return Err(error("`urlencode` needs pairs")),
-        }
-    }
-    Ok(encoded.join("&"))
+    let encoded = pairs.iter().map(|pair| match &items(pair)?[..] {
+        [name, value] => Ok(format!("{}={}", encode(name)?, encode(value)?)),
+        _ => Err(error("`urlencode` needs pairs")),
+    });
+    Ok(encoded.collect::<Result<Vec<_>>>()?.join("&").into())
 }
 
 fn percent_encoded(text: &str, safe: &str) -> String {
@@ -326,14 +299,13 @@ fn percent_encoded(text: &str, safe: &str) -> String {
     out
 }
 
-fn attributes(value: &Value, arguments: &Arguments) -> Result {
-    let [space] = arguments.bind("xmlattr", ["autospace"])?;
-    if Type::of(value) != Type::Dict {
-        return Err(error(format!("`xmlattr` of a {}", Type::of(value).name())));
+pub(super) fn attributes(call: &Call<'_>) -> Result {
+    if Type::of(call.value) != Type::Dict {
+        return Err(call.unsuitable());
     }
     let mut out = String::new();
-    for key in value.try_iter()? {
-        let item = value.get_item(&key)?;
+    for key in call.value.try_iter()? {
+        let item = call.value.get_item(&key)?;
         if item.is_none() || item.is_undefined() {
             continue;
         }
@@ -341,7 +313,7 @@ fn attributes(value: &Value, arguments: &Arguments) -> Result {
         if key.contains(|character: char| is_space(character) || "/>=".contains(character)) {
             return Err(error(format!("`xmlattr` with the invalid name `{key}`")));
         }
-        if !out.is_empty() || space.as_ref().is_none_or(Value::is_true) {
+        if !out.is_empty() || call.get(0).is_none_or(Value::is_true) {
             out.push(' ');
         }
         let item = if item.is_safe() { text(&item)? } else { escaped(&text(&item)?) };
@@ -350,25 +322,16 @@ fn attributes(value: &Value, arguments: &Arguments) -> Result {
     Ok(out.into())
 }
 
-fn file_size(value: &Value, arguments: &Arguments) -> Result {
-    let [binary] = arguments.bind("filesizeformat", ["binary"])?;
-    let is_binary = is_true(binary.as_ref());
-    let bytes = as_float(&numbers::to_float(value, ().into())?)
-        .ok_or_else(|| error(format!("`filesizeformat` of a {}", Type::of(value).name())))?;
-    let (base, infix) = if is_binary { (1024.0, "i") } else { (1000.0, "") };
-    if bytes == 1.0 {
-        return Ok("1 Byte".into());
-    }
+pub(super) fn file_size(call: &Call<'_>) -> Result {
+    let bytes = numbers::number(call.value).ok_or_else(|| call.unsuitable())?;
+    let (base, infix, prefixes) = if call.is_true(0) { (1024.0, "i", "KMGTPEZY") } else { (1000.0, "", "kMGTPEZY") };
     if bytes < base {
-        return Ok(format!("{} Bytes", bytes.trunc()).into());
+        return Ok(if bytes == 1.0 { "1 Byte".into() } else { format!("{} Bytes", bytes.trunc()).into() });
     }
-    let prefixes = if is_binary { "KMGTPEZY" } else { "kMGTPEZY" };
-    let mut unit = base;
-    for (index, prefix) in prefixes.chars().enumerate() {
-        if bytes < unit * base || index == 7 {
-            return Ok(format!("{:.1} {prefix}{infix}B", bytes / unit).into());
-        }
+    let (mut unit, mut n) = (base, 0);
+    while n + 1 < prefixes.len() && bytes >= unit * base {
         unit *= base;
+        n += 1;
     }
-    Err(error("`filesizeformat` of a number that is too large"))
+    Ok(format!("{:.1} {}{infix}B", bytes / unit, &prefixes[n..=n]).into())
 }

@@ -4,7 +4,7 @@
 ///
 /// # Errors
 /// The format is defined, and cannot be enforced.
-pub(super) fn pattern(format: &str) -> Result<Option<String>, &'static str> {
+pub(super) fn pattern(format: &str) -> Result<Option<String>, String> {
     let date = date();
     let label = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?";
     let host = format!(r"{label}(?:\.{label}){{0,7}}");
@@ -25,7 +25,7 @@ pub(super) fn pattern(format: &str) -> Result<Option<String>, &'static str> {
         }
         "json-pointer" => r"(?:/(?:[^~/]|~[01]){0,200}){0,50}".into(),
         "relative-json-pointer" => r"(?:0|[1-9][0-9]{0,8})(?:#|(?:/(?:[^~/]|~[01]){0,200}){0,50})".into(),
-        "regex" | "uri-template" => return Err("texts of this format cannot be described by a pattern"),
+        "regex" | "uri-template" => return Err("texts of this format cannot be described by a pattern".into()),
         _ => return Ok(None),
     };
     Ok(Some(format!("^(?:{pattern})$")))
@@ -59,7 +59,7 @@ fn duration() -> String {
     format!("P(?:{n}W|{time}|(?:{n}Y(?:{n}M(?:{n}D)?)?|{n}M(?:{n}D)?|{n}D)(?:{time})?)")
 }
 
-/// Eight groups, of which one or more that are zero may be left out once; an IPv4 address may be the last two.
+/// Eight groups. One run of zero groups may be left out; an IPv4 address may stand for the last two.
 fn ipv6() -> String {
     let group = "[0-9a-fA-F]{1,4}";
     let last = format!("(?:{group}:{group}|{IPV4})");

@@ -34,6 +34,12 @@ impl Goal {
         Self(vec![Atom::Not(Self::default())])
     }
 
+    /// A schema that it names, for messages.
+    pub(super) fn node(&self) -> NodeId {
+        let schema = |atom: &Atom| if let Atom::Is(node) = atom { Some(*node) } else { None };
+        self.0.iter().find_map(schema).unwrap_or_default()
+    }
+
     pub(super) fn opposite(&self) -> Self {
         match self.0.as_slice() {
             [Atom::Not(goal)] => goal.clone(),
@@ -179,13 +185,7 @@ fn united<T: Clone + PartialEq>(left: &[T], right: &[T]) -> Vec<T> {
     all
 }
 
-fn larger<T: PartialOrd>(left: Option<T>, right: Option<T>) -> Option<T> {
-    match (left, right) {
-        (Some(left), Some(right)) => Some(if left >= right { left } else { right }),
-        (left, right) => left.or(right),
-    }
-}
-
+/// The smaller of two limits, each of which may be missing.
 fn smaller<T: PartialOrd>(left: Option<T>, right: Option<T>) -> Option<T> {
     match (left, right) {
         (Some(left), Some(right)) => Some(if left <= right { left } else { right }),
@@ -249,7 +249,8 @@ impl Numbers {
             value: self.value.clone().or_else(|| other.value.clone()),
             is_integer: self.is_integer || other.is_integer,
             is_fraction: self.is_fraction || other.is_fraction,
-            least: larger(self.least, other.least),
+            // A missing bound is less than any other.
+            least: if self.least >= other.least { self.least } else { other.least },
             most: most.map(exclusive_first),
             multiples,
         };
@@ -317,6 +318,11 @@ impl Numbers {
 }
 
 impl Texts {
+    /// Only these.
+    pub(super) fn only(texts: Vec<Rc<str>>) -> Self {
+        Self { only: Some(texts), ..Self::default() }
+    }
+
     pub(super) fn and(&self, other: &Self) -> Option<Self> {
         let only = match (&self.only, &other.only) {
             (Some(left), Some(right)) => Some(left.iter().filter(|text| right.contains(text)).cloned().collect()),
@@ -354,7 +360,7 @@ impl Texts {
             others.push(Self { except: only.clone(), ..Self::default() });
         }
         if !self.except.is_empty() {
-            others.push(Self { only: Some(self.except.clone()), ..Self::default() });
+            others.push(Self::only(self.except.clone()));
         }
         if self.min_length > 0 {
             others.push(Self { max_length: Some(self.min_length - 1), ..Self::default() });
@@ -437,6 +443,11 @@ impl Arrays {
 }
 
 impl Objects {
+    /// With these members.
+    pub(super) fn requiring(required: Vec<Rc<str>>) -> Self {
+        Self { required, ..Self::default() }
+    }
+
     fn and(&self, other: &Self) -> Option<Self> {
         let mut required = self.required.clone();
         required.extend(other.required.iter().filter(|name| !self.required.contains(name)).cloned());

@@ -24,8 +24,7 @@ const CHUNK: usize = 1 << 28;
 /// Values that a thread writes at a time.
 const PART: usize = 1 << 14;
 
-/// `len` zeros whose memory is committed: otherwise the system would provide it as it is written to, and might have none left
-/// by then.
+/// Allocates `len` zeros and touches every page now, so that memory cannot run out later.
 pub(in crate::ops) fn zeros<T: Copy + Default + Send + Sync>(len: usize) -> Vec<T> {
     let mut values: Vec<T> = Vec::with_capacity(len);
     let places = &mut values.spare_capacity_mut()[..len];

@@ -58,7 +58,7 @@ pub(in crate::ops) fn append_values<E: KvElement>(pool: &mut [E], rows: &[f32], 
     }
 }
 
-/// Copies the pages that have the slots `from` to those of the slots `to`; all slots of each page are given.
+/// Copies whole pages, given by all of their slots, `from` and `to`.
 pub(in crate::ops) fn copy_pages<E: KvElement>(pool: &mut [E], [from, to]: [&[i32]; 2], heads: [usize; 2]) {
     let layout = PoolLayout::of(pool, heads);
     for (from, to) in from.iter().zip(to).step_by(PAGE_SIZE) {
@@ -140,7 +140,7 @@ unsafe fn append_to_block<E: KvElement>(
     }
 }
 
-/// Stores the scale of a token of a page and head, whose scales are at `scales`.
+/// Stores a token's scale among `scales`, the scales of its page and head.
 ///
 /// # Safety
 /// No other thread reads or stores that token's meanwhile.

@@ -22,7 +22,7 @@ use crate::ops::Dtype;
 const CHUNK: usize = 1 << 16;
 /// Bytes that are prefetched ahead, as products do.
 const AHEAD: usize = 3 << 11;
-/// Passes, of which the fastest counts: disturbances only make passes slower.
+/// Number of passes. The fastest counts, because disturbances only make passes slower.
 const PASSES: usize = 12;
 /// Independent sums of a thread: enough to hide the latency of multiply-adds, and they fit into 16 registers.
 const CHAINS: usize = 12;

@@ -61,6 +61,6 @@ pub use thread_pool::parallel_for_each;
 pub use threads::{n_threads, start_threads, use_threads};
 pub use training::{ATTENTION_QUERIES, ROWS_AT_ONCE, loss_rows_at_once};
 pub(super) use training::{
-    Embed, Fork, FrozenLinear, Linear, LinearCrossEntropy, LinearDivergence, RopeAttend, SharedGradient, adamw,
-    add_gradients, add_lora, clip_norm, dropout_factors, muon,
+    Embed, Fork, FrozenLinear, Linear, LinearCrossEntropy, LinearDivergence, Pass, RopeAttend, adamw, add_gradients,
+    add_lora, clip_norm, dropout_factors, muon,
 };

@@ -82,7 +82,7 @@ mod tests {
         }
         assert_eq!(narrowest(&[]), Dtype::Bf16);
         assert_eq!(narrowest(&[-0.0, f32::INFINITY, 1.5]), Dtype::Bf16);
-        // The digits of f16, but beyond its range, or between its smallest numbers.
+        // Precise enough for f16, but out of its range, or between its subnormals.
         for value in [65536.0 * 1.125_976_6, f32::from_bits(0x3300_2000)] {
             assert_eq!(value.to_bits() & 0x1fff, 0, "{value}");
             assert_eq!(narrowest(&[value]), Dtype::F32, "{value}");

@@ -86,7 +86,7 @@ impl Panels {
         [self.d_out, self.d_in]
     }
 
-    /// The dtype that was asked for; of several kinds, that of the most rows.
+    /// The dtype that was asked for. If the matrix has parts of several kinds, the dtype of most rows.
     pub(in crate::ops) fn dtype(&self) -> Dtype {
         self.dtype
     }

@@ -12,7 +12,7 @@ use crate::ops::{LoraPair, LoraShape};
 
 /// Multiply-adds below which one thread is faster.
 const PARALLEL_WORK: usize = 1 << 16;
-/// Rows of a piece of work, at most: they and what `A` makes of them stay in the L2 cache.
+/// Maximum rows per task: the rows and their products with `A` fit in L2.
 const MAX_ROWS: usize = 16;
 
 type F32Line = Line<f32, 16>;

@@ -214,7 +214,7 @@ pub fn parallel_for_each<T: Send>(items: &mut [T], run: impl Fn(&mut T) + Sync) 
     });
 }
 
-/// A slice of which threads write disjoint parts.
+/// A slice whose disjoint parts are written by different threads.
 pub(super) struct SharedMut<'a, T> {
     start: *mut T,
     len: usize,
@@ -234,7 +234,7 @@ impl<'a, T> SharedMut<'a, T> {
         self.len
     }
 
-    /// The address of a part of the slice, for threads whose values are interleaved with those of others.
+    /// The address of a part of the slice, for threads whose values are interleaved with other threads' values.
     pub(super) fn places(&self, range: Range<usize>) -> *mut T {
         assert!(range.start <= range.end && range.end <= self.len);
         self.start.wrapping_add(range.start)

@@ -34,7 +34,7 @@ fn available() -> usize {
 #[cfg(target_os = "linux")]
 fn cores() -> Option<usize> {
     #[expect(unsafe_code, reason = "a system call")]
-    // SAFETY: a set of processors is plain bits, of which zeros are the empty set, and the call writes as many as it is told.
+    // SAFETY: `cpu_set_t` is plain bits, and zero is the empty set; the call writes at most the given size.
     let allowed = unsafe {
         let mut allowed: libc::cpu_set_t = std::mem::zeroed();
         let status = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut allowed);

@@ -40,7 +40,7 @@ pub(super) fn attention([q, keys, values]: [CubeTensor; 3], table: CubeTensor, s
 }
 
 /// [`rope_append`](super::rope::rope_append) and [`attention`] in one, if the plan [can fuse](AttentionPlan::can_fuse)
-/// them: the output and the pools. Rows' slots are those of their positions in the table.
+/// them: the output and the pools. The table gives the slot of each row's position.
 pub(super) fn append_and_attend(
     [qkv, angles]: [CubeTensor; 2],
     pools: [CubeTensor; 2],
@@ -121,6 +121,8 @@ fn launch(operands: [CubeTensor; 4], table: CubeTensor, step: AttentionStep, giv
     output
 }
 
+/// A workgroup attends to one tile: loads the queries (and stores the row's own key), scores a key per lane, takes the
+/// exponentials, and adds up the values. One function, since all phases share the lane's registers and the workgroup's memory.
 #[cube(launch_unchecked)]
 #[expect(clippy::too_many_arguments, reason = "the buffers and sizes of a kernel")]
 fn attend_tile<E: Numeric, V: Size>(

@@ -64,6 +64,8 @@ pub(super) fn launch(x: CubeTensor, matrix: &Matrix, epilogue: Epilogue, output:
     }
 }
 
+/// A workgroup computes a tile of outputs, step by step along the inner dimension: loads a tile of inputs and one of weights into
+/// shared memory, then each lane multiplies its part. One function, since the steps share the lane's registers.
 #[cube(launch_unchecked)]
 #[expect(clippy::too_many_arguments, reason = "the buffers and sizes of a kernel")]
 fn tiled<E: Numeric, W: Size>(

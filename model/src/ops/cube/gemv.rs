@@ -169,6 +169,8 @@ fn launch(x: CubeTensor, matrix: &Matrix, epilogue: Epilogue, options: LinearOpt
     }
 }
 
+/// A group of lanes computes some outputs of a few rows: each lane adds up every `lanes`-th unit, then the lanes' sums are added
+/// and the epilogue is applied. One function, since all phases share the lane's registers.
 #[cube(launch_unchecked)]
 #[expect(clippy::too_many_arguments, reason = "the buffers and sizes of a kernel")]
 fn gemv<E: Numeric, N: Size, W: Size>(

@@ -36,7 +36,7 @@ const AT_A_TIME: usize = 4;
 const MAX_BYTES: usize = 1 << 30;
 /// Passes per submission, so that its latency does not count.
 const TOGETHER: usize = 8;
-/// Measurements, of which the fastest counts: disturbances only make them slower.
+/// Number of measurements. The fastest counts, because disturbances only make them slower.
 const PASSES: usize = 4;
 /// Independent sums per lane, in vectors.
 const CHAINS: usize = 4;

@@ -72,7 +72,7 @@ fn adamw_values(
     }
 }
 
-/// Number of sums that [`square_sums`] makes of this many values.
+/// Number of partial sums that [`square_sums`] returns for this many values.
 pub(in crate::ops) fn n_square_sums(len: usize) -> usize {
     len.div_ceil(SQUARES)
 }

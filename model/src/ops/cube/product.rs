@@ -1,6 +1,6 @@
 //! Products of f32 matrices by the device's matrix instructions, which multiply numbers of 16 bits and add in f32.
 //!
-//! An operand is rounded to bf16, or, for the exactness of f32, it is taken apart into two numbers of bf16, of which three
+//! An operand is rounded to bf16, or, for the exactness of f32, it is split into two numbers of bf16, of which three
 //! products are added (the product of both remainders is as small as what they leave out). That is known as bf16x3
 //! ([Henry, Tang and Heinecke](https://arxiv.org/abs/1904.06376)); an error is at most some 2^-16 of the sum of the
 //! magnitudes. bf16 has the range of f32, so nothing is scaled.

@@ -88,7 +88,7 @@ pub(super) fn take_rows(x: CubeTensor, rows: CubeTensor) -> CubeTensor {
     let output = empty(&x, [n, width]);
     if n > 0 {
         #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: a lane has one value of the output; rows are those of the input by contract.
+        // SAFETY: each lane writes one value of the output; the caller guarantees that the rows exist in the input.
         unsafe {
             take::launch_unchecked(
                 &output.client,

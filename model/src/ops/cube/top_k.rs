@@ -40,8 +40,8 @@ pub(super) fn top_k(logits: CubeTensor, table: CubeTensor, [n_rows, n, n_also]: 
             false => empty([n_rows, n_tiles * n], DType::U32),
         };
         #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: places are kept below the width; ids are those of tokens, and of none are not looked up; the table's are
-        // rows and tokens by contract.
+        // SAFETY: indices are kept below the width; the marker for "no token" is never used as an index; the caller guarantees
+        // that the table names rows and tokens that exist.
         unsafe {
             keep_first::launch_unchecked(
                 &like.client,

@@ -55,7 +55,7 @@ pub fn profile_training<T>(run: impl FnOnce() -> T) -> (T, Vec<OpTime>) {
     (result, profile)
 }
 
-/// Adds what `run` takes to the time of `name`, an operation's full type name, while somebody measures.
+/// Adds the time that `run` takes to that of `name`, an operation's full type name, while profiling is on.
 pub(super) fn timed<T>(name: &'static str, pass: Pass, run: impl FnOnce() -> T) -> T {
     if !IS_ON.load(Ordering::Relaxed) {
         return run();

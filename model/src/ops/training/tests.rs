@@ -13,7 +13,7 @@ use super::super::{
 };
 use crate::{
     config::{Activation, NormKind, QkNormSpan},
-    ops::{self, causal_bias, document_bias, rope::rope_reference, weight::Form},
+    ops::{self, causal_bias, document_bias, rope::rope_reference, weight::WeightForm},
     sampling::{Purpose, RandomStream},
 };
 
@@ -59,7 +59,9 @@ fn leaf<const D: usize>(seed: u64, dims: [usize; D], factor: f32) -> Tensor<D> {
 /// A weight, and the leaf that it holds.
 fn weight(seed: u64, dims: [usize; 2]) -> (Weight, Tensor<2>) {
     let held = Weight::new(TensorData::new(random(seed, dims.iter().product()), dims), Dtype::F32, &device()).unwrap();
-    let Form::Stored(leaf) = held.form() else { unreachable!("a weight on an autodiff device is stored as it is") };
+    let WeightForm::Stored(leaf) = held.form() else {
+        unreachable!("a weight on an autodiff device is stored as it is")
+    };
     (held, leaf)
 }
 
@@ -135,7 +137,9 @@ fn bf16_precision_rounds_the_operands_of_training_products() {
     let weight_of = |data: TensorData, precision: Precision| {
         let mut held = Weight::new(data, Dtype::F32, &device()).unwrap();
         held.set_precision(precision);
-        let Form::Stored(leaf) = held.form() else { unreachable!("a weight on an autodiff device is stored as it is") };
+        let WeightForm::Stored(leaf) = held.form() else {
+            unreachable!("a weight on an autodiff device is stored as it is")
+        };
         (held, leaf)
     };
     let ids = || Tensor::<1, Int>::from_ints(vec![7; n_rows].as_slice(), &device()).into();
@@ -296,16 +300,34 @@ fn gradients_of_a_tensor_used_several_times_are_summed() {
     let found = outcome(one.square() + two * 3.0 + three.exp(), &of);
     assert_close(&found, &outcome(x.clone().square() + x.clone() * 3.0 + x.clone().exp(), &of), "three uses");
 
-    // The embedding as table and as output matrix.
-    let (held, table) = weight(2, [9, 7]);
-    let of: [GradientOf<'_>; 1] = [&gradient(&table)];
+    // Only one of the uses counts.
+    let [one, _] = fork(x.clone());
+    assert_close(&outcome(one.square(), &of), &outcome(x.clone().square(), &of), "one of two uses");
+}
+
+/// The gradient of a matrix that is table and output matrix is the sum of both, whichever use comes first in the backward pass.
+#[test]
+fn gradients_of_a_tied_embedding_are_summed_in_any_order() {
+    let ((held, table), (other, of_other)) = (weight(2, [9, 7]), weight(2, [9, 7]));
     let ids = || Tensor::<1, Int>::from_ints([3, 0, 3, 8, 3], &device());
-    let loss = |table: &Weight, output: &Weight| {
+    let loss = |hidden: Tensor<2>, output: &Weight| {
         let options = LossOptions { softcap: None, z_loss: 0.0 };
-        linear_cross_entropy(ops::embedding(table, ids()), (output, None), options, ids().into()).objective
+        linear_cross_entropy(hidden, (output, None), options, ids().into()).objective
     };
-    let tied = held.with_tied_gradient();
-    assert_close(&outcome(loss(&tied, &tied), &of), &outcome(loss(&held, &held), &of), "a tied embedding");
+    let hidden = leaf(3, [5, 7], 1.0);
+    let orders: [&dyn Fn(&Weight, &Weight) -> Tensor<1>; 3] = [
+        &|table, output| loss(ops::embedding(table, ids()), output),
+        &|table, output| loss(hidden.clone(), output) + ops::embedding(table, ids()).square().sum(),
+        &|table, output| ops::embedding(table, ids()).square().sum() + loss(hidden.clone(), output),
+    ];
+    let of_both = |gradients: &Gradients| {
+        let [one, other] = [&table, &of_other].map(|leaf| gradient(leaf)(gradients));
+        one.iter().zip(other).map(|(one, other)| one + other).collect()
+    };
+    for (n, order) in orders.into_iter().enumerate() {
+        let expected = outcome(order(&other, &held), &[&of_both]);
+        assert_close(&outcome(order(&held, &held), &[&gradient(&table)]), &expected, &format!("order {n}"));
+    }
 }
 
 #[test]

@@ -15,7 +15,7 @@ pub(crate) struct Sublayer<N, L> {
     pub(crate) out_norm: Option<N>,
 }
 
-/// The one description of a block. `N` is the form of its norms, `L` that of its matrices.
+/// The one description of a block. `N` is the type of its norms, `L` the type of its matrices.
 #[derive(Debug)]
 pub(crate) struct BlockOperands<N, L> {
     /// Attention's ends.

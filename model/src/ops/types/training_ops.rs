@@ -31,6 +31,19 @@ pub(in crate::ops) trait TrainingOp<T>: Debug + Send + Sync {
         true
     }
 
+    /// Whether the gradient of the first input, a parameter, is added to those of its other uses here. Burn would make a tensor
+    /// for it first. If so, the last of `saved` in the backward pass is their sum, if there is one yet, and what
+    /// [`backward`](Self::backward) returns takes its place.
+    fn adds_to_gradient(&self) -> bool {
+        false
+    }
+
+    /// As [`adds_to_gradient`](Self::adds_to_gradient), for an input that is no parameter. Asked once in the backward pass, and
+    /// true only if the input has a gradient.
+    fn takes_gradient(&self) -> bool {
+        false
+    }
+
     /// The gradient of each input, in its shape, from that of the output. For an input whose gradient is not `wanted`,
     /// or comes from another operation, it may be `None`.
     fn backward(&self, inputs: &[T], saved: Vec<T>, gradient: &T, wanted: &[bool]) -> Vec<Option<T>>;

@@ -6,7 +6,7 @@ use regex::{Regex, RegexBuilder};
 use serde_json::{Map, Value, json};
 
 use super::{
-    super::fields::{Fields, Fixed},
+    super::config_json::{Fields, Fixed},
     modules::LinearModule,
 };
 use crate::error::{Error, Result};
@@ -88,9 +88,9 @@ pub struct AdapterConfig {
 pub enum Targets {
     /// All linear layers of the blocks.
     AllLinear,
-    /// Those with these names, or whose names end with a dot and one of these.
+    /// Modules with one of these names, or whose name ends with a dot and one of them.
     Named(Vec<String>),
-    /// Those whose whole names match.
+    /// Modules whose full name matches.
     Pattern(NamePattern),
 }
 

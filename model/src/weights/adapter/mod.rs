@@ -28,7 +28,7 @@ use super::{
     architectures::OWN_CLASS,
     files::{DiskDtype, TensorFiles},
     gguf,
-    hf::HfSchema,
+    hf_schema::HfSchema,
     row_order::RowOrder,
     staged_dir::StagedDir,
     tensor_table::{StoredTensor, TensorTable},

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::super::{row_order::RowOrder, tensor_names::TensorNames};
-use crate::{config::GptConfig, gpt::param_specs, lora::matrix_of};
+use crate::{config::GptConfig, param_specs::linear_specs};
 
 /// A linear layer of a Hugging Face class, or of an architecture of GGUF files.
 #[derive(Clone, Debug)]
@@ -25,20 +25,20 @@ pub(super) struct LinearModule {
 /// rows.
 pub(super) fn linear_modules(names: &TensorNames, config: &GptConfig) -> Vec<LinearModule> {
     let mut modules = Vec::new();
-    for spec in param_specs(config) {
-        let Some((path, layer)) = matrix_of(&spec.path) else { continue };
+    for linear in linear_specs(config) {
+        let (Some(layer), Some(weight)) = (linear.layer, linear.params.first()) else { continue };
         let mut first = 0;
-        for part in names.parts(&spec, config, &|_| false) {
+        for part in names.parts(weight, config, &|_| false) {
             let rows = first..first + part.n_rows;
             first = rows.end;
             let name = part.name.strip_suffix(".weight").unwrap_or(&part.name).to_owned();
             modules.push(LinearModule {
                 name,
-                path: path.to_owned(),
+                path: linear.path.clone(),
                 layer,
                 rows,
                 order: part.order,
-                d_in: spec.shape[1],
+                d_in: weight.shape[1],
             });
         }
     }

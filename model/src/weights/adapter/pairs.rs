@@ -20,7 +20,7 @@ pub(super) struct StoredPair<'t, 'a> {
     pub(super) b: &'t StoredTensor<'a>,
 }
 
-/// Reads pairs, those of one matrix after each other in the order of its rows.
+/// Reads pairs. The pairs of one matrix follow each other in the order of its rows.
 ///
 /// # Errors
 /// A tensor has another shape, or values that are not finite.
@@ -74,7 +74,7 @@ pub(super) struct ModulePair<'v> {
     pub(super) b: Vec<f32>,
 }
 
-/// The pairs of those of `modules` that `values` updates.
+/// The pairs of the `modules` that `values` updates.
 pub(super) fn of_modules(values: &LoraValues, modules: Vec<LinearModule>) -> Vec<ModulePair<'_>> {
     let pair = |module: LinearModule| {
         let update = values.0.get(&module.path)?;

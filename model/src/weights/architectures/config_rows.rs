@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    super::fields::{Fields, Fixed},
+    super::config_json::{Fields, Fixed},
     rope::RopeKeys,
     window::WindowKeys,
 };

@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 use self::config_rows::ConfigRow;
 pub(super) use self::table::ARCHITECTURES;
 use super::{
-    fields::{Fields, Fixed},
+    config_json::{Fields, Fixed},
     tensor_names::{NameRow, TensorNames},
 };
 use crate::{config::GptConfig, error::Result};
@@ -69,8 +69,8 @@ impl Architecture {
         (GptConfig { dropout: config.dropout, ..read } == *config).then_some(written)
     }
 
-    /// The class's keys for `field` of `config` (the path within it, with dots): those whose written value changes with the
-    /// field. Empty if it follows from other keys.
+    /// The class's keys that change when `field` of `config` changes (a path within it, with dots); empty if the field is derived
+    /// from other keys.
     pub(super) fn keys_of(&self, field: &str, config: &GptConfig) -> Vec<String> {
         let changed = || -> Option<GptConfig> {
             let mut fields = serde_json::to_value(config).ok()?;

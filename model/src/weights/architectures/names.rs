@@ -3,7 +3,7 @@
 
 use super::super::tensor_names::{
     NameRow,
-    Rows::{Ff, InterleavedKeys, InterleavedQueries, KeysOrValues, Queries, ReversedKeys, ReversedQueries},
+    RowSelection::{Ff, InterleavedKeys, InterleavedQueries, KeysOrValues, Queries, ReversedKeys, ReversedQueries},
     after, by_key_head, same, stacked, transposed,
 };
 use crate::config::GptConfig;

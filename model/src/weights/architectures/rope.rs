@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::super::fields::Fields;
+use super::super::config_json::Fields;
 use crate::{
     config::{GptConfig, Positions, Rope, RopeScaling},
     error::{Error, Result},

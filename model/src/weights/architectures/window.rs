@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::super::fields::Fields;
+use super::super::config_json::Fields;
 use crate::{config::GptConfig, error::Result};
 
 const WINDOW: &str = "sliding_window";

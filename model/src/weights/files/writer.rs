@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::{
     super::{
-        layout::{INDEX_FILE, shard_file},
+        file_names::{INDEX_FILE, shard_file},
         staged_dir::{NewFile, StagedDir},
     },
     DiskDtype, MAX_HEADER_BYTES,
@@ -95,7 +95,7 @@ impl<'a> TensorWriter<'a> {
     /// Writes a tensor of plain values.
     ///
     /// # Errors
-    /// Those of [`write`](Self::write); [`Error::Param`] if a value is too large for the dtype.
+    /// As [`write`](Self::write); [`Error::Param`] if a value is too large for the dtype.
     pub(in super::super) fn write_values(&mut self, name: &str, values: &[f32]) -> Result<()> {
         let dtype = self.dtype;
         self.write(name, values.chunks(VALUES_AT_ONCE).map(|values| dtype.encode(name, values)))

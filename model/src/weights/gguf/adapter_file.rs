@@ -8,7 +8,7 @@ use super::{
     export::metadata::described,
     header::Metadata,
     with_files,
-    writer::{self, Entry, FileTensor, Form},
+    writer::{self, Entry, FileTensor, TensorForm},
 };
 use crate::{
     config::GptConfig,
@@ -35,7 +35,7 @@ pub(in super::super) struct AdapterFile<'a> {
 }
 
 impl AdapterFile<'_> {
-    /// How tensors are named, if the architecture can be that of a model of `config`.
+    /// The tensor names; `None` if the architecture does not fit `config`.
     pub(in super::super) fn names_for(&self, config: &GptConfig) -> Option<&TensorNames> {
         param_specs(config).iter().all(|spec| self.names.knows(spec, config)).then_some(&self.names)
     }
@@ -100,8 +100,8 @@ impl FileTensor for AdapterTensor {
         &self.shape
     }
 
-    fn form(&self) -> Form {
-        Form::Floats(self.form)
+    fn form(&self) -> TensorForm {
+        TensorForm::Floats(self.form)
     }
 
     fn bytes(&self) -> Result<Vec<u8>> {

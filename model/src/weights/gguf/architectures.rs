@@ -9,7 +9,7 @@ use super::{
             bases::{cohere, gemma2, gpt2, llama, olmo2, shared_norm},
             config_rows::{self as shared_rows, ConfigRow, flag, number},
         },
-        fields::{Fields, Fixed},
+        config_json::{Fields, Fixed},
         tensor_names::{NameRow, TensorNames},
     },
     config_rows::{

@@ -9,7 +9,7 @@ use super::super::{
         },
         window,
     },
-    fields::{Fields, Fixed},
+    config_json::{Fields, Fixed},
 };
 use crate::{
     config::{GptConfig, MAX_LAYERS, Positions, Rope, RopeScaling},

@@ -9,8 +9,8 @@ use std::{
 };
 
 use super::super::{
-    element_type::ElementType,
     files::TRUNCATED,
+    ggml_types::ElementType,
     tensor_table::{StoredTensor, ValueKind},
 };
 use crate::error::{Error, Result};

@@ -30,11 +30,11 @@ use self::{
     tokenizer::{TokenizerFiles, Vocabulary},
 };
 use super::{
-    fields::Fields,
+    config_json::Fields,
+    file_names::GENERATION_FILE,
     generation_config::sampling_defaults,
-    layout::GENERATION_FILE,
-    loaded::{LoadOptions, LoadedModel, LoadedText},
     loader::{self, LoadPlan},
+    opened_model::{LoadOptions, LoadedModel, LoadedText},
     own_pooling,
     tensor_table::TensorTable,
 };

@@ -2,7 +2,7 @@
 
 use super::super::tensor_names::{
     NameRow,
-    Rows::{Ff, InterleavedKeys, InterleavedQueries, KeysOrValues, Queries},
+    RowSelection::{Ff, InterleavedKeys, InterleavedQueries, KeysOrValues, Queries},
     same, stacked,
 };
 

@@ -177,7 +177,7 @@ mod tests {
     }
 
     proptest! {
-        /// Runs of digits between all that matters beside them: other numerals, letters, marks, spaces.
+        /// Runs of digits next to every kind of neighbour: other numerals, letters, marks, spaces.
         #[test]
         fn linear_time_regexes_split_like_the_original_pre_tokenizer(
             parts in prop::collection::vec("[0-9]{0,9}|[٠-٩]{0,5}|[²Ⅷ]{0,2}|[a_\u{301}Aß]{0,2}|[ \n.,-]{0,2}", 0..12),

@@ -5,7 +5,7 @@
 //! lists of LongRoPE.
 
 use super::{
-    super::{fields::Fields, tensor_table::TensorTable},
+    super::{config_json::Fields, tensor_table::TensorTable},
     config_rows::{FACTOR_LISTS, LONG_ROPE, long_rope},
 };
 use crate::{
@@ -21,7 +21,7 @@ const ORIGINAL_MAX_SEQ_LEN: usize = 8192;
 /// Relative; the factors were computed in f32.
 const TOLERANCE: f32 = 1e-4;
 
-/// Takes the tensors out of the table, if they are there, and sets the scaling that they are made of.
+/// Takes the tensors out of the table, if they are there, and sets the scaling that they encode.
 pub(super) fn apply(config: &mut GptConfig, fields: &Fields<'_>, tensors: &mut TensorTable<'_>) -> Result<()> {
     let Positions::Rope(rope) = &mut config.positions else { return Ok(()) };
     if let Some(lists) = take_lists(rope.rotary_dim / 2, fields, tensors)? {

@@ -79,16 +79,16 @@ fn put_text(out: &mut Vec<u8>, text: &str) {
 
 /// How values are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum Form {
+pub(in super::super) enum TensorForm {
     Floats(DiskDtype),
     /// In blocks of this dtype.
     Blocks(Dtype),
 }
 
-impl Form {
+impl TensorForm {
     pub(in super::super) const F32: Self = Self::Floats(DiskDtype::F32);
 
-    /// That of tensors in `dtype`, whose rows are whole blocks if it has blocks.
+    /// The form for `dtype`. Block formats need whole blocks per row.
     pub(in super::super) fn of(dtype: Dtype) -> Self {
         match dtype {
             Dtype::F16 => Self::Floats(DiskDtype::F16),
@@ -130,7 +130,7 @@ pub(in super::super) trait FileTensor {
     fn name(&self) -> &str;
     /// Outermost dimension first.
     fn shape(&self) -> &[usize];
-    fn form(&self) -> Form;
+    fn form(&self) -> TensorForm;
     /// Made when it is their turn, so that one tensor is in memory at a time.
     fn bytes(&self) -> Result<Vec<u8>>;
 }

@@ -8,7 +8,7 @@ use super::{Checkpoint, Imported, Program, names, only_known, required, yaml};
 use crate::{
     config::{Activation, GptConfig, NormKind, NormPosition, Positions, QkNormSpan, Rope, RopeScaling, Sizes},
     error::Result,
-    weights::fields::{Fields, Fixed},
+    weights::config_json::{Fields, Fixed},
 };
 
 pub(super) const FILE: &str = "lit_model.pth";
@@ -247,7 +247,7 @@ fn rope(fields: &Fields<'_>, head_dim: usize) -> Result<Rope> {
     Ok(Rope { theta, rotary_dim: rotary_dim(fields, head_dim)?, scaling })
 }
 
-/// The rotation of layers with the window, if it differs from that of the others. It has a base of its own and no
+/// The rotation of layers with the window, if it differs from the other layers'. It has a base of its own and no
 /// scaling.
 fn window_rope(fields: &Fields<'_>, head_dim: usize) -> Result<Option<Rope>> {
     let Some(theta) = fields.number_if_any("rope_local_base_freq")? else { return Ok(None) };

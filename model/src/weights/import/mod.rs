@@ -26,9 +26,9 @@ use self::{
     torch_file::{ReadTensor, TorchFile},
 };
 use super::{
-    element_type::ElementType,
-    fields::Fields,
+    config_json::Fields,
     files::DiskDtype,
+    ggml_types::ElementType,
     loader::{self, LoadPlan},
     passed_over::is_no_parameter,
     tensor_names::TensorNames,

@@ -3,7 +3,7 @@
 use crate::config::{GptConfig, NormPosition};
 
 use super::super::tensor_names::{
-    Rows::{Ff, KeysOrValues, ReversedKeys, ReversedQueries},
+    RowSelection::{Ff, KeysOrValues, ReversedKeys, ReversedQueries},
     TensorNames, by_key_head, same, stacked,
 };
 

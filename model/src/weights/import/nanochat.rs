@@ -11,7 +11,7 @@ use crate::{
     config::{Activation, GptConfig, Positions, Rope, Sizes},
     error::{Error, Result},
     regular_file,
-    weights::fields::Fields,
+    weights::config_json::Fields,
 };
 
 const KNOWN: &[&str] = &["sequence_len", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd", "window_pattern"];

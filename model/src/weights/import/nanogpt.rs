@@ -7,7 +7,7 @@ use super::{
 use crate::{
     config::{Activation, GptConfig, Sizes},
     error::Result,
-    weights::{element_type::ElementType, fields::Fields},
+    weights::{config_json::Fields, ggml_types::ElementType},
 };
 
 pub(super) const FILE: &str = "ckpt.pt";

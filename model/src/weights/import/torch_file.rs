@@ -6,7 +6,7 @@ use std::{borrow::Cow, collections::HashMap, path::Path};
 use safetensors::Dtype;
 
 use super::{
-    super::{element_type::ElementType, tensor_table::ValueKind},
+    super::{ggml_types::ElementType, tensor_table::ValueKind},
     pickle::{Item, Pickle, PickledTensor, Problem, StorageType},
 };
 use crate::error::{Error, Result};
@@ -36,7 +36,7 @@ pub(super) struct ReadTensor<'a> {
 }
 
 impl<'a> TorchFile<'a> {
-    /// Reads all but the numbers. `bytes` are those of the file at `path`.
+    /// Reads all but the numbers. `bytes` are the contents of the file at `path`.
     ///
     /// # Errors
     /// [`Error::File`] with what is broken or not supported, and where.

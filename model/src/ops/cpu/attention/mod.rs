@@ -41,8 +41,8 @@ const MAX_QUERIES: usize = 32;
 /// Minimum number of queries per task, if a sequence has that many, even if this makes few tasks: the registers hold
 /// the sums of that many queries.
 const FEW_QUERIES: usize = 8;
-/// Most queries of a head that wait for memory. More queries are those of a prompt, whose keys and values are in L2 since other
-/// tasks have read them.
+/// Up to this many queries of a head, attention is memory-bound. More queries mean prefill, whose keys and values are in L2
+/// because other tasks have read them.
 const MAX_MEMORY_BOUND_QUERIES: usize = 8;
 /// Multiply-adds below which one thread is faster.
 const PARALLEL_WORK: usize = 1 << 17;

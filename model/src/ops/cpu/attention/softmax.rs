@@ -21,8 +21,7 @@ impl Default for SoftmaxState {
 }
 
 impl SoftmaxState {
-    /// Adds the weighted values of the next chunk to `sum`, those of the chunks before. While `self` is the state of no
-    /// positions, the content of `sum` is ignored.
+    /// Merges the weighted values of the next chunk into the running `sum`. An empty state overwrites it.
     #[inline(always)]
     pub(super) fn add(&mut self, sum: &mut [f32], of_chunk: &[f32], chunk: SoftmaxState) {
         if self.max == f32::NEG_INFINITY && self.sum == 0.0 {

@@ -15,7 +15,7 @@ const TILE: usize = 6;
 const WHOLE: usize = 3;
 /// Rows whose sums are kept between two ranges of inputs: 6 KB.
 const ROWS: usize = 48;
-/// Inputs at a time: 24 KB of weights in f32, of which a tile reads half.
+/// Inputs at a time: 24 KB of weights in f32. A tile reads half of them.
 const CHUNK: usize = 192;
 /// Prefetch distance in bytes of up to 3 rows. At the end of a panel it reaches into the next one.
 const AHEAD: usize = 3 << 11;
@@ -41,7 +41,7 @@ pub(super) unsafe fn multiply<L: PanelLine>(
         let sums = &mut [[0.0; PANEL]; WHOLE][..n_rows];
         let ahead = Prefetch { start: lines.as_ptr().cast::<u8>().wrapping_add(AHEAD), step: L::BYTES };
         // SAFETY: this function's own target features; the lines of all inputs are there.
-        unsafe { whole(Rows { x, d_in, inputs: 0..d_in }, lines.as_ptr(), ahead, sums) };
+        unsafe { full_panel(Rows { x, d_in, inputs: 0..d_in }, lines.as_ptr(), ahead, sums) };
         return sums.iter().enumerate().for_each(|(row, sums)| store(row, sums));
     }
     let n_parts = n_rows.div_ceil(ROWS);
@@ -114,10 +114,10 @@ unsafe fn each_tile<L: PanelLine>(
         // SAFETY: this function's own target features; the chunk has the lines of its inputs.
         unsafe {
             if is_narrow::<L>() {
-                whole(rows(), chunk.as_ptr(), ahead(number), sums);
+                full_panel(rows(), chunk.as_ptr(), ahead(number), sums);
             } else {
-                half::<_, 0>(rows(), chunk.as_ptr(), ahead(2 * number), sums);
-                half::<_, 2>(rows(), chunk.as_ptr(), ahead(2 * number + 1), sums);
+                half_panel::<_, 0>(rows(), chunk.as_ptr(), ahead(2 * number), sums);
+                half_panel::<_, 2>(rows(), chunk.as_ptr(), ahead(2 * number + 1), sums);
             }
         }
     }
@@ -167,13 +167,13 @@ macro_rules! kernels {
 
 /// Adds the products of up to [`WHOLE`] rows with the panel to `sums`. `lines` are those of the rows' inputs.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn whole<L: PanelLine>(rows: Rows<'_>, lines: *const L, ahead: Prefetch, sums: &mut [[f32; PANEL]]) {
+unsafe fn full_panel<L: PanelLine>(rows: Rows<'_>, lines: *const L, ahead: Prefetch, sums: &mut [[f32; PANEL]]) {
     kernels!(rows, lines, ahead, sums, REGISTERS, 0, 1 2 3);
 }
 
 /// Adds the products of up to [`TILE`] rows with half the panel, from register `FROM` on, to `sums`.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn half<L: PanelLine, const FROM: usize>(
+unsafe fn half_panel<L: PanelLine, const FROM: usize>(
     rows: Rows<'_>,
     lines: *const L,
     ahead: Prefetch,

@@ -106,7 +106,7 @@ impl Step for Pairs {
     #[target_feature(enable = "avx512f,avx512bf16")]
     #[inline]
     unsafe fn add(value: __m512, weights: __m512, sums: __m512) -> __m512 {
-        // SAFETY: vectors of 512 bits, all of which have a meaning.
+        // SAFETY: both types have 512 bits, and every bit pattern is valid.
         let [value, weights] = unsafe { transmute::<[__m512; 2], [__m512bh; 2]>([value, weights]) };
         _mm512_dpbf16_ps(sums, value, weights)
     }

@@ -1,11 +1,11 @@
 //! Bodies on registers of 256 bits, with AVX2 alone or with AVX-VNNI.
 //!
 //! AVX-VNNI adds four products of bytes to a sum of 32 bits in one instruction. Without it, `vpmaddubsw` adds two products
-//! in 16 bits, which saturate. As many of these sums are added in 16 bits as always fit (all of a block of 4-bit numbers,
-//! two to four of 5 or 6 bits); then they are widened. Of 8-bit numbers even the sum of two unsigned products does not fit.
-//! So several rows move the sign from the weight to the input, and widen each sum, in 4 instructions for 32 products and 2 for
-//! all rows together. A single row is taken apart into two digits instead, whose products with unsigned weights fit: 4.4
-//! instructions. Every way the sum of a block is exact.
+//! in 16 bits, which saturate. Sums stay in 16 bits while they cannot overflow (a whole block of 4-bit numbers, two to four
+//! products of 5 or 6 bits), and are then widened. With 8-bit numbers, even the sum of two unsigned products can overflow. So
+//! several rows move the sign from the weight to the input, and widen each sum: 4 instructions for 32 products, and 2 for all
+//! rows together. A single row is split into two digits instead, whose products with unsigned weights fit: 4.4 instructions.
+//! The sum of a block is exact either way.
 
 use std::{array, ops::Range};
 
@@ -17,7 +17,7 @@ use crate::ops::{
 
 /// Rows whose sums are kept between two ranges of blocks: 6 KB.
 const ROWS: usize = 8 * MAX_ROWS;
-/// Bytes of blocks that all rows go through before the next ones: as much again, which is being prefetched, fits into L1.
+/// Size of a chunk of blocks, which all rows use before the next chunk. Two chunks, one being prefetched, fit in L1.
 const CHUNK_BYTES: usize = 1 << 13;
 /// The same for more than [`FEW_ROWS`], which prefetch slowly: fewer groups of rows begin and end a chunk.
 const LONG_CHUNK_BYTES: usize = 20 << 10;
@@ -164,7 +164,7 @@ macro_rules! kernel {
             for number in tile.blocks.clone() {
                 let block = &tile.panel[number];
                 for run in 0..B::RUNS {
-                    let ahead = Ahead { start: fetched, n_lines: step.div_ceil(LINE) };
+                    let ahead = Prefetch { start: fetched, n_lines: step.div_ceil(LINE) };
                     fetched = fetched.wrapping_add(step);
                     let inputs = tile.rows.blocks(tile.first, number * B::RUNS + run).as_array::<N>();
                     let inputs = inputs.unwrap_or_else(|| unreachable!("the caller counted the rows"));
@@ -219,12 +219,12 @@ kernel!(
 
 /// Lines to prefetch during a run.
 #[derive(Clone, Copy)]
-struct Ahead {
+struct Prefetch {
     start: *const u8,
     n_lines: usize,
 }
 
-impl Ahead {
+impl Prefetch {
     /// All at once, at the beginning of a run.
     #[inline(always)]
     fn prefetch_all(self, half: usize) {
@@ -268,7 +268,7 @@ unsafe fn sums_of_fours<B: QuantBlock, const N: usize, const R: usize>(
     mut inputs: &[RoundedBlock; N],
     (run, half): (usize, usize),
     from: usize,
-    ahead: Ahead,
+    ahead: Prefetch,
 ) -> Sums<N, R> {
     use std::arch::x86_64::{_mm256_dpbusd_avx_epi32, _mm256_set1_epi32};
     ahead.prefetch_all(half);
@@ -294,7 +294,7 @@ unsafe fn sums_of_pairs<B: QuantBlock, const N: usize, const R: usize>(
     inputs: &[RoundedBlock; N],
     (run, half): (usize, usize),
     from: usize,
-    ahead: Ahead,
+    ahead: Prefetch,
 ) -> Sums<N, R> {
     use std::arch::x86_64::{
         _mm256_add_epi16, _mm256_add_epi32, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_set1_epi16,
@@ -331,7 +331,7 @@ unsafe fn sums_with_signs<B: QuantBlock, const N: usize, const R: usize>(
     mut inputs: &[RoundedBlock; N],
     (run, half): (usize, usize),
     from: usize,
-    ahead: Ahead,
+    ahead: Prefetch,
 ) -> Sums<N, R> {
     use std::arch::x86_64::{
         _mm256_abs_epi8, _mm256_add_epi32, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_set1_epi8,
@@ -375,7 +375,7 @@ unsafe fn sums_of_digits<B: QuantBlock, const N: usize, const R: usize>(
     inputs: &[RoundedBlock; N],
     (run, half): (usize, usize),
     from: usize,
-    ahead: Ahead,
+    ahead: Prefetch,
 ) -> Sums<N, R> {
     use std::arch::x86_64::{
         _mm256_add_epi16, _mm256_add_epi32, _mm256_and_si256, _mm256_loadu_si256, _mm256_madd_epi16,

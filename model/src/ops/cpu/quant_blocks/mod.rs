@@ -50,7 +50,7 @@ pub(super) trait QuantBlock: Copy + Send + Sync + 'static {
     /// What is added to a run's weights after scaling, if the format has minima.
     fn minima(&self, run: usize) -> Option<Self::Factors<'_>>;
 
-    /// The weights of a run: for each input, those of all rows.
+    /// The weights of a run: for each input, one weight per row.
     fn widen(&self, run: usize, lines: &mut [[f32; PANEL]; BLOCK]) {
         let minima = self.minima(run).map_or([0.0; PANEL], |minima| array::from_fn(|row| minima.get(row)));
         for (part, lines) in lines.chunks_exact_mut(BLOCK / Self::SCALES).enumerate() {

@@ -214,7 +214,7 @@ impl Piece<'_> {
         })
     }
 
-    /// How to compute the probabilities of query `query` of `head`; `keys` are those of its block.
+    /// How to compute the probabilities of query `query` of `head`. `keys` is the key range of its block.
     fn row(&self, query: usize, head: usize, keys: &Range<usize>) -> RowOptions {
         let AttentionOptions { softcap, alibi_slopes, .. } = &self.op.options;
         RowOptions {

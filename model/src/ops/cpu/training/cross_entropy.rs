@@ -9,7 +9,6 @@ use super::{
     frozen::Matrix,
     multiplied,
     product::{Accumulate, View, new_product, shared_product},
-    shared_gradient::SharedGradient,
     sum_of_rows, tensor, values,
 };
 use crate::ops::{
@@ -50,8 +49,6 @@ pub(in crate::ops) struct LinearCrossEntropy {
     pub(in crate::ops) frozen: Option<(Arc<Panels>, Option<Vec<f32>>)>,
     /// The arithmetic of products with a weight that trains.
     pub(in crate::ops) precision: Precision,
-    /// Where the weight's gradient waits for that of its use as embeddings.
-    pub(in crate::ops) tied_gradient: Option<SharedGradient>,
 }
 
 impl TrainingOp<FlexTensor> for LinearCrossEntropy {
@@ -137,24 +134,19 @@ impl TrainingOp<FlexTensor> for LinearCrossEntropy {
         gradient: &FlexTensor,
         _wanted: &[bool],
     ) -> Vec<Option<FlexTensor>> {
-        let mut gradients: Vec<_> =
-            saved.into_iter().map(|saved| Some(multiplied(saved, values(gradient)[0]))).collect();
-        if let (Some(tied_gradient), [_, of_weight, ..]) = (&self.tied_gradient, &mut gradients[..]) {
-            tied_gradient.leave(of_weight.take());
-        }
-        gradients
+        saved.into_iter().map(|saved| Some(multiplied(saved, values(gradient)[0]))).collect()
     }
 }
 
 impl LinearCrossEntropy {
-    /// With a weight that is an input, and whose gradient nothing else adds to.
+    /// With a weight that is an input.
     pub(in crate::ops) fn new(
         targets: Vec<i32>,
         weights: Option<Vec<f32>>,
         options: LossOptions,
         precision: Precision,
     ) -> Self {
-        Self { targets, weights, options, precision, frozen: None, tied_gradient: None }
+        Self { targets, weights, options, precision, frozen: None }
     }
 
     /// The output without gradients, for hidden states `[n_rows, d_model]` and a packed weight `[vocab_size, d_model]`.
@@ -193,7 +185,7 @@ impl LinearCrossEntropy {
         losses
     }
 
-    /// The rows that count, unless all do. The others cost nothing: in fine-tuning, those of prompts and padding.
+    /// The rows that count, unless all do. The others, such as prompts and padding in fine-tuning, cost nothing.
     pub(in crate::ops) fn counted_rows(&self) -> Option<Vec<usize>> {
         let weights = self.weights.as_ref()?;
         assert_eq!(weights.len(), self.targets.len(), "weights, one for each row");
@@ -207,7 +199,7 @@ impl LinearCrossEntropy {
         target
     }
 
-    /// What is minimised, and the cross entropy, from those of each row that counts and the logarithm of its denominator.
+    /// The objective and the cross entropy, from each counted row's cross entropy and the logarithm of its denominator.
     fn reduce(&self, losses: &[f32], counted: Option<&[usize]>) -> [f32; 2] {
         let (mut loss, mut square) = (0.0, 0.0);
         for (n, [of_row, log_z]) in losses.as_chunks::<2>().0.iter().enumerate() {

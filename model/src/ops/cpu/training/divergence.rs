@@ -51,7 +51,7 @@ impl TrainingOp<FlexTensor> for LinearDivergence {
         let chunk = rows_at_once(vocab_size);
         let weight = Matrix::Packed(panels);
         for (rows, losses) in counted.chunks(chunk).zip(losses.chunks_mut(chunk)) {
-            // The rows of now, then those of before.
+            // The rows of the model with the adapter, then the rows without it.
             let both = [hidden, &self.former].map(|all| rows_of(all, rows, d_model)).concat();
             let mut logits = weight.multiply(View::new(&both, [2 * rows.len(), d_model], d_model), bias.as_deref());
             let (now, before) = logits.split_at_mut(rows.len() * vocab_size);

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use burn::backend::flex::FlexTensor;
 
-use super::{dims, shared_gradient::SharedGradient, tensor, values};
+use super::{dims, tensor, values};
 use crate::ops::{
     cpu::{
         tensors,
@@ -21,8 +21,6 @@ const COLUMNS: usize = 64;
 pub(in crate::ops) struct Embed {
     /// Each is below `n_entries`.
     pub(in crate::ops) ids: Vec<i32>,
-    /// Where the gradient of the table waits, if it is the output matrix too, whose backward pass comes earlier.
-    pub(in crate::ops) tied_gradient: Option<SharedGradient>,
 }
 
 impl Embed {
@@ -43,10 +41,15 @@ impl TrainingOp<FlexTensor> for Embed {
         (tensor(output, [self.ids.len(), width]), Vec::new())
     }
 
+    /// If the table is the output matrix too, its gradient has as many values as the vocabulary: it must not exist twice.
+    fn adds_to_gradient(&self) -> bool {
+        true
+    }
+
     fn backward(
         &self,
         inputs: &[FlexTensor],
-        _saved: Vec<FlexTensor>,
+        sum: Vec<FlexTensor>,
         gradient: &FlexTensor,
         _wanted: &[bool],
     ) -> Vec<Option<FlexTensor>> {
@@ -76,8 +79,8 @@ impl TrainingOp<FlexTensor> for Embed {
                 sum.iter_mut().zip(added).for_each(|(sum, value)| *sum += value);
             }
         });
-        let left = self.tied_gradient.as_ref().and_then(SharedGradient::take);
-        let mut output = left.map_or_else(|| tensor(vec![0.0; n_entries * width], [n_entries, width]), tensors::owning);
+        let sum = sum.into_iter().next();
+        let mut output = sum.map_or_else(|| tensor(vec![0.0; n_entries * width], [n_entries, width]), tensors::owning);
         let values = output.storage_mut::<f32>();
         for (entry, sum) in entries.into_iter().zip(sums.chunks_exact(width)) {
             values[entry * width..][..width].iter_mut().zip(sum).for_each(|(value, sum)| *value += sum);

@@ -15,7 +15,6 @@ mod product;
 mod qk_norm;
 mod residual;
 mod scratch;
-mod shared_gradient;
 
 pub(in crate::ops) use adamw::adamw;
 pub use attention::QUERIES as ATTENTION_QUERIES;
@@ -28,8 +27,7 @@ pub(in crate::ops) use embedding::Embed;
 pub(in crate::ops) use frozen::{FrozenLinear, add_lora};
 pub(in crate::ops) use linear::Linear;
 pub(in crate::ops) use muon::muon;
-pub(in crate::ops) use residual::{Fork, add_gradients, dropout_factors};
-pub(in crate::ops) use shared_gradient::SharedGradient;
+pub(in crate::ops) use residual::{Fork, Pass, add_gradients, dropout_factors};
 
 use burn::{backend::flex::FlexTensor, tensor::TensorData};
 

@@ -1,11 +1,16 @@
 //! The residual stream: updates added to it, dropout, and tensors that are used twice.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
 use burn::{
     backend::flex::FlexTensor,
     tensor::{Tensor, TensorData},
 };
 
-use super::{shared_gradient::SharedGradient, values};
+use super::values;
 use crate::{
     ops::{
         Dropout,
@@ -50,13 +55,11 @@ impl TrainingOp<FlexTensor> for AddUpdate {
     }
 }
 
-/// One of two uses of its input; see [`fork`](crate::ops::fork).
+/// Its output is its input: it gives a tensor a node of its own in the graph.
 #[derive(Debug)]
-pub(in crate::ops) struct Fork {
-    pub(in crate::ops) tied_gradient: SharedGradient,
-}
+pub(in crate::ops) struct Pass;
 
-impl TrainingOp<FlexTensor> for Fork {
+impl TrainingOp<FlexTensor> for Pass {
     fn forward(&self, inputs: &[FlexTensor], _wanted: &[bool]) -> (FlexTensor, Vec<FlexTensor>) {
         (inputs[0].clone(), Vec::new())
     }
@@ -72,11 +75,39 @@ impl TrainingOp<FlexTensor> for Fork {
         gradient: &FlexTensor,
         _wanted: &[bool],
     ) -> Vec<Option<FlexTensor>> {
-        let Some(first) = self.tied_gradient.take() else {
-            self.tied_gradient.leave(Some(gradient.clone()));
-            return vec![None];
-        };
-        let mut sum = tensors::owning(first);
+        vec![Some(gradient.clone())]
+    }
+}
+
+/// One of several uses of its input; see [`fork`](crate::ops::fork).
+#[derive(Debug)]
+pub(in crate::ops) struct Fork {
+    /// Whether the gradient of another use has come; all uses share it.
+    pub(in crate::ops) has_sum: Arc<AtomicBool>,
+}
+
+impl TrainingOp<FlexTensor> for Fork {
+    fn forward(&self, inputs: &[FlexTensor], _wanted: &[bool]) -> (FlexTensor, Vec<FlexTensor>) {
+        (inputs[0].clone(), Vec::new())
+    }
+
+    fn keeps_inputs(&self) -> bool {
+        false
+    }
+
+    fn takes_gradient(&self) -> bool {
+        self.has_sum.swap(true, Ordering::Relaxed)
+    }
+
+    fn backward(
+        &self,
+        _inputs: &[FlexTensor],
+        sum: Vec<FlexTensor>,
+        gradient: &FlexTensor,
+        _wanted: &[bool],
+    ) -> Vec<Option<FlexTensor>> {
+        let Some(sum) = sum.into_iter().next() else { return vec![Some(gradient.clone())] };
+        let mut sum = tensors::owning(sum);
         add(sum.storage_mut(), values(gradient));
         vec![Some(sum)]
     }

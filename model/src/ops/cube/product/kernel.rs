@@ -254,6 +254,8 @@ fn fragments<S: Numeric, V: Size>(
     all
 }
 
+/// A workgroup computes a tile of one product: while it multiplies the fragments of a step, it reads the next step's tiles, and
+/// finally stores or adds the sums. One function, since all phases share the fragments.
 #[cube(launch_unchecked)]
 #[expect(clippy::too_many_arguments, reason = "the buffers and sizes of a kernel")]
 pub(super) fn product<S: Numeric, V: Size>(

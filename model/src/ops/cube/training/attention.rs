@@ -118,8 +118,8 @@ impl RopeAttend {
         [q, k, v]
     }
 
-    /// The reverse of [`split`](Self::split). Unless `is_output`, these are gradients: those of queries and keys are
-    /// rotated back, and those of queries are scaled.
+    /// The reverse of [`split`](Self::split). Unless `is_output`, these are gradients: the gradients of queries and keys are
+    /// rotated back, and the gradients of queries are scaled.
     fn join(&self, [q, k, v]: [CubeTensor; 3], is_output: bool) -> CubeTensor {
         let AttentionOptions { n_heads, n_kv_heads, head_dim, scale, .. } = self.options;
         let (n_keys, half) = if is_output { (0, 0) } else { (n_kv_heads, self.half) };
@@ -188,7 +188,7 @@ impl RopeAttend {
         log_sums
     }
 
-    /// Replaces `scores` by their probabilities, and the gradients `of_probs` by those of the scores.
+    /// Replaces `scores` by their probabilities, and the gradients `of_probs` by the gradients of the scores.
     fn softmax_back(&self, [scores, of_probs]: [&CubeTensor; 2], log_sums: &CubeTensor, seq_len: usize) {
         let n_rows = self.batch * self.options.n_heads * seq_len;
         let absent = empty(scores, [1]);

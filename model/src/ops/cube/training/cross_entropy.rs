@@ -92,9 +92,8 @@ impl LinearCrossEntropy {
         Product { a, b, dims, batch: 1, causal: (Causal::No, 0), bias: None, precision: self.precision }
     }
 
-    /// Puts the losses of `logits [n_rows, stride]`, those of rows `first ..` of all, into `losses`. If `is_recorded`,
-    /// replaces the logits by their gradients, and the padding of each row by 0; otherwise their content is undefined
-    /// afterwards.
+    /// Computes the losses of the rows from `first` on, whose logits are `[n_rows, stride]`. If `is_recorded`, overwrites the
+    /// logits with their gradients, and the padding of each row with 0; otherwise their content is undefined afterwards.
     fn rows(
         &self,
         (logits, vocab_size): (&CubeTensor, usize),
@@ -215,7 +214,7 @@ impl TrainingOp<CubeTensor> for LinearCrossEntropy {
 }
 
 /// Computes the cross entropy and the logarithm of the denominator of a row of logits. If recorded, the logits become
-/// gradients. The formulas are those of the CPU.
+/// gradients. The formulas are the same as on the CPU.
 #[cube(launch_unchecked)]
 #[expect(clippy::too_many_arguments, reason = "the buffers and sizes of a kernel")]
 fn loss_rows(

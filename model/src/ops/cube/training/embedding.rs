@@ -44,7 +44,7 @@ impl TrainingOp<CubeTensor> for Embed {
         let [n_entries, width] = inputs[0].meta.shape().dims::<2>();
         let of_table = empty(gradient, [n_entries, width]);
         #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: a workgroup has an entry of its own; rows of the gradient are as many as numbers.
+        // SAFETY: each workgroup writes one entry of the table; the gradient has a row for each id.
         unsafe {
             add_rows_of::launch_unchecked(
                 &gradient.client,

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::super::{
-    super::fields::Fields,
+    super::config_json::Fields,
     SAMPLING_PREFIX,
     architectures::{ALL, Gguf},
     config_rows::{ATTENTION_FACTOR, FACTOR_LISTS, LONG_ROPE, long_rope},

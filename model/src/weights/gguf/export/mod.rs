@@ -12,14 +12,14 @@ use std::{collections::HashMap, path::Path};
 use self::metadata::{described, entries, factor_lists, sampling_entries};
 use super::{
     super::{
-        layout::GENERATION_FILE,
-        loaded::LoadedModel,
+        file_names::GENERATION_FILE,
+        opened_model::LoadedModel,
         own_pooling,
         save::{SavedTensor, values},
-        tensor_names::Part,
+        tensor_names::TensorPart,
     },
     architectures::{Gguf, POOLING_TYPE},
-    writer::{self, Entry, FileTensor, Form},
+    writer::{self, Entry, FileTensor, TensorForm},
 };
 use crate::{
     config::GptConfig,
@@ -42,8 +42,7 @@ pub struct ExportOptions {
     pub name: String,
     /// The Hugging Face class that the model was loaded from, which decides between architectures that compute the same.
     pub class: Option<String>,
-    /// Files beside weights, of which `tokenizer.json` is needed, and `generation_config.json` says which neutral sampling
-    /// defaults are meant.
+    /// The other files. `tokenizer.json` is required; `generation_config.json` gives the sampling defaults to export.
     pub extra_files: Vec<(String, Vec<u8>)>,
 }
 
@@ -89,8 +88,8 @@ impl FileTensor for FactorList<'_> {
         &self.shape
     }
 
-    fn form(&self) -> Form {
-        Form::F32
+    fn form(&self) -> TensorForm {
+        TensorForm::F32
     }
 
     fn bytes(&self) -> Result<Vec<u8>> {
@@ -100,7 +99,7 @@ impl FileTensor for FactorList<'_> {
 
 /// A parameter, or a part of one, that is to be written.
 struct Planned<'a> {
-    form: Form,
+    form: TensorForm,
     tensor: SavedTensor,
     param: ParamRef<'a>,
     /// Added to all values: norms are stored as they are used.
@@ -116,7 +115,7 @@ fn plan<'a>(gpt: &'a Gpt, gguf: &Gguf, config: &GptConfig, dtype: Option<Dtype>)
         let Some(spec) = specs.get(&path) else {
             unreachable!("`param_specs` lists every parameter of the model: `{path}`")
         };
-        let parts: Vec<Part> = names.parts(spec, config, &|_| false);
+        let parts: Vec<TensorPart> = names.parts(spec, config, &|_| false);
         let is_norm = path.ends_with("norm.weight");
         let offset = if is_norm { gpt.config().norm_weight_offset } else { 0.0 };
         let form = form_of(param, spec, dtype);
@@ -128,16 +127,16 @@ fn plan<'a>(gpt: &'a Gpt, gguf: &Gguf, config: &GptConfig, dtype: Option<Dtype>)
 }
 
 /// Only matrices are rounded, and to blocks only where rows are whole blocks. llama.cpp adds learned positions in f32.
-fn form_of(param: ParamRef<'_>, spec: &ParamSpec, dtype: Option<Dtype>) -> Form {
-    let ParamRef::Matrix(matrix) = param else { return Form::F32 };
+fn form_of(param: ParamRef<'_>, spec: &ParamSpec, dtype: Option<Dtype>) -> TensorForm {
+    let ParamRef::Matrix(matrix) = param else { return TensorForm::F32 };
     if spec.path == "pos_embed.weight" {
-        return Form::F32;
+        return TensorForm::F32;
     }
     let is_embedding = spec.path == "embed.weight";
     let dtype = dtype.map(|dtype| if is_embedding { dtype.for_embeddings() } else { dtype });
     let dtype = dtype.or_else(|| matrix.quantized_dtype()).unwrap_or(Dtype::F32);
-    match Form::of(dtype) {
-        Form::Blocks(_) if !spec.shape[1].is_multiple_of(BLOCK_SIZE) => Form::F32,
+    match TensorForm::of(dtype) {
+        TensorForm::Blocks(_) if !spec.shape[1].is_multiple_of(BLOCK_SIZE) => TensorForm::F32,
         form => form,
     }
 }
@@ -151,14 +150,14 @@ impl FileTensor for Planned<'_> {
         self.tensor.shape()
     }
 
-    fn form(&self) -> Form {
+    fn form(&self) -> TensorForm {
         self.form
     }
 
     fn bytes(&self) -> Result<Vec<u8>> {
         let Self { form, tensor, param, offset } = self;
         let width = if tensor.shape().len() == 2 { tensor.shape()[1] } else { 1 };
-        if let (Form::Blocks(dtype), ParamRef::Matrix(matrix)) = (form, param)
+        if let (TensorForm::Blocks(dtype), ParamRef::Matrix(matrix)) = (form, param)
             && let Some(blocks) = matrix.read_quantized()?
             && blocks.dtype() == *dtype
         {
@@ -169,8 +168,8 @@ impl FileTensor for Planned<'_> {
         let all = values(&data)?;
         let values: Vec<f32> = tensor.values(all, width).iter().map(|value| value + offset).collect();
         let dtype = match form {
-            Form::Floats(form) => return form.encode(tensor.name(), &values),
-            Form::Blocks(dtype) => dtype,
+            TensorForm::Floats(form) => return form.encode(tensor.name(), &values),
+            TensorForm::Blocks(dtype) => dtype,
         };
         let data = TensorData::new(values, tensor.shape());
         let Some(blocks) = Weight::new(data, *dtype, &Device::flex())?.read_quantized()? else {

@@ -22,7 +22,7 @@ const BYTE: i32 = 6;
 /// The metadata of the tokenizer, and the chat templates. `json` is `tokenizer.json`; the file has `n_tokens` tokens.
 ///
 /// # Errors
-/// [`Error::File`] if there is no `tokenizer.json`, or GGUF cannot say what it says.
+/// [`Error::File`] if there is no `tokenizer.json`, or GGUF cannot represent this tokenizer.
 pub(super) fn entries(
     json: Option<&[u8]>,
     tokenizer: &Tokenizer,

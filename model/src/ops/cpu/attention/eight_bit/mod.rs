@@ -130,7 +130,7 @@ fn round_query(values: &[f32], numbers: &mut [i8]) -> QueryFactor {
 }
 
 /// The weights of a query's scores from position `first`, rounded. `scales` has the factors of the values of [`CHUNK_TILES`]
-/// tiles, of which only as many matter as there are scores.
+/// tiles; only as many of them matter as there are scores.
 ///
 /// # Safety
 /// The machine has the instructions of `D`.

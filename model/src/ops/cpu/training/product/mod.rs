@@ -117,7 +117,7 @@ impl Packed {
         let panels = resized(&mut self.panels, n_cols.div_ceil(PANEL) * n_rows * PANEL);
         for (number, panel) in panels.chunks_exact_mut((n_rows * PANEL).max(1)).enumerate() {
             let cols = number * PANEL..n_cols.min((number + 1) * PANEL);
-            pack_columns(panel, matrix.part(0..n_rows, cols), Form::Plain);
+            pack_columns(panel, matrix.part(0..n_rows, cols), OperandPacking::Plain);
         }
     }
 
@@ -205,7 +205,7 @@ impl Target {
 pub(super) unsafe fn product(target: Target, lhs: View<'_>, rhs: RightOperand<'_>, plus: Accumulate<'_>) {
     assert_eq!(lhs.n_cols, rhs.dims()[0], "inner dimensions");
     PANELS.with_borrow_mut(|packed| {
-        for columns in Columns::chunks(rhs, lhs.n_rows, Form::Plain) {
+        for columns in Columns::chunks(rhs, lhs.n_rows, OperandPacking::Plain) {
             let packed = resized(packed, columns.packed_len());
             packed.chunks_exact_mut(columns.panel_len()).enumerate().for_each(|(n, panel)| columns.pack(n, panel));
             // SAFETY: the caller's.
@@ -297,7 +297,7 @@ unsafe fn by_all_threads(
     let m = lhs.n_rows;
     assert_eq!(lhs.n_cols, rhs.dims()[0], "inner dimensions");
     PANELS.with_borrow_mut(|packed| {
-        for columns in Columns::chunks(rhs, m, Form::of(precision)) {
+        for columns in Columns::chunks(rhs, m, OperandPacking::of(precision)) {
             let packed = resized(packed, columns.packed_len());
             thread_pool::parallel_chunks(packed, columns.panel_len(), |number, panel| columns.pack(number, panel));
             let packed = &*packed;
@@ -336,7 +336,7 @@ thread_local! {
 
 /// How operands are packed.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Form {
+enum OperandPacking {
     /// As they are.
     Plain,
     /// Rounded to bf16.
@@ -345,7 +345,7 @@ enum Form {
     Pairs,
 }
 
-impl Form {
+impl OperandPacking {
     fn of(precision: Precision) -> Self {
         match precision {
             Precision::F32 => Self::Plain,
@@ -367,7 +367,7 @@ impl Form {
 /// together are read where they are; the others are packed.
 struct Columns<'a> {
     rhs: RightOperand<'a>,
-    form: Form,
+    form: OperandPacking,
     rows: Range<usize>,
     cols: Range<usize>,
     /// Rows of a block.
@@ -379,7 +379,7 @@ struct Columns<'a> {
 impl<'a> Columns<'a> {
     /// All of `rhs`, as much at a time as is packed at once for `m` rows: some blocks of rows, and of these some columns.
     /// Blocks come in order, so that sums do not depend on how much is packed.
-    fn chunks(rhs: RightOperand<'a>, m: usize, form: Form) -> impl Iterator<Item = Columns<'a>> {
+    fn chunks(rhs: RightOperand<'a>, m: usize, form: OperandPacking) -> impl Iterator<Item = Columns<'a>> {
         let ([k, n], per_word) = (rhs.dims(), form.per_word());
         let unit = match rhs {
             // Rows are stored in panels.
@@ -396,7 +396,7 @@ impl<'a> Columns<'a> {
             let rows = first_row..k.min(first_row + height);
             (0..n).step_by(width).map(move |first| {
                 let cols = first..n.min(first + width);
-                let n_direct = if form == Form::Plain { rhs.n_direct(m, cols.len()) } else { 0 };
+                let n_direct = if form == OperandPacking::Plain { rhs.n_direct(m, cols.len()) } else { 0 };
                 Columns { rhs, form, rows: rows.clone(), cols, depth, n_direct }
             })
         })
@@ -472,7 +472,7 @@ impl<'a> Columns<'a> {
                     let n_rows = ROWS.min(rows.end - row);
                     let part = lhs.part(row..row + n_rows, first_row..first_row + depth);
                     let n_words = depth.div_ceil(form.per_word());
-                    let lhs = if panels.len() < MIN_PANELS && form == Form::Plain {
+                    let lhs = if panels.len() < MIN_PANELS && form == OperandPacking::Plain {
                         (part.values, part.row_stride, part.col_stride)
                     } else {
                         let packed_rows = resized(packed_rows, n_words * STEP);
@@ -481,7 +481,7 @@ impl<'a> Columns<'a> {
                     };
                     for panel in panels.clone() {
                         let rhs = self.panel(packed, panel, start);
-                        let operands = Operands::new([n_rows, n_words], lhs, rhs, form == Form::Pairs);
+                        let operands = Operands::new([n_rows, n_words], lhs, rhs, form == OperandPacking::Pairs);
                         let n_cols = PANEL.min(self.cols.len() - panel * PANEL);
                         let column = self.cols.start + panel * PANEL;
                         // SAFETY: rows and columns are the caller's, and no panel is wider than what is left of the columns.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Form, View, tile::STEP};
+use super::{OperandPacking, View, tile::STEP};
 #[cfg(target_arch = "x86_64")]
 use crate::ops::cpu::{Isa, isa};
 use crate::ops::cpu::{Panels, for_each_isa, has_fast_bf16_products, panel_layout::PANEL, prefetch::prefetch};
@@ -19,8 +19,8 @@ const VALUES_AHEAD: usize = 64;
 const LINES: usize = 64;
 
 /// Puts the columns of `matrix`, at most [`PANEL`], side by side: `[n_rows, PANEL]`, with anything behind the last
-/// column. As [`Form::Pairs`], a word has the values of two rows: `[n_rows / 2, PANEL]`, and 0 behind the last row.
-pub(super) fn pack_columns(panel: &mut [f32], matrix: View<'_>, form: Form) {
+/// column. As [`OperandPacking::Pairs`], a word has the values of two rows: `[n_rows / 2, PANEL]`, and 0 behind the last row.
+pub(super) fn pack_columns(panel: &mut [f32], matrix: View<'_>, form: OperandPacking) {
     pack_as::<PANEL>(panel, matrix.transposed(), form);
 }
 
@@ -30,7 +30,7 @@ pub(super) fn pack_stored_columns(
     matrix: &Panels,
     rows: Range<usize>,
     cols: Range<usize>,
-    form: Form,
+    form: OperandPacking,
 ) {
     let mut lines = [[0.0; PANEL]; PANEL];
     let lines = &mut lines[..cols.len()];
@@ -43,8 +43,14 @@ pub(super) fn pack_stored_columns(
 }
 
 /// [`pack_columns`] of the transpose of a stored matrix: panel `panel`, and some of its inputs.
-pub(super) fn pack_stored_rows(packed: &mut [f32], matrix: &Panels, panel: usize, inputs: Range<usize>, form: Form) {
-    if form == Form::Plain {
+pub(super) fn pack_stored_rows(
+    packed: &mut [f32],
+    matrix: &Panels,
+    panel: usize,
+    inputs: Range<usize>,
+    form: OperandPacking,
+) {
+    if form == OperandPacking::Plain {
         return matrix.widen(panel, inputs.start, &mut packed.as_chunks_mut().0[..inputs.len()]);
     }
     let mut lines = [[0.0; PANEL]; LINES];
@@ -56,20 +62,20 @@ pub(super) fn pack_stored_rows(packed: &mut [f32], matrix: &Panels, panel: usize
     }
 }
 
-/// Puts the rows of `matrix`, at most [`STEP`], side by side: `[n_cols, STEP]`, or as [`Form::Pairs`] `[n_cols / 2, STEP]`.
+/// Puts the rows of `matrix`, at most [`STEP`], side by side: `[n_cols, STEP]`, or as [`OperandPacking::Pairs`] `[n_cols / 2, STEP]`.
 /// What is behind the last row is not used.
-pub(super) fn pack_rows(packed: &mut [f32], matrix: View<'_>, form: Form) {
+pub(super) fn pack_rows(packed: &mut [f32], matrix: View<'_>, form: OperandPacking) {
     pack_as::<STEP>(packed, matrix, form);
 }
 
-fn pack_as<const WIDTH: usize>(packed: &mut [f32], matrix: View<'_>, form: Form) {
+fn pack_as<const WIDTH: usize>(packed: &mut [f32], matrix: View<'_>, form: OperandPacking) {
     match form {
-        Form::Plain => pack::<WIDTH>(packed, matrix),
-        Form::Rounded => {
+        OperandPacking::Plain => pack::<WIDTH>(packed, matrix),
+        OperandPacking::Rounded => {
             pack::<WIDTH>(packed, matrix);
             round(&mut packed[..matrix.n_cols * WIDTH]);
         }
-        Form::Pairs => pack_pairs::<WIDTH>(packed, matrix),
+        OperandPacking::Pairs => pack_pairs::<WIDTH>(packed, matrix),
     }
 }
 

@@ -15,7 +15,7 @@ use crate::ops::cpu::{PORTABLE_IS_FUSED, isa, multiply_add, panel_layout::PANEL}
 /// Rows of the largest tile: at two registers a row, their sums take 24 of the 32 registers of AVX-512.
 pub(super) const ROWS: usize = 12;
 
-/// Words that packed rows have for each step of the inner dimension: a cache line, of which [`ROWS`] are used.
+/// Words of packed rows per step of the inner dimension: a cache line. [`ROWS`] of them are used.
 pub(super) const STEP: usize = 16;
 
 /// Steps of the inner dimension that columns are prefetched ahead.
@@ -76,7 +76,7 @@ impl<'a> Operands<'a> {
 pub(super) struct Output {
     pub(super) start: *mut f32,
     pub(super) stride: usize,
-    /// Rows of their own stride; may be those of the output.
+    /// Rows with a stride of their own; may be the output's.
     pub(super) added: Option<(*const f32, usize)>,
 }
 
@@ -95,7 +95,8 @@ impl Output {
 /// Puts the products of `n_cols` (at most [`PANEL`]) columns into `output`.
 ///
 /// # Safety
-/// The rows and columns of the output can be written, and those of what is added read; nobody else writes them.
+/// The rows and columns of the output are valid for writes, and those of the matrix that is added for reads. No other thread
+/// writes them.
 #[expect(unsafe_code, reason = "writes rows that lie between those of other threads")]
 pub(super) unsafe fn tile(operands: Operands<'_>, output: Output, n_cols: usize) {
     // SAFETY: the caller's.
@@ -281,7 +282,7 @@ kernels!(
 #[target_feature(enable = "avx512f,avx512bf16")]
 #[inline]
 fn add_pairs(value: __m512, columns: __m512, sums: __m512) -> __m512 {
-    // SAFETY: vectors of 512 bits, all of which have a meaning.
+    // SAFETY: both types have 512 bits, and every bit pattern is valid.
     let [value, columns] = unsafe { transmute::<[__m512; 2], [__m512bh; 2]>([value, columns]) };
     _mm512_dpbf16_ps(sums, value, columns)
 }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     architectures::{ARCHITECTURES, Architecture, OWN_CLASS, known_architectures},
-    fields::Fields,
+    config_json::Fields,
     tensor_names::TensorNames,
 };
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
 
 const OWN_MODEL_TYPE: &str = "hearth";
 
-/// The schema of a model dir: that of a Hugging Face class, or Hearth's own.
+/// The schema of a model dir: a Hugging Face class's, or Hearth's own.
 #[derive(Clone, Copy)]
 pub(super) enum HfSchema {
     Class(&'static Architecture),

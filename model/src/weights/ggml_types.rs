@@ -331,7 +331,7 @@ mod tests {
 
     use super::*;
 
-    /// Random blocks of every type, against the values that the package `gguf` makes of them (`tests/gguf/make_gguf.py`).
+    /// Random blocks of every type, against the values that the package `gguf` decodes from them (`tests/gguf/make_gguf.py`).
     #[test]
     fn gguf_block_types_decode_to_the_values_of_the_gguf_package() {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gguf/blocks.safetensors");
