@@ -55,7 +55,7 @@ struct Case {
 }
 
 /// Gradient accumulation, packed rows, evaluations, and checkpoints between evaluations.
-const SETS: [&str; 8] = [
+const SETS: [&str; 7] = [
     "model.max_seq_len=64",
     "data.tokens_per_step=192",
     "schedule.max_steps=24",
@@ -63,7 +63,6 @@ const SETS: [&str; 8] = [
     "optim.lr=1e-3",
     "eval.every=5",
     "checkpoint.every=3",
-    "data.val_fraction=0.1",
 ];
 
 impl Case {
@@ -92,7 +91,12 @@ impl Case {
         self.dir.path().join(name)
     }
 
+    /// With a tenth of the examples held out.
     fn command(&self, data: &str, out: &str, flags: &[&str]) -> Command {
+        self.command_with_default_split(data, out, &[&["--set", "data.val_fraction=0.1"], flags].concat())
+    }
+
+    fn command_with_default_split(&self, data: &str, out: &str, flags: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hearth-train"));
         command.arg("finetune").arg(model()).arg("--data").arg(self.path(data)).arg("--out").arg(self.path(out));
         command.args(["--device", "cpu"]).args(SETS.iter().flat_map(|set| ["--set", set])).args(flags);
@@ -320,7 +324,11 @@ fn resume_rejects_a_changed_base_model_for_lora_and_dpo() {
     let tune = |data: &str, out: &str, flags: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hearth-train"));
         command.arg("finetune").arg(&base).arg("--data").arg(case.path(data)).arg("--out").arg(case.path(out));
-        command.args(["--device", "cpu"]).args(SETS.iter().flat_map(|set| ["--set", set])).args(flags);
+        command
+            .args(["--device", "cpu"])
+            .args(["--set", "data.val_fraction=0.1"])
+            .args(SETS.iter().flat_map(|set| ["--set", set]))
+            .args(flags);
         command.output().unwrap()
     };
     let runs = [
@@ -457,7 +465,7 @@ fn finetune_validates_on_the_files_for_it_or_on_nothing_and_resumes_so() {
     }
     let run = |data: &str, out: &str, flags: &[&str]| {
         let flags = [&["--set", "schedule.max_steps=6", "--json"], flags].concat();
-        let output = case.command(data, out, &flags).output().unwrap();
+        let output = case.command_with_default_split(data, out, &flags).output().unwrap();
         succeeded(&output);
         let report: Value = serde_json::from_slice(&output.stdout).unwrap();
         (report["val_loss"].as_f64(), stderr(&output))
@@ -479,8 +487,10 @@ fn finetune_validates_on_the_files_for_it_or_on_nothing_and_resumes_so() {
     let (loss, said) = run("set/train.jsonl", "none", &none);
     assert!(loss.is_none() && said.contains("20 examples") && case.path("none/model").is_dir(), "{said}");
     // Another validation split is other data.
-    let output =
-        case.command("set/train.jsonl", "named", &["--set", "schedule.max_steps=6", "--resume"]).output().unwrap();
+    let output = case
+        .command_with_default_split("set/train.jsonl", "named", &["--set", "schedule.max_steps=6", "--resume"])
+        .output()
+        .unwrap();
     assert!(!output.status.success() && stderr(&output).contains("made with other data"), "{}", stderr(&output));
 }
 
@@ -559,7 +569,12 @@ fn finetune_rejects_invalid_data_and_settings_before_the_first_step() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hearth-train"));
         command.arg("finetune").arg(&quantized).arg("--data").arg(case.path("train.jsonl"));
         command.arg("--out").arg(case.path(out)).args(["--device", "cpu"]);
-        command.args(SETS.iter().flat_map(|set| ["--set", set])).args(flags).output().unwrap()
+        command
+            .args(["--set", "data.val_fraction=0.1"])
+            .args(SETS.iter().flat_map(|set| ["--set", set]))
+            .args(flags)
+            .output()
+            .unwrap()
     };
     let output = train("whole", &[]);
     assert!(stderr(&output).contains("quantized matrices, which do not train\nhint: "), "{}", stderr(&output));
