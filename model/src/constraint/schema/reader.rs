@@ -130,7 +130,7 @@ impl<'a> Reader<'a> {
                 Atom::Is(_) => self.sets(&Goal(vec![atom.clone()]))?,
                 Atom::Equals(node) => Rc::new(vec![self.constant(*node)]),
                 Atom::Not(inner) => {
-                    let Some(others) = others(&*self.sets(inner)?) else {
+                    let Some(others) = others(&self.sets(inner)?) else {
                         self.cannot(inner.node(), "", "its opposite cannot be described as a grammar")?;
                         continue;
                     };

@@ -305,6 +305,9 @@ fn gradients_of_a_tensor_used_several_times_are_summed() {
     assert_close(&outcome(one.square(), &of), &outcome(x.clone().square(), &of), "one of two uses");
 }
 
+/// A loss, from a table of embeddings and an output matrix.
+type LossOf<'a> = &'a dyn Fn(&Weight, &Weight) -> Tensor<1>;
+
 /// The gradient of a matrix that is table and output matrix is the sum of both, whichever use comes first in the backward pass.
 #[test]
 fn gradients_of_a_tied_embedding_are_summed_in_any_order() {
@@ -315,7 +318,7 @@ fn gradients_of_a_tied_embedding_are_summed_in_any_order() {
         linear_cross_entropy(hidden, (output, None), options, ids().into()).objective
     };
     let hidden = leaf(3, [5, 7], 1.0);
-    let orders: [&dyn Fn(&Weight, &Weight) -> Tensor<1>; 3] = [
+    let orders: [LossOf<'_>; 3] = [
         &|table, output| loss(ops::embedding(table, ids()), output),
         &|table, output| loss(hidden.clone(), output) + ops::embedding(table, ids()).square().sum(),
         &|table, output| ops::embedding(table, ids()).square().sum() + loss(hidden.clone(), output),
