@@ -10,7 +10,7 @@ use hearth_model::{
 ///
 /// # Errors
 /// A character is not in the vocabulary.
-pub(crate) fn encode_continued(
+pub fn encode_continued(
     tokenizer: &Tokenizer,
     prompt: &str,
     continuation: &str,

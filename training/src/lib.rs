@@ -6,15 +6,13 @@
 //! - [`tokenizer_build`]: trains tokenizers: characters or byte-level BPE
 //! - [`prepare`]: converts documents to a prepared data set
 //! - [`shard`]: prepared data: memory-mapped token shards
-//! - [`tales`]: short stories and conversations made for this project, and the judge of what a model makes of them; [`bilingual`]:
-//!   sentences with translations
 //! - [`loader`]: batches of token ids, each a pure function of seed and step
 //! - [`schedule`]: learning rate, momentum and decay as pure functions of the step
 //! - [`learner`]: gradients and updates; [`combine`]: sums of gradients in a fixed order
 //! - [`optim`]: gradients by parameter path, global-norm clipping, AdamW, Muon
 //! - [`trainer`]: the training loop; [`guard`]: skips bad steps; [`interrupt`]: signals
 //! - [`examples`]: conversations, prompts with completions and texts as examples for fine-tuning; preference pairs; packing
-//! - [`eval`]: measures models: the loss, multiple choice, translation, decoding, classification
+//! - [`eval`]: measures models: the loss, multiple choice, translation, classification
 //! - [`progress`]: progress output and metrics files
 //! - [`run_dir`]: the folder of a run; [`checkpoint`]: saves and restores a run
 //! - [`estimate`]: memory and arithmetic of a run; [`fit`]: checks the memory and finds the largest micro-batch
@@ -23,15 +21,14 @@
 
 pub mod adapter;
 pub mod bench;
-pub mod bilingual;
 pub mod checkpoint;
+pub mod cli;
 pub mod combine;
 pub mod config;
-mod continuation;
+pub mod continuation;
 pub mod corpus;
 pub mod data_defaults;
 pub mod device_watch;
-mod draw;
 pub mod estimate;
 pub mod eval;
 pub mod examples;
@@ -48,9 +45,8 @@ pub mod progress;
 pub mod run_dir;
 pub mod schedule;
 pub mod shard;
-mod subsequence;
-mod svg_plot;
-pub mod tales;
+pub mod subsequence;
+pub mod svg_plot;
 pub mod tokenizer_build;
 pub mod trainer;
 pub mod utilization;

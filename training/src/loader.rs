@@ -276,7 +276,7 @@ fn in_batches(n: u64, size: usize) -> impl Iterator<Item = Vec<u64>> {
 
 /// SplitMix64's finalizer after its increment ([Steele, Lea and Flood, 2014](https://doi.org/10.1145/2714064.2660195)):
 /// adjacent inputs give unrelated outputs.
-pub(crate) fn mix(value: u64) -> u64 {
+pub fn mix(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,7 +1,7 @@
 //! The longest common subsequence.
 
 /// The length of the longest common subsequence of two lists.
-pub(crate) fn longest_common<T: PartialEq>(left: &[T], right: &[T]) -> usize {
+pub fn longest_common<T: PartialEq>(left: &[T], right: &[T]) -> usize {
     // For each start of `right`, the length for it and the part of `left` so far.
     let mut row = vec![0; right.len() + 1];
     for item in left {

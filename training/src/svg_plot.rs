@@ -3,7 +3,7 @@
 use std::fmt::{Display, Write};
 
 /// A plot on a white canvas. Points are shares of its width and height, from the lower left corner.
-pub(crate) struct Plot {
+pub struct Plot {
     left: f64,
     right: f64,
     top: f64,
@@ -13,7 +13,7 @@ pub(crate) struct Plot {
 
 impl Plot {
     /// A plot from `left` to `right` and from `top` to `bottom` on a canvas of `size`, in pixels.
-    pub(crate) fn new([width, height]: [f64; 2], [left, right]: [f64; 2], [top, bottom]: [f64; 2]) -> Plot {
+    pub fn new([width, height]: [f64; 2], [left, right]: [f64; 2], [top, bottom]: [f64; 2]) -> Plot {
         let svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" \
              font-size=\"12\">\n<rect width=\"{width}\" height=\"{height}\" fill=\"white\"/>\n"
@@ -22,35 +22,35 @@ impl Plot {
     }
 
     /// The pixel of a point.
-    pub(crate) fn pixel(&self, (x, y): (f64, f64)) -> (f64, f64) {
+    pub fn pixel(&self, (x, y): (f64, f64)) -> (f64, f64) {
         (self.left + x * (self.right - self.left), self.bottom - y * (self.bottom - self.top))
     }
 
     /// Adds text at a pixel, with attributes such as `fill="red"`.
-    pub(crate) fn text(&mut self, (x, y): (f64, f64), attributes: &str, text: impl Display) {
+    pub fn text(&mut self, (x, y): (f64, f64), attributes: &str, text: impl Display) {
         let _ = writeln!(self.svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" {attributes}>{text}</text>");
     }
 
     /// Adds a horizontal line from a pixel.
-    pub(crate) fn line(&mut self, (x, y): (f64, f64), length: f64, color: &str, width: f64) {
+    pub fn line(&mut self, (x, y): (f64, f64), length: f64, color: &str, width: f64) {
         let _ = writeln!(self.svg, "<path d=\"M{x} {y:.1}h{length}\" stroke=\"{color}\" stroke-width=\"{width}\"/>");
     }
 
     /// Adds a line across the plot, with its value.
-    pub(crate) fn grid_line(&mut self, y: f64, value: impl Display) {
+    pub fn grid_line(&mut self, y: f64, value: impl Display) {
         let (left, y) = self.pixel((0.0, y));
         self.line((left, y), self.right - left, "#ddd", 1.0);
         self.text((left - 6.0, y + 4.0), "text-anchor=\"end\"", value);
     }
 
     /// Adds a value below the plot.
-    pub(crate) fn mark(&mut self, x: f64, value: impl Display) {
+    pub fn mark(&mut self, x: f64, value: impl Display) {
         let (x, bottom) = self.pixel((x, 0.0));
         self.text((x, bottom + 18.0), "text-anchor=\"middle\"", value);
     }
 
     /// Adds a line through points.
-    pub(crate) fn curve(&mut self, points: impl IntoIterator<Item = (f64, f64)>, color: &str) {
+    pub fn curve(&mut self, points: impl IntoIterator<Item = (f64, f64)>, color: &str) {
         let pixels = points.into_iter().map(|point| self.pixel(point));
         let pixels: Vec<String> = pixels.map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
         let _ = writeln!(
@@ -61,7 +61,7 @@ impl Plot {
     }
 
     /// The image.
-    pub(crate) fn finish(self) -> String {
+    pub fn finish(self) -> String {
         self.svg + "</svg>\n"
     }
 }

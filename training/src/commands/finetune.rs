@@ -19,6 +19,7 @@ use hearth_model::{
 };
 use hearth_training::{
     adapter::{require_model, require_trainable},
+    cli::{Status, counted, model_path, note_left_out, note_not_text},
     config::{Layers, Objective, Purpose, Rows, TooLong, TrainConfig},
     corpus::Origin,
     data_defaults::{Defaults, ExamplesSize},
@@ -28,11 +29,7 @@ use hearth_training::{
     trainer::Data,
 };
 
-use super::{
-    model_files,
-    session::{RunArgs, Session},
-    status::{Status, counted, note_left_out, note_not_text},
-};
+use super::session::{RunArgs, Session};
 
 /// Fine-tunes a model on conversations, prompts with completions, or texts
 ///
@@ -85,7 +82,7 @@ pub(crate) fn run(mut args: Args) -> Result<ExitCode> {
     {
         bail!("`--set {set}` is a setting of an adapter, but all weights are trained\nhint: add `--lora`");
     }
-    let path = model_files::open(&args.model, ModelPart::Whole)?;
+    let path = model_path(&args.model, ModelPart::Whole)?;
     require_model(&path)?;
     let text = model_dir::load_text(&path)?;
     let layers = Layers {

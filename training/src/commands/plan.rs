@@ -7,6 +7,7 @@ use std::{
 
 use anyhow::Result;
 use hearth_training::{
+    cli::{counted, print_json},
     config::{Objective, TrainConfig},
     estimate::Estimate,
     fit::Limits,
@@ -15,8 +16,6 @@ use hearth_training::{
     trainer::StepTime,
 };
 use serde::Serialize;
-
-use super::{options::print_json, status::counted};
 
 /// What a run would take, and what there is.
 #[derive(Clone, Copy, Debug)]

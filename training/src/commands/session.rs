@@ -16,6 +16,7 @@ use hearth_model::{
 use hearth_training::{
     adapter::require_model,
     checkpoint::Checkpoint,
+    cli::{Status, counted, model_path, print_json},
     config::{BaseDtype, Layers, MicroBatchSize, Objective, Resolved, Rows, TrainConfig},
     data_defaults::{Defaults, ExamplesSize},
     device_watch::DeviceWatch,
@@ -30,10 +31,8 @@ use hearth_training::{
 use serde::Serialize;
 
 use super::{
-    model_files,
-    options::{Options, print_json},
+    options::Options,
     plan::{Prediction, Trial, print_plan, step_size},
-    status::{Status, counted},
 };
 
 /// A run of fewer updates is reported: it teaches a model little.
@@ -183,7 +182,7 @@ impl Session {
     /// Opens the model to start from, if there is one, and returns the configuration of the model that trains.
     fn open_model(&mut self, data: &Data) -> Result<GptConfig> {
         if let Some(init) = self.config.model.init.take() {
-            let path = model_files::open(&ModelSource::parse(&init), ModelPart::Whole)?;
+            let path = model_path(&ModelSource::parse(&init), ModelPart::Whole)?;
             require_model(&path)?;
             self.config.model.init = Some(path);
         }

@@ -5,17 +5,13 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::{Result, ensure};
 use hearth_model::byte_size::ByteSize;
 use hearth_training::{
+    cli::{Status, note_left_out, note_not_text, print_json},
     corpus::{Cutting, FileSplit, Marks, Origin, ReadOptions, SourceFile, WordSplit, check_separator},
     interrupt::remove_when_interrupted,
     run_dir,
     tokenizer_build::{BuiltTokenizer, END_OF_TEXT, SpecialTokens, bytes_per_token, collect_characters, count_words},
 };
 use serde::Serialize;
-
-use super::{
-    options::print_json,
-    status::{Status, note_left_out, note_not_text},
-};
 
 /// Trains a tokenizer on a corpus
 ///

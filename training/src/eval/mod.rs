@@ -3,14 +3,12 @@
 //! - [`score`]: the loss over a split, in windows side by side
 //! - [`scorer`]: log-probabilities of given tokens, many texts a step; [`generation`]: generated texts, many a step
 //! - [`sliding`]: windows over long texts; [`text_loss`](mod@text_loss): the loss over [`documents`]
-//! - [`decoding`]: the study of decoding methods
 //! - [`choices`]: multiple choice; [`translation`]: texts against references, by [`metrics`]
 //! - [`classify`]: linear probes on embeddings
 //! - [`jsonl`]: records of evaluation data; [`stop_text`]: strings that end a text
 
 pub mod choices;
 pub mod classify;
-pub mod decoding;
 pub mod documents;
 pub mod generation;
 pub mod jsonl;

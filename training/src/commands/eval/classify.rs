@@ -4,18 +4,17 @@ use std::{collections::HashSet, path::PathBuf, process::ExitCode};
 
 use anyhow::{Result, ensure};
 use hearth_model::pooling::Pooling;
-use hearth_training::eval::{
-    choices::{Accuracy, ChoiceItem, Labeling, accuracies, score_items},
-    classify::{Embedder, LabeledTexts, Probe},
-    scorer::Scorer,
+use hearth_training::{
+    cli::{ModelArgs, OpenModel, Status, progress_line},
+    eval::{
+        choices::{Accuracy, ChoiceItem, Labeling, accuracies, score_items},
+        classify::{Embedder, LabeledTexts, Probe},
+        scorer::Scorer,
+    },
 };
 use serde::Serialize;
 
-use super::{
-    data::{DataArgs, unescaped},
-    model::{ModelArgs, OpenModel, progress_line},
-};
-use crate::commands::status::Status;
+use super::data::{DataArgs, unescaped};
 
 /// Measures how well texts are classified by a linear probe on their embeddings
 ///

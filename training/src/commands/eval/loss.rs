@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use hearth_training::{
+    cli::{ModelArgs, OpenModel, Status, progress_line},
     corpus::{Notes, check_separator},
     eval::{
         documents::{DocumentOptions, read_source},
@@ -14,9 +15,6 @@ use hearth_training::{
     shard::Split,
 };
 use serde::Serialize;
-
-use super::model::{ModelArgs, OpenModel, progress_line};
-use crate::commands::status::Status;
 
 /// Largest window where none is given, in tokens.
 const DEFAULT_WINDOW: usize = 2048;

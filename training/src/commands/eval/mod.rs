@@ -2,9 +2,7 @@
 
 mod classify;
 mod data;
-mod decoding;
 mod loss;
-mod model;
 mod multiple_choice;
 mod score;
 mod translation;
@@ -12,6 +10,8 @@ mod translation;
 use std::process::ExitCode;
 
 use anyhow::Result;
+
+use super::moved;
 
 /// Measures a model
 ///
@@ -28,7 +28,8 @@ enum Kind {
     MultipleChoice(multiple_choice::Args),
     Translation(translation::Args),
     Score(score::Args),
-    Decoding(decoding::Args),
+    #[command(hide = true, disable_help_flag = true)]
+    Decoding(moved::Args),
     Classify(classify::Args),
 }
 
@@ -39,7 +40,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         Kind::MultipleChoice(args) => multiple_choice::run(args),
         Kind::Translation(args) => translation::run(args),
         Kind::Score(args) => score::run(args),
-        Kind::Decoding(args) => decoding::run(args),
+        Kind::Decoding(_) => moved::run("decoding"),
         Kind::Classify(args) => classify::run(args),
     }
 }

@@ -8,19 +8,18 @@ use hearth_model::sampling::{
     SamplingParams,
     beam::{BeamKind, EarlyStopping},
 };
-use hearth_training::eval::{
-    generation::{Decoding, Endings, Generator},
-    metrics::Case,
-    stop_text::StopText,
-    translation::{CorpusScores, PromptForm, corpus_of, encode_prompts, generate_texts, read_items, scores_of},
+use hearth_training::{
+    cli::{ModelArgs, OpenModel, Status, progress_line},
+    eval::{
+        generation::{Decoding, Endings, Generator},
+        metrics::Case,
+        stop_text::StopText,
+        translation::{CorpusScores, PromptForm, corpus_of, encode_prompts, generate_texts, read_items, scores_of},
+    },
 };
 use serde::Serialize;
 
-use super::{
-    data::{DataArgs, unescaped},
-    model::{ModelArgs, OpenModel, progress_line},
-};
-use crate::commands::status::Status;
+use super::data::{DataArgs, unescaped};
 
 /// Measures generated text against references: BLEU, chrF, TER, exact match, ROUGE-L
 ///

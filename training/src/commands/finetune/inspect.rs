@@ -8,13 +8,13 @@ use std::{
 use anyhow::{Context, Result};
 use hearth_model::weights::model_dir::LoadedText;
 use hearth_training::{
+    cli::print_json,
     config::TrainConfig,
     examples::{Example, Style, describe, inspect_json},
 };
 use serde::Serialize;
 
 use super::{Found, documents_of, pairs_line, summary_line};
-use crate::commands::options::print_json;
 
 /// What is said about all examples.
 #[derive(Debug, Serialize)]

@@ -1,4 +1,4 @@
-//! `hearth-train bilingual`: makes sentences with their translations.
+//! `hearth-lab bilingual`: makes sentences with their translations.
 
 use std::{
     io::Write,
@@ -8,15 +8,14 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use clap::value_parser;
+use hearth_lab::bilingual::{Pair, Split, pair};
 use hearth_model::partial_file::PartialFile;
 use hearth_training::{
-    bilingual::{Pair, Split, pair},
+    cli::{Status, print_json},
     interrupt::remove_when_interrupted,
     run_dir,
 };
 use serde_json::json;
-
-use super::{options::print_json, status::Status};
 
 /// Makes English sentences with translations into a language invented for Hearth
 ///

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use hearth_training::subsequence::longest_common;
+
 use super::{
     super::grammar::{Grammar, Symbol},
     lexicon::bare_words,
 };
-use crate::subsequence::longest_common;
 
 /// Sentences in which an ending is looked for.
 const TAIL_SENTENCES: usize = 5;

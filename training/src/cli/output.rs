@@ -1,13 +1,30 @@
-//! Files that commands write for the user.
+//! What commands write for the user: files, and JSON on stdout.
 
-use std::{io, path::Path};
+use std::{
+    io::{self, Write},
+    path::Path,
+    process::ExitCode,
+};
 
-use anyhow::Result;
-use hearth_training::run_dir::write_whole;
+use anyhow::{Context, Result};
 use serde::Serialize;
 
+use crate::run_dir::write_whole;
+
+/// Prints a result as one JSON object, the last line on stdout.
+///
+/// # Errors
+/// Stdout cannot be written to.
+pub fn print_json(report: &impl Serialize) -> Result<ExitCode> {
+    writeln!(io::stdout(), "{}", serde_json::to_string(report)?).context("cannot write to stdout")?;
+    Ok(ExitCode::SUCCESS)
+}
+
 /// Writes values to a file, one JSON object per line.
-pub(super) fn write_lines<T: Serialize>(path: &Path, values: &[T]) -> Result<()> {
+///
+/// # Errors
+/// The file cannot be written; the message names it.
+pub fn write_lines<T: Serialize>(path: &Path, values: &[T]) -> Result<()> {
     let mut text = String::new();
     for value in values {
         text += &serde_json::to_string(value)?;
@@ -17,7 +34,10 @@ pub(super) fn write_lines<T: Serialize>(path: &Path, values: &[T]) -> Result<()>
 }
 
 /// Writes a file; what it had before stays until it is written whole.
-pub(super) fn write_file(path: &Path, text: &str) -> Result<()> {
+///
+/// # Errors
+/// The file cannot be written; the message names it.
+pub fn write_file(path: &Path, text: &str) -> Result<()> {
     write_whole(path, text.as_bytes()).map_err(|error| match error.downcast_ref() {
         Some(reason) => unwritable(path, reason),
         None => error,
@@ -25,7 +45,7 @@ pub(super) fn write_file(path: &Path, text: &str) -> Result<()> {
 }
 
 /// The error of a file that cannot be written.
-pub(super) fn unwritable(path: &Path, error: &io::Error) -> anyhow::Error {
+pub fn unwritable(path: &Path, error: &io::Error) -> anyhow::Error {
     let hint = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "make room, or write elsewhere",
         _ => "give a path in a folder that exists, which this user may write to",

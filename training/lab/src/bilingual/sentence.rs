@@ -1,7 +1,9 @@
 //! What a sentence says, and how each language says it.
 
+use hearth_training::loader::mix;
+
 use super::lexicon::{ADJECTIVES, ADVERBS, BEINGS, CONJUNCTIONS, NUMBERS, Noun, PLACES, THINGS, VERBS, Verb, Word};
-use crate::{draw::Draw, loader::mix};
+use crate::draw::Draw;
 
 /// One in so many pairs of words is held out.
 const HELD_OUT: u64 = 8;

@@ -3,8 +3,7 @@
 use std::collections::HashMap;
 
 use hearth_model::TokenId;
-
-use crate::eval::metrics::bleu::{References, sentence_bleu};
+use hearth_training::eval::metrics::bleu::{References, sentence_bleu};
 
 /// Most frequent tokens that the Zipf coefficient is fitted to, as in the paper.
 const ZIPF_RANKS: usize = 5000;

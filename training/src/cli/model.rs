@@ -1,4 +1,4 @@
-//! The model that is evaluated, and the device; the same options for every kind of evaluation.
+//! Models that a command opens: by path, or by name from the hub, with progress; and the options of commands that measure one.
 
 use std::{
     io::{self, Write},
@@ -17,11 +17,22 @@ use hearth_model::{
 };
 use serde::Serialize;
 
-use crate::commands::{model_files, options::print_json, status::Status};
+use super::{output::print_json, status::Status};
 
-/// The model, the device and the output.
+/// The path of `source`; a model of the hub is downloaded unless the cache has it.
+///
+/// # Errors
+/// There is no such model, or it cannot be downloaded.
+pub fn model_path(source: &ModelSource, part: ModelPart) -> Result<PathBuf> {
+    let mut status = Status::new();
+    let path = source.open(part, &mut |download| status.show(|_| download.to_string()))?;
+    status.clear();
+    Ok(path)
+}
+
+/// Options of commands that measure a model: the model, the device and the output.
 #[derive(Clone, Debug, clap::Args)]
-pub(super) struct ModelArgs {
+pub struct ModelArgs {
     /// A model dir, a run, a GGUF file, or a model of the Hugging Face hub (`ORG/NAME[@REVISION][:FILE]`)
     #[arg(value_name = "MODEL", value_parser = OsStringValueParser::new().map(ModelSource::parse))]
     model: ModelSource,
@@ -39,21 +50,25 @@ pub(super) struct ModelArgs {
     json: bool,
 }
 
-/// A model, ready to be evaluated.
+/// A model, ready to be measured.
 #[derive(Debug)]
-pub(super) struct OpenModel {
-    pub(super) loaded: LoadedModel,
+pub struct OpenModel {
+    /// The model with its tokenizer.
+    pub loaded: LoadedModel,
     /// Where it was opened from.
-    pub(super) path: PathBuf,
+    pub path: PathBuf,
     /// As it was given.
-    pub(super) name: String,
+    pub name: String,
 }
 
 impl ModelArgs {
     /// Opens the device and the model, which is downloaded if needed.
-    pub(super) fn open(&self) -> Result<OpenModel> {
+    ///
+    /// # Errors
+    /// There is no such device or model, or it cannot be opened.
+    pub fn open(&self) -> Result<OpenModel> {
         ops::keep_freed_memory();
-        let path = model_files::open(&self.model, ModelPart::Whole)?;
+        let path = model_path(&self.model, ModelPart::Whole)?;
         let chosen = device::choose(self.device)?;
         writeln!(io::stderr(), "device: {} ({})", device::name(&chosen.device), chosen.reason)
             .context("cannot write to stderr")?;
@@ -62,7 +77,10 @@ impl ModelArgs {
     }
 
     /// Prints a report: as JSON with `--json`, else the lines of `text`.
-    pub(super) fn print(&self, report: &impl Serialize, text: &str) -> Result<ExitCode> {
+    ///
+    /// # Errors
+    /// Stdout cannot be written to.
+    pub fn print(&self, report: &impl Serialize, text: &str) -> Result<ExitCode> {
         if self.json {
             return print_json(report);
         }
@@ -72,7 +90,7 @@ impl ModelArgs {
 }
 
 /// A line of progress: how many of how many are done, and how long the rest may take.
-pub(super) fn progress_line(status: &mut Status, what: &str, n_done: usize, n_all: usize) {
+pub fn progress_line(status: &mut Status, what: &str, n_done: usize, n_all: usize) {
     status.show(|elapsed| {
         let left = elapsed.as_secs_f64() * n_all.saturating_sub(n_done) as f64 / n_done.max(1) as f64;
         format!("{n_done} of {n_all} {what}, about {left:.0} s left")

@@ -1,4 +1,4 @@
-//! `hearth-train tales`: makes stories and conversations, measures how much is in them, and judges what a model wrote.
+//! `hearth-lab tales`: makes stories and conversations, measures how much is in them, and judges what a model wrote.
 
 use std::{
     io::Write,
@@ -8,20 +8,19 @@ use std::{
 
 use anyhow::{Context, Error, Result, bail, ensure};
 use clap::value_parser;
+use hearth_lab::tales::{
+    Kind, Speaker, Tale, Tales,
+    judge::{Judge, Judged, Scores, shuffle_names},
+};
 use hearth_model::{chat::Message, partial_file::PartialFile};
 use hearth_training::{
+    cli::{Status, print_json, unwritable},
     corpus::{Conversation, read_to_string},
     interrupt::remove_when_interrupted,
     prepare::OpenTokenizer,
-    tales::{
-        Kind, Speaker, Tale, Tales,
-        judge::{Judge, Judged, Scores, shuffle_names},
-    },
 };
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
-
-use super::{options::print_json, output::unwritable, status::Status};
 
 /// Makes short stories and conversations about them
 ///

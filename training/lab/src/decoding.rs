@@ -10,18 +10,18 @@ pub mod statistics;
 
 use anyhow::Result;
 use hearth_model::TokenId;
-
-pub use bootstrap::{Bootstrap, BootstrapEstimate};
-pub use figures::{distributions_svg, probabilities_svg};
-pub use methods::Method;
-pub use passages::{Passage, PassageSizes, read_passages};
-pub use report::{DecodingReport, MethodRow, to_markdown};
-
-use super::{
+use hearth_training::eval::{
     generation::{GenerationTask, Generator},
     scorer::{Scorer, TextGroup},
 };
-use statistics::{NgramTable, ends_in_repetition, perplexity, self_bleu};
+
+use self::statistics::{NgramTable, ends_in_repetition, perplexity, self_bleu};
+
+pub use self::bootstrap::{Bootstrap, BootstrapEstimate};
+pub use self::figures::{distributions_svg, probabilities_svg};
+pub use self::methods::Method;
+pub use self::passages::{Passage, PassageSizes, read_passages};
+pub use self::report::{DecodingReport, MethodRow, to_markdown};
 
 /// What a method wrote.
 #[derive(Clone, Debug, PartialEq)]

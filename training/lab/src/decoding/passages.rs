@@ -7,8 +7,7 @@ use hearth_model::{
     TokenId,
     tokenizer::{EncodeOptions, Tokenizer},
 };
-
-use crate::{continuation::encode_continued, corpus::read_to_string, eval::jsonl::read_json_records};
+use hearth_training::{continuation::encode_continued, corpus::read_to_string, eval::jsonl::read_json_records};
 
 /// A prompt and its human continuation.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,7 +1,6 @@
-//! Numbers at random, without state: each is a pure function of the seed, the number of what is made and the number of the
-//! choice. So text 1,000,000 of a seed costs no more than the first, and texts can be made in any order.
+//! Random choices without state: each is a pure function of the seed, the index of the item and the index of the choice. So text 1,000,000 of a seed costs no more than the first, and texts can be made in any order.
 
-use crate::loader::mix;
+use hearth_training::loader::mix;
 
 /// Draws the choices of one text.
 #[derive(Clone, Debug)]

@@ -1,22 +1,21 @@
-//! `hearth-train eval decoding`: the table of Holtzman et al. 2019 for a model and prompts.
+//! `hearth-lab decoding`: the table of Holtzman et al. 2019 for a model and prompts.
 
 use std::{fs, path::PathBuf, process::ExitCode, sync::Arc};
 
 use anyhow::{Context, Result, ensure};
+use hearth_lab::decoding::{
+    Bootstrap, DecodingReport, Method, MethodTexts, Passage, PassageSizes, TextEnd, distributions_svg, measure,
+    probabilities_svg, read_passages, to_markdown, write_texts,
+};
 use hearth_model::tokenizer::{DecodeOptions, Tokenizer};
-use hearth_training::eval::{
-    decoding::{
-        Bootstrap, DecodingReport, Method, MethodTexts, Passage, PassageSizes, TextEnd, distributions_svg, measure,
-        probabilities_svg, read_passages, to_markdown, write_texts,
+use hearth_training::{
+    cli::{ModelArgs, OpenModel, Status, progress_line, write_file, write_lines},
+    eval::{
+        generation::{Endings, Generator},
+        scorer::Scorer,
     },
-    generation::{Endings, Generator},
-    scorer::Scorer,
 };
 use serde::Serialize;
-
-use super::model::{ModelArgs, OpenModel, progress_line};
-use crate::commands::output::{write_file, write_lines};
-use crate::commands::status::Status;
 
 /// Compares decoding methods with human text: perplexity, self-BLEU, Zipf coefficient, distinct-n, repetition
 ///

@@ -1,4 +1,4 @@
-//! `hearth-train tales` and `bilingual` as a user runs them, and other commands on their files.
+//! `hearth-lab tales` and `bilingual` as a user runs them, and `hearth-training` on their files.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
@@ -8,28 +8,63 @@ use std::{
     process::{Command, Output},
 };
 
-use hearth_model::{
-    chat::{ChatTemplate, Ending, Message, RenderContext},
-    tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
+use hearth_training::{
+    corpus::{Cutting, Marks, Origin, ReadOptions, SourceSpec, WordSplit},
+    prepare::{PrepareSettings, StoppingStrategy, prepare},
+    tokenizer_build::{BuiltTokenizer, SpecialTokens, count_words},
 };
-use hearth_training::shard::{Dataset, Split};
 use serde_json::Value;
 
-fn hearth_train(dir: &Path, args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_hearth-train")).args(args).current_dir(dir).output().unwrap()
+fn hearth_lab(dir: &Path, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_hearth-lab")).args(args).current_dir(dir).output().unwrap()
 }
 
 /// Runs a command that must succeed, and gives its report.
 fn succeed(dir: &Path, args: &[&str]) -> Value {
-    let output = hearth_train(dir, &[args, &["--json"]].concat());
+    let output = hearth_lab(dir, &[args, &["--json"]].concat());
     assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
 fn fail(dir: &Path, args: &[&str]) -> String {
-    let output = hearth_train(dir, args);
+    let output = hearth_lab(dir, args);
     assert_eq!(output.status.code(), Some(1), "{args:?}");
     String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Trains a tokenizer on a jsonl file, as `hearth-train tokenizer` does, and writes it to a folder.
+fn train_tokenizer((file, out): (&Path, &Path), vocab_size: usize, special: &SpecialTokens) {
+    let files = Origin::parse(file.to_str().unwrap()).training_files(&mut |_| {}).unwrap().files;
+    let options = ReadOptions {
+        text_field: "text".to_owned(),
+        separator: None,
+        marks: Marks::of_end(special.eos.as_deref()),
+        cutting: Cutting::Pieces,
+    };
+    let (counts, _) = count_words(&files, &options, WordSplit::Gpt4, &mut |_| {}).unwrap();
+    let built = BuiltTokenizer::from_words(&counts, vocab_size, special).unwrap();
+    fs::create_dir(out).unwrap();
+    for (name, text) in built.files() {
+        fs::write(out.join(name), text).unwrap();
+    }
+}
+
+/// Encodes a jsonl file, as `hearth-train prepare` does; returns the number of tokens.
+fn n_prepared(file: &Path, tokenizer: &Path, out: &Path) -> u64 {
+    let settings = PrepareSettings {
+        sources: vec![SourceSpec::parse(file.to_str().unwrap()).unwrap()],
+        validation: Vec::new(),
+        tokenizer: tokenizer.to_owned(),
+        out: out.to_owned(),
+        split: None,
+        val_fraction: None,
+        text_field: "text".to_owned(),
+        separator: None,
+        stopping: StoppingStrategy::default(),
+        shard_tokens: 1 << 20,
+    };
+    let manifest = prepare(&settings, &mut |_| {}).unwrap().manifest;
+    manifest.train.tokens + manifest.val.tokens
 }
 
 #[test]
@@ -49,15 +84,20 @@ fn tales_command_writes_measures_and_judges_tales() {
     assert!(fail(dir, &["tales", "--out", "a.jsonl"]).contains("`a.jsonl` exists already\nhint: "));
 
     // Without and with BOS. In the second case, `<|im_end|>` is also EOS.
-    for (number, flags) in [&["--chat"][..], &["--chat", "--bos", "--eos=<|im_end|>"]].iter().enumerate() {
+    let with_chat = |bos: Option<&str>, eos: &str| SpecialTokens {
+        bos: bos.map(str::to_owned),
+        eos: Some(eos.to_owned()),
+        has_chat: true,
+        ..SpecialTokens::default()
+    };
+    for (number, special) in
+        [with_chat(None, "<|endoftext|>"), with_chat(Some("<|bos|>"), "<|im_end|>")].iter().enumerate()
+    {
         let (tokenizer, data) = (format!("tokenizer-{number}"), format!("data-{number}"));
-        let train = ["tokenizer", "a.jsonl", "--out", &tokenizer, "--vocab-size", "1000"];
-        succeed(dir, &[&train[..], flags].concat());
+        train_tokenizer((&dir.join("a.jsonl"), &dir.join(&tokenizer)), 1000, special);
         let floor = succeed(dir, &["tales", "--floor", &tokenizer, "--count", "2000", "--seed", "3"]);
-        let data = succeed(dir, &["prepare", "a.jsonl", "--tokenizer", &tokenizer, "--out", &data]);
-        let [train, val] = ["train", "val"].map(|split| data["data"][split]["tokens"].as_u64().unwrap());
-        let tokens = train + val;
-        assert_eq!((floor["tokens_per_tale"].as_f64().unwrap() * 2000.0).round() as u64, tokens, "{flags:?}");
+        let tokens = n_prepared(&dir.join("a.jsonl"), &dir.join(&tokenizer), &dir.join(&data));
+        assert_eq!((floor["tokens_per_tale"].as_f64().unwrap() * 2000.0).round() as u64, tokens, "{special:?}");
         let nats = floor["nats_per_tale"].as_f64().unwrap() * 2000.0 / tokens as f64;
         assert!((floor["nats_per_token"].as_f64().unwrap() - nats).abs() < 1e-9);
     }
@@ -79,42 +119,6 @@ fn tales_command_writes_measures_and_judges_tales() {
     assert!(error.contains("`text.jsonl`, line 1: expected value at column 1\nhint: "), "{error}");
 }
 
-#[test]
-fn prepare_encodes_conversations_to_the_token_ids_of_serving() {
-    let dir = tempfile::tempdir().unwrap();
-    let dir = dir.path();
-    let messages =
-        vec![Message::new("user", "Hello <|im_end|>"), Message::new("assistant", "Hello! Shall I tell you a story?")];
-    let line = serde_json::json!({ "messages": messages, "expected": {} }).to_string();
-    fs::write(dir.join("a.jsonl"), format!("{line}\n").repeat(40)).unwrap();
-    succeed(dir, &["tokenizer", "a.jsonl", "--out", "tokenizer", "--vocab-size", "300", "--chat"]);
-    succeed(dir, &["prepare", "a.jsonl", "--tokenizer", "tokenizer", "--out", "data", "--split", "tail"]);
-
-    let tokenizer = Tokenizer::from_dir(&dir.join("tokenizer")).unwrap();
-    let template = ChatTemplate::from_dir(&dir.join("tokenizer")).unwrap().unwrap();
-    let context = RenderContext { ending: Ending::Closed, ..RenderContext::new(&tokenizer) };
-    let mut expected = template.encode(&tokenizer, &messages, &context).unwrap();
-    let text = tokenizer.decode(&expected, DecodeOptions { skip_special_tokens: false });
-    assert!(text.ends_with("story?<|im_end|>\n"), "{text}");
-    expected.push(tokenizer.eos().unwrap().id);
-    let end = tokenizer.encode("<|im_end|>", EncodeOptions::RENDERED).unwrap();
-    assert_eq!(expected.iter().filter(|id| **id == end[0]).count(), 2, "the one in a message is text");
-
-    let data = Dataset::open(&dir.join("data")).unwrap();
-    let tokens = data.split(Split::Train);
-    let mut found = vec![0; expected.len() * 2];
-    tokens.read(0, &mut found);
-    assert_eq!(found, expected.repeat(2));
-    assert_eq!(tokens.len() as usize % expected.len(), 0, "no conversation is divided");
-
-    succeed(dir, &["tokenizer", "a.jsonl", "--out", "plain", "--vocab-size", "300"]);
-    let error = fail(dir, &["prepare", "a.jsonl", "--tokenizer", "plain", "--out", "other"]);
-    assert!(error.contains("a.jsonl`") && error.contains("line 1") && error.contains("no chat template"), "{error}");
-    fs::write(dir.join("b.jsonl"), format!("{line}\n{{\"messages\": [{{\"role\": 1}}]}}\n")).unwrap();
-    let error = fail(dir, &["prepare", "b.jsonl", "--tokenizer", "tokenizer", "--out", "other"]);
-    assert!(error.contains("`b.jsonl`, line 2: `messages[0]`: `role` must be a string"), "{error}");
-}
-
 /// No partial file remains that would block another attempt or look complete.
 #[cfg(unix)]
 #[test]
@@ -124,7 +128,7 @@ fn tales_and_bilingual_remove_partial_output_if_writing_fails() {
     for args in [["tales", "--out", "a.jsonl"], ["bilingual", "--out", "data"]] {
         // `ulimit` limits files to a few kilobytes.
         let mut command = Command::new("sh");
-        command.args(["-c", "trap '' XFSZ; ulimit -f 8; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_hearth-train")]);
+        command.args(["-c", "trap '' XFSZ; ulimit -f 8; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_hearth-lab")]);
         let output = command.args(args).current_dir(dir).output().unwrap();
         let message = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{args:?}: {message}");
@@ -143,7 +147,7 @@ fn interrupted_tales_command_removes_its_partial_file() {
         let dir = tempfile::tempdir().unwrap();
         let partial = dir.path().join("a.jsonl.hearth-partial");
         assert!(Command::new("mkfifo").arg(&partial).status().unwrap().success());
-        let mut command = Command::new(env!("CARGO_BIN_EXE_hearth-train"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hearth-lab"));
         command.args(["tales", "--out", "a.jsonl", "--count", "4000"]).current_dir(dir.path()).stderr(Stdio::null());
         let mut child = command.spawn().unwrap();
         // It writes more than a pipe holds, and nobody reads the rest: it cannot end by itself.
@@ -180,7 +184,7 @@ fn write_error_after_a_signal_does_not_change_the_exit_code() {
     let folder = fs::canonicalize(dir.path()).unwrap();
     let partial = folder.join("a.jsonl.hearth-partial");
     assert!(Command::new("mkfifo").arg(&partial).status().unwrap().success());
-    let mut command = Command::new(env!("CARGO_BIN_EXE_hearth-train"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hearth-lab"));
     command.args(["tales", "--out", "a.jsonl", "--count", "4000"]).current_dir(&folder).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let mut pipe = File::open(&partial).unwrap();
@@ -217,7 +221,7 @@ fn second_signal_ends_the_process_during_a_blocked_removal() {
     };
 
     let dir = tempfile::tempdir().unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_hearth-train"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hearth-lab"));
     command.args(["bilingual", "--out", "data", "--count", "4000000000"]).current_dir(dir.path()).stderr(Stdio::null());
     let mut child = command.spawn().unwrap();
     // Each file is written under this name until it is complete and on the disk.
@@ -258,8 +262,10 @@ fn bilingual_command_writes_files_that_tokenizer_and_prepare_read() {
             [20; 3]
         );
     }
-    succeed(dir, &["tokenizer", "data/texts.jsonl", "--out", "tokenizer", "--vocab-size", "400"]);
-    succeed(dir, &["prepare", "data/texts.jsonl", "--tokenizer", "tokenizer", "--out", "tokens"]);
+    let special = SpecialTokens { eos: Some("<|endoftext|>".to_owned()), ..SpecialTokens::default() };
+    let (texts, tokenizer) = (dir.join("data/texts.jsonl"), dir.join("tokenizer"));
+    train_tokenizer((&texts, &tokenizer), 400, &special);
+    assert!(n_prepared(&texts, &tokenizer, &dir.join("tokens")) > 300);
     let error = fail(dir, &["bilingual", "--out", "data"]);
     assert!(error.contains("`data` exists already") && error.contains("hint: "), "{error}");
 }

@@ -21,7 +21,7 @@ impl Judged {
     /// `expected`.
     ///
     /// # Errors
-    /// The line has neither, or has not the form that `hearth-train tales` writes.
+    /// The line has neither, or has not the form that `hearth-lab tales` writes.
     pub fn parse(line: &str) -> Result<Judged> {
         let json: Value = serde_json::from_str(line).map_err(|error| {
             let what = error.to_string().replace(" at line 1 column ", " at column ");

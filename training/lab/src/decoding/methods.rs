@@ -5,8 +5,7 @@ use hearth_model::sampling::{
     Mirostat, SamplingParams,
     beam::{BeamKind, EarlyStopping},
 };
-
-use crate::eval::generation::Decoding;
+use hearth_training::eval::generation::Decoding;
 
 /// A row of the table.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,14 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use hearth_training::{
+use crate::{
     corpus::Notes,
     progress::{ProgressLine, Style},
 };
 
 /// Shows progress.
 #[derive(Debug)]
-pub(crate) struct Status {
+pub struct Status {
     line: ProgressLine,
     every: Duration,
     started: Instant,
@@ -18,8 +18,15 @@ pub(crate) struct Status {
     shown: Option<Instant>,
 }
 
+impl Default for Status {
+    fn default() -> Status {
+        Status::new()
+    }
+}
+
 impl Status {
-    pub(crate) fn new() -> Status {
+    /// Progress on stderr.
+    pub fn new() -> Status {
         let line = ProgressLine::on_stderr();
         let every = match line.style() {
             Style::Terminal => Duration::from_millis(100),
@@ -30,23 +37,24 @@ impl Status {
     }
 
     /// Begins another part of the work: the lines that follow are about its time.
-    pub(crate) fn begin_phase(&mut self) {
+    pub fn begin_phase(&mut self) {
         self.clear();
         (self.phase_started, self.shown) = (Instant::now(), None);
     }
 
     /// Since the current part of the work began.
-    pub(crate) fn phase_elapsed(&self) -> Duration {
+    pub fn phase_elapsed(&self) -> Duration {
         self.phase_started.elapsed()
     }
 
-    pub(crate) fn elapsed(&self) -> Duration {
+    /// Since it was made.
+    pub fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }
 
     /// Shows `line` if the last one is old enough. `line` gets the time since the current part of the work began. Nothing is
     /// shown in the first moments, in which most commands finish.
-    pub(crate) fn show(&mut self, line: impl FnOnce(Duration) -> String) {
+    pub fn show(&mut self, line: impl FnOnce(Duration) -> String) {
         let since = self.shown.unwrap_or(self.phase_started);
         if since.elapsed() < self.every {
             return;
@@ -57,23 +65,23 @@ impl Status {
     }
 
     /// Clears the line in progress on a terminal.
-    pub(crate) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         self.line.clear();
     }
 
     /// Writes what is to be said about data.
-    pub(crate) fn note_all(&mut self, notes: &Notes) {
+    pub fn note_all(&mut self, notes: &Notes) {
         notes.lines().iter().for_each(|line| self.note(line));
     }
 
     /// Writes a permanent line.
-    pub(crate) fn note(&mut self, line: &str) {
+    pub fn note(&mut self, line: &str) {
         self.line.note(line);
     }
 }
 
 /// Reports files of folders that were skipped.
-pub(crate) fn note_not_text(status: &mut Status, paths: &[std::path::PathBuf]) {
+pub fn note_not_text(status: &mut Status, paths: &[std::path::PathBuf]) {
     if let Some(first) = paths.first() {
         let files =
             if paths.len() == 1 { "1 file that is".to_owned() } else { format!("{} files that are", paths.len()) };
@@ -82,7 +90,7 @@ pub(crate) fn note_not_text(status: &mut Status, paths: &[std::path::PathBuf]) {
 }
 
 /// Reports files of folders that were left out.
-pub(crate) fn note_left_out(status: &mut Status, names: &[String]) {
+pub fn note_left_out(status: &mut Status, names: &[String]) {
     if let Some(first) = names.first() {
         let files = if names.len() == 1 { "1 file".to_owned() } else { format!("{} files", names.len()) };
         let them = if names.len() == 1 { "it is" } else { "they are" };
@@ -92,8 +100,8 @@ pub(crate) fn note_left_out(status: &mut Status, names: &[String]) {
     }
 }
 
-/// Such as `1 step` or `3 steps`.
-pub(super) fn counted(n: usize, what: &str) -> String {
+/// A count with its noun, such as `1 step` or `3 steps`.
+pub fn counted(n: usize, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
