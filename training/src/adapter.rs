@@ -17,7 +17,7 @@ use hearth_model::{
     },
 };
 
-use crate::config::{ALL_LINEAR, LoraSettings, Objective, TrainConfig};
+use crate::config::{ALL_LINEAR, LoraSettings, TrainConfig};
 
 impl LoraSettings {
     /// The configuration of an adapter for the model `base`.
@@ -140,7 +140,7 @@ impl SavedAdapter {
 /// # Errors
 /// A file cannot be read.
 pub(crate) fn base_digest(config: &TrainConfig) -> Result<Option<Digest>> {
-    let is_used = config.lora.is_some() || config.objective.kind == Objective::Dpo;
+    let is_used = config.lora.is_some() || config.objective.objective().has_reference();
     let Some(base) = config.model.init.as_deref().filter(|_| is_used) else { return Ok(None) };
     let mut digester = Digester::new();
     let configuration = model_dir::model_of(base).join("config.json");

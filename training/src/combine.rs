@@ -1,11 +1,5 @@
-//! Sums over micro-batches in an order that depends only on their number: a binary tree over the index of the
-//! micro-batch, padded to a power of two. Each of a power of two of ranks would own an aligned subtree, so the bits of
-//! the sum would not depend on the number of ranks.
-//!
-//! Ranks are processes that train together. So far there is one; code that supports several would pass their sums to
-//! [`across_ranks`].
-
-use std::ops::Range;
+//! Sums over micro-batches in an order that depends only on their number: a binary tree over the index of the micro-batch, padded to a
+//! power of two.
 
 /// Adds `right` to `left`; `left` precedes `right` in the tree.
 pub trait Sum {
@@ -13,7 +7,7 @@ pub trait Sum {
     fn sum(left: Self, right: Self) -> Self;
 }
 
-/// Adds the leaves of an aligned subtree in order, as they arrive. At most one partial sum per level of the tree exists
+/// Adds the leaves of the tree in order, as they arrive. At most one partial sum per level of the tree exists
 /// at a time.
 #[derive(Clone, Debug)]
 pub struct TreeSum<T> {
@@ -49,32 +43,11 @@ impl<T: Sum> TreeSum<T> {
     }
 }
 
-/// The micro-batches of `n` that rank `rank` of `n_ranks` computes. `n_ranks` must be a power of two.
-pub fn of_rank(n: usize, rank: usize, n_ranks: usize) -> Range<usize> {
-    let each = n.next_power_of_two().div_ceil(n_ranks);
-    (rank * each).min(n)..((rank + 1) * each).min(n)
-}
-
-/// Adds the sums of the ranks, in the order of the ranks; `None` means a rank without micro-batches.
-pub fn across_ranks<T: Sum>(sums: Vec<Option<T>>) -> Option<T> {
-    let mut level = sums;
-    while level.len() > 1 {
-        let mut pairs = level.into_iter();
-        let mut next = Vec::new();
-        while let Some(left) = pairs.next() {
-            next.push(match (left, pairs.next().flatten()) {
-                (Some(left), Some(right)) => Some(T::sum(left, right)),
-                (one, other) => one.or(other),
-            });
-        }
-        level = next;
-    }
-    level.pop().flatten()
-}
-
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
+    use std::ops::Range;
+
     use super::*;
 
     /// Records the order of the additions.
@@ -101,18 +74,6 @@ mod tests {
         assert_eq!(sum_of(0..8).unwrap().0, "(((0+1)+(2+3))+((4+5)+(6+7)))");
         assert_eq!(sum_of(0..6).unwrap().0, "(((0+1)+(2+3))+(4+5))");
         assert_eq!(sum_of(0..7).unwrap().0, "(((0+1)+(2+3))+((4+5)+6))");
-    }
-
-    #[test]
-    fn tree_sum_across_1_to_16_ranks_adds_in_the_order_of_one_rank() {
-        for n in 1..40 {
-            for n_ranks in [1, 2, 4, 8, 16] {
-                let ranges: Vec<_> = (0..n_ranks).map(|rank| of_rank(n, rank, n_ranks)).collect();
-                assert_eq!(ranges.iter().cloned().flatten().collect::<Vec<_>>(), (0..n).collect::<Vec<_>>());
-                let sum = across_ranks(ranges.into_iter().map(sum_of).collect());
-                assert_eq!(sum, sum_of(0..n), "{n} on {n_ranks}");
-            }
-        }
     }
 
     #[test]

@@ -4,7 +4,8 @@
 use std::collections::BTreeSet;
 
 use crate::{
-    config::{BUDGETS, Objective, Purpose, Resolved, Rows, TrainConfig},
+    config::{BUDGETS, Purpose, Resolved, Rows, TrainConfig},
+    objective::RowKind,
     schedule::{RunSize, Schedule, rows_per_step},
 };
 
@@ -133,7 +134,8 @@ impl Defaults {
         if let Some(most) = config.data.tokens_per_step
             && self.is_free("data.tokens_per_step")
         {
-            let is_packed = config.data.rows == Rows::Documents && config.objective.kind == Objective::NextToken;
+            let is_packed =
+                config.data.rows == Rows::Documents && config.objective.objective().rows() == RowKind::Sequences;
             let in_step = if is_packed {
                 let tokens = (size.n_tokens / STEPS_PER_PASS).clamp(1, most);
                 if self.is_free("model.max_seq_len") {

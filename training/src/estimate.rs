@@ -12,7 +12,7 @@ use hearth_model::{config::GptConfig, gpt::param_specs, ops, weights::model_dir}
 use crate::{
     adapter::frozen_bytes,
     combine::TreeSum,
-    config::{Algorithm, Objective, TrainConfig},
+    config::{Algorithm, TrainConfig},
     learner::LossGradients,
     optim::matrices_of,
 };
@@ -122,10 +122,10 @@ impl Estimate {
         let bytes = |n_values: usize| 4 * n_values as u64;
         let largest_muon = largest_muon.filter(|_| adapter.is_none()).unwrap_or(0);
         let recomputes = config.optim.recompute;
-        let keeps = config.objective.keep > 0.0;
+        let objective = config.objective.objective();
+        let keeps = objective.compares_with_base();
         let run = Run { n_partial_sums, n_moments, largest_muon, recomputes, keeps };
-        let answers = if config.objective.kind == Objective::Dpo { 2 } else { 1 };
-        let n_rows = answers * config.micro_batch_tokens();
+        let n_rows = objective.rows().rows_per_item() * config.micro_batch_tokens();
         let peak_bytes = if is_cpu {
             let n_values = cpu::peak(gpt, (n_rows, seq_len), adapter, &run);
             let n_threads = ops::n_threads() as u64;

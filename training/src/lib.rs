@@ -8,12 +8,14 @@
 //! - [`shard`]: prepared data: memory-mapped token shards
 //! - [`loader`]: batches of token ids, each a pure function of seed and step
 //! - [`schedule`]: learning rate, momentum and decay as pure functions of the step
+//! - [`objective`]: what a run learns: rows, loss and score of each objective
 //! - [`learner`]: gradients and updates; [`combine`]: sums of gradients in a fixed order
 //! - [`optim`]: gradients by parameter path, global-norm clipping, AdamW, Muon
 //! - [`trainer`]: the training loop; [`guard`]: skips bad steps; [`interrupt`]: signals
 //! - [`examples`]: conversations, prompts with completions and texts as examples for fine-tuning; preference pairs; packing
 //! - [`eval`]: measures models: the loss, multiple choice, translation, classification
 //! - [`progress`]: progress output and metrics files
+//! - [`output_files`]: files and folders that are complete or absent
 //! - [`run_dir`]: the folder of a run; [`checkpoint`]: saves and restores a run
 //! - [`estimate`]: memory and arithmetic of a run; [`fit`]: checks the memory and finds the largest micro-batch
 //! - [`device_watch`]: the most memory that a run holds on a GPU
@@ -38,8 +40,9 @@ mod init;
 pub mod interrupt;
 pub mod learner;
 pub mod loader;
+pub mod objective;
 pub mod optim;
-mod preference;
+pub mod output_files;
 pub mod prepare;
 pub mod progress;
 pub mod run_dir;

@@ -96,20 +96,14 @@ impl Loader {
             seq_len > 0 && micro_batch_size > 0 && n_micro_batches > 0,
             "a batch needs at least 1 token, row and micro-batch, got {seq_len}, {micro_batch_size} and {n_micro_batches}"
         );
-        let tokens = match source {
-            RowSource::Stream(tokens) => tokens,
-            RowSource::Documents(_) | RowSource::Pairs(_) => {
-                return Ok(Loader { source: source.clone(), settings, n_rows: source.n_rows(seq_len), last_row: None });
-            }
-        };
+        let n_rows = source.n_rows(seq_len);
         ensure!(
-            tokens.len() > seq_len as u64,
+            n_rows > 0,
             "the training split has {} tokens, but a row of {seq_len} tokens requires at least {}\nhint: use a longer text, or a \
              shorter context (`model.max_seq_len`)",
-            tokens.len(),
+            source.n_tokens(),
             seq_len + 1
         );
-        let n_rows = (tokens.len() - 1) / seq_len as u64;
         Ok(Loader { source: source.clone(), settings, n_rows, last_row: None })
     }
 
@@ -229,11 +223,8 @@ impl Batch {
         }
     }
 
-    /// The weight of the batch in a step: the sum of the targets' weights, or the number of pairs if its rows are pairs.
+    /// The sum of the targets' weights.
     pub fn total_weight(&self) -> f64 {
-        if let Some(references) = &self.references {
-            return references.len() as f64;
-        }
         match &self.weights {
             None => self.n_targets() as f64,
             Some(weights) => weights.iter().map(|&weight| f64::from(weight)).sum(),

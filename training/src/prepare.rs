@@ -31,7 +31,7 @@ use crate::{
         BytesRead, Conversation, ConversationEncoder, Encoder, FileKind, FileSplit, Files, Marks, Note, Notes, Origin,
         ReadOptions, SourceFile, SourceSpec, check_separator, read_in_batches, read_tokens,
     },
-    run_dir,
+    output_files,
     shard::{
         DATA_FILE, Manifest, SHARD_VERSION, SourceInfo, Split, SplitInfo, SplitRule, TOKENIZER_DIR, TokenWidth,
         WriterSettings,
@@ -158,7 +158,7 @@ pub fn prepare(settings: &PrepareSettings, progress: &mut dyn FnMut(Progress)) -
     check_val_fraction(settings.val_fraction)?;
     let tokenizer = OpenTokenizer::open(&settings.tokenizer)?;
     // What can be wrong is found before anything is downloaded.
-    let staged = run_dir::stage(&settings.out)?;
+    let staged = output_files::stage(&settings.out)?;
     progress(Progress::Begin(staged.path().to_owned()));
     let mut download = |found| progress(Progress::Download(found));
     let files =

@@ -13,14 +13,17 @@
 
 use std::{
     fs::{self, File, TryLockError},
-    io::{ErrorKind, Write},
+    io::ErrorKind,
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use hearth_model::{Error, partial_file::PartialFile, weights::StagedDir};
+use hearth_model::{partial_file::PartialFile, weights::StagedDir};
 
-use crate::config::TrainConfig;
+use crate::{
+    config::TrainConfig,
+    output_files::{unwritable, write_whole},
+};
 
 const CONFIG_FILE: &str = "config.toml";
 const LOCK_FILE: &str = ".lock";
@@ -39,21 +42,6 @@ pub enum Start {
     New,
     /// Continue the run in the folder, if there is one.
     Resume,
-}
-
-/// Stages a new folder at `path`, which must be missing or empty; see [`StagedDir::creating`].
-///
-/// # Errors
-/// `path` is not empty, or it cannot be written to.
-pub fn stage(path: &Path) -> Result<StagedDir> {
-    StagedDir::creating(path).map_err(|error| match error {
-        Error::Io { .. } => anyhow::Error::from(error).context(unwritable(path)),
-        error => error.into(),
-    })
-}
-
-fn unwritable(path: &Path) -> String {
-    format!("cannot write to `{}`\nhint: give a folder as `--out` that this user may write to", path.display())
 }
 
 /// The folder of a run.
@@ -270,19 +258,6 @@ impl RunDir {
         }
         result
     }
-}
-
-/// Writes a file under a temporary name and renames it, so that readers find the old or the new contents.
-///
-/// # Errors
-/// The file cannot be written; what was written of it is removed.
-pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
-    let write = || {
-        let mut file = PartialFile::create(path)?;
-        file.write_all(bytes)?;
-        file.finish()
-    };
-    write().with_context(|| format!("cannot write `{}`", path.display()))
 }
 
 #[cfg(test)]

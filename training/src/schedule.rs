@@ -32,12 +32,7 @@ pub struct RunSize {
 impl RunSize {
     /// A run over `source` in rows of `seq_len` tokens, which trains `n_params` values.
     pub fn new(n_params: usize, source: &RowSource, seq_len: usize) -> RunSize {
-        let rows_per_epoch = source.n_rows(seq_len);
-        let tokens_per_epoch = match source {
-            RowSource::Stream(_) => rows_per_epoch * seq_len as u64,
-            // Rows may be shorter.
-            RowSource::Documents(_) | RowSource::Pairs(_) => source.n_tokens(),
-        };
+        let (rows_per_epoch, tokens_per_epoch) = (source.n_rows(seq_len), source.tokens_per_epoch(seq_len));
         RunSize { n_params, rows_per_epoch, tokens_per_epoch }
     }
 

@@ -2,44 +2,32 @@
 
 mod due;
 mod evaluation;
+mod run_model;
 mod same_run;
 mod sample;
+mod save;
 mod speed;
+mod start;
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use burn::{module::Module, tensor::Device};
-use hearth_model::{
-    TokenId,
-    digest::Digest,
-    gpt::Gpt,
-    ops::{self, Dtype},
-    tokenizer::Tokenizer,
-    weights::{
-        DiskDtype, StagedDir,
-        model_dir::{self, LoadOptions, SaveOptions},
-    },
-};
+use burn::module::Module;
+use hearth_model::{TokenId, digest::Digest, gpt::Gpt, ops, tokenizer::Tokenizer};
 
+pub(crate) use self::run_model::first_model;
 pub use self::speed::StepTime;
-use self::{
-    due::Due,
-    same_run::{require_same_run, require_same_tokens},
-    speed::Speed,
-};
+use self::{due::Due, run_model::SavedForm, speed::Speed, start::run_size};
 use crate::{
-    adapter::{self, Adapted, SavedAdapter},
-    checkpoint::{self, Best, Checkpoint, TrainState},
-    config::{Objective, Rows, ScheduleKind, TrainConfig},
+    checkpoint::{Best, TrainState},
+    config::TrainConfig,
     eval::{Score, read_numbers},
     guard::Guard,
-    init::initialize,
     interrupt::Interrupt,
-    learner::{Learner, LossGradients, StepIndex},
-    loader::{Batch, Loader, LoaderSettings, Prefetcher, RowOrder, RowSource},
+    learner::{Learner, LossGradients},
+    loader::{Batch, Loader, Prefetcher, RowSource},
+    objective::StepIndex,
     optim::Gradients,
-    preference::{token_losses, token_losses_in_training, with_references},
     progress::{Pace, Reporter, StepRecord},
     run_dir::RunDir,
     schedule::{RunSize, Schedule},
@@ -89,7 +77,7 @@ pub struct Trainer<'a> {
     data: &'a Data,
     /// The validation split.
     val: RowSource,
-    /// The reference model of preferences. `None` for other objectives, and once its log-probabilities have been computed.
+    /// The reference model of the objective. `None` if it has none, and once its part of the rows is known.
     reference: Option<Gpt>,
     loader: Loader,
     learner: Learner,
@@ -98,184 +86,10 @@ pub struct Trainer<'a> {
     /// The evaluation of the model in the run's folder. An earlier process may have saved it behind the checkpoint that this one
     /// goes on from.
     kept: Option<Best>,
-    saved: Saved,
+    saved: SavedForm,
 }
 
-/// How the model is saved.
-#[derive(Clone, Debug)]
-pub(crate) enum Saved {
-    /// Whole, in the Hugging Face class of the initial model.
-    Model { class: Option<String> },
-    /// Only its adapter.
-    Adapter(Box<SavedAdapter>),
-}
-
-/// The model that a run with `config` begins with, for a vocabulary of `vocab_size`.
-///
-/// # Errors
-/// Settings that make no model, or a model that cannot be opened or does not train.
-pub(crate) fn first_model(config: &TrainConfig, vocab_size: usize, device: &Device) -> Result<(Gpt, Saved)> {
-    // Autodiff is set first: gradients flow through tensors created on this device, weights and inputs alike.
-    let device = device.clone().autodiff();
-    match (&config.model.init, &config.lora) {
-        (None, _) => {
-            let gpt = Gpt::init(&config.gpt_config(vocab_size)?, config.seed, &device)?;
-            Ok((initialize(gpt, &config.model), Saved::Model { class: None }))
-        }
-        (Some(dir), Some(lora)) => {
-            let Adapted { gpt, saved } = adapter::load(dir, (lora, config.seed), &device, None)?;
-            Ok((gpt, Saved::Adapter(Box::new(saved))))
-        }
-        (Some(dir), None) => {
-            adapter::require_trainable(dir)?;
-            let options = LoadOptions { device: device.clone(), dtype: Some(Dtype::F32) };
-            let gpt = model_dir::load_gpt(dir, &options)?.with_dropout(config.model.dropout);
-            Ok((gpt, Saved::Model { class: model_dir::load_class(dir).ok().map(str::to_owned) }))
-        }
-    }
-}
-
-impl<'a> Trainer<'a> {
-    /// A new run with random weights, or those of `model.init`.
-    ///
-    /// # Errors
-    /// Invalid settings, splits too short for the context, or the tokenizer of another model.
-    pub fn new(config: &'a TrainConfig, data: &'a Data, device: &Device) -> Result<Trainer<'a>> {
-        config.validate()?;
-        config.validate_on(device)?;
-        let (gpt, saved) = first_model(config, data.tokenizer.vocab_size(), device)?;
-        if let Some(dir) = &config.model.init {
-            require_same_tokens(dir, &data.tokenizer, config.data.path.as_deref())?;
-        }
-        let learner = Learner::new(gpt, config.optim.clone(), config.seed).with_objective(config.objective);
-        let reference = learner.gpt.clone();
-        let base = adapter::base_digest(config)?;
-        let state = TrainState { base, ..TrainState::new(data.hash, data.tokenizer_hash) };
-        Self::with(config, (data, reference), learner, state, saved)
-    }
-
-    /// Continues the run of `checkpoint` with `config`.
-    ///
-    /// # Errors
-    /// Other data, or settings that contradict the completed steps; the message names both sides.
-    pub fn resume(
-        config: &'a TrainConfig,
-        data: &'a Data,
-        device: &Device,
-        checkpoint: &Checkpoint,
-    ) -> Result<Trainer<'a>> {
-        config.validate()?;
-        config.validate_on(device)?;
-        require_same_run(checkpoint, config, data)?;
-        let Checkpoint { state, config: then, .. } = checkpoint;
-        let device = device.clone().autodiff();
-        let (gpt, saved) = match (&config.lora, &config.model.init) {
-            (Some(lora), Some(base)) => {
-                let Adapted { gpt, saved } = adapter::load(base, (lora, config.seed), &device, Some(checkpoint.dir()))?;
-                (gpt, Saved::Adapter(Box::new(saved)))
-            }
-            _ => {
-                let class = model_dir::load_class(checkpoint.dir()).ok().map(str::to_owned);
-                (checkpoint.load_gpt(&device)?, Saved::Model { class })
-            }
-        };
-        let mut learner = Learner::new(gpt, config.optim.clone(), config.seed).with_objective(config.objective);
-        let reference = match (&config.lora, config.objective.kind) {
-            (None, Objective::Dpo) => {
-                let (reference, _) = first_model(config, data.tokenizer.vocab_size(), &device)?;
-                reference.with_precision(config.optim.precision)
-            }
-            _ => learner.gpt.clone(),
-        };
-        checkpoint.restore(&mut learner.optimizer, &learner.gpt, &device.clone().inner())?;
-        let size = run_size(config, data, &learner);
-        let mut state = state.clone();
-        if let (Some(_), Some(minutes)) = (state.total_steps, config.schedule.max_minutes)
-            && then.schedule.max_minutes != Some(minutes)
-        {
-            ensure!(
-                config.schedule.kind == ScheduleKind::Constant,
-                "`schedule.max_minutes` cannot change any more: the cooldown has begun\nhint: extend a run before its cooldown, or \
-                 begin a new run with `--from` and an earlier checkpoint"
-            );
-            // `total_steps` is where the former budget ended. It still holds only if the new budget is used up too.
-            state.total_steps = state.total_steps.filter(|_| minutes <= state.minutes);
-        }
-        let schedule_of = |config: &TrainConfig| Schedule::new(config, size).with_total(state.total_steps);
-        ensure!(
-            schedule_of(then).has_same_past(&schedule_of(config), state.step, &config.optim),
-            "`schedule` contradicts the {} completed steps: their learning rates or weight decays would have been \
-             different\nhint: `constant` ones can be extended, and so can `wsd` before its cooldown",
-            state.step
-        );
-        ensure!(
-            size.rows_of_steps(then, state.step) == size.rows_of_steps(config, state.step),
-            "`schedule.epochs` contradicts the {} completed steps: the last of them ended with the data, and had fewer rows than \
-             in a longer run\nhint: go on from an earlier checkpoint, with `--from`",
-            state.step
-        );
-        Self::with(config, (data, reference), learner, state, saved)
-    }
-
-    fn with(
-        config: &'a TrainConfig,
-        (data, reference): (&'a Data, Gpt),
-        learner: Learner,
-        state: TrainState,
-        saved: Saved,
-    ) -> Result<Trainer<'a>> {
-        let gpt = learner.gpt.config();
-        let (n_tokens, vocab_size) = (data.tokenizer.vocab_size(), gpt.vocab_size);
-        ensure!(
-            n_tokens <= vocab_size,
-            "the data's tokenizer has {n_tokens} tokens, but the model's vocabulary has {vocab_size}\nhint: prepare the data \
-             with the model's own tokenizer"
-        );
-        ensure!(
-            config.model.max_seq_len <= gpt.max_seq_len,
-            "`model.max_seq_len` must be at most the model's context of {0}, got {1}\nhint: `--set model.max_seq_len={0}`",
-            gpt.max_seq_len,
-            config.model.max_seq_len
-        );
-        let order = match config.data.rows {
-            Rows::Epochs | Rows::Documents | Rows::Unpacked => RowOrder::Permuted,
-            Rows::Windows => RowOrder::RandomWindows,
-        };
-        let settings = LoaderSettings {
-            seed: config.seed,
-            seq_len: config.model.max_seq_len,
-            micro_batch_size: config.data.micro_batch_size.rows(),
-            order,
-            n_micro_batches: config.micro_steps(),
-        };
-        let size = run_size(config, data, &learner);
-        let schedule = Schedule::new(config, size).with_total(state.total_steps);
-        schedule.check()?;
-        let reference = (config.objective.kind == Objective::Dpo).then(|| reference.without_lora());
-        let loader = Loader::new(&data.train, settings)?.ending_after(size.rows_of_epochs(config));
-        let val = data.val.clone();
-        let kept = state.best;
-        Ok(Trainer { config, data, val, reference, loader, learner, schedule, state, kept, saved })
-    }
-
-    /// Computes the log-probabilities of the answers of all pairs under the reference model, if there is one. False if a signal
-    /// came meanwhile.
-    fn add_references(&mut self, reporter: &mut Reporter, interrupt: &Interrupt) -> Result<bool> {
-        let Some(reference) = self.reference.take() else { return Ok(true) };
-        reporter.note("computing the log-probabilities of all answers under the reference model");
-        let settings = *self.loader.settings();
-        let evaluated = reference.valid().packed()?;
-        let size = settings.micro_batch_size;
-        let val = with_references(&self.data.val, size, interrupt, |batch| token_losses(&evaluated, batch))?;
-        drop(evaluated);
-        let of_batch = |batch: &Batch| token_losses_in_training(&reference, batch);
-        let train = with_references(&self.data.train, size, interrupt, of_batch)?;
-        let (Some(val), Some(train)) = (val, train) else { return Ok(false) };
-        self.val = val;
-        self.loader = Loader::new(&train, settings)?.ending_after(self.size().rows_of_epochs(self.config));
-        Ok(true)
-    }
-
+impl Trainer<'_> {
     /// Trained parameters.
     pub fn n_params(&self) -> usize {
         self.learner.n_params()
@@ -404,7 +218,7 @@ impl<'a> Trainer<'a> {
         let micro_batches: Vec<Batch> = batches.by_ref().take(n_micro).collect();
         ensure!(micro_batches.len() == n_micro, "the data loader stopped before the end of the run");
         let n_tokens = micro_batches.iter().map(Batch::n_tokens).sum();
-        let index = StepIndex::of(self.state.step, micro_batches.iter());
+        let index = self.learner.step_index(self.state.step, micro_batches.iter());
         let sums = self.learner.gradients(index, micro_batches.into_iter().enumerate())?;
         let LossGradients { loss, mut gradients } = sums.context("a step has micro-batches")?;
         let grad_norm = self.learner.clip(&mut gradients)?;
@@ -457,60 +271,6 @@ impl<'a> Trainer<'a> {
         ops::give_back_memory();
         Ok(self.learner.gpt.valid().packed()?)
     }
-
-    /// Writes a checkpoint, and the model if no evaluation chooses one, and removes old checkpoints. What was reported of its
-    /// steps must be on the disk.
-    fn save(&self, run: &RunDir, reporter: &mut Reporter) -> Result<()> {
-        if !self.data.val.has_targets() {
-            // Without a validation split the best model is unknown: the last one is kept.
-            self.save_model(run, None)?;
-        }
-        self.save_checkpoint(run)?;
-        let settings = &self.config.checkpoint;
-        if let Err(error) = run.prune_checkpoints(self.state.step, settings.keep, &settings.keep_steps) {
-            // The run is saved all the same.
-            reporter.note(&format!("warning: {error:#}; the next save tries again"));
-        }
-        Ok(())
-    }
-
-    /// Writes a checkpoint.
-    ///
-    /// # Errors
-    /// The folder cannot be written to. Earlier checkpoints stay.
-    pub fn save_checkpoint(&self, run: &RunDir) -> Result<()> {
-        run.save_checkpoint(self.state.step, |staged| {
-            self.write_model(staged, DiskDtype::F32)?;
-            checkpoint::write(staged, &self.learner.optimizer, &self.state, self.config)
-        })
-        .with_context(|| format!("cannot save the checkpoint of step {}; earlier ones are intact", self.state.step))
-    }
-
-    /// Replaces the run's model by this one, which `evaluation` is of.
-    fn save_model(&self, run: &RunDir, evaluation: Option<Best>) -> Result<()> {
-        let staged = StagedDir::replacing(&run.model_dir())?;
-        self.write_model(&staged, self.config.checkpoint.save_dtype.on_disk())?;
-        evaluation.map_or(Ok(()), |evaluation| evaluation.write(&staged))?;
-        Ok(staged.commit()?)
-    }
-
-    /// Writes the model, or its adapter alone, with the tokenizer's files.
-    fn write_model(&self, staged: &StagedDir, dtype: DiskDtype) -> Result<()> {
-        let gpt = self.learner.gpt.valid();
-        match &self.saved {
-            Saved::Adapter(adapter) => adapter.write(staged, &gpt, &self.data.tokenizer_files),
-            Saved::Model { class } => {
-                let options = SaveOptions {
-                    dtype,
-                    class: class.clone(),
-                    eos_token_ids: self.data.eos_token_ids.clone(),
-                    extra_files: self.data.tokenizer_files.clone(),
-                    ..SaveOptions::default()
-                };
-                Ok(model_dir::write(staged, &gpt, &options)?)
-            }
-        }
-    }
 }
 
 /// The gradients of a step, clipped, and what they were computed from.
@@ -521,8 +281,4 @@ struct StepGradients {
     /// The norm before clipping.
     grad_norm: f32,
     gradients: Gradients,
-}
-
-fn run_size(config: &TrainConfig, data: &Data, learner: &Learner) -> RunSize {
-    RunSize::new(learner.n_params(), &data.train, config.model.max_seq_len)
 }

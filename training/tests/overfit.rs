@@ -6,8 +6,9 @@ use burn::tensor::Device;
 use hearth_model::{TokenId, config::GptConfig, gpt::Gpt};
 use hearth_training::{
     config::{Arch, Layers, TrainConfig},
-    learner::{Learner, StepIndex},
+    learner::Learner,
     loader::{Loader, LoaderSettings, RowOrder},
+    objective::StepIndex,
     schedule::Rates,
     shard::Tokens,
 };

@@ -17,7 +17,7 @@ use hearth_model::{
 };
 use hearth_training::{
     config::Layers,
-    learner::{Learner, StepIndex},
+    learner::Learner,
     loader::Batch,
     schedule::{RunSize, Schedule},
 };
@@ -73,7 +73,7 @@ fn assert_run_matches_torch(name: &str) {
     let mut learner = Learner::new(start, config.optim.clone(), 0);
     for (step, rows) in golden.batches.iter().enumerate() {
         let batch = batch(rows);
-        let index = StepIndex::of(step, [&batch].into_iter());
+        let index = learner.step_index(step, [&batch].into_iter());
         let mut sums = learner.gradients(index, std::iter::once((0, batch))).unwrap().unwrap();
         let norm = learner.clip(&mut sums.gradients).unwrap().into_scalar::<f32>();
         let loss = sums.loss.into_scalar::<f32>();

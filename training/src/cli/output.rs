@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use crate::run_dir::write_whole;
+use crate::output_files::write_whole;
 
 /// Prints a result as one JSON object, the last line on stdout.
 ///

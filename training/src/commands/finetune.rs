@@ -20,11 +20,12 @@ use hearth_model::{
 use hearth_training::{
     adapter::{require_model, require_trainable},
     cli::{Status, counted, model_path, note_left_out, note_not_text},
-    config::{Layers, Objective, Purpose, Rows, TooLong, TrainConfig},
+    config::{Layers, Purpose, Rows, TooLong, TrainConfig},
     corpus::Origin,
     data_defaults::{Defaults, ExamplesSize},
     examples::{Example, ExampleEncoder, ExampleSettings, Examples, PreferencePair, read, read_preferences},
     loader::{Documents, Packing, Pairs, Permutation, RowSource},
+    objective::RowKind,
     shard::Tokens,
     trainer::Data,
 };
@@ -98,10 +99,7 @@ pub(crate) fn run(mut args: Args) -> Result<ExitCode> {
         defaults.fit_warmup(&mut config, steps);
         let mut status = Status::new();
         settle(&mut config, &defaults, &path, &mut status)?;
-        let all = match config.objective.kind {
-            Objective::NextToken => Found::Examples(examples_of([&args.data, &args.val], &text, &config, &mut status)?),
-            Objective::Dpo => Found::Pairs(pairs_of([&args.data, &args.val], &text, &config, &mut status)?),
-        };
+        let all = Found::read([&args.data, &args.val], &text, &config, &mut status)?;
         defaults.fit_examples(&mut config, all.size());
         return inspect::show(&all, n, &text, &config, args.run.options.json);
     }
@@ -109,30 +107,42 @@ pub(crate) fn run(mut args: Args) -> Result<ExitCode> {
     let mut session = Session::new(out, args.run, layers)?;
     let mut status = Status::new();
     settle(&mut session.config, &session.defaults, &path, &mut status)?;
-    let data = match session.config.objective.kind {
-        Objective::NextToken => {
-            let examples = examples_of([&args.data, &args.val], &text, &session.config, &mut status)?;
-            status.note(&summary_line(&examples));
-            session.fit_examples(size_of(&examples));
-            data_of(examples, &path, text, &session.config)?
-        }
-        Objective::Dpo => {
-            let pairs = pairs_of([&args.data, &args.val], &text, &session.config, &mut status)?;
-            status.note(&pairs_line(&pairs));
-            session.fit_examples(size_of_pairs(&pairs));
-            data_of_pairs(pairs, &path, text, &session.config)?
-        }
-    };
+    let all = Found::read([&args.data, &args.val], &text, &session.config, &mut status)?;
+    status.note(&all.summary());
+    session.fit_examples(all.size());
+    let data = all.into_data(&path, text, &session.config)?;
     session.train(&data)
 }
 
-/// What was read.
+/// The examples that were read, as the objective needs them.
 enum Found {
     Examples(Examples<Example>),
     Pairs(Examples<PreferencePair>),
 }
 
 impl Found {
+    /// Reads the files to train on, and those for validation.
+    fn read(sources: [&[String]; 2], text: &LoadedText, config: &TrainConfig, status: &mut Status) -> Result<Found> {
+        match config.objective.objective().rows() {
+            RowKind::Sequences => examples_of(sources, text, config, status).map(Self::Examples),
+            RowKind::Pairs => pairs_of(sources, text, config, status).map(Self::Pairs),
+        }
+    }
+
+    fn summary(&self) -> String {
+        match self {
+            Self::Examples(found) => summary_line(found),
+            Self::Pairs(found) => pairs_line(found),
+        }
+    }
+
+    fn into_data(self, model: &Path, text: LoadedText, config: &TrainConfig) -> Result<Data> {
+        match self {
+            Self::Examples(found) => data_of(found, model, text, config),
+            Self::Pairs(found) => data_of_pairs(found, model, text, config),
+        }
+    }
+
     fn size(&self) -> ExamplesSize {
         match self {
             Self::Examples(found) => size_of(found),
@@ -206,12 +216,9 @@ fn examples_of(
     let examples = read(&sources, &encoder, &settings, &mut |download| status.show(|_| download.to_string()))?;
     status.clear();
     note_sources(status, &sources, &settings, &examples);
-    if let Some(example) = examples
-        .examples
-        .iter()
-        .chain(&examples.val)
-        .find(|example| example.n_trained() == 0 && config.objective.keep == 0.0)
-    {
+    let takes_untrained = config.objective.objective().compares_with_base();
+    let mut all = examples.examples.iter().chain(&examples.val);
+    if let Some(example) = all.find(|example| example.n_trained() == 0 && !takes_untrained) {
         bail!(
             "{}: it has `keep`, but `objective.keep` is 0\nhint: `--set objective.keep=1`, or remove it",
             example.origin

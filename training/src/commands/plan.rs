@@ -8,7 +8,7 @@ use std::{
 use anyhow::Result;
 use hearth_training::{
     cli::{counted, print_json},
-    config::{Objective, TrainConfig},
+    config::TrainConfig,
     estimate::Estimate,
     fit::Limits,
     loader::RowSource,
@@ -120,10 +120,9 @@ pub(crate) fn print_plan(
 
 /// What a step trains on.
 pub(crate) fn step_size(config: &TrainConfig) -> String {
-    match config.objective.kind {
-        Objective::NextToken => format!("{} tokens", config.tokens_per_step()),
-        Objective::Dpo => counted(config.micro_steps() * config.data.micro_batch_size.rows(), "pair"),
-    }
+    let n_items = config.micro_steps() * config.data.micro_batch_size.rows();
+    let (n, what) = config.objective.objective().step_size(config.tokens_per_step(), n_items);
+    counted(n, what)
 }
 
 fn time_line(step: Option<StepTime>, expected: Option<f64>) -> String {

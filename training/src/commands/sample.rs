@@ -22,7 +22,7 @@ use hearth_model::{
 use hearth_training::{
     cli::{Status, model_path, print_json},
     config::{Layers, Purpose},
-    run_dir::write_whole,
+    output_files::write_whole,
 };
 use serde::Serialize;
 

@@ -17,7 +17,7 @@ use hearth_training::{
     adapter::require_model,
     checkpoint::Checkpoint,
     cli::{Status, counted, model_path, print_json},
-    config::{BaseDtype, Layers, MicroBatchSize, Objective, Resolved, Rows, TrainConfig},
+    config::{BaseDtype, Layers, MicroBatchSize, Resolved, Rows, TrainConfig},
     data_defaults::{Defaults, ExamplesSize},
     device_watch::DeviceWatch,
     estimate::Estimate,
@@ -363,12 +363,11 @@ impl Session {
             data.val.n_tokens(),
             data.tokenizer.vocab_size()
         ));
-        // A pair has two rows.
-        let answers = if config.objective.kind == Objective::Dpo { 2 } else { 1 };
+        let rows_per_item = config.objective.objective().rows().rows_per_item();
         reporter.note(&format!(
             "model: {} parameters, about {} a step, about {:.0} MB of memory, and the process has {:.0} MB",
             trainer.n_params(),
-            flops(estimate.flops_per_token as f64 * (answers * config.tokens_per_step()) as f64),
+            flops(estimate.flops_per_token as f64 * (rows_per_item * config.tokens_per_step()) as f64),
             estimate.peak_bytes as f64 / 1e6,
             *held_before as f64 / 1e6
         ));

@@ -8,7 +8,7 @@ use hearth_training::{
     cli::{Status, note_left_out, note_not_text, print_json},
     corpus::{Cutting, FileSplit, Marks, Origin, ReadOptions, SourceFile, WordSplit, check_separator},
     interrupt::remove_when_interrupted,
-    run_dir,
+    output_files,
     tokenizer_build::{BuiltTokenizer, END_OF_TEXT, SpecialTokens, bytes_per_token, collect_characters, count_words},
 };
 use serde::Serialize;
@@ -99,7 +99,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     }
     let (mut files, mut left_out): (Vec<SourceFile>, Vec<String>) = (Vec::new(), Vec::new());
     // Checked before the work, not after it.
-    let staged = run_dir::stage(&args.out)?;
+    let staged = output_files::stage(&args.out)?;
     remove_when_interrupted(staged.path());
     for file in &args.files {
         let found = Origin::parse(file).training_files(&mut |download| status.show(|_| download.to_string()))?;

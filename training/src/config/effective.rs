@@ -3,7 +3,8 @@
 
 use toml::{Table, Value};
 
-use super::{Algorithm, Objective, OptimSettings, Purpose, ScheduleKind, ScheduleSettings, TrainConfig};
+use super::{Algorithm, OptimSettings, Purpose, ScheduleKind, ScheduleSettings, TrainConfig};
+use crate::objective::RowKind;
 
 /// Settings that have an effect only under a condition.
 struct Rule {
@@ -57,12 +58,12 @@ const RULES: &[Rule] = &[
     Rule {
         keys: &["data.rows"],
         when: When::Settings("`objective.kind=next-token`; each answer of a pair is a row", |config| {
-            config.objective.kind == Objective::NextToken
+            config.objective.objective().rows() == RowKind::Sequences
         }),
     },
     Rule {
         keys: &["objective.beta"],
-        when: When::Settings("`objective.kind=dpo`", |config| config.objective.kind == Objective::Dpo),
+        when: When::Settings("`objective.kind=dpo`", |config| config.objective.objective().uses_setting("beta")),
     },
     Rule {
         keys: &["optim.muon."],

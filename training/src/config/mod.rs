@@ -24,6 +24,11 @@ pub use presets::{PRESETS, Preset};
 pub use purpose::Purpose;
 pub use same_past::differences;
 
+pub use crate::{
+    examples::TooLong,
+    objective::{ObjectiveKind, ObjectiveSettings},
+};
+
 /// All settings of a run. The run's `config.toml` is this struct, resolved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -142,50 +147,6 @@ pub enum Rows {
     Documents,
     /// The same without packing: one document in each row.
     Unpacked,
-}
-
-/// What happens to an example longer than the limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum TooLong {
-    /// It is an error.
-    #[default]
-    Refuse,
-    /// Its end is removed.
-    Cut,
-    /// It is left out.
-    Drop,
-}
-
-/// What is learned.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ObjectiveSettings {
-    /// The kind of loss.
-    pub kind: Objective,
-    /// `dpo`: how much a difference to the reference model counts.
-    pub beta: f64,
-    /// Keeps what the model knows while an adapter trains: this times the mean divergence of its predictions from those of the
-    /// model without the adapter, over all tokens that are read but not trained ([Li and Hoiem, 2016](https://arxiv.org/abs/1606.09282)).
-    /// 0: off.
-    pub keep: f64,
-}
-
-/// The kind of loss.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Objective {
-    /// The cross entropy of the next token.
-    NextToken,
-    /// Direct preference optimization ([Rafailov et al., 2023](https://arxiv.org/abs/2305.18290)) on pairs of a better and a
-    /// worse answer, in `finetune` only. Rows of a micro-batch are then pairs, and have twice as many tokens.
-    Dpo,
-}
-
-impl Default for ObjectiveSettings {
-    fn default() -> Self {
-        Self { kind: Objective::NextToken, beta: 0.1, keep: 0.0 }
-    }
 }
 
 /// The name among [`LoraSettings::targets`] that stands for all linear layers of the blocks.

@@ -2,7 +2,8 @@
 
 use anyhow::{Result, ensure};
 
-use super::{Objective, Rows, TrainConfig};
+use super::{Rows, TrainConfig};
+use crate::objective::RowKind;
 
 /// What settings are for: the command that uses them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +27,7 @@ impl TrainConfig {
     /// As [`validate`](Self::validate), and a value that belongs to another command.
     pub fn validate_for(&self, purpose: Purpose) -> Result<()> {
         self.validate()?;
-        let rows = self.data.rows;
+        let (rows, kind) = (self.data.rows, self.objective.objective().rows());
         match purpose {
             Purpose::Quickstart => ensure!(
                 matches!(rows, Rows::Epochs | Rows::Windows),
@@ -34,15 +35,16 @@ impl TrainConfig {
                  `pretrain` train on documents"
             ),
             Purpose::Finetune => ensure!(
-                self.objective.kind == Objective::Dpo || matches!(rows, Rows::Documents | Rows::Unpacked),
+                kind == RowKind::Pairs || matches!(rows, Rows::Documents | Rows::Unpacked),
                 "`data.rows` must be `documents` or `unpacked` in `finetune`: an example is never split\nhint: `--set \
                  data.rows=documents`"
             ),
             Purpose::Pretrain | Purpose::Bench | Purpose::Sample => {}
         }
         ensure!(
-            self.objective.kind == Objective::NextToken || purpose == Purpose::Finetune,
-            "`objective.kind=dpo` is for `finetune`, not for `{}`\nhint: leave it out, or use that command",
+            kind == RowKind::Sequences || purpose == Purpose::Finetune,
+            "`objective.kind={}` is for `finetune`, not for `{}`\nhint: leave it out, or use that command",
+            self.objective.kind,
             purpose.command()
         );
         Ok(())

@@ -50,9 +50,10 @@ impl Windows {
     fn batches(self, source: &RowSource) -> Box<dyn Iterator<Item = Batch> + '_> {
         match source {
             RowSource::Stream(tokens) => Box::new(self.batches_of_stream(tokens)),
-            RowSource::Documents(documents) => Box::new(self.batches_of_documents(documents)),
-            // As documents, without what the reference model says of them.
-            RowSource::Pairs(pairs) => Box::new(self.batches_of_documents(pairs.documents())),
+            source => {
+                let documents = source.documents().into_iter();
+                Box::new(documents.flat_map(move |documents| self.batches_of_documents(documents)))
+            }
         }
     }
 

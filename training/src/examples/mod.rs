@@ -15,10 +15,7 @@ mod tests;
 use std::path::PathBuf;
 
 use hearth_model::TokenId;
-
-use crate::corpus::{Notes, Origin};
-
-pub use crate::config::TooLong;
+use serde::{Deserialize, Serialize};
 
 pub use self::{
     describe::{Style, describe, inspect_json},
@@ -26,6 +23,7 @@ pub use self::{
     pack::pack,
     read::{read, read_preferences},
 };
+use crate::corpus::{Notes, Origin};
 
 /// One example as it is trained.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +50,19 @@ pub struct PreferencePair {
     pub chosen: Example,
     /// The prompt with the worse answer.
     pub rejected: Example,
+}
+
+/// What happens to an example longer than the limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TooLong {
+    /// It is an error.
+    #[default]
+    Refuse,
+    /// Its end is removed.
+    Cut,
+    /// It is left out.
+    Drop,
 }
 
 /// Settings for reading examples.

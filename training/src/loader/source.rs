@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use hearth_model::tokenizer::Tokenizer;
+
 use super::{Documents, Pairs};
 use crate::shard::Tokens;
 
@@ -44,6 +46,55 @@ impl RowSource {
             Self::Stream(tokens) => tokens.len().saturating_sub(1) / seq_len.max(1) as u64,
             Self::Documents(documents) => documents.n_rows() as u64,
             Self::Pairs(pairs) => pairs.n_pairs() as u64,
+        }
+    }
+
+    /// Tokens of an epoch of rows of `seq_len` inputs.
+    pub fn tokens_per_epoch(&self, seq_len: usize) -> u64 {
+        match self {
+            Self::Stream(_) => self.n_rows(seq_len) * seq_len as u64,
+            // Rows may be shorter.
+            Self::Documents(_) | Self::Pairs(_) => self.n_tokens(),
+        }
+    }
+
+    /// The number of targets.
+    pub fn n_targets(&self) -> u64 {
+        match self {
+            // The first token is never predicted.
+            Self::Stream(tokens) => tokens.len().saturating_sub(1),
+            Self::Documents(documents) => documents.n_targets(),
+            Self::Pairs(pairs) => pairs.documents().n_targets(),
+        }
+    }
+
+    /// Bytes of text that the targets represent.
+    pub fn target_bytes(&self, tokenizer: &Tokenizer) -> u64 {
+        match self {
+            Self::Stream(tokens) => {
+                let mut first = [0];
+                tokens.read(0, &mut first);
+                tokens.n_bytes().saturating_sub(tokenizer.text_bytes(&first))
+            }
+            Self::Documents(documents) => documents.target_bytes(),
+            Self::Pairs(pairs) => pairs.documents().target_bytes(),
+        }
+    }
+
+    /// The documents that rows consist of, if they do.
+    pub fn documents(&self) -> Option<&Documents> {
+        match self {
+            Self::Stream(_) => None,
+            Self::Documents(documents) => Some(documents),
+            Self::Pairs(pairs) => Some(pairs.documents()),
+        }
+    }
+
+    /// The pairs, if rows are answers of pairs.
+    pub fn pairs(&self) -> Option<&Pairs> {
+        match self {
+            Self::Pairs(pairs) => Some(pairs),
+            Self::Stream(_) | Self::Documents(_) => None,
         }
     }
 

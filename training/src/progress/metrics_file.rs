@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 
 use super::Record;
-use crate::run_dir::write_whole;
+use crate::output_files::write_whole;
 
 /// What every record has.
 #[derive(Deserialize)]

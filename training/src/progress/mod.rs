@@ -17,7 +17,7 @@ pub use self::{
     line::{ProgressLine, Style},
     record::{EvalRecord, Record, SampleRecord, SkipRecord, StepRecord},
 };
-use crate::run_dir::{RunDir, write_whole};
+use crate::{output_files::write_whole, run_dir::RunDir};
 
 /// Data for the progress line.
 #[derive(Clone, Copy, Debug, Default)]

@@ -102,7 +102,7 @@ pub(super) fn verify(dir: &Path, files: &[&ShardFile], now: SystemTime) -> Resul
 }
 
 fn remember(path: &Path, verified: &Verified) -> Result<()> {
-    crate::run_dir::write_whole(path, serde_json::to_string_pretty(verified)?.as_bytes())
+    crate::output_files::write_whole(path, serde_json::to_string_pretty(verified)?.as_bytes())
 }
 
 #[cfg(test)]

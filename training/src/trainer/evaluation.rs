@@ -2,12 +2,10 @@
 
 use anyhow::{Result, ensure};
 
-use super::{Data, Trainer};
+use super::Trainer;
 use crate::{
     checkpoint::{Best, TrainState},
-    eval::{Score, Windows, score},
-    loader::RowSource,
-    preference::score_pairs,
+    eval::{Score, Windows},
     progress::{EvalRecord, Reporter},
     run_dir::RunDir,
 };
@@ -87,31 +85,11 @@ impl Trainer<'_> {
             max_batches: self.config.eval.batches,
         };
         let gpt = self.packed()?;
-        match &self.val {
-            RowSource::Pairs(pairs) => {
-                let size = (windows.batch_size, windows.max_batches);
-                score_pairs(&gpt, pairs, self.config.objective.beta, size)
-            }
-            source => score(&gpt, source, windows),
-        }
+        self.learner.objective().score(&gpt, &self.val, windows)
     }
 
-    /// Bits per byte of the text of the targets of `val`; not of preferences.
+    /// Bits per byte of the text of the targets of `val`, if its loss is one of text.
     pub(super) fn bits_per_byte(&self, val: &Score) -> Option<f64> {
-        let Data { val: source, tokenizer, .. } = self.data;
-        let tokens = match source {
-            RowSource::Stream(tokens) => tokens,
-            RowSource::Documents(documents) => {
-                let share = val.n_targets as f64 / documents.n_targets() as f64;
-                return Some(val.bits_per_byte(documents.target_bytes() as f64 * share));
-            }
-            RowSource::Pairs(_) => return None,
-        };
-        let mut first = [0];
-        tokens.read(0, &mut first);
-        // The first token is never predicted.
-        let n_bytes = tokens.n_bytes().saturating_sub(tokenizer.text_bytes(&first)) as f64;
-        let share = val.n_targets as f64 / (tokens.len() - 1) as f64;
-        Some(val.bits_per_byte(n_bytes * share))
+        self.learner.objective().bits_per_byte(val, &self.data.val, &self.data.tokenizer)
     }
 }

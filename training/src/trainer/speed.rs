@@ -5,10 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::Trainer;
-use crate::{
-    eval::read_numbers,
-    learner::{LossGradients, StepIndex},
-};
+use crate::{eval::read_numbers, learner::LossGradients};
 
 /// Time after which the measurement ends, once it has the least number of [`TRIES`].
 const TRIAL: Duration = Duration::from_secs(3);
@@ -43,7 +40,7 @@ impl Trainer<'_> {
                 break;
             }
             let batch = self.loader.batch(0, number % n_micro);
-            let index = StepIndex::of(0, [&batch].into_iter());
+            let index = self.learner.step_index(0, [&batch].into_iter());
             let began = Instant::now();
             let sums = self.learner.gradients(index, [(0, batch)].into_iter())?;
             let LossGradients { loss, mut gradients } = sums.context("a micro-batch has gradients")?;

@@ -13,7 +13,7 @@ use hearth_model::partial_file::PartialFile;
 use hearth_training::{
     cli::{Status, print_json},
     interrupt::remove_when_interrupted,
-    run_dir,
+    output_files,
 };
 use serde_json::json;
 
@@ -52,7 +52,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let Args { out, count, test_count, seed, json } = args;
     ensure!(!out.exists(), "`{}` exists already\nhint: remove it, or give another folder as `--out`", out.display());
     let mut status = Status::new();
-    let staged = run_dir::stage(&out)?;
+    let staged = output_files::stage(&out)?;
     let folder = staged.path();
     remove_when_interrupted(folder);
     let pairs = |split, count| (0..count).map(move |index| pair(split, seed, index));

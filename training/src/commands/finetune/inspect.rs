@@ -14,7 +14,7 @@ use hearth_training::{
 };
 use serde::Serialize;
 
-use super::{Found, documents_of, pairs_line, summary_line};
+use super::{Found, documents_of};
 
 /// What is said about all examples.
 #[derive(Debug, Serialize)]
@@ -54,19 +54,19 @@ pub(super) fn show(all: &Found, n: usize, text: &LoadedText, config: &TrainConfi
         stdout.write_all(shown.as_bytes()).context("cannot write to stdout")?;
     }
     drop(stdout);
-    let (line, pairs, cut, dropped, rows) = match all {
+    let (pairs, cut, dropped, rows) = match all {
         Found::Examples(found) => {
             let n_rows = |examples: &[Example]| match examples {
                 [] => Ok(0),
                 examples => documents_of(examples, config, text).map(|documents| documents.n_rows()),
             };
             let rows = n_rows(&found.examples)? + n_rows(&found.val)?;
-            (summary_line(found), None, found.n_cut, found.n_dropped, rows)
+            (None, found.n_cut, found.n_dropped, rows)
         }
         // Each answer is a row.
         Found::Pairs(found) => {
             let n_pairs = found.examples.len() + found.val.len();
-            (pairs_line(found), Some(n_pairs), found.n_cut, found.n_dropped, 2 * n_pairs)
+            (Some(n_pairs), found.n_cut, found.n_dropped, 2 * n_pairs)
         }
     };
     let row_length = config.model.max_seq_len;
@@ -82,7 +82,7 @@ pub(super) fn show(all: &Found, n: usize, text: &LoadedText, config: &TrainConfi
             row_length,
         });
     }
-    let line = format!("{line}, in {rows} rows of up to {row_length} tokens\n");
+    let line = format!("{}, in {rows} rows of up to {row_length} tokens\n", all.summary());
     io::stdout().write_all(line.as_bytes()).context("cannot write to stdout")?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,37 +1,124 @@
 //! Direct preference optimization ([Rafailov et al., 2023](https://arxiv.org/abs/2305.18290)): the model learns to prefer the
 //! better of two answers to the worse one, relative to a reference model.
 //!
-//! With `p` the log-probability of an answer under the model, less that under the reference, the loss of a pair is `-ln
-//! sigmoid(beta (p_better - p_worse))`. Its gradient is that of the answers' cross entropies with weights that depend on the
-//! values alone, so it takes the same operation as other training.
+//! - Rows: pairs of answers to one prompt, each answer a row.
+//! - Loss: with `p` the log-probability of an answer under the model, less that under the reference, the loss of a pair is `-ln
+//!   sigmoid(beta (p_better - p_worse))`. Its gradient is that of the answers' cross entropies with weights that depend on the
+//!   values alone, so it takes the same operation as other training. The reference's log-probabilities are computed once, before the
+//!   first step.
+//! - A step counts pairs.
+//! - Score: the mean loss of a pair, and the fraction of pairs ranked right relative to the reference.
 
 use anyhow::Result;
-use burn::module::Module;
-use hearth_model::{gpt::Gpt, ops::Targets};
-
-use crate::{
-    eval::Score,
-    interrupt::Interrupt,
-    loader::{Batch, Pairs, RowSource},
+use burn::{module::Module, tensor::Tensor};
+use hearth_model::{
+    gpt::Gpt,
+    ops::{Losses, Targets},
+    tokenizer::Tokenizer,
 };
 
-/// What a batch of pairs says of a model.
+use super::{Objective, RowKind, StepIndex, TrainingPass};
+use crate::{
+    eval::{Score, Windows},
+    interrupt::Interrupt,
+    loader::{Batch, RowSource},
+};
+
+/// Direct preference optimization.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Dpo {
+    /// How much a difference to the reference model counts.
+    pub(super) beta: f64,
+}
+
+impl Objective for Dpo {
+    fn rows(&self) -> RowKind {
+        RowKind::Pairs
+    }
+
+    fn uses_setting(&self, name: &str) -> bool {
+        name == "beta"
+    }
+
+    fn takes_z_loss(&self) -> bool {
+        false
+    }
+
+    fn step_size(&self, _n_tokens: usize, n_items: usize) -> (usize, &'static str) {
+        (n_items, "pair")
+    }
+
+    fn weight(&self, batch: &Batch) -> f64 {
+        batch.references.as_ref().map_or(0, Vec::len) as f64
+    }
+
+    fn losses(&self, pass: &mut TrainingPass<'_>, index: StepIndex) -> Result<Losses> {
+        let (hidden, batch) = (pass.hidden(), pass.batch);
+        let answers = Targets { ids: pass.targets.clone().inner(), weights: batch.weights.clone() };
+        let token_losses = pass.gpt.valid().token_losses(hidden.clone().inner(), answers)?;
+        let pairs = PairLosses::new(batch, &token_losses, self.beta);
+        let loss = pairs.losses.iter().sum::<f64>() / index.total_weight;
+        let weights = Some(pairs.weights(batch, index.total_weight));
+        let objective = pass.gpt.loss(hidden, Targets { ids: pass.targets.clone(), weights });
+        let plain = pass.gpt.device().autodiff().inner();
+        Ok(Losses { objective, cross_entropy: Tensor::from_floats([loss as f32], &plain) })
+    }
+
+    fn has_reference(&self) -> bool {
+        true
+    }
+
+    fn with_reference(
+        &self,
+        [train, val]: [&RowSource; 2],
+        reference: Gpt,
+        batch_size: usize,
+        interrupt: &Interrupt,
+    ) -> Result<Option<[RowSource; 2]>> {
+        // Each split by the operations that compute the model's own log-probabilities of it: those of evaluation, and of training.
+        let evaluated = reference.valid().packed()?;
+        let val = with_log_probs(val, batch_size, interrupt, |batch| token_losses(&evaluated, batch))?;
+        drop(evaluated);
+        let of_batch = |batch: &Batch| token_losses_in_training(&reference, batch);
+        let train = with_log_probs(train, batch_size, interrupt, of_batch)?;
+        Ok(train.zip(val).map(<[RowSource; 2]>::from))
+    }
+
+    fn score(&self, gpt: &Gpt, source: &RowSource, windows: Windows) -> Result<Score> {
+        let (mut losses, mut n_right) = (Vec::new(), 0);
+        let batches = source.pairs().into_iter().flat_map(|pairs| pairs.batches(windows.batch_size));
+        for batch in batches.take(windows.max_batches.unwrap_or(usize::MAX)) {
+            let pairs = PairLosses::new(&batch, &token_losses(gpt, &batch)?, self.beta);
+            losses.extend(pairs.losses);
+            n_right += pairs.n_right;
+        }
+        let n = losses.len().max(1);
+        let loss = losses.iter().sum::<f64>() / n as f64;
+        Ok(Score { loss, n_targets: losses.len(), accuracy: Some(n_right as f64 / n as f64) })
+    }
+
+    fn bits_per_byte(&self, _score: &Score, _source: &RowSource, _tokenizer: &Tokenizer) -> Option<f64> {
+        None
+    }
+}
+
+/// The losses of a batch's pairs, and their gradients.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Preferences {
+struct PairLosses {
     /// The loss of each pair, in nats.
-    pub(crate) losses: Vec<f64>,
+    losses: Vec<f64>,
     /// The derivative of each pair's loss with respect to its margin.
     slopes: Vec<f64>,
     /// Pairs whose better answer is preferred.
-    pub(crate) n_right: usize,
+    n_right: usize,
 }
 
-impl Preferences {
+impl PairLosses {
     /// From the cross entropies of the batch's tokens, `[batch_size * seq_len]` in nats; only those of answers matter.
-    pub(crate) fn new(batch: &Batch, token_losses: &[f32], beta: f64) -> Preferences {
+    fn new(batch: &Batch, token_losses: &[f32], beta: f64) -> PairLosses {
         let references = batch.references.as_deref().unwrap_or_default();
         let log_probs = log_probs(batch, token_losses);
-        let mut found = Preferences { losses: Vec::new(), slopes: Vec::new(), n_right: 0 };
+        let mut found = PairLosses { losses: Vec::new(), slopes: Vec::new(), n_right: 0 };
         for ([better, worse], reference) in log_probs.as_chunks().0.iter().zip(references) {
             let [of_better, of_worse] = reference.map(f64::from);
             let margin = beta * ((better - of_better) - (worse - of_worse));
@@ -44,7 +131,7 @@ impl Preferences {
     }
 
     /// The weights of the tokens' cross entropies whose sum has the gradient of the pairs' losses, divided by `n_pairs`.
-    pub(crate) fn weights(&self, batch: &Batch, n_pairs: f64) -> Vec<f32> {
+    fn weights(&self, batch: &Batch, n_pairs: f64) -> Vec<f32> {
         let trained = batch.weights.as_deref().unwrap_or_default();
         let rows = trained.chunks_exact(batch.seq_len.max(1)).enumerate();
         // More cross entropy of the better answer is less margin.
@@ -65,14 +152,14 @@ fn log_probs(batch: &Batch, token_losses: &[f32]) -> Vec<f64> {
 }
 
 /// The cross entropies of a batch's tokens under `gpt`, which must be without autodiff.
-pub(crate) fn token_losses(gpt: &Gpt, batch: &Batch) -> Result<Vec<f32>> {
+fn token_losses(gpt: &Gpt, batch: &Batch) -> Result<Vec<f32>> {
     let (inputs, targets) = batch.to_device(&gpt.device());
     let hidden = gpt.forward(inputs, batch.context(None));
     Ok(gpt.token_losses(hidden, Targets { ids: targets, weights: batch.weights.clone() })?)
 }
 
 /// As [`token_losses`], but for a model with autodiff: its hidden states are computed by the operations of training.
-pub(crate) fn token_losses_in_training(gpt: &Gpt, batch: &Batch) -> Result<Vec<f32>> {
+fn token_losses_in_training(gpt: &Gpt, batch: &Batch) -> Result<Vec<f32>> {
     let (inputs, targets) = batch.to_device(&gpt.device().autodiff());
     let hidden = gpt.clone().no_grad().forward(inputs, batch.context(None)).inner();
     let targets = Targets { ids: targets.inner(), weights: batch.weights.clone() };
@@ -81,13 +168,13 @@ pub(crate) fn token_losses_in_training(gpt: &Gpt, batch: &Batch) -> Result<Vec<f
 
 /// `source` with the log-probabilities of its pairs' answers under a reference model; `None` if a signal came meanwhile.
 /// `token_losses` computes that model's cross entropies of a batch's tokens.
-pub(crate) fn with_references(
+fn with_log_probs(
     source: &RowSource,
     batch_size: usize,
     interrupt: &Interrupt,
     token_losses: impl Fn(&Batch) -> Result<Vec<f32>>,
 ) -> Result<Option<RowSource>> {
-    let RowSource::Pairs(pairs) = source else { return Ok(Some(source.clone())) };
+    let Some(pairs) = source.pairs() else { return Ok(Some(source.clone())) };
     let mut references = Vec::with_capacity(pairs.n_pairs());
     for batch in pairs.batches(batch_size) {
         if interrupt.exit_code().is_some() {
@@ -99,26 +186,13 @@ pub(crate) fn with_references(
     Ok(Some(RowSource::Pairs(pairs.with_references(references))))
 }
 
-/// The mean loss of `gpt` over pairs, and the share of them whose better answer it prefers more than the reference does.
-pub(crate) fn score_pairs(gpt: &Gpt, pairs: &Pairs, beta: f64, (size, max): (usize, Option<usize>)) -> Result<Score> {
-    let (mut losses, mut n_right) = (Vec::new(), 0);
-    for batch in pairs.batches(size).take(max.unwrap_or(usize::MAX)) {
-        let found = Preferences::new(&batch, &token_losses(gpt, &batch)?, beta);
-        losses.extend(found.losses);
-        n_right += found.n_right;
-    }
-    let n = losses.len().max(1);
-    let loss = losses.iter().sum::<f64>() / n as f64;
-    Ok(Score { loss, n_targets: losses.len(), accuracy: Some(n_right as f64 / n as f64) })
-}
-
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
     use std::cell::Cell;
 
     use super::*;
-    use crate::tokenizer_build::BuiltTokenizer;
+    use crate::{loader::Pairs, tokenizer_build::BuiltTokenizer};
 
     #[test]
     fn signal_stops_the_computation_of_reference_log_probabilities() {
@@ -128,7 +202,7 @@ mod tests {
         let source = RowSource::Pairs(Pairs::new(pairs, 4, &tokenizer).unwrap());
         let count_until = |signal_at: usize| {
             let (interrupt, n_batches) = (Interrupt::default(), Cell::new(0));
-            let found = with_references(&source, 2, &interrupt, |batch| {
+            let found = with_log_probs(&source, 2, &interrupt, |batch| {
                 n_batches.set(n_batches.get() + 1);
                 if n_batches.get() == signal_at {
                     interrupt.receive(2);
@@ -151,7 +225,7 @@ mod tests {
             references: Some(vec![[-1.5, -2.0]]),
             ..Batch::empty(2)
         };
-        let found = Preferences::new(&batch, &[9.0, 1.0, 0.5, 2.5], 0.5);
+        let found = PairLosses::new(&batch, &[9.0, 1.0, 0.5, 2.5], 0.5);
         // The margin: 0.5 ((-1 + 1.5) - (-3 + 2)) = 0.75.
         let sigmoid = 1.0 / (1.0 + (-0.75_f64).exp());
         assert!((found.losses[0] + sigmoid.ln()).abs() < 1e-12);
@@ -162,11 +236,11 @@ mod tests {
             assert!((found - expected).abs() < 1e-7);
         }
         // A margin whose exponential overflows.
-        let certain = Preferences::new(&batch, &[0.0, 0.0, 3e5, 3e5], 1.0);
+        let certain = PairLosses::new(&batch, &[0.0, 0.0, 3e5, 3e5], 1.0);
         assert!(
             certain.losses[0].abs() < 1e-12 && certain.weights(&batch, 1.0).iter().all(|weight| weight.is_finite())
         );
-        let wrong = Preferences::new(&batch, &[0.0, 3e5, 0.0, 0.0], 1.0);
+        let wrong = PairLosses::new(&batch, &[0.0, 3e5, 0.0, 0.0], 1.0);
         assert!(wrong.losses[0] > 1e5 && wrong.losses[0].is_finite() && wrong.n_right == 0);
     }
 }
