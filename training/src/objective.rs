@@ -22,9 +22,9 @@ use serde::{Deserialize, Serialize};
 pub use self::pass::TrainingPass;
 use self::{dpo::Dpo, keep::Keep, next_token::NextToken};
 use crate::{
+    data::loader::{Batch, RowSource},
     eval::{Score, Windows},
     interrupt::Interrupt,
-    loader::{Batch, RowSource},
 };
 
 /// Maximum of [`ObjectiveSettings::keep`]: larger weights make numbers infinite before anything is learned.

@@ -17,9 +17,9 @@ use hearth_model::{
 };
 use hearth_training::{
     config::{Layers, ObjectiveKind, ObjectiveSettings, OptimSettings},
-    learner::{Learner, LossGradients},
-    loader::Batch,
+    data::loader::Batch,
     objective::StepIndex,
+    run::learner::{Learner, LossGradients},
 };
 
 const VOCAB_SIZE: usize = 16;

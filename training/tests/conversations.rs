@@ -12,7 +12,7 @@ use hearth_model::{
     chat::{ChatTemplate, Ending, Message, RenderContext},
     tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
 };
-use hearth_training::shard::{Dataset, Split};
+use hearth_training::data::shard::{Dataset, Split};
 
 fn hearth_train(dir: &Path, args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_hearth-train")).args(args).current_dir(dir).output().unwrap()

@@ -6,11 +6,12 @@ use burn::tensor::Device;
 use hearth_model::{TokenId, config::GptConfig, gpt::Gpt};
 use hearth_training::{
     config::{Arch, Layers, TrainConfig},
-    learner::Learner,
-    loader::{Loader, LoaderSettings, RowOrder},
+    data::{
+        loader::{Loader, LoaderSettings, RowOrder},
+        shard::Tokens,
+    },
     objective::StepIndex,
-    schedule::Rates,
-    shard::Tokens,
+    run::{learner::Learner, schedule::Rates},
 };
 
 use crate::test_gpu::gpu;

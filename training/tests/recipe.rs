@@ -17,9 +17,11 @@ use hearth_model::{
 };
 use hearth_training::{
     config::Layers,
-    learner::Learner,
-    loader::Batch,
-    schedule::{RunSize, Schedule},
+    data::loader::Batch,
+    run::{
+        learner::Learner,
+        schedule::{RunSize, Schedule},
+    },
 };
 use serde::Deserialize;
 

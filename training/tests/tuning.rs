@@ -23,10 +23,14 @@ use hearth_model::{
 };
 use hearth_training::{
     config::{Layers, ObjectiveKind, ObjectiveSettings},
-    learner::{Learner, LossGradients},
-    loader::{Batch, Documents, Loader, LoaderSettings, Packing, Pairs, RowOrder, RowSource},
-    schedule::{RunSize, Schedule},
-    tokenizer_build::BuiltTokenizer,
+    data::{
+        loader::{Batch, Documents, Loader, LoaderSettings, Packing, Pairs, RowOrder, RowSource},
+        tokenizer_build::BuiltTokenizer,
+    },
+    run::{
+        learner::{Learner, LossGradients},
+        schedule::{RunSize, Schedule},
+    },
 };
 use serde::Deserialize;
 

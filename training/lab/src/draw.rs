@@ -1,6 +1,6 @@
 //! Random choices without state: each is a pure function of the seed, the index of the item and the index of the choice. So text 1,000,000 of a seed costs no more than the first, and texts can be made in any order.
 
-use hearth_training::loader::mix;
+use hearth_training::data::loader::mix;
 
 /// Draws the choices of one text.
 #[derive(Clone, Debug)]

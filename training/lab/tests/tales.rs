@@ -8,7 +8,7 @@ use std::{
     process::{Command, Output},
 };
 
-use hearth_training::{
+use hearth_training::data::{
     corpus::{Cutting, Marks, Origin, ReadOptions, SourceSpec, WordSplit},
     prepare::{PrepareSettings, StoppingStrategy, prepare},
     tokenizer_build::{BuiltTokenizer, SpecialTokens, count_words},

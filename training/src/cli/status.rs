@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use crate::{
-    corpus::Notes,
-    progress::{ProgressLine, Style},
+    data::corpus::Notes,
+    run::progress::{ProgressLine, Style},
 };
 
 /// Shows progress.

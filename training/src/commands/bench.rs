@@ -9,11 +9,11 @@ use std::{
 use anyhow::{Context, Result};
 use hearth_model::{device, hub::ModelPart, model_source::ModelSource, ops, weights::model_dir};
 use hearth_training::{
-    adapter::require_model,
-    bench::{BenchReport, bench, random_tokens},
     cli::{model_path, print_json},
     config::{Layers, Purpose},
-    shard::{Dataset, Split},
+    data::shard::{Dataset, Split},
+    plan::bench::{BenchReport, bench, random_tokens},
+    run::adapter::require_model,
 };
 
 use super::options::Options;

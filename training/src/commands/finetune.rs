@@ -18,16 +18,20 @@ use hearth_model::{
     weights::model_dir::{self, LoadedText},
 };
 use hearth_training::{
-    adapter::{require_model, require_trainable},
     cli::{Status, counted, model_path, note_left_out, note_not_text},
     config::{Layers, Purpose, Rows, TooLong, TrainConfig},
-    corpus::Origin,
-    data_defaults::{Defaults, ExamplesSize},
-    examples::{Example, ExampleEncoder, ExampleSettings, Examples, PreferencePair, read, read_preferences},
-    loader::{Documents, Packing, Pairs, Permutation, RowSource},
+    data::{
+        corpus::Origin,
+        examples::{Example, ExampleEncoder, ExampleSettings, Examples, PreferencePair, read, read_preferences},
+        loader::{Documents, Packing, Pairs, Permutation, RowSource},
+        shard::Tokens,
+    },
     objective::RowKind,
-    shard::Tokens,
-    trainer::Data,
+    plan::data_defaults::{Defaults, ExamplesSize},
+    run::{
+        adapter::{require_model, require_trainable},
+        trainer::Data,
+    },
 };
 
 use super::session::{RunArgs, Session};

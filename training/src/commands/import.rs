@@ -18,8 +18,8 @@ use hearth_model::{
 };
 use hearth_training::{
     cli::{Status, print_json},
+    data::tokenizer_build::{BuiltTokenizer, SpecialTokens, from_encoding},
     interrupt::remove_when_interrupted,
-    tokenizer_build::{BuiltTokenizer, SpecialTokens, from_encoding},
 };
 use serde::Serialize;
 

@@ -9,11 +9,12 @@ use anyhow::Result;
 use hearth_training::{
     cli::{counted, print_json},
     config::TrainConfig,
-    estimate::Estimate,
-    fit::Limits,
-    loader::RowSource,
-    schedule::{RunSize, Schedule},
-    trainer::StepTime,
+    data::loader::RowSource,
+    plan::{estimate::Estimate, memory_fit::Limits},
+    run::{
+        schedule::{RunSize, Schedule},
+        trainer::StepTime,
+    },
 };
 use serde::Serialize;
 

@@ -7,10 +7,12 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use hearth_model::{byte_size::ByteSize, hub::ModelPart, model_source::ModelSource};
 use hearth_training::{
     cli::{Status, model_path, note_left_out, note_not_text, print_json},
-    corpus::{Origin, SourceSpec},
+    data::{
+        corpus::{Origin, SourceSpec},
+        prepare::{PrepareSettings, Progress, SplitBy, StoppingStrategy, prepare},
+        shard::{SHARD_TOKENS, SourceInfo, Split},
+    },
     interrupt::remove_when_interrupted,
-    prepare::{PrepareSettings, Progress, SplitBy, StoppingStrategy, prepare},
-    shard::{SHARD_TOKENS, SourceInfo, Split},
 };
 use serde_json::json;
 

@@ -14,19 +14,23 @@ use hearth_model::{
     weights::model_dir,
 };
 use hearth_training::{
-    adapter::require_model,
-    checkpoint::Checkpoint,
     cli::{Status, counted, model_path, print_json},
     config::{BaseDtype, Layers, MicroBatchSize, Resolved, Rows, TrainConfig},
-    data_defaults::{Defaults, ExamplesSize},
-    device_watch::DeviceWatch,
-    estimate::Estimate,
-    fit::Limits,
     interrupt::Interrupt,
-    progress::{ProgressLine, Reporter},
-    run_dir::{RunDir, Start},
-    schedule::{RunSize, Schedule, rows_per_step},
-    trainer::{Data, Outcome, Trainer},
+    plan::{
+        data_defaults::{Defaults, ExamplesSize},
+        device_watch::DeviceWatch,
+        estimate::Estimate,
+        memory_fit::Limits,
+    },
+    run::{
+        adapter::require_model,
+        checkpoint::Checkpoint,
+        progress::{ProgressLine, Reporter},
+        run_dir::{RunDir, Start},
+        schedule::{RunSize, Schedule, rows_per_step},
+        trainer::{Data, Outcome, Trainer},
+    },
 };
 use serde::Serialize;
 

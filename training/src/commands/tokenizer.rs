@@ -6,10 +6,14 @@ use anyhow::{Result, ensure};
 use hearth_model::byte_size::ByteSize;
 use hearth_training::{
     cli::{Status, note_left_out, note_not_text, print_json},
-    corpus::{Cutting, FileSplit, Marks, Origin, ReadOptions, SourceFile, WordSplit, check_separator},
+    data::{
+        corpus::{Cutting, FileSplit, Marks, Origin, ReadOptions, SourceFile, WordSplit, check_separator},
+        tokenizer_build::{
+            BuiltTokenizer, END_OF_TEXT, SpecialTokens, bytes_per_token, collect_characters, count_words,
+        },
+    },
     interrupt::remove_when_interrupted,
     output_files,
-    tokenizer_build::{BuiltTokenizer, END_OF_TEXT, SpecialTokens, bytes_per_token, collect_characters, count_words},
 };
 use serde::Serialize;
 

@@ -6,7 +6,7 @@ use burn::tensor::{Tensor, Transaction};
 use hearth_model::{gpt::Gpt, ops::Targets};
 use std::f64::consts::LN_2;
 
-use crate::{
+use crate::data::{
     loader::{Batch, Documents, RowSource},
     shard::Tokens,
 };
@@ -132,7 +132,7 @@ mod tests {
     use hearth_model::TokenId;
 
     use super::*;
-    use crate::{loader::Packing, tokenizer_build::BuiltTokenizer};
+    use crate::data::{loader::Packing, tokenizer_build::BuiltTokenizer};
 
     #[test]
     fn eval_windows_make_each_token_but_the_first_a_target_once() {

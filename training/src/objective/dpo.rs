@@ -19,9 +19,9 @@ use hearth_model::{
 
 use super::{Objective, RowKind, StepIndex, TrainingPass};
 use crate::{
+    data::loader::{Batch, RowSource},
     eval::{Score, Windows},
     interrupt::Interrupt,
-    loader::{Batch, RowSource},
 };
 
 /// Direct preference optimization.
@@ -192,7 +192,7 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
-    use crate::{loader::Pairs, tokenizer_build::BuiltTokenizer};
+    use crate::data::{loader::Pairs, tokenizer_build::BuiltTokenizer};
 
     #[test]
     fn signal_stops_the_computation_of_reference_log_probabilities() {

@@ -15,8 +15,8 @@ use super::{
     next_token::{NextToken, scaled},
 };
 use crate::{
+    data::loader::{Batch, RowSource},
     eval::{Score, Windows},
-    loader::{Batch, RowSource},
 };
 
 /// The next token with a penalty on changed predictions.

@@ -10,8 +10,8 @@ use hearth_model::{gpt::Gpt, ops::Losses, tokenizer::Tokenizer};
 
 use super::{Objective, StepIndex, TrainingPass};
 use crate::{
+    data::loader::{Batch, RowSource},
     eval::{Score, Windows, score},
-    loader::{Batch, RowSource},
 };
 
 /// The cross entropy of the next token.

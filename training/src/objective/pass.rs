@@ -7,7 +7,7 @@ use hearth_model::{
     recompute::RecomputedPass,
 };
 
-use crate::loader::Batch;
+use crate::data::loader::Batch;
 
 /// The forward pass over a micro-batch in training, which an objective runs once.
 #[derive(Debug)]

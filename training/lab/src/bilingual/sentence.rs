@@ -1,6 +1,6 @@
 //! What a sentence says, and how each language says it.
 
-use hearth_training::loader::mix;
+use hearth_training::data::loader::mix;
 
 use super::lexicon::{ADJECTIVES, ADVERBS, BEINGS, CONJUNCTIONS, NUMBERS, Noun, PLACES, THINGS, VERBS, Verb, Word};
 use crate::draw::Draw;

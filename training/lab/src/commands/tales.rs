@@ -15,9 +15,11 @@ use hearth_lab::tales::{
 use hearth_model::{chat::Message, partial_file::PartialFile};
 use hearth_training::{
     cli::{Status, print_json, unwritable},
-    corpus::{Conversation, read_to_string},
+    data::{
+        corpus::{Conversation, read_to_string},
+        prepare::OpenTokenizer,
+    },
     interrupt::remove_when_interrupted,
-    prepare::OpenTokenizer,
 };
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};

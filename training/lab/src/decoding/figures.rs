@@ -2,7 +2,7 @@
 //! distribution of tokens by rank.
 
 use super::{Method, MethodTexts, statistics::NgramTable};
-use hearth_training::svg_plot::Plot;
+use hearth_training::run::svg_plot::Plot;
 
 /// Colors that are told apart on white; the first is for human text.
 const COLORS: [&str; 13] = [

@@ -7,7 +7,10 @@ use hearth_model::{
     TokenId,
     tokenizer::{EncodeOptions, Tokenizer},
 };
-use hearth_training::{continuation::encode_continued, corpus::read_to_string, eval::jsonl::read_json_records};
+use hearth_training::{
+    data::{continuation::encode_continued, corpus::read_to_string},
+    eval::jsonl::read_json_records,
+};
 
 /// A prompt and its human continuation.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,14 +5,16 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, ensure};
 use hearth_training::{
     cli::{ModelArgs, OpenModel, Status, progress_line},
-    corpus::{Notes, check_separator},
+    data::{
+        corpus::{Notes, check_separator},
+        shard::Split,
+    },
     eval::{
         documents::{DocumentOptions, read_source},
         scorer::Scorer,
         sliding::Sliding,
         text_loss::{TextScore, text_loss},
     },
-    shard::Split,
 };
 use serde::Serialize;
 

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use hearth_training::{
     cli::print_json,
-    corpus::read_to_string,
+    data::corpus::read_to_string,
     eval::{
         metrics::{Case, Corpus, Segment},
         translation::scores_of,

@@ -10,7 +10,7 @@ use hearth_model::weights::model_dir::LoadedText;
 use hearth_training::{
     cli::print_json,
     config::TrainConfig,
-    examples::{Example, Style, describe, inspect_json},
+    data::examples::{Example, Style, describe, inspect_json},
 };
 use serde::Serialize;
 

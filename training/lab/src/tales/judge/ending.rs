@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use hearth_training::subsequence::longest_common;
+use hearth_training::eval::subsequence::longest_common;
 
 use super::{
     super::grammar::{Grammar, Symbol},
