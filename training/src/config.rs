@@ -6,22 +6,22 @@ use std::path::PathBuf;
 use hearth_model::ops::{Dtype, Precision};
 use serde::{Deserialize, Serialize};
 
+mod command_settings;
 mod effective;
 mod foreign;
 mod layers;
 mod micro_batch;
 mod model;
 mod presets;
-mod purpose;
 mod same_past;
 mod validate;
 mod value_error;
 
+pub use command_settings::Purpose;
 pub(crate) use layers::BUDGETS;
 pub use layers::{Layers, Resolved, hint_of_argument, hint_of_unknown, known_keys};
 pub use micro_batch::MicroBatchSize;
 pub use presets::{PRESETS, Preset};
-pub use purpose::Purpose;
 pub use same_past::differences;
 
 pub use crate::{

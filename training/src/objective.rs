@@ -80,7 +80,8 @@ impl ObjectiveSettings {
         }
     }
 
-    /// Rejects invalid settings, also beside those of the run: whether it `has_adapter`, and `optim.z_loss`. The message names the key.
+    /// Rejects invalid settings, also in combination with the run's: whether it `has_adapter`, and `optim.z_loss`. The message names
+    /// the key.
     ///
     /// # Errors
     /// A value that is not allowed.
@@ -193,9 +194,9 @@ pub struct StepIndex {
     pub step: usize,
     /// Total weight of all micro-batches of the step ([`Objective::weight`]), by which the losses are divided.
     pub total_weight: f64,
-    /// Tokens in all of them that are only read ([`Batch::n_only_read`]), by which the divergence from the model without its
+    /// Context tokens in all of them ([`Batch::n_context_tokens`]), by which the divergence from the model without its
     /// adapter is divided.
-    pub n_only_read: usize,
+    pub n_context_tokens: usize,
 }
 
 impl StepIndex {
@@ -205,10 +206,10 @@ impl StepIndex {
         objective: &dyn Objective,
         micro_batches: impl Iterator<Item = &'a Batch>,
     ) -> StepIndex {
-        let empty = StepIndex { step, total_weight: 0.0, n_only_read: 0 };
+        let empty = StepIndex { step, total_weight: 0.0, n_context_tokens: 0 };
         micro_batches.fold(empty, |index, batch| StepIndex {
             total_weight: index.total_weight + objective.weight(batch),
-            n_only_read: index.n_only_read + batch.n_only_read(),
+            n_context_tokens: index.n_context_tokens + batch.n_context_tokens(),
             step,
         })
     }

@@ -43,7 +43,7 @@ fn batch(first: usize, batch_size: usize) -> Batch {
         inputs,
         targets,
         weights: None,
-        only_read: None,
+        context_tokens: None,
         positions: None,
         references: None,
         epoch: 0,
@@ -83,7 +83,7 @@ fn largest_difference(whole: &[(String, Vec<f32>)], cut: &[(String, Vec<f32>)]) 
 }
 
 fn index(n_rows: usize) -> StepIndex {
-    StepIndex { step: 3, total_weight: (n_rows * SEQ_LEN) as f64, n_only_read: 0 }
+    StepIndex { step: 3, total_weight: (n_rows * SEQ_LEN) as f64, n_context_tokens: 0 }
 }
 
 #[test]
@@ -183,9 +183,10 @@ fn adapted(dtype: Dtype, dropout: f64) -> Gpt {
 }
 
 /// Marks the targets of weight 0 as those whose predictions `objective.keep` preserves.
-fn only_read(mut batches: Vec<(usize, Batch)>) -> Vec<(usize, Batch)> {
+fn context_tokens(mut batches: Vec<(usize, Batch)>) -> Vec<(usize, Batch)> {
     for (_, batch) in &mut batches {
-        batch.only_read = batch.weights.as_ref().map(|weights| weights.iter().map(|&weight| weight == 0.0).collect());
+        batch.context_tokens =
+            batch.weights.as_ref().map(|weights| weights.iter().map(|&weight| weight == 0.0).collect());
     }
     batches
 }
@@ -199,7 +200,7 @@ fn objective_keep_adds_gradients_in_proportion_to_its_weight() {
         let index = learner.step_index(3, batches.iter().map(|(_, batch)| batch));
         values(&learner.gradients(index, batches.into_iter()).unwrap().unwrap())
     };
-    let batches = || only_read(masked(cut(&[2, 3])));
+    let batches = || context_tokens(masked(cut(&[2, 3])));
     let [without, one, two] = [0.0, 1.0, 2.0].map(|keep| of(keep, false, batches()));
     // The reported loss is that of the targets alone; to the gradients, `keep` times those of the divergence are added.
     assert_eq!((without.0, one.0), (one.0, two.0));
@@ -216,7 +217,7 @@ fn objective_keep_adds_gradients_in_proportion_to_its_weight() {
     // In a step without targets, gradients are those of the divergence alone.
     let mut read = batches();
     read.iter_mut().for_each(|(_, batch)| {
-        batch.only_read = batch.weights.as_ref().map(|weights| vec![true; weights.len()]);
+        batch.context_tokens = batch.weights.as_ref().map(|weights| vec![true; weights.len()]);
         batch.weights = batch.weights.as_ref().map(|weights| vec![0.0; weights.len()]);
     });
     let (loss, gradients) = of(1.0, false, read);

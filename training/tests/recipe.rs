@@ -55,7 +55,7 @@ fn batch(rows: &[Vec<TokenId>]) -> Batch {
         inputs: rows.iter().flat_map(|row| row[..row.len() - 1].to_vec()).collect(),
         targets: rows.iter().flat_map(|row| row[1..].to_vec()).collect(),
         weights: None,
-        only_read: None,
+        context_tokens: None,
         positions: None,
         references: None,
         epoch: 0,

@@ -38,8 +38,8 @@ use super::session::{RunArgs, Session};
 
 /// Fine-tunes a model on conversations, prompts with completions, or texts
 ///
-/// Trained is what the assistant writes, with the end of its turn; the model's own chat template writes the conversations, as
-/// when serving. With `--lora`, an adapter is trained and the model stays as it is. `RUN/model` has the model, or the adapter,
+/// Only assistant messages are trained, including the end-of-turn token; the model's own chat template writes the conversations,
+/// as when serving. With `--lora`, an adapter is trained and the model stays as it is. `RUN/model` has the model, or the adapter,
 /// with the lowest loss on the examples that are held out, for `hearth serve --model RUN` and for `transformers` and `peft`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -48,7 +48,7 @@ pub(crate) struct Args {
     model: ModelSource,
 
     /// Examples: jsonl, CSV, TSV or Parquet files with `messages` (and `tools`), `prompt` and `completion`, or `text`, or with
-    /// `keep` (texts about which an adapter shall change nothing), or in the layouts of ShareGPT and Alpaca; text files; folders
+    /// `keep` (texts on which predictions should stay unchanged while an adapter trains), or in the layouts of ShareGPT and Alpaca; text files; folders
     /// of them (files of a test split are left out); data sets of the Hugging Face hub
     #[arg(long, value_name = "FILES", required = true, num_args = 1..)]
     data: Vec<String>,
@@ -103,7 +103,7 @@ pub(crate) fn run(mut args: Args) -> Result<ExitCode> {
         defaults.fit_warmup(&mut config, steps);
         let mut status = Status::new();
         settle(&mut config, &defaults, &path, &mut status)?;
-        let all = Found::read([&args.data, &args.val], &text, &config, &mut status)?;
+        let all = ExampleSet::read([&args.data, &args.val], &text, &config, &mut status)?;
         defaults.fit_examples(&mut config, all.size());
         return inspect::show(&all, n, &text, &config, args.run.options.json);
     }
@@ -111,7 +111,7 @@ pub(crate) fn run(mut args: Args) -> Result<ExitCode> {
     let mut session = Session::new(out, args.run, layers)?;
     let mut status = Status::new();
     settle(&mut session.config, &session.defaults, &path, &mut status)?;
-    let all = Found::read([&args.data, &args.val], &text, &session.config, &mut status)?;
+    let all = ExampleSet::read([&args.data, &args.val], &text, &session.config, &mut status)?;
     status.note(&all.summary());
     session.fit_examples(all.size());
     let data = all.into_data(&path, text, &session.config)?;
@@ -119,14 +119,19 @@ pub(crate) fn run(mut args: Args) -> Result<ExitCode> {
 }
 
 /// The examples that were read, as the objective needs them.
-enum Found {
+enum ExampleSet {
     Examples(Examples<Example>),
     Pairs(Examples<PreferencePair>),
 }
 
-impl Found {
+impl ExampleSet {
     /// Reads the files to train on, and those for validation.
-    fn read(sources: [&[String]; 2], text: &LoadedText, config: &TrainConfig, status: &mut Status) -> Result<Found> {
+    fn read(
+        sources: [&[String]; 2],
+        text: &LoadedText,
+        config: &TrainConfig,
+        status: &mut Status,
+    ) -> Result<ExampleSet> {
         match config.objective.objective().rows() {
             RowKind::Sequences => examples_of(sources, text, config, status).map(Self::Examples),
             RowKind::Pairs => pairs_of(sources, text, config, status).map(Self::Pairs),

@@ -29,7 +29,7 @@ use hearth_training::{
         progress::{ProgressLine, Reporter},
         run_dir::{RunDir, Start},
         schedule::{RunSize, Schedule, rows_per_step},
-        trainer::{Data, Outcome, Trainer},
+        trainer::{Data, RunOutcome, Trainer},
     },
 };
 use serde::Serialize;
@@ -398,7 +398,7 @@ impl Session {
     }
 
     /// The line that ends a run.
-    fn result(&self, outcome: &Outcome) -> String {
+    fn result(&self, outcome: &RunOutcome) -> String {
         let out = self.out.display();
         let serve = match self.config.lora.as_ref().and_then(|lora| lora.base).zip(self.config.model.init.as_ref()) {
             // Over the matrices that it was trained over.

@@ -192,7 +192,7 @@ mod tests {
         }
     }
 
-    /// The settings that have no effect, those that give them one, and what the message says of the condition.
+    /// A command, other settings, a setting that has no effect with them, and what the message says about the condition.
     const CASES: [(Purpose, &[&str], &str, &str); 23] = [
         (Pretrain, &["model.init=m"], "model.n_layers=2", "fresh models"),
         (Pretrain, &["model.init=m"], "model.arch=\"llama\"", "fresh models"),

@@ -5,8 +5,8 @@ use hearth_model::{
     tokenizer::{EncodeOptions, Tokenizer},
 };
 
-/// The tokens of a prompt, as when serving, and those of its continuation: in the text of both, unless a token would cross the
-/// border. Then the continuation is encoded alone, since models continue the prompt's own tokens.
+/// The tokens of a prompt, as when serving, and of its continuation. Both are tokenized as one text unless a token would span the
+/// boundary; then separately, since models continue the prompt's own tokens.
 ///
 /// # Errors
 /// A character is not in the vocabulary.

@@ -95,7 +95,7 @@ pub struct Examples<T> {
     pub n_same: usize,
     /// Files in folders that are not text, and were skipped.
     pub not_text: Vec<PathBuf>,
-    /// Names of files in folders that were left out: those for tests, and texts beside files of objects.
+    /// Names of files in folders that were left out: files for tests, and texts next to files of objects.
     pub left_out: Vec<String>,
     /// What is to be said about the data.
     pub notes: Notes,

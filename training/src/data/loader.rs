@@ -55,7 +55,7 @@ pub struct Loader {
     settings: LoaderSettings,
     /// Rows per epoch.
     n_rows: u64,
-    /// Rows of the whole run: the last step has only those that are left. `None`: every step is full.
+    /// Rows of the whole run: the last step has only the rest. `None`: every step is full.
     last_row: Option<u64>,
 }
 
@@ -74,7 +74,7 @@ pub struct Batch {
     pub weights: Option<Vec<f32>>,
     /// Whether each target belongs to a document or example without being trained (weight 0), in the same shape, if rows hold
     /// documents or examples. False for trained targets and for padding.
-    pub only_read: Option<Vec<bool>>,
+    pub context_tokens: Option<Vec<bool>>,
     /// The position of each input in its document, in the same shape, if rows hold documents; `None`: each row is one.
     pub positions: Option<Vec<u32>>,
     /// If the rows are pairs of a better and a worse answer: the log-probabilities of each pair's answers under the reference
@@ -107,7 +107,7 @@ impl Loader {
         Ok(Loader { source: source.clone(), settings, n_rows, last_row: None })
     }
 
-    /// The same for a run of `n_rows` rows, of which the last step has only those that are left.
+    /// The same for a run of `n_rows` rows, whose last step has only the rest.
     #[must_use]
     pub fn ending_after(self, n_rows: Option<u64>) -> Loader {
         Loader { last_row: n_rows, ..self }
@@ -194,7 +194,7 @@ impl Batch {
             inputs: Vec::new(),
             targets: Vec::new(),
             weights: None,
-            only_read: None,
+            context_tokens: None,
             positions: None,
             references: None,
             epoch: 0,
@@ -219,7 +219,7 @@ impl Batch {
     pub fn n_tokens(&self) -> usize {
         match &self.weights {
             None => self.inputs.len(),
-            Some(weights) => weights.iter().filter(|weight| **weight > 0.0).count() + self.n_only_read(),
+            Some(weights) => weights.iter().filter(|weight| **weight > 0.0).count() + self.n_context_tokens(),
         }
     }
 
@@ -232,8 +232,8 @@ impl Batch {
     }
 
     /// Tokens of examples that are no targets.
-    pub fn n_only_read(&self) -> usize {
-        self.only_read.iter().flatten().filter(|is_read| **is_read).count()
+    pub fn n_context_tokens(&self) -> usize {
+        self.context_tokens.iter().flatten().filter(|is_context| **is_context).count()
     }
 
     /// The context of a forward pass over the inputs; with a seed, values are dropped.

@@ -45,7 +45,7 @@ pub const HASH_VAL_FRACTION: f64 = 0.01;
 /// Default fraction of the text in the validation split, if it is the end of the text: nanoGPT's.
 pub const TAIL_VAL_FRACTION: f64 = 0.1;
 
-/// The files of a tokenizer that are copied to a data set, those of a model dir.
+/// The tokenizer's files, named as in a model dir, that are copied to a data set.
 const TOKENIZER_FILES: [&str; 5] = [
     "tokenizer.json",
     "tokenizer_config.json",
@@ -104,7 +104,7 @@ pub struct Prepared {
     pub manifest: Manifest,
     /// Files in folders that are not text, and were skipped.
     pub not_text: Vec<PathBuf>,
-    /// Names of files that were left out: those of a test split.
+    /// Names of files that were left out because they belong to a test split.
     pub left_out: Vec<String>,
     /// What is to be said about the documents.
     pub notes: Notes,

@@ -97,7 +97,7 @@ impl BuiltTokenizer {
     /// Checks what [`from_words`](Self::from_words) would reject, before anything is counted.
     ///
     /// # Errors
-    /// Those of `from_words`.
+    /// As `from_words`.
     pub fn check_bpe(vocab_size: usize, special: &SpecialTokens) -> Result<()> {
         special.check()?;
         bpe::check_vocab_size(vocab_size, special)
@@ -115,7 +115,7 @@ impl BuiltTokenizer {
     /// Byte-level BPE of `text`, split as GPT-2 does, with [`END_OF_TEXT`], for a model of that context.
     ///
     /// # Errors
-    /// Those of [`from_words`](Self::from_words).
+    /// As [`from_words`](Self::from_words).
     pub fn bpe(text: &str, vocab_size: usize, max_seq_len: usize) -> Result<BuiltTokenizer> {
         let mut counts = WordCounts::new(WordSplit::Gpt2);
         pieces(text).for_each(|piece| counts.add(piece));

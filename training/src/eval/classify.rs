@@ -1,5 +1,4 @@
-//! Classification of texts by linear probes on their embeddings: what a model's representations say, beside what it says itself
-//! when it is asked for the label.
+//! Classification of texts by linear probes on their embeddings, compared with asking the model for the label.
 
 mod embedder;
 mod lbfgs;

@@ -75,7 +75,7 @@ impl Objective for Dpo {
         batch_size: usize,
         interrupt: &Interrupt,
     ) -> Result<Option<[RowSource; 2]>> {
-        // Each split by the operations that compute the model's own log-probabilities of it: those of evaluation, and of training.
+        // With the operations that later compute the model's own log-probabilities: of evaluation, and of training.
         let evaluated = reference.valid().packed()?;
         let val = with_log_probs(val, batch_size, interrupt, |batch| token_losses(&evaluated, batch))?;
         drop(evaluated);
@@ -114,7 +114,7 @@ struct PairLosses {
 }
 
 impl PairLosses {
-    /// From the cross entropies of the batch's tokens, `[batch_size * seq_len]` in nats; only those of answers matter.
+    /// From the cross entropies of the batch's tokens, `[batch_size * seq_len]` in nats; only the tokens of answers matter.
     fn new(batch: &Batch, token_losses: &[f32], beta: f64) -> PairLosses {
         let references = batch.references.as_deref().unwrap_or_default();
         let log_probs = log_probs(batch, token_losses);

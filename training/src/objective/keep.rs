@@ -1,10 +1,11 @@
 //! The next token, while an adapter changes nothing else ([Li and Hoiem, 2016](https://arxiv.org/abs/1606.09282)).
 //!
-//! - Rows: those of the next token, and texts without targets, on which predictions should stay unchanged.
-//! - Loss: that of the next token, plus a weight times the mean divergence from the predictions of the model without its adapter, over
+//! - Rows: as for the next token, and texts without targets, on which predictions should stay unchanged.
+//! - Loss: as for the next token, plus a weight times the mean divergence from the predictions of the model without its adapter, over
 //!   all tokens that are read but not trained.
-//! - A step counts what a step of the next token counts. The mean divergence is over the tokens of the step that are only read.
-//! - Score: that of the next token.
+//! - A step counts the weight of its targets, as for the next token. The mean divergence is over its context tokens, which are read but
+//!   not trained.
+//! - Score: as for the next token; the penalty is not part of it.
 
 use anyhow::Result;
 use burn::{module::Module, tensor::Tensor};
@@ -40,7 +41,7 @@ impl Objective for Keep {
     }
 
     fn losses(&self, pass: &mut TrainingPass<'_>, index: StepIndex) -> Result<Losses> {
-        if pass.batch.n_only_read() == 0 {
+        if pass.batch.n_context_tokens() == 0 {
             return NextToken.losses(pass, index);
         }
         let hidden = pass.hidden();
@@ -68,8 +69,8 @@ impl Keep {
         // On the same device, so that the same operations run.
         let base = pass.gpt.clone().without_lora().no_grad();
         let former = base.forward(pass.inputs.clone(), pass.batch.context(None)).inner();
-        let share = (self.weight / index.n_only_read as f64) as f32;
-        let shares = pass.batch.only_read.iter().flatten().map(|is_read| if *is_read { share } else { 0.0 });
+        let share = (self.weight / index.n_context_tokens as f64) as f32;
+        let shares = pass.batch.context_tokens.iter().flatten().map(|is_context| if *is_context { share } else { 0.0 });
         pass.gpt.divergence(hidden, former, shares.collect())
     }
 }

@@ -198,7 +198,7 @@ fn timed_step(
     batches: &mut Prefetcher,
     (step, rates): (usize, Rates),
 ) -> Result<(Learner, StepTimes)> {
-    let index = StepIndex { step, total_weight: config.tokens_per_step() as f64, n_only_read: 0 };
+    let index = StepIndex { step, total_weight: config.tokens_per_step() as f64, n_context_tokens: 0 };
     let device = learner.gpt.device();
     let finish = || device.sync().map_err(|error| anyhow::anyhow!("the device failed: {error:?}"));
     let mut times = StepTimes::default();

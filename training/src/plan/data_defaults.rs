@@ -46,7 +46,8 @@ pub struct ExamplesSize {
 }
 
 impl Defaults {
-    /// What the user did not set in `settings` may follow the data, unless the run goes on with those of `earlier`.
+    /// Settings that the user did not set in `settings` may follow the data, unless the run continues one with the settings
+    /// `earlier`.
     pub fn new(settings: &Resolved, earlier: Option<TrainConfig>) -> Defaults {
         Defaults { explicit: settings.explicit.clone(), of_preset: settings.of_preset.clone(), earlier }
     }
@@ -180,7 +181,7 @@ impl Defaults {
         changes(&before, config)
     }
 
-    /// Whether the warmup is that of a pretraining preset which the user named, and fits the run.
+    /// Whether the warmup comes from a pretraining preset that the user named, and fits the run.
     fn keeps_warmup_of_preset(&self, config: &TrainConfig, total: usize) -> bool {
         config.purpose != Some(Purpose::Finetune)
             && self.of_preset.contains("schedule.warmup_steps")

@@ -40,7 +40,7 @@ pub struct Estimate {
     pub peak_bytes: u64,
 }
 
-/// What the memory of a run depends on beside the model and the micro-batch.
+/// What the memory of a run depends on besides the model and the micro-batch.
 struct Run {
     n_partial_sums: usize,
     n_moments: usize,

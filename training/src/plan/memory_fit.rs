@@ -22,7 +22,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Those of `device`: on the CPU, what the machine or the container has left; a GPU only tells how large a tensor may be.
+    /// The limits of `device`. CPU: the memory that the machine or the container has left; GPU: only the largest tensor is known.
     pub fn of(device: &Device) -> Limits {
         match ops::device_memory(device) {
             None => Limits { available: memory::available_bytes(), largest_tensor: None },

@@ -80,7 +80,7 @@ pub(crate) struct Adapted {
     pub(crate) saved: SavedAdapter,
 }
 
-/// What an adapter's files say beside its values.
+/// What an adapter's files contain besides its values.
 #[derive(Clone, Debug)]
 pub(crate) struct SavedAdapter {
     config: AdapterConfig,

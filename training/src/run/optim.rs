@@ -60,7 +60,7 @@ const SECOND: &str = "exp_avg_sq";
 const MOMENTUM: &str = "momentum_buffer";
 
 impl Optimizer {
-    /// A new optimizer. `matrices` are those that Muon may update, see [`matrices_of`].
+    /// A new optimizer. Muon may update `matrices`, see [`matrices_of`].
     pub fn new(settings: OptimSettings, matrices: BTreeMap<String, Vec<usize>>) -> Optimizer {
         let matrices = if settings.matrices == Algorithm::Muon { matrices } else { BTreeMap::new() };
         Optimizer { settings, matrices, n_updates: 0, moments: BTreeMap::new() }
@@ -116,7 +116,7 @@ impl Optimizer {
     /// Restores the result of [`moments`](Self::moments) after `n_updates` updates of `module`.
     ///
     /// # Errors
-    /// A name is not that of a moment of a parameter that trains, a moment is missing, or has not the parameter's size.
+    /// A name belongs to no moment of a parameter that trains, or a moment is missing or has another size than its parameter.
     pub fn restore<M: Module>(
         &mut self,
         n_updates: usize,
@@ -172,7 +172,7 @@ impl Optimizer {
             _ => None,
         };
         let settings = &self.settings;
-        // The values of an adapter are those of matrices.
+        // All values of an adapter belong to matrices.
         let is_matrix = n_dims >= 2 || path.ends_with(".lora.values");
         let weight_decay = if is_matrix { settings.weight_decay * rates.decay } else { 0.0 };
         let rate = adamw::Rate { lr: settings.lr * rates.lr, weight_decay, n_updates: self.n_updates };

@@ -77,7 +77,7 @@ impl Reporter {
         Ok(self)
     }
 
-    /// Seconds of training so far, those of earlier processes included.
+    /// Seconds of training so far, earlier processes included.
     pub fn seconds(&self) -> f64 {
         self.seconds_before + self.elapsed().as_secs_f64()
     }

@@ -15,7 +15,7 @@ const MAX_SKIPPED: usize = 5;
 
 /// Decides on each step.
 #[derive(Clone, Debug)]
-pub struct Guard {
+pub struct SpikeGuard {
     spike_factor: f64,
     /// Norms of the last steps that were not skipped.
     recent: VecDeque<f32>,
@@ -23,10 +23,10 @@ pub struct Guard {
     n_skipped: usize,
 }
 
-impl Guard {
+impl SpikeGuard {
     /// A guard that continues from [`state`](Self::state). A `spike_factor` of 0 disables spike detection.
-    pub fn new(spike_factor: f64, (recent, n_skipped): (VecDeque<f32>, usize)) -> Guard {
-        Guard { spike_factor, recent, n_skipped }
+    pub fn new(spike_factor: f64, (recent, n_skipped): (VecDeque<f32>, usize)) -> SpikeGuard {
+        SpikeGuard { spike_factor, recent, n_skipped }
     }
 
     /// Its state: norms, and consecutive skipped steps.
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn guard_skips_nan_and_infinite_steps_and_fails_after_five_in_a_row() {
-        let mut guard = Guard::new(0.0, Default::default());
+        let mut guard = SpikeGuard::new(0.0, Default::default());
         for step in 0..4 {
             assert!(guard.check(step, f32::NAN, 1.0).unwrap().unwrap().contains("NaN"));
         }
@@ -99,12 +99,12 @@ mod tests {
 
     #[test]
     fn guard_skips_a_gradient_norm_far_above_the_recent_norms() {
-        let mut guard = Guard::new(10.0, Default::default());
+        let mut guard = SpikeGuard::new(10.0, Default::default());
         assert_eq!(guard.check(0, 1.0, 1e9).unwrap(), None, "there is nothing to compare with yet");
         for step in 0..30 {
             assert_eq!(guard.check(step, 1.0, 1.0 + step as f32 / 100.0).unwrap(), None);
         }
-        let mut resumed = Guard::new(10.0, guard.state());
+        let mut resumed = SpikeGuard::new(10.0, guard.state());
         for guard in [&mut guard, &mut resumed] {
             assert_eq!(guard.check(30, 1.0, 9.0).unwrap(), None);
             assert!(guard.check(31, 1.0, 12.5).unwrap().unwrap().contains("12.5"));

@@ -31,7 +31,7 @@ use crate::{
         progress::{Pace, Reporter, StepRecord},
         run_dir::RunDir,
         schedule::{RunSize, Schedule},
-        spike_guard::Guard,
+        spike_guard::SpikeGuard,
         utilization::Utilization,
     },
 };
@@ -57,7 +57,7 @@ pub struct Data {
 
 /// The result of a run.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct RunOutcome {
     /// Completed steps, including those of earlier processes.
     pub step: usize,
     /// Whether these are all steps.
@@ -116,15 +116,15 @@ impl Trainer<'_> {
     ///
     /// # Errors
     /// The device fails, the run diverges, or the folder cannot be written. Earlier checkpoints stay.
-    pub fn run(mut self, run: &RunDir, reporter: &mut Reporter, interrupt: &Interrupt) -> Result<Outcome> {
+    pub fn run(mut self, run: &RunDir, reporter: &mut Reporter, interrupt: &Interrupt) -> Result<RunOutcome> {
         self.find_best(run, reporter);
         if !self.add_references(reporter, interrupt)? {
-            return Ok(Outcome { is_complete: false, ..self.outcome(None, 0.0) });
+            return Ok(RunOutcome { is_complete: false, ..self.outcome(None, 0.0) });
         }
         let first = self.state.step as u64;
         let mut batches = Prefetcher::new(&self.loader, first..u64::MAX)?;
         let guard_state = (self.state.recent_norms.clone(), self.state.n_skipped);
-        let mut guard = Guard::new(self.config.optim.spike_factor, guard_state);
+        let mut guard = SpikeGuard::new(self.config.optim.spike_factor, guard_state);
         let mut speed = Speed::default();
         let utilization = Utilization::measure(&self.learner.gpt, self.config.model.max_seq_len)?;
         let mut latest = None;
@@ -245,8 +245,8 @@ impl Trainer<'_> {
         }))
     }
 
-    fn outcome(&self, val: Option<Score>, tok_per_sec: f64) -> Outcome {
-        Outcome {
+    fn outcome(&self, val: Option<Score>, tok_per_sec: f64) -> RunOutcome {
+        RunOutcome {
             step: self.state.step,
             is_complete: self.is_over(),
             val,
@@ -257,7 +257,7 @@ impl Trainer<'_> {
     }
 
     /// Updates the state after a step.
-    fn advance(&mut self, guard: &Guard, n_tokens: usize, took: Duration) {
+    fn advance(&mut self, guard: &SpikeGuard, n_tokens: usize, took: Duration) {
         let state = &mut self.state;
         state.step += 1;
         state.tokens += n_tokens as u64;

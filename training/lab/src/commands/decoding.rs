@@ -59,9 +59,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(2..))]
     bootstrap: u32,
 
-    /// The passage of the figure of probabilities, from 0
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    figure_passage: usize,
+    /// The passage of the plot of probabilities, from 0
+    #[arg(long, alias = "figure-passage", value_name = "N", default_value_t = 0)]
+    plot_passage: usize,
 
     /// Write `table.md`, `report.json`, `probabilities.svg`, `distributions.svg` and `texts.jsonl` to this folder
     #[arg(long, value_name = "DIR")]
@@ -70,7 +70,7 @@ pub(crate) struct Args {
 
 /// A line of `texts.jsonl`.
 #[derive(Debug, Serialize)]
-struct Line<'a> {
+struct TextLine<'a> {
     method: &'a str,
     passage: usize,
     prompt: String,
@@ -101,10 +101,10 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     );
     let passages = read_passages(&args.prompts, &loaded.tokenizer, sizes)?;
     ensure!(
-        args.figure_passage < passages.len(),
-        "`--figure-passage` must be below the number of passages, {}, got {}\nhint: passages count from 0",
+        args.plot_passage < passages.len(),
+        "`--plot-passage` must be below the number of passages, {}, got {}\nhint: passages count from 0",
         passages.len(),
-        args.figure_passage
+        args.plot_passage
     );
     let end_ids = Arc::new(loaded.eos_token_ids.iter().copied().collect());
     let generator = Generator::new(&loaded.gpt, Endings { end_ids, stop: None })?;
@@ -136,7 +136,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         write_file(&out.join("table.md"), &table)?;
         write_file(&out.join("report.json"), &format!("{}\n", serde_json::to_string_pretty(&report)?))?;
         write_file(&out.join("distributions.svg"), &distributions_svg(&written))?;
-        if let Some(svg) = probabilities_svg(&written, args.figure_passage) {
+        if let Some(svg) = probabilities_svg(&written, args.plot_passage) {
             write_file(&out.join("probabilities.svg"), &svg)?;
         }
         write_lines(&out.join("texts.jsonl"), &lines(&written, &passages, &loaded.tokenizer))?;
@@ -144,13 +144,13 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     args.model.print(&report, &table)
 }
 
-fn lines<'a>(written: &'a [MethodTexts], passages: &[Passage], tokenizer: &Tokenizer) -> Vec<Line<'a>> {
+fn lines<'a>(written: &'a [MethodTexts], passages: &[Passage], tokenizer: &Tokenizer) -> Vec<TextLine<'a>> {
     let decode = |ids: &[u32]| tokenizer.decode(ids, DecodeOptions::default());
     let of_method = |written: &'a MethodTexts| {
         (0..passages.len()).map(move |at| {
             let logprobs = &written.logprobs[at];
             let nats = -logprobs.iter().map(|&logprob| f64::from(logprob)).sum::<f64>();
-            Line {
+            TextLine {
                 method: &written.method.name,
                 passage: at,
                 prompt: decode(&passages[at].prompt),

@@ -15,9 +15,9 @@ pub(super) trait Chooser {
 
 /// The end of a walk.
 #[derive(Clone, Debug)]
-pub(super) struct Told<'g> {
+pub(super) struct Derivation<'g> {
     /// The messages of a conversation. A story is one message, of nobody.
-    pub(super) messages: Vec<Said>,
+    pub(super) messages: Vec<DerivedMessage>,
     pub(super) labels: Vec<(&'g str, &'g str)>,
     pub(super) keys: Vec<Key>,
     pub(super) bound: Vec<Bound>,
@@ -25,7 +25,7 @@ pub(super) struct Told<'g> {
 
 /// A message, and how much is in it.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Said {
+pub(super) struct DerivedMessage {
     pub(super) speaker: Option<Speaker>,
     pub(super) text: String,
     /// The information of its choices in nats: the negative logarithm of their probability.
@@ -36,15 +36,15 @@ pub(super) struct Said {
 ///
 /// # Errors
 /// The grammar leads to a place where nothing fits.
-pub(super) fn tell<'g>(grammar: &'g Grammar, start: &'g Symbol, chooser: &mut dyn Chooser) -> Result<Told<'g>> {
+pub(super) fn tell<'g>(grammar: &'g Grammar, start: &'g Symbol, chooser: &mut dyn Chooser) -> Result<Derivation<'g>> {
     let mut walk = Walk::new(grammar, start);
     let mut messages = Vec::new();
-    let mut said = Said { speaker: None, text: String::new(), nats: 0.0 };
+    let mut said = DerivedMessage { speaker: None, text: String::new(), nats: 0.0 };
     loop {
         match walk.step() {
             Step::Text(text) => said.text += &text,
             Step::Message(speaker) => {
-                let next = Said { speaker: Some(speaker), text: String::new(), nats: 0.0 };
+                let next = DerivedMessage { speaker: Some(speaker), text: String::new(), nats: 0.0 };
                 if said.speaker.is_none() {
                     // Choices before the first message begins, such as the subject of a conversation, count to that message.
                     said.speaker = next.speaker;
@@ -66,7 +66,7 @@ pub(super) fn tell<'g>(grammar: &'g Grammar, start: &'g Symbol, chooser: &mut dy
     }
     messages.push(said);
     let bound = walk.bound().to_vec();
-    Ok(Told { messages, labels: walk.labels, keys: walk.keys, bound })
+    Ok(Derivation { messages, labels: walk.labels, keys: walk.keys, bound })
 }
 
 /// The information of choosing `option` among `options`.

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    derivation::Told,
+    derivation::Derivation,
     grammar::{Grammar, Speaker},
 };
 
@@ -53,7 +53,7 @@ pub enum Task {
 }
 
 impl Tale {
-    pub(super) fn new(grammar: &Grammar, told: Told<'_>) -> Tale {
+    pub(super) fn new(grammar: &Grammar, told: Derivation<'_>) -> Tale {
         let label = |wanted: &str| told.labels.iter().find(|(key, _)| *key == wanted).map(|&(_, value)| value);
         let task = label("task").and_then(Task::named).unwrap_or_default();
         let is_conversation = told.messages.first().is_some_and(|said| said.speaker.is_some());

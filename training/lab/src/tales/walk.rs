@@ -59,11 +59,11 @@ pub(super) enum Step<'g> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Choice<'g> {
     pub(super) weight: u64,
-    way: Way<'g>,
+    way: ChoiceKind<'g>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Way<'g> {
+enum ChoiceKind<'g> {
     Phrasing { conditions: &'g [Condition], symbols: &'g [Symbol] },
     Word { slot: Slot, entry: usize },
 }
@@ -122,12 +122,12 @@ impl<'g> Walk<'g> {
     /// Takes a choice; returns the text of a word.
     pub(super) fn take(&mut self, choice: Choice<'g>) -> Option<Cow<'g, str>> {
         match choice.way {
-            Way::Phrasing { conditions, symbols } => {
+            ChoiceKind::Phrasing { conditions, symbols } => {
                 conditions.iter().for_each(|condition| self.learn(condition.role, condition.constraint));
                 self.open.push(symbols);
                 None
             }
-            Way::Word { slot, entry } => {
+            ChoiceKind::Word { slot, entry } => {
                 let text = self.word(slot, entry);
                 if let Some(role) = slot.role {
                     let list = &self.grammar.lists[slot.list];
@@ -146,9 +146,11 @@ impl<'g> Walk<'g> {
     #[cfg(test)]
     pub(super) fn begins(&self, choice: &Choice<'g>, text: &str) -> bool {
         match choice.way {
-            Way::Word { slot, entry } => text.starts_with(&*slot.text(&self.grammar.lists[slot.list].entries[entry])),
-            Way::Phrasing { symbols: [Symbol::Text(first), ..], .. } => text.starts_with(first.as_str()),
-            Way::Phrasing { .. } => true,
+            ChoiceKind::Word { slot, entry } => {
+                text.starts_with(&*slot.text(&self.grammar.lists[slot.list].entries[entry]))
+            }
+            ChoiceKind::Phrasing { symbols: [Symbol::Text(first), ..], .. } => text.starts_with(first.as_str()),
+            ChoiceKind::Phrasing { .. } => true,
         }
     }
 
@@ -171,7 +173,7 @@ impl<'g> Walk<'g> {
         let possible = alternatives.filter(|alternative| {
             alternative.conditions.iter().all(|condition| self.agrees(condition.role, condition.constraint))
         });
-        let choice = |conditions, symbols| Way::Phrasing { conditions, symbols };
+        let choice = |conditions, symbols| ChoiceKind::Phrasing { conditions, symbols };
         possible
             .map(|alternative| Choice {
                 weight: alternative.weight,
@@ -193,7 +195,7 @@ impl<'g> Walk<'g> {
             slot.role.is_none_or(agrees)
         };
         let entries = (0..list.entries.len()).filter(|&entry| is_free(entry) && fits(entry));
-        entries.map(|entry| Choice { weight: 1, way: Way::Word { slot, entry } }).collect()
+        entries.map(|entry| Choice { weight: 1, way: ChoiceKind::Word { slot, entry } }).collect()
     }
 
     fn agrees(&self, role: usize, constraint: Constraint) -> bool {

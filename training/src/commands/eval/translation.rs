@@ -76,7 +76,7 @@ struct Report {
 
 /// A line of `--out`.
 #[derive(Debug, Serialize)]
-struct Line<'a> {
+struct TranslationLine<'a> {
     prompt: &'a str,
     hypothesis: &'a str,
     references: &'a [String],
@@ -106,10 +106,10 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let how = (&decoding, args.max_tokens as usize);
     let hypotheses = generate_texts(&generator, (&loaded.tokenizer, &endings), prompts, how, &mut progress)?;
     status.clear();
-    let lines: Vec<Line<'_>> = items
+    let lines: Vec<TranslationLine<'_>> = items
         .iter()
         .zip(&hypotheses)
-        .map(|(item, hypothesis)| Line { prompt: &item.prompt, hypothesis, references: &item.references })
+        .map(|(item, hypothesis)| TranslationLine { prompt: &item.prompt, hypothesis, references: &item.references })
         .collect();
     let case = if args.lowercase { Case::Lower } else { Case::Mixed };
     let report = Report {

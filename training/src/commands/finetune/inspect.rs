@@ -14,7 +14,7 @@ use hearth_training::{
 };
 use serde::Serialize;
 
-use super::{Found, documents_of};
+use super::{ExampleSet, documents_of};
 
 /// What is said about all examples.
 #[derive(Debug, Serialize)]
@@ -35,10 +35,16 @@ struct Summary {
 }
 
 /// Shows the first `n` examples or pairs, and what there is in all.
-pub(super) fn show(all: &Found, n: usize, text: &LoadedText, config: &TrainConfig, as_json: bool) -> Result<ExitCode> {
+pub(super) fn show(
+    all: &ExampleSet,
+    n: usize,
+    text: &LoadedText,
+    config: &TrainConfig,
+    as_json: bool,
+) -> Result<ExitCode> {
     let (examples, n_shown): (Vec<&Example>, usize) = match all {
-        Found::Examples(found) => (found.examples.iter().chain(&found.val).collect(), n),
-        Found::Pairs(found) => {
+        ExampleSet::Examples(found) => (found.examples.iter().chain(&found.val).collect(), n),
+        ExampleSet::Pairs(found) => {
             let pairs = found.examples.iter().chain(&found.val);
             (pairs.flat_map(|pair| [&pair.chosen, &pair.rejected]).collect(), n.saturating_mul(2))
         }
@@ -55,7 +61,7 @@ pub(super) fn show(all: &Found, n: usize, text: &LoadedText, config: &TrainConfi
     }
     drop(stdout);
     let (pairs, cut, dropped, rows) = match all {
-        Found::Examples(found) => {
+        ExampleSet::Examples(found) => {
             let n_rows = |examples: &[Example]| match examples {
                 [] => Ok(0),
                 examples => documents_of(examples, config, text).map(|documents| documents.n_rows()),
@@ -64,7 +70,7 @@ pub(super) fn show(all: &Found, n: usize, text: &LoadedText, config: &TrainConfi
             (None, found.n_cut, found.n_dropped, rows)
         }
         // Each answer is a row.
-        Found::Pairs(found) => {
+        ExampleSet::Pairs(found) => {
             let n_pairs = found.examples.len() + found.val.len();
             (Some(n_pairs), found.n_cut, found.n_dropped, 2 * n_pairs)
         }

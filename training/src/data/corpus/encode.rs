@@ -113,7 +113,7 @@ impl Encoder {
     /// The ids of `text`, encoded on all cores.
     ///
     /// # Errors
-    /// Those of [`encode`](Self::encode).
+    /// As [`encode`](Self::encode).
     pub fn encode_all(&self, text: &str) -> Result<Vec<TokenId>> {
         let parts: Vec<&str> = match self.cutting {
             Cutting::Pieces => pieces(text).collect(),

@@ -74,7 +74,7 @@ pub struct Marks {
     bos: Option<String>,
     /// What ends a document in a text.
     ends: Vec<String>,
-    /// Those of [`CHAT`] that have the meaning of a mark to the model.
+    /// The marks of [`CHAT`] that are tokens to the model.
     known: Vec<&'static str>,
     /// Whether there is a tokenizer at all.
     has_tokenizer: bool,
@@ -92,7 +92,7 @@ pub enum TextKind<'a> {
 }
 
 impl Marks {
-    /// Those of a tokenizer, and of the chat template of its model.
+    /// The marks of a tokenizer and of the chat template of its model.
     pub fn new(tokenizer: &Tokenizer, template: Option<&ChatTemplate>) -> Marks {
         let tokens: Vec<String> = tokenizer.special_tokens().into_iter().map(|(_, token)| token).collect();
         let is_token = |mark: &str| tokenizer.token_id(mark).is_some();

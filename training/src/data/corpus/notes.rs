@@ -1,9 +1,9 @@
-//! What the data say and the training does not do as written, where that is no reason to stop: each kind is said once, with its
+//! Parts of the data that are not trained as written, where that is no reason to stop: each kind is reported once, with its
 //! first place.
 
 use std::collections::{BTreeMap, btree_map::Entry};
 
-/// The most kinds that are said one by one.
+/// Maximum number of kinds that are reported one by one.
 const MAX_SAID: usize = 20;
 /// The most members that are named.
 const MAX_NAMED: usize = 10;

@@ -64,7 +64,7 @@ pub(super) fn columns(path: &Path) -> Result<Vec<(String, bool)>> {
     names.into_iter().map(|column| Ok((column.to_owned(), footer.is_nested(column).map_err(name)?))).collect()
 }
 
-/// Those of `wanted` columns that the file has: for each, a text, a list of objects or texts, or `None` for every row. And the
+/// The `wanted` columns that the file has: for each, a text, a list of objects or texts, or `None` for every row. And the
 /// names of the other columns.
 ///
 /// # Errors

@@ -13,7 +13,7 @@ use super::{
     files::SourceFile,
     notes::Notes,
     open::BytesRead,
-    record::Outcome,
+    record::RecordOutcome,
     source::{ReadOptions, read_documents},
 };
 
@@ -41,7 +41,7 @@ pub struct ReadReport {
 /// Reads the documents of `files` in order and calls `work` on this thread with batches of their pieces, in order.
 ///
 /// # Errors
-/// Those of the files and of `work`.
+/// A file cannot be read, or `work` fails.
 pub fn read_in_batches(
     files: &[SourceFile],
     options: &ReadOptions,
@@ -91,7 +91,7 @@ fn read_all(
             }
             Ok(())
         })?;
-        if outcome == Outcome::NotText {
+        if outcome == RecordOutcome::NotText {
             report.not_text.push(index);
         }
     }

@@ -19,7 +19,7 @@ use super::{
 
 /// Whether a file was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RecordOutcome {
     /// It was read completely.
     Read,
     /// It was found in a folder and is not text.
@@ -58,7 +58,7 @@ pub fn read_records(
     bytes_read: &BytesRead,
     notes: &mut Notes,
     sink: &mut dyn FnMut(Record) -> Result<()>,
-) -> Result<Outcome> {
+) -> Result<RecordOutcome> {
     let path = &file.path;
     match kind_by_content(file)? {
         FileKind::Json => {
@@ -84,7 +84,7 @@ pub fn read_records(
                 Ok(())
             });
             match read {
-                Err(error) if file.is_found && error.is::<NotUtf8>() => return Ok(Outcome::NotText),
+                Err(error) if file.is_found && error.is::<NotUtf8>() => return Ok(RecordOutcome::NotText),
                 read => read?,
             }
             let is_one = texts.len() == 1;
@@ -99,7 +99,7 @@ pub fn read_records(
             path.display()
         ),
     }
-    Ok(Outcome::Read)
+    Ok(RecordOutcome::Read)
 }
 
 /// The contents of a file: JSON, if its name says text and it begins like JSON.

@@ -85,7 +85,7 @@ pub(crate) fn record_members(text_field: &str) -> Vec<&str> {
 
 /// What is encoded as one example.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Form {
+pub(crate) enum RecordKind {
     /// A conversation, of which the assistant's messages from index `first` on are trained, unless they say otherwise.
     Conversation { turns: Vec<Turn>, tools: Option<Value>, first: usize },
     /// Strings, of which the completion is trained.
@@ -174,18 +174,18 @@ impl<'a> Members<'a> {
     }
 }
 
-impl Form {
+impl RecordKind {
     /// The example of a record, and what is to be said about it.
-    pub(crate) fn of(members: &Map<String, Value>, text_field: &str) -> Result<(Form, Vec<Note>), Problem> {
+    pub(crate) fn of(members: &Map<String, Value>, text_field: &str) -> Result<(RecordKind, Vec<Note>), Problem> {
         let members = Members::new(members);
-        let form = Form::read(&members, text_field)?;
+        let form = RecordKind::read(&members, text_field)?;
         Ok((form, members.finish()?))
     }
 
-    fn read(members: &Members<'_>, text_field: &str) -> Result<Form, Problem> {
+    fn read(members: &Members<'_>, text_field: &str) -> Result<RecordKind, Problem> {
         // A field that was chosen is the text, whatever else there is.
         if text_field != TEXT && members.has(text_field) {
-            return Form::of_string(members, text_field).map(Form::Text);
+            return RecordKind::of_string(members, text_field).map(RecordKind::Text);
         }
         let is_conversation = |name: &&str| {
             *name == MESSAGES
@@ -198,21 +198,21 @@ impl Form {
             return Err((format!("there is both `{first}` and `{second}`"), EXAMPLE_HINT));
         }
         match forms.first().copied() {
-            Some(name) if name == text_field => Form::of_string(members, name).map(Form::Text),
-            Some(KEEP) => Form::of_string(members, KEEP).map(Form::Keep),
+            Some(name) if name == text_field => RecordKind::of_string(members, name).map(RecordKind::Text),
+            Some(KEEP) => RecordKind::of_string(members, KEEP).map(RecordKind::Keep),
             Some(COMPLETION) => {
                 let Some(prompt) = members.take(PROMPT) else {
                     return Err((format!("there is a `{COMPLETION}`, but no `{PROMPT}`"), EXAMPLE_HINT));
                 };
                 let completion = members.take(COMPLETION).unwrap_or(&Value::Null);
                 let tools = if is_list(prompt) { members.tools()? } else { None };
-                Form::answer(members, prompt, (COMPLETION, completion), tools)
+                RecordKind::answer(members, prompt, (COMPLETION, completion), tools)
             }
             Some(name) => {
                 let turns = members.turns(name, members.take(name).unwrap_or(&Value::Null))?;
-                Ok(Form::Conversation { turns: with_system(members, turns)?, tools: members.tools()?, first: 0 })
+                Ok(RecordKind::Conversation { turns: with_system(members, turns)?, tools: members.tools()?, first: 0 })
             }
-            None => Form::of_question(members),
+            None => RecordKind::of_question(members),
         }
     }
 
@@ -225,7 +225,7 @@ impl Form {
     }
 
     /// A question with an answer, as a conversation.
-    fn of_question(members: &Members<'_>) -> Result<Form, Problem> {
+    fn of_question(members: &Members<'_>) -> Result<RecordKind, Problem> {
         let fits = |layout: &&Question| members.has(layout.question) && members.has(layout.answer);
         let Some(layout) = QUESTIONS.iter().find(fits) else {
             return Err(no_example(members.all));
@@ -235,7 +235,7 @@ impl Form {
         if let (Some(prompt), Some(value)) = (asked, answered)
             && is_list(prompt)
         {
-            return Form::answer(members, prompt, (answer, value), members.tools()?);
+            return RecordKind::answer(members, prompt, (answer, value), members.tools()?);
         }
         let (Some(asked), Some(answered)) = (asked.and_then(Value::as_str), answered.and_then(Value::as_str)) else {
             if members.has("choices") {
@@ -262,7 +262,7 @@ impl Form {
         ));
         let asked = text.map_or_else(|| asked.to_owned(), |text| format!("{asked}\n{text}"));
         let turns = with_system(members, vec![Turn::new(USER, &asked), Turn::new(ASSISTANT, answered)])?;
-        Ok(Form::Conversation { turns, tools: members.tools()?, first: 0 })
+        Ok(RecordKind::Conversation { turns, tools: members.tools()?, first: 0 })
     }
 
     /// Whether a record has a member of an example.
@@ -280,13 +280,13 @@ impl Form {
 
     /// The chosen and the rejected example of a record, and what is to be said about them. Without a prompt, it is the messages
     /// that both begin with.
-    pub(crate) fn pair(members: &Map<String, Value>) -> Result<([Form; 2], Vec<Note>), Problem> {
+    pub(crate) fn pair(members: &Map<String, Value>) -> Result<([RecordKind; 2], Vec<Note>), Problem> {
         let members = Members::new(members);
-        let forms = Form::read_pair(&members)?;
+        let forms = RecordKind::read_pair(&members)?;
         Ok((forms, members.finish()?))
     }
 
-    fn read_pair(members: &Members<'_>) -> Result<[Form; 2], Problem> {
+    fn read_pair(members: &Members<'_>) -> Result<[RecordKind; 2], Problem> {
         let answer = |name: &'static str| match members.take(name) {
             Some(value) => Ok((name, value)),
             None if members.has(COMPLETION) && members.has(LABEL) => Err((
@@ -309,17 +309,17 @@ impl Form {
                 .iter()
                 .map(|Turn { message, .. }| json!({ "role": message.role, "content": message.content }))
                 .collect();
-            return Form::answers(members, &prompt.into(), answers, tools);
+            return RecordKind::answers(members, &prompt.into(), answers, tools);
         }
         let text = match members.take(PROMPT) {
             Some(Value::String(text)) if !is_list_text(text) && answers.iter().all(|(_, value)| is_list(value)) => {
                 Some(text)
             }
-            Some(prompt) => return Form::answers(members, prompt, answers, tools),
+            Some(prompt) => return RecordKind::answers(members, prompt, answers, tools),
             None => match members.all.get(MESSAGES).filter(|messages| !messages.is_null() && !has_answer(messages)) {
                 Some(prompt) => {
                     let _ = members.take(MESSAGES);
-                    return Form::answers(members, prompt, answers, tools);
+                    return RecordKind::answers(members, prompt, answers, tools);
                 }
                 None => None,
             },
@@ -333,7 +333,7 @@ impl Form {
         let [chosen, rejected] = answers.map(|(name, value)| members.turns(name, value));
         let (chosen, rejected) = (chosen?, rejected?);
         if let Some(text) = text.filter(|_| chosen[0].is_assistant()) {
-            return Form::answers(members, &json!([{ "role": USER, "content": text }]), answers, tools);
+            return RecordKind::answers(members, &json!([{ "role": USER, "content": text }]), answers, tools);
         }
         let first = n_common(&chosen, &rejected);
         if first == 0 && !chosen[0].is_assistant() {
@@ -352,7 +352,7 @@ impl Form {
                 "beside a text as prompt, they are the answers, or whole conversations that begin with it",
             ));
         }
-        let conversation = |turns| Form::Conversation { turns, tools: tools.clone(), first };
+        let conversation = |turns| RecordKind::Conversation { turns, tools: tools.clone(), first };
         Ok([conversation(chosen), conversation(rejected)])
     }
 
@@ -362,9 +362,12 @@ impl Form {
         prompt: &Value,
         answers: [(&str, &Value); 2],
         tools: Option<Value>,
-    ) -> Result<[Form; 2], Problem> {
+    ) -> Result<[RecordKind; 2], Problem> {
         let [chosen, rejected] = answers;
-        Ok([Form::answer(members, prompt, chosen, tools.clone())?, Form::answer(members, prompt, rejected, tools)?])
+        Ok([
+            RecordKind::answer(members, prompt, chosen, tools.clone())?,
+            RecordKind::answer(members, prompt, rejected, tools)?,
+        ])
     }
 
     /// A prompt with an answer: strings, or lists of messages. After a list, the answer may also be one message or its text,
@@ -374,13 +377,13 @@ impl Form {
         prompt: &Value,
         (name, value): (&str, &Value),
         tools: Option<Value>,
-    ) -> Result<Form, Problem> {
+    ) -> Result<RecordKind, Problem> {
         match (prompt, value) {
             (Value::String(prompt), Value::String(completion)) if !(is_list(value) && is_list_text(prompt)) => {
                 if completion.is_empty() {
                     return Err((format!("`{name}` is empty"), "remove the line, or add a text"));
                 }
-                Ok(Form::Completion { prompt: prompt.clone(), completion: completion.clone() })
+                Ok(RecordKind::Completion { prompt: prompt.clone(), completion: completion.clone() })
             }
             (prompt, answer) if is_list(prompt) => {
                 let mut all = members.turns(PROMPT, prompt)?;
@@ -406,7 +409,7 @@ impl Form {
                     }
                     Some(_) => all.extend(answer),
                 }
-                Ok(Form::Conversation { turns: all, tools, first })
+                Ok(RecordKind::Conversation { turns: all, tools, first })
             }
             _ => Err((format!("`{PROMPT}` and `{name}` are of different kinds"), PAIR_HINT)),
         }

@@ -18,8 +18,8 @@ use super::{
     notes::{Note, Notes},
     open::{BytesRead, open_stream},
     parquet,
-    record::{Outcome, Record, RecordOptions, kind_by_content, read_records},
-    record_kind::{Form, record_members},
+    record::{Record, RecordOptions, RecordOutcome, kind_by_content, read_records},
+    record_kind::{RecordKind, record_members},
     text::{NotUtf8, TextOptions, read_text, send_text},
 };
 
@@ -80,7 +80,7 @@ impl Origin {
     /// Its files, downloaded if needed, by the split that their names say.
     ///
     /// # Errors
-    /// Those of [`list_files`] and [`HubDataset::download`].
+    /// As [`list_files`] and [`HubDataset::download`].
     pub fn files(&self, progress: &mut dyn FnMut(Download)) -> Result<Files> {
         match self {
             Origin::Path(path) => {
@@ -147,7 +147,7 @@ impl fmt::Display for Origin {
 pub struct Files {
     /// The files.
     pub files: Vec<SourceFile>,
-    /// Names of files that are left out: those of a test split.
+    /// Names of files that are left out because they belong to a test split.
     pub left_out: Vec<String>,
     /// What is to be said about their names.
     pub notes: Notes,
@@ -181,7 +181,7 @@ pub fn read_documents(
     bytes_read: &BytesRead,
     notes: &mut Notes,
     sink: &mut dyn FnMut(Piece) -> Result<()>,
-) -> Result<Outcome> {
+) -> Result<RecordOutcome> {
     let ReadOptions { text_field, separator, marks, cutting } = options;
     let texts = TextOptions { separator: separator.as_deref(), marks, cutting: *cutting };
     let path = &file.path;
@@ -200,7 +200,7 @@ pub fn read_documents(
                 match read_text(path, reader, texts, &mut Notes::default(), &mut |_| Ok(())) {
                     Err(error) if error.is::<NotUtf8>() => {
                         bytes_read.add(file.n_bytes);
-                        return Ok(Outcome::NotText);
+                        return Ok(RecordOutcome::NotText);
                     }
                     read => read?,
                 }
@@ -231,7 +231,7 @@ pub fn read_documents(
             path.display()
         ),
     }
-    Ok(Outcome::Read)
+    Ok(RecordOutcome::Read)
 }
 
 /// Sends the document of a record: a text or a conversation. One that is empty or null is skipped.
@@ -246,22 +246,23 @@ fn send_record(
     let Record { place, members } = record;
     let full_place = || format!("`{}`, {place}", file.path.display());
     let wrong = |what: &str, hint: &str| anyhow!("{}: {what}\nhint: {hint}", full_place());
-    if Form::is_nothing(&members, text_field) {
+    if RecordKind::is_nothing(&members, text_field) {
         return Ok(());
     }
-    let (form, said) =
-        Form::of(&members, text_field).map_err(|(what, hint)| match Form::is_known(&members, text_field) {
+    let (form, said) = RecordKind::of(&members, text_field).map_err(|(what, hint)| {
+        match RecordKind::is_known(&members, text_field) {
             true => wrong(&what, hint),
             false => {
                 let names: Vec<&str> = members.keys().map(String::as_str).collect();
                 let what = format!("there is no field `{text_field}`, only: `{}`", names.join("`, `"));
                 wrong(&what, "set the field of the text with `--text-field`")
             }
-        })?;
+        }
+    })?;
     said.into_iter().for_each(|note| notes.add(note, &full_place()));
     match form {
-        Form::Text(text) => send_text(&text, texts, &full_place, notes, sink),
-        Form::Conversation { turns, tools, .. } => {
+        RecordKind::Text(text) => send_text(&text, texts, &full_place, notes, sink),
+        RecordKind::Conversation { turns, tools, .. } => {
             if let Some(index) = turns.iter().position(|turn| turn.is_assistant() && !turn.is_trained) {
                 return Err(wrong(
                     &format!("message {} is not to be trained, but here every token counts", index + 1),
@@ -271,11 +272,11 @@ fn send_record(
             let messages = turns.into_iter().map(|Turn { message, .. }| message).collect();
             sink(Piece::conversation(Conversation { messages, tools, place }))
         }
-        Form::Completion { .. } => Err(wrong(
+        RecordKind::Completion { .. } => Err(wrong(
             "it is a prompt with a completion, which is an example for fine-tuning",
             "use it with `hearth-train finetune`, or set the field of the text with `--text-field`",
         )),
-        Form::Keep(_) => {
+        RecordKind::Keep(_) => {
             Err(wrong("it is a text to `keep`, which is for fine-tuning", "use it with `hearth-train finetune`"))
         }
     }
@@ -340,7 +341,7 @@ mod tests {
             );
             (outcome.map_err(|error| error.to_string()), n_pieces)
         };
-        assert_eq!(read(dir.path()), (Ok(Outcome::NotText), 0));
+        assert_eq!(read(dir.path()), (Ok(RecordOutcome::NotText), 0));
         assert!(read(&path).0.unwrap_err().contains("0xff at offset 500000"));
     }
 

@@ -20,7 +20,7 @@ const LLM_C_LLAMA3: (u32, u32) = (20_240_801, 7);
 /// Tokens read at a time.
 const BLOCK: usize = 1 << 16;
 
-/// Reads the tokens of a file, block by block. `vocab_size` is that of the tokenizer in the folder `tokenizer`.
+/// Reads the tokens of a file, block by block. `vocab_size` is the size of the tokenizer in the folder `tokenizer`.
 ///
 /// # Errors
 /// The file is truncated, or has a token that is not below `vocab_size`: it was made with another tokenizer.

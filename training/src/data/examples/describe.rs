@@ -95,7 +95,7 @@ impl Counts {
     }
 }
 
-/// Consecutive tokens that are shown together: one, or those that share a character.
+/// Consecutive tokens that are shown together: one, or several that share a character.
 struct Group {
     text: String,
     is_trained: bool,

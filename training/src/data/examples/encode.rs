@@ -11,7 +11,9 @@ use serde_json::Value;
 use super::Example;
 use crate::data::{
     continuation::encode_continued,
-    corpus::{Form, Marks, Note, Problem, TextKind, Turn, note_of_end, note_of_kind, note_of_mark, require_written},
+    corpus::{
+        Marks, Note, Problem, RecordKind, TextKind, Turn, note_of_end, note_of_kind, note_of_mark, require_written,
+    },
 };
 
 /// Encodes examples for a model.
@@ -49,27 +51,27 @@ impl ExampleEncoder {
     }
 
     /// Encodes one example, and returns what is to be said about it. `origin` is its file and line.
-    pub(super) fn encode(&self, form: &Form, origin: &str) -> Result<(Example, Vec<Note>)> {
-        let named = |lack: Lack| match lack {
-            Lack::Model(error) => anyhow!("{origin}: {error}"),
-            Lack::Data(problem) => wrong(origin, problem),
+    pub(super) fn encode(&self, form: &RecordKind, origin: &str) -> Result<(Example, Vec<Note>)> {
+        let named = |error: EncodeError| match error {
+            EncodeError::Model(error) => anyhow!("{origin}: {error}"),
+            EncodeError::Data(problem) => wrong(origin, problem),
         };
         let mut notes = Vec::new();
         let (ids, trained) = match form {
-            Form::Conversation { turns, tools, first } => {
+            RecordKind::Conversation { turns, tools, first } => {
                 self.conversation(turns, tools.as_ref(), *first, &mut notes).map_err(named)?
             }
-            Form::Completion { prompt, completion } => {
-                self.completion(prompt, completion).map_err(|error| named(Lack::Model(error)))?
+            RecordKind::Completion { prompt, completion } => {
+                self.completion(prompt, completion).map_err(|error| named(EncodeError::Model(error)))?
             }
-            Form::Text(text) => {
+            RecordKind::Text(text) => {
                 let ids = self.text(text, &mut notes).map_err(named)?;
                 let trained = vec![true; ids.len()];
                 (ids, trained)
             }
-            Form::Keep(text) => {
+            RecordKind::Keep(text) => {
                 let options = EncodeOptions { add_special_tokens: true, ..EncodeOptions::TEXT };
-                let ids = self.tokenizer.encode(text, options).map_err(|error| named(Lack::Model(error)))?;
+                let ids = self.tokenizer.encode(text, options).map_err(|error| named(EncodeError::Model(error)))?;
                 if ids.len() < 2 {
                     let what = "its `keep` is a single token, so nothing is predicted there".to_owned();
                     return Err(wrong(origin, (what, "use a longer text, or remove it")));
@@ -84,11 +86,11 @@ impl ExampleEncoder {
 
     /// A text with the token that ends it. A chat that a template rendered is encoded as the template's own: the strings of
     /// special tokens are tokens. In another text they stay text, but for the strings that end a document.
-    fn text(&self, text: &str, notes: &mut Vec<Note>) -> Result<Vec<TokenId>, Lack> {
+    fn text(&self, text: &str, notes: &mut Vec<Note>) -> Result<Vec<TokenId>, EncodeError> {
         let whole = EncodeOptions { add_special_tokens: true, ..EncodeOptions::TEXT };
         let kind = self.marks.kind(text);
         if let TextKind::ForeignChat(mark) = kind {
-            return Err(Lack::Data((
+            return Err(EncodeError::Data((
                 format!(
                     "it is a chat that a template rendered, but its `{mark}` is no token of the model, so it would be trained as \
                      plain characters"
@@ -131,18 +133,19 @@ impl ExampleEncoder {
         tools: Option<&Value>,
         first: usize,
         notes: &mut Vec<Note>,
-    ) -> Result<(Vec<TokenId>, Vec<bool>), Lack> {
+    ) -> Result<(Vec<TokenId>, Vec<bool>), EncodeError> {
         let Some(template) = &self.template else {
-            return Err(Lack::Data((
+            return Err(EncodeError::Data((
                 "it is a conversation, but the model has no chat template".into(),
                 "save one as `chat_template.jinja` in the model dir, or use prompts with completions",
             )));
         };
         let messages: Vec<Message> = turns.iter().map(|turn| turn.message.clone()).collect();
         let context = RenderContext { tools: tools.cloned(), ..self.context.clone() };
-        notes.extend(require_written(template, &self.tokenizer, &messages, &context).map_err(Lack::Data)?);
-        let mask_from =
-            |first: usize| template.encode_with_mask(&self.tokenizer, &messages, &context, first).map_err(Lack::Model);
+        notes.extend(require_written(template, &self.tokenizer, &messages, &context).map_err(EncodeError::Data)?);
+        let mask_from = |first: usize| {
+            template.encode_with_mask(&self.tokenizer, &messages, &context, first).map_err(EncodeError::Model)
+        };
         let MaskedChat { ids, is_assistant: mut trained, .. } = mask_from(first)?;
         // At each message that differs from the one before, the mask of all that the assistant writes from there on changes.
         let mut was_trained = true;
@@ -233,14 +236,14 @@ impl ExampleEncoder {
 }
 
 /// Why an example cannot be encoded.
-enum Lack {
+enum EncodeError {
     Model(Error),
     Data(Problem),
 }
 
-impl From<Error> for Lack {
-    fn from(error: Error) -> Lack {
-        Lack::Model(error)
+impl From<Error> for EncodeError {
+    fn from(error: Error) -> EncodeError {
+        EncodeError::Model(error)
     }
 }
 
@@ -277,12 +280,12 @@ mod tests {
                 { "role": "assistant", "content": null, "tool_calls": [call] },
             ]);
             let members = serde_json::Map::from_iter([("messages".to_owned(), list)]);
-            match Form::of(&members, "text").unwrap().0 {
-                Form::Conversation { turns, .. } => turns,
+            match RecordKind::of(&members, "text").unwrap().0 {
+                RecordKind::Conversation { turns, .. } => turns,
                 other => unreachable!("{other:?}"),
             }
         };
-        let encode = |turns| encoder.encode(&Form::Conversation { turns, tools: None, first: 0 }, "").unwrap().0;
+        let encode = |turns| encoder.encode(&RecordKind::Conversation { turns, tools: None, first: 0 }, "").unwrap().0;
         let as_sent = read("developer", json!("{\"x\": 1}"));
         let context = RenderContext { ending: Ending::Closed, ..RenderContext::new(&tokenizer) };
         let messages: Vec<Message> = as_sent.iter().map(|turn| turn.message.clone()).collect();

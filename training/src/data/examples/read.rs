@@ -6,15 +6,15 @@ use rayon::prelude::*;
 
 use super::{Example, ExampleEncoder, ExampleSettings, Examples, PreferencePair, TooLong, encode::wrong};
 use crate::data::corpus::{
-    BytesRead, CHOSEN, FileKind, FileSplit, Form, Marks, Note, Notes, Origin, Outcome, REJECTED, Record, RecordOptions,
-    SourceFile, read_records, record_members,
+    BytesRead, CHOSEN, FileKind, FileSplit, Marks, Note, Notes, Origin, REJECTED, Record, RecordKind, RecordOptions,
+    RecordOutcome, SourceFile, read_records, record_members,
 };
 
 /// Records that are encoded at once, on all cores.
 const BATCH: usize = 4096;
 
 /// Reads examples: conversations, prompts with completions, questions with answers, texts, and texts on which predictions are
-/// kept (`keep`), in all layouts of `Form`, from jsonl, JSON arrays, CSV, TSV, Parquet with text columns, and text files. Of a
+/// kept (`keep`), in all layouts of `RecordKind`, from jsonl, JSON arrays, CSV, TSV, Parquet with text columns, and text files. Of a
 /// folder with files of objects, text files are not read.
 ///
 /// # Errors
@@ -35,7 +35,7 @@ pub fn read(
     };
     let encode = |record: &Record, origin: &str| {
         let (form, mut notes) =
-            Form::of(&record.members, &settings.text_field).map_err(|problem| wrong(origin, problem))?;
+            RecordKind::of(&record.members, &settings.text_field).map_err(|problem| wrong(origin, problem))?;
         let (example, said) = encoder.encode(&form, origin)?;
         notes.extend(said);
         Ok((fit(example, encoder, settings)?, notes))
@@ -71,7 +71,7 @@ pub fn read_preferences(
         marks: &Marks::default(),
     };
     let encode = |record: &Record, origin: &str| {
-        let (forms, mut notes) = Form::pair(&record.members).map_err(|problem| wrong(origin, problem))?;
+        let (forms, mut notes) = RecordKind::pair(&record.members).map_err(|problem| wrong(origin, problem))?;
         let [chosen, rejected] = [CHOSEN, REJECTED].map(|name| format!("{origin}, `{name}`"));
         let [chosen, rejected] = [(&forms[0], chosen), (&forms[1], rejected)].map(|(form, origin)| {
             let (example, said) = encoder.encode(form, &origin)?;
@@ -193,7 +193,7 @@ fn read_all<T: Send>(
             // First what is before a place that cannot be read: it may have an error too.
             encode_batch(&file, &mut batch, encode, &mut found)?;
             let outcome = outcome?;
-            if outcome == Outcome::NotText {
+            if outcome == RecordOutcome::NotText {
                 found.not_text.push(file.path);
             }
         }

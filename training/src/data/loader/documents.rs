@@ -159,7 +159,7 @@ impl Documents {
         let mut batch = Batch::empty(seq_len);
         let n = rows.len() * seq_len;
         let (mut weights, mut positions) = (Vec::with_capacity(n), Vec::with_capacity(n));
-        let mut only_read = Vec::with_capacity(n);
+        let mut context_tokens = Vec::with_capacity(n);
         for row in rows {
             for &number in row {
                 let Document { start, len } = self.documents[number];
@@ -169,7 +169,7 @@ impl Documents {
                 for (id, is_target) in self.targets(number) {
                     batch.targets.push(id);
                     weights.push(f32::from(is_target));
-                    only_read.push(!is_target);
+                    context_tokens.push(!is_target);
                     batch.inputs.push(id);
                 }
                 // The last target is no input.
@@ -182,11 +182,11 @@ impl Documents {
             batch.inputs.resize(end, 0);
             batch.targets.resize(end, 0);
             weights.resize(end, 0.0);
-            only_read.resize(end, false);
+            context_tokens.resize(end, false);
             batch.batch_size += 1;
         }
         batch.weights = Some(weights);
-        batch.only_read = Some(only_read);
+        batch.context_tokens = Some(context_tokens);
         batch.positions = Some(positions);
         batch
     }

@@ -13,7 +13,7 @@ const BLOCK: usize = 1 << 16;
 /// The most often that a source is repeated. More is a mistake in the weights, and may fill the disk.
 const MAX_EPOCHS: u64 = 10_000;
 
-/// When a mixture is complete; the names are those of the Python library `datasets`.
+/// When a mixture is complete; the names are from the Python library `datasets`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum StoppingStrategy {

@@ -85,7 +85,7 @@ impl Dataset {
     /// Opens the tokenizer.
     ///
     /// # Errors
-    /// Those of [`Tokenizer::from_dir`], and fewer tokens than the manifest has.
+    /// As [`Tokenizer::from_dir`], and fewer tokens than the manifest has.
     pub fn open_tokenizer(&self) -> Result<Tokenizer> {
         let dir = self.tokenizer_dir();
         let expected = self.manifest.vocab_size;
@@ -101,7 +101,7 @@ impl Dataset {
     }
 
     /// Whether `end`, the token that ends documents, also ends the turns of conversations in the data: then it does not tell
-    /// documents apart. `tokenizer` is that of the data.
+    /// documents apart. `tokenizer` is the data's.
     ///
     /// # Errors
     /// The chat template cannot be read.
@@ -119,7 +119,7 @@ impl Dataset {
     }
 }
 
-/// The shards of a split, which are those that the manifest lists; their checksums are not checked.
+/// The shards of a split, as the manifest lists them; their checksums are not checked.
 fn open_shards(dir: &Path, manifest: &Manifest, split: Split) -> Result<Vec<ShardFile>> {
     let mut files = Vec::new();
     for shard in &manifest.split_info(split).shards {

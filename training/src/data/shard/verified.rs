@@ -1,7 +1,7 @@
 //! Which shards were read and found whole before, so that opening a large data set does not read all of it each time.
 //!
 //! `DATA/verified.json` remembers each shard by its checksum and by what the system knows of the file: its size, when its
-//! contents and when anything about it changed, and its number on the disk. A shard of which any of these differs is read
+//! contents and when anything about it changed, and its number on the disk. A shard for which any of these differs is read
 //! again. Where the folder cannot be written to, all are read each time.
 
 use std::{

@@ -109,7 +109,7 @@ impl Shape<'_> {
     }
 }
 
-/// Values that exist at once in a run, with those of the weights.
+/// Peak number of values in memory during a step, weights included.
 pub(super) fn peak(
     gpt: &GptConfig,
     (n_rows, seq_len): (usize, usize),

@@ -12,7 +12,7 @@ use super::{
     shape::{Shape, backward_block, trained_params},
 };
 
-/// Values that exist at once in a run, with those of the weights.
+/// Peak number of values on the device during a step, weights included.
 pub(super) fn peak(
     gpt: &GptConfig,
     (n_rows, seq_len): (usize, usize),

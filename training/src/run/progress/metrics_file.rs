@@ -14,7 +14,7 @@ use crate::output_files::write_whole;
 
 /// What every record has.
 #[derive(Deserialize)]
-struct OfStep {
+struct StepOfLine {
     step: usize,
 }
 
@@ -36,7 +36,7 @@ impl MetricsFile {
         let mut kept = Vec::new();
         let mut kept_lines = String::new();
         for line in text.lines() {
-            let Ok(OfStep { step: of_line }) = serde_json::from_str(line) else { continue };
+            let Ok(StepOfLine { step: of_line }) = serde_json::from_str(line) else { continue };
             if of_line <= step {
                 // Another version of Hearth may have written other records, which stay in the file.
                 kept.extend(serde_json::from_str::<Record>(line));

@@ -49,7 +49,7 @@ pub struct StepRecord {
     pub grad_norm: f32,
     /// Training tokens per second since the last progress line. Differs from run to run.
     pub tok_per_sec: f64,
-    /// Seconds of training so far, those of earlier processes included. Differs from run to run.
+    /// Seconds of training so far, earlier processes included. Differs from run to run.
     pub seconds: f64,
 }
 

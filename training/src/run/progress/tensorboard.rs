@@ -21,7 +21,7 @@ pub(super) struct EventFile {
 }
 
 impl EventFile {
-    /// Creates an event file in the folder `dir` and removes those of earlier processes, whose records are written
+    /// Creates an event file in the folder `dir` and removes the files of earlier processes, whose records are written
     /// again.
     ///
     /// Also returns the times at which those were written, in seconds since 1970.

@@ -13,12 +13,12 @@ use crate::{
 };
 
 impl Trainer<'_> {
-    /// Whether as many evaluations in a row as `eval.patience` says were no better than the best before them.
+    /// Whether the last `eval.patience` evaluations were no better than the best before them.
     pub(super) fn has_no_patience(&self) -> bool {
         self.config.eval.patience.is_some_and(|patience| self.state.n_since_best >= patience)
     }
 
-    /// Finds the best evaluation so far: that of the model in the run's folder, if it compares with those to come.
+    /// Finds the best evaluation so far: the one of the model in the run's folder, if later ones compare with it.
     pub(super) fn find_best(&mut self, run: &RunDir, reporter: &mut Reporter) {
         if let Some(best) = self.state.best.take_if(|_| !run.model_dir().exists()) {
             reporter.note(&format!(

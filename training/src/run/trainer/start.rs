@@ -23,7 +23,7 @@ use crate::{
 };
 
 impl<'a> Trainer<'a> {
-    /// A new run with random weights, or those of `model.init`.
+    /// A new run, with random weights or the weights of `model.init`.
     ///
     /// # Errors
     /// Invalid settings, splits too short for the context, or the tokenizer of another model.

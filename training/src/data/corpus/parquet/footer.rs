@@ -85,7 +85,7 @@ pub(super) struct Leaf {
 
 /// A field while the schema is walked.
 #[derive(Clone, Copy, Default)]
-struct Around<'a> {
+struct OuterField<'a> {
     name: &'a str,
     levels: Levels,
     list: Option<(usize, u32)>,
@@ -94,9 +94,9 @@ struct Around<'a> {
 /// Levels say which values exist: <https://parquet.apache.org/docs/file-format/nestedencoding/>.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Levels {
-    /// Of repetition: the number of lists around a value.
+    /// Of repetition: the number of lists outer_fields a value.
     pub(super) repetition: u32,
-    /// Of definition: the number of fields around a value, and itself, that may be missing.
+    /// Of definition: the number of fields outer_fields a value, and itself, that may be missing.
     pub(super) definition: u32,
 }
 
@@ -200,25 +200,25 @@ impl Footer {
             start = end_of(&elements, start);
         }
         let mut leaves = Vec::new();
-        // The fields around the current one, and itself, each with the index behind it.
-        let mut around: Vec<(usize, Around<'_>)> = Vec::new();
+        // The fields outer_fields the current one, and itself, each with the index behind it.
+        let mut outer_fields: Vec<(usize, OuterField<'_>)> = Vec::new();
         for (at, element) in elements.iter().enumerate().take(end_of(&elements, start)).skip(start) {
-            while around.last().is_some_and(|(end, _)| *end <= at) {
-                around.pop();
+            while outer_fields.last().is_some_and(|(end, _)| *end <= at) {
+                outer_fields.pop();
             }
-            let mut field = around.last().map_or_else(Around::default, |(_, outer)| *outer);
+            let mut field = outer_fields.last().map_or_else(OuterField::default, |(_, outer)| *outer);
             field.name = element.text(4).unwrap_or_default();
             let repetition = element.number(3).unwrap_or(0);
             field.levels.definition += u32::from(repetition != 0);
             if repetition == 2 {
                 field.levels.repetition += 1;
-                field.list = Some((around.len(), field.levels.definition));
+                field.list = Some((outer_fields.len(), field.levels.definition));
             }
-            around.push((end_of(&elements, at), field));
+            outer_fields.push((end_of(&elements, at), field));
             if element.number(5).unwrap_or(0) > 0 {
                 continue;
             }
-            let path: Vec<&str> = around.iter().map(|(_, field)| field.name).collect();
+            let path: Vec<&str> = outer_fields.iter().map(|(_, field)| field.name).collect();
             let column = match element.number(1) {
                 Some(BYTE_ARRAY) => {
                     let chunks = self.chunks(&path)?;
