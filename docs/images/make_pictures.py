@@ -30,7 +30,7 @@ STORY = (
     "Once upon a time, a brave fox named Yara lived on a cliff. Her favorite thing was a silver lamp. One day, she lost her lamp."
 )
 PROMPT = "Once upon a time, a brave fox named Yara lived"
-# The beginning of the second tale of `hearth-train tales --kind stories --seed 2`, with which the model was not trained.
+# The beginning of the second tale of `hearth-lab tales --kind stories --seed 2`, with which the model was not trained.
 TALE = (
     "Once upon a time, there was a messy pixie named Axel who lived in a toy shop. He liked humming and writing poems. "
     "There was only one problem: Axel was afraid of the night"

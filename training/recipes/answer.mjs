@@ -1,7 +1,7 @@
 // Has the model of a running server answer conversations, many at a time.
 // Usage: node answer.mjs URL PROMPTS ANSWERS [PARAMETERS]
-// PROMPTS is jsonl as `hearth-train tales --prompts` writes it; ANSWERS is the same with the model's message appended to `messages`,
-// for `hearth-train tales --judge`. PARAMETERS is a JSON object of request parameters.
+// PROMPTS is jsonl as `hearth-lab tales --prompts` writes it; ANSWERS is the same with the model's message appended to `messages`,
+// for `hearth-lab tales --judge`. PARAMETERS is a JSON object of request parameters.
 import { readFileSync, writeFileSync } from "node:fs";
 
 const [url, prompts, answers, parameters = "{}"] = process.argv.slice(2);

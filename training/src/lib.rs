@@ -2,55 +2,20 @@
 //!
 //! # Layout
 //! - [`config`]: every setting of a run with its default, and the presets
-//! - [`corpus`]: reads text and converts it to token ids, with training and validation splits
-//! - [`tokenizer_build`]: trains tokenizers: characters or byte-level BPE
-//! - [`prepare`]: converts documents to a prepared data set
-//! - [`shard`]: prepared data: memory-mapped token shards
-//! - [`tales`]: short stories and conversations made for this project, and the judge of what a model makes of them; [`bilingual`]:
-//!   sentences with translations
-//! - [`loader`]: batches of token ids, each a pure function of seed and step
-//! - [`schedule`]: learning rate, momentum and decay as pure functions of the step
-//! - [`learner`]: gradients and updates; [`combine`]: sums of gradients in a fixed order
-//! - [`optim`]: gradients by parameter path, global-norm clipping, AdamW, Muon
-//! - [`trainer`]: the training loop; [`guard`]: skips bad steps; [`interrupt`]: signals
-//! - [`examples`]: conversations, prompts with completions and texts as examples for fine-tuning; preference pairs; packing
-//! - [`eval`]: measures models: the loss, multiple choice, translation, decoding, classification
-//! - [`progress`]: progress output and metrics files
-//! - [`run_dir`]: the folder of a run; [`checkpoint`]: saves and restores a run
-//! - [`estimate`]: memory and arithmetic of a run; [`fit`]: checks the memory and finds the largest micro-batch
-//! - [`device_watch`]: the most memory that a run holds on a GPU
-//! - [`utilization`]: which share of the device's arithmetic a run uses; [`mod@bench`]: how fast it is, part by part
+//! - [`data`]: from text to batches
+//! - [`objective`]: what a run learns: rows, loss and score of each objective
+//! - [`run`]: a training run: the loop, gradients and updates, schedules, checkpoints, progress
+//! - [`plan`]: what a run takes on this machine: memory, time, settings that follow the data
+//! - [`eval`]: measures models: the loss, multiple choice, translation, classification
+//! - [`cli`]: what the command line programs share
+//! - [`interrupt`]: signals; [`output_files`]: files and folders that are complete or absent
 
-pub mod adapter;
-pub mod bench;
-pub mod bilingual;
-pub mod checkpoint;
-pub mod combine;
+pub mod cli;
 pub mod config;
-mod continuation;
-pub mod corpus;
-pub mod data_defaults;
-pub mod device_watch;
-mod draw;
-pub mod estimate;
+pub mod data;
 pub mod eval;
-pub mod examples;
-pub mod fit;
-pub mod guard;
-mod init;
 pub mod interrupt;
-pub mod learner;
-pub mod loader;
-pub mod optim;
-mod preference;
-pub mod prepare;
-pub mod progress;
-pub mod run_dir;
-pub mod schedule;
-pub mod shard;
-mod subsequence;
-mod svg_plot;
-pub mod tales;
-pub mod tokenizer_build;
-pub mod trainer;
-pub mod utilization;
+pub mod objective;
+pub mod output_files;
+pub mod plan;
+pub mod run;

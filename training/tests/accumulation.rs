@@ -1,4 +1,4 @@
-//! Gradients of a step do not depend on its micro-batch sizes, and their bits do not depend on the number of ranks.
+//! Gradients of a step do not depend on its micro-batch sizes.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
@@ -16,10 +16,10 @@ use hearth_model::{
     },
 };
 use hearth_training::{
-    combine::{across_ranks, of_rank},
-    config::{Layers, ObjectiveSettings, OptimSettings},
-    learner::{Learner, LossGradients, StepIndex},
-    loader::Batch,
+    config::{Layers, ObjectiveKind, ObjectiveSettings, OptimSettings},
+    data::loader::Batch,
+    objective::StepIndex,
+    run::learner::{Learner, LossGradients},
 };
 
 const VOCAB_SIZE: usize = 16;
@@ -43,7 +43,7 @@ fn batch(first: usize, batch_size: usize) -> Batch {
         inputs,
         targets,
         weights: None,
-        only_read: None,
+        context_tokens: None,
         positions: None,
         references: None,
         epoch: 0,
@@ -83,7 +83,7 @@ fn largest_difference(whole: &[(String, Vec<f32>)], cut: &[(String, Vec<f32>)]) 
 }
 
 fn index(n_rows: usize) -> StepIndex {
-    StepIndex { step: 3, total_weight: (n_rows * SEQ_LEN) as f64, n_only_read: 0 }
+    StepIndex { step: 3, total_weight: (n_rows * SEQ_LEN) as f64, n_context_tokens: 0 }
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn masked_loss_and_gradients_do_not_depend_on_the_micro_batch_sizes() {
         let learner = learner(sets);
         let of = |sizes: &[usize]| {
             let batches = masked(cut(sizes));
-            let index = StepIndex::of(3, batches.iter().map(|(_, batch)| batch));
+            let index = learner.step_index(3, batches.iter().map(|(_, batch)| batch));
             values(&learner.gradients(index, batches.into_iter()).unwrap().unwrap())
         };
         let (loss, gradients) = of(&[8]);
@@ -151,30 +151,10 @@ fn targets_of_weight_zero_do_not_affect_loss_and_gradients() {
                 }
             }
         }
-        let index = StepIndex::of(3, batches.iter().map(|(_, batch)| batch));
+        let index = learner.step_index(3, batches.iter().map(|(_, batch)| batch));
         values(&learner.gradients(index, batches.into_iter()).unwrap().unwrap())
     };
     assert!(of(true) == of(false));
-}
-
-#[test]
-fn loss_and_gradients_are_bit_identical_on_1_2_and_4_ranks() {
-    let learner = learner(&["model.arch=llama"]);
-    for n in [1, 3, 8, 12] {
-        let sizes = vec![2; n];
-        let on = |n_ranks: usize| {
-            let of = |rank: usize| {
-                let range = of_rank(n, rank, n_ranks);
-                let own = cut(&sizes).into_iter().filter(move |(number, _)| range.contains(number));
-                learner.gradients(index(2 * n), own).unwrap()
-            };
-            values(&across_ranks((0..n_ranks).map(of).collect()).unwrap())
-        };
-        let one = on(1);
-        for n_ranks in [2, 4] {
-            assert!(on(n_ranks) == one, "{n} micro-batches on {n_ranks} ranks");
-        }
-    }
 }
 
 /// Micro-batches in which each pair of rows is a chosen and a rejected answer.
@@ -182,6 +162,13 @@ fn pairs() -> Vec<(usize, Batch)> {
     let mut pairs = cut(&[4, 4]);
     pairs.iter_mut().for_each(|(_, batch)| batch.references = Some(vec![[-3.0, -2.0]; batch.batch_size / 2]));
     pairs
+}
+
+/// The objective that has such batches.
+fn objective_of(batches: &[(usize, Batch)]) -> ObjectiveSettings {
+    let is_pairs = batches.iter().any(|(_, batch)| batch.references.is_some());
+    let kind = if is_pairs { ObjectiveKind::Dpo } else { ObjectiveKind::NextToken };
+    ObjectiveSettings { kind, ..ObjectiveSettings::default() }
 }
 
 /// The model in `golden/tuning/lora/start` with its adapter.
@@ -196,9 +183,10 @@ fn adapted(dtype: Dtype, dropout: f64) -> Gpt {
 }
 
 /// Marks the targets of weight 0 as those whose predictions `objective.keep` preserves.
-fn only_read(mut batches: Vec<(usize, Batch)>) -> Vec<(usize, Batch)> {
+fn context_tokens(mut batches: Vec<(usize, Batch)>) -> Vec<(usize, Batch)> {
     for (_, batch) in &mut batches {
-        batch.only_read = batch.weights.as_ref().map(|weights| weights.iter().map(|&weight| weight == 0.0).collect());
+        batch.context_tokens =
+            batch.weights.as_ref().map(|weights| weights.iter().map(|&weight| weight == 0.0).collect());
     }
     batches
 }
@@ -209,10 +197,10 @@ fn objective_keep_adds_gradients_in_proportion_to_its_weight() {
         let objective = ObjectiveSettings { keep, ..ObjectiveSettings::default() };
         let optim = OptimSettings { recompute, ..OptimSettings::default() };
         let learner = Learner::new(adapted(Dtype::F32, 0.0), optim, 1).with_objective(objective);
-        let index = StepIndex::of(3, batches.iter().map(|(_, batch)| batch));
+        let index = learner.step_index(3, batches.iter().map(|(_, batch)| batch));
         values(&learner.gradients(index, batches.into_iter()).unwrap().unwrap())
     };
-    let batches = || only_read(masked(cut(&[2, 3])));
+    let batches = || context_tokens(masked(cut(&[2, 3])));
     let [without, one, two] = [0.0, 1.0, 2.0].map(|keep| of(keep, false, batches()));
     // The reported loss is that of the targets alone; to the gradients, `keep` times those of the divergence are added.
     assert_eq!((without.0, one.0), (one.0, two.0));
@@ -229,7 +217,7 @@ fn objective_keep_adds_gradients_in_proportion_to_its_weight() {
     // In a step without targets, gradients are those of the divergence alone.
     let mut read = batches();
     read.iter_mut().for_each(|(_, batch)| {
-        batch.only_read = batch.weights.as_ref().map(|weights| vec![true; weights.len()]);
+        batch.context_tokens = batch.weights.as_ref().map(|weights| vec![true; weights.len()]);
         batch.weights = batch.weights.as_ref().map(|weights| vec![0.0; weights.len()]);
     });
     let (loss, gradients) = of(1.0, false, read);
@@ -243,7 +231,7 @@ fn lora_gradients_in_bf16_are_within_3_percent_of_those_in_f32() {
         let of = |precision: Precision| {
             let learner = Learner::new(adapted(dtype, 0.0), OptimSettings { precision, ..OptimSettings::default() }, 1);
             let batches = masked(cut(&[2, 3]));
-            let index = StepIndex::of(3, batches.iter().map(|(_, batch)| batch));
+            let index = learner.step_index(3, batches.iter().map(|(_, batch)| batch));
             values(&learner.gradients(index, batches.into_iter()).unwrap().unwrap())
         };
         let [f32, bf16] = [Precision::F32, Precision::Bf16].map(of);
@@ -262,8 +250,9 @@ fn lora_gradients_in_bf16_are_within_3_percent_of_those_in_f32() {
 fn lora_gradients_are_bit_identical_with_recomputed_blocks() {
     for dtype in [Dtype::F32, Dtype::Bf16] {
         let of = |recompute: bool, batches: Vec<(usize, Batch)>| {
-            let index = StepIndex::of(3, batches.iter().map(|(_, batch)| batch));
-            let learner = Learner::new(adapted(dtype, 0.1), OptimSettings { recompute, ..OptimSettings::default() }, 1);
+            let optim = OptimSettings { recompute, ..OptimSettings::default() };
+            let learner = Learner::new(adapted(dtype, 0.1), optim, 1).with_objective(objective_of(&batches));
+            let index = learner.step_index(3, batches.iter().map(|(_, batch)| batch));
             values(&learner.gradients(index, batches.into_iter()).unwrap().unwrap())
         };
         for batches in [cut(&[4, 4]), masked(cut(&[1, 5])), masked(pairs())] {
@@ -282,8 +271,9 @@ fn full_gradients_are_bit_identical_with_recomputed_blocks() {
         &["model.arch=qwen3", "model.tie_embeddings=true", "optim.precision=bf16"],
     ] {
         let of = |sets: &[&str], batches: Vec<(usize, Batch)>| {
-            let index = StepIndex::of(3, batches.iter().map(|(_, batch)| batch));
-            values(&learner(sets).gradients(index, batches.into_iter()).unwrap().unwrap())
+            let learner = learner(sets).with_objective(objective_of(&batches));
+            let index = learner.step_index(3, batches.iter().map(|(_, batch)| batch));
+            values(&learner.gradients(index, batches.into_iter()).unwrap().unwrap())
         };
         for batches in [cut(&[4, 4]), masked(cut(&[1, 5])), masked(pairs())] {
             let kept = of(sets, batches.clone());

@@ -13,7 +13,7 @@ use hearth_model::{
     chat::{ChatTemplate, Message, RenderContext},
     tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
 };
-use hearth_training::{
+use hearth_training::data::{
     corpus::{Origin, SourceSpec},
     loader::{Loader, LoaderSettings, RowOrder},
     prepare::{PrepareSettings, SplitBy, StoppingStrategy, prepare},

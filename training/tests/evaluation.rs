@@ -6,8 +6,8 @@ use burn::tensor::{Device, Int, Tensor};
 use hearth_model::{TokenId, attention::AttentionContext, gpt::Gpt};
 use hearth_training::{
     config::{Layers, TrainConfig},
+    data::shard::Tokens,
     eval::{Windows, score},
-    shard::Tokens,
 };
 
 const VOCAB_SIZE: usize = 11;

@@ -1,6 +1,7 @@
 //! Tests of training from outside, in one program: each program links Burn anew.
 
 mod accumulation;
+mod conversations;
 mod data;
 mod eval;
 mod eval_commands;
@@ -12,6 +13,7 @@ mod known_model;
 mod masks;
 mod memory;
 mod metrics;
+mod moved;
 mod optim;
 mod overfit;
 mod parquet;
@@ -21,7 +23,6 @@ mod resume;
 #[path = "../../model/tests/stand_in_hub.rs"]
 #[expect(dead_code, reason = "the model's tests use the rest")]
 mod stand_in_hub;
-mod tales;
 #[path = "../../model/tests/test_gpu.rs"]
 mod test_gpu;
 mod tuning;

@@ -1,4 +1,4 @@
-//! Metrics and the probe against sacrebleu, rouge-score, NLTK and scikit-learn: `golden/metrics.py` writes what they say.
+//! Metrics and the probe against sacrebleu, rouge-score and scikit-learn: `golden/metrics.py` writes their values.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
@@ -6,7 +6,6 @@ use std::path::Path;
 
 use hearth_training::eval::{
     classify::Probe,
-    decoding::statistics::self_bleu,
     metrics::{
         Case, Corpus, Segment, SignedScore,
         bleu::bleu,
@@ -21,7 +20,6 @@ use serde::Deserialize;
 #[derive(Deserialize)]
 struct Golden {
     corpora: Vec<GoldenCorpus>,
-    self_bleu: Vec<GoldenSelfBleu>,
     probes: Vec<GoldenProbe>,
 }
 
@@ -45,13 +43,6 @@ struct GoldenScore {
     score: f64,
     signature: String,
     details: String,
-}
-
-#[derive(Deserialize)]
-struct GoldenSelfBleu {
-    texts: Vec<Vec<u32>>,
-    order: usize,
-    scores: Vec<f64>,
 }
 
 #[derive(Deserialize)]
@@ -101,17 +92,6 @@ fn metric_scores_and_signatures_match_sacrebleu_and_rouge_score() {
         let found = [rouge.precision, rouge.recall, rouge.f_measure];
         for (found, expected) in found.into_iter().zip(corpus.rouge_l) {
             assert!((found - expected).abs() < 1e-12, "ROUGE-L of `{}`: {found} is not {expected}", corpus.name);
-        }
-    }
-}
-
-#[test]
-fn self_bleu_matches_nltk() {
-    for GoldenSelfBleu { texts, order, scores } in golden().self_bleu {
-        let found = self_bleu(&texts, order);
-        assert_eq!(found.len(), scores.len());
-        for (at, (found, expected)) in found.iter().zip(&scores).enumerate() {
-            assert!((found - expected).abs() < 1e-12, "text {at}: {found} is not {expected}");
         }
     }
 }

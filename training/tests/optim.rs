@@ -9,10 +9,12 @@ use burn::{
     tensor::{Device, Tensor, TensorData},
 };
 use hearth_training::{
-    combine::Sum,
     config::OptimSettings,
-    optim::{Gradients, Optimizer},
-    schedule::Rates,
+    run::{
+        optim::{Gradients, Optimizer},
+        schedule::Rates,
+        tree_sum::Sum,
+    },
 };
 use serde::Deserialize;
 

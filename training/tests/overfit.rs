@@ -6,10 +6,12 @@ use burn::tensor::Device;
 use hearth_model::{TokenId, config::GptConfig, gpt::Gpt};
 use hearth_training::{
     config::{Arch, Layers, TrainConfig},
-    learner::{Learner, StepIndex},
-    loader::{Loader, LoaderSettings, RowOrder},
-    schedule::Rates,
-    shard::Tokens,
+    data::{
+        loader::{Loader, LoaderSettings, RowOrder},
+        shard::Tokens,
+    },
+    objective::StepIndex,
+    run::{learner::Learner, schedule::Rates},
 };
 
 use crate::test_gpu::gpu;
@@ -47,7 +49,7 @@ fn overfit(arch: Arch, device: &Device) -> (usize, f32) {
     for step in 1..=300 {
         let micro_batches = std::iter::once((0, batch.clone()));
         let mut sums =
-            learner.gradients(StepIndex { step, total_weight, n_only_read: 0 }, micro_batches).unwrap().unwrap();
+            learner.gradients(StepIndex { step, total_weight, n_context_tokens: 0 }, micro_batches).unwrap().unwrap();
         learner.clip(&mut sums.gradients).unwrap();
         learner = learner.update(sums.gradients, Rates { lr: 1.0, decay: 1.0, momentum: 0.9 });
         if step % 20 == 0 {

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::Result;
 use hearth_model::{chat::ChatTemplate, tokenizer::Tokenizer};
-use hearth_training::{
+use hearth_training::data::{
     corpus::{
         BytesRead, Cutting, Marks, Notes, Origin, Piece, ReadOptions, Record, RecordOptions, list_files,
         read_documents, read_records,

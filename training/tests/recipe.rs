@@ -17,9 +17,11 @@ use hearth_model::{
 };
 use hearth_training::{
     config::Layers,
-    learner::{Learner, StepIndex},
-    loader::Batch,
-    schedule::{RunSize, Schedule},
+    data::loader::Batch,
+    run::{
+        learner::Learner,
+        schedule::{RunSize, Schedule},
+    },
 };
 use serde::Deserialize;
 
@@ -53,7 +55,7 @@ fn batch(rows: &[Vec<TokenId>]) -> Batch {
         inputs: rows.iter().flat_map(|row| row[..row.len() - 1].to_vec()).collect(),
         targets: rows.iter().flat_map(|row| row[1..].to_vec()).collect(),
         weights: None,
-        only_read: None,
+        context_tokens: None,
         positions: None,
         references: None,
         epoch: 0,
@@ -73,7 +75,7 @@ fn assert_run_matches_torch(name: &str) {
     let mut learner = Learner::new(start, config.optim.clone(), 0);
     for (step, rows) in golden.batches.iter().enumerate() {
         let batch = batch(rows);
-        let index = StepIndex::of(step, [&batch].into_iter());
+        let index = learner.step_index(step, [&batch].into_iter());
         let mut sums = learner.gradients(index, std::iter::once((0, batch))).unwrap().unwrap();
         let norm = learner.clip(&mut sums.gradients).unwrap().into_scalar::<f32>();
         let loss = sums.loss.into_scalar::<f32>();

@@ -22,11 +22,15 @@ use hearth_model::{
     },
 };
 use hearth_training::{
-    config::Layers,
-    learner::{Learner, LossGradients, StepIndex},
-    loader::{Batch, Documents, Loader, LoaderSettings, Packing, Pairs, RowOrder, RowSource},
-    schedule::{RunSize, Schedule},
-    tokenizer_build::BuiltTokenizer,
+    config::{Layers, ObjectiveKind, ObjectiveSettings},
+    data::{
+        loader::{Batch, Documents, Loader, LoaderSettings, Packing, Pairs, RowOrder, RowSource},
+        tokenizer_build::BuiltTokenizer,
+    },
+    run::{
+        learner::{Learner, LossGradients},
+        schedule::{RunSize, Schedule},
+    },
 };
 use serde::Deserialize;
 
@@ -83,7 +87,7 @@ fn batches(source: &RowSource, size: usize) -> Vec<Batch> {
 }
 
 fn gradients(learner: &Learner, step: usize, batches: Vec<Batch>) -> LossGradients {
-    let index = StepIndex::of(step, batches.iter());
+    let index = learner.step_index(step, batches.iter());
     learner.gradients(index, batches.into_iter().enumerate()).unwrap().unwrap()
 }
 
@@ -91,14 +95,15 @@ fn golden(name: &str) -> Golden {
     serde_json::from_slice(&fs::read(dir(name).join("run.json")).unwrap()).unwrap()
 }
 
-/// Runs a golden run; `source` makes the rows of a step.
-fn follow(name: &str, start: Gpt, source: impl Fn(&[Example]) -> RowSource) -> Gpt {
+/// Runs a golden run with an objective of this kind; `source` makes the rows of a step.
+fn follow(name: &str, kind: ObjectiveKind, start: Gpt, source: impl Fn(&[Example]) -> RowSource) -> Gpt {
     let golden = golden(name);
     let config = Layers { sets: golden.sets, ..Layers::default() }.resolve().unwrap();
     config.validate().unwrap();
     assert_eq!([golden.losses.len(), golden.norms.len()], [golden.steps.len(); 2], "{name}");
+    let objective = ObjectiveSettings { kind, ..config.objective };
     let schedule = Schedule::new(&config, RunSize { n_params: 0, rows_per_epoch: 0, tokens_per_epoch: 0 });
-    let mut learner = Learner::new(start, config.optim.clone(), 0).with_objective(config.objective);
+    let mut learner = Learner::new(start, config.optim.clone(), 0).with_objective(objective);
     for (step, examples) in golden.steps.iter().enumerate() {
         let mut sums = gradients(&learner, step, batches(&source(examples), 1));
         let norm = learner.clip(&mut sums.gradients).unwrap().into_scalar::<f32>();
@@ -143,7 +148,7 @@ fn assert_same_weights(name: &str, found: &Gpt, expected: &Gpt) {
 #[test]
 fn full_finetuning_with_masks_packing_and_accumulation_matches_torch() {
     let start = load(&dir("full/start"), Device::flex().autodiff());
-    let end = follow("full", start, |examples| rows(examples, Packing::BestFit));
+    let end = follow("full", ObjectiveKind::NextToken, start, |examples| rows(examples, Packing::BestFit));
     assert_same_weights("full", &end, &load(&dir("full/end"), Device::flex()));
 }
 
@@ -154,7 +159,7 @@ fn lora_finetuning_matches_peft() {
     let model = AdapterModel::new(&config, Some(model_dir::load_class(&dir("lora/start")).unwrap())).unwrap();
     let open = |name: &str| Adapter::open(&dir("lora").join(name), model).unwrap();
     let start = base.with_lora(&open("adapter-start").values, 0.0, Training::Yes).unwrap();
-    let end = follow("lora", start, |examples| rows(examples, Packing::BestFit));
+    let end = follow("lora", ObjectiveKind::NextToken, start, |examples| rows(examples, Packing::BestFit));
     let (found, expected) = (end.lora().unwrap().unwrap(), open("adapter-end").values);
     assert_eq!(found.0.keys().collect::<Vec<_>>(), expected.0.keys().collect::<Vec<_>>());
     assert!(!found.0.is_empty());
@@ -176,7 +181,7 @@ fn dpo_finetuning_matches_torch() {
         -losses.iter().zip(&example.trained[1..]).filter(|(_, trained)| **trained).map(|(loss, _)| loss).sum::<f32>()
     };
     let start = load(&dir("dpo/start"), Device::flex().autodiff());
-    let end = follow("dpo", start, |examples| {
+    let end = follow("dpo", ObjectiveKind::Dpo, start, |examples| {
         let (both, rest) = examples.as_chunks::<2>();
         assert!(rest.is_empty());
         let pairs = Pairs::new(both.iter().map(|both| both.each_ref().map(pair)), SEQ_LEN, &tokenizer()).unwrap();

@@ -9,16 +9,14 @@ use std::{
 use anyhow::{Context, Result};
 use hearth_model::{device, hub::ModelPart, model_source::ModelSource, ops, weights::model_dir};
 use hearth_training::{
-    adapter::require_model,
-    bench::{BenchReport, bench, random_tokens},
+    cli::{model_path, print_json},
     config::{Layers, Purpose},
-    shard::{Dataset, Split},
+    data::shard::{Dataset, Split},
+    plan::bench::{BenchReport, bench, random_tokens},
+    run::adapter::require_model,
 };
 
-use super::{
-    model_files,
-    options::{Options, print_json},
-};
+use super::options::Options;
 
 /// What is measured where neither a preset nor a file is named.
 const DEFAULT_PRESET: &str = "shakespeare-char-cpu";
@@ -57,7 +55,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         Layers { purpose: Some(Purpose::Bench), default_preset: Some(DEFAULT_PRESET.to_owned()), ..Layers::default() };
     let mut config = options.resolve(layers)?.config;
     if let Some(init) = config.model.init.take() {
-        let path = model_files::open(&ModelSource::parse(&init), ModelPart::Whole)?;
+        let path = model_path(&ModelSource::parse(&init), ModelPart::Whole)?;
         require_model(&path)?;
         config.model.init = Some(path);
     }

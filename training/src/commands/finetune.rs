@@ -18,26 +18,28 @@ use hearth_model::{
     weights::model_dir::{self, LoadedText},
 };
 use hearth_training::{
-    adapter::{require_model, require_trainable},
-    config::{Layers, Objective, Purpose, Rows, TooLong, TrainConfig},
-    corpus::Origin,
-    data_defaults::{Defaults, ExamplesSize},
-    examples::{Example, ExampleEncoder, ExampleSettings, Examples, PreferencePair, read, read_preferences},
-    loader::{Documents, Packing, Pairs, Permutation, RowSource},
-    shard::Tokens,
-    trainer::Data,
+    cli::{Status, counted, model_path, note_left_out, note_not_text},
+    config::{Layers, Purpose, Rows, TooLong, TrainConfig},
+    data::{
+        corpus::Origin,
+        examples::{Example, ExampleEncoder, ExampleSettings, Examples, PreferencePair, read, read_preferences},
+        loader::{Documents, Packing, Pairs, Permutation, RowSource},
+        shard::Tokens,
+    },
+    objective::RowKind,
+    plan::data_defaults::{Defaults, ExamplesSize},
+    run::{
+        adapter::{require_model, require_trainable},
+        trainer::Data,
+    },
 };
 
-use super::{
-    model_files,
-    session::{RunArgs, Session},
-    status::{Status, counted, note_left_out, note_not_text},
-};
+use super::session::{RunArgs, Session};
 
 /// Fine-tunes a model on conversations, prompts with completions, or texts
 ///
-/// Trained is what the assistant writes, with the end of its turn; the model's own chat template writes the conversations, as
-/// when serving. With `--lora`, an adapter is trained and the model stays as it is. `RUN/model` has the model, or the adapter,
+/// Only assistant messages are trained, including the end-of-turn token; the model's own chat template writes the conversations,
+/// as when serving. With `--lora`, an adapter is trained and the model stays as it is. `RUN/model` has the model, or the adapter,
 /// with the lowest loss on the examples that are held out, for `hearth serve --model RUN` and for `transformers` and `peft`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -46,7 +48,7 @@ pub(crate) struct Args {
     model: ModelSource,
 
     /// Examples: jsonl, CSV, TSV or Parquet files with `messages` (and `tools`), `prompt` and `completion`, or `text`, or with
-    /// `keep` (texts about which an adapter shall change nothing), or in the layouts of ShareGPT and Alpaca; text files; folders
+    /// `keep` (texts on which predictions should stay unchanged while an adapter trains), or in the layouts of ShareGPT and Alpaca; text files; folders
     /// of them (files of a test split are left out); data sets of the Hugging Face hub
     #[arg(long, value_name = "FILES", required = true, num_args = 1..)]
     data: Vec<String>,
@@ -85,7 +87,7 @@ pub(crate) fn run(mut args: Args) -> Result<ExitCode> {
     {
         bail!("`--set {set}` is a setting of an adapter, but all weights are trained\nhint: add `--lora`");
     }
-    let path = model_files::open(&args.model, ModelPart::Whole)?;
+    let path = model_path(&args.model, ModelPart::Whole)?;
     require_model(&path)?;
     let text = model_dir::load_text(&path)?;
     let layers = Layers {
@@ -101,10 +103,7 @@ pub(crate) fn run(mut args: Args) -> Result<ExitCode> {
         defaults.fit_warmup(&mut config, steps);
         let mut status = Status::new();
         settle(&mut config, &defaults, &path, &mut status)?;
-        let all = match config.objective.kind {
-            Objective::NextToken => Found::Examples(examples_of([&args.data, &args.val], &text, &config, &mut status)?),
-            Objective::Dpo => Found::Pairs(pairs_of([&args.data, &args.val], &text, &config, &mut status)?),
-        };
+        let all = ExampleSet::read([&args.data, &args.val], &text, &config, &mut status)?;
         defaults.fit_examples(&mut config, all.size());
         return inspect::show(&all, n, &text, &config, args.run.options.json);
     }
@@ -112,22 +111,11 @@ pub(crate) fn run(mut args: Args) -> Result<ExitCode> {
     let mut session = Session::new(out, args.run, layers)?;
     let mut status = Status::new();
     settle(&mut session.config, &session.defaults, &path, &mut status)?;
-    let data = match session.config.objective.kind {
-        Objective::NextToken => {
-            let examples = examples_of([&args.data, &args.val], &text, &session.config, &mut status)?;
-            status.note(&summary_line(&examples));
-            require_no_share(&session.defaults, examples.val.len(), &session.config)?;
-            session.fit_examples(size_of(&examples));
-            data_of(examples, &path, text, &session.config)?
-        }
-        Objective::Dpo => {
-            let pairs = pairs_of([&args.data, &args.val], &text, &session.config, &mut status)?;
-            status.note(&pairs_line(&pairs));
-            require_no_share(&session.defaults, pairs.val.len(), &session.config)?;
-            session.fit_examples(size_of_pairs(&pairs));
-            data_of_pairs(pairs, &path, text, &session.config)?
-        }
-    };
+    let all = ExampleSet::read([&args.data, &args.val], &text, &session.config, &mut status)?;
+    status.note(&all.summary());
+    require_no_share(&session.defaults, all.n_val(), &session.config)?;
+    session.fit_examples(all.size());
+    let data = all.into_data(&path, text, &session.config)?;
     session.train(&data)
 }
 
@@ -142,13 +130,47 @@ fn require_no_share(defaults: &Defaults, n_val: usize, config: &TrainConfig) -> 
     Ok(())
 }
 
-/// What was read.
-enum Found {
+/// The examples that were read, as the objective needs them.
+enum ExampleSet {
     Examples(Examples<Example>),
     Pairs(Examples<PreferencePair>),
 }
 
-impl Found {
+impl ExampleSet {
+    /// Reads the files to train on, and those for validation.
+    fn read(
+        sources: [&[String]; 2],
+        text: &LoadedText,
+        config: &TrainConfig,
+        status: &mut Status,
+    ) -> Result<ExampleSet> {
+        match config.objective.objective().rows() {
+            RowKind::Sequences => examples_of(sources, text, config, status).map(Self::Examples),
+            RowKind::Pairs => pairs_of(sources, text, config, status).map(Self::Pairs),
+        }
+    }
+
+    fn summary(&self) -> String {
+        match self {
+            Self::Examples(found) => summary_line(found),
+            Self::Pairs(found) => pairs_line(found),
+        }
+    }
+
+    fn into_data(self, model: &Path, text: LoadedText, config: &TrainConfig) -> Result<Data> {
+        match self {
+            Self::Examples(found) => data_of(found, model, text, config),
+            Self::Pairs(found) => data_of_pairs(found, model, text, config),
+        }
+    }
+
+    fn n_val(&self) -> usize {
+        match self {
+            Self::Examples(found) => found.val.len(),
+            Self::Pairs(found) => found.val.len(),
+        }
+    }
+
     fn size(&self) -> ExamplesSize {
         match self {
             Self::Examples(found) => size_of(found),
@@ -222,12 +244,9 @@ fn examples_of(
     let examples = read(&sources, &encoder, &settings, &mut |download| status.show(|_| download.to_string()))?;
     status.clear();
     note_sources(status, &sources, &settings, &examples);
-    if let Some(example) = examples
-        .examples
-        .iter()
-        .chain(&examples.val)
-        .find(|example| example.n_trained() == 0 && config.objective.keep == 0.0)
-    {
+    let takes_untrained = config.objective.objective().compares_with_base();
+    let mut all = examples.examples.iter().chain(&examples.val);
+    if let Some(example) = all.find(|example| example.n_trained() == 0 && !takes_untrained) {
         bail!(
             "{}: it has `keep`, but `objective.keep` is 0\nhint: `--set objective.keep=1`, or remove it",
             example.origin

@@ -17,12 +17,11 @@ use hearth_model::{
     },
 };
 use hearth_training::{
+    cli::{Status, print_json},
+    data::tokenizer_build::{BuiltTokenizer, SpecialTokens, from_encoding},
     interrupt::remove_when_interrupted,
-    tokenizer_build::{BuiltTokenizer, SpecialTokens, from_encoding},
 };
 use serde::Serialize;
-
-use super::{options::print_json, status::Status};
 
 /// Turns a checkpoint of nanoGPT, LitGPT or nanochat into a model dir
 ///

@@ -1,12 +1,10 @@
 //! Options of all commands: settings and device.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use hearth_model::device::DeviceChoice;
 use hearth_training::config::{Layers, PRESETS, Resolved};
-use serde::Serialize;
-use std::io::{self, Write};
 
 /// Settings come from the defaults, then the preset, then the file, then `--set`.
 #[derive(Clone, Debug, clap::Args)]
@@ -40,12 +38,6 @@ impl Options {
             Layers { preset: self.preset.clone(), file: self.config.clone(), sets: self.sets.clone(), ..command };
         layers.resolve_all()
     }
-}
-
-/// Prints a result as the last line on stdout.
-pub(crate) fn print_json(report: &impl Serialize) -> Result<ExitCode> {
-    writeln!(io::stdout(), "{}", serde_json::to_string(report)?).context("cannot write to stdout")?;
-    Ok(ExitCode::SUCCESS)
 }
 
 fn presets_help() -> String {

@@ -7,16 +7,16 @@ use std::{
 
 use anyhow::Result;
 use hearth_training::{
-    config::{Objective, TrainConfig},
-    estimate::Estimate,
-    fit::Limits,
-    loader::RowSource,
-    schedule::{RunSize, Schedule},
-    trainer::StepTime,
+    cli::{counted, print_json},
+    config::TrainConfig,
+    data::loader::RowSource,
+    plan::{estimate::Estimate, memory_fit::Limits},
+    run::{
+        schedule::{RunSize, Schedule},
+        trainer::StepTime,
+    },
 };
 use serde::Serialize;
-
-use super::{options::print_json, status::counted};
 
 /// What a run would take, and what there is.
 #[derive(Clone, Copy, Debug)]
@@ -121,10 +121,9 @@ pub(crate) fn print_plan(
 
 /// What a step trains on.
 pub(crate) fn step_size(config: &TrainConfig) -> String {
-    match config.objective.kind {
-        Objective::NextToken => format!("{} tokens", config.tokens_per_step()),
-        Objective::Dpo => counted(config.micro_steps() * config.data.micro_batch_size.rows(), "pair"),
-    }
+    let n_items = config.micro_steps() * config.data.micro_batch_size.rows();
+    let (n, what) = config.objective.objective().step_size(config.tokens_per_step(), n_items);
+    counted(n, what)
 }
 
 fn time_line(step: Option<StepTime>, expected: Option<f64>) -> String {

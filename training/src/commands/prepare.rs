@@ -6,18 +6,15 @@ use anyhow::Result;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use hearth_model::{byte_size::ByteSize, hub::ModelPart, model_source::ModelSource};
 use hearth_training::{
-    corpus::{Origin, SourceSpec},
+    cli::{Status, model_path, note_left_out, note_not_text, print_json},
+    data::{
+        corpus::{Origin, SourceSpec},
+        prepare::{PrepareSettings, Progress, SplitBy, StoppingStrategy, prepare},
+        shard::{SHARD_TOKENS, SourceInfo, Split},
+    },
     interrupt::remove_when_interrupted,
-    prepare::{PrepareSettings, Progress, SplitBy, StoppingStrategy, prepare},
-    shard::{SHARD_TOKENS, SourceInfo, Split},
 };
 use serde_json::json;
-
-use super::{
-    model_files,
-    options::print_json,
-    status::{Status, note_left_out, note_not_text},
-};
 
 /// Turns documents into token shards to train on
 ///
@@ -141,7 +138,7 @@ impl Args {
             tokenizer: match &self.tokenizer {
                 // `prepare` opens the folder and reports errors.
                 ModelSource::Path(path) => path.clone(),
-                source => model_files::open(source, ModelPart::BesideWeights)?,
+                source => model_path(source, ModelPart::BesideWeights)?,
             },
             out: self.out.clone(),
             split: self.split,

@@ -6,9 +6,11 @@ use anyhow::{Context, Result, ensure};
 use hearth_model::{TokenId, chat::ChatTemplate, tokenizer::Tokenizer, weights::model_dir};
 use hearth_training::{
     config::{Layers, Purpose, Rows, TrainConfig},
-    loader::{Documents, Packing, RowSource},
-    shard::{Dataset, Split},
-    trainer::Data,
+    data::{
+        loader::{Documents, Packing, RowSource},
+        shard::{Dataset, Split},
+    },
+    run::trainer::Data,
 };
 
 use super::session::{RunArgs, Session};

@@ -8,17 +8,17 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use hearth_model::digest::{Digest, Digester};
 use hearth_training::{
+    cli::Status,
     config::{Layers, PRESETS, Purpose, TrainConfig},
-    corpus::{Encoder, FileKind, Marks, is_json, kind_of, read_to_string, split_by_chars},
-    shard::Tokens,
-    tokenizer_build::BuiltTokenizer,
-    trainer::Data,
+    data::{
+        corpus::{Encoder, FileKind, Marks, is_json, kind_of, read_to_string, split_by_chars},
+        shard::Tokens,
+        tokenizer_build::BuiltTokenizer,
+    },
+    run::trainer::Data,
 };
 
-use super::{
-    session::{RunArgs, Session},
-    status::Status,
-};
+use super::session::{RunArgs, Session};
 
 /// Trains a tokenizer and a model on a text file
 ///

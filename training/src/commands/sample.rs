@@ -20,16 +20,13 @@ use hearth_model::{
     weights::model_dir::{self, LoadOptions, LoadedModel},
 };
 use hearth_training::{
+    cli::{Status, model_path, print_json},
     config::{Layers, Purpose},
-    run_dir::write_whole,
+    output_files::write_whole,
 };
 use serde::Serialize;
 
-use super::{
-    model_files,
-    options::{Options, print_json},
-    status::Status,
-};
+use super::options::Options;
 
 /// Continues a prompt with a trained model
 ///
@@ -78,7 +75,7 @@ struct Reports {
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let layers = Layers { purpose: Some(Purpose::Sample), ..Layers::default() };
     let config = args.options.resolve(layers)?.config;
-    let path = model_files::open(&args.model, ModelPart::Whole)?;
+    let path = model_path(&args.model, ModelPart::Whole)?;
     let chosen = device::choose(args.options.device)?;
     let model = model_dir::load(&path, &LoadOptions { device: chosen.device, dtype: None })?;
     let prompt_ids = model.tokenizer.encode(&args.prompt, EncodeOptions::PROMPT)?;

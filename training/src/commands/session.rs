@@ -14,26 +14,29 @@ use hearth_model::{
     weights::model_dir,
 };
 use hearth_training::{
-    adapter::require_model,
-    checkpoint::Checkpoint,
-    config::{BaseDtype, Layers, MicroBatchSize, Objective, Resolved, Rows, TrainConfig},
-    data_defaults::{Defaults, ExamplesSize},
-    device_watch::DeviceWatch,
-    estimate::Estimate,
-    fit::Limits,
+    cli::{Status, counted, model_path, print_json},
+    config::{BaseDtype, Layers, MicroBatchSize, Resolved, Rows, TrainConfig},
     interrupt::Interrupt,
-    progress::{ProgressLine, Reporter},
-    run_dir::{RunDir, Start},
-    schedule::{RunSize, Schedule, rows_per_step},
-    trainer::{Data, Outcome, Trainer},
+    plan::{
+        data_defaults::{Defaults, ExamplesSize},
+        device_watch::DeviceWatch,
+        estimate::Estimate,
+        memory_fit::Limits,
+    },
+    run::{
+        adapter::require_model,
+        checkpoint::Checkpoint,
+        progress::{ProgressLine, Reporter},
+        run_dir::{RunDir, Start},
+        schedule::{RunSize, Schedule, rows_per_step},
+        trainer::{Data, RunOutcome, Trainer},
+    },
 };
 use serde::Serialize;
 
 use super::{
-    model_files,
-    options::{Options, print_json},
+    options::Options,
     plan::{Prediction, Trial, print_plan, step_size},
-    status::{Status, counted},
 };
 
 /// A run of fewer updates is reported: it teaches a model little.
@@ -183,7 +186,7 @@ impl Session {
     /// Opens the model to start from, if there is one, and returns the configuration of the model that trains.
     fn open_model(&mut self, data: &Data) -> Result<GptConfig> {
         if let Some(init) = self.config.model.init.take() {
-            let path = model_files::open(&ModelSource::parse(&init), ModelPart::Whole)?;
+            let path = model_path(&ModelSource::parse(&init), ModelPart::Whole)?;
             require_model(&path)?;
             self.config.model.init = Some(path);
         }
@@ -364,12 +367,11 @@ impl Session {
             data.val.n_tokens(),
             data.tokenizer.vocab_size()
         ));
-        // A pair has two rows.
-        let answers = if config.objective.kind == Objective::Dpo { 2 } else { 1 };
+        let rows_per_item = config.objective.objective().rows().rows_per_item();
         reporter.note(&format!(
             "model: {} parameters, about {} a step, about {:.0} MB of memory, and the process has {:.0} MB",
             trainer.n_params(),
-            flops(estimate.flops_per_token as f64 * (answers * config.tokens_per_step()) as f64),
+            flops(estimate.flops_per_token as f64 * (rows_per_item * config.tokens_per_step()) as f64),
             estimate.peak_bytes as f64 / 1e6,
             *held_before as f64 / 1e6
         ));
@@ -396,7 +398,7 @@ impl Session {
     }
 
     /// The line that ends a run.
-    fn result(&self, outcome: &Outcome) -> String {
+    fn result(&self, outcome: &RunOutcome) -> String {
         let out = self.out.display();
         let serve = match self.config.lora.as_ref().and_then(|lora| lora.base).zip(self.config.model.init.as_ref()) {
             // Over the matrices that it was trained over.

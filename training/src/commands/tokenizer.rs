@@ -5,20 +5,20 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::{Result, ensure};
 use hearth_model::{byte_size::ByteSize, hub::Download};
 use hearth_training::{
-    corpus::{
-        Cutting, FileSplit, LeftOut, Marks, Origin, ReadOptions, SourceFile, TextsBeside, WhyLeftOut, WordSplit,
-        check_separator, files_of,
+    cli::{Status, note_left_out, note_not_text, print_json},
+    data::{
+        corpus::{
+            Cutting, FileSplit, LeftOut, Marks, Origin, ReadOptions, SourceFile, TextsBeside, WhyLeftOut, WordSplit,
+            check_separator, files_of,
+        },
+        tokenizer_build::{
+            BuiltTokenizer, END_OF_TEXT, SpecialTokens, bytes_per_token, collect_characters, count_words,
+        },
     },
     interrupt::remove_when_interrupted,
-    run_dir,
-    tokenizer_build::{BuiltTokenizer, END_OF_TEXT, SpecialTokens, bytes_per_token, collect_characters, count_words},
+    output_files,
 };
 use serde::Serialize;
-
-use super::{
-    options::print_json,
-    status::{Status, note_left_out, note_not_text},
-};
 
 /// Trains a tokenizer on a corpus
 ///
@@ -106,7 +106,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     }
     let (mut files, mut left_out) = (Vec::new(), Vec::new());
     // Checked before the work, not after it.
-    let staged = run_dir::stage(&args.out)?;
+    let staged = output_files::stage(&args.out)?;
     remove_when_interrupted(staged.path());
     let origins: Vec<Origin> = args.files.iter().map(|file| Origin::parse(file)).collect();
     let mut download = |download: Download| status.show(|_| download.to_string());

@@ -3,7 +3,8 @@
 
 use toml::{Table, Value};
 
-use super::{Algorithm, Objective, OptimSettings, Purpose, ScheduleKind, ScheduleSettings, TrainConfig};
+use super::{Algorithm, OptimSettings, Purpose, ScheduleKind, ScheduleSettings, TrainConfig};
+use crate::objective::RowKind;
 
 /// Settings that have an effect only under a condition.
 struct Rule {
@@ -57,12 +58,12 @@ const RULES: &[Rule] = &[
     Rule {
         keys: &["data.rows"],
         when: When::Settings("`objective.kind=next-token`; each answer of a pair is a row", |config| {
-            config.objective.kind == Objective::NextToken
+            config.objective.objective().rows() == RowKind::Sequences
         }),
     },
     Rule {
         keys: &["objective.beta"],
-        when: When::Settings("`objective.kind=dpo`", |config| config.objective.kind == Objective::Dpo),
+        when: When::Settings("`objective.kind=dpo`", |config| config.objective.objective().uses_setting("beta")),
     },
     Rule {
         keys: &["optim.muon."],
@@ -191,7 +192,7 @@ mod tests {
         }
     }
 
-    /// The settings that have no effect, those that give them one, and what the message says of the condition.
+    /// A command, other settings, a setting that has no effect with them, and what the message says about the condition.
     const CASES: [(Purpose, &[&str], &str, &str); 23] = [
         (Pretrain, &["model.init=m"], "model.n_layers=2", "fresh models"),
         (Pretrain, &["model.init=m"], "model.arch=\"llama\"", "fresh models"),

@@ -18,7 +18,7 @@ use super::{
     value_error::of_type,
 };
 
-/// Keys of `schedule`; a layer that sets one of them replaces those of earlier layers.
+/// Budgets in `schedule`: a layer that sets one of these keys replaces what earlier layers set.
 pub(crate) const BUDGETS: [&str; 5] = ["max_steps", "epochs", "max_tokens", "tokens_per_param", "max_minutes"];
 
 /// The same for the length of the cooldown.
@@ -194,7 +194,7 @@ impl Layers {
         Ok(settings.into_iter().filter(|(key, _)| without_effect(&config, key).is_some()).collect())
     }
 
-    /// Rejects those of `settings` that have no effect, after all layers.
+    /// Rejects `settings` that have no effect after all layers.
     fn refuse(&self, merged: &Table, settings: Vec<(String, String)>) -> Result<()> {
         let config = TrainConfig { purpose: self.purpose, ..typed(merged.clone())? };
         for (key, source) in settings {

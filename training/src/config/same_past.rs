@@ -6,7 +6,7 @@ use toml::{Table, Value};
 use super::{TrainConfig, effective::remove_without_effect};
 
 /// Keys that do not affect completed steps. `schedule` may change if the past rates stay the same, which
-/// [`Schedule::has_same_past`](crate::schedule::Schedule::has_same_past) checks; data are compared by hash, not by
+/// [`Schedule::has_same_past`](crate::run::schedule::Schedule::has_same_past) checks; data are compared by hash, not by
 /// path.
 const FREE: [&str; 7] = ["schedule.", "eval.", "sample.", "checkpoint.", "data.path", "model.init", "optim.recompute"];
 

@@ -9,8 +9,8 @@ use hearth_model::{
 };
 
 use super::{
-    ALL_LINEAR, Algorithm, Arch, DecaySchedule, MicroBatchSize, Objective, ObjectiveSettings, SaveDtype, ScheduleKind,
-    TrainConfig, value_error::with_hint,
+    ALL_LINEAR, Algorithm, Arch, DecaySchedule, MicroBatchSize, SaveDtype, ScheduleKind, TrainConfig,
+    value_error::with_hint,
 };
 
 /// The largest size of a model, in any dimension, and the most layers.
@@ -22,7 +22,7 @@ const MAX_MICRO_STEPS: usize = 1 << 16;
 
 /// The largest rank of an adapter: far above the width of any model's matrices.
 const MAX_RANK: usize = 1 << 16;
-/// Maximum of `objective.keep` and `lora.alpha`: larger factors make numbers infinite before anything is learned.
+/// Maximum of `lora.alpha`: larger factors make numbers infinite before anything is learned.
 const MAX_FACTOR: f64 = 1e6;
 
 /// The most passes over the data.
@@ -207,21 +207,7 @@ impl TrainConfig {
     }
 
     fn validate_lora(&self) -> Result<()> {
-        let ObjectiveSettings { kind, beta, keep } = self.objective;
-        ensure!(beta.is_finite() && beta > 0.0, "`objective.beta` must be above 0 and finite, got {beta}");
-        ensure!(
-            (0.0..=MAX_FACTOR).contains(&keep),
-            "`objective.keep` must be from 0 to {MAX_FACTOR}, got {keep}\nhint: 1 to 10 is usual"
-        );
-        ensure!(
-            keep == 0.0 || self.lora.is_some() && kind == Objective::NextToken,
-            "`objective.keep` needs an adapter and `objective.kind=next-token`\nhint: train an adapter (`--lora`), or leave it out"
-        );
-        ensure!(
-            self.objective.kind == Objective::NextToken || self.optim.z_loss == 0.0,
-            "`optim.z_loss` must be 0 with `objective.kind=dpo`, got {}",
-            self.optim.z_loss
-        );
+        self.objective.check(self.lora.is_some(), self.optim.z_loss)?;
         let Some(lora) = &self.lora else { return Ok(()) };
         ensure!(
             (1..=MAX_RANK).contains(&lora.r),

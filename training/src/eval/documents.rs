@@ -12,7 +12,7 @@ use hearth_model::{
     weights::model_dir::LoadedModel,
 };
 
-use crate::{
+use crate::data::{
     corpus::{
         BytesRead, ConversationEncoder, Cutting, FileKind, FileSplit, Marks, Notes, Origin, Piece, ReadOptions,
         SourceFile, list_files, read_documents, read_tokens,
@@ -173,7 +173,7 @@ mod tests {
     use hearth_model::chat::Message;
 
     use super::*;
-    use crate::{corpus::Conversation, tokenizer_build::BuiltTokenizer};
+    use crate::data::{corpus::Conversation, tokenizer_build::BuiltTokenizer};
 
     #[test]
     fn conversation_byte_count_is_that_of_its_rendered_template() {

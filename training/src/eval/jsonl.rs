@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Result, anyhow, ensure};
 use serde_json::{Map, Value};
 
-use crate::corpus::{self, BytesRead, FileKind, FileSplit, Marks, Notes, RecordOptions, SourceFile};
+use crate::data::corpus::{self, BytesRead, FileKind, FileSplit, Marks, Notes, RecordOptions, SourceFile};
 
 /// An object and where it is.
 #[derive(Clone, Debug)]

@@ -6,7 +6,7 @@ use burn::tensor::{Tensor, Transaction};
 use hearth_model::{gpt::Gpt, ops::Targets};
 use std::f64::consts::LN_2;
 
-use crate::{
+use crate::data::{
     loader::{Batch, Documents, RowSource},
     shard::Tokens,
 };
@@ -50,9 +50,10 @@ impl Windows {
     fn batches(self, source: &RowSource) -> Box<dyn Iterator<Item = Batch> + '_> {
         match source {
             RowSource::Stream(tokens) => Box::new(self.batches_of_stream(tokens)),
-            RowSource::Documents(documents) => Box::new(self.batches_of_documents(documents)),
-            // As documents, without what the reference model says of them.
-            RowSource::Pairs(pairs) => Box::new(self.batches_of_documents(pairs.documents())),
+            source => {
+                let documents = source.documents().into_iter();
+                Box::new(documents.flat_map(move |documents| self.batches_of_documents(documents)))
+            }
         }
     }
 
@@ -131,7 +132,7 @@ mod tests {
     use hearth_model::TokenId;
 
     use super::*;
-    use crate::{loader::Packing, tokenizer_build::BuiltTokenizer};
+    use crate::data::{loader::Packing, tokenizer_build::BuiltTokenizer};
 
     #[test]
     fn eval_windows_make_each_token_but_the_first_a_target_once() {

@@ -62,7 +62,7 @@ pub(super) fn run(
     }
 }
 
-/// Consecutive items that are computed together: as many as fill a step twice, so that only the last step may be small.
+/// Consecutive items that are computed together: they fill a step twice, so that only the last step may be small.
 pub(super) fn batches<T>(items: &[T], rows_per_step: usize, n_rows_of: impl Fn(&T) -> usize) -> Vec<&[T]> {
     let (mut batches, mut start, mut n_rows) = (Vec::new(), 0, 0);
     for (at, item) in items.iter().enumerate() {

@@ -54,7 +54,7 @@ mod tests {
     use hearth_model::tokenizer::EncodeOptions;
 
     use super::*;
-    use crate::{
+    use crate::data::{
         corpus::WordSplit,
         tokenizer_build::{BuiltTokenizer, SpecialTokens, WordCounts},
     };

@@ -8,7 +8,7 @@ use super::{
     scorer::{Scorer, TextGroup},
     sliding::Sliding,
 };
-use crate::shard::Tokens;
+use crate::data::shard::Tokens;
 
 /// The loss over documents.
 #[derive(Clone, Copy, Debug, PartialEq)]

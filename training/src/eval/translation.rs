@@ -147,7 +147,7 @@ fn encode(prompt: &str, model: &LoadedModel, form: PromptForm) -> Result<Vec<Tok
 /// Generates a text for each prompt: without special tokens and stop strings, and without white space at its ends.
 ///
 /// # Errors
-/// Those of [`Generator::generate`].
+/// As [`Generator::generate`].
 pub fn generate_texts(
     generator: &Generator,
     (tokenizer, endings): (&Tokenizer, &Endings),

@@ -4,18 +4,17 @@ use std::{collections::HashSet, path::PathBuf, process::ExitCode};
 
 use anyhow::{Result, ensure};
 use hearth_model::pooling::Pooling;
-use hearth_training::eval::{
-    choices::{Accuracy, ChoiceItem, Labeling, accuracies, score_items},
-    classify::{Embedder, LabeledTexts, Probe},
-    scorer::Scorer,
+use hearth_training::{
+    cli::{ModelArgs, OpenModel, Status, progress_line},
+    eval::{
+        choices::{Accuracy, ChoiceItem, Labeling, accuracies, score_items},
+        classify::{Embedder, LabeledTexts, Probe},
+        scorer::Scorer,
+    },
 };
 use serde::Serialize;
 
-use super::{
-    data::{DataArgs, unescaped},
-    model::{ModelArgs, OpenModel, progress_line},
-};
-use crate::commands::status::Status;
+use super::data::{DataArgs, unescaped};
 
 /// Measures how well texts are classified by a linear probe on their embeddings
 ///
@@ -43,8 +42,8 @@ pub(crate) struct Args {
     seed: u64,
 
     /// Inverse strength of L2, as in scikit-learn
-    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = parse_strength)]
-    c: f64,
+    #[arg(long, alias = "c", value_name = "X", default_value_t = 1.0, value_parser = parse_strength)]
+    inverse_l2: f64,
 
     /// Label-token scoring: the text before a space and the label; `{text}` stands for the text, `\n` for a line break
     #[arg(long, value_name = "TEXT", default_value = "{text}")]
@@ -86,7 +85,7 @@ struct LabelTokens {
 
 /// A line of `--out`.
 #[derive(Debug, Serialize)]
-struct Line<'a> {
+struct PredictionLine<'a> {
     part: &'static str,
     label: &'a str,
     mean: &'a [f32],
@@ -117,7 +116,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let probe = |(number, (pooling, _)): (usize, &(&'static str, Pooling))| {
         let features: Vec<Vec<f32>> = embedded.iter().map(|vectors| vectors[number].clone()).collect();
         let (of_train, of_test) = features.split_at(train.texts.len());
-        let (probe, fit) = Probe::fit(of_train, &train_classes, classes.len(), args.c)?;
+        let (probe, fit) = Probe::fit(of_train, &train_classes, classes.len(), args.inverse_l2)?;
         let accuracy = |features: &[Vec<f32>], classes: &[usize]| {
             let is_right = features.iter().zip(classes).map(|(features, class)| probe.predict(features) == *class);
             Accuracy::of(&is_right.collect::<Vec<_>>())
@@ -183,7 +182,11 @@ fn split(args: &Args) -> Result<(LabeledTexts, LabeledTexts)> {
     Ok((train, test))
 }
 
-fn lines<'a>(embedded: &'a [Vec<Vec<f32>>], train: &'a LabeledTexts, test: &'a LabeledTexts) -> Vec<Line<'a>> {
+fn lines<'a>(
+    embedded: &'a [Vec<Vec<f32>>],
+    train: &'a LabeledTexts,
+    test: &'a LabeledTexts,
+) -> Vec<PredictionLine<'a>> {
     let labels = |texts: &'a LabeledTexts, part: &'static str| texts.labels.iter().map(move |label| (part, label));
     let labels = labels(train, "train").chain(labels(test, "test"));
     let vector = |vectors: &'a [Vec<f32>], name: &str| {
@@ -192,7 +195,7 @@ fn lines<'a>(embedded: &'a [Vec<Vec<f32>>], train: &'a LabeledTexts, test: &'a L
     };
     labels
         .zip(embedded)
-        .map(|((part, label), vectors)| Line {
+        .map(|((part, label), vectors)| PredictionLine {
             part,
             label,
             mean: vector(vectors, "mean"),

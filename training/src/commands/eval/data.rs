@@ -6,9 +6,8 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
+use hearth_training::cli::{unwritable, write_lines};
 use serde::Serialize;
-
-use crate::commands::output::{unwritable, write_lines};
 
 /// The data, and where details go.
 #[derive(Clone, Debug, clap::Args)]

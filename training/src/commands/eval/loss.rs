@@ -4,19 +4,19 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use hearth_training::{
-    corpus::{Notes, check_separator},
+    cli::{ModelArgs, OpenModel, Status, progress_line},
+    data::{
+        corpus::{Notes, check_separator},
+        shard::Split,
+    },
     eval::{
         documents::{DocumentOptions, read_source},
         scorer::Scorer,
         sliding::Sliding,
         text_loss::{TextScore, text_loss},
     },
-    shard::Split,
 };
 use serde::Serialize;
-
-use super::model::{ModelArgs, OpenModel, progress_line};
-use crate::commands::status::Status;
 
 /// Largest window where none is given, in tokens.
 const DEFAULT_WINDOW: usize = 2048;

@@ -3,17 +3,16 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use hearth_training::eval::{
-    choices::{ChoiceScore, ItemResult, Labeling, accuracies, read_items, score_items},
-    scorer::Scorer,
+use hearth_training::{
+    cli::{ModelArgs, OpenModel, Status, progress_line},
+    eval::{
+        choices::{ChoiceScore, ItemResult, Labeling, accuracies, read_items, score_items},
+        scorer::Scorer,
+    },
 };
 use serde::Serialize;
 
-use super::{
-    data::{DataArgs, unescaped},
-    model::{ModelArgs, OpenModel, progress_line},
-};
-use crate::commands::status::Status;
+use super::data::{DataArgs, unescaped};
 
 /// Measures how often the right answer is the most likely one
 ///

@@ -8,14 +8,13 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use hearth_training::{
-    corpus::read_to_string,
+    cli::print_json,
+    data::corpus::read_to_string,
     eval::{
         metrics::{Case, Corpus, Segment},
         translation::scores_of,
     },
 };
-
-use crate::commands::options::print_json;
 
 /// Scores texts against references, without a model: BLEU, chrF, TER, exact match, ROUGE-L
 #[derive(Debug, clap::Args)]

@@ -8,19 +8,18 @@ use hearth_model::sampling::{
     SamplingParams,
     beam::{BeamKind, EarlyStopping},
 };
-use hearth_training::eval::{
-    generation::{Decoding, Endings, Generator},
-    metrics::Case,
-    stop_text::StopText,
-    translation::{CorpusScores, PromptForm, corpus_of, encode_prompts, generate_texts, read_items, scores_of},
+use hearth_training::{
+    cli::{ModelArgs, OpenModel, Status, progress_line},
+    eval::{
+        generation::{Decoding, Endings, Generator},
+        metrics::Case,
+        stop_text::StopText,
+        translation::{CorpusScores, PromptForm, corpus_of, encode_prompts, generate_texts, read_items, scores_of},
+    },
 };
 use serde::Serialize;
 
-use super::{
-    data::{DataArgs, unescaped},
-    model::{ModelArgs, OpenModel, progress_line},
-};
-use crate::commands::status::Status;
+use super::data::{DataArgs, unescaped};
 
 /// Measures generated text against references: BLEU, chrF, TER, exact match, ROUGE-L
 ///
@@ -77,7 +76,7 @@ struct Report {
 
 /// A line of `--out`.
 #[derive(Debug, Serialize)]
-struct Line<'a> {
+struct TranslationLine<'a> {
     prompt: &'a str,
     hypothesis: &'a str,
     references: &'a [String],
@@ -107,10 +106,10 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let how = (&decoding, args.max_tokens as usize);
     let hypotheses = generate_texts(&generator, (&loaded.tokenizer, &endings), prompts, how, &mut progress)?;
     status.clear();
-    let lines: Vec<Line<'_>> = items
+    let lines: Vec<TranslationLine<'_>> = items
         .iter()
         .zip(&hypotheses)
-        .map(|(item, hypothesis)| Line { prompt: &item.prompt, hypothesis, references: &item.references })
+        .map(|(item, hypothesis)| TranslationLine { prompt: &item.prompt, hypothesis, references: &item.references })
         .collect();
     let case = if args.lowercase { Case::Lower } else { Case::Mixed };
     let report = Report {

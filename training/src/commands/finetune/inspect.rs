@@ -8,13 +8,13 @@ use std::{
 use anyhow::{Context, Result};
 use hearth_model::weights::model_dir::LoadedText;
 use hearth_training::{
+    cli::print_json,
     config::TrainConfig,
-    examples::{Example, Style, describe, inspect_json},
+    data::examples::{Example, Style, describe, inspect_json},
 };
 use serde::Serialize;
 
-use super::{Found, documents_of, pairs_line, summary_line};
-use crate::commands::options::print_json;
+use super::{ExampleSet, documents_of};
 
 /// What is said about all examples.
 #[derive(Debug, Serialize)]
@@ -35,10 +35,16 @@ struct Summary {
 }
 
 /// Shows the first `n` examples or pairs, and what there is in all.
-pub(super) fn show(all: &Found, n: usize, text: &LoadedText, config: &TrainConfig, as_json: bool) -> Result<ExitCode> {
+pub(super) fn show(
+    all: &ExampleSet,
+    n: usize,
+    text: &LoadedText,
+    config: &TrainConfig,
+    as_json: bool,
+) -> Result<ExitCode> {
     let (examples, n_shown): (Vec<&Example>, usize) = match all {
-        Found::Examples(found) => (found.examples.iter().chain(&found.val).collect(), n),
-        Found::Pairs(found) => {
+        ExampleSet::Examples(found) => (found.examples.iter().chain(&found.val).collect(), n),
+        ExampleSet::Pairs(found) => {
             let pairs = found.examples.iter().chain(&found.val);
             (pairs.flat_map(|pair| [&pair.chosen, &pair.rejected]).collect(), n.saturating_mul(2))
         }
@@ -54,19 +60,19 @@ pub(super) fn show(all: &Found, n: usize, text: &LoadedText, config: &TrainConfi
         stdout.write_all(shown.as_bytes()).context("cannot write to stdout")?;
     }
     drop(stdout);
-    let (line, pairs, cut, dropped, rows) = match all {
-        Found::Examples(found) => {
+    let (pairs, cut, dropped, rows) = match all {
+        ExampleSet::Examples(found) => {
             let n_rows = |examples: &[Example]| match examples {
                 [] => Ok(0),
                 examples => documents_of(examples, config, text).map(|documents| documents.n_rows()),
             };
             let rows = n_rows(&found.examples)? + n_rows(&found.val)?;
-            (summary_line(found), None, found.n_cut, found.n_dropped, rows)
+            (None, found.n_cut, found.n_dropped, rows)
         }
         // Each answer is a row.
-        Found::Pairs(found) => {
+        ExampleSet::Pairs(found) => {
             let n_pairs = found.examples.len() + found.val.len();
-            (pairs_line(found), Some(n_pairs), found.n_cut, found.n_dropped, 2 * n_pairs)
+            (Some(n_pairs), found.n_cut, found.n_dropped, 2 * n_pairs)
         }
     };
     let row_length = config.model.max_seq_len;
@@ -82,7 +88,7 @@ pub(super) fn show(all: &Found, n: usize, text: &LoadedText, config: &TrainConfi
             row_length,
         });
     }
-    let line = format!("{line}, in {rows} rows of up to {row_length} tokens\n");
+    let line = format!("{}, in {rows} rows of up to {row_length} tokens\n", all.summary());
     io::stdout().write_all(line.as_bytes()).context("cannot write to stdout")?;
     Ok(ExitCode::SUCCESS)
 }

@@ -144,14 +144,14 @@ pub fn sentence_bleu<T: Eq + std::hash::Hash>(tokens: &[T], references: &Referen
 pub struct References<'a, T> {
     lens: Vec<usize>,
     /// Of each n-gram, the most occurrences in one text, which text that is, and the most in another text.
-    most: HashMap<&'a [T], Most>,
+    most: HashMap<&'a [T], NgramMaximum>,
     /// The text that is no reference.
     left_out: Option<usize>,
     all_lens: Vec<usize>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Most {
+struct NgramMaximum {
     count: usize,
     text: usize,
     elsewhere: usize,
@@ -160,13 +160,13 @@ struct Most {
 impl<'a, T: Eq + std::hash::Hash> References<'a, T> {
     /// These texts, with n-grams up to `max_order`.
     pub fn new(texts: &'a [Vec<T>], max_order: usize) -> Self {
-        let mut most: HashMap<&[T], Most> = HashMap::new();
+        let mut most: HashMap<&[T], NgramMaximum> = HashMap::new();
         for (text, tokens) in texts.iter().enumerate() {
             for order in 1..=max_order {
                 for (ngram, count) in ngrams::counts(tokens, order) {
-                    let most = most.entry(ngram).or_insert(Most { count: 0, text, elsewhere: 0 });
+                    let most = most.entry(ngram).or_insert(NgramMaximum { count: 0, text, elsewhere: 0 });
                     if count > most.count {
-                        *most = Most { count, text, elsewhere: most.count };
+                        *most = NgramMaximum { count, text, elsewhere: most.count };
                     } else {
                         most.elsewhere = most.elsewhere.max(count);
                     }

@@ -4,7 +4,7 @@
 use serde::Serialize;
 
 use super::corpus::Corpus;
-use crate::subsequence::longest_common;
+use crate::eval::subsequence::longest_common;
 
 /// Precision, recall and their harmonic mean, each from 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]

@@ -1,0 +1,12 @@
+//! The laboratory beside Hearth's recipes: data that was made for this project's own models, and a study of decoding methods.
+//!
+//! - [`tales`]: short stories and conversations, and the judge of what a model writes after learning them
+//! - [`bilingual`]: sentences in English with translations into an invented language
+//! - [`decoding`]: decoding methods compared with human text
+//!
+//! Users of Hearth need none of it; `training/recipes` and the guides on training do.
+
+pub mod bilingual;
+pub mod decoding;
+mod draw;
+pub mod tales;

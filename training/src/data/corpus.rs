@@ -1,0 +1,48 @@
+//! Sources of training text, and tokenization. One file per kind of source.
+
+mod conversation;
+mod decode;
+mod document_chunk;
+mod encode;
+mod files;
+mod hub_dataset;
+mod inputs;
+mod json;
+mod marks;
+mod message;
+mod notes;
+mod open;
+mod parquet;
+mod pipeline;
+mod record;
+mod record_kind;
+mod source;
+mod split;
+mod table;
+mod text;
+mod token_file;
+mod words;
+
+pub use conversation::{Conversation, ConversationEncoder};
+pub(crate) use conversation::{as_served, require_written};
+pub use document_chunk::{Cutting, PIECE_BYTES, Piece, pieces};
+pub(crate) use encode::ANY_CHARACTER;
+pub use encode::Encoder;
+pub use files::{FileKind, FileSplit, LeftOut, SourceFile, WhyLeftOut, kind_of, list_files};
+pub use hub_dataset::{Downloaded, HubDataset};
+pub use inputs::{TextsBeside, files_of};
+pub use json::is_json;
+pub use marks::{Marks, TextKind};
+pub(crate) use message::{ASSISTANT, Problem, Turn};
+pub use notes::{Note, Notes};
+pub use open::{BytesRead, read_to_string};
+pub use pipeline::{FilePiece, ReadReport, read_in_batches};
+pub use record::{Record, RecordOptions, RecordOutcome, read_records};
+pub(crate) use record_kind::{CHOSEN, REJECTED, RecordKind, record_members};
+pub use source::{Files, Origin, ReadOptions, SourceSpec, read_documents};
+pub use split::{SplitText, split_by_chars};
+pub use text::check_separator;
+pub(crate) use text::{note_of_end, note_of_kind, note_of_mark};
+pub use token_file::read_tokens;
+pub(crate) use words::GPT4_PATTERN;
+pub use words::WordSplit;

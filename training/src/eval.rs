@@ -1,0 +1,27 @@
+//! Evaluation: of the validation split while training, and of any model afterwards.
+//!
+//! - [`score`]: the loss over a split, in windows side by side
+//! - [`scorer`]: log-probabilities of given tokens, many texts a step; [`generation`]: generated texts, many a step
+//! - [`sliding`]: windows over long texts; [`text_loss`](mod@text_loss): the loss over [`documents`]
+//! - [`choices`]: multiple choice; [`translation`]: texts against references, by [`metrics`]
+//! - [`classify`]: linear probes on embeddings
+//! - [`jsonl`]: records of evaluation data; [`stop_text`]: strings that end a text;
+//!   [`subsequence`]: the longest common subsequence
+
+pub mod choices;
+pub mod classify;
+pub mod documents;
+pub mod generation;
+pub mod jsonl;
+mod loss;
+pub mod metrics;
+mod packed;
+pub mod scorer;
+pub mod sliding;
+pub mod stop_text;
+pub mod subsequence;
+pub mod text_loss;
+pub mod translation;
+
+pub use loss::{Score, Windows, score};
+pub(crate) use loss::{read_floats, read_numbers};

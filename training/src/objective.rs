@@ -1,0 +1,216 @@
+//! What a run learns: an [`Objective`], chosen by the settings in `objective`.
+//!
+//! - `next_token`: the cross entropy of the next token
+//! - `keep`: the same, with a penalty on what an adapter changes elsewhere
+//! - `dpo`: preferences, direct preference optimization
+//!
+//! Each file says which rows its objective trains on, the loss of a micro-batch, what a step counts, and the score by which models are
+//! compared. Nothing else asks which objective a run has. A new one is such a file, its settings and its arm in
+//! [`ObjectiveSettings::objective`], and a row in `docs/settings.md`.
+
+mod dpo;
+mod keep;
+mod next_token;
+mod pass;
+
+use std::{fmt, sync::Arc};
+
+use anyhow::{Result, ensure};
+use hearth_model::{gpt::Gpt, ops::Losses, tokenizer::Tokenizer};
+use serde::{Deserialize, Serialize};
+
+pub use self::pass::TrainingPass;
+use self::{dpo::Dpo, keep::Keep, next_token::NextToken};
+use crate::{
+    data::loader::{Batch, RowSource},
+    eval::{Score, Windows},
+    interrupt::Interrupt,
+};
+
+/// Maximum of [`ObjectiveSettings::keep`]: larger weights make numbers infinite before anything is learned.
+const MAX_KEEP: f64 = 1e6;
+
+/// What is learned.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ObjectiveSettings {
+    /// The kind of loss.
+    pub kind: ObjectiveKind,
+    /// `dpo`: how much a difference to the reference model counts.
+    pub beta: f64,
+    /// Keeps what the model knows while an adapter trains: this times the mean divergence of its predictions from those of the
+    /// model without the adapter, over all tokens that are read but not trained ([Li and Hoiem, 2016](https://arxiv.org/abs/1606.09282)).
+    /// 0: off.
+    pub keep: f64,
+}
+
+/// The kind of loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ObjectiveKind {
+    /// The cross entropy of the next token.
+    NextToken,
+    /// Direct preference optimization ([Rafailov et al., 2023](https://arxiv.org/abs/2305.18290)) on pairs of a better and a
+    /// worse answer, in `finetune` only. Rows of a micro-batch are then pairs, and have twice as many tokens.
+    Dpo,
+}
+
+impl fmt::Display for ObjectiveKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NextToken => "next-token",
+            Self::Dpo => "dpo",
+        })
+    }
+}
+
+impl Default for ObjectiveSettings {
+    fn default() -> Self {
+        Self { kind: ObjectiveKind::NextToken, beta: 0.1, keep: 0.0 }
+    }
+}
+
+impl ObjectiveSettings {
+    /// The objective with these settings.
+    pub fn objective(self) -> Arc<dyn Objective> {
+        match self.kind {
+            ObjectiveKind::NextToken if self.keep > 0.0 => Arc::new(Keep { weight: self.keep }),
+            ObjectiveKind::NextToken => Arc::new(NextToken),
+            ObjectiveKind::Dpo => Arc::new(Dpo { beta: self.beta }),
+        }
+    }
+
+    /// Rejects invalid settings, also in combination with the run's: whether it `has_adapter`, and `optim.z_loss`. The message names
+    /// the key.
+    ///
+    /// # Errors
+    /// A value that is not allowed.
+    pub fn check(self, has_adapter: bool, z_loss: f64) -> Result<()> {
+        let ObjectiveSettings { kind, beta, keep } = self;
+        ensure!(beta.is_finite() && beta > 0.0, "`objective.beta` must be above 0 and finite, got {beta}");
+        ensure!(
+            (0.0..=MAX_KEEP).contains(&keep),
+            "`objective.keep` must be from 0 to {MAX_KEEP}, got {keep}\nhint: 1 to 10 is usual"
+        );
+        let objective = self.objective();
+        ensure!(
+            keep == 0.0 || has_adapter && objective.uses_setting("keep"),
+            "`objective.keep` needs an adapter and `objective.kind=next-token`\nhint: train an adapter (`--lora`), or leave it out"
+        );
+        ensure!(
+            z_loss == 0.0 || objective.takes_z_loss(),
+            "`optim.z_loss` must be 0 with `objective.kind={kind}`, got {z_loss}"
+        );
+        Ok(())
+    }
+}
+
+/// What the rows of a micro-batch are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowKind {
+    /// Parts of texts, texts, or examples, as `data.rows` says.
+    Sequences,
+    /// Pairs of a better and a worse answer: each answer is a row.
+    Pairs,
+}
+
+impl RowKind {
+    /// Rows for each row, or pair, that `data.micro_batch_size` counts.
+    pub fn rows_per_item(self) -> usize {
+        match self {
+            Self::Sequences => 1,
+            Self::Pairs => 2,
+        }
+    }
+}
+
+/// What a run learns.
+pub trait Objective: fmt::Debug + Send + Sync {
+    /// What its rows are.
+    fn rows(&self) -> RowKind {
+        RowKind::Sequences
+    }
+
+    /// Whether the setting `objective.NAME` has an effect.
+    fn uses_setting(&self, name: &str) -> bool;
+
+    /// Whether `optim.z_loss` can be added to its loss.
+    fn takes_z_loss(&self) -> bool {
+        true
+    }
+
+    /// What a step of `n_tokens` inputs in `n_items` rows (or pairs) counts, such as 512 and `token`.
+    fn step_size(&self, n_tokens: usize, n_items: usize) -> (usize, &'static str);
+
+    /// The weight of a batch in a step, by whose sum over the step losses are divided.
+    fn weight(&self, batch: &Batch) -> f64;
+
+    /// The losses of a micro-batch of the step `index`, `[1]` each: means over what the step counts, as far as they are in this
+    /// micro-batch, so that the step's losses are sums over its micro-batches.
+    ///
+    /// # Errors
+    /// The device cannot be read.
+    fn losses(&self, pass: &mut TrainingPass<'_>, index: StepIndex) -> Result<Losses>;
+
+    /// Whether a micro-batch may also take a forward pass of the model without its adapter, and the divergence of both predictions.
+    fn compares_with_base(&self) -> bool {
+        false
+    }
+
+    /// Whether the loss is relative to a reference model: the first model of the run, without its adapter.
+    fn has_reference(&self) -> bool {
+        false
+    }
+
+    /// The training and the validation split with what the model `reference`, which must be on an autodiff device, says of their
+    /// rows, `batch_size` rows or pairs at a time. `None`: a signal came meanwhile.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn with_reference(
+        &self,
+        splits: [&RowSource; 2],
+        _reference: Gpt,
+        _batch_size: usize,
+        _interrupt: &Interrupt,
+    ) -> Result<Option<[RowSource; 2]>> {
+        Ok(Some(splits.map(RowSource::clone)))
+    }
+
+    /// The score of `gpt` on a split; a model with a lower loss is better. The model must be without autodiff and dropout.
+    ///
+    /// # Errors
+    /// A split without targets, or a device that fails.
+    fn score(&self, gpt: &Gpt, source: &RowSource, windows: Windows) -> Result<Score>;
+
+    /// Bits per byte of the text behind a score on `source`; `None` if the loss is not one of text.
+    fn bits_per_byte(&self, score: &Score, source: &RowSource, tokenizer: &Tokenizer) -> Option<f64>;
+}
+
+/// The step whose gradients are computed.
+#[derive(Clone, Copy, Debug)]
+pub struct StepIndex {
+    /// The step, counted from 0.
+    pub step: usize,
+    /// Total weight of all micro-batches of the step ([`Objective::weight`]), by which the losses are divided.
+    pub total_weight: f64,
+    /// Context tokens in all of them ([`Batch::n_context_tokens`]), by which the divergence from the model without its
+    /// adapter is divided.
+    pub n_context_tokens: usize,
+}
+
+impl StepIndex {
+    /// The step `step` of these micro-batches.
+    pub fn new<'a>(
+        step: usize,
+        objective: &dyn Objective,
+        micro_batches: impl Iterator<Item = &'a Batch>,
+    ) -> StepIndex {
+        let empty = StepIndex { step, total_weight: 0.0, n_context_tokens: 0 };
+        micro_batches.fold(empty, |index, batch| StepIndex {
+            total_weight: index.total_weight + objective.weight(batch),
+            n_context_tokens: index.n_context_tokens + batch.n_context_tokens(),
+            step,
+        })
+    }
+}

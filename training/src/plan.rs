@@ -1,0 +1,11 @@
+//! What a run takes on this machine.
+//!
+//! - [`estimate`]: memory and arithmetic of a run; [`memory_fit`]: checks the memory and finds the largest micro-batch
+//! - [`data_defaults`]: settings that follow the data
+//! - [`mod@bench`]: how fast training is, part by part; [`device_watch`]: the most memory that a run holds on a GPU
+
+pub mod bench;
+pub mod data_defaults;
+pub mod device_watch;
+pub mod estimate;
+pub mod memory_fit;

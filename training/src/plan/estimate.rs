@@ -1,0 +1,170 @@
+//! An estimate of a run's parameters, arithmetic and memory.
+
+mod account;
+mod cpu;
+mod gpu;
+mod shape;
+
+use anyhow::Result;
+use burn::tensor::Device;
+use hearth_model::{config::GptConfig, gpt::param_specs, ops, weights::model_dir};
+
+use crate::{
+    config::{Algorithm, TrainConfig},
+    run::{adapter::frozen_bytes, learner::LossGradients, optim::matrices_of, tree_sum::TreeSum},
+};
+
+/// The resources that a run needs. Values are f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Estimate {
+    /// Parameters that train.
+    pub n_params: usize,
+    /// Floating-point operations per token, forward and backward, with attention over half the context.
+    pub flops_per_token: u64,
+    /// Micro-batches per step.
+    pub micro_steps: usize,
+    /// Maximum number of partial sums of gradients that exist at the same time.
+    pub n_partial_sums: usize,
+    /// The weights.
+    pub weight_bytes: u64,
+    /// The optimizer's state.
+    pub moment_bytes: u64,
+    /// Gradients: the partial sums.
+    pub gradient_bytes: u64,
+    /// What else exists at the moment of the peak: activations that the forward pass over one micro-batch keeps, temporary
+    /// values of the backward pass, and on the CPU memory of the process beside tensors; less gradients that do not exist yet.
+    pub activation_bytes: u64,
+    /// The largest tensor.
+    pub largest_tensor_bytes: u64,
+    /// Peak memory on the device: all of these, without what the process used before.
+    pub peak_bytes: u64,
+}
+
+/// What the memory of a run depends on besides the model and the micro-batch.
+struct Run {
+    n_partial_sums: usize,
+    n_moments: usize,
+    /// Values of the largest matrix that Muon updates.
+    largest_muon: usize,
+    /// Blocks are computed again in the backward pass.
+    recomputes: bool,
+    /// Predictions are compared with those of the model without its adapter.
+    keeps: bool,
+}
+
+/// An adapter that trains instead of its model.
+#[derive(Clone, Copy, Debug)]
+struct AdapterSize {
+    /// Its values.
+    n_values: usize,
+    rank: usize,
+    /// The model, as it is held.
+    frozen_bytes: u64,
+}
+
+/// The matrices of a block.
+const MATRICES: [&str; 4] = ["attn.qkv", "attn.out", "mlp.up", "mlp.down"];
+
+impl AdapterSize {
+    /// Its values for one matrix, if they are spread evenly over the blocks' matrices.
+    fn of_matrix(self, gpt: &GptConfig) -> usize {
+        self.n_values / (MATRICES.len() * gpt.n_layers).max(1)
+    }
+}
+
+/// Memory that training on the CPU takes beside tensors, measured (docs/lab/training.md): pages of the program's code; buffers
+/// of each thread for the packed operands of products; and fragmentation, free memory that later requests do not fit into, as a
+/// share of the tensors.
+const CODE_BYTES: u64 = 12_000_000;
+const PACKING_BYTES: u64 = 2_500_000;
+const UNUSABLE: f64 = 0.02;
+
+impl Estimate {
+    /// The estimate for a run with `config` and a model of `gpt` on `device`.
+    ///
+    /// # Errors
+    /// An adapter whose targets the model does not have, or whose model's files cannot be read.
+    pub fn new(config: &TrainConfig, gpt: &GptConfig, device: &Device) -> Result<Estimate> {
+        let specs = param_specs(gpt);
+        let size = |shape: &[usize]| shape.iter().product::<usize>();
+        let is_cpu = *device == Device::flex();
+        let adapter = match (&config.lora, &config.model.init) {
+            (Some(lora), Some(base)) => {
+                let n_values = lora.n_values(gpt, model_dir::load_class(base).ok())?;
+                let frozen_bytes = if is_cpu { frozen_bytes(base, gpt, lora)? } else { 4 * gpt.n_params() as u64 };
+                Some(AdapterSize { n_values, rank: lora.r, frozen_bytes })
+            }
+            _ => None,
+        };
+        let n_params = adapter.map_or(gpt.n_params(), |adapter| adapter.n_values);
+        let muon = if config.optim.matrices == Algorithm::Muon { matrices_of(gpt) } else { Default::default() };
+        let is_muon = |path: &str| muon.contains_key(path);
+        let n_moments: usize = match adapter {
+            Some(adapter) => 2 * adapter.n_values,
+            None => specs.iter().map(|spec| size(&spec.shape) * if is_muon(&spec.path) { 1 } else { 2 }).sum(),
+        };
+        let largest_muon = specs.iter().filter(|spec| is_muon(&spec.path)).map(|spec| size(&spec.shape)).max();
+        // Each matrix multiplies every token, except embeddings, whose rows are looked up; a tied embedding multiplies
+        // once.
+        let is_table = |path: &str| path == "pos_embed.weight" || path == "embed.weight" && !gpt.tie_embeddings;
+        let n_products: usize = specs
+            .iter()
+            .filter(|spec| spec.shape.len() == 2 && !is_table(&spec.path))
+            .map(|spec| size(&spec.shape))
+            .sum();
+        let seq_len = config.model.max_seq_len;
+        let attention = 2 * gpt.n_layers * gpt.q_width() * seq_len.div_ceil(2);
+        let micro_steps = config.micro_steps();
+        let n_partial_sums = TreeSum::<LossGradients>::most_at_once(micro_steps);
+        let bytes = |n_values: usize| 4 * n_values as u64;
+        let largest_muon = largest_muon.filter(|_| adapter.is_none()).unwrap_or(0);
+        let recomputes = config.optim.recompute;
+        let objective = config.objective.objective();
+        let keeps = objective.compares_with_base();
+        let run = Run { n_partial_sums, n_moments, largest_muon, recomputes, keeps };
+        let n_rows = objective.rows().rows_per_item() * config.micro_batch_tokens();
+        let peak_bytes = if is_cpu {
+            let n_values = cpu::peak(gpt, (n_rows, seq_len), adapter, &run);
+            let n_threads = ops::n_threads() as u64;
+            let beside = CODE_BYTES + PACKING_BYTES * n_threads + adapter.map_or(0, |adapter| adapter.frozen_bytes);
+            (bytes(n_values) as f64 * (1.0 + UNUSABLE)) as u64 + beside
+        } else {
+            bytes(gpu::peak(gpt, (n_rows, seq_len), adapter, &run))
+        };
+        let weight_bytes = bytes(n_params) + adapter.map_or(0, |adapter| adapter.frozen_bytes);
+        let held = weight_bytes + bytes(n_moments + n_params * n_partial_sums);
+        Ok(Estimate {
+            n_params,
+            // Two for each product, forward; twice as many backward, or as many if the matrices do not train.
+            flops_per_token: if adapter.is_some() { 4 } else { 6 } * (n_products + attention) as u64,
+            micro_steps,
+            n_partial_sums,
+            weight_bytes,
+            moment_bytes: bytes(n_moments),
+            gradient_bytes: bytes(n_params * n_partial_sums),
+            activation_bytes: peak_bytes.saturating_sub(held),
+            largest_tensor_bytes: bytes(gpu::largest_tensor(gpt, n_rows, seq_len, !is_cpu && keeps)),
+            peak_bytes,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+    use crate::config::Layers;
+
+    #[test]
+    fn estimate_of_gpt2_124m_has_the_known_parameter_and_flop_counts() {
+        let config = Layers { preset: Some("gpt2-124m".to_owned()), ..Layers::default() }.resolve().unwrap();
+        let estimate = Estimate::new(&config, &config.gpt_config(50257).unwrap(), &Device::flex()).unwrap();
+        assert_eq!(estimate.n_params, 124_439_808);
+        // 6 FLOPs per parameter of a matrix (no positions, no vectors), and attention over half the context:
+        // 6 * 12 layers * 768 * 1024.
+        let n_products = 124_439_808 - 1024 * 768 - 121_344;
+        assert_eq!(estimate.flops_per_token, 6 * (n_products + 12 * 768 * 1024));
+        assert_eq!((estimate.micro_steps, estimate.n_partial_sums), (40, 6));
+        assert_eq!(estimate.moment_bytes, 2 * estimate.weight_bytes);
+    }
+}

@@ -1,0 +1,24 @@
+//! A training run.
+//!
+//! - [`trainer`]: the training loop; [`spike_guard`]: skips bad steps
+//! - [`learner`]: gradients and updates; [`tree_sum`]: sums of gradients in a fixed order
+//! - [`optim`]: gradients by parameter path, global-norm clipping, AdamW, Muon
+//! - [`schedule`]: learning rate, momentum and decay as pure functions of the step
+//! - [`adapter`]: training a LoRA adapter
+//! - [`run_dir`]: the folder of a run; [`checkpoint`]: saves and restores a run
+//! - [`progress`]: progress output and metrics files; [`svg_plot`]: line plots
+//! - [`utilization`]: which share of the device's arithmetic a run uses
+
+pub mod adapter;
+pub mod checkpoint;
+mod init;
+pub mod learner;
+pub mod optim;
+pub mod progress;
+pub mod run_dir;
+pub mod schedule;
+pub mod spike_guard;
+pub mod svg_plot;
+pub mod trainer;
+pub mod tree_sum;
+pub mod utilization;

@@ -1,0 +1,96 @@
+//! The model of a run: how it is made or loaded, and in which form it is saved.
+
+use anyhow::Result;
+use burn::tensor::Device;
+use hearth_model::{
+    gpt::Gpt,
+    ops::Dtype,
+    weights::{
+        DiskDtype, StagedDir,
+        model_dir::{self, LoadOptions, SaveOptions},
+    },
+};
+
+use super::Data;
+use crate::{
+    config::TrainConfig,
+    run::{
+        adapter::{self, Adapted, SavedAdapter},
+        checkpoint::Checkpoint,
+        init::initialize,
+    },
+};
+
+/// The form in which the model of a run is saved.
+#[derive(Clone, Debug)]
+pub(crate) enum SavedForm {
+    /// Whole, in the Hugging Face class of the initial model.
+    Model { class: Option<String> },
+    /// Only its adapter.
+    Adapter(Box<SavedAdapter>),
+}
+
+/// The model that a run with `config` begins with, for a vocabulary of `vocab_size`.
+///
+/// # Errors
+/// Settings that make no model, or a model that cannot be opened or does not train.
+pub(crate) fn first_model(config: &TrainConfig, vocab_size: usize, device: &Device) -> Result<(Gpt, SavedForm)> {
+    // Autodiff is set first: gradients flow through tensors created on this device, weights and inputs alike.
+    let device = device.clone().autodiff();
+    match (&config.model.init, &config.lora) {
+        (None, _) => {
+            let gpt = Gpt::init(&config.gpt_config(vocab_size)?, config.seed, &device)?;
+            Ok((initialize(gpt, &config.model), SavedForm::Model { class: None }))
+        }
+        (Some(dir), Some(lora)) => {
+            let Adapted { gpt, saved } = adapter::load(dir, (lora, config.seed), &device, None)?;
+            Ok((gpt, SavedForm::Adapter(Box::new(saved))))
+        }
+        (Some(dir), None) => {
+            adapter::require_trainable(dir)?;
+            let options = LoadOptions { device: device.clone(), dtype: Some(Dtype::F32) };
+            let gpt = model_dir::load_gpt(dir, &options)?.with_dropout(config.model.dropout);
+            Ok((gpt, SavedForm::Model { class: model_dir::load_class(dir).ok().map(str::to_owned) }))
+        }
+    }
+}
+
+/// The model that a run with `config` goes on with, on an autodiff device.
+///
+/// # Errors
+/// The checkpoint, or the model of its adapter, cannot be opened.
+pub(super) fn model_of_checkpoint(
+    checkpoint: &Checkpoint,
+    config: &TrainConfig,
+    device: &Device,
+) -> Result<(Gpt, SavedForm)> {
+    match (&config.lora, &config.model.init) {
+        (Some(lora), Some(base)) => {
+            let Adapted { gpt, saved } = adapter::load(base, (lora, config.seed), device, Some(checkpoint.dir()))?;
+            Ok((gpt, SavedForm::Adapter(Box::new(saved))))
+        }
+        _ => {
+            let class = model_dir::load_class(checkpoint.dir()).ok().map(str::to_owned);
+            Ok((checkpoint.load_gpt(device)?, SavedForm::Model { class }))
+        }
+    }
+}
+
+impl SavedForm {
+    /// Writes `gpt`, which must be without autodiff, or its adapter alone, with the tokenizer's files.
+    pub(super) fn write(&self, staged: &StagedDir, gpt: &Gpt, data: &Data, dtype: DiskDtype) -> Result<()> {
+        match self {
+            Self::Adapter(adapter) => adapter.write(staged, gpt, &data.tokenizer_files),
+            Self::Model { class } => {
+                let options = SaveOptions {
+                    dtype,
+                    class: class.clone(),
+                    eos_token_ids: data.eos_token_ids.clone(),
+                    extra_files: data.tokenizer_files.clone(),
+                    ..SaveOptions::default()
+                };
+                Ok(model_dir::write(staged, gpt, &options)?)
+            }
+        }
+    }
+}
