@@ -6,16 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use hearth_engine::{Event, EventStream, Failure, FinishReason, PhaseTimes};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{
     error::ApiError,
     request_log::{End, RequestLog, Work},
-};
-use crate::{
-    engine::{Event, EventStream, Failure, FinishReason},
-    metrics::PhaseTimes,
 };
 
 /// Token counts of an answer.

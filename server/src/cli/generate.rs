@@ -8,16 +8,14 @@ use std::{
 
 use anyhow::Context;
 use clap::Args;
+use hearth_engine::text::{Matched, TextAssembler};
 use hearth_model::{
     generate::{GenerateOptions, generate},
     tokenizer::{DecodeOptions, Detokenizer, EncodeOptions},
 };
 
 use super::{download, sampling::SamplingArgs};
-use crate::{
-    config::ModelConfig,
-    engine::text::{Matched, TextAssembler},
-};
+use crate::config::ModelConfig;
 
 /// The arguments of `hearth generate`.
 #[derive(Args, Debug)]

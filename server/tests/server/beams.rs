@@ -3,6 +3,10 @@
 use std::sync::Arc;
 
 use axum::http::StatusCode;
+use hearth_engine::{
+    EngineOptions, Event, FinishReason,
+    request::{RequestParts, Strategy},
+};
 use hearth_model::{
     TokenId,
     generate::next_logits,
@@ -15,10 +19,7 @@ use hearth_model::{
     },
     tokenizer::DecodeOptions,
 };
-use hearth_server::engine::{
-    Engine, EngineOptions, Event, FinishReason,
-    request::{RequestParts, Strategy},
-};
+use hearth_server::engine::Engine;
 use serde_json::json;
 
 use crate::{
@@ -87,7 +88,7 @@ fn to_answer(hypothesis: Hypothesis) -> Answer {
 /// Runs the requests together; returns the answers by index.
 async fn run(engine: &Engine, requests: &[RequestParts]) -> Vec<Answer> {
     let requests: Vec<_> = requests.iter().cloned().map(request).collect();
-    let n_answers = requests.iter().map(hearth_server::engine::request::EngineRequest::n_answers).sum();
+    let n_answers = requests.iter().map(hearth_engine::request::EngineRequest::n_answers).sum();
     let mut told: Vec<Answer> = vec![Default::default(); n_answers];
     let mut events = engine.submit(requests).unwrap();
     while let Some((index, event)) = events.recv().await {

@@ -3,6 +3,10 @@
 use axum::http::StatusCode;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use burn::tensor::Device;
+use hearth_engine::{
+    EngineOptions, Event,
+    request::{EngineRequest, RequestParts, Strategy},
+};
 use hearth_model::{
     TokenId,
     attention::AttentionContext,
@@ -15,14 +19,7 @@ use hearth_model::{
     tokenizer::EncodeOptions,
     weights::model_dir::{LoadOptions, LoadedModel, load, load_embedded},
 };
-use hearth_server::{
-    api::state::AppState,
-    bundled,
-    engine::{
-        Engine, EngineOptions, Event,
-        request::{EngineRequest, RequestParts, Strategy},
-    },
-};
+use hearth_server::{api::state::AppState, bundled, engine::Engine};
 use serde_json::{Value, json};
 
 use crate::{

@@ -6,6 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use hearth_engine::{
+    EngineOptions, EngineState, Event, EventStream, Failure, FinishReason, StartError, SubmitError,
+    request::{EngineRequest, ModelLimits, RequestParts, StopConditions, Strategy},
+};
 use hearth_model::{
     TokenId,
     generate::{GenerateOptions, generate},
@@ -15,10 +19,7 @@ use hearth_model::{
     sampling::SamplingParams,
     weights::model_dir::LoadedModel,
 };
-use hearth_server::engine::{
-    Engine, EngineOptions, EngineState, Event, EventStream, Failure, FinishReason, StartError, SubmitError,
-    request::{EngineRequest, ModelLimits, RequestParts, StopConditions, Strategy},
-};
+use hearth_server::engine::Engine;
 
 use crate::support::{self, EOS, MAX_SEQ_LEN, OPTIONS, VOCAB_SIZE, engine, is_idle, metric, wait_for};
 

@@ -1,5 +1,9 @@
 //! The engine with SmolLM2 and on a GPU, instead of the tiny model on the CPU.
 
+use hearth_engine::{
+    EngineOptions, Models, Speculation,
+    request::{EngineRequest, ModelLimits, RequestParts},
+};
 use hearth_model::{
     TokenId,
     device::{DeviceChoice, choose},
@@ -11,13 +15,7 @@ use hearth_model::{
     tokenizer::EncodeOptions,
     weights::model_dir::{LoadOptions, LoadedModel, load},
 };
-use hearth_server::{
-    api::state::AppState,
-    engine::{
-        Engine, EngineOptions, Models, Speculation,
-        request::{EngineRequest, ModelLimits, RequestParts},
-    },
-};
+use hearth_server::{api::state::AppState, engine::Engine};
 use serde_json::json;
 
 use crate::{

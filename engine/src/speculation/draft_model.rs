@@ -9,7 +9,7 @@ use hearth_model::{
     sampling::{RowNeeds, Sampler},
 };
 
-use crate::engine::{
+use crate::{
     batch_runner::{BatchRunner, Input},
     scheduler::RequestId,
     sequence::Sequence,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use hearth_model::{TokenId, tokenizer::Detokenizer};
 
-use super::request::StopText;
+use crate::request::StopText;
 
 /// Finds stop strings in text that arrives in pieces.
 ///

@@ -15,20 +15,20 @@ use std::{
 };
 
 use hearth_model::{Result, TokenId, model_runner::StepOutput, sampling::RowNeeds};
-use tokio::sync::watch;
 
-use super::{
-    Command, EngineState, EngineStats,
+use crate::{
     batch_runner::{BatchRunner, Input},
     event::Failure,
     event_senders::Progress,
     job::Job,
+    observer::Observer,
+    outcome::Outcome,
     sample_step::{RowResult, WantedRow, sample_step},
     scheduler::{RequestId, Scheduler, SequenceId, Step},
     speculation::{Decoding, DraftResult, Drafts, Speculator},
-};
-use crate::{
-    metrics::{EngineMetrics, Outcome},
+    startup::Compute,
+    stats::{EngineState, EngineStats},
+    stats_publisher::StatsPublisher,
     work_clock::{RunningWork, WorkClock},
 };
 
@@ -41,23 +41,30 @@ const GRACE: Duration = Duration::from_millis(1);
 /// Interval for polling held requests.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
+/// What other threads ask of the worker.
+#[derive(Debug)]
+pub(crate) enum Command {
+    Run(Vec<Job>),
+    Stop,
+}
+
 #[derive(Debug)]
 pub(crate) struct Worker {
-    pub(crate) commands: Receiver<Command>,
-    pub(crate) stats: watch::Sender<EngineStats>,
-    pub(crate) metrics: Arc<EngineMetrics>,
-    pub(crate) work_clock: WorkClock,
-    pub(crate) scheduler: Scheduler,
-    pub(crate) runner: BatchRunner,
-    pub(crate) speculator: Option<Speculator>,
-    pub(crate) jobs: BTreeMap<RequestId, Job>,
-    pub(crate) n_accepted: u64,
-    pub(crate) held: Held,
+    commands: Receiver<Command>,
+    stats: StatsPublisher,
+    observer: Arc<dyn Observer>,
+    work_clock: WorkClock,
+    scheduler: Scheduler,
+    runner: BatchRunner,
+    speculator: Option<Speculator>,
+    jobs: BTreeMap<RequestId, Job>,
+    n_accepted: u64,
+    held: Held,
 }
 
 /// Requests that wait for their grammar to process a token, which may take longer than a step.
 #[derive(Debug, Default)]
-pub(crate) struct Held {
+struct Held {
     requests: BTreeMap<RequestId, RunningWork>,
     /// The next step waits for these requests until this time.
     grace: Option<Instant>,
@@ -66,6 +73,33 @@ pub(crate) struct Held {
 }
 
 impl Worker {
+    /// A worker without requests; publishes the size of the cache.
+    pub(crate) fn new(
+        compute: Compute,
+        commands: Receiver<Command>,
+        stats: StatsPublisher,
+        observer: Arc<dyn Observer>,
+        work_clock: WorkClock,
+    ) -> Self {
+        let Compute { runner, kv_dtype, speculator, limits } = compute;
+        let pool = runner.pool().clone();
+        stats.update(|stats| {
+            (stats.free_pages, stats.n_pages, stats.kv_dtype) = (pool.n_free(), pool.n_pages(), kv_dtype);
+        });
+        Self {
+            commands,
+            stats,
+            observer,
+            work_clock,
+            scheduler: Scheduler::new(limits, pool),
+            runner,
+            speculator,
+            jobs: BTreeMap::new(),
+            n_accepted: 0,
+            held: Held::default(),
+        }
+    }
+
     /// Serves until the engine is stopped or a step fails, then ends all requests.
     pub(crate) fn run(mut self) {
         let state = loop {
@@ -87,7 +121,7 @@ impl Worker {
         };
         // Set before the channel is emptied: from now on requests are rejected, and those sent earlier are ended below.
         // Also set before anything that may panic after a failure.
-        self.stats.send_modify(|stats| stats.state = state);
+        self.stats.update(|stats| stats.state = state);
         for id in self.jobs.keys().copied().collect::<Vec<_>>() {
             self.fail(id, &failure);
         }
@@ -96,7 +130,7 @@ impl Worker {
                 jobs.iter().for_each(|job| job.fail(&failure));
             }
         }
-        self.stats.send_modify(|stats| {
+        self.stats.update(|stats| {
             (stats.running, stats.waiting, stats.free_pages) = (0, 0, self.runner.pool().n_free());
             stats.running_adapters.clear();
             stats.waiting_adapters.clear();
@@ -245,7 +279,7 @@ impl Worker {
     fn compute(&mut self, step: &Step, token_ids: &[TokenId]) -> Result<StepOutput> {
         for chunk in &step.chunks {
             if let Some(job) = self.jobs.get_mut(&chunk.id.request) {
-                job.started(self.scheduler.n_cached(chunk.id.request).unwrap_or(0), &self.metrics);
+                job.started(self.scheduler.n_cached(chunk.id.request).unwrap_or(0), &*self.observer);
             }
         }
         let tables = self.scheduler.tables(step);
@@ -270,7 +304,7 @@ impl Worker {
         let mut n_accepted = HashMap::new();
         self.scheduler.advance(step);
         let n_tokens = step.chunks.iter().map(|chunk| chunk.n_tokens).sum();
-        self.metrics.step(n_tokens, self.scheduler.totals());
+        self.observer.step(n_tokens, self.scheduler.totals());
         self.pool(step, hidden)?;
         for rows in pieces(&self.wanted_rows(step)) {
             let indices: Vec<usize> = rows.iter().map(|wanted| wanted.row).collect();
@@ -284,7 +318,7 @@ impl Worker {
                 }
             }
             let rows = rows.iter().copied().zip(logits.iter());
-            for (id, outcomes) in sample_step(&mut self.jobs, rows, token_ids, &self.metrics) {
+            for (id, outcomes) in sample_step(&mut self.jobs, rows, token_ids, &*self.observer) {
                 *n_accepted.entry(id).or_default() += outcomes.iter().filter(|outcome| outcome.is_draft).count();
                 for RowResult { progress, forks, .. } in outcomes {
                     // Before the parent ends, because they share its pages.
@@ -325,7 +359,7 @@ impl Worker {
             let outcome = DraftResult { id, n_known: chunk.known_end(), n_verified: chunk.n_drafts, n_accepted };
             let sequence = self.jobs.get_mut(&id).and_then(Job::sequence_mut);
             speculator.record_acceptance(sequence, draft, &outcome);
-            self.metrics.drafted(outcome.n_verified, outcome.n_accepted);
+            self.observer.drafted(outcome.n_verified, outcome.n_accepted);
         }
         let n_drafts: usize = step.chunks.iter().map(|chunk| chunk.n_drafts).sum();
         if speculator.is_steady() && step.chunks.iter().all(|chunk| chunk.n_tokens - chunk.n_drafts == 1) {
@@ -419,7 +453,7 @@ impl Worker {
     fn end(&mut self, id: RequestId, ends: impl IntoIterator<Item = (Outcome, usize)>) -> Option<Job> {
         let mut removed = self.jobs.remove(&id);
         if let Some(job) = &mut removed {
-            ends.into_iter().for_each(|(outcome, n_tokens)| job.count_end(outcome, n_tokens, &self.metrics));
+            ends.into_iter().for_each(|(outcome, n_tokens)| job.count_end(outcome, n_tokens, &*self.observer));
             job.send_events();
         }
         self.scheduler.remove(id);
@@ -435,21 +469,8 @@ impl Worker {
         let waiting = self.scheduler.n_waiting() + self.jobs.values().map(Job::n_forks).sum::<usize>();
         let free_pages = self.runner.pool().n_free();
         let [running_adapters, waiting_adapters] = self.scheduler.adapters();
-        self.stats.send_if_modified(|stats| {
-            let (n_pages, kv_dtype) = (stats.n_pages, stats.kv_dtype);
-            let now = EngineStats {
-                state: EngineState::Running,
-                running,
-                waiting,
-                free_pages,
-                n_pages,
-                kv_dtype,
-                running_adapters,
-                waiting_adapters,
-            };
-            let modified = *stats != now;
-            *stats = now;
-            modified
+        self.stats.update(|stats| {
+            *stats = EngineStats { running, waiting, free_pages, running_adapters, waiting_adapters, ..stats.clone() };
         });
     }
 }

@@ -1,6 +1,6 @@
 //! How requests end.
 
-/// How a request ended: the label `finished_reason`.
+/// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// By a stop condition.
@@ -14,9 +14,11 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    pub(super) const ALL: [Self; 4] = [Self::Stop, Self::Length, Self::Abort, Self::Error];
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Stop, Self::Length, Self::Abort, Self::Error];
 
-    pub(super) fn label(self) -> &'static str {
+    /// Its name in metrics.
+    pub fn label(self) -> &'static str {
         match self {
             Self::Stop => "stop",
             Self::Length => "length",

@@ -4,7 +4,7 @@
 
 use hearth_model::TokenId;
 
-use crate::engine::token_ids::TokenIds;
+use crate::token_ids::TokenIds;
 
 /// A single common token is not significant.
 const MIN_MATCH: usize = 2;

@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use hearth_model::kv_cache::PageKey;
 
-use super::event::{Event, EventSender, Failure, FinishReason, StopCause};
-use crate::metrics::Timeline;
+use crate::event::{Event, EventSender, Failure, FinishReason, StopCause};
+use crate::timeline::Timeline;
 
 /// Event senders of a request's answers, and data for their final events.
 #[derive(Debug)]

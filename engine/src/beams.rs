@@ -11,7 +11,7 @@ use hearth_model::{
     tokenizer::Tokenizer,
 };
 
-use super::{
+use crate::{
     event::{Event, FinishReason, StopCause},
     event_senders::{EventSenders, Progress},
     prefix_cache::PrefixChain,

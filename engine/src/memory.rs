@@ -1,16 +1,16 @@
 //! Whether there is enough memory for what settings ask for.
 
 use burn::tensor::Device;
-pub(crate) use hearth_model::memory::{available_bytes, limit_bytes, total_bytes};
+pub use hearth_model::memory::{available_bytes, limit_bytes, total_bytes};
 use hearth_model::ops::Dtype;
 
 /// Lower bound of the memory for this many weights of `bits` each, in bytes, without the scales of quantized formats.
-pub(crate) fn least_weight_bytes(n_params: usize, bits: u32) -> u128 {
+pub fn least_weight_bytes(n_params: usize, bits: u32) -> u128 {
     n_params as u128 * u128::from(bits) / 8
 }
 
 /// Bits of a weight in `dtype`, without its scale.
-pub(crate) fn bits_of(dtype: Dtype) -> u32 {
+pub fn bits_of(dtype: Dtype) -> u32 {
     match dtype {
         Dtype::F32 => 32,
         Dtype::F16 | Dtype::Bf16 => 16,
@@ -20,12 +20,12 @@ pub(crate) fn bits_of(dtype: Dtype) -> u32 {
 }
 
 /// Available memory in bytes for computations on `device`; `None` on a GPU, whose memory is not known.
-pub(crate) fn available_on(device: &Device) -> Option<u64> {
+pub fn available_on(device: &Device) -> Option<u64> {
     if *device == Device::flex() { available_bytes() } else { None }
 }
 
 /// Fails if `n_bytes` are not available. The error completes a sentence that begins with the setting.
-pub(crate) fn require(n_bytes: u128, available_bytes: Option<u64>) -> Result<(), String> {
+pub fn require(n_bytes: u128, available_bytes: Option<u64>) -> Result<(), String> {
     // No allocation can exceed the address space.
     let most = available_bytes.unwrap_or(isize::MAX as u64);
     if n_bytes <= u128::from(most) {
@@ -35,7 +35,7 @@ pub(crate) fn require(n_bytes: u128, available_bytes: Option<u64>) -> Result<(),
 }
 
 /// Fails if `n_bytes` exceed the memory that can ever become available.
-pub(crate) fn require_possible(n_bytes: u128, limit_bytes: Option<u64>) -> Result<(), String> {
+pub fn require_possible(n_bytes: u128, limit_bytes: Option<u64>) -> Result<(), String> {
     match limit_bytes {
         Some(most) if n_bytes > u128::from(most) => {
             Err(format!("needs at least {:.1} GiB of memory, but there are {:.1} GiB", gib(n_bytes), gib(most.into())))

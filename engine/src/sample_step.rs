@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 
 use hearth_model::{Result, TokenId, ops, sampling::LogitRow};
 
-use super::{
+use crate::observer::Observer;
+use crate::{
     event_senders::Progress,
     job::Job,
     scheduler::{RequestId, SequenceId},
 };
-use crate::metrics::EngineMetrics;
 
 /// Minimum number of logits to use all threads. For fewer (tokens selected by a GPU, a small vocabulary), waking
 /// threads takes longer than scanning.
@@ -53,7 +53,7 @@ pub(crate) fn sample_step<'a>(
     jobs: &'a mut BTreeMap<RequestId, Job>,
     rows: impl Iterator<Item = (WantedRow, LogitRow<'a>)>,
     token_ids: &[TokenId],
-    metrics: &EngineMetrics,
+    observer: &dyn Observer,
 ) -> Vec<(RequestId, Vec<RowResult>)> {
     let mut rows_of: BTreeMap<RequestId, Vec<(WantedRow, LogitRow<'a>)>> = BTreeMap::new();
     for (wanted, logits) in rows {
@@ -67,7 +67,7 @@ pub(crate) fn sample_step<'a>(
         })
         .collect();
     all_rows.sort_by_key(|job_rows| job_rows.rows.first().map(|(wanted, _)| wanted.row));
-    let take = |job_rows: &mut JobRows<'a>| job_rows.take(token_ids, metrics);
+    let take = |job_rows: &mut JobRows<'a>| job_rows.take(token_ids, observer);
     let n_logits: usize =
         all_rows.iter().flat_map(|job_rows| &job_rows.rows).map(|(_, logits)| logits.n_logits()).sum();
     if n_logits < MIN_PARALLEL_LOGITS {
@@ -79,7 +79,7 @@ pub(crate) fn sample_step<'a>(
 }
 
 impl JobRows<'_> {
-    fn take(&mut self, token_ids: &[TokenId], metrics: &EngineMetrics) {
+    fn take(&mut self, token_ids: &[TokenId], observer: &dyn Observer) {
         for (wanted, logits) in &self.rows {
             // A row whose token differs from the sampled one, or that follows such a row, belongs to a rejected draft.
             let known = self.job.token_ids(wanted.id.branch).get(wanted.position);
@@ -88,9 +88,9 @@ impl JobRows<'_> {
             }
             let place = (wanted.id.branch, wanted.position);
             let forks = self.job.take_forks(wanted.position);
-            let progress = self.job.advance(place, logits, metrics);
+            let progress = self.job.advance(place, logits, observer);
             let forks = forks.into_iter().map(|mut fork| {
-                let progress = fork.advance(place, logits, metrics);
+                let progress = fork.advance(place, logits, observer);
                 (fork, progress)
             });
             let forks = forks.collect();

@@ -67,8 +67,8 @@ use self::{
     request::{Rank, ScheduledRequest, ScheduledSequence},
     standing::Tenant,
 };
-use super::adapters::AdapterId;
-use crate::{metrics::Totals, tenant::TenantId};
+use crate::adapters::AdapterId;
+use crate::{observer::Totals, tenant::TenantId};
 
 /// Number of steps of waiting that one priority level is worth.
 pub const AGEING_STEPS: i64 = 128;

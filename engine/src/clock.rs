@@ -3,6 +3,6 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The current time since 1970.
-pub(crate) fn unix_time() -> Duration {
+pub fn unix_time() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

@@ -11,7 +11,7 @@ use hearth_model::{
     kv_cache::{PAGE_SIZE, PageKey},
 };
 
-use super::token_ids::TokenIds;
+use crate::token_ids::TokenIds;
 
 /// The root of requests without a salt.
 const NO_SALT: PageKey = PageKey([0; 32]);
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn page_keys_documented_in_serving_md_are_the_computed_ones() {
         let text: Vec<TokenId> = (1..=32).collect();
-        let documented = include_str!("../../../docs/serving.md");
+        let documented = include_str!("../../docs/serving.md");
         let salts = [
             ("none", None),
             ("key `sk-example`", Some(PrefixSalt::of_key(b"sk-example"))),

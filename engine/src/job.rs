@@ -7,21 +7,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{
+use crate::{
     adapters::ServedAdapter,
     beams::Beams,
     embedding::TextEmbedding,
-    event::{EventSender, Failure},
+    event::{EventSender, EventSource, Failure},
     event_senders::{EventSenders, Progress},
+    observer::Observer,
+    outcome::Outcome,
     prefix_cache::PrefixChain,
     request::{EngineRequest, Strategy},
     scheduler::Arrival,
     sequence::Sequence,
-    token_ids::TokenIds,
-};
-use crate::{
-    metrics::{EngineMetrics, Outcome},
     tenant::QueuePlaces,
+    token_ids::TokenIds,
 };
 use hearth_model::{
     Result, TokenId,
@@ -66,8 +65,29 @@ enum Task {
 }
 
 impl Job {
+    /// The jobs of requests that are submitted together. Answers are numbered across the requests; consecutive requests
+    /// with the same prompt share a job until the prompt is computed.
+    pub(crate) fn of_requests(
+        requests: Vec<EngineRequest>,
+        source: &EventSource,
+        context: &mut SubmissionContext<'_>,
+    ) -> Vec<Self> {
+        let mut jobs: Vec<Self> = Vec::new();
+        let mut n_before = 0;
+        for request in requests {
+            let indices = n_before..n_before + request.n_answers();
+            n_before = indices.end;
+            let senders = indices.map(|index| source.sender(index)).collect();
+            match jobs.last_mut().filter(|first| first.request().shares_prompt(&request)) {
+                Some(first) => first.add_fork(request, senders, context),
+                None => jobs.push(Self::new(request, senders, context)),
+            }
+        }
+        jobs
+    }
+
     /// `senders` has one entry per answer.
-    pub(crate) fn new(request: EngineRequest, senders: Vec<EventSender>, context: &mut SubmissionContext<'_>) -> Self {
+    fn new(request: EngineRequest, senders: Vec<EventSender>, context: &mut SubmissionContext<'_>) -> Self {
         let parts = request.parts();
         let n_prompt = parts.prompt_ids.len();
         // Pages of shorter prompts do not depend on the prompt's length.
@@ -103,18 +123,8 @@ impl Job {
         }
     }
 
-    /// Whether the request may be added as a [fork](Self::add_fork).
-    pub(crate) fn shares_prompt(&self, request: &EngineRequest) -> bool {
-        self.request().shares_prompt(request)
-    }
-
     /// Adds another answer to the same prompt, which is computed once.
-    pub(crate) fn add_fork(
-        &mut self,
-        request: EngineRequest,
-        senders: Vec<EventSender>,
-        context: &mut SubmissionContext<'_>,
-    ) {
+    fn add_fork(&mut self, request: EngineRequest, senders: Vec<EventSender>, context: &mut SubmissionContext<'_>) {
         if let Task::Sequence(first) = &self.task {
             let fork = Task::Sequence(Box::new(first.fork(request, context.tokenizer)));
             self.senders.timeline.add_answers(senders.len());
@@ -203,11 +213,12 @@ impl Job {
     }
 
     /// Records that a step computes some of its tokens. `n_cached` prompt tokens were in the prefix cache.
-    pub(crate) fn started(&mut self, n_cached: usize, metrics: &EngineMetrics) {
+    pub(crate) fn started(&mut self, n_cached: usize, observer: &dyn Observer) {
         self.queue_place = None;
         self.senders.n_cached = n_cached;
-        let n_prompt = self.n_prompt();
-        metrics.started(&mut self.senders.timeline, n_prompt);
+        if let Some(queued) = self.senders.timeline.start() {
+            observer.started(queued, self.n_prompt());
+        }
     }
 
     /// Number of generated tokens; 0 until a beam search is over.
@@ -247,7 +258,7 @@ impl Job {
         &mut self,
         (branch, position): (usize, usize),
         logits: &LogitRow<'_>,
-        metrics: &EngineMetrics,
+        observer: &dyn Observer,
     ) -> Result<Progress> {
         self.senders.timeline.has_logits();
         let n_before = self.n_completion();
@@ -261,8 +272,8 @@ impl Job {
         };
         let new_tokens = n_before..self.n_completion();
         match self.task {
-            Task::Beams(_) => metrics.beam_tokens(new_tokens.len()),
-            _ => new_tokens.for_each(|_| metrics.token(&mut self.senders.timeline)),
+            Task::Beams(_) => observer.beam_tokens(new_tokens.len()),
+            _ => new_tokens.for_each(|_| observer.token(self.senders.timeline.token())),
         }
         progress
     }
@@ -305,11 +316,9 @@ impl Job {
     }
 
     /// Counts an answer that has ended with `n_tokens` tokens.
-    pub(crate) fn count_end(&self, outcome: Outcome, n_tokens: usize, metrics: &EngineMetrics) {
+    pub(crate) fn count_end(&self, outcome: Outcome, n_tokens: usize, observer: &dyn Observer) {
         let parts = self.request().parts();
-        metrics.ended(&self.senders.timeline, outcome, n_tokens, parts.stop.max_tokens);
-        if let Some(id) = parts.adapter_id() {
-            metrics.adapter_ended(&id.name, outcome, n_tokens);
-        }
+        let adapter = parts.adapter_id().map(|id| &*id.name);
+        observer.ended(&self.senders.timeline.end(outcome, n_tokens, parts.stop.max_tokens, adapter));
     }
 }

@@ -1,4 +1,4 @@
-//! Tenants: who sends requests. They share the batch (see [`scheduler`](crate::engine::scheduler)) and, here, the places
+//! Tenants: who sends requests. They share the batch (see [`scheduler`](crate::scheduler)) and, here, the places
 //! of a queue.
 
 use std::{
@@ -35,7 +35,7 @@ impl TenantId {
 /// A tenant may take all `max` places of a queue that nobody else uses. Others then find a reserve of as many places, of
 /// which each may take as many as are left: so no tenant keeps others out, and never more than `2 * max` places are taken.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Queue(Arc<Mutex<Taken>>);
+pub struct Queue(Arc<Mutex<Taken>>);
 
 #[derive(Debug, Default)]
 struct Taken {
@@ -46,7 +46,7 @@ struct Taken {
 
 /// Places in a [`Queue`]; dropping gives them back.
 #[derive(Debug)]
-pub(crate) struct QueuePlaces {
+pub struct QueuePlaces {
     queue: Queue,
     tenant: TenantId,
     n_places: usize,
@@ -58,7 +58,7 @@ impl Queue {
     }
 
     /// Takes `n_places` for a tenant; `None` if it may not take as many.
-    pub(crate) fn take(&self, max: usize, tenant: TenantId, n_places: usize) -> Option<QueuePlaces> {
+    pub fn take(&self, max: usize, tenant: TenantId, n_places: usize) -> Option<QueuePlaces> {
         let mut taken = self.lock();
         if !taken.has_room(max, tenant, n_places) {
             return None;
@@ -69,7 +69,7 @@ impl Queue {
     }
 
     /// Whether a tenant may take a place.
-    pub(crate) fn has_room(&self, max: usize, tenant: TenantId) -> bool {
+    pub fn has_room(&self, max: usize, tenant: TenantId) -> bool {
         self.lock().has_room(max, tenant, 1)
     }
 }
@@ -84,7 +84,7 @@ impl Taken {
 
 impl QueuePlaces {
     /// Separates at most `n_places` of them.
-    pub(crate) fn split(&mut self, n_places: usize) -> Self {
+    pub fn split(&mut self, n_places: usize) -> Self {
         let n_places = n_places.min(self.n_places);
         self.n_places -= n_places;
         Self { queue: self.queue.clone(), tenant: self.tenant, n_places }

@@ -12,12 +12,12 @@ use hearth_model::{
 };
 
 pub use self::error::ValidationError;
-use super::{
+use crate::tenant::TenantId;
+use crate::{
     adapters::{AdapterId, ServedAdapter},
     prefix_cache::PrefixSalt,
     scheduler::most_pages,
 };
-use crate::tenant::TenantId;
 
 /// Maximum number of alternatives per position.
 pub const MAX_LOGPROBS: usize = 20;
@@ -143,7 +143,7 @@ pub struct RequestParts {
     pub constraint: Option<Constraint>,
     /// Who sends it: tenants share the batch and the queue.
     pub tenant: TenantId,
-    /// Lower values are scheduled first, within [`PRIORITIES`]; see [`scheduler`](super::scheduler).
+    /// Lower values are scheduled first, within [`PRIORITIES`]; see [`scheduler`](crate::scheduler).
     pub priority: i32,
     /// Prefix-cache pages are only shared with requests that have the same salt.
     pub prefix_salt: Option<PrefixSalt>,
@@ -166,7 +166,7 @@ pub struct EngineRequest(RequestParts);
 
 impl EngineRequest {
     /// Validates the parts against the model's limits. Reduces `max_tokens` to the room in the context after the
-    /// prompt, so that generation ends there with [`FinishReason::Length`](super::FinishReason::Length).
+    /// prompt, so that generation ends there with [`FinishReason::Length`](crate::FinishReason::Length).
     ///
     /// # Errors
     /// The first part that the model does not support.

@@ -8,7 +8,7 @@ use hearth_model::{
     pooling::{Pool, Pooling, VectorScale},
 };
 
-use super::{
+use crate::{
     event::{Event, FinishReason},
     event_senders::{EventSenders, Progress},
     request::EngineRequest,

@@ -8,20 +8,22 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::outcome::Outcome;
+
 /// Timestamps of a request. Answers to the same prompt have clones, which count their ends together.
 #[derive(Clone, Debug)]
 pub struct Timeline {
-    pub(super) answers: Arc<Answers>,
-    pub(super) arrived: Instant,
-    pub(super) started: Option<Instant>,
-    pub(super) logits: Option<Instant>,
-    pub(super) first_token: Option<Instant>,
-    pub(super) last_token: Option<Instant>,
+    answers: Arc<Answers>,
+    arrived: Instant,
+    started: Option<Instant>,
+    logits: Option<Instant>,
+    first_token: Option<Instant>,
+    last_token: Option<Instant>,
 }
 
 /// The answers to one prompt.
 #[derive(Debug)]
-pub(super) struct Answers {
+struct Answers {
     n_answers: AtomicUsize,
     n_ended: AtomicUsize,
     /// Tokens of the longest one.
@@ -31,11 +33,41 @@ pub(super) struct Answers {
 impl Answers {
     /// Records the end of an answer with `n_tokens`. After the last one, returns the number of answers and the length
     /// of the longest.
-    pub(super) fn ended(&self, n_tokens: usize) -> Option<(usize, usize)> {
+    fn ended(&self, n_tokens: usize) -> Option<(usize, usize)> {
         let longest = self.longest.fetch_max(n_tokens, Ordering::Relaxed).max(n_tokens);
         let n_answers = self.n_answers.load(Ordering::Relaxed);
         (self.n_ended.fetch_add(1, Ordering::Relaxed) + 1 == n_answers).then_some((n_answers, longest))
     }
+}
+
+/// When a token came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenTime {
+    /// The first of its answer, this long after the request's arrival.
+    First(Duration),
+    /// Another, this long after the one before.
+    Next(Duration),
+}
+
+/// An answer that is complete or was abandoned.
+#[derive(Clone, Copy, Debug)]
+pub struct EndedAnswer<'a> {
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Number of generated tokens.
+    pub n_tokens: usize,
+    /// Maximum number of tokens; 0 if nothing was to be generated.
+    pub max_tokens: usize,
+    /// The name of the adapter that generated it.
+    pub adapter: Option<&'a str>,
+    /// From the request's arrival to the end.
+    pub total: Duration,
+    /// Durations of the phases; `None` if it was never started.
+    pub phases: Option<PhaseTimes>,
+    /// From the first to the last token; `None` for fewer than two tokens.
+    pub decoding: Option<Duration>,
+    /// Once all answers to the prompt have ended: their number, and the number of tokens of the longest.
+    pub all: Option<(usize, usize)>,
 }
 
 /// Durations of a request's phases.
@@ -76,6 +108,47 @@ impl Timeline {
     /// The time of arrival.
     pub fn arrived(&self) -> Instant {
         self.arrived
+    }
+
+    /// Records that a step computes some of the request, and returns the time in the queue. `None` after the first call.
+    pub fn start(&mut self) -> Option<Duration> {
+        if self.started.is_some() {
+            return None;
+        }
+        let now = Instant::now();
+        self.started = Some(now);
+        Some(now.saturating_duration_since(self.arrived))
+    }
+
+    /// Records that a token was sampled from the last logits.
+    pub fn token(&mut self) -> TokenTime {
+        let now = self.logits.unwrap_or_else(Instant::now);
+        self.first_token.get_or_insert(now);
+        match self.last_token.replace(now) {
+            None => TokenTime::First(now.saturating_duration_since(self.arrived)),
+            Some(before) => TokenTime::Next(now.saturating_duration_since(before)),
+        }
+    }
+
+    /// Records the end of an answer of `n_tokens` tokens, at most `max_tokens`.
+    pub fn end<'a>(
+        &self,
+        outcome: Outcome,
+        n_tokens: usize,
+        max_tokens: usize,
+        adapter: Option<&'a str>,
+    ) -> EndedAnswer<'a> {
+        let decoding = self.first_token.zip(self.last_token).filter(|_| n_tokens >= 2);
+        EndedAnswer {
+            outcome,
+            n_tokens,
+            max_tokens,
+            adapter,
+            total: self.arrived.elapsed(),
+            phases: self.started.map(|_| self.spans()),
+            decoding: decoding.map(|(first, last)| last.saturating_duration_since(first)),
+            all: self.answers.ended(n_tokens),
+        }
     }
 
     /// Records that logits are ready. A token sampled from them gets this time: a client may have it before anything

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use super::{
+use crate::{
     acceptance::Acceptance,
     event::{Event, FinishReason, StopCause},
     event_senders::{EventSenders, Progress},

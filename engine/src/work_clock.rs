@@ -8,7 +8,7 @@ use std::{
 
 /// The work in progress. Clones share it; any thread may read it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct WorkClock(Arc<Mutex<Works>>);
+pub struct WorkClock(Arc<Mutex<Works>>);
 
 #[derive(Debug, Default)]
 struct Works {
@@ -19,7 +19,7 @@ struct Works {
 
 /// Work in progress, until dropped.
 #[derive(Debug)]
-pub(crate) struct RunningWork {
+pub struct RunningWork {
     clock: WorkClock,
     number: u64,
 }
@@ -30,7 +30,7 @@ impl WorkClock {
     }
 
     /// Work begins. `what` names it in messages, as in "{what} has made no progress".
-    pub(crate) fn start(&self, what: &'static str) -> RunningWork {
+    pub fn start(&self, what: &'static str) -> RunningWork {
         let mut works = self.lock();
         works.n_started += 1;
         let number = works.n_started;
@@ -40,7 +40,7 @@ impl WorkClock {
     }
 
     /// The work that has made no progress for the longest time, and that time. `None` if there is none.
-    pub(crate) fn slowest(&self) -> Option<(&'static str, Duration)> {
+    pub fn slowest(&self) -> Option<(&'static str, Duration)> {
         let slowest = self.lock().running.values().copied().min_by_key(|(_, since)| *since);
         slowest.map(|(what, since)| (what, since.elapsed()))
     }
@@ -48,14 +48,14 @@ impl WorkClock {
 
 impl RunningWork {
     /// The work has made progress.
-    pub(crate) fn progress(&self) {
+    pub fn progress(&self) {
         if let Some((_, since)) = self.clock.lock().running.get_mut(&self.number) {
             *since = Instant::now();
         }
     }
 
     /// How long it has made no progress.
-    pub(crate) fn idle(&self) -> Duration {
+    pub fn idle(&self) -> Duration {
         self.clock.lock().running.get(&self.number).map_or(Duration::ZERO, |(_, since)| since.elapsed())
     }
 }

@@ -164,7 +164,7 @@ impl ValidationError {
 
     /// The error with `name` in place of `prompt`, for endpoints that read the prompt from another parameter.
     #[must_use]
-    pub(crate) fn with_prompt_param(mut self, name: &'static str) -> Self {
+    pub fn with_prompt_param(mut self, name: &'static str) -> Self {
         if let Self::ContextLength { param, .. } | Self::Empty { param } | Self::TokenId { param, .. } = &mut self
             && *param == "prompt"
         {

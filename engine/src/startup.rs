@@ -2,15 +2,15 @@
 
 use std::sync::OnceLock;
 
-use super::{
-    ServedModel,
+use crate::{
     adapters::{AdapterError, AdapterOptions, Adapters},
     batch_runner::BatchRunner,
+    memory,
     request::ModelLimits,
     scheduler::Limits,
+    served_model::ServedModel,
     speculation::{self, MAX_DRAFT_TOKENS, Speculation, Speculator},
 };
-use crate::memory;
 use hearth_model::{
     config::GptConfig,
     device,
@@ -123,18 +123,23 @@ impl From<AdapterError> for StartError {
     }
 }
 
-/// Everything that the inference thread needs.
-pub(super) struct Prepared {
-    pub(super) model: ServedModel,
-    pub(super) runner: BatchRunner,
-    pub(super) kv_dtype: KvDtype,
-    pub(super) speculator: Option<Speculator>,
-    pub(super) limits: Limits,
-    pub(super) adapters: Adapters,
+/// An engine's parts before it starts.
+pub(crate) struct Prepared {
+    pub(crate) model: ServedModel,
+    pub(crate) adapters: Adapters,
+    pub(crate) compute: Compute,
+}
+
+/// What the inference thread computes with.
+pub(crate) struct Compute {
+    pub(crate) runner: BatchRunner,
+    pub(crate) kv_dtype: KvDtype,
+    pub(crate) speculator: Option<Speculator>,
+    pub(crate) limits: Limits,
 }
 
 /// Sizes the cache and creates the state of the inference thread.
-pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepared, StartError> {
+pub(crate) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepared, StartError> {
     let Models { served: loaded, draft, class } = models;
     let config = loaded.gpt.config().clone();
     // Adapters are loaded before free memory is measured for the cache.
@@ -188,7 +193,7 @@ pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
     runner.warm_up(limits.max_batch_tokens, options.enforce_eager)?;
     // Returns memory that loading used to the system.
     ops::give_back_memory();
-    Ok(Prepared { model, runner, kv_dtype, speculator, limits, adapters })
+    Ok(Prepared { model, adapters, compute: Compute { runner, kv_dtype, speculator, limits } })
 }
 
 fn kv_dtype(loaded: &LoadedModel, options: &EngineOptions) -> Result<KvDtype, StartError> {

@@ -2,20 +2,18 @@
 //! Token ids, text and counts; no HTTP.
 
 use std::{
+    collections::VecDeque,
     future::poll_fn,
     mem::size_of,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
-    task::{Context, Poll, ready},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, Wake, Waker},
+    thread::{self, Thread},
     time::Duration,
 };
 
 use hearth_model::{Error, TokenId, sampling::TokenLogprobs};
-use tokio::sync::mpsc;
 
-use crate::metrics::{Outcome, PhaseTimes};
+use crate::{outcome::Outcome, timeline::PhaseTimes};
 
 /// An event of a request, in this order: prompt log-probabilities if requested, tokens or a vector, then `Finished`.
 #[derive(Clone, Debug)]
@@ -86,7 +84,7 @@ impl From<&Failure> for Outcome {
 }
 
 /// An event of one answer, by its index in the submission, or the failure that ends it.
-pub(super) type Outgoing = (usize, Result<Event, Failure>);
+pub(crate) type Outgoing = (usize, Result<Event, Failure>);
 
 /// The reason for the end of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,38 +135,87 @@ impl Event {
     }
 }
 
-/// The waiting events.
+/// What both ends of a submission's channel share.
+#[derive(Debug, Default)]
+struct Channel(Mutex<Backlog>);
+
+/// The waiting events, and who is at the ends of the channel.
 #[derive(Debug, Default)]
 struct Backlog {
-    n_bytes: AtomicUsize,
-    is_overrun: AtomicBool,
+    events: VecDeque<Outgoing>,
+    /// Approximate size of `events`.
+    n_bytes: usize,
+    is_overrun: bool,
+    n_senders: usize,
+    /// Whether the stream has been dropped.
+    is_closed: bool,
+    /// Wakes whoever waits for the next event.
+    waker: Option<Waker>,
+}
+
+impl Channel {
+    fn lock(&self) -> MutexGuard<'_, Backlog> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// The events of requests that were submitted together. Dropping it cancels unfinished requests.
+///
+/// A task awaits them with [`recv`](Self::recv), a thread blocks on [`blocking_recv`](Self::blocking_recv).
 #[derive(Debug)]
-pub struct EventStream {
-    receiver: mpsc::UnboundedReceiver<Outgoing>,
-    backlog: Arc<Backlog>,
-}
+pub struct EventStream(Arc<Channel>);
+
+/// A sending end; the stream ends when the last one is dropped.
+#[derive(Debug)]
+struct Sender(Arc<Channel>);
 
 /// The sending side of a submission's events.
 #[derive(Debug)]
-pub(super) struct EventSource {
-    sender: mpsc::UnboundedSender<Outgoing>,
-    backlog: Arc<Backlog>,
-}
+pub(crate) struct EventSource(Sender);
 
 /// Both ends of a submission's event channel.
-pub(super) fn channel() -> (EventSource, EventStream) {
-    let (sender, receiver) = mpsc::unbounded_channel();
-    let backlog = Arc::new(Backlog::default());
-    (EventSource { sender, backlog: Arc::clone(&backlog) }, EventStream { receiver, backlog })
+pub(crate) fn channel() -> (EventSource, EventStream) {
+    let channel = Arc::new(Channel::default());
+    (EventSource(Sender::new(&channel)), EventStream(channel))
+}
+
+impl Sender {
+    fn new(channel: &Arc<Channel>) -> Self {
+        channel.lock().n_senders += 1;
+        Self(Arc::clone(channel))
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        let mut backlog = self.0.lock();
+        backlog.n_senders -= 1;
+        let waker = if backlog.n_senders == 0 { backlog.waker.take() } else { None };
+        drop(backlog);
+        waker.into_iter().for_each(Waker::wake);
+    }
 }
 
 impl EventSource {
     /// The sender of one answer.
-    pub(super) fn sender(&self, index: usize) -> EventSender {
-        EventSender { index, sender: self.sender.clone(), backlog: Arc::clone(&self.backlog) }
+    pub(crate) fn sender(&self, index: usize) -> EventSender {
+        EventSender { index, sender: Sender::new(&self.0.0) }
+    }
+}
+
+impl Backlog {
+    /// The next waiting event, and after the last one the overrun that ended them.
+    fn pop(&mut self) -> Option<Outgoing> {
+        match self.events.pop_front() {
+            Some(outgoing) => {
+                self.n_bytes -= n_bytes(&outgoing.1);
+                Some(outgoing)
+            }
+            None => {
+                let is_overrun = self.n_senders == 0 && std::mem::take(&mut self.is_overrun);
+                is_overrun.then_some((0, Err(Failure::Overrun)))
+            }
+        }
     }
 }
 
@@ -180,12 +227,42 @@ impl EventStream {
 
     /// As [`recv`](Self::recv), for hand-written streams.
     pub fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Option<Outgoing>> {
-        let received = ready!(self.receiver.poll_recv(context));
-        if let Some((_, outgoing)) = &received {
-            self.backlog.n_bytes.fetch_sub(n_bytes(outgoing), Ordering::Relaxed);
+        let mut backlog = self.0.lock();
+        let next = backlog.pop();
+        if next.is_none() && backlog.n_senders > 0 {
+            backlog.waker = Some(context.waker().clone());
+            return Poll::Pending;
         }
-        let is_overrun = received.is_none() && self.backlog.is_overrun.swap(false, Ordering::Relaxed);
-        Poll::Ready(if is_overrun { Some((0, Err(Failure::Overrun))) } else { received })
+        Poll::Ready(next)
+    }
+
+    /// As [`recv`](Self::recv), but blocks the thread.
+    pub fn blocking_recv(&mut self) -> Option<Outgoing> {
+        let waker = Arc::new(Unpark(thread::current())).into();
+        let mut context = Context::from_waker(&waker);
+        loop {
+            match self.poll_recv(&mut context) {
+                Poll::Ready(next) => return next,
+                Poll::Pending => thread::park(),
+            }
+        }
+    }
+}
+
+impl Drop for EventStream {
+    fn drop(&mut self) {
+        let mut backlog = self.0.lock();
+        backlog.is_closed = true;
+        backlog.events.clear();
+    }
+}
+
+/// Wakes a thread that waits in [`EventStream::blocking_recv`].
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
     }
 }
 
@@ -193,24 +270,27 @@ impl EventStream {
 #[derive(Debug)]
 pub(crate) struct EventSender {
     index: usize,
-    sender: mpsc::UnboundedSender<Outgoing>,
-    backlog: Arc<Backlog>,
+    sender: Sender,
 }
 
 impl EventSender {
     /// Sends an event, or drops it if the client has disconnected or is too slow.
-    pub(super) fn send(&self, outgoing: Result<Event, Failure>) {
-        let before = self.backlog.n_bytes.fetch_add(n_bytes(&outgoing), Ordering::Relaxed);
-        if before > MAX_BACKLOG_BYTES {
-            self.backlog.is_overrun.store(true, Ordering::Relaxed);
+    pub(crate) fn send(&self, outgoing: Result<Event, Failure>) {
+        let mut backlog = self.sender.0.lock();
+        backlog.is_overrun |= backlog.n_bytes > MAX_BACKLOG_BYTES;
+        if backlog.is_closed || backlog.is_overrun {
+            return;
         }
-        if !self.backlog.is_overrun.load(Ordering::Relaxed) {
-            let _ = self.sender.send((self.index, outgoing));
-        }
+        backlog.n_bytes += n_bytes(&outgoing);
+        backlog.events.push_back((self.index, outgoing));
+        let waker = backlog.waker.take();
+        drop(backlog);
+        waker.into_iter().for_each(Waker::wake);
     }
 
-    pub(super) fn is_closed(&self) -> bool {
-        self.sender.is_closed() || self.backlog.is_overrun.load(Ordering::Relaxed)
+    pub(crate) fn is_closed(&self) -> bool {
+        let backlog = self.sender.0.lock();
+        backlog.is_closed || backlog.is_overrun
     }
 }
 
@@ -230,8 +310,21 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn client_exceeding_the_event_backlog_is_cancelled_with_overrun() {
+    #[test]
+    fn blocked_receiver_is_woken_by_an_event_and_by_the_last_sender() {
+        let (source, mut stream) = channel();
+        let sender = source.sender(3);
+        drop(source);
+        thread::scope(|scope| {
+            let receiver = scope.spawn(move || (stream.blocking_recv(), stream.blocking_recv()));
+            sender.send(Err(Failure::Stopped));
+            drop(sender);
+            assert!(matches!(receiver.join(), Ok((Some((3, Err(Failure::Stopped))), None))));
+        });
+    }
+
+    #[test]
+    fn client_exceeding_the_event_backlog_is_cancelled_with_overrun() {
         let (source, mut stream) = channel();
         let senders = [source.sender(0), source.sender(1)];
         drop(source);
@@ -240,7 +333,7 @@ mod tests {
         // A client that keeps up receives any number of events.
         for _ in 0..200 {
             senders[0].send(event());
-            assert!(matches!(stream.recv().await, Some((0, Ok(Event::Token { .. })))));
+            assert!(matches!(stream.blocking_recv(), Some((0, Ok(Event::Token { .. })))));
         }
         let mut n_sent = 0;
         while !senders[0].is_closed() {
@@ -251,9 +344,9 @@ mod tests {
         assert!(senders[1].is_closed(), "all answers of the submission");
         drop(senders);
         for _ in 1..n_sent {
-            assert!(matches!(stream.recv().await, Some((_, Ok(Event::Token { .. })))));
+            assert!(matches!(stream.blocking_recv(), Some((_, Ok(Event::Token { .. })))));
         }
-        assert!(matches!(stream.recv().await, Some((_, Err(Failure::Overrun)))));
-        assert!(stream.recv().await.is_none());
+        assert!(matches!(stream.blocking_recv(), Some((_, Err(Failure::Overrun)))));
+        assert!(stream.blocking_recv().is_none());
     }
 }
