@@ -152,7 +152,7 @@ impl Engine {
         let mut context = SubmissionContext {
             tokenizer: &self.model.tokenizer,
             text_len_matters_beyond: self.model.config.text_len_matters_beyond(),
-            queue_places,
+            queue_places: Some(queue_places),
             arrived,
         };
         let jobs = Job::of_requests(requests, &source, &mut context);

@@ -49,11 +49,13 @@ pub enum Event {
 }
 
 /// Why a request ends without being finished.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     /// The request's deadline, this long after its arrival, has passed.
+    #[error("the request was not complete {0:?} after its arrival")]
     TimedOut(Duration),
     /// The request is invalid: a parameter, and the error.
+    #[error("{message}")]
     Refused {
         /// The parameter's name in requests.
         param: &'static str,
@@ -61,10 +63,13 @@ pub enum Failure {
         message: String,
     },
     /// The request failed, with a message for the client.
+    #[error("{0}")]
     Failed(String),
     /// The engine was stopped before the request was complete.
+    #[error("the engine has stopped")]
     Stopped,
     /// The receiver is too slow: too many events were waiting, and the request was cancelled.
+    #[error("too many events are waiting for their receiver")]
     Overrun,
 }
 
@@ -234,6 +239,11 @@ impl EventStream {
             return Poll::Pending;
         }
         Poll::Ready(next)
+    }
+
+    /// The next event that is waiting already.
+    pub(crate) fn try_recv(&mut self) -> Option<Outgoing> {
+        self.0.lock().pop()
     }
 
     /// As [`recv`](Self::recv), but blocks the thread.

@@ -36,8 +36,8 @@ pub(crate) struct SubmissionContext<'a> {
     pub(crate) tokenizer: &'a Tokenizer,
     /// See [`GptConfig::text_len_matters_beyond`](hearth_model::config::GptConfig::text_len_matters_beyond).
     pub(crate) text_len_matters_beyond: Option<usize>,
-    /// Places in the queue; each request takes one per answer.
-    pub(crate) queue_places: QueuePlaces,
+    /// Places in the queue, if there is one; each request takes one per answer.
+    pub(crate) queue_places: Option<QueuePlaces>,
     pub(crate) arrived: Instant,
 }
 
@@ -115,7 +115,7 @@ impl Job {
 
     fn with(task: Task, senders: Vec<EventSender>, context: &mut SubmissionContext<'_>) -> Self {
         Self {
-            queue_place: Some(context.queue_places.split(senders.len())),
+            queue_place: context.queue_places.as_mut().map(|places| places.split(senders.len())),
             senders: EventSenders::new(senders, context.arrived),
             prompt_keys: Vec::new(),
             forks: Vec::new(),

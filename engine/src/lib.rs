@@ -4,7 +4,7 @@
 //! and command lines do not.
 //!
 //! # Layout
-//! - `engine`: [`Engine`], which works on a thread of its own
+//! - `engine`: [`Engine`], which works on a thread of its own; `local`: [`LocalEngine`], on its caller's
 //! - [`request`]: validated requests; `event`: their output; `startup`: options, and the state of the inference thread
 //! - `served_model`: the model's data for other threads; `stats`: the engine's state, `stats_publisher`: how it gets out; [`observer`]: what it reports about its
 //!   work; `outcome` and `timeline`: how requests end, and the times of their phases
@@ -32,6 +32,7 @@ mod engine;
 mod event;
 mod event_senders;
 mod job;
+mod local;
 pub mod memory;
 pub mod observer;
 mod outcome;
@@ -58,6 +59,7 @@ mod worker;
 pub use self::{
     engine::{Engine, SubmitError},
     event::{Event, EventStream, Failure, FinishReason, StopCause},
+    local::{LocalEngine, LocalError, LocalOptions},
     outcome::Outcome,
     served_model::ServedModel,
     speculation::Speculation,

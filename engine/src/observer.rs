@@ -13,6 +13,9 @@ pub trait Observer: Debug + Send + Sync {
     /// The engine's state after a step, if it has changed.
     fn stats(&self, _stats: &EngineStats) {}
 
+    /// The inference thread has ended: nothing more will be reported.
+    fn closed(&self) {}
+
     /// A step has computed `n_tokens` tokens. `totals` never decrease: one thread runs all steps.
     fn step(&self, _n_tokens: usize, _totals: Totals) {}
 

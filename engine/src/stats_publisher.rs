@@ -42,6 +42,7 @@ impl Drop for StatsPublisher {
                 stats.state = EngineState::Failed("the inference thread has ended".to_owned());
             }
         });
+        self.observer.closed();
     }
 }
 

@@ -138,7 +138,7 @@ impl Worker {
     }
 
     /// Serves one step. If the engine ends, the error is its new state.
-    fn serve_step(&mut self) -> std::result::Result<(), EngineState> {
+    pub(crate) fn serve_step(&mut self) -> std::result::Result<(), EngineState> {
         self.receive()?;
         self.drop_cancelled();
         let work = self.work_clock.start("a step of the model");
@@ -176,14 +176,24 @@ impl Worker {
         match command {
             Command::Stop => Err(EngineState::Stopped),
             Command::Run(jobs) => {
-                for mut job in jobs {
-                    let id = self.next_id();
-                    self.scheduler.add(id, job.arrival());
-                    self.jobs.insert(id, job);
-                }
+                self.add(jobs);
                 Ok(())
             }
         }
+    }
+
+    /// Adds requests, which the next steps serve.
+    pub(crate) fn add(&mut self, jobs: Vec<Job>) {
+        for mut job in jobs {
+            let id = self.next_id();
+            self.scheduler.add(id, job.arrival());
+            self.jobs.insert(id, job);
+        }
+    }
+
+    /// Whether there are no requests.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.jobs.is_empty()
     }
 
     fn next_id(&mut self) -> RequestId {
@@ -192,7 +202,7 @@ impl Worker {
     }
 
     /// Ends requests whose client has disconnected or whose deadline has passed.
-    fn drop_cancelled(&mut self) {
+    pub(crate) fn drop_cancelled(&mut self) {
         let now = Instant::now();
         for id in self.jobs.keys().copied().collect::<Vec<_>>() {
             if self.jobs.get(&id).is_some_and(Job::is_cancelled) {

@@ -31,7 +31,7 @@ impl Engine {
         Ok(Self { engine, metrics })
     }
 
-    /// The engine's state after its last step; changes can be awaited.
+    /// The engine's state after its last step; changes can be awaited until the engine ends.
     pub fn stats(&self) -> watch::Receiver<EngineStats> {
         self.metrics.stats()
     }

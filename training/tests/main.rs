@@ -15,6 +15,8 @@ mod metrics;
 mod optim;
 mod overfit;
 mod parquet;
+#[path = "../../model/tests/plain_generation.rs"]
+mod plain_generation;
 mod quickstart;
 mod recipe;
 mod resume;

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use super::*;
 use crate::{
     config::{NormKind, QkNormSpan, Sizes},
-    generate::token_tensor,
     kv_cache::{KvCache, StepPart},
     lora::{LoadedAdapter, LoraPair, LoraShape, LoraValues, MatrixUpdate},
     ops::KvDtype,
     sampling::{Purpose, RandomStream},
+    token_ids::token_tensor,
 };
 
 fn configs() -> Vec<(&'static str, GptConfig)> {

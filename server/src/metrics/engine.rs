@@ -1,7 +1,11 @@
 //! Metrics of the engine. They are measured in the engine, not from what is sent to clients, on the inference thread
 //! and the threads of the pool.
 
-use std::{fmt::Write, time::Duration};
+use std::{
+    fmt::Write,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use hearth_engine::{
     EndedAnswer, EngineStats, Outcome, PhaseTimes, TokenTime,
@@ -61,7 +65,9 @@ pub struct Snapshot {
 #[derive(Debug)]
 pub struct EngineMetrics {
     registry: Registry,
-    stats: watch::Sender<EngineStats>,
+    stats: watch::Receiver<EngineStats>,
+    /// Until the engine ends, so that whoever awaits a change learns that there will be none.
+    stats_sender: Mutex<Option<watch::Sender<EngineStats>>>,
     running: IntGauge,
     waiting: IntGauge,
     /// Under vLLM's current name, and the older one that some routers read.
@@ -101,6 +107,7 @@ impl EngineMetrics {
     /// Starts at zero. Drafts have up to `n_speculative_tokens`.
     pub fn new(n_speculative_tokens: usize) -> Self {
         let registry = Registry::new();
+        let (stats_sender, stats) = watch::channel(EngineStats::default());
         let counter = |name, help| registered(&registry, IntCounter::new(name, help));
         let gauge = |name, help| registered(&registry, Gauge::new(name, help));
         let int_gauge = |name, help| registered(&registry, IntGauge::new(name, help));
@@ -212,13 +219,14 @@ impl EngineMetrics {
             params_n: histogram("vllm:request_params_n", "Number of answers to a prompt.", ANSWER_BUCKETS),
             step_tokens: histogram("vllm:iteration_tokens_total", "Tokens computed per step.", STEP_BUCKETS),
             registry,
-            stats: watch::Sender::default(),
+            stats,
+            stats_sender: Mutex::new(Some(stats_sender)),
         }
     }
 
-    /// The engine's state after its last step; changes can be awaited.
+    /// The engine's state after its last step; changes can be awaited until the engine ends.
     pub fn stats(&self) -> watch::Receiver<EngineStats> {
-        self.stats.subscribe()
+        self.stats.clone()
     }
 
     /// Reports what serves: the device's name, and the dtype of most weights.
@@ -262,7 +270,14 @@ impl EngineMetrics {
 
 impl Observer for EngineMetrics {
     fn stats(&self, stats: &EngineStats) {
-        self.stats.send_replace(stats.clone());
+        let sender = self.stats_sender.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(sender) = &*sender {
+            sender.send_replace(stats.clone());
+        }
+    }
+
+    fn closed(&self) {
+        *self.stats_sender.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     fn drafted(&self, n_tokens: usize, n_accepted: usize) {

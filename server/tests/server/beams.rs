@@ -9,7 +9,6 @@ use hearth_engine::{
 };
 use hearth_model::{
     TokenId,
-    generate::next_logits,
     gpt::Gpt,
     kv_cache::KvCache,
     ops::KvDtype,
@@ -22,6 +21,7 @@ use hearth_model::{
 use hearth_server::engine::Engine;
 use serde_json::json;
 
+use crate::plain_generation::next_logits;
 use crate::{
     engine::{mixed_requests, parts, prompt, request},
     support::{self, OPTIONS, Server, engine, is_idle, metric, wait_for},
@@ -64,7 +64,7 @@ fn from_scratch(gpt: &Gpt, parts: &RequestParts) -> Vec<Hypothesis> {
             let ids = search.beams()[beam].token_ids.clone();
             let text = [&parts.prompt_ids[..], &ids].concat();
             let mut table = cache.table();
-            let logits = next_logits(gpt, &mut cache, &mut table, &text).unwrap();
+            let logits = next_logits(gpt, &mut cache, &mut table, &text);
             let completes = |id| {
                 let text = tokenizer.decode(&[ids.as_slice(), &[id]].concat(), DecodeOptions::default());
                 parts.stop.stop_strings.iter().any(|stop| text.contains(stop.as_str()))

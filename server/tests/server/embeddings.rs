@@ -10,12 +10,12 @@ use hearth_engine::{
 use hearth_model::{
     TokenId,
     attention::AttentionContext,
-    generate::token_tensor,
     gpt::Gpt,
     kv_cache::{KvCache, StepPart},
     ops::KvDtype,
     pooling::{OwnPooling, Pooling, VectorScale},
     sampling::SamplingParams,
+    token_ids::token_tensor,
     tokenizer::EncodeOptions,
     weights::model_dir::{LoadOptions, LoadedModel, load, load_embedded},
 };

@@ -1,7 +1,6 @@
 //! The engine without HTTP: its tokens equal those of the plain loop in any batch; rejection, cancellation and failure.
 
 use std::{
-    ops::ControlFlow,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -12,7 +11,6 @@ use hearth_engine::{
 };
 use hearth_model::{
     TokenId,
-    generate::{GenerateOptions, generate},
     gpt::Gpt,
     ops::KvDtype,
     pooling::{Pooling, VectorScale},
@@ -21,6 +19,7 @@ use hearth_model::{
 };
 use hearth_server::engine::Engine;
 
+use crate::plain_generation::{GenerateOptions, generate};
 use crate::support::{self, EOS, MAX_SEQ_LEN, OPTIONS, VOCAB_SIZE, engine, is_idle, metric, wait_for};
 
 pub(crate) const LIMITS: ModelLimits =
@@ -89,7 +88,7 @@ fn plain_loop_tokens_with(gpt: &Gpt, kv_dtype: Option<KvDtype>, requests: &[Requ
             sampling: parts.sampling.clone(),
             eos_token_ids: Vec::new(),
         };
-        generate(gpt, &parts.prompt_ids, &options, |_| ControlFlow::Continue(())).unwrap()
+        generate(gpt, &parts.prompt_ids, &options)
     };
     requests.iter().map(one).collect()
 }

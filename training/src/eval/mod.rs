@@ -6,7 +6,7 @@
 //! - [`decoding`]: the study of decoding methods
 //! - [`choices`]: multiple choice; [`translation`]: texts against references, by [`metrics`]
 //! - [`classify`]: linear probes on embeddings
-//! - [`jsonl`]: records of evaluation data; [`stop_text`]: strings that end a text
+//! - [`jsonl`]: records of evaluation data
 
 pub mod choices;
 pub mod classify;
@@ -19,7 +19,6 @@ pub mod metrics;
 mod packed;
 pub mod scorer;
 pub mod sliding;
-pub mod stop_text;
 pub mod text_loss;
 pub mod translation;
 
