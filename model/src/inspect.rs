@@ -9,10 +9,10 @@ use crate::{
     TokenId,
     error::{Error, Result},
     forward_pass::{AttentionContext, ForwardPass, Trace},
-    generate::{check_token_ids, token_tensor},
     gpt::Gpt,
     ops,
     sampling::{TokenLogprobs, entropy, token_logprobs},
+    token_ids::{check_token_ids, token_tensor},
 };
 
 /// Rows whose logits exist at once.

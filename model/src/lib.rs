@@ -15,7 +15,7 @@
 //! - [`tokenizer`], [`chat`], [`infill`]: text to ids and back
 //! - [`constraint`]: grammars for structured output
 //! - [`hub`]: models and data sets of the Hugging Face hub, by name; [`model_source`]: a model by path or by name
-//! - [`sampling`], [`generate`](mod@generate): sampling and generation
+//! - [`sampling`]: from logits to tokens
 //! - [`target_logprobs`]: log-probabilities of given tokens; [`pooling`]: hidden states to embeddings
 //! - [`device`]: which device to run on; [`memory`]: how much memory there is; [`byte_size`]: sizes for people;
 //!   [`digest`]: SHA-256; [`decimal`]: decimal numbers in f32
@@ -35,7 +35,6 @@ pub mod device;
 pub mod digest;
 pub mod error;
 mod forward_pass;
-pub mod generate;
 pub mod gpt;
 pub mod hub;
 pub mod infill;
@@ -66,6 +65,7 @@ pub mod target_logprobs;
 #[cfg(test)]
 #[path = "../tests/test_gpu.rs"]
 mod test_gpu;
+pub mod token_ids;
 pub mod tokenizer;
 pub mod weights;
 

@@ -12,10 +12,10 @@ use crate::{
     config::{GptConfig, Positions},
     error::{Error, Result},
     forward_pass::{AttentionContext, ForwardPass},
-    generate::check_token_ids,
     gpt::Gpt,
     kv_cache::{KvCache, StepPart},
     ops::{self, Ints, KvDtype, Placement},
+    token_ids::check_token_ids,
 };
 
 mod step_graphs;
@@ -140,7 +140,7 @@ mod tests {
     use burn::tensor::Device;
 
     use super::*;
-    use crate::{config::Sizes, generate::token_tensor};
+    use crate::{config::Sizes, token_ids::token_tensor};
 
     fn sizes() -> Sizes {
         Sizes { vocab_size: 97, max_seq_len: 64, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 32, d_ff: 48 }

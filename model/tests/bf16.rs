@@ -11,10 +11,10 @@ use half::bf16;
 use hearth_model::{
     TokenId,
     attention::AttentionContext,
-    generate::token_tensor,
     gpt::Gpt,
     kv_cache::{KvCache, StepPart},
     ops::{Dtype, KvDtype, Weight},
+    token_ids::token_tensor,
     weights::{
         DiskDtype,
         model_dir::{self, LoadOptions, SaveOptions},

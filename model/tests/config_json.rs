@@ -12,8 +12,8 @@ use hearth_model::{
     attention::AttentionContext,
     config::{Activation, GptConfig, NormKind, NormPosition, Positions, Rope, RopeScaling, Sizes},
     error::Error,
-    generate::token_tensor,
     gpt::Gpt,
+    token_ids::token_tensor,
     weights::{
         known_architectures,
         model_dir::{self, LoadOptions, SaveOptions},

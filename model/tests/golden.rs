@@ -6,7 +6,6 @@
 use std::{
     collections::HashMap,
     fs,
-    ops::ControlFlow,
     path::{Path, PathBuf},
 };
 
@@ -18,7 +17,6 @@ use hearth_model::{
     TokenId,
     attention::AttentionContext,
     config::{Activation, GptConfig, NormKind, NormPosition, Positions, Rope, RopeScaling},
-    generate::{GenerateOptions, generate},
     gpt::{Gpt, ParamPath},
     ops::Dtype,
     sampling::SamplingParams,
@@ -26,6 +24,7 @@ use hearth_model::{
 };
 use safetensors::SafeTensors;
 
+use crate::plain_generation::{GenerateOptions, generate};
 use crate::{
     rope_mutations::{rotated, scaling_mutations},
     test_gpu::gpu,
@@ -160,7 +159,7 @@ fn dynamic_rope_scaling_generates_the_tokens_of_transformers() {
             sampling: SamplingParams::greedy(),
             eos_token_ids: Vec::new(),
         };
-        let found = generate(&gpt, &prompt, &options, |_| ControlFlow::Continue(())).unwrap();
+        let found = generate(&gpt, &prompt, &options);
         assert_eq!(found, expected, "after {start} tokens");
     }
 }

@@ -6,10 +6,10 @@ use hearth_model::{
     TokenId,
     attention::AttentionContext,
     config::{GptConfig, NormPosition, Positions, Rope, Sizes},
-    generate::token_tensor,
     gpt::Gpt,
     kv_cache::{KvCache, OutOfPages, PAGE_SIZE, PageKey, PagePool, PageTable, StepPart},
     ops::KvDtype,
+    token_ids::token_tensor,
     weights::model_dir::{self, LoadOptions},
 };
 use proptest::prelude::*;

@@ -15,6 +15,7 @@ mod kv_cache;
 mod long_rope;
 mod model_runner;
 mod passed_over;
+mod plain_generation;
 mod quantized;
 mod rope_mutations;
 mod sampling;

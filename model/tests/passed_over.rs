@@ -11,9 +11,9 @@ use burn::tensor::Device;
 use hearth_model::{
     attention::AttentionContext,
     error::Error,
-    generate::token_tensor,
     gpt::Gpt,
     sampling::SamplingParams,
+    token_ids::token_tensor,
     tokenizer::EncodeOptions,
     weights::model_dir::{self, LoadOptions, LoadedModel},
 };

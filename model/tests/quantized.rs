@@ -7,9 +7,9 @@ use burn::tensor::{Device, TensorData};
 use half::f16;
 use hearth_model::{
     attention::AttentionContext,
-    generate::token_tensor,
     gpt::{Gpt, ParamData},
     ops::{BLOCK_SIZE, Dtype, QuantizedBlock, QuantizedMatrix, Weight},
+    token_ids::token_tensor,
     weights::model_dir::{self, LoadOptions, SaveOptions},
 };
 use safetensors::SafeTensors;

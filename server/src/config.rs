@@ -8,6 +8,7 @@ use clap::{
     builder::{BoolishValueParser, OsStringValueParser, TypedValueParser},
     value_parser,
 };
+use hearth_engine::{EngineOptions, Models, Speculation, StartError, request::MAX_CHOICES};
 use hearth_model::{Result, hub::Download, model_source::ModelSource, ops::Dtype};
 
 use crate::{
@@ -17,7 +18,6 @@ use crate::{
         origin::{AllowedHosts, CorsOrigins},
     },
     connection::ConnectionTimeouts,
-    engine::{EngineOptions, Models, Speculation, StartError, request::MAX_CHOICES},
     serve::ServeOptions,
     telemetry::exporter::Exporter,
     tls,

@@ -22,6 +22,7 @@ use axum::{
     http::{HeaderValue, header},
     response::Response,
 };
+use hearth_engine::tenant::TenantId;
 use hyper::{body::Incoming, server::conn::http1, service::Service};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
@@ -33,10 +34,7 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
-use crate::{
-    api::body_guard::{drop_with_body, drop_with_sent_body},
-    tenant::TenantId,
-};
+use crate::api::body_guard::{drop_with_body, drop_with_sent_body};
 
 /// Maximum size of a request's head. Larger ones are a 431.
 const MAX_HEAD_BYTES: usize = 64 << 10;

@@ -5,6 +5,7 @@
 use std::{convert::Infallible, future::pending, io, sync::Arc, time::Duration};
 
 use axum::Router;
+use hearth_engine::tenant::TenantId;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
@@ -16,8 +17,6 @@ use tokio_rustls::TlsAcceptor;
 use crate::{
     api::{router::app, state::AppState},
     connection::{ConnectionOptions, ConnectionTimeouts, serve_connection},
-    engine::Engine,
-    tenant::TenantId,
 };
 
 /// Time for connections to send error responses after inference has failed.
@@ -108,7 +107,7 @@ pub async fn serve(
         state.stop_receiving();
         let told = async {
             // Waits for the step in progress.
-            let _ = spawn_blocking(move || state.engine().map(Engine::stop)).await;
+            let _ = spawn_blocking(move || state.engine().map(|engine| engine.stop())).await;
             connections.all_ended().await;
         };
         let _ = timeout(LAST_WORDS, told).await;

@@ -5,8 +5,7 @@
 //! - [`sliding`]: windows over long texts; [`text_loss`](mod@text_loss): the loss over [`documents`]
 //! - [`choices`]: multiple choice; [`translation`]: texts against references, by [`metrics`]
 //! - [`classify`]: linear probes on embeddings
-//! - [`jsonl`]: records of evaluation data; [`stop_text`]: strings that end a text;
-//!   [`subsequence`]: the longest common subsequence
+//! - [`jsonl`]: records of evaluation data; [`subsequence`]: the longest common subsequence
 
 pub mod choices;
 pub mod classify;
@@ -18,7 +17,6 @@ pub mod metrics;
 mod packed;
 pub mod scorer;
 pub mod sliding;
-pub mod stop_text;
 pub mod subsequence;
 pub mod text_loss;
 pub mod translation;

@@ -2,14 +2,13 @@
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use std::{ops::ControlFlow, sync::Arc};
+use std::sync::Arc;
 
 use burn::tensor::{Device, Int, Tensor};
 use hearth_model::{
     TokenId,
     attention::AttentionContext,
     config::{GptConfig, Sizes},
-    generate::{GenerateOptions, generate},
     gpt::Gpt,
     sampling::{
         SamplingParams,
@@ -21,7 +20,8 @@ use hearth_training::eval::{
     scorer::{Branch, Scorer, TextGroup},
 };
 
-use crate::known_model::known_model;
+use crate::known_model::{known_model, word_tokenizer};
+use crate::plain_generation::{GenerateOptions, generate};
 
 const VOCAB_SIZE: usize = 61;
 
@@ -121,16 +121,17 @@ fn batched_generation_equals_generating_one_sequence_at_a_time() {
             max_tokens: 1 + at % 40,
         })
         .collect();
-    let endings = Endings { end_ids: Arc::new(end_ids.iter().copied().collect()), stop: None };
+    let endings = Endings { end_ids: Arc::new(end_ids.iter().copied().collect()), ..Endings::default() };
     let mut n_done = 0;
-    let found = Generator::new(&gpt, endings).unwrap().generate(&tasks, &mut |n| n_done = n).unwrap();
+    let found =
+        Generator::new(&gpt, &word_tokenizer(VOCAB_SIZE), endings).generate(&tasks, &mut |n| n_done = n).unwrap();
     assert_eq!(n_done, 100);
     assert_eq!(found.len(), tasks.len());
     for (task, found) in tasks.iter().zip(found) {
         let Decoding::Sampling(sampling) = task.decoding.clone() else { unreachable!() };
         let options =
             GenerateOptions { max_tokens: task.max_tokens, kv_dtype: None, sampling, eos_token_ids: end_ids.clone() };
-        let mut expected = generate(&gpt, &task.prompt_ids, &options, |_| ControlFlow::Continue(())).unwrap();
+        let mut expected = generate(&gpt, &task.prompt_ids, &options);
         let is_ended = expected.last().is_some_and(|id| end_ids.contains(id));
         if is_ended {
             expected.pop();
@@ -143,8 +144,8 @@ fn batched_generation_equals_generating_one_sequence_at_a_time() {
 fn generation_and_beam_search_do_not_end_before_min_tokens() {
     // EOS is as likely as all other tokens together.
     let gpt = known_model(&[0.5, 0.2, 0.2, 0.1]);
-    let endings = Endings { end_ids: Arc::new([0].into()), stop: None };
-    let generator = Generator::new(&gpt, endings).unwrap();
+    let endings = Endings { end_ids: Arc::new([0].into()), ..Endings::default() };
+    let generator = Generator::new(&gpt, &word_tokenizer(4), endings);
     let beams = |kind| Decoding::Beams { width: 4, kind };
     let best = BeamKind::Best { length_penalty: 1.0, early_stopping: EarlyStopping::default() };
     for decoding in [
@@ -171,7 +172,7 @@ fn generation_and_beam_search_do_not_end_before_min_tokens() {
 
 #[test]
 fn generator_rejects_empty_prompts_and_prompts_beyond_the_context() {
-    let generator = Generator::new(&random_model(), Endings::default()).unwrap();
+    let generator = Generator::new(&random_model(), &word_tokenizer(VOCAB_SIZE), Endings::default());
     let task = |n, max_tokens| GenerationTask {
         prompt_ids: ids(n, 1),
         decoding: Decoding::Sampling(SamplingParams::greedy()),

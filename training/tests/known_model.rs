@@ -3,12 +3,16 @@
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+use std::path::Path;
+
 use burn::tensor::{Device, TensorData};
 use hearth_model::{
     config::{GptConfig, Sizes},
     gpt::Gpt,
     ops::Dtype,
+    tokenizer::Tokenizer,
 };
+use serde_json::{Value, json};
 
 /// Context of the models.
 pub(crate) const MAX_SEQ_LEN: usize = 256;
@@ -34,4 +38,11 @@ pub(crate) fn known_model(probabilities: &[f64]) -> Gpt {
         Ok(TensorData::new(values, spec.shape.as_slice()))
     })
     .unwrap()
+}
+
+/// A tokenizer of `n` tokens, each a word.
+pub(crate) fn word_tokenizer(n: usize) -> Tokenizer {
+    let words: serde_json::Map<String, Value> = (0..n).map(|id| (format!("w{id}"), id.into())).collect();
+    let json = json!({ "model": { "type": "WordLevel", "vocab": words, "unk_token": "w0" } });
+    Tokenizer::from_json(json.to_string().as_bytes(), None, Path::new("tokenizer.json")).unwrap()
 }

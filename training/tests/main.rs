@@ -17,6 +17,8 @@ mod moved;
 mod optim;
 mod overfit;
 mod parquet;
+#[path = "../../model/tests/plain_generation.rs"]
+mod plain_generation;
 mod quickstart;
 mod recipe;
 mod resume;

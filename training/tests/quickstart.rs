@@ -4,19 +4,19 @@
 
 use std::{
     fs,
-    ops::ControlFlow,
     path::Path,
     process::{Command, Output},
 };
 
 use burn::tensor::Device;
 use hearth_model::{
-    generate::{GenerateOptions, generate},
     sampling::SamplingParams,
     tokenizer::{DecodeOptions, EncodeOptions},
     weights::model_dir::{LoadOptions, LoadedModel, load},
 };
 use serde_json::Value;
+
+use crate::plain_generation::{GenerateOptions, generate};
 
 /// A text with a rule that a tiny model learns in seconds.
 fn text() -> String {
@@ -46,7 +46,7 @@ fn continue_text(model: &LoadedModel, prompt: &str) -> String {
         sampling: SamplingParams::greedy(),
         eos_token_ids: Vec::new(),
     };
-    let ids = generate(&model.gpt, &prompt_ids, &options, |_| ControlFlow::Continue(())).unwrap();
+    let ids = generate(&model.gpt, &prompt_ids, &options);
     model.tokenizer.decode(&ids, DecodeOptions { skip_special_tokens: true })
 }
 

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use super::*;
 use crate::{
     config::{Activation, NormKind, QkNormSpan, Sizes},
-    generate::token_tensor,
     kv_cache::{KvCache, StepPart},
     lora::{LoadedAdapter, LoraPair, LoraShape, LoraValues, MatrixUpdate},
     ops::KvDtype,
     param_specs::linear_specs,
     sampling::{Purpose, RandomStream},
+    token_ids::token_tensor,
 };
 
 fn configs() -> Vec<(&'static str, GptConfig)> {

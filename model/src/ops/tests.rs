@@ -300,9 +300,9 @@ fn logits_are_bit_identical_alone_batched_or_in_any_chunks() {
     use crate::{
         attention::AttentionContext,
         config::{Rope, RopeScaling},
-        generate::token_tensor,
         gpt::Gpt,
         kv_cache::{KvCache, StepPart},
+        token_ids::token_tensor,
     };
     let sizes =
         Sizes { vocab_size: 99, max_seq_len: 128, n_layers: 2, n_heads: 6, n_kv_heads: 2, d_model: 48, d_ff: 100 };

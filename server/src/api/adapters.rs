@@ -8,6 +8,7 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
+use hearth_engine::adapters::{AdapterError, Found, IfTaken, ServedAdapter};
 use serde_json::json;
 
 use super::{
@@ -20,10 +21,7 @@ use super::{
     schema::Shape,
     state::AppState,
 };
-use crate::engine::{
-    Engine,
-    adapters::{AdapterError, Found, IfTaken, ServedAdapter},
-};
+use crate::engine::Engine;
 
 struct LoadRequest {
     name: String,

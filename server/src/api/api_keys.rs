@@ -2,10 +2,9 @@
 
 use std::{collections::BTreeSet, fmt};
 
+use hearth_engine::{prefix_cache::PrefixSalt, tenant::TenantId};
 use hearth_model::digest::Digest;
 use subtle::ConstantTimeEq;
-
-use crate::{engine::prefix_cache::PrefixSalt, tenant::TenantId};
 
 /// The accepted API keys; with none, the API is open. Only digests are stored, and `Debug` does not show even those.
 #[derive(Clone, Default)]

@@ -1,5 +1,6 @@
 //! The fields of beam search, under vLLM's names.
 
+use hearth_engine::request::Strategy;
 use hearth_model::sampling::beam::{BeamKind, EarlyStopping};
 use serde_json::json;
 
@@ -7,7 +8,6 @@ use super::{
     error::ApiError,
     fields::{Fields, must_be},
 };
-use crate::engine::request::Strategy;
 
 /// How the `n` answers are chosen from `best_of` candidates. `use_beam_search` searches for the most likely ones,
 /// with `length_penalty` and `early_stopping`; `stochastic_beam_search` draws different ones at random, with a seed

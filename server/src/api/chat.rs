@@ -8,6 +8,7 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response},
 };
+use hearth_engine::{ServedModel, request::MAX_LOGPROBS};
 use hearth_model::{
     TokenId,
     chat::{ChatTemplate, thought},
@@ -35,7 +36,6 @@ use super::{
     tool_calls::{self, CallDeltas, WireCall, WireCallDelta},
     tool_parser::ToolParser,
 };
-use crate::engine::{ServedModel, request::MAX_LOGPROBS};
 
 /// A parsed request; types and ranges are checked.
 #[derive(Debug)]

@@ -1,13 +1,14 @@
 //! Common parts of the answers of completions and chat: repeated members, the events of a stream, and their usage
 //! reports.
 
+use hearth_engine::clock::unix_time;
 use hearth_model::TokenId;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
 
 use super::{error::ApiError, fields::Fields, submission::Usage};
-use crate::{clock::unix_time, random::fresh_id};
+use crate::random::fresh_id;
 
 /// In which events of a stream to report usage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,6 +8,7 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response},
 };
+use hearth_engine::{ServedModel, request::MAX_LOGPROBS};
 use hearth_model::{
     TokenId,
     infill::Infill,
@@ -33,7 +34,6 @@ use super::{
     submission::Usage,
     text_input::TextOrIds,
 };
-use crate::engine::{ServedModel, request::MAX_LOGPROBS};
 
 /// Default of `max_tokens`, as at OpenAI.
 const DEFAULT_MAX_TOKENS: usize = 16;

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use hearth_engine::ServedModel;
 use hearth_model::{
     Error, TokenId,
     chat::{ChatTemplate, Ending, Message, MessageError, RenderContext, thought},
@@ -16,7 +17,6 @@ use super::{
     schema,
     tools::{ToolStyle, Tools},
 };
-use crate::engine::ServedModel;
 
 /// The request field with a chat template.
 const TEMPLATE: &str = "chat_template";

@@ -9,6 +9,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use base64::{Engine as _, prelude::BASE64_STANDARD};
+use hearth_engine::{
+    Event, ServedModel,
+    request::{EngineRequest, RequestParts, Strategy},
+};
 use hearth_model::{
     pooling::{OwnPooling, Pooling, VectorScale},
     tokenizer::EncodeOptions,
@@ -31,13 +35,7 @@ use super::{
     submission::{Submission, Submitted},
     text_input::TextOrIds,
 };
-use crate::{
-    engine::{
-        Event, ServedModel,
-        request::{EngineRequest, RequestParts, Strategy},
-    },
-    random::fresh_id,
-};
+use crate::random::fresh_id;
 
 /// Approximate size of a number as JSON in bytes.
 const NUMBER_BYTES: usize = 12;

@@ -8,11 +8,10 @@ use axum::{
     http::{HeaderName, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use hearth_engine::{Failure, SubmitError, request::ValidationError};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
-
-use crate::engine::{Failure, SubmitError, request::ValidationError};
 
 /// An error for the client.
 #[derive(Clone, Debug)]

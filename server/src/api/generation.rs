@@ -8,6 +8,16 @@ use std::{
 };
 
 use axum::response::Response;
+use hearth_engine::{
+    ServedModel, StopCause,
+    adapters::ServedAdapter,
+    prefix_cache::PrefixSalt,
+    request::{
+        EngineRequest, LogprobsMode, MAX_CHOICES, MAX_LOGPROBS, PRIORITIES, RequestParts, SpecialTokens,
+        StopConditions, StopText, Strategy, TextOptions, ValidationError,
+    },
+    tenant::TenantId,
+};
 use hearth_model::{
     TokenId,
     sampling::SamplingParams,
@@ -30,18 +40,6 @@ use super::{
     stream::{Answer, Deltas, Echo, ID_BYTES, MAX_ANSWER_BYTES, Opening, REPORTED_BYTES},
     structured::Structure,
     submission::{Submission, Submitted, Usage},
-};
-use crate::{
-    engine::{
-        ServedModel, StopCause,
-        adapters::ServedAdapter,
-        prefix_cache::PrefixSalt,
-        request::{
-            EngineRequest, LogprobsMode, MAX_CHOICES, MAX_LOGPROBS, PRIORITIES, RequestParts, SpecialTokens,
-            StopConditions, StopText, Strategy, TextOptions, ValidationError,
-        },
-    },
-    tenant::TenantId,
 };
 
 /// Maximum number of answers to one prompt.

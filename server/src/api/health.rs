@@ -1,6 +1,7 @@
 //! `GET /health` (liveness) and `GET /ready` (readiness).
 
 use axum::{Json, extract::State};
+use hearth_engine::EngineState;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -9,7 +10,6 @@ use super::{
     error::ApiError,
     state::AppState,
 };
-use crate::engine::{Engine, EngineState};
 
 /// The endpoint's entry in `/openapi.json`.
 pub(crate) const HEALTH: Operation =
@@ -28,7 +28,7 @@ pub(crate) struct Health {
 /// 200 from the start, through loading and draining; 503 once inference has failed or does not go on, and only a restart
 /// helps.
 pub(crate) async fn health(State(state): State<AppState>) -> Result<Json<Health>, ApiError> {
-    if let Some(EngineState::Failed(what)) = state.engine().map(Engine::state) {
+    if let Some(EngineState::Failed(what)) = state.engine().map(|engine| engine.state()) {
         return Err(ApiError::unavailable(format!("inference failed: {what}")));
     }
     check_progress(&state)?;

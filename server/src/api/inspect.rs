@@ -10,6 +10,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use base64::{Engine as _, prelude::BASE64_STANDARD};
+use hearth_engine::ServedModel;
 use hearth_model::{
     TokenId,
     inspect::{InspectOptions, Inspection},
@@ -34,7 +35,6 @@ use super::{
     stream::{TokenText, finite},
     text_input::TextOrIds,
 };
-use crate::engine::ServedModel;
 
 /// Maximum number of alternatives per position.
 const MAX_TOP: usize = 20;

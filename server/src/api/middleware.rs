@@ -6,6 +6,7 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
+use hearth_engine::tenant::TenantId;
 
 use super::{
     body_guard::drop_with_body,
@@ -16,7 +17,7 @@ use super::{
     request_log::{RequestLog, Trace},
     state::AppState,
 };
-use crate::{random::fresh_id, telemetry::trace_context::TraceContext, tenant::TenantId};
+use crate::{random::fresh_id, telemetry::trace_context::TraceContext};
 
 /// Identifies a request in logs on both sides; OpenAI's libraries show it with errors.
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use axum::http::uri::Scheme;
+use hearth_engine::prefix_cache::PrefixSalt;
 
 use super::{
     api_keys::ApiKeys,
     origin::{AllowedHosts, CorsOrigins},
 };
-use crate::{engine::prefix_cache::PrefixSalt, telemetry::exporter::SpanSender};
+use crate::telemetry::exporter::SpanSender;
 
 /// The API's settings. Their defaults are in [`config`](crate::config).
 #[derive(Clone, Debug)]

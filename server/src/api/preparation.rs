@@ -15,16 +15,16 @@ use std::{
     time::{Duration, Instant},
 };
 
+use hearth_engine::{
+    tenant::{Queue, TenantId},
+    work_clock::RunningWork,
+};
 use tokio::{
     sync::{Semaphore, oneshot},
     time::{sleep, timeout_at},
 };
 
 use super::error::ApiError;
-use crate::{
-    tenant::{Queue, TenantId},
-    work_clock::RunningWork,
-};
 
 /// Size in bytes above which a body counts as long: tokenizing it takes tens of milliseconds or more.
 pub(super) const LONG_BODY_BYTES: usize = 1 << 16;

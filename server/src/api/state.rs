@@ -6,6 +6,7 @@ use std::{
 };
 
 use axum::response::Response;
+use hearth_engine::{EngineState, clock::unix_time, request::MAX_CHOICES, tenant::TenantId, work_clock::WorkClock};
 use hearth_model::sampling::SamplingParams;
 use tokio::{
     sync::{SetOnce, oneshot},
@@ -18,13 +19,7 @@ use super::{
     options::ApiOptions,
     preparation::{Deadline, LONG_BODY_BYTES, Preparation, TurnWait, Turns, WaitingClient, WorkHandle},
 };
-use crate::{
-    clock::unix_time,
-    engine::{Engine, EngineState, request::MAX_CHOICES},
-    metrics::HttpMetrics,
-    tenant::TenantId,
-    work_clock::WorkClock,
-};
+use crate::{engine::Engine, metrics::HttpMetrics};
 
 /// The state of the server; clones share it.
 #[derive(Clone, Debug)]
@@ -149,7 +144,7 @@ impl AppState {
     /// What work, of the engine or before it, has made no progress for the longest time, and that time. `None` if there is
     /// no work.
     pub(crate) fn slowest_work(&self) -> Option<(&'static str, Duration)> {
-        let of_engine = self.engine().and_then(Engine::slowest_work);
+        let of_engine = self.engine().and_then(|engine| engine.slowest_work());
         of_engine.into_iter().chain(self.0.work_clock.slowest()).max_by_key(|(_, time)| *time)
     }
 
@@ -234,7 +229,7 @@ impl AppState {
         Work: FnOnce(&WorkHandle) -> Result<T, ApiError> + Send + 'static,
         T: Send + 'static,
     {
-        let max_waiting = self.engine().map_or(MAX_CHOICES, Engine::max_queue);
+        let max_waiting = self.engine().map_or(MAX_CHOICES, |engine| engine.max_queue());
         let turn = self.0.turns.acquire(preparation, max_waiting, wait).await?;
         if wait.submits {
             // The queue may have filled up during the wait.

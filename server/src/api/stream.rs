@@ -17,6 +17,7 @@ use axum::{
         sse::{self, KeepAlive, Sse},
     },
 };
+use hearth_engine::{Event, StopCause};
 use hearth_model::{
     TokenId,
     sampling::TokenLogprobs,
@@ -29,7 +30,6 @@ use super::{
     options::ApiOptions,
     submission::{Submission, Usage, wire_reason},
 };
-use crate::engine::{Event, StopCause};
 
 /// Approximate limit in bytes of JSON for the answers to one request that is not streamed, and for data of the prompts
 /// that answers repeat. Memory use is up to eight times as much.

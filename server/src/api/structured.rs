@@ -1,5 +1,6 @@
 //! Structured output: OpenAI's `response_format`, vLLM's `structured_outputs`, and the older names of vLLM's fields.
 
+use hearth_engine::ServedModel;
 use hearth_model::{
     TokenId,
     constraint::{Constraint, Grammar, GrammarError, MAX_SCHEMA_VALUES, check_schema, in_lark},
@@ -12,7 +13,6 @@ use super::{
     fields::{Fields, missing, must_be, repeated, string_list},
     schema,
 };
-use crate::engine::ServedModel;
 
 /// The structure of an answer, and the parameter that requests it.
 #[derive(Clone, Debug)]

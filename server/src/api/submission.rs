@@ -6,16 +6,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use hearth_engine::{Event, EventStream, Failure, FinishReason, PhaseTimes};
 use schemars::JsonSchema;
 use serde::Serialize;
+use tokio::task::coop;
 
 use super::{
     error::ApiError,
     request_log::{End, RequestLog, Work},
-};
-use crate::{
-    engine::{Event, EventStream, Failure, FinishReason},
-    metrics::PhaseTimes,
 };
 
 /// Token counts of an answer.
@@ -86,7 +84,10 @@ impl Submission {
             return Poll::Ready(None);
         }
         let gone = || (0, Err(Failure::Failed("the engine has stopped".into())));
+        // A task whose events come as fast as it takes them must let others run.
+        let turn = ready!(coop::poll_proceed(context));
         let (index, event) = ready!(self.events.poll_recv(context)).unwrap_or_else(gone);
+        turn.made_progress();
         Poll::Ready(Some(match event {
             Ok(event) => {
                 self.count(&event);

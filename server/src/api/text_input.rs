@@ -1,5 +1,6 @@
 //! Text inputs: strings or token ids, one or several.
 
+use hearth_engine::ServedModel;
 use hearth_model::{
     TokenId,
     tokenizer::{EncodeOptions, Tokenizer},
@@ -11,7 +12,6 @@ use super::{
     fields::{Fields, must_be, token_ids},
     schema,
 };
-use crate::engine::ServedModel;
 
 /// An input text, or its token ids.
 #[derive(Clone, Debug)]

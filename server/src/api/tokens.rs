@@ -5,6 +5,7 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response},
 };
+use hearth_engine::ServedModel;
 use hearth_model::{
     TokenId,
     tokenizer::{DecodeOptions, EncodeOptions, SpecialToken, Tokenizer},
@@ -27,7 +28,6 @@ use super::{
     state::AppState,
     stream::MAX_ANSWER_BYTES,
 };
-use crate::engine::ServedModel;
 
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Tokens {

@@ -1,10 +1,10 @@
 //! Tool calls on the wire: in a whole message, and as stream deltas.
 
+use hearth_engine::StopCause;
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::tool_parser::{Piece, TextEnd, ToolParser};
-use crate::engine::StopCause;
 
 /// A call in a whole message.
 #[derive(Debug, JsonSchema, Serialize)]

@@ -10,6 +10,7 @@ use std::{
 
 use burn::tensor::{Device, TensorData};
 use clap::{Args, builder::BoolishValueParser};
+use hearth_engine::memory;
 use hearth_model::{
     TokenId, device,
     gpt::{Gpt, Init, ParamSpec},
@@ -26,7 +27,7 @@ use hearth_model::{
 use serde::Serialize;
 
 use super::{bench_grammars, download, output};
-use crate::{config::ModelConfig, memory};
+use crate::config::ModelConfig;
 
 /// Default prompt length of the prefill measurement in tokens.
 const DEFAULT_PREFILL: usize = 512;

@@ -9,11 +9,12 @@ use std::{
 use anyhow::Context;
 use hearth_model::{
     constraint::{Constraint, Grammar, GrammarCompiler},
-    generate::next_logits,
     gpt::Gpt,
-    kv_cache::PAGE_SIZE,
+    kv_cache::{PAGE_SIZE, StepPart},
+    model_runner::ModelRunner,
     ops::KvDtype,
-    sampling::{Sampler, SamplingParams},
+    read_logits::read_logits,
+    sampling::{RowNeeds, Sampler, SamplingParams},
     tokenizer::{EncodeOptions, Tokenizer},
     weights::model_dir::LoadedModel,
 };
@@ -206,8 +207,8 @@ impl Text<'_> {
     fn write(&self, mut constraint: Constraint, timing: Timing) -> anyhow::Result<Times> {
         let prompt_ids = self.tokenizer.encode(PROMPT, EncodeOptions::PROMPT)?;
         let n_pages = (prompt_ids.len() + MAX_TOKENS).div_ceil(PAGE_SIZE);
-        let mut cache = self.gpt.kv_cache(n_pages, self.kv_dtype)?;
-        let mut table = cache.table();
+        let mut runner = ModelRunner::new(self.gpt.clone(), n_pages, self.kv_dtype)?;
+        let mut table = runner.cache().table();
         let mut sampler = Sampler::new(SamplingParams { seed: self.seed, ..SamplingParams::default() }, 0, &prompt_ids);
         let mut times = Times::default();
         let mut pending = prompt_ids.clone();
@@ -216,10 +217,12 @@ impl Text<'_> {
                 constraint.prepare();
             }
             let start = Instant::now();
-            let logits = next_logits(self.gpt, &mut cache, &mut table, &pending)?;
+            let output = runner.step(&pending, &mut [StepPart::new(&mut table, pending.len())])?;
+            let logits = read_logits(runner.logits(&output, &[pending.len() - 1]), &[RowNeeds::Whole])?;
             let step = micros(start.elapsed());
             let start = Instant::now();
-            let allowed = constraint.restrict(&logits, self.end_ids)?;
+            let Some(row) = logits.iter().next() else { break };
+            let allowed = constraint.restrict(row.whole()?, self.end_ids)?;
             let mask = micros(start.elapsed());
             if pending.len() == 1 {
                 times.masks.push(mask);

@@ -6,6 +6,7 @@ use std::{
 };
 
 use clap::Args;
+use hearth_engine::memory;
 use hearth_model::{
     device::{self, DeviceChoice},
     ops,
@@ -13,7 +14,6 @@ use hearth_model::{
 use serde::Serialize;
 
 use super::output;
-use crate::memory;
 
 /// The arguments of `hearth doctor`.
 #[derive(Args, Debug)]

@@ -1,23 +1,22 @@
-//! `hearth generate`: continues a prompt in the terminal, without server and engine.
+//! `hearth generate`: continues a prompt in the terminal, without a server.
 
 use std::{
     io::{self, Read, Write},
     ops::ControlFlow,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use anyhow::Context;
 use clap::Args;
-use hearth_model::{
-    generate::{GenerateOptions, generate},
-    tokenizer::{DecodeOptions, Detokenizer, EncodeOptions},
+use hearth_engine::{
+    Event, LocalEngine, LocalOptions,
+    request::{RequestParts, StopConditions},
 };
+use hearth_model::tokenizer::EncodeOptions;
 
 use super::{download, sampling::SamplingArgs};
-use crate::{
-    config::ModelConfig,
-    engine::text::{Matched, TextAssembler},
-};
+use crate::config::ModelConfig;
 
 /// The arguments of `hearth generate`.
 #[derive(Args, Debug)]
@@ -42,45 +41,42 @@ pub(crate) fn run(args: GenerateArgs) -> anyhow::Result<()> {
     let prompt = read_prompt(args.prompt)?;
     let model = args.sampling.defaults.sampling_defaults.of(download::load(&args.model)?);
     let prompt_ids = model.tokenizer.encode(&prompt, EncodeOptions::PROMPT)?;
-    let options = GenerateOptions {
-        max_tokens: args.max_tokens,
-        kv_dtype: args.model.kv_cache_dtype.asked(),
+    let n_prompt = prompt_ids.len();
+    let request = RequestParts {
+        prompt_ids: prompt_ids.into(),
         sampling: args.sampling.over(model.sampling_defaults),
-        eos_token_ids: model.eos_token_ids,
+        stop: StopConditions {
+            max_tokens: args.max_tokens,
+            stop_strings: args.stop.into(),
+            stop_token_ids: Arc::new(model.eos_token_ids.into_iter().collect()),
+            ..StopConditions::default()
+        },
+        ..RequestParts::default()
     };
-    let detokenizer = Detokenizer::new(&model.tokenizer, DecodeOptions { skip_special_tokens: true });
-    let mut text = TextAssembler::new(detokenizer.with_prefix(&prompt_ids), args.stop.into());
+    let n_tokens = model.gpt.config().max_seq_len.min(n_prompt.saturating_add(args.max_tokens));
+    let options = LocalOptions::for_one(n_tokens, args.model.kv_cache_dtype.asked());
 
     let mut written = Ok(());
-    let mut is_stopped = false;
     let mut timer = Timer::start();
-    generate(&model.gpt, &prompt_ids, &options, |id| {
-        timer.token();
-        if options.eos_token_ids.contains(&id) {
-            return ControlFlow::Break(());
-        }
-        let (delta, flow) = match text.push(id) {
-            Matched::Text(delta) => (delta, ControlFlow::Continue(())),
-            Matched::Stopped(delta) => (delta, ControlFlow::Break(())),
+    LocalEngine::new(model.gpt, &model.tokenizer, options)?.run(vec![request], |_, event| {
+        let delta = match event {
+            Event::Token { text, .. } => {
+                timer.token();
+                text
+            }
+            Event::Finished { text, .. } => text + "\n",
+            Event::PromptLogprobs(_) | Event::Embedding(_) => String::new(),
         };
-        is_stopped = flow.is_break();
         written = write_delta(&delta);
-        if written.is_err() { ControlFlow::Break(()) } else { flow }
+        if written.is_err() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })?;
-    if written.is_ok() {
-        let tail = match (is_stopped, text.finish()) {
-            (true, _) => String::new(),
-            (false, Matched::Text(tail) | Matched::Stopped(tail)) => tail,
-        };
-        written = write_delta(&format!("{tail}\n"));
-    }
     match written {
         // The reader has closed the pipe, as `head` does.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
         written => written.context("cannot write to standard output")?,
     }
     // The text has been written; failing to write the statistics is not an error.
-    let _ = writeln!(io::stderr(), "{}", timer.summary(prompt_ids.len()));
+    let _ = writeln!(io::stderr(), "{}", timer.summary(n_prompt));
     Ok(())
 }
 

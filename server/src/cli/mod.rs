@@ -98,7 +98,8 @@ impl Cli {
         }
         match self.command {
             Command::Serve(args) => {
-                let _written_at_the_end = log::beside("warn,hearth_server=info", args.config.log.log_format)?;
+                let _written_at_the_end =
+                    log::beside("warn,hearth_server=info,hearth_engine=info", args.config.log.log_format)?;
                 serve::run(&args)
             }
             Command::Chat(args) => {

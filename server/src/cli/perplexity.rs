@@ -14,10 +14,10 @@ use clap::Args;
 use hearth_model::{
     TokenId,
     attention::AttentionContext,
-    generate::token_tensor,
     gpt::Gpt,
     kv_cache::{PAGE_SIZE, StepPart},
     ops::KvDtype,
+    token_ids::token_tensor,
     tokenizer::{EncodeOptions, Tokenizer},
 };
 use serde::Serialize;

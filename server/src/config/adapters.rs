@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 
 use clap::Args;
-
-use super::at_least_1;
-use crate::engine::{
+use hearth_engine::{
     StartError,
     adapters::{AdapterOptions, NamedDir},
 };
+
+use super::at_least_1;
 
 /// LoRA adapters.
 #[derive(Args, Clone, Debug)]

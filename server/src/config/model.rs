@@ -7,6 +7,7 @@ use clap::{
     Args, ValueEnum,
     builder::{OsStringValueParser, TypedValueParser},
 };
+use hearth_engine::memory;
 use hearth_model::{
     Error, Result,
     config::GptConfig,
@@ -22,7 +23,7 @@ use hearth_model::{
     },
 };
 
-use crate::{bundled, memory};
+use crate::bundled;
 
 /// The model and its device.
 #[derive(Args, Clone, Debug)]

@@ -5,10 +5,10 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use hearth_engine::{Outcome, clock::unix_time};
 use prometheus::{GaugeVec, IntCounterVec, Opts, Registry, proto::MetricFamily};
 
-use super::{outcome::Outcome, registered};
-use crate::clock::unix_time;
+use super::registered;
 
 /// Maximum number of names that have samples of their own: clients choose names, and a sample stays for ever.
 const MAX_NAMES: usize = 1024;

@@ -1,18 +1,25 @@
 //! Metrics of the engine. They are measured in the engine, not from what is sent to clients, on the inference thread
 //! and the threads of the pool.
 
-use std::{fmt::Write, time::Instant};
+use std::{
+    fmt::Write,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
+use hearth_engine::{
+    EndedAnswer, EngineStats, Outcome, PhaseTimes, TokenTime,
+    observer::{Observer, Totals},
+};
 use hearth_model::{kv_cache::PAGE_SIZE, ops::KvDtype};
 use prometheus::{
     Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
     proto::LabelPair,
 };
+use tokio::sync::watch;
 
 use super::{
-    PhaseTimes, Timeline,
     adapters::{AdapterCounters, AdapterSnapshot},
-    outcome::Outcome,
     registered,
 };
 
@@ -37,17 +44,6 @@ const STEP_BUCKETS: &[f64] =
 const ACCEPTED_BY_POSITION: &str = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
 const ACCEPTED_BY_POSITION_HELP: &str = "Number of accepted draft tokens by their position in the draft.";
 
-/// Counters of the scheduler.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
-    /// Preemptions of running requests.
-    pub n_preemptions: u64,
-    /// Tokens of the requests that look up the prefix cache when they start; after a preemption, generated ones too.
-    pub prefix_queries: u64,
-    /// How many of these were in the prefix cache.
-    pub prefix_hits: u64,
-}
-
 /// The engine's state, for gauges.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
@@ -69,6 +65,9 @@ pub struct Snapshot {
 #[derive(Debug)]
 pub struct EngineMetrics {
     registry: Registry,
+    stats: watch::Receiver<EngineStats>,
+    /// Until the engine ends, so that whoever awaits a change learns that there will be none.
+    stats_sender: Mutex<Option<watch::Sender<EngineStats>>>,
     running: IntGauge,
     waiting: IntGauge,
     /// Under vLLM's current name, and the older one that some routers read.
@@ -108,6 +107,7 @@ impl EngineMetrics {
     /// Starts at zero. Drafts have up to `n_speculative_tokens`.
     pub fn new(n_speculative_tokens: usize) -> Self {
         let registry = Registry::new();
+        let (stats_sender, stats) = watch::channel(EngineStats::default());
         let counter = |name, help| registered(&registry, IntCounter::new(name, help));
         let gauge = |name, help| registered(&registry, Gauge::new(name, help));
         let int_gauge = |name, help| registered(&registry, IntGauge::new(name, help));
@@ -219,90 +219,19 @@ impl EngineMetrics {
             params_n: histogram("vllm:request_params_n", "Number of answers to a prompt.", ANSWER_BUCKETS),
             step_tokens: histogram("vllm:iteration_tokens_total", "Tokens computed per step.", STEP_BUCKETS),
             registry,
+            stats,
+            stats_sender: Mutex::new(Some(stats_sender)),
         }
+    }
+
+    /// The engine's state after its last step; changes can be awaited until the engine ends.
+    pub fn stats(&self) -> watch::Receiver<EngineStats> {
+        self.stats.clone()
     }
 
     /// Reports what serves: the device's name, and the dtype of most weights.
     pub fn serves(&self, device: &str, dtype: &str) {
         self.build.with_label_values(&[env!("CARGO_PKG_VERSION"), device, dtype]).set(1);
-    }
-
-    /// Counts a draft of `n_tokens` tokens, of which the first `n_accepted` were accepted.
-    pub fn drafted(&self, n_tokens: usize, n_accepted: usize) {
-        if n_tokens > 0 {
-            self.drafts.inc();
-            self.draft_tokens.inc_by(n_tokens as u64);
-            for counter in self.accepted_by_position.iter().take(n_accepted) {
-                counter.inc();
-                self.accepted_tokens.inc();
-            }
-        }
-    }
-
-    /// Counts a step over `n_tokens` tokens. `totals` never decrease: one thread runs all steps.
-    pub fn step(&self, n_tokens: usize, totals: Totals) {
-        let raise = |counter: &IntCounter, total: u64| counter.inc_by(total.saturating_sub(counter.get()));
-        self.step_tokens.observe(n_tokens as f64);
-        raise(&self.preemptions, totals.n_preemptions);
-        self.prefix_queries.iter().for_each(|counter| raise(counter, totals.prefix_queries));
-        self.prefix_hits.iter().for_each(|counter| raise(counter, totals.prefix_hits));
-    }
-
-    /// A request with a prompt of `n_prompt` tokens starts. Only the first call for a request counts, also if several
-    /// answers share the prompt.
-    pub fn started(&self, timeline: &mut Timeline, n_prompt: usize) {
-        if timeline.started.is_none() {
-            let now = Instant::now();
-            timeline.started = Some(now);
-            self.queue_time.observe(seconds(timeline.arrived, now));
-            self.prompt_tokens.inc_by(n_prompt as u64);
-            self.request_prompt_tokens.observe(n_prompt as f64);
-        }
-    }
-
-    /// A request has sampled a token from the last logits.
-    pub fn token(&self, timeline: &mut Timeline) {
-        let now = timeline.logits.unwrap_or_else(Instant::now);
-        self.generation_tokens.inc();
-        timeline.first_token.get_or_insert(now);
-        match timeline.last_token.replace(now) {
-            None => self.time_to_first_token.observe(seconds(timeline.arrived, now)),
-            Some(before) => self.inter_token_latency.observe(seconds(before, now)),
-        }
-    }
-
-    /// Counts `n_tokens` tokens of a beam search. They are known at its end, all at once, so they have no latencies.
-    pub fn beam_tokens(&self, n_tokens: usize) {
-        self.generation_tokens.inc_by(n_tokens as u64);
-    }
-
-    /// An answer of `n_tokens` tokens, at most `max_tokens`, is complete or was abandoned.
-    pub fn ended(&self, timeline: &Timeline, outcome: Outcome, n_tokens: usize, max_tokens: usize) {
-        self.e2e_latency.observe(seconds(timeline.arrived, Instant::now()));
-        if timeline.started.is_some() {
-            let PhaseTimes { prefill, decode, .. } = timeline.spans();
-            self.prefill_time.observe(prefill.as_secs_f64());
-            self.decode_time.observe(decode.as_secs_f64());
-            self.inference_time.observe((prefill + decode).as_secs_f64());
-        }
-        if let (Some(first), Some(last), 2..) = (timeline.first_token, timeline.last_token, n_tokens) {
-            self.time_per_output_token.observe(seconds(first, last) / (n_tokens - 1) as f64);
-        }
-        self.request_generation_tokens.observe(n_tokens as f64);
-        // Embeddings generate nothing.
-        if max_tokens > 0 {
-            self.params_max_tokens.observe(max_tokens as f64);
-        }
-        if let Some((n_answers, longest)) = timeline.answers.ended(n_tokens) {
-            self.params_n.observe(n_answers as f64);
-            self.max_generation_tokens.observe(longest as f64);
-        }
-        self.ended.with_label_values(&[outcome.label()]).inc();
-    }
-
-    /// An answer of `n_tokens` tokens by the adapter of this name is complete or was abandoned.
-    pub fn adapter_ended(&self, name: &str, outcome: Outcome, n_tokens: usize) {
-        self.adapters.ended(name, outcome, n_tokens);
     }
 
     /// All metrics as text, labelled with the model's name.
@@ -339,13 +268,89 @@ impl EngineMetrics {
     }
 }
 
-fn seconds(start: Instant, end: Instant) -> f64 {
-    end.saturating_duration_since(start).as_secs_f64()
+impl Observer for EngineMetrics {
+    fn stats(&self, stats: &EngineStats) {
+        let sender = self.stats_sender.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(sender) = &*sender {
+            sender.send_replace(stats.clone());
+        }
+    }
+
+    fn closed(&self) {
+        *self.stats_sender.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    fn drafted(&self, n_tokens: usize, n_accepted: usize) {
+        if n_tokens > 0 {
+            self.drafts.inc();
+            self.draft_tokens.inc_by(n_tokens as u64);
+            for counter in self.accepted_by_position.iter().take(n_accepted) {
+                counter.inc();
+                self.accepted_tokens.inc();
+            }
+        }
+    }
+
+    fn step(&self, n_tokens: usize, totals: Totals) {
+        let raise = |counter: &IntCounter, total: u64| counter.inc_by(total.saturating_sub(counter.get()));
+        self.step_tokens.observe(n_tokens as f64);
+        raise(&self.preemptions, totals.n_preemptions);
+        self.prefix_queries.iter().for_each(|counter| raise(counter, totals.prefix_queries));
+        self.prefix_hits.iter().for_each(|counter| raise(counter, totals.prefix_hits));
+    }
+
+    fn started(&self, queued: Duration, n_prompt: usize) {
+        self.queue_time.observe(queued.as_secs_f64());
+        self.prompt_tokens.inc_by(n_prompt as u64);
+        self.request_prompt_tokens.observe(n_prompt as f64);
+    }
+
+    fn token(&self, time: TokenTime) {
+        self.generation_tokens.inc();
+        match time {
+            TokenTime::First(time) => self.time_to_first_token.observe(time.as_secs_f64()),
+            TokenTime::Next(time) => self.inter_token_latency.observe(time.as_secs_f64()),
+        }
+    }
+
+    fn beam_tokens(&self, n_tokens: usize) {
+        self.generation_tokens.inc_by(n_tokens as u64);
+    }
+
+    fn ended(&self, answer: &EndedAnswer<'_>) {
+        let EndedAnswer { outcome, n_tokens, max_tokens, adapter, total, phases, decoding, all } = *answer;
+        self.e2e_latency.observe(total.as_secs_f64());
+        if let Some(PhaseTimes { prefill, decode, .. }) = phases {
+            self.prefill_time.observe(prefill.as_secs_f64());
+            self.decode_time.observe(decode.as_secs_f64());
+            self.inference_time.observe((prefill + decode).as_secs_f64());
+        }
+        if let Some(decoding) = decoding {
+            self.time_per_output_token.observe(decoding.as_secs_f64() / (n_tokens - 1) as f64);
+        }
+        self.request_generation_tokens.observe(n_tokens as f64);
+        // Embeddings generate nothing.
+        if max_tokens > 0 {
+            self.params_max_tokens.observe(max_tokens as f64);
+        }
+        if let Some((n_answers, longest)) = all {
+            self.params_n.observe(n_answers as f64);
+            self.max_generation_tokens.observe(longest as f64);
+        }
+        self.ended.with_label_values(&[outcome.label()]).inc();
+        if let Some(name) = adapter {
+            self.adapters.ended(name, outcome, n_tokens);
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+    use std::time::Instant;
+
+    use hearth_engine::Timeline;
 
     use super::*;
 
@@ -360,7 +365,9 @@ mod tests {
     fn histogram_buckets_are_cumulative_and_include_their_bound() {
         let metrics = EngineMetrics::new(0);
         let timeline = Timeline::new(Instant::now(), 4);
-        [0, 1, 2, 1_000_000].into_iter().for_each(|n_tokens| metrics.ended(&timeline, Outcome::Stop, n_tokens, 100));
+        [0, 1, 2, 1_000_000]
+            .into_iter()
+            .for_each(|n_tokens| metrics.ended(&timeline.end(Outcome::Stop, n_tokens, 100, None)));
         let text = metrics.render("m", IDLE).unwrap();
         for (bound, count) in [("1", 2), ("2", 3), ("5", 3), ("100000", 3), ("+Inf", 4)] {
             let labels = format!("model_name=\"m\",engine=\"0\",le=\"{bound}\"");
@@ -377,7 +384,7 @@ mod tests {
         first.add_answers(2);
         let labels = "model_name=\"m\",engine=\"0\"";
         for (timeline, n_tokens, n_counted) in [(first.clone(), 3, 0), (first.clone(), 7, 0), (first, 5, 1)] {
-            metrics.ended(&timeline, Outcome::Stop, n_tokens, 10);
+            metrics.ended(&timeline.end(Outcome::Stop, n_tokens, 10, None));
             let text = metrics.render("m", IDLE).unwrap();
             assert_has_line(&text, &format!("vllm:request_params_n_count{{{labels}}} {n_counted}"));
             assert_has_line(
@@ -430,7 +437,7 @@ mod tests {
             for _ in 0..N_THREADS {
                 scope.spawn(|| {
                     let timeline = Timeline::new(Instant::now(), 1);
-                    (0..N_EACH).for_each(|_| metrics.ended(&timeline, Outcome::Length, 3, 3));
+                    (0..N_EACH).for_each(|_| metrics.ended(&timeline.end(Outcome::Length, 3, 3, None)));
                 });
             }
         });

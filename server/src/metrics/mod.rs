@@ -1,26 +1,20 @@
 //! Metrics of the server, in [Prometheus' format](https://prometheus.io/docs/instrumenting/exposition_formats/).
 //!
-//! Names, labels and buckets are vLLM's, because routers, autoscalers and dashboards read those. The counting modules
-//! depend on this one, and it depends on none of them.
+//! Names, labels and buckets are vLLM's, because routers, autoscalers and dashboards read those.
 //!
 //! # Layout
 //! - `engine`: metrics of the engine; `adapters`: those of LoRA adapters; `http`: requests by route, method and status
-//! - `outcome`: how requests end; `timeline`: times of a request's phases
 
 mod adapters;
 mod engine;
 mod http;
-mod outcome;
-mod timeline;
 
 use prometheus::{Registry, core::Collector};
 
 pub use self::{
     adapters::AdapterSnapshot,
-    engine::{EngineMetrics, Snapshot, Totals},
+    engine::{EngineMetrics, Snapshot},
     http::HttpMetrics,
-    outcome::Outcome,
-    timeline::{PhaseTimes, Timeline},
 };
 
 /// The content type of the text from `render`: version 0.0.4 of the format.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use axum::http::StatusCode;
-use hearth_server::engine::{EngineOptions, EngineStats};
+use hearth_engine::{EngineOptions, EngineStats};
 use serde_json::{Value, json};
 
 use crate::{

@@ -7,14 +7,15 @@ use std::{
 };
 
 use axum::http::StatusCode;
+use hearth_engine::{
+    EngineOptions, Speculation,
+    adapters::{AdapterOptions, NamedDir},
+};
 use hearth_model::weights::{
     StagedDir,
     adapter::{Adapter, AdapterConfig, AdapterModel},
 };
-use hearth_server::engine::{
-    Engine, EngineOptions, Speculation,
-    adapters::{AdapterOptions, NamedDir},
-};
+use hearth_server::engine::Engine;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::task::JoinSet;

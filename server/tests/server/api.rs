@@ -6,8 +6,8 @@ use axum::{
     body::Body,
     http::{Request, StatusCode},
 };
+use hearth_engine::EngineOptions;
 use hearth_server::api::state::AppState;
-use hearth_server::engine::EngineOptions;
 use serde_json::{Value, json};
 use tokio::task::yield_now;
 

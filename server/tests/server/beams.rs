@@ -3,9 +3,12 @@
 use std::sync::Arc;
 
 use axum::http::StatusCode;
+use hearth_engine::{
+    EngineOptions, Event, FinishReason,
+    request::{RequestParts, Strategy},
+};
 use hearth_model::{
     TokenId,
-    generate::next_logits,
     gpt::Gpt,
     kv_cache::KvCache,
     ops::KvDtype,
@@ -15,12 +18,10 @@ use hearth_model::{
     },
     tokenizer::DecodeOptions,
 };
-use hearth_server::engine::{
-    Engine, EngineOptions, Event, FinishReason,
-    request::{RequestParts, Strategy},
-};
+use hearth_server::engine::Engine;
 use serde_json::json;
 
+use crate::plain_generation::next_logits;
 use crate::{
     engine::{mixed_requests, parts, prompt, request},
     support::{self, OPTIONS, Server, engine, is_idle, metric, wait_for},
@@ -63,7 +64,7 @@ fn from_scratch(gpt: &Gpt, parts: &RequestParts) -> Vec<Hypothesis> {
             let ids = search.beams()[beam].token_ids.clone();
             let text = [&parts.prompt_ids[..], &ids].concat();
             let mut table = cache.table();
-            let logits = next_logits(gpt, &mut cache, &mut table, &text).unwrap();
+            let logits = next_logits(gpt, &mut cache, &mut table, &text);
             let completes = |id| {
                 let text = tokenizer.decode(&[ids.as_slice(), &[id]].concat(), DecodeOptions::default());
                 parts.stop.stop_strings.iter().any(|stop| text.contains(stop.as_str()))
@@ -87,7 +88,7 @@ fn to_answer(hypothesis: Hypothesis) -> Answer {
 /// Runs the requests together; returns the answers by index.
 async fn run(engine: &Engine, requests: &[RequestParts]) -> Vec<Answer> {
     let requests: Vec<_> = requests.iter().cloned().map(request).collect();
-    let n_answers = requests.iter().map(hearth_server::engine::request::EngineRequest::n_answers).sum();
+    let n_answers = requests.iter().map(hearth_engine::request::EngineRequest::n_answers).sum();
     let mut told: Vec<Answer> = vec![Default::default(); n_answers];
     let mut events = engine.submit(requests).unwrap();
     while let Some((index, event)) = events.recv().await {

@@ -174,8 +174,7 @@ async fn chat_logprobs_list_each_token_with_its_alternatives() {
 #[tokio::test]
 async fn chat_without_max_tokens_ends_at_the_context_limit() {
     let engine =
-        Engine::start(|| Ok(model()), hearth_server::engine::EngineOptions { kv_cache_tokens: Some(64), ..OPTIONS })
-            .unwrap();
+        Engine::start(|| Ok(model()), hearth_engine::EngineOptions { kv_cache_tokens: Some(64), ..OPTIONS }).unwrap();
     let server = Server { state: AppState::ready(MODEL, engine.clone()), engine };
     let answer = server.chat(json!({ "messages": user("x"), "ignore_eos": true })).await;
     assert_eq!(answer["usage"]["total_tokens"], 64);

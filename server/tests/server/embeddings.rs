@@ -3,26 +3,23 @@
 use axum::http::StatusCode;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use burn::tensor::Device;
+use hearth_engine::{
+    EngineOptions, Event,
+    request::{EngineRequest, RequestParts, Strategy},
+};
 use hearth_model::{
     TokenId,
     attention::AttentionContext,
-    generate::token_tensor,
     gpt::Gpt,
     kv_cache::{KvCache, StepPart},
     ops::KvDtype,
     pooling::{OwnPooling, Pooling, VectorScale},
     sampling::SamplingParams,
+    token_ids::token_tensor,
     tokenizer::EncodeOptions,
     weights::model_dir::{LoadOptions, LoadedModel, load, load_embedded},
 };
-use hearth_server::{
-    api::state::AppState,
-    bundled,
-    engine::{
-        Engine, EngineOptions, Event,
-        request::{EngineRequest, RequestParts, Strategy},
-    },
-};
+use hearth_server::{api::state::AppState, bundled, engine::Engine};
 use serde_json::{Value, json};
 
 use crate::{

@@ -1,25 +1,25 @@
 //! The engine without HTTP: its tokens equal those of the plain loop in any batch; rejection, cancellation and failure.
 
 use std::{
-    ops::ControlFlow,
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use hearth_engine::{
+    EngineOptions, EngineState, Event, EventStream, Failure, FinishReason, StartError, SubmitError,
+    request::{EngineRequest, ModelLimits, RequestParts, StopConditions, Strategy},
+};
 use hearth_model::{
     TokenId,
-    generate::{GenerateOptions, generate},
     gpt::Gpt,
     ops::KvDtype,
     pooling::{Pooling, VectorScale},
     sampling::SamplingParams,
     weights::model_dir::LoadedModel,
 };
-use hearth_server::engine::{
-    Engine, EngineOptions, EngineState, Event, EventStream, Failure, FinishReason, StartError, SubmitError,
-    request::{EngineRequest, ModelLimits, RequestParts, StopConditions, Strategy},
-};
+use hearth_server::engine::Engine;
 
+use crate::plain_generation::{GenerateOptions, generate};
 use crate::support::{self, EOS, MAX_SEQ_LEN, OPTIONS, VOCAB_SIZE, engine, is_idle, metric, wait_for};
 
 pub(crate) const LIMITS: ModelLimits =
@@ -88,7 +88,7 @@ fn plain_loop_tokens_with(gpt: &Gpt, kv_dtype: Option<KvDtype>, requests: &[Requ
             sampling: parts.sampling.clone(),
             eos_token_ids: Vec::new(),
         };
-        generate(gpt, &parts.prompt_ids, &options, |_| ControlFlow::Continue(())).unwrap()
+        generate(gpt, &parts.prompt_ids, &options)
     };
     requests.iter().map(one).collect()
 }

@@ -4,11 +4,8 @@ use axum::{
     body::Body,
     http::{Request, StatusCode, header},
 };
-use hearth_server::{
-    api::{api_keys::ApiKeys, options::ApiOptions, state::AppState},
-    engine::EngineOptions,
-    tenant::TenantId,
-};
+use hearth_engine::{EngineOptions, tenant::TenantId};
+use hearth_server::api::{api_keys::ApiKeys, options::ApiOptions, state::AppState};
 use serde_json::{Value, json};
 
 use crate::support::{Answer, MODEL, OPTIONS, Server, engine, request_to};

@@ -3,17 +3,15 @@
 
 use std::sync::Arc;
 
+use hearth_engine::{
+    EngineOptions, Models, Speculation,
+    request::{LogprobsMode, RequestParts},
+};
 use hearth_model::{
     sampling::{ChainStep, SamplingParams},
     weights::model_dir::LoadedModel,
 };
-use hearth_server::{
-    api::state::AppState,
-    engine::{
-        Engine, EngineOptions, Models, Speculation,
-        request::{LogprobsMode, RequestParts},
-    },
-};
+use hearth_server::{api::state::AppState, engine::Engine};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 

@@ -27,6 +27,8 @@ mod origins;
 mod other_models;
 mod parameter_combinations;
 mod parameters;
+#[path = "../../../model/tests/plain_generation.rs"]
+mod plain_generation;
 mod prefix_sharing;
 mod sampling_parameters;
 mod settings;

@@ -6,10 +6,8 @@ use axum::{
     body::Body,
     http::{Request, StatusCode},
 };
-use hearth_server::{
-    api::{router::app, state::AppState},
-    engine::{EngineOptions, Speculation},
-};
+use hearth_engine::{EngineOptions, Speculation};
+use hearth_server::api::{router::app, state::AppState};
 use http_body_util::BodyExt;
 use serde_json::json;
 use tower::ServiceExt;

@@ -1,9 +1,12 @@
 //! The engine with SmolLM2 and on a GPU, instead of the tiny model on the CPU.
 
+use hearth_engine::{
+    EngineOptions, Models, Speculation,
+    request::{EngineRequest, ModelLimits, RequestParts},
+};
 use hearth_model::{
     TokenId,
     device::{DeviceChoice, choose},
-    generate::next_logits,
     gpt::Gpt,
     kv_cache::KvCache,
     ops::{Dtype, KvDtype},
@@ -11,15 +14,10 @@ use hearth_model::{
     tokenizer::EncodeOptions,
     weights::model_dir::{LoadOptions, LoadedModel, load},
 };
-use hearth_server::{
-    api::state::AppState,
-    engine::{
-        Engine, EngineOptions, Models, Speculation,
-        request::{EngineRequest, ModelLimits, RequestParts},
-    },
-};
+use hearth_server::{api::state::AppState, engine::Engine};
 use serde_json::json;
 
+use crate::plain_generation::next_logits;
 use crate::{
     engine::{collect, mixed_requests, parts, plain_loop_tokens, run},
     prefix_sharing::choices,
@@ -167,7 +165,7 @@ fn is_near_tie(gpt: &Gpt, parts: &RequestParts, found: &[TokenId], expected: &[T
     let text = [&parts.prompt_ids[..], &expected[..at]].concat();
     let mut cache = KvCache::new(gpt.config(), text.len().div_ceil(16), KvDtype::F32, &gpt.device());
     let mut table = cache.table();
-    let logits = next_logits(gpt, &mut cache, &mut table, &text).unwrap();
+    let logits = next_logits(gpt, &mut cache, &mut table, &text);
     let [low, high] = [f32::min, f32::max].map(|pick| logits.iter().copied().reduce(pick).unwrap());
     let [a, b] = [found[at], expected[at]].map(|id| logits[id as usize]);
     (a - b).abs() <= NEAR_TIE * (high - low)

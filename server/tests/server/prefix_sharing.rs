@@ -3,6 +3,11 @@
 
 use axum::http::{Request, StatusCode, header};
 use burn::tensor::Device;
+use hearth_engine::{
+    EngineOptions, Event, EventStream, Speculation,
+    prefix_cache::PrefixSalt,
+    request::{EngineRequest, RequestParts},
+};
 use hearth_model::{
     TokenId,
     config::{GptConfig, Positions, Rope, RopeScaling},
@@ -11,11 +16,7 @@ use hearth_model::{
 };
 use hearth_server::{
     api::{api_keys::ApiKeys, options::PrefixSharing},
-    engine::{
-        Engine, EngineOptions, Event, EventStream, Speculation,
-        prefix_cache::PrefixSalt,
-        request::{EngineRequest, RequestParts},
-    },
+    engine::Engine,
 };
 use serde_json::{Value, json};
 

@@ -1,17 +1,17 @@
 //! Each sampling parameter as a request field: the tokens equal those of the plain loop with the same parameters, and
 //! differ from those without them. The model's tests check what each parameter does to a distribution.
 
-use std::{ops::ControlFlow, sync::Arc};
+use std::sync::Arc;
 
 use hearth_model::{
     TokenId,
-    generate::{GenerateOptions, generate},
     gpt::Gpt,
     sampling::{ChainStep, Dry, Mirostat, MirostatVersion, SamplingParams, Xtc},
     tokenizer::EncodeOptions,
 };
 use serde_json::{Value, json};
 
+use crate::plain_generation::{GenerateOptions, generate};
 use crate::support::{self, CHAT_TEMPLATE, EOS, Server, tokenizer};
 
 const N_TOKENS: usize = 40;
@@ -23,7 +23,7 @@ const PROMPT: &str = "the hand in the hand in the end, the hand in the";
 fn plain_loop(gpt: &Gpt, prompt_ids: &[TokenId], sampling: SamplingParams) -> Vec<TokenId> {
     let sampling = SamplingParams { seed: SEED, ..sampling };
     let options = GenerateOptions { max_tokens: N_TOKENS, kv_dtype: None, sampling, eos_token_ids: Vec::new() };
-    generate(gpt, prompt_ids, &options, |_| ControlFlow::Continue(())).unwrap()
+    generate(gpt, prompt_ids, &options)
 }
 
 fn ids(text: &str) -> Vec<TokenId> {

@@ -10,10 +10,8 @@ use std::{
 };
 
 use axum::{body::Body, http::StatusCode};
-use hearth_server::{
-    api::router::app,
-    engine::{EngineOptions, Speculation},
-};
+use hearth_engine::{EngineOptions, Speculation};
+use hearth_server::api::router::app;
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tower::ServiceExt;

@@ -3,18 +3,16 @@
 use std::{sync::Arc, time::Duration};
 
 use burn::tensor::Device;
+use hearth_engine::{
+    EngineOptions, Failure, Models, Speculation, StartError,
+    request::{LogprobsMode, RequestParts},
+};
 use hearth_model::{
     sampling::{Mirostat, MirostatVersion, SamplingParams},
     tokenizer::Tokenizer,
     weights::model_dir::LoadedModel,
 };
-use hearth_server::{
-    api::state::AppState,
-    engine::{
-        Engine, EngineOptions, Failure, Models, Speculation, StartError,
-        request::{LogprobsMode, RequestParts},
-    },
-};
+use hearth_server::{api::state::AppState, engine::Engine};
 use serde_json::{Value, json};
 
 use crate::{

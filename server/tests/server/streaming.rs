@@ -234,12 +234,12 @@ async fn request_whose_body_is_incomplete_when_draining_ends_gets_503() {
 
 #[tokio::test]
 async fn inference_failure_ends_every_request_with_an_error_and_the_server() {
-    use hearth_model::{sampling::SamplingParams, weights::model_dir::LoadedModel};
-    use hearth_server::engine::{
-        Engine, EngineOptions,
+    use hearth_engine::{
+        EngineOptions,
         request::{EngineRequest, ModelLimits, RequestParts, StopConditions},
     };
-
+    use hearth_model::{sampling::SamplingParams, weights::model_dir::LoadedModel};
+    use hearth_server::engine::Engine;
     // With the usual KV cache, pages run out after 4,096 tokens per request, and preemption would change the counts of
     // running and waiting requests before this test reads them.
     const LONG: usize = 1 << 18;

@@ -1,14 +1,12 @@
 //! Structured output: a finished answer always has the requested form.
 
 use axum::http::StatusCode;
+use hearth_engine::EngineOptions;
 use hearth_model::{
     device::{DeviceChoice, choose},
     weights::model_dir::{LoadOptions, load},
 };
-use hearth_server::{
-    api::state::AppState,
-    engine::{Engine, EngineOptions},
-};
+use hearth_server::{api::state::AppState, engine::Engine};
 use serde_json::{Value, json};
 use tokio::{runtime::Runtime, time::timeout};
 

@@ -7,6 +7,7 @@ use axum::{
     http::{HeaderMap, HeaderValue, Request, StatusCode, header, request},
 };
 use burn::tensor::{Device, TensorData};
+use hearth_engine::{EngineOptions, EngineStats, Speculation, adapters::AdapterOptions};
 use hearth_model::{
     chat::ChatTemplate,
     config::{GptConfig, Sizes},
@@ -23,7 +24,7 @@ use hearth_server::{
         router::app,
         state::AppState,
     },
-    engine::{Engine, EngineOptions, EngineStats, Speculation, adapters::AdapterOptions},
+    engine::Engine,
 };
 use http_body_util::BodyExt;
 use serde_json::{Value, json};

@@ -15,7 +15,7 @@ use hearth_training::eval::{
 
 use serde::Deserialize;
 
-use crate::known_model::known_model;
+use crate::known_model::{known_model, word_tokenizer};
 
 /// What `training/tests/golden/metrics.py` writes, as far as it is about this study.
 #[derive(Deserialize)]
@@ -46,7 +46,7 @@ fn self_bleu_matches_nltk() {
 fn study(gpt: &Gpt, names: &[&str], passages: &[Passage], max_tokens: usize) -> Vec<MethodRow> {
     let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
     let methods = Method::named(&names, 1).unwrap();
-    let generator = Generator::new(gpt, Endings::default()).unwrap();
+    let generator = Generator::new(gpt, &word_tokenizer(gpt.config().vocab_size), Endings::default());
     let scorer = Scorer::new(gpt).unwrap();
     let how = (max_tokens, TextEnd::AtEndToken);
     let written = write_texts((&generator, &scorer), methods, passages, how, &mut |_| {}).unwrap();

@@ -1,23 +1,26 @@
-//! `hearth-train sample`: continues a prompt with a model dir or a run's best model, with the loop that is also used
-//! for samples during training and for `hearth generate`.
+//! `hearth-train sample`: continues a prompt with a model dir or a run's best model, with the engine that also serves.
 
 use std::{
     io::{self, Write},
     ops::ControlFlow,
     path::PathBuf,
     process::ExitCode,
+    sync::Arc,
 };
 
 use anyhow::{Context, Result, ensure};
 use clap::builder::{OsStringValueParser, TypedValueParser};
+use hearth_engine::{
+    Event, LocalEngine, LocalOptions, StopCause,
+    request::{RequestParts, StopConditions},
+};
 use hearth_model::{
-    TokenId, device,
-    generate::{GenerateOptions, generate},
+    device,
     hub::ModelPart,
     model_source::ModelSource,
     sampling::SamplingParams,
-    tokenizer::{DecodeOptions, Detokenizer, EncodeOptions},
-    weights::model_dir::{self, LoadOptions, LoadedModel},
+    tokenizer::EncodeOptions,
+    weights::model_dir::{self, LoadOptions},
 };
 use hearth_training::{
     cli::{Status, model_path, print_json},
@@ -91,23 +94,26 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         false => Ok(()),
     };
     let mut samples = Vec::new();
+    let context = model.gpt.config().max_seq_len;
+    let max_tokens = config.sample.max_tokens;
+    let options = LocalOptions::for_one(context.min(prompt_ids.len().saturating_add(max_tokens)), None);
+    let mut engine = LocalEngine::new(model.gpt, &model.tokenizer, options)?;
+    let stop_token_ids = Arc::new(model.eos_token_ids.iter().copied().collect());
+    let request = RequestParts {
+        prompt_ids: prompt_ids.as_slice().into(),
+        stop: StopConditions { max_tokens, stop_token_ids, ..StopConditions::default() },
+        ..RequestParts::default()
+    };
     for number in 0..u64::from(args.number) {
         if number > 0 {
             write(SEPARATOR).context("cannot write the text")?;
         }
-        let options = GenerateOptions {
-            max_tokens: config.sample.max_tokens,
-            kv_dtype: None,
-            sampling: SamplingParams {
-                seed: config.seed.wrapping_add(number),
-                ..config.sample.params(SamplingParams::default())
-            },
-            eos_token_ids: model.eos_token_ids.clone(),
+        let sampling = SamplingParams {
+            seed: config.seed.wrapping_add(number),
+            ..config.sample.params(SamplingParams::default())
         };
-        samples.push(sample(&model, &prompt_ids, &options, &write)?);
+        samples.push(sample(&mut engine, RequestParts { sampling, ..request.clone() }, &write)?);
     }
-    let context = model.gpt.config().max_seq_len;
-    let max_tokens = config.sample.max_tokens;
     if samples.iter().any(|Report { n_tokens, .. }| *n_tokens < max_tokens && prompt_ids.len() + n_tokens == context) {
         Status::new().note(&format!(
             "the text ends before `sample.max_tokens={max_tokens}`: with the prompt, it fills the model's context of {context} tokens"
@@ -127,28 +133,26 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
 }
 
 /// Continues the prompt, and calls `write` with the text as it is generated.
-fn sample(
-    model: &LoadedModel,
-    prompt_ids: &[TokenId],
-    options: &GenerateOptions,
-    write: &impl Fn(&str) -> io::Result<()>,
-) -> Result<Report> {
-    let mut detokenizer =
-        Detokenizer::new(&model.tokenizer, DecodeOptions { skip_special_tokens: true }).with_prefix(prompt_ids);
+fn sample(engine: &mut LocalEngine, request: RequestParts, write: &impl Fn(&str) -> io::Result<()>) -> Result<Report> {
     let (mut text, mut n_tokens) = (String::new(), 0);
     let mut written = Ok(());
-    generate(&model.gpt, prompt_ids, options, |id| {
-        if options.eos_token_ids.contains(&id) {
-            return ControlFlow::Break(());
-        }
-        n_tokens += 1;
-        let delta = detokenizer.push(id);
+    engine.run(vec![request], |_, event| {
+        let (delta, end) = match event {
+            Event::Token { text, .. } => {
+                n_tokens += 1;
+                (text, "")
+            }
+            Event::Finished { cause, text, .. } => {
+                // The token that ended the text is not part of it.
+                n_tokens -= usize::from(matches!(cause, Some(StopCause::Token(_))));
+                (text, "\n")
+            }
+            Event::PromptLogprobs(_) | Event::Embedding(_) => return ControlFlow::Continue(()),
+        };
         text += &delta;
-        written = write(&delta);
+        written = write(&delta).and_then(|()| write(end));
         if written.is_err() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })?;
-    let tail = detokenizer.finish();
-    text += &tail;
-    written.and_then(|()| write(&tail)).and_then(|()| write("\n")).context("cannot write the text")?;
+    written.context("cannot write the text")?;
     Ok(Report { text, n_tokens })
 }

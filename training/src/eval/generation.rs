@@ -1,23 +1,22 @@
-//! Generation of many texts at once, on the paged kernels of serving: each step appends to every running text, and texts start as
-//! others end. A text does not depend on those beside it.
+//! Generation of many texts at once with the engine that also serves: texts start as others end, and a text does not depend on
+//! those beside it.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, ops::ControlFlow, sync::Arc};
 
 use anyhow::{Result, ensure};
+use hearth_engine::{
+    Event, FinishReason, LocalEngine, LocalOptions, StopCause,
+    request::{RequestParts, StopConditions, Strategy},
+    scheduler::most_pages,
+};
 use hearth_model::{
     TokenId,
     gpt::Gpt,
-    kv_cache::{PAGE_SIZE, PageTable, StepPart},
-    model_runner::{ModelRunner, StepOutput},
-    ops::{self, KvDtype},
-    read_logits::read_logits,
-    sampling::{
-        LogitRow, RowNeeds, Sampler, SamplingParams,
-        beam::{BeamKind, BeamParams, BeamSearch},
-    },
+    kv_cache::PAGE_SIZE,
+    ops::KvDtype,
+    sampling::{SamplingParams, beam::BeamKind},
+    tokenizer::Tokenizer,
 };
-
-use super::stop_text::StopText;
 
 /// Rows that decode in a step: enough for the kernels of matrices to be bound by arithmetic.
 const DECODING_ROWS: usize = 64;
@@ -61,8 +60,8 @@ pub struct GenerationTask {
 pub struct Endings {
     /// Tokens that end a text; they are not part of it.
     pub end_ids: Arc<BTreeSet<TokenId>>,
-    /// Strings that end a text.
-    pub stop: Option<StopText>,
+    /// Strings that end a text, none of them empty; they are not part of it.
+    pub stop_strings: Arc<[String]>,
 }
 
 /// A generated text.
@@ -70,6 +69,8 @@ pub struct Endings {
 pub struct Generated {
     /// The new tokens, without the token that ended the text.
     pub token_ids: Vec<TokenId>,
+    /// Their text, without special tokens and up to the stop string that ended it.
+    pub text: String,
     /// Whether the text ended, rather than reached its length.
     pub is_ended: bool,
 }
@@ -78,95 +79,53 @@ pub struct Generated {
 #[derive(Debug)]
 pub struct Generator {
     gpt: Gpt,
-    kv_dtype: KvDtype,
+    tokenizer: Tokenizer,
     endings: Endings,
 }
 
-/// A text that is being generated.
-#[derive(Debug)]
-struct Running<'a> {
-    /// Its index among the tasks.
-    index: usize,
-    task: &'a GenerationTask,
-    state: State,
-    /// The running sequences: one, or the branches of a search.
-    branches: Vec<Branch>,
-    n_reserved: usize,
-}
-
-#[derive(Debug)]
-enum State {
-    Sampling(Box<Sampler>),
-    Beams(Box<BeamSearch>),
-}
-
-#[derive(Debug)]
-struct Branch {
-    table: PageTable,
-    output: Vec<TokenId>,
-    /// Tokens that are not in the cache yet.
-    pending: Vec<TokenId>,
-}
-
-/// A row of a step that predicts the next token of a branch.
-#[derive(Clone, Copy, Debug)]
-struct WantedRow {
-    running: usize,
-    branch: usize,
-    row: usize,
-}
-
 impl Generator {
-    /// A generator on the model's device. The KV cache has the dtype that serving would choose.
-    ///
-    /// # Errors
-    /// The device does not support it.
-    pub fn new(gpt: &Gpt, endings: Endings) -> Result<Self> {
-        let kv_dtype = KvDtype::choose(None, gpt.dtype(), &gpt.device())?;
-        Ok(Self { gpt: gpt.clone(), kv_dtype, endings })
+    /// A generator on the model's device.
+    pub fn new(gpt: &Gpt, tokenizer: &Tokenizer, endings: Endings) -> Self {
+        Self { gpt: gpt.clone(), tokenizer: tokenizer.clone(), endings }
     }
 
-    /// Generates the texts of `tasks`, in their order. `progress` is told the number of texts that are done.
+    /// Generates the texts of `tasks`, in their order. `progress` is told the number of texts that are done. The KV cache has the
+    /// dtype that serving would choose.
     ///
     /// # Errors
     /// A prompt is empty or does not fit the model's context with the tokens to come, a parameter is out of range, or the device
     /// fails.
     pub fn generate(&self, tasks: &[GenerationTask], progress: &mut dyn FnMut(usize)) -> Result<Vec<Generated>> {
         tasks.iter().try_for_each(|task| self.check(task))?;
-        let page_bytes = PAGE_SIZE * self.gpt.kv_bytes_per_token(self.kv_dtype)?;
-        let largest = tasks.iter().map(pages_of).max().unwrap_or(0);
-        let all: usize = tasks.iter().map(pages_of).sum();
-        // Room for the largest text in any case.
-        let n_pages = all.min((CACHE_BYTES / page_bytes.max(1)).max(largest));
-        let mut runner = ModelRunner::new(self.gpt.clone(), n_pages.max(1), self.kv_dtype)?;
-        runner.capture_steps();
+        let mut engine = LocalEngine::new(self.gpt.clone(), &self.tokenizer, self.options(tasks)?)?;
         let mut generated = vec![Generated::default(); tasks.len()];
-        let (mut running, mut next, mut n_done): (Vec<Running<'_>>, usize, usize) = (Vec::new(), 0, 0);
-        while n_done < tasks.len() {
-            while let Some(task) = tasks.get(next) {
-                let n_rows: usize = running.iter().map(|running| rows_of(running.task)).sum();
-                let n_reserved: usize = running.iter().map(|running| running.n_reserved).sum();
-                let fits = n_rows + rows_of(task) <= DECODING_ROWS && n_reserved + pages_of(task) <= n_pages;
-                if !fits && !running.is_empty() {
-                    break;
+        let mut n_done = 0;
+        let requests = tasks.iter().map(|task| self.request(task)).collect();
+        engine.run(requests, |index, event| {
+            let Some(all) = generated.get_mut(index) else { return ControlFlow::Continue(()) };
+            match event {
+                Event::Token { id, text, .. } => {
+                    all.token_ids.push(id);
+                    all.text += &text;
                 }
-                running.push(self.start(next, task, &runner));
-                next += 1;
+                Event::Finished { reason, cause, text, .. } => {
+                    if matches!(cause, Some(StopCause::Token(_))) {
+                        all.token_ids.pop();
+                    }
+                    all.text += &text;
+                    all.is_ended = reason == FinishReason::Stop;
+                    n_done += 1;
+                    progress(n_done);
+                }
+                Event::PromptLogprobs(_) | Event::Embedding(_) => {}
             }
-            let (output, wanted) = step(&mut runner, &mut running)?;
-            let ended = self.advance(&runner, &output, &wanted, &mut running)?;
-            n_done += ended.len();
-            for (at, text) in ended.into_iter().rev() {
-                generated[running.remove(at).index] = text;
-            }
-            progress(n_done);
-        }
+            ControlFlow::Continue(())
+        })?;
         Ok(generated)
     }
 
     fn check(&self, task: &GenerationTask) -> Result<()> {
-        let config = self.gpt.config();
-        let (n_prompt, limit) = (task.prompt_ids.len(), config.max_seq_len);
+        let (n_prompt, limit) = (task.prompt_ids.len(), self.gpt.config().max_seq_len);
         ensure!(n_prompt > 0, "a prompt is empty: it must have at least one token");
         ensure!(
             n_prompt + task.max_tokens <= limit,
@@ -174,17 +133,32 @@ impl Generator {
              shorter prompts, or generate fewer tokens: `--max-tokens`",
             task.max_tokens
         );
-        if let Decoding::Sampling(params) = &task.decoding {
-            params.validate(config.vocab_size)?;
-        }
         Ok(())
     }
 
-    fn start<'a>(&self, index: usize, task: &'a GenerationTask, runner: &ModelRunner) -> Running<'a> {
-        let state = match &task.decoding {
-            Decoding::Sampling(params) => {
-                State::Sampling(Box::new(Sampler::new(params.clone(), task.number, &task.prompt_ids)))
-            }
+    /// A cache for all tasks, or of [`CACHE_BYTES`], but with room for the largest in any case.
+    fn options(&self, tasks: &[GenerationTask]) -> Result<LocalOptions> {
+        let kv_dtype = KvDtype::choose(None, self.gpt.dtype(), &self.gpt.device())?;
+        let page_bytes = PAGE_SIZE * self.gpt.kv_bytes_per_token(kv_dtype)?;
+        let pages_of = |task: &GenerationTask| {
+            let n_prompt = task.prompt_ids.len();
+            most_pages(width_of(task), n_prompt, n_prompt + task.max_tokens)
+        };
+        let largest = tasks.iter().map(pages_of).max().unwrap_or(0);
+        let all: usize = tasks.iter().map(pages_of).sum();
+        let n_pages = all.min((CACHE_BYTES / page_bytes.max(1)).max(largest));
+        let max_batch_size = tasks.iter().map(width_of).fold(DECODING_ROWS, usize::max);
+        Ok(LocalOptions {
+            max_batch_size,
+            max_batch_tokens: max_batch_size + PREFILL_ROWS,
+            kv_cache_tokens: n_pages * PAGE_SIZE,
+            kv_cache_dtype: Some(kv_dtype),
+        })
+    }
+
+    fn request(&self, task: &GenerationTask) -> RequestParts {
+        let (sampling, strategy) = match &task.decoding {
+            Decoding::Sampling(params) => (params.clone(), Strategy::Sample),
             Decoding::Beams { width, kind } => {
                 let kind = match *kind {
                     // Each number its own noise.
@@ -193,165 +167,29 @@ impl Generator {
                     }
                     kind => kind,
                 };
-                State::Beams(Box::new(BeamSearch::new(BeamParams {
-                    width: *width,
-                    kind,
-                    temperature: 0.0,
-                    end_ids: self.endings.end_ids.clone(),
-                    min_tokens: task.min_tokens,
-                    max_tokens: task.max_tokens,
-                    n_top: None,
-                })))
+                (SamplingParams::greedy(), Strategy::Beams { width: *width, n_best: 1, kind })
             }
         };
-        let table = runner.cache().table().of_prompt(task.prompt_ids.len());
-        let branch = Branch { table, output: Vec::new(), pending: task.prompt_ids.clone() };
-        Running { index, task, state, branches: vec![branch], n_reserved: pages_of(task) }
+        RequestParts {
+            prompt_ids: task.prompt_ids.as_slice().into(),
+            sampling,
+            strategy,
+            choice: task.number,
+            stop: StopConditions {
+                max_tokens: task.max_tokens,
+                min_tokens: task.min_tokens,
+                stop_strings: Arc::clone(&self.endings.stop_strings),
+                stop_token_ids: Arc::clone(&self.endings.end_ids),
+            },
+            ..RequestParts::default()
+        }
     }
-
-    /// Passes each wanted row to its text. Returns the texts that ended, with their indices among the running ones, ascending.
-    fn advance(
-        &self,
-        runner: &ModelRunner,
-        output: &StepOutput,
-        wanted: &[WantedRow],
-        running: &mut [Running<'_>],
-    ) -> Result<Vec<(usize, Generated)>> {
-        if wanted.is_empty() {
-            return Ok(Vec::new());
-        }
-        let rows: Vec<usize> = wanted.iter().map(|wanted| wanted.row).collect();
-        let needs: Vec<RowNeeds> = wanted.iter().map(|wanted| running[wanted.running].needs(&self.endings)).collect();
-        let logits = read_logits(runner.logits(output, &rows), &needs)?;
-        // Texts are independent here, and each row is a scan of the vocabulary.
-        let mut advances: Vec<Advance<'_, '_>> =
-            running.iter_mut().map(|running| Advance { running, rows: Vec::new(), result: Ok(None) }).collect();
-        for (wanted, row) in wanted.iter().zip(logits.iter()) {
-            advances[wanted.running].rows.push((wanted.branch, row));
-        }
-        ops::parallel_for_each(&mut advances, |Advance { running, rows, result }| {
-            if !rows.is_empty() {
-                *result = running.advance(rows, &self.endings);
-            }
-        });
-        let mut ended = Vec::new();
-        for (at, advance) in advances.into_iter().enumerate() {
-            ended.extend(advance.result?.map(|text| (at, text)));
-        }
-        Ok(ended)
-    }
-}
-
-/// A text, the rows of its branches, and what came of them.
-struct Advance<'a, 'task> {
-    running: &'a mut Running<'task>,
-    rows: Vec<(usize, LogitRow<'a>)>,
-    result: Result<Option<Generated>>,
 }
 
 /// Sequences of a text.
-fn rows_of(task: &GenerationTask) -> usize {
-    match &task.decoding {
+fn width_of(task: &GenerationTask) -> usize {
+    match task.decoding {
         Decoding::Sampling(_) => 1,
-        Decoding::Beams { width, .. } => *width,
+        Decoding::Beams { width, .. } => width,
     }
-}
-
-/// The most pages that a text needs: each branch may have all of its output to itself, and a copy of the prompt's last page.
-fn pages_of(task: &GenerationTask) -> usize {
-    let n_prompt = task.prompt_ids.len();
-    let own = (n_prompt + task.max_tokens).div_ceil(PAGE_SIZE) - n_prompt / PAGE_SIZE;
-    n_prompt.div_ceil(PAGE_SIZE) + rows_of(task) * own
-}
-
-/// Appends the pending tokens of all branches; of prompts, as many as a step has room for.
-fn step(runner: &mut ModelRunner, running: &mut [Running<'_>]) -> Result<(StepOutput, Vec<WantedRow>)> {
-    let (mut token_ids, mut wanted, mut parts) = (Vec::new(), Vec::new(), Vec::new());
-    let mut n_prefill = PREFILL_ROWS;
-    for (at, running) in running.iter_mut().enumerate() {
-        for (number, branch) in running.branches.iter_mut().enumerate() {
-            let n_new = match branch.pending.len() {
-                1 => 1,
-                len => len.min(n_prefill),
-            };
-            if n_new == 0 {
-                continue;
-            }
-            if branch.pending.len() > 1 {
-                n_prefill -= n_new;
-            }
-            token_ids.extend(branch.pending.drain(..n_new));
-            if branch.pending.is_empty() {
-                wanted.push(WantedRow { running: at, branch: number, row: token_ids.len() - 1 });
-            }
-            parts.push(StepPart { table: &mut branch.table, n_new, adapter: None });
-        }
-    }
-    Ok((runner.step(&token_ids, &mut parts)?, wanted))
-}
-
-impl Running<'_> {
-    fn needs(&self, endings: &Endings) -> RowNeeds {
-        match &self.state {
-            State::Sampling(sampler) => sampler.needs(&endings.end_ids, &[]),
-            State::Beams(_) => RowNeeds::Whole,
-        }
-    }
-
-    /// Chooses the next tokens from the rows of all branches. Returns the text if it has ended.
-    fn advance(&mut self, rows: &[(usize, LogitRow<'_>)], endings: &Endings) -> Result<Option<Generated>> {
-        match &mut self.state {
-            State::Sampling(sampler) => {
-                let (Some(branch), Some((_, row))) = (self.branches.first_mut(), rows.first()) else { return Ok(None) };
-                let position = self.task.prompt_ids.len() + branch.output.len();
-                let may_end = branch.output.len() >= self.task.min_tokens;
-                let id = match may_end {
-                    true => sampler.sample(row, position)?,
-                    false => sampler.sample(row.without(&endings.end_ids), position)?,
-                };
-                sampler.accept(id);
-                if may_end && endings.end_ids.contains(&id) {
-                    return Ok(Some(Generated { token_ids: std::mem::take(&mut branch.output), is_ended: true }));
-                }
-                branch.output.push(id);
-                branch.pending.push(id);
-                let is_ended = may_end && endings.stop.as_ref().is_some_and(|stop| stop.is_in(&branch.output));
-                if is_ended || branch.output.len() >= self.task.max_tokens {
-                    return Ok(Some(Generated { token_ids: std::mem::take(&mut branch.output), is_ended }));
-                }
-                Ok(None)
-            }
-            State::Beams(search) => {
-                for (branch, row) in rows {
-                    let output = &self.branches[*branch].output;
-                    let may_stop = output.len() >= self.task.min_tokens;
-                    let stop = endings.stop.as_ref().filter(|_| may_stop);
-                    let completes = |id| stop.is_some_and(|stop| stop.is_completed(output, id));
-                    search.expand(*branch, row.whole()?, completes)?;
-                }
-                let parents = search.select();
-                if parents.is_empty() {
-                    let nothing = BeamSearch::new(BeamParams { width: 1, ..search.params().clone() });
-                    return Ok(Some(best_of(std::mem::replace(search, nothing), endings)));
-                }
-                let grown = parents.iter().zip(search.beams()).filter_map(|(&parent, beam)| {
-                    let id = *beam.token_ids.last()?;
-                    let table = self.branches[parent].table.fork();
-                    Some(Branch { table, output: beam.token_ids.clone(), pending: vec![id] })
-                });
-                self.branches = grown.collect();
-                Ok(None)
-            }
-        }
-    }
-}
-
-/// The best text of a search that is over.
-fn best_of(search: BeamSearch, endings: &Endings) -> Generated {
-    let Some(best) = search.into_best(1).into_iter().next() else { return Generated::default() };
-    let mut token_ids = best.token_ids;
-    if best.is_ended && token_ids.last().is_some_and(|id| endings.end_ids.contains(id)) {
-        token_ids.pop();
-    }
-    Generated { token_ids, is_ended: best.is_ended }
 }

@@ -6,13 +6,13 @@ use anyhow::{Context, Result, bail, ensure};
 use hearth_model::{
     TokenId,
     chat::{Message, RenderContext},
-    tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
+    tokenizer::EncodeOptions,
     weights::model_dir::LoadedModel,
 };
 use serde::Serialize;
 
 use super::{
-    generation::{Decoding, Endings, GenerationTask, Generator},
+    generation::{Decoding, GenerationTask, Generator},
     jsonl::{JsonRecord, read_json_records},
     metrics::{
         Case, Corpus, Segment, SignedScore,
@@ -150,7 +150,6 @@ fn encode(prompt: &str, model: &LoadedModel, form: PromptForm) -> Result<Vec<Tok
 /// As [`Generator::generate`].
 pub fn generate_texts(
     generator: &Generator,
-    (tokenizer, endings): (&Tokenizer, &Endings),
     prompts: Vec<Vec<TokenId>>,
     (decoding, max_tokens): (&Decoding, usize),
     progress: &mut dyn FnMut(usize),
@@ -163,12 +162,7 @@ pub fn generate_texts(
         })
         .collect();
     let generated = generator.generate(&tasks, progress)?;
-    let decode = |ids: &[TokenId]| {
-        let text = tokenizer.decode(ids, DecodeOptions { skip_special_tokens: true });
-        let text = endings.stop.as_ref().map_or(&*text, |stop| stop.cut(&text));
-        text.trim().to_owned()
-    };
-    Ok(generated.iter().map(|generated| decode(&generated.token_ids)).collect())
+    Ok(generated.iter().map(|generated| generated.text.trim().to_owned()).collect())
 }
 
 /// Scores hypotheses against the references of their items.

@@ -14,12 +14,10 @@ use axum::{
     extract::Request,
     http::{Method, StatusCode},
 };
+use hearth_engine::PhaseTimes;
 
 use super::endpoint::Policy;
-use crate::{
-    metrics::PhaseTimes,
-    telemetry::{exporter::SpanSender, trace_context::TraceContext},
-};
+use crate::telemetry::{exporter::SpanSender, trace_context::TraceContext};
 
 /// The data for a request's log line; clones share it.
 #[derive(Clone, Debug)]

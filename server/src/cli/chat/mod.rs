@@ -18,6 +18,7 @@ use std::{
 
 use anyhow::{Context, ensure};
 use clap::Args;
+use hearth_engine::{EngineOptions, Speculation, adapters::AdapterOptions};
 use tokio::runtime;
 
 use self::{
@@ -30,7 +31,7 @@ use super::{download::DownloadProgress, sampling::SamplingArgs};
 use crate::{
     api::{router::app, state::AppState},
     config::{ModelConfig, Secret},
-    engine::{Engine, EngineOptions, Speculation, adapters::AdapterOptions},
+    engine::Engine,
 };
 
 /// The arguments of `hearth chat`.

@@ -107,7 +107,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         args.plot_passage
     );
     let end_ids = Arc::new(loaded.eos_token_ids.iter().copied().collect());
-    let generator = Generator::new(&loaded.gpt, Endings { end_ids, stop: None })?;
+    let generator = Generator::new(&loaded.gpt, &loaded.tokenizer, Endings { end_ids, ..Endings::default() });
     let scorer = Scorer::new(&loaded.gpt)?;
     let end = if args.ignore_eos { TextEnd::AtLength } else { TextEnd::AtEndToken };
     let mut status = Status::new();

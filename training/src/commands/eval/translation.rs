@@ -13,7 +13,6 @@ use hearth_training::{
     eval::{
         generation::{Decoding, Endings, Generator},
         metrics::Case,
-        stop_text::StopText,
         translation::{CorpusScores, PromptForm, corpus_of, encode_prompts, generate_texts, read_items, scores_of},
     },
 };
@@ -95,16 +94,15 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
             kind: BeamKind::Best { length_penalty: args.length_penalty, early_stopping: EarlyStopping::default() },
         },
     };
-    let stop: Vec<String> = args.stop.iter().map(|stop| unescaped(stop)).collect();
     let endings = Endings {
         end_ids: Arc::new(loaded.eos_token_ids.iter().copied().collect()),
-        stop: StopText::new(&loaded.tokenizer, &stop),
+        stop_strings: args.stop.iter().map(|stop| unescaped(stop)).collect(),
     };
-    let generator = Generator::new(&loaded.gpt, endings.clone())?;
+    let generator = Generator::new(&loaded.gpt, &loaded.tokenizer, endings);
     let mut status = Status::new();
     let mut progress = |n_done| progress_line(&mut status, "texts", n_done, items.len());
     let how = (&decoding, args.max_tokens as usize);
-    let hypotheses = generate_texts(&generator, (&loaded.tokenizer, &endings), prompts, how, &mut progress)?;
+    let hypotheses = generate_texts(&generator, prompts, how, &mut progress)?;
     status.clear();
     let lines: Vec<TranslationLine<'_>> = items
         .iter()

@@ -1,11 +1,14 @@
 //! Samples: texts that the model writes during a run.
 
-use std::ops::ControlFlow;
+use std::{ops::ControlFlow, sync::Arc};
 
 use anyhow::Result;
+use hearth_engine::{
+    Event, LocalEngine, LocalOptions,
+    request::{RequestParts, StopConditions},
+};
 use hearth_model::{
     TokenId,
-    generate::{GenerateOptions, generate},
     sampling::SamplingParams,
     tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
 };
@@ -17,18 +20,24 @@ impl Trainer<'_> {
     /// Generates a sample.
     pub(super) fn sample(&self, settings: &SampleSettings) -> Result<String> {
         let (gpt, tokenizer) = (self.packed()?, &self.data.tokenizer);
-        let prompt_ids = &prompt_ids(&settings.prompt, tokenizer, gpt.config().max_seq_len);
-        let room = gpt.config().max_seq_len.saturating_sub(prompt_ids.len());
-        let options = GenerateOptions {
-            max_tokens: settings.max_tokens.min(room),
-            kv_dtype: None,
-            sampling: SamplingParams {
-                seed: mix(self.config.seed) ^ self.state.step as u64,
-                ..settings.params(SamplingParams::default())
-            },
-            eos_token_ids: self.data.eos_token_ids.clone(),
+        let context = gpt.config().max_seq_len;
+        let prompt_ids = prompt_ids(&settings.prompt, tokenizer, context);
+        let max_tokens = settings.max_tokens.min(context - prompt_ids.len());
+        let options = LocalOptions::for_one(prompt_ids.len() + max_tokens, None);
+        let sampling = SamplingParams {
+            seed: mix(self.config.seed) ^ self.state.step as u64,
+            ..settings.params(SamplingParams::default())
         };
-        let token_ids = generate(&gpt, prompt_ids, &options, |_| ControlFlow::Continue(()))?;
+        let stop_token_ids = Arc::new(self.data.eos_token_ids.iter().copied().collect());
+        let stop = StopConditions { max_tokens, stop_token_ids, ..StopConditions::default() };
+        let request = RequestParts { prompt_ids: prompt_ids.into(), sampling, stop, ..RequestParts::default() };
+        let mut token_ids = Vec::new();
+        LocalEngine::new(gpt, tokenizer, options)?.run(vec![request], |_, event| {
+            if let Event::Token { id, .. } = event {
+                token_ids.push(id);
+            }
+            ControlFlow::Continue(())
+        })?;
         Ok(tokenizer.decode(&token_ids, DecodeOptions { skip_special_tokens: true }))
     }
 }
