@@ -2,7 +2,7 @@
 //!
 //! A page's key is the SHA-256 of the previous page's key and of its own tokens, so it identifies the whole text from
 //! the start. The first page is chained to the request's [`PrefixSalt`]: requests with different salts never share a
-//! page. `docs/serving.md` documents how keys are computed, so that routers can do the same. [`hearth_model::kv_cache`]
+//! page. `docs/serving/security.md` documents how keys are computed, so that routers can do the same. [`hearth_model::kv_cache`]
 //! stores pages by key and evicts them.
 
 use hearth_model::{
@@ -131,11 +131,11 @@ mod tests {
         assert_eq!(keys, keys_of(None, &text));
     }
 
-    /// The keys in `docs/serving.md` are those that the engine computes.
+    /// The keys in `docs/serving/security.md` are those that the engine computes.
     #[test]
     fn page_keys_documented_in_serving_md_are_the_computed_ones() {
         let text: Vec<TokenId> = (1..=32).collect();
-        let documented = include_str!("../../docs/serving.md");
+        let documented = include_str!("../../docs/serving/security.md");
         let salts = [
             ("none", None),
             ("key `sk-example`", Some(PrefixSalt::of_key(b"sk-example"))),

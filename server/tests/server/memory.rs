@@ -1,6 +1,6 @@
 //! Peak memory of a server process for one request, for the worst kinds of requests.
 //!
-//! `docs/serving.md` documents the bound.
+//! `docs/serving/security.md` documents the bound.
 
 #![cfg(target_os = "linux")]
 

@@ -69,14 +69,14 @@ async fn metrics_count_served_requests_and_are_documented() {
             line.rsplit(' ').next().unwrap().parse::<f64>().unwrap();
         }
     }
-    // docs/serving.md lists exactly these families, and those that exist only with adapters.
-    let (_, list) = include_str!("../../../docs/serving.md").split_once("### List of metrics").unwrap();
+    // docs/serving/monitoring.md lists exactly these families, and those that exist only with adapters.
+    let (_, list) = include_str!("../../../docs/serving/monitoring.md").split_once("### List of metrics").unwrap();
     let (list, _) = list.split_once("\n## ").unwrap();
     let is_metric = |word: &&str| ["http_", "vllm:", "hearth_"].iter().any(|start| word.starts_with(start));
     let documented: BTreeSet<&str> = list.split('`').filter(is_metric).collect();
-    assert!(families.is_subset(&documented), "not in docs/serving.md: {:?}", families.difference(&documented));
+    assert!(families.is_subset(&documented), "not in docs/serving/monitoring.md: {:?}", families.difference(&documented));
     let unknown: Vec<_> = documented.difference(&families).filter(|name| !name.contains("lora_")).collect();
-    assert!(unknown.is_empty(), "only in docs/serving.md: {unknown:?}");
+    assert!(unknown.is_empty(), "only in docs/serving/monitoring.md: {unknown:?}");
 }
 
 /// A beam search returns all tokens at its end, so they have no latencies.
