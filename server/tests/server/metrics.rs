@@ -74,7 +74,11 @@ async fn metrics_count_served_requests_and_are_documented() {
     let (list, _) = list.split_once("\n## ").unwrap();
     let is_metric = |word: &&str| ["http_", "vllm:", "hearth_"].iter().any(|start| word.starts_with(start));
     let documented: BTreeSet<&str> = list.split('`').filter(is_metric).collect();
-    assert!(families.is_subset(&documented), "not in docs/serving/monitoring.md: {:?}", families.difference(&documented));
+    assert!(
+        families.is_subset(&documented),
+        "not in docs/serving/monitoring.md: {:?}",
+        families.difference(&documented)
+    );
     let unknown: Vec<_> = documented.difference(&families).filter(|name| !name.contains("lora_")).collect();
     assert!(unknown.is_empty(), "only in docs/serving/monitoring.md: {unknown:?}");
 }
