@@ -10,7 +10,7 @@ use serde::{
 /// Rows in one forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MicroBatchSize {
-    /// As many as fit in memory and divide a step; found before the run begins, see [`fit`](crate::plan::memory_fit).
+    /// As many as fit in memory and divide a step; found before the run begins, see [`memory_fit`](crate::plan::memory_fit).
     Auto,
     /// As many as this.
     Rows(usize),

@@ -99,7 +99,7 @@ impl Learner {
     }
 
     /// Sums the gradients of micro-batches, given with the numbers of their micro-steps in order, as a tree (see
-    /// [`combine`](crate::run::tree_sum)). `None` without micro-batches. Reads nothing back from the device, unless the objective does.
+    /// [`tree_sum`](super::tree_sum)). `None` without micro-batches. Reads nothing back from the device, unless the objective does.
     ///
     /// # Errors
     /// Those of [`forward`](Self::forward).
