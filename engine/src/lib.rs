@@ -10,7 +10,6 @@
 //!   work; `outcome` and `timeline`: how requests end, and the times of their phases
 //! - [`tenant`]: who sends requests, and queues that they share
 //! - [`scheduler`]: selects the tokens of the next step; pure
-//! - `batch_runner`: runs steps on the device; no decisions
 //! - [`adapters`]: LoRA adapters by name
 //! - [`prefix_cache`]: keys of pages
 //! - `job`: a request in the engine, of one of three kinds: `sequence`, `beams` or `embedding`; `event_senders`: their
@@ -24,7 +23,6 @@
 
 mod acceptance;
 pub mod adapters;
-mod batch_runner;
 mod beams;
 pub mod clock;
 mod embedding;
@@ -47,9 +45,6 @@ mod startup;
 mod stats;
 mod stats_publisher;
 pub mod tenant;
-#[cfg(all(test, feature = "gpu"))]
-#[path = "../../model/tests/test_gpu.rs"]
-mod test_gpu;
 pub mod text;
 mod timeline;
 mod token_ids;

@@ -12,7 +12,6 @@ use std::{
 use hearth_model::{gpt::Gpt, kv_cache::PAGE_SIZE, model_runner::ModelRunner, ops::KvDtype, tokenizer::Tokenizer};
 
 use crate::{
-    batch_runner::BatchRunner,
     event::{self, Event, Failure},
     job::{Job, SubmissionContext},
     observer::NoObserver,
@@ -108,7 +107,7 @@ impl LocalEngine {
         runner.capture_steps();
         let limits_of_steps =
             Limits { max_batch_size, max_batch_tokens: max_batch_tokens.max(max_batch_size), max_adapters: 0 };
-        let compute = Compute { runner: BatchRunner::new(runner), kv_dtype, speculator: None, limits: limits_of_steps };
+        let compute = Compute { runner, kv_dtype, speculator: None, limits: limits_of_steps };
         let (commands, inbox) = channel();
         let observer = Arc::new(NoObserver);
         let stats = StatsPublisher::new(observer.clone());

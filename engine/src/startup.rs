@@ -4,7 +4,6 @@ use std::sync::OnceLock;
 
 use crate::{
     adapters::{AdapterError, AdapterOptions, Adapters},
-    batch_runner::BatchRunner,
     memory,
     request::ModelLimits,
     scheduler::Limits,
@@ -15,6 +14,7 @@ use hearth_model::{
     config::GptConfig,
     device,
     digest::Digest,
+    gpt::Gpt,
     inspect::Inspector,
     kv_cache::PAGE_SIZE,
     model_runner::ModelRunner,
@@ -132,7 +132,7 @@ pub(crate) struct Prepared {
 
 /// What the inference thread computes with.
 pub(crate) struct Compute {
-    pub(crate) runner: BatchRunner,
+    pub(crate) runner: ModelRunner,
     pub(crate) kv_dtype: KvDtype,
     pub(crate) speculator: Option<Speculator>,
     pub(crate) limits: Limits,
@@ -189,11 +189,20 @@ pub(crate) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
         sampling_defaults: loaded.sampling_defaults,
         own_pooling: loaded.own_pooling,
     };
-    let mut runner = BatchRunner::new(ModelRunner::new(loaded.gpt, n_pages, kv_dtype)?);
-    runner.warm_up(limits.max_batch_tokens, options.enforce_eager)?;
+    let runner = warmed_up(loaded.gpt, n_pages, kv_dtype, options)?;
     // Returns memory that loading used to the system.
     ops::give_back_memory();
     Ok(Prepared { model, adapters, compute: Compute { runner, kv_dtype, speculator, limits } })
+}
+
+/// A runner that has compiled its kernels, and captures repeated steps unless the options forbid it.
+fn warmed_up(gpt: Gpt, n_pages: usize, kv_dtype: KvDtype, options: &EngineOptions) -> Result<ModelRunner, StartError> {
+    let mut runner = ModelRunner::new(gpt, n_pages, kv_dtype)?;
+    if !options.enforce_eager {
+        runner.capture_steps();
+    }
+    runner.warm_up(options.max_batch_tokens)?;
+    Ok(runner)
 }
 
 fn kv_dtype(loaded: &LoadedModel, options: &EngineOptions) -> Result<KvDtype, StartError> {
@@ -230,8 +239,7 @@ fn speculator(
                 ));
             }
             let (max_seq_len, kv_dtype) = (draft.gpt.config().max_seq_len, kv_dtype(&draft, options)?);
-            let mut runner = BatchRunner::new(ModelRunner::new(draft.gpt, n_pages, kv_dtype)?);
-            runner.warm_up(options.max_batch_tokens, options.enforce_eager)?;
+            let runner = warmed_up(draft.gpt, n_pages, kv_dtype, options)?;
             Ok(Some(Speculator::by_draft_model(runner, max_seq_len, n_tokens)))
         }
     }

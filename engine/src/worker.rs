@@ -14,10 +14,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use hearth_model::{Result, TokenId, model_runner::StepOutput, sampling::RowNeeds};
+use hearth_model::{
+    Result, TokenId,
+    kv_cache::StepPart,
+    model_runner::{ModelRunner, StepOutput},
+    sampling::RowNeeds,
+};
 
 use crate::{
-    batch_runner::{BatchRunner, Input},
     event::Failure,
     event_senders::Progress,
     job::Job,
@@ -55,7 +59,7 @@ pub(crate) struct Worker {
     observer: Arc<dyn Observer>,
     work_clock: WorkClock,
     scheduler: Scheduler,
-    runner: BatchRunner,
+    runner: ModelRunner,
     speculator: Option<Speculator>,
     jobs: BTreeMap<RequestId, Job>,
     n_accepted: u64,
@@ -82,7 +86,7 @@ impl Worker {
         work_clock: WorkClock,
     ) -> Self {
         let Compute { runner, kv_dtype, speculator, limits } = compute;
-        let pool = runner.pool().clone();
+        let pool = runner.cache().pool().clone();
         stats.update(|stats| {
             (stats.free_pages, stats.n_pages, stats.kv_dtype) = (pool.n_free(), pool.n_pages(), kv_dtype);
         });
@@ -131,7 +135,7 @@ impl Worker {
             }
         }
         self.stats.update(|stats| {
-            (stats.running, stats.waiting, stats.free_pages) = (0, 0, self.runner.pool().n_free());
+            (stats.running, stats.waiting, stats.free_pages) = (0, 0, self.runner.cache().pool().n_free());
             stats.running_adapters.clear();
             stats.waiting_adapters.clear();
         });
@@ -233,8 +237,8 @@ impl Worker {
         let started = Instant::now();
         let drafts = self.draft(&mut step)?;
         let token_ids = self.token_ids(&step, &drafts);
-        let hidden = self.compute(&step, &token_ids)?;
-        let n_accepted = self.advance(&step, &token_ids, &hidden)?;
+        let output = self.compute(&step, &token_ids)?;
+        let n_accepted = self.advance(&step, &token_ids, &output)?;
         self.scheduler.roll_back(&step);
         self.record_drafts(&step, &drafts, &n_accepted, started);
         Ok(())
@@ -293,14 +297,11 @@ impl Worker {
             }
         }
         let tables = self.scheduler.tables(step);
-        let mut rest = token_ids;
-        let inputs = step.chunks.iter().zip(tables).map(|(chunk, table)| {
-            let (token_ids, others) = rest.split_at(chunk.n_tokens.min(rest.len()));
-            rest = others;
+        let parts = step.chunks.iter().zip(tables).map(|(chunk, table)| {
             let adapter = self.jobs.get(&chunk.id.request).and_then(|job| job.adapter().cloned());
-            Input { table, token_ids, adapter }
+            StepPart { table, n_new: chunk.n_tokens, adapter }
         });
-        self.runner.run(inputs.collect())
+        self.runner.step(token_ids, &mut parts.collect::<Vec<_>>())
     }
 
     /// Passes the logits of all wanted rows to their requests. Returns the number of accepted draft tokens by request,
@@ -309,17 +310,17 @@ impl Worker {
         &mut self,
         step: &Step,
         token_ids: &[TokenId],
-        hidden: &StepOutput,
+        output: &StepOutput,
     ) -> Result<HashMap<RequestId, usize>> {
         let mut n_accepted = HashMap::new();
         self.scheduler.advance(step);
         let n_tokens = step.chunks.iter().map(|chunk| chunk.n_tokens).sum();
         self.observer.step(n_tokens, self.scheduler.totals());
-        self.pool(step, hidden)?;
+        self.pool(step, output)?;
         for rows in pieces(&self.wanted_rows(step)) {
             let indices: Vec<usize> = rows.iter().map(|wanted| wanted.row).collect();
             let needs: Vec<RowNeeds> = rows.iter().map(|wanted| self.needs(wanted, token_ids)).collect();
-            let logits = self.runner.logits(hidden, &indices, &needs)?;
+            let logits = self.runner.read_logits(output, &indices, &needs)?;
             // A step may take long: requests whose deadline passed meanwhile get no token from it.
             let now = Instant::now();
             for wanted in rows {
@@ -378,7 +379,7 @@ impl Worker {
     }
 
     /// Passes the hidden states of embedding requests to them.
-    fn pool(&mut self, step: &Step, hidden: &StepOutput) -> Result<()> {
+    fn pool(&mut self, step: &Step, output: &StepOutput) -> Result<()> {
         let mut first_row = 0;
         for chunk in &step.chunks {
             let rows = first_row..first_row + chunk.n_tokens;
@@ -387,10 +388,10 @@ impl Worker {
             if !self.jobs.get(&id).is_some_and(Job::wants_hidden) {
                 continue;
             }
-            let states = self.runner.hidden_rows(hidden, rows)?;
+            let states = self.runner.read_hidden(output, rows)?;
             self.drop_if_late(id, Instant::now());
             let Some(job) = self.jobs.get_mut(&id) else { continue };
-            let progress = job.pool(chunk.start, &states, self.runner.d_model());
+            let progress = job.pool(chunk.start, &states, self.runner.gpt().config().d_model);
             self.record(id, progress);
         }
         Ok(())
@@ -477,7 +478,7 @@ impl Worker {
     fn publish(&self) {
         let running = self.scheduler.n_places_taken();
         let waiting = self.scheduler.n_waiting() + self.jobs.values().map(Job::n_forks).sum::<usize>();
-        let free_pages = self.runner.pool().n_free();
+        let free_pages = self.runner.cache().pool().n_free();
         let [running_adapters, waiting_adapters] = self.scheduler.adapters();
         self.stats.update(|stats| {
             *stats = EngineStats { running, waiting, free_pages, running_adapters, waiting_adapters, ..stats.clone() };

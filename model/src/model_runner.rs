@@ -5,7 +5,9 @@
 //! ids, slots, page tables, positions) is written into a buffer that the graph reads. Steps have the same shape if they have as
 //! many rows and, rounded up, as many pages.
 
-use burn::tensor::Tensor;
+use std::ops::Range;
+
+use burn::tensor::{DType, Device, Tensor};
 
 use crate::{
     TokenId,
@@ -14,11 +16,14 @@ use crate::{
     forward_pass::{AttentionContext, ForwardPass},
     gpt::Gpt,
     kv_cache::{KvCache, StepPart},
-    ops::{self, Ints, KvDtype, Placement},
+    ops::{self, Ints, KvDtype, Placement, read, to_f32},
+    read_logits::{LogitRows, read_logits},
+    sampling::RowNeeds,
     token_ids::check_token_ids,
 };
 
 mod step_graphs;
+mod warm_up;
 
 use step_graphs::StepGraphs;
 
@@ -114,6 +119,27 @@ impl ModelRunner {
             None => self.gpt.logits(self.hidden(output, rows)),
         }
     }
+
+    /// The [logits](Self::logits) on the host, at least the parts in `needs`.
+    ///
+    /// # Errors
+    /// [`Error::Execution`] if the device failed in this step.
+    pub fn read_logits(&self, output: &StepOutput, rows: &[usize], needs: &[RowNeeds]) -> Result<LogitRows> {
+        read_logits(self.logits(output, rows), needs)
+    }
+
+    /// Whether [`read_logits`](Self::read_logits) reads parts of rows; otherwise it always reads whole ones.
+    pub fn reads_parts(&self) -> bool {
+        self.gpt.device() != Device::flex()
+    }
+
+    /// The final hidden states of consecutive rows of the last step, on the host: `rows.len() * d_model` numbers, row by row.
+    ///
+    /// # Errors
+    /// [`Error::Execution`] if the device failed in this step.
+    pub fn read_hidden(&self, output: &StepOutput, rows: Range<usize>) -> Result<Vec<f32>> {
+        to_f32(read(self.hidden(output, &rows.collect::<Vec<_>>()).cast(DType::F32))?)
+    }
 }
 
 /// Refuses tokens and positions outside the embeddings.
@@ -137,8 +163,6 @@ fn check(config: &GptConfig, token_ids: &[TokenId], parts: &[StepPart<'_>]) -> R
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
-    use burn::tensor::Device;
-
     use super::*;
     use crate::{config::Sizes, token_ids::token_tensor};
 

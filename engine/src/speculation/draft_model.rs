@@ -5,15 +5,12 @@ use std::collections::HashMap;
 
 use hearth_model::{
     Result, TokenId,
-    kv_cache::PageTable,
+    kv_cache::{PageTable, StepPart},
+    model_runner::ModelRunner,
     sampling::{RowNeeds, Sampler},
 };
 
-use crate::{
-    batch_runner::{BatchRunner, Input},
-    scheduler::RequestId,
-    sequence::Sequence,
-};
+use crate::{scheduler::RequestId, sequence::Sequence};
 
 /// Maximum number of rows per pass when catching up with a prompt.
 const MAX_ROWS: usize = 512;
@@ -33,7 +30,7 @@ pub(super) struct DraftJob<'a> {
 /// The draft model and its cache.
 #[derive(Debug)]
 pub(super) struct DraftModel {
-    runner: BatchRunner,
+    runner: ModelRunner,
     max_seq_len: usize,
     /// The computed tokens of each sequence: a prefix of its tokens.
     tables: HashMap<RequestId, PageTable>,
@@ -66,7 +63,7 @@ impl DraftState<'_> {
 }
 
 impl DraftModel {
-    pub(super) fn new(runner: BatchRunner, max_seq_len: usize) -> Self {
+    pub(super) fn new(runner: ModelRunner, max_seq_len: usize) -> Self {
         Self { runner, max_seq_len, tables: HashMap::new(), is_steady: true }
     }
 
@@ -91,7 +88,7 @@ impl DraftModel {
                 continue;
             }
             room -= job.n_tokens;
-            let fresh = || self.runner.pool().table().of_prompt(job.sequence.n_prompt());
+            let fresh = || self.runner.cache().table().of_prompt(job.sequence.n_prompt());
             let table = self.tables.remove(&job.id).unwrap_or_else(fresh);
             self.is_steady &= n_known - table.len() <= SHORT_LAG;
             let (sampler, token_ids) = (job.sequence.sampler().clone(), Vec::new());
@@ -120,7 +117,7 @@ impl DraftModel {
     }
 
     fn knows(&self, id: TokenId) -> bool {
-        (id as usize) < self.runner.vocab_size()
+        (id as usize) < self.runner.gpt().config().vocab_size
     }
 
     /// Frees pages for all drafts, and skips sequences for which there are too few.
@@ -129,7 +126,7 @@ impl DraftModel {
             let n_tokens = state.job.sequence.token_ids().len() + state.job.n_tokens - 1;
             state.table.pages_needed(n_tokens.saturating_sub(state.table.len()))
         };
-        let pool = self.runner.pool().clone();
+        let pool = self.runner.cache().pool().clone();
         if states.iter().map(&pages_needed).sum::<usize>() > pool.n_free() {
             // Drops sequences outside this step, which can be recomputed.
             self.tables.clear();
@@ -145,8 +142,8 @@ impl DraftModel {
     /// Runs one forward pass for all sequences that need it; `false` if none does.
     fn round(&mut self, states: &mut [DraftState<'_>]) -> Result<bool> {
         let mut room = MAX_ROWS;
-        let (mut inputs, mut ends, mut in_round, mut needs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let mut n_rows = 0;
+        let (mut parts, mut ends, mut in_round, mut needs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut step_ids = Vec::new();
         for (index, state) in states.iter_mut().enumerate().filter(|(_, state)| !state.is_done) {
             let token_ids = state.input(room);
             if token_ids.is_empty() {
@@ -155,22 +152,21 @@ impl DraftModel {
                 continue;
             }
             room -= token_ids.len();
-            n_rows += token_ids.len();
-            ends.push(n_rows - 1);
+            step_ids.extend_from_slice(&token_ids);
+            ends.push(step_ids.len() - 1);
             in_round.push(index);
             needs.push(if self.runner.reads_parts() {
                 state.job.sequence.draft_needs(&state.sampler, state.token_ids.len())
             } else {
                 RowNeeds::Whole
             });
-            inputs.push((&mut state.table, token_ids));
+            parts.push(StepPart::new(&mut state.table, token_ids.len()));
         }
-        if inputs.is_empty() {
+        if parts.is_empty() {
             return Ok(false);
         }
-        let inputs = inputs.iter_mut().map(|(table, token_ids)| Input::new(table, token_ids));
-        let hidden = self.runner.run(inputs.collect())?;
-        let logits = self.runner.logits(&hidden, &ends, &needs)?;
+        let output = self.runner.step(&step_ids, &mut parts)?;
+        let logits = self.runner.read_logits(&output, &ends, &needs)?;
         for (index, logits) in in_round.into_iter().zip(logits.iter()) {
             let Some(state) = states.get_mut(index) else { continue };
             if !state.is_caught_up() {

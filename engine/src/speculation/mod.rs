@@ -13,12 +13,11 @@ mod prompt_lookup;
 
 use std::{collections::HashMap, time::Duration};
 
-use hearth_model::{Result, TokenId, tokenizer::Tokenizer};
+use hearth_model::{Result, TokenId, model_runner::ModelRunner, tokenizer::Tokenizer};
 
 use self::draft_model::DraftModel;
 use super::{
     acceptance::{Costs, DraftSource},
-    batch_runner::BatchRunner,
     scheduler::RequestId,
     sequence::Sequence,
 };
@@ -101,7 +100,7 @@ impl Speculator {
     }
 
     /// `max_seq_len` is the draft model's.
-    pub(crate) fn by_draft_model(runner: BatchRunner, max_seq_len: usize, n_tokens: usize) -> Self {
+    pub(crate) fn by_draft_model(runner: ModelRunner, max_seq_len: usize, n_tokens: usize) -> Self {
         let model = Box::new(DraftModel::new(runner, max_seq_len));
         Self { drafter: Drafter::DraftModel(model), n_tokens, costs: Costs::default() }
     }

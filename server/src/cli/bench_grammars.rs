@@ -13,7 +13,6 @@ use hearth_model::{
     kv_cache::{PAGE_SIZE, StepPart},
     model_runner::ModelRunner,
     ops::KvDtype,
-    read_logits::read_logits,
     sampling::{RowNeeds, Sampler, SamplingParams},
     tokenizer::{EncodeOptions, Tokenizer},
     weights::model_dir::LoadedModel,
@@ -218,7 +217,7 @@ impl Text<'_> {
             }
             let start = Instant::now();
             let output = runner.step(&pending, &mut [StepPart::new(&mut table, pending.len())])?;
-            let logits = read_logits(runner.logits(&output, &[pending.len() - 1]), &[RowNeeds::Whole])?;
+            let logits = runner.read_logits(&output, &[pending.len() - 1], &[RowNeeds::Whole])?;
             let step = micros(start.elapsed());
             let start = Instant::now();
             let Some(row) = logits.iter().next() else { break };
