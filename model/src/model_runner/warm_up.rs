@@ -19,7 +19,7 @@ impl ModelRunner {
     /// Compiles all kernels that steps of up to `max_batch_tokens` rows use on a GPU. Does nothing on the CPU.
     ///
     /// # Errors
-    /// [`Error::Execution`] if the device fails.
+    /// [`Error::Execution`](crate::error::Error::Execution) if the device fails.
     pub fn warm_up(&mut self, max_batch_tokens: usize) -> Result<()> {
         if !self.reads_parts() {
             return Ok(());
