@@ -77,7 +77,7 @@ pub const AGEING_STEPS: i64 = 128;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
-/// Identifies one of a request's sequences. Only beam searches have several.
+/// Identifies one of a request's sequences. So far only beam searches have several; any request may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SequenceId {
     /// The request.

@@ -6,7 +6,8 @@
 //!
 //! Each file says which rows its objective trains on, the loss of a micro-batch, what a step counts, and the score by which models are
 //! compared. Nothing else asks which objective a run has. A new one is such a file, its settings and its arm in
-//! [`ObjectiveSettings::objective`], and a row in `docs/settings.md`.
+//! [`ObjectiveSettings::objective`], a rule in `config/effective.rs` for each new setting, and a row in `docs/settings.md`. If its
+//! rows are neither sequences nor pairs, [`RowKind`] and what matches on it follow.
 
 mod dpo;
 mod keep;

@@ -1,4 +1,4 @@
-//! The truncating steps of the chain; their order is at [`super::Sampler`].
+//! What each step of the chain does to the candidates. The order is [`ChainStep::DEFAULT_ORDER`], and `Sampler` runs it.
 
 use super::{ChainStep, Dry, Mirostat, MirostatVersion, SamplingParams, Xtc, candidates::Candidates, select::Scan};
 use crate::TokenId;

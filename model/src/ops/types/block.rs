@@ -1,4 +1,7 @@
-//! What a transformer block is: its operands, and the order in which it computes.
+//! What a transformer block is: its operands, and the order of its two parts, attention and the MLP ([`run_block`]).
+//!
+//! What happens within a part has two bodies: one operation after the other (`ByOperations` in `gpt.rs`: training, GPUs), and in
+//! place on the CPU (`ops/cpu/block.rs`). `has_block` chooses; an operand that the second does not know must be refused there.
 
 use super::QkNormParts;
 use crate::config::Activation;

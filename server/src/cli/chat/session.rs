@@ -200,6 +200,7 @@ impl Session {
         let asked = parameters.get_or_insert_with(|| {
             runtime.block_on(async {
                 select! {
+                    biased;
                     () = stopping.interrupt() => None,
                     parameters = client.parameters() => parameters,
                 }
@@ -212,6 +213,8 @@ impl Session {
     fn models(&self) -> anyhow::Result<Vec<String>> {
         self.runtime.block_on(async {
             select! {
+                // First: until it is polled, ctrl-c ends the program, and the request may be on its way.
+                biased;
                 () = Stopping::EndsTheAnswer.interrupt() => anyhow::bail!("stopped"),
                 models = self.client.models() => models,
             }
@@ -234,6 +237,7 @@ impl Session {
             let mut interrupt = pin!(stopping.interrupt());
             let begun = client.answer(model, conversation.messages(), &conversation.settings);
             let mut answer = select! {
+                biased;
                 () = &mut interrupt => return Ok(End::Stopped),
                 begun = begun => begun?,
             };
