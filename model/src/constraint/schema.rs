@@ -180,7 +180,7 @@ fn lenient_name(schema: &Value) -> Option<&str> {
     }
 }
 
-/// The most keywords that the log has named are remembered; more are not logged.
+/// The most warnings about keywords: clients could fill a log.
 const MAX_LOGGED: usize = 1000;
 
 fn log_passed_over(name: &str, keywords: &BTreeSet<String>) {
@@ -190,7 +190,8 @@ fn log_passed_over(name: &str, keywords: &BTreeSet<String>) {
     let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
     if logged.len() < MAX_LOGGED && logged.insert(hasher.finish()) {
         let keywords = keywords.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
-        tracing::warn!("`{name}`: its schema's keywords that cannot be enforced are passed over: {keywords}");
+        // Escaped: clients choose the names.
+        tracing::warn!("tool {name:?}: keywords of its schema that cannot be enforced are passed over: {keywords:?}");
     }
 }
 

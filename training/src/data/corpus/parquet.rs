@@ -13,7 +13,10 @@ use parquet::{
 };
 use serde_json::{Map, Number, Value};
 
-use super::open::{BytesRead, open_file};
+use super::{
+    open::{BytesRead, open_file},
+    text::MAX_DOCUMENT_BYTES,
+};
 
 /// The most names of wanted columns in a message.
 const SHOWN: usize = 8;
@@ -126,7 +129,7 @@ impl<'a> ParquetTable<'a> {
                 for (name, field) in found.into_columns() {
                     let value = json(field).map_err(|what| {
                         anyhow!(
-                            "`{}`: row {row}: column `{name}` has {what}\nhint: convert it to text or numbers",
+                            "`{}`: row {row}: column `{name}` has {what}\nhint: write it as text or finite numbers, at most 256 MiB a value",
                             path.display()
                         )
                     })?;
@@ -189,6 +192,7 @@ fn json(field: Field) -> Result<Value, &'static str> {
         Field::Float16(number) => float(number.into())?,
         Field::Float(number) => float(number.into())?,
         Field::Double(number) => float(number)?,
+        Field::Str(text) if text.len() > MAX_DOCUMENT_BYTES => return Err("a text of more than 256 MiB"),
         Field::Str(text) => text.into(),
         Field::Bytes(bytes) => std::str::from_utf8(bytes.data()).map_err(|_| "bytes that are not UTF-8 text")?.into(),
         Field::Group(row) => {

@@ -150,6 +150,18 @@ pub fn read_documents(
     let path = &file.path;
     let kind = kind_by_content(file)?;
     let members = record_members(text_field);
+    let table = if kind == FileKind::Parquet { Some(ParquetTable::open(path)?) } else { None };
+    if let Some(table) = table.filter(|table| is_column_of_texts(table, text_field, &members)) {
+        for name in table.names().filter(|name| name != text_field) {
+            notes.add(Note::Unread(name.to_owned()), &format!("`{}`", path.display()));
+        }
+        let mut row = 0;
+        table.read_texts(text_field, bytes_read, &mut |text| {
+            row += 1;
+            send_text(text, texts, &|| format!("`{}`, text {row}", path.display()), notes, sink)
+        })?;
+        return Ok(RecordOutcome::Read);
+    }
     match kind {
         FileKind::Text => {
             if file.is_found {
@@ -164,17 +176,6 @@ pub fn read_documents(
                 }
             }
             read_text(path, open_stream(path, bytes_read)?, texts, notes, sink)?;
-        }
-        FileKind::Parquet if is_column_of_texts(path, text_field, &members)? => {
-            let table = ParquetTable::open(path)?;
-            for name in table.names().filter(|name| name != text_field) {
-                notes.add(Note::Unread(name.to_owned()), &format!("`{}`", path.display()));
-            }
-            let mut row = 0;
-            table.read_texts(text_field, bytes_read, &mut |text| {
-                row += 1;
-                send_text(text, texts, &|| format!("`{}`, text {row}", path.display()), notes, sink)
-            })?;
         }
         FileKind::Json | FileKind::Table(_) | FileKind::Parquet => {
             let options = RecordOptions { members: &members, text_member: text_field, expected: DOCUMENT, marks };
@@ -195,9 +196,8 @@ pub fn read_documents(
 
 /// Whether a Parquet file has the column of the texts. Also if it has no column of a record: then the error is about the
 /// missing column of the texts.
-fn is_column_of_texts(path: &Path, text_field: &str, members: &[&str]) -> Result<bool> {
-    let table = ParquetTable::open(path)?;
-    Ok(table.has_flat(text_field) || !table.names().any(|name| name != text_field && members.contains(&name)))
+fn is_column_of_texts(table: &ParquetTable<'_>, text_field: &str, members: &[&str]) -> bool {
+    table.has_flat(text_field) || !table.names().any(|name| name != text_field && members.contains(&name))
 }
 
 /// Sends the document of a record: a text or a conversation. One that is empty or null is skipped.
