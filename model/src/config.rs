@@ -2,8 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+mod experts;
 mod validate;
 
+pub use experts::{ExpertGroups, Experts, RouterScores};
 pub(crate) use validate::MAX_LAYERS;
 
 /// What distinguishes one decoder-only transformer from another.
@@ -114,6 +116,9 @@ pub struct GptConfig {
     /// 3](https://arxiv.org/abs/2503.19786), 2.1).
     #[serde(default)]
     pub window_rope: Option<Rope>,
+    /// Routed experts in place of the MLP, in all layers or most.
+    #[serde(default)]
+    pub experts: Option<Experts>,
     /// Dropout probability, in `[0, 1)`; not applied when serving.
     pub dropout: f64,
 }
@@ -365,6 +370,7 @@ impl GptConfig {
             full_layers: Vec::new(),
             unrotated_layers: Vec::new(),
             window_rope: None,
+            experts: None,
             dropout: 0.0,
         }
     }

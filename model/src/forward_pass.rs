@@ -174,6 +174,8 @@ pub(crate) struct ForwardPass<'a> {
     rotations: [Option<Rotation>; 2],
     added: AddedPositions,
     scratch: BlockScratch,
+    /// The outputs of the routers so far, `[n_rows, n_experts]` each, if they are kept.
+    pub(crate) router_logits: Option<Vec<Tensor<2>>>,
 }
 
 /// The tensors that dropout changes.
@@ -259,7 +261,7 @@ impl<'a> ForwardPass<'a> {
             }
             _ => AddedPositions::Nothing,
         };
-        Self { context, config, masks, rotations, added, scratch: BlockScratch::default() }
+        Self { context, config, masks, rotations, added, scratch: BlockScratch::default(), router_logits: None }
     }
 
     /// Number of rows in the layers.

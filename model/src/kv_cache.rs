@@ -28,7 +28,7 @@ use crate::{
 };
 
 use pages::CopiedPage;
-pub use pages::{OutOfPages, PageKey, PagePool, PageTable};
+pub use pages::{CacheUnit, OutOfPages, PageKey, PagePool, PageTable};
 
 /// The pools of all layers, and the ownership of pages.
 #[derive(Debug)]
@@ -127,11 +127,7 @@ impl KvCache {
     /// If a table belongs to another cache: its pages are not in these pools.
     pub fn step(&mut self, parts: &mut [StepPart<'_>]) -> Result<PagedStep<'_>, OutOfPages> {
         assert!(parts.iter().all(|part| part.table.pool.is(&self.pages)), "a page table of another cache");
-        let needed = self.pages.pages_needed(parts.iter().map(|part| (&*part.table, part.n_new)));
-        let free = self.n_free_pages();
-        if needed > free {
-            return Err(OutOfPages { needed, free });
-        }
+        self.pages.require_room(&parts.iter().map(|part| (&*part.table, part.n_new)).collect::<Vec<_>>())?;
         let mut row_slots = Vec::new();
         let mut sequences = Vec::with_capacity(parts.len());
         let mut spans = Vec::with_capacity(parts.len());

@@ -16,7 +16,9 @@ use burn::{
 use hearth_model::{
     TokenId,
     attention::AttentionContext,
-    config::{Activation, GptConfig, NormKind, NormPosition, Positions, Rope, RopeScaling},
+    config::{
+        Activation, ExpertGroups, Experts, GptConfig, NormKind, NormPosition, Positions, Rope, RopeScaling, RouterScores,
+    },
     gpt::{Gpt, ParamPath},
     ops::Dtype,
     sampling::SamplingParams,
@@ -63,6 +65,14 @@ const CASES: &[&str] = &[
     "bloom",
     "openai-gpt",
     "ctrl",
+    "mixtral",
+    "qwen2-moe",
+    "qwen3-moe",
+    "olmoe",
+    "granite-moe",
+    "granite-moe-shared",
+    "glm4-moe",
+    "ernie4_5-moe",
     "rope-linear",
     "rope-llama3",
     "rope-yarn",
@@ -232,6 +242,10 @@ fn logits_and_loss_match_transformers() {
 fn logits_on_wgpu_match_transformers() {
     let Some(device) = gpu() else { return };
     for case in CASES {
+        if model_dir::load_config(&golden(case)).unwrap().experts.is_some() {
+            assert!(model_dir::load_gpt(&golden(case), &LoadOptions { device: device.clone(), dtype: None }).is_err());
+            continue;
+        }
         let (gpt, oracle) = (load(case, &device), Oracle::read(case));
         let far = distance(&logits(&gpt, &oracle), &oracle.logits);
         assert!(far < LOGITS_TOLERANCE, "{case}: logits are {far} spreads away");
@@ -247,9 +261,16 @@ struct GradReader<'a> {
 
 impl ModuleVisitor for GradReader<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let grad = param.val().grad(self.gradients).unwrap();
-        let shape = grad.dims().to_vec();
-        self.found.insert(self.path.path(), (shape, grad.into_data().try_into_vec().unwrap()));
+        let shape = param.val().dims().to_vec();
+        // An expert that no row chose has none.
+        let values = match param.val().grad(self.gradients) {
+            Some(grad) => grad.into_data().try_into_vec().unwrap(),
+            None => {
+                assert!(self.path.path().contains(".experts.routed."), "{} has no gradient", self.path.path());
+                vec![0.0; shape.iter().product()]
+            }
+        };
+        self.found.insert(self.path.path(), (shape, values));
     }
 
     fn enter_module(&mut self, name: &str, container: &str) {
@@ -269,6 +290,9 @@ fn gradients_by_hf_name(case: &str, gpt: &Gpt, oracle: &Oracle) -> HashMap<Strin
     gpt.visit(&mut reader);
     let found = reader.found;
     let as_model = Gpt::from_params(gpt.config(), Dtype::F32, &Device::flex(), &mut |spec| {
+        if spec.path.ends_with("selection_bias") {
+            return Ok(TensorData::zeros::<f32, _>(spec.shape.as_slice()));
+        }
         let (shape, values) = &found[&spec.path];
         assert_eq!(*shape, spec.shape);
         Ok(TensorData::new(values.clone(), shape.as_slice()))
@@ -277,7 +301,9 @@ fn gradients_by_hf_name(case: &str, gpt: &Gpt, oracle: &Oracle) -> HashMap<Strin
     model_dir::save(dir.path(), &as_model.unwrap(), &as_loaded(case)).unwrap();
     let bytes = fs::read(dir.path().join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
-    file.iter().map(|(name, tensor)| (name.to_owned(), (tensor.shape().to_vec(), f32s(tensor.data())))).collect()
+    // What chooses experts is not learned by gradients.
+    let learned = file.iter().filter(|(name, _)| !name.ends_with("e_score_correction_bias"));
+    learned.map(|(name, tensor)| (name.to_owned(), (tensor.shape().to_vec(), f32s(tensor.data())))).collect()
 }
 
 fn norm(values: &[f32]) -> f32 {
@@ -436,6 +462,36 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     }
     if config.attn_out_bias {
         mutate("attn_out_bias", &|c| c.attn_out_bias = false);
+    }
+    if let Some(experts) = &config.experts {
+        let mut mutate = |field: &'static str, change: &dyn Fn(&mut Experts)| {
+            mutate(field, &|c| c.experts.iter_mut().for_each(change));
+        };
+        mutate("experts.n_active", &|e| e.n_active -= 1);
+        mutate("experts.normalized", &|e| e.normalized = !e.normalized);
+        mutate("experts.weight_multiplier", &|e| e.weight_multiplier *= 1.5);
+        mutate("experts.scores", &|e| {
+            e.scores = match e.scores {
+                RouterScores::Softmax => RouterScores::Sigmoid,
+                RouterScores::Sigmoid => RouterScores::Softmax,
+            }
+        });
+        if experts.selection_bias {
+            mutate("experts.selection_bias", &|e| e.selection_bias = false);
+        }
+        if experts.shared_d_ff > 0 {
+            mutate("experts.shared_d_ff", &|e| (e.shared_d_ff, e.shared_gate) = (0, false));
+        }
+        if experts.shared_gate {
+            mutate("experts.shared_gate", &|e| e.shared_gate = false);
+        }
+        if let Some(groups) = experts.groups {
+            mutate("experts.groups", &|e| e.groups = None);
+            mutate("experts.groups.n_active", &|e| {
+                e.groups = Some(ExpertGroups { n_active: groups.n_active + 1, ..groups });
+            });
+            mutate("experts.groups.n_best", &|e| e.groups = Some(ExpertGroups { n_best: 1, ..groups }));
+        }
     }
     if config.mlp_bias {
         mutate("mlp_bias", &|c| c.mlp_bias = false);

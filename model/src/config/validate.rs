@@ -69,6 +69,7 @@ impl GptConfig {
             })?;
         }
         self.validate_layers()?;
+        self.experts.iter().try_for_each(|experts| experts.validate(self.n_layers))?;
         // Valid sizes may still have too large a product.
         require("n_layers", self.n_params() <= MAX_PARAMS, || {
             format!("and the other sizes must result in at most {MAX_PARAMS} parameters, got {}", self.n_params())
@@ -210,6 +211,6 @@ fn validate_pair_factors(path: String, factors: &[f32], n_pairs: usize) -> Resul
     }
 }
 
-fn require(field: impl Into<Cow<'static, str>>, holds: bool, what: impl FnOnce() -> String) -> Result<()> {
+pub(super) fn require(field: impl Into<Cow<'static, str>>, holds: bool, what: impl FnOnce() -> String) -> Result<()> {
     if holds { Ok(()) } else { Err(Error::Config { field: field.into(), what: what() }) }
 }

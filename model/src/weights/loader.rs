@@ -90,7 +90,7 @@ impl<'t, 'a> Loader<'t, 'a> {
         let parts = names.parts(spec, config, &|name| self.get(name).is_some());
         let path = spec.path.strip_suffix(".weight").unwrap_or_default();
         let update = self.plan.merged.and_then(|merged| merged.0.get(path));
-        if let ([TensorPart { name, order: RowOrder::Same, .. }], &[d_out, d_in]) = (&parts[..], &spec.shape[..])
+        if let ([TensorPart { name, order: RowOrder::Same, expert: None, .. }], &[d_out, d_in]) = (&parts[..], &spec.shape[..])
             && let Some(numbers) = self.table.get(name).filter(|tensor| tensor.is_quantized())
         {
             return match update {
@@ -153,7 +153,7 @@ impl<'t, 'a> Loader<'t, 'a> {
     }
 
     /// The tensors of a parameter. All shapes are checked before anything is allocated.
-    fn stored(&mut self, spec: &ParamSpec, parts: Vec<TensorPart>) -> Result<StoredParam<'t, 'a>> {
+    fn stored(&mut self, spec: &ParamSpec, parts: Vec<TensorPart>) -> Result<StoredParam<'a>> {
         let find = |part: &TensorPart| {
             let tensor = self.get(&part.name).or_else(|| self.tied_head(spec));
             let tensor = tensor.ok_or_else(|| self.missing(spec, part))?;
@@ -164,10 +164,14 @@ impl<'t, 'a> Loader<'t, 'a> {
         if let ("embed.weight", [embed]) = (spec.path.as_str(), &tensors[..]) {
             self.check_tied_copy(embed)?;
         }
-        let stored = |(TensorPart { n_rows, order, .. }, tensor): (TensorPart, &'t StoredTensor<'a>)| {
+        let stored = |(TensorPart { n_rows, order, expert, .. }, tensor): (TensorPart, &'t StoredTensor<'a>)| {
             let element = tensor.element()?;
             self.used.insert(tensor.name);
-            self.check_finite(tensor, element);
+            let tensor = match expert {
+                Some(expert) => tensor.of_expert(expert),
+                None => tensor.clone(),
+            };
+            self.check_finite(&tensor, element);
             Ok(StoredPart { tensor, element, n_rows, order })
         };
         let parts = parts.into_iter().zip(tensors).map(stored).collect::<Result<_>>()?;
@@ -186,31 +190,31 @@ impl<'t, 'a> Loader<'t, 'a> {
         }
     }
 
-    fn check_finite(&mut self, tensor: &'t StoredTensor<'a>, element: ElementType) {
+    fn check_finite(&mut self, tensor: &StoredTensor<'a>, element: ElementType) {
         let pieces = tensor.bytes.par_chunks(element.block_bytes() * PIECE);
-        if !pieces.all(|bytes| element.is_finite(bytes)) {
+        if !pieces.all(|bytes| element.is_finite(bytes)) && self.not_finite.last() != Some(&tensor.name) {
             self.not_finite.push(tensor.name);
         }
     }
 }
 
 /// A parameter that is not read yet.
-struct StoredParam<'t, 'a> {
-    parts: Vec<StoredPart<'t, 'a>>,
+struct StoredParam<'a> {
+    parts: Vec<StoredPart<'a>>,
 }
 
 /// The rows of a parameter that are from one tensor.
-struct StoredPart<'t, 'a> {
-    tensor: &'t StoredTensor<'a>,
+struct StoredPart<'a> {
+    tensor: StoredTensor<'a>,
     element: ElementType,
     n_rows: usize,
     order: RowOrder,
 }
 
-impl<'t, 'a> StoredParam<'t, 'a> {
+impl<'a> StoredParam<'a> {
     /// The values of a vector.
     fn vector(&self) -> Vec<f32> {
-        let values = |part: &StoredPart<'_, '_>| {
+        let values = |part: &StoredPart<'_>| {
             // A vector is one row to its tensor, which may have blocks.
             let mut stored = vec![0.0; part.tensor.shape[0]];
             part.element.decode(part.tensor.bytes, &mut stored);
@@ -220,10 +224,7 @@ impl<'t, 'a> StoredParam<'t, 'a> {
     }
 
     /// In f32.
-    fn into_rows(self, dims: [usize; 2]) -> MatrixRows<'t, f32>
-    where
-        'a: 't,
-    {
+    fn into_rows(self, dims: [usize; 2]) -> MatrixRows<'a, f32> {
         MatrixRows::new(dims, dims[1], move |row, out| {
             let (part, row) = place(&self.parts, row);
             part.decode(row, out);
@@ -231,12 +232,12 @@ impl<'t, 'a> StoredParam<'t, 'a> {
     }
 
     /// In f32, plus an adapter's update.
-    fn merged(self, dims: [usize; 2], update: &'t MatrixUpdate) -> Result<ParamData<'t>>
+    fn merged<'t>(self, dims: [usize; 2], update: &'t MatrixUpdate) -> Result<ParamData<'t>>
     where
         'a: 't,
     {
         if let Some(part) = self.parts.iter().find(|part| part.element.dtype().is_quantized()) {
-            return Err(cannot_merge(part.tensor));
+            return Err(cannot_merge(&part.tensor));
         }
         Ok(ParamData::Rows(MatrixRows::new(dims, dims[1], move |row, out| {
             let (part, of_tensor) = place(&self.parts, row);
@@ -248,7 +249,7 @@ impl<'t, 'a> StoredParam<'t, 'a> {
     /// The parts without conversion, if all are K-quants. Parts of different types are separate matrices, each of which
     /// must fill whole panels of 32 rows.
     fn as_k_quants(&self, d_in: usize) -> Option<Vec<(Dtype, MatrixRows<'_, KBlock>)>> {
-        let dtype = |part: &StoredPart<'_, '_>| part.element.dtype();
+        let dtype = |part: &StoredPart<'_>| part.element.dtype();
         if !self.parts.iter().all(|part| dtype(part).is_k_quant()) {
             return None;
         }
@@ -268,10 +269,7 @@ impl<'t, 'a> StoredParam<'t, 'a> {
     }
 
     /// A matrix in the form nearest to the file's that the device computes with.
-    fn into_nearest(self, dims: [usize; 2], plan: &LoadPlan<'_>) -> Result<ParamData<'t>>
-    where
-        'a: 't,
-    {
+    fn into_nearest(self, dims: [usize; 2], plan: &LoadPlan<'_>) -> Result<ParamData<'a>> {
         let (d_in, device) = (dims[1], plan.device);
         let dtype = self.parts.iter().map(|part| part.element.dtype()).reduce(Dtype::wider).unwrap_or_default();
         if Dtype::Q4K.is_for(device)
@@ -304,7 +302,7 @@ fn cannot_merge(tensor: &StoredTensor<'_>) -> Error {
 }
 
 /// The part that row `row` of the parameter is from, and the row's place in its tensor.
-fn place<'p, 't, 'a>(parts: &'p [StoredPart<'t, 'a>], mut row: usize) -> (&'p StoredPart<'t, 'a>, usize) {
+fn place<'p, 'a>(parts: &'p [StoredPart<'a>], mut row: usize) -> (&'p StoredPart<'a>, usize) {
     for part in parts {
         match row.checked_sub(part.n_rows) {
             Some(behind) => row = behind,
@@ -314,7 +312,7 @@ fn place<'p, 't, 'a>(parts: &'p [StoredPart<'t, 'a>], mut row: usize) -> (&'p St
     unreachable!("the shapes of all parts were checked")
 }
 
-impl StoredPart<'_, '_> {
+impl StoredPart<'_> {
     /// Row `row` of the tensor, which has `width` values.
     fn bytes(&self, row: usize, width: usize) -> &[u8] {
         let n_bytes = self.element.bytes_of(width);
@@ -323,7 +321,7 @@ impl StoredPart<'_, '_> {
 
     /// The values of row `row` of the tensor, or of its column if it is transposed.
     fn decode(&self, row: usize, out: &mut [f32]) {
-        if self.order != RowOrder::Transposed {
+        if !self.order.is_transposed() {
             return self.element.decode(self.bytes(row, out.len()), out);
         }
         for (n, out) in out.iter_mut().enumerate() {

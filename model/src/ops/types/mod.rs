@@ -13,7 +13,9 @@ mod quantized_matrix;
 mod training_ops;
 mod upload;
 
-pub(crate) use block::{BlockOperands, BlockSteps, Sublayer, run_block};
+pub(crate) use block::{
+    BlockOperands, BlockSteps, FeedForward, Mlp, RoutedExperts, Routing, SelfAttention, SharedExpert, Sublayer, run_block,
+};
 pub(crate) use dtype::BlockLayout;
 pub use dtype::{BLOCK_SIZE, Dtype};
 pub(in crate::ops) use gpu_attention_plan::{AttentionPlan, AttentionStep, BLOCK_LEN, TILE};

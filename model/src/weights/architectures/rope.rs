@@ -38,6 +38,7 @@ struct WindowedTheta {
 
 pub(super) const WHOLE_HEADS: RopeKeys =
     RopeKeys { theta: THETA, absent_theta: USUAL_THETA, share: None, types: TYPES, windowed: None };
+pub(super) const MIXTRAL: RopeKeys = RopeKeys { absent_theta: 1_000_000.0, ..WHOLE_HEADS };
 pub(super) const SMOLLM3: RopeKeys = RopeKeys { absent_theta: 2_000_000.0, ..WHOLE_HEADS };
 pub(super) const NEOX: RopeKeys = RopeKeys {
     theta: "rotary_emb_base",
