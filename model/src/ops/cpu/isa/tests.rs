@@ -51,7 +51,9 @@ mod bodies {
         ops::{
             AttentionOptions, NormOptions, PagedRows, Slots,
             cpu::{self, KvElement, pool_layout::pool_len},
-            types::{GateOrder, GatedNormOptions, Recurrence, RecurrentHeads, RecurrentRows, RecurrentRule},
+            types::{
+                GateOrder, GatedNormOptions, Recurrence, RecurrentHeads, RecurrentRows, RecurrentRule, STATE_COLUMNS,
+            },
         },
     };
 
@@ -109,6 +111,12 @@ mod bodies {
                 check_within(1e-5, "recurrence", || {
                     let operands = cpu::RecurrentOperands { recurrence, x: &x, gates: &gates, skip: Some(&gates) };
                     let mut pool = noise(2 * heads.state_len(), 3);
+                    for (n, value) in pool.iter_mut().enumerate() {
+                        let block = n / heads.block_len() % heads.n_blocks();
+                        if block * STATE_COLUMNS + n % STATE_COLUMNS >= v_dim {
+                            *value = 0.0;
+                        }
+                    }
                     let states = cpu::States::new(&mut pool, heads.state_len(), 0);
                     let mut found = cpu::recurrence(&operands, rows.spans(), Some(&states));
                     found.extend(pool);

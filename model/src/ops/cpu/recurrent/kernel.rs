@@ -244,8 +244,8 @@ unsafe fn step<L: Lanes, const N: usize, const IS_DELTA: bool>(
             });
             let pass = Pass { query: rows.keys.as_ptr().add(2 * n * k_dim), key: key(n), k_dim, decay, delta };
             let (sums, next) = match IS_DELTA && n + 1 < n_rows {
-                true => pass.run::<true>(state, key(n + 1)),
-                false => pass.run::<false>(state, key(n)),
+                true => pass.run::<true, true>(state, state, key(n + 1)),
+                false => pass.run::<true, false>(state, state, key(n)),
             };
             recalled = next;
             for j in 0..N {
@@ -296,7 +296,11 @@ unsafe fn added<L: Lanes, const N: usize>(sums: [[L; N]; PARTS]) -> [L; N] {
 /// As [`step`].
 #[expect(unsafe_code, reason = "registers")]
 #[inline(always)]
-unsafe fn recall<L: Lanes, const N: usize>(state: *const f32, key: *const f32, k_dim: usize) -> [L; N] {
+pub(in crate::ops::cpu) unsafe fn recall<L: Lanes, const N: usize>(
+    state: *const f32,
+    key: *const f32,
+    k_dim: usize,
+) -> [L; N] {
     // SAFETY: the caller's contract.
     unsafe {
         let mut sums = [[L::splat(0.0); N]; PARTS];
@@ -313,36 +317,43 @@ unsafe fn recall<L: Lanes, const N: usize>(state: *const f32, key: *const f32, k
 }
 
 /// One row's pass over a block.
-struct Pass<L, const N: usize> {
-    query: *const f32,
-    key: *const f32,
-    k_dim: usize,
-    decay: L,
+pub(in crate::ops::cpu) struct Pass<L, const N: usize> {
+    pub(in crate::ops::cpu) query: *const f32,
+    pub(in crate::ops::cpu) key: *const f32,
+    pub(in crate::ops::cpu) k_dim: usize,
+    pub(in crate::ops::cpu) decay: L,
     /// What is added to the state, times the key.
-    delta: [L; N],
+    pub(in crate::ops::cpu) delta: [L; N],
 }
 
 impl<L: Lanes, const N: usize> Pass<L, N> {
-    /// Updates the state. Returns the products of the new state with the query, and with the `next` key if there is one.
+    /// Writes the state that follows from `before` to `behind`, which may be the same. Returns the products of the new state
+    /// with the query, and with the `next` key, if they are wanted.
     ///
     /// # Safety
     /// As [`step`].
     #[expect(unsafe_code, reason = "registers")]
     #[inline(always)]
-    unsafe fn run<const HAS_NEXT: bool>(&self, state: *mut f32, next: *const f32) -> ([L; N], [L; N]) {
+    pub(in crate::ops::cpu) unsafe fn run<const HAS_QUERY: bool, const HAS_NEXT: bool>(
+        &self,
+        before: *const f32,
+        behind: *mut f32,
+        next: *const f32,
+    ) -> ([L; N], [L; N]) {
         let Self { query, key, k_dim, decay, delta } = *self;
         // SAFETY: the caller's contract.
         unsafe {
             let mut sums = [[L::splat(0.0); N]; PARTS];
             let mut recalled = [[L::splat(0.0); N]; PARTS];
             each_value!(k_dim, |i, PART| {
-                let (key, query) = (L::splat(*key.add(i)), L::splat(*query.add(i)));
-                let row = state.add(i * STATE_COLUMNS);
+                let key = L::splat(*key.add(i));
                 for j in 0..N {
-                    let place = row.add(j * L::WIDTH);
-                    let value = key.times_plus(delta[j], L::load(place).times(decay));
-                    value.store(place);
-                    sums[PART][j] = value.times_plus(query, sums[PART][j]);
+                    let place = i * STATE_COLUMNS + j * L::WIDTH;
+                    let value = key.times_plus(delta[j], L::load(before.add(place)).times(decay));
+                    value.store(behind.add(place));
+                    if HAS_QUERY {
+                        sums[PART][j] = value.times_plus(L::splat(*query.add(i)), sums[PART][j]);
+                    }
                     if HAS_NEXT {
                         recalled[PART][j] = value.times_plus(L::splat(*next.add(i)), recalled[PART][j]);
                     }

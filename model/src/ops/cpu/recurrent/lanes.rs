@@ -4,10 +4,11 @@
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{
-    __m256, __m512, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32, _mm_movehl_ps, _mm_shuffle_ps, _mm256_add_ps,
-    _mm256_castps256_ps128, _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_mul_ps, _mm256_set1_ps,
-    _mm256_storeu_ps, _mm256_sub_ps, _mm512_add_ps, _mm512_castps512_ps256, _mm512_extractf32x8_ps, _mm512_fmadd_ps,
-    _mm512_loadu_ps, _mm512_mul_ps, _mm512_set1_ps, _mm512_storeu_ps, _mm512_sub_ps,
+    __m128, __m256, __m512, _mm_unpacklo_ps, _mm256_add_ps, _mm256_castps256_ps128, _mm256_extractf128_ps,
+    _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_mul_ps, _mm256_permute_ps, _mm256_permute2f128_ps, _mm256_set1_ps,
+    _mm256_storeu_ps, _mm256_sub_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps, _mm512_add_ps, _mm512_castps512_ps256,
+    _mm512_extractf32x8_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mul_ps, _mm512_set1_ps, _mm512_storeu_ps,
+    _mm512_sub_ps,
 };
 
 use crate::ops::cpu::multiply_add;
@@ -36,8 +37,8 @@ pub(in crate::ops::cpu) trait Lanes: Copy {
     /// `self * factor + term`, rounded once where the machine can.
     unsafe fn times_plus(self, factor: Self, term: Self) -> Self;
 
-    /// The sum of the lanes: each half is added to the other until one is left.
-    unsafe fn sum(self) -> f32;
+    /// The sums of the lanes of four registers: of each, one half is added to the other until one lane is left.
+    unsafe fn sums(four: [Self; 4]) -> [f32; 4];
 }
 
 /// Eight lanes of plain Rust.
@@ -85,9 +86,8 @@ impl<const FUSED: bool> Lanes for Plain<FUSED> {
     }
 
     #[inline(always)]
-    unsafe fn sum(self) -> f32 {
-        let [a, b, c, d, e, f, g, h] = self.0;
-        ((a + e) + (c + g)) + ((b + f) + (d + h))
+    unsafe fn sums(four: [Self; 4]) -> [f32; 4] {
+        four.map(|Self([a, b, c, d, e, f, g, h])| ((a + e) + (c + g)) + ((b + f) + (d + h)))
     }
 }
 
@@ -138,12 +138,17 @@ impl Lanes for __m256 {
     }
 
     #[inline(always)]
-    unsafe fn sum(self) -> f32 {
+    unsafe fn sums([a, b, c, d]: [Self; 4]) -> [f32; 4] {
         // SAFETY: the contract.
         unsafe {
-            let four = _mm_add_ps(_mm256_castps256_ps128(self), _mm256_extractf128_ps::<1>(self));
-            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-            _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
+            // Four lanes of `a` and of `b`; then two lanes of `a` and `c`, and of `b` and `d`.
+            let [ab, cd] = [[a, b], [c, d]].map(|[one, other]| {
+                _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(one, other), _mm256_permute2f128_ps::<0x31>(one, other))
+            });
+            let two = _mm256_add_ps(_mm256_unpacklo_ps(ab, cd), _mm256_unpackhi_ps(ab, cd));
+            let one = _mm256_add_ps(two, _mm256_permute_ps::<0b01_00_11_10>(two));
+            let sums = _mm_unpacklo_ps(_mm256_castps256_ps128(one), _mm256_extractf128_ps::<1>(one));
+            std::mem::transmute::<__m128, [f32; 4]>(sums)
         }
     }
 }
@@ -195,9 +200,15 @@ impl Lanes for __m512 {
     }
 
     #[inline(always)]
-    unsafe fn sum(self) -> f32 {
+    unsafe fn sums(four: [Self; 4]) -> [f32; 4] {
         // SAFETY: the contract.
-        unsafe { _mm256_add_ps(_mm512_castps512_ps256(self), _mm512_extractf32x8_ps::<1>(self)).sum() }
+        unsafe {
+            Lanes::sums(
+                four.map(|register| {
+                    _mm256_add_ps(_mm512_castps512_ps256(register), _mm512_extractf32x8_ps::<1>(register))
+                }),
+            )
+        }
     }
 }
 

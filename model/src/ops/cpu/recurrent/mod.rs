@@ -13,7 +13,7 @@ mod states;
 
 pub(in crate::ops) use conv::Conv;
 pub(in crate::ops) use gates::{delta_gates, state_space_gates};
-pub(super) use kernel::normalized_keys;
+pub(super) use kernel::{Pass, normalized_keys, recall};
 pub(in crate::ops) use kernel::{RecurrentOperands, recurrence};
 pub(super) use lanes::{Lanes, Plain, for_each_register};
 pub(in crate::ops) use norm::gated_norm;

@@ -13,7 +13,7 @@ use crate::ops::{
     cpu::{
         self, RecurrentOperands,
         math::{exp, sum_of_pairs},
-        recurrent::{Lanes, for_each_register, normalized_keys},
+        recurrent::{Lanes, Pass, for_each_register, normalized_keys, recall},
         thread_pool::{self, SharedMut},
     },
     types::{Recurrence, RecurrentRows, RecurrentRule, RecurrentSpan, STATE_COLUMNS, TrainingOp},
@@ -159,7 +159,7 @@ unsafe fn backward_body<L: Lanes, const FUSED: bool, const N: usize>(
                 resized(of_state, heads.block_len()),
             ];
             // SAFETY: the caller's contract.
-            of_skip += unsafe { block.backward::<L>(memory, of_keys, of_gates) };
+            of_skip += unsafe { block.backward::<L, N>(memory, of_keys, of_gates) };
         }
         for (row, of_gates) in span.rows.clone().zip(&*of_gates) {
             let first = row * 2 * n_v_heads + head;
@@ -233,206 +233,320 @@ impl Block<'_> {
     /// # Safety
     /// That of [`Lanes`].
     #[inline(always)]
-    unsafe fn backward<L: Lanes>(
+    unsafe fn backward<L: Lanes, const N: usize>(
         &self,
         [kept, states, of_state]: [&mut [f32]; 3],
         of_keys: &mut [f32],
         of_gates: &mut [[f32; 2]],
     ) -> f32 {
-        let Task { operands, span, gradient, .. } = *self.task;
+        let Task { operands, span, .. } = *self.task;
         let heads = operands.recurrence.heads;
         let (block_len, k_dim) = (heads.block_len(), heads.k_dim);
         let n_rows = span.rows.len();
-        let n_columns = STATE_COLUMNS.min(heads.v_dim - self.first);
         let first_value = operands.recurrence.value(self.head).start + self.first;
-        // The states before each chunk but the first, which begins from 0.
+        let mut steps = [NO_STEP; CHUNK];
+        // The states before each chunk; the first begins from 0.
         kept[..block_len].fill(0.0);
-        for n in 0..(n_rows - 1) / CHUNK * CHUNK {
-            let chunk = n / CHUNK;
-            if n.is_multiple_of(CHUNK) {
-                kept.copy_within(chunk * block_len..(chunk + 1) * block_len, (chunk + 1) * block_len);
-            }
-            let place = kept[(chunk + 1) * block_len..].as_mut_ptr();
+        for (chunk, start) in (0..(n_rows - 1) / CHUNK * CHUNK).step_by(CHUNK).enumerate() {
+            kept.copy_within(chunk * block_len..(chunk + 1) * block_len, (chunk + 1) * block_len);
             // SAFETY: the caller's contract.
-            unsafe { self.step::<L>(n, place, place) };
+            unsafe { self.forward::<L, N, false>(start, &mut kept[(chunk + 1) * block_len..], &mut steps) };
         }
         of_state.fill(0.0);
         let mut of_skip = 0.0;
-        for start in (0..n_rows).step_by(CHUNK).rev() {
+        let mut of_output = self.of_output(n_rows - 1);
+        // SAFETY: the caller's contract.
+        let mut of_delta = unsafe { self.enter::<L>(n_rows - 1, &of_output, of_state) };
+        for (chunk, start) in (0..n_rows).step_by(CHUNK).enumerate().rev() {
             let len = CHUNK.min(n_rows - start);
-            let chunk = start / CHUNK;
             states[..block_len].copy_from_slice(&kept[chunk * block_len..(chunk + 1) * block_len]);
-            let mut steps = [NO_STEP; CHUNK];
-            for (n, step) in steps[..len].iter_mut().enumerate() {
-                let (before, behind) = states[n * block_len..].split_at_mut(block_len);
-                // SAFETY: the caller's contract.
-                *step = unsafe { self.step::<L>(start + n, before.as_ptr(), behind.as_mut_ptr()) };
-            }
-            for n in (0..len).rev() {
-                let row = span.rows.start + start + n;
-                let mut of_output = [0.0; STATE_COLUMNS];
-                let place = row * heads.v_width() + self.head * heads.v_dim + self.first;
-                of_output[..n_columns].copy_from_slice(&gradient[place..place + n_columns]);
-                let state = &states[n * block_len..(n + 1) * block_len];
-                let of_keys = &mut of_keys[(start + n) * 2 * k_dim..][..2 * k_dim];
-                // SAFETY: the caller's contract.
-                let mut of_value = unsafe {
-                    self.step_back::<L>(
-                        start + n,
-                        state,
-                        &steps[n],
-                        &of_output,
-                        of_state,
-                        of_keys,
-                        &mut of_gates[start + n],
-                    )
-                };
+            // SAFETY: the caller's contract.
+            unsafe { self.forward::<L, N, true>(start, states, &mut steps[..len]) };
+            for (n, step) in steps[..len].iter().enumerate().rev() {
+                let row = start + n;
+                let back = self.back(row, step, &of_output, &of_delta, &mut of_gates[row]);
+                let mut of_value = back.of_new;
                 if let Some(skip) = operands.skip {
-                    for ((of_value, of_output), value) in of_value.iter_mut().zip(of_output).zip(steps[n].value) {
+                    for ((of_value, of_output), value) in of_value.iter_mut().zip(of_output).zip(step.value) {
                         *of_value += skip[self.head] * of_output;
                         of_skip += of_output * value;
                     }
                 }
-                let place = row * heads.width() + first_value;
+                let place = (span.rows.start + row) * heads.width() + first_value;
                 // SAFETY: each row's block of a head is in one task.
-                let place = unsafe { self.gradients.of_x.part(place..place + n_columns) };
-                place.copy_from_slice(&of_value[..n_columns]);
+                let place = unsafe { self.gradients.of_x.part(place..place + self.n_columns()) };
+                place.copy_from_slice(&of_value[..place.len()]);
+                let state = &states[n * block_len..(n + 1) * block_len];
+                let of_keys = &mut of_keys[row * 2 * k_dim..][..2 * k_dim];
+                // SAFETY: the caller's contract.
+                let of_decay = unsafe {
+                    if row > 0 {
+                        of_output = self.of_output(row - 1);
+                        back.run::<L, true>(state, of_state, of_keys, &of_output, &mut of_delta)
+                    } else {
+                        back.run::<L, false>(state, of_state, of_keys, &of_output, &mut of_delta)
+                    }
+                };
+                of_gates[row][0] += back.decay * of_decay;
             }
         }
         of_skip
     }
 
-    /// Row `n` of the span: writes the state behind it to `behind`, which may be `before`.
-    ///
-    /// # Safety
-    /// That of [`Lanes`]; both are blocks.
-    #[inline(always)]
-    unsafe fn step<L: Lanes>(&self, n: usize, before: *const f32, behind: *mut f32) -> Step {
-        let operands = self.task.operands;
-        let Recurrence { rule, heads } = operands.recurrence;
-        let k_dim = heads.k_dim;
-        let key = &self.keys[(2 * n + 1) * k_dim..][..k_dim];
-        let [decay, factor] = self.gates[n];
-        let n_columns = STATE_COLUMNS.min(heads.v_dim - self.first);
-        let first = (self.task.span.rows.start + n) * heads.width();
-        let first = first + operands.recurrence.value(self.head).start + self.first;
-        let mut step = NO_STEP;
-        step.value[..n_columns].copy_from_slice(&operands.x[first..first + n_columns]);
-        step.new = step.value;
-        // SAFETY: the caller's contract.
-        unsafe {
-            if rule == RecurrentRule::GatedDelta {
-                for column in (0..STATE_COLUMNS).step_by(L::WIDTH) {
-                    let mut sums = [L::splat(0.0); 4];
-                    for (i, key) in key.iter().enumerate() {
-                        let state = L::load(before.add(i * STATE_COLUMNS + column));
-                        sums[i % 4] = state.times_plus(L::splat(*key), sums[i % 4]);
-                    }
-                    let sum = sums[0].plus(sums[1]).plus(sums[2].plus(sums[3]));
-                    sum.store(step.recalled.as_mut_ptr().add(column));
-                    let new = L::load(step.value.as_ptr().add(column)).minus(sum.times(L::splat(decay)));
-                    new.store(step.new.as_mut_ptr().add(column));
-                }
-            }
-            step.delta = step.new.map(|new| new * factor);
-            for (i, key) in key.iter().enumerate() {
-                for column in (0..STATE_COLUMNS).step_by(L::WIDTH) {
-                    let state = L::load(before.add(i * STATE_COLUMNS + column)).times(L::splat(decay));
-                    let delta = L::load(step.delta.as_ptr().add(column));
-                    L::splat(*key).times_plus(delta, state).store(behind.add(i * STATE_COLUMNS + column));
-                }
-            }
-        }
-        step
+    fn n_columns(&self) -> usize {
+        STATE_COLUMNS.min(self.task.operands.recurrence.heads.v_dim - self.first)
     }
 
-    /// Row `n` backward: turns the gradient of the state behind it into that of the state before it, `state`. Adds to the
-    /// gradients of the query and key and of the gates, and returns that of the value without a skip.
-    ///
-    /// With the gradients `G` of the state behind the row (its own output's included) and `d = sum of key_i G_i` of `delta`: of
-    /// what the key recalled `m = -factor d`, of the key `G delta + S (decay m)`, of the decay `G S + m recalled`, of the state
-    /// before it `decay (G + key m)`. The query's is `S' o`, where `S' = decay S + key delta` is the state behind the row.
+    /// The gradient of the output of row `n` of the span.
+    fn of_output(&self, n: usize) -> Columns {
+        let heads = self.task.operands.recurrence.heads;
+        let place = (self.task.span.rows.start + n) * heads.v_width() + self.head * heads.v_dim + self.first;
+        let mut columns = [0.0; STATE_COLUMNS];
+        columns[..self.n_columns()].copy_from_slice(&self.task.gradient[place..][..self.n_columns()]);
+        columns
+    }
+
+    fn query_and_key(&self, n: usize) -> [&[f32]; 2] {
+        let k_dim = self.task.operands.recurrence.heads.k_dim;
+        let (query, key) = self.keys[2 * n * k_dim..][..2 * k_dim].split_at(k_dim);
+        [query, key]
+    }
+
+    /// A row of the span for each of `steps`, from `start` on, from the first state in `states`: each state is written behind the
+    /// one before it, or over it.
     ///
     /// # Safety
     /// That of [`Lanes`].
-    #[expect(clippy::too_many_arguments, reason = "the operands of a row")]
     #[inline(always)]
-    unsafe fn step_back<L: Lanes>(
+    unsafe fn forward<L: Lanes, const N: usize, const KEEPS_ALL: bool>(
+        &self,
+        start: usize,
+        states: &mut [f32],
+        steps: &mut [Step],
+    ) {
+        let operands = self.task.operands;
+        let Recurrence { rule, heads } = operands.recurrence;
+        let (k_dim, block_len, n_columns) = (heads.k_dim, heads.block_len(), self.n_columns());
+        let is_delta = rule == RecurrentRule::GatedDelta;
+        assert!(states.len() >= if KEEPS_ALL { (steps.len() + 1) * block_len } else { block_len });
+        for (n, step) in steps.iter_mut().enumerate() {
+            let row = self.task.span.rows.start + start + n;
+            let first = row * heads.width() + operands.recurrence.value(self.head).start + self.first;
+            *step = NO_STEP;
+            step.value[..n_columns].copy_from_slice(&operands.x[first..first + n_columns]);
+        }
+        let n_steps = steps.len();
+        for column in (0..n_columns).step_by(N * L::WIDTH) {
+            // SAFETY: the caller's contract; columns are within a block.
+            unsafe {
+                let state = |n: usize| states.as_ptr().add(if KEEPS_ALL { n * block_len } else { 0 } + column);
+                let key = |n: usize| self.query_and_key(start + n)[1].as_ptr();
+                let mut recalled = [L::splat(0.0); N];
+                if is_delta {
+                    recalled = recall::<L, N>(state(0), key(0), k_dim);
+                }
+                for (n, step) in steps.iter_mut().enumerate() {
+                    let [decay, factor] = self.gates[start + n].map(|gate| L::splat(gate));
+                    let mut delta = [L::splat(0.0); N];
+                    for (j, delta) in delta.iter_mut().enumerate() {
+                        let at = column + j * L::WIDTH;
+                        let value = L::load(step.value.as_ptr().add(at));
+                        let new = if is_delta { value.minus(recalled[j].times(decay)) } else { value };
+                        *delta = new.times(factor);
+                        recalled[j].store(step.recalled.as_mut_ptr().add(at));
+                        new.store(step.new.as_mut_ptr().add(at));
+                        delta.store(step.delta.as_mut_ptr().add(at));
+                    }
+                    let pass = Pass { query: key(n), key: key(n), k_dim, decay, delta };
+                    let (before, behind) = (state(n), state(n + 1).cast_mut());
+                    (_, recalled) = match is_delta && n + 1 < n_steps {
+                        true => pass.run::<false, true>(before, behind, key(n + 1)),
+                        false => pass.run::<false, false>(before, behind, key(n)),
+                    };
+                }
+            }
+        }
+    }
+
+    /// Adds what row `n` has as output to the gradient of the state behind it, and returns the gradient of `delta`.
+    ///
+    /// # Safety
+    /// That of [`Lanes`].
+    #[inline(always)]
+    unsafe fn enter<L: Lanes>(&self, n: usize, of_output: &Columns, of_state: &mut [f32]) -> Columns {
+        let [query, key] = self.query_and_key(n);
+        let mut of_delta = [0.0; STATE_COLUMNS];
+        for ((row, query), key) in of_state.chunks_exact_mut(STATE_COLUMNS).zip(query).zip(key) {
+            for column in (0..STATE_COLUMNS).step_by(L::WIDTH) {
+                // SAFETY: the caller's contract; columns are within a block.
+                unsafe {
+                    let place = row.as_mut_ptr().add(column);
+                    let of_state = L::load(of_output.as_ptr().add(column)).times_plus(L::splat(*query), L::load(place));
+                    of_state.store(place);
+                    let sum = of_delta.as_mut_ptr().add(column);
+                    of_state.times_plus(L::splat(*key), L::load(sum)).store(sum);
+                }
+            }
+        }
+        of_delta
+    }
+
+    /// What row `n` needs backward, from the gradients of its output and of its `delta`.
+    ///
+    /// With the gradient `G` of the state behind the row (its own output's included), and `d` of `delta`: of what the key
+    /// recalled `m = -factor d`, of the key `G delta + S (decay m)`, of the decay `G S + m recalled`, of the state before it
+    /// `decay (G + key m)`. The query's is `S' o`, where `S' = decay S + key delta` is the state behind the row.
+    #[inline(always)]
+    fn back(
         &self,
         n: usize,
-        state: &[f32],
         step: &Step,
         of_output: &Columns,
-        of_state: &mut [f32],
-        of_keys: &mut [f32],
+        of_delta: &Columns,
         of_gates: &mut [f32; 2],
-    ) -> Columns {
-        let k_dim = of_keys.len() / 2;
-        let (query, key) = self.keys[2 * n * k_dim..][..2 * k_dim].split_at(k_dim);
+    ) -> Back<'_> {
         let [decay, factor] = self.gates[n];
         let is_delta = self.task.operands.recurrence.rule == RecurrentRule::GatedDelta;
-        let (of_query, of_key) = of_keys.split_at_mut(k_dim);
-        assert!(state.len() == k_dim * STATE_COLUMNS && of_state.len() == state.len());
-        let mut of_delta = [0.0; STATE_COLUMNS];
-        // SAFETY: the caller's contract; rows and columns are within a block.
-        unsafe {
-            for column in (0..STATE_COLUMNS).step_by(L::WIDTH) {
-                let of_output = L::load(of_output.as_ptr().add(column));
-                let mut sums = [L::splat(0.0); 4];
-                for (i, (query, key)) in query.iter().zip(key).enumerate() {
-                    let place = of_state.as_mut_ptr().add(i * STATE_COLUMNS + column);
-                    let value = of_output.times_plus(L::splat(*query), L::load(place));
-                    value.store(place);
-                    sums[i % 4] = value.times_plus(L::splat(*key), sums[i % 4]);
-                }
-                let sum = sums[0].plus(sums[1]).plus(sums[2].plus(sums[3]));
-                sum.store(of_delta.as_mut_ptr().add(column));
-            }
-            let of_new = of_delta.map(|of_delta| of_delta * factor);
-            let of_recalled = if is_delta { of_new.map(|of_new| -of_new) } else { [0.0; STATE_COLUMNS] };
-            let along = dot(&step.delta, of_output);
-            let decayed_output = of_output.map(|of_output| of_output * decay);
-            let decayed_recalled = of_recalled.map(|of_recalled| of_recalled * decay);
-            let mut of_decay = [L::splat(0.0); 4];
-            for i in 0..k_dim {
-                let (mut of_key_sums, mut of_query_sums) = ([L::splat(0.0); 4], [L::splat(0.0); 4]);
-                for (j, column) in (0..STATE_COLUMNS).step_by(L::WIDTH).enumerate() {
-                    let at = |values: &Columns| L::load(values.as_ptr().add(column));
-                    let place = of_state.as_mut_ptr().add(i * STATE_COLUMNS + column);
-                    let (of_state, state) = (L::load(place), L::load(state.as_ptr().add(i * STATE_COLUMNS + column)));
-                    of_query_sums[j] = state.times(at(&decayed_output));
-                    let of_key = of_state.times(at(&step.delta));
-                    of_key_sums[j] = if is_delta { state.times_plus(at(&decayed_recalled), of_key) } else { of_key };
-                    of_decay[j] = of_state.times_plus(state, of_decay[j]);
-                    let of_before = match is_delta {
-                        true => L::splat(key[i]).times_plus(at(&of_recalled), of_state),
-                        false => of_state,
-                    };
-                    of_before.times(L::splat(decay)).store(place);
-                }
-                of_key[i] += total(of_key_sums);
-                of_query[i] += total(of_query_sums) + key[i] * along;
-            }
-            let of_decay = total(of_decay) + dot(&of_recalled, &step.recalled);
-            of_gates[0] += of_decay * decay;
-            of_gates[1] += dot(&of_delta, &step.new);
-            of_new
+        let of_new = of_delta.map(|of_delta| of_delta * factor);
+        let of_recalled = if is_delta { of_new.map(|of_new| -of_new) } else { [0.0; STATE_COLUMNS] };
+        of_gates[0] += decay * dot(&of_recalled, &step.recalled);
+        of_gates[1] += dot(of_delta, &step.new);
+        Back {
+            keys: self.query_and_key(n),
+            keys_before: self.query_and_key(n.saturating_sub(1)),
+            decay,
+            delta: step.delta,
+            of_new,
+            of_recalled,
+            decayed_recalled: of_recalled.map(|of_recalled| of_recalled * decay),
+            decayed_output: of_output.map(|of_output| of_output * decay),
+            along: dot(&step.delta, of_output),
         }
     }
 }
 
-/// The sum of a row's products, of which the registers hold [`STATE_COLUMNS`].
+/// A row's pass over a block backward.
+struct Back<'a> {
+    /// The query and the key of the row, and those of the row before.
+    keys: [&'a [f32]; 2],
+    keys_before: [&'a [f32]; 2],
+    decay: f32,
+    delta: Columns,
+    of_new: Columns,
+    of_recalled: Columns,
+    decayed_recalled: Columns,
+    decayed_output: Columns,
+    /// The product of `delta` and the gradient of the output.
+    along: f32,
+}
+
+/// Registers that hold a row's columns, at most.
+const MOST: usize = 4;
+
 #[expect(unsafe_code, reason = "registers")]
-#[inline(always)]
-unsafe fn total<L: Lanes>(sums: [L; 4]) -> f32 {
-    // SAFETY: the caller's contract.
-    unsafe {
-        match STATE_COLUMNS / L::WIDTH {
-            2 => sums[0].plus(sums[1]).sum(),
-            // As the halves of wider registers are added.
-            _ => sums[0].plus(sums[2]).plus(sums[1].plus(sums[3])).sum(),
+impl Back<'_> {
+    /// Turns the gradient of the state behind the row into that of `state`, the one before it. Adds to the gradients of the
+    /// query and the key, and returns a part of the decay's. If there is a row before, the gradient of its output is
+    /// `output_before`: then the state's gradient has that part too, and `of_delta` becomes that row's.
+    ///
+    /// # Safety
+    /// That of [`Lanes`].
+    #[inline(always)]
+    unsafe fn run<L: Lanes, const HAS_BEFORE: bool>(
+        &self,
+        state: &[f32],
+        of_state: &mut [f32],
+        of_keys: &mut [f32],
+        output_before: &Columns,
+        of_delta: &mut Columns,
+    ) -> f32 {
+        let k_dim = self.keys[0].len();
+        let (of_query, of_key) = of_keys.split_at_mut(k_dim);
+        assert!(state.len() == k_dim * STATE_COLUMNS && of_state.len() == state.len());
+        assert!(of_key.len() == k_dim && self.keys.iter().chain(&self.keys_before).all(|keys| keys.len() == k_dim));
+        // SAFETY: the caller's contract; values and columns are within a block.
+        unsafe {
+            let mut sums = Sums { of_decay: [L::splat(0.0); MOST], of_delta: [L::splat(0.0); MOST] };
+            let mut i = 0;
+            while i + 4 <= k_dim {
+                let [mut of_keys, mut of_queries] = [[L::splat(0.0); 4]; 2];
+                for p in 0..4 {
+                    (of_queries[p], of_keys[p]) =
+                        self.value::<L, HAS_BEFORE>(i + p, state, of_state, output_before, &mut sums);
+                }
+                let (of_keys, of_queries) = (L::sums(of_keys), L::sums(of_queries));
+                for p in 0..4 {
+                    of_key[i + p] += of_keys[p];
+                    of_query[i + p] += of_queries[p] + self.keys[1][i + p] * self.along;
+                }
+                i += 4;
+            }
+            for i in i..k_dim {
+                let (one, other) = self.value::<L, HAS_BEFORE>(i, state, of_state, output_before, &mut sums);
+                let [of_query_sum, of_key_sum, ..] = L::sums([one, other, one, other]);
+                of_key[i] += of_key_sum;
+                of_query[i] += of_query_sum + self.keys[1][i] * self.along;
+            }
+            if HAS_BEFORE {
+                for (j, column) in (0..STATE_COLUMNS).step_by(L::WIDTH).enumerate() {
+                    sums.of_delta[j].store(of_delta.as_mut_ptr().add(column));
+                }
+            }
+            L::sums([total(sums.of_decay); 4])[0]
         }
     }
+
+    /// Value `i` of query and key: products whose sums are parts of their gradients.
+    ///
+    /// # Safety
+    /// As [`run`](Self::run).
+    #[inline(always)]
+    unsafe fn value<L: Lanes, const HAS_BEFORE: bool>(
+        &self,
+        i: usize,
+        state: &[f32],
+        of_state: &mut [f32],
+        output_before: &Columns,
+        sums: &mut Sums<L>,
+    ) -> (L, L) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let [key, query_before, key_before] = [self.keys[1], self.keys_before[0], self.keys_before[1]]
+                .map(|values| L::splat(*values.get_unchecked(i)));
+            let [mut of_query, mut of_key] = [[L::splat(0.0); MOST]; 2];
+            for j in 0..STATE_COLUMNS / L::WIDTH {
+                let column = j * L::WIDTH;
+                let at = |values: &Columns| L::load(values.as_ptr().add(column));
+                let place = of_state.as_mut_ptr().add(i * STATE_COLUMNS + column);
+                let (of_state, state) = (L::load(place), L::load(state.as_ptr().add(i * STATE_COLUMNS + column)));
+                of_query[j] = state.times(at(&self.decayed_output));
+                of_key[j] = state.times_plus(at(&self.decayed_recalled), of_state.times(at(&self.delta)));
+                sums.of_decay[j] = of_state.times_plus(state, sums.of_decay[j]);
+                let mut of_before = key.times_plus(at(&self.of_recalled), of_state).times(L::splat(self.decay));
+                if HAS_BEFORE {
+                    of_before = at(output_before).times_plus(query_before, of_before);
+                    sums.of_delta[j] = of_before.times_plus(key_before, sums.of_delta[j]);
+                }
+                of_before.store(place);
+            }
+            (total(of_query), total(of_key))
+        }
+    }
+}
+
+/// Sums over the values of a key, by column.
+struct Sums<L> {
+    of_decay: [L; MOST],
+    of_delta: [L; MOST],
+}
+
+/// The sum of the registers of a row's columns, as wider registers are added.
+#[expect(unsafe_code, reason = "registers")]
+#[inline(always)]
+unsafe fn total<L: Lanes>(columns: [L; MOST]) -> L {
+    let [a, b, c, d] = columns;
+    // SAFETY: the caller's contract.
+    unsafe { if STATE_COLUMNS / L::WIDTH == 2 { a.plus(b) } else { a.plus(c).plus(b.plus(d)) } }
 }
 
 #[inline(always)]
