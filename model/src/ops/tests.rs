@@ -1,6 +1,8 @@
 //! Fast bodies against their references in plain Burn operations, on random shapes: odd sizes, one row, window edges.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+mod recurrent;
+
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use half::f16;
 use proptest::prelude::*;

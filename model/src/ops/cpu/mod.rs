@@ -35,6 +35,7 @@ mod quant_blocks;
 mod quant_formats;
 mod quant_rounding;
 mod quant_rows;
+mod recurrent;
 mod row_updates;
 mod rowwise;
 mod tensors;
@@ -48,6 +49,8 @@ pub(super) use block::{Block, Scratch, block};
 pub(super) use experts::{ExpertScratch, Experts, LEAST_SUM, RouterMemory, choose, experts};
 pub(super) use isa::has_fast_bf16_products;
 pub use isa::instruction_set;
+#[cfg(test)]
+pub(super) use isa::tests::noise;
 use isa::{Isa, PORTABLE_IS_FUSED, for_each_isa, isa, multiply_add};
 pub(super) use kv_append::{PagedValues, append_keys, append_values, copy_pages};
 pub(super) use kv_element::KvElement;
@@ -58,6 +61,7 @@ pub(super) use measure::{multiply_rate, read_bandwidth};
 pub(super) use packed_matrix::Panels;
 pub(super) use pool_layout::q8_row_len;
 pub(crate) use quant_rounding::nearest_q8;
+pub(super) use recurrent::{Conv, RecurrentOperands, States, delta_gates, gated_norm, recurrence, state_space_gates};
 pub(super) use row_updates::{LoraPanels, RowUpdate, add_row_updates};
 pub(super) use rowwise::{NormMemory, NormValues, activate, gated, norm, qk_norm, rope, soft_cap};
 pub(super) use tensors::{changed, ints, pool, pool_of_zeros, tensor, update, values};
@@ -65,6 +69,6 @@ pub use thread_pool::parallel_for_each;
 pub use threads::{n_threads, start_threads, use_threads};
 pub use training::{ATTENTION_QUERIES, ROWS_AT_ONCE, loss_rows_at_once};
 pub(super) use training::{
-    Embed, Fork, FrozenLinear, Linear, LinearCrossEntropy, LinearDivergence, Pass, RopeAttend, adamw, add_gradients,
-    add_lora, clip_norm, dropout_factors, muon,
+    Convolve, Embed, Fork, FrozenLinear, Linear, LinearCrossEntropy, LinearDivergence, NormalizeGated, Pass, Recur,
+    RopeAttend, adamw, add_gradients, add_lora, clip_norm, dropout_factors, muon,
 };

@@ -10,6 +10,7 @@ mod operands;
 mod paged_sequences;
 mod placement;
 mod quantized_matrix;
+mod recurrent;
 mod training_ops;
 mod upload;
 
@@ -28,6 +29,8 @@ pub(crate) use operands::{
 pub(crate) use paged_sequences::PagedSequences;
 pub(crate) use placement::Placement;
 pub use quantized_matrix::{QuantizedBlock, QuantizedMatrix};
+pub(crate) use recurrent::{GateOrder, GatedNormOptions, RecurrentHeads, RecurrentRows, ShortConv, StatePart};
+pub(in crate::ops) use recurrent::{Recurrence, RecurrentRule, RecurrentSpan, STATE_COLUMNS};
 pub use training_ops::GPU_LOGITS_AT_ONCE;
 pub(in crate::ops) use training_ops::{Activate, AddUpdate, Normalize, QkNormalize, TrainingOp};
 pub(crate) use upload::{Ints, Rows};
