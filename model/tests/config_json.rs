@@ -106,9 +106,9 @@ fn rope_scalings_of_the_golden_configs_are_read() {
     };
     assert_eq!(scaling("llama"), RopeScaling::None);
     assert_eq!(scaling("rope-linear"), RopeScaling::Linear { factor: 3.0 });
-    assert_eq!(scaling("rope-dynamic"), RopeScaling::Dynamic { factor: 3.0, original_max_seq_len: 12 });
-    // The context that the scaling is for.
-    assert_eq!(read(&config_json("rope-dynamic")).unwrap().max_seq_len, 36);
+    assert_eq!(scaling("rope-dynamic"), RopeScaling::Dynamic { factor: 3.0 });
+    // The original context: nothing is computed beyond it.
+    assert_eq!(read(&config_json("rope-dynamic")).unwrap().max_seq_len, 24);
     let llama3 =
         RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_seq_len: 64 };
     assert_eq!(scaling("rope-llama3"), llama3);
@@ -432,7 +432,7 @@ fn unsupported_rope_parameters_are_rejected_by_name() {
         ("llama", json!({ "rope_type": "linear", "factor": "2" }), "factor"),
         ("llama", json!({ "rope_type": "linear", "factor": 0.5 }), "factor"),
         ("llama", json!({ "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0 }), "high_freq_factor"),
-        ("llama", json!({ "rope_type": "dynamic", "factor": f64::MAX }), "max_seq_len"),
+        ("llama", json!({ "rope_type": "dynamic", "factor": 0.5 }), "factor"),
         // Transformers reads YaRN in Phi 3's files as another scaling.
         ("phi3", json!({ "rope_type": "yarn", "factor": 2.0 }), "rope_type"),
         ("gpt-neox-parallel", json!({ "partial_rotary_factor": 0.1 }), "rotary_dim"),
@@ -458,7 +458,7 @@ fn rope_keys_that_transformers_passes_over_change_nothing() {
         ("qwen2", json!({ "mrope_section": [1, 1, 2], "mrope_interleaved": true })),
         ("llama", json!({ "factor": 4.0, "short_factor": [1.0], "original_max_position_embeddings": 7 })),
         ("rope-linear", json!({ "beta_fast": 32, "original_max_position_embeddings": 7 })),
-        ("rope-dynamic", json!({ "alpha": 1000.0 })),
+        ("rope-dynamic", json!({ "alpha": 1000.0, "original_max_position_embeddings": 7 })),
         ("rope-llama3", json!({ "attention_factor": 3.0 })),
         ("phi3-longrope", json!({ "short_mscale": 1.1, "long_mscale": 1.2 })),
     ] {

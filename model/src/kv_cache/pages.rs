@@ -47,7 +47,6 @@ struct Pages {
 pub struct PageTable {
     pages: Vec<usize>,
     len: usize,
-    pub(super) n_prompt: usize,
     pub(super) pool: PagePool,
 }
 
@@ -79,7 +78,7 @@ impl PagePool {
 
     /// An empty table.
     pub fn table(&self) -> PageTable {
-        PageTable { pages: Vec::new(), len: 0, n_prompt: 0, pool: self.clone() }
+        PageTable { pages: Vec::new(), len: 0, pool: self.clone() }
     }
 
     /// Number of free pages.
@@ -119,15 +118,6 @@ impl PagePool {
 }
 
 impl PageTable {
-    /// Declares that the first `n_prompt` tokens of the text are its prompt, in however many steps they are computed;
-    /// the others are generated one by one. Only used for
-    /// [`RopeScaling::Dynamic`](crate::config::RopeScaling::Dynamic). Default: 0.
-    #[must_use]
-    pub fn of_prompt(mut self, n_prompt: usize) -> Self {
-        self.n_prompt = n_prompt;
-        self
-    }
-
     /// Number of tokens in the table.
     pub fn len(&self) -> usize {
         self.len
@@ -144,7 +134,7 @@ impl PageTable {
         for &page in &self.pages {
             pool.hold(page);
         }
-        Self { pages: self.pages.clone(), len: self.len, n_prompt: self.n_prompt, pool: self.pool.clone() }
+        Self { pages: self.pages.clone(), len: self.len, pool: self.pool.clone() }
     }
 
     /// Shares the pages in the prefix cache for `keys`, the keys of a sequence's first pages in order, up to the first
