@@ -14,19 +14,16 @@ use burn::{
     tensor::{Device, Gradients, Int, Tensor, TensorData},
 };
 use hearth_model::{
-    TokenId,
     attention::AttentionContext,
     config::{
         Activation, ExpertGroups, Experts, GptConfig, NormKind, NormPosition, Positions, Rope, RopeScaling, RouterScores,
     },
     gpt::{Gpt, ParamPath},
     ops::Dtype,
-    sampling::SamplingParams,
     weights::model_dir::{self, LoadOptions, SaveOptions},
 };
 use safetensors::SafeTensors;
 
-use crate::plain_generation::{GenerateOptions, generate};
 use crate::{
     rope_mutations::{rotated, scaling_mutations},
     test_gpu::gpu,
@@ -146,32 +143,6 @@ fn params(gpt: &Gpt) -> HashMap<String, TensorData> {
     });
     read.unwrap();
     params
-}
-
-/// Logits of a generated token can differ from those of one pass over the whole text: with a KV cache, transformers
-/// rotates each token by the length of the text at the time it is added.
-#[test]
-fn dynamic_rope_scaling_generates_the_tokens_of_transformers() {
-    let (gpt, oracle) = (load("rope-dynamic", &Device::flex()), Oracle::read("rope-dynamic"));
-    let bytes = fs::read(golden("rope-dynamic").join("oracle.safetensors")).unwrap();
-    let file = SafeTensors::deserialize(&bytes).unwrap();
-    let ids = |name: &str| -> Vec<TokenId> {
-        let data = file.tensor(name).unwrap().data();
-        data.chunks(4).map(|b| TokenId::from_le_bytes(b.try_into().unwrap())).collect()
-    };
-    let (starts, generated) = (ids("generates_from"), ids("generated"));
-    let n_generated = generated.len() / starts.len();
-    for (start, expected) in starts.into_iter().zip(generated.chunks(n_generated)) {
-        let prompt: Vec<TokenId> = oracle.input_ids[..start as usize].iter().map(|&id| id as TokenId).collect();
-        let options = GenerateOptions {
-            max_tokens: n_generated,
-            kv_dtype: None,
-            sampling: SamplingParams::greedy(),
-            eos_token_ids: Vec::new(),
-        };
-        let found = generate(&gpt, &prompt, &options);
-        assert_eq!(found, expected, "after {start} tokens");
-    }
 }
 
 /// Opened for its original context, a model uses the factors that `transformers` uses for texts of that length.

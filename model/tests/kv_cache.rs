@@ -231,7 +231,7 @@ fn cached_logits_match_uncached_transformers() {
                 TOLERANCES.iter().flat_map(|each| texts.clone().map(move |text| (*each, text)))
             {
                 let mut cache = KvCache::new(gpt.config(), 2, dtype, &Device::flex());
-                let mut table = cache.table().of_prompt(seq_len);
+                let mut table = cache.table();
                 let found = ids.chunks(cut).flat_map(|chunk| step(&gpt, &mut cache, &mut [(&mut table, chunk)]));
                 assert_within(tolerance, &found.collect::<Vec<_>>(), logits);
             }

@@ -137,10 +137,6 @@ impl Rope {
         require(format!("{path}.rotary_dim"), fits, || {
             format!("must be even and in 2..=head_dim = {head_dim}, got {rotary_dim}")
         })?;
-        let is_dynamic = matches!(scaling, RopeScaling::Dynamic { .. });
-        require(format!("{path}.rotary_dim"), !is_dynamic || rotary_dim > 2, || {
-            "must be above 2 with dynamic scaling, got 2".to_owned()
-        })?;
         scaling.validate(&format!("{path}.scaling"), rotary_dim / 2)
     }
 }
@@ -166,10 +162,7 @@ impl RopeScaling {
         match *self {
             Self::None => Ok(()),
             Self::Linear { factor } => at_least_one("linear.factor", factor),
-            Self::Dynamic { factor, original_max_seq_len } => {
-                at_least_one("dynamic.factor", factor)?;
-                length("dynamic.original_max_seq_len", original_max_seq_len)
-            }
+            Self::Dynamic { factor } => at_least_one("dynamic.factor", factor),
             Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_seq_len } => {
                 at_least_one("llama3.factor", factor)?;
                 above_zero("llama3.low_freq_factor", low_freq_factor)?;

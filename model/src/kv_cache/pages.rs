@@ -78,7 +78,6 @@ pub struct PageTable {
     /// A length to which the sequence may go back, and the state there.
     mark: Option<(usize, usize)>,
     len: usize,
-    pub(super) n_prompt: usize,
     pub(super) pool: PagePool,
 }
 
@@ -119,7 +118,7 @@ impl PagePool {
 
     /// An empty table.
     pub fn table(&self) -> PageTable {
-        PageTable { pages: Vec::new(), state: None, mark: None, len: 0, n_prompt: 0, pool: self.clone() }
+        PageTable { pages: Vec::new(), state: None, mark: None, len: 0, pool: self.clone() }
     }
 
     /// Number of free pages.
@@ -175,15 +174,6 @@ impl PagePool {
 }
 
 impl PageTable {
-    /// Declares that the first `n_prompt` tokens of the text are its prompt, in however many steps they are computed;
-    /// the others are generated one by one. Only used for
-    /// [`RopeScaling::Dynamic`](crate::config::RopeScaling::Dynamic). Default: 0.
-    #[must_use]
-    pub fn of_prompt(mut self, n_prompt: usize) -> Self {
-        self.n_prompt = n_prompt;
-        self
-    }
-
     /// Number of tokens in the table.
     pub fn len(&self) -> usize {
         self.len

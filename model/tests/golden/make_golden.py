@@ -19,9 +19,6 @@ Each case becomes a folder `<case>/`:
         grad.<name>     f32, the shape of the tensor <name> of model.safetensors: d loss / d parameter.
                         A tied embedding appears once, with the sum of both uses. Absent in the cases that
                         store another case's weights in another way (`storage_of` in the table).
-        generated       [starts, N_GENERATED] int32, where `generates_from` is given: what greedy `generate` adds to
-                        the first so many ids of the first sequence
-        generates_from  [starts] int32
         logits_alone    [batch, alone_len, vocab] f32, where `alone_len` is given: the logits of the first so many ids
                         of each sequence without those that follow
 
@@ -62,7 +59,6 @@ from transformers.core_model_loading import revert_weight_conversion
 
 HERE = Path(__file__).resolve().parent
 VERSIONS_FILE = HERE / "versions.json"
-N_GENERATED = 10
 
 # What Hearth is held to is 1e-4 of the logits' spread and 1e-3 of a gradient's norm.
 MAX_LOGIT_DISAGREEMENT = 1e-5  # of the spread, float32 against float64
@@ -79,7 +75,6 @@ class Case:
     family adds the 1 itself). `teeth` are changes of the configuration, by field, that must show in the
     logits. `zero_gradients` are parts of names whose true gradient is zero, with the reason in a comment.
     `saved_as` is what `save_pretrained` calls a parameter, where that is not its name in the module.
-    `generates_from` are lengths of prompts, for what cached decoding computes differently from a whole pass.
     `alone_len` is the length of a start of the sequences whose logits depend on what follows.
     """
 
@@ -93,7 +88,6 @@ class Case:
     teeth: tuple = ()
     zero_gradients: tuple = ()
     saved_as: dict = field(default_factory=dict)
-    generates_from: tuple = ()
     alone_len: int = 0
 
 
@@ -172,15 +166,14 @@ ROPE_TEETH = (
 UNSCALED = ({"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},)
 
 
-def rope_case(seed, rope_parameters, generates_from=(), **config):
+def rope_case(seed, rope_parameters, teeth=UNSCALED, **config):
     """A small Llama with the given rope scaling."""
     return Case(
         "LlamaForCausalLM",
         {**SMALL_ROPE, **config, "rope_parameters": {"rope_theta": 500.0, **rope_parameters}},
         seed=seed,
         weight_std=0.5,
-        teeth=UNSCALED,
-        generates_from=generates_from,
+        teeth=teeth,
     )
 
 
@@ -683,10 +676,15 @@ CASES = {
         weight_std=0.5,
         teeth=({"original_max_position_embeddings": 12},),
     ),
-    # Longer than max_position_embeddings, where this one begins to act, and shorter than three times that.
-    # Prompts well within the original context, nearly as long, and longer.
+    # As long as max_position_embeddings: one token more, and this scaling would begin.
     "rope-dynamic": rope_case(
-        404, {"rope_type": "dynamic", "factor": 3.0}, generates_from=(8, 11, 16, 20), max_position_embeddings=12
+        414,
+        {"rope_type": "dynamic", "factor": 3.0},
+        teeth=(
+            {"max_position_embeddings": 23},
+            {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0}},
+        ),
+        max_position_embeddings=24,
     ),
 }
 
@@ -968,32 +966,6 @@ def check_reopens(folder, architecture, input_ids, expected):
     assert torch.equal(logits, expected), "the folder gives other logits when opened again"
 
 
-def generate(folder, input_ids, starts):
-    """What greedy decoding with a cache adds to the first `starts` ids, which must not be what it adds without one."""
-    generated, differ = [], False
-    for start in starts:
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
-        state = copy.deepcopy(model.model.rotary_emb)  # it remembers the longest text
-        prompt = input_ids[:1, :start]
-        with Float64():
-            ids = model.generate(
-                prompt, max_new_tokens=N_GENERATED, min_new_tokens=N_GENERATED, do_sample=False, eos_token_id=None,
-                output_logits=True, return_dict_in_generate=True,
-            )
-            margin = min(float(step.topk(2).values.diff().abs()) for step in ids.logits)
-            assert margin > 1e-4, f"from {start}: the two best tokens are only {margin} apart"
-            generated.append(ids.sequences[0, start:])
-            whole = prompt
-            for _ in range(N_GENERATED):
-                model.model.rotary_emb = copy.deepcopy(state)
-                with torch.no_grad():
-                    best = model(whole, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)
-                whole = torch.cat([whole, best], 1)
-            differ |= not torch.equal(whole[0, start:], generated[-1])
-    assert differ, "decoding with and without a cache agree: `generates_from` shows nothing"
-    return torch.stack(generated)
-
-
 def rounded(numbers):
     """For versions.json: enough digits to read, few enough not to change with the machine."""
     if isinstance(numbers, dict):
@@ -1043,9 +1015,6 @@ def make(name):
         saved = {key: shape for key, shape in saved.items() if not key.endswith("e_score_correction_bias")}
         assert saved == computed, f"gradients and saved tensors differ: {sorted(saved.keys() ^ computed.keys())}"
         oracle |= {f"grad.{key}": gradient.to(torch.float32) for key, gradient in gradients.items()}
-    if case.generates_from and not isinstance(entry, Stored):
-        oracle["generates_from"] = torch.tensor(case.generates_from, dtype=torch.int32)
-        oracle["generated"] = generate(folder, input_ids, case.generates_from).to(torch.int32)
     if case.alone_len and not isinstance(entry, Stored):
         alone = run(model, input_ids[:, : case.alone_len], torch.float64)[0]
         difference = of_spread(alone - logits[:, : case.alone_len], logits)
