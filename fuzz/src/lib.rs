@@ -143,7 +143,7 @@ mod model {
         /// count, and what it writes of it must read back as the same.
         pub fn read_config(json: &Map<String, Value>) {
             let path = Path::new("config.json");
-            for class in architectures::ARCHITECTURES {
+            for class in architectures::architectures() {
                 let Ok(config) = class.read(&config_json::Fields::new(json, path)) else { continue };
                 if config.validate().is_err() {
                     continue;

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::{
-    architectures::{ARCHITECTURES, Architecture, OWN_CLASS, known_architectures},
+    architectures::{Architecture, OWN_CLASS, architectures, known_architectures},
     config_json::Fields,
     tensor_names::TensorNames,
 };
@@ -35,8 +35,8 @@ impl HfSchema {
             return Ok(Self::Own);
         }
         let is_for_text = class.is_none_or(|class| !class.contains("For") || class.contains("ForCausalLM"));
-        let by_type = ARCHITECTURES.iter().find(|known| model_type == Some(known.model_type)).filter(|_| is_for_text);
-        let by_class = || ARCHITECTURES.iter().find(|known| class == Some(known.class));
+        let by_type = architectures().find(|known| model_type == Some(known.model_type)).filter(|_| is_for_text);
+        let by_class = || architectures().find(|known| class == Some(known.class));
         if let (Some(class), Some(known)) = (class, by_type)
             && class != known.class
         {
@@ -56,7 +56,7 @@ impl HfSchema {
     /// The schema that can express `config`: the class asked for, otherwise the first such class of the table, otherwise
     /// Hearth's own.
     pub(super) fn for_config(config: &GptConfig, class: Option<&str>) -> Result<(Self, Map<String, Value>)> {
-        let mut candidates = ARCHITECTURES.iter().filter(|known| class.is_none_or(|class| known.class == class));
+        let mut candidates = architectures().filter(|known| class.is_none_or(|class| known.class == class));
         if let Some(found) = candidates.find_map(|known| Some((Self::Class(known), known.write(config)?))) {
             return Ok(found);
         }

@@ -2,7 +2,7 @@
 //!
 //! This folder is the only place that knows Hugging Face's names. A new architecture is a new row: the configuration that the
 //! class always has, which keys of its `config.json` set which of our fields, which keys may have one value only, and which of
-//! its tensors make up which of our parameters. The rows are in `table`, lists that several classes share in `row_groups`;
+//! its tensors make up which of our parameters. The rows are in `table/`, by family, lists that several classes share in `row_groups`;
 //! CONTRIBUTING.md adds one step by step.
 
 pub(super) mod bases;
@@ -16,7 +16,7 @@ pub(super) mod window;
 use serde_json::{Map, Value, json};
 
 use self::config_rows::ConfigRow;
-pub(super) use self::table::ARCHITECTURES;
+pub(super) use self::table::architectures;
 use super::{
     config_json::{Fields, Fixed},
     tensor_names::{NameRow, TensorNames},
@@ -102,7 +102,7 @@ impl Architecture {
 
 /// The Hugging Face classes that Hearth opens and saves, and its own.
 pub fn known_architectures() -> Vec<&'static str> {
-    ARCHITECTURES.iter().map(|architecture| architecture.class).chain([OWN_CLASS]).collect()
+    architectures().map(|architecture| architecture.class).chain([OWN_CLASS]).collect()
 }
 
 /// Keys that would change the computation in any class or fork that knows them, and the value for which they do not. They are

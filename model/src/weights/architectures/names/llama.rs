@@ -1,0 +1,105 @@
+//! Llama and its kin.
+
+use super::super::super::tensor_names::{
+    NameRow,
+    RowSelection::{Ff, KeysOrValues, Queries, ReversedKeys, ReversedQueries},
+    same, stacked,
+};
+
+pub(in super::super) const LLAMA: &[&[NameRow]] =
+    &[LLAMA_ENDS, LLAMA_NORMS, LLAMA_QKV, LLAMA_QK_NORM, LLAMA_OUT, LLAMA_MLP];
+
+/// Llama's tensors outside blocks.
+pub(super) const LLAMA_ENDS: &[NameRow] = &[
+    same("embed.weight", "model.embed_tokens.weight"),
+    same("norm.weight", "model.norm.weight"),
+    same("norm.bias", "model.norm.bias"),
+    same("lm_head.weight", "lm_head.weight"),
+];
+
+pub(super) const LLAMA_NORMS: &[NameRow] = &[
+    same("blocks.{}.attn_norm.weight", "model.layers.{}.input_layernorm.weight"),
+    same("blocks.{}.attn_norm.bias", "model.layers.{}.input_layernorm.bias"),
+    same("blocks.{}.mlp_norm.weight", "model.layers.{}.post_attention_layernorm.weight"),
+    same("blocks.{}.mlp_norm.bias", "model.layers.{}.post_attention_layernorm.bias"),
+];
+
+pub(super) const LLAMA_QKV: &[NameRow] = &[
+    stacked(
+        "blocks.{}.attn.qkv.weight",
+        &[
+            ("model.layers.{}.self_attn.q_proj.weight", Queries),
+            ("model.layers.{}.self_attn.k_proj.weight", KeysOrValues),
+            ("model.layers.{}.self_attn.v_proj.weight", KeysOrValues),
+        ],
+    ),
+    stacked(
+        "blocks.{}.attn.qkv.bias",
+        &[
+            ("model.layers.{}.self_attn.q_proj.bias", Queries),
+            ("model.layers.{}.self_attn.k_proj.bias", KeysOrValues),
+            ("model.layers.{}.self_attn.v_proj.bias", KeysOrValues),
+        ],
+    ),
+];
+
+pub(super) const LLAMA_QK_NORM: &[NameRow] = &[
+    same("blocks.{}.attn.q_norm.weight", "model.layers.{}.self_attn.q_norm.weight"),
+    same("blocks.{}.attn.k_norm.weight", "model.layers.{}.self_attn.k_norm.weight"),
+];
+
+pub(super) const LLAMA_OUT: &[NameRow] = &[
+    same("blocks.{}.attn.out.weight", "model.layers.{}.self_attn.o_proj.weight"),
+    same("blocks.{}.attn.out.bias", "model.layers.{}.self_attn.o_proj.bias"),
+];
+
+pub(super) const LLAMA_MLP: &[NameRow] = &[
+    stacked(
+        "blocks.{}.mlp.up.weight",
+        &[("model.layers.{}.mlp.gate_proj.weight", Ff), ("model.layers.{}.mlp.up_proj.weight", Ff)],
+    ),
+    stacked(
+        "blocks.{}.mlp.up.bias",
+        &[("model.layers.{}.mlp.gate_proj.bias", Ff), ("model.layers.{}.mlp.up_proj.bias", Ff)],
+    ),
+    same("blocks.{}.mlp.down.weight", "model.layers.{}.mlp.down_proj.weight"),
+    same("blocks.{}.mlp.down.bias", "model.layers.{}.mlp.down_proj.bias"),
+];
+
+/// Queries and keys rotate the other way round.
+pub(in super::super) const NANOCHAT: &[&[NameRow]] = &[
+    LLAMA_ENDS,
+    &[
+        stacked(
+            "blocks.{}.attn.qkv.weight",
+            &[
+                ("model.layers.{}.self_attn.q_proj.weight", ReversedQueries),
+                ("model.layers.{}.self_attn.k_proj.weight", ReversedKeys),
+                ("model.layers.{}.self_attn.v_proj.weight", KeysOrValues),
+            ],
+        ),
+        stacked(
+            "blocks.{}.attn.qkv.bias",
+            &[
+                ("model.layers.{}.self_attn.q_proj.bias", ReversedQueries),
+                ("model.layers.{}.self_attn.k_proj.bias", ReversedKeys),
+                ("model.layers.{}.self_attn.v_proj.bias", KeysOrValues),
+            ],
+        ),
+        same("blocks.{}.mlp.up.weight", "model.layers.{}.mlp.fc1.weight"),
+        same("blocks.{}.mlp.down.weight", "model.layers.{}.mlp.fc2.weight"),
+    ],
+    LLAMA_OUT,
+];
+
+/// Stacked matrices in our order.
+pub(in super::super) const PHI3: &[&[NameRow]] = &[
+    LLAMA_ENDS,
+    LLAMA_NORMS,
+    &[
+        same("blocks.{}.attn.qkv.weight", "model.layers.{}.self_attn.qkv_proj.weight"),
+        same("blocks.{}.mlp.up.weight", "model.layers.{}.mlp.gate_up_proj.weight"),
+        same("blocks.{}.mlp.down.weight", "model.layers.{}.mlp.down_proj.weight"),
+    ],
+    LLAMA_OUT,
+];

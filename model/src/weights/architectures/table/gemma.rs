@@ -1,0 +1,73 @@
+//! Gemma: norms that store `weight - 1`, from the second version on before and after each part.
+
+use super::super::{
+    Architecture, Fixed,
+    bases::{gemma2, llama},
+    config_rows::{ConfigRow, flag, kv_heads, number, size_or},
+    names, rope,
+    row_groups::{GEMMA_ACTIVATIONS, GEMMA2, LLAMA_SIZES},
+    window,
+};
+use crate::config::GptConfig;
+
+pub(super) const ROWS: &[Architecture] = &[
+    Architecture {
+        class: "GemmaForCausalLM",
+        model_type: "gemma",
+        base: || GptConfig { norm_weight_offset: 1.0, scale_embeddings: true, tie_embeddings: true, ..llama() },
+        config: &[
+            LLAMA_SIZES,
+            &[
+                kv_heads(16),
+                size_or(&["head_dim"], |c| &mut c.head_dim, |_| 256),
+                ConfigRow::Rope(&rope::WHOLE_HEADS),
+                // `gelu` was written by mistake: the weights were trained with the approximation.
+                ConfigRow::Activation { key: "hidden_act", names: GEMMA_ACTIVATIONS, absent: "gelu_pytorch_tanh" },
+                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
+                flag("attention_bias", |c| &mut c.qkv_bias, false),
+                flag("attention_bias", |c| &mut c.attn_out_bias, false),
+                flag("tie_word_embeddings", |c| &mut c.tie_embeddings, true),
+                ConfigRow::Window(&window::NONE),
+            ],
+        ],
+        // Versions 4.38 to 4.57 of transformers read this key in place of `hidden_act`.
+        fixed: &[("hidden_activation", Fixed::Text("gelu_pytorch_tanh")), ("mlp_bias", Fixed::Flag(false))],
+        names: names::LLAMA,
+        base_prefix: "model.",
+    },
+    Architecture {
+        class: "Gemma2ForCausalLM",
+        model_type: "gemma2",
+        base: gemma2,
+        config: &[
+            LLAMA_SIZES,
+            GEMMA2,
+            &[
+                ConfigRow::Cap { key: "final_logit_softcapping", of: |c| &mut c.logit_softcap, absent: Some(30.0) },
+                ConfigRow::Cap { key: "attn_logit_softcapping", of: |c| &mut c.attention_softcap, absent: Some(50.0) },
+                ConfigRow::Rope(&rope::WHOLE_HEADS),
+                ConfigRow::Window(&window::GEMMA2),
+            ],
+        ],
+        fixed: &[("mlp_bias", Fixed::Flag(false))],
+        names: names::GEMMA2,
+        base_prefix: "model.",
+    },
+    Architecture {
+        class: "Gemma3ForCausalLM",
+        model_type: "gemma3_text",
+        base: || GptConfig { qk_norm: true, ..gemma2() },
+        config: &[
+            LLAMA_SIZES,
+            GEMMA2,
+            &[
+                ConfigRow::Cap { key: "final_logit_softcapping", of: |c| &mut c.logit_softcap, absent: None },
+                ConfigRow::Window(&window::GEMMA3),
+                ConfigRow::Rope(&rope::GEMMA3),
+            ],
+        ],
+        fixed: &[("mlp_bias", Fixed::Flag(false))],
+        names: names::GEMMA2,
+        base_prefix: "model.",
+    },
+];
