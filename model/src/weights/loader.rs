@@ -1,7 +1,7 @@
 //! Parameters from the tensors of files, Hugging Face's or GGUF's: in the form in which they are stored, if the device
 //! computes with it.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, path::Path};
 
 use burn::tensor::{Device, TensorData};
 use rayon::prelude::*;
@@ -15,13 +15,14 @@ use super::{
     tensor_table::{StoredTensor, TensorTable},
 };
 use crate::{
+    byte_size::ByteSize,
     config::GptConfig,
     error::{Error, Result},
     gpt::{Gpt, ParamData, ParamSpec},
     lora::{LoraValues, MatrixUpdate},
     ops::{
         BLOCK_SIZE, Dtype, MatrixRows, QuantizedBlock, Weight,
-        k_quants::{K_BLOCK, KBlock},
+        k_quants::{BlockRows, K_BLOCK, KBlock, MxBlock},
     },
 };
 
@@ -47,7 +48,8 @@ pub(super) struct LoadPlan<'a> {
 /// [`Error::Tensor`] with the tensor that is missing, surplus, or of the wrong shape or type.
 pub(super) fn load(table: &TensorTable<'_>, plan: &LoadPlan<'_>) -> Result<Gpt> {
     let LoadPlan { names, config, dtype, device, .. } = *plan;
-    let mut loader = Loader { table, plan, used: HashSet::new(), not_finite: Vec::new() };
+    let mut loader =
+        Loader { table, plan, used: HashSet::new(), not_finite: Vec::new(), larger: LargerMatrices::default() };
     let gpt = Gpt::from_params(config, dtype.unwrap_or_default(), device, &mut |spec| {
         // Frees the pages of the parameters before; the rows of this one are read later.
         table.release();
@@ -59,6 +61,7 @@ pub(super) fn load(table: &TensorTable<'_>, plan: &LoadPlan<'_>) -> Result<Gpt> 
             "`{path}`: these tensors have infinite or NaN values, so the model's output will too: `{tensors}`"
         );
     }
+    loader.larger.log(table.path());
     let is_surplus =
         |tensor: &&StoredTensor<'_>| !loader.used.contains(tensor.name) && names.tied_copy(config) != Some(tensor.name);
     let (no_parameters, parameters): (Vec<_>, Vec<_>) =
@@ -82,6 +85,39 @@ struct Loader<'t, 'a> {
     used: HashSet<&'t str>,
     /// Names of tensors with infinite or NaN values.
     not_finite: Vec<&'t str>,
+    larger: LargerMatrices,
+}
+
+/// Quantized matrices that take more memory than in the file, for the log.
+#[derive(Default)]
+struct LargerMatrices {
+    n: usize,
+    in_file: usize,
+    in_memory: usize,
+}
+
+impl LargerMatrices {
+    /// Counts a matrix if it takes over a tenth more.
+    fn add(&mut self, in_file: usize, in_memory: usize) {
+        // Small matrices are padded.
+        if in_memory > in_file + in_file / 10 + (1 << 16) {
+            self.n += 1;
+            self.in_file += in_file;
+            self.in_memory += in_memory;
+        }
+    }
+
+    fn log(&self, path: &Path) {
+        let [in_file, in_memory] = [self.in_file, self.in_memory].map(|n_bytes| ByteSize(n_bytes as u64));
+        if self.n > 0 {
+            tracing::info!(
+                "`{}`: {} quantized matrices take {in_memory} in memory, and {in_file} in the file: the device does not \
+                 compute with their types, or not with several in one matrix",
+                path.display(),
+                self.n
+            );
+        }
+    }
 }
 
 impl<'t, 'a> Loader<'t, 'a> {
@@ -103,7 +139,19 @@ impl<'t, 'a> Loader<'t, 'a> {
             return param.merged([d_out, d_in], update);
         }
         match (&spec.shape[..], dtype) {
-            (&[d_out, d_in], None) => param.into_nearest([d_out, d_in], self.plan),
+            (&[d_out, d_in], None) => {
+                let in_file = param.parts.iter().map(|part| part.tensor.bytes.len()).sum();
+                let is_quantized = param.parts.iter().any(|part| part.element.dtype().is_quantized());
+                let data = param.into_nearest([d_out, d_in], self.plan)?;
+                if is_quantized {
+                    let in_memory = match &data {
+                        ParamData::Placed(weight) => weight.n_bytes(),
+                        _ => d_out * d_in * size_of::<f32>(),
+                    };
+                    self.larger.add(in_file, in_memory);
+                }
+                Ok(data)
+            }
             (&[d_out, d_in], Some(_)) => Ok(ParamData::Rows(param.into_rows([d_out, d_in]))),
             (shape, _) => Ok(TensorData::new(param.vector(), shape).into()),
         }
@@ -246,24 +294,16 @@ impl<'a> StoredParam<'a> {
         })))
     }
 
-    /// The parts without conversion, if all are K-quants. Parts of different types are separate matrices, each of which
-    /// must fill whole panels of 32 rows.
-    fn as_k_quants(&self, d_in: usize) -> Option<Vec<(Dtype, MatrixRows<'_, KBlock>)>> {
+    /// The parts without conversion, if all are quantized, and some to what only files have. Parts of different types are
+    /// separate matrices, each of which must fill whole panels of 32 rows.
+    fn as_blocks(&self, d_in: usize) -> Option<Vec<(Dtype, BlockRows<'_>)>> {
         let dtype = |part: &StoredPart<'_>| part.element.dtype();
-        if !self.parts.iter().all(|part| dtype(part).is_k_quant()) {
+        let (all, any) = (self.parts.iter().all(|part| dtype(part).is_quantized()), &self.parts);
+        if !all || !any.iter().any(|part| dtype(part).is_from_files()) {
             return None;
         }
         let of_one_kind = self.parts.chunk_by(|one, other| dtype(one) == dtype(other));
-        let matrices: Vec<_> = of_one_kind
-            .map(|parts| {
-                let dims = [parts.iter().map(|part| part.n_rows).sum(), d_in];
-                let read = move |row, out: &mut [KBlock]| {
-                    let (part, row) = place(parts, row);
-                    part.element.k_blocks(part.bytes(row, d_in), out);
-                };
-                (dtype(&parts[0]), MatrixRows::new(dims, d_in / K_BLOCK, read))
-            })
-            .collect();
+        let matrices: Vec<_> = of_one_kind.map(|parts| (dtype(&parts[0]), block_rows(parts, d_in))).collect();
         let are_whole = matrices.iter().all(|(_, matrix)| matrix.dims()[0].is_multiple_of(BLOCK_SIZE));
         (matrices.len() == 1 || are_whole).then_some(matrices)
     }
@@ -273,9 +313,9 @@ impl<'a> StoredParam<'a> {
         let (d_in, device) = (dims[1], plan.device);
         let dtype = self.parts.iter().map(|part| part.element.dtype()).reduce(Dtype::wider).unwrap_or_default();
         if Dtype::Q4K.is_for(device)
-            && let Some(parts) = self.as_k_quants(d_in)
+            && let Some(parts) = self.as_blocks(d_in)
         {
-            return Ok(ParamData::Placed(Weight::from_k_quants(&parts)));
+            return Ok(ParamData::Placed(Weight::from_parts(&parts)));
         }
         let dtype = dtype.stored_as();
         if dtype.is_quantized() && dtype.is_for(device) {
@@ -292,6 +332,34 @@ impl<'a> StoredParam<'a> {
             return Ok(ParamData::Rows(rows));
         }
         Weight::from_rows(&rows, dtype, device).map(ParamData::Placed)
+    }
+}
+
+/// The blocks of parts of one dtype, in which they have their values exactly.
+fn block_rows<'p>(parts: &'p [StoredPart<'_>], d_in: usize) -> BlockRows<'p> {
+    let dims = [parts.iter().map(|part| part.n_rows).sum(), d_in];
+    match parts[0].element.dtype() {
+        Dtype::Mxfp4 => {
+            let read = move |row, out: &mut [MxBlock]| {
+                let (part, row) = place(parts, row);
+                part.element.mx_blocks(part.bytes(row, d_in), out);
+            };
+            BlockRows::Mx(MatrixRows::new(dims, d_in / BLOCK_SIZE, read))
+        }
+        dtype if dtype.has_super_blocks() => {
+            let read = move |row, out: &mut [KBlock]| {
+                let (part, row) = place(parts, row);
+                part.element.k_blocks(part.bytes(row, d_in), out);
+            };
+            BlockRows::Super(MatrixRows::new(dims, d_in / K_BLOCK, read))
+        }
+        dtype => {
+            let read = move |row, out: &mut [QuantizedBlock]| {
+                let (part, row) = place(parts, row);
+                part.element.small_blocks(part.bytes(row, d_in), dtype, out);
+            };
+            BlockRows::Small(MatrixRows::new(dims, d_in / BLOCK_SIZE, read))
+        }
     }
 }
 

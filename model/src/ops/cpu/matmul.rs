@@ -168,7 +168,7 @@ mod tests {
             has_fast_bf16_products, isa,
             isa::tests::{every_isa, is_fused, noise, with_isa},
         },
-        k_quants::{K_BLOCK, KBlock},
+        k_quants::{BlockRows, K_BLOCK, KBlock},
     };
 
     /// Sizes around every boundary: part of a panel, whole panels, enough work for threads.
@@ -304,17 +304,17 @@ mod tests {
             }
         }
         let block = |n: usize| KBlock {
-            scale: half::f16::from_f32(n as f32 - 20.0),
+            scale: n as f32 - 20.0,
             values: array::from_fn(|at| ((at + n) % 16) as i8),
             scales: array::from_fn(|at| (at / 2 + n % 7) as i8),
             ..KBlock::default()
         };
         let [above, below]: [Vec<_>; 2] = [64, 32].map(|n_rows| (0..2 * n_rows).map(block).collect());
         let stacked = [
-            (Dtype::Q4K, MatrixRows::of(&above, [64, 2 * K_BLOCK])),
-            (Dtype::Q6K, MatrixRows::of(&below, [32, 2 * K_BLOCK])),
+            (Dtype::Q4K, BlockRows::Super(MatrixRows::of(&above, [64, 2 * K_BLOCK]))),
+            (Dtype::Q6K, BlockRows::Super(MatrixRows::of(&below, [32, 2 * K_BLOCK]))),
         ];
-        check_widened(&Panels::from_k_quants(&stacked));
+        check_widened(&Panels::from_parts(&stacked));
     }
 
     fn check_widened(panels: &Panels) {
