@@ -365,7 +365,11 @@ impl Block {
         BlockOperands {
             attn: ends(attn_norm, &self.attn.out, &self.attn_out_norm),
             qkv: linear(&self.attn.qkv),
-            qk_norms: qk_norms.map(|(q, k)| QkNormParts { norms: [q, k], span: config.qk_norm_span }),
+            qk_norms: qk_norms.map(|(q, k)| QkNormParts {
+                norms: [q, k],
+                span: config.qk_norm_span,
+                after_rope: config.qk_norm_after_rope,
+            }),
             mlp: ends(mlp_norm, &self.mlp.down, &self.mlp_out_norm),
             up: linear(&self.mlp.up),
             activation: config.activation,

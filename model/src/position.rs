@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use crate::config::{Rope, RopeScaling};
+use crate::config::{QueryTemperature, Rope, RopeScaling};
 
 /// Consecutive rows of a text, and the text's length when they were added.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,6 +98,12 @@ pub fn rope_attention_factor(rope: &Rope) -> f32 {
         }
         _ => 1.0,
     }
+}
+
+/// The multipliers of the queries at `positions`.
+pub(crate) fn query_factors(positions: &[usize], temperature: QueryTemperature) -> Vec<f32> {
+    let QueryTemperature { beta, interval } = temperature;
+    positions.iter().map(|position| (1.0 + beta * ((1 + position / interval) as f64).ln()) as f32).collect()
 }
 
 /// The sinusoidal vectors of rows at `positions`: `[n_rows, d_model]`; the first half of each row are sines, the second

@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use half::f16;
 
 use super::{
-    AttentionOptions, BlockOperands, KvDtype, LinearParts, NormParts, PagedRows, Placement, Rotation, Slots,
+    AttentionOptions, BlockOperands, KvDtype, LinearParts, NormParts, PagedRows, Placement, Rotation, Rows, Slots,
     cpu::{self, PagedElement},
     weight::WeightForm,
 };
@@ -26,6 +26,8 @@ pub(crate) struct PagedAttention<'a> {
     pub(crate) options: &'a AttentionOptions,
     /// Rotation of queries and keys, if there is one.
     pub(crate) rotation: Option<&'a Rotation>,
+    /// What the rows' queries are multiplied by, `[n_rows, 1]`.
+    pub(crate) query_factors: Option<&'a Rows>,
 }
 
 /// Buffers that the blocks of a pass share.
@@ -68,7 +70,7 @@ fn over_pools<E: PagedElement>(
     attention: PagedAttention<'_>,
     scratch: &mut BlockScratch,
 ) -> Tensor<2> {
-    let PagedAttention { pools: [keys, key_values], slots, sequences, options, rotation } = attention;
+    let PagedAttention { pools: [keys, key_values], slots, sequences, options, rotation, query_factors } = attention;
     let mut output = None;
     cpu::update::<E>(keys, |keys| {
         cpu::update::<E>(key_values, |key_values| {
@@ -78,6 +80,7 @@ fn over_pools<E: PagedElement>(
                 sequences,
                 options,
                 rotation: rotation.map(Rotation::host),
+                query_factors: query_factors.map(|factors| factors.host.as_slice()),
             };
             output = Some(cpu::changed(x, |x| cpu::block(x, block, paged, &mut scratch.0)));
         });

@@ -59,8 +59,8 @@ pub(super) fn load(table: &TensorTable<'_>, plan: &LoadPlan<'_>) -> Result<Gpt> 
             "`{path}`: these tensors have infinite or NaN values, so the model's output will too: `{tensors}`"
         );
     }
-    let is_surplus =
-        |tensor: &&StoredTensor<'_>| !loader.used.contains(tensor.name) && names.tied_copy(config) != Some(tensor.name);
+    let tied_copy = names.tied_copy(config).and_then(|name| table.get(name)).map(|copy| copy.name);
+    let is_surplus = |tensor: &&StoredTensor<'_>| !loader.used.contains(tensor.name) && tied_copy != Some(tensor.name);
     let (no_parameters, parameters): (Vec<_>, Vec<_>) =
         table.iter().filter(is_surplus).partition(|tensor| is_no_parameter(tensor));
     if let Some(surplus) = parameters.iter().min_by_key(|tensor| tensor.name) {

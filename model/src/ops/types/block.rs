@@ -51,11 +51,10 @@ impl<N, L> BlockOperands<N, L> {
             out_proj: linear(&ends.out_proj),
             out_norm: ends.out_norm.as_ref().map(&norm),
         };
-        let qk_norms = |qk: &QkNormParts<N>| QkNormParts { norms: qk.norms.each_ref().map(&norm), span: qk.span };
         BlockOperands {
             attn: ends(&self.attn),
             qkv: linear(&self.qkv),
-            qk_norms: self.qk_norms.as_ref().map(qk_norms),
+            qk_norms: self.qk_norms.as_ref().map(|qk| qk.map(&norm)),
             mlp: ends(&self.mlp),
             up: linear(&self.up),
             activation: self.activation,

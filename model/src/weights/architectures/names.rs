@@ -6,7 +6,7 @@ mod llama;
 mod norms;
 
 pub(super) use self::{
-    gpt::{BIGCODE, BLOOM, CTRL, FALCON, GPT1, GPT2, GPTJ, NEOX, OPT, PHI},
-    llama::{LLAMA, NANOCHAT, PHI3},
-    norms::{COHERE, GEMMA2, OLMO2},
+    gpt::{BIGCODE, BLOOM, CTRL, FALCON, GPT1, GPT2, GPTJ, NEOX, OPT, PHI, STARCODER2},
+    llama::{GLM, HUNYUAN, INTERLEAVED, LLAMA, NANOCHAT, PHI3, UNGATED},
+    norms::{COHERE, GEMMA2, GLM4, OLMO2},
 };
