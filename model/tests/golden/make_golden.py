@@ -482,8 +482,9 @@ CASES = {
         "GraniteForCausalLM",
         {
             **SMALL_ROPE,
+            "num_hidden_layers": 4,
             "embedding_multiplier": 3.0,
-            "residual_multiplier": 0.9 / 2**0.5,
+            "residual_multiplier": 0.9 / 2,
             "logits_scaling": 16 / 20,
             "attention_multiplier": 8**-0.5,
             "tie_word_embeddings": True,

@@ -361,7 +361,7 @@ fn residual_of_depth(scale_depth: f64, config: &GptConfig) -> f64 {
 }
 
 /// The number near `guess` that `back` maps to exactly `value`, with as few digits as possible; `guess` if there is none.
-fn exact_inverse(value: f64, guess: f64, back: impl Fn(f64) -> f64) -> Value {
+pub(in super::super) fn exact_inverse(value: f64, guess: f64, back: impl Fn(f64) -> f64) -> Value {
     let rounded = [0, 3, 6, 9, 12].map(|digits| {
         let unit = 10f64.powi(digits);
         (guess * unit).round() / unit
