@@ -6,14 +6,14 @@ use burn::tensor::Tensor;
 
 pub use crate::forward_pass::{AttentionContext, Dense, Trace};
 use crate::{
-    forward_pass::{AttentionMask, ForwardPass},
+    forward_pass::{AttentionMask, ForwardPass, LayerPass},
     ops::{self, AttentionOptions, QkNormParts, Sublayer},
 };
 
 /// Applies `block`'s input norm and attention to `x [n_rows, d_model]`: the outputs of the heads,
 /// `[n_rows, n_heads * head_dim]`, before the output projection.
 pub(crate) fn attend(layer: usize, x: Tensor<2>, block: &ops::Block<'_>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
-    let (context, AttentionMask { options, dense_bias }, rotation) = pass.layer(layer);
+    let LayerPass { context, mask: AttentionMask { options, dense_bias }, rotation, query_factors } = pass.layer(layer);
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
     let [n_rows, _] = x.dims();
     let Sublayer { in_norm, inner, .. } = &block.attn;
@@ -30,8 +30,16 @@ pub(crate) fn attend(layer: usize, x: Tensor<2>, block: &ops::Block<'_>, pass: &
         let [_, n_heads, _] = x.dims();
         x.reshape([n_rows, n_heads * head_dim])
     };
-    let qkv = match inner.qk_norms.clone() {
-        Some(QkNormParts { norms, span }) => ops::qk_norm(qkv, norms, span, options),
+    let (qkv, rotation) = match inner.qk_norms.clone() {
+        Some(QkNormParts { norms, span, after_rope: true }) => {
+            let rotated = rotation.into_iter().fold(qkv, |qkv, rotation| ops::rope_qk(qkv, rotation, options));
+            (ops::qk_norm(rotated, norms, span, options), None)
+        }
+        Some(QkNormParts { norms, span, after_rope: false }) => (ops::qk_norm(qkv, norms, span, options), rotation),
+        None => (qkv, rotation),
+    };
+    let qkv = match query_factors {
+        Some(factors) => ops::scale_queries(qkv, factors, options),
         None => qkv,
     };
     match context {

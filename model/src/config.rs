@@ -119,8 +119,26 @@ pub struct GptConfig {
     /// Routed experts in place of the MLP, in all layers or most.
     #[serde(default)]
     pub experts: Option<Experts>,
+    /// Whether queries and keys are normalized after rotation instead of before
+    /// ([Hunyuan](https://arxiv.org/abs/2411.02265)).
+    #[serde(default)]
+    pub qk_norm_after_rope: bool,
+    /// Multiplier of queries that grows with their position.
+    #[serde(default)]
+    pub query_temperature: Option<QueryTemperature>,
     /// Dropout probability, in `[0, 1)`; not applied when serving.
     pub dropout: f64,
+}
+
+/// Queries are multiplied by `1 + beta * ln(1 + floor(position / interval))`, after
+/// ["scalable softmax"](https://arxiv.org/abs/2501.19399): attention stays sharp in long contexts.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QueryTemperature {
+    /// Growth per unit of the logarithm; positive.
+    pub beta: f64,
+    /// Positions below it are not multiplied; at least 1.
+    pub interval: usize,
 }
 
 /// The kind of norm.
@@ -364,6 +382,8 @@ impl GptConfig {
             unrotated_layers: Vec::new(),
             window_rope: None,
             experts: None,
+            qk_norm_after_rope: false,
+            query_temperature: None,
             dropout: 0.0,
         }
     }

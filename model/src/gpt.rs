@@ -260,9 +260,10 @@ impl Gpt {
     /// Bytes of the matrices that a decoding step of `n_rows` texts reads: all except embeddings, from which it reads single
     /// rows, and of experts as many as can be chosen.
     pub fn step_bytes(&self, n_rows: usize) -> usize {
-        let of_blocks = self.linears().into_iter().map(|(path, linear)| {
-            (linear.weight().n_bytes() as f64 * self.share_read(&path, n_rows)).round() as usize
-        });
+        let of_blocks = self
+            .linears()
+            .into_iter()
+            .map(|(path, linear)| (linear.weight().n_bytes() as f64 * self.share_read(&path, n_rows)).round() as usize);
         of_blocks.sum::<usize>() + self.output().0.n_bytes()
     }
 
@@ -281,9 +282,10 @@ impl Gpt {
     /// tokens.
     pub fn n_products(&self, n_tokens: usize, n_logits: usize, n_keys: usize) -> usize {
         let size = |weight: &Weight| weight.dims().into_iter().product::<usize>();
-        let of_token = self.linears().into_iter().map(|(path, linear)| {
-            (size(linear.weight()) as f64 * self.share_read(&path, 1)).round() as usize
-        });
+        let of_token = self
+            .linears()
+            .into_iter()
+            .map(|(path, linear)| (size(linear.weight()) as f64 * self.share_read(&path, 1)).round() as usize);
         // For each dimension of a query: one for the score, and one for the weighted sum of values.
         let of_key = 2 * self.config.n_layers * self.config.q_width();
         n_tokens * of_token.sum::<usize>() + n_logits * size(self.output().0) + n_keys * of_key
@@ -401,7 +403,11 @@ impl Block {
         let qk_norms = norm(&self.attn.q_norm).zip(norm(&self.attn.k_norm));
         let attention = SelfAttention {
             qkv: linear(&self.attn.qkv),
-            qk_norms: qk_norms.map(|(q, k)| QkNormParts { norms: [q, k], span: config.qk_norm_span }),
+            qk_norms: qk_norms.map(|(q, k)| QkNormParts {
+                norms: [q, k],
+                span: config.qk_norm_span,
+                after_rope: config.qk_norm_after_rope,
+            }),
             out: linear(&self.attn.out),
         };
         let mlp = |Mlp { up, down }: &'a Mlp| ops::Mlp {

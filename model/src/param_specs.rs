@@ -182,8 +182,7 @@ fn expert_specs(config: &GptConfig, experts: &Experts, expert: usize) -> Vec<Par
 }
 
 fn shared_specs(config: &GptConfig, experts: &Experts) -> Vec<PartSpec> {
-    let gate =
-        || PartSpec::matrix(PartKind::Router, "experts.shared_gate", [1, config.d_model], INIT_STD, false);
+    let gate = || PartSpec::matrix(PartKind::Router, "experts.shared_gate", [1, config.d_model], INIT_STD, false);
     let has_shared = experts.shared_d_ff > 0;
     let shared = has_shared.then(|| mlp_specs(config, "experts.shared", experts.shared_d_ff));
     shared.into_iter().flatten().chain(experts.shared_gate.then(gate)).collect()

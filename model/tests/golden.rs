@@ -16,7 +16,8 @@ use burn::{
 use hearth_model::{
     attention::AttentionContext,
     config::{
-        Activation, ExpertGroups, Experts, GptConfig, NormKind, NormPosition, Positions, Rope, RopeScaling, RouterScores,
+        Activation, ExpertGroups, Experts, GptConfig, NormKind, NormPosition, Positions, QueryTemperature, Rope,
+        RopeScaling, RouterScores,
     },
     gpt::{Gpt, ParamPath},
     ops::Dtype,
@@ -43,6 +44,22 @@ const CASES: &[&str] = &[
     "granite",
     "olmo2",
     "olmo3",
+    "starcoder2",
+    "ministral",
+    "ministral3",
+    "exaone4",
+    "ernie4-5",
+    "glm",
+    "glm4",
+    "hunyuan",
+    "seed-oss",
+    "arcee",
+    "nemotron",
+    "olmo",
+    "helium",
+    "cwm",
+    "vaultgemma",
+    "minicpm",
     "phi3",
     "stablelm",
     "gpt-neox-parallel",
@@ -376,7 +393,24 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
         mutate("embed_norm", &|c| c.embed_norm = false);
     }
     if config.qk_norm {
-        mutate("qk_norm", &|c| c.qk_norm = false);
+        mutate("qk_norm", &|c| (c.qk_norm, c.qk_norm_after_rope) = (false, false));
+    }
+    if config.qk_norm && config.norm_weight && matches!(config.positions, Positions::Rope(_)) {
+        mutate("qk_norm_after_rope", &|c| c.qk_norm_after_rope = !c.qk_norm_after_rope);
+    }
+    mutate("query_temperature", &|c| {
+        c.query_temperature = match c.query_temperature {
+            Some(_) => None,
+            None => Some(QueryTemperature { beta: 0.5, interval: 5 }),
+        };
+    });
+    if let Some(QueryTemperature { beta, interval }) = config.query_temperature {
+        mutate("query_temperature.beta", &|c| {
+            c.query_temperature = Some(QueryTemperature { beta: 1.5 * beta, interval });
+        });
+        mutate("query_temperature.interval", &|c| {
+            c.query_temperature = Some(QueryTemperature { beta, interval: interval + 1 });
+        });
     }
     if config.lm_head_bias {
         mutate("lm_head_bias", &|c| c.lm_head_bias = false);

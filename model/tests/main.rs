@@ -28,3 +28,4 @@ mod stand_in_hub;
 mod test_gpu;
 mod tokenizer;
 mod tokenizer_config;
+mod wrapped;

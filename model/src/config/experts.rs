@@ -115,8 +115,10 @@ impl Experts {
             })?;
         }
         let ascending = self.dense_layers.is_sorted_by(|a, b| a < b);
-        require("experts.dense_layers", ascending && self.dense_layers.last().is_none_or(|&last| last < n_layers), || {
-            format!("must be ascending and below n_layers = {n_layers}")
-        })
+        require(
+            "experts.dense_layers",
+            ascending && self.dense_layers.last().is_none_or(|&last| last < n_layers),
+            || format!("must be ascending and below n_layers = {n_layers}"),
+        )
     }
 }

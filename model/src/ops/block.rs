@@ -6,7 +6,7 @@ use half::f16;
 
 use super::{
     AttentionOptions, BlockOperands, KvDtype, LinearParts, NormParts, PagedRows, Placement, Rotation, RouterParts,
-    SelfAttention, Slots, Sublayer,
+    Rows, SelfAttention, Slots, Sublayer,
     cpu::{self, PagedElement},
     experts::{has_memory, linear_memory},
 };
@@ -27,6 +27,8 @@ pub(crate) struct PagedAttention<'a> {
     pub(crate) options: &'a AttentionOptions,
     /// Rotation of queries and keys, if there is one.
     pub(crate) rotation: Option<&'a Rotation>,
+    /// What the rows' queries are multiplied by, `[n_rows, 1]`.
+    pub(crate) query_factors: Option<&'a Rows>,
 }
 
 /// Buffers that the blocks of a pass share.
@@ -65,7 +67,7 @@ fn over_pools<E: PagedElement>(
     attention: PagedAttention<'_>,
     scratch: &mut BlockScratch,
 ) -> Tensor<2> {
-    let PagedAttention { pools: [keys, key_values], slots, sequences, options, rotation } = attention;
+    let PagedAttention { pools: [keys, key_values], slots, sequences, options, rotation, query_factors } = attention;
     let mut output = None;
     cpu::update::<E>(keys, |keys| {
         cpu::update::<E>(key_values, |key_values| {
@@ -75,6 +77,7 @@ fn over_pools<E: PagedElement>(
                 sequences,
                 options,
                 rotation: rotation.map(Rotation::host),
+                query_factors: query_factors.map(|factors| factors.host.as_slice()),
             };
             output = Some(cpu::changed(x, |x| cpu::block(x, block, paged, &mut scratch.0)));
         });

@@ -76,7 +76,7 @@ pub(crate) use mlp::normed_mlp;
 pub use muon::muon;
 use norm::norm_reference;
 pub(crate) use norm::{norm, norm_add};
-pub(crate) use qk_norm::qk_norm;
+pub(crate) use qk_norm::{qk_norm, rope_qk, scale_queries};
 pub(crate) use read_back::{read, read_ids, to_f32};
 pub use residual::add_gradients;
 pub(crate) use residual::{add_update, dropout, fork};

@@ -62,8 +62,8 @@ pub(super) fn load(table: &TensorTable<'_>, plan: &LoadPlan<'_>) -> Result<Gpt> 
         );
     }
     loader.larger.log(table.path());
-    let is_surplus =
-        |tensor: &&StoredTensor<'_>| !loader.used.contains(tensor.name) && names.tied_copy(config) != Some(tensor.name);
+    let tied_copy = names.tied_copy(config).and_then(|name| table.get(name)).map(|copy| copy.name);
+    let is_surplus = |tensor: &&StoredTensor<'_>| !loader.used.contains(tensor.name) && tied_copy != Some(tensor.name);
     let (no_parameters, parameters): (Vec<_>, Vec<_>) =
         table.iter().filter(is_surplus).partition(|tensor| is_no_parameter(tensor));
     if let Some(surplus) = parameters.iter().min_by_key(|tensor| tensor.name) {
@@ -126,7 +126,8 @@ impl<'t, 'a> Loader<'t, 'a> {
         let parts = names.parts(spec, config, &|name| self.get(name).is_some());
         let path = spec.path.strip_suffix(".weight").unwrap_or_default();
         let update = self.plan.merged.and_then(|merged| merged.0.get(path));
-        if let ([TensorPart { name, order: RowOrder::Same, expert: None, .. }], &[d_out, d_in]) = (&parts[..], &spec.shape[..])
+        if let ([TensorPart { name, order: RowOrder::Same, expert: None, .. }], &[d_out, d_in]) =
+            (&parts[..], &spec.shape[..])
             && let Some(numbers) = self.table.get(name).filter(|tensor| tensor.is_quantized())
         {
             return match update {

@@ -54,7 +54,13 @@ impl RowOrder {
         match self {
             Self::Same | Self::Transposed => n,
             Self::After(n_before) => n_before + n,
-            Self::Alternating { half, .. } => if n < half { 2 * n } else { 2 * (n - half) + 1 },
+            Self::Alternating { half, .. } => {
+                if n < half {
+                    2 * n
+                } else {
+                    2 * (n - half) + 1
+                }
+            }
             Self::Interleaved { head_dim, rotary_dim } => {
                 let (dim, half) = (n % head_dim, rotary_dim / 2);
                 n - dim

@@ -199,7 +199,8 @@ impl TensorNames {
             }];
         };
         let (path, numbers) = without_numbers(&spec.path);
-        let name = |pattern: &str| numbers.iter().fold(pattern.to_owned(), |name, number| name.replacen("{}", number, 1));
+        let name =
+            |pattern: &str| numbers.iter().fold(pattern.to_owned(), |name, number| name.replacen("{}", number, 1));
         let candidates = || {
             let of_path = rows.iter().copied().flatten().filter(|row| row.path == path);
             of_path.filter(|row| row.holds.is_none_or(|holds| holds(config)))

@@ -116,6 +116,26 @@ impl<'a> TensorTable<'a> {
         self.tensors.values()
     }
 
+    /// Gives tensors other names: those that `name` returns for their names in the files, which messages go on naming. Tensors
+    /// for which it returns none are taken out of the table and returned.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] if two tensors get the same name.
+    pub(super) fn rename(&mut self, name: impl Fn(&'a str) -> Option<&'a str>) -> Result<Vec<StoredTensor<'a>>> {
+        let mut without = Vec::new();
+        for (_, tensor) in std::mem::take(&mut self.tensors) {
+            let Some(name) = name(tensor.name) else {
+                without.push(tensor);
+                continue;
+            };
+            if let Some(other) = self.tensors.get(name) {
+                return Err(tensor.error(format!("is the same parameter as `{}`", other.name)));
+            }
+            self.tensors.insert(name, tensor);
+        }
+        Ok(without)
+    }
+
     /// Takes a tensor out that is no parameter.
     pub(super) fn take(&mut self, name: &str) -> Option<StoredTensor<'a>> {
         self.tensors.remove(name)

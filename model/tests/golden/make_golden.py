@@ -76,6 +76,8 @@ class Case:
     logits. `zero_gradients` are parts of names whose true gradient is zero, with the reason in a comment.
     `saved_as` is what `save_pretrained` calls a parameter, where that is not its name in the module.
     `alone_len` is the length of a start of the sequences whose logits depend on what follows.
+    `published_as` are the keys of the config.json of a class that transformers does not have: the case's keys that
+    neither the sizes nor this have are left out, and `architecture` computes the same.
     """
 
     architecture: str
@@ -89,6 +91,7 @@ class Case:
     zero_gradients: tuple = ()
     saved_as: dict = field(default_factory=dict)
     alone_len: int = 0
+    published_as: dict = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,24 @@ def long_rope(**changes):
     """Rotary positions with the scaling of Phi 3's long contexts."""
     factors = {"short_factor": [1.0, 1.5, 2.5], "long_factor": [1.25, 4.0, 20.0]}
     return {"rope_type": "longrope", "rope_theta": 500.0, "partial_rotary_factor": 0.75, **factors, **changes}
+
+
+def ministral3_rope(**changes):
+    """Rotary positions as in Ministral 3, whose queries grow with their position."""
+    return {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "beta_fast": 1.0, "beta_slow": 0.02, "attention_factor": 1.25,
+            "original_max_position_embeddings": 5, "llama_4_scaling_beta": 0.6, **changes}
+
+
+GLM = {
+    **SMALL_ROPE,
+    "head_dim": 12,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+}
+GLM_TEETH = (
+    {"rms_norm_eps": 1e-5},
+    {"hidden_act": "gelu"},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0}},
+)
 
 
 CASES = {
@@ -310,6 +331,169 @@ CASES = {
             {"rope_parameters": {kind: {"rope_theta": 500.0, "rope_type": "default"}
                                  for kind in ("full_attention", "sliding_attention")}},
         ),
+    ),
+    # Llama's variants, each with one thing or two of its own.
+    "starcoder2": Case(
+        "Starcoder2ForCausalLM",
+        {**SMALL, "num_attention_heads": 2, "num_key_value_heads": 1, "norm_epsilon": 1e-3, "sliding_window": 7,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+        seed=313,
+        weight_std=0.55,
+        teeth=({"norm_epsilon": 1e-5}, {"hidden_act": "gelu"}, {"sliding_window": None}),
+    ),
+    "ministral": Case(
+        "MinistralForCausalLM",
+        {**SMALL_ROPE, "num_hidden_layers": 3, "head_dim": 12, "sliding_window": 6,
+         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        seed=601,
+        weight_std=0.45,
+        teeth=(*ROPE_TEETH, {"sliding_window": 7}, {"layer_types": ["sliding_attention"] * 3}),
+    ),
+    # Queries grow every 5 positions.
+    "ministral3": Case(
+        "Ministral3ForCausalLM",
+        {**SMALL_ROPE, "head_dim": 12, "rope_parameters": ministral3_rope()},
+        seed=602,
+        weight_std=0.4,
+        teeth=(
+            {"rms_norm_eps": 1e-5},
+            {"rope_parameters": ministral3_rope(llama_4_scaling_beta=0.2)},
+            {"rope_parameters": ministral3_rope(factor=2.0)},
+            {"rope_parameters": ministral3_rope(original_max_position_embeddings=6)},
+            {"rope_parameters": ministral3_rope(attention_factor=1.0)},
+        ),
+    ),
+    # Norms after the two parts; the layer without the window does not rotate.
+    "exaone4": Case(
+        "Exaone4ForCausalLM",
+        {**SMALL_ROPE, "num_hidden_layers": 3, "head_dim": 12, "sliding_window": 6,
+         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        seed=603,
+        weight_std=0.5,
+        norm_mean=1.4,
+        teeth=(*ROPE_TEETH, {"hidden_act": "gelu"}, {"sliding_window": 7}, {"layer_types": ["sliding_attention"] * 3}),
+    ),
+    "ernie4-5": Case(
+        "Ernie4_5ForCausalLM",
+        {**SMALL_ROPE, "head_dim": 12, "use_bias": True, "tie_word_embeddings": True},
+        seed=604,
+        weight_std=0.55,
+        teeth=(*ROPE_TEETH, {"hidden_act": "gelu"}),
+    ),
+    "glm": Case("GlmForCausalLM", GLM, seed=605, weight_std=0.5, teeth=GLM_TEETH),
+    "glm4": Case("Glm4ForCausalLM", GLM, seed=606, weight_std=0.5, teeth=GLM_TEETH),
+    # Norms of queries and keys after rotation.
+    "hunyuan": Case(
+        "HunYuanDenseV1ForCausalLM",
+        {**SMALL_ROPE, "head_dim": 12, "attention_bias": True,
+         "rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 5.0, "factor": 1.0}},
+        seed=607,
+        weight_std=0.5,
+        teeth=(
+            {"rms_norm_eps": 1e-5},
+            {"hidden_act": "gelu"},
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 50.0, "factor": 1.0}},
+        ),
+    ),
+    "seed-oss": Case(
+        "SeedOssForCausalLM",
+        {**SMALL_ROPE, "head_dim": 12, "attention_out_bias": True, "mlp_bias": True, "residual_dropout": 0.0},
+        seed=608,
+        weight_std=0.45,
+        teeth=(*ROPE_TEETH, {"hidden_act": "gelu"}),
+    ),
+    "arcee": Case(
+        "ArceeForCausalLM",
+        {**SMALL_ROPE, "head_dim": 12, "attention_bias": True, "mlp_bias": True},
+        seed=609,
+        weight_std=0.45,
+        teeth=(*ROPE_TEETH, {"hidden_act": "relu"}),
+    ),
+    "nemotron": Case(
+        "NemotronForCausalLM",
+        {**SMALL, "num_attention_heads": 2, "num_key_value_heads": 1, "norm_eps": 1e-3, "attention_bias": True,
+         "mlp_bias": True,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}},
+        seed=610,
+        weight_std=0.45,
+        norm_mean=0.0,
+        teeth=(
+            {"norm_eps": 1e-5},
+            {"hidden_act": "relu"},
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0}},
+        ),
+    ),
+    # Norms without weights, whose epsilon is a constant.
+    "olmo": Case(
+        "OlmoForCausalLM",
+        {**{key: value for key, value in SMALL_ROPE.items() if key != "rms_norm_eps"}, "attention_bias": True},
+        seed=611,
+        weight_std=0.5,
+        teeth=(ROPE_TEETH[1], {"hidden_act": "gelu"}),
+    ),
+    "helium": Case(
+        "HeliumForCausalLM",
+        {**SMALL_ROPE, "head_dim": 8, "attention_bias": True, "mlp_bias": True},
+        seed=612,
+        weight_std=0.45,
+        teeth=(*ROPE_TEETH, {"hidden_act": "gelu"}),
+    ),
+    "cwm": Case(
+        "CwmForCausalLM",
+        {**SMALL_ROPE, "num_hidden_layers": 3, "head_dim": 12, "mlp_bias": True, "sliding_window": 6,
+         "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+         "rope_parameters": {"rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0,
+                             "high_freq_factor": 4.0, "original_max_position_embeddings": 64}},
+        seed=613,
+        weight_std=0.55,
+        teeth=({"rms_norm_eps": 1e-5}, {"sliding_window": 7}, {"layer_types": ["sliding_attention"] * 3}, *UNSCALED),
+    ),
+    "vaultgemma": Case(
+        "VaultGemmaForCausalLM",
+        {
+            **SMALL_ROPE,
+            "head_dim": 12,
+            "tie_word_embeddings": True,
+            "sliding_window": 6,
+            "query_pre_attn_scalar": 7,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 9.0,
+        },
+        seed=614,
+        weight_std=0.4,
+        norm_mean=0.0,
+        teeth=(
+            *ROPE_TEETH,
+            {"hidden_activation": "silu"},
+            {"sliding_window": 7},
+            {"query_pre_attn_scalar": 12},
+            {"attn_logit_softcapping": None},
+            {"final_logit_softcapping": None},
+        ),
+    ),
+    # Transformers has no such class. Its three scales are those of Granite under other names.
+    "minicpm": Case(
+        "GraniteForCausalLM",
+        {
+            **SMALL_ROPE,
+            "num_hidden_layers": 4,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.9 / 2,
+            "logits_scaling": 16 / 20,
+            "attention_multiplier": 8**-0.5,
+            "tie_word_embeddings": True,
+        },
+        seed=615,
+        weight_std=0.5,
+        teeth=(*ROPE_TEETH, {"embedding_multiplier": 1.0}, {"residual_multiplier": 1.0}, {"logits_scaling": 1.0}),
+        published_as={
+            "architectures": ["MiniCPMForCausalLM"],
+            "model_type": "minicpm",
+            "scale_emb": 3,
+            "scale_depth": 0.9,
+            "dim_model_base": 20,
+            "rope_theta": 500.0,
+        },
     ),
     "phi3": Case("Phi3ForCausalLM", SMALL_ROPE, seed=304, weight_std=0.5, teeth=ROPE_TEETH),
     "stablelm": Case(
@@ -1022,6 +1206,10 @@ def make(name):
         oracle["logits_alone"] = alone.to(torch.float32)
     save_file({key: tensor.contiguous() for key, tensor in oracle.items()}, folder / "oracle.safetensors")
 
+    if not isinstance(entry, Stored) and case.published_as:
+        kept = [*SMALL, "num_key_value_heads", "rms_norm_eps", "tie_word_embeddings"]
+        fields = {key: case.config[key] for key in kept} | case.published_as
+        (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
     for file in folder.iterdir():
         file.chmod(0o644)  # safetensors writes files for the owner alone
     size = sum(file.stat().st_size for file in folder.iterdir())

@@ -100,7 +100,7 @@ fn attend_heads<E: PagedElement>(x: &[f32], block: &Block<'_>, paged: &mut Paged
     let Sublayer { in_norm, inner: SelfAttention { qkv: qkv_matrix, qk_norms, .. }, .. } = &block.attn;
     let input = normed_if_any(x, in_norm.as_ref(), normed);
     let n_rows = product(input, qkv_matrix, qkv);
-    let qk_norms = qk_norms.as_ref().map(|qk| (qk.norms.each_ref().map(NormMemory::values), qk.span));
+    let qk_norms = qk_norms.as_ref().map(|qk| qk.map(NormMemory::values));
     norm_rope_append(qkv, qk_norms.as_ref(), paged);
     let [keys, values] = &paged.pools;
     resize(attn_out, n_rows * q_width);

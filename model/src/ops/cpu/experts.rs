@@ -263,9 +263,9 @@ fn products(x: &[f32], matrices: &[Of<'_, '_>], order: &ByExpert, n_active: usiz
         let is_updated = |place: &usize| updated.binary_search(&(order.choices[*place] / n_active)).is_ok();
         places.clone().filter(is_updated).collect()
     };
-    let updates = matrices.iter().flat_map(|(linear, places)| {
-        linear.updates.iter().map(|update| (rows_of(update.rows, places), update.matrix))
-    });
+    let updates = matrices
+        .iter()
+        .flat_map(|(linear, places)| linear.updates.iter().map(|update| (rows_of(update.rows, places), update.matrix)));
     let updates: Vec<_> = updates.collect();
     if !updates.is_empty() {
         let updates: Vec<_> = updates.iter().map(|(rows, matrix)| RowUpdate { rows, matrix }).collect();

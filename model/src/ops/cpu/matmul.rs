@@ -8,8 +8,8 @@ use std::ops::Range;
 use super::{
     packed_matrix::Panels,
     panel_layout::PANEL,
-    rowwise::activate_row,
     panel_storage::Input,
+    rowwise::activate_row,
     thread_pool::{self, ColumnPieces, Columns, RowPieces},
 };
 use crate::config::Activation;

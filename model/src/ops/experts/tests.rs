@@ -70,13 +70,8 @@ impl Weights {
 }
 
 fn routings() -> Vec<Routing> {
-    let plain = Routing {
-        n_active: 2,
-        scores: RouterScores::Softmax,
-        normalized: true,
-        weight_multiplier: 1.0,
-        groups: None,
-    };
+    let plain =
+        Routing { n_active: 2, scores: RouterScores::Softmax, normalized: true, weight_multiplier: 1.0, groups: None };
     let groups = Some(ExpertGroups { n_groups: 3, n_active: 2, n_best: 2 });
     vec![
         plain,

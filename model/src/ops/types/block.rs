@@ -132,11 +132,7 @@ impl<L, R> RoutedExperts<L, R> {
     }
 
     /// The same experts with matrices in other forms.
-    pub(crate) fn map<K, Q>(
-        &self,
-        linear: &impl Fn(&L) -> K,
-        router: &impl Fn(&R) -> Q,
-    ) -> RoutedExperts<K, Q> {
+    pub(crate) fn map<K, Q>(&self, linear: &impl Fn(&L) -> K, router: &impl Fn(&R) -> Q) -> RoutedExperts<K, Q> {
         RoutedExperts {
             router: router(&self.router),
             routing: self.routing,
@@ -158,11 +154,14 @@ impl<N, L, R> BlockOperands<N, L, R> {
         router: impl Fn(&R) -> Q,
     ) -> BlockOperands<M, K, Q> {
         let SelfAttention { qkv, qk_norms, out } = &self.attn.inner;
-        let of_qk = |qk: &QkNormParts<N>| QkNormParts { norms: qk.norms.each_ref().map(&norm), span: qk.span };
         BlockOperands {
             attn: Sublayer {
                 in_norm: self.attn.in_norm.as_ref().map(&norm),
-                inner: SelfAttention { qkv: linear(qkv), qk_norms: qk_norms.as_ref().map(of_qk), out: linear(out) },
+                inner: SelfAttention {
+                    qkv: linear(qkv),
+                    qk_norms: qk_norms.as_ref().map(|qk| qk.map(&norm)),
+                    out: linear(out),
+                },
                 out_norm: self.attn.out_norm.as_ref().map(&norm),
             },
             mlp: Sublayer {

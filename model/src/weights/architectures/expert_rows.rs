@@ -8,7 +8,7 @@ use super::{
     config_rows::ConfigRow,
 };
 use crate::{
-    config::{Experts, ExpertGroups, GptConfig, MAX_LAYERS},
+    config::{ExpertGroups, Experts, GptConfig, MAX_LAYERS},
     error::Result,
 };
 

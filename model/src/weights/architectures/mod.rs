@@ -13,6 +13,7 @@ mod rope;
 mod row_groups;
 mod table;
 pub(super) mod window;
+pub(super) mod wrappers;
 
 use serde_json::{Map, Value, json};
 

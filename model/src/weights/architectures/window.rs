@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::super::config_json::Fields;
 use crate::{config::GptConfig, error::Result};
 
-const WINDOW: &str = "sliding_window";
+pub(super) const WINDOW: &str = "sliding_window";
 const USED: &str = "use_sliding_window";
 const FULL_LAYERS: &str = "max_window_layers";
 const LAYER_TYPES: &str = "layer_types";
@@ -31,10 +31,14 @@ pub(in super::super) enum WindowKeys {
     },
     /// A window for the layers without rotary positions, if `use_sliding_window`. Files may list the layers' kinds.
     Unrotated,
-    /// A window for all layers except every `period`-th. Newer files list the layers' kinds.
+    /// A window for all layers except one in each `period`. Newer files list the layers' kinds.
     Periodic {
         /// The period, where the file does not have it.
         period: usize,
+        /// The first layer that sees everything, counted from 1.
+        first: usize,
+        /// The window where the file does not have the key.
+        absent: usize,
         /// Whether the file may have the period, as `sliding_window_pattern`.
         has_key: bool,
     },
@@ -45,14 +49,23 @@ pub(in super::super) const MISTRAL: WindowKeys = WindowKeys::All { absent: Some(
 pub(in super::super) const PHI3: WindowKeys = WindowKeys::All { absent: None };
 pub(in super::super) const QWEN3_MOE: WindowKeys = WindowKeys::Used;
 pub(in super::super) const QWEN: WindowKeys = WindowKeys::From { absent: 28 };
-pub(in super::super) const OLMO3: WindowKeys = WindowKeys::Periodic { period: 4, has_key: false };
-pub(in super::super) const GEMMA2: WindowKeys = WindowKeys::Periodic { period: 2, has_key: false };
-pub(in super::super) const GEMMA3: WindowKeys = WindowKeys::Periodic { period: 6, has_key: true };
-pub(in super::super) const COHERE2: WindowKeys = WindowKeys::Periodic { period: 4, has_key: true };
+pub(in super::super) const OLMO3: WindowKeys = periodic(4, false);
+pub(in super::super) const GEMMA2: WindowKeys = periodic(2, false);
+pub(in super::super) const GEMMA3: WindowKeys = periodic(6, true);
+pub(in super::super) const COHERE2: WindowKeys = periodic(4, true);
+pub(in super::super) const EXAONE4: WindowKeys = periodic(4, true);
+/// All layers have the window, unless the file lists them.
+pub(in super::super) const MINISTRAL: WindowKeys = periodic(usize::MAX, false);
+pub(in super::super) const CWM: WindowKeys = WindowKeys::Periodic { period: 4, first: 1, absent: 8192, has_key: false };
 pub(in super::super) const SMOLLM3: WindowKeys = WindowKeys::Unrotated;
 
 /// The window of most classes where the key is not there at all.
 const USUAL: usize = 4096;
+
+/// The last layer of each period sees everything.
+const fn periodic(period: usize, has_key: bool) -> WindowKeys {
+    WindowKeys::Periodic { period, first: period, absent: USUAL, has_key }
+}
 
 /// Sets the window, and the layers without it. If all layers are without it, there is no window.
 pub(in super::super) fn set(config: &mut GptConfig, window: Option<usize>, full_layers: Vec<usize>) {
@@ -73,7 +86,8 @@ impl WindowKeys {
             Self::None => None,
             Self::All { absent } if !fields.has(WINDOW) => absent,
             Self::Used | Self::From { .. } | Self::Unrotated if !fields.flag_or(USED, false)? => None,
-            Self::Used | Self::From { .. } | Self::Periodic { .. } if !fields.has(WINDOW) => Some(USUAL),
+            Self::Used | Self::From { .. } if !fields.has(WINDOW) => Some(USUAL),
+            Self::Periodic { absent, .. } if !fields.has(WINDOW) => Some(absent),
             _ => fields.size(WINDOW)?,
         };
         let full_layers = if fields.get(LAYER_TYPES).is_some() {
@@ -95,7 +109,8 @@ impl WindowKeys {
         if window.is_none() && list.iter().any(|kind| kind != FULL) {
             return refuse("\"full_attention\" for all layers, because there is no window");
         }
-        if matches!(self, Self::All { .. } | Self::Used) && window.is_some() && list.iter().any(|kind| kind != SLIDING) {
+        if matches!(self, Self::All { .. } | Self::Used) && window.is_some() && list.iter().any(|kind| kind != SLIDING)
+        {
             return refuse("\"sliding_attention\" for all layers");
         }
         if list.iter().any(|kind| kind != FULL && kind != SLIDING) {
@@ -115,12 +130,13 @@ impl WindowKeys {
                 layers.filter(|&layer| layer < n_full).collect()
             }
             Self::Unrotated => layers.filter(|layer| !config.unrotated_layers.contains(layer)).collect(),
-            Self::Periodic { period, has_key } => {
-                let period = if has_key { fields.size_or(PERIOD, period)? } else { period };
+            Self::Periodic { period: usual, first, has_key, .. } => {
+                let period = if has_key { fields.size_or(PERIOD, usual)? } else { usual };
+                let first = if first == usual { period } else { first };
                 if period == 0 {
                     return Err(fields.unsupported(PERIOD, &json!(0), "1 and above"));
                 }
-                layers.filter(|layer| (layer + 1).is_multiple_of(period)).collect()
+                layers.filter(|layer| (layer + 1) % period == first % period).collect()
             }
         })
     }

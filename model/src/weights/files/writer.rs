@@ -86,7 +86,8 @@ impl<'a> TensorWriter<'a> {
             let (header, within) = lay_out(tensors, &file)?;
             let data_start = header.len() as u64;
             places.extend(within.into_iter().map(|(name, (start, end))| {
-                let place = TensorLocation { shard, start: data_start + start as u64, n_bytes: end - start, n_written: 0 };
+                let place =
+                    TensorLocation { shard, start: data_start + start as u64, n_bytes: end - start, n_written: 0 };
                 (name, place)
             }));
             shards.push(Shard { file, header });

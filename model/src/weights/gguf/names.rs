@@ -38,6 +38,10 @@ pub(super) const FALCON_NORMS: &[NameRow] = &[
     same("blocks.{}.mlp_norm.bias", "blk.{}.attn_norm.bias"),
 ];
 
+/// The norm before the MLP by the class's name for it, which says where it is.
+pub(super) const POST_ATTENTION_NORM: &[NameRow] =
+    &[same("blocks.{}.mlp_norm.weight", "blk.{}.post_attention_norm.weight")];
+
 /// Names that the blocks of all architectures share.
 pub(super) const BLOCK: &[NameRow] = &[
     same("blocks.{}.attn_norm.weight", "blk.{}.attn_norm.weight"),
