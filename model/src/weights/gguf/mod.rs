@@ -9,6 +9,7 @@ mod architectures;
 mod config_rows;
 pub mod export;
 mod header;
+mod mixtures;
 mod names;
 mod pre_tokenizers;
 mod rope_factors;
