@@ -13,8 +13,10 @@
 mod allocator;
 mod attention;
 mod block;
+mod fp8_panels;
 mod gemm_float;
 mod gemm_quant;
+mod group_formats;
 mod huge_pages;
 mod isa;
 mod kv_append;
