@@ -10,7 +10,7 @@ use crate::{
     kv_cache::PagedStep,
     lora::AdapterRows,
     ops::{self, AttentionOptions, BlockScratch, Dropout, Ints, PagedAttention, Rotation, Rows},
-    position::{self, PositionRange},
+    position,
 };
 
 /// What the rows of a forward pass attend to.
@@ -129,21 +129,16 @@ impl<'a> AttentionContext<'a> {
         self
     }
 
-    /// The positions of the rows in their texts. If all sequences have the same positions, those of one sequence.
-    fn spans(&self) -> Vec<PositionRange> {
-        match self {
-            Self::Dense(Dense { positions: Some(positions), .. }) => {
-                let documents = positions.chunk_by(|one, next| *next == one + 1);
-                documents.flat_map(|document| PositionRange::of_rows(0..document.len(), document.len())).collect()
-            }
-            Self::Dense(dense) => PositionRange::of_rows(0..dense.seq_len, dense.seq_len).collect(),
-            Self::Paged(step) => step.spans.clone(),
-        }
-    }
-
     /// The position of each row in its text. If all sequences have the same positions, those of one sequence.
     fn positions(&self) -> Vec<usize> {
-        self.spans().into_iter().flat_map(|span| span.positions).collect()
+        match self {
+            Self::Dense(Dense { positions: Some(positions), .. }) => positions.iter().map(|&at| at as usize).collect(),
+            Self::Dense(dense) => (0..dense.seq_len).collect(),
+            Self::Paged(step) => {
+                let sequences = step.sequences.as_slice().iter();
+                sequences.flat_map(|sequence| sequence.start..sequence.start + sequence.rows.len()).collect()
+            }
+        }
     }
 
     /// Number of rows.
@@ -173,7 +168,21 @@ pub(crate) struct ForwardPass<'a> {
     /// Rotations of the same two kinds; one entry if both are equal.
     rotations: [Option<Rotation>; 2],
     added: AddedPositions,
+    /// What the rows' queries are multiplied by, `[n_rows, 1]`.
+    query_factors: Option<Rows>,
     scratch: BlockScratch,
+    /// The outputs of the routers so far, `[n_rows, n_experts]` each, if they are kept.
+    pub(crate) router_logits: Option<Vec<Tensor<2>>>,
+}
+
+/// What one layer of a pass needs to attend.
+pub(crate) struct LayerPass<'p, 'a> {
+    pub(crate) context: &'p mut AttentionContext<'a>,
+    pub(crate) mask: &'p AttentionMask,
+    /// Rotation of queries and keys, if there is one.
+    pub(crate) rotation: Option<&'p Rotation>,
+    /// What the rows' queries are multiplied by, `[n_rows, 1]`.
+    pub(crate) query_factors: Option<&'p Rows>,
 }
 
 /// The tensors that dropout changes.
@@ -230,7 +239,7 @@ impl AttentionMask {
 
 /// The rotation of the context's rows in a model with a context of `max_seq_len`.
 fn rotation_of(rope: &Rope, context: &AttentionContext<'_>, max_seq_len: usize, device: &Device) -> Rotation {
-    let angles = position::rope_angles(&context.spans(), rope, max_seq_len);
+    let angles = position::rope_angles(&context.positions(), rope, max_seq_len);
     let n_rows = angles.len() / (rope.rotary_dim / 2);
     let rotation = Rotation::new(&angles, n_rows, device);
     rotation.scaled(position::rope_attention_factor(rope)).repeat(context.repeats())
@@ -259,7 +268,19 @@ impl<'a> ForwardPass<'a> {
             }
             _ => AddedPositions::Nothing,
         };
-        Self { context, config, masks, rotations, added, scratch: BlockScratch::default() }
+        let query_factors = config
+            .query_temperature
+            .map(|temperature| Rows::new(position::query_factors(&row_positions(), temperature), 1, device));
+        Self {
+            context,
+            config,
+            masks,
+            rotations,
+            added,
+            query_factors,
+            scratch: BlockScratch::default(),
+            router_logits: None,
+        }
     }
 
     /// Number of rows in the layers.
@@ -340,6 +361,7 @@ impl<'a> ForwardPass<'a> {
             sizes.extend(table_sizes);
         }
         uploads.extend(self.rotations.iter().flatten().map(|rotation| Upload::Rows(rotation.table())));
+        uploads.extend(self.query_factors.iter().map(Upload::Rows));
         match &self.added {
             AddedPositions::Nothing => {}
             AddedPositions::Learned(positions) => uploads.push(Upload::Ints(positions)),
@@ -350,17 +372,24 @@ impl<'a> ForwardPass<'a> {
 
     /// What a whole block attends to, and its scratch memory, if rows attend over a cache.
     pub(crate) fn paged(&mut self, layer: usize) -> Option<(PagedAttention<'_>, &mut BlockScratch)> {
-        let Self { context, config, masks, rotations, scratch, .. } = self;
+        let Self { context, config, masks, rotations, query_factors, scratch, .. } = self;
         let AttentionContext::Paged(step) = context else { return None };
         let (pools, slots, sequences) = step.parts(layer);
         let (options, rotation) = (&mask_of(masks, config, layer).options, rotation_at(rotations, config, layer));
-        Some((PagedAttention { pools, slots, sequences, options, rotation }, scratch))
+        let query_factors = query_factors.as_ref();
+        Some((PagedAttention { pools, slots, sequences, options, rotation, query_factors }, scratch))
     }
 
-    /// The attention context, mask and rotation of `layer`.
-    pub(crate) fn layer(&mut self, layer: usize) -> (&mut AttentionContext<'a>, &AttentionMask, Option<&Rotation>) {
-        let Self { context, config, masks, rotations, .. } = self;
-        (context, mask_of(masks, config, layer), rotation_at(rotations, config, layer))
+    /// What `layer` needs to attend.
+    pub(crate) fn layer(&mut self, layer: usize) -> LayerPass<'_, 'a> {
+        let Self { context, config, masks, rotations, query_factors, .. } = self;
+        let mask = mask_of(masks, config, layer);
+        LayerPass {
+            context,
+            mask,
+            rotation: rotation_at(rotations, config, layer),
+            query_factors: query_factors.as_ref(),
+        }
     }
 }
 

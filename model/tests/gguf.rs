@@ -50,16 +50,38 @@ const CASES: &[&str] = &[
     "olmo3",
     "gpt-bigcode",
     "cohere",
+    "exaone4",
+    "ernie4-5",
+    "glm4",
+    "seed-oss",
+    "arcee",
+    "nemotron",
+    "minicpm",
 ];
 
+/// Golden dirs of classes that wrap a text class.
+const WRAPPED: &[&str] = &["mistral3", "qwen2-5-vl", "qwen3-vl"];
+
 /// GGUF cannot express the golden dirs of these architectures: each has a configuration and an oracle of its own.
-const OWN: &[&str] = &["gemma2", "gemma3", "smollm3", "phi", "cohere2", "falcon", "falcon-new"];
+const OWN: &[&str] = &[
+    "gemma2",
+    "gemma3",
+    "smollm3",
+    "phi",
+    "cohere2",
+    "falcon",
+    "falcon-new",
+    "starcoder2",
+    "ministral3",
+    "olmo",
+    "hunyuan",
+];
 
 /// All cases, with the dirs that have their configurations and oracles.
 fn cases() -> impl Iterator<Item = (&'static str, PathBuf)> {
     let in_folder =
         |folder, names: &'static [&str]| names.iter().map(move |name| (*name, tests().join::<&str>(folder).join(name)));
-    in_folder("golden", CASES).chain(in_folder("gguf", OWN))
+    in_folder("golden", CASES).chain(in_folder("golden/wrapped", WRAPPED)).chain(in_folder("gguf", OWN))
 }
 
 fn tests() -> PathBuf {

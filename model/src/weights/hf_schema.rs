@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::{
-    architectures::{Architecture, OWN_CLASS, architectures, known_architectures},
+    architectures::{Architecture, OWN_CLASS, architectures, known_architectures, wrappers::wrapper_classes},
     config_json::Fields,
     packed::Method,
     tensor_names::TensorNames,
@@ -50,7 +50,8 @@ impl HfSchema {
                 (None, Some(model_type)) => format!("model type `{model_type}` is not supported"),
                 (None, None) => "has neither `architectures` nor `model_type`".to_owned(),
             };
-            config.error(what).with_hint(format!("supported are {}", known_architectures().join(", ")))
+            let known: Vec<_> = known_architectures().into_iter().chain(wrapper_classes()).collect();
+            config.error(what).with_hint(format!("supported are {}", known.join(", ")))
         })
     }
 

@@ -65,8 +65,8 @@ pub(super) fn load(table: &TensorTable<'_>, plan: &LoadPlan<'_>) -> Result<Gpt> 
         );
     }
     loader.larger.log(table.path());
-    let is_surplus =
-        |tensor: &&StoredTensor<'_>| !loader.used.contains(tensor.name) && names.tied_copy(config) != Some(tensor.name);
+    let tied_copy = names.tied_copy(config).and_then(|name| table.get(name)).map(|copy| copy.name);
+    let is_surplus = |tensor: &&StoredTensor<'_>| !loader.used.contains(tensor.name) && tied_copy != Some(tensor.name);
     let (no_parameters, parameters): (Vec<_>, Vec<_>) =
         table.iter().filter(is_surplus).partition(|tensor| is_no_parameter(tensor));
     let is_part = |name: &str| loader.used.contains(name) || names.tied_copy(config) == Some(name);
@@ -138,11 +138,12 @@ impl<'t, 'a> Loader<'t, 'a> {
         let parts = names.parts(spec, config, &|name| self.get(name).is_some() || self.packed(name).is_some());
         let path = spec.path.strip_suffix(".weight").unwrap_or_default();
         let update = self.plan.merged.and_then(|merged| merged.0.get(path));
-        if let ([TensorPart { name, order: RowOrder::Same, .. }], &[d_out, d_in]) = (&parts[..], &spec.shape[..])
+        if let ([TensorPart { name, order: RowOrder::Same, expert: None, .. }], &[d_out, d_in]) =
+            (&parts[..], &spec.shape[..])
             && let Some(numbers) = self.table.get(name).filter(|tensor| tensor.is_quantized())
         {
             return match update {
-                Some(_) => Err(cannot_merge(Source::Plain(numbers, ElementType::F32))),
+                Some(_) => Err(cannot_merge(&Source::Plain(numbers.clone(), ElementType::F32))),
                 None => self.quantized(numbers, [d_out, d_in]),
             };
         }
@@ -220,30 +221,33 @@ impl<'t, 'a> Loader<'t, 'a> {
     }
 
     /// The tensors of a parameter. All shapes are checked before anything is allocated.
-    fn stored(&mut self, spec: &ParamSpec, parts: Vec<TensorPart>) -> Result<StoredParam<'t, 'a>> {
+    fn stored(&mut self, spec: &ParamSpec, parts: Vec<TensorPart>) -> Result<StoredParam<'t>> {
         let find = |part: &TensorPart| {
             if let Some((name, matrix)) = self.packed(&part.name) {
                 matrix.require_shape(&part.shape(spec))?;
-                return match part.order {
-                    RowOrder::Transposed => {
-                        Err(matrix.error("has its rows as columns, which is supported for floats only"))
-                    }
-                    _ => Ok((name, Source::Packed(matrix))),
+                return match part.order.is_transposed() {
+                    true => Err(matrix.error("has its rows as columns, which is supported for floats only")),
+                    false => Ok((name, Source::Packed(matrix))),
                 };
             }
             let tensor = self.get(&part.name).or_else(|| self.tied_head(spec));
             let tensor = tensor.ok_or_else(|| self.missing(spec, part))?;
             tensor.require_shape(&part.shape(spec))?;
-            Ok((tensor.name, Source::Plain(tensor, tensor.element()?)))
+            let element = tensor.element()?;
+            let tensor = match part.expert {
+                Some(expert) => tensor.of_expert(expert),
+                None => tensor.clone(),
+            };
+            Ok((tensor.name, Source::Plain(tensor, element)))
         };
         let sources = parts.iter().map(find).collect::<Result<Vec<_>>>()?;
         if let ("embed.weight", [(_, Source::Plain(embed, _))]) = (spec.path.as_str(), &sources[..]) {
             self.check_tied_copy(embed)?;
         }
-        let stored = |(TensorPart { n_rows, order, .. }, (name, source)): (TensorPart, (&'t str, Source<'t, 'a>))| {
+        let stored = |(TensorPart { n_rows, order, .. }, (name, source)): (TensorPart, (&'t str, Source<'t>))| {
             self.used.insert(name);
-            match source {
-                Source::Plain(tensor, element) => self.check_finite(tensor, element),
+            match &source {
+                Source::Plain(tensor, element) => self.check_finite(tensor, *element),
                 Source::Packed(matrix) if !matrix.is_finite() => self.not_finite.push(name),
                 Source::Packed(_) => {}
             }
@@ -265,35 +269,34 @@ impl<'t, 'a> Loader<'t, 'a> {
         }
     }
 
-    fn check_finite(&mut self, tensor: &'t StoredTensor<'a>, element: ElementType) {
+    fn check_finite(&mut self, tensor: &StoredTensor<'t>, element: ElementType) {
         let pieces = tensor.bytes.par_chunks(element.block_bytes() * PIECE);
-        if !pieces.all(|bytes| element.is_finite(bytes)) {
+        if !pieces.all(|bytes| element.is_finite(bytes)) && self.not_finite.last() != Some(&tensor.name) {
             self.not_finite.push(tensor.name);
         }
     }
 }
 
 /// A parameter that is not read yet.
-struct StoredParam<'t, 'a> {
-    parts: Vec<StoredPart<'t, 'a>>,
+struct StoredParam<'a> {
+    parts: Vec<StoredPart<'a>>,
 }
 
 /// The rows of a parameter that are from one tensor.
-struct StoredPart<'t, 'a> {
-    source: Source<'t, 'a>,
+struct StoredPart<'t> {
+    source: Source<'t>,
     n_rows: usize,
     order: RowOrder,
 }
 
 /// What has the rows of a parameter.
-#[derive(Clone, Copy)]
-enum Source<'t, 'a> {
-    /// A tensor of this type.
-    Plain(&'t StoredTensor<'a>, ElementType),
+enum Source<'t> {
+    /// A tensor of this type, or an expert's part of one.
+    Plain(StoredTensor<'t>, ElementType),
     Packed(&'t PackedMatrix<'t>),
 }
 
-impl Source<'_, '_> {
+impl Source<'_> {
     /// The dtype that represents the values exactly, if any does.
     fn dtype(&self) -> Option<Dtype> {
         match self {
@@ -339,11 +342,11 @@ fn bytes_of_row<'t>(tensor: &'t StoredTensor<'_>, element: ElementType, row: usi
     &tensor.bytes[row * n_bytes..][..n_bytes]
 }
 
-impl<'t, 'a> StoredParam<'t, 'a> {
+impl<'a> StoredParam<'a> {
     /// The values of a vector.
     fn vector(&self) -> Vec<f32> {
-        let values = |part: &StoredPart<'_, '_>| {
-            let Source::Plain(tensor, element) = part.source else { unreachable!("packed are matrices") };
+        let values = |part: &StoredPart<'_>| {
+            let Source::Plain(tensor, element) = &part.source else { unreachable!("packed are matrices") };
             // A vector is one row to its tensor, which may have blocks.
             let mut stored = vec![0.0; tensor.shape[0]];
             element.decode(tensor.bytes, &mut stored);
@@ -353,10 +356,7 @@ impl<'t, 'a> StoredParam<'t, 'a> {
     }
 
     /// In f32.
-    fn into_rows(self, dims: [usize; 2]) -> MatrixRows<'t, f32>
-    where
-        'a: 't,
-    {
+    fn into_rows(self, dims: [usize; 2]) -> MatrixRows<'a, f32> {
         MatrixRows::new(dims, dims[1], move |row, out| {
             let (part, row) = place(&self.parts, row);
             part.decode(row, out);
@@ -364,12 +364,12 @@ impl<'t, 'a> StoredParam<'t, 'a> {
     }
 
     /// In f32, plus an adapter's update.
-    fn merged(self, dims: [usize; 2], update: &'t MatrixUpdate) -> Result<ParamData<'t>>
+    fn merged<'t>(self, dims: [usize; 2], update: &'t MatrixUpdate) -> Result<ParamData<'t>>
     where
         'a: 't,
     {
         if let Some(part) = self.parts.iter().find(|part| part.source.is_quantized()) {
-            return Err(cannot_merge(part.source));
+            return Err(cannot_merge(&part.source));
         }
         Ok(ParamData::Rows(MatrixRows::new(dims, dims[1], move |row, out| {
             let (part, of_tensor) = place(&self.parts, row);
@@ -381,17 +381,17 @@ impl<'t, 'a> StoredParam<'t, 'a> {
     /// The parts without conversion, if all are quantized, and some to what only files have. Parts of different types are
     /// separate matrices, each of which must fill whole panels of 32 rows.
     fn as_blocks(&self, d_in: usize) -> Option<Vec<(Dtype, BlockRows<'_>)>> {
-        let dtype = |part: &StoredPart<'_, '_>| part.source.dtype().unwrap_or_default();
+        let dtype = |part: &StoredPart<'_>| part.source.dtype().unwrap_or_default();
         let is_quantized = self.parts.iter().all(|part| dtype(part).is_quantized());
         if !is_quantized || !self.parts.iter().any(|part| dtype(part).is_from_files()) {
             return None;
         }
-        let layout = |part: &StoredPart<'t, 'a>| match part.source {
+        let layout = |part: &StoredPart<'a>| match part.source {
             Source::Packed(matrix) => matrix.layout(),
             Source::Plain(..) => None,
         };
         // Blocks of 8-bit floats have whole rows of their matrix, in its order.
-        let is_fp8 = |part: &StoredPart<'t, 'a>| dtype(part) == Dtype::Fp8;
+        let is_fp8 = |part: &StoredPart<'a>| dtype(part) == Dtype::Fp8;
         if self.parts.iter().any(|part| is_fp8(part) && part.order != RowOrder::Same) {
             return None;
         }
@@ -403,13 +403,10 @@ impl<'t, 'a> StoredParam<'t, 'a> {
     }
 
     /// A matrix in the form nearest to the file's that the device computes with.
-    fn into_nearest(self, dims: [usize; 2], plan: &LoadPlan<'_>) -> Result<ParamData<'t>>
-    where
-        'a: 't,
-    {
+    fn into_nearest(self, dims: [usize; 2], plan: &LoadPlan<'_>) -> Result<ParamData<'a>> {
         let (d_in, device) = (dims[1], plan.device);
         if let Some(part) = self.parts.iter().find(|part| part.source.dtype().is_none()) {
-            return Err(needs_dtype(part.source, plan.packed));
+            return Err(needs_dtype(&part.source, plan.packed));
         }
         let dtype = self.parts.iter().filter_map(|part| part.source.dtype()).reduce(Dtype::wider).unwrap_or_default();
         if Dtype::Q4K.is_for(device)
@@ -418,12 +415,12 @@ impl<'t, 'a> StoredParam<'t, 'a> {
             return Ok(ParamData::Placed(Weight::from_parts(&parts)));
         }
         // Other programs' formats are not rounded without being asked, where the CPU could do without.
-        let is_packed = |part: &&StoredPart<'_, '_>| matches!(part.source, Source::Packed(_));
+        let is_packed = |part: &&StoredPart<'_>| matches!(part.source, Source::Packed(_));
         if let Some(part) = self.parts.iter().find(is_packed)
             && dtype.is_from_files()
             && dtype.is_for(device)
         {
-            return Err(needs_dtype(part.source, plan.packed));
+            return Err(needs_dtype(&part.source, plan.packed));
         }
         let dtype = dtype.stored_as();
         if dtype.is_quantized() && dtype.is_for(device) {
@@ -444,7 +441,7 @@ impl<'t, 'a> StoredParam<'t, 'a> {
 }
 
 /// The blocks of parts of one dtype, in which they have their values exactly.
-fn block_rows<'p>(parts: &'p [StoredPart<'_, '_>], d_in: usize) -> BlockRows<'p> {
+fn block_rows<'p>(parts: &'p [StoredPart<'_>], d_in: usize) -> BlockRows<'p> {
     let dims = [parts.iter().map(|part| part.n_rows).sum(), d_in];
     let dtype = parts[0].source.dtype().unwrap_or_default();
     match parts[0].source {
@@ -488,7 +485,7 @@ fn block_rows<'p>(parts: &'p [StoredPart<'_, '_>], d_in: usize) -> BlockRows<'p>
 }
 
 /// The error for a packed matrix that no dtype represents exactly.
-fn needs_dtype(source: Source<'_, '_>, packed: &PackedMatrices<'_>) -> Error {
+fn needs_dtype(source: &Source<'_>, packed: &PackedMatrices<'_>) -> Error {
     let n_values: usize = packed.values().map(|matrix| matrix.dims().iter().product::<usize>()).sum();
     let n_bytes = ByteSize(2 * n_values as u64);
     source
@@ -499,14 +496,14 @@ fn needs_dtype(source: Source<'_, '_>, packed: &PackedMatrices<'_>) -> Error {
         .with_hint("choose what to round to: `--dtype f16`, `--dtype bf16`, or for less memory `--quantize q8`")
 }
 
-fn cannot_merge(source: Source<'_, '_>) -> Error {
+fn cannot_merge(source: &Source<'_>) -> Error {
     source.error("is quantized, so an adapter cannot be added to it").with_hint(
         "merge the adapter with the model before quantization, or use it beside the model (`--lora NAME=ADAPTER`)",
     )
 }
 
 /// The part that row `row` of the parameter is from, and the row's place in its tensor.
-fn place<'p, 't, 'a>(parts: &'p [StoredPart<'t, 'a>], mut row: usize) -> (&'p StoredPart<'t, 'a>, usize) {
+fn place<'p, 'a>(parts: &'p [StoredPart<'a>], mut row: usize) -> (&'p StoredPart<'a>, usize) {
     for part in parts {
         match row.checked_sub(part.n_rows) {
             Some(behind) => row = behind,
@@ -516,23 +513,23 @@ fn place<'p, 't, 'a>(parts: &'p [StoredPart<'t, 'a>], mut row: usize) -> (&'p St
     unreachable!("the shapes of all parts were checked")
 }
 
-impl StoredPart<'_, '_> {
+impl StoredPart<'_> {
     /// Type and bytes of row `row` of the tensor, which has `width` values; of a part that is no packed matrix.
     fn plain_row(&self, row: usize, width: usize) -> (ElementType, &[u8]) {
-        let Source::Plain(tensor, element) = self.source else { unreachable!("packed matrices have no such dtypes") };
-        (element, bytes_of_row(tensor, element, row, width))
+        let Source::Plain(tensor, element) = &self.source else { unreachable!("packed matrices have no such dtypes") };
+        (*element, bytes_of_row(tensor, *element, row, width))
     }
 
     /// The values of row `row` of the tensor, or of its column if it is transposed.
     fn decode(&self, row: usize, out: &mut [f32]) {
-        match self.source {
+        match &self.source {
             Source::Packed(matrix) => matrix.decode(row, out),
-            Source::Plain(tensor, element) if self.order == RowOrder::Transposed => {
+            Source::Plain(tensor, element) if self.order.is_transposed() => {
                 for (n, out) in out.iter_mut().enumerate() {
-                    element.decode(bytes_of_row(tensor, element, n * self.n_rows + row, 1), std::slice::from_mut(out));
+                    element.decode(bytes_of_row(tensor, *element, n * self.n_rows + row, 1), std::slice::from_mut(out));
                 }
             }
-            Source::Plain(tensor, element) => element.decode(bytes_of_row(tensor, element, row, out.len()), out),
+            Source::Plain(tensor, element) => element.decode(bytes_of_row(tensor, *element, row, out.len()), out),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, path::Path};
 
-use super::ggml_types::ElementType;
+use super::{ggml_types::ElementType, tensor_names::OfExpert};
 use crate::{
     error::{Error, Result},
     mmap::Mmap,
@@ -48,6 +48,12 @@ impl StoredTensor<'_> {
             return Ok(());
         }
         Err(self.error(format!("has shape {:?}, but {} requires {expected:?}", self.shape, self.asked_by)))
+    }
+
+    /// The part of one expert of a tensor `[n_experts, ...]`.
+    pub(super) fn of_expert(&self, OfExpert { number, n_experts }: OfExpert) -> Self {
+        let n_bytes = self.bytes.len() / n_experts;
+        Self { shape: self.shape[1..].to_vec(), bytes: &self.bytes[number * n_bytes..][..n_bytes], ..self.clone() }
     }
 
     /// All values, in the order of the file.
@@ -105,9 +111,34 @@ impl<'a> TensorTable<'a> {
         self.tensors.get(name)
     }
 
+    /// The names of all tensors, in no order.
+    pub(super) fn names(&self) -> impl Iterator<Item = &'a str> {
+        self.tensors.keys().copied()
+    }
+
     /// All tensors, in no order.
     pub(super) fn iter(&self) -> impl Iterator<Item = &StoredTensor<'a>> {
         self.tensors.values()
+    }
+
+    /// Gives tensors other names: those that `name` returns for their names in the files, which messages go on naming. Tensors
+    /// for which it returns none are taken out of the table and returned.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] if two tensors get the same name.
+    pub(super) fn rename(&mut self, name: impl Fn(&'a str) -> Option<&'a str>) -> Result<Vec<StoredTensor<'a>>> {
+        let mut without = Vec::new();
+        for (_, tensor) in std::mem::take(&mut self.tensors) {
+            let Some(name) = name(tensor.name) else {
+                without.push(tensor);
+                continue;
+            };
+            if let Some(other) = self.tensors.get(name) {
+                return Err(tensor.error(format!("is the same parameter as `{}`", other.name)));
+            }
+            self.tensors.insert(name, tensor);
+        }
+        Ok(without)
     }
 
     /// Takes a tensor out that is no parameter.

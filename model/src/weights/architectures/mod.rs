@@ -7,11 +7,13 @@
 
 pub(super) mod bases;
 pub(super) mod config_rows;
+mod expert_rows;
 mod names;
 mod rope;
 mod row_groups;
 mod table;
 pub(super) mod window;
+pub(super) mod wrappers;
 
 use serde_json::{Map, Value, json};
 

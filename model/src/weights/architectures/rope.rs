@@ -10,8 +10,12 @@ use crate::{
 };
 
 const THETA: &str = "rope_theta";
-const MAX_LENGTH: &str = "max_position_embeddings";
-const ORIGINAL_LENGTH: &str = "original_max_position_embeddings";
+const SHARE: &str = "partial_rotary_factor";
+/// Ministral 3's growth of the multiplier of queries.
+pub(super) const LLAMA4_BETA: &str = "llama_4_scaling_beta";
+/// Hunyuan's factor for the base.
+const ALPHA: &str = "alpha";
+pub(super) const ORIGINAL_LENGTH: &str = "original_max_position_embeddings";
 
 /// The keys in which classes differ.
 pub(in super::super) struct RopeKeys {
@@ -26,6 +30,10 @@ pub(in super::super) struct RopeKeys {
     types: &'static [&'static str],
     /// The layers with the window have an object of their own.
     windowed: Option<WindowedTheta>,
+    /// Whether the file must describe the rotation: where it does not, the class has a scaling of its own.
+    is_required: bool,
+    /// Keys of the nested object that only this class has.
+    own: &'static [&'static str],
 }
 
 /// The base of the layers with the window.
@@ -36,31 +44,23 @@ struct WindowedTheta {
     absent: f64,
 }
 
-pub(super) const WHOLE_HEADS: RopeKeys =
-    RopeKeys { theta: THETA, absent_theta: USUAL_THETA, share: None, types: TYPES, windowed: None };
+pub(super) const WHOLE_HEADS: RopeKeys = RopeKeys {
+    theta: THETA,
+    absent_theta: USUAL_THETA,
+    share: None,
+    types: TYPES,
+    windowed: None,
+    is_required: false,
+    own: &[],
+};
+pub(super) const MIXTRAL: RopeKeys = RopeKeys { absent_theta: 1_000_000.0, ..WHOLE_HEADS };
 pub(super) const SMOLLM3: RopeKeys = RopeKeys { absent_theta: 2_000_000.0, ..WHOLE_HEADS };
-pub(super) const NEOX: RopeKeys = RopeKeys {
-    theta: "rotary_emb_base",
-    absent_theta: USUAL_THETA,
-    share: Some(("rotary_pct", 0.25)),
-    types: TYPES,
-    windowed: None,
-};
+pub(super) const NEOX: RopeKeys =
+    RopeKeys { theta: "rotary_emb_base", share: Some(("rotary_pct", 0.25)), ..WHOLE_HEADS };
 /// Transformers has no other scaling for Phi 3. The first files call it `su`.
-pub(super) const PHI3: RopeKeys = RopeKeys {
-    theta: THETA,
-    absent_theta: USUAL_THETA,
-    share: Some(("partial_rotary_factor", 1.0)),
-    types: &["default", LONG_ROPE, "su"],
-    windowed: None,
-};
-pub(super) const STABLELM: RopeKeys = RopeKeys {
-    theta: THETA,
-    absent_theta: USUAL_THETA,
-    share: Some(("partial_rotary_factor", 0.25)),
-    types: TYPES,
-    windowed: None,
-};
+pub(super) const PHI3: RopeKeys =
+    RopeKeys { share: Some((SHARE, 1.0)), types: &["default", LONG_ROPE, "su"], ..WHOLE_HEADS };
+pub(super) const STABLELM: RopeKeys = RopeKeys { share: Some((SHARE, 0.25)), ..WHOLE_HEADS };
 
 pub(super) const OLMO3: RopeKeys = RopeKeys {
     absent_theta: 500_000.0,
@@ -75,8 +75,12 @@ pub(super) const GEMMA3: RopeKeys = RopeKeys {
     ..WHOLE_HEADS
 };
 
-pub(super) const PHI: RopeKeys = RopeKeys { share: Some(("partial_rotary_factor", 0.5)), ..WHOLE_HEADS };
+pub(super) const PHI: RopeKeys = RopeKeys { share: Some((SHARE, 0.5)), ..WHOLE_HEADS };
 pub(super) const COHERE: RopeKeys = RopeKeys { absent_theta: 500_000.0, ..WHOLE_HEADS };
+pub(super) const HELIUM: RopeKeys = RopeKeys { absent_theta: 100_000.0, ..WHOLE_HEADS };
+pub(super) const CWM: RopeKeys = RopeKeys { is_required: true, ..WHOLE_HEADS };
+pub(super) const MINISTRAL3: RopeKeys = RopeKeys { is_required: true, own: &[LLAMA4_BETA], ..WHOLE_HEADS };
+pub(super) const HUNYUAN: RopeKeys = RopeKeys { own: &[ALPHA], ..WHOLE_HEADS };
 
 const USUAL_THETA: f64 = 10_000.0;
 
@@ -109,27 +113,30 @@ fn is_read(kind: &str, key: &str) -> bool {
         LONG_ROPE | "su" => &["factor", ORIGINAL_LENGTH, "attention_factor", SHORT_FACTORS, LONG_FACTORS],
         _ => &[],
     };
-    ["rope_type", "type", THETA, "partial_rotary_factor"].contains(&key) || own.contains(&key)
+    ["rope_type", "type", THETA, SHARE].contains(&key) || own.contains(&key)
+}
+
+/// The object of a class that has one for all layers. As in transformers, the older key takes precedence.
+pub(super) fn nested_object<'a>(fields: &Fields<'a>) -> Result<Option<Fields<'a>>> {
+    match fields.object_if_true("rope_scaling")? {
+        None => fields.object("rope_parameters"),
+        nested => Ok(nested),
+    }
 }
 
 impl RopeKeys {
-    /// Sets `config.positions`, and `max_seq_len` if the scaling determines it. For classes with windows, these must
-    /// have been read before.
+    /// Sets `config.positions`. For classes with windows, these must have been read before.
     pub(super) fn read(&self, fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
         if let Some(windowed) = &self.windowed {
             return self.read_per_kind(windowed, fields, config);
         }
         let empty = Map::new();
-        // As in transformers, the older key takes precedence.
-        let nested = match fields.object_if_true("rope_scaling")? {
-            Some(nested) => nested,
-            None => fields.object("rope_parameters")?.unwrap_or_else(|| fields.within(&empty)),
+        let nested = match nested_object(fields)? {
+            None if self.is_required => return Err(fields.missing(&["rope_parameters", "rope_scaling"])),
+            nested => nested.unwrap_or_else(|| fields.within(&empty)),
         };
         let theta = fields.number_or(self.theta, self.absent_theta)?;
         let rope = self.read_one(theta, fields, &nested, config)?;
-        if let RopeScaling::Dynamic { factor, original_max_seq_len } = rope.scaling {
-            config.max_seq_len = (factor * original_max_seq_len as f64) as usize;
-        }
         config.positions = Positions::Rope(rope);
         Ok(())
     }
@@ -173,7 +180,8 @@ impl RopeKeys {
         if !self.types.contains(&kind) {
             return Err(nested.unsupported("rope_type", &json!(kind), &self.types.join(", ")));
         }
-        for key in nested.keys().filter(|key| !is_read(kind, key) && nested.get(key).is_some()) {
+        let is_read = |key: &str| is_read(kind, key) || self.own.contains(&key);
+        for key in nested.keys().filter(|key| !is_read(key) && nested.get(key).is_some()) {
             // An object for each kind of layer, in a class that has one for all layers.
             if nested.get(key).is_some_and(Value::is_object) {
                 return Err(nested.wrong(key, "a value for all layers", nested.get(key).unwrap_or(&Value::Null)));
@@ -188,16 +196,22 @@ impl RopeKeys {
         let rotary_dim = match self.share {
             None => {
                 for fields in [fields, nested] {
-                    fields.only("partial_rotary_factor", super::Fixed::Number(1.0))?;
+                    fields.only(SHARE, super::Fixed::Number(1.0))?;
                 }
                 config.head_dim
             }
             Some((key, absent)) => {
-                let share = nested.number_or("partial_rotary_factor", fields.number_or(key, absent)?)?;
+                let share = nested.number_or(SHARE, fields.number_or(key, absent)?)?;
                 // Rounded down, as Python's `int` does; shares that make no dimension are refused by `validate`.
                 (config.head_dim as f64 * share) as usize
             }
         };
+        let alpha = if self.own.contains(&ALPHA) { nested.number_or(ALPHA, 0.0)? } else { 0.0 };
+        if kind == "dynamic" && alpha != 0.0 {
+            // In spite of its name, this does not depend on the text's length.
+            let dim = rotary_dim as f64;
+            return Ok(Rope::new(theta * alpha.powf(dim / (dim - 2.0)), rotary_dim));
+        }
         // With an object for each kind of layer, transformers reads no key outside of it.
         let outside = if self.windowed.is_some() { nested } else { fields };
         let scaling = scaling(kind, outside, nested, config.max_seq_len)?;
@@ -207,15 +221,9 @@ impl RopeKeys {
     pub(super) fn write(&self, config: &GptConfig, written: &mut Map<String, Value>) {
         let Positions::Rope(rope) = &config.positions else { return };
         let mut scaling = scaling_json(&rope.scaling);
-        match rope.scaling {
-            RopeScaling::Dynamic { original_max_seq_len, .. } => {
-                written.insert(MAX_LENGTH.to_owned(), json!(original_max_seq_len));
-            }
+        if let RopeScaling::LongRope { original_max_seq_len, .. } = rope.scaling {
             // Older versions of transformers read it only there.
-            RopeScaling::LongRope { original_max_seq_len, .. } => {
-                written.insert(ORIGINAL_LENGTH.to_owned(), json!(original_max_seq_len));
-            }
-            _ => {}
+            written.insert(ORIGINAL_LENGTH.to_owned(), json!(original_max_seq_len));
         }
         // Both forms: transformers 5 reads either, older versions only the older one.
         written.insert(self.theta.to_owned(), json!(rope.theta));
@@ -239,7 +247,7 @@ impl RopeKeys {
         if let Some((key, _)) = self.share {
             let share = rope.rotary_dim as f64 / config.head_dim as f64;
             written.insert(key.to_owned(), json!(share));
-            scaling.insert("partial_rotary_factor".to_owned(), json!(share));
+            scaling.insert(SHARE.to_owned(), json!(share));
         }
         written.insert("rope_parameters".to_owned(), Value::Object(scaling));
     }
@@ -251,7 +259,7 @@ fn scaling(kind: &str, fields: &Fields<'_>, nested: &Fields<'_>, max_seq_len: us
     let original = || fields.size_or(ORIGINAL_LENGTH, nested.size_or(ORIGINAL_LENGTH, max_seq_len)?);
     Ok(match kind {
         "linear" => RopeScaling::Linear { factor: factor()? },
-        "dynamic" => RopeScaling::Dynamic { factor: factor()?, original_max_seq_len: max_seq_len },
+        "dynamic" => RopeScaling::Dynamic { factor: factor()? },
         "llama3" => RopeScaling::Llama3 {
             factor: factor()?,
             low_freq_factor: nested.number("low_freq_factor")?,
@@ -330,7 +338,7 @@ fn scaling_json(scaling: &RopeScaling) -> Map<String, Value> {
     let json = match *scaling {
         RopeScaling::None => json!({ "rope_type": "default" }),
         RopeScaling::Linear { factor } => json!({ "rope_type": "linear", "factor": factor }),
-        RopeScaling::Dynamic { factor, .. } => json!({ "rope_type": "dynamic", "factor": factor }),
+        RopeScaling::Dynamic { factor } => json!({ "rope_type": "dynamic", "factor": factor }),
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_seq_len } => json!({
             "rope_type": "llama3",
             "factor": factor,

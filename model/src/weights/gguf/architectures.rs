@@ -15,12 +15,15 @@ use super::{
     config_rows::{
         self, ATTENTION_FACTOR, FACTOR_LISTS, GROUPED_HEADS, LAYER_NORM_EPS, PLAIN_HEADS, RMS_EPS, ROPE, SIZES, WINDOW,
     },
-    names::{BLOCK, FALCON_NORMS, FUSED_QKV, GATED, INSIDE, INTERLEAVED_QKV, OUTSIDE, SANDWICH, SEPARATE_QKV, UNGATED},
+    names::{
+        BLOCK, FALCON_NORMS, FUSED_QKV, GATED, INSIDE, INTERLEAVED_QKV, OUTSIDE, POST_ATTENTION_NORM, SANDWICH,
+        SEPARATE_QKV, UNGATED,
+    },
 };
 use serde_json::{Map, Value};
 
 use crate::{
-    config::{Activation, GptConfig, NormKind, Positions},
+    config::{Activation, GptConfig, NormKind, NormPosition, Positions, QkNormSpan},
     error::Result,
 };
 
@@ -81,8 +84,39 @@ impl Gguf {
 
 /// All architectures.
 pub(super) const ALL: &[Gguf] = &[
-    GPT2, LLAMA, QWEN2, QWEN3, SMOLLM3, GRANITE, OLMO2, PHI3, NEOX, STABLELM, GEMMA, GEMMA2, GEMMA3, PHI2, STARCODER,
-    FALCON, COMMAND_R, COHERE2, BLOOM,
+    GPT2,
+    LLAMA,
+    QWEN2,
+    QWEN3,
+    SMOLLM3,
+    GRANITE,
+    OLMO2,
+    PHI3,
+    NEOX,
+    STABLELM,
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    PHI2,
+    STARCODER,
+    FALCON,
+    COMMAND_R,
+    COHERE2,
+    BLOOM,
+    STARCODER2,
+    MISTRAL3,
+    QWEN2VL,
+    QWEN3VL,
+    EXAONE,
+    EXAONE4,
+    ERNIE4_5,
+    GLM4,
+    HUNYUAN_DENSE,
+    SEED_OSS,
+    ARCEE,
+    NEMOTRON,
+    OLMO,
+    MINICPM,
 ];
 
 /// The architecture that GGUF files call `name`. The error lists all.
@@ -294,6 +328,122 @@ const FALCON: Gguf = Gguf {
     base: || GptConfig { activation: Activation::Gelu, ..shared_norm() },
     config: &[SIZES, GROUPED_HEADS, &[ROPE, LAYER_NORM_EPS]],
     params: &[OUTSIDE, FUSED_QKV, FALCON_NORMS, BLOCK, UNGATED],
+};
+
+/// Files do not say whether the model has a window.
+const STARCODER2: Gguf = Gguf {
+    name: "starcoder2",
+    base: || GptConfig {
+        norm: NormKind::LayerNorm,
+        norm_bias: true,
+        gated_mlp: false,
+        activation: Activation::GeluTanh,
+        ..llama()
+    },
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, LAYER_NORM_EPS]],
+    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, BLOCK, UNGATED],
+};
+
+/// Mistral Small 3 and Ministral 3. Queries and keys are interleaved as in [`LLAMA`].
+const MISTRAL3: Gguf = Gguf {
+    name: "mistral3",
+    base: llama,
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS, config_rows::MISTRAL3_TEMPERATURE]],
+    params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED],
+};
+
+/// The three coordinates of a token, by which sections of its heads rotate, are equal for text.
+const QWEN2VL: Gguf =
+    Gguf { name: "qwen2vl", config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS, config_rows::ROPE_SECTIONS]], ..QWEN2 };
+
+/// The layers to which pictures are added have no effect on text.
+const QWEN3VL: Gguf = Gguf {
+    name: "qwen3vl",
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS, config_rows::ROPE_SECTIONS, config_rows::DEEPSTACK]],
+    ..QWEN3
+};
+
+/// EXAONE 3, a Llama whose queries and keys are not interleaved.
+const EXAONE: Gguf = Gguf { name: "exaone", ..QWEN2 };
+
+const EXAONE4: Gguf = Gguf {
+    name: "exaone4",
+    base: || GptConfig { qk_norm_span: QkNormSpan::Head, ..olmo2() },
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS, config_rows::EXAONE4_WINDOW]],
+    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, INSIDE, BLOCK, GATED],
+};
+
+/// Queries and keys are interleaved in the class too.
+const ERNIE4_5: Gguf = Gguf {
+    name: "ernie4_5",
+    base: llama,
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS]],
+    params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED],
+};
+
+/// GLM-4-0414. Queries and keys are interleaved in the class too.
+const GLM4: Gguf = Gguf {
+    name: "glm4",
+    base: || GptConfig { norm_position: NormPosition::Sandwich, ..llama() },
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS]],
+    params: &[OUTSIDE, INTERLEAVED_QKV, SANDWICH, BLOCK, UNGATED],
+};
+
+const HUNYUAN_DENSE: Gguf = Gguf {
+    name: "hunyuan-dense",
+    base: || GptConfig { qk_norm: true, qk_norm_after_rope: true, ..llama() },
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS]],
+    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, BLOCK, GATED],
+};
+
+/// The norm before the MLP has the name of one after attention.
+const SEED_OSS: Gguf = Gguf {
+    name: "seed_oss",
+    base: llama,
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS]],
+    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, POST_ATTENTION_NORM, BLOCK, GATED],
+};
+
+/// Queries and keys are interleaved as in [`LLAMA`].
+const ARCEE: Gguf = Gguf {
+    name: "arcee",
+    base: || GptConfig { gated_mlp: false, activation: Activation::ReluSquared, ..llama() },
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS]],
+    params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, UNGATED],
+};
+
+/// Norms as Gemma's. The converter writes their epsilon under both keys.
+const NEMOTRON: Gguf = Gguf {
+    name: "nemotron",
+    base: || GptConfig {
+        norm: NormKind::LayerNorm,
+        norm_bias: true,
+        gated_mlp: false,
+        activation: Activation::ReluSquared,
+        ..llama()
+    },
+    config: &[
+        SIZES,
+        GROUPED_HEADS,
+        &[ROPE, LAYER_NORM_EPS, config_rows::of_key(&["attention.layer_norm_rms_epsilon"], |_, _| Ok(()))],
+    ],
+    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, BLOCK, UNGATED],
+};
+
+/// Queries and keys are interleaved as in [`LLAMA`].
+const OLMO: Gguf = Gguf {
+    name: "olmo",
+    base: || GptConfig { norm: NormKind::LayerNorm, norm_weight: false, ..llama() },
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, LAYER_NORM_EPS]],
+    params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED],
+};
+
+/// Queries and keys are interleaved as in [`LLAMA`].
+const MINICPM: Gguf = Gguf {
+    name: "minicpm",
+    base: llama,
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS], config_rows::MINICPM_SCALES],
+    params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED],
 };
 
 /// GPT-BigCode.

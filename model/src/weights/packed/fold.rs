@@ -39,12 +39,13 @@ pub(in super::super) fn fold<'a>(table: &mut TensorTable<'a>, method: Method) ->
         Method::Gptq { .. } | Method::Awq => ".qweight",
         _ => ".weight",
     };
-    let packed = |tensor: &StoredTensor<'a>| {
-        let name = tensor.name.strip_suffix(ending).or_else(|| tensor.name.strip_suffix(".weight_packed"))?;
-        let is_plain = tensor.name.ends_with(".weight") && matches!(tensor.kind, ValueKind::Weights(_));
+    let packed = |tensor: &'a str| {
+        let name = tensor.strip_suffix(ending).or_else(|| tensor.strip_suffix(".weight_packed"))?;
+        let is_float = |tensor: &StoredTensor<'a>| matches!(tensor.kind, ValueKind::Weights(_));
+        let is_plain = tensor.ends_with(".weight") && table.get(tensor).is_some_and(is_float);
         (!is_plain).then(|| name.to_owned())
     };
-    let mut names: Vec<String> = table.iter().filter_map(packed).collect();
+    let mut names: Vec<String> = table.names().filter_map(packed).collect();
     names.sort_unstable();
     let mut matrices = PackedMatrices::new();
     for name in names {

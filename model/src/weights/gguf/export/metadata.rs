@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Architectures by the classes that the converter of llama.cpp turns into them.
-const OF_CLASSES: [(&str, &str); 21] = [
+const OF_CLASSES: [(&str, &str); 32] = [
     ("LlamaForCausalLM", "llama"),
     ("MistralForCausalLM", "llama"),
     ("Qwen2ForCausalLM", "qwen2"),
@@ -41,10 +41,21 @@ const OF_CLASSES: [(&str, &str); 21] = [
     ("CohereForCausalLM", "command-r"),
     ("Cohere2ForCausalLM", "cohere2"),
     ("BloomForCausalLM", "bloom"),
+    ("Starcoder2ForCausalLM", "starcoder2"),
+    ("Ministral3ForCausalLM", "mistral3"),
+    ("Exaone4ForCausalLM", "exaone4"),
+    ("Ernie4_5ForCausalLM", "ernie4_5"),
+    ("Glm4ForCausalLM", "glm4"),
+    ("HunYuanDenseV1ForCausalLM", "hunyuan-dense"),
+    ("SeedOssForCausalLM", "seed_oss"),
+    ("ArceeForCausalLM", "arcee"),
+    ("NemotronForCausalLM", "nemotron"),
+    ("OlmoForCausalLM", "olmo"),
+    ("MiniCPMForCausalLM", "minicpm"),
 ];
 
 /// The architectures for which llama.cpp reads the factors of LongRoPE.
-const WITH_FACTOR_LISTS: [&str; 2] = ["phi3", "llama"];
+const WITH_FACTOR_LISTS: [&str; 3] = ["phi3", "llama", "minicpm"];
 
 /// The architecture that describes `config`, the configuration as the file has it (its norms have no offset), and the
 /// architecture's keys with their values.
@@ -55,7 +66,13 @@ pub(in super::super) fn described(
     config: &GptConfig,
     class: Option<&str>,
 ) -> Result<(&'static Gguf, GptConfig, Map<String, Value>)> {
-    let config = GptConfig { norm_weight_offset: 0.0, ..config.clone() };
+    let mut config = GptConfig { norm_weight_offset: 0.0, ..config.clone() };
+    if let Positions::Rope(rope) = &mut config.positions
+        && matches!(rope.scaling, RopeScaling::Dynamic { .. })
+    {
+        // GGUF has no such scaling, and within the model's context it has no effect.
+        rope.scaling = RopeScaling::None;
+    }
     let usual = OF_CLASSES.iter().find(|(of, _)| Some(*of) == class).map(|(_, name)| *name);
     let is_usual = |gguf: &&Gguf| Some(gguf.name) == usual;
     let candidates = ALL.iter().filter(is_usual).chain(ALL.iter().filter(|gguf| !is_usual(gguf)));
