@@ -37,6 +37,7 @@ use super::{
     loader::{self, LoadPlan},
     opened_model::{LoadOptions, LoadedModel, LoadedText},
     own_pooling,
+    packed::PackedMatrices,
     tensor_table::TensorTable,
 };
 use crate::{
@@ -156,6 +157,7 @@ fn build(
     let (gguf, config) = read_config(metadata, &mut tensors)?;
     let plan = LoadPlan {
         names: gguf.names(),
+        packed: &PackedMatrices::new(),
         config: &config,
         dtype: options.dtype,
         keeps_f16: true,
