@@ -17,7 +17,7 @@ use crate::{
     config::{GptConfig, NormPosition},
     error::Result,
     forward_pass::{AddedPositions, AttentionContext, DropoutPlace, ForwardPass},
-    layers::{Embedding, Linear, LmHead, Norm, Part, PartList, modules},
+    layers::{Embedding, Linear, LmHead, Norm, Part, PartList, Xielu, modules},
     lora::AdapterRows,
     ops::{
         self, BlockOperands, BlockSteps, Dropout, Dtype, LinearParts, NormParts, Precision, QkNormParts, Sublayer,
@@ -67,6 +67,7 @@ modules! {
     struct Mlp {
         // Gated: the gate's rows, then those of `up`; one product instead of two.
         up: Linear,
+        xielu: Option<Xielu>,
         down: Linear,
     }
 }
@@ -87,6 +88,7 @@ impl Gpt {
             let values = match spec.init {
                 Init::Normal { std } => normal_values(seed, tensor, n, std as f32),
                 Init::Constant(value) => vec![value; n],
+                Init::Values(values) => values.to_vec(),
             };
             Ok(TensorData::new(values, spec.shape.as_slice()))
         })
@@ -373,6 +375,7 @@ impl Block {
             mlp: ends(mlp_norm, &self.mlp.down, &self.mlp_out_norm),
             up: linear(&self.mlp.up),
             activation: config.activation,
+            xielu: self.mlp.xielu.as_ref().map(Xielu::weight),
             gated: config.gated_mlp,
             is_parallel: config.parallel_residual,
             norm_after_add: config.norm_position == NormPosition::Post,
@@ -402,14 +405,18 @@ impl BlockSteps for ByOperations<'_, '_> {
 
     /// `[n_rows, d_model]` to `[n_rows, d_ff]`.
     fn mlp(&mut self, x: Tensor<2>) -> Tensor<2> {
-        let ops::Block { up, activation, gated, .. } = self.block;
+        let ops::Block { up, activation, xielu, gated, .. } = self.block;
         let (up, activation) = (up.clone(), *activation);
         let x = match self.block.mlp.in_norm.clone() {
             Some(norm) if *gated => return ops::normed_gated(x, norm, up, activation),
             Some(norm) => ops::normed_linear(x, norm, up),
             None => ops::linear_with_lora(x, up),
         };
-        if *gated { ops::gated(x, activation) } else { ops::activate(x, activation) }
+        match xielu {
+            Some(numbers) => ops::xielu(x, numbers.clone()),
+            None if *gated => ops::gated(x, activation),
+            None => ops::activate(x, activation),
+        }
     }
 
     fn add_attention(&mut self, residual: Tensor<2>, attended: Tensor<2>) -> Tensor<2> {

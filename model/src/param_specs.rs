@@ -26,6 +26,8 @@ pub enum Init {
     },
     /// A constant.
     Constant(f32),
+    /// These values.
+    Values(&'static [f32]),
 }
 
 /// A part of an architecture that has parameters, such as a linear layer or a norm.
@@ -49,6 +51,8 @@ pub(crate) enum PartKind {
     /// A matrix of a block, which an adapter can update.
     Linear,
     Norm,
+    /// The numbers of an activation.
+    Activation,
     /// The output matrix, unless it is the embedding, and its bias.
     LmHead,
 }
@@ -84,6 +88,10 @@ impl PartSpec {
     }
 }
 
+/// xIELU's four numbers in the form that is stored: what the softplus of is the factor above 0, and is the factor below 0 but
+/// for `beta`; `beta`, the slope at 0; and `eps`, where the exponential begins. The last two do not train.
+const XIELU: [f32; 4] = [0.203_597, -1.050_226, 0.5, -1e-6];
+
 fn param(path: &str, name: &str, shape: Vec<usize>, init: Init) -> ParamSpec {
     ParamSpec { path: format!("{path}.{name}"), shape, init }
 }
@@ -113,6 +121,13 @@ pub(crate) fn part_specs(config: &GptConfig) -> Vec<PartSpec> {
         is_sandwich.then(|| norm("attn_out_norm")),
         (!config.shared_norm).then(|| norm("mlp_norm")),
         Some(matrix(Linear, "mlp.up", [d_up, d_model], INIT_STD, config.mlp_bias)),
+        config.xielu.then(|| PartSpec {
+            path: "mlp.xielu".into(),
+            kind: PartKind::Activation,
+            layer: None,
+            width: XIELU.len(),
+            params: vec![param("mlp.xielu", "weight", vec![XIELU.len()], Init::Values(&XIELU))],
+        }),
         Some(matrix(Linear, "mlp.down", [d_model, d_ff], residual_std, config.mlp_bias)),
         is_sandwich.then(|| norm("mlp_out_norm")),
     ];

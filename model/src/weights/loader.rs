@@ -212,7 +212,7 @@ impl<'t, 'a> StoredParam<'t, 'a> {
     fn vector(&self) -> Vec<f32> {
         let values = |part: &StoredPart<'_, '_>| {
             // A vector is one row to its tensor, which may have blocks.
-            let mut stored = vec![0.0; part.tensor.shape[0]];
+            let mut stored = vec![0.0; part.tensor.shape.first().copied().unwrap_or(1)];
             part.element.decode(part.tensor.bytes, &mut stored);
             (0..part.n_rows).map(|n| stored[part.order.place(n)]).collect::<Vec<_>>()
         };

@@ -18,6 +18,8 @@ pub(super) enum RowOrder {
     After(usize),
     /// Each row is a column, in the same order.
     Transposed,
+    /// One value, in a tensor without dimensions.
+    Scalar,
 }
 
 impl RowOrder {
@@ -45,7 +47,7 @@ impl RowOrder {
     /// The row of the tensor (its column, if it is transposed) that is row `n` of the parameter.
     pub(super) fn place(self, n: usize) -> usize {
         match self {
-            Self::Same | Self::Transposed => n,
+            Self::Same | Self::Transposed | Self::Scalar => n,
             Self::After(n_before) => n_before + n,
             Self::Interleaved { head_dim, rotary_dim } => {
                 let (dim, half) = (n % head_dim, rotary_dim / 2);

@@ -89,6 +89,10 @@ pub(super) enum RowSelection {
     ByKeyHead,
     /// See [`after`].
     After(usize),
+    /// One value of a vector, as a tensor of one.
+    Value,
+    /// One value of a vector, as a tensor without dimensions.
+    Scalar,
 }
 
 impl RowSelection {
@@ -99,12 +103,14 @@ impl RowSelection {
             Self::Queries | Self::InterleavedQueries | Self::ReversedQueries => config.q_width(),
             Self::KeysOrValues | Self::InterleavedKeys | Self::ReversedKeys => config.kv_width(),
             Self::Ff => config.d_ff,
+            Self::Value | Self::Scalar => 1,
         }
     }
 
     fn order(self, config: &GptConfig) -> RowOrder {
         match self {
-            Self::All | Self::Queries | Self::KeysOrValues | Self::Ff => RowOrder::Same,
+            Self::All | Self::Queries | Self::KeysOrValues | Self::Ff | Self::Value => RowOrder::Same,
+            Self::Scalar => RowOrder::Scalar,
             Self::InterleavedQueries | Self::InterleavedKeys => RowOrder::interleaved(config),
             Self::ReversedQueries | Self::ReversedKeys => RowOrder::reversed(config),
             Self::Transposed => RowOrder::Transposed,
@@ -139,6 +145,7 @@ impl TensorPart {
         let rest = &spec.shape[1..];
         match self.order {
             RowOrder::Transposed => [rest, &[self.n_rows]].concat(),
+            RowOrder::Scalar => Vec::new(),
             RowOrder::After(n_before) => [&[n_before + self.n_rows], rest].concat(),
             _ => [&[self.n_rows], rest].concat(),
         }

@@ -10,7 +10,10 @@ use super::{
     matmul::{Store, has_gated, linear_into},
     packed_matrix::Panels,
     row_updates::{RowUpdate, add_row_updates},
-    rowwise::{NormMemory, NormValues, activate_rows, add_multiplied, gated_into, norm_in_place, norm_into},
+    rowwise::{
+        NormMemory, NormValues, XieluNumbers, activate_rows, add_multiplied, gated_into, norm_in_place, norm_into,
+        xielu,
+    },
     tensors::{Values, values},
 };
 use crate::ops::{
@@ -128,7 +131,10 @@ fn feed_forward(x: &[f32], block: &Block<'_>, scratch: &mut Scratch) {
     let [d_up, d_model] = block.up.weight.dims();
     if !block.gated {
         product(input, &block.up, inner);
-        return activate_rows(inner, d_up, block.activation);
+        return match &block.xielu {
+            Some(numbers) => xielu(inner, d_up, XieluNumbers::of(values(numbers.clone()).as_slice())),
+            None => activate_rows(inner, d_up, block.activation),
+        };
     }
     let d_ff = d_up / 2;
     resize(inner, input.len() / d_model * d_ff);

@@ -3,6 +3,8 @@
 //! What happens within a part has two bodies: one operation after the other (`ByOperations` in `gpt.rs`: training, GPUs), and in
 //! place on the CPU (`ops/cpu/block.rs`). `has_block` chooses; an operand that the second does not know must be refused there.
 
+use burn::tensor::Tensor;
+
 use super::QkNormParts;
 use crate::config::Activation;
 
@@ -33,6 +35,8 @@ pub(crate) struct BlockOperands<N, L> {
     pub(crate) up: L,
     /// Activation of the MLP.
     pub(crate) activation: Activation,
+    /// The four numbers of [`xielu`](crate::ops::xielu), if that is the activation instead.
+    pub(crate) xielu: Option<Tensor<1>>,
     /// Whether the MLP is gated.
     pub(crate) gated: bool,
     /// Whether the MLP reads the block's input; otherwise it reads the residual stream after attention.
@@ -58,6 +62,7 @@ impl<N, L> BlockOperands<N, L> {
             mlp: ends(&self.mlp),
             up: linear(&self.up),
             activation: self.activation,
+            xielu: self.xielu.clone(),
             gated: self.gated,
             is_parallel: self.is_parallel,
             norm_after_add: self.norm_after_add,
