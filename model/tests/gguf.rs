@@ -54,6 +54,8 @@ const CASES: &[&str] = &[
     "ernie4-5",
     "glm4",
     "seed-oss",
+    "jais2",
+    "apertus",
     "arcee",
     "nemotron",
     "minicpm",

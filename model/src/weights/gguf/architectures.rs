@@ -18,7 +18,7 @@ use super::{
     mixtures,
     names::{
         BLOCK, FALCON_NORMS, FUSED_QKV, GATED, INSIDE, INTERLEAVED_QKV, OUTSIDE, POST_ATTENTION_NORM, SANDWICH,
-        SEPARATE_QKV, UNGATED,
+        SEPARATE_QKV, UNGATED, XIELU,
     },
 };
 use serde_json::{Map, Value};
@@ -115,6 +115,7 @@ pub(super) const ALL: &[Gguf] = &[
     GLM4,
     HUNYUAN_DENSE,
     SEED_OSS,
+    APERTUS,
     ARCEE,
     NEMOTRON,
     OLMO,
@@ -125,6 +126,7 @@ pub(super) const ALL: &[Gguf] = &[
     mixtures::GRANITE_MOE,
     mixtures::GLM4_MOE,
     mixtures::ERNIE4_5_MOE,
+    JAIS2,
 ];
 
 /// The architecture that GGUF files call `name`. The error lists all.
@@ -411,6 +413,13 @@ const SEED_OSS: Gguf = Gguf {
     params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, POST_ATTENTION_NORM, BLOCK, GATED],
 };
 
+const APERTUS: Gguf = Gguf {
+    name: "apertus",
+    base: || GptConfig { qk_norm: true, gated_mlp: false, xielu: true, ..llama() },
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS]],
+    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, XIELU, BLOCK, UNGATED],
+};
+
 /// Queries and keys are interleaved as in [`LLAMA`].
 const ARCEE: Gguf = Gguf {
     name: "arcee",
@@ -436,6 +445,8 @@ const NEMOTRON: Gguf = Gguf {
     ],
     params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, BLOCK, UNGATED],
 };
+
+const JAIS2: Gguf = Gguf { name: "jais2", config: &[SIZES, GROUPED_HEADS, &[ROPE, LAYER_NORM_EPS]], ..NEMOTRON };
 
 /// Queries and keys are interleaved as in [`LLAMA`].
 const OLMO: Gguf = Gguf {
