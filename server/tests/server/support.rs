@@ -44,6 +44,7 @@ pub(crate) const OPTIONS: EngineOptions = EngineOptions {
     max_batch_size: 8,
     max_batch_tokens: 64,
     kv_cache_tokens: Some(4 * MAX_SEQ_LEN),
+    kept_states: None,
     kv_cache_dtype: None,
     enforce_eager: false,
     speculation: Speculation::Off,
