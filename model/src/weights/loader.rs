@@ -261,13 +261,14 @@ struct StoredPart<'a> {
 }
 
 impl<'a> StoredParam<'a> {
-    /// The values of a vector.
+    /// The values of a parameter that is no matrix.
     fn vector(&self) -> Vec<f32> {
         let values = |part: &StoredPart<'_>| {
             // A vector is one row to its tensor, which may have blocks.
-            let mut stored = vec![0.0; part.tensor.shape[0]];
+            let mut stored = vec![0.0; part.tensor.shape.iter().product()];
             part.element.decode(part.tensor.bytes, &mut stored);
-            (0..part.n_rows).map(|n| stored[part.order.place(n)]).collect::<Vec<_>>()
+            let width = part.tensor.shape[1..].iter().product::<usize>();
+            (0..part.n_rows).flat_map(|n| stored[part.order.place(n) * width..][..width].to_vec()).collect::<Vec<_>>()
         };
         self.parts.iter().flat_map(values).collect()
     }
