@@ -343,14 +343,15 @@ fn bytes_of_row<'t>(tensor: &'t StoredTensor<'_>, element: ElementType, row: usi
 }
 
 impl<'a> StoredParam<'a> {
-    /// The values of a vector.
+    /// The values of a parameter that is no matrix.
     fn vector(&self) -> Vec<f32> {
         let values = |part: &StoredPart<'_>| {
             let Source::Plain(tensor, element) = &part.source else { unreachable!("packed are matrices") };
             // A vector is one row to its tensor, which may have blocks.
-            let mut stored = vec![0.0; tensor.shape.first().copied().unwrap_or(1)];
+            let mut stored = vec![0.0; tensor.shape.iter().product()];
             element.decode(tensor.bytes, &mut stored);
-            (0..part.n_rows).map(|n| stored[part.order.place(n)]).collect::<Vec<_>>()
+            let width = tensor.shape.iter().skip(1).product::<usize>();
+            (0..part.n_rows).flat_map(|n| stored[part.order.place(n) * width..][..width].to_vec()).collect::<Vec<_>>()
         };
         self.parts.iter().flat_map(values).collect()
     }

@@ -3,7 +3,10 @@
 use std::slice;
 
 use super::row_order::RowOrder;
-use crate::{config::GptConfig, param_specs::ParamSpec};
+use crate::{
+    config::{GatedDeltaNet, GptConfig, Recurrence},
+    param_specs::ParamSpec,
+};
 
 /// One of Hearth's parameters, and the tensors that make it up. The first `{}` stands for the layer, a second for the expert.
 #[derive(Clone, Copy)]
@@ -112,6 +115,16 @@ pub(super) enum RowSelection {
     Value,
     /// One value of a vector, as a tensor without dimensions.
     Scalar,
+    /// Queries and their gates, head by head.
+    GatedQueries,
+    /// Queries, keys and values of a gated delta net.
+    DeltaQkv,
+    /// The gates of its values.
+    DeltaGates,
+    /// Both, key head by key head.
+    DeltaByKeyHead,
+    /// What its betas and decays are made of, key head by key head.
+    BetasByKeyHead,
 }
 
 impl RowSelection {
@@ -123,6 +136,10 @@ impl RowSelection {
             Self::KeysOrValues | Self::InterleavedKeys | Self::ReversedKeys => config.kv_width(),
             Self::Half => n / 2,
             Self::Value | Self::Scalar => 1,
+            Self::DeltaByKeyHead | Self::BetasByKeyHead => n,
+            Self::GatedQueries => config.gate_width() + config.q_width(),
+            Self::DeltaQkv => delta_net(config).map_or(n, |net| net.heads().width()),
+            Self::DeltaGates => delta_net(config).map_or(n, |net| net.heads().v_width()),
         }
     }
 
@@ -135,7 +152,19 @@ impl RowSelection {
             Self::Transposed => RowOrder::Transposed,
             Self::ByKeyHead => RowOrder::by_key_head(config),
             Self::After(n_rows) => RowOrder::After(n_rows),
+            Self::GatedQueries => RowOrder::gated_queries(config),
+            Self::DeltaQkv | Self::DeltaGates => RowOrder::Same,
+            Self::DeltaByKeyHead => delta_net(config).map_or(RowOrder::Same, RowOrder::delta_by_key_head),
+            Self::BetasByKeyHead => delta_net(config).map_or(RowOrder::Same, RowOrder::delta_gates_by_key_head),
         }
+    }
+}
+
+/// The gated delta net of a model that has one.
+fn delta_net(config: &GptConfig) -> Option<&GatedDeltaNet> {
+    match &config.recurrent.as_ref()?.recurrence {
+        Recurrence::GatedDelta(net) => Some(net),
+        Recurrence::ShortConv(_) => None,
     }
 }
 

@@ -20,7 +20,7 @@ const SHARED_DOWN: &str = "blocks.{}.experts.shared.down.weight";
 pub(in super::super) const QWEN_MOE: &[&[NameRow]] =
     &[LLAMA_ENDS, LLAMA_NORMS, LLAMA_QKV, LLAMA_QK_NORM, LLAMA_OUT, LLAMA_MLP, EXPERTS, QWEN_SHARED];
 
-const EXPERTS: &[NameRow] = &[
+pub(super) const EXPERTS: &[NameRow] = &[
     same(ROUTER, "model.layers.{}.mlp.gate.weight"),
     stacked(
         UP,
@@ -34,7 +34,7 @@ const EXPERTS: &[NameRow] = &[
     same(DOWN, "model.layers.{}.mlp.experts.down_proj").of_all_experts(),
 ];
 
-const QWEN_SHARED: &[NameRow] = &[
+pub(super) const QWEN_SHARED: &[NameRow] = &[
     stacked(
         SHARED_UP,
         &[
