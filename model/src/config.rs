@@ -126,6 +126,10 @@ pub struct GptConfig {
     /// Multiplier of queries that grows with their position.
     #[serde(default)]
     pub query_temperature: Option<QueryTemperature>,
+    /// Whether the MLP, which must not be gated, has the activation [xIELU](https://arxiv.org/abs/2411.13010) in place of
+    /// [`activation`](Self::activation): a parabola above 0 and an exponential below, whose factors are learned in each layer.
+    #[serde(default)]
+    pub xielu: bool,
     /// Dropout probability, in `[0, 1)`; not applied when serving.
     pub dropout: f64,
 }
@@ -384,6 +388,7 @@ impl GptConfig {
             experts: None,
             qk_norm_after_rope: false,
             query_temperature: None,
+            xielu: false,
             dropout: 0.0,
         }
     }

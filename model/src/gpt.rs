@@ -17,7 +17,7 @@ use crate::{
     config::{GptConfig, NormPosition},
     error::{Error, Result},
     forward_pass::{AddedPositions, AttentionContext, DropoutPlace, ForwardPass},
-    layers::{Embedding, Linear, LmHead, Norm, Part, PartList, Router, modules},
+    layers::{Embedding, Linear, LmHead, Norm, Part, PartList, Router, Xielu, modules},
     lora::AdapterRows,
     ops::{
         self, BlockOperands, BlockSteps, Dropout, Dtype, FeedForward, LinearParts, NormParts, Precision, QkNormParts,
@@ -69,6 +69,7 @@ modules! {
     struct Mlp {
         // Gated: the gate's rows, then those of `up`; one product instead of two.
         up: Linear,
+        xielu: Option<Xielu>,
         down: Linear,
     }
 
@@ -98,6 +99,7 @@ impl Gpt {
             let values = match spec.init {
                 Init::Normal { std } => normal_values(seed, tensor, n, std as f32),
                 Init::Constant(value) => vec![value; n],
+                Init::Values(values) => values.to_vec(),
             };
             Ok(TensorData::new(values, spec.shape.as_slice()))
         })
@@ -410,10 +412,11 @@ impl Block {
             }),
             out: linear(&self.attn.out),
         };
-        let mlp = |Mlp { up, down }: &'a Mlp| ops::Mlp {
+        let mlp = |Mlp { up, xielu, down }: &'a Mlp| ops::Mlp {
             up: linear(up),
             down: linear(down),
             activation: config.activation,
+            xielu: xielu.as_ref().map(Xielu::weight),
             gated: config.gated_mlp,
         };
         let feed_forward = match (&self.mlp, &self.experts, &config.experts) {

@@ -4,6 +4,7 @@ mod adapter;
 mod adapters;
 mod bf16;
 mod chat;
+mod class_defaults;
 mod config_json;
 mod constraint;
 mod gguf;

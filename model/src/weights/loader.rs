@@ -348,7 +348,7 @@ impl<'a> StoredParam<'a> {
         let values = |part: &StoredPart<'_>| {
             let Source::Plain(tensor, element) = &part.source else { unreachable!("packed are matrices") };
             // A vector is one row to its tensor, which may have blocks.
-            let mut stored = vec![0.0; tensor.shape[0]];
+            let mut stored = vec![0.0; tensor.shape.first().copied().unwrap_or(1)];
             element.decode(tensor.bytes, &mut stored);
             (0..part.n_rows).map(|n| stored[part.order.place(n)]).collect::<Vec<_>>()
         };

@@ -20,6 +20,8 @@ pub(super) enum RowOrder {
     Transposed,
     /// The rows of the two halves alternate, perhaps as columns.
     Alternating { half: usize, transposed: bool },
+    /// One value, in a tensor without dimensions.
+    Scalar,
 }
 
 impl RowOrder {
@@ -52,7 +54,7 @@ impl RowOrder {
     /// The row of the tensor (its column, if it is transposed) that is row `n` of the parameter.
     pub(super) fn place(self, n: usize) -> usize {
         match self {
-            Self::Same | Self::Transposed => n,
+            Self::Same | Self::Transposed | Self::Scalar => n,
             Self::After(n_before) => n_before + n,
             Self::Alternating { half, .. } => {
                 if n < half {

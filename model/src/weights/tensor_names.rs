@@ -117,6 +117,10 @@ pub(super) enum RowSelection {
     ByKeyHead,
     /// See [`after`].
     After(usize),
+    /// One value of a vector, as a tensor of one.
+    Value,
+    /// One value of a vector, as a tensor without dimensions.
+    Scalar,
 }
 
 impl RowSelection {
@@ -128,13 +132,15 @@ impl RowSelection {
             Self::Queries | Self::InterleavedQueries | Self::ReversedQueries => config.q_width(),
             Self::KeysOrValues | Self::InterleavedKeys | Self::ReversedKeys => config.kv_width(),
             Self::Half => n / 2,
+            Self::Value | Self::Scalar => 1,
         }
     }
 
     /// The order of `n` rows.
     fn order(self, config: &GptConfig, n: usize) -> RowOrder {
         match self {
-            Self::All | Self::Queries | Self::KeysOrValues | Self::Half => RowOrder::Same,
+            Self::All | Self::Queries | Self::KeysOrValues | Self::Half | Self::Value => RowOrder::Same,
+            Self::Scalar => RowOrder::Scalar,
             Self::InterleavedQueries | Self::InterleavedKeys => RowOrder::interleaved(config),
             Self::ReversedQueries | Self::ReversedKeys => RowOrder::reversed(config),
             Self::Transposed => RowOrder::Transposed,
@@ -180,6 +186,7 @@ impl TensorPart {
         let rest = &spec.shape[1..];
         let own = match self.order {
             order if order.is_transposed() => [rest, &[self.n_rows]].concat(),
+            RowOrder::Scalar => Vec::new(),
             RowOrder::After(n_before) => [&[n_before + self.n_rows], rest].concat(),
             _ => [&[self.n_rows], rest].concat(),
         };

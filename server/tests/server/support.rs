@@ -93,6 +93,7 @@ pub(crate) fn gpt_of(config: &GptConfig, device: &Device, noise: f32) -> Gpt {
         let values: Vec<f32> = match spec.init {
             Init::Normal { .. } => (0..n).map(|_| value(0.4)).collect(),
             Init::Constant(constant) => (0..n).map(|_| constant + value(0.2)).collect(),
+            Init::Values(values) => values.to_vec(),
         };
         let values: Vec<f32> = values.into_iter().map(|exact| exact + value(noise)).collect();
         Ok(TensorData::new(values, spec.shape.as_slice()))

@@ -3,6 +3,8 @@
 //! What happens within a part has two bodies: one operation after the other (`ByOperations` in `gpt.rs`: training, GPUs), and in
 //! place on the CPU (`ops/cpu/block.rs`). `has_block` chooses; an operand that the second does not know must be refused there.
 
+use burn::tensor::Tensor;
+
 use super::QkNormParts;
 use crate::config::{Activation, ExpertGroups, RouterScores};
 
@@ -58,6 +60,8 @@ pub(crate) struct Mlp<L> {
     /// Last matrix.
     pub(crate) down: L,
     pub(crate) activation: Activation,
+    /// The four numbers of [`xielu`](crate::ops::xielu), if that is the activation instead.
+    pub(crate) xielu: Option<Tensor<1>>,
     pub(crate) gated: bool,
 }
 
@@ -91,8 +95,8 @@ pub(crate) struct Routing {
 impl<L> Mlp<L> {
     /// The same MLP with matrices in another form.
     fn map<K>(&self, linear: impl Fn(&L) -> K) -> Mlp<K> {
-        let Self { up, down, activation, gated } = self;
-        Mlp { up: linear(up), down: linear(down), activation: *activation, gated: *gated }
+        let Self { up, down, activation, xielu, gated } = self;
+        Mlp { up: linear(up), down: linear(down), activation: *activation, xielu: xielu.clone(), gated: *gated }
     }
 }
 

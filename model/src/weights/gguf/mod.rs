@@ -9,11 +9,13 @@ mod architectures;
 mod config_rows;
 pub mod export;
 mod header;
+mod mixtures;
 mod names;
 mod pre_tokenizers;
 mod rope_factors;
 mod tokenizer;
 mod writer;
+mod xielu;
 
 use std::{
     fs::File,
@@ -28,6 +30,7 @@ use self::{
     config_rows::WINDOW_PATTERN,
     header::{Header, Metadata, Value},
     tokenizer::{TokenizerFiles, Vocabulary},
+    xielu::XieluNumbers,
 };
 use super::{
     config_json::Fields,
@@ -154,6 +157,11 @@ fn build(
     merged: Option<&LoraValues>,
 ) -> Result<Gpt> {
     let (gguf, config) = read_config(metadata, &mut tensors)?;
+    let xielu = config.xielu.then(|| XieluNumbers::read(metadata, config.n_layers)).transpose()?;
+    let mut tensors: TensorTable<'_> = tensors;
+    for numbers in xielu.iter().flat_map(|xielu| xielu.tensors(metadata.path)) {
+        tensors.insert(numbers)?;
+    }
     let plan = LoadPlan {
         names: gguf.names(),
         packed: &PackedMatrices::new(),
