@@ -219,7 +219,7 @@ mod tests {
         };
         let limits = ModelLimits { vocab_size: 3, max_seq_len: 8, max_batch_size: 2, n_pages: 8 };
         let request = EngineRequest::new(parts, &limits).unwrap();
-        let mut beams = Beams::new(request, (2, kind), PrefixChain::new(None, None), &tokenizer);
+        let mut beams = Beams::new(request, (2, kind), PrefixChain::new(None), &tokenizer);
         let (source, _stream) = channel();
         let mut senders = EventSenders::new(vec![source.sender(0), source.sender(1)], Instant::now());
         let mut advance = |beams: &mut Beams, place, logits: [f32; 3]| {

@@ -149,12 +149,8 @@ impl Engine {
         let queue_places = self.queue.take(max_queue, tenant, n_answers);
         let queue_places = queue_places.ok_or(SubmitError::QueueFull { max_queue })?;
         let (source, events) = event::channel();
-        let mut context = SubmissionContext {
-            tokenizer: &self.model.tokenizer,
-            text_len_matters_beyond: self.model.config.text_len_matters_beyond(),
-            queue_places: Some(queue_places),
-            arrived,
-        };
+        let mut context =
+            SubmissionContext { tokenizer: &self.model.tokenizer, queue_places: Some(queue_places), arrived };
         let jobs = Job::of_requests(requests, &source, &mut context);
         self.commands.send(Command::Run(jobs)).map_err(|_| SubmitError::Stopped)?;
         Ok(events)

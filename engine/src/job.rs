@@ -34,8 +34,6 @@ use hearth_model::{
 #[derive(Debug)]
 pub(crate) struct SubmissionContext<'a> {
     pub(crate) tokenizer: &'a Tokenizer,
-    /// See [`GptConfig::text_len_matters_beyond`](hearth_model::config::GptConfig::text_len_matters_beyond).
-    pub(crate) text_len_matters_beyond: Option<usize>,
     /// Places in the queue, if there is one; each request takes one per answer.
     pub(crate) queue_places: Option<QueuePlaces>,
     pub(crate) arrived: Instant,
@@ -89,10 +87,7 @@ impl Job {
     /// `senders` has one entry per answer.
     fn new(request: EngineRequest, senders: Vec<EventSender>, context: &mut SubmissionContext<'_>) -> Self {
         let parts = request.parts();
-        let n_prompt = parts.prompt_ids.len();
-        // Pages of shorter prompts do not depend on the prompt's length.
-        let length = context.text_len_matters_beyond.is_some_and(|most| n_prompt > most).then_some(n_prompt);
-        let mut chain = PrefixChain::new(parts.prefix_salt, length);
+        let mut chain = PrefixChain::new(parts.prefix_salt);
         if let Some(adapter) = &parts.adapter {
             chain = chain.of_adapter(adapter.digest());
         }

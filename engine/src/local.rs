@@ -83,7 +83,6 @@ pub struct LocalEngine {
     _commands: Sender<Command>,
     tokenizer: Tokenizer,
     limits: ModelLimits,
-    text_len_matters_beyond: Option<usize>,
 }
 
 impl LocalEngine {
@@ -101,7 +100,6 @@ impl LocalEngine {
             max_batch_size,
             n_pages,
         };
-        let text_len_matters_beyond = config.text_len_matters_beyond();
         let kv_dtype = KvDtype::choose(kv_cache_dtype, gpt.dtype(), &gpt.device())?;
         let mut runner = ModelRunner::new(gpt, n_pages, kv_dtype)?;
         runner.capture_steps();
@@ -112,7 +110,7 @@ impl LocalEngine {
         let observer = Arc::new(NoObserver);
         let stats = StatsPublisher::new(observer.clone());
         let worker = Worker::new(compute, inbox, stats, observer, WorkClock::default());
-        Ok(Self { worker, _commands: commands, tokenizer: tokenizer.clone(), limits, text_len_matters_beyond })
+        Ok(Self { worker, _commands: commands, tokenizer: tokenizer.clone(), limits })
     }
 
     /// Serves requests to their end. `on_event` gets their events, each with the index of its request (of its answer, where a
@@ -128,12 +126,7 @@ impl LocalEngine {
         let requests = requests.into_iter().map(|parts| EngineRequest::new(parts, &self.limits));
         let requests = requests.collect::<Result<Vec<_>, _>>()?;
         let (source, mut events) = event::channel();
-        let mut context = SubmissionContext {
-            tokenizer: &self.tokenizer,
-            text_len_matters_beyond: self.text_len_matters_beyond,
-            queue_places: None,
-            arrived: Instant::now(),
-        };
+        let mut context = SubmissionContext { tokenizer: &self.tokenizer, queue_places: None, arrived: Instant::now() };
         self.worker.add(Job::of_requests(requests, &source, &mut context));
         drop(source);
         let outcome = loop {

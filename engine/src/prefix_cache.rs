@@ -39,12 +39,9 @@ pub struct PrefixChain {
 }
 
 impl PrefixChain {
-    /// A chain before the first page. Chains with different salts or different `n_prompt` have no keys in common;
-    /// `n_prompt` is given if the pages depend on the prompt's length.
-    pub fn new(salt: Option<PrefixSalt>, n_prompt: Option<usize>) -> Self {
-        let root = salt.map_or(NO_SALT, |salt| salt.0);
-        let last = n_prompt.map_or(root, |n_prompt| hash(&[&root.0, &(n_prompt as u64).to_le_bytes()]));
-        Self { last }
+    /// A chain before the first page. Chains with different salts have no keys in common.
+    pub fn new(salt: Option<PrefixSalt>) -> Self {
+        Self { last: salt.map_or(NO_SALT, |salt| salt.0) }
     }
 
     /// The same chain for pages that an adapter computes, which have no keys in common with those of the model or of
@@ -88,11 +85,11 @@ mod tests {
     use super::*;
 
     fn keys_of(salt: Option<PrefixSalt>, ids: &[TokenId]) -> Vec<PageKey> {
-        PrefixChain::new(salt, None).extend(ids)
+        PrefixChain::new(salt).extend(ids)
     }
 
     #[test]
-    fn page_key_depends_on_prefix_prompt_length_and_adapter() {
+    fn page_key_depends_on_prefix_and_adapter() {
         let text: Vec<TokenId> = (0..50).collect();
         let keys = keys_of(None, &text);
         assert_eq!(keys.len(), 3);
@@ -103,10 +100,7 @@ mod tests {
         assert_eq!(others[0], keys[0]);
         assert_ne!(others[1], keys[1]);
         assert_ne!(others[2], keys[2], "the third page has equal tokens after different ones");
-        let of_length = |n_prompt| PrefixChain::new(None, n_prompt).extend(&text);
-        assert_ne!(of_length(Some(50)), of_length(Some(51)));
-        assert_ne!(of_length(Some(50)), keys);
-        let of_adapter = |digest| PrefixChain::new(None, None).of_adapter(&Digest([digest; 32])).extend(&text);
+        let of_adapter = |digest| PrefixChain::new(None).of_adapter(&Digest([digest; 32])).extend(&text);
         assert_ne!(of_adapter(1), of_adapter(2));
         assert!(of_adapter(1).iter().all(|key| !keys.contains(key)));
     }
@@ -125,7 +119,7 @@ mod tests {
     #[test]
     fn page_keys_grown_token_by_token_equal_those_of_the_whole_text() {
         let text: Vec<TokenId> = (7..60).collect();
-        let mut chain = PrefixChain::new(None, None);
+        let mut chain = PrefixChain::new(None);
         let mut keys = chain.extend(&text[..20]);
         keys.extend((21..=text.len()).filter_map(|end| chain.grown(TokenIds::of(&text[..end]))));
         assert_eq!(keys, keys_of(None, &text));

@@ -190,11 +190,7 @@ impl Scheduler {
     pub fn add(&mut self, id: RequestId, arrival: Arrival) {
         let Arrival { n_prompt, width, tenant, priority, keys, reads_kept_pages, adapter } = arrival;
         let rank = Rank { due: self.n_steps + i64::from(priority) * AGEING_STEPS, id };
-        let sequence = ScheduledSequence {
-            table: self.pool.table().of_prompt(n_prompt),
-            n_tokens: n_prompt,
-            keys: Arc::new(keys),
-        };
+        let sequence = ScheduledSequence { table: self.pool.table(), n_tokens: n_prompt, keys: Arc::new(keys) };
         self.ranks.insert(id, (tenant, rank));
         self.n_adapted += usize::from(adapter.is_some());
         let sequences = vec![sequence];

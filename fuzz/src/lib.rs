@@ -104,7 +104,7 @@ mod model {
                         let mut blocks = vec![QuantizedBlock::default(); n_values / 32];
                         element.small_blocks(tensor.bytes, dtype.stored_as(), &mut blocks);
                     }
-                    if dtype.is_k_quant() {
+                    if dtype.has_super_blocks() {
                         let mut blocks = vec![KBlock::default(); n_values / 256];
                         element.k_blocks(tensor.bytes, &mut blocks);
                     }

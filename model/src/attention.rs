@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 pub use crate::forward_pass::{AttentionContext, Dense, Trace};
 use crate::{
     forward_pass::{AttentionMask, ForwardPass, LayerPass},
-    ops::{self, AttentionOptions, QkNormParts},
+    ops::{self, AttentionOptions, QkNormParts, Sublayer},
 };
 
 /// Applies `block`'s input norm and attention to `x [n_rows, d_model]`: the outputs of the heads,
@@ -16,9 +16,10 @@ pub(crate) fn attend(layer: usize, x: Tensor<2>, block: &ops::Block<'_>, pass: &
     let LayerPass { context, mask: AttentionMask { options, dense_bias }, rotation, query_factors } = pass.layer(layer);
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
     let [n_rows, _] = x.dims();
-    let qkv = match block.attn.in_norm.clone() {
-        Some(norm) => ops::normed_linear(x, norm, block.qkv.clone()),
-        None => ops::linear_with_lora(x, block.qkv.clone()),
+    let Sublayer { in_norm, inner, .. } = &block.attn;
+    let qkv = match in_norm.clone() {
+        Some(norm) => ops::normed_linear(x, norm, inner.qkv.clone()),
+        None => ops::linear_with_lora(x, inner.qkv.clone()),
     };
     let split = |qkv: Tensor<2>| {
         let qkv = qkv.reshape([n_rows, n_heads + 2 * n_kv_heads, head_dim]);
@@ -29,7 +30,7 @@ pub(crate) fn attend(layer: usize, x: Tensor<2>, block: &ops::Block<'_>, pass: &
         let [_, n_heads, _] = x.dims();
         x.reshape([n_rows, n_heads * head_dim])
     };
-    let (qkv, rotation) = match block.qk_norms.clone() {
+    let (qkv, rotation) = match inner.qk_norms.clone() {
         Some(QkNormParts { norms, span, after_rope: true }) => {
             let rotated = rotation.into_iter().fold(qkv, |qkv, rotation| ops::rope_qk(qkv, rotation, options));
             (ops::qk_norm(rotated, norms, span, options), None)
@@ -43,7 +44,7 @@ pub(crate) fn attend(layer: usize, x: Tensor<2>, block: &ops::Block<'_>, pass: &
     };
     match context {
         AttentionContext::Dense(dense) if !dense.traces_attention() => {
-            let precision = block.qkv.weight.precision();
+            let precision = inner.qkv.weight.precision();
             ops::rope_and_attend(qkv, rotation, dense.batch, dense.positions.clone(), options, precision)
         }
         AttentionContext::Dense(dense) => {

@@ -2,8 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+mod experts;
 mod validate;
 
+pub use experts::{ExpertGroups, Experts, RouterScores};
 pub(crate) use validate::MAX_LAYERS;
 
 /// What distinguishes one decoder-only transformer from another.
@@ -114,6 +116,9 @@ pub struct GptConfig {
     /// 3](https://arxiv.org/abs/2503.19786), 2.1).
     #[serde(default)]
     pub window_rope: Option<Rope>,
+    /// Routed experts in place of the MLP, in all layers or most.
+    #[serde(default)]
+    pub experts: Option<Experts>,
     /// Whether queries and keys are normalized after rotation instead of before
     /// ([Hunyuan](https://arxiv.org/abs/2411.02265)).
     #[serde(default)]
@@ -239,18 +244,11 @@ pub enum RopeScaling {
         factor: f64,
     },
     /// A larger base, so that long wavelengths stretch more than short ones (["NTK-aware"
-    /// scaling](https://arxiv.org/abs/2309.00071), 3.1). It grows with the length of the text; up to
-    /// `original_max_seq_len` there is no scaling.
-    ///
-    /// As with `generate` of `transformers`, the base is that of the text's length when a token is added: all prompt
-    /// tokens use the length of the whole prompt, in however many steps they are computed; each generated token uses
-    /// the length up to itself; and cached keys are not changed later. So beyond `original_max_seq_len`, the result for
-    /// a token depends on whether it was part of the prompt or generated.
+    /// scaling](https://arxiv.org/abs/2309.00071), 3.1). It grows with the length of the text, from the model's context on;
+    /// up to there, nothing is scaled. Longer texts are not supported: `factor` is for other programs that read the model.
     Dynamic {
         /// At least 1.
         factor: f64,
-        /// Context length before scaling.
-        original_max_seq_len: usize,
     },
     /// Long wavelengths by the factor, short ones not at all, with a blend in between ([Llama
     /// 3.1](https://arxiv.org/abs/2407.21783)).
@@ -387,6 +385,7 @@ impl GptConfig {
             full_layers: Vec::new(),
             unrotated_layers: Vec::new(),
             window_rope: None,
+            experts: None,
             qk_norm_after_rope: false,
             query_temperature: None,
             xielu: false,
@@ -410,15 +409,9 @@ impl GptConfig {
         }
     }
 
-    /// The number of tokens beyond which the result for a token depends on the text's length at the time; `None`: it
-    /// never does. See [`RopeScaling::Dynamic`].
-    pub fn text_len_matters_beyond(&self) -> Option<usize> {
-        let usual = if let Positions::Rope(rope) = &self.positions { Some(rope) } else { None };
-        let lengths = usual.into_iter().chain(&self.window_rope).filter_map(|rope| match rope.scaling {
-            RopeScaling::Dynamic { original_max_seq_len, .. } => Some(original_max_seq_len),
-            _ => None,
-        });
-        lengths.min()
+    /// Whether other programs extend the context by [`RopeScaling::Dynamic`].
+    pub fn is_extended_dynamically(&self) -> bool {
+        matches!(&self.positions, Positions::Rope(Rope { scaling: RopeScaling::Dynamic { .. }, .. }))
     }
 
     /// The sliding window of `layer`, counted from 0, if it has one.

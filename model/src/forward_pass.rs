@@ -10,7 +10,7 @@ use crate::{
     kv_cache::PagedStep,
     lora::AdapterRows,
     ops::{self, AttentionOptions, BlockScratch, Dropout, Ints, PagedAttention, Rotation, Rows},
-    position::{self, PositionRange},
+    position,
 };
 
 /// What the rows of a forward pass attend to.
@@ -129,21 +129,16 @@ impl<'a> AttentionContext<'a> {
         self
     }
 
-    /// The positions of the rows in their texts. If all sequences have the same positions, those of one sequence.
-    fn spans(&self) -> Vec<PositionRange> {
-        match self {
-            Self::Dense(Dense { positions: Some(positions), .. }) => {
-                let documents = positions.chunk_by(|one, next| *next == one + 1);
-                documents.flat_map(|document| PositionRange::of_rows(0..document.len(), document.len())).collect()
-            }
-            Self::Dense(dense) => PositionRange::of_rows(0..dense.seq_len, dense.seq_len).collect(),
-            Self::Paged(step) => step.spans.clone(),
-        }
-    }
-
     /// The position of each row in its text. If all sequences have the same positions, those of one sequence.
     fn positions(&self) -> Vec<usize> {
-        self.spans().into_iter().flat_map(|span| span.positions).collect()
+        match self {
+            Self::Dense(Dense { positions: Some(positions), .. }) => positions.iter().map(|&at| at as usize).collect(),
+            Self::Dense(dense) => (0..dense.seq_len).collect(),
+            Self::Paged(step) => {
+                let sequences = step.sequences.as_slice().iter();
+                sequences.flat_map(|sequence| sequence.start..sequence.start + sequence.rows.len()).collect()
+            }
+        }
     }
 
     /// Number of rows.
@@ -176,6 +171,8 @@ pub(crate) struct ForwardPass<'a> {
     /// What the rows' queries are multiplied by, `[n_rows, 1]`.
     query_factors: Option<Rows>,
     scratch: BlockScratch,
+    /// The outputs of the routers so far, `[n_rows, n_experts]` each, if they are kept.
+    pub(crate) router_logits: Option<Vec<Tensor<2>>>,
 }
 
 /// What one layer of a pass needs to attend.
@@ -242,7 +239,7 @@ impl AttentionMask {
 
 /// The rotation of the context's rows in a model with a context of `max_seq_len`.
 fn rotation_of(rope: &Rope, context: &AttentionContext<'_>, max_seq_len: usize, device: &Device) -> Rotation {
-    let angles = position::rope_angles(&context.spans(), rope, max_seq_len);
+    let angles = position::rope_angles(&context.positions(), rope, max_seq_len);
     let n_rows = angles.len() / (rope.rotary_dim / 2);
     let rotation = Rotation::new(&angles, n_rows, device);
     rotation.scaled(position::rope_attention_factor(rope)).repeat(context.repeats())
@@ -274,7 +271,16 @@ impl<'a> ForwardPass<'a> {
         let query_factors = config
             .query_temperature
             .map(|temperature| Rows::new(position::query_factors(&row_positions(), temperature), 1, device));
-        Self { context, config, masks, rotations, added, query_factors, scratch: BlockScratch::default() }
+        Self {
+            context,
+            config,
+            masks,
+            rotations,
+            added,
+            query_factors,
+            scratch: BlockScratch::default(),
+            router_logits: None,
+        }
     }
 
     /// Number of rows in the layers.

@@ -24,11 +24,10 @@ use crate::{
     config::GptConfig,
     lora::{AdapterRows, LoadedAdapter},
     ops::{self, AttentionOptions, KvDtype, PagedRows, PagedSequences, Rotation, Slots},
-    position::PositionRange,
 };
 
 use pages::CopiedPage;
-pub use pages::{OutOfPages, PageKey, PagePool, PageTable};
+pub use pages::{CacheUnit, OutOfPages, PageKey, PagePool, PageTable};
 
 /// The pools of all layers, and the ownership of pages.
 #[derive(Debug)]
@@ -72,7 +71,6 @@ impl<'a> StepPart<'a> {
 pub struct PagedStep<'a> {
     layers: &'a mut [LayerPool],
     pub(crate) sequences: PagedSequences,
-    pub(crate) spans: Vec<PositionRange>,
     slots: Slots,
     pub(crate) adapters: Arc<Vec<AdapterRows>>,
     is_written: &'a mut bool,
@@ -127,14 +125,9 @@ impl KvCache {
     /// If a table belongs to another cache: its pages are not in these pools.
     pub fn step(&mut self, parts: &mut [StepPart<'_>]) -> Result<PagedStep<'_>, OutOfPages> {
         assert!(parts.iter().all(|part| part.table.pool.is(&self.pages)), "a page table of another cache");
-        let needed = self.pages.pages_needed(parts.iter().map(|part| (&*part.table, part.n_new)));
-        let free = self.n_free_pages();
-        if needed > free {
-            return Err(OutOfPages { needed, free });
-        }
+        self.pages.require_room(&parts.iter().map(|part| (&*part.table, part.n_new)).collect::<Vec<_>>())?;
         let mut row_slots = Vec::new();
         let mut sequences = Vec::with_capacity(parts.len());
-        let mut spans = Vec::with_capacity(parts.len());
         let mut adapters = Vec::new();
         for part in parts {
             if let Some(copied) = part.table.grow(part.n_new) {
@@ -149,13 +142,12 @@ impl KvCache {
             if let Some(adapter) = &part.adapter {
                 AdapterRows::add(&mut adapters, adapter, rows.clone());
             }
-            spans.extend(PositionRange::of_rows(start..part.table.len(), part.table.n_prompt));
             sequences.push(PagedRows { rows, start, first_key, slots: Slots::new(key_slots, &self.device) });
         }
         let sequences = PagedSequences::new(sequences, &self.device);
         let slots = Slots::new(row_slots, &self.device);
         let (layers, adapters, is_written) = (&mut self.layers, Arc::new(adapters), &mut self.is_written);
-        Ok(PagedStep { layers, sequences, spans, slots, adapters, is_written })
+        Ok(PagedStep { layers, sequences, slots, adapters, is_written })
     }
 
     /// Clones the pools' tensors, so that they are not changed in place.

@@ -8,7 +8,7 @@ use burn::{
 use crate::{
     error::Result,
     lora::{AdapterRows, Lora, row_updates},
-    ops::{self, Dtype, LinearParts, NormOptions, NormParts, Precision, Weight},
+    ops::{self, Dtype, LinearParts, NormOptions, NormParts, Precision, RouterParts, Weight},
     params::{ParamList, ParamRef, ParamSource},
 };
 
@@ -179,6 +179,41 @@ impl Linear {
             bias: self.bias.as_ref().map(Param::val),
             lora: self.lora.as_ref().map(|lora| lora.parts(self.index, dropout_seed)),
             by_row: row_updates(adapters, self.index),
+        }
+    }
+}
+
+/// A small matrix that decides, such as which experts a row goes through; never rounded.
+#[derive(Module, Debug)]
+pub(crate) struct Router {
+    pub(crate) weight: Weight,
+    pub(crate) bias: Option<Param<Tensor<1>>>,
+    // Not learned by gradients.
+    pub(crate) selection_bias: Option<Tensor<1>>,
+}
+
+impl Part for Router {
+    fn read(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
+        Ok(Self {
+            weight: required_matrix(path, params, Dtype::F32)?,
+            bias: params.vector(path, "bias")?,
+            selection_bias: params.vector(path, "selection_bias")?.map(|bias| bias.val()),
+        })
+    }
+
+    fn list<'a>(&'a self, path: &str, list: &mut PartList<'a>) {
+        list.add(path, Some(ParamRef::Matrix(&self.weight)), self.bias.as_ref());
+        let bias = self.selection_bias.as_ref().map(ParamRef::Constant);
+        list.params.extend(bias.map(|bias| (format!("{path}.selection_bias"), bias)));
+    }
+}
+
+impl Router {
+    pub(crate) fn parts(&self) -> RouterParts<'_> {
+        RouterParts {
+            weight: &self.weight,
+            bias: self.bias.as_ref().map(Param::val),
+            selection_bias: self.selection_bias.clone(),
         }
     }
 }

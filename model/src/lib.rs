@@ -60,6 +60,7 @@ pub mod read_logits;
 pub mod recompute;
 pub mod regular_file;
 pub mod sampling;
+pub mod signals;
 pub mod subcommands;
 pub mod target_logprobs;
 #[cfg(test)]

@@ -36,6 +36,8 @@ impl From<TensorData> for ParamData<'_> {
 pub(crate) enum ParamRef<'a> {
     Matrix(&'a Weight),
     Vector(&'a Param<Tensor<1>>),
+    /// A vector that does not learn by gradients.
+    Constant(&'a Tensor<1>),
 }
 
 impl ParamRef<'_> {
@@ -44,6 +46,7 @@ impl ParamRef<'_> {
         match self {
             Self::Matrix(weight) => weight.read(),
             Self::Vector(vector) => read(vector.val()),
+            Self::Constant(vector) => read(vector.clone()),
         }
     }
 }

@@ -2,61 +2,30 @@
 //!
 //! They are computed in each step for its rows, so a context of 100,000 tokens needs no table.
 
-use std::ops::Range;
-
 use crate::config::{QueryTemperature, Rope, RopeScaling};
 
-/// Consecutive rows of a text, and the text's length when they were added.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PositionRange {
-    /// The rows' positions.
-    pub positions: Range<usize>,
-    /// The text's length for dynamic scaling: that of the prompt, or up to the generated row.
-    pub text_len: usize,
-}
-
-impl PositionRange {
-    /// The spans of the rows at `positions` of a text whose first `n_prompt` tokens are the prompt and whose others
-    /// were generated one by one. The result for a row does not depend on the other rows.
-    pub fn of_rows(positions: Range<usize>, n_prompt: usize) -> impl Iterator<Item = Self> {
-        let split = n_prompt.clamp(positions.start, positions.end);
-        let prompt =
-            (positions.start < split).then_some(Self { positions: positions.start..split, text_len: n_prompt });
-        let generated = (split..positions.end).map(|at| Self { positions: at..at + 1, text_len: at + 1 });
-        prompt.into_iter().chain(generated)
-    }
-}
-
-/// The rotary angles of the rows of `spans`, row after row: `[n_rows, rotary_dim / 2]` in radians, for a model with a
+/// The rotary angles of rows at `positions`, row after row: `[n_rows, rotary_dim / 2]` in radians, for a model with a
 /// context of `max_seq_len`.
 ///
 /// In f32, as in `transformers`: at large positions the rounding matters, and weights were trained with it.
-pub fn rope_angles(spans: &[PositionRange], rope: &Rope, max_seq_len: usize) -> Vec<f32> {
-    let mut angles = Vec::new();
-    for span in spans {
-        let frequencies = rope_frequencies(rope, span.text_len, max_seq_len);
-        for position in span.positions.clone() {
-            angles.extend(frequencies.iter().map(|frequency| position as f32 * frequency));
-        }
-    }
-    angles
+pub fn rope_angles(positions: &[usize], rope: &Rope, max_seq_len: usize) -> Vec<f32> {
+    let frequencies = rope_frequencies(rope, max_seq_len);
+    positions
+        .iter()
+        .flat_map(|&position| frequencies.iter().map(move |frequency| position as f32 * frequency))
+        .collect()
 }
 
 /// Radians per position of each pair of dimensions: `theta^(-2i / rotary_dim)`
-/// ([RoFormer](https://arxiv.org/abs/2104.09864), 3.2.2), scaled as [`RopeScaling`] says for a text of `text_len`
-/// tokens and a model with a context of `max_seq_len`.
-pub fn rope_frequencies(rope: &Rope, text_len: usize, max_seq_len: usize) -> Vec<f32> {
+/// ([RoFormer](https://arxiv.org/abs/2104.09864), 3.2.2), scaled as [`RopeScaling`] says for a model with a
+/// context of `max_seq_len`.
+pub fn rope_frequencies(rope: &Rope, max_seq_len: usize) -> Vec<f32> {
     let dim = rope.rotary_dim as f64;
     let radii = |theta: f64| (0..rope.rotary_dim / 2).map(move |i| (theta as f32).powf((2 * i) as f32 / dim as f32));
     let plain = |theta: f64| radii(theta).map(|radius| 1.0 / radius);
     match rope.scaling {
-        RopeScaling::None => plain(rope.theta).collect(),
+        RopeScaling::None | RopeScaling::Dynamic { .. } => plain(rope.theta).collect(),
         RopeScaling::Linear { factor } => plain(rope.theta).map(|f| f / factor as f32).collect(),
-        RopeScaling::Dynamic { factor, original_max_seq_len } => {
-            let length = text_len.max(original_max_seq_len) as f64 / original_max_seq_len as f64;
-            let stretch = factor * length - (factor - 1.0);
-            plain(rope.theta * stretch.powf(dim / (dim - 2.0))).collect()
-        }
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_seq_len } => {
             let (factor, low, high) = (factor as f32, low_freq_factor as f32, high_freq_factor as f32);
             let turns = |f: f32| original_max_seq_len as f32 * f / std::f32::consts::TAU;
@@ -147,11 +116,9 @@ mod tests {
     #[test]
     fn rope_angles_are_position_times_inverse_frequency() {
         let rope = Rope::new(10_000.0, 4);
-        let spans = [0..1, 3..4].map(|positions| PositionRange { text_len: positions.end, positions });
-        assert_eq!(rope_angles(&spans, &rope, 100), [0.0, 0.0, 3.0, 0.03]);
+        assert_eq!(rope_angles(&[0, 3], &rope, 100), [0.0, 0.0, 3.0, 0.03]);
     }
 
-    /// The list is that of the context, not of the text.
     #[test]
     fn long_rope_divides_frequencies_by_the_factors_of_the_context() {
         let scaling = RopeScaling::LongRope {
@@ -161,10 +128,8 @@ mod tests {
             original_max_seq_len: 10,
         };
         let rope = Rope { scaling, ..Rope::new(256.0, 4) };
-        for text_len in [1, 10, 11] {
-            assert_eq!(rope_frequencies(&rope, text_len, 10), [1.0, 1.0 / 32.0]);
-            assert_eq!(rope_frequencies(&rope, text_len, 11), [0.25, 1.0 / 128.0]);
-        }
+        assert_eq!(rope_frequencies(&rope, 10), [1.0, 1.0 / 32.0]);
+        assert_eq!(rope_frequencies(&rope, 11), [0.25, 1.0 / 128.0]);
         assert_eq!(rope_attention_factor(&rope), 1.5);
     }
 

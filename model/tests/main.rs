@@ -18,6 +18,7 @@ mod model_runner;
 mod passed_over;
 mod plain_generation;
 mod quantized;
+mod rope_json;
 mod rope_mutations;
 mod sampling;
 mod sampling_statistics;

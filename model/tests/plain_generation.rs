@@ -34,7 +34,7 @@ pub(crate) fn generate(gpt: &Gpt, prompt_ids: &[TokenId], options: &GenerateOpti
     let n_pages = (prompt_ids.len() + max_tokens).div_ceil(PAGE_SIZE);
     let kv_dtype = KvDtype::choose(options.kv_dtype, gpt.dtype(), &gpt.device()).unwrap();
     let mut cache = gpt.kv_cache(n_pages, kv_dtype).unwrap();
-    let mut table = cache.table().of_prompt(prompt_ids.len());
+    let mut table = cache.table();
     let mut sampler = Sampler::new(options.sampling.clone(), 0, prompt_ids);
     let mut generated = Vec::new();
     let mut pending = prompt_ids.to_vec();

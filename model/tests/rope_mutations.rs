@@ -17,7 +17,6 @@ pub(crate) fn scaling_mutations(rope: &Rope, max_seq_len: usize) -> Vec<(&'stati
     let others = [
         RopeScaling::None,
         RopeScaling::Linear { factor: 2.5 },
-        RopeScaling::Dynamic { factor: 2.5, original_max_seq_len: 10 },
         RopeScaling::Llama3 { factor: 5.0, low_freq_factor: 0.5, high_freq_factor: 3.0, original_max_seq_len: 64 },
         RopeScaling::Yarn {
             factor: 5.0,
@@ -28,13 +27,17 @@ pub(crate) fn scaling_mutations(rope: &Rope, max_seq_len: usize) -> Vec<(&'stati
             truncate: true,
         },
     ];
-    let kind = std::mem::discriminant(&rope.scaling);
+    let kind = match rope.scaling {
+        RopeScaling::Dynamic { .. } => std::mem::discriminant(&RopeScaling::None),
+        ref scaling => std::mem::discriminant(scaling),
+    };
     // A single frequency is not scaled by some kinds, and not always by others.
     if rope.rotary_dim > 2 {
         mutations.extend(others.into_iter().filter(|s| std::mem::discriminant(s) != kind).map(|s| ("rope.scaling", s)));
     }
     match rope.scaling {
-        RopeScaling::None => {}
+        // A dynamic scaling begins beyond the context.
+        RopeScaling::None | RopeScaling::Dynamic { .. } => {}
         RopeScaling::LongRope { ref short_factors, ref long_factors, attention_factor, original_max_seq_len } => {
             let with = |[short, long]: [&Vec<f32>; 2], attention_factor, original_max_seq_len| RopeScaling::LongRope {
                 short_factors: short.clone(),
@@ -55,10 +58,6 @@ pub(crate) fn scaling_mutations(rope: &Rope, max_seq_len: usize) -> Vec<(&'stati
             mutations.push(("original_max_seq_len", with(as_read, attention_factor, other)));
         }
         RopeScaling::Linear { factor } => mutations.push(("factor", RopeScaling::Linear { factor: factor + 0.1 })),
-        // Only the product of both, the length that is scaled to, affects the logits.
-        RopeScaling::Dynamic { factor, original_max_seq_len } => {
-            mutations.push(("factor", RopeScaling::Dynamic { factor: factor + 0.1, original_max_seq_len }));
-        }
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_seq_len } => {
             let with = |factor, low_freq_factor, high_freq_factor, original_max_seq_len| RopeScaling::Llama3 {
                 factor,

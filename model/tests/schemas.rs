@@ -229,6 +229,35 @@ fn objects_never_begin_a_member_that_cannot_be_completed() {
 }
 
 #[test]
+fn schema_without_a_value_is_refused_with_the_path_of_the_part_that_allows_none() {
+    let compiler = compiler();
+    let object = |properties: Value, required: Value| json!({ "type": "object", "properties": properties, "required": required, "additionalProperties": false });
+    let never = json!({ "type": "string", "minLength": 3, "maxLength": 2 });
+    let node = object(json!({ "n": { "$ref": "#/$defs/node" } }), json!(["n"]));
+    for (schema, at, what) in [
+        (json!({ "type": "integer", "minimum": 2, "maximum": 1 }), "", "allows no value"),
+        (object(json!({ "a": {}, "b": never }), json!(["b"])), "properties.b", "allows no value"),
+        // An optional member is not the reason.
+        (object(json!({ "a": never, "b": never, "c": never }), json!(["b"])), "properties.b", "allows no value"),
+        (
+            object(json!({ "a": object(json!({ "b": never }), json!(["b"])) }), json!(["a"])),
+            "properties.a.properties.b",
+            "",
+        ),
+        (object(json!({ "a": object(json!({}), json!(["zz"])) }), json!(["a"])), "properties.a", "a member \"zz\""),
+        (object(json!({ "a": {}, "b": false }), json!(["b"])), "", "a member \"b\""),
+        (json!({ "type": "array", "minItems": 1, "items": never }), "items", "allows no value"),
+        (json!({ "type": "array", "prefixItems": [{}, never], "minItems": 2 }), "prefixItems.1", "allows no value"),
+        (json!({ "type": "array", "minItems": 1, "items": false }), "", "allows no value"),
+        (json!({ "$defs": { "node": node }, "$ref": "#/$defs/node" }), "$defs.node.properties.n", "without end"),
+    ] {
+        let error = compiled(&compiler, &schema).unwrap_err();
+        assert_eq!(error.at, at, "{schema}: {error:?}");
+        assert!(error.what.contains("allows no value") && error.what.contains(what), "{schema}: {error:?}");
+    }
+}
+
+#[test]
 fn member_names_come_once_however_they_are_spelled() {
     let compiler = compiler();
     let schema = json!({ "type": "object", "properties": { "é\"a": { "type": "integer" } }, "additionalProperties": { "type": "string" } });

@@ -6,13 +6,14 @@ use std::{
     fs,
     path::Path,
     sync::{
-        Arc, OnceLock,
+        Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
 };
 
 use anyhow::{Context, Result};
+use hearth_model::signals::ignores_hangups;
 use signal_hook::{
     consts::{SIGINT, SIGTERM},
     flag,
@@ -138,17 +139,9 @@ fn install_removal(partial: std::path::PathBuf) -> Result<()> {
     Ok(())
 }
 
-/// Whether `signal` is SIGHUP and was ignored when the process began, as `nohup` has it: then it stays ignored. Linux tells.
+/// Whether `signal` is SIGHUP, which is 1, and stays ignored.
 fn is_left_ignored(signal: i32) -> bool {
-    /// What was ignored when the process began, a bit for each signal from 1.
-    static IGNORED: OnceLock<u64> = OnceLock::new();
-    let ignored = IGNORED.get_or_init(|| {
-        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-        mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
-    });
-    // SIGHUP is 1.
-    signal == 1 && ignored & 1 == 1
+    signal == 1 && ignores_hangups()
 }
 
 fn exit_code(signal: usize) -> u8 {

@@ -14,9 +14,7 @@ use hearth_model::{
     tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
 };
 use hearth_training::data::{
-    corpus::{Origin, SourceSpec},
     loader::{Loader, LoaderSettings, RowOrder},
-    prepare::{PrepareSettings, SplitBy, StoppingStrategy, prepare},
     shard::{Dataset, Manifest, Split},
 };
 use serde_json::Value;
@@ -32,7 +30,7 @@ fn stderr(output: &Output) -> String {
 }
 
 /// Runs a command that must succeed, and gives the JSON of its last line.
-fn succeed(args: &[&str]) -> Value {
+pub(crate) fn succeed(args: &[&str]) -> Value {
     let output = hearth_train(&[args, &["--json"]].concat());
     assert!(output.status.success(), "{args:?}: {}", stderr(&output));
     serde_json::from_slice(&output.stdout).unwrap()
@@ -48,24 +46,24 @@ fn fail(args: &[&str]) -> String {
     message
 }
 
-struct Files {
+pub(crate) struct Files {
     dir: tempfile::TempDir,
 }
 
 impl Files {
-    fn new() -> Files {
+    pub(crate) fn new() -> Files {
         Files { dir: tempfile::tempdir().unwrap() }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    fn name(&self, name: &str) -> String {
+    pub(crate) fn name(&self, name: &str) -> String {
         self.path(name).to_str().unwrap().to_owned()
     }
 
-    fn write(&self, name: &str, contents: impl AsRef<[u8]>) -> String {
+    pub(crate) fn write(&self, name: &str, contents: impl AsRef<[u8]>) -> String {
         let path = self.path(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, contents).unwrap();
@@ -73,7 +71,7 @@ impl Files {
     }
 
     /// A BPE tokenizer of 300 tokens.
-    fn tokenizer(&self) -> String {
+    pub(crate) fn tokenizer(&self) -> String {
         let text = self.write("for-tokenizer.txt", document(0).repeat(20));
         let out = self.name("tokenizer");
         succeed(&["tokenizer", &text, "--out", &out, "--vocab-size", "300"]);
@@ -81,7 +79,7 @@ impl Files {
     }
 }
 
-fn document(number: usize) -> String {
+pub(crate) fn document(number: usize) -> String {
     format!("Document {number} says: it's the höuse number {} on the hill.\n", number * 7)
 }
 
@@ -458,106 +456,6 @@ fn prepare_gives_weighted_sources_their_shares() {
         assert_eq!(train.iter().map(String::len).sum::<usize>() as u64, manifest.train.bytes, "{report}");
         assert!(!Path::new(&data).join("spool").exists());
     }
-}
-
-fn settings(source: &str, tokenizer: &str, out: &str, shard_tokens: u64) -> PrepareSettings {
-    PrepareSettings {
-        sources: vec![SourceSpec { origin: Origin::Path(source.into()), weight: None }],
-        validation: Vec::new(),
-        tokenizer: tokenizer.into(),
-        out: out.into(),
-        split: Some(SplitBy::Tail),
-        val_fraction: None,
-        text_field: "text".into(),
-        separator: None,
-        stopping: StoppingStrategy::default(),
-        shard_tokens,
-    }
-}
-
-#[test]
-fn dataset_of_many_shards_reads_the_same_tokens_as_one_shard() {
-    let files = Files::new();
-    let tokenizer = files.tokenizer();
-    let text = files.write("text.txt", (0..100).map(document).collect::<String>());
-    let open = |name: &str, shard_tokens| {
-        let settings = settings(&text, &tokenizer, &files.name(name), shard_tokens);
-        prepare(&settings, &mut |_| {}).unwrap();
-        Dataset::open(&files.path(name)).unwrap()
-    };
-    let (one, many) = (open("one", 1 << 20), open("many", 97));
-    assert_eq!(one.manifest().train.shards.len(), 1);
-    assert!(many.manifest().train.shards.len() > 10);
-    let (one, many) = (one.split(Split::Train), many.split(Split::Train));
-    assert_eq!(one.to_vec(), many.to_vec());
-    let mut rows = ([0; 200], [0; 200]);
-    for start in 0..one.len() - 200 {
-        one.read(start, &mut rows.0);
-        many.read(start, &mut rows.1);
-        assert_eq!(rows.0, rows.1);
-    }
-    // The hash depends on the tokens and on their division into shards.
-    assert_ne!(Dataset::open(&files.path("one")).unwrap().hash(), Dataset::open(&files.path("many")).unwrap().hash());
-    assert_eq!(open("again", 97).hash(), Dataset::open(&files.path("many")).unwrap().hash());
-}
-
-/// Files of a data set are damaged, removed, or replaced by those of another; the error says what is wrong.
-#[test]
-fn dataset_open_rejects_damaged_foreign_and_missing_files() {
-    let files = Files::new();
-    let tokenizer = files.tokenizer();
-    let text = files.write("text.txt", (0..100).map(document).collect::<String>());
-    let (data, other) = (files.path("data"), files.path("other"));
-    prepare(&settings(&text, &tokenizer, data.to_str().unwrap(), 500), &mut |_| {}).unwrap();
-    let chars = files.name("chars");
-    succeed(&["tokenizer", &text, "--out", &chars, "--chars"]);
-    prepare(&settings(&text, &chars, other.to_str().unwrap(), 500), &mut |_| {}).unwrap();
-
-    let shard = "train-00001.tokens";
-    let whole = fs::read(data.join(shard)).unwrap();
-    let flipped = |at: usize| {
-        let mut bytes = whole.clone();
-        bytes[at] ^= 1;
-        bytes
-    };
-    let manifest = fs::read_to_string(data.join("data.json")).unwrap();
-    let cases: [(&str, Option<Vec<u8>>, &str); 13] = [
-        (shard, None, shard),
-        (shard, Some(whole[..50].to_vec()), "truncated"),
-        (shard, Some(whole[..whole.len() - 2].to_vec()), "truncated"),
-        (shard, Some([&whole[..], &[0, 0]].concat()), "damaged"),
-        (shard, Some(flipped(0)), "is not a token shard"),
-        (shard, Some(flipped(8)), "version 0 of the shard format, expected 1"),
-        (shard, Some(flipped(40)), "another tokenizer"),
-        (shard, Some(flipped(200)), "is damaged: its contents have the checksum"),
-        (shard, Some(fs::read(data.join("train-00000.tokens")).unwrap()), "does not match"),
-        (shard, Some(fs::read(other.join(shard)).unwrap()), "another tokenizer"),
-        (
-            "tokenizer/tokenizer.json",
-            Some(fs::read(Path::new(&chars).join("tokenizer.json")).unwrap()),
-            "is not the tokenizer",
-        ),
-        ("data.json", Some(manifest.replace("\"version\": 1", "\"version\": 9").into()), "version 9, expected 1"),
-        ("data.json", Some(manifest.replacen("\"tokens\": 500", "\"tokens\": 501", 1).into()), "501"),
-    ];
-    Dataset::open(&data).unwrap();
-    for (name, contents, message) in cases {
-        let path = data.join(name);
-        let before = fs::read(&path).unwrap();
-        match &contents {
-            Some(contents) => fs::write(&path, contents).unwrap(),
-            None => fs::remove_file(&path).unwrap(),
-        }
-        let error = format!("{:#}", Dataset::open(&data).unwrap_err());
-        assert!(error.contains(message), "{name}, {message}: {error}");
-        assert!(contents.is_none() || error.contains("\nhint: "), "{error}");
-        fs::write(&path, before).unwrap();
-    }
-    Dataset::open(&data).unwrap();
-    let error = Dataset::open(&files.path("nowhere")).unwrap_err().to_string();
-    assert!(error.contains("no prepared data at") && error.contains("hearth-train prepare"), "{error}");
-    let error = Dataset::open(Path::new(&tokenizer)).unwrap_err().to_string();
-    assert!(error.contains("has no `data.json`"), "{error}");
 }
 
 #[cfg(unix)]

@@ -3,10 +3,12 @@
 mod accumulation;
 mod conversations;
 mod data;
+mod dataset;
 mod eval;
 mod eval_commands;
 mod evaluation;
 mod finetune;
+mod finetune_length;
 mod hub;
 mod import;
 mod known_model;

@@ -103,6 +103,13 @@ fn quickstart_trains_a_model_that_opens_and_has_learned_the_text() {
     let output = sample(&[&greedy[..], &["--json"]].concat());
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&report["text"], &report["n_tokens"]), (&"the höuse\nli".into(), &12.into()));
+    // Several samples have one seed after the other.
+    let [one, other] = ["5", "6"].map(|seed| sample(&["--json", "--set", &format!("seed={seed}")]));
+    let several = sample(&["--json", "--set", "seed=5", "-n", "2"]);
+    let samples: Value = serde_json::from_slice(&several.stdout).unwrap();
+    let [one, other]: [Value; 2] = [one, other].map(|output| serde_json::from_slice(&output.stdout).unwrap());
+    assert_eq!(samples["samples"], serde_json::json!([one, other]));
+    assert_eq!(sample(&[&greedy[..], &["-n", "2"]].concat()).status.code(), Some(1), "they would be equal");
 
     // Without `sample.max_tokens`, generation ends when the context of 32 tokens is full.
     let output = sample(&["--json", "--set", "sample.temperature=0"]);

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use hearth_model::digest::Digest;
+use hearth_model::{digest::Digest, signals::ignores_hangups};
 use serde_json::Value;
 
 /// Dropout, accumulation, evaluations, samples and checkpoints between them.
@@ -474,18 +474,6 @@ fn wait_for_metrics(path: &Path, n: usize) {
     }
 }
 
-/// Whether this process ignores SIGHUP, as under `nohup`: programs that it starts then do too. Says so.
-#[cfg(unix)]
-fn ignores_hangups() -> bool {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let is_ignored = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1);
-    if is_ignored {
-        eprintln!("skipped: SIGHUP, which is ignored here; run the tests without `nohup`");
-    }
-    is_ignored
-}
-
 #[cfg(unix)]
 #[test]
 fn closed_terminal_ends_a_run_with_a_checkpoint_and_early_warnings_save_one() {
@@ -495,7 +483,9 @@ fn closed_terminal_ends_a_run_with_a_checkpoint_and_early_warnings_save_one() {
         assert!(Command::new("kill").args([signal, &id.to_string()]).status().unwrap().success());
     };
     for (signal, code) in [("-HUP", 129), ("-XCPU", 152)] {
+        // Programs that this process starts ignore it, too.
         if signal == "-HUP" && ignores_hangups() {
+            eprintln!("skipped: SIGHUP, which is ignored here; run the tests without `nohup`");
             continue;
         }
         let child = case.command(signal, &[]).args(&sets).stderr(Stdio::piped()).spawn().unwrap();

@@ -88,7 +88,7 @@ impl DraftModel {
                 continue;
             }
             room -= job.n_tokens;
-            let fresh = || self.runner.cache().table().of_prompt(job.sequence.n_prompt());
+            let fresh = || self.runner.cache().table();
             let table = self.tables.remove(&job.id).unwrap_or_else(fresh);
             self.is_steady &= n_known - table.len() <= SHORT_LAG;
             let (sampler, token_ids) = (job.sequence.sampler().clone(), Vec::new());

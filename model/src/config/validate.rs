@@ -66,7 +66,9 @@ impl GptConfig {
         require("qk_norm_after_rope", self.qk_norm || !self.qk_norm_after_rope, || {
             "must be false with qk_norm = false".to_owned()
         })?;
-        require("xielu", !(self.xielu && self.gated_mlp), || "must be false with gated_mlp = true".to_owned())?;
+        require("xielu", !self.xielu || (!self.gated_mlp && self.experts.is_none()), || {
+            "must be false with gated_mlp = true, and with experts".to_owned()
+        })?;
         if let Some(QueryTemperature { beta, interval }) = self.query_temperature {
             require("query_temperature.beta", beta > 0.0 && (beta as f32).is_normal(), || {
                 format!("must be positive and within the range of f32, got {beta}")
@@ -81,6 +83,7 @@ impl GptConfig {
             })?;
         }
         self.validate_layers()?;
+        self.experts.iter().try_for_each(|experts| experts.validate(self.n_layers))?;
         // Valid sizes may still have too large a product.
         require("n_layers", self.n_params() <= MAX_PARAMS, || {
             format!("and the other sizes must result in at most {MAX_PARAMS} parameters, got {}", self.n_params())
@@ -148,10 +151,6 @@ impl Rope {
         require(format!("{path}.rotary_dim"), fits, || {
             format!("must be even and in 2..=head_dim = {head_dim}, got {rotary_dim}")
         })?;
-        let is_dynamic = matches!(scaling, RopeScaling::Dynamic { .. });
-        require(format!("{path}.rotary_dim"), !is_dynamic || rotary_dim > 2, || {
-            "must be above 2 with dynamic scaling, got 2".to_owned()
-        })?;
         scaling.validate(&format!("{path}.scaling"), rotary_dim / 2)
     }
 }
@@ -177,10 +176,7 @@ impl RopeScaling {
         match *self {
             Self::None => Ok(()),
             Self::Linear { factor } => at_least_one("linear.factor", factor),
-            Self::Dynamic { factor, original_max_seq_len } => {
-                at_least_one("dynamic.factor", factor)?;
-                length("dynamic.original_max_seq_len", original_max_seq_len)
-            }
+            Self::Dynamic { factor } => at_least_one("dynamic.factor", factor),
             Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_seq_len } => {
                 at_least_one("llama3.factor", factor)?;
                 above_zero("llama3.low_freq_factor", low_freq_factor)?;
@@ -222,6 +218,6 @@ fn validate_pair_factors(path: String, factors: &[f32], n_pairs: usize) -> Resul
     }
 }
 
-fn require(field: impl Into<Cow<'static, str>>, holds: bool, what: impl FnOnce() -> String) -> Result<()> {
+pub(super) fn require(field: impl Into<Cow<'static, str>>, holds: bool, what: impl FnOnce() -> String) -> Result<()> {
     if holds { Ok(()) } else { Err(Error::Config { field: field.into(), what: what() }) }
 }

@@ -189,10 +189,14 @@ fn log_passed_over(name: &str, keywords: &BTreeSet<String>) {
     (name, keywords).hash(&mut hasher);
     let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
     if logged.len() < MAX_LOGGED && logged.insert(hasher.finish()) {
-        let keywords = keywords.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
-        // Escaped: clients choose the names.
-        tracing::warn!("tool {name:?}: keywords of its schema that cannot be enforced are passed over: {keywords:?}");
+        tracing::warn!("{}", passed_over(name, keywords));
     }
+}
+
+/// The line of the log about keywords, with their paths. Clients choose the names, so they are escaped.
+fn passed_over(name: &str, keywords: &BTreeSet<String>) -> String {
+    let keywords = keywords.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+    format!("tool {name:?}: keywords of its schema that cannot be enforced are passed over: {keywords:?}")
 }
 
 /// A schema as the right side of a rule in a Lark grammar. Its `$ref`s refer to the schema itself.
@@ -203,4 +207,15 @@ pub fn in_lark(schema: &Value) -> String {
 
 fn join(at: &str, name: &str) -> String {
     if at.is_empty() { name.to_owned() } else { format!("{at}.{name}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_clients_choose_are_escaped_in_the_log() {
+        let line = passed_over("f\n\u{1b}[31m", &BTreeSet::from(["properties.a\nb.not".to_owned()]));
+        assert!(!line.contains(char::is_control) && line.contains(r"f\n") && line.contains(r"a\nb"), "{line}");
+    }
 }

@@ -76,11 +76,11 @@ impl Block {
         let parts = self.operands(config, None, &[]);
         let in_norm = parts.attn.in_norm;
         let norm_bias = in_norm.as_ref().and_then(|norm| norm.bias.clone());
-        if parts.qkv.bias.is_none() && norm_bias.is_none() {
+        if parts.attn.inner.qkv.bias.is_none() && norm_bias.is_none() {
             return Ok(0.0);
         }
         let vector = |tensor| to_f32(read(tensor)?);
-        let bias = parts.qkv.bias.map(vector).transpose()?;
+        let bias = parts.attn.inner.qkv.bias.map(vector).transpose()?;
         let norm_bias = norm_bias.map(vector).transpose()?;
         // What the matrix is multiplied by has a root mean square of 1 before the norm's weight.
         let norm_weight: Vec<f64> = match in_norm {
@@ -92,7 +92,7 @@ impl Block {
         let mut largest = 0.0;
         for head in 0..config.n_kv_heads {
             let first = config.q_width() + head * config.head_dim;
-            let rows = parts.qkv.weight.read_rows(first..first + config.head_dim)?;
+            let rows = parts.attn.inner.qkv.weight.read_rows(first..first + config.head_dim)?;
             let (mut sum_of_squares, mut most) = (0.0, 0.0);
             for (row, at) in rows.chunks_exact(config.d_model).zip(first..) {
                 let weighted = row.iter().zip(&norm_weight).map(|(&value, weight)| f64::from(value) * weight);

@@ -5,13 +5,14 @@ use burn::tensor::Tensor;
 use half::f16;
 
 use super::{
-    AttentionOptions, BlockOperands, KvDtype, LinearParts, NormParts, PagedRows, Placement, Rotation, Rows, Slots,
+    AttentionOptions, BlockOperands, KvDtype, LinearParts, NormParts, PagedRows, Placement, Rotation, RouterParts,
+    Rows, SelfAttention, Slots, Sublayer,
     cpu::{self, PagedElement},
-    weight::WeightForm,
+    experts::{has_memory, linear_memory},
 };
 
 /// A block whose parameters are tensors.
-pub(crate) type Block<'a> = BlockOperands<NormParts, LinearParts<'a>>;
+pub(crate) type Block<'a> = BlockOperands<NormParts, LinearParts<'a>, RouterParts<'a>>;
 
 /// Attention over the pages of the KV cache, to which the step's rows are appended first.
 #[derive(Debug)]
@@ -37,10 +38,12 @@ pub(crate) struct BlockScratch(cpu::Scratch);
 /// Whether [`block()`] has a body for this block on `x`'s device: on the CPU, except for post-norm blocks
 /// and those with low-rank updates of all rows.
 pub(crate) fn has_block(x: &Tensor<2>, block: &Block<'_>) -> bool {
-    let linears = [&block.qkv, &block.attn.out_proj, &block.up, &block.mlp.out_proj];
-    let is_packed =
-        |linear: &LinearParts<'_>| matches!(linear.weight.form(), WeightForm::Packed(_)) && linear.lora.is_none();
-    Placement::of(&x.device()) == Placement::Cpu && !block.norm_after_add && linears.into_iter().all(is_packed)
+    let Sublayer { inner: SelfAttention { qkv, out, .. }, .. } = &block.attn;
+    let of_mlps = block.mlp.inner.mlps().flat_map(|mlp| [&mlp.up, &mlp.down]);
+    Placement::of(&x.device()) == Placement::Cpu
+        && !block.norm_after_add
+        && [qkv, out].into_iter().chain(of_mlps).all(has_memory)
+        && block.mlp.inner.routers().all(RouterParts::has_memory)
 }
 
 /// The block's output for `x [n_rows, d_model]`, in place if nothing else shares `x`. Requires [`has_block`].
@@ -50,13 +53,7 @@ pub(crate) fn block(
     attention: PagedAttention<'_>,
     scratch: &mut BlockScratch,
 ) -> Tensor<2> {
-    let block = block.map(cpu::NormMemory::of, |LinearParts { weight, bias, by_row, .. }| match weight.form() {
-        WeightForm::Packed(panels) => {
-            let updates = by_row.iter().map(|update| update.packed()).collect();
-            cpu::LinearMemory::new(panels, bias.clone(), updates)
-        }
-        _ => unreachable!("`has_block` requires packed weights"),
-    });
+    let block = block.map(cpu::NormMemory::of, linear_memory, RouterParts::memory);
     match KvDtype::of(attention.pools[0]) {
         KvDtype::F16 => over_pools::<f16>(x, &block, attention, scratch),
         KvDtype::Q8 => over_pools::<i8>(x, &block, attention, scratch),

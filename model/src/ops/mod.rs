@@ -23,17 +23,25 @@ mod cube;
 mod cube;
 mod divergence;
 mod embedding;
+mod experts;
+#[cfg_attr(not(test), expect(dead_code, reason = "for layers that models do not have yet"))]
+mod gated_norm;
 mod kv_append;
 mod kv_dtype;
 mod limits;
 mod linear;
+mod mlp;
 mod muon;
 mod norm;
 mod qk_norm;
 mod read_back;
+#[cfg_attr(not(test), expect(dead_code, reason = "for layers that models do not have yet"))]
+mod recurrence;
 mod residual;
 mod rope;
 mod row_updates;
+#[cfg_attr(not(test), expect(dead_code, reason = "for layers that models do not have yet"))]
+mod short_conv;
 mod staging;
 #[cfg(test)]
 mod tests;
@@ -59,10 +67,12 @@ pub(crate) use cross_entropy::{linear_cross_entropy, token_losses};
 pub(crate) use cube::{Address, CapturedGraph, top_k_logits};
 pub(crate) use divergence::linear_divergence;
 pub(crate) use embedding::{embedding, take_rows};
+pub(crate) use experts::{RouterParts, experts};
 pub(crate) use kv_append::{copy_pages, new_pool, rope_append};
 pub use kv_dtype::KvDtype;
 pub use limits::{count_launches, device_memory, has_fast_bf16_products, multiply_rate, read_bandwidth};
 pub(crate) use linear::{LinearParts, linear, linear_add, linear_with_lora, normed_gated, normed_linear};
+pub(crate) use mlp::normed_mlp;
 pub use muon::muon;
 use norm::norm_reference;
 pub(crate) use norm::{norm, norm_add};
@@ -79,8 +89,9 @@ pub use types::{
     MuonStep, PAGE_SIZE, Precision, QuantizedBlock, QuantizedMatrix,
 };
 pub(crate) use types::{
-    AttentionOptions, BlockLayout, BlockOperands, BlockSteps, Dropout, Ints, LoraParts, LossOptions, NormOptions,
-    NormParts, PagedRows, PagedSequences, Placement, QkNormParts, Rows, Slots, Sublayer, k_quants, run_block,
+    AttentionOptions, BlockLayout, BlockOperands, BlockSteps, Dropout, FeedForward, Ints, LoraParts, LossOptions, Mlp,
+    NormOptions, NormParts, PagedRows, PagedSequences, Placement, QkNormParts, RoutedExperts, Routing, Rows,
+    SelfAttention, SharedExpert, Slots, Sublayer, k_quants, run_block,
 };
 pub use weight::Weight;
 

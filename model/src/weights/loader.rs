@@ -1,7 +1,7 @@
 //! Parameters from the tensors of files, Hugging Face's or GGUF's: in the form in which they are stored, if the device
 //! computes with it.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, path::Path};
 
 use burn::tensor::{Device, TensorData};
 use rayon::prelude::*;
@@ -15,13 +15,14 @@ use super::{
     tensor_table::{StoredTensor, TensorTable},
 };
 use crate::{
+    byte_size::ByteSize,
     config::GptConfig,
     error::{Error, Result},
     gpt::{Gpt, ParamData, ParamSpec},
     lora::{LoraValues, MatrixUpdate},
     ops::{
         BLOCK_SIZE, Dtype, MatrixRows, QuantizedBlock, Weight,
-        k_quants::{K_BLOCK, KBlock},
+        k_quants::{BlockRows, K_BLOCK, KBlock, MxBlock},
     },
 };
 
@@ -47,7 +48,8 @@ pub(super) struct LoadPlan<'a> {
 /// [`Error::Tensor`] with the tensor that is missing, surplus, or of the wrong shape or type.
 pub(super) fn load(table: &TensorTable<'_>, plan: &LoadPlan<'_>) -> Result<Gpt> {
     let LoadPlan { names, config, dtype, device, .. } = *plan;
-    let mut loader = Loader { table, plan, used: HashSet::new(), not_finite: Vec::new() };
+    let mut loader =
+        Loader { table, plan, used: HashSet::new(), not_finite: Vec::new(), larger: LargerMatrices::default() };
     let gpt = Gpt::from_params(config, dtype.unwrap_or_default(), device, &mut |spec| {
         // Frees the pages of the parameters before; the rows of this one are read later.
         table.release();
@@ -59,6 +61,7 @@ pub(super) fn load(table: &TensorTable<'_>, plan: &LoadPlan<'_>) -> Result<Gpt> 
             "`{path}`: these tensors have infinite or NaN values, so the model's output will too: `{tensors}`"
         );
     }
+    loader.larger.log(table.path());
     let tied_copy = names.tied_copy(config).and_then(|name| table.get(name)).map(|copy| copy.name);
     let is_surplus = |tensor: &&StoredTensor<'_>| !loader.used.contains(tensor.name) && tied_copy != Some(tensor.name);
     let (no_parameters, parameters): (Vec<_>, Vec<_>) =
@@ -82,6 +85,39 @@ struct Loader<'t, 'a> {
     used: HashSet<&'t str>,
     /// Names of tensors with infinite or NaN values.
     not_finite: Vec<&'t str>,
+    larger: LargerMatrices,
+}
+
+/// Quantized matrices that take more memory than in the file, for the log.
+#[derive(Default)]
+struct LargerMatrices {
+    n: usize,
+    in_file: usize,
+    in_memory: usize,
+}
+
+impl LargerMatrices {
+    /// Counts a matrix if it takes over a tenth more.
+    fn add(&mut self, in_file: usize, in_memory: usize) {
+        // Small matrices are padded.
+        if in_memory > in_file + in_file / 10 + (1 << 16) {
+            self.n += 1;
+            self.in_file += in_file;
+            self.in_memory += in_memory;
+        }
+    }
+
+    fn log(&self, path: &Path) {
+        let [in_file, in_memory] = [self.in_file, self.in_memory].map(|n_bytes| ByteSize(n_bytes as u64));
+        if self.n > 0 {
+            tracing::info!(
+                "`{}`: {} quantized matrices take {in_memory} in memory, and {in_file} in the file: the device does not \
+                 compute with their types, or not with several in one matrix",
+                path.display(),
+                self.n
+            );
+        }
+    }
 }
 
 impl<'t, 'a> Loader<'t, 'a> {
@@ -90,7 +126,8 @@ impl<'t, 'a> Loader<'t, 'a> {
         let parts = names.parts(spec, config, &|name| self.get(name).is_some());
         let path = spec.path.strip_suffix(".weight").unwrap_or_default();
         let update = self.plan.merged.and_then(|merged| merged.0.get(path));
-        if let ([TensorPart { name, order: RowOrder::Same, .. }], &[d_out, d_in]) = (&parts[..], &spec.shape[..])
+        if let ([TensorPart { name, order: RowOrder::Same, expert: None, .. }], &[d_out, d_in]) =
+            (&parts[..], &spec.shape[..])
             && let Some(numbers) = self.table.get(name).filter(|tensor| tensor.is_quantized())
         {
             return match update {
@@ -103,7 +140,19 @@ impl<'t, 'a> Loader<'t, 'a> {
             return param.merged([d_out, d_in], update);
         }
         match (&spec.shape[..], dtype) {
-            (&[d_out, d_in], None) => param.into_nearest([d_out, d_in], self.plan),
+            (&[d_out, d_in], None) => {
+                let in_file = param.parts.iter().map(|part| part.tensor.bytes.len()).sum();
+                let is_quantized = param.parts.iter().any(|part| part.element.dtype().is_quantized());
+                let data = param.into_nearest([d_out, d_in], self.plan)?;
+                if is_quantized {
+                    let in_memory = match &data {
+                        ParamData::Placed(weight) => weight.n_bytes(),
+                        _ => d_out * d_in * size_of::<f32>(),
+                    };
+                    self.larger.add(in_file, in_memory);
+                }
+                Ok(data)
+            }
             (&[d_out, d_in], Some(_)) => Ok(ParamData::Rows(param.into_rows([d_out, d_in]))),
             (shape, _) => Ok(TensorData::new(param.vector(), shape).into()),
         }
@@ -153,7 +202,7 @@ impl<'t, 'a> Loader<'t, 'a> {
     }
 
     /// The tensors of a parameter. All shapes are checked before anything is allocated.
-    fn stored(&mut self, spec: &ParamSpec, parts: Vec<TensorPart>) -> Result<StoredParam<'t, 'a>> {
+    fn stored(&mut self, spec: &ParamSpec, parts: Vec<TensorPart>) -> Result<StoredParam<'a>> {
         let find = |part: &TensorPart| {
             let tensor = self.get(&part.name).or_else(|| self.tied_head(spec));
             let tensor = tensor.ok_or_else(|| self.missing(spec, part))?;
@@ -164,10 +213,14 @@ impl<'t, 'a> Loader<'t, 'a> {
         if let ("embed.weight", [embed]) = (spec.path.as_str(), &tensors[..]) {
             self.check_tied_copy(embed)?;
         }
-        let stored = |(TensorPart { n_rows, order, .. }, tensor): (TensorPart, &'t StoredTensor<'a>)| {
+        let stored = |(TensorPart { n_rows, order, expert, .. }, tensor): (TensorPart, &'t StoredTensor<'a>)| {
             let element = tensor.element()?;
             self.used.insert(tensor.name);
-            self.check_finite(tensor, element);
+            let tensor = match expert {
+                Some(expert) => tensor.of_expert(expert),
+                None => tensor.clone(),
+            };
+            self.check_finite(&tensor, element);
             Ok(StoredPart { tensor, element, n_rows, order })
         };
         let parts = parts.into_iter().zip(tensors).map(stored).collect::<Result<_>>()?;
@@ -186,31 +239,31 @@ impl<'t, 'a> Loader<'t, 'a> {
         }
     }
 
-    fn check_finite(&mut self, tensor: &'t StoredTensor<'a>, element: ElementType) {
+    fn check_finite(&mut self, tensor: &StoredTensor<'a>, element: ElementType) {
         let pieces = tensor.bytes.par_chunks(element.block_bytes() * PIECE);
-        if !pieces.all(|bytes| element.is_finite(bytes)) {
+        if !pieces.all(|bytes| element.is_finite(bytes)) && self.not_finite.last() != Some(&tensor.name) {
             self.not_finite.push(tensor.name);
         }
     }
 }
 
 /// A parameter that is not read yet.
-struct StoredParam<'t, 'a> {
-    parts: Vec<StoredPart<'t, 'a>>,
+struct StoredParam<'a> {
+    parts: Vec<StoredPart<'a>>,
 }
 
 /// The rows of a parameter that are from one tensor.
-struct StoredPart<'t, 'a> {
-    tensor: &'t StoredTensor<'a>,
+struct StoredPart<'a> {
+    tensor: StoredTensor<'a>,
     element: ElementType,
     n_rows: usize,
     order: RowOrder,
 }
 
-impl<'t, 'a> StoredParam<'t, 'a> {
+impl<'a> StoredParam<'a> {
     /// The values of a vector.
     fn vector(&self) -> Vec<f32> {
-        let values = |part: &StoredPart<'_, '_>| {
+        let values = |part: &StoredPart<'_>| {
             // A vector is one row to its tensor, which may have blocks.
             let mut stored = vec![0.0; part.tensor.shape.first().copied().unwrap_or(1)];
             part.element.decode(part.tensor.bytes, &mut stored);
@@ -220,10 +273,7 @@ impl<'t, 'a> StoredParam<'t, 'a> {
     }
 
     /// In f32.
-    fn into_rows(self, dims: [usize; 2]) -> MatrixRows<'t, f32>
-    where
-        'a: 't,
-    {
+    fn into_rows(self, dims: [usize; 2]) -> MatrixRows<'a, f32> {
         MatrixRows::new(dims, dims[1], move |row, out| {
             let (part, row) = place(&self.parts, row);
             part.decode(row, out);
@@ -231,12 +281,12 @@ impl<'t, 'a> StoredParam<'t, 'a> {
     }
 
     /// In f32, plus an adapter's update.
-    fn merged(self, dims: [usize; 2], update: &'t MatrixUpdate) -> Result<ParamData<'t>>
+    fn merged<'t>(self, dims: [usize; 2], update: &'t MatrixUpdate) -> Result<ParamData<'t>>
     where
         'a: 't,
     {
         if let Some(part) = self.parts.iter().find(|part| part.element.dtype().is_quantized()) {
-            return Err(cannot_merge(part.tensor));
+            return Err(cannot_merge(&part.tensor));
         }
         Ok(ParamData::Rows(MatrixRows::new(dims, dims[1], move |row, out| {
             let (part, of_tensor) = place(&self.parts, row);
@@ -245,39 +295,28 @@ impl<'t, 'a> StoredParam<'t, 'a> {
         })))
     }
 
-    /// The parts without conversion, if all are K-quants. Parts of different types are separate matrices, each of which
-    /// must fill whole panels of 32 rows.
-    fn as_k_quants(&self, d_in: usize) -> Option<Vec<(Dtype, MatrixRows<'_, KBlock>)>> {
-        let dtype = |part: &StoredPart<'_, '_>| part.element.dtype();
-        if !self.parts.iter().all(|part| dtype(part).is_k_quant()) {
+    /// The parts without conversion, if all are quantized, and some to what only files have. Parts of different types are
+    /// separate matrices, each of which must fill whole panels of 32 rows.
+    fn as_blocks(&self, d_in: usize) -> Option<Vec<(Dtype, BlockRows<'_>)>> {
+        let dtype = |part: &StoredPart<'_>| part.element.dtype();
+        let (all, any) = (self.parts.iter().all(|part| dtype(part).is_quantized()), &self.parts);
+        if !all || !any.iter().any(|part| dtype(part).is_from_files()) {
             return None;
         }
         let of_one_kind = self.parts.chunk_by(|one, other| dtype(one) == dtype(other));
-        let matrices: Vec<_> = of_one_kind
-            .map(|parts| {
-                let dims = [parts.iter().map(|part| part.n_rows).sum(), d_in];
-                let read = move |row, out: &mut [KBlock]| {
-                    let (part, row) = place(parts, row);
-                    part.element.k_blocks(part.bytes(row, d_in), out);
-                };
-                (dtype(&parts[0]), MatrixRows::new(dims, d_in / K_BLOCK, read))
-            })
-            .collect();
+        let matrices: Vec<_> = of_one_kind.map(|parts| (dtype(&parts[0]), block_rows(parts, d_in))).collect();
         let are_whole = matrices.iter().all(|(_, matrix)| matrix.dims()[0].is_multiple_of(BLOCK_SIZE));
         (matrices.len() == 1 || are_whole).then_some(matrices)
     }
 
     /// A matrix in the form nearest to the file's that the device computes with.
-    fn into_nearest(self, dims: [usize; 2], plan: &LoadPlan<'_>) -> Result<ParamData<'t>>
-    where
-        'a: 't,
-    {
+    fn into_nearest(self, dims: [usize; 2], plan: &LoadPlan<'_>) -> Result<ParamData<'a>> {
         let (d_in, device) = (dims[1], plan.device);
         let dtype = self.parts.iter().map(|part| part.element.dtype()).reduce(Dtype::wider).unwrap_or_default();
         if Dtype::Q4K.is_for(device)
-            && let Some(parts) = self.as_k_quants(d_in)
+            && let Some(parts) = self.as_blocks(d_in)
         {
-            return Ok(ParamData::Placed(Weight::from_k_quants(&parts)));
+            return Ok(ParamData::Placed(Weight::from_parts(&parts)));
         }
         let dtype = dtype.stored_as();
         if dtype.is_quantized() && dtype.is_for(device) {
@@ -297,6 +336,34 @@ impl<'t, 'a> StoredParam<'t, 'a> {
     }
 }
 
+/// The blocks of parts of one dtype, in which they have their values exactly.
+fn block_rows<'p>(parts: &'p [StoredPart<'_>], d_in: usize) -> BlockRows<'p> {
+    let dims = [parts.iter().map(|part| part.n_rows).sum(), d_in];
+    match parts[0].element.dtype() {
+        Dtype::Mxfp4 => {
+            let read = move |row, out: &mut [MxBlock]| {
+                let (part, row) = place(parts, row);
+                part.element.mx_blocks(part.bytes(row, d_in), out);
+            };
+            BlockRows::Mx(MatrixRows::new(dims, d_in / BLOCK_SIZE, read))
+        }
+        dtype if dtype.has_super_blocks() => {
+            let read = move |row, out: &mut [KBlock]| {
+                let (part, row) = place(parts, row);
+                part.element.k_blocks(part.bytes(row, d_in), out);
+            };
+            BlockRows::Super(MatrixRows::new(dims, d_in / K_BLOCK, read))
+        }
+        dtype => {
+            let read = move |row, out: &mut [QuantizedBlock]| {
+                let (part, row) = place(parts, row);
+                part.element.small_blocks(part.bytes(row, d_in), dtype, out);
+            };
+            BlockRows::Small(MatrixRows::new(dims, d_in / BLOCK_SIZE, read))
+        }
+    }
+}
+
 fn cannot_merge(tensor: &StoredTensor<'_>) -> Error {
     tensor.error("is quantized, so an adapter cannot be added to it").with_hint(
         "merge the adapter with the model before quantization, or use it beside the model (`--lora NAME=ADAPTER`)",
@@ -304,7 +371,7 @@ fn cannot_merge(tensor: &StoredTensor<'_>) -> Error {
 }
 
 /// The part that row `row` of the parameter is from, and the row's place in its tensor.
-fn place<'p, 't, 'a>(parts: &'p [StoredPart<'t, 'a>], mut row: usize) -> (&'p StoredPart<'t, 'a>, usize) {
+fn place<'p, 'a>(parts: &'p [StoredPart<'a>], mut row: usize) -> (&'p StoredPart<'a>, usize) {
     for part in parts {
         match row.checked_sub(part.n_rows) {
             Some(behind) => row = behind,
@@ -314,7 +381,7 @@ fn place<'p, 't, 'a>(parts: &'p [StoredPart<'t, 'a>], mut row: usize) -> (&'p St
     unreachable!("the shapes of all parts were checked")
 }
 
-impl StoredPart<'_, '_> {
+impl StoredPart<'_> {
     /// Row `row` of the tensor, which has `width` values.
     fn bytes(&self, row: usize, width: usize) -> &[u8] {
         let n_bytes = self.element.bytes_of(width);
@@ -323,7 +390,7 @@ impl StoredPart<'_, '_> {
 
     /// The values of row `row` of the tensor, or of its column if it is transposed.
     fn decode(&self, row: usize, out: &mut [f32]) {
-        if self.order != RowOrder::Transposed {
+        if !self.order.is_transposed() {
             return self.element.decode(self.bytes(row, out.len()), out);
         }
         for (n, out) in out.iter_mut().enumerate() {

@@ -319,6 +319,13 @@ fn build(
     let passed_over = PassedOver::default();
     let (schema, config) = schema_and_config(&Fields::new(config_json, path).noting(&passed_over))?;
     passed_over.log(path);
+    if config.is_extended_dynamically() {
+        tracing::info!(
+            "`{}`: dynamic rotary scaling is not supported, so texts have at most the original context of {} tokens",
+            path.display(),
+            config.max_seq_len
+        );
+    }
     let stored = hf_schema::stored_dtype(config_json, path)?;
     if let (Some(stored), Some(asked)) = (stored, options.dtype)
         && stored != asked

@@ -20,6 +20,8 @@ pub(super) enum RowOrder {
     Transposed,
     /// One value, in a tensor without dimensions.
     Scalar,
+    /// The rows of the two halves alternate, perhaps as columns.
+    Alternating { half: usize, transposed: bool },
 }
 
 impl RowOrder {
@@ -44,11 +46,23 @@ impl RowOrder {
         Self::ByKeyHead { head_dim, n_kv_heads, group: n_heads / n_kv_heads }
     }
 
+    /// Whether rows are columns of the tensor.
+    pub(super) fn is_transposed(self) -> bool {
+        matches!(self, Self::Transposed | Self::Alternating { transposed: true, .. })
+    }
+
     /// The row of the tensor (its column, if it is transposed) that is row `n` of the parameter.
     pub(super) fn place(self, n: usize) -> usize {
         match self {
             Self::Same | Self::Transposed | Self::Scalar => n,
             Self::After(n_before) => n_before + n,
+            Self::Alternating { half, .. } => {
+                if n < half {
+                    2 * n
+                } else {
+                    2 * (n - half) + 1
+                }
+            }
             Self::Interleaved { head_dim, rotary_dim } => {
                 let (dim, half) = (n % head_dim, rotary_dim / 2);
                 n - dim

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, path::Path};
 
-use super::ggml_types::ElementType;
+use super::{ggml_types::ElementType, tensor_names::OfExpert};
 use crate::{
     error::{Error, Result},
     mmap::Mmap,
@@ -48,6 +48,12 @@ impl StoredTensor<'_> {
             return Ok(());
         }
         Err(self.error(format!("has shape {:?}, but {} requires {expected:?}", self.shape, self.asked_by)))
+    }
+
+    /// The part of one expert of a tensor `[n_experts, ...]`.
+    pub(super) fn of_expert(&self, OfExpert { number, n_experts }: OfExpert) -> Self {
+        let n_bytes = self.bytes.len() / n_experts;
+        Self { shape: self.shape[1..].to_vec(), bytes: &self.bytes[number * n_bytes..][..n_bytes], ..self.clone() }
     }
 
     /// All values, in the order of the file.

@@ -14,9 +14,6 @@ Needs torch, transformers, safetensors and gguf, and llama.cpp's converter (its 
 <own>.gguf, with <own>/config.json and <own>/oracle.safetensors (`input_ids`, `logits`)
     The same for families whose goldens have what a file cannot say, such as which layers have a window where llama.cpp
     takes a constant: the golden with other figures.
-blocks.safetensors
-    For each type of blocks, <TYPE>.bytes (U8), random but for the scales, and <TYPE>.values (F32): what the package
-    `gguf` makes of them.
 quantized-<type>.gguf
     A random Llama, 256 wide since K-quants need it, by `llama-quantize`; with quantized.safetensors: `input_ids` and, by
     type, the `logits` that transformers computes from the dequantized weights.
@@ -164,30 +161,6 @@ def make_own(names) -> None:
         (HERE / name / "oracle.safetensors").chmod(0o644)
 
 
-def make_blocks() -> None:
-    rng = np.random.default_rng(5)
-    arrays = {}
-    for name in ["F16", "BF16", *TYPES]:
-        kind = gguf.GGMLQuantizationType[name]
-        block_len, n_bytes = gguf.GGML_QUANT_SIZES[kind]
-        n_blocks = max(3, 32 // block_len)
-        bytes_ = rng.integers(0, 256, (n_blocks, n_bytes), dtype=np.uint8)
-        # Scales that are numbers.
-        at = {"Q4_0": [0], "Q5_0": [0], "Q8_0": [0], "Q4_1": [0, 2], "Q5_1": [0, 2], "Q4_K": [0, 2], "Q5_K": [0, 2],
-              "Q6_K": [208]}.get(name)
-        values = rng.normal(size=(n_blocks, 8)).astype(np.float16)
-        if at is None:
-            plain = rng.normal(size=n_blocks).astype(np.float32)
-            bytes_ = plain.astype(np.float16).view(np.uint8).reshape(n_blocks, 2) if name == "F16" else (
-                (plain.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).reshape(n_blocks, 2))
-        for n, start in enumerate(at or []):
-            bytes_[:, start : start + 2] = values[:, n : n + 1].copy().view(np.uint8)
-        decoded = gguf.quants.dequantize(np.ascontiguousarray(bytes_), kind)
-        arrays[f"{name}.bytes"] = torch.from_numpy(bytes_.reshape(-1).copy())
-        arrays[f"{name}.values"] = torch.from_numpy(decoded.astype(np.float32).reshape(-1).copy())
-    save_file(arrays, HERE / "blocks.safetensors")
-
-
 def make_quantized() -> None:
     torch.manual_seed(6)
     config = transformers.LlamaConfig(
@@ -243,5 +216,4 @@ if __name__ == "__main__":
     make_own([name for name in OWN if name in chosen])
     if not sys.argv[1:]:
         make_forms()
-        make_blocks()
         make_quantized()

@@ -7,10 +7,13 @@
 For each schema that Hearth takes: random texts under its grammar come to an end (but for a few that are still long after
 600 bytes) and are valid; a valid text with its members in the order of the schema is admitted; an invalid one is not.
 A schema that is refused is counted with the reason. `--sample FILE` writes cases for `model/tests/schemas.rs` instead.
+
+With `--hearth BINARY`, servers also answer under the schemas, of models that write chosen texts (`scripted_answers.py`).
 """
 
 import argparse
 import collections
+import functools
 import json
 import random
 import re
@@ -18,6 +21,8 @@ import subprocess
 import sys
 
 from jsonschema import Draft202012Validator
+
+import scripted_answers
 
 CHARACTERS = ['"', "\\", "\n", "\t", "\x01", "\x7f", "/", "a", "b", "c", "x", "A", "Z", "0", "5", "9", " ", "-", "_", "{", "}",
               "[", "]", ",", ":", "é", "ü", "日", "😀", "\u2028", "<", "*", "|"]
@@ -278,6 +283,14 @@ def cases(seed, n_schemas):
         yield schema, list(dict.fromkeys(texts))
 
 
+def judged(validator, value):
+    """Whether the value is valid; `None` for a pattern that Python does not have, or a reference without end."""
+    try:
+        return validator.is_valid(value)
+    except Exception:  # noqa: BLE001
+        return None
+
+
 def answers(driver, all_cases, seed):
     lines = [json.dumps({"schema": schema, "texts": texts, "walks": 6, "seed": seed + index}) for index, (schema, texts) in enumerate(all_cases)]
     result = subprocess.run([driver], input="\n".join(lines).encode(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
@@ -290,20 +303,15 @@ def main():
     parser.add_argument("--schemas", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sample")
+    parser.add_argument("--hearth", metavar="BINARY")
     arguments = parser.parse_args()
     all_cases = list(cases(arguments.seed, arguments.schemas))
     counts, reasons, faults, sample = collections.Counter(), collections.Counter(), [], []
     results = answers(arguments.driver, all_cases, arguments.seed)
     assert len(results) == len(all_cases), "the driver ended early"
+    scripts = []
     for (schema, texts), result in zip(all_cases, results):
-        validator = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
-
-        def is_valid(value):
-            try:
-                return validator.is_valid(value)
-            except Exception:  # noqa: BLE001 - a pattern that Python does not have, a reference without end
-                return None
-
+        is_valid = functools.partial(judged, Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER))
         counts["schemas"] += 1
         fault = lambda kind, text: faults.append(f"{kind}: {text}\n    under {json.dumps(schema, ensure_ascii=False)}")  # noqa: E731
         if "refused" in result:
@@ -331,9 +339,14 @@ def main():
                 fault(f"rejected at {admitted}", text)
             if valid is False and admitted is True:
                 fault("admitted", text)
+        if arguments.hearth and is_valid(None) is not None:
+            written = [text for text in texts if is_valid(json.loads(text)) and not may_be_rejected(schema, text)]
+            scripts += scripted_answers.scripts_of(schema, texts, written, is_valid, random.Random(counts["schemas"]))
         admitted = [text for text, admitted in zip(texts, result["admitted"]) if admitted is True]
         rejected = [text for text, admitted in zip(texts, result["admitted"]) if admitted is not True]
         sample.append({"schema": schema, "admitted": admitted, "rejected": rejected})
+    if scripts:
+        scripted_answers.run(arguments.hearth, scripts, counts, faults)
     if arguments.sample and not faults:
         with open(arguments.sample, "w", encoding="utf-8") as file:
             file.write("[\n" + ",\n".join(json.dumps(case, ensure_ascii=False) for case in sample) + "\n]\n")

@@ -143,7 +143,7 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
         require_memory(&gpt, kv_dtype, "batch", (batch, batch), args.prompt + args.steps + 1)?;
     }
 
-    let weight_bytes = gpt.step_bytes();
+    let weight_bytes = gpt.step_bytes(1);
     let limits = || -> anyhow::Result<[f64; 2]> {
         let device = gpt.device();
         Ok([ops::read_bandwidth(weight_bytes, &device)?, ops::multiply_rate(gpt.dtype(), &device)?])

@@ -56,7 +56,8 @@ fn remove_when_interrupted(partial: Arc<Mutex<Option<PathBuf>>>) {
     let (interrupt, terminate, hangup) = (SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup());
     let [interrupts, terminations] = [interrupt, terminate].map(|kind| runtime.block_on(async { signal(kind) }));
     let (Ok(mut interrupts), Ok(mut terminations)) = (interrupts, terminations) else { return };
-    let mut hangups = if ignores_hangups() { None } else { runtime.block_on(async { signal(hangup) }).ok() };
+    let mut hangups =
+        if hearth_model::signals::ignores_hangups() { None } else { runtime.block_on(async { signal(hangup) }).ok() };
     let wait = move || {
         let received = runtime.block_on(async {
             tokio::select! {
@@ -76,15 +77,6 @@ fn remove_when_interrupted(partial: Arc<Mutex<Option<PathBuf>>>) {
         process::exit(128 + received.as_raw_value());
     };
     drop(thread::Builder::new().name("signals".into()).spawn(wait));
-}
-
-/// Whether SIGHUP was ignored when the process began, as `nohup` has it: then it stays ignored. Linux tells.
-#[cfg(unix)]
-fn ignores_hangups() -> bool {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    // A bit for each signal; SIGHUP is 1.
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
 }
 
 #[cfg(not(unix))]

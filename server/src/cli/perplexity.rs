@@ -136,7 +136,7 @@ fn read(path: &Path) -> io::Result<String> {
 /// The sum of negative log-probabilities of the tokens in the second half of `window`, except the first.
 fn window_loss(gpt: &Gpt, kv_dtype: KvDtype, window: &[TokenId]) -> anyhow::Result<f64> {
     let mut cache = gpt.kv_cache(window.len().div_ceil(PAGE_SIZE), kv_dtype)?;
-    let mut table = cache.table().of_prompt(window.len());
+    let mut table = cache.table();
     let step = cache.step(&mut [StepPart::new(&mut table, window.len())])?;
     let hidden = gpt.forward(token_tensor(gpt, window), AttentionContext::Paged(step));
     let mut loss = 0.0;

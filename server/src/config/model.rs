@@ -144,7 +144,12 @@ impl ModelConfig {
     pub(crate) fn with_max_seq_len(&self, gpt: Gpt) -> Result<Gpt> {
         let (Some(asked), most) = (self.max_seq_len, gpt.config().max_seq_len) else { return Ok(gpt) };
         if !(1..=most).contains(&asked) {
-            let what = format!("must be from 1 to {most}, the model's context, got {asked}");
+            let original = if gpt.config().is_extended_dynamically() {
+                ", the original context: dynamic rotary scaling beyond it is not supported"
+            } else {
+                ""
+            };
+            let what = format!("must be from 1 to {most}, the model's context{original}, got {asked}");
             return Err(Error::Param { name: "--max-seq-len", what });
         }
         Ok(gpt.with_max_seq_len(asked))
@@ -315,18 +320,22 @@ mod tests {
 
     #[test]
     fn max_seq_len_flag_shortens_the_context_of_the_model() {
-        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/golden/phi3-longrope");
         let options = LoadOptions { device: Device::flex(), dtype: None };
-        let context = |max_seq_len| {
+        let context_of = |case: &str, max_seq_len| {
+            let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/golden").join(case);
             let config = ModelConfig { max_seq_len, ..config(&model) };
             let gpt = config.with_max_seq_len(model_dir::load_gpt(&model, &options).unwrap());
             gpt.map(|gpt| gpt.config().max_seq_len).map_err(|error| error.to_string())
         };
+        let context = |max_seq_len| context_of("phi3-longrope", max_seq_len);
         assert_eq!([None, Some(64), Some(12), Some(1)].map(context), [Ok(64), Ok(64), Ok(12), Ok(1)]);
         for wrong in [0, 65] {
             let message = format!("`--max-seq-len` must be from 1 to 64, the model's context, got {wrong}");
             assert_eq!(context(Some(wrong)), Err(message));
         }
+        assert_eq!(context_of("rope-dynamic", None), Ok(24));
+        let beyond = context_of("rope-dynamic", Some(48)).unwrap_err();
+        assert!(beyond.contains("from 1 to 24") && beyond.contains("dynamic rotary scaling"), "{beyond}");
     }
 
     #[cfg(unix)]

@@ -2,18 +2,12 @@
 //! shares nothing.
 
 use axum::http::{Request, StatusCode, header};
-use burn::tensor::Device;
 use hearth_engine::{
-    EngineOptions, Event, EventStream, Speculation,
+    EngineOptions, Event, EventStream,
     prefix_cache::PrefixSalt,
     request::{EngineRequest, RequestParts},
 };
-use hearth_model::{
-    TokenId,
-    config::{GptConfig, Positions, Rope, RopeScaling},
-    sampling::SamplingParams,
-    weights::model_dir::LoadedModel,
-};
+use hearth_model::{TokenId, sampling::SamplingParams};
 use hearth_server::{
     api::{api_keys::ApiKeys, options::PrefixSharing},
     engine::Engine,
@@ -23,7 +17,7 @@ use serde_json::{Value, json};
 use crate::{
     connections::with_options,
     engine::{mixed_requests, parts, plain_loop_tokens, prompt, request, run},
-    support::{self, OPTIONS, Server, config, engine, is_idle, metric, wait_for},
+    support::{self, OPTIONS, Server, engine, is_idle, metric, wait_for},
 };
 
 /// Everything that a client receives for one request; log-probabilities as bits, to compare them exactly.
@@ -133,48 +127,6 @@ async fn tokens_stay_correct_when_the_prefix_cache_overflows() {
             assert_eq!(n_cached > 0, is_cached, "request {index}, round {round}: {n_cached} cached tokens");
             wait_for(&engine, is_idle).await;
         }
-    }
-}
-
-/// With dynamic RoPE scaling, rotations depend on the length of the text when a token is computed. Prompts shorter and
-/// longer than the original context give the tokens of the plain loop: in chunks, preempted, from cached pages, drafted.
-#[tokio::test]
-async fn dynamic_rope_tokens_do_not_depend_on_chunks_cache_or_drafts() {
-    let scaling = RopeScaling::Dynamic { factor: 4.0, original_max_seq_len: 40 };
-    let config = GptConfig { positions: Positions::Rope(Rope { theta: 100.0, rotary_dim: 8, scaling }), ..config() };
-    let gpt = move || support::gpt_of(&config, &Device::flex(), 0.0);
-    let start = prompt(64, 9);
-    // Prompts that are prefixes of a longer one, and below one that continues an answer.
-    let longer = with_start(&start, 4);
-    let mut requests: Vec<RequestParts> = [&longer[..70], &longer[..34], &longer, &longer[..90]]
-        .into_iter()
-        .map(|ids| parts(ids.to_vec(), 30, SamplingParams::greedy()))
-        .chain(mixed_requests())
-        .collect();
-    // Repetitive prompts, for which drafts are found.
-    requests.extend([4, 12].map(|n| parts(prompt(6, 5).repeat(n), 60, SamplingParams::greedy())));
-    let answer = plain_loop_tokens(&gpt(), &requests[..2]);
-    requests.extend(
-        answer
-            .iter()
-            .zip([70, 34])
-            .map(|(answer, n_prompt)| parts([&longer[..n_prompt], answer].concat(), 20, SamplingParams::greedy())),
-    );
-    let expected = plain_loop_tokens(&gpt(), &requests);
-    let few_pages = EngineOptions { max_batch_size: 16, kv_cache_tokens: Some(192), ..OPTIONS };
-    let guessing = EngineOptions { speculation: Speculation::PromptLookup { n_tokens: 4 }, ..OPTIONS };
-    for options in [OPTIONS, EngineOptions { max_batch_size: 4, max_batch_tokens: 7, ..OPTIONS }, few_pages, guessing] {
-        let gpt = gpt.clone();
-        let load = move || Ok(LoadedModel { gpt: gpt(), ..support::model() });
-        let engine = Engine::start(load, options.clone()).unwrap();
-        for round in 0..2 {
-            assert_eq!(run(&engine, &requests).await, expected, "{options:?}, round {round}");
-            wait_for(&engine, is_idle).await;
-        }
-        let names = ["prefix_cache_hits_total", "num_preemptions_total", "spec_decode_num_accepted_tokens_total"];
-        let shown = names.map(|name| metric(&engine, name) > 0.0);
-        let has_few_pages = options.kv_cache_tokens == Some(192);
-        assert_eq!(shown, [true, has_few_pages, options.speculation != Speculation::Off], "{options:?}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{fs, process::Output};
 
-use hearth_model::partial_file::PartialFile;
+use hearth_model::{partial_file::PartialFile, signals::ignores_hangups};
 use serde_json::{Value, json};
 
 use crate::cli::{hearth, model_dir, path, run, stderr, stdout};
@@ -120,7 +120,9 @@ fn interrupted_export_leaves_no_files() {
 
     let model = model_dir();
     for (signal, code) in [("-INT", 130), ("-TERM", 143), ("-HUP", 129)] {
+        // Programs that this process starts ignore it, too.
         if signal == "-HUP" && ignores_hangups() {
+            println!("skipped: SIGHUP, which is ignored here; run the tests without `nohup`");
             continue;
         }
         let parent = tempfile::tempdir().unwrap();
@@ -134,18 +136,6 @@ fn interrupted_export_leaves_no_files() {
         assert_eq!(child.wait().unwrap().code(), Some(code), "{signal}");
         assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0, "{signal}");
     }
-}
-
-/// Whether this process ignores SIGHUP, as under `nohup`: programs that it starts then do too. Says so.
-#[cfg(unix)]
-fn ignores_hangups() -> bool {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let is_ignored = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1);
-    if is_ignored {
-        println!("skipped: SIGHUP, which is ignored here; run the tests without `nohup`");
-    }
-    is_ignored
 }
 
 /// Another process is writing the same file: what it has written so far stays.

@@ -237,6 +237,7 @@ async fn inference_failure_ends_every_request_with_an_error_and_the_server() {
     use hearth_engine::{
         EngineOptions,
         request::{EngineRequest, ModelLimits, RequestParts, StopConditions},
+        tenant::TenantId,
     };
     use hearth_model::{sampling::SamplingParams, weights::model_dir::LoadedModel};
     use hearth_server::engine::Engine;
@@ -257,11 +258,14 @@ async fn inference_failure_ends_every_request_with_an_error_and_the_server() {
     live.server.wait_for(|stats| stats.running == 8).await;
     let queued = [live.post(&streamed(one.clone())).await, live.post(&one).await];
     live.server.wait_for(|stats| stats.waiting == 2).await;
-    // This request was validated for a larger vocabulary, so it panics in the embedding. It is the next to start.
+    // This request was validated for a larger vocabulary, so it panics in the embedding. It is the next to start, but not
+    // before one of the others ends: it comes from the same address as they, and so no place is taken from them.
     let wrong = ModelLimits { vocab_size: 100_000, max_seq_len: 100, max_batch_size: 1, n_pages: 10 };
     let stop = StopConditions { max_tokens: 1, ..StopConditions::default() };
     let sampling = SamplingParams::greedy();
-    let parts = RequestParts { prompt_ids: [99_999].into(), sampling, stop, priority: -1, ..RequestParts::default() };
+    let tenant = TenantId::of_address(live.address.ip());
+    let prompt_ids = [99_999].into();
+    let parts = RequestParts { prompt_ids, sampling, stop, tenant, priority: -100, ..RequestParts::default() };
     let _poison = live.server.engine.submit(vec![EngineRequest::new(parts, &wrong).unwrap()]).unwrap();
     live.server.wait_for(|stats| stats.waiting == 3).await;
     drop(leaving);

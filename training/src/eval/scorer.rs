@@ -125,10 +125,8 @@ impl Scorer {
     }
 
     fn run_batch(&self, runner: &mut ModelRunner, batch: &[TextGroup]) -> Result<Vec<Vec<Vec<f32>>>> {
-        let mut prefixes: Vec<PackedText<'_>> = batch
-            .iter()
-            .map(|group| PackedText { table: runner.cache().table().of_prompt(group.prefix.len()), ids: &group.prefix })
-            .collect();
+        let mut prefixes: Vec<PackedText<'_>> =
+            batch.iter().map(|group| PackedText { table: runner.cache().table(), ids: &group.prefix }).collect();
         packed::run(runner, &mut prefixes, self.rows_per_step, &mut |_, _, _| Ok(()))?;
         let branches = || {
             batch
@@ -136,12 +134,8 @@ impl Scorer {
                 .zip(&prefixes)
                 .flat_map(|(group, prefix)| group.branches.iter().map(move |branch| (prefix, branch)))
         };
-        let mut texts: Vec<PackedText<'_>> = branches()
-            .map(|(prefix, branch)| {
-                let table = prefix.table.fork().of_prompt(prefix.ids.len() + branch.ids.len());
-                PackedText { table, ids: &branch.ids }
-            })
-            .collect();
+        let mut texts: Vec<PackedText<'_>> =
+            branches().map(|(prefix, branch)| PackedText { table: prefix.table.fork(), ids: &branch.ids }).collect();
         let branches: Vec<&Branch> = branches().map(|(_, branch)| branch).collect();
         let mut logprobs = vec![Vec::new(); branches.len()];
         packed::run(runner, &mut texts, self.rows_per_step, &mut |runner, output, rows| {

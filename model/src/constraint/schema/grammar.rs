@@ -2,8 +2,10 @@
 //! text could begin something that nothing may follow.
 
 mod arrays;
+mod impossible;
 mod numbers;
 mod objects;
+mod range;
 mod rules;
 
 use std::{
@@ -13,7 +15,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use self::rules::{Alternative, Rule, RuleId, Symbol, in_lark, remove_endless, text};
+use self::rules::{Alternative, Rule, RuleId, Symbol, ending, in_lark, remove_endless, text};
 use super::{
     GrammarError, WHITESPACE,
     characters::literal,
@@ -48,6 +50,7 @@ pub(in crate::constraint) fn written(schema: &Value) -> Result<String, GrammarEr
         unwritten: VecDeque::new(),
         terminals: Vec::new(),
         terminal_ids: HashMap::new(),
+        forbidden: HashMap::new(),
     };
     let root = match schema {
         Value::Bool(true) => Goal::default(),
@@ -61,10 +64,11 @@ pub(in crate::constraint) fn written(schema: &Value) -> Result<String, GrammarEr
             return Err(GrammarError::whole(what));
         }
     }
-    remove_endless(&mut writer.rules);
-    if writer.rules.first().is_none_or(|rule| rule.alternatives.is_empty()) {
-        return Err(GrammarError::whole("allows no value"));
+    let ends = ending(&writer.rules);
+    if !ends[0] {
+        return Err(writer.impossible(&ends));
     }
+    remove_endless(&mut writer.rules, &ends);
     if let Some(name) = name.filter(|_| !writer.reader.passed_over.is_empty()) {
         log_passed_over(name, &writer.reader.passed_over);
     }
@@ -79,6 +83,8 @@ struct Writer<'a> {
     /// Definitions in Lark.
     terminals: Vec<String>,
     terminal_ids: HashMap<String, usize>,
+    /// The required member that an object may not have, by the rule of the object: then there is no such object.
+    forbidden: HashMap<RuleId, String>,
 }
 
 impl Writer<'_> {
@@ -144,11 +150,10 @@ impl Writer<'_> {
                         rule.add([vec![text("[")], symbols, vec![text("]")]].concat());
                     }
                 }
-                Values::Object(objects) => {
-                    if let Some(symbols) = self.object(objects)? {
-                        rule.add([vec![text("{")], symbols, vec![text("}")]].concat());
-                    }
-                }
+                Values::Object(objects) => match self.object(objects)? {
+                    Ok(symbols) => rule.add([vec![text("{")], symbols, vec![text("}")]].concat()),
+                    Err(name) => drop(self.forbidden.insert(id, name.as_ref().to_owned())),
+                },
             }
         }
         if rule.alternatives.len() > MAX_ALTERNATIVES {

@@ -79,6 +79,11 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// The path of a schema in the goal.
+    pub(super) fn path(&self, goal: &Goal) -> String {
+        self.at(goal.node(), "")
+    }
+
     fn at(&self, node: NodeId, keyword: &str) -> String {
         let path = self.nodes.get(node).map(|schema| self.document.path(schema)).unwrap_or_default();
         if keyword.is_empty() { path } else { join(&path, keyword) }

@@ -123,6 +123,18 @@ pub(super) fn is_empty(terminal: &Terminal) -> Result<bool, String> {
         parts.push(RegexAst::Regex(format!("{}*", *ANY)));
     }
     parts.extend(terminal.none.iter().map(|part| RegexAst::Not(Box::new(regex(part)))));
+    is_impossible(parts)
+}
+
+/// Whether no text matches all of these regular expressions.
+///
+/// # Errors
+/// It takes too long to find out, or an expression is too large.
+pub(super) fn have_no_text_in_common(regexes: &[String]) -> Result<bool, String> {
+    is_impossible(regexes.iter().map(|regex| RegexAst::Regex(regex.clone())).collect())
+}
+
+fn is_impossible(parts: Vec<RegexAst>) -> Result<bool, String> {
     let mut builder = RegexBuilder::new();
     let both = builder.mk(&RegexAst::And(parts)).map_err(|error| error.to_string())?;
     let compiled = builder.to_regex_limited(both, MAX_EFFORT);

@@ -7,8 +7,6 @@ use std::arch::x86_64::{
 };
 use std::{hint::black_box, time::Instant};
 
-use rayon::prelude::*;
-
 #[cfg(target_arch = "x86_64")]
 use super::{Isa, isa};
 use super::{
@@ -18,7 +16,7 @@ use super::{
 };
 use crate::ops::Dtype;
 
-/// Values that a thread sums at a time.
+/// Values that a thread reads at a time.
 const CHUNK: usize = 1 << 16;
 /// Bytes that are prefetched ahead, as products do.
 const AHEAD: usize = 3 << 11;
@@ -30,8 +28,8 @@ const CHAINS: usize = 12;
 const TURNS: usize = 1 << 16;
 
 /// Bytes per second at which all threads together read a buffer of `n_bytes` repeatedly. A small buffer may stay in a
-/// cache, as small weights do. Like them, it lies in huge pages and is prefetched: otherwise, weights would be read at more
-/// than this on some machines.
+/// cache, as small weights do. Like them, it lies in huge pages, is prefetched, and is read by the threads of the operations:
+/// otherwise, weights would be read at more than this on some machines.
 pub(in crate::ops) fn read_bandwidth(n_bytes: usize) -> f64 {
     let values = huge_pages::zeros::<u64>(n_bytes / 8);
     let read = |chunk: &[u64]| {
@@ -42,13 +40,23 @@ pub(in crate::ops) fn read_bandwidth(n_bytes: usize) -> f64 {
         }
         sums.iter().fold(0, |sum, value| sum ^ value)
     };
-    let pass = || {
+    let chunks: Vec<&[u64]> = values.chunks(CHUNK).collect();
+    let best = fastest_pass(|| {
+        thread_pool::parallel_for(chunks.len(), |number| {
+            black_box(read(chunks[number]));
+        });
+    });
+    (values.len() * 8) as f64 / best
+}
+
+/// Seconds of the fastest of several passes.
+fn fastest_pass(run: impl Fn()) -> f64 {
+    let pass = |_| {
         let start = Instant::now();
-        black_box(values.par_chunks(CHUNK).map(read).sum::<u64>());
+        run();
         start.elapsed().as_secs_f64()
     };
-    let best = (0..PASSES).map(|_| pass()).fold(f64::INFINITY, f64::min);
-    (values.len() * 8) as f64 / best
+    (0..PASSES).map(pass).fold(f64::INFINITY, f64::min)
 }
 
 /// Multiply-adds per second of all threads, with operands in registers, as products of this dtype are computed: in 8 bits
@@ -77,12 +85,7 @@ pub(in crate::ops) fn multiply_rate(dtype: Dtype) -> f64 {
 /// `n_products` times the number of turns per second of all threads; `piece` does [`TURNS`].
 fn rate(n_products: usize, piece: impl Fn() + Sync) -> f64 {
     let n_pieces = 4 * thread_pool::n_threads();
-    let pass = || {
-        let start = Instant::now();
-        thread_pool::parallel_for(n_pieces, |_| piece());
-        start.elapsed().as_secs_f64()
-    };
-    let best = (0..PASSES).map(|_| pass()).fold(f64::INFINITY, f64::min);
+    let best = fastest_pass(|| thread_pool::parallel_for(n_pieces, |_| piece()));
     (n_pieces * TURNS * n_products) as f64 / best
 }
 

@@ -45,7 +45,7 @@ impl NormMemory {
 }
 
 /// Calls `run` with each row of `width` of `output` and its number, on all threads if there is enough work.
-fn for_rows(output: &mut [f32], width: usize, run: impl Fn(usize, &mut [f32]) + Sync) {
+pub(super) fn for_rows(output: &mut [f32], width: usize, run: impl Fn(usize, &mut [f32]) + Sync) {
     if output.len() < PARALLEL_WORK {
         output.chunks_mut(width).enumerate().for_each(|(row, output)| run(row, output));
     } else {

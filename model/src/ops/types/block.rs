@@ -6,39 +6,26 @@
 use burn::tensor::Tensor;
 
 use super::QkNormParts;
-use crate::config::Activation;
+use crate::config::{Activation, ExpertGroups, RouterScores};
 
 /// How a sublayer `f` of a block, attention or MLP, reads the residual stream and adds to it: `x + out_norm(f(in_norm(x)))`,
 /// or, with [`norm_after_add`](BlockOperands::norm_after_add), `out_norm(x + f(in_norm(x)))`.
 #[derive(Debug)]
-pub(crate) struct Sublayer<N, L> {
+pub(crate) struct Sublayer<N, F> {
     /// Norm of its input.
     pub(crate) in_norm: Option<N>,
-    /// Its last matrix.
-    pub(crate) out_proj: L,
+    /// What it computes.
+    pub(crate) inner: F,
     /// Norm of its output.
     pub(crate) out_norm: Option<N>,
 }
 
-/// The one description of a block. `N` is the type of its norms, `L` the type of its matrices.
+/// The one description of a block. `N` is the type of its norms, `L` the type of its matrices, `R` that of its small matrices
+/// that decide.
 #[derive(Debug)]
-pub(crate) struct BlockOperands<N, L> {
-    /// Attention's ends.
-    pub(crate) attn: Sublayer<N, L>,
-    /// Projection to queries, keys and values, stacked.
-    pub(crate) qkv: L,
-    /// Norms of queries and keys, before rotation.
-    pub(crate) qk_norms: Option<QkNormParts<N>>,
-    /// The MLP's ends.
-    pub(crate) mlp: Sublayer<N, L>,
-    /// First matrix of the MLP; if gated, the gate's rows, then those of `up`.
-    pub(crate) up: L,
-    /// Activation of the MLP.
-    pub(crate) activation: Activation,
-    /// The four numbers of [`xielu`](crate::ops::xielu), if that is the activation instead.
-    pub(crate) xielu: Option<Tensor<1>>,
-    /// Whether the MLP is gated.
-    pub(crate) gated: bool,
+pub(crate) struct BlockOperands<N, L, R> {
+    pub(crate) attn: Sublayer<N, SelfAttention<N, L>>,
+    pub(crate) mlp: Sublayer<N, FeedForward<L, R>>,
     /// Whether the MLP reads the block's input; otherwise it reads the residual stream after attention.
     pub(crate) is_parallel: bool,
     /// Whether output norms apply to the sum with the residual stream (post-norm).
@@ -47,23 +34,145 @@ pub(crate) struct BlockOperands<N, L> {
     pub(crate) residual_multiplier: f64,
 }
 
-impl<N, L> BlockOperands<N, L> {
-    /// The same block with norms and matrices in other forms.
-    pub(crate) fn map<M, K>(&self, norm: impl Fn(&N) -> M, linear: impl Fn(&L) -> K) -> BlockOperands<M, K> {
-        let ends = |ends: &Sublayer<N, L>| Sublayer {
-            in_norm: ends.in_norm.as_ref().map(&norm),
-            out_proj: linear(&ends.out_proj),
-            out_norm: ends.out_norm.as_ref().map(&norm),
+/// Attention with grouped key heads.
+#[derive(Debug)]
+pub(crate) struct SelfAttention<N, L> {
+    /// Projection to queries, keys and values, stacked.
+    pub(crate) qkv: L,
+    /// Norms of queries and keys, before rotation.
+    pub(crate) qk_norms: Option<QkNormParts<N>>,
+    /// Projection of the heads' outputs.
+    pub(crate) out: L,
+}
+
+/// What works on each row by itself.
+#[derive(Debug)]
+pub(crate) enum FeedForward<L, R> {
+    Dense(Mlp<L>),
+    Routed(RoutedExperts<L, R>),
+}
+
+/// An MLP, or one expert.
+#[derive(Debug)]
+pub(crate) struct Mlp<L> {
+    /// First matrix; if gated, the gate's rows, then those of `up`.
+    pub(crate) up: L,
+    /// Last matrix.
+    pub(crate) down: L,
+    pub(crate) activation: Activation,
+    /// The four numbers of [`xielu`](crate::ops::xielu), if that is the activation instead. Experts have none.
+    pub(crate) xielu: Option<Tensor<1>>,
+    pub(crate) gated: bool,
+}
+
+/// Experts, and the router that chooses some of them for each row.
+#[derive(Debug)]
+pub(crate) struct RoutedExperts<L, R> {
+    pub(crate) router: R,
+    pub(crate) routing: Routing,
+    pub(crate) experts: Vec<Mlp<L>>,
+    /// The expert that every row goes through.
+    pub(crate) shared: Option<SharedExpert<L, R>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct SharedExpert<L, R> {
+    pub(crate) mlp: Mlp<L>,
+    /// A sigmoid of its one output multiplies what the expert computes.
+    pub(crate) gate: Option<R>,
+}
+
+/// How a router chooses; see the fields of the same names in [`Experts`](crate::config::Experts).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Routing {
+    pub(crate) n_active: usize,
+    pub(crate) scores: RouterScores,
+    pub(crate) normalized: bool,
+    pub(crate) weight_multiplier: f64,
+    pub(crate) groups: Option<ExpertGroups>,
+}
+
+impl<L> Mlp<L> {
+    /// The same MLP with matrices in another form.
+    fn map<K>(&self, linear: impl Fn(&L) -> K) -> Mlp<K> {
+        let Self { up, down, activation, xielu, gated } = self;
+        Mlp { up: linear(up), down: linear(down), activation: *activation, xielu: xielu.clone(), gated: *gated }
+    }
+}
+
+impl<L, R> FeedForward<L, R> {
+    /// Its MLPs: one, or all experts.
+    pub(crate) fn mlps(&self) -> impl Iterator<Item = &Mlp<L>> {
+        let (dense, routed) = match self {
+            Self::Dense(mlp) => (Some(mlp), None),
+            Self::Routed(routed) => (None, Some(routed)),
         };
+        dense.into_iter().chain(routed.into_iter().flat_map(RoutedExperts::mlps))
+    }
+
+    /// Its small matrices that decide.
+    pub(crate) fn routers(&self) -> impl Iterator<Item = &R> {
+        let routed = if let Self::Routed(routed) = self { Some(routed) } else { None };
+        routed.into_iter().flat_map(RoutedExperts::routers)
+    }
+
+    fn map<K, Q>(&self, linear: &impl Fn(&L) -> K, router: &impl Fn(&R) -> Q) -> FeedForward<K, Q> {
+        match self {
+            Self::Dense(mlp) => FeedForward::Dense(mlp.map(linear)),
+            Self::Routed(routed) => FeedForward::Routed(routed.map(linear, router)),
+        }
+    }
+}
+
+impl<L, R> RoutedExperts<L, R> {
+    /// All experts, the shared one last.
+    pub(crate) fn mlps(&self) -> impl Iterator<Item = &Mlp<L>> {
+        self.experts.iter().chain(self.shared.iter().map(|shared| &shared.mlp))
+    }
+
+    /// Its small matrices that decide.
+    pub(crate) fn routers(&self) -> impl Iterator<Item = &R> {
+        [&self.router].into_iter().chain(self.shared.iter().filter_map(|shared| shared.gate.as_ref()))
+    }
+
+    /// The same experts with matrices in other forms.
+    pub(crate) fn map<K, Q>(&self, linear: &impl Fn(&L) -> K, router: &impl Fn(&R) -> Q) -> RoutedExperts<K, Q> {
+        RoutedExperts {
+            router: router(&self.router),
+            routing: self.routing,
+            experts: self.experts.iter().map(|expert| expert.map(linear)).collect(),
+            shared: self.shared.as_ref().map(|SharedExpert { mlp, gate }| SharedExpert {
+                mlp: mlp.map(linear),
+                gate: gate.as_ref().map(router),
+            }),
+        }
+    }
+}
+
+impl<N, L, R> BlockOperands<N, L, R> {
+    /// The same block with norms and matrices in other forms.
+    pub(crate) fn map<M, K, Q>(
+        &self,
+        norm: impl Fn(&N) -> M,
+        linear: impl Fn(&L) -> K,
+        router: impl Fn(&R) -> Q,
+    ) -> BlockOperands<M, K, Q> {
+        let SelfAttention { qkv, qk_norms, out } = &self.attn.inner;
         BlockOperands {
-            attn: ends(&self.attn),
-            qkv: linear(&self.qkv),
-            qk_norms: self.qk_norms.as_ref().map(|qk| qk.map(&norm)),
-            mlp: ends(&self.mlp),
-            up: linear(&self.up),
-            activation: self.activation,
-            xielu: self.xielu.clone(),
-            gated: self.gated,
+            attn: Sublayer {
+                in_norm: self.attn.in_norm.as_ref().map(&norm),
+                inner: SelfAttention {
+                    qkv: linear(qkv),
+                    qk_norms: qk_norms.as_ref().map(|qk| qk.map(&norm)),
+                    out: linear(out),
+                },
+                out_norm: self.attn.out_norm.as_ref().map(&norm),
+            },
+            mlp: Sublayer {
+                in_norm: self.mlp.in_norm.as_ref().map(&norm),
+                inner: self.mlp.inner.map(&linear, &router),
+                out_norm: self.mlp.out_norm.as_ref().map(&norm),
+            },
             is_parallel: self.is_parallel,
             norm_after_add: self.norm_after_add,
             residual_multiplier: self.residual_multiplier,
@@ -75,7 +184,8 @@ impl<N, L> BlockOperands<N, L> {
 pub(crate) trait BlockSteps {
     /// The residual stream, `[n_rows, d_model]`.
     type Stream;
-    /// A sublayer before its last matrix: the outputs of the heads, or the activations of the MLP.
+    /// What a sublayer computes before it is added: the outputs of the heads, the activations of an MLP before its last matrix,
+    /// or the output of experts.
     type Hidden;
 
     /// The residual stream twice, for two uses.
@@ -84,13 +194,13 @@ pub(crate) trait BlockSteps {
     /// Attention up to its output projection.
     fn attention(&mut self, x: Self::Stream) -> Self::Hidden;
 
-    /// The MLP up to its last matrix.
+    /// The MLP up to its last matrix, or the experts.
     fn mlp(&mut self, x: Self::Stream) -> Self::Hidden;
 
     /// Attention's output projection, added to the residual stream.
     fn add_attention(&mut self, residual: Self::Stream, attended: Self::Hidden) -> Self::Stream;
 
-    /// The MLP's last matrix, added to the residual stream.
+    /// The MLP's last matrix, or what the experts computed, added to the residual stream.
     fn add_mlp(&mut self, residual: Self::Stream, hidden: Self::Hidden) -> Self::Stream;
 }
 

@@ -1,6 +1,6 @@
 //! The configurations that families of classes start from. Rows and files set sizes and change other fields.
 
-use crate::config::{GptConfig, NormKind, NormPosition, QkNormSpan, Sizes};
+use crate::config::{Experts, GptConfig, NormKind, NormPosition, QkNormSpan, RouterScores, Sizes};
 
 /// Set by the rows.
 const OPEN: Sizes =
@@ -33,4 +33,44 @@ pub(in super::super) fn shared_norm() -> GptConfig {
 
 pub(in super::super) fn cohere() -> GptConfig {
     GptConfig { norm: NormKind::LayerNorm, parallel_residual: true, shared_norm: true, ..llama() }
+}
+
+/// `base` with experts whose weights are normalized probabilities.
+pub(in super::super) fn mixture(base: GptConfig) -> GptConfig {
+    GptConfig { experts: Some(no_experts()), ..base }
+}
+
+fn no_experts() -> Experts {
+    Experts {
+        n_experts: 0,
+        n_active: 0,
+        d_ff: 0,
+        scores: RouterScores::Softmax,
+        normalized: true,
+        weight_multiplier: 1.0,
+        router_bias: false,
+        selection_bias: false,
+        groups: None,
+        shared_d_ff: 0,
+        shared_gate: false,
+        dense_layers: Vec::new(),
+    }
+}
+
+/// The experts of a configuration, to be read or set.
+pub(in super::super) fn experts(config: &mut GptConfig) -> &mut Experts {
+    // `write` also tries configurations without.
+    config.experts.get_or_insert_with(no_experts)
+}
+
+/// [`mixture`] of `base` with changed experts.
+pub(in super::super) fn mixture_with(base: GptConfig, change: impl FnOnce(&mut Experts)) -> GptConfig {
+    let mut config = mixture(base);
+    change(experts(&mut config));
+    config
+}
+
+/// The experts of a configuration that [`write`](super::Architecture::write) tries; some, if the class cannot express it.
+pub(in super::super) fn described(config: &GptConfig) -> Experts {
+    config.experts.clone().unwrap_or_else(no_experts)
 }

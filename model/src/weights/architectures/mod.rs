@@ -7,6 +7,7 @@
 
 pub(super) mod bases;
 pub(super) mod config_rows;
+mod expert_rows;
 mod names;
 mod rope;
 mod row_groups;

@@ -10,7 +10,6 @@ use crate::{
 };
 
 const THETA: &str = "rope_theta";
-const MAX_LENGTH: &str = "max_position_embeddings";
 const SHARE: &str = "partial_rotary_factor";
 /// Ministral 3's growth of the multiplier of queries.
 pub(super) const LLAMA4_BETA: &str = "llama_4_scaling_beta";
@@ -54,6 +53,7 @@ pub(super) const WHOLE_HEADS: RopeKeys = RopeKeys {
     is_required: false,
     own: &[],
 };
+pub(super) const MIXTRAL: RopeKeys = RopeKeys { absent_theta: 1_000_000.0, ..WHOLE_HEADS };
 pub(super) const SMOLLM3: RopeKeys = RopeKeys { absent_theta: 2_000_000.0, ..WHOLE_HEADS };
 pub(super) const NEOX: RopeKeys =
     RopeKeys { theta: "rotary_emb_base", share: Some(("rotary_pct", 0.25)), ..WHOLE_HEADS };
@@ -126,8 +126,7 @@ pub(super) fn nested_object<'a>(fields: &Fields<'a>) -> Result<Option<Fields<'a>
 }
 
 impl RopeKeys {
-    /// Sets `config.positions`, and `max_seq_len` if the scaling determines it. For classes with windows, these must
-    /// have been read before.
+    /// Sets `config.positions`. For classes with windows, these must have been read before.
     pub(super) fn read(&self, fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
         if let Some(windowed) = &self.windowed {
             return self.read_per_kind(windowed, fields, config);
@@ -139,9 +138,6 @@ impl RopeKeys {
         };
         let theta = fields.number_or(self.theta, self.absent_theta)?;
         let rope = self.read_one(theta, fields, &nested, config)?;
-        if let RopeScaling::Dynamic { factor, original_max_seq_len } = rope.scaling {
-            config.max_seq_len = (factor * original_max_seq_len as f64) as usize;
-        }
         config.positions = Positions::Rope(rope);
         Ok(())
     }
@@ -226,15 +222,9 @@ impl RopeKeys {
     pub(super) fn write(&self, config: &GptConfig, written: &mut Map<String, Value>) {
         let Positions::Rope(rope) = &config.positions else { return };
         let mut scaling = scaling_json(&rope.scaling);
-        match rope.scaling {
-            RopeScaling::Dynamic { original_max_seq_len, .. } => {
-                written.insert(MAX_LENGTH.to_owned(), json!(original_max_seq_len));
-            }
+        if let RopeScaling::LongRope { original_max_seq_len, .. } = rope.scaling {
             // Older versions of transformers read it only there.
-            RopeScaling::LongRope { original_max_seq_len, .. } => {
-                written.insert(ORIGINAL_LENGTH.to_owned(), json!(original_max_seq_len));
-            }
-            _ => {}
+            written.insert(ORIGINAL_LENGTH.to_owned(), json!(original_max_seq_len));
         }
         // Both forms: transformers 5 reads either, older versions only the older one.
         written.insert(self.theta.to_owned(), json!(rope.theta));
@@ -270,7 +260,7 @@ fn scaling(kind: &str, fields: &Fields<'_>, nested: &Fields<'_>, max_seq_len: us
     let original = || fields.size_or(ORIGINAL_LENGTH, nested.size_or(ORIGINAL_LENGTH, max_seq_len)?);
     Ok(match kind {
         "linear" => RopeScaling::Linear { factor: factor()? },
-        "dynamic" => RopeScaling::Dynamic { factor: factor()?, original_max_seq_len: max_seq_len },
+        "dynamic" => RopeScaling::Dynamic { factor: factor()? },
         "llama3" => RopeScaling::Llama3 {
             factor: factor()?,
             low_freq_factor: nested.number("low_freq_factor")?,
@@ -349,7 +339,7 @@ fn scaling_json(scaling: &RopeScaling) -> Map<String, Value> {
     let json = match *scaling {
         RopeScaling::None => json!({ "rope_type": "default" }),
         RopeScaling::Linear { factor } => json!({ "rope_type": "linear", "factor": factor }),
-        RopeScaling::Dynamic { factor, .. } => json!({ "rope_type": "dynamic", "factor": factor }),
+        RopeScaling::Dynamic { factor } => json!({ "rope_type": "dynamic", "factor": factor }),
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_seq_len } => json!({
             "rope_type": "llama3",
             "factor": factor,

@@ -1,5 +1,6 @@
 //! The rows of the table of architectures, one for each Hugging Face class: a list for each family.
 
+mod experts;
 mod gemma;
 mod gpt;
 mod llama;
@@ -9,7 +10,7 @@ mod variants;
 use super::Architecture;
 
 /// A configuration that several classes can express is saved as the first of them.
-const FAMILIES: &[&[Architecture]] = &[gpt::ROWS, llama::ROWS, gemma::ROWS, norms::ROWS, variants::ROWS];
+const FAMILIES: &[&[Architecture]] = &[gpt::ROWS, llama::ROWS, gemma::ROWS, norms::ROWS, variants::ROWS, experts::ROWS];
 
 /// Every row of the table.
 pub(in super::super) fn architectures() -> impl Iterator<Item = &'static Architecture> {

@@ -22,6 +22,8 @@ pub(in super::super) enum WindowKeys {
         /// Where the key is not there at all.
         absent: Option<usize>,
     },
+    /// One window for all layers, if `use_sliding_window`.
+    Used,
     /// A window for the layers from `max_window_layers` on, if `use_sliding_window`. Newer files list the layers' kinds.
     From {
         /// `max_window_layers` where it is not there.
@@ -45,6 +47,7 @@ pub(in super::super) enum WindowKeys {
 pub(in super::super) const NONE: WindowKeys = WindowKeys::None;
 pub(in super::super) const MISTRAL: WindowKeys = WindowKeys::All { absent: Some(USUAL) };
 pub(in super::super) const PHI3: WindowKeys = WindowKeys::All { absent: None };
+pub(in super::super) const QWEN3_MOE: WindowKeys = WindowKeys::Used;
 pub(in super::super) const QWEN: WindowKeys = WindowKeys::From { absent: 28 };
 pub(in super::super) const OLMO3: WindowKeys = periodic(4, false);
 pub(in super::super) const GEMMA2: WindowKeys = periodic(2, false);
@@ -82,8 +85,8 @@ impl WindowKeys {
             Self::None if fields.get(WINDOW).is_some() => return refuse(WINDOW, "null (this class has no window)"),
             Self::None => None,
             Self::All { absent } if !fields.has(WINDOW) => absent,
-            Self::From { .. } | Self::Unrotated if !fields.flag_or(USED, false)? => None,
-            Self::From { .. } if !fields.has(WINDOW) => Some(USUAL),
+            Self::Used | Self::From { .. } | Self::Unrotated if !fields.flag_or(USED, false)? => None,
+            Self::Used | Self::From { .. } if !fields.has(WINDOW) => Some(USUAL),
             Self::Periodic { absent, .. } if !fields.has(WINDOW) => Some(absent),
             _ => fields.size(WINDOW)?,
         };
@@ -106,7 +109,8 @@ impl WindowKeys {
         if window.is_none() && list.iter().any(|kind| kind != FULL) {
             return refuse("\"full_attention\" for all layers, because there is no window");
         }
-        if matches!(self, Self::All { .. }) && window.is_some() && list.iter().any(|kind| kind != SLIDING) {
+        if matches!(self, Self::All { .. } | Self::Used) && window.is_some() && list.iter().any(|kind| kind != SLIDING)
+        {
             return refuse("\"sliding_attention\" for all layers");
         }
         if list.iter().any(|kind| kind != FULL && kind != SLIDING) {
@@ -120,7 +124,7 @@ impl WindowKeys {
         // The size is not validated yet: this limits the list.
         let layers = 0..config.n_layers.min(crate::config::MAX_LAYERS + 1);
         Ok(match *self {
-            Self::None | Self::All { .. } => Vec::new(),
+            Self::None | Self::All { .. } | Self::Used => Vec::new(),
             Self::From { absent } => {
                 let n_full = fields.size_or(FULL_LAYERS, absent)?;
                 layers.filter(|&layer| layer < n_full).collect()
@@ -148,6 +152,10 @@ impl WindowKeys {
         match self {
             Self::None => {}
             Self::All { .. } => drop(write(WINDOW, json!(config.sliding_window))),
+            Self::Used => {
+                write(USED, json!(windowed));
+                write(WINDOW, json!(config.sliding_window));
+            }
             Self::From { .. } => {
                 write(USED, json!(windowed));
                 write(WINDOW, json!(config.sliding_window));

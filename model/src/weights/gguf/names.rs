@@ -2,7 +2,7 @@
 
 use super::super::tensor_names::{
     NameRow,
-    RowSelection::{Ff, InterleavedKeys, InterleavedQueries, KeysOrValues, Queries},
+    RowSelection::{Half, InterleavedKeys, InterleavedQueries, KeysOrValues, Queries},
     same, stacked,
 };
 
@@ -60,8 +60,8 @@ pub(super) const BLOCK: &[NameRow] = &[
 ];
 
 pub(super) const GATED: &[NameRow] = &[
-    stacked("blocks.{}.mlp.up.weight", &[("blk.{}.ffn_gate.weight", Ff), ("blk.{}.ffn_up.weight", Ff)]),
-    stacked("blocks.{}.mlp.up.bias", &[("blk.{}.ffn_gate.bias", Ff), ("blk.{}.ffn_up.bias", Ff)]),
+    stacked("blocks.{}.mlp.up.weight", &[("blk.{}.ffn_gate.weight", Half), ("blk.{}.ffn_up.weight", Half)]),
+    stacked("blocks.{}.mlp.up.bias", &[("blk.{}.ffn_gate.bias", Half), ("blk.{}.ffn_up.bias", Half)]),
 ];
 
 /// Not gated, or both matrices in one, as ours.

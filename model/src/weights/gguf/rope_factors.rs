@@ -40,7 +40,7 @@ pub(super) fn apply(config: &mut GptConfig, fields: &Fields<'_>, tensors: &mut T
     if rope.scaling != RopeScaling::None {
         return Err(tensor.error("cannot be combined with another scaling of the positions"));
     }
-    let frequencies = |rope: &Rope| rope_frequencies(rope, 1, config.max_seq_len);
+    let frequencies = |rope: &Rope| rope_frequencies(rope, config.max_seq_len);
     let plain = frequencies(rope);
     let same = |scaling: &RopeScaling| {
         let scaled = frequencies(&Rope { scaling: scaling.clone(), ..*rope });

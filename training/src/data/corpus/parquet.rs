@@ -21,6 +21,8 @@ use super::{
 /// The most names of wanted columns in a message.
 const SHOWN: usize = 8;
 
+const LARGE_TEXT: &str = "a text of more than 256 MiB";
+
 /// The last part of error messages about what cannot be read.
 const DAMAGED: &str = "the file is damaged or truncated\nhint: download or copy it again";
 
@@ -192,8 +194,9 @@ fn json(field: Field) -> Result<Value, &'static str> {
         Field::Float16(number) => float(number.into())?,
         Field::Float(number) => float(number.into())?,
         Field::Double(number) => float(number)?,
-        Field::Str(text) if text.len() > MAX_DOCUMENT_BYTES => return Err("a text of more than 256 MiB"),
+        Field::Str(text) if text.len() > MAX_DOCUMENT_BYTES => return Err(LARGE_TEXT),
         Field::Str(text) => text.into(),
+        Field::Bytes(bytes) if bytes.len() > MAX_DOCUMENT_BYTES => return Err(LARGE_TEXT),
         Field::Bytes(bytes) => std::str::from_utf8(bytes.data()).map_err(|_| "bytes that are not UTF-8 text")?.into(),
         Field::Group(row) => {
             let mut members = Map::new();
@@ -221,4 +224,20 @@ fn json(field: Field) -> Result<Value, &'static str> {
         | Field::TimestampMillis(_)
         | Field::TimestampMicros(_) => field.to_string().into(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use parquet::data_type::ByteArray;
+
+    use super::*;
+
+    #[test]
+    fn text_in_a_parquet_file_has_the_limit_of_a_document() {
+        // Zeros are characters, and take no memory until they are written.
+        let zeros = |len: usize| String::from_utf8(vec![0; len]).unwrap_or_default();
+        assert_eq!(json(Field::Str(zeros(MAX_DOCUMENT_BYTES + 1))), Err(LARGE_TEXT));
+        assert_eq!(json(Field::Bytes(ByteArray::from(vec![0; MAX_DOCUMENT_BYTES + 1]))), Err(LARGE_TEXT));
+        assert!(json(Field::Str(zeros(MAX_DOCUMENT_BYTES))).is_ok());
+    }
 }

@@ -48,10 +48,8 @@ impl Embedder {
         let d_model = self.gpt.config().d_model;
         let mut embedded = Vec::with_capacity(texts.len());
         for batch in batches {
-            let mut packed_texts: Vec<PackedText<'_>> = batch
-                .iter()
-                .map(|ids| PackedText { table: runner.cache().table().of_prompt(ids.len()), ids })
-                .collect();
+            let mut packed_texts: Vec<PackedText<'_>> =
+                batch.iter().map(|ids| PackedText { table: runner.cache().table(), ids }).collect();
             let mut pools = vec![poolings.iter().map(|&pooling| Pool::new(pooling)).collect::<Vec<_>>(); batch.len()];
             packed::run(&mut runner, &mut packed_texts, ROWS_PER_STEP, &mut |runner, output, packed_rows| {
                 let n_rows: usize = packed_rows.iter().map(|rows| rows.n_rows).sum();

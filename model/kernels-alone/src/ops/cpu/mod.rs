@@ -40,6 +40,8 @@ mod quant_formats;
 mod quant_rounding;
 #[path = "../../../../src/ops/cpu/quant_rows.rs"]
 mod quant_rows;
+#[path = "../../../../src/ops/cpu/recurrent/mod.rs"]
+mod recurrent;
 #[path = "../../../../src/ops/cpu/rowwise.rs"]
 mod rowwise;
 #[path = "../../../../src/ops/cpu/thread_pool.rs"]
@@ -54,6 +56,9 @@ use isa::{Isa, PORTABLE_IS_FUSED, for_each_isa, isa, multiply_add};
 pub(super) use kv_append::{append_keys, append_values};
 pub(super) use kv_element::KvElement;
 use packed_matrix::Panels;
+pub(super) use recurrent::{
+    Conv, RecurrentOperands, States, delta_gates, gated_norm, recurrence, state_space_gates,
+};
 pub(super) use rowwise::{activate, gated, norm, soft_cap};
 
 mod tensors {

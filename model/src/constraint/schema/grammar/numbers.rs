@@ -1,58 +1,63 @@
-//! Numbers within bounds, as grammars of the library.
+//! Numbers within bounds: as regular expressions, or with `multipleOf` as grammars of the library.
 
 use serde_json::{Number, json};
 
 use super::{
     super::{
         GrammarError, WHITESPACE,
+        terminal::have_no_text_in_common,
         values::{Numbers, decimal},
     },
     Writer,
+    range::{Signed, within},
     rules::Symbol,
 };
 
-/// Numbers without bounds have at most this many digits on either side of the point, since some models never stop.
-const WHOLE: &str = "-?(?:0|[1-9][0-9]{0,29})";
+/// Numbers have at most 30 digits on either side of the point, since some models never stop.
+const WHOLE: &str = "(?:0|[1-9][0-9]{0,29})";
+const FRACTION: &str = r"(?:\.[0-9]{1,30})?";
+/// Numbers that are not whole, with so few digits that they are not whole as f64 either.
+const NOT_WHOLE: &str = r"(?:(?:0|[1-9][0-9]{0,8})\.[0-9]{0,5}|(?:0|[1-9][0-9]{0,2})\.[0-9]{0,11})[1-9]";
+
+/// Multiples are within these bounds: the library compiles larger ones only without bounds, which models may never reach.
+const MOST_MULTIPLE: f64 = 999_999_999_999_999_999.0;
 
 impl Writer<'_> {
     /// The numbers of a set, as alternatives.
     pub(super) fn numbers(&mut self, numbers: &Numbers) -> Result<Vec<Symbol>, GrammarError> {
         let Numbers { is_integer, is_fraction, least, most, multiples, .. } = numbers;
-        let is_plain = least.is_none() && most.is_none() && multiples.is_empty();
-        if *is_fraction {
-            if !is_plain {
-                let what = "cannot be enforced: it asks for numbers that are not whole, within bounds";
+        let is_plain = least.is_none() && most.is_none();
+        let form = match (is_integer, is_fraction) {
+            (true, _) => WHOLE.to_owned(),
+            (_, true) => NOT_WHOLE.to_owned(),
+            _ => format!("{WHOLE}{FRACTION}"),
+        };
+        match multiples.as_slice() {
+            [] if is_plain && (*is_integer || *is_fraction) => return Ok(vec![self.defined(format!("/-?{form}/"))]),
+            // Larger exponents only where the number stays one of f64.
+            [] if is_plain => {
+                return Ok(vec![self.defined(format!(
+                    "/-?{form}(?:[eE][+-]?[0-9]{{1,2}})?|-?[0-9]{FRACTION}[eE][+-]?(?:[12][0-9]{{2}}|30[0-7])/"
+                ))]);
+            }
+            [] => return self.bounded(&form, within(*least, *most, *is_integer)),
+            _ if *is_fraction => {
+                let what = "cannot be enforced: it asks for numbers that are not whole, with `multipleOf`";
                 return Err(GrammarError::whole(what));
             }
-            // So few digits that the number is not whole as an f64.
-            let fraction = r"/-?(?:(?:0|[1-9][0-9]{0,8})\.[0-9]{0,5}|[0-9]{1,3}\.[0-9]{0,11})[1-9]/";
-            return Ok(vec![self.defined(fraction.replace("[0-9]{1,3}", "(?:0|[1-9][0-9]{0,2})"))]);
-        }
-        if is_plain && *is_integer {
-            return Ok(vec![self.defined(format!("/{WHOLE}/"))]);
-        }
-        if is_plain {
-            let fraction = r"(?:\.[0-9]{1,30})?";
-            // Larger exponents only where the number stays one of f64.
-            return Ok(vec![self.defined(format!(
-                "/{WHOLE}{fraction}(?:[eE][+-]?[0-9]{{1,2}})?|-?[0-9]{fraction}[eE][+-]?(?:[12][0-9]{{2}}|30[0-7])/"
-            ))]);
+            _ => {}
         }
         let mut schema = json!({
             "type": if *is_integer { "integer" } else { "number" },
             "x-guidance": { "whitespace_pattern": WHITESPACE },
         });
-        for (bound, inclusive, exclusive) in
-            [(least, "minimum", "exclusiveMinimum"), (most, "maximum", "exclusiveMaximum")]
-        {
-            // Bounds beyond 64-bit integers, which schema generators write, are beyond what the library can compile.
-            if let Some((bound, is_excluded)) = bound.filter(|(bound, _)| bound.abs() < 9.2e18) {
-                let number = if bound.fract() == 0.0 { json!(bound as i64) } else { json!(bound) };
-                schema[if is_excluded { exclusive } else { inclusive }] = number;
-            }
-        }
-        if multiples.is_empty() {
-            return Ok(vec![Symbol::Nested(format!("%json {schema}"))]);
+        for (bound, most, inclusive, exclusive) in [
+            (least, -MOST_MULTIPLE, "minimum", "exclusiveMinimum"),
+            (most, MOST_MULTIPLE, "maximum", "exclusiveMaximum"),
+        ] {
+            let (bound, is_excluded) = bound.filter(|(bound, _)| bound.abs() < MOST_MULTIPLE).unwrap_or((most, false));
+            let number = if bound.fract() == 0.0 { json!(bound as i64) } else { json!(bound) };
+            schema[if is_excluded { exclusive } else { inclusive }] = number;
         }
         let Some((factor, n_decimals)) =
             common_multiple(multiples).filter(|(factor, _)| *factor <= u128::from(u32::MAX))
@@ -71,6 +76,19 @@ impl Writer<'_> {
             }
             schema["multipleOf"] = json!(factor as f64 / 10f64.powi(decimals as i32));
             symbols.push(Symbol::Nested(format!("%json {schema}")));
+        }
+        Ok(symbols)
+    }
+
+    /// Numbers of a form, without their sign, that are within bounds.
+    fn bounded(&mut self, form: &str, signed: Vec<Signed>) -> Result<Vec<Symbol>, GrammarError> {
+        let mut symbols = Vec::new();
+        for Signed { sign, mut bounds } in signed {
+            bounds.push(form.to_owned());
+            if !have_no_text_in_common(&bounds).map_err(GrammarError::whole)? {
+                let regexes: Vec<String> = bounds.iter().map(|regex| format!("/{sign}(?:{regex})/")).collect();
+                symbols.push(self.defined(regexes.join(" & ")));
+            }
         }
         Ok(symbols)
     }

@@ -24,8 +24,9 @@ const MAX_NAME_PATTERNS: usize = 4;
 const MAX_NAME_TERMINALS: usize = 64;
 
 impl Writer<'_> {
-    /// What is between the braces of an object; `None` if there is no such object.
-    pub(super) fn object(&mut self, objects: &Objects) -> Result<Option<Vec<Symbol>>, GrammarError> {
+    /// What is between the braces of an object; or a required member that the object may not have, so that there is no such
+    /// object.
+    pub(super) fn object(&mut self, objects: &Objects) -> Result<Result<Vec<Symbol>, Rc<str>>, GrammarError> {
         let mut names: Vec<Rc<str>> = Vec::new();
         let mut known: HashSet<Rc<str>> = HashSet::new();
         let listed = objects.layers.iter().flat_map(|layer| layer.named.iter().map(|(name, _)| name));
@@ -53,7 +54,7 @@ impl Writer<'_> {
                 let value = self.rule_of(&goal);
                 members.push((vec![quoted, text(":"), Symbol::Rule(value)], is_required));
             } else if is_required {
-                return Ok(None);
+                return Ok(Err(Rc::clone(name)));
             }
         }
         let is_open = objects.layers.iter().any(|layer| layer.rest.is_some());
@@ -61,7 +62,7 @@ impl Writer<'_> {
         // Schemas that list members rarely intend more, and models might add members without end.
         let is_closed = !is_open && lists_names && lists_required && objects.min <= members.len() as u64;
         let free = self.free_members(objects, &names, allowed.as_deref(), is_closed)?;
-        self.members(objects, members, free)
+        Ok(Ok(self.members(objects, members, free)?))
     }
 
     /// Members whose names are not listed.
@@ -148,7 +149,7 @@ impl Writer<'_> {
         objects: &Objects,
         members: Vec<(Vec<Symbol>, bool)>,
         free: Option<RuleId>,
-    ) -> Result<Option<Vec<Symbol>>, GrammarError> {
+    ) -> Result<Vec<Symbol>, GrammarError> {
         let n_required = members.iter().filter(|(_, is_required)| *is_required).count() as u64;
         let n_optional = members.len() - n_required as usize;
         if n_optional > MAX_OPTIONAL_MEMBERS {
@@ -211,6 +212,6 @@ impl Writer<'_> {
             }
             next = before;
         }
-        Ok(next.first().map(|first| vec![Symbol::Rule(*first)]))
+        Ok(vec![Symbol::Rule(next[0])])
     }
 }

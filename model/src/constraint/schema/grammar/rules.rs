@@ -46,35 +46,30 @@ pub(super) fn text(text: &str) -> Symbol {
     Symbol::Text(text.to_owned())
 }
 
-/// Removes alternatives that never come to an end, such as a member whose value nothing matches.
-pub(super) fn remove_endless(rules: &mut [Rule]) {
+/// Whether there are texts of each rule. Of a member whose value nothing matches, for example, there are none.
+pub(super) fn ending(rules: &[Rule]) -> Vec<bool> {
     let mut ends = vec![false; rules.len()];
-    let symbol_ends = |symbol: &Symbol, ends: &[bool]| match symbol {
-        Symbol::Rule(rule) | Symbol::With(rule, _) => ends[*rule],
-        Symbol::Repeated(rule, min, _) => *min == 0 || ends[*rule],
-        Symbol::Text(_) | Symbol::Terminal(_) | Symbol::Nested(_) => true,
-    };
     // Rules that use a rule are looked at again when it turns out to end.
     let mut users: Vec<Vec<RuleId>> = vec![Vec::new(); rules.len()];
     for (id, rule) in rules.iter().enumerate() {
-        for symbol in rule.alternatives.iter().flat_map(|alternative| &alternative.symbols) {
-            if let Symbol::Rule(used) | Symbol::With(used, _) | Symbol::Repeated(used, ..) = symbol {
-                users[*used].push(id);
-            }
-        }
+        let symbols = rule.alternatives.iter().flat_map(|alternative| &alternative.symbols);
+        symbols.filter_map(Symbol::rule).for_each(|used| users[used].push(id));
     }
     let mut unchecked: Vec<RuleId> = (0..rules.len()).collect();
     while let Some(id) = unchecked.pop() {
         let mut alternatives = rules[id].alternatives.iter();
-        if !ends[id]
-            && alternatives.any(|alternative| alternative.symbols.iter().all(|symbol| symbol_ends(symbol, &ends)))
-        {
+        if !ends[id] && alternatives.any(|alternative| alternative.blocked_by(&ends).next().is_none()) {
             ends[id] = true;
             unchecked.extend(&users[id]);
         }
     }
+    ends
+}
+
+/// Removes alternatives that never come to an end, as [`ending`] found.
+pub(super) fn remove_endless(rules: &mut [Rule], ends: &[bool]) {
     for rule in rules {
-        rule.alternatives.retain(|alternative| alternative.symbols.iter().all(|symbol| symbol_ends(symbol, &ends)));
+        rule.alternatives.retain(|alternative| alternative.blocked_by(ends).next().is_none());
         for alternative in &mut rule.alternatives {
             alternative.symbols.retain(|symbol| !matches!(symbol, Symbol::Repeated(rule, ..) if !ends[*rule]));
         }
@@ -82,6 +77,11 @@ pub(super) fn remove_endless(rules: &mut [Rule]) {
 }
 
 impl Alternative {
+    /// Its rules without texts that it cannot do without. `ends` says of which rules there are texts.
+    pub(super) fn blocked_by(&self, ends: &[bool]) -> impl Iterator<Item = RuleId> {
+        self.symbols.iter().filter(|symbol| !symbol.ends(ends)).filter_map(Symbol::rule)
+    }
+
     pub(super) fn in_lark(&self) -> String {
         let mut symbols: Vec<String> = self.symbols.iter().map(Symbol::in_lark).collect();
         if symbols.is_empty() {
@@ -93,6 +93,19 @@ impl Alternative {
 }
 
 impl Symbol {
+    /// The rule in it.
+    fn rule(&self) -> Option<RuleId> {
+        match self {
+            Self::Rule(rule) | Self::With(rule, _) | Self::Repeated(rule, ..) => Some(*rule),
+            Self::Text(_) | Self::Terminal(_) | Self::Nested(_) => None,
+        }
+    }
+
+    /// Whether there are texts of it, if `ends` says so of rules.
+    fn ends(&self, ends: &[bool]) -> bool {
+        matches!(self, Self::Repeated(_, 0, _)) || self.rule().is_none_or(|rule| ends[rule])
+    }
+
     pub(super) fn in_lark(&self) -> String {
         match self {
             Self::Text(text) => in_lark(text),

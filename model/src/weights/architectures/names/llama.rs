@@ -3,7 +3,7 @@
 use super::super::super::tensor_names::{
     NameRow,
     RowSelection::{
-        Ff, InterleavedKeys, InterleavedQueries, KeysOrValues, Queries, ReversedKeys, ReversedQueries, Scalar, Value,
+        Half, InterleavedKeys, InterleavedQueries, KeysOrValues, Queries, ReversedKeys, ReversedQueries, Scalar, Value,
     },
     same, stacked,
 };
@@ -78,11 +78,11 @@ pub(super) const LLAMA_OUT: &[NameRow] = &[
 pub(super) const LLAMA_MLP: &[NameRow] = &[
     stacked(
         "blocks.{}.mlp.up.weight",
-        &[("model.layers.{}.mlp.gate_proj.weight", Ff), ("model.layers.{}.mlp.up_proj.weight", Ff)],
+        &[("model.layers.{}.mlp.gate_proj.weight", Half), ("model.layers.{}.mlp.up_proj.weight", Half)],
     ),
     stacked(
         "blocks.{}.mlp.up.bias",
-        &[("model.layers.{}.mlp.gate_proj.bias", Ff), ("model.layers.{}.mlp.up_proj.bias", Ff)],
+        &[("model.layers.{}.mlp.gate_proj.bias", Half), ("model.layers.{}.mlp.up_proj.bias", Half)],
     ),
     same("blocks.{}.mlp.down.weight", "model.layers.{}.mlp.down_proj.weight"),
     same("blocks.{}.mlp.down.bias", "model.layers.{}.mlp.down_proj.bias"),

@@ -67,7 +67,13 @@ pub(in super::super) fn described(
     config: &GptConfig,
     class: Option<&str>,
 ) -> Result<(&'static Gguf, GptConfig, Map<String, Value>)> {
-    let config = GptConfig { norm_weight_offset: 0.0, ..config.clone() };
+    let mut config = GptConfig { norm_weight_offset: 0.0, ..config.clone() };
+    if let Positions::Rope(rope) = &mut config.positions
+        && matches!(rope.scaling, RopeScaling::Dynamic { .. })
+    {
+        // GGUF has no such scaling, and within the model's context it has no effect.
+        rope.scaling = RopeScaling::None;
+    }
     let usual = OF_CLASSES.iter().find(|(of, _)| Some(*of) == class).map(|(_, name)| *name);
     let is_usual = |gguf: &&Gguf| Some(gguf.name) == usual;
     let candidates = ALL.iter().filter(is_usual).chain(ALL.iter().filter(|gguf| !is_usual(gguf)));
