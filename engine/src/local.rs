@@ -16,7 +16,7 @@ use crate::{
     job::{Job, SubmissionContext},
     observer::NoObserver,
     request::{EngineRequest, ModelLimits, RequestParts, ValidationError},
-    scheduler::Limits,
+    scheduler::{Limits, TOKENS_PER_STATE},
     startup::Compute,
     stats::EngineState,
     stats_publisher::StatsPublisher,
@@ -103,8 +103,12 @@ impl LocalEngine {
         let kv_dtype = KvDtype::choose(kv_cache_dtype, gpt.dtype(), &gpt.device())?;
         let mut runner = ModelRunner::new(gpt, n_pages, kv_dtype)?;
         runner.capture_steps();
-        let limits_of_steps =
-            Limits { max_batch_size, max_batch_tokens: max_batch_tokens.max(max_batch_size), max_adapters: 0 };
+        let limits_of_steps = Limits {
+            max_batch_size,
+            max_batch_tokens: max_batch_tokens.max(max_batch_size),
+            max_adapters: 0,
+            tokens_per_state: TOKENS_PER_STATE,
+        };
         let compute = Compute { runner, kv_dtype, speculator: None, limits: limits_of_steps };
         let (commands, inbox) = channel();
         let observer = Arc::new(NoObserver);

@@ -6,7 +6,7 @@ use crate::{
     adapters::{AdapterError, AdapterOptions, Adapters},
     memory,
     request::ModelLimits,
-    scheduler::Limits,
+    scheduler::{Limits, TOKENS_PER_STATE},
     served_model::ServedModel,
     speculation::{self, MAX_DRAFT_TOKENS, Speculation, Speculator},
 };
@@ -165,6 +165,7 @@ pub(crate) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
         max_batch_size: options.max_batch_size,
         max_batch_tokens: options.max_batch_tokens,
         max_adapters: options.adapters.max_loaded,
+        tokens_per_state: TOKENS_PER_STATE,
     };
     let speculator = speculator(&loaded, draft, options, n_pages)?;
     let max_seq_len = config.max_seq_len.min(n_pages * PAGE_SIZE);

@@ -175,9 +175,12 @@ fn mlp_specs(config: &GptConfig, path: &str, d_ff: usize) -> Vec<PartSpec> {
         let params = vec![param(&path, "weight", vec![XIELU.len()], Init::Values(&XIELU))];
         PartSpec { path, kind: PartKind::Activation, layer: None, width: XIELU.len(), params }
     };
-    let up = PartSpec::matrix(PartKind::Linear, &format!("{path}.up"), up, INIT_STD, config.mlp_bias);
-    let down = output_matrix(config, &format!("{path}.down"), d_ff, config.mlp_bias);
-    [Some(up), config.xielu.then(xielu), Some(down)].into_iter().flatten().collect()
+    let parts = [
+        Some(PartSpec::matrix(PartKind::Linear, &format!("{path}.up"), up, INIT_STD, config.mlp_bias)),
+        config.xielu.then(xielu),
+        Some(output_matrix(config, &format!("{path}.down"), d_ff, config.mlp_bias)),
+    ];
+    parts.into_iter().flatten().collect()
 }
 
 fn router_specs(config: &GptConfig, experts: &Experts) -> Vec<PartSpec> {

@@ -298,7 +298,7 @@ pub(crate) fn config_json_may_have_nan_infinity_and_keys_twice() {
 fn unsupported_config_values_are_rejected_by_key() {
     let layers = |kinds: [&str; 2]| json!(kinds);
     let refused = [
-        ("llama", "quantization_config", json!({ "quant_method": "gptq", "bits": 4 })),
+        ("llama", "quantization_config", json!({ "quant_method": "aqlm" })),
         ("llama", "hidden_act", json!("quick_gelu")),
         ("llama", "attn_logit_softcapping", json!(50.0)),
         ("llama", "final_logit_softcapping", json!(30.0)),

@@ -15,6 +15,7 @@ mod hub_models;
 mod kv_cache;
 mod long_rope;
 mod model_runner;
+mod packed;
 mod passed_over;
 mod plain_generation;
 mod quantized;

@@ -140,8 +140,13 @@ pub(super) fn experts_reference(
 fn through(x: Tensor<2>, mlp: &Mlp<LinearParts<'_>>, rows: &[usize]) -> Tensor<2> {
     let Mlp { up, down, activation, xielu, gated } = mlp;
     let [of_up, of_down] = [up, down].map(|linear| moved(linear, rows));
-    let (up, down) = (of_rows(up, &of_up), of_rows(down, &of_down));
-    let mlp = Mlp { up, down, activation: *activation, xielu: xielu.clone(), gated: *gated };
+    let mlp = Mlp {
+        up: of_rows(up, &of_up),
+        down: of_rows(down, &of_down),
+        activation: *activation,
+        xielu: xielu.clone(),
+        gated: *gated,
+    };
     linear_with_lora(normed_mlp(x, None, &mlp), mlp.down)
 }
 

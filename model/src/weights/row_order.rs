@@ -18,10 +18,10 @@ pub(super) enum RowOrder {
     After(usize),
     /// Each row is a column, in the same order.
     Transposed,
-    /// One value, in a tensor without dimensions.
-    Scalar,
     /// The rows of the two halves alternate, perhaps as columns.
     Alternating { half: usize, transposed: bool },
+    /// One value, in a tensor without dimensions.
+    Scalar,
 }
 
 impl RowOrder {

@@ -118,6 +118,11 @@ impl<'a> TensorTable<'a> {
         self.tensors.get(name)
     }
 
+    /// The names of all tensors, in no order.
+    pub(super) fn names(&self) -> impl Iterator<Item = &'a str> {
+        self.tensors.keys().copied()
+    }
+
     /// All tensors, in no order.
     pub(super) fn iter(&self) -> impl Iterator<Item = &StoredTensor<'a>> {
         self.tensors.values()

@@ -42,11 +42,11 @@ impl<'a> LinearMemory<'a> {
 
 /// Writes the input of the MLP's last matrix, `[n_rows, d_ff]`, to `inner`; `wide` is scratch memory.
 pub(super) fn mlp_into(input: &[f32], mlp: &Mlp<LinearMemory<'_>>, wide: &mut Vec<f32>, inner: &mut Vec<f32>) {
-    let Mlp { up, activation, xielu: numbers, gated, .. } = mlp;
+    let Mlp { up, activation, xielu: xielu_numbers, gated, .. } = mlp;
     let [d_up, d_model] = up.weight.dims();
     if !gated {
         product(input, up, inner);
-        return match numbers {
+        return match xielu_numbers {
             Some(numbers) => xielu(inner, d_up, XieluNumbers::of(values(numbers.clone()).as_slice())),
             None => activate_rows(inner, d_up, *activation),
         };

@@ -60,7 +60,7 @@ pub(crate) struct Mlp<L> {
     /// Last matrix.
     pub(crate) down: L,
     pub(crate) activation: Activation,
-    /// The four numbers of [`xielu`](crate::ops::xielu), if that is the activation instead. Experts have none.
+    /// The four numbers of [`xielu`](crate::ops::xielu), if that is the activation instead.
     pub(crate) xielu: Option<Tensor<1>>,
     pub(crate) gated: bool,
 }

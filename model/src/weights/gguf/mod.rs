@@ -9,6 +9,7 @@ mod architectures;
 mod config_rows;
 pub mod export;
 mod header;
+mod mixtures;
 mod names;
 mod pre_tokenizers;
 mod rope_factors;
@@ -38,6 +39,7 @@ use super::{
     loader::{self, LoadPlan},
     opened_model::{LoadOptions, LoadedModel, LoadedText},
     own_pooling,
+    packed::PackedMatrices,
     tensor_table::TensorTable,
 };
 use crate::{
@@ -162,6 +164,7 @@ fn build(
     }
     let plan = LoadPlan {
         names: gguf.names(),
+        packed: &PackedMatrices::new(),
         config: &config,
         dtype: options.dtype,
         keeps_f16: true,
