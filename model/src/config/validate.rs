@@ -66,7 +66,9 @@ impl GptConfig {
         require("qk_norm_after_rope", self.qk_norm || !self.qk_norm_after_rope, || {
             "must be false with qk_norm = false".to_owned()
         })?;
-        require("xielu", !(self.xielu && self.gated_mlp), || "must be false with gated_mlp = true".to_owned())?;
+        require("xielu", !self.xielu || (!self.gated_mlp && self.experts.is_none()), || {
+            "must be false with gated_mlp = true, and with experts".to_owned()
+        })?;
         if let Some(QueryTemperature { beta, interval }) = self.query_temperature {
             require("query_temperature.beta", beta > 0.0 && (beta as f32).is_normal(), || {
                 format!("must be positive and within the range of f32, got {beta}")
