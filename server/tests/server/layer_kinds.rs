@@ -1,7 +1,7 @@
 //! The engine with models that have routed experts, recurrent layers, or both.
 
 use burn::tensor::Device;
-use hearth_engine::{EngineOptions, Speculation};
+use hearth_engine::{EngineOptions, Models, Speculation};
 use hearth_model::{
     config::{Experts, GatedConv, GatedDeltaNet, GptConfig, Recurrence, Recurrent, RouterScores},
     weights::model_dir::LoadedModel,
@@ -56,7 +56,7 @@ fn model(config: &GptConfig) -> LoadedModel {
 
 fn engine(config: &GptConfig, options: EngineOptions) -> Engine {
     let config = config.clone();
-    Engine::start(move || Ok(model(&config).into()), options).unwrap()
+    Engine::start(move || Ok(Models::from(model(&config))), options).unwrap()
 }
 
 /// All at once, in small chunks, with so few pages that answers are preempted, and with few kept states: the tokens of single runs,
