@@ -17,6 +17,7 @@ mod model_runner;
 mod passed_over;
 mod plain_generation;
 mod quantized;
+mod recurrent;
 mod rope_json;
 mod rope_mutations;
 mod sampling;
