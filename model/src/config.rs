@@ -128,6 +128,10 @@ pub struct GptConfig {
     /// Multiplier of queries that grows with their position.
     #[serde(default)]
     pub query_temperature: Option<QueryTemperature>,
+    /// Whether the MLP, which must not be gated, has the activation [xIELU](https://arxiv.org/abs/2411.13010) in place of
+    /// [`activation`](Self::activation): a parabola above 0 and an exponential below, whose factors are learned in each layer.
+    #[serde(default)]
+    pub xielu: bool,
     /// Recurrent layers in place of attention, in all layers or most.
     #[serde(default)]
     pub recurrent: Option<Recurrent>,
@@ -393,6 +397,7 @@ impl GptConfig {
             experts: None,
             qk_norm_after_rope: false,
             query_temperature: None,
+            xielu: false,
             recurrent: None,
             attention_gate: false,
             dropout: 0.0,

@@ -18,7 +18,7 @@ use crate::{
     config::{GptConfig, NormPosition},
     error::{Error, Result},
     forward_pass::{AddedPositions, AttentionContext, DropoutPlace, ForwardPass},
-    layers::{Conv, Decays, Embedding, Linear, LmHead, Norm, Part, PartList, Router, modules},
+    layers::{Conv, Decays, Embedding, Linear, LmHead, Norm, Part, PartList, Router, Xielu, modules},
     lora::AdapterRows,
     ops::{
         self, BlockOperands, BlockSteps, Dropout, Dtype, FeedForward, LinearParts, Mixer, NormParts, Precision,
@@ -84,6 +84,7 @@ modules! {
     struct Mlp {
         // Gated: the gate's rows, then those of `up`; one product instead of two.
         up: Linear,
+        xielu: Option<Xielu>,
         down: Linear,
     }
 
@@ -113,6 +114,7 @@ impl Gpt {
             let values = match spec.init {
                 Init::Normal { std } => normal_values(seed, tensor, n, std as f32),
                 Init::Constant(value) => vec![value; n],
+                Init::Values(values) => values.to_vec(),
                 Init::LogUniform { least, most } => log_uniform_values(seed, tensor, n, [least, most]),
             };
             Ok(TensorData::new(values, spec.shape.as_slice()))
@@ -439,10 +441,11 @@ impl Block {
             }
             _ => unreachable!("`part_specs` gives each block attention or a recurrent layer"),
         };
-        let mlp = |Mlp { up, down }: &'a Mlp| ops::Mlp {
+        let mlp = |Mlp { up, xielu, down }: &'a Mlp| ops::Mlp {
             up: linear(up),
             down: linear(down),
             activation: config.activation,
+            xielu: xielu.as_ref().map(Xielu::weight),
             gated: config.gated_mlp,
         };
         let feed_forward = match (&self.mlp, &self.experts, &config.experts) {

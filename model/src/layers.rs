@@ -307,6 +307,29 @@ impl Embedding {
     }
 }
 
+/// The numbers of one layer's [`xielu`](ops::xielu).
+#[derive(Module, Debug)]
+pub(crate) struct Xielu {
+    weight: Param<Tensor<1>>,
+}
+
+impl Part for Xielu {
+    fn read(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
+        let weight = params.vector(path, "weight")?;
+        Ok(Self { weight: weight.unwrap_or_else(|| unreachable!("an activation without numbers: `{path}`")) })
+    }
+
+    fn list<'a>(&'a self, path: &str, list: &mut PartList<'a>) {
+        list.add(path, Some(ParamRef::Vector(&self.weight)), None);
+    }
+}
+
+impl Xielu {
+    pub(crate) fn weight(&self) -> Tensor<1> {
+        self.weight.val()
+    }
+}
+
 /// LayerNorm or RMSNorm with its parameters.
 #[derive(Module, Debug)]
 pub(crate) struct Norm {

@@ -26,6 +26,8 @@ pub enum Init {
     },
     /// A constant.
     Constant(f32),
+    /// These values.
+    Values(&'static [f32]),
     /// The logarithm of values that are uniformly distributed in this range.
     LogUniform {
         /// The least value.
@@ -58,6 +60,8 @@ pub(crate) enum PartKind {
     /// A small matrix that decides, such as which experts a row goes through. It is never rounded.
     Router,
     Norm,
+    /// The numbers of an activation.
+    Activation,
     /// Small parameters of a recurrent layer. They are never rounded.
     Recurrence,
     /// The output matrix, unless it is the embedding, and its bias.
@@ -94,6 +98,10 @@ impl PartSpec {
         Self { path: within(&self.path), layer: Some(layer), params, ..*self }
     }
 }
+
+/// xIELU's four numbers in the form that is stored: what the softplus of is the factor above 0, and is the factor below 0 but
+/// for `beta`; `beta`, the slope at 0; and `eps`, where the exponential begins. The last two do not train.
+const XIELU: [f32; 4] = [0.203_597, -1.050_226, 0.5, -1e-6];
 
 fn param(path: &str, name: &str, shape: Vec<usize>, init: Init) -> ParamSpec {
     ParamSpec { path: format!("{path}.{name}"), shape, init }
@@ -225,10 +233,17 @@ fn output_matrix(config: &GptConfig, path: &str, d_in: usize, has_bias: bool) ->
 fn mlp_specs(config: &GptConfig, path: &str, d_ff: usize) -> Vec<PartSpec> {
     let d_up = if config.gated_mlp { 2 * d_ff } else { d_ff };
     let up = [d_up, config.d_model];
-    vec![
-        PartSpec::matrix(PartKind::Linear, &format!("{path}.up"), up, INIT_STD, config.mlp_bias),
-        output_matrix(config, &format!("{path}.down"), d_ff, config.mlp_bias),
-    ]
+    let xielu = || {
+        let path = format!("{path}.xielu");
+        let params = vec![param(&path, "weight", vec![XIELU.len()], Init::Values(&XIELU))];
+        PartSpec { path, kind: PartKind::Activation, layer: None, width: XIELU.len(), params }
+    };
+    let parts = [
+        Some(PartSpec::matrix(PartKind::Linear, &format!("{path}.up"), up, INIT_STD, config.mlp_bias)),
+        config.xielu.then(xielu),
+        Some(output_matrix(config, &format!("{path}.down"), d_ff, config.mlp_bias)),
+    ];
+    parts.into_iter().flatten().collect()
 }
 
 fn router_specs(config: &GptConfig, experts: &Experts) -> Vec<PartSpec> {

@@ -54,9 +54,16 @@ const CASES: &[&str] = &[
     "ernie4-5",
     "glm4",
     "seed-oss",
+    "jais2",
+    "apertus",
     "arcee",
     "nemotron",
     "minicpm",
+    "mixtral",
+    "granite-moe",
+    "granite-moe-shared",
+    "glm4-moe",
+    "ernie4_5-moe",
 ];
 
 /// Golden dirs of classes that wrap a text class.
@@ -75,6 +82,9 @@ const OWN: &[&str] = &[
     "ministral3",
     "olmo",
     "hunyuan",
+    "olmoe",
+    "qwen2-moe",
+    "qwen3-moe",
 ];
 
 /// All cases, with the dirs that have their configurations and oracles.

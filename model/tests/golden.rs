@@ -53,6 +53,10 @@ const CASES: &[&str] = &[
     "glm4",
     "hunyuan",
     "seed-oss",
+    "gpt-neo",
+    "jais2",
+    "hyperclovax",
+    "apertus",
     "arcee",
     "nemotron",
     "olmo",
@@ -429,8 +433,8 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     let activations =
         [Activation::Relu, Activation::ReluSquared, Activation::Gelu, Activation::GeluTanh, Activation::Silu];
     for activation in activations {
-        if activation != config.activation {
-            mutate("activation", &|c| c.activation = activation);
+        if config.xielu || activation != config.activation {
+            mutate("activation", &|c| (c.activation, c.xielu) = (activation, false));
         }
     }
     let whole_heads = Positions::Rope(Rope::new(10_000.0, config.head_dim));

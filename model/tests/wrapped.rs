@@ -12,7 +12,10 @@ use burn::tensor::Device;
 use hearth_model::{
     error::Error,
     gpt::Gpt,
-    weights::model_dir::{self, LoadOptions, SaveOptions},
+    weights::{
+        adapter::{Adapter, AdapterModel},
+        model_dir::{self, LoadOptions, SaveOptions},
+    },
 };
 use safetensors::{SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
@@ -147,4 +150,33 @@ fn wrapper_with_an_unknown_text_part_is_rejected_by_name() {
     let audio = |name: &str| name.replace("vision_tower", "audio_tower");
     let error = open(changed("mistral3", audio, |_| {}).path()).unwrap_err().to_string();
     assert!(error.contains("audio_tower"), "{error}");
+}
+
+/// PEFT names an adapter's tensors after the model that it was trained with.
+#[test]
+fn adapters_of_wrapper_classes_are_read_under_all_their_names() {
+    let gpt = open(&wrapped("qwen3-vl")).unwrap();
+    let model = || AdapterModel::new(gpt.config(), Some("Qwen3ForCausalLM")).unwrap();
+    let values: Vec<u8> = (0..24u8).flat_map(|n| f32::from(n).to_le_bytes()).collect();
+    let read = |prefix: &str| {
+        let dir = tempfile::tempdir().unwrap();
+        let config = json!({ "peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": ["o_proj"] });
+        fs::write(dir.path().join("adapter_config.json"), config.to_string()).unwrap();
+        let pairs = (0..2).flat_map(|layer| {
+            let tensor = |part: &str, shape: Vec<usize>| {
+                let bytes = &values[..4 * shape.iter().product::<usize>()];
+                let name = format!("base_model.model.{prefix}layers.{layer}.self_attn.o_proj.{part}.weight");
+                (name, TensorView::new(safetensors::Dtype::F32, shape, bytes).unwrap())
+            };
+            [tensor("lora_A", vec![1, 24]), tensor("lora_B", vec![16, 1])]
+        });
+        let bytes = safetensors::serialize(pairs, None).unwrap();
+        fs::write(dir.path().join("adapter_model.safetensors"), bytes).unwrap();
+        Adapter::open(dir.path(), model()).map(|adapter| adapter.values)
+    };
+    let expected = read("model.").unwrap();
+    for prefix in ["model.language_model.", "language_model.model."] {
+        assert_eq!(read(prefix).unwrap(), expected, "{prefix}");
+    }
+    assert!(read("audio_tower.").is_err());
 }

@@ -174,6 +174,11 @@ impl PagePool {
 }
 
 impl PageTable {
+    /// Whether the sequence has a state of recurrent layers.
+    pub fn has_states(&self) -> bool {
+        self.pool.has_states()
+    }
+
     /// Number of tokens in the table.
     pub fn len(&self) -> usize {
         self.len

@@ -9,6 +9,7 @@ use rayon::prelude::*;
 use super::{
     files::{minima_of, scales_of},
     ggml_types::ElementType,
+    packed::{PackedMatrices, PackedMatrix},
     passed_over::{is_no_parameter, shown},
     row_order::RowOrder,
     tensor_names::{TensorNames, TensorPart},
@@ -22,7 +23,7 @@ use crate::{
     lora::{LoraValues, MatrixUpdate},
     ops::{
         BLOCK_SIZE, Dtype, MatrixRows, QuantizedBlock, Weight,
-        k_quants::{BlockRows, K_BLOCK, KBlock, MxBlock},
+        k_quants::{BlockRows, GroupRun, K_BLOCK, KBlock, MxBlock},
     },
 };
 
@@ -32,6 +33,8 @@ const PIECE: usize = 1 << 12;
 /// What to load, and how.
 pub(super) struct LoadPlan<'a> {
     pub(super) names: TensorNames,
+    /// Matrices whose tensors are not in the table, since other programs quantized them.
+    pub(super) packed: &'a PackedMatrices<'a>,
     pub(super) config: &'a GptConfig,
     /// The dtype of matrices; without one, each keeps its own.
     pub(super) dtype: Option<Dtype>,
@@ -66,16 +69,25 @@ pub(super) fn load(table: &TensorTable<'_>, plan: &LoadPlan<'_>) -> Result<Gpt> 
     let is_surplus = |tensor: &&StoredTensor<'_>| !loader.used.contains(tensor.name) && tied_copy != Some(tensor.name);
     let (no_parameters, parameters): (Vec<_>, Vec<_>) =
         table.iter().filter(is_surplus).partition(|tensor| is_no_parameter(tensor));
+    let is_part = |name: &str| loader.used.contains(name) || names.tied_copy(config) == Some(name);
+    if let Some((_, surplus)) = plan.packed.iter().filter(|(name, _)| !is_part(name)).min_by_key(|(name, _)| *name) {
+        return Err(surplus.error(not_part_of(&names, table)).with_hint(SURPLUS));
+    }
     if let Some(surplus) = parameters.iter().min_by_key(|tensor| tensor.name) {
-        return Err(surplus
-            .error(format!("is not part of `{}` as {} describes it", names.class, table.asked_by()))
-            .with_hint("without this tensor the model would give wrong results, so it is rejected"));
+        return Err(surplus.error(not_part_of(&names, table)).with_hint(SURPLUS));
     }
     if !no_parameters.is_empty() {
         let names = shown(no_parameters.iter().map(|tensor| tensor.name).collect());
         tracing::info!("`{}`: passed over, because they are no parameters: {names}", table.path().display());
     }
     Ok(gpt)
+}
+
+/// The hint for a tensor that is part of no parameter.
+const SURPLUS: &str = "without this tensor the model would give wrong results, so it is rejected";
+
+fn not_part_of(names: &TensorNames, table: &TensorTable<'_>) -> String {
+    format!("is not part of `{}` as {} describes it", names.class, table.asked_by())
 }
 
 struct Loader<'t, 'a> {
@@ -123,7 +135,7 @@ impl LargerMatrices {
 impl<'t, 'a> Loader<'t, 'a> {
     fn param(&mut self, spec: &ParamSpec) -> Result<ParamData<'t>> {
         let LoadPlan { names, config, dtype, .. } = *self.plan;
-        let parts = names.parts(spec, config, &|name| self.get(name).is_some());
+        let parts = names.parts(spec, config, &|name| self.get(name).is_some() || self.packed(name).is_some());
         let path = spec.path.strip_suffix(".weight").unwrap_or_default();
         let update = self.plan.merged.and_then(|merged| merged.0.get(path));
         if let ([TensorPart { name, order: RowOrder::Same, expert: None, .. }], &[d_out, d_in]) =
@@ -131,7 +143,7 @@ impl<'t, 'a> Loader<'t, 'a> {
             && let Some(numbers) = self.table.get(name).filter(|tensor| tensor.is_quantized())
         {
             return match update {
-                Some(_) => Err(cannot_merge(numbers)),
+                Some(_) => Err(cannot_merge(&Source::Plain(numbers.clone(), ElementType::F32))),
                 None => self.quantized(numbers, [d_out, d_in]),
             };
         }
@@ -141,8 +153,8 @@ impl<'t, 'a> Loader<'t, 'a> {
         }
         match (&spec.shape[..], dtype) {
             (&[d_out, d_in], None) => {
-                let in_file = param.parts.iter().map(|part| part.tensor.bytes.len()).sum();
-                let is_quantized = param.parts.iter().any(|part| part.element.dtype().is_quantized());
+                let in_file = param.parts.iter().map(|part| part.source.n_bytes()).sum();
+                let is_quantized = param.parts.iter().any(|part| part.source.is_quantized());
                 let data = param.into_nearest([d_out, d_in], self.plan)?;
                 if is_quantized {
                     let in_memory = match &data {
@@ -162,6 +174,13 @@ impl<'t, 'a> Loader<'t, 'a> {
     fn get(&self, name: &str) -> Option<&'t StoredTensor<'a>> {
         let short = name.strip_prefix(self.plan.names.base_prefix).unwrap_or(name);
         self.table.get(name).or_else(|| self.table.get(short))
+    }
+
+    /// The packed matrix `name`, with or without the prefix of the class, and the name that it has.
+    fn packed(&self, name: &str) -> Option<(&'t str, &'t PackedMatrix<'t>)> {
+        let short = name.strip_prefix(self.plan.names.base_prefix).unwrap_or(name);
+        let found = self.plan.packed.get_key_value(name).or_else(|| self.plan.packed.get_key_value(short));
+        found.map(|(name, matrix)| (name.as_str(), matrix))
     }
 
     /// The error for a part of the parameter `spec` that no file has.
@@ -202,28 +221,39 @@ impl<'t, 'a> Loader<'t, 'a> {
     }
 
     /// The tensors of a parameter. All shapes are checked before anything is allocated.
-    fn stored(&mut self, spec: &ParamSpec, parts: Vec<TensorPart>) -> Result<StoredParam<'a>> {
+    fn stored(&mut self, spec: &ParamSpec, parts: Vec<TensorPart>) -> Result<StoredParam<'t>> {
         let find = |part: &TensorPart| {
+            if let Some((name, matrix)) = self.packed(&part.name) {
+                matrix.require_shape(&part.shape(spec))?;
+                return match part.order.is_transposed() {
+                    true => Err(matrix.error("has its rows as columns, which is supported for floats only")),
+                    false => Ok((name, Source::Packed(matrix))),
+                };
+            }
             let tensor = self.get(&part.name).or_else(|| self.tied_head(spec));
             let tensor = tensor.ok_or_else(|| self.missing(spec, part))?;
             tensor.require_shape(&part.shape(spec))?;
-            Ok(tensor)
-        };
-        let tensors = parts.iter().map(find).collect::<Result<Vec<_>>>()?;
-        if let ("embed.weight", [embed]) = (spec.path.as_str(), &tensors[..]) {
-            self.check_tied_copy(embed)?;
-        }
-        let stored = |(TensorPart { n_rows, order, expert, .. }, tensor): (TensorPart, &'t StoredTensor<'a>)| {
             let element = tensor.element()?;
-            self.used.insert(tensor.name);
-            let tensor = match expert {
+            let tensor = match part.expert {
                 Some(expert) => tensor.of_expert(expert),
                 None => tensor.clone(),
             };
-            self.check_finite(&tensor, element);
-            Ok(StoredPart { tensor, element, n_rows, order })
+            Ok((tensor.name, Source::Plain(tensor, element)))
         };
-        let parts = parts.into_iter().zip(tensors).map(stored).collect::<Result<_>>()?;
+        let sources = parts.iter().map(find).collect::<Result<Vec<_>>>()?;
+        if let ("embed.weight", [(_, Source::Plain(embed, _))]) = (spec.path.as_str(), &sources[..]) {
+            self.check_tied_copy(embed)?;
+        }
+        let stored = |(TensorPart { n_rows, order, .. }, (name, source)): (TensorPart, (&'t str, Source<'t>))| {
+            self.used.insert(name);
+            match &source {
+                Source::Plain(tensor, element) => self.check_finite(tensor, *element),
+                Source::Packed(matrix) if !matrix.is_finite() => self.not_finite.push(name),
+                Source::Packed(_) => {}
+            }
+            StoredPart { source, n_rows, order }
+        };
+        let parts = parts.into_iter().zip(sources).map(stored).collect();
         Ok(StoredParam { parts })
     }
 
@@ -239,7 +269,7 @@ impl<'t, 'a> Loader<'t, 'a> {
         }
     }
 
-    fn check_finite(&mut self, tensor: &StoredTensor<'a>, element: ElementType) {
+    fn check_finite(&mut self, tensor: &StoredTensor<'t>, element: ElementType) {
         let pieces = tensor.bytes.par_chunks(element.block_bytes() * PIECE);
         if !pieces.all(|bytes| element.is_finite(bytes)) && self.not_finite.last() != Some(&tensor.name) {
             self.not_finite.push(tensor.name);
@@ -253,21 +283,74 @@ struct StoredParam<'a> {
 }
 
 /// The rows of a parameter that are from one tensor.
-struct StoredPart<'a> {
-    tensor: StoredTensor<'a>,
-    element: ElementType,
+struct StoredPart<'t> {
+    source: Source<'t>,
     n_rows: usize,
     order: RowOrder,
+}
+
+/// What has the rows of a parameter.
+enum Source<'t> {
+    /// A tensor of this type, or an expert's part of one.
+    Plain(StoredTensor<'t>, ElementType),
+    Packed(&'t PackedMatrix<'t>),
+}
+
+impl Source<'_> {
+    /// The dtype that represents the values exactly, if any does.
+    fn dtype(&self) -> Option<Dtype> {
+        match self {
+            Self::Plain(_, element) => Some(element.dtype()),
+            Self::Packed(matrix) => matrix.dtype(),
+        }
+    }
+
+    fn is_quantized(&self) -> bool {
+        match self {
+            Self::Plain(_, element) => element.dtype().is_quantized(),
+            Self::Packed(_) => true,
+        }
+    }
+
+    /// Bytes in the file.
+    fn n_bytes(&self) -> usize {
+        match self {
+            Self::Plain(tensor, _) => tensor.bytes.len(),
+            Self::Packed(matrix) => matrix.n_bytes(),
+        }
+    }
+
+    fn error(&self, what: impl Into<String>) -> Error {
+        match self {
+            Self::Plain(tensor, _) => tensor.error(what),
+            Self::Packed(matrix) => matrix.error(what),
+        }
+    }
+
+    /// Row `row`, of `d_in` values, in blocks of `dtype`.
+    fn small_blocks(&self, row: usize, d_in: usize, dtype: Dtype, out: &mut [QuantizedBlock]) {
+        match self {
+            Self::Plain(tensor, element) => element.small_blocks(bytes_of_row(tensor, *element, row, d_in), dtype, out),
+            Self::Packed(matrix) => matrix.small_blocks(row, dtype, out),
+        }
+    }
+}
+
+/// Row `row` of a tensor whose rows have `width` values.
+fn bytes_of_row<'t>(tensor: &'t StoredTensor<'_>, element: ElementType, row: usize, width: usize) -> &'t [u8] {
+    let n_bytes = element.bytes_of(width);
+    &tensor.bytes[row * n_bytes..][..n_bytes]
 }
 
 impl<'a> StoredParam<'a> {
     /// The values of a parameter that is no matrix.
     fn vector(&self) -> Vec<f32> {
         let values = |part: &StoredPart<'_>| {
+            let Source::Plain(tensor, element) = &part.source else { unreachable!("packed are matrices") };
             // A vector is one row to its tensor, which may have blocks.
-            let mut stored = vec![0.0; part.tensor.shape.iter().product()];
-            part.element.decode(part.tensor.bytes, &mut stored);
-            let width = part.tensor.shape[1..].iter().product::<usize>();
+            let mut stored = vec![0.0; tensor.shape.iter().product()];
+            element.decode(tensor.bytes, &mut stored);
+            let width = tensor.shape.iter().skip(1).product::<usize>();
             (0..part.n_rows).flat_map(|n| stored[part.order.place(n) * width..][..width].to_vec()).collect::<Vec<_>>()
         };
         self.parts.iter().flat_map(values).collect()
@@ -286,8 +369,8 @@ impl<'a> StoredParam<'a> {
     where
         'a: 't,
     {
-        if let Some(part) = self.parts.iter().find(|part| part.element.dtype().is_quantized()) {
-            return Err(cannot_merge(&part.tensor));
+        if let Some(part) = self.parts.iter().find(|part| part.source.is_quantized()) {
+            return Err(cannot_merge(&part.source));
         }
         Ok(ParamData::Rows(MatrixRows::new(dims, dims[1], move |row, out| {
             let (part, of_tensor) = place(&self.parts, row);
@@ -299,12 +382,22 @@ impl<'a> StoredParam<'a> {
     /// The parts without conversion, if all are quantized, and some to what only files have. Parts of different types are
     /// separate matrices, each of which must fill whole panels of 32 rows.
     fn as_blocks(&self, d_in: usize) -> Option<Vec<(Dtype, BlockRows<'_>)>> {
-        let dtype = |part: &StoredPart<'_>| part.element.dtype();
-        let (all, any) = (self.parts.iter().all(|part| dtype(part).is_quantized()), &self.parts);
-        if !all || !any.iter().any(|part| dtype(part).is_from_files()) {
+        let dtype = |part: &StoredPart<'_>| part.source.dtype().unwrap_or_default();
+        let is_quantized = self.parts.iter().all(|part| dtype(part).is_quantized());
+        if !is_quantized || !self.parts.iter().any(|part| dtype(part).is_from_files()) {
             return None;
         }
-        let of_one_kind = self.parts.chunk_by(|one, other| dtype(one) == dtype(other));
+        let layout = |part: &StoredPart<'a>| match part.source {
+            Source::Packed(matrix) => matrix.layout(),
+            Source::Plain(..) => None,
+        };
+        // Blocks of 8-bit floats have whole rows of their matrix, in its order.
+        let is_fp8 = |part: &StoredPart<'a>| dtype(part) == Dtype::Fp8;
+        if self.parts.iter().any(|part| is_fp8(part) && part.order != RowOrder::Same) {
+            return None;
+        }
+        let are_alike = |one: &_, other: &_| dtype(one) == dtype(other) && layout(one) == layout(other) && !is_fp8(one);
+        let of_one_kind = self.parts.chunk_by(are_alike);
         let matrices: Vec<_> = of_one_kind.map(|parts| (dtype(&parts[0]), block_rows(parts, d_in))).collect();
         let are_whole = matrices.iter().all(|(_, matrix)| matrix.dims()[0].is_multiple_of(BLOCK_SIZE));
         (matrices.len() == 1 || are_whole).then_some(matrices)
@@ -313,19 +406,30 @@ impl<'a> StoredParam<'a> {
     /// A matrix in the form nearest to the file's that the device computes with.
     fn into_nearest(self, dims: [usize; 2], plan: &LoadPlan<'_>) -> Result<ParamData<'a>> {
         let (d_in, device) = (dims[1], plan.device);
-        let dtype = self.parts.iter().map(|part| part.element.dtype()).reduce(Dtype::wider).unwrap_or_default();
+        if let Some(part) = self.parts.iter().find(|part| part.source.dtype().is_none()) {
+            return Err(needs_dtype(&part.source, plan.packed));
+        }
+        let dtype = self.parts.iter().filter_map(|part| part.source.dtype()).reduce(Dtype::wider).unwrap_or_default();
         if Dtype::Q4K.is_for(device)
             && let Some(parts) = self.as_blocks(d_in)
         {
             return Ok(ParamData::Placed(Weight::from_parts(&parts)));
         }
+        // Other programs' formats are not rounded without being asked, where the CPU could do without.
+        let is_packed = |part: &&StoredPart<'_>| matches!(part.source, Source::Packed(_));
+        if let Some(part) = self.parts.iter().find(is_packed)
+            && dtype.is_from_files()
+            && dtype.is_for(device)
+        {
+            return Err(needs_dtype(&part.source, plan.packed));
+        }
         let dtype = dtype.stored_as();
         if dtype.is_quantized() && dtype.is_for(device) {
             let read = move |row, out: &mut [QuantizedBlock]| {
                 let (part, row) = place(&self.parts, row);
-                part.element.small_blocks(part.bytes(row, d_in), dtype, out);
+                part.source.small_blocks(row, d_in, dtype, out);
             };
-            let rows = MatrixRows::new(dims, d_in / BLOCK_SIZE, read);
+            let rows = MatrixRows::new(dims, d_in.div_ceil(BLOCK_SIZE), read);
             return Weight::from_blocks(&rows, dtype, device).map(ParamData::Placed);
         }
         let is_kept = dtype.is_for(device) && (plan.keeps_f16 || dtype != Dtype::F16);
@@ -340,33 +444,61 @@ impl<'a> StoredParam<'a> {
 /// The blocks of parts of one dtype, in which they have their values exactly.
 fn block_rows<'p>(parts: &'p [StoredPart<'_>], d_in: usize) -> BlockRows<'p> {
     let dims = [parts.iter().map(|part| part.n_rows).sum(), d_in];
-    match parts[0].element.dtype() {
-        Dtype::Mxfp4 => {
+    let dtype = parts[0].source.dtype().unwrap_or_default();
+    match parts[0].source {
+        Source::Packed(matrix) if let Some(layout) = matrix.layout() => {
+            let read = move |row, out: &mut [GroupRun]| {
+                let (part, row) = place(parts, row);
+                let Source::Packed(matrix) = part.source else { unreachable!("parts of one layout") };
+                matrix.runs(row, out);
+            };
+            let rows = MatrixRows::new(dims, d_in / BLOCK_SIZE, read);
+            BlockRows::Groups { rows, n_runs: layout.n_runs, order: layout.order.clone() }
+        }
+        Source::Packed(matrix) if let (Dtype::Fp8, Some(scales)) = (dtype, matrix.fp8_scales()) => {
+            let read = move |row, out: &mut [u8]| matrix.fp8_row(row, out);
+            BlockRows::Fp8(MatrixRows::new(dims, d_in, read), scales.clone())
+        }
+        _ if dtype == Dtype::Mxfp4 => {
             let read = move |row, out: &mut [MxBlock]| {
                 let (part, row) = place(parts, row);
-                part.element.mx_blocks(part.bytes(row, d_in), out);
+                let (element, bytes) = part.plain_row(row, d_in);
+                element.mx_blocks(bytes, out);
             };
             BlockRows::Mx(MatrixRows::new(dims, d_in / BLOCK_SIZE, read))
         }
-        dtype if dtype.has_super_blocks() => {
+        _ if dtype.has_super_blocks() => {
             let read = move |row, out: &mut [KBlock]| {
                 let (part, row) = place(parts, row);
-                part.element.k_blocks(part.bytes(row, d_in), out);
+                let (element, bytes) = part.plain_row(row, d_in);
+                element.k_blocks(bytes, out);
             };
             BlockRows::Super(MatrixRows::new(dims, d_in / K_BLOCK, read))
         }
-        dtype => {
+        _ => {
             let read = move |row, out: &mut [QuantizedBlock]| {
                 let (part, row) = place(parts, row);
-                part.element.small_blocks(part.bytes(row, d_in), dtype, out);
+                part.source.small_blocks(row, d_in, dtype, out);
             };
             BlockRows::Small(MatrixRows::new(dims, d_in / BLOCK_SIZE, read))
         }
     }
 }
 
-fn cannot_merge(tensor: &StoredTensor<'_>) -> Error {
-    tensor.error("is quantized, so an adapter cannot be added to it").with_hint(
+/// The error for a packed matrix that no dtype represents exactly.
+fn needs_dtype(source: &Source<'_>, packed: &PackedMatrices<'_>) -> Error {
+    let n_values: usize = packed.values().map(|matrix| matrix.dims().iter().product::<usize>()).sum();
+    let n_bytes = ByteSize(2 * n_values as u64);
+    source
+        .error(format!(
+            "is quantized in a way that Hearth does not compute with; rounded to f16, the model's quantized matrices take \
+             {n_bytes}"
+        ))
+        .with_hint("choose what to round to: `--dtype f16`, `--dtype bf16`, or for less memory `--quantize q8`")
+}
+
+fn cannot_merge(source: &Source<'_>) -> Error {
+    source.error("is quantized, so an adapter cannot be added to it").with_hint(
         "merge the adapter with the model before quantization, or use it beside the model (`--lora NAME=ADAPTER`)",
     )
 }
@@ -383,19 +515,22 @@ fn place<'p, 'a>(parts: &'p [StoredPart<'a>], mut row: usize) -> (&'p StoredPart
 }
 
 impl StoredPart<'_> {
-    /// Row `row` of the tensor, which has `width` values.
-    fn bytes(&self, row: usize, width: usize) -> &[u8] {
-        let n_bytes = self.element.bytes_of(width);
-        &self.tensor.bytes[row * n_bytes..][..n_bytes]
+    /// Type and bytes of row `row` of the tensor, which has `width` values; of a part that is no packed matrix.
+    fn plain_row(&self, row: usize, width: usize) -> (ElementType, &[u8]) {
+        let Source::Plain(tensor, element) = &self.source else { unreachable!("packed matrices have no such dtypes") };
+        (*element, bytes_of_row(tensor, *element, row, width))
     }
 
     /// The values of row `row` of the tensor, or of its column if it is transposed.
     fn decode(&self, row: usize, out: &mut [f32]) {
-        if !self.order.is_transposed() {
-            return self.element.decode(self.bytes(row, out.len()), out);
-        }
-        for (n, out) in out.iter_mut().enumerate() {
-            self.element.decode(self.bytes(n * self.n_rows + row, 1), std::slice::from_mut(out));
+        match &self.source {
+            Source::Packed(matrix) => matrix.decode(row, out),
+            Source::Plain(tensor, element) if self.order.is_transposed() => {
+                for (n, out) in out.iter_mut().enumerate() {
+                    element.decode(bytes_of_row(tensor, *element, n * self.n_rows + row, 1), std::slice::from_mut(out));
+                }
+            }
+            Source::Plain(tensor, element) => element.decode(bytes_of_row(tensor, *element, row, out.len()), out),
         }
     }
 }

@@ -22,9 +22,9 @@ use super::{
     files::{self, DiskDtype, TensorFiles, what_else_it_is},
     generation_config::sampling_defaults,
     gguf,
-    hf_schema::{self, HfSchema},
+    hf_schema::{self, HfSchema, Quantization},
     loader::{self, LoadPlan},
-    own_pooling,
+    own_pooling, packed,
     passed_over::{PassedOver, shown},
     save::save_params,
     staged_dir::{StagedDir, read_whole},
@@ -126,7 +126,7 @@ pub fn adapter_base(dir: &Path) -> Result<PathBuf> {
 /// As [`load`].
 pub fn is_quantized(dir: &Path) -> Result<bool> {
     let dir = &*model_of(dir);
-    if gguf::is_gguf(dir) { gguf::is_quantized(dir) } else { Ok(load_stored_dtype(dir)?.is_some()) }
+    if gguf::is_gguf(dir) { gguf::is_quantized(dir) } else { Ok(quantization(dir)?.is_some()) }
 }
 
 /// Loads a model with an adapter added to its matrices.
@@ -326,7 +326,16 @@ fn build(
             config.max_seq_len
         );
     }
-    let stored = hf_schema::stored_dtype(config_json, path)?;
+    let (stored, method) = match hf_schema::quantization(config_json, path)? {
+        Some(Quantization::Own(dtype)) => (Some(dtype), None),
+        Some(Quantization::Packed(method)) => (None, Some(method)),
+        None => (None, None),
+    };
+    let mut tensors = files.table()?;
+    if let Some(wrapper) = wrapper {
+        take_text_part(&mut tensors, wrapper, path)?;
+    }
+    let packed = method.map(|method| packed::fold(&mut tensors, method)).transpose()?.unwrap_or_default();
     if let (Some(stored), Some(asked)) = (stored, options.dtype)
         && stored != asked
     {
@@ -339,16 +348,13 @@ fn build(
     }
     let plan = LoadPlan {
         names: schema.tensor_names(),
+        packed: &packed,
         config: &config,
         dtype: options.dtype.or(stored),
         keeps_f16: false,
         device: &options.device,
         merged,
     };
-    let mut tensors = files.table()?;
-    if let Some(wrapper) = wrapper {
-        take_text_part(&mut tensors, wrapper, path)?;
-    }
     loader::load(&tensors, &plan)
 }
 
@@ -424,11 +430,12 @@ pub fn load_config(dir: &Path) -> Result<GptConfig> {
         return gguf::load_config(dir);
     }
     let (json, path) = load_config_json(dir)?;
+    hf_schema::quantization(&json, &path)?;
     Ok(schema_and_config(&Fields::new(&json, &path))?.1)
 }
 
-/// The quantized dtype of the model dir `dir`, if `config.json` has one. `None` for GGUF files, which have a type per
-/// matrix.
+/// The quantized dtype of the model dir `dir`, if `hearth quantize` wrote it. `None` for GGUF files and for what other
+/// programs quantized: these have a type per matrix.
 ///
 /// # Errors
 /// As [`load`].
@@ -437,8 +444,16 @@ pub fn load_stored_dtype(dir: &Path) -> Result<Option<Dtype>> {
     if gguf::is_gguf(dir) {
         return Ok(None);
     }
+    Ok(match quantization(dir)? {
+        Some(Quantization::Own(dtype)) => Some(dtype),
+        _ => None,
+    })
+}
+
+/// How the matrices of the model dir `dir` are quantized, if they are.
+fn quantization(dir: &Path) -> Result<Option<Quantization>> {
     let (json, path) = load_config_json(dir)?;
-    hf_schema::stored_dtype(&json, &path)
+    hf_schema::quantization(&json, &path)
 }
 
 /// The class in `config.json` of the model dir `dir`: one of

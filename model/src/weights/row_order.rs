@@ -18,8 +18,8 @@ pub(super) enum RowOrder {
     After(usize),
     /// Each row is a column, in the same order.
     Transposed,
-    /// The rows of the two halves alternate, perhaps as columns.
-    Alternating { half: usize, transposed: bool },
+    /// One value, in a tensor without dimensions.
+    Scalar,
 }
 
 /// Rows of one kind in a group.
@@ -82,23 +82,11 @@ impl RowOrder {
         Self::grouped(n_kv_heads, [n_heads / n_kv_heads * head_dim, head_dim, head_dim, 0])
     }
 
-    /// Whether rows are columns of the tensor.
-    pub(super) fn is_transposed(self) -> bool {
-        matches!(self, Self::Transposed | Self::Alternating { transposed: true, .. })
-    }
-
     /// The row of the tensor (its column, if it is transposed) that is row `n` of the parameter.
     pub(super) fn place(self, n: usize) -> usize {
         match self {
-            Self::Same | Self::Transposed => n,
+            Self::Same | Self::Transposed | Self::Scalar => n,
             Self::After(n_before) => n_before + n,
-            Self::Alternating { half, .. } => {
-                if n < half {
-                    2 * n
-                } else {
-                    2 * (n - half) + 1
-                }
-            }
             Self::Interleaved { head_dim, rotary_dim } => {
                 let (dim, half) = (n % head_dim, rotary_dim / 2);
                 n - dim

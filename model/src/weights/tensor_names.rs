@@ -84,11 +84,6 @@ pub(super) const fn after(n_rows: usize, path: &'static str, tensor: &'static st
     NameRow::one(path, tensor, RowSelection::After(n_rows))
 }
 
-/// One tensor with rows in the order that `rows` says.
-pub(super) const fn ordered(rows: RowSelection, path: &'static str, tensor: &'static str) -> NameRow {
-    NameRow::one(path, tensor, rows)
-}
-
 /// Several tensors, stacked along `d_out`.
 pub(super) const fn stacked(path: &'static str, tensors: &'static [NamedRows]) -> NameRow {
     NameRow { path, tensors: Tensors::Stacked(tensors), leading: Leading::None, holds: None }
@@ -102,10 +97,6 @@ pub(super) enum RowSelection {
     KeysOrValues,
     /// Half of a gated MLP's first matrix.
     Half,
-    /// A gated MLP's first matrix, or its bias, whose rows are alternately of the gate and of `up`.
-    Alternating,
-    /// The same, [`transposed`].
-    TransposedAlternating,
     /// Queries whose two dimensions that rotate together are next to each other, head by head.
     InterleavedQueries,
     /// Keys laid out like that.
@@ -120,6 +111,10 @@ pub(super) enum RowSelection {
     ByKeyHead,
     /// See [`after`].
     After(usize),
+    /// One value of a vector, as a tensor of one.
+    Value,
+    /// One value of a vector, as a tensor without dimensions.
+    Scalar,
     /// Queries and their gates, head by head.
     GatedQueries,
     /// Queries, keys and values of a gated delta net.
@@ -137,10 +132,10 @@ impl RowSelection {
     fn count(self, config: &GptConfig, n: usize) -> usize {
         match self {
             Self::All | Self::Transposed | Self::ByKeyHead | Self::After(_) => n,
-            Self::Alternating | Self::TransposedAlternating => n,
             Self::Queries | Self::InterleavedQueries | Self::ReversedQueries => config.q_width(),
             Self::KeysOrValues | Self::InterleavedKeys | Self::ReversedKeys => config.kv_width(),
             Self::Half => n / 2,
+            Self::Value | Self::Scalar => 1,
             Self::DeltaByKeyHead | Self::BetasByKeyHead => n,
             Self::GatedQueries => config.gate_width() + config.q_width(),
             Self::DeltaQkv => delta_net(config).map_or(n, |net| net.heads().width()),
@@ -148,15 +143,13 @@ impl RowSelection {
         }
     }
 
-    /// The order of `n` rows.
-    fn order(self, config: &GptConfig, n: usize) -> RowOrder {
+    fn order(self, config: &GptConfig) -> RowOrder {
         match self {
-            Self::All | Self::Queries | Self::KeysOrValues | Self::Half => RowOrder::Same,
+            Self::All | Self::Queries | Self::KeysOrValues | Self::Half | Self::Value => RowOrder::Same,
+            Self::Scalar => RowOrder::Scalar,
             Self::InterleavedQueries | Self::InterleavedKeys => RowOrder::interleaved(config),
             Self::ReversedQueries | Self::ReversedKeys => RowOrder::reversed(config),
             Self::Transposed => RowOrder::Transposed,
-            Self::Alternating => RowOrder::Alternating { half: n / 2, transposed: false },
-            Self::TransposedAlternating => RowOrder::Alternating { half: n / 2, transposed: true },
             Self::ByKeyHead => RowOrder::by_key_head(config),
             Self::After(n_rows) => RowOrder::After(n_rows),
             Self::GatedQueries => RowOrder::gated_queries(config),
@@ -208,7 +201,8 @@ impl TensorPart {
     pub(super) fn shape(&self, spec: &ParamSpec) -> Vec<usize> {
         let rest = &spec.shape[1..];
         let own = match self.order {
-            order if order.is_transposed() => [rest, &[self.n_rows]].concat(),
+            RowOrder::Transposed => [rest, &[self.n_rows]].concat(),
+            RowOrder::Scalar => Vec::new(),
             RowOrder::After(n_before) => [&[n_before + self.n_rows], rest].concat(),
             _ => [&[self.n_rows], rest].concat(),
         };
@@ -242,7 +236,7 @@ impl TensorNames {
         let part = |&(pattern, rows): &NamedRows| TensorPart {
             name: name(pattern),
             n_rows: rows.count(config, spec.shape[0]),
-            order: rows.order(config, spec.shape[0]),
+            order: rows.order(config),
             expert: match row.leading {
                 Leading::None => None,
                 Leading::One => Some(OfExpert { number: 0, n_experts: 1 }),

@@ -97,18 +97,30 @@ impl<'a> TensorTable<'a> {
         asked_by: &'static str,
         all: impl IntoIterator<Item = StoredTensor<'a>>,
     ) -> Result<Self> {
-        let mut tensors: HashMap<&str, StoredTensor<'_>> = HashMap::new();
-        for tensor in all {
-            if let Some(first) = tensors.get(tensor.name) {
-                return Err(tensor.error(format!("is also in `{}`", first.path.display())));
-            }
-            tensors.insert(tensor.name, tensor);
+        let mut table = Self { tensors: HashMap::new(), path, maps, asked_by };
+        all.into_iter().try_for_each(|tensor| table.insert(tensor))?;
+        Ok(table)
+    }
+
+    /// Adds a tensor.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] if there is one of the same name.
+    pub(super) fn insert(&mut self, tensor: StoredTensor<'a>) -> Result<()> {
+        if let Some(first) = self.tensors.get(tensor.name) {
+            return Err(tensor.error(format!("is also in `{}`", first.path.display())));
         }
-        Ok(Self { tensors, path, maps, asked_by })
+        self.tensors.insert(tensor.name, tensor);
+        Ok(())
     }
 
     pub(super) fn get(&self, name: &str) -> Option<&StoredTensor<'a>> {
         self.tensors.get(name)
+    }
+
+    /// The names of all tensors, in no order.
+    pub(super) fn names(&self) -> impl Iterator<Item = &'a str> {
+        self.tensors.keys().copied()
     }
 
     /// All tensors, in no order.

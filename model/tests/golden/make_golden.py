@@ -406,6 +406,55 @@ CASES = {
         weight_std=0.45,
         teeth=(*ROPE_TEETH, {"hidden_act": "gelu"}),
     ),
+    "gpt-neo": Case(
+        "GPTNeoForCausalLM",
+        {"vocab_size": 37, "max_position_embeddings": 40, "hidden_size": 16, "num_layers": 3, "num_heads": 2,
+         "attention_types": [[["global", "local"], 1], [["local"], 1]], "window_size": 6, "layer_norm_epsilon": 1e-3, **IDS},
+        seed=617,
+        weight_std=0.35,
+        teeth=(
+            {"layer_norm_epsilon": 1e-5},
+            {"activation_function": "gelu"},
+            {"window_size": 7},
+            {"attention_types": [[["local"], 3]]},
+            {"attention_types": [[["local", "global", "local"], 1]]},
+        ),
+    ),
+    "jais2": Case(
+        "Jais2ForCausalLM",
+        {**SMALL, "num_attention_heads": 2, "num_key_value_heads": 1, "layer_norm_eps": 1e-3, "head_dim": 12,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+        seed=618,
+        weight_std=0.45,
+        teeth=({"layer_norm_eps": 1e-5}, {"hidden_act": "relu"}, ROPE_TEETH[1]),
+    ),
+    "hyperclovax": Case(
+        "HyperCLOVAXForCausalLM",
+        {
+            **SMALL_ROPE,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 1.5,
+            "attention_multiplier": 0.25,
+        },
+        seed=619,
+        weight_std=0.5,
+        teeth=(
+            *ROPE_TEETH,
+            {"embedding_multiplier": 1.0},
+            {"residual_multiplier": 1.0},
+            {"logits_scaling": 1.0},
+            {"attention_multiplier": 12**-0.5},
+        ),
+    ),
+    # Its activation has two learned numbers in each layer.
+    "apertus": Case(
+        "ApertusForCausalLM",
+        {**SMALL_ROPE, "attention_bias": True},
+        seed=616,
+        weight_std=0.5,
+        teeth=(*ROPE_TEETH,),
+    ),
     "arcee": Case(
         "ArceeForCausalLM",
         {**SMALL_ROPE, "head_dim": 12, "attention_bias": True, "mlp_bias": True},
@@ -1300,6 +1349,9 @@ def make(name):
         # As `save_pretrained` stores experts: one by one, in some classes.
         gradients = revert_weight_conversion(model, gradients)
         saved = {key: list(tensor.shape) for key, tensor in load_file(folder / "model.safetensors").items()}
+        # What is saved and does not train.
+        buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
+        gradients |= {name: torch.zeros_like(buffer) for name, buffer in buffers.items()}
         computed = {key: list(gradient.shape) for key, gradient in gradients.items()}
         saved = {key: shape for key, shape in saved.items() if not key.endswith(SELECTION_BIASES)}
         assert saved == computed, f"gradients and saved tensors differ: {sorted(saved.keys() ^ computed.keys())}"

@@ -6,7 +6,7 @@ use super::{
     matmul::{Store, has_gated, linear_into},
     packed_matrix::Panels,
     row_updates::{RowUpdate, add_row_updates},
-    rowwise::{activate_rows, gated_into},
+    rowwise::{XieluNumbers, activate_rows, gated_into, xielu},
     tensors::{Values, values},
 };
 use crate::ops::types::Mlp;
@@ -42,11 +42,14 @@ impl<'a> LinearMemory<'a> {
 
 /// Writes the input of the MLP's last matrix, `[n_rows, d_ff]`, to `inner`; `wide` is scratch memory.
 pub(super) fn mlp_into(input: &[f32], mlp: &Mlp<LinearMemory<'_>>, wide: &mut Vec<f32>, inner: &mut Vec<f32>) {
-    let Mlp { up, activation, gated, .. } = mlp;
+    let Mlp { up, activation, xielu: xielu_numbers, gated, .. } = mlp;
     let [d_up, d_model] = up.weight.dims();
     if !gated {
         product(input, up, inner);
-        return activate_rows(inner, d_up, *activation);
+        return match xielu_numbers {
+            Some(numbers) => xielu(inner, d_up, XieluNumbers::of(values(numbers.clone()).as_slice())),
+            None => activate_rows(inner, d_up, *activation),
+        };
     }
     let d_ff = d_up / 2;
     resize(inner, input.len() / d_model * d_ff);

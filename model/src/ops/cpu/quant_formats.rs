@@ -1,4 +1,5 @@
-//! The quantized formats of the CPU. This file has everything about a format's layout in memory: the type of its
+//! The quantized formats of the CPU, but for integers with zero points (`group_formats.rs`) and
+//! 8-bit floats (`fp8_panels.rs`). This file has everything about a format's layout in memory: the type of its
 //! blocks, and its entries in [`quantize`] and [`pack_small`], or for those that only files have in [`pack`].
 
 use std::array;
@@ -6,6 +7,8 @@ use std::array;
 use half::{bf16, f16};
 
 use super::{
+    fp8_panels::Fp8Panels,
+    group_formats,
     panel_layout::{Line, PANEL},
     panel_storage::{PanelValues, QuantPanels},
     quant_blocks::{
@@ -70,6 +73,8 @@ pub(super) fn pack(rows: &BlockRows<'_>, dtype: Dtype) -> Box<dyn PanelValues> {
         BlockRows::Small(rows) => pack_small(rows, dtype),
         BlockRows::Super(rows) => pack_super(rows, dtype),
         BlockRows::Mx(rows) => Box::new(QuantPanels::<Mxfp4Block>::pack(rows)),
+        BlockRows::Fp8(rows, scales) => Box::new(Fp8Panels::new(rows, scales)),
+        BlockRows::Groups { rows, n_runs, order } => group_formats::pack(rows, dtype, *n_runs, order.as_deref()),
     }
 }
 

@@ -122,6 +122,8 @@ pub(super) enum InputCorrection {
     Sum,
     /// The same for each half of the block.
     HalfSums,
+    /// Both minus the sum times this offset, and the sum times the scale.
+    OffsetAndSum(i32),
 }
 
 /// 32 values of the input, quantized to 8 bits.
@@ -155,6 +157,7 @@ impl RoundedBlock {
             InputCorrection::Offset(offset) => -offset * (left + right),
             // Both fit into 16 bits: at most 16 times 127.
             InputCorrection::HalfOffsets(_) | InputCorrection::HalfSums => right << 16 | left & 0xffff,
+            InputCorrection::OffsetAndSum(_) => left + right,
             InputCorrection::Sum => ((left + right) as f32 * scale).to_bits().cast_signed(),
         };
         Self { values, scale, correction }
@@ -166,6 +169,7 @@ impl RoundedBlock {
         match correction {
             InputCorrection::Offset(_) => self.correction,
             InputCorrection::HalfOffsets(offset) => self.half_sum(half) * -offset,
+            InputCorrection::OffsetAndSum(offset) => self.correction * -offset,
             InputCorrection::Sum | InputCorrection::HalfSums => 0,
         }
     }
@@ -176,6 +180,7 @@ impl RoundedBlock {
     pub(super) fn sum(&self, correction: InputCorrection, half: usize) -> f32 {
         match correction {
             InputCorrection::HalfSums => self.half_sum(half) as f32 * self.scale,
+            InputCorrection::OffsetAndSum(_) => self.correction as f32 * self.scale,
             _ => f32::from_bits(self.correction.cast_unsigned()),
         }
     }
@@ -308,6 +313,7 @@ mod tests {
             InputCorrection::HalfOffsets(32),
             InputCorrection::Sum,
             InputCorrection::HalfSums,
+            InputCorrection::OffsetAndSum(128),
         ] {
             let rounded = || QuantRows::new(&x, d_in, correction).blocks;
             for level in every_isa() {
@@ -331,6 +337,10 @@ mod tests {
                     InputCorrection::Sum => {
                         assert_eq!(block.sum(correction, 0), (sums[0] + sums[1]) as f32 * block.scale);
                         assert_eq!(block.start(correction, 0), 0);
+                    }
+                    InputCorrection::OffsetAndSum(_) => {
+                        assert_eq!(block.start(correction, 0), -128 * (sums[0] + sums[1]));
+                        assert_eq!(block.sum(correction, 0), (sums[0] + sums[1]) as f32 * block.scale);
                     }
                     InputCorrection::HalfSums => {
                         let expected = sums.map(|sum| sum as f32 * block.scale);

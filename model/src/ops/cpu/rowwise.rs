@@ -189,6 +189,40 @@ fn soft_cap_body<const FUSED: bool>(values: &mut [f32], cap: f32) {
     values.iter_mut().for_each(|value| *value = tanh::<FUSED>(*value / cap) * cap);
 }
 
+/// The numbers of [`xielu`](crate::ops::xielu).
+#[derive(Clone, Copy)]
+pub(in crate::ops) struct XieluNumbers {
+    above: f32,
+    below: f32,
+    beta: f32,
+    eps: f32,
+}
+
+impl XieluNumbers {
+    /// From what is stored.
+    pub(in crate::ops) fn of(stored: &[f32]) -> Self {
+        let softplus = |x: f32| f64::from(x).exp().ln_1p() as f32;
+        let (beta, eps) = (stored[2], stored[3]);
+        Self { above: softplus(stored[0]), below: softplus(stored[1]) + beta, beta, eps }
+    }
+}
+
+/// [`xielu`](crate::ops::xielu) of `x [n_rows, d_ff]`, in place.
+pub(in crate::ops) fn xielu(x: &mut [f32], d_ff: usize, numbers: XieluNumbers) {
+    for_rows(x, d_ff, |_, row| xielu_row(row, numbers));
+}
+
+for_each_isa!(xielu_row(row: &mut [f32], numbers: XieluNumbers) = xielu_row_body);
+
+#[inline(always)]
+fn xielu_row_body<const FUSED: bool>(row: &mut [f32], numbers: XieluNumbers) {
+    let XieluNumbers { above, below, beta, eps } = numbers;
+    for x in row {
+        let curve = if *x > 0.0 { above * *x * *x } else { below * (exp::<FUSED>(x.min(eps)) - 1.0 - *x) };
+        *x = curve + beta * *x;
+    }
+}
+
 /// [`activate`](crate::ops::activate) of `x [n_rows, d_ff]`.
 pub(in crate::ops) fn activate(x: &[f32], d_ff: usize, kind: Activation) -> Vec<f32> {
     new_rows(x.len(), d_ff, |row, output| {

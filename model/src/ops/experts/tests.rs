@@ -53,6 +53,7 @@ impl Weights {
             up: linear(up, of_up),
             down: linear(down, of_down),
             activation: Activation::Silu,
+            xielu: None,
             gated: true,
         };
         let router = |weight: &'a Weight| RouterParts { weight, bias: None, selection_bias: None };

@@ -100,6 +100,8 @@ pub(crate) struct Mlp<L> {
     /// Last matrix.
     pub(crate) down: L,
     pub(crate) activation: Activation,
+    /// The four numbers of [`xielu`](crate::ops::xielu), if that is the activation instead.
+    pub(crate) xielu: Option<Tensor<1>>,
     pub(crate) gated: bool,
 }
 
@@ -133,8 +135,8 @@ pub(crate) struct Routing {
 impl<L> Mlp<L> {
     /// The same MLP with matrices in another form.
     fn map<K>(&self, linear: impl Fn(&L) -> K) -> Mlp<K> {
-        let Self { up, down, activation, gated } = self;
-        Mlp { up: linear(up), down: linear(down), activation: *activation, gated: *gated }
+        let Self { up, down, activation, xielu, gated } = self;
+        Mlp { up: linear(up), down: linear(down), activation: *activation, xielu: xielu.clone(), gated: *gated }
     }
 }
 

@@ -50,6 +50,13 @@ pub enum Dtype {
     Iq1,
     /// Values of two bits, from -1 to 2 times a scale, in memory in 2.5 bits: GGUF's `TQ1_0`, `TQ2_0` and `Q1_0`.
     Q2,
+    /// Floats of 8 bits (E4M3) with scales for blocks of 128 by 128, rows or the matrix: 8 bits a value.
+    Fp8,
+    /// 8 bits a value, with a scale and a zero point per group of inputs: of GPTQ and compressed-tensors.
+    Int8,
+    /// 4 bits a value, with a scale and a zero point per group of inputs: of AWQ, GPTQ and compressed-tensors. In memory
+    /// 4.4 bits in all for groups of 128.
+    Int4,
 }
 
 /// How files and GPUs store a quantized matrix: blocks of 32 numbers with an f16 scale.
@@ -92,9 +99,12 @@ impl Dtype {
     /// GPU, from the widest. (A matrix stacked from several of them is saved as q8 if it is on the CPU; a GPU holds it
     /// as the widest of their converted dtypes.)
     const FROM_FILES: &'static [(&'static str, Self, Self)] = &[
+        ("fp8", Self::Fp8, Self::Q8),
+        ("int8", Self::Int8, Self::Q8),
         ("q6_k", Self::Q6K, Self::Q8),
         ("q5_k", Self::Q5K, Self::Q5_1),
         ("q4_k", Self::Q4K, Self::Q4_1),
+        ("int4", Self::Int4, Self::Q8),
         ("iq4_nl", Self::Iq4Nl, Self::Q8),
         ("iq4_xs", Self::Iq4Xs, Self::Q8),
         ("mxfp4", Self::Mxfp4, Self::Q8),
@@ -164,7 +174,8 @@ impl Dtype {
 
     /// Whether it has blocks of 256.
     pub(crate) fn has_super_blocks(self) -> bool {
-        self.is_from_files() && !matches!(self, Self::Iq4Nl | Self::Mxfp4 | Self::Q2)
+        self.is_from_files()
+            && !matches!(self, Self::Iq4Nl | Self::Mxfp4 | Self::Q2 | Self::Int4 | Self::Int8 | Self::Fp8)
     }
 
     /// The dtype in which a matrix of this one is saved: of those that only files have, the nearest of the others.

@@ -81,6 +81,50 @@ impl MxBlock {
     }
 }
 
+/// 32 weights of a row in integers of 4 or 8 bits: a number minus the zero point, times the scale.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct GroupRun {
+    pub(crate) scale: f32,
+    /// `0..=16` for 4 bits, any for 8.
+    pub(crate) zero: i8,
+    /// `0..=15` for 4 bits, any for 8.
+    pub(crate) values: [i8; BLOCK_SIZE],
+}
+
+/// The scales of a matrix of 8-bit floats.
+#[derive(Clone, Debug)]
+pub(crate) struct Fp8Scales {
+    /// Of each block, row of blocks after row of blocks.
+    pub(crate) values: Vec<f32>,
+    /// Rows and inputs of a block; of the last ones there may be fewer.
+    pub(crate) block: [usize; 2],
+    /// Blocks of a row.
+    pub(crate) n_blocks: usize,
+}
+
+impl Fp8Scales {
+    /// The scales of row `row`; none behind the last row.
+    pub(crate) fn of_row(&self, row: usize) -> &[f32] {
+        self.values
+            .get(row / self.block[0] * self.n_blocks..)
+            .unwrap_or_default()
+            .get(..self.n_blocks)
+            .unwrap_or_default()
+    }
+}
+
+/// The value of a float of four bits for the exponent and three for the fraction, without infinities.
+#[inline(always)]
+pub(crate) fn e4m3(byte: u8) -> f32 {
+    let (exponent, fraction) = (u32::from(byte >> 3 & 15), u32::from(byte & 7));
+    let size = match (exponent, fraction) {
+        (15, 7) => f32::NAN,
+        (0, fraction) => fraction as f32 / 512.0,
+        _ => f32::from_bits((exponent + 120) << 23 | fraction << 20),
+    };
+    if byte >> 7 == 1 { -size } else { size }
+}
+
 /// Rows of a matrix in blocks, in the form in which a file has them.
 #[derive(Debug)]
 pub(crate) enum BlockRows<'a> {
@@ -90,6 +134,11 @@ pub(crate) enum BlockRows<'a> {
     Super(MatrixRows<'a, KBlock>),
     /// Blocks of MXFP4.
     Mx(MatrixRows<'a, MxBlock>),
+    /// Integers in runs of 32, of which `n_runs` share scale and zero point: 1, 2 or 4. `order` has the matrix's input
+    /// of each place in a row, unless inputs are in their own order.
+    Groups { rows: MatrixRows<'a, GroupRun>, n_runs: usize, order: Option<Vec<u32>> },
+    /// 8-bit floats, and their scales.
+    Fp8(MatrixRows<'a, u8>, Fp8Scales),
 }
 
 impl BlockRows<'_> {
@@ -99,6 +148,8 @@ impl BlockRows<'_> {
             Self::Small(rows) => rows.dims(),
             Self::Super(rows) => rows.dims(),
             Self::Mx(rows) => rows.dims(),
+            Self::Groups { rows, .. } => rows.dims(),
+            Self::Fp8(rows, _) => rows.dims(),
         }
     }
 }

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::{
     super::config_json::{Fields, Fixed},
     rope::{LLAMA4_BETA, ORIGINAL_LENGTH, RopeKeys, nested_object},
-    window::{WINDOW, WindowKeys},
+    window::{self, WINDOW, WindowKeys},
 };
 use crate::{
     config::{Activation, GptConfig, MAX_LAYERS, NormPosition, Positions, QueryTemperature, Rope},
@@ -306,6 +306,71 @@ pub(in super::super) const MINISTRAL3_TEMPERATURE: ConfigRow = custom(
                 nested.insert(ORIGINAL_LENGTH.to_owned(), json!(temperature.interval));
             }
         }
+    },
+);
+
+/// GPT-Neo repeats lists of layers' kinds.
+pub(in super::super) const GPT_NEO_WINDOWS: ConfigRow = custom(
+    &["attention_types", "attention_layers", "window_size"],
+    |fields, config| {
+        let kinds = json!([[["global", "local"], 12]]);
+        let types = fields.get("attention_types").unwrap_or(&kinds);
+        let expanded = || -> Option<Vec<bool>> {
+            let mut are_full = Vec::new();
+            for item in types.as_array()? {
+                let kind = |kind: &Value| match kind.as_str()? {
+                    "global" => Some(true),
+                    "local" => Some(false),
+                    _ => None,
+                };
+                let kinds: Vec<bool> = item[0].as_array()?.iter().map(kind).collect::<Option<_>>()?;
+                let n_times = usize::try_from(item[1].as_u64()?).ok()?;
+                // The number of layers is not validated yet, and neither is this.
+                are_full.extend(kinds.repeat(n_times.min(MAX_LAYERS + 1)).into_iter().take(MAX_LAYERS + 1));
+            }
+            Some(are_full)
+        };
+        let Some(are_full) = expanded().filter(|are_full| are_full.len() == config.n_layers) else {
+            let supported = format!("lists of \"global\" or \"local\" for the {} layers", config.n_layers);
+            return Err(fields.unsupported("attention_types", types, &supported));
+        };
+        let full_layers = (0..config.n_layers).filter(|&layer| are_full[layer]).collect();
+        window::set(config, Some(fields.size_or("window_size", 256)?), full_layers);
+        Ok(())
+    },
+    |config, written| {
+        let kind = |layer| if config.window_of(layer).is_some() { "local" } else { "global" };
+        let kinds: Vec<_> = (0..config.n_layers).map(kind).collect();
+        written.insert("attention_types".to_owned(), json!([[kinds, 1]]));
+        written.insert("attention_layers".to_owned(), json!(kinds));
+        written.insert("window_size".to_owned(), json!(config.sliding_window.unwrap_or(256)));
+    },
+);
+
+/// HyperCLOVA X may have norms after both parts besides, and scales scores as usual where the key is `null`.
+pub(in super::super) const HYPERCLOVAX_NORMS: ConfigRow = custom(
+    &["use_post_norm"],
+    |fields, config| {
+        let has_both = fields.flag_or("use_post_norm", true)?;
+        config.norm_position = if has_both { NormPosition::Sandwich } else { NormPosition::Pre };
+        Ok(())
+    },
+    |config, written| {
+        written.insert("use_post_norm".to_owned(), json!(config.norm_position == NormPosition::Sandwich));
+    },
+);
+
+/// See [`HYPERCLOVAX_NORMS`].
+pub(in super::super) const HYPERCLOVAX_ATTENTION: ConfigRow = custom(
+    &["attention_multiplier"],
+    |fields, config| {
+        if let Some(scale) = fields.number_if_any("attention_multiplier")? {
+            set_score_scale(config, scale);
+        }
+        Ok(())
+    },
+    |config, written| {
+        written.insert("attention_multiplier".to_owned(), json!(config.score_scale()));
     },
 );
 

@@ -111,7 +111,6 @@ pub fn known_architectures() -> Vec<&'static str> {
 /// Keys that would change the computation in any class or fork that knows them, and the value for which they do not. They are
 /// checked unless the class's own rows read them.
 const NEUTRAL: &[(&str, Fixed)] = &[
-    ("quantization_config", Fixed::Nothing),
     ("is_encoder_decoder", Fixed::Flag(false)),
     ("add_cross_attention", Fixed::Flag(false)),
     ("cross_attention_hidden_size", Fixed::Nothing),

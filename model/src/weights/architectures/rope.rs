@@ -79,7 +79,8 @@ pub(super) const PHI: RopeKeys = RopeKeys { share: Some((SHARE, 0.5)), ..WHOLE_H
 pub(super) const QWEN3_5: RopeKeys = RopeKeys { share: Some((SHARE, 0.25)), ..WHOLE_HEADS };
 pub(super) const COHERE: RopeKeys = RopeKeys { absent_theta: 500_000.0, ..WHOLE_HEADS };
 pub(super) const HELIUM: RopeKeys = RopeKeys { absent_theta: 100_000.0, ..WHOLE_HEADS };
-pub(super) const CWM: RopeKeys = RopeKeys { is_required: true, ..WHOLE_HEADS };
+/// The class's own scaling is not the usual one.
+pub(super) const STATED: RopeKeys = RopeKeys { is_required: true, ..WHOLE_HEADS };
 pub(super) const MINISTRAL3: RopeKeys = RopeKeys { is_required: true, own: &[LLAMA4_BETA], ..WHOLE_HEADS };
 pub(super) const HUNYUAN: RopeKeys = RopeKeys { own: &[ALPHA], ..WHOLE_HEADS };
 

@@ -77,6 +77,12 @@ const TEXT_PREFIXES: [&str; 2] = ["model.language_model.", "language_model."];
 /// How the names of the other parts' tensors begin, with or without `model.`.
 const OTHER_PARTS: [&str; 3] = ["visual.", "vision_tower.", "multi_modal_projector."];
 
+/// The names that wrappers give to a tensor that the text class calls `name`, or `short` without its prefix.
+pub(in super::super) fn wrapped_names(name: &str, short: &str) -> [String; 2] {
+    let [newer, older] = TEXT_PREFIXES;
+    [format!("{newer}{short}"), format!("{older}{name}")]
+}
+
 const TEXT_CONFIG: &str = "text_config";
 const TIED: &str = "tie_word_embeddings";
 /// The objects of the rotary positions.

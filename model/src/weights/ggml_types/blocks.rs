@@ -52,7 +52,7 @@ fn ternary(bytes: &[u8], at: usize) -> i8 {
         _ => (48, 4, at - 240),
     };
     let shifted = bytes[start + at % n].wrapping_mul([1, 3, 9, 27, 81][at / n]);
-    (u16::from(shifted) * 3 >> 8) as i8 - 1
+    ((u16::from(shifted) * 3) >> 8) as i8 - 1
 }
 
 /// A block of MXFP4.

@@ -15,9 +15,10 @@ use super::{
     config_rows::{
         self, ATTENTION_FACTOR, FACTOR_LISTS, GROUPED_HEADS, LAYER_NORM_EPS, PLAIN_HEADS, RMS_EPS, ROPE, SIZES, WINDOW,
     },
+    mixtures,
     names::{
         BLOCK, FALCON_NORMS, FUSED_QKV, GATED, INSIDE, INTERLEAVED_QKV, OUTSIDE, POST_ATTENTION_NORM, SANDWICH,
-        SEPARATE_QKV, UNGATED,
+        SEPARATE_QKV, UNGATED, XIELU,
     },
 };
 use serde_json::{Map, Value};
@@ -32,11 +33,11 @@ pub(super) struct Gguf {
     /// As in `general.architecture`.
     pub(super) name: &'static str,
     /// The configuration before keys are read; sizes are not set yet.
-    base: fn() -> GptConfig,
+    pub(super) base: fn() -> GptConfig,
     /// Keys and what they set, in the order in which they are read.
-    config: &'static [&'static [ConfigRow]],
+    pub(super) config: &'static [&'static [ConfigRow]],
     /// Which tensors make which parameters. Of several rows for one, the first whose tensors are there.
-    params: &'static [&'static [NameRow]],
+    pub(super) params: &'static [&'static [NameRow]],
 }
 
 impl Gguf {
@@ -62,6 +63,7 @@ impl Gguf {
         config.attn_out_bias = has("blk.0.attn_output.bias");
         config.shared_norm &= !has("blk.0.attn_norm_2.weight");
         config.mlp_bias = any(&["blk.0.ffn_up.bias", "blk.0.ffn_down.bias"]);
+        mixtures::read_tensors(&mut config, has);
         Ok(config)
     }
 
@@ -113,10 +115,18 @@ pub(super) const ALL: &[Gguf] = &[
     GLM4,
     HUNYUAN_DENSE,
     SEED_OSS,
+    APERTUS,
     ARCEE,
     NEMOTRON,
     OLMO,
     MINICPM,
+    mixtures::QWEN2_MOE,
+    mixtures::QWEN3_MOE,
+    mixtures::OLMOE,
+    mixtures::GRANITE_MOE,
+    mixtures::GLM4_MOE,
+    mixtures::ERNIE4_5_MOE,
+    JAIS2,
 ];
 
 /// The architecture that GGUF files call `name`. The error lists all.
@@ -140,12 +150,12 @@ pub(super) const POOLING_TYPE: &str = "pooling_type";
 /// Keys that are no part of the configuration. The shapes of the tensors say the same as the first two.
 const SILENT: &[&str] = &["vocab_size", "tensor_data_layout", POOLING_TYPE];
 
-/// Llama and Mistral. The converter interleaves the rows of queries and keys: adjacent dimensions rotate together.
+/// Llama, Mistral and Mixtral. The converter interleaves the rows of queries and keys: adjacent dimensions rotate together.
 const LLAMA: Gguf = Gguf {
     name: "llama",
     base: llama,
-    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS, WINDOW]],
-    params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED],
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS, WINDOW, mixtures::EXPERTS]],
+    params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED, mixtures::NAMES],
 };
 
 const QWEN2: Gguf = Gguf {
@@ -225,24 +235,23 @@ const SMOLLM3: Gguf = Gguf {
 };
 
 /// Queries and keys are interleaved as in [`LLAMA`].
-const GRANITE: Gguf = Gguf {
-    name: "granite",
-    base: llama,
-    config: &[
-        &[config_rows::GRANITE_ROTATES],
-        SIZES,
-        GROUPED_HEADS,
-        &[
-            ROPE,
-            RMS_EPS,
-            config_rows::GRANITE_SCORES,
-            number("embedding_scale", |c| &mut c.embedding_multiplier, 1.0),
-            number("residual_scale", |c| &mut c.residual_multiplier, 1.0),
-            ConfigRow::Divisor { key: "logit_scale", of: |c| &mut c.logit_multiplier, absent: 1.0 },
-        ],
+const GRANITE: Gguf =
+    Gguf { name: "granite", base: llama, config: GRANITE_ROWS, params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED] };
+
+pub(super) const GRANITE_ROWS: &[&[ConfigRow]] = &[
+    &[config_rows::GRANITE_ROTATES],
+    SIZES,
+    GROUPED_HEADS,
+    &[
+        ROPE,
+        RMS_EPS,
+        config_rows::GRANITE_SCORES,
+        number("embedding_scale", |c| &mut c.embedding_multiplier, 1.0),
+        number("residual_scale", |c| &mut c.residual_multiplier, 1.0),
+        ConfigRow::Divisor { key: "logit_scale", of: |c| &mut c.logit_multiplier, absent: 1.0 },
+        mixtures::EXPERTS,
     ],
-    params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED],
-};
+];
 
 /// OLMo 3 is an OLMo 2 with windows.
 const OLMO2: Gguf = Gguf {
@@ -404,6 +413,13 @@ const SEED_OSS: Gguf = Gguf {
     params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, POST_ATTENTION_NORM, BLOCK, GATED],
 };
 
+const APERTUS: Gguf = Gguf {
+    name: "apertus",
+    base: || GptConfig { qk_norm: true, gated_mlp: false, xielu: true, ..llama() },
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS]],
+    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, XIELU, BLOCK, UNGATED],
+};
+
 /// Queries and keys are interleaved as in [`LLAMA`].
 const ARCEE: Gguf = Gguf {
     name: "arcee",
@@ -429,6 +445,8 @@ const NEMOTRON: Gguf = Gguf {
     ],
     params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, BLOCK, UNGATED],
 };
+
+const JAIS2: Gguf = Gguf { name: "jais2", config: &[SIZES, GROUPED_HEADS, &[ROPE, LAYER_NORM_EPS]], ..NEMOTRON };
 
 /// Queries and keys are interleaved as in [`LLAMA`].
 const OLMO: Gguf = Gguf {

@@ -42,6 +42,9 @@ pub(super) const FALCON_NORMS: &[NameRow] = &[
 pub(super) const POST_ATTENTION_NORM: &[NameRow] =
     &[same("blocks.{}.mlp_norm.weight", "blk.{}.post_attention_norm.weight")];
 
+/// The numbers of the activation, which are metadata.
+pub(super) const XIELU: &[NameRow] = &[same("blocks.{}.mlp.xielu.weight", "blk.{}.xielu")];
+
 /// Names that the blocks of all architectures share.
 pub(super) const BLOCK: &[NameRow] = &[
     same("blocks.{}.attn_norm.weight", "blk.{}.attn_norm.weight"),

@@ -104,9 +104,10 @@ mod tests {
     use crate::ops::{
         BLOCK_SIZE as BLOCK, MatrixRows, QuantizedBlock,
         cpu::{
+            group_formats::{GroupBlock, GroupRow},
             isa::tests::{every_isa, is_fused, noise, with_isa},
             panel_storage::QuantPanels,
-            quant_blocks::RowBlock,
+            quant_blocks::{Bytes, Nibbles, RowBlock},
             quant_formats::{
                 Iq1Block, Iq2Block, Iq3SBlock, Iq3XxsBlock, Iq4NlBlock, Iq4XsBlock, Mxfp4Block, Q2Block, Q2KBlock,
                 Q3KBlock, Q4_1Block, Q4Block, Q4KBlock, Q5_1Block, Q5KBlock, Q6KBlock, Q8Block,
@@ -238,6 +239,16 @@ mod tests {
             scale: half::bf16::from_f32([0.0, 2.0_f32.powi(-30), 2.0_f32.powi(-128), 0.0625][some[0] as usize % 4]),
             values: array::from_fn(value),
         });
+        fn group<const RUNS: usize>(some: &[i32], value: &dyn Fn(usize) -> i8) -> GroupRow<RUNS> {
+            let values: [[i8; BLOCK]; RUNS] = array::from_fn(|run| array::from_fn(|at| value(run * BLOCK + at)));
+            // A power of two, so that the zero point can be subtracted after scaling, too.
+            let scale = 2.0_f32.powi(some[0].rem_euclid(6) - 15);
+            GroupRow { scale, zero: some[1].rem_euclid(17) as i8, values }
+        }
+        let (four, eight): (Vec<i8>, Vec<i8>) = ((0..16).collect(), (-128..=127).collect());
+        check_stored::<GroupBlock<Nibbles, 1>>(&four, group);
+        check_stored::<GroupBlock<Nibbles, 4>>(&four, group);
+        check_stored::<GroupBlock<Bytes, 4>>(&eight, group);
         check_super::<Q4KBlock>(&(0..16).collect::<Vec<_>>(), 1.0);
         check_super::<Q5KBlock>(&(0..32).collect::<Vec<_>>(), 1.0);
         check_super::<Q6KBlock>(&(-32..32).collect::<Vec<_>>(), 1.0);
@@ -287,6 +298,9 @@ mod tests {
         check_extremes::<Iq1Block>(of_k(array::from_fn(|_| 1)), [-9, 9]);
         check_extremes::<Q2Block>(small, [-1, 2]);
         check_extremes::<Iq4NlBlock>(small, [-127, 113]);
+        let of_group = |number| GroupRow::<1> { scale: 1.0, zero: 0, values: [[number; BLOCK]] };
+        check_extremes::<GroupBlock<Nibbles, 1>>(of_group, [0, 15]);
+        check_extremes::<GroupBlock<Bytes, 1>>(of_group, [-128, 127]);
         let of_mx = |number| MxBlock { scale: half::bf16::ONE, values: [number; BLOCK] };
         check_extremes::<Mxfp4Block>(of_mx, [-12, 12]);
     }

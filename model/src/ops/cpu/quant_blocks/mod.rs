@@ -17,7 +17,7 @@ pub(super) use lookup::{Fp4, Iq1, Iq2, Iq3S, Iq3Xxs, Iq4, Lookup};
 pub(super) use quants::{Bytes, FiveBits, Nibbles, Numbers, SixBits, ThreeBits, TwoBits};
 #[cfg(target_arch = "aarch64")]
 pub(super) use scales::REGISTERS;
-pub(super) use scales::{Part, Products, RowFactors};
+pub(super) use scales::{GroupFactors, Part, Products, RowFactors};
 
 /// A quantized format on the CPU: the weights of a panel's 32 rows at some inputs, in runs of 32 inputs. A format is an
 /// implementation of this and an entry in `quant_formats.rs`.

@@ -299,7 +299,7 @@ impl<N: Numbers> Numbers for OneMoreBit<N> {
     #[inline(always)]
     fn get(&self, row: usize, input: usize) -> u8 {
         let (place, at) = place(row, input);
-        self.low.get(row, input) | (self.high[place] >> at & 1) as u8 * Self::MIDDLE
+        self.low.get(row, input) | ((self.high[place] >> at & 1) as u8 * Self::MIDDLE)
     }
 
     #[cfg(target_arch = "x86_64")]

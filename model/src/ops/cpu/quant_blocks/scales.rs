@@ -127,6 +127,73 @@ impl RowFactors for &Line<bf16, PANEL> {
     }
 }
 
+/// For each row an f32, or minus an f32 times a small integer.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::ops::cpu) struct GroupFactors<'a> {
+    pub(in crate::ops::cpu) scales: &'a [f32; PANEL],
+    /// The integers.
+    pub(in crate::ops::cpu) zeros: Option<&'a [i8; PANEL]>,
+}
+
+impl RowFactors for GroupFactors<'_> {
+    #[inline(always)]
+    fn get(self, row: usize) -> f32 {
+        match self.zeros {
+            None => self.scales[row],
+            Some(zeros) => self.scales[row] * -f32::from(zeros[row]),
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads")]
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn load(self) -> [__m512; 2] {
+        use std::arch::x86_64::{
+            __m128i, _mm_loadu_si128, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_loadu_ps, _mm512_mul_ps,
+            _mm512_setzero_si512, _mm512_sub_epi32,
+        };
+        // SAFETY: two registers of 16 values are each of the arrays of 32.
+        std::array::from_fn(|n| unsafe {
+            let scales = _mm512_loadu_ps(self.scales.as_ptr().add(16 * n));
+            let Some(zeros) = self.zeros else { return scales };
+            let zeros = _mm512_cvtepi8_epi32(_mm_loadu_si128(zeros.as_ptr().cast::<__m128i>().add(n)));
+            _mm512_mul_ps(scales, _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_setzero_si512(), zeros)))
+        })
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads")]
+    #[target_feature(enable = "avx2,f16c")]
+    #[inline]
+    unsafe fn load_eight(self, n: usize) -> __m256 {
+        use std::arch::x86_64::{
+            _mm_loadl_epi64, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_loadu_ps, _mm256_mul_ps,
+            _mm256_setzero_si256, _mm256_sub_epi32,
+        };
+        // SAFETY: four registers of 8 values are each of the arrays of 32.
+        unsafe {
+            let scales = _mm256_loadu_ps(self.scales.as_ptr().add(8 * n));
+            let Some(zeros) = self.zeros else { return scales };
+            let zeros = _mm256_cvtepi8_epi32(_mm_loadl_epi64(zeros.as_ptr().add(8 * n).cast()));
+            _mm256_mul_ps(scales, _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_setzero_si256(), zeros)))
+        }
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[expect(unsafe_code, reason = "raw loads")]
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn load_fours(self) -> [float32x4_t; REGISTERS] {
+        use std::arch::aarch64::vld1q_f32;
+        std::array::from_fn(|n| {
+            let factors: [f32; 4] = std::array::from_fn(|at| self.get(4 * n + at));
+            // SAFETY: the four values are there.
+            unsafe { vld1q_f32(factors.as_ptr()) }
+        })
+    }
+}
+
 /// For each row a small integer times an f16 times a constant.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::ops::cpu) struct Products<'a> {

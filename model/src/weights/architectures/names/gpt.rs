@@ -73,6 +73,27 @@ const GPT2_BIASES: &[NameRow] = &[
     same("blocks.{}.mlp.down.bias", "transformer.h.{}.mlp.c_proj.bias"),
 ];
 
+pub(in super::super) const GPT_NEO: &[&[NameRow]] = &[
+    GPT2_ENDS,
+    GPT2_NORMS,
+    &[
+        stacked(
+            "blocks.{}.attn.qkv.weight",
+            &[
+                ("transformer.h.{}.attn.attention.q_proj.weight", Queries),
+                ("transformer.h.{}.attn.attention.k_proj.weight", KeysOrValues),
+                ("transformer.h.{}.attn.attention.v_proj.weight", KeysOrValues),
+            ],
+        ),
+        same("blocks.{}.attn.out.weight", "transformer.h.{}.attn.attention.out_proj.weight"),
+        same("blocks.{}.attn.out.bias", "transformer.h.{}.attn.attention.out_proj.bias"),
+        same("blocks.{}.mlp.up.weight", "transformer.h.{}.mlp.c_fc.weight"),
+        same("blocks.{}.mlp.up.bias", "transformer.h.{}.mlp.c_fc.bias"),
+        same("blocks.{}.mlp.down.weight", "transformer.h.{}.mlp.c_proj.weight"),
+        same("blocks.{}.mlp.down.bias", "transformer.h.{}.mlp.c_proj.bias"),
+    ],
+];
+
 pub(in super::super) const GPT1: &[&[NameRow]] = &[
     &[
         same("embed.weight", "transformer.tokens_embed.weight"),

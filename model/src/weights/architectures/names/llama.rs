@@ -2,7 +2,9 @@
 
 use super::super::super::tensor_names::{
     NameRow,
-    RowSelection::{Half, InterleavedKeys, InterleavedQueries, KeysOrValues, Queries, ReversedKeys, ReversedQueries},
+    RowSelection::{
+        Half, InterleavedKeys, InterleavedQueries, KeysOrValues, Queries, ReversedKeys, ReversedQueries, Scalar, Value,
+    },
     same, stacked,
 };
 
@@ -92,6 +94,27 @@ const UNGATED_MLP: &[NameRow] = &[
     same("blocks.{}.mlp.up.bias", "model.layers.{}.mlp.up_proj.bias"),
     same("blocks.{}.mlp.down.weight", "model.layers.{}.mlp.down_proj.weight"),
     same("blocks.{}.mlp.down.bias", "model.layers.{}.mlp.down_proj.bias"),
+];
+
+pub(in super::super) const APERTUS: &[&[NameRow]] = &[
+    LLAMA_ENDS,
+    &[
+        same("blocks.{}.attn_norm.weight", "model.layers.{}.attention_layernorm.weight"),
+        same("blocks.{}.mlp_norm.weight", "model.layers.{}.feedforward_layernorm.weight"),
+        stacked(
+            "blocks.{}.mlp.xielu.weight",
+            &[
+                ("model.layers.{}.mlp.act_fn.alpha_p", Value),
+                ("model.layers.{}.mlp.act_fn.alpha_n", Value),
+                ("model.layers.{}.mlp.act_fn.beta", Scalar),
+                ("model.layers.{}.mlp.act_fn.eps", Scalar),
+            ],
+        ),
+    ],
+    LLAMA_QKV,
+    LLAMA_QK_NORM,
+    LLAMA_OUT,
+    UNGATED_MLP,
 ];
 
 /// The gate and what it gates in one matrix, in our order.

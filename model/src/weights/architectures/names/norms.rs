@@ -1,7 +1,9 @@
 //! Classes with norms in other places than Llama.
 
 use super::super::super::tensor_names::{NameRow, same};
-use super::llama::{FUSED_MLP, INTERLEAVED_QKV, LLAMA_ENDS, LLAMA_MLP, LLAMA_OUT, LLAMA_QK_NORM, LLAMA_QKV};
+use super::llama::{
+    FUSED_MLP, INTERLEAVED_QKV, LLAMA_ENDS, LLAMA_MLP, LLAMA_NORMS, LLAMA_OUT, LLAMA_QK_NORM, LLAMA_QKV,
+};
 
 /// Norms after the two parts.
 pub(in super::super) const OLMO2: &[&[NameRow]] = &[
@@ -43,6 +45,19 @@ pub(in super::super) const GLM4: &[&[NameRow]] = &[
     INTERLEAVED_QKV,
     LLAMA_OUT,
     FUSED_MLP,
+];
+
+/// As Llama, with norms after the two parts where they are.
+pub(in super::super) const HYPERCLOVAX: &[&[NameRow]] = &[
+    LLAMA_ENDS,
+    LLAMA_NORMS,
+    &[
+        same("blocks.{}.attn_out_norm.weight", "model.layers.{}.post_norm1.weight"),
+        same("blocks.{}.mlp_out_norm.weight", "model.layers.{}.post_norm2.weight"),
+    ],
+    LLAMA_QKV,
+    LLAMA_OUT,
+    LLAMA_MLP,
 ];
 
 /// One norm for both parts.

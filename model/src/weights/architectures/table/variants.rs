@@ -134,6 +134,26 @@ pub(super) const ROWS: &[Architecture] = &[
         base_prefix: "model.",
     },
     Architecture {
+        class: "ApertusForCausalLM",
+        model_type: "apertus",
+        base: || GptConfig { qk_norm: true, gated_mlp: false, xielu: true, ..llama() },
+        config: &[
+            LLAMA_SIZES,
+            UNTIED,
+            ATTENTION_BIAS,
+            &[
+                size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
+                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                ConfigRow::Rope(&rope::STATED),
+                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                ConfigRow::Window(&window::NONE),
+            ],
+        ],
+        fixed: &[("hidden_act", Fixed::Text("xielu")), ("mlp_bias", Fixed::Flag(false))],
+        names: names::APERTUS,
+        base_prefix: "model.",
+    },
+    Architecture {
         class: "ArceeForCausalLM",
         model_type: "arcee",
         base: || GptConfig { gated_mlp: false, ..llama() },
@@ -237,7 +257,7 @@ pub(super) const ROWS: &[Architecture] = &[
             &[
                 kv_heads(8),
                 size_or(&["head_dim"], |c| &mut c.head_dim, |_| 128),
-                ConfigRow::Rope(&rope::CWM),
+                ConfigRow::Rope(&rope::STATED),
                 number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
                 flag("mlp_bias", |c| &mut c.mlp_bias, false),
                 ConfigRow::Window(&window::CWM),

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Architectures by the classes that the converter of llama.cpp turns into them.
-const OF_CLASSES: [(&str, &str); 32] = [
+const OF_CLASSES: [(&str, &str); 33] = [
     ("LlamaForCausalLM", "llama"),
     ("MistralForCausalLM", "llama"),
     ("Qwen2ForCausalLM", "qwen2"),
@@ -52,6 +52,7 @@ const OF_CLASSES: [(&str, &str); 32] = [
     ("NemotronForCausalLM", "nemotron"),
     ("OlmoForCausalLM", "olmo"),
     ("MiniCPMForCausalLM", "minicpm"),
+    ("Jais2ForCausalLM", "jais2"),
 ];
 
 /// The architectures for which llama.cpp reads the factors of LongRoPE.
@@ -83,8 +84,8 @@ pub(in super::super) fn described(
     }
     let names: Vec<_> = ALL.iter().map(|gguf| gguf.name).collect();
     let what = format!(
-        "no architecture of GGUF files describes the model; tried were {}\nhint: rotary scaling `llama3` and architectures of \
-         Hearth's own cannot be exported",
+        "no architecture of GGUF files describes the model; tried were {}\nhint: rotary scaling `llama3`, the activation xIELU \
+         and architectures of Hearth's own cannot be exported",
         names.join(", ")
     );
     Err(Error::Config { field: "architecture".into(), what })
@@ -94,6 +95,10 @@ pub(in super::super) fn described(
 fn written(gguf: &Gguf, config: &GptConfig) -> Option<Map<String, Value>> {
     let names = gguf.names();
     let specs = param_specs(config);
+    // Its numbers are metadata, which is not written.
+    if config.xielu {
+        return None;
+    }
     if !specs.iter().all(|spec| names.knows(spec, config)) {
         return None;
     }
