@@ -315,7 +315,7 @@ pub(crate) struct Xielu {
 
 impl Part for Xielu {
     fn read(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
-        let weight = params.vector(path, "weight")?;
+        let weight = params.tensor(path, "weight")?;
         Ok(Self { weight: weight.unwrap_or_else(|| unreachable!("an activation without numbers: `{path}`")) })
     }
 

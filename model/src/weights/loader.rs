@@ -225,7 +225,7 @@ impl<'t, 'a> Loader<'t, 'a> {
         let find = |part: &TensorPart| {
             if let Some((name, matrix)) = self.packed(&part.name) {
                 matrix.require_shape(&part.shape(spec))?;
-                return match part.order.is_transposed() {
+                return match part.order == RowOrder::Transposed {
                     true => Err(matrix.error("has its rows as columns, which is supported for floats only")),
                     false => Ok((name, Source::Packed(matrix))),
                 };
@@ -525,7 +525,7 @@ impl StoredPart<'_> {
     fn decode(&self, row: usize, out: &mut [f32]) {
         match &self.source {
             Source::Packed(matrix) => matrix.decode(row, out),
-            Source::Plain(tensor, element) if self.order.is_transposed() => {
+            Source::Plain(tensor, element) if self.order == RowOrder::Transposed => {
                 for (n, out) in out.iter_mut().enumerate() {
                     element.decode(bytes_of_row(tensor, *element, n * self.n_rows + row, 1), std::slice::from_mut(out));
                 }

@@ -84,6 +84,11 @@ pub(super) const fn after(n_rows: usize, path: &'static str, tensor: &'static st
     NameRow::one(path, tensor, RowSelection::After(n_rows))
 }
 
+/// One tensor with rows in the order that `rows` says.
+pub(super) const fn ordered(rows: RowSelection, path: &'static str, tensor: &'static str) -> NameRow {
+    NameRow::one(path, tensor, rows)
+}
+
 /// Several tensors, stacked along `d_out`.
 pub(super) const fn stacked(path: &'static str, tensors: &'static [NamedRows]) -> NameRow {
     NameRow { path, tensors: Tensors::Stacked(tensors), leading: Leading::None, holds: None }
