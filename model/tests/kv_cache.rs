@@ -5,7 +5,10 @@ use burn::tensor::Device;
 use hearth_model::{
     TokenId,
     attention::AttentionContext,
-    config::{Experts, GptConfig, NormPosition, Positions, Rope, RouterScores, Sizes},
+    config::{
+        Experts, GatedConv, GatedDeltaNet, GptConfig, NormPosition, Positions, Recurrence, Recurrent, Rope,
+        RouterScores, Sizes,
+    },
     gpt::Gpt,
     kv_cache::{CacheUnit, KvCache, OutOfPages, PAGE_SIZE, PageKey, PagePool, PageTable, StepPart},
     ops::KvDtype,
@@ -17,13 +20,13 @@ use proptest::prelude::*;
 use crate::test_gpu::gpu;
 
 /// A key for each number.
-fn page_key(n: u128) -> PageKey {
+pub(crate) fn page_key(n: u128) -> PageKey {
     let mut bytes = [0; 32];
     bytes[..16].copy_from_slice(&n.to_le_bytes());
     PageKey(bytes)
 }
 
-const VOCAB: usize = 50;
+pub(crate) const VOCAB: usize = 50;
 
 /// Tolerances against logits without a cache, relative to the largest logit. f16 rounds keys and values to 11 bits,
 /// which sharp attention amplifies.
@@ -72,20 +75,40 @@ fn configs() -> Vec<GptConfig> {
         },
         llama,
     ]
+    .into_iter()
+    .chain(recurrent_configs())
+    .collect()
 }
 
-/// Fresh weights are small: attention would be nearly uniform and hide mistakes, so they are made wider.
-fn model(config: &GptConfig) -> Gpt {
+/// A layer that attends behind recurrent ones: gated delta nets, and short convolutions.
+pub(crate) fn recurrent_configs() -> [GptConfig; 2] {
+    let with = |recurrence| GptConfig {
+        recurrent: Some(Recurrent { recurrence, attention_layers: vec![1] }),
+        qk_norm: true,
+        ..GptConfig::llama(Sizes { n_layers: 3, ..sizes() })
+    };
+    // Neither whole registers nor whole blocks of columns.
+    let net = GatedDeltaNet { n_key_heads: 2, n_value_heads: 4, key_dim: 6, value_dim: 35, conv_kernel: 4 };
+    [
+        GptConfig { attention_gate: true, norm_weight_offset: 1.0, ..with(Recurrence::GatedDelta(net)) },
+        with(Recurrence::ShortConv(GatedConv { kernel: 3, bias: true })),
+    ]
+}
+
+/// Fresh weights are small: attention would be nearly uniform and hide mistakes, so they are made wider. Decays are made slow.
+pub(crate) fn model(config: &GptConfig) -> Gpt {
     model_on(config, &Device::flex())
 }
 
-fn model_on(config: &GptConfig, device: &Device) -> Gpt {
+pub(crate) fn model_on(config: &GptConfig, device: &Device) -> Gpt {
     let fresh = Gpt::init(config, 7, &Device::flex()).unwrap();
     let mut params = std::collections::HashMap::new();
     fresh
         .read_params(&mut |path, data| {
-            let factor = if path.contains("norm") { 1.0 } else { 12.0 };
-            let wide: Vec<f32> = data.as_slice::<f32>().unwrap().iter().map(|x| x * factor).collect();
+            let is_narrow = ["norm", "decays", "conv"].iter().any(|part| path.contains(part));
+            let factor = if is_narrow { 1.0 } else { 12.0 };
+            let added = if path.ends_with("a_log") { -4.0 } else { 0.0 };
+            let wide: Vec<f32> = data.as_slice::<f32>().unwrap().iter().map(|x| x * factor + added).collect();
             params.insert(path.to_owned(), burn::tensor::TensorData::new(wide, data.shape().clone()));
             Ok(())
         })
@@ -93,13 +116,13 @@ fn model_on(config: &GptConfig, device: &Device) -> Gpt {
     Gpt::from_params(config, hearth_model::ops::Dtype::F32, device, &mut |spec| Ok(params[&spec.path].clone())).unwrap()
 }
 
-fn uncached(gpt: &Gpt, ids: &[TokenId]) -> Vec<f32> {
+pub(crate) fn uncached(gpt: &Gpt, ids: &[TokenId]) -> Vec<f32> {
     let hidden = gpt.forward(token_tensor(gpt, ids), AttentionContext::dense(1, ids.len()));
     gpt.logits(hidden).into_data().try_into_vec().unwrap()
 }
 
 /// Logits of every row of one step over several sequences.
-fn step(gpt: &Gpt, cache: &mut KvCache, parts: &mut [(&mut PageTable, &[TokenId])]) -> Vec<f32> {
+pub(crate) fn step(gpt: &Gpt, cache: &mut KvCache, parts: &mut [(&mut PageTable, &[TokenId])]) -> Vec<f32> {
     let ids: Vec<TokenId> = parts.iter().flat_map(|(_, ids)| ids.iter().copied()).collect();
     let mut parts: Vec<_> = parts.iter_mut().map(|(table, ids)| StepPart::new(table, ids.len())).collect();
     let step = cache.step(&mut parts).unwrap();
@@ -107,7 +130,7 @@ fn step(gpt: &Gpt, cache: &mut KvCache, parts: &mut [(&mut PageTable, &[TokenId]
     gpt.logits(hidden).into_data().try_into_vec().unwrap()
 }
 
-fn assert_close(found: &[f32], expected: &[f32]) {
+pub(crate) fn assert_close(found: &[f32], expected: &[f32]) {
     assert_within(TOLERANCES[0].1, found, expected);
 }
 
@@ -147,9 +170,9 @@ proptest! {
         b in prop::collection::vec(0..VOCAB as TokenId, 1..40),
         tails in prop::collection::vec(0..VOCAB as TokenId, 2..10),
     ) {
-        let config = GptConfig::llama(sizes());
+        let configs = [GptConfig::llama(sizes())].into_iter().chain(recurrent_configs());
+        for (config, (dtype, tolerance)) in configs.flat_map(|config| TOLERANCES.map(|each| (config.clone(), each))) {
         let gpt = model(&config);
-        for (dtype, tolerance) in TOLERANCES {
         let mut cache = KvCache::new(&config, 16, dtype, &Device::flex());
         let (mut table_a, mut table_b) = (cache.table(), cache.table());
         let found = step(&gpt, &mut cache, &mut [(&mut table_a, &a), (&mut table_b, &b)]);

@@ -19,6 +19,7 @@ mod packed;
 mod passed_over;
 mod plain_generation;
 mod quantized;
+mod recurrent;
 mod rope_json;
 mod rope_mutations;
 mod sampling;

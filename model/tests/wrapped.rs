@@ -30,6 +30,8 @@ const CASES: &[(&str, &str)] = &[
     ("qwen2-vl", "Qwen2ForCausalLM"),
     ("qwen2-5-vl", "Qwen2ForCausalLM"),
     ("qwen3-vl", "Qwen3ForCausalLM"),
+    ("qwen3_5", "Qwen3_5ForCausalLM"),
+    ("qwen3_5-moe", "Qwen3_5MoeForCausalLM"),
 ];
 
 fn wrapped(case: &str) -> PathBuf {

@@ -385,13 +385,13 @@ CASES = {
         teeth=(*ROPE_TEETH, {"hidden_act": "gelu"}),
     ),
     "glm": Case("GlmForCausalLM", GLM, seed=605, weight_std=0.5, teeth=GLM_TEETH),
-    "glm4": Case("Glm4ForCausalLM", GLM, seed=603, weight_std=0.5, teeth=GLM_TEETH),
+    "glm4": Case("Glm4ForCausalLM", GLM, seed=606, weight_std=0.5, teeth=GLM_TEETH),
     # Norms of queries and keys after rotation.
     "hunyuan": Case(
         "HunYuanDenseV1ForCausalLM",
         {**SMALL_ROPE, "head_dim": 12, "attention_bias": True,
          "rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 5.0, "factor": 1.0}},
-        seed=602,
+        seed=607,
         weight_std=0.5,
         teeth=(
             {"rms_norm_eps": 1e-5},

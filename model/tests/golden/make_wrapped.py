@@ -18,7 +18,7 @@ from pathlib import Path
 import make_golden
 import torch
 import transformers
-from make_golden import HERE, SMALL_ROPE, Case
+from make_golden import DELTA_NET, DELTA_NET_MEANS, DELTA_NET_MIXTURE, HERE, SMALL_ROPE, Case
 from safetensors.torch import load_file, save_file
 
 TEXT = {**SMALL_ROPE, "num_attention_heads": 2, "head_dim": 12}
@@ -37,6 +37,15 @@ IDS = {name: 30 + n for n, name in enumerate(
 def case(architecture, text, vision, seed, **changes):
     return Case(architecture, {"text_config": text, "vision_config": vision, **IDS, **changes}, seed=seed, weight_std=0.5)
 
+
+def recurrent_case(architecture, text, seed):
+    sectioned = {**DELTA_NET["rope_parameters"], "mrope_section": [1, 1, 1], "mrope_interleaved": True}
+    vision = {**QWEN_VISION, "hidden_size": 8, "intermediate_size": 8, "out_hidden_size": 16, "num_position_embeddings": 4}
+    return Case(architecture, {"text_config": {**text, "rope_parameters": sectioned}, "vision_config": vision, **IDS},
+                seed=seed, weight_std=0.4, norm_mean=0.0, mean_of=DELTA_NET_MEANS)
+
+
+WRAPPED_MIXTURE = {key: value for key, value in DELTA_NET_MIXTURE.items() if key != "intermediate_size"}
 
 CASES = {
     "gemma3": case(
@@ -60,6 +69,8 @@ CASES = {
         {**TEXT, "rope_parameters": {**SECTIONED, "mrope_section": [2, 2, 2], "mrope_interleaved": True}},
         {**QWEN_VISION, "hidden_size": 8, "intermediate_size": 8, "out_hidden_size": 16, "num_position_embeddings": 4,
          "deepstack_visual_indexes": [0]}, 505),
+    "qwen3_5": recurrent_case("Qwen3_5ForConditionalGeneration", DELTA_NET, 506),
+    "qwen3_5-moe": recurrent_case("Qwen3_5MoeForConditionalGeneration", WRAPPED_MIXTURE, 507),
 }
 
 
@@ -74,7 +85,7 @@ def make(name):
     double = model.double()
     with torch.no_grad(), make_golden.Float64():
         output = double(input_ids=ids, use_cache=False, output_attentions=True)
-    make_golden.check_not_gentle(output.attentions, output.logits)
+    make_golden.check_not_gentle([layer for layer in output.attentions if layer is not None], output.logits)
     folder = HERE / "wrapped" / name
     shutil.rmtree(folder, ignore_errors=True)
     model.float().save_pretrained(folder)

@@ -6,12 +6,13 @@ use hearth_model::{config::GptConfig, gpt::linear_dims, ops::MuonStep};
 
 use crate::{config::MuonSettings, run::schedule::Rates};
 
-/// The matrices of a model's blocks by parameter path, each with the numbers of rows of its stacked matrices: queries,
-/// keys and values; gate and up projection. Muon orthogonalizes single matrices.
+/// The matrices of a model's blocks by parameter path, each with the numbers of rows of its stacked matrices: gates of
+/// heads, queries, keys and values; gate and up projection. Muon orthogonalizes single matrices.
 pub fn matrices_of(config: &GptConfig) -> BTreeMap<String, Vec<usize>> {
     let (q, kv) = (config.q_width(), config.kv_width());
     let rows = |(path, [d_out, _]): (String, [usize; 2])| {
         let rows = match path.rsplit('.').next() {
+            Some("qkv") if config.attention_gate => vec![q, q, kv, kv],
             Some("qkv") => vec![q, kv, kv],
             Some("up") if config.gated_mlp => vec![d_out / 2; 2],
             _ => vec![d_out],
