@@ -15,6 +15,7 @@ pub fn bits_of(dtype: Dtype) -> u32 {
         Dtype::F32 => 32,
         Dtype::F16 | Dtype::Bf16 => 16,
         Dtype::Q8 => 8,
+        Dtype::Q2 => 2,
         _ => 4,
     }
 }

@@ -29,6 +29,9 @@
 //!   wait for the end of a long one.
 //! - A held request, which waits for its grammar, takes no part in steps. It keeps its rank, its place and, unless a
 //!   better request needs them, its pages.
+//! - With recurrent layers, a sequence also has a state. What is kept of it in the prefix cache is the state at some places:
+//!   at the last page boundary of each prompt, every [`Limits::tokens_per_state`] tokens of a long one, and at the last page
+//!   boundary of what was generated. A chunk ends at the next of these places.
 //! - The remaining room may be used for draft tokens of decoding sequences. They do not affect the rules above, and
 //!   pages of rejected ones are free again after the step.
 //!
@@ -95,7 +98,13 @@ pub struct Limits {
     pub max_batch_tokens: usize,
     /// Maximum number of different adapters among running requests, at least 1.
     pub max_adapters: usize,
+    /// Tokens of a prompt between two states that are kept of it, a multiple of [`PAGE_SIZE`]. Only for models with recurrent
+    /// layers.
+    pub tokens_per_state: usize,
 }
+
+/// The usual [`Limits::tokens_per_state`].
+pub const TOKENS_PER_STATE: usize = 1024;
 
 /// A request for the scheduler. The caller ensures that it can run alone: that there are `width` places, and the pages
 /// of [`most_pages`].
@@ -190,7 +199,8 @@ impl Scheduler {
     pub fn add(&mut self, id: RequestId, arrival: Arrival) {
         let Arrival { n_prompt, width, tenant, priority, keys, reads_kept_pages, adapter } = arrival;
         let rank = Rank { due: self.n_steps + i64::from(priority) * AGEING_STEPS, id };
-        let sequence = ScheduledSequence { table: self.pool.table(), n_tokens: n_prompt, keys: Arc::new(keys) };
+        let sequence =
+            ScheduledSequence { table: self.pool.table(), n_tokens: n_prompt, keys: Arc::new(keys), last_kept: None };
         self.ranks.insert(id, (tenant, rank));
         self.n_adapted += usize::from(adapter.is_some());
         let sequences = vec![sequence];
@@ -216,7 +226,7 @@ impl Scheduler {
             if !starts {
                 table.truncate(0);
             }
-            ScheduledSequence { table, n_tokens: sequence.n_tokens, keys: Arc::clone(&sequence.keys) }
+            ScheduledSequence { table, n_tokens: sequence.n_tokens, keys: Arc::clone(&sequence.keys), last_kept: None }
         });
         // The parent reports cached tokens of the common prompt.
         let child_request = ScheduledRequest {
@@ -251,7 +261,7 @@ impl Scheduler {
         let branches = parents.iter().filter_map(|&(parent, key)| {
             let sequence = request.sequences.get(parent)?;
             let (table, keys) = (sequence.table.fork(), Arc::clone(&sequence.keys));
-            let mut branch = ScheduledSequence { table, n_tokens: sequence.n_tokens + 1, keys };
+            let mut branch = ScheduledSequence { table, n_tokens: sequence.n_tokens + 1, keys, last_kept: None };
             branch.add_page_key(key);
             Some(branch)
         });
@@ -339,7 +349,8 @@ impl Scheduler {
         }
     }
 
-    /// The page tables of a step's sequences, in the order of its chunks.
+    /// The page tables of a step's sequences, in the order of its chunks. Those with drafts are marked, to go back here if
+    /// some are rejected.
     pub fn tables(&mut self, step: &Step) -> Vec<&mut PageTable> {
         let mut tables = HashMap::new();
         for (rank, request) in &mut self.running {
@@ -347,25 +358,38 @@ impl Scheduler {
                 tables.insert(SequenceId { request: rank.id, branch }, &mut sequence.table);
             }
         }
-        step.chunks.iter().filter_map(|chunk| tables.remove(&chunk.id)).collect()
+        let of_chunk = |chunk: &Chunk| {
+            let table = tables.remove(&chunk.id)?;
+            if chunk.n_drafts > 0 {
+                table.mark();
+            }
+            Some(table)
+        };
+        step.chunks.iter().filter_map(of_chunk).collect()
     }
 
     /// Records that `step` was computed: full pages are added to the prefix cache. Requests that ended meanwhile are
     /// ignored.
     pub fn advance(&mut self, step: &Step) {
+        let tokens_per_state = self.limits.tokens_per_state;
         for chunk in &step.chunks {
             if let Some(sequence) = self.sequence_mut(chunk.id) {
                 sequence.keep_from(chunk.start);
+                if chunk.n_drafts == 0 {
+                    sequence.keep_state(chunk.n_tokens > 1, tokens_per_state);
+                }
             }
         }
     }
 
-    /// Removes rejected drafts of a step, once its tokens are known.
+    /// Removes rejected drafts of a step, once its tokens are known. A sequence with a state goes back to before the step if
+    /// any were rejected: what was accepted is computed again.
     pub fn roll_back(&mut self, step: &Step) {
         for chunk in step.chunks.iter().filter(|chunk| chunk.n_drafts > 0) {
             let Some(sequence) = self.sequence_mut(chunk.id) else { continue };
             // The last token has not been computed yet.
             sequence.table.truncate(sequence.n_tokens - 1);
+            sequence.table.unmark();
             sequence.keep_from(chunk.start);
         }
     }
@@ -455,7 +479,8 @@ impl Scheduler {
         for (id, sequence) in prefilling() {
             behind -= sequence.remaining();
             let share = budget.div_ceil(2).max(budget.saturating_sub(behind));
-            budget -= plan(id, sequence, sequence.remaining().min(share));
+            let most = sequence.until_kept_state(self.limits.tokens_per_state).unwrap_or(share).min(share);
+            budget -= plan(id, sequence, sequence.remaining().min(most));
         }
         Step { chunks }
     }

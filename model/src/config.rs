@@ -2,8 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
+mod experts;
+mod recurrent;
 mod validate;
 
+pub use experts::{ExpertGroups, Experts, RouterScores};
+pub use recurrent::{GatedConv, GatedDeltaNet, Recurrence, Recurrent};
 pub(crate) use validate::MAX_LAYERS;
 
 /// What distinguishes one decoder-only transformer from another.
@@ -114,8 +118,40 @@ pub struct GptConfig {
     /// 3](https://arxiv.org/abs/2503.19786), 2.1).
     #[serde(default)]
     pub window_rope: Option<Rope>,
+    /// Routed experts in place of the MLP, in all layers or most.
+    #[serde(default)]
+    pub experts: Option<Experts>,
+    /// Whether queries and keys are normalized after rotation instead of before
+    /// ([Hunyuan](https://arxiv.org/abs/2411.02265)).
+    #[serde(default)]
+    pub qk_norm_after_rope: bool,
+    /// Multiplier of queries that grows with their position.
+    #[serde(default)]
+    pub query_temperature: Option<QueryTemperature>,
+    /// Whether the MLP, which must not be gated, has the activation [xIELU](https://arxiv.org/abs/2411.13010) in place of
+    /// [`activation`](Self::activation): a parabola above 0 and an exponential below, whose factors are learned in each layer.
+    #[serde(default)]
+    pub xielu: bool,
+    /// Recurrent layers in place of attention, in all layers or most.
+    #[serde(default)]
+    pub recurrent: Option<Recurrent>,
+    /// Whether each head's output is multiplied by a sigmoid of the row ([gated
+    /// attention](https://arxiv.org/abs/2505.06708)).
+    #[serde(default)]
+    pub attention_gate: bool,
     /// Dropout probability, in `[0, 1)`; not applied when serving.
     pub dropout: f64,
+}
+
+/// Queries are multiplied by `1 + beta * ln(1 + floor(position / interval))`, after
+/// ["scalable softmax"](https://arxiv.org/abs/2501.19399): attention stays sharp in long contexts.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QueryTemperature {
+    /// Growth per unit of the logarithm; positive.
+    pub beta: f64,
+    /// Positions below it are not multiplied; at least 1.
+    pub interval: usize,
 }
 
 /// The kind of norm.
@@ -358,6 +394,12 @@ impl GptConfig {
             full_layers: Vec::new(),
             unrotated_layers: Vec::new(),
             window_rope: None,
+            experts: None,
+            qk_norm_after_rope: false,
+            query_temperature: None,
+            xielu: false,
+            recurrent: None,
+            attention_gate: false,
             dropout: 0.0,
         }
     }
@@ -403,6 +445,11 @@ impl GptConfig {
     /// Width of all query heads together.
     pub fn q_width(&self) -> usize {
         self.n_heads * self.head_dim
+    }
+
+    /// Width of the gates of all query heads: 0 without gates.
+    pub fn gate_width(&self) -> usize {
+        if self.attention_gate { self.q_width() } else { 0 }
     }
 
     /// Width of all key heads together, and of all value heads.

@@ -2,6 +2,7 @@
 
 mod kv_dtypes;
 mod losses;
+mod recurrent;
 #[cfg(test)]
 mod tests;
 
@@ -15,19 +16,19 @@ use burn::{
 use crate::{
     attention,
     config::{GptConfig, NormPosition},
-    error::Result,
+    error::{Error, Result},
     forward_pass::{AddedPositions, AttentionContext, DropoutPlace, ForwardPass},
-    layers::{Embedding, Linear, LmHead, Norm, Part, PartList, modules},
+    layers::{Conv, Decays, Embedding, Linear, LmHead, Norm, Part, PartList, Router, Xielu, modules},
     lora::AdapterRows,
     ops::{
-        self, BlockOperands, BlockSteps, Dropout, Dtype, LinearParts, NormParts, Precision, QkNormParts, Sublayer,
-        Weight,
+        self, BlockOperands, BlockSteps, Dropout, Dtype, FeedForward, LinearParts, Mixer, NormParts, Precision,
+        QkNormParts, RoutedExperts, SelfAttention, SharedExpert, Sublayer, Weight,
     },
     params::{ParamList, ParamRef, ParamSource},
-    philox::normal_values,
+    philox::{log_uniform_values, normal_values},
 };
 pub use crate::{
-    param_specs::{Init, ParamSpec, param_specs},
+    param_specs::{Init, ParamSpec, ROUTED, linear_dims, param_specs},
     params::{ParamData, ParamPath, ParamVisitor},
 };
 
@@ -43,23 +44,39 @@ modules! {
         ; config: GptConfig,
     }
 
-    /// Attention, then the feed-forward network, each added to the residual stream.
+    /// Attention or what is in its place, then the feed-forward network, each added to the residual stream.
     struct Block {
         attn_norm: Norm,
-        attn: CausalSelfAttention,
+        attn: Option<CausalSelfAttention>,
+        // In place of attention.
+        recurrent: Option<RecurrentLayer>,
         attn_out_norm: Option<Norm>,
         // Attention's, if there is none.
         mlp_norm: Option<Norm>,
-        mlp: Mlp,
+        mlp: Option<Mlp>,
+        // In place of the MLP.
+        experts: Option<Experts>,
         mlp_out_norm: Option<Norm>,
     }
 
     /// Masked multi-head self-attention with grouped key and value heads.
     struct CausalSelfAttention {
-        // Queries, keys and values in one matrix: one product instead of three.
+        // Queries, keys and values in one matrix, and gates before them if there are any: one product instead of three.
         qkv: Linear,
         q_norm: Option<Norm>,
         k_norm: Option<Norm>,
+        out: Linear,
+    }
+
+    /// A recurrent layer: what follows from its input by a short convolution, and in most models a recurrence.
+    struct RecurrentLayer {
+        // What the convolution works on, and gates.
+        input: Linear,
+        // Betas and decays, before their functions.
+        ba: Option<Linear>,
+        conv: Conv,
+        decays: Option<Decays>,
+        norm: Option<Norm>,
         out: Linear,
     }
 
@@ -67,7 +84,17 @@ modules! {
     struct Mlp {
         // Gated: the gate's rows, then those of `up`; one product instead of two.
         up: Linear,
+        xielu: Option<Xielu>,
         down: Linear,
+    }
+
+    /// Experts, each an MLP, of which a router chooses some for each row.
+    struct Experts {
+        router: Router,
+        routed: Vec<Mlp>,
+        // Every row goes through it.
+        shared: Option<Mlp>,
+        shared_gate: Option<Router>,
     }
 }
 
@@ -87,6 +114,8 @@ impl Gpt {
             let values = match spec.init {
                 Init::Normal { std } => normal_values(seed, tensor, n, std as f32),
                 Init::Constant(value) => vec![value; n],
+                Init::Values(values) => values.to_vec(),
+                Init::LogUniform { least, most } => log_uniform_values(seed, tensor, n, [least, most]),
             };
             Ok(TensorData::new(values, spec.shape.as_slice()))
         })
@@ -104,6 +133,7 @@ impl Gpt {
         read: &mut dyn FnMut(&ParamSpec) -> Result<P>,
     ) -> Result<Self> {
         config.validate()?;
+        require_bodies(config, device)?;
         let mut read = |spec: &ParamSpec| read(spec).map(Into::into);
         let mut gpt = Self::read("", &mut ParamSource::new(config, dtype, device, &mut read))?;
         gpt.norm = gpt.norm.map(|norm| norm.with_eps(config.final_norm_eps));
@@ -245,9 +275,24 @@ impl Gpt {
         }
     }
 
-    /// Bytes of the matrices that one decoding step reads: all except embeddings, from which it reads single rows.
-    pub fn step_bytes(&self) -> usize {
-        self.block_matrices().map(Weight::n_bytes).sum::<usize>() + self.output().0.n_bytes()
+    /// Bytes of the matrices that a decoding step of `n_rows` texts reads: all except embeddings, from which it reads single
+    /// rows, and of experts as many as can be chosen.
+    pub fn step_bytes(&self, n_rows: usize) -> usize {
+        let of_blocks = self
+            .linears()
+            .into_iter()
+            .map(|(path, linear)| (linear.weight().n_bytes() as f64 * self.share_read(&path, n_rows)).round() as usize);
+        of_blocks.sum::<usize>() + self.output().0.n_bytes()
+    }
+
+    /// The share of a matrix's reads that a step of `n_rows` rows needs at most: below 1 for experts.
+    fn share_read(&self, path: &str, n_rows: usize) -> f64 {
+        match &self.config.experts {
+            Some(experts) if path.contains(ROUTED) => {
+                (n_rows as f64 * experts.n_active as f64 / experts.n_experts as f64).min(1.0)
+            }
+            _ => 1.0,
+        }
     }
 
     /// The number of multiply-adds of a forward pass over `n_tokens` tokens, in its matrices and in attention.
@@ -255,10 +300,13 @@ impl Gpt {
     /// tokens.
     pub fn n_products(&self, n_tokens: usize, n_logits: usize, n_keys: usize) -> usize {
         let size = |weight: &Weight| weight.dims().into_iter().product::<usize>();
-        let of_token: usize = self.block_matrices().map(size).sum();
+        let of_token = self
+            .linears()
+            .into_iter()
+            .map(|(path, linear)| (size(linear.weight()) as f64 * self.share_read(&path, 1)).round() as usize);
         // For each dimension of a query: one for the score, and one for the weighted sum of values.
-        let of_key = 2 * self.config.n_layers * self.config.q_width();
-        n_tokens * of_token + n_logits * size(self.output().0) + n_keys * of_key
+        let of_key = 2 * self.config.n_attention_layers() * self.config.q_width();
+        n_tokens * of_token.sum::<usize>() + n_logits * size(self.output().0) + n_keys * of_key
     }
 
     /// Every parameter's path and value as f32, in the order of the layers. Reads one tensor at a time off the device.
@@ -312,7 +360,7 @@ impl Gpt {
     pub fn matrices(&self) -> Vec<(String, &Weight)> {
         let matrix = |(path, param)| match param {
             ParamRef::Matrix(weight) => Some((path, weight)),
-            ParamRef::Vector(_) => None,
+            ParamRef::Vector(_) | ParamRef::Conv(_) | ParamRef::Constant(_) => None,
         };
         self.params().into_iter().filter_map(matrix).collect()
     }
@@ -329,6 +377,22 @@ impl Gpt {
     fn scale_for_logits(&self, hidden: Tensor<2>) -> Tensor<2> {
         let multiplier = self.config.logit_multiplier;
         if multiplier == 1.0 { hidden } else { hidden * multiplier }
+    }
+}
+
+/// Refuses what has no body on `device`.
+fn require_bodies(config: &GptConfig, device: &Device) -> Result<()> {
+    let only_on_cpu = [
+        ("experts", config.experts.is_some()),
+        ("recurrent layers", config.recurrent.is_some()),
+        ("gated attention", config.attention_gate),
+    ];
+    match only_on_cpu.into_iter().find(|(_, has)| *has && !ops::is_on_cpu(device)) {
+        Some((what, _)) => {
+            let what = format!("must be the CPU for a model with {what}, got a GPU\nhint: run it with `--device cpu`");
+            Err(Error::Param { name: "device", what })
+        }
+        None => Ok(()),
     }
 }
 
@@ -357,19 +421,52 @@ impl Block {
         // If the two parts share a norm, it is the one of attention.
         let mlp_norm = norm(&self.mlp_norm).unwrap_or_else(|| attn_norm.clone());
         let norms_input = matches!(config.norm_position, NormPosition::Pre | NormPosition::Sandwich);
-        let ends = |own: NormParts, out, out_norm: &Option<Norm>| match norms_input {
-            true => Sublayer { in_norm: Some(own), out_proj: linear(out), out_norm: norm(out_norm) },
-            false => Sublayer { in_norm: None, out_proj: linear(out), out_norm: Some(own) },
+        let ends = |own: NormParts, out_norm: &Option<Norm>| match norms_input {
+            true => (Some(own), norm(out_norm)),
+            false => (None, Some(own)),
         };
-        let qk_norms = norm(&self.attn.q_norm).zip(norm(&self.attn.k_norm));
-        BlockOperands {
-            attn: ends(attn_norm, &self.attn.out, &self.attn_out_norm),
-            qkv: linear(&self.attn.qkv),
-            qk_norms: qk_norms.map(|(q, k)| QkNormParts { norms: [q, k], span: config.qk_norm_span }),
-            mlp: ends(mlp_norm, &self.mlp.down, &self.mlp_out_norm),
-            up: linear(&self.mlp.up),
+        let mixer = match (&self.attn, &self.recurrent, &config.recurrent) {
+            (Some(CausalSelfAttention { qkv, q_norm, k_norm, out }), _, _) => Mixer::Attention(SelfAttention {
+                qkv: linear(qkv),
+                is_gated: config.attention_gate,
+                qk_norms: norm(q_norm).zip(norm(k_norm)).map(|(q, k)| QkNormParts {
+                    norms: [q, k],
+                    span: config.qk_norm_span,
+                    after_rope: config.qk_norm_after_rope,
+                }),
+                out: linear(out),
+            }),
+            (None, Some(layer), Some(described)) => {
+                Mixer::Recurrent(layer.operands(described.recurrence, config.norm_eps, linear))
+            }
+            _ => unreachable!("`part_specs` gives each block attention or a recurrent layer"),
+        };
+        let mlp = |Mlp { up, xielu, down }: &'a Mlp| ops::Mlp {
+            up: linear(up),
+            down: linear(down),
             activation: config.activation,
+            xielu: xielu.as_ref().map(Xielu::weight),
             gated: config.gated_mlp,
+        };
+        let feed_forward = match (&self.mlp, &self.experts, &config.experts) {
+            (Some(dense), _, _) => FeedForward::Dense(mlp(dense)),
+            (None, Some(experts), Some(described)) => FeedForward::Routed(RoutedExperts {
+                router: experts.router.parts(),
+                routing: described.routing(),
+                experts: experts.routed.iter().map(mlp).collect(),
+                shared: experts.shared.as_ref().map(|shared| SharedExpert {
+                    mlp: mlp(shared),
+                    gate: experts.shared_gate.as_ref().map(Router::parts),
+                }),
+            }),
+            _ => unreachable!("`part_specs` gives each block an MLP or experts"),
+        };
+        let (in_norm, out_norm) = ends(attn_norm, &self.attn_out_norm);
+        let mixer = Sublayer { in_norm, inner: mixer, out_norm };
+        let (in_norm, out_norm) = ends(mlp_norm, &self.mlp_out_norm);
+        BlockOperands {
+            mixer,
+            mlp: Sublayer { in_norm, inner: feed_forward, out_norm },
             is_parallel: config.parallel_residual,
             norm_after_add: config.norm_position == NormPosition::Post,
             residual_multiplier: config.residual_multiplier,
@@ -392,57 +489,75 @@ impl BlockSteps for ByOperations<'_, '_> {
         ops::fork(x)
     }
 
-    fn attention(&mut self, x: Tensor<2>) -> Tensor<2> {
-        attention::attend(self.layer, x, self.block, self.pass)
+    fn mixer(&mut self, x: Tensor<2>) -> Tensor<2> {
+        let Sublayer { in_norm, inner, .. } = &self.block.mixer;
+        match inner {
+            Mixer::Attention(inner) => attention::attend(self.layer, x, (in_norm.clone(), inner), self.pass),
+            Mixer::Recurrent(inner) => {
+                recurrent::recur(normed(x, in_norm.clone()), inner, self.pass.recurrent(self.layer))
+            }
+        }
     }
 
-    /// `[n_rows, d_model]` to `[n_rows, d_ff]`.
+    /// `[n_rows, d_model]` to `[n_rows, d_ff]`, or to `[n_rows, d_model]` by experts.
     fn mlp(&mut self, x: Tensor<2>) -> Tensor<2> {
-        let ops::Block { up, activation, gated, .. } = self.block;
-        let (up, activation) = (up.clone(), *activation);
-        let x = match self.block.mlp.in_norm.clone() {
-            Some(norm) if *gated => return ops::normed_gated(x, norm, up, activation),
-            Some(norm) => ops::normed_linear(x, norm, up),
-            None => ops::linear_with_lora(x, up),
-        };
-        if *gated { ops::gated(x, activation) } else { ops::activate(x, activation) }
+        let norm = self.block.mlp.in_norm.clone();
+        match &self.block.mlp.inner {
+            FeedForward::Dense(mlp) => ops::normed_mlp(x, norm, mlp),
+            FeedForward::Routed(experts) => ops::experts(normed(x, norm), experts, &mut self.pass.router_logits),
+        }
     }
 
-    fn add_attention(&mut self, residual: Tensor<2>, attended: Tensor<2>) -> Tensor<2> {
+    fn add_mixer(&mut self, residual: Tensor<2>, mixed: Tensor<2>) -> Tensor<2> {
         let dropout = self.pass.dropout(DropoutPlace::Attention(self.layer));
-        self.project_and_add(residual, attended, &self.block.attn, dropout)
+        let Sublayer { inner, out_norm, .. } = &self.block.mixer;
+        self.add(residual, mixed, (Some(inner.out()), out_norm), dropout)
     }
 
     fn add_mlp(&mut self, residual: Tensor<2>, hidden: Tensor<2>) -> Tensor<2> {
         let dropout = self.pass.dropout(DropoutPlace::Mlp(self.layer));
-        self.project_and_add(residual, hidden, &self.block.mlp, dropout)
+        let Sublayer { inner, out_norm, .. } = &self.block.mlp;
+        let last = match inner {
+            FeedForward::Dense(mlp) => Some(&mlp.down),
+            FeedForward::Routed(_) => None,
+        };
+        self.add(residual, hidden, (last, out_norm), dropout)
     }
 }
 
 impl ByOperations<'_, '_> {
-    /// Multiplies `input` by the sublayer's last matrix, and adds the result to the residual stream.
-    fn project_and_add(
+    /// Multiplies `input` by the sublayer's last matrix, if it is still to come, normalizes it, and adds it to the residual stream.
+    fn add(
         &self,
         residual: Tensor<2>,
         input: Tensor<2>,
-        sublayer: &Sublayer<NormParts, LinearParts<'_>>,
+        (last, out_norm): (Option<&LinearParts<'_>>, &Option<NormParts>),
         dropout: Option<Dropout>,
     ) -> Tensor<2> {
-        let out_proj = sublayer.out_proj.clone();
-        let norm = sublayer.out_norm.clone();
-        let (before, after) = if self.block.norm_after_add { (None, norm) } else { (norm, None) };
-        let multiplier = self.block.residual_multiplier;
-        let normed = |x: Tensor<2>, norm: Option<NormParts>| match norm {
-            Some(NormParts { weight, bias, options }) => ops::norm(x, weight, bias, options),
-            None => x,
+        let (before, after) = match self.block.norm_after_add {
+            true => (None, out_norm.clone()),
+            false => (out_norm.clone(), None),
         };
-        let sum = match before {
-            before if multiplier != 1.0 || dropout.is_some() => {
-                ops::add_update(residual, normed(ops::linear_with_lora(input, out_proj), before), multiplier, dropout)
+        let multiplier = self.block.residual_multiplier;
+        let update = |input| match last {
+            Some(last) => ops::linear_with_lora(input, last.clone()),
+            None => input,
+        };
+        let sum = match (before, last) {
+            (before, _) if multiplier != 1.0 || dropout.is_some() => {
+                ops::add_update(residual, normed(update(input), before), multiplier, dropout)
             }
-            Some(norm) => ops::norm_add(ops::linear_with_lora(input, out_proj), norm, residual),
-            None => ops::linear_add(input, out_proj, residual),
+            (Some(norm), _) => ops::norm_add(update(input), norm, residual),
+            (None, Some(last)) => ops::linear_add(input, last.clone(), residual),
+            (None, None) => ops::add_update(residual, input, 1.0, None),
         };
         normed(sum, after)
+    }
+}
+
+fn normed(x: Tensor<2>, norm: Option<NormParts>) -> Tensor<2> {
+    match norm {
+        Some(NormParts { weight, bias, options }) => ops::norm(x, weight, bias, options),
+        None => x,
     }
 }

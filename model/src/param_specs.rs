@@ -1,6 +1,6 @@
 //! The parts of an architecture and their parameters, without tensors: the only list of them.
 
-use crate::config::{GptConfig, NormPosition, Positions, QkNormSpan};
+use crate::config::{Experts, GatedDeltaNet, GptConfig, NormPosition, Positions, QkNormSpan, Recurrence};
 
 /// Standard deviation of fresh matrices and embeddings, GPT-2's.
 const INIT_STD: f64 = 0.02;
@@ -26,6 +26,15 @@ pub enum Init {
     },
     /// A constant.
     Constant(f32),
+    /// These values.
+    Values(&'static [f32]),
+    /// The logarithm of values that are uniformly distributed in this range.
+    LogUniform {
+        /// The least value.
+        least: f64,
+        /// The largest value.
+        most: f64,
+    },
 }
 
 /// A part of an architecture that has parameters, such as a linear layer or a norm.
@@ -38,7 +47,7 @@ pub(crate) struct PartSpec {
     pub(crate) layer: Option<usize>,
     /// Rows of a matrix (outputs or entries), or values of a norm.
     pub(crate) width: usize,
-    /// Its parameters: [`path`](Self::path) with `.weight` and `.bias`, if it has them. A norm may have none.
+    /// Its parameters: [`path`](Self::path) with `.weight`, `.bias` and so on, if it has them. A norm may have none.
     pub(crate) params: Vec<ParamSpec>,
 }
 
@@ -48,7 +57,13 @@ pub(crate) enum PartKind {
     Embedding,
     /// A matrix of a block, which an adapter can update.
     Linear,
+    /// A small matrix that decides, such as which experts a row goes through. It is never rounded.
+    Router,
     Norm,
+    /// The numbers of an activation.
+    Activation,
+    /// Small parameters of a recurrent layer. They are never rounded.
+    Recurrence,
     /// The output matrix, unless it is the embedding, and its bias.
     LmHead,
 }
@@ -84,6 +99,10 @@ impl PartSpec {
     }
 }
 
+/// xIELU's four numbers in the form that is stored: what the softplus of is the factor above 0, and is the factor below 0 but
+/// for `beta`; `beta`, the slope at 0; and `eps`, where the exponential begins. The last two do not train.
+const XIELU: [f32; 4] = [0.203_597, -1.050_226, 0.5, -1e-6];
+
 fn param(path: &str, name: &str, shape: Vec<usize>, init: Init) -> ParamSpec {
     ParamSpec { path: format!("{path}.{name}"), shape, init }
 }
@@ -91,31 +110,20 @@ fn param(path: &str, name: &str, shape: Vec<usize>, init: Init) -> ParamSpec {
 /// Every part of the architecture, in the order of the model. The fields of the model's modules have these names, and read
 /// and list what is described here: see [`modules`](crate::layers::modules).
 pub(crate) fn part_specs(config: &GptConfig) -> Vec<PartSpec> {
-    use PartKind::{Embedding, Linear, LmHead};
-    let GptConfig { vocab_size, d_model, d_ff, norm_bias, .. } = *config;
-    let (q_width, kv_width) = (config.q_width(), config.kv_width());
-    let residual_std = INIT_STD / (2.0 * config.n_layers as f64).sqrt();
-    let d_up = if config.gated_mlp { 2 * d_ff } else { d_ff };
-    let is_sandwich = config.norm_position == NormPosition::Sandwich;
+    let blocks = (0..config.n_layers).flat_map(|layer| {
+        let parts = block_specs(config, layer);
+        parts.into_iter().map(move |part| part.of_block(layer))
+    });
+    let [before, after] = specs_outside(config);
+    before.into_iter().chain(blocks).chain(after).collect()
+}
 
+/// The parts before the blocks, and after them.
+fn specs_outside(config: &GptConfig) -> [Vec<PartSpec>; 2] {
+    use PartKind::{Embedding, LmHead};
+    let GptConfig { vocab_size, d_model, .. } = *config;
     let matrix = PartSpec::matrix;
-    let norm = |path| PartSpec::norm(config, path, d_model, norm_bias);
-    let qk_norm = |path, width| match config.qk_norm_span {
-        QkNormSpan::Head => PartSpec::norm(config, path, config.head_dim, false),
-        QkNormSpan::AllHeads => PartSpec::norm(config, path, width, false),
-    };
-    let block = [
-        Some(norm("attn_norm")),
-        Some(matrix(Linear, "attn.qkv", [q_width + 2 * kv_width, d_model], INIT_STD, config.qkv_bias)),
-        config.qk_norm.then(|| qk_norm("attn.q_norm", q_width)),
-        config.qk_norm.then(|| qk_norm("attn.k_norm", kv_width)),
-        Some(matrix(Linear, "attn.out", [d_model, q_width], residual_std, config.attn_out_bias)),
-        is_sandwich.then(|| norm("attn_out_norm")),
-        (!config.shared_norm).then(|| norm("mlp_norm")),
-        Some(matrix(Linear, "mlp.up", [d_up, d_model], INIT_STD, config.mlp_bias)),
-        Some(matrix(Linear, "mlp.down", [d_model, d_ff], residual_std, config.mlp_bias)),
-        is_sandwich.then(|| norm("mlp_out_norm")),
-    ];
+    let norm = |path| PartSpec::norm(config, path, d_model, config.norm_bias);
     let before = [
         Some(matrix(Embedding, "embed", [vocab_size, d_model], INIT_STD, false)),
         config.embed_norm.then(|| norm("embed_norm")),
@@ -126,9 +134,136 @@ pub(crate) fn part_specs(config: &GptConfig) -> Vec<PartSpec> {
     if config.tie_embeddings {
         lm_head.params.remove(0);
     }
-    let blocks = (0..config.n_layers).flat_map(|layer| block.iter().flatten().map(move |part| part.of_block(layer)));
     let after = [config.final_norm.then(|| norm("norm")), Some(lm_head)];
-    before.into_iter().flatten().chain(blocks).chain(after.into_iter().flatten()).collect()
+    [before.into_iter().flatten().collect(), after.into_iter().flatten().collect()]
+}
+
+/// The parts of block `layer`, with paths within the block.
+fn block_specs(config: &GptConfig, layer: usize) -> Vec<PartSpec> {
+    let mixer = match config.recurrence_of(layer) {
+        Some(recurrence) => recurrent_specs(config, recurrence),
+        None => attention_specs(config),
+    };
+    let feed_forward = match config.experts_of(layer) {
+        Some(experts) => {
+            let routed = (0..experts.n_experts).flat_map(|expert| expert_specs(config, experts, expert));
+            router_specs(config, experts).into_iter().chain(routed).chain(shared_specs(config, experts)).collect()
+        }
+        None => mlp_specs(config, "mlp", config.d_ff),
+    };
+    let [first, between, last] = norm_specs(config);
+    first.into_iter().chain(mixer).chain(between).chain(feed_forward).chain(last).collect()
+}
+
+/// The norms of a block: before its mixer, between mixer and MLP, and behind the MLP.
+fn norm_specs(config: &GptConfig) -> [Vec<PartSpec>; 3] {
+    let is_sandwich = config.norm_position == NormPosition::Sandwich;
+    let norm = |path| PartSpec::norm(config, path, config.d_model, config.norm_bias);
+    let between = [is_sandwich.then(|| norm("attn_out_norm")), (!config.shared_norm).then(|| norm("mlp_norm"))];
+    let last = is_sandwich.then(|| norm("mlp_out_norm"));
+    [vec![norm("attn_norm")], between.into_iter().flatten().collect(), last.into_iter().collect()]
+}
+
+fn attention_specs(config: &GptConfig) -> Vec<PartSpec> {
+    let (q_width, kv_width) = (config.q_width(), config.kv_width());
+    let qk_norm = |path, width| match config.qk_norm_span {
+        QkNormSpan::Head => PartSpec::norm(config, path, config.head_dim, false),
+        QkNormSpan::AllHeads => PartSpec::norm(config, path, width, false),
+    };
+    let qkv = [config.gate_width() + q_width + 2 * kv_width, config.d_model];
+    let parts = [
+        Some(PartSpec::matrix(PartKind::Linear, "attn.qkv", qkv, INIT_STD, config.qkv_bias)),
+        config.qk_norm.then(|| qk_norm("attn.q_norm", q_width)),
+        config.qk_norm.then(|| qk_norm("attn.k_norm", kv_width)),
+        Some(output_matrix(config, "attn.out", q_width, config.attn_out_bias)),
+    ];
+    parts.into_iter().flatten().collect()
+}
+
+/// A recurrent layer in place of attention.
+fn recurrent_specs(config: &GptConfig, recurrence: &Recurrence) -> Vec<PartSpec> {
+    let channels = recurrence.conv_channels(config.d_model);
+    let linear =
+        |path, d_out, has_bias| PartSpec::matrix(PartKind::Linear, path, [d_out, config.d_model], INIT_STD, has_bias);
+    match *recurrence {
+        Recurrence::ShortConv(conv) => vec![
+            linear("recurrent.input", 3 * channels, conv.bias),
+            conv_spec(channels, conv.kernel, conv.bias),
+            output_matrix(config, "recurrent.out", channels, conv.bias),
+        ],
+        Recurrence::GatedDelta(net) => {
+            let GatedDeltaNet { n_value_heads, value_dim, conv_kernel, .. } = net;
+            let v_width = net.heads().v_width();
+            // As published: decays of all lengths.
+            let decays = [("a_log", Init::LogUniform { least: 0.01, most: 16.0 }), ("dt_bias", Init::Constant(1.0))];
+            let decays = decays.map(|(name, init)| param("recurrent.decays", name, vec![n_value_heads], init));
+            let norm = param("recurrent.norm", "weight", vec![value_dim], Init::Constant(1.0));
+            vec![
+                linear("recurrent.input", channels + v_width, false),
+                linear("recurrent.ba", 2 * n_value_heads, false),
+                conv_spec(channels, conv_kernel, false),
+                small_spec("recurrent.decays", n_value_heads, decays.to_vec()),
+                small_spec("recurrent.norm", value_dim, vec![norm]),
+                output_matrix(config, "recurrent.out", v_width, false),
+            ]
+        }
+    }
+}
+
+/// A depthwise convolution.
+fn conv_spec(channels: usize, kernel: usize, has_bias: bool) -> PartSpec {
+    // PyTorch's, but normal.
+    let init = Init::Normal { std: (3.0 * kernel as f64).sqrt().recip() };
+    let weight = param("recurrent.conv", "weight", vec![channels, 1, kernel], init);
+    let bias = has_bias.then(|| param("recurrent.conv", "bias", vec![channels], Init::Constant(0.0)));
+    small_spec("recurrent.conv", channels, [weight].into_iter().chain(bias).collect())
+}
+
+fn small_spec(path: &str, width: usize, params: Vec<ParamSpec>) -> PartSpec {
+    PartSpec { path: path.into(), kind: PartKind::Recurrence, layer: None, width, params }
+}
+
+/// A matrix whose outputs are added to the residual stream.
+fn output_matrix(config: &GptConfig, path: &str, d_in: usize, has_bias: bool) -> PartSpec {
+    let residual_std = INIT_STD / (2.0 * config.n_layers as f64).sqrt();
+    PartSpec::matrix(PartKind::Linear, path, [config.d_model, d_in], residual_std, has_bias)
+}
+
+/// An MLP, or an expert.
+fn mlp_specs(config: &GptConfig, path: &str, d_ff: usize) -> Vec<PartSpec> {
+    let d_up = if config.gated_mlp { 2 * d_ff } else { d_ff };
+    let up = [d_up, config.d_model];
+    let xielu = || {
+        let path = format!("{path}.xielu");
+        let params = vec![param(&path, "weight", vec![XIELU.len()], Init::Values(&XIELU))];
+        PartSpec { path, kind: PartKind::Activation, layer: None, width: XIELU.len(), params }
+    };
+    let parts = [
+        Some(PartSpec::matrix(PartKind::Linear, &format!("{path}.up"), up, INIT_STD, config.mlp_bias)),
+        config.xielu.then(xielu),
+        Some(output_matrix(config, &format!("{path}.down"), d_ff, config.mlp_bias)),
+    ];
+    parts.into_iter().flatten().collect()
+}
+
+fn router_specs(config: &GptConfig, experts: &Experts) -> Vec<PartSpec> {
+    let dims = [experts.n_experts, config.d_model];
+    let mut router = PartSpec::matrix(PartKind::Router, "experts.router", dims, INIT_STD, experts.router_bias);
+    if experts.selection_bias {
+        router.params.push(param("experts.router", "selection_bias", vec![dims[0]], Init::Constant(0.0)));
+    }
+    vec![router]
+}
+
+fn expert_specs(config: &GptConfig, experts: &Experts, expert: usize) -> Vec<PartSpec> {
+    mlp_specs(config, &format!("experts.routed.{expert}"), experts.d_ff)
+}
+
+fn shared_specs(config: &GptConfig, experts: &Experts) -> Vec<PartSpec> {
+    let gate = || PartSpec::matrix(PartKind::Router, "experts.shared_gate", [1, config.d_model], INIT_STD, false);
+    let has_shared = experts.shared_d_ff > 0;
+    let shared = has_shared.then(|| mlp_specs(config, "experts.shared", experts.shared_d_ff));
+    shared.into_iter().flatten().chain(experts.shared_gate.then(gate)).collect()
 }
 
 /// Every parameter of the architecture with its shape and initial value. Loading, saving and initializing use this
@@ -142,17 +277,48 @@ pub(crate) fn linear_specs(config: &GptConfig) -> impl Iterator<Item = PartSpec>
     part_specs(config).into_iter().filter(|part| part.kind == PartKind::Linear)
 }
 
+/// In the paths of experts that a router chooses.
+pub const ROUTED: &str = ".experts.routed.";
+
+/// The linear layers of the blocks, with the dimensions `[d_out, d_in]` of their matrices, in the order of the model.
+pub fn linear_dims(config: &GptConfig) -> Vec<(String, [usize; 2])> {
+    linear_specs(config).map(|part| (part.path.clone(), part.matrix_dims())).collect()
+}
+
 impl GptConfig {
     /// Number of trained values; tied embeddings count once. Saturates for invalid sizes.
     pub fn n_params(&self) -> usize {
-        let count = |n_layers| {
-            let specs = param_specs(&Self { n_layers, ..self.clone() });
-            let sizes = specs.iter().map(|spec| spec.shape.iter().fold(1, |n: usize, &dim| n.saturating_mul(dim)));
+        self.count_params(|experts| experts.n_experts)
+    }
+
+    /// [`n_params`](Self::n_params), counting only the experts that a token goes through.
+    pub fn n_active_params(&self) -> usize {
+        self.count_params(|experts| experts.n_active)
+    }
+
+    fn count_params(&self, n_counted: fn(&Experts) -> usize) -> usize {
+        let of_parts = |parts: &[PartSpec]| {
+            let params = parts.iter().flat_map(|part| &part.params);
+            let sizes = params.map(|spec| spec.shape.iter().fold(1, |n: usize, &dim| n.saturating_mul(dim)));
             sizes.fold(0, usize::saturating_add)
         };
-        // All blocks are alike.
-        let outside = count(0);
-        let block = count(1).saturating_sub(outside);
-        outside.saturating_add(block.saturating_mul(self.n_layers))
+        let outside = of_parts(&specs_outside(self).concat());
+        // Layers of a kind are alike, and so are the experts.
+        let n_attending = self.n_attention_layers();
+        let of_recurrent = self.recurrent.as_ref().map_or(0, |of| of_parts(&recurrent_specs(self, &of.recurrence)));
+        let n_dense = self.experts.as_ref().map_or(self.n_layers, |of| of.dense_layers.len().min(self.n_layers));
+        let of_routed = self.experts.as_ref().map_or(0, |experts| {
+            let of_expert = of_parts(&expert_specs(self, experts, 0));
+            let always = [router_specs(self, experts), shared_specs(self, experts)].concat();
+            of_parts(&always).saturating_add(of_expert.saturating_mul(n_counted(experts)))
+        });
+        let kinds = [
+            (of_parts(&norm_specs(self).concat()), self.n_layers),
+            (of_parts(&attention_specs(self)), n_attending),
+            (of_recurrent, self.n_layers - n_attending),
+            (of_parts(&mlp_specs(self, "mlp", self.d_ff)), n_dense),
+            (of_routed, self.n_layers - n_dense),
+        ];
+        kinds.into_iter().fold(outside, |sum, (of_layer, n)| sum.saturating_add(of_layer.saturating_mul(n)))
     }
 }

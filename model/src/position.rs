@@ -2,7 +2,7 @@
 //!
 //! They are computed in each step for its rows, so a context of 100,000 tokens needs no table.
 
-use crate::config::{Rope, RopeScaling};
+use crate::config::{QueryTemperature, Rope, RopeScaling};
 
 /// The rotary angles of rows at `positions`, row after row: `[n_rows, rotary_dim / 2]` in radians, for a model with a
 /// context of `max_seq_len`.
@@ -67,6 +67,12 @@ pub fn rope_attention_factor(rope: &Rope) -> f32 {
         }
         _ => 1.0,
     }
+}
+
+/// The multipliers of the queries at `positions`.
+pub(crate) fn query_factors(positions: &[usize], temperature: QueryTemperature) -> Vec<f32> {
+    let QueryTemperature { beta, interval } = temperature;
+    positions.iter().map(|position| (1.0 + beta * ((1 + position / interval) as f64).ln()) as f32).collect()
 }
 
 /// The sinusoidal vectors of rows at `positions`: `[n_rows, d_model]`; the first half of each row are sines, the second

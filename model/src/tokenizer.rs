@@ -12,6 +12,7 @@ mod config_tokens;
 mod detokenizer;
 mod files;
 mod pieces;
+pub(crate) mod sentence_piece;
 mod tekken;
 mod windows;
 
@@ -33,6 +34,7 @@ pub(crate) use self::config_tokens::looks_like_control;
 pub use self::detokenizer::Detokenizer;
 pub(crate) use self::{
     files::{TOKENIZER_CONFIG_FILE, TOKENIZER_FILE},
+    sentence_piece::SENTENCE_PIECE_FILE,
     tekken::TEKKEN_FILE,
 };
 

@@ -58,6 +58,20 @@ const ROPE_CASES: &[&str] = &[
     "falcon-new",
     "cohere",
     "cohere2",
+    "starcoder2",
+    "ministral",
+    "exaone4",
+    "ernie4-5",
+    "glm",
+    "glm4",
+    "seed-oss",
+    "arcee",
+    "nemotron",
+    "jais2",
+    "hyperclovax",
+    "olmo",
+    "helium",
+    "cwm",
     "gemma",
     "gemma2",
     "gpt-neox-parallel",
@@ -262,7 +276,7 @@ fn known_model_type_decides_whatever_the_class_is_called() {
 
 /// As Python's `json` reads it. What is not read may be any number.
 #[test]
-fn config_json_may_have_nan_infinity_and_keys_twice() {
+pub(crate) fn config_json_may_have_nan_infinity_and_keys_twice() {
     let text = Value::Object(config_json("llama")).to_string();
     let read_text = |text: &str| {
         let dir = tempfile::tempdir().unwrap();
@@ -284,7 +298,7 @@ fn config_json_may_have_nan_infinity_and_keys_twice() {
 fn unsupported_config_values_are_rejected_by_key() {
     let layers = |kinds: [&str; 2]| json!(kinds);
     let refused = [
-        ("llama", "quantization_config", json!({ "quant_method": "gptq", "bits": 4 })),
+        ("llama", "quantization_config", json!({ "quant_method": "aqlm" })),
         ("llama", "hidden_act", json!("quick_gelu")),
         ("llama", "attn_logit_softcapping", json!(50.0)),
         ("llama", "final_logit_softcapping", json!(30.0)),
@@ -333,6 +347,13 @@ fn unsupported_config_values_are_rejected_by_key() {
         ("bloom", "apply_residual_connection_post_layernorm", json!(true)),
         ("openai-gpt", "afn", json!("gelu_new")),
         ("ctrl", "is_encoder_decoder", json!(true)),
+        ("olmo", "clip_qkv", json!(8.0)),
+        ("hunyuan", "num_experts", json!(8)),
+        ("apertus", "hidden_act", json!("silu")),
+        ("minicpm", "sparse_config", json!({ "topk": 64 })),
+        ("ministral3", "attention_bias", json!(true)),
+        ("ministral", "layer_types", json!(["chunked_attention", "full_attention", "full_attention"])),
+        ("glm4", "sliding_window", json!(5)),
     ];
     for (case, key, value) in refused {
         let error = read(&with(case, key, value.clone())).unwrap_err().to_string();

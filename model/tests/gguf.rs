@@ -1,5 +1,5 @@
-//! GGUF files: what llama.cpp's own converter and quantizer write, against the goldens and against `transformers`
-//! (`gguf/make_gguf.py`); broken and hostile ones.
+//! GGUF files: what llama.cpp's own converter and quantizer write, and one of random blocks, against the goldens and
+//! against `transformers` (`gguf/make_gguf.py`, `gguf/make_mixed.py`); broken and hostile ones.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
 #![expect(clippy::print_stdout, reason = "a skipped test says so")]
 
@@ -50,16 +50,48 @@ const CASES: &[&str] = &[
     "olmo3",
     "gpt-bigcode",
     "cohere",
+    "exaone4",
+    "ernie4-5",
+    "glm4",
+    "seed-oss",
+    "jais2",
+    "apertus",
+    "arcee",
+    "nemotron",
+    "minicpm",
+    "mixtral",
+    "granite-moe",
+    "granite-moe-shared",
+    "glm4-moe",
+    "ernie4_5-moe",
 ];
 
+/// Golden dirs of classes that wrap a text class.
+const WRAPPED: &[&str] = &["mistral3", "qwen2-5-vl", "qwen3-vl"];
+
 /// GGUF cannot express the golden dirs of these architectures: each has a configuration and an oracle of its own.
-const OWN: &[&str] = &["gemma2", "gemma3", "smollm3", "phi", "cohere2", "falcon", "falcon-new"];
+const OWN: &[&str] = &[
+    "gemma2",
+    "gemma3",
+    "smollm3",
+    "phi",
+    "cohere2",
+    "falcon",
+    "falcon-new",
+    "starcoder2",
+    "ministral3",
+    "olmo",
+    "hunyuan",
+    "olmoe",
+    "qwen2-moe",
+    "qwen3-moe",
+];
 
 /// All cases, with the dirs that have their configurations and oracles.
 fn cases() -> impl Iterator<Item = (&'static str, PathBuf)> {
     let in_folder =
         |folder, names: &'static [&str]| names.iter().map(move |name| (*name, tests().join::<&str>(folder).join(name)));
-    in_folder("golden", CASES).chain(in_folder("gguf", OWN))
+    in_folder("golden", CASES).chain(in_folder("golden/wrapped", WRAPPED)).chain(in_folder("gguf", OWN))
 }
 
 fn tests() -> PathBuf {
@@ -256,7 +288,10 @@ fn split_gguf_model_opens_only_from_its_complete_first_file() {
 
 #[test]
 fn quantized_gguf_weights_are_kept_and_give_the_reference_logits() {
-    let oracle = |name: &str| oracle(&tests().join("gguf/quantized.safetensors"), &format!("logits.{name}"));
+    let oracle = |name: &str| {
+        let file = if name == "mixed" { "quantized-mixed" } else { "quantized" };
+        oracle(&tests().join(format!("gguf/{file}.safetensors")), &format!("logits.{name}"))
+    };
     let read = |path: &Path, dtype| {
         let gpt = model_dir::load_gpt(path, &options(dtype)).unwrap();
         let mut values = Vec::new();
@@ -267,7 +302,7 @@ fn quantized_gguf_weights_are_kept_and_give_the_reference_logits() {
         .unwrap();
         (gpt, values)
     };
-    for name in ["Q4_0", "Q8_0", "Q4_K"] {
+    for name in ["Q4_0", "Q8_0", "Q4_K", "mixed"] {
         let path = gguf(&format!("quantized-{name}"));
         let (gpt, exact) = read(&path, Some(Dtype::F32));
         let error = self::error(&gpt, &oracle(name));
@@ -284,6 +319,36 @@ fn quantized_gguf_weights_are_kept_and_give_the_reference_logits() {
             let error = (difference / sum(&mut exact.iter().copied())).sqrt();
             assert!(error == 0.0, "{name}: {path}: {error}");
         }
+    }
+}
+
+/// Of `make_mixed.py`: the CPU computes with every type as it is, or with the same numbers in more bits.
+#[test]
+fn gguf_types_are_held_in_dtypes_that_represent_them_exactly() {
+    let gpt = model_dir::load_gpt(&gguf("quantized-mixed"), &options(None)).unwrap();
+    let dtypes: Vec<(String, String)> =
+        gpt.matrices().into_iter().map(|(path, matrix)| (path, matrix.dtype().to_string())).collect();
+    let dtype = |path: &str| {
+        let found = dtypes.iter().find(|(known, _)| known.trim_start_matches("blocks.").replace(".weight", "") == path);
+        found.map(|(_, dtype)| dtype.as_str()).unwrap_or_else(|| panic!("{path} of {dtypes:?}"))
+    };
+    for (path, expected) in [
+        ("embed", "q3_k"),
+        ("lm_head", "iq4_xs"),
+        ("0.attn.out", "mxfp4"),
+        ("0.mlp.down", "q2_k"),
+        ("1.attn.out", "q2"),
+        ("1.mlp.down", "iq1"),
+        // Of the rows that are most.
+        ("0.attn.qkv", "iq4_xs"),
+        ("1.attn.qkv", "iq2"),
+        // One of the three has floats.
+        ("2.attn.qkv", "f32"),
+        ("2.attn.out", "iq4_nl"),
+        ("2.mlp.up", "iq2"),
+        ("2.mlp.down", "iq3_s"),
+    ] {
+        assert_eq!(dtype(path), expected, "{path}");
     }
 }
 
@@ -385,8 +450,8 @@ fn malformed_gguf_tensor_infos_are_rejected() {
     refused(&[NORM, "not a whole number of blocks"], |file| file.tensor(NORM).1 = vec![0]);
     refused(&[NORM, "too large"], |file| file.tensor(NORM).1 = vec![1 << 40, 1 << 40]);
     refused(&[NORM, "the file has"], |file| file.tensor(NORM).1 = vec![1 << 60]);
-    refused(&[NORM, "type 10 (Q2_K)", "with `llama-quantize`"], |file| file.tensor(NORM).2 = 10);
-    refused(&[NORM, "type 41 (Q1_0)"], |file| file.tensor(NORM).2 = 41);
+    refused(&[NORM, "type 15 (Q8_K)", "with `llama-quantize`"], |file| file.tensor(NORM).2 = 15);
+    refused(&[NORM, "type 42 (Q2_0)"], |file| file.tensor(NORM).2 = 42);
     refused(&[NORM, "type 4294967295"], |file| file.tensor(NORM).2 = u32::MAX);
     refused(&[NORM, "the file has"], |file| file.tensor(NORM).3 = u64::MAX - 31);
     refused(&[NORM, "not a multiple of 32"], |file| file.tensor(NORM).3 += 4);

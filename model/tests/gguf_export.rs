@@ -25,7 +25,7 @@ use serde_json::json;
 use crate::golden::{Oracle, distance, golden, load, logits};
 
 /// Models that GGUF files describe.
-const EXPORTED: [&str; 16] = [
+const EXPORTED: [&str; 23] = [
     "gpt2",
     "llama",
     "llama-tied-bias",
@@ -42,6 +42,13 @@ const EXPORTED: [&str; 16] = [
     "olmo2",
     "rope-linear",
     "rope-dynamic",
+    "exaone4",
+    "ernie4-5",
+    "glm4",
+    "seed-oss",
+    "arcee",
+    "olmo",
+    "minicpm",
 ];
 
 /// The tags that mark the assistant's text for training are exported unchanged.
@@ -127,7 +134,7 @@ fn exported_gguf_reopens_as_the_same_model() {
 #[test]
 fn gguf_export_adds_norm_weight_offsets_to_the_weights() {
     let dir = tempfile::tempdir().unwrap();
-    for case in ["gemma", "gemma2", "gemma3"] {
+    for case in ["gemma", "gemma2", "gemma3", "nemotron"] {
         // As in the published models, which lack some features of the golden dirs.
         let golden = load(case, &Device::flex()).config().clone();
         let mut config = GptConfig { attention_scale: None, ..golden };

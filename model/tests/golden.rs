@@ -15,7 +15,10 @@ use burn::{
 };
 use hearth_model::{
     attention::AttentionContext,
-    config::{Activation, GptConfig, NormKind, NormPosition, Positions, Rope, RopeScaling},
+    config::{
+        Activation, ExpertGroups, Experts, GatedConv, GatedDeltaNet, GptConfig, NormKind, NormPosition, Positions,
+        QueryTemperature, Recurrence, Recurrent, Rope, RopeScaling, RouterScores,
+    },
     gpt::{Gpt, ParamPath},
     ops::Dtype,
     weights::model_dir::{self, LoadOptions, SaveOptions},
@@ -41,6 +44,26 @@ const CASES: &[&str] = &[
     "granite",
     "olmo2",
     "olmo3",
+    "starcoder2",
+    "ministral",
+    "ministral3",
+    "exaone4",
+    "ernie4-5",
+    "glm",
+    "glm4",
+    "hunyuan",
+    "seed-oss",
+    "gpt-neo",
+    "jais2",
+    "hyperclovax",
+    "apertus",
+    "arcee",
+    "nemotron",
+    "olmo",
+    "helium",
+    "cwm",
+    "vaultgemma",
+    "minicpm",
     "phi3",
     "stablelm",
     "gpt-neox-parallel",
@@ -60,6 +83,19 @@ const CASES: &[&str] = &[
     "bloom",
     "openai-gpt",
     "ctrl",
+    "mixtral",
+    "qwen2-moe",
+    "qwen3-moe",
+    "olmoe",
+    "granite-moe",
+    "granite-moe-shared",
+    "glm4-moe",
+    "ernie4_5-moe",
+    "qwen3_5",
+    "qwen3_5-moe",
+    "qwen3-next",
+    "lfm2",
+    "lfm2-moe",
     "rope-linear",
     "rope-llama3",
     "rope-yarn",
@@ -203,6 +239,11 @@ fn logits_and_loss_match_transformers() {
 fn logits_on_wgpu_match_transformers() {
     let Some(device) = gpu() else { return };
     for case in CASES {
+        let config = model_dir::load_config(&golden(case)).unwrap();
+        if config.experts.is_some() || config.recurrent.is_some() {
+            assert!(model_dir::load_gpt(&golden(case), &LoadOptions { device: device.clone(), dtype: None }).is_err());
+            continue;
+        }
         let (gpt, oracle) = (load(case, &device), Oracle::read(case));
         let far = distance(&logits(&gpt, &oracle), &oracle.logits);
         assert!(far < LOGITS_TOLERANCE, "{case}: logits are {far} spreads away");
@@ -218,9 +259,16 @@ struct GradReader<'a> {
 
 impl ModuleVisitor for GradReader<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let grad = param.val().grad(self.gradients).unwrap();
-        let shape = grad.dims().to_vec();
-        self.found.insert(self.path.path(), (shape, grad.into_data().try_into_vec().unwrap()));
+        let shape = param.val().dims().to_vec();
+        // An expert that no row chose has none.
+        let values = match param.val().grad(self.gradients) {
+            Some(grad) => grad.into_data().try_into_vec().unwrap(),
+            None => {
+                assert!(self.path.path().contains(".experts.routed."), "{} has no gradient", self.path.path());
+                vec![0.0; shape.iter().product()]
+            }
+        };
+        self.found.insert(self.path.path(), (shape, values));
     }
 
     fn enter_module(&mut self, name: &str, container: &str) {
@@ -240,6 +288,9 @@ fn gradients_by_hf_name(case: &str, gpt: &Gpt, oracle: &Oracle) -> HashMap<Strin
     gpt.visit(&mut reader);
     let found = reader.found;
     let as_model = Gpt::from_params(gpt.config(), Dtype::F32, &Device::flex(), &mut |spec| {
+        if spec.path.ends_with("selection_bias") {
+            return Ok(TensorData::zeros::<f32, _>(spec.shape.as_slice()));
+        }
         let (shape, values) = &found[&spec.path];
         assert_eq!(*shape, spec.shape);
         Ok(TensorData::new(values.clone(), shape.as_slice()))
@@ -248,7 +299,10 @@ fn gradients_by_hf_name(case: &str, gpt: &Gpt, oracle: &Oracle) -> HashMap<Strin
     model_dir::save(dir.path(), &as_model.unwrap(), &as_loaded(case)).unwrap();
     let bytes = fs::read(dir.path().join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
-    file.iter().map(|(name, tensor)| (name.to_owned(), (tensor.shape().to_vec(), f32s(tensor.data())))).collect()
+    // What chooses experts is not learned by gradients.
+    let is_learned = |name: &str| !["e_score_correction_bias", "expert_bias"].iter().any(|bias| name.ends_with(bias));
+    let learned = file.iter().filter(|(name, _)| is_learned(name));
+    learned.map(|(name, tensor)| (name.to_owned(), (tensor.shape().to_vec(), f32s(tensor.data())))).collect()
 }
 
 fn norm(values: &[f32]) -> f32 {
@@ -332,7 +386,11 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
         c.full_layers = toggled(&c.full_layers);
     });
     if matches!(config.positions, Positions::Rope(_)) {
-        mutate("unrotated_layers", &|c| c.unrotated_layers = toggled(&c.unrotated_layers));
+        // A layer that attends.
+        let first = config.recurrent.as_ref().map_or(0, |recurrent| recurrent.attention_layers[0]);
+        mutate("unrotated_layers", &|c| {
+            c.unrotated_layers = if first == 0 { toggled(&c.unrotated_layers) } else { vec![first] };
+        });
     }
     if config.norm_position == NormPosition::Pre && !config.shared_norm {
         mutate("parallel_residual", &|c| c.parallel_residual = !c.parallel_residual);
@@ -350,7 +408,24 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
         mutate("embed_norm", &|c| c.embed_norm = false);
     }
     if config.qk_norm {
-        mutate("qk_norm", &|c| c.qk_norm = false);
+        mutate("qk_norm", &|c| (c.qk_norm, c.qk_norm_after_rope) = (false, false));
+    }
+    if config.qk_norm && config.norm_weight && matches!(config.positions, Positions::Rope(_)) {
+        mutate("qk_norm_after_rope", &|c| c.qk_norm_after_rope = !c.qk_norm_after_rope);
+    }
+    mutate("query_temperature", &|c| {
+        c.query_temperature = match c.query_temperature {
+            Some(_) => None,
+            None => Some(QueryTemperature { beta: 0.5, interval: 5 }),
+        };
+    });
+    if let Some(QueryTemperature { beta, interval }) = config.query_temperature {
+        mutate("query_temperature.beta", &|c| {
+            c.query_temperature = Some(QueryTemperature { beta: 1.5 * beta, interval });
+        });
+        mutate("query_temperature.interval", &|c| {
+            c.query_temperature = Some(QueryTemperature { beta, interval: interval + 1 });
+        });
     }
     if config.lm_head_bias {
         mutate("lm_head_bias", &|c| c.lm_head_bias = false);
@@ -358,8 +433,8 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     let activations =
         [Activation::Relu, Activation::ReluSquared, Activation::Gelu, Activation::GeluTanh, Activation::Silu];
     for activation in activations {
-        if activation != config.activation {
-            mutate("activation", &|c| c.activation = activation);
+        if config.xielu || activation != config.activation {
+            mutate("activation", &|c| (c.activation, c.xielu) = (activation, false));
         }
     }
     let whole_heads = Positions::Rope(Rope::new(10_000.0, config.head_dim));
@@ -408,6 +483,42 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     if config.attn_out_bias {
         mutate("attn_out_bias", &|c| c.attn_out_bias = false);
     }
+    if let Some(experts) = &config.experts {
+        let mut mutate = |field: &'static str, change: &dyn Fn(&mut Experts)| {
+            mutate(field, &|c| c.experts.iter_mut().for_each(change));
+        };
+        mutate("experts.n_active", &|e| e.n_active -= 1);
+        mutate("experts.normalized", &|e| e.normalized = !e.normalized);
+        mutate("experts.weight_multiplier", &|e| e.weight_multiplier *= 1.5);
+        mutate("experts.scores", &|e| {
+            e.scores = match e.scores {
+                RouterScores::Softmax => RouterScores::Sigmoid,
+                RouterScores::Sigmoid => RouterScores::Softmax,
+            }
+        });
+        if experts.selection_bias {
+            mutate("experts.selection_bias", &|e| e.selection_bias = false);
+        }
+        if experts.shared_d_ff > 0 {
+            mutate("experts.shared_d_ff", &|e| (e.shared_d_ff, e.shared_gate) = (0, false));
+        }
+        if experts.shared_gate {
+            mutate("experts.shared_gate", &|e| e.shared_gate = false);
+        }
+        if let Some(groups) = experts.groups {
+            mutate("experts.groups", &|e| e.groups = None);
+            mutate("experts.groups.n_active", &|e| {
+                e.groups = Some(ExpertGroups { n_active: groups.n_active + 1, ..groups });
+            });
+            mutate("experts.groups.n_best", &|e| e.groups = Some(ExpertGroups { n_best: 1, ..groups }));
+        }
+    }
+    mutations.extend(recurrent_mutations(config));
+    let mut mutate = |field: &'static str, change: &dyn Fn(&mut GptConfig)| {
+        let mut mutant = config.clone();
+        change(&mut mutant);
+        mutations.push((field, mutant));
+    };
     if config.mlp_bias {
         mutate("mlp_bias", &|c| c.mlp_bias = false);
     }
@@ -425,6 +536,29 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
         });
     }
     mutations
+}
+
+/// The same for recurrent layers: the ways in which parameters have the same shapes.
+fn recurrent_mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
+    let Some(Recurrent { recurrence, attention_layers }) = &config.recurrent else { return Vec::new() };
+    let with = |recurrence: Recurrence| {
+        let recurrent = Recurrent { recurrence, attention_layers: attention_layers.clone() };
+        GptConfig { recurrent: Some(recurrent), ..config.clone() }
+    };
+    match *recurrence {
+        Recurrence::GatedDelta(net) => {
+            let GatedDeltaNet { n_key_heads, key_dim, .. } = net;
+            let fewer = GatedDeltaNet { n_key_heads: n_key_heads / 2, key_dim: 2 * key_dim, ..net };
+            vec![("recurrent.recurrence.gated_delta.n_key_heads", with(Recurrence::GatedDelta(fewer)))]
+        }
+        Recurrence::ShortConv(conv) if conv.bias => {
+            vec![(
+                "recurrent.recurrence.short_conv.bias",
+                with(Recurrence::ShortConv(GatedConv { bias: false, ..conv })),
+            )]
+        }
+        Recurrence::ShortConv(_) => Vec::new(),
+    }
 }
 
 #[test]

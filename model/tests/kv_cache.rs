@@ -5,9 +5,9 @@ use burn::tensor::Device;
 use hearth_model::{
     TokenId,
     attention::AttentionContext,
-    config::{GptConfig, NormPosition, Positions, Rope, Sizes},
+    config::{Experts, GptConfig, NormPosition, Positions, Rope, RouterScores, Sizes},
     gpt::Gpt,
-    kv_cache::{KvCache, OutOfPages, PAGE_SIZE, PageKey, PagePool, PageTable, StepPart},
+    kv_cache::{CacheUnit, KvCache, OutOfPages, PAGE_SIZE, PageKey, PagePool, PageTable, StepPart},
     ops::KvDtype,
     token_ids::token_tensor,
     weights::model_dir::{self, LoadOptions},
@@ -52,6 +52,23 @@ fn configs() -> Vec<GptConfig> {
             norm_position: NormPosition::Post,
             final_norm: false,
             ..GptConfig::gpt2(Sizes { n_kv_heads: 4, ..sizes() })
+        },
+        GptConfig {
+            experts: Some(Experts {
+                n_experts: 5,
+                n_active: 2,
+                d_ff: 12,
+                scores: RouterScores::Softmax,
+                normalized: true,
+                weight_multiplier: 1.0,
+                router_bias: true,
+                selection_bias: false,
+                groups: None,
+                shared_d_ff: 20,
+                shared_gate: true,
+                dense_layers: vec![0],
+            }),
+            ..llama.clone()
         },
         llama,
     ]
@@ -167,7 +184,7 @@ proptest! {
                         prop_assert_eq!(tables[which].len(), len + n);
                         prop_assert_eq!(cache.n_free_pages(), free - needed);
                     } else {
-                        prop_assert_eq!(outcome, Err(OutOfPages { needed, free }));
+                        prop_assert_eq!(outcome, Err(OutOfPages { of: CacheUnit::Page, needed, free }));
                         prop_assert_eq!(tables[which].len(), len);
                         prop_assert_eq!(cache.n_free_pages(), free);
                     }
@@ -265,7 +282,7 @@ fn step_fails_as_a_whole_if_pages_run_out() {
     drop(cache.step(&mut [StepPart::new(&mut first, PAGE_SIZE - 1)]).unwrap());
     let (mut second, third) = (first.fork(), first.fork());
     let mut parts = [StepPart::new(&mut first, 1), StepPart::new(&mut second, 1)];
-    assert_eq!(cache.step(&mut parts).map(drop), Err(OutOfPages { needed: 2, free: 1 }));
+    assert_eq!(cache.step(&mut parts).map(drop), Err(OutOfPages { of: CacheUnit::Page, needed: 2, free: 1 }));
     assert_eq!((first.len(), second.len(), cache.n_free_pages()), (PAGE_SIZE - 1, PAGE_SIZE - 1, 1));
     drop(third);
     drop(second);
@@ -325,7 +342,7 @@ fn prefix_cache_pages_are_evicted_last_in_lru_order() {
     // A page in use is never handed out, and a page that is not full is never kept.
     let mut held = pool.table();
     assert_eq!(held.share_kept(&[key(1, 0), key(1, 1)]), 2 * PAGE_SIZE);
-    assert_eq!(other.append(1), Err(OutOfPages { needed: 1, free: 0 }));
+    assert_eq!(other.append(1), Err(OutOfPages { of: CacheUnit::Page, needed: 1, free: 0 }));
     drop(other);
     held.append(PAGE_SIZE - 1).unwrap();
     held.keep(2, key(1, 2));

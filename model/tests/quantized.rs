@@ -193,7 +193,7 @@ fn invalid_quantized_blocks_configs_and_tensors_are_rejected() {
     let config = dir.path().join("config.json");
     let good_config = fs::read_to_string(&config).unwrap();
     for (from, to, expected) in [
-        ("\"hearth\",\n    \"dtype\"", "\"gptq\",\n    \"dtype\"", "method \"gptq\", which is not supported"),
+        ("\"hearth\",\n    \"dtype\"", "\"aqlm\",\n    \"dtype\"", "method \"aqlm\", which is not supported"),
         ("\"q8\"", "\"q2\"", "`quantization_config.dtype` must be `q8`, `q5_1`, `q4_1` or `q4`, got `q2`"),
     ] {
         assert!(good_config.contains(from), "{good_config}");

@@ -506,10 +506,62 @@ fn missing_tokenizer_json_is_reported_by_name() {
     let message = error.to_string();
     assert!(message.contains("tokenizer.json`") && message.contains("a model dir has"), "{message}");
 
+    fs::write(dir.path().join("vocab.json"), "").unwrap();
+    let message = Tokenizer::from_dir(dir.path()).unwrap_err().to_string();
+    assert!(message.contains("has `vocab.json` instead"), "{message}");
     fs::write(dir.path().join("tokenizer.model"), "").unwrap();
     let message = Tokenizer::from_dir(dir.path()).unwrap_err().to_string();
-    assert!(message.contains("has `tokenizer.model` instead"), "{message}");
+    assert!(
+        message.contains("tokenizer.model`: is no SentencePiece model") && message.contains("no pieces"),
+        "{message}"
+    );
 
     fs::write(dir.path().join("tokenizer.json"), BYTE_LEVEL.library.to_string(false).unwrap()).unwrap();
     assert!(Tokenizer::from_dir(dir.path()).is_ok(), "the configuration may be absent");
+}
+
+/// `sentencepiece/make_models.py`: the ids of `transformers`, or of the library `sentencepiece`, which puts a space in front
+/// of a text that has one.
+#[test]
+fn sentencepiece_models_encode_as_the_library_does_and_decode_to_the_text() {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sentencepiece");
+    for name in ["bpe", "bpe-no-prefix", "unigram", "unigram-trimmed"] {
+        let tokenizer = Tokenizer::from_dir(&models.join(name)).unwrap();
+        let cases: Value = serde_json::from_slice(&fs::read(models.join(name).join("ids.json")).unwrap()).unwrap();
+        for case in cases.as_array().unwrap() {
+            let text = case["text"].as_str().unwrap();
+            if text.starts_with(' ') && name == "unigram" {
+                continue;
+            }
+            let found = tokenizer.encode(text, EncodeOptions::RENDERED).unwrap();
+            assert_eq!(json!(found), case["ids"], "{name}: {text:?}");
+            if name != "unigram-trimmed" && !text.starts_with(' ') {
+                assert_eq!(tokenizer.decode(&found, PLAIN), text, "{name}");
+            }
+            let prompt = tokenizer.encode(text, EncodeOptions::PROMPT).unwrap();
+            assert_eq!((prompt[0], &prompt[1..]), (1, &found[..]), "{name}: {text:?}");
+        }
+        let roles = [tokenizer.bos(), tokenizer.eos(), tokenizer.unk()].map(|role| role.unwrap().content.clone());
+        assert_eq!(roles, ["<s>", "</s>", "<unk>"]);
+    }
+}
+
+#[test]
+fn damaged_sentencepiece_models_are_rejected_or_opened_without_a_panic() {
+    let good = fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sentencepiece/bpe/tokenizer.model")).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let open = |bytes: &[u8]| {
+        fs::write(dir.path().join("tokenizer.model"), bytes).unwrap();
+        Tokenizer::from_dir(dir.path()).map(drop).map_err(|error| error.to_string())
+    };
+    open(&good).unwrap();
+    for len in [1, 2, 10, good.len() / 2, good.len() - 1] {
+        drop(open(&good[..len]));
+    }
+    for at in (0..400).chain(good.len() - 200..good.len()) {
+        let mut changed = good.clone();
+        changed[at] ^= 0xff;
+        drop(open(&changed));
+    }
+    assert!(open(b"IQ== 0\nIg== 1\n").unwrap_err().contains("is no SentencePiece model"), "tiktoken's format");
 }

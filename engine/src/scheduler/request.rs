@@ -35,6 +35,8 @@ pub(super) struct ScheduledSequence {
     pub(super) n_tokens: usize,
     /// Keys of its full pages; forks share them until they add their own.
     pub(super) keys: Arc<Vec<PageKey>>,
+    /// The last state of what was generated that is kept: a later one takes its place.
+    pub(super) last_kept: Option<PageKey>,
 }
 
 impl ScheduledRequest {
@@ -42,7 +44,8 @@ impl ScheduledRequest {
     /// once they are shared.
     pub(super) fn n_shareable(&self, branch: usize) -> usize {
         let (Some(first), Some(sequence)) = (self.sequences.first(), self.sequences.get(branch)) else { return 0 };
-        if branch == 0 || !sequence.table.is_empty() {
+        // A state in the middle of the first sequence's text is no longer there.
+        if branch == 0 || !sequence.table.is_empty() || sequence.table.has_states() {
             return 0;
         }
         // At least one token must be computed, to get logits.
@@ -89,6 +92,41 @@ impl ScheduledSequence {
         let keys = self.keys.iter().enumerate().take(self.table.len() / PAGE_SIZE);
         for (index, &key) in keys.skip(start / PAGE_SIZE) {
             self.table.keep(index, key);
+        }
+    }
+
+    /// The number of tokens up to the next place of the known text at which a state is kept. `None` without states, or if
+    /// there is no such place.
+    pub(super) fn until_kept_state(&self, tokens_per_state: usize) -> Option<usize> {
+        let at = self.table.len();
+        if !self.table.has_states() {
+            return None;
+        }
+        let next = (at / tokens_per_state + 1) * tokens_per_state;
+        let places = [next, self.last_boundary()];
+        places.into_iter().filter(|place| (at + 1..self.n_tokens).contains(place)).min().map(|place| place - at)
+    }
+
+    /// The last page boundary of the known text that leaves at least one token to compute.
+    fn last_boundary(&self) -> usize {
+        self.n_tokens.saturating_sub(1) / PAGE_SIZE * PAGE_SIZE
+    }
+
+    /// Keeps the state after the computed tokens, if it is at one of the places where that is done; `is_prefill` says whether
+    /// a step has computed more than one token.
+    pub(super) fn keep_state(&mut self, is_prefill: bool, tokens_per_state: usize) {
+        let len = self.table.len();
+        let Some(&key) = self.keys.get((len / PAGE_SIZE).wrapping_sub(1)) else { return };
+        if !self.table.has_states() || !len.is_multiple_of(PAGE_SIZE) {
+            return;
+        }
+        if len.is_multiple_of(tokens_per_state) || is_prefill && len == self.last_boundary() {
+            self.table.keep_state(key);
+        } else if !is_prefill {
+            self.table.keep_state(key);
+            if let Some(before) = self.last_kept.replace(key) {
+                self.table.drop_kept_state(before);
+            }
         }
     }
 }

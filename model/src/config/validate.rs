@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::{GptConfig, NormKind, NormPosition, Positions, Rope, RopeScaling};
+use super::{GptConfig, NormKind, NormPosition, Positions, QueryTemperature, Rope, RopeScaling};
 use crate::error::{Error, Result};
 
 /// Far more layers than any model has; limits the number of parameters that a file can declare.
@@ -63,12 +63,29 @@ impl GptConfig {
         })?;
         self.validate_factors()?;
         require("dropout", (0.0..1.0).contains(&self.dropout), || format!("must be in [0, 1), got {}", self.dropout))?;
+        require("qk_norm_after_rope", self.qk_norm || !self.qk_norm_after_rope, || {
+            "must be false with qk_norm = false".to_owned()
+        })?;
+        require("xielu", !self.xielu || (!self.gated_mlp && self.experts.is_none()), || {
+            "must be false with gated_mlp = true, and with experts".to_owned()
+        })?;
+        if let Some(QueryTemperature { beta, interval }) = self.query_temperature {
+            require("query_temperature.beta", beta > 0.0 && (beta as f32).is_normal(), || {
+                format!("must be positive and within the range of f32, got {beta}")
+            })?;
+            require("query_temperature.interval", (1..=1 << 28).contains(&interval), || {
+                format!("must be in 1..=2^28, got {interval}")
+            })?;
+        }
         if let Some(window) = self.sliding_window {
             require("sliding_window", (1..=1 << 32).contains(&window), || {
                 format!("must be in 1..=2^32, got {window}")
             })?;
         }
         self.validate_layers()?;
+        self.experts.iter().try_for_each(|experts| experts.validate(self.n_layers))?;
+        require("xielu", !self.xielu || self.experts.is_none(), || "must be false with experts".to_owned())?;
+        self.recurrent.iter().try_for_each(|recurrent| recurrent.validate(self.n_layers))?;
         // Valid sizes may still have too large a product.
         require("n_layers", self.n_params() <= MAX_PARAMS, || {
             format!("and the other sizes must result in at most {MAX_PARAMS} parameters, got {}", self.n_params())
@@ -203,6 +220,6 @@ fn validate_pair_factors(path: String, factors: &[f32], n_pairs: usize) -> Resul
     }
 }
 
-fn require(field: impl Into<Cow<'static, str>>, holds: bool, what: impl FnOnce() -> String) -> Result<()> {
+pub(super) fn require(field: impl Into<Cow<'static, str>>, holds: bool, what: impl FnOnce() -> String) -> Result<()> {
     if holds { Ok(()) } else { Err(Error::Config { field: field.into(), what: what() }) }
 }

@@ -7,23 +7,50 @@ use std::{
 
 use super::{PAGE_SIZE, free_pages::FreePages};
 
-/// There are not enough free pages; none was allocated.
+/// There are not enough free pages, or states; none was allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the KV cache has {free} free pages of {PAGE_SIZE} tokens, but {needed} are needed")]
+#[error("the KV cache has {free} free {}, but {needed} are needed", self.of.name())]
 pub struct OutOfPages {
-    /// Pages that the call needed.
+    /// What there is too little of.
+    pub of: CacheUnit,
+    /// How many the call needed.
     pub needed: usize,
-    /// Pages that were free.
+    /// How many were free.
     pub free: usize,
+}
+
+/// What sequences own in a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheUnit {
+    /// Keys and values of [`PAGE_SIZE`] tokens.
+    Page,
+    /// The state of the recurrent layers.
+    State,
+}
+
+impl CacheUnit {
+    fn name(self) -> String {
+        match self {
+            Self::Page => format!("pages of {PAGE_SIZE} tokens"),
+            Self::State => "states of recurrent layers".to_owned(),
+        }
+    }
 }
 
 /// Identifies the contents of a full page: its tokens and all tokens before them. Equal keys must mean equal tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PageKey(pub [u8; 32]);
 
-/// The ownership of pages, without tensors. Clones share the pool.
+/// The ownership of pages, and of the states of recurrent layers, without tensors. Clones share the pool.
 #[derive(Clone, Debug)]
-pub struct PagePool(Arc<Mutex<Pages>>);
+pub struct PagePool(Arc<Mutex<Owned>>);
+
+#[derive(Debug)]
+struct Owned {
+    pages: Pages,
+    /// The same for states, if the model has recurrent layers: a state is the content of one number too.
+    states: Option<Pages>,
+}
 
 /// Free list, reference counts, and pages kept in the prefix cache.
 #[derive(Debug)]
@@ -42,10 +69,14 @@ struct Pages {
     clock: u64,
 }
 
-/// The pages of one sequence. Dropping it releases them.
+/// The pages of one sequence, and its state if the model has recurrent layers. Dropping it releases them.
 #[derive(Debug)]
 pub struct PageTable {
     pages: Vec<usize>,
+    /// The state after all tokens.
+    state: Option<usize>,
+    /// A length to which the sequence may go back, and the state there.
+    mark: Option<(usize, usize)>,
     len: usize,
     pub(super) pool: PagePool,
 }
@@ -57,19 +88,28 @@ pub(super) struct CopiedPage {
     pub(super) to: usize,
 }
 
+/// What a sequence's state becomes in a step: the copy of another state, or of nothing at the start of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct StateMove {
+    /// The same as `to` if it is changed in place.
+    pub(super) from: Option<usize>,
+    pub(super) to: usize,
+}
+
 impl PagePool {
     /// A pool of `n_pages` pages, all free.
     pub fn new(n_pages: usize) -> Self {
-        let pages = Pages {
-            free: FreePages::all(n_pages),
-            owners: vec![0; n_pages],
-            keys: vec![None; n_pages],
-            kept: HashMap::new(),
-            unused: BTreeMap::new(),
-            given_back: vec![0; n_pages],
-            clock: 0,
-        };
-        Self(Arc::new(Mutex::new(pages)))
+        Self(Arc::new(Mutex::new(Owned { pages: Pages::new(n_pages), states: None })))
+    }
+
+    /// A pool of `n_pages` pages and `n_states` states of recurrent layers, all free.
+    pub fn with_states(n_pages: usize, n_states: usize) -> Self {
+        Self(Arc::new(Mutex::new(Owned { pages: Pages::new(n_pages), states: Some(Pages::new(n_states)) })))
+    }
+
+    /// Whether sequences have states.
+    pub fn has_states(&self) -> bool {
+        self.lock().states.is_some()
     }
 
     pub(super) fn is(&self, other: &Self) -> bool {
@@ -78,30 +118,46 @@ impl PagePool {
 
     /// An empty table.
     pub fn table(&self) -> PageTable {
-        PageTable { pages: Vec::new(), len: 0, pool: self.clone() }
+        PageTable { pages: Vec::new(), state: None, mark: None, len: 0, pool: self.clone() }
     }
 
     /// Number of free pages.
     pub fn n_free(&self) -> usize {
-        let pages = self.lock();
-        pages.free.len() + pages.unused.len()
+        self.lock().pages.n_free()
     }
 
     /// Number of pages.
     pub fn n_pages(&self) -> usize {
-        self.lock().owners.len()
+        self.lock().pages.owners.len()
+    }
+
+    /// Checks that all of these tables can grow.
+    ///
+    /// # Errors
+    /// [`OutOfPages`], with what there is too little of.
+    pub(super) fn require_room(&self, growth: &[(&PageTable, usize)]) -> Result<(), OutOfPages> {
+        let (needed, free) = (self.pages_needed(growth.iter().copied()), self.n_free());
+        if needed > free {
+            return Err(OutOfPages { of: CacheUnit::Page, needed, free });
+        }
+        let owned = self.lock();
+        let Some(states) = &owned.states else { return Ok(()) };
+        let needed = growth.iter().filter(|(table, n_new)| *n_new > 0 && !table.owns_state(states)).count();
+        let free = states.n_free();
+        if needed > free { Err(OutOfPages { of: CacheUnit::State, needed, free }) } else { Ok(()) }
     }
 
     /// Pages that would be allocated by appending these numbers of tokens to the tables, including copies of shared
     /// last pages.
     pub fn pages_needed<'a>(&self, growth: impl IntoIterator<Item = (&'a PageTable, usize)>) -> usize {
-        let pages = self.lock();
+        let owned = self.lock();
+        let pages = &owned.pages;
         let mut needed = 0;
         let mut writers: HashMap<usize, usize> = HashMap::new();
         for (table, n_new) in growth {
             needed += (table.len + n_new).div_ceil(PAGE_SIZE) - table.pages.len();
             if n_new > 0
-                && let Some(page) = table.shared_last_page(&pages)
+                && let Some(page) = table.shared_last_page(pages)
             {
                 *writers.entry(page).or_default() += 1;
             }
@@ -112,12 +168,17 @@ impl PagePool {
     }
 
     /// The counts are consistent at any point that could panic, so a poisoned lock can still be used.
-    fn lock(&self) -> MutexGuard<'_, Pages> {
+    fn lock(&self) -> MutexGuard<'_, Owned> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl PageTable {
+    /// Whether the sequence has a state of recurrent layers.
+    pub fn has_states(&self) -> bool {
+        self.pool.has_states()
+    }
+
     /// Number of tokens in the table.
     pub fn len(&self) -> usize {
         self.len
@@ -128,40 +189,109 @@ impl PageTable {
         self.len == 0
     }
 
-    /// A sequence with the same tokens, which shares every page.
+    /// A sequence with the same tokens, which shares every page and the state.
     pub fn fork(&self) -> Self {
         let mut pool = self.pool.lock();
         for &page in &self.pages {
-            pool.hold(page);
+            pool.pages.hold(page);
         }
-        Self { pages: self.pages.clone(), len: self.len, pool: self.pool.clone() }
+        if let (Some(states), Some(state)) = (&mut pool.states, self.state) {
+            states.hold(state);
+        }
+        Self { pages: self.pages.clone(), mark: None, pool: self.pool.clone(), ..*self }
     }
 
     /// Shares the pages in the prefix cache for `keys`, the keys of a sequence's first pages in order, up to the first
-    /// that is missing. The table must be empty. Returns the number of tokens that need not be computed.
+    /// that is missing; with recurrent layers, up to the last of them behind which a state was kept. The table must be
+    /// empty. Returns the number of tokens that need not be computed.
     pub fn share_kept(&mut self, keys: &[PageKey]) -> usize {
         if !self.pages.is_empty() {
             return 0;
         }
-        let mut pool = self.pool.lock();
-        for key in keys {
-            let Some(&page) = pool.kept.get(key) else { break };
-            pool.hold(page);
-            self.pages.push(page);
+        let mut owned = self.pool.lock();
+        let Owned { pages, states } = &mut *owned;
+        let mut kept: Vec<usize> = keys.iter().map_while(|key| pages.kept.get(key).copied()).collect();
+        if let Some(states) = states {
+            let of_keys = keys.iter().take(kept.len()).enumerate().rev();
+            let last = of_keys.map(|(index, key)| (index, states.kept.get(key))).find(|(_, state)| state.is_some());
+            let (n_shared, state) = last.map_or((0, None), |(index, state)| (index + 1, state.copied()));
+            kept.truncate(n_shared);
+            state.into_iter().for_each(|state| states.hold(state));
+            self.state = state;
         }
+        kept.iter().for_each(|page| pages.hold(*page));
+        self.pages = kept;
         self.len = self.pages.len() * PAGE_SIZE;
         self.len
+    }
+
+    /// Adds the state after all tokens, which must fill their last page, to the prefix cache. `key` is that of the last
+    /// page. Does nothing if the key is already there, or the model has no recurrent layers.
+    pub fn keep_state(&self, key: PageKey) {
+        let mut pool = self.pool.lock();
+        if let (Some(states), Some(state)) = (&mut pool.states, self.state)
+            && self.len.is_multiple_of(PAGE_SIZE)
+        {
+            states.keep(state, key);
+        }
+    }
+
+    /// Removes a state from the prefix cache, such as one before a later one of the same text.
+    pub fn drop_kept_state(&self, key: PageKey) {
+        if let Some(states) = &mut self.pool.lock().states {
+            states.drop_kept(key);
+        }
+    }
+
+    /// Remembers the present length and state: until the next mark, [`truncate`](Self::truncate) can go back to here. Without
+    /// recurrent layers it can go back to any length.
+    pub fn mark(&mut self) {
+        self.unmark();
+        let mut pool = self.pool.lock();
+        if let (Some(states), Some(state)) = (&mut pool.states, self.state) {
+            states.hold(state);
+            self.mark = Some((self.len, state));
+        }
+    }
+
+    /// Forgets what was marked.
+    pub fn unmark(&mut self) {
+        let mut pool = self.pool.lock();
+        if let (Some(states), Some((_, state))) = (&mut pool.states, self.mark.take()) {
+            states.release(state);
+        }
+    }
+
+    /// The state after all tokens: the number of its place in the pools.
+    pub(super) fn state(&self) -> Option<usize> {
+        self.state
+    }
+
+    /// Whether nothing else needs the state as it is, so that it can be changed in place.
+    fn owns_state(&self, states: &Pages) -> bool {
+        self.state.is_some_and(|state| states.owners[state] == 1 && states.keys[state].is_none())
+    }
+
+    /// Makes the state one that nothing else needs.
+    pub(super) fn move_state(&mut self) -> Option<StateMove> {
+        let mut pool = self.pool.lock();
+        let states = pool.states.as_mut()?;
+        let from = self.state;
+        if let Some(state) = from.filter(|_| self.owns_state(states)) {
+            return Some(StateMove { from, to: state });
+        }
+        // Before the old one is released, so that it is not taken.
+        let to = states.take(None);
+        from.into_iter().for_each(|state| states.release(state));
+        self.state = Some(to);
+        Some(StateMove { from, to })
     }
 
     /// Adds the `index`-th page, which must be full, to the prefix cache. Does nothing if the key is already there.
     pub fn keep(&self, index: usize, key: PageKey) {
         let is_full = (index + 1) * PAGE_SIZE <= self.len;
         let Some(&page) = self.pages.get(index).filter(|_| is_full) else { return };
-        let mut pool = self.pool.lock();
-        if pool.keys[page].is_none() && !pool.kept.contains_key(&key) {
-            pool.keys[page] = Some(key);
-            pool.kept.insert(key, page);
-        }
+        self.pool.lock().pages.keep(page, key);
     }
 
     /// Pages that would be allocated by appending `n_new` tokens, including a copy of a shared last page.
@@ -175,22 +305,32 @@ impl PageTable {
     /// # Errors
     /// [`OutOfPages`]; nothing was allocated.
     pub fn append(&mut self, n_new: usize) -> Result<(), OutOfPages> {
-        let (needed, free) = (self.pages_needed(n_new), self.pool.n_free());
-        if needed > free {
-            return Err(OutOfPages { needed, free });
-        }
+        self.pool.require_room(&[(self, n_new)])?;
         self.grow(n_new);
+        if n_new > 0 {
+            self.move_state();
+        }
         Ok(())
     }
 
-    /// Removes the tokens from position `len` on, and releases pages without other contents.
+    /// Removes the tokens from position `len` on, and releases pages without other contents. With recurrent layers, the
+    /// sequence goes back to the [mark](Self::mark), if it is not behind `len`, and otherwise to its beginning.
     pub fn truncate(&mut self, len: usize) {
         if len >= self.len {
             return;
         }
-        let mut pool = self.pool.lock();
+        let mut owned = self.pool.lock();
+        let Owned { pages, states } = &mut *owned;
+        let mut len = len;
+        if let Some(states) = states {
+            let marked = self.mark.take();
+            let back = marked.filter(|(marked, _)| *marked <= len);
+            let released = [self.state.take(), marked.filter(|_| back.is_none()).map(|(_, state)| state)];
+            released.into_iter().flatten().for_each(|state| states.release(state));
+            (len, self.state) = back.map_or((0, None), |(len, state)| (len, Some(state)));
+        }
         for page in self.pages.drain(len.div_ceil(PAGE_SIZE)..).rev() {
-            pool.release(page);
+            pages.release(page);
         }
         self.len = len;
     }
@@ -204,10 +344,11 @@ impl PageTable {
     /// Allocates the pages for `n_new` more tokens; the caller has checked that there are enough. Returns the page to
     /// copy, if a shared one was replaced.
     pub(super) fn grow(&mut self, n_new: usize) -> Option<CopiedPage> {
-        let mut pool = self.pool.lock();
+        let mut owned = self.pool.lock();
+        let pool = &mut owned.pages;
         let mut copied = None;
         if n_new > 0
-            && let Some(from) = self.shared_last_page(&pool)
+            && let Some(from) = self.shared_last_page(pool)
         {
             self.pages.pop();
             let to = pool.take(self.pages.last().copied());
@@ -237,11 +378,15 @@ impl PageTable {
 
 impl Drop for PageTable {
     fn drop(&mut self) {
-        let mut pool = self.pool.lock();
+        let mut owned = self.pool.lock();
         // The last page first, so that the start of a text stays in the prefix cache longest: later pages are useless
         // without it.
         for &page in self.pages.iter().rev() {
-            pool.release(page);
+            owned.pages.release(page);
+        }
+        if let Some(states) = &mut owned.states {
+            let held = [self.state, self.mark.map(|(_, state)| state)];
+            held.into_iter().flatten().for_each(|state| states.release(state));
         }
     }
 }
@@ -251,6 +396,40 @@ const EVICTED_SHARE: usize = 64;
 const MAX_EVICTED: usize = 16;
 
 impl Pages {
+    fn new(n_pages: usize) -> Self {
+        Self {
+            free: FreePages::all(n_pages),
+            owners: vec![0; n_pages],
+            keys: vec![None; n_pages],
+            kept: HashMap::new(),
+            unused: BTreeMap::new(),
+            given_back: vec![0; n_pages],
+            clock: 0,
+        }
+    }
+
+    fn n_free(&self) -> usize {
+        self.free.len() + self.unused.len()
+    }
+
+    /// Puts a page into the prefix cache, unless it or another page with its contents is there.
+    fn keep(&mut self, page: usize, key: PageKey) {
+        if self.keys[page].is_none() && !self.kept.contains_key(&key) {
+            self.keys[page] = Some(key);
+            self.kept.insert(key, page);
+        }
+    }
+
+    /// Removes what was kept under `key` from the prefix cache.
+    fn drop_kept(&mut self, key: PageKey) {
+        let Some(&page) = self.kept.get(&key) else { return };
+        self.forget(page);
+        if self.owners[page] == 0 {
+            self.unused.remove(&self.given_back[page]);
+            self.free.insert(page);
+        }
+    }
+
     /// A page for a sequence whose last page is `last`.
     fn take(&mut self, last: Option<usize>) -> usize {
         if self.free.len() == 0 {

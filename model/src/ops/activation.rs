@@ -33,6 +33,32 @@ pub(crate) fn activate_reference(x: Tensor<2>, kind: Activation) -> Tensor<2> {
     }
 }
 
+/// xIELU ([Huang and Schlag, 2024](https://arxiv.org/abs/2411.13010)) of each value of `x [n_rows, d_ff]`: `p x^2 + beta x` above
+/// 0, else `n (e^min(x, eps) - 1 - x) + beta x`. The `numbers [4]` are the inverse softplus of `p` and of `n - beta`, `beta` and
+/// `eps`, of which the last two have no gradient.
+pub(crate) fn xielu(x: Tensor<2>, numbers: Tensor<1>) -> Tensor<2> {
+    match Placement::of(&x.device()) {
+        Placement::Cpu => {
+            let [_, width] = x.dims();
+            let numbers = cpu::XieluNumbers::of(cpu::values(numbers).as_slice());
+            cpu::changed(x, |x| cpu::xielu(x, width, numbers))
+        }
+        _ => xielu_reference(x, numbers),
+    }
+}
+
+/// [`xielu`] in plain Burn operations.
+pub(crate) fn xielu_reference(x: Tensor<2>, numbers: Tensor<1>) -> Tensor<2> {
+    let dims = x.dims();
+    let number = |at: usize| numbers.clone().slice([at..at + 1]).reshape([1, 1]).expand(dims);
+    let softplus = |x: Tensor<2>| x.exp().log1p();
+    let (beta, eps) = (number(2).detach(), number(3).detach());
+    let above = x.clone() * x.clone() * softplus(number(0));
+    let limited = x.clone().mask_where(x.clone().greater(eps.clone()), eps);
+    let below = (limited.exp() - 1.0 - x.clone()) * (softplus(number(1)) + beta.clone());
+    below.mask_where(x.clone().greater_elem(0.0), above) + x * beta
+}
+
 /// `cap * tanh(x / cap)` of each value: limits it to `-cap..cap` and hardly changes small ones ([Gemma
 /// 2](https://arxiv.org/abs/2408.00118), 2).
 pub(crate) fn soft_cap<const D: usize>(x: Tensor<D>, cap: f64) -> Tensor<D> {

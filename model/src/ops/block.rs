@@ -5,13 +5,14 @@ use burn::tensor::Tensor;
 use half::f16;
 
 use super::{
-    AttentionOptions, BlockOperands, KvDtype, LinearParts, NormParts, PagedRows, Placement, Rotation, Slots,
+    AttentionOptions, BlockOperands, KvDtype, LinearParts, Mixer, NormParts, PagedRows, Placement, Rotation,
+    RouterParts, Rows, SelfAttention, Slots,
     cpu::{self, PagedElement},
-    weight::WeightForm,
+    experts::{has_memory, linear_memory},
 };
 
 /// A block whose parameters are tensors.
-pub(crate) type Block<'a> = BlockOperands<NormParts, LinearParts<'a>>;
+pub(crate) type Block<'a> = BlockOperands<NormParts, LinearParts<'a>, RouterParts<'a>>;
 
 /// Attention over the pages of the KV cache, to which the step's rows are appended first.
 #[derive(Debug)]
@@ -26,19 +27,23 @@ pub(crate) struct PagedAttention<'a> {
     pub(crate) options: &'a AttentionOptions,
     /// Rotation of queries and keys, if there is one.
     pub(crate) rotation: Option<&'a Rotation>,
+    /// What the rows' queries are multiplied by, `[n_rows, 1]`.
+    pub(crate) query_factors: Option<&'a Rows>,
 }
 
 /// Buffers that the blocks of a pass share.
 #[derive(Debug, Default)]
 pub(crate) struct BlockScratch(cpu::Scratch);
 
-/// Whether [`block()`] has a body for this block on `x`'s device: on the CPU, except for post-norm blocks
-/// and those with low-rank updates of all rows.
+/// Whether [`block()`] has a body for this block on `x`'s device: on the CPU, except for recurrent layers, attention with
+/// gates, post-norm blocks, and blocks with low-rank updates of all rows.
 pub(crate) fn has_block(x: &Tensor<2>, block: &Block<'_>) -> bool {
-    let linears = [&block.qkv, &block.attn.out_proj, &block.up, &block.mlp.out_proj];
-    let is_packed =
-        |linear: &LinearParts<'_>| matches!(linear.weight.form(), WeightForm::Packed(_)) && linear.lora.is_none();
-    Placement::of(&x.device()) == Placement::Cpu && !block.norm_after_add && linears.into_iter().all(is_packed)
+    let Mixer::Attention(SelfAttention { qkv, out, is_gated: false, .. }) = &block.mixer.inner else { return false };
+    let of_mlps = block.mlp.inner.mlps().flat_map(|mlp| [&mlp.up, &mlp.down]);
+    Placement::of(&x.device()) == Placement::Cpu
+        && !block.norm_after_add
+        && [qkv, out].into_iter().chain(of_mlps).all(has_memory)
+        && block.mlp.inner.routers().all(RouterParts::has_memory)
 }
 
 /// The block's output for `x [n_rows, d_model]`, in place if nothing else shares `x`. Requires [`has_block`].
@@ -48,13 +53,7 @@ pub(crate) fn block(
     attention: PagedAttention<'_>,
     scratch: &mut BlockScratch,
 ) -> Tensor<2> {
-    let block = block.map(cpu::NormMemory::of, |LinearParts { weight, bias, by_row, .. }| match weight.form() {
-        WeightForm::Packed(panels) => {
-            let updates = by_row.iter().map(|update| update.packed()).collect();
-            cpu::LinearMemory::new(panels, bias.clone(), updates)
-        }
-        _ => unreachable!("`has_block` requires packed weights"),
-    });
+    let block = block.map(cpu::NormMemory::of, linear_memory, RouterParts::memory);
     match KvDtype::of(attention.pools[0]) {
         KvDtype::F16 => over_pools::<f16>(x, &block, attention, scratch),
         KvDtype::Q8 => over_pools::<i8>(x, &block, attention, scratch),
@@ -68,7 +67,7 @@ fn over_pools<E: PagedElement>(
     attention: PagedAttention<'_>,
     scratch: &mut BlockScratch,
 ) -> Tensor<2> {
-    let PagedAttention { pools: [keys, key_values], slots, sequences, options, rotation } = attention;
+    let PagedAttention { pools: [keys, key_values], slots, sequences, options, rotation, query_factors } = attention;
     let mut output = None;
     cpu::update::<E>(keys, |keys| {
         cpu::update::<E>(key_values, |key_values| {
@@ -78,6 +77,7 @@ fn over_pools<E: PagedElement>(
                 sequences,
                 options,
                 rotation: rotation.map(Rotation::host),
+                query_factors: query_factors.map(|factors| factors.host.as_slice()),
             };
             output = Some(cpu::changed(x, |x| cpu::block(x, block, paged, &mut scratch.0)));
         });

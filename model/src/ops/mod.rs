@@ -23,17 +23,22 @@ mod cube;
 mod cube;
 mod divergence;
 mod embedding;
+mod experts;
+mod gated_norm;
 mod kv_append;
 mod kv_dtype;
 mod limits;
 mod linear;
+mod mlp;
 mod muon;
 mod norm;
 mod qk_norm;
 mod read_back;
+mod recurrence;
 mod residual;
 mod rope;
 mod row_updates;
+mod short_conv;
 mod staging;
 #[cfg(test)]
 mod tests;
@@ -44,7 +49,7 @@ mod weight;
 use burn::tensor::Device;
 
 use activation::soft_cap_reference;
-pub(crate) use activation::{activate, gated, soft_cap};
+pub(crate) use activation::{activate, gated, soft_cap, xielu};
 pub use adamw::adamw;
 pub(crate) use attention::{append_and_attend, attention_dense, causal_bias, document_bias, rope_and_attend};
 pub(crate) use block::{Block, BlockScratch, PagedAttention, block, has_block};
@@ -59,19 +64,24 @@ pub(crate) use cross_entropy::{linear_cross_entropy, token_losses};
 pub(crate) use cube::{Address, CapturedGraph, top_k_logits};
 pub(crate) use divergence::linear_divergence;
 pub(crate) use embedding::{embedding, take_rows};
+pub(crate) use experts::{RouterParts, experts};
+pub(crate) use gated_norm::gated_norm;
 pub(crate) use kv_append::{copy_pages, new_pool, rope_append};
 pub use kv_dtype::KvDtype;
 pub use limits::{count_launches, device_memory, has_fast_bf16_products, multiply_rate, read_bandwidth};
 pub(crate) use linear::{LinearParts, linear, linear_add, linear_with_lora, normed_gated, normed_linear};
+pub(crate) use mlp::normed_mlp;
 pub use muon::muon;
 use norm::norm_reference;
 pub(crate) use norm::{norm, norm_add};
-pub(crate) use qk_norm::qk_norm;
+pub(crate) use qk_norm::{qk_norm, rope_qk, scale_queries};
 pub(crate) use read_back::{read, read_ids, to_f32};
+pub(crate) use recurrence::{copy_state, delta_gates, gated_delta, new_states};
 pub use residual::add_gradients;
 pub(crate) use residual::{add_update, dropout, fork};
 pub(crate) use rope::{Rotation, rope};
 pub(crate) use row_updates::{LoraMatrix, RowUpdate};
+pub(crate) use short_conv::short_conv;
 pub(crate) use staging::{StagingBuffer, Upload};
 pub use training::{OpTime, Pass, RECOMPUTED_FROM, profile_training};
 pub use types::{
@@ -79,8 +89,10 @@ pub use types::{
     MuonStep, PAGE_SIZE, Precision, QuantizedBlock, QuantizedMatrix,
 };
 pub(crate) use types::{
-    AttentionOptions, BlockLayout, BlockOperands, BlockSteps, Dropout, Ints, LoraParts, LossOptions, NormOptions,
-    NormParts, PagedRows, PagedSequences, Placement, QkNormParts, Rows, Slots, Sublayer, k_quants, run_block,
+    AttentionOptions, BlockLayout, BlockOperands, BlockSteps, Dropout, FeedForward, GateOrder, GatedNormOptions, Ints,
+    LoraParts, LossOptions, Mixer, Mlp, NormOptions, NormParts, PagedRows, PagedSequences, Placement, QkNormParts,
+    Recurrent, RecurrentHeads, RecurrentKind, RecurrentRows, RoutedExperts, Routing, Rows, SelfAttention, SharedExpert,
+    ShortConv, Slots, StatePart, Sublayer, k_quants, run_block,
 };
 pub use weight::Weight;
 

@@ -3,7 +3,8 @@
 use burn::tensor::Tensor;
 
 use super::{
-    AttentionOptions, NormParts, Placement, cpu, cube, norm_reference, training::apply_anywhere, types::QkNormalize,
+    AttentionOptions, NormParts, Placement, Rotation, Rows, cpu, cube, norm_reference, rope, training::apply_anywhere,
+    types::QkNormalize,
 };
 use crate::config::QkNormSpan;
 
@@ -32,6 +33,24 @@ pub(crate) fn qk_norm(
             apply_anywhere(vec![qkv.into(), queries.into(), keys.into()], op)
         }
     }
+}
+
+/// Multiplies the queries in `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]` by a factor for each row, `[n_rows, 1]`.
+pub(crate) fn scale_queries(qkv: Tensor<2>, factors: &Rows, options: &AttentionOptions) -> Tensor<2> {
+    let [n_rows, width] = qkv.dims();
+    let q_width = options.n_heads * options.head_dim;
+    let queries = qkv.clone().slice([0..n_rows, 0..q_width]) * factors.tensor();
+    Tensor::cat(vec![queries, qkv.slice([0..n_rows, q_width..width])], 1)
+}
+
+/// [`rope`](super::rope) of the queries and keys in `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]`.
+pub(crate) fn rope_qk(qkv: Tensor<2>, rotation: &Rotation, options: &AttentionOptions) -> Tensor<2> {
+    let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
+    let [n_rows, width] = qkv.dims();
+    let n_rotated = n_heads + n_kv_heads;
+    let qk = qkv.clone().slice([0..n_rows, 0..n_rotated * head_dim]).reshape([n_rows, n_rotated, head_dim]);
+    let qk = rope(qk, rotation).reshape([n_rows, n_rotated * head_dim]);
+    Tensor::cat(vec![qk, qkv.slice([0..n_rows, n_rotated * head_dim..width])], 1)
 }
 
 /// [`qk_norm`] in plain Burn operations.

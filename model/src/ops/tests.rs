@@ -1,6 +1,8 @@
 //! Fast bodies against their references in plain Burn operations, on random shapes: odd sizes, one row, window edges.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+mod recurrent;
+
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use half::f16;
 use proptest::prelude::*;
@@ -8,13 +10,13 @@ use proptest::prelude::*;
 use super::{
     AttentionOptions, BLOCK_SIZE, Dtype, KvDtype, NormOptions, PagedRows, PagedSequences, QuantizedBlock,
     QuantizedMatrix, Rotation, Slots, Weight, activate,
-    activation::{activate_reference, gated_reference},
+    activation::{activate_reference, gated_reference, xielu_reference},
     attention::{attention_paged, attention_paged_reference},
     gated,
     kv_append::{append_keys, append_values, copy_pages},
     new_pool, norm, norm_reference, rope,
     rope::rope_reference,
-    soft_cap, soft_cap_reference,
+    soft_cap, soft_cap_reference, xielu,
 };
 use crate::{
     config::{Activation, GptConfig, NormKind, Positions, Sizes},
@@ -112,6 +114,9 @@ proptest! {
             assert_close(activate(x.clone(), kind), activate_reference(x.clone(), kind));
             assert_close(gated(x.clone(), kind), gated_reference(x, kind));
         }
+        let numbers = Tensor::from_data([0.3f32, -0.9, 0.4, -0.5], &Device::flex());
+        let x = random([n_rows, width], 4.0);
+        assert_close(xielu(x.clone(), numbers.clone()), xielu_reference(x, numbers));
         let x = random([n_rows, width], 90.0);
         assert_close(soft_cap(x.clone(), 30.0), soft_cap_reference(x, 30.0));
     }

@@ -9,7 +9,7 @@ use burn::{
 
 use super::{
     Dtype, MatrixRows, Placement, Precision, QuantizedBlock, QuantizedMatrix, cpu::Panels, cube::Matrix,
-    k_quants::KBlock, read, to_f32,
+    k_quants::BlockRows, read, to_f32,
 };
 use crate::error::{Error, Result};
 
@@ -18,7 +18,7 @@ impl Dtype {
     pub fn is_for(self, device: &Device) -> bool {
         match Placement::of(device) {
             Placement::Cpu => true,
-            Placement::Gpu => !self.is_k_quant(),
+            Placement::Gpu => !self.is_from_files(),
             Placement::CpuTraining | Placement::GpuTraining => matches!(self, Self::F32 | Self::F16),
         }
     }
@@ -79,7 +79,7 @@ impl Weight {
         if !Placement::of(device).records_gradients() {
             return Self::from_rows(&MatrixRows::of(&to_f32(data)?, dims), dtype, device);
         }
-        refuse_k_quants(dtype)?;
+        refuse_from_files(dtype)?;
         let stored = match dtype {
             Dtype::F32 => DType::F32,
             Dtype::F16 => DType::F16,
@@ -94,7 +94,7 @@ impl Weight {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn from_rows(rows: &MatrixRows<'_, f32>, dtype: Dtype, device: &Device) -> Result<Self> {
-        refuse_k_quants(dtype)?;
+        refuse_from_files(dtype)?;
         Ok(match Placement::of(device) {
             Placement::Cpu => Self::Packed(PackedWeight { panels: Arc::new(Panels::from_rows(rows, dtype)) }),
             Placement::Gpu => {
@@ -136,10 +136,10 @@ impl Weight {
         Self::from_quantized(&QuantizedMatrix::new(rows.dims(), dtype, rows.collect())?, device)
     }
 
-    /// Stores a matrix of K-quants on the CPU, as parts of one kind each, one below the other; if there are several,
-    /// their rows are multiples of 32.
-    pub(crate) fn from_k_quants(parts: &[(Dtype, MatrixRows<'_, KBlock>)]) -> Self {
-        Self::Packed(PackedWeight { panels: Arc::new(Panels::from_k_quants(parts)) })
+    /// Stores a matrix on the CPU in the blocks that its file has, as parts of one kind each, one below the other; if
+    /// there are several, their rows are multiples of 32.
+    pub(crate) fn from_parts(parts: &[(Dtype, BlockRows<'_>)]) -> Self {
+        Self::Packed(PackedWeight { panels: Arc::new(Panels::from_parts(parts)) })
     }
 
     /// `[d_out, d_in]`.
@@ -210,7 +210,7 @@ impl Weight {
         Ok(to_f32(self.read()?)?[rows.start * d_in..rows.end * d_in].to_vec())
     }
 
-    /// Reads the quantized blocks off the device; `None` if the weight is not quantized. K-quants are converted: see
+    /// Reads the quantized blocks off the device; `None` if the weight is not quantized. What only files have is converted: see
     /// [`Dtype::stored_as`].
     ///
     /// # Errors
@@ -284,8 +284,8 @@ fn quantized(panels: &Panels) -> Result<QuantizedMatrix> {
     QuantizedMatrix::new(panels.dims(), panels.stored_as(), blocks)
 }
 
-fn refuse_k_quants(dtype: Dtype) -> Result<()> {
-    if dtype.is_k_quant() {
+fn refuse_from_files(dtype: Dtype) -> Result<()> {
+    if dtype.is_from_files() {
         let what = format!(
             "is `{dtype}`, which only GGUF files have\nhint: supported are {}",
             Dtype::names(Dtype::is_quantized)

@@ -6,6 +6,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use tokenizers::AddedToken;
 
+use super::sentence_piece;
 use crate::TokenId;
 
 /// The roles of tokens, in the order in which new tokens get ids.
@@ -103,6 +104,16 @@ impl AddedTokenJson {
 }
 
 impl ConfigJson {
+    /// For folders whose tokenizer is a SentencePiece model; as in `transformers` 5 where the file does not say it.
+    pub(super) fn sentence_piece_options(&self) -> sentence_piece::Options {
+        let flag = |key: &str, absent| self.rest.get(key).and_then(Value::as_bool).unwrap_or(absent);
+        sentence_piece::Options {
+            adds_bos: flag("add_bos_token", true),
+            adds_eos: flag("add_eos_token", false),
+            is_legacy: flag("legacy", false),
+        }
+    }
+
     /// Older folders have the roles in `special_tokens_map.json`, which counts if there is no `added_tokens_decoder`.
     pub(super) fn with_map(self, map: Self) -> Self {
         if self.added_tokens_decoder.is_some() {

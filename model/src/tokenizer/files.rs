@@ -10,6 +10,7 @@ use super::{
     EncodeOptions, Inner, Roles, SpecialToken, Tokenizer, checks,
     config_tokens::{self, AddedTokenJson, ConfigJson},
     pieces::{Decoder, DecoderJson, Entry, PieceTable},
+    sentence_piece::{self, SENTENCE_PIECE_FILE},
     tekken::{self, TEKKEN_FILE},
     windows,
 };
@@ -55,14 +56,7 @@ struct ModelJson {
 
 pub(super) fn read_dir(dir: &Path) -> Result<Tokenizer> {
     let path = dir.join(TOKENIZER_FILE);
-    let tekken_path = dir.join(TEKKEN_FILE);
-    let (tokenizer_json, of_tekken) = match regular_file::read(&path) {
-        Err(Error::Io { reason, .. }) if reason.kind() == io::ErrorKind::NotFound && tekken_path.is_file() => {
-            let [tokenizer, config] = tekken::read(&tekken_path)?;
-            (tokenizer, parse_json(&config, &tekken_path)?)
-        }
-        read => (read.map_err(|error| unreadable(dir, error))?, ConfigJson::default()),
-    };
+    let [tekken_path, pieces_path] = [TEKKEN_FILE, SENTENCE_PIECE_FILE].map(|name| dir.join(name));
     let config = |name: &str| {
         let path = dir.join(name);
         match regular_file::read(&path) {
@@ -71,8 +65,19 @@ pub(super) fn read_dir(dir: &Path) -> Result<Tokenizer> {
             Err(error) => Err(error),
         }
     };
-    let config = config(TOKENIZER_CONFIG_FILE)?.with_map(config(SPECIAL_TOKENS_MAP_FILE)?).or_roles_of(of_tekken);
-    build(&tokenizer_json, &config, &path)
+    let config: ConfigJson = config(TOKENIZER_CONFIG_FILE)?.with_map(config(SPECIAL_TOKENS_MAP_FILE)?);
+    let (tokenizer_json, own) = match regular_file::read(&path) {
+        Err(Error::Io { reason, .. }) if reason.kind() == io::ErrorKind::NotFound && tekken_path.is_file() => {
+            let [tokenizer, own] = tekken::read(&tekken_path)?;
+            (tokenizer, parse_json(&own, &tekken_path)?)
+        }
+        Err(Error::Io { reason, .. }) if reason.kind() == io::ErrorKind::NotFound && pieces_path.is_file() => {
+            let [tokenizer, own] = sentence_piece::read(&pieces_path, config.sentence_piece_options())?;
+            (tokenizer, parse_json(&own, &pieces_path)?)
+        }
+        read => (read.map_err(|error| unreadable(dir, error))?, ConfigJson::default()),
+    };
+    build(&tokenizer_json, &config.or_roles_of(own), &path)
 }
 
 /// Adds to the error for a missing file what the folder has instead: older model dirs have the vocabulary in another format.
@@ -81,7 +86,7 @@ fn unreadable(dir: &Path, error: Error) -> Error {
         Error::Io { path, reason, .. } if reason.kind() == io::ErrorKind::NotFound => (path, reason),
         other => return other,
     };
-    let older = ["tokenizer.model", "vocab.json", "vocab.txt"].into_iter().find(|name| dir.join(name).exists());
+    let older = ["vocab.json", "vocab.txt"].into_iter().find(|name| dir.join(name).exists());
     let what = match older {
         Some(older) => format!(
             "{reason}; the folder has `{older}` instead: create `{TOKENIZER_FILE}` with \

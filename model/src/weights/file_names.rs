@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::{
     chat,
-    tokenizer::{TEKKEN_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE},
+    tokenizer::{SENTENCE_PIECE_FILE, TEKKEN_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE},
 };
 
 /// The configuration, in the keys of its class.
@@ -21,9 +21,10 @@ pub(super) const POOLING_FILE: &str = "1_Pooling/config.json";
 pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// What a model dir may have beside its configuration and its weights.
-pub(super) const BESIDE_WEIGHTS: [&str; 12] = [
+pub(super) const BESIDE_WEIGHTS: [&str; 13] = [
     TOKENIZER_FILE,
     TEKKEN_FILE,
+    SENTENCE_PIECE_FILE,
     TOKENIZER_CONFIG_FILE,
     "special_tokens_map.json",
     "added_tokens.json",

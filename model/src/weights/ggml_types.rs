@@ -1,90 +1,148 @@
 //! How files store weights: one by one, as safetensors and GGUF files do, or quantized in blocks that share a scale, as GGML
 //! lays them out in GGUF files. All is little-endian.
 
-use std::array;
+mod blocks;
+mod codebooks;
 
 use half::{bf16, f16};
 
 use crate::ops::{
     BLOCK_SIZE, Dtype, QuantizedBlock,
-    k_quants::{K_BLOCK, K_PARTS, KBlock},
+    k_quants::{K_BLOCK, K_PARTS, KBlock, MxBlock},
     nearest_q8,
 };
 
-/// The type of a tensor's values.
+/// The type of a tensor's values. In blocks, unless they are floats: [`ALL`](ElementType::ALL) says
+/// of which size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ElementType {
     F32,
     F16,
     Bf16,
-    /// 32 values of 4 bits around 8, and a scale.
+    /// 4 bits around 8, and a scale.
     Q4_0,
-    /// 32 values of 4 bits, a scale and a minimum.
+    /// 4 bits, a scale and a minimum.
     Q4_1,
-    /// 32 values of 5 bits around 16, and a scale.
+    /// 5 bits around 16, and a scale.
     Q5_0,
-    /// 32 values of 5 bits, a scale and a minimum.
+    /// 5 bits, a scale and a minimum.
     Q5_1,
-    /// 32 signed bytes and a scale.
+    /// Signed bytes and a scale.
     Q8_0,
-    /// 256 values of 4 bits. Each 32 have a scale and a minimum of 6 bits, in units of the block's scale and minimum.
+    /// 4 bits. Each 32 have a scale and a minimum of 6 bits, in units of the block's scale and minimum.
     Q4K,
-    /// 256 values of 5 bits. Each 32 have a scale and a minimum of 6 bits, in units of the block's scale and minimum.
+    /// 5 bits. Each 32 have a scale and a minimum of 6 bits, in units of the block's scale and minimum.
     Q5K,
-    /// 256 values of 6 bits around 32. Each 16 have a scale of 8 bits, in units of the block's scale.
+    /// 6 bits around 32. Each 16 have a scale of 8 bits, in units of the block's scale.
     Q6K,
+    /// 3 bits around 4. Each 16 have a scale of 6 bits, in units of the block's scale.
+    Q3K,
+    /// 2 bits. Each 16 have a scale and a minimum of 4 bits, in units of the block's scale and minimum.
+    Q2K,
+    /// The numbers of 16 levels, and a scale.
+    Iq4Nl,
+    /// The numbers of the same levels. Each 32 have a scale of 6 bits, in units of the block's scale.
+    Iq4Xs,
+    /// 4-bit floats, and a power of two.
+    Mxfp4,
+    /// 4-bit floats. Each 16 have a scale of 8 bits, a float.
+    Nvfp4,
+    /// Signs, and a scale.
+    Q1_0,
+    /// Numbers from -1 to 1, five in a byte, and a scale.
+    Tq1_0,
+    /// Numbers from -1 to 2, four in a byte, and a scale.
+    Tq2_0,
+    /// Sizes in fours from a codebook, and signs. Each 32 have a scale of 4 bits, in units of the block's scale.
+    Iq3S,
+    /// As `IQ3_S`, with a smaller codebook and signs whose number is even.
+    Iq3Xxs,
+    /// Sizes in eights from a codebook, and signs whose number is even. Each 32 have a scale of 4 bits.
+    Iq2Xxs,
+    /// As `IQ2_XXS`, with a larger codebook and a scale for each 16.
+    Iq2Xs,
+    /// As `IQ2_XS`, with a larger codebook and any signs.
+    Iq2S,
+    /// -1, 0 and 1 in eights from a codebook, and a shift by an eighth for each 32, which have a scale of 3 bits.
+    Iq1S,
+    /// As `IQ1_S`, with a shift for each 8 and a scale for each 16.
+    Iq1M,
+}
+
+/// A row of [`ElementType::ALL`].
+#[derive(Clone, Copy)]
+struct TypeRow {
+    element: ElementType,
+    /// In GGUF.
+    number: u32,
+    name: &'static str,
+    /// Values in a block, 1 where each is stored by itself; a power of two.
+    block_len: usize,
+    /// Bytes that a block takes.
+    block_bytes: usize,
+    /// The dtype that represents the values exactly.
+    dtype: Dtype,
+    /// Where a block has f16 factors, which are the only ones of its values that can be infinite or NaN.
+    factors: &'static [usize],
+}
+
+const fn row(
+    element: ElementType,
+    number: u32,
+    name: &'static str,
+    (block_len, block_bytes): (usize, usize),
+    dtype: Dtype,
+    factors: &'static [usize],
+) -> TypeRow {
+    TypeRow { element, number, name, block_len, block_bytes, dtype, factors }
 }
 
 /// Types that are not supported, with their names for the error message.
-const OTHERS: &[(u32, &str)] = &[
-    (9, "Q8_1"),
-    (10, "Q2_K"),
-    (11, "Q3_K"),
-    (15, "Q8_K"),
-    (16, "IQ2_XXS"),
-    (17, "IQ2_XS"),
-    (18, "IQ3_XXS"),
-    (19, "IQ1_S"),
-    (20, "IQ4_NL"),
-    (21, "IQ3_S"),
-    (22, "IQ2_S"),
-    (23, "IQ4_XS"),
-    (24, "I8"),
-    (25, "I16"),
-    (26, "I32"),
-    (27, "I64"),
-    (28, "F64"),
-    (29, "IQ1_M"),
-    (34, "TQ1_0"),
-    (35, "TQ2_0"),
-    (39, "MXFP4"),
-    (40, "NVFP4"),
-    (41, "Q1_0"),
-    (42, "Q2_0"),
-];
+const OTHERS: &[(u32, &str)] =
+    &[(9, "Q8_1"), (15, "Q8_K"), (24, "I8"), (25, "I16"), (26, "I32"), (27, "I64"), (28, "F64"), (42, "Q2_0")];
 
 impl ElementType {
-    /// Every type with its number in GGUF and its name.
-    pub(super) const ALL: &[(Self, u32, &str)] = &[
-        (Self::F32, 0, "F32"),
-        (Self::F16, 1, "F16"),
-        (Self::Q4_0, 2, "Q4_0"),
-        (Self::Q4_1, 3, "Q4_1"),
-        (Self::Q5_0, 6, "Q5_0"),
-        (Self::Q5_1, 7, "Q5_1"),
-        (Self::Q8_0, 8, "Q8_0"),
-        (Self::Q4K, 12, "Q4_K"),
-        (Self::Q5K, 13, "Q5_K"),
-        (Self::Q6K, 14, "Q6_K"),
-        (Self::Bf16, 30, "BF16"),
+    /// Every type, in the order of the enumeration.
+    const ALL: &[TypeRow] = &[
+        row(Self::F32, 0, "F32", (1, 4), Dtype::F32, &[]),
+        row(Self::F16, 1, "F16", (1, 2), Dtype::F16, &[0]),
+        row(Self::Bf16, 30, "BF16", (1, 2), Dtype::Bf16, &[]),
+        row(Self::Q4_0, 2, "Q4_0", (32, 2 + 16), Dtype::Q4, &[0]),
+        row(Self::Q4_1, 3, "Q4_1", (32, 4 + 16), Dtype::Q4_1, &[0, 2]),
+        row(Self::Q5_0, 6, "Q5_0", (32, 2 + 4 + 16), Dtype::Q5_1, &[0]),
+        row(Self::Q5_1, 7, "Q5_1", (32, 4 + 4 + 16), Dtype::Q5_1, &[0, 2]),
+        row(Self::Q8_0, 8, "Q8_0", (32, 2 + 32), Dtype::Q8, &[0]),
+        row(Self::Q4K, 12, "Q4_K", (256, 4 + 12 + 128), Dtype::Q4K, &[0, 2]),
+        row(Self::Q5K, 13, "Q5_K", (256, 4 + 12 + 32 + 128), Dtype::Q5K, &[0, 2]),
+        row(Self::Q6K, 14, "Q6_K", (256, 128 + 64 + 16 + 2), Dtype::Q6K, &[208]),
+        row(Self::Q3K, 11, "Q3_K", (256, 32 + 64 + 12 + 2), Dtype::Q3K, &[108]),
+        row(Self::Q2K, 10, "Q2_K", (256, 16 + 64 + 4), Dtype::Q2K, &[80, 82]),
+        row(Self::Iq4Nl, 20, "IQ4_NL", (32, 2 + 16), Dtype::Iq4Nl, &[0]),
+        row(Self::Iq4Xs, 23, "IQ4_XS", (256, 2 + 2 + 4 + 128), Dtype::Iq4Xs, &[0]),
+        row(Self::Mxfp4, 39, "MXFP4", (32, 1 + 16), Dtype::Mxfp4, &[]),
+        row(Self::Nvfp4, 40, "NVFP4", (64, 4 + 32), Dtype::Bf16, &[]),
+        row(Self::Q1_0, 41, "Q1_0", (128, 2 + 16), Dtype::Q2, &[0]),
+        row(Self::Tq1_0, 34, "TQ1_0", (256, 48 + 4 + 2), Dtype::Q2, &[52]),
+        row(Self::Tq2_0, 35, "TQ2_0", (256, 64 + 2), Dtype::Q2, &[64]),
+        row(Self::Iq3S, 21, "IQ3_S", (256, 2 + 64 + 8 + 32 + 4), Dtype::Iq3S, &[0]),
+        row(Self::Iq3Xxs, 18, "IQ3_XXS", (256, 2 + 64 + 32), Dtype::Iq3Xxs, &[0]),
+        row(Self::Iq2Xxs, 16, "IQ2_XXS", (256, 2 + 64), Dtype::Iq2, &[0]),
+        row(Self::Iq2Xs, 17, "IQ2_XS", (256, 2 + 64 + 8), Dtype::Iq2, &[0]),
+        row(Self::Iq2S, 22, "IQ2_S", (256, 2 + 32 + 32 + 8 + 8), Dtype::Iq2, &[0]),
+        row(Self::Iq1S, 19, "IQ1_S", (256, 2 + 32 + 16), Dtype::Iq1, &[0]),
+        row(Self::Iq1M, 29, "IQ1_M", (256, 32 + 16 + 8), Dtype::Iq1, &[]),
     ];
+
+    fn row(self) -> &'static TypeRow {
+        &Self::ALL[self as usize]
+    }
 
     /// The type with this number in GGUF. The error says what is wrong with a tensor of another type.
     pub(super) fn from_number(number: u32) -> Result<Self, String> {
-        let known = Self::ALL.iter().find(|(_, known, _)| *known == number);
-        known.map(|(element, ..)| *element).ok_or_else(|| {
+        let known = Self::ALL.iter().find(|row| row.number == number);
+        known.map(|row| row.element).ok_or_else(|| {
             let other = OTHERS.iter().find(|(other, _)| *other == number).map(|(_, name)| format!(" ({name})"));
-            let names: Vec<_> = Self::ALL.iter().map(|(.., name)| *name).collect();
+            let names: Vec<_> = Self::ALL.iter().map(|row| row.name).collect();
             format!(
                 "has the type {number}{}; supported are {}\nhint: convert it to Q4_K_M or Q8_0 with `llama-quantize` of llama.cpp, \
                  preferably from the model in F16 or BF16",
@@ -96,27 +154,12 @@ impl ElementType {
 
     /// Values in a block, 1 where each is stored by itself; a power of two.
     pub(super) fn block_len(self) -> usize {
-        match self {
-            Self::F32 | Self::F16 | Self::Bf16 => 1,
-            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => BLOCK_SIZE,
-            Self::Q4K | Self::Q5K | Self::Q6K => K_BLOCK,
-        }
+        self.row().block_len
     }
 
     /// Bytes that a block takes.
     pub(super) fn block_bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-            Self::Q4_0 => 2 + 16,
-            Self::Q4_1 => 4 + 16,
-            Self::Q5_0 => 2 + 4 + 16,
-            Self::Q5_1 => 4 + 4 + 16,
-            Self::Q8_0 => 2 + 32,
-            Self::Q4K => 4 + 12 + 128,
-            Self::Q5K => 4 + 12 + 32 + 128,
-            Self::Q6K => 128 + 64 + 16 + 2,
-        }
+        self.row().block_bytes
     }
 
     /// Bytes that so many values take, which are whole blocks.
@@ -124,68 +167,74 @@ impl ElementType {
         n_values / self.block_len() * self.block_bytes()
     }
 
-    /// The values of whole blocks, in order. `bytes` and `out` hold the same number of blocks.
-    pub(super) fn decode(self, bytes: &[u8], out: &mut [f32]) {
-        match self {
-            Self::F32 => each(bytes, out, f32::from_le_bytes),
-            Self::F16 => each(bytes, out, |bytes| f16::from_le_bytes(bytes).to_f32()),
-            Self::Bf16 => each(bytes, out, |bytes| bf16::from_le_bytes(bytes).to_f32()),
-            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => {
-                blocks::<BLOCK_SIZE, _>(self, bytes, out, |block, out| *out = self.small_block(block).weights());
-            }
-            Self::Q4K | Self::Q5K | Self::Q6K => {
-                blocks::<K_BLOCK, _>(self, bytes, out, |block, out| *out = self.k_block(block).weights());
-            }
-        }
-    }
-
     /// The dtype that represents the type's values exactly.
     pub(super) fn dtype(self) -> Dtype {
-        match self {
-            Self::F32 => Dtype::F32,
-            Self::F16 => Dtype::F16,
-            Self::Bf16 => Dtype::Bf16,
-            Self::Q4_0 => Dtype::Q4,
-            Self::Q4_1 => Dtype::Q4_1,
-            Self::Q5_0 | Self::Q5_1 => Dtype::Q5_1,
-            Self::Q8_0 => Dtype::Q8,
-            Self::Q4K => Dtype::Q4K,
-            Self::Q5K => Dtype::Q5K,
-            Self::Q6K => Dtype::Q6K,
+        self.row().dtype
+    }
+
+    /// The values of whole blocks, in order. `bytes` and `out` hold the same number of blocks.
+    pub(super) fn decode(self, bytes: &[u8], out: &mut [f32]) {
+        match (self, self.block_len()) {
+            (Self::F32, _) => each(bytes, out, f32::from_le_bytes),
+            (Self::F16, _) => each(bytes, out, |bytes| f16::from_le_bytes(bytes).to_f32()),
+            (Self::Bf16, _) => each(bytes, out, |bytes| bf16::from_le_bytes(bytes).to_f32()),
+            (Self::Mxfp4, _) => blocks(self, bytes, out, |block, out| *out = blocks::mx(block).weights()),
+            (Self::Nvfp4, _) => blocks::<64, _>(self, bytes, out, blocks::nvfp4),
+            (_, K_BLOCK) if self.dtype() != Dtype::Q2 => {
+                blocks::<K_BLOCK, _>(self, bytes, out, |block, out| *out = self.k_block(block).weights());
+            }
+            _ => {
+                for (block, out) in bytes.chunks_exact(self.block_bytes()).zip(out.chunks_exact_mut(self.block_len())) {
+                    for (part, out) in out.as_chunks_mut().0.iter_mut().enumerate() {
+                        *out = blocks::small(self, block, part).weights();
+                    }
+                }
+            }
         }
     }
 
     /// Whether all values of whole blocks are numbers, and finite.
     pub(super) fn is_finite(self, bytes: &[u8]) -> bool {
-        // Infinities and NaN have all bits of the exponent set. In blocks, only the factors can be either.
-        let factors: &[usize] = match self {
-            Self::F32 => return lacks(bytes, |bytes| u32::from_le_bytes(bytes) & 0x7f80_0000 == 0x7f80_0000),
-            Self::F16 => return lacks(bytes, |bytes| u16::from_le_bytes(bytes) & 0x7c00 == 0x7c00),
-            Self::Bf16 => return lacks(bytes, |bytes| u16::from_le_bytes(bytes) & 0x7f80 == 0x7f80),
-            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 => &[0],
-            Self::Q4_1 | Self::Q5_1 | Self::Q4K | Self::Q5K => &[0, 2],
-            Self::Q6K => &[Q6K_SCALE],
-        };
-        bytes.chunks_exact(self.block_bytes()).all(|block| factors.iter().all(|&at| f16_at(block, at).is_finite()))
+        // Infinities and NaN have all bits of the exponent set. In most blocks, only the factors can be either.
+        let mut each = bytes.chunks_exact(self.block_bytes());
+        match self {
+            Self::F32 => lacks(bytes, |bytes| u32::from_le_bytes(bytes) & 0x7f80_0000 == 0x7f80_0000),
+            Self::F16 => lacks(bytes, |bytes| u16::from_le_bytes(bytes) & 0x7c00 == 0x7c00),
+            Self::Bf16 => lacks(bytes, |bytes| u16::from_le_bytes(bytes) & 0x7f80 == 0x7f80),
+            Self::Mxfp4 => {
+                each.all(|block| block[0] < 252 || blocks::mx(block).weights().iter().all(|value| value.is_finite()))
+            }
+            Self::Iq1M => each.all(|block| codebooks::iq1_m_scale(block).is_finite()),
+            _ => each.all(|block| self.row().factors.iter().all(|&at| f16_at(block, at).is_finite())),
+        }
+    }
+
+    /// Whether whole runs of 32 values have one f16 scale, and perhaps a minimum.
+    fn has_small_blocks(self) -> bool {
+        !matches!(self.dtype(), Dtype::F32 | Dtype::F16 | Dtype::Bf16 | Dtype::Mxfp4)
+            && !self.dtype().has_super_blocks()
     }
 
     /// Converts a row's whole blocks to blocks of 32 values in `dtype`, which must not be narrower than the type's own
-    /// dtype. Exact if `dtype` represents the values, except that scales of K-quants are rounded to f16; otherwise each
-    /// value is rounded to 8 bits.
+    /// dtype. Exact if `dtype` represents the values, except that scales of blocks of 256 are rounded to f16; otherwise
+    /// each value is rounded to 8 bits.
     pub(super) fn small_blocks(self, bytes: &[u8], dtype: Dtype, out: &mut [QuantizedBlock]) {
+        let has_minima = matches!(self, Self::Q4_1 | Self::Q5_1);
         match self {
-            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 if !dtype.has_minima() => {
-                blocks::<1, _>(self, bytes, out, |block, [out]| *out = self.small_block(block));
+            _ if self.has_small_blocks() && (dtype.has_minima() || !has_minima) => {
+                let n_parts = self.block_len() / BLOCK_SIZE;
+                for (block, out) in bytes.chunks_exact(self.block_bytes()).zip(out.chunks_exact_mut(n_parts)) {
+                    for (part, out) in out.iter_mut().enumerate() {
+                        let small = blocks::small(self, block, part);
+                        let below = if self == Self::Q5_0 { 16 } else { 8 };
+                        *out = if dtype.has_minima() && !has_minima { small.above_minimum(below) } else { small };
+                    }
+                }
             }
-            Self::Q4_0 => {
-                blocks::<1, _>(self, bytes, out, |block, [out]| *out = self.small_block(block).above_minimum(8))
-            }
-            Self::Q5_0 => {
-                blocks::<1, _>(self, bytes, out, |block, [out]| *out = self.small_block(block).above_minimum(16))
-            }
-            Self::Q4_1 | Self::Q5_1 if dtype.has_minima() => {
-                blocks::<1, _>(self, bytes, out, |block, [out]| *out = self.small_block(block));
-            }
+            Self::Mxfp4 => blocks::<1, _>(self, bytes, out, |block, [out]| {
+                let block = blocks::mx(block);
+                *out = block.small_block().unwrap_or_else(|| nearest_q8(&block.weights()));
+            }),
             Self::Q4K | Self::Q5K if dtype.has_minima() => {
                 blocks::<K_PARTS, _>(self, bytes, out, |block, out| *out = self.k_block(block).small_blocks());
             }
@@ -197,53 +246,25 @@ impl ElementType {
         }
     }
 
-    /// A block of a type with 32 values to a block.
-    fn small_block(self, block: &[u8]) -> QuantizedBlock {
-        let scale = f16_at(block, 0);
-        let (minimum, rest) = match self {
-            Self::Q4_1 | Self::Q5_1 => (f16_at(block, 2), &block[4..]),
-            _ => (f16::ZERO, &block[2..]),
-        };
-        let codes: [u8; 32] = match self {
-            Self::Q8_0 => array::from_fn(|at| rest[at]),
-            Self::Q5_0 | Self::Q5_1 => {
-                let (high, low) = (u32::from_le_bytes([rest[0], rest[1], rest[2], rest[3]]), nibbles(&rest[4..]));
-                array::from_fn(|at| low[at] | ((high >> at & 1) << 4) as u8)
-            }
-            _ => nibbles(rest),
-        };
-        let below = match self {
-            Self::Q4_0 => 8,
-            Self::Q5_0 => 16,
-            _ => 0,
-        };
-        QuantizedBlock { scale, minimum, values: codes.map(|code| code.cast_signed() - below) }
-    }
-
-    /// Puts a row's whole blocks of K-quants into `out`.
+    /// Puts a row's whole blocks of 256 into `out`.
     pub(super) fn k_blocks(self, bytes: &[u8], out: &mut [KBlock]) {
         blocks::<1, _>(self, bytes, out, |block, [out]| *out = self.k_block(block));
     }
 
-    /// A block of K-quants.
+    /// Puts a row's whole blocks of MXFP4 into `out`.
+    pub(super) fn mx_blocks(self, bytes: &[u8], out: &mut [MxBlock]) {
+        blocks::<1, _>(self, bytes, out, |block, [out]| *out = blocks::mx(block));
+    }
+
+    /// A block of 256 values.
     fn k_block(self, block: &[u8]) -> KBlock {
-        if self == Self::Q6K {
-            return KBlock {
-                scale: f16_at(block, Q6K_SCALE),
-                minimum: f16::ZERO,
-                scales: array::from_fn(|part| block[192 + part].cast_signed()),
-                minima: [0; K_PARTS],
-                values: six_bits(block).map(|number| number.cast_signed() - 32),
-            };
-        }
-        let own = scales_and_minima(&block[4..16]);
-        let numbers = if self == Self::Q4K { four_bits(&block[16..]) } else { five_bits(&block[16..]) };
-        KBlock {
-            scale: f16_at(block, 0),
-            minimum: -f16_at(block, 2),
-            scales: array::from_fn(|half| own[half / 2].0.cast_signed()),
-            minima: own.map(|(_, minimum)| minimum.cast_signed()),
-            values: numbers.map(u8::cast_signed),
+        match self {
+            Self::Q2K => blocks::q2_k(block),
+            Self::Q3K => blocks::q3_k(block),
+            Self::Q4K | Self::Q5K => blocks::q4_or_q5_k(block, self == Self::Q5K),
+            Self::Q6K => blocks::q6_k(block),
+            Self::Iq4Xs => blocks::iq4_xs(block),
+            _ => codebooks::k_block(self, block),
         }
     }
 }
@@ -260,9 +281,6 @@ fn each<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) -
     }
 }
 
-/// Where a `Q6_K` block has its scale.
-const Q6K_SCALE: usize = 128 + 64 + 16;
-
 fn f16_at(block: &[u8], at: usize) -> f16 {
     f16::from_le_bytes([block[at], block[at + 1]])
 }
@@ -273,71 +291,19 @@ fn blocks<const N: usize, T>(kind: ElementType, bytes: &[u8], out: &mut [T], dec
     }
 }
 
-/// 32 numbers in 16 bytes: the low halves, then the high ones.
-fn nibbles(bytes: &[u8]) -> [u8; 32] {
-    array::from_fn(|at| if at < 16 { bytes[at] & 15 } else { bytes[at - 16] >> 4 })
-}
-
-// Runs of 32 bytes, so that the compiler takes many at a time.
-
-/// The numbers of a `Q4_K` block. 64 at a time: the low halves of 32 bytes, then the high ones.
-fn four_bits(bytes: &[u8]) -> [u8; K_BLOCK] {
-    let mut numbers = [0; K_BLOCK];
-    for (numbers, bytes) in numbers.as_chunks_mut::<64>().0.iter_mut().zip(bytes.as_chunks::<32>().0) {
-        let (low, high) = numbers.split_at_mut(32);
-        low.iter_mut().zip(bytes).for_each(|(number, byte)| *number = byte & 15);
-        high.iter_mut().zip(bytes).for_each(|(number, byte)| *number = byte >> 4);
-    }
-    numbers
-}
-
-/// The numbers of a `Q5_K` block. As `Q4_K`, behind 32 bytes whose `n`-th bits are the fifth bits of the `n`-th 32 numbers.
-fn five_bits(bytes: &[u8]) -> [u8; K_BLOCK] {
-    let (high, low) = bytes.split_at(32);
-    let mut numbers = four_bits(low);
-    for (run, numbers) in numbers.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-        numbers.iter_mut().zip(high).for_each(|(number, high)| *number |= (high >> run & 1) << 4);
-    }
-    numbers
-}
-
-/// The numbers of a `Q6_K` block. 128 at a time: 64 bytes hold the low four bits of two runs of 32 each in their low halves
-/// and of two more in their high halves, 32 bytes the high two bits of all four runs.
-fn six_bits(bytes: &[u8]) -> [u8; K_BLOCK] {
-    let mut numbers = [0; K_BLOCK];
-    for (at, numbers) in numbers.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-        let (part, run) = (at / 4, at % 4);
-        let (low, high) = (&bytes[part * 64 + run % 2 * 32..][..32], &bytes[128 + part * 32..][..32]);
-        for ((number, low), high) in numbers.iter_mut().zip(low).zip(high) {
-            *number = low >> (run / 2 * 4) & 15 | (high >> (2 * run) & 3) << 4;
-        }
-    }
-    numbers
-}
-
-/// Scale and minimum of each 32 values of a `Q4_K` or `Q5_K` block: six bits each of 12 bytes. The first four of both lie in
-/// the low six bits of eight bytes; the other four in halves of the last four bytes, their top bits in the first eight
-/// bytes' top bits.
-fn scales_and_minima(packed: &[u8]) -> [(u8, u8); 8] {
-    array::from_fn(|n| match n {
-        0..4 => (packed[n] & 63, packed[n + 4] & 63),
-        _ => (packed[n + 4] & 15 | packed[n - 4] >> 6 << 4, packed[n + 4] >> 4 | packed[n] >> 6 << 4),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
 
-    /// Random blocks of every type, against the values that the package `gguf` decodes from them (`tests/gguf/make_gguf.py`).
+    /// Random blocks of every type, against the values that the package `gguf` decodes from them (`tests/gguf/make_blocks.py`).
     #[test]
     fn gguf_block_types_decode_to_the_values_of_the_gguf_package() {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gguf/blocks.safetensors");
         let file = std::fs::read(path).unwrap();
         let file = safetensors::SafeTensors::deserialize(&file).unwrap();
-        for &(element, _, name) in ElementType::ALL.iter().filter(|(element, ..)| *element != ElementType::F32) {
+        for &TypeRow { element, name, .. } in ElementType::ALL.iter().filter(|row| row.element != ElementType::F32) {
             let tensor = |part: &str| file.tensor(&format!("{name}.{part}")).unwrap().data().to_vec();
             let (bytes, mut expected) = (tensor("bytes"), Vec::new());
             expected.resize(tensor("values").len() / 4, 0.0);
@@ -353,8 +319,8 @@ mod tests {
             let largest =
                 expected.chunks(32).map(|block| block.iter().fold(0.0_f32, |most, value| most.max(value.abs())));
             for (dtype, is_exact) in [
-                (element.dtype().stored_as(), !element.dtype().is_k_quant()),
-                (Dtype::Q8, matches!(element, ElementType::Q8_0 | ElementType::Q5_0 | ElementType::Q4_0)),
+                (element.dtype().stored_as(), element.has_small_blocks()),
+                (Dtype::Q8, element.has_small_blocks() && !matches!(element, ElementType::Q4_1 | ElementType::Q5_1)),
             ] {
                 if !dtype.is_quantized() {
                     continue;

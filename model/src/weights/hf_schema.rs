@@ -6,8 +6,9 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::{
-    architectures::{Architecture, OWN_CLASS, architectures, known_architectures},
+    architectures::{Architecture, OWN_CLASS, architectures, known_architectures, wrappers::wrapper_classes},
     config_json::Fields,
+    packed::Method,
     tensor_names::TensorNames,
 };
 use crate::{
@@ -49,7 +50,8 @@ impl HfSchema {
                 (None, Some(model_type)) => format!("model type `{model_type}` is not supported"),
                 (None, None) => "has neither `architectures` nor `model_type`".to_owned(),
             };
-            config.error(what).with_hint(format!("supported are {}", known_architectures().join(", ")))
+            let known: Vec<_> = known_architectures().into_iter().chain(wrapper_classes()).collect();
+            config.error(what).with_hint(format!("supported are {}", known.join(", ")))
         })
     }
 
@@ -123,24 +125,53 @@ const QUANTIZATION: &str = "quantization_config";
 /// The value of `quant_method` in it for matrices in Hearth's blocks.
 const OWN_METHOD: &str = "hearth";
 
-/// The dtype of quantized matrices according to `config.json`, if they are quantized.
+/// How matrices are quantized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Quantization {
+    /// By `hearth quantize`, to this dtype.
+    Own(Dtype),
+    /// By another program.
+    Packed(Method),
+}
+
+/// How matrices are quantized according to `config.json`, if they are.
 ///
 /// # Errors
-/// [`Error::File`] for other quantization methods than Hearth's.
-pub(super) fn stored_dtype(config: &Map<String, Value>, path: &Path) -> Result<Option<Dtype>> {
-    let Some(quantization) = config.get(QUANTIZATION).filter(|value| !value.is_null()) else { return Ok(None) };
-    let refuse = |what: String| {
-        let dtypes = Dtype::names(Dtype::is_quantized);
-        let hint =
-            format!("supported is the method `{OWN_METHOD}`, which `hearth quantize` writes, with the dtype {dtypes}");
-        Err(Error::file(path, what).with_hint(hint))
+/// [`Error::File`] for other quantization methods than those of [`Quantization`], and for parameters of theirs that are
+/// not supported.
+pub(super) fn quantization(config: &Map<String, Value>, path: &Path) -> Result<Option<Quantization>> {
+    let Some(json) = config.get(QUANTIZATION).filter(|value| !value.is_null()) else { return Ok(None) };
+    let refuse = |key: &str, what: String| Err(Error::file(path, format!("`{QUANTIZATION}{key}` {what}")));
+    let format = |key: &str| json[key].as_str().unwrap_or_default();
+    let gptq = || match json["bits"].as_u64() {
+        Some(bits @ (2 | 4 | 8)) => {
+            let added = if format("checkpoint_format") == "gptq_v2" { 0 } else { 1 };
+            Ok(Some(Quantization::Packed(Method::Gptq { bits: bits as u32, added })))
+        }
+        _ => refuse(".bits", format!("is {}; supported are 2, 4 and 8", json["bits"])),
     };
-    if quantization["quant_method"] != OWN_METHOD {
-        return refuse(format!("`{QUANTIZATION}` has method {}, which is not supported", quantization["quant_method"]));
-    }
-    match Dtype::parse(quantization["dtype"].as_str().unwrap_or_default(), Dtype::is_quantized) {
-        Ok(dtype) => Ok(Some(dtype)),
-        Err(what) => refuse(format!("`{QUANTIZATION}.dtype` {what}")),
+    let awq = || match (json["bits"].as_u64().or(json["w_bit"].as_u64()), format("version")) {
+        (None | Some(4), "" | "gemm" | "GEMM") => Ok(Some(Quantization::Packed(Method::Awq))),
+        (bits, version) => refuse("", format!("is AWQ {version:?} with {bits:?} bits; supported is `gemm` with 4")),
+    };
+    match format("quant_method") {
+        OWN_METHOD => match Dtype::parse(format("dtype"), Dtype::is_quantized) {
+            Ok(dtype) => Ok(Some(Quantization::Own(dtype))),
+            Err(what) => refuse(".dtype", what),
+        },
+        "gptq" => gptq(),
+        "awq" => awq(),
+        "auto-round" if format("packing_format").contains("awq") => awq(),
+        "auto-round" => gptq(),
+        "compressed-tensors" => Ok(Some(Quantization::Packed(Method::CompressedTensors))),
+        "fp8" => Ok(Some(Quantization::Packed(Method::Fp8))),
+        "bitsandbytes" => Ok(Some(Quantization::Packed(Method::BitsAndBytes))),
+        _ => {
+            let hint = "supported are `awq`, `bitsandbytes`, `compressed-tensors`, `fp8`, `gptq`, and `hearth`, which \
+                        `hearth quantize` writes";
+            let what = format!("`{QUANTIZATION}` has method {}, which is not supported", json["quant_method"]);
+            Err(Error::file(path, what).with_hint(hint))
+        }
     }
 }
 

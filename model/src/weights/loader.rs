@@ -1,7 +1,7 @@
 //! Parameters from the tensors of files, Hugging Face's or GGUF's: in the form in which they are stored, if the device
 //! computes with it.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, path::Path};
 
 use burn::tensor::{Device, TensorData};
 use rayon::prelude::*;
@@ -9,19 +9,21 @@ use rayon::prelude::*;
 use super::{
     files::{minima_of, scales_of},
     ggml_types::ElementType,
+    packed::{PackedMatrices, PackedMatrix},
     passed_over::{is_no_parameter, shown},
     row_order::RowOrder,
     tensor_names::{TensorNames, TensorPart},
     tensor_table::{StoredTensor, TensorTable},
 };
 use crate::{
+    byte_size::ByteSize,
     config::GptConfig,
     error::{Error, Result},
     gpt::{Gpt, ParamData, ParamSpec},
     lora::{LoraValues, MatrixUpdate},
     ops::{
         BLOCK_SIZE, Dtype, MatrixRows, QuantizedBlock, Weight,
-        k_quants::{K_BLOCK, KBlock},
+        k_quants::{BlockRows, GroupRun, K_BLOCK, KBlock, MxBlock},
     },
 };
 
@@ -31,6 +33,8 @@ const PIECE: usize = 1 << 12;
 /// What to load, and how.
 pub(super) struct LoadPlan<'a> {
     pub(super) names: TensorNames,
+    /// Matrices whose tensors are not in the table, since other programs quantized them.
+    pub(super) packed: &'a PackedMatrices<'a>,
     pub(super) config: &'a GptConfig,
     /// The dtype of matrices; without one, each keeps its own.
     pub(super) dtype: Option<Dtype>,
@@ -47,7 +51,8 @@ pub(super) struct LoadPlan<'a> {
 /// [`Error::Tensor`] with the tensor that is missing, surplus, or of the wrong shape or type.
 pub(super) fn load(table: &TensorTable<'_>, plan: &LoadPlan<'_>) -> Result<Gpt> {
     let LoadPlan { names, config, dtype, device, .. } = *plan;
-    let mut loader = Loader { table, plan, used: HashSet::new(), not_finite: Vec::new() };
+    let mut loader =
+        Loader { table, plan, used: HashSet::new(), not_finite: Vec::new(), larger: LargerMatrices::default() };
     let gpt = Gpt::from_params(config, dtype.unwrap_or_default(), device, &mut |spec| {
         // Frees the pages of the parameters before; the rows of this one are read later.
         table.release();
@@ -59,20 +64,30 @@ pub(super) fn load(table: &TensorTable<'_>, plan: &LoadPlan<'_>) -> Result<Gpt> 
             "`{path}`: these tensors have infinite or NaN values, so the model's output will too: `{tensors}`"
         );
     }
-    let is_surplus =
-        |tensor: &&StoredTensor<'_>| !loader.used.contains(tensor.name) && names.tied_copy(config) != Some(tensor.name);
+    loader.larger.log(table.path());
+    let tied_copy = names.tied_copy(config).and_then(|name| table.get(name)).map(|copy| copy.name);
+    let is_surplus = |tensor: &&StoredTensor<'_>| !loader.used.contains(tensor.name) && tied_copy != Some(tensor.name);
     let (no_parameters, parameters): (Vec<_>, Vec<_>) =
         table.iter().filter(is_surplus).partition(|tensor| is_no_parameter(tensor));
+    let is_part = |name: &str| loader.used.contains(name) || names.tied_copy(config) == Some(name);
+    if let Some((_, surplus)) = plan.packed.iter().filter(|(name, _)| !is_part(name)).min_by_key(|(name, _)| *name) {
+        return Err(surplus.error(not_part_of(&names, table)).with_hint(SURPLUS));
+    }
     if let Some(surplus) = parameters.iter().min_by_key(|tensor| tensor.name) {
-        return Err(surplus
-            .error(format!("is not part of `{}` as {} describes it", names.class, table.asked_by()))
-            .with_hint("without this tensor the model would give wrong results, so it is rejected"));
+        return Err(surplus.error(not_part_of(&names, table)).with_hint(SURPLUS));
     }
     if !no_parameters.is_empty() {
         let names = shown(no_parameters.iter().map(|tensor| tensor.name).collect());
         tracing::info!("`{}`: passed over, because they are no parameters: {names}", table.path().display());
     }
     Ok(gpt)
+}
+
+/// The hint for a tensor that is part of no parameter.
+const SURPLUS: &str = "without this tensor the model would give wrong results, so it is rejected";
+
+fn not_part_of(names: &TensorNames, table: &TensorTable<'_>) -> String {
+    format!("is not part of `{}` as {} describes it", names.class, table.asked_by())
 }
 
 struct Loader<'t, 'a> {
@@ -82,19 +97,53 @@ struct Loader<'t, 'a> {
     used: HashSet<&'t str>,
     /// Names of tensors with infinite or NaN values.
     not_finite: Vec<&'t str>,
+    larger: LargerMatrices,
+}
+
+/// Quantized matrices that take more memory than in the file, for the log.
+#[derive(Default)]
+struct LargerMatrices {
+    n: usize,
+    in_file: usize,
+    in_memory: usize,
+}
+
+impl LargerMatrices {
+    /// Counts a matrix if it takes over a tenth more.
+    fn add(&mut self, in_file: usize, in_memory: usize) {
+        // Small matrices are padded.
+        if in_memory > in_file + in_file / 10 + (1 << 16) {
+            self.n += 1;
+            self.in_file += in_file;
+            self.in_memory += in_memory;
+        }
+    }
+
+    fn log(&self, path: &Path) {
+        let [in_file, in_memory] = [self.in_file, self.in_memory].map(|n_bytes| ByteSize(n_bytes as u64));
+        if self.n > 0 {
+            tracing::info!(
+                "`{}`: {} quantized matrices take {in_memory} in memory, and {in_file} in the file: the device does not \
+                 compute with their types, or not with several in one matrix",
+                path.display(),
+                self.n
+            );
+        }
+    }
 }
 
 impl<'t, 'a> Loader<'t, 'a> {
     fn param(&mut self, spec: &ParamSpec) -> Result<ParamData<'t>> {
         let LoadPlan { names, config, dtype, .. } = *self.plan;
-        let parts = names.parts(spec, config, &|name| self.get(name).is_some());
+        let parts = names.parts(spec, config, &|name| self.get(name).is_some() || self.packed(name).is_some());
         let path = spec.path.strip_suffix(".weight").unwrap_or_default();
         let update = self.plan.merged.and_then(|merged| merged.0.get(path));
-        if let ([TensorPart { name, order: RowOrder::Same, .. }], &[d_out, d_in]) = (&parts[..], &spec.shape[..])
+        if let ([TensorPart { name, order: RowOrder::Same, expert: None, .. }], &[d_out, d_in]) =
+            (&parts[..], &spec.shape[..])
             && let Some(numbers) = self.table.get(name).filter(|tensor| tensor.is_quantized())
         {
             return match update {
-                Some(_) => Err(cannot_merge(numbers)),
+                Some(_) => Err(cannot_merge(&Source::Plain(numbers.clone(), ElementType::F32))),
                 None => self.quantized(numbers, [d_out, d_in]),
             };
         }
@@ -103,7 +152,19 @@ impl<'t, 'a> Loader<'t, 'a> {
             return param.merged([d_out, d_in], update);
         }
         match (&spec.shape[..], dtype) {
-            (&[d_out, d_in], None) => param.into_nearest([d_out, d_in], self.plan),
+            (&[d_out, d_in], None) => {
+                let in_file = param.parts.iter().map(|part| part.source.n_bytes()).sum();
+                let is_quantized = param.parts.iter().any(|part| part.source.is_quantized());
+                let data = param.into_nearest([d_out, d_in], self.plan)?;
+                if is_quantized {
+                    let in_memory = match &data {
+                        ParamData::Placed(weight) => weight.n_bytes(),
+                        _ => d_out * d_in * size_of::<f32>(),
+                    };
+                    self.larger.add(in_file, in_memory);
+                }
+                Ok(data)
+            }
             (&[d_out, d_in], Some(_)) => Ok(ParamData::Rows(param.into_rows([d_out, d_in]))),
             (shape, _) => Ok(TensorData::new(param.vector(), shape).into()),
         }
@@ -113,6 +174,13 @@ impl<'t, 'a> Loader<'t, 'a> {
     fn get(&self, name: &str) -> Option<&'t StoredTensor<'a>> {
         let short = name.strip_prefix(self.plan.names.base_prefix).unwrap_or(name);
         self.table.get(name).or_else(|| self.table.get(short))
+    }
+
+    /// The packed matrix `name`, with or without the prefix of the class, and the name that it has.
+    fn packed(&self, name: &str) -> Option<(&'t str, &'t PackedMatrix<'t>)> {
+        let short = name.strip_prefix(self.plan.names.base_prefix).unwrap_or(name);
+        let found = self.plan.packed.get_key_value(name).or_else(|| self.plan.packed.get_key_value(short));
+        found.map(|(name, matrix)| (name.as_str(), matrix))
     }
 
     /// The error for a part of the parameter `spec` that no file has.
@@ -153,24 +221,39 @@ impl<'t, 'a> Loader<'t, 'a> {
     }
 
     /// The tensors of a parameter. All shapes are checked before anything is allocated.
-    fn stored(&mut self, spec: &ParamSpec, parts: Vec<TensorPart>) -> Result<StoredParam<'t, 'a>> {
+    fn stored(&mut self, spec: &ParamSpec, parts: Vec<TensorPart>) -> Result<StoredParam<'t>> {
         let find = |part: &TensorPart| {
+            if let Some((name, matrix)) = self.packed(&part.name) {
+                matrix.require_shape(&part.shape(spec))?;
+                return match part.order.is_transposed() {
+                    true => Err(matrix.error("has its rows as columns, which is supported for floats only")),
+                    false => Ok((name, Source::Packed(matrix))),
+                };
+            }
             let tensor = self.get(&part.name).or_else(|| self.tied_head(spec));
             let tensor = tensor.ok_or_else(|| self.missing(spec, part))?;
             tensor.require_shape(&part.shape(spec))?;
-            Ok(tensor)
+            let element = tensor.element()?;
+            let tensor = match part.expert {
+                Some(expert) => tensor.of_expert(expert),
+                None => tensor.clone(),
+            };
+            Ok((tensor.name, Source::Plain(tensor, element)))
         };
-        let tensors = parts.iter().map(find).collect::<Result<Vec<_>>>()?;
-        if let ("embed.weight", [embed]) = (spec.path.as_str(), &tensors[..]) {
+        let sources = parts.iter().map(find).collect::<Result<Vec<_>>>()?;
+        if let ("embed.weight", [(_, Source::Plain(embed, _))]) = (spec.path.as_str(), &sources[..]) {
             self.check_tied_copy(embed)?;
         }
-        let stored = |(TensorPart { n_rows, order, .. }, tensor): (TensorPart, &'t StoredTensor<'a>)| {
-            let element = tensor.element()?;
-            self.used.insert(tensor.name);
-            self.check_finite(tensor, element);
-            Ok(StoredPart { tensor, element, n_rows, order })
+        let stored = |(TensorPart { n_rows, order, .. }, (name, source)): (TensorPart, (&'t str, Source<'t>))| {
+            self.used.insert(name);
+            match &source {
+                Source::Plain(tensor, element) => self.check_finite(tensor, *element),
+                Source::Packed(matrix) if !matrix.is_finite() => self.not_finite.push(name),
+                Source::Packed(_) => {}
+            }
+            StoredPart { source, n_rows, order }
         };
-        let parts = parts.into_iter().zip(tensors).map(stored).collect::<Result<_>>()?;
+        let parts = parts.into_iter().zip(sources).map(stored).collect();
         Ok(StoredParam { parts })
     }
 
@@ -186,44 +269,95 @@ impl<'t, 'a> Loader<'t, 'a> {
         }
     }
 
-    fn check_finite(&mut self, tensor: &'t StoredTensor<'a>, element: ElementType) {
+    fn check_finite(&mut self, tensor: &StoredTensor<'t>, element: ElementType) {
         let pieces = tensor.bytes.par_chunks(element.block_bytes() * PIECE);
-        if !pieces.all(|bytes| element.is_finite(bytes)) {
+        if !pieces.all(|bytes| element.is_finite(bytes)) && self.not_finite.last() != Some(&tensor.name) {
             self.not_finite.push(tensor.name);
         }
     }
 }
 
 /// A parameter that is not read yet.
-struct StoredParam<'t, 'a> {
-    parts: Vec<StoredPart<'t, 'a>>,
+struct StoredParam<'a> {
+    parts: Vec<StoredPart<'a>>,
 }
 
 /// The rows of a parameter that are from one tensor.
-struct StoredPart<'t, 'a> {
-    tensor: &'t StoredTensor<'a>,
-    element: ElementType,
+struct StoredPart<'t> {
+    source: Source<'t>,
     n_rows: usize,
     order: RowOrder,
 }
 
-impl<'t, 'a> StoredParam<'t, 'a> {
-    /// The values of a vector.
+/// What has the rows of a parameter.
+enum Source<'t> {
+    /// A tensor of this type, or an expert's part of one.
+    Plain(StoredTensor<'t>, ElementType),
+    Packed(&'t PackedMatrix<'t>),
+}
+
+impl Source<'_> {
+    /// The dtype that represents the values exactly, if any does.
+    fn dtype(&self) -> Option<Dtype> {
+        match self {
+            Self::Plain(_, element) => Some(element.dtype()),
+            Self::Packed(matrix) => matrix.dtype(),
+        }
+    }
+
+    fn is_quantized(&self) -> bool {
+        match self {
+            Self::Plain(_, element) => element.dtype().is_quantized(),
+            Self::Packed(_) => true,
+        }
+    }
+
+    /// Bytes in the file.
+    fn n_bytes(&self) -> usize {
+        match self {
+            Self::Plain(tensor, _) => tensor.bytes.len(),
+            Self::Packed(matrix) => matrix.n_bytes(),
+        }
+    }
+
+    fn error(&self, what: impl Into<String>) -> Error {
+        match self {
+            Self::Plain(tensor, _) => tensor.error(what),
+            Self::Packed(matrix) => matrix.error(what),
+        }
+    }
+
+    /// Row `row`, of `d_in` values, in blocks of `dtype`.
+    fn small_blocks(&self, row: usize, d_in: usize, dtype: Dtype, out: &mut [QuantizedBlock]) {
+        match self {
+            Self::Plain(tensor, element) => element.small_blocks(bytes_of_row(tensor, *element, row, d_in), dtype, out),
+            Self::Packed(matrix) => matrix.small_blocks(row, dtype, out),
+        }
+    }
+}
+
+/// Row `row` of a tensor whose rows have `width` values.
+fn bytes_of_row<'t>(tensor: &'t StoredTensor<'_>, element: ElementType, row: usize, width: usize) -> &'t [u8] {
+    let n_bytes = element.bytes_of(width);
+    &tensor.bytes[row * n_bytes..][..n_bytes]
+}
+
+impl<'a> StoredParam<'a> {
+    /// The values of a parameter that is no matrix.
     fn vector(&self) -> Vec<f32> {
-        let values = |part: &StoredPart<'_, '_>| {
+        let values = |part: &StoredPart<'_>| {
+            let Source::Plain(tensor, element) = &part.source else { unreachable!("packed are matrices") };
             // A vector is one row to its tensor, which may have blocks.
-            let mut stored = vec![0.0; part.tensor.shape[0]];
-            part.element.decode(part.tensor.bytes, &mut stored);
-            (0..part.n_rows).map(|n| stored[part.order.place(n)]).collect::<Vec<_>>()
+            let mut stored = vec![0.0; tensor.shape.iter().product()];
+            element.decode(tensor.bytes, &mut stored);
+            let width = tensor.shape.iter().skip(1).product::<usize>();
+            (0..part.n_rows).flat_map(|n| stored[part.order.place(n) * width..][..width].to_vec()).collect::<Vec<_>>()
         };
         self.parts.iter().flat_map(values).collect()
     }
 
     /// In f32.
-    fn into_rows(self, dims: [usize; 2]) -> MatrixRows<'t, f32>
-    where
-        'a: 't,
-    {
+    fn into_rows(self, dims: [usize; 2]) -> MatrixRows<'a, f32> {
         MatrixRows::new(dims, dims[1], move |row, out| {
             let (part, row) = place(&self.parts, row);
             part.decode(row, out);
@@ -231,12 +365,12 @@ impl<'t, 'a> StoredParam<'t, 'a> {
     }
 
     /// In f32, plus an adapter's update.
-    fn merged(self, dims: [usize; 2], update: &'t MatrixUpdate) -> Result<ParamData<'t>>
+    fn merged<'t>(self, dims: [usize; 2], update: &'t MatrixUpdate) -> Result<ParamData<'t>>
     where
         'a: 't,
     {
-        if let Some(part) = self.parts.iter().find(|part| part.element.dtype().is_quantized()) {
-            return Err(cannot_merge(part.tensor));
+        if let Some(part) = self.parts.iter().find(|part| part.source.is_quantized()) {
+            return Err(cannot_merge(&part.source));
         }
         Ok(ParamData::Rows(MatrixRows::new(dims, dims[1], move |row, out| {
             let (part, of_tensor) = place(&self.parts, row);
@@ -245,47 +379,57 @@ impl<'t, 'a> StoredParam<'t, 'a> {
         })))
     }
 
-    /// The parts without conversion, if all are K-quants. Parts of different types are separate matrices, each of which
-    /// must fill whole panels of 32 rows.
-    fn as_k_quants(&self, d_in: usize) -> Option<Vec<(Dtype, MatrixRows<'_, KBlock>)>> {
-        let dtype = |part: &StoredPart<'_, '_>| part.element.dtype();
-        if !self.parts.iter().all(|part| dtype(part).is_k_quant()) {
+    /// The parts without conversion, if all are quantized, and some to what only files have. Parts of different types are
+    /// separate matrices, each of which must fill whole panels of 32 rows.
+    fn as_blocks(&self, d_in: usize) -> Option<Vec<(Dtype, BlockRows<'_>)>> {
+        let dtype = |part: &StoredPart<'_>| part.source.dtype().unwrap_or_default();
+        let is_quantized = self.parts.iter().all(|part| dtype(part).is_quantized());
+        if !is_quantized || !self.parts.iter().any(|part| dtype(part).is_from_files()) {
             return None;
         }
-        let of_one_kind = self.parts.chunk_by(|one, other| dtype(one) == dtype(other));
-        let matrices: Vec<_> = of_one_kind
-            .map(|parts| {
-                let dims = [parts.iter().map(|part| part.n_rows).sum(), d_in];
-                let read = move |row, out: &mut [KBlock]| {
-                    let (part, row) = place(parts, row);
-                    part.element.k_blocks(part.bytes(row, d_in), out);
-                };
-                (dtype(&parts[0]), MatrixRows::new(dims, d_in / K_BLOCK, read))
-            })
-            .collect();
+        let layout = |part: &StoredPart<'a>| match part.source {
+            Source::Packed(matrix) => matrix.layout(),
+            Source::Plain(..) => None,
+        };
+        // Blocks of 8-bit floats have whole rows of their matrix, in its order.
+        let is_fp8 = |part: &StoredPart<'a>| dtype(part) == Dtype::Fp8;
+        if self.parts.iter().any(|part| is_fp8(part) && part.order != RowOrder::Same) {
+            return None;
+        }
+        let are_alike = |one: &_, other: &_| dtype(one) == dtype(other) && layout(one) == layout(other) && !is_fp8(one);
+        let of_one_kind = self.parts.chunk_by(are_alike);
+        let matrices: Vec<_> = of_one_kind.map(|parts| (dtype(&parts[0]), block_rows(parts, d_in))).collect();
         let are_whole = matrices.iter().all(|(_, matrix)| matrix.dims()[0].is_multiple_of(BLOCK_SIZE));
         (matrices.len() == 1 || are_whole).then_some(matrices)
     }
 
     /// A matrix in the form nearest to the file's that the device computes with.
-    fn into_nearest(self, dims: [usize; 2], plan: &LoadPlan<'_>) -> Result<ParamData<'t>>
-    where
-        'a: 't,
-    {
+    fn into_nearest(self, dims: [usize; 2], plan: &LoadPlan<'_>) -> Result<ParamData<'a>> {
         let (d_in, device) = (dims[1], plan.device);
-        let dtype = self.parts.iter().map(|part| part.element.dtype()).reduce(Dtype::wider).unwrap_or_default();
+        if let Some(part) = self.parts.iter().find(|part| part.source.dtype().is_none()) {
+            return Err(needs_dtype(&part.source, plan.packed));
+        }
+        let dtype = self.parts.iter().filter_map(|part| part.source.dtype()).reduce(Dtype::wider).unwrap_or_default();
         if Dtype::Q4K.is_for(device)
-            && let Some(parts) = self.as_k_quants(d_in)
+            && let Some(parts) = self.as_blocks(d_in)
         {
-            return Ok(ParamData::Placed(Weight::from_k_quants(&parts)));
+            return Ok(ParamData::Placed(Weight::from_parts(&parts)));
+        }
+        // Other programs' formats are not rounded without being asked, where the CPU could do without.
+        let is_packed = |part: &&StoredPart<'_>| matches!(part.source, Source::Packed(_));
+        if let Some(part) = self.parts.iter().find(is_packed)
+            && dtype.is_from_files()
+            && dtype.is_for(device)
+        {
+            return Err(needs_dtype(&part.source, plan.packed));
         }
         let dtype = dtype.stored_as();
         if dtype.is_quantized() && dtype.is_for(device) {
             let read = move |row, out: &mut [QuantizedBlock]| {
                 let (part, row) = place(&self.parts, row);
-                part.element.small_blocks(part.bytes(row, d_in), dtype, out);
+                part.source.small_blocks(row, d_in, dtype, out);
             };
-            let rows = MatrixRows::new(dims, d_in / BLOCK_SIZE, read);
+            let rows = MatrixRows::new(dims, d_in.div_ceil(BLOCK_SIZE), read);
             return Weight::from_blocks(&rows, dtype, device).map(ParamData::Placed);
         }
         let is_kept = dtype.is_for(device) && (plan.keeps_f16 || dtype != Dtype::F16);
@@ -297,14 +441,70 @@ impl<'t, 'a> StoredParam<'t, 'a> {
     }
 }
 
-fn cannot_merge(tensor: &StoredTensor<'_>) -> Error {
-    tensor.error("is quantized, so an adapter cannot be added to it").with_hint(
+/// The blocks of parts of one dtype, in which they have their values exactly.
+fn block_rows<'p>(parts: &'p [StoredPart<'_>], d_in: usize) -> BlockRows<'p> {
+    let dims = [parts.iter().map(|part| part.n_rows).sum(), d_in];
+    let dtype = parts[0].source.dtype().unwrap_or_default();
+    match parts[0].source {
+        Source::Packed(matrix) if let Some(layout) = matrix.layout() => {
+            let read = move |row, out: &mut [GroupRun]| {
+                let (part, row) = place(parts, row);
+                let Source::Packed(matrix) = part.source else { unreachable!("parts of one layout") };
+                matrix.runs(row, out);
+            };
+            let rows = MatrixRows::new(dims, d_in / BLOCK_SIZE, read);
+            BlockRows::Groups { rows, n_runs: layout.n_runs, order: layout.order.clone() }
+        }
+        Source::Packed(matrix) if let (Dtype::Fp8, Some(scales)) = (dtype, matrix.fp8_scales()) => {
+            let read = move |row, out: &mut [u8]| matrix.fp8_row(row, out);
+            BlockRows::Fp8(MatrixRows::new(dims, d_in, read), scales.clone())
+        }
+        _ if dtype == Dtype::Mxfp4 => {
+            let read = move |row, out: &mut [MxBlock]| {
+                let (part, row) = place(parts, row);
+                let (element, bytes) = part.plain_row(row, d_in);
+                element.mx_blocks(bytes, out);
+            };
+            BlockRows::Mx(MatrixRows::new(dims, d_in / BLOCK_SIZE, read))
+        }
+        _ if dtype.has_super_blocks() => {
+            let read = move |row, out: &mut [KBlock]| {
+                let (part, row) = place(parts, row);
+                let (element, bytes) = part.plain_row(row, d_in);
+                element.k_blocks(bytes, out);
+            };
+            BlockRows::Super(MatrixRows::new(dims, d_in / K_BLOCK, read))
+        }
+        _ => {
+            let read = move |row, out: &mut [QuantizedBlock]| {
+                let (part, row) = place(parts, row);
+                part.source.small_blocks(row, d_in, dtype, out);
+            };
+            BlockRows::Small(MatrixRows::new(dims, d_in / BLOCK_SIZE, read))
+        }
+    }
+}
+
+/// The error for a packed matrix that no dtype represents exactly.
+fn needs_dtype(source: &Source<'_>, packed: &PackedMatrices<'_>) -> Error {
+    let n_values: usize = packed.values().map(|matrix| matrix.dims().iter().product::<usize>()).sum();
+    let n_bytes = ByteSize(2 * n_values as u64);
+    source
+        .error(format!(
+            "is quantized in a way that Hearth does not compute with; rounded to f16, the model's quantized matrices take \
+             {n_bytes}"
+        ))
+        .with_hint("choose what to round to: `--dtype f16`, `--dtype bf16`, or for less memory `--quantize q8`")
+}
+
+fn cannot_merge(source: &Source<'_>) -> Error {
+    source.error("is quantized, so an adapter cannot be added to it").with_hint(
         "merge the adapter with the model before quantization, or use it beside the model (`--lora NAME=ADAPTER`)",
     )
 }
 
 /// The part that row `row` of the parameter is from, and the row's place in its tensor.
-fn place<'p, 't, 'a>(parts: &'p [StoredPart<'t, 'a>], mut row: usize) -> (&'p StoredPart<'t, 'a>, usize) {
+fn place<'p, 'a>(parts: &'p [StoredPart<'a>], mut row: usize) -> (&'p StoredPart<'a>, usize) {
     for part in parts {
         match row.checked_sub(part.n_rows) {
             Some(behind) => row = behind,
@@ -314,20 +514,23 @@ fn place<'p, 't, 'a>(parts: &'p [StoredPart<'t, 'a>], mut row: usize) -> (&'p St
     unreachable!("the shapes of all parts were checked")
 }
 
-impl StoredPart<'_, '_> {
-    /// Row `row` of the tensor, which has `width` values.
-    fn bytes(&self, row: usize, width: usize) -> &[u8] {
-        let n_bytes = self.element.bytes_of(width);
-        &self.tensor.bytes[row * n_bytes..][..n_bytes]
+impl StoredPart<'_> {
+    /// Type and bytes of row `row` of the tensor, which has `width` values; of a part that is no packed matrix.
+    fn plain_row(&self, row: usize, width: usize) -> (ElementType, &[u8]) {
+        let Source::Plain(tensor, element) = &self.source else { unreachable!("packed matrices have no such dtypes") };
+        (*element, bytes_of_row(tensor, *element, row, width))
     }
 
     /// The values of row `row` of the tensor, or of its column if it is transposed.
     fn decode(&self, row: usize, out: &mut [f32]) {
-        if self.order != RowOrder::Transposed {
-            return self.element.decode(self.bytes(row, out.len()), out);
-        }
-        for (n, out) in out.iter_mut().enumerate() {
-            self.element.decode(self.bytes(n * self.n_rows + row, 1), std::slice::from_mut(out));
+        match &self.source {
+            Source::Packed(matrix) => matrix.decode(row, out),
+            Source::Plain(tensor, element) if self.order.is_transposed() => {
+                for (n, out) in out.iter_mut().enumerate() {
+                    element.decode(bytes_of_row(tensor, *element, n * self.n_rows + row, 1), std::slice::from_mut(out));
+                }
+            }
+            Source::Plain(tensor, element) => element.decode(bytes_of_row(tensor, *element, row, out.len()), out),
         }
     }
 }

@@ -15,6 +15,7 @@ mod loader;
 pub mod model_dir;
 mod opened_model;
 mod own_pooling;
+mod packed;
 mod passed_over;
 pub mod repository;
 mod row_order;

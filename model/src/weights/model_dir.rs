@@ -13,18 +13,22 @@ use serde_json::{Map, Value};
 
 use super::{
     adapter::{Adapter, AdapterModel},
-    architectures::OWN_CLASS,
+    architectures::{
+        OWN_CLASS,
+        wrappers::{WrappedTensor, Wrapper, text_part},
+    },
     config_json::Fields,
     file_names::{BESIDE_WEIGHTS, CONFIG_FILE, GENERATION_FILE, WEIGHTS_FILE},
     files::{self, DiskDtype, TensorFiles, what_else_it_is},
     generation_config::sampling_defaults,
     gguf,
-    hf_schema::{self, HfSchema},
+    hf_schema::{self, HfSchema, Quantization},
     loader::{self, LoadPlan},
-    own_pooling,
-    passed_over::PassedOver,
+    own_pooling, packed,
+    passed_over::{PassedOver, shown},
     save::save_params,
     staged_dir::{StagedDir, read_whole},
+    tensor_table::TensorTable,
 };
 pub use super::{
     opened_model::{LoadOptions, LoadedModel, LoadedText},
@@ -122,7 +126,7 @@ pub fn adapter_base(dir: &Path) -> Result<PathBuf> {
 /// As [`load`].
 pub fn is_quantized(dir: &Path) -> Result<bool> {
     let dir = &*model_of(dir);
-    if gguf::is_gguf(dir) { gguf::is_quantized(dir) } else { Ok(load_stored_dtype(dir)?.is_some()) }
+    if gguf::is_gguf(dir) { gguf::is_quantized(dir) } else { Ok(quantization(dir)?.is_some()) }
 }
 
 /// Loads a model with an adapter added to its matrices.
@@ -186,7 +190,7 @@ pub fn load_embedded(dir: &EmbeddedDir, options: &LoadOptions) -> Result<LoadedM
     let config_path = name.join(CONFIG_FILE);
     let config_json = parse_json_object(&config_path, dir.config)?;
     let files = TensorFiles::embedded(&name.join(WEIGHTS_FILE), dir.weights)?;
-    let gpt = build(&config_json, &config_path, &files, options, None)?;
+    let gpt = build((&config_json, None), &config_path, &files, options, None)?;
     let tokenizer = Tokenizer::from_json(dir.tokenizer, Some(dir.tokenizer_config), &name.join(TOKENIZER_FILE))?;
     let chat_template = ChatTemplate::new(dir.chat_template, &name.join(chat::DEFAULT_FILE))?;
     let generation_path = name.join(GENERATION_FILE);
@@ -278,8 +282,8 @@ fn load_gpt_and_config(
     if !is_there(&path)? {
         return Err(Error::file(dir, format!("has no `{CONFIG_FILE}`")).with_hint(what_else_it_is(dir)));
     }
-    let json = read_json_object(&path)?;
-    let gpt = build(&json, &path, &TensorFiles::open(dir)?, options, merged)?;
+    let (json, wrapper) = text_part(read_json_object(&path)?, &path)?;
+    let gpt = build((&json, wrapper), &path, &TensorFiles::open(dir)?, options, merged)?;
     Ok((gpt, json))
 }
 
@@ -304,9 +308,9 @@ fn is_there(path: &Path) -> Result<bool> {
     }
 }
 
-/// Builds the model from `config.json` (at `path`) and the weights.
+/// Builds the model from `config.json` (at `path`) and the weights, of which a wrapper's text part is used.
 fn build(
-    config_json: &Map<String, Value>,
+    (config_json, wrapper): (&Map<String, Value>, Option<&Wrapper>),
     path: &Path,
     files: &TensorFiles,
     options: &LoadOptions,
@@ -322,7 +326,16 @@ fn build(
             config.max_seq_len
         );
     }
-    let stored = hf_schema::stored_dtype(config_json, path)?;
+    let (stored, method) = match hf_schema::quantization(config_json, path)? {
+        Some(Quantization::Own(dtype)) => (Some(dtype), None),
+        Some(Quantization::Packed(method)) => (None, Some(method)),
+        None => (None, None),
+    };
+    let mut tensors = files.table()?;
+    if let Some(wrapper) = wrapper {
+        take_text_part(&mut tensors, wrapper, path)?;
+    }
+    let packed = method.map(|method| packed::fold(&mut tensors, method)).transpose()?.unwrap_or_default();
     if let (Some(stored), Some(asked)) = (stored, options.dtype)
         && stored != asked
     {
@@ -335,13 +348,25 @@ fn build(
     }
     let plan = LoadPlan {
         names: schema.tensor_names(),
+        packed: &packed,
         config: &config,
         dtype: options.dtype.or(stored),
         keeps_f16: false,
         device: &options.device,
         merged,
     };
-    loader::load(&files.table()?, &plan)
+    loader::load(&tensors, &plan)
+}
+
+/// Takes the tensors of other parts than the text out of the table, and says so in the log.
+fn take_text_part(tensors: &mut TensorTable<'_>, wrapper: &Wrapper, path: &Path) -> Result<()> {
+    let others = tensors.rename(|name| match WrappedTensor::of(name) {
+        WrappedTensor::Text(name) => Some(name),
+        WrappedTensor::Other => None,
+    })?;
+    let (class, names) = (wrapper.class, shown(others.iter().map(|tensor| tensor.name).collect()));
+    tracing::info!("`{}`: of `{class}`, only the text part is opened; passed over: {names}", path.display());
+    Ok(())
 }
 
 /// Loads only the tokenizer, from the model dir `dir` or a GGUF file.
@@ -405,11 +430,12 @@ pub fn load_config(dir: &Path) -> Result<GptConfig> {
         return gguf::load_config(dir);
     }
     let (json, path) = load_config_json(dir)?;
+    hf_schema::quantization(&json, &path)?;
     Ok(schema_and_config(&Fields::new(&json, &path))?.1)
 }
 
-/// The quantized dtype of the model dir `dir`, if `config.json` has one. `None` for GGUF files, which have a type per
-/// matrix.
+/// The quantized dtype of the model dir `dir`, if `hearth quantize` wrote it. `None` for GGUF files and for what other
+/// programs quantized: these have a type per matrix.
 ///
 /// # Errors
 /// As [`load`].
@@ -418,8 +444,16 @@ pub fn load_stored_dtype(dir: &Path) -> Result<Option<Dtype>> {
     if gguf::is_gguf(dir) {
         return Ok(None);
     }
+    Ok(match quantization(dir)? {
+        Some(Quantization::Own(dtype)) => Some(dtype),
+        _ => None,
+    })
+}
+
+/// How the matrices of the model dir `dir` are quantized, if they are.
+fn quantization(dir: &Path) -> Result<Option<Quantization>> {
     let (json, path) = load_config_json(dir)?;
-    hf_schema::stored_dtype(&json, &path)
+    hf_schema::quantization(&json, &path)
 }
 
 /// The class in `config.json` of the model dir `dir`: one of
@@ -433,11 +467,12 @@ pub fn load_class(dir: &Path) -> Result<&'static str> {
     Ok(HfSchema::of(&Fields::new(&json, &path))?.class())
 }
 
-/// `config.json` and its path.
+/// `config.json` and its path; that of a wrapper as its text class would have it.
 fn load_config_json(dir: &Path) -> Result<(Map<String, Value>, PathBuf)> {
     mend(dir)?;
     let path = dir.join(CONFIG_FILE);
-    Ok((read_json_object(&path)?, path))
+    let (json, _) = text_part(read_json_object(&path)?, &path)?;
+    Ok((json, path))
 }
 
 /// The weights files of the model dir `dir`, sorted by name; or the GGUF file, and the other files of its model. These are
@@ -527,7 +562,7 @@ pub fn write(staged: &StagedDir, gpt: &Gpt, options: &SaveOptions) -> Result<()>
     let mut generation = Map::new();
     // Written even if there is none: `transformers` would use the ids of the class's first model.
     for key in ["bos_token_id", "pad_token_id"] {
-        config.insert(key.to_owned(), Value::Null);
+        config.entry(key).or_insert(Value::Null);
     }
     let eos = eos_json(&options.eos_token_ids);
     config.insert(EOS.to_owned(), eos.clone());

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     byte_size::ByteSize,
     error::Result,
-    tokenizer::{TEKKEN_FILE, TOKENIZER_FILE},
+    tokenizer::{SENTENCE_PIECE_FILE, TEKKEN_FILE, TOKENIZER_FILE},
 };
 
 /// At most this many GGUF files are shown in a message.
@@ -101,15 +101,20 @@ pub fn choices<'a>(files: &[RepositoryFile<'a>]) -> Vec<(String, Vec<&'a str>)> 
 
 /// The files beside weights, such as the tokenizer's.
 pub fn beside_weights(files: &[RepositoryFile<'_>]) -> Vec<String> {
-    // Mistral's file is not read beside the other one.
-    let is_read = |path: &str| path != TEKKEN_FILE || files.iter().all(|file| file.path != TOKENIZER_FILE);
+    // Of several tokenizers, the first is read.
+    let has = |name: &str| files.iter().any(|file| file.path == name);
+    let is_read = |path: &str| match path {
+        TEKKEN_FILE => !has(TOKENIZER_FILE),
+        SENTENCE_PIECE_FILE => !has(TOKENIZER_FILE) && !has(TEKKEN_FILE),
+        _ => true,
+    };
     let found = files.iter().filter(|file| BESIDE_WEIGHTS.contains(&file.path) && is_read(file.path));
     found.map(|file| file.path.to_owned()).collect()
 }
 
 /// Whether the files include a tokenizer, without which a model dir cannot be used.
 pub fn has_tokenizer(paths: &[String]) -> bool {
-    paths.iter().any(|path| path == TOKENIZER_FILE || path == TEKKEN_FILE)
+    paths.iter().any(|path| [TOKENIZER_FILE, TEKKEN_FILE, SENTENCE_PIECE_FILE].contains(&path.as_str()))
 }
 
 /// The shards that the index of sharded weights at `path` names.

@@ -8,7 +8,7 @@ use super::{
     files::{DiskDtype, TensorPlan, TensorWriter},
     row_order::RowOrder,
     staged_dir::StagedDir,
-    tensor_names::{TensorNames, TensorPart},
+    tensor_names::{OfExpert, TensorNames, TensorPart},
 };
 use crate::{
     error::{Error, Result},
@@ -41,26 +41,39 @@ pub(super) fn save_params(
             let Some(spec) = specs.get(&path) else {
                 unreachable!("`param_specs` lists every parameter of the model: `{path}`")
             };
-            Ok(Saved::Plain { param, tensors: SavedTensor::of(names.parts(spec, config, &|_| false), spec) })
+            let tensors = SavedTensor::of(names.parts(spec, config, &|_| false), spec);
+            Ok(Saved::Plain { path, param, tensors })
         }
     };
     let params = gpt.params().into_iter().map(saved).collect::<Result<Vec<_>>>()?;
+    // A tensor may have parts of several parameters: these follow each other.
+    let mut parts: Vec<(&Saved<'_>, usize)> = Vec::new();
+    for param in &params {
+        parts.extend((0..param.n_tensors()).map(|tensor| (param, tensor)));
+    }
+    let mut first = HashMap::new();
+    for (number, (param, tensor)) in parts.iter().enumerate() {
+        first.entry(param.name(*tensor)).or_insert(number);
+    }
+    parts.sort_by_key(|(param, tensor)| first[param.name(*tensor)]);
     let plan = params.iter().flat_map(|param| param.plan(dtype)).collect();
     let mut writer = TensorWriter::new(folder, dtype, max_shard_bytes, plan)?;
-    for param in &params {
+    let mut last_read: Option<(&str, TensorData)> = None;
+    for (param, tensor) in parts {
         match param {
             Saved::Blocks { path, matrix, .. } => {
                 if let Some(matrix) = matrix.read_quantized()? {
                     writer.write_quantized(path, &with_minima_of(matrix, stored_as))?;
                 }
             }
-            Saved::Plain { param, tensors } => {
-                let data = param.read()?;
-                let values = values(&data)?;
-                let width = values.len() / tensors.last().map_or(1, |tensor| tensor.rows.end);
-                for tensor in tensors {
-                    writer.write_values(&tensor.name, &tensor.values(values, width))?;
-                }
+            Saved::Plain { path, param, tensors } => {
+                let data = match last_read.take().filter(|(last, _)| last == path) {
+                    Some((_, data)) => data,
+                    None => param.read()?,
+                };
+                let width = values(&data)?.len() / tensors.last().map_or(1, |tensor| tensor.rows.end);
+                writer.write_values(&tensors[tensor].name, &tensors[tensor].values(values(&data)?, width))?;
+                last_read = Some((path, data));
             }
         }
     }
@@ -72,7 +85,7 @@ enum Saved<'a> {
     /// A matrix of blocks, under Hearth's own names.
     Blocks { path: String, matrix: &'a Weight, dtype: Dtype },
     /// Values that are stored as they are.
-    Plain { param: ParamRef<'a>, tensors: Vec<SavedTensor> },
+    Plain { path: String, param: ParamRef<'a>, tensors: Vec<SavedTensor> },
 }
 
 impl Saved<'_> {
@@ -80,9 +93,26 @@ impl Saved<'_> {
         match self {
             Self::Blocks { path, matrix, dtype } => TensorPlan::quantized(path, matrix.dims(), *dtype),
             Self::Plain { tensors, .. } => {
+                let begins = |tensor: &&SavedTensor| tensor.expert.is_none_or(|expert| expert.number == 0);
+                let tensors = tensors.iter().filter(begins);
                 let plan = |tensor: &SavedTensor| TensorPlan::plain(tensor.name.clone(), dtype, tensor.shape.clone());
-                tensors.iter().map(plan).collect()
+                tensors.map(plan).collect()
             }
+        }
+    }
+
+    /// The number of tensors that [`name`](Self::name) tells apart. All tensors of blocks are written together.
+    fn n_tensors(&self) -> usize {
+        match self {
+            Self::Blocks { .. } => 1,
+            Self::Plain { tensors, .. } => tensors.len(),
+        }
+    }
+
+    fn name(&self, tensor: usize) -> &str {
+        match self {
+            Self::Blocks { path, .. } => path,
+            Self::Plain { tensors, .. } => &tensors[tensor].name,
         }
     }
 }
@@ -93,6 +123,8 @@ pub(super) struct SavedTensor {
     shape: Vec<usize>,
     rows: Range<usize>,
     order: RowOrder,
+    /// Which part of the tensor it is, if it is not the whole.
+    expert: Option<OfExpert>,
 }
 
 impl SavedTensor {
@@ -102,7 +134,7 @@ impl SavedTensor {
         let tensor = |part: TensorPart| {
             let (shape, first) = (part.shape(spec), first_row);
             first_row += part.n_rows;
-            Self { name: part.name, shape, rows: first..first_row, order: part.order }
+            Self { name: part.name, shape, rows: first..first_row, order: part.order, expert: part.expert }
         };
         parts.into_iter().map(tensor).collect()
     }
@@ -126,14 +158,15 @@ impl SavedTensor {
         placed
     }
 
-    /// The tensor's values, from `all` of the parameter's, which has rows of `width`.
+    /// The values of the tensor, or of its part, from `all` of the parameter's, which has rows of `width`.
     pub(super) fn values<'a>(&self, all: &'a [f32], width: usize) -> Cow<'a, [f32]> {
         let rows = &all[self.rows.start * width..self.rows.end * width];
         match self.order {
             RowOrder::Same => rows.into(),
             RowOrder::Transposed => transpose(rows, width).into(),
             order => {
-                let mut placed = vec![0.0; self.shape.iter().product()];
+                let n_parts = self.expert.map_or(1, |expert| expert.n_experts);
+                let mut placed = vec![0.0; self.shape.iter().product::<usize>() / n_parts];
                 for (n, row) in rows.chunks_exact(width).enumerate() {
                     placed[order.place(n) * width..][..width].copy_from_slice(row);
                 }

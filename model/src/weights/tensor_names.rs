@@ -3,19 +3,31 @@
 use std::slice;
 
 use super::row_order::RowOrder;
-use crate::{config::GptConfig, param_specs::ParamSpec};
+use crate::{
+    config::{GatedDeltaNet, GptConfig, Recurrence},
+    param_specs::ParamSpec,
+};
 
-/// One of Hearth's parameters, and the tensors that make it up. `{}` stands for the layer.
+/// One of Hearth's parameters, and the tensors that make it up. The first `{}` stands for the layer, a second for the expert.
 #[derive(Clone, Copy)]
 pub(super) struct NameRow {
     path: &'static str,
     tensors: Tensors,
+    /// A first dimension of each tensor that the parameter does not have.
+    leading: Leading,
     /// The configurations for which this row counts; `None`: all.
     holds: Option<fn(&GptConfig) -> bool>,
 }
 
 /// A tensor's name and the rows of the parameter that it holds.
 type NamedRows = (&'static str, RowSelection);
+
+#[derive(Clone, Copy)]
+enum Leading {
+    None,
+    One,
+    Experts,
+}
 
 #[derive(Clone, Copy)]
 enum Tensors {
@@ -26,12 +38,22 @@ enum Tensors {
 
 impl NameRow {
     const fn one(path: &'static str, tensor: &'static str, rows: RowSelection) -> Self {
-        Self { path, tensors: Tensors::One((tensor, rows)), holds: None }
+        Self { path, tensors: Tensors::One((tensor, rows)), leading: Leading::None, holds: None }
     }
 
     /// The row counts only for configurations for which `holds` is true.
     pub(super) const fn only_if(self, holds: fn(&GptConfig) -> bool) -> Self {
         Self { holds: Some(holds), ..self }
+    }
+
+    /// Each tensor has the parameters of all experts of a layer: `[n_experts, ...]`.
+    pub(super) const fn of_all_experts(self) -> Self {
+        Self { leading: Leading::Experts, ..self }
+    }
+
+    /// The tensor has a first dimension of 1.
+    pub(super) const fn as_one_row(self) -> Self {
+        Self { leading: Leading::One, ..self }
     }
 
     fn tensors(&self) -> &[NamedRows] {
@@ -64,7 +86,7 @@ pub(super) const fn after(n_rows: usize, path: &'static str, tensor: &'static st
 
 /// Several tensors, stacked along `d_out`.
 pub(super) const fn stacked(path: &'static str, tensors: &'static [NamedRows]) -> NameRow {
-    NameRow { path, tensors: Tensors::Stacked(tensors), holds: None }
+    NameRow { path, tensors: Tensors::Stacked(tensors), leading: Leading::None, holds: None }
 }
 
 /// Which of a parameter's rows a tensor holds, and in which order.
@@ -74,7 +96,7 @@ pub(super) enum RowSelection {
     Queries,
     KeysOrValues,
     /// Half of a gated MLP's first matrix.
-    Ff,
+    Half,
     /// Queries whose two dimensions that rotate together are next to each other, head by head.
     InterleavedQueries,
     /// Keys laid out like that.
@@ -89,6 +111,20 @@ pub(super) enum RowSelection {
     ByKeyHead,
     /// See [`after`].
     After(usize),
+    /// One value of a vector, as a tensor of one.
+    Value,
+    /// One value of a vector, as a tensor without dimensions.
+    Scalar,
+    /// Queries and their gates, head by head.
+    GatedQueries,
+    /// Queries, keys and values of a gated delta net.
+    DeltaQkv,
+    /// The gates of its values.
+    DeltaGates,
+    /// Both, key head by key head.
+    DeltaByKeyHead,
+    /// What its betas and decays are made of, key head by key head.
+    BetasByKeyHead,
 }
 
 impl RowSelection {
@@ -98,19 +134,37 @@ impl RowSelection {
             Self::All | Self::Transposed | Self::ByKeyHead | Self::After(_) => n,
             Self::Queries | Self::InterleavedQueries | Self::ReversedQueries => config.q_width(),
             Self::KeysOrValues | Self::InterleavedKeys | Self::ReversedKeys => config.kv_width(),
-            Self::Ff => config.d_ff,
+            Self::Half => n / 2,
+            Self::Value | Self::Scalar => 1,
+            Self::DeltaByKeyHead | Self::BetasByKeyHead => n,
+            Self::GatedQueries => config.gate_width() + config.q_width(),
+            Self::DeltaQkv => delta_net(config).map_or(n, |net| net.heads().width()),
+            Self::DeltaGates => delta_net(config).map_or(n, |net| net.heads().v_width()),
         }
     }
 
     fn order(self, config: &GptConfig) -> RowOrder {
         match self {
-            Self::All | Self::Queries | Self::KeysOrValues | Self::Ff => RowOrder::Same,
+            Self::All | Self::Queries | Self::KeysOrValues | Self::Half | Self::Value => RowOrder::Same,
+            Self::Scalar => RowOrder::Scalar,
             Self::InterleavedQueries | Self::InterleavedKeys => RowOrder::interleaved(config),
             Self::ReversedQueries | Self::ReversedKeys => RowOrder::reversed(config),
             Self::Transposed => RowOrder::Transposed,
             Self::ByKeyHead => RowOrder::by_key_head(config),
             Self::After(n_rows) => RowOrder::After(n_rows),
+            Self::GatedQueries => RowOrder::gated_queries(config),
+            Self::DeltaQkv | Self::DeltaGates => RowOrder::Same,
+            Self::DeltaByKeyHead => delta_net(config).map_or(RowOrder::Same, RowOrder::delta_by_key_head),
+            Self::BetasByKeyHead => delta_net(config).map_or(RowOrder::Same, RowOrder::delta_gates_by_key_head),
         }
+    }
+}
+
+/// The gated delta net of a model that has one.
+fn delta_net(config: &GptConfig) -> Option<&GatedDeltaNet> {
+    match &config.recurrent.as_ref()?.recurrence {
+        Recurrence::GatedDelta(net) => Some(net),
+        Recurrence::ShortConv(_) => None,
     }
 }
 
@@ -131,17 +185,28 @@ pub(super) struct TensorPart {
     pub(super) name: String,
     pub(super) n_rows: usize,
     pub(super) order: RowOrder,
+    /// Which part of the tensor along its first dimension it is, if the tensor has the parameters of several experts.
+    pub(super) expert: Option<OfExpert>,
+}
+
+/// One of the equal parts of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OfExpert {
+    pub(super) number: usize,
+    pub(super) n_experts: usize,
 }
 
 impl TensorPart {
     /// The shape of the tensor. `spec` is the whole parameter.
     pub(super) fn shape(&self, spec: &ParamSpec) -> Vec<usize> {
         let rest = &spec.shape[1..];
-        match self.order {
+        let own = match self.order {
             RowOrder::Transposed => [rest, &[self.n_rows]].concat(),
+            RowOrder::Scalar => Vec::new(),
             RowOrder::After(n_before) => [&[n_before + self.n_rows], rest].concat(),
             _ => [&[self.n_rows], rest].concat(),
-        }
+        };
+        self.expert.iter().map(|expert| expert.n_experts).chain(own).collect()
     }
 }
 
@@ -149,10 +214,16 @@ impl TensorNames {
     /// What makes up the parameter `spec` in files that have the tensors for which `has` is true.
     pub(super) fn parts(&self, spec: &ParamSpec, config: &GptConfig, has: &dyn Fn(&str) -> bool) -> Vec<TensorPart> {
         let Some(rows) = self.rows else {
-            return vec![TensorPart { name: spec.path.clone(), n_rows: spec.shape[0], order: RowOrder::Same }];
+            return vec![TensorPart {
+                name: spec.path.clone(),
+                n_rows: spec.shape[0],
+                order: RowOrder::Same,
+                expert: None,
+            }];
         };
-        let (path, layer) = split_layer(&spec.path);
-        let name = |pattern: &str| pattern.replacen("{}", layer, 1);
+        let (path, numbers) = without_numbers(&spec.path);
+        let name =
+            |pattern: &str| numbers.iter().fold(pattern.to_owned(), |name, number| name.replacen("{}", number, 1));
         let candidates = || {
             let of_path = rows.iter().copied().flatten().filter(|row| row.path == path);
             of_path.filter(|row| row.holds.is_none_or(|holds| holds(config)))
@@ -166,13 +237,21 @@ impl TensorNames {
             name: name(pattern),
             n_rows: rows.count(config, spec.shape[0]),
             order: rows.order(config),
+            expert: match row.leading {
+                Leading::None => None,
+                Leading::One => Some(OfExpert { number: 0, n_experts: 1 }),
+                Leading::Experts => Some(OfExpert {
+                    number: numbers.last().and_then(|number| number.parse().ok()).unwrap_or_default(),
+                    n_experts: config.experts.as_ref().map_or(1, |experts| experts.n_experts),
+                }),
+            },
         };
         row.tensors().iter().map(part).collect()
     }
 
     /// Whether there are names for the parameter `spec`.
     pub(super) fn knows(&self, spec: &ParamSpec, config: &GptConfig) -> bool {
-        let (path, _) = split_layer(&spec.path);
+        let (path, _) = without_numbers(&spec.path);
         self.rows.is_none_or(|rows| {
             let mut of_path = rows.iter().copied().flatten().filter(|row| row.path == path);
             of_path.any(|row| row.holds.is_none_or(|holds| holds(config)))
@@ -190,7 +269,15 @@ impl TensorNames {
 }
 
 /// `blocks.3.attn.out.weight` to `blocks.{}.attn.out.weight` and `3`.
-fn split_layer(path: &str) -> (String, &str) {
-    let layer = path.strip_prefix("blocks.").and_then(|rest| rest.split('.').next()).unwrap_or_default();
-    if layer.is_empty() { (path.to_owned(), "") } else { (path.replacen(layer, "{}", 1), layer) }
+fn without_numbers(path: &str) -> (String, Vec<&str>) {
+    let mut numbers = Vec::new();
+    let part = |part| match str::bytes(part).all(|byte| byte.is_ascii_digit()) {
+        true => {
+            numbers.push(part);
+            "{}"
+        }
+        false => part,
+    };
+    let parts: Vec<&str> = path.split('.').map(part).collect();
+    (parts.join("."), numbers)
 }

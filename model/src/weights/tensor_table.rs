@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, path::Path};
 
-use super::ggml_types::ElementType;
+use super::{ggml_types::ElementType, tensor_names::OfExpert};
 use crate::{
     error::{Error, Result},
     mmap::Mmap,
@@ -50,6 +50,12 @@ impl StoredTensor<'_> {
         Err(self.error(format!("has shape {:?}, but {} requires {expected:?}", self.shape, self.asked_by)))
     }
 
+    /// The part of one expert of a tensor `[n_experts, ...]`.
+    pub(super) fn of_expert(&self, OfExpert { number, n_experts }: OfExpert) -> Self {
+        let n_bytes = self.bytes.len() / n_experts;
+        Self { shape: self.shape[1..].to_vec(), bytes: &self.bytes[number * n_bytes..][..n_bytes], ..self.clone() }
+    }
+
     /// All values, in the order of the file.
     pub(super) fn to_f32(&self) -> Result<Vec<f32>> {
         let mut values = vec![0.0; self.shape.iter().product()];
@@ -91,23 +97,55 @@ impl<'a> TensorTable<'a> {
         asked_by: &'static str,
         all: impl IntoIterator<Item = StoredTensor<'a>>,
     ) -> Result<Self> {
-        let mut tensors: HashMap<&str, StoredTensor<'_>> = HashMap::new();
-        for tensor in all {
-            if let Some(first) = tensors.get(tensor.name) {
-                return Err(tensor.error(format!("is also in `{}`", first.path.display())));
-            }
-            tensors.insert(tensor.name, tensor);
+        let mut table = Self { tensors: HashMap::new(), path, maps, asked_by };
+        all.into_iter().try_for_each(|tensor| table.insert(tensor))?;
+        Ok(table)
+    }
+
+    /// Adds a tensor.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] if there is one of the same name.
+    pub(super) fn insert(&mut self, tensor: StoredTensor<'a>) -> Result<()> {
+        if let Some(first) = self.tensors.get(tensor.name) {
+            return Err(tensor.error(format!("is also in `{}`", first.path.display())));
         }
-        Ok(Self { tensors, path, maps, asked_by })
+        self.tensors.insert(tensor.name, tensor);
+        Ok(())
     }
 
     pub(super) fn get(&self, name: &str) -> Option<&StoredTensor<'a>> {
         self.tensors.get(name)
     }
 
+    /// The names of all tensors, in no order.
+    pub(super) fn names(&self) -> impl Iterator<Item = &'a str> {
+        self.tensors.keys().copied()
+    }
+
     /// All tensors, in no order.
     pub(super) fn iter(&self) -> impl Iterator<Item = &StoredTensor<'a>> {
         self.tensors.values()
+    }
+
+    /// Gives tensors other names: those that `name` returns for their names in the files, which messages go on naming. Tensors
+    /// for which it returns none are taken out of the table and returned.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] if two tensors get the same name.
+    pub(super) fn rename(&mut self, name: impl Fn(&'a str) -> Option<&'a str>) -> Result<Vec<StoredTensor<'a>>> {
+        let mut without = Vec::new();
+        for (_, tensor) in std::mem::take(&mut self.tensors) {
+            let Some(name) = name(tensor.name) else {
+                without.push(tensor);
+                continue;
+            };
+            if let Some(other) = self.tensors.get(name) {
+                return Err(tensor.error(format!("is the same parameter as `{}`", other.name)));
+            }
+            self.tensors.insert(name, tensor);
+        }
+        Ok(without)
     }
 
     /// Takes a tensor out that is no parameter.

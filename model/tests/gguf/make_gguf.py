@@ -2,19 +2,18 @@
 """Makes the GGUF files of this folder, and what they are compared with.
 
 Usage:
-    LLAMA_CPP=<checkout with build/bin> python make_gguf.py
+    LLAMA_CPP=<checkout with build/bin> python make_gguf.py           everything
+    LLAMA_CPP=<checkout> python make_gguf.py CASE...                  the files of these cases
 
-Needs torch, transformers, safetensors and gguf, llama.cpp's `convert_hf_to_gguf.py` and its `llama-quantize`.
+Needs torch, transformers, safetensors and gguf, and llama.cpp's converter (its folder `conversion`, which the source package of
+`llama-cpp-python` has in `vendor/llama.cpp`); for everything also its `llama-quantize`.
 
 <case>.gguf
     The dir ../golden/<case>, by llama.cpp's own converter, in f32. The tokenizer is a stand-in: the goldens have none.
-    Compared with the oracle of the golden.
+    Compared with the oracle of the golden. The same for the dirs ../golden/wrapped/<case>.
 <own>.gguf, with <own>/config.json and <own>/oracle.safetensors (`input_ids`, `logits`)
     The same for families whose goldens have what a file cannot say, such as which layers have a window where llama.cpp
     takes a constant: the golden with other figures.
-blocks.safetensors
-    For each type of blocks, <TYPE>.bytes (U8), random but for the scales, and <TYPE>.values (F32): what the package
-    `gguf` makes of them.
 quantized-<type>.gguf
     A random Llama, 256 wide since K-quants need it, by `llama-quantize`; with quantized.safetensors: `input_ids` and, by
     type, the `logits` that transformers computes from the dequantized weights.
@@ -51,9 +50,17 @@ HERE = Path(__file__).resolve().parent
 GOLDEN = HERE.parent / "golden"
 CASES = ["gpt2", "llama", "llama-tied-bias", "llama-f16", "llama-bf16", "qwen2", "qwen3", "phi3", "phi3-longrope",
          "stablelm", "gpt-neox-parallel", "gpt-neox-serial", "gemma", "bloom", "rope-linear", "rope-llama3", "rope-yarn",
-         "granite", "olmo2", "olmo3", "gpt-bigcode", "cohere"]
+         "granite", "olmo2", "olmo3", "gpt-bigcode", "cohere", "exaone4", "ernie4-5", "glm4", "seed-oss", "jais2", "apertus",
+         "arcee", "nemotron", "minicpm", "mixtral", "granite-moe", "granite-moe-shared", "glm4-moe", "ernie4_5-moe"]
+# Classes that wrap a text class.
+WRAPPED = ["mistral3", "qwen2-5-vl", "qwen3-vl"]
 # What is other than in the golden.
 OWN = {
+    # The converter writes a constant.
+    "olmoe": {"rms_norm_eps": 1e-5},
+    # The converter has no names for layers without experts.
+    "qwen2-moe": {"mlp_only_layers": []},
+    "qwen3-moe": {"decoder_sparse_step": 1},
     "gemma2": {"query_pre_attn_scalar": 12},
     "gemma3": {"query_pre_attn_scalar": 12, "num_hidden_layers": 6,
                "layer_types": ["sliding_attention"] * 5 + ["full_attention"]},
@@ -64,6 +71,14 @@ OWN = {
     # Transformers writes the number of queries, which the converter takes for that of keys.
     "falcon": {"num_kv_heads": 1},
     "falcon-new": {"ffn_hidden_size": 96, "bias": False},
+    "starcoder2": {"sliding_window": None},
+    "ministral3": {"rope_parameters": {
+        **{key: value for key, value in make_golden.ministral3_rope().items() if key != "attention_factor"},
+        "mscale": 1.0, "mscale_all_dim": 0.5}},
+    # The converter does not arrange biases.
+    "olmo": {"attention_bias": False},
+    # The converter knows one context length with `alpha`.
+    "hunyuan": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
 }
 TYPES = {"Q4_0": "Q4_0", "Q4_1": "Q4_1", "Q5_0": "Q5_0", "Q5_1": "Q5_1", "Q8_0": "Q8_0", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M",
          "Q6_K": "Q6_K"}
@@ -76,6 +91,8 @@ def convert(source: Path, target: Path, vocab_size: int, ftype: gguf.LlamaFileTy
     """Runs the converter, with a vocabulary of single characters in place of the tokenizer's."""
     hparams = ModelBase.load_hparams(source, False)
     model_class = get_model_class(hparams["architectures"][0])
+    # The class of Mistral 3 passes everything on to another one.
+    model_class = getattr(model_class, "Ministral3Model", model_class)
 
     def set_vocab(self) -> None:
         alphabet = [chr(code) for code in [*range(0x21, 0x7F), *range(0xA1, 0xAD)]][: vocab_size - 2]
@@ -109,17 +126,26 @@ def convert(source: Path, target: Path, vocab_size: int, ftype: gguf.LlamaFileTy
         patched(source, ftype, target, model_name=target.stem, split_max_tensors=split, fuse_qkv=fuse_qkv).write()
 
 
-def make_cases() -> None:
-    for case in CASES:
+def make_wrapped(cases) -> None:
+    for case in cases:
+        convert(GOLDEN / "wrapped" / case, HERE / f"{case}.gguf", 37, gguf.LlamaFileType.ALL_F32)
+
+
+def make_cases(cases) -> None:
+    for case in cases:
         hparams = ModelBase.load_hparams(GOLDEN / case, False)
         ftype = {"llama-f16": gguf.LlamaFileType.MOSTLY_F16, "llama-bf16": gguf.LlamaFileType.MOSTLY_BF16}
         convert(GOLDEN / case, HERE / f"{case}.gguf", hparams["vocab_size"], ftype.get(case, gguf.LlamaFileType.ALL_F32))
+
+
+def make_forms() -> None:
     convert(GOLDEN / "qwen2", HERE / "split.gguf", 37, gguf.LlamaFileType.ALL_F32, split=9)
     convert(GOLDEN / "qwen2", HERE / "fused-qkv.gguf", 37, gguf.LlamaFileType.ALL_F32, fuse_qkv=True)
 
 
-def make_own() -> None:
-    for name, changes in OWN.items():
+def make_own(names) -> None:
+    for name in names:
+        changes = OWN[name]
         case = make_golden.CASES[name]
         case = dataclasses.replace(case, config={**case.config, **changes})
         model = make_golden.make_model(case.architecture, make_golden.make_config(case.architecture, case.config))
@@ -138,30 +164,6 @@ def make_own() -> None:
         save_file({"input_ids": ids.to(torch.int32), "logits": logits.float().contiguous()},
                   HERE / name / "oracle.safetensors")
         (HERE / name / "oracle.safetensors").chmod(0o644)
-
-
-def make_blocks() -> None:
-    rng = np.random.default_rng(5)
-    arrays = {}
-    for name in ["F16", "BF16", *TYPES]:
-        kind = gguf.GGMLQuantizationType[name]
-        block_len, n_bytes = gguf.GGML_QUANT_SIZES[kind]
-        n_blocks = max(3, 32 // block_len)
-        bytes_ = rng.integers(0, 256, (n_blocks, n_bytes), dtype=np.uint8)
-        # Scales that are numbers.
-        at = {"Q4_0": [0], "Q5_0": [0], "Q8_0": [0], "Q4_1": [0, 2], "Q5_1": [0, 2], "Q4_K": [0, 2], "Q5_K": [0, 2],
-              "Q6_K": [208]}.get(name)
-        values = rng.normal(size=(n_blocks, 8)).astype(np.float16)
-        if at is None:
-            plain = rng.normal(size=n_blocks).astype(np.float32)
-            bytes_ = plain.astype(np.float16).view(np.uint8).reshape(n_blocks, 2) if name == "F16" else (
-                (plain.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).reshape(n_blocks, 2))
-        for n, start in enumerate(at or []):
-            bytes_[:, start : start + 2] = values[:, n : n + 1].copy().view(np.uint8)
-        decoded = gguf.quants.dequantize(np.ascontiguousarray(bytes_), kind)
-        arrays[f"{name}.bytes"] = torch.from_numpy(bytes_.reshape(-1).copy())
-        arrays[f"{name}.values"] = torch.from_numpy(decoded.astype(np.float32).reshape(-1).copy())
-    save_file(arrays, HERE / "blocks.safetensors")
 
 
 def make_quantized() -> None:
@@ -210,7 +212,13 @@ def dequantized_logits(model: transformers.LlamaForCausalLM, path: Path, ids: to
 
 
 if __name__ == "__main__":
-    make_cases()
-    make_own()
-    make_blocks()
-    make_quantized()
+    chosen = sys.argv[1:] or [*CASES, *WRAPPED, *OWN]
+    unknown = set(chosen) - {*CASES, *WRAPPED, *OWN}
+    if unknown:
+        sys.exit(f"no case named {', '.join(sorted(unknown))}")
+    make_cases([case for case in CASES if case in chosen])
+    make_wrapped([case for case in WRAPPED if case in chosen])
+    make_own([name for name in OWN if name in chosen])
+    if not sys.argv[1:]:
+        make_forms()
+        make_quantized()

@@ -55,6 +55,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch.overrides import TorchFunctionMode
+from transformers.core_model_loading import revert_weight_conversion
 
 HERE = Path(__file__).resolve().parent
 VERSIONS_FILE = HERE / "versions.json"
@@ -64,6 +65,9 @@ MAX_LOGIT_DISAGREEMENT = 1e-5  # of the spread, float32 against float64
 MAX_GRADIENT_DISAGREEMENT = 1e-4  # of the norm, float32 against float64
 MIN_TOOTH = 1e-3  # of the spread: ten times the tolerance
 
+# Only choose experts: not learned by gradients.
+SELECTION_BIASES = ("e_score_correction_bias", "expert_bias")
+
 
 @dataclass(frozen=True)
 class Case:
@@ -71,10 +75,12 @@ class Case:
 
     `weight_std` is the standard deviation of every matrix, embeddings included, unless `std_of` names a
     part of a parameter's name with its own. `norm_mean` is the centre of the norm weights (0 where the
-    family adds the 1 itself). `teeth` are changes of the configuration, by field, that must show in the
+    family adds the 1 itself), unless `mean_of` names a part of a parameter's name with its own. `teeth` are changes of the configuration, by field, that must show in the
     logits. `zero_gradients` are parts of names whose true gradient is zero, with the reason in a comment.
     `saved_as` is what `save_pretrained` calls a parameter, where that is not its name in the module.
     `alone_len` is the length of a start of the sequences whose logits depend on what follows.
+    `published_as` are the keys of the config.json of a class that transformers does not have: the case's keys that
+    neither the sizes nor this have are left out, and `architecture` computes the same.
     """
 
     architecture: str
@@ -83,11 +89,13 @@ class Case:
     weight_std: float
     std_of: dict = field(default_factory=dict)
     norm_mean: float = 1.0
+    mean_of: dict = field(default_factory=dict)
     seq_len: int = 24
     teeth: tuple = ()
     zero_gradients: tuple = ()
     saved_as: dict = field(default_factory=dict)
     alone_len: int = 0
+    published_as: dict = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -180,6 +188,24 @@ def long_rope(**changes):
     """Rotary positions with the scaling of Phi 3's long contexts."""
     factors = {"short_factor": [1.0, 1.5, 2.5], "long_factor": [1.25, 4.0, 20.0]}
     return {"rope_type": "longrope", "rope_theta": 500.0, "partial_rotary_factor": 0.75, **factors, **changes}
+
+
+def ministral3_rope(**changes):
+    """Rotary positions as in Ministral 3, whose queries grow with their position."""
+    return {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "beta_fast": 1.0, "beta_slow": 0.02, "attention_factor": 1.25,
+            "original_max_position_embeddings": 5, "llama_4_scaling_beta": 0.6, **changes}
+
+
+GLM = {
+    **SMALL_ROPE,
+    "head_dim": 12,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+}
+GLM_TEETH = (
+    {"rms_norm_eps": 1e-5},
+    {"hidden_act": "gelu"},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0}},
+)
 
 
 CASES = {
@@ -309,6 +335,218 @@ CASES = {
             {"rope_parameters": {kind: {"rope_theta": 500.0, "rope_type": "default"}
                                  for kind in ("full_attention", "sliding_attention")}},
         ),
+    ),
+    # Llama's variants, each with one thing or two of its own.
+    "starcoder2": Case(
+        "Starcoder2ForCausalLM",
+        {**SMALL, "num_attention_heads": 2, "num_key_value_heads": 1, "norm_epsilon": 1e-3, "sliding_window": 7,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+        seed=313,
+        weight_std=0.55,
+        teeth=({"norm_epsilon": 1e-5}, {"hidden_act": "gelu"}, {"sliding_window": None}),
+    ),
+    "ministral": Case(
+        "MinistralForCausalLM",
+        {**SMALL_ROPE, "num_hidden_layers": 3, "head_dim": 12, "sliding_window": 6,
+         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        seed=601,
+        weight_std=0.45,
+        teeth=(*ROPE_TEETH, {"sliding_window": 7}, {"layer_types": ["sliding_attention"] * 3}),
+    ),
+    # Queries grow every 5 positions.
+    "ministral3": Case(
+        "Ministral3ForCausalLM",
+        {**SMALL_ROPE, "head_dim": 12, "rope_parameters": ministral3_rope()},
+        seed=602,
+        weight_std=0.4,
+        teeth=(
+            {"rms_norm_eps": 1e-5},
+            {"rope_parameters": ministral3_rope(llama_4_scaling_beta=0.2)},
+            {"rope_parameters": ministral3_rope(factor=2.0)},
+            {"rope_parameters": ministral3_rope(original_max_position_embeddings=6)},
+            {"rope_parameters": ministral3_rope(attention_factor=1.0)},
+        ),
+    ),
+    # Norms after the two parts; the layer without the window does not rotate.
+    "exaone4": Case(
+        "Exaone4ForCausalLM",
+        {**SMALL_ROPE, "num_hidden_layers": 3, "head_dim": 12, "sliding_window": 6,
+         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        seed=603,
+        weight_std=0.5,
+        norm_mean=1.4,
+        teeth=(*ROPE_TEETH, {"hidden_act": "gelu"}, {"sliding_window": 7}, {"layer_types": ["sliding_attention"] * 3}),
+    ),
+    "ernie4-5": Case(
+        "Ernie4_5ForCausalLM",
+        {**SMALL_ROPE, "head_dim": 12, "use_bias": True, "tie_word_embeddings": True},
+        seed=604,
+        weight_std=0.55,
+        teeth=(*ROPE_TEETH, {"hidden_act": "gelu"}),
+    ),
+    "glm": Case("GlmForCausalLM", GLM, seed=605, weight_std=0.5, teeth=GLM_TEETH),
+    "glm4": Case("Glm4ForCausalLM", GLM, seed=603, weight_std=0.5, teeth=GLM_TEETH),
+    # Norms of queries and keys after rotation.
+    "hunyuan": Case(
+        "HunYuanDenseV1ForCausalLM",
+        {**SMALL_ROPE, "head_dim": 12, "attention_bias": True,
+         "rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 5.0, "factor": 1.0}},
+        seed=602,
+        weight_std=0.5,
+        teeth=(
+            {"rms_norm_eps": 1e-5},
+            {"hidden_act": "gelu"},
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 50.0, "factor": 1.0}},
+        ),
+    ),
+    "seed-oss": Case(
+        "SeedOssForCausalLM",
+        {**SMALL_ROPE, "head_dim": 12, "attention_out_bias": True, "mlp_bias": True, "residual_dropout": 0.0},
+        seed=608,
+        weight_std=0.45,
+        teeth=(*ROPE_TEETH, {"hidden_act": "gelu"}),
+    ),
+    "gpt-neo": Case(
+        "GPTNeoForCausalLM",
+        {"vocab_size": 37, "max_position_embeddings": 40, "hidden_size": 16, "num_layers": 3, "num_heads": 2,
+         "attention_types": [[["global", "local"], 1], [["local"], 1]], "window_size": 6, "layer_norm_epsilon": 1e-3, **IDS},
+        seed=617,
+        weight_std=0.35,
+        teeth=(
+            {"layer_norm_epsilon": 1e-5},
+            {"activation_function": "gelu"},
+            {"window_size": 7},
+            {"attention_types": [[["local"], 3]]},
+            {"attention_types": [[["local", "global", "local"], 1]]},
+        ),
+    ),
+    "jais2": Case(
+        "Jais2ForCausalLM",
+        {**SMALL, "num_attention_heads": 2, "num_key_value_heads": 1, "layer_norm_eps": 1e-3, "head_dim": 12,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+        seed=618,
+        weight_std=0.45,
+        teeth=({"layer_norm_eps": 1e-5}, {"hidden_act": "relu"}, ROPE_TEETH[1]),
+    ),
+    "hyperclovax": Case(
+        "HyperCLOVAXForCausalLM",
+        {
+            **SMALL_ROPE,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 1.5,
+            "attention_multiplier": 0.25,
+        },
+        seed=619,
+        weight_std=0.5,
+        teeth=(
+            *ROPE_TEETH,
+            {"embedding_multiplier": 1.0},
+            {"residual_multiplier": 1.0},
+            {"logits_scaling": 1.0},
+            {"attention_multiplier": 12**-0.5},
+        ),
+    ),
+    # Its activation has two learned numbers in each layer.
+    "apertus": Case(
+        "ApertusForCausalLM",
+        {**SMALL_ROPE, "attention_bias": True},
+        seed=616,
+        weight_std=0.5,
+        teeth=(*ROPE_TEETH,),
+    ),
+    "arcee": Case(
+        "ArceeForCausalLM",
+        {**SMALL_ROPE, "head_dim": 12, "attention_bias": True, "mlp_bias": True},
+        seed=609,
+        weight_std=0.45,
+        teeth=(*ROPE_TEETH, {"hidden_act": "relu"}),
+    ),
+    "nemotron": Case(
+        "NemotronForCausalLM",
+        {**SMALL, "num_attention_heads": 2, "num_key_value_heads": 1, "norm_eps": 1e-3, "attention_bias": True,
+         "mlp_bias": True,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}},
+        seed=610,
+        weight_std=0.45,
+        norm_mean=0.0,
+        teeth=(
+            {"norm_eps": 1e-5},
+            {"hidden_act": "relu"},
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0}},
+        ),
+    ),
+    # Norms without weights, whose epsilon is a constant.
+    "olmo": Case(
+        "OlmoForCausalLM",
+        {**{key: value for key, value in SMALL_ROPE.items() if key != "rms_norm_eps"}, "attention_bias": True},
+        seed=611,
+        weight_std=0.5,
+        teeth=(ROPE_TEETH[1], {"hidden_act": "gelu"}),
+    ),
+    "helium": Case(
+        "HeliumForCausalLM",
+        {**SMALL_ROPE, "head_dim": 8, "attention_bias": True, "mlp_bias": True},
+        seed=612,
+        weight_std=0.45,
+        teeth=(*ROPE_TEETH, {"hidden_act": "gelu"}),
+    ),
+    "cwm": Case(
+        "CwmForCausalLM",
+        {**SMALL_ROPE, "num_hidden_layers": 3, "head_dim": 12, "mlp_bias": True, "sliding_window": 6,
+         "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+         "rope_parameters": {"rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0,
+                             "high_freq_factor": 4.0, "original_max_position_embeddings": 64}},
+        seed=613,
+        weight_std=0.55,
+        teeth=({"rms_norm_eps": 1e-5}, {"sliding_window": 7}, {"layer_types": ["sliding_attention"] * 3}, *UNSCALED),
+    ),
+    "vaultgemma": Case(
+        "VaultGemmaForCausalLM",
+        {
+            **SMALL_ROPE,
+            "head_dim": 12,
+            "tie_word_embeddings": True,
+            "sliding_window": 6,
+            "query_pre_attn_scalar": 7,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 9.0,
+        },
+        seed=614,
+        weight_std=0.4,
+        norm_mean=0.0,
+        teeth=(
+            *ROPE_TEETH,
+            {"hidden_activation": "silu"},
+            {"sliding_window": 7},
+            {"query_pre_attn_scalar": 12},
+            {"attn_logit_softcapping": None},
+            {"final_logit_softcapping": None},
+        ),
+    ),
+    # Transformers has no such class. Its three scales are those of Granite under other names.
+    "minicpm": Case(
+        "GraniteForCausalLM",
+        {
+            **SMALL_ROPE,
+            "num_hidden_layers": 4,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.9 / 2,
+            "logits_scaling": 16 / 20,
+            "attention_multiplier": 8**-0.5,
+            "tie_word_embeddings": True,
+        },
+        seed=615,
+        weight_std=0.5,
+        teeth=(*ROPE_TEETH, {"embedding_multiplier": 1.0}, {"residual_multiplier": 1.0}, {"logits_scaling": 1.0}),
+        published_as={
+            "architectures": ["MiniCPMForCausalLM"],
+            "model_type": "minicpm",
+            "scale_emb": 3,
+            "scale_depth": 0.9,
+            "dim_model_base": 20,
+            "rope_theta": 500.0,
+        },
     ),
     "phi3": Case("Phi3ForCausalLM", SMALL_ROPE, seed=304, weight_std=0.5, teeth=ROPE_TEETH),
     "stablelm": Case(
@@ -688,6 +926,238 @@ CASES = {
 }
 
 
+# Mixtures: four experts or more, so that the choice differs from row to row.
+MIXTURE = {
+    **SMALL,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_experts_per_tok": 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+}
+GRANITE_MIXTURE = {
+    **MIXTURE,
+    "intermediate_size": 12,
+    "num_local_experts": 4,
+    "embedding_multiplier": 1.5,
+    "residual_multiplier": 0.7,
+    "attention_multiplier": 0.4,
+    "logits_scaling": 0.6,
+}
+GRANITE_MIXTURE_TEETH = (
+    {"num_experts_per_tok": 3},
+    {"embedding_multiplier": 1.0},
+    {"residual_multiplier": 1.0},
+    {"attention_multiplier": 1.0},
+    {"logits_scaling": 1.0},
+)
+CASES |= {
+    "mixtral": Case(
+        "MixtralForCausalLM",
+        {**MIXTURE, "intermediate_size": 12, "num_local_experts": 4, "sliding_window": 9},
+        seed=501,
+        weight_std=0.5,
+        teeth=({"num_experts_per_tok": 3}, {"sliding_window": None}),
+    ),
+    "qwen2-moe": Case(
+        "Qwen2MoeForCausalLM",
+        {
+            **MIXTURE,
+            "num_hidden_layers": 3,
+            "moe_intermediate_size": 12,
+            "shared_expert_intermediate_size": 20,
+            "num_experts": 5,
+            "mlp_only_layers": [1],
+            "norm_topk_prob": False,
+        },
+        seed=502,
+        weight_std=0.4,
+        teeth=({"num_experts_per_tok": 3}, {"norm_topk_prob": True}),
+    ),
+    "qwen3-moe": Case(
+        "Qwen3MoeForCausalLM",
+        {
+            **MIXTURE,
+            "num_hidden_layers": 3,
+            "head_dim": 12,
+            "moe_intermediate_size": 12,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "decoder_sparse_step": 2,
+            "norm_topk_prob": True,
+            "attention_bias": True,
+        },
+        seed=503,
+        weight_std=0.5,
+        teeth=({"num_experts_per_tok": 2}, {"norm_topk_prob": False}),
+    ),
+    "olmoe": Case(
+        "OlmoeForCausalLM",
+        {**MIXTURE, "intermediate_size": 12, "num_experts": 4, "num_key_value_heads": 2},
+        seed=504,
+        weight_std=0.5,
+        teeth=({"num_experts_per_tok": 3}, {"norm_topk_prob": True}),
+    ),
+    "granite-moe": Case(
+        "GraniteMoeForCausalLM", GRANITE_MIXTURE, seed=505, weight_std=0.5, teeth=GRANITE_MIXTURE_TEETH
+    ),
+    "granite-moe-shared": Case(
+        "GraniteMoeSharedForCausalLM",
+        {**GRANITE_MIXTURE, "shared_intermediate_size": 20},
+        seed=506,
+        weight_std=0.5,
+        teeth=GRANITE_MIXTURE_TEETH,
+    ),
+    "glm4-moe": Case(
+        "Glm4MoeForCausalLM",
+        {
+            **MIXTURE,
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 2,
+            "head_dim": 12,
+            "moe_intermediate_size": 12,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 2,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "first_k_dense_replace": 1,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "num_nextn_predict_layers": 0,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+        },
+        seed=507,
+        weight_std=0.5,
+        teeth=(
+            {"num_experts_per_tok": 2},
+            {"norm_topk_prob": False},
+            {"topk_group": 3},
+            {"routed_scaling_factor": 1.0},
+        ),
+    ),
+    "ernie4_5-moe": Case(
+        "Ernie4_5_MoeForCausalLM",
+        {
+            **MIXTURE,
+            "num_hidden_layers": 4,
+            "moe_intermediate_size": 12,
+            "moe_num_experts": 5,
+            "moe_k": 2,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+            "moe_layer_end_index": 3,
+            "moe_layer_interval": 2,
+            "use_bias": False,
+        },
+        seed=508,
+        weight_std=0.35,
+        teeth=({"moe_k": 3},),
+    ),
+}
+CASES["ernie4_5-moe"].config.pop("num_experts_per_tok")
+
+
+# Recurrent layers beside a layer that attends.
+DELTA_NET = {
+    **SMALL,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 12,
+    "rms_norm_eps": 1e-3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 5,
+    "linear_conv_kernel_dim": 3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+}
+# The norms of recurrences add nothing to their weights. Decays are slow, attention is sharp.
+DELTA_NET_MEANS = {"linear_attn.norm": 1.0, "A_log": -1.5, "q_norm": 0.8, "k_norm": 0.8}
+DELTA_NET_TEETH = (
+    {"rms_norm_eps": 1e-5},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0}},
+    {"linear_num_key_heads": 1, "linear_key_head_dim": 12},
+)
+DELTA_NET_MIXTURE = {
+    **DELTA_NET,
+    "moe_intermediate_size": 12,
+    "shared_expert_intermediate_size": 20,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+}
+LFM2 = {
+    **SMALL,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "norm_eps": 1e-3,
+    "conv_L_cache": 4,
+    "layer_types": ["conv", "full_attention", "conv"],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+}
+LFM2_TEETH = (
+    {"norm_eps": 1e-5},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+)
+CASES |= {
+    "qwen3_5": Case(
+        "Qwen3_5ForCausalLM",
+        {**DELTA_NET, "attention_bias": True},
+        seed=601,
+        weight_std=0.4,
+        norm_mean=0.0,
+        mean_of=DELTA_NET_MEANS,
+        teeth=DELTA_NET_TEETH,
+    ),
+    "qwen3_5-moe": Case(
+        "Qwen3_5MoeForCausalLM",
+        DELTA_NET_MIXTURE,
+        seed=607,
+        weight_std=0.4,
+        norm_mean=0.0,
+        mean_of=DELTA_NET_MEANS,
+        teeth=(*DELTA_NET_TEETH, {"num_experts_per_tok": 3}),
+    ),
+    "qwen3-next": Case(
+        "Qwen3NextForCausalLM",
+        {**DELTA_NET_MIXTURE, "mlp_only_layers": [1], "norm_topk_prob": False},
+        seed=606,
+        weight_std=0.4,
+        norm_mean=0.0,
+        mean_of=DELTA_NET_MEANS,
+        teeth=(*DELTA_NET_TEETH[:2], {"num_experts_per_tok": 3}, {"norm_topk_prob": True}),
+    ),
+    "lfm2": Case(
+        "Lfm2ForCausalLM",
+        {**LFM2, "conv_bias": True, "block_multiple_of": 4, "block_ffn_dim_multiplier": 1.5},
+        seed=604,
+        weight_std=0.5,
+        mean_of={"_layernorm": 1.7},
+        teeth=LFM2_TEETH,
+    ),
+    "lfm2-moe": Case(
+        "Lfm2MoeForCausalLM",
+        {
+            **LFM2,
+            "moe_intermediate_size": 12,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "num_dense_layers": 1,
+            "routed_scaling_factor": 1.5,
+            "tie_word_embeddings": False,
+        },
+        seed=605,
+        weight_std=0.5,
+        mean_of={"_layernorm": 1.7},
+        teeth=(*LFM2_TEETH, {"num_experts_per_tok": 3}, {"norm_topk_prob": False}, {"routed_scaling_factor": 1.0}),
+    ),
+}
+CASES["qwen3_5-moe"].config.pop("intermediate_size")
+
+
 class Float64(TorchFunctionMode):
     """Lifts what a model pins to float32 to float64, while a float64 copy of it runs."""
 
@@ -710,7 +1180,8 @@ def make_config(architecture, fields):
 
 def make_model(architecture, config):
     """An untrained model in evaluation mode, in float32, with eager attention."""
-    return model_class(architecture)._from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    return model_class(architecture)._from_config(config, **eager, dtype=torch.float32).eval()
 
 
 def draw_weights(model, case):
@@ -725,7 +1196,12 @@ def draw_weights(model, case):
             elif name.endswith("bias"):
                 parameter.copy_(0.3 * noise)
             else:
-                parameter.copy_(case.norm_mean + 0.3 * noise)
+                mean = next((mean for part, mean in case.mean_of.items() if part in name), case.norm_mean)
+                parameter.copy_(mean + 0.3 * noise)
+        # Biases that only choose experts are not learned by gradients.
+        for name, buffer in model.named_buffers():
+            if name.endswith("bias"):
+                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
 
 
 def draw_input_ids(case):
@@ -744,9 +1220,9 @@ def run(model, input_ids, dtype):
         output = model(input_ids=input_ids, use_cache=False, output_attentions=True)
         loss = loss_of(output.logits, input_ids)
         loss.backward()
-    attentions = [layer.detach() for layer in output.attentions]
+    attentions = [layer.detach() for layer in output.attentions if layer is not None]
     assert output.logits.dtype == dtype and attentions[0].dtype == dtype, (output.logits.dtype, dtype)
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
     missing = [name for name, gradient in gradients.items() if gradient is None]
     assert not missing, f"the loss does not depend on {missing}"
     return output.logits.detach(), attentions, loss.detach(), gradients
@@ -815,7 +1291,11 @@ def check_teeth(case, state, input_ids, logits):
 def check_reopens(folder, architecture, input_ids, expected):
     """The saved folder is a model that transformers opens: same class, all keys, same float32 logits."""
     model, info = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        folder,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        experts_implementation="eager",
+        output_loading_info=True,
     )
     assert not any(info.values()), info
     assert type(model).__name__ == architecture, type(model)
@@ -866,8 +1346,14 @@ def make(name):
     }
     if not isinstance(entry, Stored):
         gradients = {case.saved_as.get(name, name): gradient for name, gradient in gradients.items()}
+        # As `save_pretrained` stores experts: one by one, in some classes.
+        gradients = revert_weight_conversion(model, gradients)
         saved = {key: list(tensor.shape) for key, tensor in load_file(folder / "model.safetensors").items()}
+        # What is saved and does not train.
+        buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
+        gradients |= {name: torch.zeros_like(buffer) for name, buffer in buffers.items()}
         computed = {key: list(gradient.shape) for key, gradient in gradients.items()}
+        saved = {key: shape for key, shape in saved.items() if not key.endswith(SELECTION_BIASES)}
         assert saved == computed, f"gradients and saved tensors differ: {sorted(saved.keys() ^ computed.keys())}"
         oracle |= {f"grad.{key}": gradient.to(torch.float32) for key, gradient in gradients.items()}
     if case.alone_len and not isinstance(entry, Stored):
@@ -877,6 +1363,10 @@ def make(name):
         oracle["logits_alone"] = alone.to(torch.float32)
     save_file({key: tensor.contiguous() for key, tensor in oracle.items()}, folder / "oracle.safetensors")
 
+    if not isinstance(entry, Stored) and case.published_as:
+        kept = [*SMALL, "num_key_value_heads", "rms_norm_eps", "tie_word_embeddings"]
+        fields = {key: case.config[key] for key in kept} | case.published_as
+        (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
     for file in folder.iterdir():
         file.chmod(0o644)  # safetensors writes files for the owner alone
     size = sum(file.stat().st_size for file in folder.iterdir())

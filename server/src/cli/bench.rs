@@ -143,7 +143,7 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
         require_memory(&gpt, kv_dtype, "batch", (batch, batch), args.prompt + args.steps + 1)?;
     }
 
-    let weight_bytes = gpt.step_bytes();
+    let weight_bytes = gpt.step_bytes(1);
     let limits = || -> anyhow::Result<[f64; 2]> {
         let device = gpt.device();
         Ok([ops::read_bandwidth(weight_bytes, &device)?, ops::multiply_rate(gpt.dtype(), &device)?])
@@ -242,6 +242,8 @@ fn random(dir: &Path, options: &ModelConfig) -> anyhow::Result<Gpt> {
         let values: Vec<f32> = match spec.init {
             Init::Normal { std } => (0..n).map(|_| next(std)).collect(),
             Init::Constant(value) => vec![value; n],
+            Init::Values(values) => values.to_vec(),
+            Init::LogUniform { least, most } => vec![((least + most) / 2.0).ln() as f32; n],
         };
         Ok(TensorData::new(values, spec.shape.as_slice()))
     };

@@ -191,8 +191,8 @@ impl ModelConfig {
         let held_as = self.held_as().or(model_dir::load_stored_dtype(dir).ok().flatten());
         let bits = match held_as {
             Some(dtype) if dtype.is_quantized() => memory::bits_of(dtype),
-            // A GGUF file, whose dtypes are not read here: the smallest one.
-            None if dir.is_file() => memory::bits_of(Dtype::Q4),
+            // A GGUF file, or what another program quantized, whose dtypes are not read here: the smallest one.
+            None if dir.is_file() || model_dir::is_quantized(dir).unwrap_or_default() => memory::bits_of(Dtype::Q2),
             // f32 weights may be stored in half the memory (see `ops/cpu/lossless.rs`).
             _ => memory::bits_of(Dtype::Bf16),
         };

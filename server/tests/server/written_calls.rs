@@ -40,6 +40,8 @@ fn writer(text: &str, n_prompt: usize) -> Gpt {
         let n = spec.shape.iter().product();
         let mut values = match spec.init {
             Init::Constant(constant) => vec![constant; n],
+            Init::Values(values) => values.to_vec(),
+            Init::LogUniform { most, .. } => vec![most.ln() as f32; n],
             Init::Normal { .. } => vec![0.0; n],
         };
         match spec.path.as_str() {

@@ -16,7 +16,7 @@ use burn::{
     tensor::Tensor,
 };
 use hearth_model::{
-    gpt::ParamPath,
+    gpt::{ParamPath, ROUTED},
     ops::{self, MuonParam},
 };
 
@@ -225,7 +225,15 @@ impl ModuleMapper for Update<'_> {
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let path = self.path.path();
-        let Some(gradient) = self.gradients.take(&path) else { return param };
+        let gradient = match self.gradients.take(&path) {
+            Some(gradient) => gradient,
+            // An expert that no row chose: its moments and its weights decay all the same.
+            None if param.val().is_require_grad() && path.contains(ROUTED) => {
+                let value = param.val().inner();
+                Tensor::zeros([value.shape().num_elements()], &value.device())
+            }
+            None => return param,
+        };
         param.map(|value| {
             let shape = value.dims();
             let value = value.inner().reshape([shape.iter().product::<usize>()]);

@@ -8,10 +8,7 @@ use super::{
     rowwise::{NormValues, qk_norm_row, rope_row},
     thread_pool::{self, SharedMut},
 };
-use crate::{
-    config::QkNormSpan,
-    ops::{AttentionOptions, PAGE_SIZE, PagedRows, Slots},
-};
+use crate::ops::{AttentionOptions, PAGE_SIZE, PagedRows, QkNormParts, Slots};
 
 /// Keys of a page, which are stored side by side.
 const LANES: usize = PAGE_SIZE;
@@ -32,6 +29,8 @@ pub(in crate::ops) struct PagedValues<'a, E> {
     pub(in crate::ops) options: &'a AttentionOptions,
     /// Cosines and sines.
     pub(in crate::ops) rotation: Option<[&'a [f32]; 2]>,
+    /// What each row's queries are multiplied by.
+    pub(in crate::ops) query_factors: Option<&'a [f32]>,
 }
 
 /// Stores keys `rows [n, n_kv_heads * head_dim]` at `slots` of `pool`.
@@ -153,10 +152,10 @@ unsafe fn write_scale<E: KvElement>(pool: &SharedMut<'_, E>, scales: Range<usize
 }
 
 /// Everything between the projection to `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]` and attention: norms of
-/// queries and keys, if there are any, rotation, and storing keys and values in the pools.
+/// queries and keys, multipliers of queries and rotation, if there are any, and storing keys and values in the pools.
 pub(super) fn norm_rope_append<E: KvElement>(
     qkv: &mut [f32],
-    qk_norms: Option<&([NormValues<'_>; 2], QkNormSpan)>,
+    qk_norms: Option<&QkNormParts<NormValues<'_>>>,
     paged: &mut PagedValues<'_, E>,
 ) {
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *paged.options;
@@ -164,6 +163,7 @@ pub(super) fn norm_rope_append<E: KvElement>(
     let width = q_width + 2 * kv_width;
     let slots = paged.slots.host();
     let n_rows = slots.len();
+    let after_rope = qk_norms.is_some_and(|norms| norms.after_rope);
     let is_shared = qkv.len() >= PARALLEL_WORK && paged.slots.are_distinct();
     let qkv = SharedMut::new(qkv);
     let [keys, values] = paged.pools.each_mut().map(|pool| SharedPool::new(pool, [n_kv_heads, head_dim]));
@@ -174,16 +174,27 @@ pub(super) fn norm_rope_append<E: KvElement>(
             // SAFETY: each row belongs to one piece of work, and so does its slot, since slots differ.
             unsafe {
                 let qkv = qkv.part(row * width..(row + 1) * width);
-                if let Some((norms, span)) = qk_norms {
+                let rotate = |qkv: &mut [f32]| {
+                    if let Some(angles) = paged.rotation {
+                        // Queries and keys are rotated alike, and are adjacent.
+                        let [cos, sin] = angles.map(|angles| {
+                            let half = angles.len() / n_rows;
+                            &angles[row * half..(row + 1) * half]
+                        });
+                        rope_row(&mut qkv[..q_width + kv_width], head_dim, cos, sin);
+                    }
+                };
+                if after_rope {
+                    rotate(qkv);
+                }
+                if let Some(QkNormParts { norms, span, .. }) = qk_norms {
                     qk_norm_row(qkv, norms, *span, paged.options);
                 }
-                if let Some(angles) = paged.rotation {
-                    // Queries and keys are rotated alike, and are adjacent.
-                    let [cos, sin] = angles.map(|angles| {
-                        let half = angles.len() / n_rows;
-                        &angles[row * half..(row + 1) * half]
-                    });
-                    rope_row(&mut qkv[..q_width + kv_width], head_dim, cos, sin);
+                if let Some(factors) = paged.query_factors {
+                    qkv[..q_width].iter_mut().for_each(|query| *query *= factors[row]);
+                }
+                if !after_rope {
+                    rotate(qkv);
                 }
                 let (k, v) = qkv[q_width..].split_at(kv_width);
                 append_key(&keys, k, slot);
@@ -212,7 +223,7 @@ mod tests {
         *,
     };
     use crate::{
-        config::NormKind,
+        config::{NormKind, QkNormSpan},
         ops::{NormOptions, Slots},
     };
 
@@ -234,7 +245,7 @@ mod tests {
             bias: None,
             options: NormOptions { kind: NormKind::RmsNorm, eps: 1e-6, weight_offset: 0.0 },
         };
-        let qk_norms = ([norm(), norm()], QkNormSpan::Head);
+        let qk_norms = QkNormParts { norms: [norm(), norm()], span: QkNormSpan::Head, after_rope: false };
         let width = (n_heads + 2 * n_kv_heads) * head_dim;
         let mut qkv = noise(slots.len() * width, 2);
         let [cos, sin] = [3, 4].map(|seed| noise(slots.len() * half, seed));
@@ -248,6 +259,7 @@ mod tests {
                 sequences: &[],
                 options: &options,
                 rotation: Some([cos, sin]),
+                query_factors: None,
             };
             norm_rope_append(qkv, Some(&qk_norms), &mut paged);
         }

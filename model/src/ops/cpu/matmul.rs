@@ -8,8 +8,9 @@ use std::ops::Range;
 use super::{
     packed_matrix::Panels,
     panel_layout::PANEL,
+    panel_storage::Input,
     rowwise::activate_row,
-    thread_pool::{self, ColumnPieces, Columns},
+    thread_pool::{self, ColumnPieces, Columns, RowPieces},
 };
 use crate::config::Activation;
 
@@ -49,49 +50,100 @@ pub(super) fn linear_into(x: &[f32], weight: &Panels, bias: Option<&[f32]>, stor
     let &Panels { d_out, d_in, .. } = weight;
     let n_rows = x.len() / d_in;
     let is_shared = n_rows * d_out * d_in >= PARALLEL_WORK;
-    let width = if matches!(store, Store::Gated(_)) { d_out / 2 } else { d_out };
+    let width = store.width(weight);
     assert!(output.len() == n_rows * width, "an output of {} values for {n_rows} rows of {width}", output.len());
-    let input = weight.input(x);
-    let n_panels = width.div_ceil(PANEL);
-    let bias_of = |panel: usize| bias.map(|bias| &bias[panel * PANEL..bias.len().min((panel + 1) * PANEL)]);
-    let run = |panels: Range<usize>, mut columns: Columns<'_>| {
+    let product = Product { input: weight.input(x), weight, bias, store };
+    let n_pieces = if is_shared {
+        let most = (weight.n_bytes() / PIECE_BYTES).max(thread_pool::n_threads());
+        width.div_ceil(PANEL).min(thread_pool::n_threads() * PIECES_PER_THREAD).min(most)
+    } else {
+        1
+    };
+    let n_parts = if matches!(store, Store::Gated(_)) { 2 } else { 1 };
+    let pieces = ColumnPieces { range: weight.read_range(n_parts), n_pieces, unit: PANEL };
+    thread_pool::parallel_columns(pieces, output, width, |panels, columns| product.compute(panels, columns));
+}
+
+/// Rows that are multiplied by a matrix of their own.
+pub(super) struct Group<'a> {
+    pub(super) rows: Range<usize>,
+    pub(super) weight: &'a Panels,
+    pub(super) bias: Option<&'a [f32]>,
+}
+
+/// [`linear_into`] for groups of rows that follow each other, with matrices of one shape; threads divide the panels of all.
+/// Rows outside of all groups keep what they have.
+pub(super) fn grouped_linear_into(x: &[f32], groups: &[Group<'_>], store: Store, output: &mut [f32]) {
+    let Some(first) = groups.first() else { return };
+    let ([_, d_in], width) = (first.weight.dims(), store.width(first.weight));
+    let products = groups.iter().map(|Group { rows, weight, bias }| Product {
+        input: weight.input(&x[rows.start * d_in..rows.end * d_in]),
+        weight,
+        bias: *bias,
+        store,
+    });
+    let products: Vec<Product<'_>> = products.collect();
+    let work = |group: &Group<'_>| group.rows.len() * width * d_in;
+    let total: usize = groups.iter().map(work).sum();
+    let n_pieces = if total >= PARALLEL_WORK { thread_pool::n_threads() * PIECES_PER_THREAD } else { 1 };
+    let pieces = |group: &Group<'_>| {
+        let most = width.div_ceil(PANEL).min((group.weight.n_bytes() / PIECE_BYTES).max(1));
+        RowPieces { rows: group.rows.clone(), n_pieces: (n_pieces * work(group)).div_ceil(total.max(1)).clamp(1, most) }
+    };
+    let pieces: Vec<RowPieces> = groups.iter().map(pieces).collect();
+    let run = |group: usize, panels, columns: Columns<'_>| products[group].compute(panels, columns);
+    thread_pool::parallel_column_groups(&pieces, PANEL, output, width, run);
+}
+
+impl Store {
+    /// The width of the output of a product with `weight`.
+    fn width(self, weight: &Panels) -> usize {
+        if matches!(self, Self::Gated(_)) { weight.d_out / 2 } else { weight.d_out }
+    }
+}
+
+/// Rows times a matrix.
+struct Product<'a> {
+    input: Input<'a>,
+    weight: &'a Panels,
+    bias: Option<&'a [f32]>,
+    store: Store,
+}
+
+impl Product<'_> {
+    /// Computes the `columns` of the output that `panels` make.
+    fn compute(&self, panels: Range<usize>, mut columns: Columns<'_>) {
+        let Self { input, weight, bias, store } = self;
+        let bias_of = |panel: usize| bias.map(|bias| &bias[panel * PANEL..bias.len().min((panel + 1) * PANEL)]);
+        let n_panels = store.width(weight).div_ceil(PANEL);
         for panel in panels {
             let bias = bias_of(panel);
             let of_panel = panel * PANEL..(panel + 1) * PANEL;
-            match store {
-                Store::Set => weight.multiply(&input, panel, |row, sums| {
+            match *store {
+                Store::Set => weight.multiply(input, panel, |row, sums| {
                     let output = columns.row(row, of_panel.clone());
                     change(output, sums, bias, |output, sum| *output = sum);
                 }),
-                Store::Add => weight.multiply(&input, panel, |row, sums| {
+                Store::Add => weight.multiply(input, panel, |row, sums| {
                     let output = columns.row(row, of_panel.clone());
                     change(output, sums, bias, |output, sum| *output += sum);
                 }),
                 Store::Gated(kind) => {
-                    weight.multiply(&input, panel, |row, sums| {
+                    weight.multiply(input, panel, |row, sums| {
                         let output = columns.row(row, of_panel.clone());
                         change(output, sums, bias, |output, sum| *output = sum);
                         activate_row(output, kind);
                     });
                     let up = panel + n_panels;
                     let bias = bias_of(up);
-                    weight.multiply(&input, up, |row, sums| {
+                    weight.multiply(input, up, |row, sums| {
                         let output = columns.row(row, of_panel.clone());
                         change(output, sums, bias, |output, sum| *output *= sum);
                     });
                 }
             }
         }
-    };
-    let n_pieces = if is_shared {
-        let most = (weight.n_bytes() / PIECE_BYTES).max(thread_pool::n_threads());
-        n_panels.min(thread_pool::n_threads() * PIECES_PER_THREAD).min(most)
-    } else {
-        1
-    };
-    let n_parts = if matches!(store, Store::Gated(_)) { 2 } else { 1 };
-    let pieces = ColumnPieces { range: weight.read_range(n_parts), n_pieces, unit: PANEL };
-    thread_pool::parallel_columns(pieces, output, width, run);
+    }
 }
 
 /// Updates one row's outputs of a panel with its sums.
@@ -116,7 +168,7 @@ mod tests {
             has_fast_bf16_products, isa,
             isa::tests::{every_isa, is_fused, noise, with_isa},
         },
-        k_quants::{K_BLOCK, KBlock},
+        k_quants::{BlockRows, K_BLOCK, KBlock},
     };
 
     /// Sizes around every boundary: part of a panel, whole panels, enough work for threads.
@@ -252,17 +304,17 @@ mod tests {
             }
         }
         let block = |n: usize| KBlock {
-            scale: half::f16::from_f32(n as f32 - 20.0),
+            scale: n as f32 - 20.0,
             values: array::from_fn(|at| ((at + n) % 16) as i8),
             scales: array::from_fn(|at| (at / 2 + n % 7) as i8),
             ..KBlock::default()
         };
         let [above, below]: [Vec<_>; 2] = [64, 32].map(|n_rows| (0..2 * n_rows).map(block).collect());
         let stacked = [
-            (Dtype::Q4K, MatrixRows::of(&above, [64, 2 * K_BLOCK])),
-            (Dtype::Q6K, MatrixRows::of(&below, [32, 2 * K_BLOCK])),
+            (Dtype::Q4K, BlockRows::Super(MatrixRows::of(&above, [64, 2 * K_BLOCK]))),
+            (Dtype::Q6K, BlockRows::Super(MatrixRows::of(&below, [32, 2 * K_BLOCK]))),
         ];
-        check_widened(&Panels::from_k_quants(&stacked));
+        check_widened(&Panels::from_parts(&stacked));
     }
 
     fn check_widened(panels: &Panels) {

@@ -8,7 +8,7 @@ use super::{
     quant_formats,
     quant_rounding::nearest_q8,
 };
-use crate::ops::{Dtype, MatrixRows, Precision, QuantizedBlock, k_quants::KBlock};
+use crate::ops::{BLOCK_SIZE, Dtype, MatrixRows, Precision, QuantizedBlock, k_quants::BlockRows};
 
 /// A matrix `[d_out, d_in]` in panels of [`PANEL`] rows: within a panel, the values of all its rows at the first input, then
 /// at the second, and so on. A kernel reads it in order, 32 outputs at a time, without sums across lanes. The last panel is
@@ -55,12 +55,11 @@ impl Panels {
         Self::of(rows.dims(), dtype, quant_formats::pack_small(rows, dtype))
     }
 
-    /// Lays out a matrix of K-quants, which may consist of parts of several kinds, one below the other: then each has a
-    /// multiple of 32 rows.
-    pub(in crate::ops) fn from_k_quants(parts: &[(Dtype, MatrixRows<'_, KBlock>)]) -> Self {
-        let part = |(dtype, rows): &(Dtype, MatrixRows<'_, KBlock>)| {
-            Self::of(rows.dims(), *dtype, quant_formats::pack_super(rows, *dtype))
-        };
+    /// Lays out a matrix of blocks as files have them, which may consist of parts of several kinds, one below the other:
+    /// then each has a multiple of 32 rows.
+    pub(in crate::ops) fn from_parts(parts: &[(Dtype, BlockRows<'_>)]) -> Self {
+        let part =
+            |(dtype, rows): &(Dtype, BlockRows<'_>)| Self::of(rows.dims(), *dtype, quant_formats::pack(rows, *dtype));
         if let [only] = parts {
             return part(only);
         }
@@ -77,7 +76,12 @@ impl Panels {
     /// if the matrix is not quantized.
     pub(in crate::ops) fn quantized_row(&self, row: usize) -> Option<Vec<QuantizedBlock>> {
         self.dtype.is_quantized().then(|| {
-            let nearest = || self.row(row).as_chunks().0.iter().map(nearest_q8).collect();
+            let padded = |part: &[f32]| {
+                let mut values = [0.0; BLOCK_SIZE];
+                values[..part.len()].copy_from_slice(part);
+                nearest_q8(&values)
+            };
+            let nearest = || self.row(row).chunks(BLOCK_SIZE).map(padded).collect();
             self.values.blocks(row).unwrap_or_else(nearest)
         })
     }

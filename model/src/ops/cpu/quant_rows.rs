@@ -120,6 +120,10 @@ pub(super) enum InputCorrection {
     HalfOffsets(i32),
     /// The sum of the quantized values times the scale, which multiplies the weights' minimum.
     Sum,
+    /// The same for each half of the block.
+    HalfSums,
+    /// Both minus the sum times this offset, and the sum times the scale.
+    OffsetAndSum(i32),
 }
 
 /// 32 values of the input, quantized to 8 bits.
@@ -152,7 +156,8 @@ impl RoundedBlock {
         let correction = match correction {
             InputCorrection::Offset(offset) => -offset * (left + right),
             // Both fit into 16 bits: at most 16 times 127.
-            InputCorrection::HalfOffsets(_) => right << 16 | left & 0xffff,
+            InputCorrection::HalfOffsets(_) | InputCorrection::HalfSums => right << 16 | left & 0xffff,
+            InputCorrection::OffsetAndSum(_) => left + right,
             InputCorrection::Sum => ((left + right) as f32 * scale).to_bits().cast_signed(),
         };
         Self { values, scale, correction }
@@ -163,15 +168,27 @@ impl RoundedBlock {
     pub(super) fn start(&self, correction: InputCorrection, half: usize) -> i32 {
         match correction {
             InputCorrection::Offset(_) => self.correction,
-            InputCorrection::HalfOffsets(offset) => (self.correction << (16 * (1 - half)) >> 16) * -offset,
-            InputCorrection::Sum => 0,
+            InputCorrection::HalfOffsets(offset) => self.half_sum(half) * -offset,
+            InputCorrection::OffsetAndSum(offset) => self.correction * -offset,
+            InputCorrection::Sum | InputCorrection::HalfSums => 0,
         }
     }
 
-    /// The sum of the quantized values times the scale, for [`InputCorrection::Sum`].
+    /// The sum of the quantized values times the scale, over the block or over its half `half`; for corrections that
+    /// have it.
     #[inline(always)]
-    pub(super) fn sum(&self) -> f32 {
-        f32::from_bits(self.correction.cast_unsigned())
+    pub(super) fn sum(&self, correction: InputCorrection, half: usize) -> f32 {
+        match correction {
+            InputCorrection::HalfSums => self.half_sum(half) as f32 * self.scale,
+            InputCorrection::OffsetAndSum(_) => self.correction as f32 * self.scale,
+            _ => f32::from_bits(self.correction.cast_unsigned()),
+        }
+    }
+
+    /// The sum of the quantized values of one half.
+    #[inline(always)]
+    fn half_sum(&self, half: usize) -> i32 {
+        self.correction << (16 * (1 - half)) >> 16
     }
 
     /// The same bits as [`new`](Self::new) in a fifth of the time: the compiler adds lanes one by one.
@@ -291,7 +308,13 @@ mod tests {
         x[BLOCK..2 * BLOCK].iter_mut().for_each(|value| *value *= 1e6);
         // The most negative numbers.
         x[2 * BLOCK..3 * BLOCK].fill(-1.0);
-        for correction in [InputCorrection::Offset(128), InputCorrection::HalfOffsets(32), InputCorrection::Sum] {
+        for correction in [
+            InputCorrection::Offset(128),
+            InputCorrection::HalfOffsets(32),
+            InputCorrection::Sum,
+            InputCorrection::HalfSums,
+            InputCorrection::OffsetAndSum(128),
+        ] {
             let rounded = || QuantRows::new(&x, d_in, correction).blocks;
             for level in every_isa() {
                 assert_eq!(with_isa(level, rounded), rounded(), "{level:?}");
@@ -312,8 +335,17 @@ mod tests {
                         assert_eq!([0, 1].map(|half| block.start(correction, half)), sums.map(|sum| -32 * sum));
                     }
                     InputCorrection::Sum => {
-                        assert_eq!(block.sum(), (sums[0] + sums[1]) as f32 * block.scale);
+                        assert_eq!(block.sum(correction, 0), (sums[0] + sums[1]) as f32 * block.scale);
                         assert_eq!(block.start(correction, 0), 0);
+                    }
+                    InputCorrection::OffsetAndSum(_) => {
+                        assert_eq!(block.start(correction, 0), -128 * (sums[0] + sums[1]));
+                        assert_eq!(block.sum(correction, 0), (sums[0] + sums[1]) as f32 * block.scale);
+                    }
+                    InputCorrection::HalfSums => {
+                        let expected = sums.map(|sum| sum as f32 * block.scale);
+                        assert_eq!([0, 1].map(|half| block.sum(correction, half)), expected);
+                        assert_eq!(block.start(correction, 1), 0);
                     }
                 }
             }

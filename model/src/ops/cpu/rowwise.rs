@@ -45,7 +45,7 @@ impl NormMemory {
 }
 
 /// Calls `run` with each row of `width` of `output` and its number, on all threads if there is enough work.
-fn for_rows(output: &mut [f32], width: usize, run: impl Fn(usize, &mut [f32]) + Sync) {
+pub(super) fn for_rows(output: &mut [f32], width: usize, run: impl Fn(usize, &mut [f32]) + Sync) {
     if output.len() < PARALLEL_WORK {
         output.chunks_mut(width).enumerate().for_each(|(row, output)| run(row, output));
     } else {
@@ -187,6 +187,40 @@ for_each_isa!(soft_cap_row(values: &mut [f32], cap: f32) = soft_cap_body);
 #[inline(always)]
 fn soft_cap_body<const FUSED: bool>(values: &mut [f32], cap: f32) {
     values.iter_mut().for_each(|value| *value = tanh::<FUSED>(*value / cap) * cap);
+}
+
+/// The numbers of [`xielu`](crate::ops::xielu).
+#[derive(Clone, Copy)]
+pub(in crate::ops) struct XieluNumbers {
+    above: f32,
+    below: f32,
+    beta: f32,
+    eps: f32,
+}
+
+impl XieluNumbers {
+    /// From what is stored.
+    pub(in crate::ops) fn of(stored: &[f32]) -> Self {
+        let softplus = |x: f32| f64::from(x).exp().ln_1p() as f32;
+        let (beta, eps) = (stored[2], stored[3]);
+        Self { above: softplus(stored[0]), below: softplus(stored[1]) + beta, beta, eps }
+    }
+}
+
+/// [`xielu`](crate::ops::xielu) of `x [n_rows, d_ff]`, in place.
+pub(in crate::ops) fn xielu(x: &mut [f32], d_ff: usize, numbers: XieluNumbers) {
+    for_rows(x, d_ff, |_, row| xielu_row(row, numbers));
+}
+
+for_each_isa!(xielu_row(row: &mut [f32], numbers: XieluNumbers) = xielu_row_body);
+
+#[inline(always)]
+fn xielu_row_body<const FUSED: bool>(row: &mut [f32], numbers: XieluNumbers) {
+    let XieluNumbers { above, below, beta, eps } = numbers;
+    for x in row {
+        let curve = if *x > 0.0 { above * *x * *x } else { below * (exp::<FUSED>(x.min(eps)) - 1.0 - *x) };
+        *x = curve + beta * *x;
+    }
 }
 
 /// [`activate`](crate::ops::activate) of `x [n_rows, d_ff]`.

@@ -164,9 +164,44 @@ pub(super) fn parallel_columns(
         let units = first(piece)..first(piece + 1);
         // Pieces have consecutive ranges, and each number occurs once: these columns are this piece's alone.
         let columns = units.start * unit..width.min(units.end * unit);
-        run(units, Columns { output: &output, width, columns });
+        run(units, Columns { output: &output, width, first_row: 0, columns });
     };
     if n_pieces == 1 { run(0) } else { parallel_for_range(range, n_pieces, run) }
+}
+
+/// The same for groups of rows, each cut into pieces of its own. `run` also gets the group's number; rows of its columns count
+/// from the group's first.
+///
+/// # Panics
+/// Unless each group's rows follow those of the group before.
+pub(super) fn parallel_column_groups(
+    groups: &[RowPieces],
+    unit: usize,
+    output: &mut [f32],
+    width: usize,
+    run: impl Fn(usize, Range<usize>, Columns<'_>) + Sync,
+) {
+    assert!(groups.is_sorted_by(|one, next| one.rows.end <= next.rows.start), "rows of two groups overlap");
+    let output = SharedMut::new(output);
+    let n_units = width.div_ceil(unit);
+    let pieces: Vec<(usize, usize)> =
+        groups.iter().enumerate().flat_map(|(group, of)| (0..of.n_pieces).map(move |piece| (group, piece))).collect();
+    let run = |number: usize| {
+        let (group, piece) = pieces[number];
+        let RowPieces { rows, n_pieces } = &groups[group];
+        let units = n_units * piece / n_pieces..n_units * (piece + 1) / n_pieces;
+        // Groups share no rows, and pieces of one group have consecutive ranges: these columns are this piece's alone.
+        let columns = units.start * unit..width.min(units.end * unit);
+        run(group, units, Columns { output: &output, width, first_row: rows.start, columns });
+    };
+    parallel_for(pieces.len(), run);
+}
+
+/// A group of rows, and into how many ranges of columns it is cut.
+pub(super) struct RowPieces {
+    pub(super) rows: Range<usize>,
+    /// At least one.
+    pub(super) n_pieces: usize,
 }
 
 /// How [`parallel_columns`] cuts a matrix.
@@ -183,6 +218,7 @@ pub(super) struct ColumnPieces {
 pub(super) struct Columns<'a> {
     output: &'a SharedMut<'a, f32>,
     width: usize,
+    first_row: usize,
     columns: Range<usize>,
 }
 
@@ -195,7 +231,7 @@ impl Columns<'_> {
     pub(super) fn row(&mut self, row: usize, columns: Range<usize>) -> &mut [f32] {
         let columns = columns.start..columns.end.min(self.width);
         assert!(self.columns.start <= columns.start && columns.end <= self.columns.end);
-        let start = row * self.width;
+        let start = (self.first_row + row) * self.width;
         #[expect(unsafe_code, reason = "threads write disjoint columns of one matrix")]
         // SAFETY: `parallel_columns` gives each column to one piece of work, and this borrows all that the piece has.
         unsafe {

@@ -20,6 +20,7 @@ use crate::{
 mod losses;
 mod optimizers;
 mod recomputed;
+mod recurrent;
 
 thread_local! {
     /// The device of this thread's test, if it is not the CPU.

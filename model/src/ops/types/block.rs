@@ -1,41 +1,32 @@
-//! What a transformer block is: its operands, and the order of its two parts, attention and the MLP ([`run_block`]).
+//! What a transformer block is: its operands, and the order of its two parts, a mixer of rows and the MLP ([`run_block`]).
 //!
 //! What happens within a part has two bodies: one operation after the other (`ByOperations` in `gpt.rs`: training, GPUs), and in
 //! place on the CPU (`ops/cpu/block.rs`). `has_block` chooses; an operand that the second does not know must be refused there.
 
-use super::QkNormParts;
-use crate::config::Activation;
+use burn::tensor::Tensor;
 
-/// How a sublayer `f` of a block, attention or MLP, reads the residual stream and adds to it: `x + out_norm(f(in_norm(x)))`,
+use super::{GatedNormOptions, QkNormParts, RecurrentHeads, ShortConv};
+use crate::config::{Activation, ExpertGroups, RouterScores};
+
+/// How a sublayer `f` of a block, mixer or MLP, reads the residual stream and adds to it: `x + out_norm(f(in_norm(x)))`,
 /// or, with [`norm_after_add`](BlockOperands::norm_after_add), `out_norm(x + f(in_norm(x)))`.
 #[derive(Debug)]
-pub(crate) struct Sublayer<N, L> {
+pub(crate) struct Sublayer<N, F> {
     /// Norm of its input.
     pub(crate) in_norm: Option<N>,
-    /// Its last matrix.
-    pub(crate) out_proj: L,
+    /// What it computes.
+    pub(crate) inner: F,
     /// Norm of its output.
     pub(crate) out_norm: Option<N>,
 }
 
-/// The one description of a block. `N` is the type of its norms, `L` the type of its matrices.
+/// The one description of a block. `N` is the type of its norms, `L` the type of its matrices, `R` that of its small matrices
+/// that decide.
 #[derive(Debug)]
-pub(crate) struct BlockOperands<N, L> {
-    /// Attention's ends.
-    pub(crate) attn: Sublayer<N, L>,
-    /// Projection to queries, keys and values, stacked.
-    pub(crate) qkv: L,
-    /// Norms of queries and keys, before rotation.
-    pub(crate) qk_norms: Option<QkNormParts<N>>,
-    /// The MLP's ends.
-    pub(crate) mlp: Sublayer<N, L>,
-    /// First matrix of the MLP; if gated, the gate's rows, then those of `up`.
-    pub(crate) up: L,
-    /// Activation of the MLP.
-    pub(crate) activation: Activation,
-    /// Whether the MLP is gated.
-    pub(crate) gated: bool,
-    /// Whether the MLP reads the block's input; otherwise it reads the residual stream after attention.
+pub(crate) struct BlockOperands<N, L, R> {
+    pub(crate) mixer: Sublayer<N, Mixer<N, L>>,
+    pub(crate) mlp: Sublayer<N, FeedForward<L, R>>,
+    /// Whether the MLP reads the block's input; otherwise it reads the residual stream after the mixer.
     pub(crate) is_parallel: bool,
     /// Whether output norms apply to the sum with the residual stream (post-norm).
     pub(crate) norm_after_add: bool,
@@ -43,23 +34,223 @@ pub(crate) struct BlockOperands<N, L> {
     pub(crate) residual_multiplier: f64,
 }
 
-impl<N, L> BlockOperands<N, L> {
-    /// The same block with norms and matrices in other forms.
-    pub(crate) fn map<M, K>(&self, norm: impl Fn(&N) -> M, linear: impl Fn(&L) -> K) -> BlockOperands<M, K> {
-        let ends = |ends: &Sublayer<N, L>| Sublayer {
-            in_norm: ends.in_norm.as_ref().map(&norm),
-            out_proj: linear(&ends.out_proj),
-            out_norm: ends.out_norm.as_ref().map(&norm),
+/// What lets a row depend on those before it.
+#[derive(Debug)]
+pub(crate) enum Mixer<N, L> {
+    Attention(SelfAttention<N, L>),
+    Recurrent(Recurrent<L>),
+}
+
+/// Attention with grouped key heads.
+#[derive(Debug)]
+pub(crate) struct SelfAttention<N, L> {
+    /// Projection to queries, keys and values, stacked; before them the gates of the heads' outputs, if there are any.
+    pub(crate) qkv: L,
+    /// Whether there are gates, as many as queries.
+    pub(crate) is_gated: bool,
+    /// Norms of queries and keys, before rotation.
+    pub(crate) qk_norms: Option<QkNormParts<N>>,
+    /// Projection of the heads' outputs.
+    pub(crate) out: L,
+}
+
+/// A recurrent layer. What it keeps of a sequence has a constant size.
+#[derive(Debug)]
+pub(crate) struct Recurrent<L> {
+    /// Projection to what the convolution works on, and beside it.
+    pub(crate) input: L,
+    pub(crate) conv: ShortConv,
+    pub(crate) kind: RecurrentKind<L>,
+    pub(crate) out: L,
+}
+
+/// What a recurrent layer computes beside its convolution.
+#[derive(Debug)]
+pub(crate) enum RecurrentKind<L> {
+    /// The projection is two gates, before and behind the convolution, and what the first of them gates.
+    GatedConv,
+    /// The projection is queries, keys and values, which the convolution works on, and the gates of the norm behind the gated
+    /// delta rule.
+    GatedDelta {
+        /// Projection to what the betas and the decays are made of.
+        ba: L,
+        /// `[n_v_heads]`.
+        a_log: Tensor<1>,
+        /// `[n_v_heads]`.
+        dt_bias: Tensor<1>,
+        heads: RecurrentHeads,
+        /// The norm's weight, `[v_dim]`.
+        norm: Tensor<1>,
+        options: GatedNormOptions,
+    },
+}
+
+/// What works on each row by itself.
+#[derive(Debug)]
+pub(crate) enum FeedForward<L, R> {
+    Dense(Mlp<L>),
+    Routed(RoutedExperts<L, R>),
+}
+
+/// An MLP, or one expert.
+#[derive(Debug)]
+pub(crate) struct Mlp<L> {
+    /// First matrix; if gated, the gate's rows, then those of `up`.
+    pub(crate) up: L,
+    /// Last matrix.
+    pub(crate) down: L,
+    pub(crate) activation: Activation,
+    /// The four numbers of [`xielu`](crate::ops::xielu), if that is the activation instead.
+    pub(crate) xielu: Option<Tensor<1>>,
+    pub(crate) gated: bool,
+}
+
+/// Experts, and the router that chooses some of them for each row.
+#[derive(Debug)]
+pub(crate) struct RoutedExperts<L, R> {
+    pub(crate) router: R,
+    pub(crate) routing: Routing,
+    pub(crate) experts: Vec<Mlp<L>>,
+    /// The expert that every row goes through.
+    pub(crate) shared: Option<SharedExpert<L, R>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct SharedExpert<L, R> {
+    pub(crate) mlp: Mlp<L>,
+    /// A sigmoid of its one output multiplies what the expert computes.
+    pub(crate) gate: Option<R>,
+}
+
+/// How a router chooses; see the fields of the same names in [`Experts`](crate::config::Experts).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Routing {
+    pub(crate) n_active: usize,
+    pub(crate) scores: RouterScores,
+    pub(crate) normalized: bool,
+    pub(crate) weight_multiplier: f64,
+    pub(crate) groups: Option<ExpertGroups>,
+}
+
+impl<L> Mlp<L> {
+    /// The same MLP with matrices in another form.
+    fn map<K>(&self, linear: impl Fn(&L) -> K) -> Mlp<K> {
+        let Self { up, down, activation, xielu, gated } = self;
+        Mlp { up: linear(up), down: linear(down), activation: *activation, xielu: xielu.clone(), gated: *gated }
+    }
+}
+
+impl<N, L> Mixer<N, L> {
+    /// Its last matrix.
+    pub(crate) fn out(&self) -> &L {
+        match self {
+            Self::Attention(attention) => &attention.out,
+            Self::Recurrent(recurrent) => &recurrent.out,
+        }
+    }
+
+    fn map<M, K>(&self, norm: &impl Fn(&N) -> M, linear: &impl Fn(&L) -> K) -> Mixer<M, K> {
+        match self {
+            Self::Attention(SelfAttention { qkv, is_gated, qk_norms, out }) => Mixer::Attention(SelfAttention {
+                qkv: linear(qkv),
+                is_gated: *is_gated,
+                qk_norms: qk_norms.as_ref().map(|qk| qk.map(norm)),
+                out: linear(out),
+            }),
+            Self::Recurrent(Recurrent { input, conv, kind, out }) => Mixer::Recurrent(Recurrent {
+                input: linear(input),
+                conv: conv.clone(),
+                kind: kind.map(linear),
+                out: linear(out),
+            }),
+        }
+    }
+}
+
+impl<L> RecurrentKind<L> {
+    fn map<K>(&self, linear: &impl Fn(&L) -> K) -> RecurrentKind<K> {
+        match self {
+            Self::GatedConv => RecurrentKind::GatedConv,
+            Self::GatedDelta { ba, a_log, dt_bias, heads, norm, options } => RecurrentKind::GatedDelta {
+                ba: linear(ba),
+                a_log: a_log.clone(),
+                dt_bias: dt_bias.clone(),
+                heads: *heads,
+                norm: norm.clone(),
+                options: *options,
+            },
+        }
+    }
+}
+
+impl<L, R> FeedForward<L, R> {
+    /// Its MLPs: one, or all experts.
+    pub(crate) fn mlps(&self) -> impl Iterator<Item = &Mlp<L>> {
+        let (dense, routed) = match self {
+            Self::Dense(mlp) => (Some(mlp), None),
+            Self::Routed(routed) => (None, Some(routed)),
         };
-        let qk_norms = |qk: &QkNormParts<N>| QkNormParts { norms: qk.norms.each_ref().map(&norm), span: qk.span };
+        dense.into_iter().chain(routed.into_iter().flat_map(RoutedExperts::mlps))
+    }
+
+    /// Its small matrices that decide.
+    pub(crate) fn routers(&self) -> impl Iterator<Item = &R> {
+        let routed = if let Self::Routed(routed) = self { Some(routed) } else { None };
+        routed.into_iter().flat_map(RoutedExperts::routers)
+    }
+
+    fn map<K, Q>(&self, linear: &impl Fn(&L) -> K, router: &impl Fn(&R) -> Q) -> FeedForward<K, Q> {
+        match self {
+            Self::Dense(mlp) => FeedForward::Dense(mlp.map(linear)),
+            Self::Routed(routed) => FeedForward::Routed(routed.map(linear, router)),
+        }
+    }
+}
+
+impl<L, R> RoutedExperts<L, R> {
+    /// All experts, the shared one last.
+    pub(crate) fn mlps(&self) -> impl Iterator<Item = &Mlp<L>> {
+        self.experts.iter().chain(self.shared.iter().map(|shared| &shared.mlp))
+    }
+
+    /// Its small matrices that decide.
+    pub(crate) fn routers(&self) -> impl Iterator<Item = &R> {
+        [&self.router].into_iter().chain(self.shared.iter().filter_map(|shared| shared.gate.as_ref()))
+    }
+
+    /// The same experts with matrices in other forms.
+    pub(crate) fn map<K, Q>(&self, linear: &impl Fn(&L) -> K, router: &impl Fn(&R) -> Q) -> RoutedExperts<K, Q> {
+        RoutedExperts {
+            router: router(&self.router),
+            routing: self.routing,
+            experts: self.experts.iter().map(|expert| expert.map(linear)).collect(),
+            shared: self.shared.as_ref().map(|SharedExpert { mlp, gate }| SharedExpert {
+                mlp: mlp.map(linear),
+                gate: gate.as_ref().map(router),
+            }),
+        }
+    }
+}
+
+impl<N, L, R> BlockOperands<N, L, R> {
+    /// The same block with norms and matrices in other forms.
+    pub(crate) fn map<M, K, Q>(
+        &self,
+        norm: impl Fn(&N) -> M,
+        linear: impl Fn(&L) -> K,
+        router: impl Fn(&R) -> Q,
+    ) -> BlockOperands<M, K, Q> {
         BlockOperands {
-            attn: ends(&self.attn),
-            qkv: linear(&self.qkv),
-            qk_norms: self.qk_norms.as_ref().map(qk_norms),
-            mlp: ends(&self.mlp),
-            up: linear(&self.up),
-            activation: self.activation,
-            gated: self.gated,
+            mixer: Sublayer {
+                in_norm: self.mixer.in_norm.as_ref().map(&norm),
+                inner: self.mixer.inner.map(&norm, &linear),
+                out_norm: self.mixer.out_norm.as_ref().map(&norm),
+            },
+            mlp: Sublayer {
+                in_norm: self.mlp.in_norm.as_ref().map(&norm),
+                inner: self.mlp.inner.map(&linear, &router),
+                out_norm: self.mlp.out_norm.as_ref().map(&norm),
+            },
             is_parallel: self.is_parallel,
             norm_after_add: self.norm_after_add,
             residual_multiplier: self.residual_multiplier,
@@ -71,37 +262,38 @@ impl<N, L> BlockOperands<N, L> {
 pub(crate) trait BlockSteps {
     /// The residual stream, `[n_rows, d_model]`.
     type Stream;
-    /// A sublayer before its last matrix: the outputs of the heads, or the activations of the MLP.
+    /// What a sublayer computes before it is added: the outputs of the heads, the activations of an MLP before its last matrix,
+    /// or the output of experts.
     type Hidden;
 
     /// The residual stream twice, for two uses.
     fn fork(&mut self, x: Self::Stream) -> [Self::Stream; 2];
 
-    /// Attention up to its output projection.
-    fn attention(&mut self, x: Self::Stream) -> Self::Hidden;
+    /// The mixer up to its output projection.
+    fn mixer(&mut self, x: Self::Stream) -> Self::Hidden;
 
-    /// The MLP up to its last matrix.
+    /// The MLP up to its last matrix, or the experts.
     fn mlp(&mut self, x: Self::Stream) -> Self::Hidden;
 
-    /// Attention's output projection, added to the residual stream.
-    fn add_attention(&mut self, residual: Self::Stream, attended: Self::Hidden) -> Self::Stream;
+    /// The mixer's output projection, added to the residual stream.
+    fn add_mixer(&mut self, residual: Self::Stream, mixed: Self::Hidden) -> Self::Stream;
 
-    /// The MLP's last matrix, added to the residual stream.
+    /// The MLP's last matrix, or what the experts computed, added to the residual stream.
     fn add_mlp(&mut self, residual: Self::Stream, hidden: Self::Hidden) -> Self::Stream;
 }
 
-/// The residual stream `x` after a block: attention, then the MLP, each added to it in turn; or both of the same input, if the
+/// The residual stream `x` after a block: the mixer, then the MLP, each added to it in turn; or both of the same input, if the
 /// block [is parallel](BlockOperands::is_parallel).
 pub(crate) fn run_block<S: BlockSteps>(steps: &mut S, x: S::Stream, is_parallel: bool) -> S::Stream {
     let [residual, x] = steps.fork(x);
     if is_parallel {
-        let [for_attention, for_mlp] = steps.fork(x);
-        let (attended, hidden) = (steps.attention(for_attention), steps.mlp(for_mlp));
-        let residual = steps.add_attention(residual, attended);
+        let [for_mixer, for_mlp] = steps.fork(x);
+        let (mixed, hidden) = (steps.mixer(for_mixer), steps.mlp(for_mlp));
+        let residual = steps.add_mixer(residual, mixed);
         return steps.add_mlp(residual, hidden);
     }
-    let attended = steps.attention(x);
-    let x = steps.add_attention(residual, attended);
+    let mixed = steps.mixer(x);
+    let x = steps.add_mixer(residual, mixed);
     let [residual, x] = steps.fork(x);
     let hidden = steps.mlp(x);
     steps.add_mlp(residual, hidden)

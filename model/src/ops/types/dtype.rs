@@ -23,13 +23,40 @@ pub enum Dtype {
     Q4_1,
     /// 4 bits a value in blocks of 32 with a scale: 4.5 bits in all. Embeddings keep 8 bits.
     Q4,
-    /// GGUF's `Q6_K`: 6 bits a value and 6.5625 in all. K-quants come only from GGUF files, and only the CPU computes with
-    /// them.
+    /// GGUF's `Q6_K`: 6 bits a value and 6.5625 in all. This and the following come only from files, and only the CPU
+    /// computes with them.
     Q6K,
     /// GGUF's `Q5_K`: 5 bits a value and 5.5 in all (5.625 in memory).
     Q5K,
     /// GGUF's `Q4_K`: 4 bits a value and 4.5 in all (4.625 in memory).
     Q4K,
+    /// GGUF's `Q3_K`: 3 bits a value and 3.4375 in all (3.5625 in memory).
+    Q3K,
+    /// GGUF's `Q2_K`: 2 bits a value and 2.625 in all.
+    Q2K,
+    /// GGUF's `IQ4_NL`: 4 bits that number 16 levels, in blocks of 32 with a scale: 4.5 bits in all.
+    Iq4Nl,
+    /// GGUF's `IQ4_XS`: the same levels in blocks of 256: 4.25 bits in all (4.5625 in memory).
+    Iq4Xs,
+    /// 4-bit floats in blocks of 32 with a power of two: 4.25 bits in all (4.5 in memory).
+    Mxfp4,
+    /// GGUF's `IQ3_S`: 3.4375 bits a value (4.5625 in memory).
+    Iq3S,
+    /// GGUF's `IQ3_XXS`: 3.0625 bits a value (4.5625 in memory).
+    Iq3Xxs,
+    /// GGUF's `IQ2_XXS`, `IQ2_XS` and `IQ2_S`: 2.0625 to 2.5625 bits a value (3.5625 in memory).
+    Iq2,
+    /// GGUF's `IQ1_S` and `IQ1_M`: 1.5625 and 1.75 bits a value (3.5625 in memory).
+    Iq1,
+    /// Values of two bits, from -1 to 2 times a scale, in memory in 2.5 bits: GGUF's `TQ1_0`, `TQ2_0` and `Q1_0`.
+    Q2,
+    /// Floats of 8 bits (E4M3) with scales for blocks of 128 by 128, rows or the matrix: 8 bits a value.
+    Fp8,
+    /// 8 bits a value, with a scale and a zero point per group of inputs: of GPTQ and compressed-tensors.
+    Int8,
+    /// 4 bits a value, with a scale and a zero point per group of inputs: of AWQ, GPTQ and compressed-tensors. In memory
+    /// 4.4 bits in all for groups of 128.
+    Int4,
 }
 
 /// How files and GPUs store a quantized matrix: blocks of 32 numbers with an f16 scale.
@@ -68,13 +95,30 @@ impl Dtype {
         ("q4", Self::Q4),
     ];
 
-    /// The dtypes that only GGUF files have, each with the dtype that it is converted to when it is saved or sent to a
-    /// GPU, from the widest. (A matrix stacked from several K-quants is saved as q8 if it is on the CPU; a GPU holds it
+    /// The dtypes that only files have, each with the dtype that it is converted to when it is saved or sent to a
+    /// GPU, from the widest. (A matrix stacked from several of them is saved as q8 if it is on the CPU; a GPU holds it
     /// as the widest of their converted dtypes.)
-    const FROM_FILES: &'static [(&'static str, Self, Self)] =
-        &[("q6_k", Self::Q6K, Self::Q8), ("q5_k", Self::Q5K, Self::Q5_1), ("q4_k", Self::Q4K, Self::Q4_1)];
+    const FROM_FILES: &'static [(&'static str, Self, Self)] = &[
+        ("fp8", Self::Fp8, Self::Q8),
+        ("int8", Self::Int8, Self::Q8),
+        ("q6_k", Self::Q6K, Self::Q8),
+        ("q5_k", Self::Q5K, Self::Q5_1),
+        ("q4_k", Self::Q4K, Self::Q4_1),
+        ("int4", Self::Int4, Self::Q8),
+        ("iq4_nl", Self::Iq4Nl, Self::Q8),
+        ("iq4_xs", Self::Iq4Xs, Self::Q8),
+        ("mxfp4", Self::Mxfp4, Self::Q8),
+        ("q3_k", Self::Q3K, Self::Q8),
+        ("iq3_s", Self::Iq3S, Self::Q8),
+        ("iq3_xxs", Self::Iq3Xxs, Self::Q8),
+        ("q2_k", Self::Q2K, Self::Q8),
+        ("iq2", Self::Iq2, Self::Q8),
+        ("q2", Self::Q2, Self::Q4),
+        ("iq1", Self::Iq1, Self::Q8),
+    ];
 
-    /// The blocks of a matrix in files and on GPUs, if it is quantized; of K-quants those of [`stored_as`](Self::stored_as).
+    /// The blocks of a matrix in files and on GPUs, if it is quantized; of dtypes that only files have,
+    /// those of [`stored_as`](Self::stored_as).
     pub(crate) fn layout(self) -> Option<BlockLayout> {
         let layout = |bits, offset, has_minimum| Some(BlockLayout { bits, offset, has_minimum });
         match self.stored_as() {
@@ -101,7 +145,7 @@ impl Dtype {
         if self == other {
             return self;
         }
-        // Different K-quants have nothing in common but blocks of 32.
+        // Different dtypes of files have nothing in common but blocks of 32.
         let (one, other) = (self.stored_as(), other.stored_as());
         match (one.layout(), other.layout()) {
             _ if one == other => one,
@@ -123,12 +167,18 @@ impl Dtype {
         self.layout().is_some()
     }
 
-    /// Whether it is one of GGUF's K-quants.
-    pub fn is_k_quant(self) -> bool {
+    /// Whether only files have it: values are not rounded to it, and only the CPU computes with it.
+    pub fn is_from_files(self) -> bool {
         self.stored_as() != self
     }
 
-    /// The dtype in which a matrix of this one is saved: of K-quants the nearest with blocks of 32.
+    /// Whether it has blocks of 256.
+    pub(crate) fn has_super_blocks(self) -> bool {
+        self.is_from_files()
+            && !matches!(self, Self::Iq4Nl | Self::Mxfp4 | Self::Q2 | Self::Int4 | Self::Int8 | Self::Fp8)
+    }
+
+    /// The dtype in which a matrix of this one is saved: of those that only files have, the nearest of the others.
     pub fn stored_as(self) -> Self {
         Self::FROM_FILES.iter().find(|(_, dtype, _)| *dtype == self).map_or(self, |(.., stored_as)| *stored_as)
     }
@@ -156,7 +206,7 @@ impl Dtype {
 
     /// Whether blocks have a minimum.
     pub fn has_minima(self) -> bool {
-        !self.is_k_quant() && self.layout().is_some_and(|layout| layout.has_minimum)
+        !self.is_from_files() && self.layout().is_some_and(|layout| layout.has_minimum)
     }
 
     /// The dtype called `name`, if `is_allowed`.

@@ -10,10 +10,14 @@ mod operands;
 mod paged_sequences;
 mod placement;
 mod quantized_matrix;
+mod recurrent;
 mod training_ops;
 mod upload;
 
-pub(crate) use block::{BlockOperands, BlockSteps, Sublayer, run_block};
+pub(crate) use block::{
+    BlockOperands, BlockSteps, FeedForward, Mixer, Mlp, Recurrent, RecurrentKind, RoutedExperts, Routing,
+    SelfAttention, SharedExpert, Sublayer, run_block,
+};
 pub(crate) use dtype::BlockLayout;
 pub use dtype::{BLOCK_SIZE, Dtype};
 pub(in crate::ops) use gpu_attention_plan::{AttentionPlan, AttentionStep, BLOCK_LEN, TILE};
@@ -26,6 +30,8 @@ pub(crate) use operands::{
 pub(crate) use paged_sequences::PagedSequences;
 pub(crate) use placement::Placement;
 pub use quantized_matrix::{QuantizedBlock, QuantizedMatrix};
+pub(crate) use recurrent::{GateOrder, GatedNormOptions, RecurrentHeads, RecurrentRows, ShortConv, StatePart};
+pub(in crate::ops) use recurrent::{Recurrence, RecurrentRule, RecurrentSpan, STATE_COLUMNS};
 pub use training_ops::GPU_LOGITS_AT_ONCE;
 pub(in crate::ops) use training_ops::{Activate, AddUpdate, Normalize, QkNormalize, TrainingOp};
 pub(crate) use upload::{Ints, Rows};

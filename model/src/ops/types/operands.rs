@@ -43,6 +43,15 @@ pub(crate) struct QkNormParts<N> {
     pub(crate) norms: [N; 2],
     /// Whether each head is normalized by itself.
     pub(crate) span: QkNormSpan,
+    /// Whether they apply to what is rotated already.
+    pub(crate) after_rope: bool,
+}
+
+impl<N> QkNormParts<N> {
+    /// The same with the norms in another form.
+    pub(in crate::ops) fn map<'a, M>(&'a self, norm: impl FnMut(&'a N) -> M) -> QkNormParts<M> {
+        QkNormParts { norms: self.norms.each_ref().map(norm), span: self.span, after_rope: self.after_rope }
+    }
 }
 
 /// How scores are computed, the same for every layer.

@@ -48,7 +48,7 @@ impl QuantizedMatrix {
     /// number has more bits than `dtype` or a minimum where it has none.
     pub fn new([d_out, d_in]: [usize; 2], dtype: Dtype, blocks: Vec<QuantizedBlock>) -> Result<Self> {
         let refuse = |what: String| Err(Error::Param { name: "blocks", what });
-        let Some(layout) = dtype.layout().filter(|_| !dtype.is_k_quant()) else {
+        let Some(layout) = dtype.layout().filter(|_| !dtype.is_from_files()) else {
             return refuse(format!("must be of {}, got `{dtype}`", Dtype::names(Dtype::is_quantized)));
         };
         let range = layout.range();

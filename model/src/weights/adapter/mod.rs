@@ -25,7 +25,7 @@ use self::{
     pairs::{ModulePair, StoredPair},
 };
 use super::{
-    architectures::OWN_CLASS,
+    architectures::{OWN_CLASS, wrappers::wrapped_names},
     files::{DiskDtype, TensorFiles},
     gguf,
     hf_schema::HfSchema,
@@ -279,7 +279,7 @@ fn shape_of(modules: &[LinearModule], config: &AdapterConfig) -> Result<LoraShap
     Ok(LoraShape { d_in: modules.first().map_or(0, |module| module.d_in), pairs })
 }
 
-/// A tensor of a module's pair, with or without the prefix of the class.
+/// A tensor of a module's pair, with or without the prefix of the class, or under the names of a class that wraps it.
 fn find<'t, 'a>(
     table: &'t TensorTable<'a>,
     schema: HfSchema,
@@ -287,7 +287,8 @@ fn find<'t, 'a>(
     part: &str,
 ) -> Option<&'t StoredTensor<'a>> {
     let short = module.strip_prefix(schema.tensor_names().base_prefix).unwrap_or(module);
-    [module, short].into_iter().find_map(|name| table.get(&format!("{PREFIX}{name}.{part}.weight")))
+    let names = [module.to_owned(), short.to_owned()].into_iter().chain(wrapped_names(module, short));
+    names.into_iter().find_map(|name| table.get(&format!("{PREFIX}{name}.{part}.weight")))
 }
 
 fn last_part(name: &str) -> &str {

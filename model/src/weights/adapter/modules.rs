@@ -3,7 +3,10 @@
 use std::ops::Range;
 
 use super::super::{row_order::RowOrder, tensor_names::TensorNames};
-use crate::{config::GptConfig, param_specs::linear_specs};
+use crate::{
+    config::GptConfig,
+    param_specs::{ROUTED, linear_specs},
+};
 
 /// A linear layer of a Hugging Face class, or of an architecture of GGUF files.
 #[derive(Clone, Debug)]
@@ -25,7 +28,8 @@ pub(super) struct LinearModule {
 /// rows.
 pub(super) fn linear_modules(names: &TensorNames, config: &GptConfig) -> Vec<LinearModule> {
     let mut modules = Vec::new();
-    for linear in linear_specs(config) {
+    // Routed experts are parameters of three dimensions to PEFT, and not modules.
+    for linear in linear_specs(config).filter(|linear| !linear.path.contains(ROUTED)) {
         let (Some(layer), Some(weight)) = (linear.layer, linear.params.first()) else { continue };
         let mut first = 0;
         for part in names.parts(weight, config, &|_| false) {

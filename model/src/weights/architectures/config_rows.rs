@@ -4,11 +4,11 @@ use serde_json::{Map, Value, json};
 
 use super::{
     super::config_json::{Fields, Fixed},
-    rope::RopeKeys,
-    window::WindowKeys,
+    rope::{LLAMA4_BETA, ORIGINAL_LENGTH, RopeKeys, nested_object},
+    window::{self, WINDOW, WindowKeys},
 };
 use crate::{
-    config::{Activation, GptConfig, MAX_LAYERS, NormPosition, Positions, Rope},
+    config::{Activation, GptConfig, MAX_LAYERS, NormPosition, Positions, QueryTemperature, Rope},
     error::Result,
 };
 
@@ -191,6 +191,15 @@ fn inverse(value: f64, forth: fn(f64) -> f64, back: fn(f64) -> f64) -> Value {
     if back(whole) == value && (1.0..1e15).contains(&whole) { json!(whole as u64) } else { json!(exact) }
 }
 
+/// A row for keys that only one class has.
+const fn custom(
+    keys: &'static [&'static str],
+    read: fn(&Fields<'_>, &mut GptConfig) -> Result<()>,
+    write: fn(&GptConfig, &mut Map<String, Value>),
+) -> ConfigRow {
+    ConfigRow::Custom { keys, read, write }
+}
+
 /// Granite's scale of the scores.
 pub(in super::super) const GRANITE_ATTENTION: ConfigRow = ConfigRow::Custom {
     keys: &["attention_multiplier"],
@@ -259,6 +268,175 @@ pub(in super::super) const ONLY_WINDOWS_ROTATE: ConfigRow = ConfigRow::Custom {
     },
     write: |_, _| {},
 };
+
+/// As [`ONLY_WINDOWS_ROTATE`], if the file has a window. Without one, all layers rotate.
+pub(in super::super) const EXAONE4_ROTATION: ConfigRow = custom(
+    &[],
+    |fields, config| {
+        let has_window = fields.get(WINDOW).is_some() || !fields.has(WINDOW);
+        let layers = 0..config.n_layers.min(MAX_LAYERS + 1);
+        let unrotated = layers.filter(|&layer| has_window && config.window_of(layer).is_none());
+        config.unrotated_layers = unrotated.collect();
+        Ok(())
+    },
+    |config, written| {
+        if config.sliding_window.is_none() && config.unrotated_layers.is_empty() {
+            written.insert(WINDOW.to_owned(), Value::Null);
+        }
+    },
+);
+
+/// Ministral 3 grows queries in steps of the original context's length. Both numbers are among those of the rotary positions.
+pub(in super::super) const MINISTRAL3_TEMPERATURE: ConfigRow = custom(
+    &[],
+    |fields, config| {
+        if let Some(nested) = nested_object(fields)? {
+            let interval = nested.size(ORIGINAL_LENGTH)?.ok_or_else(|| nested.missing(&[ORIGINAL_LENGTH]))?;
+            let beta = nested.number(LLAMA4_BETA)?;
+            config.query_temperature = (beta != 0.0).then_some(QueryTemperature { beta, interval });
+        }
+        Ok(())
+    },
+    |config, written| {
+        for key in ["rope_scaling", "rope_parameters"] {
+            if let (Some(nested), Some(temperature)) =
+                (written.get_mut(key).and_then(Value::as_object_mut), config.query_temperature)
+            {
+                nested.insert(LLAMA4_BETA.to_owned(), json!(temperature.beta));
+                nested.insert(ORIGINAL_LENGTH.to_owned(), json!(temperature.interval));
+            }
+        }
+    },
+);
+
+/// GPT-Neo repeats lists of layers' kinds.
+pub(in super::super) const GPT_NEO_WINDOWS: ConfigRow = custom(
+    &["attention_types", "attention_layers", "window_size"],
+    |fields, config| {
+        let kinds = json!([[["global", "local"], 12]]);
+        let types = fields.get("attention_types").unwrap_or(&kinds);
+        let expanded = || -> Option<Vec<bool>> {
+            let mut are_full = Vec::new();
+            for item in types.as_array()? {
+                let kind = |kind: &Value| match kind.as_str()? {
+                    "global" => Some(true),
+                    "local" => Some(false),
+                    _ => None,
+                };
+                let kinds: Vec<bool> = item[0].as_array()?.iter().map(kind).collect::<Option<_>>()?;
+                let n_times = usize::try_from(item[1].as_u64()?).ok()?;
+                // The number of layers is not validated yet, and neither is this.
+                are_full.extend(kinds.repeat(n_times.min(MAX_LAYERS + 1)).into_iter().take(MAX_LAYERS + 1));
+            }
+            Some(are_full)
+        };
+        let Some(are_full) = expanded().filter(|are_full| are_full.len() == config.n_layers) else {
+            let supported = format!("lists of \"global\" or \"local\" for the {} layers", config.n_layers);
+            return Err(fields.unsupported("attention_types", types, &supported));
+        };
+        let full_layers = (0..config.n_layers).filter(|&layer| are_full[layer]).collect();
+        window::set(config, Some(fields.size_or("window_size", 256)?), full_layers);
+        Ok(())
+    },
+    |config, written| {
+        let kind = |layer| if config.window_of(layer).is_some() { "local" } else { "global" };
+        let kinds: Vec<_> = (0..config.n_layers).map(kind).collect();
+        written.insert("attention_types".to_owned(), json!([[kinds, 1]]));
+        written.insert("attention_layers".to_owned(), json!(kinds));
+        written.insert("window_size".to_owned(), json!(config.sliding_window.unwrap_or(256)));
+    },
+);
+
+/// HyperCLOVA X may have norms after both parts besides, and scales scores as usual where the key is `null`.
+pub(in super::super) const HYPERCLOVAX_NORMS: ConfigRow = custom(
+    &["use_post_norm"],
+    |fields, config| {
+        let has_both = fields.flag_or("use_post_norm", true)?;
+        config.norm_position = if has_both { NormPosition::Sandwich } else { NormPosition::Pre };
+        Ok(())
+    },
+    |config, written| {
+        written.insert("use_post_norm".to_owned(), json!(config.norm_position == NormPosition::Sandwich));
+    },
+);
+
+/// See [`HYPERCLOVAX_NORMS`].
+pub(in super::super) const HYPERCLOVAX_ATTENTION: ConfigRow = custom(
+    &["attention_multiplier"],
+    |fields, config| {
+        if let Some(scale) = fields.number_if_any("attention_multiplier")? {
+            set_score_scale(config, scale);
+        }
+        Ok(())
+    },
+    |config, written| {
+        written.insert("attention_multiplier".to_owned(), json!(config.score_scale()));
+    },
+);
+
+/// CWM's class has no configuration without this token.
+pub(in super::super) const CWM_BOS: ConfigRow = custom(
+    &[],
+    |_, _| Ok(()),
+    |_, written| {
+        written.insert("bos_token_id".to_owned(), json!(128_000));
+    },
+);
+
+/// What Hunyuan's dense models share with those of experts. Their class normalizes queries and keys whatever `use_qk_norm` says.
+pub(in super::super) const HUNYUAN_DENSE: ConfigRow = custom(
+    &["use_qk_norm", "num_experts"],
+    |fields, _| match fields.size_or("num_experts", 1)? {
+        0 | 1 => Ok(()),
+        _ => fields.only("num_experts", Fixed::Number(1.0)),
+    },
+    |_, _| {},
+);
+
+/// MiniCPM's scales, by the depth and the width of the model for which they were found.
+pub(in super::super) const MINICPM_SCALES: &[ConfigRow] = &[
+    number("scale_emb", |c| &mut c.embedding_multiplier, 1.0),
+    custom(
+        &["scale_depth"],
+        |fields, config| {
+            config.residual_multiplier = residual_of_depth(fields.number_or("scale_depth", 1.0)?, config);
+            Ok(())
+        },
+        |config, written| {
+            let value = config.residual_multiplier;
+            let depth = exact_inverse(value, value * (config.n_layers as f64).sqrt(), |d| residual_of_depth(d, config));
+            written.insert("scale_depth".to_owned(), depth);
+        },
+    ),
+    custom(
+        &["dim_model_base"],
+        |fields, config| {
+            config.logit_multiplier = fields.number_or("dim_model_base", 1.0)? / config.d_model as f64;
+            Ok(())
+        },
+        |config, written| {
+            let (value, width) = (config.logit_multiplier, config.d_model as f64);
+            written.insert("dim_model_base".to_owned(), exact_inverse(value, value * width, |base| base / width));
+        },
+    ),
+];
+
+fn residual_of_depth(scale_depth: f64, config: &GptConfig) -> f64 {
+    scale_depth / (config.n_layers as f64).sqrt()
+}
+
+/// The number near `guess` that `back` maps to exactly `value`, with as few digits as possible; `guess` if there is none.
+pub(in super::super) fn exact_inverse(value: f64, guess: f64, back: impl Fn(f64) -> f64) -> Value {
+    let rounded = [0, 3, 6, 9, 12].map(|digits| {
+        let unit = 10f64.powi(digits);
+        (guess * unit).round() / unit
+    });
+    let exact = rounded.into_iter().chain([guess, guess.next_up(), guess.next_down()]).find(|&x| back(x) == value);
+    match exact.unwrap_or(guess) {
+        whole if whole.fract() == 0.0 && (1.0..1e15).contains(&whole) => json!(whole as u64),
+        number => json!(number),
+    }
+}
 
 /// GPT-J has no key for the rotary base, which is always 10,000.
 pub(in super::super) const GPTJ_ROTARY_DIM: ConfigRow = ConfigRow::Custom {

@@ -7,11 +7,14 @@
 
 pub(super) mod bases;
 pub(super) mod config_rows;
+mod expert_rows;
 mod names;
+mod recurrent_rows;
 mod rope;
 mod row_groups;
 mod table;
 pub(super) mod window;
+pub(super) mod wrappers;
 
 use serde_json::{Map, Value, json};
 
@@ -108,7 +111,6 @@ pub fn known_architectures() -> Vec<&'static str> {
 /// Keys that would change the computation in any class or fork that knows them, and the value for which they do not. They are
 /// checked unless the class's own rows read them.
 const NEUTRAL: &[(&str, Fixed)] = &[
-    ("quantization_config", Fixed::Nothing),
     ("is_encoder_decoder", Fixed::Flag(false)),
     ("add_cross_attention", Fixed::Flag(false)),
     ("cross_attention_hidden_size", Fixed::Nothing),

@@ -1,12 +1,16 @@
 //! Which tensors of a class's files make up which of our parameters: a list for each class, by family. Lists are shared between
 //! classes: a class may name parameters that it never has.
 
+mod experts;
 mod gpt;
 mod llama;
 mod norms;
+mod recurrent;
 
 pub(super) use self::{
-    gpt::{BIGCODE, BLOOM, CTRL, FALCON, GPT1, GPT2, GPTJ, NEOX, OPT, PHI},
-    llama::{LLAMA, NANOCHAT, PHI3},
-    norms::{COHERE, GEMMA2, OLMO2},
+    experts::{ERNIE_MOE, GLM_MOE, GRANITE_MOE, MIXTRAL, QWEN_MOE},
+    gpt::{BIGCODE, BLOOM, CTRL, FALCON, GPT_NEO, GPT1, GPT2, GPTJ, NEOX, OPT, PHI, STARCODER2},
+    llama::{APERTUS, GLM, HUNYUAN, INTERLEAVED, LLAMA, NANOCHAT, PHI3, UNGATED},
+    norms::{COHERE, GEMMA2, GLM4, HYPERCLOVAX, OLMO2},
+    recurrent::{LFM2, QWEN3_5, QWEN3_NEXT},
 };

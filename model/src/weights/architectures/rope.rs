@@ -10,7 +10,12 @@ use crate::{
 };
 
 const THETA: &str = "rope_theta";
-const ORIGINAL_LENGTH: &str = "original_max_position_embeddings";
+const SHARE: &str = "partial_rotary_factor";
+/// Ministral 3's growth of the multiplier of queries.
+pub(super) const LLAMA4_BETA: &str = "llama_4_scaling_beta";
+/// Hunyuan's factor for the base.
+const ALPHA: &str = "alpha";
+pub(super) const ORIGINAL_LENGTH: &str = "original_max_position_embeddings";
 
 /// The keys in which classes differ.
 pub(in super::super) struct RopeKeys {
@@ -25,6 +30,10 @@ pub(in super::super) struct RopeKeys {
     types: &'static [&'static str],
     /// The layers with the window have an object of their own.
     windowed: Option<WindowedTheta>,
+    /// Whether the file must describe the rotation: where it does not, the class has a scaling of its own.
+    is_required: bool,
+    /// Keys of the nested object that only this class has.
+    own: &'static [&'static str],
 }
 
 /// The base of the layers with the window.
@@ -35,31 +44,23 @@ struct WindowedTheta {
     absent: f64,
 }
 
-pub(super) const WHOLE_HEADS: RopeKeys =
-    RopeKeys { theta: THETA, absent_theta: USUAL_THETA, share: None, types: TYPES, windowed: None };
+pub(super) const WHOLE_HEADS: RopeKeys = RopeKeys {
+    theta: THETA,
+    absent_theta: USUAL_THETA,
+    share: None,
+    types: TYPES,
+    windowed: None,
+    is_required: false,
+    own: &[],
+};
+pub(super) const MIXTRAL: RopeKeys = RopeKeys { absent_theta: 1_000_000.0, ..WHOLE_HEADS };
 pub(super) const SMOLLM3: RopeKeys = RopeKeys { absent_theta: 2_000_000.0, ..WHOLE_HEADS };
-pub(super) const NEOX: RopeKeys = RopeKeys {
-    theta: "rotary_emb_base",
-    absent_theta: USUAL_THETA,
-    share: Some(("rotary_pct", 0.25)),
-    types: TYPES,
-    windowed: None,
-};
+pub(super) const NEOX: RopeKeys =
+    RopeKeys { theta: "rotary_emb_base", share: Some(("rotary_pct", 0.25)), ..WHOLE_HEADS };
 /// Transformers has no other scaling for Phi 3. The first files call it `su`.
-pub(super) const PHI3: RopeKeys = RopeKeys {
-    theta: THETA,
-    absent_theta: USUAL_THETA,
-    share: Some(("partial_rotary_factor", 1.0)),
-    types: &["default", LONG_ROPE, "su"],
-    windowed: None,
-};
-pub(super) const STABLELM: RopeKeys = RopeKeys {
-    theta: THETA,
-    absent_theta: USUAL_THETA,
-    share: Some(("partial_rotary_factor", 0.25)),
-    types: TYPES,
-    windowed: None,
-};
+pub(super) const PHI3: RopeKeys =
+    RopeKeys { share: Some((SHARE, 1.0)), types: &["default", LONG_ROPE, "su"], ..WHOLE_HEADS };
+pub(super) const STABLELM: RopeKeys = RopeKeys { share: Some((SHARE, 0.25)), ..WHOLE_HEADS };
 
 pub(super) const OLMO3: RopeKeys = RopeKeys {
     absent_theta: 500_000.0,
@@ -74,8 +75,14 @@ pub(super) const GEMMA3: RopeKeys = RopeKeys {
     ..WHOLE_HEADS
 };
 
-pub(super) const PHI: RopeKeys = RopeKeys { share: Some(("partial_rotary_factor", 0.5)), ..WHOLE_HEADS };
+pub(super) const PHI: RopeKeys = RopeKeys { share: Some((SHARE, 0.5)), ..WHOLE_HEADS };
+pub(super) const QWEN3_5: RopeKeys = RopeKeys { share: Some((SHARE, 0.25)), ..WHOLE_HEADS };
 pub(super) const COHERE: RopeKeys = RopeKeys { absent_theta: 500_000.0, ..WHOLE_HEADS };
+pub(super) const HELIUM: RopeKeys = RopeKeys { absent_theta: 100_000.0, ..WHOLE_HEADS };
+/// The class's own scaling is not the usual one.
+pub(super) const STATED: RopeKeys = RopeKeys { is_required: true, ..WHOLE_HEADS };
+pub(super) const MINISTRAL3: RopeKeys = RopeKeys { is_required: true, own: &[LLAMA4_BETA], ..WHOLE_HEADS };
+pub(super) const HUNYUAN: RopeKeys = RopeKeys { own: &[ALPHA], ..WHOLE_HEADS };
 
 const USUAL_THETA: f64 = 10_000.0;
 
@@ -108,7 +115,15 @@ fn is_read(kind: &str, key: &str) -> bool {
         LONG_ROPE | "su" => &["factor", ORIGINAL_LENGTH, "attention_factor", SHORT_FACTORS, LONG_FACTORS],
         _ => &[],
     };
-    ["rope_type", "type", THETA, "partial_rotary_factor"].contains(&key) || own.contains(&key)
+    ["rope_type", "type", THETA, SHARE].contains(&key) || own.contains(&key)
+}
+
+/// The object of a class that has one for all layers. As in transformers, the older key takes precedence.
+pub(super) fn nested_object<'a>(fields: &Fields<'a>) -> Result<Option<Fields<'a>>> {
+    match fields.object_if_true("rope_scaling")? {
+        None => fields.object("rope_parameters"),
+        nested => Ok(nested),
+    }
 }
 
 impl RopeKeys {
@@ -118,10 +133,9 @@ impl RopeKeys {
             return self.read_per_kind(windowed, fields, config);
         }
         let empty = Map::new();
-        // As in transformers, the older key takes precedence.
-        let nested = match fields.object_if_true("rope_scaling")? {
-            Some(nested) => nested,
-            None => fields.object("rope_parameters")?.unwrap_or_else(|| fields.within(&empty)),
+        let nested = match nested_object(fields)? {
+            None if self.is_required => return Err(fields.missing(&["rope_parameters", "rope_scaling"])),
+            nested => nested.unwrap_or_else(|| fields.within(&empty)),
         };
         let theta = fields.number_or(self.theta, self.absent_theta)?;
         let rope = self.read_one(theta, fields, &nested, config)?;
@@ -168,7 +182,8 @@ impl RopeKeys {
         if !self.types.contains(&kind) {
             return Err(nested.unsupported("rope_type", &json!(kind), &self.types.join(", ")));
         }
-        for key in nested.keys().filter(|key| !is_read(kind, key) && nested.get(key).is_some()) {
+        let is_read = |key: &str| is_read(kind, key) || self.own.contains(&key);
+        for key in nested.keys().filter(|key| !is_read(key) && nested.get(key).is_some()) {
             // An object for each kind of layer, in a class that has one for all layers.
             if nested.get(key).is_some_and(Value::is_object) {
                 return Err(nested.wrong(key, "a value for all layers", nested.get(key).unwrap_or(&Value::Null)));
@@ -183,16 +198,22 @@ impl RopeKeys {
         let rotary_dim = match self.share {
             None => {
                 for fields in [fields, nested] {
-                    fields.only("partial_rotary_factor", super::Fixed::Number(1.0))?;
+                    fields.only(SHARE, super::Fixed::Number(1.0))?;
                 }
                 config.head_dim
             }
             Some((key, absent)) => {
-                let share = nested.number_or("partial_rotary_factor", fields.number_or(key, absent)?)?;
+                let share = nested.number_or(SHARE, fields.number_or(key, absent)?)?;
                 // Rounded down, as Python's `int` does; shares that make no dimension are refused by `validate`.
                 (config.head_dim as f64 * share) as usize
             }
         };
+        let alpha = if self.own.contains(&ALPHA) { nested.number_or(ALPHA, 0.0)? } else { 0.0 };
+        if kind == "dynamic" && alpha != 0.0 {
+            // In spite of its name, this does not depend on the text's length.
+            let dim = rotary_dim as f64;
+            return Ok(Rope::new(theta * alpha.powf(dim / (dim - 2.0)), rotary_dim));
+        }
         // With an object for each kind of layer, transformers reads no key outside of it.
         let outside = if self.windowed.is_some() { nested } else { fields };
         let scaling = scaling(kind, outside, nested, config.max_seq_len)?;
@@ -228,7 +249,7 @@ impl RopeKeys {
         if let Some((key, _)) = self.share {
             let share = rope.rotary_dim as f64 / config.head_dim as f64;
             written.insert(key.to_owned(), json!(share));
-            scaling.insert("partial_rotary_factor".to_owned(), json!(share));
+            scaling.insert(SHARE.to_owned(), json!(share));
         }
         written.insert("rope_parameters".to_owned(), Value::Object(scaling));
     }

@@ -1,7 +1,10 @@
 //! Lists of rows that several classes share, and the names that classes give to nonlinearities.
 
-use super::config_rows::{
-    self, ACTIVATIONS, ConfigRow, derived, flag, head_dim, kv_heads, number, one_kv_head_each, size, size_or,
+use super::{
+    config_rows::{
+        self, ACTIVATIONS, ConfigRow, derived, flag, head_dim, kv_heads, number, one_kv_head_each, size, size_or,
+    },
+    rope, window,
 };
 use crate::config::Activation;
 
@@ -13,6 +16,25 @@ pub(super) const LLAMA_SIZES: &[ConfigRow] = &[
     size(&["num_attention_heads"], |c| &mut c.n_heads),
     size(&["hidden_size"], |c| &mut c.d_model),
     size(&["intermediate_size"], |c| &mut c.d_ff),
+];
+
+pub(super) const SILU: &[ConfigRow] =
+    &[ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "silu" }];
+
+pub(super) const UNTIED: &[ConfigRow] = &[flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false)];
+
+/// For all four matrices of attention, none by default.
+pub(super) const ATTENTION_BIAS: &[ConfigRow] =
+    &[flag("attention_bias", |c| &mut c.qkv_bias, false), flag("attention_bias", |c| &mut c.attn_out_bias, false)];
+
+/// GLM 4's, but for sizes, activation and output matrix.
+pub(super) const GLM: &[ConfigRow] = &[
+    kv_heads(2),
+    size_or(&["head_dim"], |c| &mut c.head_dim, |_| 128),
+    ConfigRow::Rope(&rope::PHI),
+    number("rms_norm_eps", |c| &mut c.norm_eps, 1.5625e-7),
+    flag("attention_bias", |c| &mut c.qkv_bias, true),
+    ConfigRow::Window(&window::NONE),
 ];
 
 /// OLMo 2 and what follows it, but for sizes, windows and rotary positions.

@@ -1,14 +1,18 @@
 //! The rows of the table of architectures, one for each Hugging Face class: a list for each family.
 
+mod experts;
 mod gemma;
 mod gpt;
 mod llama;
 mod norms;
+mod recurrent;
+mod variants;
 
 use super::Architecture;
 
 /// A configuration that several classes can express is saved as the first of them.
-const FAMILIES: &[&[Architecture]] = &[gpt::ROWS, llama::ROWS, gemma::ROWS, norms::ROWS];
+const FAMILIES: &[&[Architecture]] =
+    &[gpt::ROWS, llama::ROWS, gemma::ROWS, norms::ROWS, variants::ROWS, experts::ROWS, recurrent::ROWS];
 
 /// Every row of the table.
 pub(in super::super) fn architectures() -> impl Iterator<Item = &'static Architecture> {

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::super::config_json::Fields;
 use crate::{config::GptConfig, error::Result};
 
-const WINDOW: &str = "sliding_window";
+pub(super) const WINDOW: &str = "sliding_window";
 const USED: &str = "use_sliding_window";
 const FULL_LAYERS: &str = "max_window_layers";
 const LAYER_TYPES: &str = "layer_types";
@@ -22,6 +22,8 @@ pub(in super::super) enum WindowKeys {
         /// Where the key is not there at all.
         absent: Option<usize>,
     },
+    /// One window for all layers, if `use_sliding_window`.
+    Used,
     /// A window for the layers from `max_window_layers` on, if `use_sliding_window`. Newer files list the layers' kinds.
     From {
         /// `max_window_layers` where it is not there.
@@ -29,10 +31,14 @@ pub(in super::super) enum WindowKeys {
     },
     /// A window for the layers without rotary positions, if `use_sliding_window`. Files may list the layers' kinds.
     Unrotated,
-    /// A window for all layers except every `period`-th. Newer files list the layers' kinds.
+    /// A window for all layers except one in each `period`. Newer files list the layers' kinds.
     Periodic {
         /// The period, where the file does not have it.
         period: usize,
+        /// The first layer that sees everything, counted from 1.
+        first: usize,
+        /// The window where the file does not have the key.
+        absent: usize,
         /// Whether the file may have the period, as `sliding_window_pattern`.
         has_key: bool,
     },
@@ -41,15 +47,25 @@ pub(in super::super) enum WindowKeys {
 pub(in super::super) const NONE: WindowKeys = WindowKeys::None;
 pub(in super::super) const MISTRAL: WindowKeys = WindowKeys::All { absent: Some(USUAL) };
 pub(in super::super) const PHI3: WindowKeys = WindowKeys::All { absent: None };
+pub(in super::super) const QWEN3_MOE: WindowKeys = WindowKeys::Used;
 pub(in super::super) const QWEN: WindowKeys = WindowKeys::From { absent: 28 };
-pub(in super::super) const OLMO3: WindowKeys = WindowKeys::Periodic { period: 4, has_key: false };
-pub(in super::super) const GEMMA2: WindowKeys = WindowKeys::Periodic { period: 2, has_key: false };
-pub(in super::super) const GEMMA3: WindowKeys = WindowKeys::Periodic { period: 6, has_key: true };
-pub(in super::super) const COHERE2: WindowKeys = WindowKeys::Periodic { period: 4, has_key: true };
+pub(in super::super) const OLMO3: WindowKeys = periodic(4, false);
+pub(in super::super) const GEMMA2: WindowKeys = periodic(2, false);
+pub(in super::super) const GEMMA3: WindowKeys = periodic(6, true);
+pub(in super::super) const COHERE2: WindowKeys = periodic(4, true);
+pub(in super::super) const EXAONE4: WindowKeys = periodic(4, true);
+/// All layers have the window, unless the file lists them.
+pub(in super::super) const MINISTRAL: WindowKeys = periodic(usize::MAX, false);
+pub(in super::super) const CWM: WindowKeys = WindowKeys::Periodic { period: 4, first: 1, absent: 8192, has_key: false };
 pub(in super::super) const SMOLLM3: WindowKeys = WindowKeys::Unrotated;
 
 /// The window of most classes where the key is not there at all.
 const USUAL: usize = 4096;
+
+/// The last layer of each period sees everything.
+const fn periodic(period: usize, has_key: bool) -> WindowKeys {
+    WindowKeys::Periodic { period, first: period, absent: USUAL, has_key }
+}
 
 /// Sets the window, and the layers without it. If all layers are without it, there is no window.
 pub(in super::super) fn set(config: &mut GptConfig, window: Option<usize>, full_layers: Vec<usize>) {
@@ -69,8 +85,9 @@ impl WindowKeys {
             Self::None if fields.get(WINDOW).is_some() => return refuse(WINDOW, "null (this class has no window)"),
             Self::None => None,
             Self::All { absent } if !fields.has(WINDOW) => absent,
-            Self::From { .. } | Self::Unrotated if !fields.flag_or(USED, false)? => None,
-            Self::From { .. } | Self::Periodic { .. } if !fields.has(WINDOW) => Some(USUAL),
+            Self::Used | Self::From { .. } | Self::Unrotated if !fields.flag_or(USED, false)? => None,
+            Self::Used | Self::From { .. } if !fields.has(WINDOW) => Some(USUAL),
+            Self::Periodic { absent, .. } if !fields.has(WINDOW) => Some(absent),
             _ => fields.size(WINDOW)?,
         };
         let full_layers = if fields.get(LAYER_TYPES).is_some() {
@@ -92,7 +109,8 @@ impl WindowKeys {
         if window.is_none() && list.iter().any(|kind| kind != FULL) {
             return refuse("\"full_attention\" for all layers, because there is no window");
         }
-        if matches!(self, Self::All { .. }) && window.is_some() && list.iter().any(|kind| kind != SLIDING) {
+        if matches!(self, Self::All { .. } | Self::Used) && window.is_some() && list.iter().any(|kind| kind != SLIDING)
+        {
             return refuse("\"sliding_attention\" for all layers");
         }
         if list.iter().any(|kind| kind != FULL && kind != SLIDING) {
@@ -106,18 +124,19 @@ impl WindowKeys {
         // The size is not validated yet: this limits the list.
         let layers = 0..config.n_layers.min(crate::config::MAX_LAYERS + 1);
         Ok(match *self {
-            Self::None | Self::All { .. } => Vec::new(),
+            Self::None | Self::All { .. } | Self::Used => Vec::new(),
             Self::From { absent } => {
                 let n_full = fields.size_or(FULL_LAYERS, absent)?;
                 layers.filter(|&layer| layer < n_full).collect()
             }
             Self::Unrotated => layers.filter(|layer| !config.unrotated_layers.contains(layer)).collect(),
-            Self::Periodic { period, has_key } => {
-                let period = if has_key { fields.size_or(PERIOD, period)? } else { period };
+            Self::Periodic { period: usual, first, has_key, .. } => {
+                let period = if has_key { fields.size_or(PERIOD, usual)? } else { usual };
+                let first = if first == usual { period } else { first };
                 if period == 0 {
                     return Err(fields.unsupported(PERIOD, &json!(0), "1 and above"));
                 }
-                layers.filter(|layer| (layer + 1).is_multiple_of(period)).collect()
+                layers.filter(|layer| (layer + 1) % period == first % period).collect()
             }
         })
     }
@@ -133,6 +152,10 @@ impl WindowKeys {
         match self {
             Self::None => {}
             Self::All { .. } => drop(write(WINDOW, json!(config.sliding_window))),
+            Self::Used => {
+                write(USED, json!(windowed));
+                write(WINDOW, json!(config.sliding_window));
+            }
             Self::From { .. } => {
                 write(USED, json!(windowed));
                 write(WINDOW, json!(config.sliding_window));

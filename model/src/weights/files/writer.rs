@@ -63,10 +63,11 @@ struct TensorLocation {
     shard: usize,
     start: u64,
     n_bytes: usize,
+    n_written: usize,
 }
 
 impl<'a> TensorWriter<'a> {
-    /// A writer of the tensors of `plan`, which must be written in this order. Plain values are stored in `dtype`.
+    /// A writer of the tensors of `plan`, which must be written in this order, each at once or in parts. Plain values are stored in `dtype`.
     ///
     /// # Errors
     /// [`Error::File`] if a file would have more tensors than its header can list.
@@ -85,14 +86,16 @@ impl<'a> TensorWriter<'a> {
             let (header, within) = lay_out(tensors, &file)?;
             let data_start = header.len() as u64;
             places.extend(within.into_iter().map(|(name, (start, end))| {
-                (name, TensorLocation { shard, start: data_start + start as u64, n_bytes: end - start })
+                let place =
+                    TensorLocation { shard, start: data_start + start as u64, n_bytes: end - start, n_written: 0 };
+                (name, place)
             }));
             shards.push(Shard { file, header });
         }
         Ok(Self { folder, dtype, shards, places, open: None })
     }
 
-    /// Writes a tensor of plain values.
+    /// Writes a tensor of plain values, or its next part.
     ///
     /// # Errors
     /// As [`write`](Self::write); [`Error::Param`] if a value is too large for the dtype.
@@ -101,13 +104,13 @@ impl<'a> TensorWriter<'a> {
         self.write(name, values.chunks(VALUES_AT_ONCE).map(|values| dtype.encode(name, values)))
     }
 
-    /// Writes the bytes of a tensor in pieces.
+    /// Writes the bytes of a tensor, or of its next part, in pieces.
     ///
     /// # Errors
-    /// [`Error::Io`] with the file that cannot be written; [`Error::Tensor`] if the number of bytes differs from the
-    /// plan, or the tensor is not in it.
+    /// [`Error::Io`] with the file that cannot be written; [`Error::Tensor`] if there are more bytes than in the plan, or
+    /// the tensor is not in it.
     pub(super) fn write(&mut self, name: &str, pieces: impl Iterator<Item = Result<Vec<u8>>>) -> Result<()> {
-        let Some(&TensorLocation { shard, start, n_bytes }) = self.places.get(name) else {
+        let Some(&TensorLocation { shard, start, n_bytes, n_written }) = self.places.get(name) else {
             return Err(self.error(0, name, "is not in the file's plan"));
         };
         if self.open.as_ref().is_none_or(|(number, _)| *number != shard) {
@@ -116,7 +119,7 @@ impl<'a> TensorWriter<'a> {
             file.write_at(0, &self.shards[shard].header)?;
             self.open = Some((shard, file));
         }
-        let mut written = 0;
+        let mut written = n_written;
         if let Some((_, file)) = &mut self.open {
             for bytes in pieces {
                 let bytes = bytes?;
@@ -124,14 +127,27 @@ impl<'a> TensorWriter<'a> {
                 written += bytes.len();
             }
         }
-        match written == n_bytes {
-            true => Ok(()),
-            false => Err(self.error(shard, name, format!("has {written} bytes, but its shape requires {n_bytes}"))),
+        if let Some(place) = self.places.get_mut(name) {
+            place.n_written = written;
         }
+        if written > n_bytes { Err(self.wrong_length(name)) } else { Ok(()) }
+    }
+
+    /// The error for a tensor with more or fewer bytes than planned.
+    fn wrong_length(&self, name: &str) -> Error {
+        let TensorLocation { shard, n_bytes, n_written, .. } = self.places[name];
+        self.error(shard, name, format!("has {n_written} bytes, but its shape requires {n_bytes}"))
     }
 
     /// Finishes the last file, and writes the index if there are several.
+    ///
+    /// # Errors
+    /// [`Error::Io`] with the file that cannot be written; [`Error::Tensor`] if a tensor is not whole.
     pub(in super::super) fn finish(mut self) -> Result<()> {
+        let unfinished = self.places.iter().filter(|(_, place)| place.n_written != place.n_bytes);
+        if let Some(name) = unfinished.map(|(name, _)| name).min() {
+            return Err(self.wrong_length(name));
+        }
         self.close()?;
         if self.shards.len() < 2 {
             return Ok(());

@@ -15,12 +15,16 @@ use super::{
     config_rows::{
         self, ATTENTION_FACTOR, FACTOR_LISTS, GROUPED_HEADS, LAYER_NORM_EPS, PLAIN_HEADS, RMS_EPS, ROPE, SIZES, WINDOW,
     },
-    names::{BLOCK, FALCON_NORMS, FUSED_QKV, GATED, INSIDE, INTERLEAVED_QKV, OUTSIDE, SANDWICH, SEPARATE_QKV, UNGATED},
+    mixtures,
+    names::{
+        BLOCK, FALCON_NORMS, FUSED_QKV, GATED, INSIDE, INTERLEAVED_QKV, OUTSIDE, POST_ATTENTION_NORM, SANDWICH,
+        SEPARATE_QKV, UNGATED, XIELU,
+    },
 };
 use serde_json::{Map, Value};
 
 use crate::{
-    config::{Activation, GptConfig, NormKind, Positions},
+    config::{Activation, GptConfig, NormKind, NormPosition, Positions, QkNormSpan},
     error::Result,
 };
 
@@ -29,11 +33,11 @@ pub(super) struct Gguf {
     /// As in `general.architecture`.
     pub(super) name: &'static str,
     /// The configuration before keys are read; sizes are not set yet.
-    base: fn() -> GptConfig,
+    pub(super) base: fn() -> GptConfig,
     /// Keys and what they set, in the order in which they are read.
-    config: &'static [&'static [ConfigRow]],
+    pub(super) config: &'static [&'static [ConfigRow]],
     /// Which tensors make which parameters. Of several rows for one, the first whose tensors are there.
-    params: &'static [&'static [NameRow]],
+    pub(super) params: &'static [&'static [NameRow]],
 }
 
 impl Gguf {
@@ -59,6 +63,7 @@ impl Gguf {
         config.attn_out_bias = has("blk.0.attn_output.bias");
         config.shared_norm &= !has("blk.0.attn_norm_2.weight");
         config.mlp_bias = any(&["blk.0.ffn_up.bias", "blk.0.ffn_down.bias"]);
+        mixtures::read_tensors(&mut config, has);
         Ok(config)
     }
 
@@ -81,8 +86,47 @@ impl Gguf {
 
 /// All architectures.
 pub(super) const ALL: &[Gguf] = &[
-    GPT2, LLAMA, QWEN2, QWEN3, SMOLLM3, GRANITE, OLMO2, PHI3, NEOX, STABLELM, GEMMA, GEMMA2, GEMMA3, PHI2, STARCODER,
-    FALCON, COMMAND_R, COHERE2, BLOOM,
+    GPT2,
+    LLAMA,
+    QWEN2,
+    QWEN3,
+    SMOLLM3,
+    GRANITE,
+    OLMO2,
+    PHI3,
+    NEOX,
+    STABLELM,
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    PHI2,
+    STARCODER,
+    FALCON,
+    COMMAND_R,
+    COHERE2,
+    BLOOM,
+    STARCODER2,
+    MISTRAL3,
+    QWEN2VL,
+    QWEN3VL,
+    EXAONE,
+    EXAONE4,
+    ERNIE4_5,
+    GLM4,
+    HUNYUAN_DENSE,
+    SEED_OSS,
+    APERTUS,
+    ARCEE,
+    NEMOTRON,
+    OLMO,
+    MINICPM,
+    mixtures::QWEN2_MOE,
+    mixtures::QWEN3_MOE,
+    mixtures::OLMOE,
+    mixtures::GRANITE_MOE,
+    mixtures::GLM4_MOE,
+    mixtures::ERNIE4_5_MOE,
+    JAIS2,
 ];
 
 /// The architecture that GGUF files call `name`. The error lists all.
@@ -106,12 +150,12 @@ pub(super) const POOLING_TYPE: &str = "pooling_type";
 /// Keys that are no part of the configuration. The shapes of the tensors say the same as the first two.
 const SILENT: &[&str] = &["vocab_size", "tensor_data_layout", POOLING_TYPE];
 
-/// Llama and Mistral. The converter interleaves the rows of queries and keys: adjacent dimensions rotate together.
+/// Llama, Mistral and Mixtral. The converter interleaves the rows of queries and keys: adjacent dimensions rotate together.
 const LLAMA: Gguf = Gguf {
     name: "llama",
     base: llama,
-    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS, WINDOW]],
-    params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED],
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS, WINDOW, mixtures::EXPERTS]],
+    params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED, mixtures::NAMES],
 };
 
 const QWEN2: Gguf = Gguf {
@@ -191,24 +235,23 @@ const SMOLLM3: Gguf = Gguf {
 };
 
 /// Queries and keys are interleaved as in [`LLAMA`].
-const GRANITE: Gguf = Gguf {
-    name: "granite",
-    base: llama,
-    config: &[
-        &[config_rows::GRANITE_ROTATES],
-        SIZES,
-        GROUPED_HEADS,
-        &[
-            ROPE,
-            RMS_EPS,
-            config_rows::GRANITE_SCORES,
-            number("embedding_scale", |c| &mut c.embedding_multiplier, 1.0),
-            number("residual_scale", |c| &mut c.residual_multiplier, 1.0),
-            ConfigRow::Divisor { key: "logit_scale", of: |c| &mut c.logit_multiplier, absent: 1.0 },
-        ],
+const GRANITE: Gguf =
+    Gguf { name: "granite", base: llama, config: GRANITE_ROWS, params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED] };
+
+pub(super) const GRANITE_ROWS: &[&[ConfigRow]] = &[
+    &[config_rows::GRANITE_ROTATES],
+    SIZES,
+    GROUPED_HEADS,
+    &[
+        ROPE,
+        RMS_EPS,
+        config_rows::GRANITE_SCORES,
+        number("embedding_scale", |c| &mut c.embedding_multiplier, 1.0),
+        number("residual_scale", |c| &mut c.residual_multiplier, 1.0),
+        ConfigRow::Divisor { key: "logit_scale", of: |c| &mut c.logit_multiplier, absent: 1.0 },
+        mixtures::EXPERTS,
     ],
-    params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED],
-};
+];
 
 /// OLMo 3 is an OLMo 2 with windows.
 const OLMO2: Gguf = Gguf {
@@ -294,6 +337,131 @@ const FALCON: Gguf = Gguf {
     base: || GptConfig { activation: Activation::Gelu, ..shared_norm() },
     config: &[SIZES, GROUPED_HEADS, &[ROPE, LAYER_NORM_EPS]],
     params: &[OUTSIDE, FUSED_QKV, FALCON_NORMS, BLOCK, UNGATED],
+};
+
+/// Files do not say whether the model has a window.
+const STARCODER2: Gguf = Gguf {
+    name: "starcoder2",
+    base: || GptConfig {
+        norm: NormKind::LayerNorm,
+        norm_bias: true,
+        gated_mlp: false,
+        activation: Activation::GeluTanh,
+        ..llama()
+    },
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, LAYER_NORM_EPS]],
+    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, BLOCK, UNGATED],
+};
+
+/// Mistral Small 3 and Ministral 3. Queries and keys are interleaved as in [`LLAMA`].
+const MISTRAL3: Gguf = Gguf {
+    name: "mistral3",
+    base: llama,
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS, config_rows::MISTRAL3_TEMPERATURE]],
+    params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED],
+};
+
+/// The three coordinates of a token, by which sections of its heads rotate, are equal for text.
+const QWEN2VL: Gguf =
+    Gguf { name: "qwen2vl", config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS, config_rows::ROPE_SECTIONS]], ..QWEN2 };
+
+/// The layers to which pictures are added have no effect on text.
+const QWEN3VL: Gguf = Gguf {
+    name: "qwen3vl",
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS, config_rows::ROPE_SECTIONS, config_rows::DEEPSTACK]],
+    ..QWEN3
+};
+
+/// EXAONE 3, a Llama whose queries and keys are not interleaved.
+const EXAONE: Gguf = Gguf { name: "exaone", ..QWEN2 };
+
+const EXAONE4: Gguf = Gguf {
+    name: "exaone4",
+    base: || GptConfig { qk_norm_span: QkNormSpan::Head, ..olmo2() },
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS, config_rows::EXAONE4_WINDOW]],
+    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, INSIDE, BLOCK, GATED],
+};
+
+/// Queries and keys are interleaved in the class too.
+const ERNIE4_5: Gguf = Gguf {
+    name: "ernie4_5",
+    base: llama,
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS]],
+    params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED],
+};
+
+/// GLM-4-0414. Queries and keys are interleaved in the class too.
+const GLM4: Gguf = Gguf {
+    name: "glm4",
+    base: || GptConfig { norm_position: NormPosition::Sandwich, ..llama() },
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS]],
+    params: &[OUTSIDE, INTERLEAVED_QKV, SANDWICH, BLOCK, UNGATED],
+};
+
+const HUNYUAN_DENSE: Gguf = Gguf {
+    name: "hunyuan-dense",
+    base: || GptConfig { qk_norm: true, qk_norm_after_rope: true, ..llama() },
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS]],
+    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, BLOCK, GATED],
+};
+
+/// The norm before the MLP has the name of one after attention.
+const SEED_OSS: Gguf = Gguf {
+    name: "seed_oss",
+    base: llama,
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS]],
+    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, POST_ATTENTION_NORM, BLOCK, GATED],
+};
+
+const APERTUS: Gguf = Gguf {
+    name: "apertus",
+    base: || GptConfig { qk_norm: true, gated_mlp: false, xielu: true, ..llama() },
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS]],
+    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, XIELU, BLOCK, UNGATED],
+};
+
+/// Queries and keys are interleaved as in [`LLAMA`].
+const ARCEE: Gguf = Gguf {
+    name: "arcee",
+    base: || GptConfig { gated_mlp: false, activation: Activation::ReluSquared, ..llama() },
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS]],
+    params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, UNGATED],
+};
+
+/// Norms as Gemma's. The converter writes their epsilon under both keys.
+const NEMOTRON: Gguf = Gguf {
+    name: "nemotron",
+    base: || GptConfig {
+        norm: NormKind::LayerNorm,
+        norm_bias: true,
+        gated_mlp: false,
+        activation: Activation::ReluSquared,
+        ..llama()
+    },
+    config: &[
+        SIZES,
+        GROUPED_HEADS,
+        &[ROPE, LAYER_NORM_EPS, config_rows::of_key(&["attention.layer_norm_rms_epsilon"], |_, _| Ok(()))],
+    ],
+    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, BLOCK, UNGATED],
+};
+
+const JAIS2: Gguf = Gguf { name: "jais2", config: &[SIZES, GROUPED_HEADS, &[ROPE, LAYER_NORM_EPS]], ..NEMOTRON };
+
+/// Queries and keys are interleaved as in [`LLAMA`].
+const OLMO: Gguf = Gguf {
+    name: "olmo",
+    base: || GptConfig { norm: NormKind::LayerNorm, norm_weight: false, ..llama() },
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, LAYER_NORM_EPS]],
+    params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED],
+};
+
+/// Queries and keys are interleaved as in [`LLAMA`].
+const MINICPM: Gguf = Gguf {
+    name: "minicpm",
+    base: llama,
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS], config_rows::MINICPM_SCALES],
+    params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED],
 };
 
 /// GPT-BigCode.

@@ -5,14 +5,15 @@ use serde_json::{Value, json};
 use super::super::{
     architectures::{
         config_rows::{
-            ConfigRow, derived, head_dim, inverse_root, number, one_kv_head_each, set_score_scale, size, size_or,
+            ConfigRow, derived, exact_inverse, head_dim, inverse_root, number, one_kv_head_each, set_score_scale, size,
+            size_or,
         },
         window,
     },
     config_json::{Fields, Fixed},
 };
 use crate::{
-    config::{GptConfig, MAX_LAYERS, Positions, Rope, RopeScaling},
+    config::{GptConfig, MAX_LAYERS, Positions, QueryTemperature, Rope, RopeScaling},
     error::Result,
 };
 
@@ -236,6 +237,86 @@ pub(super) const GEMMA3_LOGIT_CAP: ConfigRow = of_key(&["final_logit_softcapping
     config.logit_softcap = fields.number_if_any("final_logit_softcapping")?.filter(|&cap| cap != 0.0);
     Ok(())
 });
+
+/// Layers without the window do not rotate, if there is a window.
+pub(super) const EXAONE4_WINDOW: ConfigRow = of_key(WINDOW_KEYS, |fields, config| {
+    let window = fields.size("attention.sliding_window")?.filter(|&window| window > 0);
+    read_periodic_window(fields, config, window, 4)?;
+    if window.is_some() {
+        let layers = 0..config.n_layers.min(MAX_LAYERS + 1);
+        config.unrotated_layers = layers.filter(|&layer| config.window_of(layer).is_none()).collect();
+    }
+    Ok(())
+});
+
+/// Which sections of heads rotate by which of a token's three coordinates. Those of text are equal.
+pub(super) const ROPE_SECTIONS: ConfigRow = of_key(&["rope.dimension_sections"], |_, _| Ok(()));
+/// How many layers pictures are added to.
+pub(super) const DEEPSTACK: ConfigRow = of_key(&["n_deepstack_layers"], |_, _| Ok(()));
+
+const TEMPERATURE: &str = "attention.temperature_scale";
+/// DeepSeek's second factor of YaRN, by whose own the attention factor is divided.
+const LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
+
+/// Queries grow in steps of the original context's length.
+pub(super) const MISTRAL3_TEMPERATURE: ConfigRow = ConfigRow::Custom {
+    keys: &[TEMPERATURE, LOG_MULTIPLIER],
+    read: |fields, config| {
+        let multiplier = fields.number_or(LOG_MULTIPLIER, 0.0)?;
+        if let Positions::Rope(Rope { scaling: RopeScaling::Yarn { factor, attention_factor, .. }, .. }) =
+            &mut config.positions
+            && multiplier != 0.0
+        {
+            *attention_factor = log_factor(*factor, 1.0) / log_factor(*factor, multiplier);
+        }
+        let beta = fields.number_or(TEMPERATURE, 0.0)?;
+        if beta != 0.0 {
+            let interval = fields.size_or("rope.scaling.original_context_length", config.max_seq_len)?;
+            config.query_temperature = Some(QueryTemperature { beta, interval });
+        }
+        Ok(())
+    },
+    write: |config, written| {
+        written.extend(config.query_temperature.map(|it| (TEMPERATURE.to_owned(), json!(it.beta))));
+        if let Positions::Rope(Rope { scaling: RopeScaling::Yarn { factor, attention_factor, .. }, .. }) =
+            config.positions
+        {
+            let own = log_factor(factor, 1.0);
+            let guess = (own / attention_factor - 1.0) / (own - 1.0);
+            let multiplier = exact_inverse(attention_factor, guess, |it| own / log_factor(factor, it));
+            written.insert(LOG_MULTIPLIER.to_owned(), multiplier);
+        }
+    },
+};
+
+fn log_factor(factor: f64, multiplier: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * multiplier * factor.ln() + 1.0 }
+}
+
+/// The first files leave them out: those of the model with 2 billion parameters.
+pub(super) const MINICPM_SCALES: &[ConfigRow] = &[
+    number("embedding_scale", |c| &mut c.embedding_multiplier, 12.0),
+    ConfigRow::Custom {
+        keys: &["residual_scale"],
+        read: |fields, config| {
+            config.residual_multiplier = fields.number_or("residual_scale", 1.4 / (config.n_layers as f64).sqrt())?;
+            Ok(())
+        },
+        write: |config, written| {
+            written.insert("residual_scale".to_owned(), json!(config.residual_multiplier));
+        },
+    },
+    ConfigRow::Custom {
+        keys: &["logit_scale"],
+        read: |fields, config| {
+            config.logit_multiplier = fields.number_or("logit_scale", config.d_model as f64 / 256.0)?.recip();
+            Ok(())
+        },
+        write: |config, written| {
+            written.insert("logit_scale".to_owned(), json!(config.logit_multiplier.recip()));
+        },
+    },
+];
 
 /// 0 means the usual scale.
 pub(super) const GRANITE_SCORES: ConfigRow = of_key(&["attention.scale"], |fields, config| {

@@ -9,11 +9,13 @@ mod architectures;
 mod config_rows;
 pub mod export;
 mod header;
+mod mixtures;
 mod names;
 mod pre_tokenizers;
 mod rope_factors;
 mod tokenizer;
 mod writer;
+mod xielu;
 
 use std::{
     fs::File,
@@ -28,6 +30,7 @@ use self::{
     config_rows::WINDOW_PATTERN,
     header::{Header, Metadata, Value},
     tokenizer::{TokenizerFiles, Vocabulary},
+    xielu::XieluNumbers,
 };
 use super::{
     config_json::Fields,
@@ -36,6 +39,7 @@ use super::{
     loader::{self, LoadPlan},
     opened_model::{LoadOptions, LoadedModel, LoadedText},
     own_pooling,
+    packed::PackedMatrices,
     tensor_table::TensorTable,
 };
 use crate::{
@@ -153,8 +157,14 @@ fn build(
     merged: Option<&LoraValues>,
 ) -> Result<Gpt> {
     let (gguf, config) = read_config(metadata, &mut tensors)?;
+    let xielu = config.xielu.then(|| XieluNumbers::read(metadata, config.n_layers)).transpose()?;
+    let mut tensors: TensorTable<'_> = tensors;
+    for numbers in xielu.iter().flat_map(|xielu| xielu.tensors(metadata.path)) {
+        tensors.insert(numbers)?;
+    }
     let plan = LoadPlan {
         names: gguf.names(),
+        packed: &PackedMatrices::new(),
         config: &config,
         dtype: options.dtype,
         keeps_f16: true,

@@ -2,7 +2,7 @@
 
 use super::super::tensor_names::{
     NameRow,
-    RowSelection::{Ff, InterleavedKeys, InterleavedQueries, KeysOrValues, Queries},
+    RowSelection::{Half, InterleavedKeys, InterleavedQueries, KeysOrValues, Queries},
     same, stacked,
 };
 
@@ -38,6 +38,13 @@ pub(super) const FALCON_NORMS: &[NameRow] = &[
     same("blocks.{}.mlp_norm.bias", "blk.{}.attn_norm.bias"),
 ];
 
+/// The norm before the MLP by the class's name for it, which says where it is.
+pub(super) const POST_ATTENTION_NORM: &[NameRow] =
+    &[same("blocks.{}.mlp_norm.weight", "blk.{}.post_attention_norm.weight")];
+
+/// The numbers of the activation, which are metadata.
+pub(super) const XIELU: &[NameRow] = &[same("blocks.{}.mlp.xielu.weight", "blk.{}.xielu")];
+
 /// Names that the blocks of all architectures share.
 pub(super) const BLOCK: &[NameRow] = &[
     same("blocks.{}.attn_norm.weight", "blk.{}.attn_norm.weight"),
@@ -53,8 +60,8 @@ pub(super) const BLOCK: &[NameRow] = &[
 ];
 
 pub(super) const GATED: &[NameRow] = &[
-    stacked("blocks.{}.mlp.up.weight", &[("blk.{}.ffn_gate.weight", Ff), ("blk.{}.ffn_up.weight", Ff)]),
-    stacked("blocks.{}.mlp.up.bias", &[("blk.{}.ffn_gate.bias", Ff), ("blk.{}.ffn_up.bias", Ff)]),
+    stacked("blocks.{}.mlp.up.weight", &[("blk.{}.ffn_gate.weight", Half), ("blk.{}.ffn_up.weight", Half)]),
+    stacked("blocks.{}.mlp.up.bias", &[("blk.{}.ffn_gate.bias", Half), ("blk.{}.ffn_up.bias", Half)]),
 ];
 
 /// Not gated, or both matrices in one, as ours.

@@ -15,11 +15,8 @@ use super::{
 use crate::{
     TokenId,
     error::{Error, Result},
-    tokenizer::{Tokenizer, looks_like_control},
+    tokenizer::{Tokenizer, looks_like_control, sentence_piece},
 };
-
-/// Deriving merges costs the square of a token's length; real vocabularies cost a hundredth of this limit.
-const MAX_MERGE_WORK: usize = 1 << 31;
 
 /// Special tokens that end a message or a text in some family, from llama.cpp: files contain only one `eos`.
 const ENDS: &[&str] = &[
@@ -179,9 +176,6 @@ impl<'a> Tokens<'a> {
     fn sentence_piece(&self) -> Result<Map<String, Value>> {
         let prefix = self.metadata.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
         let all_bytes: HashSet<&str> = self.of_type(TokenType::Byte).map(|(_, token)| token).collect();
-        let replace = json!({ "type": "Replace", "pattern": { "String": " " }, "content": "▁" });
-        let prepend = prefix.then(|| json!({ "type": "Prepend", "prepend": "▁" }));
-        let normalizers: Vec<Value> = prepend.into_iter().chain([replace]).collect();
         let model = json!({
             "type": "BPE",
             "unk_token": self.roles.unk.map(|unk| self.tokens[unk as usize]),
@@ -190,18 +184,8 @@ impl<'a> Tokens<'a> {
             "vocab": self.vocab(),
             "merges": self.merges_of_scores()?,
         });
-        let strip = prefix.then(|| json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 }));
-        let decoders: Vec<Value> = [
-            json!({ "type": "Replace", "pattern": { "String": "▁" }, "content": " " }),
-            json!({ "type": "ByteFallback" }),
-            json!({ "type": "Fuse" }),
-        ]
-        .into_iter()
-        .chain(strip)
-        .collect();
-        let normalizer = json!({ "type": "Sequence", "normalizers": normalizers });
-        let decoder = json!({ "type": "Sequence", "decoders": decoders });
-        self.tokenizer_json((normalizer, Value::Null), (model, decoder), true)
+        let normalizer = json!({ "type": "Sequence", "normalizers": sentence_piece::normalizers(prefix) });
+        self.tokenizer_json((normalizer, Value::Null), (model, sentence_piece::decoder(prefix)), true)
     }
 
     fn tokenizer_json(
@@ -302,29 +286,11 @@ impl<'a> Tokens<'a> {
         let scores = self.metadata.floats(SCORES)?.ok_or_else(|| self.metadata.missing(SCORES))?;
         require_len(self.metadata, SCORES, scores.len(), self.tokens.len())?;
         let is_piece = |kind: TokenType| matches!(kind, TokenType::Normal | TokenType::UserDefined);
-        let pieces = self.tokens.iter().zip(&self.types).enumerate();
-        let ids: HashMap<&str, usize> =
-            pieces.filter(|(_, (_, kind))| is_piece(**kind)).map(|(id, (token, _))| (*token, id)).collect();
-        let work = ids.keys().fold(0usize, |work, piece| work.saturating_add(piece.len().saturating_mul(piece.len())));
-        if work > MAX_MERGE_WORK {
-            return Err(self.metadata.error(format!("`{TOKENS}` has tokens that are too long to derive merges from")));
-        }
-        let mut merges = Vec::new();
-        for (piece, &id) in &ids {
-            for (at, _) in piece.char_indices().skip(1) {
-                let (left, right) = piece.split_at(at);
-                if let (Some(&left_id), Some(&right_id)) = (ids.get(left), ids.get(right)) {
-                    merges.push((scores[id], id, (left, left_id), (right, right_id)));
-                }
-            }
-        }
-        // For equal scores, the order of `transformers`: the longer left half first.
-        let length = |text: &str| text.chars().count();
-        merges.sort_by(|a, b| {
-            let by_length = || length(b.2.0).cmp(&length(a.2.0)).then_with(|| length(b.3.0).cmp(&length(a.3.0)));
-            b.0.total_cmp(&a.0).then_with(by_length).then_with(|| (a.1, a.2.1, a.3.1).cmp(&(b.1, b.2.1, b.3.1)))
-        });
-        Ok(merges.into_iter().map(|(_, _, (left, _), (right, _))| json!([left, right])).collect())
+        let pieces = self.tokens.iter().zip(&self.types).zip(scores).enumerate();
+        let pieces = pieces.filter(|(_, ((_, kind), _))| is_piece(**kind));
+        let merges = sentence_piece::merges(pieces.map(|(id, ((token, _), score))| (id, *token, score)));
+        let what = format!("`{TOKENS}` has tokens that are too long to derive merges from");
+        merges.ok_or_else(|| self.metadata.error(what))
     }
 
     /// Tokens that end a text: those with that role in the file, and known ones.

@@ -30,6 +30,7 @@ use super::{
     files::DiskDtype,
     ggml_types::ElementType,
     loader::{self, LoadPlan},
+    packed::PackedMatrices,
     passed_over::is_no_parameter,
     tensor_names::TensorNames,
     tensor_table::{StoredTensor, TensorTable, ValueKind},
@@ -166,7 +167,15 @@ impl<'a> Checkpoint<'_, 'a> {
             () if all_are(ElementType::Bf16) => DiskDtype::Bf16,
             () => DiskDtype::F32,
         };
-        let plan = LoadPlan { names, config, dtype: None, keeps_f16: false, device: self.device, merged: None };
+        let plan = LoadPlan {
+            names,
+            packed: &PackedMatrices::new(),
+            config,
+            dtype: None,
+            keeps_f16: false,
+            device: self.device,
+            merged: None,
+        };
         Ok((loader::load(&table, &plan)?, dtype))
     }
 }

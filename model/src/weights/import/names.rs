@@ -3,7 +3,7 @@
 use crate::config::{GptConfig, NormPosition};
 
 use super::super::tensor_names::{
-    RowSelection::{Ff, KeysOrValues, ReversedKeys, ReversedQueries},
+    RowSelection::{Half, KeysOrValues, ReversedKeys, ReversedQueries},
     TensorNames, by_key_head, same, stacked,
 };
 
@@ -59,12 +59,12 @@ pub(super) const LITGPT: TensorNames = TensorNames {
         same("blocks.{}.mlp.up.bias", "transformer.h.{}.mlp.fc.bias").only_if(|c| !c.gated_mlp),
         stacked(
             "blocks.{}.mlp.up.weight",
-            &[("transformer.h.{}.mlp.fc_1.weight", Ff), ("transformer.h.{}.mlp.fc_2.weight", Ff)],
+            &[("transformer.h.{}.mlp.fc_1.weight", Half), ("transformer.h.{}.mlp.fc_2.weight", Half)],
         )
         .only_if(|c| c.gated_mlp),
         stacked(
             "blocks.{}.mlp.up.bias",
-            &[("transformer.h.{}.mlp.fc_1.bias", Ff), ("transformer.h.{}.mlp.fc_2.bias", Ff)],
+            &[("transformer.h.{}.mlp.fc_1.bias", Half), ("transformer.h.{}.mlp.fc_2.bias", Half)],
         )
         .only_if(|c| c.gated_mlp),
         same("blocks.{}.mlp.down.weight", "transformer.h.{}.mlp.proj.weight"),

@@ -79,16 +79,21 @@ impl Shape<'_> {
             of_params: self.params("blocks.0.attn.q_norm") + self.params("blocks.0.attn.k_norm"),
             scratch: self.qk_norm_scratch,
         });
+        // Plain operations that rotate before these norms, or multiply queries, copy all.
+        let copies = usize::from(gpt.qk_norm_after_rope) + usize::from(gpt.query_temperature.is_some());
+        let copy = Op { kept: of_qkv, of_input: of_qkv, ..Op::default() };
         // It keeps queries, keys and values, and the logarithm of each row's sum; its output is kept by the product.
         let kept = self.n_rows * gpt.n_heads;
         let attend = Op { kept, of_input: of_qkv, of_params: 0, scratch: self.attention_scratch };
         let attend = keeping(attend, of_qkv, gpt.qk_norm.then_some(of_qkv));
-        let activate = Op { kept: of_up, of_input: of_up, ..Op::default() };
+        // Plain operations keep what each of them reads: input, masks, the exponential and both branches.
+        let kept = if gpt.xielu { 6 * of_up } else { of_up };
+        let activate = Op { kept, of_input: of_up, ..Op::default() };
         let input = self.linear("attn.qkv", [q_k_v, d], normed);
         let output = self.linear("attn.out", [d, q], None);
-        let attention = [input].into_iter().chain(qk_norm).chain([attend, output]).collect();
+        let attention = [input].into_iter().chain(qk_norm).chain(vec![copy; copies]).chain([attend, output]).collect();
         let input = self.linear("mlp.up", [up, d], normed);
-        let output = self.linear("mlp.down", [d, ff], Some(of_up));
+        let output = self.linear("mlp.down", [d, ff], (!gpt.xielu).then_some(of_up));
         [self.part("attn", attention), self.part("mlp", vec![input, activate, output])]
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use hearth_model::{config::GptConfig, ops::MuonStep};
+use hearth_model::{config::GptConfig, gpt::linear_dims, ops::MuonStep};
 
 use crate::{config::MuonSettings, run::schedule::Rates};
 
@@ -10,17 +10,15 @@ use crate::{config::MuonSettings, run::schedule::Rates};
 /// keys and values; gate and up projection. Muon orthogonalizes single matrices.
 pub fn matrices_of(config: &GptConfig) -> BTreeMap<String, Vec<usize>> {
     let (q, kv) = (config.q_width(), config.kv_width());
-    let up = if config.gated_mlp { vec![config.d_ff; 2] } else { vec![config.d_ff] };
-    let of_block = [
-        ("attn.qkv", vec![q, kv, kv]),
-        ("attn.out", vec![config.d_model]),
-        ("mlp.up", up),
-        ("mlp.down", vec![config.d_model]),
-    ];
-    let layers = (0..config.n_layers).flat_map(|layer| {
-        of_block.iter().map(move |(name, rows)| (format!("blocks.{layer}.{name}.weight"), rows.clone()))
-    });
-    layers.collect()
+    let rows = |(path, [d_out, _]): (String, [usize; 2])| {
+        let rows = match path.rsplit('.').next() {
+            Some("qkv") => vec![q, kv, kv],
+            Some("up") if config.gated_mlp => vec![d_out / 2; 2],
+            _ => vec![d_out],
+        };
+        (format!("{path}.weight"), rows)
+    };
+    linear_dims(config).into_iter().map(rows).collect()
 }
 
 /// The settings of an update at these rates.

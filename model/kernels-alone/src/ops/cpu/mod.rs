@@ -2,10 +2,14 @@
 mod allocator;
 #[path = "../../../../src/ops/cpu/attention/mod.rs"]
 mod attention;
+#[path = "../../../../src/ops/cpu/fp8_panels.rs"]
+mod fp8_panels;
 #[path = "../../../../src/ops/cpu/gemm_float/mod.rs"]
 mod gemm_float;
 #[path = "../../../../src/ops/cpu/gemm_quant/mod.rs"]
 mod gemm_quant;
+#[path = "../../../../src/ops/cpu/group_formats.rs"]
+mod group_formats;
 #[path = "../../../../src/ops/cpu/huge_pages.rs"]
 mod huge_pages;
 #[path = "../../../../src/ops/cpu/isa/mod.rs"]
@@ -40,6 +44,8 @@ mod quant_formats;
 mod quant_rounding;
 #[path = "../../../../src/ops/cpu/quant_rows.rs"]
 mod quant_rows;
+#[path = "../../../../src/ops/cpu/recurrent/mod.rs"]
+mod recurrent;
 #[path = "../../../../src/ops/cpu/rowwise.rs"]
 mod rowwise;
 #[path = "../../../../src/ops/cpu/thread_pool.rs"]
@@ -54,6 +60,9 @@ use isa::{Isa, PORTABLE_IS_FUSED, for_each_isa, isa, multiply_add};
 pub(super) use kv_append::{append_keys, append_values};
 pub(super) use kv_element::KvElement;
 use packed_matrix::Panels;
+pub(super) use recurrent::{
+    Conv, RecurrentOperands, States, delta_gates, gated_norm, recurrence, state_space_gates,
+};
 pub(super) use rowwise::{activate, gated, norm, soft_cap};
 
 mod tensors {

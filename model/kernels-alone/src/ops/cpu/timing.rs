@@ -1,12 +1,17 @@
 //! Timing of products and attention on shapes of a small model.
 
+mod stored;
+
 use std::time::Instant;
 
 use super::{
-    append_values, attention_paged, huge_pages::zeros, matmul::linear, measure, packed_matrix::Panels, pool_layout::pool_len,
+    Conv, RecurrentOperands, States, append_values, attention_paged, huge_pages::zeros, matmul::linear, measure, packed_matrix::Panels, pool_layout::pool_len,
     thread_pool, training,
 };
-use crate::ops::{AttentionOptions, Dtype, PagedRows, Precision, Slots};
+use crate::ops::{
+    AttentionOptions, Dtype, PagedRows, Precision, Slots,
+    types::{RecurrentHeads, RecurrentRows, RecurrentRule, Recurrence},
+};
 
 /// The matrices of a block of SmolLM2-135M: `[d_out, d_in]`.
 const MATRICES: [[usize; 2]; 4] = [[960, 576], [576, 576], [3072, 576], [576, 1536]];
@@ -45,33 +50,16 @@ pub(super) fn run() {
                     .map(|(dims, values)| Panels::from_rows(&crate::ops::MatrixRows::of(values, *dims), *dtype))
             })
             .collect();
-        let n_bytes: usize = all.iter().map(Panels::n_bytes).sum();
-        let n_weights: usize = COPIES * MATRICES.iter().map(|[d_out, d_in]| d_out * d_in).sum::<usize>();
-        print!("{name:>5}");
-        for n_rows in [1, 2, 4, 8, 16, 64, 512] {
-            let inputs: Vec<Vec<f32>> = MATRICES.iter().map(|[_, d_in]| noise(n_rows * d_in, 2)).collect();
-            let passes = if n_rows > 100 { 4 } else { 12 };
-            let best = (0..passes)
-                .map(|_| {
-                    let start = Instant::now();
-                    for (n, panels) in all.iter().enumerate() {
-                        std::hint::black_box(linear(&inputs[n % MATRICES.len()], panels, None));
-                    }
-                    start.elapsed().as_secs_f64()
-                })
-                .fold(f64::INFINITY, f64::min);
-            print!(
-                "  {n_rows}: {:.1} GB/s {:.1} G",
-                n_bytes as f64 / best / 1e9,
-                (n_rows * n_weights) as f64 / best / 1e9
-            );
-        }
-        println!();
+        time_products(name, &all);
     }
+    stored::run(only.as_deref());
     if only.as_deref().is_none_or(|only| only.contains("attention")) {
         attention::<f32>("f32");
         attention::<half::f16>("f16");
         attention::<i8>("q8");
+    }
+    if only.as_deref().is_none_or(|only| only.contains("recurrent")) {
+        recurrent();
     }
     if only.as_deref().is_some_and(|only| only.contains("low-rank")) {
         training::time_frozen();
@@ -81,6 +69,73 @@ pub(super) fn run() {
         if only.as_deref().is_none_or(|only| only.contains(name)) {
             training::time(precision);
         }
+    }
+}
+
+/// Times products with all of these matrices, one after the other.
+fn time_products(name: &str, all: &[Panels]) {
+    let n_bytes: usize = all.iter().map(Panels::n_bytes).sum();
+    let n_weights: usize = all.iter().map(|panels| panels.dims()[0] * panels.dims()[1]).sum();
+    print!("{name:>8} {:.2} bits", 8.0 * n_bytes as f64 / n_weights as f64);
+    for n_rows in [1, 2, 4, 8, 16, 64, 512] {
+        let widest = all.iter().map(|panels| panels.dims()[1]).max().unwrap_or_default();
+        let inputs = noise(n_rows * widest, 2);
+        let passes = if n_rows > 100 { 4 } else { 12 };
+        let best = (0..passes)
+            .map(|_| {
+                let start = Instant::now();
+                for panels in all {
+                    std::hint::black_box(linear(&inputs[..n_rows * panels.dims()[1]], panels, None));
+                }
+                start.elapsed().as_secs_f64()
+            })
+            .fold(f64::INFINITY, f64::min);
+        print!("  {n_rows}: {:.1} GB/s {:.1} G", n_bytes as f64 / best / 1e9, (n_rows * n_weights) as f64 / best / 1e9);
+    }
+    println!();
+}
+
+/// The gated delta rule and the convolution before it with the heads of Qwen 3.5 0.8B, decoding and in a prompt.
+fn recurrent() {
+    let heads = RecurrentHeads { n_k_heads: 16, n_v_heads: 16, k_dim: 128, v_dim: 128 };
+    let recurrence = Recurrence { rule: RecurrentRule::GatedDelta, heads };
+    let (state_len, n_slots) = (heads.state_len(), CACHE_BYTES / 4 / heads.state_len());
+    let mut pool = zeros::<f32>(n_slots * state_len);
+    let mut inputs = zeros::<f32>(n_slots * 3 * heads.width());
+    let weight = noise(4 * heads.width(), 4);
+    let conv = Conv { weight: &weight, bias: None, channels: heads.width(), kernel: 4, has_silu: true };
+    for (n_sequences, len) in [(1, 1), (4, 1), (16, 1), (1, 512)] {
+        let n_rows = n_sequences * len;
+        let (x, gates) = (noise(n_rows * heads.width(), 1), noise(n_rows * 2 * heads.n_v_heads, 2));
+        let gates: Vec<f32> = gates.into_iter().enumerate().map(|(n, gate)| if n / 16 % 2 == 0 { -gate.abs() } else { gate.abs() }).collect();
+        let operands = RecurrentOperands { recurrence, x: &x, gates: &gates, skip: None };
+        let steps = if len > 1 { 2 } else { n_slots / n_sequences };
+        let mut best = [f64::INFINITY; 2];
+        for _ in 0..8 {
+            for (n, best) in best.iter_mut().enumerate() {
+                let begin = Instant::now();
+                for step in 0..steps {
+                    // Every step has other slots, so that states come from memory.
+                    let spans = (0..n_sequences).map(|n| (len, 1, step * n_sequences + n));
+                    let rows = RecurrentRows::stepped(spans);
+                    if n == 0 {
+                        let states = States::new(&mut pool, state_len, 0);
+                        std::hint::black_box(super::recurrence(&operands, rows.spans(), Some(&states)));
+                    } else {
+                        let states = States::new(&mut inputs, 3 * heads.width(), 0);
+                        std::hint::black_box(conv.forward(&x, rows.spans(), Some(&states)));
+                    }
+                }
+                *best = best.min(begin.elapsed().as_secs_f64() / steps as f64);
+            }
+        }
+        println!(
+            "{n_sequences} x {len} rows: gated delta {:.0} us, {:.1} GB/s, {:.0} rows/s; convolution {:.0} us",
+            best[0] * 1e6,
+            (2 * 4 * n_sequences * state_len) as f64 / best[0] / 1e9,
+            n_rows as f64 / best[0],
+            best[1] * 1e6
+        );
     }
 }
 

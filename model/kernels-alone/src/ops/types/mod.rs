@@ -8,6 +8,8 @@ mod matrix_rows;
 mod operands;
 #[path = "../../../../src/ops/types/quantized_matrix.rs"]
 mod quantized_matrix;
+#[path = "../../../../src/ops/types/recurrent.rs"]
+mod recurrent;
 
 mod upload {
     use burn::tensor::{Device, Int, Tensor};
@@ -33,6 +35,9 @@ mod upload {
 pub(crate) use dtype::BlockLayout;
 pub use dtype::{BLOCK_SIZE, Dtype};
 pub use matrix_rows::MatrixRows;
-pub(crate) use operands::{AttentionOptions, NormOptions, NormParts, PagedRows, Slots};
+pub(crate) use operands::{AttentionOptions, NormOptions, NormParts, PagedRows, QkNormParts, Slots};
 pub use operands::{PAGE_SIZE, Precision};
 pub use quantized_matrix::QuantizedBlock;
+pub(in crate::ops) use recurrent::{
+    GateOrder, GatedNormOptions, RecurrentHeads, RecurrentRows, RecurrentRule, RecurrentSpan, Recurrence, STATE_COLUMNS,
+};

@@ -1,8 +1,8 @@
 //! Bodies on registers of 256 bits, with AVX2 alone or with AVX-VNNI.
 //!
 //! AVX-VNNI adds four products of bytes to a sum of 32 bits in one instruction. Without it, `vpmaddubsw` adds two products
-//! in 16 bits, which saturate. Sums stay in 16 bits while they cannot overflow (a whole block of 4-bit numbers, two to four
-//! products of 5 or 6 bits), and are then widened. With 8-bit numbers, even the sum of two unsigned products can overflow. So
+//! in 16 bits, which saturate. Sums stay in 16 bits while they cannot overflow (a whole block of 4-bit numbers, one to four
+//! products of 5 to 7 bits), and are then widened. With 8-bit numbers, even the sum of two unsigned products can overflow. So
 //! several rows move the sign from the weight to the input, and widen each sum: 4 instructions for 32 products, and 2 for all
 //! rows together. A single row is split into two digits instead, whose products with unsigned weights fit: 4.4 instructions.
 //! The sum of a block is exact either way.
@@ -128,7 +128,7 @@ unsafe fn of_rows_vnni<B: QuantBlock>(tile: Tile<'_, B>, totals: &mut [[f32; PAN
 /// How many sums of two products can be added up in 16 bits without overflow, whatever the numbers are; 0 for 8-bit
 /// numbers.
 const fn in_16_bits<B: QuantBlock>() -> usize {
-    let largest = 2 * B::Numbers::MIDDLE as usize - 1;
+    let largest = B::Numbers::LARGEST as usize;
     let fit = i16::MAX as usize / (2 * largest * 128);
     if fit > GROUPS { GROUPS } else { fit }
 }
@@ -168,11 +168,10 @@ macro_rules! kernel {
                     fetched = fetched.wrapping_add(step);
                     let inputs = tile.rows.blocks(tile.first, number * B::RUNS + run).as_array::<N>();
                     let inputs = inputs.unwrap_or_else(|| unreachable!("the caller counted the rows"));
-                    let minima = block.minima(run);
                     for half in 0..B::SCALES {
                         // SAFETY: this function's own target features.
                         let sums = unsafe { $sum::<B, N, R>(block, inputs, (run, half), from, ahead) };
-                        let minima = minima.filter(|_| half == B::SCALES - 1);
+                        let minima = block.minima(run, half);
                         for n in 0..R {
                             // SAFETY: as above.
                             let scale = unsafe { block.scales(run, half).load_eight(from + n) };
@@ -181,7 +180,7 @@ macro_rules! kernel {
                                 let scale = _mm256_mul_ps(scale, _mm256_set1_ps(input.scale));
                                 let mut total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[n]), scale, totals[n]);
                                 if let Some(minimum) = minimum {
-                                    total = _mm256_fmadd_ps(minimum, _mm256_set1_ps(input.sum()), total);
+                                    total = _mm256_fmadd_ps(minimum, _mm256_set1_ps(input.sum(B::CORRECTION, half)), total);
                                 }
                                 totals[n] = total;
                             }

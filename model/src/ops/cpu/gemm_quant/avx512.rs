@@ -157,14 +157,14 @@ unsafe fn block_of<B: QuantBlock, const N: usize, const N_PARTS: usize>(
                         totals[part] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[part]), scale, totals[part]);
                     }
                 }
-            }
-            if let Some(minima) = block.minima(run) {
-                // SAFETY: as above.
-                let minima = unsafe { minima.load() };
-                for (totals, input) in totals.iter_mut().zip(inputs) {
-                    let sum = _mm512_set1_ps(input.sum());
-                    totals[0] = _mm512_fmadd_ps(minima[0], sum, totals[0]);
-                    totals[1] = _mm512_fmadd_ps(minima[1], sum, totals[1]);
+                if let Some(minima) = block.minima(run, half) {
+                    // SAFETY: as above.
+                    let minima = unsafe { minima.load() };
+                    for (totals, input) in totals.iter_mut().zip(inputs) {
+                        let sum = _mm512_set1_ps(input.sum(B::CORRECTION, half));
+                        totals[0] = _mm512_fmadd_ps(minima[0], sum, totals[0]);
+                        totals[1] = _mm512_fmadd_ps(minima[1], sum, totals[1]);
+                    }
                 }
             }
         }

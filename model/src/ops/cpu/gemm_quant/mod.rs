@@ -1,7 +1,7 @@
-//! Rows times one panel of weights in 8, 6, 5 or 4 bits.
+//! Rows times one panel of weights in 8 to 2 bits.
 //!
 //! Weights are in blocks of 32 along the inner dimension, with an f16 scale (GGUF's `Q8_0` and `Q4_0`) and in some
-//! formats an f16 minimum (`Q4_1`, `Q5_1`); K-quants have products as factors (`ops/types/k_quants.rs`). A row of the input
+//! formats an f16 minimum (`Q4_1`, `Q5_1`); blocks of 256 have products as factors (`ops/types/k_quants.rs`). A row of the input
 //! is quantized to 8 bits in the same blocks, by itself. Products are summed exactly, in i32, within a block; the
 //! blocks' sums (and the minimum times the sum of the input) are added in order, in f32. So a row's outputs do not
 //! depend on the other rows.
@@ -82,10 +82,11 @@ pub(super) fn portable<B: QuantBlock, const FUSED: bool>(
                 for (lane, (total, sum)) in totals.iter_mut().zip(sums).enumerate() {
                     *total = multiply_add::<FUSED>(sum as f32, scales.get(lane) * input.scale, *total);
                 }
-            }
-            if let Some(minima) = block.minima(run) {
-                for (lane, total) in totals.iter_mut().enumerate() {
-                    *total = multiply_add::<FUSED>(minima.get(lane), input.sum(), *total);
+                if let Some(minima) = block.minima(run, half) {
+                    let sum = input.sum(B::CORRECTION, half);
+                    for (lane, total) in totals.iter_mut().enumerate() {
+                        *total = multiply_add::<FUSED>(minima.get(lane), sum, *total);
+                    }
                 }
             }
         }
@@ -101,13 +102,18 @@ mod tests {
 
     use super::*;
     use crate::ops::{
-        BLOCK_SIZE as BLOCK, Dtype, MatrixRows, QuantizedBlock,
+        BLOCK_SIZE as BLOCK, MatrixRows, QuantizedBlock,
         cpu::{
+            group_formats::{GroupBlock, GroupRow},
             isa::tests::{every_isa, is_fused, noise, with_isa},
             panel_storage::QuantPanels,
-            quant_formats::{Q4_1Block, Q4Block, Q4KBlock, Q5_1Block, Q5KBlock, Q6KBlock, Q8Block},
+            quant_blocks::{Bytes, Nibbles, RowBlock},
+            quant_formats::{
+                Iq1Block, Iq2Block, Iq3SBlock, Iq3XxsBlock, Iq4NlBlock, Iq4XsBlock, Mxfp4Block, Q2Block, Q2KBlock,
+                Q3KBlock, Q4_1Block, Q4Block, Q4KBlock, Q5_1Block, Q5KBlock, Q6KBlock, Q8Block,
+            },
         },
-        k_quants::{K_BLOCK, KBlock},
+        k_quants::{K_BLOCK, KBlock, MxBlock},
     };
 
     fn outputs<B: QuantBlock>(rows: &QuantRows, blocks: &[B]) -> Vec<Vec<[f32; PANEL]>> {
@@ -157,33 +163,29 @@ mod tests {
         }
     }
 
-    /// Numbers of all sizes and scales of any sign; unpacking returns what was packed.
-    fn check_k<B: QuantBlock<Row = KBlock>>(dtype: Dtype, lowest: i32, span: i32) {
-        for (dims @ [d_out, d_in], n_rows) in [([1, 256], 1), ([33, 512], 7), ([70, 768], 14)] {
-            let block = |seed: u32| {
-                let some = noise(K_BLOCK + 24, seed).into_iter().map(|value| ((value + 8.0) * 1e4) as i32);
+    /// Random blocks of the numbers `levels`: their products, and that unpacking returns what was packed.
+    fn check_stored<B: QuantBlock>(levels: &[i8], block: impl Fn(&[i32], &dyn Fn(usize) -> i8) -> B::Row)
+    where
+        B::Row: PartialEq + std::fmt::Debug,
+    {
+        let width = B::RUNS * BLOCK;
+        for ([d_out, n_blocks], n_rows) in [([1, 1], 1), ([33, 2], 7), ([70, 3], 14)] {
+            let dims = [d_out, n_blocks * width];
+            let row = |seed: usize| {
+                let some = noise(width + 34, seed as u32).into_iter().map(|value| ((value + 8.0) * 1e4) as i32);
                 let some: Vec<i32> = some.collect();
-                let is_q6 = dtype == Dtype::Q6K;
-                let own = |n: usize| (some[n].rem_euclid(64) - if is_q6 { 32 } else { 0 }) as i8;
-                KBlock {
-                    scale: f16::from_f32(2e-3 * some[0].rem_euclid(7) as f32 - 3e-3),
-                    minimum: f16::from_f32(if is_q6 { 0.0 } else { -1e-3 * some[1].rem_euclid(5) as f32 }),
-                    scales: array::from_fn(|n| own(if is_q6 { n } else { n / 2 })),
-                    minima: array::from_fn(|n| if is_q6 { 0 } else { own(16 + n) }),
-                    values: array::from_fn(|n| (some[24 + n].rem_euclid(span) + lowest) as i8),
-                }
+                block(&some, &|n| levels[some[34 + n].rem_euclid(levels.len() as i32) as usize])
             };
-            let n_blocks = d_in / K_BLOCK;
-            let all: Vec<KBlock> = (0..d_out * n_blocks).map(|n| block(n as u32)).collect();
+            let all: Vec<B::Row> = (0..d_out * n_blocks).map(row).collect();
             let panels = QuantPanels::<B>::pack(&MatrixRows::of(&all, dims));
             let blocks = &panels.blocks;
             for row in 0..d_out {
-                let found: Vec<KBlock> = panels.row_blocks(row).collect();
+                let found: Vec<B::Row> = panels.row_blocks(row).collect();
                 assert_eq!(found, all[row * n_blocks..][..n_blocks]);
-                for (number, block) in found.iter().enumerate() {
+                for (number, block) in found.into_iter().enumerate() {
                     let stored = &blocks[row / PANEL * n_blocks + number];
-                    let weights: [f32; K_BLOCK] = array::from_fn(|input| stored.weight(row % PANEL, input));
-                    assert_eq!(weights, block.weights());
+                    let weights: Vec<f32> = block.weights().into_iter().collect();
+                    assert_eq!((0..width).map(|input| stored.weight(row % PANEL, input)).collect::<Vec<_>>(), weights);
                     for (run, weights) in weights.as_chunks::<BLOCK>().0.iter().enumerate() {
                         let mut lines = [[f32::NAN; PANEL]; BLOCK];
                         stored.widen(run, &mut lines);
@@ -195,15 +197,68 @@ mod tests {
         }
     }
 
+    /// Blocks of 256, with scales (and minima) of any sign. `unit` is what scales are multiples of.
+    fn check_super<B: QuantBlock<Row = KBlock>>(levels: &[i8], unit: f32) {
+        let has_minima = levels[0] == 0;
+        let n_own = if B::SCALES == 2 && has_minima { 16 } else { 64 };
+        check_stored::<B>(levels, |some, value| {
+            let own = |n: usize| (some[n].rem_euclid(n_own) - if has_minima { 0 } else { n_own / 2 }) as i8;
+            let factor = |factor: f32| f16::from_f32(factor).to_f32() * unit;
+            KBlock {
+                scale: factor(2e-3 * some[0].rem_euclid(7) as f32 - 3e-3),
+                minimum: factor(if has_minima { -1e-3 * some[1].rem_euclid(5) as f32 } else { 0.0 }),
+                scales: array::from_fn(|n| own(n * B::SCALES / 2 * 2 / B::SCALES)),
+                minima: array::from_fn(|n| if has_minima { own(17 + n * B::SCALES / 2 * 2 / B::SCALES) } else { 0 }),
+                values: array::from_fn(value),
+            }
+        });
+    }
+
+    fn of_both_signs(sizes: &[i8]) -> Vec<i8> {
+        sizes.iter().flat_map(|&size| [size, -size]).collect()
+    }
+
+    const IQ4: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+    const FP4: [i8; 15] = [0, 1, 2, 3, 4, 6, 8, 12, -1, -2, -3, -4, -6, -8, -12];
+
     #[test]
     fn quantized_products_match_f64_sums_for_every_block_format() {
         check::<Q8Block>();
         check::<Q4Block>();
         check::<Q4_1Block>();
         check::<Q5_1Block>();
-        check_k::<Q4KBlock>(Dtype::Q4K, 0, 16);
-        check_k::<Q5KBlock>(Dtype::Q5K, 0, 32);
-        check_k::<Q6KBlock>(Dtype::Q6K, -32, 64);
+        let small = |some: &[i32], value: &dyn Fn(usize) -> i8| QuantizedBlock {
+            scale: f16::from_f32(1e-4 * some[0].rem_euclid(90) as f32 - 4e-3),
+            minimum: f16::ZERO,
+            values: array::from_fn(value),
+        };
+        check_stored::<Q2Block>(&[-1, 0, 1, 2], small);
+        check_stored::<Iq4NlBlock>(&IQ4, small);
+        // Scales below those of f16 too.
+        check_stored::<Mxfp4Block>(&FP4, |some, value| MxBlock {
+            scale: half::bf16::from_f32([0.0, 2.0_f32.powi(-30), 2.0_f32.powi(-128), 0.0625][some[0] as usize % 4]),
+            values: array::from_fn(value),
+        });
+        fn group<const RUNS: usize>(some: &[i32], value: &dyn Fn(usize) -> i8) -> GroupRow<RUNS> {
+            let values: [[i8; BLOCK]; RUNS] = array::from_fn(|run| array::from_fn(|at| value(run * BLOCK + at)));
+            // A power of two, so that the zero point can be subtracted after scaling, too.
+            let scale = 2.0_f32.powi(some[0].rem_euclid(6) - 15);
+            GroupRow { scale, zero: some[1].rem_euclid(17) as i8, values }
+        }
+        let (four, eight): (Vec<i8>, Vec<i8>) = ((0..16).collect(), (-128..=127).collect());
+        check_stored::<GroupBlock<Nibbles, 1>>(&four, group);
+        check_stored::<GroupBlock<Nibbles, 4>>(&four, group);
+        check_stored::<GroupBlock<Bytes, 4>>(&eight, group);
+        check_super::<Q4KBlock>(&(0..16).collect::<Vec<_>>(), 1.0);
+        check_super::<Q5KBlock>(&(0..32).collect::<Vec<_>>(), 1.0);
+        check_super::<Q6KBlock>(&(-32..32).collect::<Vec<_>>(), 1.0);
+        check_super::<Q3KBlock>(&(-4..4).collect::<Vec<_>>(), 1.0);
+        check_super::<Q2KBlock>(&[0, 1, 2, 3], 1.0);
+        check_super::<Iq4XsBlock>(&IQ4, 1.0);
+        check_super::<Iq3SBlock>(&of_both_signs(&[1, 3, 5, 7, 9, 11, 13, 15]), 1.0);
+        check_super::<Iq3XxsBlock>(&of_both_signs(&[4, 12, 20, 28, 36, 44, 52, 62]), 0.25);
+        check_super::<Iq2Block>(&of_both_signs(&[8, 25, 43]), 0.125);
+        check_super::<Iq1Block>(&of_both_signs(&[1, 7, 9]), 0.125);
     }
 
     /// The largest numbers of either sign times the largest inputs: sums in 16 bits must not saturate.
@@ -230,18 +285,24 @@ mod tests {
         check_extremes::<Q4Block>(small, [-8, 7]);
         check_extremes::<Q4_1Block>(small, [0, 15]);
         check_extremes::<Q5_1Block>(small, [0, 31]);
-        let of_k = |scales| {
-            move |number| KBlock {
-                scale: f16::ONE,
-                minimum: f16::ZERO,
-                scales,
-                minima: array::from_fn(|_| 0),
-                values: [number; K_BLOCK],
-            }
-        };
+        let of_k = |scales| move |number| KBlock { scale: 1.0, scales, values: [number; K_BLOCK], ..KBlock::default() };
         check_extremes::<Q4KBlock>(of_k(array::from_fn(|_| 1)), [0, 15]);
         check_extremes::<Q5KBlock>(of_k(array::from_fn(|_| 1)), [0, 31]);
         check_extremes::<Q6KBlock>(of_k(array::from_fn(|_| 1)), [-32, 31]);
+        check_extremes::<Q3KBlock>(of_k(array::from_fn(|_| 1)), [-4, 3]);
+        check_extremes::<Q2KBlock>(of_k(array::from_fn(|_| 1)), [0, 3]);
+        check_extremes::<Iq4XsBlock>(of_k(array::from_fn(|_| 1)), [-127, 113]);
+        check_extremes::<Iq3SBlock>(of_k(array::from_fn(|_| 1)), [-15, 15]);
+        check_extremes::<Iq3XxsBlock>(of_k(array::from_fn(|_| 1)), [-62, 62]);
+        check_extremes::<Iq2Block>(of_k(array::from_fn(|_| 1)), [-43, 43]);
+        check_extremes::<Iq1Block>(of_k(array::from_fn(|_| 1)), [-9, 9]);
+        check_extremes::<Q2Block>(small, [-1, 2]);
+        check_extremes::<Iq4NlBlock>(small, [-127, 113]);
+        let of_group = |number| GroupRow::<1> { scale: 1.0, zero: 0, values: [[number; BLOCK]] };
+        check_extremes::<GroupBlock<Nibbles, 1>>(of_group, [0, 15]);
+        check_extremes::<GroupBlock<Bytes, 1>>(of_group, [-128, 127]);
+        let of_mx = |number| MxBlock { scale: half::bf16::ONE, values: [number; BLOCK] };
+        check_extremes::<Mxfp4Block>(of_mx, [-12, 12]);
     }
 
     #[test]

@@ -82,13 +82,13 @@ fn multiply<B: QuantBlock, const N: usize>(
                     *total = vfmaq_f32(*total, vcvtq_f32_s32(sum), vmulq_n_f32(scale, input.scale));
                 }
             }
-        }
-        if let Some(minima) = block.minima(run) {
-            // SAFETY: as above.
-            let minima = unsafe { minima.load_fours() };
-            for (totals, input) in totals.iter_mut().zip(inputs) {
-                for (total, minimum) in totals.iter_mut().zip(minima) {
-                    *total = vfmaq_f32(*total, minimum, vdupq_n_f32(input.sum()));
+            if let Some(minima) = block.minima(run, half) {
+                // SAFETY: as above.
+                let minima = unsafe { minima.load_fours() };
+                for (totals, input) in totals.iter_mut().zip(inputs) {
+                    for (total, minimum) in totals.iter_mut().zip(minima) {
+                        *total = vfmaq_f32(*total, minimum, vdupq_n_f32(input.sum(B::CORRECTION, half)));
+                    }
                 }
             }
         }
@@ -186,14 +186,14 @@ fn multiply_half<B: QuantBlock, const N: usize, const FROM: usize>(
                     }
                 }
             }
-        }
-        if let Some(minima) = block.minima(run) {
-            // SAFETY: as above.
-            #[expect(unsafe_code, reason = "loads of the target's instructions")]
-            let minima = unsafe { minima.load_fours() };
-            for (totals, input) in totals.as_flattened_mut().iter_mut().zip(inputs.as_flattened()) {
-                for (total, minimum) in totals.iter_mut().zip(&minima[FROM..]) {
-                    *total = vfmaq_f32(*total, *minimum, vdupq_n_f32(input.sum()));
+            if let Some(minima) = block.minima(run, half) {
+                // SAFETY: as above.
+                #[expect(unsafe_code, reason = "loads of the target's instructions")]
+                let minima = unsafe { minima.load_fours() };
+                for (totals, input) in totals.as_flattened_mut().iter_mut().zip(inputs.as_flattened()) {
+                    for (total, minimum) in totals.iter_mut().zip(&minima[FROM..]) {
+                        *total = vfmaq_f32(*total, *minimum, vdupq_n_f32(input.sum(B::CORRECTION, half)));
+                    }
                 }
             }
         }

@@ -32,7 +32,7 @@ pub(in crate::ops::cpu) fn is_fused(level: Isa) -> bool {
 }
 
 /// Numbers in -1..1, the same for equal seeds.
-pub(in crate::ops::cpu) fn noise(n: usize, seed: u32) -> Vec<f32> {
+pub(in crate::ops) fn noise(n: usize, seed: u32) -> Vec<f32> {
     let mut state = seed;
     let mut next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -51,6 +51,9 @@ mod bodies {
         ops::{
             AttentionOptions, NormOptions, PagedRows, Slots,
             cpu::{self, KvElement, pool_layout::pool_len},
+            types::{
+                GateOrder, GatedNormOptions, Recurrence, RecurrentHeads, RecurrentRows, RecurrentRule, STATE_COLUMNS,
+            },
         },
     };
 
@@ -90,6 +93,54 @@ mod bodies {
                 cpu::soft_cap(&mut capped, 0.3);
                 capped
             });
+        }
+    }
+
+    #[test]
+    fn recurrent_layers_agree_across_instruction_sets() {
+        let rows = RecurrentRows::stepped([(5, 3, 1), (2, 0, 0)]);
+        for (k_dim, v_dim, kernel) in [(7, 5, 4), (16, 40, 3), (2, 64, 5)] {
+            let heads = RecurrentHeads { n_k_heads: 2, n_v_heads: 4, k_dim, v_dim };
+            let (x, mut gates) = (noise(7 * heads.width(), 1), noise(7 * 2 * heads.n_v_heads, 2));
+            // States that grow would show the last bit of everything before.
+            gates
+                .chunks_mut(2 * heads.n_v_heads)
+                .for_each(|row| row[..4].iter_mut().for_each(|gate| *gate = -gate.abs()));
+            for rule in [RecurrentRule::GatedDelta, RecurrentRule::StateSpace] {
+                let recurrence = Recurrence { rule, heads };
+                check_within(1e-5, "recurrence", || {
+                    let operands = cpu::RecurrentOperands { recurrence, x: &x, gates: &gates, skip: Some(&gates) };
+                    let mut pool = noise(2 * heads.state_len(), 3);
+                    for (n, value) in pool.iter_mut().enumerate() {
+                        let block = n / heads.block_len() % heads.n_blocks();
+                        if block * STATE_COLUMNS + n % STATE_COLUMNS >= v_dim {
+                            *value = 0.0;
+                        }
+                    }
+                    let states = cpu::States::new(&mut pool, heads.state_len(), 0);
+                    let mut found = cpu::recurrence(&operands, rows.spans(), Some(&states));
+                    found.extend(pool);
+                    found
+                });
+            }
+            let weight = noise(heads.width() * kernel, 4);
+            check("convolution", || {
+                let conv = cpu::Conv { weight: &weight, bias: None, channels: heads.width(), kernel, has_silu: true };
+                let mut pool = noise(2 * kernel * heads.width(), 3);
+                conv.forward(&x, rows.spans(), Some(&cpu::States::new(&mut pool, kernel * heads.width(), 0)))
+            });
+            check("gates", || {
+                let (ones, other) = gates.split_at(4);
+                [cpu::delta_gates(&gates, ones, &other[..4]), cpu::state_space_gates(&gates, ones, ones, [0.1, 1.0])]
+                    .concat()
+            });
+            for order in [GateOrder::BeforeNorm, GateOrder::AfterNorm] {
+                let options = GatedNormOptions { width: v_dim, eps: 1e-5, order };
+                let width = 4 * v_dim;
+                check("gated norm", || {
+                    cpu::gated_norm([&x[..width], &x[width..2 * width]], &weight[..v_dim], width, options)
+                });
+            }
         }
     }
 

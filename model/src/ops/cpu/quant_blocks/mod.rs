@@ -1,18 +1,23 @@
-//! Blocks of quantized weights as the CPU stores them: the rows' numbers (`numbers.rs`) and what multiplies them
-//! (`factors.rs`).
+//! Blocks of quantized weights as the CPU stores them: the rows' numbers (`quants.rs`, `lookup.rs`) and what multiplies
+//! them (`scales.rs`).
 
 use std::array;
 
-use super::{panel_layout::PANEL, quant_rows::InputCorrection};
-use crate::ops::{BLOCK_SIZE as BLOCK, QuantizedBlock, k_quants::KBlock};
+use super::{panel_layout::PANEL, quant_rounding::nearest_q8, quant_rows::InputCorrection};
+use crate::ops::{
+    BLOCK_SIZE as BLOCK, QuantizedBlock,
+    k_quants::{KBlock, MxBlock},
+};
 
+mod lookup;
 mod quants;
 mod scales;
 
-pub(super) use quants::{Bytes, FiveBits, Nibbles, Numbers, SixBits};
+pub(super) use lookup::{Fp4, Iq1, Iq2, Iq3S, Iq3Xxs, Iq4, Lookup};
+pub(super) use quants::{Bytes, FiveBits, Nibbles, Numbers, SixBits, ThreeBits, TwoBits};
 #[cfg(target_arch = "aarch64")]
 pub(super) use scales::REGISTERS;
-pub(super) use scales::{Products, RowFactors};
+pub(super) use scales::{GroupFactors, Part, Products, RowFactors};
 
 /// A quantized format on the CPU: the weights of a panel's 32 rows at some inputs, in runs of 32 inputs. A format is an
 /// implementation of this and an entry in `quant_formats.rs`.
@@ -47,13 +52,13 @@ pub(super) trait QuantBlock: Copy + Send + Sync + 'static {
     /// What multiplies the rows' numbers in half `half` of a run.
     fn scales(&self, run: usize, half: usize) -> Self::Factors<'_>;
 
-    /// What is added to a run's weights after scaling, if the format has minima.
-    fn minima(&self, run: usize) -> Option<Self::Factors<'_>>;
+    /// What is added to the weights in half `half` of a run after scaling, if the format has minima.
+    fn minima(&self, run: usize, half: usize) -> Option<Self::Factors<'_>>;
 
     /// The weights of a run: for each input, one weight per row.
     fn widen(&self, run: usize, lines: &mut [[f32; PANEL]; BLOCK]) {
-        let minima = self.minima(run).map_or([0.0; PANEL], |minima| array::from_fn(|row| minima.get(row)));
         for (part, lines) in lines.chunks_exact_mut(BLOCK / Self::SCALES).enumerate() {
+            let minima = self.minima(run, part).map_or([0.0; PANEL], |minima| array::from_fn(|row| minima.get(row)));
             let scales = self.scales(run, part);
             let scales: [f32; PANEL] = array::from_fn(|row| scales.get(row));
             for (n, lines) in lines.as_chunks_mut::<4>().0.iter_mut().enumerate() {
@@ -77,9 +82,10 @@ pub(super) trait QuantBlock: Copy + Send + Sync + 'static {
     #[cfg(test)]
     fn weight(&self, row: usize, input: usize) -> f32 {
         let (run, input) = (input / BLOCK, input % BLOCK);
-        let minimum = self.minima(run).map_or(0.0, |minima| minima.get(row));
+        let half = input * Self::SCALES / BLOCK;
+        let minimum = self.minima(run, half).map_or(0.0, |minima| minima.get(row));
         let number = i32::from(self.numbers(run).get(row, input)) - Self::OFFSET;
-        number as f32 * self.scales(run, input * Self::SCALES / BLOCK).get(row) + minimum
+        number as f32 * self.scales(run, half).get(row) + minimum
     }
 }
 
@@ -87,7 +93,7 @@ pub(super) trait QuantBlock: Copy + Send + Sync + 'static {
 pub(super) trait RowBlock: Copy + Default + Send + Sync {
     fn weights(self) -> impl IntoIterator<Item = f32>;
 
-    /// The weights as blocks of 32, with scales and minima rounded to f16.
+    /// The weights as blocks of 32 with the same numbers, with scales and minima rounded to f16.
     fn small_blocks(self) -> impl IntoIterator<Item = QuantizedBlock>;
 }
 
@@ -108,5 +114,15 @@ impl RowBlock for KBlock {
 
     fn small_blocks(self) -> impl IntoIterator<Item = QuantizedBlock> {
         Self::small_blocks(&self)
+    }
+}
+
+impl RowBlock for MxBlock {
+    fn weights(self) -> impl IntoIterator<Item = f32> {
+        Self::weights(&self)
+    }
+
+    fn small_blocks(self) -> impl IntoIterator<Item = QuantizedBlock> {
+        [self.small_block().unwrap_or_else(|| nearest_q8(&Self::weights(&self)))]
     }
 }

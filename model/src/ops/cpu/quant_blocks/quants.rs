@@ -1,4 +1,4 @@
-//! The numbers of 32 inputs of a panel's 32 rows, unsigned, in 8, 6, 5 or 4 bits, and how they are loaded into
+//! The numbers of 32 inputs of a panel's 32 rows, unsigned, in 8, 6, 5, 4, 3 or 2 bits, and how they are loaded into
 //! registers.
 
 #[cfg(target_arch = "aarch64")]
@@ -16,6 +16,11 @@ use crate::ops::BLOCK_SIZE as BLOCK;
 pub(in crate::ops::cpu) trait Numbers: Copy + Send + Sync + 'static {
     /// The number that represents zero in formats with weights around zero.
     const MIDDLE: u8;
+    /// The largest number.
+    const LARGEST: u8 = 2 * Self::MIDDLE - 1;
+    /// What scales of blocks that share a format's numbers are multiples of, in units of the scale in the file: a power
+    /// of two.
+    const UNIT: f32 = 1.0;
 
     /// Packs the numbers that `numbers` returns for a row and a group: inputs `4 group ..`, four of them.
     fn pack(numbers: impl Fn(usize, usize) -> [u8; 4]) -> Self;
@@ -69,6 +74,7 @@ pub(in crate::ops::cpu) struct Bytes([Line<u8, 64>; 16]);
 
 impl Numbers for Bytes {
     const MIDDLE: u8 = 128;
+    const LARGEST: u8 = 255;
 
     fn pack(numbers: impl Fn(usize, usize) -> [u8; 4]) -> Self {
         let mut bytes = Self([Line([0; 64]); 16]);
@@ -185,39 +191,115 @@ impl Numbers for Nibbles {
     }
 }
 
-/// 5 bits: four in [`Nibbles`], and a fifth. Two integers of fifth bits per 4 inputs, of rows 0 to 15 and 16 to 31,
-/// with four bits per row, the first input's lowest: one bit per byte of a register, in order.
+/// 2 bits. One line per 8 inputs, with two bits per byte for each of: the first 4 inputs of rows 0 to 15, of rows 16 to
+/// 31, the other 4 inputs of either; the first lowest.
 #[derive(Clone, Copy, Debug)]
-#[repr(C, align(64))]
-pub(in crate::ops::cpu) struct FiveBits {
-    fifth: [u64; 16],
-    low: Nibbles,
-}
+#[repr(C)]
+pub(in crate::ops::cpu) struct TwoBits([Line<u8, 64>; 4]);
 
-/// The value of the fifth bit.
-const FIFTH: u8 = 0x10;
-/// In byte `n` of eight, bit `n`.
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-const EACH_BIT: u64 = 0x8040_2010_0804_0201;
-
-impl Numbers for FiveBits {
-    const MIDDLE: u8 = 16;
+impl Numbers for TwoBits {
+    /// Ternary formats store -1 as 0.
+    const MIDDLE: u8 = 1;
+    const LARGEST: u8 = 3;
 
     fn pack(numbers: impl Fn(usize, usize) -> [u8; 4]) -> Self {
-        let mut fifth = [0; 16];
+        let mut two = Self([Line([0; 64]); 4]);
         each_group(|row, group| {
-            let bits = (u32::from_le_bytes(numbers(row, group)) >> 4) & IN_EACH_BYTE;
-            // The product's top byte contains the four bits, the first byte's lowest; no two of its terms overlap.
-            let side_by_side = bits.wrapping_mul(1 << 24 | 1 << 17 | 1 << 10 | 1 << 3) >> 24;
-            fifth[2 * group + row / 16] |= u64::from(side_by_side) << (row % 16 * 4);
+            let bits = u32::from_le_bytes(numbers(row, group)) & (IN_EACH_BYTE * 3);
+            or(&mut two.0[group / 2], row % 16, bits << (group % 2 * 4 + row / 16 * 2));
         });
-        Self { fifth, low: Nibbles::pack(numbers) }
+        two
     }
 
     #[inline(always)]
     fn get(&self, row: usize, input: usize) -> u8 {
         let (place, at) = place(row, input);
-        self.low.get(row, input) | ((self.fifth[place] >> at & 1) as u8) << 4
+        self.0[place / 4].0[at] >> (2 * (place % 4)) & 3
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    unsafe fn load(&self, half: usize) -> [[__m512i; 2]; 2] {
+        use std::arch::x86_64::{_mm512_and_si512, _mm512_load_si512, _mm512_set1_epi8, _mm512_srli_epi16};
+        // SAFETY: a line is 64 bytes, aligned as such.
+        let bytes = unsafe { _mm512_load_si512(self.0[half].0.as_ptr().cast()) };
+        let two = |bytes| _mm512_and_si512(bytes, _mm512_set1_epi8(3));
+        [
+            [two(bytes), two(_mm512_srli_epi16::<2>(bytes))],
+            [two(_mm512_srli_epi16::<4>(bytes)), two(_mm512_srli_epi16::<6>(bytes))],
+        ]
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    unsafe fn load_eight(&self, group: usize, n: usize) -> __m256i {
+        use std::arch::x86_64::{_mm_cvtsi32_si128, _mm256_and_si256, _mm256_set1_epi8, _mm256_srl_epi16};
+        // SAFETY: as above.
+        let bytes = unsafe { half_line(&self.0[group / 2], n % 2) };
+        let place = _mm_cvtsi32_si128((group % 2 * 4 + n / 2 * 2) as i32);
+        _mm256_and_si256(_mm256_srl_epi16(bytes, place), _mm256_set1_epi8(3))
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn load_bytes(&self, group: usize) -> [uint8x16_t; REGISTERS] {
+        use std::arch::aarch64::{vandq_u8, vdupq_n_u8, vshrq_n_u8};
+        array::from_fn(|n| {
+            let bytes = quarter_line(&self.0[group / 2], n % 4);
+            let moved = match group % 2 * 2 + n / 4 {
+                0 => bytes,
+                1 => vshrq_n_u8::<2>(bytes),
+                2 => vshrq_n_u8::<4>(bytes),
+                _ => vshrq_n_u8::<6>(bytes),
+            };
+            vandq_u8(moved, vdupq_n_u8(3))
+        })
+    }
+}
+
+/// 5 bits.
+pub(in crate::ops::cpu) type FiveBits = OneMoreBit<Nibbles>;
+/// 3 bits.
+pub(in crate::ops::cpu) type ThreeBits = OneMoreBit<TwoBits>;
+
+/// Numbers of few bits, and one above these. Two integers of the bits above per 4 inputs, of rows 0 to 15 and 16 to 31,
+/// with four bits per row, the first input's lowest: one bit per byte of a register, in order.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+pub(in crate::ops::cpu) struct OneMoreBit<N> {
+    high: [u64; 16],
+    low: N,
+}
+
+/// In byte `n` of eight, bit `n`.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+const EACH_BIT: u64 = 0x8040_2010_0804_0201;
+
+impl<N: Numbers> Numbers for OneMoreBit<N> {
+    /// The value of the bit above the others.
+    const MIDDLE: u8 = N::LARGEST + 1;
+
+    fn pack(numbers: impl Fn(usize, usize) -> [u8; 4]) -> Self {
+        let mut high = [0; 16];
+        each_group(|row, group| {
+            let bits = (u32::from_le_bytes(numbers(row, group)) >> Self::MIDDLE.ilog2()) & IN_EACH_BYTE;
+            // The product's top byte contains the four bits, the first byte's lowest; no two of its terms overlap.
+            let side_by_side = bits.wrapping_mul(1 << 24 | 1 << 17 | 1 << 10 | 1 << 3) >> 24;
+            high[2 * group + row / 16] |= u64::from(side_by_side) << (row % 16 * 4);
+        });
+        Self { high, low: N::pack(numbers) }
+    }
+
+    #[inline(always)]
+    fn get(&self, row: usize, input: usize) -> u8 {
+        let (place, at) = place(row, input);
+        self.low.get(row, input) | ((self.high[place] >> at & 1) as u8 * Self::MIDDLE)
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -228,9 +310,9 @@ impl Numbers for FiveBits {
         // SAFETY: this function's own target features.
         let low = unsafe { self.low.load(half) };
         use std::arch::x86_64::{_mm512_mask_add_epi8, _mm512_set1_epi8};
-        let bits = &self.fifth[4 * half..][..4];
-        let fifth = _mm512_set1_epi8(FIFTH as i8);
-        let add = |low, n: usize| _mm512_mask_add_epi8(low, bits[n], low, fifth);
+        let bits = &self.high[4 * half..][..4];
+        let high = _mm512_set1_epi8(Self::MIDDLE as i8);
+        let add = |low, n: usize| _mm512_mask_add_epi8(low, bits[n], low, high);
         [[add(low[0][0], 0), add(low[0][1], 1)], [add(low[1][0], 2), add(low[1][1], 3)]]
     }
 
@@ -248,10 +330,10 @@ impl Numbers for FiveBits {
         // Each byte of the 32 bits is copied to eight lanes, each of which tests one bit.
         let spread = _mm256_set_epi64x(0x0303_0303_0303_0303, 0x0202_0202_0202_0202, 0x0101_0101_0101_0101, 0);
         let each = _mm256_set1_epi64x(EACH_BIT.cast_signed());
-        let bits = (self.fifth[2 * group + n / 2] >> (n % 2 * 32)) as u32;
+        let bits = (self.high[2 * group + n / 2] >> (n % 2 * 32)) as u32;
         let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(bits.cast_signed()), spread);
         let is_set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, each), each);
-        _mm256_or_si256(low, _mm256_and_si256(is_set, _mm256_set1_epi8(FIFTH as i8)))
+        _mm256_or_si256(low, _mm256_and_si256(is_set, _mm256_set1_epi8(Self::MIDDLE as i8)))
     }
 
     #[cfg(target_arch = "aarch64")]
@@ -264,9 +346,9 @@ impl Numbers for FiveBits {
         use std::arch::aarch64::{vandq_u8, vcombine_u8, vcreate_u8, vdup_n_u8, vdupq_n_u8, vorrq_u8, vtstq_u8};
         let each = vcombine_u8(vcreate_u8(EACH_BIT), vcreate_u8(EACH_BIT));
         array::from_fn(|n| {
-            let [left, right, ..] = (self.fifth[2 * group + n / 4] >> (n % 4 * 16)).to_le_bytes();
+            let [left, right, ..] = (self.high[2 * group + n / 4] >> (n % 4 * 16)).to_le_bytes();
             let is_set = vtstq_u8(vcombine_u8(vdup_n_u8(left), vdup_n_u8(right)), each);
-            vorrq_u8(low[n], vandq_u8(is_set, vdupq_n_u8(FIFTH)))
+            vorrq_u8(low[n], vandq_u8(is_set, vdupq_n_u8(Self::MIDDLE)))
         })
     }
 }

@@ -5,7 +5,7 @@ use std::arch::aarch64::{float32x4_t, uint16x4_t};
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{__m256, __m512};
 
-use half::f16;
+use half::{bf16, f16};
 
 use super::super::panel_layout::{Line, PANEL};
 
@@ -82,17 +82,10 @@ impl RowFactors for &Line<f16, PANEL> {
     }
 }
 
-/// For each row a small integer times an f16.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::ops::cpu) struct Products<'a> {
-    pub(in crate::ops::cpu) units: &'a Line<f16, PANEL>,
-    pub(in crate::ops::cpu) factors: &'a [i8; PANEL],
-}
-
-impl RowFactors for Products<'_> {
+impl RowFactors for &Line<bf16, PANEL> {
     #[inline(always)]
     fn get(self, row: usize) -> f32 {
-        self.units.get(row) * f32::from(self.factors[row])
+        self.0[row].to_f32()
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -100,12 +93,167 @@ impl RowFactors for Products<'_> {
     #[target_feature(enable = "avx512f")]
     #[inline]
     unsafe fn load(self) -> [__m512; 2] {
-        use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_mul_ps};
+        use std::arch::x86_64::{
+            __m256i, _mm256_load_si256, _mm512_castsi512_ps, _mm512_cvtepu16_epi32, _mm512_slli_epi32,
+        };
+        let line = self.0.as_ptr().cast::<__m256i>();
+        let widen = |halves| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)));
+        // SAFETY: a line of 32 bf16 is 64 bytes, aligned as such.
+        unsafe { [widen(_mm256_load_si256(line)), widen(_mm256_load_si256(line.add(1)))] }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads")]
+    #[target_feature(enable = "avx2,f16c")]
+    #[inline]
+    unsafe fn load_eight(self, n: usize) -> __m256 {
+        use std::arch::x86_64::{
+            __m128i, _mm_load_si128, _mm256_castsi256_ps, _mm256_cvtepu16_epi32, _mm256_slli_epi32,
+        };
+        // SAFETY: a line of 32 bf16 is 64 bytes, aligned as such: four registers.
+        let halves = unsafe { _mm_load_si128(self.0.as_ptr().cast::<__m128i>().add(n)) };
+        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves)))
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[expect(unsafe_code, reason = "raw loads")]
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn load_fours(self) -> [float32x4_t; REGISTERS] {
+        use std::arch::aarch64::{vld1_u16, vreinterpretq_f32_u32, vshll_n_u16};
+        let halves = self.0.as_ptr().cast::<u16>();
+        // SAFETY: eight registers of 4 values are the line of 32; a bf16 is a u16 in memory.
+        std::array::from_fn(|n| vreinterpretq_f32_u32(vshll_n_u16::<16>(unsafe { vld1_u16(halves.add(4 * n)) })))
+    }
+}
+
+/// For each row an f32, or minus an f32 times a small integer.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::ops::cpu) struct GroupFactors<'a> {
+    pub(in crate::ops::cpu) scales: &'a [f32; PANEL],
+    /// The integers.
+    pub(in crate::ops::cpu) zeros: Option<&'a [i8; PANEL]>,
+}
+
+impl RowFactors for GroupFactors<'_> {
+    #[inline(always)]
+    fn get(self, row: usize) -> f32 {
+        match self.zeros {
+            None => self.scales[row],
+            Some(zeros) => self.scales[row] * -f32::from(zeros[row]),
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads")]
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn load(self) -> [__m512; 2] {
+        use std::arch::x86_64::{
+            __m128i, _mm_loadu_si128, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_loadu_ps, _mm512_mul_ps,
+            _mm512_setzero_si512, _mm512_sub_epi32,
+        };
+        // SAFETY: two registers of 16 values are each of the arrays of 32.
+        std::array::from_fn(|n| unsafe {
+            let scales = _mm512_loadu_ps(self.scales.as_ptr().add(16 * n));
+            let Some(zeros) = self.zeros else { return scales };
+            let zeros = _mm512_cvtepi8_epi32(_mm_loadu_si128(zeros.as_ptr().cast::<__m128i>().add(n)));
+            _mm512_mul_ps(scales, _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_setzero_si512(), zeros)))
+        })
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads")]
+    #[target_feature(enable = "avx2,f16c")]
+    #[inline]
+    unsafe fn load_eight(self, n: usize) -> __m256 {
+        use std::arch::x86_64::{
+            _mm_loadl_epi64, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_loadu_ps, _mm256_mul_ps,
+            _mm256_setzero_si256, _mm256_sub_epi32,
+        };
+        // SAFETY: four registers of 8 values are each of the arrays of 32.
+        unsafe {
+            let scales = _mm256_loadu_ps(self.scales.as_ptr().add(8 * n));
+            let Some(zeros) = self.zeros else { return scales };
+            let zeros = _mm256_cvtepi8_epi32(_mm_loadl_epi64(zeros.as_ptr().add(8 * n).cast()));
+            _mm256_mul_ps(scales, _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_setzero_si256(), zeros)))
+        }
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[expect(unsafe_code, reason = "raw loads")]
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn load_fours(self) -> [float32x4_t; REGISTERS] {
+        use std::arch::aarch64::vld1q_f32;
+        std::array::from_fn(|n| {
+            let factors: [f32; 4] = std::array::from_fn(|at| self.get(4 * n + at));
+            // SAFETY: the four values are there.
+            unsafe { vld1q_f32(factors.as_ptr()) }
+        })
+    }
+}
+
+/// For each row a small integer times an f16 times a constant.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::ops::cpu) struct Products<'a> {
+    pub(in crate::ops::cpu) units: &'a Line<f16, PANEL>,
+    pub(in crate::ops::cpu) factors: &'a [i8; PANEL],
+    /// What of a factor's bits is the integer.
+    pub(in crate::ops::cpu) part: Part,
+    /// The constant, a power of two.
+    pub(in crate::ops::cpu) constant: f32,
+}
+
+/// A signed byte, or half of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::ops::cpu) enum Part {
+    Whole,
+    Low,
+    High,
+}
+
+impl Products<'_> {
+    /// The integer of row `row`.
+    #[inline(always)]
+    pub(in crate::ops::cpu) fn factor(&self, row: usize) -> i8 {
+        let factor = self.factors[row];
+        match self.part {
+            Part::Whole => factor,
+            Part::Low => factor & 15,
+            Part::High => factor >> 4 & 15,
+        }
+    }
+}
+
+impl RowFactors for Products<'_> {
+    #[inline(always)]
+    fn get(self, row: usize) -> f32 {
+        self.units.get(row) * self.constant * f32::from(self.factor(row))
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads")]
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn load(self) -> [__m512; 2] {
+        use std::arch::x86_64::{
+            __m128i, _mm_and_si128, _mm_loadu_si128, _mm_set1_epi8, _mm_srli_epi16, _mm512_cvtepi8_epi32,
+            _mm512_cvtepi32_ps, _mm512_mul_ps, _mm512_set1_ps,
+        };
         let factors = self.factors.as_ptr().cast::<__m128i>();
         // SAFETY: this function's own target features; 16 bytes behind 16 bytes are the array of 32.
         unsafe {
-            let [left, right] = self.units.load();
-            let part = |n: usize| _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(factors.add(n))));
+            let [left, right] = self.units.load().map(|units| _mm512_mul_ps(units, _mm512_set1_ps(self.constant)));
+            let half = |bytes| _mm_and_si128(bytes, _mm_set1_epi8(15));
+            let part = |n: usize| {
+                let bytes = _mm_loadu_si128(factors.add(n));
+                _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(match self.part {
+                    Part::Whole => bytes,
+                    Part::Low => half(bytes),
+                    Part::High => half(_mm_srli_epi16::<4>(bytes)),
+                }))
+            };
             [_mm512_mul_ps(left, part(0)), _mm512_mul_ps(right, part(1))]
         }
     }
@@ -115,11 +263,21 @@ impl RowFactors for Products<'_> {
     #[target_feature(enable = "avx2,f16c")]
     #[inline]
     unsafe fn load_eight(self, n: usize) -> __m256 {
-        use std::arch::x86_64::{_mm_loadl_epi64, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_mul_ps};
+        use std::arch::x86_64::{
+            _mm_and_si128, _mm_loadl_epi64, _mm_set1_epi8, _mm_srli_epi16, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps,
+            _mm256_mul_ps, _mm256_set1_ps,
+        };
         // SAFETY: this function's own target features; four times 8 bytes are the array of 32.
         unsafe {
-            let factors = _mm_loadl_epi64(self.factors.as_ptr().add(8 * n).cast());
-            _mm256_mul_ps(self.units.load_eight(n), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(factors)))
+            let bytes = _mm_loadl_epi64(self.factors.as_ptr().add(8 * n).cast());
+            let half = |bytes| _mm_and_si128(bytes, _mm_set1_epi8(15));
+            let factors = match self.part {
+                Part::Whole => bytes,
+                Part::Low => half(bytes),
+                Part::High => half(_mm_srli_epi16::<4>(bytes)),
+            };
+            let units = _mm256_mul_ps(self.units.load_eight(n), _mm256_set1_ps(self.constant));
+            _mm256_mul_ps(units, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(factors)))
         }
     }
 
@@ -128,13 +286,13 @@ impl RowFactors for Products<'_> {
     #[target_feature(enable = "neon")]
     #[inline]
     unsafe fn load_fours(self) -> [float32x4_t; REGISTERS] {
-        use std::arch::aarch64::{vld1q_f32, vmulq_f32};
+        use std::arch::aarch64::{vld1q_f32, vmulq_f32, vmulq_n_f32};
         // SAFETY: this function's own target features.
         let units = unsafe { self.units.load_fours() };
         std::array::from_fn(|n| {
-            let factors: [f32; 4] = std::array::from_fn(|at| f32::from(self.factors[4 * n + at]));
+            let factors: [f32; 4] = std::array::from_fn(|at| f32::from(self.factor(4 * n + at)));
             // SAFETY: the four values are there.
-            vmulq_f32(units[n], unsafe { vld1q_f32(factors.as_ptr()) })
+            vmulq_f32(vmulq_n_f32(units[n], self.constant), unsafe { vld1q_f32(factors.as_ptr()) })
         })
     }
 }

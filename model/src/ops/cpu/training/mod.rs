@@ -8,13 +8,16 @@ mod cross_entropy;
 mod divergence;
 mod embedding;
 mod frozen;
+mod gated_norm;
 mod linear;
 mod muon;
 mod norm;
 mod product;
 mod qk_norm;
+mod recurrence;
 mod residual;
 mod scratch;
+mod short_conv;
 
 pub(in crate::ops) use adamw::adamw;
 pub use attention::QUERIES as ATTENTION_QUERIES;
@@ -25,9 +28,12 @@ pub use cross_entropy::rows_at_once as loss_rows_at_once;
 pub(in crate::ops) use divergence::LinearDivergence;
 pub(in crate::ops) use embedding::Embed;
 pub(in crate::ops) use frozen::{FrozenLinear, add_lora};
+pub(in crate::ops) use gated_norm::NormalizeGated;
 pub(in crate::ops) use linear::Linear;
 pub(in crate::ops) use muon::muon;
+pub(in crate::ops) use recurrence::Recur;
 pub(in crate::ops) use residual::{Fork, Pass, add_gradients, dropout_factors};
+pub(in crate::ops) use short_conv::Convolve;
 
 use burn::{backend::flex::FlexTensor, tensor::TensorData};
 

@@ -5,7 +5,7 @@ use super::super::super::tensor_names::{
     RowSelection::{InterleavedKeys, InterleavedQueries, KeysOrValues, Queries},
     after, by_key_head, same, stacked, transposed,
 };
-use super::llama::LLAMA_QKV;
+use super::llama::{LLAMA_ENDS, LLAMA_NORMS, LLAMA_OUT, LLAMA_QKV};
 use crate::config::GptConfig;
 
 /// One norm for both parts.
@@ -25,6 +25,19 @@ pub(in super::super) const PHI: &[&[NameRow]] = &[
         same("norm.bias", "model.final_layernorm.bias"),
         same("lm_head.weight", "lm_head.weight"),
         same("lm_head.bias", "lm_head.bias"),
+    ],
+];
+
+pub(in super::super) const STARCODER2: &[&[NameRow]] = &[
+    LLAMA_ENDS,
+    LLAMA_NORMS,
+    LLAMA_QKV,
+    LLAMA_OUT,
+    &[
+        same("blocks.{}.mlp.up.weight", "model.layers.{}.mlp.c_fc.weight"),
+        same("blocks.{}.mlp.up.bias", "model.layers.{}.mlp.c_fc.bias"),
+        same("blocks.{}.mlp.down.weight", "model.layers.{}.mlp.c_proj.weight"),
+        same("blocks.{}.mlp.down.bias", "model.layers.{}.mlp.c_proj.bias"),
     ],
 ];
 
@@ -58,6 +71,27 @@ const GPT2_BIASES: &[NameRow] = &[
     same("blocks.{}.attn.out.bias", "transformer.h.{}.attn.c_proj.bias"),
     same("blocks.{}.mlp.up.bias", "transformer.h.{}.mlp.c_fc.bias"),
     same("blocks.{}.mlp.down.bias", "transformer.h.{}.mlp.c_proj.bias"),
+];
+
+pub(in super::super) const GPT_NEO: &[&[NameRow]] = &[
+    GPT2_ENDS,
+    GPT2_NORMS,
+    &[
+        stacked(
+            "blocks.{}.attn.qkv.weight",
+            &[
+                ("transformer.h.{}.attn.attention.q_proj.weight", Queries),
+                ("transformer.h.{}.attn.attention.k_proj.weight", KeysOrValues),
+                ("transformer.h.{}.attn.attention.v_proj.weight", KeysOrValues),
+            ],
+        ),
+        same("blocks.{}.attn.out.weight", "transformer.h.{}.attn.attention.out_proj.weight"),
+        same("blocks.{}.attn.out.bias", "transformer.h.{}.attn.attention.out_proj.bias"),
+        same("blocks.{}.mlp.up.weight", "transformer.h.{}.mlp.c_fc.weight"),
+        same("blocks.{}.mlp.up.bias", "transformer.h.{}.mlp.c_fc.bias"),
+        same("blocks.{}.mlp.down.weight", "transformer.h.{}.mlp.c_proj.weight"),
+        same("blocks.{}.mlp.down.bias", "transformer.h.{}.mlp.c_proj.bias"),
+    ],
 ];
 
 pub(in super::super) const GPT1: &[&[NameRow]] = &[

@@ -2,7 +2,9 @@
 
 use super::super::super::tensor_names::{
     NameRow,
-    RowSelection::{Ff, KeysOrValues, Queries, ReversedKeys, ReversedQueries},
+    RowSelection::{
+        Half, InterleavedKeys, InterleavedQueries, KeysOrValues, Queries, ReversedKeys, ReversedQueries, Scalar, Value,
+    },
     same, stacked,
 };
 
@@ -43,6 +45,26 @@ pub(super) const LLAMA_QKV: &[NameRow] = &[
     ),
 ];
 
+/// Dimensions that rotate together are next to each other.
+pub(super) const INTERLEAVED_QKV: &[NameRow] = &[
+    stacked(
+        "blocks.{}.attn.qkv.weight",
+        &[
+            ("model.layers.{}.self_attn.q_proj.weight", InterleavedQueries),
+            ("model.layers.{}.self_attn.k_proj.weight", InterleavedKeys),
+            ("model.layers.{}.self_attn.v_proj.weight", KeysOrValues),
+        ],
+    ),
+    stacked(
+        "blocks.{}.attn.qkv.bias",
+        &[
+            ("model.layers.{}.self_attn.q_proj.bias", InterleavedQueries),
+            ("model.layers.{}.self_attn.k_proj.bias", InterleavedKeys),
+            ("model.layers.{}.self_attn.v_proj.bias", KeysOrValues),
+        ],
+    ),
+];
+
 pub(super) const LLAMA_QK_NORM: &[NameRow] = &[
     same("blocks.{}.attn.q_norm.weight", "model.layers.{}.self_attn.q_norm.weight"),
     same("blocks.{}.attn.k_norm.weight", "model.layers.{}.self_attn.k_norm.weight"),
@@ -56,14 +78,68 @@ pub(super) const LLAMA_OUT: &[NameRow] = &[
 pub(super) const LLAMA_MLP: &[NameRow] = &[
     stacked(
         "blocks.{}.mlp.up.weight",
-        &[("model.layers.{}.mlp.gate_proj.weight", Ff), ("model.layers.{}.mlp.up_proj.weight", Ff)],
+        &[("model.layers.{}.mlp.gate_proj.weight", Half), ("model.layers.{}.mlp.up_proj.weight", Half)],
     ),
     stacked(
         "blocks.{}.mlp.up.bias",
-        &[("model.layers.{}.mlp.gate_proj.bias", Ff), ("model.layers.{}.mlp.up_proj.bias", Ff)],
+        &[("model.layers.{}.mlp.gate_proj.bias", Half), ("model.layers.{}.mlp.up_proj.bias", Half)],
     ),
     same("blocks.{}.mlp.down.weight", "model.layers.{}.mlp.down_proj.weight"),
     same("blocks.{}.mlp.down.bias", "model.layers.{}.mlp.down_proj.bias"),
+];
+
+/// The MLP has no gate.
+const UNGATED_MLP: &[NameRow] = &[
+    same("blocks.{}.mlp.up.weight", "model.layers.{}.mlp.up_proj.weight"),
+    same("blocks.{}.mlp.up.bias", "model.layers.{}.mlp.up_proj.bias"),
+    same("blocks.{}.mlp.down.weight", "model.layers.{}.mlp.down_proj.weight"),
+    same("blocks.{}.mlp.down.bias", "model.layers.{}.mlp.down_proj.bias"),
+];
+
+pub(in super::super) const APERTUS: &[&[NameRow]] = &[
+    LLAMA_ENDS,
+    &[
+        same("blocks.{}.attn_norm.weight", "model.layers.{}.attention_layernorm.weight"),
+        same("blocks.{}.mlp_norm.weight", "model.layers.{}.feedforward_layernorm.weight"),
+        stacked(
+            "blocks.{}.mlp.xielu.weight",
+            &[
+                ("model.layers.{}.mlp.act_fn.alpha_p", Value),
+                ("model.layers.{}.mlp.act_fn.alpha_n", Value),
+                ("model.layers.{}.mlp.act_fn.beta", Scalar),
+                ("model.layers.{}.mlp.act_fn.eps", Scalar),
+            ],
+        ),
+    ],
+    LLAMA_QKV,
+    LLAMA_QK_NORM,
+    LLAMA_OUT,
+    UNGATED_MLP,
+];
+
+/// The gate and what it gates in one matrix, in our order.
+pub(super) const FUSED_MLP: &[NameRow] = &[
+    same("blocks.{}.mlp.up.weight", "model.layers.{}.mlp.gate_up_proj.weight"),
+    same("blocks.{}.mlp.down.weight", "model.layers.{}.mlp.down_proj.weight"),
+];
+
+pub(in super::super) const INTERLEAVED: &[&[NameRow]] =
+    &[LLAMA_ENDS, LLAMA_NORMS, INTERLEAVED_QKV, LLAMA_OUT, LLAMA_MLP];
+
+pub(in super::super) const UNGATED: &[&[NameRow]] = &[LLAMA_ENDS, LLAMA_NORMS, LLAMA_QKV, LLAMA_OUT, UNGATED_MLP];
+
+pub(in super::super) const GLM: &[&[NameRow]] = &[LLAMA_ENDS, LLAMA_NORMS, INTERLEAVED_QKV, LLAMA_OUT, FUSED_MLP];
+
+pub(in super::super) const HUNYUAN: &[&[NameRow]] = &[
+    LLAMA_ENDS,
+    LLAMA_NORMS,
+    LLAMA_QKV,
+    &[
+        same("blocks.{}.attn.q_norm.weight", "model.layers.{}.self_attn.query_layernorm.weight"),
+        same("blocks.{}.attn.k_norm.weight", "model.layers.{}.self_attn.key_layernorm.weight"),
+    ],
+    LLAMA_OUT,
+    LLAMA_MLP,
 ];
 
 /// Queries and keys rotate the other way round.
@@ -96,10 +172,7 @@ pub(in super::super) const NANOCHAT: &[&[NameRow]] = &[
 pub(in super::super) const PHI3: &[&[NameRow]] = &[
     LLAMA_ENDS,
     LLAMA_NORMS,
-    &[
-        same("blocks.{}.attn.qkv.weight", "model.layers.{}.self_attn.qkv_proj.weight"),
-        same("blocks.{}.mlp.up.weight", "model.layers.{}.mlp.gate_up_proj.weight"),
-        same("blocks.{}.mlp.down.weight", "model.layers.{}.mlp.down_proj.weight"),
-    ],
+    &[same("blocks.{}.attn.qkv.weight", "model.layers.{}.self_attn.qkv_proj.weight")],
     LLAMA_OUT,
+    FUSED_MLP,
 ];

@@ -8,7 +8,7 @@ use super::super::{
     row_groups::{GEMMA_ACTIVATIONS, GEMMA2, LLAMA_SIZES},
     window,
 };
-use crate::config::GptConfig;
+use crate::config::{GptConfig, NormPosition};
 
 pub(super) const ROWS: &[Architecture] = &[
     Architecture {
@@ -39,6 +39,24 @@ pub(super) const ROWS: &[Architecture] = &[
         class: "Gemma2ForCausalLM",
         model_type: "gemma2",
         base: gemma2,
+        config: &[
+            LLAMA_SIZES,
+            GEMMA2,
+            &[
+                ConfigRow::Cap { key: "final_logit_softcapping", of: |c| &mut c.logit_softcap, absent: Some(30.0) },
+                ConfigRow::Cap { key: "attn_logit_softcapping", of: |c| &mut c.attention_softcap, absent: Some(50.0) },
+                ConfigRow::Rope(&rope::WHOLE_HEADS),
+                ConfigRow::Window(&window::GEMMA2),
+            ],
+        ],
+        fixed: &[("mlp_bias", Fixed::Flag(false))],
+        names: names::GEMMA2,
+        base_prefix: "model.",
+    },
+    Architecture {
+        class: "VaultGemmaForCausalLM",
+        model_type: "vaultgemma",
+        base: || GptConfig { norm_position: NormPosition::Pre, ..gemma2() },
         config: &[
             LLAMA_SIZES,
             GEMMA2,

@@ -2,12 +2,13 @@
 
 use super::super::{
     Architecture, Fixed,
-    bases::{cohere, olmo2},
-    config_rows::{self, ConfigRow, derived, head_dim, size_or},
+    bases::{cohere, llama, olmo2},
+    config_rows::{self, ConfigRow, derived, flag, head_dim, kv_heads, number, size_or},
     names, rope,
-    row_groups::{COHERE, LLAMA_SIZES, OLMO2},
+    row_groups::{ATTENTION_BIAS, COHERE, GLM, LLAMA_SIZES, OLMO2, SILU, UNTIED},
     window,
 };
+use crate::config::{GptConfig, NormPosition, QkNormSpan};
 
 pub(super) const ROWS: &[Architecture] = &[
     Architecture {
@@ -26,6 +27,63 @@ pub(super) const ROWS: &[Architecture] = &[
         config: &[LLAMA_SIZES, OLMO2, &[ConfigRow::Window(&window::OLMO3), ConfigRow::Rope(&rope::OLMO3)]],
         fixed: &[("mlp_bias", Fixed::Flag(false))],
         names: names::OLMO2,
+        base_prefix: "model.",
+    },
+    Architecture {
+        class: "Exaone4ForCausalLM",
+        model_type: "exaone4",
+        base: || GptConfig { qk_norm_span: QkNormSpan::Head, ..olmo2() },
+        config: &[
+            LLAMA_SIZES,
+            SILU,
+            UNTIED,
+            &[
+                kv_heads(32),
+                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                ConfigRow::Rope(&rope::WHOLE_HEADS),
+                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                ConfigRow::Window(&window::EXAONE4),
+                config_rows::EXAONE4_ROTATION,
+            ],
+        ],
+        fixed: &[("attention_bias", Fixed::Flag(false)), ("mlp_bias", Fixed::Flag(false))],
+        names: names::OLMO2,
+        base_prefix: "model.",
+    },
+    Architecture {
+        class: "Glm4ForCausalLM",
+        model_type: "glm4",
+        base: || GptConfig { norm_position: NormPosition::Sandwich, ..llama() },
+        config: &[LLAMA_SIZES, SILU, UNTIED, GLM],
+        fixed: &[("mlp_bias", Fixed::Flag(false))],
+        names: names::GLM4,
+        base_prefix: "model.",
+    },
+    Architecture {
+        class: "HyperCLOVAXForCausalLM",
+        model_type: "hyperclovax",
+        base: llama,
+        config: &[
+            LLAMA_SIZES,
+            SILU,
+            UNTIED,
+            ATTENTION_BIAS,
+            &[
+                size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
+                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                ConfigRow::Rope(&rope::WHOLE_HEADS),
+                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
+                number("embedding_multiplier", |c| &mut c.embedding_multiplier, 1.0),
+                number("residual_multiplier", |c| &mut c.residual_multiplier, 1.0),
+                number("logits_scaling", |c| &mut c.logit_multiplier, 1.0),
+                config_rows::HYPERCLOVAX_ATTENTION,
+                config_rows::HYPERCLOVAX_NORMS,
+                flag("mlp_bias", |c| &mut c.mlp_bias, false),
+                ConfigRow::Window(&window::NONE),
+            ],
+        ],
+        fixed: &[],
+        names: names::HYPERCLOVAX,
         base_prefix: "model.",
     },
     Architecture {

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Architectures by the classes that the converter of llama.cpp turns into them.
-const OF_CLASSES: [(&str, &str); 21] = [
+const OF_CLASSES: [(&str, &str); 33] = [
     ("LlamaForCausalLM", "llama"),
     ("MistralForCausalLM", "llama"),
     ("Qwen2ForCausalLM", "qwen2"),
@@ -41,10 +41,22 @@ const OF_CLASSES: [(&str, &str); 21] = [
     ("CohereForCausalLM", "command-r"),
     ("Cohere2ForCausalLM", "cohere2"),
     ("BloomForCausalLM", "bloom"),
+    ("Starcoder2ForCausalLM", "starcoder2"),
+    ("Ministral3ForCausalLM", "mistral3"),
+    ("Exaone4ForCausalLM", "exaone4"),
+    ("Ernie4_5ForCausalLM", "ernie4_5"),
+    ("Glm4ForCausalLM", "glm4"),
+    ("HunYuanDenseV1ForCausalLM", "hunyuan-dense"),
+    ("SeedOssForCausalLM", "seed_oss"),
+    ("ArceeForCausalLM", "arcee"),
+    ("NemotronForCausalLM", "nemotron"),
+    ("OlmoForCausalLM", "olmo"),
+    ("MiniCPMForCausalLM", "minicpm"),
+    ("Jais2ForCausalLM", "jais2"),
 ];
 
 /// The architectures for which llama.cpp reads the factors of LongRoPE.
-const WITH_FACTOR_LISTS: [&str; 2] = ["phi3", "llama"];
+const WITH_FACTOR_LISTS: [&str; 3] = ["phi3", "llama", "minicpm"];
 
 /// The architecture that describes `config`, the configuration as the file has it (its norms have no offset), and the
 /// architecture's keys with their values.
@@ -72,8 +84,8 @@ pub(in super::super) fn described(
     }
     let names: Vec<_> = ALL.iter().map(|gguf| gguf.name).collect();
     let what = format!(
-        "no architecture of GGUF files describes the model; tried were {}\nhint: rotary scaling `llama3` and architectures of \
-         Hearth's own cannot be exported",
+        "no architecture of GGUF files describes the model; tried were {}\nhint: rotary scaling `llama3`, the activation xIELU \
+         and architectures of Hearth's own cannot be exported",
         names.join(", ")
     );
     Err(Error::Config { field: "architecture".into(), what })
@@ -83,6 +95,10 @@ pub(in super::super) fn described(
 fn written(gguf: &Gguf, config: &GptConfig) -> Option<Map<String, Value>> {
     let names = gguf.names();
     let specs = param_specs(config);
+    // Its numbers are metadata, which is not written.
+    if config.xielu {
+        return None;
+    }
     if !specs.iter().all(|spec| names.knows(spec, config)) {
         return None;
     }

@@ -1,0 +1,117 @@
+//! Sequences with states of recurrent layers: where chunks end, what is found again, and what a rejected draft costs.
+
+use super::*;
+
+const WIDE: Limits = Limits { max_batch_tokens: 1000, ..LIMITS };
+
+/// Keys of the pages of a text that consists of these parts; texts with the same first parts share their first pages.
+fn keys(n_tokens: usize, text: u128) -> Vec<PageKey> {
+    (0..n_tokens / PAGE_SIZE).map(|page| page_key(text << 32 | page as u128)).collect()
+}
+
+fn scheduler(limits: Limits) -> Scheduler {
+    Scheduler::new(limits, PagePool::with_states(200, 40))
+}
+
+/// Runs a request to the end of its prompt: its chunks, as starts and lengths.
+fn prefill(scheduler: &mut Scheduler, request: u64, n_prompt: usize, keys: Vec<PageKey>) -> Vec<(usize, usize)> {
+    scheduler.add(RequestId(request), Arrival { keys, ..arrival(n_prompt) });
+    let mut chunks = Vec::new();
+    loop {
+        let [chunk] = step(scheduler)[..] else { unreachable!("one request runs") };
+        chunks.push((chunk.start, chunk.n_tokens));
+        if chunk.predicts {
+            return chunks;
+        }
+    }
+}
+
+#[test]
+fn chunks_end_where_states_are_kept() {
+    let mut scheduler = scheduler(WIDE);
+    // Every 64 tokens, and at the last page boundary.
+    assert_eq!(prefill(&mut scheduler, 1, 150, keys(150, 1)), [(0, 64), (64, 64), (128, 16), (144, 6)]);
+    scheduler.remove(RequestId(1));
+    // Without recurrent layers, the prompt is one chunk.
+    let mut plain = Scheduler::new(WIDE, PagePool::new(200));
+    assert_eq!(prefill(&mut plain, 1, 150, keys(150, 1)), [(0, 150)]);
+}
+
+#[test]
+fn prompt_with_a_known_beginning_is_computed_from_the_last_kept_state() {
+    let mut scheduler = scheduler(WIDE);
+    prefill(&mut scheduler, 1, 150, keys(150, 1));
+    scheduler.remove(RequestId(1));
+    // The same prompt, and one that goes on: only what is behind the last page boundary.
+    assert_eq!(prefill(&mut scheduler, 2, 150, keys(150, 1)), [(144, 6)]);
+    scheduler.remove(RequestId(2));
+    assert_eq!(prefill(&mut scheduler, 3, 200, keys(200, 1)), [(144, 48), (192, 8)]);
+    scheduler.remove(RequestId(3));
+    // One that differs after 100 tokens: its pages are known up to there, and a state is at 64.
+    let edited: Vec<PageKey> = keys(100, 1).into_iter().chain(keys(200, 2).into_iter().skip(6)).collect();
+    assert_eq!(prefill(&mut scheduler, 4, 150, edited), [(64, 64), (128, 16), (144, 6)]);
+}
+
+/// What was generated is known to the next turn up to the last page boundary of the answer.
+#[test]
+fn next_turn_of_a_conversation_computes_little_more_than_what_is_new() {
+    let mut scheduler = scheduler(WIDE);
+    let text = keys(400, 1);
+    prefill(&mut scheduler, 1, 70, text[..4].to_vec());
+    // 60 tokens are generated; their pages' keys become known as they fill.
+    for n_tokens in 72..=130usize {
+        let step = scheduler.schedule();
+        for (table, chunk) in scheduler.tables(&step).into_iter().zip(&step.chunks) {
+            table.append(chunk.n_tokens).unwrap();
+        }
+        scheduler.advance(&step);
+        let filled = n_tokens.is_multiple_of(PAGE_SIZE).then(|| text[n_tokens / PAGE_SIZE - 1]);
+        scheduler.push_token(id(1), filled);
+    }
+    scheduler.remove(RequestId(1));
+    let chunks = prefill(&mut scheduler, 2, 180, text[..11].to_vec());
+    assert_eq!(chunks[0].0, 128, "{chunks:?}");
+    scheduler.remove(RequestId(2));
+    // If the answer is dropped from the conversation, from the end of the first prompt.
+    let other: Vec<PageKey> = text[..4].iter().copied().chain(keys(300, 7).into_iter().skip(4)).collect();
+    assert_eq!(prefill(&mut scheduler, 3, 100, other)[0].0, 64);
+}
+
+#[test]
+fn rejected_drafts_take_a_sequence_back_to_before_the_step() {
+    let mut scheduler = scheduler(WIDE);
+    prefill(&mut scheduler, 1, 20, Vec::new());
+    let mut step = scheduler.schedule();
+    scheduler.add_drafts(&mut step, |_| 4);
+    for (table, chunk) in scheduler.tables(&step).into_iter().zip(&step.chunks) {
+        table.append(chunk.n_tokens).unwrap();
+    }
+    scheduler.advance(&step);
+    // Two of four drafts are accepted, and the token after them.
+    (0..3).for_each(|_| scheduler.push_token(id(1), None));
+    scheduler.roll_back(&step);
+    assert_eq!(super::step(&mut scheduler), [chunk(1, 20, 4, true)]);
+    // All are accepted: nothing is computed again.
+    let mut step = scheduler.schedule();
+    scheduler.add_drafts(&mut step, |_| 4);
+    for (table, chunk) in scheduler.tables(&step).into_iter().zip(&step.chunks) {
+        table.append(chunk.n_tokens).unwrap();
+    }
+    scheduler.advance(&step);
+    (0..5).for_each(|_| scheduler.push_token(id(1), None));
+    scheduler.roll_back(&step);
+    assert_eq!(super::step(&mut scheduler), [chunk(1, 29, 1, true)]);
+}
+
+/// However many prompts were kept, sequences find states: kept ones that nobody uses make room, the oldest first.
+#[test]
+fn kept_states_make_room_for_running_sequences() {
+    let mut scheduler = Scheduler::new(WIDE, PagePool::with_states(400, 6));
+    for request in 1..20u64 {
+        prefill(&mut scheduler, request, 150, keys(150, u128::from(request)));
+        scheduler.remove(RequestId(request));
+    }
+    assert_eq!(prefill(&mut scheduler, 30, 150, keys(150, 19)), [(144, 6)]);
+    scheduler.remove(RequestId(30));
+    assert_eq!(prefill(&mut scheduler, 31, 150, keys(150, 1))[0].0, 0, "long gone");
+}

@@ -1,0 +1,131 @@
+//! Keys about experts that set more than one field, or that only one class has.
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    super::config_json::Fields,
+    bases::{described, experts},
+    config_rows::ConfigRow,
+};
+use crate::{
+    config::{ExpertGroups, Experts, GptConfig, MAX_LAYERS},
+    error::Result,
+};
+
+/// The layers with an MLP are listed, or all but every n-th.
+pub(super) const QWEN_LAYERS: ConfigRow = ConfigRow::Custom {
+    keys: &["mlp_only_layers", "decoder_sparse_step"],
+    read: |fields, config| {
+        let listed = fields.whole_numbers("mlp_only_layers")?;
+        let step = fields.size_or("decoder_sparse_step", 1)?;
+        if step == 0 {
+            return Err(fields.unsupported("decoder_sparse_step", &json!(0), "1 and above"));
+        }
+        let is_dense = |layer: &usize| listed.contains(&(*layer as i64)) || !(layer + 1).is_multiple_of(step);
+        let dense = layers(config).filter(is_dense).collect();
+        experts(config).dense_layers = dense;
+        Ok(())
+    },
+    write: |config, written| {
+        written.insert("mlp_only_layers".to_owned(), json!(described(config).dense_layers));
+        written.insert("decoder_sparse_step".to_owned(), json!(1));
+    },
+};
+
+/// The first layers have an MLP.
+pub(super) const FIRST_DENSE: ConfigRow = ConfigRow::Custom {
+    keys: &["first_k_dense_replace"],
+    read: |fields, config| read_first_dense("first_k_dense_replace", 1, fields, config),
+    write: |config, written| write_first_dense("first_k_dense_replace", config, written),
+};
+
+/// The same under LFM2's name.
+pub(super) const FIRST_DENSE_OF_LFM2: ConfigRow = ConfigRow::Custom {
+    keys: &["num_dense_layers"],
+    read: |fields, config| read_first_dense("num_dense_layers", 2, fields, config),
+    write: |config, written| write_first_dense("num_dense_layers", config, written),
+};
+
+fn read_first_dense(key: &str, absent: usize, fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
+    let n_dense = fields.size_or(key, absent)?;
+    let dense = layers(config).take(n_dense).collect();
+    experts(config).dense_layers = dense;
+    Ok(())
+}
+
+fn write_first_dense(key: &str, config: &GptConfig, written: &mut Map<String, Value>) {
+    written.insert(key.to_owned(), json!(described(config).dense_layers.len()));
+}
+
+/// Every n-th of some layers in the middle has experts.
+pub(super) const ERNIE_LAYERS: ConfigRow = ConfigRow::Custom {
+    keys: &["moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval"],
+    read: |fields, config| {
+        let first = fields.size_or("moe_layer_start_index", 1)?;
+        let last = match fields.whole_numbers("moe_layer_end_index")?[..] {
+            [] | [-1] => config.n_layers.saturating_sub(1),
+            _ => fields.size_or("moe_layer_end_index", 0)?,
+        };
+        let interval = fields.size_or("moe_layer_interval", 1)?;
+        if interval == 0 {
+            return Err(fields.unsupported("moe_layer_interval", &json!(0), "1 and above"));
+        }
+        let has_experts = |layer: &usize| (layer + 1).is_multiple_of(interval) && (first..=last).contains(layer);
+        let dense = layers(config).filter(|layer| !has_experts(layer)).collect();
+        experts(config).dense_layers = dense;
+        Ok(())
+    },
+    write: |config, written| {
+        let of_experts: Vec<_> = (0..config.n_layers).filter(|layer| config.experts_of(*layer).is_some()).collect();
+        let (first, last) = (of_experts.first().copied().unwrap_or(1), of_experts.last().copied().unwrap_or(0));
+        let interval = of_experts.get(1).map_or(1, |second| second - first);
+        written.insert("moe_layer_start_index".to_owned(), json!(first));
+        written.insert("moe_layer_end_index".to_owned(), json!(last));
+        written.insert("moe_layer_interval".to_owned(), json!(interval));
+    },
+};
+
+/// DeepSeek's groups; one group is none. A group's worth is the sum of its two best scores.
+pub(super) const GROUPS: ConfigRow = ConfigRow::Custom {
+    keys: &["n_group", "topk_group"],
+    read: |fields, config| {
+        let (n_groups, n_active) = (fields.size_or("n_group", 1)?, fields.size_or("topk_group", 1)?);
+        experts(config).groups = (n_groups > 1).then_some(ExpertGroups { n_groups, n_active, n_best: 2 });
+        Ok(())
+    },
+    write: |config, written| {
+        let [n_groups, n_active] = described(config).groups.map_or([1, 1], |groups| [groups.n_groups, groups.n_active]);
+        written.insert("n_group".to_owned(), json!(n_groups));
+        written.insert("topk_group".to_owned(), json!(n_active));
+    },
+};
+
+/// The shared expert is as wide as this many of the others.
+pub(super) const GLM_SHARED: ConfigRow = ConfigRow::Custom {
+    keys: &["n_shared_experts"],
+    read: |fields, config| read_shared("n_shared_experts", 1, fields, config),
+    write: |config, written| write_shared("n_shared_experts", config, written),
+};
+
+/// The same under Ernie's name.
+pub(super) const ERNIE_SHARED: ConfigRow = ConfigRow::Custom {
+    keys: &["moe_num_shared_experts"],
+    read: |fields, config| read_shared("moe_num_shared_experts", 2, fields, config),
+    write: |config, written| write_shared("moe_num_shared_experts", config, written),
+};
+
+fn read_shared(key: &str, absent: usize, fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
+    let experts = experts(config);
+    experts.shared_d_ff = fields.size_or(key, absent)?.saturating_mul(experts.d_ff);
+    Ok(())
+}
+
+fn write_shared(key: &str, config: &GptConfig, written: &mut Map<String, Value>) {
+    let Experts { shared_d_ff, d_ff, .. } = described(config);
+    written.insert(key.to_owned(), json!(shared_d_ff / d_ff.max(1)));
+}
+
+/// The layers; their number is not validated yet, so the list is limited.
+fn layers(config: &GptConfig) -> std::ops::Range<usize> {
+    0..config.n_layers.min(MAX_LAYERS + 1)
+}

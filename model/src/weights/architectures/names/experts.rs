@@ -1,0 +1,146 @@
+//! Mixtures of experts: Llama's names around routers and experts.
+
+use super::{
+    super::super::tensor_names::{
+        NameRow,
+        RowSelection::{Half, InterleavedKeys, InterleavedQueries, KeysOrValues},
+        same, stacked,
+    },
+    llama::{LLAMA_ENDS, LLAMA_MLP, LLAMA_NORMS, LLAMA_OUT, LLAMA_QK_NORM, LLAMA_QKV},
+};
+
+const ROUTER: &str = "blocks.{}.experts.router.weight";
+const SELECTION: &str = "blocks.{}.experts.router.selection_bias";
+const UP: &str = "blocks.{}.experts.routed.{}.up.weight";
+const DOWN: &str = "blocks.{}.experts.routed.{}.down.weight";
+const SHARED_UP: &str = "blocks.{}.experts.shared.up.weight";
+const SHARED_DOWN: &str = "blocks.{}.experts.shared.down.weight";
+
+/// Qwen 2 and 3, OLMoE. Files may have all experts of a layer in one tensor, as `transformers` holds them.
+pub(in super::super) const QWEN_MOE: &[&[NameRow]] =
+    &[LLAMA_ENDS, LLAMA_NORMS, LLAMA_QKV, LLAMA_QK_NORM, LLAMA_OUT, LLAMA_MLP, EXPERTS, QWEN_SHARED];
+
+pub(super) const EXPERTS: &[NameRow] = &[
+    same(ROUTER, "model.layers.{}.mlp.gate.weight"),
+    stacked(
+        UP,
+        &[
+            ("model.layers.{}.mlp.experts.{}.gate_proj.weight", Half),
+            ("model.layers.{}.mlp.experts.{}.up_proj.weight", Half),
+        ],
+    ),
+    same(UP, "model.layers.{}.mlp.experts.gate_up_proj").of_all_experts(),
+    same(DOWN, "model.layers.{}.mlp.experts.{}.down_proj.weight"),
+    same(DOWN, "model.layers.{}.mlp.experts.down_proj").of_all_experts(),
+];
+
+pub(super) const QWEN_SHARED: &[NameRow] = &[
+    stacked(
+        SHARED_UP,
+        &[
+            ("model.layers.{}.mlp.shared_expert.gate_proj.weight", Half),
+            ("model.layers.{}.mlp.shared_expert.up_proj.weight", Half),
+        ],
+    ),
+    same(SHARED_DOWN, "model.layers.{}.mlp.shared_expert.down_proj.weight"),
+    same("blocks.{}.experts.shared_gate.weight", "model.layers.{}.mlp.shared_expert_gate.weight"),
+];
+
+/// GLM 4, DeepSeek.
+pub(in super::super) const GLM_MOE: &[&[NameRow]] = &[
+    LLAMA_ENDS,
+    LLAMA_NORMS,
+    LLAMA_QKV,
+    LLAMA_QK_NORM,
+    LLAMA_OUT,
+    LLAMA_MLP,
+    EXPERTS,
+    SHARED_EXPERTS,
+    &[same(SELECTION, "model.layers.{}.mlp.gate.e_score_correction_bias")],
+];
+
+const SHARED_EXPERTS: &[NameRow] = &[
+    stacked(
+        SHARED_UP,
+        &[
+            ("model.layers.{}.mlp.shared_experts.gate_proj.weight", Half),
+            ("model.layers.{}.mlp.shared_experts.up_proj.weight", Half),
+        ],
+    ),
+    stacked(
+        "blocks.{}.experts.shared.up.bias",
+        &[
+            ("model.layers.{}.mlp.shared_experts.gate_proj.bias", Half),
+            ("model.layers.{}.mlp.shared_experts.up_proj.bias", Half),
+        ],
+    ),
+    same(SHARED_DOWN, "model.layers.{}.mlp.shared_experts.down_proj.weight"),
+    same("blocks.{}.experts.shared.down.bias", "model.layers.{}.mlp.shared_experts.down_proj.bias"),
+];
+
+/// Neighbouring dimensions rotate together.
+pub(in super::super) const ERNIE_MOE: &[&[NameRow]] = &[
+    LLAMA_ENDS,
+    LLAMA_NORMS,
+    &[
+        stacked(
+            "blocks.{}.attn.qkv.weight",
+            &[
+                ("model.layers.{}.self_attn.q_proj.weight", InterleavedQueries),
+                ("model.layers.{}.self_attn.k_proj.weight", InterleavedKeys),
+                ("model.layers.{}.self_attn.v_proj.weight", KeysOrValues),
+            ],
+        ),
+        stacked(
+            "blocks.{}.attn.qkv.bias",
+            &[
+                ("model.layers.{}.self_attn.q_proj.bias", InterleavedQueries),
+                ("model.layers.{}.self_attn.k_proj.bias", InterleavedKeys),
+                ("model.layers.{}.self_attn.v_proj.bias", KeysOrValues),
+            ],
+        ),
+    ],
+    LLAMA_OUT,
+    LLAMA_MLP,
+    EXPERTS,
+    SHARED_EXPERTS,
+    &[same(SELECTION, "model.layers.{}.mlp.moe_statics.e_score_correction_bias").as_one_row()],
+];
+
+pub(in super::super) const MIXTRAL: &[&[NameRow]] = &[
+    LLAMA_ENDS,
+    LLAMA_NORMS,
+    LLAMA_QKV,
+    LLAMA_OUT,
+    &[
+        same(ROUTER, "model.layers.{}.block_sparse_moe.gate.weight"),
+        stacked(
+            UP,
+            &[
+                ("model.layers.{}.block_sparse_moe.experts.{}.w1.weight", Half),
+                ("model.layers.{}.block_sparse_moe.experts.{}.w3.weight", Half),
+            ],
+        ),
+        same(DOWN, "model.layers.{}.block_sparse_moe.experts.{}.w2.weight"),
+        same(ROUTER, "model.layers.{}.mlp.gate.weight"),
+        same(UP, "model.layers.{}.mlp.experts.gate_up_proj").of_all_experts(),
+        same(DOWN, "model.layers.{}.mlp.experts.down_proj").of_all_experts(),
+    ],
+];
+
+pub(in super::super) const GRANITE_MOE: &[&[NameRow]] = &[
+    LLAMA_ENDS,
+    LLAMA_NORMS,
+    LLAMA_QKV,
+    LLAMA_OUT,
+    &[
+        same(ROUTER, "model.layers.{}.block_sparse_moe.router.layer.weight"),
+        same(ROUTER, "model.layers.{}.block_sparse_moe.router.weight"),
+        same(UP, "model.layers.{}.block_sparse_moe.input_linear.weight").of_all_experts(),
+        same(UP, "model.layers.{}.block_sparse_moe.experts.gate_up_proj").of_all_experts(),
+        same(DOWN, "model.layers.{}.block_sparse_moe.output_linear.weight").of_all_experts(),
+        same(DOWN, "model.layers.{}.block_sparse_moe.experts.down_proj").of_all_experts(),
+        same(SHARED_UP, "model.layers.{}.shared_mlp.input_linear.weight"),
+        same(SHARED_DOWN, "model.layers.{}.shared_mlp.output_linear.weight"),
+    ],
+];

@@ -1,0 +1,78 @@
+//! Keys that files of single classes leave out, and what the classes in `transformers` make of that.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use hearth_model::config::{GptConfig, Positions, QueryTemperature, Rope, RopeScaling};
+use serde_json::{Map, Value, json};
+
+use crate::config_json::{config_json, read};
+
+/// The `config.json` of a golden dir without some keys, and with others.
+fn changed(case: &str, without: &[&str], with: Value) -> Map<String, Value> {
+    let mut json = config_json(case);
+    without.iter().for_each(|key| drop(json.remove(*key)));
+    json.extend(with.as_object().unwrap().clone());
+    json
+}
+
+fn config(case: &str, without: &[&str], with: Value) -> GptConfig {
+    read(&changed(case, without, with)).unwrap()
+}
+
+#[test]
+fn classes_with_a_rope_scaling_of_their_own_must_state_it() {
+    for case in ["ministral3", "cwm", "apertus"] {
+        let error = read(&changed(case, &["rope_parameters"], json!({}))).unwrap_err().to_string();
+        assert!(error.contains("`rope_parameters` or `rope_scaling` is missing"), "{case}: {error}");
+    }
+    let without_beta = json!({ "rope_parameters": { "rope_type": "default", "original_max_position_embeddings": 5 } });
+    let error = read(&changed("ministral3", &[], without_beta)).unwrap_err().to_string();
+    assert!(error.contains("`llama_4_scaling_beta` is missing"), "{error}");
+}
+
+#[test]
+fn windows_and_rotations_of_single_classes_follow_their_defaults() {
+    let windowed = |config: &GptConfig| {
+        let layers = (0..config.n_layers).filter(|&layer| config.window_of(layer).is_some());
+        (config.sliding_window, layers.collect::<Vec<_>>())
+    };
+    let layers = json!({ "num_hidden_layers": 6 });
+    let ministral = config("ministral", &["layer_types", "sliding_window"], layers.clone());
+    assert_eq!(windowed(&ministral), (Some(4096), vec![0, 1, 2, 3, 4, 5]));
+    let cwm = config("cwm", &["layer_types", "sliding_window"], layers.clone());
+    assert_eq!(windowed(&cwm), (Some(8192), vec![1, 2, 3, 5]));
+    let exaone4 = config("exaone4", &["layer_types", "sliding_window"], layers);
+    assert_eq!(windowed(&exaone4), (Some(4096), vec![0, 1, 2, 4, 5]));
+    assert_eq!(exaone4.unrotated_layers, [3]);
+    // Without a window all layers rotate; with one that no layer has, none does.
+    let full = |window: Value| json!({ "layer_types": vec!["full_attention"; 3], "sliding_window": window });
+    assert!(config("exaone4", &[], full(Value::Null)).unrotated_layers.is_empty());
+    assert_eq!(config("exaone4", &[], full(json!(6))).unrotated_layers, [0, 1, 2]);
+}
+
+#[test]
+fn released_hunyuan_and_minicpm_files_are_read() {
+    // A fixed factor for the base, whatever the type is called.
+    let scaling = json!({
+        "alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 0.0, "type": "dynamic",
+    });
+    let keys = json!({ "rope_theta": 10_000.0, "rope_scaling": scaling, "use_qk_norm": true, "num_experts": 1 });
+    let hunyuan = config("hunyuan", &["rope_parameters"], keys);
+    let Positions::Rope(Rope { theta, scaling: RopeScaling::None, .. }) = hunyuan.positions else {
+        unreachable!("{:?}", hunyuan.positions)
+    };
+    assert!((theta - 10_000.0 * 1000f64.powf(12.0 / 10.0)).abs() < 1e-3 * theta);
+    let minicpm = config("minicpm", &[], json!({ "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256 }));
+    let found = [minicpm.embedding_multiplier, minicpm.residual_multiplier, minicpm.logit_multiplier];
+    assert_eq!(found, [12.0, 0.7, 16.0]);
+}
+
+#[test]
+fn temperature_of_ministral_3_is_read_from_both_forms() {
+    let expected = Some(QueryTemperature { beta: 0.6, interval: 5 });
+    assert_eq!(config("ministral3", &[], json!({})).query_temperature, expected);
+    let mut older = config_json("ministral3");
+    let nested = older.remove("rope_parameters").unwrap();
+    older.insert("rope_theta".to_owned(), nested["rope_theta"].clone());
+    older.insert("rope_scaling".to_owned(), nested);
+    assert_eq!(read(&older).unwrap(), config("ministral3", &[], json!({})));
+}
