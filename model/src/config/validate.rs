@@ -66,7 +66,9 @@ impl GptConfig {
         require("qk_norm_after_rope", self.qk_norm || !self.qk_norm_after_rope, || {
             "must be false with qk_norm = false".to_owned()
         })?;
-        require("xielu", !(self.xielu && self.gated_mlp), || "must be false with gated_mlp = true".to_owned())?;
+        require("xielu", !self.xielu || (!self.gated_mlp && self.experts.is_none()), || {
+            "must be false with gated_mlp = true, and with experts".to_owned()
+        })?;
         if let Some(QueryTemperature { beta, interval }) = self.query_temperature {
             require("query_temperature.beta", beta > 0.0 && (beta as f32).is_normal(), || {
                 format!("must be positive and within the range of f32, got {beta}")
@@ -83,6 +85,7 @@ impl GptConfig {
         self.validate_layers()?;
         self.experts.iter().try_for_each(|experts| experts.validate(self.n_layers))?;
         require("xielu", !self.xielu || self.experts.is_none(), || "must be false with experts".to_owned())?;
+        self.recurrent.iter().try_for_each(|recurrent| recurrent.validate(self.n_layers))?;
         // Valid sizes may still have too large a product.
         require("n_layers", self.n_params() <= MAX_PARAMS, || {
             format!("and the other sizes must result in at most {MAX_PARAMS} parameters, got {}", self.n_params())
