@@ -17,7 +17,7 @@ use crate::{
     observer::NoObserver,
     request::{EngineRequest, ModelLimits, RequestParts, ValidationError},
     scheduler::{Limits, TOKENS_PER_STATE},
-    startup::Compute,
+    startup::{Compute, n_running_states},
     stats::EngineState,
     stats_publisher::StatsPublisher,
     work_clock::WorkClock,
@@ -85,6 +85,9 @@ pub struct LocalEngine {
     limits: ModelLimits,
 }
 
+/// States of recurrent layers that are kept of prompts: texts in a batch have a common beginning, not much more.
+const KEPT_STATES_LOCALLY: usize = 8;
+
 impl LocalEngine {
     /// An engine on the model's device. A GPU compiles kernels when they are first used.
     ///
@@ -99,9 +102,11 @@ impl LocalEngine {
             max_seq_len: config.max_seq_len.min(n_pages * PAGE_SIZE),
             max_batch_size,
             n_pages,
+            is_recurrent: gpt.has_recurrent_layers(),
         };
         let kv_dtype = KvDtype::choose(kv_cache_dtype, gpt.dtype(), &gpt.device())?;
-        let mut runner = ModelRunner::new(gpt, n_pages, kv_dtype)?;
+        let n_states = n_running_states(max_batch_size) + KEPT_STATES_LOCALLY;
+        let mut runner = ModelRunner::with_states(gpt, n_pages, n_states, kv_dtype)?;
         runner.capture_steps();
         let limits_of_steps = Limits {
             max_batch_size,

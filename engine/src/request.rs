@@ -39,6 +39,8 @@ pub struct ModelLimits {
     pub max_batch_size: usize,
     /// Pages in the KV cache.
     pub n_pages: usize,
+    /// Whether the model has recurrent layers: sequences of a request that are computed again then share no pages.
+    pub is_recurrent: bool,
 }
 
 /// How to process a prompt.
@@ -291,7 +293,7 @@ fn strategy_name(kind: BeamKind) -> &'static str {
 
 fn check_beams(parts: &RequestParts, limits: &ModelLimits) -> Result<(), ValidationError> {
     let Strategy::Beams { width, n_best, kind } = parts.strategy else { return Ok(()) };
-    let ModelLimits { max_batch_size, n_pages, .. } = *limits;
+    let ModelLimits { max_batch_size, n_pages, is_recurrent, .. } = *limits;
     if width > max_batch_size || n_best > width || n_best == 0 {
         return Err(ValidationError::BeamWidth { width, n_best, max_batch_size });
     }
@@ -345,7 +347,8 @@ fn check_beams(parts: &RequestParts, limits: &ModelLimits) -> Result<(), Validat
         return Err(ValidationError::NotWithBeams { param, kind });
     }
     let n_tokens = parts.prompt_ids.len() + parts.stop.max_tokens;
-    let needed = most_pages(width, parts.prompt_ids.len(), n_tokens);
+    let n_shared = if is_recurrent { 0 } else { parts.prompt_ids.len() };
+    let needed = most_pages(width, n_shared, n_tokens);
     if needed > n_pages {
         return Err(ValidationError::BeamPages { width, n_tokens, needed, n_pages });
     }
@@ -358,7 +361,8 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: ModelLimits = ModelLimits { vocab_size: 10, max_seq_len: 8, max_batch_size: 4, n_pages: 3 };
+    const LIMITS: ModelLimits =
+        ModelLimits { vocab_size: 10, max_seq_len: 8, max_batch_size: 4, n_pages: 3, is_recurrent: false };
 
     fn parts(n_prompt: usize, max_tokens: usize) -> RequestParts {
         let stop = StopConditions { max_tokens, ..StopConditions::default() };

@@ -25,6 +25,9 @@ use hearth_model::{
 /// Maximum size of the KV cache in bytes if not set.
 const DEFAULT_CACHE_BYTES: usize = 1 << 30;
 
+/// States that are kept at most if no number is set.
+const MAX_KEPT_STATES: usize = 256;
+
 /// Maximum number of bytes that are tokenized at once: they use up to two hundred times as much memory.
 const MAX_WORD_BYTES: usize = 1 << 20;
 
@@ -41,6 +44,9 @@ pub struct EngineOptions {
     /// KV cache size in tokens, over all sequences. `None`: a full context for every running sequence, up to 1 GiB but
     /// at least one full context; on the CPU at most a quarter of free memory.
     pub kv_cache_tokens: Option<usize>,
+    /// States of recurrent layers that are kept of prompts and answers, so that texts with the same beginning are not computed
+    /// again from the start. `None`: as many as fit into 1 GiB, on the CPU into an eighth of free memory, and at most 256.
+    pub kept_states: Option<usize>,
     /// Dtype of the KV cache. `None`: as [suits](KvDtype::choose) each model.
     pub kv_cache_dtype: Option<KvDtype>,
     /// Disables GPU graph capture for decoding.
@@ -161,6 +167,7 @@ pub(crate) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
         None => default_cache_tokens(&config, bytes_per_token, options.max_batch_size, available),
     };
     let n_pages = n_tokens.div_ceil(PAGE_SIZE);
+    let n_states = n_states(config.state_bytes(), options, available)?;
     let limits = Limits {
         max_batch_size: options.max_batch_size,
         max_batch_tokens: options.max_batch_tokens,
@@ -178,6 +185,7 @@ pub(crate) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
             max_seq_len,
             max_batch_size: options.max_batch_size,
             n_pages,
+            is_recurrent: loaded.gpt.has_recurrent_layers(),
         },
         max_text_bytes: loaded.tokenizer.max_text_bytes(max_seq_len),
         config,
@@ -190,15 +198,20 @@ pub(crate) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
         sampling_defaults: loaded.sampling_defaults,
         own_pooling: loaded.own_pooling,
     };
-    let runner = warmed_up(loaded.gpt, n_pages, kv_dtype, options)?;
+    let runner = warmed_up(loaded.gpt, [n_pages, n_states], kv_dtype, options)?;
     // Returns memory that loading used to the system.
     ops::give_back_memory();
     Ok(Prepared { model, adapters, compute: Compute { runner, kv_dtype, speculator, limits } })
 }
 
 /// A runner that has compiled its kernels, and captures repeated steps unless the options forbid it.
-fn warmed_up(gpt: Gpt, n_pages: usize, kv_dtype: KvDtype, options: &EngineOptions) -> Result<ModelRunner, StartError> {
-    let mut runner = ModelRunner::new(gpt, n_pages, kv_dtype)?;
+fn warmed_up(
+    gpt: Gpt,
+    [n_pages, n_states]: [usize; 2],
+    kv_dtype: KvDtype,
+    options: &EngineOptions,
+) -> Result<ModelRunner, StartError> {
+    let mut runner = ModelRunner::with_states(gpt, n_pages, n_states, kv_dtype)?;
     if !options.enforce_eager {
         runner.capture_steps();
     }
@@ -239,11 +252,50 @@ fn speculator(
                      hint: a draft model is a smaller one of the same family"
                 ));
             }
+            if draft.gpt.has_recurrent_layers() {
+                return refuse(
+                    "`--draft-model` must be a model without recurrent layers, whose state cannot go back to before a \
+                     rejected token\nhint: `--speculative prompt-lookup` needs no draft model"
+                        .to_owned(),
+                );
+            }
             let (max_seq_len, kv_dtype) = (draft.gpt.config().max_seq_len, kv_dtype(&draft, options)?);
-            let runner = warmed_up(draft.gpt, n_pages, kv_dtype, options)?;
+            let runner = warmed_up(draft.gpt, [n_pages, 0], kv_dtype, options)?;
             Ok(Some(Speculator::by_draft_model(runner, max_seq_len, n_tokens)))
         }
     }
+}
+
+/// States of running sequences: each has one, another one to go back to while drafts are verified, and while a sequence leaves a
+/// kept state there are both.
+pub(crate) fn n_running_states(max_batch_size: usize) -> usize {
+    2 * max_batch_size + 1
+}
+
+/// The number of states of a model whose sequences have `state_bytes` each; 0 without recurrent layers.
+fn n_states(state_bytes: usize, options: &EngineOptions, available_bytes: Option<u64>) -> Result<usize, StartError> {
+    if state_bytes == 0 {
+        return Ok(0);
+    }
+    let n_kept = options.kept_states.unwrap_or_else(|| {
+        let room = available_bytes.map_or(DEFAULT_CACHE_BYTES, |available| {
+            usize::try_from(available / 8).unwrap_or(usize::MAX).min(DEFAULT_CACHE_BYTES)
+        });
+        (room / state_bytes).clamp(1, MAX_KEPT_STATES)
+    });
+    let n_states = n_running_states(options.max_batch_size) + n_kept;
+    let n_bytes = n_states as u128 * state_bytes as u128;
+    memory::require(n_bytes, available_bytes).map_err(|reason| {
+        StartError::Options(format!(
+            "{n_states} states of recurrent layers, for `--max-batch-size` {} and `--kept-states` {n_kept}, {reason}",
+            options.max_batch_size
+        ))
+    })?;
+    tracing::info!(
+        "recurrent layers: {:.1} MB of state for each running sequence, and for each of {n_kept} kept states",
+        state_bytes as f64 / 1e6
+    );
+    Ok(n_states)
 }
 
 /// Room for a full context of every running sequence, up to [`DEFAULT_CACHE_BYTES`] but at least one full context; on

@@ -67,6 +67,7 @@ mod model {
             }
         }
         mod file_names;
+        mod packed;
         mod passed_over;
         mod row_order;
         mod staged_dir;
@@ -130,6 +131,26 @@ mod model {
         /// Opens a weights file and reads every tensor in it.
         pub fn read_weights(bytes: &'static [u8]) {
             let Ok(files) = files::TensorFiles::embedded(Path::new("model.safetensors"), bytes) else { return };
+            for method in [
+                packed::Method::CompressedTensors,
+                packed::Method::Gptq { bits: 4, added: 1 },
+                packed::Method::Awq,
+                packed::Method::Fp8,
+                packed::Method::BitsAndBytes,
+            ] {
+                let Ok(mut table) = files.table() else { return };
+                for matrix in packed::fold(&mut table, method).into_iter().flatten().map(|(_, matrix)| matrix) {
+                    let [n_rows, d_in] = matrix.dims();
+                    let mut values = vec![0.0; d_in];
+                    for row in [0, n_rows - 1] {
+                        matrix.decode(row, &mut values);
+                        if let Some(layout) = matrix.layout() {
+                            assert!(layout.n_runs > 0);
+                            matrix.runs(row, &mut vec![crate::ops::k_quants::GroupRun::default(); d_in / 32]);
+                        }
+                    }
+                }
+            }
             let Ok(table) = files.table() else { return };
             for tensor in table.iter() {
                 if let (Ok(element), Ok(values)) = (tensor.element(), tensor.to_f32()) {

@@ -2,24 +2,36 @@
 
 use std::ops::Range;
 
-use burn::tensor::Tensor;
+use burn::tensor::{Tensor, activation::sigmoid};
 
 pub use crate::forward_pass::{AttentionContext, Dense, Trace};
 use crate::{
     forward_pass::{AttentionMask, ForwardPass, LayerPass},
-    ops::{self, AttentionOptions, QkNormParts, Sublayer},
+    ops::{self, AttentionOptions, LinearParts, NormParts, QkNormParts, SelfAttention},
 };
 
-/// Applies `block`'s input norm and attention to `x [n_rows, d_model]`: the outputs of the heads,
+/// Applies the input norm and the attention of `layer` to `x [n_rows, d_model]`: the outputs of the heads,
 /// `[n_rows, n_heads * head_dim]`, before the output projection.
-pub(crate) fn attend(layer: usize, x: Tensor<2>, block: &ops::Block<'_>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
+pub(crate) fn attend(
+    layer: usize,
+    x: Tensor<2>,
+    (in_norm, inner): (Option<NormParts>, &SelfAttention<NormParts, LinearParts<'_>>),
+    pass: &mut ForwardPass<'_>,
+) -> Tensor<2> {
     let LayerPass { context, mask: AttentionMask { options, dense_bias }, rotation, query_factors } = pass.layer(layer);
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
     let [n_rows, _] = x.dims();
-    let Sublayer { in_norm, inner, .. } = &block.attn;
-    let qkv = match in_norm.clone() {
+    let qkv = match in_norm {
         Some(norm) => ops::normed_linear(x, norm, inner.qkv.clone()),
         None => ops::linear_with_lora(x, inner.qkv.clone()),
+    };
+    let (gates, qkv) = match inner.is_gated {
+        true => {
+            let ([_, width], gate_width) = (qkv.dims(), n_heads * head_dim);
+            let gates = qkv.clone().slice([0..n_rows, 0..gate_width]);
+            (Some(gates), qkv.slice([0..n_rows, gate_width..width]))
+        }
+        false => (None, qkv),
     };
     let split = |qkv: Tensor<2>| {
         let qkv = qkv.reshape([n_rows, n_heads + 2 * n_kv_heads, head_dim]);
@@ -42,7 +54,7 @@ pub(crate) fn attend(layer: usize, x: Tensor<2>, block: &ops::Block<'_>, pass: &
         Some(factors) => ops::scale_queries(qkv, factors, options),
         None => qkv,
     };
-    match context {
+    let attended = match context {
         AttentionContext::Dense(dense) if !dense.traces_attention() => {
             let precision = inner.qkv.weight.precision();
             ops::rope_and_attend(qkv, rotation, dense.batch, dense.positions.clone(), options, precision)
@@ -61,5 +73,9 @@ pub(crate) fn attend(layer: usize, x: Tensor<2>, block: &ops::Block<'_>, pass: &
             attended
         }
         AttentionContext::Paged(step) => step.attend(layer, qkv, rotation, options),
+    };
+    match gates {
+        Some(gates) => attended * sigmoid(gates),
+        None => attended,
     }
 }

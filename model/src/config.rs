@@ -3,9 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 mod experts;
+mod recurrent;
 mod validate;
 
 pub use experts::{ExpertGroups, Experts, RouterScores};
+pub use recurrent::{GatedConv, GatedDeltaNet, Recurrence, Recurrent};
 pub(crate) use validate::MAX_LAYERS;
 
 /// What distinguishes one decoder-only transformer from another.
@@ -130,6 +132,13 @@ pub struct GptConfig {
     /// [`activation`](Self::activation): a parabola above 0 and an exponential below, whose factors are learned in each layer.
     #[serde(default)]
     pub xielu: bool,
+    /// Recurrent layers in place of attention, in all layers or most.
+    #[serde(default)]
+    pub recurrent: Option<Recurrent>,
+    /// Whether each head's output is multiplied by a sigmoid of the row ([gated
+    /// attention](https://arxiv.org/abs/2505.06708)).
+    #[serde(default)]
+    pub attention_gate: bool,
     /// Dropout probability, in `[0, 1)`; not applied when serving.
     pub dropout: f64,
 }
@@ -389,6 +398,8 @@ impl GptConfig {
             qk_norm_after_rope: false,
             query_temperature: None,
             xielu: false,
+            recurrent: None,
+            attention_gate: false,
             dropout: 0.0,
         }
     }
@@ -434,6 +445,11 @@ impl GptConfig {
     /// Width of all query heads together.
     pub fn q_width(&self) -> usize {
         self.n_heads * self.head_dim
+    }
+
+    /// Width of the gates of all query heads: 0 without gates.
+    pub fn gate_width(&self) -> usize {
+        if self.attention_gate { self.q_width() } else { 0 }
     }
 
     /// Width of all key heads together, and of all value heads.

@@ -9,7 +9,7 @@ use crate::{
     config::{GptConfig, Positions, Rope},
     kv_cache::PagedStep,
     lora::AdapterRows,
-    ops::{self, AttentionOptions, BlockScratch, Dropout, Ints, PagedAttention, Rotation, Rows},
+    ops::{self, AttentionOptions, BlockScratch, Dropout, Ints, PagedAttention, RecurrentRows, Rotation, Rows},
     position,
 };
 
@@ -170,6 +170,8 @@ pub(crate) struct ForwardPass<'a> {
     added: AddedPositions,
     /// What the rows' queries are multiplied by, `[n_rows, 1]`.
     query_factors: Option<Rows>,
+    /// The rows as recurrent layers see them, if the model has such layers.
+    recurrent_rows: Option<RecurrentRows>,
     scratch: BlockScratch,
     /// The outputs of the routers so far, `[n_rows, n_experts]` each, if they are kept.
     pub(crate) router_logits: Option<Vec<Tensor<2>>>,
@@ -183,6 +185,14 @@ pub(crate) struct LayerPass<'p, 'a> {
     pub(crate) rotation: Option<&'p Rotation>,
     /// What the rows' queries are multiplied by, `[n_rows, 1]`.
     pub(crate) query_factors: Option<&'p Rows>,
+}
+
+/// What one recurrent layer of a pass needs.
+#[derive(Debug)]
+pub(crate) struct RecurrentPass<'p> {
+    pub(crate) rows: &'p RecurrentRows,
+    /// The states of the layer, `[n_states, slot_len]`, if the pass is a step over a cache.
+    pub(crate) states: Option<&'p mut Tensor<2>>,
 }
 
 /// The tensors that dropout changes.
@@ -271,6 +281,12 @@ impl<'a> ForwardPass<'a> {
         let query_factors = config
             .query_temperature
             .map(|temperature| Rows::new(position::query_factors(&row_positions(), temperature), 1, device));
+        let recurrent_rows = config.recurrent.as_ref().map(|_| match &context {
+            AttentionContext::Dense(Dense { batch, seq_len, positions, .. }) => {
+                RecurrentRows::dense(*batch, *seq_len, positions.as_ref().map(|positions| positions.as_slice()))
+            }
+            AttentionContext::Paged(step) => step.recurrent_rows(),
+        });
         Self {
             context,
             config,
@@ -278,6 +294,7 @@ impl<'a> ForwardPass<'a> {
             rotations,
             added,
             query_factors,
+            recurrent_rows,
             scratch: BlockScratch::default(),
             router_logits: None,
         }
@@ -370,14 +387,30 @@ impl<'a> ForwardPass<'a> {
         Some((uploads, sizes))
     }
 
-    /// What a whole block attends to, and its scratch memory, if rows attend over a cache.
+    /// What a whole block attends to, and its scratch memory, if `layer` attends over a cache.
     pub(crate) fn paged(&mut self, layer: usize) -> Option<(PagedAttention<'_>, &mut BlockScratch)> {
         let Self { context, config, masks, rotations, query_factors, scratch, .. } = self;
         let AttentionContext::Paged(step) = context else { return None };
+        if config.recurrence_of(layer).is_some() {
+            return None;
+        }
         let (pools, slots, sequences) = step.parts(layer);
         let (options, rotation) = (&mask_of(masks, config, layer).options, rotation_at(rotations, config, layer));
         let query_factors = query_factors.as_ref();
         Some((PagedAttention { pools, slots, sequences, options, rotation, query_factors }, scratch))
+    }
+
+    /// What the recurrent `layer` needs.
+    ///
+    /// # Panics
+    /// If the model has no recurrent layers.
+    pub(crate) fn recurrent(&mut self, layer: usize) -> RecurrentPass<'_> {
+        let Some(rows) = &self.recurrent_rows else { unreachable!("a recurrent layer of a model without any") };
+        let states = match &mut self.context {
+            AttentionContext::Dense(_) => None,
+            AttentionContext::Paged(step) => Some(step.states(layer)),
+        };
+        RecurrentPass { rows, states }
     }
 
     /// What `layer` needs to attend.

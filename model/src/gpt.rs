@@ -2,6 +2,7 @@
 
 mod kv_dtypes;
 mod losses;
+mod recurrent;
 #[cfg(test)]
 mod tests;
 
@@ -17,14 +18,14 @@ use crate::{
     config::{GptConfig, NormPosition},
     error::{Error, Result},
     forward_pass::{AddedPositions, AttentionContext, DropoutPlace, ForwardPass},
-    layers::{Embedding, Linear, LmHead, Norm, Part, PartList, Router, Xielu, modules},
+    layers::{Conv, Decays, Embedding, Linear, LmHead, Norm, Part, PartList, Router, Xielu, modules},
     lora::AdapterRows,
     ops::{
-        self, BlockOperands, BlockSteps, Dropout, Dtype, FeedForward, LinearParts, NormParts, Precision, QkNormParts,
-        RoutedExperts, SelfAttention, SharedExpert, Sublayer, Weight,
+        self, BlockOperands, BlockSteps, Dropout, Dtype, FeedForward, LinearParts, Mixer, NormParts, Precision,
+        QkNormParts, RoutedExperts, SelfAttention, SharedExpert, Sublayer, Weight,
     },
     params::{ParamList, ParamRef, ParamSource},
-    philox::normal_values,
+    philox::{log_uniform_values, normal_values},
 };
 pub use crate::{
     param_specs::{Init, ParamSpec, ROUTED, linear_dims, param_specs},
@@ -43,10 +44,12 @@ modules! {
         ; config: GptConfig,
     }
 
-    /// Attention, then the feed-forward network, each added to the residual stream.
+    /// Attention or what is in its place, then the feed-forward network, each added to the residual stream.
     struct Block {
         attn_norm: Norm,
-        attn: CausalSelfAttention,
+        attn: Option<CausalSelfAttention>,
+        // In place of attention.
+        recurrent: Option<RecurrentLayer>,
         attn_out_norm: Option<Norm>,
         // Attention's, if there is none.
         mlp_norm: Option<Norm>,
@@ -58,10 +61,22 @@ modules! {
 
     /// Masked multi-head self-attention with grouped key and value heads.
     struct CausalSelfAttention {
-        // Queries, keys and values in one matrix: one product instead of three.
+        // Queries, keys and values in one matrix, and gates before them if there are any: one product instead of three.
         qkv: Linear,
         q_norm: Option<Norm>,
         k_norm: Option<Norm>,
+        out: Linear,
+    }
+
+    /// A recurrent layer: what follows from its input by a short convolution, and in most models a recurrence.
+    struct RecurrentLayer {
+        // What the convolution works on, and gates.
+        input: Linear,
+        // Betas and decays, before their functions.
+        ba: Option<Linear>,
+        conv: Conv,
+        decays: Option<Decays>,
+        norm: Option<Norm>,
         out: Linear,
     }
 
@@ -100,6 +115,7 @@ impl Gpt {
                 Init::Normal { std } => normal_values(seed, tensor, n, std as f32),
                 Init::Constant(value) => vec![value; n],
                 Init::Values(values) => values.to_vec(),
+                Init::LogUniform { least, most } => log_uniform_values(seed, tensor, n, [least, most]),
             };
             Ok(TensorData::new(values, spec.shape.as_slice()))
         })
@@ -289,7 +305,7 @@ impl Gpt {
             .into_iter()
             .map(|(path, linear)| (size(linear.weight()) as f64 * self.share_read(&path, 1)).round() as usize);
         // For each dimension of a query: one for the score, and one for the weighted sum of values.
-        let of_key = 2 * self.config.n_layers * self.config.q_width();
+        let of_key = 2 * self.config.n_attention_layers() * self.config.q_width();
         n_tokens * of_token.sum::<usize>() + n_logits * size(self.output().0) + n_keys * of_key
     }
 
@@ -344,7 +360,7 @@ impl Gpt {
     pub fn matrices(&self) -> Vec<(String, &Weight)> {
         let matrix = |(path, param)| match param {
             ParamRef::Matrix(weight) => Some((path, weight)),
-            ParamRef::Vector(_) | ParamRef::Constant(_) => None,
+            ParamRef::Vector(_) | ParamRef::Conv(_) | ParamRef::Constant(_) => None,
         };
         self.params().into_iter().filter_map(matrix).collect()
     }
@@ -366,11 +382,18 @@ impl Gpt {
 
 /// Refuses what has no body on `device`.
 fn require_bodies(config: &GptConfig, device: &Device) -> Result<()> {
-    if config.experts.is_some() && !ops::is_on_cpu(device) {
-        let what = "must be the CPU for a model with experts, got a GPU\nhint: run it with `--device cpu`";
-        return Err(Error::Param { name: "device", what: what.to_owned() });
+    let only_on_cpu = [
+        ("experts", config.experts.is_some()),
+        ("recurrent layers", config.recurrent.is_some()),
+        ("gated attention", config.attention_gate),
+    ];
+    match only_on_cpu.into_iter().find(|(_, has)| *has && !ops::is_on_cpu(device)) {
+        Some((what, _)) => {
+            let what = format!("must be the CPU for a model with {what}, got a GPU\nhint: run it with `--device cpu`");
+            Err(Error::Param { name: "device", what })
+        }
+        None => Ok(()),
     }
-    Ok(())
 }
 
 impl Block {
@@ -402,15 +425,21 @@ impl Block {
             true => (Some(own), norm(out_norm)),
             false => (None, Some(own)),
         };
-        let qk_norms = norm(&self.attn.q_norm).zip(norm(&self.attn.k_norm));
-        let attention = SelfAttention {
-            qkv: linear(&self.attn.qkv),
-            qk_norms: qk_norms.map(|(q, k)| QkNormParts {
-                norms: [q, k],
-                span: config.qk_norm_span,
-                after_rope: config.qk_norm_after_rope,
+        let mixer = match (&self.attn, &self.recurrent, &config.recurrent) {
+            (Some(CausalSelfAttention { qkv, q_norm, k_norm, out }), _, _) => Mixer::Attention(SelfAttention {
+                qkv: linear(qkv),
+                is_gated: config.attention_gate,
+                qk_norms: norm(q_norm).zip(norm(k_norm)).map(|(q, k)| QkNormParts {
+                    norms: [q, k],
+                    span: config.qk_norm_span,
+                    after_rope: config.qk_norm_after_rope,
+                }),
+                out: linear(out),
             }),
-            out: linear(&self.attn.out),
+            (None, Some(layer), Some(described)) => {
+                Mixer::Recurrent(layer.operands(described.recurrence, config.norm_eps, linear))
+            }
+            _ => unreachable!("`part_specs` gives each block attention or a recurrent layer"),
         };
         let mlp = |Mlp { up, xielu, down }: &'a Mlp| ops::Mlp {
             up: linear(up),
@@ -433,10 +462,10 @@ impl Block {
             _ => unreachable!("`part_specs` gives each block an MLP or experts"),
         };
         let (in_norm, out_norm) = ends(attn_norm, &self.attn_out_norm);
-        let attn = Sublayer { in_norm, inner: attention, out_norm };
+        let mixer = Sublayer { in_norm, inner: mixer, out_norm };
         let (in_norm, out_norm) = ends(mlp_norm, &self.mlp_out_norm);
         BlockOperands {
-            attn,
+            mixer,
             mlp: Sublayer { in_norm, inner: feed_forward, out_norm },
             is_parallel: config.parallel_residual,
             norm_after_add: config.norm_position == NormPosition::Post,
@@ -460,8 +489,14 @@ impl BlockSteps for ByOperations<'_, '_> {
         ops::fork(x)
     }
 
-    fn attention(&mut self, x: Tensor<2>) -> Tensor<2> {
-        attention::attend(self.layer, x, self.block, self.pass)
+    fn mixer(&mut self, x: Tensor<2>) -> Tensor<2> {
+        let Sublayer { in_norm, inner, .. } = &self.block.mixer;
+        match inner {
+            Mixer::Attention(inner) => attention::attend(self.layer, x, (in_norm.clone(), inner), self.pass),
+            Mixer::Recurrent(inner) => {
+                recurrent::recur(normed(x, in_norm.clone()), inner, self.pass.recurrent(self.layer))
+            }
+        }
     }
 
     /// `[n_rows, d_model]` to `[n_rows, d_ff]`, or to `[n_rows, d_model]` by experts.
@@ -473,10 +508,10 @@ impl BlockSteps for ByOperations<'_, '_> {
         }
     }
 
-    fn add_attention(&mut self, residual: Tensor<2>, attended: Tensor<2>) -> Tensor<2> {
+    fn add_mixer(&mut self, residual: Tensor<2>, mixed: Tensor<2>) -> Tensor<2> {
         let dropout = self.pass.dropout(DropoutPlace::Attention(self.layer));
-        let Sublayer { inner, out_norm, .. } = &self.block.attn;
-        self.add(residual, attended, (Some(&inner.out), out_norm), dropout)
+        let Sublayer { inner, out_norm, .. } = &self.block.mixer;
+        self.add(residual, mixed, (Some(inner.out()), out_norm), dropout)
     }
 
     fn add_mlp(&mut self, residual: Tensor<2>, hidden: Tensor<2>) -> Tensor<2> {

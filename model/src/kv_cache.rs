@@ -1,4 +1,4 @@
-//! The KV cache: keys and values of past tokens, in pages shared by all sequences.
+//! The KV cache: keys and values of past tokens, in pages shared by all sequences, and states of recurrent layers.
 //!
 //! Each layer has one pool of keys and one of values, `[n_slots, kv_width]`, allocated once; a slot holds one token and
 //! a page is [`PAGE_SIZE`] slots. A sequence owns a [`PageTable`]: its pages in order. Pages are reference counted: a
@@ -8,6 +8,9 @@
 //! A full page can be kept in the prefix cache under a [`PageKey`] that identifies its contents. Without owners it
 //! counts as free, but is allocated last, the least recently used first; until then a new sequence with the same
 //! beginning shares it instead of computing it again.
+//!
+//! A recurrent layer has a pool of states instead, `[n_states, slot_len]`. A table has one state for all such layers: the number
+//! of a slot. A step moves it to a slot that nothing else needs, and changes it there.
 //!
 //! [`PagePool`] manages page ownership without tensors, so that schedulers can plan without them.
 
@@ -23,11 +26,11 @@ pub use crate::ops::PAGE_SIZE;
 use crate::{
     config::GptConfig,
     lora::{AdapterRows, LoadedAdapter},
-    ops::{self, AttentionOptions, KvDtype, PagedRows, PagedSequences, Rotation, Slots},
+    ops::{self, AttentionOptions, KvDtype, PagedRows, PagedSequences, RecurrentRows, Rotation, Slots},
 };
 
-use pages::CopiedPage;
 pub use pages::{CacheUnit, OutOfPages, PageKey, PagePool, PageTable};
+use pages::{CopiedPage, StateMove};
 
 /// The pools of all layers, and the ownership of pages.
 #[derive(Debug)]
@@ -42,10 +45,21 @@ pub struct KvCache {
     is_written: bool,
 }
 
+/// What a layer keeps of sequences.
 #[derive(Debug)]
-struct LayerPool {
-    keys: Tensor<2>,
-    values: Tensor<2>,
+enum LayerPool {
+    Attention {
+        keys: Tensor<2>,
+        values: Tensor<2>,
+    },
+    /// `[n_states, slot_len]`.
+    Recurrent(Tensor<2>),
+}
+
+/// The number of states in a cache of `n_pages` pages for which no other number is given: enough for a few dozen sequences.
+/// Memory is used only for those that sequences have had.
+pub(crate) fn default_states(n_pages: usize) -> usize {
+    n_pages.clamp(8, 64)
 }
 
 /// A sequence's part of a step: `n_new` tokens to append to those in `table`.
@@ -72,24 +86,43 @@ pub struct PagedStep<'a> {
     layers: &'a mut [LayerPool],
     pub(crate) sequences: PagedSequences,
     slots: Slots,
+    /// For each sequence with rows the number of its rows, its tokens before, and the slot of its state.
+    recurrent: Vec<(usize, usize, usize)>,
     pub(crate) adapters: Arc<Vec<AdapterRows>>,
     is_written: &'a mut bool,
 }
 
 impl KvCache {
-    /// A cache of `n_pages` pages of `dtype` for the model of `config`.
+    /// A cache of `n_pages` pages of `dtype` for the model of `config`, with states for a few dozen sequences if it has recurrent
+    /// layers.
     pub fn new(config: &GptConfig, n_pages: usize, dtype: KvDtype, device: &Device) -> Self {
-        Self::of_layers(config, n_pages, &vec![dtype; config.n_layers], device)
+        Self::of_layers(config, [n_pages, default_states(n_pages)], &vec![dtype; config.n_layers], device)
     }
 
-    /// A cache of `n_pages` pages for the model of `config`, whose layers have `dtypes`.
-    pub(crate) fn of_layers(config: &GptConfig, n_pages: usize, dtypes: &[KvDtype], device: &Device) -> Self {
+    /// A cache of `n_pages` pages for the model of `config`, whose layers have `dtypes`, and `n_states` states if some are
+    /// recurrent.
+    pub(crate) fn of_layers(
+        config: &GptConfig,
+        [n_pages, n_states]: [usize; 2],
+        dtypes: &[KvDtype],
+        device: &Device,
+    ) -> Self {
         let heads = [config.n_kv_heads, config.head_dim];
         let pool = |dtype| ops::new_pool(n_pages * PAGE_SIZE, heads, dtype, device);
-        let layers = dtypes.iter().map(|&dtype| LayerPool { keys: pool(dtype), values: pool(dtype) }).collect();
+        let layer = |(layer, dtype): (usize, &KvDtype)| match config.recurrence_of(layer) {
+            Some(recurrence) => {
+                LayerPool::Recurrent(ops::new_states(n_states, recurrence.state_len(config.d_model), device))
+            }
+            None => LayerPool::Attention { keys: pool(*dtype), values: pool(*dtype) },
+        };
+        let layers = dtypes.iter().enumerate().map(layer).collect();
         // If some layers have no window, all keys are needed.
         let sliding_window = config.sliding_window.filter(|_| config.full_layers.is_empty());
-        let (pages, device) = (PagePool::new(n_pages), device.clone());
+        let pages = match config.n_attention_layers() < config.n_layers {
+            true => PagePool::with_states(n_pages, n_states),
+            false => PagePool::new(n_pages),
+        };
+        let device = device.clone();
         Self { layers, pages, heads, sliding_window, device, is_written: false }
     }
 
@@ -128,12 +161,19 @@ impl KvCache {
         self.pages.require_room(&parts.iter().map(|part| (&*part.table, part.n_new)).collect::<Vec<_>>())?;
         let mut row_slots = Vec::new();
         let mut sequences = Vec::with_capacity(parts.len());
+        let mut recurrent = Vec::new();
         let mut adapters = Vec::new();
         for part in parts {
             if let Some(copied) = part.table.grow(part.n_new) {
                 self.copy_page(copied);
             }
             let start = part.table.len() - part.n_new;
+            if part.n_new > 0
+                && let Some(moved) = part.table.move_state()
+            {
+                self.move_state(moved);
+                recurrent.push((part.n_new, start, moved.to));
+            }
             let rows = row_slots.len()..row_slots.len() + part.n_new;
             // The first row sees furthest back.
             let first_key = self.sliding_window.map_or(0, |window| (start + 1).saturating_sub(window));
@@ -147,7 +187,7 @@ impl KvCache {
         let sequences = PagedSequences::new(sequences, &self.device);
         let slots = Slots::new(row_slots, &self.device);
         let (layers, adapters, is_written) = (&mut self.layers, Arc::new(adapters), &mut self.is_written);
-        Ok(PagedStep { layers, sequences, slots, adapters, is_written })
+        Ok(PagedStep { layers, sequences, slots, recurrent, adapters, is_written })
     }
 
     /// Clones the pools' tensors, so that they are not changed in place.
@@ -162,8 +202,20 @@ impl KvCache {
         let (from, to) = (slots(copied.from), slots(copied.to));
         self.is_written = true;
         for layer in &mut self.layers {
-            ops::copy_pages(&mut layer.keys, [&from, &to], self.heads);
-            ops::copy_pages(&mut layer.values, [&from, &to], self.heads);
+            if let LayerPool::Attention { keys, values } = layer {
+                ops::copy_pages(keys, [&from, &to], self.heads);
+                ops::copy_pages(values, [&from, &to], self.heads);
+            }
+        }
+    }
+
+    /// Copies a sequence's state to its new slot, in every recurrent layer.
+    fn move_state(&mut self, StateMove { from, to }: StateMove) {
+        let Some(from) = from.filter(|&from| from != to) else { return };
+        for layer in &mut self.layers {
+            if let LayerPool::Recurrent(states) = layer {
+                ops::copy_state(states, from, to);
+            }
         }
     }
 }
@@ -178,8 +230,8 @@ impl PagedStep<'_> {
         options: &AttentionOptions,
     ) -> Tensor<2> {
         *self.is_written = true;
-        let LayerPool { keys, values } = &mut self.layers[layer];
-        ops::append_and_attend(qkv, rotation, [keys, values], &self.slots, &self.sequences, options)
+        let pools = self.layers[layer].keys_and_values();
+        ops::append_and_attend(qkv, rotation, pools, &self.slots, &self.sequences, options)
     }
 
     /// [`KvCache::hold`].
@@ -208,14 +260,38 @@ impl PagedStep<'_> {
     /// The pools of `layer`, the slots of the step's rows, and the rows of each sequence.
     pub(crate) fn parts(&mut self, layer: usize) -> ([&mut Tensor<2>; 2], &Slots, &[PagedRows]) {
         *self.is_written = true;
-        let LayerPool { keys, values } = &mut self.layers[layer];
-        ([keys, values], &self.slots, self.sequences.as_slice())
+        (self.layers[layer].keys_and_values(), &self.slots, self.sequences.as_slice())
+    }
+
+    /// The rows of the step as recurrent layers see them.
+    pub(crate) fn recurrent_rows(&self) -> RecurrentRows {
+        RecurrentRows::stepped(self.recurrent.iter().copied())
+    }
+
+    /// The states of `layer`, which must be recurrent.
+    pub(crate) fn states(&mut self, layer: usize) -> &mut Tensor<2> {
+        match &mut self.layers[layer] {
+            LayerPool::Recurrent(states) => states,
+            LayerPool::Attention { .. } => unreachable!("layer {layer} attends"),
+        }
+    }
+}
+
+impl LayerPool {
+    fn keys_and_values(&mut self) -> [&mut Tensor<2>; 2] {
+        match self {
+            Self::Attention { keys, values } => [keys, values],
+            Self::Recurrent(_) => unreachable!("a recurrent layer has no keys and values"),
+        }
     }
 }
 
 /// The pools of all layers.
 fn tensors(layers: &[LayerPool]) -> impl Iterator<Item = &Tensor<2>> {
-    layers.iter().flat_map(|LayerPool { keys, values }| [keys, values])
+    layers.iter().flat_map(|layer| match layer {
+        LayerPool::Attention { keys, values } => vec![keys, values],
+        LayerPool::Recurrent(states) => vec![states],
+    })
 }
 
 fn page_slots(page: usize) -> impl Iterator<Item = i32> {

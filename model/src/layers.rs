@@ -8,7 +8,7 @@ use burn::{
 use crate::{
     error::Result,
     lora::{AdapterRows, Lora, row_updates},
-    ops::{self, Dtype, LinearParts, NormOptions, NormParts, Precision, RouterParts, Weight},
+    ops::{self, Dtype, LinearParts, NormOptions, NormParts, Precision, RouterParts, ShortConv, Weight},
     params::{ParamList, ParamRef, ParamSource},
 };
 
@@ -136,7 +136,7 @@ pub(crate) struct Linear {
 
 impl Part for Linear {
     fn read(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
-        let (weight, bias) = (required_matrix(path, params, params.dtype)?, params.vector(path, "bias")?);
+        let (weight, bias) = (required_matrix(path, params, params.dtype)?, params.tensor(path, "bias")?);
         Ok(Self { weight, bias, lora: None, index: params.linear_index(path) })
     }
 
@@ -196,8 +196,8 @@ impl Part for Router {
     fn read(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
         Ok(Self {
             weight: required_matrix(path, params, Dtype::F32)?,
-            bias: params.vector(path, "bias")?,
-            selection_bias: params.vector(path, "selection_bias")?.map(|bias| bias.val()),
+            bias: params.tensor(path, "bias")?,
+            selection_bias: params.tensor(path, "selection_bias")?.map(|bias| bias.val()),
         })
     }
 
@@ -218,6 +218,56 @@ impl Router {
     }
 }
 
+/// A depthwise convolution over the rows of a sequence.
+#[derive(Module, Debug)]
+pub(crate) struct Conv {
+    /// `[channels, 1, kernel]`.
+    weight: Param<Tensor<3>>,
+    bias: Option<Param<Tensor<1>>>,
+}
+
+impl Part for Conv {
+    fn read(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
+        let weight = params.tensor(path, "weight")?;
+        let weight = weight.unwrap_or_else(|| unreachable!("a convolution without values: `{path}`"));
+        Ok(Self { weight, bias: params.tensor(path, "bias")? })
+    }
+
+    fn list<'a>(&'a self, path: &str, list: &mut PartList<'a>) {
+        list.add(path, Some(ParamRef::Conv(&self.weight)), self.bias.as_ref());
+    }
+}
+
+impl Conv {
+    pub(crate) fn parts(&self, has_silu: bool) -> ShortConv {
+        let weight = self.weight.val();
+        let [channels, _, kernel] = weight.dims();
+        ShortConv { weight: weight.reshape([channels, kernel]), bias: self.bias.as_ref().map(Param::val), has_silu }
+    }
+}
+
+/// What the decays of a recurrence's heads are made of.
+#[derive(Module, Debug)]
+pub(crate) struct Decays {
+    pub(crate) a_log: Param<Tensor<1>>,
+    pub(crate) dt_bias: Param<Tensor<1>>,
+}
+
+impl Part for Decays {
+    fn read(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
+        let mut vector = |name: &str| {
+            let vector = params.tensor(path, name)?;
+            Ok(vector.unwrap_or_else(|| unreachable!("decays without `{name}`: `{path}`")))
+        };
+        Ok(Self { a_log: vector("a_log")?, dt_bias: vector("dt_bias")? })
+    }
+
+    fn list<'a>(&'a self, path: &str, list: &mut PartList<'a>) {
+        let named = [("a_log", &self.a_log), ("dt_bias", &self.dt_bias)];
+        list.params.extend(named.map(|(name, vector)| (format!("{path}.{name}"), ParamRef::Vector(vector))));
+    }
+}
+
 /// The output matrix: its own or the embedding, and in few architectures a bias.
 #[derive(Module, Debug)]
 pub(crate) struct LmHead {
@@ -227,7 +277,7 @@ pub(crate) struct LmHead {
 
 impl Part for LmHead {
     fn read(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
-        Ok(Self { weight: params.matrix(path, params.dtype)?, bias: params.vector(path, "bias")? })
+        Ok(Self { weight: params.matrix(path, params.dtype)?, bias: params.tensor(path, "bias")? })
     }
 
     fn list<'a>(&'a self, path: &str, list: &mut PartList<'a>) {
@@ -265,7 +315,7 @@ pub(crate) struct Xielu {
 
 impl Part for Xielu {
     fn read(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
-        let weight = params.vector(path, "weight")?;
+        let weight = params.tensor(path, "weight")?;
         Ok(Self { weight: weight.unwrap_or_else(|| unreachable!("an activation without numbers: `{path}`")) })
     }
 
@@ -294,11 +344,11 @@ pub(crate) struct Norm {
 impl Part for Norm {
     fn read(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
         let config = params.config;
-        let weight = params.vector(path, "weight")?;
+        let weight = params.tensor(path, "weight")?;
         Ok(Self {
             ones: weight.is_none().then(|| Tensor::ones([params.width(path)], params.device)),
             weight,
-            bias: params.vector(path, "bias")?,
+            bias: params.tensor(path, "bias")?,
             options: NormOptions { kind: config.norm, eps: config.norm_eps, weight_offset: config.norm_weight_offset },
         })
     }

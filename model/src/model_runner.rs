@@ -53,6 +53,15 @@ impl ModelRunner {
         Ok(Self { graphs: None, gpt, cache })
     }
 
+    /// A runner with a cache of `n_pages` pages, and `n_states` states of the recurrent layers if there are such layers.
+    ///
+    /// # Errors
+    /// As [`Gpt::kv_cache`].
+    pub fn with_states(gpt: Gpt, n_pages: usize, n_states: usize, kv_dtype: KvDtype) -> Result<Self> {
+        let cache = gpt.kv_cache_with_states(n_pages, n_states, kv_dtype)?;
+        Ok(Self { graphs: None, gpt, cache })
+    }
+
     /// Captures steps that repeat from now on. Does nothing on the CPU.
     pub fn capture_steps(&mut self) {
         if Placement::of(&self.gpt.device()) == Placement::Gpu {

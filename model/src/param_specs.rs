@@ -1,6 +1,6 @@
 //! The parts of an architecture and their parameters, without tensors: the only list of them.
 
-use crate::config::{Experts, GptConfig, NormPosition, Positions, QkNormSpan};
+use crate::config::{Experts, GatedDeltaNet, GptConfig, NormPosition, Positions, QkNormSpan, Recurrence};
 
 /// Standard deviation of fresh matrices and embeddings, GPT-2's.
 const INIT_STD: f64 = 0.02;
@@ -28,6 +28,13 @@ pub enum Init {
     Constant(f32),
     /// These values.
     Values(&'static [f32]),
+    /// The logarithm of values that are uniformly distributed in this range.
+    LogUniform {
+        /// The least value.
+        least: f64,
+        /// The largest value.
+        most: f64,
+    },
 }
 
 /// A part of an architecture that has parameters, such as a linear layer or a norm.
@@ -55,6 +62,8 @@ pub(crate) enum PartKind {
     Norm,
     /// The numbers of an activation.
     Activation,
+    /// Small parameters of a recurrent layer. They are never rounded.
+    Recurrence,
     /// The output matrix, unless it is the embedding, and its bias.
     LmHead,
 }
@@ -131,33 +140,87 @@ fn specs_outside(config: &GptConfig) -> [Vec<PartSpec>; 2] {
 
 /// The parts of block `layer`, with paths within the block.
 fn block_specs(config: &GptConfig, layer: usize) -> Vec<PartSpec> {
-    let GptConfig { d_model, d_ff, norm_bias, .. } = *config;
-    let (q_width, kv_width) = (config.q_width(), config.kv_width());
-    let is_sandwich = config.norm_position == NormPosition::Sandwich;
-    let norm = |path| PartSpec::norm(config, path, d_model, norm_bias);
-    let qk_norm = |path, width| match config.qk_norm_span {
-        QkNormSpan::Head => PartSpec::norm(config, path, config.head_dim, false),
-        QkNormSpan::AllHeads => PartSpec::norm(config, path, width, false),
+    let mixer = match config.recurrence_of(layer) {
+        Some(recurrence) => recurrent_specs(config, recurrence),
+        None => attention_specs(config),
     };
-    let qkv = [q_width + 2 * kv_width, d_model];
-    let attention = [
-        Some(norm("attn_norm")),
-        Some(PartSpec::matrix(PartKind::Linear, "attn.qkv", qkv, INIT_STD, config.qkv_bias)),
-        config.qk_norm.then(|| qk_norm("attn.q_norm", q_width)),
-        config.qk_norm.then(|| qk_norm("attn.k_norm", kv_width)),
-        Some(output_matrix(config, "attn.out", q_width, config.attn_out_bias)),
-        is_sandwich.then(|| norm("attn_out_norm")),
-        (!config.shared_norm).then(|| norm("mlp_norm")),
-    ];
     let feed_forward = match config.experts_of(layer) {
         Some(experts) => {
             let routed = (0..experts.n_experts).flat_map(|expert| expert_specs(config, experts, expert));
             router_specs(config, experts).into_iter().chain(routed).chain(shared_specs(config, experts)).collect()
         }
-        None => mlp_specs(config, "mlp", d_ff),
+        None => mlp_specs(config, "mlp", config.d_ff),
     };
+    let [first, between, last] = norm_specs(config);
+    first.into_iter().chain(mixer).chain(between).chain(feed_forward).chain(last).collect()
+}
+
+/// The norms of a block: before its mixer, between mixer and MLP, and behind the MLP.
+fn norm_specs(config: &GptConfig) -> [Vec<PartSpec>; 3] {
+    let is_sandwich = config.norm_position == NormPosition::Sandwich;
+    let norm = |path| PartSpec::norm(config, path, config.d_model, config.norm_bias);
+    let between = [is_sandwich.then(|| norm("attn_out_norm")), (!config.shared_norm).then(|| norm("mlp_norm"))];
     let last = is_sandwich.then(|| norm("mlp_out_norm"));
-    attention.into_iter().flatten().chain(feed_forward).chain(last).collect()
+    [vec![norm("attn_norm")], between.into_iter().flatten().collect(), last.into_iter().collect()]
+}
+
+fn attention_specs(config: &GptConfig) -> Vec<PartSpec> {
+    let (q_width, kv_width) = (config.q_width(), config.kv_width());
+    let qk_norm = |path, width| match config.qk_norm_span {
+        QkNormSpan::Head => PartSpec::norm(config, path, config.head_dim, false),
+        QkNormSpan::AllHeads => PartSpec::norm(config, path, width, false),
+    };
+    let qkv = [config.gate_width() + q_width + 2 * kv_width, config.d_model];
+    let parts = [
+        Some(PartSpec::matrix(PartKind::Linear, "attn.qkv", qkv, INIT_STD, config.qkv_bias)),
+        config.qk_norm.then(|| qk_norm("attn.q_norm", q_width)),
+        config.qk_norm.then(|| qk_norm("attn.k_norm", kv_width)),
+        Some(output_matrix(config, "attn.out", q_width, config.attn_out_bias)),
+    ];
+    parts.into_iter().flatten().collect()
+}
+
+/// A recurrent layer in place of attention.
+fn recurrent_specs(config: &GptConfig, recurrence: &Recurrence) -> Vec<PartSpec> {
+    let channels = recurrence.conv_channels(config.d_model);
+    let linear =
+        |path, d_out, has_bias| PartSpec::matrix(PartKind::Linear, path, [d_out, config.d_model], INIT_STD, has_bias);
+    match *recurrence {
+        Recurrence::ShortConv(conv) => vec![
+            linear("recurrent.input", 3 * channels, conv.bias),
+            conv_spec(channels, conv.kernel, conv.bias),
+            output_matrix(config, "recurrent.out", channels, conv.bias),
+        ],
+        Recurrence::GatedDelta(net) => {
+            let GatedDeltaNet { n_value_heads, value_dim, conv_kernel, .. } = net;
+            let v_width = net.heads().v_width();
+            // As published: decays of all lengths.
+            let decays = [("a_log", Init::LogUniform { least: 0.01, most: 16.0 }), ("dt_bias", Init::Constant(1.0))];
+            let decays = decays.map(|(name, init)| param("recurrent.decays", name, vec![n_value_heads], init));
+            let norm = param("recurrent.norm", "weight", vec![value_dim], Init::Constant(1.0));
+            vec![
+                linear("recurrent.input", channels + v_width, false),
+                linear("recurrent.ba", 2 * n_value_heads, false),
+                conv_spec(channels, conv_kernel, false),
+                small_spec("recurrent.decays", n_value_heads, decays.to_vec()),
+                small_spec("recurrent.norm", value_dim, vec![norm]),
+                output_matrix(config, "recurrent.out", v_width, false),
+            ]
+        }
+    }
+}
+
+/// A depthwise convolution.
+fn conv_spec(channels: usize, kernel: usize, has_bias: bool) -> PartSpec {
+    // PyTorch's, but normal.
+    let init = Init::Normal { std: (3.0 * kernel as f64).sqrt().recip() };
+    let weight = param("recurrent.conv", "weight", vec![channels, 1, kernel], init);
+    let bias = has_bias.then(|| param("recurrent.conv", "bias", vec![channels], Init::Constant(0.0)));
+    small_spec("recurrent.conv", channels, [weight].into_iter().chain(bias).collect())
+}
+
+fn small_spec(path: &str, width: usize, params: Vec<ParamSpec>) -> PartSpec {
+    PartSpec { path: path.into(), kind: PartKind::Recurrence, layer: None, width, params }
 }
 
 /// A matrix whose outputs are added to the residual stream.
@@ -240,20 +303,22 @@ impl GptConfig {
             sizes.fold(0, usize::saturating_add)
         };
         let outside = of_parts(&specs_outside(self).concat());
-        // Blocks without experts are alike, and so are those with them, and the experts.
-        let dense = Self { experts: None, ..self.clone() };
-        let of_dense = of_parts(&block_specs(&dense, 0));
-        let Some(experts) = &self.experts else {
-            return outside.saturating_add(of_dense.saturating_mul(self.n_layers));
-        };
-        let n_dense = experts.dense_layers.len().min(self.n_layers);
-        let always = of_dense
-            .saturating_sub(of_parts(&mlp_specs(self, "mlp", self.d_ff)))
-            .saturating_add(of_parts(&router_specs(self, experts)))
-            .saturating_add(of_parts(&shared_specs(self, experts)));
-        let of_expert = of_parts(&expert_specs(self, experts, 0));
-        let routed = always.saturating_add(of_expert.saturating_mul(n_counted(experts)));
-        let blocks = of_dense.saturating_mul(n_dense).saturating_add(routed.saturating_mul(self.n_layers - n_dense));
-        outside.saturating_add(blocks)
+        // Layers of a kind are alike, and so are the experts.
+        let n_attending = self.n_attention_layers();
+        let of_recurrent = self.recurrent.as_ref().map_or(0, |of| of_parts(&recurrent_specs(self, &of.recurrence)));
+        let n_dense = self.experts.as_ref().map_or(self.n_layers, |of| of.dense_layers.len().min(self.n_layers));
+        let of_routed = self.experts.as_ref().map_or(0, |experts| {
+            let of_expert = of_parts(&expert_specs(self, experts, 0));
+            let always = [router_specs(self, experts), shared_specs(self, experts)].concat();
+            of_parts(&always).saturating_add(of_expert.saturating_mul(n_counted(experts)))
+        });
+        let kinds = [
+            (of_parts(&norm_specs(self).concat()), self.n_layers),
+            (of_parts(&attention_specs(self)), n_attending),
+            (of_recurrent, self.n_layers - n_attending),
+            (of_parts(&mlp_specs(self, "mlp", self.d_ff)), n_dense),
+            (of_routed, self.n_layers - n_dense),
+        ];
+        kinds.into_iter().fold(outside, |sum, (of_layer, n)| sum.saturating_add(of_layer.saturating_mul(n)))
     }
 }

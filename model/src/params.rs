@@ -36,6 +36,8 @@ impl From<TensorData> for ParamData<'_> {
 pub(crate) enum ParamRef<'a> {
     Matrix(&'a Weight),
     Vector(&'a Param<Tensor<1>>),
+    /// The weights of a convolution.
+    Conv(&'a Param<Tensor<3>>),
     /// A vector that does not learn by gradients.
     Constant(&'a Tensor<1>),
 }
@@ -46,6 +48,7 @@ impl ParamRef<'_> {
         match self {
             Self::Matrix(weight) => weight.read(),
             Self::Vector(vector) => read(vector.val()),
+            Self::Conv(weights) => read(weights.val()),
             Self::Constant(vector) => read(vector.clone()),
         }
     }
@@ -127,15 +130,15 @@ impl<'a> ParamSource<'a> {
         weight.map(Some)
     }
 
-    /// A parameter of the part at `path` that is a vector: `weight` or `bias`. `None` if the part has none.
-    pub(crate) fn vector(&mut self, part: &str, name: &str) -> Result<Option<Param<Tensor<1>>>> {
+    /// A parameter of the part at `path` that is no matrix, such as `bias`. `None` if the part has none.
+    pub(crate) fn tensor<const D: usize>(&mut self, part: &str, name: &str) -> Result<Option<Param<Tensor<D>>>> {
         let Some((path, data)) = self.data(part, name)? else { return Ok(None) };
         match data {
             ParamData::Values(values) => {
                 Ok(Some(Param::from_tensor(Tensor::from_data(values.convert::<f32>(), self.device))))
             }
             ParamData::Rows(_) | ParamData::Placed(_) => {
-                Err(Error::Execution { what: format!("`{path}` is a vector, got a matrix") })
+                Err(Error::Execution { what: format!("`{path}` is no matrix, got one") })
             }
         }
     }

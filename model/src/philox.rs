@@ -58,6 +58,15 @@ pub(crate) fn normal_values(seed: u64, tensor: u32, n: usize, standard_deviation
     values
 }
 
+/// The logarithms of values that are uniform in `limits`, by the counters of [`normal_values`].
+pub(crate) fn log_uniform_values(seed: u64, tensor: u32, n: usize, [least, most]: [f64; 2]) -> Vec<f32> {
+    let word = |n: usize| {
+        let [low, high] = halves((n / 4) as u64);
+        philox(halves(seed), [low, high, tensor, 0])[n % 4]
+    };
+    (0..n).map(|n| (least + (most - least) * f64::from(unit_interval(word(n)))).ln() as f32).collect()
+}
+
 /// A number in `[0, 1)`: the upper 24 bits of `word`.
 pub(crate) fn unit_interval(word: u32) -> f32 {
     (word >> 8) as f32 / (1 << 24) as f32

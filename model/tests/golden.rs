@@ -16,8 +16,8 @@ use burn::{
 use hearth_model::{
     attention::AttentionContext,
     config::{
-        Activation, ExpertGroups, Experts, GptConfig, NormKind, NormPosition, Positions, QueryTemperature, Rope,
-        RopeScaling, RouterScores,
+        Activation, ExpertGroups, Experts, GatedConv, GatedDeltaNet, GptConfig, NormKind, NormPosition, Positions,
+        QueryTemperature, Recurrence, Recurrent, Rope, RopeScaling, RouterScores,
     },
     gpt::{Gpt, ParamPath},
     ops::Dtype,
@@ -91,6 +91,11 @@ const CASES: &[&str] = &[
     "granite-moe-shared",
     "glm4-moe",
     "ernie4_5-moe",
+    "qwen3_5",
+    "qwen3_5-moe",
+    "qwen3-next",
+    "lfm2",
+    "lfm2-moe",
     "rope-linear",
     "rope-llama3",
     "rope-yarn",
@@ -234,7 +239,8 @@ fn logits_and_loss_match_transformers() {
 fn logits_on_wgpu_match_transformers() {
     let Some(device) = gpu() else { return };
     for case in CASES {
-        if model_dir::load_config(&golden(case)).unwrap().experts.is_some() {
+        let config = model_dir::load_config(&golden(case)).unwrap();
+        if config.experts.is_some() || config.recurrent.is_some() {
             assert!(model_dir::load_gpt(&golden(case), &LoadOptions { device: device.clone(), dtype: None }).is_err());
             continue;
         }
@@ -294,7 +300,8 @@ fn gradients_by_hf_name(case: &str, gpt: &Gpt, oracle: &Oracle) -> HashMap<Strin
     let bytes = fs::read(dir.path().join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     // What chooses experts is not learned by gradients.
-    let learned = file.iter().filter(|(name, _)| !name.ends_with("e_score_correction_bias"));
+    let is_learned = |name: &str| !["e_score_correction_bias", "expert_bias"].iter().any(|bias| name.ends_with(bias));
+    let learned = file.iter().filter(|(name, _)| is_learned(name));
     learned.map(|(name, tensor)| (name.to_owned(), (tensor.shape().to_vec(), f32s(tensor.data())))).collect()
 }
 
@@ -379,7 +386,11 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
         c.full_layers = toggled(&c.full_layers);
     });
     if matches!(config.positions, Positions::Rope(_)) {
-        mutate("unrotated_layers", &|c| c.unrotated_layers = toggled(&c.unrotated_layers));
+        // A layer that attends.
+        let first = config.recurrent.as_ref().map_or(0, |recurrent| recurrent.attention_layers[0]);
+        mutate("unrotated_layers", &|c| {
+            c.unrotated_layers = if first == 0 { toggled(&c.unrotated_layers) } else { vec![first] };
+        });
     }
     if config.norm_position == NormPosition::Pre && !config.shared_norm {
         mutate("parallel_residual", &|c| c.parallel_residual = !c.parallel_residual);
@@ -502,6 +513,12 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
             mutate("experts.groups.n_best", &|e| e.groups = Some(ExpertGroups { n_best: 1, ..groups }));
         }
     }
+    mutations.extend(recurrent_mutations(config));
+    let mut mutate = |field: &'static str, change: &dyn Fn(&mut GptConfig)| {
+        let mut mutant = config.clone();
+        change(&mut mutant);
+        mutations.push((field, mutant));
+    };
     if config.mlp_bias {
         mutate("mlp_bias", &|c| c.mlp_bias = false);
     }
@@ -519,6 +536,29 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
         });
     }
     mutations
+}
+
+/// The same for recurrent layers: the ways in which parameters have the same shapes.
+fn recurrent_mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
+    let Some(Recurrent { recurrence, attention_layers }) = &config.recurrent else { return Vec::new() };
+    let with = |recurrence: Recurrence| {
+        let recurrent = Recurrent { recurrence, attention_layers: attention_layers.clone() };
+        GptConfig { recurrent: Some(recurrent), ..config.clone() }
+    };
+    match *recurrence {
+        Recurrence::GatedDelta(net) => {
+            let GatedDeltaNet { n_key_heads, key_dim, .. } = net;
+            let fewer = GatedDeltaNet { n_key_heads: n_key_heads / 2, key_dim: 2 * key_dim, ..net };
+            vec![("recurrent.recurrence.gated_delta.n_key_heads", with(Recurrence::GatedDelta(fewer)))]
+        }
+        Recurrence::ShortConv(conv) if conv.bias => {
+            vec![(
+                "recurrent.recurrence.short_conv.bias",
+                with(Recurrence::ShortConv(GatedConv { bias: false, ..conv })),
+            )]
+        }
+        Recurrence::ShortConv(_) => Vec::new(),
+    }
 }
 
 #[test]

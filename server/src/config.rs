@@ -62,6 +62,11 @@ pub struct ServerConfig {
     /// one full context; on the CPU at most 25 % of free memory]
     #[arg(long, env = "HEARTH_KV_CACHE_TOKENS", value_name = "TOKENS")]
     pub kv_cache_tokens: Option<usize>,
+    /// States that are kept of prompts and answers, for models with recurrent layers (Qwen 3.5, LFM2): a text with the same
+    /// beginning is then computed from the last one of them. The log says how many bytes a state takes [default: as many as fit
+    /// into 1 GiB, on the CPU into an eighth of free memory; at most 256]
+    #[arg(long, env = "HEARTH_KEPT_STATES", value_name = "STATES")]
+    pub kept_states: Option<usize>,
     /// Speculative decoding: guess the next tokens and verify them in one step. Answers stay the same and are faster where
     /// guesses are correct. `prompt-lookup` copies what followed the same tokens earlier in the text; `draft` uses a smaller
     /// model [default: off, or `draft` with `--draft-model`]
@@ -132,6 +137,7 @@ impl ServerConfig {
             max_batch_size: self.max_batch_size,
             max_batch_tokens: self.max_batch_tokens,
             kv_cache_tokens: self.kv_cache_tokens,
+            kept_states: self.kept_states,
             kv_cache_dtype: self.model.kv_cache_dtype.asked(),
             enforce_eager: self.enforce_eager,
             adapters: self.adapters.options(),

@@ -85,6 +85,7 @@ impl GptConfig {
         self.validate_layers()?;
         self.experts.iter().try_for_each(|experts| experts.validate(self.n_layers))?;
         require("xielu", !self.xielu || self.experts.is_none(), || "must be false with experts".to_owned())?;
+        self.recurrent.iter().try_for_each(|recurrent| recurrent.validate(self.n_layers))?;
         // Valid sizes may still have too large a product.
         require("n_layers", self.n_params() <= MAX_PARAMS, || {
             format!("and the other sizes must result in at most {MAX_PARAMS} parameters, got {}", self.n_params())

@@ -7,8 +7,8 @@ use super::{Block, Gpt};
 use crate::{
     config::GptConfig,
     error::Result,
-    kv_cache::KvCache,
-    ops::{KvDtype, NormParts, read, to_f32},
+    kv_cache::{KvCache, default_states},
+    ops::{KvDtype, Mixer, NormParts, read, to_f32},
 };
 
 /// How many times the root mean square of a key without its bias the largest bias may be, for numbers of 8 bits. The largest
@@ -32,11 +32,19 @@ impl Gpt {
     }
 
     /// A KV cache of `n_pages` pages for this model: of `dtype`, or of wider numbers in layers that need them
-    /// ([`kv_dtypes`](Self::kv_dtypes)), with a line in the log.
+    /// ([`kv_dtypes`](Self::kv_dtypes)), with a line in the log. With recurrent layers, it has states for a few dozen sequences.
     ///
     /// # Errors
     /// As [`kv_dtypes`](Self::kv_dtypes).
     pub fn kv_cache(&self, n_pages: usize, dtype: KvDtype) -> Result<KvCache> {
+        self.kv_cache_with_states(n_pages, default_states(n_pages), dtype)
+    }
+
+    /// [`kv_cache`](Self::kv_cache) with `n_states` states of the recurrent layers, if the model has such layers.
+    ///
+    /// # Errors
+    /// As [`kv_dtypes`](Self::kv_dtypes).
+    pub fn kv_cache_with_states(&self, n_pages: usize, n_states: usize, dtype: KvDtype) -> Result<KvCache> {
         let dtypes = self.kv_dtypes(dtype)?;
         let n_wider = |wider: KvDtype| dtypes.iter().filter(|&&of_layer| of_layer == wider && wider != dtype).count();
         let (n_f16, n_f32) = (n_wider(KvDtype::F16), n_wider(KvDtype::F32));
@@ -47,7 +55,12 @@ impl Gpt {
                  are in `f16` and {n_f32} in `f32`"
             );
         }
-        Ok(KvCache::of_layers(&self.config, n_pages, &dtypes, &self.device()))
+        Ok(KvCache::of_layers(&self.config, [n_pages, n_states], &dtypes, &self.device()))
+    }
+
+    /// Whether some layers are recurrent, so that sequences have states.
+    pub fn has_recurrent_layers(&self) -> bool {
+        self.config.n_attention_layers() < self.config.n_layers
     }
 
     /// Bytes of a token's keys and values in a KV cache of `dtype` for this model.
@@ -55,8 +68,10 @@ impl Gpt {
     /// # Errors
     /// As [`kv_dtypes`](Self::kv_dtypes).
     pub fn kv_bytes_per_token(&self, dtype: KvDtype) -> Result<usize> {
-        let layer = GptConfig { n_layers: 1, ..self.config.clone() };
-        Ok(self.kv_dtypes(dtype)?.into_iter().map(|dtype| dtype.bytes_per_token(&layer)).sum())
+        let layer = GptConfig { n_layers: 1, recurrent: None, ..self.config.clone() };
+        let attends = |layer: &usize| self.config.recurrence_of(*layer).is_none();
+        let dtypes = self.kv_dtypes(dtype)?;
+        Ok((0..dtypes.len()).filter(attends).map(|at| dtypes[at].bytes_per_token(&layer)).sum())
     }
 }
 
@@ -74,13 +89,14 @@ impl Block {
     /// heads. A norm's bias times the matrix is a bias too.
     fn largest_key_bias(&self, config: &GptConfig) -> Result<f64> {
         let parts = self.operands(config, None, &[]);
-        let in_norm = parts.attn.in_norm;
+        let Mixer::Attention(attention) = &parts.mixer.inner else { return Ok(0.0) };
+        let in_norm = parts.mixer.in_norm;
         let norm_bias = in_norm.as_ref().and_then(|norm| norm.bias.clone());
-        if parts.attn.inner.qkv.bias.is_none() && norm_bias.is_none() {
+        if attention.qkv.bias.is_none() && norm_bias.is_none() {
             return Ok(0.0);
         }
         let vector = |tensor| to_f32(read(tensor)?);
-        let bias = parts.attn.inner.qkv.bias.map(vector).transpose()?;
+        let bias = attention.qkv.bias.clone().map(vector).transpose()?;
         let norm_bias = norm_bias.map(vector).transpose()?;
         // What the matrix is multiplied by has a root mean square of 1 before the norm's weight.
         let norm_weight: Vec<f64> = match in_norm {
@@ -91,8 +107,8 @@ impl Block {
         };
         let mut largest = 0.0;
         for head in 0..config.n_kv_heads {
-            let first = config.q_width() + head * config.head_dim;
-            let rows = parts.attn.inner.qkv.weight.read_rows(first..first + config.head_dim)?;
+            let first = config.gate_width() + config.q_width() + head * config.head_dim;
+            let rows = attention.qkv.weight.read_rows(first..first + config.head_dim)?;
             let (mut sum_of_squares, mut most) = (0.0, 0.0);
             for (row, at) in rows.chunks_exact(config.d_model).zip(first..) {
                 let weighted = row.iter().zip(&norm_weight).map(|(&value, weight)| f64::from(value) * weight);

@@ -262,11 +262,6 @@ impl PageTable {
         }
     }
 
-    /// The state after all tokens: the number of its place in the pools.
-    pub(super) fn state(&self) -> Option<usize> {
-        self.state
-    }
-
     /// Whether nothing else needs the state as it is, so that it can be changed in place.
     fn owns_state(&self, states: &Pages) -> bool {
         self.state.is_some_and(|state| states.owners[state] == 1 && states.keys[state].is_none())

@@ -5,8 +5,8 @@ use burn::tensor::Tensor;
 use half::f16;
 
 use super::{
-    AttentionOptions, BlockOperands, KvDtype, LinearParts, NormParts, PagedRows, Placement, Rotation, RouterParts,
-    Rows, SelfAttention, Slots, Sublayer,
+    AttentionOptions, BlockOperands, KvDtype, LinearParts, Mixer, NormParts, PagedRows, Placement, Rotation,
+    RouterParts, Rows, SelfAttention, Slots,
     cpu::{self, PagedElement},
     experts::{has_memory, linear_memory},
 };
@@ -35,10 +35,10 @@ pub(crate) struct PagedAttention<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct BlockScratch(cpu::Scratch);
 
-/// Whether [`block()`] has a body for this block on `x`'s device: on the CPU, except for post-norm blocks
-/// and those with low-rank updates of all rows.
+/// Whether [`block()`] has a body for this block on `x`'s device: on the CPU, except for recurrent layers, attention with
+/// gates, post-norm blocks, and blocks with low-rank updates of all rows.
 pub(crate) fn has_block(x: &Tensor<2>, block: &Block<'_>) -> bool {
-    let Sublayer { inner: SelfAttention { qkv, out, .. }, .. } = &block.attn;
+    let Mixer::Attention(SelfAttention { qkv, out, is_gated: false, .. }) = &block.mixer.inner else { return false };
     let of_mlps = block.mlp.inner.mlps().flat_map(|mlp| [&mlp.up, &mlp.down]);
     Placement::of(&x.device()) == Placement::Cpu
         && !block.norm_after_add

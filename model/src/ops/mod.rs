@@ -24,7 +24,6 @@ mod cube;
 mod divergence;
 mod embedding;
 mod experts;
-#[cfg_attr(not(test), expect(dead_code, reason = "for layers that models do not have yet"))]
 mod gated_norm;
 mod kv_append;
 mod kv_dtype;
@@ -35,12 +34,10 @@ mod muon;
 mod norm;
 mod qk_norm;
 mod read_back;
-#[cfg_attr(not(test), expect(dead_code, reason = "for layers that models do not have yet"))]
 mod recurrence;
 mod residual;
 mod rope;
 mod row_updates;
-#[cfg_attr(not(test), expect(dead_code, reason = "for layers that models do not have yet"))]
 mod short_conv;
 mod staging;
 #[cfg(test)]
@@ -68,6 +65,7 @@ pub(crate) use cube::{Address, CapturedGraph, top_k_logits};
 pub(crate) use divergence::linear_divergence;
 pub(crate) use embedding::{embedding, take_rows};
 pub(crate) use experts::{RouterParts, experts};
+pub(crate) use gated_norm::gated_norm;
 pub(crate) use kv_append::{copy_pages, new_pool, rope_append};
 pub use kv_dtype::KvDtype;
 pub use limits::{count_launches, device_memory, has_fast_bf16_products, multiply_rate, read_bandwidth};
@@ -78,10 +76,12 @@ use norm::norm_reference;
 pub(crate) use norm::{norm, norm_add};
 pub(crate) use qk_norm::{qk_norm, rope_qk, scale_queries};
 pub(crate) use read_back::{read, read_ids, to_f32};
+pub(crate) use recurrence::{copy_state, delta_gates, gated_delta, new_states};
 pub use residual::add_gradients;
 pub(crate) use residual::{add_update, dropout, fork};
 pub(crate) use rope::{Rotation, rope};
 pub(crate) use row_updates::{LoraMatrix, RowUpdate};
+pub(crate) use short_conv::short_conv;
 pub(crate) use staging::{StagingBuffer, Upload};
 pub use training::{OpTime, Pass, RECOMPUTED_FROM, profile_training};
 pub use types::{
@@ -89,9 +89,10 @@ pub use types::{
     MuonStep, PAGE_SIZE, Precision, QuantizedBlock, QuantizedMatrix,
 };
 pub(crate) use types::{
-    AttentionOptions, BlockLayout, BlockOperands, BlockSteps, Dropout, FeedForward, Ints, LoraParts, LossOptions, Mlp,
-    NormOptions, NormParts, PagedRows, PagedSequences, Placement, QkNormParts, RoutedExperts, Routing, Rows,
-    SelfAttention, SharedExpert, Slots, Sublayer, k_quants, run_block,
+    AttentionOptions, BlockLayout, BlockOperands, BlockSteps, Dropout, FeedForward, GateOrder, GatedNormOptions, Ints,
+    LoraParts, LossOptions, Mixer, Mlp, NormOptions, NormParts, PagedRows, PagedSequences, Placement, QkNormParts,
+    Recurrent, RecurrentHeads, RecurrentKind, RecurrentRows, RoutedExperts, Routing, Rows, SelfAttention, SharedExpert,
+    ShortConv, Slots, StatePart, Sublayer, k_quants, run_block,
 };
 pub use weight::Weight;
 

@@ -225,7 +225,7 @@ impl<'t, 'a> Loader<'t, 'a> {
         let find = |part: &TensorPart| {
             if let Some((name, matrix)) = self.packed(&part.name) {
                 matrix.require_shape(&part.shape(spec))?;
-                return match part.order.is_transposed() {
+                return match part.order == RowOrder::Transposed {
                     true => Err(matrix.error("has its rows as columns, which is supported for floats only")),
                     false => Ok((name, Source::Packed(matrix))),
                 };
@@ -343,14 +343,15 @@ fn bytes_of_row<'t>(tensor: &'t StoredTensor<'_>, element: ElementType, row: usi
 }
 
 impl<'a> StoredParam<'a> {
-    /// The values of a vector.
+    /// The values of a parameter that is no matrix.
     fn vector(&self) -> Vec<f32> {
         let values = |part: &StoredPart<'_>| {
             let Source::Plain(tensor, element) = &part.source else { unreachable!("packed are matrices") };
             // A vector is one row to its tensor, which may have blocks.
-            let mut stored = vec![0.0; tensor.shape.first().copied().unwrap_or(1)];
+            let mut stored = vec![0.0; tensor.shape.iter().product()];
             element.decode(tensor.bytes, &mut stored);
-            (0..part.n_rows).map(|n| stored[part.order.place(n)]).collect::<Vec<_>>()
+            let width = tensor.shape.iter().skip(1).product::<usize>();
+            (0..part.n_rows).flat_map(|n| stored[part.order.place(n) * width..][..width].to_vec()).collect::<Vec<_>>()
         };
         self.parts.iter().flat_map(values).collect()
     }
@@ -524,7 +525,7 @@ impl StoredPart<'_> {
     fn decode(&self, row: usize, out: &mut [f32]) {
         match &self.source {
             Source::Packed(matrix) => matrix.decode(row, out),
-            Source::Plain(tensor, element) if self.order.is_transposed() => {
+            Source::Plain(tensor, element) if self.order == RowOrder::Transposed => {
                 for (n, out) in out.iter_mut().enumerate() {
                     element.decode(bytes_of_row(tensor, *element, n * self.n_rows + row, 1), std::slice::from_mut(out));
                 }

@@ -58,13 +58,20 @@ const NO_PARAMETERS: [&str; 16] = [
     "v_head.summary.weight",
 ];
 
+/// Beginnings of tensors of layers that predict more than one token, which the model's own predictions do not depend on.
+const OTHER_PREDICTIONS: [&str; 1] = ["mtp."];
+
 /// Whether the model computes the same without `tensor`.
 pub(super) fn is_no_parameter(tensor: &StoredTensor<'_>) -> bool {
     // A bias is a vector; a causal mask has a row for each position.
     let is_mask = tensor.name.ends_with(".bias") && tensor.shape.len() > 2;
     // Names may come without the prefix of the class.
     let name = format!(".{}", tensor.name);
-    is_mask || name.ends_with(".v_head.summary.bias") || NO_PARAMETERS.iter().any(|ending| name.ends_with(ending))
+    let is_other = OTHER_PREDICTIONS.iter().any(|beginning| tensor.name.starts_with(beginning));
+    is_mask
+        || is_other
+        || name.ends_with(".v_head.summary.bias")
+        || NO_PARAMETERS.iter().any(|ending| name.ends_with(ending))
 }
 
 #[cfg(test)]
@@ -93,6 +100,7 @@ mod tests {
             ("model.layers.0.self_attn.k_scale", &[]),
             ("model.layers.0.self_attn.k_proj.k_scale", &[1]),
             ("v_head.summary.bias", &[1]),
+            ("mtp.layers.0.mlp.down_proj.weight", &[8, 8]),
         ] {
             assert!(is_no_parameter(name, shape), "{name}");
         }

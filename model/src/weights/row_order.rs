@@ -1,6 +1,6 @@
 //! The order in which a file's tensor has the rows of one of our parameters. No tensors here, and no names.
 
-use crate::config::{GptConfig, Positions};
+use crate::config::{GatedDeltaNet, GptConfig, Positions};
 
 /// Where in a tensor a parameter's rows are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,19 +12,54 @@ pub(super) enum RowOrder {
     Interleaved { head_dim: usize, rotary_dim: usize },
     /// In each head, the two halves of the rotated part are exchanged: for classes that rotate by the negative angle.
     Exchanged { head_dim: usize, rotary_dim: usize },
-    /// Key head by key head: its `group` queries, its key, its value. Ours go all queries, all keys, all values.
-    ByKeyHead { head_dim: usize, n_kv_heads: usize, group: usize },
+    /// Group by group, each with rows of several kinds. Ours go kind by kind.
+    Grouped { n_groups: usize, kinds: [KindOfRows; 4] },
     /// After this many rows that are not used.
     After(usize),
     /// Each row is a column, in the same order.
     Transposed,
-    /// The rows of the two halves alternate, perhaps as columns.
-    Alternating { half: usize, transposed: bool },
     /// One value, in a tensor without dimensions.
     Scalar,
 }
 
+/// Rows of one kind in a group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct KindOfRows {
+    /// Where they begin in the group.
+    first: usize,
+    n_rows: usize,
+}
+
 impl RowOrder {
+    /// Groups with this many rows of each kind, in our order of kinds.
+    fn grouped(n_groups: usize, n_rows: [usize; 4]) -> Self {
+        let mut first = 0;
+        let kinds = n_rows.map(|n_rows| {
+            first += n_rows;
+            KindOfRows { first: first - n_rows, n_rows }
+        });
+        Self::Grouped { n_groups, kinds }
+    }
+
+    /// Head by head, its query and then its gate. Ours go all gates, all queries.
+    pub(super) fn gated_queries(config: &GptConfig) -> Self {
+        let kind = |first| KindOfRows { first, n_rows: config.head_dim };
+        let none = KindOfRows::default();
+        Self::Grouped { n_groups: config.n_heads, kinds: [kind(config.head_dim), kind(0), none, none] }
+    }
+
+    /// Key head by key head: its query, its key, its values, their gates.
+    pub(super) fn delta_by_key_head(net: &GatedDeltaNet) -> Self {
+        let of_values = net.n_value_heads / net.n_key_heads * net.value_dim;
+        Self::grouped(net.n_key_heads, [net.key_dim, net.key_dim, of_values, of_values])
+    }
+
+    /// Key head by key head: its betas, its decays.
+    pub(super) fn delta_gates_by_key_head(net: &GatedDeltaNet) -> Self {
+        let n_heads = net.n_value_heads / net.n_key_heads;
+        Self::grouped(net.n_key_heads, [n_heads, n_heads, 0, 0])
+    }
+
     /// The rotated dimensions side by side, if there are any.
     pub(super) fn interleaved(config: &GptConfig) -> Self {
         match &config.positions {
@@ -41,14 +76,10 @@ impl RowOrder {
         }
     }
 
+    /// Key head by key head: its queries, its key, its value.
     pub(super) fn by_key_head(config: &GptConfig) -> Self {
         let GptConfig { head_dim, n_heads, n_kv_heads, .. } = *config;
-        Self::ByKeyHead { head_dim, n_kv_heads, group: n_heads / n_kv_heads }
-    }
-
-    /// Whether rows are columns of the tensor.
-    pub(super) fn is_transposed(self) -> bool {
-        matches!(self, Self::Transposed | Self::Alternating { transposed: true, .. })
+        Self::grouped(n_kv_heads, [n_heads / n_kv_heads * head_dim, head_dim, head_dim, 0])
     }
 
     /// The row of the tensor (its column, if it is transposed) that is row `n` of the parameter.
@@ -56,13 +87,6 @@ impl RowOrder {
         match self {
             Self::Same | Self::Transposed | Self::Scalar => n,
             Self::After(n_before) => n_before + n,
-            Self::Alternating { half, .. } => {
-                if n < half {
-                    2 * n
-                } else {
-                    2 * (n - half) + 1
-                }
-            }
             Self::Interleaved { head_dim, rotary_dim } => {
                 let (dim, half) = (n % head_dim, rotary_dim / 2);
                 n - dim
@@ -80,14 +104,16 @@ impl RowOrder {
                     _ => n,
                 }
             }
-            Self::ByKeyHead { head_dim, n_kv_heads, group } => {
-                let (head, dim) = (n / head_dim, n % head_dim);
-                let n_heads = n_kv_heads * group;
-                let (kv_head, within) = match head.checked_sub(n_heads) {
-                    None => (head / group, head % group),
-                    Some(behind) => (behind % n_kv_heads, group + behind / n_kv_heads),
-                };
-                (kv_head * (group + 2) + within) * head_dim + dim
+            Self::Grouped { n_groups, kinds } => {
+                let in_group: usize = kinds.iter().map(|kind| kind.n_rows).sum();
+                let mut n = n;
+                for KindOfRows { first, n_rows } in kinds {
+                    match n.checked_sub(n_rows * n_groups) {
+                        Some(behind) => n = behind,
+                        None => return n / n_rows * in_group + first + n % n_rows,
+                    }
+                }
+                unreachable!("a row beyond those of all groups")
             }
         }
     }
@@ -96,6 +122,7 @@ impl RowOrder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Sizes;
 
     fn places(order: RowOrder, n_rows: usize) -> Vec<usize> {
         (0..n_rows).map(|n| order.place(n)).collect()
@@ -118,10 +145,26 @@ mod tests {
     #[test]
     fn by_key_head_row_order_puts_queries_before_keys_and_values() {
         // Two key heads of two queries each: q q k v, q q k v.
-        let order = RowOrder::ByKeyHead { head_dim: 1, n_kv_heads: 2, group: 2 };
+        let order = RowOrder::grouped(2, [2, 1, 1, 0]);
         assert_eq!(places(order, 8), [0, 1, 4, 5, 2, 6, 3, 7]);
         // As many key heads as queries.
-        let order = RowOrder::ByKeyHead { head_dim: 2, n_kv_heads: 2, group: 1 };
+        let order = RowOrder::grouped(2, [2, 2, 2, 0]);
         assert_eq!(places(order, 12), [0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 11]);
     }
+
+    #[test]
+    fn gated_row_orders_put_gates_first_and_kinds_of_rows_side_by_side() {
+        // Two heads of two dimensions: q q g g, q q g g.
+        let sizes = Sizes { n_heads: 2, d_model: 4, ..SIZES };
+        let order = RowOrder::gated_queries(&GptConfig::llama(sizes));
+        assert_eq!(places(order, 8), [2, 3, 6, 7, 0, 1, 4, 5]);
+        let net = GatedDeltaNet { n_key_heads: 2, n_value_heads: 4, key_dim: 1, value_dim: 1, conv_kernel: 4 };
+        // For each of two key heads: q k v v z z.
+        assert_eq!(places(RowOrder::delta_by_key_head(&net), 12), [0, 6, 1, 7, 2, 3, 8, 9, 4, 5, 10, 11]);
+        // b b a a.
+        assert_eq!(places(RowOrder::delta_gates_by_key_head(&net), 8), [0, 1, 4, 5, 2, 3, 6, 7]);
+    }
+
+    const SIZES: Sizes =
+        Sizes { vocab_size: 8, max_seq_len: 8, n_layers: 1, n_heads: 1, n_kv_heads: 1, d_model: 8, d_ff: 8 };
 }

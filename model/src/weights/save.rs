@@ -170,7 +170,7 @@ impl SavedTensor {
                 for (n, row) in rows.chunks_exact(width).enumerate() {
                     placed[order.place(n) * width..][..width].copy_from_slice(row);
                 }
-                if order.is_transposed() { transpose(&placed, width).into() } else { placed.into() }
+                placed.into()
             }
         }
     }

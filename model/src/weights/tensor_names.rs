@@ -3,7 +3,10 @@
 use std::slice;
 
 use super::row_order::RowOrder;
-use crate::{config::GptConfig, param_specs::ParamSpec};
+use crate::{
+    config::{GatedDeltaNet, GptConfig, Recurrence},
+    param_specs::ParamSpec,
+};
 
 /// One of Hearth's parameters, and the tensors that make it up. The first `{}` stands for the layer, a second for the expert.
 #[derive(Clone, Copy)]
@@ -99,10 +102,6 @@ pub(super) enum RowSelection {
     KeysOrValues,
     /// Half of a gated MLP's first matrix.
     Half,
-    /// A gated MLP's first matrix, or its bias, whose rows are alternately of the gate and of `up`.
-    Alternating,
-    /// The same, [`transposed`].
-    TransposedAlternating,
     /// Queries whose two dimensions that rotate together are next to each other, head by head.
     InterleavedQueries,
     /// Keys laid out like that.
@@ -121,6 +120,16 @@ pub(super) enum RowSelection {
     Value,
     /// One value of a vector, as a tensor without dimensions.
     Scalar,
+    /// Queries and their gates, head by head.
+    GatedQueries,
+    /// Queries, keys and values of a gated delta net.
+    DeltaQkv,
+    /// The gates of its values.
+    DeltaGates,
+    /// Both, key head by key head.
+    DeltaByKeyHead,
+    /// What its betas and decays are made of, key head by key head.
+    BetasByKeyHead,
 }
 
 impl RowSelection {
@@ -128,27 +137,39 @@ impl RowSelection {
     fn count(self, config: &GptConfig, n: usize) -> usize {
         match self {
             Self::All | Self::Transposed | Self::ByKeyHead | Self::After(_) => n,
-            Self::Alternating | Self::TransposedAlternating => n,
             Self::Queries | Self::InterleavedQueries | Self::ReversedQueries => config.q_width(),
             Self::KeysOrValues | Self::InterleavedKeys | Self::ReversedKeys => config.kv_width(),
             Self::Half => n / 2,
             Self::Value | Self::Scalar => 1,
+            Self::DeltaByKeyHead | Self::BetasByKeyHead => n,
+            Self::GatedQueries => config.gate_width() + config.q_width(),
+            Self::DeltaQkv => delta_net(config).map_or(n, |net| net.heads().width()),
+            Self::DeltaGates => delta_net(config).map_or(n, |net| net.heads().v_width()),
         }
     }
 
-    /// The order of `n` rows.
-    fn order(self, config: &GptConfig, n: usize) -> RowOrder {
+    fn order(self, config: &GptConfig) -> RowOrder {
         match self {
             Self::All | Self::Queries | Self::KeysOrValues | Self::Half | Self::Value => RowOrder::Same,
             Self::Scalar => RowOrder::Scalar,
             Self::InterleavedQueries | Self::InterleavedKeys => RowOrder::interleaved(config),
             Self::ReversedQueries | Self::ReversedKeys => RowOrder::reversed(config),
             Self::Transposed => RowOrder::Transposed,
-            Self::Alternating => RowOrder::Alternating { half: n / 2, transposed: false },
-            Self::TransposedAlternating => RowOrder::Alternating { half: n / 2, transposed: true },
             Self::ByKeyHead => RowOrder::by_key_head(config),
             Self::After(n_rows) => RowOrder::After(n_rows),
+            Self::GatedQueries => RowOrder::gated_queries(config),
+            Self::DeltaQkv | Self::DeltaGates => RowOrder::Same,
+            Self::DeltaByKeyHead => delta_net(config).map_or(RowOrder::Same, RowOrder::delta_by_key_head),
+            Self::BetasByKeyHead => delta_net(config).map_or(RowOrder::Same, RowOrder::delta_gates_by_key_head),
         }
+    }
+}
+
+/// The gated delta net of a model that has one.
+fn delta_net(config: &GptConfig) -> Option<&GatedDeltaNet> {
+    match &config.recurrent.as_ref()?.recurrence {
+        Recurrence::GatedDelta(net) => Some(net),
+        Recurrence::ShortConv(_) => None,
     }
 }
 
@@ -185,7 +206,7 @@ impl TensorPart {
     pub(super) fn shape(&self, spec: &ParamSpec) -> Vec<usize> {
         let rest = &spec.shape[1..];
         let own = match self.order {
-            order if order.is_transposed() => [rest, &[self.n_rows]].concat(),
+            RowOrder::Transposed => [rest, &[self.n_rows]].concat(),
             RowOrder::Scalar => Vec::new(),
             RowOrder::After(n_before) => [&[n_before + self.n_rows], rest].concat(),
             _ => [&[self.n_rows], rest].concat(),
@@ -220,7 +241,7 @@ impl TensorNames {
         let part = |&(pattern, rows): &NamedRows| TensorPart {
             name: name(pattern),
             n_rows: rows.count(config, spec.shape[0]),
-            order: rows.order(config, spec.shape[0]),
+            order: rows.order(config),
             expert: match row.leading {
                 Leading::None => None,
                 Leading::One => Some(OfExpert { number: 0, n_experts: 1 }),

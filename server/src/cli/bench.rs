@@ -243,6 +243,7 @@ fn random(dir: &Path, options: &ModelConfig) -> anyhow::Result<Gpt> {
             Init::Normal { std } => (0..n).map(|_| next(std)).collect(),
             Init::Constant(value) => vec![value; n],
             Init::Values(values) => values.to_vec(),
+            Init::LogUniform { least, most } => vec![((least + most) / 2.0).ln() as f32; n],
         };
         Ok(TensorData::new(values, spec.shape.as_slice()))
     };

@@ -22,8 +22,13 @@ use hearth_server::engine::Engine;
 use crate::plain_generation::{GenerateOptions, generate};
 use crate::support::{self, EOS, MAX_SEQ_LEN, OPTIONS, VOCAB_SIZE, engine, is_idle, metric, wait_for};
 
-pub(crate) const LIMITS: ModelLimits =
-    ModelLimits { vocab_size: VOCAB_SIZE, max_seq_len: MAX_SEQ_LEN, max_batch_size: 8, n_pages: 2048 };
+pub(crate) const LIMITS: ModelLimits = ModelLimits {
+    vocab_size: VOCAB_SIZE,
+    max_seq_len: MAX_SEQ_LEN,
+    max_batch_size: 8,
+    n_pages: 2048,
+    is_recurrent: false,
+};
 
 pub(crate) fn parts(prompt_ids: Vec<TokenId>, max_tokens: usize, sampling: SamplingParams) -> RequestParts {
     let stop = StopConditions { max_tokens, ..StopConditions::default() };

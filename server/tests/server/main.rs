@@ -18,6 +18,7 @@ mod fairness;
 mod gpu;
 mod infill;
 mod inspect;
+mod layer_kinds;
 mod limits;
 mod live_server;
 mod memory;

@@ -44,6 +44,7 @@ pub(crate) const OPTIONS: EngineOptions = EngineOptions {
     max_batch_size: 8,
     max_batch_tokens: 64,
     kv_cache_tokens: Some(4 * MAX_SEQ_LEN),
+    kept_states: None,
     kv_cache_dtype: None,
     enforce_eager: false,
     speculation: Speculation::Off,
@@ -92,6 +93,7 @@ pub(crate) fn gpt_of(config: &GptConfig, device: &Device, noise: f32) -> Gpt {
         let n = spec.shape.iter().product();
         let values: Vec<f32> = match spec.init {
             Init::Normal { .. } => (0..n).map(|_| value(0.4)).collect(),
+            Init::LogUniform { most, .. } => (0..n).map(|_| most.ln() as f32 + value(0.2)).collect(),
             Init::Constant(constant) => (0..n).map(|_| constant + value(0.2)).collect(),
             Init::Values(values) => values.to_vec(),
         };

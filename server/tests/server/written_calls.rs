@@ -41,6 +41,7 @@ fn writer(text: &str, n_prompt: usize) -> Gpt {
         let mut values = match spec.init {
             Init::Constant(constant) => vec![constant; n],
             Init::Values(values) => values.to_vec(),
+            Init::LogUniform { most, .. } => vec![most.ln() as f32; n],
             Init::Normal { .. } => vec![0.0; n],
         };
         match spec.path.as_str() {

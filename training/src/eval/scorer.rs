@@ -101,7 +101,7 @@ impl Scorer {
         groups.iter().try_for_each(|group| self.check(group))?;
         let batches = packed::batches(groups, self.rows_per_step, TextGroup::n_rows);
         let n_pages = batches.iter().map(|batch| batch.iter().map(TextGroup::n_pages).sum()).max().unwrap_or(0);
-        let mut runner = ModelRunner::new(self.gpt.clone(), n_pages.max(1), self.kv_dtype)?;
+        let mut runner = ModelRunner::with_states(self.gpt.clone(), n_pages.max(1), 2 * n_pages.max(1), self.kv_dtype)?;
         let mut all = Vec::with_capacity(groups.len());
         for batch in batches {
             all.extend(self.run_batch(&mut runner, batch)?);

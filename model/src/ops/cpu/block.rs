@@ -12,7 +12,7 @@ use super::{
 };
 use crate::ops::{
     AttentionOptions,
-    types::{BlockOperands, BlockSteps, FeedForward, SelfAttention, Sublayer, run_block},
+    types::{BlockOperands, BlockSteps, FeedForward, Mixer, SelfAttention, Sublayer, run_block},
 };
 
 /// A block whose parameters are in memory.
@@ -59,7 +59,7 @@ impl<E: PagedElement> BlockSteps for InPlace<'_, E> {
         [(), ()]
     }
 
-    fn attention(&mut self, (): ()) {
+    fn mixer(&mut self, (): ()) {
         attend_heads(self.x, self.block, &mut self.paged, self.scratch);
     }
 
@@ -73,11 +73,11 @@ impl<E: PagedElement> BlockSteps for InPlace<'_, E> {
         }
     }
 
-    fn add_attention(&mut self, (): (), (): ()) {
+    fn add_mixer(&mut self, (): (), (): ()) {
         let Scratch { attn_out, update, .. } = &mut *self.scratch;
-        let Sublayer { inner, out_norm, .. } = &self.block.attn;
+        let Sublayer { inner, out_norm, .. } = &self.block.mixer;
         let multiplier = self.block.residual_multiplier as f32;
-        add_product(self.x, attn_out, &inner.out, (out_norm.as_ref(), multiplier), update);
+        add_product(self.x, attn_out, inner.out(), (out_norm.as_ref(), multiplier), update);
     }
 
     fn add_mlp(&mut self, (): (), (): ()) {
@@ -97,7 +97,10 @@ fn attend_heads<E: PagedElement>(x: &[f32], block: &Block<'_>, paged: &mut Paged
     let (q_width, kv_width) = (n_heads * head_dim, n_kv_heads * head_dim);
     let width = q_width + 2 * kv_width;
     let Scratch { normed, wide: qkv, attn_out, .. } = scratch;
-    let Sublayer { in_norm, inner: SelfAttention { qkv: qkv_matrix, qk_norms, .. }, .. } = &block.attn;
+    let Sublayer { in_norm, inner, .. } = &block.mixer;
+    let Mixer::Attention(SelfAttention { qkv: qkv_matrix, qk_norms, .. }) = inner else {
+        unreachable!("`has_block` refuses recurrent layers")
+    };
     let input = normed_if_any(x, in_norm.as_ref(), normed);
     let n_rows = product(input, qkv_matrix, qkv);
     let qk_norms = qk_norms.as_ref().map(|qk| qk.map(NormMemory::values));

@@ -1,14 +1,14 @@
-//! What a transformer block is: its operands, and the order of its two parts, attention and the MLP ([`run_block`]).
+//! What a transformer block is: its operands, and the order of its two parts, a mixer of rows and the MLP ([`run_block`]).
 //!
 //! What happens within a part has two bodies: one operation after the other (`ByOperations` in `gpt.rs`: training, GPUs), and in
 //! place on the CPU (`ops/cpu/block.rs`). `has_block` chooses; an operand that the second does not know must be refused there.
 
 use burn::tensor::Tensor;
 
-use super::QkNormParts;
+use super::{GatedNormOptions, QkNormParts, RecurrentHeads, ShortConv};
 use crate::config::{Activation, ExpertGroups, RouterScores};
 
-/// How a sublayer `f` of a block, attention or MLP, reads the residual stream and adds to it: `x + out_norm(f(in_norm(x)))`,
+/// How a sublayer `f` of a block, mixer or MLP, reads the residual stream and adds to it: `x + out_norm(f(in_norm(x)))`,
 /// or, with [`norm_after_add`](BlockOperands::norm_after_add), `out_norm(x + f(in_norm(x)))`.
 #[derive(Debug)]
 pub(crate) struct Sublayer<N, F> {
@@ -24,9 +24,9 @@ pub(crate) struct Sublayer<N, F> {
 /// that decide.
 #[derive(Debug)]
 pub(crate) struct BlockOperands<N, L, R> {
-    pub(crate) attn: Sublayer<N, SelfAttention<N, L>>,
+    pub(crate) mixer: Sublayer<N, Mixer<N, L>>,
     pub(crate) mlp: Sublayer<N, FeedForward<L, R>>,
-    /// Whether the MLP reads the block's input; otherwise it reads the residual stream after attention.
+    /// Whether the MLP reads the block's input; otherwise it reads the residual stream after the mixer.
     pub(crate) is_parallel: bool,
     /// Whether output norms apply to the sum with the residual stream (post-norm).
     pub(crate) norm_after_add: bool,
@@ -34,15 +34,55 @@ pub(crate) struct BlockOperands<N, L, R> {
     pub(crate) residual_multiplier: f64,
 }
 
+/// What lets a row depend on those before it.
+#[derive(Debug)]
+pub(crate) enum Mixer<N, L> {
+    Attention(SelfAttention<N, L>),
+    Recurrent(Recurrent<L>),
+}
+
 /// Attention with grouped key heads.
 #[derive(Debug)]
 pub(crate) struct SelfAttention<N, L> {
-    /// Projection to queries, keys and values, stacked.
+    /// Projection to queries, keys and values, stacked; before them the gates of the heads' outputs, if there are any.
     pub(crate) qkv: L,
+    /// Whether there are gates, as many as queries.
+    pub(crate) is_gated: bool,
     /// Norms of queries and keys, before rotation.
     pub(crate) qk_norms: Option<QkNormParts<N>>,
     /// Projection of the heads' outputs.
     pub(crate) out: L,
+}
+
+/// A recurrent layer. What it keeps of a sequence has a constant size.
+#[derive(Debug)]
+pub(crate) struct Recurrent<L> {
+    /// Projection to what the convolution works on, and beside it.
+    pub(crate) input: L,
+    pub(crate) conv: ShortConv,
+    pub(crate) kind: RecurrentKind<L>,
+    pub(crate) out: L,
+}
+
+/// What a recurrent layer computes beside its convolution.
+#[derive(Debug)]
+pub(crate) enum RecurrentKind<L> {
+    /// The projection is two gates, before and behind the convolution, and what the first of them gates.
+    GatedConv,
+    /// The projection is queries, keys and values, which the convolution works on, and the gates of the norm behind the gated
+    /// delta rule.
+    GatedDelta {
+        /// Projection to what the betas and the decays are made of.
+        ba: L,
+        /// `[n_v_heads]`.
+        a_log: Tensor<1>,
+        /// `[n_v_heads]`.
+        dt_bias: Tensor<1>,
+        heads: RecurrentHeads,
+        /// The norm's weight, `[v_dim]`.
+        norm: Tensor<1>,
+        options: GatedNormOptions,
+    },
 }
 
 /// What works on each row by itself.
@@ -97,6 +137,49 @@ impl<L> Mlp<L> {
     fn map<K>(&self, linear: impl Fn(&L) -> K) -> Mlp<K> {
         let Self { up, down, activation, xielu, gated } = self;
         Mlp { up: linear(up), down: linear(down), activation: *activation, xielu: xielu.clone(), gated: *gated }
+    }
+}
+
+impl<N, L> Mixer<N, L> {
+    /// Its last matrix.
+    pub(crate) fn out(&self) -> &L {
+        match self {
+            Self::Attention(attention) => &attention.out,
+            Self::Recurrent(recurrent) => &recurrent.out,
+        }
+    }
+
+    fn map<M, K>(&self, norm: &impl Fn(&N) -> M, linear: &impl Fn(&L) -> K) -> Mixer<M, K> {
+        match self {
+            Self::Attention(SelfAttention { qkv, is_gated, qk_norms, out }) => Mixer::Attention(SelfAttention {
+                qkv: linear(qkv),
+                is_gated: *is_gated,
+                qk_norms: qk_norms.as_ref().map(|qk| qk.map(norm)),
+                out: linear(out),
+            }),
+            Self::Recurrent(Recurrent { input, conv, kind, out }) => Mixer::Recurrent(Recurrent {
+                input: linear(input),
+                conv: conv.clone(),
+                kind: kind.map(linear),
+                out: linear(out),
+            }),
+        }
+    }
+}
+
+impl<L> RecurrentKind<L> {
+    fn map<K>(&self, linear: &impl Fn(&L) -> K) -> RecurrentKind<K> {
+        match self {
+            Self::GatedConv => RecurrentKind::GatedConv,
+            Self::GatedDelta { ba, a_log, dt_bias, heads, norm, options } => RecurrentKind::GatedDelta {
+                ba: linear(ba),
+                a_log: a_log.clone(),
+                dt_bias: dt_bias.clone(),
+                heads: *heads,
+                norm: norm.clone(),
+                options: *options,
+            },
+        }
     }
 }
 
@@ -157,16 +240,11 @@ impl<N, L, R> BlockOperands<N, L, R> {
         linear: impl Fn(&L) -> K,
         router: impl Fn(&R) -> Q,
     ) -> BlockOperands<M, K, Q> {
-        let SelfAttention { qkv, qk_norms, out } = &self.attn.inner;
         BlockOperands {
-            attn: Sublayer {
-                in_norm: self.attn.in_norm.as_ref().map(&norm),
-                inner: SelfAttention {
-                    qkv: linear(qkv),
-                    qk_norms: qk_norms.as_ref().map(|qk| qk.map(&norm)),
-                    out: linear(out),
-                },
-                out_norm: self.attn.out_norm.as_ref().map(&norm),
+            mixer: Sublayer {
+                in_norm: self.mixer.in_norm.as_ref().map(&norm),
+                inner: self.mixer.inner.map(&norm, &linear),
+                out_norm: self.mixer.out_norm.as_ref().map(&norm),
             },
             mlp: Sublayer {
                 in_norm: self.mlp.in_norm.as_ref().map(&norm),
@@ -191,31 +269,31 @@ pub(crate) trait BlockSteps {
     /// The residual stream twice, for two uses.
     fn fork(&mut self, x: Self::Stream) -> [Self::Stream; 2];
 
-    /// Attention up to its output projection.
-    fn attention(&mut self, x: Self::Stream) -> Self::Hidden;
+    /// The mixer up to its output projection.
+    fn mixer(&mut self, x: Self::Stream) -> Self::Hidden;
 
     /// The MLP up to its last matrix, or the experts.
     fn mlp(&mut self, x: Self::Stream) -> Self::Hidden;
 
-    /// Attention's output projection, added to the residual stream.
-    fn add_attention(&mut self, residual: Self::Stream, attended: Self::Hidden) -> Self::Stream;
+    /// The mixer's output projection, added to the residual stream.
+    fn add_mixer(&mut self, residual: Self::Stream, mixed: Self::Hidden) -> Self::Stream;
 
     /// The MLP's last matrix, or what the experts computed, added to the residual stream.
     fn add_mlp(&mut self, residual: Self::Stream, hidden: Self::Hidden) -> Self::Stream;
 }
 
-/// The residual stream `x` after a block: attention, then the MLP, each added to it in turn; or both of the same input, if the
+/// The residual stream `x` after a block: the mixer, then the MLP, each added to it in turn; or both of the same input, if the
 /// block [is parallel](BlockOperands::is_parallel).
 pub(crate) fn run_block<S: BlockSteps>(steps: &mut S, x: S::Stream, is_parallel: bool) -> S::Stream {
     let [residual, x] = steps.fork(x);
     if is_parallel {
-        let [for_attention, for_mlp] = steps.fork(x);
-        let (attended, hidden) = (steps.attention(for_attention), steps.mlp(for_mlp));
-        let residual = steps.add_attention(residual, attended);
+        let [for_mixer, for_mlp] = steps.fork(x);
+        let (mixed, hidden) = (steps.mixer(for_mixer), steps.mlp(for_mlp));
+        let residual = steps.add_mixer(residual, mixed);
         return steps.add_mlp(residual, hidden);
     }
-    let attended = steps.attention(x);
-    let x = steps.add_attention(residual, attended);
+    let mixed = steps.mixer(x);
+    let x = steps.add_mixer(residual, mixed);
     let [residual, x] = steps.fork(x);
     let hidden = steps.mlp(x);
     steps.add_mlp(residual, hidden)

@@ -25,7 +25,6 @@ pub(crate) struct RecurrentRows {
     n_rows: usize,
 }
 
-#[cfg_attr(not(test), allow(dead_code, clippy::allow_attributes, reason = "for layers that models do not have yet"))]
 impl RecurrentRows {
     /// `batch` sequences of `seq_len` rows, one behind the other, without states before or behind them. With `positions`
     /// (`[batch * seq_len]`, the place of each row in its document), a row at 0 begins a document of its own.

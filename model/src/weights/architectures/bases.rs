@@ -1,6 +1,9 @@
 //! The configurations that families of classes start from. Rows and files set sizes and change other fields.
 
-use crate::config::{Experts, GptConfig, NormKind, NormPosition, QkNormSpan, RouterScores, Sizes};
+use crate::config::{
+    Experts, GatedConv, GatedDeltaNet, GptConfig, NormKind, NormPosition, QkNormSpan, Recurrence, Recurrent,
+    RouterScores, Sizes,
+};
 
 /// Set by the rows.
 const OPEN: Sizes =
@@ -73,4 +76,51 @@ pub(in super::super) fn mixture_with(base: GptConfig, change: impl FnOnce(&mut E
 /// The experts of a configuration that [`write`](super::Architecture::write) tries; some, if the class cannot express it.
 pub(in super::super) fn described(config: &GptConfig) -> Experts {
     config.experts.clone().unwrap_or_else(no_experts)
+}
+
+/// Qwen 3.5: gated delta nets and gated attention.
+pub(in super::super) fn gated_delta() -> GptConfig {
+    let net = Recurrence::GatedDelta(NO_DELTA_NET);
+    GptConfig { norm_weight_offset: 1.0, qk_norm: true, attention_gate: true, ..recurrent(net) }
+}
+
+/// LFM2: short convolutions.
+pub(in super::super) fn short_conv() -> GptConfig {
+    GptConfig { qk_norm: true, ..recurrent(Recurrence::ShortConv(NO_CONV)) }
+}
+
+fn recurrent(recurrence: Recurrence) -> GptConfig {
+    GptConfig { recurrent: Some(Recurrent { recurrence, attention_layers: Vec::new() }), ..llama() }
+}
+
+const NO_DELTA_NET: GatedDeltaNet =
+    GatedDeltaNet { n_key_heads: 0, n_value_heads: 0, key_dim: 0, value_dim: 0, conv_kernel: 0 };
+const NO_CONV: GatedConv = GatedConv { kernel: 0, bias: false };
+
+/// The gated delta net of a configuration, to be read or set.
+pub(in super::super) fn delta_net(config: &mut GptConfig) -> &mut GatedDeltaNet {
+    let recurrence = recurrence(config, Recurrence::GatedDelta(NO_DELTA_NET));
+    match recurrence {
+        Recurrence::GatedDelta(net) => net,
+        Recurrence::ShortConv(_) => unreachable!("just set"),
+    }
+}
+
+/// The short convolution of a configuration, to be read or set.
+pub(in super::super) fn conv(config: &mut GptConfig) -> &mut GatedConv {
+    let recurrence = recurrence(config, Recurrence::ShortConv(NO_CONV));
+    match recurrence {
+        Recurrence::ShortConv(conv) => conv,
+        Recurrence::GatedDelta(_) => unreachable!("just set"),
+    }
+}
+
+/// The recurrence of a configuration, which becomes one of the kind of `usual`: `write` also tries configurations with others.
+fn recurrence(config: &mut GptConfig, usual: Recurrence) -> &mut Recurrence {
+    let recurrent =
+        config.recurrent.get_or_insert_with(|| Recurrent { recurrence: usual, attention_layers: Vec::new() });
+    if std::mem::discriminant(&recurrent.recurrence) != std::mem::discriminant(&usual) {
+        recurrent.recurrence = usual;
+    }
+    &mut recurrent.recurrence
 }

@@ -35,16 +35,27 @@ pub(super) const QWEN_LAYERS: ConfigRow = ConfigRow::Custom {
 /// The first layers have an MLP.
 pub(super) const FIRST_DENSE: ConfigRow = ConfigRow::Custom {
     keys: &["first_k_dense_replace"],
-    read: |fields, config| {
-        let n_dense = fields.size_or("first_k_dense_replace", 1)?;
-        let dense = layers(config).take(n_dense).collect();
-        experts(config).dense_layers = dense;
-        Ok(())
-    },
-    write: |config, written| {
-        written.insert("first_k_dense_replace".to_owned(), json!(described(config).dense_layers.len()));
-    },
+    read: |fields, config| read_first_dense("first_k_dense_replace", 1, fields, config),
+    write: |config, written| write_first_dense("first_k_dense_replace", config, written),
 };
+
+/// The same under LFM2's name.
+pub(super) const FIRST_DENSE_OF_LFM2: ConfigRow = ConfigRow::Custom {
+    keys: &["num_dense_layers"],
+    read: |fields, config| read_first_dense("num_dense_layers", 2, fields, config),
+    write: |config, written| write_first_dense("num_dense_layers", config, written),
+};
+
+fn read_first_dense(key: &str, absent: usize, fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
+    let n_dense = fields.size_or(key, absent)?;
+    let dense = layers(config).take(n_dense).collect();
+    experts(config).dense_layers = dense;
+    Ok(())
+}
+
+fn write_first_dense(key: &str, config: &GptConfig, written: &mut Map<String, Value>) {
+    written.insert(key.to_owned(), json!(described(config).dense_layers.len()));
+}
 
 /// Every n-th of some layers in the middle has experts.
 pub(super) const ERNIE_LAYERS: ConfigRow = ConfigRow::Custom {

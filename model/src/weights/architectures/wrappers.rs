@@ -54,6 +54,18 @@ const WRAPPERS: &[Wrapper] = &[
         texts: &[("qwen3_vl_text", "Qwen3ForCausalLM"), ("qwen3_vl", "Qwen3ForCausalLM")],
         defaults: r#"{"rope_theta": 500000.0}"#,
     },
+    Wrapper {
+        class: "Qwen3_5ForConditionalGeneration",
+        model_type: "qwen3_5",
+        texts: &[("qwen3_5_text", "Qwen3_5ForCausalLM")],
+        defaults: "{}",
+    },
+    Wrapper {
+        class: "Qwen3_5MoeForConditionalGeneration",
+        model_type: "qwen3_5_moe",
+        texts: &[("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM")],
+        defaults: "{}",
+    },
 ];
 
 const QWEN2_VL: &str =

@@ -119,6 +119,7 @@ fn client(args: &ChatArgs) -> anyhow::Result<Client> {
         max_batch_size: 1,
         max_batch_tokens: 256,
         kv_cache_tokens: args.kv_cache_tokens,
+        kept_states: None,
         kv_cache_dtype: args.model.kv_cache_dtype.asked(),
         enforce_eager: false,
         speculation: Speculation::Off,

@@ -44,7 +44,7 @@ impl Embedder {
         let batches = packed::batches(texts, ROWS_PER_STEP, Vec::len);
         let pages_of = |batch: &&[Vec<TokenId>]| batch.iter().map(|ids| ids.len().div_ceil(PAGE_SIZE)).sum();
         let n_pages: usize = batches.iter().map(pages_of).max().unwrap_or(0);
-        let mut runner = ModelRunner::new(self.gpt.clone(), n_pages.max(1), self.kv_dtype)?;
+        let mut runner = ModelRunner::with_states(self.gpt.clone(), n_pages.max(1), n_pages.max(1), self.kv_dtype)?;
         let d_model = self.gpt.config().d_model;
         let mut embedded = Vec::with_capacity(texts.len());
         for batch in batches {

@@ -2,10 +2,14 @@
 mod allocator;
 #[path = "../../../../src/ops/cpu/attention/mod.rs"]
 mod attention;
+#[path = "../../../../src/ops/cpu/fp8_panels.rs"]
+mod fp8_panels;
 #[path = "../../../../src/ops/cpu/gemm_float/mod.rs"]
 mod gemm_float;
 #[path = "../../../../src/ops/cpu/gemm_quant/mod.rs"]
 mod gemm_quant;
+#[path = "../../../../src/ops/cpu/group_formats.rs"]
+mod group_formats;
 #[path = "../../../../src/ops/cpu/huge_pages.rs"]
 mod huge_pages;
 #[path = "../../../../src/ops/cpu/isa/mod.rs"]

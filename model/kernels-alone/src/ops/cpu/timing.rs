@@ -1,5 +1,7 @@
 //! Timing of products and attention on shapes of a small model.
 
+mod stored;
+
 use std::time::Instant;
 
 use super::{
@@ -48,29 +50,9 @@ pub(super) fn run() {
                     .map(|(dims, values)| Panels::from_rows(&crate::ops::MatrixRows::of(values, *dims), *dtype))
             })
             .collect();
-        let n_bytes: usize = all.iter().map(Panels::n_bytes).sum();
-        let n_weights: usize = COPIES * MATRICES.iter().map(|[d_out, d_in]| d_out * d_in).sum::<usize>();
-        print!("{name:>5}");
-        for n_rows in [1, 2, 4, 8, 16, 64, 512] {
-            let inputs: Vec<Vec<f32>> = MATRICES.iter().map(|[_, d_in]| noise(n_rows * d_in, 2)).collect();
-            let passes = if n_rows > 100 { 4 } else { 12 };
-            let best = (0..passes)
-                .map(|_| {
-                    let start = Instant::now();
-                    for (n, panels) in all.iter().enumerate() {
-                        std::hint::black_box(linear(&inputs[n % MATRICES.len()], panels, None));
-                    }
-                    start.elapsed().as_secs_f64()
-                })
-                .fold(f64::INFINITY, f64::min);
-            print!(
-                "  {n_rows}: {:.1} GB/s {:.1} G",
-                n_bytes as f64 / best / 1e9,
-                (n_rows * n_weights) as f64 / best / 1e9
-            );
-        }
-        println!();
+        time_products(name, &all);
     }
+    stored::run(only.as_deref());
     if only.as_deref().is_none_or(|only| only.contains("attention")) {
         attention::<f32>("f32");
         attention::<half::f16>("f16");
@@ -88,6 +70,29 @@ pub(super) fn run() {
             training::time(precision);
         }
     }
+}
+
+/// Times products with all of these matrices, one after the other.
+fn time_products(name: &str, all: &[Panels]) {
+    let n_bytes: usize = all.iter().map(Panels::n_bytes).sum();
+    let n_weights: usize = all.iter().map(|panels| panels.dims()[0] * panels.dims()[1]).sum();
+    print!("{name:>8} {:.2} bits", 8.0 * n_bytes as f64 / n_weights as f64);
+    for n_rows in [1, 2, 4, 8, 16, 64, 512] {
+        let widest = all.iter().map(|panels| panels.dims()[1]).max().unwrap_or_default();
+        let inputs = noise(n_rows * widest, 2);
+        let passes = if n_rows > 100 { 4 } else { 12 };
+        let best = (0..passes)
+            .map(|_| {
+                let start = Instant::now();
+                for panels in all {
+                    std::hint::black_box(linear(&inputs[..n_rows * panels.dims()[1]], panels, None));
+                }
+                start.elapsed().as_secs_f64()
+            })
+            .fold(f64::INFINITY, f64::min);
+        print!("  {n_rows}: {:.1} GB/s {:.1} G", n_bytes as f64 / best / 1e9, (n_rows * n_weights) as f64 / best / 1e9);
+    }
+    println!();
 }
 
 /// The gated delta rule and the convolution before it with the heads of Qwen 3.5 0.8B, decoding and in a prompt.

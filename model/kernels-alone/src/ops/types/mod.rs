@@ -35,7 +35,7 @@ mod upload {
 pub(crate) use dtype::BlockLayout;
 pub use dtype::{BLOCK_SIZE, Dtype};
 pub use matrix_rows::MatrixRows;
-pub(crate) use operands::{AttentionOptions, NormOptions, NormParts, PagedRows, Slots};
+pub(crate) use operands::{AttentionOptions, NormOptions, NormParts, PagedRows, QkNormParts, Slots};
 pub use operands::{PAGE_SIZE, Precision};
 pub use quantized_matrix::QuantizedBlock;
 pub(in crate::ops) use recurrent::{

@@ -3,8 +3,8 @@
 use super::{
     super::super::tensor_names::{
         NameRow,
-        RowSelection::{self, Half, InterleavedKeys, InterleavedQueries, KeysOrValues},
-        ordered, same, stacked, transposed,
+        RowSelection::{Half, InterleavedKeys, InterleavedQueries, KeysOrValues},
+        same, stacked,
     },
     llama::{LLAMA_ENDS, LLAMA_MLP, LLAMA_NORMS, LLAMA_OUT, LLAMA_QK_NORM, LLAMA_QKV},
 };
@@ -20,7 +20,7 @@ const SHARED_DOWN: &str = "blocks.{}.experts.shared.down.weight";
 pub(in super::super) const QWEN_MOE: &[&[NameRow]] =
     &[LLAMA_ENDS, LLAMA_NORMS, LLAMA_QKV, LLAMA_QK_NORM, LLAMA_OUT, LLAMA_MLP, EXPERTS, QWEN_SHARED];
 
-const EXPERTS: &[NameRow] = &[
+pub(super) const EXPERTS: &[NameRow] = &[
     same(ROUTER, "model.layers.{}.mlp.gate.weight"),
     stacked(
         UP,
@@ -34,7 +34,7 @@ const EXPERTS: &[NameRow] = &[
     same(DOWN, "model.layers.{}.mlp.experts.down_proj").of_all_experts(),
 ];
 
-const QWEN_SHARED: &[NameRow] = &[
+pub(super) const QWEN_SHARED: &[NameRow] = &[
     stacked(
         SHARED_UP,
         &[
@@ -142,26 +142,5 @@ pub(in super::super) const GRANITE_MOE: &[&[NameRow]] = &[
         same(DOWN, "model.layers.{}.block_sparse_moe.experts.down_proj").of_all_experts(),
         same(SHARED_UP, "model.layers.{}.shared_mlp.input_linear.weight"),
         same(SHARED_DOWN, "model.layers.{}.shared_mlp.output_linear.weight"),
-    ],
-];
-
-pub(in super::super) const GPT_OSS: &[&[NameRow]] = &[
-    LLAMA_ENDS,
-    LLAMA_NORMS,
-    LLAMA_QKV,
-    LLAMA_OUT,
-    &[
-        same("blocks.{}.attn.sinks", "model.layers.{}.self_attn.sinks"),
-        same(ROUTER, "model.layers.{}.mlp.router.weight"),
-        same("blocks.{}.experts.router.bias", "model.layers.{}.mlp.router.bias"),
-        ordered(RowSelection::TransposedAlternating, UP, "model.layers.{}.mlp.experts.gate_up_proj").of_all_experts(),
-        ordered(
-            RowSelection::Alternating,
-            "blocks.{}.experts.routed.{}.up.bias",
-            "model.layers.{}.mlp.experts.gate_up_proj_bias",
-        )
-        .of_all_experts(),
-        transposed(DOWN, "model.layers.{}.mlp.experts.down_proj").of_all_experts(),
-        same("blocks.{}.experts.routed.{}.down.bias", "model.layers.{}.mlp.experts.down_proj_bias").of_all_experts(),
     ],
 ];

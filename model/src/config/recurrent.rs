@@ -1,0 +1,155 @@
+//! The recurrent layers of a model: which they are, and their sizes.
+
+use serde::{Deserialize, Serialize};
+
+use super::{GptConfig, validate::require};
+use crate::{
+    error::Result,
+    ops::{RecurrentHeads, ShortConv},
+};
+
+/// Recurrent layers in place of attention in most layers: a sequence has a state of constant size instead of keys and values.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Recurrent {
+    /// What a recurrent layer computes.
+    pub recurrence: Recurrence,
+    /// The layers, counted from 0, that attend instead. Ascending.
+    pub attention_layers: Vec<usize>,
+}
+
+/// What a recurrent layer computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Recurrence {
+    /// A gated delta net ([Yang et al., 2024](https://arxiv.org/abs/2412.06464)), as in Qwen 3.5.
+    GatedDelta(GatedDeltaNet),
+    /// A short convolution between two gates ([LFM2](https://arxiv.org/abs/2511.23404), 2).
+    ShortConv(GatedConv),
+}
+
+/// Sizes of a gated delta net: a short convolution over queries, keys and values, the gated delta rule, and a gated norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GatedDeltaNet {
+    /// Heads of queries and of keys; each serves `n_value_heads / n_key_heads` value heads.
+    pub n_key_heads: usize,
+    /// Heads of values.
+    pub n_value_heads: usize,
+    /// Width of a query and of a key.
+    pub key_dim: usize,
+    /// Width of a value.
+    pub value_dim: usize,
+    /// Rows that the convolution sees, the row itself among them.
+    pub conv_kernel: usize,
+}
+
+/// Sizes of a gated short convolution, which is as wide as the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GatedConv {
+    /// Rows that the convolution sees, the row itself among them.
+    pub kernel: usize,
+    /// Biases on both projections and the convolution.
+    pub bias: bool,
+}
+
+impl GptConfig {
+    /// What `layer`, counted from 0, computes in place of attention, if it does not attend.
+    pub fn recurrence_of(&self, layer: usize) -> Option<&Recurrence> {
+        let recurrent = self.recurrent.as_ref().filter(|of| of.attention_layers.binary_search(&layer).is_err());
+        recurrent.map(|recurrent| &recurrent.recurrence)
+    }
+
+    /// Number of layers that attend, and so have keys and values.
+    pub fn n_attention_layers(&self) -> usize {
+        self.recurrent.as_ref().map_or(self.n_layers, |recurrent| recurrent.attention_layers.len().min(self.n_layers))
+    }
+
+    /// Bytes of one sequence's state over all recurrent layers; 0 without such layers.
+    pub fn state_bytes(&self) -> usize {
+        let of_layer = self.recurrent.as_ref().map_or(0, |of| of.recurrence.state_len(self.d_model));
+        size_of::<f32>() * of_layer * (self.n_layers - self.n_attention_layers())
+    }
+}
+
+impl Recurrence {
+    /// Channels of the convolution in a model of width `d_model`.
+    pub(crate) fn conv_channels(&self, d_model: usize) -> usize {
+        match self {
+            Self::GatedDelta(net) => net.heads().width(),
+            Self::ShortConv(_) => d_model,
+        }
+    }
+
+    /// Rows that the convolution sees.
+    pub(crate) fn conv_kernel(&self) -> usize {
+        match self {
+            Self::GatedDelta(net) => net.conv_kernel,
+            Self::ShortConv(conv) => conv.kernel,
+        }
+    }
+
+    /// Values of the convolution's part of a layer's state, which comes first.
+    pub(crate) fn conv_state_len(&self, d_model: usize) -> usize {
+        ShortConv::state_len(self.conv_channels(d_model), self.conv_kernel())
+    }
+
+    /// Values of a sequence's state in one layer.
+    pub(crate) fn state_len(&self, d_model: usize) -> usize {
+        let of_heads = match self {
+            Self::GatedDelta(net) => net.heads().state_len(),
+            Self::ShortConv(_) => 0,
+        };
+        self.conv_state_len(d_model) + of_heads
+    }
+}
+
+impl GatedDeltaNet {
+    pub(crate) fn heads(&self) -> RecurrentHeads {
+        let Self { n_key_heads: n_k_heads, n_value_heads: n_v_heads, key_dim: k_dim, value_dim: v_dim, .. } = *self;
+        RecurrentHeads { n_k_heads, n_v_heads, k_dim, v_dim }
+    }
+}
+
+impl Recurrent {
+    /// Checks the recurrent layers of a model with `n_layers` layers.
+    pub(super) fn validate(&self, n_layers: usize) -> Result<()> {
+        let ascending = self.attention_layers.is_sorted_by(|a, b| a < b);
+        require(
+            "recurrent.attention_layers",
+            ascending && self.attention_layers.last().is_none_or(|&last| last < n_layers),
+            || format!("must be ascending and below n_layers = {n_layers}"),
+        )?;
+        let within = |field: &str, size: usize, most: usize| {
+            require(format!("recurrent.recurrence.{field}"), (1..=most).contains(&size), || {
+                format!("must be in 1..={most}, got {size}")
+            })
+        };
+        match self.recurrence {
+            Recurrence::GatedDelta(GatedDeltaNet { n_key_heads, n_value_heads, key_dim, value_dim, conv_kernel }) => {
+                // The upper bounds keep the size of a state far from overflow.
+                for (field, size, most) in [
+                    ("gated_delta.n_key_heads", n_key_heads, MAX_HEADS),
+                    ("gated_delta.n_value_heads", n_value_heads, MAX_HEADS),
+                    ("gated_delta.key_dim", key_dim, MAX_DIM),
+                    ("gated_delta.value_dim", value_dim, MAX_DIM),
+                    ("gated_delta.conv_kernel", conv_kernel, MAX_KERNEL),
+                ] {
+                    within(field, size, most)?;
+                }
+                require(
+                    "recurrent.recurrence.gated_delta.n_value_heads",
+                    n_value_heads.is_multiple_of(n_key_heads),
+                    || format!("must be a multiple of n_key_heads = {n_key_heads}, got {n_value_heads}"),
+                )
+            }
+            Recurrence::ShortConv(GatedConv { kernel, .. }) => within("short_conv.kernel", kernel, MAX_KERNEL),
+        }
+    }
+}
+
+/// Far more than any model has.
+const MAX_HEADS: usize = 1 << 14;
+const MAX_DIM: usize = 1 << 14;
+const MAX_KERNEL: usize = 1 << 10;

@@ -1,0 +1,64 @@
+//! Recurrent layers around the operations of recurrences.
+
+use burn::tensor::Tensor;
+
+use super::RecurrentLayer;
+use crate::{
+    config::Recurrence,
+    forward_pass::RecurrentPass,
+    layers::Linear,
+    ops::{self, GateOrder, GatedNormOptions, LinearParts, Recurrent, RecurrentKind, ShortConv, StatePart},
+};
+
+impl RecurrentLayer {
+    /// The operands of the layer, which computes `recurrence`.
+    pub(super) fn operands<'a>(
+        &'a self,
+        recurrence: Recurrence,
+        eps: f64,
+        linear: impl Fn(&'a Linear) -> LinearParts<'a>,
+    ) -> Recurrent<LinearParts<'a>> {
+        let kind = match (recurrence, &self.ba, &self.decays, &self.norm) {
+            (Recurrence::ShortConv(_), ..) => RecurrentKind::GatedConv,
+            (Recurrence::GatedDelta(net), Some(ba), Some(decays), Some(norm)) => RecurrentKind::GatedDelta {
+                ba: linear(ba),
+                a_log: decays.a_log.val(),
+                dt_bias: decays.dt_bias.val(),
+                heads: net.heads(),
+                norm: norm.parts().weight,
+                options: GatedNormOptions { width: net.value_dim, eps, order: GateOrder::AfterNorm },
+            },
+            _ => unreachable!("`part_specs` gives a gated delta net all of its parts"),
+        };
+        let has_silu = matches!(kind, RecurrentKind::GatedDelta { .. });
+        Recurrent { input: linear(&self.input), conv: self.conv.parts(has_silu), kind, out: linear(&self.out) }
+    }
+}
+
+/// What the layer makes of the normalized rows `x [n_rows, d_model]`, before its last matrix.
+pub(super) fn recur(x: Tensor<2>, layer: &Recurrent<LinearParts<'_>>, pass: RecurrentPass<'_>) -> Tensor<2> {
+    let RecurrentPass { rows, mut states } = pass;
+    let [n_rows, _] = x.dims();
+    let Recurrent { input, conv, kind, .. } = layer;
+    let [channels, kernel] = conv.weight.dims();
+    let columns = |x: &Tensor<2>, first: usize, width: usize| x.clone().slice([0..n_rows, first..first + width]);
+    match kind {
+        RecurrentKind::GatedConv => {
+            let projected = ops::linear_with_lora(x, input.clone());
+            let [before, behind, x] = [0, 1, 2].map(|part| columns(&projected, part * channels, channels));
+            let state = states.as_deref_mut().map(|pool| StatePart { pool, first: 0 });
+            behind * ops::short_conv(before * x, conv, rows, state)
+        }
+        RecurrentKind::GatedDelta { ba, a_log, dt_bias, heads, norm, options } => {
+            let [for_input, for_gates] = ops::fork(x);
+            let projected = ops::linear_with_lora(for_input, input.clone());
+            let state = states.as_deref_mut().map(|pool| StatePart { pool, first: 0 });
+            let qkv = ops::short_conv(columns(&projected, 0, channels), conv, rows, state);
+            let gates = ops::delta_gates(ops::linear_with_lora(for_gates, ba.clone()), a_log.clone(), dt_bias.clone());
+            let first = ShortConv::state_len(channels, kernel);
+            let state = states.map(|pool| StatePart { pool, first });
+            let output = ops::gated_delta(qkv, gates, *heads, rows, state);
+            ops::gated_norm(output, columns(&projected, channels, heads.v_width()), norm.clone(), *options)
+        }
+    }
+}

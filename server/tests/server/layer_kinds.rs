@@ -1,0 +1,114 @@
+//! The engine with models that have routed experts, recurrent layers, or both.
+
+use burn::tensor::Device;
+use hearth_engine::{EngineOptions, Models, Speculation};
+use hearth_model::{
+    config::{Experts, GatedConv, GatedDeltaNet, GptConfig, Recurrence, Recurrent, RouterScores},
+    weights::model_dir::LoadedModel,
+};
+use hearth_server::engine::Engine;
+
+use crate::{
+    engine::{mixed_requests, plain_loop_tokens, run},
+    speculation::repetitive,
+    support::{self, OPTIONS, is_idle, metric, wait_for},
+};
+
+fn experts() -> Experts {
+    Experts {
+        n_experts: 6,
+        n_active: 2,
+        d_ff: 24,
+        scores: RouterScores::Softmax,
+        normalized: true,
+        weight_multiplier: 1.0,
+        router_bias: false,
+        selection_bias: false,
+        groups: None,
+        shared_d_ff: 16,
+        shared_gate: true,
+        dense_layers: Vec::new(),
+    }
+}
+
+fn configs() -> Vec<(&'static str, GptConfig)> {
+    let recurrent = |recurrence| Some(Recurrent { recurrence, attention_layers: vec![1] });
+    let delta = Recurrence::GatedDelta(GatedDeltaNet {
+        n_key_heads: 2,
+        n_value_heads: 4,
+        key_dim: 8,
+        value_dim: 8,
+        conv_kernel: 4,
+    });
+    let conv = Recurrence::ShortConv(GatedConv { kernel: 3, bias: false });
+    let config = support::config();
+    vec![
+        ("experts", GptConfig { experts: Some(experts()), ..config.clone() }),
+        ("gated delta net", GptConfig { recurrent: recurrent(delta), ..config.clone() }),
+        ("short convolutions", GptConfig { recurrent: recurrent(conv), ..config.clone() }),
+        ("both", GptConfig { recurrent: recurrent(delta), experts: Some(experts()), ..config }),
+    ]
+}
+
+fn model(config: &GptConfig) -> LoadedModel {
+    LoadedModel { gpt: support::gpt_of(config, &Device::flex(), 0.0), ..support::model() }
+}
+
+fn engine(config: &GptConfig, options: EngineOptions) -> Engine {
+    let config = config.clone();
+    Engine::start(move || Ok(Models::from(model(&config))), options).unwrap()
+}
+
+/// All at once, in small chunks, with so few pages that answers are preempted, and with few kept states: the tokens of single runs,
+/// also when the prompts are found in the prefix cache.
+#[tokio::test]
+async fn batches_of_other_layers_give_the_tokens_of_single_runs() {
+    for (name, config) in configs() {
+        let requests = mixed_requests();
+        let alone = plain_loop_tokens(&model(&config).gpt, &requests);
+        for (max_batch_tokens, kv_cache_tokens, kept_states) in
+            [(512, 4096, Some(64)), (24, 4096, Some(64)), (64, 320, Some(64)), (64, 4096, Some(1))]
+        {
+            let options = EngineOptions {
+                max_batch_size: 16,
+                max_batch_tokens,
+                kv_cache_tokens: Some(kv_cache_tokens),
+                kept_states,
+                ..OPTIONS
+            };
+            let engine = engine(&config, options);
+            for round in 0..2 {
+                assert_eq!(run(&engine, &requests).await, alone, "{name}, {max_batch_tokens} tokens, round {round}");
+                wait_for(&engine, is_idle).await;
+            }
+            let [preemptions, hits] =
+                ["num_preemptions_total", "prefix_cache_hits_total"].map(|name| metric(&engine, name));
+            let shows = match (kv_cache_tokens, kept_states) {
+                (320, _) => preemptions > 0.0,
+                (_, Some(1)) => true,
+                _ => hits > 0.0,
+            };
+            assert!(
+                shows,
+                "{name}: the test shows too little: {preemptions} preemptions, {hits} tokens from the cache"
+            );
+        }
+    }
+}
+
+/// A rejected draft takes a recurrent layer's state back.
+#[tokio::test]
+async fn tokens_of_other_layers_are_unchanged_by_speculative_decoding() {
+    for (name, config) in configs() {
+        let requests = repetitive();
+        let plain = engine(&config, OPTIONS);
+        let expected = run(&plain, &requests).await;
+        let speculation = Speculation::PromptLookup { n_tokens: 6 };
+        let engine = engine(&config, EngineOptions { speculation, ..OPTIONS });
+        assert_eq!(run(&engine, &requests).await, expected, "{name}");
+        wait_for(&engine, is_idle).await;
+        let [guessed, accepted] = ["spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total"]
+            .map(|name| metric(&engine, name));
+        assert!(accepted > 0.0 && accepted < guessed, "{name}: {accepted} of {guessed} drafts accepted");
+    }
+}
