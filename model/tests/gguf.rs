@@ -59,7 +59,6 @@ const CASES: &[&str] = &[
     "arcee",
     "nemotron",
     "minicpm",
-    "mixtral",
     "granite-moe",
     "granite-moe-shared",
     "glm4-moe",
@@ -83,6 +82,7 @@ const OWN: &[&str] = &[
     "olmo",
     "hunyuan",
     "olmoe",
+    "mixtral",
     "qwen2-moe",
     "qwen3-moe",
 ];
@@ -518,8 +518,19 @@ fn invalid_gguf_model_metadata_is_rejected() {
     refused(&["n_layers"], |file| file.set("llama.block_count", u32_value(u32::MAX)));
     refused(&["blk.1.", "is missing"], |file| file.set("llama.block_count", u32_value(2)));
     refused(&["n_heads"], |file| file.set("llama.attention.head_count", u32_value(0)));
-    refused(&["`llama.expert_count` is 8, which is not supported"], |file| {
+    refused(&["`llama.expert_used_count` is missing"], |file| file.set("llama.expert_count", u32_value(8)));
+    refused(&["`blk.0.ffn_gate_inp.weight`", "is missing"], |file| {
         file.set("llama.expert_count", u32_value(8));
+        file.set("llama.expert_used_count", u32_value(2));
+    });
+    refused(&["experts.n_active", "got 9"], |file| {
+        file.set("llama.expert_count", u32_value(8));
+        file.set("llama.expert_used_count", u32_value(9));
+    });
+    refused(&["`llama.expert_gating_func` is 7"], |file| {
+        file.set("llama.expert_count", u32_value(8));
+        file.set("llama.expert_used_count", u32_value(2));
+        file.set("llama.expert_gating_func", u32_value(7));
     });
     refused(&["`llama.logit_scale` is 2"], |file| file.set("llama.logit_scale", f32_value(2.0)));
     refused(&["`llama.feed_forward_length` must be a whole number", "a list of 2"], |file| {
