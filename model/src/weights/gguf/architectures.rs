@@ -4,12 +4,9 @@
 //! of llama.cpp. A model has biases, and an output matrix of its own, if the file has their tensors.
 
 use super::{
-    super::{
-        architectures::{
-            bases::{cohere, gemma2, gpt2, llama, olmo2, shared_norm},
-            config_rows::{self as shared_rows, ConfigRow, flag, number},
-        },
-        tensor_names::NameRow,
+    super::architectures::{
+        bases::{cohere, gemma2, gpt2, llama, olmo2, shared_norm},
+        config_rows::{self as shared_rows, ConfigRow, flag, number},
     },
     config_rows::{self, GRANITE_ROWS, GROUPED_HEADS, LAYER_NORM_EPS, PLAIN_HEADS, RMS_EPS, ROPE, SIZES, WINDOW},
     description::Gguf,
