@@ -1,7 +1,9 @@
 //! The engine with models that have routed experts, recurrent layers, or both.
 
+use std::sync::Arc;
+
 use burn::tensor::Device;
-use hearth_engine::{EngineOptions, Models, Speculation};
+use hearth_engine::{EngineOptions, Models, Speculation, request::RequestParts};
 use hearth_model::{
     config::{Experts, GatedConv, GatedDeltaNet, GptConfig, Recurrence, Recurrent, RouterScores},
     weights::model_dir::LoadedModel,
@@ -101,7 +103,12 @@ async fn batches_of_other_layers_give_the_tokens_of_single_runs() {
 async fn tokens_of_other_layers_are_unchanged_by_speculative_decoding() {
     let mut totals = [0.0; 2];
     for (name, config) in configs() {
-        let requests: Vec<_> = repetitive().into_iter().chain(mixed_requests()).collect();
+        // Two tokens alone: what follows the last ones was often seen before, and is often guessed wrong.
+        let narrow = |mut parts: RequestParts| {
+            parts.sampling.logit_bias = Arc::new([(7, 40.0), (9, 40.0)].into());
+            parts
+        };
+        let requests: Vec<_> = repetitive().into_iter().chain(mixed_requests().into_iter().map(narrow)).collect();
         let plain = engine(&config, OPTIONS);
         let expected = run(&plain, &requests).await;
         let speculation = Speculation::PromptLookup { n_tokens: 6 };
