@@ -47,7 +47,12 @@ impl Recurrence {
 
 impl GatedDeltaNet {
     pub(crate) fn heads(&self) -> RecurrentHeads {
-        let Self { n_key_heads: n_k_heads, n_value_heads: n_v_heads, key_dim: k_dim, value_dim: v_dim, .. } = *self;
-        RecurrentHeads { n_k_heads, n_v_heads, k_dim, v_dim }
+        RecurrentHeads {
+            n_k_heads: self.n_key_heads,
+            n_v_heads: self.n_value_heads,
+            k_dim: self.key_dim,
+            v_dim: self.value_dim,
+            is_tiled: self.tiled_heads,
+        }
     }
 }

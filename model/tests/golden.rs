@@ -549,7 +549,10 @@ fn recurrent_mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
         Recurrence::GatedDelta(net) => {
             let GatedDeltaNet { n_key_heads, key_dim, .. } = net;
             let fewer = GatedDeltaNet { n_key_heads: n_key_heads / 2, key_dim: 2 * key_dim, ..net };
-            vec![("recurrent.recurrence.gated_delta.n_key_heads", with(Recurrence::GatedDelta(fewer)))]
+            let tiled = GatedDeltaNet { tiled_heads: true, ..net };
+            [("n_key_heads", fewer), ("tiled_heads", tiled)]
+                .map(|(field, net)| (field, with(Recurrence::GatedDelta(net))))
+                .into()
         }
         Recurrence::ShortConv(conv) if conv.bias => {
             vec![(

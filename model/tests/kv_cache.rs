@@ -88,7 +88,14 @@ pub(crate) fn recurrent_configs() -> [GptConfig; 2] {
         ..GptConfig::llama(Sizes { n_layers: 3, ..sizes() })
     };
     // Neither whole registers nor whole blocks of columns.
-    let net = GatedDeltaNet { n_key_heads: 2, n_value_heads: 4, key_dim: 6, value_dim: 35, conv_kernel: 4 };
+    let net = GatedDeltaNet {
+        n_key_heads: 2,
+        n_value_heads: 4,
+        key_dim: 6,
+        value_dim: 35,
+        conv_kernel: 4,
+        tiled_heads: false,
+    };
     [
         GptConfig { attention_gate: true, norm_weight_offset: 1.0, ..with(Recurrence::GatedDelta(net)) },
         with(Recurrence::ShortConv(GatedConv { kernel: 3, bias: true })),

@@ -29,7 +29,8 @@ pub enum Recurrence {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GatedDeltaNet {
-    /// Heads of queries and of keys; each serves `n_value_heads / n_key_heads` value heads.
+    /// Heads of queries and of keys; each serves `n_value_heads / n_key_heads` value heads, consecutive ones unless
+    /// [`tiled_heads`](Self::tiled_heads).
     pub n_key_heads: usize,
     /// Heads of values.
     pub n_value_heads: usize,
@@ -39,6 +40,9 @@ pub struct GatedDeltaNet {
     pub value_dim: usize,
     /// Rows that the convolution sees, the row itself among them.
     pub conv_kernel: usize,
+    /// Whether key head `h` serves the value heads `h`, `h + n_key_heads` and so on: the order of GGUF files.
+    #[serde(default)]
+    pub tiled_heads: bool,
 }
 
 /// Sizes of a gated short convolution, which is as wide as the residual stream.
@@ -79,7 +83,8 @@ impl Recurrent {
             })
         };
         match self.recurrence {
-            Recurrence::GatedDelta(GatedDeltaNet { n_key_heads, n_value_heads, key_dim, value_dim, conv_kernel }) => {
+            Recurrence::GatedDelta(net) => {
+                let GatedDeltaNet { n_key_heads, n_value_heads, key_dim, value_dim, conv_kernel, .. } = net;
                 // The upper bounds keep the size of a state far from overflow.
                 for (field, size, most) in [
                     ("gated_delta.n_key_heads", n_key_heads, MAX_HEADS),

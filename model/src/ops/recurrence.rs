@@ -95,7 +95,7 @@ pub(in crate::ops) fn recurrence_reference(
     mut state: Option<StatePart<'_>>,
 ) -> Tensor<2> {
     let Recurrence { rule, heads } = recurrence;
-    let RecurrentHeads { n_k_heads, n_v_heads, k_dim, v_dim } = heads;
+    let RecurrentHeads { n_k_heads, n_v_heads, k_dim, v_dim, is_tiled } = heads;
     let device = x.device();
     let mut outputs = Vec::new();
     for span in rows.spans() {
@@ -122,7 +122,8 @@ pub(in crate::ops) fn recurrence_reference(
                     RecurrentRule::StateSpace => heads,
                 };
                 // One for each value head, as a column.
-                heads.repeat_dim(1, n_v_heads / n_k_heads).reshape([n_v_heads, k_dim, 1])
+                let along = if is_tiled { 0 } else { 1 };
+                heads.repeat_dim(along, n_v_heads / n_k_heads).reshape([n_v_heads, k_dim, 1])
             });
             let v = part(v_start, [n_v_heads, v_dim]);
             let gate =

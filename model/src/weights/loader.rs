@@ -351,6 +351,9 @@ impl<'a> StoredParam<'a> {
             let mut stored = vec![0.0; tensor.shape.iter().product()];
             element.decode(tensor.bytes, &mut stored);
             let width = tensor.shape.iter().skip(1).product::<usize>();
+            if part.order == RowOrder::LogOfNegated {
+                stored.iter_mut().for_each(|value| *value = (-*value).ln());
+            }
             (0..part.n_rows).flat_map(|n| stored[part.order.place(n) * width..][..width].to_vec()).collect::<Vec<_>>()
         };
         self.parts.iter().flat_map(values).collect()

@@ -12,6 +12,10 @@ pub(super) enum RowOrder {
     Interleaved { head_dim: usize, rotary_dim: usize },
     /// In each head, the two halves of the rotated part are exchanged: for classes that rotate by the negative angle.
     Exchanged { head_dim: usize, rotary_dim: usize },
+    /// In the same place, but the tensor lacks a dimension of 1.
+    Squeezed,
+    /// In the same place; the values are the logarithms of the tensor's, negated.
+    LogOfNegated,
     /// Group by group, each with rows of several kinds. Ours go kind by kind.
     Grouped { n_groups: usize, kinds: [KindOfRows; 4] },
     /// After this many rows that are not used.
@@ -85,7 +89,7 @@ impl RowOrder {
     /// The row of the tensor (its column, if it is transposed) that is row `n` of the parameter.
     pub(super) fn place(self, n: usize) -> usize {
         match self {
-            Self::Same | Self::Transposed | Self::Scalar => n,
+            Self::Same | Self::Transposed | Self::Scalar | Self::Squeezed | Self::LogOfNegated => n,
             Self::After(n_before) => n_before + n,
             Self::Interleaved { head_dim, rotary_dim } => {
                 let (dim, half) = (n % head_dim, rotary_dim / 2);
@@ -158,7 +162,14 @@ mod tests {
         let sizes = Sizes { n_heads: 2, d_model: 4, ..SIZES };
         let order = RowOrder::gated_queries(&GptConfig::llama(sizes));
         assert_eq!(places(order, 8), [2, 3, 6, 7, 0, 1, 4, 5]);
-        let net = GatedDeltaNet { n_key_heads: 2, n_value_heads: 4, key_dim: 1, value_dim: 1, conv_kernel: 4 };
+        let net = GatedDeltaNet {
+            n_key_heads: 2,
+            n_value_heads: 4,
+            key_dim: 1,
+            value_dim: 1,
+            conv_kernel: 4,
+            tiled_heads: false,
+        };
         // For each of two key heads: q k v v z z.
         assert_eq!(places(RowOrder::delta_by_key_head(&net), 12), [0, 6, 1, 7, 2, 3, 8, 9, 4, 5, 10, 11]);
         // b b a a.

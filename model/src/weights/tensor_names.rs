@@ -120,6 +120,10 @@ pub(super) enum RowSelection {
     Value,
     /// One value of a vector, as a tensor without dimensions.
     Scalar,
+    /// All, in a tensor without the dimension of 1.
+    Squeezed,
+    /// The logarithms of the tensor's values, negated.
+    LogOfNegated,
     /// Queries and their gates, head by head.
     GatedQueries,
     /// Queries, keys and values of a gated delta net.
@@ -141,7 +145,7 @@ impl RowSelection {
             Self::KeysOrValues | Self::InterleavedKeys | Self::ReversedKeys => config.kv_width(),
             Self::Half => n / 2,
             Self::Value | Self::Scalar => 1,
-            Self::DeltaByKeyHead | Self::BetasByKeyHead => n,
+            Self::DeltaByKeyHead | Self::BetasByKeyHead | Self::Squeezed | Self::LogOfNegated => n,
             Self::GatedQueries => config.gate_width() + config.q_width(),
             Self::DeltaQkv => delta_net(config).map_or(n, |net| net.heads().width()),
             Self::DeltaGates => delta_net(config).map_or(n, |net| net.heads().v_width()),
@@ -157,6 +161,8 @@ impl RowSelection {
             Self::Transposed => RowOrder::Transposed,
             Self::ByKeyHead => RowOrder::by_key_head(config),
             Self::After(n_rows) => RowOrder::After(n_rows),
+            Self::Squeezed => RowOrder::Squeezed,
+            Self::LogOfNegated => RowOrder::LogOfNegated,
             Self::GatedQueries => RowOrder::gated_queries(config),
             Self::DeltaQkv | Self::DeltaGates => RowOrder::Same,
             Self::DeltaByKeyHead => delta_net(config).map_or(RowOrder::Same, RowOrder::delta_by_key_head),
@@ -208,6 +214,7 @@ impl TensorPart {
         let own = match self.order {
             RowOrder::Transposed => [rest, &[self.n_rows]].concat(),
             RowOrder::Scalar => Vec::new(),
+            RowOrder::Squeezed => [&[self.n_rows], &rest[1..]].concat(),
             RowOrder::After(n_before) => [&[n_before + self.n_rows], rest].concat(),
             _ => [&[self.n_rows], rest].concat(),
         };

@@ -79,6 +79,12 @@ OWN = {
         "mscale": 1.0, "mscale_all_dim": 0.5}},
     # The converter does not arrange biases.
     "olmo": {"attention_bias": False},
+    # The converter has no names for these, or no keys.
+    "lfm2": {"conv_bias": False},
+    "lfm2-moe": {"tie_word_embeddings": True, "routed_scaling_factor": 1.0},
+    "qwen3_5": {"attention_bias": False},
+    "qwen3_5-moe": {},
+    "qwen3-next": {"mlp_only_layers": [], "norm_topk_prob": True},
     # The converter knows one context length with `alpha`.
     "hunyuan": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
 }
@@ -123,6 +129,7 @@ def convert(source: Path, target: Path, vocab_size: int, ftype: gguf.LlamaFileTy
             self.gguf_writer.add_rope_freq_base(rope["rope_theta"])
 
     methods = {"set_vocab": set_vocab, "set_gguf_parameters": set_gguf_parameters}
+    methods["no_mtp"] = True
     patched = type(model_class.__name__, (model_class,), {**methods, "model_arch": model_class.model_arch})
     with torch.inference_mode():
         patched(source, ftype, target, model_name=target.stem, split_max_tensors=split, fuse_qkv=fuse_qkv).write()

@@ -41,6 +41,7 @@ fn configs() -> Vec<(&'static str, GptConfig)> {
         key_dim: 8,
         value_dim: 8,
         conv_kernel: 4,
+        tiled_heads: false,
     });
     let conv = Recurrence::ShortConv(GatedConv { kernel: 3, bias: false });
     let config = support::config();

@@ -69,11 +69,12 @@ fn part(inputs: &[Tensor<2>; 2], rows: std::ops::Range<usize>) -> [Tensor<2>; 2]
 fn heads() -> impl Strategy<Value = RecurrentHeads> {
     let heads = prop_oneof![Just((1, 1)), Just((2, 4)), Just((1, 3)), Just((4, 4))];
     let widths = prop_oneof![Just((1, 1)), Just((7, 20)), Just((16, 32)), Just((24, 70)), Just((64, 64))];
-    (heads, widths).prop_map(|((n_k_heads, n_v_heads), (k_dim, v_dim))| RecurrentHeads {
+    (heads, widths, any::<bool>()).prop_map(|((n_k_heads, n_v_heads), (k_dim, v_dim), is_tiled)| RecurrentHeads {
         n_k_heads,
         n_v_heads,
         k_dim,
         v_dim,
+        is_tiled,
     })
 }
 
@@ -151,7 +152,7 @@ proptest! {
 
 #[test]
 fn copied_states_go_on_like_the_original() {
-    let heads = RecurrentHeads { n_k_heads: 1, n_v_heads: 2, k_dim: 8, v_dim: 40 };
+    let heads = RecurrentHeads { n_k_heads: 1, n_v_heads: 2, k_dim: 8, v_dim: 40, is_tiled: false };
     let layer = Layer::new(heads, 4, RecurrentRule::GatedDelta);
     let mut pool = layer.new_states(2);
     layer.run(layer.inputs(9), &RecurrentRows::stepped([(9, 0, 0)]), Some(&mut pool));

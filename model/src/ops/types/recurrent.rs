@@ -1,6 +1,6 @@
 //! What recurrent layers compute on: rows of sequences, each with a state, and the shapes of the operations.
 
-use std::{ops::Range, sync::Arc};
+use std::{iter::StepBy, ops::Range, sync::Arc};
 
 use burn::tensor::Tensor;
 
@@ -97,7 +97,7 @@ impl ShortConv {
     }
 }
 
-/// Heads of a recurrence. Consecutive value heads share a key head.
+/// Heads of a recurrence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecurrentHeads {
     /// Heads of queries and keys (in Mamba-2: groups).
@@ -108,6 +108,8 @@ pub(crate) struct RecurrentHeads {
     pub(crate) k_dim: usize,
     /// Width of a value (in Mamba-2: `head_dim`).
     pub(crate) v_dim: usize,
+    /// Whether every `n_k_heads`-th value head shares a key head, as in GGUF files; otherwise consecutive ones do.
+    pub(crate) is_tiled: bool,
 }
 
 impl RecurrentHeads {
@@ -181,7 +183,18 @@ impl Recurrence {
 
     /// The key head of a value head.
     pub(in crate::ops) fn key_head(&self, head: usize) -> usize {
-        head / (self.heads.n_v_heads / self.heads.n_k_heads)
+        let RecurrentHeads { n_k_heads, n_v_heads, is_tiled, .. } = self.heads;
+        if is_tiled { head % n_k_heads } else { head / (n_v_heads / n_k_heads) }
+    }
+
+    /// The value heads of a key head.
+    pub(in crate::ops) fn value_heads(&self, key_head: usize) -> StepBy<Range<usize>> {
+        let RecurrentHeads { n_k_heads, n_v_heads, is_tiled, .. } = self.heads;
+        let n_shared = n_v_heads / n_k_heads;
+        match is_tiled {
+            true => (key_head..n_v_heads).step_by(n_k_heads),
+            false => (key_head * n_shared..(key_head + 1) * n_shared).step_by(1),
+        }
     }
 
     /// What a query is multiplied by.

@@ -94,7 +94,7 @@ fn recurrent(recurrence: Recurrence) -> GptConfig {
 }
 
 const NO_DELTA_NET: GatedDeltaNet =
-    GatedDeltaNet { n_key_heads: 0, n_value_heads: 0, key_dim: 0, value_dim: 0, conv_kernel: 0 };
+    GatedDeltaNet { n_key_heads: 0, n_value_heads: 0, key_dim: 0, value_dim: 0, conv_kernel: 0, tiled_heads: false };
 const NO_CONV: GatedConv = GatedConv { kernel: 0, bias: false };
 
 /// The gated delta net of a configuration, to be read or set.

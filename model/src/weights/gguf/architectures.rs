@@ -15,6 +15,7 @@ use super::{
         BLOCK, FALCON_NORMS, FUSED_QKV, GATED, INSIDE, INTERLEAVED_QKV, OUTSIDE, POST_ATTENTION_NORM, SANDWICH,
         SEPARATE_QKV, UNGATED, XIELU,
     },
+    recurrent,
 };
 use crate::{
     config::{Activation, GptConfig, NormKind, NormPosition, Positions, QkNormSpan},
@@ -64,6 +65,11 @@ pub(super) const ALL: &[Gguf] = &[
     mixtures::GLM4_MOE,
     mixtures::ERNIE4_5_MOE,
     JAIS2,
+    recurrent::LFM2,
+    recurrent::LFM2_MOE,
+    recurrent::QWEN3_5,
+    recurrent::QWEN3_5_MOE,
+    recurrent::QWEN3_NEXT,
 ];
 
 /// The architecture that GGUF files call `name`. The error lists all.

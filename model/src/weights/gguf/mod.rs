@@ -14,6 +14,7 @@ mod header;
 mod mixtures;
 mod names;
 mod pre_tokenizers;
+mod recurrent;
 mod rope_factors;
 mod tokenizer;
 mod writer;
@@ -31,6 +32,7 @@ use self::{
     config_rows::WINDOW_PATTERN,
     description::{Gguf, POOLING_TYPE},
     header::{Header, Metadata, Value},
+    recurrent::{KEY_HEADS, PREDICTING_LAYERS, RECURRENT_LAYERS},
     tokenizer::{TokenizerFiles, Vocabulary},
     xielu::XieluNumbers,
 };
@@ -42,6 +44,7 @@ use super::{
     opened_model::{LoadOptions, LoadedModel, LoadedText},
     own_pooling,
     packed::PackedMatrices,
+    passed_over::shown,
     tensor_table::TensorTable,
 };
 use crate::{
@@ -252,7 +255,11 @@ fn read_config(metadata: &Metadata<'_>, tensors: &mut TensorTable<'_>) -> Result
     let prefix = format!("{}.", gguf.name);
     let own = metadata.keys().filter_map(|key| {
         let (name, value) = (key.strip_prefix(&prefix)?, metadata.get(key)?);
-        let json = if name == WINDOW_PATTERN { json_of_flags(value) } else { None };
+        let json = match name {
+            WINDOW_PATTERN | RECURRENT_LAYERS => json_of_flags(value),
+            KEY_HEADS => json_of_numbers(value),
+            _ => None,
+        };
         Some((name.to_owned(), json.unwrap_or_else(|| json_of(value))))
     });
     let own: Map<String, Json> = own.collect();
@@ -260,8 +267,21 @@ fn read_config(metadata: &Metadata<'_>, tensors: &mut TensorTable<'_>) -> Result
     let mut config = gguf.read(&fields, &|name| tensors.get(name).is_some())?;
     config.vocab_size = tensors.require("token_embd.weight")?.shape[0];
     rope_factors::apply(&mut config, &fields, tensors)?;
+    if fields.size_or(PREDICTING_LAYERS, 0)? > 0 {
+        pass_over_layers_from(config.n_layers, tensors)?;
+    }
     config.validate().map_err(|error| metadata.error(error.to_string()))?;
     Ok((gguf, config))
+}
+
+/// Takes out the tensors of layers behind the model's, which predict more than one token.
+fn pass_over_layers_from(n_layers: usize, tensors: &mut TensorTable<'_>) -> Result<()> {
+    let layer = |name: &str| name.strip_prefix("blk.")?.split('.').next()?.parse::<usize>().ok();
+    let is_kept = |name: &str| layer(name).is_none_or(|layer| layer < n_layers);
+    let others = tensors.rename(|name| is_kept(name).then_some(name))?;
+    let names = shown(others.iter().map(|tensor| tensor.name).collect());
+    tracing::info!("`{}`: passed over, because only drafts depend on them: {names}", tensors.path().display());
+    Ok(())
 }
 
 fn architecture(metadata: &Metadata<'_>) -> Result<&'static Gguf> {
@@ -291,6 +311,15 @@ fn json_of(value: Value<'_>) -> Json {
             first.filter(|first| items.all(|item| item == *first)).unwrap_or_else(|| json!(format!("{array:?}")))
         }
     }
+}
+
+/// A list of whole numbers, one for each layer, unless all are equal. Longer lists are not copied.
+fn json_of_numbers(value: Value<'_>) -> Option<Json> {
+    let Value::Array(array) = value else { return None };
+    let numbers = array.scalars().filter(|_| (1..=MAX_LAYERS).contains(&array.len))?;
+    let numbers: Vec<Json> = numbers.map(json_of).collect();
+    let differ = numbers.iter().any(|number| *number != numbers[0]);
+    (differ && numbers.iter().all(Json::is_i64)).then(|| Json::from(numbers))
 }
 
 /// A list of flags, one for each layer. Longer lists are not copied.

@@ -97,7 +97,7 @@ fn time_products(name: &str, all: &[Panels]) {
 
 /// The gated delta rule and the convolution before it with the heads of Qwen 3.5 0.8B, decoding and in a prompt.
 fn recurrent() {
-    let heads = RecurrentHeads { n_k_heads: 16, n_v_heads: 16, k_dim: 128, v_dim: 128 };
+    let heads = RecurrentHeads { n_k_heads: 16, n_v_heads: 16, k_dim: 128, v_dim: 128, is_tiled: false };
     let recurrence = Recurrence { rule: RecurrentRule::GatedDelta, heads };
     let (state_len, n_slots) = (heads.state_len(), CACHE_BYTES / 4 / heads.state_len());
     let mut pool = zeros::<f32>(n_slots * state_len);

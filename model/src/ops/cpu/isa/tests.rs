@@ -100,7 +100,7 @@ mod bodies {
     fn recurrent_layers_agree_across_instruction_sets() {
         let rows = RecurrentRows::stepped([(5, 3, 1), (2, 0, 0)]);
         for (k_dim, v_dim, kernel) in [(7, 5, 4), (16, 40, 3), (2, 64, 5)] {
-            let heads = RecurrentHeads { n_k_heads: 2, n_v_heads: 4, k_dim, v_dim };
+            let heads = RecurrentHeads { n_k_heads: 2, n_v_heads: 4, k_dim, v_dim, is_tiled: false };
             let (x, mut gates) = (noise(7 * heads.width(), 1), noise(7 * 2 * heads.n_v_heads, 2));
             // States that grow would show the last bit of everything before.
             gates

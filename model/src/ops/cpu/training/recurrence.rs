@@ -136,15 +136,16 @@ unsafe fn backward_body<L: Lanes, const FUSED: bool, const N: usize>(
     let Task { operands, span, key_head, .. } = *task;
     let heads = operands.recurrence.heads;
     let (n_rows, k_dim, n_v_heads) = (span.rows.len(), heads.k_dim, heads.n_v_heads);
-    let group = n_v_heads / heads.n_k_heads;
+    let value_heads = operands.recurrence.value_heads(key_head);
+    let first_head = value_heads.clone().next().unwrap_or_default();
     let Scratch { keys, of_keys, gates, of_gates, kept, states, of_state } = scratch;
     let keys = resized(keys, n_rows * 2 * k_dim);
     let of_keys = resized(of_keys, n_rows * 2 * k_dim);
     of_keys.fill(0.0);
     for (keys, row) in keys.chunks_exact_mut(2 * k_dim).zip(span.rows.clone()) {
-        normalized_keys(operands, row, key_head * group, keys);
+        normalized_keys(operands, row, first_head, keys);
     }
-    for head in key_head * group..(key_head + 1) * group {
+    for head in value_heads {
         let gate_row = |row: usize| &operands.gates[row * 2 * n_v_heads..][..2 * n_v_heads];
         gates.clear();
         gates.extend(span.rows.clone().map(|row| [exp::<FUSED>(gate_row(row)[head]), gate_row(row)[n_v_heads + head]]));

@@ -71,8 +71,8 @@ fn recurrences_give_the_numbers_of_transformers() {
     {
         let is_delta = case == "gated-delta";
         let (n_rows, heads) = match is_delta {
-            true => (70, RecurrentHeads { n_k_heads: 1, n_v_heads: 2, k_dim: 4, v_dim: 5 }),
-            false => (40, RecurrentHeads { n_k_heads: 2, n_v_heads: 4, k_dim: 4, v_dim: 3 }),
+            true => (70, RecurrentHeads { n_k_heads: 1, n_v_heads: 2, k_dim: 4, v_dim: 5, is_tiled: false }),
+            false => (40, RecurrentHeads { n_k_heads: 2, n_v_heads: 4, k_dim: 4, v_dim: 3, is_tiled: false }),
         };
         let n_v_heads = heads.n_v_heads;
         let x = noise_leaf(1, [n_rows, heads.width()], 0.0);
@@ -192,10 +192,10 @@ fn gates(seed: u64, n_rows: usize, n_v_heads: usize) -> Tensor<2> {
 }
 
 const HEADS: [RecurrentHeads; 4] = [
-    RecurrentHeads { n_k_heads: 1, n_v_heads: 1, k_dim: 1, v_dim: 1 },
-    RecurrentHeads { n_k_heads: 2, n_v_heads: 4, k_dim: 8, v_dim: 6 },
-    RecurrentHeads { n_k_heads: 1, n_v_heads: 3, k_dim: 5, v_dim: 33 },
-    RecurrentHeads { n_k_heads: 2, n_v_heads: 2, k_dim: 16, v_dim: 64 },
+    RecurrentHeads { n_k_heads: 1, n_v_heads: 1, k_dim: 1, v_dim: 1, is_tiled: false },
+    RecurrentHeads { n_k_heads: 2, n_v_heads: 4, k_dim: 8, v_dim: 6, is_tiled: true },
+    RecurrentHeads { n_k_heads: 1, n_v_heads: 3, k_dim: 5, v_dim: 33, is_tiled: false },
+    RecurrentHeads { n_k_heads: 2, n_v_heads: 2, k_dim: 16, v_dim: 64, is_tiled: false },
 ];
 
 #[test]
@@ -227,7 +227,7 @@ fn recurrences_match_the_reference_forward_and_backward() {
 /// A caller from within a parallel operation has one thread, any other has all.
 #[test]
 fn recurrent_layers_give_the_same_bits_with_one_thread_and_with_all() {
-    let heads = RecurrentHeads { n_k_heads: 2, n_v_heads: 4, k_dim: 32, v_dim: 64 };
+    let heads = RecurrentHeads { n_k_heads: 2, n_v_heads: 4, k_dim: 32, v_dim: 64, is_tiled: false };
     let run = || {
         let n_rows = 70;
         let (x, gates) = (leaf(1, [n_rows, heads.width()], 1.0), gates(2, n_rows, heads.n_v_heads));
