@@ -36,6 +36,7 @@ pub(crate) struct BlockOperands<N, L, R> {
 
 /// What lets a row depend on those before it.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "lives for one block of a pass")]
 pub(crate) enum Mixer<N, L> {
     Attention(SelfAttention<N, L>),
     Recurrent(Recurrent<L>),
@@ -66,6 +67,7 @@ pub(crate) struct Recurrent<L> {
 
 /// What a recurrent layer computes beside its convolution.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "lives for one block of a pass")]
 pub(crate) enum RecurrentKind<L> {
     /// The projection is two gates, before and behind the convolution, and what the first of them gates.
     GatedConv,
