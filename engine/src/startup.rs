@@ -26,7 +26,7 @@ use hearth_model::{
 const DEFAULT_CACHE_BYTES: usize = 1 << 30;
 
 /// States that are kept at most if no number is set.
-pub const MAX_KEPT_STATES: usize = 256;
+const MAX_KEPT_STATES: usize = 256;
 
 /// Maximum number of bytes that are tokenized at once: they use up to two hundred times as much memory.
 const MAX_WORD_BYTES: usize = 1 << 20;
@@ -45,8 +45,7 @@ pub struct EngineOptions {
     /// at least one full context; on the CPU at most a quarter of free memory.
     pub kv_cache_tokens: Option<usize>,
     /// States of recurrent layers that are kept of prompts and answers, so that texts with the same beginning are not computed
-    /// again from the start. `None`: as many as fit into 1 GiB, on the CPU into an eighth of free memory, and at most
-    /// [`MAX_KEPT_STATES`].
+    /// again from the start. `None`: as many as fit into 1 GiB, on the CPU into an eighth of free memory, and at most 256.
     pub kept_states: Option<usize>,
     /// Dtype of the KV cache. `None`: as [suits](KvDtype::choose) each model.
     pub kv_cache_dtype: Option<KvDtype>,

@@ -22,7 +22,7 @@ use crate::{
     lora::AdapterRows,
     ops::{
         self, BlockOperands, BlockSteps, Dropout, Dtype, FeedForward, LinearParts, Mixer, NormParts, Precision,
-        QkNormParts, RoutedExperts, SelfAttention, SharedExpert, Sublayer, Weight,
+        QkNormParts, RoutedExperts, Routing, SelfAttention, SharedExpert, Sublayer, Weight,
     },
     params::{ParamList, ParamRef, ParamSource},
     philox::{log_uniform_values, normal_values},
@@ -452,7 +452,7 @@ impl Block {
             (Some(dense), _, _) => FeedForward::Dense(mlp(dense)),
             (None, Some(experts), Some(described)) => FeedForward::Routed(RoutedExperts {
                 router: experts.router.parts(),
-                routing: described.routing(),
+                routing: Routing::of(described),
                 experts: experts.routed.iter().map(mlp).collect(),
                 shared: experts.shared.as_ref().map(|shared| SharedExpert {
                     mlp: mlp(shared),

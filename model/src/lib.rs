@@ -61,6 +61,7 @@ pub mod recompute;
 pub mod regular_file;
 pub mod sampling;
 pub mod signals;
+mod state_size;
 pub mod subcommands;
 pub mod target_logprobs;
 #[cfg(test)]

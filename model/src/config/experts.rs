@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{GptConfig, validate::require};
-use crate::{error::Result, ops::Routing};
+use crate::error::Result;
 
 /// Experts of all layers together, at most: several times what the largest models have.
 const MAX_EXPERTS: usize = 1 << 17;
@@ -73,12 +73,6 @@ impl GptConfig {
 }
 
 impl Experts {
-    /// How the router chooses.
-    pub(crate) fn routing(&self) -> Routing {
-        let Self { n_active, scores, normalized, weight_multiplier, groups, .. } = *self;
-        Routing { n_active, scores, normalized, weight_multiplier, groups }
-    }
-
     /// Checks the experts of a model with `n_layers` layers.
     pub(super) fn validate(&self, n_layers: usize) -> Result<()> {
         let Self { n_experts, n_active, d_ff, weight_multiplier, groups, shared_d_ff, shared_gate, .. } = *self;

@@ -3,10 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{GptConfig, validate::require};
-use crate::{
-    error::Result,
-    ops::{RecurrentHeads, ShortConv},
-};
+use crate::error::Result;
 
 /// Recurrent layers in place of attention in most layers: a sequence has a state of constant size instead of keys and values.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -68,56 +65,6 @@ impl GptConfig {
     /// Number of layers that attend, and so have keys and values.
     pub fn n_attention_layers(&self) -> usize {
         self.recurrent.as_ref().map_or(self.n_layers, |recurrent| recurrent.attention_layers.len().min(self.n_layers))
-    }
-
-    /// Bytes of one sequence's state over all recurrent layers; 0 without such layers.
-    pub fn state_bytes(&self) -> usize {
-        let of_layer = self.recurrent.as_ref().map_or(0, |of| of.recurrence.state_len(self.d_model));
-        size_of::<f32>() * of_layer * (self.n_layers - self.n_attention_layers())
-    }
-}
-
-impl Recurrence {
-    /// Channels of the convolution in a model of width `d_model`.
-    pub(crate) fn conv_channels(&self, d_model: usize) -> usize {
-        match self {
-            Self::GatedDelta(net) => net.heads().width(),
-            Self::ShortConv(_) => d_model,
-        }
-    }
-
-    /// Rows that the convolution sees.
-    pub(crate) fn conv_kernel(&self) -> usize {
-        match self {
-            Self::GatedDelta(net) => net.conv_kernel,
-            Self::ShortConv(conv) => conv.kernel,
-        }
-    }
-
-    /// Values of the convolution's part of a layer's state, which comes first.
-    pub(crate) fn conv_state_len(&self, d_model: usize) -> usize {
-        ShortConv::state_len(self.conv_channels(d_model), self.conv_kernel())
-    }
-
-    /// Values of a sequence's state in one layer.
-    pub(crate) fn state_len(&self, d_model: usize) -> usize {
-        let of_heads = match self {
-            Self::GatedDelta(net) => net.heads().state_len(),
-            Self::ShortConv(_) => 0,
-        };
-        self.conv_state_len(d_model) + of_heads
-    }
-}
-
-impl GatedDeltaNet {
-    pub(crate) fn heads(&self) -> RecurrentHeads {
-        RecurrentHeads {
-            n_k_heads: self.n_key_heads,
-            n_v_heads: self.n_value_heads,
-            k_dim: self.key_dim,
-            v_dim: self.value_dim,
-            is_tiled: self.tiled_heads,
-        }
     }
 }
 

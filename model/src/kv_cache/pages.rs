@@ -43,7 +43,10 @@ pub struct PageKey(pub [u8; 32]);
 
 /// The ownership of pages, and of the states of recurrent layers, without tensors. Clones share the pool.
 #[derive(Clone, Debug)]
-pub struct PagePool(Arc<Mutex<Owned>>);
+pub struct PagePool {
+    owned: Arc<Mutex<Owned>>,
+    has_states: bool,
+}
 
 #[derive(Debug)]
 struct Owned {
@@ -99,21 +102,23 @@ pub(super) struct StateMove {
 impl PagePool {
     /// A pool of `n_pages` pages, all free.
     pub fn new(n_pages: usize) -> Self {
-        Self(Arc::new(Mutex::new(Owned { pages: Pages::new(n_pages), states: None })))
+        let owned = Owned { pages: Pages::new(n_pages), states: None };
+        Self { owned: Arc::new(Mutex::new(owned)), has_states: false }
     }
 
     /// A pool of `n_pages` pages and `n_states` states of recurrent layers, all free.
     pub fn with_states(n_pages: usize, n_states: usize) -> Self {
-        Self(Arc::new(Mutex::new(Owned { pages: Pages::new(n_pages), states: Some(Pages::new(n_states)) })))
+        let owned = Owned { pages: Pages::new(n_pages), states: Some(Pages::new(n_states)) };
+        Self { owned: Arc::new(Mutex::new(owned)), has_states: true }
     }
 
     /// Whether sequences have states.
     pub fn has_states(&self) -> bool {
-        self.lock().states.is_some()
+        self.has_states
     }
 
     pub(super) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+        Arc::ptr_eq(&self.owned, &other.owned)
     }
 
     /// An empty table.
@@ -169,7 +174,7 @@ impl PagePool {
 
     /// The counts are consistent at any point that could panic, so a poisoned lock can still be used.
     fn lock(&self) -> MutexGuard<'_, Owned> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.owned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

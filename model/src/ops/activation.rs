@@ -50,7 +50,7 @@ pub(crate) fn xielu(x: Tensor<2>, numbers: Tensor<1>) -> Tensor<2> {
 /// [`xielu`] in plain Burn operations.
 pub(crate) fn xielu_reference(x: Tensor<2>, numbers: Tensor<1>) -> Tensor<2> {
     let dims = x.dims();
-    let number = |at: usize| numbers.clone().slice([at..at + 1]).reshape([1, 1]).expand(dims);
+    let number = |at: usize| numbers.clone().narrow(0, at, 1).reshape([1, 1]).expand(dims);
     let softplus = |x: Tensor<2>| x.exp().log1p();
     let (beta, eps) = (number(2).detach(), number(3).detach());
     let above = x.clone() * x.clone() * softplus(number(0));

@@ -173,14 +173,18 @@ impl<'a> Model<'a> {
             stages.push(json!({ "type": "Precompiled", "precompiled_charsmap": map }));
         }
         if self.trims {
-            stages.push(json!({ "type": "Strip", "strip_left": true, "strip_right": true }));
             stages.push(json!({ "type": "Replace", "pattern": { "Regex": " {2,}" }, "content": " " }));
+            stages.push(json!({ "type": "Replace", "pattern": { "Regex": "\\A | \\z" }, "content": "" }));
+            // The other way to put a space in front looks at the first character's place, which may have changed.
+            stages.extend(normalizers(self.has_prefix));
         }
         let scheme = match (self.has_prefix, options.is_legacy) {
             (false, _) => "never",
             (true, false) => "first",
             (true, true) => "always",
         };
+        let spaces = (!self.trims)
+            .then(|| json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": false }));
         let bos_and_eos = [bos.filter(|_| options.adds_bos), eos.filter(|_| options.adds_eos)];
         let [before, behind] =
             bos_and_eos.map(|id| id.map(|id| json!({ "SpecialToken": { "id": text(id), "type_id": 0 } })));
@@ -195,9 +199,7 @@ impl<'a> Model<'a> {
             "version": "1.0",
             "added_tokens": self.added_tokens(),
             "normalizer": { "type": "Sequence", "normalizers": stages },
-            "pre_tokenizer": {
-                "type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": false,
-            },
+            "pre_tokenizer": spaces,
             "post_processor": {
                 "type": "TemplateProcessing", "single": template, "pair": template, "special_tokens": special,
             },

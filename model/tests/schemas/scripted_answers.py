@@ -12,6 +12,7 @@ import random
 import re
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.error
@@ -92,7 +93,8 @@ class Server:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        command = [hearth, "serve", "--model", self.folder.name, "--port", str(self.port)]
+        # The model is tiny: a second thread would only wait.
+        command = [hearth, "--threads", "1", "serve", "--model", self.folder.name, "--port", str(self.port)]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def __enter__(self):
@@ -153,3 +155,4 @@ def run(hearth, scripts, counts, faults):
                 if fault:
                     schema = json.dumps(script.schema, ensure_ascii=False)
                     faults.append(f"scripted {script.text!r}, {fault}: {answer!r}\n    under {schema}")
+        print(f"{counts['scripted answers']} of {len(scripts)} scripted answers, {len(faults)} faults", file=sys.stderr)

@@ -8,7 +8,7 @@ from safetensors.numpy import save_file
 # The tokens are the bytes, and the end of a text.
 END = 256
 VOCAB_SIZE = 257
-N_POSITIONS = 8192
+N_POSITIONS = 4096
 # At least one dimension for each token: the embedding of a position says which tokens come next.
 WIDTH = 288
 

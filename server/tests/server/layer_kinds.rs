@@ -1,7 +1,7 @@
 //! The engine with models that have routed experts, recurrent layers, or both.
 
 use burn::tensor::Device;
-use hearth_engine::{EngineOptions, Speculation};
+use hearth_engine::{EngineOptions, Models, Speculation};
 use hearth_model::{
     config::{Experts, GatedConv, GatedDeltaNet, GptConfig, Recurrence, Recurrent, RouterScores},
     weights::model_dir::LoadedModel,
@@ -56,7 +56,7 @@ fn model(config: &GptConfig) -> LoadedModel {
 
 fn engine(config: &GptConfig, options: EngineOptions) -> Engine {
     let config = config.clone();
-    Engine::start(move || Ok(model(&config).into()), options).unwrap()
+    Engine::start(move || Ok(Models::from(model(&config))), options).unwrap()
 }
 
 /// All at once, in small chunks, with so few pages that answers are preempted, and with few kept states: the tokens of single runs,
@@ -67,7 +67,7 @@ async fn batches_of_other_layers_give_the_tokens_of_single_runs() {
         let requests = mixed_requests();
         let alone = plain_loop_tokens(&model(&config).gpt, &requests);
         for (max_batch_tokens, kv_cache_tokens, kept_states) in
-            [(512, 4096, Some(64)), (24, 4096, Some(64)), (64, 320, Some(64)), (64, 4096, Some(1))]
+            [(512, 4096, Some(64)), (24, 4096, Some(64)), (64, 192, Some(64)), (64, 4096, Some(1))]
         {
             let options = EngineOptions {
                 max_batch_size: 16,
@@ -84,7 +84,7 @@ async fn batches_of_other_layers_give_the_tokens_of_single_runs() {
             let [preemptions, hits] =
                 ["num_preemptions_total", "prefix_cache_hits_total"].map(|name| metric(&engine, name));
             let shows = match (kv_cache_tokens, kept_states) {
-                (320, _) => preemptions > 0.0,
+                (192, _) => preemptions > 0.0,
                 (_, Some(1)) => true,
                 _ => hits > 0.0,
             };
@@ -99,16 +99,20 @@ async fn batches_of_other_layers_give_the_tokens_of_single_runs() {
 /// A rejected draft takes a recurrent layer's state back.
 #[tokio::test]
 async fn tokens_of_other_layers_are_unchanged_by_speculative_decoding() {
+    let mut totals = [0.0; 2];
     for (name, config) in configs() {
-        let requests = repetitive();
+        let requests: Vec<_> = repetitive().into_iter().chain(mixed_requests()).collect();
         let plain = engine(&config, OPTIONS);
         let expected = run(&plain, &requests).await;
         let speculation = Speculation::PromptLookup { n_tokens: 6 };
         let engine = engine(&config, EngineOptions { speculation, ..OPTIONS });
         assert_eq!(run(&engine, &requests).await, expected, "{name}");
         wait_for(&engine, is_idle).await;
-        let [guessed, accepted] = ["spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total"]
-            .map(|name| metric(&engine, name));
-        assert!(accepted > 0.0 && accepted < guessed, "{name}: {accepted} of {guessed} drafts accepted");
+        if config.recurrent.is_some() {
+            let names = ["spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total"];
+            totals.iter_mut().zip(names).for_each(|(total, name)| *total += metric(&engine, name));
+        }
     }
+    let [guessed, accepted] = totals;
+    assert!(accepted > 0.0 && accepted < guessed, "{accepted} of {guessed} drafts accepted: the test shows too little");
 }

@@ -6,7 +6,7 @@
 use burn::tensor::Tensor;
 
 use super::{GatedNormOptions, QkNormParts, RecurrentHeads, ShortConv};
-use crate::config::{Activation, ExpertGroups, RouterScores};
+use crate::config::{Activation, ExpertGroups, Experts, RouterScores};
 
 /// How a sublayer `f` of a block, mixer or MLP, reads the residual stream and adds to it: `x + out_norm(f(in_norm(x)))`,
 /// or, with [`norm_after_add`](BlockOperands::norm_after_add), `out_norm(x + f(in_norm(x)))`.
@@ -36,6 +36,7 @@ pub(crate) struct BlockOperands<N, L, R> {
 
 /// What lets a row depend on those before it.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "lives for one block of a pass")]
 pub(crate) enum Mixer<N, L> {
     Attention(SelfAttention<N, L>),
     Recurrent(Recurrent<L>),
@@ -66,6 +67,7 @@ pub(crate) struct Recurrent<L> {
 
 /// What a recurrent layer computes beside its convolution.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "lives for one block of a pass")]
 pub(crate) enum RecurrentKind<L> {
     /// The projection is two gates, before and behind the convolution, and what the first of them gates.
     GatedConv,
@@ -130,6 +132,14 @@ pub(crate) struct Routing {
     pub(crate) normalized: bool,
     pub(crate) weight_multiplier: f64,
     pub(crate) groups: Option<ExpertGroups>,
+}
+
+impl Routing {
+    /// As the configuration says.
+    pub(crate) fn of(experts: &Experts) -> Self {
+        let Experts { n_active, scores, normalized, weight_multiplier, groups, .. } = *experts;
+        Self { n_active, scores, normalized, weight_multiplier, groups }
+    }
 }
 
 impl<L> Mlp<L> {

@@ -4,86 +4,23 @@
 //! of llama.cpp. A model has biases, and an output matrix of its own, if the file has their tensors.
 
 use super::{
-    super::{
-        architectures::{
-            bases::{cohere, gemma2, gpt2, llama, olmo2, shared_norm},
-            config_rows::{self as shared_rows, ConfigRow, flag, number},
-        },
-        config_json::{Fields, Fixed},
-        tensor_names::{NameRow, TensorNames},
+    super::architectures::{
+        bases::{cohere, gemma2, gpt2, llama, olmo2, shared_norm},
+        config_rows::{self as shared_rows, ConfigRow, flag, number},
     },
-    config_rows::{
-        self, ATTENTION_FACTOR, FACTOR_LISTS, GROUPED_HEADS, LAYER_NORM_EPS, PLAIN_HEADS, RMS_EPS, ROPE, SIZES, WINDOW,
-    },
-    mixtures,
+    config_rows::{self, GRANITE_ROWS, GROUPED_HEADS, LAYER_NORM_EPS, PLAIN_HEADS, RMS_EPS, ROPE, SIZES, WINDOW},
+    description::Gguf,
+    expert_rows, mixtures,
     names::{
         BLOCK, FALCON_NORMS, FUSED_QKV, GATED, INSIDE, INTERLEAVED_QKV, OUTSIDE, POST_ATTENTION_NORM, SANDWICH,
         SEPARATE_QKV, UNGATED, XIELU,
     },
     recurrent,
 };
-use serde_json::{Map, Value};
-
 use crate::{
     config::{Activation, GptConfig, NormKind, NormPosition, Positions, QkNormSpan},
     error::Result,
 };
-
-/// How GGUF files describe one architecture.
-pub(super) struct Gguf {
-    /// As in `general.architecture`.
-    pub(super) name: &'static str,
-    /// The configuration before keys are read; sizes are not set yet.
-    pub(super) base: fn() -> GptConfig,
-    /// Keys and what they set, in the order in which they are read.
-    pub(super) config: &'static [&'static [ConfigRow]],
-    /// Which tensors make which parameters. Of several rows for one, the first whose tensors are there.
-    pub(super) params: &'static [&'static [NameRow]],
-}
-
-impl Gguf {
-    /// Reads the metadata's keys under the architecture's name. `has` tells whether there is a tensor of a name.
-    ///
-    /// # Errors
-    /// [`Error::File`](crate::Error::File) with a key that would change the computation but is not supported.
-    pub(super) fn read(&self, fields: &Fields<'_>, has: &dyn Fn(&str) -> bool) -> Result<GptConfig> {
-        for key in fields.keys().filter(|key| !self.reads(key) && !SILENT.contains(key)) {
-            // Unknown keys are rejected unless they have a neutral value, which is 0 for most.
-            let neutral = NEUTRAL.iter().find(|(neutral, _)| *neutral == key);
-            fields.only(key, neutral.map_or(Fixed::Nothing, |(_, only)| *only))?;
-        }
-        let mut config = (self.base)();
-        self.config.iter().copied().flatten().try_for_each(|row| row.read(fields, &mut config))?;
-        if !FACTOR_LISTS.iter().any(|name| has(name)) {
-            fields.only(ATTENTION_FACTOR, Fixed::Number(1.0))?;
-        }
-        config.tie_embeddings = !has("output.weight");
-        config.lm_head_bias = has("output.bias");
-        let any = |names: &[&str]| names.iter().any(|name| has(name));
-        config.qkv_bias = any(&["blk.0.attn_qkv.bias", "blk.0.attn_q.bias"]);
-        config.attn_out_bias = has("blk.0.attn_output.bias");
-        config.shared_norm &= !has("blk.0.attn_norm_2.weight");
-        config.mlp_bias = any(&["blk.0.ffn_up.bias", "blk.0.ffn_down.bias"]);
-        mixtures::read_tensors(&mut config, has);
-        Ok(config)
-    }
-
-    /// How the files name their tensors.
-    pub(super) fn names(&self) -> TensorNames {
-        TensorNames { class: self.name, rows: Some(self.params), base_prefix: "" }
-    }
-
-    /// The keys that the rows of this architecture write for `config`; those of rotary positions and windows are not among them.
-    pub(super) fn written(&self, config: &GptConfig) -> Map<String, Value> {
-        let mut written = Map::new();
-        self.config.iter().copied().flatten().for_each(|row| row.write(config, &mut written));
-        written
-    }
-
-    fn reads(&self, key: &str) -> bool {
-        self.config.iter().copied().flatten().any(|row| row.reads(key))
-    }
-}
 
 /// All architectures.
 pub(super) const ALL: &[Gguf] = &[
@@ -143,25 +80,12 @@ pub(super) fn named(name: &str) -> Result<&'static Gguf, String> {
     })
 }
 
-/// Keys that no row reads and whose neutral value is not 0.
-const NEUTRAL: &[(&str, Fixed)] = &[
-    ("attention.causal", Fixed::Flag(true)),
-    ("attention.max_alibi_bias", Fixed::Number(8.0)),
-    ("rope.scaling.yarn_ext_factor", Fixed::Number(1.0)),
-];
-
-/// How texts become vectors, which does not change the model.
-pub(super) const POOLING_TYPE: &str = "pooling_type";
-
-/// Keys that are no part of the configuration. The shapes of the tensors say the same as the first two.
-const SILENT: &[&str] = &["vocab_size", "tensor_data_layout", POOLING_TYPE];
-
 /// Llama, Mistral and Mixtral. The converter interleaves the rows of queries and keys: adjacent dimensions rotate together.
 const LLAMA: Gguf = Gguf {
     name: "llama",
     base: llama,
-    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS, WINDOW, mixtures::EXPERTS]],
-    params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED, mixtures::NAMES],
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS, WINDOW, expert_rows::EXPERTS]],
+    params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED, expert_rows::NAMES],
 };
 
 const QWEN2: Gguf = Gguf {
@@ -243,21 +167,6 @@ const SMOLLM3: Gguf = Gguf {
 /// Queries and keys are interleaved as in [`LLAMA`].
 const GRANITE: Gguf =
     Gguf { name: "granite", base: llama, config: GRANITE_ROWS, params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED] };
-
-pub(super) const GRANITE_ROWS: &[&[ConfigRow]] = &[
-    &[config_rows::GRANITE_ROTATES],
-    SIZES,
-    GROUPED_HEADS,
-    &[
-        ROPE,
-        RMS_EPS,
-        config_rows::GRANITE_SCORES,
-        number("embedding_scale", |c| &mut c.embedding_multiplier, 1.0),
-        number("residual_scale", |c| &mut c.residual_multiplier, 1.0),
-        ConfigRow::Divisor { key: "logit_scale", of: |c| &mut c.logit_multiplier, absent: 1.0 },
-        mixtures::EXPERTS,
-    ],
-];
 
 /// OLMo 3 is an OLMo 2 with windows.
 const OLMO2: Gguf = Gguf {

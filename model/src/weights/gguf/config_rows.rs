@@ -2,15 +2,18 @@
 
 use serde_json::{Value, json};
 
-use super::super::{
-    architectures::{
-        config_rows::{
-            ConfigRow, derived, exact_inverse, head_dim, inverse_root, number, one_kv_head_each, set_score_scale, size,
-            size_or,
+use super::{
+    super::{
+        architectures::{
+            config_rows::{
+                ConfigRow, derived, exact_inverse, head_dim, inverse_root, number, one_kv_head_each, set_score_scale,
+                size, size_or,
+            },
+            window,
         },
-        window,
+        config_json::{Fields, Fixed},
     },
-    config_json::{Fields, Fixed},
+    expert_rows::EXPERTS,
 };
 use crate::{
     config::{GptConfig, MAX_LAYERS, Positions, QueryTemperature, Rope, RopeScaling},
@@ -329,3 +332,19 @@ pub(super) const GRANITE_SCORES: ConfigRow = of_key(&["attention.scale"], |field
 /// In Granite this key says whether layers rotate at all.
 pub(super) const GRANITE_ROTATES: ConfigRow =
     of_key(&["rope.scaling.finetuned"], |fields, _| fields.only("rope.scaling.finetuned", Fixed::Flag(true)));
+
+/// Granite's, with experts or without.
+pub(super) const GRANITE_ROWS: &[&[ConfigRow]] = &[
+    &[GRANITE_ROTATES],
+    SIZES,
+    GROUPED_HEADS,
+    &[
+        ROPE,
+        RMS_EPS,
+        GRANITE_SCORES,
+        number("embedding_scale", |c| &mut c.embedding_multiplier, 1.0),
+        number("residual_scale", |c| &mut c.residual_multiplier, 1.0),
+        ConfigRow::Divisor { key: "logit_scale", of: |c| &mut c.logit_multiplier, absent: 1.0 },
+        EXPERTS,
+    ],
+];

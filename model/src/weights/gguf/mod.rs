@@ -7,6 +7,8 @@
 pub(super) mod adapter_file;
 mod architectures;
 mod config_rows;
+mod description;
+mod expert_rows;
 pub mod export;
 mod header;
 mod mixtures;
@@ -27,8 +29,8 @@ use std::{
 use serde_json::{Map, Value as Json, json};
 
 use self::{
-    architectures::{Gguf, POOLING_TYPE},
     config_rows::WINDOW_PATTERN,
+    description::{Gguf, POOLING_TYPE},
     header::{Header, Metadata, Value},
     recurrent::{KEY_HEADS, PREDICTING_LAYERS, RECURRENT_LAYERS},
     tokenizer::{TokenizerFiles, Vocabulary},

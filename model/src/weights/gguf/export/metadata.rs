@@ -7,8 +7,9 @@ use serde_json::{Map, Value, json};
 use super::super::{
     super::config_json::Fields,
     SAMPLING_PREFIX,
-    architectures::{ALL, Gguf},
+    architectures::ALL,
     config_rows::{ATTENTION_FACTOR, FACTOR_LISTS, LONG_ROPE, long_rope},
+    description::Gguf,
     writer::Entry,
 };
 use crate::{

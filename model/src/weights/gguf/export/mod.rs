@@ -18,7 +18,7 @@ use super::{
         save::{SavedTensor, values},
         tensor_names::TensorPart,
     },
-    architectures::{Gguf, POOLING_TYPE},
+    description::{Gguf, POOLING_TYPE},
     writer::{self, Entry, FileTensor, TensorForm},
 };
 use crate::{
