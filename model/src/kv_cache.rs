@@ -47,7 +47,7 @@ pub struct KvCache {
 
 /// What a layer keeps of sequences.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "a few dozen for each cache")]
+#[expect(clippy::large_enum_variant, reason = "one for each layer")]
 enum LayerPool {
     Attention {
         keys: Tensor<2>,

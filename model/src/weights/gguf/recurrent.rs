@@ -20,7 +20,7 @@ use super::{
     },
     config_rows::{GROUPED_HEADS, RMS_EPS, ROPE, ROPE_SECTIONS, SIZES, of_key},
     description::Gguf,
-    expert_rows,
+    expert_rows::{EXPERTS, NAMES},
     names::{BLOCK, GATED, OUTSIDE, POST_ATTENTION_NORM, SEPARATE_QKV},
 };
 use crate::{
@@ -93,7 +93,7 @@ const LFM2_ROWS: &[&[ConfigRow]] = &[
         ROPE,
         RMS_EPS,
         size(&["shortconv.l_cache"], |c| &mut conv(c).kernel),
-        expert_rows::EXPERTS,
+        EXPERTS,
     ],
 ];
 
@@ -108,7 +108,7 @@ pub(super) const LFM2_MOE: Gguf = Gguf {
     name: "lfm2moe",
     base: || mixture_with(short_conv(), |experts| experts.scores = RouterScores::Sigmoid),
     config: LFM2_ROWS,
-    params: &[LFM2_NAMES, OUTSIDE, SEPARATE_QKV, BLOCK, GATED, expert_rows::NAMES],
+    params: &[LFM2_NAMES, OUTSIDE, SEPARATE_QKV, BLOCK, GATED, NAMES],
 };
 
 /// The last norm has the name of one behind the embedding.
@@ -141,14 +141,14 @@ pub(super) const QWEN3_5_MOE: Gguf = Gguf {
     name: "qwen35moe",
     base: || mixture_with(tiled(), |experts| experts.shared_gate = true),
     config: MIXTURE_ROWS,
-    params: &[DELTA_NAMES, SEPARATE_BA, GATED_QKV, OUTSIDE, POST_ATTENTION_NORM, BLOCK, GATED, expert_rows::NAMES],
+    params: &[DELTA_NAMES, SEPARATE_BA, GATED_QKV, OUTSIDE, POST_ATTENTION_NORM, BLOCK, GATED, NAMES],
 };
 
 pub(super) const QWEN3_NEXT: Gguf = Gguf {
     name: "qwen3next",
     base: || mixture_with(delta(), |experts| experts.shared_gate = true),
     config: MIXTURE_ROWS,
-    params: &[DELTA_NAMES, FUSED_BA, GATED_QKV, OUTSIDE, POST_ATTENTION_NORM, BLOCK, GATED, expert_rows::NAMES],
+    params: &[DELTA_NAMES, FUSED_BA, GATED_QKV, OUTSIDE, POST_ATTENTION_NORM, BLOCK, GATED, NAMES],
 };
 
 /// Files of models whose layers all have experts may state no width of the MLP.
@@ -163,7 +163,7 @@ const MIXTURE_ROWS: &[&[ConfigRow]] = &[
     GROUPED_HEADS,
     DELTA,
     &[
-        expert_rows::EXPERTS,
+        EXPERTS,
         derived(
             |c| &mut c.d_ff,
             |c| match (c.d_ff, &c.experts) {
