@@ -610,7 +610,8 @@ fn models_are_saved_for_the_check_reopened_script() {
         println!("skipped: set HEARTH_SAVE_DIR=DIR to save models there for golden/check_reopened.py");
         return;
     };
-    for case in CASES {
+    // Transformers has no class for MiniCPM.
+    for case in CASES.iter().filter(|case| **case != "minicpm") {
         let (gpt, oracle) = (load(case, &Device::flex()), Oracle::read(case));
         let dir = out.join(case);
         model_dir::save(&dir, &gpt, &as_loaded(case)).unwrap();
