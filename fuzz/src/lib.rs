@@ -78,9 +78,13 @@ mod model {
         pub mod gguf {
             mod architectures;
             mod config_rows;
+            mod description;
+            mod expert_rows;
             mod header;
+            mod mixtures;
             mod names;
             mod pre_tokenizers;
+            mod recurrent;
             mod tokenizer;
 
             use std::path::Path;

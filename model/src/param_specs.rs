@@ -193,7 +193,7 @@ fn recurrent_specs(config: &GptConfig, recurrence: &Recurrence) -> Vec<PartSpec>
         ],
         Recurrence::GatedDelta(net) => {
             let GatedDeltaNet { n_value_heads, value_dim, conv_kernel, .. } = net;
-            let v_width = net.heads().v_width();
+            let v_width = net.value_width();
             // As published: decays of all lengths.
             let decays = [("a_log", Init::LogUniform { least: 0.01, most: 16.0 }), ("dt_bias", Init::Constant(1.0))];
             let decays = decays.map(|(name, init)| param("recurrent.decays", name, vec![n_value_heads], init));

@@ -14,22 +14,6 @@ impl GptConfig {
 }
 
 impl Recurrence {
-    /// Channels of the convolution in a model of width `d_model`.
-    pub(crate) fn conv_channels(&self, d_model: usize) -> usize {
-        match self {
-            Self::GatedDelta(net) => net.heads().width(),
-            Self::ShortConv(_) => d_model,
-        }
-    }
-
-    /// Rows that the convolution sees.
-    pub(crate) fn conv_kernel(&self) -> usize {
-        match self {
-            Self::GatedDelta(net) => net.conv_kernel,
-            Self::ShortConv(conv) => conv.kernel,
-        }
-    }
-
     /// Values of the convolution's part of a layer's state, which comes first.
     pub(crate) fn conv_state_len(&self, d_model: usize) -> usize {
         ShortConv::state_len(self.conv_channels(d_model), self.conv_kernel())

@@ -68,6 +68,36 @@ impl GptConfig {
     }
 }
 
+impl Recurrence {
+    /// Channels of the convolution in a model of width `d_model`.
+    pub(crate) fn conv_channels(&self, d_model: usize) -> usize {
+        match self {
+            Self::GatedDelta(net) => net.qkv_width(),
+            Self::ShortConv(_) => d_model,
+        }
+    }
+
+    /// Rows that the convolution sees.
+    pub(crate) fn conv_kernel(&self) -> usize {
+        match self {
+            Self::GatedDelta(net) => net.conv_kernel,
+            Self::ShortConv(conv) => conv.kernel,
+        }
+    }
+}
+
+impl GatedDeltaNet {
+    /// Width of all values.
+    pub(crate) fn value_width(&self) -> usize {
+        self.n_value_heads * self.value_dim
+    }
+
+    /// Width of queries, keys and values side by side.
+    pub(crate) fn qkv_width(&self) -> usize {
+        2 * self.n_key_heads * self.key_dim + self.value_width()
+    }
+}
+
 impl Recurrent {
     /// Checks the recurrent layers of a model with `n_layers` layers.
     pub(super) fn validate(&self, n_layers: usize) -> Result<()> {

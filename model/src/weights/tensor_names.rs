@@ -147,8 +147,8 @@ impl RowSelection {
             Self::Value | Self::Scalar => 1,
             Self::DeltaByKeyHead | Self::BetasByKeyHead | Self::Squeezed | Self::LogOfNegated => n,
             Self::GatedQueries => config.gate_width() + config.q_width(),
-            Self::DeltaQkv => delta_net(config).map_or(n, |net| net.heads().width()),
-            Self::DeltaGates => delta_net(config).map_or(n, |net| net.heads().v_width()),
+            Self::DeltaQkv => delta_net(config).map_or(n, |net| net.qkv_width()),
+            Self::DeltaGates => delta_net(config).map_or(n, |net| net.value_width()),
         }
     }
 
