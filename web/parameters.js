@@ -57,7 +57,7 @@ export const GROUPS = [
   ] },
   { title: "Single tokens and words", parameters: [
     json("logit_bias", "Logit bias", "Added to the logits of tokens: a JSON object of token ids and values; 100 forces, -100 bans.", { placeholder: '{"42": -100}' }),
-    number("logit_bias_tokens", "Logit bias tokens", "Number of first tokens of the answer that the bias acts on; all if empty."),
+    number("logit_bias_tokens", "Bias ends after", "Number of tokens of the answer after which the bias no longer acts; never if empty."),
     lines("bad_words", "Bad words", "Words to ban: one per line. They can still occur inside other words, or made of other tokens."),
     ids("allowed_token_ids", "Allowed token ids", "Only these tokens can be generated. Separate ids by commas."),
     ids("stop_token_ids", "Stop token ids", "Tokens that end the answer, in addition to the model's own. Separate ids by commas."),
