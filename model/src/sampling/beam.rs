@@ -259,21 +259,23 @@ impl BeamSearch {
         groups: BeamGroups,
     ) -> Vec<usize> {
         let is_start = self.beams.iter().all(|beam| beam.token_ids.is_empty());
-        let mut chosen: Vec<(Hypothesis, usize)> = Vec::new();
+        let mut beams: Vec<(Hypothesis, usize)> = Vec::new();
+        let mut chosen: Vec<TokenId> = Vec::new();
         for group in 0..groups.n_groups {
             let is_own = |continuation: &&Continuation| is_start || self.beams[continuation.parent].group == group;
             let mut own: Vec<Continuation> = continuations.iter().filter(is_own).cloned().collect();
             for continuation in &mut own {
-                let n_others =
-                    chosen.iter().filter(|(other, _)| other.token_ids.last() == Some(&continuation.id)).count();
+                let n_others = chosen.iter().filter(|id| **id == continuation.id).count();
                 continuation.cost = self.beams[continuation.parent].cost + groups.penalty * n_others as f64;
                 continuation.score = continuation.logprob - continuation.cost;
             }
             keep_best(own.len(), &mut own);
-            chosen.extend(self.select_best(own, group, length_penalty, early_stopping));
+            let going_on = own.iter().filter(|continuation| !continuation.is_ended).map(|continuation| continuation.id);
+            chosen.extend(going_on.take(self.params.width / groups.n_groups));
+            beams.extend(self.select_best(own, group, length_penalty, early_stopping));
         }
         let parents: Vec<usize>;
-        (self.beams, parents) = chosen.into_iter().unzip();
+        (self.beams, parents) = beams.into_iter().unzip();
         parents
     }
 

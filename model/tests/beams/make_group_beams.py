@@ -11,7 +11,8 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-VOCAB, END, START = 12, 0, 1
+# The padding, which groups that are done repeat, is never drawn.
+VOCAB, END, START, PAD = 13, 0, 1, 12
 
 
 class Config(PretrainedConfig):
@@ -34,9 +35,10 @@ class Table(PreTrainedModel, GenerationMixin):
 
 def case(seed, width, n_groups, penalty, max_tokens, length_penalty, early_stopping):
     table = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(seed)) * 1.5
+    table[:, PAD] = -1e9
     settings = GenerationConfig(
         num_beams=width, num_beam_groups=n_groups, diversity_penalty=penalty, max_new_tokens=max_tokens, num_return_sequences=width,
-        length_penalty=length_penalty, early_stopping=early_stopping, eos_token_id=END, pad_token_id=END, do_sample=False,
+        length_penalty=length_penalty, early_stopping=early_stopping, eos_token_id=END, pad_token_id=PAD, do_sample=False,
         return_dict_in_generate=True, output_scores=True, use_cache=False,
     )
     found = Table(table).generate(torch.tensor([[START]]), generation_config=settings)
