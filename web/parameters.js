@@ -71,6 +71,8 @@ export const GROUPS = [
     boolean("stochastic_beam_search", "Stochastic beam search", "Sample different answers without replacement (Gumbel top-k), with the seed."),
     number("best_of", "Beams", "Beam search: the number of beams."),
     number("length_penalty", "Length penalty", "Beam search: a beam's log-probability is divided by its length raised to this power.", 0.1),
+    number("num_beam_groups", "Beam groups", "Diverse beam search: the beams are divided into this many groups, which avoid each other's tokens."),
+    number("diversity_penalty", "Diversity penalty", "Diverse beam search: the cost of a token that earlier groups chose at the same step.", 0.1),
     choice("early_stopping", "Early stopping", "Beam search: when to stop. false: a better answer is unlikely. true: enough answers. never: none is possible.", { values: [false, true, "never"] }),
   ] },
   { title: "Order and scheduling", parameters: [
