@@ -7,7 +7,7 @@ mod recurrent;
 mod validate;
 
 pub use experts::{ExpertGroups, Experts, RouterScores};
-pub use recurrent::{GatedConv, GatedDeltaNet, Recurrence, Recurrent};
+pub use recurrent::{GatedConv, GatedDeltaNet, Mamba2, Recurrence, Recurrent};
 pub(crate) use validate::MAX_LAYERS;
 
 /// What distinguishes one decoder-only transformer from another.

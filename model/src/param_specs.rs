@@ -1,6 +1,6 @@
 //! The parts of an architecture and their parameters, without tensors: the only list of them.
 
-use crate::config::{Experts, GatedDeltaNet, GptConfig, NormPosition, Positions, QkNormSpan, Recurrence};
+use crate::config::{Experts, GatedDeltaNet, GptConfig, Mamba2, NormPosition, Positions, QkNormSpan, Recurrence};
 
 /// Standard deviation of fresh matrices and embeddings, GPT-2's.
 const INIT_STD: f64 = 0.02;
@@ -205,6 +205,25 @@ fn recurrent_specs(config: &GptConfig, recurrence: &Recurrence) -> Vec<PartSpec>
                 small_spec("recurrent.decays", n_value_heads, decays.to_vec()),
                 small_spec("recurrent.norm", value_dim, vec![norm]),
                 output_matrix(config, "recurrent.out", v_width, false),
+            ]
+        }
+        Recurrence::Mamba2(mamba) => {
+            let Mamba2 { n_heads, conv_kernel, conv_bias, bias, .. } = mamba;
+            let v_width = mamba.value_width();
+            // As published: time steps in the middle of the usual range, 0.01, and decays of all lengths.
+            let of_heads = [
+                ("a_log", Init::LogUniform { least: 1.0, most: 16.0 }),
+                ("dt_bias", Init::Constant(-4.6)),
+                ("skip", Init::Constant(1.0)),
+            ];
+            let of_heads = of_heads.map(|(name, init)| param("recurrent.decays", name, vec![n_heads], init));
+            let norm = param("recurrent.norm", "weight", vec![v_width], Init::Constant(1.0));
+            vec![
+                linear("recurrent.input", mamba.input_width(), bias),
+                conv_spec(channels, conv_kernel, conv_bias),
+                small_spec("recurrent.decays", n_heads, of_heads.to_vec()),
+                small_spec("recurrent.norm", v_width, vec![norm]),
+                output_matrix(config, "recurrent.out", v_width, bias),
             ]
         }
     }

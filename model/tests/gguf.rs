@@ -87,6 +87,8 @@ const OWN: &[&str] = &[
     "qwen3-moe",
     "lfm2",
     "lfm2-moe",
+    "granite4-h",
+    "granite4-h-moe",
     "qwen3_5",
     "qwen3_5-moe",
     "qwen3-next",

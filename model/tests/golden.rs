@@ -16,8 +16,8 @@ use burn::{
 use hearth_model::{
     attention::AttentionContext,
     config::{
-        Activation, ExpertGroups, Experts, GatedConv, GatedDeltaNet, GptConfig, NormKind, NormPosition, Positions,
-        QueryTemperature, Recurrence, Recurrent, Rope, RopeScaling, RouterScores,
+        Activation, ExpertGroups, Experts, GatedConv, GatedDeltaNet, GptConfig, Mamba2, NormKind, NormPosition,
+        Positions, QueryTemperature, Recurrence, Recurrent, Rope, RopeScaling, RouterScores,
     },
     gpt::{Gpt, ParamPath},
     ops::Dtype,
@@ -96,6 +96,9 @@ const CASES: &[&str] = &[
     "qwen3-next",
     "lfm2",
     "lfm2-moe",
+    "granite4-h",
+    "granite4-h-moe",
+    "bamba",
     "rope-linear",
     "rope-llama3",
     "rope-yarn",
@@ -561,6 +564,21 @@ fn recurrent_mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
             )]
         }
         Recurrence::ShortConv(_) => Vec::new(),
+        Recurrence::Mamba2(mamba) => {
+            let Mamba2 { n_groups, state_dim, conv_bias, bias, min_time_step, max_time_step, .. } = mamba;
+            let fewer = Mamba2 { n_groups: n_groups / 2, state_dim: 2 * state_dim, ..mamba };
+            let mutants = [
+                ("n_groups", Some(fewer)),
+                ("conv_bias", conv_bias.then_some(Mamba2 { conv_bias: false, ..mamba })),
+                ("bias", bias.then_some(Mamba2 { bias: false, ..mamba })),
+                ("min_time_step", Some(Mamba2 { min_time_step: if min_time_step > 0.0 { 0.0 } else { 0.5 }, ..mamba })),
+                (
+                    "max_time_step",
+                    Some(Mamba2 { max_time_step: if max_time_step.is_some() { None } else { Some(0.8) }, ..mamba }),
+                ),
+            ];
+            mutants.into_iter().filter_map(|(field, it)| Some((field, with(Recurrence::Mamba2(it?))))).collect()
+        }
     }
 }
 

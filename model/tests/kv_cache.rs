@@ -6,7 +6,7 @@ use hearth_model::{
     TokenId,
     attention::AttentionContext,
     config::{
-        Experts, GatedConv, GatedDeltaNet, GptConfig, NormPosition, Positions, Recurrence, Recurrent, Rope,
+        Experts, GatedConv, GatedDeltaNet, GptConfig, Mamba2, NormPosition, Positions, Recurrence, Recurrent, Rope,
         RouterScores, Sizes,
     },
     gpt::Gpt,
@@ -80,8 +80,8 @@ fn configs() -> Vec<GptConfig> {
     .collect()
 }
 
-/// A layer that attends behind recurrent ones: gated delta nets, and short convolutions.
-pub(crate) fn recurrent_configs() -> [GptConfig; 2] {
+/// A layer that attends behind recurrent ones: gated delta nets, short convolutions, and Mamba-2.
+pub(crate) fn recurrent_configs() -> [GptConfig; 3] {
     let with = |recurrence| GptConfig {
         recurrent: Some(Recurrent { recurrence, attention_layers: vec![1] }),
         qk_norm: true,
@@ -96,9 +96,21 @@ pub(crate) fn recurrent_configs() -> [GptConfig; 2] {
         conv_kernel: 4,
         tiled_heads: false,
     };
+    let mamba = Mamba2 {
+        n_groups: 2,
+        n_heads: 4,
+        head_dim: 35,
+        state_dim: 6,
+        conv_kernel: 4,
+        conv_bias: true,
+        bias: true,
+        min_time_step: 0.01,
+        max_time_step: Some(2.0),
+    };
     [
         GptConfig { attention_gate: true, norm_weight_offset: 1.0, ..with(Recurrence::GatedDelta(net)) },
         with(Recurrence::ShortConv(GatedConv { kernel: 3, bias: true })),
+        GptConfig { residual_multiplier: 0.7, ..with(Recurrence::Mamba2(mamba)) },
     ]
 }
 

@@ -16,13 +16,15 @@ pub struct Recurrent {
 }
 
 /// What a recurrent layer computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Recurrence {
     /// A gated delta net ([Yang et al., 2024](https://arxiv.org/abs/2412.06464)), as in Qwen 3.5.
     GatedDelta(GatedDeltaNet),
     /// A short convolution between two gates ([LFM2](https://arxiv.org/abs/2511.23404), 2).
     ShortConv(GatedConv),
+    /// A state space with a scalar decay for each head ([Mamba-2](https://arxiv.org/abs/2405.21060)), as in Granite 4 H.
+    Mamba2(Mamba2),
 }
 
 /// Sizes of a gated delta net: a short convolution over queries, keys and values, the gated delta rule, and a gated norm.
@@ -55,6 +57,31 @@ pub struct GatedConv {
     pub bias: bool,
 }
 
+/// Sizes of a Mamba-2 layer: a short convolution over values, keys and queries (in the paper `x`, `B` and `C`), the state space,
+/// and a gated norm.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mamba2 {
+    /// Heads of keys and of queries; each serves `n_heads / n_groups` consecutive heads. The norm's groups are as many.
+    pub n_groups: usize,
+    /// Heads of values.
+    pub n_heads: usize,
+    /// Width of a value.
+    pub head_dim: usize,
+    /// Width of a key and of a query.
+    pub state_dim: usize,
+    /// Rows that the convolution sees, the row itself among them.
+    pub conv_kernel: usize,
+    /// Whether the convolution has biases.
+    pub conv_bias: bool,
+    /// Whether both projections have biases.
+    pub bias: bool,
+    /// The shortest time step.
+    pub min_time_step: f64,
+    /// The longest time step; `None`: any.
+    pub max_time_step: Option<f64>,
+}
+
 impl GptConfig {
     /// What `layer`, counted from 0, computes in place of attention, if it does not attend.
     pub fn recurrence_of(&self, layer: usize) -> Option<&Recurrence> {
@@ -74,6 +101,7 @@ impl Recurrence {
         match self {
             Self::GatedDelta(net) => net.qkv_width(),
             Self::ShortConv(_) => d_model,
+            Self::Mamba2(mamba) => mamba.conv_width(),
         }
     }
 
@@ -82,6 +110,7 @@ impl Recurrence {
         match self {
             Self::GatedDelta(net) => net.conv_kernel,
             Self::ShortConv(conv) => conv.kernel,
+            Self::Mamba2(mamba) => mamba.conv_kernel,
         }
     }
 }
@@ -95,6 +124,28 @@ impl GatedDeltaNet {
     /// Width of queries, keys and values side by side.
     pub(crate) fn qkv_width(&self) -> usize {
         2 * self.n_key_heads * self.key_dim + self.value_width()
+    }
+}
+
+impl Mamba2 {
+    /// Width of all values.
+    pub(crate) fn value_width(&self) -> usize {
+        self.n_heads * self.head_dim
+    }
+
+    /// Width of values, keys and queries side by side.
+    pub(crate) fn conv_width(&self) -> usize {
+        self.value_width() + 2 * self.n_groups * self.state_dim
+    }
+
+    /// Width of the first projection: gates, what the convolution works on, and time steps.
+    pub(crate) fn input_width(&self) -> usize {
+        self.value_width() + self.conv_width() + self.n_heads
+    }
+
+    /// The shortest and the longest time step.
+    pub(crate) fn time_steps(&self) -> [f64; 2] {
+        [self.min_time_step, self.max_time_step.unwrap_or(f64::INFINITY)]
     }
 }
 
@@ -132,6 +183,28 @@ impl Recurrent {
                 )
             }
             Recurrence::ShortConv(GatedConv { kernel, .. }) => within("short_conv.kernel", kernel, MAX_KERNEL),
+            Recurrence::Mamba2(mamba) => {
+                let Mamba2 { n_groups, n_heads, head_dim, state_dim, conv_kernel, .. } = mamba;
+                for (field, size, most) in [
+                    ("mamba2.n_groups", n_groups, MAX_HEADS),
+                    ("mamba2.n_heads", n_heads, MAX_HEADS),
+                    ("mamba2.head_dim", head_dim, MAX_DIM),
+                    ("mamba2.state_dim", state_dim, MAX_DIM),
+                    ("mamba2.conv_kernel", conv_kernel, MAX_KERNEL),
+                ] {
+                    within(field, size, most)?;
+                }
+                require("recurrent.recurrence.mamba2.n_heads", n_heads.is_multiple_of(n_groups), || {
+                    format!("must be a multiple of n_groups = {n_groups}, got {n_heads}")
+                })?;
+                let [least, most] = mamba.time_steps();
+                require("recurrent.recurrence.mamba2.min_time_step", least.is_finite() && least >= 0.0, || {
+                    format!("must be finite and not negative, got {least}")
+                })?;
+                require("recurrent.recurrence.mamba2.max_time_step", most > least, || {
+                    format!("must be above min_time_step = {least}, got {most}")
+                })
+            }
         }
     }
 }

@@ -84,6 +84,8 @@ OWN = {
     "lfm2-moe": {"tie_word_embeddings": True, "routed_scaling_factor": 1.0},
     "qwen3_5": {"attention_bias": False},
     "qwen3_5-moe": {},
+    "granite4-h": {"mamba_proj_bias": False, "time_step_limit": (0.0, float("inf")), "max_position_embeddings": 2**20},
+    "granite4-h-moe": {"position_embedding_type": None, "max_position_embeddings": 2**20},
     "qwen3-next": {"mlp_only_layers": [], "norm_topk_prob": True},
     # The converter knows one context length with `alpha`.
     "hunyuan": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
@@ -166,6 +168,12 @@ def make_own(names) -> None:
             model.save_pretrained(source)
             # The converter of Gemma 3 counts its entries.
             vocab = {str(id): id for id in range(case.config["vocab_size"])}
+            # The converter knows the older names.
+            if case.architecture == "GraniteMoeHybridForCausalLM":
+                names = {"linear_attention": "mamba", "full_attention": "attention"}
+                config = json.loads((source / "config.json").read_text())
+                config["layer_types"] = [names[kind] for kind in config["layer_types"]]
+                (source / "config.json").write_text(json.dumps(config, indent=2) + "\n")
             (source / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}, "added_tokens": []}))
             convert(source, HERE / f"{name}.gguf", len(vocab), gguf.LlamaFileType.ALL_F32)
             (HERE / name).mkdir(exist_ok=True)

@@ -85,6 +85,22 @@ pub(crate) enum RecurrentKind<L> {
         norm: Tensor<1>,
         options: GatedNormOptions,
     },
+    /// The projection is the gates of the norm behind the state space, then values, keys and queries, which the convolution
+    /// works on, then what the time steps are made of.
+    StateSpace {
+        /// `[n_v_heads]`.
+        a_log: Tensor<1>,
+        /// `[n_v_heads]`.
+        dt_bias: Tensor<1>,
+        /// `[n_v_heads]`; these times the values are added to the output.
+        skip: Tensor<1>,
+        heads: RecurrentHeads,
+        /// The norm's weight, `[v_width]`.
+        norm: Tensor<1>,
+        options: GatedNormOptions,
+        /// The shortest and the longest time step.
+        time_steps: [f64; 2],
+    },
 }
 
 /// What works on each row by itself.
@@ -188,6 +204,15 @@ impl<L> RecurrentKind<L> {
                 heads: *heads,
                 norm: norm.clone(),
                 options: *options,
+            },
+            Self::StateSpace { a_log, dt_bias, skip, heads, norm, options, time_steps } => RecurrentKind::StateSpace {
+                a_log: a_log.clone(),
+                dt_bias: dt_bias.clone(),
+                skip: skip.clone(),
+                heads: *heads,
+                norm: norm.clone(),
+                options: *options,
+                time_steps: *time_steps,
             },
         }
     }

@@ -95,6 +95,21 @@ fn write(config: &GptConfig, written: &mut Map<String, Value>) {
     }
 }
 
+/// Granite 4 H: a model without experts has the width of its MLP under the key of the shared expert, and how many experts were
+/// to be chosen.
+pub(super) const GRANITE_HYBRID_EXPERTS: ConfigRow = ConfigRow::Custom {
+    keys: KEYS,
+    read: |fields, config| {
+        if fields.size_or(COUNT, 0)? > 0 {
+            return read(fields, config);
+        }
+        config.d_ff = fields.size_or(SHARED_D_FF, config.d_ff)?;
+        config.experts = None;
+        Ok(())
+    },
+    write,
+};
+
 /// Sets what only the tensors say.
 pub(super) fn read_tensors(config: &mut GptConfig, has: &dyn Fn(&str) -> bool) {
     // The size is not validated yet: this limits the list.
