@@ -54,6 +54,7 @@ impl Gguf {
         config.attn_out_bias = any(attends, &["attn_output.bias"]);
         config.shared_norm &= !has("blk.0.attn_norm_2.weight");
         config.mlp_bias = any(0, &["ffn_up.bias", "ffn_down.bias"]);
+        config.qk_norm |= QK_NORM_BY_TENSORS.contains(&self.name) && any(attends, &["attn_k_norm.weight"]);
         expert_rows::read_tensors(&mut config, has);
         mamba::read_tensors(&mut config, has);
         Ok(config)
@@ -75,6 +76,9 @@ impl Gguf {
         self.config.iter().copied().flatten().any(|row| row.reads(key))
     }
 }
+
+/// Architectures whose models have norms of queries and keys or not, which only the tensors say.
+const QK_NORM_BY_TENSORS: &[&str] = &["glm4moe"];
 
 /// Keys that no row reads and whose neutral value is not 0.
 const NEUTRAL: &[(&str, Fixed)] = &[
