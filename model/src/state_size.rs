@@ -9,7 +9,7 @@ impl GptConfig {
     /// Bytes of one sequence's state over all recurrent layers; 0 without such layers.
     pub fn state_bytes(&self) -> usize {
         let of_layer = self.recurrent.as_ref().map_or(0, |of| of.recurrence.state_len(self.d_model));
-        size_of::<f32>() * of_layer * (self.n_layers - self.n_attention_layers())
+        size_of::<f32>() * of_layer * self.n_recurrent_layers()
     }
 }
 

@@ -99,6 +99,8 @@ const CASES: &[&str] = &[
     "granite4-h",
     "granite4-h-moe",
     "bamba",
+    "nemotron-h",
+    "nemotron-h-moe",
     "rope-linear",
     "rope-llama3",
     "rope-yarn",
@@ -395,7 +397,8 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
             c.unrotated_layers = if first == 0 { toggled(&c.unrotated_layers) } else { vec![first] };
         });
     }
-    if config.norm_position == NormPosition::Pre && !config.shared_norm {
+    let are_whole = config.layers_without_mixer.is_empty() && config.layers_without_mlp.is_empty();
+    if config.norm_position == NormPosition::Pre && !config.shared_norm && are_whole {
         mutate("parallel_residual", &|c| c.parallel_residual = !c.parallel_residual);
     }
     if !config.parallel_residual {

@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{GptConfig, validate::require};
+use super::{
+    GptConfig,
+    validate::{require, require_layers},
+};
 use crate::error::Result;
 
 /// Recurrent layers in place of attention in most layers: a sequence has a state of constant size instead of keys and values.
@@ -86,12 +89,28 @@ impl GptConfig {
     /// What `layer`, counted from 0, computes in place of attention, if it does not attend.
     pub fn recurrence_of(&self, layer: usize) -> Option<&Recurrence> {
         let recurrent = self.recurrent.as_ref().filter(|of| of.attention_layers.binary_search(&layer).is_err());
-        recurrent.map(|recurrent| &recurrent.recurrence)
+        recurrent.filter(|_| self.has_mixer(layer)).map(|recurrent| &recurrent.recurrence)
+    }
+
+    /// Whether `layer`, counted from 0, attends, and so has keys and values.
+    pub fn attends(&self, layer: usize) -> bool {
+        self.has_mixer(layer) && self.recurrence_of(layer).is_none()
     }
 
     /// Number of layers that attend, and so have keys and values.
     pub fn n_attention_layers(&self) -> usize {
-        self.recurrent.as_ref().map_or(self.n_layers, |recurrent| recurrent.attention_layers.len().min(self.n_layers))
+        let n_mixers = self.n_mixers();
+        self.recurrent.as_ref().map_or(n_mixers, |recurrent| recurrent.attention_layers.len().min(n_mixers))
+    }
+
+    /// Number of recurrent layers.
+    pub fn n_recurrent_layers(&self) -> usize {
+        self.n_mixers() - self.n_attention_layers()
+    }
+
+    /// Number of layers that attend or are recurrent.
+    pub(crate) fn n_mixers(&self) -> usize {
+        self.n_layers.saturating_sub(self.layers_without_mixer.len())
     }
 }
 
@@ -152,12 +171,7 @@ impl Mamba2 {
 impl Recurrent {
     /// Checks the recurrent layers of a model with `n_layers` layers.
     pub(super) fn validate(&self, n_layers: usize) -> Result<()> {
-        let ascending = self.attention_layers.is_sorted_by(|a, b| a < b);
-        require(
-            "recurrent.attention_layers",
-            ascending && self.attention_layers.last().is_none_or(|&last| last < n_layers),
-            || format!("must be ascending and below n_layers = {n_layers}"),
-        )?;
+        require_layers("recurrent.attention_layers", &self.attention_layers, n_layers)?;
         let within = |field: &str, size: usize, most: usize| {
             require(format!("recurrent.recurrence.{field}"), (1..=most).contains(&size), || {
                 format!("must be in 1..={most}, got {size}")

@@ -1241,6 +1241,70 @@ CASES |= {
 }
 
 
+# Layers that are a Mamba-2 layer, attention, an MLP or experts only.
+NEMOTRON_H = {
+    **{key: value for key, value in SMALL.items() if key != "num_hidden_layers"},
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 12,
+    "layer_norm_epsilon": 1e-3,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 5,
+    "n_groups": 2,
+    "ssm_state_size": 6,
+    "conv_kernel": 3,
+    "time_step_min": 0.4,
+}
+NEMOTRON_H_TEETH = (
+    {"layer_norm_epsilon": 1e-5},
+    {"n_groups": 1, "ssm_state_size": 12},
+    {"time_step_min": 0.001},
+    {"mlp_hidden_act": "relu"},
+)
+CASES |= {
+    "nemotron-h": Case(
+        "NemotronHForCausalLM",
+        {
+            **NEMOTRON_H,
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+            "use_bias": True,
+        },
+        seed=633,
+        weight_std=0.3,
+        std_of={"in_proj": 0.3},
+        mean_of=MAMBA_MEANS,
+        teeth=NEMOTRON_H_TEETH,
+    ),
+    "nemotron-h-moe": Case(
+        "NemotronHForCausalLM",
+        {
+            **NEMOTRON_H,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe", "mlp"],
+            "use_conv_bias": False,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 12,
+            "moe_shared_expert_intermediate_size": 20,
+            "moe_latent_size": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+        },
+        seed=643,
+        weight_std=0.3,
+        std_of={"in_proj": 0.3},
+        mean_of=MAMBA_MEANS,
+        teeth=(
+            *NEMOTRON_H_TEETH,
+            {"num_experts_per_tok": 2},
+            {"norm_topk_prob": False},
+            {"topk_group": 3},
+            {"routed_scaling_factor": 1.0},
+        ),
+    ),
+}
+
+
 class Float64(TorchFunctionMode):
     """Lifts what a model pins to float32 to float64, while a float64 copy of it runs."""
 

@@ -30,6 +30,7 @@ fn experts() -> Experts {
         shared_d_ff: 16,
         shared_gate: true,
         dense_layers: Vec::new(),
+        latent_width: 0,
     }
 }
 
@@ -61,6 +62,17 @@ fn configs() -> Vec<(&'static str, GptConfig)> {
         ("gated delta net", GptConfig { recurrent: recurrent(delta), ..config.clone() }),
         ("short convolutions", GptConfig { recurrent: recurrent(conv), ..config.clone() }),
         ("Mamba-2", GptConfig { recurrent: recurrent(mamba), ..config.clone() }),
+        (
+            "layers that are one part only",
+            GptConfig {
+                n_layers: 4,
+                recurrent: Some(Recurrent { recurrence: mamba, attention_layers: vec![2] }),
+                experts: Some(Experts { latent_width: 8, dense_layers: vec![3], ..experts() }),
+                layers_without_mixer: vec![1, 3],
+                layers_without_mlp: vec![0, 2],
+                ..config.clone()
+            },
+        ),
         ("both", GptConfig { recurrent: recurrent(delta), experts: Some(experts()), ..config }),
     ]
 }

@@ -3,6 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{
+    super::config_json::Fixed,
     bases::{described, experts, mamba},
     config_rows::{ConfigRow, flag, size_or},
     rope,
@@ -207,3 +208,110 @@ pub(super) const GRANITE_EXPERTS: ConfigRow = ConfigRow::Custom {
 };
 
 const SHARED: &str = "shared_intermediate_size";
+
+/// What each layer of Nemotron-H is: a Mamba-2 layer, attention, an MLP or experts. A list of names, or a text with a letter for
+/// each layer. Reads what the other rows set, so it is the last one.
+pub(super) const NEMOTRON_LAYERS: ConfigRow = ConfigRow::Custom {
+    keys: &[KINDS, PATTERN, N_LAYERS],
+    read: |fields, config| {
+        let key = if fields.get(KINDS).is_some() { KINDS } else { PATTERN };
+        let found = fields.get(key).ok_or_else(|| fields.missing(&[KINDS, PATTERN]))?;
+        let kinds: Option<Vec<LayerKind>> = match found {
+            Value::String(letters) => letters.chars().map(|letter| kind_of(&letter.to_string())).collect(),
+            Value::Array(names) => names.iter().map(|name| kind_of(name.as_str()?)).collect(),
+            _ => None,
+        };
+        let Some(kinds) = kinds.filter(|kinds| kinds.len() <= MAX_LAYERS) else {
+            let names: Vec<_> = KIND_NAMES.iter().map(|(_, names)| names.join(" or ")).collect();
+            return Err(fields.unsupported(key, found, &format!("for each layer {}", names.join(", "))));
+        };
+        fields.only(N_LAYERS, Fixed::Number(kinds.len() as f64))?;
+        let of_kind = |kind| (0..kinds.len()).filter(|&layer| kinds[layer] == kind).collect::<Vec<_>>();
+        let layers_of = |those: [LayerKind; 2]| (0..kinds.len()).filter(|&it| those.contains(&kinds[it])).collect();
+        config.n_layers = kinds.len();
+        config.layers_without_mlp = layers_of([LayerKind::Mamba, LayerKind::Attention]);
+        config.layers_without_mixer = layers_of([LayerKind::Mlp, LayerKind::Experts]);
+        config.recurrent = config.recurrent.take().filter(|_| kinds.contains(&LayerKind::Mamba));
+        config.experts = config.experts.take().filter(|_| kinds.contains(&LayerKind::Experts));
+        if let Some(recurrent) = &mut config.recurrent {
+            recurrent.attention_layers = of_kind(LayerKind::Attention);
+        }
+        if let Some(experts) = &mut config.experts {
+            experts.dense_layers = of_kind(LayerKind::Mlp);
+        }
+        Ok(())
+    },
+    write: |config, written| {
+        let kind = |layer| match (config.has_mixer(layer), config.recurrence_of(layer), config.experts_of(layer)) {
+            (true, Some(_), _) => "M",
+            (true, None, _) => "*",
+            (false, _, Some(_)) => "E",
+            (false, _, None) => "-",
+        };
+        written.insert(PATTERN.to_owned(), json!((0..config.n_layers).map(kind).collect::<String>()));
+        written.insert(N_LAYERS.to_owned(), json!(config.n_layers));
+        if config.experts.is_none() {
+            written.retain(|key, _| !key.starts_with("moe_") && !OF_EXPERTS.contains(&key.as_str()));
+        }
+        if config.recurrent.is_none() {
+            written.retain(|key, _| !key.starts_with("mamba_") && !OF_MAMBA.contains(&key.as_str()));
+        }
+    },
+};
+
+const KINDS: &str = "layers_block_type";
+const PATTERN: &str = "hybrid_override_pattern";
+const N_LAYERS: &str = "num_hidden_layers";
+const OF_EXPERTS: &[&str] =
+    &["n_routed_experts", "num_experts_per_tok", "norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group"];
+const OF_MAMBA: &[&str] = &["n_groups", "ssm_state_size", "conv_kernel", "use_conv_bias", "use_bias", "time_step_min"];
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LayerKind {
+    Mamba,
+    Attention,
+    Mlp,
+    Experts,
+}
+
+const KIND_NAMES: &[(LayerKind, &[&str])] = &[
+    (LayerKind::Mamba, &["M", "mamba", "linear_attention"]),
+    (LayerKind::Attention, &["*", "attention", "full_attention"]),
+    (LayerKind::Mlp, &["-", "mlp"]),
+    (LayerKind::Experts, &["E", "moe"]),
+];
+
+fn kind_of(name: &str) -> Option<LayerKind> {
+    KIND_NAMES.iter().find(|(_, names)| names.contains(&name)).map(|(kind, _)| *kind)
+}
+
+/// Nemotron-H has a key for the limits of time steps that its class in transformers does not read: it takes the shortest time
+/// step of fresh models, in the form for whole texts.
+pub(super) const NEMOTRON_TIME_STEPS: ConfigRow = ConfigRow::Custom {
+    keys: &[LIMITS, "time_step_min"],
+    read: |fields, config| {
+        if let Some(found) = fields.get(LIMITS)
+            && time_steps(found) != Some([0.0, f64::INFINITY])
+        {
+            return Err(fields.unsupported(LIMITS, found, "0 and infinity"));
+        }
+        mamba(config).min_time_step = fields.number_or("time_step_min", 0.001)?;
+        Ok(())
+    },
+    write: |config, written| {
+        written.insert("time_step_min".to_owned(), json!(of(config).min_time_step));
+    },
+};
+
+/// Whether experts read and write narrower rows.
+pub(super) const NEMOTRON_LATENT: ConfigRow = ConfigRow::Custom {
+    keys: &["moe_latent_size"],
+    read: |fields, config| {
+        experts(config).latent_width = fields.size_or("moe_latent_size", 0)?;
+        Ok(())
+    },
+    write: |config, written| {
+        let width = described(config).latent_width;
+        written.insert("moe_latent_size".to_owned(), if width > 0 { json!(width) } else { Value::Null });
+    },
+};

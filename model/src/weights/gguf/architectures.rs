@@ -71,6 +71,8 @@ pub(super) const ALL: &[Gguf] = &[
     recurrent::QWEN3_5_MOE,
     recurrent::QWEN3_NEXT,
     mamba::GRANITE_HYBRID,
+    mamba::NEMOTRON_H_DENSE,
+    mamba::NEMOTRON_H_MOE,
 ];
 
 /// The architecture that GGUF files call `name`. The error lists all.

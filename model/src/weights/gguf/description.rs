@@ -9,10 +9,10 @@ use super::{
         tensor_names::{NameRow, TensorNames},
     },
     config_rows::{ATTENTION_FACTOR, FACTOR_LISTS},
-    expert_rows, mamba,
+    expert_rows,
 };
 use crate::{
-    config::{GptConfig, MAX_LAYERS},
+    config::{GptConfig, MAX_LAYERS, Recurrence, Recurrent},
     error::Result,
 };
 
@@ -48,7 +48,7 @@ impl Gguf {
         config.lm_head_bias = has("output.bias");
         // The size is not validated yet: this limits the search.
         let layers = 0..config.n_layers.min(MAX_LAYERS);
-        let attends = layers.clone().find(|&layer| config.recurrence_of(layer).is_none()).unwrap_or_default();
+        let attends = layers.clone().find(|&layer| config.attends(layer)).unwrap_or_default();
         let any = |layer: usize, names: &[&str]| names.iter().any(|name| has(&format!("blk.{layer}.{name}")));
         config.qkv_bias = any(attends, &["attn_qkv.bias", "attn_q.bias"]);
         config.attn_out_bias = any(attends, &["attn_output.bias"]);
@@ -56,7 +56,9 @@ impl Gguf {
         config.mlp_bias = any(0, &["ffn_up.bias", "ffn_down.bias"]);
         config.qk_norm |= QK_NORM_BY_TENSORS.contains(&self.name) && any(attends, &["attn_k_norm.weight"]);
         expert_rows::read_tensors(&mut config, has);
-        mamba::read_tensors(&mut config, has);
+        if let Some(Recurrent { recurrence: Recurrence::Mamba2(mamba), .. }) = &mut config.recurrent {
+            mamba.conv_bias = layers.clone().any(|layer| any(layer, &["ssm_conv1d.bias"]));
+        }
         Ok(config)
     }
 

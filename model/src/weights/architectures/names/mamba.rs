@@ -1,7 +1,11 @@
 //! Models with Mamba-2 layers.
 
 use super::{
-    super::super::tensor_names::{NameRow, RowSelection::Half, same, stacked},
+    super::super::tensor_names::{
+        NameRow,
+        RowSelection::{Half, KeysOrValues, Queries},
+        same, stacked,
+    },
     experts::GRANITE_EXPERTS,
     llama::{LLAMA_ENDS, LLAMA_NORMS, LLAMA_OUT, LLAMA_QKV},
 };
@@ -61,3 +65,41 @@ const MAMBA: &[NameRow] = &[
     same("blocks.{}.recurrent.out.weight", "model.layers.{}.mamba.out_proj.weight"),
     same("blocks.{}.recurrent.out.bias", "model.layers.{}.mamba.out_proj.bias"),
 ];
+
+/// Whatever a layer of Nemotron-H is, its tensors have the same beginning.
+pub(in super::super) const NEMOTRON_H: &[&[NameRow]] = &[&[
+    same("embed.weight", "backbone.embeddings.weight"),
+    same("norm.weight", "backbone.norm_f.weight"),
+    same("lm_head.weight", "lm_head.weight"),
+    same("blocks.{}.attn_norm.weight", "backbone.layers.{}.norm.weight"),
+    same("blocks.{}.mlp_norm.weight", "backbone.layers.{}.norm.weight"),
+    stacked(
+        "blocks.{}.attn.qkv.weight",
+        &[
+            ("backbone.layers.{}.mixer.q_proj.weight", Queries),
+            ("backbone.layers.{}.mixer.k_proj.weight", KeysOrValues),
+            ("backbone.layers.{}.mixer.v_proj.weight", KeysOrValues),
+        ],
+    ),
+    same("blocks.{}.attn.out.weight", "backbone.layers.{}.mixer.o_proj.weight"),
+    same("blocks.{}.recurrent.input.weight", "backbone.layers.{}.mixer.in_proj.weight"),
+    same("blocks.{}.recurrent.input.bias", "backbone.layers.{}.mixer.in_proj.bias"),
+    same("blocks.{}.recurrent.conv.weight", "backbone.layers.{}.mixer.conv1d.weight"),
+    same("blocks.{}.recurrent.conv.bias", "backbone.layers.{}.mixer.conv1d.bias"),
+    same("blocks.{}.recurrent.decays.a_log", "backbone.layers.{}.mixer.A_log"),
+    same("blocks.{}.recurrent.decays.dt_bias", "backbone.layers.{}.mixer.dt_bias"),
+    same("blocks.{}.recurrent.decays.skip", "backbone.layers.{}.mixer.D"),
+    same("blocks.{}.recurrent.norm.weight", "backbone.layers.{}.mixer.norm.weight"),
+    same("blocks.{}.recurrent.out.weight", "backbone.layers.{}.mixer.out_proj.weight"),
+    same("blocks.{}.recurrent.out.bias", "backbone.layers.{}.mixer.out_proj.bias"),
+    same("blocks.{}.mlp.up.weight", "backbone.layers.{}.mixer.up_proj.weight"),
+    same("blocks.{}.mlp.down.weight", "backbone.layers.{}.mixer.down_proj.weight"),
+    same("blocks.{}.experts.router.weight", "backbone.layers.{}.mixer.gate.weight"),
+    same("blocks.{}.experts.router.selection_bias", "backbone.layers.{}.mixer.gate.e_score_correction_bias"),
+    same("blocks.{}.experts.latent_down.weight", "backbone.layers.{}.mixer.fc1_latent_proj.weight"),
+    same("blocks.{}.experts.latent_up.weight", "backbone.layers.{}.mixer.fc2_latent_proj.weight"),
+    same("blocks.{}.experts.routed.{}.up.weight", "backbone.layers.{}.mixer.experts.{}.up_proj.weight"),
+    same("blocks.{}.experts.routed.{}.down.weight", "backbone.layers.{}.mixer.experts.{}.down_proj.weight"),
+    same("blocks.{}.experts.shared.up.weight", "backbone.layers.{}.mixer.shared_experts.up_proj.weight"),
+    same("blocks.{}.experts.shared.down.weight", "backbone.layers.{}.mixer.shared_experts.down_proj.weight"),
+]];
