@@ -25,6 +25,12 @@ export const GROUPS = [
   { title: "More ways to truncate", parameters: [
     number("typical_p", "Typical p", "Locally typical sampling: keep tokens whose information content is closest to the expected one; 1 disables it.", 0.05),
     number("top_n_sigma", "Top n sigma", "Keep tokens whose logit is within this many standard deviations of the largest; 0 disables it.", 0.1),
+    number("epsilon_cutoff", "Epsilon cutoff", "Keep tokens with at least this probability; 0 disables it.", 0.0001),
+    number("eta_cutoff", "Eta cutoff", "Keep tokens with at least this probability, or less where the entropy is high; 0 disables it.", 0.0001),
+    number("tfs", "Tail-free z", "Tail-free sampling: cut where the curve of sorted probabilities has used this share of its bends; 1 disables it.", 0.05),
+    number("top_a", "Top a", "Keep tokens with at least this value times the square of the largest probability; 0 disables it.", 0.05),
+    number("smoothing_factor", "Smoothing factor", "Bends the logits by a parabola: tokens near the most likely one come nearer, others move away; 0 disables it.", 0.05),
+    number("smoothing_curve", "Smoothing curve", "Curve of the smoothing: 1 is a parabola, 3 a cubic curve.", 0.1),
     number("xtc_probability", "XTC probability", "Probability of removing all tokens above the XTC threshold except the least likely one; 0 disables it.", 0.05),
     number("xtc_threshold", "XTC threshold", "Minimum probability of the tokens that XTC may remove; above 0.5 disables it.", 0.05),
   ] },
@@ -34,9 +40,13 @@ export const GROUPS = [
     choice("mirostat", "Mirostat", "Keeps the surprise of the text near a target; 1 and 2 are its versions. Not together with truncation.", { values: [0, 1, 2] }),
     number("mirostat_tau", "Mirostat tau", "Target surprise of mirostat, in bits per token.", 0.1),
     number("mirostat_eta", "Mirostat eta", "Learning rate of mirostat.", 0.05),
+    number("adaptive_target", "Adaptive target", "Adaptive-p: prefers tokens whose probability is near this value, which moves so that the text averages to it; -1 disables it.", 0.05),
+    number("adaptive_decay", "Adaptive decay", "Adaptive-p: the average is over about 1 / (1 - decay) tokens.", 0.05),
   ] },
   { title: "Repetition", parameters: [
     number("repeat_last_n", "Repeat last n", "Number of last tokens that the repetition penalty considers; -1 means all."),
+    number("encoder_repetition_penalty", "Bonus for the prompt's tokens", "Values above 1 favour tokens of the prompt; 1 disables it.", 0.05),
+    number("no_repeat_ngram_size", "No repeated n-grams", "No sequence of this many tokens occurs twice; 0 disables it."),
     number("presence_penalty", "Presence penalty", "Subtracted from the logit of each token that occurs in the answer.", 0.1),
     number("frequency_penalty", "Frequency penalty", "Subtracted from the logit of each token, once for every time it occurs in the answer.", 0.1),
     number("dry_multiplier", "DRY multiplier", "DRY: strength of the penalty for tokens that would continue a repetition; 0 disables it.", 0.1),
@@ -47,6 +57,7 @@ export const GROUPS = [
   ] },
   { title: "Single tokens and words", parameters: [
     json("logit_bias", "Logit bias", "Added to the logits of tokens: a JSON object of token ids and values; 100 forces, -100 bans.", { placeholder: '{"42": -100}' }),
+    number("logit_bias_tokens", "Logit bias tokens", "Number of first tokens of the answer that the bias acts on; all if empty."),
     lines("bad_words", "Bad words", "Words to ban: one per line. They can still occur inside other words, or made of other tokens."),
     ids("allowed_token_ids", "Allowed token ids", "Only these tokens can be generated. Separate ids by commas."),
     ids("stop_token_ids", "Stop token ids", "Tokens that end the answer, in addition to the model's own. Separate ids by commas."),
@@ -63,7 +74,7 @@ export const GROUPS = [
     choice("early_stopping", "Early stopping", "Beam search: when to stop. false: a better answer is unlikely. true: enough answers. never: none is possible.", { values: [false, true, "never"] }),
   ] },
   { title: "Order and scheduling", parameters: [
-    lines("samplers", "Samplers", "The samplers to apply, in this order, one per line: penalties, dry, temperature, top_n_sigma, top_k, typical_p, top_p, min_p, xtc."),
+    lines("samplers", "Samplers", "The samplers to apply, in this order, one per line: penalties, dry, temperature, smoothing, top_n_sigma, top_k, typical_p, epsilon_cutoff, eta_cutoff, tfs, top_a, top_p, min_p, xtc."),
     number("truncate_prompt_tokens", "Truncate prompt", "Keep only this many of the prompt's last tokens; -1 keeps as many as fit into the context."),
     number("priority", "Priority", "Scheduling priority from -100 to 100; lower values run first."),
     number("deadline_ms", "Deadline", "Time limit for the request in milliseconds."),

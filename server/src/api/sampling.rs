@@ -7,7 +7,7 @@ use std::{
 
 use hearth_model::{
     TokenId, decimal,
-    sampling::{ChainStep, Dry, Mirostat, MirostatVersion, SamplingParams, Xtc},
+    sampling::{AdaptiveP, ChainStep, Dry, Mirostat, MirostatVersion, SamplingParams, Smoothing, Xtc},
     tokenizer::{EncodeOptions, Tokenizer},
 };
 use serde_json::{Value, json};
@@ -59,13 +59,32 @@ impl Sampling {
             typical_p: fields.number_or("typical_p", NumberRange::above(0.0, 1.0), default.typical_p)?,
             // -1 disables it, as in llama.cpp.
             top_n_sigma: fields.number_or("top_n_sigma", -1.0..=f32::INFINITY, default.top_n_sigma)?.max(0.0),
+            epsilon_cutoff: fields.number_or("epsilon_cutoff", 0.0..=1.0, default.epsilon_cutoff)?,
+            eta_cutoff: fields.number_or("eta_cutoff", 0.0..=1.0, default.eta_cutoff)?,
+            tfs: fields.number_or("tfs", 0.0..=1.0, default.tfs)?,
+            top_a: fields.number_or("top_a", 0.0..=1.0, default.top_a)?,
+            smoothing: Smoothing {
+                factor: fields.number_or("smoothing_factor", non_negative.clone(), default.smoothing.factor)?,
+                curve: fields.number_or("smoothing_curve", 1.0..=3.0, default.smoothing.curve)?,
+            },
             xtc: Xtc {
                 probability: fields.number_or("xtc_probability", 0.0..=1.0, default.xtc.probability)?,
                 threshold: fields.number_or("xtc_threshold", 0.0..=1.0, default.xtc.threshold)?,
             },
             mirostat: mirostat(fields)?,
+            adaptive_p: adaptive_p(fields)?,
             repetition_penalty: repetition_penalty(fields, default.repetition_penalty)?,
             repeat_last_n: last_n(fields, "repeat_last_n")?,
+            prompt_bonus: fields.number_or(
+                "encoder_repetition_penalty",
+                NumberRange::above(0.0, f32::INFINITY),
+                default.prompt_bonus,
+            )?,
+            no_repeat_ngram_size: fields.count_or(
+                "no_repeat_ngram_size",
+                0..=usize::MAX,
+                default.no_repeat_ngram_size,
+            )?,
             presence_penalty: fields.number_or("presence_penalty", -2.0..=2.0, default.presence_penalty)?,
             frequency_penalty: fields.number_or("frequency_penalty", -2.0..=2.0, default.frequency_penalty)?,
             dry: Dry {
@@ -76,6 +95,7 @@ impl Sampling {
                 sequence_breakers: Arc::default(),
             },
             logit_bias: Arc::new(logit_bias(fields)?),
+            logit_bias_tokens: fields.count("logit_bias_tokens", 1..=usize::MAX)?,
             allowed_token_ids: allowed_token_ids(fields)?.map(Arc::new),
             bad_words: Arc::default(),
             samplers: samplers(fields, default.samplers)?,
@@ -159,6 +179,13 @@ fn mirostat(fields: &mut Fields) -> Result<Option<Mirostat>, ApiError> {
         _ => MirostatVersion::V2,
     };
     Ok(Some(Mirostat { version, tau, eta }))
+}
+
+/// A negative target disables it, as in llama.cpp.
+fn adaptive_p(fields: &mut Fields) -> Result<Option<AdaptiveP>, ApiError> {
+    let target = fields.number_or("adaptive_target", -1.0..=1.0, -1.0)?;
+    let decay = fields.number_or("adaptive_decay", 0.0..=0.99, 0.9)?;
+    Ok((target >= 0.0).then_some(AdaptiveP { target, decay }))
 }
 
 /// A window of last tokens; -1 means all.

@@ -291,6 +291,8 @@ async fn parameters_unsupported_by_beam_search_are_rejected_by_name() {
     let server = Server::start();
     let refused = json!({
         "dynatemp_range": 0.5, "top_k": 5, "top_p": 0.5, "min_p": 0.1, "typical_p": 0.5, "top_n_sigma": 1,
+        "epsilon_cutoff": 0.1, "eta_cutoff": 0.1, "tfs": 0.5, "top_a": 0.1, "smoothing_factor": 1, "adaptive_target": 0.5,
+        "encoder_repetition_penalty": 2, "no_repeat_ngram_size": 3,
         "xtc_probability": 0.5, "mirostat": 2, "repetition_penalty": 2, "presence_penalty": 1, "frequency_penalty": 1,
         "dry_multiplier": 1, "logit_bias": { "97": 1 }, "allowed_token_ids": [97], "bad_words": ["x"],
         "samplers": ["temperature"], "prompt_logprobs": 1, "logprobs_mode": "processed_logprobs",
@@ -298,7 +300,7 @@ async fn parameters_unsupported_by_beam_search_are_rejected_by_name() {
     // Parameters after `seed` have no effect unless one of the rejected ones is set.
     let accepted = json!({
         "temperature": 0.5, "seed": 3, "dynatemp_exponent": 2, "xtc_threshold": 0.2, "mirostat_tau": 3,
-        "mirostat_eta": 0.2, "repeat_last_n": 8, "dry_base": 2, "dry_allowed_length": 3, "dry_penalty_last_n": 8,
+        "mirostat_eta": 0.2, "smoothing_curve": 2, "adaptive_decay": 0.5, "logit_bias_tokens": 3, "repeat_last_n": 8, "dry_base": 2, "dry_allowed_length": 3, "dry_penalty_last_n": 8,
         "dry_sequence_breakers": ["x"],
     });
     for strategy in ["use_beam_search", "stochastic_beam_search"] {
