@@ -57,7 +57,7 @@ export const GROUPS = [
   ] },
   { title: "Single tokens and words", parameters: [
     json("logit_bias", "Logit bias", "Added to the logits of tokens: a JSON object of token ids and values; 100 forces, -100 bans.", { placeholder: '{"42": -100}' }),
-    number("logit_bias_tokens", "Logit bias tokens", "Number of first tokens of the answer that the bias acts on; all if empty."),
+    number("logit_bias_tokens", "Bias ends after", "Number of tokens of the answer after which the bias no longer acts; never if empty."),
     lines("bad_words", "Bad words", "Words to ban: one per line. They can still occur inside other words, or made of other tokens."),
     ids("allowed_token_ids", "Allowed token ids", "Only these tokens can be generated. Separate ids by commas."),
     ids("stop_token_ids", "Stop token ids", "Tokens that end the answer, in addition to the model's own. Separate ids by commas."),
@@ -71,6 +71,8 @@ export const GROUPS = [
     boolean("stochastic_beam_search", "Stochastic beam search", "Sample different answers without replacement (Gumbel top-k), with the seed."),
     number("best_of", "Beams", "Beam search: the number of beams."),
     number("length_penalty", "Length penalty", "Beam search: a beam's log-probability is divided by its length raised to this power.", 0.1),
+    number("num_beam_groups", "Beam groups", "Diverse beam search: the beams are divided into this many groups, which avoid each other's tokens."),
+    number("diversity_penalty", "Diversity penalty", "Diverse beam search: the cost of a token that earlier groups chose at the same step.", 0.1),
     choice("early_stopping", "Early stopping", "Beam search: when to stop. false: a better answer is unlikely. true: enough answers. never: none is possible.", { values: [false, true, "never"] }),
   ] },
   { title: "Order and scheduling", parameters: [

@@ -439,8 +439,9 @@ mod tests {
 
     #[test]
     fn beam_requests_with_too_many_pages_or_beams_are_rejected() {
-        use hearth_model::sampling::beam::{BeamKind, EarlyStopping};
-        let kind = BeamKind::Best { length_penalty: 1.0, early_stopping: EarlyStopping::Likely };
+        use hearth_model::sampling::beam::{BeamGroups, BeamKind, EarlyStopping};
+        let kind =
+            BeamKind::Best { length_penalty: 1.0, early_stopping: EarlyStopping::Likely, groups: BeamGroups::ONE };
         let beams = |width, n_best| RequestParts { strategy: Strategy::Beams { width, n_best, kind }, ..parts(2, 4) };
         assert_eq!(EngineRequest::new(beams(3, 2), &LIMITS).unwrap().n_answers(), 2);
         let (param, message) = refusal(beams(4, 2));

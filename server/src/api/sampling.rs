@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::{
     error::ApiError,
-    fields::{Fields, at_most_strings, must_be, string_list, token_ids},
+    fields::{Fields, at_most_strings, must_be, shown, string_list, token_ids},
     schema::{self, NumberRange},
 };
 use crate::random::random_u64;
@@ -42,6 +42,7 @@ pub(crate) struct Sampling {
 impl Sampling {
     /// Reads the fields; absent fields get the values of `default`.
     pub(crate) fn from_fields(fields: &mut Fields, default: SamplingParams) -> Result<Self, ApiError> {
+        refuse_what_is_not_computed(fields)?;
         let non_negative = 0.0..=f32::INFINITY;
         let params = SamplingParams {
             temperature: fields.number_or("temperature", 0.0..=2.0, default.temperature)?,
@@ -146,6 +147,28 @@ impl Sampling {
         }
         Ok(params)
     }
+}
+
+/// Decoding methods that other programs have and Hearth has not, with the values that switch them off, which clients send.
+const NOT_COMPUTED: [(&str, &[&str], &str); 5] = [
+    ("guidance_scale", &["1", "1.0"], "classifier-free guidance"),
+    ("cfg_scale", &["1", "1.0"], "classifier-free guidance"),
+    ("negative_prompt", &["\"\""], "classifier-free guidance"),
+    ("penalty_alpha", &["0", "0.0"], "contrastive search"),
+    ("banned_strings", &["[]", "\"\""], "banned strings; `bad_words` bans tokens"),
+];
+
+/// Refuses a parameter that would change the text, where others are ignored.
+fn refuse_what_is_not_computed(fields: &Fields) -> Result<(), ApiError> {
+    for (name, off, method) in NOT_COMPUTED {
+        let Some(value) = fields.get(name).filter(|value| !value.is_null()) else { continue };
+        let given = value.to_string();
+        if !off.contains(&given.as_str()) {
+            let message = format!("`{name}` is not supported, got {}: there is no {method}", shown(value));
+            return Err(ApiError::invalid(name, message));
+        }
+    }
+    Ok(())
 }
 
 fn signed(count: usize) -> i64 {

@@ -14,7 +14,7 @@ use hearth_model::{
     ops::KvDtype,
     sampling::{
         SamplingParams,
-        beam::{BeamKind, BeamParams, BeamSearch, EarlyStopping, Hypothesis},
+        beam::{BeamGroups, BeamKind, BeamParams, BeamSearch, EarlyStopping, Hypothesis},
     },
     tokenizer::DecodeOptions,
 };
@@ -27,7 +27,8 @@ use crate::{
     support::{self, OPTIONS, Server, engine, is_idle, metric, wait_for},
 };
 
-const BEST: BeamKind = BeamKind::Best { length_penalty: 1.0, early_stopping: EarlyStopping::Likely };
+const BEST: BeamKind =
+    BeamKind::Best { length_penalty: 1.0, early_stopping: EarlyStopping::Likely, groups: BeamGroups::ONE };
 
 fn beams(prompt_ids: Vec<TokenId>, [width, n_best]: [usize; 2], kind: BeamKind) -> RequestParts {
     let mut parts = parts(prompt_ids, 30, SamplingParams::default());
@@ -112,7 +113,11 @@ async fn engine_beam_search_equals_a_search_without_cache_or_batching() {
     let stochastic = BeamKind::Stochastic { seed: 11 };
     let searches = [
         beams(prompt(30, 1), [4, 4], BEST),
-        beams(prompt(3, 2), [3, 2], BeamKind::Best { length_penalty: 0.0, early_stopping: EarlyStopping::Certain }),
+        beams(
+            prompt(3, 2),
+            [3, 2],
+            BeamKind::Best { length_penalty: 0.0, early_stopping: EarlyStopping::Certain, groups: BeamGroups::ONE },
+        ),
         beams(prompt(47, 3), [5, 5], stochastic),
         beams(prompt(12, 4), [1, 1], BEST),
         stopped_by(beams(prompt(9, 5), [4, 4], BEST)),
@@ -174,7 +179,8 @@ async fn request_fields_select_each_kind_of_beam_search() {
         "prompt": prompt(30, 1), "max_tokens": 30, "best_of": 4, "n": 3, "stop_token_ids": ends, "ignore_eos": true,
         "return_token_ids": true, "logprobs": 1,
     });
-    let likely = |length_penalty, early_stopping| BeamKind::Best { length_penalty, early_stopping };
+    let likely =
+        |length_penalty, early_stopping| BeamKind::Best { length_penalty, early_stopping, groups: BeamGroups::ONE };
     for (fields, kind, temperature) in [
         (json!({ "use_beam_search": true }), BEST, 1.0),
         (json!({ "use_beam_search": true, "early_stopping": true }), likely(1.0, EarlyStopping::Full), 1.0),
@@ -182,6 +188,15 @@ async fn request_fields_select_each_kind_of_beam_search() {
             json!({ "use_beam_search": true, "length_penalty": -1, "early_stopping": "never", "temperature": 1.7 }),
             likely(-1.0, EarlyStopping::Certain),
             1.7,
+        ),
+        (
+            json!({ "use_beam_search": true, "num_beam_groups": 2, "diversity_penalty": 2.5 }),
+            BeamKind::Best {
+                length_penalty: 1.0,
+                early_stopping: EarlyStopping::Likely,
+                groups: BeamGroups { n_groups: 2, penalty: 2.5 },
+            },
+            1.0,
         ),
         (json!({ "stochastic_beam_search": true, "seed": 11 }), BeamKind::Stochastic { seed: 11 }, 1.0),
     ] {

@@ -45,6 +45,7 @@ async fn strict_sampling_filters_equal_greedy_and_disabled_ones_are_neutral() {
         json!({ "samplers": [], "repeat_last_n": -1, "dynatemp_range": 0, "bad_words": [], "mirostat_tau": 3 }),
         json!({ "xtc_probability": 1, "xtc_threshold": 0.9 }),
         json!({ "repetition_penalty": 3, "repeat_last_n": 0 }),
+        json!({ "guidance_scale": 1, "negative_prompt": "", "penalty_alpha": 0, "banned_strings": [], "cfg_scale": null }),
         json!({ "typical_p": null, "samplers": null, "allowed_token_ids": null, "logprobs_mode": null }),
     ] {
         assert_eq!(text(&server.complete(with(&base, fields.clone())).await), text(&plain), "{fields}");
@@ -193,6 +194,10 @@ async fn invalid_or_contradictory_parameters_are_rejected_by_name() {
         (json!({ "typical_p": 1.1 }), "typical_p", "above 0, 1 at most"),
         (json!({ "top_n_sigma": -2 }), "top_n_sigma", "from -1 up"),
         (json!({ "top_n_sigma": 1e39 }), "top_n_sigma", "from -1 up"),
+        (json!({ "guidance_scale": 1.5 }), "guidance_scale", "classifier-free guidance"),
+        (json!({ "negative_prompt": "x", "guidance_scale": 1 }), "negative_prompt", "classifier-free guidance"),
+        (json!({ "penalty_alpha": 0.6 }), "penalty_alpha", "contrastive search"),
+        (json!({ "banned_strings": ["x"] }), "banned_strings", "`bad_words`"),
         (json!({ "epsilon_cutoff": 2 }), "epsilon_cutoff", "from 0 to 1"),
         (json!({ "eta_cutoff": -0.1 }), "eta_cutoff", "from 0 to 1"),
         (json!({ "tfs": 1.5 }), "tfs", "from 0 to 1"),
