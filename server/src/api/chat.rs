@@ -1,20 +1,13 @@
 //! `POST /v1/chat/completions`: [OpenAI's endpoint](https://platform.openai.com/docs/api-reference/chat) with the
 //! parameters that local servers add.
 
-use std::sync::Arc;
-
 use axum::{
     Json,
     extract::State,
     response::{IntoResponse, Response},
 };
-use hearth_engine::{ServedModel, request::MAX_LOGPROBS};
-use hearth_model::{
-    TokenId,
-    chat::{ChatTemplate, thought},
-    sampling::SamplingParams,
-    tokenizer::{DecodeOptions, Tokenizer},
-};
+use hearth_engine::request::MAX_LOGPROBS;
+use hearth_model::{TokenId, sampling::SamplingParams, tokenizer::Tokenizer};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -29,6 +22,7 @@ use super::{
     generation::{Generation, Started, examples},
     options::RequestTemplates,
     prompt::WirePromptLogprobs,
+    reply::{Reply, ReplyRequest},
     schema::Shape,
     state::AppState,
     stream::{self, Answer, Delta, Part, TokenEntry, TokenText},
@@ -36,13 +30,6 @@ use super::{
     tool_calls::{self, CallDeltas, WireCall, WireCallDelta},
     tool_parser::ToolParser,
 };
-
-/// A parsed request; types and ranges are checked.
-#[derive(Debug)]
-struct ChatRequest {
-    conversation: Conversation,
-    generation: Generation,
-}
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct ChatCompletion {
@@ -140,34 +127,16 @@ fn describe(state: &AppState, shape: &Shape) -> Result<(), ApiError> {
     let smallest = json!({ "messages": [{ "role": "user", "content": "x" }], "tools": [tool] });
     examples(&smallest).into_iter().try_for_each(|example| {
         let fields = Fields::describing(example, shape);
-        ChatRequest::from_fields(fields, state.options().request_templates, state.sampling_defaults()).map(drop)
+        chat_request(fields, state.options().request_templates, state.sampling_defaults()).map(drop)
     })
 }
 
 /// Handles a chat request, streamed or not.
 pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Result<Response, ApiError> {
     let (defaults, templates) = (state.sampling_defaults(), state.options().request_templates);
-    let request = body.read(&state, move |fields| ChatRequest::from_fields(fields, templates, defaults)).await?;
-    let preparation = request.conversation.preparation(request.generation.n_bytes());
-    let model = Arc::clone(state.engine_for(request.generation.arrived())?.model());
-    let wait = request.generation.turn_wait();
-    let with_template = move || request.with_template(&model);
-    let (request, parser, template) = state.prepare_long(preparation, wait, with_template).await?;
-    let ChatRequest { conversation, generation } = request;
-    let continued_thought = conversation.continued_thought();
-    let prepare = move |generation: &Generation, model: &ServedModel| {
-        let check_length = |n_bytes| match generation.keeps_whole_prompt() {
-            true => model.check_text_length("messages", n_bytes).map_err(ApiError::from),
-            false => Ok(()),
-        };
-        Ok(vec![generation.prompt(conversation.encode(&template, model, check_length)?, model)])
-    };
-    let started = generation.start(&state, "chatcmpl-", (preparation, prepare)).await?;
+    let request = body.read(&state, move |fields| chat_request(fields, templates, defaults)).await?;
+    let Reply { started, parser, generation } = request.start(&state, "chatcmpl-", body).await?;
     let Started { head, deltas, tokenizer, prompt_ids } = started;
-    let open_thought = continued_thought.or_else(|| opened_thought(prompt_ids.first()?, &tokenizer));
-    let parser = parser.map(|parser| parser.within_thought(open_thought));
-    // The text is tokenized, so the body's share of the memory limit can be released.
-    drop(body);
     let prompt_token_ids = prompt_ids.first().filter(|_| generation.returns_token_ids).map(|ids| ids.to_vec());
     let response = if let Some(reports) = generation.stream {
         let writer = ChunkWriter {
@@ -191,54 +160,23 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
     Ok(generation.add_ignored(response))
 }
 
-impl ChatRequest {
-    fn from_fields(
-        mut fields: Fields,
-        templates: RequestTemplates,
-        defaults: SamplingParams,
-    ) -> Result<Self, ApiError> {
-        let conversation = Conversation::from_fields(&mut fields, templates)?;
-        if let Some(modalities) = fields.string_list("modalities")?
-            && modalities != ["text"]
-        {
-            let message = format!("`modalities` must be `[\"text\"]`, got `{}`", json!(modalities));
-            return Err(ApiError::invalid("modalities", message));
-        }
-        let logprobs = logprobs(&mut fields)?;
-        let max_tokens = max_tokens(&mut fields)?;
-        let generation = Generation::from_fields(fields, max_tokens, defaults)?.with_logprobs(logprobs);
-        let generation = generation.with_prompt_param("messages").with_prompt_reported_once();
-        Ok(Self { conversation, generation })
+fn chat_request(
+    mut fields: Fields,
+    templates: RequestTemplates,
+    defaults: SamplingParams,
+) -> Result<ReplyRequest, ApiError> {
+    let conversation = Conversation::from_fields(&mut fields, templates)?;
+    if let Some(modalities) = fields.string_list("modalities")?
+        && modalities != ["text"]
+    {
+        let message = format!("`modalities` must be `[\"text\"]`, got `{}`", json!(modalities));
+        return Err(ApiError::invalid("modalities", message));
     }
-
-    /// Applies the template and the tools to the request: determines the fields that the template ignores, the
-    /// structure of the answer, and the parser for tool calls.
-    fn with_template(self, model: &ServedModel) -> Result<(Self, Option<ToolParser>, ChatTemplate), ApiError> {
-        let Self { conversation, generation } = self;
-        let template = conversation.template(model)?;
-        let mut generation = generation.ignoring(conversation.unread(&template));
-        let mut parser = None;
-        if let Some((tools, style)) = conversation.tools(&template) {
-            if let Some(structure) = tools.structure(style, &model.tokenizer, generation.structure())? {
-                generation = generation.with_structure(structure);
-            }
-            if style.has_special_marks(&model.tokenizer) {
-                generation = generation.showing_special_tokens();
-            }
-            parser = Some(tools.parser(style));
-        }
-        Ok((Self { conversation, generation }, parser, template))
-    }
-}
-
-/// The mark that closes the thought that a prompt opens at its end.
-fn opened_thought(prompt_ids: &[TokenId], tokenizer: &Tokenizer) -> Option<&'static str> {
-    /// Enough for a mark and white space, a byte each.
-    const N_LAST: usize = 32;
-    let last = &prompt_ids[prompt_ids.len().saturating_sub(N_LAST)..];
-    let text = tokenizer.decode(last, DecodeOptions { skip_special_tokens: false });
-    let opened = thought::MARKS.into_iter().find(|[open, _]| text.trim_end().ends_with(open));
-    opened.map(|[_, close]| close)
+    let logprobs = logprobs(&mut fields)?;
+    let max_tokens = max_tokens(&mut fields)?;
+    let generation = Generation::from_fields(fields, max_tokens, defaults)?.with_logprobs(logprobs);
+    let generation = generation.with_prompt_param("messages").with_prompt_reported_once();
+    Ok(ReplyRequest { conversation, generation })
 }
 
 fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {

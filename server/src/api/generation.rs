@@ -187,6 +187,11 @@ impl Generation {
         Self { prompt_param, ..self }
     }
 
+    /// The parameter that has the prompt.
+    pub(crate) fn prompt_param(&self) -> &'static str {
+        self.prompt_param
+    }
+
     /// Reports data about the prompt once, not in each choice.
     pub(crate) fn with_prompt_reported_once(self) -> Self {
         Self { reports_prompt_once: true, ..self }

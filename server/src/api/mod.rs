@@ -8,7 +8,7 @@
 //! - `tokens`: tokenizes, detokenizes, and describes the tokenizer
 //! - `generation`: common fields of `completions` and `chat`; `chunk`: common parts of their answers; `prompt`: one
 //!   prompt; `ignored_params`: the response header that lists ignored parameters
-//! - `conversation`: messages to a prompt, by the model's chat template
+//! - `conversation`: messages to a prompt, by the model's chat template; `reply`: submits it, with its tools
 //! - `text_input`: strings or token ids, one or several
 //! - `sampling`: sampling parameters; `beams`: those of beam search
 //! - `structured`: structured output
@@ -58,6 +58,7 @@ pub mod origin;
 mod page;
 pub(crate) mod preparation;
 mod prompt;
+mod reply;
 mod request_log;
 pub mod router;
 mod sampling;
