@@ -9,6 +9,7 @@ use crate::{
     prefix_cache::PrefixChain,
     request::{EngineRequest, LogprobsMode, RequestParts, SpecialTokens, StopConditions, StopText},
     text::{Matched, TextAssembler},
+    thinking::Thinking,
     token_ids::TokenIds,
 };
 use hearth_model::{
@@ -26,6 +27,8 @@ pub(crate) struct Sequence {
     sampler: Sampler,
     /// The state of the answer's grammar. Recomputed tokens are not sampled again, so it survives a preemption.
     constraint: Option<Constraint>,
+    /// Its thoughts, if they are known.
+    thinking: Option<Thinking>,
     text: TextAssembler,
     /// Generated tokens. The prompt is in the request, shared by all answers to it.
     output: Vec<TokenId>,
@@ -41,7 +44,7 @@ impl Sequence {
     /// A sequence without output. `chain` is at the end of the prompt.
     pub(crate) fn new(request: EngineRequest, chain: PrefixChain, tokenizer: &Tokenizer) -> Self {
         let text = assembler(&request, tokenizer);
-        Self::with_text(request, chain, text)
+        Self::with_text(request, chain, text, tokenizer)
     }
 
     /// Another answer to the same prompt.
@@ -49,12 +52,14 @@ impl Sequence {
         let (ours, theirs) = (self.request.parts(), request.parts());
         let reads_alike = ours.text == theirs.text && ours.stop.stop_strings == theirs.stop.stop_strings;
         let text = if reads_alike { self.text.clone() } else { assembler(&request, tokenizer) };
-        Self::with_text(request, self.chain.clone(), text)
+        Self::with_text(request, self.chain.clone(), text, tokenizer)
     }
 
-    fn with_text(request: EngineRequest, chain: PrefixChain, text: TextAssembler) -> Self {
+    fn with_text(request: EngineRequest, chain: PrefixChain, text: TextAssembler, tokenizer: &Tokenizer) -> Self {
         let parts = request.parts();
+        let thinking = parts.thinking.clone();
         Self {
+            thinking: thinking.map(|rules| Thinking::new(rules, &parts.prompt_ids, tokenizer)),
             constraint: parts.constraint.clone(),
             sampler: Sampler::sharing(parts.sampling.clone(), parts.choice, Arc::clone(&parts.prompt_ids)),
             text,
@@ -117,9 +122,11 @@ impl Sequence {
     /// The part of the row at `position` that [`advance`](Self::advance) needs, if the tokens `ahead` extend the
     /// sequence up to there.
     pub(crate) fn needs(&self, position: usize, ahead: &[TokenId]) -> RowNeeds {
-        let RequestParts { logprobs, logprobs_mode, .. } = self.request.parts();
+        let RequestParts { logprobs, logprobs_mode, thinking, .. } = self.request.parts();
         let is_of_prompt = position + 1 < self.n_prompt();
-        let reports_raw = logprobs.is_some() && *logprobs_mode == LogprobsMode::Raw;
+        // The log-probability of a forced token may be any.
+        let may_force = thinking.as_ref().is_some_and(|thinking| thinking.budget.is_some());
+        let reports_raw = logprobs.is_some() && (*logprobs_mode == LogprobsMode::Raw || may_force);
         if is_of_prompt || reports_raw || self.constraint.is_some() {
             return RowNeeds::Whole;
         }
@@ -198,19 +205,27 @@ impl Sequence {
     fn draw(&mut self, senders: &mut EventSenders, logits: &LogitRow<'_>) -> Result<Progress> {
         let StopConditions { min_tokens, max_tokens, stop_token_ids, .. } = &self.request.parts().stop;
         let may_stop = self.n_completion() + 1 > *min_tokens;
+        let forced = self.thinking.as_ref().and_then(Thinking::forced);
         let allowed = match &self.constraint {
             // A constrained answer ends when it is complete, whatever the minimum length.
-            Some(constraint) => LogitRow::Whole(constraint.restrict(logits.whole()?, stop_token_ids)?.into()),
-            None => self.allowed(0, logits),
+            Some(constraint) if forced.is_none() => {
+                LogitRow::Whole(constraint.restrict(logits.whole()?, stop_token_ids)?.into())
+            }
+            _ => self.allowed(0, logits),
         };
         let position = self.token_ids().len();
-        let id = self.sampler.sample(&allowed, position)?;
+        let id = match forced {
+            Some(id) => id,
+            None => self.sampler.sample(&allowed, position)?,
+        };
         let logprobs = match (self.request.parts().logprobs, self.request.parts().logprobs_mode) {
             (None, _) => None,
             (Some(n_top), LogprobsMode::Raw) => Some(token_logprobs(logits.whole()?, id, n_top)),
             (Some(n_top), LogprobsMode::Processed) => Some(self.sampler.logprobs(&allowed, position, (id, n_top))?),
         };
-        let (is_stop_token, is_last) = (stop_token_ids.contains(&id), self.n_completion() + 1 == *max_tokens);
+        let is_stop_token = forced.is_none() && stop_token_ids.contains(&id);
+        let is_last = self.n_completion() + 1 == *max_tokens;
+        let is_thought = !is_stop_token && self.thinking.as_mut().is_some_and(|thinking| thinking.accept(id));
         self.sampler.accept(id);
         self.output.push(id);
         let offset = self.text.n_chars();
@@ -225,7 +240,7 @@ impl Sequence {
         let stop_text = if self.constraint.is_some() { StopText::Cut } else { self.request.parts().text.stop_text };
         let matched = match (is_stop_token && may_stop, stop_text) {
             (true, StopText::Cut) => Matched::Text(String::new()),
-            _ if may_stop => self.text.push(id),
+            _ if may_stop && !is_thought => self.text.push(id),
             _ => Matched::Text(self.text.pass(id)),
         };
         let (text, is_stopped) = match matched {
@@ -269,7 +284,8 @@ impl Sequence {
         cause: Option<StopCause>,
         text: String,
     ) -> Progress {
-        senders.queue_end(0, reason, cause, text);
+        let thought_tokens = self.thinking.as_ref().map(Thinking::n_tokens);
+        senders.queue_end_of_thinking(0, (reason, cause), text, thought_tokens);
         Progress::Ended(vec![(reason, self.n_completion())])
     }
 

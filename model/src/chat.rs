@@ -248,6 +248,13 @@ impl ChatTemplate {
         self.sources.tool_use.as_ref().unwrap_or(&self.sources.default)
     }
 
+    /// Whether one of the templates reads a variable of this name, such as `enable_thinking`.
+    pub fn reads_variable(&self, name: &str) -> bool {
+        let sources = [Some(&self.sources.default), self.sources.tool_use.as_ref()];
+        let syntax = self.environment.syntax();
+        sources.into_iter().flatten().any(|source| environment::reads_variable(source, name, syntax.clone()))
+    }
+
     /// Whether the template for tools uses the variable `tools`.
     pub fn takes_tools(&self) -> bool {
         self.takes_tools

@@ -15,6 +15,7 @@ use super::{
     options::RequestTemplates,
     preparation::Preparation,
     schema,
+    thinking::Thinking,
     tools::{ToolStyle, Tools},
 };
 
@@ -99,13 +100,18 @@ impl Conversation {
         })
     }
 
+    /// Gives the template what the request says of thinking. Returns the parameter that the template does not read.
+    pub(crate) fn add_thinking(&mut self, thinking: Thinking, template: &ChatTemplate) -> Option<&'static str> {
+        thinking.add_to(&mut self.kwargs, template)
+    }
+
     /// The tools, and how a model with this template calls them.
     pub(crate) fn tools(&self, template: &ChatTemplate) -> Option<(&Tools, ToolStyle)> {
         self.tools.as_ref().map(|tools| (tools, ToolStyle::of(template)))
     }
 
-    /// The mark that closes the thought within which the answer continues the last message.
-    pub(crate) fn continued_thought(&self) -> Option<&'static str> {
+    /// The marks of which one closes the thought within which the answer continues the last message.
+    pub(crate) fn continued_thought(&self) -> Option<&'static [&'static str]> {
         let last = self.messages.last().filter(|_| self.ending == Ending::OpenMessage)?;
         thought::open_at_end(&last.content)
     }

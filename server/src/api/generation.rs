@@ -40,7 +40,7 @@ use super::{
     stream::{Answer, Deltas, Echo, ID_BYTES, MAX_ANSWER_BYTES, Opening, REPORTED_BYTES},
     structured::Structure,
     submission::{Submission, Submitted, Usage},
-    thinking::Thinking,
+    thinking::{ModelThoughts, Thinking},
 };
 
 /// Maximum number of answers to one prompt.
@@ -104,6 +104,8 @@ pub(crate) struct Generation {
     n_bytes: usize,
     log: RequestLog,
     thinking: Thinking,
+    /// The thoughts of the model, if the endpoint has a chat template.
+    thoughts: Option<ModelThoughts>,
 }
 
 /// A submitted request, with the data for writing its answer.
@@ -173,6 +175,7 @@ impl Generation {
             n_bytes: given.n_bytes(),
             log: given.log().clone(),
             thinking: Thinking::default(),
+            thoughts: None,
         };
         for name in ignored_params::WITHOUT_EFFECT {
             fields.ignore(name);
@@ -193,6 +196,16 @@ impl Generation {
     /// How the model thinks.
     pub(crate) fn thinking(&self) -> Thinking {
         self.thinking
+    }
+
+    /// How the model writes thoughts.
+    pub(crate) fn thoughts(&self) -> Option<ModelThoughts> {
+        self.thoughts
+    }
+
+    /// Sets how the model writes thoughts.
+    pub(crate) fn with_thoughts(self, thoughts: ModelThoughts) -> Self {
+        Self { thoughts: Some(thoughts), ..self }
     }
 
     /// Names the parameter that has the prompt.
@@ -466,6 +479,10 @@ impl Generation {
                 text: self.text,
                 strategy: beams::seeded(self.strategy, seed),
                 constraint: constraint.clone(),
+                thinking: match self.thoughts {
+                    Some(thoughts) => Some(thoughts.rules(self.thinking, &prompt.ids, &model.tokenizer)?),
+                    None => None,
+                },
                 priority: self.priority,
                 prefix_salt: self.prefix_salt,
                 tenant: self.tenant,

@@ -1,5 +1,7 @@
 //! Each text is read at once and split into pieces.
 
+#![expect(clippy::unwrap_used, reason = "tests")]
+
 use super::{
     super::{
         call_format::{CallFormat, GRANITE, HERMES, LLAMA, MISTRAL, MISTRAL_NAMED},
@@ -44,9 +46,19 @@ fn check(reader: &AnswerReader, text: &str, reasoning: &str, content: &str, n_ca
     }
 }
 
+/// The form of thoughts of a template.
+fn form(source: Option<&str>) -> &'static ThoughtForm {
+    ThoughtForm::of_template(source.unwrap_or("<think>")).unwrap()
+}
+
+/// The marks of which one closes a thought that `open` opens.
+fn closes(open: &str) -> Option<&'static [&'static str]> {
+    form(None).opened_by(open)
+}
+
 fn reader(calls: Option<&'static CallFormat>, format: ReasoningFormat) -> AnswerReader {
     let parser = calls.map(|format| ToolParser::searching(format, vec!["f".into()], Calls::Several));
-    AnswerReader::new(parser, format)
+    AnswerReader::new(form(None), parser, format)
 }
 
 #[test]
@@ -68,9 +80,9 @@ fn thoughts_are_apart_from_the_content_at_any_split() {
             check(&reader, &format!("{open}a {}", &close[..3]), &format!("a {}", &close[..3]), "", 0);
             check(&reader, open, "", "", 0);
             // The prompt opens it.
-            let within = reader.clone().within_thought(Some(close), false);
+            let within = reader.clone().within_thought(closes(open), false);
             check(&within, &format!("\na\n{close}\n\nc"), "a", "c", 0);
-            let continued = reader.clone().within_thought(Some(close), true);
+            let continued = reader.clone().within_thought(closes(open), true);
             check(&continued, &format!(" a\n{close}\n\nc"), " a", "c", 0);
         }
         check(&reader, " \n c", "", " \n c", 0);
@@ -114,7 +126,6 @@ fn no_call_is_taken_out_of_a_thought() {
                 check(&within, &thought, "", &thought, 0);
                 let content = if thought.starts_with('I') { "I look.\n" } else { "" };
                 let reasoning = thought.trim_start_matches(content).trim_start_matches(open);
-                let content = content.trim_end();
                 check(&apart, &thought, reasoning.trim_end_matches(close).trim(), content, 0);
             }
             check(&within, &format!("{thought}{call}"), "", &thought, 1);
@@ -124,11 +135,11 @@ fn no_call_is_taken_out_of_a_thought() {
             check(&apart, &text, &format!("{call}{call}"), "", 1);
             // The prompt opens it.
             let rest = format!("a\n{call}\n{close}");
-            let opened = within.clone().within_thought(Some(close), false);
+            let opened = within.clone().within_thought(closes(open), false);
             check(&opened, &rest, "", &rest, 0);
             check(&opened, &format!("{rest}\n{call}"), "", &rest, 1);
             check(&opened, &call, "", &call, 0);
-            let opened = apart.clone().within_thought(Some(close), false);
+            let opened = apart.clone().within_thought(closes(open), false);
             check(&opened, &format!("{rest}\n{call}"), &format!("a\n{call}"), "", 1);
         }
     }
