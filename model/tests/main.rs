@@ -24,6 +24,8 @@ mod rope_json;
 mod rope_mutations;
 mod sampling;
 mod sampling_statistics;
+mod sampling_steered;
+mod sampling_tails;
 mod sampling_vocabulary;
 mod schemas;
 mod smollm2;

@@ -107,7 +107,7 @@ pub(super) const ROWS: &[Architecture] = &[
             LLAMA_SIZES,
             &[
                 size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
-                derived(|c| &mut c.head_dim, head_dim),
+                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
                 ConfigRow::Rope(&rope::WHOLE_HEADS),
                 SILU,
                 number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
