@@ -4,17 +4,17 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use crate::{
     acceptance::Acceptance,
+    bound_answer::{Bound, BoundAnswer},
     event::{Event, FinishReason, StopCause},
     event_senders::{EventSenders, Progress},
     prefix_cache::PrefixChain,
     request::{EngineRequest, LogprobsMode, RequestParts, SpecialTokens, StopConditions, StopText},
     text::{Matched, TextAssembler},
-    thinking::Thinking,
+    thinking::{Thinking, ThinkingStep},
     token_ids::TokenIds,
 };
 use hearth_model::{
     Result, TokenId,
-    constraint::Constraint,
     kv_cache::PageKey,
     sampling::{LogitRow, RowNeeds, Sampler, TokenLogprobs, token_logprobs},
     tokenizer::{DecodeOptions, Detokenizer, Tokenizer},
@@ -26,7 +26,7 @@ pub(crate) struct Sequence {
     request: EngineRequest,
     sampler: Sampler,
     /// The state of the answer's grammar. Recomputed tokens are not sampled again, so it survives a preemption.
-    constraint: Option<Constraint>,
+    constraint: Option<BoundAnswer>,
     /// Its thoughts, if they are known.
     thinking: Option<Thinking>,
     text: TextAssembler,
@@ -57,10 +57,11 @@ impl Sequence {
 
     fn with_text(request: EngineRequest, chain: PrefixChain, text: TextAssembler, tokenizer: &Tokenizer) -> Self {
         let parts = request.parts();
-        let thinking = parts.thinking.clone();
+        let thinking = parts.thinking.clone().map(|rules| Thinking::new(rules, &parts.prompt_ids, tokenizer));
+        let start = thinking.as_ref().and_then(Thinking::answer_start);
         Self {
-            thinking: thinking.map(|rules| Thinking::new(rules, &parts.prompt_ids, tokenizer)),
-            constraint: parts.constraint.clone(),
+            constraint: parts.constraint.as_ref().map(|empty| BoundAnswer::new(empty, start)),
+            thinking,
             sampler: Sampler::sharing(parts.sampling.clone(), parts.choice, Arc::clone(&parts.prompt_ids)),
             text,
             output: Vec::new(),
@@ -96,7 +97,7 @@ impl Sequence {
         match self.n_completion() {
             0 => 0,
             // The sequence is held after each token, so drafts would be rejected.
-            _ if self.constraint.as_ref().is_some_and(Constraint::is_slow) => 0,
+            _ if self.constraint.as_ref().is_some_and(BoundAnswer::is_slow) => 0,
             n_completion => self.request.parts().stop.max_tokens.saturating_sub(n_completion + 1),
         }
     }
@@ -205,19 +206,35 @@ impl Sequence {
     fn draw(&mut self, senders: &mut EventSenders, logits: &LogitRow<'_>) -> Result<Progress> {
         let StopConditions { min_tokens, max_tokens, stop_token_ids, .. } = &self.request.parts().stop;
         let may_stop = self.n_completion() + 1 > *min_tokens;
-        let forced = self.thinking.as_ref().and_then(Thinking::forced);
+        let mut forced = self.thinking.as_ref().and_then(Thinking::forced);
+        let is_thinking = self.thinking.as_ref().is_some_and(Thinking::is_open);
         let allowed = match &self.constraint {
             // A constrained answer ends when it is complete, whatever the minimum length.
-            Some(constraint) if forced.is_none() => {
+            Some(constraint) if forced.is_none() && !is_thinking => {
                 LogitRow::Whole(constraint.restrict(logits.whole()?, stop_token_ids)?.into())
             }
             _ => self.allowed(0, logits),
         };
         let position = self.token_ids().len();
-        let id = match forced {
+        let mut sampled = match forced {
             Some(id) => id,
             None => self.sampler.sample(&allowed, position)?,
         };
+        if let Some(thinking) = self.thinking.as_mut().filter(|_| forced.is_none() && is_thinking)
+            && self.constraint.is_some()
+        {
+            // What follows the thought must follow the grammar: no token has both.
+            let mut barred = BTreeSet::new();
+            while thinking.would_begin_answer(sampled) {
+                barred.insert(sampled);
+                sampled = self.sampler.sample(&allowed.without(&barred), position)?;
+            }
+            if stop_token_ids.contains(&sampled) {
+                thinking.close();
+                forced = thinking.forced();
+            }
+        }
+        let id = forced.unwrap_or(sampled);
         let logprobs = match (self.request.parts().logprobs, self.request.parts().logprobs_mode) {
             (None, _) => None,
             (Some(n_top), LogprobsMode::Raw) => Some(token_logprobs(logits.whole()?, id, n_top)),
@@ -225,22 +242,19 @@ impl Sequence {
         };
         let is_stop_token = forced.is_none() && stop_token_ids.contains(&id);
         let is_last = self.n_completion() + 1 == *max_tokens;
-        let is_thought = !is_stop_token && self.thinking.as_mut().is_some_and(|thinking| thinking.accept(id));
+        let step = self.thinking.as_mut().filter(|_| !is_stop_token).map(|thinking| thinking.accept(id));
         self.sampler.accept(id);
         self.output.push(id);
         let offset = self.text.n_chars();
-        let (is_complete, is_held) = match &mut self.constraint {
-            Some(constraint) if !is_stop_token && constraint.is_slow() => {
-                constraint.accept_elsewhere(id);
-                (false, true)
-            }
-            Some(constraint) if !is_stop_token => (constraint.accept(id)?, false),
-            _ => (false, false),
+        let bound = match (&mut self.constraint, &self.request.parts().constraint) {
+            (Some(constraint), Some(empty)) if !is_stop_token => constraint.accept(id, step, empty)?,
+            _ => Bound::Open,
         };
         let stop_text = if self.constraint.is_some() { StopText::Cut } else { self.request.parts().text.stop_text };
         let matched = match (is_stop_token && may_stop, stop_text) {
             (true, StopText::Cut) => Matched::Text(String::new()),
-            _ if may_stop && !is_thought => self.text.push(id),
+            _ if may_stop && step.is_some_and(ThinkingStep::begins_answer) => self.text.push_after_blanks(id),
+            _ if may_stop && !step.is_some_and(ThinkingStep::is_before_answer) => self.text.push(id),
             _ => Matched::Text(self.text.pass(id)),
         };
         let (text, is_stopped) = match matched {
@@ -250,9 +264,9 @@ impl Sequence {
         senders.queue(0, Event::Token { id, text, offset, logprobs });
         Ok(if is_stopped {
             self.finished(senders, FinishReason::Stop, self.stop_string(), String::new())
-        } else if is_complete || is_stop_token && may_stop {
+        } else if bound == Bound::Complete || is_stop_token && may_stop {
             self.end(senders, FinishReason::Stop, is_stop_token.then_some(StopCause::Token(id)))
-        } else if is_held {
+        } else if bound == Bound::Later {
             Progress::Held(self.page_key())
         } else if is_last {
             self.end(senders, FinishReason::Length, None)

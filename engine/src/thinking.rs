@@ -1,10 +1,14 @@
 //! What a sequence thinks before it answers: counts its tokens, and ends it at a budget by forcing the closing words.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::Arc,
+};
 
 use hearth_model::{
     TokenId,
     chat::thought::{Part, Place, ThoughtForm, ThoughtScan},
+    constraint::Constraint,
     tokenizer::{DecodeOptions, Detokenizer, Tokenizer},
 };
 
@@ -15,8 +19,13 @@ pub struct ThinkingRules {
     pub form: &'static ThoughtForm,
     /// The marks of which one closes the thought that the prompt opens. `None` if it opens none.
     pub opened: Option<&'static [&'static str]>,
+    /// The tokens that end a thought at the budget, and where the model ends a text that has no answer yet, although
+    /// one must follow a grammar.
+    pub closing_ids: Arc<[TokenId]>,
     /// The limit of thinking.
     pub budget: Option<ThinkingBudget>,
+    /// How an answer begins that follows a grammar. `None` without one.
+    pub answer: Option<AnswerStart>,
 }
 
 /// How many tokens the model may think.
@@ -24,10 +33,30 @@ pub struct ThinkingRules {
 pub struct ThinkingBudget {
     /// Maximum number of tokens of thoughts, over all of them, without marks and closing words.
     pub n_tokens: usize,
-    /// The tokens that end a thought then.
-    pub closing_ids: Arc<[TokenId]>,
     /// The parameter that requests it.
     pub param: &'static str,
+}
+
+/// What may or must stand before an answer that follows a grammar, and is not in the grammar.
+#[derive(Clone, Debug, Default)]
+pub struct AnswerStart {
+    /// Marks that the text may begin with.
+    pub opening: Option<Opening>,
+    /// The tokens that the text begins with.
+    pub first_ids: Arc<[TokenId]>,
+    /// The tokens after a thought.
+    pub after_thought: Arc<[TokenId]>,
+    /// Tokens of white space, of which a few may follow a thought.
+    pub blank_ids: Arc<BTreeSet<TokenId>>,
+}
+
+/// Marks at the beginning of a text: those that open a thought, and those before an answer.
+#[derive(Clone, Debug)]
+pub struct Opening {
+    /// One of the marks.
+    pub grammar: Constraint,
+    /// Whether there must be one.
+    pub is_required: bool,
 }
 
 /// The thoughts of one sequence.
@@ -40,8 +69,11 @@ pub(crate) struct Thinking {
     unsettled: VecDeque<Unsettled>,
     /// Number of tokens of thoughts among those that are settled.
     n_settled: usize,
-    /// Number of closing tokens that have been forced since the budget was spent.
-    n_forced: Option<usize>,
+    /// Tokens that come next.
+    forced: VecDeque<TokenId>,
+    /// Whether there has been nothing but thoughts, marks and white space since the start or the last thought, so that
+    /// the answer has not begun.
+    is_before_answer: bool,
 }
 
 /// A token whose text may be part of a mark.
@@ -53,6 +85,30 @@ struct Unsettled {
     is_thought: bool,
 }
 
+/// The place of an added token.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ThinkingStep {
+    /// Whether a thought was open before it.
+    pub(crate) was_open: bool,
+    /// Whether a thought is open after it.
+    pub(crate) is_open: bool,
+    pub(crate) is_forced: bool,
+    /// Whether the answer had begun before it and after it.
+    begun: [bool; 2],
+}
+
+impl ThinkingStep {
+    /// Whether nothing of its text belongs to the answer, so that stop strings do not count.
+    pub(crate) fn is_before_answer(self) -> bool {
+        self.was_open || self.is_open || self.is_forced || self.begun == [false; 2]
+    }
+
+    /// Whether the answer begins in it.
+    pub(crate) fn begins_answer(self) -> bool {
+        self.begun == [false, true]
+    }
+}
+
 /// Tokens of a prompt that may matter for the text after it.
 const N_PREFIX: usize = 16;
 
@@ -61,7 +117,10 @@ impl Thinking {
         let last = &prompt_ids[prompt_ids.len().saturating_sub(N_PREFIX)..];
         let detokenizer = Detokenizer::new(tokenizer, DecodeOptions { skip_special_tokens: false }).with_prefix(last);
         let scan = ThoughtScan::new(rules.form).within(rules.opened);
-        let mut thinking = Self { rules, detokenizer, scan, unsettled: VecDeque::new(), n_settled: 0, n_forced: None };
+        let forced = rules.answer.iter().flat_map(|answer| answer.first_ids.iter().copied()).collect();
+        let is_before_answer = rules.opened.is_some() || !rules.form.answer_marks.is_empty();
+        let unsettled = VecDeque::new();
+        let mut thinking = Self { rules, detokenizer, scan, unsettled, n_settled: 0, forced, is_before_answer };
         thinking.check_budget();
         thinking
     }
@@ -79,28 +138,52 @@ impl Thinking {
 
     /// The next token, if it is forced.
     pub(crate) fn forced(&self) -> Option<TokenId> {
-        self.rules.budget.as_ref()?.closing_ids.get(self.n_forced?).copied()
+        self.forced.front().copied()
     }
 
-    /// Adds a token. Returns whether it touches a thought, so that stop strings do not count in it.
-    pub(crate) fn accept(&mut self, id: TokenId) -> bool {
-        let was_open = self.is_open();
-        let is_forced = self.forced().is_some();
-        if let Some(n_forced) = &mut self.n_forced {
-            *n_forced += 1;
+    /// Forces the end of the open thought.
+    pub(crate) fn close(&mut self) {
+        self.forced.extend(self.rules.closing_ids.iter());
+    }
+
+    /// How an answer begins that follows a grammar.
+    pub(crate) fn answer_start(&self) -> Option<&AnswerStart> {
+        self.rules.answer.as_ref()
+    }
+
+    /// Whether this token would close the thought and have more than white space behind the mark.
+    pub(crate) fn would_begin_answer(&self, id: TokenId) -> bool {
+        let (mut detokenizer, mut scan) = (self.detokenizer.clone(), self.scan.clone());
+        scan.push(&detokenizer.push(id));
+        let mut is_closed = false;
+        while let Some(part) = scan.next(Place::Text) {
+            match part {
+                Part::Mark(_) => is_closed = true,
+                Part::Answer(text) if !text.trim().is_empty() => return true,
+                Part::Answer(_) | Part::Thought(_) => {}
+            }
         }
+        is_closed && !scan.held().trim().is_empty()
+    }
+
+    /// Adds a token.
+    pub(crate) fn accept(&mut self, id: TokenId) -> ThinkingStep {
+        let (was_open, had_begun) = (self.is_open(), !self.is_before_answer);
+        let is_forced = self.forced.pop_front().is_some();
         let text = self.detokenizer.push(id);
         self.unsettled.push_back(Unsettled { n_bytes: text.len(), is_forced, is_thought: was_open && text.is_empty() });
         self.scan.push(&text);
         while let Some(part) = self.scan.next(Place::Text) {
             self.settle(&part);
         }
-        // The words of the budget's end are over, and the thought with them.
-        if !self.is_open() && self.forced().is_none() {
-            self.n_forced = None;
+        if let Some(answer) = self.rules.answer.as_ref().filter(|_| was_open && !self.is_open()) {
+            // The closing words of the budget may have it too.
+            if self.forced.is_empty() {
+                self.forced.extend(answer.after_thought.iter());
+            }
         }
         self.check_budget();
-        was_open || self.is_open()
+        ThinkingStep { was_open, is_open: self.is_open(), is_forced, begun: [had_begun, !self.is_before_answer] }
     }
 
     /// Attributes a part of the text to its tokens.
@@ -109,6 +192,10 @@ impl Thinking {
             Part::Thought(text) => (true, text),
             Part::Mark(text) | Part::Answer(text) => (false, text),
         };
+        match part {
+            Part::Mark(_) | Part::Thought(_) => self.is_before_answer = true,
+            Part::Answer(text) => self.is_before_answer &= text.trim().is_empty(),
+        }
         let mut n_bytes = text.len();
         while let Some(token) = self.unsettled.front_mut() {
             let n_taken = n_bytes.min(token.n_bytes);
@@ -124,8 +211,8 @@ impl Thinking {
 
     fn check_budget(&mut self) {
         let Some(budget) = &self.rules.budget else { return };
-        if self.is_open() && self.n_forced.is_none() && self.n_tokens() >= budget.n_tokens {
-            self.n_forced = Some(0);
+        if self.is_open() && self.forced.is_empty() && self.n_tokens() >= budget.n_tokens {
+            self.close();
         }
     }
 }
@@ -172,9 +259,10 @@ mod tests {
     fn written(text: &str, has_marks: bool, is_opened: bool, budget: Option<usize>) -> (String, usize) {
         let tokenizer = tokenizer();
         let closing_ids: Arc<[TokenId]> = ids(&tokenizer, "\n</think>\n\n", has_marks).into();
-        let budget = budget.map(|n_tokens| ThinkingBudget { n_tokens, closing_ids, param: "thinking_token_budget" });
+        let budget = budget.map(|n_tokens| ThinkingBudget { n_tokens, param: "thinking_token_budget" });
         let opened = is_opened.then_some(form().marks[0].closes);
-        let mut thinking = Thinking::new(ThinkingRules { form: form(), opened, budget }, &[], &tokenizer);
+        let rules = ThinkingRules { form: form(), opened, closing_ids, budget, answer: None };
+        let mut thinking = Thinking::new(rules, &[], &tokenizer);
         let mut all = Vec::new();
         for id in ids(&tokenizer, text, has_marks) {
             while let Some(forced) = thinking.forced() {

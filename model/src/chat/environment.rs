@@ -115,6 +115,12 @@ pub(super) fn reads_variable(source: &str, name: &str, syntax: SyntaxConfig) -> 
     (0..tokens.len()).any(|at| matches!(tokens[at], Token::Ident(found) if found == name) && is_read(at))
 }
 
+/// Whether a template reads parts of type `thinking` in a content, and not the members of a message that have thoughts.
+pub(super) fn reads_thinking_parts(source: &str) -> bool {
+    let is_compared = ["== 'thinking'", "== \"thinking\""].iter().any(|kind| source.contains(kind));
+    is_compared && !source.contains("reasoning_content")
+}
+
 /// Whether a template expects none instead of an empty text for a message without content: it compares `content` with
 /// none (`message['content'] is none`, `message.content is not none`), and nowhere with an empty text. Longer names
 /// that end in `content`, such as `reasoning_content`, do not count.

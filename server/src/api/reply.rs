@@ -71,9 +71,7 @@ impl ReplyRequest {
         let Self { mut conversation, generation } = self;
         let template = conversation.template(model)?;
         let mut generation = generation.ignoring(conversation.unread(&template));
-        if let Some(unread) = conversation.add_thinking(generation.thinking(), &template) {
-            generation = generation.ignoring([unread.to_owned()]);
-        }
+        let unread = conversation.add_thinking(generation.thinking(), &template);
         let mut parser = None;
         if let Some((tools, style)) = conversation.tools(&template) {
             if let Some(structure) = tools.structure(style, &model.tokenizer, generation.structure())? {
@@ -84,7 +82,14 @@ impl ReplyRequest {
             }
             parser = Some(tools.parser(style));
         }
-        let thoughts = ModelThoughts::new(&template, &model.tokenizer, conversation.continued_thought());
+        let thoughts = ModelThoughts::new(&template, &model.tokenizer, conversation.continued_thought(&template));
+        let thoughts = thoughts.switched(conversation.thinks(), conversation.is_continued());
+        for param in unread {
+            generation = match generation.thinking().turned_off_by(param).filter(|_| thoughts.is_known()) {
+                Some(off) => generation.with_thinking(off),
+                None => generation.ignoring([param.to_owned()]),
+            };
+        }
         if thoughts.has_special_marks(&model.tokenizer) {
             generation = generation.showing_special_tokens();
         }

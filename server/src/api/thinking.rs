@@ -2,15 +2,19 @@
 
 use std::sync::Arc;
 
-use hearth_engine::thinking::{ThinkingBudget, ThinkingRules};
+use hearth_engine::{
+    ServedModel,
+    thinking::{AnswerStart, Opening, ThinkingBudget, ThinkingRules},
+};
 use hearth_model::{
     TokenId,
     chat::{ChatTemplate, thought::ThoughtForm},
+    constraint::Grammar,
     tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
 };
 use serde_json::{Map, Value};
 
-use super::{error::ApiError, fields::Fields, reasoning::ReasoningFormat};
+use super::{error::ApiError, fields::Fields, reasoning::ReasoningFormat, structured::Structure, tools::text_in_lark};
 
 /// How the model should think, and where its thoughts go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,6 +25,8 @@ pub(crate) struct Thinking {
     pub(crate) effort: Option<Effort>,
     /// Whether the model thinks, if the request says so.
     pub(crate) is_enabled: Option<bool>,
+    /// Whether thoughts of earlier answers are kept, if the request says so.
+    pub(crate) is_preserved: Option<bool>,
 }
 
 /// How much the model should think.
@@ -59,8 +65,12 @@ const FORMATS: [(&str, ReasoningFormat); 6] = [
 /// The budget's names: of vLLM, llama.cpp's requests, and llama.cpp's setting.
 const BUDGETS: [&str; 3] = ["thinking_token_budget", "thinking_budget_tokens", "reasoning_budget"];
 
+/// Variables with which templates keep the thoughts of earlier answers, and their value then: of Qwen, GLM and Nemotron.
+const KEEPERS: [(&str, bool); 3] =
+    [("preserve_thinking", true), ("clear_thinking", false), ("truncate_history_thinking", false)];
+
 /// Variables with which templates turn thinking on and off.
-const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
+pub(crate) const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
 
 impl Thinking {
     /// Reads the fields of thinking.
@@ -70,35 +80,57 @@ impl Thinking {
         let format = if is_included { format } else { ReasoningFormat::Omitted };
         let effort = fields.one_of("reasoning_effort", &EFFORTS)?;
         let is_enabled = fields.flag("enable_thinking")?;
-        Ok(Self { format, budget: budget(fields)?, effort, is_enabled })
+        let is_preserved = fields.flag("preserve_thinking")?;
+        Ok(Self { format, budget: budget(fields)?, effort, is_enabled, is_preserved })
+    }
+
+    /// Whether the model thinks, if the request says so.
+    fn switch(self, kwargs: &Map<String, Value>) -> Option<bool> {
+        let given = SWITCHES.into_iter().find_map(|name| kwargs.get(name)?.as_bool());
+        given.or(self.is_enabled).or(self.effort.map(|effort| effort != Effort::None))
     }
 
     /// Adds the variables by which the template learns of it. Those that the client sets itself stay. Returns the
-    /// parameter that has no effect since the template reads no such variable.
-    pub(crate) fn add_to(self, kwargs: &mut Map<String, Value>, template: &ChatTemplate) -> Option<&'static str> {
-        let mut has_effect = false;
+    /// parameters that have no effect since the template reads no such variable.
+    pub(crate) fn add_to(self, kwargs: &mut Map<String, Value>, template: &ChatTemplate) -> Vec<&'static str> {
+        let switch = self.switch(kwargs);
         let mut add = |name: &str, value: Value| {
-            if template.reads_variable(name) {
-                has_effect = true;
+            let is_read = template.reads_variable(name);
+            if is_read {
                 kwargs.entry(name).or_insert(value);
             }
+            is_read
         };
-        let is_enabled = self.is_enabled.or(self.effort.map(|effort| effort != Effort::None));
-        if let Some(is_enabled) = is_enabled {
-            SWITCHES.into_iter().for_each(|name| add(name, is_enabled.into()));
-            if !is_enabled {
-                // Seed-OSS.
-                add("thinking_budget", 0.into());
+        let mut has_effect = false;
+        if let Some(is_enabled) = switch {
+            for name in SWITCHES {
+                has_effect |= add(name, is_enabled.into());
             }
+            // Seed-OSS.
+            has_effect |= !is_enabled && add("thinking_budget", 0.into());
         }
-        if let Some(effort) = self.effort {
-            let has_switch = SWITCHES.into_iter().any(|name| template.reads_variable(name));
-            if effort != Effort::None || !has_switch {
-                add("reasoning_effort", effort.known_to(template.source()).into());
-            }
+        if let Some(effort) = self.effort
+            && (effort != Effort::None || !has_effect)
+        {
+            has_effect |= add("reasoning_effort", effort.known_to(template.source()).into());
         }
         let given = self.effort.map(|_| "reasoning_effort").or(self.is_enabled.map(|_| "enable_thinking"));
-        given.filter(|_| !has_effect)
+        let mut unread: Vec<&str> = given.into_iter().filter(|_| !has_effect).collect();
+        if let Some(is_preserved) = self.is_preserved {
+            let added = KEEPERS.map(|(name, value)| add(name, (value == is_preserved).into()));
+            unread.extend(added.iter().all(|is_read| !is_read).then_some("preserve_thinking"));
+        }
+        unread
+    }
+
+    /// The same with a limit that turns thinking off, if `param` asks for that and the template cannot do it.
+    pub(crate) fn turned_off_by(self, param: &'static str) -> Option<Self> {
+        let is_off = match param {
+            "reasoning_effort" => self.effort == Some(Effort::None),
+            "enable_thinking" => self.is_enabled == Some(false),
+            _ => false,
+        };
+        is_off.then_some(Self { budget: Some((0, param)), ..self })
     }
 }
 
@@ -140,6 +172,10 @@ pub(crate) struct ModelThoughts {
     is_known: bool,
     /// The marks of which one closes the thought that the answer continues.
     continued: Option<&'static [&'static str]>,
+    /// Whether the model thinks, if the request says so.
+    thinks: Option<bool>,
+    /// Whether the answer continues a message, so that no thought begins it.
+    has_begun: bool,
 }
 
 impl ModelThoughts {
@@ -149,11 +185,21 @@ impl ModelThoughts {
         continued: Option<&'static [&'static str]>,
     ) -> Self {
         let (form, is_known) = ThoughtForm::of_model(template.source(), tokenizer);
-        Self { form, is_known, continued }
+        Self { form, is_known, continued, thinks: None, has_begun: false }
+    }
+
+    /// Sets whether the model thinks, if the request says so, and whether the answer continues a message.
+    pub(crate) fn switched(self, thinks: Option<bool>, has_begun: bool) -> Self {
+        Self { thinks, has_begun, ..self }
     }
 
     pub(crate) fn form(&self) -> &'static ThoughtForm {
         self.form
+    }
+
+    /// Whether the template or the tokens of the model say that it thinks.
+    pub(crate) fn is_known(&self) -> bool {
+        self.is_known
     }
 
     /// Whether the answer continues a thought of the last message.
@@ -169,14 +215,10 @@ impl ModelThoughts {
 
     /// The marks of which one closes the thought within which an answer to this prompt begins.
     pub(crate) fn opened(&self, prompt_ids: &[TokenId], tokenizer: &Tokenizer) -> Option<&'static [&'static str]> {
-        /// Enough for a mark and white space, a byte each.
-        const N_LAST: usize = 48;
-        let last = &prompt_ids[prompt_ids.len().saturating_sub(N_LAST)..];
-        let opened = || self.form.opened_by(&tokenizer.decode(last, DecodeOptions { skip_special_tokens: false }));
-        self.continued.or_else(opened)
+        self.continued.or_else(|| self.form.opened_by(&end_of(prompt_ids, tokenizer)))
     }
 
-    /// The rules for the thoughts in an answer to this prompt.
+    /// The rules for the thoughts in an answer to this prompt, which follows `structure`.
     ///
     /// # Errors
     /// 400 if there is a budget, and neither template nor tokens say that the model thinks.
@@ -184,14 +226,11 @@ impl ModelThoughts {
         &self,
         thinking: Thinking,
         prompt_ids: &[TokenId],
-        tokenizer: &Tokenizer,
+        model: &ServedModel,
+        structure: Option<&Structure>,
     ) -> Result<ThinkingRules, ApiError> {
         let budget = match thinking.budget {
-            Some((n_tokens, param)) if self.is_known => {
-                let ids = tokenizer.encode(self.form.closing_words, EncodeOptions::RENDERED);
-                let ids = ids.map_err(|error| ApiError::internal(error.to_string()))?;
-                Some(ThinkingBudget { n_tokens, closing_ids: Arc::from(ids), param })
-            }
+            Some((n_tokens, param)) if self.is_known => Some(ThinkingBudget { n_tokens, param }),
             Some((_, param)) => {
                 let message = format!(
                     "`{param}` is not supported with this model: its chat template has no marks of thoughts\n\
@@ -201,8 +240,82 @@ impl ModelThoughts {
             }
             None => None,
         };
-        Ok(ThinkingRules { form: self.form, opened: self.opened(prompt_ids, tokenizer), budget })
+        let opened = self.opened(prompt_ids, &model.tokenizer);
+        let closing_ids = ids_of(self.form.closing_words, &model.tokenizer)?;
+        let answer = match structure {
+            Some(structure) if self.is_known => {
+                let end = end_of(prompt_ids, &model.tokenizer);
+                Some(self.answer_start(structure, model, opened.is_some(), self.form.is_closed_by(&end))?)
+            }
+            _ => None,
+        };
+        Ok(ThinkingRules { form: self.form, opened, closing_ids, budget, answer })
     }
+
+    /// How an answer begins that follows a structure, if the prompt opens a thought, or ends with a closed one.
+    fn answer_start(
+        &self,
+        structure: &Structure,
+        model: &ServedModel,
+        is_opened: bool,
+        is_closed: bool,
+    ) -> Result<AnswerStart, ApiError> {
+        let tokenizer = &model.tokenizer;
+        // Calls have marks of their own.
+        let [after_thought, without_thought] = if structure.has_calls() { ["", ""] } else { self.form.before_answer };
+        let may_think =
+            !self.has_begun && !is_opened && !is_closed && self.thinks.unwrap_or_else(|| !self.form.opens_with_words());
+        let first = match (self.has_begun || is_opened || may_think, is_closed) {
+            (true, _) => "",
+            (false, true) => after_thought,
+            (false, false) => without_thought,
+        };
+        let opening = if may_think { Some(self.opening(structure, model, without_thought)?) } else { None };
+        let blank = |text| ids_of(text, tokenizer).map(|ids| ids.first().copied().filter(|_| ids.len() == 1));
+        let blank_ids = ["\n", "\n\n", " "].into_iter().filter_map(|text| blank(text).transpose());
+        Ok(AnswerStart {
+            opening,
+            first_ids: ids_of(first, tokenizer)?,
+            after_thought: ids_of(after_thought, tokenizer)?,
+            blank_ids: Arc::new(blank_ids.collect::<Result<_, _>>()?),
+        })
+    }
+
+    /// The marks that open thoughts, or one before an answer.
+    fn opening(&self, structure: &Structure, model: &ServedModel, before: &str) -> Result<Opening, ApiError> {
+        // Others may begin an answer: `[` of `[THINK]`.
+        let n_marks = if self.form.opens_with_words() { self.form.marks.len() } else { 1 };
+        let opens = self.form.marks.iter().take(n_marks).map(|marks| marks.open);
+        let marks: Vec<&str> = opens.chain([before].into_iter().filter(|mark| !mark.is_empty())).collect();
+        let special = model.tokenizer.special_tokens();
+        let special: Vec<(&str, TokenId)> = special.iter().map(|(id, token)| (token.as_str(), *id)).collect();
+        let used = special.iter().copied().filter(|(token, _)| marks.iter().any(|mark| mark.contains(token)));
+        let used: Vec<(&str, TokenId)> = used.collect();
+        let written: Vec<String> = marks.iter().map(|mark| text_in_lark(mark, &used)).collect();
+        let grammar = Grammar::Lark(format!("start: {}", written.join(" | ")));
+        let ids: Vec<TokenId> = used.into_iter().map(|(_, id)| id).collect();
+        let compiler = model.grammars().map_err(|error| ApiError::internal(error.to_string()))?;
+        let grammar = compiler.compile_with_tokens(&grammar, &ids, structure.param());
+        let grammar = grammar.map_err(|error| ApiError::internal(error.to_string()))?;
+        Ok(Opening { grammar, is_required: !before.is_empty() })
+    }
+}
+
+/// The end of a prompt as text, special tokens included.
+fn end_of(prompt_ids: &[TokenId], tokenizer: &Tokenizer) -> String {
+    /// Enough for a mark and white space, a byte each.
+    const N_LAST: usize = 48;
+    let last = &prompt_ids[prompt_ids.len().saturating_sub(N_LAST)..];
+    tokenizer.decode(last, DecodeOptions { skip_special_tokens: false })
+}
+
+/// The tokens of a text that may have special ones.
+fn ids_of(text: &str, tokenizer: &Tokenizer) -> Result<Arc<[TokenId]>, ApiError> {
+    if text.is_empty() {
+        return Ok(Arc::default());
+    }
+    let ids = tokenizer.encode(text, EncodeOptions::RENDERED);
+    ids.map(Arc::from).map_err(|error| ApiError::internal(error.to_string()))
 }
 
 #[cfg(test)]
@@ -250,5 +363,10 @@ mod tests {
         let off = Thinking { is_enabled: Some(false), ..Thinking::default() };
         assert_eq!(kwargs(off, QWEN), json!({ "enable_thinking": false }));
         assert_eq!(kwargs(Thinking::default(), QWEN), json!({}));
+        const GLM: &str = "{% if clear_thinking is defined and not clear_thinking %}x{% endif %}";
+        for (is_preserved, expected) in [(true, false), (false, true)] {
+            let keeping = Thinking { is_preserved: Some(is_preserved), ..Thinking::default() };
+            assert_eq!(kwargs(keeping, GLM), json!({ "clear_thinking": expected }));
+        }
     }
 }

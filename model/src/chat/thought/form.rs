@@ -13,7 +13,7 @@ pub struct ThoughtForm {
     pub answer_marks: &'static [&'static str],
     /// What an answer begins with after a thought, and without one.
     pub before_answer: [&'static str; 2],
-    /// What is written to end a thought.
+    /// What is written to end a thought. Before marks that are text there is a line feed, so that they are not quoted.
     pub closing_words: &'static str,
     /// Where a thought may begin.
     pub opens: Opens,
@@ -96,7 +96,7 @@ static OTHERS: [ThoughtForm; 10] = [
     ThoughtForm {
         signs: &["<seed:think>"],
         marks: &[marks("<seed:think>", &["</seed:think>"])],
-        closing_words: "</seed:think>",
+        closing_words: "\n</seed:think>",
         ..PLAIN
     },
     // Kimi.
@@ -129,7 +129,7 @@ static OTHERS: [ThoughtForm; 10] = [
         ..PLAIN
     },
     // Magistral and Ministral 3.
-    ThoughtForm { signs: &["[THINK]"], marks: &[BRACKETS], closing_words: "[/THINK]", ..PLAIN },
+    ThoughtForm { signs: &["[THINK]"], marks: &[BRACKETS], closing_words: "\n[/THINK]", ..PLAIN },
     // EXAONE Deep.
     ThoughtForm {
         signs: &["<thought>"],
@@ -171,6 +171,25 @@ impl ThoughtForm {
     /// The marks that close the thought that a prompt opens at its end.
     pub fn opened_by(&self, prompt: &str) -> Option<&'static [&'static str]> {
         self.marks.iter().find(|marks| prompt.trim_end().ends_with(marks.open)).map(|marks| marks.closes)
+    }
+
+    /// Whether a prompt ends with a closed thought, after which the model only answers.
+    pub fn is_closed_by(&self, prompt: &str) -> bool {
+        let mut closes = self.marks.iter().flat_map(|marks| marks.closes);
+        closes.any(|close| prompt.trim_end().ends_with(close))
+    }
+
+    /// A message as a model of this form writes it: with its thought, which is open if there is no answer.
+    pub fn written(&self, thought: &str, answer: &str) -> String {
+        let open = self.marks.first().map_or("", |marks| marks.open);
+        let between = if self.opens == Opens::LineStart { "\n" } else { "" };
+        let closed = if answer.is_empty() { String::new() } else { format!("{}{answer}", self.closing_words) };
+        format!("{open}{between}{thought}{closed}")
+    }
+
+    /// Whether a thought opens with words that may also begin an answer.
+    pub fn opens_with_words(&self) -> bool {
+        self.marks.iter().any(|marks| marks.open.starts_with(char::is_alphabetic))
     }
 }
 

@@ -95,6 +95,11 @@ impl ThoughtScan {
         self.closes.is_some()
     }
 
+    /// Text that is not settled yet.
+    pub fn held(&self) -> &str {
+        &self.held
+    }
+
     /// The next part that is settled. `place` is that of the end of the last part.
     pub fn next(&mut self, place: Place) -> Option<Part> {
         let marks = || {
@@ -145,7 +150,9 @@ impl ThoughtScan {
     fn is_quoted(&self, mark: &str) -> Option<bool> {
         let Quotations { are_open, last } = self.quotations;
         let quote = QUOTES.into_iter().zip(are_open).find(|(quote, is_open)| *is_open && last == Some(*quote));
-        match (quote.filter(|_| self.is_open()), self.held[mark.len()..].chars().next()) {
+        // Marks that are written for nothing else are not quoted.
+        let may_quote = self.is_open() && self.form.opens == Opens::LineStart;
+        match (quote.filter(|_| may_quote), self.held[mark.len()..].chars().next()) {
             (None, _) => Some(false),
             (Some((quote, _)), Some(next)) => Some(next == quote),
             (Some(_), None) => None,

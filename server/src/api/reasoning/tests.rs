@@ -91,6 +91,88 @@ fn thoughts_are_apart_from_the_content_at_any_split() {
     }
 }
 
+/// What models of the families write, by their published templates: a sign of the template, the end of the prompt, the
+/// text, its reasoning and its content.
+const FAMILIES: [(&str, &str, &str, &str, &str); 33] = [
+    // Qwen 3 and SmolLM3.
+    ("</think>", "", "<think>\nOkay: 2 < 3, \"ü\".\n</think>\n\nYes 🎉.", "Okay: 2 < 3, \"ü\".", "Yes 🎉."),
+    ("</think>", "", "<think>\n\n</think>\n\nYes.", "", "Yes."),
+    ("</think>", "", "Yes.", "", "Yes."),
+    ("</think>", "<think>\n\n</think>\n\n", "Yes.", "", "Yes."),
+    // Qwen 3.5, DeepSeek's distillates and OLMo 3, whose prompts open the thought.
+    ("</think>", "<think>\n", "Okay.\n</think>\n\nYes.", "Okay.", "Yes."),
+    ("</think>", "<think>\n", "Okay.", "Okay.", ""),
+    ("</think>", "<think>", "Okay.</think>Yes.", "Okay.", "Yes."),
+    ("</think>", "<think>", "</think>Yes.", "", "Yes."),
+    ("</think>", "<think>", "It is `</think>`.</think>Yes.", "It is `</think>`.", "Yes."),
+    ("</think>", "<think>", "It ends `</think>", "It ends `", ""),
+    ("</think>", "<think>", "It ends \"</think>Yes.", "It ends \"", "Yes."),
+    ("</think>", "<think>", "print(\"</think>\")\n</think>\n\nYes.", "print(\"</think>\")", "Yes."),
+    ("</think>", "", "<think>a</think>Use `<think>`:\n```\n<think>b\n```", "a", "Use `<think>`:\n```\n<think>b\n```"),
+    ("</think>", "", "<think>a <think> b</think>c", "a <think> b", "c"),
+    // Phi 4 reasoning, GLM, MiniCPM.
+    ("<think>", "", "<think>Okay.</think>Yes.", "Okay.", "Yes."),
+    ("<think>", "", "\n<think>Okay.</think>\nYes.", "Okay.", "Yes."),
+    // Granite 3.2 and 3.3.
+    (
+        "Here is my thought process:",
+        "",
+        "Here is my thought process:\n\nOkay.\n\nHere is my response:\n\nYes.",
+        "Okay.",
+        "Yes.",
+    ),
+    ("Here is my thought process:", "", "Here's my thought process: Okay. Here's my response: Yes.", "Okay.", "Yes."),
+    ("Here is my thought process:", "", "Here is my answer.", "", "Here is my answer."),
+    ("<response>", "", "<think>Okay.</think><response>Yes.</response>", "Okay.", "Yes."),
+    ("<response>", "", "<think>Okay.</think>\n\n<response>Yes.", "Okay.", "Yes."),
+    // Magistral.
+    ("[THINK]", "", "[THINK]Okay [1].[/THINK]Yes [2].", "Okay [1].", "Yes [2]."),
+    ("[THINK]", "[THINK]", "Okay.[/THINK]Yes.", "Okay.", "Yes."),
+    // Gemma 4.
+    ("<|channel>", "", "<|channel>thought\nOkay.\n<channel|>Yes.", "Okay.", "Yes."),
+    ("<|channel>", "", "<|channel>thought\n<channel|>Yes.", "", "Yes."),
+    // gpt-oss.
+    (
+        "<|channel|>analysis",
+        "<|start|>assistant",
+        "<|channel|>analysis<|message|>Okay.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
+        "Okay.",
+        "Yes.",
+    ),
+    (
+        "<|channel|>analysis",
+        "<|start|>assistant",
+        "<|channel|>analysis<|message|>Okay.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>",
+        "Okay.",
+        "Yes.",
+    ),
+    ("<|channel|>analysis", "<|start|>assistant", "<|channel|>final<|message|>Yes.", "", "Yes."),
+    ("<|channel|>analysis", "<|start|>assistant", "<|channel|>analysis<|message|>Okay.", "Okay.", ""),
+    // Cohere.
+    (
+        "<|START_THINKING|>",
+        "",
+        "<|START_THINKING|>Okay.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>",
+        "Okay.",
+        "Yes.",
+    ),
+    // Others.
+    ("<seed:think>", "", "<seed:think>Okay.</seed:think>Yes.", "Okay.", "Yes."),
+    ("◁think▷", "", "◁think▷Okay.◁/think▷Yes.", "Okay.", "Yes."),
+    ("<thought>", "<thought>\n", "Okay.\n</thought>\n\nYes.", "Okay.", "Yes."),
+];
+
+#[test]
+fn texts_of_each_family_are_read_alike_at_any_cut() {
+    for (sign, prompt, text, reasoning, content) in FAMILIES {
+        let form = form(Some(sign));
+        for calls in [None, Some(ToolParser::searching(&HERMES, vec!["f".into()], Calls::Several))] {
+            let reader = AnswerReader::new(form, calls, ReasoningFormat::Apart);
+            check(&reader.within_thought(form.opened_by(prompt), false), text, reasoning, content, 0);
+        }
+    }
+}
+
 #[test]
 fn marks_in_text_strings_and_code_are_text() {
     for reader in [reader(None, ReasoningFormat::Apart), reader(Some(&HERMES), ReasoningFormat::Apart)] {
