@@ -85,6 +85,8 @@ OWN = {
     "qwen3_5": {"attention_bias": False},
     "qwen3_5-moe": {},
     "qwen3-next": {"mlp_only_layers": [], "norm_topk_prob": True},
+    # llama.cpp has constants for these.
+    "gpt-oss": {"swiglu_alpha": 1.702, "swiglu_limit": 7.0},
     # The converter knows one context length with `alpha`.
     "hunyuan": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
 }

@@ -48,7 +48,7 @@ impl Gguf {
         config.attn_out_bias = has("blk.0.attn_output.bias");
         config.shared_norm &= !has("blk.0.attn_norm_2.weight");
         config.qk_norm |= QK_NORM_BY_TENSORS.contains(&self.name) && has("blk.0.attn_k_norm.weight");
-        config.mlp_bias = any(&["blk.0.ffn_up.bias", "blk.0.ffn_down.bias"]);
+        config.mlp_bias = any(&["blk.0.ffn_up.bias", "blk.0.ffn_down.bias", "blk.0.ffn_down_exps.bias"]);
         expert_rows::read_tensors(&mut config, has);
         Ok(config)
     }

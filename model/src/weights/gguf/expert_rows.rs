@@ -126,5 +126,15 @@ pub(super) const NAMES: &[NameRow] = &[
     same("blocks.{}.experts.shared_gate.weight", "blk.{}.ffn_gate_inp_shexp.weight"),
 ];
 
+/// The biases of experts.
+pub(super) const BIASES: &[NameRow] = &[
+    stacked(
+        "blocks.{}.experts.routed.{}.up.bias",
+        &[("blk.{}.ffn_gate_exps.bias", Half), ("blk.{}.ffn_up_exps.bias", Half)],
+    )
+    .of_all_experts(),
+    same("blocks.{}.experts.routed.{}.down.bias", "blk.{}.ffn_down_exps.bias").of_all_experts(),
+];
+
 const UP: &str = "blocks.{}.experts.routed.{}.up.weight";
 const DOWN: &str = "blocks.{}.experts.routed.{}.down.weight";
