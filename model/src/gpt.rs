@@ -3,6 +3,7 @@
 mod kv_dtypes;
 mod losses;
 mod recurrent;
+mod router_losses;
 #[cfg(test)]
 mod tests;
 
@@ -13,6 +14,7 @@ use burn::{
     tensor::{Device, Int, Tensor, TensorData},
 };
 
+pub use self::router_losses::{RouterLogits, RouterLossWeights, RouterLosses};
 use crate::{
     attention,
     config::{GptConfig, NormPosition},

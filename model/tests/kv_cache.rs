@@ -70,6 +70,7 @@ fn configs() -> Vec<GptConfig> {
                 shared_d_ff: 20,
                 shared_gate: true,
                 dense_layers: vec![0],
+                balance_loss: 0.0,
             }),
             ..llama.clone()
         },

@@ -220,6 +220,14 @@ pub struct OptimSettings {
     /// Weight of the squared logarithm of the softmax's denominator in the loss
     /// ([PaLM](https://arxiv.org/abs/2204.02311), 5). 0: off.
     pub z_loss: f64,
+    /// Weight of the load-balancing loss of a mixture's routers in the loss ([Switch
+    /// Transformers](https://arxiv.org/abs/2101.03961), 2.2), as `router_aux_loss_coef` in transformers. Left out: the model's own
+    /// in pretraining, 0 in `finetune`. 0: off.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub router_aux_loss_coef: Option<f64>,
+    /// Weight of the mean squared logarithm of the denominators of a mixture's routers in the loss
+    /// ([ST-MoE](https://arxiv.org/abs/2202.08906), 2.2); 0.001 is usual. 0: off.
+    pub router_z_loss_coef: f64,
     /// A step whose gradient norm is more than this many times the median of the last 100 is skipped. 0: disabled.
     /// Steps with an infinite or NaN loss or norm are always skipped.
     pub spike_factor: f64,
@@ -477,6 +485,8 @@ impl Default for OptimSettings {
             decay_schedule: DecaySchedule::Constant,
             clip: 1.0,
             z_loss: 0.0,
+            router_aux_loss_coef: None,
+            router_z_loss_coef: 0.0,
             spike_factor: 0.0,
             precision: Precision::F32,
             recompute: false,

@@ -41,6 +41,10 @@ pub struct Experts {
     pub shared_gate: bool,
     /// The layers, counted from 0, that have an MLP of the model's [`d_ff`](GptConfig::d_ff) instead. Ascending.
     pub dense_layers: Vec<usize>,
+    /// Weight of the load-balancing loss when such a model is pretrained, see
+    /// [`RouterLossWeights`](crate::gpt::RouterLossWeights::balance).
+    #[serde(default)]
+    pub balance_loss: f64,
 }
 
 /// What a router's outputs become: one score for each expert.
@@ -108,6 +112,10 @@ impl Experts {
                 format!("must be in 1..={in_group}, the size of a group, got {n_best}")
             })?;
         }
+        let weight = self.balance_loss;
+        require("experts.balance_loss", weight.is_finite() && weight >= 0.0, || {
+            format!("must be finite and not negative, got {weight}")
+        })?;
         let ascending = self.dense_layers.is_sorted_by(|a, b| a < b);
         require(
             "experts.dense_layers",

@@ -1,12 +1,13 @@
 //! From a run's settings to the architecture.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use hearth_model::{
     config::{GptConfig, Positions, Rope, Sizes},
+    gpt::RouterLossWeights,
     weights::DiskDtype,
 };
 
-use super::{Arch, ModelSettings, SaveDtype, TrainConfig};
+use super::{Arch, ModelSettings, OptimSettings, Purpose, SaveDtype, TrainConfig};
 
 impl TrainConfig {
     /// The architecture for a vocabulary of `vocab_size` tokens.
@@ -38,6 +39,32 @@ impl TrainConfig {
         config.dropout = model.dropout;
         config.validate().context("the settings of `model` make no model")?;
         Ok(config)
+    }
+}
+
+impl TrainConfig {
+    /// The weights of the losses of a model's routers.
+    ///
+    /// # Errors
+    /// Such a loss is set for a model without experts.
+    pub fn router_losses(&self, gpt: &GptConfig) -> Result<RouterLossWeights> {
+        let OptimSettings { router_aux_loss_coef, router_z_loss_coef, .. } = self.optim;
+        let Some(experts) = &gpt.experts else {
+            let set = [
+                ("router_aux_loss_coef", router_aux_loss_coef.unwrap_or_default()),
+                ("router_z_loss_coef", router_z_loss_coef),
+            ];
+            for (name, weight) in set {
+                ensure!(
+                    weight == 0.0,
+                    "`optim.{name}` must be 0 for a model without experts, got {weight}\nhint: leave it out"
+                );
+            }
+            return Ok(RouterLossWeights::default());
+        };
+        let has_own = self.purpose != Some(Purpose::Finetune) && self.objective.objective().takes_z_loss();
+        let own = if has_own { experts.balance_loss } else { 0.0 };
+        Ok(RouterLossWeights { balance: router_aux_loss_coef.unwrap_or(own), z: router_z_loss_coef })
     }
 }
 

@@ -207,7 +207,7 @@ impl TrainConfig {
     }
 
     fn validate_lora(&self) -> Result<()> {
-        self.objective.check(self.lora.is_some(), self.optim.z_loss)?;
+        self.objective.check(self.lora.is_some(), &self.optim)?;
         let Some(lora) = &self.lora else { return Ok(()) };
         ensure!(
             (1..=MAX_RANK).contains(&lora.r),
@@ -272,6 +272,8 @@ impl TrainConfig {
             ("optim.weight_decay", optim.weight_decay),
             ("optim.clip", optim.clip),
             ("optim.z_loss", optim.z_loss),
+            ("optim.router_aux_loss_coef", optim.router_aux_loss_coef.unwrap_or_default()),
+            ("optim.router_z_loss_coef", optim.router_z_loss_coef),
             ("optim.muon.weight_decay", muon.weight_decay),
         ] {
             ensure!(value.is_finite() && value >= 0.0, "`{name}` must be 0 or more and finite, got {value}");

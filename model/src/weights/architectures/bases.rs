@@ -57,6 +57,7 @@ fn no_experts() -> Experts {
         shared_d_ff: 0,
         shared_gate: false,
         dense_layers: Vec::new(),
+        balance_loss: 0.0,
     }
 }
 

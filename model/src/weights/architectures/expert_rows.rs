@@ -5,12 +5,20 @@ use serde_json::{Map, Value, json};
 use super::{
     super::config_json::Fields,
     bases::{described, experts},
-    config_rows::ConfigRow,
+    config_rows::{ConfigRow, number},
 };
 use crate::{
     config::{ClampedSwiglu, ExpertGroups, Experts, GptConfig, MAX_LAYERS},
     error::Result,
 };
+
+/// Weight of the load-balancing loss.
+pub(super) const BALANCE_LOSS: ConfigRow = balance_loss(0.001);
+
+/// The same with another default.
+pub(super) const fn balance_loss(absent: f64) -> ConfigRow {
+    number("router_aux_loss_coef", |c| &mut experts(c).balance_loss, absent)
+}
 
 /// The layers with an MLP are listed, or all but every n-th.
 pub(super) const QWEN_LAYERS: ConfigRow = ConfigRow::Custom {

@@ -4,7 +4,10 @@ use super::super::{
     Architecture, Fixed,
     bases::{experts, gpt_oss, llama, mixture, mixture_with},
     config_rows::{self, ACTIVATIONS, ConfigRow, derived, flag, head_dim, kv_heads, number, size_or},
-    expert_rows::{CLAMPED_SWIGLU, ERNIE_LAYERS, ERNIE_SHARED, FIRST_DENSE, GLM_SHARED, GROUPS, QWEN_LAYERS},
+    expert_rows::{
+        BALANCE_LOSS, CLAMPED_SWIGLU, ERNIE_LAYERS, ERNIE_SHARED, FIRST_DENSE, GLM_SHARED, GROUPS, QWEN_LAYERS,
+        balance_loss,
+    },
     names, rope,
     row_groups::LLAMA_SIZES,
     window,
@@ -37,6 +40,7 @@ pub(super) const ROWS: &[Architecture] = &[
                 size_or(&["num_local_experts", "num_experts"], |c| &mut experts(c).n_experts, |_| 8),
                 size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 2),
                 EXPERTS_ARE_AS_WIDE,
+                BALANCE_LOSS,
             ],
         ],
         fixed: &[("attention_bias", Fixed::Flag(false)), ("mlp_bias", Fixed::Flag(false))],
@@ -119,6 +123,7 @@ pub(super) const ROWS: &[Architecture] = &[
                 size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 8),
                 EXPERTS_ARE_AS_WIDE,
                 flag("norm_topk_prob", |c| &mut experts(c).normalized, false),
+                balance_loss(0.01),
             ],
         ],
         fixed: &[("mlp_bias", Fixed::Flag(false))],
@@ -203,6 +208,7 @@ pub(super) const ROWS: &[Architecture] = &[
                 size_or(&["moe_intermediate_size"], |c| &mut experts(c).d_ff, |_| 1536),
                 ERNIE_SHARED,
                 ERNIE_LAYERS,
+                BALANCE_LOSS,
             ],
         ],
         // Of probabilities, whose sum is never as small.
@@ -229,6 +235,7 @@ pub(super) const ROWS: &[Architecture] = &[
                 size_or(&["num_experts_per_tok", "experts_per_token"], |c| &mut experts(c).n_active, |_| 4),
                 EXPERTS_ARE_AS_WIDE,
                 CLAMPED_SWIGLU,
+                BALANCE_LOSS,
             ],
         ],
         // The class has its own activation.
@@ -239,7 +246,8 @@ pub(super) const ROWS: &[Architecture] = &[
 ];
 
 /// What Qwen's mixtures share.
-const QWEN_EXPERTS: &[ConfigRow] = &[flag("norm_topk_prob", |c| &mut experts(c).normalized, false), QWEN_LAYERS];
+const QWEN_EXPERTS: &[ConfigRow] =
+    &[flag("norm_topk_prob", |c| &mut experts(c).normalized, false), QWEN_LAYERS, BALANCE_LOSS];
 
 /// Granite's, but for sizes.
 const GRANITE: &[ConfigRow] = &[
@@ -259,4 +267,5 @@ const GRANITE: &[ConfigRow] = &[
     size_or(&["num_local_experts", "num_experts"], |c| &mut experts(c).n_experts, |_| 8),
     size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 2),
     EXPERTS_ARE_AS_WIDE,
+    BALANCE_LOSS,
 ];
