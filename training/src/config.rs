@@ -162,6 +162,10 @@ pub struct LoraSettings {
     pub alpha: f64,
     /// The linear layers that are updated, by the last part of their Hugging Face names, such as `q_proj`; or `all-linear`.
     pub targets: Vec<String>,
+    /// The experts' matrices that are updated, by the ends of the names of the parameters that have those of all experts of a layer,
+    /// such as `experts.gate_up_proj`, as PEFT's `target_parameters`. Always in all layers.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub target_parameters: Vec<String>,
     /// The layers that are updated. Left out: all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layers: Option<Vec<usize>>,
@@ -443,6 +447,7 @@ impl Default for LoraSettings {
             r: 16,
             alpha: 32.0,
             targets: vec![ALL_LINEAR.to_owned()],
+            target_parameters: Vec::new(),
             layers: None,
             dropout: 0.0,
             rslora: false,

@@ -133,6 +133,7 @@ const FOREIGN: &[Foreign] = &[
         "PEFT, LitGPT",
         "`lora.targets`",
     ),
+    row(&["target_parameters"], PEFT, "`lora.target_parameters`"),
     row(&["layers_to_transform"], PEFT, "`lora.layers`"),
     row(&["use_rslora"], PEFT, "`lora.rslora`"),
     row(&["use_peft"], TRL, "`--lora`"),

@@ -225,7 +225,7 @@ impl TrainConfig {
             lora.dropout
         );
         ensure!(
-            !lora.targets.is_empty(),
+            !lora.targets.is_empty() || !lora.target_parameters.is_empty(),
             "`lora.targets` must name at least one linear layer\nhint: `{ALL_LINEAR}` stands for all of them"
         );
         ensure!(
@@ -233,6 +233,11 @@ impl TrainConfig {
             "`lora.targets` must be `{ALL_LINEAR}` alone or names of linear layers, got `{}`\nhint: `{ALL_LINEAR}` stands for all \
              of them",
             lora.targets.join("`, `")
+        );
+        ensure!(
+            lora.dropout == 0.0 || lora.target_parameters.is_empty(),
+            "`lora.dropout` must be 0 with `lora.target_parameters`, got {}\nhint: PEFT has none for parameters either",
+            lora.dropout
         );
         ensure!(
             self.model.init.is_some(),

@@ -8,7 +8,7 @@ use hearth_model::{
     recompute::RecomputedPass,
 };
 
-use crate::{data::loader::Batch, run::tree_sum::Sum};
+use crate::data::loader::Batch;
 
 /// How evenly routers use their experts.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,13 +24,6 @@ impl RouterBalance {
     pub fn most_load(&self) -> f64 {
         let most = self.counts.iter().copied().max().unwrap_or_default();
         most as f64 * self.counts.len() as f64 / self.counts.iter().sum::<u64>().max(1) as f64
-    }
-}
-
-impl Sum for RouterBalance {
-    fn sum(left: RouterBalance, right: RouterBalance) -> RouterBalance {
-        let counts = left.counts.iter().zip(&right.counts).map(|(left, right)| left + right).collect();
-        RouterBalance { loss: left.loss + right.loss, counts }
     }
 }
 

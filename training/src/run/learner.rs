@@ -48,6 +48,13 @@ pub struct LossGradients {
     pub balance: Option<RouterBalance>,
 }
 
+impl Sum for RouterBalance {
+    fn sum(left: RouterBalance, right: RouterBalance) -> RouterBalance {
+        let counts = left.counts.iter().zip(&right.counts).map(|(left, right)| left + right).collect();
+        RouterBalance { loss: left.loss + right.loss, counts }
+    }
+}
+
 impl Sum for LossGradients {
     fn sum(left: LossGradients, right: LossGradients) -> LossGradients {
         let balance = match (left.balance, right.balance) {
