@@ -96,6 +96,13 @@ pub struct ModelSettings {
     pub d_model: usize,
     /// Width inside the MLP. Left out: the architecture's own, see [`ModelSettings::d_ff`].
     pub d_ff: Option<usize>,
+    /// Experts in place of each layer's MLP, of which a router chooses some for each token; 0: an MLP. `llama` becomes a
+    /// `MixtralForCausalLM`, `qwen3` a `Qwen3MoeForCausalLM`; the other architectures have none.
+    pub n_experts: usize,
+    /// Experts that a token goes through. Left out: 2.
+    pub n_active_experts: Option<usize>,
+    /// Width inside an expert. Left out: `d_ff / n_active_experts`, so that as many values are used for a token as in an MLP.
+    pub expert_d_ff: Option<usize>,
     /// Context length in tokens, and the length of a row of a batch.
     pub max_seq_len: usize,
     /// Base of the rotary wavelengths. Left out: 10,000.
@@ -417,6 +424,9 @@ impl Default for ModelSettings {
             head_dim: None,
             d_model: 128,
             d_ff: None,
+            n_experts: 0,
+            n_active_experts: None,
+            expert_d_ff: None,
             max_seq_len: 64,
             rope_theta: None,
             tie_embeddings: None,

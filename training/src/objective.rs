@@ -23,7 +23,6 @@ use serde::{Deserialize, Serialize};
 pub use self::pass::{RouterBalance, TrainingPass};
 use self::{dpo::Dpo, keep::Keep, next_token::NextToken};
 use crate::{
-    config::OptimSettings,
     data::loader::{Batch, RowSource},
     eval::{Score, Windows},
     interrupt::Interrupt,
@@ -82,12 +81,12 @@ impl ObjectiveSettings {
         }
     }
 
-    /// Rejects invalid settings, also in combination with the run's: whether it `has_adapter`, and the losses beside the objective.
-    /// The message names the key.
+    /// Rejects invalid settings, also in combination with the run's: whether it `has_adapter`, and the weights of `losses`
+    /// beside the objective, by their names in `optim`. The message names the key.
     ///
     /// # Errors
     /// A value that is not allowed.
-    pub fn check(self, has_adapter: bool, optim: &OptimSettings) -> Result<()> {
+    pub fn check(self, has_adapter: bool, losses: &[(&'static str, f64)]) -> Result<()> {
         let ObjectiveSettings { kind, beta, keep } = self;
         ensure!(beta.is_finite() && beta > 0.0, "`objective.beta` must be above 0 and finite, got {beta}");
         ensure!(
@@ -99,13 +98,7 @@ impl ObjectiveSettings {
             keep == 0.0 || has_adapter && objective.uses_setting("keep"),
             "`objective.keep` needs an adapter and `objective.kind=next-token`\nhint: train an adapter (`--lora`), or leave it out"
         );
-        let OptimSettings { z_loss, router_aux_loss_coef, router_z_loss_coef, .. } = *optim;
-        let losses = [
-            ("z_loss", z_loss),
-            ("router_aux_loss_coef", router_aux_loss_coef.unwrap_or_default()),
-            ("router_z_loss_coef", router_z_loss_coef),
-        ];
-        for (name, weight) in losses {
+        for &(name, weight) in losses {
             ensure!(
                 weight == 0.0 || objective.takes_z_loss(),
                 "`optim.{name}` must be 0 with `objective.kind={kind}`, got {weight}"
