@@ -3,10 +3,12 @@
 use serde::{Deserialize, Serialize};
 
 mod experts;
+mod latent;
 mod recurrent;
 mod validate;
 
 pub use experts::{ExpertGroups, Experts, RouterScores};
+pub use latent::LatentAttention;
 pub use recurrent::{GatedConv, GatedDeltaNet, Recurrence, Recurrent};
 pub(crate) use validate::MAX_LAYERS;
 
@@ -139,6 +141,9 @@ pub struct GptConfig {
     /// attention](https://arxiv.org/abs/2505.06708)).
     #[serde(default)]
     pub attention_gate: bool,
+    /// Keys and values of all heads from one narrow vector of each token.
+    #[serde(default)]
+    pub latent: Option<LatentAttention>,
     /// Dropout probability, in `[0, 1)`; not applied when serving.
     pub dropout: f64,
 }
@@ -228,7 +233,8 @@ pub enum Positions {
 pub struct Rope {
     /// Base of the wavelengths.
     pub theta: f64,
-    /// Number of leading dimensions of each head that are rotated; the rest are unchanged. Even, at most `head_dim`.
+    /// Number of leading dimensions of each head that are rotated; the rest are unchanged. Even, at most `head_dim`, and with
+    /// [`GptConfig::latent`] at most its `rope_dim`.
     pub rotary_dim: usize,
     /// Scaling for longer contexts than in the first training.
     pub scaling: RopeScaling,
@@ -400,6 +406,7 @@ impl GptConfig {
             xielu: false,
             recurrent: None,
             attention_gate: false,
+            latent: None,
             dropout: 0.0,
         }
     }

@@ -90,6 +90,11 @@ const OWN: &[&str] = &[
     "qwen3_5",
     "qwen3_5-moe",
     "qwen3-next",
+    "deepseek-v2",
+    "deepseek-v3",
+    "glm4-moe-lite",
+    "youtu",
+    "minicpm3",
 ];
 
 /// All cases, with the dirs that have their configurations and oracles.

@@ -6,8 +6,8 @@ use hearth_model::{
     TokenId,
     attention::AttentionContext,
     config::{
-        Experts, GatedConv, GatedDeltaNet, GptConfig, NormPosition, Positions, Recurrence, Recurrent, Rope,
-        RouterScores, Sizes,
+        Experts, GatedConv, GatedDeltaNet, GptConfig, LatentAttention, NormPosition, Positions, Recurrence, Recurrent,
+        Rope, RouterScores, Sizes,
     },
     gpt::Gpt,
     kv_cache::{CacheUnit, KvCache, OutOfPages, PAGE_SIZE, PageKey, PagePool, PageTable, StepPart},
@@ -77,6 +77,7 @@ fn configs() -> Vec<GptConfig> {
     ]
     .into_iter()
     .chain(recurrent_configs())
+    .chain(latent_configs())
     .collect()
 }
 
@@ -100,6 +101,24 @@ pub(crate) fn recurrent_configs() -> [GptConfig; 2] {
         GptConfig { attention_gate: true, norm_weight_offset: 1.0, ..with(Recurrence::GatedDelta(net)) },
         with(Recurrence::ShortConv(GatedConv { kernel: 3, bias: true })),
     ]
+}
+
+/// Latent attention, with values that are narrower than keys, or wider.
+pub(crate) fn latent_configs() -> [GptConfig; 2] {
+    let with = |query_rank, value_dim| GptConfig {
+        head_dim: 10,
+        positions: Positions::Rope(Rope::new(500.0, 4)),
+        latent: Some(LatentAttention {
+            query_rank,
+            kv_rank: 9,
+            rope_dim: 4,
+            value_dim,
+            norm_eps: 1e-6,
+            interleaved: true,
+        }),
+        ..GptConfig::llama(Sizes { n_kv_heads: 4, ..sizes() })
+    };
+    [with(Some(11), 7), with(None, 12)]
 }
 
 /// Fresh weights are small: attention would be nearly uniform and hide mistakes, so they are made wider. Decays are made slow.

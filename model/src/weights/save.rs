@@ -164,6 +164,10 @@ impl SavedTensor {
         match self.order {
             RowOrder::Same => rows.into(),
             RowOrder::Transposed => transpose(rows, width).into(),
+            RowOrder::HeadColumns { n_heads } => {
+                let heads = rows.chunks_exact(rows.len() / n_heads);
+                heads.flat_map(|head| transpose(head, width)).collect::<Vec<_>>().into()
+            }
             order => {
                 let n_parts = self.expert.map_or(1, |expert| expert.n_experts);
                 let mut placed = vec![0.0; self.shape.iter().product::<usize>() / n_parts];

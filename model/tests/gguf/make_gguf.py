@@ -85,6 +85,14 @@ OWN = {
     "qwen3_5": {"attention_bias": False},
     "qwen3_5-moe": {},
     "qwen3-next": {"mlp_only_layers": [], "norm_topk_prob": True},
+    # The converter does not arrange biases, and has no keys for the order of rotated dimensions, nor for one of two multipliers.
+    "deepseek-v2": {"attention_bias": False},
+    "deepseek-v3": {"attention_bias": False, "scoring_func": "sigmoid",
+                    "rope_parameters": {**make_golden.LATENT_YARN, "mscale": 0.707}},
+    "glm4-moe-lite": {"mlp_layer_types": ["dense", "sparse", "sparse"], "n_group": 1},
+    "youtu": {"rope_interleave": True},
+    # llama.cpp has constants.
+    "minicpm3": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
     # The converter knows one context length with `alpha`.
     "hunyuan": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
 }

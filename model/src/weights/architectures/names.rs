@@ -3,14 +3,16 @@
 
 mod experts;
 mod gpt;
+mod latent;
 mod llama;
 mod norms;
 mod recurrent;
 
 pub(super) use self::{
-    experts::{ERNIE_MOE, GLM_MOE, GRANITE_MOE, MIXTRAL, QWEN_MOE},
+    experts::{AFMOE, ERNIE_MOE, GLM_MOE, GRANITE_MOE, MIXTRAL, QWEN_MOE},
     gpt::{BIGCODE, BLOOM, CTRL, FALCON, GPT_NEO, GPT1, GPT2, GPTJ, NEOX, OPT, PHI, STARCODER2},
-    llama::{APERTUS, GLM, HUNYUAN, INTERLEAVED, LLAMA, NANOCHAT, PHI3, UNGATED},
+    latent::{LATENT, LATENT_MOE},
+    llama::{APERTUS, EXAONE, GLM, HUNYUAN, INTERLEAVED, LLAMA, NANOCHAT, PHI3, UNGATED},
     norms::{COHERE, GEMMA2, GLM4, HYPERCLOVAX, OLMO2},
     recurrent::{LFM2, QWEN3_5, QWEN3_NEXT},
 };

@@ -44,7 +44,7 @@ impl Gguf {
         config.tie_embeddings = !has("output.weight");
         config.lm_head_bias = has("output.bias");
         let any = |names: &[&str]| names.iter().any(|name| has(name));
-        config.qkv_bias = any(&["blk.0.attn_qkv.bias", "blk.0.attn_q.bias"]);
+        config.qkv_bias = any(&["blk.0.attn_qkv.bias", "blk.0.attn_q.bias", "blk.0.attn_kv_a_mqa.bias"]);
         config.attn_out_bias = has("blk.0.attn_output.bias");
         config.shared_norm &= !has("blk.0.attn_norm_2.weight");
         config.mlp_bias = any(&["blk.0.ffn_up.bias", "blk.0.ffn_down.bias"]);
