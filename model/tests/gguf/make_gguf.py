@@ -88,7 +88,7 @@ OWN = {
     # The converter does not arrange biases, and has no keys for the order of rotated dimensions, nor for one of two multipliers.
     "deepseek-v2": {"attention_bias": False},
     "deepseek-v3": {"attention_bias": False, "scoring_func": "sigmoid",
-                    "rope_parameters": {**make_golden.LATENT_YARN, "mscale": 0.707}},
+                    "rope_parameters": {**make_golden.LATENT_YARN, "beta_fast": 8, "beta_slow": 1, "mscale": 0.707}},
     "glm4-moe-lite": {"mlp_layer_types": ["dense", "sparse", "sparse"], "n_group": 1},
     "youtu": {"rope_interleave": True},
     # llama.cpp has constants.

@@ -1086,8 +1086,8 @@ LATENT_YARN = {
     "rope_theta": 500.0,
     "factor": 4.0,
     "original_max_position_embeddings": 10,
-    "beta_fast": 8,
-    "beta_slow": 1,
+    "beta_fast": 0.15,
+    "beta_slow": 0.003,
     "mscale": 1.0,
     "mscale_all_dim": 0.707,
 }

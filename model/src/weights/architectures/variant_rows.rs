@@ -69,6 +69,13 @@ pub(super) const EXAONE_EPS: ConfigRow = custom(
     |config, written| drop(written.insert("rms_norm_eps".to_owned(), json!(config.norm_eps))),
 );
 
+/// Where the older form of rotary positions is written, Mellum's class reads it in place of the newer one, and cannot.
+pub(super) const ONLY_NEWER_ROPE: ConfigRow = custom(
+    &[],
+    |_, _| Ok(()),
+    |_, written| ["rope_theta", "rope_scaling"].iter().for_each(|key| drop(written.remove(*key))),
+);
+
 /// Transformers has one setting for all biases of attention, and the code beside the weights one for those of queries, keys and
 /// values alone.
 pub(super) const INTERNLM3_BIASES: ConfigRow = custom(

@@ -10,6 +10,7 @@ use super::super::{
     },
     names, rope,
     row_groups::LLAMA_SIZES,
+    variant_rows::ONLY_NEWER_ROPE,
     window,
 };
 use crate::config::{GptConfig, NormPosition, QkNormSpan, RouterScores};
@@ -269,6 +270,7 @@ pub(super) const ROWS: &[Architecture] = &[
                 size_or(&["head_dim"], |c| &mut c.head_dim, |_| 128),
                 ConfigRow::Window(&window::MELLUM),
                 ConfigRow::Rope(&rope::MELLUM),
+                ONLY_NEWER_ROPE,
                 SILU,
                 number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
                 flag("attention_bias", |c| &mut c.qkv_bias, false),
