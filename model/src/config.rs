@@ -9,7 +9,7 @@ mod validate;
 
 pub use experts::{ExpertGroups, Experts, RouterScores};
 pub use latent::LatentAttention;
-pub use recurrent::{GatedConv, GatedDeltaNet, Recurrence, Recurrent};
+pub use recurrent::{GatedConv, GatedDeltaNet, Mamba2, Recurrence, Recurrent};
 pub(crate) use validate::MAX_LAYERS;
 
 /// What distinguishes one decoder-only transformer from another.
@@ -144,6 +144,13 @@ pub struct GptConfig {
     /// Keys and values of all heads from one narrow vector of each token.
     #[serde(default)]
     pub latent: Option<LatentAttention>,
+    /// The layers, counted from 0, that have no MLP and no experts, only attention or a recurrent layer, as in
+    /// [Nemotron-H](https://arxiv.org/abs/2504.03624). Ascending.
+    #[serde(default)]
+    pub layers_without_mlp: Vec<usize>,
+    /// The layers, counted from 0, that have an MLP or experts only. Ascending.
+    #[serde(default)]
+    pub layers_without_mixer: Vec<usize>,
     /// Dropout probability, in `[0, 1)`; not applied when serving.
     pub dropout: f64,
 }
@@ -407,6 +414,8 @@ impl GptConfig {
             recurrent: None,
             attention_gate: false,
             latent: None,
+            layers_without_mlp: Vec::new(),
+            layers_without_mixer: Vec::new(),
             dropout: 0.0,
         }
     }
@@ -425,6 +434,16 @@ impl GptConfig {
             logit_softcap: Some(15.0),
             ..Self::llama(sizes)
         }
+    }
+
+    /// Whether `layer`, counted from 0, has attention or a recurrent layer.
+    pub fn has_mixer(&self, layer: usize) -> bool {
+        self.layers_without_mixer.binary_search(&layer).is_err()
+    }
+
+    /// Whether `layer`, counted from 0, has an MLP or experts.
+    pub fn has_mlp(&self, layer: usize) -> bool {
+        self.layers_without_mlp.binary_search(&layer).is_err()
     }
 
     /// Whether other programs extend the context by [`RopeScaling::Dynamic`].

@@ -5,6 +5,7 @@ mod experts;
 mod gpt;
 mod latent;
 mod llama;
+mod mamba;
 mod norms;
 mod recurrent;
 
@@ -13,6 +14,7 @@ pub(super) use self::{
     gpt::{BIGCODE, BLOOM, CTRL, FALCON, GPT_NEO, GPT1, GPT2, GPTJ, NEOX, OPT, PHI, STARCODER2},
     latent::{LATENT, LATENT_MOE},
     llama::{APERTUS, EXAONE, GLM, HUNYUAN, INTERLEAVED, LLAMA, NANOCHAT, PHI3, UNGATED},
+    mamba::{BAMBA, GRANITE_HYBRID, NEMOTRON_H},
     norms::{COHERE, GEMMA2, GLM4, HYPERCLOVAX, OLMO2},
     recurrent::{LFM2, QWEN3_5, QWEN3_NEXT},
 };
