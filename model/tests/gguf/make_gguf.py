@@ -99,8 +99,8 @@ OWN = {
                     "rope_parameters": {**make_golden.LATENT_YARN, "beta_fast": 8, "beta_slow": 1, "mscale": 0.707}},
     "glm4-moe-lite": {"mlp_layer_types": ["dense", "sparse", "sparse"], "n_group": 1},
     "youtu": {"rope_interleave": True},
-    # llama.cpp has constants.
-    "minicpm3": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
+    # llama.cpp has constants, and values as wide as the model has heads.
+    "minicpm3": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256, "v_head_dim": 8},
     # The converter knows one context length with `alpha`.
     "hunyuan": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
 }

@@ -1535,8 +1535,8 @@ def model_class(architecture):
     return getattr(transformers, architecture)
 
 
-def make_config(case, fields):
-    config_class = getattr(transformers, case.config_class or model_class(case.architecture).config_class.__name__)
+def make_config(architecture, fields, config_class=""):
+    config_class = getattr(transformers, config_class) if config_class else model_class(architecture).config_class
     return config_class(**copy.deepcopy(fields))
 
 
@@ -1641,7 +1641,7 @@ def check_teeth(case, state, input_ids, logits):
     """How far each change of the configuration moves the logits, in units of their spread."""
     moved = {}
     for change in case.teeth:
-        other = make_model(case.architecture, make_config(case, {**case.config, **change}))
+        other = make_model(case.architecture, make_config(case.architecture, {**case.config, **change}, case.config_class))
         other.load_state_dict(state)
         label = ", ".join(f"{name}={value}" for name, value in change.items())
         difference = of_spread(run(other, input_ids, torch.float64)[0] - logits, logits)
@@ -1677,7 +1677,7 @@ def make(name):
     """Makes the folder of one case. Returns what versions.json says about it."""
     entry = CASES[name]
     case = CASES[entry.storage_of] if isinstance(entry, Stored) else entry
-    model = make_model(case.architecture, make_config(case, case.config))
+    model = make_model(case.architecture, make_config(case.architecture, case.config, case.config_class))
     draw_weights(model, case)
     stored = copy.deepcopy(model)
     if isinstance(entry, Stored):

@@ -68,7 +68,8 @@ const SCORES: ConfigRow = of_key(&[LOG_MULTIPLIER], |fields, config| {
         && multiplier != 0.0
     {
         *attention_factor = 1.0;
-        let scale = own * log_factor(*factor, multiplier).powi(2);
+        let by_length = log_factor(*factor, multiplier);
+        let scale = own * by_length * by_length;
         set_score_scale(config, scale);
     }
     Ok(())
