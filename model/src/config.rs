@@ -3,10 +3,12 @@
 use serde::{Deserialize, Serialize};
 
 mod experts;
+mod heads;
 mod recurrent;
 mod validate;
 
 pub use experts::{ExpertGroups, Experts, RouterScores};
+pub use heads::HeadSizes;
 pub use recurrent::{GatedConv, GatedDeltaNet, Recurrence, Recurrent};
 pub(crate) use validate::MAX_LAYERS;
 
@@ -139,6 +141,26 @@ pub struct GptConfig {
     /// attention](https://arxiv.org/abs/2505.06708)).
     #[serde(default)]
     pub attention_gate: bool,
+    /// Sizes of the heads in the layers without the window, where they differ from those in layers with it ([Gemma
+    /// 4](https://ai.google.dev/gemma/docs/core/model_card_4), as the fields below).
+    #[serde(default)]
+    pub full_heads: Option<HeadSizes>,
+    /// Whether values are normalized too, each head by itself and without weights.
+    #[serde(default)]
+    pub value_norm: bool,
+    /// Whether the layers without the window have no projection to values: these are the keys before norm and rotation.
+    #[serde(default)]
+    pub keys_as_values: bool,
+    /// The number of last layers without keys and values of their own. Each attends to those of the last layer before them
+    /// that is of its kind, with or without the window ([YOCO](https://arxiv.org/abs/2405.05254)).
+    #[serde(default)]
+    pub n_shared_kv_layers: usize,
+    /// Whether the MLP is twice as wide in the layers without keys and values of their own.
+    #[serde(default)]
+    pub wide_shared_mlp: bool,
+    /// Whether the output of each block is multiplied by a number, which does not learn by gradients.
+    #[serde(default)]
+    pub layer_scale: bool,
     /// Dropout probability, in `[0, 1)`; not applied when serving.
     pub dropout: f64,
 }
@@ -303,6 +325,14 @@ pub enum RopeScaling {
         /// Context length before scaling.
         original_max_seq_len: usize,
     },
+    /// Only the shortest wavelengths rotate, and all by the same factor. Unlike with a smaller
+    /// [`rotary_dim`](Rope::rotary_dim), dimensions are paired over the whole head, and wavelengths grow as if all rotated.
+    Proportional {
+        /// Pairs of dimensions that rotate.
+        n_pairs: usize,
+        /// At least 1.
+        factor: f64,
+    },
 }
 
 impl RopeScaling {
@@ -400,6 +430,12 @@ impl GptConfig {
             xielu: false,
             recurrent: None,
             attention_gate: false,
+            full_heads: None,
+            value_norm: false,
+            keys_as_values: false,
+            n_shared_kv_layers: 0,
+            wide_shared_mlp: false,
+            layer_scale: false,
             dropout: 0.0,
         }
     }
@@ -437,24 +473,9 @@ impl GptConfig {
         rotates.then(|| self.window_rope.as_ref().filter(|_| self.window_of(layer).is_some()).unwrap_or(rope))
     }
 
-    /// The multiplier of attention scores.
+    /// The multiplier of attention scores, for heads of the model's [`head_dim`](Self::head_dim).
     pub fn score_scale(&self) -> f64 {
         self.attention_scale.unwrap_or_else(|| (self.head_dim as f64).sqrt().recip())
-    }
-
-    /// Width of all query heads together.
-    pub fn q_width(&self) -> usize {
-        self.n_heads * self.head_dim
-    }
-
-    /// Width of the gates of all query heads: 0 without gates.
-    pub fn gate_width(&self) -> usize {
-        if self.attention_gate { self.q_width() } else { 0 }
-    }
-
-    /// Width of all key heads together, and of all value heads.
-    pub fn kv_width(&self) -> usize {
-        self.n_kv_heads * self.head_dim
     }
 }
 

@@ -18,11 +18,11 @@ use crate::{
     config::{GptConfig, NormPosition},
     error::{Error, Result},
     forward_pass::{AddedPositions, AttentionContext, DropoutPlace, ForwardPass},
-    layers::{Conv, Decays, Embedding, Linear, LmHead, Norm, Part, PartList, Router, Xielu, modules},
+    layers::{Conv, Decays, Embedding, Linear, LmHead, Norm, Part, PartList, Router, Scale, Xielu, modules},
     lora::AdapterRows,
     ops::{
-        self, BlockOperands, BlockSteps, Dropout, Dtype, FeedForward, LinearParts, Mixer, NormParts, Precision,
-        QkNormParts, RoutedExperts, Routing, SelfAttention, SharedExpert, Sublayer, Weight,
+        self, BlockOperands, BlockSteps, Dropout, Dtype, FeedForward, KvSource, LinearParts, Mixer, NormParts,
+        Precision, QkNormParts, RoutedExperts, Routing, SelfAttention, SharedExpert, Sublayer, Weight,
     },
     params::{ParamList, ParamRef, ParamSource},
     philox::{log_uniform_values, normal_values},
@@ -57,14 +57,17 @@ modules! {
         // In place of the MLP.
         experts: Option<Experts>,
         mlp_out_norm: Option<Norm>,
+        scale: Option<Scale>,
     }
 
     /// Masked multi-head self-attention with grouped key and value heads.
     struct CausalSelfAttention {
-        // Queries, keys and values in one matrix, and gates before them if there are any: one product instead of three.
+        // Queries, keys and values in one matrix, and gates before them if there are any: one product instead of three. Some
+        // layers have no values, or queries alone.
         qkv: Linear,
         q_norm: Option<Norm>,
         k_norm: Option<Norm>,
+        v_norm: Option<Norm>,
         out: Linear,
     }
 
@@ -305,7 +308,8 @@ impl Gpt {
             .into_iter()
             .map(|(path, linear)| (size(linear.weight()) as f64 * self.share_read(&path, 1)).round() as usize);
         // For each dimension of a query: one for the score, and one for the weighted sum of values.
-        let of_key = 2 * self.config.n_attention_layers() * self.config.q_width();
+        let attending = (0..self.config.n_layers).filter(|&layer| self.config.recurrence_of(layer).is_none());
+        let of_key = 2 * attending.map(|layer| self.config.q_width_of(layer)).sum::<usize>();
         n_tokens * of_token.sum::<usize>() + n_logits * size(self.output().0) + n_keys * of_key
     }
 
@@ -386,6 +390,11 @@ fn require_bodies(config: &GptConfig, device: &Device) -> Result<()> {
         ("experts", config.experts.is_some()),
         ("recurrent layers", config.recurrent.is_some()),
         ("gated attention", config.attention_gate),
+        ("heads of several sizes", config.full_heads.is_some()),
+        ("norms of values", config.value_norm),
+        ("keys that are values", config.keys_as_values),
+        ("keys that layers share", config.n_shared_kv_layers > 0),
+        ("a factor for each block", config.layer_scale),
     ];
     match only_on_cpu.into_iter().find(|(_, has)| *has && !ops::is_on_cpu(device)) {
         Some((what, _)) => {
@@ -400,7 +409,7 @@ impl Block {
     /// The residual stream `x [n_rows, d_model]` after the block.
     fn forward(&self, layer: usize, x: Tensor<2>, config: &GptConfig, pass: &mut ForwardPass<'_>) -> Tensor<2> {
         let adapters = pass.adapters();
-        let block = &self.operands(config, pass.dropout_seed(), &adapters);
+        let block = &self.operands(layer, config, pass.dropout_seed(), &adapters);
         match pass.paged(layer) {
             Some((attention, scratch)) if ops::has_block(&x, block) => ops::block(x, block, attention, scratch),
             _ => ops::run_block(&mut ByOperations { layer, block, pass }, x, block.is_parallel),
@@ -411,6 +420,7 @@ impl Block {
     /// rows of the step each.
     fn operands<'a>(
         &'a self,
+        layer: usize,
         config: &GptConfig,
         dropout_seed: Option<u64>,
         adapters: &'a [AdapterRows],
@@ -426,14 +436,20 @@ impl Block {
             false => (None, Some(own)),
         };
         let mixer = match (&self.attn, &self.recurrent, &config.recurrent) {
-            (Some(CausalSelfAttention { qkv, q_norm, k_norm, out }), _, _) => Mixer::Attention(SelfAttention {
+            (Some(CausalSelfAttention { qkv, q_norm, k_norm, v_norm, out }), _, _) => Mixer::Attention(SelfAttention {
                 qkv: linear(qkv),
                 is_gated: config.attention_gate,
-                qk_norms: norm(q_norm).zip(norm(k_norm)).map(|(q, k)| QkNormParts {
-                    norms: [q, k],
+                kv: match () {
+                    () if config.kv_layer_of(layer) != layer => KvSource::OtherLayer,
+                    () if config.has_keys_as_values(layer) => KvSource::KeysOnly,
+                    () => KvSource::Projected,
+                },
+                qk_norms: norm(q_norm).map(|q| QkNormParts {
+                    norms: [q.clone(), norm(k_norm).unwrap_or(q)],
                     span: config.qk_norm_span,
                     after_rope: config.qk_norm_after_rope,
                 }),
+                v_norm: norm(v_norm),
                 out: linear(out),
             }),
             (None, Some(layer), Some(described)) => {
@@ -470,6 +486,7 @@ impl Block {
             is_parallel: config.parallel_residual,
             norm_after_add: config.norm_position == NormPosition::Post,
             residual_multiplier: config.residual_multiplier,
+            scale: self.scale.as_ref().map(Scale::weight),
         }
     }
 }
@@ -522,6 +539,13 @@ impl BlockSteps for ByOperations<'_, '_> {
             FeedForward::Routed(_) => None,
         };
         self.add(residual, hidden, (last, out_norm), dropout)
+    }
+
+    fn scale(&mut self, x: Tensor<2>) -> Tensor<2> {
+        match &self.block.scale {
+            Some(scale) => x * scale.clone().unsqueeze(),
+            None => x,
+        }
     }
 }
 

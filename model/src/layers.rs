@@ -330,6 +330,29 @@ impl Xielu {
     }
 }
 
+/// The factor of a block's output, which does not learn by gradients.
+#[derive(Module, Debug)]
+pub(crate) struct Scale {
+    weight: Tensor<1>,
+}
+
+impl Part for Scale {
+    fn read(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
+        let weight = params.tensor(path, "weight")?.map(|weight| weight.val().detach());
+        Ok(Self { weight: weight.unwrap_or_else(|| unreachable!("a factor without a number: `{path}`")) })
+    }
+
+    fn list<'a>(&'a self, path: &str, list: &mut PartList<'a>) {
+        list.add(path, Some(ParamRef::Constant(&self.weight)), None);
+    }
+}
+
+impl Scale {
+    pub(crate) fn weight(&self) -> Tensor<1> {
+        self.weight.clone()
+    }
+}
+
 /// LayerNorm or RMSNorm with its parameters.
 #[derive(Module, Debug)]
 pub(crate) struct Norm {
@@ -345,11 +368,12 @@ impl Part for Norm {
     fn read(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
         let config = params.config;
         let weight = params.tensor(path, "weight")?;
+        let weight_offset = if weight.is_some() { config.norm_weight_offset } else { 0.0 };
         Ok(Self {
             ones: weight.is_none().then(|| Tensor::ones([params.width(path)], params.device)),
             weight,
             bias: params.tensor(path, "bias")?,
-            options: NormOptions { kind: config.norm, eps: config.norm_eps, weight_offset: config.norm_weight_offset },
+            options: NormOptions { kind: config.norm, eps: config.norm_eps, weight_offset },
         })
     }
 

@@ -1,6 +1,6 @@
 //! The parts of an architecture and their parameters, without tensors: the only list of them.
 
-use crate::config::{Experts, GatedDeltaNet, GptConfig, NormPosition, Positions, QkNormSpan, Recurrence};
+use crate::config::{Experts, GatedDeltaNet, GptConfig, MAX_LAYERS, NormPosition, Positions, QkNormSpan, Recurrence};
 
 /// Standard deviation of fresh matrices and embeddings, GPT-2's.
 const INIT_STD: f64 = 0.02;
@@ -62,6 +62,8 @@ pub(crate) enum PartKind {
     Norm,
     /// The numbers of an activation.
     Activation,
+    /// The factor of a block's output.
+    Scale,
     /// Small parameters of a recurrent layer. They are never rounded.
     Recurrence,
     /// The output matrix, unless it is the embedding, and its bias.
@@ -142,17 +144,23 @@ fn specs_outside(config: &GptConfig) -> [Vec<PartSpec>; 2] {
 fn block_specs(config: &GptConfig, layer: usize) -> Vec<PartSpec> {
     let mixer = match config.recurrence_of(layer) {
         Some(recurrence) => recurrent_specs(config, recurrence),
-        None => attention_specs(config),
+        None => attention_specs(config, layer),
     };
     let feed_forward = match config.experts_of(layer) {
         Some(experts) => {
             let routed = (0..experts.n_experts).flat_map(|expert| expert_specs(config, experts, expert));
             router_specs(config, experts).into_iter().chain(routed).chain(shared_specs(config, experts)).collect()
         }
-        None => mlp_specs(config, "mlp", config.d_ff),
+        None => mlp_specs(config, "mlp", config.d_ff_of(layer)),
     };
     let [first, between, last] = norm_specs(config);
-    first.into_iter().chain(mixer).chain(between).chain(feed_forward).chain(last).collect()
+    let scale = config.layer_scale.then(scale_spec);
+    first.into_iter().chain(mixer).chain(between).chain(feed_forward).chain(last).chain(scale).collect()
+}
+
+fn scale_spec() -> PartSpec {
+    let params = vec![param("scale", "weight", vec![1], Init::Constant(1.0))];
+    PartSpec { path: "scale".into(), kind: PartKind::Scale, layer: None, width: 1, params }
 }
 
 /// The norms of a block: before its mixer, between mixer and MLP, and behind the MLP.
@@ -164,17 +172,22 @@ fn norm_specs(config: &GptConfig) -> [Vec<PartSpec>; 3] {
     [vec![norm("attn_norm")], between.into_iter().flatten().collect(), last.into_iter().collect()]
 }
 
-fn attention_specs(config: &GptConfig) -> Vec<PartSpec> {
-    let (q_width, kv_width) = (config.q_width(), config.kv_width());
+fn attention_specs(config: &GptConfig, layer: usize) -> Vec<PartSpec> {
+    let (q_width, [k_width, v_width]) = (config.q_width_of(layer), config.projected_kv_widths(layer));
+    let has_own_keys = k_width > 0;
+    let head_dim = config.heads_of(layer).head_dim;
     let qk_norm = |path, width| match config.qk_norm_span {
-        QkNormSpan::Head => PartSpec::norm(config, path, config.head_dim, false),
+        QkNormSpan::Head => PartSpec::norm(config, path, head_dim, false),
         QkNormSpan::AllHeads => PartSpec::norm(config, path, width, false),
     };
-    let qkv = [config.gate_width() + q_width + 2 * kv_width, config.d_model];
+    let qkv = [config.gate_width_of(layer) + q_width + k_width + v_width, config.d_model];
+    // It only normalizes.
+    let v_norm = || PartSpec { params: Vec::new(), ..PartSpec::norm(config, "attn.v_norm", head_dim, false) };
     let parts = [
         Some(PartSpec::matrix(PartKind::Linear, "attn.qkv", qkv, INIT_STD, config.qkv_bias)),
         config.qk_norm.then(|| qk_norm("attn.q_norm", q_width)),
-        config.qk_norm.then(|| qk_norm("attn.k_norm", kv_width)),
+        (config.qk_norm && has_own_keys).then(|| qk_norm("attn.k_norm", k_width)),
+        (config.value_norm && has_own_keys).then(v_norm),
         Some(output_matrix(config, "attn.out", q_width, config.attn_out_bias)),
     ];
     parts.into_iter().flatten().collect()
@@ -303,22 +316,34 @@ impl GptConfig {
             sizes.fold(0, usize::saturating_add)
         };
         let outside = of_parts(&specs_outside(self).concat());
-        // Layers of a kind are alike, and so are the experts.
+        // The experts are alike, and so are most layers.
+        let (n_layers, mut kinds) = (self.n_layers, Vec::new());
+        let mut count = |parts: Vec<PartSpec>, n: usize| kinds.push((of_parts(&parts), n));
+        let first_shared = n_layers.saturating_sub(self.n_shared_kv_layers);
         let n_attending = self.n_attention_layers();
-        let of_recurrent = self.recurrent.as_ref().map_or(0, |of| of_parts(&recurrent_specs(self, &of.recurrence)));
-        let n_dense = self.experts.as_ref().map_or(self.n_layers, |of| of.dense_layers.len().min(self.n_layers));
-        let of_routed = self.experts.as_ref().map_or(0, |experts| {
-            let of_expert = of_parts(&expert_specs(self, experts, 0));
-            let always = [router_specs(self, experts), shared_specs(self, experts)].concat();
-            of_parts(&always).saturating_add(of_expert.saturating_mul(n_counted(experts)))
+        match self.full_heads.is_some() || self.keys_as_values || first_shared < n_layers {
+            true => {
+                let attending = (0..n_layers.min(MAX_LAYERS)).filter(|&layer| self.recurrence_of(layer).is_none());
+                attending.for_each(|layer| count(attention_specs(self, layer), 1));
+            }
+            false => count(attention_specs(self, 0), n_attending),
+        }
+        if let Some(recurrent) = &self.recurrent {
+            count(recurrent_specs(self, &recurrent.recurrence), n_layers - n_attending);
+        }
+        let [own, shared] = [0..first_shared, first_shared..n_layers].map(|layers| match &self.experts {
+            Some(experts) => experts.dense_layers.iter().filter(|&layer| layers.contains(layer)).count(),
+            None => layers.len(),
         });
-        let kinds = [
-            (of_parts(&norm_specs(self).concat()), self.n_layers),
-            (of_parts(&attention_specs(self)), n_attending),
-            (of_recurrent, self.n_layers - n_attending),
-            (of_parts(&mlp_specs(self, "mlp", self.d_ff)), n_dense),
-            (of_routed, self.n_layers - n_dense),
-        ];
+        count(mlp_specs(self, "mlp", self.d_ff), own);
+        count(mlp_specs(self, "mlp", self.d_ff_of(n_layers)), shared);
+        if let Some(experts) = &self.experts {
+            let of_expert = of_parts(&expert_specs(self, experts, 0)).saturating_mul(n_counted(experts));
+            let always = [router_specs(self, experts), shared_specs(self, experts)].concat();
+            kinds.push((of_parts(&always).saturating_add(of_expert), n_layers - own - shared));
+        }
+        let each = norm_specs(self).concat().into_iter().chain(self.layer_scale.then(scale_spec)).collect::<Vec<_>>();
+        kinds.push((of_parts(&each), n_layers));
         kinds.into_iter().fold(outside, |sum, (of_layer, n)| sum.saturating_add(of_layer.saturating_mul(n)))
     }
 }

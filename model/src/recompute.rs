@@ -50,6 +50,7 @@ impl Gpt {
             x = unrecorded.block(layer, Tensor::from_inner(x), &mut unrecorded_pass).inner();
         }
         let last_input = Tensor::from_inner(x).require_grad();
+        *pass.lent() = unrecorded_pass.lent().clone().map(|lent| lent.map(as_leaf));
         let hidden = self.final_norm(self.block(last, last_input.clone(), &mut pass));
         (hidden, RecomputedPass { gpt: self, pass, embedded, inputs, last_input })
     }
@@ -59,20 +60,46 @@ impl RecomputedPass<'_> {
     /// The gradients of `objective`, which was computed from the hidden states of this pass: `visit` is called for parts of the
     /// model, last first. A parameter with several uses has gradients in several parts, which are to be added.
     pub fn backward(mut self, objective: Tensor<1>, visit: &mut dyn FnMut(Gradients)) {
+        let mut of_lent = [None, None];
         let mut gradients = objective.backward();
         let mut of_output = gradient_of(&self.last_input, &mut gradients);
         drop(self.last_input);
+        add_gradients_of(self.pass.lent(), &mut of_lent, &mut gradients);
         visit(gradients);
         for (layer, input) in self.inputs.into_iter().enumerate().rev() {
             let input = Tensor::from_inner(input).require_grad();
             let output = self.gpt.block(layer, input.clone(), &mut self.pass);
-            let mut gradients = backward_from(output, of_output);
+            let mut outputs = vec![(output, of_output)];
+            if self.gpt.config().lends_keys(layer) {
+                // All layers that attend to its keys and values have been here.
+                let kind = usize::from(self.gpt.config().window_of(layer).is_some());
+                outputs.extend(self.pass.lent()[kind].take().zip(of_lent[kind].take()));
+            }
+            let mut gradients = backward_from(outputs);
             of_output = gradient_of(&input, &mut gradients);
+            add_gradients_of(self.pass.lent(), &mut of_lent, &mut gradients);
             visit(gradients);
         }
         // Embeddings do not train beside an adapter.
         if self.embedded.is_tracked() {
-            visit(backward_from(self.embedded, of_output));
+            visit(backward_from(vec![(self.embedded, of_output)]));
+        }
+    }
+}
+
+/// A tensor whose gradient is known after the backward pass of what is computed from it.
+fn as_leaf(tensor: Tensor<2>) -> Tensor<2> {
+    Tensor::from_inner(tensor.inner()).require_grad()
+}
+
+/// Adds the gradients of keys and values that layers share.
+fn add_gradients_of(lent: &[Option<Tensor<2>>; 2], sums: &mut [Option<Tensor<2>>; 2], gradients: &mut Gradients) {
+    for (lent, sum) in lent.iter().zip(sums) {
+        if let Some(gradient) = lent.as_ref().and_then(|lent| lent.grad_remove(gradients)) {
+            *sum = Some(match sum.take() {
+                Some(sum) => sum + gradient,
+                None => gradient,
+            });
         }
     }
 }
@@ -82,8 +109,10 @@ fn gradient_of(input: &Tensor<2>, gradients: &mut Gradients) -> Tensor<2> {
     input.grad_remove(gradients).unwrap_or_else(|| unreachable!("the input of a block without a gradient"))
 }
 
-/// The backward pass from `output`, whose gradient is known.
-fn backward_from(output: Tensor<2>, gradient: Tensor<2>) -> Gradients {
-    // The derivative of this sum with respect to the output is `gradient` to the bit.
-    (output * Tensor::from_inner(gradient)).sum().backward()
+/// The backward pass from tensors whose gradients are known.
+fn backward_from(outputs: Vec<(Tensor<2>, Tensor<2>)>) -> Gradients {
+    // The derivative of this sum with respect to an output is its gradient to the bit.
+    let sums = outputs.into_iter().map(|(output, gradient)| (output * Tensor::from_inner(gradient)).sum());
+    let sum = sums.reduce(|sum, other| sum + other);
+    sum.unwrap_or_else(|| unreachable!("a block has an output")).backward()
 }

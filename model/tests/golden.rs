@@ -71,6 +71,8 @@ const CASES: &[&str] = &[
     "gemma",
     "gemma2",
     "gemma3",
+    "gemma4",
+    "gemma4-unified",
     "phi",
     "stablelm-parallel",
     "gptj",
@@ -240,7 +242,7 @@ fn logits_on_wgpu_match_transformers() {
     let Some(device) = gpu() else { return };
     for case in CASES {
         let config = model_dir::load_config(&golden(case)).unwrap();
-        if config.experts.is_some() || config.recurrent.is_some() {
+        if config.experts.is_some() || config.recurrent.is_some() || config.layer_scale {
             assert!(model_dir::load_gpt(&golden(case), &LoadOptions { device: device.clone(), dtype: None }).is_err());
             continue;
         }
@@ -288,7 +290,7 @@ fn gradients_by_hf_name(case: &str, gpt: &Gpt, oracle: &Oracle) -> HashMap<Strin
     gpt.visit(&mut reader);
     let found = reader.found;
     let as_model = Gpt::from_params(gpt.config(), Dtype::F32, &Device::flex(), &mut |spec| {
-        if spec.path.ends_with("selection_bias") {
+        if ["selection_bias", ".scale.weight"].iter().any(|constant| spec.path.ends_with(constant)) {
             return Ok(TensorData::zeros::<f32, _>(spec.shape.as_slice()));
         }
         let (shape, values) = &found[&spec.path];
@@ -370,21 +372,28 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     }
     mutate("attention_scale", &|c| c.attention_scale = Some(1.5 * c.score_scale()));
     mutate("sliding_window", &|c| c.sliding_window = Some(c.sliding_window.map_or(5, |window| window + 1)));
-    if config.sliding_window.is_some() {
+    // Layers of both kinds have parameters of the same shapes.
+    let are_alike = config.full_heads.is_none() && !config.keys_as_values && config.n_shared_kv_layers == 0;
+    if config.sliding_window.is_some() && are_alike {
         mutate("sliding_window", &|c| {
             (c.sliding_window, c.full_layers, c.window_rope) = (None, Vec::new(), None);
         });
     }
-    if config.window_rope.is_some() {
-        mutate("window_rope", &|c| c.window_rope = None);
+    if let Some(rope) = &config.window_rope {
+        mutate("window_rope", &|c| {
+            let other = Rope { theta: 2.0 * rope.theta, ..rope.clone() };
+            c.window_rope = (!are_alike).then_some(other);
+        });
     }
     // One layer more or less.
     let toggled =
         |layers: &[usize]| if layers.first() == Some(&0) { layers[1..].to_vec() } else { [&[0], layers].concat() };
-    mutate("full_layers", &|c| {
-        c.sliding_window.get_or_insert(5);
-        c.full_layers = toggled(&c.full_layers);
-    });
+    if are_alike {
+        mutate("full_layers", &|c| {
+            c.sliding_window.get_or_insert(5);
+            c.full_layers = toggled(&c.full_layers);
+        });
+    }
     if matches!(config.positions, Positions::Rope(_)) {
         // A layer that attends.
         let first = config.recurrent.as_ref().map_or(0, |recurrent| recurrent.attention_layers[0]);
@@ -410,7 +419,8 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     if config.qk_norm {
         mutate("qk_norm", &|c| (c.qk_norm, c.qk_norm_after_rope) = (false, false));
     }
-    if config.qk_norm && config.norm_weight && matches!(config.positions, Positions::Rope(_)) {
+    let can_rotate_first = config.qk_norm && config.norm_weight && config.n_shared_kv_layers == 0;
+    if can_rotate_first && matches!(config.positions, Positions::Rope(_)) {
         mutate("qk_norm_after_rope", &|c| c.qk_norm_after_rope = !c.qk_norm_after_rope);
     }
     mutate("query_temperature", &|c| {
@@ -426,6 +436,12 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
         mutate("query_temperature.interval", &|c| {
             c.query_temperature = Some(QueryTemperature { beta, interval: interval + 1 });
         });
+    }
+    if config.value_norm {
+        mutate("value_norm", &|c| c.value_norm = false);
+    }
+    if config.layer_scale {
+        mutate("layer_scale", &|c| c.layer_scale = false);
     }
     if config.lm_head_bias {
         mutate("lm_head_bias", &|c| c.lm_head_bias = false);
@@ -453,7 +469,8 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
             let theta = if rope.theta == 10_000.0 { 500.0 } else { 10_000.0 };
             mutate("rope.theta", &|c| c.positions = Positions::Rope(Rope { theta, ..rope.clone() }));
         }
-        let rotary_dim = if rope.rotary_dim == config.head_dim { config.head_dim - 2 } else { rope.rotary_dim + 2 };
+        let head_dim = config.full_heads.map_or(config.head_dim, |heads| heads.head_dim);
+        let rotary_dim = if rope.rotary_dim == head_dim { head_dim - 2 } else { rope.rotary_dim + 2 };
         mutate("rope.rotary_dim", &|c| c.positions = Positions::Rope(rotated(rope, rotary_dim)));
         for (field, scaling) in scaling_mutations(rope, config.max_seq_len) {
             mutate(field, &|c| c.positions = scaled(&scaling));

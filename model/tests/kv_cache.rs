@@ -6,8 +6,8 @@ use hearth_model::{
     TokenId,
     attention::AttentionContext,
     config::{
-        Experts, GatedConv, GatedDeltaNet, GptConfig, NormPosition, Positions, Recurrence, Recurrent, Rope,
-        RouterScores, Sizes,
+        Experts, GatedConv, GatedDeltaNet, GptConfig, HeadSizes, NormPosition, Positions, Recurrence, Recurrent, Rope,
+        RopeScaling, RouterScores, Sizes,
     },
     gpt::Gpt,
     kv_cache::{CacheUnit, KvCache, OutOfPages, PAGE_SIZE, PageKey, PagePool, PageTable, StepPart},
@@ -73,11 +73,33 @@ fn configs() -> Vec<GptConfig> {
             }),
             ..llama.clone()
         },
+        shared_keys(&llama),
         llama,
     ]
     .into_iter()
     .chain(recurrent_configs())
     .collect()
+}
+
+/// Layers with heads of two sizes, without values, and without keys of their own.
+fn shared_keys(llama: &GptConfig) -> GptConfig {
+    let scaling = RopeScaling::Proportional { n_pairs: 2, factor: 1.0 };
+    GptConfig {
+        n_layers: 6,
+        sliding_window: Some(7),
+        full_layers: vec![0, 2, 5],
+        full_heads: Some(HeadSizes { n_kv_heads: 1, head_dim: 6 }),
+        positions: Positions::Rope(Rope { scaling, ..Rope::new(10_000.0, 6) }),
+        window_rope: Some(Rope::new(50.0, 4)),
+        qk_norm: true,
+        value_norm: true,
+        keys_as_values: true,
+        n_shared_kv_layers: 2,
+        wide_shared_mlp: true,
+        layer_scale: true,
+        norm_position: NormPosition::Sandwich,
+        ..llama.clone()
+    }
 }
 
 /// A layer that attends behind recurrent ones: gated delta nets, and short convolutions.

@@ -83,6 +83,7 @@ impl GptConfig {
             })?;
         }
         self.validate_layers()?;
+        self.validate_heads()?;
         self.experts.iter().try_for_each(|experts| experts.validate(self.n_layers))?;
         require("xielu", !self.xielu || self.experts.is_none(), || "must be false with experts".to_owned())?;
         self.recurrent.iter().try_for_each(|recurrent| recurrent.validate(self.n_layers))?;
@@ -125,7 +126,12 @@ impl GptConfig {
             "must be empty without sliding_window".to_owned()
         })?;
         if let Positions::Rope(rope) = &self.positions {
-            rope.validate("positions.rope", self.head_dim)?;
+            // Without a rotation of their own, the layers with the window have this one too.
+            let narrowest = match self.window_rope {
+                Some(_) => self.heads_with(false).head_dim,
+                None => self.head_dim.min(self.heads_with(false).head_dim),
+            };
+            rope.validate("positions.rope", narrowest)?;
         } else {
             require("unrotated_layers", self.unrotated_layers.is_empty(), || {
                 "must be empty without rotary positions".to_owned()
@@ -203,6 +209,12 @@ impl RopeScaling {
                 validate_pair_factors(format!("{path}.long_rope.long_factors"), long_factors, n_pairs)?;
                 length("long_rope.original_max_seq_len", original_max_seq_len)?;
                 above_zero("long_rope.attention_factor", attention_factor)
+            }
+            Self::Proportional { n_pairs: rotated, factor } => {
+                require(format!("{path}.proportional.n_pairs"), (1..=n_pairs).contains(&rotated), || {
+                    format!("must be in 1..={n_pairs}, half of rotary_dim, got {rotated}")
+                })?;
+                at_least_one("proportional.factor", factor)
             }
         }
     }

@@ -51,7 +51,9 @@ use burn::tensor::Device;
 use activation::soft_cap_reference;
 pub(crate) use activation::{activate, gated, soft_cap, xielu};
 pub use adamw::adamw;
-pub(crate) use attention::{append_and_attend, attention_dense, causal_bias, document_bias, rope_and_attend};
+pub(crate) use attention::{
+    append_and_attend, attention_dense, attention_paged, causal_bias, document_bias, rope_and_attend,
+};
 pub(crate) use block::{Block, BlockScratch, PagedAttention, block, has_block};
 pub use clip::clip_norm;
 pub use cpu::{
@@ -74,7 +76,7 @@ pub(crate) use mlp::normed_mlp;
 pub use muon::muon;
 use norm::norm_reference;
 pub(crate) use norm::{norm, norm_add};
-pub(crate) use qk_norm::{qk_norm, rope_qk, scale_queries};
+pub(crate) use qk_norm::{head_norm, qk_norm, rope_qk, scale_queries};
 pub(crate) use read_back::{read, read_ids, to_f32};
 pub(crate) use recurrence::{copy_state, delta_gates, gated_delta, new_states};
 pub use residual::add_gradients;
@@ -90,9 +92,9 @@ pub use types::{
 };
 pub(crate) use types::{
     AttentionOptions, BlockLayout, BlockOperands, BlockSteps, Dropout, FeedForward, GateOrder, GatedNormOptions, Ints,
-    LoraParts, LossOptions, Mixer, Mlp, NormOptions, NormParts, PagedRows, PagedSequences, Placement, QkNormParts,
-    Recurrent, RecurrentHeads, RecurrentKind, RecurrentRows, RoutedExperts, Routing, Rows, SelfAttention, SharedExpert,
-    ShortConv, Slots, StatePart, Sublayer, k_quants, run_block,
+    KvSource, LoraParts, LossOptions, Mixer, Mlp, NormOptions, NormParts, PagedRows, PagedSequences, Placement,
+    QkNormParts, Recurrent, RecurrentHeads, RecurrentKind, RecurrentRows, RoutedExperts, Routing, Rows, SelfAttention,
+    SharedExpert, ShortConv, Slots, StatePart, Sublayer, k_quants, run_block,
 };
 pub use weight::Weight;
 

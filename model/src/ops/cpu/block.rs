@@ -8,11 +8,12 @@ use super::{
     kv_append::{PagedValues, norm_rope_append},
     matmul::Store,
     mlp::{LinearMemory, mlp_into, product, resize},
-    rowwise::{NormMemory, NormValues, add_multiplied, norm_in_place, norm_into},
+    rowwise::{NormMemory, NormValues, add_multiplied, multiply, norm_in_place, norm_into},
+    tensors::values,
 };
 use crate::ops::{
     AttentionOptions,
-    types::{BlockOperands, BlockSteps, FeedForward, Mixer, SelfAttention, Sublayer, run_block},
+    types::{BlockOperands, BlockSteps, FeedForward, KvSource, Mixer, SelfAttention, Sublayer, run_block},
 };
 
 /// A block whose parameters are in memory.
@@ -89,25 +90,52 @@ impl<E: PagedElement> BlockSteps for InPlace<'_, E> {
             FeedForward::Routed(_) => add(self.x, hidden, out_norm.as_ref(), multiplier),
         }
     }
+
+    fn scale(&mut self, (): ()) {
+        if let Some(scale) = &self.block.scale {
+            let scale = values(scale.clone());
+            multiply(self.x, scale.as_slice()[0]);
+        }
+    }
 }
 
 /// Writes the attention output of `x`, before its projection, to `attn_out`.
 fn attend_heads<E: PagedElement>(x: &[f32], block: &Block<'_>, paged: &mut PagedValues<'_, E>, scratch: &mut Scratch) {
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *paged.options;
     let (q_width, kv_width) = (n_heads * head_dim, n_kv_heads * head_dim);
-    let width = q_width + 2 * kv_width;
     let Scratch { normed, wide: qkv, attn_out, .. } = scratch;
     let Sublayer { in_norm, inner, .. } = &block.mixer;
-    let Mixer::Attention(SelfAttention { qkv: qkv_matrix, qk_norms, .. }) = inner else {
+    let Mixer::Attention(SelfAttention { qkv: qkv_matrix, kv, qk_norms, v_norm, .. }) = inner else {
         unreachable!("`has_block` refuses recurrent layers")
     };
     let input = normed_if_any(x, in_norm.as_ref(), normed);
     let n_rows = product(input, qkv_matrix, qkv);
     let qk_norms = qk_norms.as_ref().map(|qk| qk.map(NormMemory::values));
-    norm_rope_append(qkv, qk_norms.as_ref(), paged);
-    let [keys, values] = &paged.pools;
+    let v_norm = v_norm.as_ref().map(NormMemory::values);
+    let width = match kv {
+        KvSource::Projected => q_width + 2 * kv_width,
+        KvSource::KeysOnly => {
+            keys_as_values(qkv, [q_width, kv_width]);
+            q_width + 2 * kv_width
+        }
+        KvSource::OtherLayer => q_width,
+    };
+    norm_rope_append(qkv, (qk_norms.as_ref(), v_norm.as_ref()), *kv != KvSource::OtherLayer, paged);
+    let [keys, key_values] = &paged.pools;
     resize(attn_out, n_rows * q_width);
-    attention_paged_into(qkv, width, [&**keys, &**values], (paged.sequences, paged.options), attn_out);
+    attention_paged_into(qkv, width, [&**keys, &**key_values], (paged.sequences, paged.options), attn_out);
+}
+
+/// Makes room for values behind the keys of each row of `qk [n_rows, q_width + kv_width]`, and copies the keys there.
+fn keys_as_values(qk: &mut Vec<f32>, [q_width, kv_width]: [usize; 2]) {
+    let (narrow, wide) = (q_width + kv_width, q_width + 2 * kv_width);
+    let n_rows = qk.len() / narrow;
+    resize(qk, n_rows * wide);
+    // The last row first: no row is overwritten before it is moved.
+    for row in (0..n_rows).rev() {
+        qk.copy_within(row * narrow..(row + 1) * narrow, row * wide);
+        qk.copy_within(row * wide + q_width..row * wide + narrow, row * wide + narrow);
+    }
 }
 
 /// Adds `input` times a sublayer's last matrix to `x`, normalized if there is an output norm, times the multiplier.

@@ -32,6 +32,8 @@ pub(crate) struct BlockOperands<N, L, R> {
     pub(crate) norm_after_add: bool,
     /// Multiplies everything that is added to the residual stream.
     pub(crate) residual_multiplier: f64,
+    /// Multiplies the residual stream after the block: one number.
+    pub(crate) scale: Option<Tensor<1>>,
 }
 
 /// What lets a row depend on those before it.
@@ -49,10 +51,25 @@ pub(crate) struct SelfAttention<N, L> {
     pub(crate) qkv: L,
     /// Whether there are gates, as many as queries.
     pub(crate) is_gated: bool,
-    /// Norms of queries and keys, before rotation.
+    /// Where keys and values come from.
+    pub(crate) kv: KvSource,
+    /// Norms of queries and keys, before rotation. If keys are another layer's, that of keys is not used.
     pub(crate) qk_norms: Option<QkNormParts<N>>,
+    /// Norm of each head's values.
+    pub(crate) v_norm: Option<N>,
     /// Projection of the heads' outputs.
     pub(crate) out: L,
+}
+
+/// Where a layer's keys and values come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KvSource {
+    /// The projection has both.
+    Projected,
+    /// The projection has keys; before norm and rotation, they are the values too.
+    KeysOnly,
+    /// They are those of another layer. The projection has queries alone.
+    OtherLayer,
 }
 
 /// A recurrent layer. What it keeps of a sequence has a constant size.
@@ -161,12 +178,16 @@ impl<N, L> Mixer<N, L> {
 
     fn map<M, K>(&self, norm: &impl Fn(&N) -> M, linear: &impl Fn(&L) -> K) -> Mixer<M, K> {
         match self {
-            Self::Attention(SelfAttention { qkv, is_gated, qk_norms, out }) => Mixer::Attention(SelfAttention {
-                qkv: linear(qkv),
-                is_gated: *is_gated,
-                qk_norms: qk_norms.as_ref().map(|qk| qk.map(norm)),
-                out: linear(out),
-            }),
+            Self::Attention(SelfAttention { qkv, is_gated, kv, qk_norms, v_norm, out }) => {
+                Mixer::Attention(SelfAttention {
+                    qkv: linear(qkv),
+                    is_gated: *is_gated,
+                    kv: *kv,
+                    qk_norms: qk_norms.as_ref().map(|qk| qk.map(norm)),
+                    v_norm: v_norm.as_ref().map(norm),
+                    out: linear(out),
+                })
+            }
             Self::Recurrent(Recurrent { input, conv, kind, out }) => Mixer::Recurrent(Recurrent {
                 input: linear(input),
                 conv: conv.clone(),
@@ -264,6 +285,7 @@ impl<N, L, R> BlockOperands<N, L, R> {
             is_parallel: self.is_parallel,
             norm_after_add: self.norm_after_add,
             residual_multiplier: self.residual_multiplier,
+            scale: self.scale.clone(),
         }
     }
 }
@@ -290,21 +312,26 @@ pub(crate) trait BlockSteps {
 
     /// The MLP's last matrix, or what the experts computed, added to the residual stream.
     fn add_mlp(&mut self, residual: Self::Stream, hidden: Self::Hidden) -> Self::Stream;
+
+    /// The residual stream times the block's factor, if it has one.
+    fn scale(&mut self, x: Self::Stream) -> Self::Stream;
 }
 
 /// The residual stream `x` after a block: the mixer, then the MLP, each added to it in turn; or both of the same input, if the
-/// block [is parallel](BlockOperands::is_parallel).
+/// block [is parallel](BlockOperands::is_parallel); at last the block's factor.
 pub(crate) fn run_block<S: BlockSteps>(steps: &mut S, x: S::Stream, is_parallel: bool) -> S::Stream {
     let [residual, x] = steps.fork(x);
     if is_parallel {
         let [for_mixer, for_mlp] = steps.fork(x);
         let (mixed, hidden) = (steps.mixer(for_mixer), steps.mlp(for_mlp));
         let residual = steps.add_mixer(residual, mixed);
-        return steps.add_mlp(residual, hidden);
+        let x = steps.add_mlp(residual, hidden);
+        return steps.scale(x);
     }
     let mixed = steps.mixer(x);
     let x = steps.add_mixer(residual, mixed);
     let [residual, x] = steps.fork(x);
     let hidden = steps.mlp(x);
-    steps.add_mlp(residual, hidden)
+    let x = steps.add_mlp(residual, hidden);
+    steps.scale(x)
 }

@@ -15,7 +15,7 @@ mod training_ops;
 mod upload;
 
 pub(crate) use block::{
-    BlockOperands, BlockSteps, FeedForward, Mixer, Mlp, Recurrent, RecurrentKind, RoutedExperts, Routing,
+    BlockOperands, BlockSteps, FeedForward, KvSource, Mixer, Mlp, Recurrent, RecurrentKind, RoutedExperts, Routing,
     SelfAttention, SharedExpert, Sublayer, run_block,
 };
 pub(crate) use dtype::BlockLayout;
