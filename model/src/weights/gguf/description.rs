@@ -47,6 +47,7 @@ impl Gguf {
         config.qkv_bias = any(&["blk.0.attn_qkv.bias", "blk.0.attn_q.bias"]);
         config.attn_out_bias = has("blk.0.attn_output.bias");
         config.shared_norm &= !has("blk.0.attn_norm_2.weight");
+        config.qk_norm |= QK_NORM_BY_TENSORS.contains(&self.name) && has("blk.0.attn_k_norm.weight");
         config.mlp_bias = any(&["blk.0.ffn_up.bias", "blk.0.ffn_down.bias"]);
         expert_rows::read_tensors(&mut config, has);
         Ok(config)
@@ -68,6 +69,9 @@ impl Gguf {
         self.config.iter().copied().flatten().any(|row| row.reads(key))
     }
 }
+
+/// Architectures whose models have norms of queries and keys or not, which only the tensors say.
+const QK_NORM_BY_TENSORS: &[&str] = &["glm4moe"];
 
 /// Keys that no row reads and whose neutral value is not 0.
 const NEUTRAL: &[(&str, Fixed)] = &[
