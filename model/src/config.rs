@@ -8,7 +8,7 @@ mod recurrent;
 mod validate;
 
 pub use experts::{ExpertGroups, Experts, RouterScores};
-pub use heads::HeadSizes;
+pub use heads::{HeadSizes, PerLayerInputs};
 pub use recurrent::{GatedConv, GatedDeltaNet, Recurrence, Recurrent};
 pub(crate) use validate::MAX_LAYERS;
 
@@ -161,6 +161,9 @@ pub struct GptConfig {
     /// Whether the output of each block is multiplied by a number, which does not learn by gradients.
     #[serde(default)]
     pub layer_scale: bool,
+    /// A second embedding, of which each block reads a part of its own.
+    #[serde(default)]
+    pub per_layer_inputs: Option<PerLayerInputs>,
     /// Dropout probability, in `[0, 1)`; not applied when serving.
     pub dropout: f64,
 }
@@ -436,6 +439,7 @@ impl GptConfig {
             n_shared_kv_layers: 0,
             wide_shared_mlp: false,
             layer_scale: false,
+            per_layer_inputs: None,
             dropout: 0.0,
         }
     }

@@ -173,6 +173,8 @@ pub(crate) struct ForwardPass<'a> {
     /// Keys and values that later layers without and with the window attend to, `[n_rows, 2 * kv_width]`, before rotation. A step
     /// over a cache has them there.
     lent: [Option<Tensor<2>>; 2],
+    /// What all blocks read a part of, side by side: `[n_rows, n_layers * width]`.
+    pub(crate) per_layer: Option<Tensor<2>>,
     /// The rows as recurrent layers see them, if the model has such layers.
     recurrent_rows: Option<RecurrentRows>,
     scratch: BlockScratch,
@@ -305,6 +307,7 @@ impl<'a> ForwardPass<'a> {
             added,
             query_factors,
             lent: [None, None],
+            per_layer: None,
             recurrent_rows,
             scratch: BlockScratch::default(),
             router_logits: None,
@@ -409,6 +412,13 @@ impl<'a> ForwardPass<'a> {
         let (options, rotation) = (&mask_of(masks, config, layer).options, rotation_at(rotations, config, layer));
         let query_factors = query_factors.as_ref();
         Some((PagedAttention { pools, slots, sequences, options, rotation, query_factors }, scratch))
+    }
+
+    /// The input of `layer` beside the residual stream, `[n_rows, width]`, if it has one.
+    pub(crate) fn per_layer_input(&self, layer: usize) -> Option<Tensor<2>> {
+        let all = self.per_layer.clone()?;
+        let ([n_rows, _], width) = (all.dims(), self.config.per_layer_inputs?.width);
+        Some(all.slice([0..n_rows, layer * width..(layer + 1) * width]))
     }
 
     /// Keys and values that later layers attend to.

@@ -190,6 +190,8 @@ pub(crate) struct Router {
     pub(crate) bias: Option<Param<Tensor<1>>>,
     // Not learned by gradients.
     pub(crate) selection_bias: Option<Tensor<1>>,
+    // Factors of what the chosen experts compute.
+    pub(crate) expert_scale: Option<Param<Tensor<1>>>,
 }
 
 impl Part for Router {
@@ -198,6 +200,7 @@ impl Part for Router {
             weight: required_matrix(path, params, Dtype::F32)?,
             bias: params.tensor(path, "bias")?,
             selection_bias: params.tensor(path, "selection_bias")?.map(|bias| bias.val()),
+            expert_scale: params.tensor(path, "expert_scale")?,
         })
     }
 
@@ -205,6 +208,8 @@ impl Part for Router {
         list.add(path, Some(ParamRef::Matrix(&self.weight)), self.bias.as_ref());
         let bias = self.selection_bias.as_ref().map(ParamRef::Constant);
         list.params.extend(bias.map(|bias| (format!("{path}.selection_bias"), bias)));
+        let scale = self.expert_scale.as_ref().map(ParamRef::Vector);
+        list.params.extend(scale.map(|scale| (format!("{path}.expert_scale"), scale)));
     }
 }
 
@@ -214,6 +219,7 @@ impl Router {
             weight: &self.weight,
             bias: self.bias.as_ref().map(Param::val),
             selection_bias: self.selection_bias.clone(),
+            expert_scale: self.expert_scale.as_ref().map(Param::val),
         }
     }
 }

@@ -1,6 +1,8 @@
 //! The parts of an architecture and their parameters, without tensors: the only list of them.
 
-use crate::config::{Experts, GatedDeltaNet, GptConfig, MAX_LAYERS, NormPosition, Positions, QkNormSpan, Recurrence};
+use crate::config::{
+    Experts, GatedDeltaNet, GptConfig, MAX_LAYERS, NormPosition, PerLayerInputs, Positions, QkNormSpan, Recurrence,
+};
 
 /// Standard deviation of fresh matrices and embeddings, GPT-2's.
 const INIT_STD: f64 = 0.02;
@@ -126,6 +128,14 @@ fn specs_outside(config: &GptConfig) -> [Vec<PartSpec>; 2] {
     let GptConfig { vocab_size, d_model, .. } = *config;
     let matrix = PartSpec::matrix;
     let norm = |path| PartSpec::norm(config, path, d_model, config.norm_bias);
+    let per_layer = config.per_layer_inputs.map(|PerLayerInputs { vocab_size, width }| {
+        let all = width.saturating_mul(config.n_layers);
+        vec![
+            matrix(Embedding, "per_layer.embed", [vocab_size, all], INIT_STD, false),
+            matrix(PartKind::Linear, "per_layer.proj", [all, d_model], INIT_STD, false),
+            PartSpec::norm(config, "per_layer.norm", width, false),
+        ]
+    });
     let before = [
         Some(matrix(Embedding, "embed", [vocab_size, d_model], INIT_STD, false)),
         config.embed_norm.then(|| norm("embed_norm")),
@@ -137,7 +147,8 @@ fn specs_outside(config: &GptConfig) -> [Vec<PartSpec>; 2] {
         lm_head.params.remove(0);
     }
     let after = [config.final_norm.then(|| norm("norm")), Some(lm_head)];
-    [before.into_iter().flatten().collect(), after.into_iter().flatten().collect()]
+    let before = before.into_iter().flatten().chain(per_layer.into_iter().flatten());
+    [before.collect(), after.into_iter().flatten().collect()]
 }
 
 /// The parts of block `layer`, with paths within the block.
@@ -149,13 +160,29 @@ fn block_specs(config: &GptConfig, layer: usize) -> Vec<PartSpec> {
     let feed_forward = match config.experts_of(layer) {
         Some(experts) => {
             let routed = (0..experts.n_experts).flat_map(|expert| expert_specs(config, experts, expert));
-            router_specs(config, experts).into_iter().chain(routed).chain(shared_specs(config, experts)).collect()
+            let beside = experts.beside_mlp.then(|| mlp_specs(config, "mlp", config.d_ff_of(layer)));
+            let parts = beside.into_iter().flatten().chain(router_specs(config, experts)).chain(routed);
+            parts.chain(shared_specs(config, experts)).collect()
         }
         None => mlp_specs(config, "mlp", config.d_ff_of(layer)),
     };
     let [first, between, last] = norm_specs(config);
+    let parts = first.into_iter().chain(mixer).chain(between).chain(feed_forward).chain(last);
+    parts.chain(end_specs(config)).collect()
+}
+
+/// What is computed after the MLP.
+fn end_specs(config: &GptConfig) -> Vec<PartSpec> {
+    let per_layer = config.per_layer_inputs.map(|PerLayerInputs { width, .. }| {
+        let gate = [width, config.d_model];
+        vec![
+            PartSpec::matrix(PartKind::Linear, "per_layer.gate", gate, INIT_STD, false),
+            output_matrix(config, "per_layer.proj", width, false),
+            PartSpec::norm(config, "per_layer.norm", config.d_model, false),
+        ]
+    });
     let scale = config.layer_scale.then(scale_spec);
-    first.into_iter().chain(mixer).chain(between).chain(feed_forward).chain(last).chain(scale).collect()
+    per_layer.into_iter().flatten().chain(scale).collect()
 }
 
 fn scale_spec() -> PartSpec {
@@ -265,7 +292,13 @@ fn router_specs(config: &GptConfig, experts: &Experts) -> Vec<PartSpec> {
     if experts.selection_bias {
         router.params.push(param("experts.router", "selection_bias", vec![dims[0]], Init::Constant(0.0)));
     }
-    vec![router]
+    if !experts.beside_mlp {
+        return vec![router];
+    }
+    router.params.push(param("experts.router", "expert_scale", vec![dims[0]], Init::Constant(1.0)));
+    let norms = ["mlp_out_norm", "router_norm", "in_norm", "out_norm"];
+    let norms = norms.map(|norm| PartSpec::norm(config, &format!("experts.{norm}"), config.d_model, config.norm_bias));
+    [router].into_iter().chain(norms).collect()
 }
 
 fn expert_specs(config: &GptConfig, experts: &Experts, expert: usize) -> Vec<PartSpec> {
@@ -331,18 +364,21 @@ impl GptConfig {
         if let Some(recurrent) = &self.recurrent {
             count(recurrent_specs(self, &recurrent.recurrence), n_layers - n_attending);
         }
-        let [own, shared] = [0..first_shared, first_shared..n_layers].map(|layers| match &self.experts {
-            Some(experts) => experts.dense_layers.iter().filter(|&layer| layers.contains(layer)).count(),
-            None => layers.len(),
+        let n_mlps = [0..first_shared, first_shared..n_layers].map(|layers| match &self.experts {
+            Some(experts) if !experts.beside_mlp => {
+                experts.dense_layers.iter().filter(|&layer| layers.contains(layer)).count()
+            }
+            _ => layers.len(),
         });
-        count(mlp_specs(self, "mlp", self.d_ff), own);
-        count(mlp_specs(self, "mlp", self.d_ff_of(n_layers)), shared);
+        count(mlp_specs(self, "mlp", self.d_ff), n_mlps[0]);
+        count(mlp_specs(self, "mlp", self.d_ff_of(n_layers)), n_mlps[1]);
         if let Some(experts) = &self.experts {
             let of_expert = of_parts(&expert_specs(self, experts, 0)).saturating_mul(n_counted(experts));
             let always = [router_specs(self, experts), shared_specs(self, experts)].concat();
-            kinds.push((of_parts(&always).saturating_add(of_expert), n_layers - own - shared));
+            let n_dense = experts.dense_layers.len().min(n_layers);
+            kinds.push((of_parts(&always).saturating_add(of_expert), n_layers - n_dense));
         }
-        let each = norm_specs(self).concat().into_iter().chain(self.layer_scale.then(scale_spec)).collect::<Vec<_>>();
+        let each = [norm_specs(self).concat(), end_specs(self)].concat();
         kinds.push((of_parts(&each), n_layers));
         kinds.into_iter().fold(outside, |sum, (of_layer, n)| sum.saturating_add(of_layer.saturating_mul(n)))
     }

@@ -1,6 +1,8 @@
 //! Training passes that keep only the input of each block: the rest is computed again in the backward pass
 //! ([Chen et al., 2016](https://arxiv.org/abs/1604.06174)).
 
+use std::slice::from_ref;
+
 use burn::{
     module::Module,
     tensor::{Gradients, Int, Tensor},
@@ -18,6 +20,8 @@ pub struct RecomputedPass<'a> {
     pass: ForwardPass<'a>,
     /// What enters the first block.
     embedded: Tensor<2>,
+    /// What all blocks read a part of.
+    per_layer: Option<Tensor<2>>,
     /// What enters each block but the last, without autodiff.
     inputs: Vec<Tensor<2>>,
     /// What enters the last one, which is kept: its backward pass comes first.
@@ -37,10 +41,12 @@ impl Gpt {
     ) -> (Tensor<2>, RecomputedPass<'a>) {
         let device = token_ids.device();
         let mut pass = ForwardPass::new(self.config(), context(), &device);
-        let embedded = self.embed_input(self.embeddings(token_ids), &mut pass);
+        let embedded = self.embed_input(token_ids, &mut pass);
+        let per_layer = pass.per_layer.take();
         // On the same device, so that the same operations run, but nothing is recorded.
         let unrecorded = self.clone().no_grad();
         let mut unrecorded_pass = ForwardPass::new(self.config(), context(), &device);
+        unrecorded_pass.per_layer = per_layer.clone().map(|rows| Tensor::from_inner(rows.inner()));
         // A model has at least one block.
         let last = self.config().n_layers - 1;
         let mut inputs = Vec::with_capacity(last);
@@ -50,9 +56,10 @@ impl Gpt {
             x = unrecorded.block(layer, Tensor::from_inner(x), &mut unrecorded_pass).inner();
         }
         let last_input = Tensor::from_inner(x).require_grad();
+        pass.per_layer = per_layer.clone().map(as_leaf);
         *pass.lent() = unrecorded_pass.lent().clone().map(|lent| lent.map(as_leaf));
         let hidden = self.final_norm(self.block(last, last_input.clone(), &mut pass));
-        (hidden, RecomputedPass { gpt: self, pass, embedded, inputs, last_input })
+        (hidden, RecomputedPass { gpt: self, pass, embedded, per_layer, inputs, last_input })
     }
 }
 
@@ -60,11 +67,12 @@ impl RecomputedPass<'_> {
     /// The gradients of `objective`, which was computed from the hidden states of this pass: `visit` is called for parts of the
     /// model, last first. A parameter with several uses has gradients in several parts, which are to be added.
     pub fn backward(mut self, objective: Tensor<1>, visit: &mut dyn FnMut(Gradients)) {
-        let mut of_lent = [None, None];
+        let (mut of_lent, mut of_per_layer) = ([None, None], [None]);
         let mut gradients = objective.backward();
         let mut of_output = gradient_of(&self.last_input, &mut gradients);
         drop(self.last_input);
         add_gradients_of(self.pass.lent(), &mut of_lent, &mut gradients);
+        add_gradients_of(from_ref(&self.pass.per_layer), &mut of_per_layer, &mut gradients);
         visit(gradients);
         for (layer, input) in self.inputs.into_iter().enumerate().rev() {
             let input = Tensor::from_inner(input).require_grad();
@@ -78,11 +86,15 @@ impl RecomputedPass<'_> {
             let mut gradients = backward_from(outputs);
             of_output = gradient_of(&input, &mut gradients);
             add_gradients_of(self.pass.lent(), &mut of_lent, &mut gradients);
+            add_gradients_of(from_ref(&self.pass.per_layer), &mut of_per_layer, &mut gradients);
             visit(gradients);
         }
-        // Embeddings do not train beside an adapter.
-        if self.embedded.is_tracked() {
-            visit(backward_from(vec![(self.embedded, of_output)]));
+        // Beside an adapter, embeddings do not train, but the projection of them for each block may.
+        let [of_per_layer] = of_per_layer;
+        let inputs = [(self.embedded, of_output)].into_iter().chain(self.per_layer.zip(of_per_layer));
+        let trained: Vec<_> = inputs.filter(|(rows, _)| rows.is_tracked()).collect();
+        if !trained.is_empty() {
+            visit(backward_from(trained));
         }
     }
 }
@@ -92,10 +104,10 @@ fn as_leaf(tensor: Tensor<2>) -> Tensor<2> {
     Tensor::from_inner(tensor.inner()).require_grad()
 }
 
-/// Adds the gradients of keys and values that layers share.
-fn add_gradients_of(lent: &[Option<Tensor<2>>; 2], sums: &mut [Option<Tensor<2>>; 2], gradients: &mut Gradients) {
-    for (lent, sum) in lent.iter().zip(sums) {
-        if let Some(gradient) = lent.as_ref().and_then(|lent| lent.grad_remove(gradients)) {
+/// Adds the gradients of what layers share: keys and values, or the tensor of their inputs.
+fn add_gradients_of(leaves: &[Option<Tensor<2>>], sums: &mut [Option<Tensor<2>>], gradients: &mut Gradients) {
+    for (leaf, sum) in leaves.iter().zip(sums) {
+        if let Some(gradient) = leaf.as_ref().and_then(|leaf| leaf.grad_remove(gradients)) {
             *sum = Some(match sum.take() {
                 Some(sum) => sum + gradient,
                 None => gradient,

@@ -73,6 +73,8 @@ const CASES: &[&str] = &[
     "gemma3",
     "gemma4",
     "gemma4-unified",
+    "gemma4-experts",
+    "gemma4-per-layer",
     "phi",
     "stablelm-parallel",
     "gptj",
@@ -356,7 +358,9 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
         mutate("final_norm_eps", &|c| c.final_norm_eps = Some(0.3));
         mutate("final_norm", &|c| (c.final_norm, c.final_norm_eps) = (false, None));
     }
-    if config.norm_weight {
+    // Other norms would be refused.
+    let has_both = config.experts.as_ref().is_some_and(|experts| experts.beside_mlp);
+    if config.norm_weight && !has_both {
         mutate("norm_weight_offset", &|c| c.norm_weight_offset = 1.0 - c.norm_weight_offset);
         mutate("norm_weight", &|c| (c.norm_weight, c.norm_bias, c.norm_weight_offset) = (false, false, 0.0));
     }
@@ -404,7 +408,7 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     if config.norm_position == NormPosition::Pre && !config.shared_norm {
         mutate("parallel_residual", &|c| c.parallel_residual = !c.parallel_residual);
     }
-    if !config.parallel_residual {
+    if !config.parallel_residual && !has_both {
         let others = [NormPosition::Pre, NormPosition::Post, NormPosition::Inside];
         for norm_position in others.into_iter().filter(|&other| other != config.norm_position) {
             mutate("norm_position", &|c| c.norm_position = norm_position);
@@ -442,6 +446,9 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     }
     if config.layer_scale {
         mutate("layer_scale", &|c| c.layer_scale = false);
+    }
+    if config.per_layer_inputs.is_some() {
+        mutate("per_layer_inputs", &|c| c.per_layer_inputs = None);
     }
     if config.lm_head_bias {
         mutate("lm_head_bias", &|c| c.lm_head_bias = false);
@@ -505,8 +512,11 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
             mutate(field, &|c| c.experts.iter_mut().for_each(change));
         };
         mutate("experts.n_active", &|e| e.n_active -= 1);
-        mutate("experts.normalized", &|e| e.normalized = !e.normalized);
-        mutate("experts.weight_multiplier", &|e| e.weight_multiplier *= 1.5);
+        // The norm behind experts that are beside an MLP undoes what multiplies all of a row.
+        if !has_both {
+            mutate("experts.normalized", &|e| e.normalized = !e.normalized);
+            mutate("experts.weight_multiplier", &|e| e.weight_multiplier *= 1.5);
+        }
         mutate("experts.scores", &|e| {
             e.scores = match e.scores {
                 RouterScores::Softmax => RouterScores::Sigmoid,

@@ -6,8 +6,8 @@ use hearth_model::{
     TokenId,
     attention::AttentionContext,
     config::{
-        Experts, GatedConv, GatedDeltaNet, GptConfig, HeadSizes, NormPosition, Positions, Recurrence, Recurrent, Rope,
-        RopeScaling, RouterScores, Sizes,
+        Experts, GatedConv, GatedDeltaNet, GptConfig, HeadSizes, NormPosition, PerLayerInputs, Positions, Recurrence,
+        Recurrent, Rope, RopeScaling, RouterScores, Sizes,
     },
     gpt::Gpt,
     kv_cache::{CacheUnit, KvCache, OutOfPages, PAGE_SIZE, PageKey, PagePool, PageTable, StepPart},
@@ -70,10 +70,16 @@ fn configs() -> Vec<GptConfig> {
                 shared_d_ff: 20,
                 shared_gate: true,
                 dense_layers: vec![0],
+                beside_mlp: false,
             }),
             ..llama.clone()
         },
         shared_keys(&llama),
+        GptConfig {
+            experts: Some(beside_mlp()),
+            per_layer_inputs: Some(PerLayerInputs { vocab_size: VOCAB, width: 6 }),
+            ..shared_keys(&llama)
+        },
         llama,
     ]
     .into_iter()
@@ -99,6 +105,24 @@ fn shared_keys(llama: &GptConfig) -> GptConfig {
         layer_scale: true,
         norm_position: NormPosition::Sandwich,
         ..llama.clone()
+    }
+}
+
+fn beside_mlp() -> Experts {
+    Experts {
+        n_experts: 5,
+        n_active: 2,
+        d_ff: 12,
+        scores: RouterScores::Softmax,
+        normalized: true,
+        weight_multiplier: 1.0,
+        router_bias: false,
+        selection_bias: false,
+        groups: None,
+        shared_d_ff: 0,
+        shared_gate: false,
+        dense_layers: vec![0],
+        beside_mlp: true,
     }
 }
 

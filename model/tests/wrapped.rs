@@ -31,6 +31,7 @@ const CASES: &[(&str, &str)] = &[
     ("qwen2-5-vl", "Qwen2ForCausalLM"),
     ("qwen3-vl", "Qwen3ForCausalLM"),
     ("qwen3_5", "Qwen3_5ForCausalLM"),
+    ("gemma4", "Gemma4ForCausalLM"),
     ("gemma4-unified", "Gemma4UnifiedForCausalLM"),
     ("qwen3_5-moe", "Qwen3_5MoeForCausalLM"),
 ];

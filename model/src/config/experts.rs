@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{GptConfig, validate::require};
+use super::{GptConfig, NormPosition, validate::require};
 use crate::error::Result;
 
 /// Experts of all layers together, at most: several times what the largest models have.
@@ -41,6 +41,10 @@ pub struct Experts {
     pub shared_gate: bool,
     /// The layers, counted from 0, that have an MLP of the model's [`d_ff`](GptConfig::d_ff) instead. Ascending.
     pub dense_layers: Vec<usize>,
+    /// Whether rows also go through the layer's MLP, beside the experts. The two have norms of their own, before and behind; so
+    /// has the router, and there is a learned factor for each expert's output (Gemma 4).
+    #[serde(default)]
+    pub beside_mlp: bool,
 }
 
 /// What a router's outputs become: one score for each expert.
@@ -73,8 +77,13 @@ impl GptConfig {
 }
 
 impl Experts {
-    /// Checks the experts of a model with `n_layers` layers.
-    pub(super) fn validate(&self, n_layers: usize) -> Result<()> {
+    /// Checks the experts of a model with this configuration.
+    pub(super) fn validate(&self, config: &GptConfig) -> Result<()> {
+        let n_layers = config.n_layers;
+        let has_norms = config.norm_position == NormPosition::Sandwich && config.norm_weight;
+        require("experts.beside_mlp", !self.beside_mlp || (has_norms && config.norm_weight_offset == 0.0), || {
+            "must be false unless norm_position is sandwich, norm_weight is true and norm_weight_offset is 0".to_owned()
+        })?;
         let Self { n_experts, n_active, d_ff, weight_multiplier, groups, shared_d_ff, shared_gate, .. } = *self;
         let most = MAX_EXPERTS / n_layers.max(1);
         require("experts.n_experts", (1..=most).contains(&n_experts), || {

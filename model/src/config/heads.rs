@@ -1,4 +1,4 @@
-//! What attention's heads and the MLP's width are in each layer.
+//! What differs between layers: attention's heads, the MLP's width, and inputs of their own.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,6 +13,17 @@ pub struct HeadSizes {
     pub n_kv_heads: usize,
     /// See [`GptConfig::head_dim`].
     pub head_dim: usize,
+}
+
+/// Rows that each block reads beside the residual stream: a token's row of an embedding, plus a projection of its usual embedding
+/// ([Gemma 3n](https://ai.google.dev/gemma/docs/gemma-3n)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PerLayerInputs {
+    /// Rows of the embedding, at least those of the usual one.
+    pub vocab_size: usize,
+    /// Width of a row for one block.
+    pub width: usize,
 }
 
 impl HeadSizes {
@@ -124,6 +135,14 @@ impl GptConfig {
             let norms = !self.qk_norm || (self.qk_norm_span == QkNormSpan::Head && !self.qk_norm_after_rope);
             require("n_shared_kv_layers", norms, || {
                 "must be 0 with qk_norm_after_rope, and with qk_norm_span = all_heads".to_owned()
+            })?;
+        }
+        if let Some(PerLayerInputs { vocab_size, width }) = self.per_layer_inputs {
+            require("per_layer_inputs.width", (1..=1 << 16).contains(&width), || {
+                format!("must be in 1..=2^16, got {width}")
+            })?;
+            require("per_layer_inputs.vocab_size", (self.vocab_size..=1 << 28).contains(&vocab_size), || {
+                format!("must be in {}..=2^28, from vocab_size on, got {vocab_size}", self.vocab_size)
             })?;
         }
         require("wide_shared_mlp", n_shared > 0 || !self.wide_shared_mlp, || {

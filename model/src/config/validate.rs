@@ -84,7 +84,7 @@ impl GptConfig {
         }
         self.validate_layers()?;
         self.validate_heads()?;
-        self.experts.iter().try_for_each(|experts| experts.validate(self.n_layers))?;
+        self.experts.iter().try_for_each(|experts| experts.validate(self))?;
         require("xielu", !self.xielu || self.experts.is_none(), || "must be false with experts".to_owned())?;
         self.recurrent.iter().try_for_each(|recurrent| recurrent.validate(self.n_layers))?;
         // Valid sizes may still have too large a product.

@@ -86,7 +86,7 @@ impl Block {
     /// The largest bias of a key, divided by the root mean square of the key without it; the largest such number of all key
     /// heads. A norm's bias times the matrix is a bias too.
     fn largest_key_bias(&self, layer: usize, config: &GptConfig) -> Result<f64> {
-        let parts = self.operands(layer, config, None, &[]);
+        let parts = self.operands(layer, config, None, &[], None);
         let Mixer::Attention(attention) = &parts.mixer.inner else { return Ok(0.0) };
         if attention.kv == KvSource::OtherLayer {
             return Ok(0.0);

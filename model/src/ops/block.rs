@@ -40,9 +40,10 @@ pub(crate) struct BlockScratch(cpu::Scratch);
 pub(crate) fn has_block(x: &Tensor<2>, block: &Block<'_>) -> bool {
     let Mixer::Attention(SelfAttention { qkv, out, is_gated: false, .. }) = &block.mixer.inner else { return false };
     let of_mlps = block.mlp.inner.mlps().flat_map(|mlp| [&mlp.up, &mlp.down]);
+    let of_update = block.per_layer.iter().flat_map(|update| [&update.gate, &update.proj]);
     Placement::of(&x.device()) == Placement::Cpu
         && !block.norm_after_add
-        && [qkv, out].into_iter().chain(of_mlps).all(has_memory)
+        && [qkv, out].into_iter().chain(of_mlps).chain(of_update).all(has_memory)
         && block.mlp.inner.routers().all(RouterParts::has_memory)
 }
 

@@ -66,7 +66,7 @@ pub(crate) use cross_entropy::{linear_cross_entropy, token_losses};
 pub(crate) use cube::{Address, CapturedGraph, top_k_logits};
 pub(crate) use divergence::linear_divergence;
 pub(crate) use embedding::{embedding, take_rows};
-pub(crate) use experts::{RouterParts, experts};
+pub(crate) use experts::{RouterParts, experts, experts_routed_by};
 pub(crate) use gated_norm::gated_norm;
 pub(crate) use kv_append::{copy_pages, new_pool, rope_append};
 pub use kv_dtype::KvDtype;
@@ -91,10 +91,11 @@ pub use types::{
     MuonStep, PAGE_SIZE, Precision, QuantizedBlock, QuantizedMatrix,
 };
 pub(crate) use types::{
-    AttentionOptions, BlockLayout, BlockOperands, BlockSteps, Dropout, FeedForward, GateOrder, GatedNormOptions, Ints,
-    KvSource, LoraParts, LossOptions, Mixer, Mlp, NormOptions, NormParts, PagedRows, PagedSequences, Placement,
-    QkNormParts, Recurrent, RecurrentHeads, RecurrentKind, RecurrentRows, RoutedExperts, Routing, Rows, SelfAttention,
-    SharedExpert, ShortConv, Slots, StatePart, Sublayer, k_quants, run_block,
+    AttentionOptions, BlockLayout, BlockOperands, BlockSteps, Dropout, ExpertsBesideMlp, FeedForward, GateOrder,
+    GatedNormOptions, Ints, KvSource, LoraParts, LossOptions, Mixer, Mlp, NormOptions, NormParts, PagedRows,
+    PagedSequences, PerLayerUpdate, Placement, QkNormParts, Recurrent, RecurrentHeads, RecurrentKind, RecurrentRows,
+    RoutedExperts, Routing, Rows, SelfAttention, SharedExpert, ShortConv, Slots, StatePart, Sublayer, k_quants,
+    run_block,
 };
 pub use weight::Weight;
 

@@ -719,6 +719,28 @@ CASES = {
         mean_of=GEMMA4_MEANS,
         teeth=GEMMA4_TEETH,
     ),
+    # Experts beside the MLP.
+    "gemma4-experts": Case(
+        "Gemma4ForCausalLM",
+        {**GEMMA4, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "enable_moe_block": True,
+         "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 12},
+        seed=323,
+        weight_std=0.4,
+        mean_of=GEMMA4_MEANS,
+        teeth=(*GEMMA4_TEETH, {"top_k_experts": 2}),
+    ),
+    # Inputs of each layer's own, and shared keys.
+    "gemma4-per-layer": Case(
+        "Gemma4ForCausalLM",
+        {**GEMMA4, "num_hidden_layers": 4,
+         "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+         "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 6,
+         "vocab_size_per_layer_input": 41},
+        seed=324,
+        weight_std=0.4,
+        mean_of=GEMMA4_MEANS,
+        teeth=GEMMA4_TEETH,
+    ),
     # Both parts of a block read one norm.
     "phi": Case(
         "PhiForCausalLM",

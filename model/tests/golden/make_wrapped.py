@@ -76,6 +76,13 @@ CASES = {
         {**QWEN_VISION, "hidden_size": 8, "intermediate_size": 8, "out_hidden_size": 16, "num_position_embeddings": 4,
          "deepstack_visual_indexes": [0]}, 505),
     "qwen3_5": recurrent_case("Qwen3_5ForConditionalGeneration", DELTA_NET, 506),
+    "gemma4": gemma4_case(
+        "Gemma4ForConditionalGeneration",
+        {"model_type": "gemma4_text", "hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": 37,
+         "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 6},
+        {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,
+         "num_key_value_heads": 1, "head_dim": 8, "patch_size": 2, "position_embedding_size": 4,
+         "pooling_kernel_size": 1}, 509),
     "gemma4-unified": gemma4_case(
         "Gemma4UnifiedForConditionalGeneration", {"model_type": "gemma4_unified_text"},
         {"patch_size": 2, "pooling_kernel_size": 1, "mm_embed_dim": 8, "mm_posemb_size": 4, "output_proj_dims": 16}, 508),

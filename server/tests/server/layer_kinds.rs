@@ -30,6 +30,7 @@ fn experts() -> Experts {
         shared_d_ff: 16,
         shared_gate: true,
         dense_layers: Vec::new(),
+        beside_mlp: false,
     }
 }
 

@@ -8,12 +8,16 @@ use super::{
     kv_append::{PagedValues, norm_rope_append},
     matmul::Store,
     mlp::{LinearMemory, mlp_into, product, resize},
-    rowwise::{NormMemory, NormValues, add_multiplied, multiply, norm_in_place, norm_into},
+    rowwise::{
+        NormMemory, NormValues, activate_rows, add_multiplied, multiply, multiply_each, norm_in_place, norm_into,
+    },
     tensors::values,
 };
 use crate::ops::{
     AttentionOptions,
-    types::{BlockOperands, BlockSteps, FeedForward, KvSource, Mixer, SelfAttention, Sublayer, run_block},
+    types::{
+        BlockOperands, BlockSteps, FeedForward, KvSource, Mixer, PerLayerUpdate, SelfAttention, Sublayer, run_block,
+    },
 };
 
 /// A block whose parameters are in memory.
@@ -29,8 +33,17 @@ pub(in crate::ops) struct Scratch {
     /// What the MLP computes before its last matrix, or what the experts compute.
     inner: Vec<f32>,
     experts: ExpertScratch,
+    beside: BesideScratch,
     /// The update of the residual stream, unless the product adds it itself.
     update: Vec<f32>,
+}
+
+/// Buffers of experts beside an MLP.
+#[derive(Debug, Default)]
+struct BesideScratch {
+    router_input: Vec<f32>,
+    input: Vec<f32>,
+    of_experts: Vec<f32>,
 }
 
 /// Runs a block on `x [n_rows, d_model]`, in place.
@@ -66,11 +79,22 @@ impl<E: PagedElement> BlockSteps for InPlace<'_, E> {
 
     fn mlp(&mut self, (): ()) {
         let Sublayer { in_norm, inner: feed_forward, .. } = &self.block.mlp;
-        let Scratch { normed, wide, inner, experts: scratch, .. } = &mut *self.scratch;
+        let Scratch { normed, wide, inner, experts: scratch, beside, update, .. } = &mut *self.scratch;
         let input = normed_if_any(self.x, in_norm.as_ref(), normed);
         match feed_forward {
             FeedForward::Dense(mlp) => mlp_into(input, mlp, wide, inner),
-            FeedForward::Routed(routed) => experts(input, routed, scratch, inner),
+            FeedForward::Routed(routed) => experts([input, input], routed, scratch, inner),
+            FeedForward::Both(both) => {
+                mlp_into(input, &both.mlp, wide, update);
+                product(update, &both.mlp.down, inner);
+                norm_by(&both.mlp_out_norm, inner);
+                let BesideScratch { router_input, input, of_experts } = beside;
+                let router_input = normed_if_any(self.x, Some(&both.router_norm), router_input);
+                let input = normed_if_any(self.x, Some(&both.in_norm), input);
+                experts([router_input, input], &both.routed, scratch, of_experts);
+                norm_by(&both.out_norm, of_experts);
+                add_multiplied(inner, of_experts, 1.0);
+            }
         }
     }
 
@@ -87,11 +111,21 @@ impl<E: PagedElement> BlockSteps for InPlace<'_, E> {
         let multiplier = self.block.residual_multiplier as f32;
         match inner {
             FeedForward::Dense(mlp) => add_product(self.x, hidden, &mlp.down, (out_norm.as_ref(), multiplier), update),
-            FeedForward::Routed(_) => add(self.x, hidden, out_norm.as_ref(), multiplier),
+            FeedForward::Routed(_) | FeedForward::Both(_) => add(self.x, hidden, out_norm.as_ref(), multiplier),
         }
     }
 
-    fn scale(&mut self, (): ()) {
+    fn finish(&mut self, (): ()) {
+        if let Some(PerLayerUpdate { input, gate, activation, proj, norm }) = &self.block.per_layer {
+            let Scratch { inner, update, .. } = &mut *self.scratch;
+            let input = values(input.clone());
+            product(self.x, gate, inner);
+            let [width, _] = gate.weight.dims();
+            activate_rows(inner, width, *activation);
+            multiply_each(inner, input.as_slice());
+            product(inner, proj, update);
+            add(self.x, update, Some(norm), 1.0);
+        }
         if let Some(scale) = &self.block.scale {
             let scale = values(scale.clone());
             multiply(self.x, scale.as_slice()[0]);
@@ -156,10 +190,14 @@ fn add_product(
 /// Adds `update` to `x`, normalized if there is an output norm, times `multiplier`.
 fn add(x: &mut [f32], update: &mut [f32], out_norm: Option<&NormMemory>, multiplier: f32) {
     if let Some(norm) = out_norm {
-        let NormValues { weight, bias, options } = norm.values();
-        norm_in_place(update, weight, bias, options);
+        norm_by(norm, update);
     }
     add_multiplied(x, update, multiplier);
+}
+
+fn norm_by(norm: &NormMemory, x: &mut [f32]) {
+    let NormValues { weight, bias, options } = norm.values();
+    norm_in_place(x, weight, bias, options);
 }
 
 /// `x`, or if there is a norm, the normalized `x` in `normed`.

@@ -25,15 +25,28 @@ pub(crate) struct Sublayer<N, F> {
 #[derive(Debug)]
 pub(crate) struct BlockOperands<N, L, R> {
     pub(crate) mixer: Sublayer<N, Mixer<N, L>>,
-    pub(crate) mlp: Sublayer<N, FeedForward<L, R>>,
+    pub(crate) mlp: Sublayer<N, FeedForward<N, L, R>>,
     /// Whether the MLP reads the block's input; otherwise it reads the residual stream after the mixer.
     pub(crate) is_parallel: bool,
     /// Whether output norms apply to the sum with the residual stream (post-norm).
     pub(crate) norm_after_add: bool,
     /// Multiplies everything that is added to the residual stream.
     pub(crate) residual_multiplier: f64,
+    /// What the block adds of its own input at last.
+    pub(crate) per_layer: Option<PerLayerUpdate<N, L>>,
     /// Multiplies the residual stream after the block: one number.
     pub(crate) scale: Option<Tensor<1>>,
+}
+
+/// `x + norm(proj(act(gate(x)) * input))`.
+#[derive(Debug)]
+pub(crate) struct PerLayerUpdate<N, L> {
+    /// The block's own input, `[n_rows, width]`.
+    pub(crate) input: Tensor<2>,
+    pub(crate) gate: L,
+    pub(crate) activation: Activation,
+    pub(crate) proj: L,
+    pub(crate) norm: N,
 }
 
 /// What lets a row depend on those before it.
@@ -106,9 +119,23 @@ pub(crate) enum RecurrentKind<L> {
 
 /// What works on each row by itself.
 #[derive(Debug)]
-pub(crate) enum FeedForward<L, R> {
+pub(crate) enum FeedForward<N, L, R> {
     Dense(Mlp<L>),
     Routed(RoutedExperts<L, R>),
+    Both(Box<ExpertsBesideMlp<N, L, R>>),
+}
+
+/// An MLP and experts. Their outputs, each normalized, are added.
+#[derive(Debug)]
+pub(crate) struct ExpertsBesideMlp<N, L, R> {
+    /// It reads the sublayer's input.
+    pub(crate) mlp: Mlp<L>,
+    pub(crate) mlp_out_norm: N,
+    /// It reads the residual stream, normalized for its router and for the experts.
+    pub(crate) routed: RoutedExperts<L, R>,
+    pub(crate) router_norm: N,
+    pub(crate) in_norm: N,
+    pub(crate) out_norm: N,
 }
 
 /// An MLP, or one expert.
@@ -214,26 +241,43 @@ impl<L> RecurrentKind<L> {
     }
 }
 
-impl<L, R> FeedForward<L, R> {
-    /// Its MLPs: one, or all experts.
-    pub(crate) fn mlps(&self) -> impl Iterator<Item = &Mlp<L>> {
-        let (dense, routed) = match self {
+impl<N, L, R> FeedForward<N, L, R> {
+    fn parts(&self) -> (Option<&Mlp<L>>, Option<&RoutedExperts<L, R>>) {
+        match self {
             Self::Dense(mlp) => (Some(mlp), None),
             Self::Routed(routed) => (None, Some(routed)),
-        };
+            Self::Both(both) => (Some(&both.mlp), Some(&both.routed)),
+        }
+    }
+
+    /// Its MLPs: one, or all experts, or both.
+    pub(crate) fn mlps(&self) -> impl Iterator<Item = &Mlp<L>> {
+        let (dense, routed) = self.parts();
         dense.into_iter().chain(routed.into_iter().flat_map(RoutedExperts::mlps))
     }
 
     /// Its small matrices that decide.
     pub(crate) fn routers(&self) -> impl Iterator<Item = &R> {
-        let routed = if let Self::Routed(routed) = self { Some(routed) } else { None };
-        routed.into_iter().flat_map(RoutedExperts::routers)
+        self.parts().1.into_iter().flat_map(RoutedExperts::routers)
     }
 
-    fn map<K, Q>(&self, linear: &impl Fn(&L) -> K, router: &impl Fn(&R) -> Q) -> FeedForward<K, Q> {
+    fn map<M, K, Q>(
+        &self,
+        norm: &impl Fn(&N) -> M,
+        linear: &impl Fn(&L) -> K,
+        router: &impl Fn(&R) -> Q,
+    ) -> FeedForward<M, K, Q> {
         match self {
             Self::Dense(mlp) => FeedForward::Dense(mlp.map(linear)),
             Self::Routed(routed) => FeedForward::Routed(routed.map(linear, router)),
+            Self::Both(both) => FeedForward::Both(Box::new(ExpertsBesideMlp {
+                mlp: both.mlp.map(linear),
+                mlp_out_norm: norm(&both.mlp_out_norm),
+                routed: both.routed.map(linear, router),
+                router_norm: norm(&both.router_norm),
+                in_norm: norm(&both.in_norm),
+                out_norm: norm(&both.out_norm),
+            })),
         }
     }
 }
@@ -279,12 +323,19 @@ impl<N, L, R> BlockOperands<N, L, R> {
             },
             mlp: Sublayer {
                 in_norm: self.mlp.in_norm.as_ref().map(&norm),
-                inner: self.mlp.inner.map(&linear, &router),
+                inner: self.mlp.inner.map(&norm, &linear, &router),
                 out_norm: self.mlp.out_norm.as_ref().map(&norm),
             },
             is_parallel: self.is_parallel,
             norm_after_add: self.norm_after_add,
             residual_multiplier: self.residual_multiplier,
+            per_layer: self.per_layer.as_ref().map(|update| PerLayerUpdate {
+                input: update.input.clone(),
+                gate: linear(&update.gate),
+                activation: update.activation,
+                proj: linear(&update.proj),
+                norm: norm(&update.norm),
+            }),
             scale: self.scale.clone(),
         }
     }
@@ -313,12 +364,12 @@ pub(crate) trait BlockSteps {
     /// The MLP's last matrix, or what the experts computed, added to the residual stream.
     fn add_mlp(&mut self, residual: Self::Stream, hidden: Self::Hidden) -> Self::Stream;
 
-    /// The residual stream times the block's factor, if it has one.
-    fn scale(&mut self, x: Self::Stream) -> Self::Stream;
+    /// Adds what the block makes of its own input, if it has one, and multiplies by its factor, if it has one.
+    fn finish(&mut self, x: Self::Stream) -> Self::Stream;
 }
 
 /// The residual stream `x` after a block: the mixer, then the MLP, each added to it in turn; or both of the same input, if the
-/// block [is parallel](BlockOperands::is_parallel); at last the block's factor.
+/// block [is parallel](BlockOperands::is_parallel); at last the block's own input and its factor.
 pub(crate) fn run_block<S: BlockSteps>(steps: &mut S, x: S::Stream, is_parallel: bool) -> S::Stream {
     let [residual, x] = steps.fork(x);
     if is_parallel {
@@ -326,12 +377,12 @@ pub(crate) fn run_block<S: BlockSteps>(steps: &mut S, x: S::Stream, is_parallel:
         let (mixed, hidden) = (steps.mixer(for_mixer), steps.mlp(for_mlp));
         let residual = steps.add_mixer(residual, mixed);
         let x = steps.add_mlp(residual, hidden);
-        return steps.scale(x);
+        return steps.finish(x);
     }
     let mixed = steps.mixer(x);
     let x = steps.add_mixer(residual, mixed);
     let [residual, x] = steps.fork(x);
     let hidden = steps.mlp(x);
     let x = steps.add_mlp(residual, hidden);
-    steps.scale(x)
+    steps.finish(x)
 }

@@ -68,6 +68,7 @@ fn no_experts() -> Experts {
         shared_d_ff: 0,
         shared_gate: false,
         dense_layers: Vec::new(),
+        beside_mlp: false,
     }
 }
 

@@ -4,19 +4,20 @@ use serde_json::{Map, Value, json};
 
 use super::{
     super::config_json::Fields,
+    bases::experts,
     config_rows::{ConfigRow, flag, kv_heads, number, size_or},
     rope,
     row_groups::LLAMA_SIZES,
     window,
 };
 use crate::{
-    config::{GptConfig, HeadSizes, MAX_LAYERS},
+    config::{GptConfig, HeadSizes, MAX_LAYERS, PerLayerInputs},
     error::Result,
 };
 
-/// Gemma 4's dense models without per-layer embeddings.
+/// Gemma 4's dense models without per-layer embeddings or experts.
 pub(super) const GEMMA4_UNIFIED: &[&[ConfigRow]] = &[LLAMA_SIZES, SIZES, LAYERS];
-pub(super) const GEMMA4: &[&[ConfigRow]] = &[LLAMA_SIZES, SIZES, LAYERS, &[PER_LAYER_INPUTS]];
+pub(super) const GEMMA4: &[&[ConfigRow]] = &[LLAMA_SIZES, SIZES, LAYERS, &[EXPERTS, PER_LAYER_INPUTS]];
 
 const SIZES: &[ConfigRow] = &[
     kv_heads(4),
@@ -37,15 +38,44 @@ const SIZES: &[ConfigRow] = &[
 const LAYERS: &[ConfigRow] =
     &[VISIBILITY, ConfigRow::Window(&window::GEMMA4), HEADS, WIDE_MLP, ConfigRow::Rope(&rope::GEMMA4)];
 
-/// A second embedding, which is not supported.
+/// The second embedding; a width of 0 is none.
 const PER_LAYER_INPUTS: ConfigRow = ConfigRow::Custom {
     keys: &["hidden_size_per_layer_input", "vocab_size_per_layer_input"],
-    read: |fields, _| match fields.size_or("hidden_size_per_layer_input", 256)? {
-        0 => Ok(()),
-        width => Err(fields.unsupported("hidden_size_per_layer_input", &json!(width), "0")),
+    read: |fields, config| {
+        let width = fields.size_or("hidden_size_per_layer_input", 256)?;
+        let vocab_size = fields.size_or("vocab_size_per_layer_input", 262_144)?;
+        config.per_layer_inputs = (width > 0).then_some(PerLayerInputs { vocab_size, width });
+        Ok(())
     },
-    write: |_, written| {
-        written.insert("hidden_size_per_layer_input".to_owned(), json!(0));
+    write: |config, written| {
+        let none = PerLayerInputs { vocab_size: config.vocab_size, width: 0 };
+        let PerLayerInputs { vocab_size, width } = config.per_layer_inputs.unwrap_or(none);
+        written.insert("hidden_size_per_layer_input".to_owned(), json!(width));
+        written.insert("vocab_size_per_layer_input".to_owned(), json!(vocab_size));
+    },
+};
+
+/// The experts beside the MLP.
+const EXPERTS: ConfigRow = ConfigRow::Custom {
+    keys: &["enable_moe_block", "num_experts", "top_k_experts", "moe_intermediate_size"],
+    read: |fields, config| {
+        if fields.flag_or("enable_moe_block", false)? {
+            let size = |key: &'static str| fields.size(key)?.ok_or_else(|| fields.missing(&[key]));
+            let experts = experts(config);
+            experts.beside_mlp = true;
+            experts.n_experts = size("num_experts")?;
+            experts.n_active = size("top_k_experts")?;
+            experts.d_ff = size("moe_intermediate_size")?;
+        }
+        Ok(())
+    },
+    write: |config, written| {
+        written.insert("enable_moe_block".to_owned(), json!(config.experts.is_some()));
+        if let Some(experts) = &config.experts {
+            written.insert("num_experts".to_owned(), json!(experts.n_experts));
+            written.insert("top_k_experts".to_owned(), json!(experts.n_active));
+            written.insert("moe_intermediate_size".to_owned(), json!(experts.d_ff));
+        }
     },
 };
 

@@ -94,11 +94,7 @@ pub(super) const ROWS: &[Architecture] = &[
         model_type: "gemma4_text",
         base: gemma4,
         config: GEMMA4,
-        fixed: &[
-            ("rope_theta", Fixed::Nothing),
-            ("rope_scaling", Fixed::Nothing),
-            ("enable_moe_block", Fixed::Flag(false)),
-        ],
+        fixed: &[("rope_theta", Fixed::Nothing), ("rope_scaling", Fixed::Nothing)],
         names: names::GEMMA4,
         base_prefix: "model.",
     },
