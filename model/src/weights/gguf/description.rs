@@ -9,7 +9,7 @@ use super::{
         tensor_names::{NameRow, TensorNames},
     },
     config_rows::{ATTENTION_FACTOR, FACTOR_LISTS},
-    expert_rows,
+    expert_rows, layer_rows,
 };
 use crate::{config::GptConfig, error::Result};
 
@@ -50,6 +50,7 @@ impl Gguf {
         config.qk_norm |= QK_NORM_BY_TENSORS.contains(&self.name) && has("blk.0.attn_k_norm.weight");
         config.mlp_bias = any(&["blk.0.ffn_up.bias", "blk.0.ffn_down.bias"]);
         expert_rows::read_tensors(&mut config, has);
+        layer_rows::read_tensors(&mut config, has);
         Ok(config)
     }
 
