@@ -10,7 +10,7 @@ use super::{
     files::{minima_of, scales_of},
     ggml_types::ElementType,
     packed::{PackedMatrices, PackedMatrix},
-    passed_over::{is_no_parameter, shown},
+    passed_over::{is_no_parameter, is_of_shared_keys, shown},
     row_order::RowOrder,
     tensor_names::{TensorNames, TensorPart},
     tensor_table::{StoredTensor, TensorTable},
@@ -67,9 +67,13 @@ pub(super) fn load(table: &TensorTable<'_>, plan: &LoadPlan<'_>) -> Result<Gpt> 
     loader.larger.log(table.path());
     let tied_copy = names.tied_copy(config).and_then(|name| table.get(name)).map(|copy| copy.name);
     let is_surplus = |tensor: &&StoredTensor<'_>| !loader.used.contains(tensor.name) && tied_copy != Some(tensor.name);
-    let (no_parameters, parameters): (Vec<_>, Vec<_>) =
-        table.iter().filter(is_surplus).partition(|tensor| is_no_parameter(tensor));
-    let is_part = |name: &str| loader.used.contains(name) || names.tied_copy(config) == Some(name);
+    let (no_parameters, parameters): (Vec<_>, Vec<_>) = table
+        .iter()
+        .filter(is_surplus)
+        .partition(|tensor| is_no_parameter(tensor) || is_of_shared_keys(tensor.name, config));
+    let is_part = |name: &str| {
+        loader.used.contains(name) || names.tied_copy(config) == Some(name) || is_of_shared_keys(name, config)
+    };
     if let Some((_, surplus)) = plan.packed.iter().filter(|(name, _)| !is_part(name)).min_by_key(|(name, _)| *name) {
         return Err(surplus.error(not_part_of(&names, table)).with_hint(SURPLUS));
     }
