@@ -81,6 +81,8 @@ mod model {
             mod description;
             mod expert_rows;
             mod header;
+            mod layer_rows;
+            mod mamba;
             mod mixtures;
             mod names;
             mod pre_tokenizers;

@@ -46,9 +46,11 @@ modules! {
         ; config: GptConfig,
     }
 
-    /// Attention or what is in its place, then the feed-forward network, each added to the residual stream.
+    /// Attention or what is in its place, then the feed-forward network, each added to the residual stream. A layer may have
+    /// one of them only.
     struct Block {
-        attn_norm: Norm,
+        // The mixer's.
+        attn_norm: Option<Norm>,
         attn: Option<CausalSelfAttention>,
         // In place of attention.
         recurrent: Option<RecurrentLayer>,
@@ -116,6 +118,9 @@ modules! {
         router_norm: Option<Norm>,
         in_norm: Option<Norm>,
         out_norm: Option<Norm>,
+        // To a narrower row that the chosen experts read, and back.
+        latent_down: Option<Linear>,
+        latent_up: Option<Linear>,
         routed: Vec<Mlp>,
         // Every row goes through it.
         shared: Option<Mlp>,
@@ -130,7 +135,7 @@ impl Gpt {
     /// with `0.02 / sqrt(2 n_layers)` (GPT-2, 2.3); biases are 0, norm weights act as 1.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::error::Error::Config) when `config` makes no model.
+    /// [`Error::Config`] when `config` makes no model.
     pub fn init(config: &GptConfig, seed: u64, device: &Device) -> Result<Self> {
         let mut tensor = 0;
         Self::from_params(config, Dtype::F32, device, &mut |spec| {
@@ -150,7 +155,7 @@ impl Gpt {
     /// `read` returns already placed on the device (`ParamData::Placed`); all other parameters are f32.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::error::Error::Config) when `config` makes no model, and whatever `read` reports.
+    /// [`Error::Config`] when `config` makes no model, and whatever `read` reports.
     pub fn from_params<'a, P: Into<ParamData<'a>>>(
         config: &GptConfig,
         dtype: Dtype,
@@ -169,7 +174,7 @@ impl Gpt {
     /// no gradients. If only an adapter trains, the matrices have this layout already, and the copy shares them.
     ///
     /// # Errors
-    /// [`Error::Execution`](crate::error::Error::Execution) when the device cannot be read.
+    /// [`Error::Execution`] when the device cannot be read.
     pub fn packed(&self) -> Result<Self> {
         if self.linears().into_iter().any(|(_, linear)| linear.lora().is_some() || linear.weight().is_packed()) {
             return Ok(self.clone());
@@ -339,7 +344,7 @@ impl Gpt {
     /// Every parameter's path and value as f32, in the order of the layers. Reads one tensor at a time off the device.
     ///
     /// # Errors
-    /// [`Error::Execution`](crate::error::Error::Execution) when the device cannot be read, and whatever `visit` reports.
+    /// [`Error::Execution`] when the device cannot be read, and whatever `visit` reports.
     pub fn read_params(&self, visit: &mut ParamVisitor<'_>) -> Result<()> {
         self.params().into_iter().try_for_each(|(path, param)| visit(&path, param.read()?))
     }
@@ -455,7 +460,7 @@ impl Block {
         let block = &self.operands(layer, config, pass.dropout_seed(), &adapters, pass.per_layer_input(layer));
         match pass.paged(layer) {
             Some((attention, scratch)) if ops::has_block(&x, block) => ops::block(x, block, attention, scratch),
-            _ => ops::run_block(&mut ByOperations { layer, block, pass }, x, block.is_parallel),
+            _ => ops::run_block(&mut ByOperations { layer, block, pass }, block, x),
         }
     }
 
@@ -471,35 +476,34 @@ impl Block {
     ) -> ops::Block<'a> {
         let norm = |norm: &Option<Norm>| norm.as_ref().map(Norm::parts);
         let linear = |linear: &'a Linear| linear.parts(dropout_seed, adapters);
-        let attn_norm = self.attn_norm.parts();
-        // If the two parts share a norm, it is the one of attention.
-        let mlp_norm = norm(&self.mlp_norm).unwrap_or_else(|| attn_norm.clone());
         let norms_input = matches!(config.norm_position, NormPosition::Pre | NormPosition::Sandwich);
-        let ends = |own: NormParts, out_norm: &Option<Norm>| match norms_input {
-            true => (Some(own), norm(out_norm)),
-            false => (None, Some(own)),
+        let ends = |own: &Option<Norm>, out_norm: &Option<Norm>| match norms_input {
+            true => (norm(own), norm(out_norm)),
+            false => (None, norm(own)),
         };
         let mixer = match (&self.attn, &self.recurrent, &config.recurrent) {
-            (Some(CausalSelfAttention { qkv, q_norm, k_norm, v_norm, out }), _, _) => Mixer::Attention(SelfAttention {
-                qkv: linear(qkv),
-                is_gated: config.attention_gate,
-                kv: match () {
-                    () if config.kv_layer_of(layer) != layer => KvSource::OtherLayer,
-                    () if config.has_keys_as_values(layer) => KvSource::KeysOnly,
-                    () => KvSource::Projected,
-                },
-                qk_norms: norm(q_norm).map(|q| QkNormParts {
-                    norms: [q.clone(), norm(k_norm).unwrap_or(q)],
-                    span: config.qk_norm_span,
-                    after_rope: config.qk_norm_after_rope,
-                }),
-                v_norm: norm(v_norm),
-                out: linear(out),
-            }),
-            (None, Some(layer), Some(described)) => {
-                Mixer::Recurrent(layer.operands(described.recurrence, config.norm_eps, linear))
+            (Some(CausalSelfAttention { qkv, q_norm, k_norm, v_norm, out }), _, _) => {
+                Some(Mixer::Attention(SelfAttention {
+                    qkv: linear(qkv),
+                    is_gated: config.attention_gate,
+                    kv: match () {
+                        () if config.kv_layer_of(layer) != layer => KvSource::OtherLayer,
+                        () if config.has_keys_as_values(layer) => KvSource::KeysOnly,
+                        () => KvSource::Projected,
+                    },
+                    qk_norms: norm(q_norm).map(|q| QkNormParts {
+                        norms: [q.clone(), norm(k_norm).unwrap_or(q)],
+                        span: config.qk_norm_span,
+                        after_rope: config.qk_norm_after_rope,
+                    }),
+                    v_norm: norm(v_norm),
+                    out: linear(out),
+                }))
             }
-            _ => unreachable!("`part_specs` gives each block attention or a recurrent layer"),
+            (None, Some(layer), Some(described)) => {
+                Some(Mixer::Recurrent(layer.operands(described.recurrence, config.norm_eps, linear)))
+            }
+            _ => None,
         };
         let mlp = |Mlp { up, xielu, down }: &'a Mlp| ops::Mlp {
             up: linear(up),
@@ -512,6 +516,11 @@ impl Block {
             router: experts.router.parts(),
             routing: config.experts.as_ref().map_or_else(|| unreachable!("a router without experts"), Routing::of),
             experts: experts.routed.iter().map(mlp).collect(),
+            latent: experts
+                .latent_down
+                .as_ref()
+                .zip(experts.latent_up.as_ref())
+                .map(|(down, up)| [down, up].map(linear)),
             shared: experts
                 .shared
                 .as_ref()
@@ -523,25 +532,27 @@ impl Block {
                 // The router's input is scaled as scores are.
                 let NormParts { weight, bias, options } = own(&experts.router_norm);
                 let weight = weight * (config.d_model as f64).sqrt().recip();
-                FeedForward::Both(Box::new(ExpertsBesideMlp {
+                Some(FeedForward::Both(Box::new(ExpertsBesideMlp {
                     mlp: mlp(dense),
                     mlp_out_norm: own(&experts.mlp_out_norm),
                     routed: routed(experts),
                     router_norm: NormParts { weight, bias, options },
                     in_norm: own(&experts.in_norm),
                     out_norm: own(&experts.out_norm),
-                }))
+                })))
             }
-            (Some(dense), None) => FeedForward::Dense(mlp(dense)),
-            (None, Some(experts)) => FeedForward::Routed(routed(experts)),
-            _ => unreachable!("`part_specs` gives each block an MLP or experts"),
+            (Some(dense), None) => Some(FeedForward::Dense(mlp(dense))),
+            (None, Some(experts)) => Some(FeedForward::Routed(routed(experts))),
+            (None, None) => None,
         };
-        let (in_norm, out_norm) = ends(attn_norm, &self.attn_out_norm);
-        let mixer = Sublayer { in_norm, inner: mixer, out_norm };
+        let (in_norm, out_norm) = ends(&self.attn_norm, &self.attn_out_norm);
+        let mixer = mixer.map(|inner| Sublayer { in_norm, inner, out_norm });
+        // If the two parts share a norm, it is the one of attention.
+        let mlp_norm = if self.mlp_norm.is_some() { &self.mlp_norm } else { &self.attn_norm };
         let (in_norm, out_norm) = ends(mlp_norm, &self.mlp_out_norm);
         BlockOperands {
             mixer,
-            mlp: Sublayer { in_norm, inner: feed_forward, out_norm },
+            mlp: feed_forward.map(|inner| Sublayer { in_norm, inner, out_norm }),
             is_parallel: config.parallel_residual,
             norm_after_add: config.norm_position == NormPosition::Post,
             residual_multiplier: config.residual_multiplier,

@@ -53,10 +53,10 @@ enum LayerPool {
         /// `[n_kv_heads, head_dim]`.
         heads: [usize; 2],
     },
-    /// Nothing: the layer attends to the keys and values of another one.
-    Shared,
     /// `[n_states, slot_len]`.
     Recurrent(Tensor<2>),
+    /// Of a layer that attends to the keys and values of another one, or whose rows do not depend on others.
+    Nothing,
 }
 
 /// The number of states in a cache of `n_pages` pages for which no other number is given: enough for a few dozen sequences.
@@ -120,13 +120,13 @@ impl KvCache {
             Some(recurrence) => {
                 LayerPool::Recurrent(ops::new_states(n_states, recurrence.state_len(config.d_model), device))
             }
-            None if config.kv_layer_of(layer) != layer => LayerPool::Shared,
-            None => attention(layer, *dtype),
+            None if config.attends(layer) && config.kv_layer_of(layer) == layer => attention(layer, *dtype),
+            None => LayerPool::Nothing,
         };
         let layers = dtypes.iter().enumerate().map(layer).collect();
         // If some layers have no window, all keys are needed.
         let sliding_window = config.sliding_window.filter(|_| config.full_layers.is_empty());
-        let pages = match config.n_attention_layers() < config.n_layers {
+        let pages = match config.n_recurrent_layers() > 0 {
             true => PagePool::with_states(n_pages, n_states),
             false => PagePool::new(n_pages),
         };
@@ -299,7 +299,7 @@ impl PagedStep<'_> {
     pub(crate) fn states(&mut self, layer: usize) -> &mut Tensor<2> {
         match &mut self.layers[layer] {
             LayerPool::Recurrent(states) => states,
-            LayerPool::Attention { .. } | LayerPool::Shared => unreachable!("layer {layer} attends"),
+            LayerPool::Attention { .. } | LayerPool::Nothing => unreachable!("layer {layer} is not recurrent"),
         }
     }
 }
@@ -308,7 +308,7 @@ impl LayerPool {
     fn keys_and_values(&mut self) -> [&mut Tensor<2>; 2] {
         match self {
             Self::Attention { keys, values, .. } => [keys, values],
-            Self::Recurrent(_) | Self::Shared => unreachable!("a layer without keys and values of its own"),
+            Self::Recurrent(_) | Self::Nothing => unreachable!("a layer without keys and values of its own"),
         }
     }
 }
@@ -318,7 +318,7 @@ fn tensors(layers: &[LayerPool]) -> impl Iterator<Item = &Tensor<2>> {
     layers.iter().flat_map(|layer| match layer {
         LayerPool::Attention { keys, values, .. } => vec![keys, values],
         LayerPool::Recurrent(states) => vec![states],
-        LayerPool::Shared => Vec::new(),
+        LayerPool::Nothing => Vec::new(),
     })
 }
 

@@ -1,7 +1,8 @@
 //! The parts of an architecture and their parameters, without tensors: the only list of them.
 
 use crate::config::{
-    Experts, GatedDeltaNet, GptConfig, MAX_LAYERS, NormPosition, PerLayerInputs, Positions, QkNormSpan, Recurrence,
+    Experts, GatedDeltaNet, GptConfig, MAX_LAYERS, Mamba2, NormPosition, PerLayerInputs, Positions, QkNormSpan,
+    Recurrence,
 };
 
 /// Standard deviation of fresh matrices and embeddings, GPT-2's.
@@ -153,22 +154,33 @@ fn specs_outside(config: &GptConfig) -> [Vec<PartSpec>; 2] {
 
 /// The parts of block `layer`, with paths within the block.
 fn block_specs(config: &GptConfig, layer: usize) -> Vec<PartSpec> {
-    let mixer = match config.recurrence_of(layer) {
-        Some(recurrence) => recurrent_specs(config, recurrence),
-        None => attention_specs(config, layer),
-    };
-    let feed_forward = match config.experts_of(layer) {
-        Some(experts) => {
-            let routed = (0..experts.n_experts).flat_map(|expert| expert_specs(config, experts, expert));
-            let beside = experts.beside_mlp.then(|| mlp_specs(config, "mlp", config.d_ff_of(layer)));
-            let parts = beside.into_iter().flatten().chain(router_specs(config, experts)).chain(routed);
-            parts.chain(shared_specs(config, experts)).collect()
-        }
-        None => mlp_specs(config, "mlp", config.d_ff_of(layer)),
-    };
-    let [first, between, last] = norm_specs(config);
-    let parts = first.into_iter().chain(mixer).chain(between).chain(feed_forward).chain(last);
-    parts.chain(end_specs(config)).collect()
+    let mut parts = Vec::new();
+    if config.has_mixer(layer) {
+        let [before, behind] = norm_specs(config, "attn");
+        parts.extend(before);
+        parts.extend(match config.recurrence_of(layer) {
+            Some(recurrence) => recurrent_specs(config, recurrence),
+            None => attention_specs(config, layer),
+        });
+        parts.extend(behind);
+    }
+    if config.has_mlp(layer) {
+        let [before, behind] = norm_specs(config, "mlp");
+        parts.extend(before);
+        let width = [config.d_model, config.d_ff_of(layer)];
+        parts.extend(match config.experts_of(layer) {
+            Some(experts) => {
+                let routed = (0..experts.n_experts).flat_map(|expert| expert_specs(config, experts, expert));
+                let beside = experts.beside_mlp.then(|| mlp_specs(config, "mlp", width));
+                let parts = beside.into_iter().flatten().chain(router_specs(config, experts)).chain(routed);
+                parts.chain(shared_specs(config, experts)).collect()
+            }
+            None => mlp_specs(config, "mlp", width),
+        });
+        parts.extend(behind);
+    }
+    parts.extend(end_specs(config));
+    parts
 }
 
 /// What is computed after the MLP.
@@ -190,13 +202,12 @@ fn scale_spec() -> PartSpec {
     PartSpec { path: "scale".into(), kind: PartKind::Scale, layer: None, width: 1, params }
 }
 
-/// The norms of a block: before its mixer, between mixer and MLP, and behind the MLP.
-fn norm_specs(config: &GptConfig) -> [Vec<PartSpec>; 3] {
+/// The norms of a block's mixer (`attn`) or MLP (`mlp`): before it and behind it. The MLP may have attention's.
+fn norm_specs(config: &GptConfig, sublayer: &str) -> [Option<PartSpec>; 2] {
+    let norm = |place| PartSpec::norm(config, &format!("{sublayer}_{place}"), config.d_model, config.norm_bias);
+    let has_own = sublayer == "attn" || !config.shared_norm;
     let is_sandwich = config.norm_position == NormPosition::Sandwich;
-    let norm = |path| PartSpec::norm(config, path, config.d_model, config.norm_bias);
-    let between = [is_sandwich.then(|| norm("attn_out_norm")), (!config.shared_norm).then(|| norm("mlp_norm"))];
-    let last = is_sandwich.then(|| norm("mlp_out_norm"));
-    [vec![norm("attn_norm")], between.into_iter().flatten().collect(), last.into_iter().collect()]
+    [has_own.then(|| norm("norm")), is_sandwich.then(|| norm("out_norm"))]
 }
 
 fn attention_specs(config: &GptConfig, layer: usize) -> Vec<PartSpec> {
@@ -247,6 +258,25 @@ fn recurrent_specs(config: &GptConfig, recurrence: &Recurrence) -> Vec<PartSpec>
                 output_matrix(config, "recurrent.out", v_width, false),
             ]
         }
+        Recurrence::Mamba2(mamba) => {
+            let Mamba2 { n_heads, conv_kernel, conv_bias, bias, .. } = mamba;
+            let v_width = mamba.value_width();
+            // As published: time steps in the middle of the usual range, 0.01, and decays of all lengths.
+            let of_heads = [
+                ("a_log", Init::LogUniform { least: 1.0, most: 16.0 }),
+                ("dt_bias", Init::Constant(-4.6)),
+                ("skip", Init::Constant(1.0)),
+            ];
+            let of_heads = of_heads.map(|(name, init)| param("recurrent.decays", name, vec![n_heads], init));
+            let norm = param("recurrent.norm", "weight", vec![v_width], Init::Constant(1.0));
+            vec![
+                linear("recurrent.input", mamba.input_width(), bias),
+                conv_spec(channels, conv_kernel, conv_bias),
+                small_spec("recurrent.decays", n_heads, of_heads.to_vec()),
+                small_spec("recurrent.norm", v_width, vec![norm]),
+                output_matrix(config, "recurrent.out", v_width, bias),
+            ]
+        }
     }
 }
 
@@ -265,14 +295,17 @@ fn small_spec(path: &str, width: usize, params: Vec<ParamSpec>) -> PartSpec {
 
 /// A matrix whose outputs are added to the residual stream.
 fn output_matrix(config: &GptConfig, path: &str, d_in: usize, has_bias: bool) -> PartSpec {
-    let residual_std = INIT_STD / (2.0 * config.n_layers as f64).sqrt();
-    PartSpec::matrix(PartKind::Linear, path, [config.d_model, d_in], residual_std, has_bias)
+    PartSpec::matrix(PartKind::Linear, path, [config.d_model, d_in], residual_std(config), has_bias)
 }
 
-/// An MLP, or an expert.
-fn mlp_specs(config: &GptConfig, path: &str, d_ff: usize) -> Vec<PartSpec> {
+fn residual_std(config: &GptConfig) -> f64 {
+    INIT_STD / (2.0 * config.n_layers as f64).sqrt()
+}
+
+/// An MLP, or an expert, that reads and writes rows of a width.
+fn mlp_specs(config: &GptConfig, path: &str, [width, d_ff]: [usize; 2]) -> Vec<PartSpec> {
     let d_up = if config.gated_mlp { 2 * d_ff } else { d_ff };
-    let up = [d_up, config.d_model];
+    let up = [d_up, width];
     let xielu = || {
         let path = format!("{path}.xielu");
         let params = vec![param(&path, "weight", vec![XIELU.len()], Init::Values(&XIELU))];
@@ -281,34 +314,45 @@ fn mlp_specs(config: &GptConfig, path: &str, d_ff: usize) -> Vec<PartSpec> {
     let parts = [
         Some(PartSpec::matrix(PartKind::Linear, &format!("{path}.up"), up, INIT_STD, config.mlp_bias)),
         config.xielu.then(xielu),
-        Some(output_matrix(config, &format!("{path}.down"), d_ff, config.mlp_bias)),
+        Some(PartSpec::matrix(
+            PartKind::Linear,
+            &format!("{path}.down"),
+            [width, d_ff],
+            residual_std(config),
+            config.mlp_bias,
+        )),
     ];
     parts.into_iter().flatten().collect()
 }
 
+/// The router, and the projections around the chosen experts.
 fn router_specs(config: &GptConfig, experts: &Experts) -> Vec<PartSpec> {
     let dims = [experts.n_experts, config.d_model];
     let mut router = PartSpec::matrix(PartKind::Router, "experts.router", dims, INIT_STD, experts.router_bias);
     if experts.selection_bias {
         router.params.push(param("experts.router", "selection_bias", vec![dims[0]], Init::Constant(0.0)));
     }
-    if !experts.beside_mlp {
-        return vec![router];
+    if experts.beside_mlp {
+        router.params.push(param("experts.router", "expert_scale", vec![dims[0]], Init::Constant(1.0)));
     }
-    router.params.push(param("experts.router", "expert_scale", vec![dims[0]], Init::Constant(1.0)));
-    let norms = ["mlp_out_norm", "router_norm", "in_norm", "out_norm"];
-    let norms = norms.map(|norm| PartSpec::norm(config, &format!("experts.{norm}"), config.d_model, config.norm_bias));
-    [router].into_iter().chain(norms).collect()
+    let norm = |name| PartSpec::norm(config, &format!("experts.{name}"), config.d_model, config.norm_bias);
+    let norms = experts.beside_mlp.then(|| ["mlp_out_norm", "router_norm", "in_norm", "out_norm"].map(norm));
+    let latent = |path, dims| PartSpec::matrix(PartKind::Linear, path, dims, INIT_STD, false);
+    let (width, d_model) = (experts.latent_width, config.d_model);
+    let latent = (width > 0)
+        .then(|| [latent("experts.latent_down", [width, d_model]), latent("experts.latent_up", [d_model, width])]);
+    [router].into_iter().chain(norms.into_iter().flatten()).chain(latent.into_iter().flatten()).collect()
 }
 
 fn expert_specs(config: &GptConfig, experts: &Experts, expert: usize) -> Vec<PartSpec> {
-    mlp_specs(config, &format!("experts.routed.{expert}"), experts.d_ff)
+    let width = if experts.latent_width > 0 { experts.latent_width } else { config.d_model };
+    mlp_specs(config, &format!("experts.routed.{expert}"), [width, experts.d_ff])
 }
 
 fn shared_specs(config: &GptConfig, experts: &Experts) -> Vec<PartSpec> {
     let gate = || PartSpec::matrix(PartKind::Router, "experts.shared_gate", [1, config.d_model], INIT_STD, false);
     let has_shared = experts.shared_d_ff > 0;
-    let shared = has_shared.then(|| mlp_specs(config, "experts.shared", experts.shared_d_ff));
+    let shared = has_shared.then(|| mlp_specs(config, "experts.shared", [config.d_model, experts.shared_d_ff]));
     shared.into_iter().flatten().chain(experts.shared_gate.then(gate)).collect()
 }
 
@@ -349,37 +393,45 @@ impl GptConfig {
             sizes.fold(0, usize::saturating_add)
         };
         let outside = of_parts(&specs_outside(self).concat());
-        // The experts are alike, and so are most layers.
-        let (n_layers, mut kinds) = (self.n_layers, Vec::new());
-        let mut count = |parts: Vec<PartSpec>, n: usize| kinds.push((of_parts(&parts), n));
-        let first_shared = n_layers.saturating_sub(self.n_shared_kv_layers);
-        let n_attending = self.n_attention_layers();
-        match self.full_heads.is_some() || self.keys_as_values || first_shared < n_layers {
-            true => {
-                let attending = (0..n_layers.min(MAX_LAYERS)).filter(|&layer| self.recurrence_of(layer).is_none());
-                attending.for_each(|layer| count(attention_specs(self, layer), 1));
-            }
-            false => count(attention_specs(self, 0), n_attending),
-        }
-        if let Some(recurrent) = &self.recurrent {
-            count(recurrent_specs(self, &recurrent.recurrence), n_layers - n_attending);
-        }
-        let n_mlps = [0..first_shared, first_shared..n_layers].map(|layers| match &self.experts {
-            Some(experts) if !experts.beside_mlp => {
-                experts.dense_layers.iter().filter(|&layer| layers.contains(layer)).count()
-            }
-            _ => layers.len(),
-        });
-        count(mlp_specs(self, "mlp", self.d_ff), n_mlps[0]);
-        count(mlp_specs(self, "mlp", self.d_ff_of(n_layers)), n_mlps[1]);
-        if let Some(experts) = &self.experts {
-            let of_expert = of_parts(&expert_specs(self, experts, 0)).saturating_mul(n_counted(experts));
+        // Layers of a kind are alike, and so are the experts.
+        let of_recurrent = self.recurrent.as_ref().map_or(0, |of| of_parts(&recurrent_specs(self, &of.recurrence)));
+        let n_mlps = self.n_layers.saturating_sub(self.layers_without_mlp.len());
+        let n_routed = self.experts.as_ref().map_or(0, |of| n_mlps - of.dense_layers.len().min(n_mlps));
+        let is_beside = self.experts.as_ref().is_some_and(|experts| experts.beside_mlp);
+        let n_dense = if is_beside { n_mlps } else { n_mlps - n_routed };
+        let of_routed = self.experts.as_ref().map_or(0, |experts| {
+            let of_expert = of_parts(&expert_specs(self, experts, 0));
             let always = [router_specs(self, experts), shared_specs(self, experts)].concat();
-            let n_dense = experts.dense_layers.len().min(n_layers);
-            kinds.push((of_parts(&always).saturating_add(of_expert), n_layers - n_dense));
+            of_parts(&always).saturating_add(of_expert.saturating_mul(n_counted(experts)))
+        });
+        let of_norms = |sublayer| {
+            norm_specs(self, sublayer).iter().flatten().map(|norm| of_parts(std::slice::from_ref(norm))).sum()
+        };
+        // Invalid sizes have no lists of layers that are as long as they say.
+        let layers = || 0..self.n_layers.min(MAX_LAYERS);
+        let has_dense =
+            |layer: &usize| self.has_mlp(*layer) && self.experts_of(*layer).is_none_or(|experts| experts.beside_mlp);
+        let wide = self.d_ff_of(self.n_layers);
+        let is_wide = |layer: &usize| self.wide_shared_mlp && self.d_ff_of(*layer) == wide && has_dense(layer);
+        let n_wide = layers().filter(is_wide).count().min(n_dense);
+        let of_mlp = |d_ff| of_parts(&mlp_specs(self, "mlp", [self.d_model, d_ff]));
+        let mut kinds = vec![
+            (of_norms("attn"), self.n_mixers()),
+            (of_norms("mlp"), n_mlps),
+            (of_recurrent, self.n_recurrent_layers()),
+            (of_mlp(self.d_ff), n_dense - n_wide),
+            (of_mlp(wide), n_wide),
+            (of_routed, n_routed),
+            (of_parts(&end_specs(self)), self.n_layers),
+        ];
+        let are_alike = self.full_heads.is_none() && !self.keys_as_values && self.n_shared_kv_layers == 0;
+        match are_alike {
+            true => kinds.push((of_parts(&attention_specs(self, 0)), self.n_attention_layers())),
+            false => {
+                let attending = layers().filter(|&layer| self.attends(layer));
+                kinds.extend(attending.map(|layer| (of_parts(&attention_specs(self, layer)), 1)));
+            }
         }
-        let each = [norm_specs(self).concat(), end_specs(self)].concat();
-        kinds.push((of_parts(&each), n_layers));
         kinds.into_iter().fold(outside, |sum, (of_layer, n)| sum.saturating_add(of_layer.saturating_mul(n)))
     }
 }

@@ -131,7 +131,10 @@ impl GptConfig {
             format!("must leave a layer with the window and one without it, as the last {n_shared} layers have them")
         })?;
         if n_shared > 0 {
-            require("n_shared_kv_layers", self.recurrent.is_none(), || "must be 0 with recurrent layers".to_owned())?;
+            let all_attend = self.recurrent.is_none() && self.layers_without_mixer.is_empty();
+            require("n_shared_kv_layers", all_attend, || {
+                "must be 0 with recurrent layers and with layers_without_mixer".to_owned()
+            })?;
             let norms = !self.qk_norm || (self.qk_norm_span == QkNormSpan::Head && !self.qk_norm_after_rope);
             require("n_shared_kv_layers", norms, || {
                 "must be 0 with qk_norm_after_rope, and with qk_norm_span = all_heads".to_owned()

@@ -6,7 +6,9 @@ use super::recurrent;
 use crate::{
     attention,
     forward_pass::{DropoutPlace, ForwardPass},
-    ops::{self, BlockSteps, Dropout, FeedForward, LinearParts, Mixer, NormParts, PerLayerUpdate, Sublayer},
+    ops::{
+        self, BlockSteps, Dropout, FeedForward, LinearParts, Mixer, NormParts, PerLayerUpdate, RouterParts, Sublayer,
+    },
 };
 
 /// The steps of a block.
@@ -16,7 +18,10 @@ pub(super) struct ByOperations<'a, 'pass> {
     pub(super) pass: &'a mut ForwardPass<'pass>,
 }
 
-impl BlockSteps for ByOperations<'_, '_> {
+type MixerParts<'a> = Sublayer<NormParts, Mixer<NormParts, LinearParts<'a>>>;
+type MlpParts<'a> = Sublayer<NormParts, FeedForward<NormParts, LinearParts<'a>, RouterParts<'a>>>;
+
+impl<'a> BlockSteps<NormParts, LinearParts<'a>, RouterParts<'a>> for ByOperations<'a, '_> {
     type Stream = Tensor<2>;
     type Hidden = Tensor<2>;
 
@@ -24,8 +29,8 @@ impl BlockSteps for ByOperations<'_, '_> {
         ops::fork(x)
     }
 
-    fn mixer(&mut self, x: Tensor<2>) -> Tensor<2> {
-        let Sublayer { in_norm, inner, .. } = &self.block.mixer;
+    fn mixer(&mut self, mixer: &MixerParts<'a>, x: Tensor<2>) -> Tensor<2> {
+        let Sublayer { in_norm, inner, .. } = mixer;
         match inner {
             Mixer::Attention(inner) => attention::attend(self.layer, x, (in_norm.clone(), inner), self.pass),
             Mixer::Recurrent(inner) => {
@@ -35,10 +40,10 @@ impl BlockSteps for ByOperations<'_, '_> {
     }
 
     /// `[n_rows, d_model]` to `[n_rows, d_ff]`, or to `[n_rows, d_model]` by experts.
-    fn mlp(&mut self, x: Tensor<2>) -> Tensor<2> {
-        let norm = self.block.mlp.in_norm.clone();
+    fn mlp(&mut self, mlp: &MlpParts<'a>, x: Tensor<2>) -> Tensor<2> {
+        let norm = mlp.in_norm.clone();
         let router_logits = &mut self.pass.router_logits;
-        match &self.block.mlp.inner {
+        match &mlp.inner {
             FeedForward::Dense(mlp) => ops::normed_mlp(x, norm, mlp),
             FeedForward::Routed(experts) => ops::experts(normed(x, norm), experts, router_logits),
             FeedForward::Both(both) => {
@@ -55,15 +60,15 @@ impl BlockSteps for ByOperations<'_, '_> {
         }
     }
 
-    fn add_mixer(&mut self, residual: Tensor<2>, mixed: Tensor<2>) -> Tensor<2> {
+    fn add_mixer(&mut self, mixer: &MixerParts<'a>, residual: Tensor<2>, mixed: Tensor<2>) -> Tensor<2> {
         let dropout = self.pass.dropout(DropoutPlace::Attention(self.layer));
-        let Sublayer { inner, out_norm, .. } = &self.block.mixer;
+        let Sublayer { inner, out_norm, .. } = mixer;
         self.add(residual, mixed, (Some(inner.out()), out_norm), dropout)
     }
 
-    fn add_mlp(&mut self, residual: Tensor<2>, hidden: Tensor<2>) -> Tensor<2> {
+    fn add_mlp(&mut self, mlp: &MlpParts<'a>, residual: Tensor<2>, hidden: Tensor<2>) -> Tensor<2> {
         let dropout = self.pass.dropout(DropoutPlace::Mlp(self.layer));
-        let Sublayer { inner, out_norm, .. } = &self.block.mlp;
+        let Sublayer { inner, out_norm, .. } = mlp;
         let last = match inner {
             FeedForward::Dense(mlp) => Some(&mlp.down),
             FeedForward::Routed(_) | FeedForward::Both(_) => None,
@@ -71,8 +76,8 @@ impl BlockSteps for ByOperations<'_, '_> {
         self.add(residual, hidden, (last, out_norm), dropout)
     }
 
-    fn finish(&mut self, x: Tensor<2>) -> Tensor<2> {
-        let x = match &self.block.per_layer {
+    fn finish(&mut self, block: &ops::Block<'a>, x: Tensor<2>) -> Tensor<2> {
+        let x = match &block.per_layer {
             Some(PerLayerUpdate { input, gate, activation, proj, norm }) => {
                 let [residual, x] = ops::fork(x);
                 let gates = ops::activate(ops::linear_with_lora(x, gate.clone()), *activation);
@@ -80,7 +85,7 @@ impl BlockSteps for ByOperations<'_, '_> {
             }
             None => x,
         };
-        match &self.block.scale {
+        match &block.scale {
             Some(scale) => x * scale.clone().unsqueeze(),
             None => x,
         }

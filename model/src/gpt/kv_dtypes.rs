@@ -8,7 +8,7 @@ use crate::{
     config::{GptConfig, HeadSizes},
     error::Result,
     kv_cache::{KvCache, default_states},
-    ops::{KvDtype, KvSource, Mixer, NormParts, read, to_f32},
+    ops::{KvDtype, KvSource, Mixer, NormParts, Sublayer, read, to_f32},
 };
 
 /// How many times the root mean square of a key without its bias the largest bias may be, for numbers of 8 bits. The largest
@@ -60,7 +60,7 @@ impl Gpt {
 
     /// Whether some layers are recurrent, so that sequences have states.
     pub fn has_recurrent_layers(&self) -> bool {
-        self.config.n_attention_layers() < self.config.n_layers
+        self.config.n_recurrent_layers() > 0
     }
 
     /// Bytes of a token's keys and values in a KV cache of `dtype` for this model.
@@ -87,12 +87,11 @@ impl Block {
     /// heads. A norm's bias times the matrix is a bias too.
     fn largest_key_bias(&self, layer: usize, config: &GptConfig) -> Result<f64> {
         let parts = self.operands(layer, config, None, &[], None);
-        let Mixer::Attention(attention) = &parts.mixer.inner else { return Ok(0.0) };
+        let Some(Sublayer { in_norm, inner: Mixer::Attention(attention), .. }) = parts.mixer else { return Ok(0.0) };
         if attention.kv == KvSource::OtherLayer {
             return Ok(0.0);
         }
         let HeadSizes { n_kv_heads, head_dim } = config.heads_of(layer);
-        let in_norm = parts.mixer.in_norm;
         let norm_bias = in_norm.as_ref().and_then(|norm| norm.bias.clone());
         if attention.qkv.bias.is_none() && norm_bias.is_none() {
             return Ok(0.0);

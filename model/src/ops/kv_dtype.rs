@@ -55,7 +55,7 @@ impl KvDtype {
 
     /// Bytes of a token's keys and values in `layer`: 0 if it has none of its own.
     pub(crate) fn bytes_in_layer(self, config: &GptConfig, layer: usize) -> usize {
-        if config.recurrence_of(layer).is_some() || config.kv_layer_of(layer) != layer {
+        if !config.attends(layer) || config.kv_layer_of(layer) != layer {
             return 0;
         }
         let HeadSizes { n_kv_heads, head_dim } = config.heads_of(layer);

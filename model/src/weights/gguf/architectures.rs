@@ -12,7 +12,7 @@ use super::{
     description::Gguf,
     expert_rows,
     layer_rows::{self, GEMMA4_NAMES, GEMMA4_ROWS},
-    mixtures,
+    mamba, mixtures,
     names::{
         BLOCK, FALCON_NORMS, FUSED_QKV, GATED, INSIDE, INTERLEAVED_QKV, OUTSIDE, POST_ATTENTION_NORM, SANDWICH,
         SEPARATE_QKV, UNGATED, XIELU,
@@ -73,6 +73,9 @@ pub(super) const ALL: &[Gguf] = &[
     recurrent::QWEN3_5,
     recurrent::QWEN3_5_MOE,
     recurrent::QWEN3_NEXT,
+    mamba::GRANITE_HYBRID,
+    mamba::NEMOTRON_H_DENSE,
+    mamba::NEMOTRON_H_MOE,
 ];
 
 /// The architecture that GGUF files call `name`. The error lists all.

@@ -12,6 +12,7 @@ mod expert_rows;
 pub mod export;
 mod header;
 mod layer_rows;
+mod mamba;
 mod mixtures;
 mod names;
 mod pre_tokenizers;
@@ -34,6 +35,7 @@ use self::{
     description::{Gguf, POOLING_TYPE},
     header::{Header, Metadata, Value},
     layer_rows::FEED_FORWARD,
+    mamba::{MLP_WIDTH, NEMOTRON_H},
     recurrent::{KEY_HEADS, PREDICTING_LAYERS, RECURRENT_LAYERS},
     tokenizer::{TokenizerFiles, Vocabulary},
     xielu::XieluNumbers,
@@ -261,6 +263,7 @@ fn read_config(metadata: &Metadata<'_>, tensors: &mut TensorTable<'_>) -> Result
             WINDOW_PATTERN | RECURRENT_LAYERS => json_of_flags(value),
             KEY_HEADS => json_of_numbers(value),
             FEED_FORWARD if gguf.name == layer_rows::GEMMA4 => json_of_numbers(value),
+            MLP_WIDTH if gguf.name.starts_with(NEMOTRON_H) => json_of_numbers(value),
             _ => None,
         };
         Some((name.to_owned(), json.unwrap_or_else(|| json_of(value))))
