@@ -1,9 +1,9 @@
 //! The KV cache: keys and values of past tokens, in pages shared by all sequences, and states of recurrent layers.
 //!
 //! Each layer has one pool of keys and one of values, `[n_slots, kv_width]`, allocated once, unless it shares those of another
-//! layer; a slot holds one token and a page is [`PAGE_SIZE`] slots. A sequence owns a [`PageTable`]: its pages in order. Pages are reference counted: a
-//! fork shares all of them, a shared page is copied before one of its owners writes to it, and a dropped table frees
-//! pages without other owners. The design is [PagedAttention](https://arxiv.org/abs/2309.06180)'s.
+//! layer; a slot holds one token and a page is [`PAGE_SIZE`] slots. A sequence owns a [`PageTable`]: its pages in order.
+//! Pages are reference counted: a fork shares all of them, a shared page is copied before one of its owners writes to it, and
+//! a dropped table frees pages without other owners. The design is [PagedAttention](https://arxiv.org/abs/2309.06180)'s.
 //!
 //! A full page can be kept in the prefix cache under a [`PageKey`] that identifies its contents. Without owners it
 //! counts as free, but is allocated last, the least recently used first; until then a new sequence with the same
