@@ -49,6 +49,7 @@ mod http_metrics;
 mod ignored_params;
 mod inspect;
 mod json_scan;
+mod messages;
 mod metrics;
 mod middleware;
 mod models;

@@ -145,7 +145,9 @@ impl Operation {
                 let shape = Shape::default();
                 describe(state, &shape)?;
                 let mut schema = shape.schema();
-                if let Some(model) = schema.pointer_mut("/properties/model") {
+                if let Some(model) = schema.pointer_mut("/properties/model")
+                    && !state.options().aliases.take_any()
+                {
                     let names = state.model_names().into_iter().map(Value::from).chain(["".into(), Value::Null]);
                     *model = json!({ "type": ["string", "null"], "enum": names.collect::<Vec<_>>() });
                 }
