@@ -63,6 +63,22 @@ const UNSUPPORTED: [(&str, Option<&str>); 8] = [
     ("logits_processors", None),
 ];
 
+/// Fields of the completion endpoints that would change the answer, for endpoints without them; one answer is what `n` 1
+/// asks for too.
+const OF_COMPLETIONS: [&str; 11] = [
+    "n",
+    "best_of",
+    "use_beam_search",
+    "stochastic_beam_search",
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json_object",
+];
+
 /// A parsed request without the prompt; types and ranges are checked.
 #[derive(Clone, Debug)]
 pub(crate) struct Generation {
@@ -104,6 +120,30 @@ pub(crate) struct Generation {
     log: RequestLog,
 }
 
+/// What an endpoint with one answer per request has read of it.
+#[derive(Debug)]
+pub(crate) struct OneAnswer {
+    pub(crate) streams: bool,
+    pub(crate) structure: Option<Structure>,
+    /// The strings that end the answer, and the parameter that has them.
+    pub(crate) stop_strings: (&'static str, Vec<String>),
+    /// The parameter that has the prompt, for error messages.
+    pub(crate) prompt_param: &'static str,
+}
+
+/// The fields in which endpoints differ.
+struct Choices {
+    n: usize,
+    best_of: usize,
+    stream: Option<UsageReports>,
+    strategy: Strategy,
+    prompt_logprobs: Option<usize>,
+    returns_token_ids: bool,
+    structure: Option<Structure>,
+    stop_strings: (&'static str, Vec<String>),
+    prompt_param: &'static str,
+}
+
 /// A submitted request, with the data for writing its answer.
 #[derive(Debug)]
 pub(crate) struct Started {
@@ -114,8 +154,8 @@ pub(crate) struct Started {
 }
 
 impl Generation {
-    /// Reads the fields that both endpoints share. The endpoint reads its own fields first: all that remain unread are
-    /// reported as ignored. `defaults` are the served model's.
+    /// Reads the fields that both completion endpoints share. The endpoint reads its own fields first: all that remain
+    /// unread are reported as ignored. `defaults` are the served model's.
     pub(crate) fn from_fields(
         mut fields: Fields,
         max_tokens: usize,
@@ -129,27 +169,78 @@ impl Generation {
         let sampling = Sampling::from_fields(given, applicable(defaults, given))?;
         let strategy = beams::strategy(given, [n, best_of])?;
         check_best_of([n, best_of], strategy, stream)?;
-        let stop = StopConditions {
-            max_tokens,
-            min_tokens: given.count_or("min_tokens", 0..=usize::MAX, 0)?,
-            stop_strings: at_most_strings(MAX_STOP_STRINGS, "stop", given.strings("stop")?)?.into(),
-            stop_token_ids: Arc::new(given.token_ids("stop_token_ids")?.unwrap_or_default().into_iter().collect()),
-        };
         let prompt_logprobs = given.count("prompt_logprobs", 0..=MAX_LOGPROBS)?;
         if prompt_logprobs.is_some() && stream.is_some() {
             let message = "`prompt_logprobs` cannot be combined with `stream`\nhint: `echo` with `logprobs` can";
             return Err(ApiError::invalid("prompt_logprobs", message));
         }
-        let generation = Self {
+        let choices = Choices {
             n,
+            best_of,
             stream,
-            logprobs: None,
+            strategy,
             prompt_logprobs,
             returns_token_ids: given.flag_or("return_token_ids", false)?,
+            structure: Structure::from_fields(given)?,
+            stop_strings: ("stop", given.strings("stop")?),
+            prompt_param: "prompt",
+        };
+        Self::with_choices(fields, max_tokens, sampling, choices)
+    }
+
+    /// The same for an endpoint with one answer per request, which has read `answer` itself.
+    ///
+    /// # Errors
+    /// Also 400 for fields of the completion endpoints that would change the answer.
+    pub(crate) fn of_one_answer(
+        mut fields: Fields,
+        max_tokens: usize,
+        defaults: SamplingParams,
+        answer: OneAnswer,
+    ) -> Result<Self, ApiError> {
+        refuse_unsupported(&mut fields)?;
+        refuse_choices(&mut fields)?;
+        let sampling = Sampling::from_fields(&mut fields, defaults)?;
+        let OneAnswer { streams, structure, stop_strings, prompt_param } = answer;
+        let choices = Choices {
+            n: 1,
+            best_of: 1,
+            stream: streams.then_some(UsageReports::Nowhere),
+            strategy: Strategy::Sample,
+            prompt_logprobs: None,
+            returns_token_ids: false,
+            structure,
+            stop_strings,
+            prompt_param,
+        };
+        Self::with_choices(fields, max_tokens, sampling, choices)
+    }
+
+    /// Reads the fields that all endpoints share.
+    fn with_choices(
+        mut fields: Fields,
+        max_tokens: usize,
+        sampling: Sampling,
+        choices: Choices,
+    ) -> Result<Self, ApiError> {
+        let given = &mut fields;
+        let (stop_param, stop_strings) = choices.stop_strings;
+        let stop = StopConditions {
+            max_tokens,
+            min_tokens: given.count_or("min_tokens", 0..=usize::MAX, 0)?,
+            stop_strings: at_most_strings(MAX_STOP_STRINGS, stop_param, stop_strings)?.into(),
+            stop_token_ids: Arc::new(given.token_ids("stop_token_ids")?.unwrap_or_default().into_iter().collect()),
+        };
+        let generation = Self {
+            n: choices.n,
+            stream: choices.stream,
+            logprobs: None,
+            prompt_logprobs: choices.prompt_logprobs,
+            returns_token_ids: choices.returns_token_ids,
             model: given.string("model")?,
-            best_of,
-            strategy,
-            structure: Structure::from_fields(given)?.map(Arc::new),
+            best_of: choices.best_of,
+            strategy: choices.strategy,
+            structure: choices.structure.map(Arc::new),
             sampling,
             stop,
             ignores_eos: given.flag_or("ignore_eos", false)?,
@@ -160,7 +251,7 @@ impl Generation {
                 LogprobsMode::default(),
             )?,
             truncation: truncation(given)?,
-            prompt_param: "prompt",
+            prompt_param: choices.prompt_param,
             reports_prompt_once: false,
             priority: priority(given)?,
             prefix_salt: prefix_salt(given)?,
@@ -259,6 +350,16 @@ impl Generation {
     /// When the request arrived.
     pub(crate) fn arrived(&self) -> Instant {
         self.log.arrived()
+    }
+
+    /// The sampling parameters, without those that depend on the tokenizer.
+    pub(crate) fn sampling_params(&self) -> &SamplingParams {
+        self.sampling.params()
+    }
+
+    /// Maximum number of tokens of an answer; `None`: the rest of the context.
+    pub(crate) fn max_tokens(&self) -> Option<usize> {
+        Some(self.stop.max_tokens).filter(|max_tokens| *max_tokens < usize::MAX)
     }
 
     /// Size of the request's body in bytes.
@@ -360,7 +461,7 @@ impl Generation {
     fn asked(&self) -> Asked {
         let params = self.sampling.params();
         Asked {
-            max_tokens: Some(self.stop.max_tokens).filter(|max_tokens| *max_tokens < usize::MAX),
+            max_tokens: self.max_tokens(),
             temperature: params.temperature,
             top_p: params.top_p,
             top_k: params.top_k,
@@ -530,6 +631,17 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
         if fields.take(name).is_some_and(|value| !is_off(&value)) {
             let hint = replacement.map_or_else(String::new, |other| format!("\nhint: use `{other}`"));
             return Err(ApiError::invalid(name, format!("`{name}` is not supported{hint}")));
+        }
+    }
+    Ok(())
+}
+
+fn refuse_choices(fields: &mut Fields) -> Result<(), ApiError> {
+    for name in OF_COMPLETIONS {
+        if fields.take(name).is_some_and(|value| value != false && value != 1) {
+            let message =
+                format!("`{name}` is not supported by this endpoint\nhint: `POST /v1/chat/completions` has it");
+            return Err(ApiError::invalid(name, message));
         }
     }
     Ok(())

@@ -9,6 +9,8 @@
 //! - `generation`: common fields of `completions` and `chat`; `chunk`: common parts of their answers; `prompt`: one
 //!   prompt; `ignored_params`: the response header that lists ignored parameters
 //! - `conversation`: messages to a prompt, by the model's chat template; `reply`: submits it, with its tools
+//! - `messages`: Anthropic's API; `items`: the parts of an answer; `thoughts`: thoughts as opaque strings;
+//!   `hosted_tools`: tools that are left out
 //! - `text_input`: strings or token ids, one or several
 //! - `sampling`: sampling parameters; `beams`: those of beam search
 //! - `structured`: structured output
@@ -45,9 +47,11 @@ pub mod error;
 mod fields;
 mod generation;
 mod health;
+mod hosted_tools;
 mod http_metrics;
 mod ignored_params;
 mod inspect;
+mod items;
 mod json_scan;
 mod messages;
 mod metrics;
@@ -69,6 +73,7 @@ mod stream;
 mod structured;
 mod submission;
 mod text_input;
+mod thoughts;
 mod tokens;
 mod tool_calls;
 mod tool_parser;

@@ -181,6 +181,7 @@ fn error_response(status: u16, envelope: &Value) -> Value {
         415 => "The content type of the body is not JSON",
         429 => "The queue is full, or requests use too many adapters; try again later",
         500 => "Inference failed",
+        529 => "The queue is full, or requests use too many adapters; try again later",
         503 => "The model is loading, its adapter cannot be read, or the server is shutting down; try again later",
         504 => "The request's deadline has passed",
         _ => "",

@@ -55,6 +55,8 @@ fn endpoints() -> Vec<Endpoint> {
         page("/openapi.json", get(openapi)),
         endpoint("/v1/completions", post(completions::create), inference("text_completion"), completions::OPERATION),
         endpoint("/v1/chat/completions", post(chat::create), inference("chat"), chat::OPERATION),
+        endpoint("/v1/messages", post(messages::create), inference("chat"), messages::CREATE),
+        endpoint("/v1/messages/count_tokens", post(messages::count_tokens), api, messages::COUNT_TOKENS),
         endpoint("/v1/embeddings", post(embeddings::create), inference("embeddings"), embeddings::OPERATION),
         // Also at the root, as llama.cpp serves them.
         also_at("/completions", post(completions::create), inference("text_completion")),

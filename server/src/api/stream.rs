@@ -61,6 +61,13 @@ pub(crate) struct TokenEntry {
     pub(crate) text_offset: usize,
 }
 
+impl TokenEntry {
+    /// Approximate size as JSON in bytes.
+    pub(crate) fn n_bytes(&self) -> usize {
+        (1 + self.top.as_ref().map_or(0, Vec::len)) * REPORTED_BYTES
+    }
+}
+
 /// A piece of one choice.
 #[derive(Debug)]
 pub(crate) struct Delta {
@@ -154,13 +161,24 @@ impl Deltas {
     ///
     /// # Errors
     /// A choice failed, the answers are too long, or the engine has stopped.
-    pub(crate) async fn fold(mut self) -> Result<(Vec<Answer>, Usage), ApiError> {
+    pub(crate) async fn fold(self) -> Result<(Vec<Answer>, Usage), ApiError> {
         let mut answers = vec![Answer::default(); self.choices.len()];
-        while let Some(delta) = poll_fn(|context| self.poll_delta(context)).await {
-            let Delta { index, piece } = delta?;
+        let take = |Delta { index, piece }| {
             if let Some(answer) = answers.get_mut(index) {
                 answer.extend(piece);
             }
+        };
+        let usage = self.for_each(take).await?;
+        Ok((answers, usage))
+    }
+
+    /// Passes all deltas to `take`, and returns the token counts.
+    ///
+    /// # Errors
+    /// As [`fold`](Self::fold).
+    pub(crate) async fn for_each(mut self, mut take: impl FnMut(Delta)) -> Result<Usage, ApiError> {
+        while let Some(delta) = poll_fn(|context| self.poll_delta(context)).await {
+            take(delta?);
             if self.n_bytes > MAX_ANSWER_BYTES {
                 let message = format!(
                     "the answers exceed {MAX_ANSWER_BYTES} bytes, the limit for responses that are not \
@@ -169,7 +187,7 @@ impl Deltas {
                 return Err(self.submission.fail(ApiError::bad_request(message)));
             }
         }
-        Ok((answers, self.usage()))
+        Ok(self.usage())
     }
 
     fn poll_delta(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Delta, ApiError>>> {
@@ -257,11 +275,10 @@ impl Answer {
 
     /// Approximate size as JSON in bytes.
     pub(crate) fn n_bytes(&self) -> usize {
-        let reported = |entry: &TokenEntry| (1 + entry.top.as_ref().map_or(0, Vec::len)) * REPORTED_BYTES;
         let of_prompt = |logprobs: &PromptLogprobs| logprobs.entries.len() * (1 + logprobs.n_top) * REPORTED_BYTES;
         self.text.len()
             + self.token_ids.len() * ID_BYTES
-            + self.logprobs.iter().flatten().map(reported).sum::<usize>()
+            + self.logprobs.iter().flatten().map(TokenEntry::n_bytes).sum::<usize>()
             + self.prompt_logprobs.as_ref().map_or(0, of_prompt)
     }
 
