@@ -39,6 +39,8 @@ pub(crate) struct Items {
     is_open: bool,
     /// The index of the item that the end of the answer has cut off.
     cut: Option<usize>,
+    /// Whether an answer without items has an empty text.
+    is_never_empty: bool,
     /// Entries of tokens whose text has not been classified yet.
     logprobs: Vec<TokenEntry>,
     end: Option<End>,
@@ -65,7 +67,13 @@ impl End {
 
 impl Items {
     pub(crate) fn new(parser: Option<ToolParser>) -> Self {
-        Self { parser, list: Vec::new(), is_open: false, cut: None, logprobs: Vec::new(), end: None }
+        let (list, logprobs) = (Vec::new(), Vec::new());
+        Self { parser, list, is_open: false, cut: None, is_never_empty: false, logprobs, end: None }
+    }
+
+    /// An answer without items then has an empty text.
+    pub(crate) fn never_empty(self) -> Self {
+        Self { is_never_empty: true, ..self }
     }
 
     /// All items so far.
@@ -113,6 +121,9 @@ impl Items {
         let mut changes = Vec::new();
         pieces.into_iter().for_each(|piece| self.add(piece, &mut changes));
         if finish_reason.is_some() {
+            if self.list.is_empty() && self.is_never_empty {
+                self.add(Piece::Content(String::new()), &mut changes);
+            }
             let end = End { reason: finish_reason, cause: stop_cause };
             if end.is_length() && self.is_open {
                 self.cut = self.list.len().checked_sub(1);

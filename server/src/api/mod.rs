@@ -9,7 +9,7 @@
 //! - `generation`: common fields of `completions` and `chat`; `chunk`: common parts of their answers; `prompt`: one
 //!   prompt; `ignored_params`: the response header that lists ignored parameters
 //! - `conversation`: messages to a prompt, by the model's chat template; `reply`: submits it, with its tools
-//! - `messages`: Anthropic's API; `items`: the parts of an answer; `thoughts`: thoughts as opaque strings;
+//! - `responses`, `messages`: OpenAI's and Anthropic's APIs for agents; `items`: the parts of an answer; `thoughts`: thoughts as opaque strings;
 //!   `hosted_tools`: tools that are left out
 //! - `text_input`: strings or token ids, one or several
 //! - `sampling`: sampling parameters; `beams`: those of beam search
@@ -65,6 +65,7 @@ pub(crate) mod preparation;
 mod prompt;
 mod reply;
 mod request_log;
+mod responses;
 pub mod router;
 mod sampling;
 mod schema;

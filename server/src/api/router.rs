@@ -14,7 +14,7 @@ use super::{
     adapters, chat, completions, embeddings,
     endpoint::{Endpoint, Operation, Policy},
     error::ApiError,
-    health, http_metrics, inspect, messages, metrics, middleware, models, openapi, page,
+    health, http_metrics, inspect, messages, metrics, middleware, models, openapi, page, responses,
     state::AppState,
     tokens,
 };
@@ -55,6 +55,7 @@ fn endpoints() -> Vec<Endpoint> {
         page("/openapi.json", get(openapi)),
         endpoint("/v1/completions", post(completions::create), inference("text_completion"), completions::OPERATION),
         endpoint("/v1/chat/completions", post(chat::create), inference("chat"), chat::OPERATION),
+        endpoint("/v1/responses", post(responses::create), inference("chat"), responses::OPERATION),
         endpoint("/v1/messages", post(messages::create), inference("chat"), messages::CREATE),
         endpoint("/v1/messages/count_tokens", post(messages::count_tokens), api, messages::COUNT_TOKENS),
         endpoint("/v1/embeddings", post(embeddings::create), inference("embeddings"), embeddings::OPERATION),

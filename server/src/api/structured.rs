@@ -59,6 +59,11 @@ impl Structure {
         Self { grammar, param, path, schemas: Vec::new(), special_tokens: Vec::new() }
     }
 
+    /// The grammar of a tool's input.
+    pub(crate) fn of_tool(grammar: Grammar) -> Self {
+        Self { grammar, param: "tools", path: "tools", schemas: Vec::new(), special_tokens: Vec::new() }
+    }
+
     /// Only tool calls.
     pub(crate) fn calls(calls: CallGrammar) -> Self {
         const PARAM: &str = "tool_choice";

@@ -235,6 +235,9 @@ impl Tools {
         tokenizer: &Tokenizer,
         form: Option<&Structure>,
     ) -> Result<Option<Structure>, ApiError> {
+        if self.callable().next().is_none() {
+            return Ok(None);
+        }
         if self.choice != ToolChoice::Auto {
             return match form {
                 None => Ok(Some(Structure::calls(self.calls(style.enforced_format(), tokenizer)))),

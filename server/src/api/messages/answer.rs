@@ -84,9 +84,7 @@ impl Block {
         match item {
             Item::Text { .. } => Self::Text { text: String::new() },
             Item::Reasoning(_) => Self::Thinking { thinking: String::new(), signature: String::new() },
-            Item::Call { name, .. } => {
-                Self::ToolUse { id: fresh_id("toolu_"), name: name.clone(), input: Map::new() }
-            }
+            Item::Call { name, .. } => Self::ToolUse { id: fresh_id("toolu_"), name: name.clone(), input: Map::new() },
         }
     }
 

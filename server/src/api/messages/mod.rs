@@ -16,14 +16,14 @@ use axum::{
 use schemars::JsonSchema;
 use serde::Serialize;
 
-pub(crate) use self::{
-    errors::{errors_in_own_shape, is_asked},
-    model_list::{ModelInfo, ModelPage},
-};
 use self::{
     answer::{StopReason, WireMessage},
     events::{Event, EventWriter},
     request::MessagesRequest,
+};
+pub(crate) use self::{
+    errors::{errors_in_own_shape, is_asked},
+    model_list::{ModelInfo, ModelPage},
 };
 use super::{
     adapters,

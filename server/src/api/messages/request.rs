@@ -155,12 +155,8 @@ fn tools(fields: &mut Fields) -> Result<Option<Tools>, ApiError> {
 fn choice(fields: &mut Fields, list: Vec<Tool>, hosted: &[String]) -> Result<Option<Tools>, ApiError> {
     const NAME: &str = "tool_choice";
     let Some(mut given) = fields.object(NAME)? else { return Ok(Tools::new(list, ToolChoice::Auto, Calls::Several)) };
-    let kinds = [
-        ("auto", ChoiceKind::Auto),
-        ("any", ChoiceKind::Any),
-        ("tool", ChoiceKind::Tool),
-        ("none", ChoiceKind::None),
-    ];
+    let kinds =
+        [("auto", ChoiceKind::Auto), ("any", ChoiceKind::Any), ("tool", ChoiceKind::Tool), ("none", ChoiceKind::None)];
     let kind = given.require("type", |given, name| given.one_of(name, &kinds))?;
     let n_calls = if given.flag("disable_parallel_tool_use")? == Some(true) { Calls::One } else { Calls::Several };
     let name = given.string("name")?;
