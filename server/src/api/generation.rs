@@ -40,6 +40,7 @@ use super::{
     stream::{Answer, Deltas, Echo, ID_BYTES, MAX_ANSWER_BYTES, Opening, REPORTED_BYTES},
     structured::Structure,
     submission::{Submission, Submitted, Usage},
+    thinking::Thinking,
 };
 
 /// Maximum number of answers to one prompt.
@@ -118,6 +119,7 @@ pub(crate) struct Generation {
     /// Size of the request's body in bytes.
     n_bytes: usize,
     log: RequestLog,
+    thinking: Thinking,
 }
 
 /// What an endpoint with one answer per request has read of it.
@@ -261,6 +263,7 @@ impl Generation {
             ignored: Vec::new(),
             n_bytes: given.n_bytes(),
             log: given.log().clone(),
+            thinking: Thinking::default(),
         };
         for name in ignored_params::WITHOUT_EFFECT {
             fields.ignore(name);
@@ -271,6 +274,16 @@ impl Generation {
     /// Reports log-probabilities with this number of alternatives per token.
     pub(crate) fn with_logprobs(self, logprobs: Option<usize>) -> Self {
         Self { logprobs, ..self }
+    }
+
+    /// Sets how the model thinks.
+    pub(crate) fn with_thinking(self, thinking: Thinking) -> Self {
+        Self { thinking, ..self }
+    }
+
+    /// How the model thinks.
+    pub(crate) fn thinking(&self) -> Thinking {
+        self.thinking
     }
 
     /// Names the parameter that has the prompt.

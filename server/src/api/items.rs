@@ -5,9 +5,10 @@
 use hearth_engine::StopCause;
 
 use super::{
+    piece::{Piece, TextEnd},
+    reasoning::AnswerReader,
     stream::{Answer, TokenEntry},
     tool_calls::text_end,
-    tool_parser::{Piece, TextEnd, ToolParser},
 };
 
 /// One item.
@@ -32,8 +33,7 @@ pub(crate) enum Change {
 /// The items of an answer that is being generated.
 #[derive(Clone, Debug)]
 pub(crate) struct Items {
-    /// Parses the text. `None`: all of it is content.
-    parser: Option<ToolParser>,
+    reader: AnswerReader,
     list: Vec<Item>,
     /// Whether the last item may grow.
     is_open: bool,
@@ -66,9 +66,9 @@ impl End {
 }
 
 impl Items {
-    pub(crate) fn new(parser: Option<ToolParser>) -> Self {
+    pub(crate) fn new(reader: AnswerReader) -> Self {
         let (list, logprobs) = (Vec::new(), Vec::new());
-        Self { parser, list, is_open: false, cut: None, is_never_empty: false, logprobs, end: None }
+        Self { reader, list, is_open: false, cut: None, is_never_empty: false, logprobs, end: None }
     }
 
     /// An answer without items then has an empty text.
@@ -108,18 +108,13 @@ impl Items {
     pub(crate) fn push(&mut self, answer: Answer) -> Vec<Change> {
         let Answer { text, logprobs, finish_reason, stop_cause, .. } = answer;
         self.logprobs.extend(logprobs.into_iter().flatten());
-        let mut pieces = match &mut self.parser {
-            Some(parser) => parser.push(&text),
-            None if text.is_empty() => Vec::new(),
-            None => vec![Piece::Content(text)],
-        };
-        if finish_reason.is_some()
-            && let Some(parser) = &mut self.parser
-        {
-            pieces.extend(parser.finish(text_end(finish_reason, &stop_cause)));
+        let mut pieces = self.reader.push(&text);
+        if finish_reason.is_some() {
+            pieces.extend(self.reader.finish(text_end(finish_reason, &stop_cause)));
         }
         let mut changes = Vec::new();
-        pieces.into_iter().for_each(|piece| self.add(piece, &mut changes));
+        let is_empty = |piece: &Piece| matches!(piece, Piece::Reasoning(text) | Piece::Content(text) if text.is_empty());
+        pieces.into_iter().filter(|piece| !is_empty(piece)).for_each(|piece| self.add(piece, &mut changes));
         if finish_reason.is_some() {
             if self.list.is_empty() && self.is_never_empty {
                 self.add(Piece::Content(String::new()), &mut changes);
@@ -140,6 +135,12 @@ impl Items {
                 let is_text = matches!(self.list.last(), Some(Item::Text { .. }));
                 self.open_unless(is_text, || Item::Text { text: String::new(), logprobs: Vec::new() }, changes);
                 (text, std::mem::take(&mut self.logprobs))
+            }
+            Piece::Reasoning(text) => {
+                let is_thought = matches!(self.list.last(), Some(Item::Reasoning(_)));
+                self.open_unless(is_thought, || Item::Reasoning(String::new()), changes);
+                self.logprobs.clear();
+                (text, Vec::new())
             }
             Piece::Call(name) => {
                 self.open_unless(false, || Item::Call { name, arguments: String::new() }, changes);

@@ -14,8 +14,9 @@
 //! - `text_input`: strings or token ids, one or several
 //! - `sampling`: sampling parameters; `beams`: those of beam search
 //! - `structured`: structured output
+//! - `thinking`: parameters of thinking; `reasoning`: reads an answer's text into `piece`s: keeps thoughts apart
 //! - `tools`: tools of a request; `call_format`: how models write calls; `tool_parser`: calls in the model's text;
-//!   `json_scan`: finds the end of their JSON; `tool_calls`: calls on the wire
+//!   `json_scan`: finds the end of their JSON; `tool_calls`: thoughts and calls on the wire
 //! - `body`: request bodies; `bounded_json`: parses them; `fields`: reads their fields one by one, so that errors name
 //!   the parameter; `schema`: records the fields that are read
 //! - `openapi`: `/openapi.json`, from the endpoints' own descriptions
@@ -61,8 +62,10 @@ mod openapi;
 pub mod options;
 pub mod origin;
 mod page;
+mod piece;
 pub(crate) mod preparation;
 mod prompt;
+mod reasoning;
 mod reply;
 mod request_log;
 mod responses;
@@ -74,6 +77,7 @@ mod stream;
 mod structured;
 mod submission;
 mod text_input;
+mod thinking;
 mod thoughts;
 mod tokens;
 mod tool_calls;

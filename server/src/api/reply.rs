@@ -15,8 +15,8 @@ use super::{
     conversation::Conversation,
     error::ApiError,
     generation::{Generation, Started},
+    reasoning::AnswerReader,
     state::AppState,
-    tool_parser::ToolParser,
 };
 
 /// A parsed request; types and ranges are checked.
@@ -31,8 +31,8 @@ pub(crate) struct ReplyRequest {
 pub(crate) struct Reply {
     pub(crate) started: Started,
     pub(crate) generation: Generation,
-    /// Parses the calls in the answer's text, if the request has tools.
-    pub(crate) parser: Option<ToolParser>,
+    /// Reads an answer's text.
+    pub(crate) reader: AnswerReader,
 }
 
 impl ReplyRequest {
@@ -45,7 +45,7 @@ impl ReplyRequest {
         let model = Arc::clone(state.engine_for(self.generation.arrived())?.model());
         let wait = self.generation.turn_wait();
         let with_template = move || self.with_template(&model);
-        let (request, parser, template) = state.prepare_long(preparation, wait, with_template).await?;
+        let (request, reader, template) = state.prepare_long(preparation, wait, with_template).await?;
         let Self { conversation, generation } = request;
         let continued_thought = conversation.continued_thought();
         let prepare = move |generation: &Generation, model: &ServedModel| {
@@ -61,16 +61,15 @@ impl ReplyRequest {
         let started = generation.start(state, id_prefix, (preparation, prepare)).await?;
         // The text is tokenized, so the body's share of the memory limit can be released.
         drop(body);
-        let prompt_ids = started.prompt_ids.first();
-        let open_thought =
-            continued_thought.or_else(|| prompt_ids.and_then(|ids| opened_thought(ids, &started.tokenizer)));
-        let parser = parser.map(|parser| parser.within_thought(open_thought));
-        Ok(Reply { started, generation, parser })
+        let opened = || opened_thought(started.prompt_ids.first()?, &started.tokenizer);
+        let is_continued = continued_thought.is_some();
+        let reader = reader.within_thought(continued_thought.or_else(opened), is_continued);
+        Ok(Reply { started, generation, reader })
     }
 
     /// Applies the template and the tools to the request: determines the fields that the template ignores, the
-    /// structure of the answer, and the parser for tool calls.
-    fn with_template(self, model: &ServedModel) -> Result<(Self, Option<ToolParser>, ChatTemplate), ApiError> {
+    /// structure of the answer, and how its text is read.
+    fn with_template(self, model: &ServedModel) -> Result<(Self, AnswerReader, ChatTemplate), ApiError> {
         let Self { conversation, generation } = self;
         let template = conversation.template(model)?;
         let mut generation = generation.ignoring(conversation.unread(&template));
@@ -84,7 +83,12 @@ impl ReplyRequest {
             }
             parser = Some(tools.parser(style));
         }
-        Ok((Self { conversation, generation }, parser, template))
+        let is_special = |mark: &str| model.tokenizer.token_id(mark).is_some_and(|id| model.tokenizer.is_special(id));
+        if thought::MARKS.into_iter().flatten().any(|mark| is_special(mark)) {
+            generation = generation.showing_special_tokens();
+        }
+        let reader = AnswerReader::new(parser, generation.thinking().format);
+        Ok((Self { conversation, generation }, reader, template))
     }
 }
 

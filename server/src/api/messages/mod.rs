@@ -83,10 +83,10 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
     let defaults = state.sampling_defaults();
     let read = move |fields| MessagesRequest::from_fields(fields, defaults);
     let MessagesRequest { reply, display } = body.read(&state, read).await?;
-    let Reply { started, parser, generation } = reply.start(&state, "msg_", body).await?;
+    let Reply { started, reader, generation } = reply.start(&state, "msg_", body).await?;
     let Started { head, deltas, .. } = started;
     let max_tokens = generation.max_tokens();
-    let mut items = Items::new(parser);
+    let mut items = Items::new(reader);
     let response = if generation.stream.is_some() {
         let usage = deltas.usage();
         stream::sse_of(deltas, state.options(), EventWriter { head, items, usage, max_tokens, display })

@@ -49,9 +49,9 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
     let defaults = state.sampling_defaults();
     let read = move |fields| ResponsesRequest::from_fields(fields, defaults);
     let ResponsesRequest { reply, view, echo } = body.read(&state, read).await?;
-    let Reply { started, parser, generation } = reply.start(&state, "resp_", body).await?;
+    let Reply { started, reader, generation } = reply.start(&state, "resp_", body).await?;
     let Started { head, deltas, .. } = started;
-    let mut items = Items::new(parser).never_empty();
+    let mut items = Items::new(reader).never_empty();
     let response = if generation.stream.is_some() {
         stream::sse_of(deltas, state.options(), EventWriter::new(head, echo, view, items))
     } else {
