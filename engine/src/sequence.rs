@@ -15,7 +15,7 @@ use hearth_model::{
     Result, TokenId,
     constraint::Constraint,
     kv_cache::PageKey,
-    sampling::{LogitRow, RowNeeds, Sampler, TokenLogprobs, token_logprobs},
+    sampling::{LogitRow, RowNeeds, Sampler, TokenLogprobs, logprobs_of, token_logprobs},
     tokenizer::{DecodeOptions, Detokenizer, Tokenizer},
 };
 
@@ -117,9 +117,9 @@ impl Sequence {
     /// The part of the row at `position` that [`advance`](Self::advance) needs, if the tokens `ahead` extend the
     /// sequence up to there.
     pub(crate) fn needs(&self, position: usize, ahead: &[TokenId]) -> RowNeeds {
-        let RequestParts { logprobs, logprobs_mode, .. } = self.request.parts();
+        let RequestParts { logprobs, logprobs_mode, logprobs_of, .. } = self.request.parts();
         let is_of_prompt = position + 1 < self.n_prompt();
-        let reports_raw = logprobs.is_some() && *logprobs_mode == LogprobsMode::Raw;
+        let reports_raw = logprobs.is_some() && *logprobs_mode == LogprobsMode::Raw || logprobs_of.is_some();
         if is_of_prompt || reports_raw || self.constraint.is_some() {
             return RowNeeds::Whole;
         }
@@ -205,10 +205,14 @@ impl Sequence {
         };
         let position = self.token_ids().len();
         let id = self.sampler.sample(&allowed, position)?;
-        let logprobs = match (self.request.parts().logprobs, self.request.parts().logprobs_mode) {
-            (None, _) => None,
-            (Some(n_top), LogprobsMode::Raw) => Some(token_logprobs(logits.whole()?, id, n_top)),
-            (Some(n_top), LogprobsMode::Processed) => Some(self.sampler.logprobs(&allowed, position, (id, n_top))?),
+        let asked = self.request.parts();
+        let logprobs = match (&asked.logprobs_of, asked.logprobs, asked.logprobs_mode) {
+            (Some(of), ..) => Some(logprobs_of(logits.whole()?, id, of)),
+            (None, None, _) => None,
+            (None, Some(n_top), LogprobsMode::Raw) => Some(token_logprobs(logits.whole()?, id, n_top)),
+            (None, Some(n_top), LogprobsMode::Processed) => {
+                Some(self.sampler.logprobs(&allowed, position, (id, n_top))?)
+            }
         };
         let (is_stop_token, is_last) = (stop_token_ids.contains(&id), self.n_completion() + 1 == *max_tokens);
         self.sampler.accept(id);

@@ -83,6 +83,12 @@ impl Conversation {
         Self { messages, tools, template: None, ending, kwargs, special_tokens, param }
     }
 
+    /// The same, for an answer without thoughts, if the template can ask for one.
+    pub(crate) fn without_thinking(mut self) -> Self {
+        self.kwargs.insert("enable_thinking".into(), false.into());
+        self
+    }
+
     /// The cost class of compiling and running the template, for a body of `n_bytes`.
     pub(crate) fn preparation(&self, n_bytes: usize) -> Preparation {
         match self.template {

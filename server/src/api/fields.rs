@@ -91,6 +91,11 @@ impl Fields {
         self.take_as(name, || json!({}));
     }
 
+    /// Replaces the value of a field.
+    pub(crate) fn replace(&mut self, name: &str, value: Value) {
+        self.entries.insert(name.into(), value);
+    }
+
     /// Takes a field unparsed, without recording it in the schema.
     pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
         self.entries.remove(name).filter(|value| !value.is_null())

@@ -1,6 +1,8 @@
 //! The common part of both generation endpoints: all fields but the prompt, and submitting requests. `prompt` handles a
 //! single prompt.
 
+mod parameters;
+
 use std::{
     cmp::Ordering,
     sync::Arc,
@@ -13,8 +15,8 @@ use hearth_engine::{
     adapters::ServedAdapter,
     prefix_cache::PrefixSalt,
     request::{
-        EngineRequest, LogprobsMode, MAX_CHOICES, MAX_LOGPROBS, PRIORITIES, RequestParts, SpecialTokens,
-        StopConditions, StopText, Strategy, TextOptions, ValidationError,
+        EngineRequest, LogprobsMode, MAX_CHOICES, MAX_LOGPROBS, RequestParts, SpecialTokens, StopConditions, Strategy,
+        TextOptions, ValidationError,
     },
     tenant::TenantId,
 };
@@ -25,6 +27,8 @@ use hearth_model::{
 };
 use serde_json::{Value, json};
 
+use self::parameters::{Choices, check_best_of, refuse_choices, refuse_unsupported, text_options};
+pub(crate) use self::parameters::{OneAnswer, deadline, examples, prefix_salt, priority};
 use super::{
     adapters, beams,
     chunk::{Head, UsageReports},
@@ -48,37 +52,6 @@ const MAX_N: usize = 128;
 
 /// Maximum number of stop strings per request: each is searched for after every token.
 const MAX_STOP_STRINGS: usize = 128;
-
-/// Maximum length of `cache_salt`, as in vLLM.
-const MAX_SALT_CHARS: usize = 1024;
-
-/// Fields that would change the answer and are not supported: rejected instead of ignored. With their replacements.
-const UNSUPPORTED: [(&str, Option<&str>); 8] = [
-    ("format", Some("structured_outputs.json")),
-    ("regex", Some("structured_outputs.regex")),
-    ("ebnf", Some("structured_outputs.grammar")),
-    ("grammar", Some("structured_outputs.grammar")),
-    ("json_schema", Some("structured_outputs.json")),
-    ("functions", Some("tools")),
-    ("function_call", Some("tool_choice")),
-    ("logits_processors", None),
-];
-
-/// Fields of the completion endpoints that would change the answer, for endpoints without them; one answer is what `n` 1
-/// asks for too.
-const OF_COMPLETIONS: [&str; 11] = [
-    "n",
-    "best_of",
-    "use_beam_search",
-    "stochastic_beam_search",
-    "response_format",
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "guided_json_object",
-];
 
 /// A parsed request without the prompt; types and ranges are checked.
 #[derive(Clone, Debug)]
@@ -120,30 +93,6 @@ pub(crate) struct Generation {
     n_bytes: usize,
     log: RequestLog,
     thinking: Thinking,
-}
-
-/// What an endpoint with one answer per request has read of it.
-#[derive(Debug)]
-pub(crate) struct OneAnswer {
-    pub(crate) streams: bool,
-    pub(crate) structure: Option<Structure>,
-    /// The strings that end the answer, and the parameter that has them.
-    pub(crate) stop_strings: (&'static str, Vec<String>),
-    /// The parameter that has the prompt, for error messages.
-    pub(crate) prompt_param: &'static str,
-}
-
-/// The fields in which endpoints differ.
-struct Choices {
-    n: usize,
-    best_of: usize,
-    stream: Option<UsageReports>,
-    strategy: Strategy,
-    prompt_logprobs: Option<usize>,
-    returns_token_ids: bool,
-    structure: Option<Structure>,
-    stop_strings: (&'static str, Vec<String>),
-    prompt_param: &'static str,
 }
 
 /// A submitted request, with the data for writing its answer.
@@ -563,6 +512,7 @@ impl Generation {
                 choice: 0,
                 logprobs,
                 logprobs_mode: self.logprobs_mode,
+                logprobs_of: None,
                 prompt_logprobs: echoed.max(self.prompt_logprobs),
                 text: self.text,
                 strategy: beams::seeded(self.strategy, seed),
@@ -612,97 +562,6 @@ impl Generation {
         );
         Err(ApiError::bad_request(message))
     }
-}
-
-/// Example requests for the schema: the smallest one, and ones with each nested object.
-pub(crate) fn examples(smallest: &Value) -> Vec<Value> {
-    let schema = json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": {} } });
-    let objects = [
-        ("stream_options", json!({})),
-        ("response_format", schema),
-        ("structured_outputs", json!({ "regex": "x" })),
-        ("chat_template_kwargs", json!({})),
-    ];
-    let with = objects.into_iter().map(|(name, object)| {
-        let mut example = smallest.clone();
-        example[name] = object;
-        example
-    });
-    [smallest.clone()].into_iter().chain(with).collect()
-}
-
-fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
-    for (name, replacement) in UNSUPPORTED {
-        // Some clients send a parameter that they do not use, with nothing in it.
-        let is_off = |value: &Value| match value {
-            Value::String(word) => {
-                word.is_empty() || name == "function_call" && matches!(word.as_str(), "none" | "auto")
-            }
-            Value::Array(items) => items.is_empty(),
-            _ => false,
-        };
-        if fields.take(name).is_some_and(|value| !is_off(&value)) {
-            let hint = replacement.map_or_else(String::new, |other| format!("\nhint: use `{other}`"));
-            return Err(ApiError::invalid(name, format!("`{name}` is not supported{hint}")));
-        }
-    }
-    Ok(())
-}
-
-fn refuse_choices(fields: &mut Fields) -> Result<(), ApiError> {
-    for name in OF_COMPLETIONS {
-        if fields.take(name).is_some_and(|value| value != false && value != 1) {
-            let message =
-                format!("`{name}` is not supported by this endpoint\nhint: `POST /v1/chat/completions` has it");
-            return Err(ApiError::invalid(name, message));
-        }
-    }
-    Ok(())
-}
-
-fn check_best_of([n, best_of]: [usize; 2], strategy: Strategy, stream: Option<UsageReports>) -> Result<(), ApiError> {
-    if best_of < n {
-        let message = format!("`best_of` must be at least `n`, got {best_of} and {n}");
-        return Err(ApiError::invalid("best_of", message));
-    }
-    if best_of > n && stream.is_some() && strategy == Strategy::Sample {
-        let message = format!(
-            "`best_of` must be equal to `n` with `stream`, got {best_of} and {n}\nhint: which answers are best is known \
-             only when all are complete"
-        );
-        return Err(ApiError::invalid("best_of", message));
-    }
-    Ok(())
-}
-
-fn text_options(fields: &mut Fields) -> Result<TextOptions, ApiError> {
-    let skips = fields.flag_or("skip_special_tokens", true)?;
-    let keeps = fields.flag_or("include_stop_str_in_output", false)?;
-    Ok(TextOptions {
-        special_tokens: if skips { SpecialTokens::Skip } else { SpecialTokens::Show },
-        stop_text: if keeps { StopText::Keep } else { StopText::Cut },
-    })
-}
-
-/// The request's own salt, else that of its API key.
-fn prefix_salt(fields: &mut Fields) -> Result<Option<PrefixSalt>, ApiError> {
-    const NAME: &str = "cache_salt";
-    let Some(salt) = fields.string(NAME)? else { return Ok(fields.sender().salt) };
-    let n_chars = salt.chars().count();
-    if n_chars > MAX_SALT_CHARS {
-        let message = format!("`{NAME}` must have at most {MAX_SALT_CHARS} characters, got {n_chars}");
-        return Err(ApiError::invalid(NAME, message));
-    }
-    Ok(Some(PrefixSalt::of_request(&salt)))
-}
-
-pub(crate) fn priority(fields: &mut Fields) -> Result<i32, ApiError> {
-    let range = i64::from(*PRIORITIES.start())..=i64::from(*PRIORITIES.end());
-    Ok(i32::try_from(fields.integer_or("priority", range, 0)?).unwrap_or(0))
-}
-
-pub(crate) fn deadline(fields: &mut Fields) -> Result<Option<Duration>, ApiError> {
-    Ok(fields.count("deadline_ms", 1..=usize::MAX)?.map(|ms| Duration::from_millis(ms as u64)))
 }
 
 /// Sorts by the mean log-probability per token, largest first.

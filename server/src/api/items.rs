@@ -113,7 +113,8 @@ impl Items {
             pieces.extend(self.reader.finish(text_end(finish_reason, &stop_cause)));
         }
         let mut changes = Vec::new();
-        let is_empty = |piece: &Piece| matches!(piece, Piece::Reasoning(text) | Piece::Content(text) if text.is_empty());
+        let is_empty =
+            |piece: &Piece| matches!(piece, Piece::Reasoning(text) | Piece::Content(text) if text.is_empty());
         pieces.into_iter().filter(|piece| !is_empty(piece)).for_each(|piece| self.add(piece, &mut changes));
         if finish_reason.is_some() {
             if self.list.is_empty() && self.is_never_empty {

@@ -93,7 +93,7 @@ impl ReplyRequest {
 }
 
 /// The mark that closes the thought that a prompt opens at its end.
-fn opened_thought(prompt_ids: &[TokenId], tokenizer: &Tokenizer) -> Option<&'static str> {
+pub(crate) fn opened_thought(prompt_ids: &[TokenId], tokenizer: &Tokenizer) -> Option<&'static str> {
     /// Enough for a mark and white space, a byte each.
     const N_LAST: usize = 32;
     let last = &prompt_ids[prompt_ids.len().saturating_sub(N_LAST)..];

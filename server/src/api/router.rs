@@ -11,10 +11,10 @@ use axum::{
 };
 
 use super::{
-    adapters, chat, completions, embeddings,
+    adapters, chat, completions, decisions, embeddings,
     endpoint::{Endpoint, Operation, Policy},
     error::ApiError,
-    health, http_metrics, inspect, messages, metrics, middleware, models, openapi, page, responses,
+    health, http_metrics, infill, inspect, messages, metrics, middleware, models, openapi, page, responses,
     state::AppState,
     tokens,
 };
@@ -58,6 +58,7 @@ fn endpoints() -> Vec<Endpoint> {
         endpoint("/v1/responses", post(responses::create), inference("chat"), responses::OPERATION),
         endpoint("/v1/messages", post(messages::create), inference("chat"), messages::CREATE),
         endpoint("/v1/messages/count_tokens", post(messages::count_tokens), api, messages::COUNT_TOKENS),
+        endpoint("/v1/decisions", post(decisions::create), inference("decisions"), decisions::OPERATION),
         endpoint("/v1/embeddings", post(embeddings::create), inference("embeddings"), embeddings::OPERATION),
         // Also at the root, as llama.cpp serves them.
         also_at("/completions", post(completions::create), inference("text_completion")),
@@ -65,6 +66,7 @@ fn endpoints() -> Vec<Endpoint> {
         also_at("/embeddings", post(embeddings::create), inference("embeddings")),
         also_at("/models", get(models::list), api),
         also_at("/models/{*id}", get(models::get), api),
+        endpoint("/infill", post(infill::create), inference("text_completion"), infill::OPERATION),
         endpoint("/v1/inspect", post(inspect::create), api, inspect::OPERATION),
         endpoint("/v1/load_lora_adapter", post(adapters::load), api, adapters::LOAD),
         endpoint("/v1/unload_lora_adapter", post(adapters::unload), api, adapters::UNLOAD),

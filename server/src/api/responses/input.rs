@@ -24,19 +24,33 @@ const BETWEEN_TEXTS: &str = "\n";
 /// The member in which chat templates find the thought of a message.
 const REASONING: &str = "reasoning_content";
 
-/// The kinds of parts that are text.
-const TEXTS: [&str; 6] = ["input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal"];
+/// The kinds of parts: text, and the one of [`Parts::TextAndJson`].
+const KINDS: [&str; 7] = ["input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal", JSON];
+const JSON: &str = "input_json";
 
 /// The kinds of items.
 const ITEMS: [&str; 6] =
     ["message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"];
 
+/// Which parts a content may have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Parts {
+    #[default]
+    Text,
+    /// Also `input_json`, which becomes text.
+    TextAndJson,
+}
+
 /// Reads `input`, with `instructions` in front.
-pub(super) fn messages(fields: &mut Fields, instructions: Option<&str>) -> Result<Vec<Message>, ApiError> {
+pub(super) fn messages(
+    fields: &mut Fields,
+    instructions: Option<&str>,
+    parts: Parts,
+) -> Result<Vec<Message>, ApiError> {
     const ALLOWED: &str = "a string or an array of at least one item";
-    let mut conversation = Input::default();
+    let mut conversation = Input { parts, ..Input::default() };
     conversation.messages.extend(instructions.map(|text| Message::new("system", text)));
-    match fields.require_as(INPUT, ALLOWED, input_schema)? {
+    match fields.require_as(INPUT, ALLOWED, || input_schema(parts))? {
         Value::String(text) => conversation.messages.push(Message::new("user", text)),
         Value::Array(items) if !items.is_empty() => {
             for item in fields.objects_of(INPUT, items)? {
@@ -48,13 +62,21 @@ pub(super) fn messages(fields: &mut Fields, instructions: Option<&str>) -> Resul
     Ok(conversation.messages)
 }
 
-fn input_schema() -> Value {
+fn input_schema(parts: Parts) -> Value {
     let string = schema::string;
     let part = |kinds: &[&str]| {
         let properties = json!({ "type": { "enum": kinds }, "text": string() });
         json!({ "type": "object", "properties": properties, "required": ["type", "text"] })
     };
-    let texts = || schema::any_of([string(), schema::array(part(&["input_text", "output_text"]), 0)]);
+    let json_part = || {
+        let properties = json!({ "type": { "enum": [JSON] }, "data": { "type": ["object", "array"] } });
+        json!({ "type": "object", "properties": properties, "required": ["type", "data"] })
+    };
+    let kinds = || match parts {
+        Parts::Text => part(&["input_text", "output_text"]),
+        Parts::TextAndJson => schema::any_of([part(&["input_text", "output_text"]), json_part()]),
+    };
+    let texts = || schema::any_of([string(), schema::array(kinds(), 0)]);
     let item = |kind: &str, properties: Value| {
         let mut properties = properties;
         let names = properties.as_object().into_iter().flatten().map(|(name, _)| name.clone());
@@ -84,6 +106,7 @@ struct Input {
     messages: Vec<Message>,
     /// The names of the tools that have been called, by the calls' ids.
     calls: BTreeMap<String, String>,
+    parts: Parts,
 }
 
 impl Input {
@@ -114,7 +137,7 @@ impl Input {
 
     fn add_message(&mut self, item: &mut Fields) -> Result<(), ApiError> {
         let role = item.require("role", |item, name| item.one_of(name, &ROLES.map(|role| (role, role))))?;
-        let text = texts(item, "content")?.ok_or_else(|| missing(item.path("content")))?;
+        let text = texts(item, "content", self.parts)?.ok_or_else(|| missing(item.path("content")))?;
         if role == ASSISTANT {
             let message =
                 self.open_turn(|message| message.content.is_empty() && !message.extra.contains_key("tool_calls"));
@@ -126,7 +149,7 @@ impl Input {
     }
 
     fn add_thought(&mut self, item: &mut Fields) -> Result<(), ApiError> {
-        let (content, summary) = (texts(item, "content")?, texts(item, "summary")?);
+        let (content, summary) = (texts(item, "content", Parts::Text)?, texts(item, "summary", Parts::Text)?);
         let encrypted = item.string("encrypted_content")?.and_then(|encoded| thoughts::decode(&encoded));
         let is_text = |text: &String| !text.is_empty();
         if let Some(thought) = content.filter(is_text).or(encrypted).or(summary.filter(is_text)) {
@@ -159,7 +182,7 @@ impl Input {
             let message = format!("No tool call found for function call output with call_id {}.", shown(&id.into()));
             return Err(ApiError::invalid(item.path("call_id"), message));
         };
-        let text = texts(item, "output")?.ok_or_else(|| missing(item.path("output")))?;
+        let text = texts(item, "output", self.parts)?.ok_or_else(|| missing(item.path("output")))?;
         let mut message = Message::new("tool", text);
         message.extra.insert("tool_call_id".into(), id.into());
         message.extra.insert("name".into(), name.into());
@@ -177,22 +200,43 @@ impl Input {
     }
 }
 
-/// The text of a content: a string, or parts that are text.
-fn texts(item: &mut Fields, name: &'static str) -> Result<Option<String>, ApiError> {
-    let parts = match item.take(name) {
-        None => return Ok(None),
-        Some(Value::String(text)) => return Ok(Some(text)),
-        Some(Value::Array(parts)) => item.objects_of(name, parts)?,
-        Some(other) => return Err(must_be(item.path(name), "a string or an array of parts", &other)),
-    };
+/// The text of a content: a string, or parts.
+fn texts(item: &mut Fields, name: &'static str, allowed: Parts) -> Result<Option<String>, ApiError> {
+    match item.take(name) {
+        None => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(Value::Array(parts)) => joined(item.objects_of(name, parts)?, allowed).map(Some),
+        Some(other) => Err(must_be(item.path(name), "a string or an array of parts", &other)),
+    }
+}
+
+/// The text of parts.
+pub(super) fn joined(parts: Vec<Fields>, allowed: Parts) -> Result<String, ApiError> {
     let texts = parts.into_iter().map(|mut part| {
-        let kinds = TEXTS.map(|kind| (kind, kind));
-        let kind = part.require("type", |part, name| part.one_of(name, &kinds))?;
-        let member = if kind == "refusal" { "refusal" } else { "text" };
-        let text = part.require(member, Fields::string);
+        let n_kinds = if allowed == Parts::TextAndJson { KINDS.len() } else { KINDS.len() - 1 };
+        let kinds = KINDS.map(|kind| (kind, kind));
+        let kind = part.require("type", |part, name| part.one_of(name, &kinds[..n_kinds]))?;
+        let text = match kind {
+            "refusal" => part.require("refusal", Fields::string),
+            JSON => json_text(&mut part),
+            _ => part.require("text", Fields::string),
+        };
         // Such as `annotations` and `logprobs`.
         part.ignore_rest();
         text
     });
-    Ok(Some(texts.collect::<Result<Vec<_>, _>>()?.join(BETWEEN_TEXTS)))
+    Ok(texts.collect::<Result<Vec<_>, _>>()?.join(BETWEEN_TEXTS))
+}
+
+fn json_text(part: &mut Fields) -> Result<String, ApiError> {
+    const ALLOWED: &str = "an object or an array of objects";
+    let is_data = |data: &Value| match data {
+        Value::Array(items) => items.iter().all(Value::is_object),
+        data => data.is_object(),
+    };
+    match part.take("data") {
+        None => Err(missing(part.path("data"))),
+        Some(data) if is_data(&data) => Ok(data.to_string()),
+        Some(other) => Err(must_be(part.path("data"), ALLOWED, &other)),
+    }
 }

@@ -13,6 +13,9 @@ use axum::{
     response::{IntoResponse, Response},
 };
 
+use hearth_model::chat::Message;
+use serde_json::Value;
+
 use self::{
     answer::WireResponse,
     events::{EventWriter, ResponseEvent},
@@ -42,6 +45,16 @@ fn describe(state: &AppState, shape: &Shape) -> Result<(), ApiError> {
     request::examples().into_iter().try_for_each(|example| {
         ResponsesRequest::from_fields(Fields::describing(example, shape), state.sampling_defaults()).map(drop)
     })
+}
+
+/// Reads `input` as the messages of a chat template, for endpoints that also take parts of JSON.
+pub(crate) fn messages_with_json(fields: &mut Fields) -> Result<Vec<Message>, ApiError> {
+    input::messages(fields, None, input::Parts::TextAndJson)
+}
+
+/// The text of the parts of the field `name`, which may have JSON.
+pub(crate) fn texts_and_json(item: &Fields, name: &'static str, parts: Vec<Value>) -> Result<String, ApiError> {
+    input::joined(item.objects_of(name, parts)?, input::Parts::TextAndJson)
 }
 
 /// Handles a request, streamed or not.

@@ -80,7 +80,7 @@ impl ResponsesRequest {
         refuse_state(given)?;
         let tools = RequestTools::from_fields(given)?;
         let instructions = given.string("instructions")?;
-        let messages = input::messages(given, instructions.as_deref())?;
+        let messages = input::messages(given, instructions.as_deref(), input::Parts::Text)?;
         let (format, text) = text(given)?;
         let (only_input_of, structure) = match (tools.only_input_of, format) {
             (Some(_), Some(_)) => {
