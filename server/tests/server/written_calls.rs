@@ -59,7 +59,7 @@ fn writer(text: &str, n_prompt: usize) -> Gpt {
 }
 
 /// A server of a model with this template, whose prompts are all `prompt`, that writes `text`.
-fn server(sign: &str, prompt: &str, text: &str) -> Server {
+pub(crate) fn server(sign: &str, prompt: &str, text: &str) -> Server {
     // Quoted: a line feed at the end of a template is not written.
     let quoted = Value::from(prompt);
     let template = format!("{{# {sign} #}}{{% if tools %}}{{% endif %}}{{{{ {quoted} }}}}");
