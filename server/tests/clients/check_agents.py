@@ -160,8 +160,8 @@ def messages_tools():
 
 
 def langchain():
-    chat = ChatOpenAI(base_url=f"{URL}/v1", api_key=KEY, model=MODEL, max_retries=0, temperature=0, use_responses_api=True)
-    chat = chat.bind(max_output_tokens=12)
+    shared = dict(base_url=f"{URL}/v1", api_key=KEY, model=MODEL, max_retries=0)
+    chat = ChatOpenAI(**shared, temperature=0, max_tokens=12, use_responses_api=True)
     answer = chat.invoke(QUESTION)
     assert answer.text and answer.usage_metadata["output_tokens"] > 0
     assert "".join(chunk.text for chunk in chat.stream(QUESTION)) == answer.text

@@ -148,6 +148,12 @@ async fn wrong_questions_are_rejected_with_their_path() {
             "questions[0].levels[0].label",
             "Missing",
         ),
+        (json!([{ "type": "predicate", "instructions": "x", "choices": 3 }]), "questions[0].choices", "an array"),
+        (
+            json!([{ "type": "predicate", "instructions": "x", "levels": [{ "label": "a" }, { "label": "b" }] }]),
+            "questions[0].levels",
+            "only for",
+        ),
     ];
     for (questions, param, message) in cases {
         let body = json!({ "model": MODEL, "input": "x", "questions": questions });

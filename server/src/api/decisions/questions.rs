@@ -103,10 +103,14 @@ impl Question {
         let kind = item.require("type", |item, name| item.one_of(name, &types))?;
         let instructions = instructions(&mut item)?;
         let name = item.string("name")?;
-        let kind = match kind {
-            Type::Predicate => Kind::Predicate,
-            Type::Choice => Kind::Choice(choices(&mut item)?),
-            Type::Score => Kind::Score(levels(&mut item)?),
+        let kind = match (kind, choices(&mut item)?, levels(&mut item)?) {
+            (Type::Predicate, None, None) => Kind::Predicate,
+            (Type::Choice, Some(choices), None) => Kind::Choice(choices),
+            (Type::Score, None, Some(levels)) => Kind::Score(levels),
+            (Type::Choice, None, _) => return Err(missing(item.path("choices"))),
+            (Type::Score, _, None) => return Err(missing(item.path("levels"))),
+            (Type::Predicate | Type::Score, Some(_), _) => return Err(only_for(&item, "choices", "choice")),
+            (Type::Predicate | Type::Choice, _, Some(_)) => return Err(only_for(&item, "levels", "score")),
         };
         Ok(Self { name, instructions, kind })
     }
@@ -232,9 +236,17 @@ fn instructions(item: &mut Fields) -> Result<String, ApiError> {
     }
 }
 
-fn choices(item: &mut Fields) -> Result<Vec<ChoiceOption>, ApiError> {
+/// The error for a member that the type of the question does not have.
+fn only_for(item: &Fields, name: &'static str, kind: &str) -> ApiError {
+    let path = item.path(name);
+    let message = format!("`{path}` is only for questions of the type `{kind}`");
+    ApiError::invalid(path, message)
+}
+
+fn choices(item: &mut Fields) -> Result<Option<Vec<ChoiceOption>>, ApiError> {
     let mut choices: Vec<ChoiceOption> = Vec::new();
-    for mut choice in options(item, "choices")? {
+    let Some(options) = options(item, "choices")? else { return Ok(None) };
+    for mut choice in options {
         let schema = || schema::any_of([schema::string(), schema::flag()]);
         let value = choice.require("value", |choice, name| Ok(choice.take_as(name, schema)))?;
         if !value.is_string() && !value.is_boolean() {
@@ -246,26 +258,26 @@ fn choices(item: &mut Fields) -> Result<Vec<ChoiceOption>, ApiError> {
         }
         choices.push(ChoiceOption { value, description: choice.string("description")? });
     }
-    Ok(choices)
+    Ok(Some(choices))
 }
 
-fn levels(item: &mut Fields) -> Result<Vec<Level>, ApiError> {
+fn levels(item: &mut Fields) -> Result<Option<Vec<Level>>, ApiError> {
     let level = |mut level: Fields| {
         let label = level.require("label", Fields::string)?;
         Ok::<_, ApiError>(Level { label, description: level.string("description")? })
     };
-    options(item, "levels")?.into_iter().map(level).collect()
+    options(item, "levels")?.map(|options| options.into_iter().map(level).collect()).transpose()
 }
 
 /// The objects of `choices` or `levels`.
-fn options(item: &mut Fields, name: &'static str) -> Result<Vec<Fields>, ApiError> {
-    let options = item.objects(name)?.ok_or_else(|| missing(item.path(name)))?;
+fn options(item: &mut Fields, name: &'static str) -> Result<Option<Vec<Fields>>, ApiError> {
+    let Some(options) = item.objects(name)? else { return Ok(None) };
     if !(2..=MAX_OPTIONS).contains(&options.len()) {
         let path = item.path(name);
         let message = format!("`{path}` must hold from 2 to {MAX_OPTIONS} entries, got {}", options.len());
         return Err(ApiError::invalid(path, message));
     }
-    Ok(options)
+    Ok(Some(options))
 }
 
 #[cfg(test)]

@@ -7,6 +7,8 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
+use schemars::JsonSchema;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::super::error::ApiError;
@@ -42,10 +44,30 @@ pub(crate) async fn errors_in_own_shape(request: Request, next: Next) -> Respons
     rewritten
 }
 
+/// The JSON of an error.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "MessageError")]
+pub(super) struct WireError<'a> {
+    /// `error`.
+    #[serde(rename = "type")]
+    kind: &'static str,
+    error: ErrorBody<'a>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "MessageErrorBody")]
+struct ErrorBody<'a> {
+    /// Kind of error.
+    #[serde(rename = "type")]
+    kind: &'static str,
+    /// Description of the error for people.
+    message: &'a str,
+}
+
 /// The JSON of an error; streams that have begun send it as an event.
 pub(super) fn envelope(error: &ApiError) -> Value {
     let (_, kind) = status_and_kind(error.status());
-    json!({ "type": "error", "error": { "type": kind, "message": error.message() } })
+    json!(WireError { kind: "error", error: ErrorBody { kind, message: error.message() } })
 }
 
 /// Anthropic's status and kind of error for a status of OpenAI's API.

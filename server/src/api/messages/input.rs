@@ -5,13 +5,10 @@ use std::collections::BTreeMap;
 use hearth_model::chat::Message;
 use serde_json::{Value, json};
 
-use super::{
-    super::{
-        error::ApiError,
-        fields::{Fields, must_be},
-        schema, thoughts,
-    },
-    request::content_schema,
+use super::super::{
+    error::ApiError,
+    fields::{Fields, must_be},
+    schema, thoughts,
 };
 
 pub(super) const ASSISTANT: &str = "assistant";
@@ -62,6 +59,11 @@ fn content(fields: &mut Fields, name: &'static str, blocks: &[Value]) -> Result<
         Some(Value::Array(items)) => Ok(Some(Content::Blocks(fields.objects_of(name, items)?))),
         Some(other) => Err(must_be(fields.path(name), "a string or an array of content blocks", &other)),
     }
+}
+
+/// The schema of a content: a string, or an array of blocks.
+fn content_schema(blocks: &[Value]) -> Value {
+    schema::any_of([schema::string(), schema::array(schema::any_of(blocks.iter().cloned()), 0)])
 }
 
 fn text_schema() -> Value {

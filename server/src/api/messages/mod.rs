@@ -18,6 +18,7 @@ use serde::Serialize;
 
 use self::{
     answer::{StopReason, WireMessage},
+    errors::WireError,
     events::{Event, EventWriter},
     request::MessagesRequest,
 };
@@ -46,7 +47,8 @@ pub(crate) const CREATE: Operation = Operation::post(
     describe,
     ResponseBody::JsonOrEvents(schema_of::<WireMessage>, schema_of::<Event>),
 )
-.with_errors(ERRORS);
+.with_errors(ERRORS)
+.with_error(schema_of::<WireError<'static>>);
 
 /// The entry of `/v1/messages/count_tokens` in `/openapi.json`.
 pub(crate) const COUNT_TOKENS: Operation = Operation::post(
@@ -54,7 +56,8 @@ pub(crate) const COUNT_TOKENS: Operation = Operation::post(
     describe_count,
     ResponseBody::Json(schema_of::<TokenCount>),
 )
-.with_errors(ERRORS);
+.with_errors(ERRORS)
+.with_error(schema_of::<WireError<'static>>);
 
 /// As of other endpoints, with 529 instead of 429.
 const ERRORS: &[u16] = &[400, 403, 404, 408, 413, 415, 500, 503, 504, 529];

@@ -11,7 +11,6 @@ use super::{
         generation::{Generation, OneAnswer},
         hosted_tools,
         reply::ReplyRequest,
-        schema,
         structured::Structure,
         tool_parser::Calls,
         tools::{Tool, ToolChoice, Tools, check_number, check_unique},
@@ -231,9 +230,4 @@ pub(super) fn examples() -> Vec<Value> {
     .collect();
     examples.insert(0, json!({ "max_tokens": 1, "messages": [{ "role": "user", "content": "x" }] }));
     examples
-}
-
-/// The schema of a content: a string, or an array of blocks.
-pub(super) fn content_schema(blocks: &[Value]) -> Value {
-    schema::any_of([schema::string(), schema::array(schema::any_of(blocks.iter().cloned()), 0)])
 }

@@ -1,5 +1,7 @@
 //! The answer on the wire: a response, whole or in progress, and its items.
 
+use std::collections::BTreeSet;
+
 use hearth_engine::clock::unix_time;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -14,10 +16,22 @@ use super::{
         submission::Usage,
         thoughts,
     },
-    request::View,
     tools::input_of_arguments,
 };
 use crate::random::fresh_id;
+
+/// How the answer is shown.
+#[derive(Clone, Debug)]
+pub(super) struct View {
+    /// The names of custom tools.
+    pub(super) custom: BTreeSet<String>,
+    /// The custom tool whose input the answer's text is.
+    pub(super) only_input_of: Option<String>,
+    /// Whether thoughts have a summary too, which is their text.
+    pub(super) has_summaries: bool,
+    /// Whether thoughts have `encrypted_content`.
+    pub(super) has_encrypted: bool,
+}
 
 /// The fields of a request that its response repeats.
 #[derive(Clone, Debug, Serialize, JsonSchema)]

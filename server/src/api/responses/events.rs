@@ -12,8 +12,7 @@ use super::{
         items::{Change, Item, Items},
         stream::{Frame, Part as StreamPart, TokenEntry, WriteEvents},
     },
-    answer::{Echo, Ids, Part, Status, WireResponse, part, status},
-    request::View,
+    answer::{Echo, Ids, Part, Status, View, WireResponse, part, status},
 };
 
 /// An event.

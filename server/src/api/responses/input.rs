@@ -25,7 +25,8 @@ const BETWEEN_TEXTS: &str = "\n";
 const REASONING: &str = "reasoning_content";
 
 /// The kinds of parts: text, and the one of [`Parts::TextAndJson`].
-const KINDS: [&str; 7] = ["input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal", JSON];
+const KINDS: [&str; 7] = ["input_text", "output_text", "text", "summary_text", "reasoning_text", REFUSAL, JSON];
+const REFUSAL: &str = "refusal";
 const JSON: &str = "input_json";
 
 /// The kinds of items.
@@ -64,38 +65,39 @@ pub(super) fn messages(
 
 fn input_schema(parts: Parts) -> Value {
     let string = schema::string;
-    let part = |kinds: &[&str]| {
-        let properties = json!({ "type": { "enum": kinds }, "text": string() });
-        json!({ "type": "object", "properties": properties, "required": ["type", "text"] })
-    };
-    let json_part = || {
-        let properties = json!({ "type": { "enum": [JSON] }, "data": { "type": ["object", "array"] } });
-        json!({ "type": "object", "properties": properties, "required": ["type", "data"] })
-    };
-    let kinds = || match parts {
-        Parts::Text => part(&["input_text", "output_text"]),
-        Parts::TextAndJson => schema::any_of([part(&["input_text", "output_text"]), json_part()]),
-    };
-    let texts = || schema::any_of([string(), schema::array(kinds(), 0)]);
-    let item = |kind: &str, properties: Value| {
-        let mut properties = properties;
-        let names = properties.as_object().into_iter().flatten().map(|(name, _)| name.clone());
-        let required: Vec<String> = ["type".to_owned()].into_iter().chain(names).collect();
-        properties["type"] = json!({ "enum": [kind] });
+    let object = |kinds: &[&str], mut properties: Value, required: &[&str]| {
+        properties["type"] = json!({ "enum": kinds });
+        let required = [&["type"], required].concat();
         json!({ "type": "object", "properties": properties, "required": required })
     };
-    let output = || json!({ "call_id": string(), "output": texts() });
+    let part = || {
+        let data = json!({ "data": { "type": ["object", "array"] } });
+        let texts: Vec<&str> = KINDS.into_iter().filter(|kind| ![JSON, REFUSAL].contains(kind)).collect();
+        let kinds = [
+            object(&texts, json!({ "text": string() }), &["text"]),
+            object(&[REFUSAL], json!({ "refusal": string() }), &["refusal"]),
+            object(&[JSON], data, &["data"]),
+        ];
+        schema::any_of(kinds.into_iter().take(if parts == Parts::TextAndJson { 3 } else { 2 }))
+    };
+    let texts = || schema::any_of([string(), schema::array(part(), 0)]);
+    let call = |kind, member: &str| {
+        let properties = json!({ "call_id": string(), "name": string(), member: string() });
+        object(&[kind], properties, &["call_id", "name", member])
+    };
+    let output = |kind| object(&[kind], json!({ "call_id": string(), "output": texts() }), &["call_id", "output"]);
+    let message = json!({
+        "type": "object",
+        "properties": { "type": { "enum": ["message"] }, "role": { "enum": ROLES }, "content": texts() },
+        "required": ["role", "content"],
+    });
     let items = [
-        json!({
-            "type": "object",
-            "properties": { "type": { "enum": ["message"] }, "role": { "enum": ROLES }, "content": texts() },
-            "required": ["role", "content"],
-        }),
-        item("reasoning", json!({ "summary": schema::array(part(&["summary_text"]), 0) })),
-        item("function_call", json!({ "call_id": string(), "name": string(), "arguments": string() })),
-        item("function_call_output", output()),
-        item("custom_tool_call", json!({ "call_id": string(), "name": string(), "input": string() })),
-        item("custom_tool_call_output", output()),
+        message,
+        object(&["reasoning"], json!({}), &[]),
+        call("function_call", "arguments"),
+        output("function_call_output"),
+        call("custom_tool_call", "input"),
+        output("custom_tool_call_output"),
     ];
     schema::any_of([string(), schema::array(schema::any_of(items), 1)])
 }
@@ -217,7 +219,7 @@ pub(super) fn joined(parts: Vec<Fields>, allowed: Parts) -> Result<String, ApiEr
         let kinds = KINDS.map(|kind| (kind, kind));
         let kind = part.require("type", |part, name| part.one_of(name, &kinds[..n_kinds]))?;
         let text = match kind {
-            "refusal" => part.require("refusal", Fields::string),
+            REFUSAL => part.require("refusal", Fields::string),
             JSON => json_text(&mut part),
             _ => part.require("text", Fields::string),
         };

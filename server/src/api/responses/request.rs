@@ -15,7 +15,7 @@ use super::{
         reply::ReplyRequest,
         structured::Structure,
     },
-    answer::Echo,
+    answer::{Echo, View},
     input,
     tools::RequestTools,
 };
@@ -59,19 +59,6 @@ pub(super) struct ResponsesRequest {
     pub(super) reply: ReplyRequest,
     pub(super) view: View,
     pub(super) echo: Echo,
-}
-
-/// How the answer is shown.
-#[derive(Clone, Debug)]
-pub(super) struct View {
-    /// The names of custom tools.
-    pub(super) custom: BTreeSet<String>,
-    /// The custom tool whose input the answer's text is.
-    pub(super) only_input_of: Option<String>,
-    /// Whether thoughts have a summary too, which is their text.
-    pub(super) has_summaries: bool,
-    /// Whether thoughts have `encrypted_content`.
-    pub(super) has_encrypted: bool,
 }
 
 impl ResponsesRequest {
@@ -171,15 +158,15 @@ fn text(fields: &mut Fields) -> Result<(Option<Structure>, Value), ApiError> {
     format.string("description")?;
     // The schema is always enforced, `strict` or not.
     format.flag("strict")?;
+    if let Some(other) = schema.as_ref().filter(|schema| !schema.is_object() && !schema.is_boolean()) {
+        return Err(must_be(SCHEMA, "a JSON Schema: an object", other));
+    }
     let structure = match (kind, name, schema) {
         (Format::Text, ..) => None,
         (Format::Object, ..) => Some(Structure::json(None, PARAM, PARAM)),
         (Format::Schema, None, _) => return Err(missing("text.format.name")),
         (Format::Schema, _, None) => return Err(missing(SCHEMA)),
-        (Format::Schema, _, Some(schema @ (Value::Object(_) | Value::Bool(_)))) => {
-            Some(Structure::json(Some(schema), PARAM, SCHEMA))
-        }
-        (Format::Schema, _, Some(other)) => return Err(must_be(SCHEMA, "a JSON Schema: an object", &other)),
+        (Format::Schema, _, Some(schema)) => Some(Structure::json(Some(schema), PARAM, SCHEMA)),
     };
     Ok((structure, echo))
 }

@@ -114,10 +114,12 @@ fn custom(item: &mut Fields, name: String, description: Option<String>) -> Resul
     if let Some(mut format) = item.object("format")? {
         let is_grammar =
             format.require("type", |format, name| format.one_of(name, &[("text", false), ("grammar", true)]))?;
+        // Read for a text, too: they must be as described.
+        let syntax = format.one_of("syntax", &[("lark", "lark"), ("regex", "regex")])?;
+        let definition = format.string("definition")?;
         if is_grammar {
-            let syntaxes = [("lark", "lark"), ("regex", "regex")];
-            let syntax = format.require("syntax", |format, name| format.one_of(name, &syntaxes))?;
-            let definition = format.require("definition", Fields::string)?;
+            let syntax = syntax.ok_or_else(|| missing(format.path("syntax")))?;
+            let definition = definition.ok_or_else(|| missing(format.path("definition")))?;
             description.push_str(&format!("\nThe input must follow this grammar ({syntax}):\n{definition}"));
             grammar = Some(Structure::of_tool(match syntax {
                 "lark" => Grammar::Lark(definition),
