@@ -27,7 +27,7 @@ use hearth_model::{
 };
 use serde_json::{Value, json};
 
-use self::parameters::{Choices, check_best_of, refuse_choices, refuse_unsupported, text_options};
+use self::parameters::{Choices, check_best_of, refuse_choices, text_options};
 pub(crate) use self::parameters::{OneAnswer, deadline, examples, prefix_salt, priority};
 use super::{
     adapters, beams,
@@ -44,7 +44,8 @@ use super::{
     stream::{Answer, Deltas, Echo, ID_BYTES, MAX_ANSWER_BYTES, Opening, REPORTED_BYTES},
     structured::Structure,
     submission::{Submission, Submitted, Usage},
-    thinking::Thinking,
+    thinking::{ModelThoughts, Thinking},
+    unsupported_params,
 };
 
 /// Maximum number of answers to one prompt.
@@ -93,6 +94,8 @@ pub(crate) struct Generation {
     n_bytes: usize,
     log: RequestLog,
     thinking: Thinking,
+    /// The thoughts of the model, if the endpoint has a chat template.
+    thoughts: Option<ModelThoughts>,
 }
 
 /// A submitted request, with the data for writing its answer.
@@ -112,7 +115,7 @@ impl Generation {
         max_tokens: usize,
         defaults: SamplingParams,
     ) -> Result<Self, ApiError> {
-        refuse_unsupported(&mut fields)?;
+        unsupported_params::refuse(&mut fields)?;
         let given = &mut fields;
         let n = given.count_or("n", 1..=MAX_N, 1)?;
         let best_of = given.count_or("best_of", 1..=MAX_N, n)?;
@@ -149,7 +152,7 @@ impl Generation {
         defaults: SamplingParams,
         answer: OneAnswer,
     ) -> Result<Self, ApiError> {
-        refuse_unsupported(&mut fields)?;
+        unsupported_params::refuse(&mut fields)?;
         refuse_choices(&mut fields)?;
         let sampling = Sampling::from_fields(&mut fields, defaults)?;
         let OneAnswer { streams, structure, stop_strings, prompt_param } = answer;
@@ -213,6 +216,7 @@ impl Generation {
             n_bytes: given.n_bytes(),
             log: given.log().clone(),
             thinking: Thinking::default(),
+            thoughts: None,
         };
         for name in ignored_params::WITHOUT_EFFECT {
             fields.ignore(name);
@@ -233,6 +237,16 @@ impl Generation {
     /// How the model thinks.
     pub(crate) fn thinking(&self) -> Thinking {
         self.thinking
+    }
+
+    /// How the model writes thoughts.
+    pub(crate) fn thoughts(&self) -> Option<ModelThoughts> {
+        self.thoughts
+    }
+
+    /// Sets how the model writes thoughts.
+    pub(crate) fn with_thoughts(self, thoughts: ModelThoughts) -> Self {
+        Self { thoughts: Some(thoughts), ..self }
     }
 
     /// Names the parameter that has the prompt.
@@ -517,6 +531,12 @@ impl Generation {
                 text: self.text,
                 strategy: beams::seeded(self.strategy, seed),
                 constraint: constraint.clone(),
+                thinking: match self.thoughts {
+                    Some(thoughts) => {
+                        Some(thoughts.rules(self.thinking, &prompt.ids, model, self.structure.as_deref())?)
+                    }
+                    None => None,
+                },
                 priority: self.priority,
                 prefix_salt: self.prefix_salt,
                 tenant: self.tenant,

@@ -8,7 +8,7 @@
 //! - `adapters`: loads and unloads LoRA adapters, and selects the model or adapter of a request
 //! - `tokens`: tokenizes, detokenizes, and describes the tokenizer
 //! - `generation`: common fields of `completions` and `chat`; `chunk`: common parts of their answers; `prompt`: one
-//!   prompt; `ignored_params`: the response header that lists ignored parameters
+//!   prompt; `ignored_params`: the response header that lists ignored parameters; `unsupported_params`: rejects others
 //! - `conversation`: messages to a prompt, by the model's chat template; `reply`: submits it, with its tools
 //! - `responses`, `messages`: OpenAI's and Anthropic's APIs for agents; `items`: the parts of an answer; `thoughts`:
 //!   thoughts as opaque strings; `hosted_tools`: tools that are left out
@@ -86,3 +86,4 @@ mod tokens;
 mod tool_calls;
 mod tool_parser;
 mod tools;
+mod unsupported_params;

@@ -4,11 +4,7 @@
 use std::sync::Arc;
 
 use hearth_engine::ServedModel;
-use hearth_model::{
-    TokenId,
-    chat::{ChatTemplate, thought},
-    tokenizer::{DecodeOptions, Tokenizer},
-};
+use hearth_model::chat::ChatTemplate;
 
 use super::{
     body::Body,
@@ -17,6 +13,7 @@ use super::{
     generation::{Generation, Started},
     reasoning::AnswerReader,
     state::AppState,
+    thinking::ModelThoughts,
 };
 
 /// A parsed request; types and ranges are checked.
@@ -47,7 +44,7 @@ impl ReplyRequest {
         let with_template = move || self.with_template(&model);
         let (request, reader, template) = state.prepare_long(preparation, wait, with_template).await?;
         let Self { conversation, generation } = request;
-        let continued_thought = conversation.continued_thought();
+        let thoughts = generation.thoughts();
         let prepare = move |generation: &Generation, model: &ServedModel| {
             let check_length = |n_bytes| match generation.keeps_whole_prompt() {
                 true => {
@@ -61,18 +58,20 @@ impl ReplyRequest {
         let started = generation.start(state, id_prefix, (preparation, prepare)).await?;
         // The text is tokenized, so the body's share of the memory limit can be released.
         drop(body);
-        let opened = || opened_thought(started.prompt_ids.first()?, &started.tokenizer);
-        let is_continued = continued_thought.is_some();
-        let reader = reader.within_thought(continued_thought.or_else(opened), is_continued);
+        let opened = started.prompt_ids.first().zip(thoughts);
+        let opened = opened.and_then(|(ids, thoughts)| thoughts.opened(ids, &started.tokenizer));
+        let is_continued = thoughts.is_some_and(|thoughts| thoughts.is_continued());
+        let reader = reader.within_thought(opened, is_continued);
         Ok(Reply { started, generation, reader })
     }
 
     /// Applies the template and the tools to the request: determines the fields that the template ignores, the
     /// structure of the answer, and how its text is read.
     fn with_template(self, model: &ServedModel) -> Result<(Self, AnswerReader, ChatTemplate), ApiError> {
-        let Self { conversation, generation } = self;
+        let Self { mut conversation, generation } = self;
         let template = conversation.template(model)?;
         let mut generation = generation.ignoring(conversation.unread(&template));
+        let unread = conversation.add_thinking(generation.thinking(), &template);
         let mut parser = None;
         if let Some((tools, style)) = conversation.tools(&template) {
             if let Some(structure) = tools.structure(style, &model.tokenizer, generation.structure())? {
@@ -83,21 +82,19 @@ impl ReplyRequest {
             }
             parser = Some(tools.parser(style));
         }
-        let is_special = |mark: &str| model.tokenizer.token_id(mark).is_some_and(|id| model.tokenizer.is_special(id));
-        if thought::MARKS.into_iter().flatten().any(|mark| is_special(mark)) {
+        let thoughts = ModelThoughts::new(&template, &model.tokenizer, conversation.continued_thought(&template));
+        let thoughts = thoughts.switched(conversation.thinks(), conversation.is_continued());
+        for param in unread {
+            generation = match generation.thinking().turned_off_by(param).filter(|_| thoughts.is_known()) {
+                Some(off) => generation.with_thinking(off),
+                None => generation.ignoring([param.to_owned()]),
+            };
+        }
+        if thoughts.has_special_marks(&model.tokenizer) {
             generation = generation.showing_special_tokens();
         }
-        let reader = AnswerReader::new(parser, generation.thinking().format);
+        let reader = AnswerReader::new(thoughts.form(), parser, generation.thinking().format);
+        let generation = generation.with_thoughts(thoughts);
         Ok((Self { conversation, generation }, reader, template))
     }
-}
-
-/// The mark that closes the thought that a prompt opens at its end.
-pub(crate) fn opened_thought(prompt_ids: &[TokenId], tokenizer: &Tokenizer) -> Option<&'static str> {
-    /// Enough for a mark and white space, a byte each.
-    const N_LAST: usize = 32;
-    let last = &prompt_ids[prompt_ids.len().saturating_sub(N_LAST)..];
-    let text = tokenizer.decode(last, DecodeOptions { skip_special_tokens: false });
-    let opened = thought::MARKS.into_iter().find(|[open, _]| text.trim_end().ends_with(open));
-    opened.map(|[_, close]| close)
 }

@@ -314,7 +314,7 @@ fn special_marks(format: &CallFormat, tokenizer: &Tokenizer) -> Vec<(&'static st
 }
 
 /// A text in Lark: strings, and the ids of the marks in it.
-fn text_in_lark(text: &str, marks: &[(&str, TokenId)]) -> String {
+pub(crate) fn text_in_lark(text: &str, marks: &[(&str, TokenId)]) -> String {
     let (mut parts, mut rest) = (Vec::new(), text);
     let quoted = |text: &str| Value::from(text).to_string();
     while let Some((at, mark, id)) = marks.iter().filter_map(|&(mark, id)| Some((rest.find(mark)?, mark, id))).min() {

@@ -42,12 +42,12 @@ use super::{
     fields::Fields,
     generation, ignored_params,
     preparation::{Deadline, Preparation, TurnWait, WorkHandle},
-    reply::opened_thought,
     request_log::RequestLog,
     responses,
     schema::Shape,
     state::AppState,
     submission::{Submission, Submitted, Usage},
+    thinking::{ModelThoughts, Thinking},
 };
 use crate::{engine::Engine, random::fresh_id};
 
@@ -197,7 +197,9 @@ impl DecisionRequest {
     /// The engine's requests, one for each question.
     fn prepare(&self, model: &ServedModel, progress: &WorkHandle) -> Result<Vec<EngineRequest>, ApiError> {
         let template = Conversation::new("input", Vec::new(), None, Ending::GenerationPrompt).template(model)?;
-        let probe = self.prompt("x", model, &template)?;
+        let thoughts = ModelThoughts::new(&template, &model.tokenizer, None);
+        let with_template = (&template, thoughts);
+        let probe = self.prompt("x", model, with_template)?;
         let labels = Labels::new(&model.tokenizer, &probe);
         let mut requests = Vec::with_capacity(self.questions.len());
         for (index, question) in self.questions.iter().enumerate() {
@@ -214,7 +216,7 @@ impl DecisionRequest {
             })?;
             let texts: Vec<String> = labels.iter().map(|label| label.text.clone()).collect();
             let parts = RequestParts {
-                prompt_ids: self.prompt(&question.prompt(&texts), model, &template)?.into(),
+                prompt_ids: self.prompt(&question.prompt(&texts), model, with_template)?.into(),
                 logprobs_of: Some(labels.iter().map(|label| label.id).collect()),
                 ..self.parts.clone()
             };
@@ -225,19 +227,25 @@ impl DecisionRequest {
     }
 
     /// The prompt of a question.
-    fn prompt(&self, question: &str, model: &ServedModel, template: &ChatTemplate) -> Result<Vec<TokenId>, ApiError> {
+    fn prompt(
+        &self,
+        question: &str,
+        model: &ServedModel,
+        (template, thoughts): (&ChatTemplate, ModelThoughts),
+    ) -> Result<Vec<TokenId>, ApiError> {
         let mut messages = self.input.clone();
         // Many templates allow only one message of the user in a row.
         match messages.last_mut().filter(|last| last.role == USER) {
             Some(last) => last.content = format!("{}{BETWEEN_TEXTS}{question}", last.content),
             None => messages.push(Message::new(USER, question)),
         }
-        let conversation = Conversation::new("input", messages, None, Ending::GenerationPrompt).without_thinking();
+        let mut conversation = Conversation::new("input", messages, None, Ending::GenerationPrompt);
+        conversation.add_thinking(Thinking { is_enabled: Some(false), ..Thinking::default() }, template);
         let check_length = |n_bytes| model.check_text_length("input", n_bytes).map_err(ApiError::from);
         let mut ids = conversation.encode(template, model, check_length)?;
         // Where the template has a thought begin, it ends at once: the answer is what comes first.
-        if let Some(close) = opened_thought(&ids, &model.tokenizer) {
-            let closing = model.tokenizer.encode(&format!("{close}\n\n"), EncodeOptions::RENDERED);
+        if thoughts.opened(&ids, &model.tokenizer).is_some() {
+            let closing = model.tokenizer.encode(thoughts.form().closing_words, EncodeOptions::RENDERED);
             ids.extend(closing.map_err(|error| ApiError::internal(error.to_string()))?);
         }
         Ok(ids)

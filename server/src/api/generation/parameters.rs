@@ -10,18 +10,6 @@ use serde_json::{Value, json};
 
 use super::super::{chunk::UsageReports, error::ApiError, fields::Fields, structured::Structure};
 
-/// Fields that would change the answer and are not supported: rejected instead of ignored. With their replacements.
-const UNSUPPORTED: [(&str, Option<&str>); 8] = [
-    ("format", Some("structured_outputs.json")),
-    ("regex", Some("structured_outputs.regex")),
-    ("ebnf", Some("structured_outputs.grammar")),
-    ("grammar", Some("structured_outputs.grammar")),
-    ("json_schema", Some("structured_outputs.json")),
-    ("functions", Some("tools")),
-    ("function_call", Some("tool_choice")),
-    ("logits_processors", None),
-];
-
 /// Maximum length of `cache_salt`, as in vLLM.
 const MAX_SALT_CHARS: usize = 1024;
 
@@ -63,25 +51,6 @@ pub(super) struct Choices {
     pub(super) structure: Option<Structure>,
     pub(super) stop_strings: (&'static str, Vec<String>),
     pub(super) prompt_param: &'static str,
-}
-
-/// Rejects fields that would change the answer and are not supported.
-pub(super) fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
-    for (name, replacement) in UNSUPPORTED {
-        // Some clients send a parameter that they do not use, with nothing in it.
-        let is_off = |value: &Value| match value {
-            Value::String(word) => {
-                word.is_empty() || name == "function_call" && matches!(word.as_str(), "none" | "auto")
-            }
-            Value::Array(items) => items.is_empty(),
-            _ => false,
-        };
-        if fields.take(name).is_some_and(|value| !is_off(&value)) {
-            let hint = replacement.map_or_else(String::new, |other| format!("\nhint: use `{other}`"));
-            return Err(ApiError::invalid(name, format!("`{name}` is not supported{hint}")));
-        }
-    }
-    Ok(())
 }
 
 /// Rejects fields of the completion endpoints.

@@ -64,6 +64,14 @@ pub(super) struct WireUsage {
     /// Prompt tokens found in the prefix cache.
     cache_read_input_tokens: usize,
     output_tokens: usize,
+    output_tokens_details: OutputDetails,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
+#[schemars(rename = "MessageOutputDetails")]
+pub(super) struct OutputDetails {
+    /// Number of tokens of thoughts.
+    thinking_tokens: usize,
 }
 
 impl From<Usage> for WireUsage {
@@ -74,6 +82,7 @@ impl From<Usage> for WireUsage {
             cache_creation_input_tokens: 0,
             cache_read_input_tokens: cached,
             output_tokens: usage.completion_tokens,
+            output_tokens_details: OutputDetails { thinking_tokens: usage.reasoning_tokens() },
         }
     }
 }

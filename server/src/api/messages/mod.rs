@@ -106,15 +106,16 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
 pub(crate) async fn count_tokens(State(state): State<AppState>, mut body: Body) -> Result<Response, ApiError> {
     let read = |mut fields: Fields| {
         let name = fields.string("model")?;
-        let conversation = request::counted(&mut fields)?;
-        Ok((name, conversation, ignored_params::of(&fields), fields.n_bytes()))
+        let counted = request::counted(&mut fields)?;
+        Ok((name, counted, ignored_params::of(&fields), fields.n_bytes()))
     };
-    let (name, conversation, ignored, n_bytes) = body.read(&state, read).await?;
+    let (name, (mut conversation, thinking), ignored, n_bytes) = body.read(&state, read).await?;
     adapters::choose(&state, name.as_deref())?;
     let model = state.engine_for(body.arrived())?.model().clone();
     let preparation = conversation.preparation(n_bytes);
     let count = move || {
         let template = conversation.template(&model)?;
+        conversation.add_thinking(thinking, &template);
         // No limit: texts of any length are counted.
         Ok(conversation.encode(&template, &model, |_| Ok(()))?.len())
     };

@@ -12,6 +12,7 @@ use super::{
         hosted_tools,
         reply::ReplyRequest,
         structured::Structure,
+        thinking::{Effort, Thinking},
         tool_parser::Calls,
         tools::{Tool, ToolChoice, Tools, check_number, check_unique},
     },
@@ -51,10 +52,19 @@ pub(super) enum Display {
 
 /// The field `thinking`.
 #[derive(Clone, Copy, Debug, Default)]
-struct Thinking {
+struct ThinkingField {
+    /// `None`: as the template has it.
+    is_enabled: Option<bool>,
     /// Maximum number of tokens of thoughts.
     budget: Option<usize>,
     display: Display,
+}
+
+impl ThinkingField {
+    fn with_effort(self, effort: Option<Effort>) -> Thinking {
+        let budget = self.budget.map(|n_tokens| (n_tokens, "thinking.budget_tokens"));
+        Thinking { is_enabled: self.is_enabled, budget, effort, ..Thinking::default() }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -83,7 +93,7 @@ impl MessagesRequest {
             );
             return Err(ApiError::invalid("max_tokens", message));
         }
-        let structure = output_format(&mut fields)?;
+        let (structure, effort) = output_config(&mut fields)?;
         let stop_strings = fields.string_list("stop_sequences")?.unwrap_or_default();
         if stop_strings.iter().any(String::is_empty) {
             return Err(ApiError::invalid("stop_sequences", "`stop_sequences` must not contain an empty string"));
@@ -95,18 +105,19 @@ impl MessagesRequest {
             prompt_param: "messages",
         };
         let generation = Generation::of_one_answer(fields, max_tokens, defaults, answer)?;
+        let generation = generation.with_thinking(thinking.with_effort(effort));
         Ok(Self { reply: ReplyRequest { conversation, generation }, display: thinking.display })
     }
 }
 
 /// Reads the fields that make the prompt, and returns the conversation, for counting its tokens.
-pub(super) fn counted(fields: &mut Fields) -> Result<Conversation, ApiError> {
-    let (conversation, _) = conversation(fields)?;
-    output_format(fields)?;
-    Ok(conversation)
+pub(super) fn counted(fields: &mut Fields) -> Result<(Conversation, Thinking), ApiError> {
+    let (conversation, thinking) = conversation(fields)?;
+    let (_, effort) = output_config(fields)?;
+    Ok((conversation, thinking.with_effort(effort)))
 }
 
-fn conversation(fields: &mut Fields) -> Result<(Conversation, Thinking), ApiError> {
+fn conversation(fields: &mut Fields) -> Result<(Conversation, ThinkingField), ApiError> {
     let tools = tools(fields)?;
     let messages = input::messages(fields)?;
     let thinking = thinking(fields)?;
@@ -183,8 +194,8 @@ fn choice(fields: &mut Fields, list: Vec<Tool>, hosted: &[String]) -> Result<Opt
     Ok(Tools::new(list, choice, n_calls))
 }
 
-fn thinking(fields: &mut Fields) -> Result<Thinking, ApiError> {
-    let Some(mut given) = fields.object("thinking")? else { return Ok(Thinking::default()) };
+fn thinking(fields: &mut Fields) -> Result<ThinkingField, ApiError> {
+    let Some(mut given) = fields.object("thinking")? else { return Ok(ThinkingField::default()) };
     let kinds = [
         ("enabled", ThinkingKind::Enabled),
         ("adaptive", ThinkingKind::Adaptive),
@@ -195,24 +206,25 @@ fn thinking(fields: &mut Fields) -> Result<Thinking, ApiError> {
     let display =
         given.one_of("display", &[("summarized", Display::Shown), ("omitted", Display::Omitted)])?.unwrap_or_default();
     let budget = given.count("budget_tokens", 1..=usize::MAX)?;
+    let is_enabled = Some(!matches!(kind, ThinkingKind::Disabled));
     match (kind, budget) {
         (ThinkingKind::Enabled, None) => Err(super::super::fields::missing(given.path("budget_tokens"))),
-        (ThinkingKind::Enabled, budget) => Ok(Thinking { budget, display }),
-        (ThinkingKind::Adaptive | ThinkingKind::Disabled, _) => Ok(Thinking { budget: None, display }),
+        (ThinkingKind::Enabled, budget) => Ok(ThinkingField { is_enabled, budget, display }),
+        (ThinkingKind::Adaptive | ThinkingKind::Disabled, _) => Ok(ThinkingField { is_enabled, budget: None, display }),
     }
 }
 
-/// Reads `output_config`, whose `format` is the structure of the answer.
-fn output_format(fields: &mut Fields) -> Result<Option<Structure>, ApiError> {
+/// Reads `output_config`: the structure of the answer, and how much the model thinks.
+fn output_config(fields: &mut Fields) -> Result<(Option<Structure>, Option<Effort>), ApiError> {
     const PARAM: &str = "output_config.format";
     const SCHEMA: &str = "output_config.format.schema";
-    let Some(mut config) = fields.object("output_config")? else { return Ok(None) };
-    config.one_of("effort", &["low", "medium", "high", "xhigh", "max"].map(|effort| (effort, ())))?;
-    let Some(mut format) = config.object("format")? else { return Ok(None) };
+    let Some(mut config) = fields.object("output_config")? else { return Ok((None, None)) };
+    let effort = Thinking::effort_of(&mut config, "effort")?.map(|(_, effort)| effort);
+    let Some(mut format) = config.object("format")? else { return Ok((None, effort)) };
     format.require("type", |format, name| format.one_of(name, &[("json_schema", ())]))?;
     let schema = || json!({ "type": ["object", "boolean"] });
     match format.require_as("schema", "a JSON Schema", schema)? {
-        value @ (Value::Object(_) | Value::Bool(_)) => Ok(Some(Structure::json(Some(value), PARAM, SCHEMA))),
+        value @ (Value::Object(_) | Value::Bool(_)) => Ok((Some(Structure::json(Some(value), PARAM, SCHEMA)), effort)),
         other => Err(must_be(SCHEMA, "a JSON Schema: an object", &other)),
     }
 }

@@ -1,5 +1,7 @@
 //! Each text is read at once and split into pieces.
 
+#![expect(clippy::unwrap_used, reason = "tests")]
+
 use super::{
     super::{
         call_format::{CallFormat, GRANITE, HERMES, LLAMA, MISTRAL, MISTRAL_NAMED},
@@ -44,9 +46,19 @@ fn check(reader: &AnswerReader, text: &str, reasoning: &str, content: &str, n_ca
     }
 }
 
+/// The form of thoughts of a template.
+fn form(source: Option<&str>) -> &'static ThoughtForm {
+    ThoughtForm::of_template(source.unwrap_or("<think>")).unwrap()
+}
+
+/// The marks of which one closes a thought that `open` opens.
+fn closes(open: &str) -> Option<&'static [&'static str]> {
+    form(None).opened_by(open)
+}
+
 fn reader(calls: Option<&'static CallFormat>, format: ReasoningFormat) -> AnswerReader {
     let parser = calls.map(|format| ToolParser::searching(format, vec!["f".into()], Calls::Several));
-    AnswerReader::new(parser, format)
+    AnswerReader::new(form(None), parser, format)
 }
 
 #[test]
@@ -68,14 +80,96 @@ fn thoughts_are_apart_from_the_content_at_any_split() {
             check(&reader, &format!("{open}a {}", &close[..3]), &format!("a {}", &close[..3]), "", 0);
             check(&reader, open, "", "", 0);
             // The prompt opens it.
-            let within = reader.clone().within_thought(Some(close), false);
+            let within = reader.clone().within_thought(closes(open), false);
             check(&within, &format!("\na\n{close}\n\nc"), "a", "c", 0);
-            let continued = reader.clone().within_thought(Some(close), true);
+            let continued = reader.clone().within_thought(closes(open), true);
             check(&continued, &format!(" a\n{close}\n\nc"), " a", "c", 0);
         }
         check(&reader, " \n c", "", " \n c", 0);
         check(&reader, " \n", "", " \n", 0);
         check(&reader, "a </think> b", "", "a </think> b", 0);
+    }
+}
+
+/// What models of the families write, by their published templates: a sign of the template, the end of the prompt, the
+/// text, its reasoning and its content.
+const FAMILIES: [(&str, &str, &str, &str, &str); 33] = [
+    // Qwen 3 and SmolLM3.
+    ("</think>", "", "<think>\nOkay: 2 < 3, \"ü\".\n</think>\n\nYes 🎉.", "Okay: 2 < 3, \"ü\".", "Yes 🎉."),
+    ("</think>", "", "<think>\n\n</think>\n\nYes.", "", "Yes."),
+    ("</think>", "", "Yes.", "", "Yes."),
+    ("</think>", "<think>\n\n</think>\n\n", "Yes.", "", "Yes."),
+    // Qwen 3.5, DeepSeek's distillates and OLMo 3, whose prompts open the thought.
+    ("</think>", "<think>\n", "Okay.\n</think>\n\nYes.", "Okay.", "Yes."),
+    ("</think>", "<think>\n", "Okay.", "Okay.", ""),
+    ("</think>", "<think>", "Okay.</think>Yes.", "Okay.", "Yes."),
+    ("</think>", "<think>", "</think>Yes.", "", "Yes."),
+    ("</think>", "<think>", "It is `</think>`.</think>Yes.", "It is `</think>`.", "Yes."),
+    ("</think>", "<think>", "It ends `</think>", "It ends `", ""),
+    ("</think>", "<think>", "It ends \"</think>Yes.", "It ends \"", "Yes."),
+    ("</think>", "<think>", "print(\"</think>\")\n</think>\n\nYes.", "print(\"</think>\")", "Yes."),
+    ("</think>", "", "<think>a</think>Use `<think>`:\n```\n<think>b\n```", "a", "Use `<think>`:\n```\n<think>b\n```"),
+    ("</think>", "", "<think>a <think> b</think>c", "a <think> b", "c"),
+    // Phi 4 reasoning, GLM, MiniCPM.
+    ("<think>", "", "<think>Okay.</think>Yes.", "Okay.", "Yes."),
+    ("<think>", "", "\n<think>Okay.</think>\nYes.", "Okay.", "Yes."),
+    // Granite 3.2 and 3.3.
+    (
+        "Here is my thought process:",
+        "",
+        "Here is my thought process:\n\nOkay.\n\nHere is my response:\n\nYes.",
+        "Okay.",
+        "Yes.",
+    ),
+    ("Here is my thought process:", "", "Here's my thought process: Okay. Here's my response: Yes.", "Okay.", "Yes."),
+    ("Here is my thought process:", "", "Here is my answer.", "", "Here is my answer."),
+    ("<response>", "", "<think>Okay.</think><response>Yes.</response>", "Okay.", "Yes."),
+    ("<response>", "", "<think>Okay.</think>\n\n<response>Yes.", "Okay.", "Yes."),
+    // Magistral.
+    ("[THINK]", "", "[THINK]Okay [1].[/THINK]Yes [2].", "Okay [1].", "Yes [2]."),
+    ("[THINK]", "[THINK]", "Okay.[/THINK]Yes.", "Okay.", "Yes."),
+    // Gemma 4.
+    ("<|channel>", "", "<|channel>thought\nOkay.\n<channel|>Yes.", "Okay.", "Yes."),
+    ("<|channel>", "", "<|channel>thought\n<channel|>Yes.", "", "Yes."),
+    // gpt-oss.
+    (
+        "<|channel|>analysis",
+        "<|start|>assistant",
+        "<|channel|>analysis<|message|>Okay.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
+        "Okay.",
+        "Yes.",
+    ),
+    (
+        "<|channel|>analysis",
+        "<|start|>assistant",
+        "<|channel|>analysis<|message|>Okay.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>",
+        "Okay.",
+        "Yes.",
+    ),
+    ("<|channel|>analysis", "<|start|>assistant", "<|channel|>final<|message|>Yes.", "", "Yes."),
+    ("<|channel|>analysis", "<|start|>assistant", "<|channel|>analysis<|message|>Okay.", "Okay.", ""),
+    // Cohere.
+    (
+        "<|START_THINKING|>",
+        "",
+        "<|START_THINKING|>Okay.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>",
+        "Okay.",
+        "Yes.",
+    ),
+    // Others.
+    ("<seed:think>", "", "<seed:think>Okay.</seed:think>Yes.", "Okay.", "Yes."),
+    ("◁think▷", "", "◁think▷Okay.◁/think▷Yes.", "Okay.", "Yes."),
+    ("<thought>", "<thought>\n", "Okay.\n</thought>\n\nYes.", "Okay.", "Yes."),
+];
+
+#[test]
+fn texts_of_each_family_are_read_alike_at_any_cut() {
+    for (sign, prompt, text, reasoning, content) in FAMILIES {
+        let form = form(Some(sign));
+        for calls in [None, Some(ToolParser::searching(&HERMES, vec!["f".into()], Calls::Several))] {
+            let reader = AnswerReader::new(form, calls, ReasoningFormat::Apart);
+            check(&reader.within_thought(form.opened_by(prompt), false), text, reasoning, content, 0);
+        }
     }
 }
 
@@ -114,7 +208,6 @@ fn no_call_is_taken_out_of_a_thought() {
                 check(&within, &thought, "", &thought, 0);
                 let content = if thought.starts_with('I') { "I look.\n" } else { "" };
                 let reasoning = thought.trim_start_matches(content).trim_start_matches(open);
-                let content = content.trim_end();
                 check(&apart, &thought, reasoning.trim_end_matches(close).trim(), content, 0);
             }
             check(&within, &format!("{thought}{call}"), "", &thought, 1);
@@ -124,11 +217,11 @@ fn no_call_is_taken_out_of_a_thought() {
             check(&apart, &text, &format!("{call}{call}"), "", 1);
             // The prompt opens it.
             let rest = format!("a\n{call}\n{close}");
-            let opened = within.clone().within_thought(Some(close), false);
+            let opened = within.clone().within_thought(closes(open), false);
             check(&opened, &rest, "", &rest, 0);
             check(&opened, &format!("{rest}\n{call}"), "", &rest, 1);
             check(&opened, &call, "", &call, 0);
-            let opened = apart.clone().within_thought(Some(close), false);
+            let opened = apart.clone().within_thought(closes(open), false);
             check(&opened, &format!("{rest}\n{call}"), &format!("a\n{call}"), "", 1);
         }
     }

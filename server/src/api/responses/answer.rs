@@ -123,7 +123,7 @@ impl From<Usage> for WireUsage {
                 cache_write_tokens: 0,
             },
             output_tokens: usage.completion_tokens,
-            output_tokens_details: OutputDetails { reasoning_tokens: 0 },
+            output_tokens_details: OutputDetails { reasoning_tokens: usage.reasoning_tokens() },
             total_tokens: usage.total_tokens,
         }
     }

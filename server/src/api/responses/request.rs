@@ -14,6 +14,7 @@ use super::{
         generation::{Generation, OneAnswer},
         reply::ReplyRequest,
         structured::Structure,
+        thinking::{self, Effort, Thinking},
     },
     answer::{Echo, View},
     input,
@@ -76,7 +77,8 @@ impl ResponsesRequest {
             (Some((name, structure)), None) => (Some(name), Some(structure)),
             (None, format) => (None, format),
         };
-        let (reasoning, has_summaries) = reasoning(given)?;
+        let (reasoning, has_summaries, effort) = reasoning(given)?;
+        let budget = thinking::budget(given)?;
         let included = included(given)?;
         let top_logprobs = given.count("top_logprobs", 0..=MAX_LOGPROBS)?;
         let max_tokens = given.count("max_output_tokens", 1..=usize::MAX)?;
@@ -110,6 +112,7 @@ impl ResponsesRequest {
         let logprobs = included.contains(LOGPROBS).then(|| top_logprobs.unwrap_or(0));
         let generation = Generation::of_one_answer(fields, max_tokens.unwrap_or(usize::MAX), defaults, answer)?;
         let generation = generation.with_logprobs(logprobs);
+        let generation = generation.with_thinking(Thinking { effort, budget, ..Thinking::default() });
         let params = generation.sampling_params();
         let echo = Echo { temperature: f64::from(params.temperature), top_p: f64::from(params.top_p), ..echo };
         let view =
@@ -171,20 +174,19 @@ fn text(fields: &mut Fields) -> Result<(Option<Structure>, Value), ApiError> {
     Ok((structure, echo))
 }
 
-/// Reads `reasoning`: the field as it is echoed, and whether thoughts have a summary.
-fn reasoning(fields: &mut Fields) -> Result<(Value, bool), ApiError> {
-    const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+/// Reads `reasoning`: the field as it is echoed, whether thoughts have a summary, and how much the model thinks.
+fn reasoning(fields: &mut Fields) -> Result<(Value, bool, Option<Effort>), ApiError> {
     const SUMMARIES: [&str; 3] = ["auto", "concise", "detailed"];
     let Some(mut given) = fields.object("reasoning")? else {
-        return Ok((json!({ "effort": null, "summary": null }), false));
+        return Ok((json!({ "effort": null, "summary": null }), false, None));
     };
-    let effort = given.one_of("effort", &EFFORTS.map(|effort| (effort, effort)))?;
+    let (word, effort) = Thinking::effort_of(&mut given, "effort")?.unzip();
     let summary = given.one_of("summary", &SUMMARIES.map(|summary| (summary, summary)))?;
     // The older name.
     let summary = summary.or(given.one_of("generate_summary", &SUMMARIES.map(|summary| (summary, summary)))?);
     // Such as `context`.
     given.ignore_rest();
-    Ok((json!({ "effort": effort, "summary": summary }), summary.is_some()))
+    Ok((json!({ "effort": word, "summary": summary }), summary.is_some(), effort))
 }
 
 fn included(fields: &mut Fields) -> Result<BTreeSet<String>, ApiError> {
