@@ -226,6 +226,19 @@ impl ModelThoughts {
         self.continued.or_else(|| self.form.opened_by(&end_of(prompt_ids, tokenizer)))
     }
 
+    /// What is between this prompt and an answer without a thought: the end of a thought that the prompt opens, and the
+    /// mark of an answer.
+    pub(crate) fn without_thought(&self, prompt_ids: &[TokenId], tokenizer: &Tokenizer) -> String {
+        let [after_thought, without_thought] = if self.is_known { self.form.before_answer } else { ["", ""] };
+        let closing = self.form.closing_words;
+        match self.opened(prompt_ids, tokenizer) {
+            Some(_) if closing.ends_with(after_thought) => closing.to_owned(),
+            Some(_) => format!("{closing}{after_thought}"),
+            None if self.form.is_closed_by(&end_of(prompt_ids, tokenizer)) => after_thought.to_owned(),
+            None => without_thought.to_owned(),
+        }
+    }
+
     /// The rules for the thoughts in an answer to this prompt, which follows `structure`.
     ///
     /// # Errors

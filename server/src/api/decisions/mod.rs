@@ -243,10 +243,11 @@ impl DecisionRequest {
         conversation.add_thinking(Thinking { is_enabled: Some(false), ..Thinking::default() }, template);
         let check_length = |n_bytes| model.check_text_length("input", n_bytes).map_err(ApiError::from);
         let mut ids = conversation.encode(template, model, check_length)?;
-        // Where the template has a thought begin, it ends at once: the answer is what comes first.
-        if thoughts.opened(&ids, &model.tokenizer).is_some() {
-            let closing = model.tokenizer.encode(thoughts.form().closing_words, EncodeOptions::RENDERED);
-            ids.extend(closing.map_err(|error| ApiError::internal(error.to_string()))?);
+        // The label comes first in the answer.
+        let between = thoughts.without_thought(&ids, &model.tokenizer);
+        if !between.is_empty() {
+            let between = model.tokenizer.encode(&between, EncodeOptions::RENDERED);
+            ids.extend(between.map_err(|error| ApiError::internal(error.to_string()))?);
         }
         Ok(ids)
     }
