@@ -16,7 +16,7 @@ use schemars::{SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 
 use super::{
-    endpoint::{Endpoint, Link, Operation, ParamIn, Request, ResponseBody, schema_of},
+    endpoint::{Endpoint, Link, Operation, ParamIn, Request, ResponseBody},
     error::ApiError,
     page::{entity_tag, revalidated},
     schema::{Shape, resolve_token_ids},
