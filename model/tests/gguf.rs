@@ -94,6 +94,7 @@ const OWN: &[&str] = &[
     "qwen3_5",
     "qwen3_5-moe",
     "qwen3-next",
+    "gpt-oss",
 ];
 
 /// All cases, with the dirs that have their configurations and oracles.

@@ -16,8 +16,8 @@ use burn::{
 use hearth_model::{
     attention::AttentionContext,
     config::{
-        Activation, ExpertGroups, Experts, GatedConv, GatedDeltaNet, GptConfig, Mamba2, NormKind, NormPosition,
-        Positions, QueryTemperature, Recurrence, Recurrent, Rope, RopeScaling, RouterScores,
+        Activation, ClampedSwiglu, ExpertGroups, Experts, GatedConv, GatedDeltaNet, GptConfig, Mamba2, NormKind,
+        NormPosition, Positions, QueryTemperature, Recurrence, Recurrent, Rope, RopeScaling, RouterScores,
     },
     gpt::{Gpt, ParamPath},
     ops::Dtype,
@@ -91,6 +91,7 @@ const CASES: &[&str] = &[
     "granite-moe-shared",
     "glm4-moe",
     "ernie4_5-moe",
+    "gpt-oss",
     "qwen3_5",
     "qwen3_5-moe",
     "qwen3-next",
@@ -439,9 +440,20 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     let activations =
         [Activation::Relu, Activation::ReluSquared, Activation::Gelu, Activation::GeluTanh, Activation::Silu];
     for activation in activations {
-        if config.xielu || activation != config.activation {
-            mutate("activation", &|c| (c.activation, c.xielu) = (activation, false));
+        if config.xielu || config.clamped_swiglu.is_some() || activation != config.activation {
+            mutate("activation", &|c| (c.activation, c.xielu, c.clamped_swiglu) = (activation, false, None));
         }
+    }
+    if let Some(ClampedSwiglu { alpha, limit }) = config.clamped_swiglu {
+        mutate("clamped_swiglu.alpha", &|c| {
+            c.clamped_swiglu = Some(ClampedSwiglu { alpha: 1.2 * alpha, limit });
+        });
+        mutate("clamped_swiglu.limit", &|c| {
+            c.clamped_swiglu = Some(ClampedSwiglu { alpha, limit: 1.2 * limit });
+        });
+    }
+    if config.attention_sinks {
+        mutate("attention_sinks", &|c| c.attention_sinks = false);
     }
     let whole_heads = Positions::Rope(Rope::new(10_000.0, config.head_dim));
     for positions in [Positions::None, Positions::Alibi, Positions::Sinusoidal, whole_heads] {
@@ -533,7 +545,7 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     }
     // The same matrices, cut into heads another way.
     let (n_heads, n_kv_heads, head_dim) = (config.n_heads, config.n_kv_heads, config.head_dim);
-    if head_dim % 4 == 0 && !config.qk_norm {
+    if head_dim % 4 == 0 && !config.qk_norm && !config.attention_sinks {
         mutate("head_dim", &|c| {
             (c.n_heads, c.n_kv_heads, c.head_dim) = (2 * n_heads, 2 * n_kv_heads, head_dim / 2);
             if let Positions::Rope(rope) = &c.positions {

@@ -74,6 +74,7 @@ fn configs() -> Vec<GptConfig> {
             }),
             ..llama.clone()
         },
+        GptConfig { full_layers: vec![1], attention_sinks: true, ..window(&llama) },
         llama,
     ]
     .into_iter()

@@ -65,7 +65,9 @@ pub(super) use pool_layout::q8_row_len;
 pub(crate) use quant_rounding::nearest_q8;
 pub(super) use recurrent::{Conv, RecurrentOperands, States, delta_gates, gated_norm, recurrence, state_space_gates};
 pub(super) use row_updates::{LoraPanels, RowUpdate, add_row_updates};
-pub(super) use rowwise::{NormMemory, NormValues, XieluNumbers, activate, gated, norm, qk_norm, rope, soft_cap, xielu};
+pub(super) use rowwise::{
+    NormMemory, NormValues, XieluNumbers, activate, clamped_swiglu_into, gated, norm, qk_norm, rope, soft_cap, xielu,
+};
 pub(super) use tensors::{changed, ints, pool, pool_of_zeros, tensor, update, values};
 pub use thread_pool::parallel_for_each;
 pub use threads::{n_threads, start_threads, use_threads};

@@ -29,7 +29,6 @@ use super::{
     files::{DiskDtype, TensorFiles},
     gguf,
     hf_schema::HfSchema,
-    row_order::RowOrder,
     staged_dir::StagedDir,
     tensor_table::{StoredTensor, TensorTable},
 };
@@ -227,7 +226,7 @@ impl Adapter {
         let mut tensors = BTreeMap::new();
         let (mut targets, mut is_transposed) = (Vec::new(), false);
         for ModulePair { module, rank, a, b, .. } in pairs::of_modules(&self.values, model.modules()) {
-            is_transposed |= module.order == RowOrder::Transposed;
+            is_transposed |= module.order.is_transposed();
             let target = last_part(&module.name).to_owned();
             if !targets.contains(&target) {
                 targets.push(target);

@@ -2,9 +2,9 @@
 
 use super::super::{
     Architecture, Fixed,
-    bases::{experts, llama, mixture, mixture_with},
+    bases::{experts, gpt_oss, llama, mixture, mixture_with},
     config_rows::{ACTIVATIONS, ConfigRow, derived, flag, head_dim, kv_heads, number, size_or},
-    expert_rows::{ERNIE_LAYERS, ERNIE_SHARED, FIRST_DENSE, GLM_SHARED, GROUPS, QWEN_LAYERS},
+    expert_rows::{CLAMPED_SWIGLU, ERNIE_LAYERS, ERNIE_SHARED, FIRST_DENSE, GLM_SHARED, GROUPS, QWEN_LAYERS},
     names, rope,
     row_groups::{GRANITE, LLAMA_SIZES},
     window,
@@ -209,6 +209,32 @@ pub(super) const ROWS: &[Architecture] = &[
         // Of probabilities, whose sum is never as small.
         fixed: &[("moe_norm_min", Fixed::Number(1e-12)), ("mlp_bias", Fixed::Flag(false))],
         names: names::ERNIE_MOE,
+        base_prefix: "model.",
+    },
+    Architecture {
+        class: "GptOssForCausalLM",
+        model_type: "gpt_oss",
+        base: gpt_oss,
+        config: &[
+            LLAMA_SIZES,
+            &[
+                kv_heads(8),
+                size_or(&["head_dim"], |c| &mut c.head_dim, |_| 64),
+                ConfigRow::Rope(&rope::GPT_OSS),
+                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                flag("attention_bias", |c| &mut c.qkv_bias, true),
+                flag("attention_bias", |c| &mut c.attn_out_bias, true),
+                TIED,
+                ConfigRow::Window(&window::GPT_OSS),
+                size_or(&["num_local_experts", "num_experts"], |c| &mut experts(c).n_experts, |_| 128),
+                size_or(&["num_experts_per_tok", "experts_per_token"], |c| &mut experts(c).n_active, |_| 4),
+                EXPERTS_ARE_AS_WIDE,
+                CLAMPED_SWIGLU,
+            ],
+        ],
+        // The class has its own activation.
+        fixed: &[("hidden_act", Fixed::Text("silu"))],
+        names: names::GPT_OSS,
         base_prefix: "model.",
     },
 ];
