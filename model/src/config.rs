@@ -153,6 +153,14 @@ pub struct GptConfig {
     /// Whether the gated MLP is clamped, in place of [`activation`](Self::activation).
     #[serde(default)]
     pub clamped_swiglu: Option<ClampedSwiglu>,
+    /// Whether each position sees all others of its text, those behind it too: an encoder
+    /// ([BERT](https://arxiv.org/abs/1810.04805)). A sliding window then extends to both sides.
+    #[serde(default)]
+    pub bidirectional: bool,
+    /// Kinds of tokens, such as those of the first and of the second text of a pair (BERT, 3): a learned vector for the kind of
+    /// each token is added to its embedding. 0: none.
+    #[serde(default)]
+    pub n_token_types: usize,
     /// Dropout probability, in `[0, 1)`; not applied when serving.
     pub dropout: f64,
 }
@@ -429,6 +437,8 @@ impl GptConfig {
             layers_without_mixer: Vec::new(),
             attention_sinks: false,
             clamped_swiglu: None,
+            bidirectional: false,
+            n_token_types: 0,
             dropout: 0.0,
         }
     }

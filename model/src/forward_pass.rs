@@ -233,6 +233,7 @@ impl AttentionMask {
             scale: config.score_scale(),
             softcap: config.attention_softcap,
             sliding_window: window,
+            bidirectional: config.bidirectional,
             alibi_slopes: (config.positions == Positions::Alibi).then(|| position::alibi_slopes(config.n_heads)),
         };
         let dense_bias = match context {
