@@ -13,6 +13,7 @@ mod golden;
 mod hub;
 mod hub_models;
 mod kv_cache;
+mod layer_mutations;
 mod long_rope;
 mod model_runner;
 mod packed;
