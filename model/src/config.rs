@@ -51,7 +51,7 @@ pub struct GptConfig {
     pub final_norm: bool,
     /// [`norm_eps`](Self::norm_eps) of the final norm; `None`: the same as for other norms.
     pub final_norm_eps: Option<f64>,
-    /// Whether embeddings are normalized before positions are added ([BLOOM](https://arxiv.org/abs/2211.05100), 3.2).
+    /// Whether what enters the first block is normalized ([BLOOM](https://arxiv.org/abs/2211.05100), 3.2; BERT).
     pub embed_norm: bool,
     /// Whether queries and keys are normalized before rotation, without bias ([Dehghani et al.
     /// 2023](https://arxiv.org/abs/2302.05442), 2).
@@ -161,6 +161,10 @@ pub struct GptConfig {
     /// each token is added to its embedding. 0: none.
     #[serde(default)]
     pub n_token_types: usize,
+    /// Whether the first block's mixer reads the residual stream without a norm, since the embeddings are normalized already
+    /// ([ModernBERT](https://arxiv.org/abs/2412.13663)).
+    #[serde(default)]
+    pub unnormed_first_mixer: bool,
     /// Dropout probability, in `[0, 1)`; not applied when serving.
     pub dropout: f64,
 }
@@ -439,6 +443,7 @@ impl GptConfig {
             clamped_swiglu: None,
             bidirectional: false,
             n_token_types: 0,
+            unnormed_first_mixer: false,
             dropout: 0.0,
         }
     }

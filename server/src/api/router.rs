@@ -11,10 +11,10 @@ use axum::{
 };
 
 use super::{
-    adapters, chat, completions, embeddings,
+    adapters, chat, classify, completions, embeddings,
     endpoint::{Endpoint, Operation, Policy},
     error::ApiError,
-    health, http_metrics, inspect, metrics, middleware, models, openapi, page,
+    health, http_metrics, inspect, metrics, middleware, models, openapi, page, rerank,
     state::AppState,
     tokens,
 };
@@ -53,6 +53,13 @@ fn endpoints() -> Vec<Endpoint> {
         endpoint("/v1/completions", post(completions::create), inference("text_completion"), completions::OPERATION),
         endpoint("/v1/chat/completions", post(chat::create), inference("chat"), chat::OPERATION),
         endpoint("/v1/embeddings", post(embeddings::create), inference("embeddings"), embeddings::OPERATION),
+        endpoint("/v1/rerank", post(rerank::rerank), inference("rerank"), rerank::RERANK),
+        endpoint("/v2/rerank", post(rerank::rerank), inference("rerank"), rerank::RERANK),
+        endpoint("/rerank", post(rerank::rerank), inference("rerank"), rerank::RERANK),
+        endpoint("/v1/score", post(rerank::score), inference("score"), rerank::SCORE),
+        endpoint("/score", post(rerank::score), inference("score"), rerank::SCORE),
+        endpoint("/classify", post(classify::create), inference("classify"), classify::OPERATION),
+        endpoint("/v1/classify", post(classify::create), inference("classify"), classify::OPERATION),
         endpoint("/v1/inspect", post(inspect::create), api, inspect::OPERATION),
         endpoint("/v1/load_lora_adapter", post(adapters::load), api, adapters::LOAD),
         endpoint("/v1/unload_lora_adapter", post(adapters::unload), api, adapters::UNLOAD),

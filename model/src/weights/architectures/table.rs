@@ -1,5 +1,6 @@
 //! The rows of the table of architectures, one for each Hugging Face class: a list for each family.
 
+mod encoders;
 mod experts;
 mod gemma;
 mod gpt;
@@ -12,8 +13,17 @@ mod variants;
 use super::Architecture;
 
 /// A configuration that several classes can express is saved as the first of them.
-const FAMILIES: &[&[Architecture]] =
-    &[gpt::ROWS, llama::ROWS, gemma::ROWS, norms::ROWS, variants::ROWS, experts::ROWS, recurrent::ROWS, mamba::ROWS];
+const FAMILIES: &[&[Architecture]] = &[
+    gpt::ROWS,
+    llama::ROWS,
+    gemma::ROWS,
+    norms::ROWS,
+    variants::ROWS,
+    experts::ROWS,
+    recurrent::ROWS,
+    encoders::ROWS,
+    mamba::ROWS,
+];
 
 /// Every row of the table.
 pub(in super::super) fn architectures() -> impl Iterator<Item = &'static Architecture> {
