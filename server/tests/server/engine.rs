@@ -10,12 +10,7 @@ use hearth_engine::{
     request::{EngineRequest, ModelLimits, RequestParts, StopConditions, Strategy},
 };
 use hearth_model::{
-    TokenId,
-    gpt::Gpt,
-    ops::KvDtype,
-    pooling::Pooling,
-    sampling::SamplingParams,
-    weights::model_dir::LoadedModel,
+    TokenId, gpt::Gpt, ops::KvDtype, pooling::Pooling, sampling::SamplingParams, weights::model_dir::LoadedModel,
 };
 use hearth_server::engine::Engine;
 

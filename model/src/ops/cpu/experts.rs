@@ -140,7 +140,7 @@ fn score_body<const FUSED: bool>(row: &mut [f32], scores: RouterScores) {
 
 /// The experts of each row of `scores [n_rows, n_experts]`, in ascending order: `[n_rows, n_active]`. Of equal scores, the
 /// first wins.
-pub(in crate::ops) fn choose(
+pub(crate) fn choose(
     scores: &[f32],
     selection_bias: Option<&[f32]>,
     n_experts: usize,

@@ -48,7 +48,8 @@ mod training;
 pub use allocator::{MAX_KEPT_BYTES, give_back_memory, keep_freed_memory, limit_arenas};
 pub(super) use attention::{PagedElement, attention_paged};
 pub(super) use block::{Block, Scratch, block};
-pub(super) use experts::{ExpertScratch, Experts, LEAST_SUM, RouterMemory, choose, experts};
+pub(crate) use experts::choose;
+pub(super) use experts::{ExpertScratch, Experts, LEAST_SUM, RouterMemory, experts};
 pub(super) use isa::has_fast_bf16_products;
 pub use isa::instruction_set;
 #[cfg(test)]

@@ -4,6 +4,7 @@ mod encoders;
 mod experts;
 mod gemma;
 mod gpt;
+mod latent;
 mod llama;
 mod mamba;
 mod norms;
@@ -21,8 +22,9 @@ const FAMILIES: &[&[Architecture]] = &[
     variants::ROWS,
     experts::ROWS,
     recurrent::ROWS,
-    encoders::ROWS,
     mamba::ROWS,
+    latent::ROWS,
+    encoders::ROWS,
 ];
 
 /// Every row of the table.

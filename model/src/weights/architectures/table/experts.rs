@@ -4,12 +4,16 @@ use super::super::{
     Architecture, Fixed,
     bases::{experts, gpt_oss, llama, mixture, mixture_with},
     config_rows::{ACTIVATIONS, ConfigRow, derived, flag, head_dim, kv_heads, number, size_or},
-    expert_rows::{CLAMPED_SWIGLU, ERNIE_LAYERS, ERNIE_SHARED, FIRST_DENSE, GLM_SHARED, GROUPS, QWEN_LAYERS},
+    expert_rows::{
+        AFMOE_ROTATION, AFMOE_SHARED, BALANCE_LOSS, CLAMPED_SWIGLU, ERNIE_LAYERS, ERNIE_SHARED, FIRST_DENSE,
+        FIRST_DENSE_OF_AFMOE, GLM_SHARED, GROUPS, MELLUM_LAYERS, QWEN_LAYERS, balance_loss,
+    },
     names, rope,
     row_groups::{GRANITE, LLAMA_SIZES},
+    variant_rows::ONLY_NEWER_ROPE,
     window,
 };
-use crate::config::{GptConfig, QkNormSpan, RouterScores};
+use crate::config::{GptConfig, NormPosition, QkNormSpan, RouterScores};
 
 const SILU: ConfigRow = ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "silu" };
 const TIED: ConfigRow = flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false);
@@ -37,6 +41,7 @@ pub(super) const ROWS: &[Architecture] = &[
                 size_or(&["num_local_experts", "num_experts"], |c| &mut experts(c).n_experts, |_| 8),
                 size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 2),
                 EXPERTS_ARE_AS_WIDE,
+                BALANCE_LOSS,
             ],
         ],
         fixed: &[("attention_bias", Fixed::Flag(false)), ("mlp_bias", Fixed::Flag(false))],
@@ -119,6 +124,7 @@ pub(super) const ROWS: &[Architecture] = &[
                 size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 8),
                 EXPERTS_ARE_AS_WIDE,
                 flag("norm_topk_prob", |c| &mut experts(c).normalized, false),
+                balance_loss(0.01),
             ],
         ],
         fixed: &[("mlp_bias", Fixed::Flag(false))],
@@ -204,6 +210,7 @@ pub(super) const ROWS: &[Architecture] = &[
                 size_or(&["moe_intermediate_size"], |c| &mut experts(c).d_ff, |_| 1536),
                 ERNIE_SHARED,
                 ERNIE_LAYERS,
+                BALANCE_LOSS,
             ],
         ],
         // Of probabilities, whose sum is never as small.
@@ -230,6 +237,7 @@ pub(super) const ROWS: &[Architecture] = &[
                 size_or(&["num_experts_per_tok", "experts_per_token"], |c| &mut experts(c).n_active, |_| 4),
                 EXPERTS_ARE_AS_WIDE,
                 CLAMPED_SWIGLU,
+                BALANCE_LOSS,
             ],
         ],
         // The class has its own activation.
@@ -237,10 +245,84 @@ pub(super) const ROWS: &[Architecture] = &[
         names: names::GPT_OSS,
         base_prefix: "model.",
     },
+    Architecture {
+        class: "AfmoeForCausalLM",
+        model_type: "afmoe",
+        base: || {
+            let llama =
+                GptConfig { norm_position: NormPosition::Sandwich, qk_norm: true, attention_gate: true, ..llama() };
+            mixture_with(llama, |experts| {
+                experts.scores = RouterScores::Sigmoid;
+                experts.selection_bias = true;
+            })
+        },
+        config: &[
+            LLAMA_SIZES,
+            &[
+                size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
+                size_or(&["head_dim"], |c| &mut c.head_dim, |_| 128),
+                ConfigRow::Rope(&rope::WHOLE_HEADS),
+                SILU,
+                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                flag("mup_enabled", |c| &mut c.scale_embeddings, false),
+                TIED,
+                ConfigRow::Window(&window::AFMOE),
+                AFMOE_ROTATION,
+                size_or(N_EXPERTS, |c| &mut experts(c).n_experts, |_| 64),
+                size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 6),
+                size_or(&["moe_intermediate_size"], |c| &mut experts(c).d_ff, |_| 1408),
+                number("route_scale", |c| &mut experts(c).weight_multiplier, 1.0),
+                AFMOE_SHARED,
+                FIRST_DENSE_OF_AFMOE,
+            ],
+        ],
+        // The last ones are those of the code beside the released weights.
+        fixed: &[
+            ("attention_bias", Fixed::Flag(false)),
+            ("mlp_bias", Fixed::Flag(false)),
+            ("score_func", Fixed::Text("sigmoid")),
+            ("route_norm", Fixed::Flag(true)),
+            ("n_group", Fixed::Number(1.0)),
+            ("topk_group", Fixed::Number(1.0)),
+            ("num_expert_groups", Fixed::Number(1.0)),
+            ("num_limited_groups", Fixed::Number(1.0)),
+        ],
+        names: names::AFMOE,
+        base_prefix: "model.",
+    },
+    Architecture {
+        class: "MellumForCausalLM",
+        model_type: "mellum",
+        base: || mixture(GptConfig { qk_norm: true, ..llama() }),
+        config: &[
+            LLAMA_SIZES,
+            &[
+                kv_heads(4),
+                size_or(&["head_dim"], |c| &mut c.head_dim, |_| 128),
+                ConfigRow::Window(&window::MELLUM),
+                ConfigRow::Rope(&rope::MELLUM),
+                ONLY_NEWER_ROPE,
+                SILU,
+                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
+                flag("attention_bias", |c| &mut c.qkv_bias, false),
+                flag("attention_bias", |c| &mut c.attn_out_bias, false),
+                TIED,
+                size_or(N_EXPERTS, |c| &mut experts(c).n_experts, |_| 64),
+                size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 8),
+                size_or(&["moe_intermediate_size"], |c| &mut experts(c).d_ff, |_| 896),
+                flag("norm_topk_prob", |c| &mut experts(c).normalized, true),
+                MELLUM_LAYERS,
+            ],
+        ],
+        fixed: &[("mlp_bias", Fixed::Flag(false))],
+        names: names::QWEN_MOE,
+        base_prefix: "model.",
+    },
 ];
 
 /// What Qwen's mixtures share.
-const QWEN_EXPERTS: &[ConfigRow] = &[flag("norm_topk_prob", |c| &mut experts(c).normalized, false), QWEN_LAYERS];
+const QWEN_EXPERTS: &[ConfigRow] =
+    &[flag("norm_topk_prob", |c| &mut experts(c).normalized, false), QWEN_LAYERS, BALANCE_LOSS];
 
 /// Granite's rotary positions and experts.
 const GRANITE_EXPERTS: &[ConfigRow] = &[
@@ -249,4 +331,5 @@ const GRANITE_EXPERTS: &[ConfigRow] = &[
     size_or(&["num_local_experts", "num_experts"], |c| &mut experts(c).n_experts, |_| 8),
     size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 2),
     EXPERTS_ARE_AS_WIDE,
+    BALANCE_LOSS,
 ];
