@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, ops::RangeInclusive, sync::Arc, time::Duration}
 use hearth_model::{
     TokenId,
     constraint::Constraint,
-    pooling::{Pooling, VectorScale},
+    pooling::{Pooling, VectorSteps},
     sampling::{Dry, SamplingParams, Smoothing, Xtc, beam::BeamKind},
 };
 
@@ -42,6 +42,8 @@ pub struct ModelLimits {
     pub n_pages: usize,
     /// Whether the model has recurrent layers: sequences of a request that are computed again then share no pages.
     pub is_recurrent: bool,
+    /// Whether the model is an encoder, which makes vectors and no text.
+    pub is_encoder: bool,
 }
 
 /// How to process a prompt.
@@ -59,12 +61,11 @@ pub enum Strategy {
         /// How they are ranked.
         kind: BeamKind,
     },
-    /// Compute a vector in one pass over the prompt. Only the priority, the deadline and the adapter apply.
+    /// Compute a vector in one pass over the prompt. Only [`RequestParts::vector`], the priority, the deadline and the adapter
+    /// apply.
     Embed {
         /// How the hidden states of the prompt are combined.
         pooling: Pooling,
-        /// How to scale the vector.
-        scale: VectorScale,
     },
 }
 
@@ -144,6 +145,10 @@ pub struct RequestParts {
     pub text: TextOptions,
     /// How to process the prompt.
     pub strategy: Strategy,
+    /// What is done to a vector of the prompt.
+    pub vector: VectorSteps,
+    /// Where the second text of the prompt begins, for encoders that tell two texts apart.
+    pub second_text: Option<usize>,
     /// The grammar that constrains the answer.
     pub constraint: Option<Constraint>,
     /// What is known of its thoughts. `None` if they are text like any other.
@@ -182,12 +187,15 @@ impl EngineRequest {
         let n_prompt = parts.prompt_ids.len();
         let embeds = matches!(parts.strategy, Strategy::Embed { .. });
         let param = if embeds { "input" } else { "prompt" };
+        if limits.is_encoder && !embeds {
+            return Err(ValidationError::Encoder);
+        }
         if n_prompt == 0 {
             return Err(ValidationError::Empty { param });
         }
         if n_prompt + usize::from(parts.stop.max_tokens > 0) > max_seq_len {
             return Err(match embeds {
-                true => ValidationError::InputLength { n_tokens: n_prompt, max_seq_len },
+                true => ValidationError::InputLength { param, n_tokens: n_prompt, max_seq_len },
                 false => ValidationError::ContextLength { param, n_prompt, max_seq_len },
             });
         }
@@ -390,8 +398,14 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: ModelLimits =
-        ModelLimits { vocab_size: 10, max_seq_len: 8, max_batch_size: 4, n_pages: 3, is_recurrent: false };
+    const LIMITS: ModelLimits = ModelLimits {
+        vocab_size: 10,
+        max_seq_len: 8,
+        max_batch_size: 4,
+        n_pages: 3,
+        is_recurrent: false,
+        is_encoder: false,
+    };
 
     fn parts(n_prompt: usize, max_tokens: usize) -> RequestParts {
         let stop = StopConditions { max_tokens, ..StopConditions::default() };
@@ -438,7 +452,7 @@ mod tests {
 
     #[test]
     fn embedding_inputs_are_checked_for_length_and_token_ids() {
-        let strategy = Strategy::Embed { pooling: Pooling::Mean, scale: VectorScale::Unit };
+        let strategy = Strategy::Embed { pooling: Pooling::Mean };
         let embed = |ids: Vec<TokenId>| RequestParts { prompt_ids: ids.into(), strategy, ..RequestParts::default() };
         assert!(EngineRequest::new(embed(vec![9; 8]), &LIMITS).is_ok());
         let message = "`input` must hold at least one token, got none";

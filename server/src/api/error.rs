@@ -224,7 +224,7 @@ impl From<ValidationError> for ApiError {
         let refusal = Self { param: error.param().map(Cow::Borrowed), ..Self::bad_request(error.to_string()) };
         match error {
             ValidationError::ContextLength { n_prompt, max_seq_len, .. }
-            | ValidationError::InputLength { n_tokens: n_prompt, max_seq_len }
+            | ValidationError::InputLength { n_tokens: n_prompt, max_seq_len, .. }
             | ValidationError::TextLength { n_tokens: n_prompt, max_seq_len, .. } => {
                 let context = Some(ContextSizes { n_prompt_tokens: n_prompt, n_ctx: max_seq_len });
                 Self { context, ..refusal.with_code("context_length_exceeded") }

@@ -542,6 +542,7 @@ impl Generation {
                 tenant: self.tenant,
                 adapter: adapter.clone(),
                 deadline: self.deadline,
+                ..RequestParts::default()
             };
             let request =
                 EngineRequest::new(parts, &model.limits).map_err(|error| error.with_prompt_param(self.prompt_param))?;

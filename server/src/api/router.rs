@@ -11,10 +11,10 @@ use axum::{
 };
 
 use super::{
-    adapters, chat, completions, decisions, embeddings,
+    adapters, chat, classify, completions, decisions, embeddings,
     endpoint::{Endpoint, Operation, Policy},
     error::ApiError,
-    health, http_metrics, infill, inspect, messages, metrics, middleware, models, openapi, page, responses,
+    health, http_metrics, infill, inspect, messages, metrics, middleware, models, openapi, page, rerank, responses,
     state::AppState,
     tokens,
 };
@@ -60,6 +60,14 @@ fn endpoints() -> Vec<Endpoint> {
         endpoint("/v1/messages/count_tokens", post(messages::count_tokens), api, messages::COUNT_TOKENS),
         endpoint("/v1/decisions", post(decisions::create), inference("decisions"), decisions::OPERATION),
         endpoint("/v1/embeddings", post(embeddings::create), inference("embeddings"), embeddings::OPERATION),
+        endpoint("/v1/rerank", post(rerank::rerank), inference("rerank"), rerank::RERANK),
+        // Where Cohere and text-embeddings-inference have it.
+        also_at("/v2/rerank", post(rerank::rerank), inference("rerank")),
+        also_at("/rerank", post(rerank::rerank), inference("rerank")),
+        endpoint("/v1/score", post(rerank::score), inference("score"), rerank::SCORE),
+        also_at("/score", post(rerank::score), inference("score")),
+        endpoint("/classify", post(classify::create), inference("classify"), classify::OPERATION),
+        also_at("/v1/classify", post(classify::create), inference("classify")),
         // Also at the root, as llama.cpp serves them.
         also_at("/completions", post(completions::create), inference("text_completion")),
         also_at("/chat/completions", post(chat::create), inference("chat")),

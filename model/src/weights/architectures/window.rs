@@ -79,6 +79,30 @@ pub(in super::super) fn set(config: &mut GptConfig, window: Option<usize>, full_
     config.full_layers = if windowed { full_layers } else { Vec::new() };
 }
 
+/// The layers that see everything: those of the list of the layers' kinds, otherwise the first of each `key`.
+pub(super) fn listed_or_every(fields: &Fields<'_>, n_layers: usize, key: &str, absent: usize) -> Result<Vec<usize>> {
+    if fields.get(LAYER_TYPES).is_some() {
+        return GEMMA3.listed(fields, Some(1), n_layers);
+    }
+    // The size is not validated yet: this limits the list.
+    let layers = 0..n_layers.min(crate::config::MAX_LAYERS + 1);
+    match fields.size_or(key, absent)? {
+        0 => Err(fields.unsupported(key, &json!(0), "1 and above")),
+        period => Ok(layers.filter(|layer| layer.is_multiple_of(period)).collect()),
+    }
+}
+
+/// Writes the list of the layers' kinds.
+pub(super) fn write_kinds(config: &GptConfig, written: &mut Map<String, Value>) {
+    written.insert(LAYER_TYPES.to_owned(), kinds(config));
+}
+
+/// A list per layer: bounded, as `validate` bounds the layers.
+fn kinds(config: &GptConfig) -> Value {
+    let kind = |layer| if config.window_of(layer).is_some() { SLIDING } else { FULL };
+    json!((0..config.n_layers).map(kind).collect::<Vec<_>>())
+}
+
 impl WindowKeys {
     /// Sets the window and the layers that have none in spite of it.
     pub(in super::super) fn read(&self, fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
@@ -149,11 +173,7 @@ impl WindowKeys {
     pub(in super::super) fn write(&self, config: &GptConfig, written: &mut Map<String, Value>) {
         let mut write = |key: &str, value: Value| written.insert(key.to_owned(), value);
         let windowed = config.sliding_window.is_some();
-        // A list per layer: bounded, as `validate` bounds the layers.
-        let kinds = || {
-            let kind = |layer| if config.window_of(layer).is_some() { SLIDING } else { FULL };
-            json!((0..config.n_layers).map(kind).collect::<Vec<_>>())
-        };
+        let kinds = || kinds(config);
         match self {
             Self::None => {}
             Self::All { .. } => drop(write(WINDOW, json!(config.sliding_window))),
