@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, ops::RangeInclusive, sync::Arc, time::Duration}
 
 use hearth_model::{
     TokenId,
-    constraint::Constraint,
+    constraint::Watch,
     pooling::{Pooling, VectorScale},
     sampling::{Dry, SamplingParams, Xtc, beam::BeamKind},
 };
@@ -142,7 +142,7 @@ pub struct RequestParts {
     /// How to process the prompt.
     pub strategy: Strategy,
     /// The grammar that constrains the answer.
-    pub constraint: Option<Constraint>,
+    pub constraint: Option<Watch>,
     /// Who sends it: tenants share the batch and the queue.
     pub tenant: TenantId,
     /// Lower values are scheduled first, within [`PRIORITIES`]; see [`scheduler`](crate::scheduler).
@@ -273,7 +273,7 @@ fn check_constraint(parts: &RequestParts) -> Result<(), ValidationError> {
     };
     let conflicts = [
         (beams.unwrap_or_default(), beams.is_some(), "beam search does not support constraints"),
-        ("min_tokens", parts.stop.min_tokens > 0, "the answer ends when it is complete"),
+        ("min_tokens", parts.stop.min_tokens > 0 && constraint.holds_always(), "the answer ends when it is complete"),
         ("allowed_token_ids", parts.sampling.allowed_token_ids.is_some(), no_token),
         ("bad_words", !parts.sampling.bad_words.is_empty(), no_token),
     ];

@@ -13,7 +13,7 @@ use crate::{
 };
 use hearth_model::{
     Result, TokenId,
-    constraint::Constraint,
+    constraint::{Outlook, Watch},
     kv_cache::PageKey,
     sampling::{LogitRow, RowNeeds, Sampler, TokenLogprobs, token_logprobs},
     tokenizer::{DecodeOptions, Detokenizer, Tokenizer},
@@ -24,8 +24,9 @@ use hearth_model::{
 pub(crate) struct Sequence {
     request: EngineRequest,
     sampler: Sampler,
-    /// The state of the answer's grammar. Recomputed tokens are not sampled again, so it survives a preemption.
-    constraint: Option<Constraint>,
+    /// The state of the answer's grammar. It reads only sampled tokens: those of rejected drafts never reach it, and
+    /// recomputed ones are not sampled again.
+    constraint: Option<Watch>,
     text: TextAssembler,
     /// Generated tokens. The prompt is in the request, shared by all answers to it.
     output: Vec<TokenId>,
@@ -91,7 +92,7 @@ impl Sequence {
         match self.n_completion() {
             0 => 0,
             // The sequence is held after each token, so drafts would be rejected.
-            _ if self.constraint.as_ref().is_some_and(Constraint::is_slow) => 0,
+            _ if self.constraint.as_ref().is_some_and(Watch::is_slow) => 0,
             n_completion => self.request.parts().stop.max_tokens.saturating_sub(n_completion + 1),
         }
     }
@@ -120,11 +121,18 @@ impl Sequence {
         let RequestParts { logprobs, logprobs_mode, .. } = self.request.parts();
         let is_of_prompt = position + 1 < self.n_prompt();
         let reports_raw = logprobs.is_some() && *logprobs_mode == LogprobsMode::Raw;
-        if is_of_prompt || reports_raw || self.constraint.is_some() {
+        if is_of_prompt || reports_raw {
             return RowNeeds::Whole;
         }
         // Tokens that are barred now may be allowed at `position`, but not the other way round.
-        self.sampler.needs(self.barred(0), ahead)
+        let barred = self.barred(0);
+        match self.constraint.as_ref().map(|constraint| constraint.outlook(ahead)) {
+            Some(Outlook::Bound) => RowNeeds::Whole,
+            Some(Outlook::Free(forbidden)) if !forbidden.is_empty() => {
+                self.sampler.needs(&barred.union(&forbidden).copied().collect(), ahead)
+            }
+            _ => self.sampler.needs(barred, ahead),
+        }
     }
 
     /// The tokens that would end the sequence too early after `n_ahead` more tokens.
@@ -200,7 +208,13 @@ impl Sequence {
         let may_stop = self.n_completion() + 1 > *min_tokens;
         let allowed = match &self.constraint {
             // A constrained answer ends when it is complete, whatever the minimum length.
-            Some(constraint) => LogitRow::Whole(constraint.restrict(logits.whole()?, stop_token_ids)?.into()),
+            Some(constraint) if constraint.is_bound() => {
+                LogitRow::Whole(constraint.restrict(logits.whole()?, stop_token_ids)?.into())
+            }
+            Some(constraint) => match constraint.outlook(&[]) {
+                Outlook::Free(forbidden) if !forbidden.is_empty() => self.allowed(0, logits).without(&forbidden),
+                _ => self.allowed(0, logits),
+            },
             None => self.allowed(0, logits),
         };
         let position = self.token_ids().len();
@@ -222,7 +236,10 @@ impl Sequence {
             Some(constraint) if !is_stop_token => (constraint.accept(id)?, false),
             _ => (false, false),
         };
-        let stop_text = if self.constraint.is_some() { StopText::Cut } else { self.request.parts().text.stop_text };
+        let stop_text = match &self.constraint {
+            Some(constraint) if constraint.holds_always() => StopText::Cut,
+            _ => self.request.parts().text.stop_text,
+        };
         let matched = match (is_stop_token && may_stop, stop_text) {
             (true, StopText::Cut) => Matched::Text(String::new()),
             _ if may_stop => self.text.push(id),

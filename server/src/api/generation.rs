@@ -419,7 +419,7 @@ impl Generation {
         let constraint = match &self.structure {
             Some(structure) => {
                 self.check_ends(structure)?;
-                Some(structure.compile(model)?)
+                Some(structure.compile(model)?.into())
             }
             None => None,
         };
