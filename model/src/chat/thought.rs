@@ -1,5 +1,9 @@
 //! The marks around what a model thinks before it answers.
 
+mod scan;
+
+pub use scan::{Part, Place, ThoughtScan};
+
 /// The marks that open and close a thought: most models', and Magistral's.
 pub const MARKS: [[&str; 2]; 2] = [["<think>", "</think>"], ["[THINK]", "[/THINK]"]];
 

@@ -40,6 +40,7 @@ use super::{
     stream::{Answer, Deltas, Echo, ID_BYTES, MAX_ANSWER_BYTES, Opening, REPORTED_BYTES},
     structured::Structure,
     submission::{Submission, Submitted, Usage},
+    thinking::Thinking,
 };
 
 /// Maximum number of answers to one prompt.
@@ -102,6 +103,7 @@ pub(crate) struct Generation {
     /// Size of the request's body in bytes.
     n_bytes: usize,
     log: RequestLog,
+    thinking: Thinking,
 }
 
 /// A submitted request, with the data for writing its answer.
@@ -170,6 +172,7 @@ impl Generation {
             ignored: Vec::new(),
             n_bytes: given.n_bytes(),
             log: given.log().clone(),
+            thinking: Thinking::default(),
         };
         for name in ignored_params::WITHOUT_EFFECT {
             fields.ignore(name);
@@ -182,9 +185,24 @@ impl Generation {
         Self { logprobs, ..self }
     }
 
+    /// Sets how the model thinks.
+    pub(crate) fn with_thinking(self, thinking: Thinking) -> Self {
+        Self { thinking, ..self }
+    }
+
+    /// How the model thinks.
+    pub(crate) fn thinking(&self) -> Thinking {
+        self.thinking
+    }
+
     /// Names the parameter that has the prompt.
     pub(crate) fn with_prompt_param(self, prompt_param: &'static str) -> Self {
         Self { prompt_param, ..self }
+    }
+
+    /// The parameter that has the prompt.
+    pub(crate) fn prompt_param(&self) -> &'static str {
+        self.prompt_param
     }
 
     /// Reports data about the prompt once, not in each choice.

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use hearth_model::{
     TokenId,
-    chat::{ChatTemplate, thought},
+    chat::ChatTemplate,
     constraint::{check_enforceable, in_lark, lenient},
     tokenizer::Tokenizer,
 };
@@ -77,10 +77,10 @@ impl ToolStyle {
         self.format.unwrap_or(&HERMES)
     }
 
-    /// Whether marks of calls or of thoughts are special tokens, which must be kept in the text.
+    /// Whether marks of calls are special tokens, which must be kept in the text.
     pub(crate) fn has_special_marks(self, tokenizer: &Tokenizer) -> bool {
-        let is_special = |mark: &&str| tokenizer.token_id(mark).is_some_and(|id| tokenizer.is_special(id));
-        self.enforced_format().marks().chain(thought::MARKS.into_iter().flatten()).any(|mark| is_special(&mark))
+        let is_special = |mark| tokenizer.token_id(mark).is_some_and(|id| tokenizer.is_special(id));
+        self.enforced_format().marks().any(is_special)
     }
 
     /// The tools that the template receives.
