@@ -28,7 +28,7 @@ use crate::{
 
 use self::vocabulary::Vocabulary;
 pub use self::{
-    schema::{MAX_VALUES as MAX_SCHEMA_VALUES, check as check_schema, in_lark, lenient},
+    schema::{MAX_VALUES as MAX_SCHEMA_VALUES, check as check_schema, in_lark, lenient, log_passed_over},
     state::Constraint,
     watch::{AfterGrammar, Mark, Outlook, Silence, Watch, WatchRules},
 };

@@ -20,6 +20,8 @@ use hearth_engine::{
 };
 use hearth_model::{
     TokenId,
+    chat::thought,
+    constraint::Watch,
     sampling::SamplingParams,
     tokenizer::{DecodeOptions, Tokenizer},
 };
@@ -40,7 +42,7 @@ use super::{
     stream::{Answer, Deltas, Echo, ID_BYTES, MAX_ANSWER_BYTES, Opening, REPORTED_BYTES},
     structured::Structure,
     submission::{Submission, Submitted, Usage},
-    thinking::Thinking,
+    thinking::{Thinking, opened_thought},
 };
 
 /// Maximum number of answers to one prompt.
@@ -104,6 +106,8 @@ pub(crate) struct Generation {
     n_bytes: usize,
     log: RequestLog,
     thinking: Thinking,
+    /// The mark that closes the thought that the answer continues.
+    continued_thought: Option<&'static str>,
 }
 
 /// A submitted request, with the data for writing its answer.
@@ -173,6 +177,7 @@ impl Generation {
             n_bytes: given.n_bytes(),
             log: given.log().clone(),
             thinking: Thinking::default(),
+            continued_thought: None,
         };
         for name in ignored_params::WITHOUT_EFFECT {
             fields.ignore(name);
@@ -188,6 +193,11 @@ impl Generation {
     /// Sets how the model thinks.
     pub(crate) fn with_thinking(self, thinking: Thinking) -> Self {
         Self { thinking, ..self }
+    }
+
+    /// Sets the mark that closes the thought that the answer continues.
+    pub(crate) fn with_continued_thought(self, continued_thought: Option<&'static str>) -> Self {
+        Self { continued_thought, ..self }
     }
 
     /// How the model thinks.
@@ -434,14 +444,8 @@ impl Generation {
         adapter: Option<Arc<ServedAdapter>>,
     ) -> Result<Vec<EngineRequest>, ApiError> {
         let n_requests = if self.strategy == Strategy::Sample { self.best_of } else { 1 };
-        let constraint = match &self.structure {
-            Some(structure) => {
-                self.check_ends(structure)?;
-                Some(structure.compile(model)?.into())
-            }
-            None => None,
-        };
         let sampling = self.sampling.resolve(&model.tokenizer, &model.default_breakers)?;
+        let constraint = self.constraint(model, &sampling)?;
         // The best answers are chosen by log-probability.
         let logprobs = self.logprobs.or((n_requests > self.n).then_some(0));
         let mut requests = Vec::with_capacity(prompts.len() * n_requests);
@@ -465,7 +469,7 @@ impl Generation {
                 prompt_logprobs: echoed.max(self.prompt_logprobs),
                 text: self.text,
                 strategy: beams::seeded(self.strategy, seed),
-                constraint: constraint.clone(),
+                constraint: constraint.clone().map(|watch| watch.beginning_in(self.open_silence(prompt, model))),
                 priority: self.priority,
                 prefix_salt: self.prefix_salt,
                 tenant: self.tenant,
@@ -477,6 +481,27 @@ impl Generation {
             requests.extend((0..n_requests).map(|choice| request.for_choice(choice as u32)));
         }
         Ok(requests)
+    }
+
+    /// The state of the answers' structure.
+    fn constraint(&self, model: &ServedModel, sampling: &SamplingParams) -> Result<Option<Watch>, ApiError> {
+        let Some(structure) = &self.structure else { return Ok(None) };
+        if structure.is_in_text() {
+            // These may leave no token to go on with in a call, or go on with several answers.
+            let is_limited = sampling.allowed_token_ids.is_some() || !sampling.bad_words.is_empty();
+            if is_limited || self.strategy != Strategy::Sample {
+                return Ok(None);
+            }
+        } else {
+            self.check_ends(structure)?;
+        }
+        structure.compile(model, self.text.special_tokens == SpecialTokens::Show)
+    }
+
+    /// The index of the thought, among the marks of thoughts, in which the answer to a prompt begins.
+    fn open_silence(&self, prompt: &Prompt, model: &ServedModel) -> Option<usize> {
+        let close = self.continued_thought.or_else(|| opened_thought(&prompt.ids, &model.tokenizer))?;
+        thought::MARKS.iter().position(|[_, own]| *own == close)
     }
 
     /// The stop conditions, with `end_ids` unless the request has `ignore_eos`.

@@ -4,11 +4,7 @@
 use std::sync::Arc;
 
 use hearth_engine::ServedModel;
-use hearth_model::{
-    TokenId,
-    chat::{ChatTemplate, thought},
-    tokenizer::{DecodeOptions, Tokenizer},
-};
+use hearth_model::chat::{ChatTemplate, thought};
 
 use super::{
     body::Body,
@@ -17,6 +13,7 @@ use super::{
     generation::{Generation, Started},
     reasoning::AnswerReader,
     state::AppState,
+    thinking::opened_thought,
 };
 
 /// A parsed request; types and ranges are checked.
@@ -48,6 +45,7 @@ impl ReplyRequest {
         let (request, reader, template) = state.prepare_long(preparation, wait, with_template).await?;
         let Self { conversation, generation } = request;
         let continued_thought = conversation.continued_thought();
+        let generation = generation.with_continued_thought(continued_thought);
         let prepare = move |generation: &Generation, model: &ServedModel| {
             let check_length = |n_bytes| match generation.keeps_whole_prompt() {
                 true => {
@@ -75,9 +73,8 @@ impl ReplyRequest {
         let mut generation = generation.ignoring(conversation.unread(&template));
         let mut parser = None;
         if let Some((tools, style)) = conversation.tools(&template) {
-            if let Some(structure) = tools.structure(style, &model.tokenizer, generation.structure())? {
-                generation = generation.with_structure(structure);
-            }
+            let structure = tools.structure(style, &model.tokenizer, generation.structure())?;
+            generation = generation.with_structure(structure);
             if style.has_special_marks(&model.tokenizer) {
                 generation = generation.showing_special_tokens();
             }
@@ -90,14 +87,4 @@ impl ReplyRequest {
         let reader = AnswerReader::new(parser, generation.thinking().format);
         Ok((Self { conversation, generation }, reader, template))
     }
-}
-
-/// The mark that closes the thought that a prompt opens at its end.
-fn opened_thought(prompt_ids: &[TokenId], tokenizer: &Tokenizer) -> Option<&'static str> {
-    /// Enough for a mark and white space, a byte each.
-    const N_LAST: usize = 32;
-    let last = &prompt_ids[prompt_ids.len().saturating_sub(N_LAST)..];
-    let text = tokenizer.decode(last, DecodeOptions { skip_special_tokens: false });
-    let opened = thought::MARKS.into_iter().find(|[open, _]| text.trim_end().ends_with(open));
-    opened.map(|[_, close]| close)
 }

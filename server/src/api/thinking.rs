@@ -1,5 +1,11 @@
 //! What a request says of thinking.
 
+use hearth_model::{
+    TokenId,
+    chat::thought,
+    tokenizer::{DecodeOptions, Tokenizer},
+};
+
 use super::{error::ApiError, fields::Fields, reasoning::ReasoningFormat};
 
 /// How the model thinks before it answers, and where its thoughts go.
@@ -26,4 +32,14 @@ impl Thinking {
         let format = if is_included { format } else { ReasoningFormat::Omitted };
         Ok(Self { format })
     }
+}
+
+/// The mark that closes the thought that a prompt opens at its end.
+pub(crate) fn opened_thought(prompt_ids: &[TokenId], tokenizer: &Tokenizer) -> Option<&'static str> {
+    /// Enough for a mark and white space, a byte each.
+    const N_LAST: usize = 32;
+    let last = &prompt_ids[prompt_ids.len().saturating_sub(N_LAST)..];
+    let text = tokenizer.decode(last, DecodeOptions { skip_special_tokens: false });
+    let opened = thought::MARKS.into_iter().find(|[open, _]| text.trim_end().ends_with(open));
+    opened.map(|[_, close]| close)
 }

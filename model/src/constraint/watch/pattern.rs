@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn mark_at_the_start_of_a_text_may_have_blanks_between_its_parts() {
         let mark = Mark::at_start(&["{", "\"name\"", ":", "\"f\""], b" \n", "{\"name\": \"f\"");
-        assert_eq!(ends(&mark, "\n{ \"name\" :\n\"f\", "), [16]);
+        assert_eq!(ends(&mark, "\n{ \"name\" :\n\"f\", "), [15]);
         assert_eq!(ends(&mark, "{\"name\":\"f\""), [11]);
         assert_eq!(ends(&mark, "a {\"name\":\"f\""), [0; 0]);
         assert_eq!(ends(&mark, "{\"name\":\"fg\""), [0; 0]);

@@ -2,6 +2,7 @@
 
 use super::{
     super::{
+        call_arguments::Function,
         call_format::{CallFormat, GRANITE, HERMES, LLAMA, MISTRAL, MISTRAL_NAMED},
         tool_parser::Calls,
     },
@@ -45,7 +46,8 @@ fn check(reader: &AnswerReader, text: &str, reasoning: &str, content: &str, n_ca
 }
 
 fn reader(calls: Option<&'static CallFormat>, format: ReasoningFormat) -> AnswerReader {
-    let parser = calls.map(|format| ToolParser::searching(format, vec!["f".into()], Calls::Several));
+    let functions = [Function { name: "f".into(), parameters: serde_json::json!({ "type": "object" }) }];
+    let parser = calls.map(|format| ToolParser::searching(format, functions.into(), Calls::Several));
     AnswerReader::new(parser, format)
 }
 
