@@ -190,7 +190,7 @@ mod tests {
 
     use std::{path::Path, time::Instant};
 
-    use hearth_model::sampling::beam::EarlyStopping;
+    use hearth_model::sampling::beam::{BeamGroups, EarlyStopping};
     use serde_json::json;
 
     use super::{
@@ -210,7 +210,7 @@ mod tests {
             "model": { "type": "WordLevel", "vocab": { "a": 0, "b": 1, "c": 2 }, "unk_token": "a" },
         });
         let tokenizer = Tokenizer::from_json(json.to_string().as_bytes(), None, Path::new("tokenizer.json")).unwrap();
-        let kind = BeamKind::Best { length_penalty: 0.0, early_stopping: EarlyStopping::Full };
+        let kind = BeamKind::Best { length_penalty: 0.0, early_stopping: EarlyStopping::Full, groups: BeamGroups::ONE };
         let parts = RequestParts {
             prompt_ids: [0].into(),
             stop: StopConditions { max_tokens: 3, ..StopConditions::default() },

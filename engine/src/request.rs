@@ -8,7 +8,7 @@ use hearth_model::{
     TokenId,
     constraint::Watch,
     pooling::{Pooling, VectorScale},
-    sampling::{Dry, SamplingParams, Xtc, beam::BeamKind},
+    sampling::{Dry, SamplingParams, Smoothing, Xtc, beam::BeamKind},
 };
 
 pub use self::error::ValidationError;
@@ -313,10 +313,19 @@ fn check_beams(parts: &RequestParts, limits: &ModelLimits) -> Result<(), Validat
         min_p,
         typical_p,
         top_n_sigma,
+        epsilon_cutoff,
+        eta_cutoff,
+        tfs,
+        top_a,
+        smoothing: Smoothing { factor: smoothing_factor, curve: _ },
         xtc: Xtc { probability: xtc_probability, threshold: _ },
         dynatemp_range,
         dynatemp_exponent: _,
         mirostat,
+        adaptive_p,
+        prompt_bonus,
+        no_repeat_ngram_size,
+        logit_bias_tokens: _,
         dry: Dry { multiplier: dry_multiplier, base: _, allowed_length: _, penalty_last_n: _, sequence_breakers: _ },
         allowed_token_ids,
         bad_words,
@@ -334,9 +343,17 @@ fn check_beams(parts: &RequestParts, limits: &ModelLimits) -> Result<(), Validat
         ("min_p", *min_p != neutral.min_p),
         ("typical_p", *typical_p != neutral.typical_p),
         ("top_n_sigma", *top_n_sigma != neutral.top_n_sigma),
+        ("epsilon_cutoff", *epsilon_cutoff != neutral.epsilon_cutoff),
+        ("eta_cutoff", *eta_cutoff != neutral.eta_cutoff),
+        ("tfs", *tfs != neutral.tfs),
+        ("top_a", *top_a != neutral.top_a),
+        ("smoothing_factor", *smoothing_factor != neutral.smoothing.factor),
         ("xtc_probability", *xtc_probability != neutral.xtc.probability),
         ("dynatemp_range", *dynatemp_range != neutral.dynatemp_range),
         ("mirostat", mirostat.is_some()),
+        ("adaptive_target", adaptive_p.is_some()),
+        ("encoder_repetition_penalty", *prompt_bonus != neutral.prompt_bonus),
+        ("no_repeat_ngram_size", *no_repeat_ngram_size != neutral.no_repeat_ngram_size),
         ("dry_multiplier", *dry_multiplier != neutral.dry.multiplier),
         ("allowed_token_ids", allowed_token_ids.is_some()),
         ("bad_words", !bad_words.is_empty()),
@@ -422,8 +439,9 @@ mod tests {
 
     #[test]
     fn beam_requests_with_too_many_pages_or_beams_are_rejected() {
-        use hearth_model::sampling::beam::{BeamKind, EarlyStopping};
-        let kind = BeamKind::Best { length_penalty: 1.0, early_stopping: EarlyStopping::Likely };
+        use hearth_model::sampling::beam::{BeamGroups, BeamKind, EarlyStopping};
+        let kind =
+            BeamKind::Best { length_penalty: 1.0, early_stopping: EarlyStopping::Likely, groups: BeamGroups::ONE };
         let beams = |width, n_best| RequestParts { strategy: Strategy::Beams { width, n_best, kind }, ..parts(2, 4) };
         assert_eq!(EngineRequest::new(beams(3, 2), &LIMITS).unwrap().n_answers(), 2);
         let (param, message) = refusal(beams(4, 2));

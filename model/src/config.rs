@@ -7,7 +7,7 @@ mod recurrent;
 mod validate;
 
 pub use experts::{ExpertGroups, Experts, RouterScores};
-pub use recurrent::{GatedConv, GatedDeltaNet, Recurrence, Recurrent};
+pub use recurrent::{GatedConv, GatedDeltaNet, Mamba2, Recurrence, Recurrent};
 pub(crate) use validate::MAX_LAYERS;
 
 /// What distinguishes one decoder-only transformer from another.
@@ -139,6 +139,13 @@ pub struct GptConfig {
     /// attention](https://arxiv.org/abs/2505.06708)).
     #[serde(default)]
     pub attention_gate: bool,
+    /// The layers, counted from 0, that have no MLP and no experts, only attention or a recurrent layer, as in
+    /// [Nemotron-H](https://arxiv.org/abs/2504.03624). Ascending.
+    #[serde(default)]
+    pub layers_without_mlp: Vec<usize>,
+    /// The layers, counted from 0, that have an MLP or experts only. Ascending.
+    #[serde(default)]
+    pub layers_without_mixer: Vec<usize>,
     /// Dropout probability, in `[0, 1)`; not applied when serving.
     pub dropout: f64,
 }
@@ -400,6 +407,8 @@ impl GptConfig {
             xielu: false,
             recurrent: None,
             attention_gate: false,
+            layers_without_mlp: Vec::new(),
+            layers_without_mixer: Vec::new(),
             dropout: 0.0,
         }
     }
@@ -418,6 +427,16 @@ impl GptConfig {
             logit_softcap: Some(15.0),
             ..Self::llama(sizes)
         }
+    }
+
+    /// Whether `layer`, counted from 0, has attention or a recurrent layer.
+    pub fn has_mixer(&self, layer: usize) -> bool {
+        self.layers_without_mixer.binary_search(&layer).is_err()
+    }
+
+    /// Whether `layer`, counted from 0, has an MLP or experts.
+    pub fn has_mlp(&self, layer: usize) -> bool {
+        self.layers_without_mlp.binary_search(&layer).is_err()
     }
 
     /// Whether other programs extend the context by [`RopeScaling::Dynamic`].

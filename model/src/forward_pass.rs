@@ -391,7 +391,7 @@ impl<'a> ForwardPass<'a> {
     pub(crate) fn paged(&mut self, layer: usize) -> Option<(PagedAttention<'_>, &mut BlockScratch)> {
         let Self { context, config, masks, rotations, query_factors, scratch, .. } = self;
         let AttentionContext::Paged(step) = context else { return None };
-        if config.recurrence_of(layer).is_some() {
+        if !config.attends(layer) {
             return None;
         }
         let (pools, slots, sequences) = step.parts(layer);

@@ -22,7 +22,7 @@ use crate::{
     lora::AdapterRows,
     ops::{
         self, BlockOperands, BlockSteps, Dropout, Dtype, FeedForward, LinearParts, Mixer, NormParts, Precision,
-        QkNormParts, RoutedExperts, Routing, SelfAttention, SharedExpert, Sublayer, Weight,
+        QkNormParts, RoutedExperts, RouterParts, Routing, SelfAttention, SharedExpert, Sublayer, Weight,
     },
     params::{ParamList, ParamRef, ParamSource},
     philox::{log_uniform_values, normal_values},
@@ -44,9 +44,11 @@ modules! {
         ; config: GptConfig,
     }
 
-    /// Attention or what is in its place, then the feed-forward network, each added to the residual stream.
+    /// Attention or what is in its place, then the feed-forward network, each added to the residual stream. A layer may have
+    /// one of them only.
     struct Block {
-        attn_norm: Norm,
+        // The mixer's.
+        attn_norm: Option<Norm>,
         attn: Option<CausalSelfAttention>,
         // In place of attention.
         recurrent: Option<RecurrentLayer>,
@@ -91,6 +93,9 @@ modules! {
     /// Experts, each an MLP, of which a router chooses some for each row.
     struct Experts {
         router: Router,
+        // To a narrower row that the chosen experts read, and back.
+        latent_down: Option<Linear>,
+        latent_up: Option<Linear>,
         routed: Vec<Mlp>,
         // Every row goes through it.
         shared: Option<Mlp>,
@@ -105,7 +110,7 @@ impl Gpt {
     /// with `0.02 / sqrt(2 n_layers)` (GPT-2, 2.3); biases are 0, norm weights act as 1.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::error::Error::Config) when `config` makes no model.
+    /// [`Error::Config`] when `config` makes no model.
     pub fn init(config: &GptConfig, seed: u64, device: &Device) -> Result<Self> {
         let mut tensor = 0;
         Self::from_params(config, Dtype::F32, device, &mut |spec| {
@@ -125,7 +130,7 @@ impl Gpt {
     /// `read` returns already placed on the device (`ParamData::Placed`); all other parameters are f32.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::error::Error::Config) when `config` makes no model, and whatever `read` reports.
+    /// [`Error::Config`] when `config` makes no model, and whatever `read` reports.
     pub fn from_params<'a, P: Into<ParamData<'a>>>(
         config: &GptConfig,
         dtype: Dtype,
@@ -144,7 +149,7 @@ impl Gpt {
     /// no gradients. If only an adapter trains, the matrices have this layout already, and the copy shares them.
     ///
     /// # Errors
-    /// [`Error::Execution`](crate::error::Error::Execution) when the device cannot be read.
+    /// [`Error::Execution`] when the device cannot be read.
     pub fn packed(&self) -> Result<Self> {
         if self.linears().into_iter().any(|(_, linear)| linear.lora().is_some() || linear.weight().is_packed()) {
             return Ok(self.clone());
@@ -312,7 +317,7 @@ impl Gpt {
     /// Every parameter's path and value as f32, in the order of the layers. Reads one tensor at a time off the device.
     ///
     /// # Errors
-    /// [`Error::Execution`](crate::error::Error::Execution) when the device cannot be read, and whatever `visit` reports.
+    /// [`Error::Execution`] when the device cannot be read, and whatever `visit` reports.
     pub fn read_params(&self, visit: &mut ParamVisitor<'_>) -> Result<()> {
         self.params().into_iter().try_for_each(|(path, param)| visit(&path, param.read()?))
     }
@@ -403,7 +408,7 @@ impl Block {
         let block = &self.operands(config, pass.dropout_seed(), &adapters);
         match pass.paged(layer) {
             Some((attention, scratch)) if ops::has_block(&x, block) => ops::block(x, block, attention, scratch),
-            _ => ops::run_block(&mut ByOperations { layer, block, pass }, x, block.is_parallel),
+            _ => ops::run_block(&mut ByOperations { layer, block, pass }, block, x),
         }
     }
 
@@ -417,16 +422,13 @@ impl Block {
     ) -> ops::Block<'a> {
         let norm = |norm: &Option<Norm>| norm.as_ref().map(Norm::parts);
         let linear = |linear: &'a Linear| linear.parts(dropout_seed, adapters);
-        let attn_norm = self.attn_norm.parts();
-        // If the two parts share a norm, it is the one of attention.
-        let mlp_norm = norm(&self.mlp_norm).unwrap_or_else(|| attn_norm.clone());
         let norms_input = matches!(config.norm_position, NormPosition::Pre | NormPosition::Sandwich);
-        let ends = |own: NormParts, out_norm: &Option<Norm>| match norms_input {
-            true => (Some(own), norm(out_norm)),
-            false => (None, Some(own)),
+        let ends = |own: &Option<Norm>, out_norm: &Option<Norm>| match norms_input {
+            true => (norm(own), norm(out_norm)),
+            false => (None, norm(own)),
         };
         let mixer = match (&self.attn, &self.recurrent, &config.recurrent) {
-            (Some(CausalSelfAttention { qkv, q_norm, k_norm, out }), _, _) => Mixer::Attention(SelfAttention {
+            (Some(CausalSelfAttention { qkv, q_norm, k_norm, out }), _, _) => Some(Mixer::Attention(SelfAttention {
                 qkv: linear(qkv),
                 is_gated: config.attention_gate,
                 qk_norms: norm(q_norm).zip(norm(k_norm)).map(|(q, k)| QkNormParts {
@@ -435,11 +437,11 @@ impl Block {
                     after_rope: config.qk_norm_after_rope,
                 }),
                 out: linear(out),
-            }),
+            })),
             (None, Some(layer), Some(described)) => {
-                Mixer::Recurrent(layer.operands(described.recurrence, config.norm_eps, linear))
+                Some(Mixer::Recurrent(layer.operands(described.recurrence, config.norm_eps, linear)))
             }
-            _ => unreachable!("`part_specs` gives each block attention or a recurrent layer"),
+            _ => None,
         };
         let mlp = |Mlp { up, xielu, down }: &'a Mlp| ops::Mlp {
             up: linear(up),
@@ -449,24 +451,31 @@ impl Block {
             gated: config.gated_mlp,
         };
         let feed_forward = match (&self.mlp, &self.experts, &config.experts) {
-            (Some(dense), _, _) => FeedForward::Dense(mlp(dense)),
-            (None, Some(experts), Some(described)) => FeedForward::Routed(RoutedExperts {
+            (Some(dense), _, _) => Some(FeedForward::Dense(mlp(dense))),
+            (None, Some(experts), Some(described)) => Some(FeedForward::Routed(RoutedExperts {
                 router: experts.router.parts(),
                 routing: Routing::of(described),
                 experts: experts.routed.iter().map(mlp).collect(),
+                latent: experts
+                    .latent_down
+                    .as_ref()
+                    .zip(experts.latent_up.as_ref())
+                    .map(|(down, up)| [down, up].map(linear)),
                 shared: experts.shared.as_ref().map(|shared| SharedExpert {
                     mlp: mlp(shared),
                     gate: experts.shared_gate.as_ref().map(Router::parts),
                 }),
-            }),
-            _ => unreachable!("`part_specs` gives each block an MLP or experts"),
+            })),
+            _ => None,
         };
-        let (in_norm, out_norm) = ends(attn_norm, &self.attn_out_norm);
-        let mixer = Sublayer { in_norm, inner: mixer, out_norm };
+        let (in_norm, out_norm) = ends(&self.attn_norm, &self.attn_out_norm);
+        let mixer = mixer.map(|inner| Sublayer { in_norm, inner, out_norm });
+        // If the two parts share a norm, it is the one of attention.
+        let mlp_norm = if self.mlp_norm.is_some() { &self.mlp_norm } else { &self.attn_norm };
         let (in_norm, out_norm) = ends(mlp_norm, &self.mlp_out_norm);
         BlockOperands {
             mixer,
-            mlp: Sublayer { in_norm, inner: feed_forward, out_norm },
+            mlp: feed_forward.map(|inner| Sublayer { in_norm, inner, out_norm }),
             is_parallel: config.parallel_residual,
             norm_after_add: config.norm_position == NormPosition::Post,
             residual_multiplier: config.residual_multiplier,
@@ -481,7 +490,10 @@ struct ByOperations<'a, 'pass> {
     pass: &'a mut ForwardPass<'pass>,
 }
 
-impl BlockSteps for ByOperations<'_, '_> {
+type MixerParts<'a> = Sublayer<NormParts, Mixer<NormParts, LinearParts<'a>>>;
+type MlpParts<'a> = Sublayer<NormParts, FeedForward<LinearParts<'a>, RouterParts<'a>>>;
+
+impl<'a> BlockSteps<NormParts, LinearParts<'a>, RouterParts<'a>> for ByOperations<'a, '_> {
     type Stream = Tensor<2>;
     type Hidden = Tensor<2>;
 
@@ -489,8 +501,8 @@ impl BlockSteps for ByOperations<'_, '_> {
         ops::fork(x)
     }
 
-    fn mixer(&mut self, x: Tensor<2>) -> Tensor<2> {
-        let Sublayer { in_norm, inner, .. } = &self.block.mixer;
+    fn mixer(&mut self, mixer: &MixerParts<'a>, x: Tensor<2>) -> Tensor<2> {
+        let Sublayer { in_norm, inner, .. } = mixer;
         match inner {
             Mixer::Attention(inner) => attention::attend(self.layer, x, (in_norm.clone(), inner), self.pass),
             Mixer::Recurrent(inner) => {
@@ -500,23 +512,23 @@ impl BlockSteps for ByOperations<'_, '_> {
     }
 
     /// `[n_rows, d_model]` to `[n_rows, d_ff]`, or to `[n_rows, d_model]` by experts.
-    fn mlp(&mut self, x: Tensor<2>) -> Tensor<2> {
-        let norm = self.block.mlp.in_norm.clone();
-        match &self.block.mlp.inner {
+    fn mlp(&mut self, mlp: &MlpParts<'a>, x: Tensor<2>) -> Tensor<2> {
+        let norm = mlp.in_norm.clone();
+        match &mlp.inner {
             FeedForward::Dense(mlp) => ops::normed_mlp(x, norm, mlp),
             FeedForward::Routed(experts) => ops::experts(normed(x, norm), experts, &mut self.pass.router_logits),
         }
     }
 
-    fn add_mixer(&mut self, residual: Tensor<2>, mixed: Tensor<2>) -> Tensor<2> {
+    fn add_mixer(&mut self, mixer: &MixerParts<'a>, residual: Tensor<2>, mixed: Tensor<2>) -> Tensor<2> {
         let dropout = self.pass.dropout(DropoutPlace::Attention(self.layer));
-        let Sublayer { inner, out_norm, .. } = &self.block.mixer;
+        let Sublayer { inner, out_norm, .. } = mixer;
         self.add(residual, mixed, (Some(inner.out()), out_norm), dropout)
     }
 
-    fn add_mlp(&mut self, residual: Tensor<2>, hidden: Tensor<2>) -> Tensor<2> {
+    fn add_mlp(&mut self, mlp: &MlpParts<'a>, residual: Tensor<2>, hidden: Tensor<2>) -> Tensor<2> {
         let dropout = self.pass.dropout(DropoutPlace::Mlp(self.layer));
-        let Sublayer { inner, out_norm, .. } = &self.block.mlp;
+        let Sublayer { inner, out_norm, .. } = mlp;
         let last = match inner {
             FeedForward::Dense(mlp) => Some(&mlp.down),
             FeedForward::Routed(_) => None,

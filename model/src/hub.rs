@@ -16,6 +16,7 @@ mod cache;
 mod client;
 pub mod inventory;
 mod model;
+mod outline;
 pub mod removal;
 
 use std::{
@@ -28,10 +29,13 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-pub use self::model::{HubModel, ModelPart, PulledModel};
 use self::{
     cache::RepoCache,
     client::{Client, Commit, TreeEntry},
+};
+pub use self::{
+    model::{HubModel, ModelPart, PulledModel},
+    outline::{Outline, Sizes},
 };
 use crate::{
     byte_size::ByteSize,

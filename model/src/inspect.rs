@@ -153,10 +153,8 @@ fn check(gpt: &Gpt, token_ids: &[TokenId], options: &InspectOptions) -> Result<(
         }
     }
     let has_maps = !options.attention_heads.is_empty();
-    if let Some(layer) =
-        options.attention_layers.iter().find(|layer| has_maps && config.recurrence_of(**layer).is_some())
-    {
-        return refuse("attention.layers", format!("must be layers that attend, got {layer}, which is recurrent"));
+    if let Some(layer) = options.attention_layers.iter().find(|layer| has_maps && !config.attends(**layer)) {
+        return refuse("attention.layers", format!("must be layers that attend, got {layer}, which does not"));
     }
     Ok(())
 }

@@ -55,6 +55,8 @@ enum LayerPool {
     },
     /// `[n_states, slot_len]`.
     Recurrent(Tensor<2>),
+    /// Of a layer whose rows do not depend on others.
+    Nothing,
 }
 
 /// The number of states in a cache of `n_pages` pages for which no other number is given: enough for a few dozen sequences.
@@ -114,12 +116,13 @@ impl KvCache {
             Some(recurrence) => {
                 LayerPool::Recurrent(ops::new_states(n_states, recurrence.state_len(config.d_model), device))
             }
-            None => LayerPool::Attention { keys: pool(*dtype), values: pool(*dtype) },
+            None if config.attends(layer) => LayerPool::Attention { keys: pool(*dtype), values: pool(*dtype) },
+            None => LayerPool::Nothing,
         };
         let layers = dtypes.iter().enumerate().map(layer).collect();
         // If some layers have no window, all keys are needed.
         let sliding_window = config.sliding_window.filter(|_| config.full_layers.is_empty());
-        let pages = match config.n_attention_layers() < config.n_layers {
+        let pages = match config.n_recurrent_layers() > 0 {
             true => PagePool::with_states(n_pages, n_states),
             false => PagePool::new(n_pages),
         };
@@ -273,7 +276,7 @@ impl PagedStep<'_> {
     pub(crate) fn states(&mut self, layer: usize) -> &mut Tensor<2> {
         match &mut self.layers[layer] {
             LayerPool::Recurrent(states) => states,
-            LayerPool::Attention { .. } => unreachable!("layer {layer} attends"),
+            LayerPool::Attention { .. } | LayerPool::Nothing => unreachable!("layer {layer} is not recurrent"),
         }
     }
 }
@@ -282,7 +285,7 @@ impl LayerPool {
     fn keys_and_values(&mut self) -> [&mut Tensor<2>; 2] {
         match self {
             Self::Attention { keys, values } => [keys, values],
-            Self::Recurrent(_) => unreachable!("a recurrent layer has no keys and values"),
+            Self::Recurrent(_) | Self::Nothing => unreachable!("only layers that attend have keys and values"),
         }
     }
 }
@@ -292,6 +295,7 @@ fn tensors(layers: &[LayerPool]) -> impl Iterator<Item = &Tensor<2>> {
     layers.iter().flat_map(|layer| match layer {
         LayerPool::Attention { keys, values } => vec![keys, values],
         LayerPool::Recurrent(states) => vec![states],
+        LayerPool::Nothing => Vec::new(),
     })
 }
 

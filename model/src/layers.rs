@@ -246,11 +246,12 @@ impl Conv {
     }
 }
 
-/// What the decays of a recurrence's heads are made of.
+/// What the decays of a recurrence's heads are made of, and in Mamba-2 the factors of values that skip the state.
 #[derive(Module, Debug)]
 pub(crate) struct Decays {
     pub(crate) a_log: Param<Tensor<1>>,
     pub(crate) dt_bias: Param<Tensor<1>>,
+    pub(crate) skip: Option<Param<Tensor<1>>>,
 }
 
 impl Part for Decays {
@@ -259,11 +260,12 @@ impl Part for Decays {
             let vector = params.tensor(path, name)?;
             Ok(vector.unwrap_or_else(|| unreachable!("decays without `{name}`: `{path}`")))
         };
-        Ok(Self { a_log: vector("a_log")?, dt_bias: vector("dt_bias")? })
+        Ok(Self { a_log: vector("a_log")?, dt_bias: vector("dt_bias")?, skip: params.tensor(path, "skip")? })
     }
 
     fn list<'a>(&'a self, path: &str, list: &mut PartList<'a>) {
-        let named = [("a_log", &self.a_log), ("dt_bias", &self.dt_bias)];
+        let named = [("a_log", &self.a_log), ("dt_bias", &self.dt_bias)].into_iter();
+        let named = named.chain(self.skip.iter().map(|skip| ("skip", skip)));
         list.params.extend(named.map(|(name, vector)| (format!("{path}.{name}"), ParamRef::Vector(vector))));
     }
 }

@@ -1,6 +1,6 @@
 //! The parts of an architecture and their parameters, without tensors: the only list of them.
 
-use crate::config::{Experts, GatedDeltaNet, GptConfig, NormPosition, Positions, QkNormSpan, Recurrence};
+use crate::config::{Experts, GatedDeltaNet, GptConfig, Mamba2, NormPosition, Positions, QkNormSpan, Recurrence};
 
 /// Standard deviation of fresh matrices and embeddings, GPT-2's.
 const INIT_STD: f64 = 0.02;
@@ -140,28 +140,37 @@ fn specs_outside(config: &GptConfig) -> [Vec<PartSpec>; 2] {
 
 /// The parts of block `layer`, with paths within the block.
 fn block_specs(config: &GptConfig, layer: usize) -> Vec<PartSpec> {
-    let mixer = match config.recurrence_of(layer) {
-        Some(recurrence) => recurrent_specs(config, recurrence),
-        None => attention_specs(config),
-    };
-    let feed_forward = match config.experts_of(layer) {
-        Some(experts) => {
-            let routed = (0..experts.n_experts).flat_map(|expert| expert_specs(config, experts, expert));
-            router_specs(config, experts).into_iter().chain(routed).chain(shared_specs(config, experts)).collect()
-        }
-        None => mlp_specs(config, "mlp", config.d_ff),
-    };
-    let [first, between, last] = norm_specs(config);
-    first.into_iter().chain(mixer).chain(between).chain(feed_forward).chain(last).collect()
+    let mut parts = Vec::new();
+    if config.has_mixer(layer) {
+        let [before, behind] = norm_specs(config, "attn");
+        parts.extend(before);
+        parts.extend(match config.recurrence_of(layer) {
+            Some(recurrence) => recurrent_specs(config, recurrence),
+            None => attention_specs(config),
+        });
+        parts.extend(behind);
+    }
+    if config.has_mlp(layer) {
+        let [before, behind] = norm_specs(config, "mlp");
+        parts.extend(before);
+        parts.extend(match config.experts_of(layer) {
+            Some(experts) => {
+                let routed = (0..experts.n_experts).flat_map(|expert| expert_specs(config, experts, expert));
+                router_specs(config, experts).into_iter().chain(routed).chain(shared_specs(config, experts)).collect()
+            }
+            None => mlp_specs(config, "mlp", [config.d_model, config.d_ff]),
+        });
+        parts.extend(behind);
+    }
+    parts
 }
 
-/// The norms of a block: before its mixer, between mixer and MLP, and behind the MLP.
-fn norm_specs(config: &GptConfig) -> [Vec<PartSpec>; 3] {
+/// The norms of a block's mixer (`attn`) or MLP (`mlp`): before it and behind it. The MLP may have attention's.
+fn norm_specs(config: &GptConfig, sublayer: &str) -> [Option<PartSpec>; 2] {
+    let norm = |place| PartSpec::norm(config, &format!("{sublayer}_{place}"), config.d_model, config.norm_bias);
+    let has_own = sublayer == "attn" || !config.shared_norm;
     let is_sandwich = config.norm_position == NormPosition::Sandwich;
-    let norm = |path| PartSpec::norm(config, path, config.d_model, config.norm_bias);
-    let between = [is_sandwich.then(|| norm("attn_out_norm")), (!config.shared_norm).then(|| norm("mlp_norm"))];
-    let last = is_sandwich.then(|| norm("mlp_out_norm"));
-    [vec![norm("attn_norm")], between.into_iter().flatten().collect(), last.into_iter().collect()]
+    [has_own.then(|| norm("norm")), is_sandwich.then(|| norm("out_norm"))]
 }
 
 fn attention_specs(config: &GptConfig) -> Vec<PartSpec> {
@@ -207,6 +216,25 @@ fn recurrent_specs(config: &GptConfig, recurrence: &Recurrence) -> Vec<PartSpec>
                 output_matrix(config, "recurrent.out", v_width, false),
             ]
         }
+        Recurrence::Mamba2(mamba) => {
+            let Mamba2 { n_heads, conv_kernel, conv_bias, bias, .. } = mamba;
+            let v_width = mamba.value_width();
+            // As published: time steps in the middle of the usual range, 0.01, and decays of all lengths.
+            let of_heads = [
+                ("a_log", Init::LogUniform { least: 1.0, most: 16.0 }),
+                ("dt_bias", Init::Constant(-4.6)),
+                ("skip", Init::Constant(1.0)),
+            ];
+            let of_heads = of_heads.map(|(name, init)| param("recurrent.decays", name, vec![n_heads], init));
+            let norm = param("recurrent.norm", "weight", vec![v_width], Init::Constant(1.0));
+            vec![
+                linear("recurrent.input", mamba.input_width(), bias),
+                conv_spec(channels, conv_kernel, conv_bias),
+                small_spec("recurrent.decays", n_heads, of_heads.to_vec()),
+                small_spec("recurrent.norm", v_width, vec![norm]),
+                output_matrix(config, "recurrent.out", v_width, bias),
+            ]
+        }
     }
 }
 
@@ -225,14 +253,17 @@ fn small_spec(path: &str, width: usize, params: Vec<ParamSpec>) -> PartSpec {
 
 /// A matrix whose outputs are added to the residual stream.
 fn output_matrix(config: &GptConfig, path: &str, d_in: usize, has_bias: bool) -> PartSpec {
-    let residual_std = INIT_STD / (2.0 * config.n_layers as f64).sqrt();
-    PartSpec::matrix(PartKind::Linear, path, [config.d_model, d_in], residual_std, has_bias)
+    PartSpec::matrix(PartKind::Linear, path, [config.d_model, d_in], residual_std(config), has_bias)
 }
 
-/// An MLP, or an expert.
-fn mlp_specs(config: &GptConfig, path: &str, d_ff: usize) -> Vec<PartSpec> {
+fn residual_std(config: &GptConfig) -> f64 {
+    INIT_STD / (2.0 * config.n_layers as f64).sqrt()
+}
+
+/// An MLP, or an expert, that reads and writes rows of a width.
+fn mlp_specs(config: &GptConfig, path: &str, [width, d_ff]: [usize; 2]) -> Vec<PartSpec> {
     let d_up = if config.gated_mlp { 2 * d_ff } else { d_ff };
-    let up = [d_up, config.d_model];
+    let up = [d_up, width];
     let xielu = || {
         let path = format!("{path}.xielu");
         let params = vec![param(&path, "weight", vec![XIELU.len()], Init::Values(&XIELU))];
@@ -241,28 +272,40 @@ fn mlp_specs(config: &GptConfig, path: &str, d_ff: usize) -> Vec<PartSpec> {
     let parts = [
         Some(PartSpec::matrix(PartKind::Linear, &format!("{path}.up"), up, INIT_STD, config.mlp_bias)),
         config.xielu.then(xielu),
-        Some(output_matrix(config, &format!("{path}.down"), d_ff, config.mlp_bias)),
+        Some(PartSpec::matrix(
+            PartKind::Linear,
+            &format!("{path}.down"),
+            [width, d_ff],
+            residual_std(config),
+            config.mlp_bias,
+        )),
     ];
     parts.into_iter().flatten().collect()
 }
 
+/// The router, and the projections around the chosen experts.
 fn router_specs(config: &GptConfig, experts: &Experts) -> Vec<PartSpec> {
     let dims = [experts.n_experts, config.d_model];
     let mut router = PartSpec::matrix(PartKind::Router, "experts.router", dims, INIT_STD, experts.router_bias);
     if experts.selection_bias {
         router.params.push(param("experts.router", "selection_bias", vec![dims[0]], Init::Constant(0.0)));
     }
-    vec![router]
+    let latent = |path, dims| PartSpec::matrix(PartKind::Linear, path, dims, INIT_STD, false);
+    let (width, d_model) = (experts.latent_width, config.d_model);
+    let latent = (width > 0)
+        .then(|| [latent("experts.latent_down", [width, d_model]), latent("experts.latent_up", [d_model, width])]);
+    [router].into_iter().chain(latent.into_iter().flatten()).collect()
 }
 
 fn expert_specs(config: &GptConfig, experts: &Experts, expert: usize) -> Vec<PartSpec> {
-    mlp_specs(config, &format!("experts.routed.{expert}"), experts.d_ff)
+    let width = if experts.latent_width > 0 { experts.latent_width } else { config.d_model };
+    mlp_specs(config, &format!("experts.routed.{expert}"), [width, experts.d_ff])
 }
 
 fn shared_specs(config: &GptConfig, experts: &Experts) -> Vec<PartSpec> {
     let gate = || PartSpec::matrix(PartKind::Router, "experts.shared_gate", [1, config.d_model], INIT_STD, false);
     let has_shared = experts.shared_d_ff > 0;
-    let shared = has_shared.then(|| mlp_specs(config, "experts.shared", experts.shared_d_ff));
+    let shared = has_shared.then(|| mlp_specs(config, "experts.shared", [config.d_model, experts.shared_d_ff]));
     shared.into_iter().flatten().chain(experts.shared_gate.then(gate)).collect()
 }
 
@@ -304,20 +347,24 @@ impl GptConfig {
         };
         let outside = of_parts(&specs_outside(self).concat());
         // Layers of a kind are alike, and so are the experts.
-        let n_attending = self.n_attention_layers();
         let of_recurrent = self.recurrent.as_ref().map_or(0, |of| of_parts(&recurrent_specs(self, &of.recurrence)));
-        let n_dense = self.experts.as_ref().map_or(self.n_layers, |of| of.dense_layers.len().min(self.n_layers));
+        let n_mlps = self.n_layers.saturating_sub(self.layers_without_mlp.len());
+        let n_dense = self.experts.as_ref().map_or(n_mlps, |of| of.dense_layers.len().min(n_mlps));
         let of_routed = self.experts.as_ref().map_or(0, |experts| {
             let of_expert = of_parts(&expert_specs(self, experts, 0));
             let always = [router_specs(self, experts), shared_specs(self, experts)].concat();
             of_parts(&always).saturating_add(of_expert.saturating_mul(n_counted(experts)))
         });
+        let of_norms = |sublayer| {
+            norm_specs(self, sublayer).iter().flatten().map(|norm| of_parts(std::slice::from_ref(norm))).sum()
+        };
         let kinds = [
-            (of_parts(&norm_specs(self).concat()), self.n_layers),
-            (of_parts(&attention_specs(self)), n_attending),
-            (of_recurrent, self.n_layers - n_attending),
-            (of_parts(&mlp_specs(self, "mlp", self.d_ff)), n_dense),
-            (of_routed, self.n_layers - n_dense),
+            (of_norms("attn"), self.n_mixers()),
+            (of_norms("mlp"), n_mlps),
+            (of_parts(&attention_specs(self)), self.n_attention_layers()),
+            (of_recurrent, self.n_recurrent_layers()),
+            (of_parts(&mlp_specs(self, "mlp", [self.d_model, self.d_ff])), n_dense),
+            (of_routed, n_mlps - n_dense),
         ];
         kinds.into_iter().fold(outside, |sum, (of_layer, n)| sum.saturating_add(of_layer.saturating_mul(n)))
     }

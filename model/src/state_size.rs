@@ -1,7 +1,7 @@
 //! How large the states of recurrent layers are: what the configuration says, in the layout of the operations.
 
 use crate::{
-    config::{GatedDeltaNet, GptConfig, Recurrence},
+    config::{GatedDeltaNet, GptConfig, Mamba2, Recurrence},
     ops::{RecurrentHeads, ShortConv},
 };
 
@@ -9,7 +9,7 @@ impl GptConfig {
     /// Bytes of one sequence's state over all recurrent layers; 0 without such layers.
     pub fn state_bytes(&self) -> usize {
         let of_layer = self.recurrent.as_ref().map_or(0, |of| of.recurrence.state_len(self.d_model));
-        size_of::<f32>() * of_layer * (self.n_layers - self.n_attention_layers())
+        size_of::<f32>() * of_layer * self.n_recurrent_layers()
     }
 }
 
@@ -24,6 +24,7 @@ impl Recurrence {
         let of_heads = match self {
             Self::GatedDelta(net) => net.heads().state_len(),
             Self::ShortConv(_) => 0,
+            Self::Mamba2(mamba) => mamba.heads().state_len(),
         };
         self.conv_state_len(d_model) + of_heads
     }
@@ -37,6 +38,18 @@ impl GatedDeltaNet {
             k_dim: self.key_dim,
             v_dim: self.value_dim,
             is_tiled: self.tiled_heads,
+        }
+    }
+}
+
+impl Mamba2 {
+    pub(crate) fn heads(&self) -> RecurrentHeads {
+        RecurrentHeads {
+            n_k_heads: self.n_groups,
+            n_v_heads: self.n_heads,
+            k_dim: self.state_dim,
+            v_dim: self.head_dim,
+            is_tiled: false,
         }
     }
 }

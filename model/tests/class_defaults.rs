@@ -1,7 +1,7 @@
 //! Keys that files of single classes leave out, and what the classes in `transformers` make of that.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use hearth_model::config::{GptConfig, Positions, QueryTemperature, Rope, RopeScaling};
+use hearth_model::config::{GptConfig, Mamba2, Positions, QueryTemperature, Recurrence, Rope, RopeScaling};
 use serde_json::{Map, Value, json};
 
 use crate::config_json::{config_json, read};
@@ -75,4 +75,57 @@ fn temperature_of_ministral_3_is_read_from_both_forms() {
     older.insert("rope_theta".to_owned(), nested["rope_theta"].clone());
     older.insert("rope_scaling".to_owned(), nested);
     assert_eq!(read(&older).unwrap(), config("ministral3", &[], json!({})));
+}
+
+#[test]
+fn released_files_with_mamba_2_layers_are_read() {
+    let kinds = json!(["mamba", "attention", "mamba"]);
+    let nope = json!({ "layer_types": kinds, "mamba_d_head": "auto", "position_embedding_type": "nope" });
+    let without = ["mamba_expand", "time_step_limit"];
+    let unlimited = config("granite4-h", &without, nope);
+    let limited = config("granite4-h", &[], json!({}));
+    let mamba = |config: &GptConfig| match config.recurrent.as_ref().map(|recurrent| recurrent.recurrence) {
+        Some(Recurrence::Mamba2(mamba)) => mamba,
+        other => unreachable!("{other:?}"),
+    };
+    assert_eq!((mamba(&limited).min_time_step, mamba(&limited).max_time_step), (0.4, Some(1.5)));
+    assert_eq!(mamba(&unlimited), Mamba2 { min_time_step: 0.0, max_time_step: None, ..mamba(&limited) });
+    // Both ways in which Python writes infinity.
+    for infinity in [json!("Infinity"), json!({ "__float__": "Infinity" })] {
+        let found = config("granite4-h", &[], json!({ "time_step_limit": [0.4, infinity] }));
+        assert_eq!((mamba(&found).min_time_step, mamba(&found).max_time_step), (0.4, None));
+    }
+    // Granite 4 micro: all layers attend and rotate, and no part of the file about other layers counts.
+    let attending =
+        json!({ "layer_types": ["attention", "attention", "attention"], "position_embedding_type": "rope" });
+    let micro = config("granite4-h", &[], attending);
+    assert_eq!((&micro.recurrent, micro.n_attention_layers(), micro.d_ff), (&None, 3, 28));
+    assert!(matches!(micro.positions, Positions::Rope(_)));
+    // A letter for each layer.
+    let mut letters = changed("nemotron-h-moe", &["layers_block_type"], json!({ "hybrid_override_pattern": "ME*E-" }));
+    assert_eq!(read(&letters).unwrap(), config("nemotron-h-moe", &[], json!({})));
+    letters.insert("num_hidden_layers".to_owned(), json!(4));
+    let error = read(&letters).unwrap_err().to_string();
+    assert!(error.contains("`num_hidden_layers` is 4"), "{error}");
+}
+
+#[test]
+fn unsupported_mamba_2_layers_are_rejected_by_the_name_of_the_key() {
+    for (case, key, value) in [
+        ("granite4-h", "layer_types", json!(["mamba", "attention", "mlp"])),
+        ("granite4-h", "mamba_d_head", json!(7)),
+        ("granite4-h", "time_step_limit", json!([1])),
+        ("granite4-h", "position_embedding_type", json!("alibi")),
+        ("nemotron-h", "layers_block_type", json!(["mamba", "sparse"])),
+        ("nemotron-h", "time_step_limit", json!([0.1, 0.5])),
+        ("nemotron-h", "mlp_bias", json!(true)),
+        ("nemotron-h", "attention_bias", json!(true)),
+        ("bamba", "hidden_act", json!("tanh")),
+    ] {
+        let error = read(&changed(case, &[], json!({ key: value }))).unwrap_err().to_string();
+        assert!(error.contains(&format!("`{key}`")), "{case}, {key}: {error}");
+    }
+    // Figures that contradict each other.
+    let error = read(&changed("nemotron-h", &[], json!({ "n_groups": 3 }))).unwrap_err().to_string();
+    assert!(error.contains("n_heads") && error.contains("n_groups = 3"), "{error}");
 }

@@ -15,7 +15,7 @@ use std::{
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use hearth_model::{
     attention::AttentionContext,
-    config::{GptConfig, Positions, Recurrence, Recurrent, Rope, RopeScaling},
+    config::{GptConfig, Positions, Recurrence, Rope, RopeScaling},
     gpt::Gpt,
     ops::Dtype,
     sampling::SamplingParams,
@@ -87,6 +87,10 @@ const OWN: &[&str] = &[
     "qwen3-moe",
     "lfm2",
     "lfm2-moe",
+    "granite4-h",
+    "granite4-h-moe",
+    "nemotron-h",
+    "nemotron-h-moe",
     "qwen3_5",
     "qwen3_5-moe",
     "qwen3-next",
@@ -163,8 +167,11 @@ fn gguf_configs_equal_those_of_the_model_dirs() {
         // The value heads of gated delta nets are in another order.
         let common = |config: GptConfig| {
             let mut config = GptConfig { dropout: 0.0, norm_weight_offset: 0.0, ..config };
-            if let Some(Recurrent { recurrence: Recurrence::GatedDelta(net), .. }) = &mut config.recurrent {
-                net.tiled_heads = false;
+            match config.recurrent.as_mut().map(|recurrent| &mut recurrent.recurrence) {
+                Some(Recurrence::GatedDelta(net)) => net.tiled_heads = false,
+                // Files have no limits of time steps, and the dirs' are below all steps.
+                Some(Recurrence::Mamba2(mamba)) => mamba.min_time_step = 0.0,
+                _ => {}
             }
             config
         };

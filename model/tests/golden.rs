@@ -15,10 +15,7 @@ use burn::{
 };
 use hearth_model::{
     attention::AttentionContext,
-    config::{
-        Activation, ExpertGroups, Experts, GatedConv, GatedDeltaNet, GptConfig, NormKind, NormPosition, Positions,
-        QueryTemperature, Recurrence, Recurrent, Rope, RopeScaling, RouterScores,
-    },
+    config::{Activation, GptConfig, NormKind, NormPosition, Positions, QueryTemperature, Rope, RopeScaling},
     gpt::{Gpt, ParamPath},
     ops::Dtype,
     weights::model_dir::{self, LoadOptions, SaveOptions},
@@ -26,6 +23,7 @@ use hearth_model::{
 use safetensors::SafeTensors;
 
 use crate::{
+    layer_mutations::{expert_mutations, recurrent_mutations},
     rope_mutations::{rotated, scaling_mutations},
     test_gpu::gpu,
 };
@@ -96,6 +94,11 @@ const CASES: &[&str] = &[
     "qwen3-next",
     "lfm2",
     "lfm2-moe",
+    "granite4-h",
+    "granite4-h-moe",
+    "bamba",
+    "nemotron-h",
+    "nemotron-h-moe",
     "rope-linear",
     "rope-llama3",
     "rope-yarn",
@@ -392,7 +395,8 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
             c.unrotated_layers = if first == 0 { toggled(&c.unrotated_layers) } else { vec![first] };
         });
     }
-    if config.norm_position == NormPosition::Pre && !config.shared_norm {
+    let are_whole = config.layers_without_mixer.is_empty() && config.layers_without_mlp.is_empty();
+    if config.norm_position == NormPosition::Pre && !config.shared_norm && are_whole {
         mutate("parallel_residual", &|c| c.parallel_residual = !c.parallel_residual);
     }
     if !config.parallel_residual {
@@ -483,36 +487,7 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     if config.attn_out_bias {
         mutate("attn_out_bias", &|c| c.attn_out_bias = false);
     }
-    if let Some(experts) = &config.experts {
-        let mut mutate = |field: &'static str, change: &dyn Fn(&mut Experts)| {
-            mutate(field, &|c| c.experts.iter_mut().for_each(change));
-        };
-        mutate("experts.n_active", &|e| e.n_active -= 1);
-        mutate("experts.normalized", &|e| e.normalized = !e.normalized);
-        mutate("experts.weight_multiplier", &|e| e.weight_multiplier *= 1.5);
-        mutate("experts.scores", &|e| {
-            e.scores = match e.scores {
-                RouterScores::Softmax => RouterScores::Sigmoid,
-                RouterScores::Sigmoid => RouterScores::Softmax,
-            }
-        });
-        if experts.selection_bias {
-            mutate("experts.selection_bias", &|e| e.selection_bias = false);
-        }
-        if experts.shared_d_ff > 0 {
-            mutate("experts.shared_d_ff", &|e| (e.shared_d_ff, e.shared_gate) = (0, false));
-        }
-        if experts.shared_gate {
-            mutate("experts.shared_gate", &|e| e.shared_gate = false);
-        }
-        if let Some(groups) = experts.groups {
-            mutate("experts.groups", &|e| e.groups = None);
-            mutate("experts.groups.n_active", &|e| {
-                e.groups = Some(ExpertGroups { n_active: groups.n_active + 1, ..groups });
-            });
-            mutate("experts.groups.n_best", &|e| e.groups = Some(ExpertGroups { n_best: 1, ..groups }));
-        }
-    }
+    mutations.extend(expert_mutations(config));
     mutations.extend(recurrent_mutations(config));
     let mut mutate = |field: &'static str, change: &dyn Fn(&mut GptConfig)| {
         let mut mutant = config.clone();
@@ -536,32 +511,6 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
         });
     }
     mutations
-}
-
-/// The same for recurrent layers: the ways in which parameters have the same shapes.
-fn recurrent_mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
-    let Some(Recurrent { recurrence, attention_layers }) = &config.recurrent else { return Vec::new() };
-    let with = |recurrence: Recurrence| {
-        let recurrent = Recurrent { recurrence, attention_layers: attention_layers.clone() };
-        GptConfig { recurrent: Some(recurrent), ..config.clone() }
-    };
-    match *recurrence {
-        Recurrence::GatedDelta(net) => {
-            let GatedDeltaNet { n_key_heads, key_dim, .. } = net;
-            let fewer = GatedDeltaNet { n_key_heads: n_key_heads / 2, key_dim: 2 * key_dim, ..net };
-            let tiled = GatedDeltaNet { tiled_heads: true, ..net };
-            [("n_key_heads", fewer), ("tiled_heads", tiled)]
-                .map(|(field, net)| (field, with(Recurrence::GatedDelta(net))))
-                .into()
-        }
-        Recurrence::ShortConv(conv) if conv.bias => {
-            vec![(
-                "recurrent.recurrence.short_conv.bias",
-                with(Recurrence::ShortConv(GatedConv { bias: false, ..conv })),
-            )]
-        }
-        Recurrence::ShortConv(_) => Vec::new(),
-    }
 }
 
 #[test]

@@ -9,10 +9,13 @@ use std::{
     time::Duration,
 };
 
-use hearth_model::hub::{
-    Hub, HubModel, HubOptions, ModelPart,
-    inventory::{self, CachedFormat},
-    removal::Removal,
+use hearth_model::{
+    hub::{
+        Hub, HubModel, HubOptions, ModelPart, Sizes,
+        inventory::{self, CachedFormat},
+        removal::Removal,
+    },
+    weights::model_dir,
 };
 use tempfile::TempDir;
 
@@ -354,4 +357,51 @@ fn removing_a_model_in_a_symlinked_folder_removes_its_target() {
     assert_eq!(case.list()[0].0, "org/gguf:Q4_K_M");
     case.remove("org/gguf").unwrap();
     assert!(!moved.exists() && case.dir("gguf").symlink_metadata().is_err());
+}
+
+/// The description of a model that is not in the cache: nothing is kept there.
+#[test]
+fn outline_of_a_model_has_its_configuration_and_sizes_without_its_weights() {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    let config = fs::read(tests.join("golden/qwen3/config.json")).unwrap();
+    let gguf = fs::read(tests.join("gguf/qwen3.gguf")).unwrap();
+    let server = StandInHub::new(&[
+        (
+            "models/org/dir",
+            &[
+                ("config.json", &config),
+                ("model-00001-of-00002.safetensors", &bytes(1)),
+                ("model-00002-of-00002.safetensors", &bytes(2)),
+                ("model.safetensors.index.json", INDEX.as_bytes()),
+                ("tokenizer.json", b"{}"),
+            ],
+        ),
+        ("models/org/file", &[("m.gguf", &gguf)]),
+    ]);
+    let case = Case { server, cache: TempDir::new().unwrap() };
+    let outline = |name: &str, options| HubModel::parse(name).unwrap().outline(&Hub::new(options).unwrap());
+    let of_dir = outline("org/dir", case.options()).unwrap();
+    assert_eq!(
+        model_dir::load_config(of_dir.path()).unwrap(),
+        model_dir::load_config(&tests.join("golden/qwen3")).unwrap()
+    );
+    let others = (config.len() + INDEX.len() + 2) as u64;
+    assert_eq!(of_dir.sizes(), Some(Sizes { weight_bytes: 10_000, download_bytes: 10_000 + others }));
+    let of_file = outline("org/file", case.options()).unwrap();
+    assert_eq!(
+        model_dir::load_config(of_file.path()).unwrap(),
+        model_dir::load_config(&tests.join("gguf/qwen3.gguf")).unwrap()
+    );
+    let n_bytes = gguf.len() as u64;
+    assert_eq!(of_file.sizes(), Some(Sizes { weight_bytes: n_bytes, download_bytes: n_bytes }));
+    assert_eq!(case.list(), [], "nothing is in the cache");
+    let folder = of_file.path().to_owned();
+    drop(of_file);
+    assert!(!folder.exists(), "nor elsewhere");
+    // What is in the cache is used from there.
+    let path = case.open("org/file").unwrap();
+    let offline = outline("org/file", HubOptions { is_offline: true, ..case.options() }).unwrap();
+    assert_eq!((offline.path(), offline.sizes()), (&*path, None));
+    let refused = outline("org/dir", HubOptions { is_offline: true, ..case.options() }).unwrap_err().to_string();
+    assert!(refused.contains("downloads are disabled (`HF_HUB_OFFLINE`)"), "{refused}");
 }

@@ -6,7 +6,7 @@ use hearth_model::{
     TokenId,
     attention::AttentionContext,
     config::{
-        Experts, GatedConv, GatedDeltaNet, GptConfig, NormPosition, Positions, Recurrence, Recurrent, Rope,
+        Experts, GatedConv, GatedDeltaNet, GptConfig, Mamba2, NormPosition, Positions, Recurrence, Recurrent, Rope,
         RouterScores, Sizes,
     },
     gpt::Gpt,
@@ -70,6 +70,7 @@ fn configs() -> Vec<GptConfig> {
                 shared_d_ff: 20,
                 shared_gate: true,
                 dense_layers: vec![0],
+                latent_width: 0,
             }),
             ..llama.clone()
         },
@@ -80,8 +81,8 @@ fn configs() -> Vec<GptConfig> {
     .collect()
 }
 
-/// A layer that attends behind recurrent ones: gated delta nets, and short convolutions.
-pub(crate) fn recurrent_configs() -> [GptConfig; 2] {
+/// A layer that attends behind recurrent ones: gated delta nets, short convolutions, Mamba-2, and Mamba-2 in layers of their own.
+pub(crate) fn recurrent_configs() -> [GptConfig; 4] {
     let with = |recurrence| GptConfig {
         recurrent: Some(Recurrent { recurrence, attention_layers: vec![1] }),
         qk_norm: true,
@@ -96,10 +97,52 @@ pub(crate) fn recurrent_configs() -> [GptConfig; 2] {
         conv_kernel: 4,
         tiled_heads: false,
     };
+    let mamba = Mamba2 {
+        n_groups: 2,
+        n_heads: 4,
+        head_dim: 35,
+        state_dim: 6,
+        conv_kernel: 4,
+        conv_bias: true,
+        bias: true,
+        min_time_step: 0.01,
+        max_time_step: Some(2.0),
+    };
     [
         GptConfig { attention_gate: true, norm_weight_offset: 1.0, ..with(Recurrence::GatedDelta(net)) },
         with(Recurrence::ShortConv(GatedConv { kernel: 3, bias: true })),
+        GptConfig { residual_multiplier: 0.7, ..with(Recurrence::Mamba2(mamba)) },
+        alone(with(Recurrence::Mamba2(mamba))),
     ]
+}
+
+/// Layers that are a recurrent layer, experts of narrower rows, attention, or an MLP only.
+fn alone(config: GptConfig) -> GptConfig {
+    let experts = Experts {
+        n_experts: 5,
+        n_active: 2,
+        d_ff: 12,
+        scores: RouterScores::Sigmoid,
+        normalized: true,
+        weight_multiplier: 1.5,
+        router_bias: false,
+        selection_bias: true,
+        groups: None,
+        shared_d_ff: 20,
+        shared_gate: false,
+        dense_layers: vec![3],
+        latent_width: 8,
+    };
+    GptConfig {
+        n_layers: 5,
+        recurrent: config.recurrent.map(|recurrent| Recurrent { attention_layers: vec![2], ..recurrent }),
+        experts: Some(experts),
+        layers_without_mixer: vec![1, 3],
+        layers_without_mlp: vec![0, 2, 4],
+        positions: Positions::None,
+        gated_mlp: false,
+        ..config
+    }
 }
 
 /// Fresh weights are small: attention would be nearly uniform and hide mistakes, so they are made wider. Decays are made slow.

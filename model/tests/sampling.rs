@@ -17,11 +17,11 @@ pub(crate) fn four_logits() -> Vec<f32> {
     [0.5_f32, 0.25, 0.15, 0.1].map(f32::ln).to_vec()
 }
 
-fn distribution(params: SamplingParams, logits: &[f32]) -> Vec<(TokenId, f32)> {
+pub(crate) fn distribution(params: SamplingParams, logits: &[f32]) -> Vec<(TokenId, f32)> {
     Sampler::new(params, 0, &[]).distribution(logits).unwrap()
 }
 
-fn assert_close(given: &[(TokenId, f32)], expected: &[(TokenId, f32)]) {
+pub(crate) fn assert_close(given: &[(TokenId, f32)], expected: &[(TokenId, f32)]) {
     let ids = |pairs: &[(TokenId, f32)]| pairs.iter().map(|pair| pair.0).collect::<Vec<_>>();
     assert_eq!(ids(given), ids(expected), "{given:?}, expected {expected:?}");
     for (given, expected) in given.iter().zip(expected) {
@@ -92,7 +92,7 @@ fn min_p_is_relative_to_the_most_likely_token() {
 }
 
 /// `exp` of the expected logits, as probabilities, is what the sampler should give.
-fn assert_logits(sampler: &Sampler, logits: &[f32], expected: &[f32]) {
+pub(crate) fn assert_logits(sampler: &Sampler, logits: &[f32], expected: &[f32]) {
     let total: f32 = expected.iter().map(|logit| logit.exp()).sum();
     let mut given = sampler.distribution(logits).unwrap();
     given.sort_unstable_by_key(|pair| pair.0);

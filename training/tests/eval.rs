@@ -12,7 +12,7 @@ use hearth_model::{
     gpt::Gpt,
     sampling::{
         SamplingParams,
-        beam::{BeamKind, EarlyStopping},
+        beam::{BeamGroups, BeamKind, EarlyStopping},
     },
 };
 use hearth_training::eval::{
@@ -147,7 +147,8 @@ fn generation_and_beam_search_do_not_end_before_min_tokens() {
     let endings = Endings { end_ids: Arc::new([0].into()), ..Endings::default() };
     let generator = Generator::new(&gpt, &word_tokenizer(4), endings);
     let beams = |kind| Decoding::Beams { width: 4, kind };
-    let best = BeamKind::Best { length_penalty: 1.0, early_stopping: EarlyStopping::default() };
+    let best =
+        BeamKind::Best { length_penalty: 1.0, early_stopping: EarlyStopping::default(), groups: BeamGroups::ONE };
     for decoding in [
         Decoding::Sampling(SamplingParams::greedy()),
         Decoding::Sampling(SamplingParams { seed: 1, ..SamplingParams::default() }),

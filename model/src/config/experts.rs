@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{GptConfig, validate::require};
+use super::{
+    GptConfig,
+    validate::{require, require_layers},
+};
 use crate::error::Result;
 
 /// Experts of all layers together, at most: several times what the largest models have.
@@ -41,6 +44,10 @@ pub struct Experts {
     pub shared_gate: bool,
     /// The layers, counted from 0, that have an MLP of the model's [`d_ff`](GptConfig::d_ff) instead. Ascending.
     pub dense_layers: Vec<usize>,
+    /// Width of what the chosen experts read and write, if the rows are projected to it before them and back behind them; 0: that
+    /// of the residual stream. The router and the shared expert read the rows themselves.
+    #[serde(default)]
+    pub latent_width: usize,
 }
 
 /// What a router's outputs become: one score for each expert.
@@ -68,14 +75,17 @@ pub struct ExpertGroups {
 impl GptConfig {
     /// The experts of `layer`, counted from 0, if it has them.
     pub fn experts_of(&self, layer: usize) -> Option<&Experts> {
-        self.experts.as_ref().filter(|experts| experts.dense_layers.binary_search(&layer).is_err())
+        let experts = self.experts.as_ref().filter(|experts| experts.dense_layers.binary_search(&layer).is_err());
+        experts.filter(|_| self.has_mlp(layer))
     }
 }
 
 impl Experts {
     /// Checks the experts of a model with `n_layers` layers.
     pub(super) fn validate(&self, n_layers: usize) -> Result<()> {
-        let Self { n_experts, n_active, d_ff, weight_multiplier, groups, shared_d_ff, shared_gate, .. } = *self;
+        let Self {
+            n_experts, n_active, d_ff, weight_multiplier, groups, shared_d_ff, shared_gate, latent_width, ..
+        } = *self;
         let most = MAX_EXPERTS / n_layers.max(1);
         require("experts.n_experts", (1..=most).contains(&n_experts), || {
             format!("must be in 1..={most} with n_layers = {n_layers}, got {n_experts}")
@@ -108,11 +118,9 @@ impl Experts {
                 format!("must be in 1..={in_group}, the size of a group, got {n_best}")
             })?;
         }
-        let ascending = self.dense_layers.is_sorted_by(|a, b| a < b);
-        require(
-            "experts.dense_layers",
-            ascending && self.dense_layers.last().is_none_or(|&last| last < n_layers),
-            || format!("must be ascending and below n_layers = {n_layers}"),
-        )
+        require("experts.latent_width", latent_width <= 1 << 28, || {
+            format!("must be at most 2^28, got {latent_width}")
+        })?;
+        require_layers("experts.dense_layers", &self.dense_layers, n_layers)
     }
 }

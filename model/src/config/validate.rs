@@ -114,12 +114,30 @@ impl GptConfig {
 
     /// Checks settings that vary by layer.
     fn validate_layers(&self) -> Result<()> {
-        for (field, layers) in [("full_layers", &self.full_layers), ("unrotated_layers", &self.unrotated_layers)] {
-            let ascending = layers.is_sorted_by(|a, b| a < b);
-            require(field, ascending && layers.last().is_none_or(|&last| last < self.n_layers), || {
-                format!("must be ascending and below n_layers = {}", self.n_layers)
+        for (field, layers) in [
+            ("full_layers", &self.full_layers),
+            ("unrotated_layers", &self.unrotated_layers),
+            ("layers_without_mlp", &self.layers_without_mlp),
+            ("layers_without_mixer", &self.layers_without_mixer),
+        ] {
+            require_layers(field, layers, self.n_layers)?;
+        }
+        let attending = self.recurrent.as_ref().map(|recurrent| &recurrent.attention_layers);
+        let dense = self.experts.as_ref().map(|experts| &experts.dense_layers);
+        for (field, layers, other, others) in [
+            ("layers_without_mixer", &self.layers_without_mixer, "layers_without_mlp", Some(&self.layers_without_mlp)),
+            ("layers_without_mixer", &self.layers_without_mixer, "recurrent.attention_layers", attending),
+            ("layers_without_mlp", &self.layers_without_mlp, "experts.dense_layers", dense),
+        ] {
+            let both = layers.iter().find(|layer| others.is_some_and(|others| others.contains(layer)));
+            require(field, both.is_none(), || {
+                format!("must have no layer of {other}, got {}", both.copied().unwrap_or_default())
             })?;
         }
+        let are_whole = self.layers_without_mlp.is_empty() && self.layers_without_mixer.is_empty();
+        require("parallel_residual", are_whole || !self.parallel_residual, || {
+            "must be false with layers_without_mlp or layers_without_mixer".to_owned()
+        })?;
         let windowed = self.sliding_window.is_some();
         require("full_layers", windowed || self.full_layers.is_empty(), || {
             "must be empty without sliding_window".to_owned()
@@ -218,6 +236,14 @@ fn validate_pair_factors(path: String, factors: &[f32], n_pairs: usize) -> Resul
         None => Ok(()),
         Some(factor) => require(path, false, || format!("must be finite and positive, got {factor}")),
     }
+}
+
+/// Checks a list of layers of a model with `n_layers` layers.
+pub(super) fn require_layers(field: &'static str, layers: &[usize], n_layers: usize) -> Result<()> {
+    let ascending = layers.is_sorted_by(|a, b| a < b);
+    require(field, ascending && layers.last().is_none_or(|&last| last < n_layers), || {
+        format!("must be ascending and below n_layers = {n_layers}")
+    })
 }
 
 pub(super) fn require(field: impl Into<Cow<'static, str>>, holds: bool, what: impl FnOnce() -> String) -> Result<()> {

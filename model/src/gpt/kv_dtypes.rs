@@ -8,7 +8,7 @@ use crate::{
     config::GptConfig,
     error::Result,
     kv_cache::{KvCache, default_states},
-    ops::{KvDtype, Mixer, NormParts, read, to_f32},
+    ops::{KvDtype, Mixer, NormParts, Sublayer, read, to_f32},
 };
 
 /// How many times the root mean square of a key without its bias the largest bias may be, for numbers of 8 bits. The largest
@@ -60,7 +60,7 @@ impl Gpt {
 
     /// Whether some layers are recurrent, so that sequences have states.
     pub fn has_recurrent_layers(&self) -> bool {
-        self.config.n_attention_layers() < self.config.n_layers
+        self.config.n_recurrent_layers() > 0
     }
 
     /// Bytes of a token's keys and values in a KV cache of `dtype` for this model.
@@ -68,8 +68,9 @@ impl Gpt {
     /// # Errors
     /// As [`kv_dtypes`](Self::kv_dtypes).
     pub fn kv_bytes_per_token(&self, dtype: KvDtype) -> Result<usize> {
-        let layer = GptConfig { n_layers: 1, recurrent: None, ..self.config.clone() };
-        let attends = |layer: &usize| self.config.recurrence_of(*layer).is_none();
+        let none = Vec::new();
+        let layer = GptConfig { n_layers: 1, recurrent: None, layers_without_mixer: none, ..self.config.clone() };
+        let attends = |layer: &usize| self.config.attends(*layer);
         let dtypes = self.kv_dtypes(dtype)?;
         Ok((0..dtypes.len()).filter(attends).map(|at| dtypes[at].bytes_per_token(&layer)).sum())
     }
@@ -89,8 +90,7 @@ impl Block {
     /// heads. A norm's bias times the matrix is a bias too.
     fn largest_key_bias(&self, config: &GptConfig) -> Result<f64> {
         let parts = self.operands(config, None, &[]);
-        let Mixer::Attention(attention) = &parts.mixer.inner else { return Ok(0.0) };
-        let in_norm = parts.mixer.in_norm;
+        let Some(Sublayer { in_norm, inner: Mixer::Attention(attention), .. }) = parts.mixer else { return Ok(0.0) };
         let norm_bias = in_norm.as_ref().and_then(|norm| norm.bias.clone());
         if attention.qkv.bias.is_none() && norm_bias.is_none() {
             return Ok(0.0);

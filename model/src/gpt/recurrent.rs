@@ -6,7 +6,7 @@ use super::RecurrentLayer;
 use crate::{
     config::Recurrence,
     forward_pass::RecurrentPass,
-    layers::Linear,
+    layers::{Decays, Linear},
     ops::{self, GateOrder, GatedNormOptions, LinearParts, Recurrent, RecurrentKind, ShortConv, StatePart},
 };
 
@@ -28,9 +28,21 @@ impl RecurrentLayer {
                 norm: norm.parts().weight,
                 options: GatedNormOptions { width: net.value_dim, eps, order: GateOrder::AfterNorm },
             },
-            _ => unreachable!("`part_specs` gives a gated delta net all of its parts"),
+            (Recurrence::Mamba2(mamba), _, Some(Decays { a_log, dt_bias, skip: Some(skip) }), Some(norm)) => {
+                let width = mamba.value_width() / mamba.n_groups;
+                RecurrentKind::StateSpace {
+                    a_log: a_log.val(),
+                    dt_bias: dt_bias.val(),
+                    skip: skip.val(),
+                    heads: mamba.heads(),
+                    norm: norm.parts().weight,
+                    options: GatedNormOptions { width, eps, order: GateOrder::BeforeNorm },
+                    time_steps: mamba.time_steps(),
+                }
+            }
+            _ => unreachable!("`part_specs` gives a recurrent layer all of its parts"),
         };
-        let has_silu = matches!(kind, RecurrentKind::GatedDelta { .. });
+        let has_silu = !matches!(kind, RecurrentKind::GatedConv);
         Recurrent { input: linear(&self.input), conv: self.conv.parts(has_silu), kind, out: linear(&self.out) }
     }
 }
@@ -59,6 +71,18 @@ pub(super) fn recur(x: Tensor<2>, layer: &Recurrent<LinearParts<'_>>, pass: Recu
             let state = states.map(|pool| StatePart { pool, first });
             let output = ops::gated_delta(qkv, gates, *heads, rows, state);
             ops::gated_norm(output, columns(&projected, channels, heads.v_width()), norm.clone(), *options)
+        }
+        RecurrentKind::StateSpace { a_log, dt_bias, skip, heads, norm, options, time_steps } => {
+            let projected = ops::linear_with_lora(x, input.clone());
+            let v_width = heads.v_width();
+            let state = states.as_deref_mut().map(|pool| StatePart { pool, first: 0 });
+            let xbc = ops::short_conv(columns(&projected, v_width, channels), conv, rows, state);
+            let dt = columns(&projected, v_width + channels, heads.n_v_heads);
+            let gates = ops::state_space_gates(dt, a_log.clone(), dt_bias.clone(), *time_steps);
+            let first = ShortConv::state_len(channels, kernel);
+            let state = states.map(|pool| StatePart { pool, first });
+            let output = ops::state_space(xbc, gates, skip.clone(), *heads, rows, state);
+            ops::gated_norm(output, columns(&projected, 0, v_width), norm.clone(), *options)
         }
     }
 }

@@ -38,6 +38,7 @@ fn configs() -> Vec<(&'static str, GptConfig)> {
         ("as Phi", GptConfig { parallel_residual: true, shared_norm: true, ..gpt2.clone() }),
         ("as Cohere", GptConfig { parallel_residual: true, norm: NormKind::LayerNorm, ..llama.clone() }),
         ("gated, in halves of no whole panels", GptConfig { d_ff: 40, ..heads(QkNormSpan::Head) }),
+        ("attention alone in a layer", GptConfig { layers_without_mlp: vec![0], ..llama.clone() }),
         ("as GPT-2", gpt2),
         ("as Llama", llama),
     ]
@@ -91,7 +92,7 @@ fn fused_block_is_bit_identical_to_its_separate_operations() {
                             block.forward(layer, x, &config, &mut pass)
                         } else {
                             let steps = &mut ByOperations { layer, block: operands, pass: &mut pass };
-                            ops::run_block(steps, x, operands.is_parallel)
+                            ops::run_block(steps, operands, x)
                         };
                     }
                     bits.extend(ops::to_f32(ops::read(x).unwrap()).unwrap().into_iter().map(f32::to_bits));
@@ -110,7 +111,11 @@ fn fused_block_is_bit_identical_to_its_separate_operations() {
 /// The fields of the model's modules are what `part_specs` describes, in the same order, and so are its linear layers.
 #[test]
 fn a_model_has_the_parameters_that_are_described() {
-    for (name, config) in configs() {
+    let alone = configs().into_iter().map(|(name, config)| {
+        let without = if config.parallel_residual { Vec::new() } else { vec![1] };
+        (name, GptConfig { layers_without_mixer: without, ..config })
+    });
+    for (name, config) in configs().into_iter().chain(alone) {
         let gpt = Gpt::init(&config, 1, &Device::flex()).unwrap();
         let paths: Vec<String> = gpt.params().into_iter().map(|(path, _)| path).collect();
         let described: Vec<String> = param_specs(&config).into_iter().map(|spec| spec.path).collect();

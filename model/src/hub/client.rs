@@ -178,12 +178,8 @@ impl Client {
         path: &Path,
         progress: &mut dyn FnMut(u64),
     ) -> Result<()> {
-        let Snapshot { repo, commit, .. } = snapshot;
-        let folder = match repo.kind {
-            RepoKind::Model => "",
-            RepoKind::Dataset => "datasets/",
-        };
-        let url = format!("{}/{folder}{}/resolve/{commit}/{}", self.endpoint, repo.id, escaped(&file.path));
+        let repo = &snapshot.repo;
+        let url = self.url_of(snapshot, file);
         let name = format!("{repo}:{}", file.path);
         let mut partial = Partial::open(path)?;
         let mut retries = self.retries(&name);
@@ -198,6 +194,41 @@ impl Client {
         }
         progress(partial.n_bytes);
         Ok(())
+    }
+
+    /// The first `n_bytes` of `file`.
+    pub(super) fn start_of(&self, snapshot: &Snapshot, file: &HubFile, n_bytes: u64) -> Result<Vec<u8>> {
+        let url = self.url_of(snapshot, file);
+        let name = format!("{}:{}", snapshot.repo, file.path);
+        let mut retries = self.retries(&name);
+        loop {
+            match self.start_once(&snapshot.repo, (&name, &url), n_bytes) {
+                Ok(bytes) => return Ok(bytes),
+                Err(failure) => retries.wait(failure)?,
+            }
+        }
+    }
+
+    fn start_once(&self, repo: &Repo, (name, url): (&str, &str), n_bytes: u64) -> Result<Vec<u8>, Failure> {
+        let mut response = self.get(url, 0)?;
+        if response.status() != StatusCode::OK {
+            return Err(self.refused(repo, name, &response));
+        }
+        let mut bytes = Vec::new();
+        let read = response.body_mut().as_reader().take(n_bytes).read_to_end(&mut bytes);
+        match read {
+            Ok(n) if n as u64 == n_bytes => Ok(bytes),
+            Ok(_) => Err(Failure::Transient("the connection was closed early".to_owned(), None)),
+            Err(error) => Err(Failure::Transient(error.to_string(), None)),
+        }
+    }
+
+    fn url_of(&self, Snapshot { repo, commit, .. }: &Snapshot, file: &HubFile) -> String {
+        let folder = match repo.kind {
+            RepoKind::Model => "",
+            RepoKind::Dataset => "datasets/",
+        };
+        format!("{}/{folder}{}/resolve/{commit}/{}", self.endpoint, repo.id, escaped(&file.path))
     }
 
     /// Requests what `partial` lacks of `file`.

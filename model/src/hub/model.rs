@@ -18,7 +18,7 @@ use crate::{
 /// `org/name`, `org/name@revision`, each also with `:FILE` or `:QUANTIZATION` for one of several GGUF files.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HubModel {
-    repo: Repo,
+    pub(super) repo: Repo,
     choice: Option<String>,
 }
 
@@ -157,7 +157,7 @@ impl HubModel {
     }
 
     /// The files of the model in a snapshot.
-    fn choose(&self, snapshot: &Snapshot, part: ModelPart) -> Result<ModelFiles, NoModel> {
+    pub(super) fn choose(&self, snapshot: &Snapshot, part: ModelPart) -> Result<ModelFiles, NoModel> {
         let files = repository_files(&snapshot.files);
         let chosen = repository::choose(&self.repo.to_string(), &files, self.choice())?;
         Ok(match (chosen, part) {
@@ -168,7 +168,7 @@ impl HubModel {
         })
     }
 
-    fn file<'a>(&self, snapshot: &'a Snapshot, path: &str) -> Result<&'a HubFile> {
+    pub(super) fn file<'a>(&self, snapshot: &'a Snapshot, path: &str) -> Result<&'a HubFile> {
         snapshot.file(path).ok_or_else(|| {
             let what = format!("the index of its weights names `{path}`, which the repository does not have");
             hub_error(&self.repo.to_string(), &what, "the repository is incomplete: use another revision or model")

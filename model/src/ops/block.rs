@@ -5,8 +5,8 @@ use burn::tensor::Tensor;
 use half::f16;
 
 use super::{
-    AttentionOptions, BlockOperands, KvDtype, LinearParts, Mixer, NormParts, PagedRows, Placement, Rotation,
-    RouterParts, Rows, SelfAttention, Slots,
+    AttentionOptions, BlockOperands, FeedForward, KvDtype, LinearParts, Mixer, NormParts, PagedRows, Placement,
+    Rotation, RouterParts, Rows, SelfAttention, Slots,
     cpu::{self, PagedElement},
     experts::{has_memory, linear_memory},
 };
@@ -38,12 +38,17 @@ pub(crate) struct BlockScratch(cpu::Scratch);
 /// Whether [`block()`] has a body for this block on `x`'s device: on the CPU, except for recurrent layers, attention with
 /// gates, post-norm blocks, and blocks with low-rank updates of all rows.
 pub(crate) fn has_block(x: &Tensor<2>, block: &Block<'_>) -> bool {
-    let Mixer::Attention(SelfAttention { qkv, out, is_gated: false, .. }) = &block.mixer.inner else { return false };
-    let of_mlps = block.mlp.inner.mlps().flat_map(|mlp| [&mlp.up, &mlp.down]);
+    let Some(Mixer::Attention(SelfAttention { qkv, out, is_gated: false, .. })) =
+        block.mixer.as_ref().map(|mixer| &mixer.inner)
+    else {
+        return false;
+    };
+    let mlp = block.mlp.as_ref().map(|mlp| &mlp.inner);
+    let of_mlp = mlp.into_iter().flat_map(FeedForward::linears);
     Placement::of(&x.device()) == Placement::Cpu
         && !block.norm_after_add
-        && [qkv, out].into_iter().chain(of_mlps).all(has_memory)
-        && block.mlp.inner.routers().all(RouterParts::has_memory)
+        && [qkv, out].into_iter().chain(of_mlp).all(has_memory)
+        && mlp.into_iter().flat_map(FeedForward::routers).all(RouterParts::has_memory)
 }
 
 /// The block's output for `x [n_rows, d_model]`, in place if nothing else shares `x`. Requires [`has_block`].

@@ -43,8 +43,7 @@ pub(crate) fn experts(x: Tensor<2>, experts: &Experts<'_>, router_logits: &mut O
 
 /// The experts in the CPU's memory, if they are there and no adapter updates all rows.
 fn memory<'a>(experts: &Experts<'a>) -> Option<cpu::Experts<'a>> {
-    let mut linears = experts.mlps().flat_map(|mlp| [&mlp.up, &mlp.down]);
-    let are_packed = linears.all(has_memory) && experts.routers().all(RouterParts::has_memory);
+    let are_packed = experts.linears().all(has_memory) && experts.routers().all(RouterParts::has_memory);
     are_packed.then(|| experts.map(&linear_memory, &RouterParts::memory))
 }
 
@@ -83,9 +82,14 @@ pub(super) fn experts_reference(
     experts: &Experts<'_>,
     router_logits: &mut Option<Vec<Tensor<2>>>,
 ) -> Tensor<2> {
-    let RoutedExperts { router, routing, experts, shared } = experts;
-    let ([n_rows, d_model], n_active) = (x.dims(), routing.n_active);
+    let RoutedExperts { router, routing, experts, latent, shared } = experts;
+    let ([n_rows, _], n_active) = (x.dims(), routing.n_active);
     let device = x.device();
+    let input = match latent {
+        Some([down, _]) => linear_with_lora(x.clone(), down.clone()),
+        None => x.clone(),
+    };
+    let [_, width] = input.dims();
     let logits = router.logits(x.clone());
     if let Some(kept) = router_logits {
         kept.push(logits.clone());
@@ -117,15 +121,19 @@ pub(super) fn experts_reference(
             continue;
         }
         let rows: Vec<usize> = choices.iter().map(|choice| choice / n_active).collect();
-        let of_expert = through(take_rows(x.clone(), &rows), expert, &rows);
+        let of_expert = through(take_rows(input.clone(), &rows), expert, &rows);
         outputs.push(of_expert * take_rows(weights.clone(), &choices));
         choices.into_iter().for_each(|choice| {
             places[choice] = n_placed;
             n_placed += 1;
         });
     }
-    let routed = take_rows(Tensor::cat(outputs, 0), &places).reshape([n_rows, n_active, d_model]);
-    let routed = routed.sum_dim(1).reshape([n_rows, d_model]);
+    let routed = take_rows(Tensor::cat(outputs, 0), &places).reshape([n_rows, n_active, width]);
+    let routed = routed.sum_dim(1).reshape([n_rows, width]);
+    let routed = match latent {
+        Some([_, up]) => linear_with_lora(routed, up.clone()),
+        None => routed,
+    };
     let Some(SharedExpert { mlp, gate }) = shared else { return routed };
     let all: Vec<usize> = (0..n_rows).collect();
     let output = through(x.clone(), mlp, &all);

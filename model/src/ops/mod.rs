@@ -76,7 +76,7 @@ use norm::norm_reference;
 pub(crate) use norm::{norm, norm_add};
 pub(crate) use qk_norm::{qk_norm, rope_qk, scale_queries};
 pub(crate) use read_back::{read, read_ids, to_f32};
-pub(crate) use recurrence::{copy_state, delta_gates, gated_delta, new_states};
+pub(crate) use recurrence::{copy_state, delta_gates, gated_delta, new_states, state_space, state_space_gates};
 pub use residual::add_gradients;
 pub(crate) use residual::{add_update, dropout, fork};
 pub(crate) use rope::{Rotation, rope};

@@ -31,7 +31,6 @@ pub(crate) fn gated_delta(
     recurrence(qkv, gates, None, Recurrence { rule: RecurrentRule::GatedDelta, heads }, rows, state)
 }
 
-#[cfg_attr(not(test), expect(dead_code, reason = "for layers that models do not have yet"))]
 /// Mamba-2's state space ([Dao and Gu, 2024](https://arxiv.org/abs/2405.21060), 2) over `xbc [n_rows, v_width + 2 k_width]`:
 /// `x`, `B` and `C` side by side. `gates [n_rows, 2 n_v_heads]` are the logs of the decays and then the time steps, see
 /// [`state_space_gates`]. `skip [n_v_heads]` times `x` is added to the output (`D`).
@@ -183,7 +182,6 @@ pub(crate) fn delta_gates(ba: Tensor<2>, a_log: Tensor<1>, dt_bias: Tensor<1>) -
     Tensor::cat(vec![decay, activation::sigmoid(b)], 1)
 }
 
-#[cfg_attr(not(test), expect(dead_code, reason = "for layers that models do not have yet"))]
 /// The gates of [`state_space`] from the projections `dt [n_rows, n_v_heads]`: the time steps `softplus(dt + dt_bias)`,
 /// within `limits`, and the logs of the decays, `-e^a_log` times the time steps. `a_log` and `dt_bias` are `[n_v_heads]`.
 pub(crate) fn state_space_gates(dt: Tensor<2>, a_log: Tensor<1>, dt_bias: Tensor<1>, limits: [f64; 2]) -> Tensor<2> {

@@ -5,6 +5,9 @@
 //! among the best `width` of its step, as in `transformers`. Finished answers are ranked by the sum of their tokens'
 //! log-probabilities divided by `length ^ length_penalty`.
 //!
+//! In groups ([Vijayakumar et al. 2018](https://arxiv.org/abs/1610.02424)), the beams of each group compete among themselves, one
+//! group after the other, and a token that groups before chose at the same step costs a penalty: so the groups differ.
+//!
 //! Stochastic beam search ([Kool, van Hoof and Welling 2019](https://arxiv.org/abs/1903.06059)) samples `width`
 //! different answers without replacement, with the same distribution as sampling answers one after the other and
 //! discarding repetitions. Each answer's log-probability is perturbed with Gumbel noise, and the `width` largest win.
@@ -53,12 +56,38 @@ pub enum BeamKind {
         length_penalty: f32,
         /// When to stop.
         early_stopping: EarlyStopping,
+        /// Whether the beams search together.
+        groups: BeamGroups,
     },
     /// By sampling without replacement.
     Stochastic {
         /// Equal seeds give equal answers for equal logits.
         seed: u64,
     },
+}
+
+/// Groups of beams of the same size, which search one after the other at each step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BeamGroups {
+    /// Number of groups, of which the width is a multiple.
+    pub n_groups: usize,
+    /// Subtracted from the log-probability of a token for each beam of an earlier group that chose it at the same step; at least
+    /// 0, in nats.
+    pub penalty: f64,
+}
+
+impl BeamGroups {
+    /// All beams together.
+    pub const ONE: Self = Self { n_groups: 1, penalty: 0.0 };
+}
+
+impl BeamKind {
+    fn n_groups(self) -> usize {
+        match self {
+            Self::Best { groups, .. } => groups.n_groups,
+            Self::Stochastic { .. } => 1,
+        }
+    }
 }
 
 /// When beam search stops before every answer is as long as allowed.
@@ -84,6 +113,10 @@ pub struct Hypothesis {
     pub logprob: f64,
     /// The value for ranking: the penalized log-probability, or the perturbed one.
     pub score: f64,
+    /// What its tokens cost for being those of other groups, in nats.
+    cost: f64,
+    /// The group that it belongs to; the first one has the prompt.
+    group: usize,
     /// Whether its last token ended it, not its length.
     pub is_ended: bool,
     /// Identifies the path of tokens for the random stream.
@@ -97,6 +130,8 @@ struct Continuation {
     id: TokenId,
     logprob: f64,
     score: f64,
+    /// As of a [`Hypothesis`].
+    cost: f64,
     is_ended: bool,
     reported: Option<TokenLogprobs>,
 }
@@ -118,8 +153,16 @@ impl BeamSearch {
             BeamKind::Best { .. } => 0,
             BeamKind::Stochastic { seed } => seed,
         };
-        let root =
-            Hypothesis { token_ids: Vec::new(), logprobs: Vec::new(), logprob: 0.0, score: 0.0, is_ended: false, path };
+        let root = Hypothesis {
+            token_ids: Vec::new(),
+            logprobs: Vec::new(),
+            logprob: 0.0,
+            score: 0.0,
+            cost: 0.0,
+            group: 0,
+            is_ended: false,
+            path,
+        };
         Self { params, beams: vec![root], continuations: Vec::new(), finished: Vec::new() }
     }
 
@@ -153,7 +196,7 @@ impl BeamSearch {
             |id: TokenId| at_temperature[id as usize].is_finite() && !barred.is_some_and(|barred| barred.contains(&id));
         let continuation = |id: TokenId| {
             let logprob = parent.logprob + f64::from(at_temperature[id as usize]) - log_total;
-            Continuation { parent: beam, id, logprob, score: logprob, is_ended: false, reported: None }
+            Continuation { parent: beam, id, logprob, score: logprob, cost: 0.0, is_ended: false, reported: None }
         };
         let BeamParams { width, kind, end_ids, .. } = &self.params;
         let ends = |id: TokenId| end_ids.contains(&id) || completes(id);
@@ -187,11 +230,10 @@ impl BeamSearch {
     /// Selects the next partial answers, after every beam was expanded. Returns the index of each one's parent among
     /// the previous beams; empty at the end of the search.
     pub fn select(&mut self) -> Vec<usize> {
-        let mut continuations = std::mem::take(&mut self.continuations);
+        let continuations = std::mem::take(&mut self.continuations);
         let parents = match self.params.kind {
-            BeamKind::Best { length_penalty, early_stopping } => {
-                keep_best(continuations.len(), &mut continuations);
-                self.select_best(continuations, length_penalty, early_stopping)
+            BeamKind::Best { length_penalty, early_stopping, groups } => {
+                self.select_in_groups(&continuations, length_penalty, early_stopping, groups)
             }
             BeamKind::Stochastic { .. } => self.select_drawn(continuations),
         };
@@ -208,46 +250,79 @@ impl BeamSearch {
         self.finished
     }
 
+    /// One group after the other.
+    fn select_in_groups(
+        &mut self,
+        continuations: &[Continuation],
+        length_penalty: f32,
+        early_stopping: EarlyStopping,
+        groups: BeamGroups,
+    ) -> Vec<usize> {
+        let is_start = self.beams.iter().all(|beam| beam.token_ids.is_empty());
+        let mut beams: Vec<(Hypothesis, usize)> = Vec::new();
+        let mut chosen: Vec<TokenId> = Vec::new();
+        for group in 0..groups.n_groups {
+            let is_own = |continuation: &&Continuation| is_start || self.beams[continuation.parent].group == group;
+            let mut own: Vec<Continuation> = continuations.iter().filter(is_own).cloned().collect();
+            for continuation in &mut own {
+                let n_others = chosen.iter().filter(|id| **id == continuation.id).count();
+                continuation.cost = self.beams[continuation.parent].cost + groups.penalty * n_others as f64;
+                continuation.score = continuation.logprob - continuation.cost;
+            }
+            keep_best(own.len(), &mut own);
+            let going_on = own.iter().filter(|continuation| !continuation.is_ended).map(|continuation| continuation.id);
+            chosen.extend(going_on.take(self.params.width / groups.n_groups));
+            beams.extend(self.select_best(own, group, length_penalty, early_stopping));
+        }
+        let parents: Vec<usize>;
+        (self.beams, parents) = beams.into_iter().unzip();
+        parents
+    }
+
+    /// The beams of a group, each with its parent; none if the group's search is over.
     fn select_best(
         &mut self,
         continuations: Vec<Continuation>,
+        group: usize,
         length_penalty: f32,
         early_stopping: EarlyStopping,
-    ) -> Vec<usize> {
-        let BeamParams { width, max_tokens, .. } = self.params;
-        let penalized = |logprob: f64, length: usize| logprob / (length as f64).powf(f64::from(length_penalty));
-        let (mut beams, mut parents) = (Vec::new(), Vec::new());
+    ) -> Vec<(Hypothesis, usize)> {
+        let max_tokens = self.params.max_tokens;
+        let width = self.params.width / self.params.kind.n_groups();
+        let penalized = |score: f64, length: usize| score / (length as f64).powf(f64::from(length_penalty));
+        let mut beams: Vec<(Hypothesis, usize)> = Vec::new();
+        let (mut finished, others): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.finished).into_iter().partition(|hypothesis| hypothesis.group == group);
         for (rank, continuation) in continuations.into_iter().enumerate() {
             if beams.len() == width {
                 break;
             }
             let parent = continuation.parent;
-            let mut hypothesis = self.continued(continuation);
-            hypothesis.score = penalized(hypothesis.logprob, hypothesis.token_ids.len());
-            let is_last = hypothesis.token_ids.len() >= max_tokens;
-            if !hypothesis.is_ended && !is_last {
-                parents.push(parent);
-                beams.push(hypothesis);
+            let mut hypothesis = Hypothesis { group, ..self.continued(continuation) };
+            let length = hypothesis.token_ids.len();
+            hypothesis.score = penalized(hypothesis.logprob - hypothesis.cost, length);
+            if !hypothesis.is_ended && length < max_tokens {
+                beams.push((hypothesis, parent));
             } else if rank < width {
-                self.finished.push(hypothesis);
+                finished.push(hypothesis);
             }
         }
-        self.finished.sort_by(by_score);
-        self.finished.truncate(width);
-        let is_over = match (self.finished.get(width - 1), beams.first()) {
+        finished.sort_by(by_score);
+        finished.truncate(width);
+        let is_over = match (finished.get(width - 1), beams.first()) {
             (_, None) => true,
             (None, _) => false,
-            (Some(worst), Some(best)) => {
+            (Some(worst), Some((best, _))) => {
                 let length = match early_stopping {
                     // The longest answer has the best score that a log-probability can still reach.
                     EarlyStopping::Certain if length_penalty > 0.0 => max_tokens,
                     _ => best.token_ids.len(),
                 };
-                early_stopping == EarlyStopping::Full || worst.score >= penalized(best.logprob, length)
+                early_stopping == EarlyStopping::Full || worst.score >= penalized(best.logprob - best.cost, length)
             }
         };
-        self.beams = beams;
-        if is_over { Vec::new() } else { parents }
+        self.finished = [others, finished].concat();
+        if is_over { Vec::new() } else { beams }
     }
 
     /// Finished answers keep competing with the perturbed log-probability at their end.
@@ -276,14 +351,14 @@ impl BeamSearch {
     }
 
     fn continued(&self, continuation: Continuation) -> Hypothesis {
-        let Continuation { parent, id, logprob, score, is_ended, reported } = continuation;
+        let Continuation { parent, id, logprob, score, cost, is_ended, reported } = continuation;
         let parent = &self.beams[parent];
         let mut token_ids = parent.token_ids.clone();
         token_ids.push(id);
         let mut logprobs = parent.logprobs.clone();
         logprobs.extend(reported);
         let path = node_stream(parent.path).bits(id as usize, Purpose::Branch);
-        Hypothesis { token_ids, logprobs, logprob, score, is_ended, path }
+        Hypothesis { token_ids, logprobs, logprob, score, cost, group: parent.group, is_ended, path }
     }
 
     /// Tokens that must not come yet: end tokens, while the answer is too short.

@@ -93,6 +93,17 @@ impl<'a> Candidates<'a> {
         }
     }
 
+    /// Other logits in place of all but those of -infinity, after any temperature.
+    pub(super) fn replace_logits(&mut self, logits: impl Iterator<Item = f64>) {
+        self.temperature = 1.0;
+        self.weights.clear();
+        for (logit, new) in self.logits.to_mut().iter_mut().zip(logits) {
+            if *logit > f32::NEG_INFINITY {
+                *logit = finite(new as f32);
+            }
+        }
+    }
+
     /// Excludes tokens.
     pub(super) fn ban(&mut self, banned: &BTreeSet<TokenId>) {
         self.weights.clear();

@@ -1,6 +1,9 @@
 //! What each step of the chain does to the candidates. The order is [`ChainStep::DEFAULT_ORDER`], and `Sampler` runs it.
 
-use super::{ChainStep, Dry, Mirostat, MirostatVersion, SamplingParams, Xtc, candidates::Candidates, select::Scan};
+use super::{
+    ChainStep, Dry, Mirostat, MirostatVersion, SamplingParams, Smoothing, Xtc, candidates::Candidates, select::Rank,
+    select::Scan,
+};
 use crate::TokenId;
 
 impl Candidates<'_> {
@@ -13,9 +16,23 @@ impl Candidates<'_> {
                 self.heat_by_entropy((middle - range).max(0.0), middle + range, params.dynatemp_exponent);
             }
             ChainStep::Temperature => self.heat(params.temperature),
+            ChainStep::Smoothing => self.smooth(params.smoothing),
             ChainStep::TopNSigma => self.keep_top_n_sigma(params.top_n_sigma),
             ChainStep::TopK => self.keep_top_k(params.top_k),
             ChainStep::TypicalP => self.keep_typical_p(params.typical_p),
+            ChainStep::EpsilonCutoff => {
+                let bar = f64::from(params.epsilon_cutoff);
+                self.keep_probable(|_| bar);
+            }
+            ChainStep::EtaCutoff => {
+                let bar = f64::from(params.eta_cutoff);
+                self.keep_probable(|candidates| bar.min(bar.sqrt() * (-candidates.entropy()).exp()));
+            }
+            ChainStep::Tfs => self.keep_before_tail(params.tfs),
+            ChainStep::TopA => {
+                let share = f64::from(params.top_a);
+                self.keep_probable(|candidates| share * candidates.total_weight().powi(-2));
+            }
             ChainStep::TopP => self.keep_top_p(params.top_p),
             ChainStep::MinP => self.keep_min_p(params.min_p),
             ChainStep::Xtc => self.exclude_top_choices(params.xtc),
@@ -95,6 +112,59 @@ impl Candidates<'_> {
         self.keep(&places);
     }
 
+    /// Keeps those with at least the probability that `bar` says, and the most likely ones in any case.
+    fn keep_probable(&mut self, bar: impl FnOnce(&mut Self) -> f64) {
+        // The largest weight is 1.
+        let bar = (bar(self) * self.total_weight()).min(1.0);
+        let is_kept = |place: &usize| f64::from(self.weights()[*place]) >= bar;
+        let places: Vec<usize> = (0..self.len()).filter(is_kept).collect();
+        self.keep(&places);
+    }
+
+    /// Keeps the most likely ones up to where the second differences of the sorted probabilities, as absolute values, sum to
+    /// more than the fraction `z` of their sum. The last one of several never remains, the first one always does.
+    fn keep_before_tail(&mut self, z: f32) {
+        self.drop_impossible();
+        let ranked = self.first(self.len());
+        let sorted = |at: usize| f64::from(self.weights()[ranked[at].place()]);
+        let bend = |at: usize| (sorted(at) - 2.0 * sorted(at + 1) + sorted(at + 2)).abs();
+        let n_bends = self.len().saturating_sub(2);
+        let wanted = f64::from(z) * (0..n_bends).map(bend).sum::<f64>();
+        let mut reached = 0.0;
+        let n_within = (0..n_bends).take_while(|&at| {
+            reached += bend(at);
+            reached <= wanted
+        });
+        let n_kept = 1 + n_within.count();
+        let mut places: Vec<usize> = ranked.into_iter().take(n_kept).map(Rank::place).collect();
+        places.sort_unstable();
+        self.keep(&places);
+    }
+
+    /// Moves logits along the curve of `smoothing`.
+    fn smooth(&mut self, smoothing: Smoothing) {
+        let (factor, curve) = (f64::from(smoothing.factor), f64::from(smoothing.curve));
+        let distance = |d: f64| factor * (d * d * (3.0 - curve) / 2.0 + d * d * d * (curve - 1.0) / 2.0);
+        let nats: Vec<f64> = self.nats_below_largest().collect();
+        self.replace_logits(nats.into_iter().map(|d| -distance(d)));
+    }
+
+    /// Draws all candidates towards the probability `target`, as [`AdaptiveP`](super::AdaptiveP) says.
+    pub(super) fn draw_towards(&mut self, target: f64) {
+        const WIDTH: f64 = 0.3;
+        self.drop_impossible();
+        let total = self.total_weight();
+        let logits: Vec<f64> = self
+            .weights()
+            .iter()
+            .map(|&weight| {
+                let distance = (f64::from(weight) / total - target).abs() / WIDTH;
+                5.0 - 10.0 * distance * distance / (1.0 + distance)
+            })
+            .collect();
+        self.replace_logits(logits.into_iter());
+    }
+
     /// Removes all tokens at least as probable as the threshold, except the least probable of them.
     fn exclude_top_choices(&mut self, xtc: Xtc) {
         let bar = f64::from(xtc.threshold) * self.total_weight();
@@ -164,6 +234,13 @@ fn k_of_surprise(s: f64, n: usize, bound: f64) -> usize {
     };
     // A cast maps NaN to 0 and saturates at the ends of the range; the caller clamps.
     n_effective.powf(1.0 / s).round() as usize
+}
+
+/// The tokens that would complete a sequence of `n` tokens that `tokens` already has.
+pub(super) fn completions(tokens: &[TokenId], n: usize) -> impl Iterator<Item = TokenId> + '_ {
+    let begun = tokens.len().checked_sub(n.saturating_sub(1)).map(|start| &tokens[start..]);
+    let earlier = tokens.windows(n.max(1)).filter_map(|words| words.split_last());
+    earlier.filter(move |(_, before)| begun == Some(*before)).map(|(&last, _)| last)
 }
 
 /// The penalty grows for this many tokens beyond `allowed_length`: with the default base, to 1e12 times `multiplier`.

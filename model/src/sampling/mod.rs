@@ -18,7 +18,7 @@ pub(crate) use logprobs::{entropy, logprob};
 
 pub use self::{
     logprobs::{TokenLogprobs, token_logprobs},
-    params::{ChainStep, Dry, Mirostat, MirostatVersion, SamplingParams, Xtc},
+    params::{AdaptiveP, ChainStep, Dry, Mirostat, MirostatVersion, SamplingParams, Smoothing, Xtc},
     random::{Purpose, RandomStream},
     row::{LogitRow, RowNeeds},
     sampler::Sampler,

@@ -43,10 +43,27 @@ pub struct SamplingParams {
     /// Keep tokens whose logit is within this many standard deviations of the largest ([Tang et al.
     /// 2024](https://arxiv.org/abs/2411.07641)). 0 keeps all.
     pub top_n_sigma: f32,
+    /// Keep tokens whose probability is at least this value, and always the most likely one ([Hewitt et al.
+    /// 2022](https://arxiv.org/abs/2210.15191)). 0 keeps all.
+    pub epsilon_cutoff: f32,
+    /// Keep tokens whose probability is at least the smaller of this value and `sqrt(value) * exp(-entropy)`, and always the
+    /// most likely one (eta sampling, [the same paper](https://arxiv.org/abs/2210.15191)). 0 keeps all.
+    pub eta_cutoff: f32,
+    /// Tail-free sampling: keep the most likely tokens up to where the curve of sorted probabilities has used this share of
+    /// its bends, the absolute second differences ([Phénix and Egan
+    /// 2019](https://www.trentonbricken.com/Tail-Free-Sampling/)). 1 keeps all.
+    pub tfs: f32,
+    /// Keep tokens whose probability is at least this value times the square of the largest one ([the
+    /// proposal](https://github.com/BlinkDL/RWKV-LM#the-top-a-sampling-method)). 0 keeps all.
+    pub top_a: f32,
+    /// Quadratic smoothing of the logits.
+    pub smoothing: Smoothing,
     /// XTC: sometimes removes the most likely tokens.
     pub xtc: Xtc,
     /// Mirostat: controls the surprise of the text. Replaces all truncating parameters.
     pub mirostat: Option<Mirostat>,
+    /// Adaptive-p: prefers tokens whose probability is near a target.
+    pub adaptive_p: Option<AdaptiveP>,
     /// Values above 1 make tokens of the prompt and the output less likely: positive logits are divided by it, negative
     /// ones multiplied ([Keskar et al. 2019](https://arxiv.org/abs/1909.05858)).
     pub repetition_penalty: f32,
@@ -56,10 +73,18 @@ pub struct SamplingParams {
     pub presence_penalty: f32,
     /// Subtracted from the logit of each token, once for every time it occurs in the output.
     pub frequency_penalty: f32,
+    /// Values above 1 make tokens of the prompt more likely: positive logits are multiplied by it, negative ones divided
+    /// (`transformers`' `encoder_repetition_penalty`, on the prompt).
+    pub prompt_bonus: f32,
+    /// No sequence of this many tokens occurs twice in prompt and output: a token that would complete one is excluded
+    /// ([Paulus et al. 2017](https://arxiv.org/abs/1705.04304), 2.5). 0 disables it.
+    pub no_repeat_ngram_size: usize,
     /// DRY: makes tokens less likely that would continue a repetition.
     pub dry: Dry,
     /// Added to the logits of these tokens.
     pub logit_bias: Arc<BTreeMap<TokenId, f32>>,
+    /// Number of first tokens of the output that `logit_bias` acts on. `None`: all.
+    pub logit_bias_tokens: Option<usize>,
     /// The only allowed tokens. `None`: all.
     pub allowed_token_ids: Option<Arc<BTreeSet<TokenId>>>,
     /// Sequences of tokens that must not occur in the output: the last token of one is excluded after the others.
@@ -79,6 +104,32 @@ pub struct Xtc {
     /// Minimum probability of the tokens to remove, from 0 to 1. Above 0.5 there is never more than one such token, so
     /// nothing happens.
     pub threshold: f32,
+}
+
+/// Smoothing of the logits by a parabola around the largest one ([the
+/// proposal](https://github.com/oobabooga/text-generation-webui/pull/5403), and [its
+/// curve](https://github.com/oobabooga/text-generation-webui/pull/5551)): at the distance `d = largest - logit`, the new
+/// distance is `factor * (d^2 * (3 - curve) / 2 + d^3 * (curve - 1) / 2)`. So tokens near the largest come nearer, and others
+/// move away.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Smoothing {
+    /// Strength. 0: disabled.
+    pub factor: f32,
+    /// From 1, the parabola, to 3, a cubic curve.
+    pub curve: f32,
+}
+
+/// Adaptive-p: tokens are drawn by how near their probability is to a target, which moves so that the probabilities of the
+/// chosen tokens average to it ([the proposal in llama.cpp](https://github.com/ggml-org/llama.cpp/pull/17927)).
+///
+/// With probabilities `p` and the moved target `t`, the logits become `5 - 10 * d^2 / (1 + d)`, where `d = |p - t| / 0.3`; and
+/// `t` is twice the target less the decaying average of the probabilities of the tokens so far, within 0 and 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdaptiveP {
+    /// Average probability of the chosen tokens, from 0 to 1.
+    pub target: f32,
+    /// Weight of the average's past at each token, from 0 to 0.99: it is over about `1 / (1 - decay)` tokens.
+    pub decay: f32,
 }
 
 /// Mirostat: a limit on the surprise of a token that adapts to the surprise of the text so far ([Basu et al.
@@ -127,12 +178,22 @@ pub enum ChainStep {
     Dry,
     /// `temperature`, dynamic or not.
     Temperature,
+    /// [`Smoothing`].
+    Smoothing,
     /// `top_n_sigma`.
     TopNSigma,
     /// `top_k`.
     TopK,
     /// `typical_p`.
     TypicalP,
+    /// `epsilon_cutoff`.
+    EpsilonCutoff,
+    /// `eta_cutoff`.
+    EtaCutoff,
+    /// `tfs`.
+    Tfs,
+    /// `top_a`.
+    TopA,
     /// `top_p`.
     TopP,
     /// `min_p`.
@@ -143,13 +204,18 @@ pub enum ChainStep {
 
 impl ChainStep {
     /// All steps, in the default order.
-    pub const DEFAULT_ORDER: [Self; 9] = [
+    pub const DEFAULT_ORDER: [Self; 14] = [
         Self::Penalties,
         Self::Dry,
         Self::Temperature,
+        Self::Smoothing,
         Self::TopNSigma,
         Self::TopK,
         Self::TypicalP,
+        Self::EpsilonCutoff,
+        Self::EtaCutoff,
+        Self::Tfs,
+        Self::TopA,
         Self::TopP,
         Self::MinP,
         Self::Xtc,
@@ -161,9 +227,14 @@ impl ChainStep {
             Self::Penalties => "penalties",
             Self::Dry => "dry",
             Self::Temperature => "temperature",
+            Self::Smoothing => "smoothing",
             Self::TopNSigma => "top_n_sigma",
             Self::TopK => "top_k",
             Self::TypicalP => "typical_p",
+            Self::EpsilonCutoff => "epsilon_cutoff",
+            Self::EtaCutoff => "eta_cutoff",
+            Self::Tfs => "tfs",
+            Self::TopA => "top_a",
             Self::TopP => "top_p",
             Self::MinP => "min_p",
             Self::Xtc => "xtc",
@@ -196,6 +267,12 @@ impl Default for Xtc {
     }
 }
 
+impl Default for Smoothing {
+    fn default() -> Self {
+        Self { factor: 0.0, curve: 1.0 }
+    }
+}
+
 impl Default for Mirostat {
     fn default() -> Self {
         Self { version: MirostatVersion::V2, tau: 5.0, eta: 0.1 }
@@ -219,14 +296,23 @@ impl Default for SamplingParams {
             min_p: 0.0,
             typical_p: 1.0,
             top_n_sigma: 0.0,
+            epsilon_cutoff: 0.0,
+            eta_cutoff: 0.0,
+            tfs: 1.0,
+            top_a: 0.0,
+            smoothing: Smoothing::default(),
             xtc: Xtc::default(),
             mirostat: None,
+            adaptive_p: None,
             repetition_penalty: 1.0,
             repeat_last_n: None,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
+            prompt_bonus: 1.0,
+            no_repeat_ngram_size: 0,
             dry: Dry::default(),
             logit_bias: Arc::default(),
+            logit_bias_tokens: None,
             allowed_token_ids: None,
             bad_words: Arc::default(),
             samplers: ChainStep::DEFAULT_ORDER.to_vec(),
@@ -250,13 +336,21 @@ impl SamplingParams {
     pub(super) fn acts(&self, step: ChainStep) -> bool {
         match step {
             ChainStep::Penalties => {
-                self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+                self.repetition_penalty != 1.0
+                    || self.presence_penalty != 0.0
+                    || self.frequency_penalty != 0.0
+                    || self.prompt_bonus != 1.0
             }
             ChainStep::Dry => self.dry.multiplier > 0.0,
             ChainStep::Temperature => self.temperature != 1.0 || self.dynatemp_range > 0.0,
+            ChainStep::Smoothing => self.smoothing.factor > 0.0,
             ChainStep::TopNSigma => self.top_n_sigma > 0.0,
             ChainStep::TopK => self.top_k > 0,
             ChainStep::TypicalP => self.typical_p < 1.0,
+            ChainStep::EpsilonCutoff => self.epsilon_cutoff > 0.0,
+            ChainStep::EtaCutoff => self.eta_cutoff > 0.0,
+            ChainStep::Tfs => self.tfs < 1.0,
+            ChainStep::TopA => self.top_a > 0.0,
             ChainStep::TopP => self.top_p < 1.0,
             ChainStep::MinP => self.min_p > 0.0,
             ChainStep::Xtc => self.xtc.probability > 0.0,
@@ -285,8 +379,18 @@ impl SamplingParams {
         check_range("min_p", self.min_p, 0.0..=1.0)?;
         check("typical_p", self.typical_p, self.typical_p > 0.0 && self.typical_p <= 1.0, "above 0 and at most 1")?;
         check("top_n_sigma", self.top_n_sigma, self.top_n_sigma >= 0.0, "a number, 0 or more")?;
+        check_range("epsilon_cutoff", self.epsilon_cutoff, 0.0..=1.0)?;
+        check_range("eta_cutoff", self.eta_cutoff, 0.0..=1.0)?;
+        check_range("tfs", self.tfs, 0.0..=1.0)?;
+        check_range("top_a", self.top_a, 0.0..=1.0)?;
+        check("smoothing_factor", self.smoothing.factor, self.smoothing.factor >= 0.0, "a number, 0 or more")?;
+        check_range("smoothing_curve", self.smoothing.curve, 1.0..=3.0)?;
         check_range("xtc_probability", self.xtc.probability, 0.0..=1.0)?;
         check_range("xtc_threshold", self.xtc.threshold, 0.0..=1.0)?;
+        if let Some(AdaptiveP { target, decay }) = self.adaptive_p {
+            check_range("adaptive_target", target, 0.0..=1.0)?;
+            check_range("adaptive_decay", decay, 0.0..=0.99)?;
+        }
         let Some(Mirostat { tau, eta, .. }) = self.mirostat else { return Ok(()) };
         check("mirostat_tau", tau, tau >= 0.0, "a number, 0 or more")?;
         check("mirostat_eta", eta, eta >= 0.0, "a number, 0 or more")
@@ -294,6 +398,7 @@ impl SamplingParams {
 
     fn validate_penalties(&self) -> Result<()> {
         check("repetition_penalty", self.repetition_penalty, self.repetition_penalty > 0.0, "a number above 0")?;
+        check("encoder_repetition_penalty", self.prompt_bonus, self.prompt_bonus > 0.0, "a number above 0")?;
         check_range("presence_penalty", self.presence_penalty, -2.0..=2.0)?;
         check_range("frequency_penalty", self.frequency_penalty, -2.0..=2.0)?;
         let Dry { multiplier, base, allowed_length, .. } = self.dry;
@@ -340,9 +445,11 @@ impl SamplingParams {
             ("temperature", ChainStep::Temperature, self.temperature != 1.0),
             ("dynatemp_range", ChainStep::Temperature, self.dynatemp_range > 0.0),
             ("repetition_penalty", ChainStep::Penalties, self.repetition_penalty != 1.0),
+            ("encoder_repetition_penalty", ChainStep::Penalties, self.prompt_bonus != 1.0),
             ("presence_penalty", ChainStep::Penalties, self.presence_penalty != 0.0),
             ("frequency_penalty", ChainStep::Penalties, self.frequency_penalty != 0.0),
             ("dry_multiplier", ChainStep::Dry, self.acts(ChainStep::Dry)),
+            ("smoothing_factor", ChainStep::Smoothing, self.acts(ChainStep::Smoothing)),
         ];
         let unused = set.into_iter().chain(self.cuts()).find(|&(_, step, is_set)| is_set && missing(step));
         unused.map_or(Ok(()), |(name, step, _)| {
@@ -351,11 +458,15 @@ impl SamplingParams {
     }
 
     /// The truncating fields, their steps, and whether they are set.
-    fn cuts(&self) -> [(&'static str, ChainStep, bool); 6] {
+    fn cuts(&self) -> [(&'static str, ChainStep, bool); 10] {
         [
             ("top_n_sigma", ChainStep::TopNSigma),
             ("top_k", ChainStep::TopK),
             ("typical_p", ChainStep::TypicalP),
+            ("epsilon_cutoff", ChainStep::EpsilonCutoff),
+            ("eta_cutoff", ChainStep::EtaCutoff),
+            ("tfs", ChainStep::Tfs),
+            ("top_a", ChainStep::TopA),
             ("top_p", ChainStep::TopP),
             ("min_p", ChainStep::MinP),
             ("xtc_probability", ChainStep::Xtc),
@@ -375,8 +486,23 @@ impl SamplingParams {
                 );
             }
         }
+        if self.adaptive_p.is_some() && self.mirostat.is_some() {
+            return refuse("adaptive_target", "cannot be combined with `mirostat`: both choose how likely tokens are");
+        }
+        if self.adaptive_p.is_some() && self.is_greedy() {
+            return refuse(
+                "adaptive_target",
+                "cannot be combined with `temperature` 0, which always takes the most likely token",
+            );
+        }
         if self.dynatemp_range > 0.0 && self.is_greedy() {
             return refuse("dynatemp_range", "cannot be combined with `temperature` 0");
+        }
+        if self.allowed_token_ids.is_some() && self.no_repeat_ngram_size > 0 {
+            return refuse(
+                "no_repeat_ngram_size",
+                "cannot be combined with `allowed_token_ids`: together they could leave no token",
+            );
         }
         if self.allowed_token_ids.is_some() && !self.bad_words.is_empty() {
             return refuse(

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    ChainStep, LogitRow, RowNeeds, SamplingParams, TokenLogprobs,
+    AdaptiveP, ChainStep, LogitRow, RowNeeds, SamplingParams, TokenLogprobs,
     candidates::Candidates,
     chain,
     random::{Purpose, RandomStream},
@@ -21,21 +21,26 @@ use crate::{
 /// Chooses the tokens of one sequence.
 ///
 /// A row of logits passes, in this order:
-/// 1. `allowed_token_ids` and `bad_words`, which exclude tokens,
-/// 2. `logit_bias`,
+/// 1. `allowed_token_ids`, `bad_words` and `no_repeat_ngram_size`, which exclude tokens,
+/// 2. `logit_bias`, for the first `logit_bias_tokens` tokens of the output,
 /// 3. the steps of `samplers`, by default
 ///    1. `penalties`: `repetition_penalty` over the last `repeat_last_n` tokens of prompt and output, then
-///       `presence_penalty` and `frequency_penalty` over the tokens of the output,
+///       `encoder_repetition_penalty` over the tokens of the prompt, then `presence_penalty` and `frequency_penalty` over the tokens of the output,
 ///    2. `dry`, over the last `dry_penalty_last_n` tokens of prompt and output,
 ///    3. `temperature`, dynamic if `dynatemp_range` is set; at 0, the largest logit is taken (the lowest id among
 ///       equals) and later steps have no effect,
-///    4. `top_n_sigma`,
-///    5. `top_k`,
-///    6. `typical_p`,
-///    7. `top_p`,
-///    8. `min_p`,
-///    9. `xtc`,
-/// 4. `mirostat`, which is only allowed without 3.4 to 3.9,
+///    4. `smoothing`,
+///    5. `top_n_sigma`,
+///    6. `top_k`,
+///    7. `typical_p`,
+///    8. `epsilon_cutoff`,
+///    9. `eta_cutoff`,
+///    10. `tfs`,
+///    11. `top_a`,
+///    12. `top_p`,
+///    13. `min_p`,
+///    14. `xtc`,
+/// 4. `mirostat`, which is only allowed without 3.5 to 3.14, or `adaptive_target`,
 /// 5. sampling.
 ///
 /// Each step works on the distribution that the previous one returned, as probabilities that sum to 1.
@@ -49,7 +54,7 @@ pub struct Sampler {
     /// Shared by all answers to the prompt.
     prompt: Arc<[TokenId]>,
     output: Vec<TokenId>,
-    /// The distinct tokens of the prompt, computed when the repetition penalty first needs them.
+    /// The distinct tokens of the prompt, computed when a penalty first needs them.
     in_prompt: OnceLock<BTreeSet<TokenId>>,
     /// The number of occurrences of each token in the output.
     output_counts: HashMap<TokenId, u32>,
@@ -57,8 +62,10 @@ pub struct Sampler {
     is_plain_greedy: bool,
     /// Mirostat's bound, in bits.
     bound: f32,
-    /// The surprise of the last sampled token in bits, until it is accepted.
-    surprise: Option<f32>,
+    /// The probabilities of the tokens so far that adaptive-p averages, and their weights, summed.
+    average: [f64; 2],
+    /// The probability of the last sampled token before it was steered, until it is accepted.
+    drawn: Option<f64>,
 }
 
 /// Whether XTC acts at this position.
@@ -84,7 +91,11 @@ impl Sampler {
             output: Vec::new(),
             in_prompt: OnceLock::new(),
             bound: params.mirostat.map_or(0.0, |mirostat| 2.0 * mirostat.tau),
-            surprise: None,
+            average: params.adaptive_p.map_or([0.0; 2], |AdaptiveP { target, decay }| {
+                let weight = 1.0 / (1.0 - f64::from(decay));
+                [f64::from(target) * weight, weight]
+            }),
+            drawn: None,
             params,
             output_counts: HashMap::new(),
         }
@@ -95,7 +106,7 @@ impl Sampler {
     /// tokens of `barred` may be [excluded](LogitRow::without), and `ahead` may have joined the output.
     pub fn needs(&self, barred: &BTreeSet<TokenId>, ahead: &[TokenId]) -> RowNeeds {
         let params = &self.params;
-        if params.allowed_token_ids.is_some() {
+        if params.allowed_token_ids.is_some() || params.no_repeat_ngram_size > 0 {
             return RowNeeds::Whole;
         }
         // With this many distinct tokens, a part is too large.
@@ -110,6 +121,9 @@ impl Sampler {
                 ChainStep::Penalties if !is_heated => {
                     changed.extend(ahead);
                     changed.extend(self.repeated().take(TOO_MANY));
+                    if params.prompt_bonus != 1.0 {
+                        changed.extend(self.in_prompt().iter().take(TOO_MANY));
+                    }
                     changed.extend(self.output_counts.keys().take(TOO_MANY));
                 }
                 ChainStep::Temperature if params.is_greedy() => return RowNeeds::of_top(1, changed),
@@ -134,21 +148,27 @@ impl Sampler {
         }
         let uniform = self.random.uniform(position, Purpose::Token);
         let mut shaped = self.shaped(&row, self.xtc_coin(position))?;
-        let Some(mirostat) = self.params.mirostat else {
+        if self.params.mirostat.is_none() && self.params.adaptive_p.is_none() {
             return shaped.draw(uniform).ok_or_else(|| self.ruled_out());
-        };
-        let mut kept = shaped.clone();
-        kept.keep_unsurprising(mirostat, self.bound);
-        let id = kept.draw(uniform).ok_or_else(|| self.ruled_out())?;
-        // Of the distribution before the cut, as in the paper.
-        self.surprise = Some(-shaped.probability(id).log2() as f32);
+        }
+        let mut steered = shaped.clone();
+        self.steer(&mut steered);
+        let id = steered.draw(uniform).ok_or_else(|| self.ruled_out())?;
+        // Of the distribution before, as in the paper on mirostat.
+        self.drawn = Some(shaped.probability(id));
         Ok(id)
     }
 
     /// Adds a token to the output that the penalties count.
     pub fn accept(&mut self, id: TokenId) {
-        if let (Some(mirostat), Some(surprise)) = (self.params.mirostat, self.surprise.take()) {
-            self.bound -= mirostat.eta * (surprise - mirostat.tau);
+        if let Some(probability) = self.drawn.take() {
+            if let Some(mirostat) = self.params.mirostat {
+                self.bound -= mirostat.eta * (-probability.log2() as f32 - mirostat.tau);
+            }
+            if let Some(AdaptiveP { decay, .. }) = self.params.adaptive_p {
+                let [sum, weight] = self.average;
+                self.average = [probability + f64::from(decay) * sum, 1.0 + f64::from(decay) * weight];
+            }
         }
         self.output.push(id);
         *self.output_counts.entry(id).or_insert(0) += 1;
@@ -203,18 +223,28 @@ impl Sampler {
     /// All steps before the draw.
     fn candidates<'a>(&self, row: &'a LogitRow<'_>, coin: XtcCoin) -> Result<Candidates<'a>> {
         let mut candidates = self.shaped(row, coin)?;
-        if let Some(mirostat) = self.params.mirostat {
-            candidates.keep_unsurprising(mirostat, self.bound);
-        }
+        self.steer(&mut candidates);
         Ok(candidates)
     }
 
-    /// All steps before mirostat.
+    /// Mirostat or adaptive-p.
+    fn steer(&self, candidates: &mut Candidates<'_>) {
+        if let Some(mirostat) = self.params.mirostat {
+            candidates.keep_unsurprising(mirostat, self.bound);
+        }
+        if let Some(AdaptiveP { target, .. }) = self.params.adaptive_p {
+            let [sum, weight] = self.average;
+            candidates.draw_towards((2.0 * f64::from(target) - sum / weight).clamp(0.0, 1.0));
+        }
+    }
+
+    /// All steps before mirostat and adaptive-p.
     fn shaped<'a>(&self, row: &'a LogitRow<'_>, coin: XtcCoin) -> Result<Candidates<'a>> {
         let params = &self.params;
         let mut candidates = Candidates::new(row)?;
         self.ban(&mut candidates)?;
-        for (&id, &bias) in params.logit_bias.iter() {
+        let is_biased = params.logit_bias_tokens.is_none_or(|n| self.output.len() < n);
+        for (&id, &bias) in params.logit_bias.iter().filter(|_| is_biased) {
             candidates.change(id, |logit| logit + bias);
         }
         for step in params.samplers.iter().filter(|step| params.acts(**step)) {
@@ -229,19 +259,22 @@ impl Sampler {
     }
 
     fn ban(&self, candidates: &mut Candidates<'_>) -> Result<()> {
-        let SamplingParams { allowed_token_ids, bad_words, .. } = &self.params;
-        if allowed_token_ids.is_none() && bad_words.is_empty() {
+        let SamplingParams { allowed_token_ids, bad_words, no_repeat_ngram_size, .. } = &self.params;
+        if allowed_token_ids.is_none() && bad_words.is_empty() && *no_repeat_ngram_size == 0 {
             return Ok(());
         }
         if let Some(allowed) = allowed_token_ids {
             candidates.allow(allowed);
         }
-        let banned: BTreeSet<TokenId> = bad_words
+        let mut banned: BTreeSet<TokenId> = bad_words
             .iter()
             .filter_map(|word| word.split_last())
             .filter(|(_, before)| self.output.ends_with(before))
             .map(|(&last, _)| last)
             .collect();
+        if *no_repeat_ngram_size > 0 {
+            banned.extend(chain::completions(&self.last(None), *no_repeat_ngram_size));
+        }
         if !banned.is_empty() {
             candidates.ban(&banned);
         }
@@ -249,11 +282,15 @@ impl Sampler {
     }
 
     fn penalize(&self, candidates: &mut Candidates<'_>) {
-        let SamplingParams { repetition_penalty, presence_penalty, frequency_penalty, .. } = self.params;
+        let SamplingParams { repetition_penalty, prompt_bonus, presence_penalty, frequency_penalty, .. } = self.params;
         for id in self.repeated() {
             let penalize =
                 |logit: f32| if logit > 0.0 { logit / repetition_penalty } else { logit * repetition_penalty };
             candidates.change(id, penalize);
+        }
+        if prompt_bonus != 1.0 {
+            let favour = |logit: f32| if logit > 0.0 { logit * prompt_bonus } else { logit / prompt_bonus };
+            self.in_prompt().iter().for_each(|&id| candidates.change(id, favour));
         }
         if presence_penalty != 0.0 || frequency_penalty != 0.0 {
             for (&id, &count) in &self.output_counts {
@@ -271,9 +308,14 @@ impl Sampler {
             let window: BTreeSet<TokenId> = self.last(self.params.repeat_last_n).iter().copied().collect();
             return Box::new(window.into_iter());
         }
-        let in_prompt = self.in_prompt.get_or_init(|| self.prompt.iter().copied().collect());
+        let in_prompt = self.in_prompt();
         let in_output = self.output_counts.keys().filter(|id| !in_prompt.contains(id));
         Box::new(in_prompt.iter().chain(in_output).copied())
+    }
+
+    /// The distinct tokens of the prompt.
+    fn in_prompt(&self) -> &BTreeSet<TokenId> {
+        self.in_prompt.get_or_init(|| self.prompt.iter().copied().collect())
     }
 
     /// The last `n` tokens of prompt and output, or all.
@@ -294,12 +336,12 @@ impl Sampler {
         }
     }
 
-    /// The error if no token is left. Names the parameter that excludes tokens: `allowed_token_ids` or `bad_words`, which
-    /// cannot be combined.
+    /// The error if no token is left. Names the parameter that excludes tokens.
     fn ruled_out(&self) -> Error {
         let name = match &self.params {
             SamplingParams { allowed_token_ids: Some(_), .. } => "allowed_token_ids",
             SamplingParams { bad_words, .. } if !bad_words.is_empty() => "bad_words",
+            SamplingParams { no_repeat_ngram_size: 1.., .. } => "no_repeat_ngram_size",
             _ => return Error::Logits { what: "no token is left to sample".into() },
         };
         Error::Param { name, what: "leaves no token that could come next".into() }

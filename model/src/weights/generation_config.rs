@@ -9,7 +9,7 @@ use crate::sampling::SamplingParams;
 /// `params` with one parameter from a value of the file. `None` if it is no number.
 type Set = fn(SamplingParams, &Value) -> Option<SamplingParams>;
 
-const PARAMS: [(&str, Set); 6] = [
+const PARAMS: [(&str, Set); 10] = [
     ("temperature", |params, value| Some(SamplingParams { temperature: value.as_f64()? as f32, ..params })),
     ("top_k", |params, value| {
         // Some files say -1 for none.
@@ -20,6 +20,14 @@ const PARAMS: [(&str, Set); 6] = [
     ("top_p", |params, value| Some(SamplingParams { top_p: value.as_f64()? as f32, ..params })),
     ("min_p", |params, value| Some(SamplingParams { min_p: value.as_f64()? as f32, ..params })),
     ("typical_p", |params, value| Some(SamplingParams { typical_p: value.as_f64()? as f32, ..params })),
+    ("epsilon_cutoff", |params, value| Some(SamplingParams { epsilon_cutoff: value.as_f64()? as f32, ..params })),
+    ("eta_cutoff", |params, value| Some(SamplingParams { eta_cutoff: value.as_f64()? as f32, ..params })),
+    ("encoder_repetition_penalty", |params, value| {
+        Some(SamplingParams { prompt_bonus: value.as_f64()? as f32, ..params })
+    }),
+    ("no_repeat_ngram_size", |params, value| {
+        Some(SamplingParams { no_repeat_ngram_size: usize::try_from(value.as_u64()?).ok()?, ..params })
+    }),
     ("repetition_penalty", |params, value| {
         Some(SamplingParams { repetition_penalty: value.as_f64()? as f32, ..params })
     }),

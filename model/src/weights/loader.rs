@@ -350,8 +350,11 @@ impl<'a> StoredParam<'a> {
             // A vector is one row to its tensor, which may have blocks.
             let mut stored = vec![0.0; tensor.shape.iter().product()];
             element.decode(tensor.bytes, &mut stored);
-            let width = tensor.shape.iter().skip(1).product::<usize>();
-            if part.order == RowOrder::LogOfNegated {
+            let width = match part.order {
+                RowOrder::Folded { .. } => 1,
+                _ => tensor.shape.iter().skip(1).product::<usize>(),
+            };
+            if let RowOrder::LogOfNegated { .. } = part.order {
                 stored.iter_mut().for_each(|value| *value = (-*value).ln());
             }
             (0..part.n_rows).flat_map(|n| stored[part.order.place(n) * width..][..width].to_vec()).collect::<Vec<_>>()

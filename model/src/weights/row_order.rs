@@ -15,7 +15,12 @@ pub(super) enum RowOrder {
     /// In the same place, but the tensor lacks a dimension of 1.
     Squeezed,
     /// In the same place; the values are the logarithms of the tensor's, negated.
-    LogOfNegated,
+    LogOfNegated {
+        /// Whether the tensor has a last dimension of 1.
+        is_column: bool,
+    },
+    /// In the same place of a tensor that has the vector as a matrix with this many rows.
+    Folded { n_rows: usize },
     /// Group by group, each with rows of several kinds. Ours go kind by kind.
     Grouped { n_groups: usize, kinds: [KindOfRows; 4] },
     /// After this many rows that are not used.
@@ -89,7 +94,8 @@ impl RowOrder {
     /// The row of the tensor (its column, if it is transposed) that is row `n` of the parameter.
     pub(super) fn place(self, n: usize) -> usize {
         match self {
-            Self::Same | Self::Transposed | Self::Scalar | Self::Squeezed | Self::LogOfNegated => n,
+            Self::Same | Self::Transposed | Self::Scalar | Self::Squeezed => n,
+            Self::LogOfNegated { .. } | Self::Folded { .. } => n,
             Self::After(n_before) => n_before + n,
             Self::Interleaved { head_dim, rotary_dim } => {
                 let (dim, half) = (n % head_dim, rotary_dim / 2);

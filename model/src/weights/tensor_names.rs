@@ -124,6 +124,12 @@ pub(super) enum RowSelection {
     Squeezed,
     /// The logarithms of the tensor's values, negated.
     LogOfNegated,
+    /// The same of a tensor with a last dimension of 1.
+    ColumnOfNegated,
+    /// All, in a tensor with a last dimension of 1.
+    Column,
+    /// All, in a tensor that has the norm's groups in Mamba-2 as rows.
+    NormGroups,
     /// Queries and their gates, head by head.
     GatedQueries,
     /// Queries, keys and values of a gated delta net.
@@ -146,13 +152,14 @@ impl RowSelection {
             Self::Half => n / 2,
             Self::Value | Self::Scalar => 1,
             Self::DeltaByKeyHead | Self::BetasByKeyHead | Self::Squeezed | Self::LogOfNegated => n,
+            Self::ColumnOfNegated | Self::Column | Self::NormGroups => n,
             Self::GatedQueries => config.gate_width() + config.q_width(),
             Self::DeltaQkv => delta_net(config).map_or(n, |net| net.qkv_width()),
             Self::DeltaGates => delta_net(config).map_or(n, |net| net.value_width()),
         }
     }
 
-    fn order(self, config: &GptConfig) -> RowOrder {
+    fn order(self, config: &GptConfig, n: usize) -> RowOrder {
         match self {
             Self::All | Self::Queries | Self::KeysOrValues | Self::Half | Self::Value => RowOrder::Same,
             Self::Scalar => RowOrder::Scalar,
@@ -162,7 +169,10 @@ impl RowSelection {
             Self::ByKeyHead => RowOrder::by_key_head(config),
             Self::After(n_rows) => RowOrder::After(n_rows),
             Self::Squeezed => RowOrder::Squeezed,
-            Self::LogOfNegated => RowOrder::LogOfNegated,
+            Self::LogOfNegated => RowOrder::LogOfNegated { is_column: false },
+            Self::ColumnOfNegated => RowOrder::LogOfNegated { is_column: true },
+            Self::Column => RowOrder::Folded { n_rows: n },
+            Self::NormGroups => RowOrder::Folded { n_rows: n_groups(config) },
             Self::GatedQueries => RowOrder::gated_queries(config),
             Self::DeltaQkv | Self::DeltaGates => RowOrder::Same,
             Self::DeltaByKeyHead => delta_net(config).map_or(RowOrder::Same, RowOrder::delta_by_key_head),
@@ -171,11 +181,19 @@ impl RowSelection {
     }
 }
 
+/// Groups of the norm behind a Mamba-2 layer.
+fn n_groups(config: &GptConfig) -> usize {
+    match config.recurrent.as_ref().map(|recurrent| recurrent.recurrence) {
+        Some(Recurrence::Mamba2(mamba)) => mamba.n_groups,
+        _ => 1,
+    }
+}
+
 /// The gated delta net of a model that has one.
 fn delta_net(config: &GptConfig) -> Option<&GatedDeltaNet> {
     match &config.recurrent.as_ref()?.recurrence {
         Recurrence::GatedDelta(net) => Some(net),
-        Recurrence::ShortConv(_) => None,
+        Recurrence::ShortConv(_) | Recurrence::Mamba2(_) => None,
     }
 }
 
@@ -216,6 +234,8 @@ impl TensorPart {
             RowOrder::Scalar => Vec::new(),
             RowOrder::Squeezed => [&[self.n_rows], &rest[1..]].concat(),
             RowOrder::After(n_before) => [&[n_before + self.n_rows], rest].concat(),
+            RowOrder::LogOfNegated { is_column: true } => vec![self.n_rows, 1],
+            RowOrder::Folded { n_rows } => vec![n_rows, self.n_rows / n_rows.max(1)],
             _ => [&[self.n_rows], rest].concat(),
         };
         self.expert.iter().map(|expert| expert.n_experts).chain(own).collect()
@@ -248,7 +268,7 @@ impl TensorNames {
         let part = |&(pattern, rows): &NamedRows| TensorPart {
             name: name(pattern),
             n_rows: rows.count(config, spec.shape[0]),
-            order: rows.order(config),
+            order: rows.order(config, spec.shape[0]),
             expert: match row.leading {
                 Leading::None => None,
                 Leading::One => Some(OfExpert { number: 0, n_experts: 1 }),

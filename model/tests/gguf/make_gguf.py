@@ -84,9 +84,39 @@ OWN = {
     "lfm2-moe": {"tie_word_embeddings": True, "routed_scaling_factor": 1.0},
     "qwen3_5": {"attention_bias": False},
     "qwen3_5-moe": {},
+    "granite4-h": {"mamba_proj_bias": False, "time_step_limit": (0.0, float("inf")), "max_position_embeddings": 2**20},
+    "granite4-h-moe": {"position_embedding_type": None, "max_position_embeddings": 2**20},
+    # The converter wants all values together to be a multiple of 64.
+    "nemotron-h": {"use_bias": False, "mamba_num_heads": 16, "mamba_head_dim": 4, "time_step_min": 1e-6, "max_position_embeddings": 2**20},
+    # The converter knows no MLP beside experts.
+    "nemotron-h-moe": {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"], "intermediate_size": 12,
+                       "mamba_num_heads": 16, "mamba_head_dim": 4,
+                       "n_group": 1, "topk_group": 1, "time_step_min": 1e-6, "max_position_embeddings": 2**20},
     "qwen3-next": {"mlp_only_layers": [], "norm_topk_prob": True},
     # The converter knows one context length with `alpha`.
     "hunyuan": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+}
+
+
+def older_layer_types(config: dict) -> None:
+    names = {"linear_attention": "mamba", "full_attention": "attention"}
+    config["layer_types"] = [names[kind] for kind in config["layer_types"]]
+
+
+def pattern_of_layers(config: dict) -> None:
+    letters = {"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}
+    config["hybrid_override_pattern"] = "".join(letters[kind] for kind in config.pop("layers_block_type"))
+    config["num_hidden_layers"] = len(config["hybrid_override_pattern"])
+    if "E" not in config["hybrid_override_pattern"]:
+        # Their presence tells the converter that there are experts.
+        for key in ("num_experts_per_tok", "n_routed_experts", "n_shared_experts", "n_group", "topk_group"):
+            config.pop(key)
+
+
+# The configurations of published models, where the converter does not know what transformers 5 writes.
+AS_PUBLISHED = {
+    "GraniteMoeHybridForCausalLM": older_layer_types,
+    "NemotronHForCausalLM": pattern_of_layers,
 }
 TYPES = {"Q4_0": "Q4_0", "Q4_1": "Q4_1", "Q5_0": "Q5_0", "Q5_1": "Q5_1", "Q8_0": "Q8_0", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M",
          "Q6_K": "Q6_K"}
@@ -131,8 +161,10 @@ def convert(source: Path, target: Path, vocab_size: int, ftype: gguf.LlamaFileTy
     methods = {"set_vocab": set_vocab, "set_gguf_parameters": set_gguf_parameters}
     methods["no_mtp"] = True
     patched = type(model_class.__name__, (model_class,), {**methods, "model_arch": model_class.model_arch})
+    # Otherwise read by transformers, with its defaults.
+    own = {"hparams": json.loads((source / "config.json").read_text())} if "NemotronH" in hparams["architectures"][0] else {}
     with torch.inference_mode():
-        patched(source, ftype, target, model_name=target.stem, split_max_tensors=split, fuse_qkv=fuse_qkv).write()
+        patched(source, ftype, target, model_name=target.stem, split_max_tensors=split, fuse_qkv=fuse_qkv, **own).write()
 
 
 def make_wrapped(cases) -> None:
@@ -166,6 +198,10 @@ def make_own(names) -> None:
             model.save_pretrained(source)
             # The converter of Gemma 3 counts its entries.
             vocab = {str(id): id for id in range(case.config["vocab_size"])}
+            if change := AS_PUBLISHED.get(case.architecture):
+                config = json.loads((source / "config.json").read_text())
+                change(config)
+                (source / "config.json").write_text(json.dumps(config, indent=2) + "\n")
             (source / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}, "added_tokens": []}))
             convert(source, HERE / f"{name}.gguf", len(vocab), gguf.LlamaFileType.ALL_F32)
             (HERE / name).mkdir(exist_ok=True)

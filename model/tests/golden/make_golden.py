@@ -1158,6 +1158,153 @@ CASES |= {
 CASES["qwen3_5-moe"].config.pop("intermediate_size")
 
 
+# Mamba-2 beside a layer that attends.
+MAMBA = {
+    **SMALL,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "rms_norm_eps": 1e-3,
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 6,
+    "mamba_d_conv": 3,
+    "tie_word_embeddings": False,
+}
+GRANITE_4 = {
+    **MAMBA,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "embedding_multiplier": 1.5,
+    "residual_multiplier": 0.7,
+    "attention_multiplier": 0.4,
+    "logits_scaling": 0.6,
+    "num_local_experts": 0,
+    "shared_intermediate_size": 28,
+}
+# Decays are slow.
+MAMBA_MEANS = {"A_log": -1.5}
+MAMBA_TEETH = (
+    {"rms_norm_eps": 1e-5},
+    {"mamba_n_groups": 1, "mamba_d_state": 12},
+)
+GRANITE_4_TEETH = (
+    *MAMBA_TEETH,
+    {"embedding_multiplier": 1.0},
+    {"residual_multiplier": 1.0},
+    {"attention_multiplier": 1.0},
+    {"logits_scaling": 1.0},
+)
+CASES |= {
+    "granite4-h": Case(
+        "GraniteMoeHybridForCausalLM",
+        {**GRANITE_4, "mamba_proj_bias": True, "time_step_limit": (0.4, 1.5)},
+        seed=623,
+        weight_std=0.35,
+        std_of={"in_proj": 0.3},
+        mean_of=MAMBA_MEANS,
+        teeth=(*GRANITE_4_TEETH, {"time_step_limit": (0.4, float("inf"))}, {"time_step_limit": (0.0, 1.5)}),
+    ),
+    "granite4-h-moe": Case(
+        "GraniteMoeHybridForCausalLM",
+        {
+            **GRANITE_4,
+            "mamba_conv_bias": False,
+            "intermediate_size": 12,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 20,
+            "position_embedding_type": "rope",
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+            "tie_word_embeddings": True,
+        },
+        seed=622,
+        weight_std=0.35,
+        std_of={"in_proj": 0.3},
+        mean_of=MAMBA_MEANS,
+        teeth=(*GRANITE_4_TEETH, {"num_experts_per_tok": 3}, {"position_embedding_type": None}),
+    ),
+    "bamba": Case(
+        "BambaForCausalLM",
+        {
+            **MAMBA,
+            "attn_layer_indices": [1],
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+        },
+        seed=625,
+        weight_std=0.35,
+        std_of={"in_proj": 0.3},
+        mean_of=MAMBA_MEANS,
+        teeth=(*MAMBA_TEETH, {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+    ),
+}
+
+
+# Layers that are a Mamba-2 layer, attention, an MLP or experts only.
+NEMOTRON_H = {
+    **{key: value for key, value in SMALL.items() if key != "num_hidden_layers"},
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 12,
+    "layer_norm_epsilon": 1e-3,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 5,
+    "n_groups": 2,
+    "ssm_state_size": 6,
+    "conv_kernel": 3,
+    "time_step_min": 0.4,
+}
+NEMOTRON_H_TEETH = (
+    {"layer_norm_epsilon": 1e-5},
+    {"n_groups": 1, "ssm_state_size": 12},
+    {"time_step_min": 0.001},
+    {"mlp_hidden_act": "relu"},
+)
+CASES |= {
+    "nemotron-h": Case(
+        "NemotronHForCausalLM",
+        {
+            **NEMOTRON_H,
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+            "use_bias": True,
+        },
+        seed=633,
+        weight_std=0.3,
+        std_of={"in_proj": 0.3},
+        mean_of=MAMBA_MEANS,
+        teeth=NEMOTRON_H_TEETH,
+    ),
+    "nemotron-h-moe": Case(
+        "NemotronHForCausalLM",
+        {
+            **NEMOTRON_H,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe", "mlp"],
+            "use_conv_bias": False,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 12,
+            "moe_shared_expert_intermediate_size": 20,
+            "moe_latent_size": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+        },
+        seed=643,
+        weight_std=0.3,
+        std_of={"in_proj": 0.3},
+        mean_of=MAMBA_MEANS,
+        teeth=(
+            *NEMOTRON_H_TEETH,
+            {"num_experts_per_tok": 2},
+            {"norm_topk_prob": False},
+            {"topk_group": 3},
+            {"routed_scaling_factor": 1.0},
+        ),
+    ),
+}
+
+
 class Float64(TorchFunctionMode):
     """Lifts what a model pins to float32 to float64, while a float64 copy of it runs."""
 

@@ -7,14 +7,14 @@ use std::{
 
 use hearth_model::{
     TokenId, decimal,
-    sampling::{ChainStep, Dry, Mirostat, MirostatVersion, SamplingParams, Xtc},
+    sampling::{AdaptiveP, ChainStep, Dry, Mirostat, MirostatVersion, SamplingParams, Smoothing, Xtc},
     tokenizer::{EncodeOptions, Tokenizer},
 };
 use serde_json::{Value, json};
 
 use super::{
     error::ApiError,
-    fields::{Fields, at_most_strings, must_be, string_list, token_ids},
+    fields::{Fields, at_most_strings, must_be, shown, string_list, token_ids},
     schema::{self, NumberRange},
 };
 use crate::random::random_u64;
@@ -42,6 +42,7 @@ pub(crate) struct Sampling {
 impl Sampling {
     /// Reads the fields; absent fields get the values of `default`.
     pub(crate) fn from_fields(fields: &mut Fields, default: SamplingParams) -> Result<Self, ApiError> {
+        refuse_what_is_not_computed(fields)?;
         let non_negative = 0.0..=f32::INFINITY;
         let params = SamplingParams {
             temperature: fields.number_or("temperature", 0.0..=2.0, default.temperature)?,
@@ -59,13 +60,32 @@ impl Sampling {
             typical_p: fields.number_or("typical_p", NumberRange::above(0.0, 1.0), default.typical_p)?,
             // -1 disables it, as in llama.cpp.
             top_n_sigma: fields.number_or("top_n_sigma", -1.0..=f32::INFINITY, default.top_n_sigma)?.max(0.0),
+            epsilon_cutoff: fields.number_or("epsilon_cutoff", 0.0..=1.0, default.epsilon_cutoff)?,
+            eta_cutoff: fields.number_or("eta_cutoff", 0.0..=1.0, default.eta_cutoff)?,
+            tfs: fields.number_or("tfs", 0.0..=1.0, default.tfs)?,
+            top_a: fields.number_or("top_a", 0.0..=1.0, default.top_a)?,
+            smoothing: Smoothing {
+                factor: fields.number_or("smoothing_factor", non_negative.clone(), default.smoothing.factor)?,
+                curve: fields.number_or("smoothing_curve", 1.0..=3.0, default.smoothing.curve)?,
+            },
             xtc: Xtc {
                 probability: fields.number_or("xtc_probability", 0.0..=1.0, default.xtc.probability)?,
                 threshold: fields.number_or("xtc_threshold", 0.0..=1.0, default.xtc.threshold)?,
             },
             mirostat: mirostat(fields)?,
+            adaptive_p: adaptive_p(fields)?,
             repetition_penalty: repetition_penalty(fields, default.repetition_penalty)?,
             repeat_last_n: last_n(fields, "repeat_last_n")?,
+            prompt_bonus: fields.number_or(
+                "encoder_repetition_penalty",
+                NumberRange::above(0.0, f32::INFINITY),
+                default.prompt_bonus,
+            )?,
+            no_repeat_ngram_size: fields.count_or(
+                "no_repeat_ngram_size",
+                0..=usize::MAX,
+                default.no_repeat_ngram_size,
+            )?,
             presence_penalty: fields.number_or("presence_penalty", -2.0..=2.0, default.presence_penalty)?,
             frequency_penalty: fields.number_or("frequency_penalty", -2.0..=2.0, default.frequency_penalty)?,
             dry: Dry {
@@ -76,6 +96,7 @@ impl Sampling {
                 sequence_breakers: Arc::default(),
             },
             logit_bias: Arc::new(logit_bias(fields)?),
+            logit_bias_tokens: fields.count("logit_bias_tokens", 1..=usize::MAX)?,
             allowed_token_ids: allowed_token_ids(fields)?.map(Arc::new),
             bad_words: Arc::default(),
             samplers: samplers(fields, default.samplers)?,
@@ -128,6 +149,28 @@ impl Sampling {
     }
 }
 
+/// Decoding methods that other programs have and Hearth has not, with the values that switch them off, which clients send.
+const NOT_COMPUTED: [(&str, &[&str], &str); 5] = [
+    ("guidance_scale", &["1", "1.0"], "classifier-free guidance"),
+    ("cfg_scale", &["1", "1.0"], "classifier-free guidance"),
+    ("negative_prompt", &["\"\""], "classifier-free guidance"),
+    ("penalty_alpha", &["0", "0.0"], "contrastive search"),
+    ("banned_strings", &["[]", "\"\""], "banned strings; `bad_words` bans tokens"),
+];
+
+/// Refuses a parameter that would change the text, where others are ignored.
+fn refuse_what_is_not_computed(fields: &Fields) -> Result<(), ApiError> {
+    for (name, off, method) in NOT_COMPUTED {
+        let Some(value) = fields.get(name).filter(|value| !value.is_null()) else { continue };
+        let given = value.to_string();
+        if !off.contains(&given.as_str()) {
+            let message = format!("`{name}` is not supported, got {}: there is no {method}", shown(value));
+            return Err(ApiError::invalid(name, message));
+        }
+    }
+    Ok(())
+}
+
 fn signed(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
@@ -159,6 +202,13 @@ fn mirostat(fields: &mut Fields) -> Result<Option<Mirostat>, ApiError> {
         _ => MirostatVersion::V2,
     };
     Ok(Some(Mirostat { version, tau, eta }))
+}
+
+/// A negative target disables it, as in llama.cpp.
+fn adaptive_p(fields: &mut Fields) -> Result<Option<AdaptiveP>, ApiError> {
+    let target = fields.number_or("adaptive_target", -1.0..=1.0, -1.0)?;
+    let decay = fields.number_or("adaptive_decay", 0.0..=0.99, 0.9)?;
+    Ok((target >= 0.0).then_some(AdaptiveP { target, decay }))
 }
 
 /// A window of last tokens; -1 means all.

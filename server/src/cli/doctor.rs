@@ -1,4 +1,6 @@
-//! `hearth doctor`: shows the machine's hardware and the device that a model would use.
+//! `hearth doctor`: shows the machine's hardware, the device that a model would use, and what a model would take on it.
+
+mod model;
 
 use std::{
     fmt::{self, Write as _},
@@ -13,11 +15,15 @@ use hearth_model::{
 };
 use serde::Serialize;
 
+use self::model::ModelReport;
 use super::output;
 
 /// The arguments of `hearth doctor`.
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
+    /// Also report what this model would take and how fast it may be: a model dir, a GGUF file, or a model of the Hugging Face
+    /// hub by name, of which only the description is downloaded
+    model: Option<String>,
     /// Report the device that this choice selects
     #[arg(long, env = "HEARTH_DEVICE", default_value_t = DeviceChoice::Auto)]
     device: DeviceChoice,
@@ -43,6 +49,9 @@ struct Report {
     chosen: Option<Chosen>,
     /// Why no device could be chosen.
     problem: Option<String>,
+    /// If one was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    model: Option<ModelReport>,
 }
 
 #[derive(Debug, Serialize)]
@@ -59,7 +68,7 @@ struct Chosen {
 
 /// Prints the report to standard output; fails if the requested device is not available.
 pub(crate) fn run(args: DoctorArgs) -> anyhow::Result<()> {
-    let report = Report::collect(args.device)?;
+    let report = Report::collect(args.device, args.model.as_deref())?;
     let text = if args.json { format!("{}\n", serde_json::to_string_pretty(&report)?) } else { report.to_string() };
     output::print(&text)?;
     match report.problem {
@@ -69,12 +78,15 @@ pub(crate) fn run(args: DoctorArgs) -> anyhow::Result<()> {
 }
 
 impl Report {
-    fn collect(choice: DeviceChoice) -> anyhow::Result<Self> {
+    fn collect(choice: DeviceChoice, model: Option<&str>) -> anyhow::Result<Self> {
         let adapters = device::adapters();
         let adapters = adapters.into_iter().map(|adapter| Adapter { kind: adapter.kind, software: adapter.software });
-        let (chosen, problem) = match device::choose(choice) {
-            Ok(chosen) => (Some(Chosen { device: device::name(&chosen.device), reason: chosen.reason }), None),
-            Err(error) => (None, Some(error.to_string())),
+        let (chosen, problem, model) = match device::choose(choice) {
+            Ok(chosen) => {
+                let model = model.map(|name| ModelReport::collect(name, &chosen.device)).transpose()?;
+                (Some(Chosen { device: device::name(&chosen.device), reason: chosen.reason }), None, model)
+            }
+            Err(error) => (None, Some(error.to_string()), None),
         };
         let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         Ok(Self {
@@ -91,6 +103,7 @@ impl Report {
             asked_for: choice.to_string(),
             chosen,
             problem,
+            model,
         })
     }
 }
@@ -116,11 +129,12 @@ impl fmt::Display for Report {
         writeln!(f, "gpus      {}", if adapters.is_empty() { "none" } else { &adapters })?;
         match (&self.chosen, &self.problem) {
             (Some(chosen), _) => {
-                writeln!(f, "device    {} (`--device {}`: {})", chosen.device, self.asked_for, chosen.reason)
+                writeln!(f, "device    {} (`--device {}`: {})", chosen.device, self.asked_for, chosen.reason)?;
             }
-            (None, Some(_)) => writeln!(f, "device    none for `--device {}`", self.asked_for),
-            (None, None) => Ok(()),
+            (None, Some(_)) => writeln!(f, "device    none for `--device {}`", self.asked_for)?,
+            (None, None) => {}
         }
+        self.model.iter().try_for_each(|model| model.fmt(f))
     }
 }
 

@@ -267,6 +267,13 @@ async fn invalid_completion_requests_are_rejected_naming_the_parameter() {
         (json!({ "prompt": vec!["a"; 100], "n": 100 }), "prompt", "at most 2048 answers"),
         (json!({ "use_beam_search": true, "best_of": 9 }), "best_of", "from `n` to 8 beams"),
         (json!({ "use_beam_search": true, "early_stopping": "yes" }), "early_stopping", "or \"never\""),
+        (
+            json!({ "use_beam_search": true, "best_of": 4, "num_beam_groups": 3 }),
+            "num_beam_groups",
+            "must divide `best_of`",
+        ),
+        (json!({ "best_of": 4, "num_beam_groups": 2 }), "num_beam_groups", "needs `use_beam_search`"),
+        (json!({ "use_beam_search": true, "diversity_penalty": -1 }), "diversity_penalty", "from 0 up"),
         (json!({ "priority": 101 }), "priority", "from -100 to 100"),
         (json!({ "deadline_ms": 0 }), "deadline_ms", "from 1 up"),
         (json!({ "suffix": "end" }), "suffix", "trained to fill in the middle"),

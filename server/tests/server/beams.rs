@@ -14,7 +14,7 @@ use hearth_model::{
     ops::KvDtype,
     sampling::{
         SamplingParams,
-        beam::{BeamKind, BeamParams, BeamSearch, EarlyStopping, Hypothesis},
+        beam::{BeamGroups, BeamKind, BeamParams, BeamSearch, EarlyStopping, Hypothesis},
     },
     tokenizer::DecodeOptions,
 };
@@ -27,7 +27,8 @@ use crate::{
     support::{self, OPTIONS, Server, engine, is_idle, metric, wait_for},
 };
 
-const BEST: BeamKind = BeamKind::Best { length_penalty: 1.0, early_stopping: EarlyStopping::Likely };
+const BEST: BeamKind =
+    BeamKind::Best { length_penalty: 1.0, early_stopping: EarlyStopping::Likely, groups: BeamGroups::ONE };
 
 fn beams(prompt_ids: Vec<TokenId>, [width, n_best]: [usize; 2], kind: BeamKind) -> RequestParts {
     let mut parts = parts(prompt_ids, 30, SamplingParams::default());
@@ -112,7 +113,11 @@ async fn engine_beam_search_equals_a_search_without_cache_or_batching() {
     let stochastic = BeamKind::Stochastic { seed: 11 };
     let searches = [
         beams(prompt(30, 1), [4, 4], BEST),
-        beams(prompt(3, 2), [3, 2], BeamKind::Best { length_penalty: 0.0, early_stopping: EarlyStopping::Certain }),
+        beams(
+            prompt(3, 2),
+            [3, 2],
+            BeamKind::Best { length_penalty: 0.0, early_stopping: EarlyStopping::Certain, groups: BeamGroups::ONE },
+        ),
         beams(prompt(47, 3), [5, 5], stochastic),
         beams(prompt(12, 4), [1, 1], BEST),
         stopped_by(beams(prompt(9, 5), [4, 4], BEST)),
@@ -174,7 +179,8 @@ async fn request_fields_select_each_kind_of_beam_search() {
         "prompt": prompt(30, 1), "max_tokens": 30, "best_of": 4, "n": 3, "stop_token_ids": ends, "ignore_eos": true,
         "return_token_ids": true, "logprobs": 1,
     });
-    let likely = |length_penalty, early_stopping| BeamKind::Best { length_penalty, early_stopping };
+    let likely =
+        |length_penalty, early_stopping| BeamKind::Best { length_penalty, early_stopping, groups: BeamGroups::ONE };
     for (fields, kind, temperature) in [
         (json!({ "use_beam_search": true }), BEST, 1.0),
         (json!({ "use_beam_search": true, "early_stopping": true }), likely(1.0, EarlyStopping::Full), 1.0),
@@ -182,6 +188,15 @@ async fn request_fields_select_each_kind_of_beam_search() {
             json!({ "use_beam_search": true, "length_penalty": -1, "early_stopping": "never", "temperature": 1.7 }),
             likely(-1.0, EarlyStopping::Certain),
             1.7,
+        ),
+        (
+            json!({ "use_beam_search": true, "num_beam_groups": 2, "diversity_penalty": 2.5 }),
+            BeamKind::Best {
+                length_penalty: 1.0,
+                early_stopping: EarlyStopping::Likely,
+                groups: BeamGroups { n_groups: 2, penalty: 2.5 },
+            },
+            1.0,
         ),
         (json!({ "stochastic_beam_search": true, "seed": 11 }), BeamKind::Stochastic { seed: 11 }, 1.0),
     ] {
@@ -291,6 +306,8 @@ async fn parameters_unsupported_by_beam_search_are_rejected_by_name() {
     let server = Server::start();
     let refused = json!({
         "dynatemp_range": 0.5, "top_k": 5, "top_p": 0.5, "min_p": 0.1, "typical_p": 0.5, "top_n_sigma": 1,
+        "epsilon_cutoff": 0.1, "eta_cutoff": 0.1, "tfs": 0.5, "top_a": 0.1, "smoothing_factor": 1, "adaptive_target": 0.5,
+        "encoder_repetition_penalty": 2, "no_repeat_ngram_size": 3,
         "xtc_probability": 0.5, "mirostat": 2, "repetition_penalty": 2, "presence_penalty": 1, "frequency_penalty": 1,
         "dry_multiplier": 1, "logit_bias": { "97": 1 }, "allowed_token_ids": [97], "bad_words": ["x"],
         "samplers": ["temperature"], "prompt_logprobs": 1, "logprobs_mode": "processed_logprobs",
@@ -298,7 +315,7 @@ async fn parameters_unsupported_by_beam_search_are_rejected_by_name() {
     // Parameters after `seed` have no effect unless one of the rejected ones is set.
     let accepted = json!({
         "temperature": 0.5, "seed": 3, "dynatemp_exponent": 2, "xtc_threshold": 0.2, "mirostat_tau": 3,
-        "mirostat_eta": 0.2, "repeat_last_n": 8, "dry_base": 2, "dry_allowed_length": 3, "dry_penalty_last_n": 8,
+        "mirostat_eta": 0.2, "smoothing_curve": 2, "adaptive_decay": 0.5, "logit_bias_tokens": 3, "repeat_last_n": 8, "dry_base": 2, "dry_allowed_length": 3, "dry_penalty_last_n": 8,
         "dry_sequence_breakers": ["x"],
     });
     for strategy in ["use_beam_search", "stochastic_beam_search"] {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::Device;
 use hearth_engine::{EngineOptions, Models, Speculation, request::RequestParts};
 use hearth_model::{
-    config::{Experts, GatedConv, GatedDeltaNet, GptConfig, Recurrence, Recurrent, RouterScores},
+    config::{Experts, GatedConv, GatedDeltaNet, GptConfig, Mamba2, Recurrence, Recurrent, RouterScores},
     weights::model_dir::LoadedModel,
 };
 use hearth_server::engine::Engine;
@@ -30,6 +30,7 @@ fn experts() -> Experts {
         shared_d_ff: 16,
         shared_gate: true,
         dense_layers: Vec::new(),
+        latent_width: 0,
     }
 }
 
@@ -44,11 +45,34 @@ fn configs() -> Vec<(&'static str, GptConfig)> {
         tiled_heads: false,
     });
     let conv = Recurrence::ShortConv(GatedConv { kernel: 3, bias: false });
+    let mamba = Recurrence::Mamba2(Mamba2 {
+        n_groups: 2,
+        n_heads: 4,
+        head_dim: 8,
+        state_dim: 8,
+        conv_kernel: 4,
+        conv_bias: true,
+        bias: false,
+        min_time_step: 0.0,
+        max_time_step: None,
+    });
     let config = support::config();
     vec![
         ("experts", GptConfig { experts: Some(experts()), ..config.clone() }),
         ("gated delta net", GptConfig { recurrent: recurrent(delta), ..config.clone() }),
         ("short convolutions", GptConfig { recurrent: recurrent(conv), ..config.clone() }),
+        ("Mamba-2", GptConfig { recurrent: recurrent(mamba), ..config.clone() }),
+        (
+            "layers that are one part only",
+            GptConfig {
+                n_layers: 4,
+                recurrent: Some(Recurrent { recurrence: mamba, attention_layers: vec![2] }),
+                experts: Some(Experts { latent_width: 8, dense_layers: vec![3], ..experts() }),
+                layers_without_mixer: vec![1, 3],
+                layers_without_mlp: vec![0, 2],
+                ..config.clone()
+            },
+        ),
         ("both", GptConfig { recurrent: recurrent(delta), experts: Some(experts()), ..config }),
     ]
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hearth_model::{
     TokenId,
     gpt::Gpt,
-    sampling::{ChainStep, Dry, Mirostat, MirostatVersion, SamplingParams, Xtc},
+    sampling::{AdaptiveP, ChainStep, Dry, Mirostat, MirostatVersion, SamplingParams, Smoothing, Xtc},
     tokenizer::EncodeOptions,
 };
 use serde_json::{Value, json};
@@ -69,6 +69,26 @@ fn parameters() -> Vec<(Value, SamplingParams)> {
         (json!({ "min_p": 0.2 }), with(&|params| params.min_p = 0.2)),
         (json!({ "typical_p": 0.3 }), with(&|params| params.typical_p = 0.3)),
         (json!({ "top_n_sigma": 1.2 }), with(&|params| params.top_n_sigma = 1.2)),
+        (json!({ "epsilon_cutoff": 0.01 }), with(&|params| params.epsilon_cutoff = 0.01)),
+        (json!({ "eta_cutoff": 0.05 }), with(&|params| params.eta_cutoff = 0.05)),
+        (json!({ "tfs": 0.6 }), with(&|params| params.tfs = 0.6)),
+        (json!({ "top_a": 0.4 }), with(&|params| params.top_a = 0.4)),
+        (
+            json!({ "smoothing_factor": 0.3, "smoothing_curve": 2 }),
+            with(&|params| params.smoothing = Smoothing { factor: 0.3, curve: 2.0 }),
+        ),
+        (
+            json!({ "adaptive_target": 0.1, "adaptive_decay": 0.5 }),
+            with(&|params| params.adaptive_p = Some(AdaptiveP { target: 0.1, decay: 0.5 })),
+        ),
+        (json!({ "encoder_repetition_penalty": 1.5 }), with(&|params| params.prompt_bonus = 1.5)),
+        (json!({ "no_repeat_ngram_size": 1 }), with(&|params| params.no_repeat_ngram_size = 1)),
+        (
+            json!({ "logit_bias": { "101": 9 }, "logit_bias_tokens": 3 }),
+            with(&|params| {
+                (params.logit_bias, params.logit_bias_tokens) = (Arc::new([(101, 9.0)].into()), Some(3));
+            }),
+        ),
         (
             json!({ "dynatemp_range": 0.8, "dynatemp_exponent": 2 }),
             with(&|params| (params.dynatemp_range, params.dynatemp_exponent) = (0.8, 2.0)),

@@ -18,6 +18,9 @@ use crate::ops::{
 /// A block whose parameters are in memory.
 pub(in crate::ops) type Block<'a> = BlockOperands<NormMemory, LinearMemory<'a>, RouterMemory<'a>>;
 
+type MixerMemory<'a> = Sublayer<NormMemory, Mixer<NormMemory, LinearMemory<'a>>>;
+type MlpMemory<'a> = Sublayer<NormMemory, FeedForward<LinearMemory<'a>, RouterMemory<'a>>>;
+
 /// Buffers between the parts of a block, reused by all blocks of a pass.
 #[derive(Debug, Default)]
 pub(in crate::ops) struct Scratch {
@@ -39,19 +42,19 @@ pub(in crate::ops) fn block<E: PagedElement>(
     paged: PagedValues<'_, E>,
     scratch: &mut Scratch,
 ) {
-    run_block(&mut InPlace { x, block, paged, scratch }, (), block.is_parallel);
+    run_block(&mut InPlace { x, residual_multiplier: block.residual_multiplier as f32, paged, scratch }, block, ());
 }
 
 /// The residual stream of a block in place, and what is between it and the sublayers in scratch memory.
 struct InPlace<'a, E> {
     /// `[n_rows, d_model]`.
     x: &'a mut [f32],
-    block: &'a Block<'a>,
+    residual_multiplier: f32,
     paged: PagedValues<'a, E>,
     scratch: &'a mut Scratch,
 }
 
-impl<E: PagedElement> BlockSteps for InPlace<'_, E> {
+impl<'w, E: PagedElement> BlockSteps<NormMemory, LinearMemory<'w>, RouterMemory<'w>> for InPlace<'_, E> {
     type Stream = ();
     type Hidden = ();
 
@@ -59,12 +62,12 @@ impl<E: PagedElement> BlockSteps for InPlace<'_, E> {
         [(), ()]
     }
 
-    fn mixer(&mut self, (): ()) {
-        attend_heads(self.x, self.block, &mut self.paged, self.scratch);
+    fn mixer(&mut self, mixer: &MixerMemory<'w>, (): ()) {
+        attend_heads(self.x, mixer, &mut self.paged, self.scratch);
     }
 
-    fn mlp(&mut self, (): ()) {
-        let Sublayer { in_norm, inner: feed_forward, .. } = &self.block.mlp;
+    fn mlp(&mut self, mlp: &MlpMemory<'w>, (): ()) {
+        let Sublayer { in_norm, inner: feed_forward, .. } = mlp;
         let Scratch { normed, wide, inner, experts: scratch, .. } = &mut *self.scratch;
         let input = normed_if_any(self.x, in_norm.as_ref(), normed);
         match feed_forward {
@@ -73,17 +76,16 @@ impl<E: PagedElement> BlockSteps for InPlace<'_, E> {
         }
     }
 
-    fn add_mixer(&mut self, (): (), (): ()) {
+    fn add_mixer(&mut self, mixer: &MixerMemory<'w>, (): (), (): ()) {
         let Scratch { attn_out, update, .. } = &mut *self.scratch;
-        let Sublayer { inner, out_norm, .. } = &self.block.mixer;
-        let multiplier = self.block.residual_multiplier as f32;
-        add_product(self.x, attn_out, inner.out(), (out_norm.as_ref(), multiplier), update);
+        let Sublayer { inner, out_norm, .. } = mixer;
+        add_product(self.x, attn_out, inner.out(), (out_norm.as_ref(), self.residual_multiplier), update);
     }
 
-    fn add_mlp(&mut self, (): (), (): ()) {
+    fn add_mlp(&mut self, mlp: &MlpMemory<'w>, (): (), (): ()) {
         let Scratch { inner: hidden, update, .. } = &mut *self.scratch;
-        let Sublayer { inner, out_norm, .. } = &self.block.mlp;
-        let multiplier = self.block.residual_multiplier as f32;
+        let Sublayer { inner, out_norm, .. } = mlp;
+        let multiplier = self.residual_multiplier;
         match inner {
             FeedForward::Dense(mlp) => add_product(self.x, hidden, &mlp.down, (out_norm.as_ref(), multiplier), update),
             FeedForward::Routed(_) => add(self.x, hidden, out_norm.as_ref(), multiplier),
@@ -92,12 +94,17 @@ impl<E: PagedElement> BlockSteps for InPlace<'_, E> {
 }
 
 /// Writes the attention output of `x`, before its projection, to `attn_out`.
-fn attend_heads<E: PagedElement>(x: &[f32], block: &Block<'_>, paged: &mut PagedValues<'_, E>, scratch: &mut Scratch) {
+fn attend_heads<E: PagedElement>(
+    x: &[f32],
+    mixer: &MixerMemory<'_>,
+    paged: &mut PagedValues<'_, E>,
+    scratch: &mut Scratch,
+) {
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *paged.options;
     let (q_width, kv_width) = (n_heads * head_dim, n_kv_heads * head_dim);
     let width = q_width + 2 * kv_width;
     let Scratch { normed, wide: qkv, attn_out, .. } = scratch;
-    let Sublayer { in_norm, inner, .. } = &block.mixer;
+    let Sublayer { in_norm, inner, .. } = mixer;
     let Mixer::Attention(SelfAttention { qkv: qkv_matrix, qk_norms, .. }) = inner else {
         unreachable!("`has_block` refuses recurrent layers")
     };

@@ -58,37 +58,52 @@ pub(in crate::ops) struct ExpertScratch {
     outputs: Vec<f32>,
     shared: Vec<f32>,
     gates: Vec<f32>,
+    /// What the chosen experts read, and the sum of what they write, if it is not as wide as the rows.
+    latent: Vec<f32>,
+    summed: Vec<f32>,
 }
 
 /// Writes what the experts make of the rows of `x [n_rows, d_model]` to `output`, of the same shape.
 pub(in crate::ops) fn experts(x: &[f32], experts: &Experts<'_>, scratch: &mut ExpertScratch, output: &mut Vec<f32>) {
-    let RoutedExperts { router, routing, experts, shared } = experts;
+    let RoutedExperts { router, routing, experts, latent: projections, shared } = experts;
     let [n_experts, d_model] = router.weight.dims();
     let n_active = routing.n_active;
-    let ExpertScratch { scores, weights, gathered, wide, inner, outputs, shared: of_shared, gates } = scratch;
+    let ExpertScratch { scores, weights, gathered, wide, inner, outputs, shared: of_shared, gates, latent, summed } =
+        scratch;
     router.multiply(x, scores);
     for_rows(scores, n_experts, |_, row| score(row, routing.scores));
     let chosen = choose(scores, router.selection_bias.as_ref().map(Values::as_slice), n_experts, routing);
     weigh(scores, n_experts, &chosen, routing, weights);
 
     let order = ByExpert::new(&chosen, n_experts);
-    resize(gathered, chosen.len() * d_model);
-    for_rows(gathered, d_model, |place, row| {
+    let (input, width) = match projections {
+        Some([down, _]) => {
+            product(x, down, latent);
+            (latent.as_slice(), down.weight.dims()[0])
+        }
+        None => (x, d_model),
+    };
+    resize(gathered, chosen.len() * width);
+    for_rows(gathered, width, |place, row| {
         let from = order.choices[place] / n_active;
-        row.copy_from_slice(&x[from * d_model..][..d_model]);
+        row.copy_from_slice(&input[from * width..][..width]);
     });
     hidden(gathered, experts, &order, n_active, wide, inner);
     let down = matrices(experts, &order, |expert| &expert.down);
-    resize(outputs, chosen.len() * d_model);
+    resize(outputs, chosen.len() * width);
     products(inner, &down, &order, n_active, outputs);
-    resize(output, x.len());
-    for_rows(output, d_model, |row, output| {
-        output.fill(0.0);
+    let sum = if projections.is_some() { &mut *summed } else { &mut *output };
+    resize(sum, x.len() / d_model * width);
+    for_rows(sum, width, |row, sum| {
+        sum.fill(0.0);
         for choice in row * n_active..(row + 1) * n_active {
-            let of_expert = &outputs[order.places[choice] * d_model..][..d_model];
-            add_weighted(output, of_expert, weights[choice]);
+            let of_expert = &outputs[order.places[choice] * width..][..width];
+            add_weighted(sum, of_expert, weights[choice]);
         }
     });
+    if let Some([_, up]) = projections {
+        product(summed, up, output);
+    }
     let Some(SharedExpert { mlp, gate }) = shared else { return };
     mlp_into(x, mlp, wide, inner);
     product(inner, &mlp.down, of_shared);

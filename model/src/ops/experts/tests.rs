@@ -62,6 +62,7 @@ impl Weights {
             router: router(&self.router),
             routing,
             experts: pairs.map(|(n, (up, down))| mlp(up, down, if n == 0 { by_row } else { [&[], &[]] })).collect(),
+            latent: None,
             shared: Some(SharedExpert {
                 mlp: mlp(&self.shared[0], &self.shared[1], [&[], &[]]),
                 gate: Some(router(&self.gate)),

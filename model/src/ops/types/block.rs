@@ -24,8 +24,10 @@ pub(crate) struct Sublayer<N, F> {
 /// that decide.
 #[derive(Debug)]
 pub(crate) struct BlockOperands<N, L, R> {
-    pub(crate) mixer: Sublayer<N, Mixer<N, L>>,
-    pub(crate) mlp: Sublayer<N, FeedForward<L, R>>,
+    /// `None` in blocks that are an MLP only.
+    pub(crate) mixer: Option<Sublayer<N, Mixer<N, L>>>,
+    /// `None` in blocks that are a mixer only.
+    pub(crate) mlp: Option<Sublayer<N, FeedForward<L, R>>>,
     /// Whether the MLP reads the block's input; otherwise it reads the residual stream after the mixer.
     pub(crate) is_parallel: bool,
     /// Whether output norms apply to the sum with the residual stream (post-norm).
@@ -85,6 +87,22 @@ pub(crate) enum RecurrentKind<L> {
         norm: Tensor<1>,
         options: GatedNormOptions,
     },
+    /// The projection is the gates of the norm behind the state space, then values, keys and queries, which the convolution
+    /// works on, then what the time steps are made of.
+    StateSpace {
+        /// `[n_v_heads]`.
+        a_log: Tensor<1>,
+        /// `[n_v_heads]`.
+        dt_bias: Tensor<1>,
+        /// `[n_v_heads]`; these times the values are added to the output.
+        skip: Tensor<1>,
+        heads: RecurrentHeads,
+        /// The norm's weight, `[v_width]`.
+        norm: Tensor<1>,
+        options: GatedNormOptions,
+        /// The shortest and the longest time step.
+        time_steps: [f64; 2],
+    },
 }
 
 /// What works on each row by itself.
@@ -113,6 +131,8 @@ pub(crate) struct RoutedExperts<L, R> {
     pub(crate) router: R,
     pub(crate) routing: Routing,
     pub(crate) experts: Vec<Mlp<L>>,
+    /// Projections of rows to what the chosen experts read, and of the sum of what they write back.
+    pub(crate) latent: Option<[L; 2]>,
     /// The expert that every row goes through.
     pub(crate) shared: Option<SharedExpert<L, R>>,
 }
@@ -139,6 +159,13 @@ impl Routing {
     pub(crate) fn of(experts: &Experts) -> Self {
         let Experts { n_active, scores, normalized, weight_multiplier, groups, .. } = *experts;
         Self { n_active, scores, normalized, weight_multiplier, groups }
+    }
+}
+
+impl<N, F> Sublayer<N, F> {
+    fn map<M, G>(&self, norm: &impl Fn(&N) -> M, inner: impl Fn(&F) -> G) -> Sublayer<M, G> {
+        let Self { in_norm, inner: own, out_norm } = self;
+        Sublayer { in_norm: in_norm.as_ref().map(norm), inner: inner(own), out_norm: out_norm.as_ref().map(norm) }
     }
 }
 
@@ -189,18 +216,27 @@ impl<L> RecurrentKind<L> {
                 norm: norm.clone(),
                 options: *options,
             },
+            Self::StateSpace { a_log, dt_bias, skip, heads, norm, options, time_steps } => RecurrentKind::StateSpace {
+                a_log: a_log.clone(),
+                dt_bias: dt_bias.clone(),
+                skip: skip.clone(),
+                heads: *heads,
+                norm: norm.clone(),
+                options: *options,
+                time_steps: *time_steps,
+            },
         }
     }
 }
 
 impl<L, R> FeedForward<L, R> {
-    /// Its MLPs: one, or all experts.
-    pub(crate) fn mlps(&self) -> impl Iterator<Item = &Mlp<L>> {
+    /// Its matrices, but for those that decide.
+    pub(crate) fn linears(&self) -> impl Iterator<Item = &L> {
         let (dense, routed) = match self {
-            Self::Dense(mlp) => (Some(mlp), None),
+            Self::Dense(mlp) => (Some([&mlp.up, &mlp.down]), None),
             Self::Routed(routed) => (None, Some(routed)),
         };
-        dense.into_iter().chain(routed.into_iter().flat_map(RoutedExperts::mlps))
+        dense.into_iter().flatten().chain(routed.into_iter().flat_map(RoutedExperts::linears))
     }
 
     /// Its small matrices that decide.
@@ -218,9 +254,10 @@ impl<L, R> FeedForward<L, R> {
 }
 
 impl<L, R> RoutedExperts<L, R> {
-    /// All experts, the shared one last.
-    pub(crate) fn mlps(&self) -> impl Iterator<Item = &Mlp<L>> {
-        self.experts.iter().chain(self.shared.iter().map(|shared| &shared.mlp))
+    /// The matrices of all experts, and around them.
+    pub(crate) fn linears(&self) -> impl Iterator<Item = &L> {
+        let mlps = self.experts.iter().chain(self.shared.iter().map(|shared| &shared.mlp));
+        mlps.flat_map(|mlp| [&mlp.up, &mlp.down]).chain(self.latent.iter().flatten())
     }
 
     /// Its small matrices that decide.
@@ -234,6 +271,7 @@ impl<L, R> RoutedExperts<L, R> {
             router: router(&self.router),
             routing: self.routing,
             experts: self.experts.iter().map(|expert| expert.map(linear)).collect(),
+            latent: self.latent.as_ref().map(|latent| latent.each_ref().map(linear)),
             shared: self.shared.as_ref().map(|SharedExpert { mlp, gate }| SharedExpert {
                 mlp: mlp.map(linear),
                 gate: gate.as_ref().map(router),
@@ -251,16 +289,8 @@ impl<N, L, R> BlockOperands<N, L, R> {
         router: impl Fn(&R) -> Q,
     ) -> BlockOperands<M, K, Q> {
         BlockOperands {
-            mixer: Sublayer {
-                in_norm: self.mixer.in_norm.as_ref().map(&norm),
-                inner: self.mixer.inner.map(&norm, &linear),
-                out_norm: self.mixer.out_norm.as_ref().map(&norm),
-            },
-            mlp: Sublayer {
-                in_norm: self.mlp.in_norm.as_ref().map(&norm),
-                inner: self.mlp.inner.map(&linear, &router),
-                out_norm: self.mlp.out_norm.as_ref().map(&norm),
-            },
+            mixer: self.mixer.as_ref().map(|mixer| mixer.map(&norm, |inner| inner.map(&norm, &linear))),
+            mlp: self.mlp.as_ref().map(|mlp| mlp.map(&norm, |inner| inner.map(&linear, &router))),
             is_parallel: self.is_parallel,
             norm_after_add: self.norm_after_add,
             residual_multiplier: self.residual_multiplier,
@@ -269,7 +299,7 @@ impl<N, L, R> BlockOperands<N, L, R> {
 }
 
 /// How the sublayers of a block are computed: operation by operation on tensors, or in place in the CPU's memory.
-pub(crate) trait BlockSteps {
+pub(crate) trait BlockSteps<N, L, R> {
     /// The residual stream, `[n_rows, d_model]`.
     type Stream;
     /// What a sublayer computes before it is added: the outputs of the heads, the activations of an MLP before its last matrix,
@@ -280,31 +310,50 @@ pub(crate) trait BlockSteps {
     fn fork(&mut self, x: Self::Stream) -> [Self::Stream; 2];
 
     /// The mixer up to its output projection.
-    fn mixer(&mut self, x: Self::Stream) -> Self::Hidden;
+    fn mixer(&mut self, mixer: &Sublayer<N, Mixer<N, L>>, x: Self::Stream) -> Self::Hidden;
 
     /// The MLP up to its last matrix, or the experts.
-    fn mlp(&mut self, x: Self::Stream) -> Self::Hidden;
+    fn mlp(&mut self, mlp: &Sublayer<N, FeedForward<L, R>>, x: Self::Stream) -> Self::Hidden;
 
     /// The mixer's output projection, added to the residual stream.
-    fn add_mixer(&mut self, residual: Self::Stream, mixed: Self::Hidden) -> Self::Stream;
+    fn add_mixer(
+        &mut self,
+        mixer: &Sublayer<N, Mixer<N, L>>,
+        residual: Self::Stream,
+        mixed: Self::Hidden,
+    ) -> Self::Stream;
 
     /// The MLP's last matrix, or what the experts computed, added to the residual stream.
-    fn add_mlp(&mut self, residual: Self::Stream, hidden: Self::Hidden) -> Self::Stream;
+    fn add_mlp(
+        &mut self,
+        mlp: &Sublayer<N, FeedForward<L, R>>,
+        residual: Self::Stream,
+        hidden: Self::Hidden,
+    ) -> Self::Stream;
 }
 
-/// The residual stream `x` after a block: the mixer, then the MLP, each added to it in turn; or both of the same input, if the
-/// block [is parallel](BlockOperands::is_parallel).
-pub(crate) fn run_block<S: BlockSteps>(steps: &mut S, x: S::Stream, is_parallel: bool) -> S::Stream {
-    let [residual, x] = steps.fork(x);
-    if is_parallel {
+/// The residual stream `x` after a block: the mixer, then the MLP, each added to it in turn, if the block has both; or both of
+/// the same input, if the block [is parallel](BlockOperands::is_parallel).
+pub(crate) fn run_block<N, L, R, S>(steps: &mut S, block: &BlockOperands<N, L, R>, mut x: S::Stream) -> S::Stream
+where
+    S: BlockSteps<N, L, R>,
+{
+    if let (true, Some(mixer), Some(mlp)) = (block.is_parallel, &block.mixer, &block.mlp) {
+        let [residual, x] = steps.fork(x);
         let [for_mixer, for_mlp] = steps.fork(x);
-        let (mixed, hidden) = (steps.mixer(for_mixer), steps.mlp(for_mlp));
-        let residual = steps.add_mixer(residual, mixed);
-        return steps.add_mlp(residual, hidden);
+        let (mixed, hidden) = (steps.mixer(mixer, for_mixer), steps.mlp(mlp, for_mlp));
+        let residual = steps.add_mixer(mixer, residual, mixed);
+        return steps.add_mlp(mlp, residual, hidden);
     }
-    let mixed = steps.mixer(x);
-    let x = steps.add_mixer(residual, mixed);
-    let [residual, x] = steps.fork(x);
-    let hidden = steps.mlp(x);
-    steps.add_mlp(residual, hidden)
+    if let Some(mixer) = &block.mixer {
+        let [residual, input] = steps.fork(x);
+        let mixed = steps.mixer(mixer, input);
+        x = steps.add_mixer(mixer, residual, mixed);
+    }
+    if let Some(mlp) = &block.mlp {
+        let [residual, input] = steps.fork(x);
+        let hidden = steps.mlp(mlp, input);
+        x = steps.add_mlp(mlp, residual, hidden);
+    }
+    x
 }

@@ -32,7 +32,7 @@ fn answers(prefix: &[TokenId], logprob: f64, max_tokens: usize) -> Vec<(Vec<Toke
 }
 
 fn best(length_penalty: f32, early_stopping: EarlyStopping) -> BeamKind {
-    BeamKind::Best { length_penalty, early_stopping }
+    BeamKind::Best { length_penalty, early_stopping, groups: BeamGroups::ONE }
 }
 
 fn params(width: usize, max_tokens: usize, kind: BeamKind) -> BeamParams {
@@ -255,4 +255,43 @@ fn stochastic_beam_search_samples_without_replacement() {
     let draw = |seed| search(params(3, 4, BeamKind::Stochastic { seed }));
     assert_eq!(draw(1), draw(1));
     assert_ne!(draw(1), draw(2));
+}
+
+/// `tests/beams/make_group_beams.py` made the cases.
+#[test]
+fn beam_search_in_groups_finds_what_transformers_finds() {
+    let cases: serde_json::Value = serde_json::from_str(include_str!("../../../tests/beams/group_beams.json")).unwrap();
+    for case in cases.as_array().unwrap() {
+        let size = |name: &str| case[name].as_u64().unwrap() as usize;
+        let table: Vec<Vec<f32>> = serde_json::from_value(case["table"].clone()).unwrap();
+        let early_stopping = match &case["early_stopping"] {
+            stop if stop == "never" => EarlyStopping::Certain,
+            stop if stop == true => EarlyStopping::Full,
+            _ => EarlyStopping::Likely,
+        };
+        let kind = BeamKind::Best {
+            length_penalty: case["length_penalty"].as_f64().unwrap() as f32,
+            early_stopping,
+            groups: BeamGroups { n_groups: size("n_groups"), penalty: case["penalty"].as_f64().unwrap() },
+        };
+        let mut search = BeamSearch::new(params(size("width"), size("max_tokens"), kind));
+        loop {
+            let beams: Vec<Option<TokenId>> =
+                search.beams().iter().map(|beam| beam.token_ids.last().copied()).collect();
+            for (beam, last) in beams.into_iter().enumerate() {
+                search.expand(beam, &table[last.unwrap_or(1) as usize], |_| false).unwrap();
+            }
+            if search.select().is_empty() {
+                break;
+            }
+        }
+        let found = search.into_best(size("width"));
+        let expected = case["answers"].as_array().unwrap();
+        assert_eq!(found.len(), expected.len(), "{kind:?}");
+        for (found, expected) in found.iter().zip(expected) {
+            assert_eq!(serde_json::json!(found.token_ids), expected["ids"], "{kind:?}");
+            let score = expected["score"].as_f64().unwrap();
+            assert!((found.score - score).abs() < 1e-5, "{}, expected {score}", found.score);
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! The configurations that families of classes start from. Rows and files set sizes and change other fields.
 
 use crate::config::{
-    Experts, GatedConv, GatedDeltaNet, GptConfig, NormKind, NormPosition, QkNormSpan, Recurrence, Recurrent,
+    Experts, GatedConv, GatedDeltaNet, GptConfig, Mamba2, NormKind, NormPosition, QkNormSpan, Recurrence, Recurrent,
     RouterScores, Sizes,
 };
 
@@ -57,6 +57,7 @@ fn no_experts() -> Experts {
         shared_d_ff: 0,
         shared_gate: false,
         dense_layers: Vec::new(),
+        latent_width: 0,
     }
 }
 
@@ -89,6 +90,11 @@ pub(in super::super) fn short_conv() -> GptConfig {
     GptConfig { qk_norm: true, ..recurrent(Recurrence::ShortConv(NO_CONV)) }
 }
 
+/// Mamba-2 beside attention.
+pub(in super::super) fn mamba2() -> GptConfig {
+    recurrent(Recurrence::Mamba2(NO_MAMBA))
+}
+
 fn recurrent(recurrence: Recurrence) -> GptConfig {
     GptConfig { recurrent: Some(Recurrent { recurrence, attention_layers: Vec::new() }), ..llama() }
 }
@@ -96,22 +102,39 @@ fn recurrent(recurrence: Recurrence) -> GptConfig {
 const NO_DELTA_NET: GatedDeltaNet =
     GatedDeltaNet { n_key_heads: 0, n_value_heads: 0, key_dim: 0, value_dim: 0, conv_kernel: 0, tiled_heads: false };
 const NO_CONV: GatedConv = GatedConv { kernel: 0, bias: false };
+const NO_MAMBA: Mamba2 = Mamba2 {
+    n_groups: 0,
+    n_heads: 0,
+    head_dim: 0,
+    state_dim: 0,
+    conv_kernel: 0,
+    conv_bias: false,
+    bias: false,
+    min_time_step: 0.0,
+    max_time_step: None,
+};
 
 /// The gated delta net of a configuration, to be read or set.
 pub(in super::super) fn delta_net(config: &mut GptConfig) -> &mut GatedDeltaNet {
-    let recurrence = recurrence(config, Recurrence::GatedDelta(NO_DELTA_NET));
-    match recurrence {
+    match recurrence(config, Recurrence::GatedDelta(NO_DELTA_NET)) {
         Recurrence::GatedDelta(net) => net,
-        Recurrence::ShortConv(_) => unreachable!("just set"),
+        _ => unreachable!("just set"),
     }
 }
 
 /// The short convolution of a configuration, to be read or set.
 pub(in super::super) fn conv(config: &mut GptConfig) -> &mut GatedConv {
-    let recurrence = recurrence(config, Recurrence::ShortConv(NO_CONV));
-    match recurrence {
+    match recurrence(config, Recurrence::ShortConv(NO_CONV)) {
         Recurrence::ShortConv(conv) => conv,
-        Recurrence::GatedDelta(_) => unreachable!("just set"),
+        _ => unreachable!("just set"),
+    }
+}
+
+/// The Mamba-2 layer of a configuration, to be read or set.
+pub(in super::super) fn mamba(config: &mut GptConfig) -> &mut Mamba2 {
+    match recurrence(config, Recurrence::Mamba2(NO_MAMBA)) {
+        Recurrence::Mamba2(mamba) => mamba,
+        _ => unreachable!("just set"),
     }
 }
 

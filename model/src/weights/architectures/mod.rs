@@ -8,6 +8,7 @@
 pub(super) mod bases;
 pub(super) mod config_rows;
 mod expert_rows;
+mod mamba_rows;
 mod names;
 mod recurrent_rows;
 mod rope;

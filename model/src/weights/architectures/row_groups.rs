@@ -60,6 +60,21 @@ pub(super) const GEMMA2: &[ConfigRow] = &[
     flag("tie_word_embeddings", |c| &mut c.tie_embeddings, true),
 ];
 
+/// Granite's, but for sizes, rotary positions and experts.
+pub(super) const GRANITE: &[ConfigRow] = &[
+    size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
+    size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+    ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "silu" },
+    number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
+    number("embedding_multiplier", |c| &mut c.embedding_multiplier, 1.0),
+    number("residual_multiplier", |c| &mut c.residual_multiplier, 1.0),
+    ConfigRow::Divisor { key: "logits_scaling", of: |c| &mut c.logit_multiplier, absent: 1.0 },
+    config_rows::GRANITE_ATTENTION,
+    flag("attention_bias", |c| &mut c.qkv_bias, false),
+    flag("attention_bias", |c| &mut c.attn_out_bias, false),
+    flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false),
+];
+
 /// Cohere's, but for sizes, windows and rotary positions.
 pub(super) const COHERE: &[ConfigRow] = &[
     size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),

@@ -4,6 +4,7 @@ mod experts;
 mod gemma;
 mod gpt;
 mod llama;
+mod mamba;
 mod norms;
 mod recurrent;
 mod variants;
@@ -12,7 +13,7 @@ use super::Architecture;
 
 /// A configuration that several classes can express is saved as the first of them.
 const FAMILIES: &[&[Architecture]] =
-    &[gpt::ROWS, llama::ROWS, gemma::ROWS, norms::ROWS, variants::ROWS, experts::ROWS, recurrent::ROWS];
+    &[gpt::ROWS, llama::ROWS, gemma::ROWS, norms::ROWS, variants::ROWS, experts::ROWS, recurrent::ROWS, mamba::ROWS];
 
 /// Every row of the table.
 pub(in super::super) fn architectures() -> impl Iterator<Item = &'static Architecture> {

@@ -27,7 +27,7 @@ pub(super) const FACTOR_LISTS: [&str; 2] = ["rope_factors_short.weight", "rope_f
 /// Multiplies cosines and sines.
 pub(super) const ATTENTION_FACTOR: &str = "rope.scaling.attn_factor";
 
-const ROPE_KEYS: &[&str] = &[
+pub(super) const ROPE_KEYS: &[&str] = &[
     "rope.dimension_count",
     "rope.freq_base",
     "rope.scale_linear",
@@ -64,7 +64,7 @@ pub(super) const PLAIN_HEADS: &[ConfigRow] = &[
 pub(super) const RMS_EPS: ConfigRow = number("attention.layer_norm_rms_epsilon", |c| &mut c.norm_eps, 1e-5);
 pub(super) const LAYER_NORM_EPS: ConfigRow = number("attention.layer_norm_epsilon", |c| &mut c.norm_eps, 1e-5);
 pub(super) const ROPE: ConfigRow = of_key(ROPE_KEYS, read_rope);
-const VALUE_LENGTH: ConfigRow = of_key(&["attention.value_length"], require_value_length);
+pub(super) const VALUE_LENGTH: ConfigRow = of_key(&["attention.value_length"], require_value_length);
 pub(super) const WINDOW: ConfigRow = of_key(&["attention.sliding_window"], read_window);
 
 fn require_plain_heads(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
@@ -334,17 +334,14 @@ pub(super) const GRANITE_ROTATES: ConfigRow =
     of_key(&["rope.scaling.finetuned"], |fields, _| fields.only("rope.scaling.finetuned", Fixed::Flag(true)));
 
 /// Granite's, with experts or without.
-pub(super) const GRANITE_ROWS: &[&[ConfigRow]] = &[
-    &[GRANITE_ROTATES],
-    SIZES,
-    GROUPED_HEADS,
-    &[
-        ROPE,
-        RMS_EPS,
-        GRANITE_SCORES,
-        number("embedding_scale", |c| &mut c.embedding_multiplier, 1.0),
-        number("residual_scale", |c| &mut c.residual_multiplier, 1.0),
-        ConfigRow::Divisor { key: "logit_scale", of: |c| &mut c.logit_multiplier, absent: 1.0 },
-        EXPERTS,
-    ],
+pub(super) const GRANITE_ROWS: &[&[ConfigRow]] =
+    &[&[GRANITE_ROTATES], SIZES, GROUPED_HEADS, &[ROPE, EXPERTS], GRANITE_SCALES];
+
+/// Granite's norms and multipliers.
+pub(super) const GRANITE_SCALES: &[ConfigRow] = &[
+    RMS_EPS,
+    GRANITE_SCORES,
+    number("embedding_scale", |c| &mut c.embedding_multiplier, 1.0),
+    number("residual_scale", |c| &mut c.residual_multiplier, 1.0),
+    ConfigRow::Divisor { key: "logit_scale", of: |c| &mut c.logit_multiplier, absent: 1.0 },
 ];

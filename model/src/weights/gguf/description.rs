@@ -11,7 +11,10 @@ use super::{
     config_rows::{ATTENTION_FACTOR, FACTOR_LISTS},
     expert_rows,
 };
-use crate::{config::GptConfig, error::Result};
+use crate::{
+    config::{GptConfig, MAX_LAYERS, Recurrence, Recurrent},
+    error::Result,
+};
 
 /// How GGUF files describe one architecture.
 pub(super) struct Gguf {
@@ -43,12 +46,19 @@ impl Gguf {
         }
         config.tie_embeddings = !has("output.weight");
         config.lm_head_bias = has("output.bias");
-        let any = |names: &[&str]| names.iter().any(|name| has(name));
-        config.qkv_bias = any(&["blk.0.attn_qkv.bias", "blk.0.attn_q.bias"]);
-        config.attn_out_bias = has("blk.0.attn_output.bias");
+        // The size is not validated yet: this limits the search.
+        let layers = 0..config.n_layers.min(MAX_LAYERS);
+        let attends = layers.clone().find(|&layer| config.attends(layer)).unwrap_or_default();
+        let any = |layer: usize, names: &[&str]| names.iter().any(|name| has(&format!("blk.{layer}.{name}")));
+        config.qkv_bias = any(attends, &["attn_qkv.bias", "attn_q.bias"]);
+        config.attn_out_bias = any(attends, &["attn_output.bias"]);
         config.shared_norm &= !has("blk.0.attn_norm_2.weight");
-        config.mlp_bias = any(&["blk.0.ffn_up.bias", "blk.0.ffn_down.bias"]);
+        config.mlp_bias = any(0, &["ffn_up.bias", "ffn_down.bias"]);
+        config.qk_norm |= QK_NORM_BY_TENSORS.contains(&self.name) && any(attends, &["attn_k_norm.weight"]);
         expert_rows::read_tensors(&mut config, has);
+        if let Some(Recurrent { recurrence: Recurrence::Mamba2(mamba), .. }) = &mut config.recurrent {
+            mamba.conv_bias = layers.clone().any(|layer| any(layer, &["ssm_conv1d.bias"]));
+        }
         Ok(config)
     }
 
@@ -68,6 +78,9 @@ impl Gguf {
         self.config.iter().copied().flatten().any(|row| row.reads(key))
     }
 }
+
+/// Architectures whose models have norms of queries and keys or not, which only the tensors say.
+const QK_NORM_BY_TENSORS: &[&str] = &["glm4moe"];
 
 /// Keys that no row reads and whose neutral value is not 0.
 const NEUTRAL: &[(&str, Fixed)] = &[

@@ -95,6 +95,34 @@ fn write(config: &GptConfig, written: &mut Map<String, Value>) {
     }
 }
 
+/// Granite 4 H: a model without experts has the width of its MLP under the key of the shared expert, and how many experts were
+/// to be chosen.
+pub(super) const GRANITE_HYBRID_EXPERTS: ConfigRow = ConfigRow::Custom {
+    keys: KEYS,
+    read: |fields, config| {
+        if fields.size_or(COUNT, 0)? > 0 {
+            return read(fields, config);
+        }
+        config.d_ff = fields.size_or(SHARED_D_FF, config.d_ff)?;
+        config.experts = None;
+        Ok(())
+    },
+    write,
+};
+
+/// Nemotron-H: the shared expert has a width of its own, whatever the number of shared experts is.
+pub(super) const NEMOTRON_EXPERTS: ConfigRow = ConfigRow::Custom {
+    keys: KEYS,
+    read: |fields, config| {
+        read(fields, config)?;
+        if let Some(experts) = &mut config.experts {
+            experts.shared_d_ff = fields.size_or(SHARED_D_FF, 0)?;
+        }
+        Ok(())
+    },
+    write,
+};
+
 /// Sets what only the tensors say.
 pub(super) fn read_tensors(config: &mut GptConfig, has: &dyn Fn(&str) -> bool) {
     // The size is not validated yet: this limits the list.
@@ -102,7 +130,8 @@ pub(super) fn read_tensors(config: &mut GptConfig, has: &dyn Fn(&str) -> bool) {
     let Some(experts) = &mut config.experts else { return };
     let has_router = |layer: &usize| has(&format!("blk.{layer}.ffn_gate_inp.weight"));
     let Some(first) = layers.clone().find(has_router) else { return };
-    experts.dense_layers = layers.filter(|layer| !has_router(layer)).collect();
+    let is_dense = |layer: &usize| !has_router(layer) && config.layers_without_mlp.binary_search(layer).is_err();
+    experts.dense_layers = layers.filter(is_dense).collect();
     experts.router_bias = has(&format!("blk.{first}.ffn_gate_inp.bias"));
     experts.selection_bias = has(&format!("blk.{first}.exp_probs_b.bias"));
     experts.shared_gate = has(&format!("blk.{first}.ffn_gate_inp_shexp.weight"));
@@ -124,6 +153,14 @@ pub(super) const NAMES: &[NameRow] = &[
     ),
     same("blocks.{}.experts.shared.down.weight", "blk.{}.ffn_down_shexp.weight"),
     same("blocks.{}.experts.shared_gate.weight", "blk.{}.ffn_gate_inp_shexp.weight"),
+];
+
+/// The same of experts without gates.
+pub(super) const UNGATED_NAMES: &[NameRow] = &[
+    same(UP, "blk.{}.ffn_up_exps.weight").of_all_experts(),
+    same("blocks.{}.experts.shared.up.weight", "blk.{}.ffn_up_shexp.weight"),
+    same("blocks.{}.experts.latent_down.weight", "blk.{}.ffn_latent_down.weight"),
+    same("blocks.{}.experts.latent_up.weight", "blk.{}.ffn_latent_up.weight"),
 ];
 
 const UP: &str = "blocks.{}.experts.routed.{}.up.weight";

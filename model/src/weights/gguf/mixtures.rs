@@ -59,5 +59,8 @@ pub(super) const ERNIE4_5_MOE: Gguf = Gguf {
     name: "ernie4_5-moe",
     base: || mixture(llama()),
     config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS, EXPERTS]],
-    params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED, NAMES],
+    params: &[ERNIE_SELECTION, OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED, NAMES],
 };
+
+const ERNIE_SELECTION: &[NameRow] =
+    &[same("blocks.{}.experts.router.selection_bias", "blk.{}.exp_probs_b.bias").as_one_row()];

@@ -11,6 +11,7 @@ mod description;
 mod expert_rows;
 pub mod export;
 mod header;
+mod mamba;
 mod mixtures;
 mod names;
 mod pre_tokenizers;
@@ -32,6 +33,7 @@ use self::{
     config_rows::WINDOW_PATTERN,
     description::{Gguf, POOLING_TYPE},
     header::{Header, Metadata, Value},
+    mamba::{MLP_WIDTH, NEMOTRON_H},
     recurrent::{KEY_HEADS, PREDICTING_LAYERS, RECURRENT_LAYERS},
     tokenizer::{TokenizerFiles, Vocabulary},
     xielu::XieluNumbers,
@@ -258,6 +260,7 @@ fn read_config(metadata: &Metadata<'_>, tensors: &mut TensorTable<'_>) -> Result
         let json = match name {
             WINDOW_PATTERN | RECURRENT_LAYERS => json_of_flags(value),
             KEY_HEADS => json_of_numbers(value),
+            MLP_WIDTH if gguf.name.starts_with(NEMOTRON_H) => json_of_numbers(value),
             _ => None,
         };
         Some((name.to_owned(), json.unwrap_or_else(|| json_of(value))))

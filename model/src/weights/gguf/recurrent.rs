@@ -68,7 +68,7 @@ fn read_delta_layers(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> 
     Ok(())
 }
 
-fn set_attention_layers(config: &mut GptConfig, attends: impl Fn(&usize) -> bool) {
+pub(super) fn set_attention_layers(config: &mut GptConfig, attends: impl Fn(&usize) -> bool) {
     // The size is not validated yet: this limits the list.
     let layers = 0..config.n_layers.min(MAX_LAYERS + 1);
     if let Some(recurrent) = &mut config.recurrent {
@@ -77,7 +77,7 @@ fn set_attention_layers(config: &mut GptConfig, attends: impl Fn(&usize) -> bool
 }
 
 /// The layers without key heads are recurrent.
-const LFM2_HEADS: ConfigRow = of_key(&[KEY_HEADS], |fields, config| {
+pub(super) const LISTED_HEADS: ConfigRow = of_key(&[KEY_HEADS], |fields, config| {
     let n_heads = fields.whole_numbers(KEY_HEADS)?;
     let of_layer = |layer: &usize| n_heads.get(*layer).or(n_heads.first()).copied().unwrap_or(0);
     config.n_kv_heads = n_heads.iter().copied().max().and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
@@ -88,7 +88,7 @@ const LFM2_HEADS: ConfigRow = of_key(&[KEY_HEADS], |fields, config| {
 const LFM2_ROWS: &[&[ConfigRow]] = &[
     SIZES,
     &[
-        LFM2_HEADS,
+        LISTED_HEADS,
         size_or(&["attention.key_length", "attention.value_length"], |c| &mut c.head_dim, head_dim),
         ROPE,
         RMS_EPS,

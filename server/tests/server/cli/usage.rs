@@ -1,8 +1,9 @@
 //! Usage errors, settings, and `hearth doctor`.
 
-use std::net::TcpListener;
+use std::{fs, net::TcpListener, path::Path};
 
-use serde_json::Value;
+use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use super::{hearth, path, run, stderr, stdout};
 
@@ -60,6 +61,35 @@ fn doctor_reports_the_cpu_device_as_text_and_json() {
     assert!(report["threads"].as_u64().unwrap() >= 1);
     assert!(report["adapters"].is_array());
     assert_eq!(report["problem"], Value::Null);
+}
+
+#[test]
+fn doctor_says_what_a_model_takes_without_opening_its_weights() {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/golden/mixtral");
+    let model = model.to_str().unwrap();
+    let output = run(&["doctor", model, "--json", "--device", "cpu"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let report = &report["model"];
+    let weights = fs::metadata(Path::new(model).join("model.safetensors")).unwrap().len();
+    assert_eq!((&report["class"], &report["weight_bytes"]), (&json!("MixtralForCausalLM"), &json!(weights)));
+    assert!(report["n_active_params"].as_u64() < report["n_params"].as_u64());
+    let number = |name: &str| report[name].as_u64().unwrap();
+    assert_eq!(number("needed_bytes"), weights + number("kv_bytes_per_token") * number("max_context_tokens"));
+    assert_eq!(number("fitting_tokens"), number("max_context_tokens"));
+    let output = run(&["doctor", model, "--device", "cpu"]);
+    for line in ["MixtralForCausalLM, ", "weights  ", "cache  ", "one full context, which fits", "speed     at most "] {
+        assert!(stdout(&output).contains(line), "{line}: {}", stdout(&output));
+    }
+    // As opening it would say.
+    let dir = TempDir::new().unwrap();
+    fs::write(dir.path().join("config.json"), r#"{"architectures": ["T5ForConditionalGeneration"]}"#).unwrap();
+    for (model, expected) in [("/nowhere/at/all", "does not exist"), (dir.path().to_str().unwrap(), "T5ForConditional")]
+    {
+        let refused = run(&["doctor", model, "--device", "cpu"]);
+        assert_eq!(refused.status.code(), Some(1));
+        assert!(stderr(&refused).contains(expected), "{}", stderr(&refused));
+    }
 }
 
 /// The Vulkan loader and EGL find no driver, so there is no adapter, whatever GPU the machine has.

@@ -3,7 +3,7 @@
 use anyhow::{Result, anyhow};
 use hearth_model::sampling::{
     Mirostat, SamplingParams,
-    beam::{BeamKind, EarlyStopping},
+    beam::{BeamGroups, BeamKind, EarlyStopping},
 };
 use hearth_training::eval::generation::Decoding;
 
@@ -34,7 +34,8 @@ impl Method {
             Some(Decoding::Sampling(params))
         };
         let beams = |kind| Some(Decoding::Beams { width: BEAMS, kind });
-        let best = BeamKind::Best { length_penalty: 1.0, early_stopping: EarlyStopping::default() };
+        let best =
+            BeamKind::Best { length_penalty: 1.0, early_stopping: EarlyStopping::default(), groups: BeamGroups::ONE };
         let rows = [
             (Self::HUMAN, None),
             ("greedy", Some(Decoding::Sampling(SamplingParams { seed, ..SamplingParams::greedy() }))),

@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::builder::NonEmptyStringValueParser;
 use hearth_model::sampling::{
     SamplingParams,
-    beam::{BeamKind, EarlyStopping},
+    beam::{BeamGroups, BeamKind, EarlyStopping},
 };
 use hearth_training::{
     cli::{ModelArgs, OpenModel, Status, progress_line},
@@ -91,7 +91,11 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         None => Decoding::Sampling(SamplingParams::greedy()),
         Some(width) => Decoding::Beams {
             width: width.into(),
-            kind: BeamKind::Best { length_penalty: args.length_penalty, early_stopping: EarlyStopping::default() },
+            kind: BeamKind::Best {
+                length_penalty: args.length_penalty,
+                early_stopping: EarlyStopping::default(),
+                groups: BeamGroups::ONE,
+            },
         },
     };
     let endings = Endings {

@@ -128,19 +128,16 @@ pub(in super::super) const MIXTRAL: &[&[NameRow]] = &[
     ],
 ];
 
-pub(in super::super) const GRANITE_MOE: &[&[NameRow]] = &[
-    LLAMA_ENDS,
-    LLAMA_NORMS,
-    LLAMA_QKV,
-    LLAMA_OUT,
-    &[
-        same(ROUTER, "model.layers.{}.block_sparse_moe.router.layer.weight"),
-        same(ROUTER, "model.layers.{}.block_sparse_moe.router.weight"),
-        same(UP, "model.layers.{}.block_sparse_moe.input_linear.weight").of_all_experts(),
-        same(UP, "model.layers.{}.block_sparse_moe.experts.gate_up_proj").of_all_experts(),
-        same(DOWN, "model.layers.{}.block_sparse_moe.output_linear.weight").of_all_experts(),
-        same(DOWN, "model.layers.{}.block_sparse_moe.experts.down_proj").of_all_experts(),
-        same(SHARED_UP, "model.layers.{}.shared_mlp.input_linear.weight"),
-        same(SHARED_DOWN, "model.layers.{}.shared_mlp.output_linear.weight"),
-    ],
+pub(in super::super) const GRANITE_MOE: &[&[NameRow]] =
+    &[LLAMA_ENDS, LLAMA_NORMS, LLAMA_QKV, LLAMA_OUT, GRANITE_EXPERTS];
+
+pub(super) const GRANITE_EXPERTS: &[NameRow] = &[
+    same(ROUTER, "model.layers.{}.block_sparse_moe.router.layer.weight"),
+    same(ROUTER, "model.layers.{}.block_sparse_moe.router.weight"),
+    same(UP, "model.layers.{}.block_sparse_moe.input_linear.weight").of_all_experts(),
+    same(UP, "model.layers.{}.block_sparse_moe.experts.gate_up_proj").of_all_experts(),
+    same(DOWN, "model.layers.{}.block_sparse_moe.output_linear.weight").of_all_experts(),
+    same(DOWN, "model.layers.{}.block_sparse_moe.experts.down_proj").of_all_experts(),
+    same(SHARED_UP, "model.layers.{}.shared_mlp.input_linear.weight"),
+    same(SHARED_DOWN, "model.layers.{}.shared_mlp.output_linear.weight"),
 ];

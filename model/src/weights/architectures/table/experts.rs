@@ -3,10 +3,10 @@
 use super::super::{
     Architecture, Fixed,
     bases::{experts, llama, mixture, mixture_with},
-    config_rows::{self, ACTIVATIONS, ConfigRow, derived, flag, head_dim, kv_heads, number, size_or},
+    config_rows::{ACTIVATIONS, ConfigRow, derived, flag, head_dim, kv_heads, number, size_or},
     expert_rows::{ERNIE_LAYERS, ERNIE_SHARED, FIRST_DENSE, GLM_SHARED, GROUPS, QWEN_LAYERS},
     names, rope,
-    row_groups::LLAMA_SIZES,
+    row_groups::{GRANITE, LLAMA_SIZES},
     window,
 };
 use crate::config::{GptConfig, QkNormSpan, RouterScores};
@@ -107,7 +107,7 @@ pub(super) const ROWS: &[Architecture] = &[
             LLAMA_SIZES,
             &[
                 size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
-                derived(|c| &mut c.head_dim, head_dim),
+                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
                 ConfigRow::Rope(&rope::WHOLE_HEADS),
                 SILU,
                 number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
@@ -129,7 +129,7 @@ pub(super) const ROWS: &[Architecture] = &[
         class: "GraniteMoeForCausalLM",
         model_type: "granitemoe",
         base: || mixture(llama()),
-        config: &[LLAMA_SIZES, GRANITE],
+        config: &[LLAMA_SIZES, GRANITE, GRANITE_EXPERTS],
         fixed: &[("mlp_bias", Fixed::Flag(false))],
         names: names::GRANITE_MOE,
         base_prefix: "model.",
@@ -141,6 +141,7 @@ pub(super) const ROWS: &[Architecture] = &[
         config: &[
             LLAMA_SIZES,
             GRANITE,
+            GRANITE_EXPERTS,
             &[size_or(&["shared_intermediate_size"], |c| &mut experts(c).shared_d_ff, |_| 0)],
         ],
         fixed: &[("mlp_bias", Fixed::Flag(false))],
@@ -215,20 +216,9 @@ pub(super) const ROWS: &[Architecture] = &[
 /// What Qwen's mixtures share.
 const QWEN_EXPERTS: &[ConfigRow] = &[flag("norm_topk_prob", |c| &mut experts(c).normalized, false), QWEN_LAYERS];
 
-/// Granite's, but for sizes.
-const GRANITE: &[ConfigRow] = &[
-    size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
-    size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+/// Granite's rotary positions and experts.
+const GRANITE_EXPERTS: &[ConfigRow] = &[
     ConfigRow::Rope(&rope::WHOLE_HEADS),
-    SILU,
-    number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
-    number("embedding_multiplier", |c| &mut c.embedding_multiplier, 1.0),
-    number("residual_multiplier", |c| &mut c.residual_multiplier, 1.0),
-    ConfigRow::Divisor { key: "logits_scaling", of: |c| &mut c.logit_multiplier, absent: 1.0 },
-    config_rows::GRANITE_ATTENTION,
-    flag("attention_bias", |c| &mut c.qkv_bias, false),
-    flag("attention_bias", |c| &mut c.attn_out_bias, false),
-    TIED,
     ConfigRow::Window(&window::NONE),
     size_or(&["num_local_experts", "num_experts"], |c| &mut experts(c).n_experts, |_| 8),
     size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 2),

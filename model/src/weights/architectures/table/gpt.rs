@@ -137,7 +137,7 @@ pub(super) const ROWS: &[Architecture] = &[
             LLAMA_SIZES,
             &[
                 size(&["num_key_value_heads"], |c| &mut c.n_kv_heads),
-                derived(|c| &mut c.head_dim, head_dim),
+                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
                 ConfigRow::Rope(&rope::WHOLE_HEADS),
                 ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "gelu_pytorch_tanh" },
                 number("norm_epsilon", |c| &mut c.norm_eps, 1e-5),
@@ -161,7 +161,7 @@ pub(super) const ROWS: &[Architecture] = &[
             LLAMA_SIZES,
             &[
                 size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
-                derived(|c| &mut c.head_dim, head_dim),
+                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
                 ConfigRow::Rope(&rope::PHI),
                 ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "gelu_new" },
                 number("layer_norm_eps", |c| &mut c.norm_eps, 1e-5),

@@ -3,7 +3,7 @@
 use super::super::{
     Architecture, Fixed,
     bases::{cohere, llama, olmo2},
-    config_rows::{self, ConfigRow, derived, flag, head_dim, kv_heads, number, size_or},
+    config_rows::{self, ConfigRow, flag, head_dim, kv_heads, number, size_or},
     names, rope,
     row_groups::{ATTENTION_BIAS, COHERE, GLM, LLAMA_SIZES, OLMO2, SILU, UNTIED},
     window,
@@ -111,7 +111,7 @@ pub(super) const ROWS: &[Architecture] = &[
             LLAMA_SIZES,
             COHERE,
             &[
-                derived(|c| &mut c.head_dim, head_dim),
+                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
                 ConfigRow::Rope(&rope::WHOLE_HEADS),
                 ConfigRow::Window(&window::COHERE2),
                 config_rows::ONLY_WINDOWS_ROTATE,

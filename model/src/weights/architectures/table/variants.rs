@@ -215,7 +215,7 @@ pub(super) const ROWS: &[Architecture] = &[
             ATTENTION_BIAS,
             &[
                 size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
-                derived(|c| &mut c.head_dim, head_dim),
+                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
                 ConfigRow::Rope(&rope::WHOLE_HEADS),
                 ConfigRow::Window(&window::NONE),
             ],

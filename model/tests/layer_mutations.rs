@@ -1,0 +1,83 @@
+//! Ways to misread the experts and the recurrent layers of a configuration while the weights still fit.
+
+use hearth_model::config::{
+    ExpertGroups, Experts, GatedConv, GatedDeltaNet, GptConfig, Mamba2, Recurrence, Recurrent, RouterScores,
+};
+
+/// Wrong experts, with the field that is wrong.
+pub(crate) fn expert_mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
+    let mut mutations = Vec::new();
+    let Some(experts) = &config.experts else { return mutations };
+    let mut mutate = |field: &'static str, change: &dyn Fn(&mut Experts)| {
+        let mut mutant = config.clone();
+        mutant.experts.iter_mut().for_each(change);
+        mutations.push((field, mutant));
+    };
+    mutate("experts.n_active", &|e| e.n_active -= 1);
+    mutate("experts.normalized", &|e| e.normalized = !e.normalized);
+    mutate("experts.weight_multiplier", &|e| e.weight_multiplier *= 1.5);
+    mutate("experts.scores", &|e| {
+        e.scores = match e.scores {
+            RouterScores::Softmax => RouterScores::Sigmoid,
+            RouterScores::Sigmoid => RouterScores::Softmax,
+        }
+    });
+    if experts.selection_bias {
+        mutate("experts.selection_bias", &|e| e.selection_bias = false);
+    }
+    if experts.shared_d_ff > 0 {
+        mutate("experts.shared_d_ff", &|e| (e.shared_d_ff, e.shared_gate) = (0, false));
+    }
+    if experts.shared_gate {
+        mutate("experts.shared_gate", &|e| e.shared_gate = false);
+    }
+    if let Some(groups) = experts.groups {
+        mutate("experts.groups", &|e| e.groups = None);
+        mutate("experts.groups.n_active", &|e| {
+            e.groups = Some(ExpertGroups { n_active: groups.n_active + 1, ..groups });
+        });
+        mutate("experts.groups.n_best", &|e| e.groups = Some(ExpertGroups { n_best: 1, ..groups }));
+    }
+    mutations
+}
+
+/// The same for recurrent layers: the ways in which parameters have the same shapes.
+pub(crate) fn recurrent_mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
+    let Some(Recurrent { recurrence, attention_layers }) = &config.recurrent else { return Vec::new() };
+    let with = |recurrence: Recurrence| {
+        let recurrent = Recurrent { recurrence, attention_layers: attention_layers.clone() };
+        GptConfig { recurrent: Some(recurrent), ..config.clone() }
+    };
+    match *recurrence {
+        Recurrence::GatedDelta(net) => {
+            let GatedDeltaNet { n_key_heads, key_dim, .. } = net;
+            let fewer = GatedDeltaNet { n_key_heads: n_key_heads / 2, key_dim: 2 * key_dim, ..net };
+            let tiled = GatedDeltaNet { tiled_heads: true, ..net };
+            [("n_key_heads", fewer), ("tiled_heads", tiled)]
+                .map(|(field, net)| (field, with(Recurrence::GatedDelta(net))))
+                .into()
+        }
+        Recurrence::ShortConv(conv) if conv.bias => {
+            vec![(
+                "recurrent.recurrence.short_conv.bias",
+                with(Recurrence::ShortConv(GatedConv { bias: false, ..conv })),
+            )]
+        }
+        Recurrence::ShortConv(_) => Vec::new(),
+        Recurrence::Mamba2(mamba) => {
+            let Mamba2 { n_groups, state_dim, conv_bias, bias, min_time_step, max_time_step, .. } = mamba;
+            let fewer = Mamba2 { n_groups: n_groups / 2, state_dim: 2 * state_dim, ..mamba };
+            let mutants = [
+                ("n_groups", Some(fewer)),
+                ("conv_bias", conv_bias.then_some(Mamba2 { conv_bias: false, ..mamba })),
+                ("bias", bias.then_some(Mamba2 { bias: false, ..mamba })),
+                ("min_time_step", Some(Mamba2 { min_time_step: if min_time_step > 0.0 { 0.0 } else { 0.5 }, ..mamba })),
+                (
+                    "max_time_step",
+                    Some(Mamba2 { max_time_step: if max_time_step.is_some() { None } else { Some(0.8) }, ..mamba }),
+                ),
+            ];
+            mutants.into_iter().filter_map(|(field, it)| Some((field, with(Recurrence::Mamba2(it?))))).collect()
+        }
+    }
+}
