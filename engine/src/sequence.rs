@@ -13,7 +13,7 @@ use crate::{
 };
 use hearth_model::{
     Result, TokenId,
-    constraint::{Outlook, Watch},
+    constraint::{Constraint, Outlook, Watch},
     kv_cache::PageKey,
     sampling::{LogitRow, RowNeeds, Sampler, TokenLogprobs, token_logprobs},
     tokenizer::{DecodeOptions, Detokenizer, Tokenizer},
@@ -24,9 +24,11 @@ use hearth_model::{
 pub(crate) struct Sequence {
     request: EngineRequest,
     sampler: Sampler,
-    /// The state of the answer's grammar. It reads only sampled tokens: those of rejected drafts never reach it, and
-    /// recomputed ones are not sampled again.
-    constraint: Option<Watch>,
+    /// The state of the answer's grammar. Recomputed tokens are not sampled again, so it survives a preemption.
+    constraint: Option<Constraint>,
+    /// The state of the grammar of parts of the answer. It reads only sampled tokens: those of rejected drafts never reach
+    /// it.
+    watch: Option<Watch>,
     text: TextAssembler,
     /// Generated tokens. The prompt is in the request, shared by all answers to it.
     output: Vec<TokenId>,
@@ -57,6 +59,7 @@ impl Sequence {
         let parts = request.parts();
         Self {
             constraint: parts.constraint.clone(),
+            watch: parts.watch.clone(),
             sampler: Sampler::sharing(parts.sampling.clone(), parts.choice, Arc::clone(&parts.prompt_ids)),
             text,
             output: Vec::new(),
@@ -92,7 +95,8 @@ impl Sequence {
         match self.n_completion() {
             0 => 0,
             // The sequence is held after each token, so drafts would be rejected.
-            _ if self.constraint.as_ref().is_some_and(Watch::is_slow) => 0,
+            _ if self.constraint.as_ref().is_some_and(Constraint::is_slow) => 0,
+            _ if self.watch.as_ref().is_some_and(Watch::is_slow) => 0,
             n_completion => self.request.parts().stop.max_tokens.saturating_sub(n_completion + 1),
         }
     }
@@ -121,12 +125,12 @@ impl Sequence {
         let RequestParts { logprobs, logprobs_mode, .. } = self.request.parts();
         let is_of_prompt = position + 1 < self.n_prompt();
         let reports_raw = logprobs.is_some() && *logprobs_mode == LogprobsMode::Raw;
-        if is_of_prompt || reports_raw {
+        if is_of_prompt || reports_raw || self.constraint.is_some() {
             return RowNeeds::Whole;
         }
         // Tokens that are barred now may be allowed at `position`, but not the other way round.
         let barred = self.barred(0);
-        match self.constraint.as_ref().map(|constraint| constraint.outlook(ahead)) {
+        match self.watch.as_ref().map(|watch| watch.outlook(ahead)) {
             Some(Outlook::Bound) => RowNeeds::Whole,
             Some(Outlook::Free(forbidden)) if !forbidden.is_empty() => {
                 self.sampler.needs(&barred.union(&forbidden).copied().collect(), ahead)
@@ -189,7 +193,10 @@ impl Sequence {
     /// The result of a held sequence: it [continues](Progress::Resumed) or has ended. `None` while the result is not
     /// ready.
     pub(crate) fn poll_held(&mut self, senders: &mut EventSenders) -> Option<Result<Progress>> {
-        let accepted = self.constraint.as_mut()?.accepted()?;
+        let accepted = match &mut self.constraint {
+            Some(constraint) => constraint.accepted()?,
+            None => self.watch.as_mut()?.accepted()?,
+        };
         Some(accepted.map(|is_complete| match is_complete {
             true => self.end(senders, FinishReason::Stop, None),
             false if self.n_completion() >= self.request.parts().stop.max_tokens => {
@@ -208,14 +215,8 @@ impl Sequence {
         let may_stop = self.n_completion() + 1 > *min_tokens;
         let allowed = match &self.constraint {
             // A constrained answer ends when it is complete, whatever the minimum length.
-            Some(constraint) if constraint.is_bound() => {
-                LogitRow::Whole(constraint.restrict(logits.whole()?, stop_token_ids)?.into())
-            }
-            Some(constraint) => match constraint.outlook(&[]) {
-                Outlook::Free(forbidden) if !forbidden.is_empty() => self.allowed(0, logits).without(&forbidden),
-                _ => self.allowed(0, logits),
-            },
-            None => self.allowed(0, logits),
+            Some(constraint) => LogitRow::Whole(constraint.restrict(logits.whole()?, stop_token_ids)?.into()),
+            None => self.watched(logits)?,
         };
         let position = self.token_ids().len();
         let id = self.sampler.sample(&allowed, position)?;
@@ -234,12 +235,10 @@ impl Sequence {
                 (false, true)
             }
             Some(constraint) if !is_stop_token => (constraint.accept(id)?, false),
+            None if !is_stop_token => self.accept_watched(id)?,
             _ => (false, false),
         };
-        let stop_text = match &self.constraint {
-            Some(constraint) if constraint.holds_always() => StopText::Cut,
-            _ => self.request.parts().text.stop_text,
-        };
+        let stop_text = if self.constraint.is_some() { StopText::Cut } else { self.request.parts().text.stop_text };
         let matched = match (is_stop_token && may_stop, stop_text) {
             (true, StopText::Cut) => Matched::Text(String::new()),
             _ if may_stop => self.text.push(id),
@@ -259,11 +258,38 @@ impl Sequence {
         } else if is_last {
             self.end(senders, FinishReason::Length, None)
         } else {
-            if let Some(constraint) = &self.constraint {
-                constraint.prepare();
-            }
+            self.constraint.iter().for_each(Constraint::prepare);
+            self.watch.iter().for_each(Watch::prepare);
             Progress::Token(self.page_key())
         })
+    }
+
+    /// The logits of the next token, without those that parts of the answer may not have.
+    fn watched<'a>(&self, logits: &'a LogitRow<'_>) -> Result<LogitRow<'a>> {
+        match &self.watch {
+            Some(watch) if watch.is_bound() => {
+                let end_ids = &self.request.parts().stop.stop_token_ids;
+                Ok(LogitRow::Whole(watch.restrict(logits.whole()?, end_ids)?.into()))
+            }
+            Some(watch) => Ok(match watch.outlook(&[]) {
+                Outlook::Free(forbidden) if !forbidden.is_empty() => self.allowed(0, logits).without(&forbidden),
+                _ => self.allowed(0, logits),
+            }),
+            None => Ok(self.allowed(0, logits)),
+        }
+    }
+
+    /// Adds a token to the parts of the answer. Returns whether the answer is complete, and whether this is known only
+    /// later.
+    fn accept_watched(&mut self, id: TokenId) -> Result<(bool, bool)> {
+        match &mut self.watch {
+            Some(watch) if watch.is_slow() => {
+                watch.accept_elsewhere(id);
+                Ok((false, true))
+            }
+            Some(watch) => Ok((watch.accept(id)?, false)),
+            None => Ok((false, false)),
+        }
     }
 
     /// The key of the last page, if the last token fills it. Must be called once for each token: it advances the chain.

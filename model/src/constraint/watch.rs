@@ -31,8 +31,8 @@ pub enum AfterGrammar {
 pub struct Silence {
     /// The marks that begin it.
     pub open: Vec<Mark>,
-    /// The mark that ends it. Other marks may follow directly.
-    pub close: Mark,
+    /// The marks that end it. Other marks may follow directly.
+    pub closes: Vec<Mark>,
 }
 
 /// When the grammar of a [`Watch`] holds.
@@ -62,9 +62,8 @@ pub enum Outlook {
 /// A text of which some parts follow a grammar. A clone is independent.
 #[derive(Clone, Debug)]
 pub struct Watch {
-    rules: Option<Arc<Compiled>>,
+    rules: Arc<Compiled>,
     state: State,
-    param: &'static str,
 }
 
 #[derive(Clone, Debug)]
@@ -81,7 +80,7 @@ enum State {
 struct Scan {
     /// The open silence.
     silence: Option<usize>,
-    /// The progress in the marks, and after them in those that begin silences; in a silence, in the mark that ends it.
+    /// The progress in the marks, and after them in those that begin silences; in a silence, in those that end it.
     progress: Vec<Progress>,
 }
 
@@ -112,9 +111,9 @@ impl WatchRules {
 
     /// The marks that count.
     fn counting(&self, silence: Option<usize>) -> impl Iterator<Item = &Mark> {
-        let close = silence.and_then(|index| self.silences.get(index)).map(|silence| &silence.close);
+        let closes = silence.and_then(|index| self.silences.get(index)).map(|silence| &silence.closes);
         let marks = self.marks.iter().chain(self.silences.iter().flat_map(|silence| &silence.open));
-        close.into_iter().chain(marks.filter(move |_| silence.is_none()))
+        closes.into_iter().flatten().chain(marks.filter(move |_| silence.is_none()))
     }
 
     fn step(&self, scan: &mut Scan, byte: u8) -> Completed {
@@ -223,44 +222,32 @@ impl Compiled {
     }
 }
 
-impl From<Constraint> for Watch {
-    /// A text that follows a grammar as a whole.
-    fn from(constraint: Constraint) -> Self {
-        Self { rules: None, param: constraint.param(), state: State::Bound(constraint) }
-    }
-}
-
 impl Watch {
     /// A text that follows a grammar, compiled by a [compiler](super::GrammarCompiler), in the parts that `rules` says.
     pub fn new(grammar: Constraint, rules: WatchRules) -> Self {
         let starts = rules.marks.iter().map(|_| OnceLock::new()).collect();
         let state = State::Asleep(rules.scan(rules.begins_in));
-        let (param, vocabulary) = (grammar.param(), Arc::clone(grammar.vocabulary()));
+        let vocabulary = Arc::clone(grammar.vocabulary());
         let compiled = Compiled { rules, vocabulary, grammar, starts, forbidden: Mutex::default() };
         if let State::Asleep(scan) = &state {
             // So that the first step does not wait for it.
             compiled.forbidden(scan);
         }
-        Self { rules: Some(Arc::new(compiled)), state, param }
+        Self { rules: Arc::new(compiled), state }
     }
 
     /// The text begins in a silence, given by its index. Only before the first token.
     #[must_use]
     pub fn beginning_in(mut self, silence: Option<usize>) -> Self {
-        if let (State::Asleep(scan), Some(rules)) = (&mut self.state, &self.rules) {
-            *scan = rules.rules.scan(silence);
+        if let State::Asleep(scan) = &mut self.state {
+            *scan = self.rules.rules.scan(silence);
         }
         self
     }
 
     /// The parameter that requests the grammar.
     pub fn param(&self) -> &'static str {
-        self.param
-    }
-
-    /// Whether the whole text follows the grammar.
-    pub fn holds_always(&self) -> bool {
-        self.rules.is_none()
+        self.rules.grammar.param()
     }
 
     /// Whether the grammar holds for the next token.
@@ -270,16 +257,12 @@ impl Watch {
 
     /// What restricts the token after the tokens `ahead`.
     pub fn outlook(&self, ahead: &[TokenId]) -> Outlook {
-        match (&self.state, &self.rules) {
-            (State::Asleep(scan), Some(rules)) if ahead.is_empty() => Outlook::Free(rules.forbidden(scan)),
-            (State::Asleep(scan), Some(rules)) => {
-                let mut scan = scan.clone();
-                match ahead.iter().find_map(|&id| rules.read(&mut scan, rules.bytes(id))) {
-                    Some(_) => Outlook::Bound,
-                    None => Outlook::Free(rules.forbidden(&scan)),
-                }
-            }
-            _ => Outlook::Bound,
+        let rules = &self.rules;
+        let State::Asleep(scan) = &self.state else { return Outlook::Bound };
+        let mut scan = scan.clone();
+        match ahead.iter().find_map(|&id| rules.read(&mut scan, rules.bytes(id))) {
+            Some(_) => Outlook::Bound,
+            None => Outlook::Free(rules.forbidden(&scan)),
         }
     }
 
@@ -321,20 +304,20 @@ impl Watch {
     /// # Errors
     /// As [`Constraint::accept`].
     pub fn accept(&mut self, id: TokenId) -> Result<bool> {
-        match (&mut self.state, &self.rules) {
-            (State::Bound(constraint), _) => {
+        match &mut self.state {
+            State::Bound(constraint) => {
                 let is_complete = constraint.accept(id)?;
                 Ok(self.after(is_complete))
             }
-            (State::Asleep(scan), Some(rules)) => {
-                let bytes = rules.bytes(id);
-                let Some((mut constraint, end)) = rules.read(scan, bytes) else { return Ok(false) };
+            State::Asleep(scan) => {
+                let bytes = self.rules.bytes(id);
+                let Some((mut constraint, end)) = self.rules.read(scan, bytes) else { return Ok(false) };
                 let rest = bytes.get(end..).unwrap_or_default();
                 let is_complete = !rest.is_empty() && constraint.accept_bytes(rest)?;
                 self.state = State::Bound(constraint);
                 Ok(self.after(is_complete))
             }
-            _ => Ok(true),
+            State::Ended => Ok(true),
         }
     }
 
@@ -357,17 +340,10 @@ impl Watch {
         if !is_complete {
             return false;
         }
-        match &self.rules {
-            Some(rules) if rules.rules.after == AfterGrammar::Sleep => {
-                self.state = State::Asleep(rules.rules.scan(None));
-                false
-            }
-            Some(_) => {
-                self.state = State::Ended;
-                true
-            }
-            None => true,
-        }
+        let rules = &self.rules.rules;
+        let is_over = rules.after == AfterGrammar::End;
+        self.state = if is_over { State::Ended } else { State::Asleep(rules.scan(None)) };
+        is_over
     }
 }
 

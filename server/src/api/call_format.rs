@@ -27,13 +27,13 @@ pub(crate) use self::{
     cohere::COHERE,
     deepseek::{DEEPSEEK, DEEPSEEK_NAMED},
     gemma::{FUNCTION_GEMMA, GEMMA},
-    glm::GLM,
+    glm::{GLM, GLM_DENSE},
     gpt_oss::GPT_OSS,
     granite::GRANITE,
     hunyuan::HUNYUAN,
     lfm2::LFM2,
     llama::{LLAMA, LLAMA_PYTHON},
-    minicpm::MINICPM,
+    minicpm::{MINICPM, MINICPM_XML},
     mistral::{MISTRAL, MISTRAL_NAMED},
     olmo::OLMO,
     phi::PHI,
@@ -48,7 +48,7 @@ pub(crate) struct CallFormat {
     signs: &'static [&'static [&'static str]],
     /// The marks before calls. The first one is written.
     pub(crate) openings: &'static [&'static str],
-    /// Marks before calls that count only at the start of an answer.
+    /// Marks before calls that count only at the start of an answer, or after a mark that is no part of it.
     pub(crate) first_openings: &'static [&'static str],
     /// The mark after calls, which models may leave out.
     pub(crate) closing: Option<&'static str>,
@@ -129,7 +129,8 @@ const ONE_BY_ONE: CallFormat = CallFormat {
 };
 
 /// All formats. If a template has signs of several, the first one counts.
-static FORMATS: [&CallFormat; 21] = [
+static FORMATS: [&CallFormat; 23] = [
+    &glm::GLM_DENSE,
     &glm::GLM,
     &seed_oss::SEED_OSS,
     &qwen_coder::QWEN_CODER,
@@ -140,6 +141,7 @@ static FORMATS: [&CallFormat; 21] = [
     &phi::PHI,
     &granite::GRANITE,
     &minicpm::MINICPM,
+    &minicpm::MINICPM_XML,
     &lfm2::LFM2,
     &deepseek::DEEPSEEK,
     &deepseek::DEEPSEEK_NAMED,

@@ -19,8 +19,11 @@ use super::{
 /// Maximum number of calls in an answer whose calls follow a grammar, or between one pair of marks.
 const MAX_CALLS: usize = 16;
 
-/// The white space in which calls without a mark may be written, and what may separate them.
-const BLANKS: &[u8] = b" \n\r\t;";
+/// The white space in which calls without a mark may be written.
+const BLANKS: &[u8] = b" \n\r\t";
+
+/// What may be before a call without a mark: white space, and what separates calls.
+const SEPARATORS: &[u8] = b" \n\r\t;";
 
 /// A grammar for calls.
 #[derive(Clone, Debug)]
@@ -95,20 +98,24 @@ pub(crate) fn watch_rules(format: &CallFormat, functions: &[Function], n_calls: 
         Mark::anywhere(opening).reading(left_out)
     });
     let mut marks: Vec<Mark> = marked.collect();
-    marks.extend(format.first_openings.iter().map(|opening| Mark::at_start(&[opening], &[], "")));
+    marks.extend(format.first_openings.iter().map(|opening| Mark::at_start(&[opening], [&[], &[]], "")));
     let head = format.after_opening(Some(format.first()).filter(|mark| format.head().contains(mark)));
     marks.extend(functions.iter().filter_map(|function| match format.bare {
         Bare::None => None,
         Bare::Json => {
             let name = json!(function.name).to_string();
             let read = format!("{}{}\"", head.trim_start(), function.name);
-            Some(Mark::at_start(&["{", "\"name\"", ":", &name], BLANKS, &read))
+            Some(Mark::at_start(&["{", "\"name\"", ":", &name], [SEPARATORS, BLANKS], &read))
         }
-        Bare::Python => Some(Mark::at_start(&["[", &function.name, "("], BLANKS, &format!("{head}{}(", function.name))),
+        Bare::Python => Some(Mark::at_start(
+            &["[", &function.name, "("],
+            [SEPARATORS, BLANKS],
+            &format!("{head}{}(", function.name),
+        )),
     }));
     let silences = thought::MARKS.map(|[open, close]| Silence {
-        open: vec![Mark::at_start(&[open], BLANKS, ""), Mark::anywhere(&format!("\n{open}"))],
-        close: Mark::anywhere(close),
+        open: vec![Mark::at_start(&[open], [BLANKS, BLANKS], ""), Mark::anywhere(&format!("\n{open}"))],
+        closes: vec![Mark::anywhere(close)],
     });
     let after = if n_calls == Calls::One { AfterGrammar::End } else { AfterGrammar::Sleep };
     WatchRules { marks, silences: silences.to_vec(), begins_in: None, after, shows_special: false }

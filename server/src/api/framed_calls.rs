@@ -27,7 +27,8 @@ impl CallFormat {
         let Some(opening) = opening else { return head };
         let opening =
             if head.contains(opening) || self.first_openings.contains(&opening) { opening } else { self.first() };
-        head.find(opening).map_or_else(String::new, |at| head[at + opening.len()..].to_owned())
+        // If a mark may be left out, it is not in the head.
+        head.find(opening).map_or_else(|| head.clone(), |at| head[at + opening.len()..].to_owned())
     }
 
     /// The mark that is written.

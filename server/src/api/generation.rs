@@ -1,6 +1,8 @@
 //! The common part of both generation endpoints: all fields but the prompt, and submitting requests. `prompt` handles a
 //! single prompt.
 
+mod constraint;
+
 use std::{
     cmp::Ordering,
     sync::Arc,
@@ -20,8 +22,6 @@ use hearth_engine::{
 };
 use hearth_model::{
     TokenId,
-    chat::thought,
-    constraint::Watch,
     sampling::SamplingParams,
     tokenizer::{DecodeOptions, Tokenizer},
 };
@@ -42,7 +42,7 @@ use super::{
     stream::{Answer, Deltas, Echo, ID_BYTES, MAX_ANSWER_BYTES, Opening, REPORTED_BYTES},
     structured::Structure,
     submission::{Submission, Submitted, Usage},
-    thinking::{Thinking, opened_thought},
+    thinking::Thinking,
 };
 
 /// Maximum number of answers to one prompt.
@@ -410,20 +410,6 @@ impl Generation {
         }
     }
 
-    /// A structured answer ends where the structure is complete, so other end conditions are rejected.
-    fn check_ends(&self, structure: &Structure) -> Result<(), ApiError> {
-        let param = if self.ignores_eos {
-            "ignore_eos"
-        } else if !self.stop.stop_token_ids.is_empty() {
-            "stop_token_ids"
-        } else {
-            return Ok(());
-        };
-        let form = structure.param();
-        let message = format!("`{param}` cannot be combined with `{form}`: the answer ends where it is complete");
-        Err(ApiError::invalid(param, message))
-    }
-
     fn openings(&self, prompts: &[Prompt]) -> Vec<Opening> {
         let openings = prompts.iter().flat_map(|prompt| {
             let echo = prompt.echo.as_ref().map(|text| Echo {
@@ -445,7 +431,7 @@ impl Generation {
     ) -> Result<Vec<EngineRequest>, ApiError> {
         let n_requests = if self.strategy == Strategy::Sample { self.best_of } else { 1 };
         let sampling = self.sampling.resolve(&model.tokenizer, &model.default_breakers)?;
-        let constraint = self.constraint(model, &sampling)?;
+        let (constraint, watch) = self.grammars(model, &sampling)?;
         // The best answers are chosen by log-probability.
         let logprobs = self.logprobs.or((n_requests > self.n).then_some(0));
         let mut requests = Vec::with_capacity(prompts.len() * n_requests);
@@ -469,7 +455,8 @@ impl Generation {
                 prompt_logprobs: echoed.max(self.prompt_logprobs),
                 text: self.text,
                 strategy: beams::seeded(self.strategy, seed),
-                constraint: constraint.clone().map(|watch| watch.beginning_in(self.open_silence(prompt, model))),
+                constraint: constraint.clone(),
+                watch: watch.clone().map(|watch| watch.beginning_in(self.open_silence(prompt, model))),
                 priority: self.priority,
                 prefix_salt: self.prefix_salt,
                 tenant: self.tenant,
@@ -481,27 +468,6 @@ impl Generation {
             requests.extend((0..n_requests).map(|choice| request.for_choice(choice as u32)));
         }
         Ok(requests)
-    }
-
-    /// The state of the answers' structure.
-    fn constraint(&self, model: &ServedModel, sampling: &SamplingParams) -> Result<Option<Watch>, ApiError> {
-        let Some(structure) = &self.structure else { return Ok(None) };
-        if structure.is_in_text() {
-            // These may leave no token to go on with in a call, or go on with several answers.
-            let is_limited = sampling.allowed_token_ids.is_some() || !sampling.bad_words.is_empty();
-            if is_limited || self.strategy != Strategy::Sample {
-                return Ok(None);
-            }
-        } else {
-            self.check_ends(structure)?;
-        }
-        structure.compile(model, self.text.special_tokens == SpecialTokens::Show)
-    }
-
-    /// The index of the thought, among the marks of thoughts, in which the answer to a prompt begins.
-    fn open_silence(&self, prompt: &Prompt, model: &ServedModel) -> Option<usize> {
-        let close = self.continued_thought.or_else(|| opened_thought(&prompt.ids, &model.tokenizer))?;
-        thought::MARKS.iter().position(|[_, own]| *own == close)
     }
 
     /// The stop conditions, with `end_ids` unless the request has `ignore_eos`.

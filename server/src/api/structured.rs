@@ -166,16 +166,14 @@ impl Structure {
         self.param
     }
 
-    /// Compiles the grammar for the model's vocabulary. Takes some milliseconds.
-    ///
-    /// `shows_special`: whether special tokens are part of the answer's text. `None` if the structure is one of parts of
-    /// the text and cannot be enforced, which the log says.
-    pub(crate) fn compile(&self, model: &ServedModel, shows_special: bool) -> Result<Option<Watch>, ApiError> {
-        let Some(in_text) = &self.in_text else { return self.compile_whole(model).map(|whole| Some(whole.into())) };
-        let compiled = self.compile_whole(model).or_else(|error| {
+    /// Compiles a grammar of parts of the answer. `shows_special`: whether special tokens are part of the answer's text.
+    /// `None` if it is one of the whole answer, or cannot be enforced, which the log says.
+    pub(crate) fn compile_in_text(&self, model: &ServedModel, shows_special: bool) -> Result<Option<Watch>, ApiError> {
+        let Some(in_text) = &self.in_text else { return Ok(None) };
+        let compiled = self.compile(model).or_else(|error| {
             let Some(looser) = &in_text.looser else { return Err(error) };
             tracing::warn!("the schemas of tools are not enforced: {}", error.message());
-            Self { grammar: looser.clone(), schemas: Vec::new(), ..self.clone() }.compile_whole(model)
+            Self { grammar: looser.clone(), schemas: Vec::new(), ..self.clone() }.compile(model)
         });
         match (compiled, &in_text.looser) {
             (Ok(grammar), _) => Ok(Some(Watch::new(grammar, WatchRules { shows_special, ..in_text.rules.clone() }))),
@@ -187,7 +185,8 @@ impl Structure {
         }
     }
 
-    fn compile_whole(&self, model: &ServedModel) -> Result<Constraint, ApiError> {
+    /// Compiles the grammar for the model's vocabulary. Takes some milliseconds.
+    pub(crate) fn compile(&self, model: &ServedModel) -> Result<Constraint, ApiError> {
         let compiler = model.grammars().map_err(|error| ApiError::internal(error.to_string()))?;
         for (path, schema) in &self.schemas {
             check_schema(schema).map_err(|error| refusal(path, &error))?;

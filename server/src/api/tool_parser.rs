@@ -6,11 +6,14 @@
 //! generation followed a grammar, arguments are returned as they come. What the model thinks never gets here: `reasoning`
 //! keeps it apart.
 
+mod waiting;
+
 use std::sync::Arc;
 
 use hearth_model::chat::thought::Place;
 use serde_json::{Map, Value};
 
+use self::waiting::WaitingFor;
 use super::{
     call_arguments::{Function, Mismatch},
     call_format::{Bare, Body, CallFormat, NUMBER},
@@ -61,66 +64,9 @@ struct Search {
     is_content_sent: bool,
     /// Whether the current line has only whitespace so far.
     is_line_blank: bool,
+    /// Whether nothing has come since the start, or since the last mark that is no part of the text.
+    is_part_start: bool,
     waiting_for: WaitingFor,
-}
-
-/// What decides whether the held text is a call.
-#[derive(Clone, Debug, Default)]
-enum WaitingFor {
-    /// Any text.
-    #[default]
-    Text,
-    /// Any text but whitespace.
-    MoreThanBlanks,
-    /// The rest of a JSON value.
-    Json(JsonScan),
-    /// This text. `tail`: the end of the text so far, which may be its beginning.
-    Literal { literal: &'static str, tail: String },
-}
-
-/// Whitespace of JSON.
-const BLANKS: [char; 4] = [' ', '\n', '\r', '\t'];
-
-impl WaitingFor {
-    /// For held text that may become a call, and whose last `n_json` bytes are the beginning of a JSON value.
-    fn new(held: &str, n_json: usize) -> Self {
-        let (_, json) = held.split_at(held.len() - n_json);
-        if json.is_empty() {
-            return if held.ends_with(BLANKS) { Self::MoreThanBlanks } else { Self::Text };
-        }
-        let mut scan = JsonScan::default();
-        match scan.push(json) {
-            Scanned::Open => Self::Json(scan),
-            // An escape with a wrong digit, which serde_json rejects once it has four.
-            Scanned::End(_) | Scanned::Malformed => Self::Text,
-        }
-    }
-
-    /// For held text that may become a call, and certainly not before `literal` comes.
-    fn literal(held: &str, literal: &'static str) -> Self {
-        Self::Literal { literal, tail: last_bytes(held, literal.len() - 1).to_owned() }
-    }
-
-    /// Whether the held text still may become a call with `text` after it.
-    fn goes_on(&mut self, text: &str) -> bool {
-        match self {
-            Self::Text => false,
-            Self::MoreThanBlanks => text.trim_start_matches(BLANKS).is_empty(),
-            Self::Json(scan) => scan.push(text) == Scanned::Open,
-            Self::Literal { literal, tail } => {
-                tail.push_str(text);
-                let goes_on = !tail.contains(*literal);
-                *tail = last_bytes(tail, literal.len() - 1).to_owned();
-                goes_on
-            }
-        }
-    }
-}
-
-/// The last `n` bytes of a text, or fewer so that it is whole characters.
-fn last_bytes(text: &str, n: usize) -> &str {
-    let start = text.ceil_char_boundary(text.len().saturating_sub(n));
-    &text[start..]
 }
 
 impl ToolParser {
@@ -135,6 +81,7 @@ impl ToolParser {
             has_content: false,
             is_content_sent: false,
             is_line_blank: true,
+            is_part_start: true,
             waiting_for: WaitingFor::default(),
         };
         Self { format, kind: Kind::Searching(search), held: String::new() }
@@ -168,6 +115,13 @@ impl ToolParser {
             Kind::Following { .. } => pieces.push(Piece::Content(text)),
         }
         pieces
+    }
+
+    /// Notes that a mark is next, which is no part of the text.
+    pub(crate) fn note_mark(&mut self) {
+        if let Kind::Searching(search) = &mut self.kind {
+            search.is_part_start = true;
+        }
     }
 
     /// An id for a call.
@@ -279,6 +233,7 @@ impl Search {
 
     /// Emits content, except trailing whitespace, which waits for what follows.
     fn emit_content(&mut self, text: &str, pieces: &mut Vec<Piece>) {
+        self.is_part_start = false;
         let line = text.rsplit('\n').next().unwrap_or_default();
         self.is_line_blank = line.trim().is_empty() && (self.is_line_blank || line.len() < text.len());
         let (settled, blanks) = text.split_at(text.trim_end().len());
@@ -306,7 +261,7 @@ impl Search {
 
     fn emit_call(&mut self, call: Call, pieces: &mut Vec<Piece>) {
         self.n_found += 1;
-        self.is_content_sent = false;
+        (self.is_content_sent, self.is_part_start) = (false, false);
         self.is_line_blank = true;
         // With `parallel_tool_calls` false, only the first call counts.
         if self.n_found == 1 || self.n_calls == Calls::Several {
@@ -316,7 +271,7 @@ impl Search {
 
     /// Classifies the start of the held text.
     fn look(&self, held: &str, end: Option<TextEnd>) -> Found {
-        if self.is_at_start() {
+        if self.is_part_start {
             let first = self.format.first_openings;
             if first.iter().any(|mark| held.starts_with(mark)) {
                 return self.calls_at(held, 0, end);
@@ -359,15 +314,10 @@ impl Search {
         (!self.has_content && text.starts_with('[')).then_some(held.len() - text.len())
     }
 
-    /// Whether there has been no text.
-    fn is_at_start(&self) -> bool {
-        !self.has_content && self.n_found == 0 && self.blanks.is_empty()
-    }
-
     /// The calls at byte `start`, where there is a mark, a brace or a bracket.
     fn calls_at(&self, held: &str, start: usize, end: Option<TextEnd>) -> Found {
         let text = &held[start..];
-        let first = if start == 0 && self.is_at_start() { self.format.first_openings } else { &[] };
+        let first = if start == 0 && self.is_part_start { self.format.first_openings } else { &[] };
         let opening = self.format.openings.iter().chain(first).find(|mark| text.starts_with(**mark)).copied();
         // The bracket of a list belongs to the calls.
         let after_mark = opening.map(|mark| &text[mark.trim_end_matches('[').len()..]);

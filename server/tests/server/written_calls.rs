@@ -19,6 +19,9 @@ use crate::{
     tools::{fold, message, tool},
 };
 
+/// A word that is written nowhere. With `bad_words`, calls under `auto` are not bound: the model writes them as it likes.
+const NEVER: &str = "\u{7f}";
+
 /// Longest text that a model writes.
 const MAX_SEQ_LEN: usize = 1024;
 const D_MODEL: usize = 320;
@@ -74,7 +77,9 @@ fn server(sign: &str, prompt: &str, text: &str) -> Server {
 /// The message and the finish reason of an answer, streamed and not.
 async fn answer(server: &Server, more: Value) -> (Value, Value) {
     let tools = json!([tool("now", &json!({ "type": "object" })), tool("weather", &json!({ "type": "object" }))]);
-    let mut body = json!({ "messages": [{ "role": "user", "content": "x" }], "tools": tools, "temperature": 0 });
+    let mut body = json!({
+        "messages": [{ "role": "user", "content": "x" }], "tools": tools, "temperature": 0, "bad_words": [NEVER],
+    });
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     let whole = message(&server.chat(body.clone()).await["choices"][0]);
     assert_eq!(fold(&server.stream_chat(body).await), whole);

@@ -57,14 +57,14 @@ impl Mark {
     }
 
     /// A mark that counts at the start of a text, and after the end of another marked part. `parts`: its pieces, before
-    /// each of which any number of `blanks` may stand. The grammar begins with `read`, which is the mark itself in the
-    /// grammar's white space.
-    pub fn at_start(parts: &[&str], blanks: &'static [u8], read: &str) -> Self {
-        let item = |part: &&str| {
-            let bytes: Vec<Item> = part.bytes().map(Item::Byte).collect();
-            [Item::Several(blanks)].into_iter().chain(bytes).collect::<Vec<_>>()
+    /// each of which any number of blanks may stand: of the first bytes before the first one, of the second ones before
+    /// the others. The grammar begins with `read`, which is the mark itself in the grammar's white space.
+    pub fn at_start(parts: &[&str], [before, between]: [&'static [u8]; 2], read: &str) -> Self {
+        let item = |(index, part): (usize, &&str)| {
+            let blanks = Item::Several(if index == 0 { before } else { between });
+            [blanks].into_iter().chain(part.bytes().map(Item::Byte)).collect::<Vec<_>>()
         };
-        let items = parts.iter().flat_map(item).collect();
+        let items = parts.iter().enumerate().flat_map(item).collect();
         Self { pattern: Pattern::AtStart(items), read: read.as_bytes().to_vec() }
     }
 
@@ -148,9 +148,11 @@ mod tests {
 
     #[test]
     fn mark_at_the_start_of_a_text_may_have_blanks_between_its_parts() {
-        let mark = Mark::at_start(&["{", "\"name\"", ":", "\"f\""], b" \n", "{\"name\": \"f\"");
+        let mark = Mark::at_start(&["{", "\"name\"", ":", "\"f\""], [b" \n;", b" \n"], "{\"name\": \"f\"");
         assert_eq!(ends(&mark, "\n{ \"name\" :\n\"f\", "), [15]);
         assert_eq!(ends(&mark, "{\"name\":\"f\""), [11]);
+        assert_eq!(ends(&mark, "; {\"name\":\"f\""), [13]);
+        assert_eq!(ends(&mark, "{;\"name\":\"f\""), [0; 0]);
         assert_eq!(ends(&mark, "a {\"name\":\"f\""), [0; 0]);
         assert_eq!(ends(&mark, "{\"name\":\"fg\""), [0; 0]);
     }

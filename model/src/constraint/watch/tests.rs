@@ -31,7 +31,7 @@ fn tokenizer() -> Tokenizer {
 fn rules(marks: &[&str], after: AfterGrammar) -> WatchRules {
     WatchRules {
         marks: marks.iter().map(|mark| Mark::anywhere(mark)).collect(),
-        silences: vec![Silence { open: vec![Mark::anywhere("<think>")], close: Mark::anywhere("</think>") }],
+        silences: vec![Silence { open: vec![Mark::anywhere("<think>")], closes: vec![Mark::anywhere("</think>")] }],
         begins_in: None,
         after,
         shows_special: true,
@@ -131,7 +131,7 @@ fn marks_do_not_count_in_a_silence() {
 
 #[test]
 fn mark_at_the_start_counts_only_there_and_after_a_call() {
-    let start = || Mark::at_start(&["{", "x"], b" ", "{x");
+    let start = || Mark::at_start(&["{", "x"], [b" ", b" "], "{x");
     let at_start = WatchRules { marks: vec![start()], ..rules(&[], AfterGrammar::Sleep) };
     let mut text = Text::new(at_start.clone());
     text.push(&["a", "{", "x", "a"]);

@@ -25,6 +25,8 @@ pub(crate) struct Tags {
     pub(crate) after_value: &'static str,
     /// The text between two parameters.
     pub(crate) separator: &'static str,
+    /// Texts around a value which may have any characters.
+    pub(crate) wrapper: Option<[&'static str; 2]>,
 }
 
 /// Parameters in a call, if the function does not name them.
@@ -84,7 +86,8 @@ impl Tags {
                 value = value.strip_prefix('\n').unwrap_or(value);
                 value = value.strip_suffix('\n').unwrap_or(value);
             }
-            let json = typed(value, parameters.schema(&name));
+            let wrapped = self.wrapper.and_then(|[start, end]| value.trim().strip_prefix(start)?.strip_suffix(end));
+            let json = typed(wrapped.unwrap_or(value), parameters.schema(&name));
             members.push((name, json));
         }
         Ok(object(members))
@@ -146,9 +149,11 @@ fn typed(text: &str, schema: &Value) -> String {
     }
     // Templates write values as Python does, so models may write `True`.
     let read = || {
-        let mut cursor = Cursor::new(text.trim());
+        // At the end of a text, a literal could go on.
+        let text = format!("{}\n", text.trim());
+        let mut cursor = Cursor::new(&text);
         let json = python::value(&mut cursor, 0).ok()?;
-        cursor.rest.is_empty().then_some(json)
+        cursor.rest.trim().is_empty().then_some(json)
     };
     match (!types.has(Types::STRING)).then(read).flatten() {
         Some(json) if serde_json::from_str::<Map<String, Value>>(&format!("{{\"\": {json}}}")).is_ok() => json,

@@ -25,7 +25,14 @@ fn literals_of_python_become_json() {
 
 #[test]
 fn values_between_tags_have_the_types_of_their_schemas() {
-    let tags = Tags { before_name: "<p=", after_name: ">", before_value: "\n", after_value: "</p>", separator: "\n" };
+    let tags = Tags {
+        before_name: "<p=",
+        after_name: ">",
+        before_value: "\n",
+        after_value: "</p>",
+        separator: "\n",
+        wrapper: Some(["<![CDATA[", "]]>"]),
+    };
     let number_or_text = json!({ "type": ["string", "integer"] });
     for (value, schema, json) in [
         ("5", json!({ "type": "string" }), r#""5""#),
@@ -37,6 +44,7 @@ fn values_between_tags_have_the_types_of_their_schemas() {
         ("{\"a\": [1]}", json!(true), "{\"a\": [1]}"),
         ("[1.10]", json!({ "type": "array" }), "[1.10]"),
         ("True", json!({ "type": "boolean" }), "true"),
+        ("<![CDATA[a < b]]>", json!({ "type": "string" }), r#""a < b""#),
         ("<p=y> \"</q>", json!({ "type": "string" }), r#""<p=y> \"</q>""#),
     ] {
         let text = format!("<p=x>\n{value}\n</p>\n</f>");

@@ -7,8 +7,8 @@ use crate::api::call_arguments::Arguments;
 pub(crate) static GPT_OSS: CallFormat = CallFormat {
     signs: &[&["<|channel|>", "to=functions."], &["<|channel|>", "\"functions.\""]],
     openings: &["<|channel|>commentary to=functions.", "<|start|>assistant to=functions."],
-    // The prompt ends with the message's role.
-    first_openings: &[" to=functions."],
+    // The prompt ends with the message's role. After one that the model writes, white space may be left out.
+    first_openings: &[" to=functions.", "to=functions."],
     closing: Some("<|call|>"),
     body: Body::Framed(Arguments::Json),
     around_parts: ["<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", ""],

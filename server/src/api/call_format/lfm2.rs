@@ -4,7 +4,8 @@ use super::{Body, CallFormat, ONE_BY_ONE};
 use crate::api::call_arguments::Arguments;
 
 pub(crate) static LFM2: CallFormat = CallFormat {
-    signs: &[&["<|tool_call_start|>"], &["<|tool_list_start|>"]],
+    // The last one is that of LFM 2.5.
+    signs: &[&["<|tool_call_start|>"], &["<|tool_list_start|>"], &["List of tools: ["]],
     openings: &["<|tool_call_start|>"],
     closing: Some("<|tool_call_end|>"),
     body: Body::Framed(Arguments::Python),

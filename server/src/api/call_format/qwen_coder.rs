@@ -14,6 +14,7 @@ pub(crate) static QWEN_CODER: CallFormat = CallFormat {
         before_value: "\n",
         after_value: "</parameter>",
         separator: "\n",
+        wrapper: None,
     })),
     around_parts: ["<tool_call>\n<function=", ">\n", "</function>\n</tool_call>"],
     ..ONE_BY_ONE

@@ -13,6 +13,7 @@ pub(crate) static SEED_OSS: CallFormat = CallFormat {
         before_value: "",
         after_value: "</parameter>",
         separator: "\n",
+        wrapper: None,
     })),
     around_parts: ["<seed:tool_call>\n<function=", ">\n", "</function>\n</seed:tool_call>"],
     ..ONE_BY_ONE

@@ -116,7 +116,6 @@ fn no_call_is_taken_out_of_a_thought() {
                 check(&within, &thought, "", &thought, 0);
                 let content = if thought.starts_with('I') { "I look.\n" } else { "" };
                 let reasoning = thought.trim_start_matches(content).trim_start_matches(open);
-                let content = content.trim_end();
                 check(&apart, &thought, reasoning.trim_end_matches(close).trim(), content, 0);
             }
             check(&within, &format!("{thought}{call}"), "", &thought, 1);

@@ -4,8 +4,8 @@ use serde_json::json;
 
 use super::{
     super::call_format::{
-        COHERE, CallFormat, DEEPSEEK, DEEPSEEK_NAMED, FUNCTION_GEMMA, GEMMA, GLM, GPT_OSS, HUNYUAN, LFM2, LLAMA_PYTHON,
-        MINICPM, OLMO, PHI, QWEN_CODER, SEED_OSS,
+        COHERE, CallFormat, DEEPSEEK, DEEPSEEK_NAMED, FUNCTION_GEMMA, GEMMA, GLM, GLM_DENSE, GPT_OSS, HUNYUAN, LFM2,
+        LLAMA_PYTHON, MINICPM, MINICPM_XML, OLMO, PHI, QWEN_CODER, SEED_OSS,
     },
     tests::check,
     *,
@@ -61,6 +61,20 @@ fn texts() -> Vec<Texts> {
             // Without line breaks, as from 4.7 on.
             both: "<tool_call>weather<arg_key>city</arg_key><arg_value></arg_value></tool_call><tool_call>now</tool_call>",
             cut: "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris",
+        },
+        Texts {
+            format: &GLM_DENSE,
+            weather: "<tool_call>weather<arg_key>city</arg_key><arg_value>$CITY</arg_value><arg_key>days</arg_key><arg_value>3</arg_value><arg_key>exact</arg_key><arg_value>true</arg_value><arg_key>places</arg_key><arg_value>[\"a\", \"b\"]</arg_value></tool_call>",
+            now: "<tool_call>now</tool_call>",
+            both: "<tool_call>weather<arg_key>city</arg_key><arg_value></arg_value></tool_call><tool_call>now</tool_call>",
+            cut: "<tool_call>weather<arg_key>city</arg_key><arg_value>Paris",
+        },
+        Texts {
+            format: &MINICPM_XML,
+            weather: "<function name=\"weather\"><param name=\"city\"><![CDATA[$CITY]]></param><param name=\"days\">3</param><param name=\"exact\">true</param><param name=\"places\">[\"a\", \"b\"]</param></function>",
+            now: "<function name=\"now\"></function>",
+            both: "<function name=\"weather\"><param name=\"city\"></param></function>\n<function name=\"now\"></function>",
+            cut: "<function name=\"weather\"><param name=\"city\">Paris",
         },
         Texts {
             format: &LFM2,
