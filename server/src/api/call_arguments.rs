@@ -12,11 +12,11 @@ use serde_json::{Map, Value};
 
 use self::parameters::Parameters;
 pub(crate) use self::{
-    cursor::{Cursor, Mismatch},
-    rules::Rules,
+    cursor::Cursor,
+    rules::{NUMBER, Rules},
     tags::Tags,
 };
-use super::json_text::json_at_start;
+use super::{json_text::json_at_start, mismatch::Mismatch};
 
 /// A function that may be called.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,6 +24,14 @@ pub(crate) struct Function {
     pub(crate) name: String,
     /// The schema of an object.
     pub(crate) parameters: Value,
+}
+
+/// A whole call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Call {
+    pub(crate) name: String,
+    /// JSON.
+    pub(crate) arguments: String,
 }
 
 /// A form of arguments.

@@ -59,8 +59,8 @@ pub(crate) struct CallFormat {
     /// The text before the first call and after the last one. The grammar for calls is made of this and the next three
     /// fields.
     pub(crate) around_all: [&'static str; 2],
-    /// The text before a function's name, between the name and the arguments, and after the arguments. [`NUMBER`] in it
-    /// is any number.
+    /// The text before a function's name, between the name and the arguments, and after the arguments.
+    /// [`NUMBER`](super::call_arguments::NUMBER) in it is any number.
     pub(crate) around_parts: [&'static str; 3],
     /// Other texts between the name and the arguments.
     pub(crate) other_betweens: &'static [&'static str],
@@ -70,9 +70,6 @@ pub(crate) struct CallFormat {
     inner_marks: &'static [&'static str],
     ids: Ids,
 }
-
-/// In a format's texts: a number of one to three digits.
-pub(crate) const NUMBER: char = '\0';
 
 /// Calls without a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,7 +192,8 @@ impl CallFormat {
     pub(crate) fn written(&self, calls: &[(String, String)]) -> String {
         let ([first, last], [before, between, after]) = (self.around_all, self.around_parts);
         let calls = calls.iter().map(|(name, arguments)| format!("{before}{name}{between}{arguments}{after}"));
-        format!("{first}{}{last}", calls.collect::<Vec<_>>().join(self.separator)).replace(NUMBER, "0")
+        format!("{first}{}{last}", calls.collect::<Vec<_>>().join(self.separator))
+            .replace(super::call_arguments::NUMBER, "0")
     }
 
     /// An id for a call.

@@ -1,9 +1,9 @@
 //! Calls that are exactly the texts of a format, in any white space, with names and arguments between them.
 
 use super::{
-    call_arguments::{Arguments, Cursor, Function, Mismatch},
+    call_arguments::{Arguments, Call, Cursor, Function},
     call_format::CallFormat,
-    tool_parser::Call,
+    mismatch::Mismatch,
 };
 
 /// A text after the mark `opening`, or without a mark.

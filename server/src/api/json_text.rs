@@ -3,7 +3,7 @@
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::Deserializer;
 
-use super::call_arguments::Mismatch;
+use super::mismatch::Mismatch;
 
 /// The JSON object or list that `text` starts with, and the text after it.
 pub(crate) fn json_at_start(text: &str) -> Result<(&str, &str), Mismatch> {

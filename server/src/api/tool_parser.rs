@@ -15,11 +15,12 @@ use serde_json::{Map, Value};
 
 use self::waiting::WaitingFor;
 use super::{
-    call_arguments::{Function, Mismatch},
-    call_format::{Bare, Body, CallFormat, NUMBER},
+    call_arguments::{Call, Function, NUMBER},
+    call_format::{Bare, Body, CallFormat},
     framed_calls::FramedText,
     json_scan::{JsonScan, Scanned},
     json_text::{elements, json_at_start, member_text},
+    mismatch::Mismatch,
     piece::{Piece, TextEnd},
 };
 
@@ -178,14 +179,6 @@ enum Found {
     Until(&'static str),
     /// Calls of this many bytes.
     Calls { n_bytes: usize, calls: Vec<Call> },
-}
-
-/// A whole call.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Call {
-    pub(crate) name: String,
-    /// JSON.
-    pub(crate) arguments: String,
 }
 
 /// Why a text does not start with calls.

@@ -1,17 +1,6 @@
 //! Reads a text from its start, which may be only the beginning of what is expected.
 
-use super::Function;
-
-/// Why a text does not start with what is expected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mismatch {
-    /// It is incomplete. The last `n_json` bytes are the beginning of a JSON value.
-    Cut { n_json: usize },
-    /// It is incomplete, at least until this comes.
-    Until(&'static str),
-    /// It is something else.
-    Other,
-}
+use super::{Function, Mismatch};
 
 /// The rest of a text.
 #[derive(Clone, Copy, Debug)]

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use hearth_model::TokenId;
 use serde_json::Value;
 
-use crate::api::call_format::NUMBER;
+/// In a format's texts: a number of one to three digits.
+pub(crate) const NUMBER: char = '\0';
 
 /// Rules, and what they cannot hold.
 #[derive(Debug, Default)]
@@ -52,17 +53,7 @@ impl Rules {
         if let Some((before, after)) = text.split_once(NUMBER) {
             return format!("{} /[0-9]{{1,3}}/ {}", self.text(before), self.text(after));
         }
-        let (mut parts, mut rest) = (Vec::new(), text);
-        while let Some((at, mark, id)) =
-            self.marks.iter().filter_map(|&(mark, id)| Some((rest.find(mark)?, mark, id))).min()
-        {
-            let (before, after) = (&rest[..at], &rest[at + mark.len()..]);
-            parts.extend((!before.is_empty()).then(|| plain(before)));
-            parts.push(format!("<[{id}]>"));
-            rest = after;
-        }
-        parts.extend((!rest.is_empty()).then(|| plain(rest)));
-        parts.join(" ")
+        text_in_lark(text, &self.marks)
     }
 
     /// Any text that `end` ends, which no text has within it. The first character of `end` must occur in it only there.
@@ -101,6 +92,19 @@ impl Rules {
             false => format!("({})?", firsts.join(" | ")),
         }
     }
+}
+
+/// A text in Lark: strings, and the ids of the marks in it.
+pub(crate) fn text_in_lark(text: &str, marks: &[(&str, TokenId)]) -> String {
+    let (mut parts, mut rest) = (Vec::new(), text);
+    while let Some((at, mark, id)) = marks.iter().filter_map(|&(mark, id)| Some((rest.find(mark)?, mark, id))).min() {
+        let (before, after) = (&rest[..at], &rest[at + mark.len()..]);
+        parts.extend((!before.is_empty()).then(|| plain(before)));
+        parts.push(format!("<[{id}]>"));
+        rest = after;
+    }
+    parts.extend((!rest.is_empty()).then(|| plain(rest)));
+    parts.join(" ")
 }
 
 /// A string in Lark.
