@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use self::parameters::Parameters;
 pub(crate) use self::{
     cursor::Cursor,
-    rules::{NUMBER, Rules},
+    rules::{NUMBER, Rules, text_in_lark},
     tags::Tags,
 };
 use super::{json_text::json_at_start, mismatch::Mismatch};

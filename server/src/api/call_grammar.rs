@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use hearth_model::{
     TokenId,
-    chat::thought,
+    chat::thought::{Opens, ThoughtForm},
     constraint::{AfterGrammar, Mark, Silence, WatchRules},
     tokenizer::Tokenizer,
 };
@@ -86,8 +86,13 @@ pub(crate) fn special_marks(format: &CallFormat, tokenizer: &Tokenizer) -> Vec<(
     format.marks().filter_map(|mark| Some((mark, special(mark)?))).collect()
 }
 
-/// When the rule `after_mark` holds: after each mark, or once a call without a mark names a function.
-pub(crate) fn watch_rules(format: &CallFormat, functions: &[Function], n_calls: Calls) -> WatchRules {
+/// When the rule `after_mark` holds: after each mark, or once a call without a mark names a function; not in thoughts.
+pub(crate) fn watch_rules(
+    format: &CallFormat,
+    functions: &[Function],
+    n_calls: Calls,
+    thoughts: &ThoughtForm,
+) -> WatchRules {
     let written = format.after_opening(Some(format.first()));
     let marked = format.openings.iter().map(|opening| {
         let left_out = match written.strip_suffix(&format.after_opening(Some(opening))) {
@@ -113,12 +118,17 @@ pub(crate) fn watch_rules(format: &CallFormat, functions: &[Function], n_calls: 
             &format!("{head}{}(", function.name),
         )),
     }));
-    let silences = thought::MARKS.map(|[open, close]| Silence {
-        open: vec![Mark::at_start(&[open], [BLANKS, BLANKS], ""), Mark::anywhere(&format!("\n{open}"))],
-        closes: vec![Mark::anywhere(close)],
+    let silences = thoughts.marks.iter().map(|marks| Silence {
+        open: match thoughts.opens {
+            Opens::Anywhere => vec![Mark::anywhere(marks.open)],
+            Opens::LineStart => {
+                vec![Mark::at_start(&[marks.open], [BLANKS, BLANKS], ""), Mark::anywhere(&format!("\n{}", marks.open))]
+            }
+        },
+        closes: marks.closes.iter().map(|close| Mark::anywhere(close)).collect(),
     });
     let after = if n_calls == Calls::One { AfterGrammar::End } else { AfterGrammar::Sleep };
-    WatchRules { marks, silences: silences.to_vec(), begins_in: None, after, shows_special: false }
+    WatchRules { marks, silences: silences.collect(), begins_in: None, after, shows_special: false }
 }
 
 #[cfg(test)]

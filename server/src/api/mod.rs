@@ -7,7 +7,7 @@
 //! - `adapters`: loads and unloads LoRA adapters, and selects the model or adapter of a request
 //! - `tokens`: tokenizes, detokenizes, and describes the tokenizer
 //! - `generation`: common fields of `completions` and `chat`; `chunk`: common parts of their answers; `prompt`: one
-//!   prompt; `ignored_params`: the response header that lists ignored parameters
+//!   prompt; `ignored_params`: the response header that lists ignored parameters; `unsupported_params`: rejects others
 //! - `conversation`: messages to a prompt, by the model's chat template; `reply`: submits it, with its tools
 //! - `text_input`: strings or token ids, one or several
 //! - `sampling`: sampling parameters; `beams`: those of beam search
@@ -83,3 +83,4 @@ mod tokens;
 mod tool_calls;
 mod tool_parser;
 mod tools;
+mod unsupported_params;

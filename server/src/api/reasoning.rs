@@ -3,7 +3,7 @@
 //!
 //! No text is lost but the marks of thoughts and the white space next to them.
 
-use hearth_model::chat::thought::{Part, Place, ThoughtScan};
+use hearth_model::chat::thought::{Part, Place, ThoughtForm, ThoughtScan};
 
 use super::{
     piece::{Piece, TextEnd},
@@ -38,18 +38,19 @@ pub(crate) struct AnswerReader {
 }
 
 impl AnswerReader {
-    /// For an answer with calls if there is a parser for them.
-    pub(crate) fn new(calls: Option<ToolParser>, format: ReasoningFormat) -> Self {
-        let scan = ThoughtScan::new(None);
+    /// For an answer with thoughts of this form, and with calls if there is a parser for them.
+    pub(crate) fn new(form: &'static ThoughtForm, calls: Option<ToolParser>, format: ReasoningFormat) -> Self {
+        let scan = ThoughtScan::new(form);
         Self { scan, format, calls, blanks: String::new(), is_after_mark: false, has_text: false }
     }
 
-    /// For text that begins within a thought, directly behind the mark that opens it, or as its continuation.
-    pub(crate) fn within_thought(mut self, close: Option<&'static str>, is_continued: bool) -> Self {
-        if close.is_some() {
-            (self.scan, self.is_after_mark, self.has_text) = (ThoughtScan::new(close), !is_continued, is_continued);
+    /// For text that begins within a thought, which one of these marks closes: directly behind the mark that opens it, or
+    /// as its continuation.
+    pub(crate) fn within_thought(mut self, closes: Option<&'static [&'static str]>, is_continued: bool) -> Self {
+        if closes.is_some() {
+            (self.is_after_mark, self.has_text) = (!is_continued, is_continued);
         }
-        self
+        Self { scan: self.scan.within(closes), ..self }
     }
 
     /// An id for a call.
@@ -70,8 +71,9 @@ impl AnswerReader {
     /// Ends the text and returns the rest.
     pub(crate) fn finish(&mut self, end: TextEnd) -> Vec<Piece> {
         let mut pieces = Vec::new();
-        let rest = self.scan.finish();
-        rest.into_iter().for_each(|part| self.take(part, &mut pieces));
+        while let Some(part) = self.scan.finish(self.place()) {
+            self.take(part, &mut pieces);
+        }
         let blanks = std::mem::take(&mut self.blanks);
         if !blanks.is_empty() {
             if self.scan.is_open() {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use hearth_engine::ServedModel;
-use hearth_model::chat::{ChatTemplate, thought};
+use hearth_model::chat::ChatTemplate;
 
 use super::{
     body::Body,
@@ -13,7 +13,7 @@ use super::{
     generation::{Generation, Started},
     reasoning::AnswerReader,
     state::AppState,
-    thinking::opened_thought,
+    thinking::ModelThoughts,
 };
 
 /// A parsed request; types and ranges are checked.
@@ -44,8 +44,7 @@ impl ReplyRequest {
         let with_template = move || self.with_template(&model);
         let (request, reader, template) = state.prepare_long(preparation, wait, with_template).await?;
         let Self { conversation, generation } = request;
-        let continued_thought = conversation.continued_thought();
-        let generation = generation.with_continued_thought(continued_thought);
+        let thoughts = generation.thoughts();
         let prepare = move |generation: &Generation, model: &ServedModel| {
             let check_length = |n_bytes| match generation.keeps_whole_prompt() {
                 true => {
@@ -59,32 +58,42 @@ impl ReplyRequest {
         let started = generation.start(state, id_prefix, (preparation, prepare)).await?;
         // The text is tokenized, so the body's share of the memory limit can be released.
         drop(body);
-        let opened = || opened_thought(started.prompt_ids.first()?, &started.tokenizer);
-        let is_continued = continued_thought.is_some();
-        let reader = reader.within_thought(continued_thought.or_else(opened), is_continued);
+        let opened = started.prompt_ids.first().zip(thoughts);
+        let opened = opened.and_then(|(ids, thoughts)| thoughts.opened(ids, &started.tokenizer));
+        let is_continued = thoughts.is_some_and(|thoughts| thoughts.is_continued());
+        let reader = reader.within_thought(opened, is_continued);
         Ok(Reply { started, generation, reader })
     }
 
     /// Applies the template and the tools to the request: determines the fields that the template ignores, the
     /// structure of the answer, and how its text is read.
     fn with_template(self, model: &ServedModel) -> Result<(Self, AnswerReader, ChatTemplate), ApiError> {
-        let Self { conversation, generation } = self;
+        let Self { mut conversation, generation } = self;
         let template = conversation.template(model)?;
         let mut generation = generation.ignoring(conversation.unread(&template));
+        let unread = conversation.add_thinking(generation.thinking(), &template);
+        let thoughts = ModelThoughts::new(&template, &model.tokenizer, conversation.continued_thought(&template));
+        let thoughts = thoughts.switched(conversation.thinks(), conversation.is_continued());
         let mut parser = None;
         if let Some((tools, style)) = conversation.tools(&template) {
-            let structure = tools.structure(style, &model.tokenizer, generation.structure())?;
+            let structure = tools.structure(style, thoughts.form(), &model.tokenizer, generation.structure())?;
             generation = generation.with_structure(structure);
             if style.has_special_marks(&model.tokenizer) {
                 generation = generation.showing_special_tokens();
             }
             parser = Some(tools.parser(style));
         }
-        let is_special = |mark: &str| model.tokenizer.token_id(mark).is_some_and(|id| model.tokenizer.is_special(id));
-        if thought::MARKS.into_iter().flatten().any(|mark| is_special(mark)) {
+        for param in unread {
+            generation = match generation.thinking().turned_off_by(param).filter(|_| thoughts.is_known()) {
+                Some(off) => generation.with_thinking(off),
+                None => generation.ignoring([param.to_owned()]),
+            };
+        }
+        if thoughts.has_special_marks(&model.tokenizer) {
             generation = generation.showing_special_tokens();
         }
-        let reader = AnswerReader::new(parser, generation.thinking().format);
+        let reader = AnswerReader::new(thoughts.form(), parser, generation.thinking().format);
+        let generation = generation.with_thoughts(thoughts);
         Ok((Self { conversation, generation }, reader, template))
     }
 }

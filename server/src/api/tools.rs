@@ -6,7 +6,7 @@
 use std::{borrow::Cow, collections::BTreeSet};
 
 use hearth_model::{
-    chat::ChatTemplate,
+    chat::{ChatTemplate, thought::ThoughtForm},
     constraint::{GrammarError, check_enforceable, lenient, log_passed_over},
     tokenizer::Tokenizer,
 };
@@ -142,6 +142,7 @@ impl Tools {
     pub(crate) fn structure(
         &self,
         style: ToolStyle,
+        thoughts: &ThoughtForm,
         tokenizer: &Tokenizer,
         form: Option<&Structure>,
     ) -> Result<Structure, ApiError> {
@@ -149,7 +150,7 @@ impl Tools {
         match (&self.choice, form) {
             (ToolChoice::Auto, None) => {
                 let functions: Vec<Function> = self.callable().map(|tool| tool.function.clone()).collect();
-                Ok(Structure::calls_in_text(calls, watch_rules(style.format, &functions, self.n_calls)))
+                Ok(Structure::calls_in_text(calls, watch_rules(style.format, &functions, self.n_calls, thoughts)))
             }
             (ToolChoice::Auto, Some(form)) => form.or_calls(calls).ok_or_else(|| one_only("tools", form.param())),
             (_, None) => Ok(Structure::calls(calls)),

@@ -1,11 +1,11 @@
 //! Finds thoughts in text that arrives in pieces. The result does not depend on the pieces.
 
-use super::MARKS;
+use super::form::{Opens, ThoughtForm};
 
 /// A part of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// A mark that opens or closes a thought.
+    /// A mark of a thought, or of the answer.
     Mark(String),
     /// Text within a thought.
     Thought(String),
@@ -25,29 +25,37 @@ pub enum Place {
     InCall,
 }
 
-/// Finds thoughts. A thought begins at the start of a line, outside of fenced code, and ends at the first mark that is
-/// not quoted.
+/// Finds the thoughts of a text. A thought begins where its form says, and ends at the first mark that closes it.
 #[derive(Clone, Debug)]
 pub struct ThoughtScan {
-    /// The mark that closes the open thought.
-    close: Option<&'static str>,
+    form: &'static ThoughtForm,
+    /// The marks that close the open thought.
+    closes: Option<&'static [&'static str]>,
     line: Line,
+    quotations: Quotations,
     /// Whether a fence has opened a block of code.
     in_fence: bool,
+    /// Whether a mark has opened the answer.
+    is_marked: bool,
     /// Text that cannot be classified yet.
     held: String,
 }
 
-/// The current line.
+/// The current line outside of thoughts.
 #[derive(Clone, Copy, Debug, Default)]
 struct Line {
     /// Whether it has more than white space.
     has_text: bool,
-    /// Backticks at its start, at most three. `None` after other text.
-    fence: usize,
-    is_fence_over: bool,
-    /// Whether a quotation mark or a backtick has opened a quotation.
-    is_quoted: [bool; QUOTES.len()],
+    /// Number of backticks that it starts with.
+    n_ticks: usize,
+    are_ticks_over: bool,
+}
+
+/// The current line of an open thought.
+#[derive(Clone, Copy, Debug, Default)]
+struct Quotations {
+    /// Whether a mark of [`QUOTES`] has opened a quotation.
+    are_open: [bool; QUOTES.len()],
     last: Option<char>,
 }
 
@@ -58,9 +66,23 @@ const QUOTES: [char; 2] = ['"', '`'];
 const FENCE: usize = 3;
 
 impl ThoughtScan {
-    /// For a text that begins within a thought, which `close` closes, or outside of one.
-    pub fn new(close: Option<&'static str>) -> Self {
-        Self { close, line: Line::default(), in_fence: false, held: String::new() }
+    /// For a text that begins outside of thoughts.
+    pub fn new(form: &'static ThoughtForm) -> Self {
+        Self {
+            form,
+            closes: None,
+            line: Line::default(),
+            quotations: Quotations::default(),
+            in_fence: false,
+            is_marked: false,
+            held: String::new(),
+        }
+    }
+
+    /// For a text that begins within a thought, which one of these marks closes.
+    #[must_use]
+    pub fn within(self, closes: Option<&'static [&'static str]>) -> Self {
+        Self { closes, ..self }
     }
 
     /// Adds text.
@@ -70,53 +92,93 @@ impl ThoughtScan {
 
     /// Whether a thought is open.
     pub fn is_open(&self) -> bool {
-        self.close.is_some()
+        self.closes.is_some()
+    }
+
+    /// Text that is not settled yet.
+    pub fn held(&self) -> &str {
+        &self.held
     }
 
     /// The next part that is settled. `place` is that of the end of the last part.
     pub fn next(&mut self, place: Place) -> Option<Part> {
-        let opens = MARKS.map(|[open, _]| open);
-        let marks = match &self.close {
-            Some(close) => std::slice::from_ref(close),
-            None => &opens[..],
+        let marks = || {
+            let opens = self.form.marks.iter().map(|marks| marks.open).chain(self.form.answer_marks.iter().copied());
+            let closes = self.closes.unwrap_or_default().iter().copied();
+            closes.chain(opens.filter(|_| !self.is_open()))
         };
-        let found = marks.iter().filter_map(|mark| Some((self.held.find(mark)?, *mark))).min();
+        // The longest of the marks at one place.
+        let found = marks().filter_map(|mark| Some((self.held.find(mark)?, mark)));
+        let found = found.min_by_key(|(at, mark)| (*at, usize::MAX - mark.len()));
+        let n_open = marks().map(|mark| overlap(&self.held, mark)).max().unwrap_or(0);
+        let may_begin = marks().any(|mark| overlap(&self.held, mark) == self.held.len() && self.is_mark(mark, place));
         let n_settled = match found {
-            Some((0, mark)) if self.is_mark(place) => return Some(self.take_mark(mark)),
-            Some((0, _)) => 1,
-            Some((at, _)) => at,
-            None => {
-                let n_open = marks.iter().map(|mark| overlap(&self.held, mark)).max().unwrap_or(0);
-                match self.held.len() - n_open {
-                    0 if n_open > 0 && !self.is_mark(place) => 1,
-                    n_settled => n_settled,
+            Some((0, mark)) => {
+                // It may be the beginning of a longer one.
+                let is_unsure = n_open == self.held.len()
+                    && marks().any(|longer| longer.len() > mark.len() && longer.starts_with(&self.held));
+                match self.is_mark(mark, place) {
+                    true if is_unsure => return None,
+                    true => match self.is_quoted(mark) {
+                        Some(true) => mark.len(),
+                        Some(false) => return Some(self.take_mark(mark)),
+                        None => return None,
+                    },
+                    false => first_len(&self.held),
                 }
             }
+            Some((at, _)) => at,
+            None => match self.held.len() - n_open {
+                0 if n_open > 0 && !may_begin => first_len(&self.held),
+                n_settled => n_settled,
+            },
         };
         self.take(n_settled)
     }
 
-    /// The rest, if no more text follows.
-    pub fn finish(&mut self) -> Option<Part> {
-        self.take(self.held.len())
+    /// The rest, if no more text follows; to be called until there is none.
+    pub fn finish(&mut self, place: Place) -> Option<Part> {
+        let marks = self.closes.unwrap_or(self.form.answer_marks).iter();
+        match marks.filter(|mark| self.held.starts_with(**mark)).max_by_key(|mark| mark.len()) {
+            Some(mark) if self.is_mark(mark, place) => Some(self.take_mark(mark)),
+            _ => self.take(self.held.len()),
+        }
     }
 
-    /// Whether a mark at the start of the held text opens or closes a thought.
-    fn is_mark(&self, place: Place) -> bool {
-        match (self.close, place) {
-            (Some(_), _) => !self.line.is_in_quotation(),
-            (None, Place::InCall) => false,
-            (None, Place::AfterCall) => true,
-            (None, Place::Text) => !self.line.has_text && !self.in_fence,
+    /// Whether the thought quotes this mark, which begins the held text: the same character stands directly before and
+    /// after it, and the first of them opens a quotation. `None` if the next character decides.
+    fn is_quoted(&self, mark: &str) -> Option<bool> {
+        let Quotations { are_open, last } = self.quotations;
+        let quote = QUOTES.into_iter().zip(are_open).find(|(quote, is_open)| *is_open && last == Some(*quote));
+        // Marks that are written for nothing else are not quoted.
+        let may_quote = self.is_open() && self.form.opens == Opens::LineStart;
+        match (quote.filter(|_| may_quote), self.held[mark.len()..].chars().next()) {
+            (None, _) => Some(false),
+            (Some((quote, _)), Some(next)) => Some(next == quote),
+            (Some(_), None) => None,
+        }
+    }
+
+    /// Whether this mark at the start of the held text counts.
+    fn is_mark(&self, mark: &str, place: Place) -> bool {
+        match (self.closes, place, self.form.opens) {
+            (Some(_), ..) => true,
+            (None, Place::InCall, _) => false,
+            (None, Place::AfterCall, _) | (None, Place::Text, Opens::Anywhere) => true,
+            // The mark that ends an answer may be behind its last word.
+            (None, Place::Text, Opens::LineStart) => {
+                !self.in_fence && (!self.line.has_text || mark.starts_with("</") && self.is_marked)
+            }
         }
     }
 
     fn take_mark(&mut self, mark: &'static str) -> Part {
-        self.close = match self.close {
+        self.closes = match self.closes {
             Some(_) => None,
-            None => MARKS.into_iter().find_map(|[open, close]| (open == mark).then_some(close)),
+            None => self.form.marks.iter().find(|marks| marks.open == mark).map(|marks| marks.closes),
         };
-        (self.line, self.in_fence) = (Line::default(), false);
+        self.is_marked = self.form.answer_marks.contains(&mark) && !mark.starts_with("</");
+        (self.line, self.in_fence, self.quotations) = (Line::default(), false, Quotations::default());
         self.held.drain(..mark.len());
         Part::Mark(mark.to_owned())
     }
@@ -127,35 +189,47 @@ impl ThoughtScan {
         }
         let rest = self.held.split_off(n_bytes);
         let text = std::mem::replace(&mut self.held, rest);
+        if self.is_open() {
+            text.chars().for_each(|character| self.quotations.note(character));
+            return Some(Part::Thought(text));
+        }
         text.chars().for_each(|character| self.note(character));
-        Some(if self.is_open() { Part::Thought(text) } else { Part::Answer(text) })
+        Some(Part::Answer(text))
     }
 
+    /// Notes a character outside of thoughts.
     fn note(&mut self, character: char) {
         let line = &mut self.line;
-        line.last = Some(character);
         if character == '\n' {
             *line = Line::default();
             return;
         }
-        for (quote, is_quoted) in QUOTES.into_iter().zip(&mut line.is_quoted) {
-            *is_quoted ^= quote == character;
-        }
-        if character == '`' && !line.is_fence_over {
-            line.fence += 1;
-            self.in_fence ^= line.fence == FENCE;
-        } else if !character.is_whitespace() || line.fence > 0 {
-            line.is_fence_over = true;
+        if character == '`' && !line.are_ticks_over {
+            line.n_ticks += 1;
+            self.in_fence ^= line.n_ticks == FENCE;
+        } else if !character.is_whitespace() || line.n_ticks > 0 {
+            line.are_ticks_over = true;
         }
         line.has_text |= !character.is_whitespace();
     }
 }
 
-impl Line {
-    /// Whether the last character opens a quotation, so that a mark after it is what is quoted.
-    fn is_in_quotation(&self) -> bool {
-        QUOTES.into_iter().zip(self.is_quoted).any(|(quote, is_quoted)| is_quoted && self.last == Some(quote))
+impl Quotations {
+    fn note(&mut self, character: char) {
+        if character == '\n' {
+            *self = Self::default();
+            return;
+        }
+        for (quote, is_open) in QUOTES.into_iter().zip(&mut self.are_open) {
+            *is_open ^= quote == character;
+        }
+        self.last = Some(character);
     }
+}
+
+/// The length of the first character.
+fn first_len(text: &str) -> usize {
+    text.chars().next().map_or(0, char::len_utf8)
 }
 
 /// The length of the longest suffix of `text` that is a proper prefix of `mark`.

@@ -5,13 +5,12 @@ use hearth_engine::{
     request::{SpecialTokens, Strategy},
 };
 use hearth_model::{
-    chat::thought,
     constraint::{Constraint, Watch},
     sampling::SamplingParams,
 };
 
 use super::Generation;
-use crate::api::{error::ApiError, prompt::Prompt, structured::Structure, thinking::opened_thought};
+use crate::api::{error::ApiError, prompt::Prompt, structured::Structure};
 
 impl Generation {
     /// The grammar of the whole answers, and that of parts of them, of which there is at most one.
@@ -34,10 +33,12 @@ impl Generation {
         Ok((None, structure.compile_in_text(model, shows_special)?))
     }
 
-    /// The index of the thought, among the marks of thoughts, in which the answer to a prompt begins.
+    /// The index of the marks, among those of the model's thoughts, of the thought in which the answer to a prompt begins.
     pub(super) fn open_silence(&self, prompt: &Prompt, model: &ServedModel) -> Option<usize> {
-        let close = self.continued_thought.or_else(|| opened_thought(&prompt.ids, &model.tokenizer))?;
-        thought::MARKS.iter().position(|[_, own]| *own == close)
+        let thoughts = self.thoughts?;
+        let closes = thoughts.opened(&prompt.ids, &model.tokenizer)?;
+        // Of a thought in another form, no part is a call.
+        Some(thoughts.form().marks.iter().position(|marks| marks.closes == closes).unwrap_or(0))
     }
 
     /// A structured answer ends where the structure is complete, so other end conditions are rejected.
