@@ -62,6 +62,8 @@ pub(crate) enum PartKind {
     Norm,
     /// The numbers of an activation.
     Activation,
+    /// A score for each head, of what has no value.
+    Sinks,
     /// Small parameters of a recurrent layer. They are never rounded.
     Recurrence,
     /// The output matrix, unless it is the embedding, and its bias.
@@ -180,10 +182,15 @@ fn attention_specs(config: &GptConfig) -> Vec<PartSpec> {
         QkNormSpan::AllHeads => PartSpec::norm(config, path, width, false),
     };
     let qkv = [config.gate_width() + q_width + 2 * kv_width, config.d_model];
+    let sinks = || {
+        let params = vec![param("attn.sinks", "weight", vec![config.n_heads], Init::Normal { std: INIT_STD })];
+        PartSpec { path: "attn.sinks".into(), kind: PartKind::Sinks, layer: None, width: config.n_heads, params }
+    };
     let parts = [
         Some(PartSpec::matrix(PartKind::Linear, "attn.qkv", qkv, INIT_STD, config.qkv_bias)),
         config.qk_norm.then(|| qk_norm("attn.q_norm", q_width)),
         config.qk_norm.then(|| qk_norm("attn.k_norm", kv_width)),
+        config.attention_sinks.then(sinks),
         Some(output_matrix(config, "attn.out", q_width, config.attn_out_bias)),
     ];
     parts.into_iter().flatten().collect()

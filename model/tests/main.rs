@@ -23,6 +23,7 @@ mod quantized;
 mod recurrent;
 mod rope_json;
 mod rope_mutations;
+mod router_losses;
 mod sampling;
 mod sampling_statistics;
 mod sampling_steered;

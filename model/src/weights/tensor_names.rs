@@ -140,6 +140,10 @@ pub(super) enum RowSelection {
     DeltaByKeyHead,
     /// What its betas and decays are made of, key head by key head.
     BetasByKeyHead,
+    /// An expert's gates and what they gate, in turns.
+    Pairs,
+    /// The same, transposed.
+    TransposedPairs,
 }
 
 impl RowSelection {
@@ -152,7 +156,7 @@ impl RowSelection {
             Self::Half => n / 2,
             Self::Value | Self::Scalar => 1,
             Self::DeltaByKeyHead | Self::BetasByKeyHead | Self::Squeezed | Self::LogOfNegated => n,
-            Self::ColumnOfNegated | Self::Column | Self::NormGroups => n,
+            Self::ColumnOfNegated | Self::Column | Self::NormGroups | Self::Pairs | Self::TransposedPairs => n,
             Self::GatedQueries => config.gate_width() + config.q_width(),
             Self::DeltaQkv => delta_net(config).map_or(n, |net| net.qkv_width()),
             Self::DeltaGates => delta_net(config).map_or(n, |net| net.value_width()),
@@ -177,6 +181,8 @@ impl RowSelection {
             Self::DeltaQkv | Self::DeltaGates => RowOrder::Same,
             Self::DeltaByKeyHead => delta_net(config).map_or(RowOrder::Same, RowOrder::delta_by_key_head),
             Self::BetasByKeyHead => delta_net(config).map_or(RowOrder::Same, RowOrder::delta_gates_by_key_head),
+            Self::Pairs => RowOrder::pairs(expert_width(config)),
+            Self::TransposedPairs => RowOrder::TransposedPairs { n_pairs: expert_width(config) },
         }
     }
 }
@@ -195,6 +201,11 @@ fn delta_net(config: &GptConfig) -> Option<&GatedDeltaNet> {
         Recurrence::GatedDelta(net) => Some(net),
         Recurrence::ShortConv(_) | Recurrence::Mamba2(_) => None,
     }
+}
+
+/// Width inside an expert of a model that has some.
+fn expert_width(config: &GptConfig) -> usize {
+    config.experts.as_ref().map_or(0, |experts| experts.d_ff)
 }
 
 /// How the files of one architecture name their tensors.
@@ -230,7 +241,7 @@ impl TensorPart {
     pub(super) fn shape(&self, spec: &ParamSpec) -> Vec<usize> {
         let rest = &spec.shape[1..];
         let own = match self.order {
-            RowOrder::Transposed => [rest, &[self.n_rows]].concat(),
+            order if order.is_transposed() => [rest, &[self.n_rows]].concat(),
             RowOrder::Scalar => Vec::new(),
             RowOrder::Squeezed => [&[self.n_rows], &rest[1..]].concat(),
             RowOrder::After(n_before) => [&[n_before + self.n_rows], rest].concat(),

@@ -2,9 +2,12 @@
 
 use super::super::{
     Architecture, Fixed,
-    bases::{experts, llama, mixture, mixture_with},
+    bases::{experts, gpt_oss, llama, mixture, mixture_with},
     config_rows::{ACTIVATIONS, ConfigRow, derived, flag, head_dim, kv_heads, number, size_or},
-    expert_rows::{ERNIE_LAYERS, ERNIE_SHARED, FIRST_DENSE, GLM_SHARED, GROUPS, QWEN_LAYERS},
+    expert_rows::{
+        BALANCE_LOSS, CLAMPED_SWIGLU, ERNIE_LAYERS, ERNIE_SHARED, FIRST_DENSE, GLM_SHARED, GROUPS, QWEN_LAYERS,
+        balance_loss,
+    },
     names, rope,
     row_groups::{GRANITE, LLAMA_SIZES},
     window,
@@ -37,6 +40,7 @@ pub(super) const ROWS: &[Architecture] = &[
                 size_or(&["num_local_experts", "num_experts"], |c| &mut experts(c).n_experts, |_| 8),
                 size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 2),
                 EXPERTS_ARE_AS_WIDE,
+                BALANCE_LOSS,
             ],
         ],
         fixed: &[("attention_bias", Fixed::Flag(false)), ("mlp_bias", Fixed::Flag(false))],
@@ -119,6 +123,7 @@ pub(super) const ROWS: &[Architecture] = &[
                 size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 8),
                 EXPERTS_ARE_AS_WIDE,
                 flag("norm_topk_prob", |c| &mut experts(c).normalized, false),
+                balance_loss(0.01),
             ],
         ],
         fixed: &[("mlp_bias", Fixed::Flag(false))],
@@ -204,6 +209,7 @@ pub(super) const ROWS: &[Architecture] = &[
                 size_or(&["moe_intermediate_size"], |c| &mut experts(c).d_ff, |_| 1536),
                 ERNIE_SHARED,
                 ERNIE_LAYERS,
+                BALANCE_LOSS,
             ],
         ],
         // Of probabilities, whose sum is never as small.
@@ -211,10 +217,38 @@ pub(super) const ROWS: &[Architecture] = &[
         names: names::ERNIE_MOE,
         base_prefix: "model.",
     },
+    Architecture {
+        class: "GptOssForCausalLM",
+        model_type: "gpt_oss",
+        base: gpt_oss,
+        config: &[
+            LLAMA_SIZES,
+            &[
+                kv_heads(8),
+                size_or(&["head_dim"], |c| &mut c.head_dim, |_| 64),
+                ConfigRow::Rope(&rope::GPT_OSS),
+                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                flag("attention_bias", |c| &mut c.qkv_bias, true),
+                flag("attention_bias", |c| &mut c.attn_out_bias, true),
+                TIED,
+                ConfigRow::Window(&window::GPT_OSS),
+                size_or(&["num_local_experts", "num_experts"], |c| &mut experts(c).n_experts, |_| 128),
+                size_or(&["num_experts_per_tok", "experts_per_token"], |c| &mut experts(c).n_active, |_| 4),
+                EXPERTS_ARE_AS_WIDE,
+                CLAMPED_SWIGLU,
+                BALANCE_LOSS,
+            ],
+        ],
+        // The class has its own activation.
+        fixed: &[("hidden_act", Fixed::Text("silu"))],
+        names: names::GPT_OSS,
+        base_prefix: "model.",
+    },
 ];
 
 /// What Qwen's mixtures share.
-const QWEN_EXPERTS: &[ConfigRow] = &[flag("norm_topk_prob", |c| &mut experts(c).normalized, false), QWEN_LAYERS];
+const QWEN_EXPERTS: &[ConfigRow] =
+    &[flag("norm_topk_prob", |c| &mut experts(c).normalized, false), QWEN_LAYERS, BALANCE_LOSS];
 
 /// Granite's rotary positions and experts.
 const GRANITE_EXPERTS: &[ConfigRow] = &[
@@ -223,4 +257,5 @@ const GRANITE_EXPERTS: &[ConfigRow] = &[
     size_or(&["num_local_experts", "num_experts"], |c| &mut experts(c).n_experts, |_| 8),
     size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 2),
     EXPERTS_ARE_AS_WIDE,
+    BALANCE_LOSS,
 ];
