@@ -175,35 +175,55 @@ impl Structure {
     /// `None` if it is one of the whole answer, or cannot be enforced, which the log says.
     pub(crate) fn compile_in_text(&self, model: &ServedModel, shows_special: bool) -> Result<Option<Watch>, ApiError> {
         let Some(in_text) = &self.in_text else { return Ok(None) };
-        let compiled = self.compile(model).or_else(|error| {
-            let Some(looser) = &in_text.looser else { return Err(error) };
+        let rules = || WatchRules { shows_special, ..in_text.rules.clone() };
+        let Some(looser) = &in_text.looser else {
+            return self.compile(model).map(|grammar| Some(Watch::new(grammar, rules())));
+        };
+        let compiled =
+            self.check_schemas().and_then(|()| self.compile_grammar(&self.grammar, model)?.map_err(Self::unnamed));
+        let compiled = compiled.or_else(|error| {
             tracing::warn!("the schemas of tools are not enforced: {}", error.message());
-            Self { grammar: looser.clone(), schemas: Vec::new(), ..self.clone() }.compile(model)
+            self.compile_grammar(looser, model)?.map_err(Self::unnamed)
         });
-        match (compiled, &in_text.looser) {
-            (Ok(grammar), _) => Ok(Some(Watch::new(grammar, WatchRules { shows_special, ..in_text.rules.clone() }))),
-            (Err(error), Some(_)) => {
+        match compiled {
+            Ok(grammar) => Ok(Some(Watch::new(grammar, rules()))),
+            Err(error) => {
                 tracing::warn!("calls of tools are not bound to their form: {}", error.message());
                 Ok(None)
             }
-            (Err(error), None) => Err(error),
         }
     }
 
     /// Compiles the grammar for the model's vocabulary. Takes some milliseconds.
     pub(crate) fn compile(&self, model: &ServedModel) -> Result<Constraint, ApiError> {
-        let compiler = model.grammars().map_err(|error| ApiError::internal(error.to_string()))?;
-        for (path, schema) in &self.schemas {
-            check_schema(schema).map_err(|error| refusal(path, &error))?;
-        }
-        compiler.compile_with_tokens(&self.grammar, &self.special_tokens, self.param).map_err(|error| {
+        self.check_schemas()?;
+        self.compile_grammar(&self.grammar, model)?.map_err(|error| {
             // If one of the schemas is the cause, the error has the path of that schema.
             let mut failures = self.schemas.iter().filter_map(|(path, schema)| {
-                let error = compiler.compile(&Grammar::Json(schema.clone()), self.param).err()?;
-                Some(refusal(path, &error))
+                let compiled = self.compile_grammar(&Grammar::Json(schema.clone()), model);
+                Some(refusal(path, &compiled.ok()?.err()?))
             });
             failures.next().unwrap_or_else(|| refusal(self.path, &error))
         })
+    }
+
+    fn check_schemas(&self) -> Result<(), ApiError> {
+        let mut checked = self.schemas.iter().map(|(path, schema)| (path, check_schema(schema)));
+        checked.try_for_each(|(path, checked)| checked.map_err(|error| refusal(path, &error)))
+    }
+
+    fn compile_grammar(
+        &self,
+        grammar: &Grammar,
+        model: &ServedModel,
+    ) -> Result<Result<Constraint, GrammarError>, ApiError> {
+        let compiler = model.grammars().map_err(|error| ApiError::internal(error.to_string()))?;
+        Ok(compiler.compile_with_tokens(grammar, &self.special_tokens, self.param))
+    }
+
+    /// The error of a grammar whose part is not known.
+    fn unnamed(error: GrammarError) -> ApiError {
+        refusal("tools", &error)
     }
 }
 
