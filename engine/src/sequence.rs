@@ -316,14 +316,12 @@ impl Sequence {
             // The words that end a thought are in no grammar.
             self.watch = None;
         }
-        Ok(match &mut self.watch {
-            Some(watch) if watch.is_slow() => {
-                watch.accept_elsewhere(id);
-                Bound::Later
-            }
-            Some(watch) if watch.accept(id)? => Bound::Complete,
-            Some(_) | None => Bound::Open,
-        })
+        let Some(watch) = &mut self.watch else { return Ok(Bound::Open) };
+        if watch.is_slow() {
+            watch.accept_elsewhere(id);
+            return Ok(Bound::Later);
+        }
+        Ok(if watch.accept(id)? { Bound::Complete } else { Bound::Open })
     }
 
     /// The key of the last page, if the last token fills it. Must be called once for each token: it advances the chain.

@@ -15,8 +15,8 @@
 //! - `thinking`: parameters of thinking; `reasoning`: reads an answer's text into `piece`s: keeps thoughts apart
 //! - `tools`: tools of a request; `call_format`: how families of models write calls, a file each; `call_arguments`: the
 //!   forms of their arguments; `call_grammar`: the grammar for calls, from both; `tool_parser` and `framed_calls`: calls in
-//!   the model's text, from the same; `json_scan` and `json_text`: find JSON in it; `mismatch`: why it is none; `tool_calls`: thoughts and calls on the
-//!   wire
+//!   the model's text, from the same; `json_scan` and `json_text`: find JSON in it; `mismatch`: why it is none;
+//!   `tool_calls`: thoughts and calls on the wire
 //! - `body`: request bodies; `bounded_json`: parses them; `fields`: reads their fields one by one, so that errors name
 //!   the parameter; `schema`: records the fields that are read
 //! - `openapi`: `/openapi.json`, from the endpoints' own descriptions
