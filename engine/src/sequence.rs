@@ -17,7 +17,7 @@ use hearth_model::{
     Result, TokenId,
     constraint::{Outlook, Watch},
     kv_cache::PageKey,
-    sampling::{LogitRow, RowNeeds, Sampler, TokenLogprobs, token_logprobs},
+    sampling::{LogitRow, RowNeeds, Sampler, TokenLogprobs, logprobs_of, token_logprobs},
     tokenizer::{DecodeOptions, Detokenizer, Tokenizer},
 };
 
@@ -129,11 +129,12 @@ impl Sequence {
     /// The part of the row at `position` that [`advance`](Self::advance) needs, if the tokens `ahead` extend the
     /// sequence up to there.
     pub(crate) fn needs(&self, position: usize, ahead: &[TokenId]) -> RowNeeds {
-        let RequestParts { logprobs, logprobs_mode, thinking, .. } = self.request.parts();
+        let RequestParts { logprobs, logprobs_mode, logprobs_of, thinking, .. } = self.request.parts();
         let is_of_prompt = position + 1 < self.n_prompt();
         // The log-probability of a forced token may be any.
         let may_force = thinking.as_ref().is_some_and(|thinking| thinking.budget.is_some());
         let reports_raw = logprobs.is_some() && (*logprobs_mode == LogprobsMode::Raw || may_force);
+        let reports_raw = reports_raw || logprobs_of.is_some();
         if is_of_prompt || reports_raw || self.constraint.is_some() {
             return RowNeeds::Whole;
         }
@@ -252,10 +253,14 @@ impl Sequence {
             }
         }
         let id = forced.unwrap_or(sampled);
-        let logprobs = match (self.request.parts().logprobs, self.request.parts().logprobs_mode) {
-            (None, _) => None,
-            (Some(n_top), LogprobsMode::Raw) => Some(token_logprobs(logits.whole()?, id, n_top)),
-            (Some(n_top), LogprobsMode::Processed) => Some(self.sampler.logprobs(&allowed, position, (id, n_top))?),
+        let asked = self.request.parts();
+        let logprobs = match (&asked.logprobs_of, asked.logprobs, asked.logprobs_mode) {
+            (Some(of), ..) => Some(logprobs_of(logits.whole()?, id, of)),
+            (None, None, _) => None,
+            (None, Some(n_top), LogprobsMode::Raw) => Some(token_logprobs(logits.whole()?, id, n_top)),
+            (None, Some(n_top), LogprobsMode::Processed) => {
+                Some(self.sampler.logprobs(&allowed, position, (id, n_top))?)
+            }
         };
         let is_stop_token = forced.is_none() && stop_token_ids.contains(&id);
         let is_last = self.n_completion() + 1 == *max_tokens;

@@ -4,11 +4,14 @@
 //! - [`router`]: the table of all endpoints; `endpoint`: one row of it
 //! - `completions`, `chat`, `embeddings`, `inspect`, `models`, `health`, `metrics`, `page`: endpoints: wire types,
 //!   handler, conversion
+//! - `decisions`: questions about a text, answered with probabilities; `infill`: text between two texts
 //! - `adapters`: loads and unloads LoRA adapters, and selects the model or adapter of a request
 //! - `tokens`: tokenizes, detokenizes, and describes the tokenizer
 //! - `generation`: common fields of `completions` and `chat`; `chunk`: common parts of their answers; `prompt`: one
 //!   prompt; `ignored_params`: the response header that lists ignored parameters; `unsupported_params`: rejects others
 //! - `conversation`: messages to a prompt, by the model's chat template; `reply`: submits it, with its tools
+//! - `responses`, `messages`: OpenAI's and Anthropic's APIs for agents; `items`: the parts of an answer; `thoughts`:
+//!   thoughts as opaque strings; `hosted_tools`: tools that are left out
 //! - `text_input`: strings or token ids, one or several
 //! - `sampling`: sampling parameters; `beams`: those of beam search
 //! - `structured`: structured output
@@ -44,6 +47,7 @@ mod chat;
 mod chunk;
 mod completions;
 mod conversation;
+mod decisions;
 mod embeddings;
 mod endpoint;
 pub mod error;
@@ -51,11 +55,15 @@ mod fields;
 mod framed_calls;
 mod generation;
 mod health;
+mod hosted_tools;
 mod http_metrics;
 mod ignored_params;
+mod infill;
 mod inspect;
+mod items;
 mod json_scan;
 mod json_text;
+mod messages;
 mod metrics;
 mod middleware;
 mod mismatch;
@@ -70,6 +78,7 @@ mod prompt;
 mod reasoning;
 mod reply;
 mod request_log;
+mod responses;
 pub mod router;
 mod sampling;
 mod schema;
@@ -79,6 +88,7 @@ mod structured;
 mod submission;
 mod text_input;
 mod thinking;
+mod thoughts;
 mod tokens;
 mod tool_calls;
 mod tool_parser;

@@ -76,8 +76,10 @@ impl ReplyRequest {
         let thoughts = thoughts.switched(conversation.thinks(), conversation.is_continued());
         let mut parser = None;
         if let Some((tools, style)) = conversation.tools(&template) {
-            let structure = tools.structure(style, thoughts.form(), &model.tokenizer, generation.structure())?;
-            generation = generation.with_structure(structure);
+            let form = generation.structure();
+            if let Some(structure) = tools.structure(style, thoughts.form(), &model.tokenizer, form)? {
+                generation = generation.with_structure(structure);
+            }
             if style.has_special_marks(&model.tokenizer) {
                 generation = generation.showing_special_tokens();
             }

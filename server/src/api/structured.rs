@@ -65,6 +65,17 @@ const OFF_BY_DEFAULT: [&str; 4] =
     ["disable_fallback", "disable_any_whitespace", "disable_additional_properties", "_backend_was_auto"];
 
 impl Structure {
+    /// JSON that conforms to `schema`, which the parameter `param` has at `path`. `None`: any object.
+    pub(crate) fn json(schema: Option<Value>, param: &'static str, path: &'static str) -> Self {
+        let grammar = Grammar::Json(schema.unwrap_or_else(any_object));
+        Self { grammar, param, path, schemas: Vec::new(), special_tokens: Vec::new(), in_text: None }
+    }
+
+    /// The grammar of a tool's input.
+    pub(crate) fn of_tool(grammar: Grammar) -> Self {
+        Self { grammar, param: "tools", path: "tools", schemas: Vec::new(), special_tokens: Vec::new(), in_text: None }
+    }
+
     /// Only tool calls.
     pub(crate) fn calls(calls: CallGrammar) -> Self {
         const PARAM: &str = "tool_choice";

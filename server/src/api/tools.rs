@@ -34,17 +34,23 @@ pub(crate) struct Tools {
     n_calls: Calls,
 }
 
+/// A function that a client offers.
 #[derive(Clone, Debug)]
-struct Tool {
+pub(crate) struct Tool {
     function: Function,
     /// Whether its schema must be held as a whole.
     is_strict: bool,
+    /// The schema's path in the request.
+    path: String,
     /// As the client sent it, for the template.
     json: Value,
+    /// Whether it may be called in this answer.
+    is_callable: bool,
 }
 
+/// The choice among tools.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum ToolChoice {
+pub(crate) enum ToolChoice {
     /// The model decides.
     Auto,
     /// Any tool.
@@ -93,7 +99,87 @@ fn choice_schema() -> Value {
     schema::any_of([json!({ "type": "string", "enum": ["none", "auto", "required"] }), named])
 }
 
+/// Maximum number of tools per request of the other endpoints for conversations: agents bring those of many programs.
+const MAX_AGENT_TOOLS: usize = 512;
+
+/// Checks the number of `tools`.
+pub(crate) fn check_number(n_tools: usize) -> Result<(), ApiError> {
+    if n_tools <= MAX_AGENT_TOOLS {
+        return Ok(());
+    }
+    let message = format!("`tools` must have at most {MAX_AGENT_TOOLS} entries, got {n_tools}");
+    Err(ApiError::invalid("tools", message))
+}
+
+/// Checks that the name of another tool, which the request has at `path`, is new.
+pub(crate) fn check_unique(tools: &[Tool], name: &str, path: String) -> Result<(), ApiError> {
+    if tools.iter().all(|tool| tool.function.name != name) {
+        return Ok(());
+    }
+    let message = format!("Invalid `{path}`: function names must be unique, but `{name}` is used twice.");
+    Err(ApiError::invalid(path, message))
+}
+
+impl Tool {
+    /// A function whose arguments follow `schema`, of which `path` is the path in the request; an error if it is not one
+    /// of an object, or `is_strict` and it cannot be enforced. `json`: the tool for the template, in the form of chat
+    /// completions.
+    pub(crate) fn new(
+        name: String,
+        schema: Option<Map<String, Value>>,
+        is_strict: bool,
+        path: String,
+        json: Value,
+    ) -> Result<Self, ApiError> {
+        let parameters = match schema {
+            None => json!({ "type": "object", "properties": {}, "additionalProperties": false }),
+            Some(schema) => object_schema(schema, &name, || path.clone().into())?,
+        };
+        let parameters = if is_strict {
+            check_enforceable(&parameters).map_err(|error| refusal(&path, &error))?;
+            parameters
+        } else {
+            lenient(parameters, &name)
+        };
+        Ok(Self { function: Function { name, parameters }, is_strict, path, json, is_callable: true })
+    }
+
+    /// The tool in the form of chat completions.
+    pub(crate) fn json(name: &str, description: Option<&str>, parameters: Option<&Map<String, Value>>) -> Value {
+        let mut function = json!({ "name": name });
+        if let Some(description) = description {
+            function["description"] = description.into();
+        }
+        if let Some(parameters) = parameters {
+            function["parameters"] = Value::Object(parameters.clone());
+        }
+        json!({ "type": "function", "function": function })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.function.name
+    }
+
+    /// The same tool, described in the prompt but not to be called in this answer.
+    pub(crate) fn described_only(self) -> Self {
+        Self { is_callable: false, ..self }
+    }
+}
+
 impl Tools {
+    /// These tools; `None` if there are none.
+    pub(crate) fn new(list: Vec<Tool>, choice: ToolChoice, n_calls: Calls) -> Option<Self> {
+        (!list.is_empty()).then_some(Self { list, choice, n_calls })
+    }
+
+    /// The tools that may be called.
+    fn callable(&self) -> impl Iterator<Item = &Tool> {
+        self.list.iter().filter(|tool| match &self.choice {
+            ToolChoice::Named(name) => tool.function.name == *name,
+            ToolChoice::Auto | ToolChoice::Required => tool.is_callable,
+        })
+    }
+
     /// The tools as the client sent them.
     pub(crate) fn json(&self) -> Vec<Value> {
         self.list.iter().map(|tool| tool.json.clone()).collect()
@@ -145,17 +231,21 @@ impl Tools {
         thoughts: &ThoughtForm,
         tokenizer: &Tokenizer,
         form: Option<&Structure>,
-    ) -> Result<Structure, ApiError> {
-        let calls = self.calls(style.format, tokenizer)?;
-        match (&self.choice, form) {
-            (ToolChoice::Auto, None) => {
-                let functions: Vec<Function> = self.callable().map(|tool| tool.function.clone()).collect();
-                Ok(Structure::calls_in_text(calls, watch_rules(style.format, &functions, self.n_calls, thoughts)))
-            }
-            (ToolChoice::Auto, Some(form)) => form.or_calls(calls).ok_or_else(|| one_only("tools", form.param())),
-            (_, None) => Ok(Structure::calls(calls)),
-            (_, Some(form)) => Err(one_only("tool_choice", form.param())),
+    ) -> Result<Option<Structure>, ApiError> {
+        if self.callable().next().is_none() {
+            return Ok(None);
         }
+        let calls = self.calls(style.format, tokenizer)?;
+        let structure = match (&self.choice, form) {
+            (ToolChoice::Auto, None) => {
+                let rules = watch_rules(style.format, &self.functions(), self.n_calls, thoughts);
+                Structure::calls_in_text(calls, rules)
+            }
+            (ToolChoice::Auto, Some(form)) => form.or_calls(calls).ok_or_else(|| one_only("tools", form.param()))?,
+            (_, None) => Structure::calls(calls),
+            (_, Some(form)) => return Err(one_only("tool_choice", form.param())),
+        };
+        Ok(Some(structure))
     }
 
     /// The parser for the calls in the answer's text.
@@ -165,64 +255,54 @@ impl Tools {
         if follows {
             return ToolParser::following(format);
         }
-        let functions = self.list.iter().map(|tool| tool.function.clone()).collect();
-        ToolParser::searching(format, functions, self.n_calls)
+        ToolParser::searching(format, self.functions().into(), self.n_calls)
     }
 
-    fn callable(&self) -> impl Iterator<Item = &Tool> {
-        self.list.iter().filter(|tool| match &self.choice {
-            ToolChoice::Named(name) => tool.function.name == *name,
-            _ => true,
-        })
+    /// The functions that may be called.
+    fn functions(&self) -> Vec<Function> {
+        self.callable().map(|tool| tool.function.clone()).collect()
     }
 
     /// Calls in the model's format, with arguments that follow the schema.
     fn calls(&self, format: &CallFormat, tokenizer: &Tokenizer) -> Result<CallGrammar, ApiError> {
         let marks = special_marks(format, tokenizer);
         let n_calls = if matches!(self.choice, ToolChoice::Named(_)) { Calls::One } else { self.n_calls };
-        let functions: Vec<Function> = self.callable().map(|tool| tool.function.clone()).collect();
+        let functions = self.functions();
         let rules = call_rules(format, &functions, n_calls, marks.clone());
         for (tool, unheld) in self.callable().zip(&rules.unheld) {
-            self.check_held(tool, unheld)?;
+            check_held(tool, unheld)?;
         }
         let any = |function: Function| Function { parameters: json!({ "type": "object" }), ..function };
         let loose: Vec<Function> = functions.into_iter().map(any).collect();
-        let path = |index: usize| format!("tools[{index}].function.parameters");
-        let schemas = self.list.iter().enumerate().map(|(index, tool)| (path(index), tool.function.parameters.clone()));
+        let schemas = self.callable().map(|tool| (tool.path.clone(), tool.function.parameters.clone()));
         Ok(CallGrammar {
             rules: rules.lark,
-            looser_rules: (!self.list.iter().any(|tool| tool.is_strict))
+            looser_rules: (!self.callable().any(|tool| tool.is_strict))
                 .then(|| call_rules(format, &loose, n_calls, marks).lark),
             schemas: schemas.collect(),
             special_tokens: rules.special_tokens,
         })
     }
+}
 
-    /// Rejects keywords of a strict function that the format's grammar does not hold, and logs those of others.
-    fn check_held(&self, tool: &Tool, unheld: &BTreeSet<String>) -> Result<(), ApiError> {
-        let Some(keyword) = unheld.first() else { return Ok(()) };
-        if !tool.is_strict {
-            log_passed_over(&tool.function.name, unheld);
-            return Ok(());
-        }
-        let index = self.list.iter().position(|other| other.function.name == tool.function.name).unwrap_or(0);
-        let what =
-            "cannot be enforced in the form in which this model writes calls\nhint: leave out `strict`, or the keyword";
-        let error = GrammarError { at: keyword.clone(), what: what.into() };
-        Err(refusal(&format!("tools[{index}].function.parameters"), &error))
+/// Rejects keywords of a strict function that the format's grammar does not hold, and logs those of others.
+fn check_held(tool: &Tool, unheld: &BTreeSet<String>) -> Result<(), ApiError> {
+    let Some(keyword) = unheld.first() else { return Ok(()) };
+    if !tool.is_strict {
+        log_passed_over(tool.name(), unheld);
+        return Ok(());
     }
+    let what =
+        "cannot be enforced in the form in which this model writes calls\nhint: leave out `strict`, or the keyword";
+    let error = GrammarError { at: keyword.clone(), what: what.into() };
+    Err(refusal(&tool.path, &error))
 }
 
 fn tools(items: Vec<Fields>) -> Result<Vec<Tool>, ApiError> {
     let mut tools: Vec<Tool> = Vec::with_capacity(items.len());
     for (index, item) in items.into_iter().enumerate() {
         let tool = tool(item)?;
-        if tools.iter().any(|other| other.function.name == tool.function.name) {
-            let path = format!("tools[{index}].function.name");
-            let message =
-                format!("Invalid `{path}`: function names must be unique, but `{}` is used twice.", tool.function.name);
-            return Err(ApiError::invalid(path, message));
-        }
+        check_unique(&tools, tool.name(), format!("tools[{index}].function.name"))?;
         tools.push(tool);
     }
     Ok(tools)
@@ -235,20 +315,11 @@ fn tool(mut item: Fields) -> Result<Tool, ApiError> {
     let name = function.require("name", Fields::name)?;
     function.string("description")?;
     let is_strict = function.flag("strict")?.unwrap_or(false);
-    let parameters = match function.any_object("parameters")? {
-        None => json!({ "type": "object", "properties": {}, "additionalProperties": false }),
-        Some(schema) => object_schema(schema, &name, || function.path("parameters"))?,
-    };
-    let parameters = if is_strict {
-        check_enforceable(&parameters).map_err(|error| refusal(&function.path("parameters"), &error))?;
-        parameters
-    } else {
-        lenient(parameters, &name)
-    };
+    let (schema, path) = (function.any_object("parameters")?, function.path("parameters").into_owned());
     // The template receives all fields and may read them.
     item.ignore_rest();
     function.ignore_rest();
-    Ok(Tool { function: Function { name, parameters }, is_strict, json })
+    Tool::new(name, schema, is_strict, path, json)
 }
 
 /// The schema of arguments, which must be an object.
