@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, ops::RangeInclusive, sync::Arc, time::Duration}
 
 use hearth_model::{
     TokenId,
-    constraint::Constraint,
+    constraint::{Constraint, Watch},
     pooling::{Pooling, VectorSteps},
     sampling::{Dry, SamplingParams, Smoothing, Xtc, beam::BeamKind},
 };
@@ -151,6 +151,8 @@ pub struct RequestParts {
     pub second_text: Option<usize>,
     /// The grammar that constrains the answer.
     pub constraint: Option<Constraint>,
+    /// A grammar that constrains parts of the answer, if none constrains the whole.
+    pub watch: Option<Watch>,
     /// What is known of its thoughts. `None` if they are text like any other.
     pub thinking: Option<ThinkingRules>,
     /// Who sends it: tenants share the batch and the queue.
@@ -281,7 +283,8 @@ impl EngineRequest {
 }
 
 fn check_constraint(parts: &RequestParts) -> Result<(), ValidationError> {
-    let Some(constraint) = &parts.constraint else { return Ok(()) };
+    let whole = parts.constraint.as_ref().map(Constraint::param);
+    let Some(constraint) = whole.or_else(|| parts.watch.as_ref().map(Watch::param)) else { return Ok(()) };
     let no_token = "together they could leave no token to go on with";
     let beams = match parts.strategy {
         Strategy::Sample | Strategy::Embed { .. } => None,
@@ -289,12 +292,12 @@ fn check_constraint(parts: &RequestParts) -> Result<(), ValidationError> {
     };
     let conflicts = [
         (beams.unwrap_or_default(), beams.is_some(), "beam search does not support constraints"),
-        ("min_tokens", parts.stop.min_tokens > 0, "the answer ends when it is complete"),
+        ("min_tokens", parts.stop.min_tokens > 0 && whole.is_some(), "the answer ends when it is complete"),
         ("allowed_token_ids", parts.sampling.allowed_token_ids.is_some(), no_token),
         ("bad_words", !parts.sampling.bad_words.is_empty(), no_token),
     ];
     match conflicts.into_iter().find(|(_, is_given, _)| *is_given) {
-        Some((param, _, why)) => Err(ValidationError::NotWithConstraint { param, constraint: constraint.param(), why }),
+        Some((param, _, why)) => Err(ValidationError::NotWithConstraint { param, constraint, why }),
         None => Ok(()),
     }
 }

@@ -1,6 +1,7 @@
 //! The common part of both generation endpoints: all fields but the prompt, and submitting requests. `prompt` handles a
 //! single prompt.
 
+mod constraint;
 mod parameters;
 
 use std::{
@@ -464,20 +465,6 @@ impl Generation {
         }
     }
 
-    /// A structured answer ends where the structure is complete, so other end conditions are rejected.
-    fn check_ends(&self, structure: &Structure) -> Result<(), ApiError> {
-        let param = if self.ignores_eos {
-            "ignore_eos"
-        } else if !self.stop.stop_token_ids.is_empty() {
-            "stop_token_ids"
-        } else {
-            return Ok(());
-        };
-        let form = structure.param();
-        let message = format!("`{param}` cannot be combined with `{form}`: the answer ends where it is complete");
-        Err(ApiError::invalid(param, message))
-    }
-
     fn openings(&self, prompts: &[Prompt]) -> Vec<Opening> {
         let openings = prompts.iter().flat_map(|prompt| {
             let echo = prompt.echo.as_ref().map(|text| Echo {
@@ -498,14 +485,8 @@ impl Generation {
         adapter: Option<Arc<ServedAdapter>>,
     ) -> Result<Vec<EngineRequest>, ApiError> {
         let n_requests = if self.strategy == Strategy::Sample { self.best_of } else { 1 };
-        let constraint = match &self.structure {
-            Some(structure) => {
-                self.check_ends(structure)?;
-                Some(structure.compile(model)?)
-            }
-            None => None,
-        };
         let sampling = self.sampling.resolve(&model.tokenizer, &model.default_breakers)?;
+        let (constraint, watch) = self.grammars(model, &sampling)?;
         // The best answers are chosen by log-probability.
         let logprobs = self.logprobs.or((n_requests > self.n).then_some(0));
         let mut requests = Vec::with_capacity(prompts.len() * n_requests);
@@ -531,9 +512,11 @@ impl Generation {
                 text: self.text,
                 strategy: beams::seeded(self.strategy, seed),
                 constraint: constraint.clone(),
+                watch: watch.clone().map(|watch| watch.beginning_in(self.open_silence(prompt, model))),
                 thinking: match self.thoughts {
                     Some(thoughts) => {
-                        Some(thoughts.rules(self.thinking, &prompt.ids, model, self.structure.as_deref())?)
+                        let whole = self.structure.as_deref().filter(|structure| !structure.is_in_text());
+                        Some(thoughts.rules(self.thinking, &prompt.ids, model, whole)?)
                     }
                     None => None,
                 },

@@ -16,8 +16,10 @@
 //! - `sampling`: sampling parameters; `beams`: those of beam search
 //! - `structured`: structured output
 //! - `thinking`: parameters of thinking; `reasoning`: reads an answer's text into `piece`s: keeps thoughts apart
-//! - `tools`: tools of a request; `call_format`: how models write calls; `tool_parser`: calls in the model's text;
-//!   `json_scan`: finds the end of their JSON; `tool_calls`: thoughts and calls on the wire
+//! - `tools`: tools of a request; `call_format`: how families of models write calls, a file each; `call_arguments`: the
+//!   forms of their arguments; `call_grammar`: the grammar for calls, from both; `tool_parser` and `framed_calls`: calls in
+//!   the model's text, from the same; `json_scan` and `json_text`: find JSON in it; `mismatch`: why it is none;
+//!   `tool_calls`: thoughts and calls on the wire
 //! - `body`: request bodies; `bounded_json`: parses them; `fields`: reads their fields one by one, so that errors name
 //!   the parameter; `schema`: records the fields that are read
 //! - `openapi`: `/openapi.json`, from the endpoints' own descriptions
@@ -38,7 +40,9 @@ mod body;
 pub(crate) mod body_guard;
 mod body_room;
 pub(crate) mod bounded_json;
+mod call_arguments;
 mod call_format;
+mod call_grammar;
 mod chat;
 mod chunk;
 mod classify;
@@ -49,6 +53,7 @@ mod embeddings;
 mod endpoint;
 pub mod error;
 mod fields;
+mod framed_calls;
 mod generation;
 mod health;
 mod hosted_tools;
@@ -58,9 +63,11 @@ mod infill;
 mod inspect;
 mod items;
 mod json_scan;
+mod json_text;
 mod messages;
 mod metrics;
 mod middleware;
+mod mismatch;
 mod models;
 mod openapi;
 pub mod options;

@@ -14,7 +14,9 @@ use hearth_model::{
 };
 use serde_json::{Map, Value};
 
-use super::{error::ApiError, fields::Fields, reasoning::ReasoningFormat, structured::Structure, tools::text_in_lark};
+use super::{
+    call_arguments::text_in_lark, error::ApiError, fields::Fields, reasoning::ReasoningFormat, structured::Structure,
+};
 
 /// How the model should think, and where its thoughts go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

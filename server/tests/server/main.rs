@@ -8,6 +8,7 @@ mod adapter_files;
 mod adapters;
 mod api;
 mod beams;
+mod bound_calls;
 mod chat;
 mod cli;
 mod connections;
