@@ -1055,6 +1055,90 @@ CASES |= {
             {"routed_scaling_factor": 1.0},
         ),
     ),
+    "dots1": Case(
+        "Dots1ForCausalLM",
+        {
+            **MIXTURE,
+            "num_hidden_layers": 3,
+            "moe_intermediate_size": 12,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.5,
+            "first_k_dense_replace": 1,
+            "attention_bias": True,
+            "sliding_window": 7,
+            "max_window_layers": 2,
+        },
+        seed=511,
+        weight_std=0.5,
+        norm_mean=1.3,
+        teeth=({"num_experts_per_tok": 2}, {"norm_topk_prob": False}, {"topk_group": 3}, {"sliding_window": None}),
+    ),
+    "minimax-m2": Case(
+        "MiniMaxM2ForCausalLM",
+        {
+            **MIXTURE,
+            "head_dim": 12,
+            "intermediate_size": 12,
+            "num_local_experts": 5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+        },
+        seed=512,
+        weight_std=0.5,
+        norm_mean=1.3,
+        teeth=({"num_experts_per_tok": 3}, {"rms_norm_eps": 1e-2}),
+    ),
+    # A norm behind the experts hides the scale of their weights.
+    "flex-olmo": Case(
+        "FlexOlmoForCausalLM",
+        {**MIXTURE, "intermediate_size": 12, "num_experts": 4, "num_key_value_heads": 2, "attention_bias": True},
+        seed=513,
+        weight_std=0.5,
+        norm_mean=1.3,
+        teeth=({"num_experts_per_tok": 3}, {"hidden_act": "gelu"}),
+    ),
+    "exaone-moe": Case(
+        "ExaoneMoeForCausalLM",
+        {
+            **MIXTURE,
+            "num_hidden_layers": 4,
+            "head_dim": 12,
+            "moe_intermediate_size": 12,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "num_shared_experts": 2,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "first_k_dense_replace": 1,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        },
+        seed=514,
+        weight_std=0.5,
+        norm_mean=1.3,
+        teeth=({"num_experts_per_tok": 2}, {"norm_topk_prob": False}, {"topk_group": 3}, {"sliding_window": 7}),
+    ),
+    # Norms of queries and keys after rotation.
+    "hunyuan-moe": Case(
+        "HunYuanMoEV1ForCausalLM",
+        {
+            **{key: value for key, value in MIXTURE.items() if key != "num_experts_per_tok"},
+            "head_dim": 12,
+            "intermediate_size": 12,
+            "num_experts": 4,
+            "moe_topk": 2,
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 5.0, "factor": 1.0},
+        },
+        seed=515,
+        weight_std=0.5,
+        teeth=({"moe_topk": 3}, {"hidden_act": "gelu"}),
+    ),
     "ernie4_5-moe": Case(
         "Ernie4_5_MoeForCausalLM",
         {
@@ -1575,7 +1659,8 @@ def make(name):
         gradients = revert_weight_conversion(model, gradients)
         saved = {key: list(tensor.shape) for key, tensor in load_file(folder / "model.safetensors").items()}
         # What is saved and does not train.
-        buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
+        is_other = lambda name: name in saved and not name.endswith(SELECTION_BIASES)
+        buffers = {name: buffer for name, buffer in model.named_buffers() if is_other(name)}
         gradients |= {name: torch.zeros_like(buffer) for name, buffer in buffers.items()}
         computed = {key: list(gradient.shape) for key, gradient in gradients.items()}
         saved = {key: shape for key, shape in saved.items() if not key.endswith(SELECTION_BIASES)}

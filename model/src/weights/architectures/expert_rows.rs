@@ -8,7 +8,7 @@ use super::{
     config_rows::{ConfigRow, number},
 };
 use crate::{
-    config::{ClampedSwiglu, ExpertGroups, Experts, GptConfig, MAX_LAYERS},
+    config::{ClampedSwiglu, ExpertGroups, Experts, GptConfig, MAX_LAYERS, Positions},
     error::Result,
 };
 
@@ -46,6 +46,46 @@ pub(super) const FIRST_DENSE: ConfigRow = ConfigRow::Custom {
     read: |fields, config| read_first_dense("first_k_dense_replace", 1, fields, config),
     write: |config, written| write_first_dense("first_k_dense_replace", config, written),
 };
+
+/// The same where a file without the key has none.
+pub(super) const FIRST_DENSE_IF_ANY: ConfigRow = ConfigRow::Custom {
+    keys: &["first_k_dense_replace"],
+    read: |fields, config| read_first_dense("first_k_dense_replace", 0, fields, config),
+    write: |config, written| write_first_dense("first_k_dense_replace", config, written),
+};
+
+/// The layers with an MLP are listed by their kinds, or they are the first.
+pub(super) const EXAONE_LAYERS: ConfigRow = ConfigRow::Custom {
+    keys: &[MLP_KINDS, "first_k_dense_replace"],
+    read: |fields, config| {
+        let Some(found) = fields.get(MLP_KINDS) else {
+            return read_first_dense("first_k_dense_replace", 1, fields, config);
+        };
+        let is_dense = |kind: &Value| match kind.as_str()? {
+            DENSE => Some(true),
+            SPARSE => Some(false),
+            _ => None,
+        };
+        let kinds = found.as_array().filter(|kinds| kinds.len() == config.n_layers);
+        let are_dense: Option<Vec<bool>> = kinds.and_then(|kinds| kinds.iter().map(is_dense).collect());
+        let Some(are_dense) = are_dense else {
+            return Err(fields.unsupported(MLP_KINDS, found, "\"dense\" or \"sparse\" for each layer"));
+        };
+        experts(config).dense_layers = (0..are_dense.len()).filter(|&layer| are_dense[layer]).collect();
+        Ok(())
+    },
+    write: |config, written| {
+        let kinds = (0..config.n_layers).map(|layer| if config.experts_of(layer).is_some() { SPARSE } else { DENSE });
+        let kinds: Vec<_> = kinds.collect();
+        let n_first = kinds.iter().take_while(|kind| **kind == DENSE).count();
+        written.insert(MLP_KINDS.to_owned(), json!(kinds));
+        written.insert("first_k_dense_replace".to_owned(), json!(n_first));
+    },
+};
+
+const MLP_KINDS: &str = "mlp_layer_types";
+const DENSE: &str = "dense";
+const SPARSE: &str = "sparse";
 
 /// The same under LFM2's name.
 pub(super) const FIRST_DENSE_OF_LFM2: ConfigRow = ConfigRow::Custom {
@@ -120,6 +160,51 @@ pub(super) const ERNIE_SHARED: ConfigRow = ConfigRow::Custom {
     keys: &["moe_num_shared_experts"],
     read: |fields, config| read_shared("moe_num_shared_experts", 2, fields, config),
     write: |config, written| write_shared("moe_num_shared_experts", config, written),
+};
+
+/// The same under EXAONE's name.
+pub(super) const EXAONE_SHARED: ConfigRow = ConfigRow::Custom {
+    keys: &["num_shared_experts"],
+    read: |fields, config| read_shared("num_shared_experts", 1, fields, config),
+    write: |config, written| write_shared("num_shared_experts", config, written),
+};
+
+/// Hunyuan's experts and its shared expert are as wide as the key for the MLP says. Numbers may be listed by layer, all alike.
+pub(super) const HUNYUAN_EXPERTS: ConfigRow = ConfigRow::Custom {
+    keys: &["num_experts", "moe_topk"],
+    read: |fields, config| {
+        let (n_experts, n_active) = (alike(fields, "num_experts", 1)?, alike(fields, "moe_topk", 1)?);
+        let d_ff = config.d_ff;
+        let experts = experts(config);
+        (experts.n_experts, experts.n_active) = (n_experts, n_active);
+        (experts.d_ff, experts.shared_d_ff) = (d_ff, d_ff);
+        Ok(())
+    },
+    write: |config, written| {
+        let Experts { n_experts, n_active, .. } = described(config);
+        written.insert("num_experts".to_owned(), json!(n_experts));
+        written.insert("moe_topk".to_owned(), json!(n_active));
+    },
+};
+
+/// A number for all layers, or a list of as good as one.
+fn alike(fields: &Fields<'_>, key: &str, absent: usize) -> Result<usize> {
+    let Some(found @ Value::Array(list)) = fields.get(key) else { return fields.size_or(key, absent) };
+    let first = list.first().and_then(Value::as_u64);
+    let first = first.filter(|first| list.iter().all(|value| value.as_u64() == Some(*first)));
+    first.map(|first| first as usize).ok_or_else(|| fields.unsupported(key, found, "the same number for all layers"))
+}
+
+/// MiniMax's files have the rotated part of each head as a width.
+pub(super) const ROTARY_WIDTH: ConfigRow = ConfigRow::Custom {
+    keys: &["rotary_dim"],
+    read: |fields, config| {
+        if let (Some(width), Positions::Rope(rope)) = (fields.size("rotary_dim")?, &mut config.positions) {
+            rope.rotary_dim = width;
+        }
+        Ok(())
+    },
+    write: |_, _| {},
 };
 
 /// The constants of gpt-oss's activation.
