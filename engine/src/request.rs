@@ -17,6 +17,7 @@ use crate::{
     adapters::{AdapterId, ServedAdapter},
     prefix_cache::PrefixSalt,
     scheduler::most_pages,
+    thinking::ThinkingRules,
 };
 
 /// Maximum number of alternatives per position.
@@ -135,6 +136,8 @@ pub struct RequestParts {
     pub logprobs: Option<usize>,
     /// The distribution of reported log-probabilities.
     pub logprobs_mode: LogprobsMode,
+    /// Report the model's own log-probabilities of these tokens, in this order, in place of the alternatives.
+    pub logprobs_of: Option<Arc<[TokenId]>>,
     /// Report each prompt token's log-probability, with this many alternatives.
     pub prompt_logprobs: Option<usize>,
     /// How to convert tokens to text.
@@ -143,6 +146,8 @@ pub struct RequestParts {
     pub strategy: Strategy,
     /// The grammar that constrains the answer.
     pub constraint: Option<Constraint>,
+    /// What is known of its thoughts. `None` if they are text like any other.
+    pub thinking: Option<ThinkingRules>,
     /// Who sends it: tenants share the batch and the queue.
     pub tenant: TenantId,
     /// Lower values are scheduled first, within [`PRIORITIES`]; see [`scheduler`](crate::scheduler).
@@ -192,6 +197,9 @@ impl EngineRequest {
         }
         if let Some(&id) = parts.stop.stop_token_ids.iter().find(outside) {
             return Err(ValidationError::TokenId { param: "stop_token_ids", id, vocab_size });
+        }
+        if let Some(&id) = parts.logprobs_of.iter().flat_map(|ids| ids.iter()).find(outside) {
+            return Err(ValidationError::TokenId { param: "logprobs_of", id, vocab_size });
         }
         if parts.stop.stop_strings.iter().any(String::is_empty) {
             return Err(ValidationError::EmptyStopString);
@@ -359,9 +367,13 @@ fn check_beams(parts: &RequestParts, limits: &ModelLimits) -> Result<(), Validat
         ("bad_words", !bad_words.is_empty()),
         ("samplers", *samplers != neutral.samplers),
         ("logprobs_mode", parts.logprobs_mode != LogprobsMode::default()),
+        ("logprobs_of", parts.logprobs_of.is_some()),
     ];
     if let Some((param, _)) = unsupported.into_iter().find(|(_, is_given)| *is_given) {
         return Err(ValidationError::NotWithBeams { param, kind });
+    }
+    if let Some(budget) = parts.thinking.as_ref().and_then(|thinking| thinking.budget.as_ref()) {
+        return Err(ValidationError::NotWithBeams { param: budget.param, kind });
     }
     let n_tokens = parts.prompt_ids.len() + parts.stop.max_tokens;
     let n_shared = if is_recurrent { 0 } else { parts.prompt_ids.len() };

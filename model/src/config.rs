@@ -3,10 +3,12 @@
 use serde::{Deserialize, Serialize};
 
 mod experts;
+mod latent;
 mod recurrent;
 mod validate;
 
 pub use experts::{ExpertGroups, Experts, RouterScores};
+pub use latent::LatentAttention;
 pub use recurrent::{GatedConv, GatedDeltaNet, Mamba2, Recurrence, Recurrent};
 pub(crate) use validate::MAX_LAYERS;
 
@@ -139,6 +141,9 @@ pub struct GptConfig {
     /// attention](https://arxiv.org/abs/2505.06708)).
     #[serde(default)]
     pub attention_gate: bool,
+    /// Keys and values of all heads from one narrow vector of each token.
+    #[serde(default)]
+    pub latent: Option<LatentAttention>,
     /// The layers, counted from 0, that have no MLP and no experts, only attention or a recurrent layer, as in
     /// [Nemotron-H](https://arxiv.org/abs/2504.03624). Ascending.
     #[serde(default)]
@@ -253,7 +258,8 @@ pub enum Positions {
 pub struct Rope {
     /// Base of the wavelengths.
     pub theta: f64,
-    /// Number of leading dimensions of each head that are rotated; the rest are unchanged. Even, at most `head_dim`.
+    /// Number of leading dimensions of each head that are rotated; the rest are unchanged. Even, at most `head_dim`, and with
+    /// [`GptConfig::latent`] at most its `rope_dim`.
     pub rotary_dim: usize,
     /// Scaling for longer contexts than in the first training.
     pub scaling: RopeScaling,
@@ -425,6 +431,7 @@ impl GptConfig {
             xielu: false,
             recurrent: None,
             attention_gate: false,
+            latent: None,
             layers_without_mlp: Vec::new(),
             layers_without_mixer: Vec::new(),
             attention_sinks: false,

@@ -229,7 +229,7 @@ impl AttentionMask {
         let options = AttentionOptions {
             n_heads: config.n_heads,
             n_kv_heads: config.n_kv_heads,
-            head_dim: config.head_dim,
+            head_dim: config.padded_head_dim(),
             scale: config.score_scale(),
             softcap: config.attention_softcap,
             sliding_window: window,

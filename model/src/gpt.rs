@@ -1,6 +1,7 @@
 //! The architecture, from token ids to logits, and every parameter it has.
 
 mod kv_dtypes;
+mod latent;
 mod losses;
 mod recurrent;
 mod router_losses;
@@ -24,7 +25,7 @@ use crate::{
     lora::AdapterRows,
     ops::{
         self, BlockOperands, BlockSteps, Dropout, Dtype, FeedForward, LinearParts, Mixer, NormParts, Precision,
-        QkNormParts, RoutedExperts, RouterParts, Routing, SelfAttention, SharedExpert, Sublayer, Weight,
+        QkNormParts, Qkv, RoutedExperts, RouterParts, Routing, SelfAttention, SharedExpert, Sublayer, Weight,
     },
     params::{ParamList, ParamRef, ParamSource},
     philox::{log_uniform_values, normal_values},
@@ -66,11 +67,23 @@ modules! {
     /// Masked multi-head self-attention with grouped key and value heads.
     struct CausalSelfAttention {
         // Queries, keys and values in one matrix, and gates before them if there are any: one product instead of three.
-        qkv: Linear,
+        qkv: Option<Linear>,
+        // In place of that matrix.
+        latent: Option<LatentProjections>,
         q_norm: Option<Norm>,
         k_norm: Option<Norm>,
         sinks: Option<Vector>,
         out: Linear,
+    }
+
+    /// Queries, keys and values from latents.
+    struct LatentProjections {
+        q_down: Option<Linear>,
+        q_norm: Option<Norm>,
+        q: Linear,
+        kv_down: Linear,
+        kv_norm: Norm,
+        kv_up: Linear,
     }
 
     /// A recurrent layer: what follows from its input by a short convolution, and in most models a recurrence.
@@ -312,8 +325,8 @@ impl Gpt {
             .linears()
             .into_iter()
             .map(|(path, linear)| (size(linear.weight()) as f64 * self.share_read(&path, 1)).round() as usize);
-        // For each dimension of a query: one for the score, and one for the weighted sum of values.
-        let of_key = 2 * self.config.n_attention_layers() * self.config.q_width();
+        // One for each dimension of a query, for the score, and one for each of a value, for the weighted sum.
+        let of_key = self.config.n_attention_layers() * (self.config.q_width() + self.config.value_width());
         n_tokens * of_token.sum::<usize>() + n_logits * size(self.output().0) + n_keys * of_key
     }
 
@@ -396,6 +409,7 @@ fn require_bodies(config: &GptConfig, device: &Device) -> Result<()> {
         ("gated attention", config.attention_gate),
         ("attention sinks", config.attention_sinks),
         ("clamped SwiGLU", config.clamped_swiglu.is_some()),
+        ("latent attention", config.latent.is_some()),
     ];
     match only_on_cpu.into_iter().find(|(_, has)| *has && !ops::is_on_cpu(device)) {
         Some((what, _)) => {
@@ -433,9 +447,13 @@ impl Block {
             false => (None, norm(own)),
         };
         let mixer = match (&self.attn, &self.recurrent, &config.recurrent) {
-            (Some(CausalSelfAttention { qkv, q_norm, k_norm, sinks, out }), _, _) => {
+            (Some(CausalSelfAttention { qkv, latent, q_norm, k_norm, sinks, out }), _, _) => {
                 Some(Mixer::Attention(SelfAttention {
-                    qkv: linear(qkv),
+                    qkv: match (qkv, latent) {
+                        (Some(qkv), _) => Qkv::Stacked(linear(qkv)),
+                        (None, Some(latent)) => Qkv::Latent(latent.operands(config, linear)),
+                        (None, None) => unreachable!("`part_specs` gives attention its projections"),
+                    },
                     is_gated: config.attention_gate,
                     qk_norms: norm(q_norm).zip(norm(k_norm)).map(|(q, k)| QkNormParts {
                         norms: [q, k],

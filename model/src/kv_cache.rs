@@ -110,7 +110,7 @@ impl KvCache {
         dtypes: &[KvDtype],
         device: &Device,
     ) -> Self {
-        let heads = [config.n_kv_heads, config.head_dim];
+        let heads = [config.n_kv_heads, config.padded_head_dim()];
         let pool = |dtype| ops::new_pool(n_pages * PAGE_SIZE, heads, dtype, device);
         let layer = |(layer, dtype): (usize, &KvDtype)| match config.recurrence_of(layer) {
             Some(recurrence) => {

@@ -1,6 +1,8 @@
 //! The parts of an architecture and their parameters, without tensors: the only list of them.
 
-use crate::config::{Experts, GatedDeltaNet, GptConfig, Mamba2, NormPosition, Positions, QkNormSpan, Recurrence};
+use crate::config::{
+    Experts, GatedDeltaNet, GptConfig, LatentAttention, Mamba2, NormPosition, Positions, QkNormSpan, Recurrence,
+};
 
 /// Standard deviation of fresh matrices and embeddings, GPT-2's.
 const INIT_STD: f64 = 0.02;
@@ -186,14 +188,36 @@ fn attention_specs(config: &GptConfig) -> Vec<PartSpec> {
         let params = vec![param("attn.sinks", "weight", vec![config.n_heads], Init::Normal { std: INIT_STD })];
         PartSpec { path: "attn.sinks".into(), kind: PartKind::Sinks, layer: None, width: config.n_heads, params }
     };
+    let inputs = match &config.latent {
+        Some(latent) => latent_specs(config, latent),
+        None => vec![PartSpec::matrix(PartKind::Linear, "attn.qkv", qkv, INIT_STD, config.qkv_bias)],
+    };
     let parts = [
-        Some(PartSpec::matrix(PartKind::Linear, "attn.qkv", qkv, INIT_STD, config.qkv_bias)),
         config.qk_norm.then(|| qk_norm("attn.q_norm", q_width)),
         config.qk_norm.then(|| qk_norm("attn.k_norm", kv_width)),
         config.attention_sinks.then(sinks),
-        Some(output_matrix(config, "attn.out", q_width, config.attn_out_bias)),
+        Some(output_matrix(config, "attn.out", config.value_width(), config.attn_out_bias)),
     ];
-    parts.into_iter().flatten().collect()
+    inputs.into_iter().chain(parts.into_iter().flatten()).collect()
+}
+
+/// Queries from a latent or from the row, keys and values from a latent.
+fn latent_specs(config: &GptConfig, latent: &LatentAttention) -> Vec<PartSpec> {
+    let GptConfig { n_heads, head_dim, d_model, .. } = *config;
+    let LatentAttention { query_rank, kv_rank, rope_dim, value_dim, .. } = *latent;
+    let linear = |path: &str, dims, has_bias| {
+        PartSpec::matrix(PartKind::Linear, path, dims, INIT_STD, has_bias && config.qkv_bias)
+    };
+    let norm = |path, width| PartSpec::norm(config, path, width, false);
+    let of_queries =
+        query_rank.map(|rank| [linear("attn.latent.q_down", [rank, d_model], true), norm("attn.latent.q_norm", rank)]);
+    let parts = [
+        linear("attn.latent.q", [n_heads * head_dim, query_rank.unwrap_or(d_model)], false),
+        linear("attn.latent.kv_down", [rope_dim + kv_rank, d_model], true),
+        norm("attn.latent.kv_norm", kv_rank),
+        linear("attn.latent.kv_up", [n_heads * (head_dim - rope_dim + value_dim), kv_rank], false),
+    ];
+    of_queries.into_iter().flatten().chain(parts).collect()
 }
 
 /// A recurrent layer in place of attention.

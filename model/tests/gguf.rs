@@ -95,6 +95,11 @@ const OWN: &[&str] = &[
     "qwen3_5-moe",
     "qwen3-next",
     "gpt-oss",
+    "deepseek-v2",
+    "deepseek-v3",
+    "glm4-moe-lite",
+    "youtu",
+    "minicpm3",
 ];
 
 /// All cases, with the dirs that have their configurations and oracles.

@@ -15,7 +15,7 @@ use burn::{
 };
 use hearth_model::{
     attention::AttentionContext,
-    config::{Activation, GptConfig, NormKind, NormPosition, Positions, Rope, RopeScaling},
+    config::{Activation, GptConfig, LatentAttention, NormKind, NormPosition, Positions, Rope, RopeScaling},
     gpt::{Gpt, ParamPath},
     ops::Dtype,
     weights::model_dir::{self, LoadOptions, SaveOptions},
@@ -100,6 +100,15 @@ const CASES: &[&str] = &[
     "qwen3-next",
     "lfm2",
     "lfm2-moe",
+    "deepseek-v2",
+    "deepseek-v3",
+    "glm4-moe-lite",
+    "minicpm3",
+    "youtu",
+    "afmoe",
+    "mellum",
+    "exaone",
+    "internlm3",
     "granite4-h",
     "granite4-h-moe",
     "bamba",
@@ -254,7 +263,7 @@ fn logits_on_wgpu_match_transformers() {
     let Some(device) = gpu() else { return };
     for case in CASES {
         let config = model_dir::load_config(&golden(case)).unwrap();
-        if config.experts.is_some() || config.recurrent.is_some() {
+        if config.experts.is_some() || config.recurrent.is_some() || config.latent.is_some() {
             assert!(model_dir::load_gpt(&golden(case), &LoadOptions { device: device.clone(), dtype: None }).is_err());
             continue;
         }
@@ -455,7 +464,8 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
             mutate("activation", &|c| (c.activation, c.xielu, c.clamped_swiglu) = (activation, false, None));
         }
     }
-    let whole_heads = Positions::Rope(Rope::new(10_000.0, config.head_dim));
+    let rotatable = config.latent.map_or(config.head_dim, |latent| latent.rope_dim);
+    let whole_heads = Positions::Rope(Rope::new(10_000.0, rotatable));
     for positions in [Positions::None, Positions::Alibi, Positions::Sinusoidal, whole_heads] {
         if positions != config.positions {
             mutate("positions", &|c| {
@@ -471,7 +481,7 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
             let theta = if rope.theta == 10_000.0 { 500.0 } else { 10_000.0 };
             mutate("rope.theta", &|c| c.positions = Positions::Rope(Rope { theta, ..rope.clone() }));
         }
-        let rotary_dim = if rope.rotary_dim == config.head_dim { config.head_dim - 2 } else { rope.rotary_dim + 2 };
+        let rotary_dim = if rope.rotary_dim == rotatable { rotatable - 2 } else { rope.rotary_dim + 2 };
         mutate("rope.rotary_dim", &|c| c.positions = Positions::Rope(rotated(rope, rotary_dim)));
         for (field, scaling) in scaling_mutations(rope, config.max_seq_len) {
             mutate(field, &|c| c.positions = scaled(&scaling));
@@ -504,6 +514,10 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     mutations.extend(detail_mutations(config));
     mutations.extend(expert_mutations(config));
     mutations.extend(recurrent_mutations(config));
+    mutations.extend(config.latent.map(|latent| {
+        let latent = LatentAttention { norm_eps: other_eps(latent.norm_eps), ..latent };
+        ("latent.norm_eps", GptConfig { latent: Some(latent), ..config.clone() })
+    }));
     let mut mutate = |field: &'static str, change: &dyn Fn(&mut GptConfig)| {
         let mut mutant = config.clone();
         change(&mut mutant);
@@ -517,7 +531,7 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     }
     // The same matrices, cut into heads another way.
     let (n_heads, n_kv_heads, head_dim) = (config.n_heads, config.n_kv_heads, config.head_dim);
-    if head_dim % 4 == 0 && !config.qk_norm && !config.attention_sinks {
+    if head_dim % 4 == 0 && !config.qk_norm && !config.attention_sinks && config.latent.is_none() {
         mutate("head_dim", &|c| {
             (c.n_heads, c.n_kv_heads, c.head_dim) = (2 * n_heads, 2 * n_kv_heads, head_dim / 2);
             if let Positions::Rope(rope) = &c.positions {

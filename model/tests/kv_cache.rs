@@ -6,8 +6,8 @@ use hearth_model::{
     TokenId,
     attention::AttentionContext,
     config::{
-        Experts, GatedConv, GatedDeltaNet, GptConfig, Mamba2, NormPosition, Positions, Recurrence, Recurrent, Rope,
-        RouterScores, Sizes,
+        Experts, GatedConv, GatedDeltaNet, GptConfig, LatentAttention, Mamba2, NormPosition, Positions, Recurrence,
+        Recurrent, Rope, RouterScores, Sizes,
     },
     gpt::Gpt,
     kv_cache::{CacheUnit, KvCache, OutOfPages, PAGE_SIZE, PageKey, PagePool, PageTable, StepPart},
@@ -80,6 +80,7 @@ fn configs() -> Vec<GptConfig> {
     ]
     .into_iter()
     .chain(recurrent_configs())
+    .chain(latent_configs())
     .collect()
 }
 
@@ -116,6 +117,24 @@ pub(crate) fn recurrent_configs() -> [GptConfig; 4] {
         GptConfig { residual_multiplier: 0.7, ..with(Recurrence::Mamba2(mamba)) },
         alone(with(Recurrence::Mamba2(mamba))),
     ]
+}
+
+/// Latent attention, with values that are narrower than keys, or wider.
+pub(crate) fn latent_configs() -> [GptConfig; 2] {
+    let with = |query_rank, value_dim| GptConfig {
+        head_dim: 10,
+        positions: Positions::Rope(Rope::new(500.0, 4)),
+        latent: Some(LatentAttention {
+            query_rank,
+            kv_rank: 9,
+            rope_dim: 4,
+            value_dim,
+            norm_eps: 1e-6,
+            interleaved: true,
+        }),
+        ..GptConfig::llama(Sizes { n_kv_heads: 4, ..sizes() })
+    };
+    [with(Some(11), 7), with(None, 12)]
 }
 
 /// Layers that are a recurrent layer, experts of narrower rows, attention, or an MLP only.

@@ -67,7 +67,8 @@ pub(crate) fn expert_mutations(config: &GptConfig) -> Vec<(&'static str, GptConf
         mutate("experts.groups.n_active", &|e| {
             e.groups = Some(ExpertGroups { n_active: groups.n_active + 1, ..groups });
         });
-        mutate("experts.groups.n_best", &|e| e.groups = Some(ExpertGroups { n_best: 1, ..groups }));
+        let n_best = if groups.n_best == 1 { 2 } else { 1 };
+        mutate("experts.groups.n_best", &|e| e.groups = Some(ExpertGroups { n_best, ..groups }));
     }
     mutations
 }

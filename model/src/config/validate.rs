@@ -89,6 +89,7 @@ impl GptConfig {
         self.experts.iter().try_for_each(|experts| experts.validate(self.n_layers))?;
         require("xielu", !self.xielu || self.experts.is_none(), || "must be false with experts".to_owned())?;
         self.recurrent.iter().try_for_each(|recurrent| recurrent.validate(self.n_layers))?;
+        self.latent.iter().try_for_each(|latent| latent.validate(self))?;
         // Valid sizes may still have too large a product.
         require("n_layers", self.n_params() <= MAX_PARAMS, || {
             format!("and the other sizes must result in at most {MAX_PARAMS} parameters, got {}", self.n_params())
@@ -148,7 +149,7 @@ impl GptConfig {
             "must be empty without sliding_window".to_owned()
         })?;
         if let Positions::Rope(rope) = &self.positions {
-            rope.validate("positions.rope", self.head_dim)?;
+            rope.validate("positions.rope", self)?;
         } else {
             require("unrotated_layers", self.unrotated_layers.is_empty(), || {
                 "must be empty without rotary positions".to_owned()
@@ -160,21 +161,25 @@ impl GptConfig {
         require("window_rope", windowed || self.window_rope.is_none(), || {
             "must be absent without sliding_window".to_owned()
         })?;
-        self.window_rope.iter().try_for_each(|rope| rope.validate("window_rope", self.head_dim))
+        self.window_rope.iter().try_for_each(|rope| rope.validate("window_rope", self))
     }
 }
 
 impl Rope {
     /// Checks the rotary positions in the field `path`.
-    fn validate(&self, path: &str, head_dim: usize) -> Result<()> {
+    fn validate(&self, path: &str, config: &GptConfig) -> Result<()> {
         let Self { theta, rotary_dim, ref scaling } = *self;
         // With theta up to 1, wavelengths do not grow with the dimension, and YaRN divides by its logarithm.
         require(format!("{path}.theta"), theta.is_finite() && theta > 1.0, || {
             format!("must be finite and above 1, got {theta}")
         })?;
-        let fits = rotary_dim.is_multiple_of(2) && (2..=head_dim).contains(&rotary_dim);
+        let (most_name, most) = match config.latent {
+            Some(latent) => ("latent.rope_dim", latent.rope_dim),
+            None => ("head_dim", config.head_dim),
+        };
+        let fits = rotary_dim.is_multiple_of(2) && (2..=most).contains(&rotary_dim);
         require(format!("{path}.rotary_dim"), fits, || {
-            format!("must be even and in 2..=head_dim = {head_dim}, got {rotary_dim}")
+            format!("must be even and in 2..={most_name} = {most}, got {rotary_dim}")
         })?;
         scaling.validate(&format!("{path}.scaling"), rotary_dim / 2)
     }

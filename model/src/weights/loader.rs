@@ -10,7 +10,7 @@ use super::{
     files::{minima_of, scales_of},
     ggml_types::ElementType,
     packed::{PackedMatrices, PackedMatrix},
-    passed_over::{is_no_parameter, shown},
+    passed_over::{is_no_parameter, is_of_predicting_layer, shown},
     row_order::RowOrder,
     tensor_names::{TensorNames, TensorPart},
     tensor_table::{StoredTensor, TensorTable, without_leading_ones},
@@ -67,9 +67,11 @@ pub(super) fn load(table: &TensorTable<'_>, plan: &LoadPlan<'_>) -> Result<Gpt> 
     loader.larger.log(table.path());
     let tied_copy = names.tied_copy(config).and_then(|name| table.get(name)).map(|copy| copy.name);
     let is_surplus = |tensor: &&StoredTensor<'_>| !loader.used.contains(tensor.name) && tied_copy != Some(tensor.name);
+    let has = |name: &str| table.get(name).is_some() || plan.packed.contains_key(name);
+    let predicts = |name: &str| is_of_predicting_layer(name, config.n_layers, has);
     let (no_parameters, parameters): (Vec<_>, Vec<_>) =
-        table.iter().filter(is_surplus).partition(|tensor| is_no_parameter(tensor));
-    let is_part = |name: &str| loader.used.contains(name) || names.tied_copy(config) == Some(name);
+        table.iter().filter(is_surplus).partition(|tensor| is_no_parameter(tensor) || predicts(tensor.name));
+    let is_part = |name: &str| loader.used.contains(name) || names.tied_copy(config) == Some(name) || predicts(name);
     if let Some((_, surplus)) = plan.packed.iter().filter(|(name, _)| !is_part(name)).min_by_key(|(name, _)| *name) {
         return Err(surplus.error(not_part_of(&names, table)).with_hint(SURPLUS));
     }
@@ -225,7 +227,7 @@ impl<'t, 'a> Loader<'t, 'a> {
         let find = |part: &TensorPart| {
             if let Some((name, matrix)) = self.packed(&part.name) {
                 matrix.require_shape(&part.shape(spec))?;
-                return match part.order.is_transposed() {
+                return match part.order.is_transposed() || matches!(part.order, RowOrder::HeadColumns { .. }) {
                     true => Err(matrix.error("has its rows as columns, which is supported for floats only")),
                     false => Ok((name, Source::Packed(matrix))),
                 };
@@ -399,7 +401,8 @@ impl<'a> StoredParam<'a> {
         };
         // Blocks of 8-bit floats have whole rows of their matrix, in its order.
         let is_fp8 = |part: &StoredPart<'a>| dtype(part) == Dtype::Fp8;
-        if self.parts.iter().any(|part| is_fp8(part) && part.order != RowOrder::Same) {
+        let is_reordered = |part: &StoredPart<'a>| is_fp8(part) && part.order != RowOrder::Same;
+        if self.parts.iter().any(|part| is_reordered(part) || part.has_columns()) {
             return None;
         }
         let are_alike = |one: &_, other: &_| dtype(one) == dtype(other) && layout(one) == layout(other) && !is_fp8(one);
@@ -430,6 +433,8 @@ impl<'a> StoredParam<'a> {
             return Err(needs_dtype(&part.source, plan.packed));
         }
         let dtype = dtype.stored_as();
+        let has_columns = self.parts.iter().any(StoredPart::has_columns);
+        let dtype = if dtype.is_quantized() && has_columns { Dtype::F32 } else { dtype };
         if dtype.is_quantized() && dtype.is_for(device) {
             let read = move |row, out: &mut [QuantizedBlock]| {
                 let (part, row) = place(&self.parts, row);
@@ -532,6 +537,11 @@ impl StoredPart<'_> {
         (*element, bytes_of_row(tensor, *element, row, width))
     }
 
+    /// Whether rows are columns of the tensor's matrices, whose blocks have values of many rows then.
+    fn has_columns(&self) -> bool {
+        matches!(self.order, RowOrder::HeadColumns { .. })
+    }
+
     /// The values of row `row` of the tensor, or of its column if it is transposed.
     fn decode(&self, row: usize, out: &mut [f32]) {
         match &self.source {
@@ -539,6 +549,18 @@ impl StoredPart<'_> {
             Source::Plain(tensor, element) if self.order.is_transposed() => {
                 for (n, out) in out.iter_mut().enumerate() {
                     element.decode(bytes_of_row(tensor, *element, n * self.n_rows + row, 1), std::slice::from_mut(out));
+                }
+            }
+            Source::Plain(tensor, element) if let RowOrder::HeadColumns { n_heads } = self.order => {
+                let width = self.n_rows / n_heads;
+                let (head, column) = (row / width, row % width);
+                let (len, d_in) = (element.block_len(), out.len());
+                let mut block = vec![0.0; len];
+                for (n, out) in out.iter_mut().enumerate() {
+                    let of_row = bytes_of_row(tensor, *element, head * d_in + n, width);
+                    element
+                        .decode(&of_row[column / len * element.block_bytes()..][..element.block_bytes()], &mut block);
+                    *out = block[column % len];
                 }
             }
             Source::Plain(tensor, element) => element.decode(bytes_of_row(tensor, *element, row, out.len()), out),

@@ -61,6 +61,16 @@ const NO_PARAMETERS: [&str; 16] = [
 /// Beginnings of tensors of layers that predict more than one token, which the model's own predictions do not depend on.
 const OTHER_PREDICTIONS: [&str; 1] = ["mtp."];
 
+/// Whether `name` is of a layer that predicts one more token, behind the `n_layers` layers of a model such as DeepSeek V3. Such a
+/// layer has a matrix that only it has; `has` says which tensors there are.
+pub(super) fn is_of_predicting_layer(name: &str, n_layers: usize, has: impl Fn(&str) -> bool) -> bool {
+    const LAYERS: &str = "model.layers.";
+    let number = name.strip_prefix(LAYERS).and_then(|rest| rest.split('.').next());
+    number.is_some_and(|number| {
+        number.parse().is_ok_and(|layer: usize| layer >= n_layers) && has(&format!("{LAYERS}{number}.eh_proj.weight"))
+    })
+}
+
 /// Whether the model computes the same without `tensor`.
 pub(super) fn is_no_parameter(tensor: &StoredTensor<'_>) -> bool {
     // A bias is a vector; a causal mask has a row for each position.

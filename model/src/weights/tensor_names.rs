@@ -4,7 +4,7 @@ use std::slice;
 
 use super::row_order::RowOrder;
 use crate::{
-    config::{GatedDeltaNet, GptConfig, Recurrence},
+    config::{GatedDeltaNet, GptConfig, LatentAttention, Recurrence},
     param_specs::ParamSpec,
 };
 
@@ -144,6 +144,16 @@ pub(super) enum RowSelection {
     Pairs,
     /// The same, transposed.
     TransposedPairs,
+    /// Queries of latent attention.
+    LatentQueries,
+    /// What makes the latent of keys and values, and the rotated part of keys behind it.
+    LatentDown,
+    /// What keys and values are made of the latent by, head by head.
+    LatentUp,
+    /// The part of [`LatentUp`](Self::LatentUp) for keys, with a transposed matrix for each head.
+    LatentKeys,
+    /// Its part for values, with a matrix for each head.
+    LatentValues,
 }
 
 impl RowSelection {
@@ -151,6 +161,9 @@ impl RowSelection {
     fn count(self, config: &GptConfig, n: usize) -> usize {
         match self {
             Self::All | Self::Transposed | Self::ByKeyHead | Self::After(_) => n,
+            Self::LatentQueries | Self::LatentDown | Self::LatentUp => n,
+            Self::LatentKeys => n - config.value_width(),
+            Self::LatentValues => config.value_width(),
             Self::Queries | Self::InterleavedQueries | Self::ReversedQueries => config.q_width(),
             Self::KeysOrValues | Self::InterleavedKeys | Self::ReversedKeys => config.kv_width(),
             Self::Half => n / 2,
@@ -183,8 +196,18 @@ impl RowSelection {
             Self::BetasByKeyHead => delta_net(config).map_or(RowOrder::Same, RowOrder::delta_gates_by_key_head),
             Self::Pairs => RowOrder::pairs(expert_width(config)),
             Self::TransposedPairs => RowOrder::TransposedPairs { n_pairs: expert_width(config) },
+            Self::LatentQueries => of_latent(config, |latent| RowOrder::latent_queries(config, latent)),
+            Self::LatentDown => of_latent(config, RowOrder::latent_down),
+            Self::LatentUp => of_latent(config, |latent| RowOrder::latent_up(config, latent)),
+            Self::LatentKeys => RowOrder::HeadColumns { n_heads: config.n_heads },
+            Self::LatentValues => RowOrder::Heads { n_heads: config.n_heads },
         }
     }
+}
+
+/// What `order` says of a model with latent attention.
+fn of_latent(config: &GptConfig, order: impl FnOnce(&LatentAttention) -> RowOrder) -> RowOrder {
+    config.latent.as_ref().map_or(RowOrder::Same, order)
 }
 
 /// Groups of the norm behind a Mamba-2 layer.
@@ -245,6 +268,8 @@ impl TensorPart {
             RowOrder::Scalar => Vec::new(),
             RowOrder::Squeezed => [&[self.n_rows], &rest[1..]].concat(),
             RowOrder::After(n_before) => [&[n_before + self.n_rows], rest].concat(),
+            RowOrder::Heads { n_heads } => [&[n_heads, self.n_rows / n_heads], rest].concat(),
+            RowOrder::HeadColumns { n_heads } => [&[n_heads], rest, &[self.n_rows / n_heads]].concat(),
             RowOrder::LogOfNegated { is_column: true } => vec![self.n_rows, 1],
             RowOrder::Folded { n_rows } => vec![n_rows, self.n_rows / n_rows.max(1)],
             _ => [&[self.n_rows], rest].concat(),

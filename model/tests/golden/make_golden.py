@@ -105,6 +105,7 @@ class Case:
     alone_len: int = 0
     router_losses: bool = False
     published_as: dict = field(default_factory=dict)
+    config_class: str = ""
 
 
 @dataclass(frozen=True)
@@ -1189,6 +1190,127 @@ CASES |= {
 CASES["ernie4_5-moe"].config.pop("num_experts_per_tok")
 
 
+# Latent attention. Queries, keys and values have several widths; norms of latents have an epsilon of their own.
+LATENT = {
+    **SMALL,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "kv_lora_rank": 10,
+    "q_lora_rank": 12,
+    "qk_rope_head_dim": 6,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 7,
+    "rms_norm_eps": 1e-3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+}
+LATENT_MIXTURE = {
+    **LATENT,
+    "num_hidden_layers": 3,
+    "moe_intermediate_size": 12,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+}
+# As DeepSeek's: the two multipliers differ.
+LATENT_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 10,
+    "beta_fast": 0.15,
+    "beta_slow": 0.003,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.707,
+}
+LATENT_TEETH = (
+    {"rms_norm_eps": 1e-5},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+)
+CASES |= {
+    "deepseek-v2": Case(
+        "DeepseekV2ForCausalLM",
+        {
+            **LATENT_MIXTURE,
+            "q_lora_rank": None,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "first_k_dense_replace": 1,
+            "attention_bias": True,
+        },
+        seed=701,
+        weight_std=0.4,
+        teeth=(
+            *LATENT_TEETH,
+            {"topk_group": 3},
+            {"topk_method": "greedy"},
+            {"num_experts_per_tok": 2},
+            {"routed_scaling_factor": 1.0},
+        ),
+    ),
+    "deepseek-v3": Case(
+        "DeepseekV3ForCausalLM",
+        {
+            **LATENT_MIXTURE,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "first_k_dense_replace": 1,
+            "attention_bias": True,
+            "max_position_embeddings": 40,
+            "rope_parameters": LATENT_YARN,
+        },
+        seed=702,
+        weight_std=0.4,
+        teeth=(
+            {"rms_norm_eps": 1e-5},
+            {"rope_parameters": {**LATENT_YARN, "mscale": 0.5}},
+            {"rope_parameters": {**LATENT_YARN, "mscale_all_dim": 0.5}},
+            {"rope_interleave": False},
+            {"topk_group": 3},
+            {"norm_topk_prob": False},
+            {"num_experts_per_tok": 2},
+            {"routed_scaling_factor": 1.0},
+        ),
+    ),
+    # Values are wider than keys.
+    "glm4-moe-lite": Case(
+        "Glm4MoeLiteForCausalLM",
+        {
+            **LATENT_MIXTURE,
+            "v_head_dim": 13,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "n_shared_experts": 1,
+            "routed_scaling_factor": 1.5,
+        },
+        seed=703,
+        weight_std=0.4,
+        teeth=(
+            *LATENT_TEETH,
+            {"rope_interleave": False},
+            {"norm_topk_prob": False},
+            {"num_experts_per_tok": 2},
+            {"routed_scaling_factor": 1.0},
+        ),
+    ),
+    "minicpm3": Case(
+        "MiniCPM3ForCausalLM",
+        {**LATENT, "scale_emb": 2.0, "scale_depth": 1.1, "dim_model_base": 20},
+        seed=704,
+        weight_std=0.5,
+        teeth=(*LATENT_TEETH, {"scale_emb": 1.0}, {"scale_depth": None}, {"dim_model_base": None}),
+    ),
+    "youtu": Case(
+        "YoutuForCausalLM",
+        {**LATENT, "rope_interleave": False},
+        seed=705,
+        weight_std=0.5,
+        teeth=(*LATENT_TEETH, {"rope_interleave": True}),
+    ),
+}
+
+
 # Recurrent layers beside a layer that attends.
 DELTA_NET = {
     **SMALL,
@@ -1287,6 +1409,98 @@ CASES |= {
     ),
 }
 CASES["qwen3_5-moe"].config.pop("intermediate_size")
+
+
+# Mixtures with windows.
+WINDOWED_MIXTURE = {
+    **MIXTURE,
+    "num_hidden_layers": 3,
+    "head_dim": 12,
+    "moe_intermediate_size": 12,
+    "sliding_window": 6,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+WINDOWED_TEETH = (
+    {"rms_norm_eps": 1e-5},
+    {"num_experts_per_tok": 3},
+    {"sliding_window": 7},
+    {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+)
+CASES |= {
+    # Only layers with the window rotate. Heads have gates.
+    "afmoe": Case(
+        "AfmoeForCausalLM",
+        {
+            **WINDOWED_MIXTURE,
+            "rms_norm_eps": 1e-3,
+            "num_experts": 5,
+            "num_shared_experts": 2,
+            "num_dense_layers": 1,
+            "route_scale": 1.5,
+            "mup_enabled": True,
+        },
+        seed=711,
+        weight_std=0.5,
+        mean_of={"q_norm": 1.6, "k_norm": 1.6},
+        teeth=(*WINDOWED_TEETH, {"route_scale": 1.0}, {"mup_enabled": False}),
+    ),
+    "mellum": Case(
+        "MellumForCausalLM",
+        {
+            **WINDOWED_MIXTURE,
+            "rms_norm_eps": 1e-3,
+            "num_experts": 5,
+            "norm_topk_prob": False,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "attention_bias": True,
+            "rope_parameters": {
+                "full_attention": {"rope_theta": 500.0, "rope_type": "default"},
+                "sliding_attention": {"rope_theta": 100.0, "rope_type": "default"},
+            },
+        },
+        seed=712,
+        weight_std=0.5,
+        mean_of={"q_norm": 1.6, "k_norm": 1.6},
+        teeth=(*WINDOWED_TEETH, {"norm_topk_prob": True}),
+    ),
+    # As published: GPT-2's names, and keys of its own. Transformers computes both of these as Llama.
+    "exaone": Case(
+        "LlamaForCausalLM",
+        SMALL_ROPE,
+        seed=713,
+        weight_std=0.5,
+        teeth=ROPE_TEETH,
+        config_class="ExaoneConfig",
+        published_as={
+            "architectures": ["ExaoneForCausalLM"],
+            "model_type": "exaone",
+            "activation_function": "silu",
+            "num_hidden_layers": None,
+            "num_layers": 2,
+            "rms_norm_eps": None,
+            "layer_norm_epsilon": 1e-3,
+            "rope_theta": 500.0,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "internlm3": Case(
+        "LlamaForCausalLM",
+        {**SMALL_ROPE, "head_dim": 12, "attention_bias": True, "mlp_bias": True},
+        seed=714,
+        weight_std=0.5,
+        teeth=ROPE_TEETH,
+        config_class="InternLM3Config",
+        published_as={
+            "architectures": ["InternLM3ForCausalLM"],
+            "model_type": "internlm3",
+            "head_dim": 12,
+            "qkv_bias": True,
+            "bias": True,
+            "rope_theta": 500.0,
+            "tie_word_embeddings": False,
+        },
+    ),
+}
 
 
 # Mamba-2 beside a layer that attends.
@@ -1452,8 +1666,9 @@ def model_class(architecture):
     return getattr(transformers, architecture)
 
 
-def make_config(architecture, fields):
-    return model_class(architecture).config_class(**copy.deepcopy(fields))
+def make_config(architecture, fields, config_class=""):
+    config_class = getattr(transformers, config_class) if config_class else model_class(architecture).config_class
+    return config_class(**copy.deepcopy(fields))
 
 
 def make_model(architecture, config):
@@ -1588,7 +1803,7 @@ def check_teeth(case, state, input_ids, logits):
     """How far each change of the configuration moves the logits, in units of their spread."""
     moved = {}
     for change in case.teeth:
-        other = make_model(case.architecture, make_config(case.architecture, {**case.config, **change}))
+        other = make_model(case.architecture, make_config(case.architecture, {**case.config, **change}, case.config_class))
         other.load_state_dict(state)
         label = ", ".join(f"{name}={value}" for name, value in change.items())
         difference = of_spread(run(other, input_ids, torch.float64)[0] - logits, logits)
@@ -1624,7 +1839,7 @@ def make(name):
     """Makes the folder of one case. Returns what versions.json says about it."""
     entry = CASES[name]
     case = CASES[entry.storage_of] if isinstance(entry, Stored) else entry
-    model = make_model(case.architecture, make_config(case.architecture, case.config))
+    model = make_model(case.architecture, make_config(case.architecture, case.config, case.config_class))
     draw_weights(model, case)
     stored = copy.deepcopy(model)
     if isinstance(entry, Stored):
@@ -1659,8 +1874,8 @@ def make(name):
         gradients = revert_weight_conversion(model, gradients)
         saved = {key: list(tensor.shape) for key, tensor in load_file(folder / "model.safetensors").items()}
         # What is saved and does not train.
-        is_other = lambda name: name in saved and not name.endswith(SELECTION_BIASES)
-        buffers = {name: buffer for name, buffer in model.named_buffers() if is_other(name)}
+        kept = [name for name, _ in model.named_buffers() if name in saved and not name.endswith(SELECTION_BIASES)]
+        buffers = {name: model.get_buffer(name) for name in kept}
         gradients |= {name: torch.zeros_like(buffer) for name, buffer in buffers.items()}
         computed = {key: list(gradient.shape) for key, gradient in gradients.items()}
         saved = {key: shape for key, shape in saved.items() if not key.endswith(SELECTION_BIASES)}
@@ -1680,6 +1895,7 @@ def make(name):
     if not isinstance(entry, Stored) and case.published_as:
         kept = [*SMALL, "num_key_value_heads", "rms_norm_eps", "tie_word_embeddings"]
         fields = {key: case.config[key] for key in kept} | case.published_as
+        fields = {key: value for key, value in fields.items() if value is not None}
         (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
     for file in folder.iterdir():
         file.chmod(0o644)  # safetensors writes files for the owner alone

@@ -53,6 +53,17 @@ const OFF_BY_DEFAULT: [&str; 4] =
     ["disable_fallback", "disable_any_whitespace", "disable_additional_properties", "_backend_was_auto"];
 
 impl Structure {
+    /// JSON that conforms to `schema`, which the parameter `param` has at `path`. `None`: any object.
+    pub(crate) fn json(schema: Option<Value>, param: &'static str, path: &'static str) -> Self {
+        let grammar = Grammar::Json(schema.unwrap_or_else(any_object));
+        Self { grammar, param, path, schemas: Vec::new(), special_tokens: Vec::new() }
+    }
+
+    /// The grammar of a tool's input.
+    pub(crate) fn of_tool(grammar: Grammar) -> Self {
+        Self { grammar, param: "tools", path: "tools", schemas: Vec::new(), special_tokens: Vec::new() }
+    }
+
     /// Only tool calls.
     pub(crate) fn calls(calls: CallGrammar) -> Self {
         const PARAM: &str = "tool_choice";
@@ -133,6 +144,11 @@ impl Structure {
     /// The name for error messages: the path if the parameter has several members.
     fn name(&self) -> &'static str {
         if self.param == "structured_outputs" { self.path } else { self.param }
+    }
+
+    /// Whether it has tool calls.
+    pub(crate) fn has_calls(&self) -> bool {
+        !self.schemas.is_empty()
     }
 
     /// The parameter that requests it.

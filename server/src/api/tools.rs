@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use hearth_model::{
     TokenId,
-    chat::{ChatTemplate, thought},
+    chat::ChatTemplate,
     constraint::{check_enforceable, in_lark, lenient},
     tokenizer::Tokenizer,
 };
@@ -36,17 +36,23 @@ pub(crate) struct Tools {
     n_calls: Calls,
 }
 
+/// A function that a client offers.
 #[derive(Clone, Debug)]
-struct Tool {
+pub(crate) struct Tool {
     name: String,
     /// The schema of an object.
     parameters: Value,
+    /// The schema's path in the request.
+    path: String,
     /// As the client sent it, for the template.
     json: Value,
+    /// Whether it may be called in this answer.
+    is_callable: bool,
 }
 
+/// The choice among tools.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum ToolChoice {
+pub(crate) enum ToolChoice {
     /// The model decides.
     Auto,
     /// Any tool.
@@ -77,10 +83,10 @@ impl ToolStyle {
         self.format.unwrap_or(&HERMES)
     }
 
-    /// Whether marks of calls or of thoughts are special tokens, which must be kept in the text.
+    /// Whether marks of calls are special tokens, which must be kept in the text.
     pub(crate) fn has_special_marks(self, tokenizer: &Tokenizer) -> bool {
-        let is_special = |mark: &&str| tokenizer.token_id(mark).is_some_and(|id| tokenizer.is_special(id));
-        self.enforced_format().marks().chain(thought::MARKS.into_iter().flatten()).any(|mark| is_special(&mark))
+        let is_special = |mark| tokenizer.token_id(mark).is_some_and(|id| tokenizer.is_special(id));
+        self.enforced_format().marks().any(is_special)
     }
 
     /// The tools that the template receives.
@@ -101,7 +107,83 @@ fn choice_schema() -> Value {
     schema::any_of([json!({ "type": "string", "enum": ["none", "auto", "required"] }), named])
 }
 
+/// Maximum number of tools per request of the other endpoints for conversations: agents bring those of many programs.
+const MAX_AGENT_TOOLS: usize = 512;
+
+/// Checks the number of `tools`.
+pub(crate) fn check_number(n_tools: usize) -> Result<(), ApiError> {
+    if n_tools <= MAX_AGENT_TOOLS {
+        return Ok(());
+    }
+    let message = format!("`tools` must have at most {MAX_AGENT_TOOLS} entries, got {n_tools}");
+    Err(ApiError::invalid("tools", message))
+}
+
+/// Checks that the name of another tool, which the request has at `path`, is new.
+pub(crate) fn check_unique(tools: &[Tool], name: &str, path: String) -> Result<(), ApiError> {
+    if tools.iter().all(|tool| tool.name != name) {
+        return Ok(());
+    }
+    let message = format!("Invalid `{path}`: function names must be unique, but `{name}` is used twice.");
+    Err(ApiError::invalid(path, message))
+}
+
+impl Tool {
+    /// A function whose arguments follow `schema`, of which `path` is the path in the request; an error if it is not one
+    /// of an object, or `is_strict` and it cannot be enforced. `json`: the tool for the template, in the form of chat
+    /// completions.
+    pub(crate) fn new(
+        name: String,
+        schema: Option<Map<String, Value>>,
+        is_strict: bool,
+        path: String,
+        json: Value,
+    ) -> Result<Self, ApiError> {
+        let parameters = match schema {
+            None => json!({ "type": "object", "properties": {}, "additionalProperties": false }),
+            Some(schema) => object_schema(schema, &name, || path.clone().into())?,
+        };
+        let parameters = if is_strict {
+            check_enforceable(&parameters).map_err(|error| refusal(&path, &error))?;
+            parameters
+        } else {
+            lenient(parameters, &name)
+        };
+        Ok(Self { name, parameters, path, json, is_callable: true })
+    }
+
+    /// The tool in the form of chat completions.
+    pub(crate) fn json(name: &str, description: Option<&str>, parameters: Option<&Map<String, Value>>) -> Value {
+        let mut function = json!({ "name": name });
+        if let Some(description) = description {
+            function["description"] = description.into();
+        }
+        if let Some(parameters) = parameters {
+            function["parameters"] = Value::Object(parameters.clone());
+        }
+        json!({ "type": "function", "function": function })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The same tool, described in the prompt but not to be called in this answer.
+    pub(crate) fn described_only(self) -> Self {
+        Self { is_callable: false, ..self }
+    }
+}
+
 impl Tools {
+    /// These tools; `None` if there are none.
+    pub(crate) fn new(list: Vec<Tool>, choice: ToolChoice, n_calls: Calls) -> Option<Self> {
+        (!list.is_empty()).then_some(Self { list, choice, n_calls })
+    }
+
+    fn callable(&self) -> impl Iterator<Item = &Tool> {
+        self.list.iter().filter(|tool| tool.is_callable)
+    }
+
     /// The tools as the client sent them.
     pub(crate) fn json(&self) -> Vec<Value> {
         self.list.iter().map(|tool| tool.json.clone()).collect()
@@ -153,6 +235,9 @@ impl Tools {
         tokenizer: &Tokenizer,
         form: Option<&Structure>,
     ) -> Result<Option<Structure>, ApiError> {
+        if self.callable().next().is_none() {
+            return Ok(None);
+        }
         if self.choice != ToolChoice::Auto {
             return match form {
                 None => Ok(Some(Structure::calls(self.calls(style.enforced_format(), tokenizer)))),
@@ -177,7 +262,7 @@ impl Tools {
     /// The parser for the calls in the answer's text.
     pub(crate) fn parser(&self, style: ToolStyle) -> ToolParser {
         let format = style.enforced_format();
-        let names = self.list.iter().map(|tool| tool.name.clone()).collect();
+        let names = self.callable().map(|tool| tool.name.clone()).collect();
         match self.choice {
             ToolChoice::Auto => ToolParser::searching(format, names, self.n_calls),
             ToolChoice::Required | ToolChoice::Named(_) => ToolParser::following(format),
@@ -185,8 +270,7 @@ impl Tools {
     }
 
     fn schemas(&self) -> Vec<(String, Value)> {
-        let path = |index: usize| format!("tools[{index}].function.parameters");
-        self.list.iter().enumerate().map(|(index, tool)| (path(index), tool.parameters.clone())).collect()
+        self.callable().map(|tool| (tool.path.clone(), tool.parameters.clone())).collect()
     }
 
     /// Calls in the model's format, with arguments that follow the schema.
@@ -199,8 +283,8 @@ impl Tools {
     /// The rule `calls` and those that it needs.
     fn call_rules(&self, format: &CallFormat, marks: &[(&str, TokenId)]) -> String {
         let callable: Vec<&Tool> = match &self.choice {
-            ToolChoice::Named(name) => self.list.iter().filter(|tool| tool.name == *name).collect(),
-            _ => self.list.iter().collect(),
+            ToolChoice::Named(name) => self.callable().filter(|tool| tool.name == *name).collect(),
+            _ => self.callable().collect(),
         };
         let is_one = self.n_calls == Calls::One || matches!(self.choice, ToolChoice::Named(_));
         let text = |text: &str| text_in_lark(text, marks);
@@ -230,7 +314,7 @@ fn special_marks(format: &CallFormat, tokenizer: &Tokenizer) -> Vec<(&'static st
 }
 
 /// A text in Lark: strings, and the ids of the marks in it.
-fn text_in_lark(text: &str, marks: &[(&str, TokenId)]) -> String {
+pub(crate) fn text_in_lark(text: &str, marks: &[(&str, TokenId)]) -> String {
     let (mut parts, mut rest) = (Vec::new(), text);
     let quoted = |text: &str| Value::from(text).to_string();
     while let Some((at, mark, id)) = marks.iter().filter_map(|&(mark, id)| Some((rest.find(mark)?, mark, id))).min() {
@@ -247,12 +331,7 @@ fn tools(items: Vec<Fields>) -> Result<Vec<Tool>, ApiError> {
     let mut tools: Vec<Tool> = Vec::with_capacity(items.len());
     for (index, item) in items.into_iter().enumerate() {
         let tool = tool(item)?;
-        if tools.iter().any(|other| other.name == tool.name) {
-            let path = format!("tools[{index}].function.name");
-            let message =
-                format!("Invalid `{path}`: function names must be unique, but `{}` is used twice.", tool.name);
-            return Err(ApiError::invalid(path, message));
-        }
+        check_unique(&tools, &tool.name, format!("tools[{index}].function.name"))?;
         tools.push(tool);
     }
     Ok(tools)
@@ -265,20 +344,11 @@ fn tool(mut item: Fields) -> Result<Tool, ApiError> {
     let name = function.require("name", Fields::name)?;
     function.string("description")?;
     let is_strict = function.flag("strict")?.unwrap_or(false);
-    let parameters = match function.any_object("parameters")? {
-        None => json!({ "type": "object", "properties": {}, "additionalProperties": false }),
-        Some(schema) => object_schema(schema, &name, || function.path("parameters"))?,
-    };
-    let parameters = if is_strict {
-        check_enforceable(&parameters).map_err(|error| refusal(&function.path("parameters"), &error))?;
-        parameters
-    } else {
-        lenient(parameters, &name)
-    };
+    let (schema, path) = (function.any_object("parameters")?, function.path("parameters").into_owned());
     // The template receives all fields and may read them.
     item.ignore_rest();
     function.ignore_rest();
-    Ok(Tool { name, parameters, json })
+    Tool::new(name, schema, is_strict, path, json)
 }
 
 /// The schema of arguments, which must be an object.
@@ -361,7 +431,13 @@ mod tests {
     /// The rules for calls of two functions.
     fn rules(format: &CallFormat, marks: &[(&str, TokenId)], choice: ToolChoice) -> String {
         let schema = json!({ "type": "object" });
-        let tool = |name: &str| Tool { name: name.into(), parameters: schema.clone(), json: Value::Null };
+        let tool = |name: &str| Tool {
+            name: name.into(),
+            parameters: schema.clone(),
+            path: String::new(),
+            json: Value::Null,
+            is_callable: true,
+        };
         let tools = Tools { list: vec![tool("f"), tool("g")], choice, n_calls: Calls::Several };
         tools.call_rules(format, marks).replace(&in_lark(&schema), "JSON")
     }

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::ops::{
     AttentionOptions,
-    types::{BlockOperands, BlockSteps, FeedForward, Mixer, SelfAttention, Sublayer, run_block},
+    types::{BlockOperands, BlockSteps, FeedForward, Mixer, Qkv, SelfAttention, Sublayer, run_block},
 };
 
 /// A block whose parameters are in memory.
@@ -106,8 +106,8 @@ fn attend_heads<E: PagedElement>(
     let width = q_width + 2 * kv_width;
     let Scratch { normed, wide: qkv, attn_out, .. } = scratch;
     let Sublayer { in_norm, inner, .. } = mixer;
-    let Mixer::Attention(SelfAttention { qkv: qkv_matrix, qk_norms, sinks, .. }) = inner else {
-        unreachable!("`has_block` refuses recurrent layers")
+    let Mixer::Attention(SelfAttention { qkv: Qkv::Stacked(qkv_matrix), qk_norms, sinks, .. }) = inner else {
+        unreachable!("`has_block` refuses recurrent layers and latents")
     };
     let input = normed_if_any(x, in_norm.as_ref(), normed);
     let n_rows = product(input, qkv_matrix, qkv);

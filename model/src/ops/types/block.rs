@@ -47,8 +47,7 @@ pub(crate) enum Mixer<N, L> {
 /// Attention with grouped key heads.
 #[derive(Debug)]
 pub(crate) struct SelfAttention<N, L> {
-    /// Projection to queries, keys and values, stacked; before them the gates of the heads' outputs, if there are any.
-    pub(crate) qkv: L,
+    pub(crate) qkv: Qkv<N, L>,
     /// Whether there are gates, as many as queries.
     pub(crate) is_gated: bool,
     /// Norms of queries and keys, before rotation.
@@ -57,6 +56,42 @@ pub(crate) struct SelfAttention<N, L> {
     pub(crate) sinks: Option<Tensor<1>>,
     /// Projection of the heads' outputs.
     pub(crate) out: L,
+}
+
+/// Where queries, keys and values come from.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "lives for one block of a pass")]
+pub(crate) enum Qkv<N, L> {
+    /// One projection, stacked; before them the gates of the heads' outputs, if there are any.
+    Stacked(L),
+    Latent(LatentQkv<N, L>),
+}
+
+/// Projections of latent attention.
+#[derive(Debug)]
+pub(crate) struct LatentQkv<N, L> {
+    /// Projection to the latent of queries, and its norm. Without them, queries come from the row.
+    pub(crate) q_down: Option<(L, N)>,
+    /// Projection to queries.
+    pub(crate) q: L,
+    /// Projection to the rotated part of all keys, and the latent of keys and values behind it.
+    pub(crate) kv_down: L,
+    /// Norm of that latent.
+    pub(crate) kv_norm: N,
+    /// Projection of that latent to the other part of each key, and then the values.
+    pub(crate) kv_up: L,
+    pub(crate) heads: LatentHeads,
+}
+
+/// Sizes of latent attention's heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LatentHeads {
+    pub(crate) n_heads: usize,
+    /// Leading dimensions of a query and of a key that rotate.
+    pub(crate) rope_dim: usize,
+    /// The dimensions behind them.
+    pub(crate) plain_dim: usize,
+    pub(crate) value_dim: usize,
 }
 
 /// A recurrent layer. What it keeps of a sequence has a constant size.
@@ -194,7 +229,7 @@ impl<N, L> Mixer<N, L> {
     fn map<M, K>(&self, norm: &impl Fn(&N) -> M, linear: &impl Fn(&L) -> K) -> Mixer<M, K> {
         match self {
             Self::Attention(SelfAttention { qkv, is_gated, qk_norms, sinks, out }) => Mixer::Attention(SelfAttention {
-                qkv: linear(qkv),
+                qkv: qkv.map(norm, linear),
                 is_gated: *is_gated,
                 qk_norms: qk_norms.as_ref().map(|qk| qk.map(norm)),
                 sinks: sinks.clone(),
@@ -205,6 +240,22 @@ impl<N, L> Mixer<N, L> {
                 conv: conv.clone(),
                 kind: kind.map(linear),
                 out: linear(out),
+            }),
+        }
+    }
+}
+
+impl<N, L> Qkv<N, L> {
+    fn map<M, K>(&self, norm: &impl Fn(&N) -> M, linear: &impl Fn(&L) -> K) -> Qkv<M, K> {
+        match self {
+            Self::Stacked(qkv) => Qkv::Stacked(linear(qkv)),
+            Self::Latent(LatentQkv { q_down, q, kv_down, kv_norm, kv_up, heads }) => Qkv::Latent(LatentQkv {
+                q_down: q_down.as_ref().map(|(down, of_latent)| (linear(down), norm(of_latent))),
+                q: linear(q),
+                kv_down: linear(kv_down),
+                kv_norm: norm(kv_norm),
+                kv_up: linear(kv_up),
+                heads: *heads,
             }),
         }
     }

@@ -1,8 +1,8 @@
 //! The configurations that families of classes start from. Rows and files set sizes and change other fields.
 
 use crate::config::{
-    ClampedSwiglu, Experts, GatedConv, GatedDeltaNet, GptConfig, Mamba2, NormKind, NormPosition, QkNormSpan,
-    Recurrence, Recurrent, RouterScores, Sizes,
+    ClampedSwiglu, Experts, GatedConv, GatedDeltaNet, GptConfig, LatentAttention, Mamba2, NormKind, NormPosition,
+    QkNormSpan, Recurrence, Recurrent, RouterScores, Sizes,
 };
 
 /// Set by the rows.
@@ -86,6 +86,20 @@ pub(in super::super) fn gpt_oss() -> GptConfig {
 /// The experts of a configuration that [`write`](super::Architecture::write) tries; some, if the class cannot express it.
 pub(in super::super) fn described(config: &GptConfig) -> Experts {
     config.experts.clone().unwrap_or_else(no_experts)
+}
+
+/// DeepSeek's attention. Its norms of latents have an epsilon of their own, whatever the file says.
+pub(in super::super) fn deepseek() -> GptConfig {
+    GptConfig { latent: Some(NO_LATENT), ..llama() }
+}
+
+const NO_LATENT: LatentAttention =
+    LatentAttention { query_rank: None, kv_rank: 0, rope_dim: 0, value_dim: 0, norm_eps: 1e-6, interleaved: true };
+
+/// The latent attention of a configuration, to be read or set.
+pub(in super::super) fn latent(config: &mut GptConfig) -> &mut LatentAttention {
+    // `write` also tries configurations without.
+    config.latent.get_or_insert(NO_LATENT)
 }
 
 /// Qwen 3.5: gated delta nets and gated attention.

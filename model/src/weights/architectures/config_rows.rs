@@ -192,7 +192,7 @@ fn inverse(value: f64, forth: fn(f64) -> f64, back: fn(f64) -> f64) -> Value {
 }
 
 /// A row for keys that only one class has.
-const fn custom(
+pub(in super::super) const fn custom(
     keys: &'static [&'static str],
     read: fn(&Fields<'_>, &mut GptConfig) -> Result<()>,
     write: fn(&GptConfig, &mut Map<String, Value>),
@@ -392,38 +392,6 @@ pub(in super::super) const HUNYUAN_DENSE: ConfigRow = custom(
     },
     |_, _| {},
 );
-
-/// MiniCPM's scales, by the depth and the width of the model for which they were found.
-pub(in super::super) const MINICPM_SCALES: &[ConfigRow] = &[
-    number("scale_emb", |c| &mut c.embedding_multiplier, 1.0),
-    custom(
-        &["scale_depth"],
-        |fields, config| {
-            config.residual_multiplier = residual_of_depth(fields.number_or("scale_depth", 1.0)?, config);
-            Ok(())
-        },
-        |config, written| {
-            let value = config.residual_multiplier;
-            let depth = exact_inverse(value, value * (config.n_layers as f64).sqrt(), |d| residual_of_depth(d, config));
-            written.insert("scale_depth".to_owned(), depth);
-        },
-    ),
-    custom(
-        &["dim_model_base"],
-        |fields, config| {
-            config.logit_multiplier = fields.number_or("dim_model_base", 1.0)? / config.d_model as f64;
-            Ok(())
-        },
-        |config, written| {
-            let (value, width) = (config.logit_multiplier, config.d_model as f64);
-            written.insert("dim_model_base".to_owned(), exact_inverse(value, value * width, |base| base / width));
-        },
-    ),
-];
-
-fn residual_of_depth(scale_depth: f64, config: &GptConfig) -> f64 {
-    scale_depth / (config.n_layers as f64).sqrt()
-}
 
 /// The number near `guess` that `back` maps to exactly `value`, with as few digits as possible; `guess` if there is none.
 pub(in super::super) fn exact_inverse(value: f64, guess: f64, back: impl Fn(f64) -> f64) -> Value {

@@ -8,12 +8,14 @@
 pub(super) mod bases;
 pub(super) mod config_rows;
 mod expert_rows;
+mod latent_rows;
 mod mamba_rows;
 mod names;
 mod recurrent_rows;
 mod rope;
 mod row_groups;
 mod table;
+mod variant_rows;
 pub(super) mod window;
 pub(super) mod wrappers;
 

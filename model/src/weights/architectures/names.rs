@@ -3,6 +3,7 @@
 
 mod experts;
 mod gpt;
+mod latent;
 mod llama;
 mod mamba;
 mod norms;
@@ -10,10 +11,12 @@ mod recurrent;
 
 pub(super) use self::{
     experts::{
-        ERNIE_MOE, EXAONE_MOE, FLEX_OLMO, GLM_MOE, GPT_OSS, GRANITE_MOE, HUNYUAN_MOE, MINIMAX_M2, MIXTRAL, QWEN_MOE,
+        AFMOE, ERNIE_MOE, EXAONE_MOE, FLEX_OLMO, GLM_MOE, GPT_OSS, GRANITE_MOE, HUNYUAN_MOE, MINIMAX_M2, MIXTRAL,
+        QWEN_MOE,
     },
     gpt::{BIGCODE, BLOOM, CTRL, FALCON, GPT_NEO, GPT1, GPT2, GPTJ, NEOX, OPT, PHI, STARCODER2},
-    llama::{APERTUS, GLM, HUNYUAN, INTERLEAVED, LLAMA, NANOCHAT, PHI3, UNGATED},
+    latent::{LATENT, LATENT_MOE},
+    llama::{APERTUS, EXAONE, GLM, HUNYUAN, INTERLEAVED, LLAMA, NANOCHAT, PHI3, UNGATED},
     mamba::{BAMBA, GRANITE_HYBRID, NEMOTRON_H},
     norms::{COHERE, GEMMA2, GLM4, HYPERCLOVAX, OLMO2},
     recurrent::{LFM2, QWEN3_5, QWEN3_NEXT},

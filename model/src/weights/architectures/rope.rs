@@ -68,6 +68,12 @@ pub(super) const OLMO3: RopeKeys = RopeKeys {
     windowed: Some(WindowedTheta { key: None, absent: 500_000.0 }),
     ..WHOLE_HEADS
 };
+pub(super) const MELLUM: RopeKeys = RopeKeys {
+    absent_theta: 500_000.0,
+    types: PER_KIND_TYPES,
+    windowed: Some(WindowedTheta { key: None, absent: USUAL_THETA }),
+    ..WHOLE_HEADS
+};
 pub(super) const GEMMA3: RopeKeys = RopeKeys {
     absent_theta: 1_000_000.0,
     types: PER_KIND_TYPES,
@@ -202,7 +208,7 @@ impl RopeKeys {
                 for fields in [fields, nested] {
                     fields.only(SHARE, super::Fixed::Number(1.0))?;
                 }
-                config.head_dim
+                config.latent.map_or(config.head_dim, |latent| latent.rope_dim)
             }
             Some((key, absent)) => {
                 let share = nested.number_or(SHARE, fields.number_or(key, absent)?)?;

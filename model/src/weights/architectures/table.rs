@@ -3,6 +3,7 @@
 mod experts;
 mod gemma;
 mod gpt;
+mod latent;
 mod llama;
 mod mamba;
 mod norms;
@@ -12,8 +13,17 @@ mod variants;
 use super::Architecture;
 
 /// A configuration that several classes can express is saved as the first of them.
-const FAMILIES: &[&[Architecture]] =
-    &[gpt::ROWS, llama::ROWS, gemma::ROWS, norms::ROWS, variants::ROWS, experts::ROWS, recurrent::ROWS, mamba::ROWS];
+const FAMILIES: &[&[Architecture]] = &[
+    gpt::ROWS,
+    llama::ROWS,
+    gemma::ROWS,
+    norms::ROWS,
+    variants::ROWS,
+    experts::ROWS,
+    recurrent::ROWS,
+    mamba::ROWS,
+    latent::ROWS,
+];
 
 /// Every row of the table.
 pub(in super::super) fn architectures() -> impl Iterator<Item = &'static Architecture> {

@@ -57,6 +57,9 @@ pub(in super::super) const GEMMA2: WindowKeys = periodic(2, false);
 pub(in super::super) const GEMMA3: WindowKeys = periodic(6, true);
 pub(in super::super) const COHERE2: WindowKeys = periodic(4, true);
 pub(in super::super) const EXAONE4: WindowKeys = periodic(4, true);
+pub(super) const AFMOE: WindowKeys = WindowKeys::Periodic { period: 4, first: 4, absent: 1024, has_key: false };
+/// No layer has the window, unless the file lists them.
+pub(super) const MELLUM: WindowKeys = WindowKeys::Periodic { period: 1, first: 1, absent: 1024, has_key: false };
 /// All layers have the window, unless the file lists them.
 pub(in super::super) const MINISTRAL: WindowKeys = periodic(usize::MAX, false);
 pub(in super::super) const CWM: WindowKeys = WindowKeys::Periodic { period: 4, first: 1, absent: 8192, has_key: false };

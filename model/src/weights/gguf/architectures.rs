@@ -10,7 +10,7 @@ use super::{
     },
     config_rows::{self, GRANITE_ROWS, GROUPED_HEADS, LAYER_NORM_EPS, PLAIN_HEADS, RMS_EPS, ROPE, SIZES, WINDOW},
     description::Gguf,
-    expert_rows, mamba, mixtures,
+    expert_rows, latent, mamba, mixtures,
     names::{
         BLOCK, FALCON_NORMS, FUSED_QKV, GATED, INSIDE, INTERLEAVED_QKV, OUTSIDE, POST_ATTENTION_NORM, SANDWICH,
         SEPARATE_QKV, UNGATED, XIELU,
@@ -71,6 +71,8 @@ pub(super) const ALL: &[Gguf] = &[
     recurrent::QWEN3_5,
     recurrent::QWEN3_5_MOE,
     recurrent::QWEN3_NEXT,
+    latent::DEEPSEEK2,
+    latent::MINICPM3,
     mamba::GRANITE_HYBRID,
     mamba::NEMOTRON_H_DENSE,
     mamba::NEMOTRON_H_MOE,

@@ -274,7 +274,7 @@ pub(super) const DEEPSTACK: ConfigRow = of_key(&["n_deepstack_layers"], |_, _| O
 
 const TEMPERATURE: &str = "attention.temperature_scale";
 /// DeepSeek's second factor of YaRN, by whose own the attention factor is divided.
-const LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
+pub(super) const LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
 
 /// Queries grow in steps of the original context's length.
 pub(super) const MISTRAL3_TEMPERATURE: ConfigRow = ConfigRow::Custom {
@@ -307,7 +307,7 @@ pub(super) const MISTRAL3_TEMPERATURE: ConfigRow = ConfigRow::Custom {
     },
 };
 
-fn log_factor(factor: f64, multiplier: f64) -> f64 {
+pub(super) fn log_factor(factor: f64, multiplier: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * multiplier * factor.ln() + 1.0 }
 }
 

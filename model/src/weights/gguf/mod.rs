@@ -11,6 +11,7 @@ mod description;
 mod expert_rows;
 pub mod export;
 mod header;
+mod latent;
 mod mamba;
 mod mixtures;
 mod names;

@@ -3,7 +3,9 @@
 use super::{
     super::super::tensor_names::{
         NameRow,
-        RowSelection::{Half, InterleavedKeys, InterleavedQueries, KeysOrValues, Pairs, Transposed, TransposedPairs},
+        RowSelection::{
+            Half, InterleavedKeys, InterleavedQueries, KeysOrValues, Pairs, Queries, Transposed, TransposedPairs,
+        },
         ordered, same, stacked,
     },
     llama::{HUNYUAN_QK_NORM, LLAMA_ENDS, LLAMA_MLP, LLAMA_NORMS, LLAMA_OUT, LLAMA_QK_NORM, LLAMA_QKV},
@@ -50,19 +52,12 @@ pub(super) const QWEN_SHARED: &[NameRow] = &[
 ];
 
 /// GLM 4, DeepSeek.
-pub(in super::super) const GLM_MOE: &[&[NameRow]] = &[
-    LLAMA_ENDS,
-    LLAMA_NORMS,
-    LLAMA_QKV,
-    LLAMA_QK_NORM,
-    LLAMA_OUT,
-    LLAMA_MLP,
-    EXPERTS,
-    SHARED_EXPERTS,
-    &[same(SELECTION, "model.layers.{}.mlp.gate.e_score_correction_bias")],
-];
+pub(in super::super) const GLM_MOE: &[&[NameRow]] =
+    &[LLAMA_ENDS, LLAMA_NORMS, LLAMA_QKV, LLAMA_QK_NORM, LLAMA_OUT, LLAMA_MLP, EXPERTS, SHARED_EXPERTS, SELECTION_BIAS];
 
-const SHARED_EXPERTS: &[NameRow] = &[
+pub(super) const SELECTION_BIAS: &[NameRow] = &[same(SELECTION, "model.layers.{}.mlp.gate.e_score_correction_bias")];
+
+pub(super) const SHARED_EXPERTS: &[NameRow] = &[
     stacked(
         SHARED_UP,
         &[
@@ -210,4 +205,31 @@ pub(in super::super) const GPT_OSS: &[&[NameRow]] = &[
         same(DOWN, "model.layers.{}.mlp.experts.{}.down_proj"),
         same(DOWN_BIAS, "model.layers.{}.mlp.experts.down_proj_bias").of_all_experts(),
     ],
+];
+
+/// Norms before and after the two parts, and gates of the heads' outputs in a matrix of their own.
+pub(in super::super) const AFMOE: &[&[NameRow]] = &[
+    LLAMA_ENDS,
+    &[
+        same("blocks.{}.attn_norm.weight", "model.layers.{}.input_layernorm.weight"),
+        same("blocks.{}.attn_out_norm.weight", "model.layers.{}.post_attention_layernorm.weight"),
+        same("blocks.{}.mlp_norm.weight", "model.layers.{}.pre_mlp_layernorm.weight"),
+        same("blocks.{}.mlp_out_norm.weight", "model.layers.{}.post_mlp_layernorm.weight"),
+        stacked(
+            "blocks.{}.attn.qkv.weight",
+            &[
+                ("model.layers.{}.self_attn.gate_proj.weight", Queries),
+                ("model.layers.{}.self_attn.q_proj.weight", Queries),
+                ("model.layers.{}.self_attn.k_proj.weight", KeysOrValues),
+                ("model.layers.{}.self_attn.v_proj.weight", KeysOrValues),
+            ],
+        ),
+        same(ROUTER, "model.layers.{}.mlp.router.gate.weight"),
+        same(SELECTION, "model.layers.{}.mlp.expert_bias"),
+    ],
+    LLAMA_QK_NORM,
+    LLAMA_OUT,
+    LLAMA_MLP,
+    EXPERTS,
+    SHARED_EXPERTS,
 ];

@@ -172,3 +172,32 @@ pub(in super::super) const PHI3: &[&[NameRow]] = &[
     LLAMA_OUT,
     FUSED_MLP,
 ];
+
+/// GPT-2's names around a gated MLP. Converted files have Llama's.
+pub(in super::super) const EXAONE: &[&[NameRow]] = &[
+    &[
+        same("embed.weight", "transformer.wte.weight"),
+        same("norm.weight", "transformer.ln_f.weight"),
+        same("blocks.{}.attn_norm.weight", "transformer.h.{}.ln_1.weight"),
+        same("blocks.{}.mlp_norm.weight", "transformer.h.{}.ln_2.weight"),
+        stacked(
+            "blocks.{}.attn.qkv.weight",
+            &[
+                ("transformer.h.{}.attn.attention.q_proj.weight", Queries),
+                ("transformer.h.{}.attn.attention.k_proj.weight", KeysOrValues),
+                ("transformer.h.{}.attn.attention.v_proj.weight", KeysOrValues),
+            ],
+        ),
+        same("blocks.{}.attn.out.weight", "transformer.h.{}.attn.attention.out_proj.weight"),
+        stacked(
+            "blocks.{}.mlp.up.weight",
+            &[("transformer.h.{}.mlp.c_fc_0.weight", Half), ("transformer.h.{}.mlp.c_fc_1.weight", Half)],
+        ),
+        same("blocks.{}.mlp.down.weight", "transformer.h.{}.mlp.c_proj.weight"),
+    ],
+    LLAMA_ENDS,
+    LLAMA_NORMS,
+    LLAMA_QKV,
+    LLAMA_OUT,
+    LLAMA_MLP,
+];

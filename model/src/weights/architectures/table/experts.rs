@@ -5,14 +5,16 @@ use super::super::{
     bases::{experts, gpt_oss, llama, mixture, mixture_with, olmo2},
     config_rows::{self, ACTIVATIONS, ConfigRow, derived, flag, head_dim, kv_heads, number, size, size_or},
     expert_rows::{
-        BALANCE_LOSS, CLAMPED_SWIGLU, ERNIE_LAYERS, ERNIE_SHARED, EXAONE_LAYERS, EXAONE_SHARED, FIRST_DENSE,
-        FIRST_DENSE_IF_ANY, GLM_SHARED, GROUPS, HUNYUAN_EXPERTS, QWEN_LAYERS, ROTARY_WIDTH, balance_loss,
+        AFMOE_ROTATION, AFMOE_SHARED, BALANCE_LOSS, CLAMPED_SWIGLU, ERNIE_LAYERS, ERNIE_SHARED, EXAONE_LAYERS,
+        EXAONE_SHARED, FIRST_DENSE, FIRST_DENSE_OF_AFMOE, FIRST_DENSE_OF_V2, GLM_SHARED, GROUPS, HUNYUAN_EXPERTS,
+        MELLUM_LAYERS, QWEN_LAYERS, ROTARY_WIDTH, balance_loss,
     },
     names, rope,
     row_groups::{GRANITE, LLAMA_SIZES},
+    variant_rows::ONLY_NEWER_ROPE,
     window,
 };
-use crate::config::{GptConfig, QkNormSpan, RouterScores};
+use crate::config::{GptConfig, NormPosition, QkNormSpan, RouterScores};
 
 const SILU: ConfigRow = ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "silu" };
 const TIED: ConfigRow = flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false);
@@ -270,7 +272,7 @@ pub(super) const ROWS: &[Architecture] = &[
                 number("routed_scaling_factor", |c| &mut experts(c).weight_multiplier, 1.0),
                 GLM_SHARED,
                 GROUPS,
-                FIRST_DENSE_IF_ANY,
+                FIRST_DENSE_OF_V2,
             ],
         ],
         fixed: &[("mlp_bias", Fixed::Flag(false))],
@@ -379,6 +381,79 @@ pub(super) const ROWS: &[Architecture] = &[
         ],
         fixed: &[("use_qk_norm", Fixed::Flag(true)), ("mlp_bias", Fixed::Flag(false))],
         names: names::HUNYUAN_MOE,
+        base_prefix: "model.",
+    },
+    Architecture {
+        class: "AfmoeForCausalLM",
+        model_type: "afmoe",
+        base: || {
+            let llama =
+                GptConfig { norm_position: NormPosition::Sandwich, qk_norm: true, attention_gate: true, ..llama() };
+            mixture_with(llama, |experts| {
+                experts.scores = RouterScores::Sigmoid;
+                experts.selection_bias = true;
+            })
+        },
+        config: &[
+            LLAMA_SIZES,
+            &[
+                size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
+                size_or(&["head_dim"], |c| &mut c.head_dim, |_| 128),
+                ConfigRow::Rope(&rope::WHOLE_HEADS),
+                SILU,
+                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                flag("mup_enabled", |c| &mut c.scale_embeddings, false),
+                TIED,
+                ConfigRow::Window(&window::AFMOE),
+                AFMOE_ROTATION,
+                size_or(N_EXPERTS, |c| &mut experts(c).n_experts, |_| 64),
+                size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 6),
+                size_or(&["moe_intermediate_size"], |c| &mut experts(c).d_ff, |_| 1408),
+                number("route_scale", |c| &mut experts(c).weight_multiplier, 1.0),
+                AFMOE_SHARED,
+                FIRST_DENSE_OF_AFMOE,
+            ],
+        ],
+        // The last ones are those of the code beside the released weights.
+        fixed: &[
+            ("attention_bias", Fixed::Flag(false)),
+            ("mlp_bias", Fixed::Flag(false)),
+            ("score_func", Fixed::Text("sigmoid")),
+            ("route_norm", Fixed::Flag(true)),
+            ("n_group", Fixed::Number(1.0)),
+            ("topk_group", Fixed::Number(1.0)),
+            ("num_expert_groups", Fixed::Number(1.0)),
+            ("num_limited_groups", Fixed::Number(1.0)),
+        ],
+        names: names::AFMOE,
+        base_prefix: "model.",
+    },
+    Architecture {
+        class: "MellumForCausalLM",
+        model_type: "mellum",
+        base: || mixture(GptConfig { qk_norm: true, ..llama() }),
+        config: &[
+            LLAMA_SIZES,
+            &[
+                kv_heads(4),
+                size_or(&["head_dim"], |c| &mut c.head_dim, |_| 128),
+                ConfigRow::Window(&window::MELLUM),
+                ConfigRow::Rope(&rope::MELLUM),
+                ONLY_NEWER_ROPE,
+                SILU,
+                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
+                flag("attention_bias", |c| &mut c.qkv_bias, false),
+                flag("attention_bias", |c| &mut c.attn_out_bias, false),
+                TIED,
+                size_or(N_EXPERTS, |c| &mut experts(c).n_experts, |_| 64),
+                size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 8),
+                size_or(&["moe_intermediate_size"], |c| &mut experts(c).d_ff, |_| 896),
+                flag("norm_topk_prob", |c| &mut experts(c).normalized, true),
+                MELLUM_LAYERS,
+            ],
+        ],
+        fixed: &[("mlp_bias", Fixed::Flag(false))],
+        names: names::QWEN_MOE,
         base_prefix: "model.",
     },
 ];
