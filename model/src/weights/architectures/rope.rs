@@ -90,6 +90,7 @@ pub(super) const MODERN_BERT: RopeKeys = RopeKeys {
 };
 pub(super) const PHI: RopeKeys = RopeKeys { share: Some((SHARE, 0.5)), ..WHOLE_HEADS };
 pub(super) const QWEN3_5: RopeKeys = RopeKeys { share: Some((SHARE, 0.25)), ..WHOLE_HEADS };
+pub(super) const MINIMAX: RopeKeys = RopeKeys { absent_theta: 5_000_000.0, share: Some((SHARE, 1.0)), ..WHOLE_HEADS };
 pub(super) const COHERE: RopeKeys = RopeKeys { absent_theta: 500_000.0, ..WHOLE_HEADS };
 pub(super) const HELIUM: RopeKeys = RopeKeys { absent_theta: 100_000.0, ..WHOLE_HEADS };
 /// The class's own scaling is not the usual one.
