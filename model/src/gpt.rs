@@ -40,8 +40,9 @@ modules! {
     /// A decoder-only transformer.
     pub struct Gpt {
         embed: Embedding,
-        embed_norm: Option<Norm>,
         pos_embed: Option<Embedding>,
+        type_embed: Option<Embedding>,
+        embed_norm: Option<Norm>,
         per_layer: Option<PerLayerInputs>,
         blocks: Vec<Block>,
         norm: Option<Norm>,
@@ -291,15 +292,18 @@ impl Gpt {
             x = embeddings;
             pass.per_layer = Some(per_layer.forward(token_ids, for_blocks, pass.dropout_seed(), &pass.adapters()));
         }
-        if let Some(norm) = &self.embed_norm {
-            x = norm.forward(x);
-        }
         match (&self.pos_embed, pass.added()) {
             (Some(pos_embed), AddedPositions::Learned(positions)) => {
                 x = ops::add_update(x, pos_embed.forward(positions.tensor()), 1.0, None);
             }
             (_, AddedPositions::Sinusoidal(rows)) => x = x + rows.tensor(),
             _ => {}
+        }
+        if let (Some(type_embed), Some(types)) = (&self.type_embed, pass.token_types()) {
+            x = ops::add_update(x, type_embed.forward(types.tensor()), 1.0, None);
+        }
+        if let Some(norm) = &self.embed_norm {
+            x = norm.forward(x);
         }
         ops::dropout(x, pass.dropout(DropoutPlace::Embeddings))
     }
@@ -435,6 +439,7 @@ fn require_bodies(config: &GptConfig, device: &Device) -> Result<()> {
         ("experts", config.experts.is_some()),
         ("recurrent layers", config.recurrent.is_some()),
         ("gated attention", config.attention_gate),
+        ("attention both ways", config.bidirectional),
         ("attention sinks", config.attention_sinks),
         ("clamped SwiGLU", config.clamped_swiglu.is_some()),
         ("latent attention", config.latent.is_some()),

@@ -141,9 +141,11 @@ fn specs_outside(config: &GptConfig) -> [Vec<PartSpec>; 2] {
     });
     let before = [
         Some(matrix(Embedding, "embed", [vocab_size, d_model], INIT_STD, false)),
-        config.embed_norm.then(|| norm("embed_norm")),
         (config.positions == Positions::Learned)
             .then(|| matrix(Embedding, "pos_embed", [config.max_seq_len, d_model], INIT_STD, false)),
+        (config.n_token_types > 0)
+            .then(|| matrix(Embedding, "type_embed", [config.n_token_types, d_model], INIT_STD, false)),
+        config.embed_norm.then(|| norm("embed_norm")),
     ];
     let mut lm_head = matrix(LmHead, "lm_head", [vocab_size, d_model], INIT_STD, config.lm_head_bias);
     if config.tie_embeddings {
@@ -159,7 +161,7 @@ fn block_specs(config: &GptConfig, layer: usize) -> Vec<PartSpec> {
     let mut parts = Vec::new();
     if config.has_mixer(layer) {
         let [before, behind] = norm_specs(config, "attn");
-        parts.extend(before);
+        parts.extend(before.filter(|_| layer > 0 || !config.unnormed_first_mixer));
         parts.extend(match config.recurrence_of(layer) {
             Some(recurrence) => recurrent_specs(config, recurrence),
             None => attention_specs(config, layer),
@@ -445,7 +447,7 @@ impl GptConfig {
         let n_wide = layers().filter(is_wide).count().min(n_dense);
         let of_mlp = |d_ff| of_parts(&mlp_specs(self, "mlp", [self.d_model, d_ff]));
         let mut kinds = vec![
-            (of_norms("attn"), self.n_mixers()),
+            (of_norms("attn"), self.n_mixers() - usize::from(self.unnormed_first_mixer).min(self.n_mixers())),
             (of_norms("mlp"), n_mlps),
             (of_recurrent, self.n_recurrent_layers()),
             (of_mlp(self.d_ff), n_dense - n_wide),

@@ -1,8 +1,8 @@
 //! Ways to misread the experts and the recurrent layers of a configuration while the weights still fit.
 
 use hearth_model::config::{
-    ClampedSwiglu, ExpertGroups, Experts, GatedConv, GatedDeltaNet, GptConfig, Mamba2, QueryTemperature, Recurrence,
-    Recurrent, RouterScores,
+    ClampedSwiglu, ExpertGroups, Experts, GatedConv, GatedDeltaNet, GptConfig, Mamba2, NormPosition, QueryTemperature,
+    Recurrence, Recurrent, RouterScores,
 };
 
 /// Wrong details of attention and MLPs, with the field that is wrong.
@@ -54,8 +54,8 @@ pub(crate) fn expert_mutations(config: &GptConfig) -> Vec<(&'static str, GptConf
         mutations.push((field, mutant));
     };
     mutate("experts.n_active", &|e| e.n_active -= 1);
-    // The norm behind experts that are beside an MLP undoes what multiplies all of a row.
-    if !experts.beside_mlp {
+    // A norm behind the experts hides the scale of their weights.
+    if !matches!(config.norm_position, NormPosition::Inside | NormPosition::Sandwich) {
         mutate("experts.normalized", &|e| e.normalized = !e.normalized);
         mutate("experts.weight_multiplier", &|e| e.weight_multiplier *= 1.5);
     }

@@ -61,6 +61,19 @@ impl GptConfig {
         require("shared_norm", !self.shared_norm || self.parallel_residual, || {
             "must be false with parallel_residual = false".to_owned()
         })?;
+        require("bidirectional", !self.bidirectional || self.positions != Positions::Alibi, || {
+            "must be false with positions = alibi".to_owned()
+        })?;
+        require("bidirectional", !self.bidirectional || self.recurrent.is_none(), || {
+            "must be false with recurrent layers".to_owned()
+        })?;
+        require("n_token_types", self.n_token_types <= 1 << 16, || {
+            format!("must be at most 65536, got {}", self.n_token_types)
+        })?;
+        let unnormed = self.embed_norm && self.norm_position == NormPosition::Pre && !self.shared_norm;
+        require("unnormed_first_mixer", !self.unnormed_first_mixer || unnormed, || {
+            "must be false unless embed_norm is true, norm_position is pre and norms are not shared".to_owned()
+        })?;
         self.validate_factors()?;
         require("dropout", (0.0..1.0).contains(&self.dropout), || format!("must be in [0, 1), got {}", self.dropout))?;
         require("qk_norm_after_rope", self.qk_norm || !self.qk_norm_after_rope, || {

@@ -244,7 +244,7 @@ pub(super) struct TensorNames {
     /// `None`: every parameter is a tensor of the same name. If several rows for one parameter apply, the first whose
     /// tensors all exist counts, or the first of them if none does.
     pub(super) rows: Option<&'static [&'static [NameRow]]>,
-    /// Names may come without this prefix: that is how base models were saved.
+    /// Names may come without this prefix: that is how base models were saved. Those of base models may come with it.
     pub(super) base_prefix: &'static str,
 }
 
@@ -284,6 +284,12 @@ impl TensorPart {
 }
 
 impl TensorNames {
+    /// The names that files may have for `name`.
+    pub(super) fn spellings(&self, name: &str) -> [String; 3] {
+        let short = name.strip_prefix(self.base_prefix).unwrap_or(name);
+        [name.to_owned(), short.to_owned(), format!("{}{name}", self.base_prefix)]
+    }
+
     /// What makes up the parameter `spec` in files that have the tensors for which `has` is true.
     pub(super) fn parts(&self, spec: &ParamSpec, config: &GptConfig, has: &dyn Fn(&str) -> bool) -> Vec<TensorPart> {
         let Some(rows) = self.rows else {

@@ -8,7 +8,8 @@ use super::{
         },
         ordered, same, stacked,
     },
-    llama::{LLAMA_ENDS, LLAMA_MLP, LLAMA_NORMS, LLAMA_OUT, LLAMA_QK_NORM, LLAMA_QKV},
+    llama::{HUNYUAN_QK_NORM, LLAMA_ENDS, LLAMA_MLP, LLAMA_NORMS, LLAMA_OUT, LLAMA_QK_NORM, LLAMA_QKV},
+    norms::OLMO2_NORMS,
 };
 
 const ROUTER: &str = "blocks.{}.experts.router.weight";
@@ -104,25 +105,73 @@ pub(in super::super) const ERNIE_MOE: &[&[NameRow]] = &[
     &[same(SELECTION, "model.layers.{}.mlp.moe_statics.e_score_correction_bias").as_one_row()],
 ];
 
-pub(in super::super) const MIXTRAL: &[&[NameRow]] = &[
+pub(in super::super) const MIXTRAL: &[&[NameRow]] = &[LLAMA_ENDS, LLAMA_NORMS, LLAMA_QKV, LLAMA_OUT, MIXTRAL_EXPERTS];
+
+const MIXTRAL_EXPERTS: &[NameRow] = &[
+    same(ROUTER, "model.layers.{}.block_sparse_moe.gate.weight"),
+    stacked(
+        UP,
+        &[
+            ("model.layers.{}.block_sparse_moe.experts.{}.w1.weight", Half),
+            ("model.layers.{}.block_sparse_moe.experts.{}.w3.weight", Half),
+        ],
+    ),
+    same(DOWN, "model.layers.{}.block_sparse_moe.experts.{}.w2.weight"),
+    same(ROUTER, "model.layers.{}.mlp.gate.weight"),
+    same(UP, "model.layers.{}.mlp.experts.gate_up_proj").of_all_experts(),
+    same(DOWN, "model.layers.{}.mlp.experts.down_proj").of_all_experts(),
+];
+
+pub(in super::super) const MINIMAX_M2: &[&[NameRow]] = &[
     LLAMA_ENDS,
     LLAMA_NORMS,
     LLAMA_QKV,
+    LLAMA_QK_NORM,
+    LLAMA_OUT,
+    MIXTRAL_EXPERTS,
+    &[
+        same(SELECTION, "model.layers.{}.block_sparse_moe.e_score_correction_bias"),
+        same(SELECTION, "model.layers.{}.mlp.e_score_correction_bias"),
+    ],
+];
+
+/// OLMoE's experts between OLMo 2's norms.
+pub(in super::super) const FLEX_OLMO: &[&[NameRow]] =
+    &[LLAMA_ENDS, OLMO2_NORMS, LLAMA_QKV, LLAMA_QK_NORM, LLAMA_OUT, EXPERTS];
+
+pub(in super::super) const EXAONE_MOE: &[&[NameRow]] = &[
+    LLAMA_ENDS,
+    LLAMA_NORMS,
+    LLAMA_QKV,
+    LLAMA_QK_NORM,
+    LLAMA_OUT,
+    LLAMA_MLP,
+    EXPERTS,
+    SHARED_EXPERTS,
+    &[
+        same(SELECTION, "model.layers.{}.mlp.e_score_correction_bias"),
+        same(SELECTION, "model.layers.{}.mlp.gate.e_score_correction_bias"),
+    ],
+];
+
+pub(in super::super) const HUNYUAN_MOE: &[&[NameRow]] = &[
+    LLAMA_ENDS,
+    LLAMA_NORMS,
+    LLAMA_QKV,
+    HUNYUAN_QK_NORM,
     LLAMA_OUT,
     &[
-        same(ROUTER, "model.layers.{}.block_sparse_moe.gate.weight"),
+        same(ROUTER, "model.layers.{}.mlp.gate.wg.weight"),
         stacked(
-            UP,
+            SHARED_UP,
             &[
-                ("model.layers.{}.block_sparse_moe.experts.{}.w1.weight", Half),
-                ("model.layers.{}.block_sparse_moe.experts.{}.w3.weight", Half),
+                ("model.layers.{}.mlp.shared_mlp.gate_proj.weight", Half),
+                ("model.layers.{}.mlp.shared_mlp.up_proj.weight", Half),
             ],
         ),
-        same(DOWN, "model.layers.{}.block_sparse_moe.experts.{}.w2.weight"),
-        same(ROUTER, "model.layers.{}.mlp.gate.weight"),
-        same(UP, "model.layers.{}.mlp.experts.gate_up_proj").of_all_experts(),
-        same(DOWN, "model.layers.{}.mlp.experts.down_proj").of_all_experts(),
+        same(SHARED_DOWN, "model.layers.{}.mlp.shared_mlp.down_proj.weight"),
     ],
+    EXPERTS,
 ];
 
 pub(in super::super) const GRANITE_MOE: &[&[NameRow]] =
