@@ -71,7 +71,7 @@ pub(super) fn load(table: &TensorTable<'_>, plan: &LoadPlan<'_>) -> Result<Gpt> 
     let is_surplus = |tensor: &&StoredTensor<'_>| !loader.used.contains(tensor.name) && tied_copy != Some(tensor.name);
     let has = |name: &str| table.get(name).is_some() || plan.packed.contains_key(name);
     let is_unread = |name: &str| is_of_predicting_layer(name, config.n_layers, has) || is_of_shared_keys(name, config);
-    let is_none = |tensor: &StoredTensor<'_>| is_no_parameter(tensor) || is_head(tensor) || is_unread(tensor.name);
+    let is_none = |tensor: &&StoredTensor<'_>| is_no_parameter(tensor) || is_head(tensor) || is_unread(tensor.name);
     let (no_parameters, parameters): (Vec<_>, Vec<_>) = table.iter().filter(is_surplus).partition(is_none);
     let is_part = |name: &str| loader.used.contains(name) || names.tied_copy(config) == Some(name) || is_unread(name);
     if let Some((_, surplus)) = plan.packed.iter().filter(|(name, _)| !is_part(name)).min_by_key(|(name, _)| *name) {
