@@ -110,6 +110,7 @@ pub(super) fn load(path: &Path, options: &LoadOptions, merged: Option<&LoraValue
             eos_token_ids,
             sampling_defaults,
             own_pooling,
+            text_limit: None,
             classifier: None,
         })
     })
