@@ -28,9 +28,9 @@ pub(crate) async fn events(server: &Server, path: &str, body: &Value) -> Vec<Val
     let blocks = text.split("\n\n").filter(|block| !block.trim().is_empty() && !block.starts_with(':'));
     blocks
         .map(|block| {
-            let (name, data) = block.trim().split_once('\n').unwrap();
-            let data: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
-            assert_eq!(name.strip_prefix("event: "), data["type"].as_str(), "{block}");
+            let line = |name: &str| block.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+            let data: Value = serde_json::from_str(line("data").unwrap()).unwrap();
+            assert_eq!(line("event"), data["type"].as_str(), "{block}");
             data
         })
         .collect()
@@ -116,7 +116,7 @@ async fn thoughts_texts_and_calls_are_items_in_their_order() {
     assert_eq!(thought["content"][0], json!({ "type": "reasoning_text", "text": "I look." }));
     assert_eq!(thought["summary"][0], json!({ "type": "summary_text", "text": "I look." }));
     assert!(thought["encrypted_content"].is_string());
-    assert_eq!(message["content"][0]["text"], "One moment. ");
+    assert_eq!(message["content"][0]["text"], "One moment.");
     assert_eq!(
         (&call["type"], &call["name"], &call["arguments"]),
         (&json!("function_call"), &json!("now"), &json!("{\"a\": 1}"))
