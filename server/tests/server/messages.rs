@@ -92,7 +92,9 @@ async fn message_has_the_shape_of_anthropic() {
 async fn thoughts_texts_and_calls_are_blocks_in_their_order() {
     let text = "<think>\nI look.\n</think>\n\nOne moment. <tool_call>{\"name\": \"now\", \"arguments\": {\"a\": 1}}</tool_call>";
     let server = written_calls::server("<tool_call>", "x", text);
-    let tools = json!([tool("now"), { "type": "web_search_20250305", "name": "web_search" }]);
+    let with_a = json!({ "type": "object", "properties": { "a": { "type": "integer" } } });
+    let now = json!({ "name": "now", "input_schema": with_a });
+    let tools = json!([now, { "type": "web_search_20250305", "name": "web_search" }]);
     let answer = message(&server, &json!({ "tools": tools, "temperature": 0 })).await;
     let [thought, said, call] = &answer["content"].as_array().unwrap()[..] else { panic!("{answer}") };
     assert_eq!((&thought["type"], &thought["thinking"]), (&json!("thinking"), &json!("I look.")));

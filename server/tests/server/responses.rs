@@ -107,8 +107,10 @@ async fn thoughts_texts_and_calls_are_items_in_their_order() {
     let text = "<think>\nI look.\n</think>\n\nOne moment. <tool_call>{\"name\": \"now\", \"arguments\": {\"a\": 1}}</tool_call>";
     let server = written_calls::server("<tool_call>", "x", text);
     let hosted = json!({ "type": "web_search" });
+    let with_a = json!({ "type": "object", "properties": { "a": { "type": "integer" } } });
+    let now = json!({ "type": "function", "name": "now", "parameters": with_a });
     let body = json!({
-        "input": "x", "tools": [function("now"), hosted], "temperature": 0,
+        "input": "x", "tools": [now, hosted], "temperature": 0,
         "include": ["reasoning.encrypted_content"], "reasoning": { "summary": "auto" },
     });
     let answer = output(&server, &body).await;
