@@ -90,7 +90,7 @@ async fn message_has_the_shape_of_anthropic() {
 
 #[tokio::test]
 async fn thoughts_texts_and_calls_are_blocks_in_their_order() {
-    let text = "<think>\nI look.\n</think>\n\nOne moment. <tool_call>{\"name\": \"now\", \"arguments\": {\"a\": 1}}</tool_call>";
+    let text = "<think>\nI look.\n</think>\n\nOne moment. <tool_call>\n{\"name\": \"now\", \"arguments\": {\"a\":1}}\n</tool_call>";
     let server = written_calls::server("<tool_call>", "x", text);
     let with_a = json!({ "type": "object", "properties": { "a": { "type": "integer" } } });
     let now = json!({ "name": "now", "input_schema": with_a });

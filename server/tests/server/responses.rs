@@ -104,7 +104,7 @@ async fn response_has_the_shape_of_openai_and_is_not_stored() {
 
 #[tokio::test]
 async fn thoughts_texts_and_calls_are_items_in_their_order() {
-    let text = "<think>\nI look.\n</think>\n\nOne moment. <tool_call>{\"name\": \"now\", \"arguments\": {\"a\": 1}}</tool_call>";
+    let text = "<think>\nI look.\n</think>\n\nOne moment. <tool_call>\n{\"name\": \"now\", \"arguments\": {\"a\":1}}\n</tool_call>";
     let server = written_calls::server("<tool_call>", "x", text);
     let hosted = json!({ "type": "web_search" });
     let with_a = json!({ "type": "object", "properties": { "a": { "type": "integer" } } });
@@ -121,11 +121,11 @@ async fn thoughts_texts_and_calls_are_items_in_their_order() {
     assert_eq!(message["content"][0]["text"], "One moment.");
     assert_eq!(
         (&call["type"], &call["name"], &call["arguments"]),
-        (&json!("function_call"), &json!("now"), &json!("{\"a\": 1}"))
+        (&json!("function_call"), &json!("now"), &json!("{\"a\":1}"))
     );
     assert_eq!(answer["status"], "completed");
     // A tool that this server does not run is missing from the echo.
-    assert_eq!(answer["tools"], json!([function("now")]));
+    assert_eq!(answer["tools"], json!([now]));
 }
 
 #[tokio::test]
