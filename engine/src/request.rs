@@ -17,6 +17,7 @@ use crate::{
     adapters::{AdapterId, ServedAdapter},
     prefix_cache::PrefixSalt,
     scheduler::most_pages,
+    thinking::ThinkingRules,
 };
 
 /// Maximum number of alternatives per position.
@@ -143,6 +144,8 @@ pub struct RequestParts {
     pub strategy: Strategy,
     /// The grammar that constrains the answer.
     pub constraint: Option<Constraint>,
+    /// What is known of its thoughts. `None` if they are text like any other.
+    pub thinking: Option<ThinkingRules>,
     /// Who sends it: tenants share the batch and the queue.
     pub tenant: TenantId,
     /// Lower values are scheduled first, within [`PRIORITIES`]; see [`scheduler`](crate::scheduler).
@@ -362,6 +365,9 @@ fn check_beams(parts: &RequestParts, limits: &ModelLimits) -> Result<(), Validat
     ];
     if let Some((param, _)) = unsupported.into_iter().find(|(_, is_given)| *is_given) {
         return Err(ValidationError::NotWithBeams { param, kind });
+    }
+    if let Some(budget) = parts.thinking.as_ref().and_then(|thinking| thinking.budget.as_ref()) {
+        return Err(ValidationError::NotWithBeams { param: budget.param, kind });
     }
     let n_tokens = parts.prompt_ids.len() + parts.stop.max_tokens;
     let n_shared = if is_recurrent { 0 } else { parts.prompt_ids.len() };

@@ -58,7 +58,8 @@ pub(crate) fn attend(
     let attended = match context {
         AttentionContext::Dense(dense) if !dense.traces_attention() => {
             let precision = inner.out.weight.precision();
-            ops::rope_and_attend(qkv, rotation, dense.batch, dense.positions.clone(), options, precision)
+            let how = (rotation, inner.sinks.clone());
+            ops::rope_and_attend(qkv, how, dense.batch, dense.positions.clone(), options, precision)
         }
         AttentionContext::Dense(dense) => {
             let [q, k, v] = split(qkv);
@@ -67,13 +68,14 @@ pub(crate) fn attend(
                 None => x,
             };
             let qkv = [rotated(q), rotated(k), v].map(flat);
-            let (attended, probs) = ops::attention_dense(qkv, dense_bias.clone(), dense.batch, options);
+            let added = (dense_bias.clone(), inner.sinks.clone());
+            let (attended, probs) = ops::attention_dense(qkv, added, dense.batch, options);
             if let Some(trace) = &mut dense.trace {
                 trace.record_attention(layer, probs);
             }
             attended
         }
-        AttentionContext::Paged(step) => step.attend(layer, qkv, rotation, options),
+        AttentionContext::Paged(step) => step.attend(layer, qkv, (rotation, inner.sinks.clone()), options),
     };
     match (gates, &inner.qkv) {
         (Some(gates), _) => attended * sigmoid(gates),

@@ -151,8 +151,26 @@ pub struct GptConfig {
     /// The layers, counted from 0, that have an MLP or experts only. Ascending.
     #[serde(default)]
     pub layers_without_mixer: Vec<usize>,
+    /// Whether each head has a learned score that joins the softmax's denominator and has no value
+    /// ([attention sinks](https://arxiv.org/abs/2309.17453), here as in [gpt-oss](https://arxiv.org/abs/2508.10925)).
+    #[serde(default)]
+    pub attention_sinks: bool,
+    /// Whether the gated MLP is clamped, in place of [`activation`](Self::activation).
+    #[serde(default)]
+    pub clamped_swiglu: Option<ClampedSwiglu>,
     /// Dropout probability, in `[0, 1)`; not applied when serving.
     pub dropout: f64,
+}
+
+/// A gated MLP between its matrices: `(up + 1) * gate * sigmoid(alpha * gate)`, where `gate` is at most `limit`, and `up` within
+/// `-limit..limit` ([gpt-oss](https://arxiv.org/abs/2508.10925)).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClampedSwiglu {
+    /// Slope of the sigmoid; positive.
+    pub alpha: f64,
+    /// Bound of both inputs; positive.
+    pub limit: f64,
 }
 
 /// Queries are multiplied by `1 + beta * ln(1 + floor(position / interval))`, after
@@ -416,6 +434,8 @@ impl GptConfig {
             latent: None,
             layers_without_mlp: Vec::new(),
             layers_without_mixer: Vec::new(),
+            attention_sinks: false,
+            clamped_swiglu: None,
             dropout: 0.0,
         }
     }

@@ -4,6 +4,7 @@ mod kv_dtypes;
 mod latent;
 mod losses;
 mod recurrent;
+mod router_losses;
 #[cfg(test)]
 mod tests;
 
@@ -14,16 +15,17 @@ use burn::{
     tensor::{Device, Int, Tensor, TensorData},
 };
 
+pub use self::router_losses::{RouterLogits, RouterLossWeights, RouterLosses};
 use crate::{
     attention,
     config::{GptConfig, NormPosition},
     error::{Error, Result},
     forward_pass::{AddedPositions, AttentionContext, DropoutPlace, ForwardPass},
-    layers::{Conv, Decays, Embedding, Linear, LmHead, Norm, Part, PartList, Router, Xielu, modules},
+    layers::{Conv, Decays, Embedding, Linear, LmHead, Norm, Part, PartList, Router, Vector, modules},
     lora::AdapterRows,
     ops::{
         self, BlockOperands, BlockSteps, Dropout, Dtype, FeedForward, LinearParts, Mixer, NormParts, Precision,
-        QkNormParts, Qkv, RoutedExperts, RouterParts, Routing, SelfAttention, SharedExpert, Sublayer, Weight,
+        QkNormParts, RoutedExperts, RouterParts, Routing, SelfAttention, SharedExpert, Sublayer, Weight,
     },
     params::{ParamList, ParamRef, ParamSource},
     philox::{log_uniform_values, normal_values},
@@ -70,6 +72,7 @@ modules! {
         latent: Option<LatentProjections>,
         q_norm: Option<Norm>,
         k_norm: Option<Norm>,
+        sinks: Option<Vector>,
         out: Linear,
     }
 
@@ -99,7 +102,7 @@ modules! {
     struct Mlp {
         // Gated: the gate's rows, then those of `up`; one product instead of two.
         up: Linear,
-        xielu: Option<Xielu>,
+        xielu: Option<Vector>,
         down: Linear,
     }
 
@@ -405,6 +408,8 @@ fn require_bodies(config: &GptConfig, device: &Device) -> Result<()> {
         ("recurrent layers", config.recurrent.is_some()),
         ("gated attention", config.attention_gate),
         ("latent attention", config.latent.is_some()),
+        ("attention sinks", config.attention_sinks),
+        ("clamped SwiGLU", config.clamped_swiglu.is_some()),
     ];
     match only_on_cpu.into_iter().find(|(_, has)| *has && !ops::is_on_cpu(device)) {
         Some((what, _)) => {
@@ -442,19 +447,16 @@ impl Block {
             false => (None, norm(own)),
         };
         let mixer = match (&self.attn, &self.recurrent, &config.recurrent) {
-            (Some(CausalSelfAttention { qkv, latent, q_norm, k_norm, out }), _, _) => {
+            (Some(attention @ CausalSelfAttention { q_norm, k_norm, sinks, out, .. }), _, _) => {
                 Some(Mixer::Attention(SelfAttention {
-                    qkv: match (qkv, latent) {
-                        (Some(qkv), _) => Qkv::Stacked(linear(qkv)),
-                        (None, Some(latent)) => Qkv::Latent(latent.operands(config, linear)),
-                        (None, None) => unreachable!("`part_specs` gives attention its projections"),
-                    },
+                    qkv: attention.qkv(config, linear),
                     is_gated: config.attention_gate,
                     qk_norms: norm(q_norm).zip(norm(k_norm)).map(|(q, k)| QkNormParts {
                         norms: [q, k],
                         span: config.qk_norm_span,
                         after_rope: config.qk_norm_after_rope,
                     }),
+                    sinks: sinks.as_ref().map(Vector::weight),
                     out: linear(out),
                 }))
             }
@@ -467,8 +469,9 @@ impl Block {
             up: linear(up),
             down: linear(down),
             activation: config.activation,
-            xielu: xielu.as_ref().map(Xielu::weight),
+            xielu: xielu.as_ref().map(Vector::weight),
             gated: config.gated_mlp,
+            clamped: config.clamped_swiglu,
         };
         let feed_forward = match (&self.mlp, &self.experts, &config.experts) {
             (Some(dense), _, _) => Some(FeedForward::Dense(mlp(dense))),

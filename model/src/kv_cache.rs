@@ -225,17 +225,17 @@ impl KvCache {
 }
 
 impl PagedStep<'_> {
-    /// Rotates the step's queries and keys in `qkv`, stores its keys and values of `layer`, and attends.
+    /// Rotates the step's queries and keys in `qkv`, stores its keys and values of `layer`, and attends, with sinks if there are any.
     pub(crate) fn attend(
         &mut self,
         layer: usize,
         qkv: Tensor<2>,
-        rotation: Option<&Rotation>,
+        rotation_and_sinks: (Option<&Rotation>, Option<Tensor<1>>),
         options: &AttentionOptions,
     ) -> Tensor<2> {
         *self.is_written = true;
         let pools = self.layers[layer].keys_and_values();
-        ops::append_and_attend(qkv, rotation, pools, &self.slots, &self.sequences, options)
+        ops::append_and_attend(qkv, rotation_and_sinks, pools, &self.slots, &self.sequences, options)
     }
 
     /// [`KvCache::hold`].

@@ -64,6 +64,8 @@ pub(crate) enum PartKind {
     Norm,
     /// The numbers of an activation.
     Activation,
+    /// A score for each head, of what has no value.
+    Sinks,
     /// Small parameters of a recurrent layer. They are never rounded.
     Recurrence,
     /// The output matrix, unless it is the embedding, and its bias.
@@ -186,9 +188,14 @@ fn attention_specs(config: &GptConfig) -> Vec<PartSpec> {
         Some(latent) => latent_specs(config, latent),
         None => vec![PartSpec::matrix(PartKind::Linear, "attn.qkv", qkv, INIT_STD, config.qkv_bias)],
     };
+    let sinks = || {
+        let params = vec![param("attn.sinks", "weight", vec![config.n_heads], Init::Normal { std: INIT_STD })];
+        PartSpec { path: "attn.sinks".into(), kind: PartKind::Sinks, layer: None, width: config.n_heads, params }
+    };
     let parts = [
         config.qk_norm.then(|| qk_norm("attn.q_norm", q_width)),
         config.qk_norm.then(|| qk_norm("attn.k_norm", kv_width)),
+        config.attention_sinks.then(sinks),
         Some(output_matrix(config, "attn.out", config.value_width(), config.attn_out_bias)),
     ];
     inputs.into_iter().chain(parts.into_iter().flatten()).collect()

@@ -70,10 +70,12 @@ fn configs() -> Vec<GptConfig> {
                 shared_d_ff: 20,
                 shared_gate: true,
                 dense_layers: vec![0],
+                balance_loss: 0.0,
                 latent_width: 0,
             }),
             ..llama.clone()
         },
+        GptConfig { full_layers: vec![1], attention_sinks: true, ..window(&llama) },
         llama,
     ]
     .into_iter()
@@ -150,6 +152,7 @@ fn alone(config: GptConfig) -> GptConfig {
         shared_d_ff: 20,
         shared_gate: false,
         dense_layers: vec![3],
+        balance_loss: 0.0,
         latent_width: 8,
     };
     GptConfig {

@@ -69,6 +69,9 @@ impl GptConfig {
         require("xielu", !self.xielu || (!self.gated_mlp && self.experts.is_none()), || {
             "must be false with gated_mlp = true, and with experts".to_owned()
         })?;
+        require("clamped_swiglu", self.clamped_swiglu.is_none() || self.gated_mlp, || {
+            "must be absent with gated_mlp = false".to_owned()
+        })?;
         if let Some(QueryTemperature { beta, interval }) = self.query_temperature {
             require("query_temperature.beta", beta > 0.0 && (beta as f32).is_normal(), || {
                 format!("must be positive and within the range of f32, got {beta}")
@@ -102,6 +105,8 @@ impl GptConfig {
             ("logit_softcap", self.logit_softcap),
             ("attention_scale", self.attention_scale),
             ("attention_softcap", self.attention_softcap),
+            ("clamped_swiglu.alpha", self.clamped_swiglu.map(|clamped| clamped.alpha)),
+            ("clamped_swiglu.limit", self.clamped_swiglu.map(|clamped| clamped.limit)),
         ];
         for (field, factor) in factors {
             // They are applied in f32.

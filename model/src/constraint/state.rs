@@ -177,6 +177,13 @@ impl Constraint {
         Ok(allowed)
     }
 
+    /// Whether this token may come next.
+    pub fn allows(&self, id: TokenId) -> bool {
+        let mut state = self.shared.lock();
+        self.shared.compute_mask(&mut state);
+        state.mask().as_ref().is_ok_and(|mask| (id as usize) < mask.len() && mask.is_allowed(id))
+    }
+
     /// Adds an allowed token. Returns whether the text is complete, so that nothing may follow.
     ///
     /// # Errors

@@ -23,17 +23,17 @@ const HIDDEN: f32 = -1e30;
 pub(crate) struct Attended {
     /// `[batch, n_heads, n_queries, head_dim]`.
     pub(crate) output: Tensor<4>,
-    /// `[batch, n_heads, n_queries, n_keys]`; each row sums to 1.
+    /// `[batch, n_heads, n_queries, n_keys]`; each row sums to 1, or with a sink to less.
     pub(crate) probs: Tensor<4>,
 }
 
 /// Causal attention within each of `batch` sequences of `seq_len` rows.
 ///
 /// `q [batch * seq_len, n_heads * head_dim]`, `k` and `v [batch * seq_len, n_kv_heads * head_dim]`; `bias` from
-/// [`causal_bias`] for `0..seq_len`. Returns `[batch * seq_len, n_heads * head_dim]`, and the weights.
+/// [`causal_bias`] for `0..seq_len`; `sinks [n_heads]`. Returns `[batch * seq_len, n_heads * head_dim]`, and the weights.
 pub(crate) fn attention_dense(
     [q, k, v]: [Tensor<2>; 3],
-    bias: Option<Tensor<4>>,
+    (bias, sinks): (Option<Tensor<4>>, Option<Tensor<1>>),
     batch: usize,
     options: &AttentionOptions,
 ) -> (Tensor<2>, Tensor<4>) {
@@ -42,16 +42,19 @@ pub(crate) fn attention_dense(
     let q = split_heads(q, [batch, seq_len, n_heads, head_dim]);
     let k = split_heads(k, [batch, seq_len, n_kv_heads, head_dim]);
     let v = split_heads(v, [batch, seq_len, n_kv_heads, head_dim]);
-    let Attended { output, probs } = attend([q, k, v], bias, options);
+    let Attended { output, probs } = attend([q, k, v], bias, sinks, options);
     (join_heads(output), probs)
 }
 
 /// [`rope`](super::rope) of queries and keys, then [`attention_dense`] without its probabilities. From
 /// `qkv [batch * seq_len, (n_heads + 2 n_kv_heads) * head_dim]` to `[batch * seq_len, n_heads * head_dim]`. If there are
 /// `positions`, rows see only their own document, as with [`document_bias`]. The CPU attends in f32 whatever `precision`.
+///
+/// # Panics
+/// With sinks on a GPU, which has no body for them.
 pub(crate) fn rope_and_attend(
     qkv: Tensor<2>,
-    rotation: Option<&Rotation>,
+    (rotation, sinks): (Option<&Rotation>, Option<Tensor<1>>),
     batch: usize,
     positions: Option<Arc<Vec<u32>>>,
     options: &AttentionOptions,
@@ -60,9 +63,12 @@ pub(crate) fn rope_and_attend(
     match Placement::of(&qkv.device()) {
         Placement::Cpu | Placement::CpuTraining => {
             let rotation = rotation.map(Rotation::shared).unwrap_or_default();
-            apply(vec![qkv.into()], cpu::RopeAttend { options: options.clone(), batch, positions, rotation })
+            let inputs = [Some(qkv.into()), sinks.map(Into::into)];
+            let op = cpu::RopeAttend { options: options.clone(), batch, positions, rotation };
+            apply(inputs.into_iter().flatten().collect(), op)
         }
         Placement::Gpu | Placement::GpuTraining => {
+            assert!(sinks.is_none(), "models with attention sinks are refused on a GPU");
             let positions = positions.as_ref().map(|positions| positions.as_slice());
             let angles = rotation.map(|rotation| rotation.table().tensor());
             let op = cube::training::RopeAttend::new(options, batch, angles, positions, precision, &qkv);
@@ -74,20 +80,24 @@ pub(crate) fn rope_and_attend(
 /// Attention of a step's rows over the pages of the KV cache, for decoding rows and chunks of prefill together.
 ///
 /// `q [n_rows, n_heads * head_dim]`; `keys` and `values` are whole pools ([`new_pool`](super::new_pool)) that
-/// contain the step's own rows already. Returns `[n_rows, n_heads * head_dim]`.
+/// contain the step's own rows already. The score of a head among `sinks [n_heads]` joins the softmax's denominator, and has no
+/// value. Returns `[n_rows, n_heads * head_dim]`.
 pub(crate) fn attention_paged(
     q: Tensor<2>,
     [keys, values]: [&Tensor<2>; 2],
     sequences: &PagedSequences,
-    options: &AttentionOptions,
+    (options, sinks): (&AttentionOptions, Option<Tensor<1>>),
 ) -> Tensor<2> {
     match Placement::of(&q.device()) {
-        Placement::Cpu => attention_paged_on_cpu(q, [keys, values], sequences.as_slice(), options),
-        Placement::Gpu if let Some((table, step)) = sequences.gpu_table(options) => {
+        Placement::Cpu => attention_paged_on_cpu(q, [keys, values], sequences.as_slice(), (options, sinks)),
+        Placement::Gpu
+            if let Some((table, step)) = sequences.gpu_table(options)
+                && sinks.is_none() =>
+        {
             assert_eq!(q.dims()[0], sequences.n_rows(), "rows of queries");
             cube::attention(q, [keys, values], table.tensor(), *step)
         }
-        _ => attention_paged_reference(q, [keys, values], sequences.as_slice(), options),
+        _ => attention_paged_reference(q, [keys, values], sequences.as_slice(), (options, sinks)),
     }
 }
 
@@ -95,23 +105,25 @@ fn attention_paged_on_cpu(
     q: Tensor<2>,
     [keys, values]: [&Tensor<2>; 2],
     sequences: &[PagedRows],
-    options: &AttentionOptions,
+    (options, sinks): (&AttentionOptions, Option<Tensor<1>>),
 ) -> Tensor<2> {
     let dims = q.dims();
+    let sinks = sinks.map(cpu::values);
+    let how = (options, sinks.as_ref().map(|sinks| sinks.as_slice()));
     let (q, pools) = (cpu::values(q), [keys, values].map(cpu::pool));
     let [keys_pool, values_pool] = &pools;
     let output = match KvDtype::of(keys) {
         KvDtype::F16 => {
             let pools = [keys_pool.as_slice::<f16>(), values_pool.as_slice()];
-            cpu::attention_paged(q.as_slice(), pools, sequences, options)
+            cpu::attention_paged(q.as_slice(), pools, sequences, how)
         }
         KvDtype::Q8 => {
             let pools = [keys_pool.as_slice::<i8>(), values_pool.as_slice()];
-            cpu::attention_paged(q.as_slice(), pools, sequences, options)
+            cpu::attention_paged(q.as_slice(), pools, sequences, how)
         }
         KvDtype::F32 => {
             let pools = [keys_pool.as_slice::<f32>(), values_pool.as_slice()];
-            cpu::attention_paged(q.as_slice(), pools, sequences, options)
+            cpu::attention_paged(q.as_slice(), pools, sequences, how)
         }
     };
     cpu::tensor(output, dims)
@@ -122,7 +134,7 @@ fn attention_paged_on_cpu(
 /// attends. Returns `[n_rows, n_heads * head_dim]`.
 pub(crate) fn append_and_attend(
     qkv: Tensor<2>,
-    rotation: Option<&Rotation>,
+    (rotation, sinks): (Option<&Rotation>, Option<Tensor<1>>),
     [keys, values]: [&mut Tensor<2>; 2],
     slots: &Slots,
     sequences: &PagedSequences,
@@ -130,6 +142,7 @@ pub(crate) fn append_and_attend(
 ) -> Tensor<2> {
     let half = rotation.map_or(0, Rotation::half);
     if Placement::of(&qkv.device()) == Placement::Gpu
+        && sinks.is_none()
         && sequences.can_fuse_append()
         && let Some((table, step)) = sequences.gpu_table(options)
         && step.plan.can_fuse(half)
@@ -139,7 +152,7 @@ pub(crate) fn append_and_attend(
         return cube::append_and_attend(qkv, angles, [keys, values], table.tensor(), (*step, half));
     }
     let q = rope_append(qkv, rotation, [&mut *keys, &mut *values], slots, options);
-    attention_paged(q, [keys, values], sequences, options)
+    attention_paged(q, [keys, values], sequences, (options, sinks))
 }
 
 /// [`attention_paged`] in plain Burn operations.
@@ -147,7 +160,7 @@ pub(crate) fn attention_paged_reference(
     q: Tensor<2>,
     [keys, values]: [&Tensor<2>; 2],
     sequences: &[PagedRows],
-    options: &AttentionOptions,
+    (options, sinks): (&AttentionOptions, Option<Tensor<1>>),
 ) -> Tensor<2> {
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
     let device = q.device();
@@ -161,19 +174,25 @@ pub(crate) fn attention_paged_reference(
         let queries = split_heads(queries, [1, sequence.rows.len(), n_heads, head_dim]);
         let span = sequence.start..sequence.start + sequence.rows.len();
         let bias = causal_bias(span, sequence.first_key, options, &device);
-        join_heads(attend([queries, gather(keys), gather(values)], bias, options).output)
+        join_heads(attend([queries, gather(keys), gather(values)], bias, sinks.clone(), options).output)
     });
     Tensor::cat(outputs.collect(), 0)
 }
 
-/// The reference: `softmax(q k^T * scale + bias) v`, with grouped heads. Uses the scale and the soft cap of `options`.
+/// The reference: `softmax(q k^T * scale + bias) v`, with grouped heads. Uses the scale and the soft cap of `options`. The score
+/// of a head among `sinks [n_heads]` is one of those that the softmax is over, and has no value.
 ///
 /// `q [batch, n_heads, n_queries, head_dim]`, `k` and `v [batch, n_kv_heads, n_keys, head_dim]`, `bias` broadcastable
 /// to `[batch, n_heads, n_queries, n_keys]`. ["Attention is all you need"](https://arxiv.org/abs/1706.03762), 3.2.1.
 ///
 /// A hidden key does not affect a query, even if it is infinite or NaN. This does not hold when gradients are recorded:
 /// they would all be NaN anyway.
-pub(crate) fn attend([q, k, v]: [Tensor<4>; 3], bias: Option<Tensor<4>>, options: &AttentionOptions) -> Attended {
+pub(crate) fn attend(
+    [q, k, v]: [Tensor<4>; 3],
+    bias: Option<Tensor<4>>,
+    sinks: Option<Tensor<1>>,
+    options: &AttentionOptions,
+) -> Attended {
     let [batch, n_heads, n_queries, head_dim] = q.dims();
     let [_, n_kv_heads, n_keys, _] = k.dims();
     // The query heads that share a key head are stacked like more queries, so that keys are not repeated.
@@ -192,7 +211,13 @@ pub(crate) fn attend([q, k, v]: [Tensor<4>; 3], bias: Option<Tensor<4>>, options
         }
         None => (scores, None),
     };
-    let probs = softmax(scores, 3);
+    let probs = match sinks {
+        Some(sinks) => {
+            let sinks = sinks.reshape([1, n_heads, 1, 1]).expand([batch, n_heads, n_queries, 1]);
+            softmax(Tensor::cat(vec![scores, sinks], 3), 3).narrow(3, 0, n_keys)
+        }
+        None => softmax(scores, 3),
+    };
     let stacked = [batch, n_kv_heads, n_heads / n_kv_heads * n_queries, n_keys];
     let weights = probs.clone().reshape(stacked);
     let output = match hidden {

@@ -50,11 +50,12 @@ mod weight;
 use burn::tensor::Device;
 
 use activation::soft_cap_reference;
-pub(crate) use activation::{activate, gated, soft_cap, xielu};
+pub(crate) use activation::{activate, clamped_swiglu, gated, soft_cap, xielu};
 pub use adamw::adamw;
 pub(crate) use attention::{append_and_attend, attention_dense, causal_bias, document_bias, rope_and_attend};
 pub(crate) use block::{Block, BlockScratch, PagedAttention, block, has_block};
 pub use clip::clip_norm;
+pub(crate) use cpu::choose;
 pub use cpu::{
     ATTENTION_QUERIES, MAX_KEPT_BYTES, ROWS_AT_ONCE, give_back_memory, instruction_set, keep_freed_memory,
     limit_arenas, loss_rows_at_once, n_threads, parallel_for_each, start_threads, use_threads,

@@ -166,9 +166,10 @@ pub(super) fn quantization(config: &Map<String, Value>, path: &Path) -> Result<O
         "compressed-tensors" => Ok(Some(Quantization::Packed(Method::CompressedTensors))),
         "fp8" => Ok(Some(Quantization::Packed(Method::Fp8))),
         "bitsandbytes" => Ok(Some(Quantization::Packed(Method::BitsAndBytes))),
+        "mxfp4" => Ok(Some(Quantization::Packed(Method::Mxfp4))),
         _ => {
-            let hint = "supported are `awq`, `bitsandbytes`, `compressed-tensors`, `fp8`, `gptq`, and `hearth`, which \
-                        `hearth quantize` writes";
+            let hint = "supported are `awq`, `bitsandbytes`, `compressed-tensors`, `fp8`, `gptq`, `mxfp4`, and `hearth`, \
+                        which `hearth quantize` writes";
             let what = format!("`{QUANTIZATION}` has method {}, which is not supported", json["quant_method"]);
             Err(Error::file(path, what).with_hint(hint))
         }

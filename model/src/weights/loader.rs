@@ -13,7 +13,7 @@ use super::{
     passed_over::{is_no_parameter, is_of_predicting_layer, shown},
     row_order::RowOrder,
     tensor_names::{TensorNames, TensorPart},
-    tensor_table::{StoredTensor, TensorTable},
+    tensor_table::{StoredTensor, TensorTable, without_leading_ones},
 };
 use crate::{
     byte_size::ByteSize,
@@ -227,7 +227,8 @@ impl<'t, 'a> Loader<'t, 'a> {
         let find = |part: &TensorPart| {
             if let Some((name, matrix)) = self.packed(&part.name) {
                 matrix.require_shape(&part.shape(spec))?;
-                return match matches!(part.order, RowOrder::Transposed | RowOrder::HeadColumns { .. }) {
+                let has_columns = part.order.is_transposed() || matches!(part.order, RowOrder::HeadColumns { .. });
+                return match has_columns {
                     true => Err(matrix.error("has its rows as columns, which is supported for floats only")),
                     false => Ok((name, Source::Packed(matrix))),
                 };
@@ -354,7 +355,7 @@ impl<'a> StoredParam<'a> {
             element.decode(tensor.bytes, &mut stored);
             let width = match part.order {
                 RowOrder::Folded { .. } => 1,
-                _ => tensor.shape.iter().skip(1).product::<usize>(),
+                _ => without_leading_ones(&tensor.shape).iter().skip(1).product::<usize>(),
             };
             if let RowOrder::LogOfNegated { .. } = part.order {
                 stored.iter_mut().for_each(|value| *value = (-*value).ln());
@@ -473,8 +474,13 @@ fn block_rows<'p>(parts: &'p [StoredPart<'_>], d_in: usize) -> BlockRows<'p> {
         _ if dtype == Dtype::Mxfp4 => {
             let read = move |row, out: &mut [MxBlock]| {
                 let (part, row) = place(parts, row);
-                let (element, bytes) = part.plain_row(row, d_in);
-                element.mx_blocks(bytes, out);
+                match part.source {
+                    Source::Packed(matrix) => matrix.mx_blocks(row, out),
+                    Source::Plain(..) => {
+                        let (element, bytes) = part.plain_row(row, d_in);
+                        element.mx_blocks(bytes, out);
+                    }
+                }
             };
             BlockRows::Mx(MatrixRows::new(dims, d_in / BLOCK_SIZE, read))
         }
@@ -541,7 +547,7 @@ impl StoredPart<'_> {
     fn decode(&self, row: usize, out: &mut [f32]) {
         match &self.source {
             Source::Packed(matrix) => matrix.decode(row, out),
-            Source::Plain(tensor, element) if self.order == RowOrder::Transposed => {
+            Source::Plain(tensor, element) if self.order.is_transposed() => {
                 for (n, out) in out.iter_mut().enumerate() {
                     element.decode(bytes_of_row(tensor, *element, n * self.n_rows + row, 1), std::slice::from_mut(out));
                 }

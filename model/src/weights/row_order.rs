@@ -34,6 +34,8 @@ pub(super) enum RowOrder {
     After(usize),
     /// Each row is a column, in the same order.
     Transposed,
+    /// Each row is a column; the columns of each half are in turns.
+    TransposedPairs { n_pairs: usize },
     /// One value, in a tensor without dimensions.
     Scalar,
 }
@@ -93,6 +95,16 @@ impl RowOrder {
         Self::grouped(config.n_heads, [config.head_dim - latent.rope_dim, latent.value_dim, 0, 0])
     }
 
+    /// A gate's row, then the row that it gates.
+    pub(super) fn pairs(n_pairs: usize) -> Self {
+        Self::grouped(n_pairs, [1, 1, 0, 0])
+    }
+
+    /// Whether each row is a column of the tensor.
+    pub(super) fn is_transposed(self) -> bool {
+        matches!(self, Self::Transposed | Self::TransposedPairs { .. })
+    }
+
     /// The rotated dimensions side by side, if there are any.
     pub(super) fn interleaved(config: &GptConfig) -> Self {
         match &config.positions {
@@ -120,6 +132,7 @@ impl RowOrder {
         match self {
             Self::Same | Self::Transposed | Self::Scalar | Self::Squeezed => n,
             Self::LogOfNegated { .. } | Self::Folded { .. } | Self::Heads { .. } | Self::HeadColumns { .. } => n,
+            Self::TransposedPairs { n_pairs } => Self::pairs(n_pairs).place(n),
             Self::After(n_before) => n_before + n,
             Self::Interleaved { head_dim, rotary_dim } => {
                 let (dim, half) = (n % head_dim, rotary_dim / 2);
@@ -202,6 +215,13 @@ mod tests {
         // As many key heads as queries.
         let order = RowOrder::grouped(2, [2, 2, 2, 0]);
         assert_eq!(places(order, 12), [0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 11]);
+    }
+
+    #[test]
+    fn rows_in_pairs_of_a_gate_and_what_it_gates_are_in_turns() {
+        for order in [RowOrder::pairs(3), RowOrder::TransposedPairs { n_pairs: 3 }] {
+            assert_eq!(places(order, 6), [0, 2, 4, 1, 3, 5]);
+        }
     }
 
     #[test]

@@ -150,6 +150,10 @@ pub(super) enum RowSelection {
     LatentKeys,
     /// Its part for values, with a matrix for each head.
     LatentValues,
+    /// An expert's gates and what they gate, in turns.
+    Pairs,
+    /// The same, transposed.
+    TransposedPairs,
 }
 
 impl RowSelection {
@@ -165,7 +169,7 @@ impl RowSelection {
             Self::Half => n / 2,
             Self::Value | Self::Scalar => 1,
             Self::DeltaByKeyHead | Self::BetasByKeyHead | Self::Squeezed | Self::LogOfNegated => n,
-            Self::ColumnOfNegated | Self::Column | Self::NormGroups => n,
+            Self::ColumnOfNegated | Self::Column | Self::NormGroups | Self::Pairs | Self::TransposedPairs => n,
             Self::GatedQueries => config.gate_width() + config.q_width(),
             Self::DeltaQkv => delta_net(config).map_or(n, |net| net.qkv_width()),
             Self::DeltaGates => delta_net(config).map_or(n, |net| net.value_width()),
@@ -195,6 +199,8 @@ impl RowSelection {
             Self::LatentUp => of_latent(config, |latent| RowOrder::latent_up(config, latent)),
             Self::LatentKeys => RowOrder::HeadColumns { n_heads: config.n_heads },
             Self::LatentValues => RowOrder::Heads { n_heads: config.n_heads },
+            Self::Pairs => RowOrder::pairs(expert_width(config)),
+            Self::TransposedPairs => RowOrder::TransposedPairs { n_pairs: expert_width(config) },
         }
     }
 }
@@ -218,6 +224,11 @@ fn delta_net(config: &GptConfig) -> Option<&GatedDeltaNet> {
         Recurrence::GatedDelta(net) => Some(net),
         Recurrence::ShortConv(_) | Recurrence::Mamba2(_) => None,
     }
+}
+
+/// Width inside an expert of a model that has some.
+fn expert_width(config: &GptConfig) -> usize {
+    config.experts.as_ref().map_or(0, |experts| experts.d_ff)
 }
 
 /// How the files of one architecture name their tensors.
@@ -253,7 +264,7 @@ impl TensorPart {
     pub(super) fn shape(&self, spec: &ParamSpec) -> Vec<usize> {
         let rest = &spec.shape[1..];
         let own = match self.order {
-            RowOrder::Transposed => [rest, &[self.n_rows]].concat(),
+            order if order.is_transposed() => [rest, &[self.n_rows]].concat(),
             RowOrder::Scalar => Vec::new(),
             RowOrder::Squeezed => [&[self.n_rows], &rest[1..]].concat(),
             RowOrder::After(n_before) => [&[n_before + self.n_rows], rest].concat(),

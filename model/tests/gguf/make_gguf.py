@@ -101,6 +101,8 @@ OWN = {
     "youtu": {"rope_interleave": True},
     # llama.cpp has constants, and values as wide as the model has heads.
     "minicpm3": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256, "v_head_dim": 8},
+    # llama.cpp has constants for these.
+    "gpt-oss": {"swiglu_alpha": 1.702, "swiglu_limit": 7.0},
     # The converter knows one context length with `alpha`.
     "hunyuan": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
 }

@@ -22,6 +22,11 @@ Each case becomes a folder `<case>/`:
         logits_alone    [batch, alone_len, vocab] f32, where `alone_len` is given: the logits of the first so many ids
                         of each sequence without those that follow
 
+    router_losses.safetensors, of some mixtures
+        counted         [batch * seq] f32: 1 for the rows that count
+        balance, z      [1] f32: the load-balancing loss and the router z-loss; `_counted`: over these rows
+        grad.<name>     f32: the gradients of ROUTER_LOSS_WEIGHTS times the last two
+
 How the numbers come about. All weights are random, drawn in the order of `named_parameters` from one
 generator per case. Everything is computed twice with eager attention, in float32 and in float64, where
 the places that transformers pins to float32 (softmax, RMSNorm, rotary tables) are lifted to float64 too.
@@ -56,6 +61,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch.overrides import TorchFunctionMode
 from transformers.core_model_loading import revert_weight_conversion
+from transformers.models.switch_transformers.modeling_switch_transformers import router_z_loss_func
 
 HERE = Path(__file__).resolve().parent
 VERSIONS_FILE = HERE / "versions.json"
@@ -78,6 +84,8 @@ class Case:
     family adds the 1 itself), unless `mean_of` names a part of a parameter's name with its own. `teeth` are changes of the configuration, by field, that must show in the
     logits. `zero_gradients` are parts of names whose true gradient is zero, with the reason in a comment.
     `saved_as` is what `save_pretrained` calls a parameter, where that is not its name in the module.
+    `router_losses` asks for router_losses.safetensors: the losses of the routers, and the gradients of
+    ROUTER_LOSS_WEIGHTS times these.
     `alone_len` is the length of a start of the sequences whose logits depend on what follows.
     `published_as` are the keys of the config.json of a class that transformers does not have: the case's keys that
     neither the sizes nor this have are left out, and `architecture` computes the same.
@@ -95,6 +103,7 @@ class Case:
     zero_gradients: tuple = ()
     saved_as: dict = field(default_factory=dict)
     alone_len: int = 0
+    router_losses: bool = False
     published_as: dict = field(default_factory=dict)
     config_class: str = ""
 
@@ -951,10 +960,19 @@ GRANITE_MIXTURE_TEETH = (
     {"attention_multiplier": 1.0},
     {"logits_scaling": 1.0},
 )
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "beta_fast": 1.0,
+    "beta_slow": 0.02,
+    "original_max_position_embeddings": 16,
+}
 CASES |= {
     "mixtral": Case(
         "MixtralForCausalLM",
         {**MIXTURE, "intermediate_size": 12, "num_local_experts": 4, "sliding_window": 9},
+        router_losses=True,
         seed=501,
         weight_std=0.5,
         teeth=({"num_experts_per_tok": 3}, {"sliding_window": None}),
@@ -970,6 +988,7 @@ CASES |= {
             "mlp_only_layers": [1],
             "norm_topk_prob": False,
         },
+        router_losses=True,
         seed=502,
         weight_std=0.4,
         teeth=({"num_experts_per_tok": 3}, {"norm_topk_prob": True}),
@@ -1054,6 +1073,34 @@ CASES |= {
         seed=508,
         weight_std=0.35,
         teeth=({"moe_k": 3},),
+    ),
+    "gpt-oss": Case(
+        "GptOssForCausalLM",
+        {
+            **MIXTURE,
+            "head_dim": 12,
+            "intermediate_size": 12,
+            "num_local_experts": 4,
+            "sliding_window": 6,
+            "rms_norm_eps": 1e-3,
+            # At the limits of what the experts compute here.
+            "swiglu_alpha": 1.3,
+            "swiglu_limit": 1.5,
+            "rope_parameters": {**YARN, "truncate": False},
+        },
+        router_losses=True,
+        seed=509,
+        weight_std=0.5,
+        mean_of={"sinks": 0.5},
+        teeth=(
+            {"num_experts_per_tok": 3},
+            {"sliding_window": 7},
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            {"rms_norm_eps": 1e-5},
+            {"swiglu_alpha": 1.702},
+            {"swiglu_limit": 7.0},
+            {"rope_parameters": YARN},
+        ),
     ),
 }
 CASES["ernie4_5-moe"].config.pop("num_experts_per_tok")
@@ -1590,6 +1637,37 @@ def run(model, input_ids, dtype):
     return output.logits.detach(), attentions, loss.detach(), gradients
 
 
+ROUTER_LOSS_WEIGHTS = (0.5, 0.3)
+
+
+def router_losses(model, input_ids):
+    """The losses of the routers, over all rows and over some, and the gradients of those over some."""
+    model = copy.deepcopy(model).to(torch.float64)
+    counted = (torch.rand(input_ids.numel(), generator=torch.Generator().manual_seed(3)) < 0.7).double()
+    module = sys.modules[type(model).__module__]
+    with Float64():
+        output = model(input_ids=input_ids, use_cache=False, output_router_logits=True)
+        gates = output.router_logits
+        sizes = (gates[0].shape[-1], model.config.num_experts_per_tok)
+        balance = module.load_balancing_loss_func(gates, *sizes)
+        # One group of all rows, in its shapes.
+        z = router_z_loss_func(torch.cat(gates)[None])
+        balance_counted = module.load_balancing_loss_func(gates, *sizes, counted)
+        z_counted = (torch.cat(gates).logsumexp(-1) ** 2 * counted.repeat(len(gates))).sum() / counted.sum() / len(gates)
+        (ROUTER_LOSS_WEIGHTS[0] * balance_counted + ROUTER_LOSS_WEIGHTS[1] * z_counted).backward()
+    gradients = {
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for name, parameter in model.named_parameters()
+    }
+    gradients = revert_weight_conversion(model, gradients)
+    numbers = {"balance": balance, "z": z, "balance_counted": balance_counted, "z_counted": z_counted}
+    return {
+        "counted": counted,
+        **{name: number.detach().reshape(1) for name, number in numbers.items()},
+        **{f"grad.{name}": gradient for name, gradient in gradients.items()},
+    }
+
+
 def of_spread(difference, logits):
     """The largest difference in units of the logits' standard deviation."""
     return (difference.abs().max() / logits.std()).item()
@@ -1725,6 +1803,10 @@ def make(name):
         assert difference > MIN_TOOTH, f"the start alone differs by only {difference:.1e} of the logits' spread"
         oracle["logits_alone"] = alone.to(torch.float32)
     save_file({key: tensor.contiguous() for key, tensor in oracle.items()}, folder / "oracle.safetensors")
+
+    if not isinstance(entry, Stored) and case.router_losses:
+        losses = {key: tensor.float().contiguous() for key, tensor in router_losses(model, input_ids).items()}
+        save_file(losses, folder / "router_losses.safetensors")
 
     if not isinstance(entry, Stored) and case.published_as:
         kept = [*SMALL, "num_key_value_heads", "rms_norm_eps", "tie_word_embeddings"]

@@ -5,7 +5,10 @@ use std::path::Path;
 use hearth_engine::ServedModel;
 use hearth_model::{
     Error, TokenId,
-    chat::{ChatTemplate, Ending, Message, MessageError, RenderContext, thought},
+    chat::{
+        ChatTemplate, Ending, Message, MessageError, REASONING, RenderContext,
+        thought::{self, ThoughtForm},
+    },
 };
 use serde_json::{Map, Value, json};
 
@@ -15,6 +18,7 @@ use super::{
     options::RequestTemplates,
     preparation::Preparation,
     schema,
+    thinking::{self, Thinking},
     tools::{ToolStyle, Tools},
 };
 
@@ -99,15 +103,34 @@ impl Conversation {
         })
     }
 
+    /// Gives the template what the request says of thinking. Returns the parameters that the template does not read.
+    pub(crate) fn add_thinking(&mut self, thinking: Thinking, template: &ChatTemplate) -> Vec<&'static str> {
+        thinking.add_to(&mut self.kwargs, template)
+    }
+
+    /// Whether the model thinks, if the request says so.
+    pub(crate) fn thinks(&self) -> Option<bool> {
+        thinking::SWITCHES.into_iter().find_map(|name| self.kwargs.get(name)?.as_bool())
+    }
+
+    /// Whether the answer continues the last message.
+    pub(crate) fn is_continued(&self) -> bool {
+        self.ending == Ending::OpenMessage
+    }
+
     /// The tools, and how a model with this template calls them.
     pub(crate) fn tools(&self, template: &ChatTemplate) -> Option<(&Tools, ToolStyle)> {
         self.tools.as_ref().map(|tools| (tools, ToolStyle::of(template)))
     }
 
-    /// The mark that closes the thought within which the answer continues the last message.
-    pub(crate) fn continued_thought(&self) -> Option<&'static str> {
+    /// The marks of which one closes the thought within which the answer continues the last message.
+    pub(crate) fn continued_thought(&self, template: &ChatTemplate) -> Option<&'static [&'static str]> {
         let last = self.messages.last().filter(|_| self.ending == Ending::OpenMessage)?;
-        thought::open_at_end(&last.content)
+        let has_only_thought = last.content.is_empty() && REASONING.iter().any(|name| last.extra.contains_key(*name));
+        match ThoughtForm::of_template(template.source()) {
+            Some(form) if has_only_thought => form.marks.first().map(|marks| marks.closes),
+            _ => thought::open_at_end(&last.content),
+        }
     }
 
     /// The members of messages that the template does not use, by their paths.
@@ -185,7 +208,7 @@ fn message_schema() -> Value {
         json!({ "type": "object", "properties": properties, "required": ["type", kind] })
     };
     let content = |part: Value| schema::any_of([schema::string(), schema::array(part, 0)]);
-    let assistants_part = schema::any_of([part("text"), part("refusal")]);
+    let assistants_part = schema::any_of([part("text"), part("refusal"), part("thinking")]);
     let for_roles = |roles: &[&str], content: Value, required: &[&str]| json!({ "type": "object", "properties": { "role": { "enum": roles }, "content": content }, "required": required });
     let (assistant, others): (Vec<&str>, Vec<&str>) = ROLES.into_iter().partition(|role| *role == ASSISTANT);
     schema::any_of([
@@ -206,7 +229,7 @@ fn message(index: usize, item: Value, fields: &Fields) -> Result<Message, ApiErr
     }
     for (at, part) in members.get("content").and_then(Value::as_array).into_iter().flatten().enumerate() {
         let names = part.as_object().into_iter().flat_map(Map::keys);
-        let unread = names.filter(|name| !["type", "text", "refusal"].contains(&name.as_str()));
+        let unread = names.filter(|name| !["type", "text", "refusal", "thinking", "closed"].contains(&name.as_str()));
         unread.for_each(|name| fields.note_unread(format!("messages[{index}].content[{at}].{name}")));
     }
     let message = Message::try_from(members).map_err(|error| {

@@ -40,6 +40,8 @@ use super::{
     stream::{Answer, Deltas, Echo, ID_BYTES, MAX_ANSWER_BYTES, Opening, REPORTED_BYTES},
     structured::Structure,
     submission::{Submission, Submitted, Usage},
+    thinking::{ModelThoughts, Thinking},
+    unsupported_params,
 };
 
 /// Maximum number of answers to one prompt.
@@ -50,18 +52,6 @@ const MAX_STOP_STRINGS: usize = 128;
 
 /// Maximum length of `cache_salt`, as in vLLM.
 const MAX_SALT_CHARS: usize = 1024;
-
-/// Fields that would change the answer and are not supported: rejected instead of ignored. With their replacements.
-const UNSUPPORTED: [(&str, Option<&str>); 8] = [
-    ("format", Some("structured_outputs.json")),
-    ("regex", Some("structured_outputs.regex")),
-    ("ebnf", Some("structured_outputs.grammar")),
-    ("grammar", Some("structured_outputs.grammar")),
-    ("json_schema", Some("structured_outputs.json")),
-    ("functions", Some("tools")),
-    ("function_call", Some("tool_choice")),
-    ("logits_processors", None),
-];
 
 /// A parsed request without the prompt; types and ranges are checked.
 #[derive(Clone, Debug)]
@@ -102,6 +92,9 @@ pub(crate) struct Generation {
     /// Size of the request's body in bytes.
     n_bytes: usize,
     log: RequestLog,
+    thinking: Thinking,
+    /// The thoughts of the model, if the endpoint has a chat template.
+    thoughts: Option<ModelThoughts>,
 }
 
 /// A submitted request, with the data for writing its answer.
@@ -121,7 +114,7 @@ impl Generation {
         max_tokens: usize,
         defaults: SamplingParams,
     ) -> Result<Self, ApiError> {
-        refuse_unsupported(&mut fields)?;
+        unsupported_params::refuse(&mut fields)?;
         let given = &mut fields;
         let n = given.count_or("n", 1..=MAX_N, 1)?;
         let best_of = given.count_or("best_of", 1..=MAX_N, n)?;
@@ -170,6 +163,8 @@ impl Generation {
             ignored: Vec::new(),
             n_bytes: given.n_bytes(),
             log: given.log().clone(),
+            thinking: Thinking::default(),
+            thoughts: None,
         };
         for name in ignored_params::WITHOUT_EFFECT {
             fields.ignore(name);
@@ -182,9 +177,34 @@ impl Generation {
         Self { logprobs, ..self }
     }
 
+    /// Sets how the model thinks.
+    pub(crate) fn with_thinking(self, thinking: Thinking) -> Self {
+        Self { thinking, ..self }
+    }
+
+    /// How the model thinks.
+    pub(crate) fn thinking(&self) -> Thinking {
+        self.thinking
+    }
+
+    /// How the model writes thoughts.
+    pub(crate) fn thoughts(&self) -> Option<ModelThoughts> {
+        self.thoughts
+    }
+
+    /// Sets how the model writes thoughts.
+    pub(crate) fn with_thoughts(self, thoughts: ModelThoughts) -> Self {
+        Self { thoughts: Some(thoughts), ..self }
+    }
+
     /// Names the parameter that has the prompt.
     pub(crate) fn with_prompt_param(self, prompt_param: &'static str) -> Self {
         Self { prompt_param, ..self }
+    }
+
+    /// The parameter that has the prompt.
+    pub(crate) fn prompt_param(&self) -> &'static str {
+        self.prompt_param
     }
 
     /// Reports data about the prompt once, not in each choice.
@@ -448,6 +468,12 @@ impl Generation {
                 text: self.text,
                 strategy: beams::seeded(self.strategy, seed),
                 constraint: constraint.clone(),
+                thinking: match self.thoughts {
+                    Some(thoughts) => {
+                        Some(thoughts.rules(self.thinking, &prompt.ids, model, self.structure.as_deref())?)
+                    }
+                    None => None,
+                },
                 priority: self.priority,
                 prefix_salt: self.prefix_salt,
                 tenant: self.tenant,
@@ -510,24 +536,6 @@ pub(crate) fn examples(smallest: &Value) -> Vec<Value> {
         example
     });
     [smallest.clone()].into_iter().chain(with).collect()
-}
-
-fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
-    for (name, replacement) in UNSUPPORTED {
-        // Some clients send a parameter that they do not use, with nothing in it.
-        let is_off = |value: &Value| match value {
-            Value::String(word) => {
-                word.is_empty() || name == "function_call" && matches!(word.as_str(), "none" | "auto")
-            }
-            Value::Array(items) => items.is_empty(),
-            _ => false,
-        };
-        if fields.take(name).is_some_and(|value| !is_off(&value)) {
-            let hint = replacement.map_or_else(String::new, |other| format!("\nhint: use `{other}`"));
-            return Err(ApiError::invalid(name, format!("`{name}` is not supported{hint}")));
-        }
-    }
-    Ok(())
 }
 
 fn check_best_of([n, best_of]: [usize; 2], strategy: Strategy, stream: Option<UsageReports>) -> Result<(), ApiError> {

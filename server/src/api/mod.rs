@@ -7,13 +7,14 @@
 //! - `adapters`: loads and unloads LoRA adapters, and selects the model or adapter of a request
 //! - `tokens`: tokenizes, detokenizes, and describes the tokenizer
 //! - `generation`: common fields of `completions` and `chat`; `chunk`: common parts of their answers; `prompt`: one
-//!   prompt; `ignored_params`: the response header that lists ignored parameters
-//! - `conversation`: messages to a prompt, by the model's chat template
+//!   prompt; `ignored_params`: the response header that lists ignored parameters; `unsupported_params`: rejects others
+//! - `conversation`: messages to a prompt, by the model's chat template; `reply`: submits it, with its tools
 //! - `text_input`: strings or token ids, one or several
 //! - `sampling`: sampling parameters; `beams`: those of beam search
 //! - `structured`: structured output
+//! - `thinking`: parameters of thinking; `reasoning`: reads an answer's text into `piece`s: keeps thoughts apart
 //! - `tools`: tools of a request; `call_format`: how models write calls; `tool_parser`: calls in the model's text;
-//!   `json_scan`: finds the end of their JSON; `tool_calls`: calls on the wire
+//!   `json_scan`: finds the end of their JSON; `tool_calls`: thoughts and calls on the wire
 //! - `body`: request bodies; `bounded_json`: parses them; `fields`: reads their fields one by one, so that errors name
 //!   the parameter; `schema`: records the fields that are read
 //! - `openapi`: `/openapi.json`, from the endpoints' own descriptions
@@ -56,8 +57,11 @@ mod openapi;
 pub mod options;
 pub mod origin;
 mod page;
+mod piece;
 pub(crate) mod preparation;
 mod prompt;
+mod reasoning;
+mod reply;
 mod request_log;
 pub mod router;
 mod sampling;
@@ -67,7 +71,9 @@ mod stream;
 mod structured;
 mod submission;
 mod text_input;
+mod thinking;
 mod tokens;
 mod tool_calls;
 mod tool_parser;
 mod tools;
+mod unsupported_params;

@@ -135,6 +135,11 @@ impl Structure {
         if self.param == "structured_outputs" { self.path } else { self.param }
     }
 
+    /// Whether it has tool calls.
+    pub(crate) fn has_calls(&self) -> bool {
+        !self.schemas.is_empty()
+    }
+
     /// The parameter that requests it.
     pub(crate) fn param(&self) -> &'static str {
         self.param

@@ -2,17 +2,18 @@
 //! Text that may become a call is held, and not parsed again at each piece.
 //!
 //! If generation was unconstrained, a call is returned once it is complete and well formed. All other text is content:
-//! also calls within a thought, which the model only considers, and calls that are cut off. The whitespace before the
-//! first and after the last content is left out beside calls. If generation followed a grammar, arguments are returned
-//! as they come.
+//! also calls that are cut off. The whitespace before the first and after the last content is left out beside calls. If
+//! generation followed a grammar, arguments are returned as they come. What the model thinks never gets here: `reasoning`
+//! keeps it apart.
 
-use hearth_model::chat::thought;
+use hearth_model::chat::thought::Place;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Deserializer, Map, Value};
 
 use super::{
     call_format::{Body, CallFormat},
     json_scan::{JsonScan, Scanned},
+    piece::{Piece, TextEnd},
 };
 
 /// How many calls an answer may contain (`parallel_tool_calls`).
@@ -20,17 +21,6 @@ use super::{
 pub(crate) enum Calls {
     One,
     Several,
-}
-
-/// Parsed output.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Piece {
-    /// More content.
-    Content(String),
-    /// The start of a call, with the function's name.
-    Call(String),
-    /// More of the last call's arguments: JSON, as the model wrote it.
-    Arguments(String),
 }
 
 /// Parses the calls of one answer.
@@ -65,8 +55,6 @@ struct Search {
     has_content: bool,
     /// Whether there has been content since the start or the last call.
     is_content_sent: bool,
-    /// The mark that closes the open thought.
-    thought_end: Option<&'static str>,
     /// Whether the current line has only whitespace so far.
     is_line_blank: bool,
     waiting_for: WaitingFor,
@@ -123,7 +111,6 @@ impl ToolParser {
             blanks: String::new(),
             has_content: false,
             is_content_sent: false,
-            thought_end: None,
             is_line_blank: true,
             waiting_for: WaitingFor::default(),
         };
@@ -135,12 +122,29 @@ impl ToolParser {
         Self { format, kind: Kind::Following { scan: None, has_calls: false }, held: String::new() }
     }
 
-    /// For text that begins within a thought, which this mark closes.
-    pub(crate) fn within_thought(mut self, end: Option<&'static str>) -> Self {
-        if let Kind::Searching(search) = &mut self.kind {
-            search.thought_end = end;
+    /// Where the text so far ends.
+    pub(crate) fn place(&self) -> Place {
+        match &self.kind {
+            _ if !self.held.trim_start().is_empty() => Place::InCall,
+            Kind::Searching(search) if search.is_after_call() => Place::AfterCall,
+            Kind::Following { scan, has_calls } if scan.is_some() || *has_calls => Place::InCall,
+            Kind::Searching(_) | Kind::Following { .. } => Place::Text,
         }
-        self
+    }
+
+    /// Adds text that has no calls. What follows begins a line.
+    pub(crate) fn pass(&mut self, text: &str) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        let text = std::mem::take(&mut self.held) + text;
+        match &mut self.kind {
+            Kind::Searching(search) => {
+                search.waiting_for = WaitingFor::default();
+                search.emit_content(&text, &mut pieces);
+                search.is_line_blank = true;
+            }
+            Kind::Following { .. } => pieces.push(Piece::Content(text)),
+        }
+        pieces
     }
 
     /// An id for a call.
@@ -187,21 +191,10 @@ impl ToolParser {
     }
 }
 
-/// How a text ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TextEnd {
-    /// The model ended it.
-    Whole,
-    /// A limit or a stop string ended it.
-    Cut,
-}
-
 /// What the held text starts with.
 enum Found {
     /// This many bytes of content.
     Content(usize),
-    /// This many bytes of content, the last of which open or close a thought. `end`: the mark that closes it.
-    Thought { n_bytes: usize, end: Option<&'static str> },
     /// Text that may become a call. The last `n_json` bytes are the beginning of a JSON value.
     Open { n_json: usize },
     /// Calls of this many bytes.
@@ -233,12 +226,6 @@ impl Search {
                     return;
                 }
                 Found::Content(n_bytes) => self.emit_content(&take_start(held, n_bytes), pieces),
-                Found::Thought { n_bytes, end } => {
-                    self.emit_content(&take_start(held, n_bytes), pieces);
-                    self.thought_end = end;
-                    // A call may follow the closing mark directly.
-                    self.is_line_blank = true;
-                }
                 Found::Calls { n_bytes, calls } => {
                     held.drain(..n_bytes);
                     calls.into_iter().for_each(|call| self.emit_call(call, pieces));
@@ -286,30 +273,16 @@ impl Search {
 
     /// Classifies the start of the held text.
     fn look(&self, held: &str, end: Option<TextEnd>) -> Found {
-        if let Some(mark) = self.thought_end {
-            return match held.find(mark) {
-                Some(at) => Found::Thought { n_bytes: at + mark.len(), end: None },
-                None => settled(held, 0, [mark], end),
-            };
-        }
         let separates = |next: char| next.is_whitespace() || self.format.separator.contains(next);
         let rest = if self.is_after_call() { held.trim_start_matches(separates) } else { held };
         let n_before = held.len() - rest.len();
         let marks = self.format.openings.iter().filter_map(|mark| rest.find(mark));
         let brace = if self.format.is_bare { self.brace_at_line_start(rest) } else { None };
         let call = marks.chain(brace).min();
-        let thoughts = thought::MARKS.into_iter();
-        let thought = thoughts.filter_map(|[open, close]| Some((rest.find(open)?, open, close))).min();
-        match (call, thought) {
-            (call, Some((start, open, close))) if call.is_none_or(|call| start < call) => {
-                Found::Thought { n_bytes: n_before + start + open.len(), end: Some(close) }
-            }
-            (Some(0), _) => self.calls_at(held, n_before, end),
-            (Some(start), _) => Found::Content(n_before + start),
-            (None, _) => {
-                let marks = self.format.openings.iter().copied().chain(thought::MARKS.map(|[open, _]| open));
-                settled(rest, n_before, marks, end)
-            }
+        match call {
+            Some(0) => self.calls_at(held, n_before, end),
+            Some(start) => Found::Content(n_before + start),
+            None => settled(rest, n_before, self.format.openings.iter().copied(), end),
         }
     }
 

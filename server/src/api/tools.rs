@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use hearth_model::{
     TokenId,
-    chat::{ChatTemplate, thought},
+    chat::ChatTemplate,
     constraint::{check_enforceable, in_lark, lenient},
     tokenizer::Tokenizer,
 };
@@ -77,10 +77,10 @@ impl ToolStyle {
         self.format.unwrap_or(&HERMES)
     }
 
-    /// Whether marks of calls or of thoughts are special tokens, which must be kept in the text.
+    /// Whether marks of calls are special tokens, which must be kept in the text.
     pub(crate) fn has_special_marks(self, tokenizer: &Tokenizer) -> bool {
-        let is_special = |mark: &&str| tokenizer.token_id(mark).is_some_and(|id| tokenizer.is_special(id));
-        self.enforced_format().marks().chain(thought::MARKS.into_iter().flatten()).any(|mark| is_special(&mark))
+        let is_special = |mark| tokenizer.token_id(mark).is_some_and(|id| tokenizer.is_special(id));
+        self.enforced_format().marks().any(is_special)
     }
 
     /// The tools that the template receives.
@@ -230,7 +230,7 @@ fn special_marks(format: &CallFormat, tokenizer: &Tokenizer) -> Vec<(&'static st
 }
 
 /// A text in Lark: strings, and the ids of the marks in it.
-fn text_in_lark(text: &str, marks: &[(&str, TokenId)]) -> String {
+pub(crate) fn text_in_lark(text: &str, marks: &[(&str, TokenId)]) -> String {
     let (mut parts, mut rest) = (Vec::new(), text);
     let quoted = |text: &str| Value::from(text).to_string();
     while let Some((at, mark, id)) = marks.iter().filter_map(|&(mark, id)| Some((rest.find(mark)?, mark, id))).min() {

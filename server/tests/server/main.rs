@@ -45,6 +45,7 @@ mod structured;
 mod support;
 #[path = "../../../model/tests/test_gpu.rs"]
 mod test_gpu;
+mod thinking;
 mod tokens;
 mod tools;
 mod traces;

@@ -89,6 +89,7 @@ fn is_id(id: &Value) -> bool {
 /// Folds the events of one choice into its message and finish reason, and checks OpenAI's rules for deltas.
 pub(crate) fn fold(events: &[Value]) -> (Value, Value) {
     let (mut content, mut calls, mut reason) = (String::new(), Vec::<Value>::new(), Value::Null);
+    let mut reasoning = String::new();
     for (at, event) in events.iter().enumerate() {
         let choice = &event["choices"][0];
         let delta = &choice["delta"];
@@ -96,6 +97,8 @@ pub(crate) fn fold(events: &[Value]) -> (Value, Value) {
         assert_eq!(reason, Value::Null, "nothing follows the end");
         reason = choice["finish_reason"].clone();
         content += delta["content"].as_str().unwrap_or_default();
+        assert_eq!(delta.get("reasoning"), delta.get("reasoning_content"));
+        reasoning += delta["reasoning"].as_str().unwrap_or_default();
         for call in delta["tool_calls"].as_array().into_iter().flatten() {
             let index = call["index"].as_u64().unwrap() as usize;
             if index == calls.len() {
@@ -112,7 +115,16 @@ pub(crate) fn fold(events: &[Value]) -> (Value, Value) {
             }
         }
     }
-    (json!({ "content": content, "calls": calls }), reason)
+    (read_message(&reasoning, &content, &calls), reason)
+}
+
+/// A message with its reasoning, if there is any.
+fn read_message(reasoning: &str, content: &str, calls: &[Value]) -> Value {
+    let mut message = json!({ "content": content, "calls": calls });
+    if !reasoning.is_empty() {
+        message["reasoning"] = json!(reasoning);
+    }
+    message
 }
 
 /// The message and finish reason of an unstreamed choice.
@@ -122,7 +134,9 @@ pub(crate) fn message(choice: &Value) -> (Value, Value) {
     assert!(calls.is_empty() || message["content"] != "", "no content is null beside calls");
     let calls: Vec<Value> = calls.into_iter().map(|mut call| call["function"].take()).collect();
     let content = message["content"].as_str().unwrap_or_default();
-    (json!({ "content": content, "calls": calls }), choice["finish_reason"].clone())
+    assert_eq!(message.get("reasoning"), message.get("reasoning_content"));
+    let reasoning = message["reasoning"].as_str().unwrap_or_default();
+    (read_message(reasoning, content, &calls), choice["finish_reason"].clone())
 }
 
 /// Checks that every call names one of the tools, with arguments that follow its schema; returns the number of calls.

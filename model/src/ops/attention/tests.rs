@@ -36,9 +36,19 @@ fn assert_close(found: &[f32], expected: &[f32], tolerance: f32) {
 #[test]
 fn attention_of_one_query_matches_hand_computation() {
     let keys = rows([[1.0, 0.0], [1.0, 1.0]]);
-    let attended = attend([rows([[2.0, 1.0]]), keys, rows([[3.0, 6.0], [7.0, 12.0]])], None, &options(1, 1, 2));
+    let attended = attend([rows([[2.0, 1.0]]), keys, rows([[3.0, 6.0], [7.0, 12.0]])], None, None, &options(1, 1, 2));
     assert_close(&values(attended.probs), &[0.26894, 0.73106], 1e-5);
     assert_close(&values(attended.output), &[5.924, 10.386], 1e-3);
+}
+
+/// The same with a sink, whose score of 3 takes 0.422 of the weight.
+#[test]
+fn attention_with_a_sink_matches_hand_computation() {
+    let keys = rows([[1.0, 0.0], [1.0, 1.0]]);
+    let sink = Some(Tensor::from_data([3.0f32], &Device::flex()));
+    let attended = attend([rows([[2.0, 1.0]]), keys, rows([[3.0, 6.0], [7.0, 12.0]])], None, sink, &options(1, 1, 2));
+    assert_close(&values(attended.probs), &[0.15536, 0.42232], 1e-5);
+    assert_close(&values(attended.output), &[3.42231, 5.99998], 1e-3);
 }
 
 /// Worked out by hand. (With weights rounded to two digits, the second query's output would be 4.240 and 8.480.)
@@ -46,7 +56,7 @@ fn attention_of_one_query_matches_hand_computation() {
 fn attention_of_three_queries_matches_hand_computation() {
     let queries = rows([[1.0, 0.0], [2.0, 1.0], [0.0, 1.0]]);
     let keys = rows([[1.0, 1.0], [0.0, 1.0]]);
-    let attended = attend([queries, keys, rows([[4.0, 8.0], [6.0, 12.0]])], None, &options(1, 1, 2));
+    let attended = attend([queries, keys, rows([[4.0, 8.0], [6.0, 12.0]])], None, None, &options(1, 1, 2));
     assert_close(&values(attended.output), &[4.538, 9.076, 4.238, 8.477, 5.0, 10.0], 1e-3);
 }
 
@@ -67,7 +77,7 @@ fn dense(q: &[f32], k: &[f32], v: &[f32], options: &AttentionOptions, batch: usi
     let matrix = |values: &[f32], width| Tensor::from_data(TensorData::new(values.to_vec(), [n_rows, width]), &device);
     let bias = causal_bias(0..n_rows / batch, 0, options, &device);
     let inputs = [matrix(q, options.n_heads * options.head_dim), matrix(k, kv_width), matrix(v, kv_width)];
-    let (output, probs) = attention_dense(inputs, bias, batch, options);
+    let (output, probs) = attention_dense(inputs, (bias, None), batch, options);
     (output.into_data().try_into_vec().unwrap(), values(probs))
 }
 

@@ -300,9 +300,9 @@ proptest! {
         };
         let q = random([n_rows, n_heads * head_dim], 1.0);
         let on_cpu = sequences(&Device::flex());
-        let expected = attention_paged_reference(q.clone(), [&keys, &stored], on_cpu.as_slice(), &options);
+        let expected = attention_paged_reference(q.clone(), [&keys, &stored], on_cpu.as_slice(), (&options, None));
         let pools = [keys, stored].map(|pool| pool.to_device(&gpu));
-        let found = attention_paged(q.to_device(&gpu), [&pools[0], &pools[1]], &sequences(&gpu), &options);
+        let found = attention_paged(q.to_device(&gpu), [&pools[0], &pools[1]], &sequences(&gpu), (&options, None));
         assert_close(found, expected);
     }
 
@@ -343,13 +343,13 @@ proptest! {
 
         let [mut keys, mut stored] = on_gpu();
         let q = ops::rope_append(qkv.clone(), rotation().as_ref(), [&mut keys, &mut stored], &slots, &options);
-        let expected = attention_paged_reference(q.clone(), [&keys, &stored], &rows, &options);
+        let expected = attention_paged_reference(q.clone(), [&keys, &stored], &rows, (&options, None));
         let sequences = PagedSequences::new(rows, &gpu);
-        let apart = attention_paged(q, [&keys, &stored], &sequences, &options);
+        let apart = attention_paged(q, [&keys, &stored], &sequences, (&options, None));
 
         let [mut fused_keys, mut fused_stored] = on_gpu();
         let fused_pools = [&mut fused_keys, &mut fused_stored];
-        let fused = ops::append_and_attend(qkv, rotation().as_ref(), fused_pools, &slots, &sequences, &options);
+        let fused = ops::append_and_attend(qkv, (rotation().as_ref(), None), fused_pools, &slots, &sequences, &options);
         assert_close(fused.clone(), expected);
         // The same bits as from two launches, since rows of one sequence may come from either.
         for (found, expected) in [(fused, apart), (fused_keys, keys), (fused_stored, stored)] {
@@ -380,10 +380,11 @@ fn paged_attention_with_wide_heads_matches_the_reference() {
             let pools = [(); 2].map(|()| random([176, options.n_kv_heads * head_dim], 0.3));
             let q = random([n_rows, options.n_heads * head_dim], 0.3);
             let on_cpu = sequence(start, n_rows, &options, &Device::flex());
-            let expected = attention_paged_reference(q.clone(), [&pools[0], &pools[1]], on_cpu.as_slice(), &options);
+            let expected =
+                attention_paged_reference(q.clone(), [&pools[0], &pools[1]], on_cpu.as_slice(), (&options, None));
             let [keys, stored] = pools.map(|pool| pool.to_device(&gpu));
             let on_gpu = sequence(start, n_rows, &options, &gpu);
-            assert_close(attention_paged(q.to_device(&gpu), [&keys, &stored], &on_gpu, &options), expected);
+            assert_close(attention_paged(q.to_device(&gpu), [&keys, &stored], &on_gpu, (&options, None)), expected);
         }
     }
 }
@@ -410,11 +411,12 @@ fn non_finite_keys_and_values_change_only_rows_that_see_them() {
                     let pools = [&keys, &stored].map(|pool| pool.clone().to_device(device));
                     let sequence = sequence(start, n_rows, &options, device);
                     let q = q.clone().to_device(device);
-                    values(attention_paged_reference(q, [&pools[0], &pools[1]], sequence.as_slice(), &options))
+                    values(attention_paged_reference(q, [&pools[0], &pools[1]], sequence.as_slice(), (&options, None)))
                 };
                 let on_gpu = sequence(start, n_rows, &options, &gpu);
                 let pools = [&keys, &stored].map(|pool| pool.clone().to_device(&gpu));
-                let found = attention_paged(q.clone().to_device(&gpu), [&pools[0], &pools[1]], &on_gpu, &options);
+                let found =
+                    attention_paged(q.clone().to_device(&gpu), [&pools[0], &pools[1]], &on_gpu, (&options, None));
                 [values(found), reference(&gpu), reference(&Device::flex())]
             };
             let whole = attended(None);
@@ -458,7 +460,7 @@ fn append_and_attend_does_not_read_stale_page_contents() {
         let slots = Slots::new(vec![start as i32], &gpu);
         let qkv = random([1, 64], 1.0).to_device(&gpu);
         let pools = [&mut keys, &mut stored];
-        let found = values(ops::append_and_attend(qkv, None, pools, &slots, &sequence, &options));
+        let found = values(ops::append_and_attend(qkv, (None, None), pools, &slots, &sequence, &options));
         assert!(found.iter().all(|value| value.is_finite()), "{sliding_window:?} behind {start}: {found:?}");
     }
 }
@@ -477,10 +479,10 @@ fn pools_keep_their_address_unless_their_memory_is_shared() {
     ops::rope_append(qkv(), None, [&mut keys, &mut stored], &slots, &options);
     assert_eq!([&keys, &stored].map(Address::of), before);
     assert_ne!(values(keys.clone()), contents, "nothing was stored");
-    ops::append_and_attend(qkv(), None, [&mut keys, &mut stored], &slots, &sequence, &options);
+    ops::append_and_attend(qkv(), (None, None), [&mut keys, &mut stored], &slots, &sequence, &options);
     assert_eq!([&keys, &stored].map(Address::of), before);
     let (kept, contents) = (keys.clone(), values(keys.clone()));
-    ops::append_and_attend(qkv(), None, [&mut keys, &mut stored], &slots, &sequence, &options);
+    ops::append_and_attend(qkv(), (None, None), [&mut keys, &mut stored], &slots, &sequence, &options);
     let after = [&keys, &stored].map(Address::of);
     assert!(after[0] != before[0] && after[1] == before[1], "{after:?} after {before:?}");
     assert_eq!(values(kept), contents, "a shared pool changed");
@@ -521,9 +523,10 @@ fn linear_and_attention_operands_of_wrong_shape_or_dtype_panic() {
     let options = attention_options((4, 2), 8, None);
     let pool = || Tensor::<2>::zeros([32, 8], &gpu);
     let on_gpu = sequence(2, 3, &options, &gpu);
-    let what = refused(&|| attention_paged(x(32), [&pool(), &pool()], &on_gpu, &options));
+    let what = refused(&|| attention_paged(x(32), [&pool(), &pool()], &on_gpu, (&options, None)));
     assert!(what.starts_with("pools for 2 heads of 8"), "{what}");
-    let what = refused(&|| attention_paged(x(32), [&pool(), &pool()], &sequence(2, 4, &options, &gpu), &options));
+    let what =
+        refused(&|| attention_paged(x(32), [&pool(), &pool()], &sequence(2, 4, &options, &gpu), (&options, None)));
     assert!(what.contains("rows of queries"), "{what}");
 }
 

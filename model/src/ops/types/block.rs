@@ -6,7 +6,7 @@
 use burn::tensor::Tensor;
 
 use super::{GatedNormOptions, QkNormParts, RecurrentHeads, ShortConv};
-use crate::config::{Activation, ExpertGroups, Experts, RouterScores};
+use crate::config::{Activation, ClampedSwiglu, ExpertGroups, Experts, RouterScores};
 
 /// How a sublayer `f` of a block, mixer or MLP, reads the residual stream and adds to it: `x + out_norm(f(in_norm(x)))`,
 /// or, with [`norm_after_add`](BlockOperands::norm_after_add), `out_norm(x + f(in_norm(x)))`.
@@ -52,6 +52,8 @@ pub(crate) struct SelfAttention<N, L> {
     pub(crate) is_gated: bool,
     /// Norms of queries and keys, before rotation.
     pub(crate) qk_norms: Option<QkNormParts<N>>,
+    /// A score for each head that joins the softmax's denominator, `[n_heads]`.
+    pub(crate) sinks: Option<Tensor<1>>,
     /// Projection of the heads' outputs.
     pub(crate) out: L,
 }
@@ -158,6 +160,8 @@ pub(crate) struct Mlp<L> {
     /// The four numbers of [`xielu`](crate::ops::xielu), if that is the activation instead.
     pub(crate) xielu: Option<Tensor<1>>,
     pub(crate) gated: bool,
+    /// How [`clamped_swiglu`](crate::ops::clamped_swiglu) gates, if it does so instead.
+    pub(crate) clamped: Option<ClampedSwiglu>,
 }
 
 /// Experts, and the router that chooses some of them for each row.
@@ -207,8 +211,9 @@ impl<N, F> Sublayer<N, F> {
 impl<L> Mlp<L> {
     /// The same MLP with matrices in another form.
     fn map<K>(&self, linear: impl Fn(&L) -> K) -> Mlp<K> {
-        let Self { up, down, activation, xielu, gated } = self;
-        Mlp { up: linear(up), down: linear(down), activation: *activation, xielu: xielu.clone(), gated: *gated }
+        let Self { up, down, activation, xielu, gated, clamped } = self;
+        let (up, down, xielu) = (linear(up), linear(down), xielu.clone());
+        Mlp { up, down, activation: *activation, xielu, gated: *gated, clamped: *clamped }
     }
 }
 
@@ -223,10 +228,11 @@ impl<N, L> Mixer<N, L> {
 
     fn map<M, K>(&self, norm: &impl Fn(&N) -> M, linear: &impl Fn(&L) -> K) -> Mixer<M, K> {
         match self {
-            Self::Attention(SelfAttention { qkv, is_gated, qk_norms, out }) => Mixer::Attention(SelfAttention {
+            Self::Attention(SelfAttention { qkv, is_gated, qk_norms, sinks, out }) => Mixer::Attention(SelfAttention {
                 qkv: qkv.map(norm, linear),
                 is_gated: *is_gated,
                 qk_norms: qk_norms.as_ref().map(|qk| qk.map(norm)),
+                sinks: sinks.clone(),
                 out: linear(out),
             }),
             Self::Recurrent(Recurrent { input, conv, kind, out }) => Mixer::Recurrent(Recurrent {

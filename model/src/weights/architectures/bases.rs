@@ -1,8 +1,8 @@
 //! The configurations that families of classes start from. Rows and files set sizes and change other fields.
 
 use crate::config::{
-    Experts, GatedConv, GatedDeltaNet, GptConfig, LatentAttention, Mamba2, NormKind, NormPosition, QkNormSpan,
-    Recurrence, Recurrent, RouterScores, Sizes,
+    ClampedSwiglu, Experts, GatedConv, GatedDeltaNet, GptConfig, LatentAttention, Mamba2, NormKind, NormPosition,
+    QkNormSpan, Recurrence, Recurrent, RouterScores, Sizes,
 };
 
 /// Set by the rows.
@@ -57,6 +57,7 @@ fn no_experts() -> Experts {
         shared_d_ff: 0,
         shared_gate: false,
         dense_layers: Vec::new(),
+        balance_loss: 0.0,
         latent_width: 0,
     }
 }
@@ -72,6 +73,14 @@ pub(in super::super) fn mixture_with(base: GptConfig, change: impl FnOnce(&mut E
     let mut config = mixture(base);
     change(experts(&mut config));
     config
+}
+
+/// gpt-oss: experts with biases and an activation of its own, and attention with sinks.
+pub(in super::super) fn gpt_oss() -> GptConfig {
+    let clamped_swiglu = Some(ClampedSwiglu { alpha: 1.702, limit: 7.0 });
+    let biased = GptConfig { qkv_bias: true, attn_out_bias: true, mlp_bias: true, ..llama() };
+    let base = GptConfig { attention_sinks: true, clamped_swiglu, ..biased };
+    mixture_with(base, |experts| experts.router_bias = true)
 }
 
 /// The experts of a configuration that [`write`](super::Architecture::write) tries; some, if the class cannot express it.

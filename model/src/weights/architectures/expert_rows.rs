@@ -5,13 +5,21 @@ use serde_json::{Map, Value, json};
 use super::{
     super::config_json::Fields,
     bases::{described, experts},
-    config_rows::ConfigRow,
+    config_rows::{ConfigRow, number},
     window::{self, WINDOW},
 };
 use crate::{
-    config::{ExpertGroups, Experts, GptConfig, MAX_LAYERS},
+    config::{ClampedSwiglu, ExpertGroups, Experts, GptConfig, MAX_LAYERS},
     error::Result,
 };
+
+/// Weight of the load-balancing loss.
+pub(super) const BALANCE_LOSS: ConfigRow = balance_loss(0.001);
+
+/// The same with another default.
+pub(super) const fn balance_loss(absent: f64) -> ConfigRow {
+    number("router_aux_loss_coef", |c| &mut experts(c).balance_loss, absent)
+}
 
 /// The layers with an MLP are listed, or all but every n-th.
 pub(super) const QWEN_LAYERS: ConfigRow = ConfigRow::Custom {
@@ -215,6 +223,22 @@ pub(super) const ERNIE_SHARED: ConfigRow = ConfigRow::Custom {
     keys: &["moe_num_shared_experts"],
     read: |fields, config| read_shared("moe_num_shared_experts", 2, fields, config),
     write: |config, written| write_shared("moe_num_shared_experts", config, written),
+};
+
+/// The constants of gpt-oss's activation.
+pub(super) const CLAMPED_SWIGLU: ConfigRow = ConfigRow::Custom {
+    keys: &["swiglu_alpha", "swiglu_limit"],
+    read: |fields, config| {
+        let (alpha, limit) = (fields.number_or("swiglu_alpha", 1.702)?, fields.number_or("swiglu_limit", 7.0)?);
+        config.clamped_swiglu = Some(ClampedSwiglu { alpha, limit });
+        Ok(())
+    },
+    write: |config, written| {
+        if let Some(ClampedSwiglu { alpha, limit }) = config.clamped_swiglu {
+            written.insert("swiglu_alpha".to_owned(), json!(alpha));
+            written.insert("swiglu_limit".to_owned(), json!(limit));
+        }
+    },
 };
 
 fn read_shared(key: &str, absent: usize, fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {

@@ -88,6 +88,7 @@ pub(super) const HELIUM: RopeKeys = RopeKeys { absent_theta: 100_000.0, ..WHOLE_
 /// The class's own scaling is not the usual one.
 pub(super) const STATED: RopeKeys = RopeKeys { is_required: true, ..WHOLE_HEADS };
 pub(super) const MINISTRAL3: RopeKeys = RopeKeys { is_required: true, own: &[LLAMA4_BETA], ..WHOLE_HEADS };
+pub(super) const GPT_OSS: RopeKeys = RopeKeys { is_required: true, absent_theta: 150_000.0, ..WHOLE_HEADS };
 pub(super) const HUNYUAN: RopeKeys = RopeKeys { own: &[ALPHA], ..WHOLE_HEADS };
 
 const USUAL_THETA: f64 = 10_000.0;

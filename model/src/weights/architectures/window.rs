@@ -60,6 +60,8 @@ pub(super) const MELLUM: WindowKeys = WindowKeys::Periodic { period: 1, first: 1
 /// All layers have the window, unless the file lists them.
 pub(in super::super) const MINISTRAL: WindowKeys = periodic(usize::MAX, false);
 pub(in super::super) const CWM: WindowKeys = WindowKeys::Periodic { period: 4, first: 1, absent: 8192, has_key: false };
+pub(in super::super) const GPT_OSS: WindowKeys =
+    WindowKeys::Periodic { period: 2, first: 2, absent: 128, has_key: false };
 pub(in super::super) const SMOLLM3: WindowKeys = WindowKeys::Unrotated;
 
 /// The window of most classes where the key is not there at all.

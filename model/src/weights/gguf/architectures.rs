@@ -64,6 +64,7 @@ pub(super) const ALL: &[Gguf] = &[
     mixtures::GRANITE_MOE,
     mixtures::GLM4_MOE,
     mixtures::ERNIE4_5_MOE,
+    mixtures::GPT_OSS,
     JAIS2,
     recurrent::LFM2,
     recurrent::LFM2_MOE,

@@ -172,6 +172,21 @@ pub(super) const COHERE2_WINDOW: ConfigRow = of_key(WINDOW_KEYS, |fields, config
     read_periodic_window(fields, config, Some(window), 4)
 });
 
+/// Every second layer has no window.
+pub(super) const GPT_OSS_WINDOW: ConfigRow = of_key(WINDOW_KEYS, |fields, config| {
+    let window = fields.size("attention.sliding_window")?;
+    let window = window.ok_or_else(|| fields.missing(&["attention.sliding_window"]))?;
+    read_periodic_window(fields, config, Some(window), 2)
+});
+
+/// Files have no key for whether the ends of YaRN's blend are whole dimensions.
+pub(super) const UNTRUNCATED: ConfigRow = of_key(&[], |_, config| {
+    if let Positions::Rope(Rope { scaling: RopeScaling::Yarn { truncate, .. }, .. }) = &mut config.positions {
+        *truncate = false;
+    }
+    Ok(())
+});
+
 /// Every `period`-th layer has no window, unless the file has another period or a flag for each layer.
 fn read_periodic_window(
     fields: &Fields<'_>,

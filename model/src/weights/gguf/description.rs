@@ -53,7 +53,7 @@ impl Gguf {
         config.qkv_bias = any(attends, &["attn_qkv.bias", "attn_q.bias", "attn_kv_a_mqa.bias"]);
         config.attn_out_bias = any(attends, &["attn_output.bias"]);
         config.shared_norm &= !has("blk.0.attn_norm_2.weight");
-        config.mlp_bias = any(0, &["ffn_up.bias", "ffn_down.bias"]);
+        config.mlp_bias = any(0, &["ffn_up.bias", "ffn_down.bias", "ffn_down_exps.bias"]);
         config.qk_norm |= QK_NORM_BY_TENSORS.contains(&self.name) && any(attends, &["attn_k_norm.weight"]);
         expert_rows::read_tensors(&mut config, has);
         if let Some(Recurrent { recurrence: Recurrence::Mamba2(mamba), .. }) = &mut config.recurrent {

@@ -163,5 +163,15 @@ pub(super) const UNGATED_NAMES: &[NameRow] = &[
     same("blocks.{}.experts.latent_up.weight", "blk.{}.ffn_latent_up.weight"),
 ];
 
+/// The biases of experts.
+pub(super) const BIASES: &[NameRow] = &[
+    stacked(
+        "blocks.{}.experts.routed.{}.up.bias",
+        &[("blk.{}.ffn_gate_exps.bias", Half), ("blk.{}.ffn_up_exps.bias", Half)],
+    )
+    .of_all_experts(),
+    same("blocks.{}.experts.routed.{}.down.bias", "blk.{}.ffn_down_exps.bias").of_all_experts(),
+];
+
 const UP: &str = "blocks.{}.experts.routed.{}.up.weight";
 const DOWN: &str = "blocks.{}.experts.routed.{}.down.weight";

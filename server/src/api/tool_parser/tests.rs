@@ -18,7 +18,7 @@ fn read_to(end: TextEnd, mut parser: ToolParser, pieces: &[&str]) -> (String, Ve
     let (mut content, mut calls) = (String::new(), Vec::new());
     for piece in all {
         match piece {
-            Piece::Content(text) => content.push_str(&text),
+            Piece::Reasoning(text) | Piece::Content(text) => content.push_str(&text),
             Piece::Call(name) => calls.push((name, String::new())),
             Piece::Arguments(text) => {
                 if let Some((_, arguments)) = calls.last_mut() {
@@ -168,31 +168,6 @@ fn text_around_tool_calls_keeps_its_white_space() {
     }
 }
 
-#[test]
-fn tool_calls_in_a_thought_stay_content() {
-    for format in FORMATS {
-        let parser = searching(format, Calls::Several);
-        let call = format.written(&[("f".to_owned(), ARGUMENTS.to_owned())]);
-        let one = [("f", ARGUMENTS)];
-        for [open, close] in thought::MARKS {
-            for thought in
-                [format!("{open}\n{call}\n{close}"), format!("{open}{call}"), format!("I look. {open}a\n{call} b")]
-            {
-                check(&parser, &thought, &thought, &[]);
-            }
-            let thought = format!("{open}\n{call}\n{close}");
-            check(&parser, &format!("{thought}{call}"), &thought, &one);
-            check(&parser, &format!("{thought}\n\n{call}\n{thought}"), &format!("{thought}\n\n\n{thought}"), &one);
-            // The prompt opens it.
-            let within = parser.clone().within_thought(Some(close));
-            let rest = format!("a\n{call}\n{close}");
-            check(&within, &rest, &rest, &[]);
-            check(&within, &format!("{rest}\n{call}"), &rest, &one);
-            check(&within, &call, &call, &[]);
-        }
-    }
-}
-
 const FORMATS: [&CallFormat; 5] = [&HERMES, &LLAMA, &MISTRAL, &MISTRAL_NAMED, &GRANITE];
 
 proptest! {
@@ -202,14 +177,13 @@ proptest! {
     #[test]
     fn streamed_tool_calls_equal_unstreamed_ones_and_no_text_is_lost(
         format in sample::select(FORMATS.to_vec()),
-        is_in_thought: bool,
         is_cut: bool,
         fragments in prop::collection::vec(sample::select(FRAGMENTS.to_vec()), 0..14),
         cuts in prop::collection::vec(any::<sample::Index>(), 0..6),
     ) {
         let text = fragments.concat();
         let end = if is_cut { TextEnd::Cut } else { TextEnd::Whole };
-        let parser = searching(format, Calls::Several).within_thought(is_in_thought.then_some("</think>"));
+        let parser = searching(format, Calls::Several);
         let whole = read_to(end, parser.clone(), &[&text]);
         let mut ends: Vec<usize> = cuts.iter().map(|cut| text.floor_char_boundary(cut.index(text.len() + 1))).collect();
         ends.extend([0, text.len()]);
@@ -268,7 +242,7 @@ fn check_nothing_is_lost(mut parser: ToolParser, end: TextEnd, text: &str) -> Re
             (Piece::Content(text), Some((true, last))) => last.push_str(&text),
             (Piece::Content(text), _) => parts.push((true, text)),
             (Piece::Call(name), _) => parts.push((false, name)),
-            (Piece::Arguments(_), _) => {}
+            (Piece::Reasoning(_) | Piece::Arguments(_), _) => {}
         }
     }
     if let Some((true, first)) = parts.first() {

@@ -49,15 +49,17 @@ const PARALLEL_WORK: usize = 1 << 17;
 /// Tasks per thread that are enough. If there are fewer, they have fewer rows, or the chunks of a text are shared out.
 const FEW_TASKS: usize = 4;
 
-/// Queries `[n_rows, n_heads * head_dim]` over pools of keys and values: `[n_rows, n_heads * head_dim]`.
+/// Queries `[n_rows, n_heads * head_dim]` over pools of keys and values: `[n_rows, n_heads * head_dim]`. A head's score among
+/// `sinks [n_heads]`, if there are any, joins the softmax's denominator.
 pub(in crate::ops) fn attention_paged<E: PagedElement>(
     queries: &[f32],
     pools: [&[E]; 2],
     sequences: &[PagedRows],
-    options: &AttentionOptions,
+    (options, sinks): (&AttentionOptions, Option<&[f32]>),
 ) -> Vec<f32> {
     let mut output = vec![0.0; queries.len()];
-    attention_paged_into(queries, options.n_heads * options.head_dim, pools, (sequences, options), &mut output);
+    let stride = options.n_heads * options.head_dim;
+    attention_paged_into(queries, stride, pools, (sequences, options, sinks), &mut output);
     output
 }
 
@@ -66,13 +68,13 @@ pub(super) fn attention_paged_into<E: PagedElement>(
     queries: &[f32],
     stride: usize,
     [keys, values]: [&[E]; 2],
-    (sequences, options): (&[PagedRows], &AttentionOptions),
+    (sequences, options, sinks): (&[PagedRows], &AttentionOptions, Option<&[f32]>),
     output: &mut [f32],
 ) {
     // So that tasks of different sequences write different rows.
     assert!(sequences.is_sorted_by(|one, next| one.rows.end <= next.rows.start), "sequences share rows");
     let layout = PoolLayout::of(keys, [options.n_kv_heads, options.head_dim]);
-    let pools = Pools { queries, stride, keys, values, layout, options };
+    let pools = Pools { queries, stride, keys, values, layout, options, sinks };
     let n_threads = thread_pool::n_threads();
     let work: usize = sequences.iter().map(|sequence| n_keys(sequence) * sequence.rows.len()).sum();
     let is_parallel = 2 * work * options.n_heads * options.head_dim >= PARALLEL_WORK;
@@ -89,7 +91,7 @@ pub(super) fn attention_paged_into<E: PagedElement>(
         thread_pool::parallel_for(all.len(), |n| all[all.len() - 1 - n].run(&pools, &outputs));
         if !tasks.split.is_empty() {
             thread_pool::parallel_for(tasks.split.len() * options.n_heads, |n| {
-                tasks.split[n / options.n_heads].add_up(n % options.n_heads, options, &outputs);
+                tasks.split[n / options.n_heads].add_up(n % options.n_heads, &pools, &outputs);
             });
         }
     } else {
@@ -159,6 +161,8 @@ pub(in crate::ops) struct Pools<'a, E> {
     /// Of either.
     layout: PoolLayout,
     options: &'a AttentionOptions,
+    /// `[n_heads]`.
+    sinks: Option<&'a [f32]>,
 }
 
 /// Where tasks write.
@@ -195,7 +199,8 @@ struct SplitRow {
 
 impl SplitRow {
     /// Adds up the results of a head's chunks.
-    fn add_up(&self, head: usize, options: &AttentionOptions, outputs: &Outputs<'_>) {
+    fn add_up<E: KvElement>(&self, head: usize, pools: &Pools<'_, E>, outputs: &Outputs<'_>) {
+        let options = pools.options;
         let (head_dim, part_len) = (options.head_dim, part_len(options));
         let output = (self.row * options.n_heads + head) * head_dim;
         #[expect(unsafe_code, reason = "threads write disjoint parts of one matrix")]
@@ -210,7 +215,8 @@ impl SplitRow {
             let (part, state_of_part) = part.split_at(head_dim);
             state.add(sum, part, SoftmaxState { max: state_of_part[0], sum: state_of_part[1] });
         }
-        sum.iter_mut().for_each(|sum| *sum /= state.sum);
+        let denominator = state.denominator(pools.sink(head));
+        sum.iter_mut().for_each(|sum| *sum /= denominator);
     }
 }
 
@@ -340,6 +346,11 @@ fn window_start(position: usize, options: &AttentionOptions) -> usize {
 }
 
 impl<'a, E: KvElement> Pools<'a, E> {
+    #[inline(always)]
+    fn sink(&self, head: usize) -> Option<f32> {
+        self.sinks.map(|sinks| sinks[head])
+    }
+
     /// The keys of a page and head.
     #[inline(always)]
     fn key_block(&self, page: usize, kv_head: usize) -> &'a [E] {
@@ -429,7 +440,8 @@ unsafe fn attend<K: Kernels>(
         for ((query, sum), state) in queries.iter().zip(buffers.sums.chunks_exact(stored_dim)).zip(&buffers.states) {
             // SAFETY: a row's head belongs to one task, since sequences have rows of their own, and is stored once.
             let output = unsafe { outputs.whole.part(query.output..query.output + options.head_dim) };
-            output.iter_mut().zip(sum).for_each(|(output, sum)| *output = sum / state.sum);
+            let denominator = state.denominator(pools.sink(query.head));
+            output.iter_mut().zip(sum).for_each(|(output, sum)| *output = sum / denominator);
         }
     }
     BUFFERS.set(buffers);

@@ -31,6 +31,8 @@ fn check_tasks<E: PagedElement>() {
         let (scale, softcap, alibi_slopes) = (0.2, None, None);
         let options = AttentionOptions { n_heads, n_kv_heads, head_dim, scale, softcap, sliding_window, alibi_slopes };
         let ([keys, values], slots) = pools_of::<E>(n_pages, [n_kv_heads, head_dim]);
+        // One above all scores, one below.
+        let sinks = [9.0, 0.3, -3.0].repeat(n_heads);
         for (start, n_rows) in [
             (0, 1),
             (15, 1),
@@ -48,19 +50,20 @@ fn check_tasks<E: PagedElement>() {
                 let row_len = n_heads * head_dim;
                 let queries = &queries[rows.start * row_len..rows.end * row_len];
                 let layout = PoolLayout::of(&keys, [n_kv_heads, head_dim]);
-                let pools = Pools { queries, stride: row_len, keys: &keys, values: &values, layout, options: &options };
-                let first_key = window_start(start + rows.start, &options);
+                let (options, sinks) = (&options, Some(&sinks[..n_heads]));
+                let pools = Pools { queries, stride: row_len, keys: &keys, values: &values, layout, options, sinks };
+                let first_key = window_start(start + rows.start, options);
                 let slots = slots[first_key..start + rows.end].to_vec();
                 let slots = Slots::new(slots, &burn::tensor::Device::flex());
                 let sequence = PagedRows { rows: 0..rows.len(), start: start + rows.start, first_key, slots };
                 let mut output = vec![f32::NAN; queries.len()];
                 let mut tasks = Tasks { rows_per_task, chunks_per_task, ..Tasks::default() };
-                tasks.add(&sequence, &options);
+                tasks.add(&sequence, options);
                 let mut parts = vec![f32::NAN; tasks.parts_len];
                 let outputs = Outputs { whole: SharedMut::new(&mut output), parts: SharedMut::new(&mut parts) };
                 tasks.all.iter().for_each(|task| task.run(&pools, &outputs));
                 for row in &tasks.split {
-                    (0..n_heads).for_each(|head| row.add_up(head, &options, &outputs));
+                    (0..n_heads).for_each(|head| row.add_up(head, &pools, &outputs));
                 }
                 output
             };
@@ -110,7 +113,7 @@ fn check_sums<E: PagedElement>(within: f64) {
         let sequence = PagedRows { rows: 0..1, start: n_keys - 1, first_key: 0, slots };
         for level in every_isa() {
             let found = with_isa(level, || {
-                attention_paged(&queries, [&keys, &values], std::slice::from_ref(&sequence), &options)
+                attention_paged(&queries, [&keys, &values], std::slice::from_ref(&sequence), (&options, None))
             });
             for head in 0..n_heads {
                 let row = |rows: &[f32], position: usize| -> Vec<f64> {
@@ -176,7 +179,7 @@ fn check_non_finite<E: PagedElement + PartialEq>(broken: f32) {
             append_values(&mut pools[1], &values, &slots, [n_kv_heads, head_dim]);
             let rows = queries.chunks(at_once * n_heads * head_dim).enumerate().flat_map(|(number, queries)| {
                 let sequence = sequence(number * at_once, queries.len() / (n_heads * head_dim));
-                attention_paged(queries, [&pools[0], &pools[1]], &[sequence], &options)
+                attention_paged(queries, [&pools[0], &pools[1]], &[sequence], (&options, None))
             });
             rows.collect::<Vec<f32>>()
         };

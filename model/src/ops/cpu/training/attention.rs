@@ -30,6 +30,8 @@ pub const QUERIES: usize = 64;
 /// Input: queries, keys and values side by side, `[batch * seq_len, (n_heads + 2 n_kv_heads) * head_dim]`. Rotates queries
 /// and keys, and attends. Output: `[batch * seq_len, n_heads * head_dim]`. See [`rope`](crate::ops::rope) and
 /// [`attention_dense`](crate::ops::attention_dense).
+///
+/// A second input are sinks, `[n_heads]`, if there are any: scores that join the sums, and have no values.
 #[derive(Debug)]
 pub(in crate::ops) struct RopeAttend {
     pub(in crate::ops) options: AttentionOptions,
@@ -44,6 +46,8 @@ pub(in crate::ops) struct RopeAttend {
 struct Piece<'a> {
     op: &'a RopeAttend,
     qkv: &'a [f32],
+    /// `[n_heads]`.
+    sinks: Option<&'a [f32]>,
     /// The first row of the sequence.
     start: usize,
     seq_len: usize,
@@ -88,7 +92,7 @@ impl TrainingOp<FlexTensor> for RopeAttend {
         let mut log_sums = vec![0.0; n_rows * n_heads];
         let (out, sums) = (SharedMut::new(&mut output), SharedMut::new(&mut log_sums));
         thread_pool::parallel_for(self.batch * n_kv_heads, |number| {
-            SCRATCH.with_borrow_mut(|scratch| self.piece(&inputs[0], seq_len, number).forward(&out, &sums, scratch));
+            SCRATCH.with_borrow_mut(|scratch| self.piece(inputs, seq_len, number).forward(&out, &sums, scratch));
         });
         let output = tensor(output, [n_rows, n_heads * head_dim]);
         let saved = if is_recorded { vec![output.clone(), tensor(log_sums, [n_heads, n_rows])] } else { Vec::new() };
@@ -100,7 +104,7 @@ impl TrainingOp<FlexTensor> for RopeAttend {
         inputs: &[FlexTensor],
         saved: Vec<FlexTensor>,
         gradient: &FlexTensor,
-        _wanted: &[bool],
+        wanted: &[bool],
     ) -> Vec<Option<FlexTensor>> {
         let [n_rows, width] = dims(&inputs[0]);
         let seq_len = n_rows / self.batch.max(1);
@@ -109,18 +113,37 @@ impl TrainingOp<FlexTensor> for RopeAttend {
         let (output, log_sums, gradient) = (values(&saved[0]), values(&saved[1]), values(gradient));
         thread_pool::parallel_for(self.batch * self.options.n_kv_heads, |number| {
             SCRATCH.with_borrow_mut(|scratch| {
-                self.piece(&inputs[0], seq_len, number).backward([output, gradient], log_sums, &shared, scratch);
+                self.piece(inputs, seq_len, number).backward([output, gradient], log_sums, &shared, scratch);
             });
         });
-        vec![Some(tensor(of_qkv, [n_rows, width]))]
+        let of_sinks = inputs[1..].iter().zip(&wanted[1..]).map(|(sinks, wanted)| {
+            let of_sink = |(head, sink): (usize, &f32)| self.of_sink(head, *sink, log_sums, [output, gradient]);
+            let of_sinks: Vec<f32> = values(sinks).iter().enumerate().map(of_sink).collect();
+            wanted.then(|| tensor(of_sinks, [self.options.n_heads]))
+        });
+        [Some(tensor(of_qkv, [n_rows, width]))].into_iter().chain(of_sinks).collect()
     }
 }
 
 impl RopeAttend {
-    fn piece<'a>(&'a self, qkv: &'a FlexTensor, seq_len: usize, number: usize) -> Piece<'a> {
+    fn piece<'a>(&'a self, inputs: &'a [FlexTensor], seq_len: usize, number: usize) -> Piece<'a> {
         let n_kv_heads = self.options.n_kv_heads;
         let start = number / n_kv_heads * seq_len;
-        Piece { op: self, qkv: values(qkv), start, seq_len, kv_head: number % n_kv_heads }
+        let sinks = inputs.get(1).map(values);
+        Piece { op: self, qkv: values(&inputs[0]), sinks, start, seq_len, kv_head: number % n_kv_heads }
+    }
+
+    /// The gradient of the sink of `head`: it takes from all values of a row alike, in proportion to its probability.
+    fn of_sink(&self, head: usize, sink: f32, log_sums: &[f32], [output, gradient]: [&[f32]; 2]) -> f32 {
+        let AttentionOptions { n_heads, head_dim, .. } = self.options;
+        let log_sums = &log_sums[head * log_sums.len() / n_heads..][..log_sums.len() / n_heads];
+        let of_row = |(row, log_sum): (usize, &f32)| {
+            let at = (row * n_heads + head) * head_dim;
+            let product =
+                sum_of_pairs(&output[at..][..head_dim], &gradient[at..][..head_dim], |out, of_out| out * of_out);
+            -f64::from((sink - log_sum).exp() * product)
+        };
+        log_sums.iter().enumerate().map(of_row).sum::<f64>() as f32
     }
 }
 
@@ -221,6 +244,7 @@ impl Piece<'_> {
             seen: self.first_key(query) - keys.start..query + 1 - keys.start,
             cap: softcap.map(|cap| cap as f32),
             slope: alibi_slopes.as_ref().map_or(0.0, |slopes| slopes[head]),
+            sink: self.sinks.map(|sinks| sinks[head]),
         }
     }
 
@@ -375,13 +399,14 @@ pub(super) struct RowOptions {
     seen: Range<usize>,
     cap: Option<f32>,
     slope: f32,
+    sink: Option<f32>,
 }
 
 for_each_isa!(softmax_row(row: &mut [f32], options: &RowOptions, log_sum: &mut f32) = softmax_row_body);
 
 #[inline(always)]
 fn softmax_row_body<const FUSED: bool>(row: &mut [f32], options: &RowOptions, log_sum: &mut f32) {
-    let RowOptions { seen, cap, slope } = options;
+    let RowOptions { seen, cap, slope, sink } = options;
     row[..seen.start].fill(0.0);
     row[seen.end..].fill(0.0);
     let row = &mut row[seen.clone()];
@@ -391,7 +416,7 @@ fn softmax_row_body<const FUSED: bool>(row: &mut [f32], options: &RowOptions, lo
     if *slope != 0.0 {
         add_slope(row, *slope);
     }
-    let largest = largest(row);
+    let largest = sink.iter().copied().fold(largest(row), f32::max);
     let mut sums = [0.0f32; 16];
     let (chunks, rest) = row.as_chunks_mut::<16>();
     for chunk in chunks {
@@ -404,7 +429,7 @@ fn softmax_row_body<const FUSED: bool>(row: &mut [f32], options: &RowOptions, lo
         *score = exp::<FUSED>(*score - largest);
         *sum += *score;
     }
-    let sum: f32 = sums.iter().sum();
+    let sum = sums.iter().sum::<f32>() + sink.map_or(0.0, |sink| exp::<FUSED>(sink - largest));
     *log_sum = largest + sum.ln();
     let share = 1.0 / sum;
     row.iter_mut().for_each(|prob| *prob *= share);
@@ -437,7 +462,7 @@ fn backward_row_body<const FUSED: bool>(
     log_sum: f32,
     [output, gradient]: [&[f32]; 2],
 ) {
-    let RowOptions { seen, cap, slope } = options;
+    let RowOptions { seen, cap, slope, .. } = options;
     for row in [&mut *probs, &mut *of_probs] {
         row[..seen.start].fill(0.0);
         row[seen.end..].fill(0.0);

@@ -3,8 +3,10 @@
 use super::{
     super::super::tensor_names::{
         NameRow,
-        RowSelection::{Half, InterleavedKeys, InterleavedQueries, KeysOrValues, Queries},
-        same, stacked,
+        RowSelection::{
+            Half, InterleavedKeys, InterleavedQueries, KeysOrValues, Pairs, Queries, Transposed, TransposedPairs,
+        },
+        ordered, same, stacked,
     },
     llama::{LLAMA_ENDS, LLAMA_MLP, LLAMA_NORMS, LLAMA_OUT, LLAMA_QK_NORM, LLAMA_QKV},
 };
@@ -13,6 +15,8 @@ const ROUTER: &str = "blocks.{}.experts.router.weight";
 const SELECTION: &str = "blocks.{}.experts.router.selection_bias";
 const UP: &str = "blocks.{}.experts.routed.{}.up.weight";
 const DOWN: &str = "blocks.{}.experts.routed.{}.down.weight";
+const UP_BIAS: &str = "blocks.{}.experts.routed.{}.up.bias";
+const DOWN_BIAS: &str = "blocks.{}.experts.routed.{}.down.bias";
 const SHARED_UP: &str = "blocks.{}.experts.shared.up.weight";
 const SHARED_DOWN: &str = "blocks.{}.experts.shared.down.weight";
 
@@ -160,4 +164,23 @@ pub(in super::super) const AFMOE: &[&[NameRow]] = &[
     LLAMA_MLP,
     EXPERTS,
     SHARED_EXPERTS,
+];
+
+/// Experts' matrices are transposed, unless they are in MXFP4. Rows of a gate and of what it gates take turns.
+pub(in super::super) const GPT_OSS: &[&[NameRow]] = &[
+    LLAMA_ENDS,
+    LLAMA_NORMS,
+    LLAMA_QKV,
+    LLAMA_OUT,
+    &[
+        same("blocks.{}.attn.sinks.weight", "model.layers.{}.self_attn.sinks"),
+        same(ROUTER, "model.layers.{}.mlp.router.weight"),
+        same("blocks.{}.experts.router.bias", "model.layers.{}.mlp.router.bias"),
+        ordered(TransposedPairs, UP, "model.layers.{}.mlp.experts.gate_up_proj").of_all_experts(),
+        ordered(Pairs, UP, "model.layers.{}.mlp.experts.{}.gate_up_proj"),
+        ordered(Pairs, UP_BIAS, "model.layers.{}.mlp.experts.gate_up_proj_bias").of_all_experts(),
+        ordered(Transposed, DOWN, "model.layers.{}.mlp.experts.down_proj").of_all_experts(),
+        same(DOWN, "model.layers.{}.mlp.experts.{}.down_proj"),
+        same(DOWN_BIAS, "model.layers.{}.mlp.experts.down_proj_bias").of_all_experts(),
+    ],
 ];

@@ -2,11 +2,11 @@
 
 use super::super::{
     Architecture, Fixed,
-    bases::{experts, llama, mixture, mixture_with},
+    bases::{experts, gpt_oss, llama, mixture, mixture_with},
     config_rows::{ACTIVATIONS, ConfigRow, derived, flag, head_dim, kv_heads, number, size_or},
     expert_rows::{
-        AFMOE_ROTATION, AFMOE_SHARED, ERNIE_LAYERS, ERNIE_SHARED, FIRST_DENSE, FIRST_DENSE_OF_AFMOE, GLM_SHARED,
-        GROUPS, MELLUM_LAYERS, QWEN_LAYERS,
+        AFMOE_ROTATION, AFMOE_SHARED, BALANCE_LOSS, CLAMPED_SWIGLU, ERNIE_LAYERS, ERNIE_SHARED, FIRST_DENSE,
+        FIRST_DENSE_OF_AFMOE, GLM_SHARED, GROUPS, MELLUM_LAYERS, QWEN_LAYERS, balance_loss,
     },
     names, rope,
     row_groups::{GRANITE, LLAMA_SIZES},
@@ -41,6 +41,7 @@ pub(super) const ROWS: &[Architecture] = &[
                 size_or(&["num_local_experts", "num_experts"], |c| &mut experts(c).n_experts, |_| 8),
                 size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 2),
                 EXPERTS_ARE_AS_WIDE,
+                BALANCE_LOSS,
             ],
         ],
         fixed: &[("attention_bias", Fixed::Flag(false)), ("mlp_bias", Fixed::Flag(false))],
@@ -123,6 +124,7 @@ pub(super) const ROWS: &[Architecture] = &[
                 size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 8),
                 EXPERTS_ARE_AS_WIDE,
                 flag("norm_topk_prob", |c| &mut experts(c).normalized, false),
+                balance_loss(0.01),
             ],
         ],
         fixed: &[("mlp_bias", Fixed::Flag(false))],
@@ -208,6 +210,7 @@ pub(super) const ROWS: &[Architecture] = &[
                 size_or(&["moe_intermediate_size"], |c| &mut experts(c).d_ff, |_| 1536),
                 ERNIE_SHARED,
                 ERNIE_LAYERS,
+                BALANCE_LOSS,
             ],
         ],
         // Of probabilities, whose sum is never as small.
@@ -288,10 +291,38 @@ pub(super) const ROWS: &[Architecture] = &[
         names: names::QWEN_MOE,
         base_prefix: "model.",
     },
+    Architecture {
+        class: "GptOssForCausalLM",
+        model_type: "gpt_oss",
+        base: gpt_oss,
+        config: &[
+            LLAMA_SIZES,
+            &[
+                kv_heads(8),
+                size_or(&["head_dim"], |c| &mut c.head_dim, |_| 64),
+                ConfigRow::Rope(&rope::GPT_OSS),
+                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                flag("attention_bias", |c| &mut c.qkv_bias, true),
+                flag("attention_bias", |c| &mut c.attn_out_bias, true),
+                TIED,
+                ConfigRow::Window(&window::GPT_OSS),
+                size_or(&["num_local_experts", "num_experts"], |c| &mut experts(c).n_experts, |_| 128),
+                size_or(&["num_experts_per_tok", "experts_per_token"], |c| &mut experts(c).n_active, |_| 4),
+                EXPERTS_ARE_AS_WIDE,
+                CLAMPED_SWIGLU,
+                BALANCE_LOSS,
+            ],
+        ],
+        // The class has its own activation.
+        fixed: &[("hidden_act", Fixed::Text("silu"))],
+        names: names::GPT_OSS,
+        base_prefix: "model.",
+    },
 ];
 
 /// What Qwen's mixtures share.
-const QWEN_EXPERTS: &[ConfigRow] = &[flag("norm_topk_prob", |c| &mut experts(c).normalized, false), QWEN_LAYERS];
+const QWEN_EXPERTS: &[ConfigRow] =
+    &[flag("norm_topk_prob", |c| &mut experts(c).normalized, false), QWEN_LAYERS, BALANCE_LOSS];
 
 /// Granite's rotary positions and experts.
 const GRANITE_EXPERTS: &[ConfigRow] = &[
@@ -300,4 +331,5 @@ const GRANITE_EXPERTS: &[ConfigRow] = &[
     size_or(&["num_local_experts", "num_experts"], |c| &mut experts(c).n_experts, |_| 8),
     size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 2),
     EXPERTS_ARE_AS_WIDE,
+    BALANCE_LOSS,
 ];
