@@ -26,6 +26,10 @@ pub(crate) fn attend(
         (Qkv::Stacked(qkv), None) => ops::linear_with_lora(x, qkv.clone()),
         (Qkv::Latent(latent), norm) => ops::latent_qkv(x, norm, latent),
     };
+    let qkv = match inner.clip {
+        Some(limit) => qkv.clamp(-limit, limit),
+        None => qkv,
+    };
     let (gates, qkv) = match inner.is_gated {
         true => {
             let ([_, width], gate_width) = (qkv.dims(), n_heads * head_dim);

@@ -55,7 +55,7 @@ pub struct GptConfig {
     pub final_norm_eps: Option<f64>,
     /// Whether embeddings are normalized before positions are added ([BLOOM](https://arxiv.org/abs/2211.05100), 3.2).
     pub embed_norm: bool,
-    /// Whether queries and keys are normalized before rotation, without bias ([Dehghani et al.
+    /// Whether queries and keys are normalized before rotation ([Dehghani et al.
     /// 2023](https://arxiv.org/abs/2302.05442), 2).
     pub qk_norm: bool,
     /// What the norms of queries and keys extend over.
@@ -158,6 +158,13 @@ pub struct GptConfig {
     /// Whether the gated MLP is clamped, in place of [`activation`](Self::activation).
     #[serde(default)]
     pub clamped_swiglu: Option<ClampedSwiglu>,
+    /// Whether the norms of queries and keys have biases.
+    #[serde(default)]
+    pub qk_norm_bias: bool,
+    /// The largest magnitude of a query, key or value before norms and rotation; what is larger becomes this
+    /// ([DBRX](https://www.databricks.com/blog/introducing-dbrx-new-state-art-open-llm), OLMo 1).
+    #[serde(default)]
+    pub clip_qkv: Option<f64>,
     /// Dropout probability, in `[0, 1)`; not applied when serving.
     pub dropout: f64,
 }
@@ -217,6 +224,8 @@ pub enum QkNormSpan {
     Head,
     /// All heads of a row together (OLMo 2).
     AllHeads,
+    /// Each head by itself, with a weight for each head of a layer (Cohere's Command R+).
+    EachHead,
 }
 
 /// The activation function of the MLP.
@@ -436,6 +445,8 @@ impl GptConfig {
             layers_without_mixer: Vec::new(),
             attention_sinks: false,
             clamped_swiglu: None,
+            qk_norm_bias: false,
+            clip_qkv: None,
             dropout: 0.0,
         }
     }

@@ -450,6 +450,7 @@ impl Block {
             (Some(attention @ CausalSelfAttention { q_norm, k_norm, sinks, out, .. }), _, _) => {
                 Some(Mixer::Attention(SelfAttention {
                     qkv: attention.qkv(config, linear),
+                    clip: config.clip_qkv.map(|limit| limit as f32),
                     is_gated: config.attention_gate,
                     qk_norms: norm(q_norm).zip(norm(k_norm)).map(|(q, k)| QkNormParts {
                         norms: [q, k],

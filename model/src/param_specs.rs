@@ -179,9 +179,9 @@ fn norm_specs(config: &GptConfig, sublayer: &str) -> [Option<PartSpec>; 2] {
 
 fn attention_specs(config: &GptConfig) -> Vec<PartSpec> {
     let (q_width, kv_width) = (config.q_width(), config.kv_width());
-    let qk_norm = |path, width| match config.qk_norm_span {
-        QkNormSpan::Head => PartSpec::norm(config, path, config.head_dim, false),
-        QkNormSpan::AllHeads => PartSpec::norm(config, path, width, false),
+    let qk_norm = |path, width| {
+        let width = if config.qk_norm_span == QkNormSpan::Head { config.head_dim } else { width };
+        PartSpec::norm(config, path, width, config.qk_norm_bias)
     };
     let qkv = [config.gate_width() + q_width + 2 * kv_width, config.d_model];
     let inputs = match &config.latent {

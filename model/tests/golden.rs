@@ -304,7 +304,9 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     }
     if config.norm_weight {
         mutate("norm_weight_offset", &|c| c.norm_weight_offset = 1.0 - c.norm_weight_offset);
-        mutate("norm_weight", &|c| (c.norm_weight, c.norm_bias, c.norm_weight_offset) = (false, false, 0.0));
+        mutate("norm_weight", &|c| {
+            (c.norm_weight, c.norm_bias, c.qk_norm_bias, c.norm_weight_offset) = (false, false, false, 0.0);
+        });
     }
     mutate("scale_embeddings", &|c| c.scale_embeddings = !c.scale_embeddings);
     mutate("embedding_multiplier", &|c| c.embedding_multiplier *= 1.5);
@@ -357,7 +359,16 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
         mutate("embed_norm", &|c| c.embed_norm = false);
     }
     if config.qk_norm {
-        mutate("qk_norm", &|c| (c.qk_norm, c.qk_norm_after_rope) = (false, false));
+        mutate("qk_norm", &|c| {
+            (c.qk_norm, c.qk_norm_bias, c.qk_norm_after_rope) = (false, false, false);
+        });
+    }
+    if config.qk_norm_bias {
+        mutate("qk_norm_bias", &|c| c.qk_norm_bias = false);
+    }
+    if let Some(limit) = config.clip_qkv {
+        mutate("clip_qkv", &|c| c.clip_qkv = Some(0.8 * limit));
+        mutate("clip_qkv", &|c| c.clip_qkv = None);
     }
     if config.qk_norm && config.norm_weight && matches!(config.positions, Positions::Rope(_)) {
         mutate("qk_norm_after_rope", &|c| c.qk_norm_after_rope = !c.qk_norm_after_rope);

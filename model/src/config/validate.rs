@@ -66,6 +66,15 @@ impl GptConfig {
         require("qk_norm_after_rope", self.qk_norm || !self.qk_norm_after_rope, || {
             "must be false with qk_norm = false".to_owned()
         })?;
+        require("qk_norm_bias", (self.qk_norm && self.norm_weight) || !self.qk_norm_bias, || {
+            "must be false with qk_norm = false or norm_weight = false".to_owned()
+        })?;
+        require("clip_qkv", self.clip_qkv.is_none_or(|limit| limit > 0.0 && (limit as f32).is_normal()), || {
+            format!("must be positive and within the range of f32, got {:?}", self.clip_qkv)
+        })?;
+        require("clip_qkv", self.clip_qkv.is_none() || (!self.attention_gate && self.latent.is_none()), || {
+            "must be absent with attention_gate, and with latent attention".to_owned()
+        })?;
         require("xielu", !self.xielu || (!self.gated_mlp && self.experts.is_none()), || {
             "must be false with gated_mlp = true, and with experts".to_owned()
         })?;

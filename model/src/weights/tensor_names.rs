@@ -150,6 +150,16 @@ pub(super) enum RowSelection {
     LatentKeys,
     /// Its part for values, with a matrix for each head.
     LatentValues,
+    /// Weights of queries, a row for each head, laid out as [`InterleavedQueries`](Self::InterleavedQueries).
+    RowsOfQueries,
+    /// Weights of keys like that.
+    RowsOfKeys,
+    /// Weights of queries, a tensor for each head; a second `{}` of the name stands for it.
+    EachQueryHead,
+    /// Weights of keys like that.
+    EachKeyHead,
+    /// Queries, values and keys of the first of four parts of the model, then those of the others.
+    Shards,
     /// An expert's gates and what they gate, in turns.
     Pairs,
     /// The same, transposed.
@@ -166,6 +176,7 @@ impl RowSelection {
             Self::LatentValues => config.value_width(),
             Self::Queries | Self::InterleavedQueries | Self::ReversedQueries => config.q_width(),
             Self::KeysOrValues | Self::InterleavedKeys | Self::ReversedKeys => config.kv_width(),
+            Self::RowsOfQueries | Self::RowsOfKeys | Self::EachQueryHead | Self::EachKeyHead | Self::Shards => n,
             Self::Half => n / 2,
             Self::Value | Self::Scalar => 1,
             Self::DeltaByKeyHead | Self::BetasByKeyHead | Self::Squeezed | Self::LogOfNegated => n,
@@ -179,6 +190,9 @@ impl RowSelection {
     fn order(self, config: &GptConfig, n: usize) -> RowOrder {
         match self {
             Self::All | Self::Queries | Self::KeysOrValues | Self::Half | Self::Value => RowOrder::Same,
+            Self::RowsOfQueries | Self::RowsOfKeys => RowOrder::interleaved_rows(config),
+            Self::EachQueryHead | Self::EachKeyHead => RowOrder::Same,
+            Self::Shards => RowOrder::shards(config),
             Self::Scalar => RowOrder::Scalar,
             Self::InterleavedQueries | Self::InterleavedKeys => RowOrder::interleaved(config),
             Self::ReversedQueries | Self::ReversedKeys => RowOrder::reversed(config),
@@ -201,6 +215,17 @@ impl RowSelection {
             Self::LatentValues => RowOrder::Heads { n_heads: config.n_heads },
             Self::Pairs => RowOrder::pairs(expert_width(config)),
             Self::TransposedPairs => RowOrder::TransposedPairs { n_pairs: expert_width(config) },
+        }
+    }
+}
+
+impl RowSelection {
+    /// The number of tensors, if each head has one.
+    fn n_tensors(self, config: &GptConfig) -> Option<usize> {
+        match self {
+            Self::EachQueryHead => Some(config.n_heads),
+            Self::EachKeyHead => Some(config.n_kv_heads),
+            _ => None,
         }
     }
 }
@@ -270,6 +295,7 @@ impl TensorPart {
             RowOrder::After(n_before) => [&[n_before + self.n_rows], rest].concat(),
             RowOrder::Heads { n_heads } => [&[n_heads, self.n_rows / n_heads], rest].concat(),
             RowOrder::HeadColumns { n_heads } => [&[n_heads], rest, &[self.n_rows / n_heads]].concat(),
+            RowOrder::InterleavedRows { head_dim, .. } => vec![self.n_rows / head_dim.max(1), head_dim],
             RowOrder::LogOfNegated { is_column: true } => vec![self.n_rows, 1],
             RowOrder::Folded { n_rows } => vec![n_rows, self.n_rows / n_rows.max(1)],
             _ => [&[self.n_rows], rest].concat(),
@@ -314,7 +340,16 @@ impl TensorNames {
                 }),
             },
         };
-        row.tensors().iter().map(part).collect()
+        let parts = |tensor: &NamedRows| {
+            let TensorPart { name, n_rows, order, expert } = part(tensor);
+            let n_tensors = tensor.1.n_tensors(config).unwrap_or(1);
+            let of_head = move |head: usize| {
+                let name = name.replacen("{}", &head.to_string(), 1);
+                TensorPart { name, n_rows: n_rows / n_tensors, order, expert }
+            };
+            (0..n_tensors).map(of_head)
+        };
+        row.tensors().iter().flat_map(parts).collect()
     }
 
     /// Whether there are names for the parameter `spec`.

@@ -1566,6 +1566,141 @@ CASES |= {
 }
 
 
+# Norms of queries and keys, limits of queries, keys and values, and other rows that came late.
+BIGROUP_MIXTURE = {
+    **MIXTURE,
+    "num_hidden_layers": 3,
+    "head_dim": 12,
+    "moe_intermediate_size": 12,
+    "num_experts_per_tok": 3,
+    "rms_norm_eps": 1e-3,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+}
+BIGROUP_TEETH = (
+    {"rms_norm_eps": 1e-5},
+    {"num_experts_per_tok": 2},
+    {"topk_group": 3},
+    {"norm_topk_prob": False},
+    {"routed_scaling_factor": 1.0},
+)
+HALF_ROTATED = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
+LAYER_NORMED = {**SMALL, "num_attention_heads": 2, "layer_norm_eps": 1e-3}
+SHARP = {"q_norm": 1.6, "k_norm": 1.6, "q_layernorm": 1.6, "k_layernorm": 1.6}
+CASES |= {
+    "solar-open": Case(
+        "SolarOpenForCausalLM",
+        {**BIGROUP_MIXTURE, "n_routed_experts": 8, "n_shared_experts": 2, "attention_bias": True},
+        seed=721,
+        weight_std=0.4,
+        teeth=BIGROUP_TEETH,
+    ),
+    # Only layers with the window rotate.
+    "exaone-moe": Case(
+        "ExaoneMoeForCausalLM",
+        {
+            **BIGROUP_MIXTURE,
+            "num_experts": 8,
+            "num_shared_experts": 2,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+        },
+        seed=722,
+        weight_std=0.4,
+        mean_of=SHARP,
+        teeth=(*BIGROUP_TEETH, {"sliding_window": 7}),
+    ),
+    # Each head has weights of its own.
+    "cohere-qk-norm": Case(
+        "CohereForCausalLM",
+        {
+            **LAYER_NORMED,
+            "num_key_value_heads": 1,
+            "use_qk_norm": True,
+            "logit_scale": 0.7,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+        seed=723,
+        weight_std=0.5,
+        std_of={"q_norm": 2.0, "k_norm": 2.0},
+        teeth=({"layer_norm_eps": 1e-5},),
+    ),
+    "stablelm-qk-norm": Case(
+        "StableLmForCausalLM",
+        {**LAYER_NORMED, "num_key_value_heads": 1, "qk_layernorm": True, "rope_parameters": HALF_ROTATED},
+        seed=724,
+        weight_std=0.5,
+        mean_of=SHARP,
+        teeth=({"layer_norm_eps": 1e-5},),
+    ),
+    # These norms have biases.
+    "phi-qk-norm": Case(
+        "PhiForCausalLM",
+        {**LAYER_NORMED, "num_key_value_heads": 1, "qk_layernorm": True, "rope_parameters": HALF_ROTATED},
+        seed=725,
+        weight_std=0.5,
+        mean_of=SHARP,
+        teeth=({"layer_norm_eps": 1e-5},),
+    ),
+    "persimmon": Case(
+        "PersimmonForCausalLM",
+        {**LAYER_NORMED, "rope_parameters": HALF_ROTATED},
+        seed=726,
+        weight_std=0.4,
+        mean_of=SHARP,
+        teeth=({"layer_norm_eps": 1e-5}, {"hidden_act": "gelu"}),
+    ),
+    "olmo-clip": Case(
+        "OlmoForCausalLM",
+        {**SMALL_ROPE, "clip_qkv": 3.0},
+        seed=727,
+        weight_std=0.7,
+        teeth=({"clip_qkv": None}, {"clip_qkv": 2.5}),
+    ),
+    "mpt": Case(
+        "MptForCausalLM",
+        {
+            "vocab_size": 37,
+            "max_seq_len": 40,
+            "d_model": 16,
+            "n_layers": 2,
+            "n_heads": 4,
+            "layer_norm_epsilon": 1e-3,
+            "attn_config": {"clip_qkv": 2.0, "softmax_scale": 0.7},
+            **IDS,
+        },
+        seed=728,
+        weight_std=0.5,
+        teeth=(
+            {"layer_norm_epsilon": 1e-5},
+            {"attn_config": {"clip_qkv": None, "softmax_scale": 0.7}},
+            {"attn_config": {"clip_qkv": 2.0}},
+        ),
+    ),
+    # Queries, values and keys of four parts of the model behind each other.
+    "codegen": Case(
+        "CodeGenForCausalLM",
+        {
+            "vocab_size": 37,
+            "n_positions": 40,
+            "n_embd": 16,
+            "n_layer": 2,
+            "n_head": 2,
+            "n_inner": 28,
+            "rotary_dim": 4,
+            "layer_norm_epsilon": 1e-3,
+            **IDS,
+        },
+        seed=729,
+        weight_std=0.5,
+        teeth=({"layer_norm_epsilon": 1e-5}, {"activation_function": "relu"}, {"rotary_dim": 8}),
+    ),
+}
+CASES["solar-open"].config.pop("intermediate_size")
+
+
 class Float64(TorchFunctionMode):
     """Lifts what a model pins to float32 to float64, while a float64 copy of it runs."""
 

@@ -106,11 +106,14 @@ fn attend_heads<E: PagedElement>(
     let width = q_width + 2 * kv_width;
     let Scratch { normed, wide: qkv, attn_out, .. } = scratch;
     let Sublayer { in_norm, inner, .. } = mixer;
-    let Mixer::Attention(SelfAttention { qkv: Qkv::Stacked(qkv_matrix), qk_norms, sinks, .. }) = inner else {
+    let Mixer::Attention(SelfAttention { qkv: Qkv::Stacked(qkv_matrix), clip, qk_norms, sinks, .. }) = inner else {
         unreachable!("`has_block` refuses recurrent layers and latents")
     };
     let input = normed_if_any(x, in_norm.as_ref(), normed);
     let n_rows = product(input, qkv_matrix, qkv);
+    if let Some(limit) = *clip {
+        qkv.iter_mut().for_each(|value| *value = value.clamp(-limit, limit));
+    }
     let qk_norms = qk_norms.as_ref().map(|qk| qk.map(NormMemory::values));
     norm_rope_append(qkv, qk_norms.as_ref(), paged);
     let [keys, pool_of_values] = &paged.pools;

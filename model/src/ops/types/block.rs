@@ -48,6 +48,8 @@ pub(crate) enum Mixer<N, L> {
 #[derive(Debug)]
 pub(crate) struct SelfAttention<N, L> {
     pub(crate) qkv: Qkv<N, L>,
+    /// The largest magnitude of what that projection gives; what is larger becomes this.
+    pub(crate) clip: Option<f32>,
     /// Whether there are gates, as many as queries.
     pub(crate) is_gated: bool,
     /// Norms of queries and keys, before rotation.
@@ -228,13 +230,16 @@ impl<N, L> Mixer<N, L> {
 
     fn map<M, K>(&self, norm: &impl Fn(&N) -> M, linear: &impl Fn(&L) -> K) -> Mixer<M, K> {
         match self {
-            Self::Attention(SelfAttention { qkv, is_gated, qk_norms, sinks, out }) => Mixer::Attention(SelfAttention {
-                qkv: qkv.map(norm, linear),
-                is_gated: *is_gated,
-                qk_norms: qk_norms.as_ref().map(|qk| qk.map(norm)),
-                sinks: sinks.clone(),
-                out: linear(out),
-            }),
+            Self::Attention(SelfAttention { qkv, clip, is_gated, qk_norms, sinks, out }) => {
+                Mixer::Attention(SelfAttention {
+                    qkv: qkv.map(norm, linear),
+                    clip: *clip,
+                    is_gated: *is_gated,
+                    qk_norms: qk_norms.as_ref().map(|qk| qk.map(norm)),
+                    sinks: sinks.clone(),
+                    out: linear(out),
+                })
+            }
             Self::Recurrent(Recurrent { input, conv, kind, out }) => Mixer::Recurrent(Recurrent {
                 input: linear(input),
                 conv: conv.clone(),

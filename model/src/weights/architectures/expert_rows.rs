@@ -190,6 +190,13 @@ pub(super) const AFMOE_SHARED: ConfigRow = ConfigRow::Custom {
     write: |config, written| write_shared("num_shared_experts", config, written),
 };
 
+/// The same in K-EXAONE, which by default has one.
+pub(super) const EXAONE_SHARED: ConfigRow = ConfigRow::Custom {
+    keys: &["num_shared_experts"],
+    read: |fields, config| read_shared("num_shared_experts", 1, fields, config),
+    write: |config, written| write_shared("num_shared_experts", config, written),
+};
+
 /// The first layers have an MLP, in AFMoE.
 pub(super) const FIRST_DENSE_OF_AFMOE: ConfigRow = ConfigRow::Custom {
     keys: &["num_dense_layers"],

@@ -1,12 +1,15 @@
 //! Keys of variants of Llama that set more than one field, or that only one class has.
 
-use serde_json::json;
+use serde_json::{Map, json};
 
 use super::{
-    super::config_json::Fields,
-    config_rows::{ConfigRow, custom, exact_inverse, number},
+    super::config_json::{Fields, Fixed},
+    config_rows::{ConfigRow, custom, exact_inverse, number, set_score_scale},
 };
-use crate::{config::GptConfig, error::Result};
+use crate::{
+    config::{GptConfig, QkNormSpan},
+    error::Result,
+};
 
 /// MiniCPM's scales, by the depth and the width of the model for which they were found. By default there are none.
 pub(super) const MINICPM_SCALES: &[ConfigRow] = &[
@@ -74,6 +77,55 @@ pub(super) const ONLY_NEWER_ROPE: ConfigRow = custom(
     &[],
     |_, _| Ok(()),
     |_, written| ["rope_theta", "rope_scaling"].iter().for_each(|key| drop(written.remove(*key))),
+);
+
+/// Norms of queries and keys, if there are any, have a weight for each head. Behind the row that says whether there are.
+pub(super) const NORM_OF_EACH_HEAD: ConfigRow = custom(
+    &[],
+    |_, config| {
+        config.qk_norm_span = if config.qk_norm { QkNormSpan::EachHead } else { QkNormSpan::default() };
+        Ok(())
+    },
+    |_, _| {},
+);
+
+/// MPT's attention. Its class multiplies scores by what is called the scale of the softmax.
+pub(super) const MPT_ATTENTION: ConfigRow = custom(
+    &["attn_config"],
+    |fields, config| {
+        let empty = Map::new();
+        let nested = fields.object("attn_config")?.unwrap_or_else(|| fields.within(&empty));
+        for (key, allowed) in [
+            ("attn_type", Fixed::Text("multihead_attention")),
+            ("prefix_lm", Fixed::Flag(false)),
+            ("qk_ln", Fixed::Flag(false)),
+            ("alibi", Fixed::Flag(true)),
+            ("alibi_bias_max", Fixed::Number(8.0)),
+        ] {
+            nested.only(key, allowed)?;
+        }
+        // As in transformers, 0 is no limit.
+        config.clip_qkv = nested.number_if_any("clip_qkv")?.filter(|&limit| limit != 0.0);
+        config.attention_scale = None;
+        if let Some(scale) = nested.number_if_any("softmax_scale")? {
+            set_score_scale(config, scale);
+        }
+        Ok(())
+    },
+    |config, written| {
+        let attention = json!({ "clip_qkv": config.clip_qkv, "softmax_scale": config.attention_scale });
+        written.insert("attn_config".to_owned(), attention);
+    },
+);
+
+/// CodeGen's matrices are those of four parts of the model.
+pub(super) const CODEGEN_WIDTH: ConfigRow = custom(
+    &[],
+    |fields, config| match config.d_model % 4 {
+        0 => Ok(()),
+        _ => Err(fields.unsupported("n_embd", &json!(config.d_model), "multiples of 4")),
+    },
+    |_, _| {},
 );
 
 /// Transformers has one setting for all biases of attention, and the code beside the weights one for those of queries, keys and

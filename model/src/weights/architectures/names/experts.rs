@@ -54,6 +54,19 @@ pub(super) const QWEN_SHARED: &[NameRow] = &[
 pub(in super::super) const GLM_MOE: &[&[NameRow]] =
     &[LLAMA_ENDS, LLAMA_NORMS, LLAMA_QKV, LLAMA_QK_NORM, LLAMA_OUT, LLAMA_MLP, EXPERTS, SHARED_EXPERTS, SELECTION_BIAS];
 
+/// K-EXAONE.
+pub(in super::super) const EXAONE_MOE: &[&[NameRow]] = &[
+    LLAMA_ENDS,
+    LLAMA_NORMS,
+    LLAMA_QKV,
+    LLAMA_QK_NORM,
+    LLAMA_OUT,
+    LLAMA_MLP,
+    EXPERTS,
+    SHARED_EXPERTS,
+    &[same(SELECTION, "model.layers.{}.mlp.e_score_correction_bias")],
+];
+
 pub(super) const SELECTION_BIAS: &[NameRow] = &[same(SELECTION, "model.layers.{}.mlp.gate.e_score_correction_bias")];
 
 pub(super) const SHARED_EXPERTS: &[NameRow] = &[

@@ -3,9 +3,10 @@
 use super::super::super::tensor_names::{
     NameRow,
     RowSelection::{
-        Half, InterleavedKeys, InterleavedQueries, KeysOrValues, Queries, ReversedKeys, ReversedQueries, Scalar, Value,
+        EachKeyHead, EachQueryHead, Half, InterleavedKeys, InterleavedQueries, KeysOrValues, Queries, ReversedKeys,
+        ReversedQueries, Scalar, Value,
     },
-    same, stacked,
+    ordered, same, stacked,
 };
 
 pub(in super::super) const LLAMA: &[&[NameRow]] =
@@ -68,6 +69,27 @@ pub(super) const INTERLEAVED_QKV: &[NameRow] = &[
 pub(super) const LLAMA_QK_NORM: &[NameRow] = &[
     same("blocks.{}.attn.q_norm.weight", "model.layers.{}.self_attn.q_norm.weight"),
     same("blocks.{}.attn.k_norm.weight", "model.layers.{}.self_attn.k_norm.weight"),
+];
+
+/// The norms are named as layers, and have biases.
+pub(super) const QK_LAYER_NORM: &[NameRow] = &[
+    same("blocks.{}.attn.q_norm.weight", "model.layers.{}.self_attn.q_layernorm.weight"),
+    same("blocks.{}.attn.q_norm.bias", "model.layers.{}.self_attn.q_layernorm.bias"),
+    same("blocks.{}.attn.k_norm.weight", "model.layers.{}.self_attn.k_layernorm.weight"),
+    same("blocks.{}.attn.k_norm.bias", "model.layers.{}.self_attn.k_layernorm.bias"),
+];
+
+/// Each head has a norm.
+pub(in super::super) const STABLELM: &[&[NameRow]] = &[
+    LLAMA_ENDS,
+    LLAMA_NORMS,
+    LLAMA_QKV,
+    &[
+        ordered(EachQueryHead, "blocks.{}.attn.q_norm.weight", "model.layers.{}.self_attn.q_layernorm.norms.{}.weight"),
+        ordered(EachKeyHead, "blocks.{}.attn.k_norm.weight", "model.layers.{}.self_attn.k_layernorm.norms.{}.weight"),
+    ],
+    LLAMA_OUT,
+    LLAMA_MLP,
 ];
 
 pub(super) const LLAMA_OUT: &[NameRow] = &[

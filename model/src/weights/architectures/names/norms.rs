@@ -1,6 +1,10 @@
 //! Classes with norms in other places than Llama.
 
-use super::super::super::tensor_names::{NameRow, same};
+use super::super::super::tensor_names::{
+    NameRow,
+    RowSelection::{RowsOfKeys, RowsOfQueries},
+    ordered, same,
+};
 use super::llama::{
     FUSED_MLP, INTERLEAVED_QKV, LLAMA_ENDS, LLAMA_MLP, LLAMA_NORMS, LLAMA_OUT, LLAMA_QK_NORM, LLAMA_QKV,
 };
@@ -63,7 +67,11 @@ pub(in super::super) const HYPERCLOVAX: &[&[NameRow]] = &[
 /// One norm for both parts.
 pub(in super::super) const COHERE: &[&[NameRow]] = &[
     LLAMA_ENDS,
-    &[same("blocks.{}.attn_norm.weight", "model.layers.{}.input_layernorm.weight")],
+    &[
+        same("blocks.{}.attn_norm.weight", "model.layers.{}.input_layernorm.weight"),
+        ordered(RowsOfQueries, "blocks.{}.attn.q_norm.weight", "model.layers.{}.self_attn.q_norm.weight"),
+        ordered(RowsOfKeys, "blocks.{}.attn.k_norm.weight", "model.layers.{}.self_attn.k_norm.weight"),
+    ],
     INTERLEAVED_QKV,
     LLAMA_OUT,
     LLAMA_MLP,

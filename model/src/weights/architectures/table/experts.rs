@@ -3,7 +3,7 @@
 use super::super::{
     Architecture, Fixed,
     bases::{experts, gpt_oss, llama, mixture, mixture_with},
-    config_rows::{ACTIVATIONS, ConfigRow, derived, flag, head_dim, kv_heads, number, size_or},
+    config_rows::{ACTIVATIONS, ConfigRow, EXAONE4_ROTATION, derived, flag, head_dim, kv_heads, number, size, size_or},
     expert_rows::{
         AFMOE_ROTATION, AFMOE_SHARED, BALANCE_LOSS, CLAMPED_SWIGLU, ERNIE_LAYERS, ERNIE_SHARED, FIRST_DENSE,
         FIRST_DENSE_OF_AFMOE, GLM_SHARED, GROUPS, MELLUM_LAYERS, QWEN_LAYERS, balance_loss,
@@ -157,12 +157,7 @@ pub(super) const ROWS: &[Architecture] = &[
     Architecture {
         class: "Glm4MoeForCausalLM",
         model_type: "glm4_moe",
-        base: || {
-            mixture_with(llama(), |experts| {
-                experts.scores = RouterScores::Sigmoid;
-                experts.selection_bias = true;
-            })
-        },
+        base: deepseek_experts,
         config: &[
             LLAMA_SIZES,
             &[
@@ -318,6 +313,68 @@ pub(super) const ROWS: &[Architecture] = &[
         names: names::GPT_OSS,
         base_prefix: "model.",
     },
+    Architecture {
+        class: "SolarOpenForCausalLM",
+        model_type: "solar_open",
+        base: deepseek_experts,
+        config: &[&[
+            size(&["vocab_size"], |c| &mut c.vocab_size),
+            size(&["max_position_embeddings"], |c| &mut c.max_seq_len),
+            size(&["num_hidden_layers"], |c| &mut c.n_layers),
+            size(&["num_attention_heads"], |c| &mut c.n_heads),
+            size(&["hidden_size"], |c| &mut c.d_model),
+            kv_heads(8),
+            size_or(&["head_dim"], |c| &mut c.head_dim, |_| 128),
+            ConfigRow::Rope(&rope::SOLAR),
+            SILU,
+            number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
+            flag("attention_bias", |c| &mut c.qkv_bias, false),
+            TIED,
+            ConfigRow::Window(&window::NONE),
+            size_or(&["n_routed_experts", "num_local_experts"], |c| &mut experts(c).n_experts, |_| 128),
+            size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 8),
+            size_or(&["moe_intermediate_size"], |c| &mut experts(c).d_ff, |_| 1280),
+            // No layer has an MLP without experts.
+            derived(|c| &mut c.d_ff, |c| c.experts.as_ref().map_or(0, |experts| experts.d_ff)),
+            flag("norm_topk_prob", |c| &mut experts(c).normalized, true),
+            number("routed_scaling_factor", |c| &mut experts(c).weight_multiplier, 1.0),
+            GLM_SHARED,
+            GROUPS,
+        ]],
+        fixed: &[("use_qk_norm", Fixed::Flag(false)), ("first_k_dense_replace", Fixed::Number(0.0))],
+        names: names::GLM_MOE,
+        base_prefix: "model.",
+    },
+    // K-EXAONE.
+    Architecture {
+        class: "ExaoneMoeForCausalLM",
+        model_type: "exaone_moe",
+        base: || GptConfig { qk_norm: true, ..deepseek_experts() },
+        config: &[
+            LLAMA_SIZES,
+            &[
+                kv_heads(32),
+                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                ConfigRow::Rope(&rope::WHOLE_HEADS),
+                SILU,
+                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                TIED,
+                ConfigRow::Window(&window::EXAONE4),
+                EXAONE4_ROTATION,
+                size_or(N_EXPERTS, |c| &mut experts(c).n_experts, |_| 64),
+                size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 8),
+                size_or(&["moe_intermediate_size"], |c| &mut experts(c).d_ff, |_| 1024),
+                flag("norm_topk_prob", |c| &mut experts(c).normalized, true),
+                number("routed_scaling_factor", |c| &mut experts(c).weight_multiplier, 2.5),
+                EXAONE_SHARED,
+                GROUPS,
+                GLM_LITE_LAYERS,
+            ],
+        ],
+        fixed: &[("attention_bias", Fixed::Flag(false)), ("mlp_bias", Fixed::Flag(false))],
+        names: names::EXAONE_MOE,
+        base_prefix: "model.",
+    },
 ];
 
 /// What Qwen's mixtures share.
@@ -333,3 +390,11 @@ const GRANITE_EXPERTS: &[ConfigRow] = &[
     EXPERTS_ARE_AS_WIDE,
     BALANCE_LOSS,
 ];
+
+/// Scores as in DeepSeek V3.
+fn deepseek_experts() -> GptConfig {
+    mixture_with(llama(), |experts| {
+        experts.scores = RouterScores::Sigmoid;
+        experts.selection_bias = true;
+    })
+}

@@ -6,6 +6,7 @@ use super::super::{
     config_rows::{self, ConfigRow, flag, head_dim, kv_heads, number, size_or},
     names, rope,
     row_groups::{ATTENTION_BIAS, COHERE, GLM, LLAMA_SIZES, OLMO2, SILU, UNTIED},
+    variant_rows::NORM_OF_EACH_HEAD,
     window,
 };
 use crate::config::{GptConfig, NormPosition, QkNormSpan};
@@ -95,6 +96,8 @@ pub(super) const ROWS: &[Architecture] = &[
             COHERE,
             &[
                 size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                flag("use_qk_norm", |c| &mut c.qk_norm, false),
+                NORM_OF_EACH_HEAD,
                 ConfigRow::Rope(&rope::COHERE),
                 ConfigRow::Window(&window::NONE),
             ],

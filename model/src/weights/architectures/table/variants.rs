@@ -218,6 +218,7 @@ pub(super) const ROWS: &[Architecture] = &[
                 size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
                 size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
                 ConfigRow::Rope(&rope::WHOLE_HEADS),
+                ConfigRow::Cap { key: "clip_qkv", of: |c| &mut c.clip_qkv, absent: None },
                 ConfigRow::Window(&window::NONE),
             ],
         ],
