@@ -15,8 +15,9 @@ use crate::{
 };
 use hearth_model::{
     Result, TokenId,
+    constraint::{Outlook, Watch},
     kv_cache::PageKey,
-    sampling::{LogitRow, RowNeeds, Sampler, TokenLogprobs, token_logprobs},
+    sampling::{LogitRow, RowNeeds, Sampler, TokenLogprobs, logprobs_of, token_logprobs},
     tokenizer::{DecodeOptions, Detokenizer, Tokenizer},
 };
 
@@ -27,6 +28,9 @@ pub(crate) struct Sequence {
     sampler: Sampler,
     /// The state of the answer's grammar. Recomputed tokens are not sampled again, so it survives a preemption.
     constraint: Option<BoundAnswer>,
+    /// The state of the grammar of parts of the answer. It reads only sampled tokens: those of rejected drafts never reach
+    /// it.
+    watch: Option<Watch>,
     /// Its thoughts, if they are known.
     thinking: Option<Thinking>,
     text: TextAssembler,
@@ -61,6 +65,7 @@ impl Sequence {
         let start = thinking.as_ref().and_then(Thinking::answer_start);
         Self {
             constraint: parts.constraint.as_ref().map(|empty| BoundAnswer::new(empty, start)),
+            watch: parts.watch.clone(),
             thinking,
             sampler: Sampler::sharing(parts.sampling.clone(), parts.choice, Arc::clone(&parts.prompt_ids)),
             text,
@@ -98,6 +103,7 @@ impl Sequence {
             0 => 0,
             // The sequence is held after each token, so drafts would be rejected.
             _ if self.constraint.as_ref().is_some_and(BoundAnswer::is_slow) => 0,
+            _ if self.watch.as_ref().is_some_and(Watch::is_slow) => 0,
             n_completion => self.request.parts().stop.max_tokens.saturating_sub(n_completion + 1),
         }
     }
@@ -123,16 +129,24 @@ impl Sequence {
     /// The part of the row at `position` that [`advance`](Self::advance) needs, if the tokens `ahead` extend the
     /// sequence up to there.
     pub(crate) fn needs(&self, position: usize, ahead: &[TokenId]) -> RowNeeds {
-        let RequestParts { logprobs, logprobs_mode, thinking, .. } = self.request.parts();
+        let RequestParts { logprobs, logprobs_mode, logprobs_of, thinking, .. } = self.request.parts();
         let is_of_prompt = position + 1 < self.n_prompt();
         // The log-probability of a forced token may be any.
         let may_force = thinking.as_ref().is_some_and(|thinking| thinking.budget.is_some());
         let reports_raw = logprobs.is_some() && (*logprobs_mode == LogprobsMode::Raw || may_force);
+        let reports_raw = reports_raw || logprobs_of.is_some();
         if is_of_prompt || reports_raw || self.constraint.is_some() {
             return RowNeeds::Whole;
         }
         // Tokens that are barred now may be allowed at `position`, but not the other way round.
-        self.sampler.needs(self.barred(0), ahead)
+        let barred = self.barred(0);
+        match self.watch.as_ref().map(|watch| watch.outlook(ahead)) {
+            Some(Outlook::Bound) => RowNeeds::Whole,
+            Some(Outlook::Free(forbidden)) if !forbidden.is_empty() => {
+                self.sampler.needs(&barred.union(&forbidden).copied().collect(), ahead)
+            }
+            _ => self.sampler.needs(barred, ahead),
+        }
     }
 
     /// The tokens that would end the sequence too early after `n_ahead` more tokens.
@@ -189,7 +203,10 @@ impl Sequence {
     /// The result of a held sequence: it [continues](Progress::Resumed) or has ended. `None` while the result is not
     /// ready.
     pub(crate) fn poll_held(&mut self, senders: &mut EventSenders) -> Option<Result<Progress>> {
-        let accepted = self.constraint.as_mut()?.accepted()?;
+        let accepted = match &mut self.constraint {
+            Some(constraint) => constraint.accepted()?,
+            None => self.watch.as_mut()?.accepted()?,
+        };
         Some(accepted.map(|is_complete| match is_complete {
             true => self.end(senders, FinishReason::Stop, None),
             false if self.n_completion() >= self.request.parts().stop.max_tokens => {
@@ -213,6 +230,7 @@ impl Sequence {
             Some(constraint) if forced.is_none() && !is_thinking => {
                 LogitRow::Whole(constraint.restrict(logits.whole()?, stop_token_ids)?.into())
             }
+            None if forced.is_none() => self.watched(logits)?,
             _ => self.allowed(0, logits),
         };
         let position = self.token_ids().len();
@@ -235,10 +253,14 @@ impl Sequence {
             }
         }
         let id = forced.unwrap_or(sampled);
-        let logprobs = match (self.request.parts().logprobs, self.request.parts().logprobs_mode) {
-            (None, _) => None,
-            (Some(n_top), LogprobsMode::Raw) => Some(token_logprobs(logits.whole()?, id, n_top)),
-            (Some(n_top), LogprobsMode::Processed) => Some(self.sampler.logprobs(&allowed, position, (id, n_top))?),
+        let asked = self.request.parts();
+        let logprobs = match (&asked.logprobs_of, asked.logprobs, asked.logprobs_mode) {
+            (Some(of), ..) => Some(logprobs_of(logits.whole()?, id, of)),
+            (None, None, _) => None,
+            (None, Some(n_top), LogprobsMode::Raw) => Some(token_logprobs(logits.whole()?, id, n_top)),
+            (None, Some(n_top), LogprobsMode::Processed) => {
+                Some(self.sampler.logprobs(&allowed, position, (id, n_top))?)
+            }
         };
         let is_stop_token = forced.is_none() && stop_token_ids.contains(&id);
         let is_last = self.n_completion() + 1 == *max_tokens;
@@ -248,6 +270,7 @@ impl Sequence {
         let offset = self.text.n_chars();
         let bound = match (&mut self.constraint, &self.request.parts().constraint) {
             (Some(constraint), Some(empty)) if !is_stop_token => constraint.accept(id, step, empty)?,
+            (None, _) if !is_stop_token => self.accept_watched(id, forced.is_some())?,
             _ => Bound::Open,
         };
         let stop_text = if self.constraint.is_some() { StopText::Cut } else { self.request.parts().text.stop_text };
@@ -271,11 +294,39 @@ impl Sequence {
         } else if is_last {
             self.end(senders, FinishReason::Length, None)
         } else {
-            if let Some(constraint) = &self.constraint {
-                constraint.prepare();
-            }
+            self.constraint.iter().for_each(BoundAnswer::prepare);
+            self.watch.iter().for_each(Watch::prepare);
             Progress::Token(self.page_key())
         })
+    }
+
+    /// The logits of the next token, without those that parts of the answer may not have.
+    fn watched<'a>(&self, logits: &'a LogitRow<'_>) -> Result<LogitRow<'a>> {
+        match &self.watch {
+            Some(watch) if watch.is_bound() => {
+                let end_ids = &self.request.parts().stop.stop_token_ids;
+                Ok(LogitRow::Whole(watch.restrict(logits.whole()?, end_ids)?.into()))
+            }
+            Some(watch) => Ok(match watch.outlook(&[]) {
+                Outlook::Free(forbidden) if !forbidden.is_empty() => self.allowed(0, logits).without(&forbidden),
+                _ => self.allowed(0, logits),
+            }),
+            None => Ok(self.allowed(0, logits)),
+        }
+    }
+
+    /// Adds a token to the parts of the answer.
+    fn accept_watched(&mut self, id: TokenId, is_forced: bool) -> Result<Bound> {
+        if is_forced && self.watch.as_ref().is_some_and(Watch::is_bound) {
+            // The words that end a thought are in no grammar.
+            self.watch = None;
+        }
+        let Some(watch) = &mut self.watch else { return Ok(Bound::Open) };
+        if watch.is_slow() {
+            watch.accept_elsewhere(id);
+            return Ok(Bound::Later);
+        }
+        Ok(if watch.accept(id)? { Bound::Complete } else { Bound::Open })
     }
 
     /// The key of the last page, if the last token fills it. Must be called once for each token: it advances the chain.

@@ -53,7 +53,7 @@ pub struct GptConfig {
     pub final_norm: bool,
     /// [`norm_eps`](Self::norm_eps) of the final norm; `None`: the same as for other norms.
     pub final_norm_eps: Option<f64>,
-    /// Whether embeddings are normalized before positions are added ([BLOOM](https://arxiv.org/abs/2211.05100), 3.2).
+    /// Whether what enters the first block is normalized ([BLOOM](https://arxiv.org/abs/2211.05100), 3.2; BERT).
     pub embed_norm: bool,
     /// Whether queries and keys are normalized before rotation ([Dehghani et al.
     /// 2023](https://arxiv.org/abs/2302.05442), 2).
@@ -158,6 +158,18 @@ pub struct GptConfig {
     /// Whether the gated MLP is clamped, in place of [`activation`](Self::activation).
     #[serde(default)]
     pub clamped_swiglu: Option<ClampedSwiglu>,
+    /// Whether each position sees all others of its text, those behind it too: an encoder
+    /// ([BERT](https://arxiv.org/abs/1810.04805)). A sliding window then extends to both sides.
+    #[serde(default)]
+    pub bidirectional: bool,
+    /// Kinds of tokens, such as those of the first and of the second text of a pair (BERT, 3): a learned vector for the kind of
+    /// each token is added to its embedding. 0: none.
+    #[serde(default)]
+    pub n_token_types: usize,
+    /// Whether the first block's mixer reads the residual stream without a norm, since the embeddings are normalized already
+    /// ([ModernBERT](https://arxiv.org/abs/2412.13663)).
+    #[serde(default)]
+    pub unnormed_first_mixer: bool,
     /// Whether the norms of queries and keys have biases.
     #[serde(default)]
     pub qk_norm_bias: bool,
@@ -445,6 +457,9 @@ impl GptConfig {
             layers_without_mixer: Vec::new(),
             attention_sinks: false,
             clamped_swiglu: None,
+            bidirectional: false,
+            n_token_types: 0,
+            unnormed_first_mixer: false,
             qk_norm_bias: false,
             clip_qkv: None,
             dropout: 0.0,

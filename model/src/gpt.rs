@@ -1,5 +1,6 @@
 //! The architecture, from token ids to logits, and every parameter it has.
 
+mod devices;
 mod kv_dtypes;
 mod latent;
 mod losses;
@@ -15,11 +16,12 @@ use burn::{
     tensor::{Device, Int, Tensor, TensorData},
 };
 
+use self::devices::require_bodies;
 pub use self::router_losses::{RouterLogits, RouterLossWeights, RouterLosses};
 use crate::{
     attention,
     config::{GptConfig, NormPosition},
-    error::{Error, Result},
+    error::Result,
     forward_pass::{AddedPositions, AttentionContext, DropoutPlace, ForwardPass},
     layers::{Conv, Decays, Embedding, Linear, LmHead, Norm, Part, PartList, Router, Vector, modules},
     lora::AdapterRows,
@@ -39,8 +41,9 @@ modules! {
     /// A decoder-only transformer.
     pub struct Gpt {
         embed: Embedding,
-        embed_norm: Option<Norm>,
         pos_embed: Option<Embedding>,
+        type_embed: Option<Embedding>,
+        embed_norm: Option<Norm>,
         blocks: Vec<Block>,
         norm: Option<Norm>,
         lm_head: LmHead,
@@ -126,7 +129,7 @@ impl Gpt {
     /// with `0.02 / sqrt(2 n_layers)` (GPT-2, 2.3); biases are 0, norm weights act as 1.
     ///
     /// # Errors
-    /// [`Error::Config`] when `config` makes no model.
+    /// [`Error::Config`](crate::error::Error::Config) when `config` makes no model.
     pub fn init(config: &GptConfig, seed: u64, device: &Device) -> Result<Self> {
         let mut tensor = 0;
         Self::from_params(config, Dtype::F32, device, &mut |spec| {
@@ -146,7 +149,7 @@ impl Gpt {
     /// `read` returns already placed on the device (`ParamData::Placed`); all other parameters are f32.
     ///
     /// # Errors
-    /// [`Error::Config`] when `config` makes no model, and whatever `read` reports.
+    /// [`Error::Config`](crate::error::Error::Config) when `config` makes no model, and whatever `read` reports.
     pub fn from_params<'a, P: Into<ParamData<'a>>>(
         config: &GptConfig,
         dtype: Dtype,
@@ -165,7 +168,7 @@ impl Gpt {
     /// no gradients. If only an adapter trains, the matrices have this layout already, and the copy shares them.
     ///
     /// # Errors
-    /// [`Error::Execution`] when the device cannot be read.
+    /// [`Error::Execution`](crate::error::Error::Execution) when the device cannot be read.
     pub fn packed(&self) -> Result<Self> {
         if self.linears().into_iter().any(|(_, linear)| linear.lora().is_some() || linear.weight().is_packed()) {
             return Ok(self.clone());
@@ -265,15 +268,18 @@ impl Gpt {
         if self.config.embedding_multiplier != 1.0 {
             x = x * self.config.embedding_multiplier;
         }
-        if let Some(norm) = &self.embed_norm {
-            x = norm.forward(x);
-        }
         match (&self.pos_embed, pass.added()) {
             (Some(pos_embed), AddedPositions::Learned(positions)) => {
                 x = ops::add_update(x, pos_embed.forward(positions.tensor()), 1.0, None);
             }
             (_, AddedPositions::Sinusoidal(rows)) => x = x + rows.tensor(),
             _ => {}
+        }
+        if let (Some(type_embed), Some(types)) = (&self.type_embed, pass.token_types()) {
+            x = ops::add_update(x, type_embed.forward(types.tensor()), 1.0, None);
+        }
+        if let Some(norm) = &self.embed_norm {
+            x = norm.forward(x);
         }
         ops::dropout(x, pass.dropout(DropoutPlace::Embeddings))
     }
@@ -333,7 +339,7 @@ impl Gpt {
     /// Every parameter's path and value as f32, in the order of the layers. Reads one tensor at a time off the device.
     ///
     /// # Errors
-    /// [`Error::Execution`] when the device cannot be read, and whatever `visit` reports.
+    /// [`Error::Execution`](crate::error::Error::Execution) when the device cannot be read, and whatever `visit` reports.
     pub fn read_params(&self, visit: &mut ParamVisitor<'_>) -> Result<()> {
         self.params().into_iter().try_for_each(|(path, param)| visit(&path, param.read()?))
     }
@@ -398,25 +404,6 @@ impl Gpt {
     fn scale_for_logits(&self, hidden: Tensor<2>) -> Tensor<2> {
         let multiplier = self.config.logit_multiplier;
         if multiplier == 1.0 { hidden } else { hidden * multiplier }
-    }
-}
-
-/// Refuses what has no body on `device`.
-fn require_bodies(config: &GptConfig, device: &Device) -> Result<()> {
-    let only_on_cpu = [
-        ("experts", config.experts.is_some()),
-        ("recurrent layers", config.recurrent.is_some()),
-        ("gated attention", config.attention_gate),
-        ("latent attention", config.latent.is_some()),
-        ("attention sinks", config.attention_sinks),
-        ("clamped SwiGLU", config.clamped_swiglu.is_some()),
-    ];
-    match only_on_cpu.into_iter().find(|(_, has)| *has && !ops::is_on_cpu(device)) {
-        Some((what, _)) => {
-            let what = format!("must be the CPU for a model with {what}, got a GPU\nhint: run it with `--device cpu`");
-            Err(Error::Param { name: "device", what })
-        }
-        None => Ok(()),
     }
 }
 

@@ -130,9 +130,11 @@ fn specs_outside(config: &GptConfig) -> [Vec<PartSpec>; 2] {
     let norm = |path| PartSpec::norm(config, path, d_model, config.norm_bias);
     let before = [
         Some(matrix(Embedding, "embed", [vocab_size, d_model], INIT_STD, false)),
-        config.embed_norm.then(|| norm("embed_norm")),
         (config.positions == Positions::Learned)
             .then(|| matrix(Embedding, "pos_embed", [config.max_seq_len, d_model], INIT_STD, false)),
+        (config.n_token_types > 0)
+            .then(|| matrix(Embedding, "type_embed", [config.n_token_types, d_model], INIT_STD, false)),
+        config.embed_norm.then(|| norm("embed_norm")),
     ];
     let mut lm_head = matrix(LmHead, "lm_head", [vocab_size, d_model], INIT_STD, config.lm_head_bias);
     if config.tie_embeddings {
@@ -147,7 +149,7 @@ fn block_specs(config: &GptConfig, layer: usize) -> Vec<PartSpec> {
     let mut parts = Vec::new();
     if config.has_mixer(layer) {
         let [before, behind] = norm_specs(config, "attn");
-        parts.extend(before);
+        parts.extend(before.filter(|_| layer > 0 || !config.unnormed_first_mixer));
         parts.extend(match config.recurrence_of(layer) {
             Some(recurrence) => recurrent_specs(config, recurrence),
             None => attention_specs(config),
@@ -184,13 +186,13 @@ fn attention_specs(config: &GptConfig) -> Vec<PartSpec> {
         PartSpec::norm(config, path, width, config.qk_norm_bias)
     };
     let qkv = [config.gate_width() + q_width + 2 * kv_width, config.d_model];
-    let inputs = match &config.latent {
-        Some(latent) => latent_specs(config, latent),
-        None => vec![PartSpec::matrix(PartKind::Linear, "attn.qkv", qkv, INIT_STD, config.qkv_bias)],
-    };
     let sinks = || {
         let params = vec![param("attn.sinks", "weight", vec![config.n_heads], Init::Normal { std: INIT_STD })];
         PartSpec { path: "attn.sinks".into(), kind: PartKind::Sinks, layer: None, width: config.n_heads, params }
+    };
+    let inputs = match &config.latent {
+        Some(latent) => latent_specs(config, latent),
+        None => vec![PartSpec::matrix(PartKind::Linear, "attn.qkv", qkv, INIT_STD, config.qkv_bias)],
     };
     let parts = [
         config.qk_norm.then(|| qk_norm("attn.q_norm", q_width)),
@@ -390,7 +392,7 @@ impl GptConfig {
             norm_specs(self, sublayer).iter().flatten().map(|norm| of_parts(std::slice::from_ref(norm))).sum()
         };
         let kinds = [
-            (of_norms("attn"), self.n_mixers()),
+            (of_norms("attn"), self.n_mixers() - usize::from(self.unnormed_first_mixer).min(self.n_mixers())),
             (of_norms("mlp"), n_mlps),
             (of_parts(&attention_specs(self)), self.n_attention_layers()),
             (of_recurrent, self.n_recurrent_layers()),

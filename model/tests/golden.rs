@@ -171,7 +171,7 @@ fn logits_on_wgpu_match_transformers() {
     let Some(device) = gpu() else { return };
     for case in CASES {
         let config = model_dir::load_config(&golden(case)).unwrap();
-        if config.experts.is_some() || config.recurrent.is_some() || config.latent.is_some() {
+        if config.experts.is_some() || config.recurrent.is_some() || config.bidirectional || config.latent.is_some() {
             assert!(model_dir::load_gpt(&golden(case), &LoadOptions { device: device.clone(), dtype: None }).is_err());
             continue;
         }
@@ -343,10 +343,11 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
         });
     }
     let are_whole = config.layers_without_mixer.is_empty() && config.layers_without_mlp.is_empty();
+    let are_whole = are_whole && !config.unnormed_first_mixer;
     if config.norm_position == NormPosition::Pre && !config.shared_norm && are_whole {
         mutate("parallel_residual", &|c| c.parallel_residual = !c.parallel_residual);
     }
-    if !config.parallel_residual {
+    if !config.parallel_residual && !config.unnormed_first_mixer {
         let others = [NormPosition::Pre, NormPosition::Post, NormPosition::Inside];
         for norm_position in others.into_iter().filter(|&other| other != config.norm_position) {
             mutate("norm_position", &|c| c.norm_position = norm_position);
@@ -355,7 +356,13 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     if config.parallel_residual && !config.shared_norm {
         mutate("shared_norm", &|c| c.shared_norm = true);
     }
-    if config.embed_norm {
+    if config.bidirectional {
+        mutate("bidirectional", &|c| c.bidirectional = false);
+    }
+    if config.n_token_types > 0 {
+        mutate("n_token_types", &|c| c.n_token_types = 0);
+    }
+    if config.embed_norm && !config.unnormed_first_mixer {
         mutate("embed_norm", &|c| c.embed_norm = false);
     }
     if config.qk_norm {
@@ -386,7 +393,8 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     let rotatable = config.latent.map_or(config.head_dim, |latent| latent.rope_dim);
     let whole_heads = Positions::Rope(Rope::new(10_000.0, rotatable));
     for positions in [Positions::None, Positions::Alibi, Positions::Sinusoidal, whole_heads] {
-        if positions != config.positions {
+        let is_possible = positions != Positions::Alibi || !config.bidirectional;
+        if positions != config.positions && is_possible {
             mutate("positions", &|c| {
                 c.positions = positions.clone();
                 (c.unrotated_layers, c.window_rope) = (Vec::new(), None);
@@ -456,6 +464,7 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
             if let Positions::Rope(rope) = &c.positions {
                 c.positions = Positions::Rope(rotated(rope, rope.rotary_dim.min(head_dim / 2)));
             }
+            c.window_rope = c.window_rope.as_ref().map(|rope| rotated(rope, rope.rotary_dim.min(head_dim / 2)));
         });
     }
     mutations

@@ -1,8 +1,8 @@
 //! Ways to misread the experts and the recurrent layers of a configuration while the weights still fit.
 
 use hearth_model::config::{
-    ClampedSwiglu, ExpertGroups, Experts, GatedConv, GatedDeltaNet, GptConfig, Mamba2, QueryTemperature, Recurrence,
-    Recurrent, RouterScores,
+    ClampedSwiglu, ExpertGroups, Experts, GatedConv, GatedDeltaNet, GptConfig, Mamba2, NormPosition, QueryTemperature,
+    Recurrence, Recurrent, RouterScores,
 };
 
 /// Wrong details of attention and MLPs, with the field that is wrong.
@@ -42,8 +42,11 @@ pub(crate) fn expert_mutations(config: &GptConfig) -> Vec<(&'static str, GptConf
         mutations.push((field, mutant));
     };
     mutate("experts.n_active", &|e| e.n_active -= 1);
-    mutate("experts.normalized", &|e| e.normalized = !e.normalized);
-    mutate("experts.weight_multiplier", &|e| e.weight_multiplier *= 1.5);
+    // A norm behind the experts hides the scale of their weights.
+    if !matches!(config.norm_position, NormPosition::Inside | NormPosition::Sandwich) {
+        mutate("experts.normalized", &|e| e.normalized = !e.normalized);
+        mutate("experts.weight_multiplier", &|e| e.weight_multiplier *= 1.5);
+    }
     mutate("experts.scores", &|e| {
         e.scores = match e.scores {
             RouterScores::Softmax => RouterScores::Sigmoid,

@@ -7,6 +7,7 @@ mod chat;
 mod class_defaults;
 mod config_json;
 mod constraint;
+mod encoders;
 mod gguf;
 mod gguf_export;
 mod golden;

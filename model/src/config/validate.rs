@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::{GptConfig, NormKind, NormPosition, Positions, QueryTemperature, Rope, RopeScaling};
+use super::{GptConfig, NormKind, NormPosition, Positions, QkNormSpan, QueryTemperature, Rope, RopeScaling};
 use crate::error::{Error, Result};
 
 /// Far more layers than any model has; limits the number of parameters that a file can declare.
@@ -61,6 +61,19 @@ impl GptConfig {
         require("shared_norm", !self.shared_norm || self.parallel_residual, || {
             "must be false with parallel_residual = false".to_owned()
         })?;
+        require("bidirectional", !self.bidirectional || self.positions != Positions::Alibi, || {
+            "must be false with positions = alibi".to_owned()
+        })?;
+        require("bidirectional", !self.bidirectional || self.recurrent.is_none(), || {
+            "must be false with recurrent layers".to_owned()
+        })?;
+        require("n_token_types", self.n_token_types <= 1 << 16, || {
+            format!("must be at most 65536, got {}", self.n_token_types)
+        })?;
+        let unnormed = self.embed_norm && self.norm_position == NormPosition::Pre && !self.shared_norm;
+        require("unnormed_first_mixer", !self.unnormed_first_mixer || unnormed, || {
+            "must be false unless embed_norm is true, norm_position is pre and norms are not shared".to_owned()
+        })?;
         self.validate_factors()?;
         require("dropout", (0.0..1.0).contains(&self.dropout), || format!("must be in [0, 1), got {}", self.dropout))?;
         require("qk_norm_after_rope", self.qk_norm || !self.qk_norm_after_rope, || {
@@ -68,6 +81,9 @@ impl GptConfig {
         })?;
         require("qk_norm_bias", (self.qk_norm && self.norm_weight) || !self.qk_norm_bias, || {
             "must be false with qk_norm = false or norm_weight = false".to_owned()
+        })?;
+        require("qk_norm_bias", self.qk_norm_span != QkNormSpan::EachHead || !self.qk_norm_bias, || {
+            "must be false with qk_norm_span = each_head".to_owned()
         })?;
         require("clip_qkv", self.clip_qkv.is_none_or(|limit| limit > 0.0 && (limit as f32).is_normal()), || {
             format!("must be positive and within the range of f32, got {:?}", self.clip_qkv)

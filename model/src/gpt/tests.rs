@@ -32,6 +32,9 @@ fn configs() -> Vec<(&'static str, GptConfig)> {
                 ..heads(QkNormSpan::Head)
             },
         ),
+        ("as Command R+", heads(QkNormSpan::EachHead)),
+        ("as Persimmon", GptConfig { norm: NormKind::LayerNorm, qk_norm_bias: true, ..heads(QkNormSpan::Head) }),
+        ("as OLMo 1 7B", GptConfig { clip_qkv: Some(0.5), ..llama.clone() }),
         ("as Gemma 2", GptConfig { attention_softcap: Some(3.0), ..with(NormPosition::Sandwich) }),
         ("as Granite", GptConfig { residual_multiplier: 0.22, ..llama.clone() }),
         ("as GPT-NeoX", GptConfig { parallel_residual: true, activation: Activation::Gelu, ..gpt2.clone() }),
@@ -80,7 +83,8 @@ fn fused_block_is_bit_identical_to_its_separate_operations() {
                 let mut bits = Vec::new();
                 for token_ids in [&[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8][..], &[4], &[6, 2]] {
                     let adapter = adapter.cloned();
-                    let parts = &mut [StepPart { table: &mut table, n_new: token_ids.len(), adapter }];
+                    let parts =
+                        &mut [StepPart { table: &mut table, n_new: token_ids.len(), adapter, second_text: None }];
                     let context = AttentionContext::Paged(cache.step(parts).unwrap());
                     let mut pass = ForwardPass::new(&config, context, &device);
                     let mut x = gpt.embed.forward(token_tensor(&gpt, token_ids));

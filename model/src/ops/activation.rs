@@ -19,6 +19,11 @@ pub(crate) fn activate(x: Tensor<2>, kind: Activation) -> Tensor<2> {
     }
 }
 
+/// GELU of a few values on the host.
+pub(crate) fn gelu_of(values: &[f32]) -> Vec<f64> {
+    cpu::activate(values, values.len(), Activation::Gelu).into_iter().map(f64::from).collect()
+}
+
 /// [`activate`] in plain Burn operations.
 #[cfg(test)]
 pub(crate) fn activate_reference(x: Tensor<2>, kind: Activation) -> Tensor<2> {

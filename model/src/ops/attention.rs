@@ -12,6 +12,7 @@ use super::{
     AttentionOptions, KvDtype, PagedRows, PagedSequences, Placement, Precision, Rotation, Slots, cpu, cube,
     records_gradients, rope_append, soft_cap_reference,
     training::{apply, apply_on_gpu},
+    types::document_ends,
 };
 
 /// Added to the scores of hidden keys. Finite, since WGSL guarantees nothing about infinities; so far below any score
@@ -27,7 +28,7 @@ pub(crate) struct Attended {
     pub(crate) probs: Tensor<4>,
 }
 
-/// Causal attention within each of `batch` sequences of `seq_len` rows.
+/// Attention within each of `batch` sequences of `seq_len` rows.
 ///
 /// `q [batch * seq_len, n_heads * head_dim]`, `k` and `v [batch * seq_len, n_kv_heads * head_dim]`; `bias` from
 /// [`causal_bias`] for `0..seq_len`; `sinks [n_heads]`. Returns `[batch * seq_len, n_heads * head_dim]`, and the weights.
@@ -51,7 +52,7 @@ pub(crate) fn attention_dense(
 /// `positions`, rows see only their own document, as with [`document_bias`]. The CPU attends in f32 whatever `precision`.
 ///
 /// # Panics
-/// With sinks on a GPU, which has no body for them.
+/// With sinks, or if rows look both ways, on a GPU, which has no body for them.
 pub(crate) fn rope_and_attend(
     qkv: Tensor<2>,
     (rotation, sinks): (Option<&Rotation>, Option<Tensor<1>>),
@@ -68,7 +69,7 @@ pub(crate) fn rope_and_attend(
             apply(inputs.into_iter().flatten().collect(), op)
         }
         Placement::Gpu | Placement::GpuTraining => {
-            assert!(sinks.is_none(), "models with attention sinks are refused on a GPU");
+            assert!(sinks.is_none() && !options.bidirectional, "models with such attention are refused on a GPU");
             let positions = positions.as_ref().map(|positions| positions.as_slice());
             let angles = rotation.map(|rotation| rotation.table().tensor());
             let op = cube::training::RopeAttend::new(options, batch, angles, positions, precision, &qkv);
@@ -234,8 +235,7 @@ pub(crate) fn attend(
     Attended { output: output.reshape([batch, n_heads, n_queries, value_dim]), probs }
 }
 
-/// The bias of the scores of queries at positions `queries` over keys from `first_key` to the last query's own
-/// position: `[1, 1 or n_heads, n_queries, n_keys]`, or `None` if every query sees all keys and there are no slopes.
+/// The bias of the scores of queries at positions `queries`, the last of their text, over keys from `first_key` on: `[1, 1 or n_heads, n_queries, n_keys]`, or `None` if every query sees all keys and there are no slopes.
 pub(crate) fn causal_bias(
     queries: Range<usize>,
     first_key: usize,
@@ -243,7 +243,7 @@ pub(crate) fn causal_bias(
     device: &Device,
 ) -> Option<Tensor<4>> {
     let keys = first_key..queries.end;
-    let sees = |query: usize, key: usize| key <= query && options.sliding_window.is_none_or(|w| key + w > query);
+    let sees = |query: usize, key: usize| options.seen(query, queries.end).contains(&key);
     let (first, last) = (queries.start, queries.end.saturating_sub(1));
     let all_visible = sees(first, last) && sees(last, first_key);
     if all_visible && options.alibi_slopes.is_none() {
@@ -265,7 +265,7 @@ pub(crate) fn causal_bias(
 }
 
 /// The bias of scores in sequences of `seq_len` rows that consist of documents, from the position of each row in its
-/// document: `[batch, 1 or n_heads, seq_len, seq_len]`. A row sees the earlier rows of its own document.
+/// document: `[batch, 1 or n_heads, seq_len, seq_len]`. A row sees only rows of its own document.
 pub(crate) fn document_bias(
     positions: &[u32],
     seq_len: usize,
@@ -273,15 +273,18 @@ pub(crate) fn document_bias(
     device: &Device,
 ) -> Tensor<4> {
     let slopes = options.alibi_slopes.as_deref().unwrap_or(&[0.0]);
-    let window = options.sliding_window.unwrap_or(usize::MAX);
     let mut bias = Vec::with_capacity(positions.len() * slopes.len() * seq_len);
     for positions in positions.chunks_exact(seq_len) {
+        let ends = document_ends(positions);
         for slope in slopes {
             for (query, position) in positions.iter().enumerate() {
-                bias.extend((0..seq_len).map(|key| match query.checked_sub(key) {
-                    Some(distance) if distance <= *position as usize && distance < window => -slope * distance as f32,
-                    _ => HIDDEN,
-                }));
+                let start = query - *position as usize;
+                let seen = options.seen(*position as usize, ends[query] - start);
+                let bias_of = |key: usize| match key.checked_sub(start).filter(|place| seen.contains(place)) {
+                    Some(_) => slope * (key as f32 - query as f32),
+                    None => HIDDEN,
+                };
+                bias.extend((0..seq_len).map(bias_of));
             }
         }
     }

@@ -50,7 +50,7 @@ mod weight;
 use burn::tensor::Device;
 
 use activation::soft_cap_reference;
-pub(crate) use activation::{activate, clamped_swiglu, gated, soft_cap, xielu};
+pub(crate) use activation::{activate, clamped_swiglu, gated, gelu_of, soft_cap, xielu};
 pub use adamw::adamw;
 pub(crate) use attention::{append_and_attend, attention_dense, causal_bias, document_bias, rope_and_attend};
 pub(crate) use block::{Block, BlockScratch, PagedAttention, block, has_block};

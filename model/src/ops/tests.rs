@@ -80,15 +80,16 @@ fn attention_options() -> impl Strategy<Value = AttentionOptions> {
     let heads = prop_oneof![Just((1, 1)), Just((4, 2)), Just((6, 2)), Just((3, 3)), Just((8, 1))];
     let head_dims = prop_oneof![Just(4usize), Just(12), Just(16), Just(64)];
     let softcaps = prop::option::of(0.5..50.0f64);
-    (heads, head_dims, prop::option::of(1..40usize), any::<bool>(), softcaps).prop_map(
-        |((n_heads, n_kv_heads), head_dim, sliding_window, alibi, softcap)| AttentionOptions {
+    (heads, head_dims, prop::option::of(1..40usize), 0..3, softcaps).prop_map(
+        |((n_heads, n_kv_heads), head_dim, sliding_window, kind, softcap)| AttentionOptions {
             n_heads,
             n_kv_heads,
             head_dim,
             scale: 0.3,
             softcap,
             sliding_window,
-            alibi_slopes: alibi.then(|| position::alibi_slopes(n_heads)),
+            bidirectional: kind == 1,
+            alibi_slopes: (kind == 2).then(|| position::alibi_slopes(n_heads)),
         },
     )
 }
@@ -271,6 +272,7 @@ fn copy_pages_copies_one_kv_page_and_leaves_the_others() {
             scale: 0.3,
             softcap: None,
             sliding_window: None,
+            bidirectional: false,
             alibi_slopes: None,
         };
         let heads = [n_kv_heads, head_dim];

@@ -10,7 +10,7 @@ use super::{
     files::{minima_of, scales_of},
     ggml_types::ElementType,
     packed::{PackedMatrices, PackedMatrix},
-    passed_over::{is_no_parameter, is_of_predicting_layer, shown},
+    passed_over::{is_encoder_head, is_no_parameter, is_of_predicting_layer, shown},
     row_order::RowOrder,
     tensor_names::{TensorNames, TensorPart},
     tensor_table::{StoredTensor, TensorTable, without_leading_ones},
@@ -66,11 +66,15 @@ pub(super) fn load(table: &TensorTable<'_>, plan: &LoadPlan<'_>) -> Result<Gpt> 
     }
     loader.larger.log(table.path());
     let tied_copy = names.tied_copy(config).and_then(|name| table.get(name)).map(|copy| copy.name);
+    // What makes a vector of an encoder's hidden states predictions of masked tokens, and is not computed.
+    let is_head = |tensor: &StoredTensor<'_>| config.bidirectional && is_encoder_head(tensor.name);
     let is_surplus = |tensor: &&StoredTensor<'_>| !loader.used.contains(tensor.name) && tied_copy != Some(tensor.name);
     let has = |name: &str| table.get(name).is_some() || plan.packed.contains_key(name);
     let predicts = |name: &str| is_of_predicting_layer(name, config.n_layers, has);
-    let (no_parameters, parameters): (Vec<_>, Vec<_>) =
-        table.iter().filter(is_surplus).partition(|tensor| is_no_parameter(tensor) || predicts(tensor.name));
+    let (no_parameters, parameters): (Vec<_>, Vec<_>) = table
+        .iter()
+        .filter(is_surplus)
+        .partition(|tensor| is_no_parameter(tensor) || is_head(tensor) || predicts(tensor.name));
     let is_part = |name: &str| loader.used.contains(name) || names.tied_copy(config) == Some(name) || predicts(name);
     if let Some((_, surplus)) = plan.packed.iter().filter(|(name, _)| !is_part(name)).min_by_key(|(name, _)| *name) {
         return Err(surplus.error(not_part_of(&names, table)).with_hint(SURPLUS));
@@ -174,14 +178,12 @@ impl<'t, 'a> Loader<'t, 'a> {
 
     /// The tensor `name`, with or without the prefix of the class.
     fn get(&self, name: &str) -> Option<&'t StoredTensor<'a>> {
-        let short = name.strip_prefix(self.plan.names.base_prefix).unwrap_or(name);
-        self.table.get(name).or_else(|| self.table.get(short))
+        self.plan.names.spellings(name).into_iter().find_map(|name| self.table.get(&name))
     }
 
     /// The packed matrix `name`, with or without the prefix of the class, and the name that it has.
     fn packed(&self, name: &str) -> Option<(&'t str, &'t PackedMatrix<'t>)> {
-        let short = name.strip_prefix(self.plan.names.base_prefix).unwrap_or(name);
-        let found = self.plan.packed.get_key_value(name).or_else(|| self.plan.packed.get_key_value(short));
+        let found = self.plan.names.spellings(name).into_iter().find_map(|name| self.plan.packed.get_key_value(&name));
         found.map(|(name, matrix)| (name.as_str(), matrix))
     }
 
@@ -227,8 +229,7 @@ impl<'t, 'a> Loader<'t, 'a> {
         let find = |part: &TensorPart| {
             if let Some((name, matrix)) = self.packed(&part.name) {
                 matrix.require_shape(&part.shape(spec))?;
-                let has_columns = part.order.is_transposed() || matches!(part.order, RowOrder::HeadColumns { .. });
-                return match has_columns {
+                return match part.order.is_transposed() || matches!(part.order, RowOrder::HeadColumns { .. }) {
                     true => Err(matrix.error("has its rows as columns, which is supported for floats only")),
                     false => Ok((name, Source::Packed(matrix))),
                 };

@@ -14,6 +14,7 @@ pub mod import;
 mod loader;
 pub mod model_dir;
 mod opened_model;
+mod own_classifier;
 mod own_pooling;
 mod packed;
 mod passed_over;

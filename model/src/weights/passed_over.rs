@@ -61,6 +61,27 @@ const NO_PARAMETERS: [&str; 16] = [
 /// Beginnings of tensors of layers that predict more than one token, which the model's own predictions do not depend on.
 const OTHER_PREDICTIONS: [&str; 1] = ["mtp."];
 
+/// Beginnings of tensors, without the prefix of the class, that turn an encoder's hidden states into something else: scores of
+/// classes, a vector of the first (`pooler`), and predictions of masked tokens.
+const ENCODER_HEADS: [&str; 10] = [
+    "classifier.",
+    "pre_classifier.",
+    "pooler.",
+    "cls.",
+    "lm_head.",
+    "vocab_transform.",
+    "vocab_layer_norm.",
+    "vocab_projector.",
+    "head.",
+    "decoder.",
+];
+
+/// Whether the tensor of this name is part of no hidden state of an encoder.
+pub(super) fn is_encoder_head(name: &str) -> bool {
+    let within = |name: &str| ENCODER_HEADS.iter().any(|beginning| name.starts_with(beginning));
+    within(name) || name.split_once('.').is_some_and(|(_, name)| name.starts_with("pooler."))
+}
+
 /// Whether `name` is of a layer that predicts one more token, behind the `n_layers` layers of a model such as DeepSeek V3. Such a
 /// layer has a matrix that only it has; `has` says which tensors there are.
 pub(super) fn is_of_predicting_layer(name: &str, n_layers: usize, has: impl Fn(&str) -> bool) -> bool {

@@ -82,6 +82,16 @@ impl RowOrder {
         Self::grouped(net.n_key_heads, [n_heads, n_heads, 0, 0])
     }
 
+    /// A gate's row, then the row that it gates.
+    pub(super) fn pairs(n_pairs: usize) -> Self {
+        Self::grouped(n_pairs, [1, 1, 0, 0])
+    }
+
+    /// Whether each row is a column of the tensor.
+    pub(super) fn is_transposed(self) -> bool {
+        matches!(self, Self::Transposed | Self::TransposedPairs { .. })
+    }
+
     /// Queries of latent attention.
     pub(super) fn latent_queries(config: &GptConfig, latent: &LatentAttention) -> Self {
         let LatentAttention { rope_dim, interleaved, .. } = *latent;
@@ -97,16 +107,6 @@ impl RowOrder {
     /// Head by head, what does not rotate of its key, and its value.
     pub(super) fn latent_up(config: &GptConfig, latent: &LatentAttention) -> Self {
         Self::grouped(config.n_heads, [config.head_dim - latent.rope_dim, latent.value_dim, 0, 0])
-    }
-
-    /// A gate's row, then the row that it gates.
-    pub(super) fn pairs(n_pairs: usize) -> Self {
-        Self::grouped(n_pairs, [1, 1, 0, 0])
-    }
-
-    /// Whether each row is a column of the tensor.
-    pub(super) fn is_transposed(self) -> bool {
-        matches!(self, Self::Transposed | Self::TransposedPairs { .. })
     }
 
     /// [`interleaved`](Self::interleaved), in a tensor with a row for each head.

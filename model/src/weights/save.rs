@@ -173,11 +173,11 @@ impl SavedTensor {
         match self.order {
             RowOrder::Same => rows.into(),
             RowOrder::Transposed => transpose(rows, width).into(),
+            order if order.is_transposed() => transpose(&in_order(rows, width, rows.len(), order), width).into(),
             RowOrder::HeadColumns { n_heads } => {
                 let heads = rows.chunks_exact(rows.len() / n_heads);
                 heads.flat_map(|head| transpose(head, width)).collect::<Vec<_>>().into()
             }
-            order if order.is_transposed() => transpose(&in_order(rows, width, rows.len(), order), width).into(),
             order => {
                 let n_parts = self.expert.map_or(1, |expert| expert.n_experts);
                 in_order(rows, width, self.shape.iter().product::<usize>() / n_parts, order).into()

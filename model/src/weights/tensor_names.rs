@@ -140,6 +140,10 @@ pub(super) enum RowSelection {
     DeltaByKeyHead,
     /// What its betas and decays are made of, key head by key head.
     BetasByKeyHead,
+    /// An expert's gates and what they gate, in turns.
+    Pairs,
+    /// The same, transposed.
+    TransposedPairs,
     /// Queries of latent attention.
     LatentQueries,
     /// What makes the latent of keys and values, and the rotated part of keys behind it.
@@ -160,10 +164,6 @@ pub(super) enum RowSelection {
     EachKeyHead,
     /// Queries, values and keys of the first of four parts of the model, then those of the others.
     Shards,
-    /// An expert's gates and what they gate, in turns.
-    Pairs,
-    /// The same, transposed.
-    TransposedPairs,
 }
 
 impl RowSelection {
@@ -208,13 +208,13 @@ impl RowSelection {
             Self::DeltaQkv | Self::DeltaGates => RowOrder::Same,
             Self::DeltaByKeyHead => delta_net(config).map_or(RowOrder::Same, RowOrder::delta_by_key_head),
             Self::BetasByKeyHead => delta_net(config).map_or(RowOrder::Same, RowOrder::delta_gates_by_key_head),
+            Self::Pairs => RowOrder::pairs(expert_width(config)),
+            Self::TransposedPairs => RowOrder::TransposedPairs { n_pairs: expert_width(config) },
             Self::LatentQueries => of_latent(config, |latent| RowOrder::latent_queries(config, latent)),
             Self::LatentDown => of_latent(config, RowOrder::latent_down),
             Self::LatentUp => of_latent(config, |latent| RowOrder::latent_up(config, latent)),
             Self::LatentKeys => RowOrder::HeadColumns { n_heads: config.n_heads },
             Self::LatentValues => RowOrder::Heads { n_heads: config.n_heads },
-            Self::Pairs => RowOrder::pairs(expert_width(config)),
-            Self::TransposedPairs => RowOrder::TransposedPairs { n_pairs: expert_width(config) },
         }
     }
 }
@@ -264,7 +264,7 @@ pub(super) struct TensorNames {
     /// `None`: every parameter is a tensor of the same name. If several rows for one parameter apply, the first whose
     /// tensors all exist counts, or the first of them if none does.
     pub(super) rows: Option<&'static [&'static [NameRow]]>,
-    /// Names may come without this prefix: that is how base models were saved.
+    /// Names may come without this prefix: that is how base models were saved. Those of base models may come with it.
     pub(super) base_prefix: &'static str,
 }
 
@@ -305,6 +305,12 @@ impl TensorPart {
 }
 
 impl TensorNames {
+    /// The names that files may have for `name`.
+    pub(super) fn spellings(&self, name: &str) -> [String; 3] {
+        let short = name.strip_prefix(self.base_prefix).unwrap_or(name);
+        [name.to_owned(), short.to_owned(), format!("{}{name}", self.base_prefix)]
+    }
+
     /// What makes up the parameter `spec` in files that have the tensors for which `has` is true.
     pub(super) fn parts(&self, spec: &ParamSpec, config: &GptConfig, has: &dyn Fn(&str) -> bool) -> Vec<TensorPart> {
         let Some(rows) = self.rows else {

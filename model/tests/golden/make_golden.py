@@ -45,6 +45,7 @@ A new case is one entry in CASES. Run it twice: the bytes must not change.
 import argparse
 import contextlib
 import copy
+import inspect
 import json
 import os
 import platform
@@ -84,6 +85,7 @@ class Case:
     family adds the 1 itself), unless `mean_of` names a part of a parameter's name with its own. `teeth` are changes of the configuration, by field, that must show in the
     logits. `zero_gradients` are parts of names whose true gradient is zero, with the reason in a comment.
     `saved_as` is what `save_pretrained` calls a parameter, where that is not its name in the module.
+    `first_id` is the least of the ids that are drawn.
     `router_losses` asks for router_losses.safetensors: the losses of the routers, and the gradients of
     ROUTER_LOSS_WEIGHTS times these.
     `alone_len` is the length of a start of the sequences whose logits depend on what follows.
@@ -104,8 +106,15 @@ class Case:
     saved_as: dict = field(default_factory=dict)
     alone_len: int = 0
     router_losses: bool = False
+    first_id: int = 0
     published_as: dict = field(default_factory=dict)
     config_class: str = ""
+
+
+    @property
+    def is_encoder(self):
+        """Encoders have no logits. Theirs are the products of the last hidden states and the embeddings."""
+        return self.architecture.endswith("Model")
 
 
 @dataclass(frozen=True)
@@ -217,6 +226,23 @@ GLM_TEETH = (
     {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0}},
 )
 
+
+BERT = {
+    "vocab_size": 61,
+    "max_position_embeddings": 42,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 52,
+    "layer_norm_eps": 1e-3,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    **IDS,
+}
+BERT_TEETH = ({"layer_norm_eps": 1e-5}, {"hidden_act": "relu"}, {"num_attention_heads": 2})
+# Adding the same to all scores of a query changes nothing.
+BERT_ZEROS = ("key.bias",)
 
 CASES = {
     "gpt2": Case("GPT2LMHeadModel", GPT2, seed=101, weight_std=0.35, teeth=GPT2_TEETH),
@@ -1056,6 +1082,90 @@ CASES |= {
             {"routed_scaling_factor": 1.0},
         ),
     ),
+    "dots1": Case(
+        "Dots1ForCausalLM",
+        {
+            **MIXTURE,
+            "num_hidden_layers": 3,
+            "moe_intermediate_size": 12,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.5,
+            "first_k_dense_replace": 1,
+            "attention_bias": True,
+            "sliding_window": 7,
+            "max_window_layers": 2,
+        },
+        seed=511,
+        weight_std=0.5,
+        norm_mean=1.3,
+        teeth=({"num_experts_per_tok": 2}, {"norm_topk_prob": False}, {"topk_group": 3}, {"sliding_window": None}),
+    ),
+    "minimax-m2": Case(
+        "MiniMaxM2ForCausalLM",
+        {
+            **MIXTURE,
+            "head_dim": 12,
+            "intermediate_size": 12,
+            "num_local_experts": 5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+        },
+        seed=512,
+        weight_std=0.5,
+        norm_mean=1.3,
+        teeth=({"num_experts_per_tok": 3}, {"rms_norm_eps": 1e-2}),
+    ),
+    # A norm behind the experts hides the scale of their weights.
+    "flex-olmo": Case(
+        "FlexOlmoForCausalLM",
+        {**MIXTURE, "intermediate_size": 12, "num_experts": 4, "num_key_value_heads": 2, "attention_bias": True},
+        seed=513,
+        weight_std=0.5,
+        norm_mean=1.3,
+        teeth=({"num_experts_per_tok": 3}, {"hidden_act": "gelu"}),
+    ),
+    "exaone-moe": Case(
+        "ExaoneMoeForCausalLM",
+        {
+            **MIXTURE,
+            "num_hidden_layers": 4,
+            "head_dim": 12,
+            "moe_intermediate_size": 12,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "num_shared_experts": 2,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "first_k_dense_replace": 1,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        },
+        seed=514,
+        weight_std=0.5,
+        norm_mean=1.3,
+        teeth=({"num_experts_per_tok": 2}, {"norm_topk_prob": False}, {"topk_group": 3}, {"sliding_window": 7}),
+    ),
+    # Norms of queries and keys after rotation.
+    "hunyuan-moe": Case(
+        "HunYuanMoEV1ForCausalLM",
+        {
+            **{key: value for key, value in MIXTURE.items() if key != "num_experts_per_tok"},
+            "head_dim": 12,
+            "intermediate_size": 12,
+            "num_experts": 4,
+            "moe_topk": 2,
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 5.0, "factor": 1.0},
+        },
+        seed=515,
+        weight_std=0.5,
+        teeth=({"moe_topk": 3}, {"hidden_act": "gelu"}),
+    ),
     "ernie4_5-moe": Case(
         "Ernie4_5_MoeForCausalLM",
         {
@@ -1563,54 +1673,121 @@ CASES |= {
             {"routed_scaling_factor": 1.0},
         ),
     ),
+    "bert": Case(
+        architecture="BertModel",
+        config=BERT,
+        seed=701,
+        weight_std=0.3,
+        seq_len=20,
+        teeth=BERT_TEETH,
+        zero_gradients=BERT_ZEROS,
+    ),
+    "roberta": Case(
+        architecture="RobertaModel",
+        config={**BERT, "type_vocab_size": 1, "pad_token_id": 1, "hidden_act": "gelu_new"},
+        seed=702,
+        weight_std=0.3,
+        seq_len=20,
+        first_id=3,
+        teeth=BERT_TEETH,
+        zero_gradients=BERT_ZEROS,
+    ),
+    "xlm-roberta": Case(
+        architecture="XLMRobertaModel",
+        config={**BERT, "type_vocab_size": 1, "pad_token_id": 1},
+        seed=703,
+        weight_std=0.3,
+        seq_len=20,
+        first_id=3,
+        teeth=BERT_TEETH,
+        zero_gradients=BERT_ZEROS,
+    ),
+    "distilbert": Case(
+        architecture="DistilBertModel",
+        config={
+            "vocab_size": 61,
+            "max_position_embeddings": 40,
+            "dim": 32,
+            "n_layers": 2,
+            "n_heads": 4,
+            "hidden_dim": 52,
+            "activation": "gelu",
+            "dropout": 0.0,
+            "attention_dropout": 0.0,
+            "pad_token_id": None,
+        },
+        seed=704,
+        weight_std=0.3,
+        seq_len=20,
+        teeth=({"activation": "relu"}, {"n_heads": 2}),
+        zero_gradients=("k_lin.bias",),
+    ),
+    "modernbert": Case(
+        architecture="ModernBertModel",
+        config={
+            "vocab_size": 61,
+            "max_position_embeddings": 64,
+            "hidden_size": 32,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "intermediate_size": 52,
+            "norm_eps": 1e-3,
+            "local_attention": 8,
+            "global_attn_every_n_layers": 2,
+            "global_rope_theta": 500.0,
+            "local_rope_theta": 50.0,
+            "attention_dropout": 0.0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "cls_token_id": 1,
+            "sep_token_id": 2,
+            "pad_token_id": None,
+        },
+        seed=705,
+        weight_std=0.2,
+        teeth=(
+            {"norm_eps": 1e-5},
+            {"local_attention": 10},
+            {"hidden_activation": "silu"},
+            {"global_attn_every_n_layers": 3},
+            {"global_rope_theta": 5000.0},
+            {"local_rope_theta": 500.0},
+        ),
+    ),
 }
 
 
 # Norms of queries and keys, limits of queries, keys and values, and other rows that came late.
-BIGROUP_MIXTURE = {
-    **MIXTURE,
-    "num_hidden_layers": 3,
-    "head_dim": 12,
-    "moe_intermediate_size": 12,
-    "num_experts_per_tok": 3,
-    "rms_norm_eps": 1e-3,
-    "n_group": 4,
-    "topk_group": 2,
-    "routed_scaling_factor": 1.5,
-}
-BIGROUP_TEETH = (
-    {"rms_norm_eps": 1e-5},
-    {"num_experts_per_tok": 2},
-    {"topk_group": 3},
-    {"norm_topk_prob": False},
-    {"routed_scaling_factor": 1.0},
-)
 HALF_ROTATED = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
 LAYER_NORMED = {**SMALL, "num_attention_heads": 2, "layer_norm_eps": 1e-3}
 SHARP = {"q_norm": 1.6, "k_norm": 1.6, "q_layernorm": 1.6, "k_layernorm": 1.6}
 CASES |= {
     "solar-open": Case(
         "SolarOpenForCausalLM",
-        {**BIGROUP_MIXTURE, "n_routed_experts": 8, "n_shared_experts": 2, "attention_bias": True},
+        {
+            # No layer has an MLP without experts.
+            **{key: value for key, value in MIXTURE.items() if key != "intermediate_size"},
+            "num_hidden_layers": 3,
+            "head_dim": 12,
+            "moe_intermediate_size": 12,
+            "num_experts_per_tok": 3,
+            "rms_norm_eps": 1e-3,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "n_routed_experts": 8,
+            "n_shared_experts": 2,
+            "attention_bias": True,
+        },
         seed=721,
         weight_std=0.4,
-        teeth=BIGROUP_TEETH,
-    ),
-    # Only layers with the window rotate.
-    "exaone-moe": Case(
-        "ExaoneMoeForCausalLM",
-        {
-            **BIGROUP_MIXTURE,
-            "num_experts": 8,
-            "num_shared_experts": 2,
-            "sliding_window": 6,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-            "mlp_layer_types": ["dense", "sparse", "sparse"],
-        },
-        seed=722,
-        weight_std=0.4,
-        mean_of=SHARP,
-        teeth=(*BIGROUP_TEETH, {"sliding_window": 7}),
+        teeth=(
+            {"rms_norm_eps": 1e-5},
+            {"num_experts_per_tok": 2},
+            {"topk_group": 3},
+            {"norm_topk_prob": False},
+            {"routed_scaling_factor": 1.0},
+        ),
     ),
     # Each head has weights of its own.
     "cohere-qk-norm": Case(
@@ -1698,7 +1875,6 @@ CASES |= {
         teeth=({"layer_norm_epsilon": 1e-5}, {"activation_function": "relu"}, {"rotary_dim": 8}),
     ),
 }
-CASES["solar-open"].config.pop("intermediate_size")
 
 
 class Float64(TorchFunctionMode):
@@ -1724,8 +1900,23 @@ def make_config(architecture, fields, config_class=""):
 
 def make_model(architecture, config):
     """An untrained model in evaluation mode, in float32, with eager attention."""
-    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager", **without_pooler(architecture)}
     return model_class(architecture)._from_config(config, **eager, dtype=torch.float32).eval()
+
+
+def without_pooler(architecture):
+    """What leaves out the head for the first token, which some encoders have."""
+    has_pooler = "add_pooling_layer" in inspect.signature(model_class(architecture).__init__).parameters
+    return {"add_pooling_layer": False} if has_pooler else {}
+
+
+def logits_of(model, input_ids, **options):
+    """The output of the model, with logits."""
+    if not type(model).__name__.endswith("Model"):
+        return model(input_ids=input_ids, use_cache=False, **options)
+    output = model(input_ids=input_ids, **options)
+    output.logits = output.last_hidden_state @ model.get_input_embeddings().weight.T
+    return output
 
 
 def draw_weights(model, case):
@@ -1750,7 +1941,7 @@ def draw_weights(model, case):
 
 def draw_input_ids(case):
     generator = torch.Generator().manual_seed(case.seed + 1_000_000)
-    return torch.randint(0, case.config["vocab_size"], (2, case.seq_len), generator=generator)
+    return torch.randint(case.first_id, case.config["vocab_size"], (2, case.seq_len), generator=generator)
 
 
 def loss_of(logits, input_ids):
@@ -1761,7 +1952,7 @@ def run(model, input_ids, dtype):
     """Logits, attention probabilities, loss and gradients by name, of a copy of `model` in `dtype`."""
     model = copy.deepcopy(model).to(dtype)
     with Float64() if dtype == torch.float64 else contextlib.nullcontext():
-        output = model(input_ids=input_ids, use_cache=False, output_attentions=True)
+        output = logits_of(model, input_ids, output_attentions=True)
         loss = loss_of(output.logits, input_ids)
         loss.backward()
     attentions = [layer.detach() for layer in output.attentions if layer is not None]
@@ -1865,8 +2056,10 @@ def check_teeth(case, state, input_ids, logits):
 
 def check_reopens(folder, architecture, input_ids, expected):
     """The saved folder is a model that transformers opens: same class, all keys, same float32 logits."""
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+    auto = transformers.AutoModel if architecture.endswith("Model") else transformers.AutoModelForCausalLM
+    model, info = auto.from_pretrained(
         folder,
+        **without_pooler(architecture),
         dtype=torch.float32,
         attn_implementation="eager",
         experts_implementation="eager",
@@ -1875,7 +2068,7 @@ def check_reopens(folder, architecture, input_ids, expected):
     assert not any(info.values()), info
     assert type(model).__name__ == architecture, type(model)
     with torch.no_grad():
-        logits = model.eval()(input_ids=input_ids, use_cache=False).logits
+        logits = logits_of(model.eval(), input_ids).logits
     assert torch.equal(logits, expected), "the folder gives other logits when opened again"
 
 

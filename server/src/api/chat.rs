@@ -111,15 +111,16 @@ struct Logprobs {
     refusal: Option<Vec<WireToken>>,
 }
 
-#[derive(Debug, Serialize, JsonSchema)]
+/// A token with its log-probability and alternatives.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 #[schemars(rename = "ChatToken")]
-struct WireToken {
+pub(crate) struct WireToken {
     #[serde(flatten)]
     token: Alternative,
     top_logprobs: Vec<Alternative>,
 }
 
-#[derive(Debug, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 #[schemars(rename = "ChatAlternative")]
 struct Alternative {
     token: String,
@@ -362,6 +363,12 @@ impl From<PieceDelta> for WireDelta {
 
 impl Logprobs {
     fn new(entries: Vec<TokenEntry>) -> Self {
+        Self { content: WireToken::list(entries), refusal: None }
+    }
+}
+
+impl WireToken {
+    pub(crate) fn list(entries: Vec<TokenEntry>) -> Vec<Self> {
         let alternative = |TokenText { text, bytes }: TokenText, logprob: f32| Alternative {
             token: text,
             logprob: f64::from(logprob),
@@ -370,8 +377,8 @@ impl Logprobs {
         let content = entries.into_iter().filter_map(|TokenEntry { token, logprob, top, .. }| {
             let top = top.unwrap_or_default().into_iter().map(|(token, logprob)| alternative(token, logprob));
             // Only the first token of a prompt has no log-probability, and prompts are not part of a message.
-            Some(WireToken { token: alternative(token, logprob?), top_logprobs: top.collect() })
+            Some(Self { token: alternative(token, logprob?), top_logprobs: top.collect() })
         });
-        Self { content: content.collect(), refusal: None }
+        content.collect()
     }
 }

@@ -42,6 +42,8 @@ pub(crate) struct Conversation {
     ending: Ending,
     kwargs: Map<String, Value>,
     special_tokens: AddedTokens,
+    /// The parameter that has the messages, for error messages.
+    param: &'static str,
 }
 
 /// Members of OpenAI's messages. They are not reported as ignored, even if the template does not use them.
@@ -75,7 +77,14 @@ impl Conversation {
                 None => Map::new(),
             },
             special_tokens: if adds { AddedTokens::TheTokenizers } else { AddedTokens::None },
+            param: "messages",
         })
+    }
+
+    /// A conversation that the parameter `param` has in another form.
+    pub(crate) fn new(param: &'static str, messages: Vec<Message>, tools: Option<Tools>, ending: Ending) -> Self {
+        let (kwargs, special_tokens) = (Map::new(), AddedTokens::None);
+        Self { messages, tools, template: None, ending, kwargs, special_tokens, param }
     }
 
     /// The cost class of compiling and running the template, for a body of `n_bytes`.
@@ -96,10 +105,13 @@ impl Conversation {
             return compiled.map_err(|error| ApiError::invalid(TEMPLATE, error.to_string()));
         }
         model.chat_template.clone().ok_or_else(|| {
-            let message = "`messages` needs a chat template, but the model has none\n\
-                           hint: use `POST /v1/completions`, or start the server with `--trust-request-chat-template` and \
-                           send one as `chat_template`";
-            ApiError::invalid("messages", message)
+            let param = self.param;
+            let message = format!(
+                "`{param}` needs a chat template, but the model has none\n\
+                 hint: use `POST /v1/completions`, or start the server with `--trust-request-chat-template` and send one as \
+                 `chat_template` to `POST /v1/chat/completions`"
+            );
+            ApiError::invalid(param, message)
         })
     }
 
@@ -164,13 +176,13 @@ impl Conversation {
         check_length: impl FnOnce(usize) -> Result<(), ApiError>,
     ) -> Result<Vec<TokenId>, ApiError> {
         let style = ToolStyle::of(template);
-        let context = self.context(style, model);
+        let (context, param) = (self.context(style, model), self.param);
         let tools = self.tools.as_ref();
         let messages = template.with_tools_as_text(self.messages, tools.map(Tools::json).as_deref());
         let text = template.prompt_text(&model.tokenizer, &messages, &context);
         let refusal = |error: Error| match error {
             Error::Param { name, .. } => ApiError::invalid(name, error.to_string()),
-            error => ApiError::invalid("messages", format!("`messages` cannot be encoded: {error}")),
+            error => ApiError::invalid(param, format!("`{param}` cannot be encoded: {error}")),
         };
         let text = text.map_err(refusal)?;
         check_length(text.n_bytes())?;

@@ -100,6 +100,9 @@ impl AnswerReader {
             (Part::Mark(_), ReasoningFormat::Apart | ReasoningFormat::Omitted) => {
                 self.blanks.clear();
                 (self.is_after_mark, self.has_text) = (true, false);
+                if let Some(calls) = &mut self.calls {
+                    calls.note_mark();
+                }
             }
             (Part::Thought(_), ReasoningFormat::Omitted) => {}
             (Part::Thought(text), ReasoningFormat::Apart) => {

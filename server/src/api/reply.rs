@@ -72,9 +72,12 @@ impl ReplyRequest {
         let template = conversation.template(model)?;
         let mut generation = generation.ignoring(conversation.unread(&template));
         let unread = conversation.add_thinking(generation.thinking(), &template);
+        let thoughts = ModelThoughts::new(&template, &model.tokenizer, conversation.continued_thought(&template));
+        let thoughts = thoughts.switched(conversation.thinks(), conversation.is_continued());
         let mut parser = None;
         if let Some((tools, style)) = conversation.tools(&template) {
-            if let Some(structure) = tools.structure(style, &model.tokenizer, generation.structure())? {
+            let form = generation.structure();
+            if let Some(structure) = tools.structure(style, thoughts.form(), &model.tokenizer, form)? {
                 generation = generation.with_structure(structure);
             }
             if style.has_special_marks(&model.tokenizer) {
@@ -82,8 +85,6 @@ impl ReplyRequest {
             }
             parser = Some(tools.parser(style));
         }
-        let thoughts = ModelThoughts::new(&template, &model.tokenizer, conversation.continued_thought(&template));
-        let thoughts = thoughts.switched(conversation.thinks(), conversation.is_continued());
         for param in unread {
             generation = match generation.thinking().turned_off_by(param).filter(|_| thoughts.is_known()) {
                 Some(off) => generation.with_thinking(off),

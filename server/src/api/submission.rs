@@ -45,6 +45,29 @@ pub(crate) struct PromptDetails {
     pub(crate) truncated_tokens: Option<usize>,
 }
 
+impl Usage {
+    /// The counts of two submissions together.
+    pub(crate) fn and(self, other: Self) -> Self {
+        let details = [self, other].map(|usage| usage.prompt_tokens_details);
+        let truncated = details.iter().filter_map(|details| details.truncated_tokens).reduce(|sum, more| sum + more);
+        Self {
+            prompt_tokens: self.prompt_tokens + other.prompt_tokens,
+            completion_tokens: self.completion_tokens + other.completion_tokens,
+            total_tokens: self.total_tokens + other.total_tokens,
+            prompt_tokens_details: PromptDetails {
+                cached_tokens: details.iter().map(|details| details.cached_tokens).sum(),
+                truncated_tokens: truncated,
+            },
+            completion_tokens_details: self.completion_tokens_details.or(other.completion_tokens_details),
+        }
+    }
+
+    /// Number of tokens of thoughts.
+    pub(crate) fn reasoning_tokens(&self) -> usize {
+        self.completion_tokens_details.map_or(0, |details| details.reasoning_tokens)
+    }
+}
+
 /// The events of requests that were submitted together. Dropping it cancels unfinished requests.
 #[derive(Debug)]
 pub(crate) struct Submission {

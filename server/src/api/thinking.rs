@@ -14,7 +14,9 @@ use hearth_model::{
 };
 use serde_json::{Map, Value};
 
-use super::{error::ApiError, fields::Fields, reasoning::ReasoningFormat, structured::Structure, tools::text_in_lark};
+use super::{
+    call_arguments::text_in_lark, error::ApiError, fields::Fields, reasoning::ReasoningFormat, structured::Structure,
+};
 
 /// How the model should think, and where its thoughts go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,6 +75,14 @@ const KEEPERS: [(&str, bool); 3] =
 pub(crate) const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
 
 impl Thinking {
+    /// The effort that the field `name` asks for, and its word.
+    pub(crate) fn effort_of(
+        fields: &mut Fields,
+        name: &'static str,
+    ) -> Result<Option<(&'static str, Effort)>, ApiError> {
+        fields.one_of(name, &EFFORTS.map(|(word, effort)| (word, (word, effort))))
+    }
+
     /// Reads the fields of thinking.
     pub(crate) fn from_fields(fields: &mut Fields) -> Result<Self, ApiError> {
         let format = fields.one_of_or("reasoning_format", &FORMATS, ReasoningFormat::default())?;
@@ -135,7 +145,7 @@ impl Thinking {
 }
 
 /// -1 is no limit, as in llama.cpp.
-fn budget(fields: &mut Fields) -> Result<Option<(usize, &'static str)>, ApiError> {
+pub(crate) fn budget(fields: &mut Fields) -> Result<Option<(usize, &'static str)>, ApiError> {
     let mut found: Option<(usize, &'static str)> = None;
     for name in BUDGETS {
         let Some(n_tokens) = fields.integer(name, -1..=i64::from(u32::MAX))? else { continue };
@@ -216,6 +226,19 @@ impl ModelThoughts {
     /// The marks of which one closes the thought within which an answer to this prompt begins.
     pub(crate) fn opened(&self, prompt_ids: &[TokenId], tokenizer: &Tokenizer) -> Option<&'static [&'static str]> {
         self.continued.or_else(|| self.form.opened_by(&end_of(prompt_ids, tokenizer)))
+    }
+
+    /// What is between this prompt and an answer without a thought: the end of a thought that the prompt opens, and the
+    /// mark of an answer.
+    pub(crate) fn without_thought(&self, prompt_ids: &[TokenId], tokenizer: &Tokenizer) -> String {
+        let [after_thought, without_thought] = if self.is_known { self.form.before_answer } else { ["", ""] };
+        let closing = self.form.closing_words;
+        match self.opened(prompt_ids, tokenizer) {
+            Some(_) if closing.ends_with(after_thought) => closing.to_owned(),
+            Some(_) => format!("{closing}{after_thought}"),
+            None if self.form.is_closed_by(&end_of(prompt_ids, tokenizer)) => after_thought.to_owned(),
+            None => without_thought.to_owned(),
+        }
     }
 
     /// The rules for the thoughts in an answer to this prompt, which follows `structure`.

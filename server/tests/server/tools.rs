@@ -432,7 +432,6 @@ async fn invalid_tool_requests_are_rejected_with_the_field_path() {
             "`tool_choice`",
         ),
         (json!({ "tools": [f()], "guided_regex": "a" }), "guided_regex", "`tools`"),
-        (json!({ "tools": [f()], "tool_choice": "auto", "chat_template": OTHER }), "tool_choice", "`required`"),
         (json!({ "messages": [{ "role": "tool", "content": "r" }] }), "messages[0].tool_call_id", "Missing required"),
         (json!({ "messages": [{ "role": "assistant", "tool_calls": 1 }] }), "messages[0].tool_calls", "an array"),
         (
@@ -451,8 +450,10 @@ async fn invalid_tool_requests_are_rejected_with_the_field_path() {
         assert!(answer.error().contains(message), "{body}: {}", answer.error());
         assert_eq!(answer.json()["error"]["param"], param, "{body}: {}", answer.error());
     }
-    // `none` leaves the tools out of the prompt, and an empty or null list is no list.
+    // `none` leaves the tools out of the prompt, and an empty or null list is no list. A template may write calls in a form
+    // that is not known.
     for body in [
+        json!({ "tools": [f()], "tool_choice": "auto", "chat_template": OTHER }),
         json!({ "tools": [f()], "tool_choice": "none" }),
         json!({ "tools": [], "tool_choice": "none" }),
         json!({ "tools": [], "tool_choice": "auto" }),

@@ -20,6 +20,9 @@ use crate::{
     tools::{fold, message, tool},
 };
 
+/// A word that is written nowhere. With `bad_words`, calls under `auto` are not bound: the model writes them as it likes.
+const NEVER: &str = "\u{7f}";
+
 /// Longest text that a model writes.
 const MAX_SEQ_LEN: usize = 1024;
 const D_MODEL: usize = 320;
@@ -87,6 +90,9 @@ pub(crate) async fn answer(server: &Server, more: Value) -> (Value, Value) {
     let tools = json!([tool("now", &json!({ "type": "object" })), tool("weather", &json!({ "type": "object" }))]);
     let mut body = json!({ "messages": [{ "role": "user", "content": "x" }], "tools": tools, "temperature": 0 });
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    if body["tools"].is_array() && body.get("tool_choice").is_none() {
+        body["bad_words"] = json!([NEVER]);
+    }
     let whole = message(&server.chat(body.clone()).await["choices"][0]);
     assert_eq!(fold(&server.stream_chat(body).await), whole);
     whole

@@ -21,6 +21,7 @@ fn options(n_heads: usize, n_kv_heads: usize, head_dim: usize) -> AttentionOptio
         scale: 1.0,
         softcap: None,
         sliding_window: None,
+        bidirectional: false,
         alibi_slopes: None,
     }
 }
@@ -91,9 +92,14 @@ fn by_definition(q: &[f32], k: &[f32], v: &[f32], options: &AttentionOptions) ->
     for row in 0..n_rows {
         for head in 0..n_heads {
             let kv_head = head * n_kv_heads / n_heads;
-            let first = options.sliding_window.map_or(0, |window| (row + 1).saturating_sub(window));
-            let scores: Vec<f64> = (first..=row)
-                .map(|key| {
+            let sees = |key: &usize| {
+                (*key <= row || options.bidirectional)
+                    && options.sliding_window.is_none_or(|window| key.abs_diff(row) < window)
+            };
+            let seen: Vec<usize> = (0..n_rows).filter(sees).collect();
+            let scores: Vec<f64> = seen
+                .iter()
+                .map(|&key| {
                     let dot: f64 =
                         (0..head_dim).map(|i| at(q, n_heads, row, head, i) * at(k, n_kv_heads, key, kv_head, i)).sum();
                     let slope = options.alibi_slopes.as_ref().map_or(0.0, |slopes| f64::from(slopes[head]));
@@ -103,7 +109,7 @@ fn by_definition(q: &[f32], k: &[f32], v: &[f32], options: &AttentionOptions) ->
             let total: f64 = scores.iter().map(|score| score.exp()).sum();
             output.extend((0..head_dim).map(|i| {
                 let mixed =
-                    scores.iter().enumerate().map(|(n, score)| score.exp() * at(v, n_kv_heads, first + n, kv_head, i));
+                    scores.iter().enumerate().map(|(n, score)| score.exp() * at(v, n_kv_heads, seen[n], kv_head, i));
                 (mixed.sum::<f64>() / total) as f32
             }));
         }
@@ -115,9 +121,10 @@ fn by_definition(q: &[f32], k: &[f32], v: &[f32], options: &AttentionOptions) ->
 fn reference_attention_matches_the_definition_in_f64() {
     for (n_heads, n_kv_heads) in [(1, 1), (4, 4), (4, 2), (6, 1)] {
         for sliding_window in [None, Some(1), Some(3)] {
-            for alibi_slopes in [None, Some(position::alibi_slopes(n_heads))] {
-                let options =
-                    AttentionOptions { scale: 0.7, sliding_window, alibi_slopes, ..options(n_heads, n_kv_heads, 6) };
+            let kinds = [(false, None), (false, Some(position::alibi_slopes(n_heads))), (true, None)];
+            for (bidirectional, alibi_slopes) in kinds {
+                let options = options(n_heads, n_kv_heads, 6);
+                let options = AttentionOptions { scale: 0.7, sliding_window, bidirectional, alibi_slopes, ..options };
                 let (q, k, v) = (noise(7, n_heads * 6, 1), noise(7, n_kv_heads * 6, 2), noise(7, n_kv_heads * 6, 3));
                 let (found, _) = dense(&q, &k, &v, &options, 1);
                 assert_close(&found, &by_definition(&q, &k, &v, &options), 1e-5);

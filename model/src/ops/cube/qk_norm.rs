@@ -28,8 +28,9 @@ impl QkNorm {
     /// Parts of the queries, and of the keys or of the values.
     fn parts(&self) -> [usize; 2] {
         match self.span {
-            QkNormSpan::Head | QkNormSpan::EachHead => [self.n_heads, self.n_kv_heads],
+            QkNormSpan::Head => [self.n_heads, self.n_kv_heads],
             QkNormSpan::AllHeads => [1, 1],
+            QkNormSpan::EachHead => unreachable!("`qk_norm` computes it by Burn's operations"),
         }
     }
 

@@ -211,6 +211,7 @@ fn qk_norm_forward_and_backward_match_the_reference() {
                 scale: 1.0,
                 softcap: None,
                 sliding_window: None,
+                bidirectional: false,
                 alibi_slopes: None,
             };
             for n_rows in [1, 70] {
@@ -404,6 +405,7 @@ fn check_attention(has_sinks: bool) {
         scale: 0.4,
         softcap: None,
         sliding_window: None,
+        bidirectional: false,
         alibi_slopes: None,
     };
     let one_head = AttentionOptions { n_heads: 1, n_kv_heads: 1, head_dim: 20, ..plain.clone() };
@@ -411,7 +413,9 @@ fn check_attention(has_sinks: bool) {
     let one_key = AttentionOptions { sliding_window: Some(1), ..plain.clone() };
     let capped = AttentionOptions { softcap: Some(1.5), sliding_window: Some(70), ..plain.clone() };
     let alibi = AttentionOptions { alibi_slopes: Some(vec![0.5, 0.25, 0.1, 0.0]), ..plain.clone() };
-    let cases = [
+    let both_ways = AttentionOptions { bidirectional: true, ..plain.clone() };
+    let both_ways_window = AttentionOptions { bidirectional: true, ..window.clone() };
+    let mut cases = vec![
         ("plain", plain),
         ("one head", one_head),
         ("window", window),
@@ -419,6 +423,10 @@ fn check_attention(has_sinks: bool) {
         ("capped", capped),
         ("alibi", alibi),
     ];
+    // On GPUs they are refused.
+    if ops::is_on_cpu(&device()) {
+        cases.extend([("both ways", both_ways), ("both ways, window", both_ways_window)]);
+    }
     for (name, options) in cases {
         let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = options;
         for (batch, seq_len, half, factor) in
@@ -504,6 +512,7 @@ fn infinite_keys_and_values_change_only_the_rows_that_see_them() {
         scale: 0.5,
         softcap: None,
         sliding_window: Some(3),
+        bidirectional: false,
         alibi_slopes: None,
     };
     let attended = |last: f32| {

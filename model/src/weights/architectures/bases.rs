@@ -1,8 +1,8 @@
 //! The configurations that families of classes start from. Rows and files set sizes and change other fields.
 
 use crate::config::{
-    ClampedSwiglu, Experts, GatedConv, GatedDeltaNet, GptConfig, LatentAttention, Mamba2, NormKind, NormPosition,
-    QkNormSpan, Recurrence, Recurrent, RouterScores, Sizes,
+    Activation, ClampedSwiglu, Experts, GatedConv, GatedDeltaNet, GptConfig, LatentAttention, Mamba2, NormKind,
+    NormPosition, QkNormSpan, Recurrence, Recurrent, RouterScores, Sizes,
 };
 
 /// Set by the rows.
@@ -36,6 +36,33 @@ pub(in super::super) fn shared_norm() -> GptConfig {
 
 pub(in super::super) fn cohere() -> GptConfig {
     GptConfig { norm: NormKind::LayerNorm, parallel_residual: true, shared_norm: true, ..llama() }
+}
+
+/// BERT: GPT-1's blocks, whose positions see each other both ways, behind a norm.
+pub(in super::super) fn encoder() -> GptConfig {
+    GptConfig {
+        norm_position: NormPosition::Post,
+        final_norm: false,
+        embed_norm: true,
+        activation: Activation::Gelu,
+        bidirectional: true,
+        n_token_types: 2,
+        norm_eps: 1e-12,
+        ..gpt2()
+    }
+}
+
+/// ModernBERT: Llama's blocks with LayerNorm, whose positions see each other both ways.
+pub(in super::super) fn modern_encoder() -> GptConfig {
+    GptConfig {
+        norm: NormKind::LayerNorm,
+        embed_norm: true,
+        unnormed_first_mixer: true,
+        activation: Activation::Gelu,
+        tie_embeddings: true,
+        bidirectional: true,
+        ..llama()
+    }
 }
 
 /// `base` with experts whose weights are normalized probabilities.

@@ -9,7 +9,7 @@ use super::{
     window::{self, WINDOW},
 };
 use crate::{
-    config::{ClampedSwiglu, ExpertGroups, Experts, GptConfig, MAX_LAYERS},
+    config::{ClampedSwiglu, ExpertGroups, Experts, GptConfig, MAX_LAYERS, Positions},
     error::Result,
 };
 
@@ -77,6 +77,20 @@ pub(super) const MELLUM_LAYERS: ConfigRow = ConfigRow::Custom {
     keys: &[LAYER_TYPES],
     read: |fields, config| fields.get(LAYER_TYPES).map_or(Ok(()), |types| read_layer_types(types, fields, config)),
     write: write_layer_types,
+};
+
+/// The same, with both keys written.
+pub(super) const EXAONE_LAYERS: ConfigRow = ConfigRow::Custom {
+    keys: &[LAYER_TYPES, "first_k_dense_replace"],
+    read: |fields, config| match fields.get(LAYER_TYPES) {
+        Some(types) => read_layer_types(types, fields, config),
+        None => read_first_dense("first_k_dense_replace", 1, fields, config),
+    },
+    write: |config, written| {
+        write_layer_types(config, written);
+        let n_first = (0..config.n_layers).take_while(|&layer| config.experts_of(layer).is_none()).count();
+        written.insert("first_k_dense_replace".to_owned(), json!(n_first));
+    },
 };
 
 const LAYER_TYPES: &str = "mlp_layer_types";
@@ -190,13 +204,6 @@ pub(super) const AFMOE_SHARED: ConfigRow = ConfigRow::Custom {
     write: |config, written| write_shared("num_shared_experts", config, written),
 };
 
-/// The same in K-EXAONE, which by default has one.
-pub(super) const EXAONE_SHARED: ConfigRow = ConfigRow::Custom {
-    keys: &["num_shared_experts"],
-    read: |fields, config| read_shared("num_shared_experts", 1, fields, config),
-    write: |config, written| write_shared("num_shared_experts", config, written),
-};
-
 /// The first layers have an MLP, in AFMoE.
 pub(super) const FIRST_DENSE_OF_AFMOE: ConfigRow = ConfigRow::Custom {
     keys: &["num_dense_layers"],
@@ -230,6 +237,51 @@ pub(super) const ERNIE_SHARED: ConfigRow = ConfigRow::Custom {
     keys: &["moe_num_shared_experts"],
     read: |fields, config| read_shared("moe_num_shared_experts", 2, fields, config),
     write: |config, written| write_shared("moe_num_shared_experts", config, written),
+};
+
+/// The same under EXAONE's name.
+pub(super) const EXAONE_SHARED: ConfigRow = ConfigRow::Custom {
+    keys: &["num_shared_experts"],
+    read: |fields, config| read_shared("num_shared_experts", 1, fields, config),
+    write: |config, written| write_shared("num_shared_experts", config, written),
+};
+
+/// Hunyuan's experts and its shared expert are as wide as the key for the MLP says. Numbers may be listed by layer, all alike.
+pub(super) const HUNYUAN_EXPERTS: ConfigRow = ConfigRow::Custom {
+    keys: &["num_experts", "moe_topk"],
+    read: |fields, config| {
+        let (n_experts, n_active) = (alike(fields, "num_experts", 1)?, alike(fields, "moe_topk", 1)?);
+        let d_ff = config.d_ff;
+        let experts = experts(config);
+        (experts.n_experts, experts.n_active) = (n_experts, n_active);
+        (experts.d_ff, experts.shared_d_ff) = (d_ff, d_ff);
+        Ok(())
+    },
+    write: |config, written| {
+        let Experts { n_experts, n_active, .. } = described(config);
+        written.insert("num_experts".to_owned(), json!(n_experts));
+        written.insert("moe_topk".to_owned(), json!(n_active));
+    },
+};
+
+/// A number for all layers, or a list of as good as one.
+fn alike(fields: &Fields<'_>, key: &str, absent: usize) -> Result<usize> {
+    let Some(found @ Value::Array(list)) = fields.get(key) else { return fields.size_or(key, absent) };
+    let first = list.first().and_then(Value::as_u64);
+    let first = first.filter(|first| list.iter().all(|value| value.as_u64() == Some(*first)));
+    first.map(|first| first as usize).ok_or_else(|| fields.unsupported(key, found, "the same number for all layers"))
+}
+
+/// MiniMax's files have the rotated part of each head as a width.
+pub(super) const ROTARY_WIDTH: ConfigRow = ConfigRow::Custom {
+    keys: &["rotary_dim"],
+    read: |fields, config| {
+        if let (Some(width), Positions::Rope(rope)) = (fields.size("rotary_dim")?, &mut config.positions) {
+            rope.rotary_dim = width;
+        }
+        Ok(())
+    },
+    write: |_, _| {},
 };
 
 /// The constants of gpt-oss's activation.

@@ -93,6 +93,11 @@ impl Architecture {
         after.into_iter().filter(|(key, value)| before.get(key) != Some(value)).map(|(key, _)| key).collect()
     }
 
+    /// Whether the class's positions see each other both ways.
+    pub(super) fn is_encoder(&self) -> bool {
+        (self.base)().bidirectional
+    }
+
     /// How the files name their tensors.
     pub(super) fn tensor_names(&self) -> TensorNames {
         let Self { class, names, base_prefix, .. } = *self;

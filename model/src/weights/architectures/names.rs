@@ -1,6 +1,7 @@
 //! Which tensors of a class's files make up which of our parameters: a list for each class, by family. Lists are shared between
 //! classes: a class may name parameters that it never has.
 
+mod encoders;
 mod experts;
 mod gpt;
 mod latent;
@@ -10,7 +11,11 @@ mod norms;
 mod recurrent;
 
 pub(super) use self::{
-    experts::{AFMOE, ERNIE_MOE, EXAONE_MOE, GLM_MOE, GPT_OSS, GRANITE_MOE, MIXTRAL, QWEN_MOE},
+    encoders::{BERT, DISTILBERT, MODERN_BERT, ROBERTA},
+    experts::{
+        AFMOE, ERNIE_MOE, EXAONE_MOE, FLEX_OLMO, GLM_MOE, GPT_OSS, GRANITE_MOE, HUNYUAN_MOE, MINIMAX_M2, MIXTRAL,
+        QWEN_MOE,
+    },
     gpt::{
         BIGCODE, BLOOM, CODEGEN, CTRL, FALCON, GPT_NEO, GPT1, GPT2, GPTJ, MPT, NEOX, OPT, PERSIMMON, PHI, STARCODER2,
     },

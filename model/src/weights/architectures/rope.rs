@@ -82,8 +82,16 @@ pub(super) const GEMMA3: RopeKeys = RopeKeys {
     ..WHOLE_HEADS
 };
 
+pub(super) const MODERN_BERT: RopeKeys = RopeKeys {
+    theta: "global_rope_theta",
+    absent_theta: 160_000.0,
+    types: PER_KIND_TYPES,
+    windowed: Some(WindowedTheta { key: Some("local_rope_theta"), absent: USUAL_THETA }),
+    ..WHOLE_HEADS
+};
 pub(super) const PHI: RopeKeys = RopeKeys { share: Some((SHARE, 0.5)), ..WHOLE_HEADS };
 pub(super) const QWEN3_5: RopeKeys = RopeKeys { share: Some((SHARE, 0.25)), ..WHOLE_HEADS };
+pub(super) const MINIMAX: RopeKeys = RopeKeys { absent_theta: 5_000_000.0, share: Some((SHARE, 1.0)), ..WHOLE_HEADS };
 pub(super) const COHERE: RopeKeys = RopeKeys { absent_theta: 500_000.0, ..WHOLE_HEADS };
 pub(super) const HELIUM: RopeKeys = RopeKeys { absent_theta: 100_000.0, ..WHOLE_HEADS };
 /// The class's own scaling is not the usual one.

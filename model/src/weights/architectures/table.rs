@@ -1,5 +1,6 @@
 //! The rows of the table of architectures, one for each Hugging Face class: a list for each family.
 
+mod encoders;
 mod experts;
 mod gemma;
 mod gpt;
@@ -23,6 +24,7 @@ const FAMILIES: &[&[Architecture]] = &[
     recurrent::ROWS,
     mamba::ROWS,
     latent::ROWS,
+    encoders::ROWS,
 ];
 
 /// Every row of the table.

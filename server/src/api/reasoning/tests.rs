@@ -4,7 +4,11 @@
 
 use super::{
     super::{
-        call_format::{CallFormat, GRANITE, HERMES, LLAMA, MISTRAL, MISTRAL_NAMED},
+        call_arguments::Function,
+        call_format::{
+            COHERE, CallFormat, DEEPSEEK, GEMMA, GLM, GLM_DENSE, GPT_OSS, GRANITE, HERMES, LFM2, LLAMA, MINICPM,
+            MINICPM_XML, MISTRAL, MISTRAL_NAMED, OLMO, QWEN_CODER, SEED_OSS,
+        },
         tool_parser::Calls,
     },
     *,
@@ -57,8 +61,13 @@ fn closes(open: &str) -> Option<&'static [&'static str]> {
 }
 
 fn reader(calls: Option<&'static CallFormat>, format: ReasoningFormat) -> AnswerReader {
-    let parser = calls.map(|format| ToolParser::searching(format, vec!["f".into()], Calls::Several));
-    AnswerReader::new(form(None), parser, format)
+    AnswerReader::new(form(None), calls.map(parser), format)
+}
+
+/// A parser of calls of `f`.
+fn parser(format: &'static CallFormat) -> ToolParser {
+    let functions = [Function { name: "f".into(), parameters: serde_json::json!({ "type": "object" }) }];
+    ToolParser::searching(format, functions.into(), Calls::Several)
 }
 
 #[test]
@@ -166,7 +175,7 @@ const FAMILIES: [(&str, &str, &str, &str, &str); 33] = [
 fn texts_of_each_family_are_read_alike_at_any_cut() {
     for (sign, prompt, text, reasoning, content) in FAMILIES {
         let form = form(Some(sign));
-        for calls in [None, Some(ToolParser::searching(&HERMES, vec!["f".into()], Calls::Several))] {
+        for calls in [None, Some(parser(&HERMES))] {
             let reader = AnswerReader::new(form, calls, ReasoningFormat::Apart);
             check(&reader.within_thought(form.opened_by(prompt), false), text, reasoning, content, 0);
         }
@@ -242,4 +251,159 @@ fn marks_in_the_arguments_of_a_call_stay_there() {
 #[test]
 fn thoughts_that_the_client_does_not_want_are_left_out() {
     check(&reader(None, ReasoningFormat::Omitted), "<think>\na\n</think>\n\nb", "", "b", 0);
+}
+
+/// What families write before calls of `f` without arguments, by their published templates: a sign of the template, the
+/// form of calls, the end of the prompt, the text, its reasoning, its content and the number of calls.
+type CallText = (&'static str, &'static CallFormat, &'static str, &'static str, &'static str, &'static str, usize);
+
+const CALLS: [CallText; 19] = [
+    (
+        "</think>",
+        &HERMES,
+        "",
+        "<think>\nI need it.\n</think>\n\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>",
+        "I need it.",
+        "",
+        1,
+    ),
+    (
+        "</think>",
+        &HERMES,
+        "<think>\n",
+        "<tool_call>{\"name\": \"f\"}\n</think>\n\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>",
+        "<tool_call>{\"name\": \"f\"}",
+        "",
+        1,
+    ),
+    (
+        "</think>",
+        &QWEN_CODER,
+        "<think>\n",
+        "I need it.\n</think>\n\nI look.\n\n<tool_call>\n<function=f>\n</function>\n</tool_call>",
+        "I need it.",
+        "I look.",
+        1,
+    ),
+    ("</think>", &OLMO, "<think>", "I need it.</think><function_calls>f()\nf()</function_calls>", "I need it.", "", 2),
+    ("<think>", &GLM, "", "\n<think>I need it.</think>\n<tool_call>f\n</tool_call>", "I need it.", "", 1),
+    (
+        "<think>",
+        &GLM_DENSE,
+        "",
+        "<think>I need it.</think><tool_call>f</tool_call><tool_call>f</tool_call>",
+        "I need it.",
+        "",
+        2,
+    ),
+    (
+        "<think>",
+        &LFM2,
+        "",
+        "<think>I need it.</think><|tool_call_start|>[f(), f()]<|tool_call_end|>Wait.",
+        "I need it.",
+        "Wait.",
+        2,
+    ),
+    (
+        "<think>",
+        &MINICPM,
+        "",
+        "<think>I need it.</think><|tool_call_start|>\n```python\nf()\n```\n<|tool_call_end|>",
+        "I need it.",
+        "",
+        1,
+    ),
+    (
+        "<think>",
+        &MINICPM_XML,
+        "",
+        "<think>\nI need it.\n</think>\n\n<function name=\"f\"></function>",
+        "I need it.",
+        "",
+        1,
+    ),
+    (
+        "<think>",
+        &DEEPSEEK,
+        "<think>\n",
+        "I need it.</think>\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "I need it.",
+        "",
+        1,
+    ),
+    (
+        "<response>",
+        &GRANITE,
+        "",
+        "<think>I need it.</think>\n<response>I look.</response><|tool_call|>[{\"name\": \"f\", \"arguments\": {}}]",
+        "I need it.",
+        "I look.",
+        1,
+    ),
+    ("[THINK]", &MISTRAL_NAMED, "", "[THINK]I need it.[/THINK][TOOL_CALLS]f[ARGS]{}", "I need it.", "", 1),
+    (
+        "<|channel>",
+        &GEMMA,
+        "",
+        "<|channel>thought\nI need it.\n<channel|><|tool_call>call:f{}<tool_call|>",
+        "I need it.",
+        "",
+        1,
+    ),
+    (
+        "<|START_THINKING|>",
+        &COHERE,
+        "",
+        "<|START_THINKING|>I need it.<|END_THINKING|><|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"f\", \"parameters\": {}}\n]<|END_ACTION|>",
+        "I need it.",
+        "",
+        1,
+    ),
+    (
+        "<seed:think>",
+        &SEED_OSS,
+        "",
+        "<seed:think>I need it.</seed:think>\n<seed:tool_call>\n<function=f>\n</function>\n</seed:tool_call>",
+        "I need it.",
+        "",
+        1,
+    ),
+    (
+        "<|channel|>analysis",
+        &GPT_OSS,
+        "",
+        "<|channel|>analysis<|message|>I need it.<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>",
+        "I need it.",
+        "",
+        1,
+    ),
+    (
+        "<|channel|>analysis",
+        &GPT_OSS,
+        "",
+        "<|channel|>analysis<|message|>I need it.<|end|><|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}<|call|>",
+        "I need it.",
+        "",
+        1,
+    ),
+    (
+        "<|channel|>analysis",
+        &GPT_OSS,
+        "",
+        "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}<|call|>",
+        "",
+        "I look.",
+        1,
+    ),
+    ("<|channel|>analysis", &GPT_OSS, "", " to=functions.f<|channel|>commentary json<|message|>{}", "", "", 1),
+];
+
+#[test]
+fn thoughts_and_calls_of_each_family_are_read_alike_at_any_cut() {
+    for (sign, calls, prompt, text, reasoning, content, n_calls) in CALLS {
+        let form = form(Some(sign));
+        let reader = AnswerReader::new(form, Some(parser(calls)), ReasoningFormat::Apart);
+        check(&reader.within_thought(form.opened_by(prompt), false), text, reasoning, content, n_calls);
+    }
 }

@@ -32,7 +32,7 @@ fn read_to(end: TextEnd, mut parser: ToolParser, pieces: &[&str]) -> (String, Ve
 
 /// Checks the result of [`read`] for the whole text, for single characters, and for the text cut into two or three
 /// pieces.
-fn check(parser: &ToolParser, text: &str, content: &str, calls: &[(&str, &str)]) {
+pub(super) fn check(parser: &ToolParser, text: &str, content: &str, calls: &[(&str, &str)]) {
     let calls: Vec<_> = calls.iter().map(|(name, arguments)| (name.to_string(), arguments.to_string())).collect();
     let expected = (content.to_owned(), calls);
     let each: Vec<String> = text.chars().map(String::from).collect();
@@ -50,7 +50,8 @@ fn check(parser: &ToolParser, text: &str, content: &str, calls: &[(&str, &str)])
 }
 
 fn searching(format: &'static CallFormat, n_calls: Calls) -> ToolParser {
-    ToolParser::searching(format, vec!["f".into(), "get_weather".into()], n_calls)
+    let function = |name: &str| Function { name: name.into(), parameters: serde_json::json!({ "type": "object" }) };
+    ToolParser::searching(format, [function("f"), function("get_weather")].into(), n_calls)
 }
 
 const CALL: &str = r#"{"name": "f", "arguments": {"x": "}{\"</b>é日", "y": [1, 2.0, null]}}"#;
@@ -162,7 +163,7 @@ fn text_around_tool_calls_keeps_its_white_space() {
         check(&parser, &format!("  Before.\n\n{call} After. \n"), "  Before.\n\n After.", &one);
         check(&parser, &format!("Before.\n{call}\n{call}\nAfter."), "Before.\n\nAfter.", &[one[0], one[0]]);
         check(&parser, &format!(" \n{call}\nAfter."), "After.", &one);
-        if !format.is_bare {
+        if format.bare == Bare::None {
             check(&parser, &format!("Before.{call}After."), "Before.\nAfter.", &one);
         }
     }

@@ -124,7 +124,7 @@ fn chunks_per_task(sequences: &[PagedRows], n_threads: usize, options: &Attentio
 }
 
 fn n_keys(sequence: &PagedRows) -> usize {
-    sequence.start + sequence.rows.len() - sequence.first_key
+    n_positions(sequence) - sequence.first_key
 }
 
 /// An element of pools over which rows attend.
@@ -183,6 +183,8 @@ pub(in crate::ops) struct Task<'a> {
     /// Among the sequence's rows.
     rows: Range<usize>,
     kv_head: usize,
+    /// The positions that some of its rows sees.
+    seen: Range<usize>,
     /// The chunks that this task attends over, among all that its rows see.
     chunks: Range<usize>,
     /// Where in [`Outputs::parts`] the results of its chunks go, if other tasks have the other chunks of its row.
@@ -237,8 +239,8 @@ impl<'a> Tasks<'a> {
         let n_rows = sequence.rows.len();
         for row in (0..n_rows).step_by(rows_per_task) {
             let rows = row..n_rows.min(row + rows_per_task);
-            let first = window_start(sequence.start + rows.start, options);
-            let chunks = first / CHUNK..(sequence.start + rows.end).div_ceil(CHUNK);
+            let seen = seen_by_some(sequence, &rows, options);
+            let chunks = seen.start / CHUNK..seen.end.div_ceil(CHUNK);
             let is_split = n_rows == 1 && chunks.len() > self.chunks_per_task;
             let parts = self.parts_len;
             if is_split {
@@ -253,6 +255,7 @@ impl<'a> Tasks<'a> {
                         sequence,
                         rows: rows.clone(),
                         kv_head,
+                        seen: seen.clone(),
                         chunks: chunk..chunks.end.min(chunk + per_task),
                         parts: is_split.then_some(parts + n_before * options.n_heads * part_len(options)),
                     });
@@ -281,7 +284,7 @@ impl Task<'_> {
         let mut queries: Vec<Query<'_>> = Vec::with_capacity(group * self.rows.len());
         for row in self.rows.clone() {
             let (place, position) = (self.sequence.rows.start + row, self.sequence.start + row);
-            let sees = window_start(position, pools.options)..position + 1;
+            let sees = pools.options.seen(position, n_positions(self.sequence));
             queries.extend((self.kv_head * group..(self.kv_head + 1) * group).map(|head| Query {
                 values: &pools.queries[place * pools.stride + head * head_dim..][..head_dim],
                 head,
@@ -297,31 +300,31 @@ impl Task<'_> {
     }
 
     /// The chunks, each as the tiles of 16 positions that some row sees.
-    fn tiles_by_chunk(&self, options: &AttentionOptions) -> impl Iterator<Item = Range<usize>> {
-        let first = window_start(self.sequence.start + self.rows.start, options) / LANES;
-        let end = (self.sequence.start + self.rows.end).div_ceil(LANES);
+    fn tiles_by_chunk(&self) -> impl Iterator<Item = Range<usize>> {
+        let (first, end) = (self.seen.start / LANES, self.seen.end.div_ceil(LANES));
         let chunk_tiles = move |chunk: usize| (chunk * CHUNK_TILES).max(first)..((chunk + 1) * CHUNK_TILES).min(end);
         self.chunks.clone().map(chunk_tiles)
     }
 
     /// The last tile of the last chunk.
     fn last_tile(&self) -> usize {
-        (self.chunks.end * CHUNK_TILES).min((self.sequence.start + self.rows.end).div_ceil(LANES)) - 1
+        (self.chunks.end * CHUNK_TILES).min(self.seen.end.div_ceil(LANES)) - 1
     }
 
     /// The positions of `tiles` that some row of the task sees, as three ranges in order: those that all rows see in
     /// the middle, and those that only some rows see before and after it.
-    fn seen(&self, tiles: &Range<usize>, options: &AttentionOptions) -> [Range<usize>; 3] {
-        let first = self.sequence.start + self.rows.start;
-        let last = self.sequence.start + self.rows.end - 1;
-        // From the beginning of the last row's window to the first row's own position.
-        let start = window_start(last, options);
-        let end = (first + 1).max(start);
+    fn seen_of(&self, tiles: &Range<usize>, options: &AttentionOptions) -> [Range<usize>; 3] {
+        let n_positions = n_positions(self.sequence);
+        let of_first = options.seen(self.sequence.start + self.rows.start, n_positions);
+        let of_last = options.seen(self.sequence.start + self.rows.end - 1, n_positions);
+        // From the beginning of what the last row sees to the end of what the first sees.
+        let start = of_last.start;
+        let end = of_first.end.max(start);
         let within = |positions: Range<usize>| {
             let start = positions.start.max(tiles.start * LANES);
             start..positions.end.min(tiles.end * LANES).max(start)
         };
-        [window_start(first, options)..start, start..end, end..last + 1].map(within)
+        [of_first.start..start, start..end, end..of_last.end].map(within)
     }
 
     /// Whether keys and values come from memory. It is then read all the time: while keys are multiplied, the same pages' values
@@ -341,8 +344,15 @@ impl Task<'_> {
     }
 }
 
-fn window_start(position: usize, options: &AttentionOptions) -> usize {
-    options.sliding_window.map_or(0, |window| (position + 1).saturating_sub(window))
+/// Positions of a text so far.
+fn n_positions(sequence: &PagedRows) -> usize {
+    sequence.start + sequence.rows.len()
+}
+
+/// The positions that some of the sequence's `rows` sees.
+fn seen_by_some(sequence: &PagedRows, rows: &Range<usize>, options: &AttentionOptions) -> Range<usize> {
+    let of = |row: usize| options.seen(sequence.start + row, n_positions(sequence));
+    of(rows.start).start..of(rows.end - 1).end
 }
 
 impl<'a, E: KvElement> Pools<'a, E> {
@@ -413,7 +423,7 @@ unsafe fn attend<K: Kernels>(
     buffers.clear(queries.len(), stored_dim, task.parts.is_none());
     // SAFETY: the caller's.
     unsafe { K::begin(queries, pools, &mut buffers) };
-    for (n, tiles) in task.tiles_by_chunk(options).enumerate() {
+    for (n, tiles) in task.tiles_by_chunk().enumerate() {
         if n > 0 {
             buffers.chunk_sums.fill(0.0);
         }

@@ -29,7 +29,16 @@ fn check_tasks<E: PagedElement>() {
     for (head_dim, sliding_window) in [(20, None), (64, Some(2)), (64, Some(21)), (64, Some(300)), (128, None)] {
         let n_heads = n_kv_heads * group;
         let (scale, softcap, alibi_slopes) = (0.2, None, None);
-        let options = AttentionOptions { n_heads, n_kv_heads, head_dim, scale, softcap, sliding_window, alibi_slopes };
+        let options = AttentionOptions {
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            scale,
+            softcap,
+            sliding_window,
+            bidirectional: false,
+            alibi_slopes,
+        };
         let ([keys, values], slots) = pools_of::<E>(n_pages, [n_kv_heads, head_dim]);
         // One above all scores, one below.
         let sinks = [9.0, 0.3, -3.0].repeat(n_heads);
@@ -52,7 +61,7 @@ fn check_tasks<E: PagedElement>() {
                 let layout = PoolLayout::of(&keys, [n_kv_heads, head_dim]);
                 let (options, sinks) = (&options, Some(&sinks[..n_heads]));
                 let pools = Pools { queries, stride: row_len, keys: &keys, values: &values, layout, options, sinks };
-                let first_key = window_start(start + rows.start, options);
+                let first_key = options.seen(start + rows.start, start + rows.end).start;
                 let slots = slots[first_key..start + rows.end].to_vec();
                 let slots = Slots::new(slots, &burn::tensor::Device::flex());
                 let sequence = PagedRows { rows: 0..rows.len(), start: start + rows.start, first_key, slots };
@@ -108,7 +117,16 @@ fn check_sums<E: PagedElement>(within: f64) {
         (0.5, Some(2.0), slopes()),
     ] {
         let sliding_window = None;
-        let options = AttentionOptions { n_heads, n_kv_heads, head_dim, scale, softcap, sliding_window, alibi_slopes };
+        let options = AttentionOptions {
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            scale,
+            softcap,
+            sliding_window,
+            bidirectional: false,
+            alibi_slopes,
+        };
         let slots = Slots::new(slots[..n_keys].to_vec(), &burn::tensor::Device::flex());
         let sequence = PagedRows { rows: 0..1, start: n_keys - 1, first_key: 0, slots };
         for level in every_isa() {
@@ -156,11 +174,20 @@ fn check_non_finite<E: PagedElement + PartialEq>(broken: f32) {
     let (n_keys, width) = (start + n_rows, n_kv_heads * head_dim);
     for sliding_window in [None, Some(1), Some(5), Some(21)] {
         let (scale, softcap, alibi_slopes) = (0.2, None, None);
-        let options = AttentionOptions { n_heads, n_kv_heads, head_dim, scale, softcap, sliding_window, alibi_slopes };
+        let options = AttentionOptions {
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            scale,
+            softcap,
+            sliding_window,
+            bidirectional: false,
+            alibi_slopes,
+        };
         let queries = noise(n_rows * n_heads * head_dim, 3);
         let device = burn::tensor::Device::flex();
         let sequence = |first: usize, n_rows: usize| {
-            let first_key = window_start(start + first, &options);
+            let first_key = options.seen(start + first, start + first + 1).start;
             let slots = Slots::new((first_key as i32..(start + first + n_rows) as i32).collect(), &device);
             PagedRows { rows: 0..n_rows, start: start + first, first_key, slots }
         };
@@ -191,7 +218,7 @@ fn check_non_finite<E: PagedElement + PartialEq>(broken: f32) {
                 for row in 0..n_rows {
                     let values = row * n_heads * head_dim..(row + 1) * n_heads * head_dim;
                     let what = format!("row {row}, {broken} at {position}, {sliding_window:?} with {level:?}");
-                    let sees = window_start(start + row, &options)..start + row + 1;
+                    let sees = options.seen(start + row, start + row + 1);
                     if sees.contains(&position) {
                         assert!(found[values.clone()].iter().any(|value| !value.is_finite()), "{what}");
                     } else {

@@ -161,6 +161,7 @@ mod bodies {
                 scale: 0.2,
                 softcap: None,
                 sliding_window,
+                bidirectional: false,
                 alibi_slopes: None,
             };
             let width = n_kv_heads * head_dim;

@@ -1,4 +1,4 @@
-//! Causal attention that never holds the probabilities of a whole sequence.
+//! Attention that never holds the probabilities of a whole sequence.
 //!
 //! The backward pass computes them again from the logarithm of each row's sum
 //! ([FlashAttention](https://arxiv.org/abs/2205.14135), 3.1). A task is one sequence and one key head.
@@ -21,7 +21,7 @@ use crate::ops::{
         panel_layout::PANEL,
         thread_pool::{self, SharedMut},
     },
-    types::TrainingOp,
+    types::{TrainingOp, document_ends},
 };
 
 /// Number of queries whose probabilities exist at the same time.
@@ -51,6 +51,8 @@ struct Piece<'a> {
     /// The first row of the sequence.
     start: usize,
     seq_len: usize,
+    /// Where the document of each row ends, if sequences consist of several.
+    document_ends: Option<Vec<usize>>,
     kv_head: usize,
 }
 
@@ -130,7 +132,8 @@ impl RopeAttend {
         let n_kv_heads = self.options.n_kv_heads;
         let start = number / n_kv_heads * seq_len;
         let sinks = inputs.get(1).map(values);
-        Piece { op: self, qkv: values(&inputs[0]), sinks, start, seq_len, kv_head: number % n_kv_heads }
+        let document_ends = self.positions.as_ref().map(|positions| document_ends(&positions[start..start + seq_len]));
+        Piece { op: self, qkv: values(&inputs[0]), sinks, start, seq_len, document_ends, kv_head: number % n_kv_heads }
     }
 
     /// The gradient of the sink of `head`: it takes from all values of a row alike, in proportion to its probability.
@@ -219,29 +222,31 @@ impl Piece<'_> {
         }
     }
 
-    /// The first key that query `query` sees; it never decreases from one query to the next.
-    fn first_key(&self, query: usize) -> usize {
-        let document = match &self.op.positions {
-            Some(positions) => query - positions[self.start + query] as usize,
-            None => 0,
+    /// The keys that query `query` sees; neither end decreases from one query to the next.
+    fn seen(&self, query: usize) -> Range<usize> {
+        let document = match (&self.op.positions, &self.document_ends) {
+            (Some(positions), Some(ends)) => query - positions[self.start + query] as usize..ends[query],
+            _ => 0..self.seq_len,
         };
-        document.max((query + 1).saturating_sub(self.op.options.sliding_window.unwrap_or(usize::MAX)))
+        let seen = self.op.options.seen(query - document.start, document.len());
+        document.start + seen.start..document.start + seen.end
     }
 
     /// The blocks of queries, each with a range of keys that includes all keys that its rows see. The range begins at a
-    /// panel of keys, and ends at the block's own last row.
+    /// panel of keys.
     fn blocks(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
         (0..self.seq_len).step_by(QUERIES).map(|first| {
             let end = self.seq_len.min(first + QUERIES);
-            (first..end, self.first_key(first) / PANEL * PANEL..end)
+            (first..end, self.seen(first).start / PANEL * PANEL..self.seen(end - 1).end)
         })
     }
 
     /// How to compute the probabilities of query `query` of `head`. `keys` is the key range of its block.
     fn row(&self, query: usize, head: usize, keys: &Range<usize>) -> RowOptions {
         let AttentionOptions { softcap, alibi_slopes, .. } = &self.op.options;
+        let seen = self.seen(query);
         RowOptions {
-            seen: self.first_key(query) - keys.start..query + 1 - keys.start,
+            seen: seen.start - keys.start..seen.end - keys.start,
             cap: softcap.map(|cap| cap as f32),
             slope: alibi_slopes.as_ref().map_or(0.0, |slopes| slopes[head]),
             sink: self.sinks.map(|sinks| sinks[head]),
@@ -395,7 +400,7 @@ impl Piece<'_> {
 
 /// How to compute the probabilities of one row.
 pub(super) struct RowOptions {
-    /// The keys of the block that the row sees; the last is its own.
+    /// The keys of the block that the row sees; with a slope the last is its own.
     seen: Range<usize>,
     cap: Option<f32>,
     slope: f32,

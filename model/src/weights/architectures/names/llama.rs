@@ -152,16 +152,12 @@ pub(in super::super) const UNGATED: &[&[NameRow]] = &[LLAMA_ENDS, LLAMA_NORMS, L
 
 pub(in super::super) const GLM: &[&[NameRow]] = &[LLAMA_ENDS, LLAMA_NORMS, INTERLEAVED_QKV, LLAMA_OUT, FUSED_MLP];
 
-pub(in super::super) const HUNYUAN: &[&[NameRow]] = &[
-    LLAMA_ENDS,
-    LLAMA_NORMS,
-    LLAMA_QKV,
-    &[
-        same("blocks.{}.attn.q_norm.weight", "model.layers.{}.self_attn.query_layernorm.weight"),
-        same("blocks.{}.attn.k_norm.weight", "model.layers.{}.self_attn.key_layernorm.weight"),
-    ],
-    LLAMA_OUT,
-    LLAMA_MLP,
+pub(in super::super) const HUNYUAN: &[&[NameRow]] =
+    &[LLAMA_ENDS, LLAMA_NORMS, LLAMA_QKV, HUNYUAN_QK_NORM, LLAMA_OUT, LLAMA_MLP];
+
+pub(super) const HUNYUAN_QK_NORM: &[NameRow] = &[
+    same("blocks.{}.attn.q_norm.weight", "model.layers.{}.self_attn.query_layernorm.weight"),
+    same("blocks.{}.attn.k_norm.weight", "model.layers.{}.self_attn.key_layernorm.weight"),
 ];
 
 /// Queries and keys rotate the other way round.

@@ -2,11 +2,12 @@
 
 use super::super::{
     Architecture, Fixed,
-    bases::{experts, gpt_oss, llama, mixture, mixture_with},
-    config_rows::{ACTIVATIONS, ConfigRow, EXAONE4_ROTATION, derived, flag, head_dim, kv_heads, number, size, size_or},
+    bases::{experts, gpt_oss, llama, mixture, mixture_with, olmo2},
+    config_rows::{self, ACTIVATIONS, ConfigRow, derived, flag, head_dim, kv_heads, number, size, size_or},
     expert_rows::{
-        AFMOE_ROTATION, AFMOE_SHARED, BALANCE_LOSS, CLAMPED_SWIGLU, ERNIE_LAYERS, ERNIE_SHARED, FIRST_DENSE,
-        FIRST_DENSE_OF_AFMOE, GLM_SHARED, GROUPS, MELLUM_LAYERS, QWEN_LAYERS, balance_loss,
+        AFMOE_ROTATION, AFMOE_SHARED, BALANCE_LOSS, CLAMPED_SWIGLU, ERNIE_LAYERS, ERNIE_SHARED, EXAONE_LAYERS,
+        EXAONE_SHARED, FIRST_DENSE, FIRST_DENSE_OF_AFMOE, FIRST_DENSE_OF_V2, GLM_SHARED, GROUPS, HUNYUAN_EXPERTS,
+        MELLUM_LAYERS, QWEN_LAYERS, ROTARY_WIDTH, balance_loss,
     },
     names, rope,
     row_groups::{GRANITE, LLAMA_SIZES},
@@ -22,6 +23,14 @@ const N_ACTIVE: &[&str] = &["num_experts_per_tok"];
 
 /// The experts are as wide as the key for the MLP says, which no layer has.
 const EXPERTS_ARE_AS_WIDE: ConfigRow = derived(|c| &mut experts(c).d_ff, |c| c.d_ff);
+
+/// DeepSeek's choice of experts: by sigmoids, with a bias.
+fn corrected(base: GptConfig) -> GptConfig {
+    mixture_with(base, |experts| {
+        experts.scores = RouterScores::Sigmoid;
+        experts.selection_bias = true;
+    })
+}
 
 pub(super) const ROWS: &[Architecture] = &[
     Architecture {
@@ -157,7 +166,7 @@ pub(super) const ROWS: &[Architecture] = &[
     Architecture {
         class: "Glm4MoeForCausalLM",
         model_type: "glm4_moe",
-        base: deepseek_experts,
+        base: || corrected(llama()),
         config: &[
             LLAMA_SIZES,
             &[
@@ -211,6 +220,167 @@ pub(super) const ROWS: &[Architecture] = &[
         // Of probabilities, whose sum is never as small.
         fixed: &[("moe_norm_min", Fixed::Number(1e-12)), ("mlp_bias", Fixed::Flag(false))],
         names: names::ERNIE_MOE,
+        base_prefix: "model.",
+    },
+    Architecture {
+        class: "GptOssForCausalLM",
+        model_type: "gpt_oss",
+        base: gpt_oss,
+        config: &[
+            LLAMA_SIZES,
+            &[
+                kv_heads(8),
+                size_or(&["head_dim"], |c| &mut c.head_dim, |_| 64),
+                ConfigRow::Rope(&rope::GPT_OSS),
+                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                flag("attention_bias", |c| &mut c.qkv_bias, true),
+                flag("attention_bias", |c| &mut c.attn_out_bias, true),
+                TIED,
+                ConfigRow::Window(&window::GPT_OSS),
+                size_or(&["num_local_experts", "num_experts"], |c| &mut experts(c).n_experts, |_| 128),
+                size_or(&["num_experts_per_tok", "experts_per_token"], |c| &mut experts(c).n_active, |_| 4),
+                EXPERTS_ARE_AS_WIDE,
+                CLAMPED_SWIGLU,
+                BALANCE_LOSS,
+            ],
+        ],
+        // The class has its own activation.
+        fixed: &[("hidden_act", Fixed::Text("silu"))],
+        names: names::GPT_OSS,
+        base_prefix: "model.",
+    },
+    Architecture {
+        class: "Dots1ForCausalLM",
+        model_type: "dots1",
+        base: || corrected(GptConfig { qk_norm: true, ..llama() }),
+        config: &[
+            LLAMA_SIZES,
+            &[
+                kv_heads(32),
+                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                ConfigRow::Rope(&rope::WHOLE_HEADS),
+                SILU,
+                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
+                flag("attention_bias", |c| &mut c.qkv_bias, false),
+                flag("attention_bias", |c| &mut c.attn_out_bias, false),
+                TIED,
+                ConfigRow::Window(&window::DOTS1),
+                size(&["n_routed_experts", "num_local_experts"], |c| &mut experts(c).n_experts),
+                size(N_ACTIVE, |c| &mut experts(c).n_active),
+                size_or(&["moe_intermediate_size"], |c| &mut experts(c).d_ff, |_| 1408),
+                flag("norm_topk_prob", |c| &mut experts(c).normalized, false),
+                number("routed_scaling_factor", |c| &mut experts(c).weight_multiplier, 1.0),
+                GLM_SHARED,
+                GROUPS,
+                FIRST_DENSE_OF_V2,
+            ],
+        ],
+        fixed: &[("mlp_bias", Fixed::Flag(false))],
+        names: names::GLM_MOE,
+        base_prefix: "model.",
+    },
+    Architecture {
+        class: "MiniMaxM2ForCausalLM",
+        model_type: "minimax_m2",
+        base: || corrected(GptConfig { qk_norm: true, qk_norm_span: QkNormSpan::AllHeads, ..llama() }),
+        config: &[
+            LLAMA_SIZES,
+            &[
+                kv_heads(8),
+                size_or(&["head_dim"], |c| &mut c.head_dim, |_| 128),
+                ConfigRow::Rope(&rope::MINIMAX),
+                ROTARY_WIDTH,
+                SILU,
+                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
+                TIED,
+                ConfigRow::Window(&window::NONE),
+                size_or(&["num_local_experts", "num_experts"], |c| &mut experts(c).n_experts, |_| 256),
+                size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 8),
+                EXPERTS_ARE_AS_WIDE,
+                BALANCE_LOSS,
+            ],
+        ],
+        fixed: &[("attention_bias", Fixed::Flag(false)), ("mlp_bias", Fixed::Flag(false))],
+        names: names::MINIMAX_M2,
+        base_prefix: "model.",
+    },
+    Architecture {
+        class: "FlexOlmoForCausalLM",
+        model_type: "flex_olmo",
+        base: || mixture(olmo2()),
+        config: &[
+            LLAMA_SIZES,
+            &[
+                size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
+                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                ConfigRow::Rope(&rope::COHERE),
+                SILU,
+                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
+                flag("attention_bias", |c| &mut c.qkv_bias, false),
+                flag("attention_bias", |c| &mut c.attn_out_bias, false),
+                TIED,
+                ConfigRow::Window(&window::NONE),
+                size_or(N_EXPERTS, |c| &mut experts(c).n_experts, |_| 7),
+                size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 5),
+                EXPERTS_ARE_AS_WIDE,
+                flag("norm_topk_prob", |c| &mut experts(c).normalized, false),
+                balance_loss(0.01),
+            ],
+        ],
+        fixed: &[("mlp_bias", Fixed::Flag(false))],
+        names: names::FLEX_OLMO,
+        base_prefix: "model.",
+    },
+    Architecture {
+        class: "ExaoneMoeForCausalLM",
+        model_type: "exaone_moe",
+        base: || corrected(GptConfig { qk_norm: true, ..llama() }),
+        config: &[
+            LLAMA_SIZES,
+            &[
+                kv_heads(32),
+                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                ConfigRow::Rope(&rope::WHOLE_HEADS),
+                SILU,
+                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                TIED,
+                ConfigRow::Window(&window::EXAONE4),
+                config_rows::EXAONE4_ROTATION,
+                size_or(N_EXPERTS, |c| &mut experts(c).n_experts, |_| 64),
+                size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 8),
+                size_or(&["moe_intermediate_size"], |c| &mut experts(c).d_ff, |_| 1024),
+                flag("norm_topk_prob", |c| &mut experts(c).normalized, true),
+                number("routed_scaling_factor", |c| &mut experts(c).weight_multiplier, 2.5),
+                EXAONE_SHARED,
+                GROUPS,
+                EXAONE_LAYERS,
+            ],
+        ],
+        fixed: &[("attention_bias", Fixed::Flag(false)), ("mlp_bias", Fixed::Flag(false))],
+        names: names::EXAONE_MOE,
+        base_prefix: "model.",
+    },
+    Architecture {
+        class: "HunYuanMoEV1ForCausalLM",
+        model_type: "hunyuan_v1_moe",
+        base: || mixture(GptConfig { qk_norm: true, qk_norm_after_rope: true, ..llama() }),
+        config: &[
+            LLAMA_SIZES,
+            &[
+                size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
+                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                ConfigRow::Rope(&rope::HUNYUAN),
+                SILU,
+                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                flag("attention_bias", |c| &mut c.qkv_bias, false),
+                flag("attention_bias", |c| &mut c.attn_out_bias, false),
+                TIED,
+                ConfigRow::Window(&window::NONE),
+                HUNYUAN_EXPERTS,
+            ],
+        ],
+        fixed: &[("use_qk_norm", Fixed::Flag(true)), ("mlp_bias", Fixed::Flag(false))],
+        names: names::HUNYUAN_MOE,
         base_prefix: "model.",
     },
     Architecture {
@@ -287,36 +457,9 @@ pub(super) const ROWS: &[Architecture] = &[
         base_prefix: "model.",
     },
     Architecture {
-        class: "GptOssForCausalLM",
-        model_type: "gpt_oss",
-        base: gpt_oss,
-        config: &[
-            LLAMA_SIZES,
-            &[
-                kv_heads(8),
-                size_or(&["head_dim"], |c| &mut c.head_dim, |_| 64),
-                ConfigRow::Rope(&rope::GPT_OSS),
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
-                flag("attention_bias", |c| &mut c.qkv_bias, true),
-                flag("attention_bias", |c| &mut c.attn_out_bias, true),
-                TIED,
-                ConfigRow::Window(&window::GPT_OSS),
-                size_or(&["num_local_experts", "num_experts"], |c| &mut experts(c).n_experts, |_| 128),
-                size_or(&["num_experts_per_tok", "experts_per_token"], |c| &mut experts(c).n_active, |_| 4),
-                EXPERTS_ARE_AS_WIDE,
-                CLAMPED_SWIGLU,
-                BALANCE_LOSS,
-            ],
-        ],
-        // The class has its own activation.
-        fixed: &[("hidden_act", Fixed::Text("silu"))],
-        names: names::GPT_OSS,
-        base_prefix: "model.",
-    },
-    Architecture {
         class: "SolarOpenForCausalLM",
         model_type: "solar_open",
-        base: deepseek_experts,
+        base: || corrected(llama()),
         config: &[&[
             size(&["vocab_size"], |c| &mut c.vocab_size),
             size(&["max_position_embeddings"], |c| &mut c.max_seq_len),
@@ -345,36 +488,6 @@ pub(super) const ROWS: &[Architecture] = &[
         names: names::GLM_MOE,
         base_prefix: "model.",
     },
-    // K-EXAONE.
-    Architecture {
-        class: "ExaoneMoeForCausalLM",
-        model_type: "exaone_moe",
-        base: || GptConfig { qk_norm: true, ..deepseek_experts() },
-        config: &[
-            LLAMA_SIZES,
-            &[
-                kv_heads(32),
-                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
-                ConfigRow::Rope(&rope::WHOLE_HEADS),
-                SILU,
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
-                TIED,
-                ConfigRow::Window(&window::EXAONE4),
-                EXAONE4_ROTATION,
-                size_or(N_EXPERTS, |c| &mut experts(c).n_experts, |_| 64),
-                size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 8),
-                size_or(&["moe_intermediate_size"], |c| &mut experts(c).d_ff, |_| 1024),
-                flag("norm_topk_prob", |c| &mut experts(c).normalized, true),
-                number("routed_scaling_factor", |c| &mut experts(c).weight_multiplier, 2.5),
-                EXAONE_SHARED,
-                GROUPS,
-                GLM_LITE_LAYERS,
-            ],
-        ],
-        fixed: &[("attention_bias", Fixed::Flag(false)), ("mlp_bias", Fixed::Flag(false))],
-        names: names::EXAONE_MOE,
-        base_prefix: "model.",
-    },
 ];
 
 /// What Qwen's mixtures share.
@@ -390,11 +503,3 @@ const GRANITE_EXPERTS: &[ConfigRow] = &[
     EXPERTS_ARE_AS_WIDE,
     BALANCE_LOSS,
 ];
-
-/// Scores as in DeepSeek V3.
-fn deepseek_experts() -> GptConfig {
-    mixture_with(llama(), |experts| {
-        experts.scores = RouterScores::Sigmoid;
-        experts.selection_bias = true;
-    })
-}

@@ -204,7 +204,6 @@ pub(super) const ROWS: &[Architecture] = &[
         names: names::UNGATED,
         base_prefix: "model.",
     },
-    // `clip_qkv` is rejected.
     Architecture {
         class: "OlmoForCausalLM",
         model_type: "olmo",
