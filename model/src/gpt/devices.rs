@@ -18,6 +18,12 @@ pub(super) fn require_bodies(config: &GptConfig, device: &Device) -> Result<()> 
         ("attention sinks", config.attention_sinks),
         ("clamped SwiGLU", config.clamped_swiglu.is_some()),
         ("latent attention", config.latent.is_some()),
+        ("heads of several sizes", config.full_heads.is_some()),
+        ("norms of values", config.value_norm),
+        ("keys that are values", config.keys_as_values),
+        ("keys that layers share", config.n_shared_kv_layers > 0),
+        ("a factor for each block", config.layer_scale),
+        ("per-layer embeddings", config.per_layer_inputs.is_some()),
     ];
     match only_on_cpu.into_iter().find(|(_, has)| *has && !ops::is_on_cpu(device)) {
         Some((what, _)) => {

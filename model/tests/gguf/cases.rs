@@ -46,6 +46,9 @@ pub(super) const WRAPPED: &[&str] = &["mistral3", "qwen2-5-vl", "qwen3-vl"];
 pub(super) const OWN: &[&str] = &[
     "gemma2",
     "gemma3",
+    "gemma4",
+    "gemma4-experts",
+    "gemma4-per-layer",
     "smollm3",
     "phi",
     "cohere2",
