@@ -254,6 +254,26 @@ fn unknown_architecture_is_rejected_with_the_list_of_known_ones() {
     assert!(error.contains("neither `architectures` nor `model_type`"), "{error}");
 }
 
+#[test]
+fn refused_architectures_that_people_ask_for_say_what_they_would_need() {
+    for (class, reason) in [
+        ("Gemma3nForConditionalGeneration", "several residual streams"),
+        ("Gemma3nForCausalLM", "Gemma 4 are supported"),
+        ("PhiMoEForCausalLM", "one after the other"),
+        ("Mamba2ForCausalLM", "no attention"),
+    ] {
+        let error = read(
+            &with("llama", "architectures", json!([class]))
+                .into_iter()
+                .filter(|(key, _)| key != "model_type")
+                .collect(),
+        )
+        .unwrap_err()
+        .to_string();
+        assert!(error.contains(&format!("`{class}` is not supported: ")) && error.contains(reason), "{error}");
+    }
+}
+
 /// The `model_type` alone says which class it is, as in `AutoModelForCausalLM`.
 #[test]
 fn known_model_type_decides_whatever_the_class_is_called() {

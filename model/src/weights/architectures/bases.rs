@@ -114,6 +114,14 @@ pub(in super::super) fn mixture_with(base: GptConfig, change: impl FnOnce(&mut E
     config
 }
 
+/// [`mixture`] of `base` with DeepSeek's choice of experts: by sigmoids, with a bias.
+pub(in super::super) fn corrected(base: GptConfig) -> GptConfig {
+    mixture_with(base, |experts| {
+        experts.scores = RouterScores::Sigmoid;
+        experts.selection_bias = true;
+    })
+}
+
 /// gpt-oss: experts with biases and an activation of its own, and attention with sinks.
 pub(in super::super) fn gpt_oss() -> GptConfig {
     let clamped_swiglu = Some(ClampedSwiglu { alpha: 1.702, limit: 7.0 });

@@ -1,13 +1,14 @@
 //! Keys of variants of Llama that set more than one field, or that only one class has.
 
-use serde_json::{Map, json};
+use serde_json::{Value, json};
 
 use super::{
     super::config_json::{Fields, Fixed},
     config_rows::{ConfigRow, custom, exact_inverse, number, set_score_scale},
+    rope::{LLAMA4_BETA, ORIGINAL_LENGTH, nested_object},
 };
 use crate::{
-    config::{GptConfig, QkNormSpan},
+    config::{GptConfig, NormPosition, QkNormSpan, QueryTemperature},
     error::Result,
 };
 
@@ -89,45 +90,6 @@ pub(super) const NORM_OF_EACH_HEAD: ConfigRow = custom(
     |_, _| {},
 );
 
-/// MPT's attention. Its class multiplies scores by what is called the scale of the softmax.
-pub(super) const MPT_ATTENTION: ConfigRow = custom(
-    &["attn_config"],
-    |fields, config| {
-        let empty = Map::new();
-        let nested = fields.object("attn_config")?.unwrap_or_else(|| fields.within(&empty));
-        for (key, allowed) in [
-            ("attn_type", Fixed::Text("multihead_attention")),
-            ("prefix_lm", Fixed::Flag(false)),
-            ("qk_ln", Fixed::Flag(false)),
-            ("alibi", Fixed::Flag(true)),
-            ("alibi_bias_max", Fixed::Number(8.0)),
-        ] {
-            nested.only(key, allowed)?;
-        }
-        // As in transformers, 0 is no limit.
-        config.clip_qkv = nested.number_if_any("clip_qkv")?.filter(|&limit| limit != 0.0);
-        config.attention_scale = None;
-        if let Some(scale) = nested.number_if_any("softmax_scale")? {
-            set_score_scale(config, scale);
-        }
-        Ok(())
-    },
-    |config, written| {
-        let attention = json!({ "clip_qkv": config.clip_qkv, "softmax_scale": config.attention_scale });
-        written.insert("attn_config".to_owned(), attention);
-    },
-);
-
-/// CodeGen's matrices are those of four parts of the model.
-pub(super) const CODEGEN_WIDTH: ConfigRow = custom(
-    &[],
-    |fields, config| match config.d_model % 4 {
-        0 => Ok(()),
-        _ => Err(fields.unsupported("n_embd", &json!(config.d_model), "multiples of 4")),
-    },
-    |_, _| {},
-);
-
 /// Transformers has one setting for all biases of attention, and the code beside the weights one for those of queries, keys and
 /// values alone.
 pub(super) const INTERNLM3_BIASES: ConfigRow = custom(
@@ -142,4 +104,73 @@ pub(super) const INTERNLM3_BIASES: ConfigRow = custom(
         written.insert("attention_bias".to_owned(), json!(config.qkv_bias));
         written.insert("mlp_bias".to_owned(), json!(config.mlp_bias));
     },
+);
+
+/// Ministral 3 grows queries in steps of the original context's length. Both numbers are among those of the rotary positions.
+pub(super) const MINISTRAL3_TEMPERATURE: ConfigRow = custom(
+    &[],
+    |fields, config| {
+        if let Some(nested) = nested_object(fields)? {
+            let interval = nested.size(ORIGINAL_LENGTH)?.ok_or_else(|| nested.missing(&[ORIGINAL_LENGTH]))?;
+            let beta = nested.number(LLAMA4_BETA)?;
+            config.query_temperature = (beta != 0.0).then_some(QueryTemperature { beta, interval });
+        }
+        Ok(())
+    },
+    |config, written| {
+        for key in ["rope_scaling", "rope_parameters"] {
+            if let (Some(nested), Some(temperature)) =
+                (written.get_mut(key).and_then(Value::as_object_mut), config.query_temperature)
+            {
+                nested.insert(LLAMA4_BETA.to_owned(), json!(temperature.beta));
+                nested.insert(ORIGINAL_LENGTH.to_owned(), json!(temperature.interval));
+            }
+        }
+    },
+);
+
+/// HyperCLOVA X may have norms after both parts besides, and scales scores as usual where the key is `null`.
+pub(super) const HYPERCLOVAX_NORMS: ConfigRow = custom(
+    &["use_post_norm"],
+    |fields, config| {
+        let has_both = fields.flag_or("use_post_norm", true)?;
+        config.norm_position = if has_both { NormPosition::Sandwich } else { NormPosition::Pre };
+        Ok(())
+    },
+    |config, written| {
+        written.insert("use_post_norm".to_owned(), json!(config.norm_position == NormPosition::Sandwich));
+    },
+);
+
+/// See [`HYPERCLOVAX_NORMS`].
+pub(super) const HYPERCLOVAX_ATTENTION: ConfigRow = custom(
+    &["attention_multiplier"],
+    |fields, config| {
+        if let Some(scale) = fields.number_if_any("attention_multiplier")? {
+            set_score_scale(config, scale);
+        }
+        Ok(())
+    },
+    |config, written| {
+        written.insert("attention_multiplier".to_owned(), json!(config.score_scale()));
+    },
+);
+
+/// CWM's class has no configuration without this token.
+pub(super) const CWM_BOS: ConfigRow = custom(
+    &[],
+    |_, _| Ok(()),
+    |_, written| {
+        written.insert("bos_token_id".to_owned(), json!(128_000));
+    },
+);
+
+/// What Hunyuan's dense models share with those of experts. Their class normalizes queries and keys whatever `use_qk_norm` says.
+pub(super) const HUNYUAN_DENSE: ConfigRow = custom(
+    &["use_qk_norm", "num_experts"],
+    |fields, _| match fields.size_or("num_experts", 1)? {
+        0 | 1 => Ok(()),
+        _ => fields.only("num_experts", Fixed::Number(1.0)),
+    },
+    |_, _| {},
 );

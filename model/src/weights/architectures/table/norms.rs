@@ -1,12 +1,14 @@
 //! Classes with RMSNorm or LayerNorm in other places than Llama: after each part, or one for both.
 
 use super::super::{
-    Architecture, Fixed,
+    Architecture,
     bases::{cohere, llama, olmo2},
-    config_rows::{self, ConfigRow, flag, head_dim, kv_heads, number, size_or},
+    config_rows::{ConfigRow, EXAONE4_ROTATION, ONLY_WINDOWS_ROTATE, flag, kv_heads, number},
     names, rope,
-    row_groups::{ATTENTION_BIAS, COHERE, GLM, LLAMA_SIZES, OLMO2, SILU, UNTIED},
-    variant_rows::NORM_OF_EACH_HEAD,
+    row_groups::{
+        ATTENTION_BIAS, COHERE, GLM, HEAD_DIM, HEADS, LIKE_LLAMA, LLAMA_SIZES, NO_BIASES, OLMO2, SILU_UNTIED, rms_eps,
+    },
+    variant_rows::{HYPERCLOVAX_ATTENTION, HYPERCLOVAX_NORMS, NORM_OF_EACH_HEAD},
     window,
 };
 use crate::config::{GptConfig, NormPosition, QkNormSpan};
@@ -17,18 +19,16 @@ pub(super) const ROWS: &[Architecture] = &[
         model_type: "olmo2",
         base: olmo2,
         config: &[LLAMA_SIZES, OLMO2, &[ConfigRow::Rope(&rope::WHOLE_HEADS), ConfigRow::Window(&window::NONE)]],
-        fixed: &[("mlp_bias", Fixed::Flag(false))],
         names: names::OLMO2,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "Olmo3ForCausalLM",
         model_type: "olmo3",
         base: olmo2,
         config: &[LLAMA_SIZES, OLMO2, &[ConfigRow::Window(&window::OLMO3), ConfigRow::Rope(&rope::OLMO3)]],
-        fixed: &[("mlp_bias", Fixed::Flag(false))],
         names: names::OLMO2,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "Exaone4ForCausalLM",
@@ -36,56 +36,51 @@ pub(super) const ROWS: &[Architecture] = &[
         base: || GptConfig { qk_norm_span: QkNormSpan::Head, ..olmo2() },
         config: &[
             LLAMA_SIZES,
-            SILU,
-            UNTIED,
+            SILU_UNTIED,
             &[
                 kv_heads(32),
-                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                HEAD_DIM,
                 ConfigRow::Rope(&rope::WHOLE_HEADS),
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                rms_eps(1e-5),
                 ConfigRow::Window(&window::EXAONE4),
-                config_rows::EXAONE4_ROTATION,
+                EXAONE4_ROTATION,
             ],
         ],
-        fixed: &[("attention_bias", Fixed::Flag(false)), ("mlp_bias", Fixed::Flag(false))],
+        fixed: NO_BIASES,
         names: names::OLMO2,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "Glm4ForCausalLM",
         model_type: "glm4",
         base: || GptConfig { norm_position: NormPosition::Sandwich, ..llama() },
-        config: &[LLAMA_SIZES, SILU, UNTIED, GLM],
-        fixed: &[("mlp_bias", Fixed::Flag(false))],
+        config: &[LLAMA_SIZES, SILU_UNTIED, GLM],
         names: names::GLM4,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "HyperCLOVAXForCausalLM",
         model_type: "hyperclovax",
-        base: llama,
         config: &[
             LLAMA_SIZES,
-            SILU,
-            UNTIED,
+            SILU_UNTIED,
             ATTENTION_BIAS,
+            HEADS,
             &[
-                size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
-                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
                 ConfigRow::Rope(&rope::WHOLE_HEADS),
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
+                rms_eps(1e-6),
                 number("embedding_multiplier", |c| &mut c.embedding_multiplier, 1.0),
                 number("residual_multiplier", |c| &mut c.residual_multiplier, 1.0),
                 number("logits_scaling", |c| &mut c.logit_multiplier, 1.0),
-                config_rows::HYPERCLOVAX_ATTENTION,
-                config_rows::HYPERCLOVAX_NORMS,
+                HYPERCLOVAX_ATTENTION,
+                HYPERCLOVAX_NORMS,
                 flag("mlp_bias", |c| &mut c.mlp_bias, false),
                 ConfigRow::Window(&window::NONE),
             ],
         ],
         fixed: &[],
         names: names::HYPERCLOVAX,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "CohereForCausalLM",
@@ -95,16 +90,15 @@ pub(super) const ROWS: &[Architecture] = &[
             LLAMA_SIZES,
             COHERE,
             &[
-                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                HEAD_DIM,
                 flag("use_qk_norm", |c| &mut c.qk_norm, false),
                 NORM_OF_EACH_HEAD,
                 ConfigRow::Rope(&rope::COHERE),
                 ConfigRow::Window(&window::NONE),
             ],
         ],
-        fixed: &[("mlp_bias", Fixed::Flag(false))],
         names: names::COHERE,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "Cohere2ForCausalLM",
@@ -113,15 +107,9 @@ pub(super) const ROWS: &[Architecture] = &[
         config: &[
             LLAMA_SIZES,
             COHERE,
-            &[
-                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
-                ConfigRow::Rope(&rope::WHOLE_HEADS),
-                ConfigRow::Window(&window::COHERE2),
-                config_rows::ONLY_WINDOWS_ROTATE,
-            ],
+            &[HEAD_DIM, ConfigRow::Rope(&rope::WHOLE_HEADS), ConfigRow::Window(&window::COHERE2), ONLY_WINDOWS_ROTATE],
         ],
-        fixed: &[("mlp_bias", Fixed::Flag(false))],
         names: names::COHERE,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
 ];
