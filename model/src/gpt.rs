@@ -183,9 +183,7 @@ impl Gpt {
         config.validate()?;
         require_bodies(config, device)?;
         let mut read = |spec: &ParamSpec| read(spec).map(Into::into);
-        let mut gpt = Self::read("", &mut ParamSource::new(config, dtype, device, &mut read))?;
-        gpt.norm = gpt.norm.map(|norm| norm.with_eps(config.final_norm_eps));
-        Ok(gpt)
+        Self::read("", &mut ParamSource::new(config, dtype, device, &mut read))
     }
 
     /// A copy of a model in training, ready to be served: its matrices are laid out for the device's kernels and record

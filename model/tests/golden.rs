@@ -301,7 +301,7 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     if config.final_norm {
         // The residual stream is large there, so a small epsilon has no effect.
         mutate("final_norm_eps", &|c| c.final_norm_eps = Some(0.3));
-        mutate("final_norm", &|c| (c.final_norm, c.final_norm_eps) = (false, None));
+        mutate("final_norm", &|c| (c.final_norm, c.final_norm_eps, c.final_norm_offset) = (false, None, None));
     }
     // Other norms would be refused.
     let has_both = config.experts.as_ref().is_some_and(|experts| experts.beside_mlp);
@@ -309,6 +309,7 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
         mutate("norm_weight_offset", &|c| c.norm_weight_offset = 1.0 - c.norm_weight_offset);
         mutate("norm_weight", &|c| {
             (c.norm_weight, c.norm_bias, c.qk_norm_bias, c.norm_weight_offset) = (false, false, false, 0.0);
+            c.final_norm_offset = None;
         });
     }
     mutate("scale_embeddings", &|c| c.scale_embeddings = !c.scale_embeddings);
@@ -360,7 +361,7 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     if !config.parallel_residual && !config.unnormed_first_mixer && !has_both {
         let others = [NormPosition::Pre, NormPosition::Post, NormPosition::Inside];
         for norm_position in others.into_iter().filter(|&other| other != config.norm_position) {
-            mutate("norm_position", &|c| c.norm_position = norm_position);
+            mutate("norm_position", &|c| (c.norm_position, c.out_norm_eps) = (norm_position, None));
         }
     }
     if config.parallel_residual && !config.shared_norm {
@@ -373,11 +374,12 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
         mutate("n_token_types", &|c| c.n_token_types = 0);
     }
     if config.embed_norm && !config.unnormed_first_mixer {
-        mutate("embed_norm", &|c| c.embed_norm = false);
+        mutate("embed_norm", &|c| (c.embed_norm, c.plain_embed_norm) = (false, false));
     }
     if config.qk_norm {
         mutate("qk_norm", &|c| {
             (c.qk_norm, c.qk_norm_bias, c.qk_norm_after_rope) = (false, false, false);
+            c.plain_qk_norm = false;
         });
     }
     if config.qk_norm_bias {

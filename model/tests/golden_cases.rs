@@ -93,6 +93,7 @@ pub(crate) const CASES: &[&str] = &[
     "olmo-clip",
     "mpt",
     "codegen",
+    "muse-glimmer",
     "granite4-h",
     "granite4-h-moe",
     "bamba",

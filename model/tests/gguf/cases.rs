@@ -40,7 +40,7 @@ pub(super) const CASES: &[&str] = &[
 ];
 
 /// Golden dirs of classes that wrap a text class.
-pub(super) const WRAPPED: &[&str] = &["mistral3", "qwen2-5-vl", "qwen3-vl"];
+pub(super) const WRAPPED: &[&str] = &["mistral3", "qwen2-5-vl", "qwen3-vl", "muse-glimmer"];
 
 /// GGUF cannot express the golden dirs of these architectures: each has a configuration and an oracle of its own.
 pub(super) const OWN: &[&str] = &[

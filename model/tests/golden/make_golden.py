@@ -62,6 +62,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch.overrides import TorchFunctionMode
 from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_outputs import CausalLMOutput
+from transformers.models.muse_glimmer import modeling_muse_glimmer
 from transformers.models.switch_transformers.modeling_switch_transformers import router_z_loss_func
 
 HERE = Path(__file__).resolve().parent
@@ -1531,6 +1533,35 @@ WINDOWED_TEETH = (
     {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
 )
 CASES |= {
+    # Embeddings, queries and keys are normalized without weights; the norms behind the parts have an epsilon of their own, and the
+    # last one stores its weight as it is.
+    "muse-glimmer": Case(
+        "MuseGlimmerForCausalLM",
+        {
+            **SMALL_ROPE,
+            "num_hidden_layers": 3,
+            "head_dim": 12,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "layer_rope_theta": [500.0, 0.0, 500.0],
+            "qk_scale_factor": 3.1,
+            "output_multiplier": 0.7,
+            "final_logit_softcapping": 5.0,
+            "post_norm_eps": 0.5,
+        },
+        seed=715,
+        weight_std=0.5,
+        mean_of={"layernorm": 0.0},
+        teeth=(
+            *ROPE_TEETH[:1],
+            {"sliding_window": 7},
+            {"layer_rope_theta": [500.0, 500.0, 500.0]},
+            {"qk_scale_factor": 2.1},
+            {"output_multiplier": 1.0},
+            {"final_logit_softcapping": 9.0},
+            {"post_norm_eps": 1e-3},
+        ),
+    ),
     # Only layers with the window rotate. Heads have gates.
     "afmoe": Case(
         "AfmoeForCausalLM",
@@ -1967,8 +1998,29 @@ class Float64(TorchFunctionMode):
         return func(*map(lift, args), **{name: lift(value) for name, value in (kwargs or {}).items()})
 
 
+class MuseGlimmerForCausalLM(modeling_muse_glimmer.MuseGlimmerPreTrainedModel):
+    """The text part of Muse Glimmer with the output matrix. Transformers has it only beside the vision part."""
+
+    config: transformers.MuseGlimmerTextConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = modeling_muse_glimmer.MuseGlimmerTextModel(config)
+        self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(self, input_ids, **options):
+        output = self.model(input_ids=input_ids, **options)
+        cap = self.config.final_logit_softcapping
+        logits = self.lm_head(output.last_hidden_state) * self.config.output_multiplier
+        return CausalLMOutput(logits=torch.tanh(logits / cap) * cap, attentions=output.attentions)
+
+
+OWN_CLASSES = {"MuseGlimmerForCausalLM": MuseGlimmerForCausalLM}
+
+
 def model_class(architecture):
-    return getattr(transformers, architecture)
+    return OWN_CLASSES.get(architecture) or getattr(transformers, architecture)
 
 
 def make_config(architecture, fields, config_class=""):
@@ -2142,6 +2194,7 @@ def check_teeth(case, state, input_ids, logits):
 def check_reopens(folder, architecture, input_ids, expected):
     """The saved folder is a model that transformers opens: same class, all keys, same float32 logits."""
     auto = transformers.AutoModel if is_encoder(architecture) else transformers.AutoModelForCausalLM
+    auto = OWN_CLASSES.get(architecture, auto)
     model, info = auto.from_pretrained(
         folder,
         **without_pooler(architecture),

@@ -36,6 +36,19 @@ pub(in super::super) fn gemma4() -> GptConfig {
     }
 }
 
+/// Muse Glimmer, but for what its files' norms have of their own.
+pub(in super::super) fn muse_glimmer() -> GptConfig {
+    GptConfig {
+        norm_position: NormPosition::Sandwich,
+        embed_norm: true,
+        plain_embed_norm: true,
+        qk_norm: true,
+        attention_gate: true,
+        out_norm_eps: Some(1e-8),
+        ..llama()
+    }
+}
+
 pub(in super::super) fn nanochat() -> GptConfig {
     GptConfig::nanochat(OPEN)
 }

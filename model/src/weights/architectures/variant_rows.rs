@@ -4,11 +4,11 @@ use serde_json::{Value, json};
 
 use super::{
     super::config_json::{Fields, Fixed},
-    config_rows::{ConfigRow, custom, exact_inverse, number, set_score_scale},
+    config_rows::{ConfigRow, custom, exact_inverse, inverse_root, number, set_score_scale},
     rope::{LLAMA4_BETA, ORIGINAL_LENGTH, nested_object},
 };
 use crate::{
-    config::{GptConfig, NormPosition, QkNormSpan, QueryTemperature},
+    config::{GptConfig, MAX_LAYERS, NormPosition, Positions, QkNormSpan, QueryTemperature},
     error::Result,
 };
 
@@ -173,4 +173,62 @@ pub(super) const HUNYUAN_DENSE: ConfigRow = custom(
         _ => fields.only("num_experts", Fixed::Number(1.0)),
     },
     |_, _| {},
+);
+
+/// Muse Glimmer multiplies queries by this behind their norm. Behind the row of the heads.
+pub(super) const MUSE_SCORES: ConfigRow = custom(
+    &["qk_scale_factor"],
+    |fields, config| {
+        let factor = fields.number_or("qk_scale_factor", 3.87)?;
+        set_score_scale(config, factor * inverse_root(config.head_dim as f64));
+        Ok(())
+    },
+    |config, written| {
+        let (scale, own) = (config.score_scale(), inverse_root(config.head_dim as f64));
+        written.insert("qk_scale_factor".to_owned(), exact_inverse(scale, scale / own, |factor| factor * own));
+    },
+);
+
+/// The norms behind the parts have an epsilon of their own. Behind the row of the others'.
+pub(super) const MUSE_EPS: ConfigRow = custom(
+    &["post_norm_eps"],
+    |fields, config| {
+        let eps = fields.number_or("post_norm_eps", 1e-8)?;
+        config.out_norm_eps = (eps != config.norm_eps).then_some(eps);
+        Ok(())
+    },
+    |config, written| {
+        written.insert("post_norm_eps".to_owned(), json!(config.out_norm_eps.unwrap_or(config.norm_eps)));
+    },
+);
+
+const THETAS: &str = "layer_rope_theta";
+
+/// The rotary base of each layer, 0 for none; by default none for every fourth, counted from the last. Behind the rows of
+/// rotary positions.
+pub(super) const MUSE_ROTATION: ConfigRow = custom(
+    &[THETAS],
+    |fields, config| {
+        let Positions::Rope(rope) = &mut config.positions else { return Ok(()) };
+        // The size is not validated yet: this limits the list.
+        let layers = 0..config.n_layers.min(MAX_LAYERS + 1);
+        if fields.get(THETAS).is_none() {
+            config.unrotated_layers = layers.filter(|layer| (config.n_layers - 1 - layer).is_multiple_of(4)).collect();
+            return Ok(());
+        }
+        let thetas = fields.numbers(THETAS)?;
+        let theta = thetas.iter().copied().find(|&theta| theta != 0.0).unwrap_or(rope.theta);
+        if thetas.len() != config.n_layers || thetas.iter().any(|&other| other != 0.0 && other != theta) {
+            let supported = format!("one base or 0 for each of the {} layers", config.n_layers);
+            return Err(fields.unsupported(THETAS, fields.get(THETAS).unwrap_or(&Value::Null), &supported));
+        }
+        rope.theta = theta;
+        config.unrotated_layers = layers.filter(|&layer| thetas[layer] == 0.0).collect();
+        Ok(())
+    },
+    |config, written| {
+        let Positions::Rope(rope) = &config.positions else { return };
+        let theta = |layer| if config.unrotated_layers.contains(&layer) { 0.0 } else { rope.theta };
+        written.insert(THETAS.to_owned(), json!((0..config.n_layers).map(theta).collect::<Vec<_>>()));
+    },
 );

@@ -10,11 +10,7 @@ use super::{
             window,
         },
         config_json::{Fields, Fixed},
-        tensor_names::{
-            NameRow,
-            RowSelection::{KeysOrValues, Queries, Values},
-            same, stacked,
-        },
+        tensor_names::{NameRow, same},
     },
     config_rows::{GEMMA3_LOGIT_CAP, RMS_EPS, WINDOW_PATTERN, of_key},
     expert_rows::EXPERTS,
@@ -163,14 +159,6 @@ pub(super) fn read_tensors(config: &mut GptConfig, has: &dyn Fn(&str) -> bool) {
 }
 
 pub(super) const GEMMA4_NAMES: &[NameRow] = &[
-    stacked(
-        "blocks.{}.attn.qkv.weight",
-        &[("blk.{}.attn_q.weight", Queries), ("blk.{}.attn_k.weight", KeysOrValues), ("blk.{}.attn_v.weight", Values)],
-    ),
-    stacked(
-        "blocks.{}.attn.qkv.bias",
-        &[("blk.{}.attn_q.bias", Queries), ("blk.{}.attn_k.bias", KeysOrValues), ("blk.{}.attn_v.bias", Values)],
-    ),
     same("blocks.{}.scale.weight", "blk.{}.layer_output_scale.weight"),
     same("blocks.{}.experts.mlp_out_norm.weight", "blk.{}.post_ffw_norm_1.weight"),
     same("blocks.{}.experts.router.expert_scale", "blk.{}.ffn_down_exps.scale"),

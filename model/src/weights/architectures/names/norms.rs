@@ -29,6 +29,19 @@ const SANDWICH: &[NameRow] = &[
 pub(in super::super) const GEMMA2: &[&[NameRow]] =
     &[LLAMA_ENDS, SANDWICH, LLAMA_QKV, LLAMA_QK_NORM, LLAMA_OUT, LLAMA_MLP];
 
+pub(in super::super) const MUSE_GLIMMER: &[&[NameRow]] = &[LLAMA_ENDS, SANDWICH, GATE_AND_QKV, LLAMA_OUT, LLAMA_MLP];
+
+/// Gates of the heads' outputs in a matrix of their own.
+pub(super) const GATE_AND_QKV: &[NameRow] = &[stacked(
+    "blocks.{}.attn.qkv.weight",
+    &[
+        ("model.layers.{}.self_attn.gate_proj.weight", Queries),
+        ("model.layers.{}.self_attn.q_proj.weight", Queries),
+        ("model.layers.{}.self_attn.k_proj.weight", KeysOrValues),
+        ("model.layers.{}.self_attn.v_proj.weight", KeysOrValues),
+    ],
+)];
+
 /// As [`GEMMA2`], under other names.
 pub(in super::super) const GLM4: &[&[NameRow]] = &[
     LLAMA_ENDS,

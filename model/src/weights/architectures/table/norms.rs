@@ -2,13 +2,14 @@
 
 use super::super::{
     Architecture,
-    bases::{cohere, llama, olmo2},
-    config_rows::{ConfigRow, EXAONE4_ROTATION, ONLY_WINDOWS_ROTATE, flag, kv_heads, number},
+    bases::{cohere, llama, muse_glimmer, olmo2},
+    config_rows::{ACTIVATIONS, ConfigRow, EXAONE4_ROTATION, ONLY_WINDOWS_ROTATE, flag, kv_heads, number},
     names, rope,
     row_groups::{
-        ATTENTION_BIAS, COHERE, GLM, HEAD_DIM, HEADS, LIKE_LLAMA, LLAMA_SIZES, NO_BIASES, OLMO2, SILU_UNTIED, rms_eps,
+        ATTENTION_BIAS, COHERE, GLM, HEAD_DIM, HEAD_DIM_128, HEADS, LIKE_LLAMA, LLAMA_SIZES, NO_BIASES, OLMO2,
+        SILU_UNTIED, UNTIED, rms_eps,
     },
-    variant_rows::{HYPERCLOVAX_ATTENTION, HYPERCLOVAX_NORMS, NORM_OF_EACH_HEAD},
+    variant_rows::{HYPERCLOVAX_ATTENTION, HYPERCLOVAX_NORMS, MUSE_EPS, MUSE_ROTATION, MUSE_SCORES, NORM_OF_EACH_HEAD},
     window,
 };
 use crate::config::{GptConfig, NormPosition, QkNormSpan};
@@ -110,6 +111,37 @@ pub(super) const ROWS: &[Architecture] = &[
             &[HEAD_DIM, ConfigRow::Rope(&rope::WHOLE_HEADS), ConfigRow::Window(&window::COHERE2), ONLY_WINDOWS_ROTATE],
         ],
         names: names::COHERE,
+        ..LIKE_LLAMA
+    },
+    // Transformers has it only with its vision part, as `MuseGlimmerForConditionalGeneration`.
+    Architecture {
+        class: "MuseGlimmerForCausalLM",
+        model_type: "muse_glimmer_text",
+        base: || GptConfig {
+            plain_qk_norm: true,
+            norm_weight_offset: 1.0,
+            final_norm_offset: Some(0.0),
+            ..muse_glimmer()
+        },
+        config: &[
+            LLAMA_SIZES,
+            UNTIED,
+            &[
+                kv_heads(2),
+                HEAD_DIM_128,
+                ConfigRow::Rope(&rope::WHOLE_HEADS),
+                MUSE_ROTATION,
+                ConfigRow::Window(&window::MUSE_GLIMMER),
+                ConfigRow::Activation { key: "hidden_activation", names: ACTIVATIONS, absent: "silu" },
+                rms_eps(1e-5),
+                MUSE_EPS,
+                MUSE_SCORES,
+                number("output_multiplier", |c| &mut c.logit_multiplier, 0.196_116_135_138_184_04),
+                ConfigRow::Cap { key: "final_logit_softcapping", of: |c| &mut c.logit_softcap, absent: Some(20.0) },
+            ],
+        ],
+        fixed: NO_BIASES,
+        names: names::MUSE_GLIMMER,
         ..LIKE_LLAMA
     },
 ];

@@ -14,7 +14,7 @@ use super::super::{
     writer::Entry,
 };
 use crate::{
-    config::{Experts, GptConfig, Positions, Recurrence, Recurrent, RopeScaling},
+    config::{Experts, GptConfig, Positions, Recurrence, Recurrent, RopeScaling, RouterScores},
     error::{Error, Result},
     gpt::param_specs,
     sampling::SamplingParams,
@@ -103,7 +103,7 @@ pub(in super::super) fn described(
     config: &GptConfig,
     class: Option<&str>,
 ) -> Result<(&'static Gguf, GptConfig, Map<String, Value>)> {
-    let mut config = GptConfig { norm_weight_offset: 0.0, ..config.clone() };
+    let mut config = GptConfig { norm_weight_offset: 0.0, final_norm_offset: None, ..config.clone() };
     // Files do not have what only training needs.
     config.experts.iter_mut().for_each(|experts| experts.balance_loss = 0.0);
     if let Some(Recurrent { recurrence: Recurrence::Mamba2(mamba), .. }) = &mut config.recurrent
@@ -172,10 +172,10 @@ fn lack(gguf: &Gguf, config: &GptConfig) -> String {
 /// A feature that the file could have, but llama.cpp would pass over.
 fn unread_by_llama_cpp(gguf: &Gguf, config: &GptConfig) -> Option<&'static str> {
     let has = |list: &[&str]| list.contains(&gguf.name);
-    let of_base = (gguf.base)().experts;
     let experts = config.experts.as_ref();
     let router = |experts: &Experts| (experts.scores, experts.normalized, experts.weight_multiplier);
-    let is_usual = experts.map(router) == of_base.as_ref().map(router) || experts.is_none() || gguf.name == "llama";
+    let of_base = (gguf.base)().experts.as_ref().map_or((RouterScores::Softmax, true, 1.0), router);
+    let is_usual = experts.is_none_or(|experts| router(experts) == of_base);
     let dense = experts.map_or(&[][..], |experts| &experts.dense_layers);
     let are_first = dense.iter().copied().eq(0..dense.len());
     let scaling = if let Positions::Rope(rope) = &config.positions { rope.scaling.clone() } else { RopeScaling::None };

@@ -128,8 +128,9 @@ fn plan<'a>(gpt: &'a Gpt, gguf: &Gguf, config: &GptConfig, dtype: Option<Dtype>)
         };
         let parts: Vec<TensorPart> = names.parts(spec, config, &|_| false);
         // The norm behind a gated delta net has no offset.
-        let is_norm = path.ends_with("norm.weight") && !path.ends_with("recurrent.norm.weight");
-        let offset = if is_norm { gpt.config().norm_weight_offset } else { 0.0 };
+        let norm =
+            path.strip_suffix(".weight").filter(|part| part.ends_with("norm") && !part.ends_with(".recurrent.norm"));
+        let offset = norm.map_or(0.0, |part| gpt.config().norm_options(part).1);
         let width = spec.shape[1..].iter().product();
         for tensor in SavedTensor::of(parts, spec) {
             let place = *places.entry(tensor.name().to_owned()).or_insert(planned.len());
