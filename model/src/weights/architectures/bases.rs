@@ -2,7 +2,7 @@
 
 use crate::config::{
     Activation, ClampedSwiglu, Experts, GatedConv, GatedDeltaNet, GptConfig, LatentAttention, Mamba2, NormKind,
-    NormPosition, QkNormSpan, Recurrence, Recurrent, Sizes,
+    NormPosition, QkNormSpan, Recurrence, Recurrent, RouterScores, Sizes,
 };
 
 /// Set by the rows.
