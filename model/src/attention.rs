@@ -29,6 +29,10 @@ pub(crate) fn attend(
         (Qkv::Stacked(qkv), None) => ops::linear_with_lora(x, qkv.clone()),
         (Qkv::Latent(latent), norm) => ops::latent_qkv(x, norm, latent),
     };
+    let qkv = match inner.clip {
+        Some(limit) => qkv.clamp(-limit, limit),
+        None => qkv,
+    };
     let (gates, qkv) = match inner.is_gated {
         true => {
             let [_, width] = qkv.dims();

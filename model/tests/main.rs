@@ -11,6 +11,7 @@ mod encoders;
 mod gguf;
 mod gguf_export;
 mod golden;
+mod golden_cases;
 mod hub;
 mod hub_models;
 mod kv_cache;

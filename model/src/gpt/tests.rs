@@ -33,6 +33,9 @@ fn configs() -> Vec<(&'static str, GptConfig)> {
                 ..heads(QkNormSpan::Head)
             },
         ),
+        ("as Command R+", heads(QkNormSpan::EachHead)),
+        ("as Persimmon", GptConfig { norm: NormKind::LayerNorm, qk_norm_bias: true, ..heads(QkNormSpan::Head) }),
+        ("as OLMo 1 7B", GptConfig { clip_qkv: Some(0.5), ..llama.clone() }),
         ("as Gemma 2", GptConfig { attention_softcap: Some(3.0), ..with(NormPosition::Sandwich) }),
         ("as Granite", GptConfig { residual_multiplier: 0.22, ..llama.clone() }),
         ("as GPT-NeoX", GptConfig { parallel_residual: true, activation: Activation::Gelu, ..gpt2.clone() }),

@@ -353,7 +353,7 @@ impl<'a> StoredParam<'a> {
             let mut stored = vec![0.0; tensor.shape.iter().product()];
             element.decode(tensor.bytes, &mut stored);
             let width = match part.order {
-                RowOrder::Folded { .. } => 1,
+                RowOrder::Folded { .. } | RowOrder::InterleavedRows { .. } => 1,
                 _ => without_leading_ones(&tensor.shape).iter().skip(1).product::<usize>(),
             };
             if let RowOrder::LogOfNegated { .. } = part.order {

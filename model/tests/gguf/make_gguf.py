@@ -54,7 +54,7 @@ CASES = ["gpt2", "llama", "llama-tied-bias", "llama-f16", "llama-bf16", "qwen2",
          "granite", "olmo2", "olmo3", "gpt-bigcode", "cohere", "exaone4", "ernie4-5", "glm4", "seed-oss", "jais2", "apertus",
          "arcee", "nemotron", "minicpm", "granite-moe", "granite-moe-shared", "glm4-moe", "ernie4_5-moe"]
 # Classes that wrap a text class.
-WRAPPED = ["mistral3", "qwen2-5-vl", "qwen3-vl"]
+WRAPPED = ["mistral3", "qwen2-5-vl", "qwen3-vl", "muse-glimmer"]
 # What is other than in the golden.
 OWN = {
     # The converter writes a constant.

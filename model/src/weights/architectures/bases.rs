@@ -2,7 +2,7 @@
 
 use crate::config::{
     Activation, ClampedSwiglu, Experts, GatedConv, GatedDeltaNet, GptConfig, LatentAttention, Mamba2, NormKind,
-    NormPosition, QkNormSpan, Recurrence, Recurrent, Sizes,
+    NormPosition, QkNormSpan, Recurrence, Recurrent, RouterScores, Sizes,
 };
 
 /// Set by the rows.
@@ -33,6 +33,19 @@ pub(in super::super) fn gemma4() -> GptConfig {
         attention_scale: Some(1.0),
         layer_scale: true,
         ..gemma2()
+    }
+}
+
+/// Muse Glimmer, but for what its files' norms have of their own.
+pub(in super::super) fn muse_glimmer() -> GptConfig {
+    GptConfig {
+        norm_position: NormPosition::Sandwich,
+        embed_norm: true,
+        plain_embed_norm: true,
+        qk_norm: true,
+        attention_gate: true,
+        out_norm_eps: Some(1e-8),
+        ..llama()
     }
 }
 
@@ -96,6 +109,14 @@ pub(in super::super) fn mixture_with(base: GptConfig, change: impl FnOnce(&mut E
     let mut config = mixture(base);
     change(experts(&mut config));
     config
+}
+
+/// [`mixture`] of `base` with DeepSeek's choice of experts: by sigmoids, with a bias.
+pub(in super::super) fn corrected(base: GptConfig) -> GptConfig {
+    mixture_with(base, |experts| {
+        experts.scores = RouterScores::Sigmoid;
+        experts.selection_bias = true;
+    })
 }
 
 /// gpt-oss: experts with biases and an activation of its own, and attention with sinks.

@@ -6,7 +6,7 @@ use super::{
     super::{
         architectures::{
             bases::{conv, delta_net, gated_delta, mixture_with, short_conv},
-            config_rows::{ConfigRow, derived, head_dim, size, size_or},
+            config_rows::{ConfigRow, custom, derived, head_dim, size, size_or},
         },
         config_json::Fields,
         tensor_names::{
@@ -18,7 +18,7 @@ use super::{
             ordered, same, stacked,
         },
     },
-    config_rows::{GROUPED_HEADS, RMS_EPS, ROPE, ROPE_SECTIONS, SIZES, of_key},
+    config_rows::{GROUPED_HEADS, RMS_EPS, ROPE, ROPE_SECTIONS, SIZES},
     description::Gguf,
     expert_rows::{EXPERTS, NAMES},
     names::{BLOCK, GATED, OUTSIDE, POST_ATTENTION_NORM, SEPARATE_QKV},
@@ -46,13 +46,23 @@ const DELTA: &[ConfigRow] = &[
     size(&["ssm.group_count"], |c| &mut delta_net(c).n_key_heads),
     size(&["ssm.time_step_rank"], |c| &mut delta_net(c).n_value_heads),
     size(&["ssm.state_size"], |c| &mut delta_net(c).key_dim),
-    of_key(&[INNER], |fields, config| {
-        let inner = fields.size(INNER)?.ok_or_else(|| fields.missing(&[INNER]))?;
-        let net = delta_net(config);
-        net.value_dim = inner / net.n_value_heads.max(1);
-        Ok(())
+    custom(
+        &[INNER],
+        |fields, config| {
+            let inner = fields.size(INNER)?.ok_or_else(|| fields.missing(&[INNER]))?;
+            let net = delta_net(config);
+            net.value_dim = inner / net.n_value_heads.max(1);
+            Ok(())
+        },
+        |config, written| {
+            let inner = delta_net(&mut config.clone()).value_width();
+            written.insert(INNER.to_owned(), inner.into());
+        },
+    ),
+    custom(&[PREDICTING_LAYERS, RECURRENT_LAYERS, INTERVAL], read_delta_layers, |config, written| {
+        let is_recurrent = (0..config.n_layers).map(|layer| !config.attends(layer));
+        written.insert(RECURRENT_LAYERS.to_owned(), is_recurrent.collect::<Vec<_>>().into());
     }),
-    of_key(&[PREDICTING_LAYERS, RECURRENT_LAYERS, INTERVAL], read_delta_layers),
 ];
 
 fn read_delta_layers(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
@@ -77,13 +87,23 @@ pub(super) fn set_attention_layers(config: &mut GptConfig, attends: impl Fn(&usi
 }
 
 /// The layers without key heads are recurrent.
-pub(super) const LISTED_HEADS: ConfigRow = of_key(&[KEY_HEADS], |fields, config| {
-    let n_heads = fields.whole_numbers(KEY_HEADS)?;
-    let of_layer = |layer: &usize| n_heads.get(*layer).or(n_heads.first()).copied().unwrap_or(0);
-    config.n_kv_heads = n_heads.iter().copied().max().and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
-    set_attention_layers(config, |layer| of_layer(layer) > 0);
-    Ok(())
-});
+pub(super) const LISTED_HEADS: ConfigRow = custom(
+    &[KEY_HEADS],
+    |fields, config| {
+        let n_heads = fields.whole_numbers(KEY_HEADS)?;
+        let of_layer = |layer: &usize| n_heads.get(*layer).or(n_heads.first()).copied().unwrap_or(0);
+        config.n_kv_heads = n_heads.iter().copied().max().and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
+        set_attention_layers(config, |layer| of_layer(layer) > 0);
+        Ok(())
+    },
+    |config, written| drop(written.insert(KEY_HEADS.to_owned(), key_heads(config))),
+);
+
+/// The number of key heads of each layer.
+pub(super) fn key_heads(config: &GptConfig) -> Value {
+    let of_layer = |layer| if config.attends(layer) { config.heads_of(layer).n_kv_heads } else { 0 };
+    (0..config.n_layers).map(of_layer).collect::<Vec<_>>().into()
+}
 
 const LFM2_ROWS: &[&[ConfigRow]] = &[
     SIZES,
