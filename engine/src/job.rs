@@ -189,6 +189,14 @@ impl Job {
     }
 
     /// The sequence, if it is one.
+    pub(crate) fn sequence(&self) -> Option<&Sequence> {
+        match &self.task {
+            Task::Sequence(sequence) => Some(sequence),
+            Task::Beams(_) | Task::Embedding(_) => None,
+        }
+    }
+
+    /// [`sequence`](Self::sequence).
     pub(crate) fn sequence_mut(&mut self) -> Option<&mut Sequence> {
         match &mut self.task {
             Task::Sequence(sequence) => Some(sequence),

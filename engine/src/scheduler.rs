@@ -58,6 +58,7 @@
 
 mod request;
 mod standing;
+mod step;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -66,6 +67,7 @@ use std::{
 
 use hearth_model::kv_cache::{PAGE_SIZE, PageKey, PagePool, PageTable};
 
+pub use self::step::{Chunk, Step};
 use self::{
     request::{Rank, ScheduledRequest, ScheduledSequence},
     standing::Tenant,
@@ -131,35 +133,6 @@ pub struct Arrival {
 pub fn most_pages(width: usize, n_prompt: usize, n_tokens: usize) -> usize {
     let n_common = n_prompt / PAGE_SIZE;
     n_common + width * (n_tokens.div_ceil(PAGE_SIZE) - n_common)
-}
-
-/// The part of one sequence in a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Chunk {
-    /// The sequence.
-    pub id: SequenceId,
-    /// Position of the first token in its sequence: the number of tokens computed before.
-    pub start: usize,
-    /// Number of tokens, at least 1.
-    pub n_tokens: usize,
-    /// Number of draft tokens at its end: see [`Scheduler::add_drafts`].
-    pub n_drafts: usize,
-    /// Whether the chunk includes the sequence's last known token, whose row predicts a new one.
-    pub predicts: bool,
-}
-
-impl Chunk {
-    /// Position after the last token that is not a draft token.
-    pub fn known_end(&self) -> usize {
-        self.start + self.n_tokens - self.n_drafts
-    }
-}
-
-/// One forward pass: decoding rows and prefill chunks together.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Step {
-    /// One entry per sequence, in the order of the rows.
-    pub chunks: Vec<Chunk>,
 }
 
 /// The scheduler's state.
@@ -337,7 +310,7 @@ impl Scheduler {
     pub fn add_drafts(&self, step: &mut Step, offered: impl Fn(SequenceId) -> usize) {
         let (mut room, needed) = (self.room(step), self.pages_needed(step));
         let mut free = self.pool.n_free().saturating_sub(needed);
-        for chunk in step.chunks.iter_mut().filter(|chunk| chunk.predicts && chunk.n_tokens == 1) {
+        for chunk in step.chunks.iter_mut().filter(|chunk| chunk.may_have_drafts()) {
             let end = chunk.start + chunk.n_tokens;
             // The rest of the last page is available too.
             let room_in_pages = end.next_multiple_of(PAGE_SIZE) - end + free * PAGE_SIZE;

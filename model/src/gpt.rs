@@ -2,6 +2,7 @@
 
 mod kv_dtypes;
 mod losses;
+pub mod prediction_head;
 mod recurrent;
 #[cfg(test)]
 mod tests;
@@ -140,8 +141,12 @@ impl Gpt {
         config.validate()?;
         require_bodies(config, device)?;
         let mut read = |spec: &ParamSpec| read(spec).map(Into::into);
-        let mut gpt = Self::read("", &mut ParamSource::new(config, dtype, device, &mut read))?;
-        gpt.norm = gpt.norm.map(|norm| norm.with_eps(config.final_norm_eps));
+        Self::from_source(&mut ParamSource::new(config, dtype, device, &mut read))
+    }
+
+    fn from_source(source: &mut ParamSource<'_>) -> Result<Self> {
+        let mut gpt = Self::read("", source)?;
+        gpt.norm = gpt.norm.map(|norm| norm.with_eps(source.config.final_norm_eps));
         Ok(gpt)
     }
 
@@ -231,7 +236,12 @@ impl Gpt {
 
     /// Embeddings `[n_rows, d_model]` to hidden states of the same shape.
     fn run_embedded(&self, x: Tensor<2>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
-        let mut x = self.embed_input(x, pass);
+        let x = self.embed_input(x, pass);
+        self.run_blocks(x, pass)
+    }
+
+    /// What enters the first block, `[n_rows, d_model]`, to hidden states of the same shape.
+    fn run_blocks(&self, mut x: Tensor<2>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
         pass.record_residual(0, &x);
         for layer in 0..self.blocks.len() {
             x = self.block(layer, x, pass);

@@ -10,7 +10,7 @@ use super::{
     files::{minima_of, scales_of},
     ggml_types::ElementType,
     packed::{PackedMatrices, PackedMatrix},
-    passed_over::{is_no_parameter, shown},
+    passed_over::{is_no_parameter, is_of_other_predictions, of_layer_behind, shown},
     row_order::RowOrder,
     tensor_names::{TensorNames, TensorPart},
     tensor_table::{StoredTensor, TensorTable},
@@ -34,7 +34,7 @@ const PIECE: usize = 1 << 12;
 pub(super) struct LoadPlan<'a> {
     pub(super) names: TensorNames,
     /// Matrices whose tensors are not in the table, since other programs quantized them.
-    pub(super) packed: &'a PackedMatrices<'a>,
+    pub(super) packed: Option<&'a PackedMatrices<'a>>,
     pub(super) config: &'a GptConfig,
     /// The dtype of matrices; without one, each keeps its own.
     pub(super) dtype: Option<Dtype>,
@@ -50,10 +50,19 @@ pub(super) struct LoadPlan<'a> {
 /// # Errors
 /// [`Error::Tensor`] with the tensor that is missing, surplus, or of the wrong shape or type.
 pub(super) fn load(table: &TensorTable<'_>, plan: &LoadPlan<'_>) -> Result<Gpt> {
-    let LoadPlan { names, config, dtype, device, .. } = *plan;
+    load_by(table, plan, |dtype, read| Gpt::from_params(plan.config, dtype, plan.device, read))
+}
+
+/// Builds what `make` makes of a dtype and of parameters as they are stored in `table`; errors as of [`load`].
+pub(super) fn load_by<'t, T>(
+    table: &'t TensorTable<'_>,
+    plan: &'t LoadPlan<'t>,
+    make: impl FnOnce(Dtype, &mut dyn FnMut(&ParamSpec) -> Result<ParamData<'t>>) -> Result<T>,
+) -> Result<T> {
+    let LoadPlan { names, config, dtype, .. } = *plan;
     let mut loader =
         Loader { table, plan, used: HashSet::new(), not_finite: Vec::new(), larger: LargerMatrices::default() };
-    let gpt = Gpt::from_params(config, dtype.unwrap_or_default(), device, &mut |spec| {
+    let made = make(dtype.unwrap_or_default(), &mut |spec| {
         // Frees the pages of the parameters before; the rows of this one are read later.
         table.release();
         loader.param(spec)
@@ -66,11 +75,14 @@ pub(super) fn load(table: &TensorTable<'_>, plan: &LoadPlan<'_>) -> Result<Gpt> 
     }
     loader.larger.log(table.path());
     let tied_copy = names.tied_copy(config).and_then(|name| table.get(name)).map(|copy| copy.name);
+    let is_of_head = of_layer_behind(table, config.n_layers);
     let is_surplus = |tensor: &&StoredTensor<'_>| !loader.used.contains(tensor.name) && tied_copy != Some(tensor.name);
     let (no_parameters, parameters): (Vec<_>, Vec<_>) =
-        table.iter().filter(is_surplus).partition(|tensor| is_no_parameter(tensor));
-    let is_part = |name: &str| loader.used.contains(name) || names.tied_copy(config) == Some(name);
-    if let Some((_, surplus)) = plan.packed.iter().filter(|(name, _)| !is_part(name)).min_by_key(|(name, _)| *name) {
+        table.iter().filter(is_surplus).partition(|tensor| is_no_parameter(tensor) || is_of_head(tensor.name));
+    let is_passed = |name: &str| names.tied_copy(config) == Some(name) || is_of_other_predictions(name);
+    let surplus =
+        plan.packed.into_iter().flatten().filter(|(name, _)| !loader.used.contains(name.as_str()) && !is_passed(name));
+    if let Some((_, surplus)) = surplus.min_by_key(|(name, _)| *name) {
         return Err(surplus.error(not_part_of(&names, table)).with_hint(SURPLUS));
     }
     if let Some(surplus) = parameters.iter().min_by_key(|tensor| tensor.name) {
@@ -80,7 +92,7 @@ pub(super) fn load(table: &TensorTable<'_>, plan: &LoadPlan<'_>) -> Result<Gpt> 
         let names = shown(no_parameters.iter().map(|tensor| tensor.name).collect());
         tracing::info!("`{}`: passed over, because they are no parameters: {names}", table.path().display());
     }
-    Ok(gpt)
+    Ok(made)
 }
 
 /// The hint for a tensor that is part of no parameter.
@@ -179,7 +191,8 @@ impl<'t, 'a> Loader<'t, 'a> {
     /// The packed matrix `name`, with or without the prefix of the class, and the name that it has.
     fn packed(&self, name: &str) -> Option<(&'t str, &'t PackedMatrix<'t>)> {
         let short = name.strip_prefix(self.plan.names.base_prefix).unwrap_or(name);
-        let found = self.plan.packed.get_key_value(name).or_else(|| self.plan.packed.get_key_value(short));
+        let packed = self.plan.packed?;
+        let found = packed.get_key_value(name).or_else(|| packed.get_key_value(short));
         found.map(|(name, matrix)| (name.as_str(), matrix))
     }
 
@@ -492,8 +505,9 @@ fn block_rows<'p>(parts: &'p [StoredPart<'_>], d_in: usize) -> BlockRows<'p> {
 }
 
 /// The error for a packed matrix that no dtype represents exactly.
-fn needs_dtype(source: &Source<'_>, packed: &PackedMatrices<'_>) -> Error {
-    let n_values: usize = packed.values().map(|matrix| matrix.dims().iter().product::<usize>()).sum();
+fn needs_dtype(source: &Source<'_>, packed: Option<&PackedMatrices<'_>>) -> Error {
+    let packed = packed.into_iter().flat_map(|packed| packed.values());
+    let n_values: usize = packed.map(|matrix| matrix.dims().iter().product::<usize>()).sum();
     let n_bytes = ByteSize(2 * n_values as u64);
     source
         .error(format!(

@@ -4,6 +4,7 @@
 pub mod adapter;
 mod architectures;
 mod config_json;
+mod dir_weights;
 mod file_names;
 mod files;
 mod generation_config;
@@ -17,6 +18,7 @@ mod opened_model;
 mod own_pooling;
 mod packed;
 mod passed_over;
+mod prediction_head;
 pub mod repository;
 mod row_order;
 mod save;

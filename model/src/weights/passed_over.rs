@@ -4,7 +4,7 @@
 
 use std::{cell::RefCell, path::Path};
 
-use super::tensor_table::StoredTensor;
+use super::tensor_table::{StoredTensor, TensorTable};
 
 /// How many names a line of the log shows.
 const MAX_SHOWN: usize = 3;
@@ -61,15 +61,26 @@ const NO_PARAMETERS: [&str; 16] = [
 /// Beginnings of tensors of layers that predict more than one token, which the model's own predictions do not depend on.
 const OTHER_PREDICTIONS: [&str; 1] = ["mtp."];
 
+/// Whether the tensor `name` is of layers that predict more than one token.
+pub(super) fn is_of_other_predictions(name: &str) -> bool {
+    OTHER_PREDICTIONS.iter().any(|beginning| name.starts_with(beginning))
+}
+
+/// Tells whether the tensor of a name is of a head in the layer behind `n_layers` others, where a model dir has one.
+pub(super) fn of_layer_behind(table: &TensorTable<'_>, n_layers: usize) -> impl Fn(&str) -> bool {
+    let prefix = format!("model.layers.{n_layers}.");
+    let has_head = table.get(&format!("{prefix}eh_proj.weight")).is_some();
+    move |name| has_head && name.starts_with(&prefix)
+}
+
 /// Whether the model computes the same without `tensor`.
 pub(super) fn is_no_parameter(tensor: &StoredTensor<'_>) -> bool {
     // A bias is a vector; a causal mask has a row for each position.
     let is_mask = tensor.name.ends_with(".bias") && tensor.shape.len() > 2;
     // Names may come without the prefix of the class.
     let name = format!(".{}", tensor.name);
-    let is_other = OTHER_PREDICTIONS.iter().any(|beginning| tensor.name.starts_with(beginning));
     is_mask
-        || is_other
+        || is_of_other_predictions(tensor.name)
         || name.ends_with(".v_head.summary.bias")
         || NO_PARAMETERS.iter().any(|ending| name.ends_with(ending))
 }

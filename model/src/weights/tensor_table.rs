@@ -75,7 +75,7 @@ impl StoredTensor<'_> {
 }
 
 /// All tensors of a model, by name.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct TensorTable<'a> {
     tensors: HashMap<&'a str, StoredTensor<'a>>,
     /// The first file, for messages about tensors that no file holds.

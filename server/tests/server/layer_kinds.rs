@@ -34,7 +34,7 @@ fn experts() -> Experts {
     }
 }
 
-fn configs() -> Vec<(&'static str, GptConfig)> {
+pub(crate) fn configs() -> Vec<(&'static str, GptConfig)> {
     let recurrent = |recurrence| Some(Recurrent { recurrence, attention_layers: vec![1] });
     let delta = Recurrence::GatedDelta(GatedDeltaNet {
         n_key_heads: 2,
@@ -77,7 +77,7 @@ fn configs() -> Vec<(&'static str, GptConfig)> {
     ]
 }
 
-fn model(config: &GptConfig) -> LoadedModel {
+pub(crate) fn model(config: &GptConfig) -> LoadedModel {
     LoadedModel { gpt: support::gpt_of(config, &Device::flex(), 0.0), ..support::model() }
 }
 

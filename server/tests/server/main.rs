@@ -30,6 +30,7 @@ mod parameter_combinations;
 mod parameters;
 #[path = "../../../model/tests/plain_generation.rs"]
 mod plain_generation;
+mod prediction_head;
 mod prefix_sharing;
 mod sampling_parameters;
 mod settings;

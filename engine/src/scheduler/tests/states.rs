@@ -103,6 +103,27 @@ fn rejected_drafts_take_a_sequence_back_to_before_the_step() {
     assert_eq!(super::step(&mut scheduler), [chunk(1, 29, 1, true)]);
 }
 
+/// Each rejection adds a token to what is computed again.
+#[test]
+fn drafts_follow_tokens_that_are_computed_again_while_these_are_few() {
+    let mut scheduler = scheduler(WIDE);
+    prefill(&mut scheduler, 1, 20, Vec::new());
+    let mut n_drafts = Vec::new();
+    for n_again in [1, 2, 3, 4, 5, 1] {
+        let mut step = scheduler.schedule();
+        assert_eq!(step.chunks, [chunk(1, if n_drafts.len() == 5 { 25 } else { 20 }, n_again, true)]);
+        scheduler.add_drafts(&mut step, |_| 3);
+        n_drafts.push(step.chunks[0].n_drafts);
+        for (table, chunk) in scheduler.tables(&step).into_iter().zip(&step.chunks) {
+            table.append(chunk.n_tokens).unwrap();
+        }
+        scheduler.advance(&step);
+        scheduler.push_token(id(1), None);
+        scheduler.roll_back(&step);
+    }
+    assert_eq!(n_drafts, [3, 3, 3, 3, 0, 3]);
+}
+
 /// However many prompts were kept, sequences find states: kept ones that nobody uses make room, the oldest first.
 #[test]
 fn kept_states_make_room_for_running_sequences() {

@@ -21,7 +21,7 @@ use super::{
     config_rows::{GROUPED_HEADS, RMS_EPS, ROPE, ROPE_SECTIONS, SIZES, of_key},
     description::Gguf,
     expert_rows::{EXPERTS, NAMES},
-    names::{BLOCK, GATED, OUTSIDE, POST_ATTENTION_NORM, SEPARATE_QKV},
+    names::{BLOCK, GATED, OUTSIDE, POST_ATTENTION_NORM, PREDICTION, SEPARATE_QKV},
 };
 use crate::{
     config::{GptConfig, MAX_LAYERS, RouterScores},
@@ -52,11 +52,17 @@ const DELTA: &[ConfigRow] = &[
         net.value_dim = inner / net.n_value_heads.max(1);
         Ok(())
     }),
-    of_key(&[PREDICTING_LAYERS, RECURRENT_LAYERS, INTERVAL], read_delta_layers),
+    WITHOUT_PREDICTING,
+    of_key(&[RECURRENT_LAYERS, INTERVAL], read_delta_layers),
 ];
 
-fn read_delta_layers(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
+/// Layers that predict more than one token are counted with the others.
+pub(super) const WITHOUT_PREDICTING: ConfigRow = of_key(&[PREDICTING_LAYERS], |fields, config| {
     config.n_layers = config.n_layers.saturating_sub(fields.size_or(PREDICTING_LAYERS, 0)?);
+    Ok(())
+});
+
+fn read_delta_layers(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
     let interval = fields.size_or(INTERVAL, 4)?.max(1);
     let is_recurrent: Option<Vec<bool>> =
         fields.get(RECURRENT_LAYERS).and_then(Value::as_array).map(|list| list.iter().map(|it| it == true).collect());
@@ -134,21 +140,21 @@ pub(super) const QWEN3_5: Gguf = Gguf {
     name: "qwen35",
     base: tiled,
     config: &[SIZES, GROUPED_HEADS, DELTA],
-    params: &[DELTA_NAMES, SEPARATE_BA, GATED_QKV, OUTSIDE, POST_ATTENTION_NORM, BLOCK, GATED],
+    params: &[DELTA_NAMES, PREDICTION, SEPARATE_BA, GATED_QKV, OUTSIDE, POST_ATTENTION_NORM, BLOCK, GATED],
 };
 
 pub(super) const QWEN3_5_MOE: Gguf = Gguf {
     name: "qwen35moe",
     base: || mixture_with(tiled(), |experts| experts.shared_gate = true),
     config: MIXTURE_ROWS,
-    params: &[DELTA_NAMES, SEPARATE_BA, GATED_QKV, OUTSIDE, POST_ATTENTION_NORM, BLOCK, GATED, NAMES],
+    params: &[DELTA_NAMES, PREDICTION, SEPARATE_BA, GATED_QKV, OUTSIDE, POST_ATTENTION_NORM, BLOCK, GATED, NAMES],
 };
 
 pub(super) const QWEN3_NEXT: Gguf = Gguf {
     name: "qwen3next",
     base: || mixture_with(delta(), |experts| experts.shared_gate = true),
     config: MIXTURE_ROWS,
-    params: &[DELTA_NAMES, FUSED_BA, GATED_QKV, OUTSIDE, POST_ATTENTION_NORM, BLOCK, GATED, NAMES],
+    params: &[DELTA_NAMES, PREDICTION, FUSED_BA, GATED_QKV, OUTSIDE, POST_ATTENTION_NORM, BLOCK, GATED, NAMES],
 };
 
 /// Files of models whose layers all have experts may state no width of the MLP.
