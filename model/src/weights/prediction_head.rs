@@ -100,6 +100,11 @@ pub(super) fn load(
         let what = format!("is of a prediction head, and those of `{}` are not supported", plan.names.class);
         return Err(first.error(what).with_hint("without `--speculative mtp` it is passed over"));
     }
+    let is_further = |name: &str| name.starts_with("model.layers.") && !name.starts_with("model.layers.0.");
+    let further = names.iter().filter(|(_, name)| is_further(name)).map(|(name, _)| *name).min();
+    if let Some(further) = further.and_then(|name| tensors.get(name)) {
+        return Err(further.error("is of a second prediction layer, and heads of one are supported"));
+    }
     // Some files have no norm of its own: the model's is used.
     const NORM: &str = "output_norm.weight";
     if tensors.get(NORM).is_some() && !names.values().any(|name| name == NORM) {
