@@ -30,7 +30,7 @@ function addDelta(message, delta) {
 export async function generate({ conversation, message, model, signal, changed }) {
   const { settings } = conversation;
   const shown = pathTo(conversation, message.id);
-  const isContinued = message.content !== "";
+  const isContinued = message.content !== "" || Boolean(message.reasoning);
   const watch = new Stopwatch();
   message.model = model;
   message.error = undefined;
@@ -39,6 +39,7 @@ export async function generate({ conversation, message, model, signal, changed }
   try {
     const messages = apiMessages(settings.system ?? "", isContinued ? shown : shown.slice(0, -1));
     const body = { model, ...requestFields(settings), messages };
+    if (isContinued && message.reasoning) messages.at(-1).reasoning_content = message.reasoning;
     if (isContinued) Object.assign(body, { continue_final_message: true, add_generation_prompt: false });
     for await (const chunk of streamChat(body, signal)) {
       const choice = chunk.choices?.[0];

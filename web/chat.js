@@ -149,7 +149,7 @@ const handlers = {
   regenerate: (message) => running === null && (hasNothing(message) ? run(message) : answer(message.parent)),
   continue: (message) => {
     if (running !== null) return;
-    if (message.content === "") answer(message.parent);
+    if (message.content === "" && !message.reasoning) answer(message.parent);
     else run(message);
   },
   inspect(message) {

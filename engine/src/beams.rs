@@ -217,7 +217,14 @@ mod tests {
             strategy: Strategy::Beams { width: 2, n_best: 2, kind },
             ..RequestParts::default()
         };
-        let limits = ModelLimits { vocab_size: 3, max_seq_len: 8, max_batch_size: 2, n_pages: 8, is_recurrent: false };
+        let limits = ModelLimits {
+            vocab_size: 3,
+            max_seq_len: 8,
+            max_batch_size: 2,
+            n_pages: 8,
+            is_recurrent: false,
+            is_encoder: false,
+        };
         let request = EngineRequest::new(parts, &limits).unwrap();
         let mut beams = Beams::new(request, (2, kind), PrefixChain::new(None), &tokenizer);
         let (source, _stream) = channel();

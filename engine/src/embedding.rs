@@ -5,7 +5,7 @@
 
 use hearth_model::{
     Result,
-    pooling::{Pool, Pooling, VectorScale},
+    pooling::{Pool, Pooling},
 };
 
 use crate::{
@@ -18,13 +18,12 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct TextEmbedding {
     request: EngineRequest,
-    scale: VectorScale,
     pool: Pool,
 }
 
 impl TextEmbedding {
-    pub(crate) fn new(request: EngineRequest, pooling: Pooling, scale: VectorScale) -> Self {
-        Self { request, scale, pool: Pool::new(pooling) }
+    pub(crate) fn new(request: EngineRequest, pooling: Pooling) -> Self {
+        Self { request, pool: Pool::new(pooling) }
     }
 
     pub(crate) fn request(&self) -> &EngineRequest {
@@ -47,9 +46,8 @@ impl TextEmbedding {
         if self.pool.n_rows() < self.request.parts().prompt_ids.len() {
             return Ok(Progress::Nothing);
         }
-        let Self { pool, scale, .. } = self;
-        let pooled = std::mem::replace(pool, Pool::new(Pooling::default()));
-        senders.queue(0, Event::Embedding(pooled.into_vector(*scale)));
+        let pooled = std::mem::replace(&mut self.pool, Pool::new(Pooling::default()));
+        senders.queue(0, Event::Embedding(pooled.into_vector(&self.request.parts().vector)));
         senders.queue_end(0, FinishReason::Stop, None, String::new());
         Ok(Progress::Ended(vec![(FinishReason::Stop, 0)]))
     }

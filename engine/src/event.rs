@@ -41,6 +41,8 @@ pub enum Event {
         text: String,
         /// Number of prompt tokens found in the prefix cache. Reported once by answers that share a prompt.
         cached_tokens: usize,
+        /// Number of tokens of thoughts, without their marks. `None` if thoughts are not known.
+        thought_tokens: Option<usize>,
         /// Durations of the phases.
         spans: PhaseTimes,
     },

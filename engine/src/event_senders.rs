@@ -40,8 +40,20 @@ impl EventSenders {
 
     /// Adds the final event of one of the answers, with the `text` that was held back until now.
     pub(super) fn queue_end(&mut self, answer: usize, reason: FinishReason, cause: Option<StopCause>, text: String) {
+        self.queue_end_of_thinking(answer, (reason, cause), text, None);
+    }
+
+    /// The same for an answer with a number of tokens of thoughts.
+    pub(super) fn queue_end_of_thinking(
+        &mut self,
+        answer: usize,
+        (reason, cause): (FinishReason, Option<StopCause>),
+        text: String,
+        thought_tokens: Option<usize>,
+    ) {
         let cached_tokens = if answer == 0 { self.n_cached } else { 0 };
-        self.queue(answer, Event::Finished { reason, cause, text, cached_tokens, spans: self.timeline.spans() });
+        let spans = self.timeline.spans();
+        self.queue(answer, Event::Finished { reason, cause, text, cached_tokens, thought_tokens, spans });
     }
 
     /// Sends the queued events. What they report must be counted before, so that a client finds it in the metrics.

@@ -101,9 +101,7 @@ impl Job {
             Strategy::Beams { width, kind, .. } => {
                 Task::Beams(Box::new(Beams::new(request, (width, kind), chain, context.tokenizer)))
             }
-            Strategy::Embed { pooling, scale } => {
-                Task::Embedding(Box::new(TextEmbedding::new(request, pooling, scale)))
-            }
+            Strategy::Embed { pooling } => Task::Embedding(Box::new(TextEmbedding::new(request, pooling))),
         };
         Self { prompt_keys, ..Self::with(task, senders, context) }
     }
@@ -147,7 +145,7 @@ impl Job {
         self.forks.len()
     }
 
-    fn request(&self) -> &EngineRequest {
+    pub(crate) fn request(&self) -> &EngineRequest {
         match &self.task {
             Task::Sequence(sequence) => sequence.request(),
             Task::Beams(beams) => beams.request(),

@@ -17,6 +17,8 @@
 //! - `speculation`: drafts the next tokens; `acceptance`: decides how many pay
 //! - `sample_step`: samples a step's logits for each request, on all threads
 //! - [`text`]: token ids to text deltas and stop strings; pure
+//! - `bound_answer`: binds an answer, not a thought, to its grammar
+//! - [`thinking`]: counts what a sequence thinks, and ends it at a budget
 //! - `token_ids`: the tokens of a prompt and its answer
 //! - `worker`: the thread, and the loop `schedule -> run -> advance`
 //! - [`memory`]: whether settings fit into memory; [`work_clock`]: work that makes no progress; [`clock`]: the time of day
@@ -24,6 +26,7 @@
 mod acceptance;
 pub mod adapters;
 mod beams;
+mod bound_answer;
 pub mod clock;
 mod embedding;
 mod engine;
@@ -46,6 +49,7 @@ mod stats;
 mod stats_publisher;
 pub mod tenant;
 pub mod text;
+pub mod thinking;
 mod timeline;
 mod token_ids;
 pub mod work_clock;

@@ -103,16 +103,20 @@ impl LocalEngine {
             max_batch_size,
             n_pages,
             is_recurrent: gpt.has_recurrent_layers(),
+            is_encoder: config.bidirectional,
         };
+        let whole_prompts = config.bidirectional;
+        let longest_prompt = if whole_prompts { limits.max_seq_len } else { 0 };
         let kv_dtype = KvDtype::choose(kv_cache_dtype, gpt.dtype(), &gpt.device())?;
         let n_states = n_running_states(max_batch_size) + KEPT_STATES_LOCALLY;
         let mut runner = ModelRunner::with_states(gpt, n_pages, n_states, kv_dtype)?;
         runner.capture_steps();
         let limits_of_steps = Limits {
             max_batch_size,
-            max_batch_tokens: max_batch_tokens.max(max_batch_size),
+            max_batch_tokens: max_batch_tokens.max(max_batch_size).max(longest_prompt),
             max_adapters: 0,
             tokens_per_state: TOKENS_PER_STATE,
+            whole_prompts,
         };
         let compute = Compute { runner, kv_dtype, speculator: None, limits: limits_of_steps };
         let (commands, inbox) = channel();

@@ -6,8 +6,8 @@ use std::{collections::BTreeSet, ops::RangeInclusive, sync::Arc, time::Duration}
 
 use hearth_model::{
     TokenId,
-    constraint::Constraint,
-    pooling::{Pooling, VectorScale},
+    constraint::{Constraint, Watch},
+    pooling::{Pooling, VectorSteps},
     sampling::{Dry, SamplingParams, Smoothing, Xtc, beam::BeamKind},
 };
 
@@ -17,6 +17,7 @@ use crate::{
     adapters::{AdapterId, ServedAdapter},
     prefix_cache::PrefixSalt,
     scheduler::most_pages,
+    thinking::ThinkingRules,
 };
 
 /// Maximum number of alternatives per position.
@@ -41,6 +42,8 @@ pub struct ModelLimits {
     pub n_pages: usize,
     /// Whether the model has recurrent layers: sequences of a request that are computed again then share no pages.
     pub is_recurrent: bool,
+    /// Whether the model is an encoder, which makes vectors and no text.
+    pub is_encoder: bool,
 }
 
 /// How to process a prompt.
@@ -58,12 +61,11 @@ pub enum Strategy {
         /// How they are ranked.
         kind: BeamKind,
     },
-    /// Compute a vector in one pass over the prompt. Only the priority, the deadline and the adapter apply.
+    /// Compute a vector in one pass over the prompt. Only [`RequestParts::vector`], the priority, the deadline and the adapter
+    /// apply.
     Embed {
         /// How the hidden states of the prompt are combined.
         pooling: Pooling,
-        /// How to scale the vector.
-        scale: VectorScale,
     },
 }
 
@@ -135,14 +137,24 @@ pub struct RequestParts {
     pub logprobs: Option<usize>,
     /// The distribution of reported log-probabilities.
     pub logprobs_mode: LogprobsMode,
+    /// Report the model's own log-probabilities of these tokens, in this order, in place of the alternatives.
+    pub logprobs_of: Option<Arc<[TokenId]>>,
     /// Report each prompt token's log-probability, with this many alternatives.
     pub prompt_logprobs: Option<usize>,
     /// How to convert tokens to text.
     pub text: TextOptions,
     /// How to process the prompt.
     pub strategy: Strategy,
+    /// What is done to a vector of the prompt.
+    pub vector: VectorSteps,
+    /// Where the second text of the prompt begins, for encoders that tell two texts apart.
+    pub second_text: Option<usize>,
     /// The grammar that constrains the answer.
     pub constraint: Option<Constraint>,
+    /// A grammar that constrains parts of the answer, if none constrains the whole.
+    pub watch: Option<Watch>,
+    /// What is known of its thoughts. `None` if they are text like any other.
+    pub thinking: Option<ThinkingRules>,
     /// Who sends it: tenants share the batch and the queue.
     pub tenant: TenantId,
     /// Lower values are scheduled first, within [`PRIORITIES`]; see [`scheduler`](crate::scheduler).
@@ -177,12 +189,15 @@ impl EngineRequest {
         let n_prompt = parts.prompt_ids.len();
         let embeds = matches!(parts.strategy, Strategy::Embed { .. });
         let param = if embeds { "input" } else { "prompt" };
+        if limits.is_encoder && !embeds {
+            return Err(ValidationError::Encoder);
+        }
         if n_prompt == 0 {
             return Err(ValidationError::Empty { param });
         }
         if n_prompt + usize::from(parts.stop.max_tokens > 0) > max_seq_len {
             return Err(match embeds {
-                true => ValidationError::InputLength { n_tokens: n_prompt, max_seq_len },
+                true => ValidationError::InputLength { param, n_tokens: n_prompt, max_seq_len },
                 false => ValidationError::ContextLength { param, n_prompt, max_seq_len },
             });
         }
@@ -192,6 +207,9 @@ impl EngineRequest {
         }
         if let Some(&id) = parts.stop.stop_token_ids.iter().find(outside) {
             return Err(ValidationError::TokenId { param: "stop_token_ids", id, vocab_size });
+        }
+        if let Some(&id) = parts.logprobs_of.iter().flat_map(|ids| ids.iter()).find(outside) {
+            return Err(ValidationError::TokenId { param: "logprobs_of", id, vocab_size });
         }
         if parts.stop.stop_strings.iter().any(String::is_empty) {
             return Err(ValidationError::EmptyStopString);
@@ -265,7 +283,8 @@ impl EngineRequest {
 }
 
 fn check_constraint(parts: &RequestParts) -> Result<(), ValidationError> {
-    let Some(constraint) = &parts.constraint else { return Ok(()) };
+    let whole = parts.constraint.as_ref().map(Constraint::param);
+    let Some(constraint) = whole.or_else(|| parts.watch.as_ref().map(Watch::param)) else { return Ok(()) };
     let no_token = "together they could leave no token to go on with";
     let beams = match parts.strategy {
         Strategy::Sample | Strategy::Embed { .. } => None,
@@ -273,12 +292,12 @@ fn check_constraint(parts: &RequestParts) -> Result<(), ValidationError> {
     };
     let conflicts = [
         (beams.unwrap_or_default(), beams.is_some(), "beam search does not support constraints"),
-        ("min_tokens", parts.stop.min_tokens > 0, "the answer ends when it is complete"),
+        ("min_tokens", parts.stop.min_tokens > 0 && whole.is_some(), "the answer ends when it is complete"),
         ("allowed_token_ids", parts.sampling.allowed_token_ids.is_some(), no_token),
         ("bad_words", !parts.sampling.bad_words.is_empty(), no_token),
     ];
     match conflicts.into_iter().find(|(_, is_given, _)| *is_given) {
-        Some((param, _, why)) => Err(ValidationError::NotWithConstraint { param, constraint: constraint.param(), why }),
+        Some((param, _, why)) => Err(ValidationError::NotWithConstraint { param, constraint, why }),
         None => Ok(()),
     }
 }
@@ -359,9 +378,13 @@ fn check_beams(parts: &RequestParts, limits: &ModelLimits) -> Result<(), Validat
         ("bad_words", !bad_words.is_empty()),
         ("samplers", *samplers != neutral.samplers),
         ("logprobs_mode", parts.logprobs_mode != LogprobsMode::default()),
+        ("logprobs_of", parts.logprobs_of.is_some()),
     ];
     if let Some((param, _)) = unsupported.into_iter().find(|(_, is_given)| *is_given) {
         return Err(ValidationError::NotWithBeams { param, kind });
+    }
+    if let Some(budget) = parts.thinking.as_ref().and_then(|thinking| thinking.budget.as_ref()) {
+        return Err(ValidationError::NotWithBeams { param: budget.param, kind });
     }
     let n_tokens = parts.prompt_ids.len() + parts.stop.max_tokens;
     let n_shared = if is_recurrent { 0 } else { parts.prompt_ids.len() };
@@ -378,8 +401,14 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: ModelLimits =
-        ModelLimits { vocab_size: 10, max_seq_len: 8, max_batch_size: 4, n_pages: 3, is_recurrent: false };
+    const LIMITS: ModelLimits = ModelLimits {
+        vocab_size: 10,
+        max_seq_len: 8,
+        max_batch_size: 4,
+        n_pages: 3,
+        is_recurrent: false,
+        is_encoder: false,
+    };
 
     fn parts(n_prompt: usize, max_tokens: usize) -> RequestParts {
         let stop = StopConditions { max_tokens, ..StopConditions::default() };
@@ -426,7 +455,7 @@ mod tests {
 
     #[test]
     fn embedding_inputs_are_checked_for_length_and_token_ids() {
-        let strategy = Strategy::Embed { pooling: Pooling::Mean, scale: VectorScale::Unit };
+        let strategy = Strategy::Embed { pooling: Pooling::Mean };
         let embed = |ids: Vec<TokenId>| RequestParts { prompt_ids: ids.into(), strategy, ..RequestParts::default() };
         assert!(EngineRequest::new(embed(vec![9; 8]), &LIMITS).is_ok());
         let message = "`input` must hold at least one token, got none";

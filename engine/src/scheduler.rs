@@ -32,6 +32,7 @@
 //! - With recurrent layers, a sequence also has a state. What is kept of it in the prefix cache is the state at some places:
 //!   at the last page boundary of each prompt, every [`Limits::tokens_per_state`] tokens of a long one, and at the last page
 //!   boundary of what was generated. A chunk ends at the next of these places.
+//! - With [`Limits::whole_prompts`], a prompt is computed in one step, or waits for the next.
 //! - The remaining room may be used for draft tokens of decoding sequences. They do not affect the rules above, and
 //!   pages of rejected ones are free again after the step.
 //!
@@ -103,6 +104,8 @@ pub struct Limits {
     /// Tokens of a prompt between two states that are kept of it, a multiple of [`PAGE_SIZE`]. Only for models with recurrent
     /// layers.
     pub tokens_per_state: usize,
+    /// Whether a step computes whole prompts only, as encoders need. None may be longer than `max_batch_tokens`.
+    pub whole_prompts: bool,
 }
 
 /// The usual [`Limits::tokens_per_state`].
@@ -451,6 +454,11 @@ impl Scheduler {
         let mut behind: usize = prefilling().map(|(_, sequence)| sequence.remaining()).sum();
         for (id, sequence) in prefilling() {
             behind -= sequence.remaining();
+            if self.limits.whole_prompts {
+                let fits = sequence.remaining() <= budget;
+                budget -= plan(id, sequence, if fits { sequence.remaining() } else { 0 });
+                continue;
+            }
             let share = budget.div_ceil(2).max(budget.saturating_sub(behind));
             let most = sequence.until_kept_state(self.limits.tokens_per_state).unwrap_or(share).min(share);
             budget -= plan(id, sequence, sequence.remaining().min(most));

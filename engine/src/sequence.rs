@@ -4,18 +4,20 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use crate::{
     acceptance::Acceptance,
+    bound_answer::{Bound, BoundAnswer},
     event::{Event, FinishReason, StopCause},
     event_senders::{EventSenders, Progress},
     prefix_cache::PrefixChain,
     request::{EngineRequest, LogprobsMode, RequestParts, SpecialTokens, StopConditions, StopText},
     text::{Matched, TextAssembler},
+    thinking::{Thinking, ThinkingStep},
     token_ids::TokenIds,
 };
 use hearth_model::{
     Result, TokenId,
-    constraint::Constraint,
+    constraint::{Outlook, Watch},
     kv_cache::PageKey,
-    sampling::{LogitRow, RowNeeds, Sampler, TokenLogprobs, token_logprobs},
+    sampling::{LogitRow, RowNeeds, Sampler, TokenLogprobs, logprobs_of, token_logprobs},
     tokenizer::{DecodeOptions, Detokenizer, Tokenizer},
 };
 
@@ -25,7 +27,12 @@ pub(crate) struct Sequence {
     request: EngineRequest,
     sampler: Sampler,
     /// The state of the answer's grammar. Recomputed tokens are not sampled again, so it survives a preemption.
-    constraint: Option<Constraint>,
+    constraint: Option<BoundAnswer>,
+    /// The state of the grammar of parts of the answer. It reads only sampled tokens: those of rejected drafts never reach
+    /// it.
+    watch: Option<Watch>,
+    /// Its thoughts, if they are known.
+    thinking: Option<Thinking>,
     text: TextAssembler,
     /// Generated tokens. The prompt is in the request, shared by all answers to it.
     output: Vec<TokenId>,
@@ -41,7 +48,7 @@ impl Sequence {
     /// A sequence without output. `chain` is at the end of the prompt.
     pub(crate) fn new(request: EngineRequest, chain: PrefixChain, tokenizer: &Tokenizer) -> Self {
         let text = assembler(&request, tokenizer);
-        Self::with_text(request, chain, text)
+        Self::with_text(request, chain, text, tokenizer)
     }
 
     /// Another answer to the same prompt.
@@ -49,13 +56,17 @@ impl Sequence {
         let (ours, theirs) = (self.request.parts(), request.parts());
         let reads_alike = ours.text == theirs.text && ours.stop.stop_strings == theirs.stop.stop_strings;
         let text = if reads_alike { self.text.clone() } else { assembler(&request, tokenizer) };
-        Self::with_text(request, self.chain.clone(), text)
+        Self::with_text(request, self.chain.clone(), text, tokenizer)
     }
 
-    fn with_text(request: EngineRequest, chain: PrefixChain, text: TextAssembler) -> Self {
+    fn with_text(request: EngineRequest, chain: PrefixChain, text: TextAssembler, tokenizer: &Tokenizer) -> Self {
         let parts = request.parts();
+        let thinking = parts.thinking.clone().map(|rules| Thinking::new(rules, &parts.prompt_ids, tokenizer));
+        let start = thinking.as_ref().and_then(Thinking::answer_start);
         Self {
-            constraint: parts.constraint.clone(),
+            constraint: parts.constraint.as_ref().map(|empty| BoundAnswer::new(empty, start)),
+            watch: parts.watch.clone(),
+            thinking,
             sampler: Sampler::sharing(parts.sampling.clone(), parts.choice, Arc::clone(&parts.prompt_ids)),
             text,
             output: Vec::new(),
@@ -91,7 +102,8 @@ impl Sequence {
         match self.n_completion() {
             0 => 0,
             // The sequence is held after each token, so drafts would be rejected.
-            _ if self.constraint.as_ref().is_some_and(Constraint::is_slow) => 0,
+            _ if self.constraint.as_ref().is_some_and(BoundAnswer::is_slow) => 0,
+            _ if self.watch.as_ref().is_some_and(Watch::is_slow) => 0,
             n_completion => self.request.parts().stop.max_tokens.saturating_sub(n_completion + 1),
         }
     }
@@ -117,14 +129,24 @@ impl Sequence {
     /// The part of the row at `position` that [`advance`](Self::advance) needs, if the tokens `ahead` extend the
     /// sequence up to there.
     pub(crate) fn needs(&self, position: usize, ahead: &[TokenId]) -> RowNeeds {
-        let RequestParts { logprobs, logprobs_mode, .. } = self.request.parts();
+        let RequestParts { logprobs, logprobs_mode, logprobs_of, thinking, .. } = self.request.parts();
         let is_of_prompt = position + 1 < self.n_prompt();
-        let reports_raw = logprobs.is_some() && *logprobs_mode == LogprobsMode::Raw;
+        // The log-probability of a forced token may be any.
+        let may_force = thinking.as_ref().is_some_and(|thinking| thinking.budget.is_some());
+        let reports_raw = logprobs.is_some() && (*logprobs_mode == LogprobsMode::Raw || may_force);
+        let reports_raw = reports_raw || logprobs_of.is_some();
         if is_of_prompt || reports_raw || self.constraint.is_some() {
             return RowNeeds::Whole;
         }
         // Tokens that are barred now may be allowed at `position`, but not the other way round.
-        self.sampler.needs(self.barred(0), ahead)
+        let barred = self.barred(0);
+        match self.watch.as_ref().map(|watch| watch.outlook(ahead)) {
+            Some(Outlook::Bound) => RowNeeds::Whole,
+            Some(Outlook::Free(forbidden)) if !forbidden.is_empty() => {
+                self.sampler.needs(&barred.union(&forbidden).copied().collect(), ahead)
+            }
+            _ => self.sampler.needs(barred, ahead),
+        }
     }
 
     /// The tokens that would end the sequence too early after `n_ahead` more tokens.
@@ -181,7 +203,10 @@ impl Sequence {
     /// The result of a held sequence: it [continues](Progress::Resumed) or has ended. `None` while the result is not
     /// ready.
     pub(crate) fn poll_held(&mut self, senders: &mut EventSenders) -> Option<Result<Progress>> {
-        let accepted = self.constraint.as_mut()?.accepted()?;
+        let accepted = match &mut self.constraint {
+            Some(constraint) => constraint.accepted()?,
+            None => self.watch.as_mut()?.accepted()?,
+        };
         Some(accepted.map(|is_complete| match is_complete {
             true => self.end(senders, FinishReason::Stop, None),
             false if self.n_completion() >= self.request.parts().stop.max_tokens => {
@@ -198,34 +223,61 @@ impl Sequence {
     fn draw(&mut self, senders: &mut EventSenders, logits: &LogitRow<'_>) -> Result<Progress> {
         let StopConditions { min_tokens, max_tokens, stop_token_ids, .. } = &self.request.parts().stop;
         let may_stop = self.n_completion() + 1 > *min_tokens;
+        let mut forced = self.thinking.as_ref().and_then(Thinking::forced);
+        let is_thinking = self.thinking.as_ref().is_some_and(Thinking::is_open);
         let allowed = match &self.constraint {
             // A constrained answer ends when it is complete, whatever the minimum length.
-            Some(constraint) => LogitRow::Whole(constraint.restrict(logits.whole()?, stop_token_ids)?.into()),
-            None => self.allowed(0, logits),
+            Some(constraint) if forced.is_none() && !is_thinking => {
+                LogitRow::Whole(constraint.restrict(logits.whole()?, stop_token_ids)?.into())
+            }
+            None if forced.is_none() => self.watched(logits)?,
+            _ => self.allowed(0, logits),
         };
         let position = self.token_ids().len();
-        let id = self.sampler.sample(&allowed, position)?;
-        let logprobs = match (self.request.parts().logprobs, self.request.parts().logprobs_mode) {
-            (None, _) => None,
-            (Some(n_top), LogprobsMode::Raw) => Some(token_logprobs(logits.whole()?, id, n_top)),
-            (Some(n_top), LogprobsMode::Processed) => Some(self.sampler.logprobs(&allowed, position, (id, n_top))?),
+        let mut sampled = match forced {
+            Some(id) => id,
+            None => self.sampler.sample(&allowed, position)?,
         };
-        let (is_stop_token, is_last) = (stop_token_ids.contains(&id), self.n_completion() + 1 == *max_tokens);
+        if let Some(thinking) = self.thinking.as_mut().filter(|_| forced.is_none() && is_thinking)
+            && self.constraint.is_some()
+        {
+            // What follows the thought must follow the grammar: no token has both.
+            let mut barred = BTreeSet::new();
+            while thinking.would_begin_answer(sampled) {
+                barred.insert(sampled);
+                sampled = self.sampler.sample(&allowed.without(&barred), position)?;
+            }
+            if stop_token_ids.contains(&sampled) {
+                thinking.close();
+                forced = thinking.forced();
+            }
+        }
+        let id = forced.unwrap_or(sampled);
+        let asked = self.request.parts();
+        let logprobs = match (&asked.logprobs_of, asked.logprobs, asked.logprobs_mode) {
+            (Some(of), ..) => Some(logprobs_of(logits.whole()?, id, of)),
+            (None, None, _) => None,
+            (None, Some(n_top), LogprobsMode::Raw) => Some(token_logprobs(logits.whole()?, id, n_top)),
+            (None, Some(n_top), LogprobsMode::Processed) => {
+                Some(self.sampler.logprobs(&allowed, position, (id, n_top))?)
+            }
+        };
+        let is_stop_token = forced.is_none() && stop_token_ids.contains(&id);
+        let is_last = self.n_completion() + 1 == *max_tokens;
+        let step = self.thinking.as_mut().filter(|_| !is_stop_token).map(|thinking| thinking.accept(id));
         self.sampler.accept(id);
         self.output.push(id);
         let offset = self.text.n_chars();
-        let (is_complete, is_held) = match &mut self.constraint {
-            Some(constraint) if !is_stop_token && constraint.is_slow() => {
-                constraint.accept_elsewhere(id);
-                (false, true)
-            }
-            Some(constraint) if !is_stop_token => (constraint.accept(id)?, false),
-            _ => (false, false),
+        let bound = match (&mut self.constraint, &self.request.parts().constraint) {
+            (Some(constraint), Some(empty)) if !is_stop_token => constraint.accept(id, step, empty)?,
+            (None, _) if !is_stop_token => self.accept_watched(id, forced.is_some())?,
+            _ => Bound::Open,
         };
         let stop_text = if self.constraint.is_some() { StopText::Cut } else { self.request.parts().text.stop_text };
         let matched = match (is_stop_token && may_stop, stop_text) {
             (true, StopText::Cut) => Matched::Text(String::new()),
-            _ if may_stop => self.text.push(id),
+            _ if may_stop && step.is_some_and(ThinkingStep::begins_answer) => self.text.push_after_blanks(id),
+            _ if may_stop && !step.is_some_and(ThinkingStep::is_before_answer) => self.text.push(id),
             _ => Matched::Text(self.text.pass(id)),
         };
         let (text, is_stopped) = match matched {
@@ -235,18 +287,46 @@ impl Sequence {
         senders.queue(0, Event::Token { id, text, offset, logprobs });
         Ok(if is_stopped {
             self.finished(senders, FinishReason::Stop, self.stop_string(), String::new())
-        } else if is_complete || is_stop_token && may_stop {
+        } else if bound == Bound::Complete || is_stop_token && may_stop {
             self.end(senders, FinishReason::Stop, is_stop_token.then_some(StopCause::Token(id)))
-        } else if is_held {
+        } else if bound == Bound::Later {
             Progress::Held(self.page_key())
         } else if is_last {
             self.end(senders, FinishReason::Length, None)
         } else {
-            if let Some(constraint) = &self.constraint {
-                constraint.prepare();
-            }
+            self.constraint.iter().for_each(BoundAnswer::prepare);
+            self.watch.iter().for_each(Watch::prepare);
             Progress::Token(self.page_key())
         })
+    }
+
+    /// The logits of the next token, without those that parts of the answer may not have.
+    fn watched<'a>(&self, logits: &'a LogitRow<'_>) -> Result<LogitRow<'a>> {
+        match &self.watch {
+            Some(watch) if watch.is_bound() => {
+                let end_ids = &self.request.parts().stop.stop_token_ids;
+                Ok(LogitRow::Whole(watch.restrict(logits.whole()?, end_ids)?.into()))
+            }
+            Some(watch) => Ok(match watch.outlook(&[]) {
+                Outlook::Free(forbidden) if !forbidden.is_empty() => self.allowed(0, logits).without(&forbidden),
+                _ => self.allowed(0, logits),
+            }),
+            None => Ok(self.allowed(0, logits)),
+        }
+    }
+
+    /// Adds a token to the parts of the answer.
+    fn accept_watched(&mut self, id: TokenId, is_forced: bool) -> Result<Bound> {
+        if is_forced && self.watch.as_ref().is_some_and(Watch::is_bound) {
+            // The words that end a thought are in no grammar.
+            self.watch = None;
+        }
+        let Some(watch) = &mut self.watch else { return Ok(Bound::Open) };
+        if watch.is_slow() {
+            watch.accept_elsewhere(id);
+            return Ok(Bound::Later);
+        }
+        Ok(if watch.accept(id)? { Bound::Complete } else { Bound::Open })
     }
 
     /// The key of the last page, if the last token fills it. Must be called once for each token: it advances the chain.
@@ -269,7 +349,8 @@ impl Sequence {
         cause: Option<StopCause>,
         text: String,
     ) -> Progress {
-        senders.queue_end(0, reason, cause, text);
+        let thought_tokens = self.thinking.as_ref().map(Thinking::n_tokens);
+        senders.queue_end_of_thinking(0, (reason, cause), text, thought_tokens);
         Progress::Ended(vec![(reason, self.n_completion())])
     }
 

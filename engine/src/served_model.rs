@@ -6,8 +6,14 @@ use std::{
 };
 
 use hearth_model::{
-    TokenId, chat::ChatTemplate, config::GptConfig, constraint::GrammarCompiler, inspect::Inspector,
-    pooling::OwnPooling, sampling::SamplingParams, tokenizer::Tokenizer,
+    TokenId,
+    chat::ChatTemplate,
+    config::GptConfig,
+    constraint::GrammarCompiler,
+    inspect::Inspector,
+    pooling::{Classifier, OwnPooling},
+    sampling::SamplingParams,
+    tokenizer::Tokenizer,
 };
 
 use crate::request::{ModelLimits, ValidationError};
@@ -31,6 +37,8 @@ pub struct ServedModel {
     pub sampling_defaults: SamplingParams,
     /// How the model's files say that texts become vectors.
     pub own_pooling: OwnPooling,
+    /// Its head for classes, if it has one.
+    pub classifier: Option<Classifier>,
     /// A fingerprint of what affects answers, except the weights: the version, the architecture, dtypes, the precision and
     /// the device. If it changes, the same seeds may give other answers.
     pub fingerprint: String,

@@ -173,14 +173,18 @@ pub(crate) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
     };
     let n_pages = n_tokens.div_ceil(PAGE_SIZE);
     let n_states = n_states(config.state_bytes(), options, available)?;
+    let max_seq_len = config.max_seq_len.min(n_pages * PAGE_SIZE);
+    // The longest text must fit into a step of an encoder.
+    let max_batch_tokens =
+        if config.bidirectional { options.max_batch_tokens.max(max_seq_len) } else { options.max_batch_tokens };
     let limits = Limits {
         max_batch_size: options.max_batch_size,
-        max_batch_tokens: options.max_batch_tokens,
+        max_batch_tokens,
         max_adapters: options.adapters.max_loaded,
         tokens_per_state: TOKENS_PER_STATE,
+        whole_prompts: config.bidirectional,
     };
     let speculator = speculator(&loaded, (draft, prediction_head), options, n_pages)?;
-    let max_seq_len = config.max_seq_len.min(n_pages * PAGE_SIZE);
     let model = ServedModel {
         fingerprint: fingerprint(&loaded, kv_dtype),
         device: device::name(&loaded.gpt.device()),
@@ -191,6 +195,7 @@ pub(crate) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
             max_batch_size: options.max_batch_size,
             n_pages,
             is_recurrent: loaded.gpt.has_recurrent_layers(),
+            is_encoder: config.bidirectional,
         },
         max_text_bytes: loaded.tokenizer.max_text_bytes(max_seq_len),
         config,
@@ -202,6 +207,7 @@ pub(crate) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
         default_breakers: OnceLock::new(),
         sampling_defaults: loaded.sampling_defaults,
         own_pooling: loaded.own_pooling,
+        classifier: loaded.classifier,
     };
     let runner = warmed_up(loaded.gpt, [n_pages, n_states], kv_dtype, options)?;
     // Returns memory that loading used to the system.
@@ -225,6 +231,10 @@ fn warmed_up(
 }
 
 fn kv_dtype(loaded: &LoadedModel, options: &EngineOptions) -> Result<KvDtype, StartError> {
+    if loaded.gpt.config().bidirectional {
+        // Keys and values of an encoder live for one step: there is nothing to save.
+        return Ok(KvDtype::F32);
+    }
     Ok(KvDtype::choose(options.kv_cache_dtype, loaded.gpt.dtype(), &loaded.gpt.device())?)
 }
 

@@ -118,6 +118,17 @@ impl TextAssembler {
         self.matcher.push(&text)
     }
 
+    /// Adds a token in which an answer begins: stop strings do not count in the white space before it.
+    pub fn push_after_blanks(&mut self, id: TokenId) -> Matched {
+        let text = self.detokenize(id);
+        let (blanks, text) = text.split_at(text.len() - text.trim_start().len());
+        let blanks = self.matcher.pass(blanks);
+        match self.matcher.push(text) {
+            Matched::Text(text) => Matched::Text(blanks + &text),
+            Matched::Stopped(text) => Matched::Stopped(blanks + &text),
+        }
+    }
+
     /// Adds a token whose text must not stop the generation, for example because there are too few tokens.
     pub fn pass(&mut self, id: TokenId) -> String {
         let text = self.detokenize(id);

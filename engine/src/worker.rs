@@ -295,8 +295,10 @@ impl Worker {
         }
         let tables = self.scheduler.tables(step);
         let parts = step.chunks.iter().zip(tables).map(|(chunk, table)| {
-            let adapter = self.jobs.get(&chunk.id.request).and_then(|job| job.adapter().cloned());
-            StepPart { table, n_new: chunk.n_tokens, adapter }
+            let job = self.jobs.get(&chunk.id.request);
+            let adapter = job.and_then(|job| job.adapter().cloned());
+            let second_text = job.and_then(|job| job.request().parts().second_text);
+            StepPart { table, n_new: chunk.n_tokens, adapter, second_text }
         });
         self.runner.step(token_ids, &mut parts.collect::<Vec<_>>())
     }

@@ -81,6 +81,7 @@ mod model {
             mod description;
             mod expert_rows;
             mod header;
+            mod latent;
             mod mamba;
             mod mixtures;
             mod names;

@@ -7,11 +7,11 @@ use burn::tensor::{Tensor, activation::sigmoid};
 pub use crate::forward_pass::{AttentionContext, Dense, Trace};
 use crate::{
     forward_pass::{AttentionMask, ForwardPass, LayerPass},
-    ops::{self, AttentionOptions, LinearParts, NormParts, QkNormParts, SelfAttention},
+    ops::{self, AttentionOptions, LinearParts, NormParts, QkNormParts, Qkv, SelfAttention},
 };
 
 /// Applies the input norm and the attention of `layer` to `x [n_rows, d_model]`: the outputs of the heads,
-/// `[n_rows, n_heads * head_dim]`, before the output projection.
+/// `[n_rows, n_heads * value_dim]`, before the output projection.
 pub(crate) fn attend(
     layer: usize,
     x: Tensor<2>,
@@ -21,9 +21,10 @@ pub(crate) fn attend(
     let LayerPass { context, mask: AttentionMask { options, dense_bias }, rotation, query_factors } = pass.layer(layer);
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
     let [n_rows, _] = x.dims();
-    let qkv = match in_norm {
-        Some(norm) => ops::normed_linear(x, norm, inner.qkv.clone()),
-        None => ops::linear_with_lora(x, inner.qkv.clone()),
+    let qkv = match (&inner.qkv, in_norm) {
+        (Qkv::Stacked(qkv), Some(norm)) => ops::normed_linear(x, norm, qkv.clone()),
+        (Qkv::Stacked(qkv), None) => ops::linear_with_lora(x, qkv.clone()),
+        (Qkv::Latent(latent), norm) => ops::latent_qkv(x, norm, latent),
     };
     let (gates, qkv) = match inner.is_gated {
         true => {
@@ -56,8 +57,9 @@ pub(crate) fn attend(
     };
     let attended = match context {
         AttentionContext::Dense(dense) if !dense.traces_attention() => {
-            let precision = inner.qkv.weight.precision();
-            ops::rope_and_attend(qkv, rotation, dense.batch, dense.positions.clone(), options, precision)
+            let precision = inner.out.weight.precision();
+            let how = (rotation, inner.sinks.clone());
+            ops::rope_and_attend(qkv, how, dense.batch, dense.positions.clone(), options, precision)
         }
         AttentionContext::Dense(dense) => {
             let [q, k, v] = split(qkv);
@@ -66,16 +68,23 @@ pub(crate) fn attend(
                 None => x,
             };
             let qkv = [rotated(q), rotated(k), v].map(flat);
-            let (attended, probs) = ops::attention_dense(qkv, dense_bias.clone(), dense.batch, options);
+            let added = (dense_bias.clone(), inner.sinks.clone());
+            let (attended, probs) = ops::attention_dense(qkv, added, dense.batch, options);
             if let Some(trace) = &mut dense.trace {
                 trace.record_attention(layer, probs);
             }
             attended
         }
-        AttentionContext::Paged(step) => step.attend(layer, qkv, rotation, options),
+        AttentionContext::Paged(step) => step.attend(layer, qkv, (rotation, inner.sinks.clone()), options),
     };
-    match gates {
-        Some(gates) => attended * sigmoid(gates),
-        None => attended,
+    match (gates, &inner.qkv) {
+        (Some(gates), _) => attended * sigmoid(gates),
+        // Without what follows narrower values.
+        (None, Qkv::Latent(latent)) if latent.heads.value_dim < head_dim => {
+            let value_dim = latent.heads.value_dim;
+            let heads = attended.reshape([n_rows, n_heads, head_dim]).slice([0..n_rows, 0..n_heads, 0..value_dim]);
+            heads.reshape([n_rows, n_heads * value_dim])
+        }
+        (None, _) => attended,
     }
 }

@@ -26,11 +26,12 @@ use std::{
 };
 
 use minijinja::{Environment, value::Serde};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 pub use self::assistant_mask::{MaskSource, MaskedChat};
 pub(crate) use self::files::{DEFAULT_FILE, TOOL_USE_FILE};
 pub use self::messages::{Message, MessageError};
+use self::thought::ThoughtForm;
 use crate::{
     TokenId,
     error::{Error, Result},
@@ -96,6 +97,8 @@ pub struct ChatTemplate {
     asks_for_none: bool,
     /// Whether it reads the member `reasoning` of messages.
     reads_reasoning: bool,
+    /// Whether it reads thoughts as parts of the content, as Mistral's do.
+    reads_thinking_parts: bool,
     /// Whether it reads contents only as lists of parts; found when it is first used.
     needs_parts: Arc<OnceLock<bool>>,
 }
@@ -151,8 +154,18 @@ impl ChatTemplate {
             asks_for_none |= environment::asks_for_none(source);
             reads_reasoning |= environment::reads_reasoning(source);
         }
+        let reads_thinking_parts = environment::reads_thinking_parts(&sources.default);
         let (environment, sources) = (Arc::new(environment), Arc::new(sources));
-        Ok(Self { environment, sources, takes_tools, asks_for_none, reads_reasoning, needs_parts: Arc::default() })
+        let needs_parts = Arc::default();
+        Ok(Self {
+            environment,
+            sources,
+            takes_tools,
+            asks_for_none,
+            reads_reasoning,
+            reads_thinking_parts,
+            needs_parts,
+        })
     }
 
     /// Renders a conversation to text, with the messages as given.
@@ -248,6 +261,13 @@ impl ChatTemplate {
         self.sources.tool_use.as_ref().unwrap_or(&self.sources.default)
     }
 
+    /// Whether one of the templates reads a variable of this name, such as `enable_thinking`.
+    pub fn reads_variable(&self, name: &str) -> bool {
+        let sources = [Some(&self.sources.default), self.sources.tool_use.as_ref()];
+        let syntax = self.environment.syntax();
+        sources.into_iter().flatten().any(|source| environment::reads_variable(source, name, syntax.clone()))
+    }
+
     /// Whether the template for tools uses the variable `tools`.
     pub fn takes_tools(&self) -> bool {
         self.takes_tools
@@ -294,6 +314,11 @@ impl ChatTemplate {
         let text = match last.get("content")? {
             Value::Array(parts) => parts.iter().filter_map(|part| part.get("text")?.as_str()).collect(),
             content => content.as_str()?.to_owned(),
+        };
+        let text = match (last.get(REASONING_CONTENT).and_then(Value::as_str), ThoughtForm::of_template(self.source()))
+        {
+            (Some(thought), Some(form)) if !thought::has_mark(&text) => form.written(thought, &text),
+            _ => text,
         };
         if last.get("role")? != messages::ASSISTANT || !thought::has_mark(&text) {
             return None;
@@ -358,11 +383,27 @@ fn message_json(message: &Message, content: Value, template: &ChatTemplate) -> V
     json.insert("role".into(), message.role.clone().into());
     json.insert("content".into(), content);
     json.extend(message.extra.clone());
-    Value::Object(with_reasoning(json, template.reads_reasoning))
+    let mut json = with_reasoning(json, template.reads_reasoning);
+    if template.reads_thinking_parts
+        && let Some(thought) = json.get(REASONING_CONTENT).cloned()
+        && let Some(content) = json.get_mut("content")
+    {
+        let mut parts = vec![json!({ "type": "thinking", "thinking": thought })];
+        match content.take() {
+            Value::Array(others) => parts.extend(others),
+            Value::String(text) if !text.is_empty() => parts.push(json!({ "type": "text", "text": text })),
+            _ => {}
+        }
+        *content = parts.into();
+    }
+    Value::Object(json)
 }
 
+/// The usual name of what the model thought before an earlier answer.
+const REASONING_CONTENT: &str = "reasoning_content";
+
 /// The names under which clients send, and templates read, what the model thought before an earlier answer.
-const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+pub const REASONING: [&str; 3] = [REASONING_CONTENT, "thinking", "reasoning"];
 
 /// Gives the reasoning of a message every name that a template may read. As in `transformers`, except that `reasoning` is
 /// added for templates that read it.
@@ -376,7 +417,7 @@ fn with_reasoning(message: Map<String, Value>, reads_reasoning: bool) -> Map<Str
     if reads_reasoning && !named.contains_key("reasoning") {
         named.insert("reasoning".into(), reasoning.clone());
     }
-    named.insert("reasoning_content".into(), reasoning);
+    named.insert(REASONING_CONTENT.into(), reasoning);
     named
 }
 

@@ -3,10 +3,12 @@
 use serde::{Deserialize, Serialize};
 
 mod experts;
+mod latent;
 mod recurrent;
 mod validate;
 
 pub use experts::{ExpertGroups, Experts, RouterScores};
+pub use latent::LatentAttention;
 pub use recurrent::{GatedConv, GatedDeltaNet, Mamba2, Recurrence, Recurrent};
 pub(crate) use validate::MAX_LAYERS;
 
@@ -51,7 +53,7 @@ pub struct GptConfig {
     pub final_norm: bool,
     /// [`norm_eps`](Self::norm_eps) of the final norm; `None`: the same as for other norms.
     pub final_norm_eps: Option<f64>,
-    /// Whether embeddings are normalized before positions are added ([BLOOM](https://arxiv.org/abs/2211.05100), 3.2).
+    /// Whether what enters the first block is normalized ([BLOOM](https://arxiv.org/abs/2211.05100), 3.2; BERT).
     pub embed_norm: bool,
     /// Whether queries and keys are normalized before rotation, without bias ([Dehghani et al.
     /// 2023](https://arxiv.org/abs/2302.05442), 2).
@@ -139,6 +141,9 @@ pub struct GptConfig {
     /// attention](https://arxiv.org/abs/2505.06708)).
     #[serde(default)]
     pub attention_gate: bool,
+    /// Keys and values of all heads from one narrow vector of each token.
+    #[serde(default)]
+    pub latent: Option<LatentAttention>,
     /// The layers, counted from 0, that have no MLP and no experts, only attention or a recurrent layer, as in
     /// [Nemotron-H](https://arxiv.org/abs/2504.03624). Ascending.
     #[serde(default)]
@@ -146,8 +151,38 @@ pub struct GptConfig {
     /// The layers, counted from 0, that have an MLP or experts only. Ascending.
     #[serde(default)]
     pub layers_without_mixer: Vec<usize>,
+    /// Whether each head has a learned score that joins the softmax's denominator and has no value
+    /// ([attention sinks](https://arxiv.org/abs/2309.17453), here as in [gpt-oss](https://arxiv.org/abs/2508.10925)).
+    #[serde(default)]
+    pub attention_sinks: bool,
+    /// Whether the gated MLP is clamped, in place of [`activation`](Self::activation).
+    #[serde(default)]
+    pub clamped_swiglu: Option<ClampedSwiglu>,
+    /// Whether each position sees all others of its text, those behind it too: an encoder
+    /// ([BERT](https://arxiv.org/abs/1810.04805)). A sliding window then extends to both sides.
+    #[serde(default)]
+    pub bidirectional: bool,
+    /// Kinds of tokens, such as those of the first and of the second text of a pair (BERT, 3): a learned vector for the kind of
+    /// each token is added to its embedding. 0: none.
+    #[serde(default)]
+    pub n_token_types: usize,
+    /// Whether the first block's mixer reads the residual stream without a norm, since the embeddings are normalized already
+    /// ([ModernBERT](https://arxiv.org/abs/2412.13663)).
+    #[serde(default)]
+    pub unnormed_first_mixer: bool,
     /// Dropout probability, in `[0, 1)`; not applied when serving.
     pub dropout: f64,
+}
+
+/// A gated MLP between its matrices: `(up + 1) * gate * sigmoid(alpha * gate)`, where `gate` is at most `limit`, and `up` within
+/// `-limit..limit` ([gpt-oss](https://arxiv.org/abs/2508.10925)).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClampedSwiglu {
+    /// Slope of the sigmoid; positive.
+    pub alpha: f64,
+    /// Bound of both inputs; positive.
+    pub limit: f64,
 }
 
 /// Queries are multiplied by `1 + beta * ln(1 + floor(position / interval))`, after
@@ -235,7 +270,8 @@ pub enum Positions {
 pub struct Rope {
     /// Base of the wavelengths.
     pub theta: f64,
-    /// Number of leading dimensions of each head that are rotated; the rest are unchanged. Even, at most `head_dim`.
+    /// Number of leading dimensions of each head that are rotated; the rest are unchanged. Even, at most `head_dim`, and with
+    /// [`GptConfig::latent`] at most its `rope_dim`.
     pub rotary_dim: usize,
     /// Scaling for longer contexts than in the first training.
     pub scaling: RopeScaling,
@@ -407,8 +443,14 @@ impl GptConfig {
             xielu: false,
             recurrent: None,
             attention_gate: false,
+            latent: None,
             layers_without_mlp: Vec::new(),
             layers_without_mixer: Vec::new(),
+            attention_sinks: false,
+            clamped_swiglu: None,
+            bidirectional: false,
+            n_token_types: 0,
+            unnormed_first_mixer: false,
             dropout: 0.0,
         }
     }

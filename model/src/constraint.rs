@@ -8,6 +8,8 @@ mod library_limits;
 mod schema;
 mod state;
 mod task_threads;
+mod vocabulary;
+mod watch;
 
 use std::{fmt, sync::Arc, thread};
 
@@ -24,9 +26,11 @@ use crate::{
     tokenizer::Tokenizer,
 };
 
+use self::vocabulary::Vocabulary;
 pub use self::{
-    schema::{MAX_VALUES as MAX_SCHEMA_VALUES, check as check_schema, in_lark, lenient},
+    schema::{MAX_VALUES as MAX_SCHEMA_VALUES, check as check_schema, in_lark, lenient, log_passed_over},
     state::Constraint,
+    watch::{AfterGrammar, Mark, Outlook, Silence, Watch, WatchRules},
 };
 
 /// Maximum size of a grammar's source in bytes.
@@ -57,9 +61,6 @@ const MAX_JOINTS: usize = 16;
 /// Maximum number of parts that texts may leave out, as in `a?b*`, in a regular expression, a grammar, or the patterns of a
 /// schema: the library takes a second for so many in a row, and four times that for twice as many.
 const MAX_OPTIONAL: usize = 5_000;
-
-/// Longer tokens are excluded: the trie does not support them.
-const MAX_TOKEN_BYTES: usize = 512;
 
 /// A grammar for a whole text.
 #[derive(Clone, Debug, PartialEq)]
@@ -103,6 +104,7 @@ pub fn check_enforceable(schema: &Value) -> Result<(), GrammarError> {
 /// Compiles grammars for one vocabulary.
 pub struct GrammarCompiler {
     factory: ParserFactory,
+    vocabulary: Arc<Vocabulary>,
     /// The text tokens. A grammar can refer to others by id.
     text_tokens: Arc<SimpleVob>,
 }
@@ -117,19 +119,17 @@ impl GrammarCompiler {
             what: format!("the vocabulary cannot be used for structured output: {what}"),
             hint: String::new(),
         };
-        let ids = 0..tokenizer.vocab_size() as TokenId;
-        let words: Vec<Vec<u8>> = ids.map(|id| text_bytes(tokenizer, id)).collect();
+        let words = Vocabulary::words(tokenizer);
         let info = TokRxInfo::new(words.len() as u32, INVALID_TOKEN);
         let trie = TokTrie::from(&info, &words);
         let mut text_tokens = trie.alloc_token_set();
-        for (id, _) in (0..).zip(&words).filter(|(_, word)| !word.is_empty()) {
-            text_tokens.allow_token(id);
-        }
         let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        let vocabulary = Vocabulary::new(tokenizer, Arc::clone(&environment));
+        vocabulary.text_ids().for_each(|id| text_tokens.allow_token(id));
         let mut factory = ParserFactory::new_simple(&environment).map_err(|error| no_trie(error.to_string()))?;
         factory.quiet();
         *factory.limits_mut() = limits();
-        Ok(Self { factory, text_tokens: Arc::new(text_tokens) })
+        Ok(Self { factory, vocabulary: Arc::new(vocabulary), text_tokens: Arc::new(text_tokens) })
     }
 
     /// Compiles a grammar, within limits. `param` is the parameter that requests it, for error messages.
@@ -165,7 +165,7 @@ impl GrammarCompiler {
             if matcher.is_stopped() {
                 return Err(GrammarError::whole("allows only the empty text"));
             }
-            Constraint::new(matcher, tokens, param)
+            Constraint::new(matcher, tokens, Arc::clone(&self.vocabulary), param)
                 .map_err(|error| GrammarError::whole(format!("is invalid: {}", library_message(&error))))
         })
     }
@@ -227,14 +227,6 @@ fn on_a_deep_stack<T: Send>(work: impl FnOnce() -> Result<T, GrammarError> + Sen
             worker.map_err(|error| GrammarError::whole(format!("cannot start a thread to compile it: {error}")))?;
         worker.join().unwrap_or_else(|_| Err(GrammarError::whole("is too complex to compile")))
     })
-}
-
-/// The bytes that a token adds to a text. Empty for special tokens, for tokens that are too long, and for tokens with
-/// the byte 0xff, which no text has and with which the trie marks its own special tokens.
-fn text_bytes(tokenizer: &Tokenizer, id: TokenId) -> Vec<u8> {
-    let bytes = tokenizer.token_bytes(id);
-    let is_text = !tokenizer.is_special(id) && bytes.len() <= MAX_TOKEN_BYTES && !bytes.contains(&0xff);
-    if is_text { bytes } else { Vec::new() }
 }
 
 fn check_size(grammar: &Grammar) -> Result<(), GrammarError> {

@@ -9,7 +9,9 @@ use crate::{
     config::{GptConfig, Positions, Rope},
     kv_cache::PagedStep,
     lora::AdapterRows,
-    ops::{self, AttentionOptions, BlockScratch, Dropout, Ints, PagedAttention, RecurrentRows, Rotation, Rows},
+    ops::{
+        self, AttentionOptions, BlockScratch, Dropout, Ints, PagedAttention, PagedRows, RecurrentRows, Rotation, Rows,
+    },
     position,
 };
 
@@ -141,6 +143,21 @@ impl<'a> AttentionContext<'a> {
         }
     }
 
+    /// For each row whether it belongs to the second text of a pair.
+    fn token_types(&self) -> Vec<bool> {
+        match self {
+            Self::Dense(dense) => vec![false; dense.batch * dense.seq_len],
+            Self::Paged(step) => {
+                let sequences = step.sequences.as_slice().iter().zip(step.second_texts());
+                let of_sequence = |(rows, second): (&PagedRows, &Option<usize>)| {
+                    let second = second.unwrap_or(usize::MAX);
+                    (rows.start..rows.start + rows.rows.len()).map(move |position| position >= second)
+                };
+                sequences.flat_map(of_sequence).collect()
+            }
+        }
+    }
+
     /// Number of rows.
     fn n_rows(&self) -> usize {
         match self {
@@ -168,6 +185,8 @@ pub(crate) struct ForwardPass<'a> {
     /// Rotations of the same two kinds; one entry if both are equal.
     rotations: [Option<Rotation>; 2],
     added: AddedPositions,
+    /// The kind of each row's token, if the model tells kinds apart.
+    token_types: Option<Ints>,
     /// What the rows' queries are multiplied by, `[n_rows, 1]`.
     query_factors: Option<Rows>,
     /// The rows as recurrent layers see them, if the model has such layers.
@@ -229,10 +248,11 @@ impl AttentionMask {
         let options = AttentionOptions {
             n_heads: config.n_heads,
             n_kv_heads: config.n_kv_heads,
-            head_dim: config.head_dim,
+            head_dim: config.padded_head_dim(),
             scale: config.score_scale(),
             softcap: config.attention_softcap,
             sliding_window: window,
+            bidirectional: config.bidirectional,
             alibi_slopes: (config.positions == Positions::Alibi).then(|| position::alibi_slopes(config.n_heads)),
         };
         let dense_bias = match context {
@@ -278,6 +298,11 @@ impl<'a> ForwardPass<'a> {
             }
             _ => AddedPositions::Nothing,
         };
+        let token_types = (config.n_token_types > 0).then(|| {
+            // A model may have one kind for both texts of a pair.
+            let last = config.n_token_types as i32 - 1;
+            Ints::new(context.token_types().into_iter().map(|kind| i32::from(kind).min(last)).collect(), device)
+        });
         let query_factors = config
             .query_temperature
             .map(|temperature| Rows::new(position::query_factors(&row_positions(), temperature), 1, device));
@@ -293,6 +318,7 @@ impl<'a> ForwardPass<'a> {
             masks,
             rotations,
             added,
+            token_types,
             query_factors,
             recurrent_rows,
             scratch: BlockScratch::default(),
@@ -356,6 +382,11 @@ impl<'a> ForwardPass<'a> {
             AttentionContext::Dense(_) => Arc::default(),
             AttentionContext::Paged(step) => step.adapters.clone(),
         }
+    }
+
+    /// The kinds of the rows' tokens, if the model tells kinds apart.
+    pub(crate) fn token_types(&self) -> Option<&Ints> {
+        self.token_types.as_ref()
     }
 
     /// What is added to embeddings.

@@ -1,9 +1,11 @@
 //! The architecture, from token ids to logits, and every parameter it has.
 
 mod kv_dtypes;
+mod latent;
 mod losses;
 pub mod prediction_head;
 mod recurrent;
+mod router_losses;
 #[cfg(test)]
 mod tests;
 
@@ -14,16 +16,17 @@ use burn::{
     tensor::{Device, Int, Tensor, TensorData},
 };
 
+pub use self::router_losses::{RouterLogits, RouterLossWeights, RouterLosses};
 use crate::{
     attention,
     config::{GptConfig, NormPosition},
     error::{Error, Result},
     forward_pass::{AddedPositions, AttentionContext, DropoutPlace, ForwardPass},
-    layers::{Conv, Decays, Embedding, Linear, LmHead, Norm, Part, PartList, Router, Xielu, modules},
+    layers::{Conv, Decays, Embedding, Linear, LmHead, Norm, Part, PartList, Router, Vector, modules},
     lora::AdapterRows,
     ops::{
         self, BlockOperands, BlockSteps, Dropout, Dtype, FeedForward, LinearParts, Mixer, NormParts, Precision,
-        QkNormParts, RoutedExperts, RouterParts, Routing, SelfAttention, SharedExpert, Sublayer, Weight,
+        QkNormParts, Qkv, RoutedExperts, RouterParts, Routing, SelfAttention, SharedExpert, Sublayer, Weight,
     },
     params::{ParamList, ParamRef, ParamSource},
     philox::{log_uniform_values, normal_values},
@@ -37,8 +40,9 @@ modules! {
     /// A decoder-only transformer.
     pub struct Gpt {
         embed: Embedding,
-        embed_norm: Option<Norm>,
         pos_embed: Option<Embedding>,
+        type_embed: Option<Embedding>,
+        embed_norm: Option<Norm>,
         blocks: Vec<Block>,
         norm: Option<Norm>,
         lm_head: LmHead,
@@ -65,10 +69,23 @@ modules! {
     /// Masked multi-head self-attention with grouped key and value heads.
     struct CausalSelfAttention {
         // Queries, keys and values in one matrix, and gates before them if there are any: one product instead of three.
-        qkv: Linear,
+        qkv: Option<Linear>,
+        // In place of that matrix.
+        latent: Option<LatentProjections>,
         q_norm: Option<Norm>,
         k_norm: Option<Norm>,
+        sinks: Option<Vector>,
         out: Linear,
+    }
+
+    /// Queries, keys and values from latents.
+    struct LatentProjections {
+        q_down: Option<Linear>,
+        q_norm: Option<Norm>,
+        q: Linear,
+        kv_down: Linear,
+        kv_norm: Norm,
+        kv_up: Linear,
     }
 
     /// A recurrent layer: what follows from its input by a short convolution, and in most models a recurrence.
@@ -87,7 +104,7 @@ modules! {
     struct Mlp {
         // Gated: the gate's rows, then those of `up`; one product instead of two.
         up: Linear,
-        xielu: Option<Xielu>,
+        xielu: Option<Vector>,
         down: Linear,
     }
 
@@ -111,7 +128,7 @@ impl Gpt {
     /// with `0.02 / sqrt(2 n_layers)` (GPT-2, 2.3); biases are 0, norm weights act as 1.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::error::Error::Config) when `config` makes no model.
+    /// [`Error::Config`] when `config` makes no model.
     pub fn init(config: &GptConfig, seed: u64, device: &Device) -> Result<Self> {
         let mut tensor = 0;
         Self::from_params(config, Dtype::F32, device, &mut |spec| {
@@ -131,7 +148,7 @@ impl Gpt {
     /// `read` returns already placed on the device (`ParamData::Placed`); all other parameters are f32.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::error::Error::Config) when `config` makes no model, and whatever `read` reports.
+    /// [`Error::Config`] when `config` makes no model, and whatever `read` reports.
     pub fn from_params<'a, P: Into<ParamData<'a>>>(
         config: &GptConfig,
         dtype: Dtype,
@@ -154,7 +171,7 @@ impl Gpt {
     /// no gradients. If only an adapter trains, the matrices have this layout already, and the copy shares them.
     ///
     /// # Errors
-    /// [`Error::Execution`](crate::error::Error::Execution) when the device cannot be read.
+    /// [`Error::Execution`] when the device cannot be read.
     pub fn packed(&self) -> Result<Self> {
         if self.linears().into_iter().any(|(_, linear)| linear.lora().is_some() || linear.weight().is_packed()) {
             return Ok(self.clone());
@@ -259,15 +276,18 @@ impl Gpt {
         if self.config.embedding_multiplier != 1.0 {
             x = x * self.config.embedding_multiplier;
         }
-        if let Some(norm) = &self.embed_norm {
-            x = norm.forward(x);
-        }
         match (&self.pos_embed, pass.added()) {
             (Some(pos_embed), AddedPositions::Learned(positions)) => {
                 x = ops::add_update(x, pos_embed.forward(positions.tensor()), 1.0, None);
             }
             (_, AddedPositions::Sinusoidal(rows)) => x = x + rows.tensor(),
             _ => {}
+        }
+        if let (Some(type_embed), Some(types)) = (&self.type_embed, pass.token_types()) {
+            x = ops::add_update(x, type_embed.forward(types.tensor()), 1.0, None);
+        }
+        if let Some(norm) = &self.embed_norm {
+            x = norm.forward(x);
         }
         ops::dropout(x, pass.dropout(DropoutPlace::Embeddings))
     }
@@ -319,15 +339,15 @@ impl Gpt {
             .linears()
             .into_iter()
             .map(|(path, linear)| (size(linear.weight()) as f64 * self.share_read(&path, 1)).round() as usize);
-        // For each dimension of a query: one for the score, and one for the weighted sum of values.
-        let of_key = 2 * self.config.n_attention_layers() * self.config.q_width();
+        // One for each dimension of a query, for the score, and one for each of a value, for the weighted sum.
+        let of_key = self.config.n_attention_layers() * (self.config.q_width() + self.config.value_width());
         n_tokens * of_token.sum::<usize>() + n_logits * size(self.output().0) + n_keys * of_key
     }
 
     /// Every parameter's path and value as f32, in the order of the layers. Reads one tensor at a time off the device.
     ///
     /// # Errors
-    /// [`Error::Execution`](crate::error::Error::Execution) when the device cannot be read, and whatever `visit` reports.
+    /// [`Error::Execution`] when the device cannot be read, and whatever `visit` reports.
     pub fn read_params(&self, visit: &mut ParamVisitor<'_>) -> Result<()> {
         self.params().into_iter().try_for_each(|(path, param)| visit(&path, param.read()?))
     }
@@ -401,6 +421,10 @@ fn require_bodies(config: &GptConfig, device: &Device) -> Result<()> {
         ("experts", config.experts.is_some()),
         ("recurrent layers", config.recurrent.is_some()),
         ("gated attention", config.attention_gate),
+        ("attention both ways", config.bidirectional),
+        ("attention sinks", config.attention_sinks),
+        ("clamped SwiGLU", config.clamped_swiglu.is_some()),
+        ("latent attention", config.latent.is_some()),
     ];
     match only_on_cpu.into_iter().find(|(_, has)| *has && !ops::is_on_cpu(device)) {
         Some((what, _)) => {
@@ -438,16 +462,23 @@ impl Block {
             false => (None, norm(own)),
         };
         let mixer = match (&self.attn, &self.recurrent, &config.recurrent) {
-            (Some(CausalSelfAttention { qkv, q_norm, k_norm, out }), _, _) => Some(Mixer::Attention(SelfAttention {
-                qkv: linear(qkv),
-                is_gated: config.attention_gate,
-                qk_norms: norm(q_norm).zip(norm(k_norm)).map(|(q, k)| QkNormParts {
-                    norms: [q, k],
-                    span: config.qk_norm_span,
-                    after_rope: config.qk_norm_after_rope,
-                }),
-                out: linear(out),
-            })),
+            (Some(CausalSelfAttention { qkv, latent, q_norm, k_norm, sinks, out }), _, _) => {
+                Some(Mixer::Attention(SelfAttention {
+                    qkv: match (qkv, latent) {
+                        (Some(qkv), _) => Qkv::Stacked(linear(qkv)),
+                        (None, Some(latent)) => Qkv::Latent(latent.operands(config, linear)),
+                        (None, None) => unreachable!("`part_specs` gives attention its projections"),
+                    },
+                    is_gated: config.attention_gate,
+                    qk_norms: norm(q_norm).zip(norm(k_norm)).map(|(q, k)| QkNormParts {
+                        norms: [q, k],
+                        span: config.qk_norm_span,
+                        after_rope: config.qk_norm_after_rope,
+                    }),
+                    sinks: sinks.as_ref().map(Vector::weight),
+                    out: linear(out),
+                }))
+            }
             (None, Some(layer), Some(described)) => {
                 Some(Mixer::Recurrent(layer.operands(described.recurrence, config.norm_eps, linear)))
             }
@@ -457,8 +488,9 @@ impl Block {
             up: linear(up),
             down: linear(down),
             activation: config.activation,
-            xielu: xielu.as_ref().map(Xielu::weight),
+            xielu: xielu.as_ref().map(Vector::weight),
             gated: config.gated_mlp,
+            clamped: config.clamped_swiglu,
         };
         let feed_forward = match (&self.mlp, &self.experts, &config.experts) {
             (Some(dense), _, _) => Some(FeedForward::Dense(mlp(dense))),

@@ -20,6 +20,8 @@ struct Family {
     order: Order,
     /// Further tokens that end the generated text, besides end-of-sequence.
     ends: &'static [&'static str],
+    /// Before the name of a repository, and before the name of each of its files.
+    files: [Option<&'static str>; 2],
     /// Whether the tokenizer adds a space in front of every text.
     adds_space: bool,
 }
@@ -38,12 +40,14 @@ const FAMILIES: &[Family] = &[
     Family {
         middle: Some("<|fim_middle|>"),
         ends: &["<|file_separator|>", "<|file_sep|>", "<|repo_name|>", "<|fim_pad|>", "<|cursor|>"],
+        files: [Some("<|repo_name|>"), Some("<|file_sep|>")],
         ..Family::new("<|fim_prefix|>", "<|fim_suffix|>")
     },
     // StarCoder and StarCoder2, Stable Code, Granite Code (https://arxiv.org/abs/2305.06161).
     Family {
         middle: Some("<fim_middle>"),
         ends: &["<file_sep>", "<repo_name>", "<filename>", "<fim_pad>"],
+        files: [Some("<repo_name>"), Some("<file_sep>")],
         ..Family::new("<fim_prefix>", "<fim_suffix>")
     },
     // SantaCoder.
@@ -58,7 +62,7 @@ const FAMILIES: &[Family] = &[
 
 impl Family {
     const fn new(prefix: &'static str, suffix: &'static str) -> Self {
-        Self { prefix, suffix, middle: None, order: Order::PrefixFirst, ends: &[], adds_space: false }
+        Self { prefix, suffix, middle: None, order: Order::PrefixFirst, ends: &[], files: [None; 2], adds_space: false }
     }
 }
 
@@ -70,8 +74,26 @@ pub struct Infill {
     middle: Option<TokenId>,
     order: Order,
     end_ids: Vec<TokenId>,
+    repository: Option<TokenId>,
+    file: Option<TokenId>,
     adds_space: bool,
 }
+
+/// A file beside the one with the gap.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtherFile {
+    /// Its name.
+    pub name: String,
+    /// What is in it.
+    pub text: String,
+}
+
+/// The names of the repository and of the file with the gap, which clients do not send; llama.cpp's.
+const REPOSITORY: &str = "myproject\n";
+const FILE: &str = "filename\n";
+
+/// Before each other file, for models without tokens for files; llama.cpp's.
+const SNIPPET: &str = "\n\n--- snippet ---\n\n";
 
 impl Infill {
     /// Detected from the special tokens in the vocabulary; `None` if there are none for this.
@@ -91,6 +113,8 @@ impl Infill {
                 middle,
                 order: family.order,
                 end_ids: own.chain(ends).collect(),
+                repository: family.files[0].and_then(id),
+                file: family.files[1].and_then(id),
                 adds_space: family.adds_space,
             })
         })
@@ -102,6 +126,21 @@ impl Infill {
     /// # Errors
     /// [`Error::Tokenizer`](crate::Error::Tokenizer) if `behind` has a character that is not in the vocabulary.
     pub fn prompt(&self, tokenizer: &Tokenizer, before: &[TokenId], behind: &str) -> Result<Vec<TokenId>> {
+        self.prompt_beside(tokenizer, &[], before, behind)
+    }
+
+    /// The same, with other files of the repository in front.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`](crate::Error::Tokenizer) if a text has a character that is not in the vocabulary.
+    pub fn prompt_beside(
+        &self,
+        tokenizer: &Tokenizer,
+        files: &[OtherFile],
+        before: &[TokenId],
+        behind: &str,
+    ) -> Result<Vec<TokenId>> {
+        let files = self.files(tokenizer, files)?;
         let behind = self.encode(tokenizer, behind)?;
         let bos = tokenizer.bos().map(|bos| bos.id);
         let (start, before) = match before.split_first() {
@@ -114,7 +153,32 @@ impl Infill {
             Order::PrefixFirst => [before, behind],
             Order::SuffixFirst => [behind, before],
         };
-        Ok(start.into_iter().chain(first).chain(second).chain(self.middle).collect())
+        Ok(start.into_iter().chain(files).chain(first).chain(second).chain(self.middle).collect())
+    }
+
+    /// The text of other files: with their names if the model has tokens for files, else as snippets.
+    fn files(&self, tokenizer: &Tokenizer, files: &[OtherFile]) -> Result<Vec<TokenId>> {
+        let mut ids = Vec::new();
+        if files.is_empty() {
+            return Ok(ids);
+        }
+        let Some(separator) = self.file else {
+            for file in files {
+                ids.extend(self.encode(tokenizer, &format!("{SNIPPET}{}", file.text))?);
+            }
+            return Ok(ids);
+        };
+        if let Some(repository) = self.repository {
+            ids.push(repository);
+            ids.extend(self.encode(tokenizer, REPOSITORY)?);
+        }
+        for file in files {
+            ids.push(separator);
+            ids.extend(self.encode(tokenizer, &format!("{}\n{}", file.name, file.text))?);
+        }
+        ids.push(separator);
+        ids.extend(self.encode(tokenizer, FILE)?);
+        Ok(ids)
     }
 
     /// Tokens that end the generated text, in addition to the model's end-of-sequence tokens.
@@ -122,8 +186,12 @@ impl Infill {
         &self.end_ids
     }
 
-    /// Encodes a text without the space that some tokenizers add in front.
-    fn encode(&self, tokenizer: &Tokenizer, text: &str) -> Result<Vec<TokenId>> {
+    /// Encodes a text without the space that some tokenizers add in front. Strings in it that look like special tokens
+    /// stay text.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`](crate::Error::Tokenizer) if it has a character that is not in the vocabulary.
+    pub fn encode(&self, tokenizer: &Tokenizer, text: &str) -> Result<Vec<TokenId>> {
         /// A mark in front of the text, which receives the added space, as in Code Llama's own code.
         const MARK: &str = "☺";
         let encode = |text: &str| tokenizer.encode(text, EncodeOptions::TEXT);
@@ -197,6 +265,45 @@ mod tests {
         // Two of a family's three tokens are not enough.
         assert_eq!(Infill::of(&tokenizer(&["<fim_prefix>", "<fim_suffix>"], Value::Null)), None);
         assert_eq!(Infill::of(&tokenizer(&["<s>"], Value::Null)), None);
+    }
+
+    #[test]
+    fn other_files_are_in_front_by_name_or_as_snippets() {
+        let all: String = (0..=127u8).map(char::from).collect();
+        let characters: Vec<String> = all.chars().map(String::from).collect();
+        let with = |special: &[&str]| {
+            let vocab: serde_json::Map<_, _> =
+                characters.iter().zip(0..).map(|(character, id)| (character.clone(), id.into())).collect();
+            let added = special.iter().zip(characters.len()..).map(|(content, id)| {
+                json!({ "id": id, "content": content, "special": true, "single_word": false, "lstrip": false,
+                        "rstrip": false, "normalized": false })
+            });
+            let json = json!({
+                "version": "1.0", "truncation": null, "padding": null, "added_tokens": added.collect::<Vec<_>>(),
+                "normalizer": null, "pre_tokenizer": null, "post_processor": null, "decoder": null,
+                "model": { "type": "BPE", "vocab": vocab, "merges": [] },
+            });
+            let config = json!({ "bos_token": "<s>" }).to_string();
+            let path = Path::new("tokenizer.json");
+            Tokenizer::from_json(json.to_string().as_bytes(), Some(config.as_bytes()), path).unwrap()
+        };
+        let prompt = |tokenizer: &Tokenizer| {
+            let before = tokenizer.encode("<s>ab", EncodeOptions::RENDERED).unwrap();
+            let files = ["x", "y"].map(|name| OtherFile { name: name.into(), text: format!("({name})") });
+            let infill = Infill::of(tokenizer).unwrap();
+            let ids = infill.prompt_beside(tokenizer, &files, &before, "c").unwrap();
+            ids.iter().map(|&id| tokenizer.token(id).unwrap()).collect::<String>()
+        };
+        let fim = ["<s>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>"];
+        assert_eq!(
+            prompt(&with(&fim)),
+            "<s><|repo_name|>myproject\n<|file_sep|>x\n(x)<|file_sep|>y\n(y)<|file_sep|>filename\n\
+             <|fim_prefix|>ab<|fim_suffix|>c<|fim_middle|>"
+        );
+        assert_eq!(
+            prompt(&with(&fim[..4])),
+            "<s>\n\n--- snippet ---\n\n(x)\n\n--- snippet ---\n\n(y)<|fim_prefix|>ab<|fim_suffix|>c<|fim_middle|>"
+        );
     }
 
     #[test]

@@ -74,12 +74,14 @@ pub struct StepPart<'a> {
     pub n_new: usize,
     /// The sequence's adapter, which must be for the model that runs. `None`: its rows are computed without an adapter.
     pub adapter: Option<Arc<LoadedAdapter>>,
+    /// The position at which the second text of a pair begins, for models that tell the two apart.
+    pub second_text: Option<usize>,
 }
 
 impl<'a> StepPart<'a> {
     /// A part without an adapter.
     pub fn new(table: &'a mut PageTable, n_new: usize) -> Self {
-        Self { table, n_new, adapter: None }
+        Self { table, n_new, adapter: None, second_text: None }
     }
 }
 
@@ -92,6 +94,8 @@ pub struct PagedStep<'a> {
     /// For each sequence with rows the number of its rows, its tokens before, and the slot of its state.
     recurrent: Vec<(usize, usize, usize)>,
     pub(crate) adapters: Arc<Vec<AdapterRows>>,
+    /// For each sequence where the second text of a pair begins.
+    second_texts: Vec<Option<usize>>,
     is_written: &'a mut bool,
 }
 
@@ -110,7 +114,7 @@ impl KvCache {
         dtypes: &[KvDtype],
         device: &Device,
     ) -> Self {
-        let heads = [config.n_kv_heads, config.head_dim];
+        let heads = [config.n_kv_heads, config.padded_head_dim()];
         let pool = |dtype| ops::new_pool(n_pages * PAGE_SIZE, heads, dtype, device);
         let layer = |(layer, dtype): (usize, &KvDtype)| match config.recurrence_of(layer) {
             Some(recurrence) => {
@@ -167,6 +171,7 @@ impl KvCache {
         let mut sequences = Vec::with_capacity(parts.len());
         let mut recurrent = Vec::new();
         let mut adapters = Vec::new();
+        let second_texts = parts.iter().map(|part| part.second_text).collect();
         for part in parts {
             if let Some(copied) = part.table.grow(part.n_new) {
                 self.copy_page(copied);
@@ -191,7 +196,7 @@ impl KvCache {
         let sequences = PagedSequences::new(sequences, &self.device);
         let slots = Slots::new(row_slots, &self.device);
         let (layers, adapters, is_written) = (&mut self.layers, Arc::new(adapters), &mut self.is_written);
-        Ok(PagedStep { layers, sequences, slots, recurrent, adapters, is_written })
+        Ok(PagedStep { layers, sequences, slots, recurrent, adapters, second_texts, is_written })
     }
 
     /// Clones the pools' tensors, so that they are not changed in place.
@@ -225,17 +230,22 @@ impl KvCache {
 }
 
 impl PagedStep<'_> {
-    /// Rotates the step's queries and keys in `qkv`, stores its keys and values of `layer`, and attends.
+    /// For each sequence where the second text of a pair begins.
+    pub(crate) fn second_texts(&self) -> &[Option<usize>] {
+        &self.second_texts
+    }
+
+    /// Rotates the step's queries and keys in `qkv`, stores its keys and values of `layer`, and attends, with sinks if there are any.
     pub(crate) fn attend(
         &mut self,
         layer: usize,
         qkv: Tensor<2>,
-        rotation: Option<&Rotation>,
+        rotation_and_sinks: (Option<&Rotation>, Option<Tensor<1>>),
         options: &AttentionOptions,
     ) -> Tensor<2> {
         *self.is_written = true;
         let pools = self.layers[layer].keys_and_values();
-        ops::append_and_attend(qkv, rotation, pools, &self.slots, &self.sequences, options)
+        ops::append_and_attend(qkv, rotation_and_sinks, pools, &self.slots, &self.sequences, options)
     }
 
     /// [`KvCache::hold`].

@@ -309,16 +309,16 @@ impl Embedding {
     }
 }
 
-/// The numbers of one layer's [`xielu`](ops::xielu).
+/// A few numbers of a layer: those of its [`xielu`](ops::xielu), or the sinks of its heads.
 #[derive(Module, Debug)]
-pub(crate) struct Xielu {
+pub(crate) struct Vector {
     weight: Param<Tensor<1>>,
 }
 
-impl Part for Xielu {
+impl Part for Vector {
     fn read(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
         let weight = params.tensor(path, "weight")?;
-        Ok(Self { weight: weight.unwrap_or_else(|| unreachable!("an activation without numbers: `{path}`")) })
+        Ok(Self { weight: weight.unwrap_or_else(|| unreachable!("a vector without numbers: `{path}`")) })
     }
 
     fn list<'a>(&'a self, path: &str, list: &mut PartList<'a>) {
@@ -326,7 +326,7 @@ impl Part for Xielu {
     }
 }
 
-impl Xielu {
+impl Vector {
     pub(crate) fn weight(&self) -> Tensor<1> {
         self.weight.val()
     }

@@ -161,6 +161,9 @@ fn check(config: &GptConfig, token_ids: &[TokenId], parts: &[StepPart<'_>]) -> R
         return refuse(format!("must be {n_new} for the rows of this step, got {}", token_ids.len()));
     }
     check_token_ids("token_ids", token_ids, config.vocab_size)?;
+    if config.bidirectional && parts.iter().any(|part| part.table.len() > 0) {
+        return refuse("must be a whole text for a model that looks both ways".to_owned());
+    }
     let longest = parts.iter().map(|part| part.table.len() + part.n_new).max().unwrap_or(0);
     if config.positions == Positions::Learned && longest > config.max_seq_len {
         return refuse(format!(

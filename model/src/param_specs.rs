@@ -1,6 +1,8 @@
 //! The parts of an architecture and their parameters, without tensors: the only list of them.
 
-use crate::config::{Experts, GatedDeltaNet, GptConfig, Mamba2, NormPosition, Positions, QkNormSpan, Recurrence};
+use crate::config::{
+    Experts, GatedDeltaNet, GptConfig, LatentAttention, Mamba2, NormPosition, Positions, QkNormSpan, Recurrence,
+};
 
 /// Standard deviation of fresh matrices and embeddings, GPT-2's.
 const INIT_STD: f64 = 0.02;
@@ -62,6 +64,8 @@ pub(crate) enum PartKind {
     Norm,
     /// The numbers of an activation.
     Activation,
+    /// A score for each head, of what has no value.
+    Sinks,
     /// Small parameters of a recurrent layer. They are never rounded.
     Recurrence,
     /// The output matrix, unless it is the embedding, and its bias.
@@ -126,9 +130,11 @@ fn specs_outside(config: &GptConfig) -> [Vec<PartSpec>; 2] {
     let norm = |path| PartSpec::norm(config, path, d_model, config.norm_bias);
     let before = [
         Some(matrix(Embedding, "embed", [vocab_size, d_model], INIT_STD, false)),
-        config.embed_norm.then(|| norm("embed_norm")),
         (config.positions == Positions::Learned)
             .then(|| matrix(Embedding, "pos_embed", [config.max_seq_len, d_model], INIT_STD, false)),
+        (config.n_token_types > 0)
+            .then(|| matrix(Embedding, "type_embed", [config.n_token_types, d_model], INIT_STD, false)),
+        config.embed_norm.then(|| norm("embed_norm")),
     ];
     let mut lm_head = matrix(LmHead, "lm_head", [vocab_size, d_model], INIT_STD, config.lm_head_bias);
     if config.tie_embeddings {
@@ -151,7 +157,7 @@ fn block_specs(config: &GptConfig, layer: usize) -> Vec<PartSpec> {
     let mut parts = Vec::new();
     if config.has_mixer(layer) {
         let [before, behind] = norm_specs(config, "attn");
-        parts.extend(before);
+        parts.extend(before.filter(|_| layer > 0 || !config.unnormed_first_mixer));
         parts.extend(match config.recurrence_of(layer) {
             Some(recurrence) => recurrent_specs(config, recurrence),
             None => attention_specs(config),
@@ -188,13 +194,40 @@ fn attention_specs(config: &GptConfig) -> Vec<PartSpec> {
         QkNormSpan::AllHeads => PartSpec::norm(config, path, width, false),
     };
     let qkv = [config.gate_width() + q_width + 2 * kv_width, config.d_model];
+    let sinks = || {
+        let params = vec![param("attn.sinks", "weight", vec![config.n_heads], Init::Normal { std: INIT_STD })];
+        PartSpec { path: "attn.sinks".into(), kind: PartKind::Sinks, layer: None, width: config.n_heads, params }
+    };
+    let inputs = match &config.latent {
+        Some(latent) => latent_specs(config, latent),
+        None => vec![PartSpec::matrix(PartKind::Linear, "attn.qkv", qkv, INIT_STD, config.qkv_bias)],
+    };
     let parts = [
-        Some(PartSpec::matrix(PartKind::Linear, "attn.qkv", qkv, INIT_STD, config.qkv_bias)),
         config.qk_norm.then(|| qk_norm("attn.q_norm", q_width)),
         config.qk_norm.then(|| qk_norm("attn.k_norm", kv_width)),
-        Some(output_matrix(config, "attn.out", q_width, config.attn_out_bias)),
+        config.attention_sinks.then(sinks),
+        Some(output_matrix(config, "attn.out", config.value_width(), config.attn_out_bias)),
     ];
-    parts.into_iter().flatten().collect()
+    inputs.into_iter().chain(parts.into_iter().flatten()).collect()
+}
+
+/// Queries from a latent or from the row, keys and values from a latent.
+fn latent_specs(config: &GptConfig, latent: &LatentAttention) -> Vec<PartSpec> {
+    let GptConfig { n_heads, head_dim, d_model, .. } = *config;
+    let LatentAttention { query_rank, kv_rank, rope_dim, value_dim, .. } = *latent;
+    let linear = |path: &str, dims, has_bias| {
+        PartSpec::matrix(PartKind::Linear, path, dims, INIT_STD, has_bias && config.qkv_bias)
+    };
+    let norm = |path, width| PartSpec::norm(config, path, width, false);
+    let of_queries =
+        query_rank.map(|rank| [linear("attn.latent.q_down", [rank, d_model], true), norm("attn.latent.q_norm", rank)]);
+    let parts = [
+        linear("attn.latent.q", [n_heads * head_dim, query_rank.unwrap_or(d_model)], false),
+        linear("attn.latent.kv_down", [rope_dim + kv_rank, d_model], true),
+        norm("attn.latent.kv_norm", kv_rank),
+        linear("attn.latent.kv_up", [n_heads * (head_dim - rope_dim + value_dim), kv_rank], false),
+    ];
+    of_queries.into_iter().flatten().chain(parts).collect()
 }
 
 /// A recurrent layer in place of attention.
@@ -367,7 +400,7 @@ impl GptConfig {
             norm_specs(self, sublayer).iter().flatten().map(|norm| of_parts(std::slice::from_ref(norm))).sum()
         };
         let kinds = [
-            (of_norms("attn"), self.n_mixers()),
+            (of_norms("attn"), self.n_mixers() - usize::from(self.unnormed_first_mixer).min(self.n_mixers())),
             (of_norms("mlp"), n_mlps),
             (of_parts(&attention_specs(self)), self.n_attention_layers()),
             (of_recurrent, self.n_recurrent_layers()),

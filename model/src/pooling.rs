@@ -1,7 +1,12 @@
 //! Pooling: the final hidden states of a text's tokens become one vector, its embedding. The server's `/v1/embeddings` and the
 //! probes of `hearth-train eval classify` use the same code.
 
-use crate::error::{Error, Result};
+use std::sync::Arc;
+
+use crate::{
+    error::{Error, Result},
+    ops,
+};
 
 /// How to pool the hidden states of a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -13,23 +18,143 @@ pub enum Pooling {
     Last,
     /// The maximum of each component.
     Max,
+    /// The first token's, which encoders train for this ([BERT](https://arxiv.org/abs/1810.04805), 3).
+    Cls,
 }
 
 impl Pooling {
     /// Every kind, with its name.
-    pub const ALL: [(&'static str, Self); 3] = [("mean", Self::Mean), ("last", Self::Last), ("max", Self::Max)];
+    pub const ALL: [(&'static str, Self); 4] =
+        [("mean", Self::Mean), ("last", Self::Last), ("max", Self::Max), ("cls", Self::Cls)];
 }
 
 /// How the files of a model say that the hidden states of a text become a vector.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub enum OwnPooling {
     /// They say nothing.
     #[default]
     Unstated,
     /// In this way.
     As(Pooling),
+    /// In this way, and then through these layers.
+    Layered(Pooling, Arc<[DenseLayer]>),
     /// In a way that is not supported: a clause that names the file and the way.
     Unsupported(String),
+}
+
+/// A layer that a pooled vector goes through: `norm(activation(weight * vector + bias))`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DenseLayer {
+    /// `[d_out, d_in]`.
+    pub weight: Vec<f32>,
+    /// `[d_out]`; empty for none.
+    pub bias: Vec<f32>,
+    /// Length of its inputs.
+    pub d_in: usize,
+    /// Its activation.
+    pub activation: DenseActivation,
+    /// The weight and the epsilon of a LayerNorm behind it.
+    pub norm: Option<(Vec<f32>, f64)>,
+}
+
+/// The activation of a [`DenseLayer`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DenseActivation {
+    /// None.
+    #[default]
+    Identity,
+    /// The hyperbolic tangent.
+    Tanh,
+    /// `max(0, x)`.
+    Relu,
+    /// `x * Phi(x)`.
+    Gelu,
+}
+
+impl DenseActivation {
+    fn of(self, values: Vec<f64>) -> Vec<f64> {
+        match self {
+            Self::Identity => values,
+            Self::Tanh => values.into_iter().map(f64::tanh).collect(),
+            Self::Relu => values.into_iter().map(|value| value.max(0.0)).collect(),
+            Self::Gelu => ops::gelu_of(&values.into_iter().map(|value| value as f32).collect::<Vec<_>>()),
+        }
+    }
+}
+
+impl DenseLayer {
+    /// Length of its outputs.
+    pub fn d_out(&self) -> usize {
+        self.weight.len() / self.d_in.max(1)
+    }
+
+    fn apply(&self, vector: &[f64]) -> Vec<f64> {
+        let rows = self.weight.chunks_exact(self.d_in.max(1));
+        let biases = self.bias.iter().copied().map(f64::from).chain(std::iter::repeat(0.0));
+        let sums = rows.zip(biases).map(|(row, bias)| {
+            row.iter().zip(vector).map(|(weight, value)| f64::from(*weight) * value).sum::<f64>() + bias
+        });
+        let outputs = self.activation.of(sums.collect());
+        let Some((weight, eps)) = &self.norm else { return outputs };
+        let n = outputs.len() as f64;
+        let mean = outputs.iter().sum::<f64>() / n;
+        let variance = outputs.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / n;
+        let factor = (variance + eps).sqrt().recip();
+        outputs.iter().zip(weight).map(|(value, weight)| (value - mean) * factor * f64::from(*weight)).collect()
+    }
+}
+
+/// What turns the hidden states of an encoder into scores of classes, or of a pair of texts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Classifier {
+    /// Which hidden states it reads.
+    pub pooling: Pooling,
+    /// Its layers, one after the other.
+    pub layers: Arc<[DenseLayer]>,
+    /// The names of the classes, in the order of the last layer's outputs.
+    pub labels: Vec<String>,
+    /// What these become.
+    pub scores: ClassScores,
+}
+
+/// What the outputs of a classifier become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClassScores {
+    /// Probabilities of classes of which one applies.
+    Softmax,
+    /// A probability each.
+    Sigmoid,
+    /// Nothing else.
+    Logits,
+}
+
+impl Classifier {
+    /// The scores of the classifier's outputs.
+    pub fn scores_of(&self, outputs: &[f32]) -> Vec<f32> {
+        match self.scores {
+            ClassScores::Logits => outputs.to_vec(),
+            ClassScores::Sigmoid => {
+                outputs.iter().map(|output| (1.0 / (1.0 + (-f64::from(*output)).exp())) as f32).collect()
+            }
+            ClassScores::Softmax => {
+                let most = outputs.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let weights: Vec<f64> = outputs.iter().map(|output| f64::from(output - most).exp()).collect();
+                let sum: f64 = weights.iter().sum();
+                weights.into_iter().map(|weight| (weight / sum) as f32).collect()
+            }
+        }
+    }
+}
+
+/// What is done to a pooled vector.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct VectorSteps {
+    /// Layers, one after the other.
+    pub layers: Arc<[DenseLayer]>,
+    /// How many of the first components are kept, if not all ([Matryoshka](https://arxiv.org/abs/2205.13147)).
+    pub dimensions: Option<usize>,
+    /// How long the vector is then.
+    pub scale: VectorScale,
 }
 
 /// How long a vector is.
@@ -78,6 +203,9 @@ impl Pool {
     fn add(&mut self, row: &[f32]) {
         let row = row.iter().copied().map(f64::from);
         self.n_rows += 1;
+        if self.n_rows > 1 && self.pooling == Pooling::Cls {
+            return;
+        }
         if self.n_rows == 1 || self.pooling == Pooling::Last {
             self.values = row.collect();
             return;
@@ -87,16 +215,15 @@ impl Pool {
         }
     }
 
-    /// The pooled vector, `[d_model]`; empty if there were no rows.
-    pub fn into_vector(self, scale: VectorScale) -> Vec<f32> {
+    /// The pooled vector after `steps`, without layers `[d_model]`; empty if there were no rows.
+    pub fn into_vector(self, steps: &VectorSteps) -> Vec<f32> {
         let divisor = if self.pooling == Pooling::Mean { self.n_rows as f64 } else { 1.0 };
-        let norm = self.values.iter().map(|value| value * value).sum::<f64>().sqrt();
-        let divisor = match scale {
-            VectorScale::AsIs => divisor,
-            VectorScale::Unit if norm > 0.0 => norm,
-            VectorScale::Unit => 1.0,
-        };
-        self.values.into_iter().map(|value| (value / divisor) as f32).collect()
+        let pooled: Vec<f64> = self.values.into_iter().map(|value| value / divisor).collect();
+        let mut vector = steps.layers.iter().fold(pooled, |vector, layer| layer.apply(&vector));
+        vector.truncate(steps.dimensions.unwrap_or(usize::MAX));
+        let norm = vector.iter().map(|value| value * value).sum::<f64>().sqrt();
+        let divisor = if steps.scale == VectorScale::Unit && norm > 0.0 { norm } else { 1.0 };
+        vector.into_iter().map(|value| (value / divisor) as f32).collect()
     }
 }
 
@@ -111,7 +238,7 @@ mod tests {
         // The second row is passed again and must count once.
         pool.add_from(1, &[2.0, -2.0, 0.0, 0.0], 2).unwrap();
         assert_eq!(pool.n_rows(), 3);
-        pool.into_vector(scale)
+        pool.into_vector(&VectorSteps { scale, ..VectorSteps::default() })
     }
 
     #[test]
@@ -123,6 +250,38 @@ mod tests {
         let unit = 0.2_f32.sqrt();
         assert_eq!(pooled(Pooling::Mean, VectorScale::Unit), [unit, -2.0 * unit]);
         assert_eq!(pooled(Pooling::Last, VectorScale::Unit), [0.0, 0.0], "no direction at all");
+        assert_eq!(pooled(Pooling::Cls, VectorScale::AsIs), [1.0, -4.0]);
+    }
+
+    #[test]
+    fn layers_and_shorter_vectors_match_hand_values() {
+        let mut pool = Pool::new(Pooling::Cls);
+        pool.add_from(0, &[1.0, -4.0, 2.0, -2.0], 2).unwrap();
+        let layer = |weight: &[f32], bias: &[f32], activation| DenseLayer {
+            weight: weight.to_vec(),
+            bias: bias.to_vec(),
+            d_in: 2,
+            activation,
+            norm: None,
+        };
+        let identity = DenseActivation::Identity;
+        let doubled = layer(&[2.0, 0.0, 0.0, 1.0], &[], identity);
+        let three = layer(&[1.0, 0.0, 0.0, 1.0, 1.0, 1.0], &[0.0, 7.0, 0.5], identity);
+        let of = |layers: &[DenseLayer], dimensions, scale| {
+            let steps = VectorSteps { layers: layers.to_vec().into(), dimensions, scale };
+            pool.clone().into_vector(&steps)
+        };
+        assert_eq!(of(&[doubled.clone(), three.clone()], None, VectorScale::AsIs), [2.0, 3.0, -1.5]);
+        assert_eq!(of(&[doubled.clone(), three], Some(2), VectorScale::AsIs), [2.0, 3.0]);
+        assert_eq!(of(&[doubled], Some(1), VectorScale::Unit), [1.0], "the length is that of what is kept");
+        let one = |activation| of(&[layer(&[1.0, 0.0], &[0.0], activation)], None, VectorScale::AsIs)[0];
+        assert_eq!(one(DenseActivation::Tanh), 1f64.tanh() as f32);
+        assert!((one(DenseActivation::Gelu) - 0.841_344_7).abs() < 1e-6);
+        let normed = DenseLayer {
+            norm: Some((vec![2.0, 1.0], 0.0)),
+            ..layer(&[2.0, 0.0, 0.0, 1.0], &[], DenseActivation::Relu)
+        };
+        assert_eq!(of(&[normed], None, VectorScale::AsIs), [2.0, -1.0]);
     }
 
     #[test]

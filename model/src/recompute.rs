@@ -8,7 +8,7 @@ use burn::{
 
 use crate::{
     forward_pass::{AttentionContext, ForwardPass},
-    gpt::Gpt,
+    gpt::{Gpt, RouterLogits, RouterLosses},
 };
 
 /// A forward pass whose blocks are computed again in the backward pass, one at a time.
@@ -22,6 +22,8 @@ pub struct RecomputedPass<'a> {
     inputs: Vec<Tensor<2>>,
     /// What enters the last one, which is kept: its backward pass comes first.
     last_input: Tensor<2>,
+    /// The losses of the routers of all blocks but the last, which the objective does not have.
+    router_losses: Option<RouterLosses>,
 }
 
 impl Gpt {
@@ -35,12 +37,31 @@ impl Gpt {
         token_ids: Tensor<1, Int>,
         context: impl Fn() -> AttentionContext<'a>,
     ) -> (Tensor<2>, RecomputedPass<'a>) {
+        let (hidden, _, pass) = self.forward_routed_recomputed(token_ids, context, false);
+        (hidden, pass)
+    }
+
+    /// The same, and what the routers say, if they are wanted. Only the last block's may be given to
+    /// [`RouterLosses::objective`](crate::gpt::RouterLosses::objective), and only those have gradients; the losses of the others
+    /// are then for [`with_router_losses`](RecomputedPass::with_router_losses).
+    ///
+    /// # Panics
+    /// As [`forward`](Self::forward).
+    pub fn forward_routed_recomputed<'a>(
+        &'a self,
+        token_ids: Tensor<1, Int>,
+        context: impl Fn() -> AttentionContext<'a>,
+        wants_routers: bool,
+    ) -> (Tensor<2>, [RouterLogits; 2], RecomputedPass<'a>) {
         let device = token_ids.device();
         let mut pass = ForwardPass::new(self.config(), context(), &device);
         let embedded = self.embed_input(self.embeddings(token_ids), &mut pass);
         // On the same device, so that the same operations run, but nothing is recorded.
         let unrecorded = self.clone().no_grad();
         let mut unrecorded_pass = ForwardPass::new(self.config(), context(), &device);
+        for pass in [&mut pass, &mut unrecorded_pass] {
+            pass.router_logits = wants_routers.then(Vec::new);
+        }
         // A model has at least one block.
         let last = self.config().n_layers - 1;
         let mut inputs = Vec::with_capacity(last);
@@ -51,11 +72,20 @@ impl Gpt {
         }
         let last_input = Tensor::from_inner(x).require_grad();
         let hidden = self.final_norm(self.block(last, last_input.clone(), &mut pass));
-        (hidden, RecomputedPass { gpt: self, pass, embedded, inputs, last_input })
+        let [earlier, of_last] =
+            [&mut unrecorded_pass, &mut pass].map(|pass| RouterLogits(pass.router_logits.take().unwrap_or_default()));
+        let pass = RecomputedPass { gpt: self, pass, embedded, inputs, last_input, router_losses: None };
+        (hidden, [earlier, of_last], pass)
     }
 }
 
 impl RecomputedPass<'_> {
+    /// Adds the losses of the routers of all blocks but the last.
+    #[must_use]
+    pub fn with_router_losses(self, router_losses: Option<RouterLosses>) -> Self {
+        Self { router_losses, ..self }
+    }
+
     /// The gradients of `objective`, which was computed from the hidden states of this pass: `visit` is called for parts of the
     /// model, last first. A parameter with several uses has gradients in several parts, which are to be added.
     pub fn backward(mut self, objective: Tensor<1>, visit: &mut dyn FnMut(Gradients)) {
@@ -65,14 +95,17 @@ impl RecomputedPass<'_> {
         visit(gradients);
         for (layer, input) in self.inputs.into_iter().enumerate().rev() {
             let input = Tensor::from_inner(input).require_grad();
+            self.pass.router_logits = self.router_losses.is_some().then(Vec::new);
             let output = self.gpt.block(layer, input.clone(), &mut self.pass);
-            let mut gradients = backward_from(output, of_output);
+            let logits = RouterLogits(self.pass.router_logits.take().unwrap_or_default());
+            let of_routers = self.router_losses.as_ref().and_then(|losses| losses.objective(logits));
+            let mut gradients = backward_from(output, of_output, of_routers);
             of_output = gradient_of(&input, &mut gradients);
             visit(gradients);
         }
         // Embeddings do not train beside an adapter.
         if self.embedded.is_tracked() {
-            visit(backward_from(self.embedded, of_output));
+            visit(backward_from(self.embedded, of_output, None));
         }
     }
 }
@@ -82,8 +115,13 @@ fn gradient_of(input: &Tensor<2>, gradients: &mut Gradients) -> Tensor<2> {
     input.grad_remove(gradients).unwrap_or_else(|| unreachable!("the input of a block without a gradient"))
 }
 
-/// The backward pass from `output`, whose gradient is known.
-fn backward_from(output: Tensor<2>, gradient: Tensor<2>) -> Gradients {
+/// The backward pass from `output`, whose gradient is known, and from a loss beside it.
+fn backward_from(output: Tensor<2>, gradient: Tensor<2>, loss: Option<Tensor<1>>) -> Gradients {
     // The derivative of this sum with respect to the output is `gradient` to the bit.
-    (output * Tensor::from_inner(gradient)).sum().backward()
+    let sum = (output * Tensor::from_inner(gradient)).sum();
+    match loss {
+        Some(loss) => sum + loss,
+        None => sum,
+    }
+    .backward()
 }

@@ -11,6 +11,7 @@ mod checks;
 mod config_tokens;
 mod detokenizer;
 mod files;
+mod pairs;
 mod pieces;
 pub(crate) mod sentence_piece;
 mod tekken;
@@ -31,7 +32,7 @@ use crate::{
 };
 
 pub(crate) use self::config_tokens::looks_like_control;
-pub use self::detokenizer::Detokenizer;
+pub use self::{detokenizer::Detokenizer, pairs::EncodedTexts};
 pub(crate) use self::{
     files::{TOKENIZER_CONFIG_FILE, TOKENIZER_FILE},
     sentence_piece::SENTENCE_PIECE_FILE,

@@ -32,7 +32,7 @@ use serde_json::json;
 use crate::golden::{Oracle, distance, f32s, golden, load, logits};
 
 /// Adapters that PEFT saved, and the models that they update.
-const SAVED_BY_PEFT: [(&str, &str); 7] = [
+const SAVED_BY_PEFT: [(&str, &str); 11] = [
     ("separate", "llama"),
     ("patterns", "llama"),
     ("pattern-of-names", "llama"),
@@ -40,10 +40,26 @@ const SAVED_BY_PEFT: [(&str, &str); 7] = [
     ("by-key-head", "gpt-neox-parallel"),
     ("interleaved", "cohere"),
     ("fused", "phi3"),
+    ("experts", "qwen3-moe"),
+    ("experts-transposed", "gpt-oss"),
+    ("experts-of-one-parameter", "granite-moe"),
+    ("experts-one-by-one", "mixtral"),
 ];
 
-/// Models that Hearth makes adapters for: separate, fused, transposed and interleaved projections.
-const BASES: [&str; 8] = ["llama", "gpt2", "gpt-neox-parallel", "qwen3", "phi3", "cohere", "gptj", "gpt-bigcode"];
+/// Models that Hearth makes adapters for: separate, fused, transposed and interleaved projections, and experts.
+const BASES: [&str; 11] = [
+    "llama",
+    "gpt2",
+    "gpt-neox-parallel",
+    "qwen3",
+    "phi3",
+    "cohere",
+    "gptj",
+    "gpt-bigcode",
+    "mixtral",
+    "qwen2-moe",
+    "gpt-oss",
+];
 
 /// Relative to the spread of the logits.
 const TOLERANCE: f32 = 1e-4;
@@ -95,8 +111,8 @@ fn save(dir: &Path, adapter: &Adapter, model: AdapterModel<'_>) {
 
 /// An adapter of all linear layers of `base`, both of whose matrices have values.
 fn adapter_of(base: &str, gpt: &Gpt) -> Adapter {
-    let config = AdapterConfig::all_linear(3, 4.0);
     let model = AdapterModel::new(gpt.config(), Some(class_of(base))).unwrap();
+    let config = AdapterConfig { parameters: model.parameter_names(), ..AdapterConfig::all_linear(3, 4.0) };
     let [mut adapter, other] = [1, 2].map(|seed| Adapter::new(model, config.clone(), seed).unwrap());
     for (update, other) in adapter.values.0.values_mut().zip(other.values.0.values()) {
         let n_a = update.shape.total_rank() * update.shape.d_in;

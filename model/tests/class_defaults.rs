@@ -1,7 +1,9 @@
 //! Keys that files of single classes leave out, and what the classes in `transformers` make of that.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use hearth_model::config::{GptConfig, Mamba2, Positions, QueryTemperature, Recurrence, Rope, RopeScaling};
+use hearth_model::config::{
+    ClampedSwiglu, GptConfig, Mamba2, Positions, QueryTemperature, Recurrence, Rope, RopeScaling,
+};
 use serde_json::{Map, Value, json};
 
 use crate::config_json::{config_json, read};
@@ -20,7 +22,7 @@ fn config(case: &str, without: &[&str], with: Value) -> GptConfig {
 
 #[test]
 fn classes_with_a_rope_scaling_of_their_own_must_state_it() {
-    for case in ["ministral3", "cwm", "apertus"] {
+    for case in ["ministral3", "cwm", "apertus", "gpt-oss"] {
         let error = read(&changed(case, &["rope_parameters"], json!({}))).unwrap_err().to_string();
         assert!(error.contains("`rope_parameters` or `rope_scaling` is missing"), "{case}: {error}");
     }
@@ -64,6 +66,19 @@ fn released_hunyuan_and_minicpm_files_are_read() {
     let minicpm = config("minicpm", &[], json!({ "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256 }));
     let found = [minicpm.embedding_multiplier, minicpm.residual_multiplier, minicpm.logit_multiplier];
     assert_eq!(found, [12.0, 0.7, 16.0]);
+}
+
+#[test]
+fn released_gpt_oss_files_are_read() {
+    let absent = ["layer_types", "sliding_window", "swiglu_alpha", "swiglu_limit", "num_experts_per_tok"];
+    let gpt_oss = config("gpt-oss", &absent, json!({ "num_hidden_layers": 4, "experts_per_token": 3 }));
+    assert_eq!((gpt_oss.sliding_window, &gpt_oss.full_layers[..]), (Some(128), &[1, 3][..]));
+    assert_eq!(gpt_oss.clamped_swiglu, Some(ClampedSwiglu { alpha: 1.702, limit: 7.0 }));
+    assert_eq!(gpt_oss.experts.unwrap().n_active, 3);
+    for (key, value) in [("hidden_act", json!("gelu")), ("swiglu_limit", json!(0.0)), ("experts_per_token", json!(4))] {
+        let error = read(&changed("gpt-oss", &[], json!({ key: value }))).unwrap_err().to_string();
+        assert!(error.contains(key), "{error}");
+    }
 }
 
 #[test]

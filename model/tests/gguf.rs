@@ -94,6 +94,12 @@ const OWN: &[&str] = &[
     "qwen3_5",
     "qwen3_5-moe",
     "qwen3-next",
+    "gpt-oss",
+    "deepseek-v2",
+    "deepseek-v3",
+    "glm4-moe-lite",
+    "youtu",
+    "minicpm3",
 ];
 
 /// All cases, with the dirs that have their configurations and oracles.
@@ -173,6 +179,8 @@ fn gguf_configs_equal_those_of_the_model_dirs() {
                 Some(Recurrence::Mamba2(mamba)) => mamba.min_time_step = 0.0,
                 _ => {}
             }
+            // Files do not have what only training needs.
+            config.experts.iter_mut().for_each(|experts| experts.balance_loss = 0.0);
             config
         };
         let (mut found, expected) = (common(of_file), common(of_dir));

@@ -87,6 +87,7 @@ fn model(case: &str) -> LoadedModel {
         eos_token_ids: vec![5],
         sampling_defaults: SamplingParams::default(),
         own_pooling: OwnPooling::Unstated,
+        classifier: None,
     }
 }
 
@@ -313,6 +314,7 @@ fn gguf_export_keeps_quantized_blocks_unchanged() {
             eos_token_ids: vec![5],
             sampling_defaults: SamplingParams::default(),
             own_pooling: OwnPooling::Unstated,
+            classifier: None,
         };
         for asked in [None, Some(dtype)] {
             let path = dir.path().join(format!("{name}-{}", asked.is_some()));

@@ -6,8 +6,8 @@ use hearth_model::{
     TokenId,
     attention::AttentionContext,
     config::{
-        Experts, GatedConv, GatedDeltaNet, GptConfig, Mamba2, NormPosition, Positions, Recurrence, Recurrent, Rope,
-        RouterScores, Sizes,
+        Experts, GatedConv, GatedDeltaNet, GptConfig, LatentAttention, Mamba2, NormPosition, Positions, Recurrence,
+        Recurrent, Rope, RouterScores, Sizes,
     },
     gpt::Gpt,
     kv_cache::{CacheUnit, KvCache, OutOfPages, PAGE_SIZE, PageKey, PagePool, PageTable, StepPart},
@@ -70,14 +70,17 @@ fn configs() -> Vec<GptConfig> {
                 shared_d_ff: 20,
                 shared_gate: true,
                 dense_layers: vec![0],
+                balance_loss: 0.0,
                 latent_width: 0,
             }),
             ..llama.clone()
         },
+        GptConfig { full_layers: vec![1], attention_sinks: true, ..window(&llama) },
         llama,
     ]
     .into_iter()
     .chain(recurrent_configs())
+    .chain(latent_configs())
     .collect()
 }
 
@@ -116,6 +119,24 @@ pub(crate) fn recurrent_configs() -> [GptConfig; 4] {
     ]
 }
 
+/// Latent attention, with values that are narrower than keys, or wider.
+pub(crate) fn latent_configs() -> [GptConfig; 2] {
+    let with = |query_rank, value_dim| GptConfig {
+        head_dim: 10,
+        positions: Positions::Rope(Rope::new(500.0, 4)),
+        latent: Some(LatentAttention {
+            query_rank,
+            kv_rank: 9,
+            rope_dim: 4,
+            value_dim,
+            norm_eps: 1e-6,
+            interleaved: true,
+        }),
+        ..GptConfig::llama(Sizes { n_kv_heads: 4, ..sizes() })
+    };
+    [with(Some(11), 7), with(None, 12)]
+}
+
 /// Layers that are a recurrent layer, experts of narrower rows, attention, or an MLP only.
 fn alone(config: GptConfig) -> GptConfig {
     let experts = Experts {
@@ -131,6 +152,7 @@ fn alone(config: GptConfig) -> GptConfig {
         shared_d_ff: 20,
         shared_gate: false,
         dense_layers: vec![3],
+        balance_loss: 0.0,
         latent_width: 8,
     };
     GptConfig {

@@ -1,8 +1,36 @@
 //! Ways to misread the experts and the recurrent layers of a configuration while the weights still fit.
 
 use hearth_model::config::{
-    ExpertGroups, Experts, GatedConv, GatedDeltaNet, GptConfig, Mamba2, Recurrence, Recurrent, RouterScores,
+    ClampedSwiglu, ExpertGroups, Experts, GatedConv, GatedDeltaNet, GptConfig, Mamba2, NormPosition, QueryTemperature,
+    Recurrence, Recurrent, RouterScores,
 };
+
+/// Wrong details of attention and MLPs, with the field that is wrong.
+pub(crate) fn detail_mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
+    let heated = |query_temperature| GptConfig { query_temperature, ..config.clone() };
+    let mut mutations = Vec::new();
+    match config.query_temperature {
+        None => {
+            mutations.push(("query_temperature", heated(Some(QueryTemperature { beta: 0.5, interval: 5 }))));
+        }
+        Some(QueryTemperature { beta, interval }) => {
+            let warmer = QueryTemperature { beta: 1.5 * beta, interval };
+            let later = QueryTemperature { beta, interval: interval + 1 };
+            mutations.push(("query_temperature", heated(None)));
+            mutations.push(("query_temperature.beta", heated(Some(warmer))));
+            mutations.push(("query_temperature.interval", heated(Some(later))));
+        }
+    }
+    if let Some(ClampedSwiglu { alpha, limit }) = config.clamped_swiglu {
+        let with = |alpha, limit| GptConfig { clamped_swiglu: Some(ClampedSwiglu { alpha, limit }), ..config.clone() };
+        mutations.push(("clamped_swiglu.alpha", with(1.2 * alpha, limit)));
+        mutations.push(("clamped_swiglu.limit", with(alpha, 1.2 * limit)));
+    }
+    if config.attention_sinks {
+        mutations.push(("attention_sinks", GptConfig { attention_sinks: false, ..config.clone() }));
+    }
+    mutations
+}
 
 /// Wrong experts, with the field that is wrong.
 pub(crate) fn expert_mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
@@ -14,8 +42,11 @@ pub(crate) fn expert_mutations(config: &GptConfig) -> Vec<(&'static str, GptConf
         mutations.push((field, mutant));
     };
     mutate("experts.n_active", &|e| e.n_active -= 1);
-    mutate("experts.normalized", &|e| e.normalized = !e.normalized);
-    mutate("experts.weight_multiplier", &|e| e.weight_multiplier *= 1.5);
+    // A norm behind the experts hides the scale of their weights.
+    if !matches!(config.norm_position, NormPosition::Inside | NormPosition::Sandwich) {
+        mutate("experts.normalized", &|e| e.normalized = !e.normalized);
+        mutate("experts.weight_multiplier", &|e| e.weight_multiplier *= 1.5);
+    }
     mutate("experts.scores", &|e| {
         e.scores = match e.scores {
             RouterScores::Softmax => RouterScores::Sigmoid,
@@ -36,7 +67,8 @@ pub(crate) fn expert_mutations(config: &GptConfig) -> Vec<(&'static str, GptConf
         mutate("experts.groups.n_active", &|e| {
             e.groups = Some(ExpertGroups { n_active: groups.n_active + 1, ..groups });
         });
-        mutate("experts.groups.n_best", &|e| e.groups = Some(ExpertGroups { n_best: 1, ..groups }));
+        let n_best = if groups.n_best == 1 { 2 } else { 1 };
+        mutate("experts.groups.n_best", &|e| e.groups = Some(ExpertGroups { n_best, ..groups }));
     }
     mutations
 }

@@ -13,7 +13,7 @@ use hearth_model::{
     attention::AttentionContext,
     gpt::Gpt,
     ops::Dtype,
-    weights::model_dir::{self, LoadOptions},
+    weights::model_dir::{self, LoadOptions, SaveOptions},
 };
 use safetensors::{SafeTensors, tensor::TensorView};
 
@@ -110,6 +110,60 @@ fn packed_matrices_without_an_exact_form_need_a_dtype() {
             assert!(square < 0.05, "{case} as {dtype}: {square}");
         }
     }
+}
+
+/// gpt-oss's experts in MXFP4, as its folders have them.
+const EXPERTS: &str = "mxfp4";
+
+#[test]
+fn experts_of_gpt_oss_in_mxfp4_are_computed_as_they_are_stored() {
+    let (exact, stored) = (load(&dir(EXPERTS), Some(Dtype::F32)).unwrap(), load(&dir(EXPERTS), None).unwrap());
+    let [largest, _] = errors(&exact, EXPERTS);
+    assert!(largest < 1e-4, "{largest}");
+    let [_, square] = errors(&stored, EXPERTS);
+    assert!(square < 0.05, "{square}");
+    for (path, matrix) in stored.matrices() {
+        let expected = match path.contains(".experts.routed.") {
+            true => Dtype::Mxfp4,
+            false => Dtype::F32,
+        };
+        let is_as_expected = matrix.dtype() == expected || (expected == Dtype::F32 && !matrix.dtype().is_quantized());
+        assert!(is_as_expected, "{path} is {}", matrix.dtype());
+    }
+    for ((path, exact), (_, stored)) in params(&exact).iter().zip(&params(&stored)) {
+        assert!(exact == stored, "{path}");
+    }
+    // Merged to floats, they are saved under the names that `transformers` has for them.
+    let target = tempfile::tempdir().unwrap();
+    model_dir::save(target.path(), &exact, &SaveOptions::default()).unwrap();
+    let reopened = load(target.path(), None).unwrap();
+    assert_eq!(model_dir::load_class(target.path()).unwrap(), "GptOssForCausalLM");
+    assert!(params(&reopened) == params(&exact));
+}
+
+#[test]
+fn damaged_experts_in_mxfp4_are_rejected_by_name() {
+    let is_scales = |name: &str| name == "model.layers.1.mlp.experts.down_proj_scales";
+    let is_blocks = |name: &str| name == "model.layers.1.mlp.experts.down_proj_blocks";
+    let same = |tensor: &TensorView<'_>| Some((tensor.shape().to_vec(), tensor.data().to_vec()));
+    let rejected = |change: Change<'_>, expected: &str| {
+        let message = load(changed(EXPERTS, change).path(), None).unwrap_err().to_string();
+        assert!(message.contains("down_proj") && message.contains(expected), "{message}");
+    };
+    rejected(&|name, tensor| if is_scales(name) { None } else { same(tensor) }, "is missing");
+    rejected(&|name, tensor| if is_blocks(name) { None } else { same(tensor) }, "is missing");
+    let flat = |tensor: &TensorView<'_>| Some((vec![tensor.data().len()], tensor.data().to_vec()));
+    rejected(
+        &|name, tensor| if is_blocks(name) { flat(tensor) } else { same(tensor) },
+        "must be [experts, rows, blocks, 16]",
+    );
+    rejected(&|name, tensor| if is_scales(name) { flat(tensor) } else { same(tensor) }, "has shape");
+    let one_expert = |tensor: &TensorView<'_>| {
+        let (shape, bytes) = (tensor.shape(), tensor.data());
+        Some(([&[1], &shape[1..]].concat(), bytes[..bytes.len() / shape[0]].to_vec()))
+    };
+    let is_either = |name: &str| is_scales(name) || is_blocks(name);
+    rejected(&|name, tensor| if is_either(name) { one_expert(tensor) } else { same(tensor) }, "is missing");
 }
 
 /// The new shape and bytes of a tensor; `None` to leave it out.

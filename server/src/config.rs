@@ -5,7 +5,7 @@ use std::{net::IpAddr, time::Duration};
 use axum::http::uri::Scheme;
 use clap::{
     Args, ValueEnum,
-    builder::{BoolishValueParser, OsStringValueParser, TypedValueParser},
+    builder::{BoolishValueParser, NonEmptyStringValueParser, OsStringValueParser, TypedValueParser},
     value_parser,
 };
 use hearth_engine::{EngineOptions, Models, Speculation, StartError, request::MAX_CHOICES};
@@ -14,7 +14,7 @@ use hearth_model::{Result, hub::Download, model_source::ModelSource, ops::Dtype}
 use crate::{
     api::{
         api_keys::ApiKeys,
-        options::{ApiOptions, PrefixSharing, PromptLog, RequestTemplates},
+        options::{ApiOptions, ModelAliases, PrefixSharing, PromptLog, RequestTemplates},
         origin::{AllowedHosts, CorsOrigins},
     },
     connection::ConnectionTimeouts,
@@ -47,6 +47,10 @@ pub struct ServerConfig {
     /// The model and where it runs.
     #[command(flatten)]
     pub model: ModelConfig,
+    /// Another name by which requests can choose the model, such as one that an agent always sends (repeatable or
+    /// comma-separated); `*` for any name. Names of adapters come first
+    #[arg(long, env = "HEARTH_ALIAS", value_name = "NAME", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
+    pub alias: Vec<String>,
     /// Maximum queue length in answers, counting each choice of each prompt; requests beyond it are rejected with 429. If one
     /// client fills it, others share a reserve of the same size
     #[arg(long, env = "HEARTH_MAX_QUEUE", value_name = "ANSWERS", default_value_t = MAX_CHOICES)]
@@ -272,6 +276,7 @@ impl ServerConfig {
             },
             max_inspect_tokens: (!http.no_inspect).then_some(http.max_inspect_tokens),
             has_adapters: self.adapters.options().are_on(),
+            aliases: ModelAliases::new(self.alias.iter().cloned()),
             prompt_log: if self.log.log_prompts { PromptLog::Whole } else { PromptLog::Never },
             spans: None,
         })
@@ -311,6 +316,7 @@ impl Default for ApiOptions {
             prefix_sharing: PrefixSharing::default(),
             request_templates: RequestTemplates::default(),
             max_inspect_tokens: Some(MAX_INSPECT_TOKENS),
+            aliases: ModelAliases::default(),
             prompt_log: PromptLog::Never,
             has_adapters: false,
             spans: None,

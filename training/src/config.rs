@@ -96,6 +96,13 @@ pub struct ModelSettings {
     pub d_model: usize,
     /// Width inside the MLP. Left out: the architecture's own, see [`ModelSettings::d_ff`].
     pub d_ff: Option<usize>,
+    /// Experts in place of each layer's MLP, of which a router chooses some for each token; 0: an MLP. `llama` becomes a
+    /// `MixtralForCausalLM`, `qwen3` a `Qwen3MoeForCausalLM`; the other architectures have none.
+    pub n_experts: usize,
+    /// Experts that a token goes through. Left out: 2.
+    pub n_active_experts: Option<usize>,
+    /// Width inside an expert. Left out: `d_ff / n_active_experts`, so that as many values are used for a token as in an MLP.
+    pub expert_d_ff: Option<usize>,
     /// Context length in tokens, and the length of a row of a batch.
     pub max_seq_len: usize,
     /// Base of the rotary wavelengths. Left out: 10,000.
@@ -162,6 +169,10 @@ pub struct LoraSettings {
     pub alpha: f64,
     /// The linear layers that are updated, by the last part of their Hugging Face names, such as `q_proj`; or `all-linear`.
     pub targets: Vec<String>,
+    /// The experts' matrices that are updated, by the ends of the names of the parameters that have those of all experts of a layer,
+    /// such as `experts.gate_up_proj`, as PEFT's `target_parameters`. Always in all layers.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub target_parameters: Vec<String>,
     /// The layers that are updated. Left out: all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layers: Option<Vec<usize>>,
@@ -220,6 +231,14 @@ pub struct OptimSettings {
     /// Weight of the squared logarithm of the softmax's denominator in the loss
     /// ([PaLM](https://arxiv.org/abs/2204.02311), 5). 0: off.
     pub z_loss: f64,
+    /// Weight of the load-balancing loss of a mixture's routers in the loss ([Switch
+    /// Transformers](https://arxiv.org/abs/2101.03961), 2.2), as `router_aux_loss_coef` in transformers. Left out: the model's own
+    /// in pretraining, 0 in `finetune`. 0: off.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub router_aux_loss_coef: Option<f64>,
+    /// Weight of the mean squared logarithm of the denominators of a mixture's routers in the loss
+    /// ([ST-MoE](https://arxiv.org/abs/2202.08906), 2.2); 0.001 is usual. 0: off.
+    pub router_z_loss_coef: f64,
     /// A step whose gradient norm is more than this many times the median of the last 100 is skipped. 0: disabled.
     /// Steps with an infinite or NaN loss or norm are always skipped.
     pub spike_factor: f64,
@@ -405,6 +424,9 @@ impl Default for ModelSettings {
             head_dim: None,
             d_model: 128,
             d_ff: None,
+            n_experts: 0,
+            n_active_experts: None,
+            expert_d_ff: None,
             max_seq_len: 64,
             rope_theta: None,
             tie_embeddings: None,
@@ -435,6 +457,7 @@ impl Default for LoraSettings {
             r: 16,
             alpha: 32.0,
             targets: vec![ALL_LINEAR.to_owned()],
+            target_parameters: Vec::new(),
             layers: None,
             dropout: 0.0,
             rslora: false,
@@ -477,6 +500,8 @@ impl Default for OptimSettings {
             decay_schedule: DecaySchedule::Constant,
             clip: 1.0,
             z_loss: 0.0,
+            router_aux_loss_coef: None,
+            router_z_loss_coef: 0.0,
             spike_factor: 0.0,
             precision: Precision::F32,
             recompute: false,

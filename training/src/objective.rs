@@ -20,7 +20,7 @@ use anyhow::{Result, ensure};
 use hearth_model::{gpt::Gpt, ops::Losses, tokenizer::Tokenizer};
 use serde::{Deserialize, Serialize};
 
-pub use self::pass::TrainingPass;
+pub use self::pass::{RouterBalance, TrainingPass};
 use self::{dpo::Dpo, keep::Keep, next_token::NextToken};
 use crate::{
     data::loader::{Batch, RowSource},
@@ -81,12 +81,12 @@ impl ObjectiveSettings {
         }
     }
 
-    /// Rejects invalid settings, also in combination with the run's: whether it `has_adapter`, and `optim.z_loss`. The message names
-    /// the key.
+    /// Rejects invalid settings, also in combination with the run's: whether it `has_adapter`, and the weights of `losses`
+    /// beside the objective, by their names in `optim`. The message names the key.
     ///
     /// # Errors
     /// A value that is not allowed.
-    pub fn check(self, has_adapter: bool, z_loss: f64) -> Result<()> {
+    pub fn check(self, has_adapter: bool, losses: &[(&'static str, f64)]) -> Result<()> {
         let ObjectiveSettings { kind, beta, keep } = self;
         ensure!(beta.is_finite() && beta > 0.0, "`objective.beta` must be above 0 and finite, got {beta}");
         ensure!(
@@ -98,10 +98,12 @@ impl ObjectiveSettings {
             keep == 0.0 || has_adapter && objective.uses_setting("keep"),
             "`objective.keep` needs an adapter and `objective.kind=next-token`\nhint: train an adapter (`--lora`), or leave it out"
         );
-        ensure!(
-            z_loss == 0.0 || objective.takes_z_loss(),
-            "`optim.z_loss` must be 0 with `objective.kind={kind}`, got {z_loss}"
-        );
+        for &(name, weight) in losses {
+            ensure!(
+                weight == 0.0 || objective.takes_z_loss(),
+                "`optim.{name}` must be 0 with `objective.kind={kind}`, got {weight}"
+            );
+        }
         Ok(())
     }
 }
@@ -135,7 +137,7 @@ pub trait Objective: fmt::Debug + Send + Sync {
     /// Whether the setting `objective.NAME` has an effect.
     fn uses_setting(&self, name: &str) -> bool;
 
-    /// Whether `optim.z_loss` can be added to its loss.
+    /// Whether `optim.z_loss` and the losses of routers can be added to its loss.
     fn takes_z_loss(&self) -> bool {
         true
     }

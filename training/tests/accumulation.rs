@@ -8,7 +8,8 @@ use burn::tensor::Device;
 use hearth_model::{
     TokenId,
     adapted::Training,
-    gpt::Gpt,
+    config::{Experts, GptConfig, RouterScores},
+    gpt::{Gpt, RouterLossWeights},
     ops::{Dtype, Precision},
     weights::{
         adapter::{Adapter, AdapterModel},
@@ -16,7 +17,7 @@ use hearth_model::{
     },
 };
 use hearth_training::{
-    config::{Layers, ObjectiveKind, ObjectiveSettings, OptimSettings},
+    config::{Layers, ObjectiveKind, ObjectiveSettings, OptimSettings, Purpose, TrainConfig},
     data::loader::Batch,
     objective::StepIndex,
     run::learner::{Learner, LossGradients},
@@ -281,5 +282,83 @@ fn full_gradients_are_bit_identical_with_recomputed_blocks() {
             assert!(!kept.1.is_empty() && kept.1.iter().any(|(_, values)| values.iter().any(|&value| value != 0.0)));
             assert_eq!(kept, recomputed, "{sets:?}");
         }
+    }
+}
+
+fn settings(sets: &[&str]) -> TrainConfig {
+    let sets = sets.iter().map(|set| (*set).to_owned()).collect();
+    Layers { preset: Some("tiny".to_owned()), sets, ..Layers::default() }.resolve().unwrap()
+}
+
+/// A small mixture whose first layer has an MLP.
+fn mixture(config: &TrainConfig) -> GptConfig {
+    let experts = Experts {
+        n_experts: 4,
+        n_active: 2,
+        d_ff: 24,
+        scores: RouterScores::Softmax,
+        normalized: true,
+        weight_multiplier: 1.0,
+        router_bias: false,
+        selection_bias: false,
+        groups: None,
+        shared_d_ff: 0,
+        shared_gate: false,
+        dense_layers: vec![0],
+        balance_loss: 0.02,
+        latent_width: 0,
+    };
+    GptConfig { experts: Some(experts), n_layers: 3, ..config.gpt_config(VOCAB_SIZE).unwrap() }
+}
+
+#[test]
+fn router_losses_have_the_same_gradients_with_recomputed_blocks_and_leave_the_loss() {
+    let config = settings(&["model.arch=llama"]);
+    let gpt = Gpt::init(&mixture(&config), 1, &Device::flex().autodiff()).unwrap();
+    let of = |routers: RouterLossWeights, recompute: bool, batches: Vec<(usize, Batch)>| {
+        let optim = OptimSettings { recompute, ..OptimSettings::default() };
+        let learner = Learner::new(gpt.clone(), optim, 1).with_router_losses(routers);
+        let index = learner.step_index(3, batches.iter().map(|(_, batch)| batch));
+        learner.gradients(index, batches.into_iter()).unwrap().unwrap()
+    };
+    for batches in [cut(&[4, 4]), context_tokens(masked(cut(&[1, 5])))] {
+        let n_rows = batches.iter().map(|(_, batch)| batch.batch_size * SEQ_LEN).sum::<usize>();
+        let without = of(RouterLossWeights::default(), false, batches.clone());
+        assert_eq!(without.balance, None);
+        for routers in [RouterLossWeights { balance: 0.5, z: 0.0 }, RouterLossWeights { balance: 0.2, z: 0.3 }] {
+            let kept = of(routers, false, batches.clone());
+            let balance = kept.balance.clone().unwrap();
+            // Two layers with two choices a row; padding there is none.
+            assert_eq!(balance.counts.iter().sum::<u64>(), 4 * n_rows as u64);
+            assert!(balance.loss >= 2.0 - 0.1 && balance.most_load() >= 1.0, "{balance:?}");
+            let (kept, without) = (values(&kept), values(&without));
+            assert_eq!(kept.0, without.0);
+            assert!(largest_difference(&kept.1, &without.1) > 1e-2, "the losses change gradients");
+            let recomputed = of(routers, true, batches.clone());
+            assert_eq!(recomputed.balance, Some(balance));
+            let difference = largest_difference(&kept.1, &values(&recomputed).1);
+            assert!(difference <= 1e-5, "recomputed blocks: {difference}");
+        }
+    }
+}
+
+#[test]
+fn router_losses_are_the_models_own_in_pretraining_and_off_in_finetuning() {
+    let of = |purpose: Purpose, sets: &[&str]| {
+        let config = TrainConfig { purpose: Some(purpose), ..settings(sets) };
+        let weights = config.router_losses(&mixture(&config)).unwrap();
+        [weights.balance, weights.z]
+    };
+    assert_eq!(of(Purpose::Pretrain, &[]), [0.02, 0.0]);
+    assert_eq!(of(Purpose::Finetune, &[]), [0.0, 0.0]);
+    assert_eq!(
+        of(Purpose::Finetune, &["optim.router_aux_loss_coef=0.01", "optim.router_z_loss_coef=0.001"]),
+        [0.01, 0.001]
+    );
+    assert_eq!(of(Purpose::Pretrain, &["optim.router_aux_loss_coef=0"]), [0.0, 0.0]);
+    for set in ["optim.router_aux_loss_coef=0.01", "optim.router_z_loss_coef=0.001"] {
+        let config = settings(&[set]);
+        let error = config.router_losses(&config.gpt_config(VOCAB_SIZE).unwrap()).unwrap_err().to_string();
+        assert!(error.contains(set.split('=').next().unwrap()) && error.contains("without experts"), "{error}");
     }
 }

@@ -13,6 +13,11 @@ pub enum ValidationError {
         /// The parameter that should hold them.
         param: &'static str,
     },
+    /// The model is an encoder.
+    #[error(
+        "this model is an encoder: it makes vectors of texts, and no text\nhint: use `/v1/embeddings`, or `/v1/rerank`"
+    )]
+    Encoder,
     /// A token id is outside the vocabulary.
     #[error("`{param}` must hold token ids below {vocab_size}, got {id}")]
     TokenId {
@@ -38,9 +43,11 @@ pub enum ValidationError {
     },
     /// The text to embed does not fit into the context.
     #[error(
-        "`input` has {n_tokens} tokens, but the context holds {max_seq_len}\nhint: `truncate_prompt_tokens` cuts it"
+        "`{param}` has a text of {n_tokens} tokens, but the context holds {max_seq_len}\nhint: `truncate_prompt_tokens` cuts it"
     )]
     InputLength {
+        /// The parameter that has the text.
+        param: &'static str,
         /// Tokens in the text.
         n_tokens: usize,
         /// Context length in tokens.
@@ -147,8 +154,9 @@ impl ValidationError {
     /// The parameter that caused the error, by its name in requests.
     pub fn param(&self) -> Option<&'static str> {
         match self {
-            Self::InputLength { .. } => Some("input"),
+            Self::InputLength { param, .. } => Some(param),
             Self::ContextLength { param, .. } | Self::TextLength { param, .. } => Some(param),
+            Self::Encoder => None,
             Self::Empty { param } | Self::TokenId { param, .. } | Self::Logprobs { param, .. } => Some(param),
             Self::EmptyStopString => Some("stop"),
             Self::MinTokens { .. } => Some("min_tokens"),
@@ -162,11 +170,14 @@ impl ValidationError {
         }
     }
 
-    /// The error with `name` in place of `prompt`, for endpoints that read the prompt from another parameter.
+    /// The error with `name` in place of `prompt` or `input`, for endpoints that read the prompt from another parameter.
     #[must_use]
     pub fn with_prompt_param(mut self, name: &'static str) -> Self {
-        if let Self::ContextLength { param, .. } | Self::Empty { param } | Self::TokenId { param, .. } = &mut self
-            && *param == "prompt"
+        if let Self::ContextLength { param, .. }
+        | Self::InputLength { param, .. }
+        | Self::Empty { param }
+        | Self::TokenId { param, .. } = &mut self
+            && ["prompt", "input"].contains(param)
         {
             *param = name;
         }

@@ -7,7 +7,8 @@ mod states;
 
 use super::*;
 
-const LIMITS: Limits = Limits { max_batch_size: 4, max_batch_tokens: 8, max_adapters: 2, tokens_per_state: 64 };
+const LIMITS: Limits =
+    Limits { max_batch_size: 4, max_batch_tokens: 8, max_adapters: 2, tokens_per_state: 64, whole_prompts: false };
 
 fn id(request: u64) -> SequenceId {
     SequenceId { request: RequestId(request), branch: 0 }
@@ -379,7 +380,7 @@ fn tenants_with_long_queues_get_equal_places_whatever_their_priorities() {
 
 #[test]
 fn request_of_another_tenant_takes_pages_and_the_adapter_that_it_needs() {
-    let limits = Limits { max_batch_size: 8, max_batch_tokens: 64, max_adapters: 1, tokens_per_state: 64 };
+    let limits = Limits { max_batch_size: 8, max_batch_tokens: 64, max_adapters: 1, ..LIMITS };
     let mut scheduler = Scheduler::new(limits, PagePool::new(8));
     for request in 1..=3 {
         scheduler.add(RequestId(request), arrival_of(1, 15));

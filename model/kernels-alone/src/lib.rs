@@ -16,6 +16,11 @@ pub mod config {
         GeluTanh,
         Silu,
     }
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct ClampedSwiglu {
+        pub alpha: f64,
+        pub limit: f64,
+    }
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum QkNormSpan {
         Head,

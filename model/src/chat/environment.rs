@@ -104,6 +104,23 @@ fn keeps_tools(source: &str, syntax: SyntaxConfig) -> bool {
     })
 }
 
+/// Whether a template reads a variable of this name, which may be one of its own.
+pub(super) fn reads_variable(source: &str, name: &str, syntax: SyntaxConfig) -> bool {
+    let tokens: Vec<Token<'_>> =
+        tokenize(source, false, syntax).map_while(Result::ok).map(|(token, _)| token).collect();
+    let is_read = |at: usize| {
+        let is_member = at > 0 && matches!(tokens[at - 1], Token::Dot);
+        !is_member && !matches!(tokens.get(at + 1), Some(Token::Assign))
+    };
+    (0..tokens.len()).any(|at| matches!(tokens[at], Token::Ident(found) if found == name) && is_read(at))
+}
+
+/// Whether a template reads parts of type `thinking` in a content, and not the members of a message that have thoughts.
+pub(super) fn reads_thinking_parts(source: &str) -> bool {
+    let is_compared = ["== 'thinking'", "== \"thinking\""].iter().any(|kind| source.contains(kind));
+    is_compared && !source.contains("reasoning_content")
+}
+
 /// Whether a template expects none instead of an empty text for a message without content: it compares `content` with
 /// none (`message['content'] is none`, `message.content is not none`), and nowhere with an empty text. Longer names
 /// that end in `content`, such as `reasoning_content`, do not count.

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use self::arguments::ArgumentForm;
-use super::{ChatTemplate, Ending, Inputs, RenderContext};
+use super::{ChatTemplate, Ending, Inputs, REASONING_CONTENT, RenderContext};
 use crate::error::{Error, Result};
 
 /// The role whose messages may have no content.
@@ -28,6 +28,7 @@ const USER: &str = "user";
 /// Types of parts of a content, and the names of their texts.
 const TEXT: &str = "text";
 const REFUSAL: &str = "refusal";
+const THINKING: &str = "thinking";
 
 /// Between the text parts of a content, where it is one text.
 const BETWEEN_PARTS: &str = "\n";
@@ -83,8 +84,9 @@ impl Message {
 
 /// Reads a message in OpenAI's format, as in requests and data sets. `content` is a string, or an array of text parts,
 /// which are joined by newlines; an assistant's message may have none. An assistant's refusal, a part or a member
-/// `refusal`, is text like any other. Members that are null, and empty `tool_calls`, are left out: rows of tables have
-/// every member, and templates tell messages with calls by that member.
+/// `refusal`, is text like any other, and its parts of type `thinking` become the member `reasoning_content`. Members that
+/// are null, and empty `tool_calls`, are left out: rows of tables have every member, and templates tell messages with
+/// calls by that member.
 impl TryFrom<Map<String, Value>> for Message {
     type Error = MessageError;
 
@@ -98,7 +100,13 @@ impl TryFrom<Map<String, Value>> for Message {
         };
         let mut parts = match members.shift_remove("content") {
             Some(Value::String(text)) => vec![text],
-            Some(Value::Array(given)) => texts_of(&given, &role)?,
+            Some(Value::Array(mut given)) => {
+                let thoughts = if role == ASSISTANT { take_thoughts(&mut given) } else { Vec::new() };
+                if !thoughts.is_empty() {
+                    members.entry(REASONING_CONTENT).or_insert_with(|| thoughts.join(BETWEEN_PARTS).into());
+                }
+                texts_of(&given, &role)?
+            }
             Some(given) => return Err(invalid("content", "a string or an array of parts", given)),
             // A message that only calls tools.
             None if role == ASSISTANT => Vec::new(),
@@ -114,6 +122,23 @@ impl TryFrom<Map<String, Value>> for Message {
         }
         Ok(Self { role, content, extra: members, parts })
     }
+}
+
+/// Removes the parts of a content that are thoughts, in Mistral's format, and returns their texts.
+fn take_thoughts(parts: &mut Vec<Value>) -> Vec<String> {
+    let text =
+        |part: &Value| match part.get(THINKING).filter(|_| part.get("type").is_some_and(|kind| kind == THINKING))? {
+            Value::String(text) => Some(text.clone()),
+            Value::Array(parts) => parts
+                .iter()
+                .map(|part| part.get(TEXT).and_then(Value::as_str))
+                .collect::<Option<Vec<_>>>()
+                .map(|all| all.concat()),
+            _ => None,
+        };
+    let thoughts = parts.iter().filter_map(text).collect();
+    parts.retain(|part| text(part).is_none());
+    thoughts
 }
 
 /// The texts of a content's parts. In an assistant's message, a part may also be a refusal.

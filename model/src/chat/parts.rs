@@ -177,6 +177,17 @@ mod tests {
     }
 
     #[test]
+    fn continued_message_has_its_thought_within_the_marks_of_the_family() {
+        let qwen = "{% for m in messages %}[{{ m.role }}]{{ m.content.split('</think>')[-1] }}{% endfor %}\
+                    {% if add_generation_prompt %}[assistant]<think>\n{% endif %}";
+        for (content, expected) in [("", "<think>\na"), ("b", "<think>\na\n</think>\n\nb")] {
+            let last = json!({ "role": "assistant", "content": content, "reasoning_content": "a" });
+            let messages = vec![Message::new("user", "q"), serde_json::from_value(last).unwrap()];
+            assert_eq!(rendered(qwen, messages, Ending::OpenMessage), format!("[user]q[assistant]{expected}"));
+        }
+    }
+
+    #[test]
     fn message_with_calls_cannot_be_continued() {
         let call: Message =
             serde_json::from_value(json!({ "role": "assistant", "content": "a", "tool_calls": [{}] })).unwrap();
@@ -184,6 +195,31 @@ mod tests {
         let context = RenderContext { ending: Ending::OpenMessage, ..RenderContext::default() };
         let error = template.render(&[call], &context).unwrap_err().to_string();
         assert!(error.contains("must not end with tool calls"), "{error}");
+    }
+
+    /// Magistral's template, shortened.
+    #[test]
+    fn thoughts_are_parts_for_templates_that_read_such_parts() {
+        let mistral = "{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }}{% else %}\
+                       {% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% elif part.type == 'thinking' %}\
+                       [THINK]{{ part.thinking }}[/THINK]{% endif %}{% endfor %}{% endif %}{% endfor %}";
+        let thinking = json!({ "type": "thinking", "thinking": [{ "type": "text", "text": "a" }] });
+        for given in [
+            json!({ "role": "assistant", "content": "b", "reasoning_content": "a" }),
+            json!({ "role": "assistant", "content": [thinking, { "type": "text", "text": "b" }] }),
+            json!({ "role": "assistant", "content": [{ "type": "thinking", "thinking": "a" }, { "type": "text", "text": "b" }] }),
+        ] {
+            let message: Message = serde_json::from_value(given.clone()).unwrap();
+            assert_eq!(message.extra.get("reasoning_content"), Some(&json!("a")), "{given}");
+            let messages = vec![Message::new("user", "q"), message];
+            assert_eq!(
+                rendered(mistral, messages.clone(), Ending::Closed),
+                "[user]q[assistant][THINK]a[/THINK]b",
+                "{given}"
+            );
+            let qwen = "{% for m in messages %}[{{ m.role }}]{{ m.reasoning_content }}|{{ m.content }}{% endfor %}";
+            assert_eq!(rendered(qwen, messages, Ending::Closed), "[user]|q[assistant]a|b", "{given}");
+        }
     }
 
     #[test]

@@ -1,34 +1,46 @@
 //! The marks around what a model thinks before it answers.
 
-/// The marks that open and close a thought: most models', and Magistral's.
-pub const MARKS: [[&str; 2]; 2] = [["<think>", "</think>"], ["[THINK]", "[/THINK]"]];
+mod form;
+mod scan;
 
-/// The mark that closes the thought that is open at the end of a text. `None` if none is.
-pub fn open_at_end(text: &str) -> Option<&'static str> {
-    let open = MARKS.into_iter().filter_map(|[open, close]| {
-        let at = text.rfind(open)?;
-        text.rfind(close).is_none_or(|closed| closed < at).then_some((at, close))
+pub use form::{Opens, ThoughtForm, ThoughtMarks};
+pub use scan::{Part, Place, ThoughtScan};
+
+/// All marks of all forms that stand around thoughts.
+fn marks() -> impl Iterator<Item = &'static ThoughtMarks> {
+    form::all().flat_map(|form| form.marks)
+}
+
+/// The marks of which one closes the thought that is open at the end of a text. `None` if none is.
+pub fn open_at_end(text: &str) -> Option<&'static [&'static str]> {
+    let open = marks().filter_map(|marks| {
+        let at = text.rfind(marks.open)?;
+        let is_closed = marks.closes.iter().filter_map(|close| text.rfind(close)).any(|closed| closed > at);
+        (!is_closed).then_some((at, marks.closes))
     });
-    open.max().map(|(_, close)| close)
+    open.max_by_key(|(at, _)| *at).map(|(_, closes)| closes)
 }
 
 /// Whether a text has a mark of a thought.
 pub(super) fn has_mark(text: &str) -> bool {
-    MARKS.iter().flatten().any(|mark| text.contains(mark))
+    let closes = form::all().filter(|form| form.opens == Opens::LineStart).flat_map(|form| form.marks);
+    let mut closes = closes.flat_map(|marks| marks.closes);
+    marks().any(|marks| text.contains(marks.open)) || closes.any(|close| text.contains(close))
 }
 
 /// Whether a text begins with a thought.
 pub(super) fn begins_with(text: &str) -> bool {
-    MARKS.iter().any(|[open, _]| text.trim_start().starts_with(open))
+    marks().any(|marks| text.trim_start().starts_with(marks.open))
 }
 
 /// A prompt without the thought that it begins at its end, or an empty thought there: the assistant's message may begin
 /// with another one.
 pub(super) fn without_start(prompt: &str) -> &str {
     let trimmed = prompt.trim_end();
-    let start = MARKS
-        .iter()
-        .find_map(|[open, close]| trimmed.strip_suffix(close).map_or(trimmed, str::trim_end).strip_suffix(open));
+    let start = marks().find_map(|marks| {
+        let closed = marks.closes.iter().find_map(|close| trimmed.strip_suffix(close));
+        closed.map_or(trimmed, str::trim_end).strip_suffix(marks.open)
+    });
     start.unwrap_or(prompt)
 }
 
@@ -47,7 +59,7 @@ mod tests {
             ("[THINK]a[/THINK]<think>b", Some("</think>")),
             ("<think>a</think>[THINK]b", Some("[/THINK]")),
         ] {
-            assert_eq!(open_at_end(text), close, "{text}");
+            assert_eq!(open_at_end(text), close.map(|close| [close]).as_ref().map(|close| &close[..]), "{text}");
         }
     }
 

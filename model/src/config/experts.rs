@@ -44,6 +44,10 @@ pub struct Experts {
     pub shared_gate: bool,
     /// The layers, counted from 0, that have an MLP of the model's [`d_ff`](GptConfig::d_ff) instead. Ascending.
     pub dense_layers: Vec<usize>,
+    /// Weight of the load-balancing loss when such a model is pretrained, see
+    /// [`RouterLossWeights`](crate::gpt::RouterLossWeights::balance).
+    #[serde(default)]
+    pub balance_loss: f64,
     /// Width of what the chosen experts read and write, if the rows are projected to it before them and back behind them; 0: that
     /// of the residual stream. The router and the shared expert read the rows themselves.
     #[serde(default)]
@@ -118,6 +122,16 @@ impl Experts {
                 format!("must be in 1..={in_group}, the size of a group, got {n_best}")
             })?;
         }
+        let weight = self.balance_loss;
+        require("experts.balance_loss", weight.is_finite() && weight >= 0.0, || {
+            format!("must be finite and not negative, got {weight}")
+        })?;
+        let ascending = self.dense_layers.is_sorted_by(|a, b| a < b);
+        require(
+            "experts.dense_layers",
+            ascending && self.dense_layers.last().is_none_or(|&last| last < n_layers),
+            || format!("must be ascending and below n_layers = {n_layers}"),
+        )?;
         require("experts.latent_width", latent_width <= 1 << 28, || {
             format!("must be at most 2^28, got {latent_width}")
         })?;

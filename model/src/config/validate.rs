@@ -61,6 +61,19 @@ impl GptConfig {
         require("shared_norm", !self.shared_norm || self.parallel_residual, || {
             "must be false with parallel_residual = false".to_owned()
         })?;
+        require("bidirectional", !self.bidirectional || self.positions != Positions::Alibi, || {
+            "must be false with positions = alibi".to_owned()
+        })?;
+        require("bidirectional", !self.bidirectional || self.recurrent.is_none(), || {
+            "must be false with recurrent layers".to_owned()
+        })?;
+        require("n_token_types", self.n_token_types <= 1 << 16, || {
+            format!("must be at most 65536, got {}", self.n_token_types)
+        })?;
+        let unnormed = self.embed_norm && self.norm_position == NormPosition::Pre && !self.shared_norm;
+        require("unnormed_first_mixer", !self.unnormed_first_mixer || unnormed, || {
+            "must be false unless embed_norm is true, norm_position is pre and norms are not shared".to_owned()
+        })?;
         self.validate_factors()?;
         require("dropout", (0.0..1.0).contains(&self.dropout), || format!("must be in [0, 1), got {}", self.dropout))?;
         require("qk_norm_after_rope", self.qk_norm || !self.qk_norm_after_rope, || {
@@ -68,6 +81,9 @@ impl GptConfig {
         })?;
         require("xielu", !self.xielu || (!self.gated_mlp && self.experts.is_none()), || {
             "must be false with gated_mlp = true, and with experts".to_owned()
+        })?;
+        require("clamped_swiglu", self.clamped_swiglu.is_none() || self.gated_mlp, || {
+            "must be absent with gated_mlp = false".to_owned()
         })?;
         if let Some(QueryTemperature { beta, interval }) = self.query_temperature {
             require("query_temperature.beta", beta > 0.0 && (beta as f32).is_normal(), || {
@@ -86,6 +102,7 @@ impl GptConfig {
         self.experts.iter().try_for_each(|experts| experts.validate(self.n_layers))?;
         require("xielu", !self.xielu || self.experts.is_none(), || "must be false with experts".to_owned())?;
         self.recurrent.iter().try_for_each(|recurrent| recurrent.validate(self.n_layers))?;
+        self.latent.iter().try_for_each(|latent| latent.validate(self))?;
         // Valid sizes may still have too large a product.
         require("n_layers", self.n_params() <= MAX_PARAMS, || {
             format!("and the other sizes must result in at most {MAX_PARAMS} parameters, got {}", self.n_params())
@@ -101,6 +118,8 @@ impl GptConfig {
             ("logit_softcap", self.logit_softcap),
             ("attention_scale", self.attention_scale),
             ("attention_softcap", self.attention_softcap),
+            ("clamped_swiglu.alpha", self.clamped_swiglu.map(|clamped| clamped.alpha)),
+            ("clamped_swiglu.limit", self.clamped_swiglu.map(|clamped| clamped.limit)),
         ];
         for (field, factor) in factors {
             // They are applied in f32.
@@ -143,7 +162,7 @@ impl GptConfig {
             "must be empty without sliding_window".to_owned()
         })?;
         if let Positions::Rope(rope) = &self.positions {
-            rope.validate("positions.rope", self.head_dim)?;
+            rope.validate("positions.rope", self)?;
         } else {
             require("unrotated_layers", self.unrotated_layers.is_empty(), || {
                 "must be empty without rotary positions".to_owned()
@@ -155,21 +174,25 @@ impl GptConfig {
         require("window_rope", windowed || self.window_rope.is_none(), || {
             "must be absent without sliding_window".to_owned()
         })?;
-        self.window_rope.iter().try_for_each(|rope| rope.validate("window_rope", self.head_dim))
+        self.window_rope.iter().try_for_each(|rope| rope.validate("window_rope", self))
     }
 }
 
 impl Rope {
     /// Checks the rotary positions in the field `path`.
-    fn validate(&self, path: &str, head_dim: usize) -> Result<()> {
+    fn validate(&self, path: &str, config: &GptConfig) -> Result<()> {
         let Self { theta, rotary_dim, ref scaling } = *self;
         // With theta up to 1, wavelengths do not grow with the dimension, and YaRN divides by its logarithm.
         require(format!("{path}.theta"), theta.is_finite() && theta > 1.0, || {
             format!("must be finite and above 1, got {theta}")
         })?;
-        let fits = rotary_dim.is_multiple_of(2) && (2..=head_dim).contains(&rotary_dim);
+        let (most_name, most) = match config.latent {
+            Some(latent) => ("latent.rope_dim", latent.rope_dim),
+            None => ("head_dim", config.head_dim),
+        };
+        let fits = rotary_dim.is_multiple_of(2) && (2..=most).contains(&rotary_dim);
         require(format!("{path}.rotary_dim"), fits, || {
-            format!("must be even and in 2..=head_dim = {head_dim}, got {rotary_dim}")
+            format!("must be even and in 2..={most_name} = {most}, got {rotary_dim}")
         })?;
         scaling.validate(&format!("{path}.scaling"), rotary_dim / 2)
     }

@@ -183,7 +183,8 @@ fn lenient_name(schema: &Value) -> Option<&str> {
 /// The most warnings about keywords: clients could fill a log.
 const MAX_LOGGED: usize = 1000;
 
-fn log_passed_over(name: &str, keywords: &BTreeSet<String>) {
+/// Logs keywords, with their paths, that the schema of the tool `name` has and that are not enforced; each once.
+pub fn log_passed_over(name: &str, keywords: &BTreeSet<String>) {
     static LOGGED: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
     let mut hasher = DefaultHasher::new();
     (name, keywords).hash(&mut hasher);

@@ -17,7 +17,7 @@ use std::{
 use llguidance::{CancellationHandle, Matcher};
 use toktrie::SimpleVob;
 
-use super::{library_limits, limits, task_threads::TaskThreads};
+use super::{library_limits, limits, task_threads::TaskThreads, vocabulary::Vocabulary};
 use crate::{
     TokenId,
     error::{Error, Result},
@@ -32,6 +32,7 @@ const SLOW_FOR: u32 = 20;
 /// The state of a text in its grammar. A clone is independent.
 pub struct Constraint {
     shared: Arc<Shared>,
+    vocabulary: Arc<Vocabulary>,
     /// Cancels computations for a text that is no longer needed.
     _cancellation: CancelOnDrop,
     param: &'static str,
@@ -80,10 +81,10 @@ impl State {
         })
     }
 
-    fn accept(&mut self, id: TokenId) -> Result<bool, String> {
+    fn accept(&mut self, ids: &[TokenId]) -> Result<bool, String> {
         self.mask = None;
         let started = Instant::now();
-        let consumed = self.matcher.consume_token(id);
+        let consumed = self.matcher.consume_tokens(ids);
         self.took = started.elapsed();
         consumed.map_err(|error| error.to_string())?;
         Ok(self.matcher.is_stopped())
@@ -109,7 +110,12 @@ impl Constraint {
     ///
     /// # Errors
     /// The library's error if no token can come first.
-    pub(super) fn new(matcher: Matcher, text_tokens: Arc<SimpleVob>, param: &'static str) -> Result<Self, String> {
+    pub(super) fn new(
+        matcher: Matcher,
+        text_tokens: Arc<SimpleVob>,
+        vocabulary: Arc<Vocabulary>,
+        param: &'static str,
+    ) -> Result<Self, String> {
         let matcher = matcher.into_cancellable();
         let cancellation = CancelOnDrop(matcher.cancellation_handle());
         let mut state = State { matcher, text_tokens, mask: None, accepted: None, took: Duration::ZERO };
@@ -119,12 +125,16 @@ impl Constraint {
         // The first mask is ready, however long it took.
         state.took = Duration::ZERO;
         let shared = Shared { state: Mutex::new(state), slow_until: Arc::default(), is_queued: AtomicBool::new(false) };
-        Ok(Self { shared: Arc::new(shared), _cancellation: cancellation, param })
+        Ok(Self { shared: Arc::new(shared), vocabulary, _cancellation: cancellation, param })
     }
 
     /// The parameter that requests the grammar.
     pub fn param(&self) -> &'static str {
         self.param
+    }
+
+    pub(super) fn vocabulary(&self) -> &Arc<Vocabulary> {
+        &self.vocabulary
     }
 
     /// Whether the last tokens were so slow that the next one should be accepted [on another
@@ -177,12 +187,34 @@ impl Constraint {
         Ok(allowed)
     }
 
+    /// Whether this token may come next.
+    pub fn allows(&self, id: TokenId) -> bool {
+        let mut state = self.shared.lock();
+        self.shared.compute_mask(&mut state);
+        state.mask().as_ref().is_ok_and(|mask| (id as usize) < mask.len() && mask.is_allowed(id))
+    }
+
     /// Adds an allowed token. Returns whether the text is complete, so that nothing may follow.
     ///
     /// # Errors
     /// [`Error::Param`] if the grammar does not allow the token, or exceeds its limits.
     pub fn accept(&mut self, id: TokenId) -> Result<bool> {
-        self.shared.lock().accept(id).map_err(|error| self.failed(&error))
+        self.shared.lock().accept(&[id]).map_err(|error| self.failed(&error))
+    }
+
+    /// Adds bytes that are allowed, which may be no token. Returns as [`accept`](Self::accept).
+    ///
+    /// # Errors
+    /// As [`accept`](Self::accept).
+    pub(super) fn accept_bytes(&mut self, bytes: &[u8]) -> Result<bool> {
+        let ids = self.vocabulary.byte_ids(bytes);
+        self.shared.lock().accept(&ids).map_err(|error| self.failed(&error))
+    }
+
+    /// Whether these bytes may come next.
+    pub(super) fn fits(&self, bytes: &[u8]) -> bool {
+        let ids = self.vocabulary.byte_ids(bytes);
+        self.shared.lock().matcher.validate_tokens(&ids).is_ok_and(|n_valid| n_valid == bytes.len())
     }
 
     /// Runs [`accept`](Self::accept) and [`prepare`](Self::prepare) on a thread for slow grammars. No other method may
@@ -190,7 +222,7 @@ impl Constraint {
     pub fn accept_elsewhere(&mut self, id: TokenId) {
         let work = move |shared: &Shared| {
             let mut state = shared.lock();
-            let accepted = state.accept(id);
+            let accepted = state.accept(&[id]);
             if accepted == Ok(false) {
                 shared.compute_mask(&mut state);
             }
@@ -263,7 +295,8 @@ impl Clone for Constraint {
         let cancellation = CancelOnDrop(copy.matcher.cancellation_handle());
         let slow_until = Arc::clone(&self.shared.slow_until);
         let shared = Shared { state: Mutex::new(copy), slow_until, is_queued: AtomicBool::new(false) };
-        Self { shared: Arc::new(shared), _cancellation: cancellation, param: self.param }
+        let vocabulary = Arc::clone(&self.vocabulary);
+        Self { shared: Arc::new(shared), vocabulary, _cancellation: cancellation, param: self.param }
     }
 }
 

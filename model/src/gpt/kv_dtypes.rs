@@ -8,7 +8,7 @@ use crate::{
     config::GptConfig,
     error::Result,
     kv_cache::{KvCache, default_states},
-    ops::{KvDtype, Mixer, NormParts, Sublayer, read, to_f32},
+    ops::{KvDtype, Mixer, NormParts, Qkv, SelfAttention, Sublayer, read, to_f32},
 };
 
 /// How many times the root mean square of a key without its bias the largest bias may be, for numbers of 8 bits. The largest
@@ -91,12 +91,14 @@ impl Block {
     fn largest_key_bias(&self, config: &GptConfig) -> Result<f64> {
         let parts = self.operands(config, None, &[]);
         let Some(Sublayer { in_norm, inner: Mixer::Attention(attention), .. }) = parts.mixer else { return Ok(0.0) };
+        // The bias of a latent is normalized with it.
+        let SelfAttention { qkv: Qkv::Stacked(qkv), .. } = attention else { return Ok(0.0) };
         let norm_bias = in_norm.as_ref().and_then(|norm| norm.bias.clone());
-        if attention.qkv.bias.is_none() && norm_bias.is_none() {
+        if qkv.bias.is_none() && norm_bias.is_none() {
             return Ok(0.0);
         }
         let vector = |tensor| to_f32(read(tensor)?);
-        let bias = attention.qkv.bias.clone().map(vector).transpose()?;
+        let bias = qkv.bias.clone().map(vector).transpose()?;
         let norm_bias = norm_bias.map(vector).transpose()?;
         // What the matrix is multiplied by has a root mean square of 1 before the norm's weight.
         let norm_weight: Vec<f64> = match in_norm {
@@ -108,7 +110,7 @@ impl Block {
         let mut largest = 0.0;
         for head in 0..config.n_kv_heads {
             let first = config.gate_width() + config.q_width() + head * config.head_dim;
-            let rows = attention.qkv.weight.read_rows(first..first + config.head_dim)?;
+            let rows = qkv.weight.read_rows(first..first + config.head_dim)?;
             let (mut sum_of_squares, mut most) = (0.0, 0.0);
             for (row, at) in rows.chunks_exact(config.d_model).zip(first..) {
                 let weighted = row.iter().zip(&norm_weight).map(|(&value, weight)| f64::from(value) * weight);

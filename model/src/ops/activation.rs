@@ -1,11 +1,9 @@
 //! Activation functions of the MLP.
 
-use burn::tensor::Tensor;
-#[cfg(test)]
-use burn::tensor::activation;
+use burn::tensor::{Tensor, activation};
 
 use super::{Placement, cpu, cube, training::apply_anywhere, types::Activate};
-use crate::config::Activation;
+use crate::config::{Activation, ClampedSwiglu};
 
 /// Applies `kind` to each value of `x [n_rows, d_ff]`.
 pub(crate) fn activate(x: Tensor<2>, kind: Activation) -> Tensor<2> {
@@ -19,6 +17,11 @@ pub(crate) fn activate(x: Tensor<2>, kind: Activation) -> Tensor<2> {
             apply_anywhere(vec![x.into()], Activate { kind, is_gated: false })
         }
     }
+}
+
+/// GELU of a few values on the host.
+pub(crate) fn gelu_of(values: &[f32]) -> Vec<f64> {
+    cpu::activate(values, values.len(), Activation::Gelu).into_iter().map(f64::from).collect()
 }
 
 /// [`activate`] in plain Burn operations.
@@ -57,6 +60,28 @@ pub(crate) fn xielu_reference(x: Tensor<2>, numbers: Tensor<1>) -> Tensor<2> {
     let limited = x.clone().mask_where(x.clone().greater(eps.clone()), eps);
     let below = (limited.exp() - 1.0 - x.clone()) * (softplus(number(1)) + beta.clone());
     below.mask_where(x.clone().greater_elem(0.0), above) + x * beta
+}
+
+/// The clamped gate of `gate_up [n_rows, 2 * d_ff]`, whose left half is the gate: `[n_rows, d_ff]`. See [`ClampedSwiglu`].
+pub(crate) fn clamped_swiglu(gate_up: Tensor<2>, clamped: ClampedSwiglu) -> Tensor<2> {
+    let [n_rows, width] = gate_up.dims();
+    match Placement::of(&gate_up.device()) {
+        Placement::Cpu => {
+            let mut output = vec![0.0; n_rows * width / 2];
+            cpu::clamped_swiglu_into(cpu::values(gate_up).as_slice(), width / 2, clamped, &mut output);
+            cpu::tensor(output, [n_rows, width / 2])
+        }
+        _ => clamped_swiglu_reference(gate_up, clamped),
+    }
+}
+
+/// [`clamped_swiglu`] in plain Burn operations.
+pub(crate) fn clamped_swiglu_reference(gate_up: Tensor<2>, ClampedSwiglu { alpha, limit }: ClampedSwiglu) -> Tensor<2> {
+    let [n_rows, width] = gate_up.dims();
+    let gate = gate_up.clone().slice([0..n_rows, 0..width / 2]).clamp_max(limit);
+    let up = gate_up.slice([0..n_rows, width / 2..width]).clamp(-limit, limit);
+    let sigmoid = activation::sigmoid(gate.clone() * alpha);
+    (up + 1.0) * gate * sigmoid
 }
 
 /// `cap * tanh(x / cap)` of each value: limits it to `-cap..cap` and hardly changes small ones ([Gemma

@@ -12,6 +12,7 @@ use super::{
     AttentionOptions, KvDtype, PagedRows, PagedSequences, Placement, Precision, Rotation, Slots, cpu, cube,
     records_gradients, rope_append, soft_cap_reference,
     training::{apply, apply_on_gpu},
+    types::document_ends,
 };
 
 /// Added to the scores of hidden keys. Finite, since WGSL guarantees nothing about infinities; so far below any score
@@ -23,17 +24,17 @@ const HIDDEN: f32 = -1e30;
 pub(crate) struct Attended {
     /// `[batch, n_heads, n_queries, head_dim]`.
     pub(crate) output: Tensor<4>,
-    /// `[batch, n_heads, n_queries, n_keys]`; each row sums to 1.
+    /// `[batch, n_heads, n_queries, n_keys]`; each row sums to 1, or with a sink to less.
     pub(crate) probs: Tensor<4>,
 }
 
-/// Causal attention within each of `batch` sequences of `seq_len` rows.
+/// Attention within each of `batch` sequences of `seq_len` rows.
 ///
 /// `q [batch * seq_len, n_heads * head_dim]`, `k` and `v [batch * seq_len, n_kv_heads * head_dim]`; `bias` from
-/// [`causal_bias`] for `0..seq_len`. Returns `[batch * seq_len, n_heads * head_dim]`, and the weights.
+/// [`causal_bias`] for `0..seq_len`; `sinks [n_heads]`. Returns `[batch * seq_len, n_heads * head_dim]`, and the weights.
 pub(crate) fn attention_dense(
     [q, k, v]: [Tensor<2>; 3],
-    bias: Option<Tensor<4>>,
+    (bias, sinks): (Option<Tensor<4>>, Option<Tensor<1>>),
     batch: usize,
     options: &AttentionOptions,
 ) -> (Tensor<2>, Tensor<4>) {
@@ -42,16 +43,19 @@ pub(crate) fn attention_dense(
     let q = split_heads(q, [batch, seq_len, n_heads, head_dim]);
     let k = split_heads(k, [batch, seq_len, n_kv_heads, head_dim]);
     let v = split_heads(v, [batch, seq_len, n_kv_heads, head_dim]);
-    let Attended { output, probs } = attend([q, k, v], bias, options);
+    let Attended { output, probs } = attend([q, k, v], bias, sinks, options);
     (join_heads(output), probs)
 }
 
 /// [`rope`](super::rope) of queries and keys, then [`attention_dense`] without its probabilities. From
 /// `qkv [batch * seq_len, (n_heads + 2 n_kv_heads) * head_dim]` to `[batch * seq_len, n_heads * head_dim]`. If there are
 /// `positions`, rows see only their own document, as with [`document_bias`]. The CPU attends in f32 whatever `precision`.
+///
+/// # Panics
+/// With sinks, or if rows look both ways, on a GPU, which has no body for them.
 pub(crate) fn rope_and_attend(
     qkv: Tensor<2>,
-    rotation: Option<&Rotation>,
+    (rotation, sinks): (Option<&Rotation>, Option<Tensor<1>>),
     batch: usize,
     positions: Option<Arc<Vec<u32>>>,
     options: &AttentionOptions,
@@ -60,9 +64,12 @@ pub(crate) fn rope_and_attend(
     match Placement::of(&qkv.device()) {
         Placement::Cpu | Placement::CpuTraining => {
             let rotation = rotation.map(Rotation::shared).unwrap_or_default();
-            apply(vec![qkv.into()], cpu::RopeAttend { options: options.clone(), batch, positions, rotation })
+            let inputs = [Some(qkv.into()), sinks.map(Into::into)];
+            let op = cpu::RopeAttend { options: options.clone(), batch, positions, rotation };
+            apply(inputs.into_iter().flatten().collect(), op)
         }
         Placement::Gpu | Placement::GpuTraining => {
+            assert!(sinks.is_none() && !options.bidirectional, "models with such attention are refused on a GPU");
             let positions = positions.as_ref().map(|positions| positions.as_slice());
             let angles = rotation.map(|rotation| rotation.table().tensor());
             let op = cube::training::RopeAttend::new(options, batch, angles, positions, precision, &qkv);
@@ -74,20 +81,24 @@ pub(crate) fn rope_and_attend(
 /// Attention of a step's rows over the pages of the KV cache, for decoding rows and chunks of prefill together.
 ///
 /// `q [n_rows, n_heads * head_dim]`; `keys` and `values` are whole pools ([`new_pool`](super::new_pool)) that
-/// contain the step's own rows already. Returns `[n_rows, n_heads * head_dim]`.
+/// contain the step's own rows already. The score of a head among `sinks [n_heads]` joins the softmax's denominator, and has no
+/// value. Returns `[n_rows, n_heads * head_dim]`.
 pub(crate) fn attention_paged(
     q: Tensor<2>,
     [keys, values]: [&Tensor<2>; 2],
     sequences: &PagedSequences,
-    options: &AttentionOptions,
+    (options, sinks): (&AttentionOptions, Option<Tensor<1>>),
 ) -> Tensor<2> {
     match Placement::of(&q.device()) {
-        Placement::Cpu => attention_paged_on_cpu(q, [keys, values], sequences.as_slice(), options),
-        Placement::Gpu if let Some((table, step)) = sequences.gpu_table(options) => {
+        Placement::Cpu => attention_paged_on_cpu(q, [keys, values], sequences.as_slice(), (options, sinks)),
+        Placement::Gpu
+            if let Some((table, step)) = sequences.gpu_table(options)
+                && sinks.is_none() =>
+        {
             assert_eq!(q.dims()[0], sequences.n_rows(), "rows of queries");
             cube::attention(q, [keys, values], table.tensor(), *step)
         }
-        _ => attention_paged_reference(q, [keys, values], sequences.as_slice(), options),
+        _ => attention_paged_reference(q, [keys, values], sequences.as_slice(), (options, sinks)),
     }
 }
 
@@ -95,23 +106,25 @@ fn attention_paged_on_cpu(
     q: Tensor<2>,
     [keys, values]: [&Tensor<2>; 2],
     sequences: &[PagedRows],
-    options: &AttentionOptions,
+    (options, sinks): (&AttentionOptions, Option<Tensor<1>>),
 ) -> Tensor<2> {
     let dims = q.dims();
+    let sinks = sinks.map(cpu::values);
+    let how = (options, sinks.as_ref().map(|sinks| sinks.as_slice()));
     let (q, pools) = (cpu::values(q), [keys, values].map(cpu::pool));
     let [keys_pool, values_pool] = &pools;
     let output = match KvDtype::of(keys) {
         KvDtype::F16 => {
             let pools = [keys_pool.as_slice::<f16>(), values_pool.as_slice()];
-            cpu::attention_paged(q.as_slice(), pools, sequences, options)
+            cpu::attention_paged(q.as_slice(), pools, sequences, how)
         }
         KvDtype::Q8 => {
             let pools = [keys_pool.as_slice::<i8>(), values_pool.as_slice()];
-            cpu::attention_paged(q.as_slice(), pools, sequences, options)
+            cpu::attention_paged(q.as_slice(), pools, sequences, how)
         }
         KvDtype::F32 => {
             let pools = [keys_pool.as_slice::<f32>(), values_pool.as_slice()];
-            cpu::attention_paged(q.as_slice(), pools, sequences, options)
+            cpu::attention_paged(q.as_slice(), pools, sequences, how)
         }
     };
     cpu::tensor(output, dims)
@@ -122,7 +135,7 @@ fn attention_paged_on_cpu(
 /// attends. Returns `[n_rows, n_heads * head_dim]`.
 pub(crate) fn append_and_attend(
     qkv: Tensor<2>,
-    rotation: Option<&Rotation>,
+    (rotation, sinks): (Option<&Rotation>, Option<Tensor<1>>),
     [keys, values]: [&mut Tensor<2>; 2],
     slots: &Slots,
     sequences: &PagedSequences,
@@ -130,6 +143,7 @@ pub(crate) fn append_and_attend(
 ) -> Tensor<2> {
     let half = rotation.map_or(0, Rotation::half);
     if Placement::of(&qkv.device()) == Placement::Gpu
+        && sinks.is_none()
         && sequences.can_fuse_append()
         && let Some((table, step)) = sequences.gpu_table(options)
         && step.plan.can_fuse(half)
@@ -139,7 +153,7 @@ pub(crate) fn append_and_attend(
         return cube::append_and_attend(qkv, angles, [keys, values], table.tensor(), (*step, half));
     }
     let q = rope_append(qkv, rotation, [&mut *keys, &mut *values], slots, options);
-    attention_paged(q, [keys, values], sequences, options)
+    attention_paged(q, [keys, values], sequences, (options, sinks))
 }
 
 /// [`attention_paged`] in plain Burn operations.
@@ -147,7 +161,7 @@ pub(crate) fn attention_paged_reference(
     q: Tensor<2>,
     [keys, values]: [&Tensor<2>; 2],
     sequences: &[PagedRows],
-    options: &AttentionOptions,
+    (options, sinks): (&AttentionOptions, Option<Tensor<1>>),
 ) -> Tensor<2> {
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
     let device = q.device();
@@ -161,19 +175,25 @@ pub(crate) fn attention_paged_reference(
         let queries = split_heads(queries, [1, sequence.rows.len(), n_heads, head_dim]);
         let span = sequence.start..sequence.start + sequence.rows.len();
         let bias = causal_bias(span, sequence.first_key, options, &device);
-        join_heads(attend([queries, gather(keys), gather(values)], bias, options).output)
+        join_heads(attend([queries, gather(keys), gather(values)], bias, sinks.clone(), options).output)
     });
     Tensor::cat(outputs.collect(), 0)
 }
 
-/// The reference: `softmax(q k^T * scale + bias) v`, with grouped heads. Uses the scale and the soft cap of `options`.
+/// The reference: `softmax(q k^T * scale + bias) v`, with grouped heads. Uses the scale and the soft cap of `options`. The score
+/// of a head among `sinks [n_heads]` is one of those that the softmax is over, and has no value.
 ///
 /// `q [batch, n_heads, n_queries, head_dim]`, `k` and `v [batch, n_kv_heads, n_keys, head_dim]`, `bias` broadcastable
 /// to `[batch, n_heads, n_queries, n_keys]`. ["Attention is all you need"](https://arxiv.org/abs/1706.03762), 3.2.1.
 ///
 /// A hidden key does not affect a query, even if it is infinite or NaN. This does not hold when gradients are recorded:
 /// they would all be NaN anyway.
-pub(crate) fn attend([q, k, v]: [Tensor<4>; 3], bias: Option<Tensor<4>>, options: &AttentionOptions) -> Attended {
+pub(crate) fn attend(
+    [q, k, v]: [Tensor<4>; 3],
+    bias: Option<Tensor<4>>,
+    sinks: Option<Tensor<1>>,
+    options: &AttentionOptions,
+) -> Attended {
     let [batch, n_heads, n_queries, head_dim] = q.dims();
     let [_, n_kv_heads, n_keys, _] = k.dims();
     // The query heads that share a key head are stacked like more queries, so that keys are not repeated.
@@ -192,7 +212,13 @@ pub(crate) fn attend([q, k, v]: [Tensor<4>; 3], bias: Option<Tensor<4>>, options
         }
         None => (scores, None),
     };
-    let probs = softmax(scores, 3);
+    let probs = match sinks {
+        Some(sinks) => {
+            let sinks = sinks.reshape([1, n_heads, 1, 1]).expand([batch, n_heads, n_queries, 1]);
+            softmax(Tensor::cat(vec![scores, sinks], 3), 3).narrow(3, 0, n_keys)
+        }
+        None => softmax(scores, 3),
+    };
     let stacked = [batch, n_kv_heads, n_heads / n_kv_heads * n_queries, n_keys];
     let weights = probs.clone().reshape(stacked);
     let output = match hidden {
@@ -209,8 +235,7 @@ pub(crate) fn attend([q, k, v]: [Tensor<4>; 3], bias: Option<Tensor<4>>, options
     Attended { output: output.reshape([batch, n_heads, n_queries, value_dim]), probs }
 }
 
-/// The bias of the scores of queries at positions `queries` over keys from `first_key` to the last query's own
-/// position: `[1, 1 or n_heads, n_queries, n_keys]`, or `None` if every query sees all keys and there are no slopes.
+/// The bias of the scores of queries at positions `queries`, the last of their text, over keys from `first_key` on: `[1, 1 or n_heads, n_queries, n_keys]`, or `None` if every query sees all keys and there are no slopes.
 pub(crate) fn causal_bias(
     queries: Range<usize>,
     first_key: usize,
@@ -218,7 +243,7 @@ pub(crate) fn causal_bias(
     device: &Device,
 ) -> Option<Tensor<4>> {
     let keys = first_key..queries.end;
-    let sees = |query: usize, key: usize| key <= query && options.sliding_window.is_none_or(|w| key + w > query);
+    let sees = |query: usize, key: usize| options.seen(query, queries.end).contains(&key);
     let (first, last) = (queries.start, queries.end.saturating_sub(1));
     let all_visible = sees(first, last) && sees(last, first_key);
     if all_visible && options.alibi_slopes.is_none() {
@@ -240,7 +265,7 @@ pub(crate) fn causal_bias(
 }
 
 /// The bias of scores in sequences of `seq_len` rows that consist of documents, from the position of each row in its
-/// document: `[batch, 1 or n_heads, seq_len, seq_len]`. A row sees the earlier rows of its own document.
+/// document: `[batch, 1 or n_heads, seq_len, seq_len]`. A row sees only rows of its own document.
 pub(crate) fn document_bias(
     positions: &[u32],
     seq_len: usize,
@@ -248,15 +273,18 @@ pub(crate) fn document_bias(
     device: &Device,
 ) -> Tensor<4> {
     let slopes = options.alibi_slopes.as_deref().unwrap_or(&[0.0]);
-    let window = options.sliding_window.unwrap_or(usize::MAX);
     let mut bias = Vec::with_capacity(positions.len() * slopes.len() * seq_len);
     for positions in positions.chunks_exact(seq_len) {
+        let ends = document_ends(positions);
         for slope in slopes {
             for (query, position) in positions.iter().enumerate() {
-                bias.extend((0..seq_len).map(|key| match query.checked_sub(key) {
-                    Some(distance) if distance <= *position as usize && distance < window => -slope * distance as f32,
-                    _ => HIDDEN,
-                }));
+                let start = query - *position as usize;
+                let seen = options.seen(*position as usize, ends[query] - start);
+                let bias_of = |key: usize| match key.checked_sub(start).filter(|place| seen.contains(place)) {
+                    Some(_) => slope * (key as f32 - query as f32),
+                    None => HIDDEN,
+                };
+                bias.extend((0..seq_len).map(bias_of));
             }
         }
     }

@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use half::f16;
 
 use super::{
-    AttentionOptions, BlockOperands, FeedForward, KvDtype, LinearParts, Mixer, NormParts, PagedRows, Placement,
+    AttentionOptions, BlockOperands, FeedForward, KvDtype, LinearParts, Mixer, NormParts, PagedRows, Placement, Qkv,
     Rotation, RouterParts, Rows, SelfAttention, Slots,
     cpu::{self, PagedElement},
     experts::{has_memory, linear_memory},
@@ -36,9 +36,9 @@ pub(crate) struct PagedAttention<'a> {
 pub(crate) struct BlockScratch(cpu::Scratch);
 
 /// Whether [`block()`] has a body for this block on `x`'s device: on the CPU, except for recurrent layers, attention with
-/// gates, post-norm blocks, and blocks with low-rank updates of all rows.
+/// gates or latents, post-norm blocks, and blocks with low-rank updates of all rows.
 pub(crate) fn has_block(x: &Tensor<2>, block: &Block<'_>) -> bool {
-    let Some(Mixer::Attention(SelfAttention { qkv, out, is_gated: false, .. })) =
+    let Some(Mixer::Attention(SelfAttention { qkv: Qkv::Stacked(qkv), out, is_gated: false, .. })) =
         block.mixer.as_ref().map(|mixer| &mixer.inner)
     else {
         return false;

@@ -146,15 +146,9 @@ pub(super) fn experts_reference(
 
 /// What `mlp` makes of `x`, which are the rows `rows` of the step.
 fn through(x: Tensor<2>, mlp: &Mlp<LinearParts<'_>>, rows: &[usize]) -> Tensor<2> {
-    let Mlp { up, down, activation, xielu, gated } = mlp;
-    let [of_up, of_down] = [up, down].map(|linear| moved(linear, rows));
-    let mlp = Mlp {
-        up: of_rows(up, &of_up),
-        down: of_rows(down, &of_down),
-        activation: *activation,
-        xielu: xielu.clone(),
-        gated: *gated,
-    };
+    let [of_up, of_down] = [&mlp.up, &mlp.down].map(|linear| moved(linear, rows));
+    let mlp =
+        Mlp { up: of_rows(&mlp.up, &of_up), down: of_rows(&mlp.down, &of_down), xielu: mlp.xielu.clone(), ..*mlp };
     linear_with_lora(normed_mlp(x, None, &mlp), mlp.down)
 }
 

@@ -50,7 +50,9 @@ impl KvDtype {
 
     /// Bytes of a token's keys and values in all layers of the model of `config` that attend.
     pub fn bytes_per_token(self, config: &GptConfig) -> usize {
-        2 * config.n_attention_layers() * self.row_len([config.n_kv_heads, config.head_dim]) * self.of_tensors().size()
+        2 * config.n_attention_layers()
+            * self.row_len([config.n_kv_heads, config.padded_head_dim()])
+            * self.of_tensors().size()
     }
 
     /// Whether `device` supports it.

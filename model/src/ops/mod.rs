@@ -27,6 +27,7 @@ mod experts;
 mod gated_norm;
 mod kv_append;
 mod kv_dtype;
+mod latent;
 mod limits;
 mod linear;
 mod mlp;
@@ -49,11 +50,12 @@ mod weight;
 use burn::tensor::Device;
 
 use activation::soft_cap_reference;
-pub(crate) use activation::{activate, gated, soft_cap, xielu};
+pub(crate) use activation::{activate, clamped_swiglu, gated, gelu_of, soft_cap, xielu};
 pub use adamw::adamw;
 pub(crate) use attention::{append_and_attend, attention_dense, causal_bias, document_bias, rope_and_attend};
 pub(crate) use block::{Block, BlockScratch, PagedAttention, block, has_block};
 pub use clip::clip_norm;
+pub(crate) use cpu::choose;
 pub use cpu::{
     ATTENTION_QUERIES, MAX_KEPT_BYTES, ROWS_AT_ONCE, give_back_memory, instruction_set, keep_freed_memory,
     limit_arenas, loss_rows_at_once, n_threads, parallel_for_each, start_threads, use_threads,
@@ -68,6 +70,7 @@ pub(crate) use experts::{RouterParts, experts};
 pub(crate) use gated_norm::gated_norm;
 pub(crate) use kv_append::{copy_pages, new_pool, rope_append};
 pub use kv_dtype::KvDtype;
+pub(crate) use latent::latent_qkv;
 pub use limits::{count_launches, device_memory, has_fast_bf16_products, multiply_rate, read_bandwidth};
 pub(crate) use linear::{LinearParts, linear, linear_add, linear_with_lora, normed_gated, normed_linear};
 pub(crate) use mlp::normed_mlp;
@@ -90,9 +93,9 @@ pub use types::{
 };
 pub(crate) use types::{
     AttentionOptions, BlockLayout, BlockOperands, BlockSteps, Dropout, FeedForward, GateOrder, GatedNormOptions, Ints,
-    LoraParts, LossOptions, Mixer, Mlp, NormOptions, NormParts, PagedRows, PagedSequences, Placement, QkNormParts,
-    Recurrent, RecurrentHeads, RecurrentKind, RecurrentRows, RoutedExperts, Routing, Rows, SelfAttention, SharedExpert,
-    ShortConv, Slots, StatePart, Sublayer, k_quants, run_block,
+    LatentHeads, LatentQkv, LoraParts, LossOptions, Mixer, Mlp, NormOptions, NormParts, PagedRows, PagedSequences,
+    Placement, QkNormParts, Qkv, Recurrent, RecurrentHeads, RecurrentKind, RecurrentRows, RoutedExperts, Routing, Rows,
+    SelfAttention, SharedExpert, ShortConv, Slots, StatePart, Sublayer, k_quants, run_block,
 };
 pub use weight::Weight;
 

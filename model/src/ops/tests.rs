@@ -10,16 +10,16 @@ use proptest::prelude::*;
 use super::{
     AttentionOptions, BLOCK_SIZE, Dtype, KvDtype, NormOptions, PagedRows, PagedSequences, QuantizedBlock,
     QuantizedMatrix, Rotation, Slots, Weight, activate,
-    activation::{activate_reference, gated_reference, xielu_reference},
+    activation::{activate_reference, clamped_swiglu_reference, gated_reference, xielu_reference},
     attention::{attention_paged, attention_paged_reference},
-    gated,
+    clamped_swiglu, gated,
     kv_append::{append_keys, append_values, copy_pages},
     new_pool, norm, norm_reference, rope,
     rope::rope_reference,
     soft_cap, soft_cap_reference, xielu,
 };
 use crate::{
-    config::{Activation, GptConfig, NormKind, Positions, Sizes},
+    config::{Activation, ClampedSwiglu, GptConfig, NormKind, Positions, Sizes},
     kv_cache::PAGE_SIZE,
     position,
 };
@@ -80,15 +80,16 @@ fn attention_options() -> impl Strategy<Value = AttentionOptions> {
     let heads = prop_oneof![Just((1, 1)), Just((4, 2)), Just((6, 2)), Just((3, 3)), Just((8, 1))];
     let head_dims = prop_oneof![Just(4usize), Just(12), Just(16), Just(64)];
     let softcaps = prop::option::of(0.5..50.0f64);
-    (heads, head_dims, prop::option::of(1..40usize), any::<bool>(), softcaps).prop_map(
-        |((n_heads, n_kv_heads), head_dim, sliding_window, alibi, softcap)| AttentionOptions {
+    (heads, head_dims, prop::option::of(1..40usize), 0..3, softcaps).prop_map(
+        |((n_heads, n_kv_heads), head_dim, sliding_window, kind, softcap)| AttentionOptions {
             n_heads,
             n_kv_heads,
             head_dim,
             scale: 0.3,
             softcap,
             sliding_window,
-            alibi_slopes: alibi.then(|| position::alibi_slopes(n_heads)),
+            bidirectional: kind == 1,
+            alibi_slopes: (kind == 2).then(|| position::alibi_slopes(n_heads)),
         },
     )
 }
@@ -114,6 +115,9 @@ proptest! {
             assert_close(activate(x.clone(), kind), activate_reference(x.clone(), kind));
             assert_close(gated(x.clone(), kind), gated_reference(x, kind));
         }
+        let clamped = ClampedSwiglu { alpha: 1.702, limit: 2.5 };
+        let x = random([n_rows, 2 * width], 4.0);
+        assert_close(clamped_swiglu(x.clone(), clamped), clamped_swiglu_reference(x, clamped));
         let numbers = Tensor::from_data([0.3f32, -0.9, 0.4, -0.5], &Device::flex());
         let x = random([n_rows, width], 4.0);
         assert_close(xielu(x.clone(), numbers.clone()), xielu_reference(x, numbers));
@@ -151,7 +155,9 @@ proptest! {
         shapes in prop::collection::vec((0..70usize, 1..20usize), 1..4),
         shuffle in any::<u64>(),
         dtype in prop::sample::select(KvDtype::ALL.iter().map(|(_, dtype)| *dtype).collect::<Vec<_>>()),
+        has_sinks in any::<bool>(),
     ) {
+        let sinks = has_sinks.then(|| random([options.n_heads], 3.0));
         let n_pages = 8 * shapes.len();
         let n_slots = n_pages * PAGE_SIZE;
         let dims = [n_slots, options.n_kv_heads * options.head_dim];
@@ -176,9 +182,9 @@ proptest! {
         }
         let q = random([n_rows, options.n_heads * options.head_dim], 1.0);
         let sequences = PagedSequences::new(sequences, &Device::flex());
-        let found = attention_paged(q.clone(), [&keys, &values_pool], &sequences, &options);
+        let found = attention_paged(q.clone(), [&keys, &values_pool], &sequences, (&options, sinks.clone()));
         let expected = |[q, keys, values]: [&Tensor<2>; 3]| {
-            attention_paged_reference(q.clone(), [keys, values], sequences.as_slice(), &options)
+            attention_paged_reference(q.clone(), [keys, values], sequences.as_slice(), (&options, sinks.clone()))
         };
         let tolerance = tolerance_of_weights(options.head_dim);
         let given = [&q, &key_rows, &value_rows];
@@ -266,6 +272,7 @@ fn copy_pages_copies_one_kv_page_and_leaves_the_others() {
             scale: 0.3,
             softcap: None,
             sliding_window: None,
+            bidirectional: false,
             alibi_slopes: None,
         };
         let heads = [n_kv_heads, head_dim];
@@ -285,7 +292,7 @@ fn copy_pages_copies_one_kv_page_and_leaves_the_others() {
                 [0, 1, 2, 3, 4, 5].map(|page| {
                     let rows = PagedRows { rows: 0..1, start: PAGE_SIZE - 1, first_key: 0, slots: slots_of(page) };
                     let sequences = PagedSequences::new(vec![rows], &device);
-                    values(attention_paged(q.clone(), pools.each_ref(), &sequences, &options))
+                    values(attention_paged(q.clone(), pools.each_ref(), &sequences, (&options, None)))
                 })
             };
             let before = attended(&pools);

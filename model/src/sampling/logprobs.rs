@@ -12,7 +12,8 @@ pub struct TokenLogprobs {
     pub logprob: f32,
     /// Number of more likely tokens, plus 1; equally likely tokens have the same rank.
     pub rank: usize,
-    /// The most likely tokens with their log-probabilities, most likely first, the lower id among equals.
+    /// The most likely tokens with their log-probabilities, most likely first, the lower id among equals; or the tokens
+    /// that were asked for.
     pub top: Vec<(TokenId, f32)>,
 }
 
@@ -21,10 +22,20 @@ pub struct TokenLogprobs {
 /// If `id` is among the top, both values are the same float: clients test them for equality.
 pub fn token_logprobs(logits: &[f32], id: TokenId, n_top: usize) -> TokenLogprobs {
     let scan = Scan::new(logits);
+    let top: Vec<TokenId> = scan.first(n_top).into_iter().map(|rank| rank.place() as TokenId).collect();
+    reported(logits, &scan, id, &top)
+}
+
+/// The log-softmax of raw logits at `id` and, as [`TokenLogprobs::top`], at the tokens `of` in their order.
+pub fn logprobs_of(logits: &[f32], id: TokenId, of: &[TokenId]) -> TokenLogprobs {
+    reported(logits, &Scan::new(logits), id, of)
+}
+
+fn reported(logits: &[f32], scan: &Scan<'_>, id: TokenId, listed: &[TokenId]) -> TokenLogprobs {
     let log_total = log_sum_exp(logits, scan.largest());
     let logprob =
         |id: TokenId| logits.get(id as usize).map_or(f32::NEG_INFINITY, |&logit| (f64::from(logit) - log_total) as f32);
-    let top = scan.first(n_top).into_iter().map(|rank| rank.place() as TokenId).map(|id| (id, logprob(id))).collect();
+    let top = listed.iter().map(|&id| (id, logprob(id))).collect();
     let own = logits.get(id as usize).copied().unwrap_or(f32::NEG_INFINITY);
     let rank = logits.iter().map(|&logit| u32::from(logit > own)).sum::<u32>() as usize + 1;
     TokenLogprobs { id, logprob: logprob(id), rank, top }

@@ -17,7 +17,7 @@ mod select;
 pub(crate) use logprobs::{entropy, logprob};
 
 pub use self::{
-    logprobs::{TokenLogprobs, token_logprobs},
+    logprobs::{TokenLogprobs, logprobs_of, token_logprobs},
     params::{AdaptiveP, ChainStep, Dry, Mirostat, MirostatVersion, SamplingParams, Smoothing, Xtc},
     random::{Purpose, RandomStream},
     row::{LogitRow, RowNeeds},

@@ -21,7 +21,7 @@ pub(super) const POOLING_FILE: &str = "1_Pooling/config.json";
 pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// What a model dir may have beside its configuration and its weights.
-pub(super) const BESIDE_WEIGHTS: [&str; 13] = [
+pub(super) const BESIDE_WEIGHTS: [&str; 17] = [
     TOKENIZER_FILE,
     TEKKEN_FILE,
     SENTENCE_PIECE_FILE,
@@ -35,6 +35,11 @@ pub(super) const BESIDE_WEIGHTS: [&str; 13] = [
     GENERATION_FILE,
     MODULES_FILE,
     POOLING_FILE,
+    // The layers that some embedding models have behind the pooling.
+    "2_Dense/config.json",
+    "2_Dense/model.safetensors",
+    "3_Dense/config.json",
+    "3_Dense/model.safetensors",
 ];
 
 /// The name of shard `number` of `n_shards`, counted from 0.

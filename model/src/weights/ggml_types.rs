@@ -12,6 +12,11 @@ use crate::ops::{
     nearest_q8,
 };
 
+/// A block of MXFP4 from its exponent and from 16 bytes, each of two neighbours, the first in the lower half.
+pub(super) fn mx_block(exponent: u8, pairs: &[u8]) -> MxBlock {
+    blocks::mx_of(exponent, std::array::from_fn(|at| pairs[at / 2] >> (at % 2 * 4) & 15))
+}
+
 /// The type of a tensor's values. In blocks, unless they are floats: [`ALL`](ElementType::ALL) says
 /// of which size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use super::{
     architectures::{Architecture, OWN_CLASS, architectures, known_architectures, wrappers::wrapper_classes},
     config_json::Fields,
+    own_classifier::SEQUENCE_CLASS,
     packed::Method,
     tensor_names::TensorNames,
 };
@@ -18,6 +19,9 @@ use crate::{
 };
 
 const OWN_MODEL_TYPE: &str = "hearth";
+
+/// Endings of the names of classes for text. Of one for masked tokens, the encoder is opened.
+const TEXT_CLASSES: [&str; 2] = ["ForCausalLM", "ForMaskedLM"];
 
 /// The schema of a model dir: a Hugging Face class's, or Hearth's own.
 #[derive(Clone, Copy)]
@@ -35,8 +39,13 @@ impl HfSchema {
         if class == Some(OWN_CLASS) || (class.is_none() && model_type == Some(OWN_MODEL_TYPE)) {
             return Ok(Self::Own);
         }
-        let is_for_text = class.is_none_or(|class| !class.contains("For") || class.contains("ForCausalLM"));
-        let by_type = architectures().find(|known| model_type == Some(known.model_type)).filter(|_| is_for_text);
+        let is_head =
+            |known: &Architecture| known.is_encoder() && class.is_some_and(|class| class.ends_with(SEQUENCE_CLASS));
+        let is_for_text =
+            class.is_none_or(|class| !class.contains("For") || TEXT_CLASSES.iter().any(|kind| class.contains(kind)));
+        let by_type = architectures()
+            .find(|known| model_type == Some(known.model_type))
+            .filter(|known| is_for_text || is_head(known));
         let by_class = || architectures().find(|known| class == Some(known.class));
         if let (Some(class), Some(known)) = (class, by_type)
             && class != known.class
@@ -166,9 +175,10 @@ pub(super) fn quantization(config: &Map<String, Value>, path: &Path) -> Result<O
         "compressed-tensors" => Ok(Some(Quantization::Packed(Method::CompressedTensors))),
         "fp8" => Ok(Some(Quantization::Packed(Method::Fp8))),
         "bitsandbytes" => Ok(Some(Quantization::Packed(Method::BitsAndBytes))),
+        "mxfp4" => Ok(Some(Quantization::Packed(Method::Mxfp4))),
         _ => {
-            let hint = "supported are `awq`, `bitsandbytes`, `compressed-tensors`, `fp8`, `gptq`, and `hearth`, which \
-                        `hearth quantize` writes";
+            let hint = "supported are `awq`, `bitsandbytes`, `compressed-tensors`, `fp8`, `gptq`, `mxfp4`, and `hearth`, \
+                        which `hearth quantize` writes";
             let what = format!("`{QUANTIZATION}` has method {}, which is not supported", json["quant_method"]);
             Err(Error::file(path, what).with_hint(hint))
         }

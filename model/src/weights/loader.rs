@@ -1,7 +1,7 @@
 //! Parameters from the tensors of files, Hugging Face's or GGUF's: in the form in which they are stored, if the device
 //! computes with it.
 
-use std::{collections::HashSet, path::Path};
+use std::collections::HashSet;
 
 use burn::tensor::{Device, TensorData};
 use rayon::prelude::*;
@@ -9,11 +9,12 @@ use rayon::prelude::*;
 use super::{
     files::{minima_of, scales_of},
     ggml_types::ElementType,
+    larger_matrices::LargerMatrices,
     packed::{PackedMatrices, PackedMatrix},
-    passed_over::{is_no_parameter, is_of_other_predictions, of_layer_behind, shown},
+    passed_over::{is_encoder_head, is_no_parameter, is_of_predicting_layer, shown},
     row_order::RowOrder,
     tensor_names::{TensorNames, TensorPart},
-    tensor_table::{StoredTensor, TensorTable},
+    tensor_table::{StoredTensor, TensorTable, without_leading_ones},
 };
 use crate::{
     byte_size::ByteSize,
@@ -75,13 +76,17 @@ pub(super) fn load_by<'t, T>(
     }
     loader.larger.log(table.path());
     let tied_copy = names.tied_copy(config).and_then(|name| table.get(name)).map(|copy| copy.name);
-    let is_of_head = of_layer_behind(table, config.n_layers);
+    // What makes a vector of an encoder's hidden states predictions of masked tokens, and is not computed.
+    let is_head = |tensor: &StoredTensor<'_>| config.bidirectional && is_encoder_head(tensor.name);
     let is_surplus = |tensor: &&StoredTensor<'_>| !loader.used.contains(tensor.name) && tied_copy != Some(tensor.name);
-    let (no_parameters, parameters): (Vec<_>, Vec<_>) =
-        table.iter().filter(is_surplus).partition(|tensor| is_no_parameter(tensor) || is_of_head(tensor.name));
-    let is_passed = |name: &str| names.tied_copy(config) == Some(name) || is_of_other_predictions(name);
-    let surplus =
-        plan.packed.into_iter().flatten().filter(|(name, _)| !loader.used.contains(name.as_str()) && !is_passed(name));
+    let has = |name: &str| table.get(name).is_some() || plan.packed.is_some_and(|packed| packed.contains_key(name));
+    let predicts = |name: &str| is_of_predicting_layer(name, config.n_layers, has);
+    let (no_parameters, parameters): (Vec<_>, Vec<_>) = table
+        .iter()
+        .filter(is_surplus)
+        .partition(|tensor| is_no_parameter(tensor) || is_head(tensor) || predicts(tensor.name));
+    let is_part = |name: &str| loader.used.contains(name) || names.tied_copy(config) == Some(name) || predicts(name);
+    let surplus = plan.packed.into_iter().flatten().filter(|(name, _)| !is_part(name));
     if let Some((_, surplus)) = surplus.min_by_key(|(name, _)| *name) {
         return Err(surplus.error(not_part_of(&names, table)).with_hint(SURPLUS));
     }
@@ -110,38 +115,6 @@ struct Loader<'t, 'a> {
     /// Names of tensors with infinite or NaN values.
     not_finite: Vec<&'t str>,
     larger: LargerMatrices,
-}
-
-/// Quantized matrices that take more memory than in the file, for the log.
-#[derive(Default)]
-struct LargerMatrices {
-    n: usize,
-    in_file: usize,
-    in_memory: usize,
-}
-
-impl LargerMatrices {
-    /// Counts a matrix if it takes over a tenth more.
-    fn add(&mut self, in_file: usize, in_memory: usize) {
-        // Small matrices are padded.
-        if in_memory > in_file + in_file / 10 + (1 << 16) {
-            self.n += 1;
-            self.in_file += in_file;
-            self.in_memory += in_memory;
-        }
-    }
-
-    fn log(&self, path: &Path) {
-        let [in_file, in_memory] = [self.in_file, self.in_memory].map(|n_bytes| ByteSize(n_bytes as u64));
-        if self.n > 0 {
-            tracing::info!(
-                "`{}`: {} quantized matrices take {in_memory} in memory, and {in_file} in the file: the device does not \
-                 compute with their types, or not with several in one matrix",
-                path.display(),
-                self.n
-            );
-        }
-    }
 }
 
 impl<'t, 'a> Loader<'t, 'a> {
@@ -184,15 +157,13 @@ impl<'t, 'a> Loader<'t, 'a> {
 
     /// The tensor `name`, with or without the prefix of the class.
     fn get(&self, name: &str) -> Option<&'t StoredTensor<'a>> {
-        let short = name.strip_prefix(self.plan.names.base_prefix).unwrap_or(name);
-        self.table.get(name).or_else(|| self.table.get(short))
+        self.plan.names.spellings(name).into_iter().find_map(|name| self.table.get(&name))
     }
 
     /// The packed matrix `name`, with or without the prefix of the class, and the name that it has.
     fn packed(&self, name: &str) -> Option<(&'t str, &'t PackedMatrix<'t>)> {
-        let short = name.strip_prefix(self.plan.names.base_prefix).unwrap_or(name);
         let packed = self.plan.packed?;
-        let found = packed.get_key_value(name).or_else(|| packed.get_key_value(short));
+        let found = self.plan.names.spellings(name).into_iter().find_map(|name| packed.get_key_value(&name));
         found.map(|(name, matrix)| (name.as_str(), matrix))
     }
 
@@ -238,7 +209,7 @@ impl<'t, 'a> Loader<'t, 'a> {
         let find = |part: &TensorPart| {
             if let Some((name, matrix)) = self.packed(&part.name) {
                 matrix.require_shape(&part.shape(spec))?;
-                return match part.order == RowOrder::Transposed {
+                return match part.order.is_transposed() || matches!(part.order, RowOrder::HeadColumns { .. }) {
                     true => Err(matrix.error("has its rows as columns, which is supported for floats only")),
                     false => Ok((name, Source::Packed(matrix))),
                 };
@@ -365,7 +336,7 @@ impl<'a> StoredParam<'a> {
             element.decode(tensor.bytes, &mut stored);
             let width = match part.order {
                 RowOrder::Folded { .. } => 1,
-                _ => tensor.shape.iter().skip(1).product::<usize>(),
+                _ => without_leading_ones(&tensor.shape).iter().skip(1).product::<usize>(),
             };
             if let RowOrder::LogOfNegated { .. } = part.order {
                 stored.iter_mut().for_each(|value| *value = (-*value).ln());
@@ -412,7 +383,8 @@ impl<'a> StoredParam<'a> {
         };
         // Blocks of 8-bit floats have whole rows of their matrix, in its order.
         let is_fp8 = |part: &StoredPart<'a>| dtype(part) == Dtype::Fp8;
-        if self.parts.iter().any(|part| is_fp8(part) && part.order != RowOrder::Same) {
+        let is_reordered = |part: &StoredPart<'a>| is_fp8(part) && part.order != RowOrder::Same;
+        if self.parts.iter().any(|part| is_reordered(part) || part.has_columns()) {
             return None;
         }
         let are_alike = |one: &_, other: &_| dtype(one) == dtype(other) && layout(one) == layout(other) && !is_fp8(one);
@@ -443,6 +415,8 @@ impl<'a> StoredParam<'a> {
             return Err(needs_dtype(&part.source, plan.packed));
         }
         let dtype = dtype.stored_as();
+        let has_columns = self.parts.iter().any(StoredPart::has_columns);
+        let dtype = if dtype.is_quantized() && has_columns { Dtype::F32 } else { dtype };
         if dtype.is_quantized() && dtype.is_for(device) {
             let read = move |row, out: &mut [QuantizedBlock]| {
                 let (part, row) = place(&self.parts, row);
@@ -481,8 +455,13 @@ fn block_rows<'p>(parts: &'p [StoredPart<'_>], d_in: usize) -> BlockRows<'p> {
         _ if dtype == Dtype::Mxfp4 => {
             let read = move |row, out: &mut [MxBlock]| {
                 let (part, row) = place(parts, row);
-                let (element, bytes) = part.plain_row(row, d_in);
-                element.mx_blocks(bytes, out);
+                match part.source {
+                    Source::Packed(matrix) => matrix.mx_blocks(row, out),
+                    Source::Plain(..) => {
+                        let (element, bytes) = part.plain_row(row, d_in);
+                        element.mx_blocks(bytes, out);
+                    }
+                }
             };
             BlockRows::Mx(MatrixRows::new(dims, d_in / BLOCK_SIZE, read))
         }
@@ -541,13 +520,30 @@ impl StoredPart<'_> {
         (*element, bytes_of_row(tensor, *element, row, width))
     }
 
+    /// Whether rows are columns of the tensor's matrices, whose blocks have values of many rows then.
+    fn has_columns(&self) -> bool {
+        matches!(self.order, RowOrder::HeadColumns { .. })
+    }
+
     /// The values of row `row` of the tensor, or of its column if it is transposed.
     fn decode(&self, row: usize, out: &mut [f32]) {
         match &self.source {
             Source::Packed(matrix) => matrix.decode(row, out),
-            Source::Plain(tensor, element) if self.order == RowOrder::Transposed => {
+            Source::Plain(tensor, element) if self.order.is_transposed() => {
                 for (n, out) in out.iter_mut().enumerate() {
                     element.decode(bytes_of_row(tensor, *element, n * self.n_rows + row, 1), std::slice::from_mut(out));
+                }
+            }
+            Source::Plain(tensor, element) if let RowOrder::HeadColumns { n_heads } = self.order => {
+                let width = self.n_rows / n_heads;
+                let (head, column) = (row / width, row % width);
+                let (len, d_in) = (element.block_len(), out.len());
+                let mut block = vec![0.0; len];
+                for (n, out) in out.iter_mut().enumerate() {
+                    let of_row = bytes_of_row(tensor, *element, head * d_in + n, width);
+                    element
+                        .decode(&of_row[column / len * element.block_bytes()..][..element.block_bytes()], &mut block);
+                    *out = block[column % len];
                 }
             }
             Source::Plain(tensor, element) => element.decode(bytes_of_row(tensor, *element, row, out.len()), out),

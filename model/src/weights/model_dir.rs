@@ -21,7 +21,7 @@ use super::{
     generation_config::sampling_defaults,
     gguf,
     hf_schema::{self, HfSchema, Quantization},
-    own_pooling, prediction_head,
+    own_classifier, own_pooling, prediction_head,
     save::save_params,
     staged_dir::{StagedDir, read_whole},
 };
@@ -137,9 +137,10 @@ fn load_dir(dir: &Path, options: &LoadOptions, merged: Option<&LoraValues>) -> R
     let (gpt, config_json) = load_gpt_and_config(dir, options, merged)?;
     let tokenizer = Tokenizer::from_dir(dir)?;
     let chat_template = ChatTemplate::from_dir(dir)?;
+    let classifier = own_classifier::of_dir(dir, &config_json, &dir.join(CONFIG_FILE))?;
     let files = [load_generation_json(dir)?, (dir.join(CONFIG_FILE), config_json)];
     let own_pooling = own_pooling::of_dir(dir)?;
-    let loaded = LoadedModel { own_pooling, ..loaded(gpt, tokenizer, chat_template, &files)? };
+    let loaded = LoadedModel { own_pooling, classifier, ..loaded(gpt, tokenizer, chat_template, &files)? };
     Ok(loaded.with_known_vocabulary(&dir.join(TOKENIZER_FILE)))
 }
 
@@ -153,8 +154,8 @@ fn loaded(
     let (generation_path, generation) = &files[0];
     let sampling_defaults = sampling_defaults(generation, generation_path, gpt.config().vocab_size);
     let eos_token_ids = eos_token_ids(files, gpt.config().vocab_size, &tokenizer)?;
-    let own_pooling = OwnPooling::Unstated;
-    Ok(LoadedModel { gpt, tokenizer, chat_template, eos_token_ids, sampling_defaults, own_pooling })
+    let (own_pooling, classifier) = (OwnPooling::Unstated, None);
+    Ok(LoadedModel { gpt, tokenizer, chat_template, eos_token_ids, sampling_defaults, own_pooling, classifier })
 }
 
 /// A model dir embedded in a program: the contents of its files.

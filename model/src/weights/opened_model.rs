@@ -6,7 +6,12 @@ use burn::tensor::Device;
 
 use super::passed_over::shown;
 use crate::{
-    TokenId, chat::ChatTemplate, gpt::Gpt, ops::Dtype, pooling::OwnPooling, sampling::SamplingParams,
+    TokenId,
+    chat::ChatTemplate,
+    gpt::Gpt,
+    ops::Dtype,
+    pooling::{Classifier, OwnPooling},
+    sampling::SamplingParams,
     tokenizer::Tokenizer,
 };
 
@@ -47,6 +52,8 @@ pub struct LoadedModel {
     pub sampling_defaults: SamplingParams,
     /// How the files say that texts become vectors.
     pub own_pooling: OwnPooling,
+    /// Its head for classes, if it has one.
+    pub classifier: Option<Classifier>,
 }
 
 impl LoadedModel {

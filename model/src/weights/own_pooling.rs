@@ -6,12 +6,13 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::{
-    file_names::{MODULES_FILE, POOLING_FILE},
-    files::path_inside,
+    file_names::{CONFIG_FILE, MODULES_FILE, POOLING_FILE},
+    files::{TensorFiles, path_inside},
+    tensor_table::TensorTable,
 };
 use crate::{
     error::Result,
-    pooling::{OwnPooling, Pooling},
+    pooling::{DenseActivation, DenseLayer, OwnPooling, Pooling},
     python_json, regular_file,
 };
 
@@ -20,7 +21,7 @@ const MODES: [(&str, Option<Pooling>); 6] = [
     ("mean_tokens", Some(Pooling::Mean)),
     ("lasttoken", Some(Pooling::Last)),
     ("max_tokens", Some(Pooling::Max)),
-    ("cls_token", None),
+    ("cls_token", Some(Pooling::Cls)),
     ("mean_sqrt_len_tokens", None),
     ("weightedmean_tokens", None),
 ];
@@ -32,6 +33,7 @@ const MODES: [(&str, Option<Pooling>); 6] = [
 pub(super) fn of_dir(dir: &Path) -> Result<OwnPooling> {
     let modules_path = dir.join(MODULES_FILE);
     let mut pooling_path = dir.join(POOLING_FILE);
+    let mut layers = Vec::new();
     if modules_path.is_file() {
         let text = regular_file::read(&modules_path)?;
         let modules: Vec<Map<String, Value>> = python_json::parse(&text)
@@ -43,6 +45,14 @@ pub(super) fn of_dir(dir: &Path) -> Result<OwnPooling> {
             match kind.unwrap_or_default() {
                 "Transformer" | "Normalize" => {}
                 "Pooling" => pooling_path = path.map_or(pooling_path, |path| dir.join(path).join("config.json")),
+                "Dense" => {
+                    let layer = path.map(|path| dense_layer(&dir.join(path)));
+                    let what = || format!("`{}` has a module without a `path`", modules_path.display());
+                    match layer.ok_or_else(|| crate::Error::file(&modules_path, what()))?? {
+                        Ok(layer) => layers.push(layer),
+                        Err(what) => return Ok(OwnPooling::Unsupported(what)),
+                    }
+                }
                 other => {
                     let what = format!("`{}` has the module `{other}`", modules_path.display());
                     return Ok(OwnPooling::Unsupported(what));
@@ -53,7 +63,40 @@ pub(super) fn of_dir(dir: &Path) -> Result<OwnPooling> {
     if !pooling_path.is_file() {
         return Ok(OwnPooling::Unstated);
     }
-    Ok(of_modes(&regular_file::read_json_object(&pooling_path)?, &pooling_path))
+    Ok(match of_modes(&regular_file::read_json_object(&pooling_path)?, &pooling_path) {
+        OwnPooling::As(pooling) if !layers.is_empty() => OwnPooling::Layered(pooling, layers.into()),
+        pooling => pooling,
+    })
+}
+
+/// The layer in the folder `dir`, or what of it is not supported.
+fn dense_layer(dir: &Path) -> Result<Result<DenseLayer, String>> {
+    let config_path = dir.join(CONFIG_FILE);
+    let config = regular_file::read_json_object(&config_path)?;
+    // `torch.nn.modules.activation.Tanh`.
+    let activation = config.get("activation_function").and_then(Value::as_str).unwrap_or("Tanh");
+    let name = activation.rsplit('.').next().unwrap_or_default();
+    let activation = match name {
+        "Identity" => DenseActivation::Identity,
+        "Tanh" => DenseActivation::Tanh,
+        "ReLU" => DenseActivation::Relu,
+        "GELU" => DenseActivation::Gelu,
+        _ => return Ok(Err(format!("`{}` has the activation `{name}`", config_path.display()))),
+    };
+    let files = TensorFiles::open(dir)?;
+    dense_from(&files.table()?, "linear", activation).map(Ok)
+}
+
+/// The layer of the tensors `{name}.weight` and, if there is one, `{name}.bias`.
+pub(super) fn dense_from(table: &TensorTable<'_>, name: &str, activation: DenseActivation) -> Result<DenseLayer> {
+    let weight = table.require(&format!("{name}.weight"))?;
+    let &[d_out, d_in] = weight.shape.as_slice() else {
+        return Err(weight.error(format!("has the shape {:?}, expected a matrix", weight.shape)));
+    };
+    let bias = table.get(&format!("{name}.bias"));
+    bias.map_or(Ok(()), |bias| bias.require_shape(&[d_out]))?;
+    let bias = bias.map(|bias| bias.to_f32()).transpose()?.unwrap_or_default();
+    Ok(DenseLayer { weight: weight.to_f32()?, bias, d_in, activation, norm: None })
 }
 
 /// What the settings of the pooling in the file `path` say.
@@ -81,6 +124,7 @@ fn of_modes(json: &Map<String, Value>, path: &Path) -> OwnPooling {
 pub(super) fn gguf_number(own: &OwnPooling) -> Option<u32> {
     match own {
         OwnPooling::As(Pooling::Mean) => Some(1),
+        OwnPooling::As(Pooling::Cls) => Some(2),
         OwnPooling::As(Pooling::Last) => Some(3),
         _ => None,
     }
@@ -91,10 +135,10 @@ pub(super) fn of_gguf(number: Option<u64>, key: &str, path: &Path) -> OwnPooling
     match number {
         None | Some(0) => OwnPooling::Unstated,
         Some(1) => OwnPooling::As(Pooling::Mean),
+        Some(2) => OwnPooling::As(Pooling::Cls),
         Some(3) => OwnPooling::As(Pooling::Last),
         Some(other) => {
             let name = match other {
-                2 => " (the first token)",
                 4 => " (a score for ranking)",
                 _ => "",
             };
@@ -126,28 +170,30 @@ mod tests {
         let module =
             |kind: &str| json!({ "path": "1_Pooling", "type": format!("sentence_transformers.models.{kind}") });
         assert_eq!(read(None, None), OwnPooling::Unstated);
-        for (mode, pooling) in
-            [("mean_tokens", Pooling::Mean), ("lasttoken", Pooling::Last), ("max_tokens", Pooling::Max)]
-        {
-            let mut json = json!({ "word_embedding_dimension": 64, "pooling_mode_cls_token": false });
+        for (mode, pooling) in [
+            ("mean_tokens", Pooling::Mean),
+            ("lasttoken", Pooling::Last),
+            ("max_tokens", Pooling::Max),
+            ("cls_token", Pooling::Cls),
+        ] {
+            let mut json = json!({ "word_embedding_dimension": 64, "pooling_mode_max_tokens": false });
             json[format!("pooling_mode_{mode}")] = json!(true);
             let modules = json!([module("Transformer"), module("Pooling"), module("Normalize")]);
             assert_eq!(read(Some(modules), Some(json.clone())), OwnPooling::As(pooling));
             assert_eq!(read(None, Some(json)), OwnPooling::As(pooling));
-            let json = json!({ "pooling_mode": mode.trim_end_matches("_tokens") });
+            let json = json!({ "pooling_mode": mode.trim_end_matches("_tokens").trim_end_matches("_token") });
             assert_eq!(read(None, Some(json)), OwnPooling::As(pooling));
         }
         assert_eq!(read(None, Some(json!({}))), OwnPooling::As(Pooling::Mean));
         for (modules, pooling, named) in [
-            (None, json!({ "pooling_mode_cls_token": true }), "`cls_token`"),
-            (None, json!({ "pooling_mode": "cls" }), "`cls_token`"),
+            (None, json!({ "pooling_mode_weightedmean_tokens": true }), "`weightedmean_tokens`"),
             (None, json!({ "pooling_mode": "attention" }), "`attention`"),
             (
                 None,
                 json!({ "pooling_mode_mean_tokens": true, "pooling_mode_max_tokens": true }),
                 "`mean_tokens` and `max_tokens`",
             ),
-            (Some(json!([module("Transformer"), module("Pooling"), module("Dense")])), json!({}), "`Dense`"),
+            (Some(json!([module("Transformer"), module("Pooling"), module("LSTM")])), json!({}), "`LSTM`"),
         ] {
             let found = read(modules, Some(pooling));
             assert!(matches!(&found, OwnPooling::Unsupported(what) if what.contains(named)), "{named}: {found:?}");

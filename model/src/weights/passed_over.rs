@@ -4,7 +4,7 @@
 
 use std::{cell::RefCell, path::Path};
 
-use super::tensor_table::{StoredTensor, TensorTable};
+use super::tensor_table::StoredTensor;
 
 /// How many names a line of the log shows.
 const MAX_SHOWN: usize = 3;
@@ -61,16 +61,36 @@ const NO_PARAMETERS: [&str; 16] = [
 /// Beginnings of tensors of layers that predict more than one token, which the model's own predictions do not depend on.
 const OTHER_PREDICTIONS: [&str; 1] = ["mtp."];
 
-/// Whether the tensor `name` is of layers that predict more than one token.
-pub(super) fn is_of_other_predictions(name: &str) -> bool {
-    OTHER_PREDICTIONS.iter().any(|beginning| name.starts_with(beginning))
+/// Beginnings of tensors, without the prefix of the class, that turn an encoder's hidden states into something else: scores of
+/// classes, a vector of the first (`pooler`), and predictions of masked tokens.
+const ENCODER_HEADS: [&str; 10] = [
+    "classifier.",
+    "pre_classifier.",
+    "pooler.",
+    "cls.",
+    "lm_head.",
+    "vocab_transform.",
+    "vocab_layer_norm.",
+    "vocab_projector.",
+    "head.",
+    "decoder.",
+];
+
+/// Whether the tensor of this name is part of no hidden state of an encoder.
+pub(super) fn is_encoder_head(name: &str) -> bool {
+    let within = |name: &str| ENCODER_HEADS.iter().any(|beginning| name.starts_with(beginning));
+    within(name) || name.split_once('.').is_some_and(|(_, name)| name.starts_with("pooler."))
 }
 
-/// Tells whether the tensor of a name is of a head in the layer behind `n_layers` others, where a model dir has one.
-pub(super) fn of_layer_behind(table: &TensorTable<'_>, n_layers: usize) -> impl Fn(&str) -> bool {
-    let prefix = format!("model.layers.{n_layers}.");
-    let has_head = table.get(&format!("{prefix}eh_proj.weight")).is_some();
-    move |name| has_head && name.starts_with(&prefix)
+/// Whether `name` is of a layer that predicts one more token: one with a name of its own, or one behind the `n_layers` layers of a
+/// model such as DeepSeek V3. The latter has a matrix that only it has; `has` says which tensors there are.
+pub(super) fn is_of_predicting_layer(name: &str, n_layers: usize, has: impl Fn(&str) -> bool) -> bool {
+    const LAYERS: &str = "model.layers.";
+    let number = name.strip_prefix(LAYERS).and_then(|rest| rest.split('.').next());
+    let is_behind = number.is_some_and(|number| {
+        number.parse().is_ok_and(|layer: usize| layer >= n_layers) && has(&format!("{LAYERS}{number}.eh_proj.weight"))
+    });
+    is_behind || OTHER_PREDICTIONS.iter().any(|beginning| name.starts_with(beginning))
 }
 
 /// Whether the model computes the same without `tensor`.
@@ -80,7 +100,7 @@ pub(super) fn is_no_parameter(tensor: &StoredTensor<'_>) -> bool {
     // Names may come without the prefix of the class.
     let name = format!(".{}", tensor.name);
     is_mask
-        || is_of_other_predictions(tensor.name)
+        || OTHER_PREDICTIONS.iter().any(|beginning| tensor.name.starts_with(beginning))
         || name.ends_with(".v_head.summary.bias")
         || NO_PARAMETERS.iter().any(|ending| name.ends_with(ending))
 }

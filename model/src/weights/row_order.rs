@@ -1,6 +1,6 @@
 //! The order in which a file's tensor has the rows of one of our parameters. No tensors here, and no names.
 
-use crate::config::{GatedDeltaNet, GptConfig, Positions};
+use crate::config::{GatedDeltaNet, GptConfig, LatentAttention, Positions};
 
 /// Where in a tensor a parameter's rows are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +12,13 @@ pub(super) enum RowOrder {
     Interleaved { head_dim: usize, rotary_dim: usize },
     /// In each head, the two halves of the rotated part are exchanged: for classes that rotate by the negative angle.
     Exchanged { head_dim: usize, rotary_dim: usize },
+    /// In each head, what rotates is behind the rest; if `interleaved`, the dimensions that rotate together are next to each other.
+    /// Ours begins with what rotates.
+    RotatedLast { head_dim: usize, rotary_dim: usize, interleaved: bool },
+    /// In the same place, with a dimension for the heads before the others.
+    Heads { n_heads: usize },
+    /// The same, and each row is a column of its head's matrix.
+    HeadColumns { n_heads: usize },
     /// In the same place, but the tensor lacks a dimension of 1.
     Squeezed,
     /// In the same place; the values are the logarithms of the tensor's, negated.
@@ -27,6 +34,8 @@ pub(super) enum RowOrder {
     After(usize),
     /// Each row is a column, in the same order.
     Transposed,
+    /// Each row is a column; the columns of each half are in turns.
+    TransposedPairs { n_pairs: usize },
     /// One value, in a tensor without dimensions.
     Scalar,
 }
@@ -69,6 +78,33 @@ impl RowOrder {
         Self::grouped(net.n_key_heads, [n_heads, n_heads, 0, 0])
     }
 
+    /// A gate's row, then the row that it gates.
+    pub(super) fn pairs(n_pairs: usize) -> Self {
+        Self::grouped(n_pairs, [1, 1, 0, 0])
+    }
+
+    /// Whether each row is a column of the tensor.
+    pub(super) fn is_transposed(self) -> bool {
+        matches!(self, Self::Transposed | Self::TransposedPairs { .. })
+    }
+
+    /// Queries of latent attention.
+    pub(super) fn latent_queries(config: &GptConfig, latent: &LatentAttention) -> Self {
+        let LatentAttention { rope_dim, interleaved, .. } = *latent;
+        Self::RotatedLast { head_dim: config.head_dim, rotary_dim: rope_dim, interleaved }
+    }
+
+    /// The latent of keys and values, and the rotated part of keys behind it.
+    pub(super) fn latent_down(latent: &LatentAttention) -> Self {
+        let LatentAttention { kv_rank, rope_dim, interleaved, .. } = *latent;
+        Self::RotatedLast { head_dim: kv_rank + rope_dim, rotary_dim: rope_dim, interleaved }
+    }
+
+    /// Head by head, what does not rotate of its key, and its value.
+    pub(super) fn latent_up(config: &GptConfig, latent: &LatentAttention) -> Self {
+        Self::grouped(config.n_heads, [config.head_dim - latent.rope_dim, latent.value_dim, 0, 0])
+    }
+
     /// The rotated dimensions side by side, if there are any.
     pub(super) fn interleaved(config: &GptConfig) -> Self {
         match &config.positions {
@@ -95,7 +131,8 @@ impl RowOrder {
     pub(super) fn place(self, n: usize) -> usize {
         match self {
             Self::Same | Self::Transposed | Self::Scalar | Self::Squeezed => n,
-            Self::LogOfNegated { .. } | Self::Folded { .. } => n,
+            Self::LogOfNegated { .. } | Self::Folded { .. } | Self::Heads { .. } | Self::HeadColumns { .. } => n,
+            Self::TransposedPairs { n_pairs } => Self::pairs(n_pairs).place(n),
             Self::After(n_before) => n_before + n,
             Self::Interleaved { head_dim, rotary_dim } => {
                 let (dim, half) = (n % head_dim, rotary_dim / 2);
@@ -104,6 +141,16 @@ impl RowOrder {
                         _ if dim < half => 2 * dim,
                         _ if dim < rotary_dim => 2 * (dim - half) + 1,
                         _ => dim,
+                    }
+            }
+            Self::RotatedLast { head_dim, rotary_dim, interleaved } => {
+                let (dim, first, half) = (n % head_dim, head_dim - rotary_dim, rotary_dim / 2);
+                n - dim
+                    + match dim {
+                        _ if dim >= rotary_dim => dim - rotary_dim,
+                        _ if !interleaved => first + dim,
+                        _ if dim < half => first + 2 * dim,
+                        _ => first + 2 * (dim - half) + 1,
                     }
             }
             Self::Exchanged { head_dim, rotary_dim } => {
@@ -153,6 +200,14 @@ mod tests {
     }
 
     #[test]
+    fn latent_row_order_puts_what_rotates_before_the_rest_of_each_head() {
+        // Two heads of six dimensions, the last four of which rotate.
+        let order = |interleaved| RowOrder::RotatedLast { head_dim: 6, rotary_dim: 4, interleaved };
+        assert_eq!(places(order(true), 12), [2, 4, 3, 5, 0, 1, 8, 10, 9, 11, 6, 7]);
+        assert_eq!(places(order(false), 6), [2, 3, 4, 5, 0, 1]);
+    }
+
+    #[test]
     fn by_key_head_row_order_puts_queries_before_keys_and_values() {
         // Two key heads of two queries each: q q k v, q q k v.
         let order = RowOrder::grouped(2, [2, 1, 1, 0]);
@@ -160,6 +215,13 @@ mod tests {
         // As many key heads as queries.
         let order = RowOrder::grouped(2, [2, 2, 2, 0]);
         assert_eq!(places(order, 12), [0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 11]);
+    }
+
+    #[test]
+    fn rows_in_pairs_of_a_gate_and_what_it_gates_are_in_turns() {
+        for order in [RowOrder::pairs(3), RowOrder::TransposedPairs { n_pairs: 3 }] {
+            assert_eq!(places(order, 6), [0, 2, 4, 1, 3, 5]);
+        }
     }
 
     #[test]

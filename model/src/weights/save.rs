@@ -23,6 +23,15 @@ fn transpose(values: &[f32], n_columns: usize) -> Vec<f32> {
     (0..n_columns).flat_map(|column| (0..n_rows).map(move |row| values[row * n_columns + column])).collect()
 }
 
+/// `len` values with the rows in the order of a tensor; what has no row is 0.
+fn in_order(rows: &[f32], width: usize, len: usize, order: RowOrder) -> Vec<f32> {
+    let mut placed = vec![0.0; len];
+    for (n, row) in rows.chunks_exact(width).enumerate() {
+        placed[order.place(n) * width..][..width].copy_from_slice(row);
+    }
+    placed
+}
+
 /// Writes every parameter of `gpt` to `folder` under these names, one in memory at a time.
 pub(super) fn save_params(
     gpt: &Gpt,
@@ -164,13 +173,14 @@ impl SavedTensor {
         match self.order {
             RowOrder::Same => rows.into(),
             RowOrder::Transposed => transpose(rows, width).into(),
+            order if order.is_transposed() => transpose(&in_order(rows, width, rows.len(), order), width).into(),
+            RowOrder::HeadColumns { n_heads } => {
+                let heads = rows.chunks_exact(rows.len() / n_heads);
+                heads.flat_map(|head| transpose(head, width)).collect::<Vec<_>>().into()
+            }
             order => {
                 let n_parts = self.expert.map_or(1, |expert| expert.n_experts);
-                let mut placed = vec![0.0; self.shape.iter().product::<usize>() / n_parts];
-                for (n, row) in rows.chunks_exact(width).enumerate() {
-                    placed[order.place(n) * width..][..width].copy_from_slice(row);
-                }
-                placed.into()
+                in_order(rows, width, self.shape.iter().product::<usize>() / n_parts, order).into()
             }
         }
     }

@@ -4,7 +4,7 @@ use std::slice;
 
 use super::row_order::RowOrder;
 use crate::{
-    config::{GatedDeltaNet, GptConfig, Recurrence},
+    config::{GatedDeltaNet, GptConfig, LatentAttention, Recurrence},
     param_specs::ParamSpec,
 };
 
@@ -140,6 +140,20 @@ pub(super) enum RowSelection {
     DeltaByKeyHead,
     /// What its betas and decays are made of, key head by key head.
     BetasByKeyHead,
+    /// An expert's gates and what they gate, in turns.
+    Pairs,
+    /// The same, transposed.
+    TransposedPairs,
+    /// Queries of latent attention.
+    LatentQueries,
+    /// What makes the latent of keys and values, and the rotated part of keys behind it.
+    LatentDown,
+    /// What keys and values are made of the latent by, head by head.
+    LatentUp,
+    /// The part of [`LatentUp`](Self::LatentUp) for keys, with a transposed matrix for each head.
+    LatentKeys,
+    /// Its part for values, with a matrix for each head.
+    LatentValues,
 }
 
 impl RowSelection {
@@ -147,12 +161,15 @@ impl RowSelection {
     fn count(self, config: &GptConfig, n: usize) -> usize {
         match self {
             Self::All | Self::Transposed | Self::ByKeyHead | Self::After(_) => n,
+            Self::LatentQueries | Self::LatentDown | Self::LatentUp => n,
+            Self::LatentKeys => n - config.value_width(),
+            Self::LatentValues => config.value_width(),
             Self::Queries | Self::InterleavedQueries | Self::ReversedQueries => config.q_width(),
             Self::KeysOrValues | Self::InterleavedKeys | Self::ReversedKeys => config.kv_width(),
             Self::Half => n / 2,
             Self::Value | Self::Scalar => 1,
             Self::DeltaByKeyHead | Self::BetasByKeyHead | Self::Squeezed | Self::LogOfNegated => n,
-            Self::ColumnOfNegated | Self::Column | Self::NormGroups => n,
+            Self::ColumnOfNegated | Self::Column | Self::NormGroups | Self::Pairs | Self::TransposedPairs => n,
             Self::GatedQueries => config.gate_width() + config.q_width(),
             Self::DeltaQkv => delta_net(config).map_or(n, |net| net.qkv_width()),
             Self::DeltaGates => delta_net(config).map_or(n, |net| net.value_width()),
@@ -177,8 +194,20 @@ impl RowSelection {
             Self::DeltaQkv | Self::DeltaGates => RowOrder::Same,
             Self::DeltaByKeyHead => delta_net(config).map_or(RowOrder::Same, RowOrder::delta_by_key_head),
             Self::BetasByKeyHead => delta_net(config).map_or(RowOrder::Same, RowOrder::delta_gates_by_key_head),
+            Self::Pairs => RowOrder::pairs(expert_width(config)),
+            Self::TransposedPairs => RowOrder::TransposedPairs { n_pairs: expert_width(config) },
+            Self::LatentQueries => of_latent(config, |latent| RowOrder::latent_queries(config, latent)),
+            Self::LatentDown => of_latent(config, RowOrder::latent_down),
+            Self::LatentUp => of_latent(config, |latent| RowOrder::latent_up(config, latent)),
+            Self::LatentKeys => RowOrder::HeadColumns { n_heads: config.n_heads },
+            Self::LatentValues => RowOrder::Heads { n_heads: config.n_heads },
         }
     }
+}
+
+/// What `order` says of a model with latent attention.
+fn of_latent(config: &GptConfig, order: impl FnOnce(&LatentAttention) -> RowOrder) -> RowOrder {
+    config.latent.as_ref().map_or(RowOrder::Same, order)
 }
 
 /// Groups of the norm behind a Mamba-2 layer.
@@ -197,6 +226,11 @@ fn delta_net(config: &GptConfig) -> Option<&GatedDeltaNet> {
     }
 }
 
+/// Width inside an expert of a model that has some.
+fn expert_width(config: &GptConfig) -> usize {
+    config.experts.as_ref().map_or(0, |experts| experts.d_ff)
+}
+
 /// How the files of one architecture name their tensors.
 #[derive(Clone, Copy)]
 pub(super) struct TensorNames {
@@ -205,7 +239,7 @@ pub(super) struct TensorNames {
     /// `None`: every parameter is a tensor of the same name. If several rows for one parameter apply, the first whose
     /// tensors all exist counts, or the first of them if none does.
     pub(super) rows: Option<&'static [&'static [NameRow]]>,
-    /// Names may come without this prefix: that is how base models were saved.
+    /// Names may come without this prefix: that is how base models were saved. Those of base models may come with it.
     pub(super) base_prefix: &'static str,
 }
 
@@ -230,10 +264,12 @@ impl TensorPart {
     pub(super) fn shape(&self, spec: &ParamSpec) -> Vec<usize> {
         let rest = &spec.shape[1..];
         let own = match self.order {
-            RowOrder::Transposed => [rest, &[self.n_rows]].concat(),
+            order if order.is_transposed() => [rest, &[self.n_rows]].concat(),
             RowOrder::Scalar => Vec::new(),
             RowOrder::Squeezed => [&[self.n_rows], &rest[1..]].concat(),
             RowOrder::After(n_before) => [&[n_before + self.n_rows], rest].concat(),
+            RowOrder::Heads { n_heads } => [&[n_heads, self.n_rows / n_heads], rest].concat(),
+            RowOrder::HeadColumns { n_heads } => [&[n_heads], rest, &[self.n_rows / n_heads]].concat(),
             RowOrder::LogOfNegated { is_column: true } => vec![self.n_rows, 1],
             RowOrder::Folded { n_rows } => vec![n_rows, self.n_rows / n_rows.max(1)],
             _ => [&[self.n_rows], rest].concat(),
@@ -243,6 +279,12 @@ impl TensorPart {
 }
 
 impl TensorNames {
+    /// The names that files may have for `name`.
+    pub(super) fn spellings(&self, name: &str) -> [String; 3] {
+        let short = name.strip_prefix(self.base_prefix).unwrap_or(name);
+        [name.to_owned(), short.to_owned(), format!("{}{name}", self.base_prefix)]
+    }
+
     /// What makes up the parameter `spec` in files that have the tensors for which `has` is true.
     pub(super) fn parts(&self, spec: &ParamSpec, config: &GptConfig, has: &dyn Fn(&str) -> bool) -> Vec<TensorPart> {
         let Some(rows) = self.rows else {

@@ -42,9 +42,10 @@ impl StoredTensor<'_> {
         }
     }
 
-    /// Refuses another shape than `expected`.
+    /// Refuses another shape than `expected`. First dimensions of 1 may be left out or added, as programs that write GGUF files
+    /// do.
     pub(super) fn require_shape(&self, expected: &[usize]) -> Result<()> {
-        if self.shape == expected {
+        if without_leading_ones(&self.shape) == without_leading_ones(expected) {
             return Ok(());
         }
         Err(self.error(format!("has shape {:?}, but {} requires {expected:?}", self.shape, self.asked_by)))
@@ -52,6 +53,9 @@ impl StoredTensor<'_> {
 
     /// The part of one expert of a tensor `[n_experts, ...]`.
     pub(super) fn of_expert(&self, OfExpert { number, n_experts }: OfExpert) -> Self {
+        if n_experts == 1 {
+            return self.clone();
+        }
         let n_bytes = self.bytes.len() / n_experts;
         Self { shape: self.shape[1..].to_vec(), bytes: &self.bytes[number * n_bytes..][..n_bytes], ..self.clone() }
     }
@@ -72,6 +76,16 @@ impl StoredTensor<'_> {
     pub(super) fn error(&self, what: impl Into<String>) -> Error {
         Error::tensor(self.path, self.name, what)
     }
+}
+
+/// The dimensions from the first on that is not 1; at least the last one.
+pub(super) fn without_leading_ones(mut shape: &[usize]) -> &[usize] {
+    while let [1, rest @ ..] = shape
+        && !rest.is_empty()
+    {
+        shape = rest;
+    }
+    shape
 }
 
 /// All tensors of a model, by name.

@@ -97,6 +97,16 @@ OWN = {
                        "mamba_num_heads": 16, "mamba_head_dim": 4,
                        "n_group": 1, "topk_group": 1, "time_step_min": 1e-6, "max_position_embeddings": 2**20},
     "qwen3-next": {"mlp_only_layers": [], "norm_topk_prob": True},
+    # llama.cpp has constants for these.
+    "gpt-oss": {"swiglu_alpha": 1.702, "swiglu_limit": 7.0},
+    # The converter does not arrange biases, and has no keys for the order of rotated dimensions, nor for one of two multipliers.
+    "deepseek-v2": {"attention_bias": False},
+    "deepseek-v3": {"attention_bias": False, "scoring_func": "sigmoid",
+                    "rope_parameters": {**make_golden.LATENT_YARN, "beta_fast": 8, "beta_slow": 1, "mscale": 0.707}},
+    "glm4-moe-lite": {"mlp_layer_types": ["dense", "sparse", "sparse"], "n_group": 1},
+    "youtu": {"rope_interleave": True},
+    # llama.cpp has constants, and values as wide as the model has heads.
+    "minicpm3": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256, "v_head_dim": 8},
     # The converter knows one context length with `alpha`.
     "hunyuan": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
 }

@@ -7,13 +7,14 @@ Usage:
 Each DIR is a Hugging Face model folder with `expected.safetensors` beside the weights, which holds
     input_ids   [batch, seq] int32
     logits      [batch, seq, vocab] f32, as Hearth computed them before it saved
-The folder must open with `AutoModelForCausalLM.from_pretrained` as the class its config.json names, with no
+The folder must open with `AutoModelForCausalLM.from_pretrained`, or `AutoModel` if it is an encoder, as the class its config.json names, with no
 tensor missing, left over or of another shape, and give those logits within 1e-4 of their standard deviation
 (float32, eager attention). Prints one line per folder; exits with 1 if any fails, 2 if called wrongly.
 
 Needs torch, transformers and safetensors; no GPU, no network.
 """
 
+import inspect
 import json
 import os
 import sys
@@ -26,6 +27,9 @@ import transformers
 from safetensors.torch import load_file
 
 TOLERANCE = 1e-4  # of the logits' standard deviation
+
+# Classes of code beside weights, which transformers computes as another.
+COMPUTED_AS = {"ExaoneForCausalLM": "LlamaForCausalLM", "InternLM3ForCausalLM": "LlamaForCausalLM"}
 
 
 class Refused(Exception):
@@ -54,16 +58,35 @@ def read_expected(folder):
 
 
 def open_model(folder):
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True, output_loading_info=True
+    classes = json.loads((folder / "config.json").read_text()).get("architectures") or [""]
+    # Encoders; some have a head for the first token, which Hearth does not save.
+    is_encoder = classes[0].endswith("Model")
+    auto = transformers.AutoModel if is_encoder else transformers.AutoModelForCausalLM
+    has_pooler = is_encoder and "add_pooling_layer" in inspect.signature(
+        getattr(transformers, classes[0]).__init__
+    ).parameters
+    model, info = auto.from_pretrained(
+        folder,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        local_files_only=True,
+        output_loading_info=True,
+        **({"add_pooling_layer": False} if has_pooler else {}),
     )
     found = {what: sorted(map(str, keys)) for what, keys in info.items() if keys}
     if found:
         raise Refused(f"loading reports {found}")
     named = json.loads((folder / "config.json").read_text()).get("architectures")
-    if named != [type(model).__name__]:
+    if [COMPUTED_AS.get(name, name) for name in named] != [type(model).__name__]:
         raise Refused(f"config.json names {named}, transformers opened {type(model).__name__}")
     return model.eval()
+
+
+def logits_of(model, input_ids):
+    """The logits; of an encoder, which has none, the products of the last hidden states and the embeddings."""
+    if type(model).__name__.endswith("Model"):
+        return model(input_ids=input_ids).last_hidden_state @ model.get_input_embeddings().weight.T
+    return model(input_ids=input_ids, use_cache=False).logits
 
 
 def check(folder):
@@ -71,7 +94,7 @@ def check(folder):
     input_ids, expected = read_expected(folder)
     model = open_model(folder)
     with torch.no_grad():
-        logits = model(input_ids=input_ids.long(), use_cache=False).logits
+        logits = logits_of(model, input_ids.long())
     if logits.shape != expected.shape:
         raise Refused(f"logits are {list(expected.shape)}, transformers gives {list(logits.shape)}")
     difference = ((logits - expected).abs().max() / logits.std()).item()

@@ -22,6 +22,11 @@ Each case becomes a folder `<case>/`:
         logits_alone    [batch, alone_len, vocab] f32, where `alone_len` is given: the logits of the first so many ids
                         of each sequence without those that follow
 
+    router_losses.safetensors, of some mixtures
+        counted         [batch * seq] f32: 1 for the rows that count
+        balance, z      [1] f32: the load-balancing loss and the router z-loss; `_counted`: over these rows
+        grad.<name>     f32: the gradients of ROUTER_LOSS_WEIGHTS times the last two
+
 How the numbers come about. All weights are random, drawn in the order of `named_parameters` from one
 generator per case. Everything is computed twice with eager attention, in float32 and in float64, where
 the places that transformers pins to float32 (softmax, RMSNorm, rotary tables) are lifted to float64 too.
@@ -40,6 +45,7 @@ A new case is one entry in CASES. Run it twice: the bytes must not change.
 import argparse
 import contextlib
 import copy
+import inspect
 import json
 import os
 import platform
@@ -56,6 +62,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch.overrides import TorchFunctionMode
 from transformers.core_model_loading import revert_weight_conversion
+from transformers.models.switch_transformers.modeling_switch_transformers import router_z_loss_func
 
 HERE = Path(__file__).resolve().parent
 VERSIONS_FILE = HERE / "versions.json"
@@ -78,6 +85,9 @@ class Case:
     family adds the 1 itself), unless `mean_of` names a part of a parameter's name with its own. `teeth` are changes of the configuration, by field, that must show in the
     logits. `zero_gradients` are parts of names whose true gradient is zero, with the reason in a comment.
     `saved_as` is what `save_pretrained` calls a parameter, where that is not its name in the module.
+    `first_id` is the least of the ids that are drawn.
+    `router_losses` asks for router_losses.safetensors: the losses of the routers, and the gradients of
+    ROUTER_LOSS_WEIGHTS times these.
     `alone_len` is the length of a start of the sequences whose logits depend on what follows.
     `published_as` are the keys of the config.json of a class that transformers does not have: the case's keys that
     neither the sizes nor this have are left out, and `architecture` computes the same.
@@ -95,7 +105,16 @@ class Case:
     zero_gradients: tuple = ()
     saved_as: dict = field(default_factory=dict)
     alone_len: int = 0
+    router_losses: bool = False
+    first_id: int = 0
     published_as: dict = field(default_factory=dict)
+    config_class: str = ""
+
+
+    @property
+    def is_encoder(self):
+        """Encoders have no logits. Theirs are the products of the last hidden states and the embeddings."""
+        return self.architecture.endswith("Model")
 
 
 @dataclass(frozen=True)
@@ -207,6 +226,23 @@ GLM_TEETH = (
     {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0}},
 )
 
+
+BERT = {
+    "vocab_size": 61,
+    "max_position_embeddings": 42,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 52,
+    "layer_norm_eps": 1e-3,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    **IDS,
+}
+BERT_TEETH = ({"layer_norm_eps": 1e-5}, {"hidden_act": "relu"}, {"num_attention_heads": 2})
+# Adding the same to all scores of a query changes nothing.
+BERT_ZEROS = ("key.bias",)
 
 CASES = {
     "gpt2": Case("GPT2LMHeadModel", GPT2, seed=101, weight_std=0.35, teeth=GPT2_TEETH),
@@ -950,10 +986,19 @@ GRANITE_MIXTURE_TEETH = (
     {"attention_multiplier": 1.0},
     {"logits_scaling": 1.0},
 )
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "beta_fast": 1.0,
+    "beta_slow": 0.02,
+    "original_max_position_embeddings": 16,
+}
 CASES |= {
     "mixtral": Case(
         "MixtralForCausalLM",
         {**MIXTURE, "intermediate_size": 12, "num_local_experts": 4, "sliding_window": 9},
+        router_losses=True,
         seed=501,
         weight_std=0.5,
         teeth=({"num_experts_per_tok": 3}, {"sliding_window": None}),
@@ -969,6 +1014,7 @@ CASES |= {
             "mlp_only_layers": [1],
             "norm_topk_prob": False,
         },
+        router_losses=True,
         seed=502,
         weight_std=0.4,
         teeth=({"num_experts_per_tok": 3}, {"norm_topk_prob": True}),
@@ -1036,6 +1082,90 @@ CASES |= {
             {"routed_scaling_factor": 1.0},
         ),
     ),
+    "dots1": Case(
+        "Dots1ForCausalLM",
+        {
+            **MIXTURE,
+            "num_hidden_layers": 3,
+            "moe_intermediate_size": 12,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.5,
+            "first_k_dense_replace": 1,
+            "attention_bias": True,
+            "sliding_window": 7,
+            "max_window_layers": 2,
+        },
+        seed=511,
+        weight_std=0.5,
+        norm_mean=1.3,
+        teeth=({"num_experts_per_tok": 2}, {"norm_topk_prob": False}, {"topk_group": 3}, {"sliding_window": None}),
+    ),
+    "minimax-m2": Case(
+        "MiniMaxM2ForCausalLM",
+        {
+            **MIXTURE,
+            "head_dim": 12,
+            "intermediate_size": 12,
+            "num_local_experts": 5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+        },
+        seed=512,
+        weight_std=0.5,
+        norm_mean=1.3,
+        teeth=({"num_experts_per_tok": 3}, {"rms_norm_eps": 1e-2}),
+    ),
+    # A norm behind the experts hides the scale of their weights.
+    "flex-olmo": Case(
+        "FlexOlmoForCausalLM",
+        {**MIXTURE, "intermediate_size": 12, "num_experts": 4, "num_key_value_heads": 2, "attention_bias": True},
+        seed=513,
+        weight_std=0.5,
+        norm_mean=1.3,
+        teeth=({"num_experts_per_tok": 3}, {"hidden_act": "gelu"}),
+    ),
+    "exaone-moe": Case(
+        "ExaoneMoeForCausalLM",
+        {
+            **MIXTURE,
+            "num_hidden_layers": 4,
+            "head_dim": 12,
+            "moe_intermediate_size": 12,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "num_shared_experts": 2,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "first_k_dense_replace": 1,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        },
+        seed=514,
+        weight_std=0.5,
+        norm_mean=1.3,
+        teeth=({"num_experts_per_tok": 2}, {"norm_topk_prob": False}, {"topk_group": 3}, {"sliding_window": 7}),
+    ),
+    # Norms of queries and keys after rotation.
+    "hunyuan-moe": Case(
+        "HunYuanMoEV1ForCausalLM",
+        {
+            **{key: value for key, value in MIXTURE.items() if key != "num_experts_per_tok"},
+            "head_dim": 12,
+            "intermediate_size": 12,
+            "num_experts": 4,
+            "moe_topk": 2,
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 5.0, "factor": 1.0},
+        },
+        seed=515,
+        weight_std=0.5,
+        teeth=({"moe_topk": 3}, {"hidden_act": "gelu"}),
+    ),
     "ernie4_5-moe": Case(
         "Ernie4_5_MoeForCausalLM",
         {
@@ -1054,8 +1184,157 @@ CASES |= {
         weight_std=0.35,
         teeth=({"moe_k": 3},),
     ),
+    "gpt-oss": Case(
+        "GptOssForCausalLM",
+        {
+            **MIXTURE,
+            "head_dim": 12,
+            "intermediate_size": 12,
+            "num_local_experts": 4,
+            "sliding_window": 6,
+            "rms_norm_eps": 1e-3,
+            # At the limits of what the experts compute here.
+            "swiglu_alpha": 1.3,
+            "swiglu_limit": 1.5,
+            "rope_parameters": {**YARN, "truncate": False},
+        },
+        router_losses=True,
+        seed=509,
+        weight_std=0.5,
+        mean_of={"sinks": 0.5},
+        teeth=(
+            {"num_experts_per_tok": 3},
+            {"sliding_window": 7},
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            {"rms_norm_eps": 1e-5},
+            {"swiglu_alpha": 1.702},
+            {"swiglu_limit": 7.0},
+            {"rope_parameters": YARN},
+        ),
+    ),
 }
 CASES["ernie4_5-moe"].config.pop("num_experts_per_tok")
+
+
+# Latent attention. Queries, keys and values have several widths; norms of latents have an epsilon of their own.
+LATENT = {
+    **SMALL,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "kv_lora_rank": 10,
+    "q_lora_rank": 12,
+    "qk_rope_head_dim": 6,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 7,
+    "rms_norm_eps": 1e-3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+}
+LATENT_MIXTURE = {
+    **LATENT,
+    "num_hidden_layers": 3,
+    "moe_intermediate_size": 12,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+}
+# As DeepSeek's: the two multipliers differ.
+LATENT_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 10,
+    "beta_fast": 0.15,
+    "beta_slow": 0.003,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.707,
+}
+LATENT_TEETH = (
+    {"rms_norm_eps": 1e-5},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+)
+CASES |= {
+    "deepseek-v2": Case(
+        "DeepseekV2ForCausalLM",
+        {
+            **LATENT_MIXTURE,
+            "q_lora_rank": None,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "first_k_dense_replace": 1,
+            "attention_bias": True,
+        },
+        seed=701,
+        weight_std=0.4,
+        teeth=(
+            *LATENT_TEETH,
+            {"topk_group": 3},
+            {"topk_method": "greedy"},
+            {"num_experts_per_tok": 2},
+            {"routed_scaling_factor": 1.0},
+        ),
+    ),
+    "deepseek-v3": Case(
+        "DeepseekV3ForCausalLM",
+        {
+            **LATENT_MIXTURE,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "first_k_dense_replace": 1,
+            "attention_bias": True,
+            "max_position_embeddings": 40,
+            "rope_parameters": LATENT_YARN,
+        },
+        seed=702,
+        weight_std=0.4,
+        teeth=(
+            {"rms_norm_eps": 1e-5},
+            {"rope_parameters": {**LATENT_YARN, "mscale": 0.5}},
+            {"rope_parameters": {**LATENT_YARN, "mscale_all_dim": 0.5}},
+            {"rope_interleave": False},
+            {"topk_group": 3},
+            {"norm_topk_prob": False},
+            {"num_experts_per_tok": 2},
+            {"routed_scaling_factor": 1.0},
+        ),
+    ),
+    # Values are wider than keys.
+    "glm4-moe-lite": Case(
+        "Glm4MoeLiteForCausalLM",
+        {
+            **LATENT_MIXTURE,
+            "v_head_dim": 13,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "n_shared_experts": 1,
+            "routed_scaling_factor": 1.5,
+        },
+        seed=703,
+        weight_std=0.4,
+        teeth=(
+            *LATENT_TEETH,
+            {"rope_interleave": False},
+            {"norm_topk_prob": False},
+            {"num_experts_per_tok": 2},
+            {"routed_scaling_factor": 1.0},
+        ),
+    ),
+    "minicpm3": Case(
+        "MiniCPM3ForCausalLM",
+        {**LATENT, "scale_emb": 2.0, "scale_depth": 1.1, "dim_model_base": 20},
+        seed=704,
+        weight_std=0.5,
+        teeth=(*LATENT_TEETH, {"scale_emb": 1.0}, {"scale_depth": None}, {"dim_model_base": None}),
+    ),
+    "youtu": Case(
+        "YoutuForCausalLM",
+        {**LATENT, "rope_interleave": False},
+        seed=705,
+        weight_std=0.5,
+        teeth=(*LATENT_TEETH, {"rope_interleave": True}),
+    ),
+}
 
 
 # Recurrent layers beside a layer that attends.
@@ -1156,6 +1435,98 @@ CASES |= {
     ),
 }
 CASES["qwen3_5-moe"].config.pop("intermediate_size")
+
+
+# Mixtures with windows.
+WINDOWED_MIXTURE = {
+    **MIXTURE,
+    "num_hidden_layers": 3,
+    "head_dim": 12,
+    "moe_intermediate_size": 12,
+    "sliding_window": 6,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+WINDOWED_TEETH = (
+    {"rms_norm_eps": 1e-5},
+    {"num_experts_per_tok": 3},
+    {"sliding_window": 7},
+    {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+)
+CASES |= {
+    # Only layers with the window rotate. Heads have gates.
+    "afmoe": Case(
+        "AfmoeForCausalLM",
+        {
+            **WINDOWED_MIXTURE,
+            "rms_norm_eps": 1e-3,
+            "num_experts": 5,
+            "num_shared_experts": 2,
+            "num_dense_layers": 1,
+            "route_scale": 1.5,
+            "mup_enabled": True,
+        },
+        seed=711,
+        weight_std=0.5,
+        mean_of={"q_norm": 1.6, "k_norm": 1.6},
+        teeth=(*WINDOWED_TEETH, {"route_scale": 1.0}, {"mup_enabled": False}),
+    ),
+    "mellum": Case(
+        "MellumForCausalLM",
+        {
+            **WINDOWED_MIXTURE,
+            "rms_norm_eps": 1e-3,
+            "num_experts": 5,
+            "norm_topk_prob": False,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "attention_bias": True,
+            "rope_parameters": {
+                "full_attention": {"rope_theta": 500.0, "rope_type": "default"},
+                "sliding_attention": {"rope_theta": 100.0, "rope_type": "default"},
+            },
+        },
+        seed=712,
+        weight_std=0.5,
+        mean_of={"q_norm": 1.6, "k_norm": 1.6},
+        teeth=(*WINDOWED_TEETH, {"norm_topk_prob": True}),
+    ),
+    # As published: GPT-2's names, and keys of its own. Transformers computes both of these as Llama.
+    "exaone": Case(
+        "LlamaForCausalLM",
+        SMALL_ROPE,
+        seed=713,
+        weight_std=0.5,
+        teeth=ROPE_TEETH,
+        config_class="ExaoneConfig",
+        published_as={
+            "architectures": ["ExaoneForCausalLM"],
+            "model_type": "exaone",
+            "activation_function": "silu",
+            "num_hidden_layers": None,
+            "num_layers": 2,
+            "rms_norm_eps": None,
+            "layer_norm_epsilon": 1e-3,
+            "rope_theta": 500.0,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "internlm3": Case(
+        "LlamaForCausalLM",
+        {**SMALL_ROPE, "head_dim": 12, "attention_bias": True, "mlp_bias": True},
+        seed=714,
+        weight_std=0.5,
+        teeth=ROPE_TEETH,
+        config_class="InternLM3Config",
+        published_as={
+            "architectures": ["InternLM3ForCausalLM"],
+            "model_type": "internlm3",
+            "head_dim": 12,
+            "qkv_bias": True,
+            "bias": True,
+            "rope_theta": 500.0,
+            "tie_word_embeddings": False,
+        },
+    ),
+}
 
 
 # Mamba-2 beside a layer that attends.
@@ -1302,6 +1673,87 @@ CASES |= {
             {"routed_scaling_factor": 1.0},
         ),
     ),
+    "bert": Case(
+        architecture="BertModel",
+        config=BERT,
+        seed=701,
+        weight_std=0.3,
+        seq_len=20,
+        teeth=BERT_TEETH,
+        zero_gradients=BERT_ZEROS,
+    ),
+    "roberta": Case(
+        architecture="RobertaModel",
+        config={**BERT, "type_vocab_size": 1, "pad_token_id": 1, "hidden_act": "gelu_new"},
+        seed=702,
+        weight_std=0.3,
+        seq_len=20,
+        first_id=3,
+        teeth=BERT_TEETH,
+        zero_gradients=BERT_ZEROS,
+    ),
+    "xlm-roberta": Case(
+        architecture="XLMRobertaModel",
+        config={**BERT, "type_vocab_size": 1, "pad_token_id": 1},
+        seed=703,
+        weight_std=0.3,
+        seq_len=20,
+        first_id=3,
+        teeth=BERT_TEETH,
+        zero_gradients=BERT_ZEROS,
+    ),
+    "distilbert": Case(
+        architecture="DistilBertModel",
+        config={
+            "vocab_size": 61,
+            "max_position_embeddings": 40,
+            "dim": 32,
+            "n_layers": 2,
+            "n_heads": 4,
+            "hidden_dim": 52,
+            "activation": "gelu",
+            "dropout": 0.0,
+            "attention_dropout": 0.0,
+            "pad_token_id": None,
+        },
+        seed=704,
+        weight_std=0.3,
+        seq_len=20,
+        teeth=({"activation": "relu"}, {"n_heads": 2}),
+        zero_gradients=("k_lin.bias",),
+    ),
+    "modernbert": Case(
+        architecture="ModernBertModel",
+        config={
+            "vocab_size": 61,
+            "max_position_embeddings": 64,
+            "hidden_size": 32,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "intermediate_size": 52,
+            "norm_eps": 1e-3,
+            "local_attention": 8,
+            "global_attn_every_n_layers": 2,
+            "global_rope_theta": 500.0,
+            "local_rope_theta": 50.0,
+            "attention_dropout": 0.0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "cls_token_id": 1,
+            "sep_token_id": 2,
+            "pad_token_id": None,
+        },
+        seed=705,
+        weight_std=0.2,
+        teeth=(
+            {"norm_eps": 1e-5},
+            {"local_attention": 10},
+            {"hidden_activation": "silu"},
+            {"global_attn_every_n_layers": 3},
+            {"global_rope_theta": 5000.0},
+            {"local_rope_theta": 500.0},
+        ),
+    ),
 }
 
 
@@ -1321,14 +1773,30 @@ def model_class(architecture):
     return getattr(transformers, architecture)
 
 
-def make_config(architecture, fields):
-    return model_class(architecture).config_class(**copy.deepcopy(fields))
+def make_config(architecture, fields, config_class=""):
+    config_class = getattr(transformers, config_class) if config_class else model_class(architecture).config_class
+    return config_class(**copy.deepcopy(fields))
 
 
 def make_model(architecture, config):
     """An untrained model in evaluation mode, in float32, with eager attention."""
-    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager", **without_pooler(architecture)}
     return model_class(architecture)._from_config(config, **eager, dtype=torch.float32).eval()
+
+
+def without_pooler(architecture):
+    """What leaves out the head for the first token, which some encoders have."""
+    has_pooler = "add_pooling_layer" in inspect.signature(model_class(architecture).__init__).parameters
+    return {"add_pooling_layer": False} if has_pooler else {}
+
+
+def logits_of(model, input_ids, **options):
+    """The output of the model, with logits."""
+    if not type(model).__name__.endswith("Model"):
+        return model(input_ids=input_ids, use_cache=False, **options)
+    output = model(input_ids=input_ids, **options)
+    output.logits = output.last_hidden_state @ model.get_input_embeddings().weight.T
+    return output
 
 
 def draw_weights(model, case):
@@ -1353,7 +1821,7 @@ def draw_weights(model, case):
 
 def draw_input_ids(case):
     generator = torch.Generator().manual_seed(case.seed + 1_000_000)
-    return torch.randint(0, case.config["vocab_size"], (2, case.seq_len), generator=generator)
+    return torch.randint(case.first_id, case.config["vocab_size"], (2, case.seq_len), generator=generator)
 
 
 def loss_of(logits, input_ids):
@@ -1364,7 +1832,7 @@ def run(model, input_ids, dtype):
     """Logits, attention probabilities, loss and gradients by name, of a copy of `model` in `dtype`."""
     model = copy.deepcopy(model).to(dtype)
     with Float64() if dtype == torch.float64 else contextlib.nullcontext():
-        output = model(input_ids=input_ids, use_cache=False, output_attentions=True)
+        output = logits_of(model, input_ids, output_attentions=True)
         loss = loss_of(output.logits, input_ids)
         loss.backward()
     attentions = [layer.detach() for layer in output.attentions if layer is not None]
@@ -1373,6 +1841,37 @@ def run(model, input_ids, dtype):
     missing = [name for name, gradient in gradients.items() if gradient is None]
     assert not missing, f"the loss does not depend on {missing}"
     return output.logits.detach(), attentions, loss.detach(), gradients
+
+
+ROUTER_LOSS_WEIGHTS = (0.5, 0.3)
+
+
+def router_losses(model, input_ids):
+    """The losses of the routers, over all rows and over some, and the gradients of those over some."""
+    model = copy.deepcopy(model).to(torch.float64)
+    counted = (torch.rand(input_ids.numel(), generator=torch.Generator().manual_seed(3)) < 0.7).double()
+    module = sys.modules[type(model).__module__]
+    with Float64():
+        output = model(input_ids=input_ids, use_cache=False, output_router_logits=True)
+        gates = output.router_logits
+        sizes = (gates[0].shape[-1], model.config.num_experts_per_tok)
+        balance = module.load_balancing_loss_func(gates, *sizes)
+        # One group of all rows, in its shapes.
+        z = router_z_loss_func(torch.cat(gates)[None])
+        balance_counted = module.load_balancing_loss_func(gates, *sizes, counted)
+        z_counted = (torch.cat(gates).logsumexp(-1) ** 2 * counted.repeat(len(gates))).sum() / counted.sum() / len(gates)
+        (ROUTER_LOSS_WEIGHTS[0] * balance_counted + ROUTER_LOSS_WEIGHTS[1] * z_counted).backward()
+    gradients = {
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for name, parameter in model.named_parameters()
+    }
+    gradients = revert_weight_conversion(model, gradients)
+    numbers = {"balance": balance, "z": z, "balance_counted": balance_counted, "z_counted": z_counted}
+    return {
+        "counted": counted,
+        **{name: number.detach().reshape(1) for name, number in numbers.items()},
+        **{f"grad.{name}": gradient for name, gradient in gradients.items()},
+    }
 
 
 def of_spread(difference, logits):
@@ -1426,7 +1925,7 @@ def check_teeth(case, state, input_ids, logits):
     """How far each change of the configuration moves the logits, in units of their spread."""
     moved = {}
     for change in case.teeth:
-        other = make_model(case.architecture, make_config(case.architecture, {**case.config, **change}))
+        other = make_model(case.architecture, make_config(case.architecture, {**case.config, **change}, case.config_class))
         other.load_state_dict(state)
         label = ", ".join(f"{name}={value}" for name, value in change.items())
         difference = of_spread(run(other, input_ids, torch.float64)[0] - logits, logits)
@@ -1437,8 +1936,10 @@ def check_teeth(case, state, input_ids, logits):
 
 def check_reopens(folder, architecture, input_ids, expected):
     """The saved folder is a model that transformers opens: same class, all keys, same float32 logits."""
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+    auto = transformers.AutoModel if architecture.endswith("Model") else transformers.AutoModelForCausalLM
+    model, info = auto.from_pretrained(
         folder,
+        **without_pooler(architecture),
         dtype=torch.float32,
         attn_implementation="eager",
         experts_implementation="eager",
@@ -1447,7 +1948,7 @@ def check_reopens(folder, architecture, input_ids, expected):
     assert not any(info.values()), info
     assert type(model).__name__ == architecture, type(model)
     with torch.no_grad():
-        logits = model.eval()(input_ids=input_ids, use_cache=False).logits
+        logits = logits_of(model.eval(), input_ids).logits
     assert torch.equal(logits, expected), "the folder gives other logits when opened again"
 
 
@@ -1462,7 +1963,7 @@ def make(name):
     """Makes the folder of one case. Returns what versions.json says about it."""
     entry = CASES[name]
     case = CASES[entry.storage_of] if isinstance(entry, Stored) else entry
-    model = make_model(case.architecture, make_config(case.architecture, case.config))
+    model = make_model(case.architecture, make_config(case.architecture, case.config, case.config_class))
     draw_weights(model, case)
     stored = copy.deepcopy(model)
     if isinstance(entry, Stored):
@@ -1497,7 +1998,8 @@ def make(name):
         gradients = revert_weight_conversion(model, gradients)
         saved = {key: list(tensor.shape) for key, tensor in load_file(folder / "model.safetensors").items()}
         # What is saved and does not train.
-        buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
+        kept = [name for name, _ in model.named_buffers() if name in saved and not name.endswith(SELECTION_BIASES)]
+        buffers = {name: model.get_buffer(name) for name in kept}
         gradients |= {name: torch.zeros_like(buffer) for name, buffer in buffers.items()}
         computed = {key: list(gradient.shape) for key, gradient in gradients.items()}
         saved = {key: shape for key, shape in saved.items() if not key.endswith(SELECTION_BIASES)}
@@ -1510,9 +2012,14 @@ def make(name):
         oracle["logits_alone"] = alone.to(torch.float32)
     save_file({key: tensor.contiguous() for key, tensor in oracle.items()}, folder / "oracle.safetensors")
 
+    if not isinstance(entry, Stored) and case.router_losses:
+        losses = {key: tensor.float().contiguous() for key, tensor in router_losses(model, input_ids).items()}
+        save_file(losses, folder / "router_losses.safetensors")
+
     if not isinstance(entry, Stored) and case.published_as:
         kept = [*SMALL, "num_key_value_heads", "rms_norm_eps", "tie_word_embeddings"]
         fields = {key: case.config[key] for key in kept} | case.published_as
+        fields = {key: value for key, value in fields.items() if value is not None}
         (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
     for file in folder.iterdir():
         file.chmod(0o644)  # safetensors writes files for the owner alone

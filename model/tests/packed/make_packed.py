@@ -1,4 +1,5 @@
-"""Makes the model dirs of this folder: tiny Llamas with random weights as other programs quantize them.
+"""Makes the model dirs of this folder: tiny Llamas with random weights as other programs quantize them, and a tiny gpt-oss.
+The names of cases may follow.
 
 Needs torch, transformers, safetensors, compressed-tensors and bitsandbytes. Each dir has `config.json`,
 `model.safetensors` and `oracle.safetensors` (`input_ids`, and the `logits` that transformers computes in f64 from the
@@ -9,6 +10,7 @@ once more, in plain PyTorch.
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import bitsandbytes.functional as bnb
@@ -16,6 +18,7 @@ import torch
 import transformers
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32, unpack_from_int32
 from safetensors.torch import save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 HERE = Path(__file__).parent
 D_MODEL, N_HEADS, N_KV_HEADS, VOCAB = 64, 2, 1, 48
@@ -132,6 +135,15 @@ def nf4(d_out: int, d_in: int, double: bool) -> tuple[Tensors, torch.Tensor]:
     return tensors, bnb.dequantize_4bit(packed, state).double()
 
 
+def mxfp4(n_experts: int, d_out: int, d_in: int) -> tuple[Tensors, torch.Tensor]:
+    tensors = {
+        "blocks": torch.randint(0, 256, (n_experts, d_out, d_in // 32, 16), dtype=torch.uint8),
+        "scales": torch.randint(121, 125, (n_experts, d_out, d_in // 32), dtype=torch.uint8),
+    }
+    # Transposed, as the class holds them.
+    return tensors, convert_moe_packed_tensors(tensors["blocks"], tensors["scales"], dtype=torch.float64)
+
+
 def group_config(bits: int, kind: str, **weights: object) -> dict[str, object]:
     return {
         "quant_method": "compressed-tensors", "format": kind, "ignore": ["lm_head"],
@@ -194,6 +206,47 @@ def make(name: str) -> None:
         os.chmod(target / file, 0o644)
 
 
+def make_gpt_oss() -> None:
+    """As OpenAI's folders: experts in MXFP4, the rest in bf16."""
+    torch.manual_seed(4)
+    config = transformers.GptOssConfig(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=N_HEADS,
+        num_key_value_heads=N_KV_HEADS, head_dim=16, num_local_experts=3, num_experts_per_tok=2, sliding_window=8,
+        max_position_embeddings=64, bos_token_id=None, eos_token_id=None)
+    model = transformers.GptOssForCausalLM._from_config(
+        config, attn_implementation="eager", experts_implementation="eager").eval()
+    state, stored = {}, {}
+    for path, parameter in model.state_dict().items():
+        if path.endswith(("gate_up_proj", "down_proj")):
+            n_experts, d_in, d_out = parameter.shape
+            tensors, state[path] = mxfp4(n_experts, d_out, d_in)
+            assert state[path].shape == parameter.shape
+            stored |= {f"{path}_{part}": tensor for part, tensor in tensors.items()}
+        else:
+            weight = (torch.randn(parameter.shape) * 0.2 + ("norm" in path)).to(torch.bfloat16)
+            stored[path], state[path] = weight, weight.double()
+    model = model.double()
+    model.load_state_dict(state)
+    ids = torch.randint(0, VOCAB, (1, 20))
+    with torch.inference_mode():
+        logits = model(ids).logits[0].float().contiguous()
+    # The keys as these folders have them.
+    fields = config.to_dict()
+    rope = fields.pop("rope_parameters")
+    fields |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope, "experts_per_token": 2}
+    fields.pop("swiglu_alpha")
+    modules = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    quantization = {"modules_to_not_convert": modules, "quant_method": "mxfp4"}
+    target = HERE / "mxfp4"
+    target.mkdir(exist_ok=True)
+    fields |= {"architectures": ["GptOssForCausalLM"], "quantization_config": quantization}
+    (target / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
+    save_file(stored, target / "model.safetensors")
+    save_file({"input_ids": ids.to(torch.int32), "logits": logits}, target / "oracle.safetensors")
+    for file in ("model.safetensors", "oracle.safetensors"):
+        os.chmod(target / file, 0o644)
+
+
 if __name__ == "__main__":
-    for case in CASES:
-        make(case)
+    for case in sys.argv[1:] or [*CASES, "mxfp4"]:
+        make_gpt_oss() if case == "mxfp4" else make(case)

@@ -95,7 +95,7 @@ fn text(text: String) -> Response {
 /// The model or adapter that a request's `model` names.
 #[derive(Clone, Debug)]
 pub(crate) enum Chosen {
-    /// The model without an adapter.
+    /// The model without an adapter, by any of its names.
     Model,
     /// The adapter with this name.
     Adapter(String),
@@ -148,11 +148,15 @@ pub(crate) fn choose(state: &AppState, name: Option<&str>) -> Result<Chosen, Api
     // An empty name is none, as in vLLM and llama.cpp.
     let name = name.filter(|name| !name.is_empty() && *name != state.model_id());
     let Some(name) = name else { return Ok(Chosen::Model) };
+    let by_alias = || match state.options().aliases.contain(name) {
+        true => Ok(Chosen::Model),
+        false => Err(unknown_model(state, name)),
+    };
     match state.engine() {
-        Some(engine) if matches!(engine.adapters().find(name), Found::Unknown) => Err(unknown_model(state, name)),
+        Some(engine) if matches!(engine.adapters().find(name), Found::Unknown) => by_alias(),
         Some(_) => Ok(Chosen::Adapter(name.to_owned())),
         None if state.options().has_adapters => Err(ApiError::unavailable("the model is still loading")),
-        None => Err(unknown_model(state, name)),
+        None => by_alias(),
     }
 }
 

@@ -1,40 +1,95 @@
 //! The formats in which models write tool calls: one table, from which the format of a chat template is detected, the
-//! grammar for calls is made, and calls are parsed.
+//! grammar for calls is made, and calls are parsed. Each family of models has a file with its rows.
 
-use hearth_model::chat::hermes;
+mod cohere;
+mod deepseek;
+mod gemma;
+mod glm;
+mod gpt_oss;
+mod granite;
+mod hermes;
+mod hunyuan;
+mod lfm2;
+mod llama;
+mod minicpm;
+mod mistral;
+mod olmo;
+mod phi;
+mod qwen_coder;
+mod seed_oss;
 
+use super::call_arguments::Arguments;
 use crate::random::{fresh_id, fresh_word};
+
+pub(crate) use self::hermes::{ANY, HERMES};
+#[cfg(test)]
+pub(crate) use self::{
+    cohere::COHERE,
+    deepseek::{DEEPSEEK, DEEPSEEK_NAMED},
+    gemma::{FUNCTION_GEMMA, GEMMA},
+    glm::{GLM, GLM_DENSE},
+    gpt_oss::GPT_OSS,
+    granite::GRANITE,
+    hunyuan::HUNYUAN,
+    lfm2::LFM2,
+    llama::{LLAMA, LLAMA_PYTHON},
+    minicpm::{MINICPM, MINICPM_XML},
+    mistral::{MISTRAL, MISTRAL_NAMED},
+    olmo::OLMO,
+    phi::PHI,
+    qwen_coder::QWEN_CODER,
+    seed_oss::SEED_OSS,
+};
 
 /// How calls are written.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct CallFormat {
-    /// A chat template has this format if its source contains one of these strings.
-    signs: &'static [&'static str],
-    /// The marks before calls.
+    /// A chat template has this format if its source contains all strings of one of these lists.
+    signs: &'static [&'static [&'static str]],
+    /// The marks before calls. The first one is written.
     pub(crate) openings: &'static [&'static str],
+    /// Marks before calls that count only at the start of an answer, or after a mark that is no part of it.
+    pub(crate) first_openings: &'static [&'static str],
     /// The mark after calls, which models may leave out.
     pub(crate) closing: Option<&'static str>,
-    /// Whether a JSON object at the start of a line may be a call without a mark.
-    pub(crate) is_bare: bool,
+    /// Calls without a mark.
+    pub(crate) bare: Bare,
     /// The text between the marks.
     pub(crate) body: Body,
-    /// The text before the first call and after the last one. The grammar for calls is made of this and the next two
+    /// The text before the first call and after the last one. The grammar for calls is made of this and the next three
     /// fields.
     pub(crate) around_all: [&'static str; 2],
     /// The text before a function's name, between the name and the arguments, and after the arguments.
+    /// [`NUMBER`](super::call_arguments::NUMBER) in it is any number.
     pub(crate) around_parts: [&'static str; 3],
+    /// Other texts between the name and the arguments.
+    pub(crate) other_betweens: &'static [&'static str],
     /// The text between two calls.
     pub(crate) separator: &'static str,
+    /// Further texts that may be special tokens.
+    inner_marks: &'static [&'static str],
     ids: Ids,
+}
+
+/// Calls without a mark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bare {
+    None,
+    /// A JSON object at the start of a line.
+    Json,
+    /// A list of Python's calls at the start of the answer.
+    Python,
 }
 
 /// The text between the marks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Body {
-    /// A JSON object with the name and the arguments, or a list of such objects.
-    Json,
+    /// A JSON object with the name, as the member `name`, and the arguments, or a list of such objects.
+    Json { name: &'static str },
     /// The name, `before_id` and an id, which models may leave out, `before_arguments`, and the arguments.
     Named { before_id: &'static str, before_arguments: &'static str },
+    /// Exactly the texts of the format, in any white space, with names and arguments between them.
+    Framed(Arguments),
 }
 
 /// The form of the ids of calls.
@@ -46,100 +101,99 @@ enum Ids {
     Nine,
 }
 
-/// `<tool_call>{"name": .., "arguments": {..}}</tool_call>`: Hermes, Qwen, SmolLM3.
-pub(crate) static HERMES: CallFormat = CallFormat {
-    signs: &["<tool_call>"],
-    openings: &["<tool_call>"],
-    closing: Some("</tool_call>"),
-    is_bare: false,
-    body: Body::Json,
-    around_all: ["", ""],
-    around_parts: hermes::CALL,
-    separator: hermes::SEPARATOR,
-    ids: Ids::Prefixed,
-};
-
-/// `[TOOL_CALLS]name[ARGS]{..}`, in some versions with `[CALL_ID]` and an id after the name: Mistral's tokenizers from
-/// version 11 on.
-pub(crate) static MISTRAL_NAMED: CallFormat = CallFormat {
-    signs: &["[ARGS]"],
-    openings: &["[TOOL_CALLS]"],
-    closing: None,
-    is_bare: false,
-    body: Body::Named { before_id: "[CALL_ID]", before_arguments: "[ARGS]" },
-    around_all: ["", ""],
-    around_parts: ["[TOOL_CALLS]", "[ARGS]", ""],
-    separator: "",
-    ids: Ids::Nine,
-};
-
-/// `[TOOL_CALLS][{"name": .., "arguments": {..}}]`: Mistral's earlier tokenizers.
-pub(crate) static MISTRAL: CallFormat = CallFormat {
-    signs: &["[TOOL_CALLS]"],
-    openings: &["[TOOL_CALLS]"],
-    around_all: ["[TOOL_CALLS][", "]"],
-    ids: Ids::Nine,
-    ..JSON_LIST
-};
-
-/// `<|tool_call|>[{"name": .., "arguments": {..}}]`: Granite 3, which in some versions writes `<tool_call>`.
-pub(crate) static GRANITE: CallFormat = CallFormat {
-    signs: &["<|tool_call|>"],
-    openings: &["<|tool_call|>", "<tool_call>"],
-    around_all: ["<|tool_call|>[", "]"],
-    ..JSON_LIST
-};
-
-/// `{"name": .., "parameters": {..}}`, with or without `<|python_tag|>` in front: Llama 3.
-pub(crate) static LLAMA: CallFormat = CallFormat {
-    signs: &["<|python_tag|>", "\"parameters\""],
-    openings: &["<|python_tag|>"],
-    closing: None,
-    is_bare: true,
-    body: Body::Json,
-    around_all: ["", ""],
-    around_parts: ["{\"name\": \"", "\", \"parameters\": ", "}"],
-    separator: "; ",
-    ids: Ids::Prefixed,
-};
-
-/// What formats with one list of all calls have in common.
+/// A list of JSON objects.
 const JSON_LIST: CallFormat = CallFormat {
-    signs: &[],
-    openings: &[],
-    closing: None,
-    is_bare: false,
-    body: Body::Json,
     around_all: ["[", "]"],
     around_parts: ["{\"name\": \"", "\", \"arguments\": ", "}"],
     separator: ", ",
+    ..ONE_BY_ONE
+};
+
+/// Calls of which each has its own marks.
+const ONE_BY_ONE: CallFormat = CallFormat {
+    signs: &[],
+    openings: &[],
+    first_openings: &[],
+    closing: None,
+    bare: Bare::None,
+    body: Body::Json { name: "name" },
+    around_all: ["", ""],
+    around_parts: ["", "", ""],
+    other_betweens: &[],
+    separator: "\n",
+    inner_marks: &[],
     ids: Ids::Prefixed,
 };
 
 /// All formats. If a template has signs of several, the first one counts.
-static FORMATS: [&CallFormat; 5] = [&HERMES, &MISTRAL_NAMED, &MISTRAL, &GRANITE, &LLAMA];
+static FORMATS: [&CallFormat; 23] = [
+    &glm::GLM_DENSE,
+    &glm::GLM,
+    &seed_oss::SEED_OSS,
+    &qwen_coder::QWEN_CODER,
+    &hunyuan::HUNYUAN,
+    &hermes::HERMES,
+    &mistral::MISTRAL_NAMED,
+    &mistral::MISTRAL,
+    &phi::PHI,
+    &granite::GRANITE,
+    &minicpm::MINICPM,
+    &minicpm::MINICPM_XML,
+    &lfm2::LFM2,
+    &deepseek::DEEPSEEK,
+    &deepseek::DEEPSEEK_NAMED,
+    &gpt_oss::GPT_OSS,
+    &cohere::COHERE,
+    &gemma::GEMMA,
+    &gemma::FUNCTION_GEMMA,
+    &olmo::OLMO,
+    &llama::LLAMA_PYTHON,
+    &llama::LLAMA,
+    &hermes::ANY,
+];
 
 impl CallFormat {
-    /// The format of a chat template that takes tools, by its source. `None` if it is not in the table.
-    pub(crate) fn of_template(source: &str) -> Option<&'static Self> {
-        FORMATS.into_iter().find(|format| format.signs.iter().any(|sign| source.contains(sign)))
+    /// The format of a chat template that takes tools, by its source. [`ANY`] if it is not in the table.
+    pub(crate) fn of_template(source: &str) -> &'static Self {
+        let has_signs =
+            |format: &&CallFormat| format.signs.iter().any(|signs| signs.iter().all(|sign| source.contains(sign)));
+        FORMATS.into_iter().find(has_signs).unwrap_or(&ANY)
     }
 
     /// All marks. In many models they are special tokens.
     pub(crate) fn marks(&self) -> impl Iterator<Item = &'static str> {
         let inner = match self.body {
-            Body::Json => [None, None],
             Body::Named { before_id, before_arguments } => [Some(before_id), Some(before_arguments)],
+            Body::Framed(Arguments::Members { quote }) => [Some(quote), None],
+            Body::Json { .. } | Body::Framed(_) => [None, None],
         };
-        self.openings.iter().copied().chain(self.closing).chain(inner.into_iter().flatten())
+        let openings = self.openings.iter().chain(self.first_openings).chain(self.inner_marks);
+        openings.copied().chain(self.closing).chain(inner.into_iter().flatten())
     }
 
-    /// Calls as a model writes them, from the names of functions and arguments as JSON.
+    /// The texts between a function's name and the arguments, of which the first one is that of the template.
+    pub(crate) fn betweens(&self) -> impl Iterator<Item = &'static str> {
+        let [_, between, _] = self.around_parts;
+        [between].into_iter().chain(self.other_betweens.iter().copied())
+    }
+
+    /// Whether arguments can be told from the rest of a text that follows the grammar as they come.
+    pub(crate) fn streams_arguments(&self) -> bool {
+        !matches!(self.body, Body::Framed(Arguments::Tags(_) | Arguments::Python | Arguments::Members { .. }))
+    }
+
+    /// Whether one pair of marks is around all calls, not around each.
+    pub(crate) fn has_group(&self) -> bool {
+        self.around_all.iter().any(|text| !text.is_empty())
+    }
+
+    /// Calls as a model writes them, from the names of functions and arguments in the form of the format.
     #[cfg(test)]
     pub(crate) fn written(&self, calls: &[(String, String)]) -> String {
         let ([first, last], [before, between, after]) = (self.around_all, self.around_parts);
         let calls = calls.iter().map(|(name, arguments)| format!("{before}{name}{between}{arguments}{after}"));
         format!("{first}{}{last}", calls.collect::<Vec<_>>().join(self.separator))
+            .replace(super::call_arguments::NUMBER, "0")
     }
 
     /// An id for a call.
@@ -152,52 +206,4 @@ impl CallFormat {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tool_call_format_is_detected_from_the_chat_template() {
-        // Lines of the templates of Qwen 2.5, Mistral 7B v0.3, Mistral Nemo, Devstral, Magistral, Granite 3.3 and
-        // Llama 3.1, shortened.
-        for (source, format) in [
-            (r#"{{- '\n<tool_call>\n{"name": "' }}{{- tool_call.name }}{{- '", "arguments": ' }}"#, &HERMES),
-            (r#"{{- "[TOOL_CALLS] [" }}{%- set out = tool_call.function|tojson %}{{- out[:-1] }}"#, &MISTRAL),
-            (r#"{{- "[TOOL_CALLS][" }}{%- set out = tool_call.function|tojson %}{{- out[:-1] }}"#, &MISTRAL),
-            (r#"{{- "[TOOL_CALLS]" + tool['function']['name'] + "[ARGS]" + arguments }}"#, &MISTRAL_NAMED),
-            (r#"{{- '[TOOL_CALLS]' + name + '[CALL_ID]' + id + '[ARGS]' + arguments|tojson }}"#, &MISTRAL_NAMED),
-            ("respond only with <|tool_call|> followed by a JSON list of tools used.", &GRANITE),
-            (r#"{{- 'Respond in the format {"name": name, "parameters": dictionary}.' }}"#, &LLAMA),
-            (r#"{{- "<|python_tag|>" + tool_call.name + ".call(" }}"#, &LLAMA),
-        ] {
-            assert_eq!(CallFormat::of_template(source), Some(format), "{source}");
-        }
-        for source in ["", "{{ message.tool_calls }}", "<|tool_call_start|>[f(x=1)]<|tool_call_end|>"] {
-            assert_eq!(CallFormat::of_template(source), None, "{source}");
-        }
-    }
-
-    /// The marks that the grammar writes are the ones that the parser looks for.
-    #[test]
-    fn written_tool_calls_start_and_end_with_the_marks_of_their_format() {
-        for format in FORMATS {
-            let call = format.written(&[("f".into(), "{}".into())]);
-            let is_marked = format.openings.iter().any(|mark| call.starts_with(mark));
-            assert!(is_marked || (format.is_bare && call.starts_with('{')), "{call}");
-            assert!(format.closing.is_none_or(|mark| call.ends_with(mark)), "{call}");
-        }
-    }
-
-    #[test]
-    fn fresh_tool_call_ids_have_the_form_of_their_format() {
-        for format in FORMATS {
-            let id = format.fresh_id();
-            assert_ne!(id, format.fresh_id());
-            match format.ids {
-                Ids::Prefixed => assert!(id.starts_with("call_"), "{id}"),
-                Ids::Nine => {
-                    assert!(id.len() == 9 && id.bytes().all(|byte| byte.is_ascii_alphanumeric()), "{id}");
-                }
-            }
-        }
-    }
-}
+mod tests;

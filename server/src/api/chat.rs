@@ -1,20 +1,13 @@
 //! `POST /v1/chat/completions`: [OpenAI's endpoint](https://platform.openai.com/docs/api-reference/chat) with the
 //! parameters that local servers add.
 
-use std::sync::Arc;
-
 use axum::{
     Json,
     extract::State,
     response::{IntoResponse, Response},
 };
-use hearth_engine::{ServedModel, request::MAX_LOGPROBS};
-use hearth_model::{
-    TokenId,
-    chat::{ChatTemplate, thought},
-    sampling::SamplingParams,
-    tokenizer::{DecodeOptions, Tokenizer},
-};
+use hearth_engine::request::MAX_LOGPROBS;
+use hearth_model::{TokenId, sampling::SamplingParams, tokenizer::Tokenizer};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -29,20 +22,15 @@ use super::{
     generation::{Generation, Started, examples},
     options::RequestTemplates,
     prompt::WirePromptLogprobs,
+    reasoning::AnswerReader,
+    reply::{Reply, ReplyRequest},
     schema::Shape,
     state::AppState,
     stream::{self, Answer, Delta, Part, TokenEntry, TokenText},
     submission::Usage,
-    tool_calls::{self, CallDeltas, WireCall, WireCallDelta},
-    tool_parser::ToolParser,
+    thinking::Thinking,
+    tool_calls::{self, MessageDeltas, PieceDelta, ReadMessage, WireCall, WireCallDelta},
 };
-
-/// A parsed request; types and ranges are checked.
-#[derive(Debug)]
-struct ChatRequest {
-    conversation: Conversation,
-    generation: Generation,
-}
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct ChatCompletion {
@@ -74,10 +62,22 @@ struct WireMessage {
     role: &'static str,
     /// Null if there are only tool calls.
     content: Option<String>,
+    #[serde(flatten)]
+    reasoning: WireReasoning,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<WireCall>,
     /// Always null: for clients that expect it.
     refusal: Option<String>,
+}
+
+/// What the model thought before it answered, under the two names that clients read. Missing if there is none.
+#[derive(Debug, Default, Serialize, JsonSchema)]
+#[schemars(rename = "ChatReasoning")]
+struct WireReasoning {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning: Option<String>,
 }
 
 #[derive(Debug, Default, Serialize, JsonSchema)]
@@ -98,6 +98,8 @@ struct WireDelta {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<String>,
+    #[serde(flatten)]
+    reasoning: WireReasoning,
     #[serde(skip_serializing_if = "Option::is_none")]
     tool_calls: Option<[WireCallDelta; 1]>,
 }
@@ -109,15 +111,16 @@ struct Logprobs {
     refusal: Option<Vec<WireToken>>,
 }
 
-#[derive(Debug, Serialize, JsonSchema)]
+/// A token with its log-probability and alternatives.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 #[schemars(rename = "ChatToken")]
-struct WireToken {
+pub(crate) struct WireToken {
     #[serde(flatten)]
     token: Alternative,
     top_logprobs: Vec<Alternative>,
 }
 
-#[derive(Debug, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 #[schemars(rename = "ChatAlternative")]
 struct Alternative {
     token: String,
@@ -140,41 +143,23 @@ fn describe(state: &AppState, shape: &Shape) -> Result<(), ApiError> {
     let smallest = json!({ "messages": [{ "role": "user", "content": "x" }], "tools": [tool] });
     examples(&smallest).into_iter().try_for_each(|example| {
         let fields = Fields::describing(example, shape);
-        ChatRequest::from_fields(fields, state.options().request_templates, state.sampling_defaults()).map(drop)
+        chat_request(fields, state.options().request_templates, state.sampling_defaults()).map(drop)
     })
 }
 
 /// Handles a chat request, streamed or not.
 pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Result<Response, ApiError> {
     let (defaults, templates) = (state.sampling_defaults(), state.options().request_templates);
-    let request = body.read(&state, move |fields| ChatRequest::from_fields(fields, templates, defaults)).await?;
-    let preparation = request.conversation.preparation(request.generation.n_bytes());
-    let model = Arc::clone(state.engine_for(request.generation.arrived())?.model());
-    let wait = request.generation.turn_wait();
-    let with_template = move || request.with_template(&model);
-    let (request, parser, template) = state.prepare_long(preparation, wait, with_template).await?;
-    let ChatRequest { conversation, generation } = request;
-    let continued_thought = conversation.continued_thought();
-    let prepare = move |generation: &Generation, model: &ServedModel| {
-        let check_length = |n_bytes| match generation.keeps_whole_prompt() {
-            true => model.check_text_length("messages", n_bytes).map_err(ApiError::from),
-            false => Ok(()),
-        };
-        Ok(vec![generation.prompt(conversation.encode(&template, model, check_length)?, model)])
-    };
-    let started = generation.start(&state, "chatcmpl-", (preparation, prepare)).await?;
+    let request = body.read(&state, move |fields| chat_request(fields, templates, defaults)).await?;
+    let Reply { started, reader, generation } = request.start(&state, "chatcmpl-", body).await?;
     let Started { head, deltas, tokenizer, prompt_ids } = started;
-    let open_thought = continued_thought.or_else(|| opened_thought(prompt_ids.first()?, &tokenizer));
-    let parser = parser.map(|parser| parser.within_thought(open_thought));
-    // The text is tokenized, so the body's share of the memory limit can be released.
-    drop(body);
     let prompt_token_ids = prompt_ids.first().filter(|_| generation.returns_token_ids).map(|ids| ids.to_vec());
     let response = if let Some(reports) = generation.stream {
         let writer = ChunkWriter {
             head: head.with_object("chat.completion.chunk"),
             reports,
             prompt_token_ids,
-            choices: vec![ChoiceState { is_begun: false, calls: parser.map(CallDeltas::new) }; generation.n],
+            choices: vec![ChoiceState { is_begun: false, message: MessageDeltas::new(reader) }; generation.n],
             generation: generation.clone(),
         };
         stream::sse(deltas, state.options(), writer.into_write())
@@ -183,7 +168,7 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
         let n_bytes = answers.iter().map(Answer::n_bytes).sum();
         let asked = generation.clone();
         let write = move || {
-            let rest = Rest { usage, prompt_token_ids, parser, generation: &asked, tokenizer: &tokenizer };
+            let rest = Rest { usage, prompt_token_ids, reader, generation: &asked, tokenizer: &tokenizer };
             Json(complete_response(head, answers, rest)).into_response()
         };
         state.write(n_bytes, write).await?
@@ -191,54 +176,25 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
     Ok(generation.add_ignored(response))
 }
 
-impl ChatRequest {
-    fn from_fields(
-        mut fields: Fields,
-        templates: RequestTemplates,
-        defaults: SamplingParams,
-    ) -> Result<Self, ApiError> {
-        let conversation = Conversation::from_fields(&mut fields, templates)?;
-        if let Some(modalities) = fields.string_list("modalities")?
-            && modalities != ["text"]
-        {
-            let message = format!("`modalities` must be `[\"text\"]`, got `{}`", json!(modalities));
-            return Err(ApiError::invalid("modalities", message));
-        }
-        let logprobs = logprobs(&mut fields)?;
-        let max_tokens = max_tokens(&mut fields)?;
-        let generation = Generation::from_fields(fields, max_tokens, defaults)?.with_logprobs(logprobs);
-        let generation = generation.with_prompt_param("messages").with_prompt_reported_once();
-        Ok(Self { conversation, generation })
+fn chat_request(
+    mut fields: Fields,
+    templates: RequestTemplates,
+    defaults: SamplingParams,
+) -> Result<ReplyRequest, ApiError> {
+    let conversation = Conversation::from_fields(&mut fields, templates)?;
+    if let Some(modalities) = fields.string_list("modalities")?
+        && modalities != ["text"]
+    {
+        let message = format!("`modalities` must be `[\"text\"]`, got `{}`", json!(modalities));
+        return Err(ApiError::invalid("modalities", message));
     }
-
-    /// Applies the template and the tools to the request: determines the fields that the template ignores, the
-    /// structure of the answer, and the parser for tool calls.
-    fn with_template(self, model: &ServedModel) -> Result<(Self, Option<ToolParser>, ChatTemplate), ApiError> {
-        let Self { conversation, generation } = self;
-        let template = conversation.template(model)?;
-        let mut generation = generation.ignoring(conversation.unread(&template));
-        let mut parser = None;
-        if let Some((tools, style)) = conversation.tools(&template) {
-            if let Some(structure) = tools.structure(style, &model.tokenizer, generation.structure())? {
-                generation = generation.with_structure(structure);
-            }
-            if style.has_special_marks(&model.tokenizer) {
-                generation = generation.showing_special_tokens();
-            }
-            parser = Some(tools.parser(style));
-        }
-        Ok((Self { conversation, generation }, parser, template))
-    }
-}
-
-/// The mark that closes the thought that a prompt opens at its end.
-fn opened_thought(prompt_ids: &[TokenId], tokenizer: &Tokenizer) -> Option<&'static str> {
-    /// Enough for a mark and white space, a byte each.
-    const N_LAST: usize = 32;
-    let last = &prompt_ids[prompt_ids.len().saturating_sub(N_LAST)..];
-    let text = tokenizer.decode(last, DecodeOptions { skip_special_tokens: false });
-    let opened = thought::MARKS.into_iter().find(|[open, _]| text.trim_end().ends_with(open));
-    opened.map(|[_, close]| close)
+    let logprobs = logprobs(&mut fields)?;
+    let max_tokens = max_tokens(&mut fields)?;
+    let thinking = Thinking::from_fields(&mut fields)?;
+    let generation = Generation::from_fields(fields, max_tokens, defaults)?.with_logprobs(logprobs);
+    let generation = generation.with_thinking(thinking);
+    let generation = generation.with_prompt_param("messages").with_prompt_reported_once();
+    Ok(ReplyRequest { conversation, generation })
 }
 
 fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
@@ -270,27 +226,24 @@ fn max_tokens(fields: &mut Fields) -> Result<usize, ApiError> {
 struct Rest<'a> {
     usage: Usage,
     prompt_token_ids: Option<Vec<TokenId>>,
-    parser: Option<ToolParser>,
+    reader: AnswerReader,
     generation: &'a Generation,
     tokenizer: &'a Tokenizer,
 }
 
 fn complete_response(head: Head, mut answers: Vec<Answer>, rest: Rest<'_>) -> ChatCompletion {
-    let Rest { usage, prompt_token_ids, parser, generation, tokenizer } = rest;
+    let Rest { usage, prompt_token_ids, reader, generation, tokenizer } = rest;
     // All choices share the prompt.
     let prompt_logprobs = answers.first_mut().and_then(|answer| answer.prompt_logprobs.take());
     let choices = answers.into_iter().enumerate().map(|(index, answer)| {
-        let (content, tool_calls) = match &parser {
-            None => (Some(answer.text), Vec::new()),
-            Some(parser) => {
-                let end = tool_calls::text_end(answer.finish_reason, &answer.stop_cause);
-                tool_calls::read(parser.clone(), &answer.text, end)
-            }
-        };
+        let end = tool_calls::text_end(answer.finish_reason, &answer.stop_cause);
+        let ReadMessage { reasoning, content, calls } = tool_calls::read(reader.clone(), &answer.text, end);
+        let has_calls = !calls.is_empty();
+        let reasoning = WireReasoning::new(reasoning);
         ChatChoice {
             index,
-            finish_reason: tool_calls::finish_reason(answer.finish_reason, &answer.stop_cause, !tool_calls.is_empty()),
-            message: WireMessage { role: ASSISTANT, content, tool_calls, refusal: None },
+            finish_reason: tool_calls::finish_reason(answer.finish_reason, &answer.stop_cause, has_calls),
+            message: WireMessage { role: ASSISTANT, content, reasoning, tool_calls: calls, refusal: None },
             stop_reason: generation.stop_reason(answer.stop_cause),
             // If requested, an empty list, not null, even if no token was sampled.
             logprobs: generation.logprobs.map(|_| Logprobs::new(answer.logprobs.unwrap_or_default())),
@@ -320,8 +273,7 @@ struct ChunkWriter {
 struct ChoiceState {
     /// Whether the role has been sent.
     is_begun: bool,
-    /// Parses tool calls in the text, if the request has tools.
-    calls: Option<CallDeltas>,
+    message: MessageDeltas,
 }
 
 impl ChunkWriter {
@@ -344,7 +296,7 @@ impl ChunkWriter {
         if std::mem::replace(&mut choice.is_begun, true) {
             return None;
         }
-        let delta = WireDelta { role: Some(ASSISTANT), content: Some(String::new()), tool_calls: None };
+        let delta = WireDelta { role: Some(ASSISTANT), content: Some(String::new()), ..WireDelta::default() };
         let choice = ChatChunkChoice { index, delta, ..ChatChunkChoice::default() };
         let chunk = StreamChunk::more(&self.head, choice, self.reports.in_delta(usage));
         Some(StreamChunk { prompt_token_ids: self.prompt_token_ids.as_deref(), ..chunk }.to_json())
@@ -352,37 +304,34 @@ impl ChunkWriter {
 
     fn deltas(&mut self, Delta { index, mut piece }: Delta, usage: Usage) -> Vec<String> {
         let text = std::mem::take(&mut piece.text);
-        let calls = self.choices.get_mut(index).and_then(|choice| choice.calls.as_mut());
-        let Some(calls) = calls else {
-            // The last event often has no text.
-            let content = (piece.finish_reason.is_none() || !text.is_empty()).then_some(text);
-            return vec![self.token_event(index, piece, content, usage)];
-        };
-        let mut parts = calls.push(&text);
+        let Some(choice) = self.choices.get_mut(index) else { return Vec::new() };
+        let message = &mut choice.message;
+        let mut parts = message.push(&text);
         if piece.finish_reason.is_some() {
-            parts.extend(calls.finish(tool_calls::text_end(piece.finish_reason, &piece.stop_cause)));
+            parts.extend(message.finish(tool_calls::text_end(piece.finish_reason, &piece.stop_cause)));
         }
-        piece.finish_reason = tool_calls::finish_reason(piece.finish_reason, &piece.stop_cause, calls.has_calls());
-        let choices = parts.into_iter().map(|(content, call)| ChatChunkChoice {
+        piece.finish_reason = tool_calls::finish_reason(piece.finish_reason, &piece.stop_cause, message.has_calls());
+        // Text and the data of its tokens are one event.
+        let last = parts.pop_if(|part| !matches!(part, PieceDelta::Call(_)));
+        let choices = parts.into_iter().map(|part| ChatChunkChoice {
             index,
-            delta: WireDelta { role: None, content, tool_calls: call.map(|call| [call]) },
+            delta: part.into(),
             token_ids: self.generation.returns_token_ids.then(Vec::new),
             ..ChatChunkChoice::default()
         });
         let mut events: Vec<String> = choices.map(|choice| self.event(choice, usage)).collect();
-        // Token ids and log-probabilities are sent in an event of their own, if requested.
         let is_sent = piece.finish_reason.is_none() && piece.logprobs.is_none() && !self.generation.returns_token_ids;
-        if !is_sent {
-            events.push(self.token_event(index, piece, None, usage));
+        if last.is_some() || !is_sent {
+            events.push(self.token_event(index, piece, last.map(WireDelta::from).unwrap_or_default(), usage));
         }
         events
     }
 
     /// An event with the data of a delta's tokens.
-    fn token_event(&self, index: usize, piece: Answer, content: Option<String>, usage: Usage) -> String {
+    fn token_event(&self, index: usize, piece: Answer, delta: WireDelta, usage: Usage) -> String {
         let choice = ChatChunkChoice {
             index,
-            delta: WireDelta { role: None, content, tool_calls: None },
+            delta,
             logprobs: piece.logprobs.map(Logprobs::new),
             finish_reason: piece.finish_reason,
             stop_reason: self.generation.stop_reason(piece.stop_cause),
@@ -396,8 +345,30 @@ impl ChunkWriter {
     }
 }
 
+impl WireReasoning {
+    fn new(text: Option<String>) -> Self {
+        Self { reasoning_content: text.clone(), reasoning: text }
+    }
+}
+
+impl From<PieceDelta> for WireDelta {
+    fn from(piece: PieceDelta) -> Self {
+        match piece {
+            PieceDelta::Reasoning(text) => Self { reasoning: WireReasoning::new(Some(text)), ..Self::default() },
+            PieceDelta::Content(text) => Self { content: Some(text), ..Self::default() },
+            PieceDelta::Call(call) => Self { tool_calls: Some([call]), ..Self::default() },
+        }
+    }
+}
+
 impl Logprobs {
     fn new(entries: Vec<TokenEntry>) -> Self {
+        Self { content: WireToken::list(entries), refusal: None }
+    }
+}
+
+impl WireToken {
+    pub(crate) fn list(entries: Vec<TokenEntry>) -> Vec<Self> {
         let alternative = |TokenText { text, bytes }: TokenText, logprob: f32| Alternative {
             token: text,
             logprob: f64::from(logprob),
@@ -406,8 +377,8 @@ impl Logprobs {
         let content = entries.into_iter().filter_map(|TokenEntry { token, logprob, top, .. }| {
             let top = top.unwrap_or_default().into_iter().map(|(token, logprob)| alternative(token, logprob));
             // Only the first token of a prompt has no log-probability, and prompts are not part of a message.
-            Some(WireToken { token: alternative(token, logprob?), top_logprobs: top.collect() })
+            Some(Self { token: alternative(token, logprob?), top_logprobs: top.collect() })
         });
-        Self { content: content.collect(), refusal: None }
+        content.collect()
     }
 }

@@ -58,7 +58,7 @@ impl UsageReports {
 pub(crate) struct Head {
     pub(crate) id: String,
     object: &'static str,
-    created: u64,
+    pub(crate) created: u64,
     pub(crate) model: String,
     /// Changes with the server's version, the model's architecture, its dtypes, the device or the adapter; not with the
     /// model's weights.

@@ -5,7 +5,10 @@ use std::path::Path;
 use hearth_engine::ServedModel;
 use hearth_model::{
     Error, TokenId,
-    chat::{ChatTemplate, Ending, Message, MessageError, RenderContext, thought},
+    chat::{
+        ChatTemplate, Ending, Message, MessageError, REASONING, RenderContext,
+        thought::{self, ThoughtForm},
+    },
 };
 use serde_json::{Map, Value, json};
 
@@ -15,6 +18,7 @@ use super::{
     options::RequestTemplates,
     preparation::Preparation,
     schema,
+    thinking::{self, Thinking},
     tools::{ToolStyle, Tools},
 };
 
@@ -38,6 +42,8 @@ pub(crate) struct Conversation {
     ending: Ending,
     kwargs: Map<String, Value>,
     special_tokens: AddedTokens,
+    /// The parameter that has the messages, for error messages.
+    param: &'static str,
 }
 
 /// Members of OpenAI's messages. They are not reported as ignored, even if the template does not use them.
@@ -71,7 +77,14 @@ impl Conversation {
                 None => Map::new(),
             },
             special_tokens: if adds { AddedTokens::TheTokenizers } else { AddedTokens::None },
+            param: "messages",
         })
+    }
+
+    /// A conversation that the parameter `param` has in another form.
+    pub(crate) fn new(param: &'static str, messages: Vec<Message>, tools: Option<Tools>, ending: Ending) -> Self {
+        let (kwargs, special_tokens) = (Map::new(), AddedTokens::None);
+        Self { messages, tools, template: None, ending, kwargs, special_tokens, param }
     }
 
     /// The cost class of compiling and running the template, for a body of `n_bytes`.
@@ -92,11 +105,29 @@ impl Conversation {
             return compiled.map_err(|error| ApiError::invalid(TEMPLATE, error.to_string()));
         }
         model.chat_template.clone().ok_or_else(|| {
-            let message = "`messages` needs a chat template, but the model has none\n\
-                           hint: use `POST /v1/completions`, or start the server with `--trust-request-chat-template` and \
-                           send one as `chat_template`";
-            ApiError::invalid("messages", message)
+            let param = self.param;
+            let message = format!(
+                "`{param}` needs a chat template, but the model has none\n\
+                 hint: use `POST /v1/completions`, or start the server with `--trust-request-chat-template` and send one as \
+                 `chat_template` to `POST /v1/chat/completions`"
+            );
+            ApiError::invalid(param, message)
         })
+    }
+
+    /// Gives the template what the request says of thinking. Returns the parameters that the template does not read.
+    pub(crate) fn add_thinking(&mut self, thinking: Thinking, template: &ChatTemplate) -> Vec<&'static str> {
+        thinking.add_to(&mut self.kwargs, template)
+    }
+
+    /// Whether the model thinks, if the request says so.
+    pub(crate) fn thinks(&self) -> Option<bool> {
+        thinking::SWITCHES.into_iter().find_map(|name| self.kwargs.get(name)?.as_bool())
+    }
+
+    /// Whether the answer continues the last message.
+    pub(crate) fn is_continued(&self) -> bool {
+        self.ending == Ending::OpenMessage
     }
 
     /// The tools, and how a model with this template calls them.
@@ -104,10 +135,14 @@ impl Conversation {
         self.tools.as_ref().map(|tools| (tools, ToolStyle::of(template)))
     }
 
-    /// The mark that closes the thought within which the answer continues the last message.
-    pub(crate) fn continued_thought(&self) -> Option<&'static str> {
+    /// The marks of which one closes the thought within which the answer continues the last message.
+    pub(crate) fn continued_thought(&self, template: &ChatTemplate) -> Option<&'static [&'static str]> {
         let last = self.messages.last().filter(|_| self.ending == Ending::OpenMessage)?;
-        thought::open_at_end(&last.content)
+        let has_only_thought = last.content.is_empty() && REASONING.iter().any(|name| last.extra.contains_key(*name));
+        match ThoughtForm::of_template(template.source()) {
+            Some(form) if has_only_thought => form.marks.first().map(|marks| marks.closes),
+            _ => thought::open_at_end(&last.content),
+        }
     }
 
     /// The members of messages that the template does not use, by their paths.
@@ -141,13 +176,13 @@ impl Conversation {
         check_length: impl FnOnce(usize) -> Result<(), ApiError>,
     ) -> Result<Vec<TokenId>, ApiError> {
         let style = ToolStyle::of(template);
-        let context = self.context(style, model);
+        let (context, param) = (self.context(style, model), self.param);
         let tools = self.tools.as_ref();
         let messages = template.with_tools_as_text(self.messages, tools.map(Tools::json).as_deref());
         let text = template.prompt_text(&model.tokenizer, &messages, &context);
         let refusal = |error: Error| match error {
             Error::Param { name, .. } => ApiError::invalid(name, error.to_string()),
-            error => ApiError::invalid("messages", format!("`messages` cannot be encoded: {error}")),
+            error => ApiError::invalid(param, format!("`{param}` cannot be encoded: {error}")),
         };
         let text = text.map_err(refusal)?;
         check_length(text.n_bytes())?;
@@ -185,7 +220,7 @@ fn message_schema() -> Value {
         json!({ "type": "object", "properties": properties, "required": ["type", kind] })
     };
     let content = |part: Value| schema::any_of([schema::string(), schema::array(part, 0)]);
-    let assistants_part = schema::any_of([part("text"), part("refusal")]);
+    let assistants_part = schema::any_of([part("text"), part("refusal"), part("thinking")]);
     let for_roles = |roles: &[&str], content: Value, required: &[&str]| json!({ "type": "object", "properties": { "role": { "enum": roles }, "content": content }, "required": required });
     let (assistant, others): (Vec<&str>, Vec<&str>) = ROLES.into_iter().partition(|role| *role == ASSISTANT);
     schema::any_of([
@@ -206,7 +241,7 @@ fn message(index: usize, item: Value, fields: &Fields) -> Result<Message, ApiErr
     }
     for (at, part) in members.get("content").and_then(Value::as_array).into_iter().flatten().enumerate() {
         let names = part.as_object().into_iter().flat_map(Map::keys);
-        let unread = names.filter(|name| !["type", "text", "refusal"].contains(&name.as_str()));
+        let unread = names.filter(|name| !["type", "text", "refusal", "thinking", "closed"].contains(&name.as_str()));
         unread.for_each(|name| fields.note_unread(format!("messages[{index}].content[{at}].{name}")));
     }
     let message = Message::try_from(members).map_err(|error| {

@@ -1,7 +1,7 @@
 //! `POST /v1/embeddings`: [OpenAI's endpoint](https://platform.openai.com/docs/api-reference/embeddings), with
 //! selectable pooling.
 
-use std::future::poll_fn;
+use std::sync::Arc;
 
 use axum::{
     Json,
@@ -9,12 +9,9 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use hearth_engine::{
-    Event, ServedModel,
-    request::{EngineRequest, RequestParts, Strategy},
-};
+use hearth_engine::ServedModel;
 use hearth_model::{
-    pooling::{OwnPooling, Pooling, VectorScale},
+    pooling::{DenseLayer, Pooling, VectorScale, VectorSteps},
     tokenizer::EncodeOptions,
 };
 use schemars::JsonSchema;
@@ -22,20 +19,17 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::{
-    adapters,
     body::Body,
     endpoint::{Operation, ResponseBody, schema_of},
     error::ApiError,
     fields::{Fields, must_be},
-    generation, ignored_params,
-    preparation::{Deadline, Preparation, TurnWait},
-    prompt::{self, Prompt, Truncation},
+    ignored_params,
+    prompt::{self, Truncation},
     schema::Shape,
     state::AppState,
-    submission::{Submission, Submitted},
     text_input::TextOrIds,
+    vectors::{self, Common, Vectors, Wanted},
 };
-use crate::random::fresh_id;
 
 /// Approximate size of a number as JSON in bytes.
 const NUMBER_BYTES: usize = 12;
@@ -45,11 +39,8 @@ const MAX_INPUTS: usize = 2048;
 
 /// A parsed request; types and ranges are checked.
 struct EmbeddingRequest {
-    model: Option<String>,
     sources: Vec<TextOrIds>,
     encode: EncodeOptions,
-    /// Settings that all texts share; `prompt_ids` is empty.
-    parts: RequestParts,
     /// `None`: the model's own.
     pooling: Option<Pooling>,
     scale: VectorScale,
@@ -106,40 +97,24 @@ pub(crate) const OPERATION: Operation =
     Operation::post("Turn texts into vectors", describe, ResponseBody::Json(schema_of::<EmbeddingList>));
 
 fn describe(_: &AppState, shape: &Shape) -> Result<(), ApiError> {
-    EmbeddingRequest::from_fields(&mut Fields::describing(json!({ "input": "x" }), shape)).map(drop)
+    let mut fields = Fields::describing(json!({ "input": "x" }), shape);
+    EmbeddingRequest::from_fields(&mut fields)?;
+    Common::from_fields(&mut fields).map(drop)
 }
 
 /// Handles an embedding request: one vector per text.
-pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Result<Response, ApiError> {
-    // Parsed before the engine is needed, so that invalid requests get a 400 while the model is loading.
-    let read = |mut fields: Fields| {
-        let request = EmbeddingRequest::from_fields(&mut fields)?;
-        Ok((request, ignored_params::of(&fields), fields.n_bytes(), fields.log().clone()))
+pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<Response, ApiError> {
+    let read = |fields: &mut Fields| {
+        let request = EmbeddingRequest::from_fields(fields)?;
+        Ok((Common::from_fields(fields)?, request))
     };
-    let (mut request, ignored, n_bytes, log) = body.read(&state, read).await?;
-    let chosen = adapters::choose(&state, request.model.as_deref())?;
-    let arrived = log.arrived();
-    let engine = state.engine_for(arrived)?.clone();
-    let deadline = request.parts.deadline.and_then(|limit| Deadline::new(arrived, limit));
-    let wait = TurnWait { tenant: request.parts.tenant, submits: true, deadline };
-    request.parts.adapter = chosen.adapter(&state, &engine, wait).await?;
-    let model = engine.model().clone();
-    let (n_answers, format, truncates) = (request.sources.len(), request.format, request.truncation.is_some());
-    let prepare = move || {
-        let (requests, n_cut) = request.prepare(&model)?;
-        let n_prompt = requests.iter().map(|request| request.parts().prompt_ids.len()).sum();
-        let n_truncated = truncates.then_some(n_cut);
-        let events = engine.submit_at(requests, arrived).map_err(|error| ApiError::not_submitted(error, "input"))?;
-        Ok(Submitted { events, n_answers, arrived, n_prompt, n_truncated })
+    let computed = vectors::compute(&state, body, ("input", "embd-"), read, EmbeddingRequest::want).await?;
+    let Vectors { vectors, model, n_tokens, n_cut, ignored, rest: (format, truncates), .. } = computed;
+    let usage = EmbeddingUsage {
+        prompt_tokens: n_tokens,
+        total_tokens: n_tokens,
+        prompt_tokens_details: truncates.then_some(TruncationDetails { truncated_tokens: n_cut }),
     };
-    let submitted = state.prepare(Preparation::of_body(n_bytes), wait, prepare).await?;
-    // The texts are tokenized, so the body's share of the memory limit can be released.
-    drop(body);
-    let name = chosen.name(&state).to_owned();
-    log.work(|work| (work.id, work.model) = (Some(fresh_id("embd-")), Some(name.clone())));
-    let submission = Submission::new(log, submitted);
-    let usage = EmbeddingUsage::of(&submission);
-    let vectors = collect(submission, n_answers).await?;
     let n_bytes = vectors.iter().map(Vec::len).sum::<usize>() * NUMBER_BYTES;
     let write = move || {
         let data = vectors.into_iter().enumerate().map(|(index, vector)| WireEmbedding {
@@ -147,21 +122,9 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
             index,
             embedding: format.write(vector),
         });
-        Json(EmbeddingList { object: "list", data: data.collect(), model: name, usage }).into_response()
+        Json(EmbeddingList { object: "list", data: data.collect(), model, usage }).into_response()
     };
     Ok(ignored_params::add_header(ignored, state.write(n_bytes, write).await?))
-}
-
-impl EmbeddingUsage {
-    fn of(submission: &Submission) -> Self {
-        let usage = submission.usage();
-        let details = usage.prompt_tokens_details.truncated_tokens;
-        Self {
-            prompt_tokens: usage.prompt_tokens,
-            total_tokens: usage.total_tokens,
-            prompt_tokens_details: details.map(|truncated_tokens| TruncationDetails { truncated_tokens }),
-        }
-    }
 }
 
 impl EmbeddingRequest {
@@ -177,15 +140,8 @@ impl EmbeddingRequest {
         let scale = if fields.flag_or("normalize", true)? { VectorScale::Unit } else { VectorScale::AsIs };
         let add_special_tokens = fields.flag_or("add_special_tokens", true)?;
         Ok(Self {
-            model: fields.string("model")?,
             sources,
             encode: EncodeOptions { add_special_tokens, ..EncodeOptions::PROMPT },
-            parts: RequestParts {
-                tenant: fields.sender().tenant,
-                priority: generation::priority(fields)?,
-                deadline: generation::deadline(fields)?,
-                ..RequestParts::default()
-            },
             pooling,
             scale,
             truncation: prompt::truncation(fields)?,
@@ -194,47 +150,22 @@ impl EmbeddingRequest {
         })
     }
 
-    /// The engine requests, and the number of truncated tokens over all of them.
-    fn prepare(self, model: &ServedModel) -> Result<(Vec<EngineRequest>, usize), ApiError> {
-        // Truncating a vector gives an embedding only if the model was trained for it.
-        let d_model = model.config.d_model;
-        if let Some(dimensions) = self.dimensions.filter(|dimensions| *dimensions != d_model) {
-            let allowed = format!("{d_model}, the length of the model's vectors");
+    /// What is computed, and how it is written.
+    fn want(self, model: &ServedModel) -> Result<(Wanted, (Format, bool)), ApiError> {
+        let (own_pooling, layers) = match self.pooling {
+            Some(pooling) => (pooling, Arc::default()),
+            None => vectors::own_pooling(model)?,
+        };
+        let full = layers.last().map_or(model.config.d_model, DenseLayer::d_out);
+        if let Some(dimensions) = self.dimensions.filter(|dimensions| *dimensions > full) {
+            let allowed = format!("at most {full}, the length of the model's vectors");
             return Err(must_be("dimensions", &allowed, &json!(dimensions)));
         }
-        let pooling = match self.pooling {
-            Some(pooling) => pooling,
-            None => own_pooling(model)?,
-        };
-        let strategy = Strategy::Embed { pooling, scale: self.scale };
-        let mut n_cut = 0;
-        let requests = self.sources.into_iter().map(|source| {
-            if self.truncation.is_none() {
-                source.check_length("input", model)?;
-            }
-            let token_ids = source.encode("input", &model.tokenizer, self.encode)?;
-            let prompt = Prompt::cut(token_ids, self.truncation, [0, model.limits.max_seq_len]);
-            n_cut += prompt.n_cut;
-            let parts = RequestParts { prompt_ids: prompt.ids, strategy, ..self.parts.clone() };
-            Ok(EngineRequest::new(parts, &model.limits)?)
-        });
-        let requests = requests.collect::<Result<_, ApiError>>()?;
-        Ok((requests, n_cut))
-    }
-}
-
-/// The pooling that the files of the model say, or the mean if they say nothing.
-fn own_pooling(model: &ServedModel) -> Result<Pooling, ApiError> {
-    match &model.own_pooling {
-        OwnPooling::Unstated => Ok(Pooling::default()),
-        OwnPooling::As(pooling) => Ok(*pooling),
-        OwnPooling::Unsupported(what) => {
-            let message = format!(
-                "the model's own way of making vectors is not supported: {what}\nhint: with `pooling`, hidden states are \
-                 combined in another way than the model was trained for"
-            );
-            Err(ApiError::invalid("pooling", message))
-        }
+        let how = (self.encode, self.truncation);
+        let texts = self.sources.iter().map(|source| vectors::tokens(source, "input", model, how));
+        let texts = texts.collect::<Result<_, ApiError>>()?;
+        let steps = VectorSteps { layers, dimensions: self.dimensions, scale: self.scale };
+        Ok((Wanted { texts, pooling: own_pooling, steps }, (self.format, self.truncation.is_some())))
     }
 }
 
@@ -248,16 +179,4 @@ impl Format {
             }
         }
     }
-}
-
-/// Collects the vectors in the order of the texts. Dropping the future cancels the remaining work.
-async fn collect(mut submission: Submission, n_inputs: usize) -> Result<Vec<Vec<f32>>, ApiError> {
-    let mut vectors = vec![Vec::new(); n_inputs];
-    while let Some(event) = poll_fn(|context| submission.poll_event(context)).await {
-        let (index, event) = event?;
-        if let (Event::Embedding(vector), Some(place)) = (event, vectors.get_mut(index)) {
-            *place = vector;
-        }
-    }
-    Ok(vectors)
 }

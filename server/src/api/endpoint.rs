@@ -5,7 +5,11 @@ use axum::routing::MethodRouter;
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::Value;
 
-use super::{error::ApiError, schema::Shape, state::AppState};
+use super::{
+    error::{ApiError, Envelope},
+    schema::Shape,
+    state::AppState,
+};
 
 /// One row of the table of endpoints.
 pub(crate) struct Endpoint {
@@ -46,6 +50,8 @@ pub(crate) struct Operation {
     pub(crate) response: ResponseBody,
     /// Error statuses that it may return.
     pub(crate) errors: &'static [u16],
+    /// The body of an error.
+    pub(crate) error: SchemaOf,
     /// Other endpoints that take a value of the response as a parameter.
     pub(crate) links: &'static [Link],
 }
@@ -59,18 +65,37 @@ const POST_ERRORS: &[u16] = &[400, 403, 404, 408, 413, 415, 429, 500, 503, 504];
 impl Operation {
     /// A `GET` without parameters.
     pub(crate) const fn get(summary: &'static str, response: ResponseBody) -> Self {
-        Self { summary, request: Request::Nothing, response, errors: GET_ERRORS, links: &[] }
+        Self {
+            summary,
+            request: Request::Nothing,
+            response,
+            errors: GET_ERRORS,
+            error: schema_of::<Envelope>,
+            links: &[],
+        }
     }
 
     /// A `POST` of a JSON object. `describe` runs the endpoint's parser on examples, which records the schema of the
     /// body.
     pub(crate) const fn post(summary: &'static str, describe: DescribeBody, response: ResponseBody) -> Self {
-        Self { summary, request: Request::Body(describe), response, errors: POST_ERRORS, links: &[] }
+        Self {
+            summary,
+            request: Request::Body(describe),
+            response,
+            errors: POST_ERRORS,
+            error: schema_of::<Envelope>,
+            links: &[],
+        }
     }
 
     /// The same with other error statuses.
     pub(crate) const fn with_errors(self, errors: &'static [u16]) -> Self {
         Self { errors, ..self }
+    }
+
+    /// The same with errors of another shape.
+    pub(crate) const fn with_error(self, error: SchemaOf) -> Self {
+        Self { error, ..self }
     }
 
     /// The same with links.

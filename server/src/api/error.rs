@@ -90,11 +90,9 @@ impl ApiError {
 
     /// 404: the path does not exist.
     pub fn unknown_path(path: &str) -> Self {
-        let hint = match path {
-            "/v1/responses" => "let your client use chat completions, `POST /v1/chat/completions`",
-            _ => "completions are at `POST /v1/completions` and `POST /v1/chat/completions`",
-        };
-        let message = format!("`{path}` does not exist\nhint: {hint}");
+        let message = format!(
+            "`{path}` does not exist\nhint: completions are at `POST /v1/completions` and `POST /v1/chat/completions`"
+        );
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).with_code("unknown_url")
     }
 
@@ -164,6 +162,11 @@ impl ApiError {
         Self { code: Some(code), ..self }
     }
 
+    /// The status of the response.
+    pub(crate) fn status(&self) -> StatusCode {
+        self.status
+    }
+
     /// The message that the client gets.
     pub fn message(&self) -> &str {
         &self.message
@@ -198,6 +201,8 @@ impl IntoResponse for ApiError {
         };
         let mut response = (self.status, Json(self.envelope())).into_response();
         response.headers_mut().extend(header);
+        // For endpoints whose errors have another shape.
+        response.extensions_mut().insert(self);
         response
     }
 }
@@ -219,7 +224,7 @@ impl From<ValidationError> for ApiError {
         let refusal = Self { param: error.param().map(Cow::Borrowed), ..Self::bad_request(error.to_string()) };
         match error {
             ValidationError::ContextLength { n_prompt, max_seq_len, .. }
-            | ValidationError::InputLength { n_tokens: n_prompt, max_seq_len }
+            | ValidationError::InputLength { n_tokens: n_prompt, max_seq_len, .. }
             | ValidationError::TextLength { n_tokens: n_prompt, max_seq_len, .. } => {
                 let context = Some(ContextSizes { n_prompt_tokens: n_prompt, n_ctx: max_seq_len });
                 Self { context, ..refusal.with_code("context_length_exceeded") }

@@ -91,6 +91,11 @@ impl Fields {
         self.take_as(name, || json!({}));
     }
 
+    /// Replaces the value of a field.
+    pub(crate) fn replace(&mut self, name: &str, value: Value) {
+        self.entries.insert(name.into(), value);
+    }
+
     /// Takes a field unparsed, without recording it in the schema.
     pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
         self.entries.remove(name).filter(|value| !value.is_null())
@@ -233,11 +238,15 @@ impl Fields {
 
     /// A name that OpenAI allows.
     pub(crate) fn name(&mut self, name: &'static str) -> Result<Option<String>, ApiError> {
-        let schema =
-            || json!({ "type": "string", "minLength": 1, "maxLength": MAX_NAME_CHARS, "pattern": NAME_PATTERN });
+        self.name_up_to(MAX_NAME_CHARS, name)
+    }
+
+    /// A name of the same characters, with at most `max_chars` of them.
+    pub(crate) fn name_up_to(&mut self, max_chars: usize, name: &'static str) -> Result<Option<String>, ApiError> {
+        let schema = || json!({ "type": "string", "minLength": 1, "maxLength": max_chars, "pattern": NAME_PATTERN });
         let given =
             self.read(name, schema, |value| value.as_str().map(str::to_owned).ok_or_else(|| "a string".into()))?;
-        given.map(|given| check_name(self.path(name), &given).map(|()| given)).transpose()
+        given.map(|given| check_name(self.path(name), &given, max_chars).map(|()| given)).transpose()
     }
 
     /// An object with any members.
@@ -351,6 +360,13 @@ impl Fields {
             .map(Some)
     }
 
+    /// The objects of a list that was [taken](Self::take_as) as the field `name`.
+    pub(crate) fn objects_of(&self, name: &'static str, items: Vec<Value>) -> Result<Vec<Self>, ApiError> {
+        let path = self.path(name);
+        let items = items.into_iter().enumerate();
+        items.map(|(index, item)| self.within(format!("{path}[{index}]"), item, None)).collect()
+    }
+
     fn within(&self, path: String, value: Value, shape: Option<Shape>) -> Result<Self, ApiError> {
         let Value::Object(entries) = value else { return Err(must_be(path, "an object", &value)) };
         Ok(Self {
@@ -453,14 +469,14 @@ pub(crate) fn repeated(path: String) -> ApiError {
     ApiError::invalid(path, message)
 }
 
-fn check_name(path: Cow<'static, str>, name: &str) -> Result<(), ApiError> {
+fn check_name(path: Cow<'static, str>, name: &str, max_chars: usize) -> Result<(), ApiError> {
     let n_chars = name.chars().count();
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
     let message = if name.is_empty() {
         format!("Invalid `{path}`: empty string. Expected a string with minimum length 1, but got an empty string.")
-    } else if n_chars > MAX_NAME_CHARS {
+    } else if n_chars > max_chars {
         format!(
-            "Invalid `{path}`: string too long. Expected a string with maximum length {MAX_NAME_CHARS}, but got a string \
+            "Invalid `{path}`: string too long. Expected a string with maximum length {max_chars}, but got a string \
              with length {n_chars} instead."
         )
     } else if !name.bytes().all(is_plain) {

@@ -1,6 +1,9 @@
 //! The common part of both generation endpoints: all fields but the prompt, and submitting requests. `prompt` handles a
 //! single prompt.
 
+mod constraint;
+mod parameters;
+
 use std::{
     cmp::Ordering,
     sync::Arc,
@@ -13,8 +16,8 @@ use hearth_engine::{
     adapters::ServedAdapter,
     prefix_cache::PrefixSalt,
     request::{
-        EngineRequest, LogprobsMode, MAX_CHOICES, MAX_LOGPROBS, PRIORITIES, RequestParts, SpecialTokens,
-        StopConditions, StopText, Strategy, TextOptions, ValidationError,
+        EngineRequest, LogprobsMode, MAX_CHOICES, MAX_LOGPROBS, RequestParts, SpecialTokens, StopConditions, Strategy,
+        TextOptions, ValidationError,
     },
     tenant::TenantId,
 };
@@ -25,6 +28,8 @@ use hearth_model::{
 };
 use serde_json::{Value, json};
 
+use self::parameters::{Choices, check_best_of, refuse_choices, text_options};
+pub(crate) use self::parameters::{OneAnswer, deadline, examples, prefix_salt, priority};
 use super::{
     adapters, beams,
     chunk::{Head, UsageReports},
@@ -40,6 +45,8 @@ use super::{
     stream::{Answer, Deltas, Echo, ID_BYTES, MAX_ANSWER_BYTES, Opening, REPORTED_BYTES},
     structured::Structure,
     submission::{Submission, Submitted, Usage},
+    thinking::{ModelThoughts, Thinking},
+    unsupported_params,
 };
 
 /// Maximum number of answers to one prompt.
@@ -47,21 +54,6 @@ const MAX_N: usize = 128;
 
 /// Maximum number of stop strings per request: each is searched for after every token.
 const MAX_STOP_STRINGS: usize = 128;
-
-/// Maximum length of `cache_salt`, as in vLLM.
-const MAX_SALT_CHARS: usize = 1024;
-
-/// Fields that would change the answer and are not supported: rejected instead of ignored. With their replacements.
-const UNSUPPORTED: [(&str, Option<&str>); 8] = [
-    ("format", Some("structured_outputs.json")),
-    ("regex", Some("structured_outputs.regex")),
-    ("ebnf", Some("structured_outputs.grammar")),
-    ("grammar", Some("structured_outputs.grammar")),
-    ("json_schema", Some("structured_outputs.json")),
-    ("functions", Some("tools")),
-    ("function_call", Some("tool_choice")),
-    ("logits_processors", None),
-];
 
 /// A parsed request without the prompt; types and ranges are checked.
 #[derive(Clone, Debug)]
@@ -102,6 +94,9 @@ pub(crate) struct Generation {
     /// Size of the request's body in bytes.
     n_bytes: usize,
     log: RequestLog,
+    thinking: Thinking,
+    /// The thoughts of the model, if the endpoint has a chat template.
+    thoughts: Option<ModelThoughts>,
 }
 
 /// A submitted request, with the data for writing its answer.
@@ -114,14 +109,14 @@ pub(crate) struct Started {
 }
 
 impl Generation {
-    /// Reads the fields that both endpoints share. The endpoint reads its own fields first: all that remain unread are
-    /// reported as ignored. `defaults` are the served model's.
+    /// Reads the fields that both completion endpoints share. The endpoint reads its own fields first: all that remain
+    /// unread are reported as ignored. `defaults` are the served model's.
     pub(crate) fn from_fields(
         mut fields: Fields,
         max_tokens: usize,
         defaults: SamplingParams,
     ) -> Result<Self, ApiError> {
-        refuse_unsupported(&mut fields)?;
+        unsupported_params::refuse(&mut fields)?;
         let given = &mut fields;
         let n = given.count_or("n", 1..=MAX_N, 1)?;
         let best_of = given.count_or("best_of", 1..=MAX_N, n)?;
@@ -129,27 +124,78 @@ impl Generation {
         let sampling = Sampling::from_fields(given, applicable(defaults, given))?;
         let strategy = beams::strategy(given, [n, best_of])?;
         check_best_of([n, best_of], strategy, stream)?;
-        let stop = StopConditions {
-            max_tokens,
-            min_tokens: given.count_or("min_tokens", 0..=usize::MAX, 0)?,
-            stop_strings: at_most_strings(MAX_STOP_STRINGS, "stop", given.strings("stop")?)?.into(),
-            stop_token_ids: Arc::new(given.token_ids("stop_token_ids")?.unwrap_or_default().into_iter().collect()),
-        };
         let prompt_logprobs = given.count("prompt_logprobs", 0..=MAX_LOGPROBS)?;
         if prompt_logprobs.is_some() && stream.is_some() {
             let message = "`prompt_logprobs` cannot be combined with `stream`\nhint: `echo` with `logprobs` can";
             return Err(ApiError::invalid("prompt_logprobs", message));
         }
-        let generation = Self {
+        let choices = Choices {
             n,
+            best_of,
             stream,
-            logprobs: None,
+            strategy,
             prompt_logprobs,
             returns_token_ids: given.flag_or("return_token_ids", false)?,
+            structure: Structure::from_fields(given)?,
+            stop_strings: ("stop", given.strings("stop")?),
+            prompt_param: "prompt",
+        };
+        Self::with_choices(fields, max_tokens, sampling, choices)
+    }
+
+    /// The same for an endpoint with one answer per request, which has read `answer` itself.
+    ///
+    /// # Errors
+    /// Also 400 for fields of the completion endpoints that would change the answer.
+    pub(crate) fn of_one_answer(
+        mut fields: Fields,
+        max_tokens: usize,
+        defaults: SamplingParams,
+        answer: OneAnswer,
+    ) -> Result<Self, ApiError> {
+        unsupported_params::refuse(&mut fields)?;
+        refuse_choices(&mut fields)?;
+        let sampling = Sampling::from_fields(&mut fields, defaults)?;
+        let OneAnswer { streams, structure, stop_strings, prompt_param } = answer;
+        let choices = Choices {
+            n: 1,
+            best_of: 1,
+            stream: streams.then_some(UsageReports::Nowhere),
+            strategy: Strategy::Sample,
+            prompt_logprobs: None,
+            returns_token_ids: false,
+            structure,
+            stop_strings,
+            prompt_param,
+        };
+        Self::with_choices(fields, max_tokens, sampling, choices)
+    }
+
+    /// Reads the fields that all endpoints share.
+    fn with_choices(
+        mut fields: Fields,
+        max_tokens: usize,
+        sampling: Sampling,
+        choices: Choices,
+    ) -> Result<Self, ApiError> {
+        let given = &mut fields;
+        let (stop_param, stop_strings) = choices.stop_strings;
+        let stop = StopConditions {
+            max_tokens,
+            min_tokens: given.count_or("min_tokens", 0..=usize::MAX, 0)?,
+            stop_strings: at_most_strings(MAX_STOP_STRINGS, stop_param, stop_strings)?.into(),
+            stop_token_ids: Arc::new(given.token_ids("stop_token_ids")?.unwrap_or_default().into_iter().collect()),
+        };
+        let generation = Self {
+            n: choices.n,
+            stream: choices.stream,
+            logprobs: None,
+            prompt_logprobs: choices.prompt_logprobs,
+            returns_token_ids: choices.returns_token_ids,
             model: given.string("model")?,
-            best_of,
-            strategy,
-            structure: Structure::from_fields(given)?.map(Arc::new),
+            best_of: choices.best_of,
+            strategy: choices.strategy,
+            structure: choices.structure.map(Arc::new),
             sampling,
             stop,
             ignores_eos: given.flag_or("ignore_eos", false)?,
@@ -160,7 +206,7 @@ impl Generation {
                 LogprobsMode::default(),
             )?,
             truncation: truncation(given)?,
-            prompt_param: "prompt",
+            prompt_param: choices.prompt_param,
             reports_prompt_once: false,
             priority: priority(given)?,
             prefix_salt: prefix_salt(given)?,
@@ -170,6 +216,8 @@ impl Generation {
             ignored: Vec::new(),
             n_bytes: given.n_bytes(),
             log: given.log().clone(),
+            thinking: Thinking::default(),
+            thoughts: None,
         };
         for name in ignored_params::WITHOUT_EFFECT {
             fields.ignore(name);
@@ -182,9 +230,34 @@ impl Generation {
         Self { logprobs, ..self }
     }
 
+    /// Sets how the model thinks.
+    pub(crate) fn with_thinking(self, thinking: Thinking) -> Self {
+        Self { thinking, ..self }
+    }
+
+    /// How the model thinks.
+    pub(crate) fn thinking(&self) -> Thinking {
+        self.thinking
+    }
+
+    /// How the model writes thoughts.
+    pub(crate) fn thoughts(&self) -> Option<ModelThoughts> {
+        self.thoughts
+    }
+
+    /// Sets how the model writes thoughts.
+    pub(crate) fn with_thoughts(self, thoughts: ModelThoughts) -> Self {
+        Self { thoughts: Some(thoughts), ..self }
+    }
+
     /// Names the parameter that has the prompt.
     pub(crate) fn with_prompt_param(self, prompt_param: &'static str) -> Self {
         Self { prompt_param, ..self }
+    }
+
+    /// The parameter that has the prompt.
+    pub(crate) fn prompt_param(&self) -> &'static str {
+        self.prompt_param
     }
 
     /// Reports data about the prompt once, not in each choice.
@@ -254,6 +327,16 @@ impl Generation {
     /// When the request arrived.
     pub(crate) fn arrived(&self) -> Instant {
         self.log.arrived()
+    }
+
+    /// The sampling parameters, without those that depend on the tokenizer.
+    pub(crate) fn sampling_params(&self) -> &SamplingParams {
+        self.sampling.params()
+    }
+
+    /// Maximum number of tokens of an answer; `None`: the rest of the context.
+    pub(crate) fn max_tokens(&self) -> Option<usize> {
+        Some(self.stop.max_tokens).filter(|max_tokens| *max_tokens < usize::MAX)
     }
 
     /// Size of the request's body in bytes.
@@ -355,7 +438,7 @@ impl Generation {
     fn asked(&self) -> Asked {
         let params = self.sampling.params();
         Asked {
-            max_tokens: Some(self.stop.max_tokens).filter(|max_tokens| *max_tokens < usize::MAX),
+            max_tokens: self.max_tokens(),
             temperature: params.temperature,
             top_p: params.top_p,
             top_k: params.top_k,
@@ -382,20 +465,6 @@ impl Generation {
         }
     }
 
-    /// A structured answer ends where the structure is complete, so other end conditions are rejected.
-    fn check_ends(&self, structure: &Structure) -> Result<(), ApiError> {
-        let param = if self.ignores_eos {
-            "ignore_eos"
-        } else if !self.stop.stop_token_ids.is_empty() {
-            "stop_token_ids"
-        } else {
-            return Ok(());
-        };
-        let form = structure.param();
-        let message = format!("`{param}` cannot be combined with `{form}`: the answer ends where it is complete");
-        Err(ApiError::invalid(param, message))
-    }
-
     fn openings(&self, prompts: &[Prompt]) -> Vec<Opening> {
         let openings = prompts.iter().flat_map(|prompt| {
             let echo = prompt.echo.as_ref().map(|text| Echo {
@@ -416,14 +485,8 @@ impl Generation {
         adapter: Option<Arc<ServedAdapter>>,
     ) -> Result<Vec<EngineRequest>, ApiError> {
         let n_requests = if self.strategy == Strategy::Sample { self.best_of } else { 1 };
-        let constraint = match &self.structure {
-            Some(structure) => {
-                self.check_ends(structure)?;
-                Some(structure.compile(model)?)
-            }
-            None => None,
-        };
         let sampling = self.sampling.resolve(&model.tokenizer, &model.default_breakers)?;
+        let (constraint, watch) = self.grammars(model, &sampling)?;
         // The best answers are chosen by log-probability.
         let logprobs = self.logprobs.or((n_requests > self.n).then_some(0));
         let mut requests = Vec::with_capacity(prompts.len() * n_requests);
@@ -444,15 +507,25 @@ impl Generation {
                 choice: 0,
                 logprobs,
                 logprobs_mode: self.logprobs_mode,
+                logprobs_of: None,
                 prompt_logprobs: echoed.max(self.prompt_logprobs),
                 text: self.text,
                 strategy: beams::seeded(self.strategy, seed),
                 constraint: constraint.clone(),
+                watch: watch.clone().map(|watch| watch.beginning_in(self.open_silence(prompt, model))),
+                thinking: match self.thoughts {
+                    Some(thoughts) => {
+                        let whole = self.structure.as_deref().filter(|structure| !structure.is_in_text());
+                        Some(thoughts.rules(self.thinking, &prompt.ids, model, whole)?)
+                    }
+                    None => None,
+                },
                 priority: self.priority,
                 prefix_salt: self.prefix_salt,
                 tenant: self.tenant,
                 adapter: adapter.clone(),
                 deadline: self.deadline,
+                ..RequestParts::default()
             };
             let request =
                 EngineRequest::new(parts, &model.limits).map_err(|error| error.with_prompt_param(self.prompt_param))?;
@@ -493,86 +566,6 @@ impl Generation {
         );
         Err(ApiError::bad_request(message))
     }
-}
-
-/// Example requests for the schema: the smallest one, and ones with each nested object.
-pub(crate) fn examples(smallest: &Value) -> Vec<Value> {
-    let schema = json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": {} } });
-    let objects = [
-        ("stream_options", json!({})),
-        ("response_format", schema),
-        ("structured_outputs", json!({ "regex": "x" })),
-        ("chat_template_kwargs", json!({})),
-    ];
-    let with = objects.into_iter().map(|(name, object)| {
-        let mut example = smallest.clone();
-        example[name] = object;
-        example
-    });
-    [smallest.clone()].into_iter().chain(with).collect()
-}
-
-fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
-    for (name, replacement) in UNSUPPORTED {
-        // Some clients send a parameter that they do not use, with nothing in it.
-        let is_off = |value: &Value| match value {
-            Value::String(word) => {
-                word.is_empty() || name == "function_call" && matches!(word.as_str(), "none" | "auto")
-            }
-            Value::Array(items) => items.is_empty(),
-            _ => false,
-        };
-        if fields.take(name).is_some_and(|value| !is_off(&value)) {
-            let hint = replacement.map_or_else(String::new, |other| format!("\nhint: use `{other}`"));
-            return Err(ApiError::invalid(name, format!("`{name}` is not supported{hint}")));
-        }
-    }
-    Ok(())
-}
-
-fn check_best_of([n, best_of]: [usize; 2], strategy: Strategy, stream: Option<UsageReports>) -> Result<(), ApiError> {
-    if best_of < n {
-        let message = format!("`best_of` must be at least `n`, got {best_of} and {n}");
-        return Err(ApiError::invalid("best_of", message));
-    }
-    if best_of > n && stream.is_some() && strategy == Strategy::Sample {
-        let message = format!(
-            "`best_of` must be equal to `n` with `stream`, got {best_of} and {n}\nhint: which answers are best is known \
-             only when all are complete"
-        );
-        return Err(ApiError::invalid("best_of", message));
-    }
-    Ok(())
-}
-
-fn text_options(fields: &mut Fields) -> Result<TextOptions, ApiError> {
-    let skips = fields.flag_or("skip_special_tokens", true)?;
-    let keeps = fields.flag_or("include_stop_str_in_output", false)?;
-    Ok(TextOptions {
-        special_tokens: if skips { SpecialTokens::Skip } else { SpecialTokens::Show },
-        stop_text: if keeps { StopText::Keep } else { StopText::Cut },
-    })
-}
-
-/// The request's own salt, else that of its API key.
-fn prefix_salt(fields: &mut Fields) -> Result<Option<PrefixSalt>, ApiError> {
-    const NAME: &str = "cache_salt";
-    let Some(salt) = fields.string(NAME)? else { return Ok(fields.sender().salt) };
-    let n_chars = salt.chars().count();
-    if n_chars > MAX_SALT_CHARS {
-        let message = format!("`{NAME}` must have at most {MAX_SALT_CHARS} characters, got {n_chars}");
-        return Err(ApiError::invalid(NAME, message));
-    }
-    Ok(Some(PrefixSalt::of_request(&salt)))
-}
-
-pub(crate) fn priority(fields: &mut Fields) -> Result<i32, ApiError> {
-    let range = i64::from(*PRIORITIES.start())..=i64::from(*PRIORITIES.end());
-    Ok(i32::try_from(fields.integer_or("priority", range, 0)?).unwrap_or(0))
-}
-
-pub(crate) fn deadline(fields: &mut Fields) -> Result<Option<Duration>, ApiError> {
-    Ok(fields.count("deadline_ms", 1..=usize::MAX)?.map(|ms| Duration::from_millis(ms as u64)))
 }
 
 /// Sorts by the mean log-probability per token, largest first.

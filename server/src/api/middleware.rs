@@ -12,6 +12,7 @@ use super::{
     body_guard::drop_with_body,
     endpoint::Policy,
     error::ApiError,
+    messages,
     options::ApiOptions,
     origin::{CorsOrigins, Host, Malformed, Origin, Target},
     request_log::{RequestLog, Trace},
@@ -21,6 +22,12 @@ use crate::{random::fresh_id, telemetry::trace_context::TraceContext};
 
 /// Identifies a request in logs on both sides; OpenAI's libraries show it with errors.
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// The same for Anthropic's libraries.
+const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
+
+/// The header in which Anthropic's clients send their key.
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// Maximum length of an id given by a client.
 const MAX_ID_BYTES: usize = 128;
@@ -56,12 +63,16 @@ pub(crate) async fn identify(State(state): State<AppState>, mut request: Request
     }
     let trace = context.map(|context| Trace { context, spans });
     let log = RequestLog::new(&id, &request, trace);
+    let is_anthropic = messages::is_asked(&request);
     request.extensions_mut().insert(log.clone());
     // Logged once the response has been sent completely or the client has disconnected.
     let ending = log.ending();
     let mut response = next.run(request).await;
     log.answered(response.status());
     if let Ok(id) = HeaderValue::from_str(&id) {
+        if is_anthropic {
+            response.headers_mut().insert(REQUEST_ID, id.clone());
+        }
         response.headers_mut().insert(X_REQUEST_ID, id);
     }
     response.map(|body| drop_with_body(body, ending))
@@ -73,20 +84,30 @@ pub(crate) async fn authorize(State(state): State<AppState>, mut request: Reques
     if keys.is_open() || !policy(&request).needs_key() {
         return next.run(request).await;
     }
-    let given = request.headers().get(header::AUTHORIZATION);
-    match given.and_then(bearer) {
-        Some(key) if keys.contain(key) => {
-            let (tenant, salt) = (TenantId::of_key(key), state.options().salt_of_key(key));
+    let has_key = keys_of(request.headers()).next().is_some();
+    let valid = keys_of(request.headers()).find(|key| keys.contain(key));
+    let known = valid.map(|key| (TenantId::of_key(key), state.options().salt_of_key(key)));
+    match known {
+        Some((tenant, salt)) => {
             request.extensions_mut().insert(tenant);
             if let Some(salt) = salt {
                 request.extensions_mut().insert(salt);
             }
             next.run(request).await
         }
-        Some(_) => ApiError::unauthorized("Incorrect API key provided.").into_response(),
-        None => ApiError::unauthorized("an API key is required\nhint: send the header `authorization: Bearer KEY`")
-            .into_response(),
+        None if has_key => ApiError::unauthorized("Incorrect API key provided.").into_response(),
+        None => {
+            let message =
+                "an API key is required\nhint: send the header `authorization: Bearer KEY`, or `x-api-key: KEY`";
+            ApiError::unauthorized(message).into_response()
+        }
     }
+}
+
+/// The keys of a request. Some clients send two headers, of which one has a key of another service.
+fn keys_of(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
+    let own = headers.get(&X_API_KEY).map(|value| value.as_bytes().trim_ascii());
+    headers.get(header::AUTHORIZATION).and_then(bearer).into_iter().chain(own)
 }
 
 /// The key of an `authorization` header.
@@ -117,7 +138,7 @@ pub(crate) async fn check_origin(State(state): State<AppState>, request: Request
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, permitted);
         headers.insert(
             header::ACCESS_CONTROL_EXPOSE_HEADERS,
-            HeaderValue::from_static("x-request-id, retry-after, x-should-retry, x-ignored-params"),
+            HeaderValue::from_static("x-request-id, request-id, retry-after, x-should-retry, x-ignored-params"),
         );
     }
     response

@@ -2,15 +2,17 @@
 
 use axum::{
     Json,
-    extract::{Path, State},
+    extract::{Path, Request, State},
+    response::{IntoResponse, Response},
 };
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{
     adapters,
-    endpoint::{Link, Operation, ParamIn, Request, ResponseBody, schema_of},
+    endpoint::{self, Link, Operation, ParamIn, ResponseBody, schema_of},
     error::ApiError,
+    messages::{self, ModelInfo, ModelPage},
     state::AppState,
 };
 
@@ -58,19 +60,40 @@ pub(crate) const LIST: Operation =
 
 /// The endpoint's entry in `/openapi.json`.
 pub(crate) const GET: Operation = Operation {
-    request: Request::ModelInPath,
+    request: endpoint::Request::ModelInPath,
     ..Operation::get("Describe one model", ResponseBody::Json(schema_of::<Model>)).with_errors(&[400, 403, 404, 503])
 };
 
-/// The list of models: the served one, then adapters by name.
-pub(crate) async fn list(State(state): State<AppState>) -> Result<Json<ModelList>, ApiError> {
-    Ok(Json(ModelList { object: "list", data: served(&state)? }))
+/// The list of models: the served one, its aliases, then adapters by name. In Anthropic's shape for its clients.
+pub(crate) async fn list(State(state): State<AppState>, request: Request) -> Result<Response, ApiError> {
+    let models = served(&state)?;
+    Ok(match messages::is_asked(&request) {
+        true => Json(ModelPage::new(models.iter().map(Model::info).collect())).into_response(),
+        false => Json(ModelList { object: "list", data: models }).into_response(),
+    })
 }
 
 /// The model with this name, which may contain slashes.
-pub(crate) async fn get(State(state): State<AppState>, Path(id): Path<String>) -> Result<Json<Model>, ApiError> {
-    let model = served(&state)?.into_iter().find(|model| model.id == id);
-    model.map(Json).ok_or_else(|| adapters::unknown_model(&state, &id))
+pub(crate) async fn get(
+    State(state): State<AppState>,
+    Path(id): Path<String>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let models = served(&state)?;
+    let any = models.first().filter(|_| state.options().aliases.take_any());
+    let model = models.iter().find(|model| model.id == id).cloned();
+    let model = model.or_else(|| any.map(|model| Model { id: id.clone(), ..model.clone() }));
+    let model = model.ok_or_else(|| adapters::unknown_model(&state, &id))?;
+    Ok(match messages::is_asked(&request) {
+        true => Json(model.info()).into_response(),
+        false => Json(model).into_response(),
+    })
+}
+
+impl Model {
+    fn info(&self) -> ModelInfo {
+        ModelInfo::new(&self.id, self.created, self.max_model_len)
+    }
 }
 
 fn served(state: &AppState) -> Result<Vec<Model>, ApiError> {
@@ -98,5 +121,6 @@ fn served(state: &AppState) -> Result<Vec<Model>, ApiError> {
         parent: Some(base.id.clone()),
         ..base.clone()
     });
-    Ok(std::iter::once(base.clone()).chain(adapters).collect())
+    let aliases = state.options().aliases.names().iter().map(|alias| Model { id: alias.clone(), ..base.clone() });
+    Ok(std::iter::once(base.clone()).chain(aliases).chain(adapters).collect())
 }

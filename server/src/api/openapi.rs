@@ -16,8 +16,8 @@ use schemars::{SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 
 use super::{
-    endpoint::{Endpoint, Link, Operation, ParamIn, Request, ResponseBody, schema_of},
-    error::{ApiError, Envelope},
+    endpoint::{Endpoint, Link, Operation, ParamIn, Request, ResponseBody},
+    error::ApiError,
     page::{entity_tag, revalidated},
     schema::{Shape, resolve_token_ids},
     state::AppState,
@@ -70,21 +70,18 @@ fn document(state: &AppState, endpoints: &[Endpoint]) -> Result<Value, ApiError>
     let settings = SchemaSettings::draft2020_12().for_serialize();
     let settings = settings.with(|settings| settings.definitions_path = "/components/schemas".into());
     let mut schemas = settings.into_generator();
-    let envelope = schema_of::<Envelope>(&mut schemas);
     let descriptions = descriptions();
     let mut paths: Map<String, Value> = Map::new();
     for endpoint in endpoints {
         let Some(operation) = endpoint.operation else { continue };
-        let mut described = operation.describe(state, &mut schemas, &envelope)?;
+        let mut described = operation.describe(state, &mut schemas)?;
         described["operationId"] = json!(operation_id(endpoint.path));
         if needs_keys && endpoint.policy.needs_key() {
             described["security"] = json!([{ "key": [] }]);
-            described["responses"]["401"] = error_response(401, &envelope);
+            described["responses"]["401"] = error_response(401, &(operation.error)(&mut schemas));
         }
         if let Some(properties) = described.pointer_mut("/requestBody/content/application~1json/schema/properties") {
-            // The reference page lists endpoints at the root by their path under `/v1`.
-            let path = format!("/v1{}", endpoint.path.trim_start_matches("/v1"));
-            add_descriptions(properties, &descriptions, (&path, ""));
+            add_descriptions(properties, &descriptions, (endpoint.path, ""));
         }
         let method = if matches!(operation.request, Request::Body(_)) { "post" } else { "get" };
         paths.insert(endpoint.path.replace("{*id}", "{id}"), json!({ method: described }));
@@ -112,14 +109,14 @@ fn document(state: &AppState, endpoints: &[Endpoint]) -> Result<Value, ApiError>
 }
 
 impl Operation {
-    fn describe(&self, state: &AppState, schemas: &mut SchemaGenerator, envelope: &Value) -> Result<Value, ApiError> {
+    fn describe(&self, state: &AppState, schemas: &mut SchemaGenerator) -> Result<Value, ApiError> {
         let content = match self.response {
             ResponseBody::Json(whole) => json!({ "application/json": { "schema": whole(schemas) } }),
             ResponseBody::JsonOrEvents(whole, event) => json!({
                 "application/json": { "schema": whole(schemas) },
                 "text/event-stream": { "schema": {
                     "type": "string",
-                    "description": "Server-sent events. The data of each is JSON of the content schema; the last is `[DONE]`.",
+                    "description": "Server-sent events. The data of each is JSON of the content schema; completions end with `[DONE]`.",
                     "contentMediaType": "application/json",
                     "contentSchema": event(schemas),
                 } },
@@ -127,8 +124,9 @@ impl Operation {
             ResponseBody::Text(media_type) => json!({ media_type: { "schema": { "type": "string" } } }),
         };
         let mut responses = json!({ "200": { "description": "OK", "content": content } });
+        let envelope = (self.error)(schemas);
         for &status in self.errors {
-            responses[status.to_string()] = error_response(status, envelope);
+            responses[status.to_string()] = error_response(status, &envelope);
         }
         if !self.links.is_empty() {
             let links = self.links.iter().map(|link| (link.name.to_owned(), link.describe()));
@@ -145,7 +143,9 @@ impl Operation {
                 let shape = Shape::default();
                 describe(state, &shape)?;
                 let mut schema = shape.schema();
-                if let Some(model) = schema.pointer_mut("/properties/model") {
+                if let Some(model) = schema.pointer_mut("/properties/model")
+                    && !state.options().aliases.take_any()
+                {
                     let names = state.model_names().into_iter().map(Value::from).chain(["".into(), Value::Null]);
                     *model = json!({ "type": ["string", "null"], "enum": names.collect::<Vec<_>>() });
                 }
@@ -179,6 +179,7 @@ fn error_response(status: u16, envelope: &Value) -> Value {
         415 => "The content type of the body is not JSON",
         429 => "The queue is full, or requests use too many adapters; try again later",
         500 => "Inference failed",
+        529 => "The queue is full, or requests use too many adapters; try again later",
         503 => "The model is loading, its adapter cannot be read, or the server is shutting down; try again later",
         504 => "The request's deadline has passed",
         _ => "",

@@ -42,6 +42,8 @@ pub struct ApiOptions {
     pub prompt_log: PromptLog,
     /// Whether the engine may have adapters, whose names are unknown until it is loaded.
     pub has_adapters: bool,
+    /// Further names of the model.
+    pub aliases: ModelAliases,
     /// Exports spans. `None`: tracing is off.
     pub spans: Option<SpanSender>,
 }
@@ -71,6 +73,46 @@ impl ApiOptions {
     pub(crate) fn salt_of_key(&self, key: &[u8]) -> Option<PrefixSalt> {
         let is_apart = self.keys.n_distinct() > 1 && self.prefix_sharing == PrefixSharing::PerKey;
         is_apart.then(|| PrefixSalt::of_key(key))
+    }
+}
+
+/// Further names of the served model, besides its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ModelAliases {
+    names: Vec<String>,
+    takes_any: bool,
+}
+
+impl ModelAliases {
+    /// The alias that stands for every name.
+    pub const ANY: &str = "*";
+
+    /// These names, of which [`ANY`](Self::ANY) stands for all others.
+    pub fn new(names: impl IntoIterator<Item = String>) -> Self {
+        let mut aliases = Self::default();
+        for name in names {
+            if name == Self::ANY {
+                aliases.takes_any = true;
+            } else if !aliases.names.contains(&name) {
+                aliases.names.push(name);
+            }
+        }
+        aliases
+    }
+
+    /// The names, without the one that stands for all.
+    pub(crate) fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Whether any name is one of them.
+    pub(crate) fn take_any(&self) -> bool {
+        self.takes_any
+    }
+
+    /// Whether the model has this further name.
+    pub(crate) fn contain(&self, name: &str) -> bool {
+        self.takes_any || self.names.iter().any(|alias| alias == name)
     }
 }
 

@@ -6,15 +6,15 @@ use axum::{
     Extension, Router,
     extract::State,
     http::{HeaderMap, Method, StatusCode, Uri},
-    middleware::from_fn_with_state,
+    middleware::{from_fn, from_fn_with_state},
     routing::{get, post},
 };
 
 use super::{
-    adapters, chat, completions, embeddings,
+    adapters, chat, classify, completions, decisions, embeddings,
     endpoint::{Endpoint, Operation, Policy},
     error::ApiError,
-    health, http_metrics, inspect, metrics, middleware, models, openapi, page,
+    health, http_metrics, infill, inspect, messages, metrics, middleware, models, openapi, page, rerank, responses,
     state::AppState,
     tokens,
 };
@@ -26,6 +26,7 @@ pub fn app(state: AppState) -> Router {
             .method_not_allowed_fallback(unknown_method)
             .layer(from_fn_with_state(state.clone(), middleware::authorize))
             .layer(from_fn_with_state(state.clone(), middleware::check_origin))
+            .layer(from_fn(messages::errors_in_own_shape))
             .layer(from_fn_with_state(state.clone(), middleware::identify))
             .layer(from_fn_with_state(state.clone(), http_metrics::count))
             .layer(Extension(policy))
@@ -44,6 +45,8 @@ fn endpoints() -> Vec<Endpoint> {
         |file: &'static page::File| page(file.path, get(async move |headers: HeaderMap| file.response(&headers)));
     let endpoint =
         |path, handler, policy, operation: Operation| Endpoint { path, handler, policy, operation: Some(operation) };
+    // The same endpoint under another path, which is not in `/openapi.json`.
+    let also_at = |path, handler, policy| Endpoint { path, handler, policy, operation: None };
     let (api, probe, inference) = (Policy::Api, Policy::Probe, Policy::Inference);
     let document = Arc::new(openapi::Document::default());
     let openapi =
@@ -52,7 +55,26 @@ fn endpoints() -> Vec<Endpoint> {
         page("/openapi.json", get(openapi)),
         endpoint("/v1/completions", post(completions::create), inference("text_completion"), completions::OPERATION),
         endpoint("/v1/chat/completions", post(chat::create), inference("chat"), chat::OPERATION),
+        endpoint("/v1/responses", post(responses::create), inference("chat"), responses::OPERATION),
+        endpoint("/v1/messages", post(messages::create), inference("chat"), messages::CREATE),
+        endpoint("/v1/messages/count_tokens", post(messages::count_tokens), api, messages::COUNT_TOKENS),
+        endpoint("/v1/decisions", post(decisions::create), inference("decisions"), decisions::OPERATION),
         endpoint("/v1/embeddings", post(embeddings::create), inference("embeddings"), embeddings::OPERATION),
+        endpoint("/v1/rerank", post(rerank::rerank), inference("rerank"), rerank::RERANK),
+        // Where Cohere and text-embeddings-inference have it.
+        also_at("/v2/rerank", post(rerank::rerank), inference("rerank")),
+        also_at("/rerank", post(rerank::rerank), inference("rerank")),
+        endpoint("/v1/score", post(rerank::score), inference("score"), rerank::SCORE),
+        also_at("/score", post(rerank::score), inference("score")),
+        endpoint("/classify", post(classify::create), inference("classify"), classify::OPERATION),
+        also_at("/v1/classify", post(classify::create), inference("classify")),
+        // Also at the root, as llama.cpp serves them.
+        also_at("/completions", post(completions::create), inference("text_completion")),
+        also_at("/chat/completions", post(chat::create), inference("chat")),
+        also_at("/embeddings", post(embeddings::create), inference("embeddings")),
+        also_at("/models", get(models::list), api),
+        also_at("/models/{*id}", get(models::get), api),
+        endpoint("/infill", post(infill::create), inference("text_completion"), infill::OPERATION),
         endpoint("/v1/inspect", post(inspect::create), api, inspect::OPERATION),
         endpoint("/v1/load_lora_adapter", post(adapters::load), api, adapters::LOAD),
         endpoint("/v1/unload_lora_adapter", post(adapters::unload), api, adapters::UNLOAD),

@@ -182,10 +182,11 @@ impl AppState {
         &self.0.model_id
     }
 
-    /// The names that requests may choose by `model`: the served model's, then those of adapters.
+    /// The names that requests may choose by `model`: the served model's, its aliases, then those of adapters.
     pub(crate) fn model_names(&self) -> Vec<String> {
         let adapters = self.engine().map(|engine| engine.adapters().list()).unwrap_or_default();
-        std::iter::once(self.model_id().to_owned()).chain(adapters.into_iter().map(|adapter| adapter.name)).collect()
+        let own = std::iter::once(self.model_id()).chain(self.options().aliases.names().iter().map(String::as_str));
+        own.map(str::to_owned).chain(adapters.into_iter().map(|adapter| adapter.name)).collect()
     }
 
     /// Start time of the server in seconds since 1970.

@@ -61,6 +61,13 @@ pub(crate) struct TokenEntry {
     pub(crate) text_offset: usize,
 }
 
+impl TokenEntry {
+    /// Approximate size as JSON in bytes.
+    pub(crate) fn n_bytes(&self) -> usize {
+        (1 + self.top.as_ref().map_or(0, Vec::len)) * REPORTED_BYTES
+    }
+}
+
 /// A piece of one choice.
 #[derive(Debug)]
 pub(crate) struct Delta {
@@ -154,13 +161,24 @@ impl Deltas {
     ///
     /// # Errors
     /// A choice failed, the answers are too long, or the engine has stopped.
-    pub(crate) async fn fold(mut self) -> Result<(Vec<Answer>, Usage), ApiError> {
+    pub(crate) async fn fold(self) -> Result<(Vec<Answer>, Usage), ApiError> {
         let mut answers = vec![Answer::default(); self.choices.len()];
-        while let Some(delta) = poll_fn(|context| self.poll_delta(context)).await {
-            let Delta { index, piece } = delta?;
+        let take = |Delta { index, piece }| {
             if let Some(answer) = answers.get_mut(index) {
                 answer.extend(piece);
             }
+        };
+        let usage = self.for_each(take).await?;
+        Ok((answers, usage))
+    }
+
+    /// Passes all deltas to `take`, and returns the token counts.
+    ///
+    /// # Errors
+    /// As [`fold`](Self::fold).
+    pub(crate) async fn for_each(mut self, mut take: impl FnMut(Delta)) -> Result<Usage, ApiError> {
+        while let Some(delta) = poll_fn(|context| self.poll_delta(context)).await {
+            take(delta?);
             if self.n_bytes > MAX_ANSWER_BYTES {
                 let message = format!(
                     "the answers exceed {MAX_ANSWER_BYTES} bytes, the limit for responses that are not \
@@ -169,7 +187,7 @@ impl Deltas {
                 return Err(self.submission.fail(ApiError::bad_request(message)));
             }
         }
-        Ok((answers, self.usage()))
+        Ok(self.usage())
     }
 
     fn poll_delta(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Delta, ApiError>>> {
@@ -257,11 +275,10 @@ impl Answer {
 
     /// Approximate size as JSON in bytes.
     pub(crate) fn n_bytes(&self) -> usize {
-        let reported = |entry: &TokenEntry| (1 + entry.top.as_ref().map_or(0, Vec::len)) * REPORTED_BYTES;
         let of_prompt = |logprobs: &PromptLogprobs| logprobs.entries.len() * (1 + logprobs.n_top) * REPORTED_BYTES;
         self.text.len()
             + self.token_ids.len() * ID_BYTES
-            + self.logprobs.iter().flatten().map(reported).sum::<usize>()
+            + self.logprobs.iter().flatten().map(TokenEntry::n_bytes).sum::<usize>()
             + self.prompt_logprobs.as_ref().map_or(0, of_prompt)
     }
 
@@ -280,13 +297,67 @@ pub(crate) enum Part {
     End(Usage),
 }
 
-/// Streams the deltas as server-sent events. `write` returns the data of each event for a part.
+/// A server-sent event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Frame {
+    /// `None`: without a name.
+    pub(crate) event: Option<&'static str>,
+    pub(crate) data: String,
+}
+
+/// Formats a stream.
+pub(crate) trait WriteEvents: Send + Unpin + 'static {
+    /// The events before any part.
+    fn start(&mut self) -> Vec<Frame> {
+        Vec::new()
+    }
+
+    /// The events for a part.
+    fn part(&mut self, part: Part) -> Vec<Frame>;
+
+    /// The events that end the stream after an error. The status has already been sent.
+    fn failure(&mut self, error: ApiError) -> Vec<Frame>;
+
+    /// The event that keeps the connection open while there are no others. `None`: a comment.
+    fn keep_alive(&self) -> Option<Frame> {
+        None
+    }
+}
+
+/// A stream of completions or chat completions: events without names, then `[DONE]`. The function returns the data of
+/// each event for a part.
+struct Chunks<Write>(Write);
+
+impl<Write: FnMut(Part) -> Vec<String> + Send + Unpin + 'static> WriteEvents for Chunks<Write> {
+    fn part(&mut self, part: Part) -> Vec<Frame> {
+        let done = matches!(part, Part::End(_)).then(|| "[DONE]".to_owned());
+        let data = (self.0)(part).into_iter().chain(done);
+        data.map(|data| Frame { event: None, data }).collect()
+    }
+
+    /// Clients check each event for `error`.
+    fn failure(&mut self, error: ApiError) -> Vec<Frame> {
+        vec![Frame { event: Some("error"), data: error.envelope().to_string() }]
+    }
+}
+
+/// Streams the deltas as server-sent events without names. `write` returns the data of each event for a part.
 pub(crate) fn sse<Write>(deltas: Deltas, options: &ApiOptions, write: Write) -> Response
 where
     Write: FnMut(Part) -> Vec<String> + Send + Unpin + 'static,
 {
-    let body = SseBody { deltas, write, stage: Stage::Deltas, written: VecDeque::new() };
-    let mut response = Sse::new(body).keep_alive(KeepAlive::new().interval(options.keep_alive)).into_response();
+    sse_of(deltas, options, Chunks(write))
+}
+
+/// Streams the deltas as the server-sent events that `writer` makes of them.
+pub(crate) fn sse_of(deltas: Deltas, options: &ApiOptions, mut writer: impl WriteEvents) -> Response {
+    let mut keep_alive = KeepAlive::new().interval(options.keep_alive);
+    if let Some(frame) = writer.keep_alive() {
+        keep_alive = keep_alive.event(frame.into());
+    }
+    let written = writer.start().into();
+    let body = SseBody { deltas, writer, is_over: false, written };
+    let mut response = Sse::new(body).keep_alive(keep_alive).into_response();
     // Some clients interpret text without a charset as ISO-8859-1.
     let content_type = HeaderValue::from_static("text/event-stream; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, content_type);
@@ -296,54 +367,44 @@ where
     response
 }
 
-struct SseBody<Write> {
+struct SseBody<Writer> {
     deltas: Deltas,
-    write: Write,
-    stage: Stage,
-    written: VecDeque<String>,
+    writer: Writer,
+    /// Whether all parts have been written.
+    is_over: bool,
+    written: VecDeque<Frame>,
 }
 
-/// What a stream sends next.
-#[derive(Clone, Copy)]
-enum Stage {
-    /// Deltas, then the usage.
-    Deltas,
-    /// The event `[DONE]`.
-    Done,
-    /// Nothing.
-    End,
-}
-
-impl<Write: FnMut(Part) -> Vec<String> + Unpin> Stream for SseBody<Write> {
+impl<Writer: WriteEvents> Stream for SseBody<Writer> {
     type Item = Result<sse::Event, Infallible>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
-            if let Some(json) = self.written.pop_front() {
-                return Poll::Ready(Some(Ok(sse::Event::default().data(json))));
+            if let Some(frame) = self.written.pop_front() {
+                return Poll::Ready(Some(Ok(frame.into())));
             }
-            let part = match self.stage {
-                Stage::End => return Poll::Ready(None),
-                Stage::Done => {
-                    self.stage = Stage::End;
-                    return Poll::Ready(Some(Ok(sse::Event::default().data("[DONE]"))));
-                }
-                Stage::Deltas => match ready!(self.deltas.poll_delta(context)) {
-                    Some(Ok(delta)) => Part::Delta(delta, self.deltas.usage()),
-                    Some(Err(error)) => {
-                        // The status has already been sent; clients check each event for `error`.
-                        self.stage = Stage::End;
-                        let event = sse::Event::default().event("error").data(error.envelope().to_string());
-                        return Poll::Ready(Some(Ok(event)));
-                    }
-                    None => {
-                        self.stage = Stage::Done;
-                        Part::End(self.deltas.usage())
-                    }
-                },
+            if self.is_over {
+                return Poll::Ready(None);
+            }
+            let next = ready!(self.deltas.poll_delta(context));
+            let usage = self.deltas.usage();
+            self.is_over = !matches!(next, Some(Ok(_)));
+            let frames = match next {
+                Some(Ok(delta)) => self.writer.part(Part::Delta(delta, usage)),
+                Some(Err(error)) => self.writer.failure(error),
+                None => self.writer.part(Part::End(usage)),
             };
-            let events = (self.write)(part);
-            self.written.extend(events);
+            self.written.extend(frames);
+        }
+    }
+}
+
+impl From<Frame> for sse::Event {
+    fn from(frame: Frame) -> Self {
+        let event = Self::default().data(frame.data);
+        match frame.event {
+            Some(name) => event.event(name),
+            None => event,
         }
     }
 }

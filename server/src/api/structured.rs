@@ -3,7 +3,7 @@
 use hearth_engine::ServedModel;
 use hearth_model::{
     TokenId,
-    constraint::{Constraint, Grammar, GrammarError, MAX_SCHEMA_VALUES, check_schema, in_lark},
+    constraint::{Constraint, Grammar, GrammarError, MAX_SCHEMA_VALUES, Watch, WatchRules, check_schema, in_lark},
 };
 use serde_json::{Value, json};
 
@@ -26,13 +26,25 @@ pub(crate) struct Structure {
     schemas: Vec<(String, Value)>,
     /// Special tokens that the grammar refers to.
     special_tokens: Vec<TokenId>,
+    /// If it holds only in parts of the answer.
+    in_text: Option<InText>,
+}
+
+/// A structure of parts of an answer, which the model begins itself.
+#[derive(Clone, Debug)]
+struct InText {
+    rules: WatchRules,
+    /// Used if the grammar is too large. `None` if that is an error.
+    looser: Option<Grammar>,
 }
 
 /// The grammar of tool calls.
 #[derive(Clone, Debug)]
 pub(crate) struct CallGrammar {
-    /// Rules in Lark, of which `calls` is the first.
+    /// Rules in Lark, of which `calls` is a whole answer, and `after_mark` what follows the mark before a call.
     pub(crate) rules: String,
+    /// The same with any arguments, if nothing requires that schemas are held.
+    pub(crate) looser_rules: Option<String>,
     /// The schemas in the rules, with their paths.
     pub(crate) schemas: Vec<(String, Value)>,
     /// Special tokens that the rules refer to.
@@ -53,21 +65,46 @@ const OFF_BY_DEFAULT: [&str; 4] =
     ["disable_fallback", "disable_any_whitespace", "disable_additional_properties", "_backend_was_auto"];
 
 impl Structure {
+    /// JSON that conforms to `schema`, which the parameter `param` has at `path`. `None`: any object.
+    pub(crate) fn json(schema: Option<Value>, param: &'static str, path: &'static str) -> Self {
+        let grammar = Grammar::Json(schema.unwrap_or_else(any_object));
+        Self { grammar, param, path, schemas: Vec::new(), special_tokens: Vec::new(), in_text: None }
+    }
+
+    /// The grammar of a tool's input.
+    pub(crate) fn of_tool(grammar: Grammar) -> Self {
+        Self { grammar, param: "tools", path: "tools", schemas: Vec::new(), special_tokens: Vec::new(), in_text: None }
+    }
+
     /// Only tool calls.
     pub(crate) fn calls(calls: CallGrammar) -> Self {
         const PARAM: &str = "tool_choice";
-        let CallGrammar { rules, schemas, special_tokens } = calls;
+        let CallGrammar { rules, schemas, special_tokens, .. } = calls;
         let grammar = Grammar::Lark(format!("start: calls\n{rules}"));
-        Self { grammar, param: PARAM, path: PARAM, schemas, special_tokens }
+        Self { grammar, param: PARAM, path: PARAM, schemas, special_tokens, in_text: None }
+    }
+
+    /// Text in which calls may begin.
+    pub(crate) fn calls_in_text(calls: CallGrammar, rules: WatchRules) -> Self {
+        const PARAM: &str = "tools";
+        let lark = |rules: String| Grammar::Lark(format!("start: after_mark\n{rules}"));
+        let in_text = Some(InText { rules, looser: calls.looser_rules.map(lark) });
+        let (schemas, special_tokens) = (calls.schemas, calls.special_tokens);
+        Self { grammar: lark(calls.rules), param: PARAM, path: PARAM, schemas, special_tokens, in_text }
+    }
+
+    /// Whether it holds only in parts of the answer.
+    pub(crate) fn is_in_text(&self) -> bool {
+        self.in_text.is_some()
     }
 
     /// An answer that follows either this structure or the grammar of tool calls. `None` if this structure is not JSON.
     pub(crate) fn or_calls(&self, calls: CallGrammar) -> Option<Self> {
         let Grammar::Json(schema) = &self.grammar else { return None };
-        let CallGrammar { rules, mut schemas, special_tokens } = calls;
+        let CallGrammar { rules, mut schemas, special_tokens, .. } = calls;
         let grammar = Grammar::Lark(format!("start: answer | calls\nanswer: {}\n{rules}", in_lark(schema)));
         schemas.push((self.path.to_owned(), schema.clone()));
-        Some(Self { grammar, schemas, special_tokens, ..*self })
+        Some(Self { grammar, schemas, special_tokens, in_text: None, ..*self })
     }
 
     /// Reads the fields, of which at most one may be set.
@@ -127,7 +164,7 @@ impl Structure {
                 None => return Err(must_be(path, "true or false", &value)),
             },
         };
-        Ok(Some(Self { grammar, param, path, schemas: Vec::new(), special_tokens: Vec::new() }))
+        Ok(Some(Self { grammar, param, path, schemas: Vec::new(), special_tokens: Vec::new(), in_text: None }))
     }
 
     /// The name for error messages: the path if the parameter has several members.
@@ -135,25 +172,69 @@ impl Structure {
         if self.param == "structured_outputs" { self.path } else { self.param }
     }
 
+    /// Whether it has tool calls.
+    pub(crate) fn has_calls(&self) -> bool {
+        !self.schemas.is_empty()
+    }
+
     /// The parameter that requests it.
     pub(crate) fn param(&self) -> &'static str {
         self.param
     }
 
+    /// Compiles a grammar of parts of the answer. `shows_special`: whether special tokens are part of the answer's text.
+    /// `None` if it is one of the whole answer, or cannot be enforced, which the log says.
+    pub(crate) fn compile_in_text(&self, model: &ServedModel, shows_special: bool) -> Result<Option<Watch>, ApiError> {
+        let Some(in_text) = &self.in_text else { return Ok(None) };
+        let rules = || WatchRules { shows_special, ..in_text.rules.clone() };
+        let Some(looser) = &in_text.looser else {
+            return self.compile(model).map(|grammar| Some(Watch::new(grammar, rules())));
+        };
+        let compiled =
+            self.check_schemas().and_then(|()| self.compile_grammar(&self.grammar, model)?.map_err(Self::unnamed));
+        let compiled = compiled.or_else(|error| {
+            tracing::warn!("the schemas of tools are not enforced: {}", error.message());
+            self.compile_grammar(looser, model)?.map_err(Self::unnamed)
+        });
+        match compiled {
+            Ok(grammar) => Ok(Some(Watch::new(grammar, rules()))),
+            Err(error) => {
+                tracing::warn!("calls of tools are not bound to their form: {}", error.message());
+                Ok(None)
+            }
+        }
+    }
+
     /// Compiles the grammar for the model's vocabulary. Takes some milliseconds.
     pub(crate) fn compile(&self, model: &ServedModel) -> Result<Constraint, ApiError> {
-        let compiler = model.grammars().map_err(|error| ApiError::internal(error.to_string()))?;
-        for (path, schema) in &self.schemas {
-            check_schema(schema).map_err(|error| refusal(path, &error))?;
-        }
-        compiler.compile_with_tokens(&self.grammar, &self.special_tokens, self.param).map_err(|error| {
+        self.check_schemas()?;
+        self.compile_grammar(&self.grammar, model)?.map_err(|error| {
             // If one of the schemas is the cause, the error has the path of that schema.
             let mut failures = self.schemas.iter().filter_map(|(path, schema)| {
-                let error = compiler.compile(&Grammar::Json(schema.clone()), self.param).err()?;
-                Some(refusal(path, &error))
+                let compiled = self.compile_grammar(&Grammar::Json(schema.clone()), model);
+                Some(refusal(path, &compiled.ok()?.err()?))
             });
             failures.next().unwrap_or_else(|| refusal(self.path, &error))
         })
+    }
+
+    fn check_schemas(&self) -> Result<(), ApiError> {
+        let mut checked = self.schemas.iter().map(|(path, schema)| (path, check_schema(schema)));
+        checked.try_for_each(|(path, checked)| checked.map_err(|error| refusal(path, &error)))
+    }
+
+    fn compile_grammar(
+        &self,
+        grammar: &Grammar,
+        model: &ServedModel,
+    ) -> Result<Result<Constraint, GrammarError>, ApiError> {
+        let compiler = model.grammars().map_err(|error| ApiError::internal(error.to_string()))?;
+        Ok(compiler.compile_with_tokens(grammar, &self.special_tokens, self.param))
+    }
+
+    /// The error of a grammar whose part is not known.
+    fn unnamed(error: GrammarError) -> ApiError {
+        refusal("tools", &error)
     }
 }
 
@@ -264,5 +345,5 @@ fn response_format(fields: &mut Fields) -> Result<Option<Structure>, ApiError> {
         }
     };
     let (grammar, schemas, special_tokens) = (Grammar::Json(grammar), Vec::new(), Vec::new());
-    Ok(Some(Structure { grammar, param: PARAM, path, schemas, special_tokens }))
+    Ok(Some(Structure { grammar, param: PARAM, path, schemas, special_tokens, in_text: None }))
 }

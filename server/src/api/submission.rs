@@ -23,6 +23,16 @@ pub(crate) struct Usage {
     pub(crate) completion_tokens: usize,
     pub(crate) total_tokens: usize,
     pub(crate) prompt_tokens_details: PromptDetails,
+    /// Only for conversations, and complete when the answers are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) completion_tokens_details: Option<CompletionDetails>,
+}
+
+/// Details of the tokens of answers.
+#[derive(Clone, Copy, Debug, Default, Serialize, JsonSchema)]
+pub(crate) struct CompletionDetails {
+    /// Number of tokens of thoughts, without their marks and the words that end them at a budget.
+    pub(crate) reasoning_tokens: usize,
 }
 
 /// Details of the prompt tokens.
@@ -33,6 +43,29 @@ pub(crate) struct PromptDetails {
     /// Number of tokens removed from the front by `truncate_prompt_tokens`; not counted as prompt tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) truncated_tokens: Option<usize>,
+}
+
+impl Usage {
+    /// The counts of two submissions together.
+    pub(crate) fn and(self, other: Self) -> Self {
+        let details = [self, other].map(|usage| usage.prompt_tokens_details);
+        let truncated = details.iter().filter_map(|details| details.truncated_tokens).reduce(|sum, more| sum + more);
+        Self {
+            prompt_tokens: self.prompt_tokens + other.prompt_tokens,
+            completion_tokens: self.completion_tokens + other.completion_tokens,
+            total_tokens: self.total_tokens + other.total_tokens,
+            prompt_tokens_details: PromptDetails {
+                cached_tokens: details.iter().map(|details| details.cached_tokens).sum(),
+                truncated_tokens: truncated,
+            },
+            completion_tokens_details: self.completion_tokens_details.or(other.completion_tokens_details),
+        }
+    }
+
+    /// Number of tokens of thoughts.
+    pub(crate) fn reasoning_tokens(&self) -> usize {
+        self.completion_tokens_details.map_or(0, |details| details.reasoning_tokens)
+    }
 }
 
 /// The events of requests that were submitted together. Dropping it cancels unfinished requests.
@@ -67,8 +100,8 @@ impl Submission {
     pub(crate) fn new(log: RequestLog, submitted: Submitted) -> Self {
         let Submitted { events, n_answers, arrived, n_prompt, n_truncated } = submitted;
         let prompt_tokens_details = PromptDetails { cached_tokens: 0, truncated_tokens: n_truncated };
-        let usage =
-            Usage { prompt_tokens: n_prompt, completion_tokens: 0, total_tokens: n_prompt, prompt_tokens_details };
+        let (prompt_tokens, total_tokens) = (n_prompt, n_prompt);
+        let usage = Usage { prompt_tokens, total_tokens, prompt_tokens_details, ..Usage::default() };
         let (first_token_after, spans, finish_reasons) = (None, None, Vec::new());
         Self { log, events, n_open: n_answers, usage, arrived, first_token_after, spans, finish_reasons }
     }
@@ -112,7 +145,11 @@ impl Submission {
                 self.usage.total_tokens += 1;
                 self.first_token_after.get_or_insert_with(|| self.arrived.elapsed());
             }
-            Event::Finished { reason, cached_tokens, spans, .. } => {
+            Event::Finished { reason, cached_tokens, thought_tokens, spans, .. } => {
+                if let Some(n_tokens) = thought_tokens {
+                    let details = self.usage.completion_tokens_details.get_or_insert_default();
+                    details.reasoning_tokens += n_tokens;
+                }
                 self.usage.prompt_tokens_details.cached_tokens += cached_tokens;
                 self.spans = Some(self.spans.map_or(*spans, |others| others.and(*spans)));
                 let reason = wire_reason(*reason);

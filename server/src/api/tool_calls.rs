@@ -4,7 +4,10 @@ use hearth_engine::StopCause;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::tool_parser::{Piece, TextEnd, ToolParser};
+use super::{
+    piece::{Piece, TextEnd},
+    reasoning::AnswerReader,
+};
 
 /// A call in a whole message.
 #[derive(Debug, JsonSchema, Serialize)]
@@ -42,27 +45,35 @@ struct WireFunctionDelta {
 
 const FUNCTION: &str = "function";
 
-/// The calls of one choice of a stream.
+/// What an event of a stream adds to the message.
+#[derive(Debug)]
+pub(crate) enum PieceDelta {
+    Reasoning(String),
+    Content(String),
+    Call(WireCallDelta),
+}
+
+/// The message of one choice of a stream.
 #[derive(Clone, Debug)]
-pub(crate) struct CallDeltas {
-    parser: ToolParser,
+pub(crate) struct MessageDeltas {
+    reader: AnswerReader,
     n_calls: usize,
 }
 
-impl CallDeltas {
-    pub(crate) fn new(parser: ToolParser) -> Self {
-        Self { parser, n_calls: 0 }
+impl MessageDeltas {
+    pub(crate) fn new(reader: AnswerReader) -> Self {
+        Self { reader, n_calls: 0 }
     }
 
-    /// The content or call piece of each event for more text.
-    pub(crate) fn push(&mut self, text: &str) -> Vec<(Option<String>, Option<WireCallDelta>)> {
-        let pieces = self.parser.push(text);
+    /// What each event for more text adds.
+    pub(crate) fn push(&mut self, text: &str) -> Vec<PieceDelta> {
+        let pieces = self.reader.push(text);
         pieces.into_iter().map(|piece| self.delta(piece)).collect()
     }
 
-    /// Those that are left when the text has ended.
-    pub(crate) fn finish(&mut self, end: TextEnd) -> Vec<(Option<String>, Option<WireCallDelta>)> {
-        let pieces = self.parser.finish(end);
+    /// What is left when the text has ended.
+    pub(crate) fn finish(&mut self, end: TextEnd) -> Vec<PieceDelta> {
+        let pieces = self.reader.finish(end);
         pieces.into_iter().map(|piece| self.delta(piece)).collect()
     }
 
@@ -70,34 +81,51 @@ impl CallDeltas {
         self.n_calls > 0
     }
 
-    fn delta(&mut self, piece: Piece) -> (Option<String>, Option<WireCallDelta>) {
+    fn delta(&mut self, piece: Piece) -> PieceDelta {
         match piece {
-            Piece::Content(text) => (Some(text), None),
+            Piece::Reasoning(text) => PieceDelta::Reasoning(text),
+            Piece::Content(text) => PieceDelta::Content(text),
             Piece::Call(name) => {
                 self.n_calls += 1;
                 let function = WireFunctionDelta { name: Some(name), arguments: String::new() };
-                let (id, kind) = (Some(self.parser.fresh_id()), Some(FUNCTION));
-                (None, Some(WireCallDelta { index: self.n_calls - 1, id, kind, function }))
+                let (id, kind) = (Some(self.reader.fresh_id()), Some(FUNCTION));
+                PieceDelta::Call(WireCallDelta { index: self.n_calls - 1, id, kind, function })
             }
             Piece::Arguments(arguments) => {
                 let function = WireFunctionDelta { name: None, arguments };
-                (None, Some(WireCallDelta { index: self.n_calls.saturating_sub(1), id: None, kind: None, function }))
+                PieceDelta::Call(WireCallDelta {
+                    index: self.n_calls.saturating_sub(1),
+                    id: None,
+                    kind: None,
+                    function,
+                })
             }
         }
     }
 }
 
-/// The content and the calls of an answer. Content is `None` if there are only calls.
-pub(crate) fn read(mut parser: ToolParser, text: &str, end: TextEnd) -> (Option<String>, Vec<WireCall>) {
-    let (mut content, mut calls) = (String::new(), Vec::<WireCall>::new());
-    let mut pieces = parser.push(text);
-    pieces.extend(parser.finish(end));
+/// A whole message.
+#[derive(Debug, Default)]
+pub(crate) struct ReadMessage {
+    /// `None` if the model wrote no thought.
+    pub(crate) reasoning: Option<String>,
+    /// `None` if there are only calls.
+    pub(crate) content: Option<String>,
+    pub(crate) calls: Vec<WireCall>,
+}
+
+/// Reads a whole answer.
+pub(crate) fn read(mut reader: AnswerReader, text: &str, end: TextEnd) -> ReadMessage {
+    let (mut reasoning, mut content, mut calls) = (String::new(), String::new(), Vec::<WireCall>::new());
+    let mut pieces = reader.push(text);
+    pieces.extend(reader.finish(end));
     for piece in pieces {
         match piece {
+            Piece::Reasoning(text) => reasoning.push_str(&text),
             Piece::Content(text) => content.push_str(&text),
             Piece::Call(name) => {
                 let function = WireFunction { name, arguments: String::new() };
-                calls.push(WireCall { id: parser.fresh_id(), kind: FUNCTION, function });
+                calls.push(WireCall { id: reader.fresh_id(), kind: FUNCTION, function });
             }
             Piece::Arguments(text) => {
                 if let Some(call) = calls.last_mut() {
@@ -107,7 +135,8 @@ pub(crate) fn read(mut parser: ToolParser, text: &str, end: TextEnd) -> (Option<
         }
     }
     let is_nothing = content.is_empty() && !calls.is_empty();
-    ((!is_nothing).then_some(content), calls)
+    let reasoning = Some(reasoning).filter(|reasoning| !reasoning.is_empty());
+    ReadMessage { reasoning, content: (!is_nothing).then_some(content), calls }
 }
 
 /// Whether the model ended its answer.

@@ -2,17 +2,26 @@
 //! Text that may become a call is held, and not parsed again at each piece.
 //!
 //! If generation was unconstrained, a call is returned once it is complete and well formed. All other text is content:
-//! also calls within a thought, which the model only considers, and calls that are cut off. The whitespace before the
-//! first and after the last content is left out beside calls. If generation followed a grammar, arguments are returned
-//! as they come.
+//! also calls that are cut off. The whitespace before the first and after the last content is left out beside calls. If
+//! generation followed a grammar, arguments are returned as they come. What the model thinks never gets here: `reasoning`
+//! keeps it apart.
 
-use hearth_model::chat::thought;
-use serde::de::{DeserializeOwned, IgnoredAny};
-use serde_json::{Deserializer, Map, Value};
+mod waiting;
 
+use std::sync::Arc;
+
+use hearth_model::chat::thought::Place;
+use serde_json::{Map, Value};
+
+use self::waiting::WaitingFor;
 use super::{
-    call_format::{Body, CallFormat},
+    call_arguments::{Call, Function, NUMBER},
+    call_format::{Bare, Body, CallFormat},
+    framed_calls::FramedText,
     json_scan::{JsonScan, Scanned},
+    json_text::{elements, json_at_start, member_text},
+    mismatch::Mismatch,
+    piece::{Piece, TextEnd},
 };
 
 /// How many calls an answer may contain (`parallel_tool_calls`).
@@ -20,17 +29,6 @@ use super::{
 pub(crate) enum Calls {
     One,
     Several,
-}
-
-/// Parsed output.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Piece {
-    /// More content.
-    Content(String),
-    /// The start of a call, with the function's name.
-    Call(String),
-    /// More of the last call's arguments: JSON, as the model wrote it.
-    Arguments(String),
 }
 
 /// Parses the calls of one answer.
@@ -56,7 +54,7 @@ enum Kind {
 struct Search {
     format: &'static CallFormat,
     /// The offered functions.
-    names: Vec<String>,
+    functions: Arc<[Function]>,
     n_calls: Calls,
     n_found: usize,
     /// Whitespace that becomes content only if content follows.
@@ -65,66 +63,26 @@ struct Search {
     has_content: bool,
     /// Whether there has been content since the start or the last call.
     is_content_sent: bool,
-    /// The mark that closes the open thought.
-    thought_end: Option<&'static str>,
     /// Whether the current line has only whitespace so far.
     is_line_blank: bool,
+    /// Whether nothing has come since the start, or since the last mark that is no part of the text.
+    is_part_start: bool,
     waiting_for: WaitingFor,
-}
-
-/// What decides whether the held text is a call.
-#[derive(Clone, Debug, Default)]
-enum WaitingFor {
-    /// Any text.
-    #[default]
-    Text,
-    /// Any text but whitespace.
-    MoreThanBlanks,
-    /// The rest of a JSON value.
-    Json(JsonScan),
-}
-
-/// Whitespace of JSON.
-const BLANKS: [char; 4] = [' ', '\n', '\r', '\t'];
-
-impl WaitingFor {
-    /// For held text that may become a call, and whose last `n_json` bytes are the beginning of a JSON value.
-    fn new(held: &str, n_json: usize) -> Self {
-        let (_, json) = held.split_at(held.len() - n_json);
-        if json.is_empty() {
-            return if held.ends_with(BLANKS) { Self::MoreThanBlanks } else { Self::Text };
-        }
-        let mut scan = JsonScan::default();
-        match scan.push(json) {
-            Scanned::Open => Self::Json(scan),
-            // An escape with a wrong digit, which serde_json rejects once it has four.
-            Scanned::End(_) | Scanned::Malformed => Self::Text,
-        }
-    }
-
-    /// Whether the held text still may become a call with `text` after it.
-    fn goes_on(&mut self, text: &str) -> bool {
-        match self {
-            Self::Text => false,
-            Self::MoreThanBlanks => text.trim_start_matches(BLANKS).is_empty(),
-            Self::Json(scan) => scan.push(text) == Scanned::Open,
-        }
-    }
 }
 
 impl ToolParser {
     /// For unconstrained text, which may contain calls.
-    pub(crate) fn searching(format: &'static CallFormat, names: Vec<String>, n_calls: Calls) -> Self {
+    pub(crate) fn searching(format: &'static CallFormat, functions: Arc<[Function]>, n_calls: Calls) -> Self {
         let search = Search {
             format,
-            names,
+            functions,
             n_calls,
             n_found: 0,
             blanks: String::new(),
             has_content: false,
             is_content_sent: false,
-            thought_end: None,
             is_line_blank: true,
+            is_part_start: true,
             waiting_for: WaitingFor::default(),
         };
         Self { format, kind: Kind::Searching(search), held: String::new() }
@@ -135,12 +93,36 @@ impl ToolParser {
         Self { format, kind: Kind::Following { scan: None, has_calls: false }, held: String::new() }
     }
 
-    /// For text that begins within a thought, which this mark closes.
-    pub(crate) fn within_thought(mut self, end: Option<&'static str>) -> Self {
-        if let Kind::Searching(search) = &mut self.kind {
-            search.thought_end = end;
+    /// Where the text so far ends.
+    pub(crate) fn place(&self) -> Place {
+        match &self.kind {
+            _ if !self.held.trim_start().is_empty() => Place::InCall,
+            Kind::Searching(search) if search.is_after_call() => Place::AfterCall,
+            Kind::Following { scan, has_calls } if scan.is_some() || *has_calls => Place::InCall,
+            Kind::Searching(_) | Kind::Following { .. } => Place::Text,
         }
-        self
+    }
+
+    /// Adds text that has no calls. What follows begins a line.
+    pub(crate) fn pass(&mut self, text: &str) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        let text = std::mem::take(&mut self.held) + text;
+        match &mut self.kind {
+            Kind::Searching(search) => {
+                search.waiting_for = WaitingFor::default();
+                search.emit_content(&text, &mut pieces);
+                search.is_line_blank = true;
+            }
+            Kind::Following { .. } => pieces.push(Piece::Content(text)),
+        }
+        pieces
+    }
+
+    /// Notes that a mark is next, which is no part of the text.
+    pub(crate) fn note_mark(&mut self) {
+        if let Kind::Searching(search) = &mut self.kind {
+            search.is_part_start = true;
+        }
     }
 
     /// An id for a call.
@@ -187,39 +169,36 @@ impl ToolParser {
     }
 }
 
-/// How a text ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TextEnd {
-    /// The model ended it.
-    Whole,
-    /// A limit or a stop string ended it.
-    Cut,
-}
-
 /// What the held text starts with.
 enum Found {
     /// This many bytes of content.
     Content(usize),
-    /// This many bytes of content, the last of which open or close a thought. `end`: the mark that closes it.
-    Thought { n_bytes: usize, end: Option<&'static str> },
     /// Text that may become a call. The last `n_json` bytes are the beginning of a JSON value.
     Open { n_json: usize },
+    /// Text that may become a call, and certainly not before this comes.
+    Until(&'static str),
     /// Calls of this many bytes.
     Calls { n_bytes: usize, calls: Vec<Call> },
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Call {
-    name: String,
-    arguments: String,
 }
 
 /// Why a text does not start with calls.
 enum NoCalls {
     /// It is incomplete. The last `n_json` bytes are the beginning of a JSON value.
     Cut { n_json: usize },
+    /// It is incomplete, at least until this comes.
+    Until(&'static str),
     /// This many bytes are something else.
     Content(usize),
+}
+
+impl From<Mismatch> for NoCalls {
+    fn from(mismatch: Mismatch) -> Self {
+        match mismatch {
+            Mismatch::Cut { n_json } => Self::Cut { n_json },
+            Mismatch::Until(text) => Self::Until(text),
+            Mismatch::Other => Self::Content(0),
+        }
+    }
 }
 
 impl Search {
@@ -232,13 +211,11 @@ impl Search {
                     self.waiting_for = WaitingFor::new(held, n_json);
                     return;
                 }
-                Found::Content(n_bytes) => self.emit_content(&take_start(held, n_bytes), pieces),
-                Found::Thought { n_bytes, end } => {
-                    self.emit_content(&take_start(held, n_bytes), pieces);
-                    self.thought_end = end;
-                    // A call may follow the closing mark directly.
-                    self.is_line_blank = true;
+                Found::Until(literal) => {
+                    self.waiting_for = WaitingFor::literal(held, literal);
+                    return;
                 }
+                Found::Content(n_bytes) => self.emit_content(&take_start(held, n_bytes), pieces),
                 Found::Calls { n_bytes, calls } => {
                     held.drain(..n_bytes);
                     calls.into_iter().for_each(|call| self.emit_call(call, pieces));
@@ -249,6 +226,7 @@ impl Search {
 
     /// Emits content, except trailing whitespace, which waits for what follows.
     fn emit_content(&mut self, text: &str, pieces: &mut Vec<Piece>) {
+        self.is_part_start = false;
         let line = text.rsplit('\n').next().unwrap_or_default();
         self.is_line_blank = line.trim().is_empty() && (self.is_line_blank || line.len() < text.len());
         let (settled, blanks) = text.split_at(text.trim_end().len());
@@ -276,7 +254,7 @@ impl Search {
 
     fn emit_call(&mut self, call: Call, pieces: &mut Vec<Piece>) {
         self.n_found += 1;
-        self.is_content_sent = false;
+        (self.is_content_sent, self.is_part_start) = (false, false);
         self.is_line_blank = true;
         // With `parallel_tool_calls` false, only the first call counts.
         if self.n_found == 1 || self.n_calls == Calls::Several {
@@ -286,30 +264,29 @@ impl Search {
 
     /// Classifies the start of the held text.
     fn look(&self, held: &str, end: Option<TextEnd>) -> Found {
-        if let Some(mark) = self.thought_end {
-            return match held.find(mark) {
-                Some(at) => Found::Thought { n_bytes: at + mark.len(), end: None },
-                None => settled(held, 0, [mark], end),
-            };
+        if self.is_part_start {
+            let first = self.format.first_openings;
+            if first.iter().any(|mark| held.starts_with(mark)) {
+                return self.calls_at(held, 0, end);
+            }
+            if end.is_none() && first.iter().any(|mark| mark.starts_with(held)) {
+                return Found::Open { n_json: 0 };
+            }
         }
         let separates = |next: char| next.is_whitespace() || self.format.separator.contains(next);
         let rest = if self.is_after_call() { held.trim_start_matches(separates) } else { held };
         let n_before = held.len() - rest.len();
         let marks = self.format.openings.iter().filter_map(|mark| rest.find(mark));
-        let brace = if self.format.is_bare { self.brace_at_line_start(rest) } else { None };
-        let call = marks.chain(brace).min();
-        let thoughts = thought::MARKS.into_iter();
-        let thought = thoughts.filter_map(|[open, close]| Some((rest.find(open)?, open, close))).min();
-        match (call, thought) {
-            (call, Some((start, open, close))) if call.is_none_or(|call| start < call) => {
-                Found::Thought { n_bytes: n_before + start + open.len(), end: Some(close) }
-            }
-            (Some(0), _) => self.calls_at(held, n_before, end),
-            (Some(start), _) => Found::Content(n_before + start),
-            (None, _) => {
-                let marks = self.format.openings.iter().copied().chain(thought::MARKS.map(|[open, _]| open));
-                settled(rest, n_before, marks, end)
-            }
+        let bare = match self.format.bare {
+            Bare::None => None,
+            Bare::Json => self.brace_at_line_start(rest),
+            Bare::Python => self.bracket_at_start(rest),
+        };
+        let call = marks.chain(bare).min();
+        match call {
+            Some(0) => self.calls_at(held, n_before, end),
+            Some(start) => Found::Content(n_before + start),
+            None => settled(rest, n_before, self.format.openings.iter().copied(), end),
         }
     }
 
@@ -324,19 +301,33 @@ impl Search {
         })
     }
 
-    /// The calls at byte `start`, where there is a mark or a brace.
+    /// A list of calls stands only at the start of an answer, or after other calls.
+    fn bracket_at_start(&self, held: &str) -> Option<usize> {
+        let text = held.trim_start();
+        (!self.has_content && text.starts_with('[')).then_some(held.len() - text.len())
+    }
+
+    /// The calls at byte `start`, where there is a mark, a brace or a bracket.
     fn calls_at(&self, held: &str, start: usize, end: Option<TextEnd>) -> Found {
         let text = &held[start..];
-        let after_mark = self.format.openings.iter().find_map(|mark| text.strip_prefix(mark));
+        let first = if start == 0 && self.is_part_start { self.format.first_openings } else { &[] };
+        let opening = self.format.openings.iter().chain(first).find(|mark| text.starts_with(**mark)).copied();
+        // The bracket of a list belongs to the calls.
+        let after_mark = opening.map(|mark| &text[mark.trim_end_matches('[').len()..]);
         let body = after_mark.unwrap_or(text).trim_start();
         let n_before = held.len() - body.len();
         // A brace without a mark that cannot begin a call is content immediately. `n_before` ends before that brace,
         // but includes a mark.
-        if after_mark.is_none() && !may_become_call(body) {
+        let is_json = matches!(self.format.body, Body::Json { .. });
+        if after_mark.is_none() && is_json && !may_become_call(body) {
             return Found::Content(n_before + 1);
         }
         let found = match self.format.body {
-            Body::Json => self.json_calls(body),
+            Body::Json { name } => self.json_calls(body, name),
+            Body::Framed(arguments) => {
+                let given = FramedText { text: body, opening, is_over: end == Some(TextEnd::Whole) };
+                self.format.framed_calls(arguments, &self.functions, given).map_err(NoCalls::from)
+            }
             Body::Named { before_id, before_arguments } => self.named_call(body, before_id, before_arguments, end),
         };
         match found {
@@ -345,11 +336,12 @@ impl Search {
                 None => Found::Open { n_json: 0 },
             },
             // A brace without a mark may become content at the next character.
-            Err(NoCalls::Cut { .. }) if end.is_none() && after_mark.is_none() && !begins_call(body) => {
+            Err(NoCalls::Cut { .. }) if end.is_none() && after_mark.is_none() && !begins_call(body) && is_json => {
                 Found::Open { n_json: 0 }
             }
             Err(NoCalls::Cut { n_json }) if end.is_none() => Found::Open { n_json },
-            Err(NoCalls::Cut { .. }) => Found::Content(held.len()),
+            Err(NoCalls::Until(literal)) if end.is_none() => Found::Until(literal),
+            Err(NoCalls::Cut { .. } | NoCalls::Until(_)) => Found::Content(held.len()),
             Err(NoCalls::Content(0)) if after_mark.is_none() => Found::Content(n_before + 1),
             Err(NoCalls::Content(n_bytes)) => Found::Content(n_before + n_bytes),
         }
@@ -367,10 +359,11 @@ impl Search {
     }
 
     /// The calls that `text` starts with, an object or a list of objects, and the text after them.
-    fn json_calls<'a>(&self, text: &'a str) -> Result<(Vec<Call>, &'a str), NoCalls> {
+    fn json_calls<'a>(&self, text: &'a str, name: &str) -> Result<(Vec<Call>, &'a str), NoCalls> {
         let (json, after) = json_at_start(text)?;
         let objects = if json.starts_with('[') { elements(json) } else { Some(vec![json]) };
-        let calls: Option<Vec<Call>> = objects.and_then(|all| all.into_iter().map(|json| self.read(json)).collect());
+        let calls: Option<Vec<Call>> =
+            objects.and_then(|all| all.into_iter().map(|json| self.read(json, name)).collect());
         match calls {
             Some(calls) if !calls.is_empty() => Ok((calls, after)),
             _ => Err(NoCalls::Content(json.len())),
@@ -387,8 +380,11 @@ impl Search {
     ) -> Result<(Vec<Call>, &'a str), NoCalls> {
         let (name, marks) = text.split_at(text.find('[').unwrap_or(text.len()));
         let name = name.trim_end();
-        let is_known = self.names.iter().any(|known| known == name);
-        if marks.is_empty() && end != Some(TextEnd::Whole) && self.names.iter().any(|known| known.starts_with(name)) {
+        let is_known = self.functions.iter().any(|known| known.name == name);
+        if marks.is_empty()
+            && end != Some(TextEnd::Whole)
+            && self.functions.iter().any(|known| known.name.starts_with(name))
+        {
             return Err(NoCalls::Cut { n_json: 0 });
         }
         if !is_known {
@@ -423,9 +419,9 @@ impl Search {
     }
 
     /// The call, if `json` is a well-formed call of an offered function.
-    fn read(&self, json: &str) -> Option<Call> {
+    fn read(&self, json: &str, name_key: &str) -> Option<Call> {
         let call: Map<String, Value> = serde_json::from_str(json).ok()?;
-        let name = call.get("name")?.as_str()?;
+        let name = call.get(name_key).or_else(|| call.get("name"))?.as_str()?;
         let key = if call.contains_key("arguments") { "arguments" } else { "parameters" };
         // Taken from the text, not serialized from the parsed value: numbers would lose digits.
         let arguments = match call.get(key) {
@@ -437,10 +433,15 @@ impl Search {
             }
             Some(Value::Null | Value::String(_)) => NO_ARGUMENTS,
             // An object with other members is no call without arguments.
-            None if call.keys().all(|name| ["name", "type", "id"].contains(&name.as_str())) => NO_ARGUMENTS,
+            None if call
+                .keys()
+                .all(|name| ["name", "type", "id", "tool_name", "tool_call_id"].contains(&name.as_str())) =>
+            {
+                NO_ARGUMENTS
+            }
             _ => return None,
         };
-        let is_known = self.names.iter().any(|known| known == name);
+        let is_known = self.functions.iter().any(|known| known.name == name);
         is_known.then(|| Call { name: name.to_owned(), arguments: arguments.to_owned() })
     }
 }
@@ -470,71 +471,6 @@ fn settled<'a>(rest: &str, n_before: usize, marks: impl IntoIterator<Item = &'a 
         0 if end.is_none() => Found::Open { n_json: 0 },
         n_bytes => Found::Content(n_before + n_bytes),
     }
-}
-
-/// The JSON object or list that `text` starts with, and the text after it.
-fn json_at_start(text: &str) -> Result<(&str, &str), NoCalls> {
-    if !text.is_empty() && !text.starts_with(['{', '[']) {
-        return Err(NoCalls::Content(0));
-    }
-    // serde_json rejects an incomplete number such as `1.` as invalid, not as incomplete. With one more digit it is
-    // valid.
-    match json_len(text).or_else(|_| json_len(&format!("{text}0")).map(|_| None)) {
-        Ok(Some(n_bytes)) => Ok(text.split_at(n_bytes)),
-        Ok(None) => Err(NoCalls::Cut { n_json: text.len() }),
-        Err(_) => Err(NoCalls::Content(0)),
-    }
-}
-
-/// The length of the JSON value that `text` starts with. `None` if it is incomplete.
-fn json_len(text: &str) -> serde_json::Result<Option<usize>> {
-    let mut values = Deserializer::from_str(text).into_iter::<IgnoredAny>();
-    match values.next() {
-        Some(Ok(_)) => Ok(Some(values.byte_offset())),
-        Some(Err(error)) if !error.is_eof() => Err(error),
-        _ => Ok(None),
-    }
-}
-
-/// The texts of the elements of `json`, a valid list.
-fn elements(json: &str) -> Option<Vec<&str>> {
-    let mut found = Vec::new();
-    let mut rest = json.strip_prefix('[')?.trim_start();
-    while !rest.starts_with(']') {
-        let (_, text, after) = first_value::<IgnoredAny>(rest)?;
-        found.push(text);
-        rest = after_comma(after);
-    }
-    Some(found)
-}
-
-/// The text of a member's value in `json`, a valid object. If several members have the name, the last one counts.
-fn member_text<'a>(json: &'a str, key: &str) -> Option<&'a str> {
-    let mut found = None;
-    let mut rest = json.trim_start().strip_prefix('{')?.trim_start();
-    while !rest.starts_with('}') {
-        let (name, _, after_name) = first_value::<String>(rest)?;
-        let (_, text, after_value) = first_value::<IgnoredAny>(after_name.trim_start().strip_prefix(':')?)?;
-        if name == key {
-            found = Some(text);
-        }
-        rest = after_comma(after_value);
-    }
-    found
-}
-
-/// `text` without leading whitespace and the comma that may follow it.
-fn after_comma(text: &str) -> &str {
-    let text = text.trim_start();
-    text.strip_prefix(',').unwrap_or(text).trim_start()
-}
-
-/// The JSON value that `text` starts with, its text, and the text after it.
-fn first_value<T: DeserializeOwned>(text: &str) -> Option<(T, &str, &str)> {
-    let mut values = Deserializer::from_str(text).into_iter();
-    let value = values.next()?.ok()?;
-    let (own, rest) = text.split_at_checked(values.byte_offset())?;
-    Some((value, own.trim_start(), rest))
 }
 
 /// The length of the longest suffix of `text` that is a prefix of `mark`.
@@ -570,13 +506,14 @@ fn after_calls<'a>(format: &CallFormat, held: &'a str) -> &'a str {
 
 /// Parses text that follows a grammar. Function names contain no characters that JSON escapes.
 fn follow(format: &CallFormat, held: &mut String, scan: &mut Option<JsonScan>, pieces: &mut Vec<Piece>) {
-    let [before, between, _] = format.around_parts;
+    let before = format.around_parts[0].rsplit(NUMBER).next().unwrap_or_default();
     loop {
         match scan {
             None => {
-                let Some(at) = held.find(between) else { return };
+                let found = format.betweens().filter_map(|between| Some((held.find(between)?, between.len()))).min();
+                let Some((at, n_bytes)) = found else { return };
                 let name = held[..at].rsplit(before).next().unwrap_or_default().to_owned();
-                held.drain(..at + between.len());
+                held.drain(..at + n_bytes);
                 pieces.push(Piece::Call(name));
                 *scan = Some(JsonScan::default());
             }
@@ -599,5 +536,7 @@ fn follow(format: &CallFormat, held: &mut String, scan: &mut Option<JsonScan>, p
     }
 }
 
+#[cfg(test)]
+mod family_tests;
 #[cfg(test)]
 mod tests;

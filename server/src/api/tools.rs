@@ -3,18 +3,19 @@
 //! A model writes calls in the format of its chat template. If the template does not support tools, they are given as text in
 //! Hermes' format ([`hearth_model::chat::hermes`]).
 
-use std::borrow::Cow;
+use std::{borrow::Cow, collections::BTreeSet};
 
 use hearth_model::{
-    TokenId,
-    chat::{ChatTemplate, thought},
-    constraint::{check_enforceable, in_lark, lenient},
+    chat::{ChatTemplate, thought::ThoughtForm},
+    constraint::{GrammarError, check_enforceable, lenient, log_passed_over},
     tokenizer::Tokenizer,
 };
 use serde_json::{Map, Value, json};
 
 use super::{
+    call_arguments::Function,
     call_format::{CallFormat, HERMES},
+    call_grammar::{call_rules, special_marks, watch_rules},
     error::ApiError,
     fields::{Fields, missing, must_be, shown},
     schema,
@@ -25,9 +26,6 @@ use super::{
 /// Maximum number of tools per request, as at OpenAI.
 const MAX_TOOLS: usize = 128;
 
-/// Maximum number of calls in an answer whose calls follow a grammar.
-const MAX_CALLS: usize = 16;
-
 /// The tools that an answer may or must call.
 #[derive(Clone, Debug)]
 pub(crate) struct Tools {
@@ -36,17 +34,23 @@ pub(crate) struct Tools {
     n_calls: Calls,
 }
 
+/// A function that a client offers.
 #[derive(Clone, Debug)]
-struct Tool {
-    name: String,
-    /// The schema of an object.
-    parameters: Value,
+pub(crate) struct Tool {
+    function: Function,
+    /// Whether its schema must be held as a whole.
+    is_strict: bool,
+    /// The schema's path in the request.
+    path: String,
     /// As the client sent it, for the template.
     json: Value,
+    /// Whether it may be called in this answer.
+    is_callable: bool,
 }
 
+/// The choice among tools.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum ToolChoice {
+pub(crate) enum ToolChoice {
     /// The model decides.
     Auto,
     /// Any tool.
@@ -58,8 +62,7 @@ enum ToolChoice {
 /// How tools are described to a model and how it writes calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ToolStyle {
-    /// `None`: a format of the template's own, which Hearth cannot parse.
-    format: Option<&'static CallFormat>,
+    format: &'static CallFormat,
     /// Whether the template writes the tools itself.
     is_in_template: bool,
 }
@@ -68,19 +71,14 @@ impl ToolStyle {
     pub(crate) fn of(template: &ChatTemplate) -> Self {
         let source = template.tools_source();
         let is_in_template = template.takes_tools();
-        let format = if is_in_template { CallFormat::of_template(source) } else { Some(&HERMES) };
+        let format = if is_in_template { CallFormat::of_template(source) } else { &HERMES };
         Self { format, is_in_template }
     }
 
-    /// The format of calls that the server writes or enforces.
-    fn enforced_format(self) -> &'static CallFormat {
-        self.format.unwrap_or(&HERMES)
-    }
-
-    /// Whether marks of calls or of thoughts are special tokens, which must be kept in the text.
+    /// Whether marks of calls are special tokens, which must be kept in the text.
     pub(crate) fn has_special_marks(self, tokenizer: &Tokenizer) -> bool {
-        let is_special = |mark: &&str| tokenizer.token_id(mark).is_some_and(|id| tokenizer.is_special(id));
-        self.enforced_format().marks().chain(thought::MARKS.into_iter().flatten()).any(|mark| is_special(&mark))
+        let is_special = |mark| tokenizer.token_id(mark).is_some_and(|id| tokenizer.is_special(id));
+        self.format.marks().any(is_special)
     }
 
     /// The tools that the template receives.
@@ -101,7 +99,87 @@ fn choice_schema() -> Value {
     schema::any_of([json!({ "type": "string", "enum": ["none", "auto", "required"] }), named])
 }
 
+/// Maximum number of tools per request of the other endpoints for conversations: agents bring those of many programs.
+const MAX_AGENT_TOOLS: usize = 512;
+
+/// Checks the number of `tools`.
+pub(crate) fn check_number(n_tools: usize) -> Result<(), ApiError> {
+    if n_tools <= MAX_AGENT_TOOLS {
+        return Ok(());
+    }
+    let message = format!("`tools` must have at most {MAX_AGENT_TOOLS} entries, got {n_tools}");
+    Err(ApiError::invalid("tools", message))
+}
+
+/// Checks that the name of another tool, which the request has at `path`, is new.
+pub(crate) fn check_unique(tools: &[Tool], name: &str, path: String) -> Result<(), ApiError> {
+    if tools.iter().all(|tool| tool.function.name != name) {
+        return Ok(());
+    }
+    let message = format!("Invalid `{path}`: function names must be unique, but `{name}` is used twice.");
+    Err(ApiError::invalid(path, message))
+}
+
+impl Tool {
+    /// A function whose arguments follow `schema`, of which `path` is the path in the request; an error if it is not one
+    /// of an object, or `is_strict` and it cannot be enforced. `json`: the tool for the template, in the form of chat
+    /// completions.
+    pub(crate) fn new(
+        name: String,
+        schema: Option<Map<String, Value>>,
+        is_strict: bool,
+        path: String,
+        json: Value,
+    ) -> Result<Self, ApiError> {
+        let parameters = match schema {
+            None => json!({ "type": "object", "properties": {}, "additionalProperties": false }),
+            Some(schema) => object_schema(schema, &name, || path.clone().into())?,
+        };
+        let parameters = if is_strict {
+            check_enforceable(&parameters).map_err(|error| refusal(&path, &error))?;
+            parameters
+        } else {
+            lenient(parameters, &name)
+        };
+        Ok(Self { function: Function { name, parameters }, is_strict, path, json, is_callable: true })
+    }
+
+    /// The tool in the form of chat completions.
+    pub(crate) fn json(name: &str, description: Option<&str>, parameters: Option<&Map<String, Value>>) -> Value {
+        let mut function = json!({ "name": name });
+        if let Some(description) = description {
+            function["description"] = description.into();
+        }
+        if let Some(parameters) = parameters {
+            function["parameters"] = Value::Object(parameters.clone());
+        }
+        json!({ "type": "function", "function": function })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.function.name
+    }
+
+    /// The same tool, described in the prompt but not to be called in this answer.
+    pub(crate) fn described_only(self) -> Self {
+        Self { is_callable: false, ..self }
+    }
+}
+
 impl Tools {
+    /// These tools; `None` if there are none.
+    pub(crate) fn new(list: Vec<Tool>, choice: ToolChoice, n_calls: Calls) -> Option<Self> {
+        (!list.is_empty()).then_some(Self { list, choice, n_calls })
+    }
+
+    /// The tools that may be called.
+    fn callable(&self) -> impl Iterator<Item = &Tool> {
+        self.list.iter().filter(|tool| match &self.choice {
+            ToolChoice::Named(name) => tool.function.name == *name,
+            ToolChoice::Auto | ToolChoice::Required => tool.is_callable,
+        })
+    }
+
     /// The tools as the client sent them.
     pub(crate) fn json(&self) -> Vec<Value> {
         self.list.iter().map(|tool| tool.json.clone()).collect()
@@ -143,116 +221,88 @@ impl Tools {
         })
     }
 
-    /// The structure of the answer: calls if the answer must call, else `form` or calls.
+    /// The structure of the answer: calls if the answer must call, else `form` or calls, or calls wherever they begin.
     ///
     /// # Errors
-    /// The answer would have two structures, or the model decides but its format of calls is unknown.
+    /// The answer would have two structures, or a strict schema that the model's format of calls cannot hold.
     pub(crate) fn structure(
         &self,
         style: ToolStyle,
+        thoughts: &ThoughtForm,
         tokenizer: &Tokenizer,
         form: Option<&Structure>,
     ) -> Result<Option<Structure>, ApiError> {
-        if self.choice != ToolChoice::Auto {
-            return match form {
-                None => Ok(Some(Structure::calls(self.calls(style.enforced_format(), tokenizer)))),
-                Some(form) => Err(one_only("tool_choice", form.param())),
-            };
+        if self.callable().next().is_none() {
+            return Ok(None);
         }
-        match (style.format, form) {
-            (Some(_), None) => Ok(None),
-            (Some(format), Some(form)) => match form.or_calls(self.calls(format, tokenizer)) {
-                Some(structure) => Ok(Some(structure)),
-                None => Err(one_only("tools", form.param())),
-            },
-            (None, _) => {
-                let message = "`tool_choice` `auto` is not supported with this model: its chat template writes calls in a \
-                               format other than those of Hermes, Llama 3, Mistral and Granite 3\n\
-                               hint: `tool_choice` `required` or a named function works with every model";
-                Err(ApiError::invalid("tool_choice", message))
+        let calls = self.calls(style.format, tokenizer)?;
+        let structure = match (&self.choice, form) {
+            (ToolChoice::Auto, None) => {
+                let rules = watch_rules(style.format, &self.functions(), self.n_calls, thoughts);
+                Structure::calls_in_text(calls, rules)
             }
-        }
+            (ToolChoice::Auto, Some(form)) => form.or_calls(calls).ok_or_else(|| one_only("tools", form.param()))?,
+            (_, None) => Structure::calls(calls),
+            (_, Some(form)) => return Err(one_only("tool_choice", form.param())),
+        };
+        Ok(Some(structure))
     }
 
     /// The parser for the calls in the answer's text.
     pub(crate) fn parser(&self, style: ToolStyle) -> ToolParser {
-        let format = style.enforced_format();
-        let names = self.list.iter().map(|tool| tool.name.clone()).collect();
-        match self.choice {
-            ToolChoice::Auto => ToolParser::searching(format, names, self.n_calls),
-            ToolChoice::Required | ToolChoice::Named(_) => ToolParser::following(format),
+        let format = style.format;
+        let follows = self.choice != ToolChoice::Auto && format.streams_arguments();
+        if follows {
+            return ToolParser::following(format);
         }
+        ToolParser::searching(format, self.functions().into(), self.n_calls)
     }
 
-    fn schemas(&self) -> Vec<(String, Value)> {
-        let path = |index: usize| format!("tools[{index}].function.parameters");
-        self.list.iter().enumerate().map(|(index, tool)| (path(index), tool.parameters.clone())).collect()
+    /// The functions that may be called.
+    fn functions(&self) -> Vec<Function> {
+        self.callable().map(|tool| tool.function.clone()).collect()
     }
 
     /// Calls in the model's format, with arguments that follow the schema.
-    fn calls(&self, format: &CallFormat, tokenizer: &Tokenizer) -> CallGrammar {
+    fn calls(&self, format: &CallFormat, tokenizer: &Tokenizer) -> Result<CallGrammar, ApiError> {
         let marks = special_marks(format, tokenizer);
-        let special_tokens = marks.iter().map(|&(_, id)| id).collect();
-        CallGrammar { rules: self.call_rules(format, &marks), schemas: self.schemas(), special_tokens }
-    }
-
-    /// The rule `calls` and those that it needs.
-    fn call_rules(&self, format: &CallFormat, marks: &[(&str, TokenId)]) -> String {
-        let callable: Vec<&Tool> = match &self.choice {
-            ToolChoice::Named(name) => self.list.iter().filter(|tool| tool.name == *name).collect(),
-            _ => self.list.iter().collect(),
-        };
-        let is_one = self.n_calls == Calls::One || matches!(self.choice, ToolChoice::Named(_));
-        let text = |text: &str| text_in_lark(text, marks);
-        let ([first, last], [before, between, after]) = (format.around_all, format.around_parts);
-        let more =
-            if is_one { String::new() } else { format!(" ({} call){{0,{}}}", text(format.separator), MAX_CALLS - 1) };
-        let mut rules = vec![
-            format!("calls: {} call{more} {}", text(first), text(last)),
-            format!(
-                "call: {}",
-                (0..callable.len()).map(|index| format!("call_{index}")).collect::<Vec<_>>().join(" | ")
-            ),
-        ];
-        for (index, tool) in callable.into_iter().enumerate() {
-            let before = format!("{before}{}{between}", tool.name);
-            rules.push(format!("call_{index}: {} arguments_{index} {}", text(&before), text(after)));
-            rules.push(format!("arguments_{index}: {}", in_lark(&tool.parameters)));
+        let n_calls = if matches!(self.choice, ToolChoice::Named(_)) { Calls::One } else { self.n_calls };
+        let functions = self.functions();
+        let rules = call_rules(format, &functions, n_calls, marks.clone());
+        for (tool, unheld) in self.callable().zip(&rules.unheld) {
+            check_held(tool, unheld)?;
         }
-        rules.join("\n")
+        let any = |function: Function| Function { parameters: json!({ "type": "object" }), ..function };
+        let loose: Vec<Function> = functions.into_iter().map(any).collect();
+        let schemas = self.callable().map(|tool| (tool.path.clone(), tool.function.parameters.clone()));
+        Ok(CallGrammar {
+            rules: rules.lark,
+            looser_rules: (!self.callable().any(|tool| tool.is_strict))
+                .then(|| call_rules(format, &loose, n_calls, marks).lark),
+            schemas: schemas.collect(),
+            special_tokens: rules.special_tokens,
+        })
     }
 }
 
-/// The marks of a format that are special tokens.
-fn special_marks(format: &CallFormat, tokenizer: &Tokenizer) -> Vec<(&'static str, TokenId)> {
-    let special = |mark: &str| tokenizer.token_id(mark).filter(|&id| tokenizer.is_special(id));
-    format.marks().filter_map(|mark| Some((mark, special(mark)?))).collect()
-}
-
-/// A text in Lark: strings, and the ids of the marks in it.
-fn text_in_lark(text: &str, marks: &[(&str, TokenId)]) -> String {
-    let (mut parts, mut rest) = (Vec::new(), text);
-    let quoted = |text: &str| Value::from(text).to_string();
-    while let Some((at, mark, id)) = marks.iter().filter_map(|&(mark, id)| Some((rest.find(mark)?, mark, id))).min() {
-        let (before, after) = (&rest[..at], &rest[at + mark.len()..]);
-        parts.extend((!before.is_empty()).then(|| quoted(before)));
-        parts.push(format!("<[{id}]>"));
-        rest = after;
+/// Rejects keywords of a strict function that the format's grammar does not hold, and logs those of others.
+fn check_held(tool: &Tool, unheld: &BTreeSet<String>) -> Result<(), ApiError> {
+    let Some(keyword) = unheld.first() else { return Ok(()) };
+    if !tool.is_strict {
+        log_passed_over(tool.name(), unheld);
+        return Ok(());
     }
-    parts.extend((!rest.is_empty()).then(|| quoted(rest)));
-    parts.join(" ")
+    let what =
+        "cannot be enforced in the form in which this model writes calls\nhint: leave out `strict`, or the keyword";
+    let error = GrammarError { at: keyword.clone(), what: what.into() };
+    Err(refusal(&tool.path, &error))
 }
 
 fn tools(items: Vec<Fields>) -> Result<Vec<Tool>, ApiError> {
     let mut tools: Vec<Tool> = Vec::with_capacity(items.len());
     for (index, item) in items.into_iter().enumerate() {
         let tool = tool(item)?;
-        if tools.iter().any(|other| other.name == tool.name) {
-            let path = format!("tools[{index}].function.name");
-            let message =
-                format!("Invalid `{path}`: function names must be unique, but `{}` is used twice.", tool.name);
-            return Err(ApiError::invalid(path, message));
-        }
+        check_unique(&tools, tool.name(), format!("tools[{index}].function.name"))?;
         tools.push(tool);
     }
     Ok(tools)
@@ -265,20 +315,11 @@ fn tool(mut item: Fields) -> Result<Tool, ApiError> {
     let name = function.require("name", Fields::name)?;
     function.string("description")?;
     let is_strict = function.flag("strict")?.unwrap_or(false);
-    let parameters = match function.any_object("parameters")? {
-        None => json!({ "type": "object", "properties": {}, "additionalProperties": false }),
-        Some(schema) => object_schema(schema, &name, || function.path("parameters"))?,
-    };
-    let parameters = if is_strict {
-        check_enforceable(&parameters).map_err(|error| refusal(&function.path("parameters"), &error))?;
-        parameters
-    } else {
-        lenient(parameters, &name)
-    };
+    let (schema, path) = (function.any_object("parameters")?, function.path("parameters").into_owned());
     // The template receives all fields and may read them.
     item.ignore_rest();
     function.ignore_rest();
-    Ok(Tool { name, parameters, json })
+    Tool::new(name, schema, is_strict, path, json)
 }
 
 /// The schema of arguments, which must be an object.
@@ -324,7 +365,7 @@ fn choice(value: Option<Value>, tools: &[Tool]) -> Result<Option<Option<ToolChoi
         Value::Object(members) if members.get("type").is_some_and(|kind| kind == "function") => {
             let name = value.pointer("/function/name").and_then(Value::as_str);
             let Some(name) = name else { return Err(missing("tool_choice.function.name")) };
-            if !tools.is_empty() && !tools.iter().any(|tool| tool.name == name) {
+            if !tools.is_empty() && !tools.iter().any(|tool| tool.function.name == name) {
                 let message = format!("Tool choice {} not found in `tools` parameter.", shown(&Value::from(name)));
                 return Err(ApiError::invalid(NAME, message));
             }
@@ -336,60 +377,4 @@ fn choice(value: Option<Value>, tools: &[Tool]) -> Result<Option<Option<ToolChoi
 }
 
 #[cfg(test)]
-mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
-
-    use std::path::Path;
-
-    use super::{
-        super::call_format::{GRANITE, LLAMA, MISTRAL, MISTRAL_NAMED},
-        *,
-    };
-
-    fn style(source: &str) -> ToolStyle {
-        ToolStyle::of(&ChatTemplate::new(source, Path::new("chat_template.jinja")).unwrap())
-    }
-
-    #[test]
-    fn tool_style_uses_the_template_format_only_if_it_takes_tools() {
-        assert_eq!(style("{{ tools }}{{ '[TOOL_CALLS][' }}").format, Some(&MISTRAL));
-        assert_eq!(style("{{ tools }}{{ '<|tool_call|>' }}").format, Some(&GRANITE));
-        assert_eq!(style("{{ tools }}{{ '<tools>' }}").format, None);
-        assert_eq!(style("{{ '[TOOL_CALLS][' }}").format, Some(&HERMES));
-    }
-
-    /// The rules for calls of two functions.
-    fn rules(format: &CallFormat, marks: &[(&str, TokenId)], choice: ToolChoice) -> String {
-        let schema = json!({ "type": "object" });
-        let tool = |name: &str| Tool { name: name.into(), parameters: schema.clone(), json: Value::Null };
-        let tools = Tools { list: vec![tool("f"), tool("g")], choice, n_calls: Calls::Several };
-        tools.call_rules(format, marks).replace(&in_lark(&schema), "JSON")
-    }
-
-    #[test]
-    fn tool_grammar_writes_special_token_marks_by_id() {
-        let g = || ToolChoice::Named("g".into());
-        let call = r#"call: call_0
-call_0: "{\"name\": \"g\", \"arguments\": " arguments_0 "}"
-arguments_0: JSON"#;
-        let marks = [("[TOOL_CALLS]", 5), ("[ARGS]", 7), ("<|tool_call|>", 8)];
-        assert_eq!(rules(&MISTRAL, &marks, g()), format!("calls: <[5]> \"[\" call \"]\"\n{call}"));
-        assert_eq!(rules(&MISTRAL, &[], g()), format!("calls: \"[TOOL_CALLS][\" call \"]\"\n{call}"));
-        assert_eq!(rules(&GRANITE, &marks, g()), format!("calls: <[8]> \"[\" call \"]\"\n{call}"));
-        let named = "calls:  call \ncall: call_0\ncall_0: <[5]> \"g\" <[7]> arguments_0 \narguments_0: JSON";
-        assert_eq!(rules(&MISTRAL_NAMED, &marks, g()), named);
-    }
-
-    #[test]
-    fn tool_grammar_allows_up_to_16_parallel_calls() {
-        for (format, more) in [
-            (&HERMES, "calls:  call (\"\\n\" call){0,15} \n"),
-            (&LLAMA, "calls:  call (\"; \" call){0,15} \n"),
-            (&MISTRAL, "calls: \"[TOOL_CALLS][\" call (\", \" call){0,15} \"]\"\n"),
-            (&MISTRAL_NAMED, "calls:  call ( call){0,15} \n"),
-        ] {
-            let rules = rules(format, &[], ToolChoice::Required);
-            assert!(rules.starts_with(more) && rules.contains("call: call_0 | call_1\n"), "{rules}");
-        }
-    }
-}
+mod tests;

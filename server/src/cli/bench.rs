@@ -381,6 +381,7 @@ fn step(
         table,
         n_new: ids.len(),
         adapter: adapter(number),
+        second_text: None,
     };
     let mut parts: Vec<StepPart<'_>> = parts.map(part).collect();
     let output = runner.step(&ids.concat(), &mut parts)?;

@@ -21,7 +21,7 @@ use crate::api::{
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "HTTP")]
 pub struct HttpConfig {
-    /// API key that clients must send as `authorization: Bearer KEY`; repeatable [default: none: anyone can use the API]
+    /// API key that clients must send as `authorization: Bearer KEY` or `x-api-key: KEY`; repeatable [default: none: anyone can use the API]
     #[arg(long, env = "HEARTH_API_KEY", hide_env_values = true, value_name = "KEY")]
     pub api_key: Vec<Secret>,
     /// File with API keys, one per line. Safer than `--api-key`: other users of the machine can read command lines

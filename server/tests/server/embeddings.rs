@@ -13,7 +13,7 @@ use hearth_model::{
     gpt::Gpt,
     kv_cache::{KvCache, StepPart},
     ops::KvDtype,
-    pooling::{OwnPooling, Pooling, VectorScale},
+    pooling::{OwnPooling, Pooling, VectorScale, VectorSteps},
     sampling::SamplingParams,
     token_ids::token_tensor,
     tokenizer::EncodeOptions,
@@ -28,7 +28,8 @@ use crate::{
 };
 
 const PATH: &str = "/v1/embeddings";
-const POOLINGS: [(&str, Pooling); 3] = [("mean", Pooling::Mean), ("last", Pooling::Last), ("max", Pooling::Max)];
+const POOLINGS: [(&str, Pooling); 4] =
+    [("mean", Pooling::Mean), ("last", Pooling::Last), ("max", Pooling::Max), ("cls", Pooling::Cls)];
 
 async fn embed(server: &Server, body: Value) -> Value {
     let answer = server.post_to(PATH, body.to_string()).await;
@@ -66,14 +67,16 @@ fn by_hand(gpt: &Gpt, ids: &[TokenId], pooling: Pooling) -> Vec<f32> {
             Pooling::Mean => values.sum::<f64>() / rows.len() as f64,
             Pooling::Last => f64::from(rows[rows.len() - 1][at]),
             Pooling::Max => values.fold(f64::NEG_INFINITY, f64::max),
+            Pooling::Cls => f64::from(rows[0][at]),
         }
     };
     (0..gpt.config().d_model).map(|at| component(at) as f32).collect()
 }
 
 fn embed_request(token_ids: Vec<TokenId>, pooling: Pooling) -> EngineRequest {
-    let strategy = Strategy::Embed { pooling, scale: VectorScale::AsIs };
-    request(RequestParts { prompt_ids: token_ids.into(), strategy, ..RequestParts::default() })
+    let vector = VectorSteps { scale: VectorScale::AsIs, ..VectorSteps::default() };
+    let strategy = Strategy::Embed { pooling };
+    request(RequestParts { prompt_ids: token_ids.into(), strategy, vector, ..RequestParts::default() })
 }
 
 #[tokio::test]
@@ -82,7 +85,7 @@ async fn embeddings_are_bit_identical_chunked_batched_and_preempted() {
     let texts: Vec<(Vec<TokenId>, Pooling)> = [1, 130, 17, 64, 3, 99]
         .into_iter()
         .enumerate()
-        .map(|(index, n_tokens)| (prompt(n_tokens, index as u32), POOLINGS[index % 3].1))
+        .map(|(index, n_tokens)| (prompt(n_tokens, index as u32), POOLINGS[index % 4].1))
         .collect();
     let expected: Vec<Vec<f32>> = texts.iter().map(|(ids, pooling)| by_hand(&gpt, ids, *pooling)).collect();
     let mut n_preempted = 0.0;
@@ -149,6 +152,12 @@ async fn embeddings_have_the_openai_shape_and_match_the_model() {
         }
     }
     assert_eq!(embed(&server, json!({ "input": ids("the hand"), "dimensions": 32 })).await["data"], one["data"]);
+    let shorter = vector(&embed(&server, json!({ "input": ids("the hand"), "dimensions": 8 })).await["data"][0]);
+    let whole = vector(&one["data"][0]);
+    assert!((norm(&shorter) - 1.0).abs() < 1e-6, "the length of what is left");
+    let factor = norm(&whole[..8]) as f32;
+    assert_eq!(shorter.len(), 8);
+    shorter.iter().zip(&whole).for_each(|(kept, value)| assert!((kept * factor - value).abs() < 1e-6));
     server.wait_for(is_idle).await;
     assert!(metric(&server.engine, "prompt_tokens_total") > 4.0);
     assert_eq!(metric(&server.engine, "generation_tokens_total"), 0.0);
@@ -207,7 +216,7 @@ async fn invalid_embedding_requests_are_rejected_naming_the_parameter() {
         (json!({ "input": [1, "x"] }), "input", "got `[1,\"x\"]`"),
         (json!({ "input": [VOCAB_SIZE] }), "input", "token ids below 263, got 263"),
         (json!({ "input": vec!["x"; 2049] }), "input", "at most 2048 texts, got 2049"),
-        (json!({ "dimensions": 16 }), "dimensions", "must be 32, the length of the model's vectors, got `16`"),
+        (json!({ "dimensions": 33 }), "dimensions", "must be at most 32, the length of the model's vectors, got `33`"),
         (json!({ "dimensions": 0 }), "dimensions", "from 1 up"),
         (json!({ "encoding_format": "int8" }), "encoding_format", "`float` or `base64`, got `\"int8\"`"),
         (json!({ "pooling": "cls" }), "pooling", "`mean` or `last` or `max`"),

@@ -10,12 +10,7 @@ use hearth_engine::{
     request::{EngineRequest, ModelLimits, RequestParts, StopConditions, Strategy},
 };
 use hearth_model::{
-    TokenId,
-    gpt::Gpt,
-    ops::KvDtype,
-    pooling::{Pooling, VectorScale},
-    sampling::SamplingParams,
-    weights::model_dir::LoadedModel,
+    TokenId, gpt::Gpt, ops::KvDtype, pooling::Pooling, sampling::SamplingParams, weights::model_dir::LoadedModel,
 };
 use hearth_server::engine::Engine;
 
@@ -28,6 +23,7 @@ pub(crate) const LIMITS: ModelLimits = ModelLimits {
     max_batch_size: 8,
     n_pages: 2048,
     is_recurrent: false,
+    is_encoder: false,
 };
 
 pub(crate) fn parts(prompt_ids: Vec<TokenId>, max_tokens: usize, sampling: SamplingParams) -> RequestParts {
@@ -198,7 +194,7 @@ async fn deadline_is_measured_from_the_arrival_of_the_request() {
 #[tokio::test]
 async fn result_computed_after_the_deadline_is_a_timeout() {
     let engine = engine(EngineOptions { max_batch_tokens: MAX_SEQ_LEN, ..OPTIONS });
-    for strategy in [Strategy::Sample, Strategy::Embed { pooling: Pooling::Mean, scale: VectorScale::Unit }] {
+    for strategy in [Strategy::Sample, Strategy::Embed { pooling: Pooling::Mean }] {
         let deadline = Some(Duration::from_millis(1));
         let late = RequestParts { deadline, strategy, ..parts(prompt(8000, 1), 1, SamplingParams::greedy()) };
         let mut events = engine.submit(vec![request(late)]).unwrap();

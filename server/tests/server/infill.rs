@@ -95,3 +95,84 @@ async fn suffix_is_rejected_without_fim_tokens_or_with_echo_or_truncation() {
         assert_eq!(answer.json()["error"]["param"], "suffix");
     }
 }
+
+#[tokio::test]
+async fn infill_endpoint_has_the_prompt_and_the_answer_of_llama_cpp() {
+    let server = server();
+    let ids = |text: &str| tokenizer().encode(text, EncodeOptions::TEXT).unwrap();
+    let body = json!({
+        "input_prefix": "def the(", "input_suffix": ")\n<fim_middle>", "prompt": "x, ", "n_predict": 6, "temperature": 0,
+        "ignore_eos": true, "input_extra": [{ "filename": "a.py", "text": "in = 1", "time": 3 }], "return_tokens": true,
+        "cache_prompt": true, "samplers": ["top_k", "infill", "temperature"],
+    });
+    let answer = server.post_to("/infill", body.to_string()).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+    assert_eq!(answer.header("x-ignored-params"), "");
+    let whole = answer.json();
+    // The model has no token for files: they are snippets. A special token written in a text is plain text.
+    let files = ids("\n\n--- snippet ---\n\nin = 1");
+    let parts: [&[u32]; 7] =
+        [&files, &[PREFIX], &ids("def the("), &[SUFFIX], &ids(")\n<fim_middle>"), &[MIDDLE], &ids("x, ")];
+    let same = json!({
+        "prompt": parts.concat(), "max_tokens": 6, "temperature": 0, "ignore_eos": true, "return_token_ids": true,
+    });
+    let same = server.complete(same).await["choices"][0].clone();
+    assert_eq!((&whole["content"], &whole["tokens"]), (&same["text"], &same["token_ids"]));
+    assert_eq!(
+        (&whole["stop"], &whole["stop_type"], &whole["truncated"]),
+        (&json!(true), &json!("limit"), &json!(false))
+    );
+    assert_eq!((&whole["tokens_predicted"], &whole["tokens_evaluated"]), (&json!(6), &json!(parts.concat().len())));
+    assert!(whole["timings"]["predicted_per_second"].as_f64().unwrap() > 0.0);
+    // Streamed: the same text, and the last event has the rest.
+    let mut streamed = body.clone();
+    streamed["stream"] = json!(true);
+    let text = server.post_to("/infill", streamed.to_string()).await.text;
+    let events: Vec<Value> =
+        text.lines().filter_map(|line| Some(serde_json::from_str(line.strip_prefix("data: ")?).unwrap())).collect();
+    let (last, pieces) = events.split_last().unwrap();
+    let joined: String = pieces.iter().map(|piece| piece["content"].as_str().unwrap()).collect();
+    assert_eq!((json!(joined), &last["content"]), (whole["content"].clone(), &json!("")));
+    assert!(pieces.iter().all(|piece| piece["stop"] == false && piece.get("timings").is_none()));
+    assert_eq!((&last["stop"], &last["stop_type"]), (&json!(true), &json!("limit")));
+    // Editors ask for some members by path, and warm the cache up with no tokens at all.
+    let mut some = body.clone();
+    some["response_fields"] = json!(["content", "timings/prompt_n", "nothing"]);
+    let some = server.post_to("/infill", some.to_string()).await.json();
+    assert_eq!(some.as_object().unwrap().keys().collect::<Vec<_>>(), ["content", "timings/prompt_n"]);
+    assert_eq!(some["content"], whole["content"]);
+    let mut none = body.clone();
+    none["n_predict"] = json!(0);
+    let none = server.post_to("/infill", none.to_string()).await.json();
+    assert_eq!((&none["content"], &none["tokens_predicted"]), (&json!(""), &json!(0)));
+    let mut stopped = body;
+    stopped["stop"] = json!([whole["content"].as_str().unwrap().chars().next().unwrap()]);
+    let stopped = server.post_to("/infill", stopped.to_string()).await.json();
+    assert_eq!((&stopped["stop_type"], &stopped["stopping_word"]), (&json!("word"), &stopped["stopping_word"]));
+}
+
+#[tokio::test]
+async fn infill_endpoint_rejects_what_it_cannot_do_by_name() {
+    let (knows, knows_not) = (server(), Server::start());
+    let cases = [
+        (&knows_not, json!({}), "input_prefix", "trained to fill in the middle"),
+        (&knows, json!({ "input_prefix": null }), "input_prefix", "Missing required parameter"),
+        (&knows, json!({ "input_suffix": 3 }), "input_suffix", "a string"),
+        (&knows, json!({ "prompt": ["x"] }), "prompt", "a string"),
+        (&knows, json!({ "input_extra": ["x"] }), "input_extra[0]", "an object"),
+        (&knows, json!({ "input_extra": [{ "filename": "x" }] }), "input_extra[0].text", "Missing"),
+        (&knows, json!({ "n_predict": -2 }), "n_predict", "from 0 up"),
+        (&knows, json!({ "n_predict": 1, "max_tokens": 2 }), "n_predict", "the same limit"),
+        (&knows, json!({ "n": 2 }), "n", "not supported by this endpoint"),
+        (&knows, json!({ "grammar": "root ::= x" }), "grammar", "not supported"),
+        (&knows, json!({ "samplers": ["infill", "best"] }), "samplers", "best"),
+    ];
+    for (server, more, param, message) in cases {
+        let mut body = json!({ "input_prefix": "x", "input_suffix": "y" });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let answer = server.post_to("/infill", body.to_string()).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{body}");
+        assert!(answer.error().contains(message), "{}", answer.text);
+        assert_eq!(answer.json()["error"]["param"], param, "{body}");
+    }
+}

@@ -30,6 +30,7 @@ fn experts() -> Experts {
         shared_d_ff: 16,
         shared_gate: true,
         dense_layers: Vec::new(),
+        balance_loss: 0.0,
         latent_width: 0,
     }
 }

@@ -260,8 +260,14 @@ async fn inference_failure_ends_every_request_with_an_error_and_the_server() {
     live.server.wait_for(|stats| stats.waiting == 2).await;
     // This request was validated for a larger vocabulary, so it panics in the embedding. It is the next to start, but not
     // before one of the others ends: it comes from the same address as they, and so no place is taken from them.
-    let wrong =
-        ModelLimits { vocab_size: 100_000, max_seq_len: 100, max_batch_size: 1, n_pages: 10, is_recurrent: false };
+    let wrong = ModelLimits {
+        vocab_size: 100_000,
+        max_seq_len: 100,
+        max_batch_size: 1,
+        n_pages: 10,
+        is_recurrent: false,
+        is_encoder: false,
+    };
     let stop = StopConditions { max_tokens: 1, ..StopConditions::default() };
     let sampling = SamplingParams::greedy();
     let tenant = TenantId::of_address(live.address.ip());

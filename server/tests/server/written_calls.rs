@@ -4,6 +4,7 @@ use std::path::Path;
 
 use burn::tensor::{Device, TensorData};
 use hearth_model::{
+    TokenId,
     chat::ChatTemplate,
     config::{GptConfig, Sizes},
     gpt::{Gpt, Init},
@@ -19,12 +20,15 @@ use crate::{
     tools::{fold, message, tool},
 };
 
+/// A word that is written nowhere. With `bad_words`, calls under `auto` are not bound: the model writes them as it likes.
+const NEVER: &str = "\u{7f}";
+
 /// Longest text that a model writes.
 const MAX_SEQ_LEN: usize = 1024;
 const D_MODEL: usize = 320;
 
-/// A model whose next token depends on the position alone: after a prompt of `n_prompt` tokens it writes `text`.
-fn writer(text: &str, n_prompt: usize) -> Gpt {
+/// A model whose next token depends on the position alone: after a prompt of `n_prompt` tokens it writes `ids`.
+fn writer(ids: &[TokenId], n_prompt: usize) -> Gpt {
     let sizes = Sizes {
         vocab_size: VOCAB_SIZE,
         max_seq_len: MAX_SEQ_LEN,
@@ -35,7 +39,7 @@ fn writer(text: &str, n_prompt: usize) -> Gpt {
         d_ff: 32,
     };
     let config = GptConfig { tie_embeddings: false, ..GptConfig::gpt2(sizes) };
-    let written = text.bytes().map(usize::from).chain([EOS as usize]);
+    let written = ids.iter().map(|&id| id as usize).chain([EOS as usize]);
     Gpt::from_params(&config, Dtype::F32, &Device::flex(), &mut |spec| {
         let n = spec.shape.iter().product();
         let mut values = match spec.init {
@@ -58,12 +62,22 @@ fn writer(text: &str, n_prompt: usize) -> Gpt {
     .unwrap()
 }
 
-/// A server of a model with this template, whose prompts are all `prompt`, that writes `text`.
-fn server(sign: &str, prompt: &str, text: &str) -> Server {
+/// A server of a model with this template, whose prompts are all `prompt`, that writes `text` byte by byte.
+pub(crate) fn server(sign: &str, prompt: &str, text: &str) -> Server {
+    let ids: Vec<TokenId> = text.bytes().map(TokenId::from).collect();
+    server_of(sign, prompt, &ids)
+}
+
+/// The same for text in its usual tokens.
+pub(crate) fn server_of_tokens(sign: &str, prompt: &str, text: &str) -> Server {
+    server_of(sign, prompt, &tokenizer().encode(text, EncodeOptions::RENDERED).unwrap())
+}
+
+fn server_of(sign: &str, prompt: &str, ids: &[TokenId]) -> Server {
     // Quoted: a line feed at the end of a template is not written.
     let quoted = Value::from(prompt);
     let template = format!("{{# {sign} #}}{{% if tools %}}{{% endif %}}{{{{ {quoted} }}}}");
-    let gpt = writer(text, tokenizer().encode(prompt, EncodeOptions::RENDERED).unwrap().len());
+    let gpt = writer(ids, tokenizer().encode(prompt, EncodeOptions::RENDERED).unwrap().len());
     let load = move || {
         let chat_template = Some(ChatTemplate::new(&template, Path::new("chat_template.jinja"))?);
         Ok(LoadedModel { chat_template, gpt, ..model() })
@@ -72,13 +86,21 @@ fn server(sign: &str, prompt: &str, text: &str) -> Server {
 }
 
 /// The message and the finish reason of an answer, streamed and not.
-async fn answer(server: &Server, more: Value) -> (Value, Value) {
+pub(crate) async fn answer(server: &Server, more: Value) -> (Value, Value) {
     let tools = json!([tool("now", &json!({ "type": "object" })), tool("weather", &json!({ "type": "object" }))]);
     let mut body = json!({ "messages": [{ "role": "user", "content": "x" }], "tools": tools, "temperature": 0 });
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    if body["tools"].is_array() && body.get("tool_choice").is_none() {
+        body["bad_words"] = json!([NEVER]);
+    }
     let whole = message(&server.chat(body.clone()).await["choices"][0]);
     assert_eq!(fold(&server.stream_chat(body).await), whole);
     whole
+}
+
+/// Thoughts within the content.
+fn within() -> Value {
+    json!({ "reasoning_format": "none" })
 }
 
 fn expected(content: &str, calls: &[(&str, &str)], reason: &str) -> (Value, Value) {
@@ -116,11 +138,11 @@ async fn calls_in_a_thought_are_text_also_if_the_prompt_opens_it() {
     for (sign, call) in FORMATS {
         for [open, close] in [["<think>", "</think>"], ["[THINK]", "[/THINK]"]] {
             let thought = format!("{open}\n{call}");
-            assert_eq!(answer(&server(sign, "x", &thought), json!({})).await, expected(&thought, &[], "stop"));
+            assert_eq!(answer(&server(sign, "x", &thought), within()).await, expected(&thought, &[], "stop"));
             let rest = format!("a\n{call}\n{close}");
             let text = format!("{rest}\n\n{call}");
             for prompt in [format!("x{open}"), format!("x{open}\n")] {
-                let opened = answer(&server(sign, &prompt, &text), json!({})).await;
+                let opened = answer(&server(sign, &prompt, &text), within()).await;
                 assert_eq!(opened, expected(&rest, &[("now", "{}")], "tool_calls"), "{prompt}");
             }
         }
@@ -137,7 +159,8 @@ async fn answer_that_continues_an_open_thought_is_text_until_it_is_closed() {
         let prompt = if begun == "b" { begun.to_owned() } else { format!("a{begun}") };
         let server = server("", &prompt, &format!("{call}</think>{call}"));
         let messages = json!([{ "role": "user", "content": "q" }, { "role": "assistant", "content": begun }]);
-        let more = json!({ "messages": messages, "continue_final_message": true, "chat_template": template });
+        let mut more = json!({ "messages": messages, "continue_final_message": true, "chat_template": template });
+        more["reasoning_format"] = json!("none");
         let (content, n_calls) = if is_open { (format!("{call}</think>"), 1) } else { ("</think>".into(), 2) };
         let found = answer(&server, more).await;
         assert_eq!(found, expected(&content, &vec![("now", "{}"); n_calls], "tool_calls"), "{begun}");
@@ -165,7 +188,7 @@ async fn no_text_of_an_answer_is_lost_to_the_call_parser() {
         (format!("<think>\na\n</think>\n\nI look.\n{call}"), "<think>\na\n</think>\n\nI look."),
         (format!("{call}\n<tool_call>{{\"name\": \"wea"), "<tool_call>{\"name\": \"wea"),
     ] {
-        let found = answer(&server("<tool_call>", "x", &text), json!({})).await;
+        let found = answer(&server("<tool_call>", "x", &text), within()).await;
         assert_eq!(found, expected(content, &[("weather", arguments)], "tool_calls"), "{text}");
     }
     // Cut by `max_tokens`, in each byte of the call.

@@ -225,7 +225,7 @@ fn lora_sets(settings: &str) -> Result<Vec<String>> {
         })?;
         let list = |value: &str| value.split('+').map(|one| format!("{one:?}")).collect::<Vec<_>>().join(", ");
         sets.push(match key {
-            "targets" => format!("lora.targets=[{}]", list(value)),
+            "targets" | "target_parameters" => format!("lora.{key}=[{}]", list(value)),
             "layers" => format!("lora.layers=[{}]", value.replace('+', ", ")),
             _ => format!("lora.{key}={value}"),
         });

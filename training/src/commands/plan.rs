@@ -89,7 +89,7 @@ pub(crate) fn print_plan(
     }
     let megabytes = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
     let rows = [
-        ("parameters", estimate.n_params.to_string()),
+        ("parameters", format!("{}{}", estimate.n_params, of_a_token(&estimate))),
         ("arithmetic", format!("{:.3} MFLOP a token, forward and backward", estimate.flops_per_token as f64 / 1e6)),
         (
             "steps",
@@ -117,6 +117,11 @@ pub(crate) fn print_plan(
     let text: String = rows.into_iter().map(|(name, value)| format!("{name:<14} {value}\n")).collect();
     io::stdout().write_all(text.as_bytes())?;
     Ok(())
+}
+
+/// How many of the parameters a token goes through, if these are not all.
+pub(crate) fn of_a_token(estimate: &Estimate) -> String {
+    estimate.n_active_params.map(|n_active| format!(", {n_active} of them for a token")).unwrap_or_default()
 }
 
 /// What a step trains on.

@@ -36,7 +36,7 @@ use serde::Serialize;
 
 use super::{
     options::Options,
-    plan::{Prediction, Trial, print_plan, step_size},
+    plan::{Prediction, Trial, of_a_token, print_plan, step_size},
 };
 
 /// A run of fewer updates is reported: it teaches a model little.
@@ -369,8 +369,9 @@ impl Session {
         ));
         let rows_per_item = config.objective.objective().rows().rows_per_item();
         reporter.note(&format!(
-            "model: {} parameters, about {} a step, about {:.0} MB of memory, and the process has {:.0} MB",
+            "model: {} parameters{}, about {} a step, about {:.0} MB of memory, and the process has {:.0} MB",
             trainer.n_params(),
+            of_a_token(estimate),
             flops(estimate.flops_per_token as f64 * (rows_per_item * config.tokens_per_step()) as f64),
             estimate.peak_bytes as f64 / 1e6,
             *held_before as f64 / 1e6

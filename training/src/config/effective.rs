@@ -46,6 +46,9 @@ const RULES: &[Rule] = &[
             "model.head_dim",
             "model.d_model",
             "model.d_ff",
+            "model.n_experts",
+            "model.n_active_experts",
+            "model.expert_d_ff",
             "model.rope_theta",
             "model.tie_embeddings",
             "model.zero_init_outputs",
@@ -53,6 +56,17 @@ const RULES: &[Rule] = &[
         ],
         when: When::Settings("fresh models, and this run begins with a model that has its own", |config| {
             config.model.init.is_none() && config.purpose != Some(Finetune)
+        }),
+    },
+    Rule {
+        keys: &["model.n_active_experts", "model.expert_d_ff"],
+        when: When::Settings("`model.n_experts` above 0", |config| config.model.n_experts > 0),
+    },
+    Rule {
+        keys: &["optim.router_aux_loss_coef", "optim.router_z_loss_coef"],
+        when: When::Settings("mixtures of experts (`model.n_experts` above 0, or a model that has some)", |config| {
+            let is_fresh = config.model.init.is_none() && config.purpose != Some(Finetune);
+            config.model.n_experts > 0 || !is_fresh
         }),
     },
     Rule {
@@ -193,11 +207,13 @@ mod tests {
     }
 
     /// A command, other settings, a setting that has no effect with them, and what the message says about the condition.
-    const CASES: [(Purpose, &[&str], &str, &str); 23] = [
+    const CASES: [(Purpose, &[&str], &str, &str); 25] = [
         (Pretrain, &["model.init=m"], "model.n_layers=2", "fresh models"),
         (Pretrain, &["model.init=m"], "model.arch=\"llama\"", "fresh models"),
         (Quickstart, &["model.init=m"], "model.embedding_std=0.1", "fresh models"),
         (Finetune, &[], "model.tie_embeddings=true", "fresh models"),
+        (Pretrain, &["model.arch=qwen3"], "model.expert_d_ff=8", "`model.n_experts` above 0"),
+        (Pretrain, &[], "optim.router_aux_loss_coef=0.01", "mixtures of experts"),
         (Pretrain, &[], "optim.muon.lr=0.01", "`optim.matrices=muon`"),
         (
             Pretrain,

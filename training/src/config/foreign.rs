@@ -42,6 +42,9 @@ const FOREIGN: &[Foreign] = &[
     ),
     row(&["n_embd", "hidden_size"], "nanoGPT, LitGPT, Hugging Face", "`model.d_model`"),
     row(&["intermediate_size", "n_inner"], "LitGPT, Hugging Face", "`model.d_ff`"),
+    row(&["num_experts", "num_local_experts", "n_expert"], "Hugging Face, LitGPT", "`model.n_experts`"),
+    row(&["num_experts_per_tok", "n_expert_per_token"], "Hugging Face, LitGPT", "`model.n_active_experts`"),
+    row(&["moe_intermediate_size"], "Hugging Face, LitGPT", "`model.expert_d_ff`"),
     row(&["head_size"], LITGPT, "`model.head_dim`"),
     row(
         &["n_positions", "n_ctx", "max_position_embeddings", "sequence_len"],
@@ -133,6 +136,7 @@ const FOREIGN: &[Foreign] = &[
         "PEFT, LitGPT",
         "`lora.targets`",
     ),
+    row(&["target_parameters"], PEFT, "`lora.target_parameters`"),
     row(&["layers_to_transform"], PEFT, "`lora.layers`"),
     row(&["use_rslora"], PEFT, "`lora.rslora`"),
     row(&["use_peft"], TRL, "`--lora`"),

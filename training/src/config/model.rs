@@ -1,12 +1,13 @@
 //! From a run's settings to the architecture.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use hearth_model::{
-    config::{GptConfig, Positions, Rope, Sizes},
+    config::{Experts, GptConfig, Positions, Rope, RouterScores, Sizes},
+    gpt::RouterLossWeights,
     weights::DiskDtype,
 };
 
-use super::{Arch, ModelSettings, SaveDtype, TrainConfig};
+use super::{Arch, ModelSettings, OptimSettings, Purpose, SaveDtype, TrainConfig};
 
 impl TrainConfig {
     /// The architecture for a vocabulary of `vocab_size` tokens.
@@ -35,13 +36,77 @@ impl TrainConfig {
         if let Positions::Rope(rope) = &config.positions {
             config.positions = Positions::Rope(Rope::new(model.rope_theta.unwrap_or(rope.theta), config.head_dim));
         }
+        if let Some(experts) = model.experts(self.optim.router_aux_loss_coef) {
+            config.d_ff = experts.d_ff;
+            config.experts = Some(experts);
+        }
         config.dropout = model.dropout;
         config.validate().context("the settings of `model` make no model")?;
         Ok(config)
     }
 }
 
+impl TrainConfig {
+    /// The weights of the losses of a model's routers.
+    ///
+    /// # Errors
+    /// Such a loss is set for a model without experts.
+    pub fn router_losses(&self, gpt: &GptConfig) -> Result<RouterLossWeights> {
+        let OptimSettings { router_aux_loss_coef, router_z_loss_coef, .. } = self.optim;
+        let Some(experts) = &gpt.experts else {
+            let set = [
+                ("router_aux_loss_coef", router_aux_loss_coef.unwrap_or_default()),
+                ("router_z_loss_coef", router_z_loss_coef),
+            ];
+            for (name, weight) in set {
+                ensure!(
+                    weight == 0.0,
+                    "`optim.{name}` must be 0 for a model without experts, got {weight}\nhint: leave it out"
+                );
+            }
+            return Ok(RouterLossWeights::default());
+        };
+        let has_own = self.purpose != Some(Purpose::Finetune) && self.objective.objective().takes_z_loss();
+        let own = if has_own { experts.balance_loss } else { 0.0 };
+        Ok(RouterLossWeights { balance: router_aux_loss_coef.unwrap_or(own), z: router_z_loss_coef })
+    }
+}
+
+/// The weight of the load-balancing loss that classes of `transformers` have by default.
+const BALANCE_LOSS: f64 = 0.001;
+
 impl ModelSettings {
+    /// Experts that a token goes through, in a model that has some.
+    pub fn n_active_experts(&self) -> usize {
+        self.n_active_experts.unwrap_or(2)
+    }
+
+    /// Width inside an expert.
+    pub fn expert_d_ff(&self) -> usize {
+        self.expert_d_ff.unwrap_or_else(|| self.d_ff() / self.n_active_experts().max(1))
+    }
+
+    /// The experts in place of the MLPs, if there are some: probabilities of those chosen are normalised. `balance` is the weight of
+    /// the load-balancing loss, if it is set.
+    fn experts(&self, balance: Option<f64>) -> Option<Experts> {
+        (self.n_experts > 0).then(|| Experts {
+            n_experts: self.n_experts,
+            n_active: self.n_active_experts(),
+            d_ff: self.expert_d_ff(),
+            scores: RouterScores::Softmax,
+            normalized: true,
+            weight_multiplier: 1.0,
+            router_bias: false,
+            selection_bias: false,
+            groups: None,
+            shared_d_ff: 0,
+            shared_gate: false,
+            dense_layers: Vec::new(),
+            balance_loss: balance.unwrap_or(BALANCE_LOSS),
+            latent_width: 0,
+        })
+    }
+
     /// Width inside the MLP: as set, or the architecture's default. GPT-2's and
     /// nanochat's are four times the width. A gated MLP has
     /// three matrices instead of two, so 8/3 of the width gives the same number of parameters ([Shazeer,

@@ -24,6 +24,7 @@ pub const PRESETS: &[Preset] = presets![
     "shakespeare-fast",
     "tales",
     "translation",
+    "mixture",
     "gpt2-124m",
     "modern",
     "finetune",

@@ -9,7 +9,7 @@ use hearth_model::{
 };
 
 use super::{
-    ALL_LINEAR, Algorithm, Arch, DecaySchedule, MicroBatchSize, SaveDtype, ScheduleKind, TrainConfig,
+    ALL_LINEAR, Algorithm, Arch, DecaySchedule, MicroBatchSize, OptimSettings, SaveDtype, ScheduleKind, TrainConfig,
     value_error::with_hint,
 };
 
@@ -140,6 +140,7 @@ impl TrainConfig {
                 model.n_heads
             );
         }
+        self.validate_experts()?;
         if model.arch == Arch::Gpt2 {
             let own = [
                 ("n_kv_heads", model.n_kv_heads.is_none_or(|n_kv_heads| n_kv_heads == model.n_heads)),
@@ -206,8 +207,36 @@ impl TrainConfig {
         Ok(())
     }
 
+    fn validate_experts(&self) -> Result<()> {
+        let model = &self.model;
+        if model.n_experts == 0 {
+            return Ok(());
+        }
+        ensure!(
+            matches!(model.arch, Arch::Llama | Arch::Qwen3),
+            "`model.n_experts` must be 0 for this `model.arch`, got {}\nhint: `model.arch=llama` and `model.arch=qwen3` have experts",
+            model.n_experts
+        );
+        let n_active = model.n_active_experts();
+        ensure!(
+            (1..=model.n_experts).contains(&n_active),
+            "`model.n_active_experts` must be from 1 to `model.n_experts` = {}, got {n_active}",
+            model.n_experts
+        );
+        for (name, value) in [("n_experts", model.n_experts), ("expert_d_ff", model.expert_d_ff())] {
+            ensure!((1..=MAX_SIZE).contains(&value), "`model.{name}` must be from 1 to {MAX_SIZE}, got {value}");
+        }
+        Ok(())
+    }
+
     fn validate_lora(&self) -> Result<()> {
-        self.objective.check(self.lora.is_some(), self.optim.z_loss)?;
+        let OptimSettings { z_loss, router_aux_loss_coef, router_z_loss_coef, .. } = self.optim;
+        let losses = [
+            ("z_loss", z_loss),
+            ("router_aux_loss_coef", router_aux_loss_coef.unwrap_or_default()),
+            ("router_z_loss_coef", router_z_loss_coef),
+        ];
+        self.objective.check(self.lora.is_some(), &losses)?;
         let Some(lora) = &self.lora else { return Ok(()) };
         ensure!(
             (1..=MAX_RANK).contains(&lora.r),
@@ -225,7 +254,7 @@ impl TrainConfig {
             lora.dropout
         );
         ensure!(
-            !lora.targets.is_empty(),
+            !lora.targets.is_empty() || !lora.target_parameters.is_empty(),
             "`lora.targets` must name at least one linear layer\nhint: `{ALL_LINEAR}` stands for all of them"
         );
         ensure!(
@@ -233,6 +262,11 @@ impl TrainConfig {
             "`lora.targets` must be `{ALL_LINEAR}` alone or names of linear layers, got `{}`\nhint: `{ALL_LINEAR}` stands for all \
              of them",
             lora.targets.join("`, `")
+        );
+        ensure!(
+            lora.dropout == 0.0 || lora.target_parameters.is_empty(),
+            "`lora.dropout` must be 0 with `lora.target_parameters`, got {}\nhint: PEFT has none for parameters either",
+            lora.dropout
         );
         ensure!(
             self.model.init.is_some(),
@@ -272,6 +306,8 @@ impl TrainConfig {
             ("optim.weight_decay", optim.weight_decay),
             ("optim.clip", optim.clip),
             ("optim.z_loss", optim.z_loss),
+            ("optim.router_aux_loss_coef", optim.router_aux_loss_coef.unwrap_or_default()),
+            ("optim.router_z_loss_coef", optim.router_z_loss_coef),
             ("optim.muon.weight_decay", muon.weight_decay),
         ] {
             ensure!(value.is_finite() && value >= 0.0, "`{name}` must be 0 or more and finite, got {value}");

@@ -28,6 +28,7 @@ const CACHE_BYTES: usize = 1 << 30;
 
 /// How tokens are chosen.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "one for each evaluation")]
 pub enum Decoding {
     /// One after the other, with these parameters.
     Sampling(SamplingParams),

@@ -113,7 +113,8 @@ pub fn bench(
     let watch = DeviceWatch::start(device);
     let before = memory::resident_bytes();
     let gpt = first_model(config, vocab_size, device)?.0;
-    let mut learner = Learner::new(gpt, config.optim.clone(), config.seed);
+    let routers = config.router_losses(gpt.config())?;
+    let mut learner = Learner::new(gpt, config.optim.clone(), config.seed).with_router_losses(routers);
     let n_params = learner.n_params();
     let schedule = Schedule::new(config, RunSize::new(n_params, source, config.model.max_seq_len));
     let settings = LoaderSettings {
@@ -218,7 +219,7 @@ fn timed_step(
         times.backward += part.elapsed();
     }
     let part = Instant::now();
-    let LossGradients { loss, mut gradients } = tree.finish().context("a step has at least one micro-batch")?;
+    let LossGradients { loss, mut gradients, .. } = tree.finish().context("a step has at least one micro-batch")?;
     let grad_norm = learner.clip(&mut gradients)?;
     let [loss, _] = read_numbers([loss, grad_norm])?;
     ensure!(loss.is_finite(), "the loss of step {step} is {loss}");

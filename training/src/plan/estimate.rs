@@ -7,7 +7,12 @@ mod shape;
 
 use anyhow::Result;
 use burn::tensor::Device;
-use hearth_model::{config::GptConfig, gpt::param_specs, ops, weights::model_dir};
+use hearth_model::{
+    config::GptConfig,
+    gpt::{ROUTED, param_specs},
+    ops,
+    weights::model_dir,
+};
 
 use crate::{
     config::{Algorithm, TrainConfig},
@@ -19,6 +24,9 @@ use crate::{
 pub struct Estimate {
     /// Parameters that train.
     pub n_params: usize,
+    /// Those that a token goes through, in a mixture of experts that trains whole.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub n_active_params: Option<usize>,
     /// Floating-point operations per token, forward and backward, with attention over half the context.
     pub flops_per_token: u64,
     /// Micro-batches per step.
@@ -107,11 +115,12 @@ impl Estimate {
         // Each matrix multiplies every token, except embeddings, whose rows are looked up; a tied embedding multiplies
         // once.
         let is_table = |path: &str| path == "pos_embed.weight" || path == "embed.weight" && !gpt.tie_embeddings;
-        let n_products: usize = specs
-            .iter()
-            .filter(|spec| spec.shape.len() == 2 && !is_table(&spec.path))
-            .map(|spec| size(&spec.shape))
-            .sum();
+        let matrices = || specs.iter().filter(|spec| spec.shape.len() == 2 && !is_table(&spec.path));
+        let n_products: usize = matrices().map(|spec| size(&spec.shape)).sum();
+        let of_routed: usize = matrices().filter(|spec| spec.path.contains(ROUTED)).map(|spec| size(&spec.shape)).sum();
+        // A token goes through a few of the experts, which are all alike.
+        let n_products = n_products
+            - gpt.experts.as_ref().map_or(0, |experts| of_routed - of_routed / experts.n_experts * experts.n_active);
         let seq_len = config.model.max_seq_len;
         let attention = 2 * gpt.n_layers * gpt.q_width() * seq_len.div_ceil(2);
         let micro_steps = config.micro_steps();
@@ -133,8 +142,10 @@ impl Estimate {
         };
         let weight_bytes = bytes(n_params) + adapter.map_or(0, |adapter| adapter.frozen_bytes);
         let held = weight_bytes + bytes(n_moments + n_params * n_partial_sums);
+        let is_whole_mixture = gpt.experts.is_some() && adapter.is_none();
         Ok(Estimate {
             n_params,
+            n_active_params: is_whole_mixture.then(|| gpt.n_active_params()),
             // Two for each product, forward; twice as many backward, or as many if the matrices do not train.
             flops_per_token: if adapter.is_some() { 4 } else { 6 } * (n_products + attention) as u64,
             micro_steps,
@@ -166,5 +177,25 @@ mod tests {
         assert_eq!(estimate.flops_per_token, 6 * (n_products + 12 * 768 * 1024));
         assert_eq!((estimate.micro_steps, estimate.n_partial_sums), (40, 6));
         assert_eq!(estimate.moment_bytes, 2 * estimate.weight_bytes);
+        assert_eq!(estimate.n_active_params, None);
+    }
+
+    #[test]
+    fn estimate_of_a_mixture_counts_the_experts_of_a_token_and_its_dense_model_uses_as_many_parameters() {
+        let of = |sets: &[&str]| {
+            let sets = sets.iter().map(|set| (*set).to_owned()).collect();
+            let layers = Layers { preset: Some("mixture".to_owned()), sets, ..Layers::default() };
+            let config = layers.resolve().unwrap();
+            let gpt = config.gpt_config(65).unwrap();
+            (Estimate::new(&config, &gpt, &Device::flex()).unwrap(), gpt)
+        };
+        let (mixture, gpt) = of(&[]);
+        let (dense, _) = of(&["model.n_experts=0", "optim.router_aux_loss_coef=0"]);
+        // Four layers with a router of eight outputs; the experts' matrices are as many values as the MLP's.
+        let of_routers = 4 * 8 * 128;
+        assert_eq!(mixture.n_active_params, Some(dense.n_params + of_routers));
+        assert_eq!(mixture.flops_per_token, dense.flops_per_token + 6 * of_routers as u64);
+        assert_eq!(mixture.n_params, gpt.n_params());
+        assert!(mixture.n_params > 2 * dense.n_params && mixture.peak_bytes > dense.peak_bytes);
     }
 }

@@ -27,6 +27,7 @@ impl LoraSettings {
             rank_stabilized: self.rslora,
             dropout: self.dropout,
             targets: if is_all { Targets::AllLinear } else { Targets::Named(self.targets.clone()) },
+            parameters: self.target_parameters.clone(),
             layers: self.layers.clone(),
             base: Some(base.display().to_string()),
             ..AdapterConfig::all_linear(self.r, self.alpha)

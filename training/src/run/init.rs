@@ -4,7 +4,7 @@ use burn::{
     module::{Module, ModuleMapper, Param},
     tensor::Tensor,
 };
-use hearth_model::gpt::{Gpt, ParamPath};
+use hearth_model::gpt::{Gpt, ParamPath, ROUTED};
 
 use crate::config::ModelSettings;
 
@@ -42,6 +42,7 @@ impl ModuleMapper for Scaling {
         let factor = match path.as_str() {
             "embed.weight" => self.embeddings,
             path if OUTPUTS.iter().any(|end| path.ends_with(end)) => self.outputs,
+            path if path.contains(ROUTED) && path.ends_with(".down.weight") => self.outputs,
             _ => 1.0,
         };
         if factor == 1.0 {

@@ -7,12 +7,16 @@ use burn::{
     module::{Module, ModuleVisitor, Param},
     tensor::Tensor,
 };
-use hearth_model::{gpt::Gpt, ops::Losses, recompute::RecomputedPass};
+use hearth_model::{
+    gpt::{Gpt, RouterLossWeights},
+    ops::Losses,
+    recompute::RecomputedPass,
+};
 
 use crate::{
     config::{ObjectiveSettings, OptimSettings},
     data::loader::{Batch, mix},
-    objective::{Objective, StepIndex, TrainingPass},
+    objective::{Objective, RouterBalance, StepIndex, TrainingPass},
     run::{
         optim::{Gradients, Optimizer, matrices_of},
         schedule::Rates,
@@ -28,6 +32,7 @@ pub struct Learner {
     /// Its optimizer.
     pub optimizer: Optimizer,
     objective: Arc<dyn Objective>,
+    routers: RouterLossWeights,
     /// Seed of the dropout masks, together with step and micro-step.
     seed: u64,
 }
@@ -37,13 +42,27 @@ pub struct Learner {
 pub struct LossGradients {
     /// `[1]`, without autodiff: cross entropy in nats, as a weighted mean over the targets of the step.
     pub loss: Tensor<1>,
-    /// Gradients of this loss, and of the z-loss if enabled.
+    /// Gradients of this loss, and of the z-loss and the losses of routers if enabled.
     pub gradients: Gradients,
+    /// How evenly experts are used, if routers have losses.
+    pub balance: Option<RouterBalance>,
+}
+
+impl Sum for RouterBalance {
+    fn sum(left: RouterBalance, right: RouterBalance) -> RouterBalance {
+        let counts = left.counts.iter().zip(&right.counts).map(|(left, right)| left + right).collect();
+        RouterBalance { loss: left.loss + right.loss, counts }
+    }
 }
 
 impl Sum for LossGradients {
     fn sum(left: LossGradients, right: LossGradients) -> LossGradients {
-        LossGradients { loss: left.loss + right.loss, gradients: Gradients::sum(left.gradients, right.gradients) }
+        let balance = match (left.balance, right.balance) {
+            (Some(left), Some(right)) => Some(RouterBalance::sum(left, right)),
+            (left, right) => left.or(right),
+        };
+        let gradients = Gradients::sum(left.gradients, right.gradients);
+        LossGradients { loss: left.loss + right.loss, gradients, balance }
     }
 }
 
@@ -51,6 +70,7 @@ impl Sum for LossGradients {
 #[derive(Debug)]
 pub struct ForwardResult<'a> {
     losses: Losses,
+    balance: Option<RouterBalance>,
     /// With [`OptimSettings::recompute`].
     recomputed: Option<RecomputedPass<'a>>,
 }
@@ -63,6 +83,7 @@ impl Learner {
             gpt: gpt.with_precision(optim.precision),
             optimizer: Optimizer::new(optim, matrices),
             objective: ObjectiveSettings::default().objective(),
+            routers: RouterLossWeights::default(),
             seed,
         }
     }
@@ -71,6 +92,12 @@ impl Learner {
     #[must_use]
     pub fn with_objective(self, objective: ObjectiveSettings) -> Learner {
         Learner { objective: objective.objective(), ..self }
+    }
+
+    /// The same with losses of the model's routers.
+    #[must_use]
+    pub fn with_router_losses(self, routers: RouterLossWeights) -> Learner {
+        Learner { routers, ..self }
     }
 
     /// What it learns.
@@ -118,17 +145,25 @@ impl Learner {
     /// The losses of one micro-batch, its part of the losses of the step.
     ///
     /// # Errors
-    /// The device cannot be read, by an objective that does.
+    /// The device cannot be read, by an objective that does, or for the losses of routers.
     pub fn forward<'a>(&'a self, index: StepIndex, micro_step: usize, batch: &'a Batch) -> Result<ForwardResult<'a>> {
         let dropout_seed = mix(mix(mix(self.seed) ^ index.step as u64) ^ micro_step as u64);
         let settings = self.optimizer.settings();
-        let mut pass = TrainingPass::new(&self.gpt, batch, dropout_seed, (settings.z_loss, settings.recompute));
+        let how = (settings.z_loss, self.routers, settings.recompute);
+        let mut pass = TrainingPass::new(&self.gpt, batch, dropout_seed, how);
         let losses = self.objective.losses(&mut pass, index)?;
-        Ok(ForwardResult { losses, recomputed: pass.into_recomputed() })
+        let (losses, balance) = match self.routers.are_zero() {
+            true => (losses, None),
+            false => {
+                let total = if index.total_weight == 0.0 { 1.0 } else { index.total_weight };
+                pass.add_router_losses(losses, self.objective.weight(batch) / total)?
+            }
+        };
+        Ok(ForwardResult { losses, balance, recomputed: pass.into_recomputed() })
     }
 
     /// The gradients of what [`forward`](Self::forward) gave.
-    pub fn backward(&self, ForwardResult { losses, recomputed }: ForwardResult<'_>) -> LossGradients {
+    pub fn backward(&self, ForwardResult { losses, balance, recomputed }: ForwardResult<'_>) -> LossGradients {
         let taken = |gradients| Gradients::from_backward(&self.gpt, gradients);
         let gradients = match recomputed {
             None => taken(losses.objective.backward()),
@@ -138,7 +173,7 @@ impl Learner {
                 all
             }
         };
-        LossGradients { loss: losses.cross_entropy, gradients }
+        LossGradients { loss: losses.cross_entropy, gradients, balance }
     }
 
     /// Updates the weights once.

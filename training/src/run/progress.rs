@@ -161,7 +161,7 @@ impl Reporter {
     }
 
     fn step_line(&self, record: &StepRecord, pace: Pace) -> String {
-        let StepRecord { step, epoch, tokens, loss, lr, grad_norm, tok_per_sec, seconds } = record;
+        let StepRecord { step, epoch, tokens, loss, lr, grad_norm, tok_per_sec, seconds, .. } = record;
         let of_total = pace.total.map(|total| format!("/{total}")).unwrap_or_default();
         let loss = loss.map_or("none".to_owned(), |loss| format!("{loss:.4}"));
         let mut line = format!(
@@ -169,6 +169,9 @@ impl Reporter {
              {tok_per_sec:.0} tok/s",
             counted(*tokens)
         );
+        if let Some(load) = record.expert_load {
+            line += &format!("  expert load {load:.2}");
+        }
         if let Some(mfu) = pace.mfu {
             line += &format!("  mfu {:.1}%", 100.0 * mfu);
         }
@@ -236,6 +239,8 @@ mod tests {
             grad_norm: 1.234,
             tok_per_sec: 6123.4,
             seconds: 60.0,
+            balance_loss: None,
+            expert_load: None,
         };
         let pace = Pace { total: Some(2000), mfu: Some(0.123), ..Pace::default() };
         let line = reporter.step_line(&record, pace);

@@ -23,7 +23,7 @@ use crate::{
     data::loader::{Batch, Loader, Prefetcher, RowSource},
     eval::{Score, read_numbers},
     interrupt::Interrupt,
-    objective::StepIndex,
+    objective::{RouterBalance, StepIndex},
     run::{
         checkpoint::{Best, TrainState},
         learner::{Learner, LossGradients},
@@ -133,7 +133,8 @@ impl Trainer<'_> {
         while !self.is_over() {
             let started = Instant::now();
             let rates = self.schedule.rates(self.state.step, &self.config.optim);
-            let StepGradients { index, n_tokens, loss, grad_norm, gradients } = self.gradients(&mut batches)?;
+            let StepGradients { index, n_tokens, loss, grad_norm, gradients, balance } =
+                self.gradients(&mut batches)?;
             let done = self.state.step + 1;
             let skipped = guard.check(done, loss, grad_norm)?;
             if skipped.is_none() {
@@ -151,7 +152,18 @@ impl Trainer<'_> {
                     let seconds = reporter.seconds();
                     let loss = (index.total_weight > 0.0).then_some(loss);
                     let (epoch, tokens) = (self.size().passes(self.config, done), self.state.tokens);
-                    let record = StepRecord { step: done, epoch, tokens, loss, lr, grad_norm, tok_per_sec, seconds };
+                    let record = StepRecord {
+                        step: done,
+                        epoch,
+                        tokens,
+                        loss,
+                        lr,
+                        grad_norm,
+                        tok_per_sec,
+                        seconds,
+                        balance_loss: balance.as_ref().map(|balance| balance.loss as f32),
+                        expert_load: balance.as_ref().map(|balance| balance.most_load() as f32),
+                    };
                     reporter.step(&record)?;
                     latest = Some(record);
                 }
@@ -222,11 +234,11 @@ impl Trainer<'_> {
         let n_tokens = micro_batches.iter().map(Batch::n_tokens).sum();
         let index = self.learner.step_index(self.state.step, micro_batches.iter());
         let sums = self.learner.gradients(index, micro_batches.into_iter().enumerate())?;
-        let LossGradients { loss, mut gradients } = sums.context("a step has micro-batches")?;
+        let LossGradients { loss, mut gradients, balance } = sums.context("a step has micro-batches")?;
         let grad_norm = self.learner.clip(&mut gradients)?;
         // Read before the update: a NaN must not reach the weights.
         let [loss, grad_norm] = read_numbers([loss, grad_norm])?;
-        Ok(StepGradients { index, n_tokens, loss, grad_norm, gradients })
+        Ok(StepGradients { index, n_tokens, loss, grad_norm, gradients, balance })
     }
 
     /// Ends a run whose steps are all done: returns the last evaluation, and saves the model where none was saved.
@@ -283,4 +295,6 @@ struct StepGradients {
     /// The norm before clipping.
     grad_norm: f32,
     gradients: Gradients,
+    /// How evenly experts are used, if routers have losses.
+    balance: Option<RouterBalance>,
 }

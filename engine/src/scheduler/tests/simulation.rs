@@ -375,7 +375,13 @@ impl Simulation {
 /// Who has only a request for two tokens waits as long as the module's documentation states, whatever another has queued.
 #[test]
 fn two_tokens_beside_another_tenants_queue_take_the_documented_number_of_steps() {
-    const LIMITS: Limits = Limits { max_batch_size: 16, max_batch_tokens: 256, max_adapters: 1, tokens_per_state: 64 };
+    const LIMITS: Limits = Limits {
+        max_batch_size: 16,
+        max_batch_tokens: 256,
+        max_adapters: 1,
+        tokens_per_state: 64,
+        whole_prompts: false,
+    };
     let mut longest = 0;
     for seed in 0..200usize {
         let number = |salt: usize, most: usize| 1 + (seed * 7919 + salt * 104_729 + seed * salt) % most;
@@ -421,7 +427,7 @@ proptest! {
         n_pages in 9usize..30,
     ) {
         let max_batch_tokens = max_batch_size + extra_tokens;
-        let limits = Limits { max_batch_size, max_batch_tokens, max_adapters, tokens_per_state: 64 };
+        let limits = Limits { max_batch_size, max_batch_tokens, max_adapters, tokens_per_state: 64, whole_prompts: false };
         let mut simulation = Simulation::new(jobs, limits, n_pages);
         let total: usize = simulation.jobs.iter().map(Job::work).sum();
         let deadline = (100 + total * (1 + 4 * simulation.jobs.len())) * (1 + MOST_HELD);

@@ -21,6 +21,7 @@ fn options(n_heads: usize, n_kv_heads: usize, head_dim: usize) -> AttentionOptio
         scale: 1.0,
         softcap: None,
         sliding_window: None,
+        bidirectional: false,
         alibi_slopes: None,
     }
 }
@@ -36,9 +37,19 @@ fn assert_close(found: &[f32], expected: &[f32], tolerance: f32) {
 #[test]
 fn attention_of_one_query_matches_hand_computation() {
     let keys = rows([[1.0, 0.0], [1.0, 1.0]]);
-    let attended = attend([rows([[2.0, 1.0]]), keys, rows([[3.0, 6.0], [7.0, 12.0]])], None, &options(1, 1, 2));
+    let attended = attend([rows([[2.0, 1.0]]), keys, rows([[3.0, 6.0], [7.0, 12.0]])], None, None, &options(1, 1, 2));
     assert_close(&values(attended.probs), &[0.26894, 0.73106], 1e-5);
     assert_close(&values(attended.output), &[5.924, 10.386], 1e-3);
+}
+
+/// The same with a sink, whose score of 3 takes 0.422 of the weight.
+#[test]
+fn attention_with_a_sink_matches_hand_computation() {
+    let keys = rows([[1.0, 0.0], [1.0, 1.0]]);
+    let sink = Some(Tensor::from_data([3.0f32], &Device::flex()));
+    let attended = attend([rows([[2.0, 1.0]]), keys, rows([[3.0, 6.0], [7.0, 12.0]])], None, sink, &options(1, 1, 2));
+    assert_close(&values(attended.probs), &[0.15536, 0.42232], 1e-5);
+    assert_close(&values(attended.output), &[3.42231, 5.99998], 1e-3);
 }
 
 /// Worked out by hand. (With weights rounded to two digits, the second query's output would be 4.240 and 8.480.)
@@ -46,7 +57,7 @@ fn attention_of_one_query_matches_hand_computation() {
 fn attention_of_three_queries_matches_hand_computation() {
     let queries = rows([[1.0, 0.0], [2.0, 1.0], [0.0, 1.0]]);
     let keys = rows([[1.0, 1.0], [0.0, 1.0]]);
-    let attended = attend([queries, keys, rows([[4.0, 8.0], [6.0, 12.0]])], None, &options(1, 1, 2));
+    let attended = attend([queries, keys, rows([[4.0, 8.0], [6.0, 12.0]])], None, None, &options(1, 1, 2));
     assert_close(&values(attended.output), &[4.538, 9.076, 4.238, 8.477, 5.0, 10.0], 1e-3);
 }
 
@@ -67,7 +78,7 @@ fn dense(q: &[f32], k: &[f32], v: &[f32], options: &AttentionOptions, batch: usi
     let matrix = |values: &[f32], width| Tensor::from_data(TensorData::new(values.to_vec(), [n_rows, width]), &device);
     let bias = causal_bias(0..n_rows / batch, 0, options, &device);
     let inputs = [matrix(q, options.n_heads * options.head_dim), matrix(k, kv_width), matrix(v, kv_width)];
-    let (output, probs) = attention_dense(inputs, bias, batch, options);
+    let (output, probs) = attention_dense(inputs, (bias, None), batch, options);
     (output.into_data().try_into_vec().unwrap(), values(probs))
 }
 
@@ -81,9 +92,14 @@ fn by_definition(q: &[f32], k: &[f32], v: &[f32], options: &AttentionOptions) ->
     for row in 0..n_rows {
         for head in 0..n_heads {
             let kv_head = head * n_kv_heads / n_heads;
-            let first = options.sliding_window.map_or(0, |window| (row + 1).saturating_sub(window));
-            let scores: Vec<f64> = (first..=row)
-                .map(|key| {
+            let sees = |key: &usize| {
+                (*key <= row || options.bidirectional)
+                    && options.sliding_window.is_none_or(|window| key.abs_diff(row) < window)
+            };
+            let seen: Vec<usize> = (0..n_rows).filter(sees).collect();
+            let scores: Vec<f64> = seen
+                .iter()
+                .map(|&key| {
                     let dot: f64 =
                         (0..head_dim).map(|i| at(q, n_heads, row, head, i) * at(k, n_kv_heads, key, kv_head, i)).sum();
                     let slope = options.alibi_slopes.as_ref().map_or(0.0, |slopes| f64::from(slopes[head]));
@@ -93,7 +109,7 @@ fn by_definition(q: &[f32], k: &[f32], v: &[f32], options: &AttentionOptions) ->
             let total: f64 = scores.iter().map(|score| score.exp()).sum();
             output.extend((0..head_dim).map(|i| {
                 let mixed =
-                    scores.iter().enumerate().map(|(n, score)| score.exp() * at(v, n_kv_heads, first + n, kv_head, i));
+                    scores.iter().enumerate().map(|(n, score)| score.exp() * at(v, n_kv_heads, seen[n], kv_head, i));
                 (mixed.sum::<f64>() / total) as f32
             }));
         }
@@ -105,9 +121,10 @@ fn by_definition(q: &[f32], k: &[f32], v: &[f32], options: &AttentionOptions) ->
 fn reference_attention_matches_the_definition_in_f64() {
     for (n_heads, n_kv_heads) in [(1, 1), (4, 4), (4, 2), (6, 1)] {
         for sliding_window in [None, Some(1), Some(3)] {
-            for alibi_slopes in [None, Some(position::alibi_slopes(n_heads))] {
-                let options =
-                    AttentionOptions { scale: 0.7, sliding_window, alibi_slopes, ..options(n_heads, n_kv_heads, 6) };
+            let kinds = [(false, None), (false, Some(position::alibi_slopes(n_heads))), (true, None)];
+            for (bidirectional, alibi_slopes) in kinds {
+                let options = options(n_heads, n_kv_heads, 6);
+                let options = AttentionOptions { scale: 0.7, sliding_window, bidirectional, alibi_slopes, ..options };
                 let (q, k, v) = (noise(7, n_heads * 6, 1), noise(7, n_kv_heads * 6, 2), noise(7, n_kv_heads * 6, 3));
                 let (found, _) = dense(&q, &k, &v, &options, 1);
                 assert_close(&found, &by_definition(&q, &k, &v, &options), 1e-5);

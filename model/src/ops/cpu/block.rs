@@ -9,10 +9,11 @@ use super::{
     matmul::Store,
     mlp::{LinearMemory, mlp_into, product, resize},
     rowwise::{NormMemory, NormValues, add_multiplied, norm_in_place, norm_into},
+    tensors::{Values, values},
 };
 use crate::ops::{
     AttentionOptions,
-    types::{BlockOperands, BlockSteps, FeedForward, Mixer, SelfAttention, Sublayer, run_block},
+    types::{BlockOperands, BlockSteps, FeedForward, Mixer, Qkv, SelfAttention, Sublayer, run_block},
 };
 
 /// A block whose parameters are in memory.
@@ -105,16 +106,18 @@ fn attend_heads<E: PagedElement>(
     let width = q_width + 2 * kv_width;
     let Scratch { normed, wide: qkv, attn_out, .. } = scratch;
     let Sublayer { in_norm, inner, .. } = mixer;
-    let Mixer::Attention(SelfAttention { qkv: qkv_matrix, qk_norms, .. }) = inner else {
-        unreachable!("`has_block` refuses recurrent layers")
+    let Mixer::Attention(SelfAttention { qkv: Qkv::Stacked(qkv_matrix), qk_norms, sinks, .. }) = inner else {
+        unreachable!("`has_block` refuses recurrent layers and latents")
     };
     let input = normed_if_any(x, in_norm.as_ref(), normed);
     let n_rows = product(input, qkv_matrix, qkv);
     let qk_norms = qk_norms.as_ref().map(|qk| qk.map(NormMemory::values));
     norm_rope_append(qkv, qk_norms.as_ref(), paged);
-    let [keys, values] = &paged.pools;
+    let [keys, pool_of_values] = &paged.pools;
     resize(attn_out, n_rows * q_width);
-    attention_paged_into(qkv, width, [&**keys, &**values], (paged.sequences, paged.options), attn_out);
+    let sinks = sinks.clone().map(values);
+    let how = (paged.sequences, paged.options, sinks.as_ref().map(Values::as_slice));
+    attention_paged_into(qkv, width, [&**keys, &**pool_of_values], how, attn_out);
 }
 
 /// Adds `input` times a sublayer's last matrix to `x`, normalized if there is an output norm, times the multiplier.

@@ -12,7 +12,7 @@ use super::{
     mlp::{LinearMemory, mlp_into, product, resize},
     packed_matrix::Panels,
     row_updates::{RowUpdate, add_row_updates},
-    rowwise::{activate_rows, for_rows, gated_into},
+    rowwise::{activate_rows, clamped_swiglu_into, for_rows, gated_into},
     tensors::{Values, values},
 };
 use crate::{
@@ -140,7 +140,7 @@ fn score_body<const FUSED: bool>(row: &mut [f32], scores: RouterScores) {
 
 /// The experts of each row of `scores [n_rows, n_experts]`, in ascending order: `[n_rows, n_active]`. Of equal scores, the
 /// first wins.
-pub(in crate::ops) fn choose(
+pub(crate) fn choose(
     scores: &[f32],
     selection_bias: Option<&[f32]>,
     n_experts: usize,
@@ -248,7 +248,7 @@ fn hidden(
     inner: &mut Vec<f32>,
 ) {
     let up = matrices(experts, order, |expert| &expert.up);
-    let Some((Mlp { activation, gated, .. }, (first, _))) = experts.first().zip(up.first()) else { return };
+    let Some((Mlp { activation, gated, clamped, .. }, (first, _))) = experts.first().zip(up.first()) else { return };
     let ([d_up, _], n_choices) = (first.weight.dims(), order.choices.len());
     if !gated {
         resize(inner, n_choices * d_up);
@@ -257,12 +257,15 @@ fn hidden(
     }
     let d_ff = d_up / 2;
     resize(inner, n_choices * d_ff);
-    if up.iter().all(|(linear, _)| linear.can_gate()) {
+    if clamped.is_none() && up.iter().all(|(linear, _)| linear.can_gate()) {
         return grouped_linear_into(gathered, &groups(&up), Store::Gated(*activation), inner);
     }
     resize(wide, n_choices * d_up);
     products(gathered, &up, order, n_active, wide);
-    gated_into(wide, d_ff, *activation, inner);
+    match clamped {
+        Some(clamped) => clamped_swiglu_into(wide, d_ff, *clamped, inner),
+        None => gated_into(wide, d_ff, *activation, inner),
+    }
 }
 
 fn groups<'m>(matrices: &[Of<'m, '_>]) -> Vec<Group<'m>> {

@@ -237,6 +237,7 @@ mod tests {
             scale: 1.0,
             softcap: None,
             sliding_window: None,
+            bidirectional: false,
             alibi_slopes: None,
         };
         let weight = noise(head_dim, 1);

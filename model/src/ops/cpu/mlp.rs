@@ -6,7 +6,7 @@ use super::{
     matmul::{Store, has_gated, linear_into},
     packed_matrix::Panels,
     row_updates::{RowUpdate, add_row_updates},
-    rowwise::{XieluNumbers, activate_rows, gated_into, xielu},
+    rowwise::{XieluNumbers, activate_rows, clamped_swiglu_into, gated_into, xielu},
     tensors::{Values, values},
 };
 use crate::ops::types::Mlp;
@@ -42,7 +42,7 @@ impl<'a> LinearMemory<'a> {
 
 /// Writes the input of the MLP's last matrix, `[n_rows, d_ff]`, to `inner`; `wide` is scratch memory.
 pub(super) fn mlp_into(input: &[f32], mlp: &Mlp<LinearMemory<'_>>, wide: &mut Vec<f32>, inner: &mut Vec<f32>) {
-    let Mlp { up, activation, xielu: xielu_numbers, gated, .. } = mlp;
+    let Mlp { up, activation, xielu: xielu_numbers, gated, clamped, .. } = mlp;
     let [d_up, d_model] = up.weight.dims();
     if !gated {
         product(input, up, inner);
@@ -53,11 +53,16 @@ pub(super) fn mlp_into(input: &[f32], mlp: &Mlp<LinearMemory<'_>>, wide: &mut Ve
     }
     let d_ff = d_up / 2;
     resize(inner, input.len() / d_model * d_ff);
-    if up.can_gate() {
-        up.multiply(input, Store::Gated(*activation), inner);
-    } else {
-        product(input, up, wide);
-        gated_into(wide, d_ff, *activation, inner);
+    match clamped {
+        Some(clamped) => {
+            product(input, up, wide);
+            clamped_swiglu_into(wide, d_ff, *clamped, inner);
+        }
+        None if up.can_gate() => up.multiply(input, Store::Gated(*activation), inner),
+        None => {
+            product(input, up, wide);
+            gated_into(wide, d_ff, *activation, inner);
+        }
     }
 }
 

@@ -48,7 +48,8 @@ mod training;
 pub use allocator::{MAX_KEPT_BYTES, give_back_memory, keep_freed_memory, limit_arenas};
 pub(super) use attention::{PagedElement, attention_paged};
 pub(super) use block::{Block, Scratch, block};
-pub(super) use experts::{ExpertScratch, Experts, LEAST_SUM, RouterMemory, choose, experts};
+pub(crate) use experts::choose;
+pub(super) use experts::{ExpertScratch, Experts, LEAST_SUM, RouterMemory, experts};
 pub(super) use isa::has_fast_bf16_products;
 pub use isa::instruction_set;
 #[cfg(test)]
@@ -65,7 +66,9 @@ pub(super) use pool_layout::q8_row_len;
 pub(crate) use quant_rounding::nearest_q8;
 pub(super) use recurrent::{Conv, RecurrentOperands, States, delta_gates, gated_norm, recurrence, state_space_gates};
 pub(super) use row_updates::{LoraPanels, RowUpdate, add_row_updates};
-pub(super) use rowwise::{NormMemory, NormValues, XieluNumbers, activate, gated, norm, qk_norm, rope, soft_cap, xielu};
+pub(super) use rowwise::{
+    NormMemory, NormValues, XieluNumbers, activate, clamped_swiglu_into, gated, norm, qk_norm, rope, soft_cap, xielu,
+};
 pub(super) use tensors::{changed, ints, pool, pool_of_zeros, tensor, update, values};
 pub use thread_pool::parallel_for_each;
 pub use threads::{n_threads, start_threads, use_threads};

@@ -8,7 +8,7 @@ use super::{
     thread_pool,
 };
 use crate::{
-    config::{Activation, NormKind, QkNormSpan},
+    config::{Activation, ClampedSwiglu, NormKind, QkNormSpan},
     ops::{AttentionOptions, NormOptions, NormParts},
 };
 
@@ -175,6 +175,28 @@ fn gated_row(gate_up: &[f32], row: usize, kind: Activation, output: &mut [f32]) 
     output.copy_from_slice(gate);
     activate_row(output, kind);
     output.iter_mut().zip(up).for_each(|(output, up)| *output *= up);
+}
+
+/// [`clamped_swiglu`](crate::ops::clamped_swiglu) of `gate_up [n_rows, 2 * d_ff]` into `output [n_rows, d_ff]`.
+pub(in crate::ops) fn clamped_swiglu_into(gate_up: &[f32], d_ff: usize, clamped: ClampedSwiglu, output: &mut [f32]) {
+    let (alpha, limit) = (clamped.alpha as f32, clamped.limit as f32);
+    for_rows(output, d_ff, |row, output| {
+        let (gate, up) = gate_up[row * 2 * d_ff..][..2 * d_ff].split_at(d_ff);
+        clamped_swiglu_row(output, gate, up, alpha, limit);
+    });
+}
+
+for_each_isa!(clamped_swiglu_row(output: &mut [f32], gate: &[f32], up: &[f32], alpha: f32, limit: f32) = clamped_swiglu_body);
+
+#[inline(always)]
+fn clamped_swiglu_body<const FUSED: bool>(output: &mut [f32], gate: &[f32], up: &[f32], alpha: f32, limit: f32) {
+    // Comparisons that let NaN through.
+    let at_most = |x: f32| if x > limit { limit } else { x };
+    let at_least = |x: f32| if x < -limit { -limit } else { x };
+    for ((output, gate), up) in output.iter_mut().zip(gate).zip(up) {
+        let (gate, up) = (at_most(*gate), at_least(at_most(*up)));
+        *output = (up + 1.0) * (gate / (1.0 + exp::<FUSED>(-alpha * gate)));
+    }
 }
 
 /// [`soft_cap`](crate::ops::soft_cap) of `x`, in place.

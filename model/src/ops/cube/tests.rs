@@ -205,7 +205,7 @@ proptest! {
         let Some(gpu) = gpu() else { return Ok(()) };
         let (n_heads, n_kv_heads) = heads;
         let options =
-            AttentionOptions { n_heads, n_kv_heads, head_dim, scale: 1.0, softcap: None, sliding_window: None, alibi_slopes: None };
+            AttentionOptions { n_heads, n_kv_heads, head_dim, scale: 1.0, softcap: None, sliding_window: None, bidirectional: false, alibi_slopes: None };
         let span = if spans_all { QkNormSpan::AllHeads } else { QkNormSpan::Head };
         let kind = [NormKind::RmsNorm, NormKind::LayerNorm][kind];
         let norm_options = NormOptions { kind, eps: 1e-5, weight_offset: f32::from(offset) };
@@ -242,7 +242,7 @@ proptest! {
         let (n_heads, n_kv_heads) = heads;
         let head_dim = 2 * half + rest;
         let options =
-            AttentionOptions { n_heads, n_kv_heads, head_dim, scale: 1.0, softcap: None, sliding_window: None, alibi_slopes: None };
+            AttentionOptions { n_heads, n_kv_heads, head_dim, scale: 1.0, softcap: None, sliding_window: None, bidirectional: false, alibi_slopes: None };
         let qkv = random([n_rows, (n_heads + 2 * n_kv_heads) * head_dim], width);
         let angles = values(random([n_rows * half.max(1)], 10.0));
         let slots: Vec<i32> = (0..n_rows as i32).map(|row| (row * 7 + 3) % 32).collect();
@@ -278,7 +278,7 @@ proptest! {
         let Some(gpu) = gpu() else { return Ok(()) };
         let (n_heads, n_kv_heads) = heads;
         let alibi_slopes = alibi.then(|| position::alibi_slopes(n_heads));
-        let options = AttentionOptions { n_heads, n_kv_heads, head_dim, scale: 0.3, softcap, sliding_window, alibi_slopes };
+        let options = AttentionOptions { n_heads, n_kv_heads, head_dim, scale: 0.3, softcap, sliding_window, bidirectional: false, alibi_slopes };
         let each = 320 / PAGE_SIZE;
         let n_pages = each * shapes.len();
         let held = if dtype == KvDtype::F16 { DType::F16 } else { DType::F32 };
@@ -300,9 +300,9 @@ proptest! {
         };
         let q = random([n_rows, n_heads * head_dim], 1.0);
         let on_cpu = sequences(&Device::flex());
-        let expected = attention_paged_reference(q.clone(), [&keys, &stored], on_cpu.as_slice(), &options);
+        let expected = attention_paged_reference(q.clone(), [&keys, &stored], on_cpu.as_slice(), (&options, None));
         let pools = [keys, stored].map(|pool| pool.to_device(&gpu));
-        let found = attention_paged(q.to_device(&gpu), [&pools[0], &pools[1]], &sequences(&gpu), &options);
+        let found = attention_paged(q.to_device(&gpu), [&pools[0], &pools[1]], &sequences(&gpu), (&options, None));
         assert_close(found, expected);
     }
 
@@ -320,7 +320,7 @@ proptest! {
         let Some(gpu) = gpu() else { return Ok(()) };
         let (n_heads, n_kv_heads) = heads;
         let options = AttentionOptions {
-            n_heads, n_kv_heads, head_dim, scale: 0.3, softcap: None, sliding_window, alibi_slopes: None,
+            n_heads, n_kv_heads, head_dim, scale: 0.3, softcap: None, sliding_window, bidirectional: false, alibi_slopes: None,
         };
         let each = 304 / PAGE_SIZE;
         let n_rows = positions.len();
@@ -343,13 +343,13 @@ proptest! {
 
         let [mut keys, mut stored] = on_gpu();
         let q = ops::rope_append(qkv.clone(), rotation().as_ref(), [&mut keys, &mut stored], &slots, &options);
-        let expected = attention_paged_reference(q.clone(), [&keys, &stored], &rows, &options);
+        let expected = attention_paged_reference(q.clone(), [&keys, &stored], &rows, (&options, None));
         let sequences = PagedSequences::new(rows, &gpu);
-        let apart = attention_paged(q, [&keys, &stored], &sequences, &options);
+        let apart = attention_paged(q, [&keys, &stored], &sequences, (&options, None));
 
         let [mut fused_keys, mut fused_stored] = on_gpu();
         let fused_pools = [&mut fused_keys, &mut fused_stored];
-        let fused = ops::append_and_attend(qkv, rotation().as_ref(), fused_pools, &slots, &sequences, &options);
+        let fused = ops::append_and_attend(qkv, (rotation().as_ref(), None), fused_pools, &slots, &sequences, &options);
         assert_close(fused.clone(), expected);
         // The same bits as from two launches, since rows of one sequence may come from either.
         for (found, expected) in [(fused, apart), (fused_keys, keys), (fused_stored, stored)] {
@@ -367,7 +367,16 @@ fn sequence(start: usize, n_rows: usize, options: &AttentionOptions, device: &De
 
 fn attention_options(heads: (usize, usize), head_dim: usize, sliding_window: Option<usize>) -> AttentionOptions {
     let ((n_heads, n_kv_heads), scale) = (heads, 0.3);
-    AttentionOptions { n_heads, n_kv_heads, head_dim, scale, softcap: None, sliding_window, alibi_slopes: None }
+    AttentionOptions {
+        n_heads,
+        n_kv_heads,
+        head_dim,
+        scale,
+        softcap: None,
+        sliding_window,
+        bidirectional: false,
+        alibi_slopes: None,
+    }
 }
 
 /// Heads so wide that fewer rows are computed together, or that no kernel exists for them.
@@ -380,10 +389,11 @@ fn paged_attention_with_wide_heads_matches_the_reference() {
             let pools = [(); 2].map(|()| random([176, options.n_kv_heads * head_dim], 0.3));
             let q = random([n_rows, options.n_heads * head_dim], 0.3);
             let on_cpu = sequence(start, n_rows, &options, &Device::flex());
-            let expected = attention_paged_reference(q.clone(), [&pools[0], &pools[1]], on_cpu.as_slice(), &options);
+            let expected =
+                attention_paged_reference(q.clone(), [&pools[0], &pools[1]], on_cpu.as_slice(), (&options, None));
             let [keys, stored] = pools.map(|pool| pool.to_device(&gpu));
             let on_gpu = sequence(start, n_rows, &options, &gpu);
-            assert_close(attention_paged(q.to_device(&gpu), [&keys, &stored], &on_gpu, &options), expected);
+            assert_close(attention_paged(q.to_device(&gpu), [&keys, &stored], &on_gpu, (&options, None)), expected);
         }
     }
 }
@@ -410,11 +420,12 @@ fn non_finite_keys_and_values_change_only_rows_that_see_them() {
                     let pools = [&keys, &stored].map(|pool| pool.clone().to_device(device));
                     let sequence = sequence(start, n_rows, &options, device);
                     let q = q.clone().to_device(device);
-                    values(attention_paged_reference(q, [&pools[0], &pools[1]], sequence.as_slice(), &options))
+                    values(attention_paged_reference(q, [&pools[0], &pools[1]], sequence.as_slice(), (&options, None)))
                 };
                 let on_gpu = sequence(start, n_rows, &options, &gpu);
                 let pools = [&keys, &stored].map(|pool| pool.clone().to_device(&gpu));
-                let found = attention_paged(q.clone().to_device(&gpu), [&pools[0], &pools[1]], &on_gpu, &options);
+                let found =
+                    attention_paged(q.clone().to_device(&gpu), [&pools[0], &pools[1]], &on_gpu, (&options, None));
                 [values(found), reference(&gpu), reference(&Device::flex())]
             };
             let whole = attended(None);
@@ -458,7 +469,7 @@ fn append_and_attend_does_not_read_stale_page_contents() {
         let slots = Slots::new(vec![start as i32], &gpu);
         let qkv = random([1, 64], 1.0).to_device(&gpu);
         let pools = [&mut keys, &mut stored];
-        let found = values(ops::append_and_attend(qkv, None, pools, &slots, &sequence, &options));
+        let found = values(ops::append_and_attend(qkv, (None, None), pools, &slots, &sequence, &options));
         assert!(found.iter().all(|value| value.is_finite()), "{sliding_window:?} behind {start}: {found:?}");
     }
 }
@@ -477,10 +488,10 @@ fn pools_keep_their_address_unless_their_memory_is_shared() {
     ops::rope_append(qkv(), None, [&mut keys, &mut stored], &slots, &options);
     assert_eq!([&keys, &stored].map(Address::of), before);
     assert_ne!(values(keys.clone()), contents, "nothing was stored");
-    ops::append_and_attend(qkv(), None, [&mut keys, &mut stored], &slots, &sequence, &options);
+    ops::append_and_attend(qkv(), (None, None), [&mut keys, &mut stored], &slots, &sequence, &options);
     assert_eq!([&keys, &stored].map(Address::of), before);
     let (kept, contents) = (keys.clone(), values(keys.clone()));
-    ops::append_and_attend(qkv(), None, [&mut keys, &mut stored], &slots, &sequence, &options);
+    ops::append_and_attend(qkv(), (None, None), [&mut keys, &mut stored], &slots, &sequence, &options);
     let after = [&keys, &stored].map(Address::of);
     assert!(after[0] != before[0] && after[1] == before[1], "{after:?} after {before:?}");
     assert_eq!(values(kept), contents, "a shared pool changed");
@@ -521,9 +532,10 @@ fn linear_and_attention_operands_of_wrong_shape_or_dtype_panic() {
     let options = attention_options((4, 2), 8, None);
     let pool = || Tensor::<2>::zeros([32, 8], &gpu);
     let on_gpu = sequence(2, 3, &options, &gpu);
-    let what = refused(&|| attention_paged(x(32), [&pool(), &pool()], &on_gpu, &options));
+    let what = refused(&|| attention_paged(x(32), [&pool(), &pool()], &on_gpu, (&options, None)));
     assert!(what.starts_with("pools for 2 heads of 8"), "{what}");
-    let what = refused(&|| attention_paged(x(32), [&pool(), &pool()], &sequence(2, 4, &options, &gpu), &options));
+    let what =
+        refused(&|| attention_paged(x(32), [&pool(), &pool()], &sequence(2, 4, &options, &gpu), (&options, None)));
     assert!(what.contains("rows of queries"), "{what}");
 }
 

@@ -55,6 +55,7 @@ impl Weights {
             activation: Activation::Silu,
             xielu: None,
             gated: true,
+            clamped: None,
         };
         let router = |weight: &'a Weight| RouterParts { weight, bias: None, selection_bias: None };
         let pairs = self.up.iter().zip(&self.down).enumerate();

@@ -208,6 +208,7 @@ fn qk_norm_forward_and_backward_match_the_reference() {
                 scale: 1.0,
                 softcap: None,
                 sliding_window: None,
+                bidirectional: false,
                 alibi_slopes: None,
             };
             for n_rows in [1, 70] {
@@ -385,6 +386,15 @@ fn frozen_linear_with_and_without_lora_matches_widened_weights() {
 
 #[test]
 fn training_attention_forward_and_backward_match_the_reference() {
+    check_attention(false);
+}
+
+#[test]
+fn training_attention_with_sinks_and_their_gradient_match_the_reference() {
+    check_attention(true);
+}
+
+fn check_attention(has_sinks: bool) {
     let plain = AttentionOptions {
         n_heads: 4,
         n_kv_heads: 2,
@@ -392,6 +402,7 @@ fn training_attention_forward_and_backward_match_the_reference() {
         scale: 0.4,
         softcap: None,
         sliding_window: None,
+        bidirectional: false,
         alibi_slopes: None,
     };
     let one_head = AttentionOptions { n_heads: 1, n_kv_heads: 1, head_dim: 20, ..plain.clone() };
@@ -399,7 +410,9 @@ fn training_attention_forward_and_backward_match_the_reference() {
     let one_key = AttentionOptions { sliding_window: Some(1), ..plain.clone() };
     let capped = AttentionOptions { softcap: Some(1.5), sliding_window: Some(70), ..plain.clone() };
     let alibi = AttentionOptions { alibi_slopes: Some(vec![0.5, 0.25, 0.1, 0.0]), ..plain.clone() };
-    let cases = [
+    let both_ways = AttentionOptions { bidirectional: true, ..plain.clone() };
+    let both_ways_window = AttentionOptions { bidirectional: true, ..window.clone() };
+    let mut cases = vec![
         ("plain", plain),
         ("one head", one_head),
         ("window", window),
@@ -407,6 +420,10 @@ fn training_attention_forward_and_backward_match_the_reference() {
         ("capped", capped),
         ("alibi", alibi),
     ];
+    // On GPUs they are refused.
+    if ops::is_on_cpu(&device()) {
+        cases.extend([("both ways", both_ways), ("both ways, window", both_ways_window)]);
+    }
     for (name, options) in cases {
         let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = options;
         for (batch, seq_len, half, factor) in
@@ -417,7 +434,10 @@ fn training_attention_forward_and_backward_match_the_reference() {
             let qkv = leaf(1, [n_rows, n_all * head_dim], factor);
             let angles = random(5, n_rows * half);
             let rotation = (half > 0).then(|| Rotation::new(&angles, n_rows, &device).scaled(1.1));
-            let of: [GradientOf<'_>; 1] = [&gradient(&qkv)];
+            let sinks = has_sinks.then(|| leaf(9, [n_heads], 3.0));
+            let (of_qkv, of_sinks) = (gradient(&qkv), sinks.as_ref().map(gradient));
+            let of: Vec<GradientOf<'_>> =
+                [&of_qkv as GradientOf<'_>].into_iter().chain(of_sinks.iter().map(|of| of as GradientOf<'_>)).collect();
             let heads = |range: std::ops::Range<usize>, is_rotated: bool| {
                 let n = range.len();
                 let x = qkv.clone().slice([0..n_rows, range.start * head_dim..range.end * head_dim]);
@@ -437,16 +457,14 @@ fn training_attention_forward_and_backward_match_the_reference() {
                     Some(positions) => Some(document_bias(positions, seq_len, &options, &device)),
                     None => causal_bias(0..seq_len, 0, &options, &device),
                 };
-                let found = outcome(
-                    rope_and_attend(qkv.clone(), rotation.as_ref(), batch, positions, &options, Precision::F32),
-                    &of,
-                );
+                let how = (rotation.as_ref(), sinks.clone());
+                let found = outcome(rope_and_attend(qkv.clone(), how, batch, positions, &options, Precision::F32), &of);
                 let operands = [
                     heads(0..n_heads, true),
                     heads(n_heads..n_heads + n_kv_heads, true),
                     heads(n_heads + n_kv_heads..n_all, false),
                 ];
-                let expected = attention::attention_dense(operands, bias, batch, &options).0;
+                let expected = attention::attention_dense(operands, (bias, sinks.clone()), batch, &options).0;
                 assert_close(&found, &outcome(expected, &of), &case);
             }
         }
@@ -491,13 +509,14 @@ fn infinite_keys_and_values_change_only_the_rows_that_see_them() {
         scale: 0.5,
         softcap: None,
         sliding_window: Some(3),
+        bidirectional: false,
         alibi_slopes: None,
     };
     let attended = |last: f32| {
         let mut qkv = random(7, 10 * 12);
         qkv[6 * 12 + 4..7 * 12].fill(last);
         let qkv = Tensor::<2>::from_data(TensorData::new(qkv, [10, 12]), &Device::flex());
-        values(rope_and_attend(qkv, None, 1, None, &options, Precision::F32))
+        values(rope_and_attend(qkv, (None, None), 1, None, &options, Precision::F32))
     };
     let (found, expected) = (attended(f32::INFINITY), attended(1.0));
     for (row, (found, expected)) in found.chunks(4).zip(expected.chunks(4)).enumerate() {

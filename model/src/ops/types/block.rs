@@ -6,7 +6,7 @@
 use burn::tensor::Tensor;
 
 use super::{GatedNormOptions, QkNormParts, RecurrentHeads, ShortConv};
-use crate::config::{Activation, ExpertGroups, Experts, RouterScores};
+use crate::config::{Activation, ClampedSwiglu, ExpertGroups, Experts, RouterScores};
 
 /// How a sublayer `f` of a block, mixer or MLP, reads the residual stream and adds to it: `x + out_norm(f(in_norm(x)))`,
 /// or, with [`norm_after_add`](BlockOperands::norm_after_add), `out_norm(x + f(in_norm(x)))`.
@@ -47,14 +47,51 @@ pub(crate) enum Mixer<N, L> {
 /// Attention with grouped key heads.
 #[derive(Debug)]
 pub(crate) struct SelfAttention<N, L> {
-    /// Projection to queries, keys and values, stacked; before them the gates of the heads' outputs, if there are any.
-    pub(crate) qkv: L,
+    pub(crate) qkv: Qkv<N, L>,
     /// Whether there are gates, as many as queries.
     pub(crate) is_gated: bool,
     /// Norms of queries and keys, before rotation.
     pub(crate) qk_norms: Option<QkNormParts<N>>,
+    /// A score for each head that joins the softmax's denominator, `[n_heads]`.
+    pub(crate) sinks: Option<Tensor<1>>,
     /// Projection of the heads' outputs.
     pub(crate) out: L,
+}
+
+/// Where queries, keys and values come from.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "lives for one block of a pass")]
+pub(crate) enum Qkv<N, L> {
+    /// One projection, stacked; before them the gates of the heads' outputs, if there are any.
+    Stacked(L),
+    Latent(LatentQkv<N, L>),
+}
+
+/// Projections of latent attention.
+#[derive(Debug)]
+pub(crate) struct LatentQkv<N, L> {
+    /// Projection to the latent of queries, and its norm. Without them, queries come from the row.
+    pub(crate) q_down: Option<(L, N)>,
+    /// Projection to queries.
+    pub(crate) q: L,
+    /// Projection to the rotated part of all keys, and the latent of keys and values behind it.
+    pub(crate) kv_down: L,
+    /// Norm of that latent.
+    pub(crate) kv_norm: N,
+    /// Projection of that latent to the other part of each key, and then the values.
+    pub(crate) kv_up: L,
+    pub(crate) heads: LatentHeads,
+}
+
+/// Sizes of latent attention's heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LatentHeads {
+    pub(crate) n_heads: usize,
+    /// Leading dimensions of a query and of a key that rotate.
+    pub(crate) rope_dim: usize,
+    /// The dimensions behind them.
+    pub(crate) plain_dim: usize,
+    pub(crate) value_dim: usize,
 }
 
 /// A recurrent layer. What it keeps of a sequence has a constant size.
@@ -123,6 +160,8 @@ pub(crate) struct Mlp<L> {
     /// The four numbers of [`xielu`](crate::ops::xielu), if that is the activation instead.
     pub(crate) xielu: Option<Tensor<1>>,
     pub(crate) gated: bool,
+    /// How [`clamped_swiglu`](crate::ops::clamped_swiglu) gates, if it does so instead.
+    pub(crate) clamped: Option<ClampedSwiglu>,
 }
 
 /// Experts, and the router that chooses some of them for each row.
@@ -172,8 +211,9 @@ impl<N, F> Sublayer<N, F> {
 impl<L> Mlp<L> {
     /// The same MLP with matrices in another form.
     fn map<K>(&self, linear: impl Fn(&L) -> K) -> Mlp<K> {
-        let Self { up, down, activation, xielu, gated } = self;
-        Mlp { up: linear(up), down: linear(down), activation: *activation, xielu: xielu.clone(), gated: *gated }
+        let Self { up, down, activation, xielu, gated, clamped } = self;
+        let (up, down, xielu) = (linear(up), linear(down), xielu.clone());
+        Mlp { up, down, activation: *activation, xielu, gated: *gated, clamped: *clamped }
     }
 }
 
@@ -188,10 +228,11 @@ impl<N, L> Mixer<N, L> {
 
     fn map<M, K>(&self, norm: &impl Fn(&N) -> M, linear: &impl Fn(&L) -> K) -> Mixer<M, K> {
         match self {
-            Self::Attention(SelfAttention { qkv, is_gated, qk_norms, out }) => Mixer::Attention(SelfAttention {
-                qkv: linear(qkv),
+            Self::Attention(SelfAttention { qkv, is_gated, qk_norms, sinks, out }) => Mixer::Attention(SelfAttention {
+                qkv: qkv.map(norm, linear),
                 is_gated: *is_gated,
                 qk_norms: qk_norms.as_ref().map(|qk| qk.map(norm)),
+                sinks: sinks.clone(),
                 out: linear(out),
             }),
             Self::Recurrent(Recurrent { input, conv, kind, out }) => Mixer::Recurrent(Recurrent {
@@ -199,6 +240,22 @@ impl<N, L> Mixer<N, L> {
                 conv: conv.clone(),
                 kind: kind.map(linear),
                 out: linear(out),
+            }),
+        }
+    }
+}
+
+impl<N, L> Qkv<N, L> {
+    fn map<M, K>(&self, norm: &impl Fn(&N) -> M, linear: &impl Fn(&L) -> K) -> Qkv<M, K> {
+        match self {
+            Self::Stacked(qkv) => Qkv::Stacked(linear(qkv)),
+            Self::Latent(LatentQkv { q_down, q, kv_down, kv_norm, kv_up, heads }) => Qkv::Latent(LatentQkv {
+                q_down: q_down.as_ref().map(|(down, of_latent)| (linear(down), norm(of_latent))),
+                q: linear(q),
+                kv_down: linear(kv_down),
+                kv_norm: norm(kv_norm),
+                kv_up: linear(kv_up),
+                heads: *heads,
             }),
         }
     }

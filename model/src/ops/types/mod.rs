@@ -15,18 +15,18 @@ mod training_ops;
 mod upload;
 
 pub(crate) use block::{
-    BlockOperands, BlockSteps, FeedForward, Mixer, Mlp, Recurrent, RecurrentKind, RoutedExperts, Routing,
-    SelfAttention, SharedExpert, Sublayer, run_block,
+    BlockOperands, BlockSteps, FeedForward, LatentHeads, LatentQkv, Mixer, Mlp, Qkv, Recurrent, RecurrentKind,
+    RoutedExperts, Routing, SelfAttention, SharedExpert, Sublayer, run_block,
 };
 pub(crate) use dtype::BlockLayout;
 pub use dtype::{BLOCK_SIZE, Dtype};
 pub(in crate::ops) use gpu_attention_plan::{AttentionPlan, AttentionStep, BLOCK_LEN, TILE};
 pub use matrix_rows::MatrixRows;
-pub(in crate::ops) use operands::CLIP_EPS;
 pub use operands::{AdamWStep, DeviceMemory, LoraPair, LoraShape, MuonParam, MuonStep, PAGE_SIZE, Precision};
 pub(crate) use operands::{
     AttentionOptions, Dropout, LoraParts, LossOptions, NormOptions, NormParts, PagedRows, QkNormParts, Slots,
 };
+pub(in crate::ops) use operands::{CLIP_EPS, document_ends};
 pub(crate) use paged_sequences::PagedSequences;
 pub(crate) use placement::Placement;
 pub use quantized_matrix::{QuantizedBlock, QuantizedMatrix};

@@ -67,10 +67,30 @@ pub(crate) struct AttentionOptions {
     pub(crate) scale: f64,
     /// Scaled scores become `c * tanh(score / c)`, before slopes are added; see [`soft_cap`](crate::ops::soft_cap).
     pub(crate) softcap: Option<f64>,
-    /// Each row sees this many positions, the last of which is its own.
+    /// Each row sees this many positions, the last of which is its own; if it looks both ways, also as many from its own on.
     pub(crate) sliding_window: Option<usize>,
+    /// Whether a row also sees those behind it.
+    pub(crate) bidirectional: bool,
     /// One slope per query head: `slope * (key position - query position)` is added to the score.
     pub(crate) alibi_slopes: Option<Vec<f32>>,
+}
+
+impl AttentionOptions {
+    /// The positions that the row at `position` sees in a text of `n_positions`. Neither end decreases from one row to the next.
+    pub(crate) fn seen(&self, position: usize, n_positions: usize) -> Range<usize> {
+        let reach = self.sliding_window.unwrap_or(usize::MAX);
+        let end = if self.bidirectional { position.saturating_add(reach).min(n_positions) } else { position + 1 };
+        (position + 1).saturating_sub(reach)..end
+    }
+}
+
+/// For each row of a sequence, where its document ends, from the position of each row in its document.
+pub(in crate::ops) fn document_ends(positions: &[u32]) -> Vec<usize> {
+    let mut ends = vec![positions.len(); positions.len()];
+    for row in (1..positions.len()).rev() {
+        ends[row - 1] = if positions[row] == 0 { row } else { ends[row] };
+    }
+    ends
 }
 
 /// The rows of one sequence in a step over the cache.

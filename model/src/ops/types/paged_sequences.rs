@@ -68,7 +68,10 @@ impl PagedSequences {
 
     /// The kernel's table and parameters. `None` if there is no kernel for the options.
     pub(in crate::ops) fn gpu_table(&self, options: &AttentionOptions) -> Option<&(Ints, AttentionStep)> {
-        let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
+        let AttentionOptions { n_heads, n_kv_heads, head_dim, bidirectional, .. } = *options;
+        if bidirectional {
+            return None;
+        }
         let plan = AttentionPlan {
             n_heads,
             n_kv_heads,
@@ -97,7 +100,7 @@ impl PagedSequences {
                 let position = sequence.start + first - sequence.rows.start;
                 let n_rows = plan.block_rows.min(sequence.rows.end - first);
                 blocks.extend([first, n_rows, position, at, first_page].map(|number| number as i32));
-                let first_key = options.sliding_window.map_or(0, |window| (position + 1).saturating_sub(window));
+                let first_key = options.seen(position, position + 1).start;
                 n_tiles = n_tiles.max((position + n_rows - 1) / TILE - first_key / TILE + 1);
             }
             let slots = sequence.slots.host();

@@ -12,13 +12,14 @@ use super::{
 use crate::error::{Error, Result};
 
 /// Keys whose values are read or checked.
-const READ: [&str; 12] = [
+const READ: [&str; 13] = [
     "peft_type",
     "r",
     "lora_alpha",
     "use_rslora",
     "lora_dropout",
     "target_modules",
+    "target_parameters",
     "exclude_modules",
     "layers_to_transform",
     "rank_pattern",
@@ -71,6 +72,8 @@ pub struct AdapterConfig {
     pub dropout: f64,
     /// The modules that have pairs.
     pub targets: Targets,
+    /// The parameters of all experts of a layer that have pairs, by the ends of their names, such as `experts.down_proj`.
+    pub parameters: Vec<String>,
     /// Modules that have none, although `targets` has them.
     pub excludes: Option<Targets>,
     /// The layers that have pairs; `None`: all.
@@ -127,6 +130,11 @@ impl NamePattern {
 }
 
 impl Targets {
+    /// Whether there are none.
+    fn are_none(&self) -> bool {
+        *self == Self::Named(Vec::new())
+    }
+
     fn has(&self, module: &LinearModule) -> bool {
         match self {
             Self::AllLinear => true,
@@ -164,6 +172,7 @@ impl AdapterConfig {
             rank_stabilized: false,
             dropout: 0.0,
             targets: Targets::AllLinear,
+            parameters: Vec::new(),
             excludes: None,
             layers: None,
             ranks: Vec::new(),
@@ -174,6 +183,10 @@ impl AdapterConfig {
 
     /// Whether `module` has a pair.
     pub(super) fn targets(&self, module: &LinearModule) -> bool {
+        // As in PEFT, nothing else is asked of a parameter.
+        if module.expert.is_some() {
+            return self.parameters.iter().any(|name| ends_with_module(&module.name, name));
+        }
         self.layers.as_ref().is_none_or(|layers| layers.contains(&module.layer))
             && self.targets.has(module)
             && !self.excludes.as_ref().is_some_and(|excludes| excludes.has(module))
@@ -209,13 +222,16 @@ impl AdapterConfig {
         if !(0.0..1.0).contains(&dropout) {
             return Err(fields.invalid("lora_dropout", format!("must be from 0 to below 1, got {dropout}")));
         }
+        let parameters = read_parameters(&fields)?;
         let targets = read_targets(&fields, "target_modules")?;
+        let targets = targets.or_else(|| (!parameters.is_empty()).then(|| Targets::Named(Vec::new())));
         Ok(Self {
             rank: positive(rank).ok_or_else(|| fields.wrong("r", POSITIVE, rank))?,
             alpha: fields.number_or("lora_alpha", 8.0)?,
             rank_stabilized: fields.flag_or("use_rslora", false)?,
             dropout,
             targets: targets.ok_or_else(|| fields.missing(&["target_modules"]))?,
+            parameters,
             excludes: read_targets(&fields, "exclude_modules")?,
             layers: read_layers(&fields)?,
             ranks: read_patterns(&fields, "rank_pattern", positive, POSITIVE)?,
@@ -248,7 +264,8 @@ impl AdapterConfig {
             "r": self.rank,
             "rank_pattern": patterns(self.ranks.iter().map(|(pattern, rank)| (pattern, json!(rank))).collect()),
             "revision": null,
-            "target_modules": targets,
+            "target_modules": (!self.targets.are_none()).then_some(targets),
+            "target_parameters": (!self.parameters.is_empty()).then_some(&self.parameters),
             "task_type": "CAUSAL_LM",
             "use_dora": false,
             "use_rslora": self.rank_stabilized,
@@ -269,6 +286,14 @@ fn positive(value: &Value) -> Option<usize> {
 
 fn read_targets(fields: &Fields<'_>, key: &str) -> Result<Option<Targets>> {
     fields.get(key).map(Targets::read).transpose().map_err(|what| fields.invalid(key, what))
+}
+
+/// Names of parameters that are not modules: those of all experts of a layer.
+fn read_parameters(fields: &Fields<'_>) -> Result<Vec<String>> {
+    let key = "target_parameters";
+    let Some(value) = fields.get(key) else { return Ok(Vec::new()) };
+    let names = value.as_array().map(|names| names.iter().map(|name| name.as_str().map(str::to_owned)).collect());
+    names.flatten().ok_or_else(|| fields.wrong(key, "a list of names", value))
 }
 
 /// One layer or a list of layers.
@@ -337,7 +362,16 @@ mod tests {
     use crate::weights::row_order::RowOrder;
 
     fn module(name: &str, layer: usize) -> LinearModule {
-        LinearModule { name: name.into(), path: String::new(), layer, rows: 0..4, order: RowOrder::Same, d_in: 4 }
+        LinearModule {
+            name: name.into(),
+            path: String::new(),
+            layer,
+            rows: 0..4,
+            order: RowOrder::Same,
+            d_in: 4,
+            expert: None,
+            holder: name.into(),
+        }
     }
 
     fn read(text: &str) -> Result<AdapterConfig> {
@@ -386,6 +420,7 @@ mod tests {
             ("rank_pattern", "5"),
             ("use_rslora", r#""yes""#),
             ("exclude_modules", "[1]"),
+            ("target_parameters", "\"experts.down_proj\""),
             ("layers_to_transform", "-1"),
             ("layers_to_transform", "\"x\""),
             ("lora_dropout", "1.5"),

@@ -14,6 +14,7 @@ use super::{
 use crate::{
     error::{Error, Result},
     lora::LoraValues,
+    param_specs::ROUTED,
     partial_file::PartialFile,
 };
 
@@ -68,6 +69,10 @@ pub(super) fn open(path: &Path, model: AdapterModel<'_>) -> Result<Adapter> {
 
 /// Writes and finishes `file`.
 pub(super) fn write(values: &LoraValues, model: AdapterModel<'_>, file: PartialFile, form: DiskDtype) -> Result<()> {
+    if let Some(path) = values.0.keys().find(|path| path.contains(ROUTED)) {
+        let what = format!("GGUF adapters do not have routed experts here, and the adapter updates `{path}`");
+        return Err(Error::Config { field: "experts".into(), what });
+    }
     let (architecture, names) = adapter_file::architecture_of(model.config, Some(model.schema.class()))?;
     let pairs = pairs::of_modules(values, linear_modules(&names, model.config));
     let n_updates: usize = values.0.values().map(|update| update.shape.pairs.len()).sum();

@@ -1,7 +1,8 @@
 //! Low-rank adapters in the format of [PEFT](https://github.com/huggingface/peft): `adapter_config.json` and
 //! `adapter_model.safetensors`; and as GGUF files of llama.cpp. Both are read and written.
 //!
-//! PEFT has a pair of matrices for each linear module of the Hugging Face class. Hearth's matrices may stack several
+//! PEFT has a pair of matrices for each linear module of the Hugging Face class, and for a parameter of all experts of a layer one
+//! pair of tensors with the pairs of all experts. Older files have modules for each expert. Hearth's matrices may stack several
 //! modules, so a pair updates a range of rows. If the class has these rows in another order, the rows of `B` are
 //! reordered.
 
@@ -21,7 +22,7 @@ use serde_json::Value;
 
 pub use self::config::{AdapterConfig, Targets};
 use self::{
-    modules::{LinearModule, linear_modules},
+    modules::{LinearModule, expert_modules, linear_modules},
     pairs::{ModulePair, StoredPair},
 };
 use super::{
@@ -29,8 +30,8 @@ use super::{
     files::{DiskDtype, TensorFiles},
     gguf,
     hf_schema::HfSchema,
-    row_order::RowOrder,
     staged_dir::StagedDir,
+    tensor_names::OfExpert,
     tensor_table::{StoredTensor, TensorTable},
 };
 use crate::{
@@ -87,32 +88,69 @@ impl<'a> AdapterModel<'a> {
 
     /// The last parts of the names of all linear modules, such as `q_proj`.
     pub fn module_names(&self) -> Vec<String> {
-        let mut names = Vec::new();
-        for module in self.modules() {
-            let name = last_part(&module.name).to_owned();
-            if !names.contains(&name) {
-                names.push(name);
-            }
-        }
-        names
+        unique(self.linear_modules().iter().map(|module| last_part(&module.name)))
+    }
+
+    /// The ends of the names of the parameters that have the matrices of all experts of a layer, such as `experts.down_proj`.
+    pub fn parameter_names(&self) -> Vec<String> {
+        let modules = expert_modules(&self.schema.tensor_names(), self.config, true);
+        unique(modules.iter().map(|module| {
+            let container = module.name.rsplit('.').nth(1).map_or(0, |container| container.len() + 1);
+            &module.name[module.name.len() - last_part(&module.name).len() - container..]
+        }))
     }
 
     /// A hint.
     fn known_modules(&self) -> String {
         let last = self.config.n_layers.saturating_sub(1);
-        format!("the model has `{}`, in layers 0 to {last}", self.module_names().join("`, `"))
+        let mut hint = format!("the model has `{}`, in layers 0 to {last}", self.module_names().join("`, `"));
+        let parameters = self.parameter_names();
+        if !parameters.is_empty() {
+            hint += &format!("; as target parameters `{}`", parameters.join("`, `"));
+        }
+        hint
     }
 
-    fn modules(&self) -> Vec<LinearModule> {
+    fn linear_modules(&self) -> Vec<LinearModule> {
         linear_modules(&self.schema.tensor_names(), self.config)
     }
 
-    /// The modules that `config` targets.
-    fn targeted(&self, config: &AdapterConfig) -> Vec<LinearModule> {
-        let mut modules = self.modules();
-        modules.retain(|module| config.targets(module));
+    /// All modules that an adapter of `config` may update. Routed experts are parameters if it targets parameters, and else modules.
+    fn modules(&self, config: &AdapterConfig) -> Vec<LinearModule> {
+        let are_stacked = !config.parameters.is_empty();
+        let mut of_experts = expert_modules(&self.schema.tensor_names(), self.config, are_stacked);
+        of_experts.retain(|module| !are_stacked || config.targets(module));
+        // PEFT wraps the module of the parameters once for each of them, the first one innermost.
+        for n in 0..if are_stacked { of_experts.len() } else { 0 } {
+            let (layer, expert) = (of_experts[n].layer, of_experts[n].expert);
+            let rest = of_experts[n + 1..].iter();
+            let n_outer = rest.take_while(|other| other.layer == layer && other.expert == expert).count();
+            let LinearModule { name, holder, .. } = &mut of_experts[n];
+            let container = name.strip_suffix(last_part(name)).and_then(|name| name.strip_suffix('.'));
+            *holder = container.unwrap_or_default().to_owned() + &".base_layer".repeat(n_outer);
+        }
+        let mut modules = self.linear_modules();
+        modules.extend(of_experts);
         modules
     }
+
+    /// The modules that a new adapter of `config` updates. Experts only as parameters, as they are in transformers.
+    fn targeted(&self, config: &AdapterConfig) -> Vec<LinearModule> {
+        let mut modules = self.modules(config);
+        modules.retain(|module| config.targets(module) && !module.is_of_one_expert());
+        modules
+    }
+}
+
+/// Each name once.
+fn unique<'n>(names: impl Iterator<Item = &'n str>) -> Vec<String> {
+    let mut found = Vec::new();
+    for name in names {
+        if !found.iter().any(|other| other == name) {
+            found.push(name.to_owned());
+        }
+    }
+    found
 }
 
 impl Adapter {
@@ -131,8 +169,18 @@ impl Adapter {
         let refuse = |what: String| {
             Err(Error::Param { name: "lora.targets", what: format!("{what}\nhint: {}", model.known_modules()) })
         };
+        for name in &config.parameters {
+            let one =
+                AdapterConfig { parameters: vec![name.clone()], targets: Targets::Named(Vec::new()), ..config.clone() };
+            if model.targeted(&one).is_empty() {
+                let hint = format!("hint: {}", model.known_modules());
+                let what = format!("has `{name}`, which is not a parameter of all experts of a layer\n{hint}");
+                return Err(Error::Param { name: "lora.target_parameters", what });
+            }
+        }
         if let Targets::Named(names) = &config.targets {
-            let one = |name: &String| AdapterConfig { targets: Targets::Named(vec![name.clone()]), ..config.clone() };
+            let without = AdapterConfig { parameters: Vec::new(), ..config.clone() };
+            let one = |name: &String| AdapterConfig { targets: Targets::Named(vec![name.clone()]), ..without.clone() };
             for name in names {
                 if model.targeted(&one(name)).is_empty() {
                     return refuse(format!("has `{name}`, which is not a linear module of the model"));
@@ -189,14 +237,21 @@ impl Adapter {
         let table = files.table()?;
         let mut used = HashSet::new();
         let mut found = Vec::new();
-        for module in model.modules() {
-            let tensors = ["lora_A", "lora_B"].map(|part| find(&table, model.schema, &module.name, part));
+        let modules = model.modules(&config);
+        let has_targets = modules.iter().any(|module| config.targets(module));
+        // Without any pair of a single expert, the targets meant other modules of the same name.
+        let mut without_pair = None;
+        for module in modules {
+            let tensors = ["lora_A", "lora_B"].map(|part| find(&table, model.schema, &module.holder, part));
             match tensors {
                 [Some(a), Some(b)] => {
                     used.extend([a.name, b.name]);
                     let rank = config.rank_of(&module.name);
                     let scale = config.scale_of(&module.name, rank)?;
                     found.push(StoredPair { module, rank, scale, a, b });
+                }
+                [None, None] if config.targets(&module) && module.is_of_one_expert() => {
+                    without_pair.get_or_insert(module.name);
                 }
                 [None, None] if config.targets(&module) => {
                     let what = format!("has no pair for `{}`, which `{CONFIG_FILE}` targets", module.name);
@@ -206,12 +261,16 @@ impl Adapter {
                 [Some(one), None] | [None, Some(one)] => return Err(one.error("is half of a pair")),
             }
         }
+        let has_experts = found.iter().any(|pair: &StoredPair<'_, '_>| pair.module.is_of_one_expert());
+        if let Some(name) = without_pair.filter(|_| has_experts) {
+            return Err(Error::file(path, format!("has no pair for `{name}`, but for other experts")));
+        }
         let surplus = table.iter().filter(|tensor| !used.contains(tensor.name));
         if let Some(surplus) = surplus.min_by_key(|tensor| tensor.name) {
             let what = format!("is not of a linear module of `{}`", model.schema.class());
             return Err(surplus.error(what).with_hint(OF_ANOTHER_MODEL));
         }
-        if model.targeted(&config).is_empty() {
+        if !has_targets {
             let what = "the modules that it targets (`target_modules`, `exclude_modules`, `layers_to_transform`) include no \
                         linear module of the model";
             return Err(Error::file(dir.join(CONFIG_FILE), what).with_hint(model.known_modules()));
@@ -226,20 +285,32 @@ impl Adapter {
     pub fn write(&self, staged: &StagedDir, model: AdapterModel<'_>, extra: &[(String, Vec<u8>)]) -> Result<()> {
         let mut tensors = BTreeMap::new();
         let (mut targets, mut is_transposed) = (Vec::new(), false);
-        for ModulePair { module, rank, a, b, .. } in pairs::of_modules(&self.values, model.modules()) {
-            is_transposed |= module.order == RowOrder::Transposed;
+        for ModulePair { module, rank, a, b, .. } in pairs::of_modules(&self.values, model.modules(&self.config)) {
+            let [name_of_a, name_of_b] =
+                ["lora_A", "lora_B"].map(|part| format!("{PREFIX}{}.{part}.weight", module.holder));
+            if let Some(OfExpert { number, n_experts }) = module.expert {
+                let zeros = |n: usize, shape: [usize; 2]| move || (vec![0.0; n_experts * n], shape);
+                let all = tensors.entry(name_of_a).or_insert_with(zeros(a.len(), [n_experts * rank, module.d_in]));
+                all.0[number * a.len()..][..a.len()].copy_from_slice(a);
+                let all =
+                    tensors.entry(name_of_b).or_insert_with(zeros(b.len(), [module.rows.len(), rank * n_experts]));
+                b.iter().enumerate().for_each(|(n, value)| all.0[n * n_experts + number] = *value);
+                continue;
+            }
+            is_transposed |= module.order.is_transposed();
             let target = last_part(&module.name).to_owned();
             if !targets.contains(&target) {
                 targets.push(target);
             }
-            let name = |part: &str| format!("{PREFIX}{}.{part}.weight", module.name);
-            let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
-            tensors.insert(name("lora_A"), (bytes(a), vec![rank, module.d_in]));
-            tensors.insert(name("lora_B"), (bytes(&b), vec![module.rows.len(), rank]));
+            tensors.insert(name_of_a, (a.to_vec(), [rank, module.d_in]));
+            tensors.insert(name_of_b, (b, [module.rows.len(), rank]));
         }
+        let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+        let tensors: BTreeMap<_, _> =
+            tensors.into_iter().map(|(name, (values, shape))| (name, (bytes(&values), shape))).collect();
         let failed = |error: safetensors::SafeTensorError| Error::Execution { what: error.to_string() };
         let views = tensors.iter().map(|(name, (bytes, shape))| {
-            TensorView::new(Dtype::F32, shape.clone(), bytes).map(|view| (name.as_str(), view)).map_err(failed)
+            TensorView::new(Dtype::F32, shape.to_vec(), bytes).map(|view| (name.as_str(), view)).map_err(failed)
         });
         let views = views.collect::<Result<Vec<_>>>()?;
         let format = [("format".to_owned(), "pt".to_owned())].into();

@@ -2,10 +2,13 @@
 
 use std::ops::Range;
 
-use super::super::{row_order::RowOrder, tensor_names::TensorNames};
+use super::super::{
+    row_order::RowOrder,
+    tensor_names::{OfExpert, TensorNames},
+};
 use crate::{
     config::GptConfig,
-    param_specs::{ROUTED, linear_specs},
+    param_specs::{PartSpec, ROUTED, linear_specs},
 };
 
 /// A linear layer of a Hugging Face class, or of an architecture of GGUF files.
@@ -22,27 +25,60 @@ pub(super) struct LinearModule {
     pub(super) order: RowOrder,
     /// Inputs.
     pub(super) d_in: usize,
+    /// Which part it is, if it is one of the matrices of a parameter of all experts, which `name` then names.
+    pub(super) expert: Option<OfExpert>,
+    /// The module whose pair has its own in PEFT's files.
+    pub(super) holder: String,
 }
 
-/// All linear layers of the blocks, in the order of our parameters. Those of one matrix follow each other, and so do their
+impl LinearModule {
+    /// Whether it is of a routed expert that has modules of its own.
+    pub(super) fn is_of_one_expert(&self) -> bool {
+        self.expert.is_none() && self.path.contains(ROUTED)
+    }
+}
+
+/// All linear layers of the blocks outside routed experts, in the order of our parameters. Those of one matrix follow each other, and so do their
 /// rows.
 pub(super) fn linear_modules(names: &TensorNames, config: &GptConfig) -> Vec<LinearModule> {
+    let linears = linear_specs(config).filter(|linear| !linear.path.contains(ROUTED));
+    modules_of(linears, names, config, &|_| false)
+}
+
+/// Those of the routed experts. With `are_stacked`, their matrices are in one parameter for all experts of a layer, and otherwise
+/// each expert has modules of its own. Empty if the class does not have that.
+pub(super) fn expert_modules(names: &TensorNames, config: &GptConfig, are_stacked: bool) -> Vec<LinearModule> {
+    let linears = linear_specs(config).filter(|linear| linear.path.contains(ROUTED));
+    let is_stacked = |name: &str| name.rsplit_once(".experts.").is_some_and(|(_, last)| !last.contains('.'));
+    let mut modules = modules_of(linears, names, config, &|name| are_stacked && is_stacked(name));
+    modules.retain(|module| module.expert.is_some() == are_stacked);
+    modules
+}
+
+/// The modules of `linears`, of a class whose files have the tensors for which `has` is true.
+fn modules_of(
+    linears: impl Iterator<Item = PartSpec>,
+    names: &TensorNames,
+    config: &GptConfig,
+    has: &dyn Fn(&str) -> bool,
+) -> Vec<LinearModule> {
     let mut modules = Vec::new();
-    // Routed experts are parameters of three dimensions to PEFT, and not modules.
-    for linear in linear_specs(config).filter(|linear| !linear.path.contains(ROUTED)) {
+    for linear in linears {
         let (Some(layer), Some(weight)) = (linear.layer, linear.params.first()) else { continue };
         let mut first = 0;
-        for part in names.parts(weight, config, &|_| false) {
+        for part in names.parts(weight, config, has) {
             let rows = first..first + part.n_rows;
             first = rows.end;
             let name = part.name.strip_suffix(".weight").unwrap_or(&part.name).to_owned();
             modules.push(LinearModule {
+                holder: name.clone(),
                 name,
                 path: linear.path.clone(),
                 layer,
                 rows,
                 order: part.order,
                 d_in: weight.shape[1],
+                expert: part.expert,
             });
         }
     }

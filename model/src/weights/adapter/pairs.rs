@@ -1,6 +1,6 @@
 //! Pairs of files, and the values of a model's matrices that they update.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use super::{super::tensor_table::StoredTensor, modules::LinearModule};
 use crate::{
@@ -14,10 +14,17 @@ pub(super) struct StoredPair<'t, 'a> {
     pub(super) rank: usize,
     /// Of the product of the two.
     pub(super) scale: f32,
-    /// `[rank, d_in]`.
+    /// `[rank, d_in]`. Of a module that is one of the experts in a parameter, `[n_experts * rank, d_in]`, expert by expert.
     pub(super) a: &'t StoredTensor<'a>,
-    /// `[d_out, rank]`.
+    /// `[d_out, rank]`, or `[d_out, rank * n_experts]`, rank by rank.
     pub(super) b: &'t StoredTensor<'a>,
+}
+
+impl StoredPair<'_, '_> {
+    /// Which of how many experts in the tensors it is.
+    fn place(&self) -> (usize, usize) {
+        self.module.expert.map_or((0, 1), |expert| (expert.number, expert.n_experts))
+    }
 }
 
 /// Reads pairs. The pairs of one matrix follow each other in the order of its rows.
@@ -26,11 +33,14 @@ pub(super) struct StoredPair<'t, 'a> {
 /// A tensor has another shape, or values that are not finite.
 pub(super) fn read(pairs: &[StoredPair<'_, '_>]) -> Result<LoraValues> {
     // Before memory is taken by the sizes that the configuration claims.
-    for StoredPair { module, rank, a, b, .. } in pairs {
-        a.require_shape(&[*rank, module.d_in])?;
-        b.require_shape(&[module.rows.len(), *rank])?;
+    for pair in pairs {
+        let rank = pair.rank.saturating_mul(pair.place().1);
+        pair.a.require_shape(&[rank, pair.module.d_in])?;
+        pair.b.require_shape(&[pair.module.rows.len(), rank])?;
     }
     let mut values = LoraValues::default();
+    // The experts of a layer share tensors.
+    let (mut layer, mut read) = (0, HashMap::new());
     for pairs in pairs.chunk_by(|one, next| one.module.path == next.module.path) {
         let of_matrix = |StoredPair { module, rank, scale, .. }: &StoredPair<'_, '_>| LoraPair {
             rows: module.rows.clone(),
@@ -40,13 +50,28 @@ pub(super) fn read(pairs: &[StoredPair<'_, '_>]) -> Result<LoraValues> {
         let shape = LoraShape { d_in: pairs[0].module.d_in, pairs: pairs.iter().map(of_matrix).collect() };
         let mut update = vec![0.0; shape.n_values()];
         let places: Vec<_> = shape.places().collect();
-        for (StoredPair { module, rank, a, b, .. }, [of_a, of_b]) in pairs.iter().zip(places) {
-            update[of_a].copy_from_slice(&finite(a)?);
-            let values_of_b = finite(b)?;
+        for (pair, [of_a, of_b]) in pairs.iter().zip(places) {
+            let StoredPair { module, rank, a, b, .. } = pair;
+            if module.layer != layer {
+                layer = module.layer;
+                read.clear();
+            }
+            for tensor in [a, b] {
+                if !read.contains_key(tensor.name) {
+                    read.insert(tensor.name, finite(tensor)?);
+                }
+            }
+            let (number, n_experts) = pair.place();
+            let size = of_a.len();
+            update[of_a].copy_from_slice(&read[a.name][number * size..][..size]);
+            let values_of_b = &read[b.name];
             // PEFT does not transpose the pair of a transposed weight. Only the order of the rows of `B` differs from
             // ours.
             for (n, row) in update[of_b].chunks_exact_mut(*rank).enumerate() {
-                row.copy_from_slice(&values_of_b[module.order.place(n) * rank..][..*rank]);
+                let first = module.order.place(n) * rank;
+                row.iter_mut()
+                    .enumerate()
+                    .for_each(|(n, value)| *value = values_of_b[(first + n) * n_experts + number]);
             }
         }
         values.0.insert(pairs[0].module.path.clone(), MatrixUpdate { shape: Arc::new(shape), values: update });

@@ -1,8 +1,8 @@
 //! The configurations that families of classes start from. Rows and files set sizes and change other fields.
 
 use crate::config::{
-    Experts, GatedConv, GatedDeltaNet, GptConfig, Mamba2, NormKind, NormPosition, QkNormSpan, Recurrence, Recurrent,
-    RouterScores, Sizes,
+    Activation, ClampedSwiglu, Experts, GatedConv, GatedDeltaNet, GptConfig, LatentAttention, Mamba2, NormKind,
+    NormPosition, QkNormSpan, Recurrence, Recurrent, RouterScores, Sizes,
 };
 
 /// Set by the rows.
@@ -38,6 +38,33 @@ pub(in super::super) fn cohere() -> GptConfig {
     GptConfig { norm: NormKind::LayerNorm, parallel_residual: true, shared_norm: true, ..llama() }
 }
 
+/// BERT: GPT-1's blocks, whose positions see each other both ways, behind a norm.
+pub(in super::super) fn encoder() -> GptConfig {
+    GptConfig {
+        norm_position: NormPosition::Post,
+        final_norm: false,
+        embed_norm: true,
+        activation: Activation::Gelu,
+        bidirectional: true,
+        n_token_types: 2,
+        norm_eps: 1e-12,
+        ..gpt2()
+    }
+}
+
+/// ModernBERT: Llama's blocks with LayerNorm, whose positions see each other both ways.
+pub(in super::super) fn modern_encoder() -> GptConfig {
+    GptConfig {
+        norm: NormKind::LayerNorm,
+        embed_norm: true,
+        unnormed_first_mixer: true,
+        activation: Activation::Gelu,
+        tie_embeddings: true,
+        bidirectional: true,
+        ..llama()
+    }
+}
+
 /// `base` with experts whose weights are normalized probabilities.
 pub(in super::super) fn mixture(base: GptConfig) -> GptConfig {
     GptConfig { experts: Some(no_experts()), ..base }
@@ -57,6 +84,7 @@ fn no_experts() -> Experts {
         shared_d_ff: 0,
         shared_gate: false,
         dense_layers: Vec::new(),
+        balance_loss: 0.0,
         latent_width: 0,
     }
 }
@@ -74,9 +102,31 @@ pub(in super::super) fn mixture_with(base: GptConfig, change: impl FnOnce(&mut E
     config
 }
 
+/// gpt-oss: experts with biases and an activation of its own, and attention with sinks.
+pub(in super::super) fn gpt_oss() -> GptConfig {
+    let clamped_swiglu = Some(ClampedSwiglu { alpha: 1.702, limit: 7.0 });
+    let biased = GptConfig { qkv_bias: true, attn_out_bias: true, mlp_bias: true, ..llama() };
+    let base = GptConfig { attention_sinks: true, clamped_swiglu, ..biased };
+    mixture_with(base, |experts| experts.router_bias = true)
+}
+
 /// The experts of a configuration that [`write`](super::Architecture::write) tries; some, if the class cannot express it.
 pub(in super::super) fn described(config: &GptConfig) -> Experts {
     config.experts.clone().unwrap_or_else(no_experts)
+}
+
+/// DeepSeek's attention. Its norms of latents have an epsilon of their own, whatever the file says.
+pub(in super::super) fn deepseek() -> GptConfig {
+    GptConfig { latent: Some(NO_LATENT), ..llama() }
+}
+
+const NO_LATENT: LatentAttention =
+    LatentAttention { query_rank: None, kv_rank: 0, rope_dim: 0, value_dim: 0, norm_eps: 1e-6, interleaved: true };
+
+/// The latent attention of a configuration, to be read or set.
+pub(in super::super) fn latent(config: &mut GptConfig) -> &mut LatentAttention {
+    // `write` also tries configurations without.
+    config.latent.get_or_insert(NO_LATENT)
 }
 
 /// Qwen 3.5: gated delta nets and gated attention.

@@ -192,7 +192,7 @@ fn inverse(value: f64, forth: fn(f64) -> f64, back: fn(f64) -> f64) -> Value {
 }
 
 /// A row for keys that only one class has.
-const fn custom(
+pub(in super::super) const fn custom(
     keys: &'static [&'static str],
     read: fn(&Fields<'_>, &mut GptConfig) -> Result<()>,
     write: fn(&GptConfig, &mut Map<String, Value>),
@@ -393,38 +393,6 @@ pub(in super::super) const HUNYUAN_DENSE: ConfigRow = custom(
     |_, _| {},
 );
 
-/// MiniCPM's scales, by the depth and the width of the model for which they were found.
-pub(in super::super) const MINICPM_SCALES: &[ConfigRow] = &[
-    number("scale_emb", |c| &mut c.embedding_multiplier, 1.0),
-    custom(
-        &["scale_depth"],
-        |fields, config| {
-            config.residual_multiplier = residual_of_depth(fields.number_or("scale_depth", 1.0)?, config);
-            Ok(())
-        },
-        |config, written| {
-            let value = config.residual_multiplier;
-            let depth = exact_inverse(value, value * (config.n_layers as f64).sqrt(), |d| residual_of_depth(d, config));
-            written.insert("scale_depth".to_owned(), depth);
-        },
-    ),
-    custom(
-        &["dim_model_base"],
-        |fields, config| {
-            config.logit_multiplier = fields.number_or("dim_model_base", 1.0)? / config.d_model as f64;
-            Ok(())
-        },
-        |config, written| {
-            let (value, width) = (config.logit_multiplier, config.d_model as f64);
-            written.insert("dim_model_base".to_owned(), exact_inverse(value, value * width, |base| base / width));
-        },
-    ),
-];
-
-fn residual_of_depth(scale_depth: f64, config: &GptConfig) -> f64 {
-    scale_depth / (config.n_layers as f64).sqrt()
-}
-
 /// The number near `guess` that `back` maps to exactly `value`, with as few digits as possible; `guess` if there is none.
 pub(in super::super) fn exact_inverse(value: f64, guess: f64, back: impl Fn(f64) -> f64) -> Value {
     let rounded = [0, 3, 6, 9, 12].map(|digits| {
@@ -595,3 +563,34 @@ pub(in super::super) const CTRL_FINAL_NORM_EPS: ConfigRow = ConfigRow::Custom {
         written.insert("layer_norm_epsilon".to_owned(), json!(eps));
     },
 };
+
+/// Positions begin behind the padding token's id, 1, so files have two more of them than a text can have.
+pub(in super::super) const POSITIONS_BEHIND_PADDING: ConfigRow = custom(
+    &["max_position_embeddings"],
+    |fields, config| match config.max_seq_len.checked_sub(2) {
+        Some(max_seq_len) => {
+            config.max_seq_len = max_seq_len;
+            Ok(())
+        }
+        None => Err(fields.unsupported("max_position_embeddings", &json!(config.max_seq_len), "3 and above")),
+    },
+    |config, written| {
+        written.insert("max_position_embeddings".to_owned(), json!(config.max_seq_len.saturating_add(2)));
+    },
+);
+
+/// The windows of ModernBERT's layers extend to half of their width on each side; every n-th layer has none.
+pub(in super::super) const MODERN_BERT_WINDOW: ConfigRow = custom(
+    &["local_attention", "global_attn_every_n_layers", "layer_types"],
+    |fields, config| {
+        let width = fields.size_or("local_attention", 128)?;
+        let full_layers = window::listed_or_every(fields, config.n_layers, "global_attn_every_n_layers", 3)?;
+        window::set(config, Some(width / 2 + 1), full_layers);
+        Ok(())
+    },
+    |config, written| {
+        let width = config.sliding_window.map_or(128, |window| 2 * window.saturating_sub(1));
+        written.insert("local_attention".to_owned(), json!(width));
+        window::write_kinds(config, written);
+    },
+);

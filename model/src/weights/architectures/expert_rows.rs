@@ -5,12 +5,21 @@ use serde_json::{Map, Value, json};
 use super::{
     super::config_json::Fields,
     bases::{described, experts},
-    config_rows::ConfigRow,
+    config_rows::{ConfigRow, number},
+    window::{self, WINDOW},
 };
 use crate::{
-    config::{ExpertGroups, Experts, GptConfig, MAX_LAYERS},
+    config::{ClampedSwiglu, ExpertGroups, Experts, GptConfig, MAX_LAYERS, Positions},
     error::Result,
 };
+
+/// Weight of the load-balancing loss.
+pub(super) const BALANCE_LOSS: ConfigRow = balance_loss(0.001);
+
+/// The same with another default.
+pub(super) const fn balance_loss(absent: f64) -> ConfigRow {
+    number("router_aux_loss_coef", |c| &mut experts(c).balance_loss, absent)
+}
 
 /// The layers with an MLP are listed, or all but every n-th.
 pub(super) const QWEN_LAYERS: ConfigRow = ConfigRow::Custom {
@@ -38,6 +47,69 @@ pub(super) const FIRST_DENSE: ConfigRow = ConfigRow::Custom {
     read: |fields, config| read_first_dense("first_k_dense_replace", 1, fields, config),
     write: |config, written| write_first_dense("first_k_dense_replace", config, written),
 };
+
+/// The same in DeepSeek V2, where by default all layers have experts.
+pub(super) const FIRST_DENSE_OF_V2: ConfigRow = ConfigRow::Custom {
+    keys: &["first_k_dense_replace"],
+    read: |fields, config| read_first_dense("first_k_dense_replace", 0, fields, config),
+    write: |config, written| write_first_dense("first_k_dense_replace", config, written),
+};
+
+/// The same in DeepSeek V3.
+pub(super) const FIRST_DENSE_OF_V3: ConfigRow = ConfigRow::Custom {
+    keys: &["first_k_dense_replace"],
+    read: |fields, config| read_first_dense("first_k_dense_replace", 3, fields, config),
+    write: |config, written| write_first_dense("first_k_dense_replace", config, written),
+};
+
+/// The kinds of the layers' MLPs are listed; otherwise the first have no experts.
+pub(super) const GLM_LITE_LAYERS: ConfigRow = ConfigRow::Custom {
+    keys: &[LAYER_TYPES, "first_k_dense_replace"],
+    read: |fields, config| match fields.get(LAYER_TYPES) {
+        Some(types) => read_layer_types(types, fields, config),
+        None => read_first_dense("first_k_dense_replace", 1, fields, config),
+    },
+    write: write_layer_types,
+};
+
+/// The kinds of the layers' MLPs are listed; otherwise all have experts.
+pub(super) const MELLUM_LAYERS: ConfigRow = ConfigRow::Custom {
+    keys: &[LAYER_TYPES],
+    read: |fields, config| fields.get(LAYER_TYPES).map_or(Ok(()), |types| read_layer_types(types, fields, config)),
+    write: write_layer_types,
+};
+
+/// The same, with both keys written.
+pub(super) const EXAONE_LAYERS: ConfigRow = ConfigRow::Custom {
+    keys: &[LAYER_TYPES, "first_k_dense_replace"],
+    read: |fields, config| match fields.get(LAYER_TYPES) {
+        Some(types) => read_layer_types(types, fields, config),
+        None => read_first_dense("first_k_dense_replace", 1, fields, config),
+    },
+    write: |config, written| {
+        write_layer_types(config, written);
+        let n_first = (0..config.n_layers).take_while(|&layer| config.experts_of(layer).is_none()).count();
+        written.insert("first_k_dense_replace".to_owned(), json!(n_first));
+    },
+};
+
+const LAYER_TYPES: &str = "mlp_layer_types";
+
+fn read_layer_types(types: &Value, fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
+    let n_layers = config.n_layers;
+    let is_known = |kind: &Value| kind == "dense" || kind == "sparse";
+    let Some(list) = types.as_array().filter(|list| list.len() == n_layers && list.iter().all(is_known)) else {
+        let supported = format!("\"dense\" or \"sparse\" for each of the {n_layers} layers");
+        return Err(fields.unsupported(LAYER_TYPES, types, &supported));
+    };
+    experts(config).dense_layers = (0..n_layers).filter(|&layer| list[layer] == "dense").collect();
+    Ok(())
+}
+
+fn write_layer_types(config: &GptConfig, written: &mut Map<String, Value>) {
+    let kind = |layer| if config.experts_of(layer).is_some() { "sparse" } else { "dense" };
+    written.insert(LAYER_TYPES.to_owned(), json!((0..config.n_layers).map(kind).collect::<Vec<_>>()));
+}
 
 /// The same under LFM2's name.
 pub(super) const FIRST_DENSE_OF_LFM2: ConfigRow = ConfigRow::Custom {
@@ -88,17 +160,28 @@ pub(super) const ERNIE_LAYERS: ConfigRow = ConfigRow::Custom {
 /// DeepSeek's groups; one group is none. A group's worth is the sum of its two best scores.
 pub(super) const GROUPS: ConfigRow = ConfigRow::Custom {
     keys: &["n_group", "topk_group"],
-    read: |fields, config| {
-        let (n_groups, n_active) = (fields.size_or("n_group", 1)?, fields.size_or("topk_group", 1)?);
-        experts(config).groups = (n_groups > 1).then_some(ExpertGroups { n_groups, n_active, n_best: 2 });
-        Ok(())
-    },
-    write: |config, written| {
-        let [n_groups, n_active] = described(config).groups.map_or([1, 1], |groups| [groups.n_groups, groups.n_active]);
-        written.insert("n_group".to_owned(), json!(n_groups));
-        written.insert("topk_group".to_owned(), json!(n_active));
-    },
+    read: |fields, config| read_groups([1, 1], fields, config),
+    write: write_groups,
 };
+
+/// The same in DeepSeek V3, with its defaults.
+pub(super) const GROUPS_OF_V3: ConfigRow = ConfigRow::Custom {
+    keys: &["n_group", "topk_group"],
+    read: |fields, config| read_groups([8, 4], fields, config),
+    write: write_groups,
+};
+
+fn read_groups([n_groups, n_active]: [usize; 2], fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
+    let (n_groups, n_active) = (fields.size_or("n_group", n_groups)?, fields.size_or("topk_group", n_active)?);
+    experts(config).groups = (n_groups > 1).then_some(ExpertGroups { n_groups, n_active, n_best: 2 });
+    Ok(())
+}
+
+fn write_groups(config: &GptConfig, written: &mut Map<String, Value>) {
+    let [n_groups, n_active] = described(config).groups.map_or([1, 1], |groups| [groups.n_groups, groups.n_active]);
+    written.insert("n_group".to_owned(), json!(n_groups));
+    written.insert("topk_group".to_owned(), json!(n_active));
+}
 
 /// The shared expert is as wide as this many of the others.
 pub(super) const GLM_SHARED: ConfigRow = ConfigRow::Custom {
@@ -107,11 +190,114 @@ pub(super) const GLM_SHARED: ConfigRow = ConfigRow::Custom {
     write: |config, written| write_shared("n_shared_experts", config, written),
 };
 
+/// The same in DeepSeek V2, which by default has two.
+pub(super) const SHARED_OF_V2: ConfigRow = ConfigRow::Custom {
+    keys: &["n_shared_experts"],
+    read: |fields, config| read_shared("n_shared_experts", 2, fields, config),
+    write: |config, written| write_shared("n_shared_experts", config, written),
+};
+
+/// The same under AFMoE's name.
+pub(super) const AFMOE_SHARED: ConfigRow = ConfigRow::Custom {
+    keys: &["num_shared_experts"],
+    read: |fields, config| read_shared("num_shared_experts", 2, fields, config),
+    write: |config, written| write_shared("num_shared_experts", config, written),
+};
+
+/// The first layers have an MLP, in AFMoE.
+pub(super) const FIRST_DENSE_OF_AFMOE: ConfigRow = ConfigRow::Custom {
+    keys: &["num_dense_layers"],
+    read: |fields, config| read_first_dense("num_dense_layers", 1, fields, config),
+    write: |config, written| write_first_dense("num_dense_layers", config, written),
+};
+
+/// The layers without the window do not rotate. Where the file does not list them, they are every n-th. Behind the row of windows.
+pub(super) const AFMOE_ROTATION: ConfigRow = ConfigRow::Custom {
+    keys: &[EVERY],
+    read: |fields, config| {
+        let period = fields.size_or(EVERY, 4)?;
+        if period == 0 {
+            return Err(fields.unsupported(EVERY, &json!(0), "1 and above"));
+        }
+        if fields.get("layer_types").is_none() {
+            let full = layers(config).filter(|layer| (layer + 1).is_multiple_of(period)).collect();
+            let window = if fields.has(WINDOW) { fields.size(WINDOW)? } else { Some(1024) };
+            window::set(config, window, full);
+        }
+        config.unrotated_layers = layers(config).filter(|&layer| config.window_of(layer).is_none()).collect();
+        Ok(())
+    },
+    write: |_, _| {},
+};
+
+const EVERY: &str = "global_attn_every_n_layers";
+
 /// The same under Ernie's name.
 pub(super) const ERNIE_SHARED: ConfigRow = ConfigRow::Custom {
     keys: &["moe_num_shared_experts"],
     read: |fields, config| read_shared("moe_num_shared_experts", 2, fields, config),
     write: |config, written| write_shared("moe_num_shared_experts", config, written),
+};
+
+/// The same under EXAONE's name.
+pub(super) const EXAONE_SHARED: ConfigRow = ConfigRow::Custom {
+    keys: &["num_shared_experts"],
+    read: |fields, config| read_shared("num_shared_experts", 1, fields, config),
+    write: |config, written| write_shared("num_shared_experts", config, written),
+};
+
+/// Hunyuan's experts and its shared expert are as wide as the key for the MLP says. Numbers may be listed by layer, all alike.
+pub(super) const HUNYUAN_EXPERTS: ConfigRow = ConfigRow::Custom {
+    keys: &["num_experts", "moe_topk"],
+    read: |fields, config| {
+        let (n_experts, n_active) = (alike(fields, "num_experts", 1)?, alike(fields, "moe_topk", 1)?);
+        let d_ff = config.d_ff;
+        let experts = experts(config);
+        (experts.n_experts, experts.n_active) = (n_experts, n_active);
+        (experts.d_ff, experts.shared_d_ff) = (d_ff, d_ff);
+        Ok(())
+    },
+    write: |config, written| {
+        let Experts { n_experts, n_active, .. } = described(config);
+        written.insert("num_experts".to_owned(), json!(n_experts));
+        written.insert("moe_topk".to_owned(), json!(n_active));
+    },
+};
+
+/// A number for all layers, or a list of as good as one.
+fn alike(fields: &Fields<'_>, key: &str, absent: usize) -> Result<usize> {
+    let Some(found @ Value::Array(list)) = fields.get(key) else { return fields.size_or(key, absent) };
+    let first = list.first().and_then(Value::as_u64);
+    let first = first.filter(|first| list.iter().all(|value| value.as_u64() == Some(*first)));
+    first.map(|first| first as usize).ok_or_else(|| fields.unsupported(key, found, "the same number for all layers"))
+}
+
+/// MiniMax's files have the rotated part of each head as a width.
+pub(super) const ROTARY_WIDTH: ConfigRow = ConfigRow::Custom {
+    keys: &["rotary_dim"],
+    read: |fields, config| {
+        if let (Some(width), Positions::Rope(rope)) = (fields.size("rotary_dim")?, &mut config.positions) {
+            rope.rotary_dim = width;
+        }
+        Ok(())
+    },
+    write: |_, _| {},
+};
+
+/// The constants of gpt-oss's activation.
+pub(super) const CLAMPED_SWIGLU: ConfigRow = ConfigRow::Custom {
+    keys: &["swiglu_alpha", "swiglu_limit"],
+    read: |fields, config| {
+        let (alpha, limit) = (fields.number_or("swiglu_alpha", 1.702)?, fields.number_or("swiglu_limit", 7.0)?);
+        config.clamped_swiglu = Some(ClampedSwiglu { alpha, limit });
+        Ok(())
+    },
+    write: |config, written| {
+        if let Some(ClampedSwiglu { alpha, limit }) = config.clamped_swiglu {
+            written.insert("swiglu_alpha".to_owned(), json!(alpha));
+            written.insert("swiglu_limit".to_owned(), json!(limit));
+        }
+    },
 };
 
 fn read_shared(key: &str, absent: usize, fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {

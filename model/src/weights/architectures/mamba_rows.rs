@@ -181,7 +181,7 @@ const POSITIONS: &str = "position_embedding_type";
 
 /// Granite 4 calls the MLP of a model without experts shared too.
 pub(super) const GRANITE_EXPERTS: ConfigRow = ConfigRow::Custom {
-    keys: &["num_local_experts", "num_experts_per_tok", SHARED],
+    keys: &["num_local_experts", "num_experts_per_tok", SHARED, BALANCE],
     read: |fields, config| {
         let shared_d_ff = fields.size_or(SHARED, 1024)?;
         match fields.size_or("num_local_experts", 8)? {
@@ -194,6 +194,7 @@ pub(super) const GRANITE_EXPERTS: ConfigRow = ConfigRow::Custom {
                 let experts = experts(config);
                 (experts.n_experts, experts.d_ff, experts.shared_d_ff) = (n_experts, d_ff, shared_d_ff);
                 experts.n_active = fields.size_or("num_experts_per_tok", 2)?;
+                experts.balance_loss = fields.number_or(BALANCE, 0.001)?;
             }
         }
         Ok(())
@@ -204,9 +205,13 @@ pub(super) const GRANITE_EXPERTS: ConfigRow = ConfigRow::Custom {
         written.insert("num_local_experts".to_owned(), json!(experts.as_ref().map_or(0, |experts| experts.n_experts)));
         written.insert("num_experts_per_tok".to_owned(), json!(experts.as_ref().map_or(0, |experts| experts.n_active)));
         written.insert(SHARED.to_owned(), json!(shared_d_ff));
+        if let Some(experts) = experts {
+            written.insert(BALANCE.to_owned(), json!(experts.balance_loss));
+        }
     },
 };
 
+const BALANCE: &str = "router_aux_loss_coef";
 const SHARED: &str = "shared_intermediate_size";
 
 /// What each layer of Nemotron-H is: a Mamba-2 layer, attention, an MLP or experts. A list of names, or a text with a letter for

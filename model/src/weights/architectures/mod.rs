@@ -8,12 +8,14 @@
 pub(super) mod bases;
 pub(super) mod config_rows;
 mod expert_rows;
+mod latent_rows;
 mod mamba_rows;
 mod names;
 mod recurrent_rows;
 mod rope;
 mod row_groups;
 mod table;
+mod variant_rows;
 pub(super) mod window;
 pub(super) mod wrappers;
 
@@ -89,6 +91,11 @@ impl Architecture {
         let Some(changed) = changed() else { return Vec::new() };
         let (before, after) = (self.write_rows(config), self.write_rows(&changed));
         after.into_iter().filter(|(key, value)| before.get(key) != Some(value)).map(|(key, _)| key).collect()
+    }
+
+    /// Whether the class's positions see each other both ways.
+    pub(super) fn is_encoder(&self) -> bool {
+        (self.base)().bidirectional
     }
 
     /// How the files name their tensors.

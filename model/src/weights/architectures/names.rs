@@ -1,17 +1,24 @@
 //! Which tensors of a class's files make up which of our parameters: a list for each class, by family. Lists are shared between
 //! classes: a class may name parameters that it never has.
 
+mod encoders;
 mod experts;
 mod gpt;
+mod latent;
 mod llama;
 mod mamba;
 mod norms;
 mod recurrent;
 
 pub(super) use self::{
-    experts::{ERNIE_MOE, GLM_MOE, GRANITE_MOE, MIXTRAL, QWEN_MOE},
+    encoders::{BERT, DISTILBERT, MODERN_BERT, ROBERTA},
+    experts::{
+        AFMOE, ERNIE_MOE, EXAONE_MOE, FLEX_OLMO, GLM_MOE, GPT_OSS, GRANITE_MOE, HUNYUAN_MOE, MINIMAX_M2, MIXTRAL,
+        QWEN_MOE,
+    },
     gpt::{BIGCODE, BLOOM, CTRL, FALCON, GPT_NEO, GPT1, GPT2, GPTJ, NEOX, OPT, PHI, STARCODER2},
-    llama::{APERTUS, GLM, HUNYUAN, INTERLEAVED, LLAMA, NANOCHAT, PHI3, UNGATED},
+    latent::{LATENT, LATENT_MOE},
+    llama::{APERTUS, EXAONE, GLM, HUNYUAN, INTERLEAVED, LLAMA, NANOCHAT, PHI3, UNGATED},
     mamba::{BAMBA, GRANITE_HYBRID, NEMOTRON_H},
     norms::{COHERE, GEMMA2, GLM4, HYPERCLOVAX, OLMO2},
     recurrent::{LFM2, QWEN3_5, QWEN3_NEXT},

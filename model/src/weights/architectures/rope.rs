@@ -68,6 +68,12 @@ pub(super) const OLMO3: RopeKeys = RopeKeys {
     windowed: Some(WindowedTheta { key: None, absent: 500_000.0 }),
     ..WHOLE_HEADS
 };
+pub(super) const MELLUM: RopeKeys = RopeKeys {
+    absent_theta: 500_000.0,
+    types: PER_KIND_TYPES,
+    windowed: Some(WindowedTheta { key: None, absent: USUAL_THETA }),
+    ..WHOLE_HEADS
+};
 pub(super) const GEMMA3: RopeKeys = RopeKeys {
     absent_theta: 1_000_000.0,
     types: PER_KIND_TYPES,
@@ -75,13 +81,22 @@ pub(super) const GEMMA3: RopeKeys = RopeKeys {
     ..WHOLE_HEADS
 };
 
+pub(super) const MODERN_BERT: RopeKeys = RopeKeys {
+    theta: "global_rope_theta",
+    absent_theta: 160_000.0,
+    types: PER_KIND_TYPES,
+    windowed: Some(WindowedTheta { key: Some("local_rope_theta"), absent: USUAL_THETA }),
+    ..WHOLE_HEADS
+};
 pub(super) const PHI: RopeKeys = RopeKeys { share: Some((SHARE, 0.5)), ..WHOLE_HEADS };
 pub(super) const QWEN3_5: RopeKeys = RopeKeys { share: Some((SHARE, 0.25)), ..WHOLE_HEADS };
+pub(super) const MINIMAX: RopeKeys = RopeKeys { absent_theta: 5_000_000.0, share: Some((SHARE, 1.0)), ..WHOLE_HEADS };
 pub(super) const COHERE: RopeKeys = RopeKeys { absent_theta: 500_000.0, ..WHOLE_HEADS };
 pub(super) const HELIUM: RopeKeys = RopeKeys { absent_theta: 100_000.0, ..WHOLE_HEADS };
 /// The class's own scaling is not the usual one.
 pub(super) const STATED: RopeKeys = RopeKeys { is_required: true, ..WHOLE_HEADS };
 pub(super) const MINISTRAL3: RopeKeys = RopeKeys { is_required: true, own: &[LLAMA4_BETA], ..WHOLE_HEADS };
+pub(super) const GPT_OSS: RopeKeys = RopeKeys { is_required: true, absent_theta: 150_000.0, ..WHOLE_HEADS };
 pub(super) const HUNYUAN: RopeKeys = RopeKeys { own: &[ALPHA], ..WHOLE_HEADS };
 
 const USUAL_THETA: f64 = 10_000.0;
@@ -200,7 +215,7 @@ impl RopeKeys {
                 for fields in [fields, nested] {
                     fields.only(SHARE, super::Fixed::Number(1.0))?;
                 }
-                config.head_dim
+                config.latent.map_or(config.head_dim, |latent| latent.rope_dim)
             }
             Some((key, absent)) => {
                 let share = nested.number_or(SHARE, fields.number_or(key, absent)?)?;

@@ -2,7 +2,8 @@
 
 use super::{
     config_rows::{
-        self, ACTIVATIONS, ConfigRow, derived, flag, head_dim, kv_heads, number, one_kv_head_each, size, size_or,
+        self, ACTIVATIONS, ConfigRow, constant, derived, flag, head_dim, kv_heads, number, one_kv_head_each, size,
+        size_or,
     },
     rope, window,
 };
@@ -16,6 +17,17 @@ pub(super) const LLAMA_SIZES: &[ConfigRow] = &[
     size(&["num_attention_heads"], |c| &mut c.n_heads),
     size(&["hidden_size"], |c| &mut c.d_model),
     size(&["intermediate_size"], |c| &mut c.d_ff),
+];
+
+/// BERT's, but for sizes.
+pub(super) const BERT: &[ConfigRow] = &[
+    one_kv_head_each(),
+    derived(|c| &mut c.head_dim, head_dim),
+    size_or(&["type_vocab_size"], |c| &mut c.n_token_types, |_| 2),
+    ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "gelu" },
+    number("layer_norm_eps", |c| &mut c.norm_eps, 1e-12),
+    number("hidden_dropout_prob", |c| &mut c.dropout, 0.1),
+    constant("attention_probs_dropout_prob", 0.0),
 ];
 
 pub(super) const SILU: &[ConfigRow] =

@@ -1,8 +1,10 @@
 //! The rows of the table of architectures, one for each Hugging Face class: a list for each family.
 
+mod encoders;
 mod experts;
 mod gemma;
 mod gpt;
+mod latent;
 mod llama;
 mod mamba;
 mod norms;
@@ -12,8 +14,18 @@ mod variants;
 use super::Architecture;
 
 /// A configuration that several classes can express is saved as the first of them.
-const FAMILIES: &[&[Architecture]] =
-    &[gpt::ROWS, llama::ROWS, gemma::ROWS, norms::ROWS, variants::ROWS, experts::ROWS, recurrent::ROWS, mamba::ROWS];
+const FAMILIES: &[&[Architecture]] = &[
+    gpt::ROWS,
+    llama::ROWS,
+    gemma::ROWS,
+    norms::ROWS,
+    variants::ROWS,
+    experts::ROWS,
+    recurrent::ROWS,
+    mamba::ROWS,
+    latent::ROWS,
+    encoders::ROWS,
+];
 
 /// Every row of the table.
 pub(in super::super) fn architectures() -> impl Iterator<Item = &'static Architecture> {

@@ -24,10 +24,12 @@ pub(in super::super) enum WindowKeys {
     },
     /// One window for all layers, if `use_sliding_window`.
     Used,
-    /// A window for the layers from `max_window_layers` on, if `use_sliding_window`. Newer files list the layers' kinds.
+    /// A window for the layers from `max_window_layers` on. Newer files list the layers' kinds.
     From {
         /// `max_window_layers` where it is not there.
         absent: usize,
+        /// Whether `use_sliding_window` must be set for it.
+        is_flagged: bool,
     },
     /// A window for the layers without rotary positions, if `use_sliding_window`. Files may list the layers' kinds.
     Unrotated,
@@ -48,15 +50,21 @@ pub(in super::super) const NONE: WindowKeys = WindowKeys::None;
 pub(in super::super) const MISTRAL: WindowKeys = WindowKeys::All { absent: Some(USUAL) };
 pub(in super::super) const PHI3: WindowKeys = WindowKeys::All { absent: None };
 pub(in super::super) const QWEN3_MOE: WindowKeys = WindowKeys::Used;
-pub(in super::super) const QWEN: WindowKeys = WindowKeys::From { absent: 28 };
+pub(in super::super) const QWEN: WindowKeys = WindowKeys::From { absent: 28, is_flagged: true };
+pub(in super::super) const DOTS1: WindowKeys = WindowKeys::From { absent: 62, is_flagged: false };
 pub(in super::super) const OLMO3: WindowKeys = periodic(4, false);
 pub(in super::super) const GEMMA2: WindowKeys = periodic(2, false);
 pub(in super::super) const GEMMA3: WindowKeys = periodic(6, true);
 pub(in super::super) const COHERE2: WindowKeys = periodic(4, true);
 pub(in super::super) const EXAONE4: WindowKeys = periodic(4, true);
+pub(super) const AFMOE: WindowKeys = WindowKeys::Periodic { period: 4, first: 4, absent: 1024, has_key: false };
+/// No layer has the window, unless the file lists them.
+pub(super) const MELLUM: WindowKeys = WindowKeys::Periodic { period: 1, first: 1, absent: 1024, has_key: false };
 /// All layers have the window, unless the file lists them.
 pub(in super::super) const MINISTRAL: WindowKeys = periodic(usize::MAX, false);
 pub(in super::super) const CWM: WindowKeys = WindowKeys::Periodic { period: 4, first: 1, absent: 8192, has_key: false };
+pub(in super::super) const GPT_OSS: WindowKeys =
+    WindowKeys::Periodic { period: 2, first: 2, absent: 128, has_key: false };
 pub(in super::super) const SMOLLM3: WindowKeys = WindowKeys::Unrotated;
 
 /// The window of most classes where the key is not there at all.
@@ -74,6 +82,30 @@ pub(in super::super) fn set(config: &mut GptConfig, window: Option<usize>, full_
     config.full_layers = if windowed { full_layers } else { Vec::new() };
 }
 
+/// The layers that see everything: those of the list of the layers' kinds, otherwise the first of each `key`.
+pub(super) fn listed_or_every(fields: &Fields<'_>, n_layers: usize, key: &str, absent: usize) -> Result<Vec<usize>> {
+    if fields.get(LAYER_TYPES).is_some() {
+        return GEMMA3.listed(fields, Some(1), n_layers);
+    }
+    // The size is not validated yet: this limits the list.
+    let layers = 0..n_layers.min(crate::config::MAX_LAYERS + 1);
+    match fields.size_or(key, absent)? {
+        0 => Err(fields.unsupported(key, &json!(0), "1 and above")),
+        period => Ok(layers.filter(|layer| layer.is_multiple_of(period)).collect()),
+    }
+}
+
+/// Writes the list of the layers' kinds.
+pub(super) fn write_kinds(config: &GptConfig, written: &mut Map<String, Value>) {
+    written.insert(LAYER_TYPES.to_owned(), kinds(config));
+}
+
+/// A list per layer: bounded, as `validate` bounds the layers.
+fn kinds(config: &GptConfig) -> Value {
+    let kind = |layer| if config.window_of(layer).is_some() { SLIDING } else { FULL };
+    json!((0..config.n_layers).map(kind).collect::<Vec<_>>())
+}
+
 impl WindowKeys {
     /// Sets the window and the layers that have none in spite of it.
     pub(in super::super) fn read(&self, fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
@@ -85,7 +117,7 @@ impl WindowKeys {
             Self::None if fields.get(WINDOW).is_some() => return refuse(WINDOW, "null (this class has no window)"),
             Self::None => None,
             Self::All { absent } if !fields.has(WINDOW) => absent,
-            Self::Used | Self::From { .. } | Self::Unrotated if !fields.flag_or(USED, false)? => None,
+            Self::Used | Self::From { is_flagged: true, .. } | Self::Unrotated if !fields.flag_or(USED, false)? => None,
             Self::Used | Self::From { .. } if !fields.has(WINDOW) => Some(USUAL),
             Self::Periodic { absent, .. } if !fields.has(WINDOW) => Some(absent),
             _ => fields.size(WINDOW)?,
@@ -125,7 +157,7 @@ impl WindowKeys {
         let layers = 0..config.n_layers.min(crate::config::MAX_LAYERS + 1);
         Ok(match *self {
             Self::None | Self::All { .. } | Self::Used => Vec::new(),
-            Self::From { absent } => {
+            Self::From { absent, .. } => {
                 let n_full = fields.size_or(FULL_LAYERS, absent)?;
                 layers.filter(|&layer| layer < n_full).collect()
             }
@@ -144,11 +176,7 @@ impl WindowKeys {
     pub(in super::super) fn write(&self, config: &GptConfig, written: &mut Map<String, Value>) {
         let mut write = |key: &str, value: Value| written.insert(key.to_owned(), value);
         let windowed = config.sliding_window.is_some();
-        // A list per layer: bounded, as `validate` bounds the layers.
-        let kinds = || {
-            let kind = |layer| if config.window_of(layer).is_some() { SLIDING } else { FULL };
-            json!((0..config.n_layers).map(kind).collect::<Vec<_>>())
-        };
+        let kinds = || kinds(config);
         match self {
             Self::None => {}
             Self::All { .. } => drop(write(WINDOW, json!(config.sliding_window))),
@@ -156,8 +184,10 @@ impl WindowKeys {
                 write(USED, json!(windowed));
                 write(WINDOW, json!(config.sliding_window));
             }
-            Self::From { .. } => {
-                write(USED, json!(windowed));
+            Self::From { is_flagged, .. } => {
+                if *is_flagged {
+                    write(USED, json!(windowed));
+                }
                 write(WINDOW, json!(config.sliding_window));
                 let n_full = if windowed { config.full_layers.len() } else { config.n_layers };
                 write(FULL_LAYERS, json!(n_full));

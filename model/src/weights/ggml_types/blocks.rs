@@ -57,7 +57,12 @@ fn ternary(bytes: &[u8], at: usize) -> i8 {
 
 /// A block of MXFP4.
 pub(super) fn mx(block: &[u8]) -> MxBlock {
-    MxBlock { scale: half_of_power(block[0]), values: nibbles(&block[1..]).map(|code| FP4_LEVELS[usize::from(code)]) }
+    mx_of(block[0], nibbles(&block[1..]))
+}
+
+/// The block of the exponent and the numbers of levels.
+pub(super) fn mx_of(exponent: u8, codes: [u8; BLOCK_SIZE]) -> MxBlock {
+    MxBlock { scale: half_of_power(exponent), values: codes.map(|code| FP4_LEVELS[usize::from(code)]) }
 }
 
 /// `2^(exponent - 128)`: half of what MXFP4 defines, for doubled numbers.

@@ -172,6 +172,21 @@ pub(super) const COHERE2_WINDOW: ConfigRow = of_key(WINDOW_KEYS, |fields, config
     read_periodic_window(fields, config, Some(window), 4)
 });
 
+/// Every second layer has no window.
+pub(super) const GPT_OSS_WINDOW: ConfigRow = of_key(WINDOW_KEYS, |fields, config| {
+    let window = fields.size("attention.sliding_window")?;
+    let window = window.ok_or_else(|| fields.missing(&["attention.sliding_window"]))?;
+    read_periodic_window(fields, config, Some(window), 2)
+});
+
+/// Files have no key for whether the ends of YaRN's blend are whole dimensions.
+pub(super) const UNTRUNCATED: ConfigRow = of_key(&[], |_, config| {
+    if let Positions::Rope(Rope { scaling: RopeScaling::Yarn { truncate, .. }, .. }) = &mut config.positions {
+        *truncate = false;
+    }
+    Ok(())
+});
+
 /// Every `period`-th layer has no window, unless the file has another period or a flag for each layer.
 fn read_periodic_window(
     fields: &Fields<'_>,
@@ -259,7 +274,7 @@ pub(super) const DEEPSTACK: ConfigRow = of_key(&["n_deepstack_layers"], |_, _| O
 
 const TEMPERATURE: &str = "attention.temperature_scale";
 /// DeepSeek's second factor of YaRN, by whose own the attention factor is divided.
-const LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
+pub(super) const LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
 
 /// Queries grow in steps of the original context's length.
 pub(super) const MISTRAL3_TEMPERATURE: ConfigRow = ConfigRow::Custom {
@@ -292,7 +307,7 @@ pub(super) const MISTRAL3_TEMPERATURE: ConfigRow = ConfigRow::Custom {
     },
 };
 
-fn log_factor(factor: f64, multiplier: f64) -> f64 {
+pub(super) fn log_factor(factor: f64, multiplier: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * multiplier * factor.ln() + 1.0 }
 }
 

@@ -50,10 +50,10 @@ impl Gguf {
         let layers = 0..config.n_layers.min(MAX_LAYERS);
         let attends = layers.clone().find(|&layer| config.attends(layer)).unwrap_or_default();
         let any = |layer: usize, names: &[&str]| names.iter().any(|name| has(&format!("blk.{layer}.{name}")));
-        config.qkv_bias = any(attends, &["attn_qkv.bias", "attn_q.bias"]);
+        config.qkv_bias = any(attends, &["attn_qkv.bias", "attn_q.bias", "attn_kv_a_mqa.bias"]);
         config.attn_out_bias = any(attends, &["attn_output.bias"]);
         config.shared_norm &= !has("blk.0.attn_norm_2.weight");
-        config.mlp_bias = any(0, &["ffn_up.bias", "ffn_down.bias"]);
+        config.mlp_bias = any(0, &["ffn_up.bias", "ffn_down.bias", "ffn_down_exps.bias"]);
         config.qk_norm |= QK_NORM_BY_TENSORS.contains(&self.name) && any(attends, &["attn_k_norm.weight"]);
         expert_rows::read_tensors(&mut config, has);
         if let Some(Recurrent { recurrence: Recurrence::Mamba2(mamba), .. }) = &mut config.recurrent {

@@ -13,19 +13,19 @@ use crate::{
     error::Result,
 };
 
-const COUNT: &str = "expert_count";
+pub(super) const COUNT: &str = "expert_count";
 const USED: &str = "expert_used_count";
 const D_FF: &str = "expert_feed_forward_length";
 const SHARED_D_FF: &str = "expert_shared_feed_forward_length";
 const SHARED: &str = "expert_shared_count";
-const SCORES: &str = "expert_gating_func";
+pub(super) const SCORES: &str = "expert_gating_func";
 const SCALE: &str = "expert_weights_scale";
 const NORMALIZED: &str = "expert_weights_norm";
 const GROUPS: &str = "expert_group_count";
 const GROUPS_USED: &str = "expert_group_used_count";
 
 /// The last two say which layers have experts, as the tensors do.
-const KEYS: &[&str] = &[
+pub(super) const KEYS: &[&str] = &[
     COUNT,
     USED,
     D_FF,
@@ -43,7 +43,7 @@ const KEYS: &[&str] = &[
 /// The experts, in an architecture that has them, or may.
 pub(super) const EXPERTS: ConfigRow = ConfigRow::Custom { keys: KEYS, read, write };
 
-fn read(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
+pub(super) fn read(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
     let n_experts = fields.size_or(COUNT, 0)?;
     if n_experts == 0 {
         KEYS.iter().try_for_each(|key| fields.only(key, Fixed::Nothing))?;
@@ -161,6 +161,16 @@ pub(super) const UNGATED_NAMES: &[NameRow] = &[
     same("blocks.{}.experts.shared.up.weight", "blk.{}.ffn_up_shexp.weight"),
     same("blocks.{}.experts.latent_down.weight", "blk.{}.ffn_latent_down.weight"),
     same("blocks.{}.experts.latent_up.weight", "blk.{}.ffn_latent_up.weight"),
+];
+
+/// The biases of experts.
+pub(super) const BIASES: &[NameRow] = &[
+    stacked(
+        "blocks.{}.experts.routed.{}.up.bias",
+        &[("blk.{}.ffn_gate_exps.bias", Half), ("blk.{}.ffn_up_exps.bias", Half)],
+    )
+    .of_all_experts(),
+    same("blocks.{}.experts.routed.{}.down.bias", "blk.{}.ffn_down_exps.bias").of_all_experts(),
 ];
 
 const UP: &str = "blocks.{}.experts.routed.{}.up.weight";

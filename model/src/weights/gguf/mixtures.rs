@@ -2,13 +2,13 @@
 
 use super::{
     super::{
-        architectures::bases::{llama, mixture, mixture_with},
+        architectures::bases::{gpt_oss, llama, mixture, mixture_with},
         tensor_names::{NameRow, same},
     },
-    config_rows::{GRANITE_ROWS, GROUPED_HEADS, RMS_EPS, ROPE, SIZES},
+    config_rows::{GPT_OSS_WINDOW, GRANITE_ROWS, GROUPED_HEADS, RMS_EPS, ROPE, SIZES, UNTRUNCATED},
     description::Gguf,
-    expert_rows::{EXPERTS, NAMES},
-    names::{BLOCK, FUSED_QKV, GATED, INTERLEAVED_QKV, OUTSIDE, SEPARATE_QKV},
+    expert_rows::{BIASES, EXPERTS, NAMES},
+    names::{BLOCK, FUSED_QKV, GATED, INTERLEAVED_QKV, OUTSIDE, POST_ATTENTION_NORM, SEPARATE_QKV},
     recurrent::WITHOUT_PREDICTING,
 };
 use crate::config::{GptConfig, QkNormSpan, RouterScores};
@@ -49,11 +49,8 @@ pub(super) const GLM4_MOE: Gguf = Gguf {
     name: "glm4moe",
     base: || mixture_with(llama(), |experts| experts.scores = RouterScores::Sigmoid),
     config: &[SIZES, GROUPED_HEADS, &[WITHOUT_PREDICTING, ROPE, RMS_EPS, EXPERTS]],
-    params: &[GLM_NORMS, OUTSIDE, SEPARATE_QKV, FUSED_QKV, BLOCK, GATED, NAMES],
+    params: &[POST_ATTENTION_NORM, OUTSIDE, SEPARATE_QKV, FUSED_QKV, BLOCK, GATED, NAMES],
 };
-
-/// The MLP's norm has the name of one after attention.
-const GLM_NORMS: &[NameRow] = &[same("blocks.{}.mlp_norm.weight", "blk.{}.post_attention_norm.weight")];
 
 /// Queries and keys are interleaved in the class too.
 pub(super) const ERNIE4_5_MOE: Gguf = Gguf {
@@ -65,3 +62,13 @@ pub(super) const ERNIE4_5_MOE: Gguf = Gguf {
 
 const ERNIE_SELECTION: &[NameRow] =
     &[same("blocks.{}.experts.router.selection_bias", "blk.{}.exp_probs_b.bias").as_one_row()];
+
+/// As the class, without keys for what only this architecture has. YaRN is not truncated in the class; llama.cpp truncates.
+pub(super) const GPT_OSS: Gguf = Gguf {
+    name: "gpt-oss",
+    base: gpt_oss,
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, UNTRUNCATED, RMS_EPS, GPT_OSS_WINDOW, EXPERTS]],
+    params: &[POST_ATTENTION_NORM, SINKS, OUTSIDE, SEPARATE_QKV, BLOCK, NAMES, BIASES],
+};
+
+const SINKS: &[NameRow] = &[same("blocks.{}.attn.sinks.weight", "blk.{}.attn_sinks.weight")];

@@ -11,6 +11,7 @@ mod description;
 mod expert_rows;
 pub mod export;
 mod header;
+mod latent;
 mod mamba;
 mod mixtures;
 mod names;
@@ -101,7 +102,15 @@ pub(super) fn load(path: &Path, options: &LoadOptions, merged: Option<&LoraValue
         let chat_template = chat_template(metadata)?;
         let sampling_defaults = sampling_defaults(&generation_config(metadata), path, gpt.config().vocab_size);
         let own_pooling = own_pooling(metadata)?;
-        Ok(LoadedModel { gpt, tokenizer, chat_template, eos_token_ids, sampling_defaults, own_pooling })
+        Ok(LoadedModel {
+            gpt,
+            tokenizer,
+            chat_template,
+            eos_token_ids,
+            sampling_defaults,
+            own_pooling,
+            classifier: None,
+        })
     })
 }
 

@@ -7,6 +7,7 @@ use super::{
     Method, PackedMatrices, PackedMatrix, Values,
     floats::{Floats, Fp8, Levels},
     ints::{ByGroup, Codes, Groups, Ints, Zeros},
+    mxfp4,
     tensors::{Scales, Words},
 };
 use crate::{
@@ -36,6 +37,7 @@ const BYTE_FACTOR: f32 = 7.874_016e-3;
 /// [`Error::Tensor`](crate::Error::Tensor) with the tensor that is missing, or has the wrong shape or type.
 pub(in super::super) fn fold<'a>(table: &mut TensorTable<'a>, method: Method) -> Result<PackedMatrices<'a>> {
     let ending = match method {
+        Method::Mxfp4 => return mxfp4::fold(table),
         Method::Gptq { .. } | Method::Awq => ".qweight",
         _ => ".weight",
     };
@@ -55,7 +57,7 @@ pub(in super::super) fn fold<'a>(table: &mut TensorTable<'a>, method: Method) ->
             Method::Awq => parts.awq()?,
             Method::CompressedTensors if parts.has(".weight_packed") => parts.packed_rows()?,
             Method::BitsAndBytes => parts.bits_and_bytes()?,
-            Method::CompressedTensors | Method::Fp8 => parts.bytes()?,
+            Method::CompressedTensors | Method::Fp8 | Method::Mxfp4 => parts.bytes()?,
         };
         for ending in UNUSED {
             parts.take(ending);

@@ -1,22 +1,23 @@
 //! Matrices that other programs quantized, in model dirs: each is several tensors, which hold its numbers, scales, zero
 //! points and perhaps the order of its inputs. `fold` finds them by their names, `ints` reads those of integers, `floats`
-//! those of 8-bit floats and of bitsandbytes' 4-bit levels. Rows are decoded on demand.
+//! those of 8-bit floats and of bitsandbytes' 4-bit levels, `mxfp4` experts in MXFP4. Rows are decoded on demand.
 
 mod floats;
 mod fold;
 mod ints;
+mod mxfp4;
 mod tensors;
 
 use std::collections::HashMap;
 
-use self::{floats::Floats, ints::Ints};
+use self::{floats::Floats, ints::Ints, mxfp4::Mxfp4};
 pub(super) use self::{fold::fold, ints::RunLayout};
 use super::tensor_table::StoredTensor;
 use crate::{
     error::{Error, Result},
     ops::{
         Dtype, QuantizedBlock,
-        k_quants::{Fp8Scales, GroupRun},
+        k_quants::{Fp8Scales, GroupRun, MxBlock},
         nearest_q8,
     },
 };
@@ -37,6 +38,8 @@ pub(super) enum Method {
     /// 8-bit floats with a scale for each tensor, row or block.
     Fp8,
     BitsAndBytes,
+    /// gpt-oss's experts.
+    Mxfp4,
 }
 
 /// A quantized matrix `[d_out, d_in]`.
@@ -54,6 +57,7 @@ pub(super) struct PackedMatrix<'a> {
 enum Values<'a> {
     Ints(Ints<'a>),
     Floats(Floats<'a>),
+    Mxfp4(Mxfp4<'a>),
 }
 
 impl PackedMatrix<'_> {
@@ -72,6 +76,7 @@ impl PackedMatrix<'_> {
         match &self.values {
             Values::Ints(ints) => ints.dtype(),
             Values::Floats(floats) => floats.dtype(),
+            Values::Mxfp4(_) => Some(Dtype::Mxfp4),
         }
     }
 
@@ -79,7 +84,7 @@ impl PackedMatrix<'_> {
     pub(super) fn layout(&self) -> Option<&RunLayout> {
         match &self.values {
             Values::Ints(ints) => ints.layout(),
-            Values::Floats(_) => None,
+            Values::Floats(_) | Values::Mxfp4(_) => None,
         }
     }
 
@@ -103,6 +108,7 @@ impl PackedMatrix<'_> {
         match &self.values {
             Values::Ints(ints) => ints.is_finite(),
             Values::Floats(floats) => floats.is_finite(),
+            Values::Mxfp4(blocks) => blocks.is_finite(),
         }
     }
 
@@ -111,6 +117,14 @@ impl PackedMatrix<'_> {
         match &self.values {
             Values::Ints(ints) => ints.decode(row, out),
             Values::Floats(floats) => floats.decode(row, out),
+            Values::Mxfp4(blocks) => blocks.decode(row, out),
+        }
+    }
+
+    /// For [`Dtype::Mxfp4`]: row `row`.
+    pub(super) fn mx_blocks(&self, row: usize, out: &mut [MxBlock]) {
+        if let Values::Mxfp4(blocks) = &self.values {
+            out.iter_mut().zip(blocks.row(row)).for_each(|(out, block)| *out = block);
         }
     }
 
@@ -129,6 +143,10 @@ impl PackedMatrix<'_> {
                 if dtype.has_minima() && ints.dtype() == Some(Dtype::Q4) {
                     out.iter_mut().for_each(|block| *block = block.above_minimum(8));
                 }
+            }
+            Values::Mxfp4(blocks) => {
+                let nearest = |block: MxBlock| block.small_block().unwrap_or_else(|| nearest_q8(&block.weights()));
+                out.iter_mut().zip(blocks.row(row)).for_each(|(out, block)| *out = nearest(block));
             }
             _ => {
                 let mut values = vec![0.0; self.dims[1]];

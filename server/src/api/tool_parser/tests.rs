@@ -18,7 +18,7 @@ fn read_to(end: TextEnd, mut parser: ToolParser, pieces: &[&str]) -> (String, Ve
     let (mut content, mut calls) = (String::new(), Vec::new());
     for piece in all {
         match piece {
-            Piece::Content(text) => content.push_str(&text),
+            Piece::Reasoning(text) | Piece::Content(text) => content.push_str(&text),
             Piece::Call(name) => calls.push((name, String::new())),
             Piece::Arguments(text) => {
                 if let Some((_, arguments)) = calls.last_mut() {
@@ -32,7 +32,7 @@ fn read_to(end: TextEnd, mut parser: ToolParser, pieces: &[&str]) -> (String, Ve
 
 /// Checks the result of [`read`] for the whole text, for single characters, and for the text cut into two or three
 /// pieces.
-fn check(parser: &ToolParser, text: &str, content: &str, calls: &[(&str, &str)]) {
+pub(super) fn check(parser: &ToolParser, text: &str, content: &str, calls: &[(&str, &str)]) {
     let calls: Vec<_> = calls.iter().map(|(name, arguments)| (name.to_string(), arguments.to_string())).collect();
     let expected = (content.to_owned(), calls);
     let each: Vec<String> = text.chars().map(String::from).collect();
@@ -50,7 +50,8 @@ fn check(parser: &ToolParser, text: &str, content: &str, calls: &[(&str, &str)])
 }
 
 fn searching(format: &'static CallFormat, n_calls: Calls) -> ToolParser {
-    ToolParser::searching(format, vec!["f".into(), "get_weather".into()], n_calls)
+    let function = |name: &str| Function { name: name.into(), parameters: serde_json::json!({ "type": "object" }) };
+    ToolParser::searching(format, [function("f"), function("get_weather")].into(), n_calls)
 }
 
 const CALL: &str = r#"{"name": "f", "arguments": {"x": "}{\"</b>é日", "y": [1, 2.0, null]}}"#;
@@ -162,33 +163,8 @@ fn text_around_tool_calls_keeps_its_white_space() {
         check(&parser, &format!("  Before.\n\n{call} After. \n"), "  Before.\n\n After.", &one);
         check(&parser, &format!("Before.\n{call}\n{call}\nAfter."), "Before.\n\nAfter.", &[one[0], one[0]]);
         check(&parser, &format!(" \n{call}\nAfter."), "After.", &one);
-        if !format.is_bare {
+        if format.bare == Bare::None {
             check(&parser, &format!("Before.{call}After."), "Before.\nAfter.", &one);
-        }
-    }
-}
-
-#[test]
-fn tool_calls_in_a_thought_stay_content() {
-    for format in FORMATS {
-        let parser = searching(format, Calls::Several);
-        let call = format.written(&[("f".to_owned(), ARGUMENTS.to_owned())]);
-        let one = [("f", ARGUMENTS)];
-        for [open, close] in thought::MARKS {
-            for thought in
-                [format!("{open}\n{call}\n{close}"), format!("{open}{call}"), format!("I look. {open}a\n{call} b")]
-            {
-                check(&parser, &thought, &thought, &[]);
-            }
-            let thought = format!("{open}\n{call}\n{close}");
-            check(&parser, &format!("{thought}{call}"), &thought, &one);
-            check(&parser, &format!("{thought}\n\n{call}\n{thought}"), &format!("{thought}\n\n\n{thought}"), &one);
-            // The prompt opens it.
-            let within = parser.clone().within_thought(Some(close));
-            let rest = format!("a\n{call}\n{close}");
-            check(&within, &rest, &rest, &[]);
-            check(&within, &format!("{rest}\n{call}"), &rest, &one);
-            check(&within, &call, &call, &[]);
         }
     }
 }
@@ -202,14 +178,13 @@ proptest! {
     #[test]
     fn streamed_tool_calls_equal_unstreamed_ones_and_no_text_is_lost(
         format in sample::select(FORMATS.to_vec()),
-        is_in_thought: bool,
         is_cut: bool,
         fragments in prop::collection::vec(sample::select(FRAGMENTS.to_vec()), 0..14),
         cuts in prop::collection::vec(any::<sample::Index>(), 0..6),
     ) {
         let text = fragments.concat();
         let end = if is_cut { TextEnd::Cut } else { TextEnd::Whole };
-        let parser = searching(format, Calls::Several).within_thought(is_in_thought.then_some("</think>"));
+        let parser = searching(format, Calls::Several);
         let whole = read_to(end, parser.clone(), &[&text]);
         let mut ends: Vec<usize> = cuts.iter().map(|cut| text.floor_char_boundary(cut.index(text.len() + 1))).collect();
         ends.extend([0, text.len()]);
@@ -268,7 +243,7 @@ fn check_nothing_is_lost(mut parser: ToolParser, end: TextEnd, text: &str) -> Re
             (Piece::Content(text), Some((true, last))) => last.push_str(&text),
             (Piece::Content(text), _) => parts.push((true, text)),
             (Piece::Call(name), _) => parts.push((false, name)),
-            (Piece::Arguments(_), _) => {}
+            (Piece::Reasoning(_) | Piece::Arguments(_), _) => {}
         }
     }
     if let Some((true, first)) = parts.first() {

@@ -33,6 +33,8 @@ pub(super) enum Client {
 /// What a streamed answer consists of.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Piece {
+    /// More of what the model thinks.
+    Thought(String),
     /// More text.
     Text(String),
     /// Why the answer ended.
@@ -191,10 +193,16 @@ fn event(line: &str) -> anyhow::Result<Event> {
         bail!("{message}");
     }
     let choice = &chunk["choices"][0];
-    let text = choice["delta"]["content"].as_str().filter(|text| !text.is_empty());
-    let finished = choice["finish_reason"].as_str();
-    let pieces = text.map(|text| Piece::Text(text.to_owned())).into_iter();
-    Ok(Event::Pieces(pieces.chain(finished.map(|reason| Piece::Finished(reason.to_owned()))).collect()))
+    let delta = &choice["delta"];
+    let given = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+    // Servers have one of the names, or both.
+    let thought = given(&delta["reasoning_content"]).or_else(|| given(&delta["reasoning"]));
+    let pieces = [
+        thought.map(Piece::Thought),
+        given(&delta["content"]).map(Piece::Text),
+        choice["finish_reason"].as_str().map(|reason| Piece::Finished(reason.to_owned())),
+    ];
+    Ok(Event::Pieces(pieces.into_iter().flatten().collect()))
 }
 
 /// Cuts bytes into lines.
@@ -242,6 +250,10 @@ mod tests {
             pieces(r#"data:{"choices": [{"delta": {"content": "a"}, "finish_reason": "stop"}]}"#).unwrap(),
             [Piece::Text("a".to_owned()), Piece::Finished("stop".to_owned())]
         );
+        for delta in [r#"{"reasoning": "t"}"#, r#"{"reasoning_content": "t", "reasoning": "t"}"#] {
+            let event = format!(r#"data: {{"choices": [{{"delta": {delta}}}]}}"#);
+            assert_eq!(pieces(&event).unwrap(), [Piece::Thought("t".to_owned())]);
+        }
         assert_eq!(pieces("data: [DONE]").unwrap_err(), "done");
         assert_eq!(pieces(r#"data: {"error": {"message": "it failed"}}"#).unwrap_err(), "it failed");
         assert!(pieces("data: {").unwrap_err().contains("not JSON"));

@@ -75,6 +75,28 @@ fn note(text: &str) {
     let _ = writeln!(io::stderr(), "{}", printable(text));
 }
 
+/// Writes what the model thinks to standard error: standard output has only answers.
+#[derive(Default)]
+struct Thoughts {
+    is_open: bool,
+}
+
+impl Thoughts {
+    fn write(&mut self, text: &str) {
+        self.is_open = true;
+        let is_shown = |character: &char| !character.is_control() || ['\n', '\t'].contains(character);
+        let text: String = text.chars().filter(is_shown).collect();
+        let mut stderr = io::stderr().lock();
+        let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
+    }
+
+    fn close(&mut self) {
+        if std::mem::take(&mut self.is_open) {
+            note("\n\n");
+        }
+    }
+}
+
 impl Session {
     /// Answers one message, and ends.
     pub(super) fn answer_once(&mut self, message: String) -> anyhow::Result<()> {
@@ -232,7 +254,7 @@ impl Session {
     /// Streams the answer to the last message to standard output and adds it to the conversation, also if it is stopped.
     fn answer(&mut self, stopping: Stopping) -> anyhow::Result<()> {
         let Self { runtime, client, model, conversation, .. } = self;
-        let (mut text, mut output) = (String::new(), Output::new());
+        let (mut text, mut output, mut thoughts) = (String::new(), Output::new(), Thoughts::default());
         let streamed = runtime.block_on(async {
             let mut interrupt = pin!(stopping.interrupt());
             let begun = client.answer(model, conversation.messages(), &conversation.settings);
@@ -251,7 +273,9 @@ impl Session {
                     piece = answer.next() => piece?,
                 };
                 match piece {
+                    Some(Piece::Thought(delta)) => thoughts.write(&delta),
                     Some(Piece::Text(delta)) => {
+                        thoughts.close();
                         output.write(&delta).context("cannot write to standard output")?;
                         text += &delta;
                     }
@@ -260,6 +284,7 @@ impl Session {
                 }
             }
         });
+        thoughts.close();
         if !text.is_empty() {
             output.finish().context("cannot write to standard output")?;
             conversation.add_answer(text);

@@ -8,7 +8,7 @@ use hearth_model::{
     kv_cache::PAGE_SIZE,
     model_runner::ModelRunner,
     ops::KvDtype,
-    pooling::{Pool, Pooling, VectorScale},
+    pooling::{Pool, Pooling, VectorSteps},
 };
 
 use crate::eval::packed::{self, PackedText, ROWS_PER_STEP};
@@ -63,7 +63,7 @@ impl Embedder {
                 Ok(())
             })?;
             let vectors =
-                |pools: Vec<Pool>| pools.into_iter().map(|pool| pool.into_vector(VectorScale::Unit)).collect();
+                |pools: Vec<Pool>| pools.into_iter().map(|pool| pool.into_vector(&VectorSteps::default())).collect();
             embedded.extend(pools.into_iter().map(vectors));
             progress(embedded.len());
         }

@@ -152,6 +152,7 @@ mod tests {
             &["model.arch=gpt2", "model.dropout=0.1", "model.tie_embeddings=false"],
             &["model.arch=llama", "model.n_kv_heads=1"],
             &["model.arch=qwen3", "model.tie_embeddings=true"],
+            &["model.arch=qwen3", "model.n_experts=4"],
         ] {
             let sets = sets.iter().map(|set| (*set).to_owned()).collect();
             let config = Layers { preset: Some("tiny".to_owned()), sets, ..Layers::default() }.resolve().unwrap();

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use hearth_model::{
-    config::{GptConfig, NormPosition},
+    config::{Experts, GptConfig, NormPosition},
     gpt::param_specs,
 };
 
@@ -92,9 +92,30 @@ impl Shape<'_> {
         let input = self.linear("attn.qkv", [q_k_v, d], normed);
         let output = self.linear("attn.out", [d, q], None);
         let attention = [input].into_iter().chain(qk_norm).chain(vec![copy; copies]).chain([attend, output]).collect();
+        if let Some(experts) = &gpt.experts {
+            return [self.part("attn", attention), self.part("mlp", vec![self.experts(experts)])];
+        }
         let input = self.linear("mlp.up", [up, d], normed);
         let output = self.linear("mlp.down", [d, ff], (!gpt.xielu).then_some(of_up));
         [self.part("attn", attention), self.part("mlp", vec![input, activate, output])]
+    }
+
+    /// Experts with their router, all together. Each choice of a row has a row of each product's input and of the output, which is
+    /// copied when it is sorted back; the gradients of one expert's rows at a time are small beside that.
+    fn experts(&self, experts: &Experts) -> Op {
+        let gpt = self.gpt;
+        let n_up = if gpt.gated_mlp { 2 } else { 1 };
+        let of_mlp = |d_ff: usize| (n_up + 1) * d_ff;
+        let of_choice = 4 * gpt.d_model + of_mlp(experts.d_ff);
+        let of_row = gpt.d_model + 3 * experts.n_experts + of_mlp(experts.shared_d_ff);
+        let with_experts = (0..gpt.n_layers).find(|layer| !experts.dense_layers.contains(layer)).unwrap_or_default();
+        let of_input = self.n_rows * gpt.d_model;
+        Op {
+            kept: self.n_rows * (experts.n_active * of_choice + of_row),
+            of_input,
+            of_params: self.params(&format!("blocks.{with_experts}.experts")) + self.params("blocks.0.mlp"),
+            scratch: self.n_rows * experts.n_active * gpt.d_model,
+        }
     }
 
     /// A part with its norms and dropout.

@@ -14,6 +14,7 @@ pub fn matrices_of(config: &GptConfig) -> BTreeMap<String, Vec<usize>> {
         let rows = match path.rsplit('.').next() {
             Some("qkv") if config.attention_gate => vec![q, q, kv, kv],
             Some("qkv") => vec![q, kv, kv],
+            Some("kv_up") => vec![d_out - config.value_width(), config.value_width()],
             Some("up") if config.gated_mlp => vec![d_out / 2; 2],
             _ => vec![d_out],
         };

@@ -70,7 +70,18 @@ mod tests {
             let loss = Some(4.0 / (step as f32).sqrt());
             let (lr, grad_norm, tok_per_sec, seconds) = (0.1, 1.0, 1.0, 1.0);
             let (epoch, tokens) = (0.5, 100);
-            curves.add(&Record::Step(StepRecord { step, epoch, tokens, loss, lr, grad_norm, tok_per_sec, seconds }));
+            curves.add(&Record::Step(StepRecord {
+                step,
+                epoch,
+                tokens,
+                loss,
+                lr,
+                grad_norm,
+                tok_per_sec,
+                seconds,
+                balance_loss: None,
+                expert_load: None,
+            }));
         }
         let val = EvalRecord {
             step: 10_000,

@@ -82,6 +82,8 @@ mod tests {
             grad_norm: 2.0,
             tok_per_sec: 9.5,
             seconds: 1.25,
+            balance_loss: None,
+            expert_load: None,
         })
     }
 

@@ -51,6 +51,12 @@ pub struct StepRecord {
     pub tok_per_sec: f64,
     /// Seconds of training so far, earlier processes included. Differs from run to run.
     pub seconds: f64,
+    /// The load-balancing loss of a mixture's routers, if it has a weight: as many as a token's experts if all are used alike.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub balance_loss: Option<f32>,
+    /// With it: the load of the expert that is used most, over the mean.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expert_load: Option<f32>,
 }
 
 /// An evaluation on the validation split.

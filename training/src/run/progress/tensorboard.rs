@@ -52,7 +52,8 @@ impl EventFile {
     pub(super) fn write_of(&mut self, record: &Record, time: f64) -> Result<()> {
         let step = record.step();
         let values = match record {
-            Record::Step(StepRecord { epoch, tokens, loss, lr, grad_norm, tok_per_sec, .. }) => {
+            Record::Step(record) => {
+                let StepRecord { epoch, tokens, loss, lr, grad_norm, tok_per_sec, .. } = record;
                 let others = [
                     scalar("train/epoch", *epoch as f32),
                     scalar("train/tokens", *tokens as f32),
@@ -60,7 +61,13 @@ impl EventFile {
                     scalar("train/grad_norm", *grad_norm),
                     scalar("speed/tok_per_sec", *tok_per_sec as f32),
                 ];
-                loss.map(|loss| scalar("train/loss", loss)).into_iter().chain(others).collect()
+                let some = [
+                    ("train/loss", *loss),
+                    ("train/balance_loss", record.balance_loss),
+                    ("train/expert_load", record.expert_load),
+                ];
+                let some = some.into_iter().filter_map(|(name, value)| Some(scalar(name, value?)));
+                some.chain(others).collect()
             }
             Record::Eval(EvalRecord { val_loss, val_bpb, val_accuracy, .. }) => {
                 let others = [("val/bits_per_byte", *val_bpb), ("val/accuracy", *val_accuracy)];

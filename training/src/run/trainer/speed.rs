@@ -43,7 +43,7 @@ impl Trainer<'_> {
             let index = self.learner.step_index(0, [&batch].into_iter());
             let began = Instant::now();
             let sums = self.learner.gradients(index, [(0, batch)].into_iter())?;
-            let LossGradients { loss, mut gradients } = sums.context("a micro-batch has gradients")?;
+            let LossGradients { loss, mut gradients, .. } = sums.context("a micro-batch has gradients")?;
             // Reading back waits for the device.
             read_numbers([loss.clone()])?;
             let passed = Instant::now();

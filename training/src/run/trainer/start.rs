@@ -34,7 +34,7 @@ impl<'a> Trainer<'a> {
         if let Some(dir) = &config.model.init {
             require_same_tokens(dir, &data.tokenizer, config.data.path.as_deref())?;
         }
-        let learner = Learner::new(gpt, config.optim.clone(), config.seed).with_objective(config.objective);
+        let learner = new_learner(gpt, config)?;
         let reference = learner.objective().has_reference().then(|| learner.gpt.clone());
         let base = adapter::base_digest(config)?;
         let state = TrainState { base, ..TrainState::new(data.hash, data.tokenizer_hash) };
@@ -57,7 +57,7 @@ impl<'a> Trainer<'a> {
         let Checkpoint { state, config: then, .. } = checkpoint;
         let device = device.clone().autodiff();
         let (gpt, saved) = model_of_checkpoint(checkpoint, config, &device)?;
-        let mut learner = Learner::new(gpt, config.optim.clone(), config.seed).with_objective(config.objective);
+        let mut learner = new_learner(gpt, config)?;
         let reference = match (learner.objective().has_reference(), &config.lora) {
             (false, _) => None,
             (true, Some(_)) => Some(learner.gpt.clone()),
@@ -153,4 +153,11 @@ impl<'a> Trainer<'a> {
 
 pub(super) fn run_size(config: &TrainConfig, data: &Data, learner: &Learner) -> RunSize {
     RunSize::new(learner.n_params(), &data.train, config.model.max_seq_len)
+}
+
+/// The start of a run.
+fn new_learner(gpt: Gpt, config: &TrainConfig) -> Result<Learner> {
+    let routers = config.router_losses(gpt.config())?;
+    let learner = Learner::new(gpt, config.optim.clone(), config.seed);
+    Ok(learner.with_objective(config.objective).with_router_losses(routers))
 }

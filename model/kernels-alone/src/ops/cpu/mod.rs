@@ -63,7 +63,7 @@ use packed_matrix::Panels;
 pub(super) use recurrent::{
     Conv, RecurrentOperands, States, delta_gates, gated_norm, recurrence, state_space_gates,
 };
-pub(super) use rowwise::{activate, gated, norm, soft_cap};
+pub(super) use rowwise::{activate, clamped_swiglu_into, gated, norm, soft_cap};
 
 mod tensors {
     use burn::tensor::Tensor;

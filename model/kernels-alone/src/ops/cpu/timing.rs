@@ -177,7 +177,7 @@ fn attention<E: super::PagedElement>(name: &str) {
                 .map(|_| {
                     let begin = Instant::now();
                     for [keys, values] in &layers {
-                        std::hint::black_box(attention_paged(&queries, [keys, values], &sequences, &options));
+                        std::hint::black_box(attention_paged(&queries, [keys, values], &sequences, (&options, None)));
                     }
                     begin.elapsed().as_secs_f64() / copies as f64
                 })

@@ -49,15 +49,17 @@ const PARALLEL_WORK: usize = 1 << 17;
 /// Tasks per thread that are enough. If there are fewer, they have fewer rows, or the chunks of a text are shared out.
 const FEW_TASKS: usize = 4;
 
-/// Queries `[n_rows, n_heads * head_dim]` over pools of keys and values: `[n_rows, n_heads * head_dim]`.
+/// Queries `[n_rows, n_heads * head_dim]` over pools of keys and values: `[n_rows, n_heads * head_dim]`. A head's score among
+/// `sinks [n_heads]`, if there are any, joins the softmax's denominator.
 pub(in crate::ops) fn attention_paged<E: PagedElement>(
     queries: &[f32],
     pools: [&[E]; 2],
     sequences: &[PagedRows],
-    options: &AttentionOptions,
+    (options, sinks): (&AttentionOptions, Option<&[f32]>),
 ) -> Vec<f32> {
     let mut output = vec![0.0; queries.len()];
-    attention_paged_into(queries, options.n_heads * options.head_dim, pools, (sequences, options), &mut output);
+    let stride = options.n_heads * options.head_dim;
+    attention_paged_into(queries, stride, pools, (sequences, options, sinks), &mut output);
     output
 }
 
@@ -66,13 +68,13 @@ pub(super) fn attention_paged_into<E: PagedElement>(
     queries: &[f32],
     stride: usize,
     [keys, values]: [&[E]; 2],
-    (sequences, options): (&[PagedRows], &AttentionOptions),
+    (sequences, options, sinks): (&[PagedRows], &AttentionOptions, Option<&[f32]>),
     output: &mut [f32],
 ) {
     // So that tasks of different sequences write different rows.
     assert!(sequences.is_sorted_by(|one, next| one.rows.end <= next.rows.start), "sequences share rows");
     let layout = PoolLayout::of(keys, [options.n_kv_heads, options.head_dim]);
-    let pools = Pools { queries, stride, keys, values, layout, options };
+    let pools = Pools { queries, stride, keys, values, layout, options, sinks };
     let n_threads = thread_pool::n_threads();
     let work: usize = sequences.iter().map(|sequence| n_keys(sequence) * sequence.rows.len()).sum();
     let is_parallel = 2 * work * options.n_heads * options.head_dim >= PARALLEL_WORK;
@@ -89,7 +91,7 @@ pub(super) fn attention_paged_into<E: PagedElement>(
         thread_pool::parallel_for(all.len(), |n| all[all.len() - 1 - n].run(&pools, &outputs));
         if !tasks.split.is_empty() {
             thread_pool::parallel_for(tasks.split.len() * options.n_heads, |n| {
-                tasks.split[n / options.n_heads].add_up(n % options.n_heads, options, &outputs);
+                tasks.split[n / options.n_heads].add_up(n % options.n_heads, &pools, &outputs);
             });
         }
     } else {
@@ -122,7 +124,7 @@ fn chunks_per_task(sequences: &[PagedRows], n_threads: usize, options: &Attentio
 }
 
 fn n_keys(sequence: &PagedRows) -> usize {
-    sequence.start + sequence.rows.len() - sequence.first_key
+    n_positions(sequence) - sequence.first_key
 }
 
 /// An element of pools over which rows attend.
@@ -159,6 +161,8 @@ pub(in crate::ops) struct Pools<'a, E> {
     /// Of either.
     layout: PoolLayout,
     options: &'a AttentionOptions,
+    /// `[n_heads]`.
+    sinks: Option<&'a [f32]>,
 }
 
 /// Where tasks write.
@@ -179,6 +183,8 @@ pub(in crate::ops) struct Task<'a> {
     /// Among the sequence's rows.
     rows: Range<usize>,
     kv_head: usize,
+    /// The positions that some of its rows sees.
+    seen: Range<usize>,
     /// The chunks that this task attends over, among all that its rows see.
     chunks: Range<usize>,
     /// Where in [`Outputs::parts`] the results of its chunks go, if other tasks have the other chunks of its row.
@@ -195,7 +201,8 @@ struct SplitRow {
 
 impl SplitRow {
     /// Adds up the results of a head's chunks.
-    fn add_up(&self, head: usize, options: &AttentionOptions, outputs: &Outputs<'_>) {
+    fn add_up<E: KvElement>(&self, head: usize, pools: &Pools<'_, E>, outputs: &Outputs<'_>) {
+        let options = pools.options;
         let (head_dim, part_len) = (options.head_dim, part_len(options));
         let output = (self.row * options.n_heads + head) * head_dim;
         #[expect(unsafe_code, reason = "threads write disjoint parts of one matrix")]
@@ -210,7 +217,8 @@ impl SplitRow {
             let (part, state_of_part) = part.split_at(head_dim);
             state.add(sum, part, SoftmaxState { max: state_of_part[0], sum: state_of_part[1] });
         }
-        sum.iter_mut().for_each(|sum| *sum /= state.sum);
+        let denominator = state.denominator(pools.sink(head));
+        sum.iter_mut().for_each(|sum| *sum /= denominator);
     }
 }
 
@@ -231,8 +239,8 @@ impl<'a> Tasks<'a> {
         let n_rows = sequence.rows.len();
         for row in (0..n_rows).step_by(rows_per_task) {
             let rows = row..n_rows.min(row + rows_per_task);
-            let first = window_start(sequence.start + rows.start, options);
-            let chunks = first / CHUNK..(sequence.start + rows.end).div_ceil(CHUNK);
+            let seen = seen_by_some(sequence, &rows, options);
+            let chunks = seen.start / CHUNK..seen.end.div_ceil(CHUNK);
             let is_split = n_rows == 1 && chunks.len() > self.chunks_per_task;
             let parts = self.parts_len;
             if is_split {
@@ -247,6 +255,7 @@ impl<'a> Tasks<'a> {
                         sequence,
                         rows: rows.clone(),
                         kv_head,
+                        seen: seen.clone(),
                         chunks: chunk..chunks.end.min(chunk + per_task),
                         parts: is_split.then_some(parts + n_before * options.n_heads * part_len(options)),
                     });
@@ -275,7 +284,7 @@ impl Task<'_> {
         let mut queries: Vec<Query<'_>> = Vec::with_capacity(group * self.rows.len());
         for row in self.rows.clone() {
             let (place, position) = (self.sequence.rows.start + row, self.sequence.start + row);
-            let sees = window_start(position, pools.options)..position + 1;
+            let sees = pools.options.seen(position, n_positions(self.sequence));
             queries.extend((self.kv_head * group..(self.kv_head + 1) * group).map(|head| Query {
                 values: &pools.queries[place * pools.stride + head * head_dim..][..head_dim],
                 head,
@@ -291,31 +300,31 @@ impl Task<'_> {
     }
 
     /// The chunks, each as the tiles of 16 positions that some row sees.
-    fn tiles_by_chunk(&self, options: &AttentionOptions) -> impl Iterator<Item = Range<usize>> {
-        let first = window_start(self.sequence.start + self.rows.start, options) / LANES;
-        let end = (self.sequence.start + self.rows.end).div_ceil(LANES);
+    fn tiles_by_chunk(&self) -> impl Iterator<Item = Range<usize>> {
+        let (first, end) = (self.seen.start / LANES, self.seen.end.div_ceil(LANES));
         let chunk_tiles = move |chunk: usize| (chunk * CHUNK_TILES).max(first)..((chunk + 1) * CHUNK_TILES).min(end);
         self.chunks.clone().map(chunk_tiles)
     }
 
     /// The last tile of the last chunk.
     fn last_tile(&self) -> usize {
-        (self.chunks.end * CHUNK_TILES).min((self.sequence.start + self.rows.end).div_ceil(LANES)) - 1
+        (self.chunks.end * CHUNK_TILES).min(self.seen.end.div_ceil(LANES)) - 1
     }
 
     /// The positions of `tiles` that some row of the task sees, as three ranges in order: those that all rows see in
     /// the middle, and those that only some rows see before and after it.
-    fn seen(&self, tiles: &Range<usize>, options: &AttentionOptions) -> [Range<usize>; 3] {
-        let first = self.sequence.start + self.rows.start;
-        let last = self.sequence.start + self.rows.end - 1;
-        // From the beginning of the last row's window to the first row's own position.
-        let start = window_start(last, options);
-        let end = (first + 1).max(start);
+    fn seen_of(&self, tiles: &Range<usize>, options: &AttentionOptions) -> [Range<usize>; 3] {
+        let n_positions = n_positions(self.sequence);
+        let of_first = options.seen(self.sequence.start + self.rows.start, n_positions);
+        let of_last = options.seen(self.sequence.start + self.rows.end - 1, n_positions);
+        // From the beginning of what the last row sees to the end of what the first sees.
+        let start = of_last.start;
+        let end = of_first.end.max(start);
         let within = |positions: Range<usize>| {
             let start = positions.start.max(tiles.start * LANES);
             start..positions.end.min(tiles.end * LANES).max(start)
         };
-        [window_start(first, options)..start, start..end, end..last + 1].map(within)
+        [of_first.start..start, start..end, end..of_last.end].map(within)
     }
 
     /// Whether keys and values come from memory. It is then read all the time: while keys are multiplied, the same pages' values
@@ -335,11 +344,23 @@ impl Task<'_> {
     }
 }
 
-fn window_start(position: usize, options: &AttentionOptions) -> usize {
-    options.sliding_window.map_or(0, |window| (position + 1).saturating_sub(window))
+/// Positions of a text so far.
+fn n_positions(sequence: &PagedRows) -> usize {
+    sequence.start + sequence.rows.len()
+}
+
+/// The positions that some of the sequence's `rows` sees.
+fn seen_by_some(sequence: &PagedRows, rows: &Range<usize>, options: &AttentionOptions) -> Range<usize> {
+    let of = |row: usize| options.seen(sequence.start + row, n_positions(sequence));
+    of(rows.start).start..of(rows.end - 1).end
 }
 
 impl<'a, E: KvElement> Pools<'a, E> {
+    #[inline(always)]
+    fn sink(&self, head: usize) -> Option<f32> {
+        self.sinks.map(|sinks| sinks[head])
+    }
+
     /// The keys of a page and head.
     #[inline(always)]
     fn key_block(&self, page: usize, kv_head: usize) -> &'a [E] {
@@ -402,7 +423,7 @@ unsafe fn attend<K: Kernels>(
     buffers.clear(queries.len(), stored_dim, task.parts.is_none());
     // SAFETY: the caller's.
     unsafe { K::begin(queries, pools, &mut buffers) };
-    for (n, tiles) in task.tiles_by_chunk(options).enumerate() {
+    for (n, tiles) in task.tiles_by_chunk().enumerate() {
         if n > 0 {
             buffers.chunk_sums.fill(0.0);
         }
@@ -429,7 +450,8 @@ unsafe fn attend<K: Kernels>(
         for ((query, sum), state) in queries.iter().zip(buffers.sums.chunks_exact(stored_dim)).zip(&buffers.states) {
             // SAFETY: a row's head belongs to one task, since sequences have rows of their own, and is stored once.
             let output = unsafe { outputs.whole.part(query.output..query.output + options.head_dim) };
-            output.iter_mut().zip(sum).for_each(|(output, sum)| *output = sum / state.sum);
+            let denominator = state.denominator(pools.sink(query.head));
+            output.iter_mut().zip(sum).for_each(|(output, sum)| *output = sum / denominator);
         }
     }
     BUFFERS.set(buffers);

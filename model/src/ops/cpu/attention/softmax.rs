@@ -21,6 +21,16 @@ impl Default for SoftmaxState {
 }
 
 impl SoftmaxState {
+    /// What weighted values are divided by. A sink joins it: a score, as [`AttentionOptions::scale`] leaves it, without a value.
+    #[inline(always)]
+    pub(super) fn denominator(&self, sink: Option<f32>) -> f32 {
+        let Some(sink) = sink else { return self.sum };
+        let above = LOG2_E * sink - self.max;
+        let weight =
+            if above > 0.0 { 1.0 / exp2_nonpositive::<false>(-above) } else { exp2_nonpositive::<false>(above) };
+        self.sum + weight
+    }
+
     /// Merges the weighted values of the next chunk into the running `sum`. An empty state overwrites it.
     #[inline(always)]
     pub(super) fn add(&mut self, sum: &mut [f32], of_chunk: &[f32], chunk: SoftmaxState) {

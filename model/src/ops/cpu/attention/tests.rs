@@ -29,8 +29,19 @@ fn check_tasks<E: PagedElement>() {
     for (head_dim, sliding_window) in [(20, None), (64, Some(2)), (64, Some(21)), (64, Some(300)), (128, None)] {
         let n_heads = n_kv_heads * group;
         let (scale, softcap, alibi_slopes) = (0.2, None, None);
-        let options = AttentionOptions { n_heads, n_kv_heads, head_dim, scale, softcap, sliding_window, alibi_slopes };
+        let options = AttentionOptions {
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            scale,
+            softcap,
+            sliding_window,
+            bidirectional: false,
+            alibi_slopes,
+        };
         let ([keys, values], slots) = pools_of::<E>(n_pages, [n_kv_heads, head_dim]);
+        // One above all scores, one below.
+        let sinks = [9.0, 0.3, -3.0].repeat(n_heads);
         for (start, n_rows) in [
             (0, 1),
             (15, 1),
@@ -48,19 +59,20 @@ fn check_tasks<E: PagedElement>() {
                 let row_len = n_heads * head_dim;
                 let queries = &queries[rows.start * row_len..rows.end * row_len];
                 let layout = PoolLayout::of(&keys, [n_kv_heads, head_dim]);
-                let pools = Pools { queries, stride: row_len, keys: &keys, values: &values, layout, options: &options };
-                let first_key = window_start(start + rows.start, &options);
+                let (options, sinks) = (&options, Some(&sinks[..n_heads]));
+                let pools = Pools { queries, stride: row_len, keys: &keys, values: &values, layout, options, sinks };
+                let first_key = options.seen(start + rows.start, start + rows.end).start;
                 let slots = slots[first_key..start + rows.end].to_vec();
                 let slots = Slots::new(slots, &burn::tensor::Device::flex());
                 let sequence = PagedRows { rows: 0..rows.len(), start: start + rows.start, first_key, slots };
                 let mut output = vec![f32::NAN; queries.len()];
                 let mut tasks = Tasks { rows_per_task, chunks_per_task, ..Tasks::default() };
-                tasks.add(&sequence, &options);
+                tasks.add(&sequence, options);
                 let mut parts = vec![f32::NAN; tasks.parts_len];
                 let outputs = Outputs { whole: SharedMut::new(&mut output), parts: SharedMut::new(&mut parts) };
                 tasks.all.iter().for_each(|task| task.run(&pools, &outputs));
                 for row in &tasks.split {
-                    (0..n_heads).for_each(|head| row.add_up(head, &options, &outputs));
+                    (0..n_heads).for_each(|head| row.add_up(head, &pools, &outputs));
                 }
                 output
             };
@@ -105,12 +117,21 @@ fn check_sums<E: PagedElement>(within: f64) {
         (0.5, Some(2.0), slopes()),
     ] {
         let sliding_window = None;
-        let options = AttentionOptions { n_heads, n_kv_heads, head_dim, scale, softcap, sliding_window, alibi_slopes };
+        let options = AttentionOptions {
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            scale,
+            softcap,
+            sliding_window,
+            bidirectional: false,
+            alibi_slopes,
+        };
         let slots = Slots::new(slots[..n_keys].to_vec(), &burn::tensor::Device::flex());
         let sequence = PagedRows { rows: 0..1, start: n_keys - 1, first_key: 0, slots };
         for level in every_isa() {
             let found = with_isa(level, || {
-                attention_paged(&queries, [&keys, &values], std::slice::from_ref(&sequence), &options)
+                attention_paged(&queries, [&keys, &values], std::slice::from_ref(&sequence), (&options, None))
             });
             for head in 0..n_heads {
                 let row = |rows: &[f32], position: usize| -> Vec<f64> {
@@ -153,11 +174,20 @@ fn check_non_finite<E: PagedElement + PartialEq>(broken: f32) {
     let (n_keys, width) = (start + n_rows, n_kv_heads * head_dim);
     for sliding_window in [None, Some(1), Some(5), Some(21)] {
         let (scale, softcap, alibi_slopes) = (0.2, None, None);
-        let options = AttentionOptions { n_heads, n_kv_heads, head_dim, scale, softcap, sliding_window, alibi_slopes };
+        let options = AttentionOptions {
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            scale,
+            softcap,
+            sliding_window,
+            bidirectional: false,
+            alibi_slopes,
+        };
         let queries = noise(n_rows * n_heads * head_dim, 3);
         let device = burn::tensor::Device::flex();
         let sequence = |first: usize, n_rows: usize| {
-            let first_key = window_start(start + first, &options);
+            let first_key = options.seen(start + first, start + first + 1).start;
             let slots = Slots::new((first_key as i32..(start + first + n_rows) as i32).collect(), &device);
             PagedRows { rows: 0..n_rows, start: start + first, first_key, slots }
         };
@@ -176,7 +206,7 @@ fn check_non_finite<E: PagedElement + PartialEq>(broken: f32) {
             append_values(&mut pools[1], &values, &slots, [n_kv_heads, head_dim]);
             let rows = queries.chunks(at_once * n_heads * head_dim).enumerate().flat_map(|(number, queries)| {
                 let sequence = sequence(number * at_once, queries.len() / (n_heads * head_dim));
-                attention_paged(queries, [&pools[0], &pools[1]], &[sequence], &options)
+                attention_paged(queries, [&pools[0], &pools[1]], &[sequence], (&options, None))
             });
             rows.collect::<Vec<f32>>()
         };
@@ -188,7 +218,7 @@ fn check_non_finite<E: PagedElement + PartialEq>(broken: f32) {
                 for row in 0..n_rows {
                     let values = row * n_heads * head_dim..(row + 1) * n_heads * head_dim;
                     let what = format!("row {row}, {broken} at {position}, {sliding_window:?} with {level:?}");
-                    let sees = window_start(start + row, &options)..start + row + 1;
+                    let sees = options.seen(start + row, start + row + 1);
                     if sees.contains(&position) {
                         assert!(found[values.clone()].iter().any(|value| !value.is_finite()), "{what}");
                     } else {

@@ -47,7 +47,7 @@ mod bodies {
 
     use super::*;
     use crate::{
-        config::{Activation, NormKind},
+        config::{Activation, ClampedSwiglu, NormKind},
         ops::{
             AttentionOptions, NormOptions, PagedRows, Slots,
             cpu::{self, KvElement, pool_layout::pool_len},
@@ -88,6 +88,11 @@ mod bodies {
             {
                 check("activate", || cpu::activate(&x, width, kind));
             }
+            check("clamped_swiglu", || {
+                let (mut gated, clamped) = (vec![0.0; x.len() / 2], ClampedSwiglu { alpha: 1.7, limit: 0.6 });
+                cpu::clamped_swiglu_into(&x[..x.len() / 2 * 2], x.len() / 2, clamped, &mut gated);
+                gated
+            });
             check("soft_cap", || {
                 let mut capped = x.clone();
                 cpu::soft_cap(&mut capped, 0.3);
@@ -156,6 +161,7 @@ mod bodies {
                 scale: 0.2,
                 softcap: None,
                 sliding_window,
+                bidirectional: false,
                 alibi_slopes: None,
             };
             let width = n_kv_heads * head_dim;
@@ -179,13 +185,15 @@ mod bodies {
                 PagedRows { rows, start, first_key: 0, slots }
             };
             let sequences = [sequence(0..2, 70), sequence(2..3, 0)];
-            check("attention", || cpu::attention_paged::<f32>(&queries, [&keys, &values], &sequences, &options));
+            let sinks = noise(n_heads, 4);
+            let how = (&options, Some(&sinks[..]));
+            check("attention", || cpu::attention_paged::<f32>(&queries, [&keys, &values], &sequences, how));
             check("attention in f16", || {
-                cpu::attention_paged::<f16>(&queries, [&half_keys, &half_values], &sequences, &options)
+                cpu::attention_paged::<f16>(&queries, [&half_keys, &half_values], &sequences, how)
             });
             // A weight that is almost halfway between two whole numbers may become the other one.
             check_within(2e-3, "attention in 8 bits", || {
-                cpu::attention_paged::<i8>(&queries, eight_bits.each_ref().map(Vec::as_slice), &sequences, &options)
+                cpu::attention_paged::<i8>(&queries, eight_bits.each_ref().map(Vec::as_slice), &sequences, how)
             });
         }
     }

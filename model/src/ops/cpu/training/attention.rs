@@ -1,4 +1,4 @@
-//! Causal attention that never holds the probabilities of a whole sequence.
+//! Attention that never holds the probabilities of a whole sequence.
 //!
 //! The backward pass computes them again from the logarithm of each row's sum
 //! ([FlashAttention](https://arxiv.org/abs/2205.14135), 3.1). A task is one sequence and one key head.
@@ -21,7 +21,7 @@ use crate::ops::{
         panel_layout::PANEL,
         thread_pool::{self, SharedMut},
     },
-    types::TrainingOp,
+    types::{TrainingOp, document_ends},
 };
 
 /// Number of queries whose probabilities exist at the same time.
@@ -30,6 +30,8 @@ pub const QUERIES: usize = 64;
 /// Input: queries, keys and values side by side, `[batch * seq_len, (n_heads + 2 n_kv_heads) * head_dim]`. Rotates queries
 /// and keys, and attends. Output: `[batch * seq_len, n_heads * head_dim]`. See [`rope`](crate::ops::rope) and
 /// [`attention_dense`](crate::ops::attention_dense).
+///
+/// A second input are sinks, `[n_heads]`, if there are any: scores that join the sums, and have no values.
 #[derive(Debug)]
 pub(in crate::ops) struct RopeAttend {
     pub(in crate::ops) options: AttentionOptions,
@@ -44,9 +46,13 @@ pub(in crate::ops) struct RopeAttend {
 struct Piece<'a> {
     op: &'a RopeAttend,
     qkv: &'a [f32],
+    /// `[n_heads]`.
+    sinks: Option<&'a [f32]>,
     /// The first row of the sequence.
     start: usize,
     seq_len: usize,
+    /// Where the document of each row ends, if sequences consist of several.
+    document_ends: Option<Vec<usize>>,
     kv_head: usize,
 }
 
@@ -88,7 +94,7 @@ impl TrainingOp<FlexTensor> for RopeAttend {
         let mut log_sums = vec![0.0; n_rows * n_heads];
         let (out, sums) = (SharedMut::new(&mut output), SharedMut::new(&mut log_sums));
         thread_pool::parallel_for(self.batch * n_kv_heads, |number| {
-            SCRATCH.with_borrow_mut(|scratch| self.piece(&inputs[0], seq_len, number).forward(&out, &sums, scratch));
+            SCRATCH.with_borrow_mut(|scratch| self.piece(inputs, seq_len, number).forward(&out, &sums, scratch));
         });
         let output = tensor(output, [n_rows, n_heads * head_dim]);
         let saved = if is_recorded { vec![output.clone(), tensor(log_sums, [n_heads, n_rows])] } else { Vec::new() };
@@ -100,7 +106,7 @@ impl TrainingOp<FlexTensor> for RopeAttend {
         inputs: &[FlexTensor],
         saved: Vec<FlexTensor>,
         gradient: &FlexTensor,
-        _wanted: &[bool],
+        wanted: &[bool],
     ) -> Vec<Option<FlexTensor>> {
         let [n_rows, width] = dims(&inputs[0]);
         let seq_len = n_rows / self.batch.max(1);
@@ -109,18 +115,38 @@ impl TrainingOp<FlexTensor> for RopeAttend {
         let (output, log_sums, gradient) = (values(&saved[0]), values(&saved[1]), values(gradient));
         thread_pool::parallel_for(self.batch * self.options.n_kv_heads, |number| {
             SCRATCH.with_borrow_mut(|scratch| {
-                self.piece(&inputs[0], seq_len, number).backward([output, gradient], log_sums, &shared, scratch);
+                self.piece(inputs, seq_len, number).backward([output, gradient], log_sums, &shared, scratch);
             });
         });
-        vec![Some(tensor(of_qkv, [n_rows, width]))]
+        let of_sinks = inputs[1..].iter().zip(&wanted[1..]).map(|(sinks, wanted)| {
+            let of_sink = |(head, sink): (usize, &f32)| self.of_sink(head, *sink, log_sums, [output, gradient]);
+            let of_sinks: Vec<f32> = values(sinks).iter().enumerate().map(of_sink).collect();
+            wanted.then(|| tensor(of_sinks, [self.options.n_heads]))
+        });
+        [Some(tensor(of_qkv, [n_rows, width]))].into_iter().chain(of_sinks).collect()
     }
 }
 
 impl RopeAttend {
-    fn piece<'a>(&'a self, qkv: &'a FlexTensor, seq_len: usize, number: usize) -> Piece<'a> {
+    fn piece<'a>(&'a self, inputs: &'a [FlexTensor], seq_len: usize, number: usize) -> Piece<'a> {
         let n_kv_heads = self.options.n_kv_heads;
         let start = number / n_kv_heads * seq_len;
-        Piece { op: self, qkv: values(qkv), start, seq_len, kv_head: number % n_kv_heads }
+        let sinks = inputs.get(1).map(values);
+        let document_ends = self.positions.as_ref().map(|positions| document_ends(&positions[start..start + seq_len]));
+        Piece { op: self, qkv: values(&inputs[0]), sinks, start, seq_len, document_ends, kv_head: number % n_kv_heads }
+    }
+
+    /// The gradient of the sink of `head`: it takes from all values of a row alike, in proportion to its probability.
+    fn of_sink(&self, head: usize, sink: f32, log_sums: &[f32], [output, gradient]: [&[f32]; 2]) -> f32 {
+        let AttentionOptions { n_heads, head_dim, .. } = self.options;
+        let log_sums = &log_sums[head * log_sums.len() / n_heads..][..log_sums.len() / n_heads];
+        let of_row = |(row, log_sum): (usize, &f32)| {
+            let at = (row * n_heads + head) * head_dim;
+            let product =
+                sum_of_pairs(&output[at..][..head_dim], &gradient[at..][..head_dim], |out, of_out| out * of_out);
+            -f64::from((sink - log_sum).exp() * product)
+        };
+        log_sums.iter().enumerate().map(of_row).sum::<f64>() as f32
     }
 }
 
@@ -196,31 +222,34 @@ impl Piece<'_> {
         }
     }
 
-    /// The first key that query `query` sees; it never decreases from one query to the next.
-    fn first_key(&self, query: usize) -> usize {
-        let document = match &self.op.positions {
-            Some(positions) => query - positions[self.start + query] as usize,
-            None => 0,
+    /// The keys that query `query` sees; neither end decreases from one query to the next.
+    fn seen(&self, query: usize) -> Range<usize> {
+        let document = match (&self.op.positions, &self.document_ends) {
+            (Some(positions), Some(ends)) => query - positions[self.start + query] as usize..ends[query],
+            _ => 0..self.seq_len,
         };
-        document.max((query + 1).saturating_sub(self.op.options.sliding_window.unwrap_or(usize::MAX)))
+        let seen = self.op.options.seen(query - document.start, document.len());
+        document.start + seen.start..document.start + seen.end
     }
 
     /// The blocks of queries, each with a range of keys that includes all keys that its rows see. The range begins at a
-    /// panel of keys, and ends at the block's own last row.
+    /// panel of keys.
     fn blocks(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
         (0..self.seq_len).step_by(QUERIES).map(|first| {
             let end = self.seq_len.min(first + QUERIES);
-            (first..end, self.first_key(first) / PANEL * PANEL..end)
+            (first..end, self.seen(first).start / PANEL * PANEL..self.seen(end - 1).end)
         })
     }
 
     /// How to compute the probabilities of query `query` of `head`. `keys` is the key range of its block.
     fn row(&self, query: usize, head: usize, keys: &Range<usize>) -> RowOptions {
         let AttentionOptions { softcap, alibi_slopes, .. } = &self.op.options;
+        let seen = self.seen(query);
         RowOptions {
-            seen: self.first_key(query) - keys.start..query + 1 - keys.start,
+            seen: seen.start - keys.start..seen.end - keys.start,
             cap: softcap.map(|cap| cap as f32),
             slope: alibi_slopes.as_ref().map_or(0.0, |slopes| slopes[head]),
+            sink: self.sinks.map(|sinks| sinks[head]),
         }
     }
 
@@ -371,17 +400,18 @@ impl Piece<'_> {
 
 /// How to compute the probabilities of one row.
 pub(super) struct RowOptions {
-    /// The keys of the block that the row sees; the last is its own.
+    /// The keys of the block that the row sees; with a slope the last is its own.
     seen: Range<usize>,
     cap: Option<f32>,
     slope: f32,
+    sink: Option<f32>,
 }
 
 for_each_isa!(softmax_row(row: &mut [f32], options: &RowOptions, log_sum: &mut f32) = softmax_row_body);
 
 #[inline(always)]
 fn softmax_row_body<const FUSED: bool>(row: &mut [f32], options: &RowOptions, log_sum: &mut f32) {
-    let RowOptions { seen, cap, slope } = options;
+    let RowOptions { seen, cap, slope, sink } = options;
     row[..seen.start].fill(0.0);
     row[seen.end..].fill(0.0);
     let row = &mut row[seen.clone()];
@@ -391,7 +421,7 @@ fn softmax_row_body<const FUSED: bool>(row: &mut [f32], options: &RowOptions, lo
     if *slope != 0.0 {
         add_slope(row, *slope);
     }
-    let largest = largest(row);
+    let largest = sink.iter().copied().fold(largest(row), f32::max);
     let mut sums = [0.0f32; 16];
     let (chunks, rest) = row.as_chunks_mut::<16>();
     for chunk in chunks {
@@ -404,7 +434,7 @@ fn softmax_row_body<const FUSED: bool>(row: &mut [f32], options: &RowOptions, lo
         *score = exp::<FUSED>(*score - largest);
         *sum += *score;
     }
-    let sum: f32 = sums.iter().sum();
+    let sum = sums.iter().sum::<f32>() + sink.map_or(0.0, |sink| exp::<FUSED>(sink - largest));
     *log_sum = largest + sum.ln();
     let share = 1.0 / sum;
     row.iter_mut().for_each(|prob| *prob *= share);
@@ -437,7 +467,7 @@ fn backward_row_body<const FUSED: bool>(
     log_sum: f32,
     [output, gradient]: [&[f32]; 2],
 ) {
-    let RowOptions { seen, cap, slope } = options;
+    let RowOptions { seen, cap, slope, .. } = options;
     for row in [&mut *probs, &mut *of_probs] {
         row[..seen.start].fill(0.0);
         row[seen.end..].fill(0.0);

@@ -3,16 +3,21 @@
 use super::{
     super::super::tensor_names::{
         NameRow,
-        RowSelection::{Half, InterleavedKeys, InterleavedQueries, KeysOrValues},
-        same, stacked,
+        RowSelection::{
+            Half, InterleavedKeys, InterleavedQueries, KeysOrValues, Pairs, Queries, Transposed, TransposedPairs,
+        },
+        ordered, same, stacked,
     },
-    llama::{LLAMA_ENDS, LLAMA_MLP, LLAMA_NORMS, LLAMA_OUT, LLAMA_QK_NORM, LLAMA_QKV},
+    llama::{HUNYUAN_QK_NORM, LLAMA_ENDS, LLAMA_MLP, LLAMA_NORMS, LLAMA_OUT, LLAMA_QK_NORM, LLAMA_QKV},
+    norms::OLMO2_NORMS,
 };
 
 const ROUTER: &str = "blocks.{}.experts.router.weight";
 const SELECTION: &str = "blocks.{}.experts.router.selection_bias";
 const UP: &str = "blocks.{}.experts.routed.{}.up.weight";
 const DOWN: &str = "blocks.{}.experts.routed.{}.down.weight";
+const UP_BIAS: &str = "blocks.{}.experts.routed.{}.up.bias";
+const DOWN_BIAS: &str = "blocks.{}.experts.routed.{}.down.bias";
 const SHARED_UP: &str = "blocks.{}.experts.shared.up.weight";
 const SHARED_DOWN: &str = "blocks.{}.experts.shared.down.weight";
 
@@ -47,19 +52,12 @@ pub(super) const QWEN_SHARED: &[NameRow] = &[
 ];
 
 /// GLM 4, DeepSeek.
-pub(in super::super) const GLM_MOE: &[&[NameRow]] = &[
-    LLAMA_ENDS,
-    LLAMA_NORMS,
-    LLAMA_QKV,
-    LLAMA_QK_NORM,
-    LLAMA_OUT,
-    LLAMA_MLP,
-    EXPERTS,
-    SHARED_EXPERTS,
-    &[same(SELECTION, "model.layers.{}.mlp.gate.e_score_correction_bias")],
-];
+pub(in super::super) const GLM_MOE: &[&[NameRow]] =
+    &[LLAMA_ENDS, LLAMA_NORMS, LLAMA_QKV, LLAMA_QK_NORM, LLAMA_OUT, LLAMA_MLP, EXPERTS, SHARED_EXPERTS, SELECTION_BIAS];
 
-const SHARED_EXPERTS: &[NameRow] = &[
+pub(super) const SELECTION_BIAS: &[NameRow] = &[same(SELECTION, "model.layers.{}.mlp.gate.e_score_correction_bias")];
+
+pub(super) const SHARED_EXPERTS: &[NameRow] = &[
     stacked(
         SHARED_UP,
         &[
@@ -107,25 +105,73 @@ pub(in super::super) const ERNIE_MOE: &[&[NameRow]] = &[
     &[same(SELECTION, "model.layers.{}.mlp.moe_statics.e_score_correction_bias").as_one_row()],
 ];
 
-pub(in super::super) const MIXTRAL: &[&[NameRow]] = &[
+pub(in super::super) const MIXTRAL: &[&[NameRow]] = &[LLAMA_ENDS, LLAMA_NORMS, LLAMA_QKV, LLAMA_OUT, MIXTRAL_EXPERTS];
+
+const MIXTRAL_EXPERTS: &[NameRow] = &[
+    same(ROUTER, "model.layers.{}.block_sparse_moe.gate.weight"),
+    stacked(
+        UP,
+        &[
+            ("model.layers.{}.block_sparse_moe.experts.{}.w1.weight", Half),
+            ("model.layers.{}.block_sparse_moe.experts.{}.w3.weight", Half),
+        ],
+    ),
+    same(DOWN, "model.layers.{}.block_sparse_moe.experts.{}.w2.weight"),
+    same(ROUTER, "model.layers.{}.mlp.gate.weight"),
+    same(UP, "model.layers.{}.mlp.experts.gate_up_proj").of_all_experts(),
+    same(DOWN, "model.layers.{}.mlp.experts.down_proj").of_all_experts(),
+];
+
+pub(in super::super) const MINIMAX_M2: &[&[NameRow]] = &[
     LLAMA_ENDS,
     LLAMA_NORMS,
     LLAMA_QKV,
+    LLAMA_QK_NORM,
+    LLAMA_OUT,
+    MIXTRAL_EXPERTS,
+    &[
+        same(SELECTION, "model.layers.{}.block_sparse_moe.e_score_correction_bias"),
+        same(SELECTION, "model.layers.{}.mlp.e_score_correction_bias"),
+    ],
+];
+
+/// OLMoE's experts between OLMo 2's norms.
+pub(in super::super) const FLEX_OLMO: &[&[NameRow]] =
+    &[LLAMA_ENDS, OLMO2_NORMS, LLAMA_QKV, LLAMA_QK_NORM, LLAMA_OUT, EXPERTS];
+
+pub(in super::super) const EXAONE_MOE: &[&[NameRow]] = &[
+    LLAMA_ENDS,
+    LLAMA_NORMS,
+    LLAMA_QKV,
+    LLAMA_QK_NORM,
+    LLAMA_OUT,
+    LLAMA_MLP,
+    EXPERTS,
+    SHARED_EXPERTS,
+    &[
+        same(SELECTION, "model.layers.{}.mlp.e_score_correction_bias"),
+        same(SELECTION, "model.layers.{}.mlp.gate.e_score_correction_bias"),
+    ],
+];
+
+pub(in super::super) const HUNYUAN_MOE: &[&[NameRow]] = &[
+    LLAMA_ENDS,
+    LLAMA_NORMS,
+    LLAMA_QKV,
+    HUNYUAN_QK_NORM,
     LLAMA_OUT,
     &[
-        same(ROUTER, "model.layers.{}.block_sparse_moe.gate.weight"),
+        same(ROUTER, "model.layers.{}.mlp.gate.wg.weight"),
         stacked(
-            UP,
+            SHARED_UP,
             &[
-                ("model.layers.{}.block_sparse_moe.experts.{}.w1.weight", Half),
-                ("model.layers.{}.block_sparse_moe.experts.{}.w3.weight", Half),
+                ("model.layers.{}.mlp.shared_mlp.gate_proj.weight", Half),
+                ("model.layers.{}.mlp.shared_mlp.up_proj.weight", Half),
             ],
         ),
-        same(DOWN, "model.layers.{}.block_sparse_moe.experts.{}.w2.weight"),
-        same(ROUTER, "model.layers.{}.mlp.gate.weight"),
-        same(UP, "model.layers.{}.mlp.experts.gate_up_proj").of_all_experts(),
-        same(DOWN, "model.layers.{}.mlp.experts.down_proj").of_all_experts(),
+        same(SHARED_DOWN, "model.layers.{}.mlp.shared_mlp.down_proj.weight"),
     ],
+    EXPERTS,
 ];
 
 pub(in super::super) const GRANITE_MOE: &[&[NameRow]] =
@@ -140,4 +186,50 @@ pub(super) const GRANITE_EXPERTS: &[NameRow] = &[
     same(DOWN, "model.layers.{}.block_sparse_moe.experts.down_proj").of_all_experts(),
     same(SHARED_UP, "model.layers.{}.shared_mlp.input_linear.weight"),
     same(SHARED_DOWN, "model.layers.{}.shared_mlp.output_linear.weight"),
+];
+
+/// Experts' matrices are transposed, unless they are in MXFP4. Rows of a gate and of what it gates take turns.
+pub(in super::super) const GPT_OSS: &[&[NameRow]] = &[
+    LLAMA_ENDS,
+    LLAMA_NORMS,
+    LLAMA_QKV,
+    LLAMA_OUT,
+    &[
+        same("blocks.{}.attn.sinks.weight", "model.layers.{}.self_attn.sinks"),
+        same(ROUTER, "model.layers.{}.mlp.router.weight"),
+        same("blocks.{}.experts.router.bias", "model.layers.{}.mlp.router.bias"),
+        ordered(TransposedPairs, UP, "model.layers.{}.mlp.experts.gate_up_proj").of_all_experts(),
+        ordered(Pairs, UP, "model.layers.{}.mlp.experts.{}.gate_up_proj"),
+        ordered(Pairs, UP_BIAS, "model.layers.{}.mlp.experts.gate_up_proj_bias").of_all_experts(),
+        ordered(Transposed, DOWN, "model.layers.{}.mlp.experts.down_proj").of_all_experts(),
+        same(DOWN, "model.layers.{}.mlp.experts.{}.down_proj"),
+        same(DOWN_BIAS, "model.layers.{}.mlp.experts.down_proj_bias").of_all_experts(),
+    ],
+];
+
+/// Norms before and after the two parts, and gates of the heads' outputs in a matrix of their own.
+pub(in super::super) const AFMOE: &[&[NameRow]] = &[
+    LLAMA_ENDS,
+    &[
+        same("blocks.{}.attn_norm.weight", "model.layers.{}.input_layernorm.weight"),
+        same("blocks.{}.attn_out_norm.weight", "model.layers.{}.post_attention_layernorm.weight"),
+        same("blocks.{}.mlp_norm.weight", "model.layers.{}.pre_mlp_layernorm.weight"),
+        same("blocks.{}.mlp_out_norm.weight", "model.layers.{}.post_mlp_layernorm.weight"),
+        stacked(
+            "blocks.{}.attn.qkv.weight",
+            &[
+                ("model.layers.{}.self_attn.gate_proj.weight", Queries),
+                ("model.layers.{}.self_attn.q_proj.weight", Queries),
+                ("model.layers.{}.self_attn.k_proj.weight", KeysOrValues),
+                ("model.layers.{}.self_attn.v_proj.weight", KeysOrValues),
+            ],
+        ),
+        same(ROUTER, "model.layers.{}.mlp.router.gate.weight"),
+        same(SELECTION, "model.layers.{}.mlp.expert_bias"),
+    ],
+    LLAMA_QK_NORM,
+    LLAMA_OUT,
+    LLAMA_MLP,
+    EXPERTS,
+    SHARED_EXPERTS,
 ];

@@ -137,16 +137,12 @@ pub(in super::super) const UNGATED: &[&[NameRow]] = &[LLAMA_ENDS, LLAMA_NORMS, L
 
 pub(in super::super) const GLM: &[&[NameRow]] = &[LLAMA_ENDS, LLAMA_NORMS, INTERLEAVED_QKV, LLAMA_OUT, FUSED_MLP];
 
-pub(in super::super) const HUNYUAN: &[&[NameRow]] = &[
-    LLAMA_ENDS,
-    LLAMA_NORMS,
-    LLAMA_QKV,
-    &[
-        same("blocks.{}.attn.q_norm.weight", "model.layers.{}.self_attn.query_layernorm.weight"),
-        same("blocks.{}.attn.k_norm.weight", "model.layers.{}.self_attn.key_layernorm.weight"),
-    ],
-    LLAMA_OUT,
-    LLAMA_MLP,
+pub(in super::super) const HUNYUAN: &[&[NameRow]] =
+    &[LLAMA_ENDS, LLAMA_NORMS, LLAMA_QKV, HUNYUAN_QK_NORM, LLAMA_OUT, LLAMA_MLP];
+
+pub(super) const HUNYUAN_QK_NORM: &[NameRow] = &[
+    same("blocks.{}.attn.q_norm.weight", "model.layers.{}.self_attn.query_layernorm.weight"),
+    same("blocks.{}.attn.k_norm.weight", "model.layers.{}.self_attn.key_layernorm.weight"),
 ];
 
 /// Queries and keys rotate the other way round.
@@ -182,4 +178,33 @@ pub(in super::super) const PHI3: &[&[NameRow]] = &[
     &[same("blocks.{}.attn.qkv.weight", "model.layers.{}.self_attn.qkv_proj.weight")],
     LLAMA_OUT,
     FUSED_MLP,
+];
+
+/// GPT-2's names around a gated MLP. Converted files have Llama's.
+pub(in super::super) const EXAONE: &[&[NameRow]] = &[
+    &[
+        same("embed.weight", "transformer.wte.weight"),
+        same("norm.weight", "transformer.ln_f.weight"),
+        same("blocks.{}.attn_norm.weight", "transformer.h.{}.ln_1.weight"),
+        same("blocks.{}.mlp_norm.weight", "transformer.h.{}.ln_2.weight"),
+        stacked(
+            "blocks.{}.attn.qkv.weight",
+            &[
+                ("transformer.h.{}.attn.attention.q_proj.weight", Queries),
+                ("transformer.h.{}.attn.attention.k_proj.weight", KeysOrValues),
+                ("transformer.h.{}.attn.attention.v_proj.weight", KeysOrValues),
+            ],
+        ),
+        same("blocks.{}.attn.out.weight", "transformer.h.{}.attn.attention.out_proj.weight"),
+        stacked(
+            "blocks.{}.mlp.up.weight",
+            &[("transformer.h.{}.mlp.c_fc_0.weight", Half), ("transformer.h.{}.mlp.c_fc_1.weight", Half)],
+        ),
+        same("blocks.{}.mlp.down.weight", "transformer.h.{}.mlp.c_proj.weight"),
+    ],
+    LLAMA_ENDS,
+    LLAMA_NORMS,
+    LLAMA_QKV,
+    LLAMA_OUT,
+    LLAMA_MLP,
 ];

@@ -6,16 +6,12 @@ use super::llama::{
 };
 
 /// Norms after the two parts.
-pub(in super::super) const OLMO2: &[&[NameRow]] = &[
-    LLAMA_ENDS,
-    &[
-        same("blocks.{}.attn_norm.weight", "model.layers.{}.post_attention_layernorm.weight"),
-        same("blocks.{}.mlp_norm.weight", "model.layers.{}.post_feedforward_layernorm.weight"),
-    ],
-    LLAMA_QKV,
-    LLAMA_QK_NORM,
-    LLAMA_OUT,
-    LLAMA_MLP,
+pub(in super::super) const OLMO2: &[&[NameRow]] =
+    &[LLAMA_ENDS, OLMO2_NORMS, LLAMA_QKV, LLAMA_QK_NORM, LLAMA_OUT, LLAMA_MLP];
+
+pub(super) const OLMO2_NORMS: &[NameRow] = &[
+    same("blocks.{}.attn_norm.weight", "model.layers.{}.post_attention_layernorm.weight"),
+    same("blocks.{}.mlp_norm.weight", "model.layers.{}.post_feedforward_layernorm.weight"),
 ];
 
 /// Norms before and after the two parts.

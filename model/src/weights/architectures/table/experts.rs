@@ -2,14 +2,19 @@
 
 use super::super::{
     Architecture, Fixed,
-    bases::{experts, llama, mixture, mixture_with},
-    config_rows::{ACTIVATIONS, ConfigRow, derived, flag, head_dim, kv_heads, number, size_or},
-    expert_rows::{ERNIE_LAYERS, ERNIE_SHARED, FIRST_DENSE, GLM_SHARED, GROUPS, QWEN_LAYERS},
+    bases::{experts, gpt_oss, llama, mixture, mixture_with, olmo2},
+    config_rows::{self, ACTIVATIONS, ConfigRow, derived, flag, head_dim, kv_heads, number, size, size_or},
+    expert_rows::{
+        AFMOE_ROTATION, AFMOE_SHARED, BALANCE_LOSS, CLAMPED_SWIGLU, ERNIE_LAYERS, ERNIE_SHARED, EXAONE_LAYERS,
+        EXAONE_SHARED, FIRST_DENSE, FIRST_DENSE_OF_AFMOE, FIRST_DENSE_OF_V2, GLM_SHARED, GROUPS, HUNYUAN_EXPERTS,
+        MELLUM_LAYERS, QWEN_LAYERS, ROTARY_WIDTH, balance_loss,
+    },
     names, rope,
     row_groups::{GRANITE, LLAMA_SIZES},
+    variant_rows::ONLY_NEWER_ROPE,
     window,
 };
-use crate::config::{GptConfig, QkNormSpan, RouterScores};
+use crate::config::{GptConfig, NormPosition, QkNormSpan, RouterScores};
 
 const SILU: ConfigRow = ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "silu" };
 const TIED: ConfigRow = flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false);
@@ -18,6 +23,14 @@ const N_ACTIVE: &[&str] = &["num_experts_per_tok"];
 
 /// The experts are as wide as the key for the MLP says, which no layer has.
 const EXPERTS_ARE_AS_WIDE: ConfigRow = derived(|c| &mut experts(c).d_ff, |c| c.d_ff);
+
+/// DeepSeek's choice of experts: by sigmoids, with a bias.
+fn corrected(base: GptConfig) -> GptConfig {
+    mixture_with(base, |experts| {
+        experts.scores = RouterScores::Sigmoid;
+        experts.selection_bias = true;
+    })
+}
 
 pub(super) const ROWS: &[Architecture] = &[
     Architecture {
@@ -37,6 +50,7 @@ pub(super) const ROWS: &[Architecture] = &[
                 size_or(&["num_local_experts", "num_experts"], |c| &mut experts(c).n_experts, |_| 8),
                 size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 2),
                 EXPERTS_ARE_AS_WIDE,
+                BALANCE_LOSS,
             ],
         ],
         fixed: &[("attention_bias", Fixed::Flag(false)), ("mlp_bias", Fixed::Flag(false))],
@@ -119,6 +133,7 @@ pub(super) const ROWS: &[Architecture] = &[
                 size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 8),
                 EXPERTS_ARE_AS_WIDE,
                 flag("norm_topk_prob", |c| &mut experts(c).normalized, false),
+                balance_loss(0.01),
             ],
         ],
         fixed: &[("mlp_bias", Fixed::Flag(false))],
@@ -151,12 +166,7 @@ pub(super) const ROWS: &[Architecture] = &[
     Architecture {
         class: "Glm4MoeForCausalLM",
         model_type: "glm4_moe",
-        base: || {
-            mixture_with(llama(), |experts| {
-                experts.scores = RouterScores::Sigmoid;
-                experts.selection_bias = true;
-            })
-        },
+        base: || corrected(llama()),
         config: &[
             LLAMA_SIZES,
             &[
@@ -204,6 +214,7 @@ pub(super) const ROWS: &[Architecture] = &[
                 size_or(&["moe_intermediate_size"], |c| &mut experts(c).d_ff, |_| 1536),
                 ERNIE_SHARED,
                 ERNIE_LAYERS,
+                BALANCE_LOSS,
             ],
         ],
         // Of probabilities, whose sum is never as small.
@@ -211,10 +222,245 @@ pub(super) const ROWS: &[Architecture] = &[
         names: names::ERNIE_MOE,
         base_prefix: "model.",
     },
+    Architecture {
+        class: "GptOssForCausalLM",
+        model_type: "gpt_oss",
+        base: gpt_oss,
+        config: &[
+            LLAMA_SIZES,
+            &[
+                kv_heads(8),
+                size_or(&["head_dim"], |c| &mut c.head_dim, |_| 64),
+                ConfigRow::Rope(&rope::GPT_OSS),
+                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                flag("attention_bias", |c| &mut c.qkv_bias, true),
+                flag("attention_bias", |c| &mut c.attn_out_bias, true),
+                TIED,
+                ConfigRow::Window(&window::GPT_OSS),
+                size_or(&["num_local_experts", "num_experts"], |c| &mut experts(c).n_experts, |_| 128),
+                size_or(&["num_experts_per_tok", "experts_per_token"], |c| &mut experts(c).n_active, |_| 4),
+                EXPERTS_ARE_AS_WIDE,
+                CLAMPED_SWIGLU,
+                BALANCE_LOSS,
+            ],
+        ],
+        // The class has its own activation.
+        fixed: &[("hidden_act", Fixed::Text("silu"))],
+        names: names::GPT_OSS,
+        base_prefix: "model.",
+    },
+    Architecture {
+        class: "Dots1ForCausalLM",
+        model_type: "dots1",
+        base: || corrected(GptConfig { qk_norm: true, ..llama() }),
+        config: &[
+            LLAMA_SIZES,
+            &[
+                kv_heads(32),
+                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                ConfigRow::Rope(&rope::WHOLE_HEADS),
+                SILU,
+                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
+                flag("attention_bias", |c| &mut c.qkv_bias, false),
+                flag("attention_bias", |c| &mut c.attn_out_bias, false),
+                TIED,
+                ConfigRow::Window(&window::DOTS1),
+                size(&["n_routed_experts", "num_local_experts"], |c| &mut experts(c).n_experts),
+                size(N_ACTIVE, |c| &mut experts(c).n_active),
+                size_or(&["moe_intermediate_size"], |c| &mut experts(c).d_ff, |_| 1408),
+                flag("norm_topk_prob", |c| &mut experts(c).normalized, false),
+                number("routed_scaling_factor", |c| &mut experts(c).weight_multiplier, 1.0),
+                GLM_SHARED,
+                GROUPS,
+                FIRST_DENSE_OF_V2,
+            ],
+        ],
+        fixed: &[("mlp_bias", Fixed::Flag(false))],
+        names: names::GLM_MOE,
+        base_prefix: "model.",
+    },
+    Architecture {
+        class: "MiniMaxM2ForCausalLM",
+        model_type: "minimax_m2",
+        base: || corrected(GptConfig { qk_norm: true, qk_norm_span: QkNormSpan::AllHeads, ..llama() }),
+        config: &[
+            LLAMA_SIZES,
+            &[
+                kv_heads(8),
+                size_or(&["head_dim"], |c| &mut c.head_dim, |_| 128),
+                ConfigRow::Rope(&rope::MINIMAX),
+                ROTARY_WIDTH,
+                SILU,
+                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
+                TIED,
+                ConfigRow::Window(&window::NONE),
+                size_or(&["num_local_experts", "num_experts"], |c| &mut experts(c).n_experts, |_| 256),
+                size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 8),
+                EXPERTS_ARE_AS_WIDE,
+                BALANCE_LOSS,
+            ],
+        ],
+        fixed: &[("attention_bias", Fixed::Flag(false)), ("mlp_bias", Fixed::Flag(false))],
+        names: names::MINIMAX_M2,
+        base_prefix: "model.",
+    },
+    Architecture {
+        class: "FlexOlmoForCausalLM",
+        model_type: "flex_olmo",
+        base: || mixture(olmo2()),
+        config: &[
+            LLAMA_SIZES,
+            &[
+                size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
+                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                ConfigRow::Rope(&rope::COHERE),
+                SILU,
+                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
+                flag("attention_bias", |c| &mut c.qkv_bias, false),
+                flag("attention_bias", |c| &mut c.attn_out_bias, false),
+                TIED,
+                ConfigRow::Window(&window::NONE),
+                size_or(N_EXPERTS, |c| &mut experts(c).n_experts, |_| 7),
+                size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 5),
+                EXPERTS_ARE_AS_WIDE,
+                flag("norm_topk_prob", |c| &mut experts(c).normalized, false),
+                balance_loss(0.01),
+            ],
+        ],
+        fixed: &[("mlp_bias", Fixed::Flag(false))],
+        names: names::FLEX_OLMO,
+        base_prefix: "model.",
+    },
+    Architecture {
+        class: "ExaoneMoeForCausalLM",
+        model_type: "exaone_moe",
+        base: || corrected(GptConfig { qk_norm: true, ..llama() }),
+        config: &[
+            LLAMA_SIZES,
+            &[
+                kv_heads(32),
+                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                ConfigRow::Rope(&rope::WHOLE_HEADS),
+                SILU,
+                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                TIED,
+                ConfigRow::Window(&window::EXAONE4),
+                config_rows::EXAONE4_ROTATION,
+                size_or(N_EXPERTS, |c| &mut experts(c).n_experts, |_| 64),
+                size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 8),
+                size_or(&["moe_intermediate_size"], |c| &mut experts(c).d_ff, |_| 1024),
+                flag("norm_topk_prob", |c| &mut experts(c).normalized, true),
+                number("routed_scaling_factor", |c| &mut experts(c).weight_multiplier, 2.5),
+                EXAONE_SHARED,
+                GROUPS,
+                EXAONE_LAYERS,
+            ],
+        ],
+        fixed: &[("attention_bias", Fixed::Flag(false)), ("mlp_bias", Fixed::Flag(false))],
+        names: names::EXAONE_MOE,
+        base_prefix: "model.",
+    },
+    Architecture {
+        class: "HunYuanMoEV1ForCausalLM",
+        model_type: "hunyuan_v1_moe",
+        base: || mixture(GptConfig { qk_norm: true, qk_norm_after_rope: true, ..llama() }),
+        config: &[
+            LLAMA_SIZES,
+            &[
+                size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
+                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                ConfigRow::Rope(&rope::HUNYUAN),
+                SILU,
+                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                flag("attention_bias", |c| &mut c.qkv_bias, false),
+                flag("attention_bias", |c| &mut c.attn_out_bias, false),
+                TIED,
+                ConfigRow::Window(&window::NONE),
+                HUNYUAN_EXPERTS,
+            ],
+        ],
+        fixed: &[("use_qk_norm", Fixed::Flag(true)), ("mlp_bias", Fixed::Flag(false))],
+        names: names::HUNYUAN_MOE,
+        base_prefix: "model.",
+    },
+    Architecture {
+        class: "AfmoeForCausalLM",
+        model_type: "afmoe",
+        base: || {
+            let llama =
+                GptConfig { norm_position: NormPosition::Sandwich, qk_norm: true, attention_gate: true, ..llama() };
+            mixture_with(llama, |experts| {
+                experts.scores = RouterScores::Sigmoid;
+                experts.selection_bias = true;
+            })
+        },
+        config: &[
+            LLAMA_SIZES,
+            &[
+                size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
+                size_or(&["head_dim"], |c| &mut c.head_dim, |_| 128),
+                ConfigRow::Rope(&rope::WHOLE_HEADS),
+                SILU,
+                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                flag("mup_enabled", |c| &mut c.scale_embeddings, false),
+                TIED,
+                ConfigRow::Window(&window::AFMOE),
+                AFMOE_ROTATION,
+                size_or(N_EXPERTS, |c| &mut experts(c).n_experts, |_| 64),
+                size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 6),
+                size_or(&["moe_intermediate_size"], |c| &mut experts(c).d_ff, |_| 1408),
+                number("route_scale", |c| &mut experts(c).weight_multiplier, 1.0),
+                AFMOE_SHARED,
+                FIRST_DENSE_OF_AFMOE,
+            ],
+        ],
+        // The last ones are those of the code beside the released weights.
+        fixed: &[
+            ("attention_bias", Fixed::Flag(false)),
+            ("mlp_bias", Fixed::Flag(false)),
+            ("score_func", Fixed::Text("sigmoid")),
+            ("route_norm", Fixed::Flag(true)),
+            ("n_group", Fixed::Number(1.0)),
+            ("topk_group", Fixed::Number(1.0)),
+            ("num_expert_groups", Fixed::Number(1.0)),
+            ("num_limited_groups", Fixed::Number(1.0)),
+        ],
+        names: names::AFMOE,
+        base_prefix: "model.",
+    },
+    Architecture {
+        class: "MellumForCausalLM",
+        model_type: "mellum",
+        base: || mixture(GptConfig { qk_norm: true, ..llama() }),
+        config: &[
+            LLAMA_SIZES,
+            &[
+                kv_heads(4),
+                size_or(&["head_dim"], |c| &mut c.head_dim, |_| 128),
+                ConfigRow::Window(&window::MELLUM),
+                ConfigRow::Rope(&rope::MELLUM),
+                ONLY_NEWER_ROPE,
+                SILU,
+                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
+                flag("attention_bias", |c| &mut c.qkv_bias, false),
+                flag("attention_bias", |c| &mut c.attn_out_bias, false),
+                TIED,
+                size_or(N_EXPERTS, |c| &mut experts(c).n_experts, |_| 64),
+                size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 8),
+                size_or(&["moe_intermediate_size"], |c| &mut experts(c).d_ff, |_| 896),
+                flag("norm_topk_prob", |c| &mut experts(c).normalized, true),
+                MELLUM_LAYERS,
+            ],
+        ],
+        fixed: &[("mlp_bias", Fixed::Flag(false))],
+        names: names::QWEN_MOE,
+        base_prefix: "model.",
+    },
 ];
 
 /// What Qwen's mixtures share.
-const QWEN_EXPERTS: &[ConfigRow] = &[flag("norm_topk_prob", |c| &mut experts(c).normalized, false), QWEN_LAYERS];
+const QWEN_EXPERTS: &[ConfigRow] =
+    &[flag("norm_topk_prob", |c| &mut experts(c).normalized, false), QWEN_LAYERS, BALANCE_LOSS];
 
 /// Granite's rotary positions and experts.
 const GRANITE_EXPERTS: &[ConfigRow] = &[
@@ -223,4 +469,5 @@ const GRANITE_EXPERTS: &[ConfigRow] = &[
     size_or(&["num_local_experts", "num_experts"], |c| &mut experts(c).n_experts, |_| 8),
     size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 2),
     EXPERTS_ARE_AS_WIDE,
+    BALANCE_LOSS,
 ];

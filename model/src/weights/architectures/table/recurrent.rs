@@ -4,7 +4,7 @@ use super::super::{
     Architecture, Fixed,
     bases::{conv, delta_net, experts, gated_delta, mixture_with, short_conv},
     config_rows::{ConfigRow, derived, flag, head_dim, kv_heads, number, size, size_or},
-    expert_rows::{FIRST_DENSE_OF_LFM2, QWEN_LAYERS},
+    expert_rows::{BALANCE_LOSS, FIRST_DENSE_OF_LFM2, QWEN_LAYERS},
     names,
     recurrent_rows::{LFM2_LAYER_TYPES, LFM2_MLP, LFM2_TIED, QWEN_LAYER_TYPES},
     rope,
@@ -46,6 +46,7 @@ const QWEN_FIXED: &[(&str, Fixed)] = &[
 const QWEN_EXPERTS: &[ConfigRow] = &[
     size_or(&["moe_intermediate_size"], |c| &mut experts(c).d_ff, |_| 512),
     size_or(&["shared_expert_intermediate_size"], |c| &mut experts(c).shared_d_ff, |_| 512),
+    BALANCE_LOSS,
 ];
 
 pub(super) const ROWS: &[Architecture] = &[

@@ -3,9 +3,10 @@
 use super::super::{
     Architecture, Fixed,
     bases::llama,
-    config_rows::{self, ACTIVATIONS, ConfigRow, MINICPM_SCALES, derived, flag, head_dim, kv_heads, number, size_or},
+    config_rows::{self, ACTIVATIONS, ConfigRow, derived, flag, head_dim, kv_heads, number, size, size_or},
     names, rope,
     row_groups::{ATTENTION_BIAS, GLM, LLAMA_SIZES, SILU, UNTIED},
+    variant_rows::{EXAONE_EPS, INTERNLM3_BIASES, MINICPM_SCALES},
     window,
 };
 use crate::config::{GptConfig, NormKind};
@@ -289,6 +290,59 @@ pub(super) const ROWS: &[Architecture] = &[
             MINICPM_SCALES,
         ],
         fixed: &[("mlp_bias", Fixed::Flag(false)), ("sparse_config", Fixed::Nothing)],
+        names: names::LLAMA,
+        base_prefix: "model.",
+    },
+    // EXAONE 3. Transformers computes both of these as Llama.
+    Architecture {
+        class: "ExaoneForCausalLM",
+        model_type: "exaone",
+        base: llama,
+        config: &[
+            &[
+                size(&["vocab_size"], |c| &mut c.vocab_size),
+                size(&["max_position_embeddings"], |c| &mut c.max_seq_len),
+                size(&["num_hidden_layers", "num_layers"], |c| &mut c.n_layers),
+                size(&["num_attention_heads"], |c| &mut c.n_heads),
+                size(&["hidden_size"], |c| &mut c.d_model),
+                size(&["intermediate_size"], |c| &mut c.d_ff),
+            ],
+            SILU,
+            UNTIED,
+            &[
+                kv_heads(8),
+                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                ConfigRow::Rope(&rope::COHERE),
+                EXAONE_EPS,
+                ConfigRow::Window(&window::NONE),
+            ],
+        ],
+        fixed: &[
+            ("attention_bias", Fixed::Flag(false)),
+            ("mlp_bias", Fixed::Flag(false)),
+            ("activation_function", Fixed::Text("silu")),
+        ],
+        names: names::EXAONE,
+        base_prefix: "",
+    },
+    Architecture {
+        class: "InternLM3ForCausalLM",
+        model_type: "internlm3",
+        base: llama,
+        config: &[
+            LLAMA_SIZES,
+            SILU,
+            UNTIED,
+            &[
+                kv_heads(2),
+                size_or(&["head_dim"], |c| &mut c.head_dim, |_| 128),
+                ConfigRow::Rope(&rope::WHOLE_HEADS),
+                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                INTERNLM3_BIASES,
+                ConfigRow::Window(&window::NONE),
+            ],
+        ],
+        fixed: &[],
         names: names::LLAMA,
         base_prefix: "model.",
     },

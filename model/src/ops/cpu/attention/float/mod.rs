@@ -96,7 +96,7 @@ impl<E: FloatElement> Kernels for Portable<E> {
             *state =
                 softmax::<FUSED>(&mut scores[..tiles.len() * LANES], first, query, Some(pools.options.scale as f32));
         }
-        let [before, all_see, behind] = task.seen(&tiles, pools.options);
+        let [before, all_see, behind] = task.seen_of(&tiles, pools.options);
         let mut sum = WeightedSum { weights: scores, first, sums: chunk_sums, widened };
         sum.add_values::<E, FUSED, false>(before, queries, task, pools);
         sum.add_values::<E, FUSED, true>(all_see, queries, task, pools);

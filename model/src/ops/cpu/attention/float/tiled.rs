@@ -127,7 +127,7 @@ pub(super) unsafe fn attend_chunk<T: Tiles<E>, E: FloatElement>(
         // SAFETY: the caller's.
         *state = unsafe { T::softmax(&mut scores[..tiles.len() * LANES], first, query, pools.options.scale as f32) };
     }
-    let [before, all_see, behind] = task.seen(&tiles, pools.options);
+    let [before, all_see, behind] = task.seen_of(&tiles, pools.options);
     // Positions that only some rows see are at both ends; they are added query by query.
     let mut add_edge = |positions: Range<usize>, sums: &mut [f32]| {
         if positions.is_empty() {

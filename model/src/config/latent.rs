@@ -1,0 +1,72 @@
+//! Multi-head latent attention: keys and values of all heads are computed from one narrow vector of each token.
+
+use serde::{Deserialize, Serialize};
+
+use super::{GptConfig, validate::require};
+use crate::error::Result;
+
+/// Multi-head latent attention ([DeepSeek-V2](https://arxiv.org/abs/2405.04434), 2.1): a narrow vector of each token, its latent,
+/// becomes the keys and values of all heads. Beside them, each key has a rotated part that all heads share.
+///
+/// The model has as many key heads as query heads, and [`GptConfig::head_dim`] is the width of a query and of a key.
+/// [`GptConfig::qkv_bias`] is for the matrices that make latents.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LatentAttention {
+    /// Width of the latent that queries are computed from; `None`: they are computed from the row itself.
+    pub query_rank: Option<usize>,
+    /// Width of the latent that keys and values are computed from.
+    pub kv_rank: usize,
+    /// Number of leading dimensions of each query and key that rotate, below [`GptConfig::head_dim`]. Those of keys are the same
+    /// for all heads.
+    pub rope_dim: usize,
+    /// Width of a value.
+    pub value_dim: usize,
+    /// Epsilon of the norms of latents.
+    pub norm_eps: f64,
+    /// Whether files have the two dimensions that rotate together next to each other.
+    pub interleaved: bool,
+}
+
+impl GptConfig {
+    /// Width of a head's value.
+    pub fn value_dim(&self) -> usize {
+        self.latent.map_or(self.head_dim, |latent| latent.value_dim)
+    }
+
+    /// Width of the outputs of all heads together.
+    pub fn value_width(&self) -> usize {
+        self.n_heads * self.value_dim()
+    }
+
+    /// Width of a head in attention and in the KV cache, where queries, keys and values are equally wide: zeros follow the narrower
+    /// ones.
+    pub fn padded_head_dim(&self) -> usize {
+        self.head_dim.max(self.value_dim())
+    }
+}
+
+impl LatentAttention {
+    /// Checks latent attention in the model of `config`.
+    pub(super) fn validate(&self, config: &GptConfig) -> Result<()> {
+        let Self { query_rank, kv_rank, rope_dim, value_dim, norm_eps, .. } = *self;
+        let sizes = [("query_rank", query_rank.unwrap_or(1)), ("kv_rank", kv_rank), ("value_dim", value_dim)];
+        for (field, size) in sizes {
+            require(format!("latent.{field}"), (1..=1 << 28).contains(&size), || {
+                format!("must be in 1..=2^28, got {size}")
+            })?;
+        }
+        let head_dim = config.head_dim;
+        require("latent.rope_dim", (2..head_dim).contains(&rope_dim), || {
+            format!("must be at least 2 and below head_dim = {head_dim}, got {rope_dim}")
+        })?;
+        require("latent.norm_eps", norm_eps.is_finite() && norm_eps >= 0.0, || {
+            format!("must be finite and not negative, got {norm_eps}")
+        })?;
+        require("n_kv_heads", config.n_kv_heads == config.n_heads, || {
+            format!("must be n_heads = {} with latent attention, got {}", config.n_heads, config.n_kv_heads)
+        })?;
+        require("qk_norm", !config.qk_norm, || "must be false with latent attention".to_owned())?;
+        require("attention_gate", !config.attention_gate, || "must be false with latent attention".to_owned())
+    }
+}

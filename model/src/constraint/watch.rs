@@ -1,0 +1,351 @@
+//! Grammars that hold only in parts of a text, such as its tool calls.
+//!
+//! A [`Watch`] sleeps: it follows the text without restricting it. From the byte that completes a [`Mark`] its grammar
+//! holds; when the grammar's text is complete, the watch sleeps again, or the whole text ends. While it sleeps, the only
+//! tokens that may not come next are those that would complete a mark and go on with something that the grammar does
+//! not allow. They are few and known in advance, so that watching takes no mask.
+
+mod pattern;
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+};
+
+pub use self::pattern::Mark;
+use self::pattern::Progress;
+use super::{Constraint, vocabulary::Vocabulary};
+use crate::{TokenId, error::Result};
+
+/// What happens when the text of a grammar is complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AfterGrammar {
+    /// The watch sleeps until the next mark.
+    Sleep,
+    /// Nothing may follow.
+    End,
+}
+
+/// A part of a text in which marks do not count, such as a thought.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Silence {
+    /// The marks that begin it.
+    pub open: Vec<Mark>,
+    /// The marks that end it. Other marks may follow directly.
+    pub closes: Vec<Mark>,
+}
+
+/// When the grammar of a [`Watch`] holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WatchRules {
+    /// After any of these the grammar holds.
+    pub marks: Vec<Mark>,
+    /// Parts in which marks do not count.
+    pub silences: Vec<Silence>,
+    /// The index of the silence in which the text begins.
+    pub begins_in: Option<usize>,
+    /// What follows the grammar's text.
+    pub after: AfterGrammar,
+    /// Whether special tokens are part of the text. Otherwise they are passed over.
+    pub shows_special: bool,
+}
+
+/// The restrictions on the token after a sleeping or an awake watch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outlook {
+    /// The grammar holds: any token may be forbidden.
+    Bound,
+    /// Only these tokens are forbidden.
+    Free(Arc<BTreeSet<TokenId>>),
+}
+
+/// A text of which some parts follow a grammar. A clone is independent.
+#[derive(Clone, Debug)]
+pub struct Watch {
+    rules: Arc<Compiled>,
+    state: State,
+}
+
+#[derive(Clone, Debug)]
+enum State {
+    Asleep(Scan),
+    /// The grammar holds.
+    Bound(Constraint),
+    /// The text is complete.
+    Ended,
+}
+
+/// How far the text has come in each mark that counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Scan {
+    /// The open silence.
+    silence: Option<usize>,
+    /// The progress in the marks, and after them in those that begin silences; in a silence, in those that end it.
+    progress: Vec<Progress>,
+}
+
+#[derive(Debug)]
+struct Compiled {
+    rules: WatchRules,
+    vocabulary: Arc<Vocabulary>,
+    grammar: Constraint,
+    /// The grammar after each mark.
+    starts: Vec<OnceLock<Constraint>>,
+    /// The tokens that are forbidden because of a mark, by its index and the progress in it.
+    forbidden: Mutex<HashMap<(usize, Progress), Arc<BTreeSet<TokenId>>>>,
+}
+
+/// What a byte completes.
+enum Completed {
+    Nothing,
+    /// The mark with this index.
+    Mark(usize),
+    /// The opening or closing mark of a silence.
+    Silence(Option<usize>),
+}
+
+impl WatchRules {
+    fn scan(&self, silence: Option<usize>) -> Scan {
+        Scan { silence, progress: self.counting(silence).map(Mark::start).collect() }
+    }
+
+    /// The marks that count.
+    fn counting(&self, silence: Option<usize>) -> impl Iterator<Item = &Mark> {
+        let closes = silence.and_then(|index| self.silences.get(index)).map(|silence| &silence.closes);
+        let marks = self.marks.iter().chain(self.silences.iter().flat_map(|silence| &silence.open));
+        closes.into_iter().flatten().chain(marks.filter(move |_| silence.is_none()))
+    }
+
+    fn step(&self, scan: &mut Scan, byte: u8) -> Completed {
+        let mut completed = None;
+        for (index, (mark, progress)) in self.counting(scan.silence).zip(&mut scan.progress).enumerate() {
+            if mark.step(progress, byte) && completed.is_none() {
+                completed = Some(index);
+            }
+        }
+        match completed {
+            None => Completed::Nothing,
+            Some(_) if scan.silence.is_some() => Completed::Silence(None),
+            Some(index) if index < self.marks.len() => Completed::Mark(index),
+            Some(index) => {
+                let mut opened =
+                    self.silences.iter().enumerate().flat_map(|(at, silence)| vec![at; silence.open.len()]);
+                Completed::Silence(opened.nth(index - self.marks.len()))
+            }
+        }
+    }
+}
+
+impl Compiled {
+    /// The grammar after a mark. `None` if the grammar does not have the mark, which is then not one.
+    fn start(&self, index: usize) -> Option<Constraint> {
+        let mark = self.rules.marks.get(index)?;
+        if mark.read.is_empty() {
+            return Some(self.grammar.clone());
+        }
+        if !self.grammar.fits(&mark.read) {
+            return None;
+        }
+        let start = self.starts.get(index)?.get_or_init(|| {
+            let mut start = self.grammar.clone();
+            // An error comes again, and is reported, when the grammar is used.
+            let _ = start.accept_bytes(&mark.read);
+            start
+        });
+        Some(start.clone())
+    }
+
+    /// Reads bytes in sleep. Returns the state of the grammar and the index of the byte after a mark that they complete,
+    /// if the bytes from there are allowed.
+    fn read(&self, scan: &mut Scan, bytes: &[u8]) -> Option<(Constraint, usize)> {
+        for (end, &byte) in (1..).zip(bytes) {
+            match self.rules.step(scan, byte) {
+                Completed::Nothing => {}
+                Completed::Silence(silence) => *scan = self.rules.scan(silence),
+                Completed::Mark(index) => {
+                    let rest = bytes.get(end..).unwrap_or_default();
+                    if let Some(start) = self.start(index).filter(|start| rest.is_empty() || start.fits(rest)) {
+                        return Some((start, end));
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    fn bytes(&self, id: TokenId) -> &[u8] {
+        self.vocabulary.bytes(id, self.rules.shows_special)
+    }
+
+    /// The tokens that may not come next.
+    fn forbidden(&self, scan: &Scan) -> Arc<BTreeSet<TokenId>> {
+        if scan.silence.is_some() {
+            return Arc::default();
+        }
+        let of_marks = self.rules.marks.iter().zip(&scan.progress).enumerate();
+        let mut sets = of_marks
+            .map(|(index, (mark, progress))| self.forbidden_by(index, mark, progress))
+            .filter(|set| !set.is_empty());
+        let Some(first) = sets.next() else { return Arc::default() };
+        sets.fold(first, |all, more| Arc::new(all.union(&more).copied().collect()))
+    }
+
+    /// The tokens that would complete a mark and go on with something that the grammar does not allow.
+    fn forbidden_by(&self, index: usize, mark: &Mark, progress: &Progress) -> Arc<BTreeSet<TokenId>> {
+        if Mark::is_missed(progress) {
+            return Arc::default();
+        }
+        let key = (index, progress.clone());
+        let lock = || self.forbidden.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = lock().get(&key) {
+            return Arc::clone(known);
+        }
+        let step = |progress: &mut Progress, byte: u8| {
+            let is_complete = mark.step(progress, byte);
+            (!Mark::is_missed(progress)).then_some(is_complete)
+        };
+        let compute = || self.vocabulary.endings(progress, &step);
+        let endings = match (mark.literal(), progress) {
+            (Some(literal), &Progress::Bytes(n)) => self.vocabulary.endings_of_literal(literal, n, compute),
+            _ => Arc::new(compute()),
+        };
+        let mut forbidden: BTreeSet<TokenId> = BTreeSet::new();
+        if !endings.is_empty()
+            && let Some(start) = self.start(index)
+        {
+            let unfit = endings.iter().filter(|(_, rest)| !start.fits(rest));
+            forbidden.extend(unfit.map(|&(id, _)| id));
+        }
+        let forbidden = Arc::new(forbidden);
+        lock().insert(key, Arc::clone(&forbidden));
+        forbidden
+    }
+}
+
+impl Watch {
+    /// A text that follows a grammar, compiled by a [compiler](super::GrammarCompiler), in the parts that `rules` says.
+    pub fn new(grammar: Constraint, rules: WatchRules) -> Self {
+        let starts = rules.marks.iter().map(|_| OnceLock::new()).collect();
+        let state = State::Asleep(rules.scan(rules.begins_in));
+        let vocabulary = Arc::clone(grammar.vocabulary());
+        let compiled = Compiled { rules, vocabulary, grammar, starts, forbidden: Mutex::default() };
+        if let State::Asleep(scan) = &state {
+            // So that the first step does not wait for it.
+            compiled.forbidden(scan);
+        }
+        Self { rules: Arc::new(compiled), state }
+    }
+
+    /// The text begins in a silence, given by its index. Only before the first token.
+    #[must_use]
+    pub fn beginning_in(mut self, silence: Option<usize>) -> Self {
+        if let State::Asleep(scan) = &mut self.state {
+            *scan = self.rules.rules.scan(silence);
+        }
+        self
+    }
+
+    /// The parameter that requests the grammar.
+    pub fn param(&self) -> &'static str {
+        self.rules.grammar.param()
+    }
+
+    /// Whether the grammar holds for the next token.
+    pub fn is_bound(&self) -> bool {
+        matches!(self.state, State::Bound(_))
+    }
+
+    /// What restricts the token after the tokens `ahead`.
+    pub fn outlook(&self, ahead: &[TokenId]) -> Outlook {
+        let rules = &self.rules;
+        let State::Asleep(scan) = &self.state else { return Outlook::Bound };
+        let mut scan = scan.clone();
+        match ahead.iter().find_map(|&id| rules.read(&mut scan, rules.bytes(id))) {
+            Some(_) => Outlook::Bound,
+            None => Outlook::Free(rules.forbidden(&scan)),
+        }
+    }
+
+    /// As [`Constraint::is_slow`].
+    pub fn is_slow(&self) -> bool {
+        matches!(&self.state, State::Bound(constraint) if constraint.is_slow())
+    }
+
+    /// As [`Constraint::prepare`].
+    pub fn prepare(&self) {
+        if let State::Bound(constraint) = &self.state {
+            constraint.prepare();
+        }
+    }
+
+    /// As [`Constraint::restrict`], if the grammar holds; otherwise the logits without those of the
+    /// [forbidden](Outlook::Free) tokens.
+    ///
+    /// # Errors
+    /// As [`Constraint::restrict`].
+    pub fn restrict(&self, logits: &[f32], end_ids: &BTreeSet<TokenId>) -> Result<Vec<f32>> {
+        match (&self.state, self.outlook(&[])) {
+            (State::Bound(constraint), _) => constraint.restrict(logits, end_ids),
+            (_, Outlook::Free(forbidden)) => {
+                let mut allowed = logits.to_vec();
+                for &id in forbidden.iter() {
+                    if let Some(logit) = allowed.get_mut(id as usize) {
+                        *logit = f32::NEG_INFINITY;
+                    }
+                }
+                Ok(allowed)
+            }
+            _ => Ok(logits.to_vec()),
+        }
+    }
+
+    /// Adds a token. Returns whether the text is complete, so that nothing may follow.
+    ///
+    /// # Errors
+    /// As [`Constraint::accept`].
+    pub fn accept(&mut self, id: TokenId) -> Result<bool> {
+        match &mut self.state {
+            State::Bound(constraint) => {
+                let is_complete = constraint.accept(id)?;
+                Ok(self.after(is_complete))
+            }
+            State::Asleep(scan) => {
+                let bytes = self.rules.bytes(id);
+                let Some((mut constraint, end)) = self.rules.read(scan, bytes) else { return Ok(false) };
+                let rest = bytes.get(end..).unwrap_or_default();
+                let is_complete = !rest.is_empty() && constraint.accept_bytes(rest)?;
+                self.state = State::Bound(constraint);
+                Ok(self.after(is_complete))
+            }
+            State::Ended => Ok(true),
+        }
+    }
+
+    /// As [`Constraint::accept_elsewhere`]. Only if [`is_slow`](Self::is_slow).
+    pub fn accept_elsewhere(&mut self, id: TokenId) {
+        if let State::Bound(constraint) = &mut self.state {
+            constraint.accept_elsewhere(id);
+        }
+    }
+
+    /// As [`Constraint::accepted`].
+    pub fn accepted(&mut self) -> Option<Result<bool>> {
+        let State::Bound(constraint) = &mut self.state else { return None };
+        let accepted = constraint.accepted()?;
+        Some(accepted.map(|is_complete| self.after(is_complete)))
+    }
+
+    /// The state after a token. Returns whether the text is complete.
+    fn after(&mut self, is_complete: bool) -> bool {
+        if !is_complete {
+            return false;
+        }
+        let rules = &self.rules.rules;
+        let is_over = rules.after == AfterGrammar::End;
+        self.state = if is_over { State::Ended } else { State::Asleep(rules.scan(None)) };
+        is_over
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,107 @@
+//! Encoders.
+
+use super::super::super::tensor_names::{
+    NameRow,
+    RowSelection::{KeysOrValues, Queries},
+    after, same, stacked,
+};
+
+/// BERT's, but for positions. The first files name the values of norms otherwise.
+const BERT_REST: &[NameRow] = &[
+    same("embed.weight", "embeddings.word_embeddings.weight"),
+    same("type_embed.weight", "embeddings.token_type_embeddings.weight"),
+    same("embed_norm.weight", "embeddings.LayerNorm.weight"),
+    same("embed_norm.weight", "embeddings.LayerNorm.gamma"),
+    same("embed_norm.bias", "embeddings.LayerNorm.bias"),
+    same("embed_norm.bias", "embeddings.LayerNorm.beta"),
+    stacked(
+        "blocks.{}.attn.qkv.weight",
+        &[
+            ("encoder.layer.{}.attention.self.query.weight", Queries),
+            ("encoder.layer.{}.attention.self.key.weight", KeysOrValues),
+            ("encoder.layer.{}.attention.self.value.weight", KeysOrValues),
+        ],
+    ),
+    stacked(
+        "blocks.{}.attn.qkv.bias",
+        &[
+            ("encoder.layer.{}.attention.self.query.bias", Queries),
+            ("encoder.layer.{}.attention.self.key.bias", KeysOrValues),
+            ("encoder.layer.{}.attention.self.value.bias", KeysOrValues),
+        ],
+    ),
+    same("blocks.{}.attn.out.weight", "encoder.layer.{}.attention.output.dense.weight"),
+    same("blocks.{}.attn.out.bias", "encoder.layer.{}.attention.output.dense.bias"),
+    same("blocks.{}.attn_norm.weight", "encoder.layer.{}.attention.output.LayerNorm.weight"),
+    same("blocks.{}.attn_norm.weight", "encoder.layer.{}.attention.output.LayerNorm.gamma"),
+    same("blocks.{}.attn_norm.bias", "encoder.layer.{}.attention.output.LayerNorm.bias"),
+    same("blocks.{}.attn_norm.bias", "encoder.layer.{}.attention.output.LayerNorm.beta"),
+    same("blocks.{}.mlp.up.weight", "encoder.layer.{}.intermediate.dense.weight"),
+    same("blocks.{}.mlp.up.bias", "encoder.layer.{}.intermediate.dense.bias"),
+    same("blocks.{}.mlp.down.weight", "encoder.layer.{}.output.dense.weight"),
+    same("blocks.{}.mlp.down.bias", "encoder.layer.{}.output.dense.bias"),
+    same("blocks.{}.mlp_norm.weight", "encoder.layer.{}.output.LayerNorm.weight"),
+    same("blocks.{}.mlp_norm.weight", "encoder.layer.{}.output.LayerNorm.gamma"),
+    same("blocks.{}.mlp_norm.bias", "encoder.layer.{}.output.LayerNorm.bias"),
+    same("blocks.{}.mlp_norm.bias", "encoder.layer.{}.output.LayerNorm.beta"),
+];
+
+pub(in super::super) const BERT: &[&[NameRow]] =
+    &[BERT_REST, &[same("pos_embed.weight", "embeddings.position_embeddings.weight")]];
+
+/// The rows of positions up to the padding token's id, 1, are not used.
+pub(in super::super) const ROBERTA: &[&[NameRow]] =
+    &[BERT_REST, &[after(2, "pos_embed.weight", "embeddings.position_embeddings.weight")]];
+
+pub(in super::super) const DISTILBERT: &[&[NameRow]] = &[&[
+    same("embed.weight", "embeddings.word_embeddings.weight"),
+    same("pos_embed.weight", "embeddings.position_embeddings.weight"),
+    same("embed_norm.weight", "embeddings.LayerNorm.weight"),
+    same("embed_norm.bias", "embeddings.LayerNorm.bias"),
+    stacked(
+        "blocks.{}.attn.qkv.weight",
+        &[
+            ("transformer.layer.{}.attention.q_lin.weight", Queries),
+            ("transformer.layer.{}.attention.k_lin.weight", KeysOrValues),
+            ("transformer.layer.{}.attention.v_lin.weight", KeysOrValues),
+        ],
+    ),
+    stacked(
+        "blocks.{}.attn.qkv.bias",
+        &[
+            ("transformer.layer.{}.attention.q_lin.bias", Queries),
+            ("transformer.layer.{}.attention.k_lin.bias", KeysOrValues),
+            ("transformer.layer.{}.attention.v_lin.bias", KeysOrValues),
+        ],
+    ),
+    same("blocks.{}.attn.out.weight", "transformer.layer.{}.attention.out_lin.weight"),
+    same("blocks.{}.attn.out.bias", "transformer.layer.{}.attention.out_lin.bias"),
+    same("blocks.{}.attn_norm.weight", "transformer.layer.{}.sa_layer_norm.weight"),
+    same("blocks.{}.attn_norm.bias", "transformer.layer.{}.sa_layer_norm.bias"),
+    same("blocks.{}.mlp.up.weight", "transformer.layer.{}.ffn.lin1.weight"),
+    same("blocks.{}.mlp.up.bias", "transformer.layer.{}.ffn.lin1.bias"),
+    same("blocks.{}.mlp.down.weight", "transformer.layer.{}.ffn.lin2.weight"),
+    same("blocks.{}.mlp.down.bias", "transformer.layer.{}.ffn.lin2.bias"),
+    same("blocks.{}.mlp_norm.weight", "transformer.layer.{}.output_layer_norm.weight"),
+    same("blocks.{}.mlp_norm.bias", "transformer.layer.{}.output_layer_norm.bias"),
+]];
+
+pub(in super::super) const MODERN_BERT: &[&[NameRow]] = &[&[
+    same("embed.weight", "embeddings.tok_embeddings.weight"),
+    same("embed_norm.weight", "embeddings.norm.weight"),
+    same("embed_norm.bias", "embeddings.norm.bias"),
+    same("blocks.{}.attn_norm.weight", "layers.{}.attn_norm.weight"),
+    same("blocks.{}.attn_norm.bias", "layers.{}.attn_norm.bias"),
+    same("blocks.{}.attn.qkv.weight", "layers.{}.attn.Wqkv.weight"),
+    same("blocks.{}.attn.qkv.bias", "layers.{}.attn.Wqkv.bias"),
+    same("blocks.{}.attn.out.weight", "layers.{}.attn.Wo.weight"),
+    same("blocks.{}.attn.out.bias", "layers.{}.attn.Wo.bias"),
+    same("blocks.{}.mlp_norm.weight", "layers.{}.mlp_norm.weight"),
+    same("blocks.{}.mlp_norm.bias", "layers.{}.mlp_norm.bias"),
+    same("blocks.{}.mlp.up.weight", "layers.{}.mlp.Wi.weight"),
+    same("blocks.{}.mlp.up.bias", "layers.{}.mlp.Wi.bias"),
+    same("blocks.{}.mlp.down.weight", "layers.{}.mlp.Wo.weight"),
+    same("blocks.{}.mlp.down.bias", "layers.{}.mlp.Wo.bias"),
+    same("norm.weight", "final_norm.weight"),
+    same("norm.bias", "final_norm.bias"),
+]];

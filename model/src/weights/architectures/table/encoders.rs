@@ -1,0 +1,110 @@
+//! Encoders: models whose positions see each other both ways. Without their heads they make vectors of texts.
+
+use super::super::{
+    Architecture, Fixed,
+    bases::{encoder, modern_encoder},
+    config_rows::{
+        self, ACTIVATIONS, ConfigRow, constant, derived, flag, head_dim, number, one_kv_head_each, size, size_or,
+    },
+    names, rope,
+    row_groups::{BERT, LLAMA_SIZES},
+};
+use crate::config::GptConfig;
+
+pub(super) const ROWS: &[Architecture] = &[
+    Architecture {
+        class: "BertModel",
+        model_type: "bert",
+        base: encoder,
+        config: &[LLAMA_SIZES, BERT],
+        fixed: BERT_FIXED,
+        names: names::BERT,
+        base_prefix: "bert.",
+    },
+    Architecture {
+        class: "RobertaModel",
+        model_type: "roberta",
+        base: encoder,
+        config: &[LLAMA_SIZES, BERT, ROBERTA_POSITIONS],
+        fixed: ROBERTA_FIXED,
+        names: names::ROBERTA,
+        base_prefix: "roberta.",
+    },
+    Architecture {
+        class: "XLMRobertaModel",
+        model_type: "xlm-roberta",
+        base: encoder,
+        config: &[LLAMA_SIZES, BERT, ROBERTA_POSITIONS],
+        fixed: ROBERTA_FIXED,
+        names: names::ROBERTA,
+        base_prefix: "roberta.",
+    },
+    Architecture {
+        class: "CamembertModel",
+        model_type: "camembert",
+        base: encoder,
+        config: &[LLAMA_SIZES, BERT, ROBERTA_POSITIONS],
+        fixed: ROBERTA_FIXED,
+        names: names::ROBERTA,
+        base_prefix: "roberta.",
+    },
+    Architecture {
+        class: "DistilBertModel",
+        model_type: "distilbert",
+        base: || GptConfig { n_token_types: 0, ..encoder() },
+        config: &[&[
+            size(&["vocab_size"], |c| &mut c.vocab_size),
+            size_or(&["max_position_embeddings"], |c| &mut c.max_seq_len, |_| 512),
+            size(&["n_layers", "num_hidden_layers"], |c| &mut c.n_layers),
+            size(&["n_heads", "num_attention_heads"], |c| &mut c.n_heads),
+            size(&["dim", "hidden_size"], |c| &mut c.d_model),
+            size(&["hidden_dim"], |c| &mut c.d_ff),
+            one_kv_head_each(),
+            derived(|c| &mut c.head_dim, head_dim),
+            ConfigRow::Activation { key: "activation", names: ACTIVATIONS, absent: "gelu" },
+            number("dropout", |c| &mut c.dropout, 0.1),
+            constant("attention_dropout", 0.0),
+        ]],
+        // The sines that this key stands for are stored like learned positions.
+        fixed: &[],
+        names: names::DISTILBERT,
+        base_prefix: "distilbert.",
+    },
+    Architecture {
+        class: "ModernBertModel",
+        model_type: "modernbert",
+        base: modern_encoder,
+        config: &[
+            LLAMA_SIZES,
+            &[
+                one_kv_head_each(),
+                derived(|c| &mut c.head_dim, head_dim),
+                config_rows::MODERN_BERT_WINDOW,
+                ConfigRow::Rope(&rope::MODERN_BERT),
+                ConfigRow::Activation { key: "hidden_activation", names: ACTIVATIONS, absent: "gelu" },
+                number("norm_eps", |c| &mut c.norm_eps, 1e-5),
+                flag("norm_bias", |c| &mut c.norm_bias, false),
+                flag("attention_bias", |c| &mut c.qkv_bias, false),
+                flag("attention_bias", |c| &mut c.attn_out_bias, false),
+                flag("mlp_bias", |c| &mut c.mlp_bias, false),
+                number("embedding_dropout", |c| &mut c.dropout, 0.0),
+                number("mlp_dropout", |c| &mut c.dropout, 0.0),
+                constant("attention_dropout", 0.0),
+            ],
+        ],
+        fixed: &[],
+        names: names::MODERN_BERT,
+        base_prefix: "model.",
+    },
+];
+
+const BERT_FIXED: &[(&str, Fixed)] =
+    &[("position_embedding_type", Fixed::Text("absolute")), ("is_decoder", Fixed::Flag(false))];
+
+/// Positions begin behind the padding token's id, for which files leave room.
+const ROBERTA_POSITIONS: &[ConfigRow] = &[config_rows::POSITIONS_BEHIND_PADDING];
+const ROBERTA_FIXED: &[(&str, Fixed)] = &[
+    ("position_embedding_type", Fixed::Text("absolute")),
+    ("is_decoder", Fixed::Flag(false)),
+    ("pad_token_id", Fixed::Number(1.0)),
+];

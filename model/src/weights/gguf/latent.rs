@@ -1,0 +1,151 @@
+//! Latent attention in GGUF files: DeepSeek V2 and V3 and what the converter writes as them, and MiniCPM 3.
+
+use super::{
+    super::{
+        architectures::{
+            bases::{deepseek, experts, latent, mixture_with},
+            config_rows::{ConfigRow, inverse_root, one_kv_head_each, set_score_scale, size, size_or},
+        },
+        config_json::Fields,
+        tensor_names::{
+            NameRow,
+            RowSelection::{LatentDown, LatentKeys, LatentQueries, LatentUp, LatentValues},
+            ordered, same, stacked,
+        },
+    },
+    config_rows::{LOG_MULTIPLIER, RMS_EPS, ROPE, SIZES, log_factor, of_key},
+    description::Gguf,
+    expert_rows::{self, NAMES},
+    names::{BLOCK, GATED, OUTSIDE},
+    recurrent::{KEY_HEADS, PREDICTING_LAYERS},
+};
+use crate::{
+    config::{ExpertGroups, GptConfig, Positions, Rope, RopeScaling, RouterScores},
+    error::Result,
+};
+
+/// Newer files have one key head, which holds the latent. `..._mla` are the widths of heads then.
+const HEADS: &[ConfigRow] = &[
+    one_kv_head_each(),
+    of_key(&[KEY_HEADS], |fields, config| match fields.size_or(KEY_HEADS, config.n_heads)? {
+        1 => Ok(()),
+        n if n == config.n_heads => Ok(()),
+        n => Err(fields.unsupported(
+            KEY_HEADS,
+            &n.into(),
+            &format!("1 or {}, as `attention.head_count`", config.n_heads),
+        )),
+    }),
+    size(&["rope.dimension_count"], |c| &mut latent(c).rope_dim),
+    size(&["attention.kv_lora_rank"], |c| &mut latent(c).kv_rank),
+    of_key(&["attention.q_lora_rank"], |fields, config| {
+        latent(config).query_rank = fields.size("attention.q_lora_rank")?.filter(|&rank| rank > 0);
+        Ok(())
+    }),
+    of_key(&["attention.key_length", "attention.key_length_mla"], |fields, config| {
+        config.head_dim = width(fields, ["attention.key_length_mla", "attention.key_length"])?;
+        Ok(())
+    }),
+];
+
+fn width(fields: &Fields<'_>, keys: [&str; 2]) -> Result<usize> {
+    let [of_newer, of_older] = keys.map(|key| fields.size(key));
+    of_newer?.or(of_older?).ok_or_else(|| fields.missing(&keys))
+}
+
+const VALUES: ConfigRow = of_key(&["attention.value_length", "attention.value_length_mla"], |fields, config| {
+    latent(config).value_dim = width(fields, ["attention.value_length_mla", "attention.value_length"])?;
+    Ok(())
+});
+
+/// The multiplier of scores with YaRN, times 0.1. Files have no key for that of cosines and sines, which released models have
+/// equal to it, so that both cancel out there.
+const SCORES: ConfigRow = of_key(&[LOG_MULTIPLIER], |fields, config| {
+    let multiplier = 10.0 * fields.number_or(LOG_MULTIPLIER, 0.0)?;
+    let own = inverse_root(config.head_dim as f64);
+    if let Positions::Rope(Rope { scaling: RopeScaling::Yarn { factor, attention_factor, .. }, .. }) =
+        &mut config.positions
+        && multiplier != 0.0
+    {
+        *attention_factor = 1.0;
+        let by_length = log_factor(*factor, multiplier);
+        let scale = own * by_length * by_length;
+        set_score_scale(config, scale);
+    }
+    Ok(())
+});
+
+/// Files of dense models have some of the keys too.
+const EXPERTS: ConfigRow = of_key(expert_rows::KEYS, |fields, config| {
+    if fields.size_or(expert_rows::COUNT, 0)? == 0 {
+        config.experts = None;
+        return Ok(());
+    }
+    expert_rows::read(fields, config)?;
+    let experts = experts(config);
+    // The first files do not say it: probabilities are not normalized, other scores are.
+    if fields.get(expert_rows::SCORES).is_none() && experts.normalized {
+        experts.scores = RouterScores::Sigmoid;
+    }
+    if let (RouterScores::Softmax, Some(groups)) = (experts.scores, experts.groups) {
+        experts.groups = Some(ExpertGroups { n_best: 1, ..groups });
+    }
+    Ok(())
+});
+
+pub(super) const DEEPSEEK2: Gguf = Gguf {
+    name: "deepseek2",
+    base: || mixture_with(deepseek(), |experts| experts.normalized = false),
+    config: &[
+        SIZES,
+        &[of_key(&[PREDICTING_LAYERS], |fields, config| {
+            config.n_layers = config.n_layers.saturating_sub(fields.size_or(PREDICTING_LAYERS, 0)?);
+            Ok(())
+        })],
+        HEADS,
+        &[VALUES, ROPE, SCORES, RMS_EPS, EXPERTS],
+    ],
+    params: &[OUTSIDE, LATENT, BLOCK, GATED, NAMES],
+};
+
+/// Files have no keys for the scales, which are those of the model with 4 billion parameters.
+pub(super) const MINICPM3: Gguf = Gguf {
+    name: "minicpm3",
+    base: || {
+        let mut config = GptConfig { embedding_multiplier: 12.0, ..deepseek() };
+        latent(&mut config).interleaved = false;
+        config
+    },
+    config: &[
+        SIZES,
+        HEADS,
+        &[
+            size_or(&["attention.value_length"], |c| &mut latent(c).value_dim, |c| c.d_model / c.n_heads.max(1)),
+            ROPE,
+            RMS_EPS,
+            of_key(&[], |_, config| {
+                config.residual_multiplier = 1.4 / (config.n_layers as f64).sqrt();
+                config.logit_multiplier = 256.0 / config.d_model as f64;
+                Ok(())
+            }),
+        ],
+    ],
+    params: &[OUTSIDE, LATENT, BLOCK, GATED],
+};
+
+const QUERIES: &str = "blocks.{}.attn.latent.q.weight";
+const UP: &str = "blocks.{}.attn.latent.kv_up.weight";
+
+const LATENT: &[NameRow] = &[
+    same("blocks.{}.attn.latent.q_down.weight", "blk.{}.attn_q_a.weight"),
+    same("blocks.{}.attn.latent.q_down.bias", "blk.{}.attn_q_a.bias"),
+    same("blocks.{}.attn.latent.q_norm.weight", "blk.{}.attn_q_a_norm.weight"),
+    ordered(LatentQueries, QUERIES, "blk.{}.attn_q_b.weight"),
+    ordered(LatentQueries, QUERIES, "blk.{}.attn_q.weight"),
+    ordered(LatentDown, "blocks.{}.attn.latent.kv_down.weight", "blk.{}.attn_kv_a_mqa.weight"),
+    ordered(LatentDown, "blocks.{}.attn.latent.kv_down.bias", "blk.{}.attn_kv_a_mqa.bias"),
+    same("blocks.{}.attn.latent.kv_norm.weight", "blk.{}.attn_kv_a_norm.weight"),
+    // Newer files have the matrices of keys and of values apart.
+    stacked(UP, &[("blk.{}.attn_k_b.weight", LatentKeys), ("blk.{}.attn_v_b.weight", LatentValues)]),
+    ordered(LatentUp, UP, "blk.{}.attn_kv_b.weight"),
+];

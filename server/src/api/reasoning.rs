@@ -1,0 +1,146 @@
+//! Reads an answer's text: what the model thinks goes to [`Piece::Reasoning`], the rest to the parser for tool calls, or
+//! to [`Piece::Content`]. The pieces, when joined, do not depend on how the text is split.
+//!
+//! No text is lost but the marks of thoughts and the white space next to them.
+
+use hearth_model::chat::thought::{Part, Place, ThoughtForm, ThoughtScan};
+
+use super::{
+    piece::{Piece, TextEnd},
+    tool_parser::ToolParser,
+};
+
+/// Where thoughts go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ReasoningFormat {
+    /// Apart from the content.
+    #[default]
+    Apart,
+    /// Into the content, as the model wrote them.
+    InContent,
+    /// Nowhere: the client does not want them.
+    Omitted,
+}
+
+/// Reads one answer.
+#[derive(Clone, Debug)]
+pub(crate) struct AnswerReader {
+    scan: ThoughtScan,
+    format: ReasoningFormat,
+    /// Parses the calls, if the request has tools.
+    calls: Option<ToolParser>,
+    /// White space that is left out if a mark is next to it.
+    blanks: String,
+    /// Whether white space is left out: a mark is before it.
+    is_after_mark: bool,
+    /// Whether there has been text since the start or the last mark.
+    has_text: bool,
+}
+
+impl AnswerReader {
+    /// For an answer with thoughts of this form, and with calls if there is a parser for them.
+    pub(crate) fn new(form: &'static ThoughtForm, calls: Option<ToolParser>, format: ReasoningFormat) -> Self {
+        let scan = ThoughtScan::new(form);
+        Self { scan, format, calls, blanks: String::new(), is_after_mark: false, has_text: false }
+    }
+
+    /// For text that begins within a thought, which one of these marks closes: directly behind the mark that opens it, or
+    /// as its continuation.
+    pub(crate) fn within_thought(mut self, closes: Option<&'static [&'static str]>, is_continued: bool) -> Self {
+        if closes.is_some() {
+            (self.is_after_mark, self.has_text) = (!is_continued, is_continued);
+        }
+        Self { scan: self.scan.within(closes), ..self }
+    }
+
+    /// An id for a call.
+    pub(crate) fn fresh_id(&self) -> String {
+        self.calls.as_ref().map(ToolParser::fresh_id).unwrap_or_default()
+    }
+
+    /// Adds text and returns what is complete.
+    pub(crate) fn push(&mut self, text: &str) -> Vec<Piece> {
+        self.scan.push(text);
+        let mut pieces = Vec::new();
+        while let Some(part) = self.scan.next(self.place()) {
+            self.take(part, &mut pieces);
+        }
+        pieces
+    }
+
+    /// Ends the text and returns the rest.
+    pub(crate) fn finish(&mut self, end: TextEnd) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        while let Some(part) = self.scan.finish(self.place()) {
+            self.take(part, &mut pieces);
+        }
+        let blanks = std::mem::take(&mut self.blanks);
+        if !blanks.is_empty() {
+            if self.scan.is_open() {
+                pieces.push(Piece::Reasoning(blanks));
+            } else {
+                self.take_answer(&blanks, &mut pieces);
+            }
+        }
+        pieces.extend(self.calls.as_mut().map(|calls| calls.finish(end)).unwrap_or_default());
+        pieces
+    }
+
+    fn place(&self) -> Place {
+        self.calls.as_ref().map_or(Place::Text, ToolParser::place)
+    }
+
+    fn take(&mut self, part: Part, pieces: &mut Vec<Piece>) {
+        match (part, self.format) {
+            (Part::Mark(text) | Part::Thought(text), ReasoningFormat::InContent) => match &mut self.calls {
+                Some(calls) => pieces.extend(calls.pass(&text)),
+                None => pieces.push(Piece::Content(text)),
+            },
+            (Part::Answer(text), ReasoningFormat::InContent) => self.take_answer(&text, pieces),
+            (Part::Mark(_), ReasoningFormat::Apart | ReasoningFormat::Omitted) => {
+                self.blanks.clear();
+                (self.is_after_mark, self.has_text) = (true, false);
+                if let Some(calls) = &mut self.calls {
+                    calls.note_mark();
+                }
+            }
+            (Part::Thought(_), ReasoningFormat::Omitted) => {}
+            (Part::Thought(text), ReasoningFormat::Apart) => {
+                let text = self.without_blanks(text);
+                let n_settled = text.trim_end().len();
+                self.blanks.push_str(&text[n_settled..]);
+                if n_settled > 0 {
+                    pieces.push(Piece::Reasoning(text[..n_settled].to_owned()));
+                }
+            }
+            (Part::Answer(text), ReasoningFormat::Apart | ReasoningFormat::Omitted) => {
+                let text = self.without_blanks(text);
+                if self.has_text {
+                    self.take_answer(&text, pieces);
+                } else {
+                    // It is left out if a thought follows.
+                    self.blanks.push_str(&text);
+                }
+            }
+        }
+    }
+
+    /// The text with the held white space, or without white space that follows a mark.
+    fn without_blanks(&mut self, text: String) -> String {
+        let has_text = !text.trim_start().is_empty();
+        let text = if self.is_after_mark { text.trim_start().to_owned() } else { text };
+        self.is_after_mark &= !has_text;
+        self.has_text |= has_text;
+        if has_text { std::mem::take(&mut self.blanks) + &text } else { text }
+    }
+
+    fn take_answer(&mut self, text: &str, pieces: &mut Vec<Piece>) {
+        match &mut self.calls {
+            Some(calls) => pieces.extend(calls.push(text)),
+            None => pieces.push(Piece::Content(text.to_owned())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,207 @@
+//! Requests for vectors of texts, which the engine computes in one pass each: embeddings, scores of pairs, classes.
+
+use std::{future::poll_fn, sync::Arc};
+
+use axum::http::HeaderValue;
+use hearth_engine::{
+    Event, ServedModel,
+    request::{EngineRequest, RequestParts, Strategy},
+};
+use hearth_model::{
+    TokenId,
+    pooling::{Classifier, DenseLayer, OwnPooling, Pooling, VectorScale, VectorSteps},
+    tokenizer::{EncodeOptions, EncodedTexts},
+};
+
+use super::{
+    adapters,
+    body::Body,
+    error::ApiError,
+    fields::Fields,
+    generation, ignored_params,
+    preparation::{Deadline, Preparation, TurnWait},
+    prompt::{Prompt, Truncation},
+    state::AppState,
+    submission::{Submission, Submitted},
+    text_input::TextOrIds,
+};
+use crate::random::fresh_id;
+
+/// What all such requests have.
+pub(super) struct Common {
+    model: Option<String>,
+    /// Settings that all texts share; `prompt_ids` is empty.
+    parts: RequestParts,
+}
+
+/// A text, or a pair of texts, as tokens.
+pub(super) struct Tokens {
+    pub(super) ids: Arc<[TokenId]>,
+    pub(super) second_text: Option<usize>,
+    /// Tokens that were cut.
+    pub(super) n_cut: usize,
+}
+
+/// What is computed: the texts, and how their vectors are made.
+pub(super) struct Wanted {
+    pub(super) texts: Vec<Tokens>,
+    pub(super) pooling: Pooling,
+    pub(super) steps: VectorSteps,
+}
+
+/// The vectors in the order of the texts.
+pub(super) struct Vectors<R> {
+    pub(super) vectors: Vec<Vec<f32>>,
+    /// The name of the model or adapter that made them.
+    pub(super) model: String,
+    pub(super) n_tokens: usize,
+    /// Tokens that were cut from the texts.
+    pub(super) n_cut: usize,
+    /// The header that names parameters that were ignored.
+    pub(super) ignored: Option<HeaderValue>,
+    pub(super) id: String,
+    /// What else the request is answered with.
+    pub(super) rest: R,
+}
+
+impl Common {
+    pub(super) fn from_fields(fields: &mut Fields) -> Result<Self, ApiError> {
+        Ok(Self {
+            model: fields.string("model")?,
+            parts: RequestParts {
+                tenant: fields.sender().tenant,
+                priority: generation::priority(fields)?,
+                deadline: generation::deadline(fields)?,
+                ..RequestParts::default()
+            },
+        })
+    }
+}
+
+/// Reads the request by `read`, and computes what `want` says of it. `param` is the parameter that has the texts.
+pub(super) async fn compute<T: Send + 'static, R: Send + 'static>(
+    state: &AppState,
+    mut body: Body,
+    (param, id_prefix): (&'static str, &str),
+    read: impl FnOnce(&mut Fields) -> Result<(Common, T), ApiError> + Send + 'static,
+    want: impl FnOnce(T, &ServedModel) -> Result<(Wanted, R), ApiError> + Send + 'static,
+) -> Result<Vectors<R>, ApiError> {
+    // Parsed before the engine is needed, so that invalid requests get a 400 while the model is loading.
+    let read = |mut fields: Fields| {
+        let request = read(&mut fields)?;
+        Ok((request, ignored_params::of(&fields), fields.n_bytes(), fields.log().clone()))
+    };
+    let ((common, request), ignored, n_bytes, log) = body.read(state, read).await?;
+    let Common { model: name, mut parts } = common;
+    let chosen = adapters::choose(state, name.as_deref())?;
+    let arrived = log.arrived();
+    let engine = state.engine_for(arrived)?.clone();
+    let deadline = parts.deadline.and_then(|limit| Deadline::new(arrived, limit));
+    let wait = TurnWait { tenant: parts.tenant, submits: true, deadline };
+    parts.adapter = chosen.adapter(state, &engine, wait).await?;
+    let model = engine.model().clone();
+    let prepare = move || {
+        let (Wanted { texts, pooling, steps }, rest) = want(request, &model)?;
+        let n_cut = texts.iter().map(|text| text.n_cut).sum::<usize>();
+        let n_prompt = texts.iter().map(|text| text.ids.len()).sum();
+        let requests = texts.into_iter().map(|text| {
+            let parts = RequestParts {
+                prompt_ids: text.ids,
+                second_text: text.second_text,
+                strategy: Strategy::Embed { pooling },
+                vector: steps.clone(),
+                ..parts.clone()
+            };
+            EngineRequest::new(parts, &model.limits).map_err(|error| error.with_prompt_param(param).into())
+        });
+        let requests: Vec<_> = requests.collect::<Result<_, ApiError>>()?;
+        let n_answers = requests.len();
+        let events = engine.submit_at(requests, arrived).map_err(|error| ApiError::not_submitted(error, param))?;
+        Ok((Submitted { events, n_answers, arrived, n_prompt, n_truncated: None }, (n_cut, rest)))
+    };
+    let (submitted, (n_cut, rest)) = state.prepare(Preparation::of_body(n_bytes), wait, prepare).await?;
+    // The texts are tokenized, so the body's share of the memory limit can be released.
+    drop(body);
+    let (name, id) = (chosen.name(state).to_owned(), fresh_id(id_prefix));
+    log.work(|work| (work.id, work.model) = (Some(id.clone()), Some(name.clone())));
+    let n_answers = submitted.n_answers;
+    let submission = Submission::new(log, submitted);
+    let n_tokens = submission.usage().prompt_tokens;
+    let vectors = collect(submission, n_answers).await?;
+    Ok(Vectors { vectors, model: name, n_tokens, n_cut, ignored, id, rest })
+}
+
+/// Collects the vectors in the order of the texts. Dropping the future cancels the remaining work.
+async fn collect(mut submission: Submission, n_inputs: usize) -> Result<Vec<Vec<f32>>, ApiError> {
+    let mut vectors = vec![Vec::new(); n_inputs];
+    while let Some(event) = poll_fn(|context| submission.poll_event(context)).await {
+        let (index, event) = event?;
+        if let (Event::Embedding(vector), Some(place)) = (event, vectors.get_mut(index)) {
+            *place = vector;
+        }
+    }
+    Ok(vectors)
+}
+
+/// The tokens of a text of the parameter `param`. Decoders lose the beginning of what is too long, encoders the end.
+pub(super) fn tokens(
+    source: &TextOrIds,
+    param: &'static str,
+    model: &ServedModel,
+    (encode, truncation): (EncodeOptions, Option<Truncation>),
+) -> Result<Tokens, ApiError> {
+    let max_seq_len = model.limits.max_seq_len;
+    if truncation.is_none() {
+        source.check_length(param, model)?;
+    }
+    if let (true, TextOrIds::Text(text), Some(truncation)) = (model.limits.is_encoder, source, truncation) {
+        let most = match truncation {
+            Truncation::Fitting => max_seq_len,
+            Truncation::Last(n) => n.min(max_seq_len),
+        };
+        let encoded = model.tokenizer.encode_within(text, most, encode);
+        return encoded.map(Tokens::from).map_err(|error| cannot_encode(param, &error));
+    }
+    let ids = source.encode(param, &model.tokenizer, encode)?;
+    let prompt = Prompt::cut(ids, truncation, [0, max_seq_len]);
+    Ok(Tokens { ids: prompt.ids, second_text: None, n_cut: prompt.n_cut })
+}
+
+/// The tokens of a pair of texts, cut to the context.
+pub(super) fn pair_tokens(texts: [&str; 2], param: &'static str, model: &ServedModel) -> Result<Tokens, ApiError> {
+    let encoded = model.tokenizer.encode_pair(texts, model.limits.max_seq_len, EncodeOptions::PROMPT);
+    encoded.map(Tokens::from).map_err(|error| cannot_encode(param, &error))
+}
+
+fn cannot_encode(param: &'static str, error: &hearth_model::Error) -> ApiError {
+    ApiError::invalid(param, format!("`{param}` cannot be encoded: {error}"))
+}
+
+impl From<EncodedTexts> for Tokens {
+    fn from(encoded: EncodedTexts) -> Self {
+        let EncodedTexts { token_ids, second_text, n_cut } = encoded;
+        Self { ids: token_ids.into(), second_text, n_cut }
+    }
+}
+
+/// The pooling and the layers behind it that the files of the model say, or the mean if they say nothing.
+pub(super) fn own_pooling(model: &ServedModel) -> Result<(Pooling, Arc<[DenseLayer]>), ApiError> {
+    match &model.own_pooling {
+        OwnPooling::Unstated => Ok((Pooling::default(), Arc::default())),
+        OwnPooling::As(pooling) => Ok((*pooling, Arc::default())),
+        OwnPooling::Layered(pooling, layers) => Ok((*pooling, layers.clone())),
+        OwnPooling::Unsupported(what) => {
+            let message = format!(
+                "the model's own way of making vectors is not supported: {what}\nhint: with `pooling`, hidden states are \
+                 combined in another way than the model was trained for"
+            );
+            Err(ApiError::invalid("pooling", message))
+        }
+    }
+}
+
+/// How the outputs of a classifier are made.
+pub(super) fn of_classifier(texts: Vec<Tokens>, classifier: &Classifier) -> Wanted {
+    let steps = VectorSteps { layers: classifier.layers.clone(), dimensions: None, scale: VectorScale::AsIs };
+    Wanted { texts, pooling: classifier.pooling, steps }
+}
