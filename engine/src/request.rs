@@ -460,7 +460,7 @@ mod tests {
         assert!(EngineRequest::new(embed(vec![9; 8]), &LIMITS).is_ok());
         let message = "`input` must hold at least one token, got none";
         assert_eq!(refusal(embed(vec![])), (Some("input"), message.into()));
-        let message = "`input` has 9 tokens, but the context holds 8\nhint: `truncate_prompt_tokens` cuts it";
+        let message = "`input` has a text of 9 tokens, but the context holds 8\nhint: `truncate_prompt_tokens` cuts it";
         assert_eq!(refusal(embed(vec![1; 9])), (Some("input"), message.into()));
         let message = "`input` must hold token ids below 10, got 10";
         assert_eq!(refusal(embed(vec![10])), (Some("input"), message.into()));

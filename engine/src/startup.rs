@@ -173,7 +173,8 @@ pub(crate) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
     };
     let n_pages = n_tokens.div_ceil(PAGE_SIZE);
     let n_states = n_states(config.state_bytes(), options, available)?;
-    let max_seq_len = config.max_seq_len.min(n_pages * PAGE_SIZE);
+    let longest = loaded.text_limit.unwrap_or(usize::MAX).min(config.max_seq_len).max(1);
+    let max_seq_len = longest.min(n_pages * PAGE_SIZE);
     // The longest text must fit into a step of an encoder.
     let max_batch_tokens =
         if config.bidirectional { options.max_batch_tokens.max(max_seq_len) } else { options.max_batch_tokens };

@@ -82,6 +82,7 @@ mod model {
             mod expert_rows;
             mod header;
             mod latent;
+            mod layer_rows;
             mod mamba;
             mod mixtures;
             mod names;

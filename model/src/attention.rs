@@ -7,7 +7,7 @@ use burn::tensor::{Tensor, activation::sigmoid};
 pub use crate::forward_pass::{AttentionContext, Dense, Trace};
 use crate::{
     forward_pass::{AttentionMask, ForwardPass, LayerPass},
-    ops::{self, AttentionOptions, LinearParts, NormParts, QkNormParts, Qkv, SelfAttention},
+    ops::{self, AttentionOptions, KvSource, LinearParts, NormParts, QkNormParts, Qkv, SelfAttention},
 };
 
 /// Applies the input norm and the attention of `layer` to `x [n_rows, d_model]`: the outputs of the heads,
@@ -18,9 +18,12 @@ pub(crate) fn attend(
     (in_norm, inner): (Option<NormParts>, &SelfAttention<NormParts, LinearParts<'_>>),
     pass: &mut ForwardPass<'_>,
 ) -> Tensor<2> {
-    let LayerPass { context, mask: AttentionMask { options, dense_bias }, rotation, query_factors } = pass.layer(layer);
+    let LayerPass { context, mask, rotation, query_factors, kv_layer, lends, lent } = pass.layer(layer);
+    let AttentionMask { options, dense_bias } = mask;
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
+    let (q_width, kv_width) = (n_heads * head_dim, n_kv_heads * head_dim);
     let [n_rows, _] = x.dims();
+    let columns = |x: &Tensor<2>, columns: Range<usize>| x.clone().slice([0..n_rows, columns]);
     let qkv = match (&inner.qkv, in_norm) {
         (Qkv::Stacked(qkv), Some(norm)) => ops::normed_linear(x, norm, qkv.clone()),
         (Qkv::Stacked(qkv), None) => ops::linear_with_lora(x, qkv.clone()),
@@ -28,11 +31,14 @@ pub(crate) fn attend(
     };
     let (gates, qkv) = match inner.is_gated {
         true => {
-            let ([_, width], gate_width) = (qkv.dims(), n_heads * head_dim);
-            let gates = qkv.clone().slice([0..n_rows, 0..gate_width]);
-            (Some(gates), qkv.slice([0..n_rows, gate_width..width]))
+            let [_, width] = qkv.dims();
+            (Some(columns(&qkv, 0..q_width)), columns(&qkv, q_width..width))
         }
         false => (None, qkv),
+    };
+    let qkv = match inner.kv {
+        KvSource::KeysOnly => Tensor::cat(vec![qkv.clone(), columns(&qkv, q_width..q_width + kv_width)], 1),
+        KvSource::Projected | KvSource::OtherLayer => qkv,
     };
     let split = |qkv: Tensor<2>| {
         let qkv = qkv.reshape([n_rows, n_heads + 2 * n_kv_heads, head_dim]);
@@ -44,6 +50,9 @@ pub(crate) fn attend(
         x.reshape([n_rows, n_heads * head_dim])
     };
     let (qkv, rotation) = match inner.qk_norms.clone() {
+        Some(QkNormParts { norms: [q_norm, _], .. }) if inner.kv == KvSource::OtherLayer => {
+            (ops::head_norm(qkv, q_norm), rotation)
+        }
         Some(QkNormParts { norms, span, after_rope: true }) => {
             let rotated = rotation.into_iter().fold(qkv, |qkv, rotation| ops::rope_qk(qkv, rotation, options));
             (ops::qk_norm(rotated, norms, span, options), None)
@@ -51,9 +60,28 @@ pub(crate) fn attend(
         Some(QkNormParts { norms, span, after_rope: false }) => (ops::qk_norm(qkv, norms, span, options), rotation),
         None => (qkv, rotation),
     };
+    let qkv = match inner.v_norm.clone() {
+        Some(norm) => {
+            let first = q_width + kv_width;
+            let values = ops::head_norm(columns(&qkv, first..first + kv_width), norm);
+            Tensor::cat(vec![columns(&qkv, 0..first), values], 1)
+        }
+        None => qkv,
+    };
     let qkv = match query_factors {
         Some(factors) => ops::scale_queries(qkv, factors, options),
         None => qkv,
+    };
+    let qkv = match context {
+        AttentionContext::Dense(_) if kv_layer != layer => {
+            let lent = lent.clone().unwrap_or_else(|| unreachable!("layer {kv_layer} ran before"));
+            Tensor::cat(vec![qkv, lent], 1)
+        }
+        AttentionContext::Dense(_) if lends => {
+            *lent = Some(columns(&qkv, q_width..q_width + 2 * kv_width));
+            qkv
+        }
+        AttentionContext::Dense(_) | AttentionContext::Paged(_) => qkv,
     };
     let attended = match context {
         AttentionContext::Dense(dense) if !dense.traces_attention() => {
@@ -75,7 +103,13 @@ pub(crate) fn attend(
             }
             attended
         }
-        AttentionContext::Paged(step) => step.attend(layer, qkv, (rotation, inner.sinks.clone()), options),
+        AttentionContext::Paged(step) => {
+            let how = (rotation, inner.sinks.clone());
+            match kv_layer == layer {
+                true => step.attend(layer, qkv, how, options),
+                false => step.attend_to(kv_layer, qkv, how, options),
+            }
+        }
     };
     match (gates, &inner.qkv) {
         (Some(gates), _) => attended * sigmoid(gates),

@@ -3,11 +3,13 @@
 use serde::{Deserialize, Serialize};
 
 mod experts;
+mod heads;
 mod latent;
 mod recurrent;
 mod validate;
 
 pub use experts::{ExpertGroups, Experts, RouterScores};
+pub use heads::{HeadSizes, PerLayerInputs};
 pub use latent::LatentAttention;
 pub use recurrent::{GatedConv, GatedDeltaNet, Mamba2, Recurrence, Recurrent};
 pub(crate) use validate::MAX_LAYERS;
@@ -144,6 +146,29 @@ pub struct GptConfig {
     /// Keys and values of all heads from one narrow vector of each token.
     #[serde(default)]
     pub latent: Option<LatentAttention>,
+    /// Sizes of the heads in the layers without the window, where they differ from those in layers with it ([Gemma
+    /// 4](https://ai.google.dev/gemma/docs/core/model_card_4), as the fields below).
+    #[serde(default)]
+    pub full_heads: Option<HeadSizes>,
+    /// Whether values are normalized too, each head by itself and without weights.
+    #[serde(default)]
+    pub value_norm: bool,
+    /// Whether the layers without the window have no projection to values: these are the keys before norm and rotation.
+    #[serde(default)]
+    pub keys_as_values: bool,
+    /// The number of last layers without keys and values of their own. Each attends to those of the last layer before them
+    /// that is of its kind, with or without the window ([YOCO](https://arxiv.org/abs/2405.05254)).
+    #[serde(default)]
+    pub n_shared_kv_layers: usize,
+    /// Whether the MLP is twice as wide in the layers without keys and values of their own.
+    #[serde(default)]
+    pub wide_shared_mlp: bool,
+    /// Whether the output of each block is multiplied by a number, which does not learn by gradients.
+    #[serde(default)]
+    pub layer_scale: bool,
+    /// A second embedding, of which each block reads a part of its own.
+    #[serde(default)]
+    pub per_layer_inputs: Option<PerLayerInputs>,
     /// The layers, counted from 0, that have no MLP and no experts, only attention or a recurrent layer, as in
     /// [Nemotron-H](https://arxiv.org/abs/2504.03624). Ascending.
     #[serde(default)]
@@ -346,6 +371,14 @@ pub enum RopeScaling {
         /// Context length before scaling.
         original_max_seq_len: usize,
     },
+    /// Only the shortest wavelengths rotate, and all by the same factor. Unlike with a smaller
+    /// [`rotary_dim`](Rope::rotary_dim), dimensions are paired over the whole head, and wavelengths grow as if all rotated.
+    Proportional {
+        /// Pairs of dimensions that rotate.
+        n_pairs: usize,
+        /// At least 1.
+        factor: f64,
+    },
 }
 
 impl RopeScaling {
@@ -444,6 +477,13 @@ impl GptConfig {
             recurrent: None,
             attention_gate: false,
             latent: None,
+            full_heads: None,
+            value_norm: false,
+            keys_as_values: false,
+            n_shared_kv_layers: 0,
+            wide_shared_mlp: false,
+            layer_scale: false,
+            per_layer_inputs: None,
             layers_without_mlp: Vec::new(),
             layers_without_mixer: Vec::new(),
             attention_sinks: false,
@@ -498,24 +538,9 @@ impl GptConfig {
         rotates.then(|| self.window_rope.as_ref().filter(|_| self.window_of(layer).is_some()).unwrap_or(rope))
     }
 
-    /// The multiplier of attention scores.
+    /// The multiplier of attention scores, for heads of the model's [`head_dim`](Self::head_dim).
     pub fn score_scale(&self) -> f64 {
         self.attention_scale.unwrap_or_else(|| (self.head_dim as f64).sqrt().recip())
-    }
-
-    /// Width of all query heads together.
-    pub fn q_width(&self) -> usize {
-        self.n_heads * self.head_dim
-    }
-
-    /// Width of the gates of all query heads: 0 without gates.
-    pub fn gate_width(&self) -> usize {
-        if self.attention_gate { self.q_width() } else { 0 }
-    }
-
-    /// Width of all key heads together, and of all value heads.
-    pub fn kv_width(&self) -> usize {
-        self.n_kv_heads * self.head_dim
     }
 }
 

@@ -6,7 +6,7 @@ use burn::tensor::{Device, Tensor};
 
 use crate::ops::Upload;
 use crate::{
-    config::{GptConfig, Positions, Rope},
+    config::{GptConfig, HeadSizes, Positions, Rope},
     kv_cache::PagedStep,
     lora::AdapterRows,
     ops::{
@@ -189,6 +189,11 @@ pub(crate) struct ForwardPass<'a> {
     token_types: Option<Ints>,
     /// What the rows' queries are multiplied by, `[n_rows, 1]`.
     query_factors: Option<Rows>,
+    /// Keys and values that later layers without and with the window attend to, `[n_rows, 2 * kv_width]`, before rotation. A step
+    /// over a cache has them there.
+    lent: [Option<Tensor<2>>; 2],
+    /// What all blocks read a part of, side by side: `[n_rows, n_layers * width]`.
+    pub(crate) per_layer: Option<Tensor<2>>,
     /// The rows as recurrent layers see them, if the model has such layers.
     recurrent_rows: Option<RecurrentRows>,
     scratch: BlockScratch,
@@ -204,6 +209,12 @@ pub(crate) struct LayerPass<'p, 'a> {
     pub(crate) rotation: Option<&'p Rotation>,
     /// What the rows' queries are multiplied by, `[n_rows, 1]`.
     pub(crate) query_factors: Option<&'p Rows>,
+    /// The layer whose keys and values it attends to.
+    pub(crate) kv_layer: usize,
+    /// Whether later layers attend to its keys and values.
+    pub(crate) lends: bool,
+    /// Those that layers of its kind lend and borrow.
+    pub(crate) lent: &'p mut Option<Tensor<2>>,
 }
 
 /// What one recurrent layer of a pass needs.
@@ -245,11 +256,12 @@ pub(crate) struct AttentionMask {
 
 impl AttentionMask {
     fn new(config: &GptConfig, window: Option<usize>, context: &AttentionContext<'_>, device: &Device) -> Self {
+        let HeadSizes { n_kv_heads, head_dim } = config.heads_with(window.is_some());
         let options = AttentionOptions {
             n_heads: config.n_heads,
-            n_kv_heads: config.n_kv_heads,
-            head_dim: config.padded_head_dim(),
-            scale: config.score_scale(),
+            n_kv_heads,
+            head_dim: config.padded_head_dim(head_dim),
+            scale: config.attention_scale.unwrap_or_else(|| (head_dim as f64).sqrt().recip()),
             softcap: config.attention_softcap,
             sliding_window: window,
             bidirectional: config.bidirectional,
@@ -320,6 +332,8 @@ impl<'a> ForwardPass<'a> {
             added,
             token_types,
             query_factors,
+            lent: [None, None],
+            per_layer: None,
             recurrent_rows,
             scratch: BlockScratch::default(),
             router_logits: None,
@@ -425,10 +439,22 @@ impl<'a> ForwardPass<'a> {
         if !config.attends(layer) {
             return None;
         }
-        let (pools, slots, sequences) = step.parts(layer);
+        let (pools, slots, sequences) = step.parts(config.kv_layer_of(layer));
         let (options, rotation) = (&mask_of(masks, config, layer).options, rotation_at(rotations, config, layer));
         let query_factors = query_factors.as_ref();
         Some((PagedAttention { pools, slots, sequences, options, rotation, query_factors }, scratch))
+    }
+
+    /// The input of `layer` beside the residual stream, `[n_rows, width]`, if it has one.
+    pub(crate) fn per_layer_input(&self, layer: usize) -> Option<Tensor<2>> {
+        let all = self.per_layer.clone()?;
+        let ([n_rows, _], width) = (all.dims(), self.config.per_layer_inputs?.width);
+        Some(all.slice([0..n_rows, layer * width..(layer + 1) * width]))
+    }
+
+    /// Keys and values that later layers attend to.
+    pub(crate) fn lent(&mut self) -> &mut [Option<Tensor<2>>; 2] {
+        &mut self.lent
     }
 
     /// What the recurrent `layer` needs.
@@ -446,13 +472,15 @@ impl<'a> ForwardPass<'a> {
 
     /// What `layer` needs to attend.
     pub(crate) fn layer(&mut self, layer: usize) -> LayerPass<'_, 'a> {
-        let Self { context, config, masks, rotations, query_factors, .. } = self;
-        let mask = mask_of(masks, config, layer);
+        let Self { context, config, masks, rotations, query_factors, lent, .. } = self;
         LayerPass {
             context,
-            mask,
+            mask: mask_of(masks, config, layer),
             rotation: rotation_at(rotations, config, layer),
             query_factors: query_factors.as_ref(),
+            kv_layer: config.kv_layer_of(layer),
+            lends: config.lends_keys(layer),
+            lent: &mut lent[usize::from(config.window_of(layer).is_some())],
         }
     }
 }

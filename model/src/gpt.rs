@@ -1,5 +1,7 @@
 //! The architecture, from token ids to logits, and every parameter it has.
 
+mod bodies;
+mod by_operations;
 mod kv_dtypes;
 mod latent;
 mod losses;
@@ -17,16 +19,16 @@ use burn::{
 };
 
 pub use self::router_losses::{RouterLogits, RouterLossWeights, RouterLosses};
+use self::{bodies::require_bodies, by_operations::ByOperations};
 use crate::{
-    attention,
     config::{GptConfig, NormPosition},
-    error::{Error, Result},
+    error::Result,
     forward_pass::{AddedPositions, AttentionContext, DropoutPlace, ForwardPass},
-    layers::{Conv, Decays, Embedding, Linear, LmHead, Norm, Part, PartList, Router, Vector, modules},
+    layers::{Conv, Decays, Embedding, Linear, LmHead, Norm, Part, PartList, Router, Scale, Vector, modules},
     lora::AdapterRows,
     ops::{
-        self, BlockOperands, BlockSteps, Dropout, Dtype, FeedForward, LinearParts, Mixer, NormParts, Precision,
-        QkNormParts, Qkv, RoutedExperts, RouterParts, Routing, SelfAttention, SharedExpert, Sublayer, Weight,
+        self, BlockOperands, Dtype, ExpertsBesideMlp, FeedForward, KvSource, Mixer, NormParts, Precision, QkNormParts,
+        Qkv, RoutedExperts, Routing, SelfAttention, SharedExpert, Sublayer, Weight,
     },
     params::{ParamList, ParamRef, ParamSource},
     philox::{log_uniform_values, normal_values},
@@ -43,6 +45,7 @@ modules! {
         pos_embed: Option<Embedding>,
         type_embed: Option<Embedding>,
         embed_norm: Option<Norm>,
+        per_layer: Option<PerLayerInputs>,
         blocks: Vec<Block>,
         norm: Option<Norm>,
         lm_head: LmHead,
@@ -61,19 +64,37 @@ modules! {
         // Attention's, if there is none.
         mlp_norm: Option<Norm>,
         mlp: Option<Mlp>,
-        // In place of the MLP.
+        // In place of the MLP, or beside it.
         experts: Option<Experts>,
         mlp_out_norm: Option<Norm>,
+        per_layer: Option<PerLayerUpdate>,
+        scale: Option<Scale>,
+    }
+
+    /// What every block reads a part of.
+    struct PerLayerInputs {
+        embed: Embedding,
+        proj: Linear,
+        norm: Norm,
+    }
+
+    /// What a block makes of its part.
+    struct PerLayerUpdate {
+        gate: Linear,
+        proj: Linear,
+        norm: Norm,
     }
 
     /// Masked multi-head self-attention with grouped key and value heads.
     struct CausalSelfAttention {
-        // Queries, keys and values in one matrix, and gates before them if there are any: one product instead of three.
+        // Queries, keys and values in one matrix, and gates before them if there are any: one product instead of three. Some
+        // layers have no values, or queries alone.
         qkv: Option<Linear>,
         // In place of that matrix.
         latent: Option<LatentProjections>,
         q_norm: Option<Norm>,
         k_norm: Option<Norm>,
+        v_norm: Option<Norm>,
         sinks: Option<Vector>,
         out: Linear,
     }
@@ -111,6 +132,11 @@ modules! {
     /// Experts, each an MLP, of which a router chooses some for each row.
     struct Experts {
         router: Router,
+        // Of an MLP beside them.
+        mlp_out_norm: Option<Norm>,
+        router_norm: Option<Norm>,
+        in_norm: Option<Norm>,
+        out_norm: Option<Norm>,
         // To a narrower row that the chosen experts read, and back.
         latent_down: Option<Linear>,
         latent_up: Option<Linear>,
@@ -238,23 +264,13 @@ impl Gpt {
 
     /// [`forward`](Self::forward).
     pub(crate) fn run(&self, token_ids: Tensor<1, Int>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
-        self.run_embedded(self.embeddings(token_ids), pass)
-    }
-
-    /// Rows of the embedding: `[n_rows, d_model]`.
-    pub(crate) fn embeddings(&self, token_ids: Tensor<1, Int>) -> Tensor<2> {
-        self.embed.forward(token_ids)
+        let x = self.embed_input(token_ids, pass);
+        self.run_blocks(x, pass)
     }
 
     /// Block `layer` on the residual stream `[n_rows, d_model]`.
     pub(crate) fn block(&self, layer: usize, x: Tensor<2>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
         self.blocks[layer].forward(layer, x, &self.config, pass)
-    }
-
-    /// Embeddings `[n_rows, d_model]` to hidden states of the same shape.
-    fn run_embedded(&self, x: Tensor<2>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
-        let x = self.embed_input(x, pass);
-        self.run_blocks(x, pass)
     }
 
     /// What enters the first block, `[n_rows, d_model]`, to hidden states of the same shape.
@@ -267,14 +283,20 @@ impl Gpt {
         self.final_norm(x)
     }
 
-    /// Embeddings `[n_rows, d_model]` to what enters the first block.
-    pub(crate) fn embed_input(&self, mut x: Tensor<2>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
+    /// Token ids to what enters the first block, `[n_rows, d_model]`. What all blocks read a part of is kept in the pass.
+    pub(crate) fn embed_input(&self, token_ids: Tensor<1, Int>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
+        let mut x = self.embed.forward(token_ids.clone());
         assert_eq!(x.dims()[0], pass.n_rows(), "token ids, and rows that attend");
         if self.config.scale_embeddings {
             x = x * (self.config.d_model as f64).sqrt();
         }
         if self.config.embedding_multiplier != 1.0 {
             x = x * self.config.embedding_multiplier;
+        }
+        if let Some(per_layer) = &self.per_layer {
+            let [embeddings, for_blocks] = ops::fork(x);
+            x = embeddings;
+            pass.per_layer = Some(per_layer.forward(token_ids, for_blocks, pass.dropout_seed(), &pass.adapters()));
         }
         match (&self.pos_embed, pass.added()) {
             (Some(pos_embed), AddedPositions::Learned(positions)) => {
@@ -340,7 +362,9 @@ impl Gpt {
             .into_iter()
             .map(|(path, linear)| (size(linear.weight()) as f64 * self.share_read(&path, 1)).round() as usize);
         // One for each dimension of a query, for the score, and one for each of a value, for the weighted sum.
-        let of_key = self.config.n_attention_layers() * (self.config.q_width() + self.config.value_width());
+        let config = &self.config;
+        let attending = (0..config.n_layers).filter(|&layer| config.attends(layer));
+        let of_key: usize = attending.map(|layer| config.q_width_of(layer) + config.value_width_of(layer)).sum();
         n_tokens * of_token.sum::<usize>() + n_logits * size(self.output().0) + n_keys * of_key
     }
 
@@ -415,23 +439,22 @@ impl Gpt {
     }
 }
 
-/// Refuses what has no body on `device`.
-fn require_bodies(config: &GptConfig, device: &Device) -> Result<()> {
-    let only_on_cpu = [
-        ("experts", config.experts.is_some()),
-        ("recurrent layers", config.recurrent.is_some()),
-        ("gated attention", config.attention_gate),
-        ("attention both ways", config.bidirectional),
-        ("attention sinks", config.attention_sinks),
-        ("clamped SwiGLU", config.clamped_swiglu.is_some()),
-        ("latent attention", config.latent.is_some()),
-    ];
-    match only_on_cpu.into_iter().find(|(_, has)| *has && !ops::is_on_cpu(device)) {
-        Some((what, _)) => {
-            let what = format!("must be the CPU for a model with {what}, got a GPU\nhint: run it with `--device cpu`");
-            Err(Error::Param { name: "device", what })
-        }
-        None => Ok(()),
+impl PerLayerInputs {
+    /// The inputs of all blocks side by side, `[n_rows, n_layers * width]`, of the rows' ids and their embeddings
+    /// `[n_rows, d_model]`: the mean of two parts, but for the root of two.
+    fn forward(
+        &self,
+        token_ids: Tensor<1, Int>,
+        embeddings: Tensor<2>,
+        dropout_seed: Option<u64>,
+        adapters: &[AdapterRows],
+    ) -> Tensor<2> {
+        let norm = self.norm.parts();
+        let ([_, d_model], [width]) = (embeddings.dims(), norm.weight.dims());
+        let of_ids = self.embed.forward(token_ids) * (width as f64).sqrt();
+        let projected = ops::linear_with_lora(embeddings, self.proj.parts(dropout_seed, adapters));
+        let projected = ops::head_norm(projected * (d_model as f64).sqrt().recip(), norm);
+        (projected + of_ids) * std::f64::consts::FRAC_1_SQRT_2
     }
 }
 
@@ -439,7 +462,7 @@ impl Block {
     /// The residual stream `x [n_rows, d_model]` after the block.
     fn forward(&self, layer: usize, x: Tensor<2>, config: &GptConfig, pass: &mut ForwardPass<'_>) -> Tensor<2> {
         let adapters = pass.adapters();
-        let block = &self.operands(config, pass.dropout_seed(), &adapters);
+        let block = &self.operands(layer, config, pass.dropout_seed(), &adapters, pass.per_layer_input(layer));
         match pass.paged(layer) {
             Some((attention, scratch)) if ops::has_block(&x, block) => ops::block(x, block, attention, scratch),
             _ => ops::run_block(&mut ByOperations { layer, block, pass }, block, x),
@@ -450,9 +473,11 @@ impl Block {
     /// rows of the step each.
     fn operands<'a>(
         &'a self,
+        layer: usize,
         config: &GptConfig,
         dropout_seed: Option<u64>,
         adapters: &'a [AdapterRows],
+        per_layer_input: Option<Tensor<2>>,
     ) -> ops::Block<'a> {
         let norm = |norm: &Option<Norm>| norm.as_ref().map(Norm::parts);
         let linear = |linear: &'a Linear| linear.parts(dropout_seed, adapters);
@@ -462,7 +487,7 @@ impl Block {
             false => (None, norm(own)),
         };
         let mixer = match (&self.attn, &self.recurrent, &config.recurrent) {
-            (Some(CausalSelfAttention { qkv, latent, q_norm, k_norm, sinks, out }), _, _) => {
+            (Some(CausalSelfAttention { qkv, latent, q_norm, k_norm, v_norm, sinks, out }), _, _) => {
                 Some(Mixer::Attention(SelfAttention {
                     qkv: match (qkv, latent) {
                         (Some(qkv), _) => Qkv::Stacked(linear(qkv)),
@@ -470,11 +495,17 @@ impl Block {
                         (None, None) => unreachable!("`part_specs` gives attention its projections"),
                     },
                     is_gated: config.attention_gate,
-                    qk_norms: norm(q_norm).zip(norm(k_norm)).map(|(q, k)| QkNormParts {
-                        norms: [q, k],
+                    kv: match () {
+                        () if config.kv_layer_of(layer) != layer => KvSource::OtherLayer,
+                        () if config.has_keys_as_values(layer) => KvSource::KeysOnly,
+                        () => KvSource::Projected,
+                    },
+                    qk_norms: norm(q_norm).map(|q| QkNormParts {
+                        norms: [q.clone(), norm(k_norm).unwrap_or(q)],
                         span: config.qk_norm_span,
                         after_rope: config.qk_norm_after_rope,
                     }),
+                    v_norm: norm(v_norm),
                     sinks: sinks.as_ref().map(Vector::weight),
                     out: linear(out),
                 }))
@@ -492,23 +523,38 @@ impl Block {
             gated: config.gated_mlp,
             clamped: config.clamped_swiglu,
         };
-        let feed_forward = match (&self.mlp, &self.experts, &config.experts) {
-            (Some(dense), _, _) => Some(FeedForward::Dense(mlp(dense))),
-            (None, Some(experts), Some(described)) => Some(FeedForward::Routed(RoutedExperts {
-                router: experts.router.parts(),
-                routing: Routing::of(described),
-                experts: experts.routed.iter().map(mlp).collect(),
-                latent: experts
-                    .latent_down
-                    .as_ref()
-                    .zip(experts.latent_up.as_ref())
-                    .map(|(down, up)| [down, up].map(linear)),
-                shared: experts.shared.as_ref().map(|shared| SharedExpert {
-                    mlp: mlp(shared),
-                    gate: experts.shared_gate.as_ref().map(Router::parts),
-                }),
-            })),
-            _ => None,
+        let routed = |experts: &'a Experts| RoutedExperts {
+            router: experts.router.parts(),
+            routing: config.experts.as_ref().map_or_else(|| unreachable!("a router without experts"), Routing::of),
+            experts: experts.routed.iter().map(mlp).collect(),
+            latent: experts
+                .latent_down
+                .as_ref()
+                .zip(experts.latent_up.as_ref())
+                .map(|(down, up)| [down, up].map(linear)),
+            shared: experts
+                .shared
+                .as_ref()
+                .map(|shared| SharedExpert { mlp: mlp(shared), gate: experts.shared_gate.as_ref().map(Router::parts) }),
+        };
+        let feed_forward = match (&self.mlp, &self.experts) {
+            (Some(dense), Some(experts)) => {
+                let own = |part: &Option<Norm>| norm(part).unwrap_or_else(|| unreachable!("norms around both"));
+                // The router's input is scaled as scores are.
+                let NormParts { weight, bias, options } = own(&experts.router_norm);
+                let weight = weight * (config.d_model as f64).sqrt().recip();
+                Some(FeedForward::Both(Box::new(ExpertsBesideMlp {
+                    mlp: mlp(dense),
+                    mlp_out_norm: own(&experts.mlp_out_norm),
+                    routed: routed(experts),
+                    router_norm: NormParts { weight, bias, options },
+                    in_norm: own(&experts.in_norm),
+                    out_norm: own(&experts.out_norm),
+                })))
+            }
+            (Some(dense), None) => Some(FeedForward::Dense(mlp(dense))),
+            (None, Some(experts)) => Some(FeedForward::Routed(routed(experts))),
+            (None, None) => None,
         };
         let (in_norm, out_norm) = ends(&self.attn_norm, &self.attn_out_norm);
         let mixer = mixer.map(|inner| Sublayer { in_norm, inner, out_norm });
@@ -521,97 +567,14 @@ impl Block {
             is_parallel: config.parallel_residual,
             norm_after_add: config.norm_position == NormPosition::Post,
             residual_multiplier: config.residual_multiplier,
+            per_layer: self.per_layer.as_ref().zip(per_layer_input).map(|(update, input)| ops::PerLayerUpdate {
+                input,
+                gate: linear(&update.gate),
+                activation: config.activation,
+                proj: linear(&update.proj),
+                norm: update.norm.parts(),
+            }),
+            scale: self.scale.as_ref().map(Scale::weight),
         }
-    }
-}
-
-/// A block, operation by operation.
-struct ByOperations<'a, 'pass> {
-    layer: usize,
-    block: &'a ops::Block<'a>,
-    pass: &'a mut ForwardPass<'pass>,
-}
-
-type MixerParts<'a> = Sublayer<NormParts, Mixer<NormParts, LinearParts<'a>>>;
-type MlpParts<'a> = Sublayer<NormParts, FeedForward<LinearParts<'a>, RouterParts<'a>>>;
-
-impl<'a> BlockSteps<NormParts, LinearParts<'a>, RouterParts<'a>> for ByOperations<'a, '_> {
-    type Stream = Tensor<2>;
-    type Hidden = Tensor<2>;
-
-    fn fork(&mut self, x: Tensor<2>) -> [Tensor<2>; 2] {
-        ops::fork(x)
-    }
-
-    fn mixer(&mut self, mixer: &MixerParts<'a>, x: Tensor<2>) -> Tensor<2> {
-        let Sublayer { in_norm, inner, .. } = mixer;
-        match inner {
-            Mixer::Attention(inner) => attention::attend(self.layer, x, (in_norm.clone(), inner), self.pass),
-            Mixer::Recurrent(inner) => {
-                recurrent::recur(normed(x, in_norm.clone()), inner, self.pass.recurrent(self.layer))
-            }
-        }
-    }
-
-    /// `[n_rows, d_model]` to `[n_rows, d_ff]`, or to `[n_rows, d_model]` by experts.
-    fn mlp(&mut self, mlp: &MlpParts<'a>, x: Tensor<2>) -> Tensor<2> {
-        let norm = mlp.in_norm.clone();
-        match &mlp.inner {
-            FeedForward::Dense(mlp) => ops::normed_mlp(x, norm, mlp),
-            FeedForward::Routed(experts) => ops::experts(normed(x, norm), experts, &mut self.pass.router_logits),
-        }
-    }
-
-    fn add_mixer(&mut self, mixer: &MixerParts<'a>, residual: Tensor<2>, mixed: Tensor<2>) -> Tensor<2> {
-        let dropout = self.pass.dropout(DropoutPlace::Attention(self.layer));
-        let Sublayer { inner, out_norm, .. } = mixer;
-        self.add(residual, mixed, (Some(inner.out()), out_norm), dropout)
-    }
-
-    fn add_mlp(&mut self, mlp: &MlpParts<'a>, residual: Tensor<2>, hidden: Tensor<2>) -> Tensor<2> {
-        let dropout = self.pass.dropout(DropoutPlace::Mlp(self.layer));
-        let Sublayer { inner, out_norm, .. } = mlp;
-        let last = match inner {
-            FeedForward::Dense(mlp) => Some(&mlp.down),
-            FeedForward::Routed(_) => None,
-        };
-        self.add(residual, hidden, (last, out_norm), dropout)
-    }
-}
-
-impl ByOperations<'_, '_> {
-    /// Multiplies `input` by the sublayer's last matrix, if it is still to come, normalizes it, and adds it to the residual stream.
-    fn add(
-        &self,
-        residual: Tensor<2>,
-        input: Tensor<2>,
-        (last, out_norm): (Option<&LinearParts<'_>>, &Option<NormParts>),
-        dropout: Option<Dropout>,
-    ) -> Tensor<2> {
-        let (before, after) = match self.block.norm_after_add {
-            true => (None, out_norm.clone()),
-            false => (out_norm.clone(), None),
-        };
-        let multiplier = self.block.residual_multiplier;
-        let update = |input| match last {
-            Some(last) => ops::linear_with_lora(input, last.clone()),
-            None => input,
-        };
-        let sum = match (before, last) {
-            (before, _) if multiplier != 1.0 || dropout.is_some() => {
-                ops::add_update(residual, normed(update(input), before), multiplier, dropout)
-            }
-            (Some(norm), _) => ops::norm_add(update(input), norm, residual),
-            (None, Some(last)) => ops::linear_add(input, last.clone(), residual),
-            (None, None) => ops::add_update(residual, input, 1.0, None),
-        };
-        normed(sum, after)
-    }
-}
-
-fn normed(x: Tensor<2>, norm: Option<NormParts>) -> Tensor<2> {
-    match norm {
-        Some(NormParts { weight, bias, options }) => ops::norm(x, weight, bias, options),
-        None => x,
     }
 }

@@ -1,9 +1,9 @@
 //! The KV cache: keys and values of past tokens, in pages shared by all sequences, and states of recurrent layers.
 //!
-//! Each layer has one pool of keys and one of values, `[n_slots, kv_width]`, allocated once; a slot holds one token and
-//! a page is [`PAGE_SIZE`] slots. A sequence owns a [`PageTable`]: its pages in order. Pages are reference counted: a
-//! fork shares all of them, a shared page is copied before one of its owners writes to it, and a dropped table frees
-//! pages without other owners. The design is [PagedAttention](https://arxiv.org/abs/2309.06180)'s.
+//! Each layer has one pool of keys and one of values, `[n_slots, kv_width]`, allocated once, unless it shares those of another
+//! layer; a slot holds one token and a page is [`PAGE_SIZE`] slots. A sequence owns a [`PageTable`]: its pages in order.
+//! Pages are reference counted: a fork shares all of them, a shared page is copied before one of its owners writes to it, and
+//! a dropped table frees pages without other owners. The design is [PagedAttention](https://arxiv.org/abs/2309.06180)'s.
 //!
 //! A full page can be kept in the prefix cache under a [`PageKey`] that identifies its contents. Without owners it
 //! counts as free, but is allocated last, the least recently used first; until then a new sequence with the same
@@ -24,7 +24,7 @@ use burn::tensor::{Device, Tensor};
 use crate::ops::Address;
 pub use crate::ops::PAGE_SIZE;
 use crate::{
-    config::GptConfig,
+    config::{GptConfig, HeadSizes},
     lora::{AdapterRows, LoadedAdapter},
     ops::{self, AttentionOptions, KvDtype, PagedRows, PagedSequences, RecurrentRows, Rotation, Slots},
 };
@@ -37,8 +37,6 @@ use pages::{CopiedPage, StateMove};
 pub struct KvCache {
     layers: Vec<LayerPool>,
     pages: PagePool,
-    /// `[n_kv_heads, head_dim]`.
-    heads: [usize; 2],
     sliding_window: Option<usize>,
     device: Device,
     /// Whether operations have written to the pools since a step last checked their addresses: they may have moved.
@@ -52,10 +50,12 @@ enum LayerPool {
     Attention {
         keys: Tensor<2>,
         values: Tensor<2>,
+        /// `[n_kv_heads, head_dim]`.
+        heads: [usize; 2],
     },
     /// `[n_states, slot_len]`.
     Recurrent(Tensor<2>),
-    /// Of a layer whose rows do not depend on others.
+    /// Of a layer that attends to the keys and values of another one, or whose rows do not depend on others.
     Nothing,
 }
 
@@ -114,13 +114,17 @@ impl KvCache {
         dtypes: &[KvDtype],
         device: &Device,
     ) -> Self {
-        let heads = [config.n_kv_heads, config.padded_head_dim()];
-        let pool = |dtype| ops::new_pool(n_pages * PAGE_SIZE, heads, dtype, device);
+        let attention = |layer: usize, dtype: KvDtype| {
+            let HeadSizes { n_kv_heads, head_dim } = config.heads_of(layer);
+            let heads = [n_kv_heads, config.padded_head_dim(head_dim)];
+            let pool = || ops::new_pool(n_pages * PAGE_SIZE, heads, dtype, device);
+            LayerPool::Attention { keys: pool(), values: pool(), heads }
+        };
         let layer = |(layer, dtype): (usize, &KvDtype)| match config.recurrence_of(layer) {
             Some(recurrence) => {
                 LayerPool::Recurrent(ops::new_states(n_states, recurrence.state_len(config.d_model), device))
             }
-            None if config.attends(layer) => LayerPool::Attention { keys: pool(*dtype), values: pool(*dtype) },
+            None if config.attends(layer) && config.kv_layer_of(layer) == layer => attention(layer, *dtype),
             None => LayerPool::Nothing,
         };
         let layers = dtypes.iter().enumerate().map(layer).collect();
@@ -131,7 +135,7 @@ impl KvCache {
             false => PagePool::new(n_pages),
         };
         let device = device.clone();
-        Self { layers, pages, heads, sliding_window, device, is_written: false }
+        Self { layers, pages, sliding_window, device, is_written: false }
     }
 
     /// An empty table.
@@ -211,9 +215,9 @@ impl KvCache {
         let (from, to) = (slots(copied.from), slots(copied.to));
         self.is_written = true;
         for layer in &mut self.layers {
-            if let LayerPool::Attention { keys, values } = layer {
-                ops::copy_pages(keys, [&from, &to], self.heads);
-                ops::copy_pages(values, [&from, &to], self.heads);
+            if let LayerPool::Attention { keys, values, heads } = layer {
+                ops::copy_pages(keys, [&from, &to], *heads);
+                ops::copy_pages(values, [&from, &to], *heads);
             }
         }
     }
@@ -246,6 +250,25 @@ impl PagedStep<'_> {
         *self.is_written = true;
         let pools = self.layers[layer].keys_and_values();
         ops::append_and_attend(qkv, rotation_and_sinks, pools, &self.slots, &self.sequences, options)
+    }
+
+    /// Rotates the step's `queries [n_rows, n_heads * head_dim]`, and attends to the keys and values of `layer`, which has stored
+    /// those of the step.
+    pub(crate) fn attend_to(
+        &mut self,
+        layer: usize,
+        queries: Tensor<2>,
+        (rotation, sinks): (Option<&Rotation>, Option<Tensor<1>>),
+        options: &AttentionOptions,
+    ) -> Tensor<2> {
+        let AttentionOptions { n_heads, head_dim, .. } = *options;
+        let dims @ [n_rows, _] = queries.dims();
+        let queries = match rotation {
+            Some(rotation) => ops::rope(queries.reshape([n_rows, n_heads, head_dim]), rotation).reshape(dims),
+            None => queries,
+        };
+        let [keys, values] = self.layers[layer].keys_and_values();
+        ops::attention_paged(queries, [&*keys, &*values], &self.sequences, (options, sinks))
     }
 
     /// [`KvCache::hold`].
@@ -294,8 +317,8 @@ impl PagedStep<'_> {
 impl LayerPool {
     fn keys_and_values(&mut self) -> [&mut Tensor<2>; 2] {
         match self {
-            Self::Attention { keys, values } => [keys, values],
-            Self::Recurrent(_) | Self::Nothing => unreachable!("only layers that attend have keys and values"),
+            Self::Attention { keys, values, .. } => [keys, values],
+            Self::Recurrent(_) | Self::Nothing => unreachable!("a layer without keys and values of its own"),
         }
     }
 }
@@ -303,7 +326,7 @@ impl LayerPool {
 /// The pools of all layers.
 fn tensors(layers: &[LayerPool]) -> impl Iterator<Item = &Tensor<2>> {
     layers.iter().flat_map(|layer| match layer {
-        LayerPool::Attention { keys, values } => vec![keys, values],
+        LayerPool::Attention { keys, values, .. } => vec![keys, values],
         LayerPool::Recurrent(states) => vec![states],
         LayerPool::Nothing => Vec::new(),
     })

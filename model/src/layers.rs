@@ -190,6 +190,8 @@ pub(crate) struct Router {
     pub(crate) bias: Option<Param<Tensor<1>>>,
     // Not learned by gradients.
     pub(crate) selection_bias: Option<Tensor<1>>,
+    // Factors of what the chosen experts compute.
+    pub(crate) expert_scale: Option<Param<Tensor<1>>>,
 }
 
 impl Part for Router {
@@ -198,6 +200,7 @@ impl Part for Router {
             weight: required_matrix(path, params, Dtype::F32)?,
             bias: params.tensor(path, "bias")?,
             selection_bias: params.tensor(path, "selection_bias")?.map(|bias| bias.val()),
+            expert_scale: params.tensor(path, "expert_scale")?,
         })
     }
 
@@ -205,6 +208,8 @@ impl Part for Router {
         list.add(path, Some(ParamRef::Matrix(&self.weight)), self.bias.as_ref());
         let bias = self.selection_bias.as_ref().map(ParamRef::Constant);
         list.params.extend(bias.map(|bias| (format!("{path}.selection_bias"), bias)));
+        let scale = self.expert_scale.as_ref().map(ParamRef::Vector);
+        list.params.extend(scale.map(|scale| (format!("{path}.expert_scale"), scale)));
     }
 }
 
@@ -214,6 +219,7 @@ impl Router {
             weight: &self.weight,
             bias: self.bias.as_ref().map(Param::val),
             selection_bias: self.selection_bias.clone(),
+            expert_scale: self.expert_scale.as_ref().map(Param::val),
         }
     }
 }
@@ -332,6 +338,29 @@ impl Vector {
     }
 }
 
+/// The factor of a block's output, which does not learn by gradients.
+#[derive(Module, Debug)]
+pub(crate) struct Scale {
+    weight: Tensor<1>,
+}
+
+impl Part for Scale {
+    fn read(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
+        let weight = params.tensor(path, "weight")?.map(|weight| weight.val().detach());
+        Ok(Self { weight: weight.unwrap_or_else(|| unreachable!("a factor without a number: `{path}`")) })
+    }
+
+    fn list<'a>(&'a self, path: &str, list: &mut PartList<'a>) {
+        list.add(path, Some(ParamRef::Constant(&self.weight)), None);
+    }
+}
+
+impl Scale {
+    pub(crate) fn weight(&self) -> Tensor<1> {
+        self.weight.clone()
+    }
+}
+
 /// LayerNorm or RMSNorm with its parameters.
 #[derive(Module, Debug)]
 pub(crate) struct Norm {
@@ -347,11 +376,12 @@ impl Part for Norm {
     fn read(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
         let config = params.config;
         let weight = params.tensor(path, "weight")?;
+        let weight_offset = if weight.is_some() { config.norm_weight_offset } else { 0.0 };
         Ok(Self {
             ones: weight.is_none().then(|| Tensor::ones([params.width(path)], params.device)),
             weight,
             bias: params.tensor(path, "bias")?,
-            options: NormOptions { kind: config.norm, eps: config.norm_eps, weight_offset: config.norm_weight_offset },
+            options: NormOptions { kind: config.norm, eps: config.norm_eps, weight_offset },
         })
     }
 

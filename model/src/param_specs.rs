@@ -1,7 +1,8 @@
 //! The parts of an architecture and their parameters, without tensors: the only list of them.
 
 use crate::config::{
-    Experts, GatedDeltaNet, GptConfig, LatentAttention, Mamba2, NormPosition, Positions, QkNormSpan, Recurrence,
+    Experts, GatedDeltaNet, GptConfig, LatentAttention, MAX_LAYERS, Mamba2, NormPosition, PerLayerInputs, Positions,
+    QkNormSpan, Recurrence,
 };
 
 /// Standard deviation of fresh matrices and embeddings, GPT-2's.
@@ -66,6 +67,8 @@ pub(crate) enum PartKind {
     Activation,
     /// A score for each head, of what has no value.
     Sinks,
+    /// The factor of a block's output.
+    Scale,
     /// Small parameters of a recurrent layer. They are never rounded.
     Recurrence,
     /// The output matrix, unless it is the embedding, and its bias.
@@ -128,6 +131,14 @@ fn specs_outside(config: &GptConfig) -> [Vec<PartSpec>; 2] {
     let GptConfig { vocab_size, d_model, .. } = *config;
     let matrix = PartSpec::matrix;
     let norm = |path| PartSpec::norm(config, path, d_model, config.norm_bias);
+    let per_layer = config.per_layer_inputs.map(|PerLayerInputs { vocab_size, width }| {
+        let all = width.saturating_mul(config.n_layers);
+        vec![
+            matrix(Embedding, "per_layer.embed", [vocab_size, all], INIT_STD, false),
+            matrix(PartKind::Linear, "per_layer.proj", [all, d_model], INIT_STD, false),
+            PartSpec::norm(config, "per_layer.norm", width, false),
+        ]
+    });
     let before = [
         Some(matrix(Embedding, "embed", [vocab_size, d_model], INIT_STD, false)),
         (config.positions == Positions::Learned)
@@ -141,7 +152,8 @@ fn specs_outside(config: &GptConfig) -> [Vec<PartSpec>; 2] {
         lm_head.params.remove(0);
     }
     let after = [config.final_norm.then(|| norm("norm")), Some(lm_head)];
-    [before.into_iter().flatten().collect(), after.into_iter().flatten().collect()]
+    let before = before.into_iter().flatten().chain(per_layer.into_iter().flatten());
+    [before.collect(), after.into_iter().flatten().collect()]
 }
 
 /// The parts of a prediction head before its layer: see [`PredictionHead`](crate::gpt::prediction_head::PredictionHead).
@@ -160,23 +172,46 @@ fn block_specs(config: &GptConfig, layer: usize) -> Vec<PartSpec> {
         parts.extend(before.filter(|_| layer > 0 || !config.unnormed_first_mixer));
         parts.extend(match config.recurrence_of(layer) {
             Some(recurrence) => recurrent_specs(config, recurrence),
-            None => attention_specs(config),
+            None => attention_specs(config, layer),
         });
         parts.extend(behind);
     }
     if config.has_mlp(layer) {
         let [before, behind] = norm_specs(config, "mlp");
         parts.extend(before);
+        let width = [config.d_model, config.d_ff_of(layer)];
         parts.extend(match config.experts_of(layer) {
             Some(experts) => {
                 let routed = (0..experts.n_experts).flat_map(|expert| expert_specs(config, experts, expert));
-                router_specs(config, experts).into_iter().chain(routed).chain(shared_specs(config, experts)).collect()
+                let beside = experts.beside_mlp.then(|| mlp_specs(config, "mlp", width));
+                let parts = beside.into_iter().flatten().chain(router_specs(config, experts)).chain(routed);
+                parts.chain(shared_specs(config, experts)).collect()
             }
-            None => mlp_specs(config, "mlp", [config.d_model, config.d_ff]),
+            None => mlp_specs(config, "mlp", width),
         });
         parts.extend(behind);
     }
+    parts.extend(end_specs(config));
     parts
+}
+
+/// What is computed after the MLP.
+fn end_specs(config: &GptConfig) -> Vec<PartSpec> {
+    let per_layer = config.per_layer_inputs.map(|PerLayerInputs { width, .. }| {
+        let gate = [width, config.d_model];
+        vec![
+            PartSpec::matrix(PartKind::Linear, "per_layer.gate", gate, INIT_STD, false),
+            output_matrix(config, "per_layer.proj", width, false),
+            PartSpec::norm(config, "per_layer.norm", config.d_model, false),
+        ]
+    });
+    let scale = config.layer_scale.then(scale_spec);
+    per_layer.into_iter().flatten().chain(scale).collect()
+}
+
+fn scale_spec() -> PartSpec {
+    let params = vec![param("scale", "weight", vec![1], Init::Constant(1.0))];
+    PartSpec { path: "scale".into(), kind: PartKind::Scale, layer: None, width: 1, params }
 }
 
 /// The norms of a block's mixer (`attn`) or MLP (`mlp`): before it and behind it. The MLP may have attention's.
@@ -187,13 +222,17 @@ fn norm_specs(config: &GptConfig, sublayer: &str) -> [Option<PartSpec>; 2] {
     [has_own.then(|| norm("norm")), is_sandwich.then(|| norm("out_norm"))]
 }
 
-fn attention_specs(config: &GptConfig) -> Vec<PartSpec> {
-    let (q_width, kv_width) = (config.q_width(), config.kv_width());
+fn attention_specs(config: &GptConfig, layer: usize) -> Vec<PartSpec> {
+    let (q_width, [k_width, v_width]) = (config.q_width_of(layer), config.projected_kv_widths(layer));
+    let has_own_keys = k_width > 0;
+    let head_dim = config.heads_of(layer).head_dim;
     let qk_norm = |path, width| match config.qk_norm_span {
-        QkNormSpan::Head => PartSpec::norm(config, path, config.head_dim, false),
+        QkNormSpan::Head => PartSpec::norm(config, path, head_dim, false),
         QkNormSpan::AllHeads => PartSpec::norm(config, path, width, false),
     };
-    let qkv = [config.gate_width() + q_width + 2 * kv_width, config.d_model];
+    let qkv = [config.gate_width_of(layer) + q_width + k_width + v_width, config.d_model];
+    // It only normalizes.
+    let v_norm = || PartSpec { params: Vec::new(), ..PartSpec::norm(config, "attn.v_norm", head_dim, false) };
     let sinks = || {
         let params = vec![param("attn.sinks", "weight", vec![config.n_heads], Init::Normal { std: INIT_STD })];
         PartSpec { path: "attn.sinks".into(), kind: PartKind::Sinks, layer: None, width: config.n_heads, params }
@@ -204,9 +243,10 @@ fn attention_specs(config: &GptConfig) -> Vec<PartSpec> {
     };
     let parts = [
         config.qk_norm.then(|| qk_norm("attn.q_norm", q_width)),
-        config.qk_norm.then(|| qk_norm("attn.k_norm", kv_width)),
+        (config.qk_norm && has_own_keys).then(|| qk_norm("attn.k_norm", k_width)),
+        (config.value_norm && has_own_keys).then(v_norm),
         config.attention_sinks.then(sinks),
-        Some(output_matrix(config, "attn.out", config.value_width(), config.attn_out_bias)),
+        Some(output_matrix(config, "attn.out", config.value_width_of(layer), config.attn_out_bias)),
     ];
     inputs.into_iter().chain(parts.into_iter().flatten()).collect()
 }
@@ -331,11 +371,16 @@ fn router_specs(config: &GptConfig, experts: &Experts) -> Vec<PartSpec> {
     if experts.selection_bias {
         router.params.push(param("experts.router", "selection_bias", vec![dims[0]], Init::Constant(0.0)));
     }
+    if experts.beside_mlp {
+        router.params.push(param("experts.router", "expert_scale", vec![dims[0]], Init::Constant(1.0)));
+    }
+    let norm = |name| PartSpec::norm(config, &format!("experts.{name}"), config.d_model, config.norm_bias);
+    let norms = experts.beside_mlp.then(|| ["mlp_out_norm", "router_norm", "in_norm", "out_norm"].map(norm));
     let latent = |path, dims| PartSpec::matrix(PartKind::Linear, path, dims, INIT_STD, false);
     let (width, d_model) = (experts.latent_width, config.d_model);
     let latent = (width > 0)
         .then(|| [latent("experts.latent_down", [width, d_model]), latent("experts.latent_up", [d_model, width])]);
-    [router].into_iter().chain(latent.into_iter().flatten()).collect()
+    [router].into_iter().chain(norms.into_iter().flatten()).chain(latent.into_iter().flatten()).collect()
 }
 
 fn expert_specs(config: &GptConfig, experts: &Experts, expert: usize) -> Vec<PartSpec> {
@@ -390,7 +435,9 @@ impl GptConfig {
         // Layers of a kind are alike, and so are the experts.
         let of_recurrent = self.recurrent.as_ref().map_or(0, |of| of_parts(&recurrent_specs(self, &of.recurrence)));
         let n_mlps = self.n_layers.saturating_sub(self.layers_without_mlp.len());
-        let n_dense = self.experts.as_ref().map_or(n_mlps, |of| of.dense_layers.len().min(n_mlps));
+        let n_routed = self.experts.as_ref().map_or(0, |of| n_mlps - of.dense_layers.len().min(n_mlps));
+        let is_beside = self.experts.as_ref().is_some_and(|experts| experts.beside_mlp);
+        let n_dense = if is_beside { n_mlps } else { n_mlps - n_routed };
         let of_routed = self.experts.as_ref().map_or(0, |experts| {
             let of_expert = of_parts(&expert_specs(self, experts, 0));
             let always = [router_specs(self, experts), shared_specs(self, experts)].concat();
@@ -399,14 +446,31 @@ impl GptConfig {
         let of_norms = |sublayer| {
             norm_specs(self, sublayer).iter().flatten().map(|norm| of_parts(std::slice::from_ref(norm))).sum()
         };
-        let kinds = [
+        // Invalid sizes have no lists of layers that are as long as they say.
+        let layers = || 0..self.n_layers.min(MAX_LAYERS);
+        let has_dense =
+            |layer: &usize| self.has_mlp(*layer) && self.experts_of(*layer).is_none_or(|experts| experts.beside_mlp);
+        let wide = self.d_ff_of(self.n_layers);
+        let is_wide = |layer: &usize| self.wide_shared_mlp && self.d_ff_of(*layer) == wide && has_dense(layer);
+        let n_wide = layers().filter(is_wide).count().min(n_dense);
+        let of_mlp = |d_ff| of_parts(&mlp_specs(self, "mlp", [self.d_model, d_ff]));
+        let mut kinds = vec![
             (of_norms("attn"), self.n_mixers() - usize::from(self.unnormed_first_mixer).min(self.n_mixers())),
             (of_norms("mlp"), n_mlps),
-            (of_parts(&attention_specs(self)), self.n_attention_layers()),
             (of_recurrent, self.n_recurrent_layers()),
-            (of_parts(&mlp_specs(self, "mlp", [self.d_model, self.d_ff])), n_dense),
-            (of_routed, n_mlps - n_dense),
+            (of_mlp(self.d_ff), n_dense - n_wide),
+            (of_mlp(wide), n_wide),
+            (of_routed, n_routed),
+            (of_parts(&end_specs(self)), self.n_layers),
         ];
+        let are_alike = self.full_heads.is_none() && !self.keys_as_values && self.n_shared_kv_layers == 0;
+        match are_alike {
+            true => kinds.push((of_parts(&attention_specs(self, 0)), self.n_attention_layers())),
+            false => {
+                let attending = layers().filter(|&layer| self.attends(layer));
+                kinds.extend(attending.map(|layer| (of_parts(&attention_specs(self, layer)), 1)));
+            }
+        }
         kinds.into_iter().fold(outside, |sum, (of_layer, n)| sum.saturating_add(of_layer.saturating_mul(n)))
     }
 }

@@ -56,6 +56,10 @@ pub fn rope_frequencies(rope: &Rope, max_seq_len: usize) -> Vec<f32> {
             let factors = if max_seq_len > original_max_seq_len { long_factors } else { short_factors };
             radii(rope.theta).zip(factors).map(|(radius, factor)| 1.0 / (factor * radius)).collect()
         }
+        RopeScaling::Proportional { n_pairs, factor } => {
+            let rotates = |pair: usize| if pair < n_pairs { 1.0 } else { 0.0 };
+            plain(rope.theta).enumerate().map(|(pair, f)| rotates(pair) * f / factor as f32).collect()
+        }
     }
 }
 

@@ -2,7 +2,8 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use hearth_model::config::{
-    ClampedSwiglu, GptConfig, Mamba2, Positions, QueryTemperature, Recurrence, Rope, RopeScaling,
+    ClampedSwiglu, GptConfig, HeadSizes, Mamba2, PerLayerInputs, Positions, QueryTemperature, Recurrence, Rope,
+    RopeScaling,
 };
 use serde_json::{Map, Value, json};
 
@@ -143,4 +144,67 @@ fn unsupported_mamba_2_layers_are_rejected_by_the_name_of_the_key() {
     // Figures that contradict each other.
     let error = read(&changed("nemotron-h", &[], json!({ "n_groups": 3 }))).unwrap_err().to_string();
     assert!(error.contains("n_heads") && error.contains("n_groups = 3"), "{error}");
+}
+
+/// The configurations of Google's four sizes, as far as they differ.
+#[test]
+fn released_gemma_4_files_are_read() {
+    let read_text = |period: usize, own: Value| {
+        let n_layers = own["num_hidden_layers"].as_u64().unwrap() as usize;
+        let kind = |layer: usize| if layer % period == period - 1 { "full_attention" } else { "sliding_attention" };
+        let text = json!({
+            "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 2, "dtype": "bfloat16", "eos_token_id": 1,
+            "expert_intermediate_size": null, "final_logit_softcapping": 30.0, "global_head_dim": 512, "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh", "initializer_range": 0.02, "max_position_embeddings": 131_072,
+            "layer_types": (0..n_layers).map(kind).collect::<Vec<_>>(), "model_type": "gemma4_text", "pad_token_id": 0,
+            "moe_intermediate_size": null, "num_experts": null, "num_global_key_value_heads": null, "rms_norm_eps": 1e-6,
+            "rope_parameters": {
+                "full_attention": { "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0, "rope_type": "proportional" },
+                "sliding_attention": { "rope_theta": 10_000.0, "rope_type": "default" },
+            },
+            "tie_word_embeddings": true, "top_k_experts": null, "use_bidirectional_attention": null, "use_cache": true,
+            "vocab_size": 262_144, "vocab_size_per_layer_input": 262_144, "enable_moe_block": false,
+        });
+        let mut text = text.as_object().unwrap().clone();
+        text.extend(own.as_object().unwrap().clone());
+        let json = json!({
+            "architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "tie_word_embeddings": true,
+            "text_config": text, "vision_config": { "model_type": "gemma4_vision" }, "eos_token_id": [1, 106],
+        });
+        read(json.as_object().unwrap()).unwrap()
+    };
+    let e2b = read_text(
+        5,
+        json!({
+            "num_hidden_layers": 35, "hidden_size": 1536, "intermediate_size": 6144, "num_attention_heads": 8,
+            "num_key_value_heads": 1, "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 20, "sliding_window": 512,
+            "attention_k_eq_v": false, "use_double_wide_mlp": true,
+        }),
+    );
+    assert_eq!((e2b.d_ff_of(14), e2b.d_ff_of(15), e2b.kv_layer_of(34), e2b.kv_layer_of(33)), (6144, 12_288, 14, 13));
+    assert_eq!(e2b.per_layer_inputs, Some(PerLayerInputs { vocab_size: 262_144, width: 256 }));
+    assert_eq!(e2b.n_params() / 1_000_000, 4628);
+    let experts = read_text(
+        6,
+        json!({
+            "num_hidden_layers": 30, "hidden_size": 2816, "intermediate_size": 2112, "num_attention_heads": 16,
+            "num_key_value_heads": 8, "num_global_key_value_heads": 2, "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0, "sliding_window": 1024, "attention_k_eq_v": true, "use_double_wide_mlp": false,
+            "enable_moe_block": true, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704,
+            "use_bidirectional_attention": "vision",
+        }),
+    );
+    assert_eq!(experts.full_heads, Some(HeadSizes { n_kv_heads: 2, head_dim: 512 }));
+    assert_eq!(experts.n_params() / 1_000_000, 25_233);
+    let dense = read_text(
+        6,
+        json!({
+            "num_hidden_layers": 60, "hidden_size": 5376, "intermediate_size": 21_504, "num_attention_heads": 32,
+            "num_key_value_heads": 16, "num_global_key_value_heads": 4, "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0, "sliding_window": 1024, "attention_k_eq_v": true, "use_double_wide_mlp": false,
+            "use_bidirectional_attention": "vision",
+        }),
+    );
+    assert!(dense.experts.is_none() && dense.per_layer_inputs.is_none());
+    assert_eq!(dense.n_params() / 1_000_000, 30_697);
 }

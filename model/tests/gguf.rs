@@ -72,6 +72,9 @@ const WRAPPED: &[&str] = &["mistral3", "qwen2-5-vl", "qwen3-vl"];
 const OWN: &[&str] = &[
     "gemma2",
     "gemma3",
+    "gemma4",
+    "gemma4-experts",
+    "gemma4-per-layer",
     "smollm3",
     "phi",
     "cohere2",

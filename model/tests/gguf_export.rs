@@ -87,6 +87,7 @@ fn model(case: &str) -> LoadedModel {
         eos_token_ids: vec![5],
         sampling_defaults: SamplingParams::default(),
         own_pooling: OwnPooling::Unstated,
+        text_limit: None,
         classifier: None,
     }
 }
@@ -314,6 +315,7 @@ fn gguf_export_keeps_quantized_blocks_unchanged() {
             eos_token_ids: vec![5],
             sampling_defaults: SamplingParams::default(),
             own_pooling: OwnPooling::Unstated,
+            text_limit: None,
             classifier: None,
         };
         for asked in [None, Some(dtype)] {

@@ -23,7 +23,7 @@ use hearth_model::{
 use safetensors::SafeTensors;
 
 use crate::{
-    layer_mutations::{detail_mutations, expert_mutations, recurrent_mutations},
+    layer_mutations::{block_mutations, detail_mutations, expert_mutations, recurrent_mutations},
     rope_mutations::{rotated, scaling_mutations},
     test_gpu::gpu,
 };
@@ -69,6 +69,10 @@ const CASES: &[&str] = &[
     "gemma",
     "gemma2",
     "gemma3",
+    "gemma4",
+    "gemma4-unified",
+    "gemma4-experts",
+    "gemma4-per-layer",
     "phi",
     "stablelm-parallel",
     "gptj",
@@ -268,7 +272,8 @@ fn logits_on_wgpu_match_transformers() {
     let Some(device) = gpu() else { return };
     for case in CASES {
         let config = model_dir::load_config(&golden(case)).unwrap();
-        if config.experts.is_some() || config.recurrent.is_some() || config.bidirectional || config.latent.is_some() {
+        let of_cpu = config.experts.is_some() || config.recurrent.is_some() || config.bidirectional;
+        if of_cpu || config.latent.is_some() || config.layer_scale {
             assert!(model_dir::load_gpt(&golden(case), &LoadOptions { device: device.clone(), dtype: None }).is_err());
             continue;
         }
@@ -324,7 +329,7 @@ pub(crate) fn gradients_by_hf_name(
     gpt.visit(&mut reader);
     let found = reader.found;
     let as_model = Gpt::from_params(gpt.config(), Dtype::F32, &Device::flex(), &mut |spec| {
-        if spec.path.ends_with("selection_bias") {
+        if ["selection_bias", ".scale.weight"].iter().any(|constant| spec.path.ends_with(constant)) {
             return Ok(TensorData::zeros::<f32, _>(spec.shape.as_slice()));
         }
         let (shape, values) = &found[&spec.path];
@@ -399,7 +404,9 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
         mutate("final_norm_eps", &|c| c.final_norm_eps = Some(0.3));
         mutate("final_norm", &|c| (c.final_norm, c.final_norm_eps) = (false, None));
     }
-    if config.norm_weight {
+    // Other norms would be refused.
+    let has_both = config.experts.as_ref().is_some_and(|experts| experts.beside_mlp);
+    if config.norm_weight && !has_both {
         mutate("norm_weight_offset", &|c| c.norm_weight_offset = 1.0 - c.norm_weight_offset);
         mutate("norm_weight", &|c| (c.norm_weight, c.norm_bias, c.norm_weight_offset) = (false, false, 0.0));
     }
@@ -415,21 +422,28 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     }
     mutate("attention_scale", &|c| c.attention_scale = Some(1.5 * c.score_scale()));
     mutate("sliding_window", &|c| c.sliding_window = Some(c.sliding_window.map_or(5, |window| window + 1)));
-    if config.sliding_window.is_some() {
+    // Layers of both kinds have parameters of the same shapes.
+    let are_alike = config.full_heads.is_none() && !config.keys_as_values && config.n_shared_kv_layers == 0;
+    if config.sliding_window.is_some() && are_alike {
         mutate("sliding_window", &|c| {
             (c.sliding_window, c.full_layers, c.window_rope) = (None, Vec::new(), None);
         });
     }
-    if config.window_rope.is_some() {
-        mutate("window_rope", &|c| c.window_rope = None);
+    if let Some(rope) = &config.window_rope {
+        mutate("window_rope", &|c| {
+            let other = Rope { theta: 2.0 * rope.theta, ..rope.clone() };
+            c.window_rope = (!are_alike).then_some(other);
+        });
     }
     // One layer more or less.
     let toggled =
         |layers: &[usize]| if layers.first() == Some(&0) { layers[1..].to_vec() } else { [&[0], layers].concat() };
-    mutate("full_layers", &|c| {
-        c.sliding_window.get_or_insert(5);
-        c.full_layers = toggled(&c.full_layers);
-    });
+    if are_alike {
+        mutate("full_layers", &|c| {
+            c.sliding_window.get_or_insert(5);
+            c.full_layers = toggled(&c.full_layers);
+        });
+    }
     if matches!(config.positions, Positions::Rope(_)) {
         // A layer that attends.
         let first = config.recurrent.as_ref().map_or(0, |recurrent| recurrent.attention_layers[0]);
@@ -442,7 +456,7 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     if config.norm_position == NormPosition::Pre && !config.shared_norm && are_whole {
         mutate("parallel_residual", &|c| c.parallel_residual = !c.parallel_residual);
     }
-    if !config.parallel_residual && !config.unnormed_first_mixer {
+    if !config.parallel_residual && !config.unnormed_first_mixer && !has_both {
         let others = [NormPosition::Pre, NormPosition::Post, NormPosition::Inside];
         for norm_position in others.into_iter().filter(|&other| other != config.norm_position) {
             mutate("norm_position", &|c| c.norm_position = norm_position);
@@ -463,7 +477,8 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     if config.qk_norm {
         mutate("qk_norm", &|c| (c.qk_norm, c.qk_norm_after_rope) = (false, false));
     }
-    if config.qk_norm && config.norm_weight && matches!(config.positions, Positions::Rope(_)) {
+    let can_rotate_first = config.qk_norm && config.norm_weight && config.n_shared_kv_layers == 0;
+    if can_rotate_first && matches!(config.positions, Positions::Rope(_)) {
         mutate("qk_norm_after_rope", &|c| c.qk_norm_after_rope = !c.qk_norm_after_rope);
     }
     if config.lm_head_bias {
@@ -494,7 +509,8 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
             let theta = if rope.theta == 10_000.0 { 500.0 } else { 10_000.0 };
             mutate("rope.theta", &|c| c.positions = Positions::Rope(Rope { theta, ..rope.clone() }));
         }
-        let rotary_dim = if rope.rotary_dim == rotatable { rotatable - 2 } else { rope.rotary_dim + 2 };
+        let most = config.full_heads.map_or(rotatable, |heads| heads.head_dim);
+        let rotary_dim = if rope.rotary_dim == most { most - 2 } else { rope.rotary_dim + 2 };
         mutate("rope.rotary_dim", &|c| c.positions = Positions::Rope(rotated(rope, rotary_dim)));
         for (field, scaling) in scaling_mutations(rope, config.max_seq_len) {
             mutate(field, &|c| c.positions = scaled(&scaling));
@@ -525,6 +541,7 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
         mutate("attn_out_bias", &|c| c.attn_out_bias = false);
     }
     mutations.extend(detail_mutations(config));
+    mutations.extend(block_mutations(config));
     mutations.extend(expert_mutations(config));
     mutations.extend(recurrent_mutations(config));
     mutations.extend(config.latent.map(|latent| {

@@ -32,6 +32,18 @@ pub(crate) fn detail_mutations(config: &GptConfig) -> Vec<(&'static str, GptConf
     mutations
 }
 
+/// The ways in which a block could lack parts of Gemma 4's.
+pub(crate) fn block_mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
+    [
+        (config.value_norm, "value_norm", GptConfig { value_norm: false, ..config.clone() }),
+        (config.layer_scale, "layer_scale", GptConfig { layer_scale: false, ..config.clone() }),
+        (config.per_layer_inputs.is_some(), "per_layer_inputs", GptConfig { per_layer_inputs: None, ..config.clone() }),
+    ]
+    .into_iter()
+    .filter_map(|(has, field, mutant)| has.then_some((field, mutant)))
+    .collect()
+}
+
 /// Wrong experts, with the field that is wrong.
 pub(crate) fn expert_mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     let mut mutations = Vec::new();

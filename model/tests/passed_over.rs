@@ -104,6 +104,10 @@ fn surplus_tensors_that_are_no_parameters_are_passed_over() {
         ("llama", "layers.0.self_attn.bias", vec![1, 1, 4, 4]),
         ("qwen3", "model.layers.0.self_attn.masked_bias", vec![]),
         ("cohere", "v_head.summary.weight", vec![1, 4]),
+        // Layers that have the keys and values of earlier ones.
+        ("gemma4-per-layer", "model.layers.2.self_attn.k_proj.weight", vec![16, 16]),
+        ("gemma4-per-layer", "model.layers.3.self_attn.v_proj.weight", vec![24, 16]),
+        ("gemma4-per-layer", "layers.3.self_attn.k_norm.weight", vec![12]),
     ] {
         let (dir, mut tensors) = copy(case);
         let n = shape.iter().product();
@@ -117,6 +121,14 @@ fn surplus_tensors_that_are_no_parameters_are_passed_over() {
         write(&dir.path().join(WEIGHTS), &tensors);
         let error = open(dir.path()).unwrap_err().to_string();
         assert!(error.contains(&format!("`{name}`: is not part of `LlamaForCausalLM`")), "{error}");
+    }
+    // The last layers without and with the window that have keys of their own.
+    for name in ["model.layers.0.self_attn.k_proj.bias", "model.layers.1.self_attn.v_norm.weight"] {
+        let (dir, mut tensors) = copy("gemma4-per-layer");
+        tensors.insert(name.to_owned(), (vec![8], vec![0.5; 8]));
+        write(&dir.path().join(WEIGHTS), &tensors);
+        let error = open(dir.path()).unwrap_err().to_string();
+        assert!(error.contains(&format!("`{name}`: is not part of `Gemma4ForCausalLM`")), "{error}");
     }
 }
 

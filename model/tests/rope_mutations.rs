@@ -57,6 +57,10 @@ pub(crate) fn scaling_mutations(rope: &Rope, max_seq_len: usize) -> Vec<(&'stati
             let other = if is_long { max_seq_len } else { max_seq_len - 1 };
             mutations.push(("original_max_seq_len", with(as_read, attention_factor, other)));
         }
+        RopeScaling::Proportional { n_pairs, factor } => {
+            mutations.push(("n_pairs", RopeScaling::Proportional { n_pairs: n_pairs - 1, factor }));
+            mutations.push(("factor", RopeScaling::Proportional { n_pairs, factor: factor + 0.1 }));
+        }
         RopeScaling::Linear { factor } => mutations.push(("factor", RopeScaling::Linear { factor: factor + 0.1 })),
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_seq_len } => {
             let with = |factor, low_freq_factor, high_freq_factor, original_max_seq_len| RopeScaling::Llama3 {

@@ -31,6 +31,8 @@ const CASES: &[(&str, &str)] = &[
     ("qwen2-5-vl", "Qwen2ForCausalLM"),
     ("qwen3-vl", "Qwen3ForCausalLM"),
     ("qwen3_5", "Qwen3_5ForCausalLM"),
+    ("gemma4", "Gemma4ForCausalLM"),
+    ("gemma4-unified", "Gemma4UnifiedForCausalLM"),
     ("qwen3_5-moe", "Qwen3_5MoeForCausalLM"),
 ];
 
@@ -70,6 +72,8 @@ fn other_name(name: &str) -> String {
         ("model.visual.", "visual."),
         ("visual.", "model.visual."),
         ("vision_tower.", "model.vision_tower."),
+        ("model.vision_", "vision_"),
+        ("model.embed_", "embed_"),
         ("multi_modal_projector.", "model.multi_modal_projector."),
         ("model.", "model.language_model."),
     ];

@@ -306,6 +306,7 @@ fn mixture(config: &TrainConfig) -> GptConfig {
         shared_gate: false,
         dense_layers: vec![0],
         balance_loss: 0.02,
+        beside_mlp: false,
         latent_width: 0,
     };
     GptConfig { experts: Some(experts), n_layers: 3, ..config.gpt_config(VOCAB_SIZE).unwrap() }

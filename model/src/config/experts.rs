@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    GptConfig,
+    GptConfig, NormPosition,
     validate::{require, require_layers},
 };
 use crate::error::Result;
@@ -48,6 +48,10 @@ pub struct Experts {
     /// [`RouterLossWeights`](crate::gpt::RouterLossWeights::balance).
     #[serde(default)]
     pub balance_loss: f64,
+    /// Whether rows also go through the layer's MLP, beside the experts. The two have norms of their own, before and behind; so
+    /// has the router, and there is a learned factor for each expert's output (Gemma 4).
+    #[serde(default)]
+    pub beside_mlp: bool,
     /// Width of what the chosen experts read and write, if the rows are projected to it before them and back behind them; 0: that
     /// of the residual stream. The router and the shared expert read the rows themselves.
     #[serde(default)]
@@ -85,8 +89,13 @@ impl GptConfig {
 }
 
 impl Experts {
-    /// Checks the experts of a model with `n_layers` layers.
-    pub(super) fn validate(&self, n_layers: usize) -> Result<()> {
+    /// Checks the experts of a model with this configuration.
+    pub(super) fn validate(&self, config: &GptConfig) -> Result<()> {
+        let n_layers = config.n_layers;
+        let has_norms = config.norm_position == NormPosition::Sandwich && config.norm_weight;
+        require("experts.beside_mlp", !self.beside_mlp || (has_norms && config.norm_weight_offset == 0.0), || {
+            "must be false unless norm_position is sandwich, norm_weight is true and norm_weight_offset is 0".to_owned()
+        })?;
         let Self {
             n_experts, n_active, d_ff, weight_multiplier, groups, shared_d_ff, shared_gate, latent_width, ..
         } = *self;

@@ -29,20 +29,20 @@ pub struct LatentAttention {
 }
 
 impl GptConfig {
-    /// Width of a head's value.
-    pub fn value_dim(&self) -> usize {
-        self.latent.map_or(self.head_dim, |latent| latent.value_dim)
+    /// Width of the outputs of all heads of `layer` together.
+    pub fn value_width_of(&self, layer: usize) -> usize {
+        self.latent.map_or_else(|| self.q_width_of(layer), |latent| self.n_heads * latent.value_dim)
     }
 
-    /// Width of the outputs of all heads together.
-    pub fn value_width(&self) -> usize {
-        self.n_heads * self.value_dim()
+    /// Width of a head of `head_dim` in attention and in the KV cache, where queries, keys and values are equally wide: zeros
+    /// follow the narrower ones.
+    pub(crate) fn padded_head_dim(&self, head_dim: usize) -> usize {
+        self.latent.map_or(head_dim, |latent| head_dim.max(latent.value_dim))
     }
 
-    /// Width of a head in attention and in the KV cache, where queries, keys and values are equally wide: zeros follow the narrower
-    /// ones.
-    pub fn padded_head_dim(&self) -> usize {
-        self.head_dim.max(self.value_dim())
+    /// How many dimensions of a head of `head_dim` can rotate, and the name of the field that says so.
+    pub(super) fn rotatable(&self, head_dim: usize) -> (&'static str, usize) {
+        self.latent.map_or(("head_dim", head_dim), |latent| ("latent.rope_dim", latent.rope_dim))
     }
 }
 
@@ -66,7 +66,16 @@ impl LatentAttention {
         require("n_kv_heads", config.n_kv_heads == config.n_heads, || {
             format!("must be n_heads = {} with latent attention, got {}", config.n_heads, config.n_kv_heads)
         })?;
-        require("qk_norm", !config.qk_norm, || "must be false with latent attention".to_owned())?;
-        require("attention_gate", !config.attention_gate, || "must be false with latent attention".to_owned())
+        let refused = [
+            ("qk_norm", config.qk_norm, "false"),
+            ("attention_gate", config.attention_gate, "false"),
+            ("full_heads", config.full_heads.is_some(), "absent"),
+            ("value_norm", config.value_norm, "false"),
+            ("keys_as_values", config.keys_as_values, "false"),
+            ("n_shared_kv_layers", config.n_shared_kv_layers > 0, "0"),
+        ];
+        refused
+            .into_iter()
+            .try_for_each(|(field, has, only)| require(field, !has, || format!("must be {only} with latent attention")))
     }
 }

@@ -99,7 +99,8 @@ impl GptConfig {
             })?;
         }
         self.validate_layers()?;
-        self.experts.iter().try_for_each(|experts| experts.validate(self.n_layers))?;
+        self.validate_heads()?;
+        self.experts.iter().try_for_each(|experts| experts.validate(self))?;
         require("xielu", !self.xielu || self.experts.is_none(), || "must be false with experts".to_owned())?;
         self.recurrent.iter().try_for_each(|recurrent| recurrent.validate(self.n_layers))?;
         self.latent.iter().try_for_each(|latent| latent.validate(self))?;
@@ -162,7 +163,12 @@ impl GptConfig {
             "must be empty without sliding_window".to_owned()
         })?;
         if let Positions::Rope(rope) = &self.positions {
-            rope.validate("positions.rope", self)?;
+            // Without a rotation of their own, the layers with the window have this one too.
+            let narrowest = match self.window_rope {
+                Some(_) => self.heads_with(false).head_dim,
+                None => self.head_dim.min(self.heads_with(false).head_dim),
+            };
+            rope.validate("positions.rope", self.rotatable(narrowest))?;
         } else {
             require("unrotated_layers", self.unrotated_layers.is_empty(), || {
                 "must be empty without rotary positions".to_owned()
@@ -174,22 +180,18 @@ impl GptConfig {
         require("window_rope", windowed || self.window_rope.is_none(), || {
             "must be absent without sliding_window".to_owned()
         })?;
-        self.window_rope.iter().try_for_each(|rope| rope.validate("window_rope", self))
+        self.window_rope.iter().try_for_each(|rope| rope.validate("window_rope", self.rotatable(self.head_dim)))
     }
 }
 
 impl Rope {
-    /// Checks the rotary positions in the field `path`.
-    fn validate(&self, path: &str, config: &GptConfig) -> Result<()> {
+    /// Checks the rotary positions in the field `path`, of at most so many dimensions, as the field of this name says.
+    fn validate(&self, path: &str, (most_name, most): (&str, usize)) -> Result<()> {
         let Self { theta, rotary_dim, ref scaling } = *self;
         // With theta up to 1, wavelengths do not grow with the dimension, and YaRN divides by its logarithm.
         require(format!("{path}.theta"), theta.is_finite() && theta > 1.0, || {
             format!("must be finite and above 1, got {theta}")
         })?;
-        let (most_name, most) = match config.latent {
-            Some(latent) => ("latent.rope_dim", latent.rope_dim),
-            None => ("head_dim", config.head_dim),
-        };
         let fits = rotary_dim.is_multiple_of(2) && (2..=most).contains(&rotary_dim);
         require(format!("{path}.rotary_dim"), fits, || {
             format!("must be even and in 2..={most_name} = {most}, got {rotary_dim}")
@@ -244,6 +246,12 @@ impl RopeScaling {
                 validate_pair_factors(format!("{path}.long_rope.long_factors"), long_factors, n_pairs)?;
                 length("long_rope.original_max_seq_len", original_max_seq_len)?;
                 above_zero("long_rope.attention_factor", attention_factor)
+            }
+            Self::Proportional { n_pairs: rotated, factor } => {
+                require(format!("{path}.proportional.n_pairs"), (1..=n_pairs).contains(&rotated), || {
+                    format!("must be in 1..={n_pairs}, half of rotary_dim, got {rotated}")
+                })?;
+                at_least_one("proportional.factor", factor)
             }
         }
     }

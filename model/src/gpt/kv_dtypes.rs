@@ -5,10 +5,10 @@
 
 use super::{Block, Gpt};
 use crate::{
-    config::GptConfig,
+    config::{GptConfig, HeadSizes},
     error::Result,
     kv_cache::{KvCache, default_states},
-    ops::{KvDtype, Mixer, NormParts, Qkv, SelfAttention, Sublayer, read, to_f32},
+    ops::{KvDtype, KvSource, Mixer, NormParts, Qkv, SelfAttention, Sublayer, read, to_f32},
 };
 
 /// How many times the root mean square of a key without its bias the largest bias may be, for numbers of 8 bits. The largest
@@ -24,11 +24,11 @@ impl Gpt {
     /// # Errors
     /// [`Error::Execution`](crate::error::Error::Execution) if the device cannot be read.
     pub fn kv_dtypes(&self, dtype: KvDtype) -> Result<Vec<KvDtype>> {
-        let of_layer = |block: &Block| match dtype {
-            KvDtype::Q8 => Ok(dtype_for(block.largest_key_bias(&self.config)?)),
+        let of_layer = |(layer, block): (usize, &Block)| match dtype {
+            KvDtype::Q8 => Ok(dtype_for(block.largest_key_bias(layer, &self.config)?)),
             KvDtype::F32 | KvDtype::F16 => Ok(dtype),
         };
-        self.blocks.iter().map(of_layer).collect()
+        self.blocks.iter().enumerate().map(of_layer).collect()
     }
 
     /// A KV cache of `n_pages` pages for this model: of `dtype`, or of wider numbers in layers that need them
@@ -68,11 +68,8 @@ impl Gpt {
     /// # Errors
     /// As [`kv_dtypes`](Self::kv_dtypes).
     pub fn kv_bytes_per_token(&self, dtype: KvDtype) -> Result<usize> {
-        let none = Vec::new();
-        let layer = GptConfig { n_layers: 1, recurrent: None, layers_without_mixer: none, ..self.config.clone() };
-        let attends = |layer: &usize| self.config.attends(*layer);
         let dtypes = self.kv_dtypes(dtype)?;
-        Ok((0..dtypes.len()).filter(attends).map(|at| dtypes[at].bytes_per_token(&layer)).sum())
+        Ok(dtypes.iter().enumerate().map(|(layer, dtype)| dtype.bytes_in_layer(&self.config, layer)).sum())
     }
 }
 
@@ -88,11 +85,15 @@ fn dtype_for(ratio: f64) -> KvDtype {
 impl Block {
     /// The largest bias of a key, divided by the root mean square of the key without it; the largest such number of all key
     /// heads. A norm's bias times the matrix is a bias too.
-    fn largest_key_bias(&self, config: &GptConfig) -> Result<f64> {
-        let parts = self.operands(config, None, &[]);
+    fn largest_key_bias(&self, layer: usize, config: &GptConfig) -> Result<f64> {
+        let parts = self.operands(layer, config, None, &[], None);
         let Some(Sublayer { in_norm, inner: Mixer::Attention(attention), .. }) = parts.mixer else { return Ok(0.0) };
         // The bias of a latent is normalized with it.
-        let SelfAttention { qkv: Qkv::Stacked(qkv), .. } = attention else { return Ok(0.0) };
+        let SelfAttention { qkv: Qkv::Stacked(qkv), kv, .. } = attention else { return Ok(0.0) };
+        if kv == KvSource::OtherLayer {
+            return Ok(0.0);
+        }
+        let HeadSizes { n_kv_heads, head_dim } = config.heads_of(layer);
         let norm_bias = in_norm.as_ref().and_then(|norm| norm.bias.clone());
         if qkv.bias.is_none() && norm_bias.is_none() {
             return Ok(0.0);
@@ -108,9 +109,9 @@ impl Block {
             None => vec![1.0; config.d_model],
         };
         let mut largest = 0.0;
-        for head in 0..config.n_kv_heads {
-            let first = config.gate_width() + config.q_width() + head * config.head_dim;
-            let rows = qkv.weight.read_rows(first..first + config.head_dim)?;
+        for head in 0..n_kv_heads {
+            let first = config.gate_width_of(layer) + config.q_width_of(layer) + head * head_dim;
+            let rows = qkv.weight.read_rows(first..first + head_dim)?;
             let (mut sum_of_squares, mut most) = (0.0, 0.0);
             for (row, at) in rows.chunks_exact(config.d_model).zip(first..) {
                 let weighted = row.iter().zip(&norm_weight).map(|(&value, weight)| f64::from(value) * weight);
@@ -119,7 +120,7 @@ impl Block {
                 let of_matrix = bias.as_ref().map_or(0.0, |bias| f64::from(bias[at]));
                 most = f64::max(most, (of_matrix + of_norm.sum::<f64>()).abs());
             }
-            let rest = (sum_of_squares / config.head_dim as f64).sqrt();
+            let rest = (sum_of_squares / head_dim as f64).sqrt();
             // Without a bias there is nothing to compare, however small the rest is.
             largest = f64::max(largest, if most == 0.0 { 0.0 } else { most / rest });
         }

@@ -66,7 +66,7 @@ impl PredictionHead {
     pub fn forward(&self, next_ids: Tensor<1, Int>, hidden: Tensor<2>, context: AttentionContext<'_>) -> Tensor<2> {
         let pass = &mut ForwardPass::new(&self.body.config, context, &next_ids.device());
         let Join { token_norm, hidden_norm, linear } = &self.join;
-        let tokens = token_norm.forward(self.body.embeddings(next_ids));
+        let tokens = token_norm.forward(self.body.embed.forward(next_ids));
         let joined = Tensor::cat(vec![tokens, hidden_norm.forward(hidden)], 1);
         let x = ops::linear_with_lora(joined, linear.parts(None, &[]));
         self.body.run_blocks(x, pass)
@@ -113,6 +113,8 @@ impl GptConfig {
         Self {
             n_layers: 1,
             experts: self.experts.clone().map(|experts| Experts { dense_layers: Vec::new(), ..experts }),
+            n_shared_kv_layers: 0,
+            per_layer_inputs: None,
             recurrent: None,
             sliding_window: None,
             window_rope: None,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::{
-    config::{Activation, NormKind, QkNormSpan, Sizes},
+    config::{self, Activation, HeadSizes, NormKind, PerLayerInputs, QkNormSpan, Rope, RouterScores, Sizes},
     kv_cache::{KvCache, StepPart},
     lora::{LoadedAdapter, LoraPair, LoraShape, LoraValues, MatrixUpdate},
     ops::KvDtype,
@@ -20,6 +20,7 @@ fn configs() -> Vec<(&'static str, GptConfig)> {
     let gpt2 = GptConfig::gpt2(Sizes { n_kv_heads: 4, ..sizes });
     let with = |position| GptConfig { norm_position: position, ..llama.clone() };
     let heads = |span| GptConfig { qk_norm: true, qk_norm_span: span, ..llama.clone() };
+    let per_layer_inputs = Some(PerLayerInputs { vocab_size: 50, width: 40 });
     vec![
         ("as Qwen 3", heads(QkNormSpan::Head)),
         ("as OLMo 2", GptConfig { norm_position: NormPosition::Inside, ..heads(QkNormSpan::AllHeads) }),
@@ -38,10 +39,52 @@ fn configs() -> Vec<(&'static str, GptConfig)> {
         ("as Phi", GptConfig { parallel_residual: true, shared_norm: true, ..gpt2.clone() }),
         ("as Cohere", GptConfig { parallel_residual: true, norm: NormKind::LayerNorm, ..llama.clone() }),
         ("gated, in halves of no whole panels", GptConfig { d_ff: 40, ..heads(QkNormSpan::Head) }),
+        ("as Gemma 4", as_gemma4(&llama)),
+        ("as Gemma 4 with per-layer embeddings", GptConfig { per_layer_inputs, ..as_gemma4(&llama) }),
+        ("as Gemma 4 with experts", GptConfig { experts: Some(beside_mlp()), ..as_gemma4(&llama) }),
         ("attention alone in a layer", GptConfig { layers_without_mlp: vec![0], ..llama.clone() }),
         ("as GPT-2", gpt2),
         ("as Llama", llama),
     ]
+}
+
+/// Layers with heads of two sizes, without values, and without keys.
+fn as_gemma4(llama: &GptConfig) -> GptConfig {
+    GptConfig {
+        n_layers: 5,
+        norm_position: NormPosition::Sandwich,
+        sliding_window: Some(6),
+        full_layers: vec![1, 4],
+        full_heads: Some(HeadSizes { n_kv_heads: 1, head_dim: 24 }),
+        window_rope: Some(Rope::new(100.0, 16)),
+        qk_norm: true,
+        value_norm: true,
+        keys_as_values: true,
+        n_shared_kv_layers: 2,
+        wide_shared_mlp: true,
+        layer_scale: true,
+        ..llama.clone()
+    }
+}
+
+fn beside_mlp() -> config::Experts {
+    config::Experts {
+        n_experts: 5,
+        n_active: 2,
+        d_ff: 40,
+        scores: RouterScores::Softmax,
+        normalized: true,
+        weight_multiplier: 1.0,
+        router_bias: false,
+        selection_bias: false,
+        groups: None,
+        shared_d_ff: 0,
+        shared_gate: false,
+        dense_layers: vec![],
+        balance_loss: 0.0,
+        beside_mlp: true,
+        latent_width: 0,
+    }
 }
 
 /// An adapter with two pairs for every matrix, which together update some of its rows.
@@ -84,10 +127,10 @@ fn fused_block_is_bit_identical_to_its_separate_operations() {
                         &mut [StepPart { table: &mut table, n_new: token_ids.len(), adapter, second_text: None }];
                     let context = AttentionContext::Paged(cache.step(parts).unwrap());
                     let mut pass = ForwardPass::new(&config, context, &device);
-                    let mut x = gpt.embed.forward(token_tensor(&gpt, token_ids));
+                    let mut x = gpt.embed_input(token_tensor(&gpt, token_ids), &mut pass);
                     for (layer, block) in gpt.blocks.iter().enumerate() {
                         let adapters = pass.adapters();
-                        let operands = &block.operands(&config, None, &adapters);
+                        let operands = &block.operands(layer, &config, None, &adapters, pass.per_layer_input(layer));
                         assert!(ops::has_block(&x, operands), "{name}");
                         x = if is_whole {
                             block.forward(layer, x, &config, &mut pass)

@@ -45,9 +45,10 @@ pub(crate) fn has_block(x: &Tensor<2>, block: &Block<'_>) -> bool {
     };
     let mlp = block.mlp.as_ref().map(|mlp| &mlp.inner);
     let of_mlp = mlp.into_iter().flat_map(FeedForward::linears);
+    let of_update = block.per_layer.iter().flat_map(|update| [&update.gate, &update.proj]);
     Placement::of(&x.device()) == Placement::Cpu
         && !block.norm_after_add
-        && [qkv, out].into_iter().chain(of_mlp).all(has_memory)
+        && [qkv, out].into_iter().chain(of_mlp).chain(of_update).all(has_memory)
         && mlp.into_iter().flat_map(FeedForward::routers).all(RouterParts::has_memory)
 }
 

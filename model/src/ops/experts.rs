@@ -20,6 +20,8 @@ pub(crate) struct RouterParts<'a> {
     pub(crate) bias: Option<Tensor<1>>,
     /// `[n_experts]`, added to scores for the choice alone.
     pub(crate) selection_bias: Option<Tensor<1>>,
+    /// `[n_experts]`, multiplies the weights of the chosen experts.
+    pub(crate) expert_scale: Option<Tensor<1>>,
 }
 
 /// Experts whose parameters are tensors.
@@ -30,14 +32,26 @@ pub(crate) type Experts<'a> = RoutedExperts<LinearParts<'a>, RouterParts<'a>>;
 ///
 /// A row's experts are added in ascending order, so its bits do not depend on other rows.
 pub(crate) fn experts(x: Tensor<2>, experts: &Experts<'_>, router_logits: &mut Option<Vec<Tensor<2>>>) -> Tensor<2> {
+    experts_routed_by(x.clone(), x, experts, router_logits)
+}
+
+/// The same, where the router reads `router_input [n_rows, d_model]`.
+pub(crate) fn experts_routed_by(
+    router_input: Tensor<2>,
+    x: Tensor<2>,
+    experts: &Experts<'_>,
+    router_logits: &mut Option<Vec<Tensor<2>>>,
+) -> Tensor<2> {
     match memory(experts) {
         Some(experts) if Placement::of(&x.device()) == Placement::Cpu && router_logits.is_none() => {
             let dims = x.dims();
             let mut output = Vec::new();
-            cpu::experts(cpu::values(x).as_slice(), &experts, &mut cpu::ExpertScratch::default(), &mut output);
+            let inputs = [router_input, x].map(cpu::values);
+            let inputs = inputs.each_ref().map(|input| input.as_slice());
+            cpu::experts(inputs, &experts, &mut cpu::ExpertScratch::default(), &mut output);
             cpu::tensor(output, dims)
         }
-        _ => experts_reference(x, experts, router_logits),
+        _ => experts_reference([router_input, x], experts, router_logits),
     }
 }
 
@@ -68,7 +82,7 @@ impl<'a> RouterParts<'a> {
     pub(super) fn memory(&self) -> cpu::RouterMemory<'a> {
         let weight: &'a Weight = self.weight;
         let WeightForm::Packed(panels) = weight.form() else { unreachable!("the caller checked that it is packed") };
-        cpu::RouterMemory::new(panels, self.bias.clone(), self.selection_bias.clone())
+        cpu::RouterMemory::new(panels, self.bias.clone(), self.selection_bias.clone(), self.expert_scale.clone())
     }
 
     fn logits(&self, x: Tensor<2>) -> Tensor<2> {
@@ -78,7 +92,7 @@ impl<'a> RouterParts<'a> {
 
 /// [`experts`] by operations on the rows of one expert after the other; differentiable, the router too.
 pub(super) fn experts_reference(
-    x: Tensor<2>,
+    [router_input, x]: [Tensor<2>; 2],
     experts: &Experts<'_>,
     router_logits: &mut Option<Vec<Tensor<2>>>,
 ) -> Tensor<2> {
@@ -90,7 +104,7 @@ pub(super) fn experts_reference(
         None => x.clone(),
     };
     let [_, width] = input.dims();
-    let logits = router.logits(x.clone());
+    let logits = router.logits(router_input);
     if let Some(kept) = router_logits {
         kept.push(logits.clone());
     }
@@ -105,12 +119,16 @@ pub(super) fn experts_reference(
         cpu::choose(scores.as_slice(), bias.as_ref().map(|bias| bias.as_slice()), experts.len(), routing)
     };
     let ids: Vec<i32> = chosen.iter().map(|expert| *expert as i32).collect();
-    let ids = Tensor::<1, Int>::from_data(ids.as_slice(), &device).reshape([n_rows, n_active]);
-    let mut weights = scores.gather(1, ids);
+    let ids = Tensor::<1, Int>::from_data(ids.as_slice(), &device);
+    let mut weights = scores.gather(1, ids.clone().reshape([n_rows, n_active]));
     if routing.normalized {
         weights = weights.clone() / (weights.sum_dim(1) + cpu::LEAST_SUM);
     }
     let weights = (weights * routing.weight_multiplier).reshape([n_rows * n_active, 1]);
+    let weights = match router.expert_scale.clone() {
+        Some(scale) => weights * scale.select(0, ids).reshape([n_rows * n_active, 1]),
+        None => weights,
+    };
 
     // Where each row's choices are among the outputs, which go expert by expert.
     let (mut places, mut outputs) = (vec![0; n_rows * n_active], Vec::new());

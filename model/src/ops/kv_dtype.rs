@@ -6,7 +6,7 @@ use burn::tensor::{DType, Device, Tensor};
 
 use super::{Dtype, Placement, cpu};
 use crate::{
-    config::GptConfig,
+    config::{GptConfig, HeadSizes},
     error::{Error, Result},
 };
 
@@ -48,11 +48,18 @@ impl KvDtype {
         }
     }
 
-    /// Bytes of a token's keys and values in all layers of the model of `config` that attend.
+    /// Bytes of a token's keys and values in all layers of the model of `config` that have their own.
     pub fn bytes_per_token(self, config: &GptConfig) -> usize {
-        2 * config.n_attention_layers()
-            * self.row_len([config.n_kv_heads, config.padded_head_dim()])
-            * self.of_tensors().size()
+        (0..config.n_layers).map(|layer| self.bytes_in_layer(config, layer)).sum()
+    }
+
+    /// Bytes of a token's keys and values in `layer`: 0 if it has none of its own.
+    pub(crate) fn bytes_in_layer(self, config: &GptConfig, layer: usize) -> usize {
+        if !config.attends(layer) || config.kv_layer_of(layer) != layer {
+            return 0;
+        }
+        let HeadSizes { n_kv_heads, head_dim } = config.heads_of(layer);
+        2 * self.row_len([n_kv_heads, config.padded_head_dim(head_dim)]) * self.of_tensors().size()
     }
 
     /// Whether `device` supports it.

@@ -52,7 +52,9 @@ use burn::tensor::Device;
 use activation::soft_cap_reference;
 pub(crate) use activation::{activate, clamped_swiglu, gated, gelu_of, soft_cap, xielu};
 pub use adamw::adamw;
-pub(crate) use attention::{append_and_attend, attention_dense, causal_bias, document_bias, rope_and_attend};
+pub(crate) use attention::{
+    append_and_attend, attention_dense, attention_paged, causal_bias, document_bias, rope_and_attend,
+};
 pub(crate) use block::{Block, BlockScratch, PagedAttention, block, has_block};
 pub use clip::clip_norm;
 pub(crate) use cpu::choose;
@@ -66,7 +68,7 @@ pub(crate) use cross_entropy::{linear_cross_entropy, token_losses};
 pub(crate) use cube::{Address, CapturedGraph, top_k_logits};
 pub(crate) use divergence::linear_divergence;
 pub(crate) use embedding::{embedding, take_rows};
-pub(crate) use experts::{RouterParts, experts};
+pub(crate) use experts::{RouterParts, experts, experts_routed_by};
 pub(crate) use gated_norm::gated_norm;
 pub(crate) use kv_append::{copy_pages, new_pool, rope_append};
 pub use kv_dtype::KvDtype;
@@ -77,7 +79,7 @@ pub(crate) use mlp::normed_mlp;
 pub use muon::muon;
 use norm::norm_reference;
 pub(crate) use norm::{norm, norm_add};
-pub(crate) use qk_norm::{qk_norm, rope_qk, scale_queries};
+pub(crate) use qk_norm::{head_norm, qk_norm, rope_qk, scale_queries};
 pub(crate) use read_back::{read, read_ids, to_f32};
 pub(crate) use recurrence::{copy_state, delta_gates, gated_delta, new_states, state_space, state_space_gates};
 pub use residual::add_gradients;
@@ -92,10 +94,11 @@ pub use types::{
     MuonStep, PAGE_SIZE, Precision, QuantizedBlock, QuantizedMatrix,
 };
 pub(crate) use types::{
-    AttentionOptions, BlockLayout, BlockOperands, BlockSteps, Dropout, FeedForward, GateOrder, GatedNormOptions, Ints,
-    LatentHeads, LatentQkv, LoraParts, LossOptions, Mixer, Mlp, NormOptions, NormParts, PagedRows, PagedSequences,
-    Placement, QkNormParts, Qkv, Recurrent, RecurrentHeads, RecurrentKind, RecurrentRows, RoutedExperts, Routing, Rows,
-    SelfAttention, SharedExpert, ShortConv, Slots, StatePart, Sublayer, k_quants, run_block,
+    AttentionOptions, BlockLayout, BlockOperands, BlockSteps, Dropout, ExpertsBesideMlp, FeedForward, GateOrder,
+    GatedNormOptions, Ints, KvSource, LatentHeads, LatentQkv, LoraParts, LossOptions, Mixer, Mlp, NormOptions,
+    NormParts, PagedRows, PagedSequences, PerLayerUpdate, Placement, QkNormParts, Qkv, Recurrent, RecurrentHeads,
+    RecurrentKind, RecurrentRows, RoutedExperts, Routing, Rows, SelfAttention, SharedExpert, ShortConv, Slots,
+    StatePart, Sublayer, k_quants, run_block,
 };
 pub use weight::Weight;
 

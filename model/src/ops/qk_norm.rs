@@ -35,6 +35,13 @@ pub(crate) fn qk_norm(
     }
 }
 
+/// Normalizes each head of `x [n_rows, n_heads * head_dim]` by itself; the norm has weights `[head_dim]`.
+pub(crate) fn head_norm(x: Tensor<2>, norm: NormParts) -> Tensor<2> {
+    let (dims @ [n_rows, width], [head_dim]) = (x.dims(), norm.weight.dims());
+    let n_heads = width / head_dim;
+    super::norm(x.reshape([n_rows * n_heads, head_dim]), norm.weight, norm.bias, norm.options).reshape(dims)
+}
+
 /// Multiplies the queries in `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]` by a factor for each row, `[n_rows, 1]`.
 pub(crate) fn scale_queries(qkv: Tensor<2>, factors: &Rows, options: &AttentionOptions) -> Tensor<2> {
     let [n_rows, width] = qkv.dims();

@@ -101,7 +101,7 @@ pub(super) fn open<T>(
 
 /// Takes the tensors of other parts than the text out of the table, and says so in the log.
 fn take_text_part(tensors: &mut TensorTable<'_>, wrapper: &Wrapper, path: &Path) -> Result<()> {
-    let others = tensors.rename(|name| match WrappedTensor::of(name) {
+    let others = tensors.rename(|name| match WrappedTensor::of(name, wrapper) {
         WrappedTensor::Text(name) => Some(name),
         WrappedTensor::Other => None,
     })?;

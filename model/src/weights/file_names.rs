@@ -17,11 +17,13 @@ pub(super) const WEIGHTS_FILE: &str = "model.safetensors";
 pub(super) const MODULES_FILE: &str = "modules.json";
 /// The settings of the pooling, in the folder that all programs give it.
 pub(super) const POOLING_FILE: &str = "1_Pooling/config.json";
+/// The settings of the encoder in an embedding model, among them how many tokens of a text it reads.
+pub(super) const TEXT_LIMIT_FILE: &str = "sentence_bert_config.json";
 /// The index of sharded weights.
 pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// What a model dir may have beside its configuration and its weights.
-pub(super) const BESIDE_WEIGHTS: [&str; 17] = [
+pub(super) const BESIDE_WEIGHTS: [&str; 18] = [
     TOKENIZER_FILE,
     TEKKEN_FILE,
     SENTENCE_PIECE_FILE,
@@ -35,6 +37,7 @@ pub(super) const BESIDE_WEIGHTS: [&str; 17] = [
     GENERATION_FILE,
     MODULES_FILE,
     POOLING_FILE,
+    TEXT_LIMIT_FILE,
     // The layers that some embedding models have behind the pooling.
     "2_Dense/config.json",
     "2_Dense/model.safetensors",

@@ -11,7 +11,7 @@ use super::{
     ggml_types::ElementType,
     larger_matrices::LargerMatrices,
     packed::{PackedMatrices, PackedMatrix},
-    passed_over::{is_encoder_head, is_no_parameter, is_of_predicting_layer, shown},
+    passed_over::{is_encoder_head, is_no_parameter, is_of_predicting_layer, is_of_shared_keys, shown},
     row_order::RowOrder,
     tensor_names::{TensorNames, TensorPart},
     tensor_table::{StoredTensor, TensorTable, without_leading_ones},
@@ -80,12 +80,10 @@ pub(super) fn load_by<'t, T>(
     let is_head = |tensor: &StoredTensor<'_>| config.bidirectional && is_encoder_head(tensor.name);
     let is_surplus = |tensor: &&StoredTensor<'_>| !loader.used.contains(tensor.name) && tied_copy != Some(tensor.name);
     let has = |name: &str| table.get(name).is_some() || plan.packed.is_some_and(|packed| packed.contains_key(name));
-    let predicts = |name: &str| is_of_predicting_layer(name, config.n_layers, has);
-    let (no_parameters, parameters): (Vec<_>, Vec<_>) = table
-        .iter()
-        .filter(is_surplus)
-        .partition(|tensor| is_no_parameter(tensor) || is_head(tensor) || predicts(tensor.name));
-    let is_part = |name: &str| loader.used.contains(name) || names.tied_copy(config) == Some(name) || predicts(name);
+    let is_unread = |name: &str| is_of_predicting_layer(name, config.n_layers, has) || is_of_shared_keys(name, config);
+    let is_none = |tensor: &&StoredTensor<'_>| is_no_parameter(tensor) || is_head(tensor) || is_unread(tensor.name);
+    let (no_parameters, parameters): (Vec<_>, Vec<_>) = table.iter().filter(is_surplus).partition(is_none);
+    let is_part = |name: &str| loader.used.contains(name) || names.tied_copy(config) == Some(name) || is_unread(name);
     let surplus = plan.packed.into_iter().flatten().filter(|(name, _)| !is_part(name));
     if let Some((_, surplus)) = surplus.min_by_key(|(name, _)| *name) {
         return Err(surplus.error(not_part_of(&names, table)).with_hint(SURPLUS));

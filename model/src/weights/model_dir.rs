@@ -140,7 +140,12 @@ fn load_dir(dir: &Path, options: &LoadOptions, merged: Option<&LoraValues>) -> R
     let classifier = own_classifier::of_dir(dir, &config_json, &dir.join(CONFIG_FILE))?;
     let files = [load_generation_json(dir)?, (dir.join(CONFIG_FILE), config_json)];
     let own_pooling = own_pooling::of_dir(dir)?;
-    let loaded = LoadedModel { own_pooling, classifier, ..loaded(gpt, tokenizer, chat_template, &files)? };
+    let loaded = LoadedModel {
+        own_pooling,
+        text_limit: own_pooling::text_limit(dir)?,
+        classifier,
+        ..loaded(gpt, tokenizer, chat_template, &files)?
+    };
     Ok(loaded.with_known_vocabulary(&dir.join(TOKENIZER_FILE)))
 }
 
@@ -154,8 +159,17 @@ fn loaded(
     let (generation_path, generation) = &files[0];
     let sampling_defaults = sampling_defaults(generation, generation_path, gpt.config().vocab_size);
     let eos_token_ids = eos_token_ids(files, gpt.config().vocab_size, &tokenizer)?;
-    let (own_pooling, classifier) = (OwnPooling::Unstated, None);
-    Ok(LoadedModel { gpt, tokenizer, chat_template, eos_token_ids, sampling_defaults, own_pooling, classifier })
+    let (own_pooling, text_limit, classifier) = (OwnPooling::Unstated, None, None);
+    Ok(LoadedModel {
+        gpt,
+        tokenizer,
+        chat_template,
+        eos_token_ids,
+        sampling_defaults,
+        own_pooling,
+        text_limit,
+        classifier,
+    })
 }
 
 /// A model dir embedded in a program: the contents of its files.

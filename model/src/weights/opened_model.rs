@@ -52,6 +52,8 @@ pub struct LoadedModel {
     pub sampling_defaults: SamplingParams,
     /// How the files say that texts become vectors.
     pub own_pooling: OwnPooling,
+    /// How many tokens of a text its makers let it read, if they say.
+    pub text_limit: Option<usize>,
     /// Its head for classes, if it has one.
     pub classifier: Option<Classifier>,
 }

@@ -6,7 +6,8 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::{
-    file_names::{CONFIG_FILE, MODULES_FILE, POOLING_FILE},
+    config_json::Fields,
+    file_names::{CONFIG_FILE, MODULES_FILE, POOLING_FILE, TEXT_LIMIT_FILE},
     files::{TensorFiles, path_inside},
     tensor_table::TensorTable,
 };
@@ -67,6 +68,18 @@ pub(super) fn of_dir(dir: &Path) -> Result<OwnPooling> {
         OwnPooling::As(pooling) if !layers.is_empty() => OwnPooling::Layered(pooling, layers.into()),
         pooling => pooling,
     })
+}
+
+/// How many tokens of a text the makers of the model dir `dir` let it read, if they say.
+///
+/// # Errors
+/// A file cannot be read, or is not JSON.
+pub(super) fn text_limit(dir: &Path) -> Result<Option<usize>> {
+    let path = dir.join(TEXT_LIMIT_FILE);
+    if !path.is_file() {
+        return Ok(None);
+    }
+    Fields::new(&regular_file::read_json_object(&path)?, &path).size("max_seq_length")
 }
 
 /// The layer in the folder `dir`, or what of it is not supported.

@@ -5,6 +5,7 @@
 use std::{cell::RefCell, path::Path};
 
 use super::tensor_table::StoredTensor;
+use crate::config::GptConfig;
 
 /// How many names a line of the log shows.
 const MAX_SHOWN: usize = 3;
@@ -104,6 +105,31 @@ pub(super) fn is_no_parameter(tensor: &StoredTensor<'_>) -> bool {
         || name.ends_with(".v_head.summary.bias")
         || NO_PARAMETERS.iter().any(|ending| name.ends_with(ending))
 }
+
+/// Whether the tensor `name`, in a model dir or a GGUF file, makes keys or values in a layer that has those of an earlier layer:
+/// Gemma's checkpoints have it, and nothing reads it.
+pub(super) fn is_of_shared_keys(name: &str, config: &GptConfig) -> bool {
+    if config.n_shared_kv_layers == 0 {
+        return false;
+    }
+    let within_model = name.strip_prefix("model.").unwrap_or(name);
+    let Some(within) = within_model.strip_prefix("layers.").or_else(|| name.strip_prefix("blk.")) else { return false };
+    let Some((layer, part)) = within.split_once('.') else { return false };
+    let is_shared = |layer: usize| layer < config.n_layers && config.kv_layer_of(layer) != layer;
+    layer.parse().is_ok_and(is_shared) && KEYS_AND_VALUES.iter().any(|beginning| part.starts_with(beginning))
+}
+
+/// How tensors of keys and values begin within a layer.
+const KEYS_AND_VALUES: [&str; 8] = [
+    "self_attn.k_proj.",
+    "self_attn.v_proj.",
+    "self_attn.k_norm.",
+    "self_attn.v_norm.",
+    "attn_k.",
+    "attn_v.",
+    "attn_k_norm.",
+    "attn_v_norm.",
+];
 
 #[cfg(test)]
 mod tests {

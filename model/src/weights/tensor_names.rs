@@ -99,7 +99,10 @@ pub(super) const fn stacked(path: &'static str, tensors: &'static [NamedRows]) -
 pub(super) enum RowSelection {
     All,
     Queries,
+    /// Keys, or values that have a projection.
     KeysOrValues,
+    /// Values; none in layers whose values are their keys.
+    Values,
     /// Half of a gated MLP's first matrix.
     Half,
     /// Queries whose two dimensions that rotate together are next to each other, head by head.
@@ -157,20 +160,22 @@ pub(super) enum RowSelection {
 }
 
 impl RowSelection {
-    /// The number of rows, if the parameter has `n`.
-    fn count(self, config: &GptConfig, n: usize) -> usize {
+    /// The number of rows, if the parameter, which is one of `layer`, has `n`.
+    fn count(self, config: &GptConfig, layer: usize, n: usize) -> usize {
+        let [k_width, v_width] = config.projected_kv_widths(layer);
         match self {
             Self::All | Self::Transposed | Self::ByKeyHead | Self::After(_) => n,
             Self::LatentQueries | Self::LatentDown | Self::LatentUp => n,
-            Self::LatentKeys => n - config.value_width(),
-            Self::LatentValues => config.value_width(),
-            Self::Queries | Self::InterleavedQueries | Self::ReversedQueries => config.q_width(),
-            Self::KeysOrValues | Self::InterleavedKeys | Self::ReversedKeys => config.kv_width(),
+            Self::LatentKeys => n - config.value_width_of(layer),
+            Self::LatentValues => config.value_width_of(layer),
+            Self::Queries | Self::InterleavedQueries | Self::ReversedQueries => config.q_width_of(layer),
+            Self::KeysOrValues | Self::InterleavedKeys | Self::ReversedKeys => k_width,
+            Self::Values => v_width,
             Self::Half => n / 2,
             Self::Value | Self::Scalar => 1,
             Self::DeltaByKeyHead | Self::BetasByKeyHead | Self::Squeezed | Self::LogOfNegated => n,
             Self::ColumnOfNegated | Self::Column | Self::NormGroups | Self::Pairs | Self::TransposedPairs => n,
-            Self::GatedQueries => config.gate_width() + config.q_width(),
+            Self::GatedQueries => config.gate_width_of(layer) + config.q_width_of(layer),
             Self::DeltaQkv => delta_net(config).map_or(n, |net| net.qkv_width()),
             Self::DeltaGates => delta_net(config).map_or(n, |net| net.value_width()),
         }
@@ -178,7 +183,7 @@ impl RowSelection {
 
     fn order(self, config: &GptConfig, n: usize) -> RowOrder {
         match self {
-            Self::All | Self::Queries | Self::KeysOrValues | Self::Half | Self::Value => RowOrder::Same,
+            Self::All | Self::Queries | Self::KeysOrValues | Self::Values | Self::Half | Self::Value => RowOrder::Same,
             Self::Scalar => RowOrder::Scalar,
             Self::InterleavedQueries | Self::InterleavedKeys => RowOrder::interleaved(config),
             Self::ReversedQueries | Self::ReversedKeys => RowOrder::reversed(config),
@@ -302,14 +307,17 @@ impl TensorNames {
             let of_path = rows.iter().copied().flatten().filter(|row| row.path == path);
             of_path.filter(|row| row.holds.is_none_or(|holds| holds(config)))
         };
-        let is_there = |row: &&NameRow| row.tensors().iter().all(|(pattern, _)| has(&name(pattern)));
+        let layer = numbers.first().and_then(|number| number.parse().ok()).unwrap_or_default();
+        let count = |rows: RowSelection| rows.count(config, layer, spec.shape[0]);
+        let is_there =
+            |row: &&NameRow| row.tensors().iter().all(|(pattern, rows)| has(&name(pattern)) || count(*rows) == 0);
         let Some(row) = candidates().find(is_there).or_else(|| candidates().next()) else {
             // An architecture that can have this parameter names it, and the configuration is one of that architecture.
             unreachable!("`{}` has no name for `{path}`", self.class)
         };
         let part = |&(pattern, rows): &NamedRows| TensorPart {
             name: name(pattern),
-            n_rows: rows.count(config, spec.shape[0]),
+            n_rows: count(rows),
             order: rows.order(config, spec.shape[0]),
             expert: match row.leading {
                 Leading::None => None,
@@ -320,7 +328,7 @@ impl TensorNames {
                 }),
             },
         };
-        row.tensors().iter().map(part).collect()
+        row.tensors().iter().map(part).filter(|part| part.n_rows > 0).collect()
     }
 
     /// Whether there are names for the parameter `spec`.

@@ -70,6 +70,10 @@ OWN = {
     "gemma2": {"query_pre_attn_scalar": 12},
     "gemma3": {"query_pre_attn_scalar": 12, "num_hidden_layers": 6,
                "layer_types": ["sliding_attention"] * 5 + ["full_attention"]},
+    # The converter counts the tokenizer's entries.
+    "gemma4": {},
+    "gemma4-experts": {},
+    "gemma4-per-layer": {},
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0], "use_sliding_window": False,
                 "sliding_window": None, "layer_types": ["full_attention"] * 4},
     "phi": {"intermediate_size": 64, "num_key_value_heads": 2},

@@ -133,3 +133,37 @@ fn gguf_words_with_a_role_stay_words() {
         }
     }
 }
+
+/// Expected are the ids of Hugging Face's library for the same vocabulary, with Gemma's stages.
+#[test]
+fn gguf_tokenizer_of_gemma_4_merges_text_with_its_spaces_and_finds_runs_of_line_ends_first() {
+    let mut file = File::valid();
+    let tokens = [
+        "<pad>", "<eos>", "<bos>", "<unk>", "\n", "\n\n", "\n\n\n", "▁", "a", "b", "▁a", "ab", "▁ab", "▁▁", "<turn|>",
+        "c",
+    ];
+    let kinds = [3, 3, 3, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 4, 1i32];
+    let merges = ["a b", "▁ ab", "▁ a", "▁ ▁", "\n \n", "\n\n \n"];
+    file.set("tokenizer.ggml.model", text_value("gemma4"));
+    file.pairs.retain(|(key, _)| *key != "tokenizer.ggml.pre");
+    file.set("tokenizer.ggml.tokens", texts_value(&tokens));
+    file.set("tokenizer.ggml.token_type", list_value(5, 16, &kinds.map(i32::to_le_bytes).concat()));
+    file.set("tokenizer.ggml.merges", texts_value(&merges));
+    for (role, id) in [("bos", 2), ("eos", 1), ("unknown", 3), ("padding", 0)] {
+        file.pairs.push((format!("tokenizer.ggml.{role}_token_id").leak(), u32_value(id)));
+    }
+    let damaged = Damaged::new(&file.bytes());
+    let tokenizer = model_dir::load_tokenizer(&damaged.path()).unwrap();
+    for (text, ids) in [
+        (" ab a  ab", &[12, 10, 7, 12][..]),
+        ("ab\n\n\n\n ab<turn|>a", &[11, 6, 4, 12, 14, 8]),
+        ("c\n\ncx", &[15, 5, 15, 3]),
+        ("a b ab", &[8, 7, 9, 12]),
+    ] {
+        let prompt = tokenizer.encode(text, EncodeOptions::PROMPT).unwrap();
+        assert_eq!(prompt.split_first(), Some((&2, ids)), "{text:?}");
+        if !text.contains('x') {
+            assert_eq!(tokenizer.decode(ids, DecodeOptions::default()), text);
+        }
+    }
+}

@@ -227,6 +227,37 @@ GLM_TEETH = (
 )
 
 
+def gemma4_rope(theta=500.0, share=0.5, windowed=100.0):
+    return {"rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": theta, "partial_rotary_factor": share},
+        "sliding_attention": {"rope_type": "default", "rope_theta": windowed},
+    }}
+
+
+GEMMA4 = {
+    **SMALL,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "global_head_dim": 12,
+    "rms_norm_eps": 1e-3,
+    "sliding_window": 6,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    "hidden_size_per_layer_input": 0,
+    **gemma4_rope(),
+}
+GEMMA4_MEANS = {"q_norm": 0.8, "k_norm": 0.8}
+GEMMA4_TEETH = (
+    {"rms_norm_eps": 1e-5},
+    {"hidden_activation": "silu"},
+    {"sliding_window": 7},
+    gemma4_rope(theta=100.0),
+    gemma4_rope(share=1.0),
+    gemma4_rope(windowed=10000.0),
+)
+
+
 BERT = {
     "vocab_size": 61,
     "max_position_embeddings": 42,
@@ -698,6 +729,53 @@ CASES = {
             {"rope_parameters": {kind: {"rope_theta": 100.0, "rope_type": "default"}
                                  for kind in ("full_attention", "sliding_attention")}},
         ),
+    ),
+    # Heads of two sizes, keys that are values, and a factor for each block.
+    "gemma4": Case(
+        "Gemma4ForCausalLM",
+        {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1, "final_logit_softcapping": 9.0},
+        seed=321,
+        weight_std=0.4,
+        mean_of=GEMMA4_MEANS,
+        teeth=(*GEMMA4_TEETH, {"final_logit_softcapping": None}),
+    ),
+    # The last layers attend to the keys of others, and have wider MLPs.
+    "gemma4-unified": Case(
+        "Gemma4UnifiedForCausalLM",
+        {
+            **{key: value for key, value in GEMMA4.items() if key != "hidden_size_per_layer_input"},
+            "num_hidden_layers": 5,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "attention_bias": True,
+        },
+        seed=322,
+        weight_std=0.4,
+        mean_of=GEMMA4_MEANS,
+        teeth=GEMMA4_TEETH,
+    ),
+    # Experts beside the MLP.
+    "gemma4-experts": Case(
+        "Gemma4ForCausalLM",
+        {**GEMMA4, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "enable_moe_block": True,
+         "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 12},
+        seed=323,
+        weight_std=0.4,
+        mean_of=GEMMA4_MEANS,
+        teeth=(*GEMMA4_TEETH, {"top_k_experts": 2}),
+    ),
+    # Inputs of each layer's own, and shared keys.
+    "gemma4-per-layer": Case(
+        "Gemma4ForCausalLM",
+        {**GEMMA4, "num_hidden_layers": 4,
+         "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+         "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 6,
+         "vocab_size_per_layer_input": 41},
+        seed=324,
+        weight_std=0.4,
+        mean_of=GEMMA4_MEANS,
+        teeth=GEMMA4_TEETH,
     ),
     # Both parts of a block read one norm.
     "phi": Case(
@@ -1813,10 +1891,12 @@ def draw_weights(model, case):
             else:
                 mean = next((mean for part, mean in case.mean_of.items() if part in name), case.norm_mean)
                 parameter.copy_(mean + 0.3 * noise)
-        # Biases that only choose experts are not learned by gradients.
+        # Biases that only choose experts are not learned by gradients, nor are factors of blocks.
         for name, buffer in model.named_buffers():
             if name.endswith("bias"):
                 buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
+            elif name.endswith("layer_scalar"):
+                buffer.copy_(0.8 + 0.2 * torch.randn(buffer.shape, generator=generator))
 
 
 def draw_input_ids(case):

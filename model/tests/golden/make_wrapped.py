@@ -18,7 +18,7 @@ from pathlib import Path
 import make_golden
 import torch
 import transformers
-from make_golden import DELTA_NET, DELTA_NET_MEANS, DELTA_NET_MIXTURE, HERE, SMALL_ROPE, Case
+from make_golden import DELTA_NET, DELTA_NET_MEANS, DELTA_NET_MIXTURE, GEMMA4, GEMMA4_MEANS, HERE, SMALL_ROPE, Case
 from safetensors.torch import load_file, save_file
 
 TEXT = {**SMALL_ROPE, "num_attention_heads": 2, "head_dim": 12}
@@ -43,6 +43,12 @@ def recurrent_case(architecture, text, seed):
     vision = {**QWEN_VISION, "hidden_size": 8, "intermediate_size": 8, "out_hidden_size": 16, "num_position_embeddings": 4}
     return Case(architecture, {"text_config": {**text, "rope_parameters": sectioned}, "vision_config": vision, **IDS},
                 seed=seed, weight_std=0.4, norm_mean=0.0, mean_of=DELTA_NET_MEANS)
+
+
+def gemma4_case(architecture, text, vision, seed):
+    text = {"num_hidden_layers": 3, "attention_k_eq_v": True, "use_bidirectional_attention": "vision", "pad_token_id": 0, **text}
+    config = {"text_config": {**GEMMA4, **text}, "vision_config": vision, **IDS, "audio_token_id": 36}
+    return Case(architecture, config, seed=seed, weight_std=0.4, mean_of=GEMMA4_MEANS)
 
 
 WRAPPED_MIXTURE = {key: value for key, value in DELTA_NET_MIXTURE.items() if key != "intermediate_size"}
@@ -70,6 +76,16 @@ CASES = {
         {**QWEN_VISION, "hidden_size": 8, "intermediate_size": 8, "out_hidden_size": 16, "num_position_embeddings": 4,
          "deepstack_visual_indexes": [0]}, 505),
     "qwen3_5": recurrent_case("Qwen3_5ForConditionalGeneration", DELTA_NET, 506),
+    "gemma4": gemma4_case(
+        "Gemma4ForConditionalGeneration",
+        {"model_type": "gemma4_text", "hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": 37,
+         "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 6},
+        {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,
+         "num_key_value_heads": 1, "head_dim": 8, "patch_size": 2, "position_embedding_size": 4,
+         "pooling_kernel_size": 1}, 509),
+    "gemma4-unified": gemma4_case(
+        "Gemma4UnifiedForConditionalGeneration", {"model_type": "gemma4_unified_text"},
+        {"patch_size": 2, "pooling_kernel_size": 1, "mm_embed_dim": 8, "mm_posemb_size": 4, "output_proj_dims": 16}, 508),
     "qwen3_5-moe": recurrent_case("Qwen3_5MoeForConditionalGeneration", WRAPPED_MIXTURE, 507),
 }
 

@@ -35,13 +35,16 @@ pub(crate) struct AnswerReader {
     is_after_mark: bool,
     /// Whether there has been text since the start or the last mark.
     has_text: bool,
+    /// Whether a mark may end the answer.
+    has_end_marks: bool,
 }
 
 impl AnswerReader {
     /// For an answer with thoughts of this form, and with calls if there is a parser for them.
     pub(crate) fn new(form: &'static ThoughtForm, calls: Option<ToolParser>, format: ReasoningFormat) -> Self {
         let scan = ThoughtScan::new(form);
-        Self { scan, format, calls, blanks: String::new(), is_after_mark: false, has_text: false }
+        let has_end_marks = !form.answer_marks.is_empty();
+        Self { scan, format, calls, blanks: String::new(), is_after_mark: false, has_text: false, has_end_marks }
     }
 
     /// For text that begins within a thought, which one of these marks closes: directly behind the mark that opens it, or
@@ -115,11 +118,15 @@ impl AnswerReader {
             }
             (Part::Answer(text), ReasoningFormat::Apart | ReasoningFormat::Omitted) => {
                 let text = self.without_blanks(text);
-                if self.has_text {
-                    self.take_answer(&text, pieces);
-                } else {
-                    // It is left out if a thought follows.
-                    self.blanks.push_str(&text);
+                // White space is left out if a mark follows: before the first text, or at the end of a marked answer.
+                let n_settled = match (self.has_text, self.has_end_marks) {
+                    (false, _) => 0,
+                    (true, false) => text.len(),
+                    (true, true) => text.trim_end().len(),
+                };
+                self.blanks.push_str(&text[n_settled..]);
+                if n_settled > 0 {
+                    self.take_answer(&text[..n_settled], pieces);
                 }
             }
         }

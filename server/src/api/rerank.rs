@@ -295,8 +295,6 @@ impl RerankRequest {
         };
         let documents = documents(fields, name)?;
         let raw_scores = fields.flag_or("raw_scores", false)?;
-        // Texts are always cut to the context, as by the models' own programs.
-        fields.ignore("truncate");
         let returns_texts = fields.flag_or(returned, false)?;
         let top_n = fields.count("top_n", 1..=usize::MAX)?.unwrap_or(documents.len());
         Ok(Self { query, documents, top_n, returns_texts, raw_scores, shape })

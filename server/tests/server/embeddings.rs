@@ -219,7 +219,7 @@ async fn invalid_embedding_requests_are_rejected_naming_the_parameter() {
         (json!({ "dimensions": 33 }), "dimensions", "must be at most 32, the length of the model's vectors, got `33`"),
         (json!({ "dimensions": 0 }), "dimensions", "from 1 up"),
         (json!({ "encoding_format": "int8" }), "encoding_format", "`float` or `base64`, got `\"int8\"`"),
-        (json!({ "pooling": "cls" }), "pooling", "`mean` or `last` or `max`"),
+        (json!({ "pooling": "first" }), "pooling", "`mean` or `last` or `max` or `cls`"),
         (json!({ "normalize": 2 }), "normalize", "true or false"),
         (json!({ "truncate_prompt_tokens": 0 }), "truncate_prompt_tokens", "at least 1"),
         (json!({ "priority": 1000 }), "priority", "from -100 to 100"),

@@ -31,6 +31,7 @@ fn experts() -> Experts {
         shared_gate: true,
         dense_layers: Vec::new(),
         balance_loss: 0.0,
+        beside_mlp: false,
         latent_width: 0,
     }
 }

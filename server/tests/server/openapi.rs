@@ -27,7 +27,9 @@ fn minimal_body(path: &str) -> Value {
         "/messages/count_tokens" => json!({ "messages": [{ "role": "user", "content": "x" }] }),
         "/responses" => json!({ "input": "x" }),
         "/detokenize" => json!({ "tokens": [0] }),
-        "/embeddings" | "/inspect" => json!({ "input": "x" }),
+        "/embeddings" | "/inspect" | "/classify" => json!({ "input": "x" }),
+        "/rerank" => json!({ "query": "x", "documents": ["y"] }),
+        "/score" => json!({ "text_1": "x", "text_2": "y" }),
         "/load_lora_adapter" => json!({ "lora_name": "x", "lora_path": "x" }),
         "/unload_lora_adapter" => json!({ "lora_name": "x" }),
         _ => json!({ "prompt": "x" }),
@@ -233,8 +235,8 @@ async fn openapi_minimal_requests_succeed_and_references_resolve() {
         let expected = match path.as_str() {
             // Loading adapters is forbidden unless it is enabled.
             path if path.ends_with("lora_adapter") => StatusCode::FORBIDDEN,
-            // The model has no tokens for it.
-            "/infill" => StatusCode::BAD_REQUEST,
+            // The model has no tokens for it, or was not trained for it.
+            "/infill" | "/classify" | "/v1/rerank" | "/v1/score" => StatusCode::BAD_REQUEST,
             _ => StatusCode::OK,
         };
         assert_eq!(server.post_to(&path, minimal_body(&path).to_string()).await.status, expected, "{path}");

@@ -177,6 +177,7 @@ pub(crate) fn model() -> LoadedModel {
         eos_token_ids: vec![EOS],
         sampling_defaults: SamplingParams::default(),
         own_pooling: OwnPooling::Unstated,
+        text_limit: None,
         classifier: None,
     }
 }

@@ -103,6 +103,7 @@ impl ModelSettings {
             shared_gate: false,
             dense_layers: Vec::new(),
             balance_loss: balance.unwrap_or(BALANCE_LOSS),
+            beside_mlp: false,
             latent_width: 0,
         })
     }

@@ -114,7 +114,10 @@ impl Estimate {
         let largest_muon = specs.iter().filter(|spec| is_muon(&spec.path)).map(|spec| size(&spec.shape)).max();
         // Each matrix multiplies every token, except embeddings, whose rows are looked up; a tied embedding multiplies
         // once.
-        let is_table = |path: &str| path == "pos_embed.weight" || path == "embed.weight" && !gpt.tie_embeddings;
+        let is_table = |path: &str| {
+            ["pos_embed.weight", "per_layer.embed.weight"].contains(&path)
+                || path == "embed.weight" && !gpt.tie_embeddings
+        };
         let matrices = || specs.iter().filter(|spec| spec.shape.len() == 2 && !is_table(&spec.path));
         let n_products: usize = matrices().map(|spec| size(&spec.shape)).sum();
         let of_routed: usize = matrices().filter(|spec| spec.path.contains(ROUTED)).map(|spec| size(&spec.shape)).sum();

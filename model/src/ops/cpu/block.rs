@@ -8,19 +8,24 @@ use super::{
     kv_append::{PagedValues, norm_rope_append},
     matmul::Store,
     mlp::{LinearMemory, mlp_into, product, resize},
-    rowwise::{NormMemory, NormValues, add_multiplied, norm_in_place, norm_into},
+    rowwise::{
+        NormMemory, NormValues, activate_rows, add_multiplied, multiply, multiply_each, norm_in_place, norm_into,
+    },
     tensors::{Values, values},
 };
 use crate::ops::{
     AttentionOptions,
-    types::{BlockOperands, BlockSteps, FeedForward, Mixer, Qkv, SelfAttention, Sublayer, run_block},
+    types::{
+        BlockOperands, BlockSteps, FeedForward, KvSource, Mixer, PerLayerUpdate, Qkv, SelfAttention, Sublayer,
+        run_block,
+    },
 };
 
 /// A block whose parameters are in memory.
 pub(in crate::ops) type Block<'a> = BlockOperands<NormMemory, LinearMemory<'a>, RouterMemory<'a>>;
 
 type MixerMemory<'a> = Sublayer<NormMemory, Mixer<NormMemory, LinearMemory<'a>>>;
-type MlpMemory<'a> = Sublayer<NormMemory, FeedForward<LinearMemory<'a>, RouterMemory<'a>>>;
+type MlpMemory<'a> = Sublayer<NormMemory, FeedForward<NormMemory, LinearMemory<'a>, RouterMemory<'a>>>;
 
 /// Buffers between the parts of a block, reused by all blocks of a pass.
 #[derive(Debug, Default)]
@@ -32,8 +37,17 @@ pub(in crate::ops) struct Scratch {
     /// What the MLP computes before its last matrix, or what the experts compute.
     inner: Vec<f32>,
     experts: ExpertScratch,
+    beside: BesideScratch,
     /// The update of the residual stream, unless the product adds it itself.
     update: Vec<f32>,
+}
+
+/// Buffers of experts beside an MLP.
+#[derive(Debug, Default)]
+struct BesideScratch {
+    router_input: Vec<f32>,
+    input: Vec<f32>,
+    of_experts: Vec<f32>,
 }
 
 /// Runs a block on `x [n_rows, d_model]`, in place.
@@ -69,11 +83,22 @@ impl<'w, E: PagedElement> BlockSteps<NormMemory, LinearMemory<'w>, RouterMemory<
 
     fn mlp(&mut self, mlp: &MlpMemory<'w>, (): ()) {
         let Sublayer { in_norm, inner: feed_forward, .. } = mlp;
-        let Scratch { normed, wide, inner, experts: scratch, .. } = &mut *self.scratch;
+        let Scratch { normed, wide, inner, experts: scratch, beside, update, .. } = &mut *self.scratch;
         let input = normed_if_any(self.x, in_norm.as_ref(), normed);
         match feed_forward {
             FeedForward::Dense(mlp) => mlp_into(input, mlp, wide, inner),
-            FeedForward::Routed(routed) => experts(input, routed, scratch, inner),
+            FeedForward::Routed(routed) => experts([input, input], routed, scratch, inner),
+            FeedForward::Both(both) => {
+                mlp_into(input, &both.mlp, wide, update);
+                product(update, &both.mlp.down, inner);
+                norm_by(&both.mlp_out_norm, inner);
+                let BesideScratch { router_input, input, of_experts } = beside;
+                let router_input = normed_if_any(self.x, Some(&both.router_norm), router_input);
+                let input = normed_if_any(self.x, Some(&both.in_norm), input);
+                experts([router_input, input], &both.routed, scratch, of_experts);
+                norm_by(&both.out_norm, of_experts);
+                add_multiplied(inner, of_experts, 1.0);
+            }
         }
     }
 
@@ -89,7 +114,24 @@ impl<'w, E: PagedElement> BlockSteps<NormMemory, LinearMemory<'w>, RouterMemory<
         let multiplier = self.residual_multiplier;
         match inner {
             FeedForward::Dense(mlp) => add_product(self.x, hidden, &mlp.down, (out_norm.as_ref(), multiplier), update),
-            FeedForward::Routed(_) => add(self.x, hidden, out_norm.as_ref(), multiplier),
+            FeedForward::Routed(_) | FeedForward::Both(_) => add(self.x, hidden, out_norm.as_ref(), multiplier),
+        }
+    }
+
+    fn finish(&mut self, block: &Block<'w>, (): ()) {
+        if let Some(PerLayerUpdate { input, gate, activation, proj, norm }) = &block.per_layer {
+            let Scratch { inner, update, .. } = &mut *self.scratch;
+            let input = values(input.clone());
+            product(self.x, gate, inner);
+            let [width, _] = gate.weight.dims();
+            activate_rows(inner, width, *activation);
+            multiply_each(inner, input.as_slice());
+            product(inner, proj, update);
+            add(self.x, update, Some(norm), 1.0);
+        }
+        if let Some(scale) = &block.scale {
+            let scale = values(scale.clone());
+            multiply(self.x, scale.as_slice()[0]);
         }
     }
 }
@@ -103,21 +145,42 @@ fn attend_heads<E: PagedElement>(
 ) {
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *paged.options;
     let (q_width, kv_width) = (n_heads * head_dim, n_kv_heads * head_dim);
-    let width = q_width + 2 * kv_width;
     let Scratch { normed, wide: qkv, attn_out, .. } = scratch;
     let Sublayer { in_norm, inner, .. } = mixer;
-    let Mixer::Attention(SelfAttention { qkv: Qkv::Stacked(qkv_matrix), qk_norms, sinks, .. }) = inner else {
+    let Mixer::Attention(SelfAttention { qkv: Qkv::Stacked(qkv_matrix), kv, qk_norms, v_norm, sinks, .. }) = inner
+    else {
         unreachable!("`has_block` refuses recurrent layers and latents")
     };
     let input = normed_if_any(x, in_norm.as_ref(), normed);
     let n_rows = product(input, qkv_matrix, qkv);
     let qk_norms = qk_norms.as_ref().map(|qk| qk.map(NormMemory::values));
-    norm_rope_append(qkv, qk_norms.as_ref(), paged);
+    let v_norm = v_norm.as_ref().map(NormMemory::values);
+    let width = match kv {
+        KvSource::Projected => q_width + 2 * kv_width,
+        KvSource::KeysOnly => {
+            keys_as_values(qkv, [q_width, kv_width]);
+            q_width + 2 * kv_width
+        }
+        KvSource::OtherLayer => q_width,
+    };
+    norm_rope_append(qkv, (qk_norms.as_ref(), v_norm.as_ref()), *kv != KvSource::OtherLayer, paged);
     let [keys, pool_of_values] = &paged.pools;
     resize(attn_out, n_rows * q_width);
     let sinks = sinks.clone().map(values);
     let how = (paged.sequences, paged.options, sinks.as_ref().map(Values::as_slice));
     attention_paged_into(qkv, width, [&**keys, &**pool_of_values], how, attn_out);
+}
+
+/// Makes room for values behind the keys of each row of `qk [n_rows, q_width + kv_width]`, and copies the keys there.
+fn keys_as_values(qk: &mut Vec<f32>, [q_width, kv_width]: [usize; 2]) {
+    let (narrow, wide) = (q_width + kv_width, q_width + 2 * kv_width);
+    let n_rows = qk.len() / narrow;
+    resize(qk, n_rows * wide);
+    // The last row first: no row is overwritten before it is moved.
+    for row in (0..n_rows).rev() {
+        qk.copy_within(row * narrow..(row + 1) * narrow, row * wide);
+        qk.copy_within(row * wide + q_width..row * wide + narrow, row * wide + narrow);
+    }
 }
 
 /// Adds `input` times a sublayer's last matrix to `x`, normalized if there is an output norm, times the multiplier.
@@ -138,10 +201,14 @@ fn add_product(
 /// Adds `update` to `x`, normalized if there is an output norm, times `multiplier`.
 fn add(x: &mut [f32], update: &mut [f32], out_norm: Option<&NormMemory>, multiplier: f32) {
     if let Some(norm) = out_norm {
-        let NormValues { weight, bias, options } = norm.values();
-        norm_in_place(update, weight, bias, options);
+        norm_by(norm, update);
     }
     add_multiplied(x, update, multiplier);
+}
+
+fn norm_by(norm: &NormMemory, x: &mut [f32]) {
+    let NormValues { weight, bias, options } = norm.values();
+    norm_in_place(x, weight, bias, options);
 }
 
 /// `x`, or if there is a norm, the normalized `x` in `normed`.

@@ -28,11 +28,19 @@ pub(in crate::ops) struct RouterMemory<'a> {
     weight: &'a Panels,
     bias: Option<Values>,
     selection_bias: Option<Values>,
+    expert_scale: Option<Values>,
 }
 
 impl<'a> RouterMemory<'a> {
-    pub(in crate::ops) fn new(weight: &'a Panels, bias: Option<Tensor<1>>, selection_bias: Option<Tensor<1>>) -> Self {
-        Self { weight, bias: bias.map(values), selection_bias: selection_bias.map(values) }
+    pub(in crate::ops) fn new(
+        weight: &'a Panels,
+        bias: Option<Tensor<1>>,
+        selection_bias: Option<Tensor<1>>,
+        expert_scale: Option<Tensor<1>>,
+    ) -> Self {
+        let [bias, selection_bias, expert_scale] =
+            [bias, selection_bias, expert_scale].map(|vector| vector.map(values));
+        Self { weight, bias, selection_bias, expert_scale }
     }
 
     fn multiply(&self, x: &[f32], output: &mut Vec<f32>) {
@@ -63,17 +71,27 @@ pub(in crate::ops) struct ExpertScratch {
     summed: Vec<f32>,
 }
 
-/// Writes what the experts make of the rows of `x [n_rows, d_model]` to `output`, of the same shape.
-pub(in crate::ops) fn experts(x: &[f32], experts: &Experts<'_>, scratch: &mut ExpertScratch, output: &mut Vec<f32>) {
+/// Writes what the experts make of the rows of `x [n_rows, d_model]`, which the router reads in the form `router_input`, to
+/// `output`; all have the same shape.
+pub(in crate::ops) fn experts(
+    [router_input, x]: [&[f32]; 2],
+    experts: &Experts<'_>,
+    scratch: &mut ExpertScratch,
+    output: &mut Vec<f32>,
+) {
     let RoutedExperts { router, routing, experts, latent: projections, shared } = experts;
     let [n_experts, d_model] = router.weight.dims();
     let n_active = routing.n_active;
     let ExpertScratch { scores, weights, gathered, wide, inner, outputs, shared: of_shared, gates, latent, summed } =
         scratch;
-    router.multiply(x, scores);
+    router.multiply(router_input, scores);
     for_rows(scores, n_experts, |_, row| score(row, routing.scores));
     let chosen = choose(scores, router.selection_bias.as_ref().map(Values::as_slice), n_experts, routing);
     weigh(scores, n_experts, &chosen, routing, weights);
+    if let Some(scale) = &router.expert_scale {
+        let scale = scale.as_slice();
+        weights.iter_mut().zip(&chosen).for_each(|(weight, expert)| *weight *= scale[*expert]);
+    }
 
     let order = ByExpert::new(&chosen, n_experts);
     let (input, width) = match projections {

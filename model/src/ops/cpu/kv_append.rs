@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::{
     KvElement,
     pool_layout::PoolLayout,
-    rowwise::{NormValues, qk_norm_row, rope_row},
+    rowwise::{NormValues, norm_heads, qk_norm_row, rope_row},
     thread_pool::{self, SharedMut},
 };
 use crate::ops::{AttentionOptions, PAGE_SIZE, PagedRows, QkNormParts, Slots};
@@ -152,13 +152,16 @@ unsafe fn write_scale<E: KvElement>(pool: &SharedMut<'_, E>, scales: Range<usize
 }
 
 /// Everything between the projection to `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]` and attention: norms of
-/// queries and keys, multipliers of queries and rotation, if there are any, and storing keys and values in the pools.
+/// queries and keys, and of values, multipliers of queries and rotation, if there are any, and storing keys and values in the
+/// pools. Without `has_keys`, there are only queries, `[n_rows, n_heads * head_dim]`, and nothing is stored.
 pub(super) fn norm_rope_append<E: KvElement>(
     qkv: &mut [f32],
-    qk_norms: Option<&QkNormParts<NormValues<'_>>>,
+    (qk_norms, v_norm): (Option<&QkNormParts<NormValues<'_>>>, Option<&NormValues<'_>>),
+    has_keys: bool,
     paged: &mut PagedValues<'_, E>,
 ) {
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *paged.options;
+    let n_kv_heads = if has_keys { n_kv_heads } else { 0 };
     let (q_width, kv_width) = (n_heads * head_dim, n_kv_heads * head_dim);
     let width = q_width + 2 * kv_width;
     let slots = paged.slots.host();
@@ -187,8 +190,13 @@ pub(super) fn norm_rope_append<E: KvElement>(
                 if after_rope {
                     rotate(qkv);
                 }
-                if let Some(QkNormParts { norms, span, .. }) = qk_norms {
-                    qk_norm_row(qkv, norms, *span, paged.options);
+                match qk_norms {
+                    Some(QkNormParts { norms, span, .. }) if has_keys => qk_norm_row(qkv, norms, *span, paged.options),
+                    Some(QkNormParts { norms: [queries, _], .. }) => norm_heads(qkv, queries),
+                    None => {}
+                }
+                if let Some(norm) = v_norm {
+                    norm_heads(&mut qkv[q_width + kv_width..], norm);
                 }
                 if let Some(factors) = paged.query_factors {
                     qkv[..q_width].iter_mut().for_each(|query| *query *= factors[row]);
@@ -262,7 +270,7 @@ mod tests {
                 rotation: Some([cos, sin]),
                 query_factors: None,
             };
-            norm_rope_append(qkv, Some(&qk_norms), &mut paged);
+            norm_rope_append(qkv, (Some(&qk_norms), None), true, &mut paged);
         }
         (qkv, pools)
     }

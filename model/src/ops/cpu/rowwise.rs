@@ -117,6 +117,24 @@ pub(super) fn add_multiplied(x: &mut [f32], update: &[f32], multiplier: f32) {
     });
 }
 
+/// Multiplies `x` by `factor`.
+pub(super) fn multiply(x: &mut [f32], factor: f32) {
+    for_rows(x, AT_ONCE, |_, x| x.iter_mut().for_each(|x| *x *= factor));
+}
+
+/// Multiplies each value of `x` by one of `factors`.
+pub(super) fn multiply_each(x: &mut [f32], factors: &[f32]) {
+    for_rows(x, AT_ONCE, |part, x| {
+        let factors = &factors[part * AT_ONCE..];
+        x.iter_mut().zip(factors).for_each(|(x, factor)| *x *= factor);
+    });
+}
+
+/// Normalizes each head of a row by itself.
+pub(super) fn norm_heads(row: &mut [f32], norm: &NormValues<'_>) {
+    row.chunks_exact_mut(norm.weight.len()).for_each(|head| norm_row(head, norm.weight, norm.bias, norm.options));
+}
+
 for_each_isa!(norm_row(row: &mut [f32], weight: &[f32], bias: Option<&[f32]>, options: NormOptions) = norm_row_body);
 
 #[inline(always)]

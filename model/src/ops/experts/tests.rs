@@ -19,6 +19,7 @@ struct Weights {
     up: Vec<Weight>,
     down: Vec<Weight>,
     router: Weight,
+    scale: Tensor<1>,
     shared: [Weight; 2],
     gate: Weight,
 }
@@ -36,6 +37,7 @@ impl Weights {
             up: (0..n_experts).map(|_| up(d_ff)).collect(),
             down: (0..n_experts).map(|_| down(d_ff)).collect(),
             router: weight(n_experts, D_MODEL, Dtype::F32),
+            scale: random([1, n_experts], 0.5).squeeze(),
             shared: [up(24), down(24)],
             gate: weight(1, D_MODEL, Dtype::F32),
         }
@@ -57,16 +59,17 @@ impl Weights {
             gated: true,
             clamped: None,
         };
-        let router = |weight: &'a Weight| RouterParts { weight, bias: None, selection_bias: None };
+        let router =
+            |weight: &'a Weight, expert_scale| RouterParts { weight, bias: None, selection_bias: None, expert_scale };
         let pairs = self.up.iter().zip(&self.down).enumerate();
         RoutedExperts {
-            router: router(&self.router),
+            router: router(&self.router, Some(self.scale.clone())),
             routing,
             experts: pairs.map(|(n, (up, down))| mlp(up, down, if n == 0 { by_row } else { [&[], &[]] })).collect(),
             latent: None,
             shared: Some(SharedExpert {
                 mlp: mlp(&self.shared[0], &self.shared[1], [&[], &[]]),
-                gate: Some(router(&self.gate)),
+                gate: Some(router(&self.gate, None)),
             }),
         }
     }
@@ -93,7 +96,7 @@ fn experts_in_place_match_the_reference() {
                 for n_rows in [1, 2, 7, 40] {
                     let x = random([n_rows, D_MODEL], 1.0);
                     let parts = weights.experts(routing, [&[], &[]]);
-                    let expected = experts_reference(x.clone(), &parts, &mut None);
+                    let expected = experts_reference([x.clone(), x.clone()], &parts, &mut None);
                     assert_within(TOLERANCE, experts(x, &parts, &mut None), expected);
                 }
             }
@@ -136,7 +139,7 @@ fn adapters_update_the_rows_of_their_sequences_within_experts() {
     for routing in routings() {
         let updated = weights.experts(routing, [&updates[0], &updates[1]]);
         let found = experts(x.clone(), &updated, &mut None);
-        assert_within(TOLERANCE, found.clone(), experts_reference(x.clone(), &updated, &mut None));
+        assert_within(TOLERANCE, found.clone(), experts_reference([x.clone(), x.clone()], &updated, &mut None));
         let plain = values(experts(x.clone(), &weights.experts(routing, [&[], &[]]), &mut None));
         let found = values(found);
         let differs = |row: usize| found[row * D_MODEL..][..D_MODEL] != plain[row * D_MODEL..][..D_MODEL];

@@ -27,13 +27,28 @@ pub(crate) struct BlockOperands<N, L, R> {
     /// `None` in blocks that are an MLP only.
     pub(crate) mixer: Option<Sublayer<N, Mixer<N, L>>>,
     /// `None` in blocks that are a mixer only.
-    pub(crate) mlp: Option<Sublayer<N, FeedForward<L, R>>>,
+    pub(crate) mlp: Option<Sublayer<N, FeedForward<N, L, R>>>,
     /// Whether the MLP reads the block's input; otherwise it reads the residual stream after the mixer.
     pub(crate) is_parallel: bool,
     /// Whether output norms apply to the sum with the residual stream (post-norm).
     pub(crate) norm_after_add: bool,
     /// Multiplies everything that is added to the residual stream.
     pub(crate) residual_multiplier: f64,
+    /// What the block adds of its own input at last.
+    pub(crate) per_layer: Option<PerLayerUpdate<N, L>>,
+    /// Multiplies the residual stream after the block: one number.
+    pub(crate) scale: Option<Tensor<1>>,
+}
+
+/// `x + norm(proj(act(gate(x)) * input))`.
+#[derive(Debug)]
+pub(crate) struct PerLayerUpdate<N, L> {
+    /// The block's own input, `[n_rows, width]`.
+    pub(crate) input: Tensor<2>,
+    pub(crate) gate: L,
+    pub(crate) activation: Activation,
+    pub(crate) proj: L,
+    pub(crate) norm: N,
 }
 
 /// What lets a row depend on those before it.
@@ -50,8 +65,12 @@ pub(crate) struct SelfAttention<N, L> {
     pub(crate) qkv: Qkv<N, L>,
     /// Whether there are gates, as many as queries.
     pub(crate) is_gated: bool,
-    /// Norms of queries and keys, before rotation.
+    /// Where keys and values come from.
+    pub(crate) kv: KvSource,
+    /// Norms of queries and keys, before rotation. If keys are another layer's, that of keys is not used.
     pub(crate) qk_norms: Option<QkNormParts<N>>,
+    /// Norm of each head's values.
+    pub(crate) v_norm: Option<N>,
     /// A score for each head that joins the softmax's denominator, `[n_heads]`.
     pub(crate) sinks: Option<Tensor<1>>,
     /// Projection of the heads' outputs.
@@ -92,6 +111,17 @@ pub(crate) struct LatentHeads {
     /// The dimensions behind them.
     pub(crate) plain_dim: usize,
     pub(crate) value_dim: usize,
+}
+
+/// Where a layer's keys and values come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KvSource {
+    /// The projection has both.
+    Projected,
+    /// The projection has keys; before norm and rotation, they are the values too.
+    KeysOnly,
+    /// They are those of another layer. The projection has queries alone.
+    OtherLayer,
 }
 
 /// A recurrent layer. What it keeps of a sequence has a constant size.
@@ -144,9 +174,23 @@ pub(crate) enum RecurrentKind<L> {
 
 /// What works on each row by itself.
 #[derive(Debug)]
-pub(crate) enum FeedForward<L, R> {
+pub(crate) enum FeedForward<N, L, R> {
     Dense(Mlp<L>),
     Routed(RoutedExperts<L, R>),
+    Both(Box<ExpertsBesideMlp<N, L, R>>),
+}
+
+/// An MLP and experts. Their outputs, each normalized, are added.
+#[derive(Debug)]
+pub(crate) struct ExpertsBesideMlp<N, L, R> {
+    /// It reads the sublayer's input.
+    pub(crate) mlp: Mlp<L>,
+    pub(crate) mlp_out_norm: N,
+    /// It reads the residual stream, normalized for its router and for the experts.
+    pub(crate) routed: RoutedExperts<L, R>,
+    pub(crate) router_norm: N,
+    pub(crate) in_norm: N,
+    pub(crate) out_norm: N,
 }
 
 /// An MLP, or one expert.
@@ -228,13 +272,17 @@ impl<N, L> Mixer<N, L> {
 
     fn map<M, K>(&self, norm: &impl Fn(&N) -> M, linear: &impl Fn(&L) -> K) -> Mixer<M, K> {
         match self {
-            Self::Attention(SelfAttention { qkv, is_gated, qk_norms, sinks, out }) => Mixer::Attention(SelfAttention {
-                qkv: qkv.map(norm, linear),
-                is_gated: *is_gated,
-                qk_norms: qk_norms.as_ref().map(|qk| qk.map(norm)),
-                sinks: sinks.clone(),
-                out: linear(out),
-            }),
+            Self::Attention(SelfAttention { qkv, is_gated, kv, qk_norms, v_norm, sinks, out }) => {
+                Mixer::Attention(SelfAttention {
+                    qkv: qkv.map(norm, linear),
+                    is_gated: *is_gated,
+                    kv: *kv,
+                    qk_norms: qk_norms.as_ref().map(|qk| qk.map(norm)),
+                    v_norm: v_norm.as_ref().map(norm),
+                    sinks: sinks.clone(),
+                    out: linear(out),
+                })
+            }
             Self::Recurrent(Recurrent { input, conv, kind, out }) => Mixer::Recurrent(Recurrent {
                 input: linear(input),
                 conv: conv.clone(),
@@ -286,26 +334,44 @@ impl<L> RecurrentKind<L> {
     }
 }
 
-impl<L, R> FeedForward<L, R> {
+impl<N, L, R> FeedForward<N, L, R> {
+    fn parts(&self) -> (Option<&Mlp<L>>, Option<&RoutedExperts<L, R>>) {
+        match self {
+            Self::Dense(mlp) => (Some(mlp), None),
+            Self::Routed(routed) => (None, Some(routed)),
+            Self::Both(both) => (Some(&both.mlp), Some(&both.routed)),
+        }
+    }
+
     /// Its matrices, but for those that decide.
     pub(crate) fn linears(&self) -> impl Iterator<Item = &L> {
-        let (dense, routed) = match self {
-            Self::Dense(mlp) => (Some([&mlp.up, &mlp.down]), None),
-            Self::Routed(routed) => (None, Some(routed)),
-        };
-        dense.into_iter().flatten().chain(routed.into_iter().flat_map(RoutedExperts::linears))
+        let (dense, routed) = self.parts();
+        let of_dense = dense.into_iter().flat_map(|mlp| [&mlp.up, &mlp.down]);
+        of_dense.chain(routed.into_iter().flat_map(RoutedExperts::linears))
     }
 
     /// Its small matrices that decide.
     pub(crate) fn routers(&self) -> impl Iterator<Item = &R> {
-        let routed = if let Self::Routed(routed) = self { Some(routed) } else { None };
-        routed.into_iter().flat_map(RoutedExperts::routers)
+        self.parts().1.into_iter().flat_map(RoutedExperts::routers)
     }
 
-    fn map<K, Q>(&self, linear: &impl Fn(&L) -> K, router: &impl Fn(&R) -> Q) -> FeedForward<K, Q> {
+    fn map<M, K, Q>(
+        &self,
+        norm: &impl Fn(&N) -> M,
+        linear: &impl Fn(&L) -> K,
+        router: &impl Fn(&R) -> Q,
+    ) -> FeedForward<M, K, Q> {
         match self {
             Self::Dense(mlp) => FeedForward::Dense(mlp.map(linear)),
             Self::Routed(routed) => FeedForward::Routed(routed.map(linear, router)),
+            Self::Both(both) => FeedForward::Both(Box::new(ExpertsBesideMlp {
+                mlp: both.mlp.map(linear),
+                mlp_out_norm: norm(&both.mlp_out_norm),
+                routed: both.routed.map(linear, router),
+                router_norm: norm(&both.router_norm),
+                in_norm: norm(&both.in_norm),
+                out_norm: norm(&both.out_norm),
+            })),
         }
     }
 }
@@ -347,10 +413,18 @@ impl<N, L, R> BlockOperands<N, L, R> {
     ) -> BlockOperands<M, K, Q> {
         BlockOperands {
             mixer: self.mixer.as_ref().map(|mixer| mixer.map(&norm, |inner| inner.map(&norm, &linear))),
-            mlp: self.mlp.as_ref().map(|mlp| mlp.map(&norm, |inner| inner.map(&linear, &router))),
+            mlp: self.mlp.as_ref().map(|mlp| mlp.map(&norm, |inner| inner.map(&norm, &linear, &router))),
             is_parallel: self.is_parallel,
             norm_after_add: self.norm_after_add,
             residual_multiplier: self.residual_multiplier,
+            per_layer: self.per_layer.as_ref().map(|update| PerLayerUpdate {
+                input: update.input.clone(),
+                gate: linear(&update.gate),
+                activation: update.activation,
+                proj: linear(&update.proj),
+                norm: norm(&update.norm),
+            }),
+            scale: self.scale.clone(),
         }
     }
 }
@@ -370,7 +444,7 @@ pub(crate) trait BlockSteps<N, L, R> {
     fn mixer(&mut self, mixer: &Sublayer<N, Mixer<N, L>>, x: Self::Stream) -> Self::Hidden;
 
     /// The MLP up to its last matrix, or the experts.
-    fn mlp(&mut self, mlp: &Sublayer<N, FeedForward<L, R>>, x: Self::Stream) -> Self::Hidden;
+    fn mlp(&mut self, mlp: &Sublayer<N, FeedForward<N, L, R>>, x: Self::Stream) -> Self::Hidden;
 
     /// The mixer's output projection, added to the residual stream.
     fn add_mixer(
@@ -383,14 +457,17 @@ pub(crate) trait BlockSteps<N, L, R> {
     /// The MLP's last matrix, or what the experts computed, added to the residual stream.
     fn add_mlp(
         &mut self,
-        mlp: &Sublayer<N, FeedForward<L, R>>,
+        mlp: &Sublayer<N, FeedForward<N, L, R>>,
         residual: Self::Stream,
         hidden: Self::Hidden,
     ) -> Self::Stream;
+
+    /// Adds what the block makes of its own input, if it has one, and multiplies by its factor, if it has one.
+    fn finish(&mut self, block: &BlockOperands<N, L, R>, x: Self::Stream) -> Self::Stream;
 }
 
 /// The residual stream `x` after a block: the mixer, then the MLP, each added to it in turn, if the block has both; or both of
-/// the same input, if the block [is parallel](BlockOperands::is_parallel).
+/// the same input, if the block [is parallel](BlockOperands::is_parallel); at last the block's own input and its factor.
 pub(crate) fn run_block<N, L, R, S>(steps: &mut S, block: &BlockOperands<N, L, R>, mut x: S::Stream) -> S::Stream
 where
     S: BlockSteps<N, L, R>,
@@ -400,7 +477,8 @@ where
         let [for_mixer, for_mlp] = steps.fork(x);
         let (mixed, hidden) = (steps.mixer(mixer, for_mixer), steps.mlp(mlp, for_mlp));
         let residual = steps.add_mixer(mixer, residual, mixed);
-        return steps.add_mlp(mlp, residual, hidden);
+        let x = steps.add_mlp(mlp, residual, hidden);
+        return steps.finish(block, x);
     }
     if let Some(mixer) = &block.mixer {
         let [residual, input] = steps.fork(x);
@@ -412,5 +490,5 @@ where
         let hidden = steps.mlp(mlp, input);
         x = steps.add_mlp(mlp, residual, hidden);
     }
-    x
+    steps.finish(block, x)
 }

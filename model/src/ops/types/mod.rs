@@ -15,8 +15,9 @@ mod training_ops;
 mod upload;
 
 pub(crate) use block::{
-    BlockOperands, BlockSteps, FeedForward, LatentHeads, LatentQkv, Mixer, Mlp, Qkv, Recurrent, RecurrentKind,
-    RoutedExperts, Routing, SelfAttention, SharedExpert, Sublayer, run_block,
+    BlockOperands, BlockSteps, ExpertsBesideMlp, FeedForward, KvSource, LatentHeads, LatentQkv, Mixer, Mlp,
+    PerLayerUpdate, Qkv, Recurrent, RecurrentKind, RoutedExperts, Routing, SelfAttention, SharedExpert, Sublayer,
+    run_block,
 };
 pub(crate) use dtype::BlockLayout;
 pub use dtype::{BLOCK_SIZE, Dtype};

@@ -25,6 +25,17 @@ pub(in super::super) fn gemma2() -> GptConfig {
     GptConfig { norm_position: NormPosition::Sandwich, norm_weight_offset: 1.0, scale_embeddings: true, ..llama() }
 }
 
+pub(in super::super) fn gemma4() -> GptConfig {
+    GptConfig {
+        norm_weight_offset: 0.0,
+        qk_norm: true,
+        value_norm: true,
+        attention_scale: Some(1.0),
+        layer_scale: true,
+        ..gemma2()
+    }
+}
+
 pub(in super::super) fn nanochat() -> GptConfig {
     GptConfig::nanochat(OPEN)
 }
@@ -85,6 +96,7 @@ fn no_experts() -> Experts {
         shared_gate: false,
         dense_layers: Vec::new(),
         balance_loss: 0.0,
+        beside_mlp: false,
         latent_width: 0,
     }
 }

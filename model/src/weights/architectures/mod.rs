@@ -9,6 +9,7 @@ pub(super) mod bases;
 pub(super) mod config_rows;
 mod expert_rows;
 mod latent_rows;
+mod layer_rows;
 mod mamba_rows;
 mod names;
 mod recurrent_rows;

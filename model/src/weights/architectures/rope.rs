@@ -34,6 +34,8 @@ pub(in super::super) struct RopeKeys {
     is_required: bool,
     /// Keys of the nested object that only this class has.
     own: &'static [&'static str],
+    /// The nested objects where the file has none.
+    absent_kinds: Option<fn() -> Value>,
 }
 
 /// The base of the layers with the window.
@@ -52,6 +54,7 @@ pub(super) const WHOLE_HEADS: RopeKeys = RopeKeys {
     windowed: None,
     is_required: false,
     own: &[],
+    absent_kinds: None,
 };
 pub(super) const MIXTRAL: RopeKeys = RopeKeys { absent_theta: 1_000_000.0, ..WHOLE_HEADS };
 pub(super) const SMOLLM3: RopeKeys = RopeKeys { absent_theta: 2_000_000.0, ..WHOLE_HEADS };
@@ -78,6 +81,19 @@ pub(super) const GEMMA3: RopeKeys = RopeKeys {
     absent_theta: 1_000_000.0,
     types: PER_KIND_TYPES,
     windowed: Some(WindowedTheta { key: Some("rope_local_base_freq"), absent: USUAL_THETA }),
+    ..WHOLE_HEADS
+};
+
+/// The file has an object for each kind of layer, or none at all.
+pub(super) const GEMMA4: RopeKeys = RopeKeys {
+    types: &["default", "linear", "llama3", "yarn", PROPORTIONAL],
+    windowed: Some(WindowedTheta { key: None, absent: USUAL_THETA }),
+    absent_kinds: Some(|| {
+        json!({
+            FULL: { "rope_type": PROPORTIONAL, SHARE: 0.25, THETA: 1_000_000.0 },
+            WINDOWED: { "rope_type": "default", THETA: USUAL_THETA },
+        })
+    }),
     ..WHOLE_HEADS
 };
 
@@ -109,13 +125,14 @@ const FULL: &str = "full_attention";
 const WINDOWED: &str = "sliding_attention";
 
 const LONG_ROPE: &str = "longrope";
+const PROPORTIONAL: &str = "proportional";
 const SHORT_FACTORS: &str = "short_factor";
 const LONG_FACTORS: &str = "long_factor";
 
 /// Whether the rotary positions of this type depend on the key of the nested object. As in transformers, others are passed over.
 fn is_read(kind: &str, key: &str) -> bool {
     let own: &[&str] = match kind {
-        "linear" | "dynamic" => &["factor"],
+        "linear" | "dynamic" | PROPORTIONAL => &["factor"],
         "llama3" => &["factor", "low_freq_factor", "high_freq_factor", ORIGINAL_LENGTH],
         "yarn" => &[
             "factor",
@@ -153,18 +170,27 @@ impl RopeKeys {
             nested => nested.unwrap_or_else(|| fields.within(&empty)),
         };
         let theta = fields.number_or(self.theta, self.absent_theta)?;
-        let rope = self.read_one(theta, fields, &nested, config)?;
+        let rope = self.read_one(theta, fields, &nested, (config, config.head_dim))?;
         config.positions = Positions::Rope(rope);
         Ok(())
     }
 
     /// The same for classes whose layers with the window have rotary positions of their own.
     fn read_per_kind(&self, windowed: &WindowedTheta, fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
-        let empty = Map::new();
-        let kinds = fields.object("rope_parameters")?.unwrap_or_else(|| fields.within(&empty));
+        let absent = match self.absent_kinds.map(|absent| absent()) {
+            Some(Value::Object(absent)) => absent,
+            _ => Map::new(),
+        };
+        let kinds = fields.object("rope_parameters")?.unwrap_or_else(|| fields.within(&absent));
         if let Some(key) = kinds.keys().find(|key| ![FULL, WINDOWED].contains(key) && kinds.get(key).is_some()) {
             let value = kinds.get(key).unwrap_or(&Value::Null);
             return Err(kinds.unsupported(key, value, "an object for each kind of layer"));
+        }
+        let is_missing = |key: &str| kinds.get(key).is_none() && (key == FULL || config.sliding_window.is_some());
+        if self.absent_kinds.is_some()
+            && let Some(key) = [FULL, WINDOWED].into_iter().find(|key| is_missing(key))
+        {
+            return Err(kinds.missing(&[key]));
         }
         let object = |key: &str| Ok(kinds.object(key)?.map_or_else(Map::new, |object| object.to_map()));
         let (mut full, own) = (object(FULL)?, object(WINDOWED)?);
@@ -176,7 +202,8 @@ impl RopeKeys {
             full.extend(scaling.to_map());
         }
         let theta = fields.number_or(self.theta, self.absent_theta)?;
-        let rope = self.read_one(theta, fields, &fields.within(&full), config)?;
+        let full_dim = config.heads_with(false).head_dim;
+        let rope = self.read_one(theta, fields, &fields.within(&full), (config, full_dim))?;
         config.positions = Positions::Rope(rope.clone());
         if config.sliding_window.is_none() {
             return Ok(());
@@ -186,13 +213,19 @@ impl RopeKeys {
             fields.only(self.theta, super::Fixed::Number(windowed.absent))?;
         }
         let theta = windowed.key.map_or(Ok(windowed.absent), |key| fields.number_or(key, windowed.absent))?;
-        let own = self.read_one(theta, fields, &fields.within(&own), config)?;
+        let own = self.read_one(theta, fields, &fields.within(&own), (config, config.head_dim))?;
         config.window_rope = (own != rope).then_some(own);
         Ok(())
     }
 
-    /// The rotation that `nested` describes. `theta` is the base if `nested` has none.
-    fn read_one(&self, theta: f64, fields: &Fields<'_>, nested: &Fields<'_>, config: &GptConfig) -> Result<Rope> {
+    /// The rotation of heads of `head_dim` that `nested` describes. `theta` is the base if `nested` has none.
+    fn read_one(
+        &self,
+        theta: f64,
+        fields: &Fields<'_>,
+        nested: &Fields<'_>,
+        (config, head_dim): (&GptConfig, usize),
+    ) -> Result<Rope> {
         let kind = nested.text_or("rope_type", nested.text_or("type", "default")?)?;
         if !self.types.contains(&kind) {
             return Err(nested.unsupported("rope_type", &json!(kind), &self.types.join(", ")));
@@ -211,16 +244,23 @@ impl RopeKeys {
             fields.only(THETA, super::Fixed::Number(theta))?;
         }
         let rotary_dim = match self.share {
+            None if kind == PROPORTIONAL => {
+                let share = nested.number_or(SHARE, 1.0)?;
+                // Rounded down, as Python's `//` does; no pair is refused by `validate`.
+                let n_pairs = (head_dim as f64 * share / 2.0) as usize;
+                let scaling = RopeScaling::Proportional { n_pairs, factor: nested.number_or("factor", 1.0)? };
+                return Ok(Rope { theta, rotary_dim: head_dim, scaling });
+            }
             None => {
                 for fields in [fields, nested] {
                     fields.only(SHARE, super::Fixed::Number(1.0))?;
                 }
-                config.latent.map_or(config.head_dim, |latent| latent.rope_dim)
+                config.latent.map_or(head_dim, |latent| latent.rope_dim)
             }
             Some((key, absent)) => {
                 let share = nested.number_or(SHARE, fields.number_or(key, absent)?)?;
                 // Rounded down, as Python's `int` does; shares that make no dimension are refused by `validate`.
-                (config.head_dim as f64 * share) as usize
+                (head_dim as f64 * share) as usize
             }
         };
         let alpha = if self.own.contains(&ALPHA) { nested.number_or(ALPHA, 0.0)? } else { 0.0 };
@@ -237,25 +277,27 @@ impl RopeKeys {
 
     pub(super) fn write(&self, config: &GptConfig, written: &mut Map<String, Value>) {
         let Positions::Rope(rope) = &config.positions else { return };
-        let mut scaling = scaling_json(&rope.scaling);
+        let mut scaling = scaling_json(rope);
         if let RopeScaling::LongRope { original_max_seq_len, .. } = rope.scaling {
             // Older versions of transformers read it only there.
             written.insert(ORIGINAL_LENGTH.to_owned(), json!(original_max_seq_len));
         }
-        // Both forms: transformers 5 reads either, older versions only the older one.
-        written.insert(self.theta.to_owned(), json!(rope.theta));
-        written.insert(
-            "rope_scaling".to_owned(),
-            match rope.scaling {
-                RopeScaling::None => Value::Null,
-                _ => Value::Object(older_json(&scaling, config)),
-            },
-        );
+        // Both forms: transformers 5 reads either, older versions only the older one. They do not have the newest classes.
+        if self.absent_kinds.is_none() {
+            written.insert(self.theta.to_owned(), json!(rope.theta));
+            written.insert(
+                "rope_scaling".to_owned(),
+                match rope.scaling {
+                    RopeScaling::None => Value::Null,
+                    _ => Value::Object(older_json(&scaling, config)),
+                },
+            );
+        }
         scaling.insert(THETA.to_owned(), json!(rope.theta));
         if let Some(windowed) = &self.windowed {
             let own = config.window_rope.as_ref().unwrap_or(rope);
             written.extend(windowed.key.map(|key| (key.to_owned(), json!(own.theta))));
-            let mut own_scaling = scaling_json(&own.scaling);
+            let mut own_scaling = scaling_json(own);
             own_scaling.insert(THETA.to_owned(), json!(own.theta));
             let kinds = json!({ FULL: scaling, WINDOWED: own_scaling });
             written.insert("rope_parameters".to_owned(), kinds);
@@ -351,8 +393,8 @@ fn older_json(scaling: &Map<String, Value>, config: &GptConfig) -> Map<String, V
     [("type".to_owned(), json!(LONG_ROPE))].into_iter().chain(lists).collect()
 }
 
-fn scaling_json(scaling: &RopeScaling) -> Map<String, Value> {
-    let json = match *scaling {
+fn scaling_json(rope: &Rope) -> Map<String, Value> {
+    let json = match rope.scaling {
         RopeScaling::None => json!({ "rope_type": "default" }),
         RopeScaling::Linear { factor } => json!({ "rope_type": "linear", "factor": factor }),
         RopeScaling::Dynamic { factor } => json!({ "rope_type": "dynamic", "factor": factor }),
@@ -380,6 +422,10 @@ fn scaling_json(scaling: &RopeScaling) -> Map<String, Value> {
                 "attention_factor": attention_factor,
                 ORIGINAL_LENGTH: original_max_seq_len,
             })
+        }
+        RopeScaling::Proportional { n_pairs, factor } => {
+            let share = 2.0 * n_pairs as f64 / rope.rotary_dim as f64;
+            json!({ "rope_type": PROPORTIONAL, SHARE: share, "factor": factor })
         }
     };
     match json {

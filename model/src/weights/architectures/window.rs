@@ -55,6 +55,8 @@ pub(in super::super) const DOTS1: WindowKeys = WindowKeys::From { absent: 62, is
 pub(in super::super) const OLMO3: WindowKeys = periodic(4, false);
 pub(in super::super) const GEMMA2: WindowKeys = periodic(2, false);
 pub(in super::super) const GEMMA3: WindowKeys = periodic(6, true);
+pub(in super::super) const GEMMA4: WindowKeys =
+    WindowKeys::Periodic { period: 6, first: 6, absent: 512, has_key: false };
 pub(in super::super) const COHERE2: WindowKeys = periodic(4, true);
 pub(in super::super) const EXAONE4: WindowKeys = periodic(4, true);
 pub(super) const AFMOE: WindowKeys = WindowKeys::Periodic { period: 4, first: 4, absent: 1024, has_key: false };

@@ -20,6 +20,8 @@ pub(in super::super) struct Wrapper {
     /// Keys of the text part that files may leave out, where the wrapper's defaults are not those of the text class: a JSON
     /// object.
     defaults: &'static str,
+    /// How the names of the other parts' tensors begin.
+    others: &'static [&'static str],
 }
 
 const WRAPPERS: &[Wrapper] = &[
@@ -29,42 +31,63 @@ const WRAPPERS: &[Wrapper] = &[
         texts: &[("gemma3_text", "Gemma3ForCausalLM")],
         // Released files leave these out.
         defaults: r#"{"vocab_size": 262208, "num_attention_heads": 8, "max_position_embeddings": 131072}"#,
+        others: PICTURES,
     },
     Wrapper {
         class: "Mistral3ForConditionalGeneration",
         model_type: "mistral3",
         texts: &[("mistral", "MistralForCausalLM"), ("ministral3", "Ministral3ForCausalLM")],
         defaults: r#"{"tie_word_embeddings": false}"#,
+        others: PICTURES,
     },
     Wrapper {
         class: "Qwen2VLForConditionalGeneration",
         model_type: "qwen2_vl",
         texts: &[("qwen2_vl_text", "Qwen2ForCausalLM"), ("qwen2_vl", "Qwen2ForCausalLM")],
         defaults: QWEN2_VL,
+        others: PICTURES,
     },
     Wrapper {
         class: "Qwen2_5_VLForConditionalGeneration",
         model_type: "qwen2_5_vl",
         texts: &[("qwen2_5_vl_text", "Qwen2ForCausalLM"), ("qwen2_5_vl", "Qwen2ForCausalLM")],
         defaults: QWEN2_VL,
+        others: PICTURES,
     },
     Wrapper {
         class: "Qwen3VLForConditionalGeneration",
         model_type: "qwen3_vl",
         texts: &[("qwen3_vl_text", "Qwen3ForCausalLM"), ("qwen3_vl", "Qwen3ForCausalLM")],
         defaults: r#"{"rope_theta": 500000.0}"#,
+        others: PICTURES,
     },
     Wrapper {
         class: "Qwen3_5ForConditionalGeneration",
         model_type: "qwen3_5",
         texts: &[("qwen3_5_text", "Qwen3_5ForCausalLM")],
         defaults: "{}",
+        others: PICTURES,
     },
     Wrapper {
         class: "Qwen3_5MoeForConditionalGeneration",
         model_type: "qwen3_5_moe",
         texts: &[("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM")],
         defaults: "{}",
+        others: PICTURES,
+    },
+    Wrapper {
+        class: "Gemma4ForConditionalGeneration",
+        model_type: "gemma4",
+        texts: &[("gemma4_text", "Gemma4ForCausalLM")],
+        defaults: "{}",
+        others: PICTURES_AND_SOUND,
+    },
+    Wrapper {
+        class: "Gemma4UnifiedForConditionalGeneration",
+        model_type: "gemma4_unified",
+        texts: &[("gemma4_unified_text", "Gemma4UnifiedForCausalLM")],
+        defaults: r#"{"sliding_window": 1024}"#,
+        others: PICTURES_AND_SOUND,
     },
 ];
 
@@ -74,8 +97,10 @@ const QWEN2_VL: &str =
 /// Where the names of the text part's tensors begin in newer and in older files. What remains is the text class's name, in newer
 /// files without its `model.`.
 const TEXT_PREFIXES: [&str; 2] = ["model.language_model.", "language_model."];
-/// How the names of the other parts' tensors begin, with or without `model.`.
-const OTHER_PARTS: [&str; 3] = ["visual.", "vision_tower.", "multi_modal_projector."];
+/// How the names of other parts' tensors begin, with or without `model.`.
+const PICTURES: &[&str] = &["visual.", "vision_tower.", "multi_modal_projector."];
+const PICTURES_AND_SOUND: &[&str] =
+    &["vision_tower.", "vision_embedder.", "embed_vision.", "audio_tower.", "embed_audio."];
 
 /// The names that wrappers give to a tensor that the text class calls `name`, or `short` without its prefix.
 pub(in super::super) fn wrapped_names(name: &str, short: &str) -> [String; 2] {
@@ -150,10 +175,10 @@ pub(in super::super) enum WrappedTensor<'a> {
 }
 
 impl WrappedTensor<'_> {
-    /// By the name in the files.
-    pub(in super::super) fn of(name: &str) -> WrappedTensor<'_> {
+    /// By the name in the files of `wrapper`.
+    pub(in super::super) fn of<'a>(name: &'a str, wrapper: &Wrapper) -> WrappedTensor<'a> {
         let within_model = name.strip_prefix("model.").unwrap_or(name);
-        if OTHER_PARTS.iter().any(|part| within_model.starts_with(part)) {
+        if wrapper.others.iter().any(|part| within_model.starts_with(part)) {
             return WrappedTensor::Other;
         }
         let text = TEXT_PREFIXES.iter().find_map(|prefix| name.strip_prefix(*prefix));

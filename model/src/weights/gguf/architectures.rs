@@ -5,12 +5,14 @@
 
 use super::{
     super::architectures::{
-        bases::{cohere, gemma2, gpt2, llama, olmo2, shared_norm},
-        config_rows::{self as shared_rows, ConfigRow, flag, number},
+        bases::{cohere, gemma2, gemma4, gpt2, llama, olmo2, shared_norm},
+        config_rows::{self as shared_rows, ConfigRow, flag, number, size},
     },
     config_rows::{self, GRANITE_ROWS, GROUPED_HEADS, LAYER_NORM_EPS, PLAIN_HEADS, RMS_EPS, ROPE, SIZES, WINDOW},
     description::Gguf,
-    expert_rows, latent, mamba, mixtures,
+    expert_rows, latent,
+    layer_rows::{self, GEMMA4_NAMES, GEMMA4_ROWS},
+    mamba, mixtures,
     names::{
         BLOCK, FALCON_NORMS, FUSED_QKV, GATED, INSIDE, INTERLEAVED_QKV, OUTSIDE, POST_ATTENTION_NORM, SANDWICH,
         SEPARATE_QKV, UNGATED, XIELU,
@@ -37,6 +39,7 @@ pub(super) const ALL: &[Gguf] = &[
     GEMMA,
     GEMMA2,
     GEMMA3,
+    GEMMA4,
     PHI2,
     STARCODER,
     FALCON,
@@ -218,6 +221,21 @@ const GEMMA3: Gguf = Gguf {
         ],
     ],
     params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, SANDWICH, BLOCK, GATED],
+};
+
+const GEMMA4: Gguf = Gguf {
+    name: layer_rows::GEMMA4,
+    base: || GptConfig { activation: Activation::GeluTanh, ..gemma4() },
+    config: &[
+        &[
+            size(&["context_length"], |c| &mut c.max_seq_len),
+            size(&["embedding_length"], |c| &mut c.d_model),
+            size(&["block_count"], |c| &mut c.n_layers),
+            size(&["attention.head_count"], |c| &mut c.n_heads),
+        ],
+        GEMMA4_ROWS,
+    ],
+    params: &[OUTSIDE, SANDWICH, BLOCK, GATED, GEMMA4_NAMES, expert_rows::NAMES],
 };
 
 fn gemma2_of_file() -> GptConfig {

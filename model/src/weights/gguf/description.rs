@@ -9,7 +9,7 @@ use super::{
         tensor_names::{NameRow, TensorNames},
     },
     config_rows::{ATTENTION_FACTOR, FACTOR_LISTS},
-    expert_rows,
+    expert_rows, layer_rows,
 };
 use crate::{
     config::{GptConfig, MAX_LAYERS, Recurrence, Recurrent},
@@ -56,6 +56,7 @@ impl Gguf {
         config.mlp_bias = any(0, &["ffn_up.bias", "ffn_down.bias", "ffn_down_exps.bias"]);
         config.qk_norm |= QK_NORM_BY_TENSORS.contains(&self.name) && any(attends, &["attn_k_norm.weight"]);
         expert_rows::read_tensors(&mut config, has);
+        layer_rows::read_tensors(&mut config, has);
         if let Some(Recurrent { recurrence: Recurrence::Mamba2(mamba), .. }) = &mut config.recurrent {
             mamba.conv_bias = layers.clone().any(|layer| any(layer, &["ssm_conv1d.bias"]));
         }

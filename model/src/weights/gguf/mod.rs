@@ -12,6 +12,7 @@ mod expert_rows;
 pub mod export;
 mod header;
 mod latent;
+mod layer_rows;
 mod mamba;
 mod mixtures;
 mod names;
@@ -34,6 +35,7 @@ use self::{
     config_rows::WINDOW_PATTERN,
     description::{Gguf, POOLING_TYPE},
     header::{Header, Metadata, Value},
+    layer_rows::FEED_FORWARD,
     mamba::{MLP_WIDTH, NEMOTRON_H},
     recurrent::{KEY_HEADS, PREDICTING_LAYERS, RECURRENT_LAYERS},
     tokenizer::{TokenizerFiles, Vocabulary},
@@ -109,6 +111,7 @@ pub(super) fn load(path: &Path, options: &LoadOptions, merged: Option<&LoraValue
             eos_token_ids,
             sampling_defaults,
             own_pooling,
+            text_limit: None,
             classifier: None,
         })
     })
@@ -287,6 +290,7 @@ fn read_config(metadata: &Metadata<'_>, tensors: &mut TensorTable<'_>) -> Result
         let json = match name {
             WINDOW_PATTERN | RECURRENT_LAYERS => json_of_flags(value),
             KEY_HEADS => json_of_numbers(value),
+            FEED_FORWARD if gguf.name == layer_rows::GEMMA4 => json_of_numbers(value),
             MLP_WIDTH if gguf.name.starts_with(NEMOTRON_H) => json_of_numbers(value),
             _ => None,
         };
@@ -296,6 +300,9 @@ fn read_config(metadata: &Metadata<'_>, tensors: &mut TensorTable<'_>) -> Result
     let fields = Fields::new(&own, metadata.path).with_prefix(&prefix);
     let mut config = gguf.read(&fields, &|name| tensors.get(name).is_some())?;
     config.vocab_size = tensors.require("token_embd.weight")?.shape[0];
+    if let Some(per_layer) = &mut config.per_layer_inputs {
+        per_layer.vocab_size = tensors.require("per_layer_token_embd.weight")?.shape[0];
+    }
     rope_factors::apply(&mut config, &fields, tensors)?;
     if fields.size_or(PREDICTING_LAYERS, 0)? > 0 {
         pass_over_layers_from(config.n_layers, tensors)?;

@@ -18,6 +18,8 @@ const TENSOR: &str = "rope_freqs.weight";
 /// The context length for which all of Llama's models with this scaling were first trained. Only its ratios to
 /// `low_freq_factor` and `high_freq_factor` have an effect, so it can be used for every model.
 const ORIGINAL_MAX_SEQ_LEN: usize = 8192;
+/// Factors from here on stand for no rotation; the converter writes 1e30.
+const NOT_ROTATING: f32 = 1e20;
 /// Relative; the factors were computed in f32.
 const TOLERANCE: f32 = 1e-4;
 
@@ -40,6 +42,10 @@ pub(super) fn apply(config: &mut GptConfig, fields: &Fields<'_>, tensors: &mut T
     if rope.scaling != RopeScaling::None {
         return Err(tensor.error("cannot be combined with another scaling of the positions"));
     }
+    if let Some(n_pairs) = rotating_pairs(&factors) {
+        rope.scaling = RopeScaling::Proportional { n_pairs, factor: 1.0 };
+        return Ok(());
+    }
     let frequencies = |rope: &Rope| rope_frequencies(rope, config.max_seq_len);
     let plain = frequencies(rope);
     let same = |scaling: &RopeScaling| {
@@ -54,6 +60,12 @@ pub(super) fn apply(config: &mut GptConfig, fields: &Fields<'_>, tensors: &mut T
         }
     }
     Ok(())
+}
+
+/// How many pairs rotate, if the others have a factor so large that they do not.
+fn rotating_pairs(factors: &[f32]) -> Option<usize> {
+    let n_pairs = factors.iter().take_while(|factor| **factor == 1.0).count();
+    factors[n_pairs..].iter().all(|factor| *factor >= NOT_ROTATING).then_some(n_pairs)
 }
 
 /// Takes the lists for short and long contexts, of `n_pairs` factors each, if there are any or the type requires them.

@@ -2,7 +2,8 @@
 //!
 //! `gpt2` is byte-level BPE with merges. `llama` is SentencePiece's BPE, which has scores instead of merges: the merge
 //! that creates the token with the highest score comes first. It is converted to merges by listing, from the highest
-//! score down, every pair of tokens whose concatenation is a token, as `transformers` does.
+//! score down, every pair of tokens whose concatenation is a token, as `transformers` does. `gemma4` is the same with merges
+//! instead of scores.
 
 use std::collections::{HashMap, HashSet};
 
@@ -31,6 +32,8 @@ const ENDS: &[&str] = &[
     "_<EOT>",
     "<|end_of_text|>",
     "<end_of_utterance>",
+    "<turn|>",
+    "<|tool_response>",
     "<｜end▁of▁sentence｜>",
 ];
 
@@ -94,6 +97,8 @@ const TOKENS: &str = "tokenizer.ggml.tokens";
 const TYPES: &str = "tokenizer.ggml.token_type";
 const SCORES: &str = "tokenizer.ggml.scores";
 const MERGES: &str = "tokenizer.ggml.merges";
+/// SentencePiece's BPE by merges.
+const GEMMA4: &str = "gemma4";
 
 impl<'a> Tokens<'a> {
     fn read(metadata: &'a Metadata<'a>) -> Result<Self> {
@@ -126,9 +131,11 @@ impl<'a> Tokens<'a> {
     fn files(&self) -> Result<TokenizerFiles> {
         let json = match self.metadata.text(MODEL)? {
             Some("gpt2") => self.byte_level()?,
-            Some("llama") => self.sentence_piece()?,
+            Some("llama") => self.sentence_piece(self.merges_of_scores()?)?,
+            Some(GEMMA4) => self.sentence_piece(self.merges()?)?,
             Some(other) => {
-                let what = format!("`{MODEL}` is `{other}`, which is not supported; supported: `gpt2`, `llama`");
+                let what =
+                    format!("`{MODEL}` is `{other}`, which is not supported; supported: `gpt2`, `llama`, `{GEMMA4}`");
                 return Err(self.metadata.error(what));
             }
             None => return Err(self.metadata.missing(MODEL)),
@@ -151,6 +158,20 @@ impl<'a> Tokens<'a> {
             let what = format!("`{PRE}` is `{name}`, which is not supported");
             self.metadata.error(what).with_hint(format!("supported are {names}"))
         })?;
+        let PreTokenizer { nfc, ignore_merges, add_bos, .. } = *pre;
+        let normalizer = if nfc { json!({ "type": "NFC" }) } else { Value::Null };
+        let model = json!({
+            "type": "BPE",
+            "ignore_merges": ignore_merges,
+            "vocab": self.vocab(),
+            "merges": self.merges()?,
+        });
+        let decoder = json!({ "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true });
+        self.tokenizer_json((normalizer, pre.json()), (model, decoder), add_bos)
+    }
+
+    /// The pairs of tokens to merge that the file lists.
+    fn merges(&self) -> Result<Vec<Value>> {
         let merges = self.metadata.texts(MERGES)?.ok_or_else(|| self.metadata.missing(MERGES))?;
         // A token may start with a space, but none contains one.
         let pair = |merge: &str| {
@@ -158,23 +179,12 @@ impl<'a> Tokens<'a> {
             space.map(|(at, _)| json!([merge[..at], merge[at + 1..]]))
         };
         let merges: Option<Vec<Value>> = merges.iter().map(|merge| pair(merge)).collect();
-        let merges =
-            merges.ok_or_else(|| self.metadata.error(format!("`{MERGES}` has an entry that is not a pair")))?;
-        let PreTokenizer { nfc, ignore_merges, add_bos, .. } = *pre;
-        let normalizer = if nfc { json!({ "type": "NFC" }) } else { Value::Null };
-        let model = json!({
-            "type": "BPE",
-            "ignore_merges": ignore_merges,
-            "vocab": self.vocab(),
-            "merges": merges,
-        });
-        let decoder = json!({ "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true });
-        self.tokenizer_json((normalizer, pre.json()), (model, decoder), add_bos)
+        merges.ok_or_else(|| self.metadata.error(format!("`{MERGES}` has an entry that is not a pair")))
     }
 
     /// SentencePiece's BPE.
-    fn sentence_piece(&self) -> Result<Map<String, Value>> {
-        let prefix = self.metadata.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+    fn sentence_piece(&self, merges: Vec<Value>) -> Result<Map<String, Value>> {
+        let prefix = self.metadata.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(!self.is_gemma4());
         let all_bytes: HashSet<&str> = self.of_type(TokenType::Byte).map(|(_, token)| token).collect();
         let model = json!({
             "type": "BPE",
@@ -182,7 +192,7 @@ impl<'a> Tokens<'a> {
             "fuse_unk": true,
             "byte_fallback": all_bytes.len() == 256,
             "vocab": self.vocab(),
-            "merges": self.merges_of_scores()?,
+            "merges": merges,
         });
         let normalizer = json!({ "type": "Sequence", "normalizers": sentence_piece::normalizers(prefix) });
         self.tokenizer_json((normalizer, Value::Null), (model, sentence_piece::decoder(prefix)), true)
@@ -220,10 +230,12 @@ impl<'a> Tokens<'a> {
 
     /// Tokens that are found in a text before it is split into words.
     fn added_tokens(&self) -> Vec<Value> {
-        let strips = self.strips_behind();
+        let (strips, is_gemma4) = (self.strips_behind(), self.is_gemma4());
         let added = |(id, (token, kind)): (usize, (&&str, &TokenType))| {
             let special = match kind {
                 TokenType::Control => true,
+                // The model's own tokenizer finds runs of line ends first.
+                TokenType::Normal if is_gemma4 && token.bytes().all(|byte| byte == b'\n') => false,
                 // Some files give this type to an ordinary word.
                 TokenType::Unknown if looks_like_control(token) => true,
                 TokenType::UserDefined => false,
@@ -241,6 +253,10 @@ impl<'a> Tokens<'a> {
             }))
         };
         self.tokens.iter().zip(&self.types).enumerate().filter_map(added).collect()
+    }
+
+    fn is_gemma4(&self) -> bool {
+        matches!(self.metadata.text(MODEL), Ok(Some(GEMMA4)))
     }
 
     /// Phi 3's special tokens include following spaces. Files do not say so; llama.cpp also checks the architecture's

@@ -9,12 +9,16 @@ use crate::{config::MuonSettings, run::schedule::Rates};
 /// The matrices of a model's blocks by parameter path, each with the numbers of rows of its stacked matrices: gates of
 /// heads, queries, keys and values; gate and up projection. Muon orthogonalizes single matrices.
 pub fn matrices_of(config: &GptConfig) -> BTreeMap<String, Vec<usize>> {
-    let (q, kv) = (config.q_width(), config.kv_width());
     let rows = |(path, [d_out, _]): (String, [usize; 2])| {
+        let layer = path.split('.').nth(1).and_then(|layer| layer.parse().ok()).unwrap_or_default();
+        let of_attention = || {
+            let [k, v] = config.projected_kv_widths(layer);
+            [config.gate_width_of(layer), config.q_width_of(layer), k, v]
+        };
         let rows = match path.rsplit('.').next() {
-            Some("qkv") if config.attention_gate => vec![q, q, kv, kv],
-            Some("qkv") => vec![q, kv, kv],
-            Some("kv_up") => vec![d_out - config.value_width(), config.value_width()],
+            // Some layers do not have all of them.
+            Some("qkv") => of_attention().into_iter().filter(|n_rows| *n_rows > 0).collect(),
+            Some("kv_up") => vec![d_out - config.value_width_of(layer), config.value_width_of(layer)],
             Some("up") if config.gated_mlp => vec![d_out / 2; 2],
             _ => vec![d_out],
         };

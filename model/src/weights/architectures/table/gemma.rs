@@ -2,8 +2,9 @@
 
 use super::super::{
     Architecture, Fixed,
-    bases::{gemma2, llama},
+    bases::{gemma2, gemma4, llama},
     config_rows::{ConfigRow, flag, kv_heads, number, size_or},
+    layer_rows::{GEMMA4, GEMMA4_UNIFIED},
     names, rope,
     row_groups::{GEMMA_ACTIVATIONS, GEMMA2, LLAMA_SIZES},
     window,
@@ -86,6 +87,24 @@ pub(super) const ROWS: &[Architecture] = &[
         ],
         fixed: &[("mlp_bias", Fixed::Flag(false))],
         names: names::GEMMA2,
+        base_prefix: "model.",
+    },
+    Architecture {
+        class: "Gemma4ForCausalLM",
+        model_type: "gemma4_text",
+        base: gemma4,
+        config: GEMMA4,
+        fixed: &[("rope_theta", Fixed::Nothing), ("rope_scaling", Fixed::Nothing)],
+        names: names::GEMMA4,
+        base_prefix: "model.",
+    },
+    Architecture {
+        class: "Gemma4UnifiedForCausalLM",
+        model_type: "gemma4_unified_text",
+        base: gemma4,
+        config: GEMMA4_UNIFIED,
+        fixed: &[("rope_theta", Fixed::Nothing), ("rope_scaling", Fixed::Nothing)],
+        names: names::GEMMA4,
         base_prefix: "model.",
     },
 ];

@@ -54,8 +54,16 @@ pub struct ExportOptions {
 /// `generation_config.json` is not a JSON object;
 /// [`Error::Io`](crate::Error::Io) if the file cannot be written.
 pub fn export(file: PartialFile, model: &LoadedModel, options: &ExportOptions) -> Result<()> {
-    let LoadedModel { gpt, tokenizer, chat_template, eos_token_ids, sampling_defaults, own_pooling, classifier: _ } =
-        model;
+    let LoadedModel {
+        gpt,
+        tokenizer,
+        chat_template,
+        eos_token_ids,
+        sampling_defaults,
+        own_pooling,
+        text_limit: _,
+        classifier: _,
+    } = model;
     let (gguf, config, own) = described(gpt.config(), options.class.as_deref())?;
     let mut pairs = entries(gguf, &own, &options.name);
     let pooling = own_pooling::gguf_number(own_pooling);

