@@ -245,7 +245,7 @@ impl Sequence {
             let mut barred = BTreeSet::new();
             while thinking.would_begin_answer(sampled) {
                 barred.insert(sampled);
-                sampled = self.sampler.sample(&allowed.without(&barred), position)?;
+                sampled = self.sampler.sample(allowed.without(&barred), position)?;
             }
             if stop_token_ids.contains(&sampled) {
                 thinking.close();

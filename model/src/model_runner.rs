@@ -161,7 +161,7 @@ fn check(config: &GptConfig, token_ids: &[TokenId], parts: &[StepPart<'_>]) -> R
         return refuse(format!("must be {n_new} for the rows of this step, got {}", token_ids.len()));
     }
     check_token_ids("token_ids", token_ids, config.vocab_size)?;
-    if config.bidirectional && parts.iter().any(|part| part.table.len() > 0) {
+    if config.bidirectional && parts.iter().any(|part| !part.table.is_empty()) {
         return refuse("must be a whole text for a model that looks both ways".to_owned());
     }
     let longest = parts.iter().map(|part| part.table.len() + part.n_new).max().unwrap_or(0);

@@ -24,7 +24,7 @@ pub mod config {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum QkNormSpan {
         Head,
-        Row,
+        AllHeads,
     }
 }
 

@@ -28,8 +28,10 @@ pub(super) struct Vocabulary {
     others: BTreeMap<TokenId, Other>,
     /// For a literal and the number of its bytes that a text ends with: the tokens that complete it and have more bytes.
     /// Literals are marks of model families, so they are few.
-    endings: Mutex<HashMap<(Vec<u8>, usize), Arc<Vec<Ending>>>>,
+    endings: Mutex<Endings>,
 }
+
+type Endings = HashMap<(Vec<u8>, usize), Arc<Vec<Ending>>>;
 
 struct Other {
     bytes: Vec<u8>,

@@ -92,8 +92,10 @@ struct Compiled {
     /// The grammar after each mark.
     starts: Vec<OnceLock<Constraint>>,
     /// The tokens that are forbidden because of a mark, by its index and the progress in it.
-    forbidden: Mutex<HashMap<(usize, Progress), Arc<BTreeSet<TokenId>>>>,
+    forbidden: Mutex<Forbidden>,
 }
+
+type Forbidden = HashMap<(usize, Progress), Arc<BTreeSet<TokenId>>>;
 
 /// What a byte completes.
 enum Completed {

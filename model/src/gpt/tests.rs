@@ -156,7 +156,7 @@ fn fused_block_is_bit_identical_to_its_separate_operations() {
 #[test]
 fn a_model_has_the_parameters_that_are_described() {
     let alone = configs().into_iter().map(|(name, config)| {
-        let without = if config.parallel_residual { Vec::new() } else { vec![1] };
+        let without = if config.parallel_residual || config.n_shared_kv_layers > 0 { Vec::new() } else { vec![1] };
         (name, GptConfig { layers_without_mixer: without, ..config })
     });
     for (name, config) in configs().into_iter().chain(alone) {

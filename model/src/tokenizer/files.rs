@@ -218,7 +218,7 @@ fn unsupported(path: &Path, what: String) -> Error {
     Error::File {
         path: path.to_owned(),
         what,
-        hint: "Hearth reads Hugging Face tokenizers with the decoders `ByteLevel`, `ByteFallback`, `Metaspace`, \
+        hint: "Hearth reads Hugging Face tokenizers with the decoders `ByteLevel`, `ByteFallback`, `Metaspace`, `WordPiece`, \
                `Replace`, `Strip` and `Fuse`, or a `Sequence` of them"
             .into(),
     }

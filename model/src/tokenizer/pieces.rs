@@ -1,7 +1,8 @@
 //! The bytes of each token: the `decoder` of `tokenizer.json`, applied to the whole vocabulary once.
 //!
 //! Decoders of language models work token by token, except for what they remove at the start of a text, so a table of
-//! bytes suffices for decoding. The result equals the library's with three exceptions: invalid byte-fallback tokens lose only
+//! bytes suffices for decoding. The result equals the library's with four exceptions: a `WordPiece` decoder keeps the spaces
+//! before punctuation, which the library cleans up; invalid byte-fallback tokens lose only
 //! the affected characters, not the whole run; a `Metaspace` decoder removes one leading space, not all of the first token's;
 //! and a `BPEDecoder` leaves the space behind the last word, since more may follow.
 
@@ -38,6 +39,10 @@ pub(super) enum DecoderJson {
         start: usize,
         stop: usize,
     },
+    WordPiece {
+        /// What begins a piece that goes on with a word.
+        prefix: String,
+    },
     Sequence {
         decoders: Vec<DecoderJson>,
     },
@@ -73,6 +78,8 @@ enum Step {
     },
     /// Added in front of every token.
     Prefix(char),
+    /// A space in front of every token, in place of this where a word goes on.
+    Word(String),
 }
 
 impl Step {
@@ -121,6 +128,10 @@ impl Decoder {
             }
             DecoderJson::ByteFallback => self.steps.push(Step::ByteFallback),
             DecoderJson::Fuse => self.fused = true,
+            DecoderJson::WordPiece { prefix } => {
+                self.steps.push(Step::Word(prefix.clone()));
+                self.leading = Some(Leading { character: ' ', count: 1 });
+            }
             DecoderJson::Metaspace { replacement, prepend_scheme, add_prefix_space } => {
                 self.steps.push(Step::Replace { from: replacement.to_string(), to: " ".into() });
                 if prepend_scheme.as_deref() != Some("never") && *add_prefix_space != Some(false) {
@@ -176,6 +187,10 @@ impl Decoder {
                 Step::Replace { from, to } => text = text.replace(from, to),
                 &Step::Strip { character, start, stop } => text = strip(&text, character, start, stop),
                 &Step::Prefix(prefix) => text.insert(0, prefix),
+                Step::Word(prefix) => match text.strip_prefix(prefix.as_str()) {
+                    Some(rest) => text = rest.to_owned(),
+                    None => text.insert(0, ' '),
+                },
             }
         }
         text.into_bytes()
@@ -323,6 +338,16 @@ mod tests {
         let entry = |id, token: &str| Entry { id, token: token.into(), is_added: false };
         let table = PieceTable::new(&decoder, &[entry(0, "hel"), entry(1, "lo</w>"), entry(2, ",</w>")]);
         assert_eq!([0, 1, 2].map(|id| table.bytes(id)).concat(), b"hello , ");
+    }
+
+    #[test]
+    fn word_pieces_that_go_on_with_a_word_have_no_space() {
+        let decoder = DecoderJson::WordPiece { prefix: "##".to_owned() };
+        let decoder = Decoder::new(Some(&decoder)).unwrap();
+        let entry = |id, token: &str| Entry { id, token: token.into(), is_added: false };
+        let table = PieceTable::new(&decoder, &[entry(0, "un"), entry(1, "##known"), entry(2, "!")]);
+        assert_eq!([0, 1, 2].map(|id| table.bytes(id)).concat(), b" unknown !");
+        assert_eq!(table.leading(), Some(Leading { character: ' ', count: 1 }));
     }
 
     #[test]

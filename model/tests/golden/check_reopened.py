@@ -60,7 +60,7 @@ def read_expected(folder):
 def open_model(folder):
     classes = json.loads((folder / "config.json").read_text()).get("architectures") or [""]
     # Encoders; some have a head for the first token, which Hearth does not save.
-    is_encoder = classes[0].endswith("Model")
+    is_encoder = names_encoder(classes[0])
     auto = transformers.AutoModel if is_encoder else transformers.AutoModelForCausalLM
     has_pooler = is_encoder and "add_pooling_layer" in inspect.signature(
         getattr(transformers, classes[0]).__init__
@@ -82,9 +82,14 @@ def open_model(folder):
     return model.eval()
 
 
+def names_encoder(name):
+    """Whether this is the name of a class without a head. Some with one end alike."""
+    return name.endswith("Model") and not name.endswith("LMHeadModel")
+
+
 def logits_of(model, input_ids):
     """The logits; of an encoder, which has none, the products of the last hidden states and the embeddings."""
-    if type(model).__name__.endswith("Model"):
+    if names_encoder(type(model).__name__):
         return model(input_ids=input_ids).last_hidden_state @ model.get_input_embeddings().weight.T
     return model(input_ids=input_ids, use_cache=False).logits
 

@@ -114,7 +114,7 @@ class Case:
     @property
     def is_encoder(self):
         """Encoders have no logits. Theirs are the products of the last hidden states and the embeddings."""
-        return self.architecture.endswith("Model")
+        return is_encoder(self.architecture)
 
 
 @dataclass(frozen=True)
@@ -1862,6 +1862,11 @@ def make_model(architecture, config):
     return model_class(architecture)._from_config(config, **eager, dtype=torch.float32).eval()
 
 
+def is_encoder(architecture):
+    """Whether it is a class without a head. Some with one end alike."""
+    return architecture.endswith("Model") and not architecture.endswith("LMHeadModel")
+
+
 def without_pooler(architecture):
     """What leaves out the head for the first token, which some encoders have."""
     has_pooler = "add_pooling_layer" in inspect.signature(model_class(architecture).__init__).parameters
@@ -1870,7 +1875,7 @@ def without_pooler(architecture):
 
 def logits_of(model, input_ids, **options):
     """The output of the model, with logits."""
-    if not type(model).__name__.endswith("Model"):
+    if not is_encoder(type(model).__name__):
         return model(input_ids=input_ids, use_cache=False, **options)
     output = model(input_ids=input_ids, **options)
     output.logits = output.last_hidden_state @ model.get_input_embeddings().weight.T
@@ -2016,7 +2021,7 @@ def check_teeth(case, state, input_ids, logits):
 
 def check_reopens(folder, architecture, input_ids, expected):
     """The saved folder is a model that transformers opens: same class, all keys, same float32 logits."""
-    auto = transformers.AutoModel if architecture.endswith("Model") else transformers.AutoModelForCausalLM
+    auto = transformers.AutoModel if is_encoder(architecture) else transformers.AutoModelForCausalLM
     model, info = auto.from_pretrained(
         folder,
         **without_pooler(architecture),

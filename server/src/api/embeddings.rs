@@ -11,7 +11,7 @@ use axum::{
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use hearth_engine::ServedModel;
 use hearth_model::{
-    pooling::{DenseLayer, Pooling, VectorScale, VectorSteps},
+    pooling::{DenseLayer, OwnPooling, Pooling, VectorScale, VectorSteps},
     tokenizer::EncodeOptions,
 };
 use schemars::JsonSchema;
@@ -157,8 +157,12 @@ impl EmbeddingRequest {
             None => vectors::own_pooling(model)?,
         };
         let full = layers.last().map_or(model.config.d_model, DenseLayer::d_out);
-        if let Some(dimensions) = self.dimensions.filter(|dimensions| *dimensions > full) {
-            let allowed = format!("at most {full}, the length of the model's vectors");
+        // A part of a vector is an embedding only if the model was trained for it, which chat models are not.
+        let is_for_vectors = model.limits.is_encoder || model.own_pooling != OwnPooling::Unstated;
+        let is_possible = |dimensions: usize| dimensions == full || (is_for_vectors && dimensions < full);
+        if let Some(dimensions) = self.dimensions.filter(|dimensions| !is_possible(*dimensions)) {
+            let most = if is_for_vectors { "at most " } else { "" };
+            let allowed = format!("{most}{full}, the length of the model's vectors");
             return Err(must_be("dimensions", &allowed, &json!(dimensions)));
         }
         let how = (self.encode, self.truncation);

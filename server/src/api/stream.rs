@@ -401,11 +401,9 @@ impl<Writer: WriteEvents> Stream for SseBody<Writer> {
 
 impl From<Frame> for sse::Event {
     fn from(frame: Frame) -> Self {
-        let event = Self::default().data(frame.data);
-        match frame.event {
-            Some(name) => event.event(name),
-            None => event,
-        }
+        // The name first, as clients that read line by line expect it.
+        let event = frame.event.map_or_else(Self::default, |name| Self::default().event(name));
+        event.data(frame.data)
     }
 }
 

@@ -273,8 +273,7 @@ impl Search {
                 return Found::Open { n_json: 0 };
             }
         }
-        let separates = |next: char| next.is_whitespace() || self.format.separator.contains(next);
-        let rest = if self.is_after_call() { held.trim_start_matches(separates) } else { held };
+        let rest = if self.is_after_call() { self.after_separator(held) } else { held };
         let n_before = held.len() - rest.len();
         let marks = self.format.openings.iter().filter_map(|mark| rest.find(mark));
         let bare = match self.format.bare {
@@ -287,6 +286,22 @@ impl Search {
             Some(0) => self.calls_at(held, n_before, end),
             Some(start) => Found::Content(n_before + start),
             None => settled(rest, n_before, self.format.openings.iter().copied(), end),
+        }
+    }
+
+    /// The text without what stands between calls.
+    fn after_separator<'a>(&self, text: &'a str) -> &'a str {
+        let text = text.trim_start();
+        let separator = self.format.separator.trim();
+        // The mark that ends a call is gone already.
+        let separator = separator.strip_prefix(self.format.closing.unwrap_or_default()).unwrap_or(separator);
+        // A mark may begin like the separator, of which more may have to come.
+        if separator.is_empty() || self.format.openings.iter().any(|mark| text.starts_with(mark)) {
+            return text;
+        }
+        match text.strip_prefix(separator).map(str::trim_start) {
+            Some(rest) if !rest.is_empty() || separator.len() == 1 => rest,
+            _ => text,
         }
     }
 

@@ -116,7 +116,7 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     let gpt = match &args.random {
         Some(dir) => random(dir, &args.model)?,
         None => {
-            let model = download::load(&args.model)?;
+            let model = download::load_for_text(&args.model)?;
             if args.grammars {
                 let kv_dtype = args.model.kv_dtype(&model.gpt)?;
                 return bench_grammars::run(args.model.model_id(), &model, kv_dtype);

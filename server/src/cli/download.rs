@@ -104,6 +104,16 @@ pub(super) fn load(model: &ModelConfig) -> hearth_model::Result<LoadedModel> {
     model.load(&mut |download| progress.show(&download))
 }
 
+/// The same for a command that needs a model that writes text.
+pub(super) fn load_for_text(model: &ModelConfig) -> anyhow::Result<LoadedModel> {
+    let loaded = load(model)?;
+    anyhow::ensure!(
+        !loaded.gpt.config().bidirectional,
+        "the model is an encoder, which makes vectors and no text\nhint: serve it: `hearth serve`, then `/v1/embeddings`"
+    );
+    Ok(loaded)
+}
+
 /// The architecture of a model, which is downloaded if needed, with progress.
 pub(super) fn gpt_config(model: &ModelConfig) -> hearth_model::Result<GptConfig> {
     let mut progress = DownloadProgress::new();

@@ -66,6 +66,11 @@ pub(crate) fn run(args: ExportArgs) -> anyhow::Result<()> {
 fn export_model(model: &Path, file: PartialFile, dtype: Option<Dtype>) -> anyhow::Result<()> {
     let device = device::choose(DeviceChoice::Cpu)?.device;
     let loaded = model_dir::load(model, &LoadOptions { device, dtype: None })?;
+    anyhow::ensure!(
+        loaded.classifier.is_none(),
+        "`{}` has a head for classes, which would be lost: its scores are computed, but not saved",
+        model.display()
+    );
     let options = ExportOptions {
         dtype,
         name: model.file_stem().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned()),

@@ -39,7 +39,7 @@ pub(crate) struct GenerateArgs {
 pub(crate) fn run(args: GenerateArgs) -> anyhow::Result<()> {
     anyhow::ensure!(!args.stop.iter().any(String::is_empty), "`--stop` must not be empty");
     let prompt = read_prompt(args.prompt)?;
-    let model = args.sampling.defaults.sampling_defaults.of(download::load(&args.model)?);
+    let model = args.sampling.defaults.sampling_defaults.of(download::load_for_text(&args.model)?);
     let prompt_ids = model.tokenizer.encode(&prompt, EncodeOptions::PROMPT)?;
     let n_prompt = prompt_ids.len();
     let request = RequestParts {

@@ -60,7 +60,7 @@ struct Report {
 pub(crate) fn run(args: PerplexityArgs) -> anyhow::Result<()> {
     let text = read(&args.text).with_context(|| format!("cannot read `{}`", args.text.display()))?;
     anyhow::ensure!(!text.is_empty(), "`{}` is empty", args.text.display());
-    let model = download::load(&args.model)?;
+    let model = download::load_for_text(&args.model)?;
     let limit = model.gpt.config().max_seq_len;
     let context = args.context.unwrap_or(DEFAULT_CONTEXT.min(limit));
     anyhow::ensure!((4..=limit).contains(&context), "`--context` must be in 4..={limit} for this model, got {context}");

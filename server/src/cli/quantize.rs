@@ -41,6 +41,11 @@ pub(crate) fn run(args: QuantizeArgs) -> anyhow::Result<()> {
     let staged = stage(&out)?;
     let device = device::choose(DeviceChoice::Cpu)?.device;
     let loaded = model_dir::load(&model, &LoadOptions { device, dtype: Some(quantize) })?;
+    anyhow::ensure!(
+        loaded.classifier.is_none(),
+        "`{}` has a head for classes, which would be lost: its scores are computed, but not saved",
+        model.display()
+    );
     let options = SaveOptions {
         eos_token_ids: loaded.eos_token_ids,
         extra_files: model_dir::files_beside_weights(&model)?,

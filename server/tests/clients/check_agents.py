@@ -56,7 +56,8 @@ def responses():
     body = dict(model=MODEL, input=QUESTION, instructions="Be brief.", max_output_tokens=12, temperature=0)
     with OPENAI.responses.stream(**body) as stream:
         events = list(stream)
-        final = stream.get_final_response()
+    # The package's own `get_final_response` knows only responses that no limit has cut off.
+    final = events[-1].response
     assert final.output_text == answer.output_text
     assert [event.sequence_number for event in events] == sorted({event.sequence_number for event in events})
     told = OPENAI.responses.create(**body, include=["message.output_text.logprobs"], top_logprobs=2)
@@ -79,8 +80,7 @@ def responses_tools():
     assert [tool.type for tool in answer.tools] == ["function"]
     assert calls or answer.status == "incomplete"
     with OPENAI.responses.stream(**body, max_output_tokens=200, temperature=0) as stream:
-        list(stream)
-        final = stream.get_final_response()
+        final = list(stream)[-1].response
     streamed = [(item.name, item.arguments) for item in final.output if item.type == "function_call"]
     assert streamed == [(call.name, call.arguments) for call in calls]
     for call in calls:
@@ -120,10 +120,10 @@ def decisions():
 
 
 def messages():
-    body = dict(model=MODEL, max_tokens=12, temperature=0, messages=[{"role": "user", "content": QUESTION}])
+    body = dict(model=MODEL, max_tokens=12, messages=[{"role": "user", "content": QUESTION}], extra_body={"temperature": 0})
     body["system"] = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
     raw = ANTHROPIC.messages.with_raw_response.create(**body)
-    answer = Message.model_validate_json(raw.content, strict=True)
+    answer = Message.model_validate_json(raw.http_response.content, strict=True)
     assert answer.content[0].text and answer.stop_reason in ("end_turn", "max_tokens")
     with ANTHROPIC.messages.stream(**body) as stream:
         assert "".join(stream.text_stream) == answer.content[0].text
@@ -133,7 +133,7 @@ def messages():
     beta = ANTHROPIC.beta.messages.create(**body, betas=["interleaved-thinking-2025-05-14"])
     assert beta.content[0].text == answer.content[0].text
     assert any(model.id == MODEL for model in ANTHROPIC.models.list().data)
-    error = refused(anthropic.BadRequestError, lambda: ANTHROPIC.messages.create(**body | {"temperature": 9}))
+    error = refused(anthropic.BadRequestError, lambda: ANTHROPIC.messages.create(**body | {"extra_body": {"temperature": 9}}))
     assert error.body["error"]["type"] == "invalid_request_error"
     refused(anthropic.NotFoundError, lambda: ANTHROPIC.messages.create(**body | {"model": "claude-9"}))
 
@@ -144,7 +144,7 @@ def messages_tools():
         {"type": "web_search_20250305", "name": "web_search"},
     ]
     asked = [{"role": "user", "content": QUESTION}]
-    body = dict(model=MODEL, max_tokens=200, messages=asked, tools=tools, temperature=0)
+    body = dict(model=MODEL, max_tokens=200, messages=asked, tools=tools, extra_body={"temperature": 0})
     body["tool_choice"] = {"type": "any", "disable_parallel_tool_use": True}
     answer = ANTHROPIC.messages.create(**body)
     calls = [block for block in answer.content if block.type == "tool_use"]
@@ -171,6 +171,8 @@ def litellm():
     if not importlib.util.find_spec("litellm"):
         print("skipped: litellm is not installed")
         return
+    # Nothing is to be downloaded.
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
     import litellm as package
 
     asked = dict(messages=[{"role": "user", "content": QUESTION}], max_tokens=12, temperature=0, api_key=KEY)

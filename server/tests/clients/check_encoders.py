@@ -121,6 +121,9 @@ def check_vectors(hearth, folder, reference, what, log, longest, n=40):
         alone = [post(f"{url}/v1/embeddings", {**body, "input": one})["data"][0]["embedding"] for one in inputs[:8]]
         assert alone == found[:8], f"{what}: other numbers alone than beside others"
         compare(what, found, expected.tolist())
+        shorter = post(f"{url}/v1/embeddings", {**body, "normalize": True, "dimensions": 8})["data"]
+        kept = torch.nn.functional.normalize(torch.tensor(expected)[:, :8], dim=1)
+        compare(f"{what}, 8 dimensions", [entry["embedding"] for entry in shorter], kept.tolist())
         query, documents = inputs[0], inputs[1:]
         ranked = post(f"{url}/v1/rerank", {"query": query, "documents": documents})["results"]
         unit = torch.nn.functional.normalize(torch.tensor(expected), dim=1)

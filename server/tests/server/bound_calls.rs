@@ -99,7 +99,7 @@ fn schemas(has_raw_strings: bool) -> Vec<Value> {
         let own = names.iter().take(n).enumerate();
         let properties: serde_json::Map<String, Value> =
             own.map(|(place, name)| ((*name).to_owned(), kinds[(at * 3 + place * 4) % kinds.len()].clone())).collect();
-        let required = if at % 3 == 0 { &names[..1] } else { &names[..n] };
+        let required = if at.is_multiple_of(3) { &names[..1] } else { &names[..n] };
         json!({ "type": "object", "properties": properties, "required": required, "additionalProperties": false })
     };
     (0..40).map(schema).collect()
@@ -140,7 +140,7 @@ fn writer(begun: &str, n_prompt: usize) -> Gpt {
             "pos_embed.weight" => {
                 for position in n_prompt - 1..MAX_SEQ_LEN {
                     let row = &mut values[position * D_MODEL..][..D_MODEL];
-                    match begun.bytes().nth(position + 1 - n_prompt) {
+                    match begun.as_bytes().get(position + 1 - n_prompt).copied() {
                         Some(byte) => row[usize::from(byte)] = 1.0,
                         None => {
                             row.iter_mut().for_each(|value| *value = noise());

@@ -118,9 +118,23 @@ async fn input_may_be_a_conversation_with_calls_and_json() {
     let items = json!([{ "role": "developer", "content": "d" }, user, call, output]);
     let first = decide(&server, items, &[predicate("y")]).await;
     // The question follows as a message of its own.
-    let prompt = "[system]d<|end|>[user]x\n{\"a\":[1,null]}<|end|>[assistant]<|end|>[tool]42<|end|>[user]Is this statement \
-                  true?\ny\n\nAnswer with `A` if it is, or `B`.<|end|>[assistant]";
-    let expected = softmax(&logprobs(&server, prompt, &["A", "B"]).await);
+    let called = json!([{ "id": "1", "type": "function", "function": { "name": "f", "arguments": "{}" } }]);
+    let question = "Is this statement true?\ny\n\nAnswer with `A` if it is, or `B`.";
+    let messages = json!([
+        { "role": "developer", "content": "d" },
+        { "role": "user", "content": "x\n{\"a\":[1,null]}" },
+        { "role": "assistant", "content": "", "tool_calls": called },
+        { "role": "tool", "tool_call_id": "1", "name": "f", "content": "42" },
+        { "role": "user", "content": question },
+    ]);
+    let mut raw = Vec::new();
+    for label in ["A", "B"] {
+        let id = tokenizer().encode(label, EncodeOptions::TEXT).unwrap();
+        let body = json!({ "messages": messages, "max_tokens": 1, "logprobs": true, "allowed_token_ids": id });
+        let choice = server.chat(body).await["choices"][0].clone();
+        raw.push(choice["logprobs"]["content"][0]["logprob"].as_f64().unwrap());
+    }
+    let expected = softmax(&raw);
     assert_near(&first["answers"][0]["probability"], expected[0]);
     let parts = json!([{ "type": "input_text", "text": "p" }, { "type": "input_json", "data": [{}] }]);
     decide(&server, json!("x"), &[json!({ "type": "predicate", "instructions": parts })]).await;

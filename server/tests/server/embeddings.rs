@@ -152,12 +152,6 @@ async fn embeddings_have_the_openai_shape_and_match_the_model() {
         }
     }
     assert_eq!(embed(&server, json!({ "input": ids("the hand"), "dimensions": 32 })).await["data"], one["data"]);
-    let shorter = vector(&embed(&server, json!({ "input": ids("the hand"), "dimensions": 8 })).await["data"][0]);
-    let whole = vector(&one["data"][0]);
-    assert!((norm(&shorter) - 1.0).abs() < 1e-6, "the length of what is left");
-    let factor = norm(&whole[..8]) as f32;
-    assert_eq!(shorter.len(), 8);
-    shorter.iter().zip(&whole).for_each(|(kept, value)| assert!((kept * factor - value).abs() < 1e-6));
     server.wait_for(is_idle).await;
     assert!(metric(&server.engine, "prompt_tokens_total") > 4.0);
     assert_eq!(metric(&server.engine, "generation_tokens_total"), 0.0);
@@ -216,7 +210,7 @@ async fn invalid_embedding_requests_are_rejected_naming_the_parameter() {
         (json!({ "input": [1, "x"] }), "input", "got `[1,\"x\"]`"),
         (json!({ "input": [VOCAB_SIZE] }), "input", "token ids below 263, got 263"),
         (json!({ "input": vec!["x"; 2049] }), "input", "at most 2048 texts, got 2049"),
-        (json!({ "dimensions": 33 }), "dimensions", "must be at most 32, the length of the model's vectors, got `33`"),
+        (json!({ "dimensions": 16 }), "dimensions", "must be 32, the length of the model's vectors, got `16`"),
         (json!({ "dimensions": 0 }), "dimensions", "from 1 up"),
         (json!({ "encoding_format": "int8" }), "encoding_format", "`float` or `base64`, got `\"int8\"`"),
         (json!({ "pooling": "first" }), "pooling", "`mean` or `last` or `max` or `cls`"),

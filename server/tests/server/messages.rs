@@ -90,13 +90,15 @@ async fn message_has_the_shape_of_anthropic() {
 
 #[tokio::test]
 async fn thoughts_texts_and_calls_are_blocks_in_their_order() {
-    let text = "<think>\nI look.\n</think>\n\nOne moment. <tool_call>{\"name\": \"now\", \"arguments\": {\"a\": 1}}</tool_call>";
+    let text = "<think>\nI look.\n</think>\n\nOne moment. <tool_call>\n{\"name\": \"now\", \"arguments\": {\"a\":1}}\n</tool_call>";
     let server = written_calls::server("<tool_call>", "x", text);
-    let tools = json!([tool("now"), { "type": "web_search_20250305", "name": "web_search" }]);
+    let with_a = json!({ "type": "object", "properties": { "a": { "type": "integer" } } });
+    let now = json!({ "name": "now", "input_schema": with_a });
+    let tools = json!([now, { "type": "web_search_20250305", "name": "web_search" }]);
     let answer = message(&server, &json!({ "tools": tools, "temperature": 0 })).await;
     let [thought, said, call] = &answer["content"].as_array().unwrap()[..] else { panic!("{answer}") };
     assert_eq!((&thought["type"], &thought["thinking"]), (&json!("thinking"), &json!("I look.")));
-    assert_eq!((&said["type"], &said["text"]), (&json!("text"), &json!("One moment. ")));
+    assert_eq!((&said["type"], &said["text"]), (&json!("text"), &json!("One moment.")));
     assert_eq!((&call["type"], &call["name"], &call["input"]), (&json!("tool_use"), &json!("now"), &json!({ "a": 1 })));
     assert_eq!(answer["stop_reason"], "tool_use");
     // The signature stands for a thought that is not shown.
@@ -127,7 +129,8 @@ async fn count_tokens_counts_the_prompt_of_a_message() {
         { "role": "user", "content": [result, { "type": "text", "text": "y" }] },
     ]);
     let counted = server.post_to("/v1/messages/count_tokens", json!({ "messages": messages }).to_string()).await.json();
-    let usage = message(&server, &json!({ "messages": messages, "max_tokens": 1 })).await["usage"].clone();
+    let usage =
+        message(&server, &json!({ "messages": messages, "max_tokens": 1, "temperature": 0 })).await["usage"].clone();
     let n_input = usage["input_tokens"].as_u64().unwrap() + usage["cache_read_input_tokens"].as_u64().unwrap();
     assert_eq!(counted, json!({ "input_tokens": n_input }));
 }

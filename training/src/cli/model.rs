@@ -6,7 +6,7 @@ use std::{
     process::ExitCode,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use hearth_model::{
     device::{self, DeviceChoice},
@@ -73,6 +73,7 @@ impl ModelArgs {
         writeln!(io::stderr(), "device: {} ({})", device::name(&chosen.device), chosen.reason)
             .context("cannot write to stderr")?;
         let loaded = model_dir::load(&path, &LoadOptions { device: chosen.device, dtype: self.dtype })?;
+        ensure!(!loaded.gpt.config().bidirectional, "`{}` is an encoder, which writes no text", self.model);
         Ok(OpenModel { loaded, path, name: self.model.to_string() })
     }
 

@@ -79,7 +79,6 @@ pub(crate) struct SelfAttention<N, L> {
 
 /// Where queries, keys and values come from.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "lives for one block of a pass")]
 pub(crate) enum Qkv<N, L> {
     /// One projection, stacked; before them the gates of the heads' outputs, if there are any.
     Stacked(L),

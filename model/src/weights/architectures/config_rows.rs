@@ -576,6 +576,7 @@ pub(in super::super) const POSITIONS_BEHIND_PADDING: ConfigRow = custom(
     },
     |config, written| {
         written.insert("max_position_embeddings".to_owned(), json!(config.max_seq_len.saturating_add(2)));
+        written.insert("pad_token_id".to_owned(), json!(1));
     },
 );
 

@@ -33,6 +33,7 @@ pub(super) enum Event {
 }
 
 /// A piece of a block.
+#[expect(clippy::enum_variant_names, reason = "the names in Anthropic's API")]
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum BlockDelta {

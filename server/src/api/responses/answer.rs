@@ -165,6 +165,7 @@ pub(super) enum OutputItem {
 }
 
 /// A part of an item.
+#[expect(clippy::enum_variant_names, reason = "the names in OpenAI's API")]
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[schemars(rename = "OutputPart")]

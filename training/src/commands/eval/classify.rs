@@ -16,6 +16,9 @@ use serde::Serialize;
 
 use super::data::{DataArgs, unescaped};
 
+/// Of a language model's texts: the first token says nothing about a text.
+const POOLINGS: [(&str, Pooling); 3] = [("mean", Pooling::Mean), ("last", Pooling::Last), ("max", Pooling::Max)];
+
 /// Measures how well texts are classified by a linear probe on their embeddings
 ///
 /// Data are JSON lines with `text` and `label`. Embeddings are those of `/v1/embeddings`, with mean, last and max pooling. For
@@ -109,7 +112,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     if n_known > 0 {
         status.note(&format!("warning: {n_known} of the texts to test on are also trained on"));
     }
-    let poolings = Pooling::ALL.map(|(_, pooling)| pooling);
+    let poolings = POOLINGS.map(|(_, pooling)| pooling);
     let embedder = Embedder::new(&loaded.gpt)?;
     let mut progress = |n_done| progress_line(&mut status, "embeddings", n_done, ids.len());
     let embedded = embedder.embed(&ids, &poolings, &mut progress)?;
@@ -130,7 +133,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
             converged: fit.is_converged(),
         })
     };
-    let probes = Pooling::ALL.iter().enumerate().map(probe).collect::<Result<Vec<_>>>()?;
+    let probes = POOLINGS.iter().enumerate().map(probe).collect::<Result<Vec<_>>>()?;
     let items: Vec<ChoiceItem> = test
         .texts
         .iter()
@@ -190,7 +193,7 @@ fn lines<'a>(
     let labels = |texts: &'a LabeledTexts, part: &'static str| texts.labels.iter().map(move |label| (part, label));
     let labels = labels(train, "train").chain(labels(test, "test"));
     let vector = |vectors: &'a [Vec<f32>], name: &str| {
-        let number = Pooling::ALL.iter().position(|(known, _)| *known == name);
+        let number = POOLINGS.iter().position(|(known, _)| *known == name);
         number.and_then(|number| vectors.get(number)).map_or(&[][..], Vec::as_slice)
     };
     labels
