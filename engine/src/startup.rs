@@ -310,12 +310,7 @@ fn n_states(state_bytes: usize, options: &EngineOptions, available_bytes: Option
     if state_bytes == 0 {
         return Ok(0);
     }
-    let n_kept = options.kept_states.unwrap_or_else(|| {
-        let room = available_bytes.map_or(DEFAULT_CACHE_BYTES, |available| {
-            usize::try_from(available / 8).unwrap_or(usize::MAX).min(DEFAULT_CACHE_BYTES)
-        });
-        (room / state_bytes).clamp(1, MAX_KEPT_STATES)
-    });
+    let n_kept = options.kept_states.unwrap_or_else(|| default_kept_states(state_bytes, available_bytes));
     let n_states = n_running_states(options.max_batch_size) + n_kept;
     let n_bytes = n_states as u128 * state_bytes as u128;
     memory::require(n_bytes, available_bytes).map_err(|reason| {
@@ -329,6 +324,15 @@ fn n_states(state_bytes: usize, options: &EngineOptions, available_bytes: Option
         state_bytes as f64 / 1e6
     );
     Ok(n_states)
+}
+
+/// The number of states of recurrent layers that are kept if [`EngineOptions::kept_states`] says none, where a sequence has
+/// `state_bytes`.
+pub fn default_kept_states(state_bytes: usize, available_bytes: Option<u64>) -> usize {
+    let room = available_bytes.map_or(DEFAULT_CACHE_BYTES, |available| {
+        usize::try_from(available / 8).unwrap_or(usize::MAX).min(DEFAULT_CACHE_BYTES)
+    });
+    (room / state_bytes.max(1)).clamp(1, MAX_KEPT_STATES)
 }
 
 /// Room for a full context of every running sequence, up to [`DEFAULT_CACHE_BYTES`] but at least one full context; on

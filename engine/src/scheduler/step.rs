@@ -1,10 +1,16 @@
 //! What one forward pass computes.
 
+use hearth_model::kv_cache::PAGE_SIZE;
+
 use super::SequenceId;
 
 /// Known tokens of a sequence in a step with drafts, at most. More than one are there where a sequence with a state went back to
 /// before a step of which drafts were rejected; each rejection adds to them.
 const MAX_BEFORE_DRAFTS: usize = 4;
+
+/// Tokens between two places where a step of a sequence with a state and drafts ends, so that the state there can be kept; a multiple of
+/// [`PAGE_SIZE`].
+pub(super) const DRAFTED_TOKENS_PER_STATE: usize = 4 * PAGE_SIZE;
 
 /// The part of one sequence in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

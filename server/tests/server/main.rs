@@ -12,6 +12,7 @@ mod bound_calls;
 mod chat;
 mod cli;
 mod connections;
+mod conversations;
 mod decisions;
 mod embeddings;
 mod engine;

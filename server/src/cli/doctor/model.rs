@@ -6,7 +6,7 @@ use std::{
 };
 
 use burn::tensor::Device;
-use hearth_engine::memory;
+use hearth_engine::{default_kept_states, memory};
 use hearth_model::{
     config::GptConfig,
     hub::{Hub, HubModel, HubOptions, Outline},
@@ -42,6 +42,8 @@ pub(super) struct ModelReport {
     kv_bytes_per_token: usize,
     /// Of the recurrent layers, for each sequence.
     state_bytes: usize,
+    /// States that are kept of prompts and answers unless `--kept-states` says another number; each takes `state_bytes`.
+    kept_states: usize,
     /// Of the weights, those of a prediction head, which are opened for `--speculative mtp` only.
     prediction_head_bytes: u64,
     /// Of a token, in the head.
@@ -133,6 +135,7 @@ impl ModelReport {
             kv_cache_dtype: kv_dtype.to_string(),
             kv_bytes_per_token,
             state_bytes,
+            kept_states: if state_bytes == 0 { 0 } else { default_kept_states(state_bytes, available_bytes) },
             prediction_head_bytes,
             prediction_head_kv_bytes,
             needed_bytes,
@@ -172,7 +175,12 @@ impl fmt::Display for ModelReport {
             gibibytes((self.kv_bytes_per_token * max_context_tokens) as u64)
         )?;
         if self.state_bytes > 0 {
-            writeln!(f, "state     {:.1} MB for each text", self.state_bytes as f64 / 1e6)?;
+            let kept_bytes = gibibytes((self.kept_states * self.state_bytes) as u64);
+            let (per_text, n_kept) = (self.state_bytes as f64 / 1e6, self.kept_states);
+            writeln!(
+                f,
+                "state     {per_text:.1} MB for each text; {n_kept} are kept in the prefix cache (`--kept-states`), {kept_bytes}"
+            )?;
         }
         if self.prediction_head_bytes > 0 {
             let (n_bytes, per_token) =
