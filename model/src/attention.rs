@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use burn::tensor::{Tensor, activation::sigmoid};
+use burn::tensor::Tensor;
 
 pub use crate::forward_pass::{AttentionContext, Dense, Trace};
 use crate::{
@@ -112,7 +112,7 @@ pub(crate) fn attend(
         }
     };
     match (gates, &inner.qkv) {
-        (Some(gates), _) => attended * sigmoid(gates),
+        (Some(gates), _) => ops::sigmoid_gated(attended, gates),
         // Without what follows narrower values.
         (None, Qkv::Latent(latent)) if latent.heads.value_dim < head_dim => {
             let value_dim = latent.heads.value_dim;

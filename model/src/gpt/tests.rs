@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::{
-    config::{self, Activation, HeadSizes, NormKind, PerLayerInputs, QkNormSpan, Rope, RouterScores, Sizes},
+    config::{self, Activation, HeadSizes, NormKind, PerLayerInputs, QkNormSpan, Rope, Sizes},
     kv_cache::{KvCache, StepPart},
     lora::{LoadedAdapter, LoraPair, LoraShape, LoraValues, MatrixUpdate},
     ops::KvDtype,
@@ -68,23 +68,7 @@ fn as_gemma4(llama: &GptConfig) -> GptConfig {
 }
 
 fn beside_mlp() -> config::Experts {
-    config::Experts {
-        n_experts: 5,
-        n_active: 2,
-        d_ff: 40,
-        scores: RouterScores::Softmax,
-        normalized: true,
-        weight_multiplier: 1.0,
-        router_bias: false,
-        selection_bias: false,
-        groups: None,
-        shared_d_ff: 0,
-        shared_gate: false,
-        dense_layers: vec![],
-        balance_loss: 0.0,
-        beside_mlp: true,
-        latent_width: 0,
-    }
+    config::Experts { beside_mlp: true, ..config::Experts::plain(5, 2, 40) }
 }
 
 /// An adapter with two pairs for every matrix, which together update some of its rows.

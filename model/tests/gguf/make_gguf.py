@@ -26,6 +26,7 @@ fused-qkv.gguf
 """
 
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
@@ -151,9 +152,11 @@ def convert(source: Path, target: Path, vocab_size: int, ftype: gguf.LlamaFileTy
     model_class = getattr(model_class, "Ministral3Model", model_class)
 
     def set_vocab(self) -> None:
-        alphabet = [chr(code) for code in [*range(0x21, 0x7F), *range(0xA1, 0xAD)]][: vocab_size - 2]
+        letters = [chr(code) for code in [*range(0x21, 0x7F), *range(0xA1, 0xAD)]]
+        words = ("".join(word) for length in itertools.count(1) for word in itertools.product(letters, repeat=length))
         # A list of merges that is empty would not be written.
-        tokens = ["<|endoftext|>", *alphabet, "!" + '"']
+        last = "!" + '"'
+        tokens = ["<|endoftext|>", *itertools.islice((word for word in words if word != last), vocab_size - 2), last]
         self.gguf_writer.add_tokenizer_model("gpt2")
         self.gguf_writer.add_tokenizer_pre("gpt-2")
         self.gguf_writer.add_token_list(tokens)

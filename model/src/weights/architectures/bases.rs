@@ -2,7 +2,7 @@
 
 use crate::config::{
     Activation, ClampedSwiglu, Experts, GatedConv, GatedDeltaNet, GptConfig, LatentAttention, Mamba2, NormKind,
-    NormPosition, QkNormSpan, Recurrence, Recurrent, RouterScores, Sizes,
+    NormPosition, QkNormSpan, Recurrence, Recurrent, Sizes,
 };
 
 /// Set by the rows.
@@ -82,23 +82,7 @@ pub(in super::super) fn mixture(base: GptConfig) -> GptConfig {
 }
 
 fn no_experts() -> Experts {
-    Experts {
-        n_experts: 0,
-        n_active: 0,
-        d_ff: 0,
-        scores: RouterScores::Softmax,
-        normalized: true,
-        weight_multiplier: 1.0,
-        router_bias: false,
-        selection_bias: false,
-        groups: None,
-        shared_d_ff: 0,
-        shared_gate: false,
-        dense_layers: Vec::new(),
-        balance_loss: 0.0,
-        beside_mlp: false,
-        latent_width: 0,
-    }
+    Experts::plain(0, 0, 0)
 }
 
 /// The experts of a configuration, to be read or set.
