@@ -5,6 +5,7 @@ mod devices;
 mod kv_dtypes;
 mod latent;
 mod losses;
+pub mod prediction_head;
 mod recurrent;
 mod router_losses;
 #[cfg(test)]
@@ -257,7 +258,8 @@ impl Gpt {
 
     /// [`forward`](Self::forward).
     pub(crate) fn run(&self, token_ids: Tensor<1, Int>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
-        self.run_embedded(token_ids, pass)
+        let x = self.embed_input(token_ids, pass);
+        self.run_blocks(x, pass)
     }
 
     /// Block `layer` on the residual stream `[n_rows, d_model]`.
@@ -265,9 +267,8 @@ impl Gpt {
         self.blocks[layer].forward(layer, x, &self.config, pass)
     }
 
-    /// Token ids to hidden states.
-    fn run_embedded(&self, token_ids: Tensor<1, Int>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
-        let mut x = self.embed_input(token_ids, pass);
+    /// What enters the first block, `[n_rows, d_model]`, to hidden states of the same shape.
+    fn run_blocks(&self, mut x: Tensor<2>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
         pass.record_residual(0, &x);
         for layer in 0..self.blocks.len() {
             x = self.block(layer, x, pass);

@@ -161,6 +161,14 @@ fn specs_outside(config: &GptConfig) -> [Vec<PartSpec>; 2] {
     [before.collect(), after.into_iter().flatten().collect()]
 }
 
+/// The parts of a prediction head before its layer: see [`PredictionHead`](crate::gpt::prediction_head::PredictionHead).
+pub(crate) fn join_specs(config: &GptConfig) -> Vec<PartSpec> {
+    let norm = |path| PartSpec::norm(config, path, config.d_model, config.norm_bias);
+    let dims = [config.d_model, 2 * config.d_model];
+    let linear = PartSpec::matrix(PartKind::Linear, "join.linear", dims, INIT_STD, false);
+    vec![norm("join.token_norm"), norm("join.hidden_norm"), linear]
+}
+
 /// The parts of block `layer`, with paths within the block.
 fn block_specs(config: &GptConfig, layer: usize) -> Vec<PartSpec> {
     let mut parts = Vec::new();

@@ -21,6 +21,7 @@ mod model_runner;
 mod packed;
 mod passed_over;
 mod plain_generation;
+mod prediction_head;
 mod quantized;
 mod recurrent;
 mod rope_json;

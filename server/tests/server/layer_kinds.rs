@@ -20,7 +20,7 @@ fn experts() -> Experts {
     Experts { shared_d_ff: 16, shared_gate: true, ..Experts::plain(6, 2, 24) }
 }
 
-fn configs() -> Vec<(&'static str, GptConfig)> {
+pub(crate) fn configs() -> Vec<(&'static str, GptConfig)> {
     let recurrent = |recurrence| Some(Recurrent { recurrence, attention_layers: vec![1] });
     let delta = Recurrence::GatedDelta(GatedDeltaNet {
         n_key_heads: 2,
@@ -63,7 +63,7 @@ fn configs() -> Vec<(&'static str, GptConfig)> {
     ]
 }
 
-fn model(config: &GptConfig) -> LoadedModel {
+pub(crate) fn model(config: &GptConfig) -> LoadedModel {
     LoadedModel { gpt: support::gpt_of(config, &Device::flex(), 0.0), ..support::model() }
 }
 

@@ -18,6 +18,13 @@ pub(super) const OUTSIDE: &[NameRow] = &[
     same("lm_head.bias", "output.bias"),
 ];
 
+/// What makes the input of a prediction head's layer.
+pub(super) const PREDICTION: &[NameRow] = &[
+    same("join.token_norm.weight", "nextn.enorm.weight"),
+    same("join.hidden_norm.weight", "nextn.hnorm.weight"),
+    same("join.linear.weight", "nextn.eh_proj.weight"),
+];
+
 /// Norms after attention and MLP, in addition to those before them.
 pub(super) const SANDWICH: &[NameRow] = &[
     same("blocks.{}.attn_out_norm.weight", "blk.{}.post_attention_norm.weight"),

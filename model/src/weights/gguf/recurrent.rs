@@ -18,10 +18,10 @@ use super::{
             ordered, same, stacked,
         },
     },
-    config_rows::{GROUPED_HEADS, RMS_EPS, ROPE, ROPE_SECTIONS, SIZES},
+    config_rows::{GROUPED_HEADS, RMS_EPS, ROPE, ROPE_SECTIONS, SIZES, of_key},
     description::Gguf,
     expert_rows::{EXPERTS, NAMES},
-    names::{BLOCK, GATED, OUTSIDE, POST_ATTENTION_NORM, SEPARATE_QKV},
+    names::{BLOCK, GATED, OUTSIDE, POST_ATTENTION_NORM, PREDICTION, SEPARATE_QKV},
 };
 use crate::{
     config::{GptConfig, MAX_LAYERS, RouterScores},
@@ -59,14 +59,20 @@ const DELTA: &[ConfigRow] = &[
             written.insert(INNER.to_owned(), inner.into());
         },
     ),
-    custom(&[PREDICTING_LAYERS, RECURRENT_LAYERS, INTERVAL], read_delta_layers, |config, written| {
+    WITHOUT_PREDICTING,
+    custom(&[RECURRENT_LAYERS, INTERVAL], read_delta_layers, |config, written| {
         let is_recurrent = (0..config.n_layers).map(|layer| !config.attends(layer));
         written.insert(RECURRENT_LAYERS.to_owned(), is_recurrent.collect::<Vec<_>>().into());
     }),
 ];
 
-fn read_delta_layers(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
+/// Layers that predict more than one token are counted with the others.
+pub(super) const WITHOUT_PREDICTING: ConfigRow = of_key(&[PREDICTING_LAYERS], |fields, config| {
     config.n_layers = config.n_layers.saturating_sub(fields.size_or(PREDICTING_LAYERS, 0)?);
+    Ok(())
+});
+
+fn read_delta_layers(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
     let interval = fields.size_or(INTERVAL, 4)?.max(1);
     let is_recurrent: Option<Vec<bool>> =
         fields.get(RECURRENT_LAYERS).and_then(Value::as_array).map(|list| list.iter().map(|it| it == true).collect());
@@ -154,21 +160,21 @@ pub(super) const QWEN3_5: Gguf = Gguf {
     name: "qwen35",
     base: tiled,
     config: &[SIZES, GROUPED_HEADS, DELTA],
-    params: &[DELTA_NAMES, SEPARATE_BA, GATED_QKV, OUTSIDE, POST_ATTENTION_NORM, BLOCK, GATED],
+    params: &[DELTA_NAMES, PREDICTION, SEPARATE_BA, GATED_QKV, OUTSIDE, POST_ATTENTION_NORM, BLOCK, GATED],
 };
 
 pub(super) const QWEN3_5_MOE: Gguf = Gguf {
     name: "qwen35moe",
     base: || mixture_with(tiled(), |experts| experts.shared_gate = true),
     config: MIXTURE_ROWS,
-    params: &[DELTA_NAMES, SEPARATE_BA, GATED_QKV, OUTSIDE, POST_ATTENTION_NORM, BLOCK, GATED, NAMES],
+    params: &[DELTA_NAMES, PREDICTION, SEPARATE_BA, GATED_QKV, OUTSIDE, POST_ATTENTION_NORM, BLOCK, GATED, NAMES],
 };
 
 pub(super) const QWEN3_NEXT: Gguf = Gguf {
     name: "qwen3next",
     base: || mixture_with(delta(), |experts| experts.shared_gate = true),
     config: MIXTURE_ROWS,
-    params: &[DELTA_NAMES, FUSED_BA, GATED_QKV, OUTSIDE, POST_ATTENTION_NORM, BLOCK, GATED, NAMES],
+    params: &[DELTA_NAMES, PREDICTION, FUSED_BA, GATED_QKV, OUTSIDE, POST_ATTENTION_NORM, BLOCK, GATED, NAMES],
 };
 
 /// Files of models whose layers all have experts may state no width of the MLP.

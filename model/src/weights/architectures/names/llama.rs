@@ -20,6 +20,13 @@ pub(super) const LLAMA_ENDS: &[NameRow] = &[
     same("lm_head.weight", "lm_head.weight"),
 ];
 
+/// What makes the input of a prediction head's layer.
+pub(super) const PREDICTION: &[NameRow] = &[
+    same("join.token_norm.weight", "model.pre_fc_norm_embedding.weight"),
+    same("join.hidden_norm.weight", "model.pre_fc_norm_hidden.weight"),
+    same("join.linear.weight", "model.fc.weight"),
+];
+
 pub(super) const LLAMA_NORMS: &[NameRow] = &[
     same("blocks.{}.attn_norm.weight", "model.layers.{}.input_layernorm.weight"),
     same("blocks.{}.attn_norm.bias", "model.layers.{}.input_layernorm.bias"),
