@@ -56,7 +56,7 @@ pub(crate) use attention::{
     append_and_attend, attention_dense, attention_paged, causal_bias, document_bias, rope_and_attend,
 };
 pub(crate) use block::{Block, BlockScratch, PagedAttention, block, has_block};
-pub use clip::clip_norm;
+pub use clip::{clip_norm, clip_part, square_sums};
 pub(crate) use cpu::choose;
 pub use cpu::{
     ATTENTION_QUERIES, MAX_KEPT_BYTES, ROWS_AT_ONCE, give_back_memory, instruction_set, keep_freed_memory,

@@ -78,5 +78,5 @@ pub use threads::{n_threads, start_threads, use_threads};
 pub use training::{ATTENTION_QUERIES, ROWS_AT_ONCE, loss_rows_at_once};
 pub(super) use training::{
     Convolve, Embed, Fork, FrozenLinear, Linear, LinearCrossEntropy, LinearDivergence, NormalizeGated, Pass, Recur,
-    RopeAttend, adamw, add_gradients, add_lora, clip_norm, dropout_factors, muon,
+    RopeAttend, adamw, add_gradients, add_lora, clip_norm, clip_part, dropout_factors, muon, square_sum,
 };
