@@ -37,6 +37,8 @@ pub(crate) struct AnswerReader {
     has_text: bool,
     /// Whether a mark may end the answer.
     has_end_marks: bool,
+    /// Whether all of the answer follows a grammar: no thought begins in it.
+    follows_grammar: bool,
 }
 
 impl AnswerReader {
@@ -44,7 +46,21 @@ impl AnswerReader {
     pub(crate) fn new(form: &'static ThoughtForm, calls: Option<ToolParser>, format: ReasoningFormat) -> Self {
         let scan = ThoughtScan::new(form);
         let has_end_marks = !form.answer_marks.is_empty();
-        Self { scan, format, calls, blanks: String::new(), is_after_mark: false, has_text: false, has_end_marks }
+        Self {
+            scan,
+            format,
+            calls,
+            blanks: String::new(),
+            is_after_mark: false,
+            has_text: false,
+            has_end_marks,
+            follows_grammar: false,
+        }
+    }
+
+    /// For an answer that follows a grammar from its first to its last character.
+    pub(crate) fn following_grammar(self) -> Self {
+        Self { follows_grammar: true, ..self }
     }
 
     /// For text that begins within a thought, which one of these marks closes: directly behind the mark that opens it, or
@@ -90,7 +106,11 @@ impl AnswerReader {
     }
 
     fn place(&self) -> Place {
-        self.calls.as_ref().map_or(Place::Text, ToolParser::place)
+        let is_in_answer = self.follows_grammar && self.has_text;
+        match self.calls.as_ref().map_or(Place::Text, ToolParser::place) {
+            Place::Text if is_in_answer => Place::InCall,
+            place => place,
+        }
     }
 
     fn take(&mut self, part: Part, pieces: &mut Vec<Piece>) {

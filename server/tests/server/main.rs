@@ -33,6 +33,7 @@ mod parameter_combinations;
 mod parameters;
 #[path = "../../../model/tests/plain_generation.rs"]
 mod plain_generation;
+mod position_models;
 mod prefix_sharing;
 mod responses;
 mod sampling_parameters;
