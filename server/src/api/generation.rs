@@ -512,7 +512,7 @@ impl Generation {
                 text: self.text,
                 strategy: beams::seeded(self.strategy, seed),
                 constraint: constraint.clone(),
-                watch: watch.clone().map(|watch| watch.beginning_in(self.open_silence(prompt, model))),
+                watch: watch.clone(),
                 thinking: match self.thoughts {
                     Some(thoughts) => {
                         let whole = self.structure.as_deref().filter(|structure| !structure.is_in_text());

@@ -34,6 +34,7 @@ mod parameter_combinations;
 mod parameters;
 #[path = "../../../model/tests/plain_generation.rs"]
 mod plain_generation;
+mod position_models;
 mod prediction_head;
 mod prefix_sharing;
 mod responses;
