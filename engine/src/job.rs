@@ -2,6 +2,7 @@
 //! processes the model's rows as one of three tasks: a growing sequence, a beam search, or an embedding.
 
 use std::{
+    collections::BTreeSet,
     iter,
     sync::Arc,
     time::{Duration, Instant},
@@ -24,7 +25,7 @@ use crate::{
 };
 use hearth_model::{
     Result, TokenId,
-    kv_cache::PageKey,
+    kv_cache::{PAGE_SIZE, PageKey},
     lora::LoadedAdapter,
     sampling::{LogitRow, RowNeeds},
     tokenizer::Tokenizer,
@@ -168,6 +169,7 @@ impl Job {
             tenant: parts.tenant,
             priority: parts.priority,
             keys,
+            state_places: message_boundaries(&parts.prompt_ids, &parts.stop.stop_token_ids),
             reads_kept_pages: !wants_all_rows,
             adapter: parts.adapter_id().cloned(),
         }
@@ -187,6 +189,14 @@ impl Job {
     }
 
     /// The sequence, if it is one.
+    pub(crate) fn sequence(&self) -> Option<&Sequence> {
+        match &self.task {
+            Task::Sequence(sequence) => Some(sequence),
+            Task::Beams(_) | Task::Embedding(_) => None,
+        }
+    }
+
+    /// [`sequence`](Self::sequence).
     pub(crate) fn sequence_mut(&mut self) -> Option<&mut Sequence> {
         match &mut self.task {
             Task::Sequence(sequence) => Some(sequence),
@@ -313,5 +323,26 @@ impl Job {
         let parts = self.request().parts();
         let adapter = parts.adapter_id().map(|id| &*id.name);
         observer.ended(&self.senders.timeline.end(outcome, n_tokens, parts.stop.max_tokens, adapter));
+    }
+}
+
+/// The last page boundary in each message of a prompt. What ends an answer also ends the messages before it, as templates are.
+fn message_boundaries(prompt_ids: &[TokenId], end_ids: &BTreeSet<TokenId>) -> Vec<usize> {
+    let ends = prompt_ids.iter().enumerate().filter(|(_, id)| end_ids.contains(id)).map(|(index, _)| index + 1);
+    let mut boundaries: Vec<usize> = ends.map(|end| end / PAGE_SIZE * PAGE_SIZE).filter(|&at| at > 0).collect();
+    boundaries.dedup();
+    boundaries
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn boundaries_of_messages_are_the_last_page_boundaries_before_their_ends() {
+        let ends = [9, 20, 25, 47, 100].map(|end| end - 1);
+        let ids: Vec<TokenId> = (0..120).map(|at| if ends.contains(&at) { 7 + at as TokenId % 2 } else { 1 }).collect();
+        assert_eq!(message_boundaries(&ids, &[7, 8].into()), [16, 32, 96]);
+        assert_eq!(message_boundaries(&ids, &BTreeSet::new()), [0; 0]);
     }
 }

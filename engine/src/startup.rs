@@ -14,10 +14,10 @@ use hearth_model::{
     config::GptConfig,
     device,
     digest::Digest,
-    gpt::Gpt,
+    gpt::{Gpt, prediction_head::PredictionHead},
     inspect::Inspector,
     kv_cache::PAGE_SIZE,
-    model_runner::ModelRunner,
+    model_runner::{ModelRunner, PredictionRunner},
     ops::{self, KvDtype},
     weights::model_dir::LoadedModel,
 };
@@ -64,13 +64,15 @@ pub struct Models {
     pub served: LoadedModel,
     /// A smaller model with the same vocabulary, for [`Speculation::DraftModel`].
     pub draft: Option<LoadedModel>,
+    /// The served model's prediction head, for [`Speculation::PredictionHead`].
+    pub prediction_head: Option<PredictionHead>,
     /// The Hugging Face class of the served model's files, which determines the names of modules in adapters.
     pub class: Option<&'static str>,
 }
 
 impl From<LoadedModel> for Models {
     fn from(served: LoadedModel) -> Self {
-        Self { served, draft: None, class: None }
+        Self { served, draft: None, prediction_head: None, class: None }
     }
 }
 
@@ -146,7 +148,7 @@ pub(crate) struct Compute {
 
 /// Sizes the cache and creates the state of the inference thread.
 pub(crate) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepared, StartError> {
-    let Models { served: loaded, draft, class } = models;
+    let Models { served: loaded, draft, prediction_head, class } = models;
     let config = loaded.gpt.config().clone();
     // Adapters are loaded before free memory is measured for the cache.
     let adapters = Adapters::new(options.adapters.clone(), &config, class, &loaded.gpt.device())?;
@@ -156,6 +158,9 @@ pub(crate) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
     if let (Speculation::DraftModel { .. }, Some(draft)) = (options.speculation, &draft) {
         // The draft model's cache has room for as many tokens.
         bytes_per_token += draft.gpt.kv_bytes_per_token(self::kv_dtype(draft, options)?)?;
+    }
+    if let (Speculation::PredictionHead { .. }, Some(head)) = (options.speculation, &prediction_head) {
+        bytes_per_token += head.kv_bytes_per_token(kv_dtype)?;
     }
     let n_tokens = match options.kv_cache_tokens {
         Some(n_tokens) => {
@@ -180,7 +185,7 @@ pub(crate) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
         tokens_per_state: TOKENS_PER_STATE,
         whole_prompts: config.bidirectional,
     };
-    let speculator = speculator(&loaded, draft, options, n_pages)?;
+    let speculator = speculator(&loaded, (draft, prediction_head), options, n_pages)?;
     let model = ServedModel {
         fingerprint: fingerprint(&loaded, kv_dtype),
         device: device::name(&loaded.gpt.device()),
@@ -246,7 +251,7 @@ fn fingerprint(loaded: &LoadedModel, kv_dtype: KvDtype) -> String {
 
 fn speculator(
     served: &LoadedModel,
-    draft: Option<LoadedModel>,
+    (draft, prediction_head): (Option<LoadedModel>, Option<PredictionHead>),
     options: &EngineOptions,
     n_pages: usize,
 ) -> Result<Option<Speculator>, StartError> {
@@ -255,6 +260,23 @@ fn speculator(
     match (speculation, draft) {
         (Speculation::Off, _) => Ok(None),
         (Speculation::PromptLookup { n_tokens }, _) => Ok(Some(Speculator::by_prompt_lookup(n_tokens))),
+        (Speculation::PredictionHead { n_tokens }, _) => {
+            let Some(head) = prediction_head else {
+                return refuse(
+                    "`--speculative mtp` needs a model with a prediction head, and this one has none in its files\n\
+                     hint: Qwen 3.5 and Qwen 3 Next have one; `--speculative prompt-lookup` works with every model"
+                        .to_owned(),
+                );
+            };
+            let kv_dtype = kv_dtype(served, options)?;
+            tracing::info!(
+                "prediction head: {:.1} MB of weights, and {:.1} KiB of keys and values for each token",
+                head.n_bytes() as f64 / 1e6,
+                head.kv_bytes_per_token(kv_dtype)? as f64 / 1024.0
+            );
+            let runner = PredictionRunner::new(head, n_pages, kv_dtype)?;
+            Ok(Some(Speculator::by_prediction_head(runner, &served.gpt.device(), n_tokens)))
+        }
         (Speculation::DraftModel { .. }, None) => refuse("`--speculative draft` needs a `--draft-model`".to_owned()),
         (Speculation::DraftModel { n_tokens }, Some(draft)) => {
             if let Some(what) = speculation::difference(&served.tokenizer, &draft.tokenizer) {
@@ -288,12 +310,7 @@ fn n_states(state_bytes: usize, options: &EngineOptions, available_bytes: Option
     if state_bytes == 0 {
         return Ok(0);
     }
-    let n_kept = options.kept_states.unwrap_or_else(|| {
-        let room = available_bytes.map_or(DEFAULT_CACHE_BYTES, |available| {
-            usize::try_from(available / 8).unwrap_or(usize::MAX).min(DEFAULT_CACHE_BYTES)
-        });
-        (room / state_bytes).clamp(1, MAX_KEPT_STATES)
-    });
+    let n_kept = options.kept_states.unwrap_or_else(|| default_kept_states(state_bytes, available_bytes));
     let n_states = n_running_states(options.max_batch_size) + n_kept;
     let n_bytes = n_states as u128 * state_bytes as u128;
     memory::require(n_bytes, available_bytes).map_err(|reason| {
@@ -307,6 +324,15 @@ fn n_states(state_bytes: usize, options: &EngineOptions, available_bytes: Option
         state_bytes as f64 / 1e6
     );
     Ok(n_states)
+}
+
+/// The number of states of recurrent layers that are kept if [`EngineOptions::kept_states`] says none, where a sequence has
+/// `state_bytes`.
+pub fn default_kept_states(state_bytes: usize, available_bytes: Option<u64>) -> usize {
+    let room = available_bytes.map_or(DEFAULT_CACHE_BYTES, |available| {
+        usize::try_from(available / 8).unwrap_or(usize::MAX).min(DEFAULT_CACHE_BYTES)
+    });
+    (room / state_bytes.max(1)).clamp(1, MAX_KEPT_STATES)
 }
 
 /// Room for a full context of every running sequence, up to [`DEFAULT_CACHE_BYTES`] but at least one full context; on

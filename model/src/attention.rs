@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use burn::tensor::{Tensor, activation::sigmoid};
+use burn::tensor::Tensor;
 
 pub use crate::forward_pass::{AttentionContext, Dense, Trace};
 use crate::{
@@ -28,6 +28,10 @@ pub(crate) fn attend(
         (Qkv::Stacked(qkv), Some(norm)) => ops::normed_linear(x, norm, qkv.clone()),
         (Qkv::Stacked(qkv), None) => ops::linear_with_lora(x, qkv.clone()),
         (Qkv::Latent(latent), norm) => ops::latent_qkv(x, norm, latent),
+    };
+    let qkv = match inner.clip {
+        Some(limit) => qkv.clamp(-limit, limit),
+        None => qkv,
     };
     let (gates, qkv) = match inner.is_gated {
         true => {
@@ -112,7 +116,7 @@ pub(crate) fn attend(
         }
     };
     match (gates, &inner.qkv) {
-        (Some(gates), _) => attended * sigmoid(gates),
+        (Some(gates), _) => ops::sigmoid_gated(attended, gates),
         // Without what follows narrower values.
         (None, Qkv::Latent(latent)) if latent.heads.value_dim < head_dim => {
             let value_dim = latent.heads.value_dim;

@@ -57,7 +57,7 @@ pub struct GptConfig {
     pub final_norm_eps: Option<f64>,
     /// Whether what enters the first block is normalized ([BLOOM](https://arxiv.org/abs/2211.05100), 3.2; BERT).
     pub embed_norm: bool,
-    /// Whether queries and keys are normalized before rotation, without bias ([Dehghani et al.
+    /// Whether queries and keys are normalized before rotation ([Dehghani et al.
     /// 2023](https://arxiv.org/abs/2302.05442), 2).
     pub qk_norm: bool,
     /// What the norms of queries and keys extend over.
@@ -195,6 +195,25 @@ pub struct GptConfig {
     /// ([ModernBERT](https://arxiv.org/abs/2412.13663)).
     #[serde(default)]
     pub unnormed_first_mixer: bool,
+    /// Whether the norms of queries and keys have biases.
+    #[serde(default)]
+    pub qk_norm_bias: bool,
+    /// The largest magnitude of a query, key or value before norms and rotation; what is larger becomes this
+    /// ([DBRX](https://www.databricks.com/blog/introducing-dbrx-new-state-art-open-llm), OLMo 1).
+    #[serde(default)]
+    pub clip_qkv: Option<f64>,
+    /// Whether the norm behind the embedding has no weight and only normalizes.
+    #[serde(default)]
+    pub plain_embed_norm: bool,
+    /// The same of the norms of queries and keys.
+    #[serde(default)]
+    pub plain_qk_norm: bool,
+    /// [`norm_eps`](Self::norm_eps) of the norms after attention and after the MLP; `None`: the same as for other norms.
+    #[serde(default)]
+    pub out_norm_eps: Option<f64>,
+    /// [`norm_weight_offset`](Self::norm_weight_offset) of the final norm; `None`: the same as for other norms.
+    #[serde(default)]
+    pub final_norm_offset: Option<f32>,
     /// Dropout probability, in `[0, 1)`; not applied when serving.
     pub dropout: f64,
 }
@@ -254,6 +273,8 @@ pub enum QkNormSpan {
     Head,
     /// All heads of a row together (OLMo 2).
     AllHeads,
+    /// Each head by itself, with a weight for each head of a layer (Cohere's Command R+).
+    EachHead,
 }
 
 /// The activation function of the MLP.
@@ -425,6 +446,17 @@ impl GptConfig {
         }
     }
 
+    /// Epsilon and weight offset of the norm at `path`.
+    pub(crate) fn norm_options(&self, path: &str) -> (f64, f32) {
+        let is_behind = ["attn_out_norm", "mlp_out_norm"].iter().any(|name| path.ends_with(name));
+        let (eps, offset) = match path {
+            "norm" => (self.final_norm_eps, self.final_norm_offset),
+            _ if is_behind => (self.out_norm_eps, None),
+            _ => (None, None),
+        };
+        (eps.unwrap_or(self.norm_eps), offset.unwrap_or(self.norm_weight_offset))
+    }
+
     /// The architecture of Llama: RMSNorm, SwiGLU, rotary positions, no biases, untied embeddings.
     pub fn llama(sizes: Sizes) -> Self {
         let Sizes { vocab_size, max_seq_len, n_layers, n_heads, n_kv_heads, d_model, d_ff } = sizes;
@@ -491,6 +523,12 @@ impl GptConfig {
             bidirectional: false,
             n_token_types: 0,
             unnormed_first_mixer: false,
+            qk_norm_bias: false,
+            clip_qkv: None,
+            plain_embed_norm: false,
+            plain_qk_norm: false,
+            out_norm_eps: None,
+            final_norm_offset: None,
             dropout: 0.0,
         }
     }

@@ -106,9 +106,17 @@ pub fn name(device: &Device) -> String {
 /// [`Error::Device`] if there is no such device, or if it cannot be opened. [`DeviceChoice::Auto`] never fails: it
 /// falls back to the CPU.
 pub fn choose(choice: DeviceChoice) -> Result<Chosen> {
+    choose_for(choice, 0)
+}
+
+/// Opens the device for `choice` of the process with this number among those of a run on this machine: each takes a GPU of its own.
+///
+/// # Errors
+/// As [`choose`], and there are fewer GPUs.
+pub fn choose_for(choice: DeviceChoice, number: usize) -> Result<Chosen> {
     match choice {
         DeviceChoice::Cpu => Ok(cpu("requested")),
-        _ => gpu::choose(choice),
+        _ => gpu::choose(choice, number),
     }
 }
 

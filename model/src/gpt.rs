@@ -1,9 +1,11 @@
 //! The architecture, from token ids to logits, and every parameter it has.
 
 mod by_operations;
+mod devices;
 mod kv_dtypes;
 mod latent;
 mod losses;
+pub mod prediction_head;
 mod recurrent;
 mod router_losses;
 #[cfg(test)]
@@ -16,17 +18,17 @@ use burn::{
     tensor::{Device, Int, Tensor, TensorData},
 };
 
-use self::by_operations::ByOperations;
 pub use self::router_losses::{RouterLogits, RouterLossWeights, RouterLosses};
+use self::{by_operations::ByOperations, devices::require_bodies};
 use crate::{
     config::{GptConfig, NormPosition},
-    error::{Error, Result},
+    error::Result,
     forward_pass::{AddedPositions, AttentionContext, DropoutPlace, ForwardPass},
     layers::{Conv, Decays, Embedding, Linear, LmHead, Norm, Part, PartList, Router, Scale, Vector, modules},
     lora::AdapterRows,
     ops::{
         self, BlockOperands, Dtype, ExpertsBesideMlp, FeedForward, KvSource, Mixer, NormParts, Precision, QkNormParts,
-        Qkv, RoutedExperts, Routing, SelfAttention, SharedExpert, Sublayer, Weight,
+        RoutedExperts, Routing, SelfAttention, SharedExpert, Sublayer, Weight,
     },
     params::{ParamList, ParamRef, ParamSource},
     philox::{log_uniform_values, normal_values},
@@ -152,7 +154,7 @@ impl Gpt {
     /// with `0.02 / sqrt(2 n_layers)` (GPT-2, 2.3); biases are 0, norm weights act as 1.
     ///
     /// # Errors
-    /// [`Error::Config`] when `config` makes no model.
+    /// [`Error::Config`](crate::error::Error::Config) when `config` makes no model.
     pub fn init(config: &GptConfig, seed: u64, device: &Device) -> Result<Self> {
         let mut tensor = 0;
         Self::from_params(config, Dtype::F32, device, &mut |spec| {
@@ -172,7 +174,7 @@ impl Gpt {
     /// `read` returns already placed on the device (`ParamData::Placed`); all other parameters are f32.
     ///
     /// # Errors
-    /// [`Error::Config`] when `config` makes no model, and whatever `read` reports.
+    /// [`Error::Config`](crate::error::Error::Config) when `config` makes no model, and whatever `read` reports.
     pub fn from_params<'a, P: Into<ParamData<'a>>>(
         config: &GptConfig,
         dtype: Dtype,
@@ -182,16 +184,14 @@ impl Gpt {
         config.validate()?;
         require_bodies(config, device)?;
         let mut read = |spec: &ParamSpec| read(spec).map(Into::into);
-        let mut gpt = Self::read("", &mut ParamSource::new(config, dtype, device, &mut read))?;
-        gpt.norm = gpt.norm.map(|norm| norm.with_eps(config.final_norm_eps));
-        Ok(gpt)
+        Self::read("", &mut ParamSource::new(config, dtype, device, &mut read))
     }
 
     /// A copy of a model in training, ready to be served: its matrices are laid out for the device's kernels and record
     /// no gradients. If only an adapter trains, the matrices have this layout already, and the copy shares them.
     ///
     /// # Errors
-    /// [`Error::Execution`] when the device cannot be read.
+    /// [`Error::Execution`](crate::error::Error::Execution) when the device cannot be read.
     pub fn packed(&self) -> Result<Self> {
         if self.linears().into_iter().any(|(_, linear)| linear.lora().is_some() || linear.weight().is_packed()) {
             return Ok(self.clone());
@@ -258,7 +258,8 @@ impl Gpt {
 
     /// [`forward`](Self::forward).
     pub(crate) fn run(&self, token_ids: Tensor<1, Int>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
-        self.run_embedded(token_ids, pass)
+        let x = self.embed_input(token_ids, pass);
+        self.run_blocks(x, pass)
     }
 
     /// Block `layer` on the residual stream `[n_rows, d_model]`.
@@ -266,9 +267,8 @@ impl Gpt {
         self.blocks[layer].forward(layer, x, &self.config, pass)
     }
 
-    /// Token ids to hidden states.
-    fn run_embedded(&self, token_ids: Tensor<1, Int>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
-        let mut x = self.embed_input(token_ids, pass);
+    /// What enters the first block, `[n_rows, d_model]`, to hidden states of the same shape.
+    fn run_blocks(&self, mut x: Tensor<2>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
         pass.record_residual(0, &x);
         for layer in 0..self.blocks.len() {
             x = self.block(layer, x, pass);
@@ -365,7 +365,7 @@ impl Gpt {
     /// Every parameter's path and value as f32, in the order of the layers. Reads one tensor at a time off the device.
     ///
     /// # Errors
-    /// [`Error::Execution`] when the device cannot be read, and whatever `visit` reports.
+    /// [`Error::Execution`](crate::error::Error::Execution) when the device cannot be read, and whatever `visit` reports.
     pub fn read_params(&self, visit: &mut ParamVisitor<'_>) -> Result<()> {
         self.params().into_iter().try_for_each(|(path, param)| visit(&path, param.read()?))
     }
@@ -433,32 +433,6 @@ impl Gpt {
     }
 }
 
-/// Refuses what has no body on `device`.
-fn require_bodies(config: &GptConfig, device: &Device) -> Result<()> {
-    let only_on_cpu = [
-        ("experts", config.experts.is_some()),
-        ("recurrent layers", config.recurrent.is_some()),
-        ("gated attention", config.attention_gate),
-        ("attention both ways", config.bidirectional),
-        ("attention sinks", config.attention_sinks),
-        ("clamped SwiGLU", config.clamped_swiglu.is_some()),
-        ("latent attention", config.latent.is_some()),
-        ("heads of several sizes", config.full_heads.is_some()),
-        ("norms of values", config.value_norm),
-        ("keys that are values", config.keys_as_values),
-        ("keys that layers share", config.n_shared_kv_layers > 0),
-        ("a factor for each block", config.layer_scale),
-        ("per-layer embeddings", config.per_layer_inputs.is_some()),
-    ];
-    match only_on_cpu.into_iter().find(|(_, has)| *has && !ops::is_on_cpu(device)) {
-        Some((what, _)) => {
-            let what = format!("must be the CPU for a model with {what}, got a GPU\nhint: run it with `--device cpu`");
-            Err(Error::Param { name: "device", what })
-        }
-        None => Ok(()),
-    }
-}
-
 impl PerLayerInputs {
     /// The inputs of all blocks side by side, `[n_rows, n_layers * width]`, of the rows' ids and their embeddings
     /// `[n_rows, d_model]`: the mean of two parts, but for the root of two.
@@ -507,13 +481,10 @@ impl Block {
             false => (None, norm(own)),
         };
         let mixer = match (&self.attn, &self.recurrent, &config.recurrent) {
-            (Some(CausalSelfAttention { qkv, latent, q_norm, k_norm, v_norm, sinks, out }), _, _) => {
+            (Some(attention @ CausalSelfAttention { q_norm, k_norm, v_norm, sinks, out, .. }), _, _) => {
                 Some(Mixer::Attention(SelfAttention {
-                    qkv: match (qkv, latent) {
-                        (Some(qkv), _) => Qkv::Stacked(linear(qkv)),
-                        (None, Some(latent)) => Qkv::Latent(latent.operands(config, linear)),
-                        (None, None) => unreachable!("`part_specs` gives attention its projections"),
-                    },
+                    qkv: attention.qkv(config, linear),
+                    clip: config.clip_qkv.map(|limit| limit as f32),
                     is_gated: config.attention_gate,
                     kv: match () {
                         () if config.kv_layer_of(layer) != layer => KvSource::OtherLayer,

@@ -376,12 +376,13 @@ impl Part for Norm {
     fn read(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
         let config = params.config;
         let weight = params.tensor(path, "weight")?;
-        let weight_offset = if weight.is_some() { config.norm_weight_offset } else { 0.0 };
+        let (eps, offset) = config.norm_options(path);
+        let weight_offset = if weight.is_some() { offset } else { 0.0 };
         Ok(Self {
             ones: weight.is_none().then(|| Tensor::ones([params.width(path)], params.device)),
             weight,
             bias: params.tensor(path, "bias")?,
-            options: NormOptions { kind: config.norm, eps: config.norm_eps, weight_offset },
+            options: NormOptions { kind: config.norm, eps, weight_offset },
         })
     }
 
@@ -391,11 +392,6 @@ impl Part for Norm {
 }
 
 impl Norm {
-    pub(crate) fn with_eps(mut self, eps: Option<f64>) -> Self {
-        self.options.eps = eps.unwrap_or(self.options.eps);
-        self
-    }
-
     pub(crate) fn parts(&self) -> NormParts {
         let bias = self.bias.as_ref().map(Param::val);
         let weight = match (&self.weight, &self.ones) {

@@ -22,9 +22,11 @@ use crate::{
     token_ids::check_token_ids,
 };
 
+mod prediction_runner;
 mod step_graphs;
 mod warm_up;
 
+pub use prediction_runner::PredictionRunner;
 use step_graphs::StepGraphs;
 
 /// A model and its KV cache.

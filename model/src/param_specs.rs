@@ -84,11 +84,16 @@ impl PartSpec {
     }
 
     fn norm(config: &GptConfig, path: &str, width: usize, has_bias: bool) -> Self {
-        let one = Init::Constant(1.0 - config.norm_weight_offset);
+        let one = Init::Constant(1.0 - config.norm_options(path).1);
         let weight = config.norm_weight.then(|| param(path, "weight", vec![width], one));
         let bias = has_bias.then(|| param(path, "bias", vec![width], Init::Constant(0.0)));
         let params = weight.into_iter().chain(bias).collect();
         Self { path: path.into(), kind: PartKind::Norm, layer: None, width, params }
+    }
+
+    /// Without parameters, if `is_plain`: a norm that only normalizes.
+    fn plain_if(self, is_plain: bool) -> Self {
+        if is_plain { Self { params: Vec::new(), ..self } } else { self }
     }
 
     /// `[d_out, d_in]`, of a part with a matrix.
@@ -145,7 +150,7 @@ fn specs_outside(config: &GptConfig) -> [Vec<PartSpec>; 2] {
             .then(|| matrix(Embedding, "pos_embed", [config.max_seq_len, d_model], INIT_STD, false)),
         (config.n_token_types > 0)
             .then(|| matrix(Embedding, "type_embed", [config.n_token_types, d_model], INIT_STD, false)),
-        config.embed_norm.then(|| norm("embed_norm")),
+        config.embed_norm.then(|| norm("embed_norm").plain_if(config.plain_embed_norm)),
     ];
     let mut lm_head = matrix(LmHead, "lm_head", [vocab_size, d_model], INIT_STD, config.lm_head_bias);
     if config.tie_embeddings {
@@ -154,6 +159,14 @@ fn specs_outside(config: &GptConfig) -> [Vec<PartSpec>; 2] {
     let after = [config.final_norm.then(|| norm("norm")), Some(lm_head)];
     let before = before.into_iter().flatten().chain(per_layer.into_iter().flatten());
     [before.collect(), after.into_iter().flatten().collect()]
+}
+
+/// The parts of a prediction head before its layer: see [`PredictionHead`](crate::gpt::prediction_head::PredictionHead).
+pub(crate) fn join_specs(config: &GptConfig) -> Vec<PartSpec> {
+    let norm = |path| PartSpec::norm(config, path, config.d_model, config.norm_bias);
+    let dims = [config.d_model, 2 * config.d_model];
+    let linear = PartSpec::matrix(PartKind::Linear, "join.linear", dims, INIT_STD, false);
+    vec![norm("join.token_norm"), norm("join.hidden_norm"), linear]
 }
 
 /// The parts of block `layer`, with paths within the block.
@@ -218,13 +231,12 @@ fn attention_specs(config: &GptConfig, layer: usize) -> Vec<PartSpec> {
     let (q_width, [k_width, v_width]) = (config.q_width_of(layer), config.projected_kv_widths(layer));
     let has_own_keys = k_width > 0;
     let head_dim = config.heads_of(layer).head_dim;
-    let qk_norm = |path, width| match config.qk_norm_span {
-        QkNormSpan::Head => PartSpec::norm(config, path, head_dim, false),
-        QkNormSpan::AllHeads => PartSpec::norm(config, path, width, false),
+    let qk_norm = |path, width| {
+        let width = if config.qk_norm_span == QkNormSpan::Head { head_dim } else { width };
+        PartSpec::norm(config, path, width, config.qk_norm_bias).plain_if(config.plain_qk_norm)
     };
     let qkv = [config.gate_width_of(layer) + q_width + k_width + v_width, config.d_model];
-    // It only normalizes.
-    let v_norm = || PartSpec { params: Vec::new(), ..PartSpec::norm(config, "attn.v_norm", head_dim, false) };
+    let v_norm = || PartSpec::norm(config, "attn.v_norm", head_dim, false).plain_if(true);
     let sinks = || {
         let params = vec![param("attn.sinks", "weight", vec![config.n_heads], Init::Normal { std: INIT_STD })];
         PartSpec { path: "attn.sinks".into(), kind: PartKind::Sinks, layer: None, width: config.n_heads, params }

@@ -81,7 +81,17 @@ impl<'a> ParamSource<'a> {
         device: &'a Device,
         read: &'a mut dyn FnMut(&ParamSpec) -> Result<ParamData<'a>>,
     ) -> Self {
-        let parts = part_specs(config);
+        Self::of_parts(part_specs(config), config, dtype, device, read)
+    }
+
+    /// The same for a model of other parts than those that `config` describes.
+    pub(crate) fn of_parts(
+        parts: Vec<PartSpec>,
+        config: &'a GptConfig,
+        dtype: Dtype,
+        device: &'a Device,
+        read: &'a mut dyn FnMut(&ParamSpec) -> Result<ParamData<'a>>,
+    ) -> Self {
         let ends = |path: &str| path.match_indices('.').map(|(end, _)| end).chain([path.len()]).collect::<Vec<_>>();
         let paths = parts.iter().flat_map(|PartSpec { path, .. }| ends(path).into_iter().map(|end| path[..end].into()));
         let linears = parts.iter().filter(|part| part.kind == PartKind::Linear).map(|part| part.path.clone()).zip(0..);

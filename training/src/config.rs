@@ -1,7 +1,7 @@
 //! All settings of a training run in one struct, filled from the defaults here, then a preset, a file, and `--set
 //! key=value`. All defaults are here; presets (`presets/*.toml`) list only differences.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use hearth_model::ops::{Dtype, Precision};
 use serde::{Deserialize, Serialize};
@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 mod command_settings;
 mod effective;
 mod foreign;
+mod keys;
 mod layers;
 mod micro_batch;
 mod model;
@@ -18,8 +19,9 @@ mod validate;
 mod value_error;
 
 pub use command_settings::Purpose;
+pub use keys::{hint_of_argument, hint_of_unknown, known_keys};
 pub(crate) use layers::BUDGETS;
-pub use layers::{Layers, Resolved, hint_of_argument, hint_of_unknown, known_keys};
+pub use layers::{Layers, Resolved};
 pub use micro_batch::MicroBatchSize;
 pub use presets::{PRESETS, Preset};
 pub use same_past::differences;
@@ -57,6 +59,9 @@ pub struct TrainConfig {
     pub sample: SampleSettings,
     /// Checkpoints.
     pub checkpoint: CheckpointSettings,
+    /// Several processes.
+    #[serde(skip_serializing_if = "ParallelSettings::is_default")]
+    pub parallel: ParallelSettings,
 }
 
 /// The model's architecture; `transformers` supports all of them.
@@ -383,6 +388,26 @@ pub struct CheckpointSettings {
     pub save_dtype: SaveDtype,
 }
 
+/// Training in several processes, which `mpirun` starts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ParallelSettings {
+    /// Seconds that a process waits for another one before the run ends. Left out: 600.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peer_timeout: Option<u64>,
+}
+
+impl ParallelSettings {
+    /// How long a process waits for another one: longer than an evaluation, a sample or a checkpoint of rank 0 takes.
+    pub fn peer_timeout(&self) -> Duration {
+        Duration::from_secs(self.peer_timeout.unwrap_or(600))
+    }
+
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// The dtype of values on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -409,6 +434,7 @@ impl Default for TrainConfig {
             eval: EvalSettings::default(),
             sample: SampleSettings::default(),
             checkpoint: CheckpointSettings::default(),
+            parallel: ParallelSettings::default(),
         }
     }
 }

@@ -21,5 +21,5 @@ pub mod subsequence;
 pub mod text_loss;
 pub mod translation;
 
-pub use loss::{Score, Windows, score};
+pub use loss::{Score, Windows, score, score_in};
 pub(crate) use loss::{read_floats, read_numbers};

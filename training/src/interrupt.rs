@@ -79,18 +79,19 @@ impl Interrupt {
         self.checkpoint.swap(false, Ordering::Relaxed)
     }
 
-    /// As if the signal with this number had come.
-    #[cfg(test)]
+    /// The number of the signal that has come.
+    pub(crate) fn signal(&self) -> Option<usize> {
+        Some(self.signal.load(Ordering::Relaxed)).filter(|signal| *signal != 0)
+    }
+
+    /// As if the signal with this number had come: it has, to another rank.
     pub(crate) fn receive(&self, signal: usize) {
         self.signal.store(signal, Ordering::Relaxed);
     }
 
     /// The exit code after a signal: 128 plus its number, as in shells.
     pub fn exit_code(&self) -> Option<u8> {
-        match self.signal.load(Ordering::Relaxed) {
-            0 => None,
-            signal => Some(exit_code(signal)),
-        }
+        self.signal().map(exit_code)
     }
 }
 

@@ -7,6 +7,7 @@
 //! - [`run`]: a training run: the loop, gradients and updates, schedules, checkpoints, progress
 //! - [`plan`]: what a run takes on this machine: memory, time, settings that follow the data
 //! - [`eval`]: measures models: the loss, multiple choice, translation, classification
+//! - [`ranks`]: the processes of a run
 //! - [`cli`]: what the command line programs share
 //! - [`interrupt`]: signals; [`output_files`]: files and folders that are complete or absent
 
@@ -18,4 +19,5 @@ pub mod interrupt;
 pub mod objective;
 pub mod output_files;
 pub mod plan;
+pub mod ranks;
 pub mod run;

@@ -5,7 +5,7 @@ mod commands;
 
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::{
     Parser, Subcommand,
     error::{ContextKind, ContextValue},
@@ -15,6 +15,7 @@ use hearth_model::subcommands::OF_HEARTH;
 use hearth_training::{
     cli::{self, Program},
     config::hint_of_argument,
+    ranks,
 };
 
 /// Trains language models that Hearth serves.
@@ -55,6 +56,13 @@ impl Program for Cli {
     }
 
     fn run(self) -> Result<ExitCode> {
+        let is_run = matches!(self.command, Command::Quickstart(_) | Command::Pretrain(_) | Command::Finetune(_));
+        let n_processes = ranks::of_process().size();
+        ensure!(
+            is_run || n_processes == 1,
+            "only `pretrain`, `finetune` and `quickstart` run in several processes, and `mpirun` started {n_processes}\nhint: start this \
+             command without `mpirun`"
+        );
         match self.command {
             Command::Tokenizer(args) => commands::tokenizer::run(args),
             Command::Prepare(args) => commands::prepare::run(args),

@@ -26,6 +26,7 @@ use crate::{
     data::loader::{Batch, RowSource},
     eval::{Score, Windows},
     interrupt::Interrupt,
+    ranks::Group,
 };
 
 /// Maximum of [`ObjectiveSettings::keep`]: larger weights make numbers infinite before anything is learned.
@@ -180,11 +181,12 @@ pub trait Objective: fmt::Debug + Send + Sync {
         Ok(Some(splits.map(RowSource::clone)))
     }
 
-    /// The score of `gpt` on a split; a model with a lower loss is better. The model must be without autodiff and dropout.
+    /// The score of `gpt` on a split; a model with a lower loss is better. The model must be without autodiff and dropout. The ranks of
+    /// `group` share the batches, and all get the score.
     ///
     /// # Errors
-    /// A split without targets, or a device that fails.
-    fn score(&self, gpt: &Gpt, source: &RowSource, windows: Windows) -> Result<Score>;
+    /// A split without targets, a device that fails, or a rank that does not answer.
+    fn score(&self, gpt: &Gpt, source: &RowSource, windows: Windows, group: &Group) -> Result<Score>;
 
     /// Bits per byte of the text behind a score on `source`; `None` if the loss is not one of text.
     fn bits_per_byte(&self, score: &Score, source: &RowSource, tokenizer: &Tokenizer) -> Option<f64>;

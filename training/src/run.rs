@@ -2,6 +2,7 @@
 //!
 //! - [`trainer`]: the training loop; [`spike_guard`]: skips bad steps
 //! - [`learner`]: gradients and updates; [`tree_sum`]: sums of gradients in a fixed order
+//! - [`sharding`]: which rank adds up and updates which parameter
 //! - [`optim`]: gradients by parameter path, global-norm clipping, AdamW, Muon
 //! - [`schedule`]: learning rate, momentum and decay as pure functions of the step
 //! - [`adapter`]: training a LoRA adapter
@@ -17,6 +18,7 @@ pub mod optim;
 pub mod progress;
 pub mod run_dir;
 pub mod schedule;
+pub mod sharding;
 pub mod spike_guard;
 pub mod svg_plot;
 pub mod trainer;

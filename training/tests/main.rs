@@ -22,6 +22,7 @@ mod parquet;
 #[path = "../../model/tests/plain_generation.rs"]
 mod plain_generation;
 mod quickstart;
+mod ranks;
 mod recipe;
 mod resume;
 #[path = "../../model/tests/stand_in_hub.rs"]

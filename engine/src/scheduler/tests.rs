@@ -27,7 +27,16 @@ fn chunk(request: u64, start: usize, n_tokens: usize, predicts: bool) -> Chunk {
 
 fn arrival(n_prompt: usize) -> Arrival {
     let tenant = TenantId::default();
-    Arrival { n_prompt, width: 1, tenant, priority: 0, keys: Vec::new(), reads_kept_pages: true, adapter: None }
+    Arrival {
+        n_prompt,
+        width: 1,
+        tenant,
+        priority: 0,
+        keys: Vec::new(),
+        state_places: Vec::new(),
+        reads_kept_pages: true,
+        adapter: None,
+    }
 }
 
 fn arrival_of(tenant: u128, n_prompt: usize) -> Arrival {

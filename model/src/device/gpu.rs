@@ -31,13 +31,14 @@ pub(super) fn name(device: &Device) -> Option<String> {
     device.identity().map(|identity| identity.name)
 }
 
-/// As [`choose`](super::choose).
-pub(super) fn choose(choice: DeviceChoice) -> Result<Chosen> {
+/// As [`choose_for`](super::choose_for).
+pub(super) fn choose(choice: DeviceChoice, number: usize) -> Result<Chosen> {
     // Probed only if needed: drivers may be slow and print messages.
     let adapters = match choice {
         DeviceChoice::Auto if !has_device_file() => return Ok(cpu("no GPU found")),
         _ => adapters(),
     };
+    let kind = || if number == 0 { DeviceKind::DefaultDevice } else { DeviceKind::DiscreteGpu(number) };
     let found = |software| adapters.iter().any(|adapter| adapter.software == software);
     match choice {
         DeviceChoice::Cpu => Ok(cpu("requested")),
@@ -45,11 +46,9 @@ pub(super) fn choose(choice: DeviceChoice) -> Result<Chosen> {
             true => "the only GPU adapter is a software one (`wgpu-software` uses it)",
             false => "no GPU adapter found",
         })),
-        DeviceChoice::Auto => Ok(open(DeviceKind::DefaultDevice, "GPU adapter found")
+        DeviceChoice::Auto => Ok(open(kind(), "GPU adapter found")
             .unwrap_or_else(|error| cpu(&format!("a GPU adapter was found but cannot be opened: {error}")))),
-        DeviceChoice::Gpu if found(false) => {
-            open(DeviceKind::DefaultDevice, "requested").map_err(|error| does_not_open(choice, &error))
-        }
+        DeviceChoice::Gpu if found(false) => open(kind(), "requested").map_err(|error| does_not_open(choice, &error)),
         DeviceChoice::Gpu => Err(absent(
             choice,
             "no GPU adapter found",
@@ -67,11 +66,11 @@ pub(super) fn choose(choice: DeviceChoice) -> Result<Chosen> {
             Err(absent(choice, "no software adapter found", "on Debian, install `mesa-vulkan-drivers`"))
         }
         #[cfg(feature = "cuda")]
-        DeviceChoice::Cuda => native(choice, DeviceType::Cuda),
+        DeviceChoice::Cuda => native(choice, DeviceType::Cuda, number),
         #[cfg(feature = "rocm")]
-        DeviceChoice::Rocm => native(choice, DeviceType::Rocm),
+        DeviceChoice::Rocm => native(choice, DeviceType::Rocm, number),
         #[cfg(feature = "metal")]
-        DeviceChoice::Metal => native(choice, DeviceType::Metal),
+        DeviceChoice::Metal => native(choice, DeviceType::Metal, number),
     }
 }
 
@@ -91,11 +90,16 @@ fn open(kind: DeviceKind, reason: &str) -> Result<Chosen, WgpuInitError> {
     Ok(Chosen { device, reason: reason.to_owned() })
 }
 
-/// The first device of a runtime that is an optional feature of the build.
+/// The device with this number of a runtime that is an optional feature of the build.
 #[cfg(any(feature = "cuda", feature = "rocm", feature = "metal"))]
-fn native(choice: DeviceChoice, kind: DeviceType) -> Result<Chosen> {
-    match Device::enumerate(kind).iter().next() {
+fn native(choice: DeviceChoice, kind: DeviceType, number: usize) -> Result<Chosen> {
+    match Device::enumerate(kind).iter().nth(number) {
         Some(device) => Ok(Chosen { device: device.clone(), reason: "requested".to_owned() }),
+        None if number > 0 => Err(absent(
+            choice,
+            &format!("there are fewer than {} such devices", number + 1),
+            "start no more processes on a machine than it has GPUs",
+        )),
         None => Err(absent(choice, "no such device found", "`hearth doctor` shows the adapters found")),
     }
 }

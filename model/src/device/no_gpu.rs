@@ -16,7 +16,7 @@ pub(super) fn name(_: &Device) -> Option<String> {
 }
 
 /// The CPU, unless a GPU is demanded.
-pub(super) fn choose(choice: DeviceChoice) -> Result<Chosen> {
+pub(super) fn choose(choice: DeviceChoice, _number: usize) -> Result<Chosen> {
     match choice {
         DeviceChoice::Auto => Ok(cpu("this build has no GPU support")),
         choice => Err(absent(

@@ -1,8 +1,13 @@
 //! Clipping of gradients by their norm.
 
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor, TensorData};
 
-use super::{Placement, cpu, cube, types::CLIP_EPS};
+use super::{
+    Placement, cpu, cube,
+    read_back::{read, to_f32},
+    types::CLIP_EPS,
+};
+use crate::error::Result;
 
 /// Scales all `gradients`, `[n_values]` each, by one factor so that their Euclidean norm together is at most `max_norm`
 /// ([Pascanu et al., 2012](https://arxiv.org/abs/1211.5063)). Smaller gradients are unchanged, and a `max_norm` of 0
@@ -26,6 +31,42 @@ pub fn clip_norm(gradients: Vec<Tensor<1>>, max_norm: f64) -> (Tensor<1>, Vec<Te
 pub(crate) fn clip_norm_reference(gradients: Vec<Tensor<1>>, max_norm: f64) -> (Tensor<1>, Vec<Tensor<1>>) {
     let squares = gradients.iter().map(|gradient| gradient.clone().square().sum()).collect();
     clip(Tensor::cat(squares, 0).sum().sqrt(), gradients, max_norm)
+}
+
+/// The sums of the squares of a gradient, `[n_values]`, that [`clip_norm`] adds up: one number on the CPU, and on a GPU one for each
+/// part that is added by itself. Reads them off the device.
+///
+/// # Errors
+/// The device fails.
+pub fn square_sums(gradient: &Tensor<1>) -> Result<Vec<f64>> {
+    let sums = match Placement::of(&gradient.device()) {
+        Placement::Cpu => return Ok(vec![cpu::square_sum(gradient)]),
+        Placement::Gpu => cube::square_sums(std::slice::from_ref(gradient)),
+        Placement::CpuTraining | Placement::GpuTraining => gradient.clone().square().sum(),
+    };
+    Ok(to_f32(read(sums)?)?.into_iter().map(f64::from).collect())
+}
+
+/// [`clip_norm`] where only some of the gradients are here: `squares` are the [`square_sums`] of all, in order, and `gradients` those
+/// on `device` that are scaled. Returns the norm of all, with the bits that `clip_norm` has.
+///
+/// # Errors
+/// The device fails.
+pub fn clip_part(
+    squares: &[f64],
+    gradients: Vec<Tensor<1>>,
+    max_norm: f64,
+    device: &Device,
+) -> Result<(f32, Vec<Tensor<1>>)> {
+    if Placement::of(device) == Placement::Cpu {
+        return Ok(cpu::clip_part(squares, gradients, max_norm));
+    }
+    let sums: Vec<f32> = squares.iter().map(|&square| square as f32).collect();
+    let n_sums = sums.len();
+    let norm = Tensor::<1>::from_data(TensorData::new(sums, [n_sums]), device).sum().sqrt();
+    let (norm, gradients) = clip(norm, gradients, max_norm);
+    let norm = to_f32(read(norm)?)?;
+    Ok((norm.first().copied().unwrap_or_default(), gradients))
 }
 
 /// The gradients, whose norm together is `norm [1]`, scaled; see [`clip_norm`].

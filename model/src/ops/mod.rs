@@ -50,13 +50,13 @@ mod weight;
 use burn::tensor::Device;
 
 use activation::soft_cap_reference;
-pub(crate) use activation::{activate, clamped_swiglu, gated, gelu_of, soft_cap, xielu};
+pub(crate) use activation::{activate, clamped_swiglu, gated, gelu_of, sigmoid_gated, soft_cap, xielu};
 pub use adamw::adamw;
 pub(crate) use attention::{
     append_and_attend, attention_dense, attention_paged, causal_bias, document_bias, rope_and_attend,
 };
 pub(crate) use block::{Block, BlockScratch, PagedAttention, block, has_block};
-pub use clip::clip_norm;
+pub use clip::{clip_norm, clip_part, square_sums};
 pub(crate) use cpu::choose;
 pub use cpu::{
     ATTENTION_QUERIES, MAX_KEPT_BYTES, ROWS_AT_ONCE, give_back_memory, instruction_set, keep_freed_memory,
@@ -86,7 +86,7 @@ pub use residual::add_gradients;
 pub(crate) use residual::{add_update, dropout, fork};
 pub(crate) use rope::{Rotation, rope};
 pub(crate) use row_updates::{LoraMatrix, RowUpdate};
-pub(crate) use short_conv::short_conv;
+pub(crate) use short_conv::{gated_short_conv, short_conv};
 pub(crate) use staging::{StagingBuffer, Upload};
 pub use training::{OpTime, Pass, RECOMPUTED_FROM, profile_training};
 pub use types::{

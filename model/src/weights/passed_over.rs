@@ -83,14 +83,15 @@ pub(super) fn is_encoder_head(name: &str) -> bool {
     within(name) || name.split_once('.').is_some_and(|(_, name)| name.starts_with("pooler."))
 }
 
-/// Whether `name` is of a layer that predicts one more token, behind the `n_layers` layers of a model such as DeepSeek V3. Such a
-/// layer has a matrix that only it has; `has` says which tensors there are.
+/// Whether `name` is of a layer that predicts one more token: one with a name of its own, or one behind the `n_layers` layers of a
+/// model such as DeepSeek V3. The latter has a matrix that only it has; `has` says which tensors there are.
 pub(super) fn is_of_predicting_layer(name: &str, n_layers: usize, has: impl Fn(&str) -> bool) -> bool {
     const LAYERS: &str = "model.layers.";
     let number = name.strip_prefix(LAYERS).and_then(|rest| rest.split('.').next());
-    number.is_some_and(|number| {
+    let is_behind = number.is_some_and(|number| {
         number.parse().is_ok_and(|layer: usize| layer >= n_layers) && has(&format!("{LAYERS}{number}.eh_proj.weight"))
-    })
+    });
+    is_behind || OTHER_PREDICTIONS.iter().any(|beginning| name.starts_with(beginning))
 }
 
 /// Whether the model computes the same without `tensor`.
@@ -99,9 +100,8 @@ pub(super) fn is_no_parameter(tensor: &StoredTensor<'_>) -> bool {
     let is_mask = tensor.name.ends_with(".bias") && tensor.shape.len() > 2;
     // Names may come without the prefix of the class.
     let name = format!(".{}", tensor.name);
-    let is_other = OTHER_PREDICTIONS.iter().any(|beginning| tensor.name.starts_with(beginning));
     is_mask
-        || is_other
+        || OTHER_PREDICTIONS.iter().any(|beginning| tensor.name.starts_with(beginning))
         || name.ends_with(".v_head.summary.bias")
         || NO_PARAMETERS.iter().any(|ending| name.ends_with(ending))
 }

@@ -12,6 +12,7 @@ mod bound_calls;
 mod chat;
 mod cli;
 mod connections;
+mod conversations;
 mod decisions;
 mod embeddings;
 mod engine;
@@ -33,6 +34,7 @@ mod parameter_combinations;
 mod parameters;
 #[path = "../../../model/tests/plain_generation.rs"]
 mod plain_generation;
+mod prediction_head;
 mod prefix_sharing;
 mod responses;
 mod sampling_parameters;

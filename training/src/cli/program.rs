@@ -5,13 +5,21 @@ use std::{
     io::{self, Write},
     num::NonZeroUsize,
     process::ExitCode,
+    thread,
+    time::Duration,
 };
 
 use anyhow::Result;
 use clap::{Parser, builder::Resettable};
 use hearth_model::ops;
 
-use crate::interrupt;
+use crate::{
+    interrupt,
+    ranks::{self, launch::Launched},
+};
+
+/// How long a rank that fails leaves it to rank 0 to say why.
+const FIRST_TELLS: Duration = Duration::from_secs(1);
 
 /// A command line program.
 pub trait Program: Parser {
@@ -43,7 +51,11 @@ pub fn main<P: Program>() -> ExitCode {
         )
         .without_time()
         .init();
-    if let Some(n) = program.threads().map(usize::from).and_then(NonZeroUsize::new) {
+    let launched = match Launched::find() {
+        Ok(launched) => launched,
+        Err(error) => return failure(&error),
+    };
+    if let Some(n) = program.threads().map(usize::from).or_else(|| launched.n_threads()).and_then(NonZeroUsize::new) {
         ops::use_threads(n);
     }
     // Before anything is computed.
@@ -51,14 +63,30 @@ pub fn main<P: Program>() -> ExitCode {
     // Rejects an instruction set that the machine does not have.
     let outcome = ops::instruction_set().map_err(anyhow::Error::from).and_then(|_| program.run());
     match outcome {
-        Ok(code) => code,
+        Ok(code) => {
+            launched.end();
+            code
+        }
         Err(error) => {
             interrupt::wait_if_ending();
-            // If stderr is closed too, only the exit code remains.
-            let _ = writeln!(io::stderr(), "error: {}", shown(&error));
-            ExitCode::FAILURE
+            if !ranks::of_process().is_first() {
+                // Most errors are those of all ranks, and rank 0 tells them.
+                thread::sleep(FIRST_TELLS);
+            }
+            let code = failure(&error);
+            launched.abort();
+            code
         }
     }
+}
+
+/// Reports that the command failed, and in which rank.
+fn failure(error: &anyhow::Error) -> ExitCode {
+    let group = ranks::of_process();
+    let rank = if group.is_alone() { String::new() } else { format!("rank {} of {}: ", group.rank(), group.size()) };
+    // If stderr is closed too, only the exit code remains.
+    let _ = writeln!(io::stderr(), "error: {rank}{}", shown(error));
+    ExitCode::FAILURE
 }
 
 /// The command and its subcommands without empty variables: files of settings for containers have such.

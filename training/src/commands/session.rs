@@ -2,11 +2,12 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use burn::tensor::Device;
 use hearth_model::{
     config::GptConfig,
     device::{self, Chosen},
+    digest::Digest,
     hub::ModelPart,
     memory,
     model_source::ModelSource,
@@ -15,7 +16,7 @@ use hearth_model::{
 };
 use hearth_training::{
     cli::{Status, counted, model_path, print_json},
-    config::{BaseDtype, Layers, MicroBatchSize, Resolved, Rows, TrainConfig},
+    config::{BaseDtype, Layers, MicroBatchSize, Purpose, Resolved, Rows, TrainConfig},
     interrupt::Interrupt,
     plan::{
         data_defaults::{Defaults, ExamplesSize},
@@ -23,13 +24,14 @@ use hearth_training::{
         estimate::Estimate,
         memory_fit::Limits,
     },
+    ranks::{self, Group, same::Fact},
     run::{
         adapter::require_model,
         checkpoint::Checkpoint,
         progress::{ProgressLine, Reporter},
         run_dir::{RunDir, Start},
         schedule::{RunSize, Schedule, rows_per_step},
-        trainer::{Data, RunOutcome, Trainer},
+        trainer::{Data, RankCosts, RunOutcome, Trainer},
     },
 };
 use serde::Serialize;
@@ -78,6 +80,8 @@ pub(crate) struct Session {
     followed: Vec<String>,
     /// Messages from before the reporter existed.
     notes: Vec<String>,
+    /// The processes of the run.
+    group: Group,
 }
 
 /// The result of a run, printed on stdout.
@@ -116,6 +120,9 @@ struct Report {
     device_reserved_bytes: Option<u64>,
     /// The predicted peak: on a GPU the estimate; on the CPU the estimate plus what the process held before.
     predicted_peak_bytes: u64,
+    /// What the run cost each of several processes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    ranks: Vec<RankCosts>,
 }
 
 impl RunArgs {
@@ -128,6 +135,8 @@ impl RunArgs {
 impl Session {
     /// Resolves the settings: for a resumed run, on top of its own.
     pub(crate) fn new(out: PathBuf, mut args: RunArgs, command: Layers) -> Result<Session> {
+        let group = ranks::of_process();
+        ensure!(group.is_alone() || !args.dry_run, "`--dry-run` looks at one process\nhint: start it without `mpirun`");
         let mut notes = Vec::new();
         let mut run = RunDir::new(&out, if args.resume { Start::Resume } else { Start::New })?;
         if args.resume && run.holds_run() {
@@ -140,7 +149,7 @@ impl Session {
              began it, with `--from`",
             out.display()
         );
-        if run.holds_run() && !args.dry_run {
+        if run.holds_run() && !args.dry_run && group.is_first() {
             // A process that is still training would save later checkpoints.
             run.lock()?;
         }
@@ -175,7 +184,47 @@ impl Session {
             // Of another run.
             (checkpoint.state.best, checkpoint.state.n_since_best) = (None, 0);
         }
-        Ok(Session { args, out, run, checkpoint, config, defaults, followed, notes })
+        let session = Session { args, out, run, checkpoint, config, defaults, followed, notes, group };
+        session.require_same()?;
+        Ok(session)
+    }
+
+    /// Refuses processes that were started with something else. Before it, no process waits for another one.
+    fn require_same(&self) -> Result<()> {
+        if self.group.is_alone() {
+            return Ok(());
+        }
+        self.group.ranks().set_timeout(self.config.parallel.peer_timeout());
+        let program = std::env::current_exe().context("cannot find this program's own file")?;
+        // Paths may differ from machine to machine; what is in the files may not, and is compared later.
+        let mut settings = self.config.clone();
+        (settings.data.path, settings.model.init) = (None, None);
+        let checkpoint = match &self.checkpoint {
+            None => "none".to_owned(),
+            Some(checkpoint) => format!("step {}, hash {}", checkpoint.state.step, checkpoint.digest()?.short()),
+        };
+        self.group.require_same(&[
+            Fact {
+                what: "program",
+                value: Digest::of_file(&program)?.short(),
+                hint: "install the same build on all machines",
+            },
+            Fact {
+                what: "command",
+                value: settings.purpose.map_or("", Purpose::command).to_owned(),
+                hint: "give all processes the same command line",
+            },
+            Fact {
+                what: "setting",
+                value: settings.to_toml()?,
+                hint: "give all processes the same command line, and a `--config` with the same contents",
+            },
+            Fact {
+                what: "checkpoint to go on from",
+                value: checkpoint,
+                hint: "`--out` must be in a folder that all machines share, such as one on NFS",
+            },
+        ])
     }
 
     /// Fits the settings that the user did not set to the examples of a fine-tuning run.
@@ -206,10 +255,10 @@ impl Session {
         self.config.validate()?;
         ops::keep_freed_memory();
         let gpt_config = self.open_model(data)?;
-        let chosen = device::choose(self.args.options.device)?;
+        let chosen = device::choose_for(self.args.options.device, self.group.ranks().local_rank())?;
         // Otherwise memory that was freed after reading the data would count as used.
         ops::give_back_memory();
-        let limits = Limits::of(&chosen.device);
+        let limits = Limits::of(&chosen.device).shared_by(self.group.ranks().n_on_machine());
         self.choose_micro_batch_size(limits, &gpt_config, &chosen.device)?;
         if let Some(checkpoint) = &self.checkpoint {
             let (then, now) = (checkpoint.config.data.micro_batch_size, self.config.data.micro_batch_size);
@@ -286,7 +335,7 @@ impl Session {
         if self.config.data.micro_batch_size != MicroBatchSize::Auto {
             return Ok(());
         }
-        let rows = limits.largest(&self.config, gpt_config, device)?;
+        let rows = self.group.of_first(limits.largest(&self.config, gpt_config, device)?)?;
         self.config.data.micro_batch_size = MicroBatchSize::Rows(rows);
         self.notes.push(format!("`data.micro_batch_size=auto` is {rows}, the largest that fits and divides a step"));
         Ok(())
@@ -299,7 +348,7 @@ impl Session {
                 let mut status = Status::new();
                 self.notes.iter().for_each(|note| status.note(note));
                 status.note("measuring a few steps");
-                let trainer = trainer_of(self.checkpoint.as_ref(), &self.config, data, device)?;
+                let trainer = trainer_of(self.checkpoint.as_ref(), &self.config, data, (device, &self.group))?;
                 let (steps_done, total_steps) = (trainer.steps_done(), trainer.total_steps());
                 Some(Trial { steps_done, total_steps, time: trainer.time_step()? })
             }
@@ -315,23 +364,31 @@ impl Session {
         memory::reset_peak();
         // The peak is only in the report.
         let watch = if self.args.options.json { DeviceWatch::start(device) } else { None };
-        let trainer = trainer_of(self.checkpoint.as_ref(), config, data, device)?;
+        let trainer = trainer_of(self.checkpoint.as_ref(), config, data, (device, &self.group))?;
         let n_params = trainer.n_params();
+        trainer.require_same_start()?;
         if self.args.from.is_some() {
             // `--resume` does not find the checkpoint of another run, so the folder has its own before it is a run.
-            self.run.reserve()?;
+            if self.group.is_first() {
+                self.run.reserve()?;
+            }
             trainer.save_checkpoint(&self.run)?;
         }
-        self.run.begin(config)?;
+        if self.group.is_first() {
+            self.run.begin(config)?;
+        }
         let interrupt = Interrupt::install()?;
         let first = trainer.steps_done();
-        let mut reporter = Reporter::new(ProgressLine::on_stderr()).with_files(&self.run, first)?;
+        let mut reporter = Reporter::new(ProgressLine::on_stderr());
+        if self.group.is_first() {
+            reporter = reporter.with_files(&self.run, first)?;
+        }
         self.notes.iter().for_each(|note| reporter.note(note));
         reporter.note(&format!("device: {} ({})", device::name(device), chosen.reason));
         self.announce(&mut reporter, data, &trainer, prediction);
         let outcome = trainer.run(&self.run, &mut reporter, &interrupt)?;
         reporter.note(&self.result(&outcome));
-        if self.args.options.json {
+        if self.args.options.json && self.group.is_first() {
             let device_memory = ops::device_memory(device);
             let report = Report {
                 steps: outcome.step,
@@ -351,6 +408,7 @@ impl Session {
                 predicted_peak_bytes: prediction.estimate.peak_bytes
                     + if device_memory.is_none() { prediction.held_before } else { 0 },
                 out: self.out.clone(),
+                ranks: outcome.costs,
             };
             print_json(&report)?;
         }
@@ -361,6 +419,14 @@ impl Session {
     /// Says what the run is about to do.
     fn announce(&self, reporter: &mut Reporter, data: &Data, trainer: &Trainer<'_>, prediction: &Prediction) {
         let (config, Prediction { estimate, held_before, .. }) = (&self.config, prediction);
+        if !self.group.is_alone() {
+            reporter.note(&format!(
+                "processes: {}, {} on this machine, which compute with {} each",
+                self.group.size(),
+                self.group.ranks().n_on_machine(),
+                counted(ops::n_threads(), "thread")
+            ));
+        }
         reporter.note(&format!(
             "data: {} tokens to train on, {} held out, a vocabulary of {}",
             data.train.n_tokens(),
@@ -440,11 +506,11 @@ fn trainer_of<'a>(
     checkpoint: Option<&Checkpoint>,
     config: &'a TrainConfig,
     data: &'a Data,
-    device: &Device,
+    (device, group): (&Device, &Group),
 ) -> Result<Trainer<'a>> {
     match checkpoint {
-        Some(checkpoint) => Trainer::resume(config, data, device, checkpoint),
-        None => Trainer::new(config, data, device),
+        Some(checkpoint) => Trainer::resume(config, data, (device, group), checkpoint),
+        None => Trainer::new(config, data, device, group),
     }
 }
 

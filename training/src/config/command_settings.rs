@@ -53,7 +53,7 @@ impl TrainConfig {
 
 impl Purpose {
     /// The name of the command.
-    pub(super) fn command(self) -> &'static str {
+    pub fn command(self) -> &'static str {
         match self {
             Self::Quickstart => "quickstart",
             Self::Pretrain => "pretrain",

@@ -30,7 +30,10 @@ const RULES: &[Rule] = &[
     Rule { keys: &["data.vocab_size"], when: When::Commands(&[Quickstart]) },
     Rule { keys: &["data.val_fraction"], when: When::Commands(&[Quickstart, Finetune]) },
     Rule { keys: &["data.too_long"], when: When::Commands(&[Finetune]) },
-    Rule { keys: &["data.rows", "objective.", "schedule.", "eval.", "checkpoint."], when: When::Commands(RUNS) },
+    Rule {
+        keys: &["data.rows", "objective.", "schedule.", "eval.", "checkpoint.", "parallel."],
+        when: When::Commands(RUNS),
+    },
     Rule { keys: &["sample.every", "sample.prompt"], when: When::Commands(RUNS) },
     Rule { keys: &["sample."], when: When::Commands(&[Quickstart, Pretrain, Finetune, Sample]) },
     Rule {

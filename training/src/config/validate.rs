@@ -31,6 +31,9 @@ const MAX_EPOCHS: f64 = 1e6;
 /// Far above the number of tokens whose activations fit in memory, even for the smallest models.
 const MAX_MICRO_BATCH_TOKENS: usize = 1 << 26;
 
+/// Maximum of [`ParallelSettings::peer_timeout`](super::ParallelSettings::peer_timeout): a week.
+const MAX_PEER_TIMEOUT: u64 = 7 * 24 * 3600;
+
 impl TrainConfig {
     /// Tokens per micro-batch.
     pub fn micro_batch_tokens(&self) -> usize {
@@ -75,6 +78,13 @@ impl TrainConfig {
             "`eval.patience` needs evaluations during the run, but `eval.every` is 0\nhint: set `eval.every`"
         );
         ensure!(self.checkpoint.keep > 0, "`checkpoint.keep` must be at least 1, got 0");
+        if let Some(seconds) = self.parallel.peer_timeout {
+            ensure!(
+                (1..=MAX_PEER_TIMEOUT).contains(&seconds),
+                "`parallel.peer_timeout` must be from 1 to {MAX_PEER_TIMEOUT} seconds, got {seconds}\nhint: longer than rank 0 takes for a \
+                 checkpoint"
+            );
+        }
         ensure!(
             i64::try_from(self.seed).is_ok(),
             "`seed` must be at most {}, the largest number in TOML, got {}",
@@ -438,6 +448,7 @@ mod tests {
             ("sample.temperature", "-1"),
             ("sample.top_p", "0"),
             ("checkpoint.keep", "0"),
+            ("parallel.peer_timeout", "0"),
         ] {
             let layers = Layers {
                 preset: Some("tiny".to_owned()),

@@ -6,9 +6,12 @@ use burn::tensor::{Tensor, Transaction};
 use hearth_model::{gpt::Gpt, ops::Targets};
 use std::f64::consts::LN_2;
 
-use crate::data::{
-    loader::{Batch, Documents, RowSource},
-    shard::Tokens,
+use crate::{
+    data::{
+        loader::{Batch, Documents, RowSource},
+        shard::Tokens,
+    },
+    ranks::Group,
 };
 
 /// A split's loss.
@@ -86,22 +89,39 @@ impl Windows {
 
 /// The loss of `gpt` over a split; the model must be without autodiff and dropout (`valid()`). Reads back once, at the
 /// end.
+///
+/// # Errors
+/// A split without targets, or a device that fails.
 pub fn score(gpt: &Gpt, source: &RowSource, windows: Windows) -> Result<Score> {
+    score_in(&Group::default(), gpt, source, windows)
+}
+
+/// [`score`] by the ranks of `group`, which share the batches; all get it, with the bits that one rank alone would get.
+///
+/// # Errors
+/// The same, and a rank that does not answer.
+pub fn score_in(group: &Group, gpt: &Gpt, source: &RowSource, windows: Windows) -> Result<Score> {
     ensure!(source.has_targets(), "evaluation needs at least 2 tokens, got {}", source.n_tokens());
     let device = gpt.device();
     let mut losses: Vec<Tensor<1>> = Vec::new();
     let mut counts = Vec::new();
-    for batch in windows.batches(source) {
+    for (number, batch) in windows.batches(source).enumerate() {
+        counts.push(batch.total_weight() as usize);
+        if !group.is_mine(number) {
+            continue;
+        }
         let (inputs, ids) = batch.to_device(&device);
         let hidden = gpt.forward(inputs, batch.context(None));
         let total = batch.total_weight();
         let weights = batch.weights.map(|weights| weights.iter().map(|weight| weight / total as f32).collect());
         losses.push(gpt.loss(hidden, Targets { ids, weights }));
-        counts.push(total as usize);
     }
-    let means = read_floats(Tensor::cat(losses, 0))?;
+    let own = if losses.is_empty() { Vec::new() } else { read_floats(Tensor::cat(losses, 0))? };
+    // Bits, since a message between ranks has not all floats.
+    let means = group.in_turn(own.into_iter().map(f32::to_bits).collect())?;
     let n_targets = counts.iter().sum();
-    let total: f64 = means.iter().zip(&counts).map(|(&mean, &count)| f64::from(mean) * count as f64).sum();
+    let means = means.into_iter().map(f32::from_bits);
+    let total: f64 = means.zip(&counts).map(|(mean, &count)| f64::from(mean) * count as f64).sum();
     Ok(Score { loss: total / n_targets as f64, n_targets, accuracy: None })
 }
 

@@ -22,6 +22,7 @@ use crate::{
     data::loader::{Batch, RowSource},
     eval::{Score, Windows},
     interrupt::Interrupt,
+    ranks::Group,
 };
 
 /// Direct preference optimization.
@@ -84,14 +85,18 @@ impl Objective for Dpo {
         Ok(train.zip(val).map(<[RowSource; 2]>::from))
     }
 
-    fn score(&self, gpt: &Gpt, source: &RowSource, windows: Windows) -> Result<Score> {
-        let (mut losses, mut n_right) = (Vec::new(), 0);
+    fn score(&self, gpt: &Gpt, source: &RowSource, windows: Windows, group: &Group) -> Result<Score> {
+        let mut own = Vec::new();
         let batches = source.pairs().into_iter().flat_map(|pairs| pairs.batches(windows.batch_size));
-        for batch in batches.take(windows.max_batches.unwrap_or(usize::MAX)) {
+        let batches = batches.take(windows.max_batches.unwrap_or(usize::MAX)).enumerate();
+        for (_, batch) in batches.filter(|(number, _)| group.is_mine(*number)) {
             let pairs = PairLosses::new(&batch, &token_losses(gpt, &batch)?, self.beta);
-            losses.extend(pairs.losses);
-            n_right += pairs.n_right;
+            // Bits, since a message between ranks has not all floats.
+            own.push((pairs.losses.into_iter().map(f64::to_bits).collect::<Vec<_>>(), pairs.n_right));
         }
+        let (losses, n_right): (Vec<_>, Vec<_>) = group.in_turn(own)?.into_iter().unzip();
+        let losses: Vec<f64> = losses.into_iter().flatten().map(f64::from_bits).collect();
+        let n_right: usize = n_right.into_iter().sum();
         let n = losses.len().max(1);
         let loss = losses.iter().sum::<f64>() / n as f64;
         Ok(Score { loss, n_targets: losses.len(), accuracy: Some(n_right as f64 / n as f64) })

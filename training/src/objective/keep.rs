@@ -18,6 +18,7 @@ use super::{
 use crate::{
     data::loader::{Batch, RowSource},
     eval::{Score, Windows},
+    ranks::Group,
 };
 
 /// The next token with a penalty on changed predictions.
@@ -54,8 +55,8 @@ impl Objective for Keep {
         true
     }
 
-    fn score(&self, gpt: &Gpt, source: &RowSource, windows: Windows) -> Result<Score> {
-        NextToken.score(gpt, source, windows)
+    fn score(&self, gpt: &Gpt, source: &RowSource, windows: Windows, group: &Group) -> Result<Score> {
+        NextToken.score(gpt, source, windows, group)
     }
 
     fn bits_per_byte(&self, score: &Score, source: &RowSource, tokenizer: &Tokenizer) -> Option<f64> {

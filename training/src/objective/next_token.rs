@@ -11,7 +11,8 @@ use hearth_model::{gpt::Gpt, ops::Losses, tokenizer::Tokenizer};
 use super::{Objective, StepIndex, TrainingPass};
 use crate::{
     data::loader::{Batch, RowSource},
-    eval::{Score, Windows, score},
+    eval::{Score, Windows, score_in},
+    ranks::Group,
 };
 
 /// The cross entropy of the next token.
@@ -36,8 +37,8 @@ impl Objective for NextToken {
         Ok(scaled(pass.batch, index, |weights| pass.cross_entropy(weights)))
     }
 
-    fn score(&self, gpt: &Gpt, source: &RowSource, windows: Windows) -> Result<Score> {
-        score(gpt, source, windows)
+    fn score(&self, gpt: &Gpt, source: &RowSource, windows: Windows, group: &Group) -> Result<Score> {
+        score_in(group, gpt, source, windows)
     }
 
     fn bits_per_byte(&self, score: &Score, source: &RowSource, tokenizer: &Tokenizer) -> Option<f64> {

@@ -30,6 +30,12 @@ impl Limits {
         }
     }
 
+    /// The same for one of `n_processes` that share the memory alike.
+    #[must_use]
+    pub fn shared_by(self, n_processes: usize) -> Limits {
+        Limits { available: self.available.map(|available| available / n_processes.max(1) as u64), ..self }
+    }
+
     /// Whether a run of this size fits in `share` of the memory.
     fn fits(self, estimate: &Estimate, share: f64) -> bool {
         self.available.is_none_or(|available| estimate.peak_bytes as f64 <= available as f64 * share)

@@ -26,12 +26,14 @@ use hearth_model::{
 };
 use serde::{Deserialize, Serialize};
 
+pub use self::moments_of_all::MomentsOfAll;
 use crate::{
     config::TrainConfig,
     run::{optim::Optimizer, run_dir::RunDir},
 };
 
 mod moments;
+mod moments_of_all;
 
 const STATE_DIR: &str = "train_state";
 const STATE_FILE: &str = "train_state/state.json";
@@ -139,10 +141,10 @@ impl TrainState {
 }
 
 /// Writes a checkpoint to a staged folder that has the model's files already.
-pub fn write(staged: &StagedDir, optimizer: &Optimizer, state: &TrainState, config: &TrainConfig) -> Result<()> {
+pub fn write(staged: &StagedDir, moments: &MomentsOfAll<'_>, state: &TrainState, config: &TrainConfig) -> Result<()> {
     staged.write(STATE_FILE, &json(state)?)?;
     staged.write(CONFIG_FILE, config.to_toml()?.as_bytes())?;
-    moments::write(&staged.path().join(MOMENTS_FILE), optimizer.moments())?;
+    moments::write(&staged.path().join(MOMENTS_FILE), moments)?;
     let checksums: BTreeMap<String, Digest> = files(staged.path())?
         .into_iter()
         .map(|name| Ok((name.clone(), Digest::of_file(&staged.path().join(name))?)))
@@ -227,6 +229,14 @@ impl Checkpoint {
         }
     }
 
+    /// Identifies all its files.
+    ///
+    /// # Errors
+    /// It cannot be read any more.
+    pub fn digest(&self) -> Result<Digest> {
+        Ok(Digest::of_file(&self.dir.join(CHECKSUMS_FILE))?)
+    }
+
     /// The checkpoint's folder.
     pub fn dir(&self) -> &Path {
         &self.dir
@@ -239,13 +249,14 @@ impl Checkpoint {
         Ok(gpt.with_dropout(self.config.model.dropout))
     }
 
-    /// Restores the moments of the optimizer of `module`.
+    /// Restores the moments of the optimizer of `module`, of the parameters that it [owns](Optimizer::owns).
     ///
     /// # Errors
     /// They cannot be read, or are not those of the parameters that train.
     pub fn restore<M: Module>(&self, optimizer: &mut Optimizer, module: &M, device: &Device) -> Result<()> {
         let path = self.dir.join(MOMENTS_FILE);
-        let moments = moments::read(&path, device)?;
+        let is_own = |name: &str| name.rsplit_once('.').is_none_or(|(path, _)| optimizer.owns(path));
+        let moments = moments::read(&path, device, is_own)?;
         optimizer
             .restore(self.state.n_updates, moments, module)
             .with_context(|| format!("`{}` does not match the configuration", path.display()))

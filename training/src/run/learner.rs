@@ -1,5 +1,7 @@
 //! A model in training: batches to gradients, gradients to new weights.
 
+mod step;
+
 use std::{mem, sync::Arc};
 
 use anyhow::{Context, Result};
@@ -13,6 +15,7 @@ use hearth_model::{
     recompute::RecomputedPass,
 };
 
+pub use self::step::StepGradients;
 use crate::{
     config::{ObjectiveSettings, OptimSettings},
     data::loader::{Batch, mix},
@@ -20,6 +23,7 @@ use crate::{
     run::{
         optim::{Gradients, Optimizer, matrices_of},
         schedule::Rates,
+        sharding::Shards,
         tree_sum::{Sum, TreeSum},
     },
 };
@@ -35,6 +39,8 @@ pub struct Learner {
     routers: RouterLossWeights,
     /// Seed of the dropout masks, together with step and micro-step.
     seed: u64,
+    /// Which rank updates which parameter, with several ranks.
+    shards: Option<Shards>,
 }
 
 /// A loss and its gradients, still on the device: of one micro-batch, several, or a whole step.
@@ -48,19 +54,17 @@ pub struct LossGradients {
     pub balance: Option<RouterBalance>,
 }
 
-impl Sum for RouterBalance {
-    fn sum(left: RouterBalance, right: RouterBalance) -> RouterBalance {
+impl Sum for Option<RouterBalance> {
+    fn sum(left: Option<RouterBalance>, right: Option<RouterBalance>) -> Option<RouterBalance> {
+        let (Some(left), Some(right)) = (&left, &right) else { return left.or(right) };
         let counts = left.counts.iter().zip(&right.counts).map(|(left, right)| left + right).collect();
-        RouterBalance { loss: left.loss + right.loss, counts }
+        Some(RouterBalance { loss: left.loss + right.loss, counts })
     }
 }
 
 impl Sum for LossGradients {
     fn sum(left: LossGradients, right: LossGradients) -> LossGradients {
-        let balance = match (left.balance, right.balance) {
-            (Some(left), Some(right)) => Some(RouterBalance::sum(left, right)),
-            (left, right) => left.or(right),
-        };
+        let balance = Sum::sum(left.balance, right.balance);
         let gradients = Gradients::sum(left.gradients, right.gradients);
         LossGradients { loss: left.loss + right.loss, gradients, balance }
     }
@@ -85,6 +89,7 @@ impl Learner {
             objective: ObjectiveSettings::default().objective(),
             routers: RouterLossWeights::default(),
             seed,
+            shards: None,
         }
     }
 

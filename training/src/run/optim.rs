@@ -8,7 +8,10 @@ mod adamw;
 mod gradients;
 mod muon;
 
-use std::{array, collections::BTreeMap};
+use std::{
+    array,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use anyhow::{Context, Result, bail, ensure};
 use burn::{
@@ -36,6 +39,8 @@ pub struct Optimizer {
     /// Number of updates so far.
     n_updates: usize,
     moments: BTreeMap<String, Moments>,
+    /// The paths of the parameters that it updates; `None`: all. Other ranks update the others.
+    owned: Option<BTreeSet<String>>,
 }
 
 /// The state of one parameter, `[n_values]` each.
@@ -63,7 +68,29 @@ impl Optimizer {
     /// A new optimizer. Muon may update `matrices`, see [`matrices_of`].
     pub fn new(settings: OptimSettings, matrices: BTreeMap<String, Vec<usize>>) -> Optimizer {
         let matrices = if settings.matrices == Algorithm::Muon { matrices } else { BTreeMap::new() };
-        Optimizer { settings, matrices, n_updates: 0, moments: BTreeMap::new() }
+        Optimizer { settings, matrices, n_updates: 0, moments: BTreeMap::new(), owned: None }
+    }
+
+    /// The same for the parameters with these paths alone. It must have no state yet.
+    #[must_use]
+    pub fn owning(self, paths: BTreeSet<String>) -> Optimizer {
+        Optimizer { owned: Some(paths), ..self }
+    }
+
+    /// Whether it updates the parameter at `path`.
+    pub fn owns(&self, path: &str) -> bool {
+        self.owned.as_ref().is_none_or(|owned| owned.contains(path))
+    }
+
+    /// The numbers of values of the parameters of `module` that train, and of their values in the state of the optimizer, by path.
+    pub fn state_sizes<M: Module>(&self, module: &M) -> BTreeMap<String, [usize; 2]> {
+        let mut sizes = Sizes::default();
+        module.visit(&mut sizes);
+        let of_param = |(path, n_values): (String, usize)| {
+            let n_moments = if self.matrices.contains_key(&path) { 1 } else { 2 };
+            (path, [n_values, n_moments * n_values])
+        };
+        sizes.found.into_iter().map(of_param).collect()
     }
 
     /// Its settings.
@@ -113,6 +140,11 @@ impl Optimizer {
         self.moments.iter().flat_map(of_param).collect()
     }
 
+    /// Bytes of its state.
+    pub fn n_bytes(&self) -> u64 {
+        self.moments().iter().map(|(_, values)| 4 * values.dims()[0] as u64).sum()
+    }
+
     /// Restores the result of [`moments`](Self::moments) after `n_updates` updates of `module`.
     ///
     /// # Errors
@@ -157,7 +189,7 @@ impl Optimizer {
                 "the moments of `{path}` have {found:?} values, and the parameter {n_values}"
             );
         }
-        if let Some((path, _)) = sizes.found.first_key_value() {
+        if let Some((path, _)) = sizes.found.iter().find(|(path, _)| self.owns(path)) {
             ensure!(n_updates == 0, "the moments of `{path}` are missing");
         }
         self.n_updates = n_updates;
@@ -228,7 +260,7 @@ impl ModuleMapper for Update<'_> {
         let gradient = match self.gradients.take(&path) {
             Some(gradient) => gradient,
             // An expert that no row chose: its moments and its weights decay all the same.
-            None if param.val().is_require_grad() && path.contains(ROUTED) => {
+            None if param.val().is_require_grad() && path.contains(ROUTED) && self.optimizer.owns(&path) => {
                 let value = param.val().inner();
                 Tensor::zeros([value.shape().num_elements()], &value.device())
             }

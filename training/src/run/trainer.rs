@@ -1,9 +1,11 @@
 //! The training loop, from top to bottom: batch, loss, backward, combine, clip, step, log, evaluate, save.
 
+mod all_ranks;
 mod due;
 mod evaluation;
 mod run_model;
 mod same_run;
+mod same_start;
 mod sample;
 mod save;
 mod speed;
@@ -11,23 +13,24 @@ mod start;
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use burn::module::Module;
 use hearth_model::{TokenId, digest::Digest, gpt::Gpt, ops, tokenizer::Tokenizer};
 
+pub use self::all_ranks::RankCosts;
 pub(crate) use self::run_model::first_model;
 pub use self::speed::StepTime;
 use self::{due::Due, run_model::SavedForm, speed::Speed, start::run_size};
 use crate::{
     config::TrainConfig,
     data::loader::{Batch, Loader, Prefetcher, RowSource},
-    eval::{Score, read_numbers},
+    eval::Score,
     interrupt::Interrupt,
-    objective::{RouterBalance, StepIndex},
+    objective::StepIndex,
+    ranks::Group,
     run::{
         checkpoint::{Best, TrainState},
-        learner::{Learner, LossGradients},
-        optim::Gradients,
+        learner::{Learner, StepGradients},
         progress::{Pace, Reporter, StepRecord},
         run_dir::RunDir,
         schedule::{RunSize, Schedule},
@@ -70,6 +73,8 @@ pub struct RunOutcome {
     pub best: Option<Best>,
     /// Training tokens per second of this process, without evaluations, samples and saving.
     pub tok_per_sec: f64,
+    /// What it cost each of several ranks, by rank.
+    pub costs: Vec<RankCosts>,
 }
 
 /// A run that is ready to start or to continue; all checks have passed.
@@ -89,6 +94,8 @@ pub struct Trainer<'a> {
     /// goes on from.
     kept: Option<Best>,
     saved: SavedForm,
+    /// The ranks of the run. All of them do the same but for their micro-batches and parameters; rank 0 writes and reports.
+    group: Group,
 }
 
 impl Trainer<'_> {
@@ -117,15 +124,15 @@ impl Trainer<'_> {
     /// # Errors
     /// The device fails, the run diverges, or the folder cannot be written. Earlier checkpoints stay.
     pub fn run(mut self, run: &RunDir, reporter: &mut Reporter, interrupt: &Interrupt) -> Result<RunOutcome> {
-        self.find_best(run, reporter);
+        self.find_best(run, reporter)?;
+        let mut speed = Speed::default();
         if !self.add_references(reporter, interrupt)? {
-            return Ok(RunOutcome { is_complete: false, ..self.outcome(None, 0.0) });
+            return Ok(RunOutcome { is_complete: false, ..self.outcome(None, &speed)? });
         }
         let first = self.state.step as u64;
         let mut batches = Prefetcher::new(&self.loader, first..u64::MAX)?;
         let guard_state = (self.state.recent_norms.clone(), self.state.n_skipped);
         let mut guard = SpikeGuard::new(self.config.optim.spike_factor, guard_state);
-        let mut speed = Speed::default();
         let utilization = Utilization::measure(&self.learner.gpt, self.config.model.max_seq_len)?;
         let mut latest = None;
         let mut last_val = None;
@@ -133,18 +140,20 @@ impl Trainer<'_> {
         while !self.is_over() {
             let started = Instant::now();
             let rates = self.schedule.rates(self.state.step, &self.config.optim);
-            let StepGradients { index, n_tokens, loss, grad_norm, gradients, balance } =
+            let sent_before = self.group.ranks().bytes_sent();
+            let (StepGradients { loss, grad_norm, gradients, balance }, index, n_tokens) =
                 self.gradients(&mut batches)?;
             let done = self.state.step + 1;
             let skipped = guard.check(done, loss, grad_norm)?;
             if skipped.is_none() {
-                self.learner = self.learner.update(gradients, rates);
+                self.learner = self.learner.update(gradients, rates).with_updates_of_all()?;
             }
-            let took = started.elapsed();
+            let (took, signals) = self.agreed(started.elapsed(), interrupt)?;
             speed.add_step(n_tokens, took);
+            speed.add_sent(self.group.ranks().bytes_sent() - sent_before);
             self.advance(&guard, n_tokens, took);
 
-            let due = Due::after(done, self.config, &self.schedule, interrupt);
+            let due = Due::after(done, self.config, &self.schedule, signals);
             match skipped {
                 Some(reason) => reporter.skipped(done, reason)?,
                 None => {
@@ -181,7 +190,7 @@ impl Trainer<'_> {
                 let pace = Pace {
                     total: self.schedule.total(),
                     minutes_left: self.config.schedule.max_minutes.map(|minutes| minutes - self.state.minutes),
-                    mfu: utilization.map(|utilization| utilization.at(speed.recent())),
+                    mfu: utilization.map(|utilization| utilization.at(speed.recent() / self.group.size() as f64)),
                 };
                 if let Some(record) = latest.take() {
                     reporter.show_step(&record, pace);
@@ -199,7 +208,8 @@ impl Trainer<'_> {
                     self.state.n_since_best
                 ));
             }
-            if due.samples || ends_early && self.config.sample.every > 0 {
+            let samples = due.samples || ends_early && self.config.sample.every > 0;
+            if samples && self.group.is_first() {
                 reporter.sample(done, self.sample(&self.config.sample)?)?;
             }
             if due.saves || ends_early {
@@ -218,7 +228,7 @@ impl Trainer<'_> {
             last_val = self.complete(last_val, run, reporter)?;
         }
         reporter.draw()?;
-        Ok(self.outcome(last_val, speed.overall()))
+        self.outcome(last_val, &speed)
     }
 
     /// Whether all steps are done, or the run ends early.
@@ -226,19 +236,16 @@ impl Trainer<'_> {
         self.schedule.is_over(self.state.step) || self.has_no_patience()
     }
 
-    /// The gradients of the next step, over the next micro-batches.
-    fn gradients(&self, batches: &mut Prefetcher) -> Result<StepGradients> {
+    /// The gradients of the next step, over the next micro-batches, its index, and its number of tokens.
+    fn gradients(&self, batches: &mut Prefetcher) -> Result<(StepGradients, StepIndex, usize)> {
         let n_micro = self.loader.n_micro_batches(self.state.step as u64);
         let micro_batches: Vec<Batch> = batches.by_ref().take(n_micro).collect();
         ensure!(micro_batches.len() == n_micro, "the data loader stopped before the end of the run");
         let n_tokens = micro_batches.iter().map(Batch::n_tokens).sum();
         let index = self.learner.step_index(self.state.step, micro_batches.iter());
-        let sums = self.learner.gradients(index, micro_batches.into_iter().enumerate())?;
-        let LossGradients { loss, mut gradients, balance } = sums.context("a step has micro-batches")?;
-        let grad_norm = self.learner.clip(&mut gradients)?;
-        // Read before the update: a NaN must not reach the weights.
-        let [loss, grad_norm] = read_numbers([loss, grad_norm])?;
-        Ok(StepGradients { index, n_tokens, loss, grad_norm, gradients, balance })
+        let own = self.group.micro_batches(n_micro);
+        let own = micro_batches.into_iter().enumerate().filter(|(micro_step, _)| own.contains(micro_step));
+        Ok((self.learner.step_gradients(index, own)?, index, n_tokens))
     }
 
     /// Ends a run whose steps are all done: returns the last evaluation, and saves the model where none was saved.
@@ -257,15 +264,16 @@ impl Trainer<'_> {
         }))
     }
 
-    fn outcome(&self, val: Option<Score>, tok_per_sec: f64) -> RunOutcome {
-        RunOutcome {
+    fn outcome(&self, val: Option<Score>, speed: &Speed) -> Result<RunOutcome> {
+        Ok(RunOutcome {
             step: self.state.step,
             is_complete: self.is_over(),
             val,
             val_bpb: val.and_then(|val| self.bits_per_byte(&val)),
             best: self.kept,
-            tok_per_sec,
-        }
+            tok_per_sec: speed.overall(),
+            costs: self.costs(speed)?,
+        })
     }
 
     /// Updates the state after a step.
@@ -285,16 +293,4 @@ impl Trainer<'_> {
         ops::give_back_memory();
         Ok(self.learner.gpt.valid().packed()?)
     }
-}
-
-/// The gradients of a step, clipped, and what they were computed from.
-struct StepGradients {
-    index: StepIndex,
-    n_tokens: usize,
-    loss: f32,
-    /// The norm before clipping.
-    grad_norm: f32,
-    gradients: Gradients,
-    /// How evenly experts are used, if routers have losses.
-    balance: Option<RouterBalance>,
 }

@@ -147,6 +147,7 @@ impl Simulation {
                     tenant: TenantId(job.tenant),
                     priority: job.priority,
                     keys: keys.collect(),
+                    state_places: Vec::new(),
                     reads_kept_pages: index % 5 != 0,
                     adapter: (index % 3 > 0).then(|| adapter(index as u64 % 4)),
                 };

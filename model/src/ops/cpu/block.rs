@@ -147,12 +147,16 @@ fn attend_heads<E: PagedElement>(
     let (q_width, kv_width) = (n_heads * head_dim, n_kv_heads * head_dim);
     let Scratch { normed, wide: qkv, attn_out, .. } = scratch;
     let Sublayer { in_norm, inner, .. } = mixer;
-    let Mixer::Attention(SelfAttention { qkv: Qkv::Stacked(qkv_matrix), kv, qk_norms, v_norm, sinks, .. }) = inner
+    let Mixer::Attention(SelfAttention { qkv: Qkv::Stacked(qkv_matrix), clip, kv, qk_norms, v_norm, sinks, .. }) =
+        inner
     else {
         unreachable!("`has_block` refuses recurrent layers and latents")
     };
     let input = normed_if_any(x, in_norm.as_ref(), normed);
     let n_rows = product(input, qkv_matrix, qkv);
+    if let Some(limit) = *clip {
+        qkv.iter_mut().for_each(|value| *value = value.clamp(-limit, limit));
+    }
     let qk_norms = qk_norms.as_ref().map(|qk| qk.map(NormMemory::values));
     let v_norm = v_norm.as_ref().map(NormMemory::values);
     let width = match kv {

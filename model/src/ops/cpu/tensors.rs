@@ -2,7 +2,7 @@
 
 use burn::{
     backend::{Flex, flex::FlexTensor},
-    tensor::{Element, Int, Tensor, TensorData},
+    tensor::{DType, Element, Int, Tensor, TensorData},
 };
 
 use super::{KvElement, huge_pages::zeros};
@@ -13,6 +13,42 @@ pub(in crate::ops) struct Values(FlexTensor);
 impl Values {
     pub(in crate::ops) fn as_slice(&self) -> &[f32] {
         self.0.as_slice().unwrap_or_else(|| unreachable!("`values` made the tensor contiguous f32"))
+    }
+}
+
+/// Columns of a CPU matrix, where they are.
+pub(in crate::ops) struct Columns(FlexTensor);
+
+impl Columns {
+    pub(in crate::ops) fn rows(&self) -> StridedRows<'_> {
+        let layout = self.0.layout();
+        let [_, width] = layout.shape().dims();
+        let stride = layout.strides()[0].unsigned_abs();
+        StridedRows { values: &self.0.storage()[layout.start_offset()..], stride, width }
+    }
+}
+
+/// Rows of `width` values, the first of every `stride`.
+#[derive(Clone, Copy)]
+pub(in crate::ops) struct StridedRows<'a> {
+    values: &'a [f32],
+    stride: usize,
+    width: usize,
+}
+
+impl<'a> StridedRows<'a> {
+    /// The whole of a matrix with rows of `width`.
+    pub(in crate::ops) fn of(values: &'a [f32], width: usize) -> Self {
+        Self { values, stride: width, width }
+    }
+
+    pub(in crate::ops) fn width(&self) -> usize {
+        self.width
+    }
+
+    #[inline(always)]
+    pub(in crate::ops) fn row(&self, row: usize) -> &'a [f32] {
+        &self.values[row * self.stride..][..self.width]
     }
 }
 
@@ -49,6 +85,23 @@ pub(in crate::ops) fn pool(tensor: &Tensor<2>) -> Pool {
 pub(in crate::ops) fn values<const D: usize>(tensor: Tensor<D>) -> Values {
     match tensor.try_into_primitive::<Flex>() {
         Ok(flex) => Values(flex.to_contiguous()),
+        Err(error) => unreachable!("an operand of a CPU operation is not on the CPU: {error:?}"),
+    }
+}
+
+/// The memory of an f32 matrix on the plain CPU device, which may be columns of a wider one; copies only what has no rows that
+/// follow each other.
+///
+/// # Panics
+/// When the tensor is elsewhere or of another type: operands of one operation share a device.
+pub(in crate::ops) fn columns(tensor: Tensor<2>) -> Columns {
+    match tensor.try_into_primitive::<Flex>() {
+        Ok(flex)
+            if flex.dtype() == DType::F32 && flex.layout().strides()[1] == 1 && flex.layout().strides()[0] >= 0 =>
+        {
+            Columns(flex)
+        }
+        Ok(flex) => Columns(flex.to_contiguous()),
         Err(error) => unreachable!("an operand of a CPU operation is not on the CPU: {error:?}"),
     }
 }

@@ -198,9 +198,12 @@ fn norm_forward_and_backward_match_the_reference() {
 #[test]
 fn qk_norm_forward_and_backward_match_the_reference() {
     for kind in [NormKind::LayerNorm, NormKind::RmsNorm] {
-        for (span, [n_heads, n_kv_heads, head_dim]) in
-            [(QkNormSpan::Head, [4, 2, 8]), (QkNormSpan::AllHeads, [4, 2, 8]), (QkNormSpan::Head, [1, 1, 3])]
-        {
+        for (span, [n_heads, n_kv_heads, head_dim]) in [
+            (QkNormSpan::Head, [4, 2, 8]),
+            (QkNormSpan::AllHeads, [4, 2, 8]),
+            (QkNormSpan::Head, [1, 1, 3]),
+            (QkNormSpan::EachHead, [4, 2, 8]),
+        ] {
             let options = AttentionOptions {
                 n_heads,
                 n_kv_heads,

@@ -63,6 +63,8 @@ pub(crate) enum Mixer<N, L> {
 #[derive(Debug)]
 pub(crate) struct SelfAttention<N, L> {
     pub(crate) qkv: Qkv<N, L>,
+    /// The largest magnitude of what that projection gives; what is larger becomes this.
+    pub(crate) clip: Option<f32>,
     /// Whether there are gates, as many as queries.
     pub(crate) is_gated: bool,
     /// Where keys and values come from.
@@ -271,9 +273,10 @@ impl<N, L> Mixer<N, L> {
 
     fn map<M, K>(&self, norm: &impl Fn(&N) -> M, linear: &impl Fn(&L) -> K) -> Mixer<M, K> {
         match self {
-            Self::Attention(SelfAttention { qkv, is_gated, kv, qk_norms, v_norm, sinks, out }) => {
+            Self::Attention(SelfAttention { qkv, clip, is_gated, kv, qk_norms, v_norm, sinks, out }) => {
                 Mixer::Attention(SelfAttention {
                     qkv: qkv.map(norm, linear),
+                    clip: *clip,
                     is_gated: *is_gated,
                     kv: *kv,
                     qk_norms: qk_norms.as_ref().map(|qk| qk.map(norm)),

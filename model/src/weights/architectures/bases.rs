@@ -36,6 +36,19 @@ pub(in super::super) fn gemma4() -> GptConfig {
     }
 }
 
+/// Muse Glimmer, but for what its files' norms have of their own.
+pub(in super::super) fn muse_glimmer() -> GptConfig {
+    GptConfig {
+        norm_position: NormPosition::Sandwich,
+        embed_norm: true,
+        plain_embed_norm: true,
+        qk_norm: true,
+        attention_gate: true,
+        out_norm_eps: Some(1e-8),
+        ..llama()
+    }
+}
+
 pub(in super::super) fn nanochat() -> GptConfig {
     GptConfig::nanochat(OPEN)
 }
@@ -82,23 +95,7 @@ pub(in super::super) fn mixture(base: GptConfig) -> GptConfig {
 }
 
 fn no_experts() -> Experts {
-    Experts {
-        n_experts: 0,
-        n_active: 0,
-        d_ff: 0,
-        scores: RouterScores::Softmax,
-        normalized: true,
-        weight_multiplier: 1.0,
-        router_bias: false,
-        selection_bias: false,
-        groups: None,
-        shared_d_ff: 0,
-        shared_gate: false,
-        dense_layers: Vec::new(),
-        balance_loss: 0.0,
-        beside_mlp: false,
-        latent_width: 0,
-    }
+    Experts::plain(0, 0, 0)
 }
 
 /// The experts of a configuration, to be read or set.
@@ -112,6 +109,14 @@ pub(in super::super) fn mixture_with(base: GptConfig, change: impl FnOnce(&mut E
     let mut config = mixture(base);
     change(experts(&mut config));
     config
+}
+
+/// [`mixture`] of `base` with DeepSeek's choice of experts: by sigmoids, with a bias.
+pub(in super::super) fn corrected(base: GptConfig) -> GptConfig {
+    mixture_with(base, |experts| {
+        experts.scores = RouterScores::Sigmoid;
+        experts.selection_bias = true;
+    })
 }
 
 /// gpt-oss: experts with biases and an activation of its own, and attention with sinks.

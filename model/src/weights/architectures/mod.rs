@@ -7,12 +7,15 @@
 
 pub(super) mod bases;
 pub(super) mod config_rows;
+mod encoder_rows;
 mod expert_rows;
+mod gpt_rows;
 mod latent_rows;
 mod layer_rows;
 mod mamba_rows;
 mod names;
 mod recurrent_rows;
+pub(super) mod refused;
 mod rope;
 mod row_groups;
 mod table;

@@ -14,15 +14,15 @@ use safetensors::{
     tensor::{Metadata, TensorInfo},
 };
 
-use crate::eval::read_floats;
+use super::moments_of_all::{MomentsOfAll, SavedMoment};
 
 /// Writes flat tensors by name and flushes the file to the disk.
-pub(super) fn write(path: &Path, moments: Vec<(String, Tensor<1>)>) -> Result<()> {
+pub(super) fn write(path: &Path, moments: &MomentsOfAll<'_>) -> Result<()> {
     let mut end = 0;
-    let infos = moments.iter().map(|(name, values)| {
+    let infos = moments.all().iter().map(|SavedMoment { name, n_values, .. }| {
         let start = end;
-        end += 4 * values.dims()[0];
-        let info = TensorInfo { dtype: Dtype::F32, shape: values.dims().to_vec(), data_offsets: (start, end) };
+        end += 4 * n_values;
+        let info = TensorInfo { dtype: Dtype::F32, shape: vec![*n_values], data_offsets: (start, end) };
         (name.clone(), info)
     });
     let metadata = Metadata::new(None, infos.collect()).context("cannot serialize the header of the moments")?;
@@ -32,16 +32,16 @@ pub(super) fn write(path: &Path, moments: Vec<(String, Tensor<1>)>) -> Result<()
     let mut file = BufWriter::new(File::create(path).with_context(failed)?);
     file.write_all(&(header.len() as u64).to_le_bytes()).with_context(failed)?;
     file.write_all(&header).with_context(failed)?;
-    for (_, values) in moments {
-        let bytes: Vec<u8> = read_floats(values)?.into_iter().flat_map(f32::to_le_bytes).collect();
+    for moment in moments.all() {
+        let bytes: Vec<u8> = moments.read(moment)?.into_iter().flat_map(f32::to_le_bytes).collect();
         file.write_all(&bytes).with_context(failed)?;
     }
     let file = file.into_inner().map_err(|error| error.into_error()).with_context(failed)?;
     file.sync_all().with_context(failed)
 }
 
-/// Reads the tensors of a file that [`write`] wrote, by name, to `device`.
-pub(super) fn read(path: &Path, device: &Device) -> Result<BTreeMap<String, Tensor<1>>> {
+/// Reads the tensors of a file that [`write`] wrote and whose names are `wanted`, by name, to `device`.
+pub(super) fn read(path: &Path, device: &Device, wanted: impl Fn(&str) -> bool) -> Result<BTreeMap<String, Tensor<1>>> {
     let failed = || format!("cannot read `{}`", path.display());
     let file = File::open(path).with_context(failed)?;
     let n_bytes = file.metadata().with_context(failed)?.len();
@@ -62,6 +62,9 @@ pub(super) fn read(path: &Path, device: &Device) -> Result<BTreeMap<String, Tens
         ensure!(info.dtype == Dtype::F32, "`{}`: `{name}` is {:?}, expected F32", path.display(), info.dtype);
         let mut bytes = vec![0; info.data_offsets.1 - info.data_offsets.0];
         file.read_exact(&mut bytes).with_context(failed)?;
+        if !wanted(name) {
+            continue;
+        }
         let values: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
         let n_values = values.len();
         moments.insert(name.clone(), Tensor::from_data(TensorData::new(values, [n_values]), device));

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use anyhow::Result;
 use burn::{
     module::{Module, ModuleVisitor, Param},
-    tensor::{Gradients as BackwardGradients, Tensor},
+    tensor::{Device, Gradients as BackwardGradients, Tensor},
 };
 use hearth_model::{gpt::ParamPath, ops};
 
@@ -31,8 +32,23 @@ impl Gradients {
     }
 
     /// Removes and returns the flat gradient of one parameter.
-    pub(super) fn take(&mut self, path: &str) -> Option<Tensor<1>> {
+    pub(in crate::run) fn take(&mut self, path: &str) -> Option<Tensor<1>> {
         self.by_path.remove(path)
+    }
+
+    /// Sets the flat gradient of one parameter; `None`: it has none.
+    pub(in crate::run) fn put(&mut self, path: &str, gradient: Option<Tensor<1>>) {
+        if let Some(gradient) = gradient {
+            self.by_path.insert(path.to_owned(), gradient);
+        }
+    }
+
+    /// The sum of two gradients of one parameter, of which one may be missing.
+    pub(in crate::run) fn sum_of(left: Tensor<1>, right: Option<Tensor<1>>) -> Tensor<1> {
+        match right {
+            Some(right) => ops::add_gradients(left, right),
+            None => left,
+        }
     }
 
     /// The paths that have a gradient, sorted.
@@ -51,14 +67,34 @@ impl Gradients {
         self.by_path = paths.into_iter().zip(gradients).collect();
         Some(norm)
     }
+
+    /// The sums of the squares of each gradient, see [`ops::square_sums`], by path.
+    ///
+    /// # Errors
+    /// The device fails.
+    pub fn square_sums(&self) -> Result<BTreeMap<String, Vec<f64>>> {
+        self.by_path.iter().map(|(path, gradient)| Ok((path.clone(), ops::square_sums(gradient)?))).collect()
+    }
+
+    /// As [`clip`](Self::clip) if only some of the gradients are here: `squares` are the [`square_sums`](Self::square_sums) of all, in
+    /// the order of their paths. Returns the norm of all before.
+    ///
+    /// # Errors
+    /// The device fails.
+    pub fn clip_part(&mut self, squares: &[f64], max_norm: f64, device: &Device) -> Result<f32> {
+        let (paths, gradients): (Vec<_>, Vec<_>) = std::mem::take(&mut self.by_path).into_iter().unzip();
+        let (norm, gradients) = ops::clip_part(squares, gradients, max_norm, device)?;
+        self.by_path = paths.into_iter().zip(gradients).collect();
+        Ok(norm)
+    }
 }
 
 /// Of two backward passes of the same module.
 impl Sum for Gradients {
     fn sum(left: Gradients, mut right: Gradients) -> Gradients {
-        let add = |(path, gradient)| match right.by_path.remove(&path) {
-            Some(other) => (path, ops::add_gradients(gradient, other)),
-            None => (path, gradient),
+        let add = |(path, gradient)| {
+            let other = right.by_path.remove(&path);
+            (path, Gradients::sum_of(gradient, other))
         };
         let mut by_path: BTreeMap<_, _> = left.by_path.into_iter().map(add).collect();
         by_path.append(&mut right.by_path);

@@ -5,6 +5,8 @@ use std::{
     io::{self, IsTerminal, Write},
 };
 
+use crate::ranks;
+
 /// Moves to the start of the line and clears it.
 const CLEAR_LINE: &str = "\r\x1b[K";
 
@@ -32,8 +34,11 @@ impl ProgressLine {
         ProgressLine { out, style, is_open: false }
     }
 
-    /// Shows lines on stderr, in the style that fits it.
+    /// Shows lines on stderr, in the style that fits it. Of several processes of a run, the first does.
     pub fn on_stderr() -> ProgressLine {
+        if !ranks::of_process().is_first() {
+            return ProgressLine::new(Box::new(io::sink()), Style::Plain);
+        }
         let style = if io::stderr().is_terminal() { Style::Terminal } else { Style::Plain };
         ProgressLine::new(Box::new(io::stderr()), style)
     }

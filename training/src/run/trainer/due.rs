@@ -1,6 +1,7 @@
 //! What follows a step.
 
-use crate::{config::TrainConfig, interrupt::Interrupt, run::schedule::Schedule};
+use super::all_ranks::Signals;
+use crate::{config::TrainConfig, run::schedule::Schedule};
 
 /// What follows a step.
 #[expect(clippy::struct_excessive_bools, reason = "each by itself")]
@@ -17,15 +18,15 @@ pub(super) struct Due {
 }
 
 impl Due {
-    /// After `done` steps. A signal is checked for now: a later one ends the next step.
-    pub(super) fn after(done: usize, config: &TrainConfig, schedule: &Schedule, interrupt: &Interrupt) -> Due {
+    /// After `done` steps, by the end of which signals have asked for `signals`: a later one ends the next step.
+    pub(super) fn after(done: usize, config: &TrainConfig, schedule: &Schedule, signals: Signals) -> Due {
         let TrainConfig { eval, sample, checkpoint, .. } = config;
         let is_due = |every: usize| every > 0 && done.is_multiple_of(every);
         let is_last = schedule.is_over(done);
-        let stops = is_last || interrupt.exit_code().is_some();
+        let stops = is_last || signals.ends.is_some();
         let evaluates = is_last || is_due(eval.every);
         let samples = sample.every > 0 && (is_last || is_due(sample.every));
-        let saves_on_demand = interrupt.takes_checkpoint();
+        let saves_on_demand = signals.saves;
         let saves = stops || saves_on_demand || is_due(checkpoint.every) || checkpoint.keep_steps.contains(&done);
         Due {
             shows: stops || evaluates || samples || saves || is_due(eval.log_every),

@@ -19,7 +19,18 @@ impl Trainer<'_> {
     }
 
     /// Finds the best evaluation so far: the one of the model in the run's folder, if later ones compare with it.
-    pub(super) fn find_best(&mut self, run: &RunDir, reporter: &mut Reporter) {
+    ///
+    /// # Errors
+    /// A rank does not answer.
+    pub(super) fn find_best(&mut self, run: &RunDir, reporter: &mut Reporter) -> Result<()> {
+        if self.group.is_first() {
+            self.find_best_here(run, reporter);
+        }
+        (self.kept, self.state.best) = self.group.of_first((self.kept, self.state.best))?;
+        Ok(())
+    }
+
+    fn find_best_here(&mut self, run: &RunDir, reporter: &mut Reporter) {
         if let Some(best) = self.state.best.take_if(|_| !run.model_dir().exists()) {
             reporter.note(&format!(
                 "warning: the model of step {} is gone: the next evaluation is the best so far",
@@ -87,7 +98,7 @@ impl Trainer<'_> {
             max_batches: self.config.eval.batches,
         };
         let gpt = self.packed()?;
-        self.learner.objective().score(&gpt, &self.val, windows)
+        self.learner.objective().score(&gpt, &self.val, windows, &self.group)
     }
 
     /// Bits per byte of the text of the targets of `val`, if its loss is one of text.

@@ -6,7 +6,7 @@ use hearth_model::weights::{DiskDtype, StagedDir};
 
 use super::Trainer;
 use crate::run::{
-    checkpoint::{self, Best},
+    checkpoint::{self, Best, MomentsOfAll},
     progress::Reporter,
     run_dir::RunDir,
 };
@@ -20,6 +20,9 @@ impl Trainer<'_> {
             self.save_model(run, None)?;
         }
         self.save_checkpoint(run)?;
+        if !self.group.is_first() {
+            return Ok(());
+        }
         let settings = &self.config.checkpoint;
         if let Err(error) = run.prune_checkpoints(self.state.step, settings.keep, &settings.keep_steps) {
             // The run is saved all the same.
@@ -28,20 +31,27 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Writes a checkpoint.
+    /// Writes a checkpoint. Rank 0 does, and the others send it what they have.
     ///
     /// # Errors
     /// The folder cannot be written to. Earlier checkpoints stay.
     pub fn save_checkpoint(&self, run: &RunDir) -> Result<()> {
+        let moments = MomentsOfAll::new(&self.learner.optimizer, &self.group)?;
+        if !self.group.is_first() {
+            return moments.send();
+        }
         run.save_checkpoint(self.state.step, |staged| {
             self.write_model(staged, DiskDtype::F32)?;
-            checkpoint::write(staged, &self.learner.optimizer, &self.state, self.config)
+            checkpoint::write(staged, &moments, &self.state, self.config)
         })
         .with_context(|| format!("cannot save the checkpoint of step {}; earlier ones are intact", self.state.step))
     }
 
-    /// Replaces the run's model by this one, which `evaluation` is of.
+    /// Replaces the run's model by this one, which `evaluation` is of. Rank 0 does.
     pub(super) fn save_model(&self, run: &RunDir, evaluation: Option<Best>) -> Result<()> {
+        if !self.group.is_first() {
+            return Ok(());
+        }
         let staged = StagedDir::replacing(&run.model_dir())?;
         self.write_model(&staged, self.config.checkpoint.save_dtype.on_disk())?;
         evaluation.map_or(Ok(()), |evaluation| evaluation.write(&staged))?;

@@ -72,6 +72,9 @@ pub(super) struct Speed {
     all: Work,
     /// Since the last lap.
     recent: Work,
+    /// Bytes sent to other ranks, and the steps that sent them.
+    n_bytes: u64,
+    n_steps: u64,
 }
 
 /// Tokens, and how long they took.
@@ -87,6 +90,17 @@ impl Speed {
             work.n_tokens += n_tokens;
             work.time += took;
         }
+    }
+
+    /// Counts bytes that the step sent to other ranks.
+    pub(super) fn add_sent(&mut self, n_bytes: u64) {
+        self.n_bytes += n_bytes;
+        self.n_steps += 1;
+    }
+
+    /// Bytes that a step has sent to other ranks, on average.
+    pub(super) fn bytes_per_step(&self) -> u64 {
+        self.n_bytes / self.n_steps.max(1)
     }
 
     /// The speed since the last lap.

@@ -13,6 +13,7 @@ use crate::{
     config::{Rows, ScheduleKind, TrainConfig},
     data::loader::{Loader, LoaderSettings, RowOrder},
     interrupt::Interrupt,
+    ranks::Group,
     run::{
         adapter,
         checkpoint::{Checkpoint, TrainState},
@@ -23,32 +24,32 @@ use crate::{
 };
 
 impl<'a> Trainer<'a> {
-    /// A new run, with random weights or the weights of `model.init`.
+    /// A new run, with random weights or the weights of `model.init`, in which this process is one of `group`.
     ///
     /// # Errors
-    /// Invalid settings, splits too short for the context, or the tokenizer of another model.
-    pub fn new(config: &'a TrainConfig, data: &'a Data, device: &Device) -> Result<Trainer<'a>> {
+    /// Invalid settings, splits too short for the context, the tokenizer of another model, or more ranks than can share a step.
+    pub fn new(config: &'a TrainConfig, data: &'a Data, device: &Device, group: &Group) -> Result<Trainer<'a>> {
         config.validate()?;
         config.validate_on(device)?;
         let (gpt, saved) = first_model(config, data.tokenizer.vocab_size(), device)?;
         if let Some(dir) = &config.model.init {
             require_same_tokens(dir, &data.tokenizer, config.data.path.as_deref())?;
         }
-        let learner = new_learner(gpt, config)?;
+        let learner = new_learner(gpt, config, group)?;
         let reference = learner.objective().has_reference().then(|| learner.gpt.clone());
         let base = adapter::base_digest(config)?;
         let state = TrainState { base, ..TrainState::new(data.hash, data.tokenizer_hash) };
-        Self::with(config, (data, reference), learner, state, saved)
+        Self::with(config, (data, reference), learner, state, (saved, group))
     }
 
-    /// Continues the run of `checkpoint` with `config`.
+    /// Continues the run of `checkpoint` with `config`, on as many ranks as `group` has.
     ///
     /// # Errors
     /// Other data, or settings that contradict the completed steps; the message names both sides.
     pub fn resume(
         config: &'a TrainConfig,
         data: &'a Data,
-        device: &Device,
+        (device, group): (&Device, &Group),
         checkpoint: &Checkpoint,
     ) -> Result<Trainer<'a>> {
         config.validate()?;
@@ -57,7 +58,7 @@ impl<'a> Trainer<'a> {
         let Checkpoint { state, config: then, .. } = checkpoint;
         let device = device.clone().autodiff();
         let (gpt, saved) = model_of_checkpoint(checkpoint, config, &device)?;
-        let mut learner = new_learner(gpt, config)?;
+        let mut learner = new_learner(gpt, config, group)?;
         let reference = match (learner.objective().has_reference(), &config.lora) {
             (false, _) => None,
             (true, Some(_)) => Some(learner.gpt.clone()),
@@ -93,7 +94,7 @@ impl<'a> Trainer<'a> {
              in a longer run\nhint: go on from an earlier checkpoint, with `--from`",
             state.step
         );
-        Self::with(config, (data, reference), learner, state, saved)
+        Self::with(config, (data, reference), learner, state, (saved, group))
     }
 
     fn with(
@@ -101,8 +102,9 @@ impl<'a> Trainer<'a> {
         (data, reference): (&'a Data, Option<Gpt>),
         learner: Learner,
         state: TrainState,
-        saved: SavedForm,
+        (saved, group): (SavedForm, &Group),
     ) -> Result<Trainer<'a>> {
+        group.require_micro_batches(config.micro_steps())?;
         let gpt = learner.gpt.config();
         let (n_tokens, vocab_size) = (data.tokenizer.vocab_size(), gpt.vocab_size);
         ensure!(
@@ -134,7 +136,19 @@ impl<'a> Trainer<'a> {
         let loader = Loader::new(&data.train, settings)?.ending_after(size.rows_of_epochs(config));
         let val = data.val.clone();
         let kept = state.best;
-        Ok(Trainer { config, data, val, reference, loader, learner, schedule, state, kept, saved })
+        Ok(Trainer {
+            config,
+            data,
+            val,
+            reference,
+            loader,
+            learner,
+            schedule,
+            state,
+            kept,
+            saved,
+            group: group.clone(),
+        })
     }
 
     /// Completes the rows by the reference model, if there is one. False if a signal came meanwhile.
@@ -144,6 +158,10 @@ impl<'a> Trainer<'a> {
         let settings = *self.loader.settings();
         let splits = [&self.data.train, &self.data.val];
         let found = self.learner.objective().with_reference(splits, reference, settings.micro_batch_size, interrupt)?;
+        // All ranks compute them all.
+        if self.is_interrupted(interrupt)? {
+            return Ok(false);
+        }
         let Some([train, val]) = found else { return Ok(false) };
         self.val = val;
         self.loader = Loader::new(&train, settings)?.ending_after(self.size().rows_of_epochs(self.config));
@@ -156,8 +174,8 @@ pub(super) fn run_size(config: &TrainConfig, data: &Data, learner: &Learner) -> 
 }
 
 /// The start of a run.
-fn new_learner(gpt: Gpt, config: &TrainConfig) -> Result<Learner> {
+fn new_learner(gpt: Gpt, config: &TrainConfig, group: &Group) -> Result<Learner> {
     let routers = config.router_losses(gpt.config())?;
     let learner = Learner::new(gpt, config.optim.clone(), config.seed);
-    Ok(learner.with_objective(config.objective).with_router_losses(routers))
+    Ok(learner.with_objective(config.objective).with_router_losses(routers).with_group(group))
 }

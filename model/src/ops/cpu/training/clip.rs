@@ -16,14 +16,25 @@ const AT_ONCE: usize = 1 << 14;
 
 /// [`clip_norm`](crate::ops::clip_norm).
 pub(in crate::ops) fn clip_norm(gradients: Vec<Tensor<1>>, max_norm: f64) -> (Tensor<1>, Vec<Tensor<1>>) {
-    let squares: f64 = gradients.iter().map(|gradient| sum_of_squares(values(gradient.clone()).as_slice())).sum();
-    let norm = squares.sqrt();
+    let squares: Vec<f64> = gradients.iter().map(square_sum).collect();
+    let (norm, gradients) = clip_part(&squares, gradients, max_norm);
+    (tensor(vec![norm], [1]), gradients)
+}
+
+/// The sum of the squares of a gradient.
+pub(in crate::ops) fn square_sum(gradient: &Tensor<1>) -> f64 {
+    sum_of_squares(values(gradient.clone()).as_slice())
+}
+
+/// [`clip_part`](crate::ops::clip_part).
+pub(in crate::ops) fn clip_part(squares: &[f64], gradients: Vec<Tensor<1>>, max_norm: f64) -> (f32, Vec<Tensor<1>>) {
+    let norm = squares.iter().sum::<f64>().sqrt();
     let factor = max_norm / (norm + CLIP_EPS);
     let gradients = match max_norm > 0.0 && factor < 1.0 {
         true => gradients.into_iter().map(|gradient| scaled(gradient, factor as f32)).collect(),
         false => gradients,
     };
-    (tensor(vec![norm as f32], [1]), gradients)
+    (norm as f32, gradients)
 }
 
 fn sum_of_squares(values: &[f32]) -> f64 {

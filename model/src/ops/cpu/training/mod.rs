@@ -22,7 +22,7 @@ mod short_conv;
 pub(in crate::ops) use adamw::adamw;
 pub use attention::QUERIES as ATTENTION_QUERIES;
 pub(in crate::ops) use attention::RopeAttend;
-pub(in crate::ops) use clip::clip_norm;
+pub(in crate::ops) use clip::{clip_norm, clip_part, square_sum};
 pub(in crate::ops) use cross_entropy::LinearCrossEntropy;
 pub use cross_entropy::rows_at_once as loss_rows_at_once;
 pub(in crate::ops) use divergence::LinearDivergence;

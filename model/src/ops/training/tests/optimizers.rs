@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::ops::{
-    AdamWStep, MuonParam, MuonStep, adamw, adamw::adamw_reference, clip::clip_norm_reference, clip_norm, muon,
-    muon::muon_reference,
+    AdamWStep, MuonParam, MuonStep, adamw, adamw::adamw_reference, clip::clip_norm_reference, clip_norm, clip_part,
+    muon, muon::muon_reference, square_sums,
 };
 
 #[test]
@@ -63,6 +63,26 @@ fn muon_update_has_mean_squared_singular_value_near_one() {
         let sum: f32 = values(value).iter().map(|x| x * x / scale).sum();
         let mean = sum / n_rows.min(width) as f32;
         assert!((0.45..1.5).contains(&mean), "{n_rows} x {width}: {mean}");
+    }
+}
+
+#[test]
+fn gradients_clipped_in_parts_have_the_bits_of_gradients_clipped_together() {
+    let device = Device::flex();
+    let gradients = || -> Vec<_> {
+        [1, 33, 40_000, 0].map(|n| Tensor::<1>::from_data(random(n as u64, n).as_slice(), &device)).into()
+    };
+    let squares: Vec<f64> = gradients().iter().flat_map(|gradient| square_sums(gradient).unwrap()).collect();
+    for max_norm in [0.0, 0.5, 1e4] {
+        let (norm, clipped) = clip_norm(gradients(), max_norm);
+        let mut parts = Vec::new();
+        for part in [0..1, 1..3, 3..4] {
+            let (of_part, clipped) = clip_part(&squares, gradients().drain(part).collect(), max_norm, &device).unwrap();
+            assert_eq!(values(norm.clone()), [of_part]);
+            parts.extend(clipped);
+        }
+        assert_eq!(clipped.len(), parts.len());
+        clipped.into_iter().zip(parts).for_each(|(all, part)| assert_eq!(values(all), values(part)));
     }
 }
 
