@@ -36,6 +36,7 @@ mod plain_generation;
 mod prefix_sharing;
 mod responses;
 mod sampling_parameters;
+mod seq2seq;
 mod settings;
 mod slow_grammars;
 mod soak;
