@@ -33,6 +33,7 @@
 //!   at the last page boundary of each prompt and of each of its messages, every [`Limits::tokens_per_state`] tokens of a long
 //!   one, and at the last page boundary of what was generated, with drafts the last of every fourth. A chunk ends at the next of
 //!   these places.
+//! - With an encoder before the model, a prompt begins with its source, whose pages are used all or not at all.
 //! - With [`Limits::whole_prompts`], a prompt is computed in one step, or waits for the next.
 //! - The remaining room may be used for draft tokens of decoding sequences. They do not affect the rules above, and
 //!   pages of rejected ones are free again after the step.
@@ -106,7 +107,8 @@ pub struct Limits {
     /// Tokens of a prompt between two states that are kept of it, a multiple of [`PAGE_SIZE`]. Only for models with recurrent
     /// layers.
     pub tokens_per_state: usize,
-    /// Whether a step computes whole prompts only, as encoders need. None may be longer than `max_batch_tokens`.
+    /// Whether a step computes whole prompts only, as encoders need. None may be longer than `max_batch_tokens` less
+    /// `max_batch_size`.
     pub whole_prompts: bool,
 }
 
@@ -119,6 +121,9 @@ pub const TOKENS_PER_STATE: usize = 1024;
 pub struct Arrival {
     /// Number of prompt tokens, at least 1.
     pub n_prompt: usize,
+    /// How many of them, the first ones in whole pages, are of a source, which is computed in one piece: kept pages serve only if
+    /// there are all of the source's. 0 without an encoder.
+    pub n_source: usize,
     /// Maximum number of its sequences, at least 1.
     pub width: usize,
     /// Who sent it.
@@ -177,7 +182,8 @@ impl Scheduler {
 
     /// Adds a request to the queue.
     pub fn add(&mut self, id: RequestId, arrival: Arrival) {
-        let Arrival { n_prompt, width, tenant, priority, keys, state_places, reads_kept_pages, adapter } = arrival;
+        let Arrival { n_prompt, n_source, width, tenant, priority, keys, state_places, reads_kept_pages, adapter } =
+            arrival;
         let rank = Rank { due: self.n_steps + i64::from(priority) * AGEING_STEPS, id };
         let sequence = ScheduledSequence {
             table: self.pool.table(),
@@ -192,7 +198,16 @@ impl Scheduler {
         let sequences = vec![sequence];
         self.wait(
             rank,
-            ScheduledRequest { tenant, width, is_held: false, reads_kept_pages, adapter, n_cached: None, sequences },
+            ScheduledRequest {
+                tenant,
+                width,
+                n_source,
+                is_held: false,
+                reads_kept_pages,
+                adapter,
+                n_cached: None,
+                sequences,
+            },
         );
     }
 
@@ -218,6 +233,7 @@ impl Scheduler {
         let child_request = ScheduledRequest {
             tenant,
             width: 1,
+            n_source: request.n_source,
             is_held: false,
             reads_kept_pages: true,
             adapter: request.adapter.clone(),
@@ -548,6 +564,10 @@ impl Scheduler {
             let usable = first.n_tokens.saturating_sub(1) / PAGE_SIZE;
             n_asked = first.n_tokens;
             n_shared = first.table.share_kept(first.keys.get(..usable).unwrap_or(&first.keys));
+            if n_shared < request.n_source {
+                first.table.truncate(0);
+                n_shared = 0;
+            }
         }
         let is_alone = self.running.is_empty();
         self.run(rank, request);

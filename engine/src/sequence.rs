@@ -71,7 +71,7 @@ impl Sequence {
             constraint: parts.constraint.as_ref().map(|empty| BoundAnswer::new(empty, start)),
             watch,
             thinking,
-            sampler: Sampler::sharing(parts.sampling.clone(), parts.choice, Arc::clone(&parts.prompt_ids)),
+            sampler: Sampler::sharing(parts.sampling.clone(), parts.choice, parts.own_prompt_ids()),
             text,
             output: Vec::new(),
             // The first token of a prompt has no log-probability.
@@ -397,6 +397,6 @@ fn follow(watch: &mut Watch, id: TokenId, step: Option<ThinkingStep>, thinking: 
 pub(super) fn assembler(request: &EngineRequest, tokenizer: &Tokenizer) -> TextAssembler {
     let parts = request.parts();
     let options = DecodeOptions { skip_special_tokens: parts.text.special_tokens == SpecialTokens::Skip };
-    let detokenizer = Detokenizer::new(tokenizer, options).with_prefix(&parts.prompt_ids);
+    let detokenizer = Detokenizer::new(tokenizer, options).with_prefix(&parts.own_prompt_ids());
     TextAssembler::new(detokenizer, Arc::clone(&parts.stop.stop_strings)).with_stop_text(parts.text.stop_text)
 }

@@ -6,12 +6,14 @@ mod experts;
 mod heads;
 mod latent;
 mod recurrent;
+mod seq2seq;
 mod validate;
 
 pub use experts::{ExpertGroups, Experts, RouterScores};
 pub use heads::{HeadSizes, PerLayerInputs};
 pub use latent::LatentAttention;
 pub use recurrent::{GatedConv, GatedDeltaNet, Mamba2, Recurrence, Recurrent};
+pub use seq2seq::RelativeBuckets;
 pub(crate) use validate::MAX_LAYERS;
 
 /// What distinguishes one decoder-only transformer from another.
@@ -214,6 +216,11 @@ pub struct GptConfig {
     /// [`norm_weight_offset`](Self::norm_weight_offset) of the final norm; `None`: the same as for other norms.
     #[serde(default)]
     pub final_norm_offset: Option<f32>,
+    /// The encoder of an encoder-decoder (["Attention is all you need"](https://arxiv.org/abs/1706.03762), 3.1), a model that looks
+    /// both ways. Its output, a row for each token of the source, is what the decoder attends to in each block besides its own
+    /// rows. It shares the decoder's embedding. All other fields are the decoder's.
+    #[serde(default)]
+    pub encoder: Option<Box<GptConfig>>,
     /// Dropout probability, in `[0, 1)`; not applied when serving.
     pub dropout: f64,
 }
@@ -303,11 +310,18 @@ pub enum Positions {
     Learned,
     /// Fixed sines and cosines added to the embedding (["Attention is all you need"](https://arxiv.org/abs/1706.03762), 3.5).
     Sinusoidal,
+    /// The same with wavelengths that reach exactly 10,000 times the shortest, as in
+    /// [tensor2tensor](https://github.com/tensorflow/tensor2tensor), and for positions that begin with 2, as in
+    /// [fairseq](https://github.com/facebookresearch/fairseq).
+    SinusoidalFromTwo,
     /// Rotary: queries and keys are rotated by their position ([RoFormer](https://arxiv.org/abs/2104.09864)).
     Rope(Rope),
     /// ALiBi: scores decrease linearly with distance, with one slope per head
     /// ([ALiBi](https://arxiv.org/abs/2108.12409)).
     Alibi,
+    /// A learned number for each head and bucket of distances is added to scores; all layers share them
+    /// ([T5](https://arxiv.org/abs/1910.10683), 2.1).
+    Relative(RelativeBuckets),
 }
 
 /// Rotary positions, in Hugging Face's pairing: dimension `i` is rotated with `i + rotary_dim / 2`.
@@ -529,6 +543,7 @@ impl GptConfig {
             plain_qk_norm: false,
             out_norm_eps: None,
             final_norm_offset: None,
+            encoder: None,
             dropout: 0.0,
         }
     }

@@ -39,6 +39,7 @@ mod prediction_head;
 mod prefix_sharing;
 mod responses;
 mod sampling_parameters;
+mod seq2seq;
 mod settings;
 mod slow_grammars;
 mod soak;

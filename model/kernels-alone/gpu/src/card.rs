@@ -128,8 +128,7 @@ impl Report {
         }
         if let Some(error) = timed.error {
             fields["error"] = json!(error);
-            // NaN too.
-            if !(error <= MOST_ERROR) {
+            if error.is_nan() || error > MOST_ERROR {
                 self.n_failed += 1;
                 fields["failed"] = json!(format!("an error above {MOST_ERROR}"));
             }

@@ -28,6 +28,7 @@ mod config {
     pub enum QkNormSpan {
         Head,
         AllHeads,
+        EachHead,
     }
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
     pub enum Activation {

@@ -145,10 +145,10 @@ const CACHE_BYTES: usize = 1 << 28;
 /// Attention with the heads of SmolLM2-135M (9 to 3) and of a model of 1B (32 to 8).
 fn attention<E: super::PagedElement>(name: &str) {
     for (n_heads, n_kv_heads, head_dim) in [(9, 3, 64), (32, 8, 64)] {
-        let (scale, softcap, sliding_window, alibi_slopes) = (0.125, None, None, None);
+        let (scale, softcap, sliding_window, alibi_slopes, relative) = (0.125, None, None, None, None);
         let bidirectional = false;
         let options =
-            AttentionOptions { n_heads, n_kv_heads, head_dim, scale, softcap, sliding_window, bidirectional, alibi_slopes };
+            AttentionOptions { n_heads, n_kv_heads, head_dim, scale, softcap, sliding_window, bidirectional, alibi_slopes, relative };
         print!("attention in {name}, {n_heads} to {n_kv_heads} heads:");
         for (start, n_rows) in [(128usize, 1usize), (2048, 1), (8192, 1), (0, 512), (0, 2048)] {
             let n_keys = (start + n_rows).next_multiple_of(16);

@@ -23,8 +23,10 @@ pub struct Case {
     pub macs: usize,
     run: Box<dyn Fn() -> CubeTensor>,
     /// The largest error of some of the results, relative to the sum of the magnitudes of their terms.
-    error: Option<Box<dyn Fn(&[f32]) -> f64>>,
+    error: Option<Box<ErrorOf>>,
 }
+
+type ErrorOf = dyn Fn(&[f32]) -> f64;
 
 impl Case {
     fn new(name: impl Into<String>, [bytes, macs]: [usize; 2], run: impl Fn() -> CubeTensor + 'static) -> Self {

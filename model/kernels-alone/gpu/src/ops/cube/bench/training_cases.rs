@@ -53,6 +53,7 @@ pub fn for_each(gpu: &Gpu, is_tiny: bool, visit: Visit<'_>) -> anyhow::Result<()
             sliding_window: None,
             bidirectional: false,
             alibi_slopes: None,
+            relative: None,
         };
         let qkv = gpu.floats(&[n_rows, 3 * d_model]);
         let attend = RopeAttend::new(&options, batch, None, None, precision, &wrap::<2>(qkv.clone()));
