@@ -6,6 +6,7 @@ mod simulation;
 mod states;
 
 use super::*;
+use crate::adapters::AdapterId;
 
 const LIMITS: Limits =
     Limits { max_batch_size: 4, max_batch_tokens: 8, max_adapters: 2, tokens_per_state: 64, whole_prompts: false };
