@@ -282,6 +282,11 @@ fn logits_reveal_every_misread_config_field_of_an_encoder_decoder() {
         let has_effect =
             |field: &str| !["tie_embeddings", "lm_head_bias", "logit_multiplier", "logit_softcap"].contains(&field);
         let of_encoder = of_encoder.filter(|(field, _)| has_effect(field));
+        // BART's kin have no key for the epsilon of norms, and the two kinds of GELU are too near each other in a model this small.
+        let is_bart = !case.contains("t5");
+        let is_told = move |(field, _): &(&str, GptConfig)| !is_bart || !["norm_eps", "activation"].contains(field);
+        let of_decoder = of_decoder.filter(is_told);
+        let of_encoder = of_encoder.filter(is_told);
         let mut n_valid = 0;
         for (field, mutant) in of_decoder.chain(of_encoder).filter(|(_, mutant)| mutant.validate().is_ok()) {
             n_valid += 1;
