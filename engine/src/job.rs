@@ -2,6 +2,7 @@
 //! processes the model's rows as one of three tasks: a growing sequence, a beam search, or an embedding.
 
 use std::{
+    collections::BTreeSet,
     iter,
     sync::Arc,
     time::{Duration, Instant},
@@ -24,7 +25,7 @@ use crate::{
 };
 use hearth_model::{
     Result, TokenId,
-    kv_cache::PageKey,
+    kv_cache::{PAGE_SIZE, PageKey},
     lora::LoadedAdapter,
     sampling::{LogitRow, RowNeeds},
     tokenizer::Tokenizer,
@@ -90,6 +91,9 @@ impl Job {
         let mut chain = PrefixChain::new(parts.prefix_salt);
         if let Some(adapter) = &parts.adapter {
             chain = chain.of_adapter(adapter.digest());
+        }
+        if !parts.source_ids.is_empty() {
+            chain = chain.of_source(&parts.source_ids);
         }
         let prompt_keys = match parts.strategy {
             // Not added to the prefix cache: they would evict pages of prompts.
@@ -164,10 +168,12 @@ impl Job {
         let wants_all_rows = self.wants_hidden() || parts.prompt_logprobs.is_some();
         Arrival {
             n_prompt: parts.prompt_ids.len(),
+            n_source: parts.n_source_places(),
             width: request.width(),
             tenant: parts.tenant,
             priority: parts.priority,
             keys,
+            state_places: message_boundaries(&parts.prompt_ids, &parts.stop.stop_token_ids),
             reads_kept_pages: !wants_all_rows,
             adapter: parts.adapter_id().cloned(),
         }
@@ -187,6 +193,14 @@ impl Job {
     }
 
     /// The sequence, if it is one.
+    pub(crate) fn sequence(&self) -> Option<&Sequence> {
+        match &self.task {
+            Task::Sequence(sequence) => Some(sequence),
+            Task::Beams(_) | Task::Embedding(_) => None,
+        }
+    }
+
+    /// [`sequence`](Self::sequence).
     pub(crate) fn sequence_mut(&mut self) -> Option<&mut Sequence> {
         match &mut self.task {
             Task::Sequence(sequence) => Some(sequence),
@@ -208,7 +222,10 @@ impl Job {
     /// Records that a step computes some of its tokens. `n_cached` prompt tokens were in the prefix cache.
     pub(crate) fn started(&mut self, n_cached: usize, observer: &dyn Observer) {
         self.queue_place = None;
-        self.senders.n_cached = n_cached;
+        let parts = self.request().parts();
+        // What fills the source's last page is no token.
+        let n_filled = parts.n_source_places() - parts.source_ids.len();
+        self.senders.n_cached = n_cached.saturating_sub(n_filled);
         if let Some(queued) = self.senders.timeline.start() {
             observer.started(queued, self.n_prompt());
         }
@@ -313,5 +330,26 @@ impl Job {
         let parts = self.request().parts();
         let adapter = parts.adapter_id().map(|id| &*id.name);
         observer.ended(&self.senders.timeline.end(outcome, n_tokens, parts.stop.max_tokens, adapter));
+    }
+}
+
+/// The last page boundary in each message of a prompt. What ends an answer also ends the messages before it, as templates are.
+fn message_boundaries(prompt_ids: &[TokenId], end_ids: &BTreeSet<TokenId>) -> Vec<usize> {
+    let ends = prompt_ids.iter().enumerate().filter(|(_, id)| end_ids.contains(id)).map(|(index, _)| index + 1);
+    let mut boundaries: Vec<usize> = ends.map(|end| end / PAGE_SIZE * PAGE_SIZE).filter(|&at| at > 0).collect();
+    boundaries.dedup();
+    boundaries
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn boundaries_of_messages_are_the_last_page_boundaries_before_their_ends() {
+        let ends = [9, 20, 25, 47, 100].map(|end| end - 1);
+        let ids: Vec<TokenId> = (0..120).map(|at| if ends.contains(&at) { 7 + at as TokenId % 2 } else { 1 }).collect();
+        assert_eq!(message_boundaries(&ids, &[7, 8].into()), [16, 32, 96]);
+        assert_eq!(message_boundaries(&ids, &BTreeSet::new()), [0; 0]);
     }
 }

@@ -62,7 +62,7 @@ pub use self::{
     outcome::Outcome,
     served_model::ServedModel,
     speculation::Speculation,
-    startup::{EngineOptions, Models, StartError},
+    startup::{EngineOptions, Models, StartError, default_kept_states},
     stats::{EngineState, EngineStats},
     timeline::{EndedAnswer, PhaseTimes, Timeline, TokenTime},
 };

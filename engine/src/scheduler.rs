@@ -30,8 +30,10 @@
 //! - A held request, which waits for its grammar, takes no part in steps. It keeps its rank, its place and, unless a
 //!   better request needs them, its pages.
 //! - With recurrent layers, a sequence also has a state. What is kept of it in the prefix cache is the state at some places:
-//!   at the last page boundary of each prompt, every [`Limits::tokens_per_state`] tokens of a long one, and at the last page
-//!   boundary of what was generated. A chunk ends at the next of these places.
+//!   at the last page boundary of each prompt and of each of its messages, every [`Limits::tokens_per_state`] tokens of a long
+//!   one, and at the last page boundary of what was generated, with drafts the last of every fourth. A chunk ends at the next of
+//!   these places.
+//! - With an encoder before the model, a prompt begins with its source, whose pages are used all or not at all.
 //! - With [`Limits::whole_prompts`], a prompt is computed in one step, or waits for the next.
 //! - The remaining room may be used for draft tokens of decoding sequences. They do not affect the rules above, and
 //!   pages of rejected ones are free again after the step.
@@ -57,8 +59,10 @@
 //! than `AGEING_STEPS * (p - p')` steps after one of priority `p` do not delay it, even if `p'` is better. Beside `k`
 //! other tenants, a turn of each of them may come before each of its tenant's turns.
 
+mod arrival;
 mod request;
 mod standing;
+mod step;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -67,103 +71,19 @@ use std::{
 
 use hearth_model::kv_cache::{PAGE_SIZE, PageKey, PagePool, PageTable};
 
+pub use self::{
+    arrival::{Arrival, Limits, RequestId, SequenceId, TOKENS_PER_STATE, most_pages},
+    step::{Chunk, Step},
+};
 use self::{
     request::{Rank, ScheduledRequest, ScheduledSequence},
     standing::Tenant,
+    step::DRAFTED_TOKENS_PER_STATE,
 };
-use crate::adapters::AdapterId;
 use crate::{observer::Totals, tenant::TenantId};
 
 /// Number of steps of waiting that one priority level is worth.
 pub const AGEING_STEPS: i64 = 128;
-
-/// Identifies a request for as long as the engine runs; later requests have higher numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RequestId(pub u64);
-
-/// Identifies one of a request's sequences. So far only beam searches have several; any request may.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SequenceId {
-    /// The request.
-    pub request: RequestId,
-    /// Its index among the request's sequences.
-    pub branch: usize,
-}
-
-/// Limits of a scheduler.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Maximum number of sequences that run at once.
-    pub max_batch_size: usize,
-    /// Maximum number of tokens per step over all sequences; at least `max_batch_size`, or decoding could starve.
-    pub max_batch_tokens: usize,
-    /// Maximum number of different adapters among running requests, at least 1.
-    pub max_adapters: usize,
-    /// Tokens of a prompt between two states that are kept of it, a multiple of [`PAGE_SIZE`]. Only for models with recurrent
-    /// layers.
-    pub tokens_per_state: usize,
-    /// Whether a step computes whole prompts only, as encoders need. None may be longer than `max_batch_tokens`.
-    pub whole_prompts: bool,
-}
-
-/// The usual [`Limits::tokens_per_state`].
-pub const TOKENS_PER_STATE: usize = 1024;
-
-/// A request for the scheduler. The caller ensures that it can run alone: that there are `width` places, and the pages
-/// of [`most_pages`].
-#[derive(Clone, Debug)]
-pub struct Arrival {
-    /// Number of prompt tokens, at least 1.
-    pub n_prompt: usize,
-    /// Maximum number of its sequences, at least 1.
-    pub width: usize,
-    /// Who sent it.
-    pub tenant: TenantId,
-    /// Lower values are scheduled first, among requests of the same tenant.
-    pub priority: i32,
-    /// Keys of the prompt's full pages, in order.
-    pub keys: Vec<PageKey>,
-    /// Whether it uses the prefix cache when it starts. False if every position of the prompt is needed. After its first
-    /// token, it uses the prefix cache in any case.
-    pub reads_kept_pages: bool,
-    /// Its adapter.
-    pub adapter: Option<AdapterId>,
-}
-
-/// The maximum number of pages of a request's sequences if each has `n_tokens`: full pages of the prompt are shared.
-pub fn most_pages(width: usize, n_prompt: usize, n_tokens: usize) -> usize {
-    let n_common = n_prompt / PAGE_SIZE;
-    n_common + width * (n_tokens.div_ceil(PAGE_SIZE) - n_common)
-}
-
-/// The part of one sequence in a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Chunk {
-    /// The sequence.
-    pub id: SequenceId,
-    /// Position of the first token in its sequence: the number of tokens computed before.
-    pub start: usize,
-    /// Number of tokens, at least 1.
-    pub n_tokens: usize,
-    /// Number of draft tokens at its end: see [`Scheduler::add_drafts`].
-    pub n_drafts: usize,
-    /// Whether the chunk includes the sequence's last known token, whose row predicts a new one.
-    pub predicts: bool,
-}
-
-impl Chunk {
-    /// Position after the last token that is not a draft token.
-    pub fn known_end(&self) -> usize {
-        self.start + self.n_tokens - self.n_drafts
-    }
-}
-
-/// One forward pass: decoding rows and prefill chunks together.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Step {
-    /// One entry per sequence, in the order of the rows.
-    pub chunks: Vec<Chunk>,
-}
 
 /// The scheduler's state.
 #[derive(Debug)]
@@ -200,16 +120,32 @@ impl Scheduler {
 
     /// Adds a request to the queue.
     pub fn add(&mut self, id: RequestId, arrival: Arrival) {
-        let Arrival { n_prompt, width, tenant, priority, keys, reads_kept_pages, adapter } = arrival;
+        let Arrival { n_prompt, n_source, width, tenant, priority, keys, state_places, reads_kept_pages, adapter } =
+            arrival;
         let rank = Rank { due: self.n_steps + i64::from(priority) * AGEING_STEPS, id };
-        let sequence =
-            ScheduledSequence { table: self.pool.table(), n_tokens: n_prompt, keys: Arc::new(keys), last_kept: None };
+        let sequence = ScheduledSequence {
+            table: self.pool.table(),
+            n_prompt,
+            n_tokens: n_prompt,
+            keys: Arc::new(keys),
+            state_places: state_places.into(),
+            last_kept: None,
+        };
         self.ranks.insert(id, (tenant, rank));
         self.n_adapted += usize::from(adapter.is_some());
         let sequences = vec![sequence];
         self.wait(
             rank,
-            ScheduledRequest { tenant, width, is_held: false, reads_kept_pages, adapter, n_cached: None, sequences },
+            ScheduledRequest {
+                tenant,
+                width,
+                n_source,
+                is_held: false,
+                reads_kept_pages,
+                adapter,
+                n_cached: None,
+                sequences,
+            },
         );
     }
 
@@ -225,16 +161,17 @@ impl Scheduler {
             .is_some_and(|standing| self.next_to_start().is_none_or(|(next, _)| standing < next));
         let starts = is_next && self.n_places_taken() < self.limits.max_batch_size;
         let copies = request.sequences.iter().map(|sequence| {
-            let mut table = sequence.table.fork();
+            let mut copy = sequence.fork();
             if !starts {
-                table.truncate(0);
+                copy.table.truncate(0);
             }
-            ScheduledSequence { table, n_tokens: sequence.n_tokens, keys: Arc::clone(&sequence.keys), last_kept: None }
+            copy
         });
         // The parent reports cached tokens of the common prompt.
         let child_request = ScheduledRequest {
             tenant,
             width: 1,
+            n_source: request.n_source,
             is_held: false,
             reads_kept_pages: true,
             adapter: request.adapter.clone(),
@@ -263,8 +200,8 @@ impl Scheduler {
         let Some(request) = self.ranks.get(&id).and_then(|(_, rank)| self.running.get_mut(rank)) else { return };
         let branches = parents.iter().filter_map(|&(parent, key)| {
             let sequence = request.sequences.get(parent)?;
-            let (table, keys) = (sequence.table.fork(), Arc::clone(&sequence.keys));
-            let mut branch = ScheduledSequence { table, n_tokens: sequence.n_tokens + 1, keys, last_kept: None };
+            let mut branch = sequence.fork();
+            branch.n_tokens += 1;
             branch.add_page_key(key);
             Some(branch)
         });
@@ -340,11 +277,15 @@ impl Scheduler {
     pub fn add_drafts(&self, step: &mut Step, offered: impl Fn(SequenceId) -> usize) {
         let (mut room, needed) = (self.room(step), self.pages_needed(step));
         let mut free = self.pool.n_free().saturating_sub(needed);
-        for chunk in step.chunks.iter_mut().filter(|chunk| chunk.predicts && chunk.n_tokens == 1) {
+        for chunk in step.chunks.iter_mut().filter(|chunk| chunk.may_have_drafts()) {
             let end = chunk.start + chunk.n_tokens;
             // The rest of the last page is available too.
             let room_in_pages = end.next_multiple_of(PAGE_SIZE) - end + free * PAGE_SIZE;
-            let n_drafts = offered(chunk.id).min(room).min(room_in_pages);
+            let until_state = match self.pool.has_states() {
+                true => end.next_multiple_of(DRAFTED_TOKENS_PER_STATE) - end,
+                false => usize::MAX,
+            };
+            let n_drafts = offered(chunk.id).min(room).min(room_in_pages).min(until_state);
             room -= n_drafts;
             free -= (end + n_drafts).div_ceil(PAGE_SIZE) - end.div_ceil(PAGE_SIZE);
             chunk.n_drafts = n_drafts;
@@ -379,7 +320,7 @@ impl Scheduler {
             if let Some(sequence) = self.sequence_mut(chunk.id) {
                 sequence.keep_from(chunk.start);
                 if chunk.n_drafts == 0 {
-                    sequence.keep_state(chunk.n_tokens > 1, tokens_per_state);
+                    sequence.keep_state(tokens_per_state);
                 }
             }
         }
@@ -388,12 +329,14 @@ impl Scheduler {
     /// Removes rejected drafts of a step, once its tokens are known. A sequence with a state goes back to before the step if
     /// any were rejected: what was accepted is computed again.
     pub fn roll_back(&mut self, step: &Step) {
+        let tokens_per_state = self.limits.tokens_per_state;
         for chunk in step.chunks.iter().filter(|chunk| chunk.n_drafts > 0) {
             let Some(sequence) = self.sequence_mut(chunk.id) else { continue };
             // The last token has not been computed yet.
             sequence.table.truncate(sequence.n_tokens - 1);
             sequence.table.unmark();
             sequence.keep_from(chunk.start);
+            sequence.keep_state(tokens_per_state);
         }
     }
 
@@ -559,6 +502,10 @@ impl Scheduler {
             let usable = first.n_tokens.saturating_sub(1) / PAGE_SIZE;
             n_asked = first.n_tokens;
             n_shared = first.table.share_kept(first.keys.get(..usable).unwrap_or(&first.keys));
+            if n_shared < request.n_source {
+                first.table.truncate(0);
+                n_shared = 0;
+            }
         }
         let is_alone = self.running.is_empty();
         self.run(rank, request);

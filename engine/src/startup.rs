@@ -14,10 +14,10 @@ use hearth_model::{
     config::GptConfig,
     device,
     digest::Digest,
-    gpt::Gpt,
+    gpt::{Gpt, prediction_head::PredictionHead},
     inspect::Inspector,
-    kv_cache::PAGE_SIZE,
-    model_runner::ModelRunner,
+    kv_cache::{PAGE_SIZE, max_places},
+    model_runner::{ModelRunner, PredictionRunner},
     ops::{self, KvDtype},
     weights::model_dir::LoadedModel,
 };
@@ -64,13 +64,15 @@ pub struct Models {
     pub served: LoadedModel,
     /// A smaller model with the same vocabulary, for [`Speculation::DraftModel`].
     pub draft: Option<LoadedModel>,
+    /// The served model's prediction head, for [`Speculation::PredictionHead`].
+    pub prediction_head: Option<PredictionHead>,
     /// The Hugging Face class of the served model's files, which determines the names of modules in adapters.
     pub class: Option<&'static str>,
 }
 
 impl From<LoadedModel> for Models {
     fn from(served: LoadedModel) -> Self {
-        Self { served, draft: None, class: None }
+        Self { served, draft: None, prediction_head: None, class: None }
     }
 }
 
@@ -146,7 +148,7 @@ pub(crate) struct Compute {
 
 /// Sizes the cache and creates the state of the inference thread.
 pub(crate) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepared, StartError> {
-    let Models { served: loaded, draft, class } = models;
+    let Models { served: loaded, draft, prediction_head, class } = models;
     let config = loaded.gpt.config().clone();
     // Adapters are loaded before free memory is measured for the cache.
     let adapters = Adapters::new(options.adapters.clone(), &config, class, &loaded.gpt.device())?;
@@ -156,6 +158,9 @@ pub(crate) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
     if let (Speculation::DraftModel { .. }, Some(draft)) = (options.speculation, &draft) {
         // The draft model's cache has room for as many tokens.
         bytes_per_token += draft.gpt.kv_bytes_per_token(self::kv_dtype(draft, options)?)?;
+    }
+    if let (Speculation::PredictionHead { .. }, Some(head)) = (options.speculation, &prediction_head) {
+        bytes_per_token += head.kv_bytes_per_token(kv_dtype)?;
     }
     let n_tokens = match options.kv_cache_tokens {
         Some(n_tokens) => {
@@ -170,17 +175,20 @@ pub(crate) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
     let n_states = n_states(config.state_bytes(), options, available)?;
     let longest = loaded.text_limit.unwrap_or(usize::MAX).min(config.max_seq_len).max(1);
     let max_seq_len = longest.min(n_pages * PAGE_SIZE);
-    // The longest text must fit into a step of an encoder.
+    let max_source_len = config.max_source_len();
+    // The longest text must fit into a step of an encoder, with its source and beside all others.
+    let whole_prompts = config.bidirectional || config.is_encoder_decoder();
+    let longest_prompt = max_places(&config).min(n_pages * PAGE_SIZE) + options.max_batch_size;
     let max_batch_tokens =
-        if config.bidirectional { options.max_batch_tokens.max(max_seq_len) } else { options.max_batch_tokens };
+        if whole_prompts { options.max_batch_tokens.max(longest_prompt) } else { options.max_batch_tokens };
     let limits = Limits {
         max_batch_size: options.max_batch_size,
         max_batch_tokens,
         max_adapters: options.adapters.max_loaded,
         tokens_per_state: TOKENS_PER_STATE,
-        whole_prompts: config.bidirectional,
+        whole_prompts,
     };
-    let speculator = speculator(&loaded, draft, options, n_pages)?;
+    let speculator = speculator(&loaded, (draft, prediction_head), options, n_pages)?;
     let model = ServedModel {
         fingerprint: fingerprint(&loaded, kv_dtype),
         device: device::name(&loaded.gpt.device()),
@@ -192,13 +200,15 @@ pub(crate) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
             n_pages,
             is_recurrent: loaded.gpt.has_recurrent_layers(),
             is_encoder: config.bidirectional,
+            max_source_len,
         },
-        max_text_bytes: loaded.tokenizer.max_text_bytes(max_seq_len),
+        max_text_bytes: loaded.tokenizer.max_text_bytes(if max_source_len > 0 { max_source_len } else { max_seq_len }),
         config,
         inspector: Inspector::new(&loaded.gpt),
         tokenizer: loaded.tokenizer.with_longest_word(MAX_WORD_BYTES),
         chat_template: loaded.chat_template,
         eos_token_ids: loaded.eos_token_ids,
+        decoder_start: loaded.decoder_start,
         grammars: OnceLock::new(),
         default_breakers: OnceLock::new(),
         sampling_defaults: loaded.sampling_defaults,
@@ -246,7 +256,7 @@ fn fingerprint(loaded: &LoadedModel, kv_dtype: KvDtype) -> String {
 
 fn speculator(
     served: &LoadedModel,
-    draft: Option<LoadedModel>,
+    (draft, prediction_head): (Option<LoadedModel>, Option<PredictionHead>),
     options: &EngineOptions,
     n_pages: usize,
 ) -> Result<Option<Speculator>, StartError> {
@@ -255,6 +265,23 @@ fn speculator(
     match (speculation, draft) {
         (Speculation::Off, _) => Ok(None),
         (Speculation::PromptLookup { n_tokens }, _) => Ok(Some(Speculator::by_prompt_lookup(n_tokens))),
+        (Speculation::PredictionHead { n_tokens }, _) => {
+            let Some(head) = prediction_head else {
+                return refuse(
+                    "`--speculative mtp` needs a model with a prediction head, and this one has none in its files\n\
+                     hint: Qwen 3.5 and Qwen 3 Next have one; `--speculative prompt-lookup` works with every model"
+                        .to_owned(),
+                );
+            };
+            let kv_dtype = kv_dtype(served, options)?;
+            tracing::info!(
+                "prediction head: {:.1} MB of weights, and {:.1} KiB of keys and values for each token",
+                head.n_bytes() as f64 / 1e6,
+                head.kv_bytes_per_token(kv_dtype)? as f64 / 1024.0
+            );
+            let runner = PredictionRunner::new(head, n_pages, kv_dtype)?;
+            Ok(Some(Speculator::by_prediction_head(runner, &served.gpt.device(), n_tokens)))
+        }
         (Speculation::DraftModel { .. }, None) => refuse("`--speculative draft` needs a `--draft-model`".to_owned()),
         (Speculation::DraftModel { n_tokens }, Some(draft)) => {
             if let Some(what) = speculation::difference(&served.tokenizer, &draft.tokenizer) {
@@ -262,6 +289,9 @@ fn speculator(
                     "`--draft-model` must have the tokens of the served model: {what}\n\
                      hint: a draft model is a smaller one of the same family"
                 ));
+            }
+            if draft.gpt.config().is_encoder_decoder() {
+                return refuse("`--draft-model` must be a model without an encoder".to_owned());
             }
             if draft.gpt.has_recurrent_layers() {
                 return refuse(
@@ -288,12 +318,7 @@ fn n_states(state_bytes: usize, options: &EngineOptions, available_bytes: Option
     if state_bytes == 0 {
         return Ok(0);
     }
-    let n_kept = options.kept_states.unwrap_or_else(|| {
-        let room = available_bytes.map_or(DEFAULT_CACHE_BYTES, |available| {
-            usize::try_from(available / 8).unwrap_or(usize::MAX).min(DEFAULT_CACHE_BYTES)
-        });
-        (room / state_bytes).clamp(1, MAX_KEPT_STATES)
-    });
+    let n_kept = options.kept_states.unwrap_or_else(|| default_kept_states(state_bytes, available_bytes));
     let n_states = n_running_states(options.max_batch_size) + n_kept;
     let n_bytes = n_states as u128 * state_bytes as u128;
     memory::require(n_bytes, available_bytes).map_err(|reason| {
@@ -309,6 +334,15 @@ fn n_states(state_bytes: usize, options: &EngineOptions, available_bytes: Option
     Ok(n_states)
 }
 
+/// The number of states of recurrent layers that are kept if [`EngineOptions::kept_states`] says none, where a sequence has
+/// `state_bytes`.
+pub fn default_kept_states(state_bytes: usize, available_bytes: Option<u64>) -> usize {
+    let room = available_bytes.map_or(DEFAULT_CACHE_BYTES, |available| {
+        usize::try_from(available / 8).unwrap_or(usize::MAX).min(DEFAULT_CACHE_BYTES)
+    });
+    (room / state_bytes.max(1)).clamp(1, MAX_KEPT_STATES)
+}
+
 /// Room for a full context of every running sequence, up to [`DEFAULT_CACHE_BYTES`] but at least one full context; on
 /// the CPU at most a quarter of free memory.
 fn default_cache_tokens(
@@ -317,7 +351,7 @@ fn default_cache_tokens(
     max_batch_size: usize,
     available_bytes: Option<u64>,
 ) -> usize {
-    let context = config.max_seq_len;
+    let context = max_places(config);
     let held_by = |n_bytes: usize| n_bytes / bytes_per_token.max(1);
     let wanted = context.saturating_mul(max_batch_size).min(held_by(DEFAULT_CACHE_BYTES).max(context));
     let Some(available) = available_bytes else { return wanted };

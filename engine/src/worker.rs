@@ -29,7 +29,7 @@ use crate::{
     outcome::Outcome,
     sample_step::{RowResult, WantedRow, sample_step},
     scheduler::{RequestId, Scheduler, SequenceId, Step},
-    speculation::{Decoding, DraftResult, Drafts, Speculator},
+    speculation::{ComputedRows, Decoding, DraftResult, Drafts, Speculator},
     startup::Compute,
     stats::{EngineState, EngineStats},
     stats_publisher::StatsPublisher,
@@ -239,6 +239,7 @@ impl Worker {
         let token_ids = self.token_ids(&step, &drafts);
         let output = self.compute(&step, &token_ids)?;
         let n_accepted = self.advance(&step, &token_ids, &output)?;
+        self.follow(&step, &output)?;
         self.scheduler.roll_back(&step);
         self.record_drafts(&step, &drafts, &n_accepted, started);
         Ok(())
@@ -263,12 +264,8 @@ impl Worker {
     /// Drafts tokens for decoding sequences, and adds them to the step.
     fn draft(&mut self, step: &mut Step) -> Result<Drafts> {
         let Some(speculator) = &mut self.speculator else { return Ok(Drafts::new()) };
-        let decoding: BTreeSet<RequestId> = step
-            .chunks
-            .iter()
-            .filter(|chunk| chunk.n_tokens == 1 && chunk.predicts)
-            .map(|chunk| chunk.id.request)
-            .collect();
+        let decoding: BTreeSet<RequestId> =
+            step.chunks.iter().filter(|chunk| chunk.may_have_drafts()).map(|chunk| chunk.id.request).collect();
         let decoding = self.jobs.iter_mut().filter(|(id, _)| decoding.contains(id));
         let sequences = decoding.filter_map(|(&id, job)| Some(Decoding { id, sequence: job.sequence_mut()? }));
         let drafts = speculator.draft(sequences.collect(), self.scheduler.room(step))?;
@@ -301,7 +298,8 @@ impl Worker {
             let job = self.jobs.get(&chunk.id.request);
             let adapter = job.and_then(|job| job.adapter().cloned());
             let second_text = job.and_then(|job| job.request().parts().second_text);
-            StepPart { table, n_new: chunk.n_tokens, adapter, second_text }
+            let source_len = job.map_or(0, |job| job.request().parts().source_ids.len());
+            StepPart { table, n_new: chunk.n_tokens, adapter, second_text, source_len }
         });
         self.runner.step(token_ids, &mut parts.collect::<Vec<_>>())
     }
@@ -346,6 +344,26 @@ impl Worker {
         Ok(n_accepted)
     }
 
+    /// Passes the hidden states of the step's rows to a speculator that drafts from them.
+    fn follow(&mut self, step: &Step, output: &StepOutput) -> Result<()> {
+        let Some(speculator) = self.speculator.as_mut().filter(|speculator| speculator.follows()) else {
+            return Ok(());
+        };
+        let mut n_rows = 0;
+        let mut computed = Vec::new();
+        for chunk in &step.chunks {
+            let rows = n_rows..n_rows + chunk.n_tokens;
+            n_rows = rows.end;
+            let id = chunk.id.request;
+            // Some have ended in this step.
+            if let Some(sequence) = self.jobs.get(&id).and_then(Job::sequence) {
+                computed.push(ComputedRows { id, sequence, start: chunk.start, rows });
+            }
+        }
+        let all: Vec<usize> = (0..n_rows).collect();
+        speculator.follow(computed, &self.runner.hidden(output, &all))
+    }
+
     /// The part of a row's logits that its request needs, however many of the draft tokens before it are accepted.
     fn needs(&self, wanted: &WantedRow, token_ids: &[TokenId]) -> RowNeeds {
         if !self.runner.reads_parts() {
@@ -366,7 +384,7 @@ impl Worker {
         started: Instant,
     ) {
         let Some(speculator) = &mut self.speculator else { return };
-        for chunk in step.chunks.iter().filter(|chunk| chunk.predicts && chunk.n_tokens - chunk.n_drafts == 1) {
+        for chunk in step.chunks.iter().filter(|chunk| chunk.predicts) {
             let id = chunk.id.request;
             let (Some(draft), Some(&n_accepted)) = (drafts.get(&id), n_accepted.get(&id)) else { continue };
             let outcome = DraftResult { id, n_known: chunk.known_end(), n_verified: chunk.n_drafts, n_accepted };

@@ -1,9 +1,13 @@
 //! The architecture, from token ids to logits, and every parameter it has.
 
 mod by_operations;
+mod devices;
+mod encoder;
+mod inputs;
 mod kv_dtypes;
 mod latent;
 mod losses;
+pub mod prediction_head;
 mod recurrent;
 mod router_losses;
 #[cfg(test)]
@@ -16,17 +20,17 @@ use burn::{
     tensor::{Device, Int, Tensor, TensorData},
 };
 
-use self::by_operations::ByOperations;
 pub use self::router_losses::{RouterLogits, RouterLossWeights, RouterLosses};
+use self::{by_operations::ByOperations, devices::require_bodies, encoder::Encoder};
 use crate::{
     config::{GptConfig, NormPosition},
-    error::{Error, Result},
-    forward_pass::{AddedPositions, AttentionContext, DropoutPlace, ForwardPass},
-    layers::{Conv, Decays, Embedding, Linear, LmHead, Norm, Part, PartList, Router, Scale, Vector, modules},
+    error::Result,
+    forward_pass::{AttentionContext, ForwardPass},
+    layers::{Conv, Decays, Embedding, Linear, LmHead, Norm, Part, PartList, Relative, Router, Scale, Vector, modules},
     lora::AdapterRows,
     ops::{
         self, BlockOperands, Dtype, ExpertsBesideMlp, FeedForward, KvSource, Mixer, NormParts, Precision, QkNormParts,
-        Qkv, RoutedExperts, Routing, SelfAttention, SharedExpert, Sublayer, Weight,
+        RoutedExperts, Routing, SelfAttention, SharedExpert, Sublayer, Weight,
     },
     params::{ParamList, ParamRef, ParamSource},
     philox::{log_uniform_values, normal_values},
@@ -37,13 +41,16 @@ pub use crate::{
 };
 
 modules! {
-    /// A decoder-only transformer.
+    /// A transformer: a decoder, an encoder, or both.
     pub struct Gpt {
         embed: Embedding,
         pos_embed: Option<Embedding>,
         type_embed: Option<Embedding>,
         embed_norm: Option<Norm>,
+        // Of distances, in all layers.
+        relative: Option<Relative>,
         per_layer: Option<PerLayerInputs>,
+        encoder: Option<Encoder>,
         blocks: Vec<Block>,
         norm: Option<Norm>,
         lm_head: LmHead,
@@ -59,6 +66,9 @@ modules! {
         // In place of attention.
         recurrent: Option<RecurrentLayer>,
         attn_out_norm: Option<Norm>,
+        // To the rows of an encoder.
+        cross_norm: Option<Norm>,
+        cross: Option<CrossAttention>,
         // Attention's, if there is none.
         mlp_norm: Option<Norm>,
         mlp: Option<Mlp>,
@@ -94,6 +104,14 @@ modules! {
         k_norm: Option<Norm>,
         v_norm: Option<Norm>,
         sinks: Option<Vector>,
+        out: Linear,
+    }
+
+    /// Attention to the rows of an encoder.
+    struct CrossAttention {
+        q: Linear,
+        // Of the encoder's rows.
+        kv: Linear,
         out: Linear,
     }
 
@@ -152,7 +170,7 @@ impl Gpt {
     /// with `0.02 / sqrt(2 n_layers)` (GPT-2, 2.3); biases are 0, norm weights act as 1.
     ///
     /// # Errors
-    /// [`Error::Config`] when `config` makes no model.
+    /// [`Error::Config`](crate::error::Error::Config) when `config` makes no model.
     pub fn init(config: &GptConfig, seed: u64, device: &Device) -> Result<Self> {
         let mut tensor = 0;
         Self::from_params(config, Dtype::F32, device, &mut |spec| {
@@ -172,7 +190,7 @@ impl Gpt {
     /// `read` returns already placed on the device (`ParamData::Placed`); all other parameters are f32.
     ///
     /// # Errors
-    /// [`Error::Config`] when `config` makes no model, and whatever `read` reports.
+    /// [`Error::Config`](crate::error::Error::Config) when `config` makes no model, and whatever `read` reports.
     pub fn from_params<'a, P: Into<ParamData<'a>>>(
         config: &GptConfig,
         dtype: Dtype,
@@ -182,16 +200,14 @@ impl Gpt {
         config.validate()?;
         require_bodies(config, device)?;
         let mut read = |spec: &ParamSpec| read(spec).map(Into::into);
-        let mut gpt = Self::read("", &mut ParamSource::new(config, dtype, device, &mut read))?;
-        gpt.norm = gpt.norm.map(|norm| norm.with_eps(config.final_norm_eps));
-        Ok(gpt)
+        Self::read("", &mut ParamSource::new(config, dtype, device, &mut read))
     }
 
     /// A copy of a model in training, ready to be served: its matrices are laid out for the device's kernels and record
     /// no gradients. If only an adapter trains, the matrices have this layout already, and the copy shares them.
     ///
     /// # Errors
-    /// [`Error::Execution`] when the device cannot be read.
+    /// [`Error::Execution`](crate::error::Error::Execution) when the device cannot be read.
     pub fn packed(&self) -> Result<Self> {
         if self.linears().into_iter().any(|(_, linear)| linear.lora().is_some() || linear.weight().is_packed()) {
             return Ok(self.clone());
@@ -203,7 +219,8 @@ impl Gpt {
     /// The same model with another dropout probability for training, which model files may not state.
     #[must_use]
     pub fn with_dropout(mut self, dropout: f64) -> Self {
-        self.config.dropout = dropout;
+        self.config = self.config.with_dropout(dropout);
+        self.encoder = self.encoder.map(|encoder| encoder.with_dropout(dropout));
         self
     }
 
@@ -258,7 +275,8 @@ impl Gpt {
 
     /// [`forward`](Self::forward).
     pub(crate) fn run(&self, token_ids: Tensor<1, Int>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
-        self.run_embedded(token_ids, pass)
+        let x = self.embed_input(token_ids, pass);
+        self.run_blocks(x, pass)
     }
 
     /// Block `layer` on the residual stream `[n_rows, d_model]`.
@@ -266,46 +284,14 @@ impl Gpt {
         self.blocks[layer].forward(layer, x, &self.config, pass)
     }
 
-    /// Token ids to hidden states.
-    fn run_embedded(&self, token_ids: Tensor<1, Int>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
-        let mut x = self.embed_input(token_ids, pass);
+    /// What enters the first block, `[n_rows, d_model]`, to hidden states of the same shape.
+    fn run_blocks(&self, mut x: Tensor<2>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
         pass.record_residual(0, &x);
         for layer in 0..self.blocks.len() {
             x = self.block(layer, x, pass);
             pass.record_residual(layer + 1, &x);
         }
         self.final_norm(x)
-    }
-
-    /// Token ids to what enters the first block, `[n_rows, d_model]`. What all blocks read a part of is kept in the pass.
-    pub(crate) fn embed_input(&self, token_ids: Tensor<1, Int>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
-        let mut x = self.embed.forward(token_ids.clone());
-        assert_eq!(x.dims()[0], pass.n_rows(), "token ids, and rows that attend");
-        if self.config.scale_embeddings {
-            x = x * (self.config.d_model as f64).sqrt();
-        }
-        if self.config.embedding_multiplier != 1.0 {
-            x = x * self.config.embedding_multiplier;
-        }
-        if let Some(per_layer) = &self.per_layer {
-            let [embeddings, for_blocks] = ops::fork(x);
-            x = embeddings;
-            pass.per_layer = Some(per_layer.forward(token_ids, for_blocks, pass.dropout_seed(), &pass.adapters()));
-        }
-        match (&self.pos_embed, pass.added()) {
-            (Some(pos_embed), AddedPositions::Learned(positions)) => {
-                x = ops::add_update(x, pos_embed.forward(positions.tensor()), 1.0, None);
-            }
-            (_, AddedPositions::Sinusoidal(rows)) => x = x + rows.tensor(),
-            _ => {}
-        }
-        if let (Some(type_embed), Some(types)) = (&self.type_embed, pass.token_types()) {
-            x = ops::add_update(x, type_embed.forward(types.tensor()), 1.0, None);
-        }
-        if let Some(norm) = &self.embed_norm {
-            x = norm.forward(x);
-        }
-        ops::dropout(x, pass.dropout(DropoutPlace::Embeddings))
     }
 
     /// Applies the last norm, if there is one, to the residual stream `[n_rows, d_model]`: final hidden states.
@@ -365,7 +351,7 @@ impl Gpt {
     /// Every parameter's path and value as f32, in the order of the layers. Reads one tensor at a time off the device.
     ///
     /// # Errors
-    /// [`Error::Execution`] when the device cannot be read, and whatever `visit` reports.
+    /// [`Error::Execution`](crate::error::Error::Execution) when the device cannot be read, and whatever `visit` reports.
     pub fn read_params(&self, visit: &mut ParamVisitor<'_>) -> Result<()> {
         self.params().into_iter().try_for_each(|(path, param)| visit(&path, param.read()?))
     }
@@ -433,51 +419,6 @@ impl Gpt {
     }
 }
 
-/// Refuses what has no body on `device`.
-fn require_bodies(config: &GptConfig, device: &Device) -> Result<()> {
-    let only_on_cpu = [
-        ("experts", config.experts.is_some()),
-        ("recurrent layers", config.recurrent.is_some()),
-        ("gated attention", config.attention_gate),
-        ("attention both ways", config.bidirectional),
-        ("attention sinks", config.attention_sinks),
-        ("clamped SwiGLU", config.clamped_swiglu.is_some()),
-        ("latent attention", config.latent.is_some()),
-        ("heads of several sizes", config.full_heads.is_some()),
-        ("norms of values", config.value_norm),
-        ("keys that are values", config.keys_as_values),
-        ("keys that layers share", config.n_shared_kv_layers > 0),
-        ("a factor for each block", config.layer_scale),
-        ("per-layer embeddings", config.per_layer_inputs.is_some()),
-    ];
-    match only_on_cpu.into_iter().find(|(_, has)| *has && !ops::is_on_cpu(device)) {
-        Some((what, _)) => {
-            let what = format!("must be the CPU for a model with {what}, got a GPU\nhint: run it with `--device cpu`");
-            Err(Error::Param { name: "device", what })
-        }
-        None => Ok(()),
-    }
-}
-
-impl PerLayerInputs {
-    /// The inputs of all blocks side by side, `[n_rows, n_layers * width]`, of the rows' ids and their embeddings
-    /// `[n_rows, d_model]`: the mean of two parts, but for the root of two.
-    fn forward(
-        &self,
-        token_ids: Tensor<1, Int>,
-        embeddings: Tensor<2>,
-        dropout_seed: Option<u64>,
-        adapters: &[AdapterRows],
-    ) -> Tensor<2> {
-        let norm = self.norm.parts();
-        let ([_, d_model], [width]) = (embeddings.dims(), norm.weight.dims());
-        let of_ids = self.embed.forward(token_ids) * (width as f64).sqrt();
-        let projected = ops::linear_with_lora(embeddings, self.proj.parts(dropout_seed, adapters));
-        let projected = ops::head_norm(projected * (d_model as f64).sqrt().recip(), norm);
-        (projected + of_ids) * std::f64::consts::FRAC_1_SQRT_2
-    }
-}
-
 impl Block {
     /// The residual stream `x [n_rows, d_model]` after the block.
     fn forward(&self, layer: usize, x: Tensor<2>, config: &GptConfig, pass: &mut ForwardPass<'_>) -> Tensor<2> {
@@ -507,13 +448,10 @@ impl Block {
             false => (None, norm(own)),
         };
         let mixer = match (&self.attn, &self.recurrent, &config.recurrent) {
-            (Some(CausalSelfAttention { qkv, latent, q_norm, k_norm, v_norm, sinks, out }), _, _) => {
+            (Some(attention @ CausalSelfAttention { q_norm, k_norm, v_norm, sinks, out, .. }), _, _) => {
                 Some(Mixer::Attention(SelfAttention {
-                    qkv: match (qkv, latent) {
-                        (Some(qkv), _) => Qkv::Stacked(linear(qkv)),
-                        (None, Some(latent)) => Qkv::Latent(latent.operands(config, linear)),
-                        (None, None) => unreachable!("`part_specs` gives attention its projections"),
-                    },
+                    qkv: attention.qkv(config, linear),
+                    clip: config.clip_qkv.map(|limit| limit as f32),
                     is_gated: config.attention_gate,
                     kv: match () {
                         () if config.kv_layer_of(layer) != layer => KvSource::OtherLayer,
@@ -583,6 +521,11 @@ impl Block {
         let (in_norm, out_norm) = ends(mlp_norm, &self.mlp_out_norm);
         BlockOperands {
             mixer,
+            cross: self.cross.as_ref().map(|CrossAttention { q, kv, out }| {
+                let (in_norm, out_norm) = ends(&self.cross_norm, &None);
+                let inner = ops::CrossAttention { q: linear(q), kv: linear(kv), out: linear(out) };
+                Sublayer { in_norm, inner, out_norm }
+            }),
             mlp: feed_forward.map(|inner| Sublayer { in_norm, inner, out_norm }),
             is_parallel: config.parallel_residual,
             norm_after_add: config.norm_position == NormPosition::Post,

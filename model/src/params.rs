@@ -11,7 +11,7 @@ use crate::{
     config::GptConfig,
     error::{Error, Result},
     ops::{Dtype, MatrixRows, Weight, read, to_f32},
-    param_specs::{ParamSpec, PartKind, PartSpec, part_specs},
+    param_specs::{ENCODER, ParamSpec, PartKind, PartSpec, part_specs},
 };
 
 /// The value of a parameter.
@@ -71,7 +71,7 @@ pub(crate) struct ParamSource<'a> {
     read: &'a mut dyn FnMut(&ParamSpec) -> Result<ParamData<'a>>,
     pub(crate) dtype: Dtype,
     pub(crate) device: &'a Device,
-    pub(crate) config: &'a GptConfig,
+    config: &'a GptConfig,
 }
 
 impl<'a> ParamSource<'a> {
@@ -81,7 +81,17 @@ impl<'a> ParamSource<'a> {
         device: &'a Device,
         read: &'a mut dyn FnMut(&ParamSpec) -> Result<ParamData<'a>>,
     ) -> Self {
-        let parts = part_specs(config);
+        Self::of_parts(part_specs(config), config, dtype, device, read)
+    }
+
+    /// The same for a model of other parts than those that `config` describes.
+    pub(crate) fn of_parts(
+        parts: Vec<PartSpec>,
+        config: &'a GptConfig,
+        dtype: Dtype,
+        device: &'a Device,
+        read: &'a mut dyn FnMut(&ParamSpec) -> Result<ParamData<'a>>,
+    ) -> Self {
         let ends = |path: &str| path.match_indices('.').map(|(end, _)| end).chain([path.len()]).collect::<Vec<_>>();
         let paths = parts.iter().flat_map(|PartSpec { path, .. }| ends(path).into_iter().map(|end| path[..end].into()));
         let linears = parts.iter().filter(|part| part.kind == PartKind::Linear).map(|part| part.path.clone()).zip(0..);
@@ -99,6 +109,12 @@ impl<'a> ParamSource<'a> {
     /// Whether the architecture has this part, or this module of parts.
     pub(crate) fn has(&self, path: &str) -> bool {
         self.paths.contains(path)
+    }
+
+    /// The configuration of the module at `path`: that of the model, or of its encoder.
+    pub(crate) fn config_of(&self, path: &str) -> &'a GptConfig {
+        let is_of_encoder = path.split('.').next() == Some(ENCODER);
+        self.config.encoder.as_deref().filter(|_| is_of_encoder).unwrap_or(self.config)
     }
 
     /// The place of a linear layer among those of the model.

@@ -53,6 +53,23 @@ fn windows_and_rotations_of_single_classes_follow_their_defaults() {
 }
 
 #[test]
+fn muse_glimmer_counts_layers_without_window_and_rotation_from_the_last() {
+    let absent = ["layer_types", "layer_rope_theta", "sliding_window", "qk_scale_factor", "post_norm_eps"];
+    let muse = config("muse-glimmer", &absent, json!({ "num_hidden_layers": 6 }));
+    assert_eq!((muse.sliding_window, &muse.full_layers[..]), (Some(2048), &[1, 5][..]));
+    assert_eq!((&muse.unrotated_layers[..], muse.out_norm_eps), (&[1, 5][..], Some(1e-8)));
+    assert_eq!(muse.attention_scale, Some(3.87 / 12f64.sqrt()));
+    for thetas in [json!([500.0, 0.0]), json!([500.0, 0.0, 77.0])] {
+        let error = read(&changed("muse-glimmer", &[], json!({ "layer_rope_theta": thetas }))).unwrap_err().to_string();
+        assert!(error.contains("`layer_rope_theta`") && error.contains("each of the 3 layers"), "{error}");
+    }
+    // All layers have one.
+    let thetas = json!({ "layer_rope_theta": [77.0, 77.0, 77.0] });
+    let Positions::Rope(rope) = config("muse-glimmer", &[], thetas).positions else { unreachable!("it rotates") };
+    assert_eq!(rope.theta, 77.0);
+}
+
+#[test]
 fn released_hunyuan_and_minicpm_files_are_read() {
     // A fixed factor for the base, whatever the type is called.
     let scaling = json!({

@@ -254,6 +254,26 @@ fn unknown_architecture_is_rejected_with_the_list_of_known_ones() {
     assert!(error.contains("neither `architectures` nor `model_type`"), "{error}");
 }
 
+#[test]
+fn refused_architectures_that_people_ask_for_say_what_they_would_need() {
+    for (class, reason) in [
+        ("Gemma3nForConditionalGeneration", "several residual streams"),
+        ("Gemma3nForCausalLM", "Gemma 4 are supported"),
+        ("PhiMoEForCausalLM", "one after the other"),
+        ("Mamba2ForCausalLM", "no attention"),
+    ] {
+        let error = read(
+            &with("llama", "architectures", json!([class]))
+                .into_iter()
+                .filter(|(key, _)| key != "model_type")
+                .collect(),
+        )
+        .unwrap_err()
+        .to_string();
+        assert!(error.contains(&format!("`{class}` is not supported: ")) && error.contains(reason), "{error}");
+    }
+}
+
 /// The `model_type` alone says which class it is, as in `AutoModelForCausalLM`.
 #[test]
 fn known_model_type_decides_whatever_the_class_is_called() {
@@ -334,20 +354,22 @@ fn unsupported_config_values_are_rejected_by_key() {
         ("gemma", "use_bidirectional_attention", json!(true)),
         ("gemma", "hidden_act", json!("tanh")),
         ("gemma", "hidden_activation", json!("gelu")),
-        ("phi", "qk_layernorm", json!(true)),
+        ("gpt-neox-serial", "qk_layernorm", json!(true)),
         ("gptj", "rotary_dim", Value::Null),
         ("falcon", "alibi", json!(true)),
         ("falcon", "num_ln_in_parallel_attn", json!(2)),
         ("falcon-new", "parallel_attn", json!(false)),
-        ("cohere", "use_qk_norm", json!(true)),
+        ("cohere2", "use_qk_norm", json!(true)),
+        ("solar-open", "use_qk_norm", json!(true)),
         ("cohere2", "layer_types", json!(["full_attention"])),
-        ("stablelm", "qk_layernorm", json!(true)),
         ("opt", "word_embed_proj_dim", json!(8)),
         ("opt", "layer_norm_elementwise_affine", json!(false)),
         ("bloom", "apply_residual_connection_post_layernorm", json!(true)),
         ("openai-gpt", "afn", json!("gelu_new")),
         ("ctrl", "is_encoder_decoder", json!(true)),
-        ("olmo", "clip_qkv", json!(8.0)),
+        ("mpt", "no_bias", json!(false)),
+        ("mpt", "expansion_ratio", json!(2)),
+        ("codegen", "n_embd", json!(18)),
         ("hunyuan", "num_experts", json!(8)),
         ("apertus", "hidden_act", json!("silu")),
         ("minicpm", "sparse_config", json!({ "topk": 64 })),

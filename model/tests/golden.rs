@@ -15,7 +15,9 @@ use burn::{
 };
 use hearth_model::{
     attention::AttentionContext,
-    config::{Activation, GptConfig, LatentAttention, NormKind, NormPosition, Positions, Rope, RopeScaling},
+    config::{
+        Activation, GptConfig, LatentAttention, NormKind, NormPosition, Positions, RelativeBuckets, Rope, RopeScaling,
+    },
     gpt::{Gpt, ParamPath},
     ops::Dtype,
     weights::model_dir::{self, LoadOptions, SaveOptions},
@@ -23,113 +25,12 @@ use hearth_model::{
 use safetensors::SafeTensors;
 
 use crate::{
+    golden_cases::CASES,
     layer_mutations::{block_mutations, detail_mutations, expert_mutations, recurrent_mutations},
     rope_mutations::{rotated, scaling_mutations},
     test_gpu::gpu,
 };
 
-/// Full oracles: logits, loss and gradients.
-const CASES: &[&str] = &[
-    "gpt2",
-    "gpt2-untied",
-    "llama",
-    "llama-tied-bias",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "nanochat",
-    "smollm3",
-    "granite",
-    "olmo2",
-    "olmo3",
-    "starcoder2",
-    "ministral",
-    "ministral3",
-    "exaone4",
-    "ernie4-5",
-    "glm",
-    "glm4",
-    "hunyuan",
-    "seed-oss",
-    "gpt-neo",
-    "jais2",
-    "hyperclovax",
-    "apertus",
-    "arcee",
-    "nemotron",
-    "olmo",
-    "helium",
-    "cwm",
-    "vaultgemma",
-    "minicpm",
-    "phi3",
-    "stablelm",
-    "gpt-neox-parallel",
-    "gpt-neox-serial",
-    "gemma",
-    "gemma2",
-    "gemma3",
-    "gemma4",
-    "gemma4-unified",
-    "gemma4-experts",
-    "gemma4-per-layer",
-    "phi",
-    "stablelm-parallel",
-    "gptj",
-    "gpt-bigcode",
-    "falcon",
-    "falcon-new",
-    "cohere",
-    "cohere2",
-    "opt",
-    "bloom",
-    "openai-gpt",
-    "ctrl",
-    "mixtral",
-    "qwen2-moe",
-    "qwen3-moe",
-    "olmoe",
-    "granite-moe",
-    "granite-moe-shared",
-    "glm4-moe",
-    "ernie4_5-moe",
-    "gpt-oss",
-    "dots1",
-    "minimax-m2",
-    "flex-olmo",
-    "exaone-moe",
-    "hunyuan-moe",
-    "qwen3_5",
-    "qwen3_5-moe",
-    "qwen3-next",
-    "lfm2",
-    "lfm2-moe",
-    "deepseek-v2",
-    "deepseek-v3",
-    "glm4-moe-lite",
-    "minicpm3",
-    "youtu",
-    "afmoe",
-    "mellum",
-    "exaone",
-    "internlm3",
-    "granite4-h",
-    "granite4-h-moe",
-    "bamba",
-    "nemotron-h",
-    "nemotron-h-moe",
-    "rope-linear",
-    "rope-llama3",
-    "rope-yarn",
-    "phi3-longrope",
-    "phi3-longrope-short",
-    "rope-dynamic",
-    "bert",
-    "roberta",
-    "xlm-roberta",
-    "distilbert",
-    "modernbert",
-];
 /// The weights of `llama`, stored in other ways; logits and loss only.
 const STORED: &[&str] = &["llama-sharded", "llama-f16", "llama-bf16"];
 
@@ -193,7 +94,7 @@ pub(crate) fn load(case: &str, device: &Device) -> Gpt {
     model_dir::load_gpt(&golden(case), &LoadOptions { device: device.clone(), dtype: None }).unwrap()
 }
 
-fn params(gpt: &Gpt) -> HashMap<String, TensorData> {
+pub(crate) fn params(gpt: &Gpt) -> HashMap<String, TensorData> {
     let mut params = HashMap::new();
     let read = gpt.read_params(&mut |path, data| {
         params.insert(path.to_owned(), data);
@@ -223,7 +124,7 @@ fn long_rope_in_a_short_context_matches_transformers_on_short_texts() {
 /// The same model on `device` without dropout, as in the oracles.
 pub(crate) fn without_dropout(gpt: &Gpt, device: &Device) -> Gpt {
     let params = params(gpt);
-    let config = GptConfig { dropout: 0.0, ..gpt.config().clone() };
+    let config = gpt.config().clone().with_dropout(0.0);
     Gpt::from_params(&config, Dtype::F32, device, &mut |spec| Ok(params[&spec.path].clone())).unwrap()
 }
 
@@ -389,7 +290,7 @@ fn as_loaded(case: &str) -> SaveOptions {
 }
 
 /// Every way in which the configuration of `case` could be read wrong while the weights still fit.
-fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
+pub(crate) fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     let mut mutations = Vec::new();
     let mut mutate = |field: &'static str, change: &dyn Fn(&mut GptConfig)| {
         let mut mutant = config.clone();
@@ -402,13 +303,16 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     if config.final_norm {
         // The residual stream is large there, so a small epsilon has no effect.
         mutate("final_norm_eps", &|c| c.final_norm_eps = Some(0.3));
-        mutate("final_norm", &|c| (c.final_norm, c.final_norm_eps) = (false, None));
+        mutate("final_norm", &|c| (c.final_norm, c.final_norm_eps, c.final_norm_offset) = (false, None, None));
     }
     // Other norms would be refused.
     let has_both = config.experts.as_ref().is_some_and(|experts| experts.beside_mlp);
     if config.norm_weight && !has_both {
         mutate("norm_weight_offset", &|c| c.norm_weight_offset = 1.0 - c.norm_weight_offset);
-        mutate("norm_weight", &|c| (c.norm_weight, c.norm_bias, c.norm_weight_offset) = (false, false, 0.0));
+        mutate("norm_weight", &|c| {
+            (c.norm_weight, c.norm_bias, c.qk_norm_bias, c.norm_weight_offset) = (false, false, false, 0.0);
+            c.final_norm_offset = None;
+        });
     }
     mutate("scale_embeddings", &|c| c.scale_embeddings = !c.scale_embeddings);
     mutate("embedding_multiplier", &|c| c.embedding_multiplier *= 1.5);
@@ -459,7 +363,7 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     if !config.parallel_residual && !config.unnormed_first_mixer && !has_both {
         let others = [NormPosition::Pre, NormPosition::Post, NormPosition::Inside];
         for norm_position in others.into_iter().filter(|&other| other != config.norm_position) {
-            mutate("norm_position", &|c| c.norm_position = norm_position);
+            mutate("norm_position", &|c| (c.norm_position, c.out_norm_eps) = (norm_position, None));
         }
     }
     if config.parallel_residual && !config.shared_norm {
@@ -472,10 +376,20 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
         mutate("n_token_types", &|c| c.n_token_types = 0);
     }
     if config.embed_norm && !config.unnormed_first_mixer {
-        mutate("embed_norm", &|c| c.embed_norm = false);
+        mutate("embed_norm", &|c| (c.embed_norm, c.plain_embed_norm) = (false, false));
     }
     if config.qk_norm {
-        mutate("qk_norm", &|c| (c.qk_norm, c.qk_norm_after_rope) = (false, false));
+        mutate("qk_norm", &|c| {
+            (c.qk_norm, c.qk_norm_bias, c.qk_norm_after_rope) = (false, false, false);
+            c.plain_qk_norm = false;
+        });
+    }
+    if config.qk_norm_bias {
+        mutate("qk_norm_bias", &|c| c.qk_norm_bias = false);
+    }
+    if let Some(limit) = config.clip_qkv {
+        mutate("clip_qkv", &|c| c.clip_qkv = Some(0.8 * limit));
+        mutate("clip_qkv", &|c| c.clip_qkv = None);
     }
     let can_rotate_first = config.qk_norm && config.norm_weight && config.n_shared_kv_layers == 0;
     if can_rotate_first && matches!(config.positions, Positions::Rope(_)) {
@@ -501,6 +415,11 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
                 (c.unrotated_layers, c.window_rope) = (Vec::new(), None);
             });
         }
+    }
+    if let Positions::Relative(buckets) = config.positions {
+        mutate("relative.max_distance", &|c| {
+            c.positions = Positions::Relative(RelativeBuckets { max_distance: 2 * buckets.max_distance, ..buckets });
+        });
     }
     if let Positions::Rope(rope) = &config.positions {
         let scaled = |scaling: &RopeScaling| Positions::Rope(Rope { scaling: scaling.clone(), ..*rope });
@@ -561,7 +480,8 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     }
     // The same matrices, cut into heads another way.
     let (n_heads, n_kv_heads, head_dim) = (config.n_heads, config.n_kv_heads, config.head_dim);
-    if head_dim % 4 == 0 && !config.qk_norm && !config.attention_sinks && config.latent.is_none() {
+    let are_relative = matches!(config.positions, Positions::Relative(_));
+    if head_dim % 4 == 0 && !config.qk_norm && !config.attention_sinks && config.latent.is_none() && !are_relative {
         mutate("head_dim", &|c| {
             (c.n_heads, c.n_kv_heads, c.head_dim) = (2 * n_heads, 2 * n_kv_heads, head_dim / 2);
             if let Positions::Rope(rope) = &c.positions {

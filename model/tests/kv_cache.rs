@@ -58,21 +58,11 @@ fn configs() -> Vec<GptConfig> {
         },
         GptConfig {
             experts: Some(Experts {
-                n_experts: 5,
-                n_active: 2,
-                d_ff: 12,
-                scores: RouterScores::Softmax,
-                normalized: true,
-                weight_multiplier: 1.0,
                 router_bias: true,
-                selection_bias: false,
-                groups: None,
                 shared_d_ff: 20,
                 shared_gate: true,
                 dense_layers: vec![0],
-                balance_loss: 0.0,
-                beside_mlp: false,
-                latent_width: 0,
+                ..Experts::plain(5, 2, 12)
             }),
             ..llama.clone()
         },
@@ -113,23 +103,7 @@ fn shared_keys(llama: &GptConfig) -> GptConfig {
 }
 
 fn beside_mlp() -> Experts {
-    Experts {
-        n_experts: 5,
-        n_active: 2,
-        d_ff: 12,
-        scores: RouterScores::Softmax,
-        normalized: true,
-        weight_multiplier: 1.0,
-        router_bias: false,
-        selection_bias: false,
-        groups: None,
-        shared_d_ff: 0,
-        shared_gate: false,
-        dense_layers: vec![0],
-        balance_loss: 0.0,
-        beside_mlp: true,
-        latent_width: 0,
-    }
+    Experts { dense_layers: vec![0], beside_mlp: true, ..Experts::plain(5, 2, 12) }
 }
 
 /// A layer that attends behind recurrent ones: gated delta nets, short convolutions, Mamba-2, and Mamba-2 in layers of their own.
@@ -188,21 +162,13 @@ pub(crate) fn latent_configs() -> [GptConfig; 2] {
 /// Layers that are a recurrent layer, experts of narrower rows, attention, or an MLP only.
 fn alone(config: GptConfig) -> GptConfig {
     let experts = Experts {
-        n_experts: 5,
-        n_active: 2,
-        d_ff: 12,
         scores: RouterScores::Sigmoid,
-        normalized: true,
         weight_multiplier: 1.5,
-        router_bias: false,
         selection_bias: true,
-        groups: None,
         shared_d_ff: 20,
-        shared_gate: false,
         dense_layers: vec![3],
-        balance_loss: 0.0,
-        beside_mlp: false,
         latent_width: 8,
+        ..Experts::plain(5, 2, 12)
     };
     GptConfig {
         n_layers: 5,

@@ -26,6 +26,23 @@ pub(crate) fn detail_mutations(config: &GptConfig) -> Vec<(&'static str, GptConf
         mutations.push(("clamped_swiglu.alpha", with(1.2 * alpha, limit)));
         mutations.push(("clamped_swiglu.limit", with(alpha, 1.2 * limit)));
     }
+    let with = |change: &dyn Fn(&mut GptConfig)| {
+        let mut mutant = config.clone();
+        change(&mut mutant);
+        mutant
+    };
+    if let Some(offset) = config.final_norm_offset {
+        mutations.push(("final_norm_offset", with(&|c| c.final_norm_offset = Some(1.0 - offset))));
+    }
+    if config.out_norm_eps.is_some() {
+        mutations.push(("out_norm_eps", with(&|c| c.out_norm_eps = None)));
+    }
+    if config.norm_weight && config.qk_norm && !config.qk_norm_bias && !config.plain_qk_norm {
+        mutations.push(("plain_qk_norm", with(&|c| c.plain_qk_norm = true)));
+    }
+    if config.norm_weight && config.embed_norm && !config.norm_bias && !config.plain_embed_norm {
+        mutations.push(("plain_embed_norm", with(&|c| c.plain_embed_norm = true)));
+    }
     if config.attention_sinks {
         mutations.push(("attention_sinks", GptConfig { attention_sinks: false, ..config.clone() }));
     }

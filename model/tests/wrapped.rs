@@ -34,6 +34,7 @@ const CASES: &[(&str, &str)] = &[
     ("gemma4", "Gemma4ForCausalLM"),
     ("gemma4-unified", "Gemma4UnifiedForCausalLM"),
     ("qwen3_5-moe", "Qwen3_5MoeForCausalLM"),
+    ("muse-glimmer", "MuseGlimmerForCausalLM"),
 ];
 
 fn wrapped(case: &str) -> PathBuf {

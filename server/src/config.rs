@@ -73,7 +73,8 @@ pub struct ServerConfig {
     pub kept_states: Option<usize>,
     /// Speculative decoding: guess the next tokens and verify them in one step. Answers stay the same and are faster where
     /// guesses are correct. `prompt-lookup` copies what followed the same tokens earlier in the text; `draft` uses a smaller
-    /// model [default: off, or `draft` with `--draft-model`]
+    /// model; `mtp` the model's own prediction head, if its files have one (Qwen 3.5, Qwen 3 Next) [default: off, or `draft`
+    /// with `--draft-model`]
     #[arg(long, env = "HEARTH_SPECULATIVE", value_name = "METHOD")]
     pub speculative: Option<SpeculativeMethod>,
     /// Draft model for speculative decoding: model dir, GGUF file, or name of a model of the Hugging Face hub. Must have the
@@ -84,7 +85,7 @@ pub struct ServerConfig {
     /// [default: that of `--dtype` or `--quantize`]
     #[arg(long, env = "HEARTH_DRAFT_DTYPE", value_name = "DTYPE", value_parser = |name: &str| Dtype::parse(name, |_| true))]
     pub draft_dtype: Option<Dtype>,
-    /// Maximum number of tokens to guess per step, from 1 to 16 [default: 8 with `prompt-lookup`, 3 with `draft`]
+    /// Maximum number of tokens to guess per step, from 1 to 16 [default: 8 with `prompt-lookup`, 3 with `draft` and `mtp`]
     #[arg(long, env = "HEARTH_NUM_SPECULATIVE_TOKENS", value_name = "TOKENS")]
     pub num_speculative_tokens: Option<usize>,
     /// Disable GPU graph capture for decoding (slower; works around driver bugs)
@@ -124,6 +125,8 @@ pub enum SpeculativeMethod {
     PromptLookup,
     /// Use a smaller model.
     Draft,
+    /// Use the model's own prediction head.
+    Mtp,
 }
 
 impl ServerConfig {
@@ -133,6 +136,7 @@ impl ServerConfig {
         let speculation = match (self.speculative, &self.draft_model) {
             (Some(SpeculativeMethod::Off), _) | (None, None) => Speculation::Off,
             (Some(SpeculativeMethod::PromptLookup), _) => Speculation::PromptLookup { n_tokens: n_tokens(8) },
+            (Some(SpeculativeMethod::Mtp), _) => Speculation::PredictionHead { n_tokens: n_tokens(3) },
             (Some(SpeculativeMethod::Draft), _) | (None, Some(_)) => Speculation::DraftModel { n_tokens: n_tokens(3) },
         };
         EngineOptions {
@@ -160,6 +164,9 @@ impl ServerConfig {
         match self.speculative {
             Some(SpeculativeMethod::PromptLookup) if self.draft_model.is_some() => {
                 refuse("--draft-model", "`--speculative draft`, got `prompt-lookup`")
+            }
+            Some(SpeculativeMethod::Mtp) if self.draft_model.is_some() => {
+                refuse("--draft-model", "`--speculative draft`, got `mtp`")
             }
             Some(SpeculativeMethod::Draft) if self.draft_model.is_none() => {
                 refuse("--speculative draft", "`--draft-model`, which is not given")
@@ -217,8 +224,10 @@ impl ServerConfig {
             let model = Some(source.clone());
             ModelConfig { model, dtype, quantize, precision, max_seq_len, ..self.model.clone() }.load(progress)
         });
+        let with_head = matches!(self.engine_options().speculation, Speculation::PredictionHead { .. });
+        let prediction_head = if with_head { self.model.load_prediction_head(&served.gpt, progress)? } else { None };
         let class = if self.adapters.options().are_on() { self.model.class()? } else { None };
-        Ok(Models { served, draft: draft.transpose()?, class })
+        Ok(Models { served, draft: draft.transpose()?, prediction_head, class })
     }
 
     /// The listener's settings.

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 mod command_settings;
 mod effective;
 mod foreign;
+mod keys;
 mod layers;
 mod micro_batch;
 mod model;
@@ -18,8 +19,9 @@ mod validate;
 mod value_error;
 
 pub use command_settings::Purpose;
+pub use keys::{hint_of_argument, hint_of_unknown, known_keys};
 pub(crate) use layers::BUDGETS;
-pub use layers::{Layers, Resolved, hint_of_argument, hint_of_unknown, known_keys};
+pub use layers::{Layers, Resolved};
 pub use micro_batch::MicroBatchSize;
 pub use presets::{PRESETS, Preset};
 pub use same_past::differences;

@@ -8,7 +8,7 @@ use burn::tensor::Device;
 use hearth_model::{
     TokenId,
     adapted::Training,
-    config::{Experts, GptConfig, RouterScores},
+    config::{Experts, GptConfig},
     gpt::{Gpt, RouterLossWeights},
     ops::{Dtype, Precision},
     weights::{
@@ -292,23 +292,7 @@ fn settings(sets: &[&str]) -> TrainConfig {
 
 /// A small mixture whose first layer has an MLP.
 fn mixture(config: &TrainConfig) -> GptConfig {
-    let experts = Experts {
-        n_experts: 4,
-        n_active: 2,
-        d_ff: 24,
-        scores: RouterScores::Softmax,
-        normalized: true,
-        weight_multiplier: 1.0,
-        router_bias: false,
-        selection_bias: false,
-        groups: None,
-        shared_d_ff: 0,
-        shared_gate: false,
-        dense_layers: vec![0],
-        balance_loss: 0.02,
-        beside_mlp: false,
-        latent_width: 0,
-    };
+    let experts = Experts { dense_layers: vec![0], balance_loss: 0.02, ..Experts::plain(4, 2, 24) };
     GptConfig { experts: Some(experts), n_layers: 3, ..config.gpt_config(VOCAB_SIZE).unwrap() }
 }
 

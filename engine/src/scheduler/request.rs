@@ -19,6 +19,8 @@ pub(super) struct Rank {
 pub(super) struct ScheduledRequest {
     pub(super) tenant: TenantId,
     pub(super) width: usize,
+    /// Places of the source at the beginning of each sequence.
+    pub(super) n_source: usize,
     pub(super) is_held: bool,
     pub(super) reads_kept_pages: bool,
     pub(super) adapter: Option<AdapterId>,
@@ -31,10 +33,14 @@ pub(super) struct ScheduledRequest {
 pub(super) struct ScheduledSequence {
     /// The computed tokens; empty while the request waits.
     pub(super) table: PageTable,
+    /// Number of tokens of the prompt.
+    pub(super) n_prompt: usize,
     /// Number of known tokens: prompt and generated.
     pub(super) n_tokens: usize,
     /// Keys of its full pages; forks share them until they add their own.
     pub(super) keys: Arc<Vec<PageKey>>,
+    /// The page boundaries in the prompt at which states are kept, in order.
+    pub(super) state_places: Arc<[usize]>,
     /// The last state of what was generated that is kept: a later one takes its place.
     pub(super) last_kept: Option<PageKey>,
 }
@@ -76,6 +82,17 @@ impl ScheduledRequest {
 }
 
 impl ScheduledSequence {
+    /// A sequence with the same tokens and pages.
+    pub(super) fn fork(&self) -> Self {
+        Self {
+            table: self.table.fork(),
+            keys: Arc::clone(&self.keys),
+            state_places: Arc::clone(&self.state_places),
+            last_kept: None,
+            ..*self
+        }
+    }
+
     pub(super) fn remaining(&self) -> usize {
         self.n_tokens - self.table.len()
     }
@@ -103,8 +120,9 @@ impl ScheduledSequence {
             return None;
         }
         let next = (at / tokens_per_state + 1) * tokens_per_state;
-        let places = [next, self.last_boundary()];
-        places.into_iter().filter(|place| (at + 1..self.n_tokens).contains(place)).min().map(|place| place - at)
+        let next_place = self.state_places.get(self.state_places.partition_point(|&place| place <= at)).copied();
+        let places = [next, self.last_boundary()].into_iter().chain(next_place);
+        places.filter(|place| (at + 1..self.n_tokens).contains(place)).min().map(|place| place - at)
     }
 
     /// The last page boundary of the known text that leaves at least one token to compute.
@@ -112,19 +130,19 @@ impl ScheduledSequence {
         self.n_tokens.saturating_sub(1) / PAGE_SIZE * PAGE_SIZE
     }
 
-    /// Keeps the state after the computed tokens, if it is at one of the places where that is done; `is_prefill` says whether
-    /// a step has computed more than one token.
-    pub(super) fn keep_state(&mut self, is_prefill: bool, tokens_per_state: usize) {
+    /// Keeps the state after the computed tokens, if it is at one of the places where that is done.
+    pub(super) fn keep_state(&mut self, tokens_per_state: usize) {
         let len = self.table.len();
         let Some(&key) = self.keys.get((len / PAGE_SIZE).wrapping_sub(1)) else { return };
         if !self.table.has_states() || !len.is_multiple_of(PAGE_SIZE) {
             return;
         }
-        if len.is_multiple_of(tokens_per_state) || is_prefill && len == self.last_boundary() {
+        let is_place = len.is_multiple_of(tokens_per_state) || self.state_places.binary_search(&len).is_ok();
+        if is_place || len < self.n_prompt && len == self.last_boundary() {
             self.table.keep_state(key);
-        } else if !is_prefill {
+        } else if len >= self.n_prompt {
             self.table.keep_state(key);
-            if let Some(before) = self.last_kept.replace(key) {
+            if let Some(before) = self.last_kept.replace(key).filter(|before| *before != key) {
                 self.table.drop_kept_state(before);
             }
         }

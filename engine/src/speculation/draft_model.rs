@@ -10,22 +10,14 @@ use hearth_model::{
     sampling::{RowNeeds, Sampler},
 };
 
-use crate::{scheduler::RequestId, sequence::Sequence};
+use super::DraftJob;
+use crate::scheduler::RequestId;
 
 /// Maximum number of rows per pass when catching up with a prompt.
 const MAX_ROWS: usize = 512;
 
 /// Number of missing tokens that take about as long to compute as one.
 const SHORT_LAG: usize = 4;
-
-/// A sequence to draft for.
-#[derive(Debug)]
-pub(super) struct DraftJob<'a> {
-    pub(super) id: RequestId,
-    pub(super) sequence: &'a Sequence,
-    /// Number of draft tokens, at least 1.
-    pub(super) n_tokens: usize,
-}
 
 /// The draft model and its cache.
 #[derive(Debug)]

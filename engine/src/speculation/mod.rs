@@ -9,13 +9,19 @@
 //! It may use sequences and, for the draft model, tensors; the scheduler decides how many draft tokens fit into a step.
 
 mod draft_model;
+mod prediction_head;
 mod prompt_lookup;
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, ops::Range, time::Duration};
 
-use hearth_model::{Result, TokenId, model_runner::ModelRunner, tokenizer::Tokenizer};
+use burn::tensor::{Device, Tensor};
+use hearth_model::{
+    Result, TokenId,
+    model_runner::{ModelRunner, PredictionRunner},
+    tokenizer::Tokenizer,
+};
 
-use self::draft_model::DraftModel;
+use self::{draft_model::DraftModel, prediction_head::HeadDrafter};
 use super::{
     acceptance::{Costs, DraftSource},
     scheduler::RequestId,
@@ -42,6 +48,11 @@ pub enum Speculation {
         /// As above.
         n_tokens: usize,
     },
+    /// The model's own prediction head.
+    PredictionHead {
+        /// As above.
+        n_tokens: usize,
+    },
 }
 
 impl Speculation {
@@ -49,7 +60,9 @@ impl Speculation {
     pub fn n_tokens(self) -> usize {
         match self {
             Self::Off => 0,
-            Self::PromptLookup { n_tokens } | Self::DraftModel { n_tokens } => n_tokens,
+            Self::PromptLookup { n_tokens } | Self::DraftModel { n_tokens } | Self::PredictionHead { n_tokens } => {
+                n_tokens
+            }
         }
     }
 }
@@ -80,6 +93,26 @@ pub(crate) struct Decoding<'a> {
     pub(crate) sequence: &'a mut Sequence,
 }
 
+/// A sequence to draft for.
+#[derive(Debug)]
+struct DraftJob<'a> {
+    id: RequestId,
+    sequence: &'a Sequence,
+    /// Number of draft tokens, at least 1.
+    n_tokens: usize,
+}
+
+/// Rows of a sequence that the served model has computed in a step, and whose tokens are known by now.
+#[derive(Debug)]
+pub(crate) struct ComputedRows<'a> {
+    pub(crate) id: RequestId,
+    pub(crate) sequence: &'a Sequence,
+    /// The position of the first row in the sequence.
+    pub(crate) start: usize,
+    /// The rows in the step, rejected drafts among them.
+    pub(crate) rows: Range<usize>,
+}
+
 /// Drafts tokens, and tracks acceptance and costs.
 #[derive(Debug)]
 pub(crate) struct Speculator {
@@ -92,6 +125,7 @@ pub(crate) struct Speculator {
 enum Drafter {
     PromptLookup,
     DraftModel(Box<DraftModel>),
+    PredictionHead(Box<HeadDrafter>),
 }
 
 impl Speculator {
@@ -103,6 +137,12 @@ impl Speculator {
     pub(crate) fn by_draft_model(runner: ModelRunner, max_seq_len: usize, n_tokens: usize) -> Self {
         let model = Box::new(DraftModel::new(runner, max_seq_len));
         Self { drafter: Drafter::DraftModel(model), n_tokens, costs: Costs::default() }
+    }
+
+    /// `device` is the served model's.
+    pub(crate) fn by_prediction_head(runner: PredictionRunner, device: &Device, n_tokens: usize) -> Self {
+        let head = Box::new(HeadDrafter::new(runner, device));
+        Self { drafter: Drafter::PredictionHead(head), n_tokens, costs: Costs::default() }
     }
 
     /// Drafts tokens for sequences where that is likely to pay. `room` is the number of further tokens in the step.
@@ -125,12 +165,16 @@ impl Speculator {
                 });
                 Ok(found.collect())
             }
-            Drafter::DraftModel(model) => {
+            drafter @ (Drafter::DraftModel(_) | Drafter::PredictionHead(_)) => {
                 let jobs = decoding.into_iter().filter_map(|Decoding { id, sequence }| {
                     let n_tokens = n_tokens(sequence, DraftSource::Model);
-                    (n_tokens > 0).then_some(draft_model::DraftJob { id, sequence, n_tokens })
+                    (n_tokens > 0).then_some(DraftJob { id, sequence, n_tokens })
                 });
-                let drafted = model.draft(jobs.collect(), room)?;
+                let drafted = match drafter {
+                    Drafter::DraftModel(model) => model.draft(jobs.collect(), room)?,
+                    Drafter::PredictionHead(head) => head.draft(jobs.collect(), room)?,
+                    Drafter::PromptLookup => Vec::new(),
+                };
                 let named = |(id, token_ids)| (id, Draft { token_ids, source: DraftSource::Model });
                 Ok(drafted.into_iter().map(named).collect())
             }
@@ -140,8 +184,25 @@ impl Speculator {
     /// Whether the last [`draft`](Self::draft) was typical, so that its duration can be used.
     pub(crate) fn is_steady(&self) -> bool {
         match &self.drafter {
-            Drafter::PromptLookup => true,
+            Drafter::PromptLookup | Drafter::PredictionHead(_) => true,
             Drafter::DraftModel(model) => model.is_steady(),
+        }
+    }
+
+    /// Whether it [follows](Self::follow) the steps of the served model.
+    pub(crate) fn follows(&self) -> bool {
+        matches!(self.drafter, Drafter::PredictionHead(_))
+    }
+
+    /// Takes up what the served model has computed in a step: `hidden [n_rows, d_model]` are the hidden states of all of the
+    /// step's rows.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub(crate) fn follow(&mut self, computed: Vec<ComputedRows<'_>>, hidden: &Tensor<2>) -> Result<()> {
+        match &mut self.drafter {
+            Drafter::PredictionHead(head) => head.follow(computed, hidden),
+            Drafter::PromptLookup | Drafter::DraftModel(_) => Ok(()),
         }
     }
 
@@ -163,8 +224,10 @@ impl Speculator {
 
     /// Removes the state of a request that has ended.
     pub(crate) fn forget(&mut self, id: RequestId) {
-        if let Drafter::DraftModel(model) = &mut self.drafter {
-            model.forget(id);
+        match &mut self.drafter {
+            Drafter::PromptLookup => {}
+            Drafter::DraftModel(model) => model.forget(id),
+            Drafter::PredictionHead(head) => head.forget(id),
         }
     }
 }

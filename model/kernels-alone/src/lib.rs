@@ -25,6 +25,7 @@ pub mod config {
     pub enum QkNormSpan {
         Head,
         AllHeads,
+        EachHead,
     }
 }
 

@@ -89,6 +89,27 @@ impl GptConfig {
 }
 
 impl Experts {
+    /// Those of most models: weights from the softmax of the chosen scores, divided by their sum, and nothing else.
+    pub fn plain(n_experts: usize, n_active: usize, d_ff: usize) -> Self {
+        Self {
+            n_experts,
+            n_active,
+            d_ff,
+            scores: RouterScores::Softmax,
+            normalized: true,
+            weight_multiplier: 1.0,
+            router_bias: false,
+            selection_bias: false,
+            groups: None,
+            shared_d_ff: 0,
+            shared_gate: false,
+            dense_layers: Vec::new(),
+            balance_loss: 0.0,
+            beside_mlp: false,
+            latent_width: 0,
+        }
+    }
+
     /// Checks the experts of a model with this configuration.
     pub(super) fn validate(&self, config: &GptConfig) -> Result<()> {
         let n_layers = config.n_layers;

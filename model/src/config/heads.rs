@@ -138,7 +138,7 @@ impl GptConfig {
             require("n_shared_kv_layers", !self.attention_sinks, || "must be 0 with attention_sinks".to_owned())?;
             let norms = !self.qk_norm || (self.qk_norm_span == QkNormSpan::Head && !self.qk_norm_after_rope);
             require("n_shared_kv_layers", norms, || {
-                "must be 0 with qk_norm_after_rope, and with qk_norm_span = all_heads".to_owned()
+                "must be 0 with qk_norm_after_rope, and with qk_norm_span other than head".to_owned()
             })?;
         }
         if let Some(PerLayerInputs { vocab_size, width }) = self.per_layer_inputs {

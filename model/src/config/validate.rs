@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::{GptConfig, NormKind, NormPosition, Positions, QueryTemperature, Rope, RopeScaling};
+use super::{GptConfig, NormKind, NormPosition, Positions, QkNormSpan, QueryTemperature, Rope, RopeScaling};
 use crate::error::{Error, Result};
 
 /// Far more layers than any model has; limits the number of parameters that a file can declare.
@@ -36,12 +36,26 @@ impl GptConfig {
         require("n_kv_heads", self.n_heads.is_multiple_of(self.n_kv_heads), || {
             format!("must divide n_heads = {}, got {}", self.n_heads, self.n_kv_heads)
         })?;
-        for (field, eps) in [("norm_eps", Some(self.norm_eps)), ("final_norm_eps", self.final_norm_eps)] {
+        let of_some = [("final_norm_eps", self.final_norm_eps), ("out_norm_eps", self.out_norm_eps)];
+        for (field, eps) in [("norm_eps", Some(self.norm_eps))].into_iter().chain(of_some) {
             let eps = eps.unwrap_or(self.norm_eps);
             require(field, eps.is_finite() && eps >= 0.0, || format!("must be finite and not negative, got {eps}"))?;
         }
         require("final_norm_eps", self.final_norm || self.final_norm_eps.is_none(), || {
             "must be absent with final_norm = false".to_owned()
+        })?;
+        require("out_norm_eps", self.out_norm_eps.is_none() || self.norm_position == NormPosition::Sandwich, || {
+            "must be absent unless norm_position is sandwich".to_owned()
+        })?;
+        let has_offset = self.final_norm && self.norm_weight;
+        require("final_norm_offset", self.final_norm_offset.is_none_or(|it| it.is_finite() && has_offset), || {
+            "must be finite, and absent with final_norm = false or norm_weight = false".to_owned()
+        })?;
+        require("plain_embed_norm", !self.plain_embed_norm || (self.embed_norm && !self.norm_bias), || {
+            "must be false with embed_norm = false or norm_bias = true".to_owned()
+        })?;
+        require("plain_qk_norm", !self.plain_qk_norm || (self.qk_norm && !self.qk_norm_bias), || {
+            "must be false with qk_norm = false or qk_norm_bias = true".to_owned()
         })?;
         require("norm_bias", !(self.norm_bias && self.norm == NormKind::RmsNorm), || {
             "must be false with norm = rms_norm".to_owned()
@@ -79,6 +93,18 @@ impl GptConfig {
         require("qk_norm_after_rope", self.qk_norm || !self.qk_norm_after_rope, || {
             "must be false with qk_norm = false".to_owned()
         })?;
+        require("qk_norm_bias", (self.qk_norm && self.norm_weight) || !self.qk_norm_bias, || {
+            "must be false with qk_norm = false or norm_weight = false".to_owned()
+        })?;
+        require("qk_norm_bias", self.qk_norm_span != QkNormSpan::EachHead || !self.qk_norm_bias, || {
+            "must be false with qk_norm_span = each_head".to_owned()
+        })?;
+        require("clip_qkv", self.clip_qkv.is_none_or(|limit| limit > 0.0 && (limit as f32).is_normal()), || {
+            format!("must be positive and within the range of f32, got {:?}", self.clip_qkv)
+        })?;
+        require("clip_qkv", self.clip_qkv.is_none() || (!self.attention_gate && self.latent.is_none()), || {
+            "must be absent with attention_gate, and with latent attention".to_owned()
+        })?;
         require("xielu", !self.xielu || (!self.gated_mlp && self.experts.is_none()), || {
             "must be false with gated_mlp = true, and with experts".to_owned()
         })?;
@@ -104,6 +130,7 @@ impl GptConfig {
         require("xielu", !self.xielu || self.experts.is_none(), || "must be false with experts".to_owned())?;
         self.recurrent.iter().try_for_each(|recurrent| recurrent.validate(self.n_layers))?;
         self.latent.iter().try_for_each(|latent| latent.validate(self))?;
+        self.validate_seq2seq()?;
         // Valid sizes may still have too large a product.
         require("n_layers", self.n_params() <= MAX_PARAMS, || {
             format!("and the other sizes must result in at most {MAX_PARAMS} parameters, got {}", self.n_params())

@@ -84,21 +84,30 @@ fn dtype_for(ratio: f64) -> KvDtype {
 
 impl Block {
     /// The largest bias of a key, divided by the root mean square of the key without it; the largest such number of all key
-    /// heads. A norm's bias times the matrix is a bias too.
+    /// heads. A norm's bias times the matrix is a bias too, and so is the bias of the norm of keys.
     fn largest_key_bias(&self, layer: usize, config: &GptConfig) -> Result<f64> {
         let parts = self.operands(layer, config, None, &[], None);
         let Some(Sublayer { in_norm, inner: Mixer::Attention(attention), .. }) = parts.mixer else { return Ok(0.0) };
         // The bias of a latent is normalized with it.
-        let SelfAttention { qkv: Qkv::Stacked(qkv), kv, .. } = attention else { return Ok(0.0) };
+        let SelfAttention { qkv: Qkv::Stacked(qkv), kv, qk_norms, .. } = attention else { return Ok(0.0) };
         if kv == KvSource::OtherLayer {
             return Ok(0.0);
         }
         let HeadSizes { n_kv_heads, head_dim } = config.heads_of(layer);
         let norm_bias = in_norm.as_ref().and_then(|norm| norm.bias.clone());
-        if qkv.bias.is_none() && norm_bias.is_none() {
-            return Ok(0.0);
-        }
         let vector = |tensor| to_f32(read(tensor)?);
+        let of_key_norm = match qk_norms.map(|qk| qk.norms) {
+            Some([_, NormParts { weight, bias: Some(bias), options }]) => {
+                let weight = vector(weight)?.into_iter().map(|weight| f64::from(weight + options.weight_offset));
+                let squares: f64 = weight.map(|weight| weight * weight).sum();
+                let most = vector(bias)?.into_iter().fold(0.0, |most, bias| f64::max(most, f64::from(bias.abs())));
+                if most == 0.0 { 0.0 } else { most / (squares / head_dim as f64).sqrt() }
+            }
+            _ => 0.0,
+        };
+        if qkv.bias.is_none() && norm_bias.is_none() {
+            return Ok(of_key_norm);
+        }
         let bias = qkv.bias.clone().map(vector).transpose()?;
         let norm_bias = norm_bias.map(vector).transpose()?;
         // What the matrix is multiplied by has a root mean square of 1 before the norm's weight.
@@ -108,7 +117,7 @@ impl Block {
             }
             None => vec![1.0; config.d_model],
         };
-        let mut largest = 0.0;
+        let mut largest = of_key_norm;
         for head in 0..n_kv_heads {
             let first = config.gate_width_of(layer) + config.q_width_of(layer) + head * head_dim;
             let rows = qkv.weight.read_rows(first..first + head_dim)?;

@@ -1,11 +1,26 @@
 //! Latent attention's operands.
 
-use super::LatentProjections;
+use super::{CausalSelfAttention, LatentProjections};
 use crate::{
     config::{GptConfig, LatentAttention},
     layers::{Linear, Norm},
-    ops::{LatentHeads, LatentQkv, LinearParts, NormParts},
+    ops::{LatentHeads, LatentQkv, LinearParts, NormParts, Qkv},
 };
+
+impl CausalSelfAttention {
+    /// What makes queries, keys and values, of a model of `config`.
+    pub(super) fn qkv<'a>(
+        &'a self,
+        config: &GptConfig,
+        linear: impl Fn(&'a Linear) -> LinearParts<'a>,
+    ) -> Qkv<NormParts, LinearParts<'a>> {
+        match (&self.qkv, &self.latent) {
+            (Some(qkv), _) => Qkv::Stacked(linear(qkv)),
+            (None, Some(latent)) => Qkv::Latent(latent.operands(config, linear)),
+            (None, None) => unreachable!("`part_specs` gives attention its projections"),
+        }
+    }
+}
 
 impl LatentProjections {
     /// The operands of the projections, which are as `config` says.

@@ -57,9 +57,8 @@ pub(super) fn recur(x: Tensor<2>, layer: &Recurrent<LinearParts<'_>>, pass: Recu
     match kind {
         RecurrentKind::GatedConv => {
             let projected = ops::linear_with_lora(x, input.clone());
-            let [before, behind, x] = [0, 1, 2].map(|part| columns(&projected, part * channels, channels));
             let state = states.as_deref_mut().map(|pool| StatePart { pool, first: 0 });
-            behind * ops::short_conv(before * x, conv, rows, state)
+            ops::gated_short_conv(projected, conv, rows, state)
         }
         RecurrentKind::GatedDelta { ba, a_log, dt_bias, heads, norm, options } => {
             let [for_input, for_gates] = ops::fork(x);

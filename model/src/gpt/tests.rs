@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::{
-    config::{self, Activation, HeadSizes, NormKind, PerLayerInputs, QkNormSpan, Rope, RouterScores, Sizes},
+    config::{self, Activation, HeadSizes, NormKind, PerLayerInputs, QkNormSpan, Rope, Sizes},
     kv_cache::{KvCache, StepPart},
     lora::{LoadedAdapter, LoraPair, LoraShape, LoraValues, MatrixUpdate},
     ops::KvDtype,
@@ -33,6 +33,9 @@ fn configs() -> Vec<(&'static str, GptConfig)> {
                 ..heads(QkNormSpan::Head)
             },
         ),
+        ("as Command R+", heads(QkNormSpan::EachHead)),
+        ("as Persimmon", GptConfig { norm: NormKind::LayerNorm, qk_norm_bias: true, ..heads(QkNormSpan::Head) }),
+        ("as OLMo 1 7B", GptConfig { clip_qkv: Some(0.5), ..llama.clone() }),
         ("as Gemma 2", GptConfig { attention_softcap: Some(3.0), ..with(NormPosition::Sandwich) }),
         ("as Granite", GptConfig { residual_multiplier: 0.22, ..llama.clone() }),
         ("as GPT-NeoX", GptConfig { parallel_residual: true, activation: Activation::Gelu, ..gpt2.clone() }),
@@ -68,23 +71,7 @@ fn as_gemma4(llama: &GptConfig) -> GptConfig {
 }
 
 fn beside_mlp() -> config::Experts {
-    config::Experts {
-        n_experts: 5,
-        n_active: 2,
-        d_ff: 40,
-        scores: RouterScores::Softmax,
-        normalized: true,
-        weight_multiplier: 1.0,
-        router_bias: false,
-        selection_bias: false,
-        groups: None,
-        shared_d_ff: 0,
-        shared_gate: false,
-        dense_layers: vec![],
-        balance_loss: 0.0,
-        beside_mlp: true,
-        latent_width: 0,
-    }
+    config::Experts { beside_mlp: true, ..config::Experts::plain(5, 2, 40) }
 }
 
 /// An adapter with two pairs for every matrix, which together update some of its rows.
@@ -123,8 +110,13 @@ fn fused_block_is_bit_identical_to_its_separate_operations() {
                 let mut bits = Vec::new();
                 for token_ids in [&[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8][..], &[4], &[6, 2]] {
                     let adapter = adapter.cloned();
-                    let parts =
-                        &mut [StepPart { table: &mut table, n_new: token_ids.len(), adapter, second_text: None }];
+                    let parts = &mut [StepPart {
+                        table: &mut table,
+                        n_new: token_ids.len(),
+                        adapter,
+                        second_text: None,
+                        source_len: 0,
+                    }];
                     let context = AttentionContext::Paged(cache.step(parts).unwrap());
                     let mut pass = ForwardPass::new(&config, context, &device);
                     let mut x = gpt.embed_input(token_tensor(&gpt, token_ids), &mut pass);

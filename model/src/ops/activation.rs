@@ -19,6 +19,17 @@ pub(crate) fn activate(x: Tensor<2>, kind: Activation) -> Tensor<2> {
     }
 }
 
+/// `x * sigmoid(gates)`, both `[n_rows, width]`.
+pub(crate) fn sigmoid_gated(x: Tensor<2>, gates: Tensor<2>) -> Tensor<2> {
+    match Placement::of(&x.device()) {
+        Placement::Cpu => {
+            let gates = cpu::columns(gates);
+            cpu::changed(x, |values| cpu::gate_rows(values, gates.rows()))
+        }
+        Placement::Gpu | Placement::CpuTraining | Placement::GpuTraining => x * activation::sigmoid(gates),
+    }
+}
+
 /// GELU of a few values on the host.
 pub(crate) fn gelu_of(values: &[f32]) -> Vec<f64> {
     cpu::activate(values, values.len(), Activation::Gelu).into_iter().map(f64::from).collect()

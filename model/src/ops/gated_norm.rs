@@ -20,8 +20,8 @@ pub(crate) fn gated_norm(x: Tensor<2>, z: Tensor<2>, weight: Tensor<1>, options:
     assert!(width.is_multiple_of(options.width) && [options.width, width].contains(&n_weights), "groups of a row");
     match Placement::of(&x.device()) {
         Placement::Cpu => {
-            let (x, z, weight) = (cpu::values(x), cpu::values(z), cpu::values(weight));
-            cpu::tensor(cpu::gated_norm([x.as_slice(), z.as_slice()], weight.as_slice(), width, options), dims)
+            let (x, z, weight) = (cpu::values(x), cpu::columns(z), cpu::values(weight));
+            cpu::tensor(cpu::gated_norm(x.as_slice(), z.rows(), weight.as_slice(), options), dims)
         }
         Placement::CpuTraining => apply(vec![x.into(), z.into(), weight.into()], cpu::NormalizeGated(options)),
         _ => gated_norm_reference(x, z, weight, options),

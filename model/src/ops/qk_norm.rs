@@ -9,7 +9,8 @@ use super::{
 use crate::config::QkNormSpan;
 
 /// Normalizes the queries and keys in `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]`, each head by itself or all
-/// together according to `span`; values do not change. The norms have weights `[head_dim]`, or as wide as all heads.
+/// together according to `span`; values do not change. The norms have weights `[head_dim]`, or as wide as all heads. Where each
+/// head has a weight, there are no biases.
 pub(crate) fn qk_norm(
     qkv: Tensor<2>,
     norms: [NormParts; 2],
@@ -25,7 +26,7 @@ pub(crate) fn qk_norm(
             let norms = norms.each_ref().map(cpu::NormMemory::values);
             cpu::changed(qkv, |qkv| cpu::qk_norm(qkv, &norms, span, options))
         }
-        _ if !are_alike => qk_norm_reference(qkv, norms, span, options),
+        _ if !are_alike || span == QkNormSpan::EachHead => qk_norm_reference(qkv, norms, span, options),
         Placement::Gpu => cube::qk_norm(qkv, norms.map(|norm| norm.weight), span, options, norm),
         Placement::CpuTraining | Placement::GpuTraining => {
             let op = QkNormalize { span, options: options.clone(), norm };
@@ -73,6 +74,14 @@ pub(crate) fn qk_norm_reference(
     let part = |start: usize, width: usize| qkv.clone().slice([0..n_rows, start..start + width]);
     let normed = |x: Tensor<2>, NormParts { weight, bias, options }: NormParts| {
         let dims @ [n_rows, width] = x.dims();
+        if span == QkNormSpan::EachHead {
+            let of_head = |first: usize| {
+                let (columns, bias) = (first..first + head_dim, bias.clone());
+                let head = x.clone().slice([0..n_rows, columns.clone()]);
+                norm_reference(head, weight.clone().slice([columns]), bias, options)
+            };
+            return Tensor::cat((0..width).step_by(head_dim).map(of_head).collect(), 1);
+        }
         let n_heads = if span == QkNormSpan::Head { width / head_dim } else { 1 };
         norm_reference(x.reshape([n_rows * n_heads, width / n_heads]), weight, bias, options).reshape(dims)
     };

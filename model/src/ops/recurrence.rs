@@ -189,7 +189,8 @@ pub(crate) fn state_space_gates(dt: Tensor<2>, a_log: Tensor<1>, dt_bias: Tensor
         let [n_rows, n_heads] = dt.dims();
         let [a_log, dt_bias] = [a_log, dt_bias].map(cpu::values);
         let limits = limits.map(|limit| limit as f32);
-        let gates = cpu::state_space_gates(cpu::values(dt).as_slice(), a_log.as_slice(), dt_bias.as_slice(), limits);
+        let bias = [a_log.as_slice(), dt_bias.as_slice()];
+        let gates = cpu::state_space_gates(n_rows, cpu::columns(dt).rows(), bias, limits);
         return cpu::tensor(gates, [n_rows, 2 * n_heads]);
     }
     let steps = softplus(dt + dt_bias.unsqueeze());

@@ -29,7 +29,7 @@ pub(crate) fn short_conv(
     check_states(rows, &state, ShortConv::state_len(channels, kernel));
     match (Placement::of(&x.device()), state) {
         (Placement::Cpu, state) => {
-            let (x, weight) = (cpu::values(x), cpu::values(conv.weight.clone()));
+            let (x, weight) = (cpu::columns(x), cpu::values(conv.weight.clone()));
             let bias = conv.bias.clone().map(cpu::values);
             let conv = cpu::Conv {
                 weight: weight.as_slice(),
@@ -38,13 +38,38 @@ pub(crate) fn short_conv(
                 kernel,
                 has_silu: conv.has_silu,
             };
-            cpu::tensor(with_states(state, |states| conv.forward(x.as_slice(), rows.spans(), states)), dims)
+            cpu::tensor(with_states(state, |states| conv.forward(x.rows(), rows.spans(), states)), dims)
         }
         (Placement::CpuTraining, None) => {
             let inputs = [x.into(), conv.weight.clone().into()].into_iter().chain(conv.bias.clone().map(Into::into));
             apply(inputs.collect(), cpu::Convolve { rows: rows.clone(), has_silu: conv.has_silu })
         }
         (_, state) => short_conv_reference(x, conv, rows, state),
+    }
+}
+
+/// [`short_conv`] with a gate before and one behind it: of `projected [n_rows, 3 channels]`, the gate before, the one behind and
+/// the input, side by side. Returns `[n_rows, channels]`.
+///
+/// # Panics
+/// As [`short_conv`].
+pub(crate) fn gated_short_conv(
+    projected: Tensor<2>,
+    conv: &ShortConv,
+    rows: &RecurrentRows,
+    state: Option<StatePart<'_>>,
+) -> Tensor<2> {
+    let ([n_rows, _], [channels, _]) = (projected.dims(), conv.weight.dims());
+    let [before, behind, x] =
+        [0, 1, 2].map(|part| projected.clone().slice([0..n_rows, part * channels..(part + 1) * channels]));
+    match Placement::of(&x.device()) {
+        Placement::Cpu => {
+            let (before, behind, x) = (cpu::columns(before), cpu::columns(behind), cpu::columns(x));
+            let input = cpu::tensor(cpu::product(n_rows, before.rows(), x.rows()), [n_rows, channels]);
+            let output = short_conv(input, conv, rows, state);
+            cpu::changed(output, |values| cpu::multiply_rows(values, behind.rows()))
+        }
+        _ => behind * short_conv(before * x, conv, rows, state),
     }
 }
 

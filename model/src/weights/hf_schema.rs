@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::{
-    architectures::{Architecture, OWN_CLASS, architectures, known_architectures, wrappers::wrapper_classes},
+    architectures::{Architecture, OWN_CLASS, architectures, known_architectures, refused, wrappers::wrapper_classes},
     config_json::Fields,
     own_classifier::SEQUENCE_CLASS,
     packed::Method,
@@ -59,6 +59,10 @@ impl HfSchema {
                 (None, Some(model_type)) => format!("model type `{model_type}` is not supported"),
                 (None, None) => "has neither `architectures` nor `model_type`".to_owned(),
             };
+            if let Some(reason) = class.and_then(refused::reason) {
+                let hint = "docs/models.md lists the supported models, among them newer ones of most families";
+                return config.error(format!("{what}: {reason}")).with_hint(hint);
+            }
             let known: Vec<_> = known_architectures().into_iter().chain(wrapper_classes()).collect();
             config.error(what).with_hint(format!("supported are {}", known.join(", ")))
         })
@@ -200,6 +204,8 @@ const SHARED_KEYS: &[&str] = &[
     "bos_token_id",
     "eos_token_id",
     "pad_token_id",
+    "decoder_start_token_id",
+    "forced_bos_token_id",
     QUANTIZATION,
 ];
 

@@ -1,7 +1,7 @@
 //! Parameters from the tensors of files, Hugging Face's or GGUF's: in the form in which they are stored, if the device
 //! computes with it.
 
-use std::{collections::HashSet, path::Path};
+use std::collections::HashSet;
 
 use burn::tensor::{Device, TensorData};
 use rayon::prelude::*;
@@ -9,8 +9,9 @@ use rayon::prelude::*;
 use super::{
     files::{minima_of, scales_of},
     ggml_types::ElementType,
+    larger_matrices::LargerMatrices,
     packed::{PackedMatrices, PackedMatrix},
-    passed_over::{is_encoder_head, is_no_parameter, is_of_predicting_layer, is_of_shared_keys, shown},
+    passed_over::{is_copy, is_encoder_head, is_no_parameter, is_of_predicting_layer, is_of_shared_keys, shown},
     row_order::RowOrder,
     tensor_names::{TensorNames, TensorPart},
     tensor_table::{StoredTensor, TensorTable, without_leading_ones},
@@ -34,7 +35,7 @@ const PIECE: usize = 1 << 12;
 pub(super) struct LoadPlan<'a> {
     pub(super) names: TensorNames,
     /// Matrices whose tensors are not in the table, since other programs quantized them.
-    pub(super) packed: &'a PackedMatrices<'a>,
+    pub(super) packed: Option<&'a PackedMatrices<'a>>,
     pub(super) config: &'a GptConfig,
     /// The dtype of matrices; without one, each keeps its own.
     pub(super) dtype: Option<Dtype>,
@@ -50,10 +51,19 @@ pub(super) struct LoadPlan<'a> {
 /// # Errors
 /// [`Error::Tensor`] with the tensor that is missing, surplus, or of the wrong shape or type.
 pub(super) fn load(table: &TensorTable<'_>, plan: &LoadPlan<'_>) -> Result<Gpt> {
-    let LoadPlan { names, config, dtype, device, .. } = *plan;
+    load_by(table, plan, |dtype, read| Gpt::from_params(plan.config, dtype, plan.device, read))
+}
+
+/// Builds what `make` makes of a dtype and of parameters as they are stored in `table`; errors as of [`load`].
+pub(super) fn load_by<'t, T>(
+    table: &'t TensorTable<'_>,
+    plan: &'t LoadPlan<'t>,
+    make: impl FnOnce(Dtype, &mut dyn FnMut(&ParamSpec) -> Result<ParamData<'t>>) -> Result<T>,
+) -> Result<T> {
+    let LoadPlan { names, config, dtype, .. } = *plan;
     let mut loader =
         Loader { table, plan, used: HashSet::new(), not_finite: Vec::new(), larger: LargerMatrices::default() };
-    let gpt = Gpt::from_params(config, dtype.unwrap_or_default(), device, &mut |spec| {
+    let made = make(dtype.unwrap_or_default(), &mut |spec| {
         // Frees the pages of the parameters before; the rows of this one are read later.
         table.release();
         loader.param(spec)
@@ -68,13 +78,15 @@ pub(super) fn load(table: &TensorTable<'_>, plan: &LoadPlan<'_>) -> Result<Gpt> 
     let tied_copy = names.tied_copy(config).and_then(|name| table.get(name)).map(|copy| copy.name);
     // What makes a vector of an encoder's hidden states predictions of masked tokens, and is not computed.
     let is_head = |tensor: &StoredTensor<'_>| config.bidirectional && is_encoder_head(tensor.name);
+    let is_other = |tensor: &StoredTensor<'_>| is_head(tensor) || is_copy(tensor, table, config);
     let is_surplus = |tensor: &&StoredTensor<'_>| !loader.used.contains(tensor.name) && tied_copy != Some(tensor.name);
-    let has = |name: &str| table.get(name).is_some() || plan.packed.contains_key(name);
+    let has = |name: &str| table.get(name).is_some() || plan.packed.is_some_and(|packed| packed.contains_key(name));
     let is_unread = |name: &str| is_of_predicting_layer(name, config.n_layers, has) || is_of_shared_keys(name, config);
-    let is_none = |tensor: &&StoredTensor<'_>| is_no_parameter(tensor) || is_head(tensor) || is_unread(tensor.name);
+    let is_none = |tensor: &&StoredTensor<'_>| is_no_parameter(tensor) || is_other(tensor) || is_unread(tensor.name);
     let (no_parameters, parameters): (Vec<_>, Vec<_>) = table.iter().filter(is_surplus).partition(is_none);
     let is_part = |name: &str| loader.used.contains(name) || names.tied_copy(config) == Some(name) || is_unread(name);
-    if let Some((_, surplus)) = plan.packed.iter().filter(|(name, _)| !is_part(name)).min_by_key(|(name, _)| *name) {
+    let surplus = plan.packed.into_iter().flatten().filter(|(name, _)| !is_part(name));
+    if let Some((_, surplus)) = surplus.min_by_key(|(name, _)| *name) {
         return Err(surplus.error(not_part_of(&names, table)).with_hint(SURPLUS));
     }
     if let Some(surplus) = parameters.iter().min_by_key(|tensor| tensor.name) {
@@ -84,7 +96,7 @@ pub(super) fn load(table: &TensorTable<'_>, plan: &LoadPlan<'_>) -> Result<Gpt> 
         let names = shown(no_parameters.iter().map(|tensor| tensor.name).collect());
         tracing::info!("`{}`: passed over, because they are no parameters: {names}", table.path().display());
     }
-    Ok(gpt)
+    Ok(made)
 }
 
 /// The hint for a tensor that is part of no parameter.
@@ -104,42 +116,15 @@ struct Loader<'t, 'a> {
     larger: LargerMatrices,
 }
 
-/// Quantized matrices that take more memory than in the file, for the log.
-#[derive(Default)]
-struct LargerMatrices {
-    n: usize,
-    in_file: usize,
-    in_memory: usize,
-}
-
-impl LargerMatrices {
-    /// Counts a matrix if it takes over a tenth more.
-    fn add(&mut self, in_file: usize, in_memory: usize) {
-        // Small matrices are padded.
-        if in_memory > in_file + in_file / 10 + (1 << 16) {
-            self.n += 1;
-            self.in_file += in_file;
-            self.in_memory += in_memory;
-        }
-    }
-
-    fn log(&self, path: &Path) {
-        let [in_file, in_memory] = [self.in_file, self.in_memory].map(|n_bytes| ByteSize(n_bytes as u64));
-        if self.n > 0 {
-            tracing::info!(
-                "`{}`: {} quantized matrices take {in_memory} in memory, and {in_file} in the file: the device does not \
-                 compute with their types, or not with several in one matrix",
-                path.display(),
-                self.n
-            );
-        }
-    }
-}
-
 impl<'t, 'a> Loader<'t, 'a> {
     fn param(&mut self, spec: &ParamSpec) -> Result<ParamData<'t>> {
         let LoadPlan { names, config, dtype, .. } = *self.plan;
-        let parts = names.parts(spec, config, &|name| self.get(name).is_some() || self.packed(name).is_some());
+        let has = |name: &str| self.get(name).is_some() || self.packed(name).is_some();
+        let parts = names.parts(spec, config, &has);
+        if spec.path == "lm_head.bias" && config.is_encoder_decoder() && parts.iter().all(|part| !has(&part.name)) {
+            // As in transformers: files may leave it out.
+            return Ok(TensorData::zeros::<f32, _>(spec.shape.as_slice()).into());
+        }
         let path = spec.path.strip_suffix(".weight").unwrap_or_default();
         let update = self.plan.merged.and_then(|merged| merged.0.get(path));
         if let ([TensorPart { name, order: RowOrder::Same, expert: None, .. }], &[d_out, d_in]) =
@@ -181,7 +166,8 @@ impl<'t, 'a> Loader<'t, 'a> {
 
     /// The packed matrix `name`, with or without the prefix of the class, and the name that it has.
     fn packed(&self, name: &str) -> Option<(&'t str, &'t PackedMatrix<'t>)> {
-        let found = self.plan.names.spellings(name).into_iter().find_map(|name| self.plan.packed.get_key_value(&name));
+        let packed = self.plan.packed?;
+        let found = self.plan.names.spellings(name).into_iter().find_map(|name| packed.get_key_value(&name));
         found.map(|(name, matrix)| (name.as_str(), matrix))
     }
 
@@ -353,7 +339,7 @@ impl<'a> StoredParam<'a> {
             let mut stored = vec![0.0; tensor.shape.iter().product()];
             element.decode(tensor.bytes, &mut stored);
             let width = match part.order {
-                RowOrder::Folded { .. } => 1,
+                RowOrder::Folded { .. } | RowOrder::InterleavedRows { .. } => 1,
                 _ => without_leading_ones(&tensor.shape).iter().skip(1).product::<usize>(),
             };
             if let RowOrder::LogOfNegated { .. } = part.order {
@@ -502,8 +488,9 @@ fn block_rows<'p>(parts: &'p [StoredPart<'_>], d_in: usize) -> BlockRows<'p> {
 }
 
 /// The error for a packed matrix that no dtype represents exactly.
-fn needs_dtype(source: &Source<'_>, packed: &PackedMatrices<'_>) -> Error {
-    let n_values: usize = packed.values().map(|matrix| matrix.dims().iter().product::<usize>()).sum();
+fn needs_dtype(source: &Source<'_>, packed: Option<&PackedMatrices<'_>>) -> Error {
+    let packed = packed.into_iter().flat_map(|packed| packed.values());
+    let n_values: usize = packed.map(|matrix| matrix.dims().iter().product::<usize>()).sum();
     let n_bytes = ByteSize(2 * n_values as u64);
     source
         .error(format!(

@@ -13,22 +13,17 @@ use serde_json::{Map, Value};
 
 use super::{
     adapter::{Adapter, AdapterModel},
-    architectures::{
-        OWN_CLASS,
-        wrappers::{WrappedTensor, Wrapper, text_part},
-    },
+    architectures::{OWN_CLASS, wrappers::text_part},
     config_json::Fields,
+    dir_weights::{self, DirConfig, schema_and_config},
     file_names::{BESIDE_WEIGHTS, CONFIG_FILE, GENERATION_FILE, WEIGHTS_FILE},
     files::{self, DiskDtype, TensorFiles, what_else_it_is},
-    generation_config::sampling_defaults,
+    generation_config::{decoder_start, sampling_defaults},
     gguf,
     hf_schema::{self, HfSchema, Quantization},
-    loader::{self, LoadPlan},
-    own_classifier, own_pooling, packed,
-    passed_over::{PassedOver, shown},
+    own_classifier, own_pooling, prediction_head,
     save::save_params,
     staged_dir::{StagedDir, read_whole},
-    tensor_table::TensorTable,
 };
 pub use super::{
     opened_model::{LoadOptions, LoadedModel, LoadedText},
@@ -40,7 +35,7 @@ use crate::{
     chat::{self, ChatTemplate},
     config::GptConfig,
     error::{Error, Result},
-    gpt::Gpt,
+    gpt::{Gpt, prediction_head::PredictionHead},
     lora::LoraValues,
     ops::Dtype,
     pooling::OwnPooling,
@@ -164,12 +159,14 @@ fn loaded(
     let (generation_path, generation) = &files[0];
     let sampling_defaults = sampling_defaults(generation, generation_path, gpt.config().vocab_size);
     let eos_token_ids = eos_token_ids(files, gpt.config().vocab_size, &tokenizer)?;
+    let decoder_start = decoder_start(files, gpt.config())?;
     let (own_pooling, text_limit, classifier) = (OwnPooling::Unstated, None, None);
     Ok(LoadedModel {
         gpt,
         tokenizer,
         chat_template,
         eos_token_ids,
+        decoder_start,
         sampling_defaults,
         own_pooling,
         text_limit,
@@ -205,7 +202,8 @@ pub fn load_embedded(dir: &EmbeddedDir, options: &LoadOptions) -> Result<LoadedM
     let config_path = name.join(CONFIG_FILE);
     let config_json = parse_json_object(&config_path, dir.config)?;
     let files = TensorFiles::embedded(&name.join(WEIGHTS_FILE), dir.weights)?;
-    let gpt = build((&config_json, None), &config_path, &files, options, None)?;
+    let config = DirConfig { json: &config_json, wrapper: None, path: &config_path };
+    let gpt = dir_weights::build(config, &files, options, None)?;
     let tokenizer = Tokenizer::from_json(dir.tokenizer, Some(dir.tokenizer_config), &name.join(TOKENIZER_FILE))?;
     let chat_template = ChatTemplate::new(dir.chat_template, &name.join(chat::DEFAULT_FILE))?;
     let generation_path = name.join(GENERATION_FILE);
@@ -298,14 +296,46 @@ fn load_gpt_and_config(
         return Err(Error::file(dir, format!("has no `{CONFIG_FILE}`")).with_hint(what_else_it_is(dir)));
     }
     let (json, wrapper) = text_part(read_json_object(&path)?, &path)?;
-    let gpt = build((&json, wrapper), &path, &TensorFiles::open(dir)?, options, merged)?;
+    let config = DirConfig { json: &json, wrapper, path: &path };
+    let gpt = dir_weights::build(config, &TensorFiles::open(dir)?, options, merged)?;
     Ok((gpt, json))
 }
 
-/// What the fields of `config.json` describe.
-fn schema_and_config(fields: &Fields<'_>) -> Result<(HfSchema, GptConfig)> {
-    let schema = HfSchema::of(fields)?;
-    Ok((schema, schema.read_config(fields)?))
+/// Loads the prediction head of `gpt` from the files that the model was loaded from, the model dir `dir` or a GGUF file; of a
+/// model with an adapter, that of the model that the adapter updates. `None` if they have none.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_prediction_head(dir: &Path, options: &LoadOptions, gpt: &Gpt) -> Result<Option<PredictionHead>> {
+    let dir = &*model_of(dir);
+    if Adapter::is_in(dir) {
+        return load_prediction_head(&adapter_base(dir)?, options, gpt);
+    }
+    open(
+        dir,
+        |path| gguf::load_prediction_head(path, options, gpt),
+        |dir| {
+            let path = dir.join(CONFIG_FILE);
+            let (json, wrapper) = text_part(read_json_object(&path)?, &path)?;
+            let config = DirConfig { json: &json, wrapper, path: &path };
+            dir_weights::open(config, &TensorFiles::open(dir)?, options, |tensors, packed, plan| {
+                prediction_head::load(tensors, packed, plan, gpt)
+            })
+        },
+    )
+}
+
+/// Bytes of the tensors of the prediction head in the model dir `dir`, or in a GGUF file; 0 without one.
+///
+/// # Errors
+/// As [`load`].
+pub fn prediction_head_bytes(dir: &Path) -> Result<u64> {
+    let n_layers = load_config(dir)?.n_layers;
+    open(
+        dir,
+        |path| gguf::prediction_head_bytes(path, n_layers),
+        |dir| Ok(prediction_head::n_bytes(&TensorFiles::open(dir)?.table()?, n_layers)),
+    )
 }
 
 /// Whether `path` exists.
@@ -321,67 +351,6 @@ fn is_there(path: &Path) -> Result<bool> {
         (Ok(is_there), _) => Ok(is_there),
         (Err(reason), _) => Err(Error::io("read", path)(reason)),
     }
-}
-
-/// Builds the model from `config.json` (at `path`) and the weights, of which a wrapper's text part is used.
-fn build(
-    (config_json, wrapper): (&Map<String, Value>, Option<&Wrapper>),
-    path: &Path,
-    files: &TensorFiles,
-    options: &LoadOptions,
-    merged: Option<&LoraValues>,
-) -> Result<Gpt> {
-    let passed_over = PassedOver::default();
-    let (schema, config) = schema_and_config(&Fields::new(config_json, path).noting(&passed_over))?;
-    passed_over.log(path);
-    if config.is_extended_dynamically() {
-        tracing::info!(
-            "`{}`: dynamic rotary scaling is not supported, so texts have at most the original context of {} tokens",
-            path.display(),
-            config.max_seq_len
-        );
-    }
-    let (stored, method) = match hf_schema::quantization(config_json, path)? {
-        Some(Quantization::Own(dtype)) => (Some(dtype), None),
-        Some(Quantization::Packed(method)) => (None, Some(method)),
-        None => (None, None),
-    };
-    let mut tensors = files.table()?;
-    if let Some(wrapper) = wrapper {
-        take_text_part(&mut tensors, wrapper, path)?;
-    }
-    let packed = method.map(|method| packed::fold(&mut tensors, method)).transpose()?.unwrap_or_default();
-    if let (Some(stored), Some(asked)) = (stored, options.dtype)
-        && stored != asked
-    {
-        let name = if asked.is_quantized() { "quantize" } else { "dtype" };
-        let what = format!(
-            "is `{asked}`, but the weights are stored in `{stored}`\nhint: quantized weights cannot be converted; use the model \
-             before quantization"
-        );
-        return Err(Error::Param { name, what });
-    }
-    let plan = LoadPlan {
-        names: schema.tensor_names(),
-        packed: &packed,
-        config: &config,
-        dtype: options.dtype.or(stored),
-        keeps_f16: false,
-        device: &options.device,
-        merged,
-    };
-    loader::load(&tensors, &plan)
-}
-
-/// Takes the tensors of other parts than the text out of the table, and says so in the log.
-fn take_text_part(tensors: &mut TensorTable<'_>, wrapper: &Wrapper, path: &Path) -> Result<()> {
-    let others = tensors.rename(|name| match WrappedTensor::of(name, wrapper) {
-        WrappedTensor::Text(name) => Some(name),
-        WrappedTensor::Other => None,
-    })?;
-    let (class, names) = (wrapper.class, shown(others.iter().map(|tensor| tensor.name).collect()));
-    tracing::info!("`{}`: of `{class}`, only the text part is opened; passed over: {names}", path.display());
-    Ok(())
 }
 
 /// Loads only the tokenizer, from the model dir `dir` or a GGUF file.
@@ -525,6 +494,8 @@ pub struct SaveOptions {
     pub class: Option<String>,
     /// End-of-sequence tokens, for `config.json` and `generation_config.json`.
     pub eos_token_ids: Vec<TokenId>,
+    /// The tokens with which the decoder of an encoder-decoder begins, for `config.json`.
+    pub decoder_start: Vec<TokenId>,
     /// Further files by name, such as `tokenizer.json`. A `generation_config.json` among them is written instead of one
     /// with the end-of-sequence tokens.
     pub extra_files: Vec<(String, Vec<u8>)>,
@@ -537,6 +508,7 @@ impl Default for SaveOptions {
             max_shard_bytes: MAX_SHARD_BYTES,
             class: None,
             eos_token_ids: Vec::new(),
+            decoder_start: Vec::new(),
             extra_files: Vec::new(),
         }
     }
@@ -580,6 +552,9 @@ pub fn write(staged: &StagedDir, gpt: &Gpt, options: &SaveOptions) -> Result<()>
         config.entry(key).or_insert(Value::Null);
     }
     let eos = eos_json(&options.eos_token_ids);
+    for (key, id) in ["decoder_start_token_id", "forced_bos_token_id"].iter().zip(&options.decoder_start) {
+        config.insert((*key).to_owned(), Value::from(*id));
+    }
     config.insert(EOS.to_owned(), eos.clone());
     generation.insert(EOS.to_owned(), eos);
     save_params(gpt, &schema.tensor_names(), staged, (options.dtype, options.max_shard_bytes))?;

@@ -12,6 +12,10 @@ pub(super) enum RowOrder {
     Interleaved { head_dim: usize, rotary_dim: usize },
     /// In each head, the two halves of the rotated part are exchanged: for classes that rotate by the negative angle.
     Exchanged { head_dim: usize, rotary_dim: usize },
+    /// As [`Interleaved`](Self::Interleaved), in a tensor with a row for each head.
+    InterleavedRows { head_dim: usize, rotary_dim: usize },
+    /// Queries and keys are interleaved, and the rows are those of four parts of a model, each with its queries, values and keys.
+    Shards { width: usize, head_dim: usize, rotary_dim: usize },
     /// In each head, what rotates is behind the rest; if `interleaved`, the dimensions that rotate together are next to each other.
     /// Ours begins with what rotates.
     RotatedLast { head_dim: usize, rotary_dim: usize, interleaved: bool },
@@ -105,6 +109,18 @@ impl RowOrder {
         Self::grouped(config.n_heads, [config.head_dim - latent.rope_dim, latent.value_dim, 0, 0])
     }
 
+    /// [`interleaved`](Self::interleaved), in a tensor with a row for each head.
+    pub(super) fn interleaved_rows(config: &GptConfig) -> Self {
+        let rotary_dim = if let Positions::Rope(rope) = &config.positions { rope.rotary_dim } else { 0 };
+        Self::InterleavedRows { head_dim: config.head_dim, rotary_dim }
+    }
+
+    /// Queries, values and keys of four parts of a model.
+    pub(super) fn shards(config: &GptConfig) -> Self {
+        let rotary_dim = if let Positions::Rope(rope) = &config.positions { rope.rotary_dim } else { 0 };
+        Self::Shards { width: config.q_width(), head_dim: config.head_dim, rotary_dim }
+    }
+
     /// The rotated dimensions side by side, if there are any.
     pub(super) fn interleaved(config: &GptConfig) -> Self {
         match &config.positions {
@@ -134,7 +150,17 @@ impl RowOrder {
             Self::LogOfNegated { .. } | Self::Folded { .. } | Self::Heads { .. } | Self::HeadColumns { .. } => n,
             Self::TransposedPairs { n_pairs } => Self::pairs(n_pairs).place(n),
             Self::After(n_before) => n_before + n,
-            Self::Interleaved { head_dim, rotary_dim } => {
+            Self::Shards { width, head_dim, rotary_dim } => {
+                const N_SHARDS: usize = 4;
+                let (part, dim, of_shard) = (n / width, n % width, width / N_SHARDS);
+                let (place, dim) = match part {
+                    0 => (0, Self::Interleaved { head_dim, rotary_dim }.place(dim)),
+                    1 => (2, Self::Interleaved { head_dim, rotary_dim }.place(dim)),
+                    _ => (1, dim),
+                };
+                (3 * (dim / of_shard) + place) * of_shard + dim % of_shard
+            }
+            Self::Interleaved { head_dim, rotary_dim } | Self::InterleavedRows { head_dim, rotary_dim } => {
                 let (dim, half) = (n % head_dim, rotary_dim / 2);
                 n - dim
                     + match dim {
@@ -205,6 +231,13 @@ mod tests {
         let order = |interleaved| RowOrder::RotatedLast { head_dim: 6, rotary_dim: 4, interleaved };
         assert_eq!(places(order(true), 12), [2, 4, 3, 5, 0, 1, 8, 10, 9, 11, 6, 7]);
         assert_eq!(places(order(false), 6), [2, 3, 4, 5, 0, 1]);
+    }
+
+    #[test]
+    fn shards_have_queries_values_and_keys_of_each_part_of_the_model() {
+        // One head of four dimensions, two of which rotate: they are next to each other already.
+        let order = RowOrder::Shards { width: 4, head_dim: 4, rotary_dim: 2 };
+        assert_eq!(places(order, 12), [0, 3, 6, 9, 2, 5, 8, 11, 1, 4, 7, 10]);
     }
 
     #[test]

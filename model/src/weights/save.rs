@@ -156,6 +156,11 @@ impl SavedTensor {
         &self.shape
     }
 
+    /// Whether some of the parameter's rows are columns of the tensor.
+    pub(super) fn has_columns(&self) -> bool {
+        self.order.is_transposed() || matches!(self.order, RowOrder::HeadColumns { .. })
+    }
+
     /// Blocks or other items in the order of the tensor, which must not be transposed. `all` are the parameter's items,
     /// `len` per row.
     pub(super) fn placed<T: Copy + Default>(&self, all: &[T], len: usize) -> Vec<T> {
@@ -172,6 +177,7 @@ impl SavedTensor {
         let rows = &all[self.rows.start * width..self.rows.end * width];
         match self.order {
             RowOrder::Same => rows.into(),
+            RowOrder::LogOfNegated { .. } => rows.iter().map(|value| -value.exp()).collect::<Vec<_>>().into(),
             RowOrder::Transposed => transpose(rows, width).into(),
             order if order.is_transposed() => transpose(&in_order(rows, width, rows.len(), order), width).into(),
             RowOrder::HeadColumns { n_heads } => {

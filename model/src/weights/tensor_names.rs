@@ -157,6 +157,16 @@ pub(super) enum RowSelection {
     LatentKeys,
     /// Its part for values, with a matrix for each head.
     LatentValues,
+    /// Weights of queries, a row for each head, laid out as [`InterleavedQueries`](Self::InterleavedQueries).
+    RowsOfQueries,
+    /// Weights of keys like that.
+    RowsOfKeys,
+    /// Weights of queries, a tensor for each head; a second `{}` of the name stands for it.
+    EachQueryHead,
+    /// Weights of keys like that.
+    EachKeyHead,
+    /// Queries, values and keys of the first of four parts of the model, then those of the others.
+    Shards,
 }
 
 impl RowSelection {
@@ -171,6 +181,7 @@ impl RowSelection {
             Self::Queries | Self::InterleavedQueries | Self::ReversedQueries => config.q_width_of(layer),
             Self::KeysOrValues | Self::InterleavedKeys | Self::ReversedKeys => k_width,
             Self::Values => v_width,
+            Self::RowsOfQueries | Self::RowsOfKeys | Self::EachQueryHead | Self::EachKeyHead | Self::Shards => n,
             Self::Half => n / 2,
             Self::Value | Self::Scalar => 1,
             Self::DeltaByKeyHead | Self::BetasByKeyHead | Self::Squeezed | Self::LogOfNegated => n,
@@ -184,6 +195,9 @@ impl RowSelection {
     fn order(self, config: &GptConfig, n: usize) -> RowOrder {
         match self {
             Self::All | Self::Queries | Self::KeysOrValues | Self::Values | Self::Half | Self::Value => RowOrder::Same,
+            Self::RowsOfQueries | Self::RowsOfKeys => RowOrder::interleaved_rows(config),
+            Self::EachQueryHead | Self::EachKeyHead => RowOrder::Same,
+            Self::Shards => RowOrder::shards(config),
             Self::Scalar => RowOrder::Scalar,
             Self::InterleavedQueries | Self::InterleavedKeys => RowOrder::interleaved(config),
             Self::ReversedQueries | Self::ReversedKeys => RowOrder::reversed(config),
@@ -206,6 +220,17 @@ impl RowSelection {
             Self::LatentUp => of_latent(config, |latent| RowOrder::latent_up(config, latent)),
             Self::LatentKeys => RowOrder::HeadColumns { n_heads: config.n_heads },
             Self::LatentValues => RowOrder::Heads { n_heads: config.n_heads },
+        }
+    }
+}
+
+impl RowSelection {
+    /// The number of tensors, if each head has one.
+    fn n_tensors(self, config: &GptConfig) -> Option<usize> {
+        match self {
+            Self::EachQueryHead => Some(config.n_heads),
+            Self::EachKeyHead => Some(config.n_kv_heads),
+            _ => None,
         }
     }
 }
@@ -275,6 +300,7 @@ impl TensorPart {
             RowOrder::After(n_before) => [&[n_before + self.n_rows], rest].concat(),
             RowOrder::Heads { n_heads } => [&[n_heads, self.n_rows / n_heads], rest].concat(),
             RowOrder::HeadColumns { n_heads } => [&[n_heads], rest, &[self.n_rows / n_heads]].concat(),
+            RowOrder::InterleavedRows { head_dim, .. } => vec![self.n_rows / head_dim.max(1), head_dim],
             RowOrder::LogOfNegated { is_column: true } => vec![self.n_rows, 1],
             RowOrder::Folded { n_rows } => vec![n_rows, self.n_rows / n_rows.max(1)],
             _ => [&[self.n_rows], rest].concat(),
@@ -301,6 +327,8 @@ impl TensorNames {
             }];
         };
         let (path, numbers) = without_numbers(&spec.path);
+        let is_of_encoder = path.starts_with("encoder.");
+        let config = config.encoder.as_deref().filter(|_| is_of_encoder).unwrap_or(config);
         let name =
             |pattern: &str| numbers.iter().fold(pattern.to_owned(), |name, number| name.replacen("{}", number, 1));
         let candidates = || {
@@ -328,7 +356,16 @@ impl TensorNames {
                 }),
             },
         };
-        row.tensors().iter().map(part).filter(|part| part.n_rows > 0).collect()
+        let parts = |tensor: &NamedRows| {
+            let TensorPart { name, n_rows, order, expert } = part(tensor);
+            let n_tensors = tensor.1.n_tensors(config).unwrap_or(1);
+            let of_head = move |head: usize| {
+                let name = name.replacen("{}", &head.to_string(), 1);
+                TensorPart { name, n_rows: n_rows / n_tensors, order, expert }
+            };
+            (0..n_tensors).map(of_head)
+        };
+        row.tensors().iter().flat_map(parts).filter(|part| part.n_rows > 0).collect()
     }
 
     /// Whether there are names for the parameter `spec`.

@@ -89,7 +89,7 @@ pub(super) fn without_leading_ones(mut shape: &[usize]) -> &[usize] {
 }
 
 /// All tensors of a model, by name.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct TensorTable<'a> {
     tensors: HashMap<&'a str, StoredTensor<'a>>,
     /// The first file, for messages about tensors that no file holds.

@@ -19,11 +19,14 @@ quantized-<type>.gguf
     type, the `logits` that transformers computes from the dequantized weights.
 split-*.gguf
     The case `qwen2` in several files.
+prediction-head.gguf
+    The dir ../golden/prediction-heads/qwen3_5-moe, with its head.
 fused-qkv.gguf
     The same with queries, keys and values in one tensor.
 """
 
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
@@ -52,8 +55,10 @@ CASES = ["gpt2", "llama", "llama-tied-bias", "llama-f16", "llama-bf16", "qwen2",
          "stablelm", "gpt-neox-parallel", "gpt-neox-serial", "gemma", "bloom", "rope-linear", "rope-llama3", "rope-yarn",
          "granite", "olmo2", "olmo3", "gpt-bigcode", "cohere", "exaone4", "ernie4-5", "glm4", "seed-oss", "jais2", "apertus",
          "arcee", "nemotron", "minicpm", "granite-moe", "granite-moe-shared", "glm4-moe", "ernie4_5-moe"]
+# Of ../golden/prediction-heads/qwen3_5-moe.
+HEAD = "prediction-head"
 # Classes that wrap a text class.
-WRAPPED = ["mistral3", "qwen2-5-vl", "qwen3-vl"]
+WRAPPED = ["mistral3", "qwen2-5-vl", "qwen3-vl", "muse-glimmer"]
 # What is other than in the golden.
 OWN = {
     # The converter writes a constant.
@@ -139,7 +144,7 @@ KEPT = ["Q4_0", "Q8_0", "Q4_K"]
 
 
 def convert(source: Path, target: Path, vocab_size: int, ftype: gguf.LlamaFileType, split: int = 0,
-            fuse_qkv: bool = False) -> None:
+            fuse_qkv: bool = False, with_head: bool = False) -> None:
     """Runs the converter, with a vocabulary of single characters in place of the tokenizer's."""
     hparams = ModelBase.load_hparams(source, False)
     model_class = get_model_class(hparams["architectures"][0])
@@ -147,9 +152,11 @@ def convert(source: Path, target: Path, vocab_size: int, ftype: gguf.LlamaFileTy
     model_class = getattr(model_class, "Ministral3Model", model_class)
 
     def set_vocab(self) -> None:
-        alphabet = [chr(code) for code in [*range(0x21, 0x7F), *range(0xA1, 0xAD)]][: vocab_size - 2]
+        letters = [chr(code) for code in [*range(0x21, 0x7F), *range(0xA1, 0xAD)]]
+        words = ("".join(word) for length in itertools.count(1) for word in itertools.product(letters, repeat=length))
         # A list of merges that is empty would not be written.
-        tokens = ["<|endoftext|>", *alphabet, "!" + '"']
+        last = "!" + '"'
+        tokens = ["<|endoftext|>", *itertools.islice((word for word in words if word != last), vocab_size - 2), last]
         self.gguf_writer.add_tokenizer_model("gpt2")
         self.gguf_writer.add_tokenizer_pre("gpt-2")
         self.gguf_writer.add_token_list(tokens)
@@ -173,7 +180,7 @@ def convert(source: Path, target: Path, vocab_size: int, ftype: gguf.LlamaFileTy
             self.gguf_writer.add_rope_freq_base(rope["rope_theta"])
 
     methods = {"set_vocab": set_vocab, "set_gguf_parameters": set_gguf_parameters}
-    methods["no_mtp"] = True
+    methods["no_mtp"] = not with_head
     patched = type(model_class.__name__, (model_class,), {**methods, "model_arch": model_class.model_arch})
     # Otherwise read by transformers, with its defaults.
     own = {"hparams": json.loads((source / "config.json").read_text())} if "NemotronH" in hparams["architectures"][0] else {}
@@ -196,6 +203,11 @@ def make_cases(cases) -> None:
 def make_forms() -> None:
     convert(GOLDEN / "qwen2", HERE / "split.gguf", 37, gguf.LlamaFileType.ALL_F32, split=9)
     convert(GOLDEN / "qwen2", HERE / "fused-qkv.gguf", 37, gguf.LlamaFileType.ALL_F32, fuse_qkv=True)
+
+
+def make_head() -> None:
+    source = GOLDEN / "prediction-heads" / "qwen3_5-moe"
+    convert(source, HERE / f"{HEAD}.gguf", 37, gguf.LlamaFileType.ALL_F32, with_head=True)
 
 
 def make_own(names) -> None:
@@ -271,13 +283,15 @@ def dequantized_logits(model: transformers.LlamaForCausalLM, path: Path, ids: to
 
 
 if __name__ == "__main__":
-    chosen = sys.argv[1:] or [*CASES, *WRAPPED, *OWN]
-    unknown = set(chosen) - {*CASES, *WRAPPED, *OWN}
+    chosen = sys.argv[1:] or [*CASES, *WRAPPED, *OWN, HEAD]
+    unknown = set(chosen) - {*CASES, *WRAPPED, *OWN, HEAD}
     if unknown:
         sys.exit(f"no case named {', '.join(sorted(unknown))}")
     make_cases([case for case in CASES if case in chosen])
     make_wrapped([case for case in WRAPPED if case in chosen])
     make_own([name for name in OWN if name in chosen])
+    if HEAD in chosen:
+        make_head()
     if not sys.argv[1:]:
         make_forms()
         make_quantized()

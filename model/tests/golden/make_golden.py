@@ -62,6 +62,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch.overrides import TorchFunctionMode
 from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_outputs import CausalLMOutput
+from transformers.models.muse_glimmer import modeling_muse_glimmer
 from transformers.models.switch_transformers.modeling_switch_transformers import router_z_loss_func
 
 HERE = Path(__file__).resolve().parent
@@ -1531,6 +1533,35 @@ WINDOWED_TEETH = (
     {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
 )
 CASES |= {
+    # Embeddings, queries and keys are normalized without weights; the norms behind the parts have an epsilon of their own, and the
+    # last one stores its weight as it is.
+    "muse-glimmer": Case(
+        "MuseGlimmerForCausalLM",
+        {
+            **SMALL_ROPE,
+            "num_hidden_layers": 3,
+            "head_dim": 12,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "layer_rope_theta": [500.0, 0.0, 500.0],
+            "qk_scale_factor": 3.1,
+            "output_multiplier": 0.7,
+            "final_logit_softcapping": 5.0,
+            "post_norm_eps": 0.5,
+        },
+        seed=715,
+        weight_std=0.5,
+        mean_of={"layernorm": 0.0},
+        teeth=(
+            *ROPE_TEETH[:1],
+            {"sliding_window": 7},
+            {"layer_rope_theta": [500.0, 500.0, 500.0]},
+            {"qk_scale_factor": 2.1},
+            {"output_multiplier": 1.0},
+            {"final_logit_softcapping": 9.0},
+            {"post_norm_eps": 1e-3},
+        ),
+    ),
     # Only layers with the window rotate. Heads have gates.
     "afmoe": Case(
         "AfmoeForCausalLM",
@@ -1835,6 +1866,126 @@ CASES |= {
 }
 
 
+# Norms of queries and keys, limits of queries, keys and values, and other rows that came late.
+HALF_ROTATED = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
+LAYER_NORMED = {**SMALL, "num_attention_heads": 2, "layer_norm_eps": 1e-3}
+SHARP = {"q_norm": 1.6, "k_norm": 1.6, "q_layernorm": 1.6, "k_layernorm": 1.6}
+CASES |= {
+    "solar-open": Case(
+        "SolarOpenForCausalLM",
+        {
+            # No layer has an MLP without experts.
+            **{key: value for key, value in MIXTURE.items() if key != "intermediate_size"},
+            "num_hidden_layers": 3,
+            "head_dim": 12,
+            "moe_intermediate_size": 12,
+            "num_experts_per_tok": 3,
+            "rms_norm_eps": 1e-3,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "n_routed_experts": 8,
+            "n_shared_experts": 2,
+            "attention_bias": True,
+        },
+        seed=721,
+        weight_std=0.4,
+        teeth=(
+            {"rms_norm_eps": 1e-5},
+            {"num_experts_per_tok": 2},
+            {"topk_group": 3},
+            {"norm_topk_prob": False},
+            {"routed_scaling_factor": 1.0},
+        ),
+    ),
+    # Each head has weights of its own.
+    "cohere-qk-norm": Case(
+        "CohereForCausalLM",
+        {
+            **LAYER_NORMED,
+            "num_key_value_heads": 1,
+            "use_qk_norm": True,
+            "logit_scale": 0.7,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+        seed=723,
+        weight_std=0.5,
+        std_of={"q_norm": 2.0, "k_norm": 2.0},
+        teeth=({"layer_norm_eps": 1e-5},),
+    ),
+    "stablelm-qk-norm": Case(
+        "StableLmForCausalLM",
+        {**LAYER_NORMED, "num_key_value_heads": 1, "qk_layernorm": True, "rope_parameters": HALF_ROTATED},
+        seed=724,
+        weight_std=0.5,
+        mean_of=SHARP,
+        teeth=({"layer_norm_eps": 1e-5},),
+    ),
+    # These norms have biases.
+    "phi-qk-norm": Case(
+        "PhiForCausalLM",
+        {**LAYER_NORMED, "num_key_value_heads": 1, "qk_layernorm": True, "rope_parameters": HALF_ROTATED},
+        seed=725,
+        weight_std=0.5,
+        mean_of=SHARP,
+        teeth=({"layer_norm_eps": 1e-5},),
+    ),
+    "persimmon": Case(
+        "PersimmonForCausalLM",
+        {**LAYER_NORMED, "rope_parameters": HALF_ROTATED},
+        seed=726,
+        weight_std=0.4,
+        mean_of=SHARP,
+        teeth=({"layer_norm_eps": 1e-5}, {"hidden_act": "gelu"}),
+    ),
+    "olmo-clip": Case(
+        "OlmoForCausalLM",
+        {**SMALL_ROPE, "clip_qkv": 3.0},
+        seed=727,
+        weight_std=0.7,
+        teeth=({"clip_qkv": None}, {"clip_qkv": 2.5}),
+    ),
+    "mpt": Case(
+        "MptForCausalLM",
+        {
+            "vocab_size": 37,
+            "max_seq_len": 40,
+            "d_model": 16,
+            "n_layers": 2,
+            "n_heads": 4,
+            "layer_norm_epsilon": 1e-3,
+            "attn_config": {"clip_qkv": 2.0, "softmax_scale": 0.7},
+            **IDS,
+        },
+        seed=728,
+        weight_std=0.5,
+        teeth=(
+            {"layer_norm_epsilon": 1e-5},
+            {"attn_config": {"clip_qkv": None, "softmax_scale": 0.7}},
+            {"attn_config": {"clip_qkv": 2.0}},
+        ),
+    ),
+    # Queries, values and keys of four parts of the model behind each other.
+    "codegen": Case(
+        "CodeGenForCausalLM",
+        {
+            "vocab_size": 37,
+            "n_positions": 40,
+            "n_embd": 16,
+            "n_layer": 2,
+            "n_head": 2,
+            "n_inner": 28,
+            "rotary_dim": 4,
+            "layer_norm_epsilon": 1e-3,
+            **IDS,
+        },
+        seed=729,
+        weight_std=0.5,
+        teeth=({"layer_norm_epsilon": 1e-5}, {"activation_function": "relu"}, {"rotary_dim": 8}),
+    ),
+}
+
+
 class Float64(TorchFunctionMode):
     """Lifts what a model pins to float32 to float64, while a float64 copy of it runs."""
 
@@ -1847,8 +1998,29 @@ class Float64(TorchFunctionMode):
         return func(*map(lift, args), **{name: lift(value) for name, value in (kwargs or {}).items()})
 
 
+class MuseGlimmerForCausalLM(modeling_muse_glimmer.MuseGlimmerPreTrainedModel):
+    """The text part of Muse Glimmer with the output matrix. Transformers has it only beside the vision part."""
+
+    config: transformers.MuseGlimmerTextConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = modeling_muse_glimmer.MuseGlimmerTextModel(config)
+        self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(self, input_ids, **options):
+        output = self.model(input_ids=input_ids, **options)
+        cap = self.config.final_logit_softcapping
+        logits = self.lm_head(output.last_hidden_state) * self.config.output_multiplier
+        return CausalLMOutput(logits=torch.tanh(logits / cap) * cap, attentions=output.attentions)
+
+
+OWN_CLASSES = {"MuseGlimmerForCausalLM": MuseGlimmerForCausalLM}
+
+
 def model_class(architecture):
-    return getattr(transformers, architecture)
+    return OWN_CLASSES.get(architecture) or getattr(transformers, architecture)
 
 
 def make_config(architecture, fields, config_class=""):
@@ -2022,6 +2194,7 @@ def check_teeth(case, state, input_ids, logits):
 def check_reopens(folder, architecture, input_ids, expected):
     """The saved folder is a model that transformers opens: same class, all keys, same float32 logits."""
     auto = transformers.AutoModel if is_encoder(architecture) else transformers.AutoModelForCausalLM
+    auto = OWN_CLASSES.get(architecture, auto)
     model, info = auto.from_pretrained(
         folder,
         **without_pooler(architecture),

@@ -86,6 +86,14 @@ CASES = {
     "gemma4-unified": gemma4_case(
         "Gemma4UnifiedForConditionalGeneration", {"model_type": "gemma4_unified_text"},
         {"patch_size": 2, "pooling_kernel_size": 1, "mm_embed_dim": 8, "mm_posemb_size": 4, "output_proj_dims": 16}, 508),
+    "muse-glimmer": Case(
+        "MuseGlimmerForConditionalGeneration",
+        {"text_config": {**TEXT, "num_hidden_layers": 4, "sliding_window": 6, "qk_scale_factor": 3.1,
+                         "output_multiplier": 0.7, "final_logit_softcapping": 5.0},
+         "vision_config": {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,
+                           "patch_size": 2, "pos_emb_height": 2, "pos_emb_width": 2, "patch_temporal": 1, "merge_size": 1},
+         **IDS, "out_hidden_size": 8, "projector_hidden_size": 8},
+        seed=510, weight_std=0.5, mean_of={"layernorm": 0.0}),
     "qwen3_5-moe": recurrent_case("Qwen3_5MoeForConditionalGeneration", WRAPPED_MIXTURE, 507),
 }
 

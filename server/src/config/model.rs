@@ -12,7 +12,7 @@ use hearth_model::{
     Error, Result,
     config::GptConfig,
     device::{self, DeviceChoice},
-    gpt::Gpt,
+    gpt::{Gpt, prediction_head::PredictionHead},
     hub::{Download, ModelPart},
     model_source::ModelSource,
     ops::{self, Dtype, KvDtype, Precision},
@@ -135,6 +135,21 @@ impl ModelConfig {
             ProductPrecision::F32 => Ok(loaded),
             ProductPrecision::Bf16 => with_bf16_products(loaded),
         }
+    }
+
+    /// Loads the prediction head of `gpt`, which [`load`](Self::load) has loaded, if the files have one.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub(crate) fn load_prediction_head(
+        &self,
+        gpt: &Gpt,
+        progress: &mut dyn FnMut(Download),
+    ) -> Result<Option<PredictionHead>> {
+        let Some(source) = &self.model else { return Ok(None) };
+        let path = source.open(ModelPart::Whole, progress)?;
+        let options = LoadOptions { device: gpt.device(), dtype: self.held_as() };
+        model_dir::load_prediction_head(&path, &options, gpt)
     }
 
     /// `gpt` with the context length set on the command line, if any.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::Device;
 use hearth_engine::{EngineOptions, Models, Speculation, request::RequestParts};
 use hearth_model::{
-    config::{Experts, GatedConv, GatedDeltaNet, GptConfig, Mamba2, Recurrence, Recurrent, RouterScores},
+    config::{Experts, GatedConv, GatedDeltaNet, GptConfig, Mamba2, Recurrence, Recurrent},
     weights::model_dir::LoadedModel,
 };
 use hearth_server::engine::Engine;
@@ -17,26 +17,10 @@ use crate::{
 };
 
 fn experts() -> Experts {
-    Experts {
-        n_experts: 6,
-        n_active: 2,
-        d_ff: 24,
-        scores: RouterScores::Softmax,
-        normalized: true,
-        weight_multiplier: 1.0,
-        router_bias: false,
-        selection_bias: false,
-        groups: None,
-        shared_d_ff: 16,
-        shared_gate: true,
-        dense_layers: Vec::new(),
-        balance_loss: 0.0,
-        beside_mlp: false,
-        latent_width: 0,
-    }
+    Experts { shared_d_ff: 16, shared_gate: true, ..Experts::plain(6, 2, 24) }
 }
 
-fn configs() -> Vec<(&'static str, GptConfig)> {
+pub(crate) fn configs() -> Vec<(&'static str, GptConfig)> {
     let recurrent = |recurrence| Some(Recurrent { recurrence, attention_layers: vec![1] });
     let delta = Recurrence::GatedDelta(GatedDeltaNet {
         n_key_heads: 2,
@@ -79,7 +63,7 @@ fn configs() -> Vec<(&'static str, GptConfig)> {
     ]
 }
 
-fn model(config: &GptConfig) -> LoadedModel {
+pub(crate) fn model(config: &GptConfig) -> LoadedModel {
     LoadedModel { gpt: support::gpt_of(config, &Device::flex(), 0.0), ..support::model() }
 }
 

@@ -11,7 +11,7 @@ use hearth_engine::{EngineOptions, EngineStats, Speculation, adapters::AdapterOp
 use hearth_model::{
     chat::ChatTemplate,
     config::{GptConfig, Sizes},
-    gpt::{Gpt, Init},
+    gpt::{Gpt, Init, ParamSpec},
     ops::Dtype,
     pooling::OwnPooling,
     sampling::SamplingParams,
@@ -83,24 +83,26 @@ pub(crate) fn config() -> GptConfig {
 }
 
 pub(crate) fn gpt_of(config: &GptConfig, device: &Device, noise: f32) -> Gpt {
-    Gpt::from_params(config, Dtype::F32, device, &mut |spec| {
-        let mut state = spec.path.bytes().fold(7u64, |state, byte| mix(state ^ u64::from(byte)));
-        let mut value = |spread: f32| {
-            state = mix(state);
-            // Uniform in [-1, 1).
-            spread * ((state >> 40) as f32 / (1u64 << 23) as f32 - 1.0)
-        };
-        let n = spec.shape.iter().product();
-        let values: Vec<f32> = match spec.init {
-            Init::Normal { .. } => (0..n).map(|_| value(0.4)).collect(),
-            Init::LogUniform { most, .. } => (0..n).map(|_| most.ln() as f32 + value(0.2)).collect(),
-            Init::Constant(constant) => (0..n).map(|_| constant + value(0.2)).collect(),
-            Init::Values(values) => values.to_vec(),
-        };
-        let values: Vec<f32> = values.into_iter().map(|exact| exact + value(noise)).collect();
-        Ok(TensorData::new(values, spec.shape.as_slice()))
-    })
-    .unwrap()
+    Gpt::from_params(config, Dtype::F32, device, &mut |spec| Ok(weights(spec, noise))).unwrap()
+}
+
+/// The values of a parameter.
+pub(crate) fn weights(spec: &ParamSpec, noise: f32) -> TensorData {
+    let mut state = spec.path.bytes().fold(7u64, |state, byte| mix(state ^ u64::from(byte)));
+    let mut value = |spread: f32| {
+        state = mix(state);
+        // Uniform in [-1, 1).
+        spread * ((state >> 40) as f32 / (1u64 << 23) as f32 - 1.0)
+    };
+    let n = spec.shape.iter().product();
+    let values: Vec<f32> = match spec.init {
+        Init::Normal { .. } => (0..n).map(|_| value(0.4)).collect(),
+        Init::LogUniform { most, .. } => (0..n).map(|_| most.ln() as f32 + value(0.2)).collect(),
+        Init::Constant(constant) => (0..n).map(|_| constant + value(0.2)).collect(),
+        Init::Values(values) => values.to_vec(),
+    };
+    let values: Vec<f32> = values.into_iter().map(|exact| exact + value(noise)).collect();
+    TensorData::new(values, spec.shape.as_slice())
 }
 
 /// The finalizer of SplitMix64.
@@ -173,6 +175,7 @@ pub(crate) fn model() -> LoadedModel {
         tokenizer: tokenizer(),
         chat_template: Some(chat_template),
         eos_token_ids: vec![EOS],
+        decoder_start: Vec::new(),
         sampling_defaults: SamplingParams::default(),
         own_pooling: OwnPooling::Unstated,
         text_limit: None,

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use hearth_model::{
-    config::{Experts, GptConfig, Positions, Rope, RouterScores, Sizes},
+    config::{Experts, GptConfig, Positions, Rope, Sizes},
     gpt::RouterLossWeights,
     weights::DiskDtype,
 };
@@ -90,21 +90,8 @@ impl ModelSettings {
     /// the load-balancing loss, if it is set.
     fn experts(&self, balance: Option<f64>) -> Option<Experts> {
         (self.n_experts > 0).then(|| Experts {
-            n_experts: self.n_experts,
-            n_active: self.n_active_experts(),
-            d_ff: self.expert_d_ff(),
-            scores: RouterScores::Softmax,
-            normalized: true,
-            weight_multiplier: 1.0,
-            router_bias: false,
-            selection_bias: false,
-            groups: None,
-            shared_d_ff: 0,
-            shared_gate: false,
-            dense_layers: Vec::new(),
             balance_loss: balance.unwrap_or(BALANCE_LOSS),
-            beside_mlp: false,
-            latent_width: 0,
+            ..Experts::plain(self.n_experts, self.n_active_experts(), self.expert_d_ff())
         })
     }
 

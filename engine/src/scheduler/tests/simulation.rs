@@ -142,11 +142,13 @@ impl Simulation {
             if job.arrives == self.clock {
                 let keys = (0..job.n_prompt / PAGE_SIZE).map(|page| page_key(job.text << 64 | page as u128));
                 let arrival = Arrival {
+                    n_source: 0,
                     n_prompt: job.n_prompt,
                     width: job.width,
                     tenant: TenantId(job.tenant),
                     priority: job.priority,
                     keys: keys.collect(),
+                    state_places: Vec::new(),
                     reads_kept_pages: index % 5 != 0,
                     adapter: (index % 3 > 0).then(|| adapter(index as u64 % 4)),
                 };

@@ -52,6 +52,25 @@ fn prompt_with_a_known_beginning_is_computed_from_the_last_kept_state() {
     assert_eq!(prefill(&mut scheduler, 4, 150, edited), [(64, 64), (128, 16), (144, 6)]);
 }
 
+/// A template may change what comes behind a message, such as the mark of thoughts that it drops later.
+#[test]
+fn prompt_that_differs_behind_a_message_is_computed_from_the_last_boundary_in_it() {
+    let mut scheduler = scheduler(Limits { tokens_per_state: 1024, ..WIDE });
+    let places = vec![32, 80, 144];
+    let with_places = |n_prompt, keys| Arrival { keys, state_places: places.clone(), ..arrival(n_prompt) };
+    scheduler.add(RequestId(1), with_places(170, keys(170, 1)));
+    let chunks: Vec<_> = (0..5).map(|_| step(&mut scheduler)[0]).map(|chunk| (chunk.start, chunk.n_tokens)).collect();
+    assert_eq!(chunks, [(0, 32), (32, 48), (80, 64), (144, 16), (160, 10)]);
+    scheduler.remove(RequestId(1));
+    // Known up to the tokens 159, 100 and 40.
+    for (request, n_common, first) in [(2, 159, 144), (3, 100, 80), (4, 40, 32)] {
+        let mut text = keys(n_common, 1);
+        text.extend(keys(300, u128::from(request)).into_iter().skip(text.len()));
+        assert_eq!(prefill(&mut scheduler, request, 300, text)[0].0, first);
+        scheduler.remove(RequestId(request));
+    }
+}
+
 /// What was generated is known to the next turn up to the last page boundary of the answer.
 #[test]
 fn next_turn_of_a_conversation_computes_little_more_than_what_is_new() {
@@ -101,6 +120,56 @@ fn rejected_drafts_take_a_sequence_back_to_before_the_step() {
     (0..5).for_each(|_| scheduler.push_token(id(1), None));
     scheduler.roll_back(&step);
     assert_eq!(super::step(&mut scheduler), [chunk(1, 29, 1, true)]);
+}
+
+/// However many drafts are accepted, a step ends at every fourth page boundary, and the last of them is found by the next turn.
+#[test]
+fn states_of_drafted_answers_are_kept_at_every_fourth_page_boundary() {
+    let mut scheduler = scheduler(Limits { tokens_per_state: 1024, ..WIDE });
+    let text = keys(300, 1);
+    prefill(&mut scheduler, 1, 20, text[..1].to_vec());
+    let mut n_tokens = 21;
+    while n_tokens < 200 {
+        let mut step = scheduler.schedule();
+        scheduler.add_drafts(&mut step, |_| 5);
+        for (table, chunk) in scheduler.tables(&step).into_iter().zip(&step.chunks) {
+            table.append(chunk.n_tokens).unwrap();
+        }
+        scheduler.advance(&step);
+        for _ in 0..=step.chunks[0].n_drafts {
+            n_tokens += 1;
+            let filled = n_tokens % PAGE_SIZE == 0;
+            scheduler.push_token(id(1), filled.then(|| text[n_tokens / PAGE_SIZE - 1]));
+        }
+        scheduler.roll_back(&step);
+    }
+    scheduler.remove(RequestId(1));
+    assert_eq!(prefill(&mut scheduler, 2, 300, text.clone())[0].0, 192);
+    // Those before in the answer made room for it.
+    let edited: Vec<PageKey> = text[..11].iter().copied().chain(keys(300, 2).into_iter().skip(11)).collect();
+    scheduler.remove(RequestId(2));
+    assert_eq!(prefill(&mut scheduler, 3, 300, edited)[0].0, 16);
+}
+
+/// Each rejection adds a token to what is computed again.
+#[test]
+fn drafts_follow_tokens_that_are_computed_again_while_these_are_few() {
+    let mut scheduler = scheduler(WIDE);
+    prefill(&mut scheduler, 1, 20, Vec::new());
+    let mut n_drafts = Vec::new();
+    for n_again in [1, 2, 3, 4, 5, 1] {
+        let mut step = scheduler.schedule();
+        assert_eq!(step.chunks, [chunk(1, if n_drafts.len() == 5 { 25 } else { 20 }, n_again, true)]);
+        scheduler.add_drafts(&mut step, |_| 3);
+        n_drafts.push(step.chunks[0].n_drafts);
+        for (table, chunk) in scheduler.tables(&step).into_iter().zip(&step.chunks) {
+            table.append(chunk.n_tokens).unwrap();
+        }
+        scheduler.advance(&step);
+        scheduler.push_token(id(1), None);
+        scheduler.roll_back(&step);
+    }
+    assert_eq!(n_drafts, [3, 3, 3, 3, 0, 3]);
 }
 
 /// However many prompts were kept, sequences find states: kept ones that nobody uses make room, the oldest first.

@@ -40,6 +40,7 @@ mod quant_rows;
 mod recurrent;
 mod row_updates;
 mod rowwise;
+mod strided_rows;
 mod tensors;
 mod thread_pool;
 mod threads;
@@ -64,12 +65,16 @@ pub(super) use mlp::LinearMemory;
 pub(super) use packed_matrix::Panels;
 pub(super) use pool_layout::q8_row_len;
 pub(crate) use quant_rounding::nearest_q8;
-pub(super) use recurrent::{Conv, RecurrentOperands, States, delta_gates, gated_norm, recurrence, state_space_gates};
+pub(super) use recurrent::{
+    Conv, RecurrentOperands, States, delta_gates, gate_rows, gated_norm, multiply_rows, product, recurrence,
+    state_space_gates,
+};
 pub(super) use row_updates::{LoraPanels, RowUpdate, add_row_updates};
 pub(super) use rowwise::{
     NormMemory, NormValues, XieluNumbers, activate, clamped_swiglu_into, gated, norm, qk_norm, rope, soft_cap, xielu,
 };
-pub(super) use tensors::{changed, ints, pool, pool_of_zeros, tensor, update, values};
+pub(super) use strided_rows::StridedRows;
+pub(super) use tensors::{changed, columns, ints, pool, pool_of_zeros, tensor, update, values};
 pub use thread_pool::parallel_for_each;
 pub use threads::{n_threads, start_threads, use_threads};
 pub use training::{ATTENTION_QUERIES, ROWS_AT_ONCE, loss_rows_at_once};

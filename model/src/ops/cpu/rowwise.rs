@@ -104,8 +104,11 @@ pub(super) fn qk_norm_row(row: &mut [f32], norms: &[NormValues<'_>; 2], span: Qk
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
     let (queries, rest) = row.split_at_mut(n_heads * head_dim);
     for (heads, norm) in [queries, &mut rest[..n_kv_heads * head_dim]].into_iter().zip(norms) {
-        let width = if span == QkNormSpan::Head { head_dim } else { heads.len() };
-        heads.chunks_exact_mut(width).for_each(|head| norm_row(head, norm.weight, norm.bias, norm.options));
+        let width = if span == QkNormSpan::AllHeads { heads.len() } else { head_dim };
+        // With one weight for all heads, it is repeated.
+        for (head, weight) in heads.chunks_exact_mut(width).zip(norm.weight.chunks_exact(width).cycle()) {
+            norm_row(head, weight, norm.bias, norm.options);
+        }
     }
 }
 

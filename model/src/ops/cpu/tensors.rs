@@ -2,10 +2,10 @@
 
 use burn::{
     backend::{Flex, flex::FlexTensor},
-    tensor::{Element, Int, Tensor, TensorData},
+    tensor::{DType, Element, Int, Tensor, TensorData},
 };
 
-use super::{KvElement, huge_pages::zeros};
+use super::{KvElement, StridedRows, huge_pages::zeros};
 
 /// The values of a CPU tensor; contiguous, in row order.
 pub(in crate::ops) struct Values(FlexTensor);
@@ -13,6 +13,18 @@ pub(in crate::ops) struct Values(FlexTensor);
 impl Values {
     pub(in crate::ops) fn as_slice(&self) -> &[f32] {
         self.0.as_slice().unwrap_or_else(|| unreachable!("`values` made the tensor contiguous f32"))
+    }
+}
+
+/// Columns of a CPU matrix, where they are.
+pub(in crate::ops) struct Columns(FlexTensor);
+
+impl Columns {
+    pub(in crate::ops) fn rows(&self) -> StridedRows<'_> {
+        let layout = self.0.layout();
+        let [_, width] = layout.shape().dims();
+        let stride = layout.strides()[0].unsigned_abs();
+        StridedRows::within(&self.0.storage()[layout.start_offset()..], stride, width)
     }
 }
 
@@ -49,6 +61,23 @@ pub(in crate::ops) fn pool(tensor: &Tensor<2>) -> Pool {
 pub(in crate::ops) fn values<const D: usize>(tensor: Tensor<D>) -> Values {
     match tensor.try_into_primitive::<Flex>() {
         Ok(flex) => Values(flex.to_contiguous()),
+        Err(error) => unreachable!("an operand of a CPU operation is not on the CPU: {error:?}"),
+    }
+}
+
+/// The memory of an f32 matrix on the plain CPU device, which may be columns of a wider one; copies only what has no rows that
+/// follow each other.
+///
+/// # Panics
+/// When the tensor is elsewhere or of another type: operands of one operation share a device.
+pub(in crate::ops) fn columns(tensor: Tensor<2>) -> Columns {
+    match tensor.try_into_primitive::<Flex>() {
+        Ok(flex)
+            if flex.dtype() == DType::F32 && flex.layout().strides()[1] == 1 && flex.layout().strides()[0] >= 0 =>
+        {
+            Columns(flex)
+        }
+        Ok(flex) => Columns(flex.to_contiguous()),
         Err(error) => unreachable!("an operand of a CPU operation is not on the CPU: {error:?}"),
     }
 }

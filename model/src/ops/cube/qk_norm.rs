@@ -30,6 +30,7 @@ impl QkNorm {
         match self.span {
             QkNormSpan::Head => [self.n_heads, self.n_kv_heads],
             QkNormSpan::AllHeads => [1, 1],
+            QkNormSpan::EachHead => unreachable!("`qk_norm` computes it by Burn's operations"),
         }
     }
 

@@ -36,6 +36,19 @@ pub(in super::super) fn gemma4() -> GptConfig {
     }
 }
 
+/// Muse Glimmer, but for what its files' norms have of their own.
+pub(in super::super) fn muse_glimmer() -> GptConfig {
+    GptConfig {
+        norm_position: NormPosition::Sandwich,
+        embed_norm: true,
+        plain_embed_norm: true,
+        qk_norm: true,
+        attention_gate: true,
+        out_norm_eps: Some(1e-8),
+        ..llama()
+    }
+}
+
 pub(in super::super) fn nanochat() -> GptConfig {
     GptConfig::nanochat(OPEN)
 }
@@ -76,29 +89,42 @@ pub(in super::super) fn modern_encoder() -> GptConfig {
     }
 }
 
+/// T5: Llama's norms and no biases, with distances in scores, which are not scaled.
+pub(in super::super) fn t5() -> GptConfig {
+    GptConfig {
+        activation: Activation::Relu,
+        gated_mlp: false,
+        tie_embeddings: true,
+        attention_scale: Some(1.0),
+        norm_eps: 1e-6,
+        ..llama()
+    }
+}
+
+/// BART: GPT-1's blocks behind a norm, with a bias of the logits.
+pub(in super::super) fn bart() -> GptConfig {
+    GptConfig {
+        norm_position: NormPosition::Post,
+        final_norm: false,
+        embed_norm: true,
+        activation: Activation::Gelu,
+        lm_head_bias: true,
+        ..gpt2()
+    }
+}
+
+/// mBART: BART with norms before, and another behind the last block.
+pub(in super::super) fn mbart() -> GptConfig {
+    GptConfig { norm_position: NormPosition::Pre, final_norm: true, ..bart() }
+}
+
 /// `base` with experts whose weights are normalized probabilities.
 pub(in super::super) fn mixture(base: GptConfig) -> GptConfig {
     GptConfig { experts: Some(no_experts()), ..base }
 }
 
 fn no_experts() -> Experts {
-    Experts {
-        n_experts: 0,
-        n_active: 0,
-        d_ff: 0,
-        scores: RouterScores::Softmax,
-        normalized: true,
-        weight_multiplier: 1.0,
-        router_bias: false,
-        selection_bias: false,
-        groups: None,
-        shared_d_ff: 0,
-        shared_gate: false,
-        dense_layers: Vec::new(),
-        balance_loss: 0.0,
-        beside_mlp: false,
-        latent_width: 0,
-    }
+    Experts::plain(0, 0, 0)
 }
 
 /// The experts of a configuration, to be read or set.
@@ -112,6 +138,14 @@ pub(in super::super) fn mixture_with(base: GptConfig, change: impl FnOnce(&mut E
     let mut config = mixture(base);
     change(experts(&mut config));
     config
+}
+
+/// [`mixture`] of `base` with DeepSeek's choice of experts: by sigmoids, with a bias.
+pub(in super::super) fn corrected(base: GptConfig) -> GptConfig {
+    mixture_with(base, |experts| {
+        experts.scores = RouterScores::Sigmoid;
+        experts.selection_bias = true;
+    })
 }
 
 /// gpt-oss: experts with biases and an activation of its own, and attention with sinks.

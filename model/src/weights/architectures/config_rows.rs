@@ -3,12 +3,12 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    super::config_json::{Fields, Fixed},
-    rope::{LLAMA4_BETA, ORIGINAL_LENGTH, RopeKeys, nested_object},
-    window::{self, WINDOW, WindowKeys},
+    super::config_json::Fields,
+    rope::RopeKeys,
+    window::{WINDOW, WindowKeys},
 };
 use crate::{
-    config::{Activation, GptConfig, MAX_LAYERS, NormPosition, Positions, QueryTemperature, Rope},
+    config::{Activation, GptConfig, MAX_LAYERS},
     error::Result,
 };
 
@@ -25,6 +25,8 @@ pub(in super::super) enum ConfigRow {
     /// The number of key heads. Where the key is `null`, that of the query heads; where the file does not have the key,
     /// `absent`.
     KvHeads { absent: usize },
+    /// A size that sets a field in a way of its own.
+    Indirect { key: &'static str, absent: usize, set: fn(&mut GptConfig, usize), get: fn(&GptConfig) -> usize },
     /// A size that the class has no key for.
     Derived { of: Of<usize>, from: fn(&GptConfig) -> usize },
     /// A number.
@@ -122,6 +124,7 @@ impl ConfigRow {
                 let absent = if fields.has(KV_HEADS) { config.n_heads } else { absent };
                 config.n_kv_heads = fields.size_or(KV_HEADS, absent)?;
             }
+            Self::Indirect { key, absent, set, .. } => set(config, fields.size_or(key, absent)?),
             Self::Derived { of, from } => *of(config) = from(config),
             Self::Number { key, of, absent } => *of(config) = fields.number_or(key, absent)?,
             Self::Divisor { key, of, absent } => *of(config) = fields.number_or(key, absent)?.recip(),
@@ -150,6 +153,7 @@ impl ConfigRow {
         match self {
             Self::Size { keys, .. } | Self::Custom { keys, .. } => keys.contains(&key),
             Self::Number { key: own, .. }
+            | Self::Indirect { key: own, .. }
             | Self::Divisor { key: own, .. }
             | Self::Cap { key: own, .. }
             | Self::Flag { key: own, .. }
@@ -167,6 +171,7 @@ impl ConfigRow {
             Self::Size { keys: [key, ..], of, .. } => (*key, json!(of(&mut config))),
             Self::Size { .. } | Self::Derived { .. } => return,
             Self::KvHeads { .. } => (KV_HEADS, json!(config.n_kv_heads)),
+            Self::Indirect { key, get, .. } => (key, json!(get(&config))),
             Self::Number { key, of, .. } => (key, json!(of(&mut config))),
             Self::Divisor { key, of, .. } => (key, inverse(*of(&mut config), f64::recip, f64::recip)),
             Self::Cap { key, of, .. } => (key, json!(of(&mut config))),
@@ -286,113 +291,6 @@ pub(in super::super) const EXAONE4_ROTATION: ConfigRow = custom(
     },
 );
 
-/// Ministral 3 grows queries in steps of the original context's length. Both numbers are among those of the rotary positions.
-pub(in super::super) const MINISTRAL3_TEMPERATURE: ConfigRow = custom(
-    &[],
-    |fields, config| {
-        if let Some(nested) = nested_object(fields)? {
-            let interval = nested.size(ORIGINAL_LENGTH)?.ok_or_else(|| nested.missing(&[ORIGINAL_LENGTH]))?;
-            let beta = nested.number(LLAMA4_BETA)?;
-            config.query_temperature = (beta != 0.0).then_some(QueryTemperature { beta, interval });
-        }
-        Ok(())
-    },
-    |config, written| {
-        for key in ["rope_scaling", "rope_parameters"] {
-            if let (Some(nested), Some(temperature)) =
-                (written.get_mut(key).and_then(Value::as_object_mut), config.query_temperature)
-            {
-                nested.insert(LLAMA4_BETA.to_owned(), json!(temperature.beta));
-                nested.insert(ORIGINAL_LENGTH.to_owned(), json!(temperature.interval));
-            }
-        }
-    },
-);
-
-/// GPT-Neo repeats lists of layers' kinds.
-pub(in super::super) const GPT_NEO_WINDOWS: ConfigRow = custom(
-    &["attention_types", "attention_layers", "window_size"],
-    |fields, config| {
-        let kinds = json!([[["global", "local"], 12]]);
-        let types = fields.get("attention_types").unwrap_or(&kinds);
-        let expanded = || -> Option<Vec<bool>> {
-            let mut are_full = Vec::new();
-            for item in types.as_array()? {
-                let kind = |kind: &Value| match kind.as_str()? {
-                    "global" => Some(true),
-                    "local" => Some(false),
-                    _ => None,
-                };
-                let kinds: Vec<bool> = item[0].as_array()?.iter().map(kind).collect::<Option<_>>()?;
-                let n_times = usize::try_from(item[1].as_u64()?).ok()?;
-                // The number of layers is not validated yet, and neither is this.
-                are_full.extend(kinds.repeat(n_times.min(MAX_LAYERS + 1)).into_iter().take(MAX_LAYERS + 1));
-            }
-            Some(are_full)
-        };
-        let Some(are_full) = expanded().filter(|are_full| are_full.len() == config.n_layers) else {
-            let supported = format!("lists of \"global\" or \"local\" for the {} layers", config.n_layers);
-            return Err(fields.unsupported("attention_types", types, &supported));
-        };
-        let full_layers = (0..config.n_layers).filter(|&layer| are_full[layer]).collect();
-        window::set(config, Some(fields.size_or("window_size", 256)?), full_layers);
-        Ok(())
-    },
-    |config, written| {
-        let kind = |layer| if config.window_of(layer).is_some() { "local" } else { "global" };
-        let kinds: Vec<_> = (0..config.n_layers).map(kind).collect();
-        written.insert("attention_types".to_owned(), json!([[kinds, 1]]));
-        written.insert("attention_layers".to_owned(), json!(kinds));
-        written.insert("window_size".to_owned(), json!(config.sliding_window.unwrap_or(256)));
-    },
-);
-
-/// HyperCLOVA X may have norms after both parts besides, and scales scores as usual where the key is `null`.
-pub(in super::super) const HYPERCLOVAX_NORMS: ConfigRow = custom(
-    &["use_post_norm"],
-    |fields, config| {
-        let has_both = fields.flag_or("use_post_norm", true)?;
-        config.norm_position = if has_both { NormPosition::Sandwich } else { NormPosition::Pre };
-        Ok(())
-    },
-    |config, written| {
-        written.insert("use_post_norm".to_owned(), json!(config.norm_position == NormPosition::Sandwich));
-    },
-);
-
-/// See [`HYPERCLOVAX_NORMS`].
-pub(in super::super) const HYPERCLOVAX_ATTENTION: ConfigRow = custom(
-    &["attention_multiplier"],
-    |fields, config| {
-        if let Some(scale) = fields.number_if_any("attention_multiplier")? {
-            set_score_scale(config, scale);
-        }
-        Ok(())
-    },
-    |config, written| {
-        written.insert("attention_multiplier".to_owned(), json!(config.score_scale()));
-    },
-);
-
-/// CWM's class has no configuration without this token.
-pub(in super::super) const CWM_BOS: ConfigRow = custom(
-    &[],
-    |_, _| Ok(()),
-    |_, written| {
-        written.insert("bos_token_id".to_owned(), json!(128_000));
-    },
-);
-
-/// What Hunyuan's dense models share with those of experts. Their class normalizes queries and keys whatever `use_qk_norm` says.
-pub(in super::super) const HUNYUAN_DENSE: ConfigRow = custom(
-    &["use_qk_norm", "num_experts"],
-    |fields, _| match fields.size_or("num_experts", 1)? {
-        0 | 1 => Ok(()),
-        _ => fields.only("num_experts", Fixed::Number(1.0)),
-    },
-    |_, _| {},
-);
-
 /// The number near `guess` that `back` maps to exactly `value`, with as few digits as possible; `guess` if there is none.
 pub(in super::super) fn exact_inverse(value: f64, guess: f64, back: impl Fn(f64) -> f64) -> Value {
     let rounded = [0, 3, 6, 9, 12].map(|digits| {
@@ -405,91 +303,6 @@ pub(in super::super) fn exact_inverse(value: f64, guess: f64, back: impl Fn(f64)
         number => json!(number),
     }
 }
-
-/// GPT-J has no key for the rotary base, which is always 10,000.
-pub(in super::super) const GPTJ_ROTARY_DIM: ConfigRow = ConfigRow::Custom {
-    keys: &["rotary_dim"],
-    read: |fields, config| {
-        if fields.has("rotary_dim") && fields.get("rotary_dim").is_none() {
-            return Err(fields.unsupported("rotary_dim", &Value::Null, "a whole number"));
-        }
-        let rotary_dim = fields.size_or("rotary_dim", 64)?;
-        config.positions = Positions::Rope(Rope::new(10_000.0, rotary_dim));
-        Ok(())
-    },
-    write: |config, written| {
-        if let Positions::Rope(rope) = &config.positions {
-            written.insert("rotary_dim".to_owned(), json!(rope.rotary_dim));
-        }
-    },
-};
-
-/// One key head or as many as queries.
-pub(in super::super) const BIGCODE_KV_HEADS: ConfigRow = ConfigRow::Custom {
-    keys: &["multi_query"],
-    read: |fields, config| {
-        config.n_kv_heads = if fields.flag_or("multi_query", true)? { 1 } else { config.n_heads };
-        Ok(())
-    },
-    write: |config, written| {
-        written.insert("multi_query".to_owned(), json!(config.n_kv_heads == 1));
-    },
-};
-
-/// How Falcon's blocks are wired and how many key heads they have: `new_decoder_architecture` overrides what the others
-/// say.
-pub(in super::super) const FALCON_BLOCKS: ConfigRow = ConfigRow::Custom {
-    keys: &[
-        "new_decoder_architecture",
-        "parallel_attn",
-        "multi_query",
-        "num_kv_heads",
-        "n_head_kv",
-        "num_ln_in_parallel_attn",
-    ],
-    read: |fields, config| {
-        let is_new = fields.flag_or("new_decoder_architecture", false)?;
-        let n_norms = fields.size("num_ln_in_parallel_attn")?;
-        let is_known = matches!(n_norms, None | Some(1)) || (is_new && n_norms == Some(2));
-        if !is_known {
-            let supported = if is_new { "1 or 2" } else { "null or 1, with `new_decoder_architecture` false" };
-            return Err(fields.unsupported("num_ln_in_parallel_attn", &json!(n_norms), supported));
-        }
-        if is_new {
-            fields.only("parallel_attn", Fixed::Flag(true))?;
-        }
-        config.parallel_residual = is_new || fields.flag_or("parallel_attn", true)?;
-        config.shared_norm = config.parallel_residual && !(is_new && n_norms != Some(1));
-        let n_kv_heads = match fields.size("num_kv_heads")? {
-            Some(n) => n,
-            None => fields.size_or("n_head_kv", config.n_heads)?,
-        };
-        config.n_kv_heads = match () {
-            () if is_new => n_kv_heads,
-            () if fields.flag_or("multi_query", true)? => 1,
-            // transformers only uses this number for its cache: the matrices have as many key heads as query heads.
-            () => {
-                fields.only("num_kv_heads", Fixed::Number(config.n_heads as f64))?;
-                config.n_heads
-            }
-        };
-        Ok(())
-    },
-    write: |config, written| {
-        let mut write = |key: &str, value: Value| written.insert(key.to_owned(), value);
-        let (n_heads, n_kv_heads) = (config.n_heads, config.n_kv_heads);
-        let is_grouped = n_kv_heads != 1 && n_kv_heads != n_heads;
-        let is_new = config.parallel_residual && (!config.shared_norm || is_grouped);
-        write("new_decoder_architecture", json!(is_new));
-        write("parallel_attn", json!(config.parallel_residual));
-        write("multi_query", json!(n_kv_heads == 1));
-        write("num_kv_heads", json!(n_kv_heads));
-        write(
-            "num_ln_in_parallel_attn",
-            if is_new { json!(if config.shared_norm { 1 } else { 2 }) } else { Value::Null },
-        );
-    },
-};
 
 /// The nonlinearities by the names of most classes.
 pub(in super::super) const ACTIVATIONS: &[(&str, Activation)] = &[
@@ -505,93 +318,3 @@ pub(in super::super) const ACTIVATIONS: &[(&str, Activation)] = &[
     ("silu", Activation::Silu),
     ("swish", Activation::Silu),
 ];
-
-/// OPT's flag sets the position of the norms in blocks. Only with norms before is there a final norm.
-pub(in super::super) const OPT_NORMS: ConfigRow = ConfigRow::Custom {
-    keys: &["do_layer_norm_before", "_remove_final_layer_norm"],
-    read: |fields, config| {
-        let before = fields.flag_or("do_layer_norm_before", true)?;
-        config.norm_position = if before { NormPosition::Pre } else { NormPosition::Post };
-        config.final_norm = before && !fields.flag_or("_remove_final_layer_norm", false)?;
-        Ok(())
-    },
-    write: |config, written| {
-        let before = config.norm_position == NormPosition::Pre;
-        written.insert("do_layer_norm_before".to_owned(), json!(before));
-        written.insert("_remove_final_layer_norm".to_owned(), json!(before && !config.final_norm));
-    },
-};
-
-/// One OPT model has narrower embeddings than blocks, with matrices in between, which is not supported. The other
-/// models have this key too, with the width of the blocks.
-pub(in super::super) const OPT_EMBEDDING_WIDTH: ConfigRow = ConfigRow::Custom {
-    keys: &["word_embed_proj_dim"],
-    read: |fields, config| match fields.size("word_embed_proj_dim")? {
-        Some(width) if width != config.d_model => Err(fields.unsupported(
-            "word_embed_proj_dim",
-            &json!(width),
-            &format!("{}, as `hidden_size`", config.d_model),
-        )),
-        _ => Ok(()),
-    },
-    write: |config, written| {
-        written.insert("word_embed_proj_dim".to_owned(), json!(config.d_model));
-    },
-};
-
-/// With these keys, transformers adds up BLOOM's products in slices, as in its training on several devices, and leaves out
-/// two biases. That is rejected.
-pub(in super::super) const BLOOM_SLICES: ConfigRow = ConfigRow::Custom {
-    keys: &["pretraining_tp", "slow_but_exact"],
-    read: |fields, _| match fields.size_or("pretraining_tp", 1)? {
-        0 | 1 => Ok(()),
-        _ => fields.only("slow_but_exact", Fixed::Flag(false)),
-    },
-    write: |_, _| {},
-};
-
-/// CTRL's key is for the last norm alone; those of the blocks have a constant of their own.
-pub(in super::super) const CTRL_FINAL_NORM_EPS: ConfigRow = ConfigRow::Custom {
-    keys: &["layer_norm_epsilon"],
-    read: |fields, config| {
-        let eps = fields.number_or("layer_norm_epsilon", config.norm_eps)?;
-        config.final_norm_eps = (eps != config.norm_eps).then_some(eps);
-        Ok(())
-    },
-    write: |config, written| {
-        let eps = config.final_norm_eps.unwrap_or(config.norm_eps);
-        written.insert("layer_norm_epsilon".to_owned(), json!(eps));
-    },
-};
-
-/// Positions begin behind the padding token's id, 1, so files have two more of them than a text can have.
-pub(in super::super) const POSITIONS_BEHIND_PADDING: ConfigRow = custom(
-    &["max_position_embeddings"],
-    |fields, config| match config.max_seq_len.checked_sub(2) {
-        Some(max_seq_len) => {
-            config.max_seq_len = max_seq_len;
-            Ok(())
-        }
-        None => Err(fields.unsupported("max_position_embeddings", &json!(config.max_seq_len), "3 and above")),
-    },
-    |config, written| {
-        written.insert("max_position_embeddings".to_owned(), json!(config.max_seq_len.saturating_add(2)));
-        written.insert("pad_token_id".to_owned(), json!(1));
-    },
-);
-
-/// The windows of ModernBERT's layers extend to half of their width on each side; every n-th layer has none.
-pub(in super::super) const MODERN_BERT_WINDOW: ConfigRow = custom(
-    &["local_attention", "global_attn_every_n_layers", "layer_types"],
-    |fields, config| {
-        let width = fields.size_or("local_attention", 128)?;
-        let full_layers = window::listed_or_every(fields, config.n_layers, "global_attn_every_n_layers", 3)?;
-        window::set(config, Some(width / 2 + 1), full_layers);
-        Ok(())
-    },
-    |config, written| {
-        let width = config.sliding_window.map_or(128, |window| 2 * window.saturating_sub(1));
-        written.insert("local_attention".to_owned(), json!(width));
-        window::write_kinds(config, written);
-    },
-);

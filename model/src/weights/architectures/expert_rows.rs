@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::{
     super::config_json::Fields,
     bases::{described, experts},
-    config_rows::{ConfigRow, number},
+    config_rows::{ConfigRow, derived, flag, number, size_or},
     window::{self, WINDOW},
 };
 use crate::{
@@ -41,33 +41,22 @@ pub(super) const QWEN_LAYERS: ConfigRow = ConfigRow::Custom {
     },
 };
 
-/// The first layers have an MLP.
-pub(super) const FIRST_DENSE: ConfigRow = ConfigRow::Custom {
-    keys: &["first_k_dense_replace"],
-    read: |fields, config| read_first_dense("first_k_dense_replace", 1, fields, config),
-    write: |config, written| write_first_dense("first_k_dense_replace", config, written),
-};
-
-/// The same in DeepSeek V2, where by default all layers have experts.
-pub(super) const FIRST_DENSE_OF_V2: ConfigRow = ConfigRow::Custom {
-    keys: &["first_k_dense_replace"],
-    read: |fields, config| read_first_dense("first_k_dense_replace", 0, fields, config),
-    write: |config, written| write_first_dense("first_k_dense_replace", config, written),
-};
-
-/// The same in DeepSeek V3.
-pub(super) const FIRST_DENSE_OF_V3: ConfigRow = ConfigRow::Custom {
-    keys: &["first_k_dense_replace"],
-    read: |fields, config| read_first_dense("first_k_dense_replace", 3, fields, config),
-    write: |config, written| write_first_dense("first_k_dense_replace", config, written),
-};
+/// This many of the first layers have an MLP.
+pub(super) const fn first_dense(key: &'static str, absent: usize) -> ConfigRow {
+    ConfigRow::Indirect {
+        key,
+        absent,
+        set: |config, n_dense| experts(config).dense_layers = layers(config).take(n_dense).collect(),
+        get: |config| described(config).dense_layers.len(),
+    }
+}
 
 /// The kinds of the layers' MLPs are listed; otherwise the first have no experts.
 pub(super) const GLM_LITE_LAYERS: ConfigRow = ConfigRow::Custom {
     keys: &[LAYER_TYPES, "first_k_dense_replace"],
     read: |fields, config| match fields.get(LAYER_TYPES) {
         Some(types) => read_layer_types(types, fields, config),
-        None => read_first_dense("first_k_dense_replace", 1, fields, config),
+        None => first_dense("first_k_dense_replace", 1).read(fields, config),
     },
     write: write_layer_types,
 };
@@ -84,7 +73,7 @@ pub(super) const EXAONE_LAYERS: ConfigRow = ConfigRow::Custom {
     keys: &[LAYER_TYPES, "first_k_dense_replace"],
     read: |fields, config| match fields.get(LAYER_TYPES) {
         Some(types) => read_layer_types(types, fields, config),
-        None => read_first_dense("first_k_dense_replace", 1, fields, config),
+        None => first_dense("first_k_dense_replace", 1).read(fields, config),
     },
     write: |config, written| {
         write_layer_types(config, written);
@@ -109,24 +98,6 @@ fn read_layer_types(types: &Value, fields: &Fields<'_>, config: &mut GptConfig) 
 fn write_layer_types(config: &GptConfig, written: &mut Map<String, Value>) {
     let kind = |layer| if config.experts_of(layer).is_some() { "sparse" } else { "dense" };
     written.insert(LAYER_TYPES.to_owned(), json!((0..config.n_layers).map(kind).collect::<Vec<_>>()));
-}
-
-/// The same under LFM2's name.
-pub(super) const FIRST_DENSE_OF_LFM2: ConfigRow = ConfigRow::Custom {
-    keys: &["num_dense_layers"],
-    read: |fields, config| read_first_dense("num_dense_layers", 2, fields, config),
-    write: |config, written| write_first_dense("num_dense_layers", config, written),
-};
-
-fn read_first_dense(key: &str, absent: usize, fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
-    let n_dense = fields.size_or(key, absent)?;
-    let dense = layers(config).take(n_dense).collect();
-    experts(config).dense_layers = dense;
-    Ok(())
-}
-
-fn write_first_dense(key: &str, config: &GptConfig, written: &mut Map<String, Value>) {
-    written.insert(key.to_owned(), json!(described(config).dense_layers.len()));
 }
 
 /// Every n-th of some layers in the middle has experts.
@@ -158,58 +129,80 @@ pub(super) const ERNIE_LAYERS: ConfigRow = ConfigRow::Custom {
 };
 
 /// DeepSeek's groups; one group is none. A group's worth is the sum of its two best scores.
-pub(super) const GROUPS: ConfigRow = ConfigRow::Custom {
-    keys: &["n_group", "topk_group"],
-    read: |fields, config| read_groups([1, 1], fields, config),
-    write: write_groups,
-};
+pub(super) const GROUPS: ConfigRow = groups::<1, 1>();
 
-/// The same in DeepSeek V3, with its defaults.
-pub(super) const GROUPS_OF_V3: ConfigRow = ConfigRow::Custom {
-    keys: &["n_group", "topk_group"],
-    read: |fields, config| read_groups([8, 4], fields, config),
-    write: write_groups,
-};
-
-fn read_groups([n_groups, n_active]: [usize; 2], fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
-    let (n_groups, n_active) = (fields.size_or("n_group", n_groups)?, fields.size_or("topk_group", n_active)?);
-    experts(config).groups = (n_groups > 1).then_some(ExpertGroups { n_groups, n_active, n_best: 2 });
-    Ok(())
-}
-
-fn write_groups(config: &GptConfig, written: &mut Map<String, Value>) {
-    let [n_groups, n_active] = described(config).groups.map_or([1, 1], |groups| [groups.n_groups, groups.n_active]);
-    written.insert("n_group".to_owned(), json!(n_groups));
-    written.insert("topk_group".to_owned(), json!(n_active));
+/// The same where files may leave out these numbers.
+pub(super) const fn groups<const GROUPS: usize, const ACTIVE: usize>() -> ConfigRow {
+    ConfigRow::Custom {
+        keys: &["n_group", "topk_group"],
+        read: |fields, config| {
+            let (n_groups, n_active) = (fields.size_or("n_group", GROUPS)?, fields.size_or("topk_group", ACTIVE)?);
+            experts(config).groups = (n_groups > 1).then_some(ExpertGroups { n_groups, n_active, n_best: 2 });
+            Ok(())
+        },
+        write: |config, written| {
+            let groups = described(config).groups;
+            let [n_groups, n_active] = groups.map_or([1, 1], |groups| [groups.n_groups, groups.n_active]);
+            written.insert("n_group".to_owned(), json!(n_groups));
+            written.insert("topk_group".to_owned(), json!(n_active));
+        },
+    }
 }
 
 /// The shared expert is as wide as this many of the others.
-pub(super) const GLM_SHARED: ConfigRow = ConfigRow::Custom {
-    keys: &["n_shared_experts"],
-    read: |fields, config| read_shared("n_shared_experts", 1, fields, config),
-    write: |config, written| write_shared("n_shared_experts", config, written),
-};
+pub(super) const fn shared_experts(key: &'static str, absent: usize) -> ConfigRow {
+    ConfigRow::Indirect {
+        key,
+        absent,
+        set: |config, n_shared| {
+            let experts = experts(config);
+            experts.shared_d_ff = n_shared.saturating_mul(experts.d_ff);
+        },
+        get: |config| {
+            let Experts { shared_d_ff, d_ff, .. } = described(config);
+            shared_d_ff / d_ff.max(1)
+        },
+    }
+}
 
-/// The same in DeepSeek V2, which by default has two.
-pub(super) const SHARED_OF_V2: ConfigRow = ConfigRow::Custom {
-    keys: &["n_shared_experts"],
-    read: |fields, config| read_shared("n_shared_experts", 2, fields, config),
-    write: |config, written| write_shared("n_shared_experts", config, written),
-};
+/// The number of experts, how many of them are active, and how wide one is.
+pub(super) const fn expert_sizes<const COUNT: usize, const ACTIVE: usize, const WIDTH: usize>(
+    count: &'static [&'static str],
+) -> [ConfigRow; 3] {
+    [
+        size_or(count, |c| &mut experts(c).n_experts, |_| COUNT),
+        size_or(&["num_experts_per_tok"], |c| &mut experts(c).n_active, |_| ACTIVE),
+        size_or(&["moe_intermediate_size"], |c| &mut experts(c).d_ff, |_| WIDTH),
+    ]
+}
 
-/// The same under AFMoE's name.
-pub(super) const AFMOE_SHARED: ConfigRow = ConfigRow::Custom {
-    keys: &["num_shared_experts"],
-    read: |fields, config| read_shared("num_shared_experts", 2, fields, config),
-    write: |config, written| write_shared("num_shared_experts", config, written),
-};
+/// How DeepSeek's router weighs experts, and how many of the others the shared expert is as wide as. Behind the row of that width.
+pub(super) const fn deepseek_router(normalized: bool, scale: f64) -> [ConfigRow; 3] {
+    [
+        flag("norm_topk_prob", |c| &mut experts(c).normalized, normalized),
+        number("routed_scaling_factor", |c| &mut experts(c).weight_multiplier, scale),
+        shared_experts("n_shared_experts", 1),
+    ]
+}
 
-/// The first layers have an MLP, in AFMoE.
-pub(super) const FIRST_DENSE_OF_AFMOE: ConfigRow = ConfigRow::Custom {
-    keys: &["num_dense_layers"],
-    read: |fields, config| read_first_dense("num_dense_layers", 1, fields, config),
-    write: |config, written| write_first_dense("num_dense_layers", config, written),
-};
+/// No layer has an MLP without experts.
+pub(super) const NO_MLP: ConfigRow = derived(|c| &mut c.d_ff, |c| c.experts.as_ref().map_or(0, |experts| experts.d_ff));
+
+/// The names of the number of experts; the first is written.
+pub(super) const N_EXPERTS: &[&str] = &["num_experts", "num_local_experts"];
+pub(super) const N_LOCAL: &[&str] = &["num_local_experts", "num_experts"];
+pub(super) const N_ROUTED: &[&str] = &["n_routed_experts", "num_local_experts"];
+
+/// The sizes of experts as wide as the key for the MLP says, which no layer has.
+pub(super) const fn wide_experts<const COUNT: usize, const ACTIVE: usize>(
+    count: &'static [&'static str],
+) -> [ConfigRow; 3] {
+    [
+        size_or(count, |c| &mut experts(c).n_experts, |_| COUNT),
+        size_or(&["num_experts_per_tok"], |c| &mut experts(c).n_active, |_| ACTIVE),
+        derived(|c| &mut experts(c).d_ff, |c| c.d_ff),
+    ]
+}
 
 /// The layers without the window do not rotate. Where the file does not list them, they are every n-th. Behind the row of windows.
 pub(super) const AFMOE_ROTATION: ConfigRow = ConfigRow::Custom {
@@ -231,20 +224,6 @@ pub(super) const AFMOE_ROTATION: ConfigRow = ConfigRow::Custom {
 };
 
 const EVERY: &str = "global_attn_every_n_layers";
-
-/// The same under Ernie's name.
-pub(super) const ERNIE_SHARED: ConfigRow = ConfigRow::Custom {
-    keys: &["moe_num_shared_experts"],
-    read: |fields, config| read_shared("moe_num_shared_experts", 2, fields, config),
-    write: |config, written| write_shared("moe_num_shared_experts", config, written),
-};
-
-/// The same under EXAONE's name.
-pub(super) const EXAONE_SHARED: ConfigRow = ConfigRow::Custom {
-    keys: &["num_shared_experts"],
-    read: |fields, config| read_shared("num_shared_experts", 1, fields, config),
-    write: |config, written| write_shared("num_shared_experts", config, written),
-};
 
 /// Hunyuan's experts and its shared expert are as wide as the key for the MLP says. Numbers may be listed by layer, all alike.
 pub(super) const HUNYUAN_EXPERTS: ConfigRow = ConfigRow::Custom {
@@ -299,17 +278,6 @@ pub(super) const CLAMPED_SWIGLU: ConfigRow = ConfigRow::Custom {
         }
     },
 };
-
-fn read_shared(key: &str, absent: usize, fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
-    let experts = experts(config);
-    experts.shared_d_ff = fields.size_or(key, absent)?.saturating_mul(experts.d_ff);
-    Ok(())
-}
-
-fn write_shared(key: &str, config: &GptConfig, written: &mut Map<String, Value>) {
-    let Experts { shared_d_ff, d_ff, .. } = described(config);
-    written.insert(key.to_owned(), json!(shared_d_ff / d_ff.max(1)));
-}
 
 /// The layers; their number is not validated yet, so the list is limited.
 fn layers(config: &GptConfig) -> std::ops::Range<usize> {

@@ -10,7 +10,6 @@ use super::{
 };
 use crate::config::{ExpertGroups, GptConfig, Positions, Rope, RopeScaling};
 
-const PLAIN_DIM: &str = "qk_nope_head_dim";
 const QUERY_RANK: &str = "q_lora_rank";
 const SCALES_SCORES: &str = "mscale_all_dim";
 const ROPE_TYPE: &str = "rope_type";
@@ -30,46 +29,30 @@ pub(super) const KV_HEADS: ConfigRow = custom(
     |config, written| drop(written.insert("num_key_value_heads".to_owned(), json!(config.n_heads))),
 );
 
-/// What does not rotate of a head, by default as wide as this.
-macro_rules! plain_dim {
-    ($absent:literal) => {
-        custom(
-            &[PLAIN_DIM],
-            |fields, config| {
-                let plain = fields.size_or(PLAIN_DIM, $absent)?;
-                config.head_dim = latent(config).rope_dim.saturating_add(plain);
-                Ok(())
-            },
-            |config, written| {
-                let rotated = config.latent.map_or(0, |latent| latent.rope_dim);
-                written.insert(PLAIN_DIM.to_owned(), json!(config.head_dim.saturating_sub(rotated)));
-            },
-        )
-    };
+/// What does not rotate of a head.
+pub(super) const fn plain_dim(absent: usize) -> ConfigRow {
+    ConfigRow::Indirect {
+        key: "qk_nope_head_dim",
+        absent,
+        set: |config, plain| config.head_dim = latent(config).rope_dim.saturating_add(plain),
+        get: |config| config.head_dim.saturating_sub(config.latent.map_or(0, |latent| latent.rope_dim)),
+    }
 }
 
 /// The width of the latent of queries. Where it is `null`, there is none.
-macro_rules! query_rank {
-    ($absent:literal) => {
-        custom(
-            &[QUERY_RANK],
-            |fields, config| {
-                let absent = if fields.has(QUERY_RANK) { None } else { Some($absent) };
-                latent(config).query_rank = fields.size(QUERY_RANK)?.or(absent);
-                Ok(())
-            },
-            |config, written| {
-                written.insert(QUERY_RANK.to_owned(), json!(config.latent.and_then(|latent| latent.query_rank)));
-            },
-        )
-    };
+pub(super) const fn query_rank<const ABSENT: usize>() -> ConfigRow {
+    custom(
+        &[QUERY_RANK],
+        |fields, config| {
+            let absent = (!fields.has(QUERY_RANK)).then_some(ABSENT);
+            latent(config).query_rank = fields.size(QUERY_RANK)?.or(absent);
+            Ok(())
+        },
+        |config, written| {
+            written.insert(QUERY_RANK.to_owned(), json!(config.latent.and_then(|latent| latent.query_rank)));
+        },
+    )
 }
-
-pub(super) const PLAIN_128: ConfigRow = plain_dim!(128);
-pub(super) const PLAIN_192: ConfigRow = plain_dim!(192);
-pub(super) const PLAIN_64: ConfigRow = plain_dim!(64);
-pub(super) const QUERIES_1536: ConfigRow = query_rank!(1536);
-pub(super) const QUERIES_768: ConfigRow = query_rank!(768);
 
 /// With YaRN, scores are multiplied by the square of a factor that this key of the nested object says.
 pub(super) const SCORES: ConfigRow = custom(

@@ -71,6 +71,7 @@ pub(super) const OLMO3: RopeKeys = RopeKeys {
     windowed: Some(WindowedTheta { key: None, absent: 500_000.0 }),
     ..WHOLE_HEADS
 };
+pub(super) const SOLAR: RopeKeys = RopeKeys { absent_theta: 1_000_000.0, share: Some((SHARE, 1.0)), ..WHOLE_HEADS };
 pub(super) const MELLUM: RopeKeys = RopeKeys {
     absent_theta: 500_000.0,
     types: PER_KIND_TYPES,

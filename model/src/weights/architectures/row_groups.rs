@@ -1,13 +1,41 @@
 //! Lists of rows that several classes share, and the names that classes give to nonlinearities.
 
 use super::{
+    Architecture, Fixed,
+    bases::{gpt2, llama},
     config_rows::{
         self, ACTIVATIONS, ConfigRow, constant, derived, flag, head_dim, kv_heads, number, one_kv_head_each, size,
         size_or,
     },
-    rope, window,
+    names, rope, window,
 };
 use crate::config::Activation;
+
+/// What most classes have: a row says what is other in its own, at least the class's name and its keys.
+pub(super) const LIKE_LLAMA: Architecture = Architecture {
+    class: "",
+    model_type: "",
+    base: llama,
+    config: &[],
+    fixed: NO_MLP_BIAS,
+    names: names::LLAMA,
+    base_prefix: "model.",
+};
+
+/// The same of the first GPTs.
+pub(super) const LIKE_GPT2: Architecture = Architecture {
+    class: "",
+    model_type: "",
+    base: gpt2,
+    config: &[],
+    fixed: &[],
+    names: names::GPT2,
+    base_prefix: "transformer.",
+};
+
+pub(super) const NO_MLP_BIAS: &[(&str, Fixed)] = &[("mlp_bias", Fixed::Flag(false))];
+pub(super) const NO_BIASES: &[(&str, Fixed)] =
+    &[("attention_bias", Fixed::Flag(false)), ("mlp_bias", Fixed::Flag(false))];
 
 /// The sizes as Llama and its kin name them.
 pub(super) const LLAMA_SIZES: &[ConfigRow] = &[
@@ -25,15 +53,39 @@ pub(super) const BERT: &[ConfigRow] = &[
     derived(|c| &mut c.head_dim, head_dim),
     size_or(&["type_vocab_size"], |c| &mut c.n_token_types, |_| 2),
     ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "gelu" },
-    number("layer_norm_eps", |c| &mut c.norm_eps, 1e-12),
+    layer_norm_eps(1e-12),
     number("hidden_dropout_prob", |c| &mut c.dropout, 0.1),
     constant("attention_probs_dropout_prob", 0.0),
 ];
+
+/// [`LLAMA_SIZES`] but for the width of the MLP.
+pub(super) const SIZES_WITHOUT_MLP: &[ConfigRow] = LLAMA_SIZES.split_at(LLAMA_SIZES.len() - 1).0;
 
 pub(super) const SILU: &[ConfigRow] =
     &[ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "silu" }];
 
 pub(super) const UNTIED: &[ConfigRow] = &[flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false)];
+
+pub(super) const SILU_UNTIED: &[ConfigRow] = &[
+    ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "silu" },
+    flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false),
+];
+
+/// As many key heads as query heads where the file does not say otherwise.
+pub(super) const GROUPED_HEADS: ConfigRow = size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads);
+/// Heads that share the width of the residual stream where the file does not say otherwise.
+pub(super) const HEAD_DIM: ConfigRow = size_or(&["head_dim"], |c| &mut c.head_dim, head_dim);
+pub(super) const HEAD_DIM_128: ConfigRow = size_or(&["head_dim"], |c| &mut c.head_dim, |_| 128);
+
+pub(super) const HEADS: &[ConfigRow] = &[GROUPED_HEADS, HEAD_DIM];
+
+pub(super) const fn rms_eps(absent: f64) -> ConfigRow {
+    number("rms_norm_eps", |c| &mut c.norm_eps, absent)
+}
+
+pub(super) const fn layer_norm_eps(absent: f64) -> ConfigRow {
+    number("layer_norm_eps", |c| &mut c.norm_eps, absent)
+}
 
 /// For all four matrices of attention, none by default.
 pub(super) const ATTENTION_BIAS: &[ConfigRow] =
@@ -44,17 +96,17 @@ pub(super) const GLM: &[ConfigRow] = &[
     kv_heads(2),
     size_or(&["head_dim"], |c| &mut c.head_dim, |_| 128),
     ConfigRow::Rope(&rope::PHI),
-    number("rms_norm_eps", |c| &mut c.norm_eps, 1.5625e-7),
+    rms_eps(1.5625e-7),
     flag("attention_bias", |c| &mut c.qkv_bias, true),
     ConfigRow::Window(&window::NONE),
 ];
 
 /// OLMo 2 and what follows it, but for sizes, windows and rotary positions.
 pub(super) const OLMO2: &[ConfigRow] = &[
-    size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
-    size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+    GROUPED_HEADS,
+    HEAD_DIM,
     ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "silu" },
-    number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
+    rms_eps(1e-5),
     flag("attention_bias", |c| &mut c.qkv_bias, false),
     flag("attention_bias", |c| &mut c.attn_out_bias, false),
     flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false),
@@ -65,7 +117,7 @@ pub(super) const GEMMA2: &[ConfigRow] = &[
     kv_heads(4),
     size_or(&["head_dim"], |c| &mut c.head_dim, |_| 256),
     ConfigRow::Activation { key: "hidden_activation", names: ACTIVATIONS, absent: "gelu_pytorch_tanh" },
-    number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
+    rms_eps(1e-6),
     config_rows::GEMMA_ATTENTION,
     flag("attention_bias", |c| &mut c.qkv_bias, false),
     flag("attention_bias", |c| &mut c.attn_out_bias, false),
@@ -74,10 +126,10 @@ pub(super) const GEMMA2: &[ConfigRow] = &[
 
 /// Granite's, but for sizes, rotary positions and experts.
 pub(super) const GRANITE: &[ConfigRow] = &[
-    size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
-    size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+    GROUPED_HEADS,
+    HEAD_DIM,
     ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "silu" },
-    number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
+    rms_eps(1e-6),
     number("embedding_multiplier", |c| &mut c.embedding_multiplier, 1.0),
     number("residual_multiplier", |c| &mut c.residual_multiplier, 1.0),
     ConfigRow::Divisor { key: "logits_scaling", of: |c| &mut c.logit_multiplier, absent: 1.0 },
@@ -89,9 +141,9 @@ pub(super) const GRANITE: &[ConfigRow] = &[
 
 /// Cohere's, but for sizes, windows and rotary positions.
 pub(super) const COHERE: &[ConfigRow] = &[
-    size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
+    GROUPED_HEADS,
     ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "silu" },
-    number("layer_norm_eps", |c| &mut c.norm_eps, 1e-5),
+    layer_norm_eps(1e-5),
     number("logit_scale", |c| &mut c.logit_multiplier, 0.0625),
     flag("attention_bias", |c| &mut c.qkv_bias, false),
     flag("attention_bias", |c| &mut c.attn_out_bias, false),

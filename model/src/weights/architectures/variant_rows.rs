@@ -1,12 +1,16 @@
 //! Keys of variants of Llama that set more than one field, or that only one class has.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{
-    super::config_json::Fields,
-    config_rows::{ConfigRow, custom, exact_inverse, number},
+    super::config_json::{Fields, Fixed},
+    config_rows::{ConfigRow, custom, exact_inverse, inverse_root, number, set_score_scale},
+    rope::{LLAMA4_BETA, ORIGINAL_LENGTH, nested_object},
 };
-use crate::{config::GptConfig, error::Result};
+use crate::{
+    config::{GptConfig, MAX_LAYERS, NormPosition, Positions, QkNormSpan, QueryTemperature},
+    error::Result,
+};
 
 /// MiniCPM's scales, by the depth and the width of the model for which they were found. By default there are none.
 pub(super) const MINICPM_SCALES: &[ConfigRow] = &[
@@ -76,6 +80,16 @@ pub(super) const ONLY_NEWER_ROPE: ConfigRow = custom(
     |_, written| ["rope_theta", "rope_scaling"].iter().for_each(|key| drop(written.remove(*key))),
 );
 
+/// Norms of queries and keys, if there are any, have a weight for each head. Behind the row that says whether there are.
+pub(super) const NORM_OF_EACH_HEAD: ConfigRow = custom(
+    &[],
+    |_, config| {
+        config.qk_norm_span = if config.qk_norm { QkNormSpan::EachHead } else { QkNormSpan::default() };
+        Ok(())
+    },
+    |_, _| {},
+);
+
 /// Transformers has one setting for all biases of attention, and the code beside the weights one for those of queries, keys and
 /// values alone.
 pub(super) const INTERNLM3_BIASES: ConfigRow = custom(
@@ -89,5 +103,132 @@ pub(super) const INTERNLM3_BIASES: ConfigRow = custom(
     |config, written| {
         written.insert("attention_bias".to_owned(), json!(config.qkv_bias));
         written.insert("mlp_bias".to_owned(), json!(config.mlp_bias));
+    },
+);
+
+/// Ministral 3 grows queries in steps of the original context's length. Both numbers are among those of the rotary positions.
+pub(super) const MINISTRAL3_TEMPERATURE: ConfigRow = custom(
+    &[],
+    |fields, config| {
+        if let Some(nested) = nested_object(fields)? {
+            let interval = nested.size(ORIGINAL_LENGTH)?.ok_or_else(|| nested.missing(&[ORIGINAL_LENGTH]))?;
+            let beta = nested.number(LLAMA4_BETA)?;
+            config.query_temperature = (beta != 0.0).then_some(QueryTemperature { beta, interval });
+        }
+        Ok(())
+    },
+    |config, written| {
+        for key in ["rope_scaling", "rope_parameters"] {
+            if let (Some(nested), Some(temperature)) =
+                (written.get_mut(key).and_then(Value::as_object_mut), config.query_temperature)
+            {
+                nested.insert(LLAMA4_BETA.to_owned(), json!(temperature.beta));
+                nested.insert(ORIGINAL_LENGTH.to_owned(), json!(temperature.interval));
+            }
+        }
+    },
+);
+
+/// HyperCLOVA X may have norms after both parts besides, and scales scores as usual where the key is `null`.
+pub(super) const HYPERCLOVAX_NORMS: ConfigRow = custom(
+    &["use_post_norm"],
+    |fields, config| {
+        let has_both = fields.flag_or("use_post_norm", true)?;
+        config.norm_position = if has_both { NormPosition::Sandwich } else { NormPosition::Pre };
+        Ok(())
+    },
+    |config, written| {
+        written.insert("use_post_norm".to_owned(), json!(config.norm_position == NormPosition::Sandwich));
+    },
+);
+
+/// See [`HYPERCLOVAX_NORMS`].
+pub(super) const HYPERCLOVAX_ATTENTION: ConfigRow = custom(
+    &["attention_multiplier"],
+    |fields, config| {
+        if let Some(scale) = fields.number_if_any("attention_multiplier")? {
+            set_score_scale(config, scale);
+        }
+        Ok(())
+    },
+    |config, written| {
+        written.insert("attention_multiplier".to_owned(), json!(config.score_scale()));
+    },
+);
+
+/// CWM's class has no configuration without this token.
+pub(super) const CWM_BOS: ConfigRow = custom(
+    &[],
+    |_, _| Ok(()),
+    |_, written| {
+        written.insert("bos_token_id".to_owned(), json!(128_000));
+    },
+);
+
+/// What Hunyuan's dense models share with those of experts. Their class normalizes queries and keys whatever `use_qk_norm` says.
+pub(super) const HUNYUAN_DENSE: ConfigRow = custom(
+    &["use_qk_norm", "num_experts"],
+    |fields, _| match fields.size_or("num_experts", 1)? {
+        0 | 1 => Ok(()),
+        _ => fields.only("num_experts", Fixed::Number(1.0)),
+    },
+    |_, _| {},
+);
+
+/// Muse Glimmer multiplies queries by this behind their norm. Behind the row of the heads.
+pub(super) const MUSE_SCORES: ConfigRow = custom(
+    &["qk_scale_factor"],
+    |fields, config| {
+        let factor = fields.number_or("qk_scale_factor", 3.87)?;
+        set_score_scale(config, factor * inverse_root(config.head_dim as f64));
+        Ok(())
+    },
+    |config, written| {
+        let (scale, own) = (config.score_scale(), inverse_root(config.head_dim as f64));
+        written.insert("qk_scale_factor".to_owned(), exact_inverse(scale, scale / own, |factor| factor * own));
+    },
+);
+
+/// The norms behind the parts have an epsilon of their own. Behind the row of the others'.
+pub(super) const MUSE_EPS: ConfigRow = custom(
+    &["post_norm_eps"],
+    |fields, config| {
+        let eps = fields.number_or("post_norm_eps", 1e-8)?;
+        config.out_norm_eps = (eps != config.norm_eps).then_some(eps);
+        Ok(())
+    },
+    |config, written| {
+        written.insert("post_norm_eps".to_owned(), json!(config.out_norm_eps.unwrap_or(config.norm_eps)));
+    },
+);
+
+const THETAS: &str = "layer_rope_theta";
+
+/// The rotary base of each layer, 0 for none; by default none for every fourth, counted from the last. Behind the rows of
+/// rotary positions.
+pub(super) const MUSE_ROTATION: ConfigRow = custom(
+    &[THETAS],
+    |fields, config| {
+        let Positions::Rope(rope) = &mut config.positions else { return Ok(()) };
+        // The size is not validated yet: this limits the list.
+        let layers = 0..config.n_layers.min(MAX_LAYERS + 1);
+        if fields.get(THETAS).is_none() {
+            config.unrotated_layers = layers.filter(|layer| (config.n_layers - 1 - layer).is_multiple_of(4)).collect();
+            return Ok(());
+        }
+        let thetas = fields.numbers(THETAS)?;
+        let theta = thetas.iter().copied().find(|&theta| theta != 0.0).unwrap_or(rope.theta);
+        if thetas.len() != config.n_layers || thetas.iter().any(|&other| other != 0.0 && other != theta) {
+            let supported = format!("one base or 0 for each of the {} layers", config.n_layers);
+            return Err(fields.unsupported(THETAS, fields.get(THETAS).unwrap_or(&Value::Null), &supported));
+        }
+        rope.theta = theta;
+        config.unrotated_layers = layers.filter(|&layer| thetas[layer] == 0.0).collect();
+        Ok(())
+    },
+    |config, written| {
+        let Positions::Rope(rope) = &config.positions else { return };
+        let theta = |layer| if config.unrotated_layers.contains(&layer) { 0.0 } else { rope.theta };
+        written.insert(THETAS.to_owned(), json!((0..config.n_layers).map(theta).collect::<Vec<_>>()));
     },
 );

@@ -37,7 +37,7 @@ pub(in super::super) enum WindowKeys {
     Periodic {
         /// The period, where the file does not have it.
         period: usize,
-        /// The first layer that sees everything, counted from 1.
+        /// The first layer that sees everything, counted from 1; 0: the last layer sees everything.
         first: usize,
         /// The window where the file does not have the key.
         absent: usize,
@@ -67,6 +67,8 @@ pub(in super::super) const MINISTRAL: WindowKeys = periodic(usize::MAX, false);
 pub(in super::super) const CWM: WindowKeys = WindowKeys::Periodic { period: 4, first: 1, absent: 8192, has_key: false };
 pub(in super::super) const GPT_OSS: WindowKeys =
     WindowKeys::Periodic { period: 2, first: 2, absent: 128, has_key: false };
+pub(in super::super) const MUSE_GLIMMER: WindowKeys =
+    WindowKeys::Periodic { period: 4, first: 0, absent: 2048, has_key: false };
 pub(in super::super) const SMOLLM3: WindowKeys = WindowKeys::Unrotated;
 
 /// The window of most classes where the key is not there at all.
@@ -166,7 +168,11 @@ impl WindowKeys {
             Self::Unrotated => layers.filter(|layer| !config.unrotated_layers.contains(layer)).collect(),
             Self::Periodic { period: usual, first, has_key, .. } => {
                 let period = if has_key { fields.size_or(PERIOD, usual)? } else { usual };
-                let first = if first == usual { period } else { first };
+                let first = match first {
+                    0 => config.n_layers,
+                    first if first == usual => period,
+                    first => first,
+                };
                 if period == 0 {
                     return Err(fields.unsupported(PERIOD, &json!(0), "1 and above"));
                 }

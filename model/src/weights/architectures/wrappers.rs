@@ -89,6 +89,13 @@ const WRAPPERS: &[Wrapper] = &[
         defaults: r#"{"sliding_window": 1024}"#,
         others: PICTURES_AND_SOUND,
     },
+    Wrapper {
+        class: "MuseGlimmerForConditionalGeneration",
+        model_type: "muse_glimmer",
+        texts: &[("muse_glimmer_text", "MuseGlimmerForCausalLM")],
+        defaults: "{}",
+        others: &["vision_tower.", "vision_adapter.", "vision_projection."],
+    },
 ];
 
 const QWEN2_VL: &str =

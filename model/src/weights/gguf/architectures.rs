@@ -5,7 +5,7 @@
 
 use super::{
     super::architectures::{
-        bases::{cohere, gemma2, gemma4, gpt2, llama, olmo2, shared_norm},
+        bases::{cohere, gemma2, gemma4, gpt2, llama, muse_glimmer, olmo2, shared_norm},
         config_rows::{self as shared_rows, ConfigRow, flag, number, size},
     },
     config_rows::{self, GRANITE_ROWS, GROUPED_HEADS, LAYER_NORM_EPS, PLAIN_HEADS, RMS_EPS, ROPE, SIZES, WINDOW},
@@ -14,8 +14,8 @@ use super::{
     layer_rows::{self, GEMMA4_NAMES, GEMMA4_ROWS},
     mamba, mixtures,
     names::{
-        BLOCK, FALCON_NORMS, FUSED_QKV, GATED, INSIDE, INTERLEAVED_QKV, OUTSIDE, POST_ATTENTION_NORM, SANDWICH,
-        SEPARATE_QKV, UNGATED, XIELU,
+        BLOCK, FALCON_NORMS, FUSED_QKV, GATE_AND_QKV, GATED, INSIDE, INTERLEAVED_QKV, OUTSIDE, POST_ATTENTION_NORM,
+        QKV_OR_QK, SANDWICH, SEPARATE_QKV, UNGATED, XIELU,
     },
     recurrent,
 };
@@ -79,6 +79,7 @@ pub(super) const ALL: &[Gguf] = &[
     mamba::GRANITE_HYBRID,
     mamba::NEMOTRON_H_DENSE,
     mamba::NEMOTRON_H_MOE,
+    MUSE_GLIMMER,
 ];
 
 /// The architecture that GGUF files call `name`. The error lists all.
@@ -235,7 +236,7 @@ const GEMMA4: Gguf = Gguf {
         ],
         GEMMA4_ROWS,
     ],
-    params: &[OUTSIDE, SANDWICH, BLOCK, GATED, GEMMA4_NAMES, expert_rows::NAMES],
+    params: &[OUTSIDE, QKV_OR_QK, SANDWICH, BLOCK, GATED, GEMMA4_NAMES, expert_rows::NAMES],
 };
 
 fn gemma2_of_file() -> GptConfig {
@@ -401,6 +402,25 @@ const MINICPM: Gguf = Gguf {
     base: llama,
     config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS], config_rows::MINICPM_SCALES],
     params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED],
+};
+
+/// Norms as Gemma's. The norms of queries and keys have weights, which the factor of the scores is in.
+const MUSE_GLIMMER: Gguf = Gguf {
+    name: "muse-glimmer",
+    base: muse_glimmer,
+    config: &[
+        SIZES,
+        GROUPED_HEADS,
+        &[
+            ROPE,
+            RMS_EPS,
+            config_rows::COHERE2_WINDOW,
+            shared_rows::ONLY_WINDOWS_ROTATE,
+            LOGIT_SCALE,
+            config_rows::GEMMA3_LOGIT_CAP,
+        ],
+    ],
+    params: &[OUTSIDE, GATE_AND_QKV, SANDWICH, BLOCK, GATED],
 };
 
 /// GPT-BigCode.

@@ -6,8 +6,8 @@ use super::{
     super::{
         architectures::{
             config_rows::{
-                ConfigRow, derived, exact_inverse, head_dim, inverse_root, number, one_kv_head_each, set_score_scale,
-                size, size_or,
+                ConfigRow, custom, derived, exact_inverse, head_dim, inverse_root, number, one_kv_head_each,
+                set_score_scale, size, size_or,
             },
             window,
         },
@@ -251,10 +251,16 @@ fn scale_by_width(config: &mut GptConfig, n_layers: usize) -> Result<()> {
 }
 
 /// 0 means none.
-pub(super) const GEMMA3_LOGIT_CAP: ConfigRow = of_key(&["final_logit_softcapping"], |fields, config| {
-    config.logit_softcap = fields.number_if_any("final_logit_softcapping")?.filter(|&cap| cap != 0.0);
-    Ok(())
-});
+pub(super) const GEMMA3_LOGIT_CAP: ConfigRow = custom(
+    &["final_logit_softcapping"],
+    |fields, config| {
+        config.logit_softcap = fields.number_if_any("final_logit_softcapping")?.filter(|&cap| cap != 0.0);
+        Ok(())
+    },
+    |config, written| {
+        written.extend(config.logit_softcap.map(|cap| ("final_logit_softcapping".to_owned(), json!(cap))))
+    },
+);
 
 /// Layers without the window do not rotate, if there is a window.
 pub(super) const EXAONE4_WINDOW: ConfigRow = of_key(WINDOW_KEYS, |fields, config| {

@@ -24,21 +24,12 @@ const NORMALIZED: &str = "expert_weights_norm";
 const GROUPS: &str = "expert_group_count";
 const GROUPS_USED: &str = "expert_group_used_count";
 
+const FIRST_DENSE: &str = "leading_dense_block_count";
+const STEP: &str = "interleave_moe_layer_step";
+
 /// The last two say which layers have experts, as the tensors do.
-pub(super) const KEYS: &[&str] = &[
-    COUNT,
-    USED,
-    D_FF,
-    SHARED_D_FF,
-    SHARED,
-    SCORES,
-    SCALE,
-    NORMALIZED,
-    GROUPS,
-    GROUPS_USED,
-    "leading_dense_block_count",
-    "interleave_moe_layer_step",
-];
+pub(super) const KEYS: &[&str] =
+    &[COUNT, USED, D_FF, SHARED_D_FF, SHARED, SCORES, SCALE, NORMALIZED, GROUPS, GROUPS_USED, FIRST_DENSE, STEP];
 
 /// The experts, in an architecture that has them, or may.
 pub(super) const EXPERTS: ConfigRow = ConfigRow::Custom { keys: KEYS, read, write };
@@ -74,9 +65,10 @@ pub(super) fn read(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
     Ok(())
 }
 
-fn write(config: &GptConfig, written: &mut Map<String, Value>) {
+pub(super) fn write(config: &GptConfig, written: &mut Map<String, Value>) {
     let Some(experts) = &config.experts else { return };
     let Experts { n_experts, n_active, d_ff, shared_d_ff, scores, weight_multiplier, normalized, groups, .. } = experts;
+    let n_dense = (0..config.n_layers).take_while(|&layer| config.experts_of(layer).is_none()).count();
     let mut write = |key: &str, value: Value| written.insert(key.to_owned(), value);
     write(COUNT, json!(n_experts));
     write(USED, json!(n_active));
@@ -84,6 +76,12 @@ fn write(config: &GptConfig, written: &mut Map<String, Value>) {
     if *shared_d_ff > 0 {
         write(SHARED_D_FF, json!(shared_d_ff));
     }
+    // For llama.cpp, which wants the first of these for some architectures and the last two for others.
+    if shared_d_ff.is_multiple_of(*d_ff) {
+        write(SHARED, json!(shared_d_ff / d_ff));
+    }
+    write(FIRST_DENSE, json!(n_dense));
+    write(STEP, json!(1));
     write(SCORES, json!(if *scores == RouterScores::Softmax { 1 } else { 2 }));
     write(NORMALIZED, json!(normalized));
     if *weight_multiplier != 1.0 {

@@ -4,7 +4,9 @@ use super::{
     super::{
         architectures::{
             bases::{deepseek, experts, latent, mixture_with},
-            config_rows::{ConfigRow, inverse_root, one_kv_head_each, set_score_scale, size, size_or},
+            config_rows::{
+                ConfigRow, custom, exact_inverse, inverse_root, one_kv_head_each, set_score_scale, size, size_or,
+            },
         },
         config_json::Fields,
         tensor_names::{
@@ -20,7 +22,7 @@ use super::{
     recurrent::{KEY_HEADS, PREDICTING_LAYERS},
 };
 use crate::{
-    config::{ExpertGroups, GptConfig, Positions, Rope, RopeScaling, RouterScores},
+    config::{ExpertGroups, GptConfig, LatentAttention, Positions, Rope, RopeScaling, RouterScores},
     error::Result,
 };
 
@@ -58,9 +60,34 @@ const VALUES: ConfigRow = of_key(&["attention.value_length", "attention.value_le
     Ok(())
 });
 
+/// The keys above as newer files have them.
+const WRITTEN: ConfigRow = custom(
+    &[],
+    |_, _| Ok(()),
+    |config, written| {
+        let Some(LatentAttention { query_rank, kv_rank, rope_dim, value_dim, .. }) = config.latent else { return };
+        let mut write = |key: &str, value: usize| drop(written.insert(key.to_owned(), value.into()));
+        write(KEY_HEADS, 1);
+        write("attention.q_lora_rank", query_rank.unwrap_or(0));
+        write("attention.key_length", kv_rank.saturating_add(rope_dim));
+        write("attention.value_length", kv_rank);
+        write("attention.key_length_mla", config.head_dim);
+        write("attention.value_length_mla", value_dim);
+    },
+);
+
 /// The multiplier of scores with YaRN, times 0.1. Files have no key for that of cosines and sines, which released models have
 /// equal to it, so that both cancel out there.
-const SCORES: ConfigRow = of_key(&[LOG_MULTIPLIER], |fields, config| {
+const SCORES: ConfigRow = custom(&[LOG_MULTIPLIER], read_scores, |config, written| {
+    if let Positions::Rope(Rope { scaling: RopeScaling::Yarn { factor, .. }, .. }) = config.positions {
+        let own = inverse_root(config.head_dim as f64);
+        let scale = |tenth: f64| own * log_factor(factor, 10.0 * tenth) * log_factor(factor, 10.0 * tenth);
+        let guess = ((config.score_scale() / own).sqrt() - 1.0) / factor.ln();
+        written.insert(LOG_MULTIPLIER.to_owned(), exact_inverse(config.score_scale(), guess, scale));
+    }
+});
+
+fn read_scores(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
     let multiplier = 10.0 * fields.number_or(LOG_MULTIPLIER, 0.0)?;
     let own = inverse_root(config.head_dim as f64);
     if let Positions::Rope(Rope { scaling: RopeScaling::Yarn { factor, attention_factor, .. }, .. }) =
@@ -73,10 +100,20 @@ const SCORES: ConfigRow = of_key(&[LOG_MULTIPLIER], |fields, config| {
         set_score_scale(config, scale);
     }
     Ok(())
-});
+}
 
 /// Files of dense models have some of the keys too.
-const EXPERTS: ConfigRow = of_key(expert_rows::KEYS, |fields, config| {
+const EXPERTS: ConfigRow = custom(expert_rows::KEYS, read_experts, |config, written| {
+    expert_rows::write(config, written);
+    if config.experts.is_none() {
+        // llama.cpp wants them of dense models too.
+        let keys = [("expert_feed_forward_length", config.d_ff), ("expert_shared_count", 0)];
+        written.extend(keys.map(|(key, value)| (key.to_owned(), value.into())));
+        written.insert("leading_dense_block_count".to_owned(), config.n_layers.into());
+    }
+});
+
+fn read_experts(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
     if fields.size_or(expert_rows::COUNT, 0)? == 0 {
         config.experts = None;
         return Ok(());
@@ -91,7 +128,7 @@ const EXPERTS: ConfigRow = of_key(expert_rows::KEYS, |fields, config| {
         experts.groups = Some(ExpertGroups { n_best: 1, ..groups });
     }
     Ok(())
-});
+}
 
 pub(super) const DEEPSEEK2: Gguf = Gguf {
     name: "deepseek2",
@@ -103,7 +140,7 @@ pub(super) const DEEPSEEK2: Gguf = Gguf {
             Ok(())
         })],
         HEADS,
-        &[VALUES, ROPE, SCORES, RMS_EPS, EXPERTS],
+        &[VALUES, WRITTEN, ROPE, SCORES, RMS_EPS, EXPERTS],
     ],
     params: &[OUTSIDE, LATENT, BLOCK, GATED, NAMES],
 };
@@ -140,8 +177,8 @@ const LATENT: &[NameRow] = &[
     same("blocks.{}.attn.latent.q_down.weight", "blk.{}.attn_q_a.weight"),
     same("blocks.{}.attn.latent.q_down.bias", "blk.{}.attn_q_a.bias"),
     same("blocks.{}.attn.latent.q_norm.weight", "blk.{}.attn_q_a_norm.weight"),
-    ordered(LatentQueries, QUERIES, "blk.{}.attn_q_b.weight"),
-    ordered(LatentQueries, QUERIES, "blk.{}.attn_q.weight"),
+    ordered(LatentQueries, QUERIES, "blk.{}.attn_q_b.weight").only_if(has_query_rank),
+    ordered(LatentQueries, QUERIES, "blk.{}.attn_q.weight").only_if(|config| !has_query_rank(config)),
     ordered(LatentDown, "blocks.{}.attn.latent.kv_down.weight", "blk.{}.attn_kv_a_mqa.weight"),
     ordered(LatentDown, "blocks.{}.attn.latent.kv_down.bias", "blk.{}.attn_kv_a_mqa.bias"),
     same("blocks.{}.attn.latent.kv_norm.weight", "blk.{}.attn_kv_a_norm.weight"),
@@ -149,3 +186,7 @@ const LATENT: &[NameRow] = &[
     stacked(UP, &[("blk.{}.attn_k_b.weight", LatentKeys), ("blk.{}.attn_v_b.weight", LatentValues)]),
     ordered(LatentUp, UP, "blk.{}.attn_kv_b.weight"),
 ];
+
+fn has_query_rank(config: &GptConfig) -> bool {
+    config.latent.is_some_and(|latent| latent.query_rank.is_some())
+}

@@ -5,18 +5,20 @@ use serde_json::{Value, json};
 
 use super::{
     super::{
-        architectures::{config_rows::ConfigRow, window},
-        config_json::Fixed,
-        tensor_names::{
-            NameRow,
-            RowSelection::{KeysOrValues, Queries, Values},
-            same, stacked,
+        architectures::{
+            config_rows::{ConfigRow, custom},
+            window,
         },
+        config_json::{Fields, Fixed},
+        tensor_names::{NameRow, same},
     },
     config_rows::{GEMMA3_LOGIT_CAP, RMS_EPS, WINDOW_PATTERN, of_key},
     expert_rows::EXPERTS,
 };
-use crate::config::{GptConfig, HeadSizes, MAX_LAYERS, PerLayerInputs, Positions, Rope};
+use crate::{
+    config::{GptConfig, HeadSizes, MAX_LAYERS, PerLayerInputs, Positions, Rope},
+    error::Result,
+};
 
 /// The architecture's name.
 pub(super) const GEMMA4: &str = "gemma4";
@@ -47,7 +49,13 @@ const WINDOWS: ConfigRow = of_key(&[WINDOW, WINDOW_PATTERN], |fields, config| {
 });
 
 /// The MLP's width is one number, or one for each layer.
-const SHARED: ConfigRow = of_key(&[N_SHARED, FEED_FORWARD], |fields, config| {
+const SHARED: ConfigRow = custom(&[N_SHARED, FEED_FORWARD], read_shared, |config, written| {
+    written.insert(N_SHARED.to_owned(), json!(config.n_shared_kv_layers));
+    let widths: Vec<_> = (0..config.n_layers).map(|layer| config.d_ff_of(layer)).collect();
+    written.insert(FEED_FORWARD.to_owned(), if config.wide_shared_mlp { json!(widths) } else { json!(config.d_ff) });
+});
+
+fn read_shared(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
     config.n_shared_kv_layers = fields.size_or(N_SHARED, 0)?;
     let widths = fields.whole_numbers(FEED_FORWARD)?;
     let width = |width: Option<&i64>| width.and_then(|width| usize::try_from(*width).ok()).unwrap_or_default();
@@ -63,9 +71,9 @@ const SHARED: ConfigRow = of_key(&[N_SHARED, FEED_FORWARD], |fields, config| {
             "one width, and twice that in the layers that share keys",
         )),
     }
-});
+}
 
-const HEADS: ConfigRow = of_key(
+const HEADS: ConfigRow = custom(
     &[KEY_HEADS, KEY_LENGTH, KEY_LENGTH_SWA, "attention.value_length", "attention.value_length_swa"],
     |fields, config| {
         let head_dim = fields.size(KEY_LENGTH)?.ok_or_else(|| fields.missing(&[KEY_LENGTH]))?;
@@ -93,10 +101,19 @@ const HEADS: ConfigRow = of_key(
         config.full_heads = full.filter(|full| *full != usual);
         Ok(())
     },
+    |config, written| {
+        let heads: Vec<_> = (0..config.n_layers).map(|layer| config.heads_of(layer).n_kv_heads).collect();
+        written.insert(KEY_HEADS.to_owned(), json!(heads));
+        let full = config.heads_with(false).head_dim;
+        for (key, width) in [(KEY_LENGTH, full), ("attention.value_length", full)] {
+            written.insert(key.to_owned(), json!(width));
+            written.insert(format!("{key}_swa"), json!(config.head_dim));
+        }
+    },
 );
 
 /// Without the window, whole heads are paired; `rope_freqs.weight` says which pairs rotate.
-const ROTATIONS: ConfigRow = of_key(
+const ROTATIONS: ConfigRow = custom(
     &["rope.freq_base", "rope.freq_base_swa", "rope.dimension_count", "rope.dimension_count_swa"],
     |fields, config| {
         let head_dim = config.full_heads.map_or(config.head_dim, |heads| heads.head_dim);
@@ -107,14 +124,25 @@ const ROTATIONS: ConfigRow = of_key(
         config.window_rope = config.sliding_window.is_some().then_some(windowed);
         Ok(())
     },
+    |config, written| {
+        let width = config.window_rope.as_ref().map_or(config.head_dim, |rope| rope.rotary_dim);
+        written.insert("rope.dimension_count_swa".to_owned(), json!(width));
+    },
 );
 
 /// Its vocabulary is that of the model, which is known by the tensors.
-const PER_LAYER_INPUTS: ConfigRow = of_key(&[PER_LAYER_WIDTH], |fields, config| {
-    let width = fields.size_or(PER_LAYER_WIDTH, 0)?;
-    config.per_layer_inputs = (width > 0).then_some(PerLayerInputs { vocab_size: 0, width });
-    Ok(())
-});
+const PER_LAYER_INPUTS: ConfigRow = custom(
+    &[PER_LAYER_WIDTH],
+    |fields, config| {
+        let width = fields.size_or(PER_LAYER_WIDTH, 0)?;
+        config.per_layer_inputs = (width > 0).then_some(PerLayerInputs { vocab_size: 0, width });
+        Ok(())
+    },
+    |config, written| {
+        let width = config.per_layer_inputs.map_or(0, |inputs| inputs.width);
+        written.insert(PER_LAYER_WIDTH.to_owned(), json!(width));
+    },
+);
 
 /// Sets what only the tensors say, in an architecture whose layers differ.
 pub(super) fn read_tensors(config: &mut GptConfig, has: &dyn Fn(&str) -> bool) {
@@ -131,14 +159,6 @@ pub(super) fn read_tensors(config: &mut GptConfig, has: &dyn Fn(&str) -> bool) {
 }
 
 pub(super) const GEMMA4_NAMES: &[NameRow] = &[
-    stacked(
-        "blocks.{}.attn.qkv.weight",
-        &[("blk.{}.attn_q.weight", Queries), ("blk.{}.attn_k.weight", KeysOrValues), ("blk.{}.attn_v.weight", Values)],
-    ),
-    stacked(
-        "blocks.{}.attn.qkv.bias",
-        &[("blk.{}.attn_q.bias", Queries), ("blk.{}.attn_k.bias", KeysOrValues), ("blk.{}.attn_v.bias", Values)],
-    ),
     same("blocks.{}.scale.weight", "blk.{}.layer_output_scale.weight"),
     same("blocks.{}.experts.mlp_out_norm.weight", "blk.{}.post_ffw_norm_1.weight"),
     same("blocks.{}.experts.router.expert_scale", "blk.{}.ffn_down_exps.scale"),

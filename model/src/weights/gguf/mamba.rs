@@ -4,8 +4,9 @@ use super::{
     super::{
         architectures::{
             bases::{experts, mamba, mamba2, mixture, mixture_with},
-            config_rows::{ConfigRow, head_dim, size, size_or},
+            config_rows::{ConfigRow, custom, head_dim, size, size_or},
         },
+        config_json::Fields,
         tensor_names::{
             NameRow,
             RowSelection::{Column, ColumnOfNegated, NormGroups, Squeezed},
@@ -19,8 +20,8 @@ use super::{
     recurrent::{KEY_HEADS, LISTED_HEADS, PREDICTING_LAYERS},
 };
 use crate::{
-    config::{Activation, GptConfig, MAX_LAYERS, Positions, RouterScores},
-    error::Error,
+    config::{Activation, GptConfig, MAX_LAYERS, Mamba2, Positions, RouterScores},
+    error::{Error, Result},
 };
 
 const INNER: &str = "ssm.inner_size";
@@ -31,22 +32,35 @@ const MAMBA: &[ConfigRow] = &[
     size(&["ssm.group_count"], |c| &mut mamba(c).n_groups),
     size(&["ssm.time_step_rank"], |c| &mut mamba(c).n_heads),
     size(&["ssm.state_size"], |c| &mut mamba(c).state_dim),
-    of_key(&[INNER], |fields, config| {
-        let inner = fields.size(INNER)?.ok_or_else(|| fields.missing(&[INNER]))?;
-        let mamba = mamba(config);
-        mamba.head_dim = inner / mamba.n_heads.max(1);
-        Ok(())
-    }),
+    custom(
+        &[INNER],
+        |fields, config| {
+            let inner = fields.size(INNER)?.ok_or_else(|| fields.missing(&[INNER]))?;
+            let mamba = mamba(config);
+            mamba.head_dim = inner / mamba.n_heads.max(1);
+            Ok(())
+        },
+        |config, written| {
+            let Mamba2 { n_heads, head_dim, .. } = *mamba(&mut config.clone());
+            written.insert(INNER.to_owned(), n_heads.saturating_mul(head_dim).into());
+        },
+    ),
 ];
 
 /// In Granite this key says whether layers rotate at all.
-const POSITIONS: ConfigRow = of_key(ROPE_KEYS, |fields, config| {
-    if fields.flag_or("rope.scaling.finetuned", true)? {
-        return ROPE.read(fields, config);
-    }
-    config.positions = Positions::None;
-    Ok(())
-});
+const POSITIONS: ConfigRow = custom(
+    ROPE_KEYS,
+    |fields, config| {
+        if fields.flag_or(ROTATES, true)? {
+            return ROPE.read(fields, config);
+        }
+        config.positions = Positions::None;
+        Ok(())
+    },
+    |config, written| drop(written.insert(ROTATES.to_owned(), (config.positions != Positions::None).into())),
+);
+
+const ROTATES: &str = "rope.scaling.finetuned";
 
 /// Queries and keys are interleaved as in Llama's files, which changes nothing where they do not rotate.
 pub(super) const GRANITE_HYBRID: Gguf = Gguf {
@@ -71,7 +85,15 @@ pub(super) const GRANITE_HYBRID: Gguf = Gguf {
 pub(super) const MLP_WIDTH: &str = "feed_forward_length";
 
 /// A layer with an MLP has its width, one that attends has key heads, and a Mamba-2 layer has neither.
-const LAYERS: ConfigRow = of_key(&[MLP_WIDTH, KEY_HEADS, PREDICTING_LAYERS], |fields, config| {
+const LAYERS: ConfigRow = custom(&[MLP_WIDTH, KEY_HEADS, PREDICTING_LAYERS], read_layers, |config, written| {
+    let width = |layer| if config.layers_without_mlp.binary_search(&layer).is_err() { config.d_ff } else { 0 };
+    written.insert(MLP_WIDTH.to_owned(), (0..config.n_layers).map(width).collect::<Vec<_>>().into());
+    let attends = |layer: usize| config.layers_without_mixer.binary_search(&layer).is_err() && config.attends(layer);
+    let heads = |layer| if attends(layer) { config.n_kv_heads } else { 0 };
+    written.insert(KEY_HEADS.to_owned(), (0..config.n_layers).map(heads).collect::<Vec<_>>().into());
+});
+
+fn read_layers(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
     config.n_layers = config.n_layers.saturating_sub(fields.size_or(PREDICTING_LAYERS, 0)?);
     let numbers_of = |key| {
         let numbers = fields.whole_numbers(key)?;
@@ -88,7 +110,7 @@ const LAYERS: ConfigRow = of_key(&[MLP_WIDTH, KEY_HEADS, PREDICTING_LAYERS], |fi
         recurrent.attention_layers = layers.filter(|&layer| attends(layer) && !has_mlp(layer)).collect();
     }
     Ok(())
-});
+}
 
 const NEMOTRON_ROWS: &[ConfigRow] = &[
     size(&["context_length"], |c| &mut c.max_seq_len),
@@ -101,10 +123,18 @@ const NEMOTRON_ROWS: &[ConfigRow] = &[
     // Nothing rotates, whatever they say.
     of_key(ROPE_KEYS, |_, _| Ok(())),
     // The first is the epsilon of the norms if the second is absent.
-    of_key(&["attention.layer_norm_epsilon", RMS_EPS_KEY], |fields, config| {
-        config.norm_eps = fields.number_or(RMS_EPS_KEY, fields.number_or("attention.layer_norm_epsilon", 1e-5)?)?;
-        Ok(())
-    }),
+    custom(
+        &["attention.layer_norm_epsilon", RMS_EPS_KEY],
+        |fields, config| {
+            config.norm_eps = fields.number_or(RMS_EPS_KEY, fields.number_or("attention.layer_norm_epsilon", 1e-5)?)?;
+            Ok(())
+        },
+        |config, written| {
+            for key in ["attention.layer_norm_epsilon", RMS_EPS_KEY] {
+                written.insert(key.to_owned(), config.norm_eps.into());
+            }
+        },
+    ),
 ];
 
 const RMS_EPS_KEY: &str = "attention.layer_norm_rms_epsilon";

@@ -9,6 +9,7 @@ use super::{
     description::Gguf,
     expert_rows::{BIASES, EXPERTS, NAMES},
     names::{BLOCK, FUSED_QKV, GATED, INTERLEAVED_QKV, OUTSIDE, POST_ATTENTION_NORM, SEPARATE_QKV},
+    recurrent::WITHOUT_PREDICTING,
 };
 use crate::config::{GptConfig, QkNormSpan, RouterScores};
 
@@ -47,7 +48,7 @@ pub(super) const GRANITE_MOE: Gguf = Gguf {
 pub(super) const GLM4_MOE: Gguf = Gguf {
     name: "glm4moe",
     base: || mixture_with(llama(), |experts| experts.scores = RouterScores::Sigmoid),
-    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS, EXPERTS]],
+    config: &[SIZES, GROUPED_HEADS, &[WITHOUT_PREDICTING, ROPE, RMS_EPS, EXPERTS]],
     params: &[POST_ATTENTION_NORM, OUTSIDE, SEPARATE_QKV, FUSED_QKV, BLOCK, GATED, NAMES],
 };
 

@@ -50,6 +50,7 @@ use super::{
     own_pooling,
     packed::PackedMatrices,
     passed_over::shown,
+    prediction_head,
     tensor_table::TensorTable,
 };
 use crate::{
@@ -57,7 +58,7 @@ use crate::{
     config::{GptConfig, MAX_LAYERS},
     decimal,
     error::Result,
-    gpt::Gpt,
+    gpt::{Gpt, prediction_head::PredictionHead},
     lora::LoraValues,
     mmap::Mmap,
     pooling::OwnPooling,
@@ -108,6 +109,7 @@ pub(super) fn load(path: &Path, options: &LoadOptions, merged: Option<&LoraValue
             tokenizer,
             chat_template,
             eos_token_ids,
+            decoder_start: Vec::new(),
             sampling_defaults,
             own_pooling,
             text_limit: None,
@@ -181,16 +183,33 @@ fn build(
     for numbers in xielu.iter().flat_map(|xielu| xielu.tensors(metadata.path)) {
         tensors.insert(numbers)?;
     }
-    let plan = LoadPlan {
+    loader::load(&tensors, &LoadPlan { merged, ..plan(gguf, &config, options) })
+}
+
+/// What to load and how, but for tensors.
+fn plan<'a>(gguf: &Gguf, config: &'a GptConfig, options: &'a LoadOptions) -> LoadPlan<'a> {
+    LoadPlan {
         names: gguf.names(),
-        packed: &PackedMatrices::new(),
-        config: &config,
+        packed: None,
+        config,
         dtype: options.dtype,
         keeps_f16: true,
         device: &options.device,
-        merged,
-    };
-    loader::load(&tensors, &plan)
+        merged: None,
+    }
+}
+
+/// Opens the prediction head of `gpt`, the model in the file `path`, if the file has one.
+pub(super) fn load_prediction_head(path: &Path, options: &LoadOptions, gpt: &Gpt) -> Result<Option<PredictionHead>> {
+    with_model(path, |metadata, tensors| {
+        let (gguf, _) = read_config(metadata, &mut tensors.clone())?;
+        prediction_head::load(tensors, PackedMatrices::new(), plan(gguf, gpt.config(), options), gpt)
+    })
+}
+
+/// Bytes of the tensors of the prediction head of the model in the file `path`, which has `n_layers`.
+pub(super) fn prediction_head_bytes(path: &Path, n_layers: usize) -> Result<u64> {
+    with_model(path, |_, tensors| Ok(prediction_head::n_bytes(&tensors, n_layers)))
 }
 
 /// As [`with_files`], for files of models.

@@ -2,7 +2,7 @@
 
 use super::super::tensor_names::{
     NameRow,
-    RowSelection::{Half, InterleavedKeys, InterleavedQueries, KeysOrValues, Queries},
+    RowSelection::{Half, InterleavedKeys, InterleavedQueries, KeysOrValues, Queries, Values},
     same, stacked,
 };
 
@@ -16,6 +16,13 @@ pub(super) const OUTSIDE: &[NameRow] = &[
     same("norm.bias", "output_norm.bias"),
     same("lm_head.weight", "output.weight"),
     same("lm_head.bias", "output.bias"),
+];
+
+/// What makes the input of a prediction head's layer.
+pub(super) const PREDICTION: &[NameRow] = &[
+    same("join.token_norm.weight", "nextn.enorm.weight"),
+    same("join.hidden_norm.weight", "nextn.hnorm.weight"),
+    same("join.linear.weight", "nextn.eh_proj.weight"),
 ];
 
 /// Norms after attention and MLP, in addition to those before them.
@@ -74,37 +81,40 @@ pub(super) const FUSED_QKV: &[NameRow] = &[
     same("blocks.{}.attn.qkv.bias", "blk.{}.attn_qkv.bias"),
 ];
 
-/// Queries, keys and values in three tensors.
-pub(super) const SEPARATE_QKV: &[NameRow] = &[
-    stacked(
-        "blocks.{}.attn.qkv.weight",
-        &[
-            ("blk.{}.attn_q.weight", Queries),
-            ("blk.{}.attn_k.weight", KeysOrValues),
-            ("blk.{}.attn_v.weight", KeysOrValues),
-        ],
-    ),
-    stacked(
-        "blocks.{}.attn.qkv.bias",
-        &[("blk.{}.attn_q.bias", Queries), ("blk.{}.attn_k.bias", KeysOrValues), ("blk.{}.attn_v.bias", KeysOrValues)],
-    ),
-];
+/// Queries, keys and values in three tensors, with rows in these orders.
+macro_rules! separate_qkv {
+    ($queries:ident, $keys:ident, $values:ident) => {
+        [
+            stacked(
+                "blocks.{}.attn.qkv.weight",
+                &[
+                    ("blk.{}.attn_q.weight", $queries),
+                    ("blk.{}.attn_k.weight", $keys),
+                    ("blk.{}.attn_v.weight", $values),
+                ],
+            ),
+            stacked(
+                "blocks.{}.attn.qkv.bias",
+                &[("blk.{}.attn_q.bias", $queries), ("blk.{}.attn_k.bias", $keys), ("blk.{}.attn_v.bias", $values)],
+            ),
+        ]
+    };
+}
 
-pub(super) const INTERLEAVED_QKV: &[NameRow] = &[
-    stacked(
-        "blocks.{}.attn.qkv.weight",
-        &[
-            ("blk.{}.attn_q.weight", InterleavedQueries),
-            ("blk.{}.attn_k.weight", InterleavedKeys),
-            ("blk.{}.attn_v.weight", KeysOrValues),
-        ],
-    ),
-    stacked(
-        "blocks.{}.attn.qkv.bias",
-        &[
-            ("blk.{}.attn_q.bias", InterleavedQueries),
-            ("blk.{}.attn_k.bias", InterleavedKeys),
-            ("blk.{}.attn_v.bias", KeysOrValues),
-        ],
-    ),
-];
+pub(super) const SEPARATE_QKV: &[NameRow] = &separate_qkv!(Queries, KeysOrValues, KeysOrValues);
+
+pub(super) const INTERLEAVED_QKV: &[NameRow] = &separate_qkv!(InterleavedQueries, InterleavedKeys, KeysOrValues);
+
+/// Some layers have no values.
+pub(super) const QKV_OR_QK: &[NameRow] = &separate_qkv!(Queries, KeysOrValues, Values);
+
+/// As [`INTERLEAVED_QKV`], with gates of the heads' outputs.
+pub(super) const GATE_AND_QKV: &[NameRow] = &[stacked(
+    "blocks.{}.attn.qkv.weight",
+    &[
+        ("blk.{}.attn_gate.weight", Queries),
+        ("blk.{}.attn_q.weight", InterleavedQueries),
+        ("blk.{}.attn_k.weight", InterleavedKeys),
+        ("blk.{}.attn_v.weight", KeysOrValues),
+    ],
+)];

@@ -6,7 +6,7 @@ use super::{
     super::{
         architectures::{
             bases::{conv, delta_net, gated_delta, mixture_with, short_conv},
-            config_rows::{ConfigRow, derived, head_dim, size, size_or},
+            config_rows::{ConfigRow, custom, derived, head_dim, size, size_or},
         },
         config_json::Fields,
         tensor_names::{
@@ -21,7 +21,7 @@ use super::{
     config_rows::{GROUPED_HEADS, RMS_EPS, ROPE, ROPE_SECTIONS, SIZES, of_key},
     description::Gguf,
     expert_rows::{EXPERTS, NAMES},
-    names::{BLOCK, GATED, OUTSIDE, POST_ATTENTION_NORM, SEPARATE_QKV},
+    names::{BLOCK, GATED, OUTSIDE, POST_ATTENTION_NORM, PREDICTION, SEPARATE_QKV},
 };
 use crate::{
     config::{GptConfig, MAX_LAYERS, RouterScores},
@@ -46,17 +46,33 @@ const DELTA: &[ConfigRow] = &[
     size(&["ssm.group_count"], |c| &mut delta_net(c).n_key_heads),
     size(&["ssm.time_step_rank"], |c| &mut delta_net(c).n_value_heads),
     size(&["ssm.state_size"], |c| &mut delta_net(c).key_dim),
-    of_key(&[INNER], |fields, config| {
-        let inner = fields.size(INNER)?.ok_or_else(|| fields.missing(&[INNER]))?;
-        let net = delta_net(config);
-        net.value_dim = inner / net.n_value_heads.max(1);
-        Ok(())
+    custom(
+        &[INNER],
+        |fields, config| {
+            let inner = fields.size(INNER)?.ok_or_else(|| fields.missing(&[INNER]))?;
+            let net = delta_net(config);
+            net.value_dim = inner / net.n_value_heads.max(1);
+            Ok(())
+        },
+        |config, written| {
+            let inner = delta_net(&mut config.clone()).value_width();
+            written.insert(INNER.to_owned(), inner.into());
+        },
+    ),
+    WITHOUT_PREDICTING,
+    custom(&[RECURRENT_LAYERS, INTERVAL], read_delta_layers, |config, written| {
+        let is_recurrent = (0..config.n_layers).map(|layer| !config.attends(layer));
+        written.insert(RECURRENT_LAYERS.to_owned(), is_recurrent.collect::<Vec<_>>().into());
     }),
-    of_key(&[PREDICTING_LAYERS, RECURRENT_LAYERS, INTERVAL], read_delta_layers),
 ];
 
-fn read_delta_layers(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
+/// Layers that predict more than one token are counted with the others.
+pub(super) const WITHOUT_PREDICTING: ConfigRow = of_key(&[PREDICTING_LAYERS], |fields, config| {
     config.n_layers = config.n_layers.saturating_sub(fields.size_or(PREDICTING_LAYERS, 0)?);
+    Ok(())
+});
+
+fn read_delta_layers(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
     let interval = fields.size_or(INTERVAL, 4)?.max(1);
     let is_recurrent: Option<Vec<bool>> =
         fields.get(RECURRENT_LAYERS).and_then(Value::as_array).map(|list| list.iter().map(|it| it == true).collect());
@@ -77,13 +93,23 @@ pub(super) fn set_attention_layers(config: &mut GptConfig, attends: impl Fn(&usi
 }
 
 /// The layers without key heads are recurrent.
-pub(super) const LISTED_HEADS: ConfigRow = of_key(&[KEY_HEADS], |fields, config| {
-    let n_heads = fields.whole_numbers(KEY_HEADS)?;
-    let of_layer = |layer: &usize| n_heads.get(*layer).or(n_heads.first()).copied().unwrap_or(0);
-    config.n_kv_heads = n_heads.iter().copied().max().and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
-    set_attention_layers(config, |layer| of_layer(layer) > 0);
-    Ok(())
-});
+pub(super) const LISTED_HEADS: ConfigRow = custom(
+    &[KEY_HEADS],
+    |fields, config| {
+        let n_heads = fields.whole_numbers(KEY_HEADS)?;
+        let of_layer = |layer: &usize| n_heads.get(*layer).or(n_heads.first()).copied().unwrap_or(0);
+        config.n_kv_heads = n_heads.iter().copied().max().and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
+        set_attention_layers(config, |layer| of_layer(layer) > 0);
+        Ok(())
+    },
+    |config, written| drop(written.insert(KEY_HEADS.to_owned(), key_heads(config))),
+);
+
+/// The number of key heads of each layer.
+pub(super) fn key_heads(config: &GptConfig) -> Value {
+    let of_layer = |layer| if config.attends(layer) { config.heads_of(layer).n_kv_heads } else { 0 };
+    (0..config.n_layers).map(of_layer).collect::<Vec<_>>().into()
+}
 
 const LFM2_ROWS: &[&[ConfigRow]] = &[
     SIZES,
@@ -134,21 +160,21 @@ pub(super) const QWEN3_5: Gguf = Gguf {
     name: "qwen35",
     base: tiled,
     config: &[SIZES, GROUPED_HEADS, DELTA],
-    params: &[DELTA_NAMES, SEPARATE_BA, GATED_QKV, OUTSIDE, POST_ATTENTION_NORM, BLOCK, GATED],
+    params: &[DELTA_NAMES, PREDICTION, SEPARATE_BA, GATED_QKV, OUTSIDE, POST_ATTENTION_NORM, BLOCK, GATED],
 };
 
 pub(super) const QWEN3_5_MOE: Gguf = Gguf {
     name: "qwen35moe",
     base: || mixture_with(tiled(), |experts| experts.shared_gate = true),
     config: MIXTURE_ROWS,
-    params: &[DELTA_NAMES, SEPARATE_BA, GATED_QKV, OUTSIDE, POST_ATTENTION_NORM, BLOCK, GATED, NAMES],
+    params: &[DELTA_NAMES, PREDICTION, SEPARATE_BA, GATED_QKV, OUTSIDE, POST_ATTENTION_NORM, BLOCK, GATED, NAMES],
 };
 
 pub(super) const QWEN3_NEXT: Gguf = Gguf {
     name: "qwen3next",
     base: || mixture_with(delta(), |experts| experts.shared_gate = true),
     config: MIXTURE_ROWS,
-    params: &[DELTA_NAMES, FUSED_BA, GATED_QKV, OUTSIDE, POST_ATTENTION_NORM, BLOCK, GATED, NAMES],
+    params: &[DELTA_NAMES, PREDICTION, FUSED_BA, GATED_QKV, OUTSIDE, POST_ATTENTION_NORM, BLOCK, GATED, NAMES],
 };
 
 /// Files of models whose layers all have experts may state no width of the MLP.

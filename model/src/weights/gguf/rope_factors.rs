@@ -14,7 +14,8 @@ use crate::{
     position::rope_frequencies,
 };
 
-const TENSOR: &str = "rope_freqs.weight";
+/// The factors of all lengths.
+pub(super) const TENSOR: &str = "rope_freqs.weight";
 /// The context length for which all of Llama's models with this scaling were first trained. Only its ratios to
 /// `low_freq_factor` and `high_freq_factor` have an effect, so it can be used for every model.
 const ORIGINAL_MAX_SEQ_LEN: usize = 8192;
@@ -60,6 +61,21 @@ pub(super) fn apply(config: &mut GptConfig, fields: &Fields<'_>, tensors: &mut T
         }
     }
     Ok(())
+}
+
+/// The factors for which [`apply`] finds the scaling of `rope`, if files have it as factors.
+pub(super) fn frequency_factors(rope: &Rope, max_seq_len: usize) -> Option<Vec<f32>> {
+    match rope.scaling {
+        RopeScaling::Llama3 { .. } => {
+            let plain = rope_frequencies(&Rope { scaling: RopeScaling::None, ..rope.clone() }, max_seq_len);
+            let scaled = rope_frequencies(rope, max_seq_len);
+            Some(plain.iter().zip(&scaled).map(|(plain, scaled)| plain / scaled).collect())
+        }
+        RopeScaling::Proportional { n_pairs, factor: 1.0 } => {
+            Some((0..rope.rotary_dim / 2).map(|pair| if pair < n_pairs { 1.0 } else { 1e30 }).collect())
+        }
+        _ => None,
+    }
 }
 
 /// How many pairs rotate, if the others have a factor so large that they do not.

@@ -30,7 +30,6 @@ use super::{
     files::DiskDtype,
     ggml_types::ElementType,
     loader::{self, LoadPlan},
-    packed::PackedMatrices,
     passed_over::is_no_parameter,
     tensor_names::TensorNames,
     tensor_table::{StoredTensor, TensorTable, ValueKind},
@@ -167,15 +166,8 @@ impl<'a> Checkpoint<'_, 'a> {
             () if all_are(ElementType::Bf16) => DiskDtype::Bf16,
             () => DiskDtype::F32,
         };
-        let plan = LoadPlan {
-            names,
-            packed: &PackedMatrices::new(),
-            config,
-            dtype: None,
-            keeps_f16: false,
-            device: self.device,
-            merged: None,
-        };
+        let plan =
+            LoadPlan { names, packed: None, config, dtype: None, keeps_f16: false, device: self.device, merged: None };
         Ok((loader::load(&table, &plan)?, dtype))
     }
 }

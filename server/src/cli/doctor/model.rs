@@ -6,7 +6,7 @@ use std::{
 };
 
 use burn::tensor::Device;
-use hearth_engine::memory;
+use hearth_engine::{default_kept_states, memory};
 use hearth_model::{
     config::GptConfig,
     hub::{Hub, HubModel, HubOptions, Outline},
@@ -42,6 +42,12 @@ pub(super) struct ModelReport {
     kv_bytes_per_token: usize,
     /// Of the recurrent layers, for each sequence.
     state_bytes: usize,
+    /// States that are kept of prompts and answers unless `--kept-states` says another number; each takes `state_bytes`.
+    kept_states: usize,
+    /// Of the weights, those of a prediction head, which are opened for `--speculative mtp` only.
+    prediction_head_bytes: u64,
+    /// Of a token, in the head.
+    prediction_head_kv_bytes: usize,
     /// The weights, and keys and values of one text that fills the context.
     needed_bytes: u64,
     available_bytes: Option<u64>,
@@ -99,6 +105,15 @@ impl ModelReport {
         let kv_dtype = if is_quantized && KvDtype::F16.is_for(device) { KvDtype::F16 } else { KvDtype::F32 };
         let kv_bytes_per_token = kv_dtype.bytes_per_token(&config);
         let state_bytes = config.state_bytes();
+        // Of a model that is not on this machine, no tensors are known.
+        let prediction_head_bytes = match &files {
+            Files::Here(path) => model_dir::prediction_head_bytes(path)?,
+            Files::Hub(_) => 0,
+        };
+        let prediction_head_kv_bytes = match prediction_head_bytes {
+            0 => 0,
+            _ => kv_dtype.bytes_per_token(&config.of_prediction_head()),
+        };
         let needed_bytes = weight_bytes + (kv_bytes_per_token * config.max_seq_len + state_bytes) as u64;
         let available_bytes = memory::available_on(device);
         let fitting_tokens = available_bytes.map(|available| {
@@ -120,6 +135,9 @@ impl ModelReport {
             kv_cache_dtype: kv_dtype.to_string(),
             kv_bytes_per_token,
             state_bytes,
+            kept_states: if state_bytes == 0 { 0 } else { default_kept_states(state_bytes, available_bytes) },
+            prediction_head_bytes,
+            prediction_head_kv_bytes,
             needed_bytes,
             available_bytes,
             fitting_tokens,
@@ -157,7 +175,21 @@ impl fmt::Display for ModelReport {
             gibibytes((self.kv_bytes_per_token * max_context_tokens) as u64)
         )?;
         if self.state_bytes > 0 {
-            writeln!(f, "state     {:.1} MB for each text", self.state_bytes as f64 / 1e6)?;
+            let kept_bytes = gibibytes((self.kept_states * self.state_bytes) as u64);
+            let (per_text, n_kept) = (self.state_bytes as f64 / 1e6, self.kept_states);
+            writeln!(
+                f,
+                "state     {per_text:.1} MB for each text; {n_kept} are kept in the prefix cache (`--kept-states`), {kept_bytes}"
+            )?;
+        }
+        if self.prediction_head_bytes > 0 {
+            let (n_bytes, per_token) =
+                (gibibytes(self.prediction_head_bytes), self.prediction_head_kv_bytes as f64 / 1024.0);
+            writeln!(
+                f,
+                "drafts    by a prediction head (`--speculative mtp`): {n_bytes} of the weights, and {per_token:.1} KiB for each \
+                 token"
+            )?;
         }
         let needed = gibibytes(self.needed_bytes);
         match self.fitting_tokens {

@@ -81,6 +81,13 @@ fn doctor_says_what_a_model_takes_without_opening_its_weights() {
     for line in ["MixtralForCausalLM, ", "weights  ", "cache  ", "one full context, which fits", "speed     at most "] {
         assert!(stdout(&output).contains(line), "{line}: {}", stdout(&output));
     }
+    let with_head = Path::new(model).with_file_name("prediction-heads").join("qwen3_5");
+    let output = run(&["doctor", with_head.to_str().unwrap(), "--json", "--device", "cpu"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    // Keys and values of one head of 12, in f32.
+    assert_eq!(report["model"]["prediction_head_kv_bytes"], 2 * 12 * 4);
+    let output = run(&["doctor", with_head.to_str().unwrap(), "--device", "cpu"]);
+    assert!(stdout(&output).contains("--speculative mtp"), "{}", stdout(&output));
     // As opening it would say.
     let dir = TempDir::new().unwrap();
     fs::write(dir.path().join("config.json"), r#"{"architectures": ["T5ForConditionalGeneration"]}"#).unwrap();
@@ -176,6 +183,7 @@ fn invalid_settings_are_rejected_without_showing_api_keys() {
         (&["--draft-dtype", "q4"], "`--draft-dtype` requires `--draft-model`"),
         (&["--num-speculative-tokens", "4"], "`--num-speculative-tokens` requires `--speculative`"),
         (&["--speculative", "prompt-lookup", "--draft-model", "x"], "requires `--speculative draft`"),
+        (&["--speculative", "mtp", "--draft-model", "x"], "requires `--speculative draft`"),
         (&["--speculative", "draft"], "`--speculative draft` requires `--draft-model`"),
         (&["--otlp-endpoint", "localhost:4318"], "`--otlp-endpoint` must be an http or https address"),
         (&["--otlp-endpoint", "http://x", "--otlp-header", "sk two"], "`--otlp-header` must be `NAME=VALUE`"),

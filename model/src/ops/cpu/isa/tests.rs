@@ -132,18 +132,35 @@ mod bodies {
             check("convolution", || {
                 let conv = cpu::Conv { weight: &weight, bias: None, channels: heads.width(), kernel, has_silu: true };
                 let mut pool = noise(2 * kernel * heads.width(), 3);
-                conv.forward(&x, rows.spans(), Some(&cpu::States::new(&mut pool, kernel * heads.width(), 0)))
+                conv.forward(
+                    cpu::StridedRows::of(&x, heads.width()),
+                    rows.spans(),
+                    Some(&cpu::States::new(&mut pool, kernel * heads.width(), 0)),
+                )
+            });
+            check("gates of rows", || {
+                let rows = cpu::StridedRows::of(&x, heads.width());
+                let n_rows = x.len() / heads.width();
+                let mut values = cpu::product(n_rows, rows, rows);
+                cpu::gate_rows(&mut values, rows);
+                values
             });
             check("gates", || {
                 let (ones, other) = gates.split_at(4);
-                [cpu::delta_gates(&gates, ones, &other[..4]), cpu::state_space_gates(&gates, ones, ones, [0.1, 1.0])]
-                    .concat()
+                let steps =
+                    cpu::state_space_gates(gates.len() / 4, cpu::StridedRows::of(&gates, 4), [ones, ones], [0.1, 1.0]);
+                [cpu::delta_gates(&gates, ones, &other[..4]), steps].concat()
             });
             for order in [GateOrder::BeforeNorm, GateOrder::AfterNorm] {
                 let options = GatedNormOptions { width: v_dim, eps: 1e-5, order };
                 let width = 4 * v_dim;
                 check("gated norm", || {
-                    cpu::gated_norm([&x[..width], &x[width..2 * width]], &weight[..v_dim], width, options)
+                    cpu::gated_norm(
+                        &x[..width],
+                        cpu::StridedRows::of(&x[width..2 * width], width),
+                        &weight[..v_dim],
+                        options,
+                    )
                 });
             }
         }
@@ -163,6 +180,7 @@ mod bodies {
                 sliding_window,
                 bidirectional: false,
                 alibi_slopes: None,
+                relative: None,
             };
             let width = n_kv_heads * head_dim;
             let (keys, values) = (noise(96 * width, 1), noise(96 * width, 2));

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use super::States;
 use crate::ops::{
     cpu::{
-        for_each_isa,
+        StridedRows, for_each_isa,
         math::exp,
         multiply_add,
         thread_pool::{self, SharedMut},
@@ -41,11 +41,17 @@ thread_local! {
 
 impl Conv<'_> {
     /// [`short_conv`](crate::ops::short_conv::short_conv) of `x [n_rows, channels]`.
-    pub(in crate::ops) fn forward(&self, x: &[f32], spans: &[RecurrentSpan], states: Option<&States<'_>>) -> Vec<f32> {
-        let mut output = thread_pool::new_zeros(x.len());
+    pub(in crate::ops) fn forward(
+        &self,
+        x: StridedRows<'_>,
+        spans: &[RecurrentSpan],
+        states: Option<&States<'_>>,
+    ) -> Vec<f32> {
+        let n_rows: usize = spans.iter().map(|span| span.rows.len()).sum();
+        let mut output = thread_pool::new_zeros(n_rows * self.channels);
         let shared = SharedMut::new(&mut output);
         let enough = self.channels / (FEW_TASKS * thread_pool::n_threads());
-        let per_task = if x.len() < PARALLEL_WORK { self.channels } else { enough.max(FEW_CHANNELS) };
+        let per_task = if n_rows * self.channels < PARALLEL_WORK { self.channels } else { enough.max(FEW_CHANNELS) };
         let n_tasks = self.channels.div_ceil(per_task.max(1));
         thread_pool::parallel_for(n_tasks, |task| {
             let first = task * per_task;
@@ -76,7 +82,7 @@ impl Conv<'_> {
     #[expect(clippy::too_many_arguments, reason = "what a task has")]
     fn span(
         &self,
-        x: &[f32],
+        x: StridedRows<'_>,
         span: &RecurrentSpan,
         states: Option<&States<'_>>,
         [first, n]: [usize; 2],
@@ -102,7 +108,7 @@ impl Conv<'_> {
         // Input `at - before` of the span.
         let input = |at: usize| match at < before {
             true => &past[at * n..][..n],
-            false => &x[(span.rows.start + at - before) * channels + first..][..n],
+            false => &x.row(span.rows.start + at - before)[first..][..n],
         };
         for (at, row) in span.rows.clone().enumerate() {
             #[expect(unsafe_code, reason = "threads write disjoint columns of one matrix")]

@@ -1,6 +1,6 @@
 //! The gates of recurrences.
 
-use crate::ops::cpu::{for_each_isa, math::exp};
+use crate::ops::cpu::{StridedRows, for_each_isa, math::exp};
 
 /// [`delta_gates`](crate::ops::recurrence::delta_gates) of `ba [n_rows, 2 n_v_heads]`.
 pub(in crate::ops) fn delta_gates(ba: &[f32], a_log: &[f32], dt_bias: &[f32]) -> Vec<f32> {
@@ -16,12 +16,17 @@ pub(in crate::ops) fn delta_gates(ba: &[f32], a_log: &[f32], dt_bias: &[f32]) ->
 }
 
 /// [`state_space_gates`](crate::ops::recurrence::state_space_gates) of `dt [n_rows, n_v_heads]`.
-pub(in crate::ops) fn state_space_gates(dt: &[f32], a_log: &[f32], dt_bias: &[f32], limits: [f32; 2]) -> Vec<f32> {
+pub(in crate::ops) fn state_space_gates(
+    n_rows: usize,
+    dt: StridedRows<'_>,
+    [a_log, dt_bias]: [&[f32]; 2],
+    limits: [f32; 2],
+) -> Vec<f32> {
     let n_heads = a_log.len();
-    let mut gates = vec![0.0; 2 * dt.len()];
-    for (dt, gates) in dt.chunks_exact(n_heads).zip(gates.chunks_exact_mut(2 * n_heads)) {
+    let mut gates = vec![0.0; 2 * n_rows * n_heads];
+    for (row, gates) in gates.chunks_exact_mut(2 * n_heads).enumerate() {
         let (decays, steps) = gates.split_at_mut(n_heads);
-        time_steps(dt, dt_bias, steps);
+        time_steps(dt.row(row), dt_bias, steps);
         steps.iter_mut().for_each(|step| *step = step.max(limits[0]).min(limits[1]));
         decays.copy_from_slice(steps);
         logs_of_decays(a_log, decays);

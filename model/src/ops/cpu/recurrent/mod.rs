@@ -9,6 +9,7 @@ mod kernel;
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads")]
 mod lanes;
 mod norm;
+mod products;
 mod states;
 
 pub(in crate::ops) use conv::Conv;
@@ -17,4 +18,5 @@ pub(super) use kernel::{Pass, normalized_keys, recall};
 pub(in crate::ops) use kernel::{RecurrentOperands, recurrence};
 pub(super) use lanes::{Lanes, Plain, for_each_register};
 pub(in crate::ops) use norm::gated_norm;
+pub(in crate::ops) use products::{gate_rows, multiply_rows, product};
 pub(in crate::ops) use states::States;

@@ -2,7 +2,7 @@
 
 use crate::ops::{
     cpu::{
-        for_each_isa,
+        StridedRows, for_each_isa,
         math::{exp, sum},
         thread_pool,
     },
@@ -13,18 +13,13 @@ use crate::ops::{
 const PARALLEL_WORK: usize = 1 << 16;
 
 /// [`gated_norm`](crate::ops::gated_norm::gated_norm) of `x` and `z`, `[n_rows, width]`.
-pub(in crate::ops) fn gated_norm(
-    [x, z]: [&[f32]; 2],
-    weight: &[f32],
-    width: usize,
-    options: GatedNormOptions,
-) -> Vec<f32> {
+pub(in crate::ops) fn gated_norm(x: &[f32], z: StridedRows<'_>, weight: &[f32], options: GatedNormOptions) -> Vec<f32> {
+    let width = z.width();
     let run = |row: usize, output: &mut [f32]| {
-        let values = row * width..(row + 1) * width;
-        output.copy_from_slice(&x[values.clone()]);
+        output.copy_from_slice(&x[row * width..][..width]);
         let weights = weight.chunks_exact(options.width).cycle();
         for ((output, z), weight) in
-            output.chunks_exact_mut(options.width).zip(z[values].chunks_exact(options.width)).zip(weights)
+            output.chunks_exact_mut(options.width).zip(z.row(row).chunks_exact(options.width)).zip(weights)
         {
             gated_norm_group(output, z, weight, options);
         }

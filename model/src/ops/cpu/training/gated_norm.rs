@@ -5,7 +5,7 @@ use burn::backend::flex::FlexTensor;
 use super::{ROWS_AT_ONCE, add_rows, dims, tensor, values};
 use crate::ops::{
     cpu::{
-        self, for_each_isa,
+        self, StridedRows, for_each_isa,
         math::{exp, sum_of_pairs},
         thread_pool::{self, SharedMut},
     },
@@ -20,7 +20,7 @@ impl TrainingOp<FlexTensor> for NormalizeGated {
     fn forward(&self, inputs: &[FlexTensor], _wanted: &[bool]) -> (FlexTensor, Vec<FlexTensor>) {
         let [x, z, weight] = [0, 1, 2].map(|n| values(&inputs[n]));
         let shape @ [_, width] = dims(&inputs[0]);
-        (tensor(cpu::gated_norm([x, z], weight, width, self.0), shape), Vec::new())
+        (tensor(cpu::gated_norm(x, StridedRows::of(z, width), weight, self.0), shape), Vec::new())
     }
 
     fn is_cheap(&self) -> bool {

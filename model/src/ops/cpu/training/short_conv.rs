@@ -7,7 +7,7 @@ use burn::backend::flex::FlexTensor;
 use super::{ROWS_AT_ONCE, dims, tensor, values};
 use crate::ops::{
     cpu::{
-        for_each_isa,
+        StridedRows, for_each_isa,
         math::exp,
         multiply_add,
         recurrent::Conv,
@@ -53,7 +53,10 @@ impl Convolve {
 
 impl TrainingOp<FlexTensor> for Convolve {
     fn forward(&self, inputs: &[FlexTensor], _wanted: &[bool]) -> (FlexTensor, Vec<FlexTensor>) {
-        let output = self.conv(inputs).forward(values(&inputs[0]), self.rows.spans(), None);
+        let output = {
+            let conv = self.conv(inputs);
+            conv.forward(StridedRows::of(values(&inputs[0]), conv.channels), self.rows.spans(), None)
+        };
         (tensor(output, dims(&inputs[0])), Vec::new())
     }
 

@@ -163,6 +163,7 @@ impl TrainingOp<CubeTensor> for QkNormalize {
             let (per_row, width) = match self.span {
                 QkNormSpan::Head => (n_heads, head_dim),
                 QkNormSpan::AllHeads => (1, n_heads * head_dim),
+                QkNormSpan::EachHead => unreachable!("`qk_norm` computes it by Burn's operations"),
             };
             let parts = NormedParts { n: n_rows * per_row, per_row, row_width, start, width };
             let operands = [&inputs[0], &inputs[1 + norm], gradient, &of_qkv];

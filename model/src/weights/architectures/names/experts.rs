@@ -3,13 +3,13 @@
 use super::{
     super::super::tensor_names::{
         NameRow,
-        RowSelection::{
-            Half, InterleavedKeys, InterleavedQueries, KeysOrValues, Pairs, Queries, Transposed, TransposedPairs,
-        },
+        RowSelection::{Half, Pairs, Transposed, TransposedPairs},
         ordered, same, stacked,
     },
-    llama::{HUNYUAN_QK_NORM, LLAMA_ENDS, LLAMA_MLP, LLAMA_NORMS, LLAMA_OUT, LLAMA_QK_NORM, LLAMA_QKV},
-    norms::OLMO2_NORMS,
+    llama::{
+        HUNYUAN_QK_NORM, INTERLEAVED_QKV, LLAMA_ENDS, LLAMA_MLP, LLAMA_NORMS, LLAMA_OUT, LLAMA_QK_NORM, LLAMA_QKV,
+    },
+    norms::{GATE_AND_QKV, OLMO2_NORMS},
 };
 
 const ROUTER: &str = "blocks.{}.experts.router.weight";
@@ -80,24 +80,7 @@ pub(super) const SHARED_EXPERTS: &[NameRow] = &[
 pub(in super::super) const ERNIE_MOE: &[&[NameRow]] = &[
     LLAMA_ENDS,
     LLAMA_NORMS,
-    &[
-        stacked(
-            "blocks.{}.attn.qkv.weight",
-            &[
-                ("model.layers.{}.self_attn.q_proj.weight", InterleavedQueries),
-                ("model.layers.{}.self_attn.k_proj.weight", InterleavedKeys),
-                ("model.layers.{}.self_attn.v_proj.weight", KeysOrValues),
-            ],
-        ),
-        stacked(
-            "blocks.{}.attn.qkv.bias",
-            &[
-                ("model.layers.{}.self_attn.q_proj.bias", InterleavedQueries),
-                ("model.layers.{}.self_attn.k_proj.bias", InterleavedKeys),
-                ("model.layers.{}.self_attn.v_proj.bias", KeysOrValues),
-            ],
-        ),
-    ],
+    INTERLEAVED_QKV,
     LLAMA_OUT,
     LLAMA_MLP,
     EXPERTS,
@@ -215,18 +198,10 @@ pub(in super::super) const AFMOE: &[&[NameRow]] = &[
         same("blocks.{}.attn_out_norm.weight", "model.layers.{}.post_attention_layernorm.weight"),
         same("blocks.{}.mlp_norm.weight", "model.layers.{}.pre_mlp_layernorm.weight"),
         same("blocks.{}.mlp_out_norm.weight", "model.layers.{}.post_mlp_layernorm.weight"),
-        stacked(
-            "blocks.{}.attn.qkv.weight",
-            &[
-                ("model.layers.{}.self_attn.gate_proj.weight", Queries),
-                ("model.layers.{}.self_attn.q_proj.weight", Queries),
-                ("model.layers.{}.self_attn.k_proj.weight", KeysOrValues),
-                ("model.layers.{}.self_attn.v_proj.weight", KeysOrValues),
-            ],
-        ),
         same(ROUTER, "model.layers.{}.mlp.router.gate.weight"),
         same(SELECTION, "model.layers.{}.mlp.expert_bias"),
     ],
+    GATE_AND_QKV,
     LLAMA_QK_NORM,
     LLAMA_OUT,
     LLAMA_MLP,

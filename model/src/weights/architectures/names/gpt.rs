@@ -2,15 +2,16 @@
 
 use super::super::super::tensor_names::{
     NameRow,
-    RowSelection::{InterleavedKeys, InterleavedQueries, KeysOrValues, Queries},
-    after, by_key_head, same, stacked, transposed,
+    RowSelection::{InterleavedKeys, InterleavedQueries, KeysOrValues, Queries, Shards},
+    after, by_key_head, ordered, same, stacked, transposed,
 };
-use super::llama::{LLAMA_ENDS, LLAMA_NORMS, LLAMA_OUT, LLAMA_QKV};
+use super::llama::{LLAMA_ENDS, LLAMA_NORMS, LLAMA_OUT, LLAMA_QKV, QK_LAYER_NORM};
 use crate::config::GptConfig;
 
 /// One norm for both parts.
 pub(in super::super) const PHI: &[&[NameRow]] = &[
     LLAMA_QKV,
+    QK_LAYER_NORM,
     &[
         same("embed.weight", "model.embed_tokens.weight"),
         same("blocks.{}.attn_norm.weight", "model.layers.{}.input_layernorm.weight"),
@@ -27,6 +28,37 @@ pub(in super::super) const PHI: &[&[NameRow]] = &[
         same("lm_head.bias", "lm_head.bias"),
     ],
 ];
+
+pub(in super::super) const PERSIMMON: &[&[NameRow]] = &[
+    LLAMA_NORMS,
+    QK_LAYER_NORM,
+    &[
+        same("embed.weight", "model.embed_tokens.weight"),
+        by_key_head("blocks.{}.attn.qkv.weight", "model.layers.{}.self_attn.query_key_value.weight"),
+        by_key_head("blocks.{}.attn.qkv.bias", "model.layers.{}.self_attn.query_key_value.bias"),
+        same("blocks.{}.attn.out.weight", "model.layers.{}.self_attn.dense.weight"),
+        same("blocks.{}.attn.out.bias", "model.layers.{}.self_attn.dense.bias"),
+        same("blocks.{}.mlp.up.weight", "model.layers.{}.mlp.dense_h_to_4h.weight"),
+        same("blocks.{}.mlp.up.bias", "model.layers.{}.mlp.dense_h_to_4h.bias"),
+        same("blocks.{}.mlp.down.weight", "model.layers.{}.mlp.dense_4h_to_h.weight"),
+        same("blocks.{}.mlp.down.bias", "model.layers.{}.mlp.dense_4h_to_h.bias"),
+        same("norm.weight", "model.final_layernorm.weight"),
+        same("norm.bias", "model.final_layernorm.bias"),
+        same("lm_head.weight", "lm_head.weight"),
+    ],
+];
+
+pub(in super::super) const MPT: &[&[NameRow]] = &[&[
+    same("embed.weight", "transformer.wte.weight"),
+    same("blocks.{}.attn_norm.weight", "transformer.blocks.{}.norm_1.weight"),
+    same("blocks.{}.attn.qkv.weight", "transformer.blocks.{}.attn.Wqkv.weight"),
+    same("blocks.{}.attn.out.weight", "transformer.blocks.{}.attn.out_proj.weight"),
+    same("blocks.{}.mlp_norm.weight", "transformer.blocks.{}.norm_2.weight"),
+    same("blocks.{}.mlp.up.weight", "transformer.blocks.{}.ffn.up_proj.weight"),
+    same("blocks.{}.mlp.down.weight", "transformer.blocks.{}.ffn.down_proj.weight"),
+    same("norm.weight", "transformer.norm_f.weight"),
+    same("lm_head.weight", "lm_head.weight"),
+]];
 
 pub(in super::super) const STARCODER2: &[&[NameRow]] = &[
     LLAMA_ENDS,
@@ -124,24 +156,30 @@ pub(in super::super) const BIGCODE: &[&[NameRow]] = &[
 /// One norm for both parts.
 pub(in super::super) const GPTJ: &[&[NameRow]] = &[
     GPT2_ENDS,
-    &[
-        same("blocks.{}.attn_norm.weight", "transformer.h.{}.ln_1.weight"),
-        same("blocks.{}.attn_norm.bias", "transformer.h.{}.ln_1.bias"),
-        stacked(
-            "blocks.{}.attn.qkv.weight",
-            &[
-                ("transformer.h.{}.attn.q_proj.weight", InterleavedQueries),
-                ("transformer.h.{}.attn.k_proj.weight", InterleavedKeys),
-                ("transformer.h.{}.attn.v_proj.weight", KeysOrValues),
-            ],
-        ),
-        same("blocks.{}.attn.out.weight", "transformer.h.{}.attn.out_proj.weight"),
-        same("blocks.{}.mlp.up.weight", "transformer.h.{}.mlp.fc_in.weight"),
-        same("blocks.{}.mlp.up.bias", "transformer.h.{}.mlp.fc_in.bias"),
-        same("blocks.{}.mlp.down.weight", "transformer.h.{}.mlp.fc_out.weight"),
-        same("blocks.{}.mlp.down.bias", "transformer.h.{}.mlp.fc_out.bias"),
-        same("lm_head.bias", "lm_head.bias"),
-    ],
+    GPTJ_REST,
+    &[stacked(
+        "blocks.{}.attn.qkv.weight",
+        &[
+            ("transformer.h.{}.attn.q_proj.weight", InterleavedQueries),
+            ("transformer.h.{}.attn.k_proj.weight", InterleavedKeys),
+            ("transformer.h.{}.attn.v_proj.weight", KeysOrValues),
+        ],
+    )],
+];
+
+/// GPT-J, trained in four parts.
+pub(in super::super) const CODEGEN: &[&[NameRow]] =
+    &[GPT2_ENDS, GPTJ_REST, &[ordered(Shards, "blocks.{}.attn.qkv.weight", "transformer.h.{}.attn.qkv_proj.weight")]];
+
+const GPTJ_REST: &[NameRow] = &[
+    same("blocks.{}.attn_norm.weight", "transformer.h.{}.ln_1.weight"),
+    same("blocks.{}.attn_norm.bias", "transformer.h.{}.ln_1.bias"),
+    same("blocks.{}.attn.out.weight", "transformer.h.{}.attn.out_proj.weight"),
+    same("blocks.{}.mlp.up.weight", "transformer.h.{}.mlp.fc_in.weight"),
+    same("blocks.{}.mlp.up.bias", "transformer.h.{}.mlp.fc_in.bias"),
+    same("blocks.{}.mlp.down.weight", "transformer.h.{}.mlp.fc_out.weight"),
+    same("blocks.{}.mlp.down.bias", "transformer.h.{}.mlp.fc_out.bias"),
+    same("lm_head.bias", "lm_head.bias"),
 ];
 
 pub(in super::super) const BLOOM: &[&[NameRow]] = &[

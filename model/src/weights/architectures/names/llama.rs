@@ -3,9 +3,10 @@
 use super::super::super::tensor_names::{
     NameRow,
     RowSelection::{
-        Half, InterleavedKeys, InterleavedQueries, KeysOrValues, Queries, ReversedKeys, ReversedQueries, Scalar, Value,
+        EachKeyHead, EachQueryHead, Half, InterleavedKeys, InterleavedQueries, KeysOrValues, Queries, ReversedKeys,
+        ReversedQueries, Scalar, Value,
     },
-    same, stacked,
+    ordered, same, stacked,
 };
 
 pub(in super::super) const LLAMA: &[&[NameRow]] =
@@ -19,6 +20,13 @@ pub(super) const LLAMA_ENDS: &[NameRow] = &[
     same("lm_head.weight", "lm_head.weight"),
 ];
 
+/// What makes the input of a prediction head's layer.
+pub(super) const PREDICTION: &[NameRow] = &[
+    same("join.token_norm.weight", "model.pre_fc_norm_embedding.weight"),
+    same("join.hidden_norm.weight", "model.pre_fc_norm_hidden.weight"),
+    same("join.linear.weight", "model.fc.weight"),
+];
+
 pub(super) const LLAMA_NORMS: &[NameRow] = &[
     same("blocks.{}.attn_norm.weight", "model.layers.{}.input_layernorm.weight"),
     same("blocks.{}.attn_norm.bias", "model.layers.{}.input_layernorm.bias"),
@@ -26,48 +34,59 @@ pub(super) const LLAMA_NORMS: &[NameRow] = &[
     same("blocks.{}.mlp_norm.bias", "model.layers.{}.post_attention_layernorm.bias"),
 ];
 
-pub(super) const LLAMA_QKV: &[NameRow] = &[
-    stacked(
-        "blocks.{}.attn.qkv.weight",
+/// Queries, keys and values in matrices of their own, with rows in these orders.
+macro_rules! separate_qkv {
+    ($queries:ident, $keys:ident) => {
         &[
-            ("model.layers.{}.self_attn.q_proj.weight", Queries),
-            ("model.layers.{}.self_attn.k_proj.weight", KeysOrValues),
-            ("model.layers.{}.self_attn.v_proj.weight", KeysOrValues),
-        ],
-    ),
-    stacked(
-        "blocks.{}.attn.qkv.bias",
-        &[
-            ("model.layers.{}.self_attn.q_proj.bias", Queries),
-            ("model.layers.{}.self_attn.k_proj.bias", KeysOrValues),
-            ("model.layers.{}.self_attn.v_proj.bias", KeysOrValues),
-        ],
-    ),
-];
+            stacked(
+                "blocks.{}.attn.qkv.weight",
+                &[
+                    ("model.layers.{}.self_attn.q_proj.weight", $queries),
+                    ("model.layers.{}.self_attn.k_proj.weight", $keys),
+                    ("model.layers.{}.self_attn.v_proj.weight", KeysOrValues),
+                ],
+            ),
+            stacked(
+                "blocks.{}.attn.qkv.bias",
+                &[
+                    ("model.layers.{}.self_attn.q_proj.bias", $queries),
+                    ("model.layers.{}.self_attn.k_proj.bias", $keys),
+                    ("model.layers.{}.self_attn.v_proj.bias", KeysOrValues),
+                ],
+            ),
+        ]
+    };
+}
+
+pub(super) const LLAMA_QKV: &[NameRow] = separate_qkv!(Queries, KeysOrValues);
 
 /// Dimensions that rotate together are next to each other.
-pub(super) const INTERLEAVED_QKV: &[NameRow] = &[
-    stacked(
-        "blocks.{}.attn.qkv.weight",
-        &[
-            ("model.layers.{}.self_attn.q_proj.weight", InterleavedQueries),
-            ("model.layers.{}.self_attn.k_proj.weight", InterleavedKeys),
-            ("model.layers.{}.self_attn.v_proj.weight", KeysOrValues),
-        ],
-    ),
-    stacked(
-        "blocks.{}.attn.qkv.bias",
-        &[
-            ("model.layers.{}.self_attn.q_proj.bias", InterleavedQueries),
-            ("model.layers.{}.self_attn.k_proj.bias", InterleavedKeys),
-            ("model.layers.{}.self_attn.v_proj.bias", KeysOrValues),
-        ],
-    ),
-];
+pub(super) const INTERLEAVED_QKV: &[NameRow] = separate_qkv!(InterleavedQueries, InterleavedKeys);
 
 pub(super) const LLAMA_QK_NORM: &[NameRow] = &[
     same("blocks.{}.attn.q_norm.weight", "model.layers.{}.self_attn.q_norm.weight"),
     same("blocks.{}.attn.k_norm.weight", "model.layers.{}.self_attn.k_norm.weight"),
+];
+
+/// The norms are named as layers, and have biases.
+pub(super) const QK_LAYER_NORM: &[NameRow] = &[
+    same("blocks.{}.attn.q_norm.weight", "model.layers.{}.self_attn.q_layernorm.weight"),
+    same("blocks.{}.attn.q_norm.bias", "model.layers.{}.self_attn.q_layernorm.bias"),
+    same("blocks.{}.attn.k_norm.weight", "model.layers.{}.self_attn.k_layernorm.weight"),
+    same("blocks.{}.attn.k_norm.bias", "model.layers.{}.self_attn.k_layernorm.bias"),
+];
+
+/// Each head has a norm.
+pub(in super::super) const STABLELM: &[&[NameRow]] = &[
+    LLAMA_ENDS,
+    LLAMA_NORMS,
+    LLAMA_QKV,
+    &[
+        ordered(EachQueryHead, "blocks.{}.attn.q_norm.weight", "model.layers.{}.self_attn.q_layernorm.norms.{}.weight"),
+        ordered(EachKeyHead, "blocks.{}.attn.k_norm.weight", "model.layers.{}.self_attn.k_layernorm.norms.{}.weight"),
+    ],
+    LLAMA_OUT,
+    LLAMA_MLP,
 ];
 
 pub(super) const LLAMA_OUT: &[NameRow] = &[
@@ -141,23 +160,8 @@ pub(super) const HUNYUAN_QK_NORM: &[NameRow] = &[
 /// Queries and keys rotate the other way round.
 pub(in super::super) const NANOCHAT: &[&[NameRow]] = &[
     LLAMA_ENDS,
+    separate_qkv!(ReversedQueries, ReversedKeys),
     &[
-        stacked(
-            "blocks.{}.attn.qkv.weight",
-            &[
-                ("model.layers.{}.self_attn.q_proj.weight", ReversedQueries),
-                ("model.layers.{}.self_attn.k_proj.weight", ReversedKeys),
-                ("model.layers.{}.self_attn.v_proj.weight", KeysOrValues),
-            ],
-        ),
-        stacked(
-            "blocks.{}.attn.qkv.bias",
-            &[
-                ("model.layers.{}.self_attn.q_proj.bias", ReversedQueries),
-                ("model.layers.{}.self_attn.k_proj.bias", ReversedKeys),
-                ("model.layers.{}.self_attn.v_proj.bias", KeysOrValues),
-            ],
-        ),
         same("blocks.{}.mlp.up.weight", "model.layers.{}.mlp.fc1.weight"),
         same("blocks.{}.mlp.down.weight", "model.layers.{}.mlp.fc2.weight"),
     ],

@@ -2,8 +2,8 @@
 
 use super::super::super::tensor_names::{
     NameRow,
-    RowSelection::{KeysOrValues, Queries, Values},
-    same, stacked,
+    RowSelection::{KeysOrValues, Queries, RowsOfKeys, RowsOfQueries, Values},
+    ordered, same, stacked,
 };
 use super::llama::{
     FUSED_MLP, INTERLEAVED_QKV, LLAMA_ENDS, LLAMA_MLP, LLAMA_NORMS, LLAMA_OUT, LLAMA_QK_NORM, LLAMA_QKV,
@@ -28,6 +28,19 @@ const SANDWICH: &[NameRow] = &[
 
 pub(in super::super) const GEMMA2: &[&[NameRow]] =
     &[LLAMA_ENDS, SANDWICH, LLAMA_QKV, LLAMA_QK_NORM, LLAMA_OUT, LLAMA_MLP];
+
+pub(in super::super) const MUSE_GLIMMER: &[&[NameRow]] = &[LLAMA_ENDS, SANDWICH, GATE_AND_QKV, LLAMA_OUT, LLAMA_MLP];
+
+/// Gates of the heads' outputs in a matrix of their own.
+pub(super) const GATE_AND_QKV: &[NameRow] = &[stacked(
+    "blocks.{}.attn.qkv.weight",
+    &[
+        ("model.layers.{}.self_attn.gate_proj.weight", Queries),
+        ("model.layers.{}.self_attn.q_proj.weight", Queries),
+        ("model.layers.{}.self_attn.k_proj.weight", KeysOrValues),
+        ("model.layers.{}.self_attn.v_proj.weight", KeysOrValues),
+    ],
+)];
 
 /// As [`GEMMA2`], under other names.
 pub(in super::super) const GLM4: &[&[NameRow]] = &[
@@ -59,7 +72,11 @@ pub(in super::super) const HYPERCLOVAX: &[&[NameRow]] = &[
 /// One norm for both parts.
 pub(in super::super) const COHERE: &[&[NameRow]] = &[
     LLAMA_ENDS,
-    &[same("blocks.{}.attn_norm.weight", "model.layers.{}.input_layernorm.weight")],
+    &[
+        same("blocks.{}.attn_norm.weight", "model.layers.{}.input_layernorm.weight"),
+        ordered(RowsOfQueries, "blocks.{}.attn.q_norm.weight", "model.layers.{}.self_attn.q_norm.weight"),
+        ordered(RowsOfKeys, "blocks.{}.attn.k_norm.weight", "model.layers.{}.self_attn.k_norm.weight"),
+    ],
     INTERLEAVED_QKV,
     LLAMA_OUT,
     LLAMA_MLP,

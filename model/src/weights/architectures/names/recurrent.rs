@@ -9,7 +9,7 @@ use super::{
         ordered, same, stacked,
     },
     experts::{EXPERTS, QWEN_SHARED},
-    llama::{LLAMA_ENDS, LLAMA_MLP, LLAMA_NORMS, LLAMA_OUT, LLAMA_QK_NORM},
+    llama::{LLAMA_ENDS, LLAMA_MLP, LLAMA_NORMS, LLAMA_OUT, LLAMA_QK_NORM, PREDICTION},
 };
 
 const INPUT: &str = "blocks.{}.recurrent.input.weight";
@@ -42,6 +42,7 @@ pub(in super::super) const QWEN3_5: &[&[NameRow]] = &[
     LLAMA_MLP,
     EXPERTS,
     QWEN_SHARED,
+    PREDICTION,
 ];
 
 pub(in super::super) const QWEN3_NEXT: &[&[NameRow]] = &[
@@ -58,6 +59,7 @@ pub(in super::super) const QWEN3_NEXT: &[&[NameRow]] = &[
     LLAMA_MLP,
     EXPERTS,
     QWEN_SHARED,
+    PREDICTION,
 ];
 
 /// The projection of queries has their gates too.

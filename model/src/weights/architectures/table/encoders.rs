@@ -3,11 +3,10 @@
 use super::super::{
     Architecture, Fixed,
     bases::{encoder, modern_encoder},
-    config_rows::{
-        self, ACTIVATIONS, ConfigRow, constant, derived, flag, head_dim, number, one_kv_head_each, size, size_or,
-    },
+    config_rows::{ACTIVATIONS, ConfigRow, constant, derived, flag, head_dim, number, one_kv_head_each, size, size_or},
+    encoder_rows::{MODERN_BERT_WINDOW, POSITIONS_BEHIND_PADDING},
     names, rope,
-    row_groups::{BERT, LLAMA_SIZES},
+    row_groups::{ATTENTION_BIAS, BERT, LIKE_LLAMA, LLAMA_SIZES},
 };
 use crate::config::GptConfig;
 
@@ -76,16 +75,15 @@ pub(super) const ROWS: &[Architecture] = &[
         base: modern_encoder,
         config: &[
             LLAMA_SIZES,
+            ATTENTION_BIAS,
             &[
                 one_kv_head_each(),
                 derived(|c| &mut c.head_dim, head_dim),
-                config_rows::MODERN_BERT_WINDOW,
+                MODERN_BERT_WINDOW,
                 ConfigRow::Rope(&rope::MODERN_BERT),
                 ConfigRow::Activation { key: "hidden_activation", names: ACTIVATIONS, absent: "gelu" },
                 number("norm_eps", |c| &mut c.norm_eps, 1e-5),
                 flag("norm_bias", |c| &mut c.norm_bias, false),
-                flag("attention_bias", |c| &mut c.qkv_bias, false),
-                flag("attention_bias", |c| &mut c.attn_out_bias, false),
                 flag("mlp_bias", |c| &mut c.mlp_bias, false),
                 number("embedding_dropout", |c| &mut c.dropout, 0.0),
                 number("mlp_dropout", |c| &mut c.dropout, 0.0),
@@ -94,7 +92,7 @@ pub(super) const ROWS: &[Architecture] = &[
         ],
         fixed: &[],
         names: names::MODERN_BERT,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
 ];
 
@@ -102,7 +100,7 @@ const BERT_FIXED: &[(&str, Fixed)] =
     &[("position_embedding_type", Fixed::Text("absolute")), ("is_decoder", Fixed::Flag(false))];
 
 /// Positions begin behind the padding token's id, for which files leave room.
-const ROBERTA_POSITIONS: &[ConfigRow] = &[config_rows::POSITIONS_BEHIND_PADDING];
+const ROBERTA_POSITIONS: &[ConfigRow] = &[POSITIONS_BEHIND_PADDING];
 const ROBERTA_FIXED: &[(&str, Fixed)] = &[
     ("position_embedding_type", Fixed::Text("absolute")),
     ("is_decoder", Fixed::Flag(false)),

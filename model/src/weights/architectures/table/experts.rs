@@ -2,35 +2,22 @@
 
 use super::super::{
     Architecture, Fixed,
-    bases::{experts, gpt_oss, llama, mixture, mixture_with, olmo2},
-    config_rows::{self, ACTIVATIONS, ConfigRow, derived, flag, head_dim, kv_heads, number, size, size_or},
+    bases::{corrected, experts, gpt_oss, llama, mixture, mixture_with, olmo2},
+    config_rows::{ConfigRow, EXAONE4_ROTATION, derived, flag, kv_heads, number, size, size_or},
     expert_rows::{
-        AFMOE_ROTATION, AFMOE_SHARED, BALANCE_LOSS, CLAMPED_SWIGLU, ERNIE_LAYERS, ERNIE_SHARED, EXAONE_LAYERS,
-        EXAONE_SHARED, FIRST_DENSE, FIRST_DENSE_OF_AFMOE, FIRST_DENSE_OF_V2, GLM_SHARED, GROUPS, HUNYUAN_EXPERTS,
-        MELLUM_LAYERS, QWEN_LAYERS, ROTARY_WIDTH, balance_loss,
+        AFMOE_ROTATION, BALANCE_LOSS, CLAMPED_SWIGLU, ERNIE_LAYERS, EXAONE_LAYERS, GROUPS, HUNYUAN_EXPERTS,
+        MELLUM_LAYERS, N_EXPERTS, N_LOCAL, N_ROUTED, NO_MLP, QWEN_LAYERS, ROTARY_WIDTH, balance_loss, deepseek_router,
+        expert_sizes, first_dense, shared_experts, wide_experts,
     },
     names, rope,
-    row_groups::{GRANITE, LLAMA_SIZES},
+    row_groups::{
+        ATTENTION_BIAS, GRANITE, GROUPED_HEADS, HEAD_DIM, HEAD_DIM_128, HEADS, LIKE_LLAMA, LLAMA_SIZES, NO_BIASES,
+        SILU, SILU_UNTIED, SIZES_WITHOUT_MLP, UNTIED, rms_eps,
+    },
     variant_rows::ONLY_NEWER_ROPE,
     window,
 };
-use crate::config::{GptConfig, NormPosition, QkNormSpan, RouterScores};
-
-const SILU: ConfigRow = ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "silu" };
-const TIED: ConfigRow = flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false);
-const N_EXPERTS: &[&str] = &["num_experts", "num_local_experts"];
-const N_ACTIVE: &[&str] = &["num_experts_per_tok"];
-
-/// The experts are as wide as the key for the MLP says, which no layer has.
-const EXPERTS_ARE_AS_WIDE: ConfigRow = derived(|c| &mut experts(c).d_ff, |c| c.d_ff);
-
-/// DeepSeek's choice of experts: by sigmoids, with a bias.
-fn corrected(base: GptConfig) -> GptConfig {
-    mixture_with(base, |experts| {
-        experts.scores = RouterScores::Sigmoid;
-        experts.selection_bias = true;
-    })
-}
+use crate::config::{GptConfig, NormPosition, QkNormSpan};
 
 pub(super) const ROWS: &[Architecture] = &[
     Architecture {
@@ -39,23 +26,20 @@ pub(super) const ROWS: &[Architecture] = &[
         base: || mixture(llama()),
         config: &[
             LLAMA_SIZES,
+            SILU_UNTIED,
+            &wide_experts::<8, 2>(N_LOCAL),
             &[
                 kv_heads(8),
-                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                HEAD_DIM,
                 ConfigRow::Rope(&rope::MIXTRAL),
-                SILU,
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
-                TIED,
+                rms_eps(1e-5),
                 ConfigRow::Window(&window::PHI3),
-                size_or(&["num_local_experts", "num_experts"], |c| &mut experts(c).n_experts, |_| 8),
-                size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 2),
-                EXPERTS_ARE_AS_WIDE,
                 BALANCE_LOSS,
             ],
         ],
-        fixed: &[("attention_bias", Fixed::Flag(false)), ("mlp_bias", Fixed::Flag(false))],
+        fixed: NO_BIASES,
         names: names::MIXTRAL,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "Qwen2MoeForCausalLM",
@@ -63,27 +47,21 @@ pub(super) const ROWS: &[Architecture] = &[
         base: || mixture_with(GptConfig { qkv_bias: true, ..llama() }, |experts| experts.shared_gate = true),
         config: &[
             LLAMA_SIZES,
+            SILU_UNTIED,
             &[
                 kv_heads(16),
-                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                HEAD_DIM,
                 ConfigRow::Rope(&rope::WHOLE_HEADS),
-                SILU,
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
+                rms_eps(1e-6),
                 flag("qkv_bias", |c| &mut c.qkv_bias, true),
-                TIED,
                 ConfigRow::Window(&window::QWEN),
             ],
             QWEN_EXPERTS,
-            &[
-                size_or(N_EXPERTS, |c| &mut experts(c).n_experts, |_| 60),
-                size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 4),
-                size_or(&["moe_intermediate_size"], |c| &mut experts(c).d_ff, |_| 1408),
-                size_or(&["shared_expert_intermediate_size"], |c| &mut experts(c).shared_d_ff, |_| 5632),
-            ],
+            &expert_sizes::<60, 4, 1408>(N_EXPERTS),
+            &[size_or(&["shared_expert_intermediate_size"], |c| &mut experts(c).shared_d_ff, |_| 5632)],
         ],
-        fixed: &[("mlp_bias", Fixed::Flag(false))],
         names: names::QWEN_MOE,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "Qwen3MoeForCausalLM",
@@ -91,27 +69,20 @@ pub(super) const ROWS: &[Architecture] = &[
         base: || mixture(GptConfig { qk_norm: true, ..llama() }),
         config: &[
             LLAMA_SIZES,
+            SILU_UNTIED,
+            ATTENTION_BIAS,
             &[
                 kv_heads(4),
-                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                HEAD_DIM,
                 ConfigRow::Rope(&rope::WHOLE_HEADS),
-                SILU,
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
-                flag("attention_bias", |c| &mut c.qkv_bias, false),
-                flag("attention_bias", |c| &mut c.attn_out_bias, false),
-                TIED,
+                rms_eps(1e-6),
                 ConfigRow::Window(&window::QWEN3_MOE),
             ],
             QWEN_EXPERTS,
-            &[
-                size_or(N_EXPERTS, |c| &mut experts(c).n_experts, |_| 128),
-                size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 8),
-                size_or(&["moe_intermediate_size"], |c| &mut experts(c).d_ff, |_| 768),
-            ],
+            &expert_sizes::<128, 8, 768>(N_EXPERTS),
         ],
-        fixed: &[("mlp_bias", Fixed::Flag(false))],
         names: names::QWEN_MOE,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "OlmoeForCausalLM",
@@ -119,35 +90,28 @@ pub(super) const ROWS: &[Architecture] = &[
         base: || mixture(GptConfig { qk_norm: true, qk_norm_span: QkNormSpan::AllHeads, ..llama() }),
         config: &[
             LLAMA_SIZES,
+            SILU_UNTIED,
+            ATTENTION_BIAS,
+            HEADS,
+            &wide_experts::<64, 8>(N_EXPERTS),
             &[
-                size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
-                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
                 ConfigRow::Rope(&rope::WHOLE_HEADS),
-                SILU,
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
-                flag("attention_bias", |c| &mut c.qkv_bias, false),
-                flag("attention_bias", |c| &mut c.attn_out_bias, false),
-                TIED,
+                rms_eps(1e-5),
                 ConfigRow::Window(&window::NONE),
-                size_or(N_EXPERTS, |c| &mut experts(c).n_experts, |_| 64),
-                size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 8),
-                EXPERTS_ARE_AS_WIDE,
                 flag("norm_topk_prob", |c| &mut experts(c).normalized, false),
                 balance_loss(0.01),
             ],
         ],
-        fixed: &[("mlp_bias", Fixed::Flag(false))],
         names: names::QWEN_MOE,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "GraniteMoeForCausalLM",
         model_type: "granitemoe",
         base: || mixture(llama()),
-        config: &[LLAMA_SIZES, GRANITE, GRANITE_EXPERTS],
-        fixed: &[("mlp_bias", Fixed::Flag(false))],
+        config: &[LLAMA_SIZES, GRANITE, &wide_experts::<8, 2>(N_LOCAL), GRANITE_REST],
         names: names::GRANITE_MOE,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "GraniteMoeSharedForCausalLM",
@@ -156,12 +120,12 @@ pub(super) const ROWS: &[Architecture] = &[
         config: &[
             LLAMA_SIZES,
             GRANITE,
-            GRANITE_EXPERTS,
+            &wide_experts::<8, 2>(N_LOCAL),
+            GRANITE_REST,
             &[size_or(&["shared_intermediate_size"], |c| &mut experts(c).shared_d_ff, |_| 0)],
         ],
-        fixed: &[("mlp_bias", Fixed::Flag(false))],
         names: names::GRANITE_MOE,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "Glm4MoeForCausalLM",
@@ -169,29 +133,23 @@ pub(super) const ROWS: &[Architecture] = &[
         base: || corrected(llama()),
         config: &[
             LLAMA_SIZES,
+            SILU_UNTIED,
+            &expert_sizes::<128, 8, 1408>(N_ROUTED),
+            &deepseek_router(true, 1.0),
             &[
                 kv_heads(8),
-                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                HEAD_DIM,
                 ConfigRow::Rope(&rope::PHI),
-                SILU,
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                rms_eps(1e-5),
                 flag("attention_bias", |c| &mut c.qkv_bias, false),
                 flag("use_qk_norm", |c| &mut c.qk_norm, false),
-                TIED,
                 ConfigRow::Window(&window::NONE),
-                size_or(&["n_routed_experts", "num_local_experts"], |c| &mut experts(c).n_experts, |_| 128),
-                size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 8),
-                size_or(&["moe_intermediate_size"], |c| &mut experts(c).d_ff, |_| 1408),
-                flag("norm_topk_prob", |c| &mut experts(c).normalized, true),
-                number("routed_scaling_factor", |c| &mut experts(c).weight_multiplier, 1.0),
-                GLM_SHARED,
                 GROUPS,
-                FIRST_DENSE,
+                first_dense("first_k_dense_replace", 1),
             ],
         ],
-        fixed: &[("mlp_bias", Fixed::Flag(false))],
         names: names::GLM_MOE,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "Ernie4_5_MoeForCausalLM",
@@ -199,12 +157,12 @@ pub(super) const ROWS: &[Architecture] = &[
         base: || mixture_with(llama(), |experts| experts.selection_bias = true),
         config: &[
             LLAMA_SIZES,
+            SILU,
             &[
                 kv_heads(4),
-                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                HEAD_DIM,
                 ConfigRow::Rope(&rope::COHERE),
-                SILU,
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                rms_eps(1e-5),
                 flag("use_bias", |c| &mut c.qkv_bias, false),
                 flag("use_bias", |c| &mut c.attn_out_bias, false),
                 flag("tie_word_embeddings", |c| &mut c.tie_embeddings, true),
@@ -212,7 +170,7 @@ pub(super) const ROWS: &[Architecture] = &[
                 size_or(&["moe_num_experts", "num_experts"], |c| &mut experts(c).n_experts, |_| 64),
                 size_or(&["moe_k", "num_experts_per_tok"], |c| &mut experts(c).n_active, |_| 6),
                 size_or(&["moe_intermediate_size"], |c| &mut experts(c).d_ff, |_| 1536),
-                ERNIE_SHARED,
+                shared_experts("moe_num_shared_experts", 2),
                 ERNIE_LAYERS,
                 BALANCE_LOSS,
             ],
@@ -220,7 +178,7 @@ pub(super) const ROWS: &[Architecture] = &[
         // Of probabilities, whose sum is never as small.
         fixed: &[("moe_norm_min", Fixed::Number(1e-12)), ("mlp_bias", Fixed::Flag(false))],
         names: names::ERNIE_MOE,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "GptOssForCausalLM",
@@ -228,18 +186,18 @@ pub(super) const ROWS: &[Architecture] = &[
         base: gpt_oss,
         config: &[
             LLAMA_SIZES,
+            UNTIED,
             &[
                 kv_heads(8),
                 size_or(&["head_dim"], |c| &mut c.head_dim, |_| 64),
                 ConfigRow::Rope(&rope::GPT_OSS),
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                rms_eps(1e-5),
                 flag("attention_bias", |c| &mut c.qkv_bias, true),
                 flag("attention_bias", |c| &mut c.attn_out_bias, true),
-                TIED,
                 ConfigRow::Window(&window::GPT_OSS),
-                size_or(&["num_local_experts", "num_experts"], |c| &mut experts(c).n_experts, |_| 128),
+                size_or(N_LOCAL, |c| &mut experts(c).n_experts, |_| 128),
                 size_or(&["num_experts_per_tok", "experts_per_token"], |c| &mut experts(c).n_active, |_| 4),
-                EXPERTS_ARE_AS_WIDE,
+                derived(|c| &mut experts(c).d_ff, |c| c.d_ff),
                 CLAMPED_SWIGLU,
                 BALANCE_LOSS,
             ],
@@ -247,7 +205,7 @@ pub(super) const ROWS: &[Architecture] = &[
         // The class has its own activation.
         fixed: &[("hidden_act", Fixed::Text("silu"))],
         names: names::GPT_OSS,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "Dots1ForCausalLM",
@@ -255,29 +213,23 @@ pub(super) const ROWS: &[Architecture] = &[
         base: || corrected(GptConfig { qk_norm: true, ..llama() }),
         config: &[
             LLAMA_SIZES,
+            SILU_UNTIED,
+            ATTENTION_BIAS,
             &[
                 kv_heads(32),
-                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                HEAD_DIM,
                 ConfigRow::Rope(&rope::WHOLE_HEADS),
-                SILU,
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
-                flag("attention_bias", |c| &mut c.qkv_bias, false),
-                flag("attention_bias", |c| &mut c.attn_out_bias, false),
-                TIED,
+                rms_eps(1e-6),
                 ConfigRow::Window(&window::DOTS1),
-                size(&["n_routed_experts", "num_local_experts"], |c| &mut experts(c).n_experts),
-                size(N_ACTIVE, |c| &mut experts(c).n_active),
+                size(N_ROUTED, |c| &mut experts(c).n_experts),
+                size(&["num_experts_per_tok"], |c| &mut experts(c).n_active),
                 size_or(&["moe_intermediate_size"], |c| &mut experts(c).d_ff, |_| 1408),
-                flag("norm_topk_prob", |c| &mut experts(c).normalized, false),
-                number("routed_scaling_factor", |c| &mut experts(c).weight_multiplier, 1.0),
-                GLM_SHARED,
-                GROUPS,
-                FIRST_DENSE_OF_V2,
             ],
+            &deepseek_router(false, 1.0),
+            &[GROUPS, first_dense("first_k_dense_replace", 0)],
         ],
-        fixed: &[("mlp_bias", Fixed::Flag(false))],
         names: names::GLM_MOE,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "MiniMaxM2ForCausalLM",
@@ -285,24 +237,21 @@ pub(super) const ROWS: &[Architecture] = &[
         base: || corrected(GptConfig { qk_norm: true, qk_norm_span: QkNormSpan::AllHeads, ..llama() }),
         config: &[
             LLAMA_SIZES,
+            SILU_UNTIED,
+            &wide_experts::<256, 8>(N_LOCAL),
             &[
                 kv_heads(8),
-                size_or(&["head_dim"], |c| &mut c.head_dim, |_| 128),
+                HEAD_DIM_128,
                 ConfigRow::Rope(&rope::MINIMAX),
                 ROTARY_WIDTH,
-                SILU,
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
-                TIED,
+                rms_eps(1e-6),
                 ConfigRow::Window(&window::NONE),
-                size_or(&["num_local_experts", "num_experts"], |c| &mut experts(c).n_experts, |_| 256),
-                size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 8),
-                EXPERTS_ARE_AS_WIDE,
                 BALANCE_LOSS,
             ],
         ],
-        fixed: &[("attention_bias", Fixed::Flag(false)), ("mlp_bias", Fixed::Flag(false))],
+        fixed: NO_BIASES,
         names: names::MINIMAX_M2,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "FlexOlmoForCausalLM",
@@ -310,26 +259,20 @@ pub(super) const ROWS: &[Architecture] = &[
         base: || mixture(olmo2()),
         config: &[
             LLAMA_SIZES,
+            SILU_UNTIED,
+            ATTENTION_BIAS,
+            HEADS,
+            &wide_experts::<7, 5>(N_EXPERTS),
             &[
-                size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
-                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
                 ConfigRow::Rope(&rope::COHERE),
-                SILU,
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
-                flag("attention_bias", |c| &mut c.qkv_bias, false),
-                flag("attention_bias", |c| &mut c.attn_out_bias, false),
-                TIED,
+                rms_eps(1e-6),
                 ConfigRow::Window(&window::NONE),
-                size_or(N_EXPERTS, |c| &mut experts(c).n_experts, |_| 7),
-                size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 5),
-                EXPERTS_ARE_AS_WIDE,
                 flag("norm_topk_prob", |c| &mut experts(c).normalized, false),
                 balance_loss(0.01),
             ],
         ],
-        fixed: &[("mlp_bias", Fixed::Flag(false))],
         names: names::FLEX_OLMO,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "ExaoneMoeForCausalLM",
@@ -337,28 +280,25 @@ pub(super) const ROWS: &[Architecture] = &[
         base: || corrected(GptConfig { qk_norm: true, ..llama() }),
         config: &[
             LLAMA_SIZES,
+            SILU_UNTIED,
+            &expert_sizes::<64, 8, 1024>(N_EXPERTS),
             &[
                 kv_heads(32),
-                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                HEAD_DIM,
                 ConfigRow::Rope(&rope::WHOLE_HEADS),
-                SILU,
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
-                TIED,
+                rms_eps(1e-5),
                 ConfigRow::Window(&window::EXAONE4),
-                config_rows::EXAONE4_ROTATION,
-                size_or(N_EXPERTS, |c| &mut experts(c).n_experts, |_| 64),
-                size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 8),
-                size_or(&["moe_intermediate_size"], |c| &mut experts(c).d_ff, |_| 1024),
+                EXAONE4_ROTATION,
                 flag("norm_topk_prob", |c| &mut experts(c).normalized, true),
                 number("routed_scaling_factor", |c| &mut experts(c).weight_multiplier, 2.5),
-                EXAONE_SHARED,
+                shared_experts("num_shared_experts", 1),
                 GROUPS,
                 EXAONE_LAYERS,
             ],
         ],
-        fixed: &[("attention_bias", Fixed::Flag(false)), ("mlp_bias", Fixed::Flag(false))],
+        fixed: NO_BIASES,
         names: names::EXAONE_MOE,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "HunYuanMoEV1ForCausalLM",
@@ -366,52 +306,41 @@ pub(super) const ROWS: &[Architecture] = &[
         base: || mixture(GptConfig { qk_norm: true, qk_norm_after_rope: true, ..llama() }),
         config: &[
             LLAMA_SIZES,
-            &[
-                size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
-                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
-                ConfigRow::Rope(&rope::HUNYUAN),
-                SILU,
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
-                flag("attention_bias", |c| &mut c.qkv_bias, false),
-                flag("attention_bias", |c| &mut c.attn_out_bias, false),
-                TIED,
-                ConfigRow::Window(&window::NONE),
-                HUNYUAN_EXPERTS,
-            ],
+            SILU_UNTIED,
+            ATTENTION_BIAS,
+            HEADS,
+            &[ConfigRow::Rope(&rope::HUNYUAN), rms_eps(1e-5), ConfigRow::Window(&window::NONE), HUNYUAN_EXPERTS],
         ],
         fixed: &[("use_qk_norm", Fixed::Flag(true)), ("mlp_bias", Fixed::Flag(false))],
         names: names::HUNYUAN_MOE,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "AfmoeForCausalLM",
         model_type: "afmoe",
         base: || {
-            let llama =
-                GptConfig { norm_position: NormPosition::Sandwich, qk_norm: true, attention_gate: true, ..llama() };
-            mixture_with(llama, |experts| {
-                experts.scores = RouterScores::Sigmoid;
-                experts.selection_bias = true;
+            corrected(GptConfig {
+                norm_position: NormPosition::Sandwich,
+                qk_norm: true,
+                attention_gate: true,
+                ..llama()
             })
         },
         config: &[
             LLAMA_SIZES,
+            SILU_UNTIED,
+            &expert_sizes::<64, 6, 1408>(N_EXPERTS),
             &[
-                size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
-                size_or(&["head_dim"], |c| &mut c.head_dim, |_| 128),
+                GROUPED_HEADS,
+                HEAD_DIM_128,
                 ConfigRow::Rope(&rope::WHOLE_HEADS),
-                SILU,
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                rms_eps(1e-5),
                 flag("mup_enabled", |c| &mut c.scale_embeddings, false),
-                TIED,
                 ConfigRow::Window(&window::AFMOE),
                 AFMOE_ROTATION,
-                size_or(N_EXPERTS, |c| &mut experts(c).n_experts, |_| 64),
-                size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 6),
-                size_or(&["moe_intermediate_size"], |c| &mut experts(c).d_ff, |_| 1408),
                 number("route_scale", |c| &mut experts(c).weight_multiplier, 1.0),
-                AFMOE_SHARED,
-                FIRST_DENSE_OF_AFMOE,
+                shared_experts("num_shared_experts", 2),
+                first_dense("num_dense_layers", 1),
             ],
         ],
         // The last ones are those of the code beside the released weights.
@@ -426,7 +355,7 @@ pub(super) const ROWS: &[Architecture] = &[
             ("num_limited_groups", Fixed::Number(1.0)),
         ],
         names: names::AFMOE,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "MellumForCausalLM",
@@ -434,27 +363,46 @@ pub(super) const ROWS: &[Architecture] = &[
         base: || mixture(GptConfig { qk_norm: true, ..llama() }),
         config: &[
             LLAMA_SIZES,
+            SILU_UNTIED,
+            ATTENTION_BIAS,
+            &expert_sizes::<64, 8, 896>(N_EXPERTS),
             &[
                 kv_heads(4),
-                size_or(&["head_dim"], |c| &mut c.head_dim, |_| 128),
+                HEAD_DIM_128,
                 ConfigRow::Window(&window::MELLUM),
                 ConfigRow::Rope(&rope::MELLUM),
                 ONLY_NEWER_ROPE,
-                SILU,
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
-                flag("attention_bias", |c| &mut c.qkv_bias, false),
-                flag("attention_bias", |c| &mut c.attn_out_bias, false),
-                TIED,
-                size_or(N_EXPERTS, |c| &mut experts(c).n_experts, |_| 64),
-                size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 8),
-                size_or(&["moe_intermediate_size"], |c| &mut experts(c).d_ff, |_| 896),
+                rms_eps(1e-6),
                 flag("norm_topk_prob", |c| &mut experts(c).normalized, true),
                 MELLUM_LAYERS,
             ],
         ],
-        fixed: &[("mlp_bias", Fixed::Flag(false))],
         names: names::QWEN_MOE,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
+    },
+    Architecture {
+        class: "SolarOpenForCausalLM",
+        model_type: "solar_open",
+        base: || corrected(llama()),
+        config: &[
+            SIZES_WITHOUT_MLP,
+            SILU_UNTIED,
+            &expert_sizes::<128, 8, 1280>(N_ROUTED),
+            &deepseek_router(true, 1.0),
+            &[
+                kv_heads(8),
+                HEAD_DIM_128,
+                ConfigRow::Rope(&rope::SOLAR),
+                rms_eps(1e-5),
+                flag("attention_bias", |c| &mut c.qkv_bias, false),
+                ConfigRow::Window(&window::NONE),
+                NO_MLP,
+                GROUPS,
+            ],
+        ],
+        fixed: &[("use_qk_norm", Fixed::Flag(false)), ("first_k_dense_replace", Fixed::Number(0.0))],
+        names: names::GLM_MOE,
+        ..LIKE_LLAMA
     },
 ];
 
@@ -462,12 +410,6 @@ pub(super) const ROWS: &[Architecture] = &[
 const QWEN_EXPERTS: &[ConfigRow] =
     &[flag("norm_topk_prob", |c| &mut experts(c).normalized, false), QWEN_LAYERS, BALANCE_LOSS];
 
-/// Granite's rotary positions and experts.
-const GRANITE_EXPERTS: &[ConfigRow] = &[
-    ConfigRow::Rope(&rope::WHOLE_HEADS),
-    ConfigRow::Window(&window::NONE),
-    size_or(&["num_local_experts", "num_experts"], |c| &mut experts(c).n_experts, |_| 8),
-    size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 2),
-    EXPERTS_ARE_AS_WIDE,
-    BALANCE_LOSS,
-];
+/// Granite's rotary positions, and the loss of its experts.
+const GRANITE_REST: &[ConfigRow] =
+    &[ConfigRow::Rope(&rope::WHOLE_HEADS), ConfigRow::Window(&window::NONE), BALANCE_LOSS];

@@ -4,11 +4,18 @@ use super::super::{
     Architecture, Fixed,
     bases::{gpt2, llama, shared_norm},
     config_rows::{
-        self, ACTIVATIONS, ConfigRow, constant, derived, flag, head_dim, kv_heads, number, one_kv_head_each, size,
-        size_or,
+        ACTIVATIONS, ConfigRow, constant, derived, flag, head_dim, kv_heads, number, one_kv_head_each, size, size_or,
+    },
+    gpt_rows::{
+        BIGCODE_KV_HEADS, BLOOM_SLICES, CODEGEN_WIDTH, CTRL_FINAL_NORM_EPS, FALCON_BLOCKS, GPT_NEO_WINDOWS,
+        GPTJ_ROTARY_DIM, MPT_ATTENTION, OPT_EMBEDDING_WIDTH, OPT_NORMS,
     },
     names, rope,
-    row_groups::{GPT1_ACTIVATIONS, GPT2_SIZES, LLAMA_SIZES},
+    row_groups::{
+        GPT1_ACTIVATIONS, GPT2_SIZES, HEAD_DIM, HEADS, LIKE_GPT2, LIKE_LLAMA, LLAMA_SIZES, SILU_UNTIED, UNTIED,
+        layer_norm_eps,
+    },
+    variant_rows::NORM_OF_EACH_HEAD,
     window,
 };
 use crate::config::{Activation, GptConfig, NormKind, NormPosition, Positions};
@@ -17,7 +24,6 @@ pub(super) const ROWS: &[Architecture] = &[
     Architecture {
         class: "GPT2LMHeadModel",
         model_type: "gpt2",
-        base: gpt2,
         config: &[
             GPT2_SIZES,
             &[
@@ -30,9 +36,7 @@ pub(super) const ROWS: &[Architecture] = &[
                 flag("tie_word_embeddings", |c| &mut c.tie_embeddings, true),
             ],
         ],
-        fixed: &[],
-        names: names::GPT2,
-        base_prefix: "transformer.",
+        ..LIKE_GPT2
     },
     Architecture {
         class: "GPTNeoXForCausalLM",
@@ -40,17 +44,17 @@ pub(super) const ROWS: &[Architecture] = &[
         base: || GptConfig { tie_embeddings: false, ..gpt2() },
         config: &[
             LLAMA_SIZES,
+            UNTIED,
             &[
                 one_kv_head_each(),
                 derived(|c| &mut c.head_dim, head_dim),
                 ConfigRow::Rope(&rope::NEOX),
                 ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "gelu" },
-                number("layer_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                layer_norm_eps(1e-5),
                 number("hidden_dropout", |c| &mut c.dropout, 0.0),
                 flag("attention_bias", |c| &mut c.qkv_bias, true),
                 flag("attention_bias", |c| &mut c.attn_out_bias, true),
                 flag("use_parallel_residual", |c| &mut c.parallel_residual, true),
-                flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false),
             ],
         ],
         fixed: &[],
@@ -63,23 +67,24 @@ pub(super) const ROWS: &[Architecture] = &[
         base: || GptConfig { norm: NormKind::LayerNorm, norm_bias: true, ..llama() },
         config: &[
             LLAMA_SIZES,
+            SILU_UNTIED,
             &[
                 kv_heads(32),
                 derived(|c| &mut c.head_dim, head_dim),
                 ConfigRow::Rope(&rope::STABLELM),
-                ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "silu" },
-                number("layer_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                layer_norm_eps(1e-5),
                 number("hidden_dropout", |c| &mut c.dropout, 0.0),
                 flag("use_parallel_residual", |c| &mut c.parallel_residual, false),
                 flag("use_parallel_residual", |c| &mut c.shared_norm, false),
+                flag("qk_layernorm", |c| &mut c.qk_norm, false),
+                NORM_OF_EACH_HEAD,
                 flag("use_qkv_bias", |c| &mut c.qkv_bias, false),
-                flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false),
                 ConfigRow::Window(&window::NONE),
             ],
         ],
         fixed: &[],
-        names: names::LLAMA,
-        base_prefix: "model.",
+        names: names::STABLELM,
+        ..LIKE_LLAMA
     },
     // Scores are not scaled.
     Architecture {
@@ -95,16 +100,15 @@ pub(super) const ROWS: &[Architecture] = &[
             size_or(&["intermediate_size"], |c| &mut c.d_ff, |c| c.d_model.saturating_mul(4)),
             one_kv_head_each(),
             derived(|c| &mut c.head_dim, head_dim),
-            config_rows::GPT_NEO_WINDOWS,
+            GPT_NEO_WINDOWS,
             ConfigRow::Activation { key: "activation_function", names: ACTIVATIONS, absent: "gelu_new" },
             number("layer_norm_epsilon", |c| &mut c.norm_eps, 1e-5),
             number("embed_dropout", |c| &mut c.dropout, 0.0),
             number("resid_dropout", |c| &mut c.dropout, 0.0),
             flag("tie_word_embeddings", |c| &mut c.tie_embeddings, true),
         ]],
-        fixed: &[],
         names: names::GPT_NEO,
-        base_prefix: "transformer.",
+        ..LIKE_GPT2
     },
     Architecture {
         class: "Jais2ForCausalLM",
@@ -112,22 +116,21 @@ pub(super) const ROWS: &[Architecture] = &[
         base: || GptConfig { norm: NormKind::LayerNorm, norm_bias: true, gated_mlp: false, ..llama() },
         config: &[
             LLAMA_SIZES,
+            UNTIED,
+            HEADS,
             &[
-                size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
-                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
                 ConfigRow::Rope(&rope::WHOLE_HEADS),
                 ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "relu2" },
-                number("layer_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                layer_norm_eps(1e-5),
                 flag("attention_bias", |c| &mut c.qkv_bias, true),
                 flag("attention_bias", |c| &mut c.attn_out_bias, true),
                 flag("mlp_bias", |c| &mut c.mlp_bias, true),
-                flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false),
                 ConfigRow::Window(&window::NONE),
             ],
         ],
         fixed: &[],
         names: names::UNGATED,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "Starcoder2ForCausalLM",
@@ -137,7 +140,7 @@ pub(super) const ROWS: &[Architecture] = &[
             LLAMA_SIZES,
             &[
                 size(&["num_key_value_heads"], |c| &mut c.n_kv_heads),
-                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                HEAD_DIM,
                 ConfigRow::Rope(&rope::WHOLE_HEADS),
                 ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "gelu_pytorch_tanh" },
                 number("norm_epsilon", |c| &mut c.norm_eps, 1e-5),
@@ -151,7 +154,7 @@ pub(super) const ROWS: &[Architecture] = &[
         ],
         fixed: &[],
         names: names::STARCODER2,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "PhiForCausalLM",
@@ -159,56 +162,98 @@ pub(super) const ROWS: &[Architecture] = &[
         base: || GptConfig { tie_embeddings: false, lm_head_bias: true, ..shared_norm() },
         config: &[
             LLAMA_SIZES,
+            UNTIED,
+            HEADS,
             &[
-                size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
-                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
                 ConfigRow::Rope(&rope::PHI),
                 ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "gelu_new" },
-                number("layer_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                layer_norm_eps(1e-5),
+                flag("qk_layernorm", |c| &mut c.qk_norm, false),
+                flag("qk_layernorm", |c| &mut c.qk_norm_bias, false),
                 number("embd_pdrop", |c| &mut c.dropout, 0.0),
                 number("resid_pdrop", |c| &mut c.dropout, 0.0),
-                flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false),
                 ConfigRow::Window(&window::NONE),
             ],
         ],
         fixed: &[],
         names: names::PHI,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "GPTJForCausalLM",
         model_type: "gptj",
-        base: || GptConfig {
-            qkv_bias: false,
-            attn_out_bias: false,
-            tie_embeddings: false,
-            lm_head_bias: true,
-            ..shared_norm()
-        },
+        base: gptj,
+        config: &[GPT2_SIZES, GPTJ],
+        names: names::GPTJ,
+        ..LIKE_GPT2
+    },
+    Architecture {
+        class: "CodeGenForCausalLM",
+        model_type: "codegen",
+        base: gptj,
+        config: &[GPT2_SIZES, &[CODEGEN_WIDTH], GPTJ],
+        names: names::CODEGEN,
+        ..LIKE_GPT2
+    },
+    Architecture {
+        class: "PersimmonForCausalLM",
+        model_type: "persimmon",
+        base: || GptConfig { positions: llama().positions, tie_embeddings: false, ..gpt2() },
         config: &[
-            GPT2_SIZES,
+            LLAMA_SIZES,
+            UNTIED,
             &[
-                size_or(&["n_inner"], |c| &mut c.d_ff, |c| c.d_model.saturating_mul(4)),
-                config_rows::GPTJ_ROTARY_DIM,
-                ConfigRow::Activation { key: "activation_function", names: ACTIVATIONS, absent: "gelu_new" },
-                number("layer_norm_epsilon", |c| &mut c.norm_eps, 1e-5),
-                number("embd_pdrop", |c| &mut c.dropout, 0.0),
-                number("resid_pdrop", |c| &mut c.dropout, 0.0),
-                flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false),
+                one_kv_head_each(),
+                derived(|c| &mut c.head_dim, head_dim),
+                ConfigRow::Rope(&rope::PHI),
+                ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "relu2" },
+                layer_norm_eps(1e-5),
+                flag("qk_layernorm", |c| &mut c.qk_norm, true),
+                flag("qk_layernorm", |c| &mut c.qk_norm_bias, true),
+                number("hidden_dropout", |c| &mut c.dropout, 0.0),
+                ConfigRow::Window(&window::NONE),
             ],
         ],
         fixed: &[],
-        names: names::GPTJ,
-        base_prefix: "transformer.",
+        names: names::PERSIMMON,
+        ..LIKE_LLAMA
+    },
+    Architecture {
+        class: "MptForCausalLM",
+        model_type: "mpt",
+        base: || GptConfig {
+            positions: Positions::Alibi,
+            norm_bias: false,
+            activation: Activation::Gelu,
+            qkv_bias: false,
+            attn_out_bias: false,
+            mlp_bias: false,
+            ..gpt2()
+        },
+        config: &[&[
+            size(&["vocab_size"], |c| &mut c.vocab_size),
+            size_or(&["max_seq_len"], |c| &mut c.max_seq_len, |_| 2048),
+            size(&["n_layers"], |c| &mut c.n_layers),
+            size(&["n_heads"], |c| &mut c.n_heads),
+            size(&["d_model"], |c| &mut c.d_model),
+            derived(|c| &mut c.d_ff, |c| c.d_model.saturating_mul(4)),
+            one_kv_head_each(),
+            derived(|c| &mut c.head_dim, head_dim),
+            number("layer_norm_epsilon", |c| &mut c.norm_eps, 1e-5),
+            flag("tie_word_embeddings", |c| &mut c.tie_embeddings, true),
+            MPT_ATTENTION,
+        ]],
+        fixed: &[("expansion_ratio", Fixed::Number(4.0)), ("no_bias", Fixed::Flag(true))],
+        names: names::MPT,
+        ..LIKE_GPT2
     },
     Architecture {
         class: "GPTBigCodeForCausalLM",
         model_type: "gpt_bigcode",
-        base: gpt2,
         config: &[
             GPT2_SIZES,
             &[
-                config_rows::BIGCODE_KV_HEADS,
+                BIGCODE_KV_HEADS,
                 size_or(&["n_inner"], |c| &mut c.d_ff, |c| c.d_model.saturating_mul(4)),
                 ConfigRow::Activation { key: "activation_function", names: ACTIVATIONS, absent: "gelu_pytorch_tanh" },
                 number("layer_norm_epsilon", |c| &mut c.norm_eps, 1e-5),
@@ -218,9 +263,8 @@ pub(super) const ROWS: &[Architecture] = &[
                 flag("tie_word_embeddings", |c| &mut c.tie_embeddings, true),
             ],
         ],
-        fixed: &[],
         names: names::BIGCODE,
-        base_prefix: "transformer.",
+        ..LIKE_GPT2
     },
     Architecture {
         class: "FalconForCausalLM",
@@ -234,7 +278,7 @@ pub(super) const ROWS: &[Architecture] = &[
             size(&["hidden_size", "n_embed"], |c| &mut c.d_model),
             size_or(&["ffn_hidden_size"], |c| &mut c.d_ff, |c| c.d_model.saturating_mul(4)),
             derived(|c| &mut c.head_dim, head_dim),
-            config_rows::FALCON_BLOCKS,
+            FALCON_BLOCKS,
             ConfigRow::Rope(&rope::WHOLE_HEADS),
             ConfigRow::Activation { key: "activation", names: ACTIVATIONS, absent: "gelu" },
             number("layer_norm_epsilon", |c| &mut c.norm_eps, 1e-5),
@@ -247,7 +291,7 @@ pub(super) const ROWS: &[Architecture] = &[
         // Not supported: Falcon multiplies ALiBi's bias by the scale of the scores too.
         fixed: &[("alibi", Fixed::Flag(false))],
         names: names::FALCON,
-        base_prefix: "transformer.",
+        ..LIKE_GPT2
     },
     Architecture {
         class: "OPTForCausalLM",
@@ -268,12 +312,12 @@ pub(super) const ROWS: &[Architecture] = &[
             flag("enable_bias", |c| &mut c.attn_out_bias, true),
             flag("enable_bias", |c| &mut c.mlp_bias, true),
             flag("tie_word_embeddings", |c| &mut c.tie_embeddings, true),
-            config_rows::OPT_NORMS,
-            config_rows::OPT_EMBEDDING_WIDTH,
+            OPT_NORMS,
+            OPT_EMBEDDING_WIDTH,
         ]],
         fixed: &[("layer_norm_elementwise_affine", Fixed::Flag(true))],
         names: names::OPT,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "BloomForCausalLM",
@@ -292,11 +336,11 @@ pub(super) const ROWS: &[Architecture] = &[
             number("layer_norm_epsilon", |c| &mut c.norm_eps, 1e-5),
             number("hidden_dropout", |c| &mut c.dropout, 0.0),
             flag("tie_word_embeddings", |c| &mut c.tie_embeddings, true),
-            config_rows::BLOOM_SLICES,
+            BLOOM_SLICES,
         ]],
         fixed: &[("apply_residual_connection_post_layernorm", Fixed::Flag(false))],
         names: names::BLOOM,
-        base_prefix: "transformer.",
+        ..LIKE_GPT2
     },
     Architecture {
         class: "OpenAIGPTLMHeadModel",
@@ -314,9 +358,8 @@ pub(super) const ROWS: &[Architecture] = &[
                 flag("tie_word_embeddings", |c| &mut c.tie_embeddings, true),
             ],
         ],
-        fixed: &[],
         names: names::GPT1,
-        base_prefix: "transformer.",
+        ..LIKE_GPT2
     },
     Architecture {
         class: "CTRLLMHeadModel",
@@ -333,14 +376,28 @@ pub(super) const ROWS: &[Architecture] = &[
             GPT2_SIZES,
             &[
                 size(&["dff"], |c| &mut c.d_ff),
-                config_rows::CTRL_FINAL_NORM_EPS,
+                CTRL_FINAL_NORM_EPS,
                 number("embd_pdrop", |c| &mut c.dropout, 0.1),
                 number("resid_pdrop", |c| &mut c.dropout, 0.1),
                 flag("tie_word_embeddings", |c| &mut c.tie_embeddings, true),
             ],
         ],
-        fixed: &[],
         names: names::CTRL,
-        base_prefix: "transformer.",
+        ..LIKE_GPT2
     },
+];
+
+fn gptj() -> GptConfig {
+    GptConfig { qkv_bias: false, attn_out_bias: false, tie_embeddings: false, lm_head_bias: true, ..shared_norm() }
+}
+
+/// What GPT-J and CodeGen share.
+const GPTJ: &[ConfigRow] = &[
+    size_or(&["n_inner"], |c| &mut c.d_ff, |c| c.d_model.saturating_mul(4)),
+    GPTJ_ROTARY_DIM,
+    ConfigRow::Activation { key: "activation_function", names: ACTIVATIONS, absent: "gelu_new" },
+    number("layer_norm_epsilon", |c| &mut c.norm_eps, 1e-5),
+    number("embd_pdrop", |c| &mut c.dropout, 0.0),
+    number("resid_pdrop", |c| &mut c.dropout, 0.0),
+    flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false),
 ];

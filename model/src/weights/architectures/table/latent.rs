@@ -2,35 +2,24 @@
 
 use super::super::{
     Architecture, Fixed,
-    bases::{deepseek, experts, latent, mixture_with},
+    bases::{corrected, deepseek, experts, latent, mixture_with},
     config_rows::{ConfigRow, flag, number, one_kv_head_each, size, size_or},
     expert_rows::{
-        FIRST_DENSE_OF_V2, FIRST_DENSE_OF_V3, GLM_LITE_LAYERS, GLM_SHARED, GROUPS, GROUPS_OF_V3, SHARED_OF_V2,
+        GLM_LITE_LAYERS, GROUPS, N_ROUTED, deepseek_router, expert_sizes, first_dense, groups, shared_experts,
     },
-    latent_rows::{
-        DEEPSEEK_HEADS, KV_HEADS, MINICPM3_VALUES, PLAIN_64, PLAIN_128, PLAIN_192, QUERIES_768, QUERIES_1536, SCORES,
-        V2_GROUPS,
-    },
+    latent_rows::{DEEPSEEK_HEADS, KV_HEADS, MINICPM3_VALUES, SCORES, V2_GROUPS, plain_dim, query_rank},
     names, rope,
-    row_groups::{ATTENTION_BIAS, LLAMA_SIZES, SILU, UNTIED},
+    row_groups::{ATTENTION_BIAS, LIKE_LLAMA, LLAMA_SIZES, SILU, SILU_UNTIED, rms_eps},
     variant_rows::MINICPM3_SCALES,
     window,
 };
-use crate::config::{GptConfig, RouterScores};
 
-const EPS: ConfigRow = number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6);
-const EPS_5: ConfigRow = number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5);
 const VALUES_128: ConfigRow = size_or(&["v_head_dim"], |c| &mut latent(c).value_dim, |_| 128);
 const TIED: ConfigRow = flag("tie_word_embeddings", |c| &mut c.tie_embeddings, true);
 const INTERLEAVED: ConfigRow = flag("rope_interleave", |c| &mut latent(c).interleaved, true);
-const N_ACTIVE: &[&str] = &["num_experts_per_tok"];
-const N_EXPERTS: &[&str] = &["n_routed_experts", "num_local_experts"];
 
 /// The end of each class's rows.
 const ROTATION: &[ConfigRow] = &[ConfigRow::Rope(&rope::WHOLE_HEADS), SCORES, ConfigRow::Window(&window::NONE)];
-
-/// The rest of DeepSeek V3's experts, for which their width must be known.
-const V3_ROUTER: &[ConfigRow] = &[flag("norm_topk_prob", |c| &mut experts(c).normalized, true), GLM_SHARED];
 
 /// Keys of the code that was published with the weights.
 const V3_FIXED: &[(&str, Fixed)] = &[
@@ -40,13 +29,6 @@ const V3_FIXED: &[(&str, Fixed)] = &[
     ("moe_layer_freq", Fixed::Number(1.0)),
 ];
 
-fn v3() -> GptConfig {
-    mixture_with(deepseek(), |experts| {
-        experts.scores = RouterScores::Sigmoid;
-        experts.selection_bias = true;
-    })
-}
-
 pub(super) const ROWS: &[Architecture] = &[
     Architecture {
         class: "DeepseekV2ForCausalLM",
@@ -54,22 +36,21 @@ pub(super) const ROWS: &[Architecture] = &[
         base: || mixture_with(deepseek(), |experts| experts.normalized = false),
         config: &[
             LLAMA_SIZES,
-            SILU,
-            UNTIED,
+            SILU_UNTIED,
             ATTENTION_BIAS,
             DEEPSEEK_HEADS,
             &[
-                PLAIN_128,
+                plain_dim(128),
                 VALUES_128,
-                QUERIES_1536,
-                EPS,
+                query_rank::<1536>(),
+                rms_eps(1e-6),
                 size_or(&["n_routed_experts", "num_experts"], |c| &mut experts(c).n_experts, |_| 64),
-                size(N_ACTIVE, |c| &mut experts(c).n_active),
+                size(&["num_experts_per_tok"], |c| &mut experts(c).n_active),
                 size_or(&["moe_intermediate_size"], |c| &mut experts(c).d_ff, |_| 1407),
                 number("routed_scaling_factor", |c| &mut experts(c).weight_multiplier, 1.0),
-                SHARED_OF_V2,
+                shared_experts("n_shared_experts", 2),
                 V2_GROUPS,
-                FIRST_DENSE_OF_V2,
+                first_dense("first_k_dense_replace", 0),
             ],
             ROTATION,
         ],
@@ -80,68 +61,60 @@ pub(super) const ROWS: &[Architecture] = &[
             ("moe_layer_freq", Fixed::Number(1.0)),
         ],
         names: names::LATENT_MOE,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     // Kimi K2 and Moonlight too.
     Architecture {
         class: "DeepseekV3ForCausalLM",
         model_type: "deepseek_v3",
-        base: v3,
+        base: || corrected(deepseek()),
         config: &[
             LLAMA_SIZES,
-            SILU,
-            UNTIED,
+            SILU_UNTIED,
             ATTENTION_BIAS,
             DEEPSEEK_HEADS,
+            &expert_sizes::<256, 8, 2048>(N_ROUTED),
+            &deepseek_router(true, 2.5),
             &[
-                PLAIN_128,
+                plain_dim(128),
                 VALUES_128,
-                QUERIES_1536,
+                query_rank::<1536>(),
                 INTERLEAVED,
-                EPS,
-                size_or(N_EXPERTS, |c| &mut experts(c).n_experts, |_| 256),
-                size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 8),
-                size_or(&["moe_intermediate_size"], |c| &mut experts(c).d_ff, |_| 2048),
-                number("routed_scaling_factor", |c| &mut experts(c).weight_multiplier, 2.5),
-                GROUPS_OF_V3,
-                FIRST_DENSE_OF_V3,
+                rms_eps(1e-6),
+                groups::<8, 4>(),
+                first_dense("first_k_dense_replace", 3),
             ],
-            V3_ROUTER,
             ROTATION,
         ],
         fixed: V3_FIXED,
         names: names::LATENT_MOE,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "Glm4MoeLiteForCausalLM",
         model_type: "glm4_moe_lite",
-        base: v3,
+        base: || corrected(deepseek()),
         config: &[
             LLAMA_SIZES,
-            SILU,
-            UNTIED,
+            SILU_UNTIED,
             ATTENTION_BIAS,
             DEEPSEEK_HEADS,
+            &expert_sizes::<64, 4, 1536>(N_ROUTED),
+            &deepseek_router(true, 1.8),
             &[
-                PLAIN_192,
+                plain_dim(192),
                 size_or(&["v_head_dim"], |c| &mut latent(c).value_dim, |_| 256),
-                QUERIES_768,
+                query_rank::<768>(),
                 INTERLEAVED,
-                EPS_5,
-                size_or(N_EXPERTS, |c| &mut experts(c).n_experts, |_| 64),
-                size_or(N_ACTIVE, |c| &mut experts(c).n_active, |_| 4),
-                size_or(&["moe_intermediate_size"], |c| &mut experts(c).d_ff, |_| 1536),
-                number("routed_scaling_factor", |c| &mut experts(c).weight_multiplier, 1.8),
+                rms_eps(1e-5),
                 GROUPS,
                 GLM_LITE_LAYERS,
             ],
-            V3_ROUTER,
             ROTATION,
         ],
         fixed: V3_FIXED,
         names: names::LATENT_MOE,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "MiniCPM3ForCausalLM",
@@ -161,10 +134,10 @@ pub(super) const ROWS: &[Architecture] = &[
                 KV_HEADS,
                 size_or(&["kv_lora_rank"], |c| &mut latent(c).kv_rank, |_| 256),
                 size_or(&["qk_rope_head_dim"], |c| &mut latent(c).rope_dim, |_| 32),
-                PLAIN_64,
+                plain_dim(64),
                 MINICPM3_VALUES,
-                QUERIES_768,
-                EPS_5,
+                query_rank::<768>(),
+                rms_eps(1e-5),
                 flag("mlp_bias", |c| &mut c.mlp_bias, false),
             ],
             MINICPM3_SCALES,
@@ -172,7 +145,7 @@ pub(super) const ROWS: &[Architecture] = &[
         ],
         fixed: &[],
         names: names::LATENT,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "YoutuForCausalLM",
@@ -183,11 +156,10 @@ pub(super) const ROWS: &[Architecture] = &[
             SILU,
             ATTENTION_BIAS,
             DEEPSEEK_HEADS,
-            &[TIED, PLAIN_128, VALUES_128, QUERIES_1536, INTERLEAVED, EPS],
+            &[TIED, plain_dim(128), VALUES_128, query_rank::<1536>(), INTERLEAVED, rms_eps(1e-6)],
             ROTATION,
         ],
-        fixed: &[("mlp_bias", Fixed::Flag(false))],
         names: names::LATENT,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
 ];

@@ -2,17 +2,17 @@
 
 use super::super::{
     Architecture, Fixed,
-    bases::{experts, mamba, mamba2, mixture, mixture_with},
-    config_rows::{ACTIVATIONS, ConfigRow, flag, head_dim, kv_heads, number, size, size_or},
+    bases::{corrected, experts, mamba, mamba2, mixture},
+    config_rows::{ACTIVATIONS, ConfigRow, flag, kv_heads, number, size, size_or},
     expert_rows::GROUPS,
     mamba_rows::{
         BAMBA_LAYERS, GRANITE_EXPERTS, GRANITE_LAYER_TYPES, GRANITE_POSITIONS, MAMBA, NEMOTRON_LATENT, NEMOTRON_LAYERS,
         NEMOTRON_TIME_STEPS,
     },
     names, rope,
-    row_groups::{ATTENTION_BIAS, GRANITE, LLAMA_SIZES, UNTIED},
+    row_groups::{ATTENTION_BIAS, GRANITE, HEAD_DIM, LIKE_LLAMA, LLAMA_SIZES, UNTIED, rms_eps},
 };
-use crate::config::{GptConfig, Positions, RouterScores};
+use crate::config::{GptConfig, Positions};
 
 pub(super) const ROWS: &[Architecture] = &[
     Architecture {
@@ -22,7 +22,7 @@ pub(super) const ROWS: &[Architecture] = &[
         config: &[LLAMA_SIZES, GRANITE, &[GRANITE_POSITIONS, GRANITE_EXPERTS], MAMBA, &[GRANITE_LAYER_TYPES]],
         fixed: &[("mlp_bias", Fixed::Flag(false)), ("sliding_window", Fixed::Nothing)],
         names: names::GRANITE_HYBRID,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "BambaForCausalLM",
@@ -32,10 +32,10 @@ pub(super) const ROWS: &[Architecture] = &[
             LLAMA_SIZES,
             &[
                 kv_heads(8),
-                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                HEAD_DIM,
                 ConfigRow::Rope(&rope::PHI),
                 ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "silu" },
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                rms_eps(1e-5),
                 flag("mlp_bias", |c| &mut c.mlp_bias, false),
             ],
             ATTENTION_BIAS,
@@ -45,17 +45,14 @@ pub(super) const ROWS: &[Architecture] = &[
         ],
         fixed: &[("sliding_window", Fixed::Nothing)],
         names: names::BAMBA,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "NemotronHForCausalLM",
         model_type: "nemotron_h",
         base: || {
             let mamba = GptConfig { gated_mlp: false, positions: Positions::None, ..mamba2() };
-            mixture_with(mamba, |experts| {
-                experts.scores = RouterScores::Sigmoid;
-                experts.selection_bias = true;
-            })
+            corrected(mamba)
         },
         config: &[
             &[

@@ -1,11 +1,15 @@
 //! Classes with RMSNorm or LayerNorm in other places than Llama: after each part, or one for both.
 
 use super::super::{
-    Architecture, Fixed,
-    bases::{cohere, llama, olmo2},
-    config_rows::{self, ConfigRow, flag, head_dim, kv_heads, number, size_or},
+    Architecture,
+    bases::{cohere, llama, muse_glimmer, olmo2},
+    config_rows::{ACTIVATIONS, ConfigRow, EXAONE4_ROTATION, ONLY_WINDOWS_ROTATE, flag, kv_heads, number},
     names, rope,
-    row_groups::{ATTENTION_BIAS, COHERE, GLM, LLAMA_SIZES, OLMO2, SILU, UNTIED},
+    row_groups::{
+        ATTENTION_BIAS, COHERE, GLM, HEAD_DIM, HEAD_DIM_128, HEADS, LIKE_LLAMA, LLAMA_SIZES, NO_BIASES, OLMO2,
+        SILU_UNTIED, UNTIED, rms_eps,
+    },
+    variant_rows::{HYPERCLOVAX_ATTENTION, HYPERCLOVAX_NORMS, MUSE_EPS, MUSE_ROTATION, MUSE_SCORES, NORM_OF_EACH_HEAD},
     window,
 };
 use crate::config::{GptConfig, NormPosition, QkNormSpan};
@@ -16,18 +20,16 @@ pub(super) const ROWS: &[Architecture] = &[
         model_type: "olmo2",
         base: olmo2,
         config: &[LLAMA_SIZES, OLMO2, &[ConfigRow::Rope(&rope::WHOLE_HEADS), ConfigRow::Window(&window::NONE)]],
-        fixed: &[("mlp_bias", Fixed::Flag(false))],
         names: names::OLMO2,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "Olmo3ForCausalLM",
         model_type: "olmo3",
         base: olmo2,
         config: &[LLAMA_SIZES, OLMO2, &[ConfigRow::Window(&window::OLMO3), ConfigRow::Rope(&rope::OLMO3)]],
-        fixed: &[("mlp_bias", Fixed::Flag(false))],
         names: names::OLMO2,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "Exaone4ForCausalLM",
@@ -35,56 +37,51 @@ pub(super) const ROWS: &[Architecture] = &[
         base: || GptConfig { qk_norm_span: QkNormSpan::Head, ..olmo2() },
         config: &[
             LLAMA_SIZES,
-            SILU,
-            UNTIED,
+            SILU_UNTIED,
             &[
                 kv_heads(32),
-                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                HEAD_DIM,
                 ConfigRow::Rope(&rope::WHOLE_HEADS),
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                rms_eps(1e-5),
                 ConfigRow::Window(&window::EXAONE4),
-                config_rows::EXAONE4_ROTATION,
+                EXAONE4_ROTATION,
             ],
         ],
-        fixed: &[("attention_bias", Fixed::Flag(false)), ("mlp_bias", Fixed::Flag(false))],
+        fixed: NO_BIASES,
         names: names::OLMO2,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "Glm4ForCausalLM",
         model_type: "glm4",
         base: || GptConfig { norm_position: NormPosition::Sandwich, ..llama() },
-        config: &[LLAMA_SIZES, SILU, UNTIED, GLM],
-        fixed: &[("mlp_bias", Fixed::Flag(false))],
+        config: &[LLAMA_SIZES, SILU_UNTIED, GLM],
         names: names::GLM4,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "HyperCLOVAXForCausalLM",
         model_type: "hyperclovax",
-        base: llama,
         config: &[
             LLAMA_SIZES,
-            SILU,
-            UNTIED,
+            SILU_UNTIED,
             ATTENTION_BIAS,
+            HEADS,
             &[
-                size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
-                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
                 ConfigRow::Rope(&rope::WHOLE_HEADS),
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
+                rms_eps(1e-6),
                 number("embedding_multiplier", |c| &mut c.embedding_multiplier, 1.0),
                 number("residual_multiplier", |c| &mut c.residual_multiplier, 1.0),
                 number("logits_scaling", |c| &mut c.logit_multiplier, 1.0),
-                config_rows::HYPERCLOVAX_ATTENTION,
-                config_rows::HYPERCLOVAX_NORMS,
+                HYPERCLOVAX_ATTENTION,
+                HYPERCLOVAX_NORMS,
                 flag("mlp_bias", |c| &mut c.mlp_bias, false),
                 ConfigRow::Window(&window::NONE),
             ],
         ],
         fixed: &[],
         names: names::HYPERCLOVAX,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "CohereForCausalLM",
@@ -94,14 +91,15 @@ pub(super) const ROWS: &[Architecture] = &[
             LLAMA_SIZES,
             COHERE,
             &[
-                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                HEAD_DIM,
+                flag("use_qk_norm", |c| &mut c.qk_norm, false),
+                NORM_OF_EACH_HEAD,
                 ConfigRow::Rope(&rope::COHERE),
                 ConfigRow::Window(&window::NONE),
             ],
         ],
-        fixed: &[("mlp_bias", Fixed::Flag(false))],
         names: names::COHERE,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "Cohere2ForCausalLM",
@@ -110,15 +108,40 @@ pub(super) const ROWS: &[Architecture] = &[
         config: &[
             LLAMA_SIZES,
             COHERE,
+            &[HEAD_DIM, ConfigRow::Rope(&rope::WHOLE_HEADS), ConfigRow::Window(&window::COHERE2), ONLY_WINDOWS_ROTATE],
+        ],
+        names: names::COHERE,
+        ..LIKE_LLAMA
+    },
+    // Transformers has it only with its vision part, as `MuseGlimmerForConditionalGeneration`.
+    Architecture {
+        class: "MuseGlimmerForCausalLM",
+        model_type: "muse_glimmer_text",
+        base: || GptConfig {
+            plain_qk_norm: true,
+            norm_weight_offset: 1.0,
+            final_norm_offset: Some(0.0),
+            ..muse_glimmer()
+        },
+        config: &[
+            LLAMA_SIZES,
+            UNTIED,
             &[
-                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                kv_heads(2),
+                HEAD_DIM_128,
                 ConfigRow::Rope(&rope::WHOLE_HEADS),
-                ConfigRow::Window(&window::COHERE2),
-                config_rows::ONLY_WINDOWS_ROTATE,
+                MUSE_ROTATION,
+                ConfigRow::Window(&window::MUSE_GLIMMER),
+                ConfigRow::Activation { key: "hidden_activation", names: ACTIVATIONS, absent: "silu" },
+                rms_eps(1e-5),
+                MUSE_EPS,
+                MUSE_SCORES,
+                number("output_multiplier", |c| &mut c.logit_multiplier, 0.196_116_135_138_184_04),
+                ConfigRow::Cap { key: "final_logit_softcapping", of: |c| &mut c.logit_softcap, absent: Some(20.0) },
             ],
         ],
-        fixed: &[("mlp_bias", Fixed::Flag(false))],
-        names: names::COHERE,
-        base_prefix: "model.",
+        fixed: NO_BIASES,
+        names: names::MUSE_GLIMMER,
+        ..LIKE_LLAMA
     },
 ];

@@ -3,23 +3,14 @@
 use super::super::{
     Architecture, Fixed,
     bases::{conv, delta_net, experts, gated_delta, mixture_with, short_conv},
-    config_rows::{ConfigRow, derived, flag, head_dim, kv_heads, number, size, size_or},
-    expert_rows::{BALANCE_LOSS, FIRST_DENSE_OF_LFM2, QWEN_LAYERS},
+    config_rows::{ConfigRow, flag, kv_heads, number, size_or},
+    expert_rows::{BALANCE_LOSS, NO_MLP, QWEN_LAYERS, first_dense},
     names,
     recurrent_rows::{LFM2_LAYER_TYPES, LFM2_MLP, LFM2_TIED, QWEN_LAYER_TYPES},
     rope,
-    row_groups::{ATTENTION_BIAS, LLAMA_SIZES, UNTIED},
+    row_groups::{ATTENTION_BIAS, HEAD_DIM, LIKE_LLAMA, LLAMA_SIZES, SIZES_WITHOUT_MLP, UNTIED},
 };
 use crate::config::RouterScores;
-
-/// [`LLAMA_SIZES`] but for the width of the MLP.
-const SIZES: &[ConfigRow] = &[
-    size(&["vocab_size"], |c| &mut c.vocab_size),
-    size(&["max_position_embeddings"], |c| &mut c.max_seq_len),
-    size(&["num_hidden_layers"], |c| &mut c.n_layers),
-    size(&["num_attention_heads"], |c| &mut c.n_heads),
-    size(&["hidden_size"], |c| &mut c.d_model),
-];
 
 /// What Qwen 3.5 and Qwen 3 Next share.
 const QWEN: &[ConfigRow] = &[
@@ -57,14 +48,14 @@ pub(super) const ROWS: &[Architecture] = &[
         config: &[LLAMA_SIZES, &[kv_heads(4)], QWEN, ATTENTION_BIAS, UNTIED],
         fixed: QWEN_FIXED,
         names: names::QWEN3_5,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "Qwen3_5MoeForCausalLM",
         model_type: "qwen3_5_moe_text",
         base: || mixture_with(gated_delta(), |experts| experts.shared_gate = true),
         config: &[
-            SIZES,
+            SIZES_WITHOUT_MLP,
             &[kv_heads(2)],
             QWEN,
             ATTENTION_BIAS,
@@ -73,13 +64,12 @@ pub(super) const ROWS: &[Architecture] = &[
             &[
                 size_or(&["num_experts"], |c| &mut experts(c).n_experts, |_| 256),
                 size_or(&["num_experts_per_tok"], |c| &mut experts(c).n_active, |_| 8),
-                // No layer has an MLP.
-                derived(|c| &mut c.d_ff, |c| c.experts.as_ref().map_or(0, |experts| experts.d_ff)),
+                NO_MLP,
             ],
         ],
         fixed: QWEN_FIXED,
         names: names::QWEN3_5,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "Qwen3NextForCausalLM",
@@ -101,16 +91,16 @@ pub(super) const ROWS: &[Architecture] = &[
         ],
         fixed: QWEN_FIXED,
         names: names::QWEN3_NEXT,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "Lfm2ForCausalLM",
         model_type: "lfm2",
         base: short_conv,
-        config: &[SIZES, LFM2, &[LFM2_MLP, LFM2_TIED]],
+        config: &[SIZES_WITHOUT_MLP, LFM2, &[LFM2_MLP, LFM2_TIED]],
         fixed: &[],
         names: names::LFM2,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "Lfm2MoeForCausalLM",
@@ -127,19 +117,19 @@ pub(super) const ROWS: &[Architecture] = &[
                 flag("use_expert_bias", |c| &mut experts(c).selection_bias, true),
                 number("routed_scaling_factor", |c| &mut experts(c).weight_multiplier, 1.0),
                 flag("norm_topk_prob", |c| &mut experts(c).normalized, true),
-                FIRST_DENSE_OF_LFM2,
+                first_dense("num_dense_layers", 2),
             ],
         ],
         fixed: &[],
         names: names::LFM2,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
 ];
 
 /// What LFM2 has, with experts or not.
 const LFM2: &[ConfigRow] = &[
     kv_heads(8),
-    size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+    HEAD_DIM,
     ConfigRow::Rope(&rope::MIXTRAL),
     number("norm_eps", |c| &mut c.norm_eps, 1e-5),
     size_or(&["conv_L_cache"], |c| &mut conv(c).kernel, |_| 3),

@@ -3,71 +3,64 @@
 use super::super::{
     Architecture, Fixed,
     bases::llama,
-    config_rows::{self, ACTIVATIONS, ConfigRow, derived, flag, head_dim, kv_heads, number, size, size_or},
+    config_rows::{ACTIVATIONS, ConfigRow, derived, flag, head_dim, kv_heads, number, size},
     names, rope,
-    row_groups::{ATTENTION_BIAS, GLM, LLAMA_SIZES, SILU, UNTIED},
-    variant_rows::{EXAONE_EPS, INTERNLM3_BIASES, MINICPM_SCALES},
+    row_groups::{
+        ATTENTION_BIAS, GLM, GROUPED_HEADS, HEAD_DIM, HEAD_DIM_128, HEADS, LIKE_LLAMA, LLAMA_SIZES, NO_BIASES, SILU,
+        SILU_UNTIED, UNTIED, rms_eps,
+    },
+    variant_rows::{CWM_BOS, EXAONE_EPS, HUNYUAN_DENSE, INTERNLM3_BIASES, MINICPM_SCALES, MINISTRAL3_TEMPERATURE},
     window,
 };
 use crate::config::{GptConfig, NormKind};
-
-const NO_MLP_BIAS: &[(&str, Fixed)] = &[("mlp_bias", Fixed::Flag(false))];
-const NO_BIASES: &[(&str, Fixed)] = &[("attention_bias", Fixed::Flag(false)), ("mlp_bias", Fixed::Flag(false))];
 
 pub(super) const ROWS: &[Architecture] = &[
     Architecture {
         class: "MinistralForCausalLM",
         model_type: "ministral",
-        base: llama,
         config: &[
             LLAMA_SIZES,
-            SILU,
-            UNTIED,
+            SILU_UNTIED,
             &[
                 kv_heads(8),
-                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                HEAD_DIM,
                 ConfigRow::Rope(&rope::WHOLE_HEADS),
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
+                rms_eps(1e-6),
                 ConfigRow::Window(&window::MINISTRAL),
             ],
         ],
         fixed: NO_BIASES,
-        names: names::LLAMA,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "Ministral3ForCausalLM",
         model_type: "ministral3",
-        base: llama,
         config: &[
             LLAMA_SIZES,
-            SILU,
-            UNTIED,
+            SILU_UNTIED,
             &[
                 kv_heads(8),
-                size_or(&["head_dim"], |c| &mut c.head_dim, |_| 128),
+                HEAD_DIM_128,
                 ConfigRow::Rope(&rope::MINISTRAL3),
-                config_rows::MINISTRAL3_TEMPERATURE,
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                MINISTRAL3_TEMPERATURE,
+                rms_eps(1e-5),
                 ConfigRow::Window(&window::PHI3),
             ],
         ],
         fixed: NO_BIASES,
-        names: names::LLAMA,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "Ernie4_5ForCausalLM",
         model_type: "ernie4_5",
-        base: llama,
         config: &[
             LLAMA_SIZES,
             SILU,
             &[
                 kv_heads(2),
-                size_or(&["head_dim"], |c| &mut c.head_dim, |_| 128),
+                HEAD_DIM_128,
                 ConfigRow::Rope(&rope::COHERE),
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                rms_eps(1e-5),
                 flag("use_bias", |c| &mut c.qkv_bias, false),
                 flag("use_bias", |c| &mut c.attn_out_bias, false),
                 flag("use_bias", |c| &mut c.mlp_bias, false),
@@ -77,16 +70,14 @@ pub(super) const ROWS: &[Architecture] = &[
         ],
         fixed: NO_BIASES,
         names: names::INTERLEAVED,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "GlmForCausalLM",
         model_type: "glm",
-        base: llama,
-        config: &[LLAMA_SIZES, SILU, UNTIED, GLM],
-        fixed: NO_MLP_BIAS,
+        config: &[LLAMA_SIZES, SILU_UNTIED, GLM],
         names: names::GLM,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "HunYuanDenseV1ForCausalLM",
@@ -94,35 +85,25 @@ pub(super) const ROWS: &[Architecture] = &[
         base: || GptConfig { qk_norm: true, qk_norm_after_rope: true, ..llama() },
         config: &[
             LLAMA_SIZES,
-            SILU,
-            UNTIED,
+            SILU_UNTIED,
             ATTENTION_BIAS,
-            &[
-                size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
-                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
-                ConfigRow::Rope(&rope::HUNYUAN),
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
-                config_rows::HUNYUAN_DENSE,
-                ConfigRow::Window(&window::NONE),
-            ],
+            HEADS,
+            &[ConfigRow::Rope(&rope::HUNYUAN), rms_eps(1e-5), HUNYUAN_DENSE, ConfigRow::Window(&window::NONE)],
         ],
-        fixed: NO_MLP_BIAS,
         names: names::HUNYUAN,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "SeedOssForCausalLM",
         model_type: "seed_oss",
-        base: llama,
         config: &[
             LLAMA_SIZES,
-            SILU,
-            UNTIED,
+            SILU_UNTIED,
             &[
                 kv_heads(8),
-                size_or(&["head_dim"], |c| &mut c.head_dim, |_| 128),
+                HEAD_DIM_128,
                 ConfigRow::Rope(&rope::WHOLE_HEADS),
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
+                rms_eps(1e-6),
                 number("residual_dropout", |c| &mut c.dropout, 0.1),
                 flag("attention_bias", |c| &mut c.qkv_bias, true),
                 flag("attention_out_bias", |c| &mut c.attn_out_bias, false),
@@ -131,8 +112,7 @@ pub(super) const ROWS: &[Architecture] = &[
             ],
         ],
         fixed: &[],
-        names: names::LLAMA,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "ApertusForCausalLM",
@@ -142,17 +122,12 @@ pub(super) const ROWS: &[Architecture] = &[
             LLAMA_SIZES,
             UNTIED,
             ATTENTION_BIAS,
-            &[
-                size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
-                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
-                ConfigRow::Rope(&rope::STATED),
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
-                ConfigRow::Window(&window::NONE),
-            ],
+            HEADS,
+            &[ConfigRow::Rope(&rope::STATED), rms_eps(1e-5), ConfigRow::Window(&window::NONE)],
         ],
         fixed: &[("hidden_act", Fixed::Text("xielu")), ("mlp_bias", Fixed::Flag(false))],
         names: names::APERTUS,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "ArceeForCausalLM",
@@ -162,19 +137,18 @@ pub(super) const ROWS: &[Architecture] = &[
             LLAMA_SIZES,
             UNTIED,
             ATTENTION_BIAS,
+            HEADS,
             &[
-                size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
-                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
                 ConfigRow::Rope(&rope::WHOLE_HEADS),
                 ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "relu2" },
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                rms_eps(1e-5),
                 flag("mlp_bias", |c| &mut c.mlp_bias, false),
                 ConfigRow::Window(&window::NONE),
             ],
         ],
         fixed: &[],
         names: names::UNGATED,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "NemotronForCausalLM",
@@ -190,9 +164,8 @@ pub(super) const ROWS: &[Architecture] = &[
             LLAMA_SIZES,
             UNTIED,
             ATTENTION_BIAS,
+            HEADS,
             &[
-                size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
-                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
                 ConfigRow::Rope(&rope::PHI),
                 ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "relu2" },
                 number("norm_eps", |c| &mut c.norm_eps, 1e-5),
@@ -202,42 +175,36 @@ pub(super) const ROWS: &[Architecture] = &[
         ],
         fixed: &[],
         names: names::UNGATED,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
-    // `clip_qkv` is rejected.
     Architecture {
         class: "OlmoForCausalLM",
         model_type: "olmo",
         base: || GptConfig { norm: NormKind::LayerNorm, norm_weight: false, norm_eps: 1e-5, ..llama() },
         config: &[
             LLAMA_SIZES,
-            SILU,
-            UNTIED,
+            SILU_UNTIED,
             ATTENTION_BIAS,
+            HEADS,
             &[
-                size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
-                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
                 ConfigRow::Rope(&rope::WHOLE_HEADS),
+                ConfigRow::Cap { key: "clip_qkv", of: |c| &mut c.clip_qkv, absent: None },
                 ConfigRow::Window(&window::NONE),
             ],
         ],
-        fixed: NO_MLP_BIAS,
-        names: names::LLAMA,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "HeliumForCausalLM",
         model_type: "helium",
-        base: llama,
         config: &[
             LLAMA_SIZES,
-            SILU,
-            UNTIED,
+            SILU_UNTIED,
             &[
                 kv_heads(20),
-                size_or(&["head_dim"], |c| &mut c.head_dim, |_| 128),
+                HEAD_DIM_128,
                 ConfigRow::Rope(&rope::HELIUM),
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-8),
+                rms_eps(1e-8),
                 flag("attention_bias", |c| &mut c.qkv_bias, false),
                 flag("mlp_bias", |c| &mut c.mlp_bias, false),
                 ConfigRow::Window(&window::NONE),
@@ -245,53 +212,47 @@ pub(super) const ROWS: &[Architecture] = &[
         ],
         fixed: &[],
         names: names::INTERLEAVED,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     Architecture {
         class: "CwmForCausalLM",
         model_type: "cwm",
-        base: llama,
         config: &[
             LLAMA_SIZES,
-            SILU,
-            UNTIED,
+            SILU_UNTIED,
             &[
                 kv_heads(8),
-                size_or(&["head_dim"], |c| &mut c.head_dim, |_| 128),
+                HEAD_DIM_128,
                 ConfigRow::Rope(&rope::STATED),
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                rms_eps(1e-5),
                 flag("mlp_bias", |c| &mut c.mlp_bias, false),
                 ConfigRow::Window(&window::CWM),
-                config_rows::CWM_BOS,
+                CWM_BOS,
             ],
         ],
         fixed: &[("attention_bias", Fixed::Flag(false))],
-        names: names::LLAMA,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     // Its code is beside its released weights: transformers has no such class.
     Architecture {
         class: "MiniCPMForCausalLM",
         model_type: "minicpm",
-        base: llama,
         config: &[
             LLAMA_SIZES,
             SILU,
+            ATTENTION_BIAS,
             &[
-                size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
+                GROUPED_HEADS,
                 derived(|c| &mut c.head_dim, head_dim),
                 ConfigRow::Rope(&rope::WHOLE_HEADS),
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
-                flag("attention_bias", |c| &mut c.qkv_bias, false),
-                flag("attention_bias", |c| &mut c.attn_out_bias, false),
+                rms_eps(1e-6),
                 flag("tie_word_embeddings", |c| &mut c.tie_embeddings, true),
                 ConfigRow::Window(&window::NONE),
             ],
             MINICPM_SCALES,
         ],
         fixed: &[("mlp_bias", Fixed::Flag(false)), ("sparse_config", Fixed::Nothing)],
-        names: names::LLAMA,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
     // EXAONE 3. Transformers computes both of these as Llama.
     Architecture {
@@ -307,15 +268,8 @@ pub(super) const ROWS: &[Architecture] = &[
                 size(&["hidden_size"], |c| &mut c.d_model),
                 size(&["intermediate_size"], |c| &mut c.d_ff),
             ],
-            SILU,
-            UNTIED,
-            &[
-                kv_heads(8),
-                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
-                ConfigRow::Rope(&rope::COHERE),
-                EXAONE_EPS,
-                ConfigRow::Window(&window::NONE),
-            ],
+            SILU_UNTIED,
+            &[kv_heads(8), HEAD_DIM, ConfigRow::Rope(&rope::COHERE), EXAONE_EPS, ConfigRow::Window(&window::NONE)],
         ],
         fixed: &[
             ("attention_bias", Fixed::Flag(false)),
@@ -328,22 +282,19 @@ pub(super) const ROWS: &[Architecture] = &[
     Architecture {
         class: "InternLM3ForCausalLM",
         model_type: "internlm3",
-        base: llama,
         config: &[
             LLAMA_SIZES,
-            SILU,
-            UNTIED,
+            SILU_UNTIED,
             &[
                 kv_heads(2),
-                size_or(&["head_dim"], |c| &mut c.head_dim, |_| 128),
+                HEAD_DIM_128,
                 ConfigRow::Rope(&rope::WHOLE_HEADS),
-                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                rms_eps(1e-5),
                 INTERNLM3_BIASES,
                 ConfigRow::Window(&window::NONE),
             ],
         ],
         fixed: &[],
-        names: names::LLAMA,
-        base_prefix: "model.",
+        ..LIKE_LLAMA
     },
 ];

@@ -10,17 +10,18 @@ use super::super::{
     architectures::ALL,
     config_rows::{ATTENTION_FACTOR, FACTOR_LISTS, LONG_ROPE, long_rope},
     description::Gguf,
+    rope_factors::{self, frequency_factors},
     writer::Entry,
 };
 use crate::{
-    config::{GptConfig, Positions, RopeScaling},
+    config::{Experts, GptConfig, Positions, Recurrence, Recurrent, RopeScaling, RouterScores},
     error::{Error, Result},
     gpt::param_specs,
     sampling::SamplingParams,
 };
 
 /// Architectures by the classes that the converter of llama.cpp turns into them.
-const OF_CLASSES: [(&str, &str); 33] = [
+const OF_CLASSES: &[(&str, &str)] = &[
     ("LlamaForCausalLM", "llama"),
     ("MistralForCausalLM", "llama"),
     ("Qwen2ForCausalLM", "qwen2"),
@@ -54,10 +55,44 @@ const OF_CLASSES: [(&str, &str); 33] = [
     ("OlmoForCausalLM", "olmo"),
     ("MiniCPMForCausalLM", "minicpm"),
     ("Jais2ForCausalLM", "jais2"),
+    ("ApertusForCausalLM", "apertus"),
+    ("Gemma4ForCausalLM", "gemma4"),
+    ("Gemma4UnifiedForCausalLM", "gemma4"),
+    ("MixtralForCausalLM", "llama"),
+    ("Qwen2MoeForCausalLM", "qwen2moe"),
+    ("Qwen3MoeForCausalLM", "qwen3moe"),
+    ("OlmoeForCausalLM", "olmoe"),
+    ("GraniteMoeForCausalLM", "granitemoe"),
+    ("GraniteMoeSharedForCausalLM", "granitemoe"),
+    ("Glm4MoeForCausalLM", "glm4moe"),
+    ("Ernie4_5_MoeForCausalLM", "ernie4_5-moe"),
+    ("GptOssForCausalLM", "gpt-oss"),
+    ("DeepseekV2ForCausalLM", "deepseek2"),
+    ("DeepseekV3ForCausalLM", "deepseek2"),
+    ("Glm4MoeLiteForCausalLM", "deepseek2"),
+    ("YoutuForCausalLM", "deepseek2"),
+    ("MiniCPM3ForCausalLM", "minicpm3"),
+    ("Lfm2ForCausalLM", "lfm2"),
+    ("Lfm2MoeForCausalLM", "lfm2moe"),
+    ("Qwen3_5ForCausalLM", "qwen35"),
+    ("Qwen3_5MoeForCausalLM", "qwen35moe"),
+    ("Qwen3NextForCausalLM", "qwen3next"),
+    ("GraniteMoeHybridForCausalLM", "granitehybrid"),
+    ("BambaForCausalLM", "granitehybrid"),
+    ("NemotronHForCausalLM", "nemotron_h"),
 ];
 
 /// The architectures for which llama.cpp reads the factors of LongRoPE.
 const WITH_FACTOR_LISTS: [&str; 3] = ["phi3", "llama", "minicpm"];
+/// The architectures for which it reads factors for all lengths.
+const WITH_FREQUENCY_FACTORS: [&str; 9] =
+    ["llama", "mistral3", "exaone", "exaone4", "arcee", "minicpm", "granite", "granitemoe", "gemma4"];
+/// The architectures for which it reads how the router scores and weighs experts.
+const WITH_ROUTER_KEYS: [&str; 3] = ["glm4moe", "deepseek2", "nemotron_h_moe"];
+/// The architectures for which its routers may have a bias for the selection.
+const WITH_SELECTION_BIAS: [&str; 5] = ["glm4moe", "deepseek2", "nemotron_h_moe", "ernie4_5-moe", "lfm2moe"];
+/// The architectures whose first layers may have an MLP without experts.
+const WITH_DENSE_LAYERS: [&str; 4] = ["glm4moe", "deepseek2", "ernie4_5-moe", "lfm2moe"];
 
 /// The architecture that describes `config`, the configuration as the file has it (its norms have no offset), and the
 /// architecture's keys with their values.
@@ -68,7 +103,15 @@ pub(in super::super) fn described(
     config: &GptConfig,
     class: Option<&str>,
 ) -> Result<(&'static Gguf, GptConfig, Map<String, Value>)> {
-    let mut config = GptConfig { norm_weight_offset: 0.0, ..config.clone() };
+    let mut config = GptConfig { norm_weight_offset: 0.0, final_norm_offset: None, ..config.clone() };
+    // Files do not have what only training needs.
+    config.experts.iter_mut().for_each(|experts| experts.balance_loss = 0.0);
+    if let Some(Recurrent { recurrence: Recurrence::Mamba2(mamba), .. }) = &mut config.recurrent
+        && mamba.min_time_step > 0.0
+    {
+        tracing::warn!("the least time step, {}, is not exported: GGUF files have no key for it", mamba.min_time_step);
+        mamba.min_time_step = 0.0;
+    }
     if let Positions::Rope(rope) = &mut config.positions
         && matches!(rope.scaling, RopeScaling::Dynamic { .. })
     {
@@ -83,51 +126,120 @@ pub(in super::super) fn described(
             return Ok((gguf, config, own));
         }
     }
-    let names: Vec<_> = ALL.iter().map(|gguf| gguf.name).collect();
+    let why = match (class, ALL.iter().find(|gguf| Some(gguf.name) == usual)) {
+        (_, Some(gguf)) => format!("files of `{}` {}", gguf.name, lack(gguf, &config)),
+        (Some(class), None) => format!("llama.cpp's converter has none for `{class}` that Hearth writes"),
+        (None, None) => format!("tried were {}", ALL.iter().map(|gguf| gguf.name).collect::<Vec<_>>().join(", ")),
+    };
     let what = format!(
-        "no architecture of GGUF files describes the model; tried were {}\nhint: rotary scaling `llama3`, the activation xIELU \
-         and architectures of Hearth's own cannot be exported",
-        names.join(", ")
+        "no architecture of GGUF files describes the model: {why}\nhint: serve the model dir instead; `hearth quantize` makes it \
+         smaller"
     );
     Err(Error::Config { field: "architecture".into(), what })
+}
+
+/// What files of `gguf` cannot say of a model of `config`.
+fn lack(gguf: &Gguf, config: &GptConfig) -> String {
+    let names = gguf.names();
+    if config.xielu {
+        return "have the numbers of xIELU as metadata, which is not written".into();
+    }
+    if let Some(spec) = param_specs(config).iter().find(|spec| !names.knows(spec, config)) {
+        return format!("have no tensor for `{}`", spec.path);
+    }
+    if let Some(feature) = unread_by_llama_cpp(gguf, config) {
+        return format!("have no {feature} in llama.cpp");
+    }
+    match read_back(gguf, config, false) {
+        Err(error) => format!("are not written: {error}"),
+        Ok((read, _)) => {
+            let fields = |config: &GptConfig| match serde_json::to_value(config) {
+                Ok(Value::Object(fields)) => fields,
+                _ => Map::new(),
+            };
+            let (own, read) = (fields(config), fields(&read));
+            let differ = own.iter().filter(|(name, value)| read.get(*name) != Some(value));
+            let shown = |(name, value): (&String, &Value)| match value {
+                Value::Object(_) | Value::Array(_) => format!("this `{name}`"),
+                value => format!("`{name}` = {value}"),
+            };
+            let differ: Vec<_> = differ.map(shown).collect();
+            format!("cannot say {}", differ.join(", "))
+        }
+    }
+}
+
+/// A feature that the file could have, but llama.cpp would pass over.
+fn unread_by_llama_cpp(gguf: &Gguf, config: &GptConfig) -> Option<&'static str> {
+    let has = |list: &[&str]| list.contains(&gguf.name);
+    let experts = config.experts.as_ref();
+    let router = |experts: &Experts| (experts.scores, experts.normalized, experts.weight_multiplier);
+    let of_base = (gguf.base)().experts.as_ref().map_or((RouterScores::Softmax, true, 1.0), router);
+    let is_usual = experts.is_none_or(|experts| router(experts) == of_base);
+    let dense = experts.map_or(&[][..], |experts| &experts.dense_layers);
+    let are_first = dense.iter().copied().eq(0..dense.len());
+    let scaling = if let Positions::Rope(rope) = &config.positions { rope.scaling.clone() } else { RopeScaling::None };
+    let features = [
+        ("order of value heads like that of the class", gguf.name.starts_with("qwen35")),
+        ("rotary scaling `longrope`", matches!(scaling, RopeScaling::LongRope { .. }) && !has(&WITH_FACTOR_LISTS)),
+        ("rotary scaling `llama3`", matches!(scaling, RopeScaling::Llama3 { .. }) && !has(&WITH_FREQUENCY_FACTORS)),
+        ("router like this one", !is_usual && !has(&WITH_ROUTER_KEYS)),
+        ("bias of the router", experts.is_some_and(|it| it.selection_bias) && !has(&WITH_SELECTION_BIAS)),
+        ("layers without experts between others", !(dense.is_empty() || are_first && has(&WITH_DENSE_LAYERS))),
+    ];
+    features.into_iter().find(|(_, is_there)| *is_there).map(|(feature, _)| feature)
 }
 
 /// The keys of `gguf` for `config`, if reading them gives it again.
 fn written(gguf: &Gguf, config: &GptConfig) -> Option<Map<String, Value>> {
     let names = gguf.names();
-    let specs = param_specs(config);
-    // Its numbers are metadata, which is not written.
-    if config.xielu {
+    // The numbers of xIELU are metadata, which is not written.
+    let has_names = !config.xielu && param_specs(config).iter().all(|spec| names.knows(spec, config));
+    if !has_names || unread_by_llama_cpp(gguf, config).is_some() {
         return None;
     }
-    if !specs.iter().all(|spec| names.knows(spec, config)) {
-        return None;
-    }
-    let lists = factor_lists(config);
-    if lists.is_some() && !WITH_FACTOR_LISTS.contains(&gguf.name) {
-        return None;
-    }
-    let params = specs.iter().flat_map(|spec| names.parts(spec, config, &|_| false)).map(|part| part.name);
-    let tensors: Vec<String> = params.chain(lists.iter().flatten().map(|(name, _)| (*name).to_owned())).collect();
-    let has = |name: &str| tensors.iter().any(|tensor| tensor == name);
     [false, true].into_iter().find_map(|has_pattern| {
-        let own = keys(gguf, config, has_pattern);
-        let fields = Fields::new(&own, Path::new("metadata"));
-        let mut read = gguf.read(&fields, &has).ok()?;
-        if let (Some(lists), Positions::Rope(rope)) = (lists, &mut read.positions) {
-            rope.scaling = long_rope(&fields, config.max_seq_len, lists.map(|(_, list)| list.to_vec())).ok()?;
-        }
-        let read = GptConfig { vocab_size: config.vocab_size, dropout: config.dropout, ..read };
+        let (read, own) = read_back(gguf, config, has_pattern).ok()?;
         (read == *config).then_some(own)
     })
 }
 
-/// The factors of LongRoPE in `config`, with the names of their tensors.
-pub(super) fn factor_lists(config: &GptConfig) -> Option<[(&'static str, &[f32]); 2]> {
-    let Positions::Rope(rope) = &config.positions else { return None };
-    let RopeScaling::LongRope { short_factors, long_factors, .. } = &rope.scaling else { return None };
-    let [short, long] = FACTOR_LISTS;
-    Some([(short, short_factors), (long, long_factors)])
+/// What reading the keys of `gguf` for `config` gives, and the keys.
+fn read_back(gguf: &Gguf, config: &GptConfig, has_pattern: bool) -> Result<(GptConfig, Map<String, Value>)> {
+    let names = gguf.names();
+    let specs = param_specs(config);
+    let lists = factors(config);
+    let params = specs.iter().flat_map(|spec| names.parts(spec, config, &|_| false)).map(|part| part.name);
+    let tensors: Vec<String> = params.chain(lists.iter().map(|(name, _)| (*name).to_owned())).collect();
+    let has = |name: &str| tensors.iter().any(|tensor| tensor == name);
+    let own = keys(gguf, config, has_pattern);
+    let fields = Fields::new(&own, Path::new("metadata"));
+    let mut read = gguf.read(&fields, &has)?;
+    if let (Positions::Rope(rope), Positions::Rope(written)) = (&mut read.positions, &config.positions) {
+        match &lists[..] {
+            [] => {}
+            // The same frequencies, whatever figures give them.
+            [_] => rope.scaling = written.scaling.clone(),
+            [short, long, ..] => {
+                rope.scaling = long_rope(&fields, config.max_seq_len, [short.1.clone(), long.1.clone()])?;
+            }
+        }
+    }
+    if let (Some(read), Some(written)) = (&mut read.per_layer_inputs, &config.per_layer_inputs) {
+        // By the tensor's shape.
+        read.vocab_size = written.vocab_size;
+    }
+    Ok((GptConfig { vocab_size: config.vocab_size, dropout: config.dropout, ..read }, own))
+}
+
+/// The factors of rotary positions in `config` that are tensors, with their names: two lists of LongRoPE, or one.
+pub(super) fn factors(config: &GptConfig) -> Vec<(&'static str, Vec<f32>)> {
+    let Positions::Rope(rope) = &config.positions else { return Vec::new() };
+    if let RopeScaling::LongRope { short_factors, long_factors, .. } = &rope.scaling {
+        let [short, long] = FACTOR_LISTS;
+        return vec![(short, short_factors.clone()), (long, long_factors.clone())];
+    }
+    frequency_factors(rope, config.max_seq_len).map(|list| (rope_factors::TENSOR, list)).into_iter().collect()
 }
 
 /// All keys of an architecture. `has_pattern`: whether they state for each layer if it has the window.
@@ -157,7 +269,7 @@ fn keys(gguf: &Gguf, config: &GptConfig, has_pattern: bool) -> Map<String, Value
             _ => {}
         }
     }
-    if gguf.name == "granite" {
+    if gguf.name.starts_with("granite") {
         put("attention.scale", json!(config.score_scale()));
     }
     if let Some(window_rope) = &config.window_rope {
@@ -171,7 +283,7 @@ fn keys(gguf: &Gguf, config: &GptConfig, has_pattern: bool) -> Map<String, Value
         }
     }
     if config.head_dim * config.n_heads != config.d_model || own.contains_key("attention.key_length") {
-        own.insert("attention.value_length".to_owned(), json!(config.head_dim));
+        own.entry("attention.value_length").or_insert(json!(config.head_dim));
     }
     own
 }
@@ -204,7 +316,13 @@ fn entry_of_json(value: &Value) -> Option<Entry> {
             None => Entry::Float(number.as_f64()? as f32),
         },
         Value::String(text) => Entry::Text(text.clone()),
-        Value::Array(flags) => Entry::Flags(flags.iter().map(Value::as_bool).collect::<Option<_>>()?),
+        Value::Array(list) if list.iter().all(Value::is_boolean) => {
+            Entry::Flags(list.iter().filter_map(Value::as_bool).collect())
+        }
+        Value::Array(list) => {
+            let number = |value: &Value| i32::try_from(value.as_i64()?).ok();
+            Entry::Ints(list.iter().map(number).collect::<Option<_>>()?)
+        }
         Value::Null | Value::Object(_) => return None,
     })
 }

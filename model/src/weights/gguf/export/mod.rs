@@ -9,7 +9,7 @@ mod tokenizer;
 
 use std::{collections::HashMap, path::Path};
 
-use self::metadata::{described, entries, factor_lists, sampling_entries};
+use self::metadata::{described, entries, factors, sampling_entries};
 use super::{
     super::{
         file_names::GENERATION_FILE,
@@ -59,6 +59,7 @@ pub fn export(file: PartialFile, model: &LoadedModel, options: &ExportOptions) -
         tokenizer,
         chat_template,
         eos_token_ids,
+        decoder_start: _,
         sampling_defaults,
         own_pooling,
         text_limit: _,
@@ -74,7 +75,7 @@ pub fn export(file: PartialFile, model: &LoadedModel, options: &ExportOptions) -
     let generation = extra(GENERATION_FILE).map(|bytes| parse_json_object(Path::new(GENERATION_FILE), bytes));
     pairs.extend(sampling_entries(sampling_defaults, &generation.transpose()?.unwrap_or_default()));
     let planned = plan(gpt, gguf, &config, options.dtype)?;
-    let lists = factor_lists(&config).into_iter().flatten();
+    let lists = factors(&config).into_iter();
     let lists: Vec<_> = lists.map(|(name, values)| FactorList { name, shape: [values.len()], values }).collect();
     let params = planned.iter().map(|planned| planned as &dyn FileTensor);
     let tensors: Vec<_> = params.chain(lists.iter().map(|list| list as &dyn FileTensor)).collect();
@@ -82,13 +83,13 @@ pub fn export(file: PartialFile, model: &LoadedModel, options: &ExportOptions) -
 }
 
 /// Factors for the wavelength of each pair of dimensions.
-struct FactorList<'a> {
+struct FactorList {
     name: &'static str,
     shape: [usize; 1],
-    values: &'a [f32],
+    values: Vec<f32>,
 }
 
-impl FileTensor for FactorList<'_> {
+impl FileTensor for FactorList {
     fn name(&self) -> &str {
         self.name
     }
@@ -106,11 +107,13 @@ impl FileTensor for FactorList<'_> {
     }
 }
 
-/// A parameter, or a part of one, that is to be written.
+/// A tensor that is to be written.
 struct Planned<'a> {
     form: TensorForm,
-    tensor: SavedTensor,
-    param: ParamRef<'a>,
+    /// A parameter and which part of it makes the tensor; of a layer's experts all, in their order.
+    parts: Vec<(SavedTensor, ParamRef<'a>)>,
+    /// Values in a row of the parameter.
+    width: usize,
     /// Added to all values: norms are stored as they are used.
     offset: f32,
 }
@@ -119,44 +122,54 @@ struct Planned<'a> {
 fn plan<'a>(gpt: &'a Gpt, gguf: &Gguf, config: &GptConfig, dtype: Option<Dtype>) -> Result<Vec<Planned<'a>>> {
     let specs: HashMap<_, _> = param_specs(config).into_iter().map(|spec| (spec.path.clone(), spec)).collect();
     let names = gguf.names();
-    let mut planned = Vec::new();
+    let (mut planned, mut places) = (Vec::<Planned<'_>>::new(), HashMap::new());
     for (path, param) in gpt.params() {
         let Some(spec) = specs.get(&path) else {
             unreachable!("`param_specs` lists every parameter of the model: `{path}`")
         };
         let parts: Vec<TensorPart> = names.parts(spec, config, &|_| false);
-        let is_norm = path.ends_with("norm.weight");
-        let offset = if is_norm { gpt.config().norm_weight_offset } else { 0.0 };
-        let form = form_of(param, spec, dtype);
+        // The norm behind a gated delta net has no offset.
+        let norm =
+            path.strip_suffix(".weight").filter(|part| part.ends_with("norm") && !part.ends_with(".recurrent.norm"));
+        let offset = norm.map_or(0.0, |part| gpt.config().norm_options(part).1);
+        let width = spec.shape[1..].iter().product();
         for tensor in SavedTensor::of(parts, spec) {
-            planned.push(Planned { form, tensor, param, offset });
+            let place = *places.entry(tensor.name().to_owned()).or_insert(planned.len());
+            if place == planned.len() {
+                let form = form_of(param, spec, &tensor, dtype);
+                planned.push(Planned { form, parts: Vec::new(), width, offset });
+            }
+            planned[place].parts.push((tensor, param));
         }
     }
     Ok(planned)
 }
 
-/// Only matrices are rounded, and to blocks only where rows are whole blocks. llama.cpp adds learned positions in f32.
-fn form_of(param: ParamRef<'_>, spec: &ParamSpec, dtype: Option<Dtype>) -> TensorForm {
+/// Only matrices are rounded, and to blocks only where rows are whole blocks. llama.cpp adds learned positions in f32, and routers
+/// are never rounded.
+fn form_of(param: ParamRef<'_>, spec: &ParamSpec, tensor: &SavedTensor, dtype: Option<Dtype>) -> TensorForm {
     let ParamRef::Matrix(matrix) = param else { return TensorForm::F32 };
-    if spec.path == "pos_embed.weight" {
+    if spec.path == "pos_embed.weight" || spec.path.contains(".router.") {
         return TensorForm::F32;
     }
     let is_embedding = spec.path == "embed.weight";
     let dtype = dtype.map(|dtype| if is_embedding { dtype.for_embeddings() } else { dtype });
     let dtype = dtype.or_else(|| matrix.quantized_dtype()).unwrap_or(Dtype::F32);
     match TensorForm::of(dtype) {
-        TensorForm::Blocks(_) if !spec.shape[1].is_multiple_of(BLOCK_SIZE) => TensorForm::F32,
+        TensorForm::Blocks(_) if !tensor.shape().last().is_some_and(|width| width.is_multiple_of(BLOCK_SIZE)) => {
+            TensorForm::F32
+        }
         form => form,
     }
 }
 
 impl FileTensor for Planned<'_> {
     fn name(&self) -> &str {
-        self.tensor.name()
+        self.parts[0].0.name()
     }
 
     fn shape(&self) -> &[usize] {
-        self.tensor.shape()
+        self.parts[0].0.shape()
     }
 
     fn form(&self) -> TensorForm {
@@ -164,9 +177,16 @@ impl FileTensor for Planned<'_> {
     }
 
     fn bytes(&self) -> Result<Vec<u8>> {
-        let Self { form, tensor, param, offset } = self;
-        let width = if tensor.shape().len() == 2 { tensor.shape()[1] } else { 1 };
+        let parts = self.parts.iter().map(|(tensor, param)| self.bytes_of(tensor, *param));
+        Ok(parts.collect::<Result<Vec<_>>>()?.concat())
+    }
+}
+
+impl Planned<'_> {
+    fn bytes_of(&self, tensor: &SavedTensor, param: ParamRef<'_>) -> Result<Vec<u8>> {
+        let Self { form, width, offset, .. } = self;
         if let (TensorForm::Blocks(dtype), ParamRef::Matrix(matrix)) = (form, param)
+            && !tensor.has_columns()
             && let Some(blocks) = matrix.read_quantized()?
             && blocks.dtype() == *dtype
         {
@@ -174,14 +194,15 @@ impl FileTensor for Planned<'_> {
             return Ok(rows.iter().flat_map(|block| block_bytes(block, *dtype)).collect());
         }
         let data = param.read()?;
-        let all = values(&data)?;
-        let values: Vec<f32> = tensor.values(all, width).iter().map(|value| value + offset).collect();
+        let values: Vec<f32> = tensor.values(values(&data)?, *width).iter().map(|value| value + offset).collect();
         let dtype = match form {
             TensorForm::Floats(form) => return form.encode(tensor.name(), &values),
             TensorForm::Blocks(dtype) => dtype,
         };
-        let data = TensorData::new(values, tensor.shape());
-        let Some(blocks) = Weight::new(data, *dtype, &Device::flex())?.read_quantized()? else {
+        let row = tensor.shape().last().copied().unwrap_or(1);
+        let shape = [values.len() / row, row];
+        let Some(blocks) = Weight::new(TensorData::new(values, shape), *dtype, &Device::flex())?.read_quantized()?
+        else {
             unreachable!("a weight of {dtype} has blocks")
         };
         Ok(blocks.blocks().iter().flat_map(|block| block_bytes(block, *dtype)).collect())

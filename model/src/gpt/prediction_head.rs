@@ -1,0 +1,128 @@
+//! Multi-token prediction heads ([DeepSeek-V3](https://arxiv.org/abs/2412.19437), 2.2), as Qwen 3.5 and Qwen 3 Next have one:
+//! a layer behind the others that predicts one token further. Its predictions serve as drafts.
+
+use burn::tensor::{Int, Tensor};
+
+use super::Gpt;
+use crate::{
+    config::{Experts, GptConfig},
+    error::Result,
+    forward_pass::{AttentionContext, ForwardPass},
+    kv_cache::KvCache,
+    layers::{Linear, Norm, Part, modules},
+    ops::{self, Dtype, KvDtype},
+    param_specs::{ParamSpec, join_specs, part_specs},
+    params::{ParamData, ParamSource},
+};
+
+modules! {
+    /// Makes the layer's input of a token and a hidden state.
+    struct Join {
+        token_norm: Norm,
+        hidden_norm: Norm,
+        linear: Linear,
+    }
+}
+
+/// A prediction head. Its input is a row of the model, the [hidden state](Gpt::forward) and the token that follows; its output
+/// is a hidden state of which [`logits`](Self::logits) predict the token after that. It may be the hidden state of the next
+/// row's input in place of the model's, to predict further.
+///
+/// The head attends to its own rows, those before. The embedding and the output matrix are the model's, in the same memory.
+#[derive(Debug)]
+pub struct PredictionHead {
+    join: Join,
+    /// A model of one layer.
+    body: Gpt,
+}
+
+impl PredictionHead {
+    /// The head of `gpt` with parameters from `read`, as in [`Gpt::from_params`].
+    ///
+    /// # Errors
+    /// Whatever `read` reports.
+    pub fn from_params<'a, P: Into<ParamData<'a>>>(
+        gpt: &Gpt,
+        dtype: Dtype,
+        read: &mut dyn FnMut(&ParamSpec) -> Result<P>,
+    ) -> Result<Self> {
+        let (config, device) = (gpt.config.of_prediction_head(), gpt.device());
+        config.validate()?;
+        let mut read = |spec: &ParamSpec| match (spec.path.as_str(), &gpt.lm_head.weight) {
+            ("embed.weight", _) => Ok(ParamData::Placed(gpt.embed.weight.clone())),
+            ("lm_head.weight", Some(weight)) => Ok(ParamData::Placed(weight.clone())),
+            _ => read(spec).map(Into::into),
+        };
+        let parts = [part_specs(&config), join_specs(&config)].concat();
+        let mut source = ParamSource::of_parts(parts, &config, dtype, &device, &mut read);
+        Ok(Self { join: Join::read("join", &mut source)?, body: Gpt::read("", &mut source)? })
+    }
+
+    /// Hidden states, `[n_rows, d_model]`, of rows with the hidden states `hidden [n_rows, d_model]`, each with the token that
+    /// follows it, `[n_rows]`. `context` as in [`Gpt::forward`].
+    ///
+    /// # Panics
+    /// As [`Gpt::forward`].
+    pub fn forward(&self, next_ids: Tensor<1, Int>, hidden: Tensor<2>, context: AttentionContext<'_>) -> Tensor<2> {
+        let pass = &mut ForwardPass::new(&self.body.config, context, &next_ids.device());
+        let Join { token_norm, hidden_norm, linear } = &self.join;
+        let tokens = token_norm.forward(self.body.embed.forward(next_ids));
+        let joined = Tensor::cat(vec![tokens, hidden_norm.forward(hidden)], 1);
+        let x = ops::linear_with_lora(joined, linear.parts(None, &[]));
+        self.body.run_blocks(x, pass)
+    }
+
+    /// The configuration of its layer.
+    pub fn config(&self) -> &GptConfig {
+        &self.body.config
+    }
+
+    /// A KV cache of `n_pages` pages.
+    ///
+    /// # Errors
+    /// As [`Gpt::kv_cache`].
+    pub fn kv_cache(&self, n_pages: usize, dtype: KvDtype) -> Result<KvCache> {
+        self.body.kv_cache_with_states(n_pages, 0, dtype)
+    }
+
+    /// Scores of every token to come after the next one: `[n_rows, d_model]` to `[n_rows, vocab_size]`.
+    pub fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
+        self.body.logits(hidden)
+    }
+
+    /// Bytes of its own matrices.
+    pub fn n_bytes(&self) -> usize {
+        let of_layer: usize = self.body.linears().into_iter().map(|(_, linear)| linear.weight().n_bytes()).sum();
+        of_layer + self.join.linear.weight().n_bytes()
+    }
+
+    /// Bytes of a token's keys and values in a KV cache of `dtype`.
+    ///
+    /// # Errors
+    /// As [`Gpt::kv_bytes_per_token`].
+    pub fn kv_bytes_per_token(&self, dtype: KvDtype) -> Result<usize> {
+        self.body.kv_bytes_per_token(dtype)
+    }
+}
+
+impl GptConfig {
+    /// The configuration of the one layer that a prediction head of the model has, with the embedding and the output matrix that
+    /// the two share. The layer attends; if layers of the model have experts, it has them too.
+    #[must_use]
+    pub fn of_prediction_head(&self) -> Self {
+        Self {
+            n_layers: 1,
+            experts: self.experts.clone().map(|experts| Experts { dense_layers: Vec::new(), ..experts }),
+            n_shared_kv_layers: 0,
+            per_layer_inputs: None,
+            recurrent: None,
+            sliding_window: None,
+            window_rope: None,
+            full_layers: Vec::new(),
+            unrotated_layers: Vec::new(),
+            layers_without_mlp: Vec::new(),
+            layers_without_mixer: Vec::new(),
+            ..self.clone()
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! A model from the `config.json` and the weights of a model dir.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::{
+    architectures::wrappers::{WrappedTensor, Wrapper},
+    config_json::Fields,
+    files::TensorFiles,
+    hf_schema::{self, HfSchema, Quantization},
+    loader::{self, LoadPlan},
+    opened_model::LoadOptions,
+    packed::{self, PackedMatrices},
+    passed_over::{PassedOver, shown},
+    tensor_table::TensorTable,
+};
+use crate::{
+    config::GptConfig,
+    error::{Error, Result},
+    gpt::Gpt,
+    lora::LoraValues,
+};
+
+/// A `config.json`: that of a wrapper as its text class would have it.
+#[derive(Clone, Copy)]
+pub(super) struct DirConfig<'a> {
+    pub(super) json: &'a Map<String, Value>,
+    pub(super) wrapper: Option<&'a Wrapper>,
+    /// Its file.
+    pub(super) path: &'a Path,
+}
+
+/// What the fields of `config.json` describe.
+pub(super) fn schema_and_config(fields: &Fields<'_>) -> Result<(HfSchema, GptConfig)> {
+    let schema = HfSchema::of(fields)?;
+    Ok((schema, schema.read_config(fields)?))
+}
+
+/// Builds the model.
+pub(super) fn build(
+    config: DirConfig<'_>,
+    files: &TensorFiles,
+    options: &LoadOptions,
+    merged: Option<&LoraValues>,
+) -> Result<Gpt> {
+    open(config, files, options, |tensors, packed, plan| {
+        loader::load(&tensors, &LoadPlan { packed: Some(&packed), merged, ..plan })
+    })
+}
+
+/// Opens the weights, of which a wrapper's text part is used: `load` gets the tensors, those that other programs quantized, and
+/// what to load and how, but for these.
+pub(super) fn open<T>(
+    DirConfig { json: config_json, wrapper, path }: DirConfig<'_>,
+    files: &TensorFiles,
+    options: &LoadOptions,
+    load: impl FnOnce(TensorTable<'_>, PackedMatrices<'_>, LoadPlan<'_>) -> Result<T>,
+) -> Result<T> {
+    let passed_over = PassedOver::default();
+    let (schema, config) = schema_and_config(&Fields::new(config_json, path).noting(&passed_over))?;
+    passed_over.log(path);
+    if config.is_extended_dynamically() {
+        tracing::info!(
+            "`{}`: dynamic rotary scaling is not supported, so texts have at most the original context of {} tokens",
+            path.display(),
+            config.max_seq_len
+        );
+    }
+    let (stored, method) = match hf_schema::quantization(config_json, path)? {
+        Some(Quantization::Own(dtype)) => (Some(dtype), None),
+        Some(Quantization::Packed(method)) => (None, Some(method)),
+        None => (None, None),
+    };
+    let mut tensors = files.table()?;
+    if let Some(wrapper) = wrapper {
+        take_text_part(&mut tensors, wrapper, path)?;
+    }
+    let packed = method.map(|method| packed::fold(&mut tensors, method)).transpose()?.unwrap_or_default();
+    if let (Some(stored), Some(asked)) = (stored, options.dtype)
+        && stored != asked
+    {
+        let name = if asked.is_quantized() { "quantize" } else { "dtype" };
+        let what = format!(
+            "is `{asked}`, but the weights are stored in `{stored}`\nhint: quantized weights cannot be converted; use the model \
+             before quantization"
+        );
+        return Err(Error::Param { name, what });
+    }
+    let plan = LoadPlan {
+        names: schema.tensor_names(),
+        packed: None,
+        config: &config,
+        dtype: options.dtype.or(stored),
+        keeps_f16: false,
+        device: &options.device,
+        merged: None,
+    };
+    load(tensors, packed, plan)
+}
+
+/// Takes the tensors of other parts than the text out of the table, and says so in the log.
+fn take_text_part(tensors: &mut TensorTable<'_>, wrapper: &Wrapper, path: &Path) -> Result<()> {
+    let others = tensors.rename(|name| match WrappedTensor::of(name, wrapper) {
+        WrappedTensor::Text(name) => Some(name),
+        WrappedTensor::Other => None,
+    })?;
+    let (class, names) = (wrapper.class, shown(others.iter().map(|tensor| tensor.name).collect()));
+    tracing::info!("`{}`: of `{class}`, only the text part is opened; passed over: {names}", path.display());
+    Ok(())
+}
