@@ -238,7 +238,7 @@ fn no_call_is_taken_out_of_a_thought() {
             check(&apart, &format!("{thought}{call}"), &call, "", 1);
             let text = format!("{thought}\n\n{call}\n{thought}");
             check(&within, &text, "", &format!("{thought}\n\n\n{thought}"), 1);
-            check(&apart, &text, &format!("{call}{call}"), "", 1);
+            check(&apart, &text, &format!("{call}\n{call}"), "", 1);
             // The prompt opens it.
             let rest = format!("a\n{call}\n{close}");
             let opened = within.clone().within_thought(closes(open), false);

@@ -182,7 +182,7 @@ impl<'a> Members<'a> {
                     );
                     return Err((what, KTO_HINT));
                 }
-                (LABEL, label) if kto_label(label, true) == Some(true) => {}
+                (LABEL, label) if kto_label(label, self.all.contains_key(COMPLETION)) == Some(true) => {}
                 _ => notes.push(Note::Unread(name.clone())),
             }
         }
