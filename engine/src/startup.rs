@@ -269,7 +269,7 @@ fn speculator(
             let Some(head) = prediction_head else {
                 return refuse(
                     "`--speculative mtp` needs a model with a prediction head, and this one has none in its files\n\
-                     hint: Qwen 3.5 and Qwen 3 Next have one; `--speculative prompt-lookup` works with every model"
+                     hint: Qwen 3.5, Qwen 3 Next, and models that were trained with `objective.mtp` have one; `--speculative prompt-lookup` works with every model"
                         .to_owned(),
                 );
             };

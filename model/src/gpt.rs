@@ -21,7 +21,7 @@ use burn::{
 };
 
 pub use self::router_losses::{RouterLogits, RouterLossWeights, RouterLosses};
-use self::{by_operations::ByOperations, devices::require_bodies, encoder::Encoder};
+use self::{by_operations::ByOperations, devices::require_bodies, encoder::Encoder, prediction_head::PredictionLayer};
 use crate::{
     config::{GptConfig, NormPosition},
     error::Result,
@@ -54,6 +54,8 @@ modules! {
         blocks: Vec<Block>,
         norm: Option<Norm>,
         lm_head: LmHead,
+        // That trains beside the model.
+        prediction: Option<PredictionLayer>,
         ; config: GptConfig,
     }
 
@@ -174,15 +176,8 @@ impl Gpt {
     pub fn init(config: &GptConfig, seed: u64, device: &Device) -> Result<Self> {
         let mut tensor = 0;
         Self::from_params(config, Dtype::F32, device, &mut |spec| {
-            let n = spec.shape.iter().product();
             tensor += 1;
-            let values = match spec.init {
-                Init::Normal { std } => normal_values(seed, tensor, n, std as f32),
-                Init::Constant(value) => vec![value; n],
-                Init::Values(values) => values.to_vec(),
-                Init::LogUniform { least, most } => log_uniform_values(seed, tensor, n, [least, most]),
-            };
-            Ok(TensorData::new(values, spec.shape.as_slice()))
+            Ok(initial_values(spec, seed, tensor))
         })
     }
 
@@ -417,6 +412,18 @@ impl Gpt {
         let multiplier = self.config.logit_multiplier;
         if multiplier == 1.0 { hidden } else { hidden * multiplier }
     }
+}
+
+/// The values of the `tensor`-th parameter of a fresh model.
+fn initial_values(spec: &ParamSpec, seed: u64, tensor: u32) -> TensorData {
+    let n = spec.shape.iter().product();
+    let values = match spec.init {
+        Init::Normal { std } => normal_values(seed, tensor, n, std as f32),
+        Init::Constant(value) => vec![value; n],
+        Init::Values(values) => values.to_vec(),
+        Init::LogUniform { least, most } => log_uniform_values(seed, tensor, n, [least, most]),
+    };
+    TensorData::new(values, spec.shape.as_slice())
 }
 
 impl Block {

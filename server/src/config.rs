@@ -136,7 +136,7 @@ impl ServerConfig {
         let speculation = match (self.speculative, &self.draft_model) {
             (Some(SpeculativeMethod::Off), _) | (None, None) => Speculation::Off,
             (Some(SpeculativeMethod::PromptLookup), _) => Speculation::PromptLookup { n_tokens: n_tokens(8) },
-            (Some(SpeculativeMethod::Mtp), _) => Speculation::PredictionHead { n_tokens: n_tokens(3) },
+            (Some(SpeculativeMethod::Mtp), _) => Speculation::PredictionHead { n_tokens: n_tokens(1) },
             (Some(SpeculativeMethod::Draft), _) | (None, Some(_)) => Speculation::DraftModel { n_tokens: n_tokens(3) },
         };
         EngineOptions {

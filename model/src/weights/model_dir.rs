@@ -546,6 +546,7 @@ pub fn write(staged: &StagedDir, gpt: &Gpt, options: &SaveOptions) -> Result<()>
     let class = if dtype.is_quantized() { Some(OWN_CLASS) } else { options.class.as_deref() };
     let (schema, mut config) = hf_schema::config_json(gpt.config(), class, options.dtype.name())?;
     config.extend(dtype.is_quantized().then(|| hf_schema::quantization_json(dtype.stored_as())));
+    config.extend(gpt.prediction_head().map(|_| ("mtp_num_hidden_layers".to_owned(), Value::from(1))));
     let mut generation = Map::new();
     // Written even if there is none: `transformers` would use the ids of the class's first model.
     for key in ["bos_token_id", "pad_token_id"] {
