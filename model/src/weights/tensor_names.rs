@@ -327,6 +327,8 @@ impl TensorNames {
             }];
         };
         let (path, numbers) = without_numbers(&spec.path);
+        let is_of_encoder = path.starts_with("encoder.");
+        let config = config.encoder.as_deref().filter(|_| is_of_encoder).unwrap_or(config);
         let name =
             |pattern: &str| numbers.iter().fold(pattern.to_owned(), |name, number| name.replacen("{}", number, 1));
         let candidates = || {

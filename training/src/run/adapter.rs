@@ -74,13 +74,19 @@ pub fn require_trainable(dir: &Path) -> Result<()> {
     require_text(dir)
 }
 
-/// Refuses encoders, whose training is another.
+/// Refuses encoders and encoder-decoders, whose training is another.
 ///
 /// # Errors
-/// The configuration cannot be read, or is one of an encoder.
+/// The configuration cannot be read, or is one of such a model.
 fn require_text(dir: &Path) -> Result<()> {
+    let config = model_dir::load_config(dir)?;
     ensure!(
-        !model_dir::load_config(dir)?.bidirectional,
+        !config.is_encoder_decoder(),
+        "`{}` is an encoder-decoder, which `hearth-train` does not train yet",
+        dir.display()
+    );
+    ensure!(
+        !config.bidirectional,
         "`{}` is an encoder, which `hearth-train` does not train: it writes no text",
         dir.display()
     );
