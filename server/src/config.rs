@@ -85,7 +85,8 @@ pub struct ServerConfig {
     /// [default: that of `--dtype` or `--quantize`]
     #[arg(long, env = "HEARTH_DRAFT_DTYPE", value_name = "DTYPE", value_parser = |name: &str| Dtype::parse(name, |_| true))]
     pub draft_dtype: Option<Dtype>,
-    /// Maximum number of tokens to guess per step, from 1 to 16 [default: 8 with `prompt-lookup`, 3 with `draft` and `mtp`]
+    /// Maximum number of tokens to guess per step, from 1 to 16 [default: 8 with `prompt-lookup`, 3 with `draft`,
+    /// 1 with `mtp`]
     #[arg(long, env = "HEARTH_NUM_SPECULATIVE_TOKENS", value_name = "TOKENS")]
     pub num_speculative_tokens: Option<usize>,
     /// Disable GPU graph capture for decoding (slower; works around driver bugs)
