@@ -148,8 +148,6 @@ impl Gpt {
     pub fn prediction_head(&self) -> Option<PredictionHead> {
         let PredictionLayer { join, blocks, norm } = self.prediction.clone()?;
         let body = Self {
-            encoder: None,
-            relative: None,
             embed: self.embed.clone(),
             pos_embed: None,
             type_embed: None,
