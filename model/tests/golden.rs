@@ -174,7 +174,7 @@ fn logits_on_wgpu_match_transformers() {
     for case in CASES {
         let config = model_dir::load_config(&golden(case)).unwrap();
         let of_cpu = config.experts.is_some() || config.recurrent.is_some() || config.bidirectional;
-        if of_cpu || config.latent.is_some() || config.layer_scale {
+        if of_cpu || config.latent.is_some() || config.layer_scale || config.attention_gate {
             assert!(model_dir::load_gpt(&golden(case), &LoadOptions { device: device.clone(), dtype: None }).is_err());
             continue;
         }
@@ -391,7 +391,8 @@ pub(crate) fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
         mutate("clip_qkv", &|c| c.clip_qkv = Some(0.8 * limit));
         mutate("clip_qkv", &|c| c.clip_qkv = None);
     }
-    let can_rotate_first = config.qk_norm && config.norm_weight && config.n_shared_kv_layers == 0;
+    let has_weights = config.norm_weight && !config.plain_qk_norm;
+    let can_rotate_first = config.qk_norm && has_weights && config.n_shared_kv_layers == 0;
     if can_rotate_first && matches!(config.positions, Positions::Rope(_)) {
         mutate("qk_norm_after_rope", &|c| c.qk_norm_after_rope = !c.qk_norm_after_rope);
     }

@@ -114,8 +114,12 @@ pub(super) fn is_no_parameter(tensor: &StoredTensor<'_>) -> bool {
     let is_mask = tensor.name.ends_with(".bias") && tensor.shape.len() > 2;
     // Names may come without the prefix of the class.
     let name = format!(".{}", tensor.name);
+    let is_other = OTHER_PREDICTIONS.iter().any(|beginning| tensor.name.starts_with(beginning));
+    // Transformers saves an expert of no width.
+    let is_empty = tensor.shape.contains(&0);
     is_mask
-        || OTHER_PREDICTIONS.iter().any(|beginning| tensor.name.starts_with(beginning))
+        || is_empty
+        || is_other
         || name.ends_with(".v_head.summary.bias")
         || NO_PARAMETERS.iter().any(|ending| name.ends_with(ending))
 }
@@ -172,6 +176,7 @@ mod tests {
             ("model.layers.0.self_attn.k_proj.k_scale", &[1]),
             ("v_head.summary.bias", &[1]),
             ("mtp.layers.0.mlp.down_proj.weight", &[8, 8]),
+            ("model.layers.0.mlp.shared_experts.down_proj.weight", &[8, 0]),
         ] {
             assert!(is_no_parameter(name, shape), "{name}");
         }
