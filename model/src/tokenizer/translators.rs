@@ -87,9 +87,13 @@ pub(super) fn read(dir: &Path, (config, config_path): (&ConfigJson, &Path)) -> R
     });
     let of_roles: Vec<(String, usize)> = of_roles.collect();
     let eos = of_roles.iter().find(|(token, _)| *token == roles[0].1).cloned();
-    let added = of_roles.into_iter().chain(special).map(|(content, id)| {
+    // Marian's languages are words like any other, which begin a source.
+    let are_special = name == BPE_PIECES_FILE;
+    let of_roles = of_roles.into_iter().map(|token| (token, true));
+    let added = of_roles.chain(special.into_iter().map(|token| (token, are_special)));
+    let added = added.map(|((content, id), is_special)| {
         json!({
-            "id": id, "content": content, "special": true, "single_word": false, "lstrip": false, "rstrip": false,
+            "id": id, "content": content, "special": is_special, "single_word": false, "lstrip": false, "rstrip": false,
             "normalized": false,
         })
     });

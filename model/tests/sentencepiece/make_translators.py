@@ -11,6 +11,7 @@ from pathlib import Path
 import sentencepiece
 import transformers
 from make_models import texts
+from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
 
 HERE = Path(__file__).resolve().parent
 
@@ -44,7 +45,8 @@ def main():
     root = HERE.parents[2]
     lines = [line for name in ("ARCHITECTURE.md", "CONTRIBUTING.md") for line in (root / name).read_text().splitlines() if line.strip()]
     german = ["Das Haus ist klein.", "Die Katze schläft über dem Fluss.", "Äpfel und Öl"] * 40
-    given = [text for text in texts(80) if "<" not in text]
+    # The library `tokenizers` normalizes a character with its accents as one.
+    given = [text for text in texts(80) if "<" not in text and "\u0301" not in text]
     source, pieces = train(lines, vocab_size=420, model_type="unigram")
     target, others = train(
         german, vocab_size=60, model_type="unigram", hard_vocab_limit=False, normalization_rule_name="identity"
@@ -58,7 +60,11 @@ def main():
     model, pieces = train(lines, vocab_size=420, model_type="bpe", normalization_rule_name="identity")
     vocab = ["<s>", "<pad>", "</s>", "<unk>"] + sorted(pieces[3:], key=len)
     numbers = {piece: number for number, piece in enumerate(vocab)}
-    config = {"tokenizer_class": "M2M100Tokenizer", "src_lang": "fr", "tgt_lang": "en"}
+    # As in released models.
+    languages = [f"__{code}__" for code in FAIRSEQ_LANGUAGE_CODES["m2m100"]]
+    config = {
+        "tokenizer_class": "M2M100Tokenizer", "src_lang": "fr", "tgt_lang": "en", "additional_special_tokens": languages,
+    }
     files = {"sentencepiece.bpe.model": model, "vocab.json": numbers}
     write("m2m100", files, transformers.M2M100Tokenizer, config, given + ["__en__ The cat sat.", "Äpfel 日本語 x"])
 
