@@ -210,12 +210,18 @@ fn about(gpu: &Gpu) -> Value {
 
 fn run_part(report: &mut Report, args: &CardArgs, gpu: &Gpu, device: &Device) -> anyhow::Result<()> {
     let is_tiny = args.choice.size == Size::Tiny;
-    let effort =
-        Effort { chain: if is_tiny { 4 } else { 64 }, time: Duration::from_millis(if is_tiny { 1 } else { 40 }) };
+    let effort = match is_tiny {
+        true => Effort { chain: 4, warm: Duration::ZERO, time: Duration::from_millis(1) },
+        false => Effort { chain: 64, warm: Duration::from_millis(60), time: Duration::from_millis(40) },
+    };
     match report.part {
         "ceilings" => {
-            // The first half second wakes the card.
             let n_bytes = if is_tiny { 1 << 20 } else { 2 << 30 };
+            // Wakes the card.
+            let begun = Instant::now();
+            while !is_tiny && begun.elapsed() < Duration::from_millis(500) {
+                ceilings::read_bandwidth(n_bytes, device)?;
+            }
             for _ in 0..2 {
                 report.line(
                     json!({ "case": "read", "gb_per_s": round(ceilings::read_bandwidth(n_bytes, device)? / 1e9) }),
@@ -315,8 +321,10 @@ fn submissions(report: &mut Report, args: &CardArgs) -> anyhow::Result<()> {
 pub fn run_chain(args: &ChainArgs) -> anyhow::Result<()> {
     let gpu = Gpu::open(&args.choice.device.open(Some(args.tasks))?);
     let is_tiny = args.choice.size == Size::Tiny;
-    let effort =
-        Effort { chain: if is_tiny { 32 } else { 256 }, time: Duration::from_millis(if is_tiny { 1 } else { 200 }) };
+    let effort = match is_tiny {
+        true => Effort { chain: 32, warm: Duration::ZERO, time: Duration::from_millis(1) },
+        false => Effort { chain: 256, warm: Duration::from_millis(500), time: Duration::from_millis(200) },
+    };
     let timed = time(&gpu, &ceilings::nothing(&gpu), effort)?;
     println!("{}", json!({ "us_empty": round(timed.median * 1e6), "us_empty_least": round(timed.least * 1e6) }));
     // The products of one block for one sequence, one after the other.

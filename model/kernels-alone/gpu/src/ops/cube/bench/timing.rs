@@ -11,7 +11,9 @@ use super::{super::graph::CapturedGraph, Case, Gpu};
 pub struct Effort {
     /// Launches in a captured chain.
     pub chain: usize,
-    /// How long to repeat the chain.
+    /// How long to repeat the chain before it counts: a card that was idle, as while a kernel compiles, has low clocks.
+    pub warm: Duration,
+    /// How long to repeat it then.
     pub time: Duration,
 }
 
@@ -89,6 +91,10 @@ pub fn time(gpu: &Gpu, case: &Case, effort: Effort) -> anyhow::Result<Timed> {
     // Wakes the device, and says how many chains are long enough.
     let n_chains = ((LONG / sample(1)?.min(sample(1)?)).ceil() as usize).clamp(1, 64);
     let per_operation = (n_chains * effort.chain) as f64;
+    let begun = Instant::now();
+    while begun.elapsed() < effort.warm {
+        sample(n_chains)?;
+    }
     let begun = Instant::now();
     let mut samples = Vec::new();
     while samples.len() < 3 || begun.elapsed() < effort.time {
