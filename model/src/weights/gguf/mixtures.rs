@@ -45,7 +45,6 @@ pub(super) const GLM4_MOE: Gguf = Gguf {
     base: || mixture_with(llama(), |experts| experts.scores = RouterScores::Sigmoid),
     config: &[SIZES, GROUPED_HEADS, &[WITHOUT_PREDICTING, ROPE, RMS_EPS, EXPERTS]],
     params: &[POST_ATTENTION_NORM, OUTSIDE, SEPARATE_QKV, FUSED_QKV, BLOCK, GATED, NAMES],
-    ..QWEN2_MOE
 };
 
 /// Queries and keys are interleaved in the class too.
