@@ -144,11 +144,11 @@ fn lack(gguf: &Gguf, config: &GptConfig) -> String {
     if config.xielu {
         return "have the numbers of xIELU as metadata, which is not written".into();
     }
-    if let Some(spec) = param_specs(config).iter().find(|spec| !names.knows(spec, config)) {
-        return format!("have no tensor for `{}`", spec.path);
-    }
     if let Some(feature) = unread_by_llama_cpp(gguf, config) {
         return format!("have no {feature} in llama.cpp");
+    }
+    if let Some(spec) = param_specs(config).iter().find(|spec| !names.knows(spec, config)) {
+        return format!("have no tensor for `{}`", spec.path);
     }
     match read_back(gguf, config, false) {
         Err(error) => format!("are not written: {error}"),
