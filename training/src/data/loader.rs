@@ -259,9 +259,9 @@ impl Batch {
         let second = |at: usize| {
             let next = at + 1;
             let is_of_row = !next.is_multiple_of(self.seq_len);
-            let is_of_text = self.positions.as_ref().is_none_or(|positions| positions[next] == positions[at] + 1);
+            let is_of_text = || self.positions.as_ref().is_none_or(|positions| positions[next] == positions[at] + 1);
             let weight = || self.weights.as_ref().map_or(1.0, |weights| weights[next]);
-            if is_of_row && is_of_text { (self.targets[next], weight()) } else { (0, 0.0) }
+            if is_of_row && is_of_text() { (self.targets[next], weight()) } else { (0, 0.0) }
         };
         (0..self.targets.len()).map(second).unzip()
     }
