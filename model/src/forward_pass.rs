@@ -311,7 +311,7 @@ fn rotation_of(rope: &Rope, context: &AttentionContext<'_>, max_seq_len: usize, 
     let angles = position::rope_angles(&context.positions(), rope, max_seq_len);
     let n_rows = angles.len() / (rope.rotary_dim / 2);
     let rotation = Rotation::new(&angles, n_rows, device);
-    rotation.scaled(position::rope_attention_factor(rope)).repeat(context.repeats())
+    rotation.scaled(rope.scaling.attention_factor()).repeat(context.repeats())
 }
 
 impl<'a> ForwardPass<'a> {
