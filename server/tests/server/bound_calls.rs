@@ -181,9 +181,9 @@ fn check_calls(calls: &[Value], tools: &[Value], raw: &str) {
     }
 }
 
-/// The text behind the first `closing` that is not in a string between quotation marks.
-fn behind<'a>(closing: &str, text: &'a str) -> Option<&'a str> {
-    let (mut is_quoted, mut is_escaped) = (false, false);
+/// The text behind the first `closing` that is not in a string between quotation marks. `is_quoted`: `text` begins in one.
+fn behind<'a>(closing: &str, mut is_quoted: bool, text: &'a str) -> Option<&'a str> {
+    let mut is_escaped = false;
     for (at, char) in text.char_indices() {
         match char {
             _ if is_escaped => is_escaped = false,
@@ -209,7 +209,7 @@ fn outside(family: &Family, raw: &str) -> Option<(String, usize)> {
         text += before;
         n_begun += 1;
         rest = match closing {
-            Some(closing) => behind(closing, after)?,
+            Some(closing) => behind(closing, opening.matches('"').count() % 2 == 1, after)?,
             None => {
                 let from = if family.is_marked { after.find(['{', '['].as_slice())? } else { 0 };
                 let from = if family.sign == "[ARGS]" { after.find('{')? } else { from };

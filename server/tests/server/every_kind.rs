@@ -5,10 +5,19 @@
 
 use std::path::Path;
 
-use hearth_model::weights::{adapter::AdapterModel, model_dir};
+use burn::tensor::Device;
+use hearth_model::{
+    config::{GatedDeltaNet, GptConfig, Recurrence, Recurrent},
+    weights::{adapter::AdapterModel, model_dir},
+};
 use serde_json::{Value, json};
 
-use crate::{adapters::write_for, soak::Server};
+use crate::{
+    adapters::write_for,
+    cli::save_gpt,
+    soak::Server,
+    support::{EOS, config, gpt_of, tokenizer_files},
+};
 
 /// How often each kind is sent, if the variable does not say.
 const N_ROUNDS: usize = 60;
@@ -92,4 +101,42 @@ fn every_kind_of_request_is_answered_with_one_thread_and_memory_stays_flat() {
 #[test]
 fn every_kind_of_request_is_answered_with_two_threads_and_memory_stays_flat() {
     check("2");
+}
+
+/// States of a megabyte each, of which five are kept, and 60 conversations of two turns: memory grows by the kept ones and by those of
+/// sequences that run, and not with the conversations.
+#[test]
+fn kept_states_take_the_memory_that_their_number_says() {
+    const KEPT: usize = 5;
+    let delta = GatedDeltaNet {
+        n_key_heads: 8,
+        n_value_heads: 16,
+        key_dim: 128,
+        value_dim: 128,
+        conv_kernel: 4,
+        tiled_heads: false,
+    };
+    let recurrence = Recurrence::GatedDelta(delta);
+    let recurrent = Some(Recurrent { recurrence, attention_layers: vec![1] });
+    let gpt = gpt_of(&GptConfig { recurrent, ..config() }, &Device::flex(), 0.0);
+    let [tokenizer, settings] = tokenizer_files();
+    let dir = save_gpt(&gpt, &[EOS], &[("tokenizer.json", tokenizer), ("tokenizer_config.json", settings)]);
+    let server = Server::start(dir.path(), &["--kept-states", &KEPT.to_string(), "--kv-cache-dtype", "f32"]);
+    let ask = |prompt: &str| {
+        let body = json!({ "prompt": prompt, "max_tokens": 24, "temperature": 0, "ignore_eos": true });
+        let (status, answer) = server.answer("POST /v1/completions", &body.to_string());
+        assert_eq!(status, 200, "{answer}");
+        serde_json::from_str::<Value>(&answer).unwrap()["choices"][0]["text"].as_str().unwrap().to_owned()
+    };
+    let converse = |round: usize| {
+        let first = format!("{round} foxes lived in a forest beside the sea. ").repeat(2);
+        let answer = ask(&first);
+        ask(&format!("{first}{answer} And then? "));
+    };
+    (0..12).for_each(converse);
+    let Some(before) = server.resident_megabytes() else { return };
+    (12..60).for_each(converse);
+    let after = server.resident_megabytes().unwrap();
+    println!("resident memory {before:.1} and {after:.1} MB");
+    assert!(after - before < 4.0, "96 answers later, {before:.1} MB are {after:.1} MB");
 }
