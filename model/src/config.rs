@@ -5,12 +5,14 @@ use serde::{Deserialize, Serialize};
 mod experts;
 mod heads;
 mod latent;
+mod masked_lm;
 mod recurrent;
 mod validate;
 
 pub use experts::{ExpertGroups, Experts, RouterScores};
 pub use heads::{HeadSizes, PerLayerInputs};
 pub use latent::LatentAttention;
+pub use masked_lm::MaskedLmHead;
 pub use recurrent::{GatedConv, GatedDeltaNet, Mamba2, Recurrence, Recurrent};
 pub(crate) use validate::MAX_LAYERS;
 
@@ -214,6 +216,9 @@ pub struct GptConfig {
     /// [`norm_weight_offset`](Self::norm_weight_offset) of the final norm; `None`: the same as for other norms.
     #[serde(default)]
     pub final_norm_offset: Option<f32>,
+    /// What hidden states go through before the output matrix, in encoders that predict masked tokens.
+    #[serde(default)]
+    pub mlm_head: Option<MaskedLmHead>,
     /// Dropout probability, in `[0, 1)`; not applied when serving.
     pub dropout: f64,
 }
@@ -529,6 +534,7 @@ impl GptConfig {
             plain_qk_norm: false,
             out_norm_eps: None,
             final_norm_offset: None,
+            mlm_head: None,
             dropout: 0.0,
         }
     }
