@@ -71,19 +71,6 @@ pub fn require_trainable(dir: &Path) -> Result<()> {
          quantization",
         dir.display()
     );
-    require_text(dir)
-}
-
-/// Refuses encoders, whose training is another.
-///
-/// # Errors
-/// The configuration cannot be read, or is one of an encoder.
-fn require_text(dir: &Path) -> Result<()> {
-    ensure!(
-        !model_dir::load_config(dir)?.bidirectional,
-        "`{}` is an encoder, which `hearth-train` does not train: it writes no text",
-        dir.display()
-    );
     Ok(())
 }
 
@@ -112,7 +99,6 @@ pub(crate) fn load(
     device: &Device,
     trained: Option<&Path>,
 ) -> Result<Adapted> {
-    require_text(base)?;
     let is_cpu = *device == Device::flex();
     ensure!(
         is_cpu || lora.base.is_none(),
