@@ -224,6 +224,7 @@ mod tests {
             n_pages: 8,
             is_recurrent: false,
             is_encoder: false,
+            max_source_len: 0,
         };
         let request = EngineRequest::new(parts, &limits).unwrap();
         let mut beams = Beams::new(request, (2, kind), PrefixChain::new(None), &tokenizer);

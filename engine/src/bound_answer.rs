@@ -19,6 +19,8 @@ pub(crate) struct BoundAnswer {
     blank_ids: Arc<BTreeSet<TokenId>>,
     /// Number of tokens of white space that may still come before the answer.
     n_blanks: usize,
+    /// Whether no thought may follow: the answer has text, or must begin.
+    has_begun: bool,
 }
 
 /// What an added token means for the answer.
@@ -42,7 +44,13 @@ impl BoundAnswer {
             opening: opening.map(|opening| opening.grammar.clone()),
             blank_ids: start.map(|start| Arc::clone(&start.blank_ids)).unwrap_or_default(),
             n_blanks: 0,
+            has_begun: start.is_none_or(|start| start.opening.is_none() && start.first_ids.is_empty()),
         }
+    }
+
+    /// Whether the next token belongs to the answer, in which no mark opens a thought.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.has_begun
     }
 
     /// The logits, `[vocab_size]`, with -infinity for all tokens that may not come next. If the answer may end, those of
@@ -76,6 +84,7 @@ impl BoundAnswer {
             Some(step) if step.is_open => (self.answer, self.opening) = (None, None),
             Some(step) if step.was_open => {
                 (self.answer, self.opening, self.n_blanks) = (Some(empty.clone()), None, MAX_BLANKS);
+                self.has_begun = false;
             }
             Some(step) if step.is_forced => {}
             _ if self.n_blanks > 0 && self.blank_ids.contains(&id) => self.n_blanks -= 1,
@@ -88,6 +97,7 @@ impl BoundAnswer {
         self.n_blanks = 0;
         let Some(opening) = &mut self.opening else {
             let Some(answer) = &mut self.answer else { return Ok(Bound::Open) };
+            self.has_begun = true;
             if answer.is_slow() {
                 answer.accept_elsewhere(id);
                 return Ok(Bound::Later);
@@ -108,6 +118,7 @@ impl BoundAnswer {
             self.answer = None;
             return Ok(Bound::Open);
         };
+        self.has_begun = self.opening.is_none();
         Ok(if answer.accept(id)? { Bound::Complete } else { Bound::Open })
     }
 

@@ -92,6 +92,9 @@ impl Job {
         if let Some(adapter) = &parts.adapter {
             chain = chain.of_adapter(adapter.digest());
         }
+        if !parts.source_ids.is_empty() {
+            chain = chain.of_source(&parts.source_ids);
+        }
         let prompt_keys = match parts.strategy {
             // Not added to the prefix cache: they would evict pages of prompts.
             Strategy::Embed { .. } => Vec::new(),
@@ -165,6 +168,7 @@ impl Job {
         let wants_all_rows = self.wants_hidden() || parts.prompt_logprobs.is_some();
         Arrival {
             n_prompt: parts.prompt_ids.len(),
+            n_source: parts.n_source_places(),
             width: request.width(),
             tenant: parts.tenant,
             priority: parts.priority,
@@ -218,7 +222,10 @@ impl Job {
     /// Records that a step computes some of its tokens. `n_cached` prompt tokens were in the prefix cache.
     pub(crate) fn started(&mut self, n_cached: usize, observer: &dyn Observer) {
         self.queue_place = None;
-        self.senders.n_cached = n_cached;
+        let parts = self.request().parts();
+        // What fills the source's last page is no token.
+        let n_filled = parts.n_source_places() - parts.source_ids.len();
+        self.senders.n_cached = n_cached.saturating_sub(n_filled);
         if let Some(queued) = self.senders.timeline.start() {
             observer.started(queued, self.n_prompt());
         }

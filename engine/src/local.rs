@@ -9,7 +9,13 @@ use std::{
     time::Instant,
 };
 
-use hearth_model::{gpt::Gpt, kv_cache::PAGE_SIZE, model_runner::ModelRunner, ops::KvDtype, tokenizer::Tokenizer};
+use hearth_model::{
+    gpt::Gpt,
+    kv_cache::{PAGE_SIZE, max_places},
+    model_runner::ModelRunner,
+    ops::KvDtype,
+    tokenizer::Tokenizer,
+};
 
 use crate::{
     event::{self, Event, Failure},
@@ -104,9 +110,11 @@ impl LocalEngine {
             n_pages,
             is_recurrent: gpt.has_recurrent_layers(),
             is_encoder: config.bidirectional,
+            max_source_len: config.max_source_len(),
         };
-        let whole_prompts = config.bidirectional;
-        let longest_prompt = if whole_prompts { limits.max_seq_len } else { 0 };
+        let whole_prompts = config.bidirectional || config.is_encoder_decoder();
+        let longest_prompt =
+            if whole_prompts { max_places(config).min(n_pages * PAGE_SIZE) + max_batch_size } else { 0 };
         let kv_dtype = KvDtype::choose(kv_cache_dtype, gpt.dtype(), &gpt.device())?;
         let n_states = n_running_states(max_batch_size) + KEPT_STATES_LOCALLY;
         let mut runner = ModelRunner::with_states(gpt, n_pages, n_states, kv_dtype)?;

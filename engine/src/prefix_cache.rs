@@ -51,6 +51,13 @@ impl PrefixChain {
         Self { last: hash(&[&self.last.0, b"adapter:", &digest.0]) }
     }
 
+    /// The same chain for texts about a source, whose pages depend on all of its tokens.
+    #[must_use]
+    pub fn of_source(self, source_ids: &[TokenId]) -> Self {
+        let tokens: Vec<u8> = source_ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        Self { last: hash(&[&self.last.0, b"source:", &tokens]) }
+    }
+
     /// The key of the next page, which has these tokens.
     pub fn next(&mut self, page: &[TokenId]) -> PageKey {
         let tokens: Vec<u8> = page.iter().flat_map(|id| id.to_le_bytes()).collect();
@@ -103,6 +110,17 @@ mod tests {
         let of_adapter = |digest| PrefixChain::new(None).of_adapter(&Digest([digest; 32])).extend(&text);
         assert_ne!(of_adapter(1), of_adapter(2));
         assert!(of_adapter(1).iter().all(|key| !keys.contains(key)));
+    }
+
+    /// The encoder's output for a token depends on those behind it, too.
+    #[test]
+    fn page_keys_of_a_source_depend_on_its_last_token() {
+        let keys = |ids: &[TokenId]| PrefixChain::new(None).of_source(ids).extend(ids);
+        let source: Vec<TokenId> = (0..32).collect();
+        let mut other = source.clone();
+        other[31] = 99;
+        assert!(keys(&source).iter().all(|key| !keys(&other).contains(key)));
+        assert_eq!(keys(&source), keys(&source));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::{collections::BTreeSet, ops::RangeInclusive, sync::Arc, time::Duration}
 use hearth_model::{
     TokenId,
     constraint::{Constraint, Watch},
+    kv_cache::PAGE_SIZE,
     pooling::{Pooling, VectorSteps},
     sampling::{Dry, SamplingParams, Smoothing, Xtc, beam::BeamKind},
 };
@@ -44,6 +45,9 @@ pub struct ModelLimits {
     pub is_recurrent: bool,
     /// Whether the model is an encoder, which makes vectors and no text.
     pub is_encoder: bool,
+    /// Maximum number of tokens of the source that an encoder-decoder reads; 0 for other models. Its `max_seq_len` counts the
+    /// decoder's tokens alone.
+    pub max_source_len: usize,
 }
 
 /// How to process a prompt.
@@ -125,8 +129,11 @@ pub enum LogprobsMode {
 /// The parts of a request before validation. Clones are cheap: answers to a prompt share long data.
 #[derive(Clone, Debug, Default)]
 pub struct RequestParts {
-    /// The prompt to continue or embed.
+    /// The prompt to continue or embed; with a source, that of the decoder. In a valid request, the places of the source come
+    /// before it: its tokens, and what fills their last page.
     pub prompt_ids: Arc<[TokenId]>,
+    /// The source that the encoder of an encoder-decoder reads. Empty for other models.
+    pub source_ids: Arc<[TokenId]>,
     /// Sampling parameters.
     pub sampling: SamplingParams,
     /// Conditions for ending.
@@ -172,6 +179,19 @@ impl RequestParts {
     pub(crate) fn adapter_id(&self) -> Option<&AdapterId> {
         self.adapter.as_deref().map(ServedAdapter::id)
     }
+
+    /// Places of the source before the prompt, in whole pages.
+    pub fn n_source_places(&self) -> usize {
+        self.source_ids.len().next_multiple_of(PAGE_SIZE)
+    }
+
+    /// The prompt without the source before it.
+    pub(crate) fn own_prompt_ids(&self) -> Arc<[TokenId]> {
+        match self.n_source_places() {
+            0 => Arc::clone(&self.prompt_ids),
+            n_places => self.prompt_ids.get(n_places..).unwrap_or_default().into(),
+        }
+    }
 }
 
 /// A valid request.
@@ -192,6 +212,7 @@ impl EngineRequest {
         if limits.is_encoder && !embeds {
             return Err(ValidationError::Encoder);
         }
+        check_source(&parts, limits, embeds)?;
         if n_prompt == 0 {
             return Err(ValidationError::Empty { param });
         }
@@ -202,7 +223,7 @@ impl EngineRequest {
             });
         }
         let outside = |id: &&TokenId| **id as usize >= vocab_size;
-        if let Some(&id) = parts.prompt_ids.iter().find(outside) {
+        if let Some(&id) = parts.source_ids.iter().chain(parts.prompt_ids.iter()).find(outside) {
             return Err(ValidationError::TokenId { param, id, vocab_size });
         }
         if let Some(&id) = parts.stop.stop_token_ids.iter().find(outside) {
@@ -238,6 +259,18 @@ impl EngineRequest {
             return Err(ValidationError::Priority { given: parts.priority });
         }
         parts.stop.max_tokens = max_tokens.min(max_seq_len - n_prompt);
+        if !parts.source_ids.is_empty() {
+            let n_places = parts.n_source_places();
+            let room = (limits.n_pages * PAGE_SIZE).saturating_sub(n_places + n_prompt);
+            if room == 0 {
+                let (n_tokens, max_source_len) = (parts.source_ids.len(), (limits.n_pages - 1) * PAGE_SIZE);
+                return Err(ValidationError::SourceLength { n_tokens, max_source_len });
+            }
+            parts.stop.max_tokens = parts.stop.max_tokens.min(room);
+            let filled = n_places - parts.source_ids.len();
+            let source = parts.source_ids.iter().copied().chain(std::iter::repeat_n(0, filled));
+            parts.prompt_ids = source.chain(parts.prompt_ids.iter().copied()).collect();
+        }
         check_beams(&parts, limits)?;
         Ok(Self(parts))
     }
@@ -273,12 +306,28 @@ impl EngineRequest {
             && ours.priority == theirs.priority
             && ours.prefix_salt == theirs.prefix_salt
             && ours.adapter_id() == theirs.adapter_id()
+            && ours.source_ids == theirs.source_ids
             && ours.prompt_ids == theirs.prompt_ids
     }
 
     /// The validated parts.
     pub fn parts(&self) -> &RequestParts {
         &self.0
+    }
+}
+
+/// Checks that the request has a source if the model reads one, and only then.
+fn check_source(parts: &RequestParts, limits: &ModelLimits, embeds: bool) -> Result<(), ValidationError> {
+    let (n_tokens, max_source_len) = (parts.source_ids.len(), limits.max_source_len);
+    match (max_source_len, n_tokens) {
+        (0, 0) => Ok(()),
+        (0, _) => Err(ValidationError::NoEncoder),
+        _ if embeds => Err(ValidationError::NoVectors),
+        (_, 0) => Err(ValidationError::NoSource),
+        _ if n_tokens > max_source_len => Err(ValidationError::SourceLength { n_tokens, max_source_len }),
+        _ if parts.prompt_logprobs.is_some() => Err(ValidationError::NotWithSource { param: "prompt_logprobs" }),
+        _ if parts.adapter.is_some() => Err(ValidationError::NotWithSource { param: "model" }),
+        _ => Ok(()),
     }
 }
 
@@ -408,6 +457,7 @@ mod tests {
         n_pages: 3,
         is_recurrent: false,
         is_encoder: false,
+        max_source_len: 0,
     };
 
     fn parts(n_prompt: usize, max_tokens: usize) -> RequestParts {

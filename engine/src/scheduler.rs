@@ -33,6 +33,7 @@
 //!   at the last page boundary of each prompt and of each of its messages, every [`Limits::tokens_per_state`] tokens of a long
 //!   one, and at the last page boundary of what was generated, with drafts the last of every fourth. A chunk ends at the next of
 //!   these places.
+//! - With an encoder before the model, a prompt begins with its source, whose pages are used all or not at all.
 //! - With [`Limits::whole_prompts`], a prompt is computed in one step, or waits for the next.
 //! - The remaining room may be used for draft tokens of decoding sequences. They do not affect the rules above, and
 //!   pages of rejected ones are free again after the step.
@@ -58,6 +59,7 @@
 //! than `AGEING_STEPS * (p - p')` steps after one of priority `p` do not delay it, even if `p'` is better. Beside `k`
 //! other tenants, a turn of each of them may come before each of its tenant's turns.
 
+mod arrival;
 mod request;
 mod standing;
 mod step;
@@ -69,78 +71,19 @@ use std::{
 
 use hearth_model::kv_cache::{PAGE_SIZE, PageKey, PagePool, PageTable};
 
-pub use self::step::{Chunk, Step};
+pub use self::{
+    arrival::{Arrival, Limits, RequestId, SequenceId, TOKENS_PER_STATE, most_pages},
+    step::{Chunk, Step},
+};
 use self::{
     request::{Rank, ScheduledRequest, ScheduledSequence},
     standing::Tenant,
     step::DRAFTED_TOKENS_PER_STATE,
 };
-use crate::adapters::AdapterId;
 use crate::{observer::Totals, tenant::TenantId};
 
 /// Number of steps of waiting that one priority level is worth.
 pub const AGEING_STEPS: i64 = 128;
-
-/// Identifies a request for as long as the engine runs; later requests have higher numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RequestId(pub u64);
-
-/// Identifies one of a request's sequences. So far only beam searches have several; any request may.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SequenceId {
-    /// The request.
-    pub request: RequestId,
-    /// Its index among the request's sequences.
-    pub branch: usize,
-}
-
-/// Limits of a scheduler.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Maximum number of sequences that run at once.
-    pub max_batch_size: usize,
-    /// Maximum number of tokens per step over all sequences; at least `max_batch_size`, or decoding could starve.
-    pub max_batch_tokens: usize,
-    /// Maximum number of different adapters among running requests, at least 1.
-    pub max_adapters: usize,
-    /// Tokens of a prompt between two states that are kept of it, a multiple of [`PAGE_SIZE`]. Only for models with recurrent
-    /// layers.
-    pub tokens_per_state: usize,
-    /// Whether a step computes whole prompts only, as encoders need. None may be longer than `max_batch_tokens`.
-    pub whole_prompts: bool,
-}
-
-/// The usual [`Limits::tokens_per_state`].
-pub const TOKENS_PER_STATE: usize = 1024;
-
-/// A request for the scheduler. The caller ensures that it can run alone: that there are `width` places, and the pages
-/// of [`most_pages`].
-#[derive(Clone, Debug)]
-pub struct Arrival {
-    /// Number of prompt tokens, at least 1.
-    pub n_prompt: usize,
-    /// Maximum number of its sequences, at least 1.
-    pub width: usize,
-    /// Who sent it.
-    pub tenant: TenantId,
-    /// Lower values are scheduled first, among requests of the same tenant.
-    pub priority: i32,
-    /// Keys of the prompt's full pages, in order.
-    pub keys: Vec<PageKey>,
-    /// The page boundaries, in order, at which a state is kept beside the other places: those before the ends of messages.
-    pub state_places: Vec<usize>,
-    /// Whether it uses the prefix cache when it starts. False if every position of the prompt is needed. After its first
-    /// token, it uses the prefix cache in any case.
-    pub reads_kept_pages: bool,
-    /// Its adapter.
-    pub adapter: Option<AdapterId>,
-}
-
-/// The maximum number of pages of a request's sequences if each has `n_tokens`: full pages of the prompt are shared.
-pub fn most_pages(width: usize, n_prompt: usize, n_tokens: usize) -> usize {
-    let n_common = n_prompt / PAGE_SIZE;
-    n_common + width * (n_tokens.div_ceil(PAGE_SIZE) - n_common)
-}
 
 /// The scheduler's state.
 #[derive(Debug)]
@@ -177,7 +120,8 @@ impl Scheduler {
 
     /// Adds a request to the queue.
     pub fn add(&mut self, id: RequestId, arrival: Arrival) {
-        let Arrival { n_prompt, width, tenant, priority, keys, state_places, reads_kept_pages, adapter } = arrival;
+        let Arrival { n_prompt, n_source, width, tenant, priority, keys, state_places, reads_kept_pages, adapter } =
+            arrival;
         let rank = Rank { due: self.n_steps + i64::from(priority) * AGEING_STEPS, id };
         let sequence = ScheduledSequence {
             table: self.pool.table(),
@@ -192,7 +136,16 @@ impl Scheduler {
         let sequences = vec![sequence];
         self.wait(
             rank,
-            ScheduledRequest { tenant, width, is_held: false, reads_kept_pages, adapter, n_cached: None, sequences },
+            ScheduledRequest {
+                tenant,
+                width,
+                n_source,
+                is_held: false,
+                reads_kept_pages,
+                adapter,
+                n_cached: None,
+                sequences,
+            },
         );
     }
 
@@ -218,6 +171,7 @@ impl Scheduler {
         let child_request = ScheduledRequest {
             tenant,
             width: 1,
+            n_source: request.n_source,
             is_held: false,
             reads_kept_pages: true,
             adapter: request.adapter.clone(),
@@ -548,6 +502,10 @@ impl Scheduler {
             let usable = first.n_tokens.saturating_sub(1) / PAGE_SIZE;
             n_asked = first.n_tokens;
             n_shared = first.table.share_kept(first.keys.get(..usable).unwrap_or(&first.keys));
+            if n_shared < request.n_source {
+                first.table.truncate(0);
+                n_shared = 0;
+            }
         }
         let is_alone = self.running.is_empty();
         self.run(rank, request);

@@ -63,11 +63,15 @@ impl Sequence {
         let parts = request.parts();
         let thinking = parts.thinking.clone().map(|rules| Thinking::new(rules, &parts.prompt_ids, tokenizer));
         let start = thinking.as_ref().and_then(Thinking::answer_start);
+        let mut watch = parts.watch.clone();
+        if thinking.as_ref().is_some_and(Thinking::is_open) {
+            watch.iter_mut().for_each(Watch::silence);
+        }
         Self {
             constraint: parts.constraint.as_ref().map(|empty| BoundAnswer::new(empty, start)),
-            watch: parts.watch.clone(),
+            watch,
             thinking,
-            sampler: Sampler::sharing(parts.sampling.clone(), parts.choice, Arc::clone(&parts.prompt_ids)),
+            sampler: Sampler::sharing(parts.sampling.clone(), parts.choice, parts.own_prompt_ids()),
             text,
             output: Vec::new(),
             // The first token of a prompt has no log-probability.
@@ -140,13 +144,30 @@ impl Sequence {
         }
         // Tokens that are barred now may be allowed at `position`, but not the other way round.
         let barred = self.barred(0);
-        match self.watch.as_ref().map(|watch| watch.outlook(ahead)) {
+        match self.outlook(ahead) {
             Some(Outlook::Bound) => RowNeeds::Whole,
             Some(Outlook::Free(forbidden)) if !forbidden.is_empty() => {
                 self.sampler.needs(&barred.union(&forbidden).copied().collect(), ahead)
             }
             _ => self.sampler.needs(barred, ahead),
         }
+    }
+
+    /// What a grammar of parts of the answer restricts after the tokens `ahead`. `None` without one.
+    fn outlook(&self, ahead: &[TokenId]) -> Option<Outlook> {
+        let watch = self.watch.as_ref()?;
+        if ahead.is_empty() || watch.is_bound() {
+            return Some(watch.outlook());
+        }
+        let (mut watch, mut thinking) = (watch.clone(), self.thinking.clone());
+        for &id in ahead {
+            let step = thinking.as_mut().map(|thinking| thinking.accept(id, false));
+            // The rest of a text that the grammar does not allow is never needed.
+            if follow(&mut watch, id, step, thinking.as_ref()).is_err() || watch.is_bound() {
+                return Some(Outlook::Bound);
+            }
+        }
+        Some(watch.outlook())
     }
 
     /// The tokens that would end the sequence too early after `n_ahead` more tokens.
@@ -264,13 +285,15 @@ impl Sequence {
         };
         let is_stop_token = forced.is_none() && stop_token_ids.contains(&id);
         let is_last = self.n_completion() + 1 == *max_tokens;
-        let step = self.thinking.as_mut().filter(|_| !is_stop_token).map(|thinking| thinking.accept(id));
+        let is_in_call = self.watch.as_ref().is_some_and(Watch::is_bound)
+            || self.constraint.as_ref().is_some_and(BoundAnswer::has_begun);
+        let step = self.thinking.as_mut().filter(|_| !is_stop_token).map(|thinking| thinking.accept(id, is_in_call));
         self.sampler.accept(id);
         self.output.push(id);
         let offset = self.text.n_chars();
         let bound = match (&mut self.constraint, &self.request.parts().constraint) {
             (Some(constraint), Some(empty)) if !is_stop_token => constraint.accept(id, step, empty)?,
-            (None, _) if !is_stop_token => self.accept_watched(id, forced.is_some())?,
+            (None, _) if !is_stop_token => self.accept_watched(id, step)?,
             _ => Bound::Open,
         };
         let stop_text = if self.constraint.is_some() { StopText::Cut } else { self.request.parts().text.stop_text };
@@ -307,7 +330,7 @@ impl Sequence {
                 let end_ids = &self.request.parts().stop.stop_token_ids;
                 Ok(LogitRow::Whole(watch.restrict(logits.whole()?, end_ids)?.into()))
             }
-            Some(watch) => Ok(match watch.outlook(&[]) {
+            Some(watch) => Ok(match watch.outlook() {
                 Outlook::Free(forbidden) if !forbidden.is_empty() => self.allowed(0, logits).without(&forbidden),
                 _ => self.allowed(0, logits),
             }),
@@ -316,17 +339,13 @@ impl Sequence {
     }
 
     /// Adds a token to the parts of the answer.
-    fn accept_watched(&mut self, id: TokenId, is_forced: bool) -> Result<Bound> {
-        if is_forced && self.watch.as_ref().is_some_and(Watch::is_bound) {
-            // The words that end a thought are in no grammar.
-            self.watch = None;
-        }
+    fn accept_watched(&mut self, id: TokenId, step: Option<ThinkingStep>) -> Result<Bound> {
         let Some(watch) = &mut self.watch else { return Ok(Bound::Open) };
         if watch.is_slow() {
             watch.accept_elsewhere(id);
             return Ok(Bound::Later);
         }
-        Ok(if watch.accept(id)? { Bound::Complete } else { Bound::Open })
+        Ok(if follow(watch, id, step, self.thinking.as_ref())? { Bound::Complete } else { Bound::Open })
     }
 
     /// The key of the last page, if the last token fills it. Must be called once for each token: it advances the chain.
@@ -359,10 +378,25 @@ impl Sequence {
     }
 }
 
+/// Adds a token to the text that is watched, of which thoughts are no part. Returns whether the text is complete.
+///
+/// # Errors
+/// As [`Watch::accept`].
+fn follow(watch: &mut Watch, id: TokenId, step: Option<ThinkingStep>, thinking: Option<&Thinking>) -> Result<bool> {
+    match (step, thinking) {
+        (Some(step), _) if step.is_open => {
+            watch.silence();
+            Ok(false)
+        }
+        (Some(step), Some(thinking)) if step.was_open => watch.wake(thinking.after_thought()),
+        _ => watch.accept(id),
+    }
+}
+
 /// A text assembler at the start of the answer.
 pub(super) fn assembler(request: &EngineRequest, tokenizer: &Tokenizer) -> TextAssembler {
     let parts = request.parts();
     let options = DecodeOptions { skip_special_tokens: parts.text.special_tokens == SpecialTokens::Skip };
-    let detokenizer = Detokenizer::new(tokenizer, options).with_prefix(&parts.prompt_ids);
+    let detokenizer = Detokenizer::new(tokenizer, options).with_prefix(&parts.own_prompt_ids());
     TextAssembler::new(detokenizer, Arc::clone(&parts.stop.stop_strings)).with_stop_text(parts.text.stop_text)
 }

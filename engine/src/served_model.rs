@@ -33,6 +33,8 @@ pub struct ServedModel {
     pub chat_template: Option<ChatTemplate>,
     /// Tokens that end a sequence.
     pub eos_token_ids: Vec<TokenId>,
+    /// The tokens with which the decoder of an encoder-decoder begins; empty for other models.
+    pub decoder_start: Vec<TokenId>,
     /// Defaults of sampling parameters.
     pub sampling_defaults: SamplingParams,
     /// How the model's files say that texts become vectors.
@@ -63,12 +65,20 @@ impl ServedModel {
         self.grammars.get_or_init(|| GrammarCompiler::new(&self.tokenizer)).as_ref()
     }
 
+    /// Most tokens of a text that the model reads: of the source, if it is an encoder-decoder.
+    pub fn max_prompt_len(&self) -> usize {
+        match self.limits.max_source_len {
+            0 => self.limits.max_seq_len,
+            max_source_len => max_source_len,
+        }
+    }
+
     /// Checks whether a text of `n_bytes`, the parameter `param`, may fit into the context, before it is tokenized.
     ///
     /// # Errors
     /// It has too many bytes.
     pub fn check_text_length(&self, param: &'static str, n_bytes: usize) -> Result<(), ValidationError> {
-        let max_seq_len = self.limits.max_seq_len;
+        let max_seq_len = self.max_prompt_len();
         match self.max_text_bytes {
             Some(most) if n_bytes > most => {
                 let n_tokens = (n_bytes as u128 * max_seq_len as u128).div_ceil(most.max(1) as u128) as usize;

@@ -16,7 +16,7 @@ use hearth_model::{
     digest::Digest,
     gpt::{Gpt, prediction_head::PredictionHead},
     inspect::Inspector,
-    kv_cache::PAGE_SIZE,
+    kv_cache::{PAGE_SIZE, max_places},
     model_runner::{ModelRunner, PredictionRunner},
     ops::{self, KvDtype},
     weights::model_dir::LoadedModel,
@@ -175,15 +175,18 @@ pub(crate) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
     let n_states = n_states(config.state_bytes(), options, available)?;
     let longest = loaded.text_limit.unwrap_or(usize::MAX).min(config.max_seq_len).max(1);
     let max_seq_len = longest.min(n_pages * PAGE_SIZE);
-    // The longest text must fit into a step of an encoder.
+    let max_source_len = config.max_source_len();
+    // The longest text must fit into a step of an encoder, with its source and beside all others.
+    let whole_prompts = config.bidirectional || config.is_encoder_decoder();
+    let longest_prompt = max_places(&config).min(n_pages * PAGE_SIZE) + options.max_batch_size;
     let max_batch_tokens =
-        if config.bidirectional { options.max_batch_tokens.max(max_seq_len) } else { options.max_batch_tokens };
+        if whole_prompts { options.max_batch_tokens.max(longest_prompt) } else { options.max_batch_tokens };
     let limits = Limits {
         max_batch_size: options.max_batch_size,
         max_batch_tokens,
         max_adapters: options.adapters.max_loaded,
         tokens_per_state: TOKENS_PER_STATE,
-        whole_prompts: config.bidirectional,
+        whole_prompts,
     };
     let speculator = speculator(&loaded, (draft, prediction_head), options, n_pages)?;
     let model = ServedModel {
@@ -197,13 +200,15 @@ pub(crate) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
             n_pages,
             is_recurrent: loaded.gpt.has_recurrent_layers(),
             is_encoder: config.bidirectional,
+            max_source_len,
         },
-        max_text_bytes: loaded.tokenizer.max_text_bytes(max_seq_len),
+        max_text_bytes: loaded.tokenizer.max_text_bytes(if max_source_len > 0 { max_source_len } else { max_seq_len }),
         config,
         inspector: Inspector::new(&loaded.gpt),
         tokenizer: loaded.tokenizer.with_longest_word(MAX_WORD_BYTES),
         chat_template: loaded.chat_template,
         eos_token_ids: loaded.eos_token_ids,
+        decoder_start: loaded.decoder_start,
         grammars: OnceLock::new(),
         default_breakers: OnceLock::new(),
         sampling_defaults: loaded.sampling_defaults,
@@ -264,7 +269,7 @@ fn speculator(
             let Some(head) = prediction_head else {
                 return refuse(
                     "`--speculative mtp` needs a model with a prediction head, and this one has none in its files\n\
-                     hint: Qwen 3.5 and Qwen 3 Next have one; `--speculative prompt-lookup` works with every model"
+                     hint: Qwen 3.5, Qwen 3 Next, and models that were trained with `objective.mtp` have one; `--speculative prompt-lookup` works with every model"
                         .to_owned(),
                 );
             };
@@ -284,6 +289,9 @@ fn speculator(
                     "`--draft-model` must have the tokens of the served model: {what}\n\
                      hint: a draft model is a smaller one of the same family"
                 ));
+            }
+            if draft.gpt.config().is_encoder_decoder() {
+                return refuse("`--draft-model` must be a model without an encoder".to_owned());
             }
             if draft.gpt.has_recurrent_layers() {
                 return refuse(
@@ -343,7 +351,7 @@ fn default_cache_tokens(
     max_batch_size: usize,
     available_bytes: Option<u64>,
 ) -> usize {
-    let context = config.max_seq_len;
+    let context = max_places(config);
     let held_by = |n_bytes: usize| n_bytes / bytes_per_token.max(1);
     let wanted = context.saturating_mul(max_batch_size).min(held_by(DEFAULT_CACHE_BYTES).max(context));
     let Some(available) = available_bytes else { return wanted };

@@ -74,6 +74,10 @@ pub(crate) struct Thinking {
     /// Whether there has been nothing but thoughts, marks and white space since the start or the last thought, so that
     /// the answer has not begun.
     is_before_answer: bool,
+    /// Where the text so far ends.
+    place: Place,
+    /// The text after the last mark, if the last token closed a thought.
+    after_thought: String,
 }
 
 /// A token whose text may be part of a mark.
@@ -120,7 +124,17 @@ impl Thinking {
         let forced = rules.answer.iter().flat_map(|answer| answer.first_ids.iter().copied()).collect();
         let is_before_answer = rules.opened.is_some() || !rules.form.answer_marks.is_empty();
         let unsettled = VecDeque::new();
-        let mut thinking = Self { rules, detokenizer, scan, unsettled, n_settled: 0, forced, is_before_answer };
+        let mut thinking = Self {
+            rules,
+            detokenizer,
+            scan,
+            unsettled,
+            n_settled: 0,
+            forced,
+            is_before_answer,
+            place: Place::Text,
+            after_thought: String::new(),
+        };
         thinking.check_budget();
         thinking
     }
@@ -166,15 +180,30 @@ impl Thinking {
         is_closed && !scan.held().trim().is_empty()
     }
 
-    /// Adds a token.
-    pub(crate) fn accept(&mut self, id: TokenId) -> ThinkingStep {
+    /// The text after the thought that the last token closed.
+    pub(crate) fn after_thought(&self) -> &str {
+        &self.after_thought
+    }
+
+    /// Adds a token. `is_in_call`: it belongs to a tool call, or to an answer that follows a grammar and has begun, where
+    /// no mark opens a thought.
+    pub(crate) fn accept(&mut self, id: TokenId, is_in_call: bool) -> ThinkingStep {
         let (was_open, had_begun) = (self.is_open(), !self.is_before_answer);
         let is_forced = self.forced.pop_front().is_some();
         let text = self.detokenizer.push(id);
         self.unsettled.push_back(Unsettled { n_bytes: text.len(), is_forced, is_thought: was_open && text.is_empty() });
+        self.place = match (is_in_call, self.place) {
+            (true, _) => Place::InCall,
+            (false, Place::InCall) => Place::AfterCall,
+            (false, place) => place,
+        };
         self.scan.push(&text);
-        while let Some(part) = self.scan.next(Place::Text) {
+        self.after_thought.clear();
+        while let Some(part) = self.scan.next(self.place) {
             self.settle(&part);
+        }
+        if was_open && !self.is_open() {
+            self.after_thought.push_str(self.scan.held());
         }
         if let Some(answer) = self.rules.answer.as_ref().filter(|_| was_open && !self.is_open()) {
             // The closing words of the budget may have it too.
@@ -193,8 +222,18 @@ impl Thinking {
             Part::Mark(text) | Part::Answer(text) => (false, text),
         };
         match part {
-            Part::Mark(_) | Part::Thought(_) => self.is_before_answer = true,
-            Part::Answer(text) => self.is_before_answer &= text.trim().is_empty(),
+            Part::Mark(_) | Part::Thought(_) => {
+                self.is_before_answer = true;
+                self.after_thought.clear();
+            }
+            Part::Answer(text) => {
+                let is_blank = text.trim().is_empty();
+                self.is_before_answer &= is_blank;
+                if !is_blank && self.place == Place::AfterCall {
+                    self.place = Place::Text;
+                }
+                self.after_thought.push_str(text);
+            }
         }
         let mut n_bytes = text.len();
         while let Some(token) = self.unsettled.front_mut() {
@@ -266,10 +305,10 @@ mod tests {
         let mut all = Vec::new();
         for id in ids(&tokenizer, text, has_marks) {
             while let Some(forced) = thinking.forced() {
-                thinking.accept(forced);
+                thinking.accept(forced, false);
                 all.push(forced);
             }
-            thinking.accept(id);
+            thinking.accept(id, false);
             all.push(id);
         }
         let text = all.iter().map(|&id| String::from_utf8(tokenizer.token_bytes(id)).unwrap()).collect();

@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 pub use crate::forward_pass::{AttentionContext, Dense, Trace};
 use crate::{
     forward_pass::{AttentionMask, ForwardPass, LayerPass},
-    ops::{self, AttentionOptions, KvSource, LinearParts, NormParts, QkNormParts, Qkv, SelfAttention},
+    ops::{self, AttentionOptions, CrossAttention, KvSource, LinearParts, NormParts, QkNormParts, Qkv, SelfAttention},
 };
 
 /// Applies the input norm and the attention of `layer` to `x [n_rows, d_model]`: the outputs of the heads,
@@ -88,7 +88,7 @@ pub(crate) fn attend(
         AttentionContext::Dense(_) | AttentionContext::Paged(_) => qkv,
     };
     let attended = match context {
-        AttentionContext::Dense(dense) if !dense.traces_attention() => {
+        AttentionContext::Dense(dense) if dense_bias.is_none() && !dense.traces_attention() => {
             let precision = inner.out.weight.precision();
             let how = (rotation, inner.sinks.clone());
             ops::rope_and_attend(qkv, how, dense.batch, dense.positions.clone(), options, precision)
@@ -124,5 +124,33 @@ pub(crate) fn attend(
             heads.reshape([n_rows, n_heads * value_dim])
         }
         (None, _) => attended,
+    }
+}
+
+/// Applies the input norm and the attention of decoder block `layer` to the rows of the encoder: from `x [n_rows, d_model]` to the
+/// outputs of the heads, `[n_rows, n_heads * head_dim]`, before the output projection.
+///
+/// # Panics
+/// If the pass has no source.
+pub(crate) fn attend_to_source(
+    layer: usize,
+    x: Tensor<2>,
+    (in_norm, inner): (Option<NormParts>, &CrossAttention<LinearParts<'_>>),
+    pass: &mut ForwardPass<'_>,
+) -> Tensor<2> {
+    let queries = match in_norm {
+        Some(norm) => ops::normed_linear(x, norm, inner.q.clone()),
+        None => ops::linear_with_lora(x, inner.q.clone()),
+    };
+    let (context, options) = pass.source();
+    match context {
+        AttentionContext::Dense(Dense { batch, source: Some(source), .. }) => {
+            let kv = ops::linear_with_lora(source.clone(), inner.kv.clone());
+            let ([n_rows, _], width) = (kv.dims(), options.n_kv_heads * options.head_dim);
+            let [keys, values] = [0..width, width..2 * width].map(|columns| kv.clone().slice([0..n_rows, columns]));
+            ops::attention_dense([queries, keys, values], (None, None), *batch, options).0
+        }
+        AttentionContext::Dense(_) => unreachable!("a decoder with an encoder needs its output: `with_source`"),
+        AttentionContext::Paged(step) => step.attend_to_source(layer, queries, options),
     }
 }

@@ -7,6 +7,8 @@ mod heads;
 mod latent;
 mod masked_lm;
 mod recurrent;
+mod rope;
+mod seq2seq;
 mod validate;
 
 pub use experts::{ExpertGroups, Experts, RouterScores};
@@ -14,6 +16,8 @@ pub use heads::{HeadSizes, PerLayerInputs};
 pub use latent::LatentAttention;
 pub use masked_lm::MaskedLmHead;
 pub use recurrent::{GatedConv, GatedDeltaNet, Mamba2, Recurrence, Recurrent};
+pub use rope::{Rope, RopeScaling};
+pub use seq2seq::RelativeBuckets;
 pub(crate) use validate::MAX_LAYERS;
 
 /// What distinguishes one decoder-only transformer from another.
@@ -219,6 +223,11 @@ pub struct GptConfig {
     /// What hidden states go through before the output matrix, in encoders that predict masked tokens.
     #[serde(default)]
     pub mlm_head: Option<MaskedLmHead>,
+    /// The encoder of an encoder-decoder (["Attention is all you need"](https://arxiv.org/abs/1706.03762), 3.1), a model that looks
+    /// both ways. Its output, a row for each token of the source, is what the decoder attends to in each block besides its own
+    /// rows. It shares the decoder's embedding. All other fields are the decoder's.
+    #[serde(default)]
+    pub encoder: Option<Box<GptConfig>>,
     /// Dropout probability, in `[0, 1)`; not applied when serving.
     pub dropout: f64,
 }
@@ -308,111 +317,18 @@ pub enum Positions {
     Learned,
     /// Fixed sines and cosines added to the embedding (["Attention is all you need"](https://arxiv.org/abs/1706.03762), 3.5).
     Sinusoidal,
+    /// The same with wavelengths that reach exactly 10,000 times the shortest, as in
+    /// [tensor2tensor](https://github.com/tensorflow/tensor2tensor), and for positions that begin with 2, as in
+    /// [fairseq](https://github.com/facebookresearch/fairseq).
+    SinusoidalFromTwo,
     /// Rotary: queries and keys are rotated by their position ([RoFormer](https://arxiv.org/abs/2104.09864)).
     Rope(Rope),
     /// ALiBi: scores decrease linearly with distance, with one slope per head
     /// ([ALiBi](https://arxiv.org/abs/2108.12409)).
     Alibi,
-}
-
-/// Rotary positions, in Hugging Face's pairing: dimension `i` is rotated with `i + rotary_dim / 2`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Rope {
-    /// Base of the wavelengths.
-    pub theta: f64,
-    /// Number of leading dimensions of each head that are rotated; the rest are unchanged. Even, at most `head_dim`, and with
-    /// [`GptConfig::latent`] at most its `rope_dim`.
-    pub rotary_dim: usize,
-    /// Scaling for longer contexts than in the first training.
-    pub scaling: RopeScaling,
-}
-
-impl Rope {
-    /// Unscaled.
-    pub fn new(theta: f64, rotary_dim: usize) -> Self {
-        Self { theta, rotary_dim, scaling: RopeScaling::None }
-    }
-}
-
-/// Scaling of rotary wavelengths.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum RopeScaling {
-    /// None.
-    None,
-    /// All by the same factor ([position interpolation](https://arxiv.org/abs/2306.15595)).
-    Linear {
-        /// At least 1.
-        factor: f64,
-    },
-    /// A larger base, so that long wavelengths stretch more than short ones (["NTK-aware"
-    /// scaling](https://arxiv.org/abs/2309.00071), 3.1). It grows with the length of the text, from the model's context on;
-    /// up to there, nothing is scaled. Longer texts are not supported: `factor` is for other programs that read the model.
-    Dynamic {
-        /// At least 1.
-        factor: f64,
-    },
-    /// Long wavelengths by the factor, short ones not at all, with a blend in between ([Llama
-    /// 3.1](https://arxiv.org/abs/2407.21783)).
-    Llama3 {
-        /// At least 1.
-        factor: f64,
-        /// Wavelengths above `original_max_seq_len / low_freq_factor` are scaled by the full factor.
-        low_freq_factor: f64,
-        /// Wavelengths below `original_max_seq_len / high_freq_factor` are unchanged.
-        high_freq_factor: f64,
-        /// Context length before scaling.
-        original_max_seq_len: usize,
-    },
-    /// The same, blended by dimension, with sharper attention ([YaRN](https://arxiv.org/abs/2309.00071)).
-    Yarn {
-        /// At least 1.
-        factor: f64,
-        /// Multiplies cosines and sines, and so scores by its square.
-        attention_factor: f64,
-        /// Dimensions with more turns than this over the original context are unchanged.
-        beta_fast: f64,
-        /// Dimensions with fewer turns than this are scaled by the full factor.
-        beta_slow: f64,
-        /// Context length before scaling.
-        original_max_seq_len: usize,
-        /// Whether the ends of the blend are rounded outwards to whole dimensions.
-        truncate: bool,
-    },
-    /// A factor for the wavelength of each pair of dimensions ([LongRoPE](https://arxiv.org/abs/2402.13753)), from one of
-    /// two lists: `long_factors` if [`GptConfig::max_seq_len`] is above `original_max_seq_len`, else `short_factors`.
-    ///
-    /// So the list depends on the context that the model is opened for, as in llama.cpp and vLLM, and is the same for all
-    /// texts. `transformers` chooses by the length of each text and computes the KV cache again where a text grows beyond
-    /// `original_max_seq_len`. [`Gpt::with_max_seq_len`](crate::gpt::Gpt::with_max_seq_len) opens a model for a shorter
-    /// context.
-    LongRope {
-        /// One for each pair of rotated dimensions, positive.
-        short_factors: Vec<f32>,
-        /// As many, for long contexts.
-        long_factors: Vec<f32>,
-        /// Multiplies cosines and sines, with either list.
-        attention_factor: f64,
-        /// Context length before scaling.
-        original_max_seq_len: usize,
-    },
-    /// Only the shortest wavelengths rotate, and all by the same factor. Unlike with a smaller
-    /// [`rotary_dim`](Rope::rotary_dim), dimensions are paired over the whole head, and wavelengths grow as if all rotated.
-    Proportional {
-        /// Pairs of dimensions that rotate.
-        n_pairs: usize,
-        /// At least 1.
-        factor: f64,
-    },
-}
-
-impl RopeScaling {
-    /// The default of [`LongRope`](Self::LongRope)'s `attention_factor` for a context of `factor` times the original length
-    /// ([LongRoPE's code](https://github.com/microsoft/LongRoPE)).
-    pub(crate) fn long_rope_attention_factor(factor: f64, original_max_seq_len: usize) -> f64 {
-        if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (original_max_seq_len as f64).ln()).sqrt() }
-    }
+    /// A learned number for each head and bucket of distances is added to scores; all layers share them
+    /// ([T5](https://arxiv.org/abs/1910.10683), 2.1).
+    Relative(RelativeBuckets),
 }
 
 /// The sizes of a preset architecture.
@@ -535,6 +451,7 @@ impl GptConfig {
             out_norm_eps: None,
             final_norm_offset: None,
             mlm_head: None,
+            encoder: None,
             dropout: 0.0,
         }
     }

@@ -30,7 +30,7 @@ use self::vocabulary::Vocabulary;
 pub use self::{
     schema::{MAX_VALUES as MAX_SCHEMA_VALUES, check as check_schema, in_lark, lenient, log_passed_over},
     state::Constraint,
-    watch::{AfterGrammar, Mark, Outlook, Silence, Watch, WatchRules},
+    watch::{AfterGrammar, Mark, Outlook, Watch, WatchRules},
 };
 
 /// Maximum size of a grammar's source in bytes.

@@ -8,9 +8,11 @@ use crate::ops::Upload;
 use crate::{
     config::{GptConfig, HeadSizes, Positions, Rope},
     kv_cache::PagedStep,
+    layers::Relative,
     lora::AdapterRows,
     ops::{
-        self, AttentionOptions, BlockScratch, Dropout, Ints, PagedAttention, PagedRows, RecurrentRows, Rotation, Rows,
+        self, AttentionOptions, BlockScratch, Dropout, Ints, PagedAttention, PagedRows, RecurrentRows, RelativeScores,
+        Rotation, Rows,
     },
     position,
 };
@@ -40,6 +42,9 @@ pub struct Dense<'a> {
     /// The seed of dropout. It and a value's place in the model decide whether the value is dropped. `None`: no
     /// dropout.
     pub dropout_seed: Option<u64>,
+    /// What the decoder of an encoder-decoder attends to: the encoder's output for the source of each sequence, all of one length,
+    /// `[batch * source_len, d_model]`.
+    pub source: Option<Tensor<2>>,
 }
 
 /// What a forward pass computes on the way, of the layers that were asked for.
@@ -91,6 +96,10 @@ impl Trace {
 }
 
 impl Dense<'_> {
+    fn new(batch: usize, seq_len: usize) -> Self {
+        Self { batch, seq_len, positions: None, trace: None, dropout_seed: None, source: None }
+    }
+
     /// Whether attention weights are traced. One fused operation rotates and attends otherwise.
     pub(crate) fn traces_attention(&self) -> bool {
         self.trace.as_ref().is_some_and(|trace| !trace.attention_layers.is_empty())
@@ -100,17 +109,17 @@ impl Dense<'_> {
 impl<'a> AttentionContext<'a> {
     /// One sequence, whose intermediate results go to `trace`.
     pub(crate) fn traced(seq_len: usize, trace: &'a mut Trace) -> Self {
-        Self::Dense(Dense { batch: 1, seq_len, positions: None, trace: Some(trace), dropout_seed: None })
+        Self::Dense(Dense { trace: Some(trace), ..Dense::new(1, seq_len) })
     }
 
     /// Whole sequences, without attention maps or dropout.
     pub fn dense(batch: usize, seq_len: usize) -> Self {
-        Self::Dense(Dense { batch, seq_len, positions: None, trace: None, dropout_seed: None })
+        Self::Dense(Dense::new(batch, seq_len))
     }
 
     /// Whole sequences in training: the model's dropout depends on `dropout_seed` alone.
     pub fn training(batch: usize, seq_len: usize, dropout_seed: u64) -> Self {
-        Self::Dense(Dense { batch, seq_len, positions: None, trace: None, dropout_seed: Some(dropout_seed) })
+        Self::Dense(Dense { dropout_seed: Some(dropout_seed), ..Dense::new(batch, seq_len) })
     }
 
     /// The same context for sequences that consist of several documents, with the position of each row in its document.
@@ -128,6 +137,18 @@ impl<'a> AttentionContext<'a> {
             assert!(follow, "positions of a document are consecutive");
         }
         dense.positions = Some(positions);
+        self
+    }
+
+    /// The same context for the decoder of an encoder-decoder: `encoded [batch * source_len, d_model]` is the encoder's output for
+    /// the sources of the sequences, all of one length.
+    ///
+    /// # Panics
+    /// If the context is a step over a cache, whose sources are there.
+    #[must_use]
+    pub fn with_source(mut self, encoded: Tensor<2>) -> Self {
+        let Self::Dense(dense) = &mut self else { unreachable!("sources of a step are in its cache") };
+        dense.source = Some(encoded);
         self
     }
 
@@ -189,6 +210,8 @@ pub(crate) struct ForwardPass<'a> {
     token_types: Option<Ints>,
     /// What the rows' queries are multiplied by, `[n_rows, 1]`.
     query_factors: Option<Rows>,
+    /// How the scores of the encoder's rows are computed, if there is an encoder.
+    cross_options: Option<AttentionOptions>,
     /// Keys and values that later layers without and with the window attend to, `[n_rows, 2 * kv_width]`, before rotation. A step
     /// over a cache has them there.
     lent: [Option<Tensor<2>>; 2],
@@ -234,6 +257,8 @@ pub(crate) enum DropoutPlace {
     Attention(usize),
     /// What the MLP adds in a layer.
     Mlp(usize),
+    /// What attention to an encoder's rows adds in a layer.
+    Cross(usize),
 }
 
 /// Added positions of the rows' embeddings.
@@ -266,9 +291,11 @@ impl AttentionMask {
             sliding_window: window,
             bidirectional: config.bidirectional,
             alibi_slopes: (config.positions == Positions::Alibi).then(|| position::alibi_slopes(config.n_heads)),
+            relative: None,
         };
+        let is_relative = matches!(config.positions, Positions::Relative(_));
         let dense_bias = match context {
-            AttentionContext::Dense(dense) if !dense.traces_attention() => None,
+            AttentionContext::Dense(dense) if !dense.traces_attention() && !is_relative => None,
             AttentionContext::Dense(Dense { positions: Some(positions), seq_len, .. }) => {
                 Some(ops::document_bias(positions, *seq_len, &options, device))
             }
@@ -308,6 +335,10 @@ impl<'a> ForwardPass<'a> {
                 let rows = position::sinusoidal(&row_positions(), config.d_model);
                 AddedPositions::Sinusoidal(Rows::new(rows, config.d_model, device))
             }
+            Positions::SinusoidalFromTwo => {
+                let rows = position::sinusoidal_from_two(&row_positions(), config.d_model);
+                AddedPositions::Sinusoidal(Rows::new(rows, config.d_model, device))
+            }
             _ => AddedPositions::Nothing,
         };
         let token_types = (config.n_token_types > 0).then(|| {
@@ -332,6 +363,17 @@ impl<'a> ForwardPass<'a> {
             added,
             token_types,
             query_factors,
+            cross_options: config.is_encoder_decoder().then(|| AttentionOptions {
+                n_heads: config.n_heads,
+                n_kv_heads: config.n_kv_heads,
+                head_dim: config.head_dim,
+                scale: config.score_scale(),
+                softcap: config.attention_softcap,
+                sliding_window: None,
+                bidirectional: true,
+                alibi_slopes: None,
+                relative: None,
+            }),
             lent: [None, None],
             per_layer: None,
             recurrent_rows,
@@ -377,6 +419,7 @@ impl<'a> ForwardPass<'a> {
             DropoutPlace::Embeddings => 0,
             DropoutPlace::Attention(layer) => 1 + 2 * layer,
             DropoutPlace::Mlp(layer) => 2 + 2 * layer,
+            DropoutPlace::Cross(layer) => 1 + 2 * self.config.n_layers + layer,
         };
         let probability = self.config.dropout;
         (probability > 0.0).then_some(Dropout { probability, seed, place: place as u32 })
@@ -434,15 +477,16 @@ impl<'a> ForwardPass<'a> {
 
     /// What a whole block attends to, and its scratch memory, if `layer` attends over a cache.
     pub(crate) fn paged(&mut self, layer: usize) -> Option<(PagedAttention<'_>, &mut BlockScratch)> {
-        let Self { context, config, masks, rotations, query_factors, scratch, .. } = self;
+        let Self { context, config, masks, rotations, query_factors, cross_options, scratch, .. } = self;
         let AttentionContext::Paged(step) = context else { return None };
         if !config.attends(layer) {
             return None;
         }
-        let (pools, slots, sequences) = step.parts(config.kv_layer_of(layer));
+        let (pools, slots, sequences, sources) = step.parts(config.kv_layer_of(layer));
         let (options, rotation) = (&mask_of(masks, config, layer).options, rotation_at(rotations, config, layer));
         let query_factors = query_factors.as_ref();
-        Some((PagedAttention { pools, slots, sequences, options, rotation, query_factors }, scratch))
+        let sources = sources.zip(cross_options.as_ref());
+        Some((PagedAttention { pools, slots, sequences, options, rotation, query_factors, sources }, scratch))
     }
 
     /// The input of `layer` beside the residual stream, `[n_rows, width]`, if it has one.
@@ -468,6 +512,54 @@ impl<'a> ForwardPass<'a> {
             AttentionContext::Paged(step) => Some(step.states(layer)),
         };
         RecurrentPass { rows, states }
+    }
+
+    /// What attention to an encoder's rows needs.
+    ///
+    /// # Panics
+    /// If the model has no encoder.
+    pub(crate) fn source(&mut self) -> (&mut AttentionContext<'a>, &AttentionOptions) {
+        let Some(options) = &self.cross_options else {
+            unreachable!("attention to a source in a model without an encoder")
+        };
+        (&mut self.context, options)
+    }
+
+    /// Adds what distances between rows and keys add to the scores of all layers, by the model's numbers.
+    pub(crate) fn add_relative(&mut self, relative: &Relative) {
+        let (Positions::Relative(buckets), [Some(mask), _]) = (self.config.positions.clone(), &mut self.masks) else {
+            unreachable!("relative positions without buckets, or with a window")
+        };
+        let both_ways = self.config.bidirectional;
+        let n_heads = mask.options.n_heads;
+        let device = relative.device();
+        let of = |distances: Vec<isize>| {
+            let ids: Vec<i32> =
+                distances.into_iter().map(|distance| buckets.bucket(distance, both_ways) as i32).collect();
+            relative.of(Ints::new(ids, &device).tensor())
+        };
+        match &self.context {
+            AttentionContext::Dense(Dense { seq_len, .. }) => {
+                let rows = 0..*seq_len as isize;
+                let distances = rows.clone().flat_map(|query| rows.clone().map(move |key| key - query));
+                let bias =
+                    of(distances.collect()).reshape([*seq_len, *seq_len, n_heads]).permute([2, 0, 1]).unsqueeze();
+                mask.dense_bias = Some(match mask.dense_bias.take() {
+                    Some(hidden) => bias + hidden,
+                    None => bias,
+                });
+            }
+            AttentionContext::Paged(step) => {
+                let ends = step.sequences.as_slice().iter().map(|sequence| sequence.start + sequence.rows.len());
+                let longest = ends.max().unwrap_or(0).max(1);
+                let ahead = if both_ways { longest } else { 1 };
+                let distances: Vec<isize> = (1 - longest as isize..ahead as isize).collect();
+                let n_distances = distances.len();
+                let by_head = of(distances).transpose().into_data().convert::<f32>().try_into_vec();
+                let by_head = by_head.unwrap_or_else(|_| unreachable!("just converted"));
+                mask.options.relative = Some(Arc::new(RelativeScores::new(by_head, n_distances, longest - 1)));
+            }
+        }
     }
 
     /// What `layer` needs to attend.

@@ -2,6 +2,8 @@
 
 mod by_operations;
 mod devices;
+mod encoder;
+mod inputs;
 mod kv_dtypes;
 mod latent;
 mod losses;
@@ -19,12 +21,12 @@ use burn::{
 };
 
 pub use self::router_losses::{RouterLogits, RouterLossWeights, RouterLosses};
-use self::{by_operations::ByOperations, devices::require_bodies};
+use self::{by_operations::ByOperations, devices::require_bodies, encoder::Encoder, prediction_head::PredictionLayer};
 use crate::{
     config::{GptConfig, MaskedLmHead, NormPosition},
     error::Result,
-    forward_pass::{AddedPositions, AttentionContext, DropoutPlace, ForwardPass},
-    layers::{Conv, Decays, Embedding, Linear, LmHead, Norm, Part, PartList, Router, Scale, Vector, modules},
+    forward_pass::{AttentionContext, ForwardPass},
+    layers::{Conv, Decays, Embedding, Linear, LmHead, Norm, Part, PartList, Relative, Router, Scale, Vector, modules},
     lora::AdapterRows,
     ops::{
         self, BlockOperands, Dtype, ExpertsBesideMlp, FeedForward, KvSource, Mixer, NormParts, Precision, QkNormParts,
@@ -39,17 +41,22 @@ pub use crate::{
 };
 
 modules! {
-    /// A decoder-only transformer.
+    /// A transformer: a decoder, an encoder, or both.
     pub struct Gpt {
         embed: Embedding,
         pos_embed: Option<Embedding>,
         type_embed: Option<Embedding>,
         embed_norm: Option<Norm>,
+        // Of distances, in all layers.
+        relative: Option<Relative>,
         per_layer: Option<PerLayerInputs>,
+        encoder: Option<Encoder>,
         blocks: Vec<Block>,
         norm: Option<Norm>,
         mlm_head: Option<MlmHead>,
         lm_head: LmHead,
+        // That trains beside the model.
+        prediction: Option<PredictionLayer>,
         ; config: GptConfig,
     }
 
@@ -62,6 +69,9 @@ modules! {
         // In place of attention.
         recurrent: Option<RecurrentLayer>,
         attn_out_norm: Option<Norm>,
+        // To the rows of an encoder.
+        cross_norm: Option<Norm>,
+        cross: Option<CrossAttention>,
         // Attention's, if there is none.
         mlp_norm: Option<Norm>,
         mlp: Option<Mlp>,
@@ -103,6 +113,14 @@ modules! {
         k_norm: Option<Norm>,
         v_norm: Option<Norm>,
         sinks: Option<Vector>,
+        out: Linear,
+    }
+
+    /// Attention to the rows of an encoder.
+    struct CrossAttention {
+        q: Linear,
+        // Of the encoder's rows.
+        kv: Linear,
         out: Linear,
     }
 
@@ -165,15 +183,8 @@ impl Gpt {
     pub fn init(config: &GptConfig, seed: u64, device: &Device) -> Result<Self> {
         let mut tensor = 0;
         Self::from_params(config, Dtype::F32, device, &mut |spec| {
-            let n = spec.shape.iter().product();
             tensor += 1;
-            let values = match spec.init {
-                Init::Normal { std } => normal_values(seed, tensor, n, std as f32),
-                Init::Constant(value) => vec![value; n],
-                Init::Values(values) => values.to_vec(),
-                Init::LogUniform { least, most } => log_uniform_values(seed, tensor, n, [least, most]),
-            };
-            Ok(TensorData::new(values, spec.shape.as_slice()))
+            Ok(initial_values(spec, seed, tensor))
         })
     }
 
@@ -210,7 +221,8 @@ impl Gpt {
     /// The same model with another dropout probability for training, which model files may not state.
     #[must_use]
     pub fn with_dropout(mut self, dropout: f64) -> Self {
-        self.config.dropout = dropout;
+        self.config = self.config.with_dropout(dropout);
+        self.encoder = self.encoder.map(|encoder| encoder.with_dropout(dropout));
         self
     }
 
@@ -282,37 +294,6 @@ impl Gpt {
             pass.record_residual(layer + 1, &x);
         }
         self.final_norm(x)
-    }
-
-    /// Token ids to what enters the first block, `[n_rows, d_model]`. What all blocks read a part of is kept in the pass.
-    pub(crate) fn embed_input(&self, token_ids: Tensor<1, Int>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
-        let mut x = self.embed.forward(token_ids.clone());
-        assert_eq!(x.dims()[0], pass.n_rows(), "token ids, and rows that attend");
-        if self.config.scale_embeddings {
-            x = x * (self.config.d_model as f64).sqrt();
-        }
-        if self.config.embedding_multiplier != 1.0 {
-            x = x * self.config.embedding_multiplier;
-        }
-        if let Some(per_layer) = &self.per_layer {
-            let [embeddings, for_blocks] = ops::fork(x);
-            x = embeddings;
-            pass.per_layer = Some(per_layer.forward(token_ids, for_blocks, pass.dropout_seed(), &pass.adapters()));
-        }
-        match (&self.pos_embed, pass.added()) {
-            (Some(pos_embed), AddedPositions::Learned(positions)) => {
-                x = ops::add_update(x, pos_embed.forward(positions.tensor()), 1.0, None);
-            }
-            (_, AddedPositions::Sinusoidal(rows)) => x = x + rows.tensor(),
-            _ => {}
-        }
-        if let (Some(type_embed), Some(types)) = (&self.type_embed, pass.token_types()) {
-            x = ops::add_update(x, type_embed.forward(types.tensor()), 1.0, None);
-        }
-        if let Some(norm) = &self.embed_norm {
-            x = norm.forward(x);
-        }
-        ops::dropout(x, pass.dropout(DropoutPlace::Embeddings))
     }
 
     /// Applies the last norm, if there is one, to the residual stream `[n_rows, d_model]`: final hidden states.
@@ -448,23 +429,16 @@ impl Gpt {
     }
 }
 
-impl PerLayerInputs {
-    /// The inputs of all blocks side by side, `[n_rows, n_layers * width]`, of the rows' ids and their embeddings
-    /// `[n_rows, d_model]`: the mean of two parts, but for the root of two.
-    fn forward(
-        &self,
-        token_ids: Tensor<1, Int>,
-        embeddings: Tensor<2>,
-        dropout_seed: Option<u64>,
-        adapters: &[AdapterRows],
-    ) -> Tensor<2> {
-        let norm = self.norm.parts();
-        let ([_, d_model], [width]) = (embeddings.dims(), norm.weight.dims());
-        let of_ids = self.embed.forward(token_ids) * (width as f64).sqrt();
-        let projected = ops::linear_with_lora(embeddings, self.proj.parts(dropout_seed, adapters));
-        let projected = ops::head_norm(projected * (d_model as f64).sqrt().recip(), norm);
-        (projected + of_ids) * std::f64::consts::FRAC_1_SQRT_2
-    }
+/// The values of the `tensor`-th parameter of a fresh model.
+fn initial_values(spec: &ParamSpec, seed: u64, tensor: u32) -> TensorData {
+    let n = spec.shape.iter().product();
+    let values = match spec.init {
+        Init::Normal { std } => normal_values(seed, tensor, n, std as f32),
+        Init::Constant(value) => vec![value; n],
+        Init::Values(values) => values.to_vec(),
+        Init::LogUniform { least, most } => log_uniform_values(seed, tensor, n, [least, most]),
+    };
+    TensorData::new(values, spec.shape.as_slice())
 }
 
 impl Block {
@@ -569,6 +543,11 @@ impl Block {
         let (in_norm, out_norm) = ends(mlp_norm, &self.mlp_out_norm);
         BlockOperands {
             mixer,
+            cross: self.cross.as_ref().map(|CrossAttention { q, kv, out }| {
+                let (in_norm, out_norm) = ends(&self.cross_norm, &None);
+                let inner = ops::CrossAttention { q: linear(q), kv: linear(kv), out: linear(out) };
+                Sublayer { in_norm, inner, out_norm }
+            }),
             mlp: feed_forward.map(|inner| Sublayer { in_norm, inner, out_norm }),
             is_parallel: config.parallel_residual,
             norm_after_add: config.norm_position == NormPosition::Post,

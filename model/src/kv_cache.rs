@@ -12,10 +12,14 @@
 //! A recurrent layer has a pool of states instead, `[n_states, slot_len]`. A table has one state for all such layers: the number
 //! of a slot. A step moves it to a slot that nothing else needs, and changes it there.
 //!
+//! With an encoder, a sequence begins with places for the tokens of its source, in whole pages: they hold the keys and values that
+//! the decoder's layers make of the encoder's output. So forks share them, and the prefix cache keeps them.
+//!
 //! [`PagePool`] manages page ownership without tensors, so that schedulers can plan without them.
 
 mod free_pages;
 mod pages;
+mod sources;
 
 use std::sync::Arc;
 
@@ -31,6 +35,9 @@ use crate::{
 
 pub use pages::{CacheUnit, OutOfPages, PageKey, PagePool, PageTable};
 use pages::{CopiedPage, StateMove};
+pub(crate) use sources::SourcePages;
+use sources::StepSources;
+pub use sources::max_places;
 
 /// The pools of all layers, and the ownership of pages.
 #[derive(Debug)]
@@ -76,12 +83,27 @@ pub struct StepPart<'a> {
     pub adapter: Option<Arc<LoadedAdapter>>,
     /// The position at which the second text of a pair begins, for models that tell the two apart.
     pub second_text: Option<usize>,
+    /// Tokens of the source that an encoder reads, which are before the text in `table`, in whole pages: its rows come first in the
+    /// sequence's first step, all of them and then any up to the end of the page. 0 without an encoder.
+    pub source_len: usize,
+}
+
+impl StepPart<'_> {
+    /// Places of the source.
+    pub(crate) fn n_source_places(&self) -> usize {
+        self.source_len.next_multiple_of(PAGE_SIZE)
+    }
+
+    /// Rows of the source that the step has, with those up to the end of the page.
+    pub(crate) fn n_source_rows(&self) -> usize {
+        if self.table.is_empty() { self.n_source_places() } else { 0 }
+    }
 }
 
 impl<'a> StepPart<'a> {
     /// A part without an adapter.
     pub fn new(table: &'a mut PageTable, n_new: usize) -> Self {
-        Self { table, n_new, adapter: None, second_text: None }
+        Self { table, n_new, adapter: None, second_text: None, source_len: 0 }
     }
 }
 
@@ -96,6 +118,8 @@ pub struct PagedStep<'a> {
     pub(crate) adapters: Arc<Vec<AdapterRows>>,
     /// For each sequence where the second text of a pair begins.
     second_texts: Vec<Option<usize>>,
+    /// The sources of the sequences, if there is an encoder.
+    sources: Option<StepSources>,
     is_written: &'a mut bool,
 }
 
@@ -176,31 +200,39 @@ impl KvCache {
         let mut recurrent = Vec::new();
         let mut adapters = Vec::new();
         let second_texts = parts.iter().map(|part| part.second_text).collect();
+        let mut sources = parts.iter().any(|part| part.source_len > 0).then(|| StepSources::new(&self.device));
         for part in parts {
+            let (n_before, n_source_rows) = (part.n_source_places(), part.n_source_rows());
             if let Some(copied) = part.table.grow(part.n_new) {
                 self.copy_page(copied);
             }
-            let start = part.table.len() - part.n_new;
+            // Of the text, behind its source.
+            let n_new = part.n_new - n_source_rows;
+            let start = part.table.len() - n_new - n_before;
             if part.n_new > 0
                 && let Some(moved) = part.table.move_state()
             {
                 self.move_state(moved);
                 recurrent.push((part.n_new, start, moved.to));
             }
-            let rows = row_slots.len()..row_slots.len() + part.n_new;
+            let rows = row_slots.len()..row_slots.len() + n_new;
             // The first row sees furthest back.
             let first_key = self.sliding_window.map_or(0, |window| (start + 1).saturating_sub(window));
-            let key_slots: Vec<i32> = (first_key..part.table.len()).map(|at| part.table.slot(at)).collect();
+            let key_slots: Vec<i32> = (n_before + first_key..part.table.len()).map(|at| part.table.slot(at)).collect();
             row_slots.extend_from_slice(&key_slots[start - first_key..]);
             if let Some(adapter) = &part.adapter {
                 AdapterRows::add(&mut adapters, adapter, rows.clone());
+            }
+            if let Some(sources) = &mut sources {
+                sources.add(rows.clone(), part.table, part.source_len, n_source_rows > 0);
             }
             sequences.push(PagedRows { rows, start, first_key, slots: Slots::new(key_slots, &self.device) });
         }
         let sequences = PagedSequences::new(sequences, &self.device);
         let slots = Slots::new(row_slots, &self.device);
         let (layers, adapters, is_written) = (&mut self.layers, Arc::new(adapters), &mut self.is_written);
-        Ok(PagedStep { layers, sequences, slots, recurrent, adapters, second_texts, is_written })
+        let sources = sources.map(StepSources::finished);
+        Ok(PagedStep { layers, sequences, slots, recurrent, adapters, second_texts, sources, is_written })
     }
 
     /// Clones the pools' tensors, so that they are not changed in place.
@@ -248,7 +280,7 @@ impl PagedStep<'_> {
         options: &AttentionOptions,
     ) -> Tensor<2> {
         *self.is_written = true;
-        let pools = self.layers[layer].keys_and_values();
+        let pools = pool_of(self.layers, layer).keys_and_values();
         ops::append_and_attend(qkv, rotation_and_sinks, pools, &self.slots, &self.sequences, options)
     }
 
@@ -294,10 +326,11 @@ impl PagedStep<'_> {
         &self.slots
     }
 
-    /// The pools of `layer`, the slots of the step's rows, and the rows of each sequence.
-    pub(crate) fn parts(&mut self, layer: usize) -> ([&mut Tensor<2>; 2], &Slots, &[PagedRows]) {
+    /// The pools of `layer`, the slots of the step's rows, the rows of each sequence, and these with the keys of their sources.
+    pub(crate) fn parts(&mut self, layer: usize) -> LayerParts<'_> {
         *self.is_written = true;
-        (self.layers[layer].keys_and_values(), &self.slots, self.sequences.as_slice())
+        let sources = self.sources.as_ref().map(|sources| sources.seen().as_slice());
+        (pool_of(self.layers, layer).keys_and_values(), &self.slots, self.sequences.as_slice(), sources)
     }
 
     /// The rows of the step as recurrent layers see them.
@@ -312,6 +345,15 @@ impl PagedStep<'_> {
             LayerPool::Attention { .. } | LayerPool::Nothing => unreachable!("layer {layer} is not recurrent"),
         }
     }
+}
+
+/// What a block of a step needs.
+type LayerParts<'a> = ([&'a mut Tensor<2>; 2], &'a Slots, &'a [PagedRows], Option<&'a [PagedRows]>);
+
+/// The pool of `layer`. The layers of an encoder share one.
+fn pool_of(layers: &mut [LayerPool], layer: usize) -> &mut LayerPool {
+    let layer = if layers.len() == 1 { 0 } else { layer };
+    &mut layers[layer]
 }
 
 impl LayerPool {

@@ -2,7 +2,7 @@
 
 use burn::{
     module::{Module, Param},
-    tensor::{Int, Tensor},
+    tensor::{Device, Int, Tensor},
 };
 
 use crate::{
@@ -102,7 +102,7 @@ macro_rules! modules {
             fn read(path: &str, params: &mut $crate::params::ParamSource<'_>) -> $crate::error::Result<Self> {
                 Ok(Self {
                     $($part: $crate::layers::Part::read(&$crate::layers::path_of(path, stringify!($part)), params)?,)+
-                    $($config: params.config.clone(),)?
+                    $($config: params.config_of(path).clone(),)?
                 })
             }
 
@@ -315,6 +315,33 @@ impl Embedding {
     }
 }
 
+/// What distances add to scores: a row for each bucket.
+#[derive(Module, Debug)]
+pub(crate) struct Relative {
+    weight: Weight,
+}
+
+impl Part for Relative {
+    fn read(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
+        Ok(Self { weight: required_matrix(path, params, Dtype::F32)? })
+    }
+
+    fn list<'a>(&'a self, path: &str, list: &mut PartList<'a>) {
+        list.add(path, Some(ParamRef::Matrix(&self.weight)), None);
+    }
+}
+
+impl Relative {
+    pub(crate) fn device(&self) -> Device {
+        self.weight.device()
+    }
+
+    /// The numbers of `buckets [n]` for each head: `[n, n_heads]`.
+    pub(crate) fn of(&self, buckets: Tensor<1, Int>) -> Tensor<2> {
+        ops::embedding(&self.weight, buckets)
+    }
+}
+
 /// A few numbers of a layer: those of its [`xielu`](ops::xielu), or the sinks of its heads.
 #[derive(Module, Debug)]
 pub(crate) struct Vector {
@@ -374,7 +401,7 @@ pub(crate) struct Norm {
 
 impl Part for Norm {
     fn read(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
-        let config = params.config;
+        let config = params.config_of(path);
         let weight = params.tensor(path, "weight")?;
         let (eps, offset) = config.norm_options(path);
         let weight_offset = if weight.is_some() { offset } else { 0.0 };

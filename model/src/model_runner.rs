@@ -5,7 +5,7 @@
 //! ids, slots, page tables, positions) is written into a buffer that the graph reads. Steps have the same shape if they have as
 //! many rows and, rounded up, as many pages.
 
-use std::ops::Range;
+use std::{borrow::Cow, ops::Range};
 
 use burn::tensor::{DType, Device, Tensor};
 
@@ -15,7 +15,7 @@ use crate::{
     error::{Error, Result},
     forward_pass::{AttentionContext, ForwardPass},
     gpt::Gpt,
-    kv_cache::{KvCache, StepPart},
+    kv_cache::{KvCache, PagedStep, SourcePages, StepPart},
     ops::{self, Ints, KvDtype, Placement, read, to_f32},
     read_logits::{LogitRows, read_logits},
     sampling::RowNeeds,
@@ -43,6 +43,8 @@ pub struct ModelRunner {
 pub struct StepOutput {
     hidden: Tensor<2>,
     logits: Option<Tensor<2>>,
+    /// For each row of the step its place in `hidden`, if the step has rows of sources, which are not there.
+    places: Option<Vec<Option<usize>>>,
 }
 
 impl ModelRunner {
@@ -100,7 +102,12 @@ impl ModelRunner {
         let Self { graphs, gpt, cache } = self;
         check(gpt.config(), token_ids, parts)?;
         let device = gpt.device();
-        let step = cache.step(parts).map_err(|error| Error::Execution { what: error.to_string() })?;
+        let split = gpt.config().is_encoder_decoder().then(|| SplitRows::of(token_ids, parts));
+        let mut step = cache.step(parts).map_err(|error| Error::Execution { what: error.to_string() })?;
+        if let Some(SplitRows { sources, .. }) = &split {
+            read_sources(gpt, sources, &mut step);
+        }
+        let token_ids = split.as_ref().map_or(token_ids, |split| &split.texts);
         let mut pass = ForwardPass::new(gpt.config(), AttentionContext::Paged(step), &device);
         let ids = Ints::new(token_ids.iter().map(|&id| id as i32).collect(), &device);
         if let Some(graphs) = graphs
@@ -109,7 +116,8 @@ impl ModelRunner {
         {
             return Ok(output);
         }
-        Ok(StepOutput { hidden: gpt.run(ids.tensor(), &mut pass), logits: None })
+        let places = split.map(|split| split.places);
+        Ok(StepOutput { hidden: gpt.run(ids.tensor(), &mut pass), logits: None, places })
     }
 
     /// The final hidden states of these rows of the last step: `[rows.len(), d_model]`.
@@ -117,7 +125,7 @@ impl ModelRunner {
     /// # Panics
     /// If the step had no such row.
     pub fn hidden(&self, output: &StepOutput, rows: &[usize]) -> Tensor<2> {
-        ops::take_rows(output.hidden.clone(), rows)
+        ops::take_rows(output.hidden.clone(), &output.places_of(rows))
     }
 
     /// The logits of these rows of the last step: `[rows.len(), vocab_size]`.
@@ -126,7 +134,7 @@ impl ModelRunner {
     /// If the step had no such row.
     pub fn logits(&self, output: &StepOutput, rows: &[usize]) -> Tensor<2> {
         match &output.logits {
-            Some(logits) => ops::take_rows(logits.clone(), rows),
+            Some(logits) => ops::take_rows(logits.clone(), &output.places_of(rows)),
             None => self.gpt.logits(self.hidden(output, rows)),
         }
     }
@@ -153,6 +161,59 @@ impl ModelRunner {
     }
 }
 
+impl StepOutput {
+    /// The places of rows of the step.
+    ///
+    /// # Panics
+    /// If one is of a source.
+    fn places_of<'a>(&self, rows: &'a [usize]) -> Cow<'a, [usize]> {
+        let Some(places) = &self.places else { return Cow::Borrowed(rows) };
+        let place = |row: &usize| match places.get(*row).copied().flatten() {
+            Some(place) => place,
+            None => unreachable!("row {row} is of a source, or beyond the step"),
+        };
+        Cow::Owned(rows.iter().map(place).collect())
+    }
+}
+
+/// The rows of a step with sources: the encoder's and the decoder's.
+struct SplitRows {
+    sources: Vec<TokenId>,
+    texts: Vec<TokenId>,
+    /// For each row of the step its place among the decoder's.
+    places: Vec<Option<usize>>,
+}
+
+impl SplitRows {
+    fn of(token_ids: &[TokenId], parts: &[StepPart<'_>]) -> Self {
+        let (mut sources, mut texts, mut places) = (Vec::new(), Vec::new(), Vec::new());
+        let mut rest = token_ids;
+        for part in parts {
+            let (own, others) = rest.split_at(part.n_new);
+            let (source, text) = own.split_at(part.n_source_rows());
+            // What fills the last page is not read.
+            sources.extend_from_slice(&source[..part.source_len.min(source.len())]);
+            places.extend(source.iter().map(|_| None));
+            places.extend((texts.len()..texts.len() + text.len()).map(Some));
+            texts.extend_from_slice(text);
+            rest = others;
+        }
+        Self { sources, texts, places }
+    }
+}
+
+/// Reads the new sources of a step, and stores what the decoder attends to.
+fn read_sources(gpt: &Gpt, token_ids: &[TokenId], step: &mut PagedStep<'_>) {
+    let (device, config) = (gpt.device(), gpt.config());
+    let Some(encoder) = config.encoder.as_ref().filter(|_| !token_ids.is_empty()) else { return };
+    let mut pages = SourcePages::new(encoder, step.new_sources(), &device);
+    let ids = Ints::new(token_ids.iter().map(|&id| id as i32).collect(), &device);
+    let encoded = gpt.encode(ids.tensor(), AttentionContext::Paged(pages.step()));
+    for layer in 0..config.n_layers {
+        step.store_sources(layer, gpt.source_keys(layer, encoded.clone()));
+    }
+}
+
 /// Refuses tokens and positions outside the embeddings.
 fn check(config: &GptConfig, token_ids: &[TokenId], parts: &[StepPart<'_>]) -> Result<()> {
     let refuse = |what: String| Err(Error::Param { name: "token_ids", what });
@@ -164,12 +225,36 @@ fn check(config: &GptConfig, token_ids: &[TokenId], parts: &[StepPart<'_>]) -> R
     if config.bidirectional && parts.iter().any(|part| !part.table.is_empty()) {
         return refuse("must be a whole text for a model that looks both ways".to_owned());
     }
-    let longest = parts.iter().map(|part| part.table.len() + part.n_new).max().unwrap_or(0);
+    check_sources(config, parts)?;
+    let of_text = |part: &StepPart<'_>| part.table.len() + part.n_new - part.n_source_places();
+    let longest = parts.iter().map(of_text).max().unwrap_or(0);
     if config.positions == Positions::Learned && longest > config.max_seq_len {
         return refuse(format!(
             "would make a sequence of {longest} tokens, the model has {} positions",
             config.max_seq_len
         ));
+    }
+    Ok(())
+}
+
+/// Refuses parts without the source that an encoder-decoder needs, and parts with one for other models.
+fn check_sources(config: &GptConfig, parts: &[StepPart<'_>]) -> Result<()> {
+    let refuse = |name, what: String| Err(Error::Param { name, what });
+    let most = config.max_source_len();
+    for part in parts {
+        if (part.source_len > 0) != config.is_encoder_decoder() || part.source_len > most {
+            return refuse("source_len", format!("must be from {} to {most}, got {}", most.min(1), part.source_len));
+        }
+        // The decoder's rows follow in the same step, or are there already.
+        if !config.is_encoder_decoder() {
+            continue;
+        }
+        if part.n_new <= part.n_source_rows() || part.table.len() + part.n_new <= part.n_source_places() {
+            return refuse("token_ids", "must have a whole source and a token behind it".to_owned());
+        }
+        if part.adapter.is_some() {
+            return refuse("adapter", "must be absent for a model with an encoder and a decoder".to_owned());
+        }
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use crate::config::{
     Experts, GatedDeltaNet, GptConfig, LatentAttention, MAX_LAYERS, Mamba2, NormPosition, PerLayerInputs, Positions,
-    QkNormSpan, Recurrence,
+    QkNormSpan, Recurrence, RelativeBuckets,
 };
 
 /// Standard deviation of fresh matrices and embeddings, GPT-2's.
@@ -65,6 +65,8 @@ pub(crate) enum PartKind {
     Norm,
     /// The numbers of an activation.
     Activation,
+    /// What distances add to scores: a row for each bucket, with a number for each head. It is never rounded.
+    Relative,
     /// A score for each head, of what has no value.
     Sinks,
     /// The factor of a block's output.
@@ -102,12 +104,16 @@ impl PartSpec {
         [self.width, d_in.copied().unwrap_or_default()]
     }
 
+    /// The same part within the module at `path`.
+    fn within(&self, path: &str) -> Self {
+        let within = |own: &str| format!("{path}.{own}");
+        let param = |spec: &ParamSpec| ParamSpec { path: within(&spec.path), ..spec.clone() };
+        Self { path: within(&self.path), params: self.params.iter().map(param).collect(), ..*self }
+    }
+
     /// The same part of block `layer`.
     fn of_block(&self, layer: usize) -> Self {
-        let within = |path: &str| format!("blocks.{layer}.{path}");
-        let param = |spec: &ParamSpec| ParamSpec { path: within(&spec.path), ..spec.clone() };
-        let params = self.params.iter().map(param).collect();
-        Self { path: within(&self.path), layer: Some(layer), params, ..*self }
+        Self { layer: Some(layer), ..self.within(&format!("blocks.{layer}")) }
     }
 }
 
@@ -122,12 +128,34 @@ fn param(path: &str, name: &str, shape: Vec<usize>, init: Init) -> ParamSpec {
 /// Every part of the architecture, in the order of the model. The fields of the model's modules have these names, and read
 /// and list what is described here: see [`modules`](crate::layers::modules).
 pub(crate) fn part_specs(config: &GptConfig) -> Vec<PartSpec> {
-    let blocks = (0..config.n_layers).flat_map(|layer| {
+    let [before, after] = specs_outside(config);
+    let encoder = config.encoder.iter().flat_map(|encoder| encoder_specs(encoder));
+    before.into_iter().chain(encoder).chain(blocks_specs(config)).chain(after).collect()
+}
+
+fn blocks_specs(config: &GptConfig) -> impl Iterator<Item = PartSpec> {
+    (0..config.n_layers).flat_map(|layer| {
         let parts = block_specs(config, layer);
         parts.into_iter().map(move |part| part.of_block(layer))
-    });
-    let [before, after] = specs_outside(config);
-    before.into_iter().chain(blocks).chain(after).collect()
+    })
+}
+
+/// The path of an encoder's parts begins with it.
+pub(crate) const ENCODER: &str = "encoder";
+
+/// The parts of the encoder of a model. Its embedding is the decoder's.
+fn encoder_specs(config: &GptConfig) -> Vec<PartSpec> {
+    let [before, after] = outside_of_encoder(config);
+    let parts = before.into_iter().chain(blocks_specs(config)).chain(after);
+    parts.map(|part| part.within(ENCODER)).collect()
+}
+
+/// The parts of an encoder before and after its blocks, with paths within it.
+fn outside_of_encoder(config: &GptConfig) -> [Vec<PartSpec>; 2] {
+    specs_outside(config).map(|parts| {
+        let is_own = |part: &PartSpec| part.path != "embed" && part.kind != PartKind::LmHead;
+        parts.into_iter().filter(is_own).collect()
+    })
 }
 
 /// The parts before the blocks, and after them.
@@ -151,6 +179,12 @@ fn specs_outside(config: &GptConfig) -> [Vec<PartSpec>; 2] {
         (config.n_token_types > 0)
             .then(|| matrix(Embedding, "type_embed", [config.n_token_types, d_model], INIT_STD, false)),
         config.embed_norm.then(|| norm("embed_norm").plain_if(config.plain_embed_norm)),
+        match config.positions {
+            Positions::Relative(RelativeBuckets { n_buckets, .. }) => {
+                Some(matrix(PartKind::Relative, "relative", [n_buckets, config.n_heads], INIT_STD, false))
+            }
+            _ => None,
+        },
     ];
     let mut lm_head = matrix(LmHead, "lm_head", [vocab_size, d_model], INIT_STD, config.lm_head_bias);
     if config.tie_embeddings {
@@ -185,6 +219,9 @@ fn block_specs(config: &GptConfig, layer: usize) -> Vec<PartSpec> {
             None => attention_specs(config, layer),
         });
         parts.extend(behind);
+    }
+    if let Some(encoder) = &config.encoder {
+        parts.extend(cross_specs(config, encoder));
     }
     if config.has_mlp(layer) {
         let [before, behind] = norm_specs(config, "mlp");
@@ -258,6 +295,17 @@ fn attention_specs(config: &GptConfig, layer: usize) -> Vec<PartSpec> {
         Some(output_matrix(config, "attn.out", config.value_width_of(layer), config.attn_out_bias)),
     ];
     inputs.into_iter().chain(parts.into_iter().flatten()).collect()
+}
+
+/// Attention to the rows of the encoder.
+fn cross_specs(config: &GptConfig, encoder: &GptConfig) -> Vec<PartSpec> {
+    let linear = |path: &str, dims| PartSpec::matrix(PartKind::Linear, path, dims, INIT_STD, config.qkv_bias);
+    vec![
+        PartSpec::norm(config, "cross_norm", config.d_model, config.norm_bias),
+        linear("cross.q", [config.q_width(), config.d_model]),
+        linear("cross.kv", [2 * config.kv_width(), encoder.d_model]),
+        output_matrix(config, "cross.out", config.q_width(), config.attn_out_bias),
+    ]
 }
 
 /// Queries from a latent or from the row, keys and values from a latent.
@@ -440,7 +488,12 @@ impl GptConfig {
             let sizes = params.map(|spec| spec.shape.iter().fold(1, |n: usize, &dim| n.saturating_mul(dim)));
             sizes.fold(0, usize::saturating_add)
         };
-        let outside = of_parts(&specs_outside(self).concat());
+        let of_encoder = self.encoder.as_ref().map_or(0, |encoder| {
+            let embedding_and_head = of_parts(&specs_outside(encoder).concat())
+                .saturating_sub(of_parts(&outside_of_encoder(encoder).concat()));
+            encoder.count_params(n_counted).saturating_sub(embedding_and_head)
+        });
+        let outside = of_parts(&specs_outside(self).concat()).saturating_add(of_encoder);
         // Layers of a kind are alike, and so are the experts.
         let of_recurrent = self.recurrent.as_ref().map_or(0, |of| of_parts(&recurrent_specs(self, &of.recurrence)));
         let n_mlps = self.n_layers.saturating_sub(self.layers_without_mlp.len());
@@ -471,6 +524,7 @@ impl GptConfig {
             (of_mlp(wide), n_wide),
             (of_routed, n_routed),
             (of_parts(&end_specs(self)), self.n_layers),
+            (self.encoder.as_ref().map_or(0, |encoder| of_parts(&cross_specs(self, encoder))), self.n_layers),
         ];
         let are_alike = self.full_heads.is_none() && !self.keys_as_values && self.n_shared_kv_layers == 0;
         match are_alike {

@@ -11,7 +11,7 @@ use crate::{
     config::GptConfig,
     error::{Error, Result},
     ops::{Dtype, MatrixRows, Weight, read, to_f32},
-    param_specs::{ParamSpec, PartKind, PartSpec, part_specs},
+    param_specs::{ENCODER, ParamSpec, PartKind, PartSpec, part_specs},
 };
 
 /// The value of a parameter.
@@ -71,7 +71,7 @@ pub(crate) struct ParamSource<'a> {
     read: &'a mut dyn FnMut(&ParamSpec) -> Result<ParamData<'a>>,
     pub(crate) dtype: Dtype,
     pub(crate) device: &'a Device,
-    pub(crate) config: &'a GptConfig,
+    config: &'a GptConfig,
 }
 
 impl<'a> ParamSource<'a> {
@@ -109,6 +109,12 @@ impl<'a> ParamSource<'a> {
     /// Whether the architecture has this part, or this module of parts.
     pub(crate) fn has(&self, path: &str) -> bool {
         self.paths.contains(path)
+    }
+
+    /// The configuration of the module at `path`: that of the model, or of its encoder.
+    pub(crate) fn config_of(&self, path: &str) -> &'a GptConfig {
+        let is_of_encoder = path.split('.').next() == Some(ENCODER);
+        self.config.encoder.as_deref().filter(|_| is_of_encoder).unwrap_or(self.config)
     }
 
     /// The place of a linear layer among those of the model.

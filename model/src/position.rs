@@ -95,6 +95,22 @@ pub fn sinusoidal(positions: &[usize], d_model: usize) -> Vec<f32> {
         .collect()
 }
 
+/// The vectors of rows at `positions` for [`Positions::SinusoidalFromTwo`](crate::config::Positions::SinusoidalFromTwo):
+/// `[n_rows, d_model]`. In f32, as in `transformers`.
+pub(crate) fn sinusoidal_from_two(positions: &[usize], d_model: usize) -> Vec<f32> {
+    let half = d_model / 2;
+    let step = -(10_000f64.ln() / (half.max(2) - 1) as f64) as f32;
+    let angle = |position: usize, i: usize| (position + 2) as f32 * (i as f32 * step).exp();
+    positions
+        .iter()
+        .flat_map(|&position| {
+            let sines = (0..half).map(move |i| angle(position, i).sin());
+            let cosines = (0..half).map(move |i| angle(position, i).cos());
+            sines.chain(cosines).chain(std::iter::repeat_n(0.0, d_model % 2))
+        })
+        .collect()
+}
+
 /// One slope per head: a geometric sequence from `2^(-8 / n)` down to `2^-8`; if the number of heads is not a power of
 /// two, the sequence of the next lower power, then every other slope of the next higher one
 /// ([ALiBi](https://arxiv.org/abs/2108.12409), 3, and its reference code for other counts).

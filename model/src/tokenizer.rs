@@ -15,13 +15,14 @@ mod pairs;
 mod pieces;
 pub(crate) mod sentence_piece;
 mod tekken;
+mod translators;
 mod windows;
 
 use std::{collections::BTreeMap, iter, ops::Range, path::Path, sync::Arc};
 
 use tokenizers::{
-    AddedVocabulary, Encoding, Model, NormalizedString, PostProcessor, PreTokenizedString, PreTokenizer, Token,
-    normalizer,
+    AddedVocabulary, Encoding, Model, ModelWrapper, NormalizedString, PostProcessor, PreTokenizedString, PreTokenizer,
+    Token, normalizer,
 };
 
 use self::pieces::PieceTable;
@@ -37,6 +38,7 @@ pub(crate) use self::{
     files::{TOKENIZER_CONFIG_FILE, TOKENIZER_FILE},
     sentence_piece::SENTENCE_PIECE_FILE,
     tekken::TEKKEN_FILE,
+    translators::{BPE_PIECES_FILE, SOURCE_PIECES_FILE},
 };
 
 /// Options of [`Tokenizer::encode`].
@@ -85,6 +87,8 @@ pub struct Tokenizer {
 
 struct Inner {
     library: tokenizers::Tokenizer,
+    /// What cuts texts into pieces in place of the library's model, which then only numbers them.
+    cutter: Option<ModelWrapper>,
     /// The added tokens, configured to leave special tokens in the text as text.
     text_vocabulary: AddedVocabulary,
     pieces: PieceTable,
@@ -371,7 +375,7 @@ impl Tokenizer {
 
     /// Runs the library's model.
     fn tokenize_part(&self, text: &str) -> Result<Vec<Token>, EncodeFailure> {
-        let tokens = match self.inner.library.get_model().tokenize(text) {
+        let tokens = match self.model().tokenize(text) {
             Ok(tokens) => tokens,
             Err(error) => {
                 return Err(self.first_failure(text).unwrap_or_else(|| EncodeFailure::Library(error.to_string())));
@@ -384,7 +388,22 @@ impl Tokenizer {
         {
             return Err(lack);
         }
-        Ok(tokens)
+        Ok(match self.inner.cutter {
+            Some(_) => tokens.into_iter().map(|token| self.numbered(token, text)).collect(),
+            None => tokens,
+        })
+    }
+
+    /// What cuts texts into tokens.
+    fn model(&self) -> &ModelWrapper {
+        self.inner.cutter.as_ref().unwrap_or(self.inner.library.get_model())
+    }
+
+    /// A piece with its number in the vocabulary, by its text: one that the cutter does not know may have one.
+    fn numbered(&self, token: Token, text: &str) -> Token {
+        let value = text.get(token.offsets.0..token.offsets.1).unwrap_or(&token.value).to_owned();
+        let number = self.inner.library.get_model().token_to_id(&value).or(self.inner.model_unk);
+        Token { id: number.unwrap_or_default(), value, offsets: token.offsets }
     }
 
     /// Whether `token` is a special token whose string is spelled out in `text`. (A byte-fallback token, which stands
@@ -397,7 +416,7 @@ impl Tokenizer {
 
     /// The first character that the model cannot encode.
     fn first_failure(&self, text: &str) -> Option<EncodeFailure> {
-        let model = self.inner.library.get_model();
+        let model = self.model();
         text.char_indices()
             .find(|&(at, character)| {
                 let alone = &text[at..at + character.len_utf8()];

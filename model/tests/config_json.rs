@@ -376,6 +376,9 @@ fn unsupported_config_values_are_rejected_by_key() {
         ("ministral3", "attention_bias", json!(true)),
         ("ministral", "layer_types", json!(["chunked_attention", "full_attention", "full_attention"])),
         ("glm4", "sliding_window", json!(5)),
+        ("bamba", "hidden_act", json!("gelu")),
+        ("gpt-neox-serial", "head_dim", json!(12)),
+        ("granite4-h", "hidden_act", json!("gelu")),
     ];
     for (case, key, value) in refused {
         let error = read(&with(case, key, value.clone())).unwrap_err().to_string();

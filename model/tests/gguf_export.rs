@@ -54,7 +54,7 @@ const EXPORTED: [&str; 23] = [
 ];
 
 /// Files of llama.cpp's converter. Written again, they are the same models.
-const REWRITTEN: [&str; 32] = [
+const REWRITTEN: [&str; 31] = [
     "rope-llama3",
     "gemma2",
     "gemma3",
@@ -67,7 +67,6 @@ const REWRITTEN: [&str; 32] = [
     "granite-moe",
     "granite-moe-shared",
     "glm4-moe",
-    "ernie4_5-moe",
     "mixtral",
     "qwen2-moe",
     "qwen3-moe",
@@ -123,6 +122,7 @@ fn model(case: &str) -> LoadedModel {
         tokenizer: tokenizer(),
         chat_template: Some(ChatTemplate::new(TEMPLATE, Path::new("template")).unwrap()),
         eos_token_ids: vec![5],
+        decoder_start: Vec::new(),
         sampling_defaults: SamplingParams::default(),
         own_pooling: OwnPooling::Unstated,
         text_limit: None,
@@ -247,6 +247,7 @@ fn gguf_export_names_the_feature_that_llama_cpp_does_not_read() {
     for (case, feature) in [
         ("qwen3_5", "value heads"),
         ("qwen3-moe", "layers without experts between others"),
+        ("ernie4_5-moe", "layers without experts between others"),
         ("afmoe", "`AfmoeForCausalLM`"),
         ("apertus", "xIELU"),
         ("opt", "`OPTForCausalLM`"),
@@ -439,6 +440,7 @@ fn gguf_export_keeps_quantized_blocks_unchanged() {
             tokenizer: tokenizer(),
             chat_template: None,
             eos_token_ids: vec![5],
+            decoder_start: Vec::new(),
             sampling_defaults: SamplingParams::default(),
             own_pooling: OwnPooling::Unstated,
             text_limit: None,

@@ -15,7 +15,9 @@ use burn::{
 };
 use hearth_model::{
     attention::AttentionContext,
-    config::{Activation, GptConfig, LatentAttention, NormKind, NormPosition, Positions, Rope, RopeScaling},
+    config::{
+        Activation, GptConfig, LatentAttention, NormKind, NormPosition, Positions, RelativeBuckets, Rope, RopeScaling,
+    },
     gpt::{Gpt, ParamPath},
     ops::Dtype,
     weights::model_dir::{self, LoadOptions, SaveOptions},
@@ -92,7 +94,7 @@ pub(crate) fn load(case: &str, device: &Device) -> Gpt {
     model_dir::load_gpt(&golden(case), &LoadOptions { device: device.clone(), dtype: None }).unwrap()
 }
 
-fn params(gpt: &Gpt) -> HashMap<String, TensorData> {
+pub(crate) fn params(gpt: &Gpt) -> HashMap<String, TensorData> {
     let mut params = HashMap::new();
     let read = gpt.read_params(&mut |path, data| {
         params.insert(path.to_owned(), data);
@@ -122,7 +124,7 @@ fn long_rope_in_a_short_context_matches_transformers_on_short_texts() {
 /// The same model on `device` without dropout, as in the oracles.
 pub(crate) fn without_dropout(gpt: &Gpt, device: &Device) -> Gpt {
     let params = params(gpt);
-    let config = GptConfig { dropout: 0.0, ..gpt.config().clone() };
+    let config = gpt.config().clone().with_dropout(0.0);
     Gpt::from_params(&config, Dtype::F32, device, &mut |spec| Ok(params[&spec.path].clone())).unwrap()
 }
 
@@ -172,7 +174,7 @@ fn logits_on_wgpu_match_transformers() {
     for case in CASES {
         let config = model_dir::load_config(&golden(case)).unwrap();
         let of_cpu = config.experts.is_some() || config.recurrent.is_some() || config.bidirectional;
-        if of_cpu || config.latent.is_some() || config.layer_scale {
+        if of_cpu || config.latent.is_some() || config.layer_scale || config.attention_gate {
             assert!(model_dir::load_gpt(&golden(case), &LoadOptions { device: device.clone(), dtype: None }).is_err());
             continue;
         }
@@ -288,7 +290,7 @@ fn as_loaded(case: &str) -> SaveOptions {
 }
 
 /// Every way in which the configuration of `case` could be read wrong while the weights still fit.
-fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
+pub(crate) fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     let mut mutations = Vec::new();
     let mut mutate = |field: &'static str, change: &dyn Fn(&mut GptConfig)| {
         let mut mutant = config.clone();
@@ -389,7 +391,8 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
         mutate("clip_qkv", &|c| c.clip_qkv = Some(0.8 * limit));
         mutate("clip_qkv", &|c| c.clip_qkv = None);
     }
-    let can_rotate_first = config.qk_norm && config.norm_weight && config.n_shared_kv_layers == 0;
+    let has_weights = config.norm_weight && !config.plain_qk_norm;
+    let can_rotate_first = config.qk_norm && has_weights && config.n_shared_kv_layers == 0;
     if can_rotate_first && matches!(config.positions, Positions::Rope(_)) {
         mutate("qk_norm_after_rope", &|c| c.qk_norm_after_rope = !c.qk_norm_after_rope);
     }
@@ -413,6 +416,11 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
                 (c.unrotated_layers, c.window_rope) = (Vec::new(), None);
             });
         }
+    }
+    if let Positions::Relative(buckets) = config.positions {
+        mutate("relative.max_distance", &|c| {
+            c.positions = Positions::Relative(RelativeBuckets { max_distance: 2 * buckets.max_distance, ..buckets });
+        });
     }
     if let Positions::Rope(rope) = &config.positions {
         let scaled = |scaling: &RopeScaling| Positions::Rope(Rope { scaling: scaling.clone(), ..*rope });
@@ -473,7 +481,8 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     }
     // The same matrices, cut into heads another way.
     let (n_heads, n_kv_heads, head_dim) = (config.n_heads, config.n_kv_heads, config.head_dim);
-    if head_dim % 4 == 0 && !config.qk_norm && !config.attention_sinks && config.latent.is_none() {
+    let are_relative = matches!(config.positions, Positions::Relative(_));
+    if head_dim % 4 == 0 && !config.qk_norm && !config.attention_sinks && config.latent.is_none() && !are_relative {
         mutate("head_dim", &|c| {
             (c.n_heads, c.n_kv_heads, c.head_dim) = (2 * n_heads, 2 * n_kv_heads, head_dim / 2);
             if let Positions::Rope(rope) = &c.positions {

@@ -32,6 +32,12 @@ pub(crate) const VOCAB: usize = 50;
 /// which sharp attention amplifies.
 const TOLERANCES: [(KvDtype, f32); 2] = [(KvDtype::F32, 1e-4), (KvDtype::F16, 2e-2)];
 
+/// Those for `config`: rounded keys may send a row to other experts, which is no small difference.
+fn tolerances(config: &GptConfig) -> Vec<(KvDtype, f32)> {
+    let is_smooth = config.experts.is_none();
+    TOLERANCES.into_iter().filter(|(dtype, _)| is_smooth || *dtype == KvDtype::F32).collect()
+}
+
 fn sizes() -> Sizes {
     Sizes { vocab_size: VOCAB, max_seq_len: 128, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 16, d_ff: 24 }
 }
@@ -236,9 +242,10 @@ proptest! {
         ids in prop::collection::vec(0..VOCAB as TokenId, 1..60),
         cuts in prop::collection::vec(1..20usize, 1..60),
     ) {
-        for (config, (dtype, tolerance)) in configs().iter().flat_map(|config| TOLERANCES.map(|each| (config, each))) {
-            let gpt = model(config);
-            let mut cache = KvCache::new(config, 8, dtype, &Device::flex());
+        let of_each = |config: GptConfig| tolerances(&config).into_iter().map(move |each| (config.clone(), each));
+        for (config, (dtype, tolerance)) in configs().into_iter().flat_map(of_each) {
+            let gpt = model(&config);
+            let mut cache = KvCache::new(&config, 8, dtype, &Device::flex());
             let mut table = cache.table();
             let (mut found, mut rest, mut cuts) = (Vec::new(), ids.as_slice(), cuts.iter().cycle());
             while !rest.is_empty() {
@@ -258,7 +265,8 @@ proptest! {
         tails in prop::collection::vec(0..VOCAB as TokenId, 2..10),
     ) {
         let configs = [GptConfig::llama(sizes())].into_iter().chain(recurrent_configs());
-        for (config, (dtype, tolerance)) in configs.flat_map(|config| TOLERANCES.map(|each| (config.clone(), each))) {
+        let of_each = |config: GptConfig| tolerances(&config).into_iter().map(move |each| (config.clone(), each));
+        for (config, (dtype, tolerance)) in configs.flat_map(of_each) {
         let gpt = model(&config);
         let mut cache = KvCache::new(&config, 16, dtype, &Device::flex());
         let (mut table_a, mut table_b) = (cache.table(), cache.table());
@@ -328,8 +336,8 @@ fn cached_logits_match_uncached_transformers() {
     for dir in dirs.map(|dir| dir.unwrap().path()).filter(|dir| dir.join("config.json").exists()) {
         let options = LoadOptions { device: Device::flex(), dtype: None };
         let gpt = model_dir::load_gpt(&dir, &options).unwrap();
-        // Encoders are computed whole (`encoders.rs`).
-        if gpt.config().bidirectional {
+        // Encoders are computed whole (`encoders.rs`), and encoder-decoders have texts of two kinds (`seq2seq.rs`).
+        if gpt.config().bidirectional || gpt.config().encoder.is_some() {
             continue;
         }
         let bytes = std::fs::read(dir.join("oracle.safetensors")).unwrap();

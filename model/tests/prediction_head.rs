@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
 };
@@ -16,7 +17,7 @@ use hearth_model::{
     model_runner::PredictionRunner,
     ops::KvDtype,
     token_ids::token_tensor,
-    weights::model_dir::{self, LoadOptions},
+    weights::model_dir::{self, LoadOptions, SaveOptions},
 };
 use safetensors::SafeTensors;
 
@@ -189,7 +190,7 @@ fn heads_with_missing_or_surplus_tensors_are_refused_by_their_names() {
 #[test]
 fn a_head_of_another_class_is_refused_and_passed_over_without_being_asked_for() {
     let scratch = tempfile::tempdir().unwrap();
-    let plain = dir("qwen3_5").join("../../qwen3");
+    let plain = dir("qwen3_5").join("../../olmo2");
     fs::copy(plain.join("config.json"), scratch.path().join("config.json")).unwrap();
     let bytes = fs::read(plain.join("model.safetensors")).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
@@ -216,4 +217,47 @@ fn bytes_of_a_head_are_those_of_its_tensors() {
         assert_eq!(head.kv_bytes_per_token(KvDtype::F32).unwrap(), 2 * 4 * n_kv_heads * head_dim);
     }
     assert_eq!(model_dir::prediction_head_bytes(&dir("qwen3_5").join("../../qwen3_5")).unwrap(), 0);
+}
+
+/// The tensors of a head that trains beside its model have Qwen's names, whatever the class.
+#[test]
+fn heads_that_train_beside_their_models_are_saved_with_them() {
+    let scratch = tempfile::tempdir().unwrap();
+    let bits = |gpt: &Gpt| {
+        let mut all = Vec::new();
+        let read = gpt.read_params(&mut |path, data| {
+            all.push((path.to_owned(), data.try_to_vec::<f32>().unwrap()));
+            Ok(())
+        });
+        read.unwrap();
+        all
+    };
+    for (case, seed) in [("qwen3_5", None), ("qwen3-next", None), ("llama", Some(7)), ("qwen3", Some(7))] {
+        let gpt = match seed {
+            None => {
+                let (gpt, head) = load(&dir(case));
+                gpt.with_prediction_head(head)
+            }
+            Some(seed) => {
+                let gpt = model_dir::load_gpt(&dir("qwen3_5").join("../..").join(case), &options()).unwrap();
+                let head = PredictionHead::init(&gpt, seed).unwrap();
+                gpt.with_prediction_head(head)
+            }
+        };
+        let path = scratch.path().join(case);
+        model_dir::save(&path, &gpt, &SaveOptions::default()).unwrap();
+        let (opened, head) = load(&path);
+        assert!(bits(&opened.with_prediction_head(head)) == bits(&gpt), "{case}");
+        let config: serde_json::Value = serde_json::from_slice(&fs::read(path.join("config.json")).unwrap()).unwrap();
+        assert_eq!(config["mtp_num_hidden_layers"], 1, "{case}");
+        if seed.is_none() {
+            let names = |path: &Path| {
+                let bytes = fs::read(path.join("model.safetensors")).unwrap();
+                let tensors = SafeTensors::deserialize(&bytes).unwrap();
+                let of_head = tensors.names().into_iter().filter(|name| name.starts_with("mtp."));
+                of_head.map(ToOwned::to_owned).collect::<BTreeSet<_>>()
+            };
+            assert_eq!(names(&path), names(&dir(case)), "{case}");
+        }
+    }
 }

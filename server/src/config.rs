@@ -85,7 +85,8 @@ pub struct ServerConfig {
     /// [default: that of `--dtype` or `--quantize`]
     #[arg(long, env = "HEARTH_DRAFT_DTYPE", value_name = "DTYPE", value_parser = |name: &str| Dtype::parse(name, |_| true))]
     pub draft_dtype: Option<Dtype>,
-    /// Maximum number of tokens to guess per step, from 1 to 16 [default: 8 with `prompt-lookup`, 3 with `draft` and `mtp`]
+    /// Maximum number of tokens to guess per step, from 1 to 16 [default: 8 with `prompt-lookup`, 3 with `draft`,
+    /// 1 with `mtp`]
     #[arg(long, env = "HEARTH_NUM_SPECULATIVE_TOKENS", value_name = "TOKENS")]
     pub num_speculative_tokens: Option<usize>,
     /// Disable GPU graph capture for decoding (slower; works around driver bugs)
@@ -136,7 +137,7 @@ impl ServerConfig {
         let speculation = match (self.speculative, &self.draft_model) {
             (Some(SpeculativeMethod::Off), _) | (None, None) => Speculation::Off,
             (Some(SpeculativeMethod::PromptLookup), _) => Speculation::PromptLookup { n_tokens: n_tokens(8) },
-            (Some(SpeculativeMethod::Mtp), _) => Speculation::PredictionHead { n_tokens: n_tokens(3) },
+            (Some(SpeculativeMethod::Mtp), _) => Speculation::PredictionHead { n_tokens: n_tokens(1) },
             (Some(SpeculativeMethod::Draft), _) | (None, Some(_)) => Speculation::DraftModel { n_tokens: n_tokens(3) },
         };
         EngineOptions {

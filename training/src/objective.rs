@@ -1,6 +1,6 @@
 //! What a run learns: an [`Objective`], chosen by the settings in `objective`.
 //!
-//! - `next_token`: the cross entropy of the next token
+//! - `next_token`: the cross entropy of the next token, and of the one after it with a prediction head
 //! - `keep`: the same, with a penalty on what an adapter changes elsewhere
 //! - `mlm`: masked tokens, for encoders
 //! - `dpo`: preferences, direct preference optimization
@@ -34,6 +34,9 @@ use crate::{
 /// Maximum of [`ObjectiveSettings::keep`]: larger weights make numbers infinite before anything is learned.
 const MAX_KEEP: f64 = 1e6;
 
+/// Maximum of [`ObjectiveSettings::mtp`].
+const MAX_MTP: f64 = 10.0;
+
 /// What is learned.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -50,6 +53,9 @@ pub struct ObjectiveSettings {
     pub mask_ratio: f64,
     /// `mlm`: choose all tokens of a word, or none.
     pub whole_words: bool,
+    /// Trains a prediction head beside a fresh model, which predicts one token further ([DeepSeek-AI,
+    /// 2024](https://arxiv.org/abs/2412.19437), 2.2): its loss counts this much beside the model's. 0: no head.
+    pub mtp: f64,
 }
 
 /// The kind of loss.
@@ -77,7 +83,7 @@ impl fmt::Display for ObjectiveKind {
 
 impl Default for ObjectiveSettings {
     fn default() -> Self {
-        Self { kind: ObjectiveKind::NextToken, beta: 0.1, keep: 0.0, mask_ratio: 0.15, whole_words: false }
+        Self { kind: ObjectiveKind::NextToken, beta: 0.1, keep: 0.0, mask_ratio: 0.15, whole_words: false, mtp: 0.0 }
     }
 }
 
@@ -86,7 +92,7 @@ impl ObjectiveSettings {
     pub fn objective(self) -> Arc<dyn Objective> {
         match self.kind {
             ObjectiveKind::NextToken if self.keep > 0.0 => Arc::new(Keep { weight: self.keep }),
-            ObjectiveKind::NextToken => Arc::new(NextToken),
+            ObjectiveKind::NextToken => Arc::new(NextToken { mtp: self.mtp }),
             ObjectiveKind::Dpo => Arc::new(Dpo { beta: self.beta }),
             ObjectiveKind::Mlm => {
                 Arc::new(MaskedLm { masks: MaskSettings { ratio: self.mask_ratio, whole_words: self.whole_words } })
@@ -100,7 +106,7 @@ impl ObjectiveSettings {
     /// # Errors
     /// A value that is not allowed.
     pub fn check(self, has_adapter: bool, losses: &[(&'static str, f64)]) -> Result<()> {
-        let ObjectiveSettings { kind, beta, keep, mask_ratio, .. } = self;
+        let ObjectiveSettings { kind, beta, keep, mask_ratio, mtp, .. } = self;
         ensure!(beta.is_finite() && beta > 0.0, "`objective.beta` must be above 0 and finite, got {beta}");
         ensure!(
             (0.0..=MAX_KEEP).contains(&keep),
@@ -118,6 +124,14 @@ impl ObjectiveSettings {
         ensure!(
             keep == 0.0 || has_adapter && objective.uses_setting("keep"),
             "`objective.keep` needs an adapter and `objective.kind=next-token`\nhint: train an adapter (`--lora`), or leave it out"
+        );
+        ensure!(
+            (0.0..=MAX_MTP).contains(&mtp),
+            "`objective.mtp` must be from 0 to {MAX_MTP}, got {mtp}\nhint: 0.1 to 0.3 is usual"
+        );
+        ensure!(
+            mtp == 0.0 || !has_adapter && objective.uses_setting("mtp"),
+            "`objective.mtp` needs `objective.kind=next-token`, and a model that trains whole\nhint: leave it out"
         );
         for &(name, weight) in losses {
             ensure!(

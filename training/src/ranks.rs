@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn micro_batches_of_ranks_are_subtrees_of_the_step_in_order() {
         let of = |size: usize, n: usize| run(size, |group| group.micro_batches(n));
-        assert_eq!(of(1, 3), [0..3]);
+        assert_eq!(of(1, 3), vec![0..3]);
         assert_eq!(of(2, 8), [0..4, 4..8]);
         assert_eq!(of(2, 5), [0..4, 4..5]);
         assert_eq!(of(4, 6), [0..2, 2..4, 4..6, 6..6]);

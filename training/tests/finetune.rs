@@ -293,6 +293,8 @@ fn finetune_fits_settings_to_the_model_context_or_rejects_them() {
         (&["--lora", "targets=w_proj"][..], "`w_proj`"),
         (&["--set", "data.rows=windows"], "`data.rows` must be `documents` or `unpacked`"),
         (&["--set", "optim.lr=-1"], "`optim.lr` must be above 0"),
+        (&["--set", "lora.r=4"], "`--set lora.r=4` is a setting of an adapter, but all weights are trained"),
+        (&["--set", "lora_alpha=4"], "`lora_alpha` (LitGPT, PEFT) is here `lora.alpha`"),
         (
             &["--set", "model.max_seq_len=80", "--set", "data.tokens_per_step=200"],
             "`data.tokens_per_step` must be a multiple",

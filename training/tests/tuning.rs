@@ -29,6 +29,7 @@ use hearth_training::{
     },
     run::{
         learner::{Learner, LossGradients},
+        optim::Gradients,
         schedule::{RunSize, Schedule},
     },
 };
@@ -150,6 +151,42 @@ fn full_finetuning_with_masks_packing_and_accumulation_matches_torch() {
     let start = load(&dir("full/start"), Device::flex().autodiff());
     let end = follow("full", ObjectiveKind::NextToken, start, |examples| rows(examples, Packing::BestFit));
     assert_same_weights("full", &end, &load(&dir("full/end"), Device::flex()));
+}
+
+fn load_with_head(dir: &Path, device: Device) -> Gpt {
+    let options = LoadOptions { device, dtype: Some(Dtype::F32) };
+    let gpt = load_gpt(dir, &options).unwrap();
+    let head = model_dir::load_prediction_head(dir, &options, &gpt).unwrap().unwrap();
+    gpt.with_prediction_head(head)
+}
+
+/// With texts packed, of whose last target the head predicts nothing.
+#[test]
+fn prediction_head_that_trains_beside_its_model_matches_torch() {
+    let start = load_with_head(&dir("mtp/start"), Device::flex().autodiff());
+    let end = follow("mtp", ObjectiveKind::NextToken, start, |examples| rows(examples, Packing::BestFit));
+    assert_same_weights("mtp", &end, &load_with_head(&dir("mtp/end"), Device::flex()));
+}
+
+/// If the blocks of the model are computed again, gradients are the same.
+#[test]
+fn prediction_heads_train_alike_with_recomputation() {
+    let golden = golden("mtp");
+    let of = |recompute: bool| {
+        let sets = [golden.sets.clone(), vec![format!("optim.recompute={recompute}")]].concat();
+        let config = Layers { sets, ..Layers::default() }.resolve().unwrap();
+        let start = load_with_head(&dir("mtp/start"), Device::flex().autodiff());
+        let learner = Learner::new(start, config.optim.clone(), 0).with_objective(config.objective);
+        gradients(&learner, 0, batches(&rows(&golden.steps[0], Packing::BestFit), 1)).gradients
+    };
+    let (plain, recomputed) = (of(false), of(true));
+    let values = |gradients: &Gradients, path: &str| {
+        gradients.get(path).unwrap().clone().into_data().try_to_vec::<f32>().unwrap()
+    };
+    assert!(plain.paths().any(|path| path == "prediction.join.linear.weight"));
+    for path in plain.paths() {
+        assert_close("recomputed", path, &values(&recomputed, path), &values(&plain, path));
+    }
 }
 
 #[test]

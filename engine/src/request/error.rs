@@ -18,6 +18,36 @@ pub enum ValidationError {
         "this model is an encoder: it makes vectors of texts, and no text\nhint: use `/v1/embeddings`, or `/v1/rerank`"
     )]
     Encoder,
+    /// The model is an encoder-decoder, and the request wants a vector.
+    #[error(
+        "this model is an encoder-decoder: it writes texts about sources, and makes no vectors\nhint: use `/v1/completions`"
+    )]
+    NoVectors,
+    /// The model is an encoder-decoder, and the endpoint gives it no source.
+    #[error(
+        "this model is an encoder-decoder: it reads a source and writes a text about it, and has no conversations\nhint: use \
+         `/v1/completions`, with the source as `prompt`"
+    )]
+    NoSource,
+    /// The model has no encoder that could read a source.
+    #[error("this model has no encoder and reads no source\nhint: put the text into `prompt`")]
+    NoEncoder,
+    /// The source has too many tokens.
+    #[error(
+        "the source has {n_tokens} tokens, but the encoder reads at most {max_source_len}\nhint: `truncate_prompt_tokens` cuts it"
+    )]
+    SourceLength {
+        /// Tokens of the source.
+        n_tokens: usize,
+        /// Most tokens of a source.
+        max_source_len: usize,
+    },
+    /// Encoder-decoders do not support a parameter.
+    #[error("`{param}` is not supported for an encoder-decoder")]
+    NotWithSource {
+        /// The parameter.
+        param: &'static str,
+    },
     /// A token id is outside the vocabulary.
     #[error("`{param}` must hold token ids below {vocab_size}, got {id}")]
     TokenId {
@@ -156,7 +186,10 @@ impl ValidationError {
         match self {
             Self::InputLength { param, .. } => Some(param),
             Self::ContextLength { param, .. } | Self::TextLength { param, .. } => Some(param),
-            Self::Encoder => None,
+            Self::Encoder | Self::NoVectors | Self::NoSource => None,
+            Self::NoEncoder => Some("encoder_prompt"),
+            Self::SourceLength { .. } => Some("prompt"),
+            Self::NotWithSource { param } => Some(param),
             Self::Empty { param } | Self::TokenId { param, .. } | Self::Logprobs { param, .. } => Some(param),
             Self::EmptyStopString => Some("stop"),
             Self::MinTokens { .. } => Some("min_tokens"),

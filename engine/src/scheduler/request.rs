@@ -19,6 +19,8 @@ pub(super) struct Rank {
 pub(super) struct ScheduledRequest {
     pub(super) tenant: TenantId,
     pub(super) width: usize,
+    /// Places of the source at the beginning of each sequence.
+    pub(super) n_source: usize,
     pub(super) is_held: bool,
     pub(super) reads_kept_pages: bool,
     pub(super) adapter: Option<AdapterId>,

@@ -6,6 +6,7 @@ mod simulation;
 mod states;
 
 use super::*;
+use crate::adapters::AdapterId;
 
 const LIMITS: Limits =
     Limits { max_batch_size: 4, max_batch_tokens: 8, max_adapters: 2, tokens_per_state: 64, whole_prompts: false };
@@ -29,6 +30,7 @@ fn arrival(n_prompt: usize) -> Arrival {
     let tenant = TenantId::default();
     Arrival {
         n_prompt,
+        n_source: 0,
         width: 1,
         tenant,
         priority: 0,
@@ -186,6 +188,22 @@ fn cached_prefix_pages_are_reused_but_the_last_token_is_computed() {
     // Once it has a token, every position has been computed, so it may use the prefix cache.
     scheduler.preempt_last();
     assert!(step(&mut scheduler).contains(&chunk(4, 32, 2, true)));
+}
+
+/// A row of an encoder depends on all others of its source.
+#[test]
+fn cached_pages_of_a_source_are_used_all_or_not_at_all() {
+    let about = |keys: [u128; 2]| Arrival { n_source: 32, keys: keys.map(page_key).into(), ..arrival(33) };
+    let limits = Limits { max_batch_tokens: 128, whole_prompts: true, ..LIMITS };
+    let mut scheduler = Scheduler::new(limits, PagePool::new(16));
+    scheduler.add(RequestId(1), about([0, 1]));
+    assert_eq!(step(&mut scheduler), [chunk(1, 0, 33, true)]);
+    scheduler.add(RequestId(2), about([0, 1]));
+    scheduler.add(RequestId(3), about([0, 2]));
+    let mut chunks = step(&mut scheduler);
+    chunks.sort_by_key(|chunk| chunk.id);
+    assert_eq!(chunks, [chunk(1, 33, 1, true), chunk(2, 32, 1, true), chunk(3, 0, 33, true)]);
+    assert_eq!((scheduler.n_cached(RequestId(2)), scheduler.n_cached(RequestId(3))), (Some(32), Some(0)));
 }
 
 #[test]

@@ -133,6 +133,7 @@ impl GptConfig {
         require("xielu", !self.xielu || self.experts.is_none(), || "must be false with experts".to_owned())?;
         self.recurrent.iter().try_for_each(|recurrent| recurrent.validate(self.n_layers))?;
         self.latent.iter().try_for_each(|latent| latent.validate(self))?;
+        self.validate_seq2seq()?;
         // Valid sizes may still have too large a product.
         require("n_layers", self.n_params() <= MAX_PARAMS, || {
             format!("and the other sizes must result in at most {MAX_PARAMS} parameters, got {}", self.n_params())

@@ -3,7 +3,8 @@
 //! A [`Watch`] sleeps: it follows the text without restricting it. From the byte that completes a [`Mark`] its grammar
 //! holds; when the grammar's text is complete, the watch sleeps again, or the whole text ends. While it sleeps, the only
 //! tokens that may not come next are those that would complete a mark and go on with something that the grammar does
-//! not allow. They are few and known in advance, so that watching takes no mask.
+//! not allow. They are few and known in advance, so that watching takes no mask. In a part in which marks do not count, such
+//! as a thought, it is silent.
 
 mod pattern;
 
@@ -26,24 +27,11 @@ pub enum AfterGrammar {
     End,
 }
 
-/// A part of a text in which marks do not count, such as a thought.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Silence {
-    /// The marks that begin it.
-    pub open: Vec<Mark>,
-    /// The marks that end it. Other marks may follow directly.
-    pub closes: Vec<Mark>,
-}
-
 /// When the grammar of a [`Watch`] holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchRules {
     /// After any of these the grammar holds.
     pub marks: Vec<Mark>,
-    /// Parts in which marks do not count.
-    pub silences: Vec<Silence>,
-    /// The index of the silence in which the text begins.
-    pub begins_in: Option<usize>,
     /// What follows the grammar's text.
     pub after: AfterGrammar,
     /// Whether special tokens are part of the text. Otherwise they are passed over.
@@ -68,20 +56,14 @@ pub struct Watch {
 
 #[derive(Clone, Debug)]
 enum State {
-    Asleep(Scan),
+    /// How far the text has come in each mark.
+    Asleep(Vec<Progress>),
+    /// Marks do not count.
+    Silent,
     /// The grammar holds.
     Bound(Constraint),
     /// The text is complete.
     Ended,
-}
-
-/// How far the text has come in each mark that counts.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Scan {
-    /// The open silence.
-    silence: Option<usize>,
-    /// The progress in the marks, and after them in those that begin silences; in a silence, in those that end it.
-    progress: Vec<Progress>,
 }
 
 #[derive(Debug)]
@@ -97,44 +79,21 @@ struct Compiled {
 
 type Forbidden = HashMap<(usize, Progress), Arc<BTreeSet<TokenId>>>;
 
-/// What a byte completes.
-enum Completed {
-    Nothing,
-    /// The mark with this index.
-    Mark(usize),
-    /// The opening or closing mark of a silence.
-    Silence(Option<usize>),
-}
-
 impl WatchRules {
-    fn scan(&self, silence: Option<usize>) -> Scan {
-        Scan { silence, progress: self.counting(silence).map(Mark::start).collect() }
+    /// At the start of a text.
+    fn start(&self) -> Vec<Progress> {
+        self.marks.iter().map(Mark::start).collect()
     }
 
-    /// The marks that count.
-    fn counting(&self, silence: Option<usize>) -> impl Iterator<Item = &Mark> {
-        let closes = silence.and_then(|index| self.silences.get(index)).map(|silence| &silence.closes);
-        let marks = self.marks.iter().chain(self.silences.iter().flat_map(|silence| &silence.open));
-        closes.into_iter().flatten().chain(marks.filter(move |_| silence.is_none()))
-    }
-
-    fn step(&self, scan: &mut Scan, byte: u8) -> Completed {
+    /// Reads a byte. Returns the index of the mark that it completes.
+    fn step(&self, progress: &mut [Progress], byte: u8) -> Option<usize> {
         let mut completed = None;
-        for (index, (mark, progress)) in self.counting(scan.silence).zip(&mut scan.progress).enumerate() {
+        for (index, (mark, progress)) in self.marks.iter().zip(progress).enumerate() {
             if mark.step(progress, byte) && completed.is_none() {
                 completed = Some(index);
             }
         }
-        match completed {
-            None => Completed::Nothing,
-            Some(_) if scan.silence.is_some() => Completed::Silence(None),
-            Some(index) if index < self.marks.len() => Completed::Mark(index),
-            Some(index) => {
-                let mut opened =
-                    self.silences.iter().enumerate().flat_map(|(at, silence)| vec![at; silence.open.len()]);
-                Completed::Silence(opened.nth(index - self.marks.len()))
-            }
-        }
+        completed
     }
 }
 
@@ -159,17 +118,12 @@ impl Compiled {
 
     /// Reads bytes in sleep. Returns the state of the grammar and the index of the byte after a mark that they complete,
     /// if the bytes from there are allowed.
-    fn read(&self, scan: &mut Scan, bytes: &[u8]) -> Option<(Constraint, usize)> {
+    fn read(&self, progress: &mut [Progress], bytes: &[u8]) -> Option<(Constraint, usize)> {
         for (end, &byte) in (1..).zip(bytes) {
-            match self.rules.step(scan, byte) {
-                Completed::Nothing => {}
-                Completed::Silence(silence) => *scan = self.rules.scan(silence),
-                Completed::Mark(index) => {
-                    let rest = bytes.get(end..).unwrap_or_default();
-                    if let Some(start) = self.start(index).filter(|start| rest.is_empty() || start.fits(rest)) {
-                        return Some((start, end));
-                    }
-                }
+            let Some(index) = self.rules.step(progress, byte) else { continue };
+            let rest = bytes.get(end..).unwrap_or_default();
+            if let Some(start) = self.start(index).filter(|start| rest.is_empty() || start.fits(rest)) {
+                return Some((start, end));
             }
         }
         None
@@ -180,11 +134,8 @@ impl Compiled {
     }
 
     /// The tokens that may not come next.
-    fn forbidden(&self, scan: &Scan) -> Arc<BTreeSet<TokenId>> {
-        if scan.silence.is_some() {
-            return Arc::default();
-        }
-        let of_marks = self.rules.marks.iter().zip(&scan.progress).enumerate();
+    fn forbidden(&self, progress: &[Progress]) -> Arc<BTreeSet<TokenId>> {
+        let of_marks = self.rules.marks.iter().zip(progress).enumerate();
         let mut sets = of_marks
             .map(|(index, (mark, progress))| self.forbidden_by(index, mark, progress))
             .filter(|set| !set.is_empty());
@@ -228,23 +179,32 @@ impl Watch {
     /// A text that follows a grammar, compiled by a [compiler](super::GrammarCompiler), in the parts that `rules` says.
     pub fn new(grammar: Constraint, rules: WatchRules) -> Self {
         let starts = rules.marks.iter().map(|_| OnceLock::new()).collect();
-        let state = State::Asleep(rules.scan(rules.begins_in));
+        let start = rules.start();
         let vocabulary = Arc::clone(grammar.vocabulary());
         let compiled = Compiled { rules, vocabulary, grammar, starts, forbidden: Mutex::default() };
-        if let State::Asleep(scan) = &state {
-            // So that the first step does not wait for it.
-            compiled.forbidden(scan);
-        }
-        Self { rules: Arc::new(compiled), state }
+        // So that the first step does not wait for it.
+        compiled.forbidden(&start);
+        Self { rules: Arc::new(compiled), state: State::Asleep(start) }
     }
 
-    /// The text begins in a silence, given by its index. Only before the first token.
-    #[must_use]
-    pub fn beginning_in(mut self, silence: Option<usize>) -> Self {
-        if let State::Asleep(scan) = &mut self.state {
-            *scan = self.rules.rules.scan(silence);
+    /// A part begins in which marks do not count. It does not begin while the grammar holds.
+    pub fn silence(&mut self) {
+        if let State::Asleep(_) = self.state {
+            self.state = State::Silent;
         }
-        self
+    }
+
+    /// A part in which marks did not count has ended, and `text` has followed it, as at the start of a text. Returns
+    /// whether the text is complete.
+    ///
+    /// # Errors
+    /// As [`Constraint::accept`].
+    pub fn wake(&mut self, text: &str) -> Result<bool> {
+        if let State::Silent = self.state {
+            self.state = State::Asleep(self.rules.rules.start());
+            return self.accept_bytes(text.as_bytes());
+        }
+        Ok(false)
     }
 
     /// The parameter that requests the grammar.
@@ -257,14 +217,12 @@ impl Watch {
         matches!(self.state, State::Bound(_))
     }
 
-    /// What restricts the token after the tokens `ahead`.
-    pub fn outlook(&self, ahead: &[TokenId]) -> Outlook {
-        let rules = &self.rules;
-        let State::Asleep(scan) = &self.state else { return Outlook::Bound };
-        let mut scan = scan.clone();
-        match ahead.iter().find_map(|&id| rules.read(&mut scan, rules.bytes(id))) {
-            Some(_) => Outlook::Bound,
-            None => Outlook::Free(rules.forbidden(&scan)),
+    /// What restricts the next token.
+    pub fn outlook(&self) -> Outlook {
+        match &self.state {
+            State::Asleep(progress) => Outlook::Free(self.rules.forbidden(progress)),
+            State::Silent => Outlook::Free(Arc::default()),
+            State::Bound(_) | State::Ended => Outlook::Bound,
         }
     }
 
@@ -286,7 +244,7 @@ impl Watch {
     /// # Errors
     /// As [`Constraint::restrict`].
     pub fn restrict(&self, logits: &[f32], end_ids: &BTreeSet<TokenId>) -> Result<Vec<f32>> {
-        match (&self.state, self.outlook(&[])) {
+        match (&self.state, self.outlook()) {
             (State::Bound(constraint), _) => constraint.restrict(logits, end_ids),
             (_, Outlook::Free(forbidden)) => {
                 let mut allowed = logits.to_vec();
@@ -311,16 +269,23 @@ impl Watch {
                 let is_complete = constraint.accept(id)?;
                 Ok(self.after(is_complete))
             }
-            State::Asleep(scan) => {
-                let bytes = self.rules.bytes(id);
-                let Some((mut constraint, end)) = self.rules.read(scan, bytes) else { return Ok(false) };
-                let rest = bytes.get(end..).unwrap_or_default();
-                let is_complete = !rest.is_empty() && constraint.accept_bytes(rest)?;
-                self.state = State::Bound(constraint);
-                Ok(self.after(is_complete))
+            State::Asleep(_) => {
+                let rules = Arc::clone(&self.rules);
+                self.accept_bytes(rules.bytes(id))
             }
+            State::Silent => Ok(false),
             State::Ended => Ok(true),
         }
+    }
+
+    /// Adds text in sleep.
+    fn accept_bytes(&mut self, bytes: &[u8]) -> Result<bool> {
+        let State::Asleep(progress) = &mut self.state else { return Ok(false) };
+        let Some((mut constraint, end)) = self.rules.read(progress, bytes) else { return Ok(false) };
+        let rest = bytes.get(end..).unwrap_or_default();
+        let is_complete = !rest.is_empty() && constraint.accept_bytes(rest)?;
+        self.state = State::Bound(constraint);
+        Ok(self.after(is_complete))
     }
 
     /// As [`Constraint::accept_elsewhere`]. Only if [`is_slow`](Self::is_slow).
@@ -344,7 +309,7 @@ impl Watch {
         }
         let rules = &self.rules.rules;
         let is_over = rules.after == AfterGrammar::End;
-        self.state = if is_over { State::Ended } else { State::Asleep(rules.scan(None)) };
+        self.state = if is_over { State::Ended } else { State::Asleep(rules.start()) };
         is_over
     }
 }

@@ -82,7 +82,13 @@ fn has_device_file() -> bool {
 }
 
 fn open(kind: DeviceKind, reason: &str) -> Result<Chosen, WgpuInitError> {
-    let device = match Device::wgpu_options().device_kind(kind.clone()).tasks_max(TASKS_PER_SUBMIT).init() {
+    let options = Device::wgpu_options().device_kind(kind.clone());
+    // CubeCL reads its variable unless it is told a number.
+    let options = match std::env::var_os("CUBECL_WGPU_MAX_TASKS") {
+        Some(_) => options,
+        None => options.tasks_max(TASKS_PER_SUBMIT),
+    };
+    let device = match options.init() {
         // Already opened by this process.
         Err(WgpuInitError::Registration { .. }) => Device::wgpu(kind),
         opened => opened?,

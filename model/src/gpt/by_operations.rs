@@ -7,7 +7,8 @@ use crate::{
     attention,
     forward_pass::{DropoutPlace, ForwardPass},
     ops::{
-        self, BlockSteps, Dropout, FeedForward, LinearParts, Mixer, NormParts, PerLayerUpdate, RouterParts, Sublayer,
+        self, BlockSteps, CrossAttention, Dropout, FeedForward, LinearParts, Mixer, NormParts, PerLayerUpdate,
+        RouterParts, Sublayer,
     },
 };
 
@@ -19,6 +20,7 @@ pub(super) struct ByOperations<'a, 'pass> {
 }
 
 type MixerParts<'a> = Sublayer<NormParts, Mixer<NormParts, LinearParts<'a>>>;
+type CrossParts<'a> = Sublayer<NormParts, CrossAttention<LinearParts<'a>>>;
 type MlpParts<'a> = Sublayer<NormParts, FeedForward<NormParts, LinearParts<'a>, RouterParts<'a>>>;
 
 impl<'a> BlockSteps<NormParts, LinearParts<'a>, RouterParts<'a>> for ByOperations<'a, '_> {
@@ -37,6 +39,10 @@ impl<'a> BlockSteps<NormParts, LinearParts<'a>, RouterParts<'a>> for ByOperation
                 recurrent::recur(normed(x, in_norm.clone()), inner, self.pass.recurrent(self.layer))
             }
         }
+    }
+
+    fn cross(&mut self, cross: &CrossParts<'a>, x: Tensor<2>) -> Tensor<2> {
+        attention::attend_to_source(self.layer, x, (cross.in_norm.clone(), &cross.inner), self.pass)
     }
 
     /// `[n_rows, d_model]` to `[n_rows, d_ff]`, or to `[n_rows, d_model]` by experts.
@@ -64,6 +70,12 @@ impl<'a> BlockSteps<NormParts, LinearParts<'a>, RouterParts<'a>> for ByOperation
         let dropout = self.pass.dropout(DropoutPlace::Attention(self.layer));
         let Sublayer { inner, out_norm, .. } = mixer;
         self.add(residual, mixed, (Some(inner.out()), out_norm), dropout)
+    }
+
+    fn add_cross(&mut self, cross: &CrossParts<'a>, residual: Tensor<2>, attended: Tensor<2>) -> Tensor<2> {
+        let dropout = self.pass.dropout(DropoutPlace::Cross(self.layer));
+        let Sublayer { inner, out_norm, .. } = cross;
+        self.add(residual, attended, (Some(&inner.out), out_norm), dropout)
     }
 
     fn add_mlp(&mut self, mlp: &MlpParts<'a>, residual: Tensor<2>, hidden: Tensor<2>) -> Tensor<2> {

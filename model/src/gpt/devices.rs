@@ -3,7 +3,7 @@
 use burn::tensor::Device;
 
 use crate::{
-    config::GptConfig,
+    config::{GptConfig, Positions},
     error::{Error, Result},
     ops,
 };
@@ -24,6 +24,8 @@ pub(super) fn require_bodies(config: &GptConfig, device: &Device) -> Result<()> 
         ("keys that layers share", config.n_shared_kv_layers > 0),
         ("a factor for each block", config.layer_scale),
         ("per-layer embeddings", config.per_layer_inputs.is_some()),
+        ("an encoder", config.is_encoder_decoder()),
+        ("relative positions", matches!(config.positions, Positions::Relative(_))),
     ];
     match only_on_cpu.into_iter().find(|(_, has)| *has && !ops::is_on_cpu(device)) {
         Some((what, _)) => {

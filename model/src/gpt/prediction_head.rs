@@ -3,15 +3,15 @@
 
 use burn::tensor::{Int, Tensor};
 
-use super::Gpt;
+use super::{Block, Gpt, initial_values};
 use crate::{
     config::{Experts, GptConfig},
     error::Result,
     forward_pass::{AttentionContext, ForwardPass},
     kv_cache::KvCache,
     layers::{Linear, Norm, Part, modules},
-    ops::{self, Dtype, KvDtype},
-    param_specs::{ParamSpec, join_specs, part_specs},
+    ops::{self, Dtype, KvDtype, Losses, Targets},
+    param_specs::{ParamSpec, PartKind, PartSpec, join_specs, param_specs, part_specs},
     params::{ParamData, ParamSource},
 };
 
@@ -22,7 +22,17 @@ modules! {
         hidden_norm: Norm,
         linear: Linear,
     }
+
+    /// What a head has of its own, in a model beside which it trains.
+    pub(super) struct PredictionLayer {
+        join: Join,
+        blocks: Vec<Block>,
+        norm: Option<Norm>,
+    }
 }
+
+/// In the paths of a head that trains beside its model.
+pub(crate) const OF_HEAD: &str = "prediction.";
 
 /// A prediction head. Its input is a row of the model, the [hidden state](Gpt::forward) and the token that follows; its output
 /// is a hidden state of which [`logits`](Self::logits) predict the token after that. It may be the hidden state of the next
@@ -58,6 +68,19 @@ impl PredictionHead {
         Ok(Self { join: Join::read("join", &mut source)?, body: Gpt::read("", &mut source)? })
     }
 
+    /// A head of `gpt` with random weights, as [`Gpt::init`] makes them.
+    ///
+    /// # Errors
+    /// The head has no such layer.
+    pub fn init(gpt: &Gpt, seed: u64) -> Result<Self> {
+        // Behind those of the model.
+        let mut tensor = param_specs(&gpt.config).len() as u32;
+        Self::from_params(gpt, Dtype::F32, &mut |spec| {
+            tensor += 1;
+            Ok(initial_values(spec, seed, tensor))
+        })
+    }
+
     /// Hidden states, `[n_rows, d_model]`, of rows with the hidden states `hidden [n_rows, d_model]`, each with the token that
     /// follows it, `[n_rows]`. `context` as in [`Gpt::forward`].
     ///
@@ -90,6 +113,14 @@ impl PredictionHead {
         self.body.logits(hidden)
     }
 
+    /// [`Gpt::losses`] of its hidden states, and of the tokens after the next ones.
+    ///
+    /// # Panics
+    /// As [`Gpt::losses`].
+    pub fn losses(&self, hidden: Tensor<2>, targets: Targets) -> Losses {
+        self.body.losses(hidden, targets, 0.0)
+    }
+
     /// Bytes of its own matrices.
     pub fn n_bytes(&self) -> usize {
         let of_layer: usize = self.body.linears().into_iter().map(|(_, linear)| linear.weight().n_bytes()).sum();
@@ -103,6 +134,57 @@ impl PredictionHead {
     pub fn kv_bytes_per_token(&self, dtype: KvDtype) -> Result<usize> {
         self.body.kv_bytes_per_token(dtype)
     }
+}
+
+impl Gpt {
+    /// The model with a head that trains beside it, and is saved with it.
+    #[must_use]
+    pub fn with_prediction_head(self, head: PredictionHead) -> Self {
+        let PredictionHead { join, body: Self { blocks, norm, .. } } = head;
+        Self { prediction: Some(PredictionLayer { join, blocks, norm }), ..self }
+    }
+
+    /// The head that trains beside the model, if there is one. Its parameters are the model's.
+    pub fn prediction_head(&self) -> Option<PredictionHead> {
+        let PredictionLayer { join, blocks, norm } = self.prediction.clone()?;
+        let body = Self {
+            embed: self.embed.clone(),
+            pos_embed: None,
+            type_embed: None,
+            embed_norm: None,
+            relative: None,
+            per_layer: None,
+            encoder: None,
+            blocks,
+            norm,
+            mlm_head: None,
+            lm_head: self.lm_head.clone(),
+            prediction: None,
+            config: self.config.of_prediction_head(),
+        };
+        Some(PredictionHead { join, body })
+    }
+
+    /// The parameters of the head that trains beside the model; none without one.
+    pub(crate) fn prediction_specs(&self) -> Vec<ParamSpec> {
+        let head = self.prediction.as_ref().map(|_| prediction_parts(&self.config));
+        let specs = head.into_iter().flatten().flat_map(|part| part.params);
+        specs.map(|spec| ParamSpec { path: format!("{OF_HEAD}{}", spec.path), ..spec }).collect()
+    }
+}
+
+/// The parts that a head of a model of `config` has of its own, with paths within the head.
+fn prediction_parts(config: &GptConfig) -> Vec<PartSpec> {
+    let config = config.of_prediction_head();
+    let own =
+        part_specs(&config).into_iter().filter(|part| !matches!(part.kind, PartKind::Embedding | PartKind::LmHead));
+    own.chain(join_specs(&config)).collect()
+}
+
+/// The linear layers of a head that trains beside a model of `config`, as [`linear_dims`](super::linear_dims) has the model's.
+pub fn prediction_linear_dims(config: &GptConfig) -> Vec<(String, [usize; 2])> {
+    let linears = prediction_parts(config).into_iter().filter(|part| part.kind == PartKind::Linear);
+    linears.map(|part| (format!("{OF_HEAD}{}", part.path), part.matrix_dims())).collect()
 }
 
 impl GptConfig {

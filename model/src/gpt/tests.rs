@@ -110,8 +110,13 @@ fn fused_block_is_bit_identical_to_its_separate_operations() {
                 let mut bits = Vec::new();
                 for token_ids in [&[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8][..], &[4], &[6, 2]] {
                     let adapter = adapter.cloned();
-                    let parts =
-                        &mut [StepPart { table: &mut table, n_new: token_ids.len(), adapter, second_text: None }];
+                    let parts = &mut [StepPart {
+                        table: &mut table,
+                        n_new: token_ids.len(),
+                        adapter,
+                        second_text: None,
+                        source_len: 0,
+                    }];
                     let context = AttentionContext::Paged(cache.step(parts).unwrap());
                     let mut pass = ForwardPass::new(&config, context, &device);
                     let mut x = gpt.embed_input(token_tensor(&gpt, token_ids), &mut pass);

@@ -162,7 +162,7 @@ impl StepGraph {
             #[cfg(test)]
             tests::sabotage(pass, &gpt.device());
             let logits = makes_logits(ids.host().len()).then(|| gpt.logits(hidden.clone()));
-            StepOutput { hidden, logits }
+            StepOutput { hidden, logits, places: None }
         })?;
         Ok(Self { graph, staging, output })
     }

@@ -30,19 +30,19 @@ pub(crate) struct Attended {
 
 /// Attention within each of `batch` sequences of `seq_len` rows.
 ///
-/// `q [batch * seq_len, n_heads * head_dim]`, `k` and `v [batch * seq_len, n_kv_heads * head_dim]`; `bias` from
-/// [`causal_bias`] for `0..seq_len`; `sinks [n_heads]`. Returns `[batch * seq_len, n_heads * head_dim]`, and the weights.
+/// `q [batch * seq_len, n_heads * head_dim]`, `k` and `v [batch * seq_len, n_kv_heads * head_dim]`, where those of another text
+/// may have another length; `bias` from [`causal_bias`] for `0..seq_len`; `sinks [n_heads]`. Returns `[batch * seq_len, n_heads * head_dim]`, and the weights.
 pub(crate) fn attention_dense(
     [q, k, v]: [Tensor<2>; 3],
     (bias, sinks): (Option<Tensor<4>>, Option<Tensor<1>>),
     batch: usize,
     options: &AttentionOptions,
 ) -> (Tensor<2>, Tensor<4>) {
-    let seq_len = q.dims()[0] / batch.max(1);
+    let [n_queries, n_keys] = [&q, &k].map(|rows| rows.dims()[0] / batch.max(1));
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
-    let q = split_heads(q, [batch, seq_len, n_heads, head_dim]);
-    let k = split_heads(k, [batch, seq_len, n_kv_heads, head_dim]);
-    let v = split_heads(v, [batch, seq_len, n_kv_heads, head_dim]);
+    let q = split_heads(q, [batch, n_queries, n_heads, head_dim]);
+    let k = split_heads(k, [batch, n_keys, n_kv_heads, head_dim]);
+    let v = split_heads(v, [batch, n_keys, n_kv_heads, head_dim]);
     let Attended { output, probs } = attend([q, k, v], bias, sinks, options);
     (join_heads(output), probs)
 }
@@ -246,21 +246,18 @@ pub(crate) fn causal_bias(
     let sees = |query: usize, key: usize| options.seen(query, queries.end).contains(&key);
     let (first, last) = (queries.start, queries.end.saturating_sub(1));
     let all_visible = sees(first, last) && sees(last, first_key);
-    if all_visible && options.alibi_slopes.is_none() {
+    let n_heads = options.n_placed_heads();
+    if all_visible && options.alibi_slopes.is_none() && options.relative.is_none() {
         return None;
     }
-    let slopes = options.alibi_slopes.as_deref().unwrap_or(&[0.0]);
-    let mut bias = Vec::with_capacity(slopes.len() * queries.len() * keys.len());
-    for slope in slopes {
+    let mut bias = Vec::with_capacity(n_heads * queries.len() * keys.len());
+    for head in 0..n_heads {
         for query in queries.clone() {
-            bias.extend(keys.clone().map(
-                |key| {
-                    if sees(query, key) { slope * (key as f32 - query as f32) } else { HIDDEN }
-                },
-            ));
+            let of_key = |key| if sees(query, key) { options.of_places(head, query, key) } else { HIDDEN };
+            bias.extend(keys.clone().map(of_key));
         }
     }
-    let shape = [1, slopes.len(), queries.len(), keys.len()];
+    let shape = [1, n_heads, queries.len(), keys.len()];
     Some(Tensor::from_data(TensorData::new(bias, shape), device))
 }
 

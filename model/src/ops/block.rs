@@ -29,6 +29,8 @@ pub(crate) struct PagedAttention<'a> {
     pub(crate) rotation: Option<&'a Rotation>,
     /// What the rows' queries are multiplied by, `[n_rows, 1]`.
     pub(crate) query_factors: Option<&'a Rows>,
+    /// The sequences of the rows with the keys of their sources, and how scores are computed with these.
+    pub(crate) sources: Option<(&'a [PagedRows], &'a AttentionOptions)>,
 }
 
 /// Buffers that the blocks of a pass share.
@@ -45,10 +47,11 @@ pub(crate) fn has_block(x: &Tensor<2>, block: &Block<'_>) -> bool {
     };
     let mlp = block.mlp.as_ref().map(|mlp| &mlp.inner);
     let of_mlp = mlp.into_iter().flat_map(FeedForward::linears);
+    let of_cross = block.cross.iter().flat_map(|cross| cross.inner.linears());
     let of_update = block.per_layer.iter().flat_map(|update| [&update.gate, &update.proj]);
     Placement::of(&x.device()) == Placement::Cpu
         && !block.norm_after_add
-        && [qkv, out].into_iter().chain(of_mlp).chain(of_update).all(has_memory)
+        && [qkv, out].into_iter().chain(of_cross).chain(of_mlp).chain(of_update).all(has_memory)
         && mlp.into_iter().flat_map(FeedForward::routers).all(RouterParts::has_memory)
 }
 
@@ -73,7 +76,8 @@ fn over_pools<E: PagedElement>(
     attention: PagedAttention<'_>,
     scratch: &mut BlockScratch,
 ) -> Tensor<2> {
-    let PagedAttention { pools: [keys, key_values], slots, sequences, options, rotation, query_factors } = attention;
+    let PagedAttention { pools: [keys, key_values], slots, sequences, options, rotation, query_factors, sources } =
+        attention;
     let mut output = None;
     cpu::update::<E>(keys, |keys| {
         cpu::update::<E>(key_values, |key_values| {
@@ -85,7 +89,7 @@ fn over_pools<E: PagedElement>(
                 rotation: rotation.map(Rotation::host),
                 query_factors: query_factors.map(|factors| factors.host.as_slice()),
             };
-            output = Some(cpu::changed(x, |x| cpu::block(x, block, paged, &mut scratch.0)));
+            output = Some(cpu::changed(x, |x| cpu::block(x, block, (paged, sources), &mut scratch.0)));
         });
     });
     output.unwrap_or_else(|| unreachable!("`update` calls its closure"))

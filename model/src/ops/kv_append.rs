@@ -76,6 +76,19 @@ pub(crate) fn copy_pages(pool: &mut Tensor<2>, [from, to]: [&Slots; 2], heads: [
     });
 }
 
+/// Stores `keys_and_values [n_rows, 2 * n_kv_heads * head_dim]` at `slots` of their pools, in place. Slots must differ.
+pub(crate) fn append(
+    keys_and_values: Tensor<2>,
+    [keys, values]: [&mut Tensor<2>; 2],
+    slots: &Slots,
+    heads: [usize; 2],
+) {
+    let ([n_rows, _], width) = (keys_and_values.dims(), heads.into_iter().product::<usize>());
+    let part = |columns: Range<usize>| keys_and_values.clone().slice([0..n_rows, columns]);
+    append_keys(keys, part(0..width), slots, heads);
+    append_values(values, part(width..2 * width), slots, heads);
+}
+
 /// Rotates the queries and keys in `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]`, if there is a rotation, and
 /// stores keys and values in their pools, in place. Returns the queries, `[n_rows, n_heads * head_dim]`.
 pub(crate) fn rope_append(

@@ -70,7 +70,7 @@ pub(crate) use divergence::linear_divergence;
 pub(crate) use embedding::{embedding, take_rows};
 pub(crate) use experts::{RouterParts, experts, experts_routed_by};
 pub(crate) use gated_norm::gated_norm;
-pub(crate) use kv_append::{copy_pages, new_pool, rope_append};
+pub(crate) use kv_append::{append, copy_pages, new_pool, rope_append};
 pub use kv_dtype::KvDtype;
 pub(crate) use latent::latent_qkv;
 pub use limits::{count_launches, device_memory, has_fast_bf16_products, multiply_rate, read_bandwidth};
@@ -94,11 +94,11 @@ pub use types::{
     MuonStep, PAGE_SIZE, Precision, QuantizedBlock, QuantizedMatrix,
 };
 pub(crate) use types::{
-    AttentionOptions, BlockLayout, BlockOperands, BlockSteps, Dropout, ExpertsBesideMlp, FeedForward, GateOrder,
-    GatedNormOptions, Ints, KvSource, LatentHeads, LatentQkv, LoraParts, LossOptions, Mixer, Mlp, NormOptions,
-    NormParts, PagedRows, PagedSequences, PerLayerUpdate, Placement, QkNormParts, Qkv, Recurrent, RecurrentHeads,
-    RecurrentKind, RecurrentRows, RoutedExperts, Routing, Rows, SelfAttention, SharedExpert, ShortConv, Slots,
-    StatePart, Sublayer, k_quants, run_block,
+    AttentionOptions, BlockLayout, BlockOperands, BlockSteps, CrossAttention, Dropout, ExpertsBesideMlp, FeedForward,
+    GateOrder, GatedNormOptions, Ints, KvSource, LatentHeads, LatentQkv, LoraParts, LossOptions, Mixer, Mlp,
+    NormOptions, NormParts, PagedRows, PagedSequences, PerLayerUpdate, Placement, QkNormParts, Qkv, Recurrent,
+    RecurrentHeads, RecurrentKind, RecurrentRows, RelativeScores, RoutedExperts, Routing, Rows, SelfAttention,
+    SharedExpert, ShortConv, Slots, StatePart, Sublayer, k_quants, run_block,
 };
 pub use weight::Weight;
 

@@ -90,6 +90,7 @@ fn attention_options() -> impl Strategy<Value = AttentionOptions> {
             sliding_window,
             bidirectional: kind == 1,
             alibi_slopes: (kind == 2).then(|| position::alibi_slopes(n_heads)),
+            relative: None,
         },
     )
 }
@@ -274,6 +275,7 @@ fn copy_pages_copies_one_kv_page_and_leaves_the_others() {
             sliding_window: None,
             bidirectional: false,
             alibi_slopes: None,
+            relative: None,
         };
         let heads = [n_kv_heads, head_dim];
         let q = random([1, options.n_heads * head_dim], 1.0);

@@ -114,6 +114,16 @@ impl ConfigJson {
         }
     }
 
+    /// Whether a setting of the class is on.
+    pub(super) fn flag(&self, key: &str) -> bool {
+        self.rest.get(key).and_then(Value::as_bool).unwrap_or(false)
+    }
+
+    /// A setting of the class that is a text.
+    pub(super) fn text(&self, key: &str) -> Option<&str> {
+        self.rest.get(key).and_then(Value::as_str)
+    }
+
     /// Older folders have the roles in `special_tokens_map.json`, which counts if there is no `added_tokens_decoder`.
     pub(super) fn with_map(self, map: Self) -> Self {
         if self.added_tokens_decoder.is_some() {

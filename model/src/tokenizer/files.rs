@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, io, path::Path, sync::Arc};
 
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
-use tokenizers::AddedToken;
+use tokenizers::{AddedToken, ModelWrapper};
 
 use super::{
     EncodeOptions, Inner, Roles, SpecialToken, Tokenizer, checks,
@@ -12,6 +12,7 @@ use super::{
     pieces::{Decoder, DecoderJson, Entry, PieceTable},
     sentence_piece::{self, SENTENCE_PIECE_FILE},
     tekken::{self, TEKKEN_FILE},
+    translators::{self, Translator},
     windows,
 };
 use crate::{
@@ -75,9 +76,17 @@ pub(super) fn read_dir(dir: &Path) -> Result<Tokenizer> {
             let [tokenizer, own] = sentence_piece::read(&pieces_path, config.sentence_piece_options())?;
             (tokenizer, parse_json(&own, &pieces_path)?)
         }
+        Err(Error::Io { reason, .. })
+            if reason.kind() == io::ErrorKind::NotFound
+                && let Some(Translator { tokenizer_json, config_json, cutter }) =
+                    translators::read(dir, (&config, &dir.join(TOKENIZER_CONFIG_FILE)))? =>
+        {
+            let own = parse_json(&config_json, &path)?;
+            return build(&tokenizer_json, &config.or_roles_of(own), &path, Some(cutter));
+        }
         read => (read.map_err(|error| unreadable(dir, error))?, ConfigJson::default()),
     };
-    build(&tokenizer_json, &config.or_roles_of(own), &path)
+    build(&tokenizer_json, &config.or_roles_of(own), &path, None)
 }
 
 /// Adds to the error for a missing file what the folder has instead: older model dirs have the vocabulary in another format.
@@ -101,10 +110,11 @@ fn unreadable(dir: &Path, error: Error) -> Error {
 pub(super) fn parse(tokenizer_json: &[u8], config_json: Option<&[u8]>, origin: &Path) -> Result<Tokenizer> {
     let config_path = origin.with_file_name(TOKENIZER_CONFIG_FILE);
     let config: ConfigJson = config_json.map(|bytes| parse_json(bytes, &config_path)).transpose()?.unwrap_or_default();
-    build(tokenizer_json, &config, origin)
+    build(tokenizer_json, &config, origin, None)
 }
 
-fn build(tokenizer_json: &[u8], config: &ConfigJson, origin: &Path) -> Result<Tokenizer> {
+/// `cutter` cuts texts into pieces in place of the model in `tokenizer_json`, which then numbers them.
+fn build(tokenizer_json: &[u8], config: &ConfigJson, origin: &Path, cutter: Option<ModelWrapper>) -> Result<Tokenizer> {
     let json: TokenizerJson = parse_json(tokenizer_json, origin)?;
     let refuse = |what: String| damaged(origin, what);
     checks::check_stages(&json.normalizer, &json.pre_tokenizer, &json.post_processor).map_err(refuse)?;
@@ -123,7 +133,8 @@ fn build(tokenizer_json: &[u8], config: &ConfigJson, origin: &Path) -> Result<To
     text_vocabulary.set_encode_special_tokens(true);
     let model_unk = json.model.unk_token.and_then(|token| library.token_to_id(&token)).or(json.model.unk_id);
     let inner = Inner {
-        may_go_on: windows::may_go_on(&library),
+        may_go_on: cutter.is_none() && windows::may_go_on(&library),
+        cutter,
         roles: roles(&library, config, origin),
         special_tokens: special_tokens(&library),
         text_vocabulary,

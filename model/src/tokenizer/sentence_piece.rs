@@ -29,10 +29,15 @@ pub(super) struct Options {
 
 /// The file `path` as `tokenizer.json` and `tokenizer_config.json`.
 pub(super) fn read(path: &Path, options: Options) -> Result<[Vec<u8>; 2]> {
+    Ok(read_json(path, options)?.map(|json| json.to_string().into_bytes()))
+}
+
+/// [`read`], not yet as text.
+pub(super) fn read_json(path: &Path, options: Options) -> Result<[Value; 2]> {
     let bytes = regular_file::read(path)?;
     regular_file::refuse_lfs_pointer(path, &bytes)?;
     let converted = Model::parse(&bytes).and_then(|model| model.files(options));
-    converted.map(|files| files.map(|json| json.to_string().into_bytes())).map_err(|what| {
+    converted.map_err(|what| {
         Error::file(path, format!("is no SentencePiece model that Hearth reads: {what}"))
             .with_hint("create `tokenizer.json` with `AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)`")
     })

@@ -4,7 +4,9 @@ use std::path::Path;
 
 use crate::{
     chat,
-    tokenizer::{SENTENCE_PIECE_FILE, TEKKEN_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE},
+    tokenizer::{
+        BPE_PIECES_FILE, SENTENCE_PIECE_FILE, SOURCE_PIECES_FILE, TEKKEN_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE,
+    },
 };
 
 /// The configuration, in the keys of its class.
@@ -23,10 +25,13 @@ pub(super) const TEXT_LIMIT_FILE: &str = "sentence_bert_config.json";
 pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// What a model dir may have beside its configuration and its weights.
-pub(super) const BESIDE_WEIGHTS: [&str; 18] = [
+pub(super) const BESIDE_WEIGHTS: [&str; 21] = [
     TOKENIZER_FILE,
     TEKKEN_FILE,
     SENTENCE_PIECE_FILE,
+    SOURCE_PIECES_FILE,
+    "target.spm",
+    BPE_PIECES_FILE,
     TOKENIZER_CONFIG_FILE,
     "special_tokens_map.json",
     "added_tokens.json",

@@ -1,10 +1,11 @@
-//! Sampling defaults from `generation_config.json`.
+//! Sampling defaults from `generation_config.json`, and how an encoder-decoder begins.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use crate::sampling::SamplingParams;
+use super::config_json::Fields;
+use crate::{TokenId, config::GptConfig, error::Result, sampling::SamplingParams};
 
 /// `params` with one parameter from a value of the file. `None` if it is no number.
 type Set = fn(SamplingParams, &Value) -> Option<SamplingParams>;
@@ -56,6 +57,33 @@ pub(super) fn sampling_defaults(json: &Map<String, Value>, path: &Path, vocab_si
         }
     }
     params
+}
+
+/// The tokens with which the decoder of an encoder-decoder begins, as `generate` of transformers has it: each of the first of the
+/// `files` that names it. None for other models.
+///
+/// # Errors
+/// [`Error::File`](crate::Error::File) if no file has `decoder_start_token_id`, or an id is outside the vocabulary.
+pub(super) fn decoder_start(files: &[(PathBuf, Map<String, Value>); 2], config: &GptConfig) -> Result<Vec<TokenId>> {
+    if !config.is_encoder_decoder() {
+        return Ok(Vec::new());
+    }
+    let vocab_size = config.vocab_size;
+    let find = |key: &str| -> Result<Option<TokenId>> {
+        for (path, json) in files {
+            let fields = Fields::new(json, path);
+            let Some(id) = fields.size(key)? else { continue };
+            return match TokenId::try_from(id).ok().filter(|_| id < vocab_size) {
+                Some(id) => Ok(Some(id)),
+                None => Err(fields.invalid(key, format!("must be below vocab_size = {vocab_size}, got {id}"))),
+            };
+        }
+        Ok(None)
+    };
+    let [_, (config_path, json)] = files;
+    let missing = || Fields::new(json, config_path).missing(&["decoder_start_token_id"]);
+    let start = find("decoder_start_token_id")?.ok_or_else(missing)?;
+    Ok([Some(start), find("forced_bos_token_id")?].into_iter().flatten().collect())
 }
 
 #[cfg(test)]

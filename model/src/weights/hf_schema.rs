@@ -213,6 +213,8 @@ const SHARED_KEYS: &[&str] = &[
     "bos_token_id",
     "eos_token_id",
     "pad_token_id",
+    "decoder_start_token_id",
+    "forced_bos_token_id",
     QUANTIZATION,
 ];
 

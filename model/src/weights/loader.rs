@@ -11,7 +11,7 @@ use super::{
     ggml_types::ElementType,
     larger_matrices::LargerMatrices,
     packed::{PackedMatrices, PackedMatrix},
-    passed_over::{is_encoder_head, is_no_parameter, is_of_predicting_layer, is_of_shared_keys, shown},
+    passed_over::{is_copy, is_encoder_head, is_no_parameter, is_of_predicting_layer, is_of_shared_keys, shown},
     row_order::RowOrder,
     tensor_names::{TensorNames, TensorPart},
     tensor_table::{StoredTensor, TensorTable, without_leading_ones},
@@ -78,10 +78,11 @@ pub(super) fn load_by<'t, T>(
     let tied_copy = names.tied_copy(config).and_then(|name| table.get(name)).map(|copy| copy.name);
     // What makes a vector of an encoder's hidden states predictions of masked tokens, and is not computed.
     let is_head = |tensor: &StoredTensor<'_>| config.bidirectional && is_encoder_head(tensor.name);
+    let is_other = |tensor: &StoredTensor<'_>| is_head(tensor) || is_copy(tensor, table, config);
     let is_surplus = |tensor: &&StoredTensor<'_>| !loader.used.contains(tensor.name) && tied_copy != Some(tensor.name);
     let has = |name: &str| table.get(name).is_some() || plan.packed.is_some_and(|packed| packed.contains_key(name));
     let is_unread = |name: &str| is_of_predicting_layer(name, config.n_layers, has) || is_of_shared_keys(name, config);
-    let is_none = |tensor: &&StoredTensor<'_>| is_no_parameter(tensor) || is_head(tensor) || is_unread(tensor.name);
+    let is_none = |tensor: &&StoredTensor<'_>| is_no_parameter(tensor) || is_other(tensor) || is_unread(tensor.name);
     let (no_parameters, parameters): (Vec<_>, Vec<_>) = table.iter().filter(is_surplus).partition(is_none);
     let is_part = |name: &str| loader.used.contains(name) || names.tied_copy(config) == Some(name) || is_unread(name);
     let surplus = plan.packed.into_iter().flatten().filter(|(name, _)| !is_part(name));
@@ -118,7 +119,12 @@ struct Loader<'t, 'a> {
 impl<'t, 'a> Loader<'t, 'a> {
     fn param(&mut self, spec: &ParamSpec) -> Result<ParamData<'t>> {
         let LoadPlan { names, config, dtype, .. } = *self.plan;
-        let parts = names.parts(spec, config, &|name| self.get(name).is_some() || self.packed(name).is_some());
+        let has = |name: &str| self.get(name).is_some() || self.packed(name).is_some();
+        let parts = names.parts(spec, config, &has);
+        if spec.path == "lm_head.bias" && config.is_encoder_decoder() && parts.iter().all(|part| !has(&part.name)) {
+            // As in transformers: files may leave it out.
+            return Ok(TensorData::zeros::<f32, _>(spec.shape.as_slice()).into());
+        }
         let path = spec.path.strip_suffix(".weight").unwrap_or_default();
         let update = self.plan.merged.and_then(|merged| merged.0.get(path));
         if let ([TensorPart { name, order: RowOrder::Same, expert: None, .. }], &[d_out, d_in]) =

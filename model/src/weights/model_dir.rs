@@ -18,7 +18,7 @@ use super::{
     dir_weights::{self, DirConfig, schema_and_config},
     file_names::{BESIDE_WEIGHTS, CONFIG_FILE, GENERATION_FILE, WEIGHTS_FILE},
     files::{self, DiskDtype, TensorFiles, what_else_it_is},
-    generation_config::sampling_defaults,
+    generation_config::{decoder_start, sampling_defaults},
     gguf,
     hf_schema::{self, HfSchema, Quantization},
     own_classifier, own_pooling, prediction_head,
@@ -159,12 +159,14 @@ fn loaded(
     let (generation_path, generation) = &files[0];
     let sampling_defaults = sampling_defaults(generation, generation_path, gpt.config().vocab_size);
     let eos_token_ids = eos_token_ids(files, gpt.config().vocab_size, &tokenizer)?;
+    let decoder_start = decoder_start(files, gpt.config())?;
     let (own_pooling, text_limit, classifier) = (OwnPooling::Unstated, None, None);
     Ok(LoadedModel {
         gpt,
         tokenizer,
         chat_template,
         eos_token_ids,
+        decoder_start,
         sampling_defaults,
         own_pooling,
         text_limit,
@@ -492,6 +494,8 @@ pub struct SaveOptions {
     pub class: Option<String>,
     /// End-of-sequence tokens, for `config.json` and `generation_config.json`.
     pub eos_token_ids: Vec<TokenId>,
+    /// The tokens with which the decoder of an encoder-decoder begins, for `config.json`.
+    pub decoder_start: Vec<TokenId>,
     /// Further files by name, such as `tokenizer.json`. A `generation_config.json` among them is written instead of one
     /// with the end-of-sequence tokens.
     pub extra_files: Vec<(String, Vec<u8>)>,
@@ -504,6 +508,7 @@ impl Default for SaveOptions {
             max_shard_bytes: MAX_SHARD_BYTES,
             class: None,
             eos_token_ids: Vec::new(),
+            decoder_start: Vec::new(),
             extra_files: Vec::new(),
         }
     }
@@ -541,12 +546,16 @@ pub fn write(staged: &StagedDir, gpt: &Gpt, options: &SaveOptions) -> Result<()>
     let class = if dtype.is_quantized() { Some(OWN_CLASS) } else { options.class.as_deref() };
     let (schema, mut config) = hf_schema::config_json(gpt.config(), class, options.dtype.name())?;
     config.extend(dtype.is_quantized().then(|| hf_schema::quantization_json(dtype.stored_as())));
+    config.extend(gpt.prediction_head().map(|_| ("mtp_num_hidden_layers".to_owned(), Value::from(1))));
     let mut generation = Map::new();
     // Written even if there is none: `transformers` would use the ids of the class's first model.
     for key in ["bos_token_id", "pad_token_id"] {
         config.entry(key).or_insert(Value::Null);
     }
     let eos = eos_json(&options.eos_token_ids);
+    for (key, id) in ["decoder_start_token_id", "forced_bos_token_id"].iter().zip(&options.decoder_start) {
+        config.insert((*key).to_owned(), Value::from(*id));
+    }
     config.insert(EOS.to_owned(), eos.clone());
     generation.insert(EOS.to_owned(), eos);
     save_params(gpt, &schema.tensor_names(), staged, (options.dtype, options.max_shard_bytes))?;

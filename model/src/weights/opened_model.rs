@@ -48,6 +48,9 @@ pub struct LoadedModel {
     /// Tokens that end a text: those of `generation_config.json`, else of `config.json`, else the tokenizer's `eos`. In a
     /// GGUF file, those that it names and those that are known to end turns.
     pub eos_token_ids: Vec<TokenId>,
+    /// The tokens with which the decoder of an encoder-decoder begins: `decoder_start_token_id`, then `forced_bos_token_id` if there
+    /// is one. Empty for other models.
+    pub decoder_start: Vec<TokenId>,
     /// Sampling parameters from `generation_config.json` or a GGUF file; others are neutral.
     pub sampling_defaults: SamplingParams,
     /// How the files say that texts become vectors.

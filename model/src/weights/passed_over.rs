@@ -4,8 +4,8 @@
 
 use std::{cell::RefCell, path::Path};
 
-use super::tensor_table::StoredTensor;
-use crate::config::GptConfig;
+use super::tensor_table::{StoredTensor, TensorTable};
+use crate::config::{GptConfig, Positions};
 
 /// How many names a line of the log shows.
 const MAX_SHOWN: usize = 3;
@@ -39,7 +39,7 @@ pub(super) fn shown(mut names: Vec<&str>) -> String {
 
 /// Endings of tensors that hold no parameters: tables of rotary angles, causal masks and lists of positions, which old versions
 /// of classes saved; scales of a KV cache in 8 bits, which are for other programs; and the state of a training program.
-const NO_PARAMETERS: [&str; 16] = [
+const NO_PARAMETERS: [&str; 17] = [
     "inv_freq",
     "cos_cached",
     "sin_cached",
@@ -57,6 +57,8 @@ const NO_PARAMETERS: [&str; 16] = [
     "._extra_state",
     // The value head of reinforcement learning, which reads the last hidden states.
     "v_head.summary.weight",
+    // T5's attention to the encoder has no distances.
+    ".EncDecAttention.relative_attention_bias.weight",
 ];
 
 /// Beginnings of tensors of layers that predict more than one token, which the model's own predictions do not depend on.
@@ -83,6 +85,18 @@ pub(super) fn is_encoder_head(name: &str) -> bool {
     within(name) || name.split_once('.').is_some_and(|(_, name)| name.starts_with("pooler."))
 }
 
+/// Whether `tensor` is the embedding of an encoder-decoder once more, which many files have three times, or a table of the sines
+/// that are added to it.
+pub(super) fn is_copy(tensor: &StoredTensor<'_>, table: &TensorTable<'_>, config: &GptConfig) -> bool {
+    let ends_with =
+        |endings: &[&str]| config.is_encoder_decoder() && endings.iter().any(|end| tensor.name.ends_with(end));
+    let shared = || ["shared.weight", "model.shared.weight"].into_iter().find_map(|name| table.get(name));
+    let is_embedding = ends_with(&["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"]);
+    let is_table = matches!(config.positions, Positions::Sinusoidal | Positions::SinusoidalFromTwo);
+    (is_embedding && shared().is_some_and(|shared| tensor.has_values_of(shared).unwrap_or(false)))
+        || (is_table && ends_with(&["embed_positions.weight", "embed_positions.weights"]))
+}
+
 /// Whether `name` is of a layer that predicts one more token: one with a name of its own, or one behind the `n_layers` layers of a
 /// model such as DeepSeek V3. The latter has a matrix that only it has; `has` says which tensors there are.
 pub(super) fn is_of_predicting_layer(name: &str, n_layers: usize, has: impl Fn(&str) -> bool) -> bool {
@@ -100,8 +114,12 @@ pub(super) fn is_no_parameter(tensor: &StoredTensor<'_>) -> bool {
     let is_mask = tensor.name.ends_with(".bias") && tensor.shape.len() > 2;
     // Names may come without the prefix of the class.
     let name = format!(".{}", tensor.name);
+    let is_other = OTHER_PREDICTIONS.iter().any(|beginning| tensor.name.starts_with(beginning));
+    // Transformers saves an expert of no width.
+    let is_empty = tensor.shape.contains(&0);
     is_mask
-        || OTHER_PREDICTIONS.iter().any(|beginning| tensor.name.starts_with(beginning))
+        || is_empty
+        || is_other
         || name.ends_with(".v_head.summary.bias")
         || NO_PARAMETERS.iter().any(|ending| name.ends_with(ending))
 }
@@ -158,6 +176,7 @@ mod tests {
             ("model.layers.0.self_attn.k_proj.k_scale", &[1]),
             ("v_head.summary.bias", &[1]),
             ("mtp.layers.0.mlp.down_proj.weight", &[8, 8]),
+            ("model.layers.0.mlp.shared_experts.down_proj.weight", &[8, 0]),
         ] {
             assert!(is_no_parameter(name, shape), "{name}");
         }

@@ -5,11 +5,16 @@ use std::collections::HashMap;
 use super::{
     loader::{self, LoadPlan},
     packed::PackedMatrices,
+    tensor_names::{TensorNames, TensorPart},
     tensor_table::TensorTable,
 };
 use crate::{
+    config::GptConfig,
     error::{Error, Result},
-    gpt::{Gpt, prediction_head::PredictionHead},
+    gpt::{
+        Gpt, ParamSpec,
+        prediction_head::{OF_HEAD, PredictionHead},
+    },
     param_specs::join_specs,
 };
 
@@ -72,6 +77,26 @@ impl HeadNames {
             Some(format!("{}{number}{beginning}{rest}", self.prefix))
         })
     }
+}
+
+/// The tensors of a parameter of a head that trained beside its model of `config`, as Qwen has them. `spec` has its path in the model.
+///
+/// # Errors
+/// [`Error::Config`] if no names are known for heads of the class.
+pub(super) fn saved_parts(names: &TensorNames, spec: &ParamSpec, config: &GptConfig) -> Result<Vec<TensorPart>> {
+    let path = spec.path.strip_prefix(OF_HEAD).unwrap_or(&spec.path).to_owned();
+    let (spec, config) = (ParamSpec { path, ..spec.clone() }, config.of_prediction_head());
+    if names.rows.is_none() || !names.knows(&spec, &config) {
+        return Err(Error::Config {
+            field: "class".into(),
+            what: format!("`{}` has no prediction heads", names.class),
+        });
+    }
+    let mut parts = names.parts(&spec, &config, &|_| false);
+    for part in &mut parts {
+        part.name = NAMES.iter().find_map(|names| names.file_name(&part.name, 0)).unwrap_or_default();
+    }
+    Ok(parts)
 }
 
 /// Bytes of the tensors of a head behind `n_layers` layers; 0 without one.

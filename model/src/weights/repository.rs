@@ -9,7 +9,7 @@ use super::{
 use crate::{
     byte_size::ByteSize,
     error::Result,
-    tokenizer::{SENTENCE_PIECE_FILE, TEKKEN_FILE, TOKENIZER_FILE},
+    tokenizer::{BPE_PIECES_FILE, SENTENCE_PIECE_FILE, SOURCE_PIECES_FILE, TEKKEN_FILE, TOKENIZER_FILE},
 };
 
 /// At most this many GGUF files are shown in a message.
@@ -106,6 +106,7 @@ pub fn beside_weights(files: &[RepositoryFile<'_>]) -> Vec<String> {
     let is_read = |path: &str| match path {
         TEKKEN_FILE => !has(TOKENIZER_FILE),
         SENTENCE_PIECE_FILE => !has(TOKENIZER_FILE) && !has(TEKKEN_FILE),
+        SOURCE_PIECES_FILE | "target.spm" | BPE_PIECES_FILE => !has(TOKENIZER_FILE),
         _ => true,
     };
     let found = files.iter().filter(|file| BESIDE_WEIGHTS.contains(&file.path) && is_read(file.path));
@@ -114,7 +115,8 @@ pub fn beside_weights(files: &[RepositoryFile<'_>]) -> Vec<String> {
 
 /// Whether the files include a tokenizer, without which a model dir cannot be used.
 pub fn has_tokenizer(paths: &[String]) -> bool {
-    paths.iter().any(|path| [TOKENIZER_FILE, TEKKEN_FILE, SENTENCE_PIECE_FILE].contains(&path.as_str()))
+    let files = [TOKENIZER_FILE, TEKKEN_FILE, SENTENCE_PIECE_FILE, SOURCE_PIECES_FILE, BPE_PIECES_FILE];
+    paths.iter().any(|path| files.contains(&path.as_str()))
 }
 
 /// The shards that the index of sharded weights at `path` names.

@@ -6,13 +6,14 @@ use burn::tensor::TensorData;
 
 use super::{
     files::{DiskDtype, TensorPlan, TensorWriter},
+    prediction_head,
     row_order::RowOrder,
     staged_dir::StagedDir,
     tensor_names::{OfExpert, TensorNames, TensorPart},
 };
 use crate::{
     error::{Error, Result},
-    gpt::{Gpt, ParamSpec, param_specs},
+    gpt::{Gpt, ParamSpec, param_specs, prediction_head::OF_HEAD},
     ops::{Dtype, QuantizedMatrix, Weight},
     params::ParamRef,
 };
@@ -40,7 +41,8 @@ pub(super) fn save_params(
     (dtype, max_shard_bytes): (DiskDtype, usize),
 ) -> Result<()> {
     let config = gpt.config();
-    let specs: HashMap<_, _> = param_specs(config).into_iter().map(|spec| (spec.path.clone(), spec)).collect();
+    let specs = param_specs(config).into_iter().chain(gpt.prediction_specs());
+    let specs: HashMap<_, _> = specs.map(|spec| (spec.path.clone(), spec)).collect();
     let stored_as = gpt.dtype().stored_as();
     let saved = |(path, param)| match param {
         ParamRef::Matrix(matrix) if let Some(dtype) = quantized_dtype(matrix, stored_as)? => {
@@ -50,7 +52,11 @@ pub(super) fn save_params(
             let Some(spec) = specs.get(&path) else {
                 unreachable!("`param_specs` lists every parameter of the model: `{path}`")
             };
-            let tensors = SavedTensor::of(names.parts(spec, config, &|_| false), spec);
+            let parts = match path.starts_with(OF_HEAD) {
+                true => prediction_head::saved_parts(names, spec, config)?,
+                false => names.parts(spec, config, &|_| false),
+            };
+            let tensors = SavedTensor::of(parts, spec);
             Ok(Saved::Plain { path, param, tensors })
         }
     };

@@ -333,6 +333,8 @@ impl TensorNames {
         };
         let (path, numbers) = without_numbers(&spec.path);
         let prefix = if HEAD_PATHS.iter().any(|head| path.starts_with(head)) { "" } else { self.body_prefix };
+        let is_of_encoder = path.starts_with("encoder.");
+        let config = config.encoder.as_deref().filter(|_| is_of_encoder).unwrap_or(config);
         let name = |pattern: &str| {
             numbers.iter().fold(format!("{prefix}{pattern}"), |name, number| name.replacen("{}", number, 1))
         };

@@ -25,6 +25,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 import transformers
+from make_golden import OWN_CLASSES
 from safetensors.torch import load_file
 
 TOLERANCE = 1e-4  # of the logits' standard deviation
@@ -64,6 +65,8 @@ def open_model(folder):
     is_encoder = names_encoder(classes[0])
     auto = transformers.AutoModel if is_encoder else transformers.AutoModelForCausalLM
     auto = transformers.AutoModelForMaskedLM if classes[0].endswith("ForMaskedLM") else auto
+    # Transformers has the text part of this one only within a model for pictures.
+    auto = OWN_CLASSES.get(classes[0], auto)
     has_pooler = is_encoder and "add_pooling_layer" in inspect.signature(
         getattr(transformers, classes[0]).__init__
     ).parameters

@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 
 use hearth_model::{
     TokenId,
-    chat::thought::{Opens, ThoughtForm},
-    constraint::{AfterGrammar, Mark, Silence, WatchRules},
+    constraint::{AfterGrammar, Mark, WatchRules},
     tokenizer::Tokenizer,
 };
 use serde_json::json;
@@ -86,13 +85,8 @@ pub(crate) fn special_marks(format: &CallFormat, tokenizer: &Tokenizer) -> Vec<(
     format.marks().filter_map(|mark| Some((mark, special(mark)?))).collect()
 }
 
-/// When the rule `after_mark` holds: after each mark, or once a call without a mark names a function; not in thoughts.
-pub(crate) fn watch_rules(
-    format: &CallFormat,
-    functions: &[Function],
-    n_calls: Calls,
-    thoughts: &ThoughtForm,
-) -> WatchRules {
+/// When the rule `after_mark` holds: after each mark, or once a call without a mark names a function.
+pub(crate) fn watch_rules(format: &CallFormat, functions: &[Function], n_calls: Calls) -> WatchRules {
     let written = format.after_opening(Some(format.first()));
     let marked = format.openings.iter().map(|opening| {
         let left_out = match written.strip_suffix(&format.after_opening(Some(opening))) {
@@ -118,17 +112,8 @@ pub(crate) fn watch_rules(
             &format!("{head}{}(", function.name),
         )),
     }));
-    let silences = thoughts.marks.iter().map(|marks| Silence {
-        open: match thoughts.opens {
-            Opens::Anywhere => vec![Mark::anywhere(marks.open)],
-            Opens::LineStart => {
-                vec![Mark::at_start(&[marks.open], [BLANKS, BLANKS], ""), Mark::anywhere(&format!("\n{}", marks.open))]
-            }
-        },
-        closes: marks.closes.iter().map(|close| Mark::anywhere(close)).collect(),
-    });
     let after = if n_calls == Calls::One { AfterGrammar::End } else { AfterGrammar::Sleep };
-    WatchRules { marks, silences: silences.collect(), begins_in: None, after, shows_special: false }
+    WatchRules { marks, after, shows_special: false }
 }
 
 #[cfg(test)]

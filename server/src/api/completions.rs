@@ -8,7 +8,10 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response},
 };
-use hearth_engine::{ServedModel, request::MAX_LOGPROBS};
+use hearth_engine::{
+    ServedModel,
+    request::{MAX_LOGPROBS, ValidationError},
+};
 use hearth_model::{
     TokenId,
     infill::Infill,
@@ -53,6 +56,10 @@ struct Prompts {
     start: Start,
     /// The text after the gap (`suffix`), for fill-in-the-middle.
     suffix: Option<String>,
+    /// The parameter that has the prompts.
+    param: &'static str,
+    /// How the answer of an encoder-decoder begins (`decoder_prompt`).
+    decoder: Option<TextOrIds>,
 }
 
 /// Whether the answer begins with the prompt (`echo`).
@@ -149,7 +156,8 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
 
 impl CompletionRequest {
     fn from_fields(mut fields: Fields, defaults: SamplingParams) -> Result<Self, ApiError> {
-        let sources = TextOrIds::from_fields(&mut fields, "prompt")?;
+        let (param, sources) = prompts(&mut fields)?;
+        let decoder = decoder_prompt(&mut fields)?;
         let start = if fields.flag_or("echo", false)? { Start::Echo } else { Start::FirstToken };
         let suffix = suffix(&mut fields, start)?;
         let add_special_tokens = fields.flag_or("add_special_tokens", true)?;
@@ -161,20 +169,27 @@ impl CompletionRequest {
         if start == Start::Echo {
             generation.check_echo()?;
         }
-        Ok(Self { prompts: Prompts { sources, encode, start, suffix }, generation })
+        let generation = generation.with_prompt_param(param);
+        Ok(Self { prompts: Prompts { sources, encode, start, suffix, param, decoder }, generation })
     }
 }
 
 impl Prompts {
     fn prepare(self, generation: &Generation, model: &ServedModel) -> Result<Vec<Prompt>, ApiError> {
+        if model.config.is_encoder_decoder() {
+            return self.into_sources(generation, model);
+        }
+        if self.decoder.is_some() {
+            return Err(ValidationError::NoEncoder.into());
+        }
         if let Some(suffix) = &self.suffix {
             return self.with_gap(suffix, generation, model);
         }
         let prompts = self.sources.into_iter().map(|source| {
             if generation.keeps_whole_prompt() {
-                source.check_length("prompt", model)?;
+                source.check_length(self.param, model)?;
             }
-            let ids = source.encode("prompt", &model.tokenizer, self.encode)?;
+            let ids = source.encode(self.param, &model.tokenizer, self.encode)?;
             let prompt = generation.prompt(ids, model);
             let text = match source {
                 TextOrIds::Text(text) => Some(text),
@@ -184,6 +199,33 @@ impl Prompts {
             let is_possible = prompt.ids.len() <= model.limits.max_seq_len;
             let echoes = self.start == Start::Echo && is_possible;
             Ok(if echoes { prompt.echoed(text, &model.tokenizer) } else { prompt })
+        });
+        prompts.collect()
+    }
+
+    /// The prompts as sources of an encoder-decoder.
+    fn into_sources(self, generation: &Generation, model: &ServedModel) -> Result<Vec<Prompt>, ApiError> {
+        for (param, is_given) in [("echo", self.start == Start::Echo), ("suffix", self.suffix.is_some())] {
+            if is_given {
+                return Err(ValidationError::NotWithSource { param }.into());
+            }
+        }
+        let decoder_ids = match &self.decoder {
+            Some(begun) => {
+                let options = EncodeOptions { add_special_tokens: false, ..EncodeOptions::PROMPT };
+                let ids = begun.encode("decoder_prompt", &model.tokenizer, options)?;
+                // As in vLLM, the first token may be given or not.
+                let start = model.decoder_start.first().filter(|start| ids.first() != Some(start));
+                start.copied().into_iter().chain(ids).collect()
+            }
+            None => model.decoder_start.clone(),
+        };
+        let prompts = self.sources.iter().map(|source| {
+            if generation.keeps_whole_prompt() {
+                source.check_length(self.param, model)?;
+            }
+            let ids = source.encode(self.param, &model.tokenizer, self.encode)?;
+            Ok(generation.prompt(ids, model).into_source_of(decoder_ids.clone()))
         });
         prompts.collect()
     }
@@ -205,6 +247,29 @@ impl Prompts {
             Ok(generation.prompt(ids, model).ending_on(infill.end_ids()))
         });
         prompts.collect()
+    }
+}
+
+/// The prompts and the parameter that has them: for encoder-decoders also vLLM's name of the source.
+fn prompts(fields: &mut Fields) -> Result<(&'static str, Vec<TextOrIds>), ApiError> {
+    const SOURCE: &str = "encoder_prompt";
+    match TextOrIds::from_fields_if_any(fields, SOURCE)? {
+        Some(_) if fields.has("prompt") => {
+            let message = "`encoder_prompt` cannot be combined with `prompt`: both are the source";
+            Err(ApiError::invalid(SOURCE, message))
+        }
+        Some(sources) => Ok((SOURCE, sources)),
+        None => Ok(("prompt", TextOrIds::from_fields(fields, "prompt")?)),
+    }
+}
+
+/// How the answer to each source begins: one text, or its tokens.
+fn decoder_prompt(fields: &mut Fields) -> Result<Option<TextOrIds>, ApiError> {
+    const NAME: &str = "decoder_prompt";
+    let Some(mut given) = TextOrIds::from_fields_if_any(fields, NAME)? else { return Ok(None) };
+    match (given.len(), given.pop()) {
+        (1, one) => Ok(one),
+        (n, _) => Err(ApiError::invalid(NAME, format!("`{NAME}` must be one text for all sources, got {n}"))),
     }
 }
 

@@ -308,9 +308,14 @@ impl Generation {
         }
     }
 
-    /// A prompt, truncated if the request asks for it.
+    /// A prompt, truncated if the request asks for it. That of an encoder-decoder becomes its source; the answer then begins with
+    /// the model's own tokens.
     pub(crate) fn prompt(&self, ids: Vec<TokenId>, model: &ServedModel) -> Prompt {
-        Prompt::cut(ids, self.truncation, [self.wanted_tokens, model.limits.max_seq_len])
+        match model.limits.max_source_len {
+            0 => Prompt::cut(ids, self.truncation, [self.wanted_tokens, model.limits.max_seq_len]),
+            // The answer has a context of its own.
+            max_source_len => Prompt::cut(ids, self.truncation, [0, max_source_len]),
+        }
     }
 
     /// Whether a prompt that does not fit into the context is rejected, not truncated.
@@ -389,12 +394,12 @@ impl Generation {
             work.asked = Some(self.asked());
             if state.options().prompt_log == PromptLog::Whole {
                 let options = DecodeOptions { skip_special_tokens: false };
-                let texts = prompts.iter().map(|prompt| tokenizer.decode(&prompt.ids, options));
+                let texts = prompts.iter().map(|prompt| tokenizer.decode(prompt.read_ids(), options));
                 work.prompts = Some(json!(texts.collect::<Vec<_>>()).to_string());
             }
         });
-        let prompt_ids: Vec<Arc<[TokenId]>> = prompts.into_iter().map(|prompt| prompt.ids).collect();
-        let n_prompt = prompt_ids.iter().map(|ids| ids.len()).sum();
+        let n_prompt = prompts.iter().map(Prompt::n_tokens).sum();
+        let prompt_ids: Vec<Arc<[TokenId]>> = prompts.iter().map(|prompt| Arc::clone(prompt.read_ids())).collect();
         let submitted = Submitted { events, n_answers: openings.len(), arrived, n_prompt, n_truncated: n_cut };
         let deltas = Deltas::new(Submission::new(self.log.clone(), submitted), tokenizer.clone(), openings);
         Ok(Started { head, deltas, tokenizer, prompt_ids })
@@ -502,6 +507,7 @@ impl Generation {
             let seed = self.sampling.draw_seed();
             let parts = RequestParts {
                 prompt_ids: Arc::clone(&prompt.ids),
+                source_ids: prompt.source.clone().unwrap_or_default(),
                 sampling: SamplingParams { seed, ..sampling.clone() },
                 stop,
                 choice: 0,
@@ -512,7 +518,7 @@ impl Generation {
                 text: self.text,
                 strategy: beams::seeded(self.strategy, seed),
                 constraint: constraint.clone(),
-                watch: watch.clone().map(|watch| watch.beginning_in(self.open_silence(prompt, model))),
+                watch: watch.clone(),
                 thinking: match self.thoughts {
                     Some(thoughts) => {
                         let whole = self.structure.as_deref().filter(|structure| !structure.is_in_text());
@@ -553,7 +559,7 @@ impl Generation {
                 let per_token = usize::from(self.returns_token_ids) * ID_BYTES
                     + self.logprobs.filter(|_| prompt.echo.is_some()).map_or(0, reported)
                     + self.prompt_logprobs.map_or(0, reported);
-                n_times * (2 * prompt.echo.as_ref().map_or(0, |text| text.len()) + per_token * prompt.ids.len())
+                n_times * (2 * prompt.echo.as_ref().map_or(0, |text| text.len()) + per_token * prompt.n_tokens())
             })
             .sum();
         if n_bytes <= MAX_ANSWER_BYTES {

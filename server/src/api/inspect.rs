@@ -171,6 +171,10 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
         return Err(ApiError::invalid("model", message));
     }
     let model = state.engine_for(body.arrived())?.model().clone();
+    if model.config.is_encoder_decoder() {
+        let message = "`/v1/inspect` shows models without an encoder, and this one is an encoder-decoder";
+        return Err(ApiError::invalid("model", message));
+    }
     let preparation = match &request.source {
         Source::Input(..) => Preparation::of_body(n_bytes),
         Source::Conversation(conversation) => conversation.preparation(n_bytes),

@@ -29,6 +29,8 @@ pub(crate) enum Truncation {
 #[derive(Debug)]
 pub(crate) struct Prompt {
     pub(super) ids: Arc<[TokenId]>,
+    /// What the encoder of an encoder-decoder reads; `ids` are then the decoder's.
+    pub(super) source: Option<Arc<[TokenId]>>,
     /// Text at the start of the answer (`echo`).
     pub(super) echo: Option<Arc<str>>,
     /// Number of tokens removed from the front.
@@ -54,7 +56,22 @@ impl Prompt {
         };
         let n_cut = ids.len().saturating_sub(n_kept);
         ids.drain(..n_cut);
-        Self { ids: ids.into(), echo: None, n_cut, end_ids: Vec::new() }
+        Self { ids: ids.into(), source: None, echo: None, n_cut, end_ids: Vec::new() }
+    }
+
+    /// Makes the prompt the source of a text that begins with the tokens `decoder_ids`.
+    pub(super) fn into_source_of(self, decoder_ids: Vec<TokenId>) -> Self {
+        Self { source: Some(self.ids), ids: decoder_ids.into(), ..self }
+    }
+
+    /// The tokens of the text that the model reads first: the source, or the prompt.
+    pub(super) fn read_ids(&self) -> &Arc<[TokenId]> {
+        self.source.as_ref().unwrap_or(&self.ids)
+    }
+
+    /// Number of tokens of source and prompt together.
+    pub(super) fn n_tokens(&self) -> usize {
+        self.ids.len() + self.source.as_ref().map_or(0, |source| source.len())
     }
 
     /// Starts the answer with the prompt's text: `given`, or the decoded tokens if the prompt was truncated.

@@ -1,7 +1,8 @@
 //! Reads an answer's text: what the model thinks goes to [`Piece::Reasoning`], the rest to the parser for tool calls, or
 //! to [`Piece::Content`]. The pieces, when joined, do not depend on how the text is split.
 //!
-//! No text is lost but the marks of thoughts and the white space next to them.
+//! No text is lost but the marks of thoughts and the white space next to them. A line feed keeps two thoughts apart, and the
+//! texts before and after a thought.
 
 use hearth_model::chat::thought::{Part, Place, ThoughtForm, ThoughtScan};
 
@@ -22,6 +23,10 @@ pub(crate) enum ReasoningFormat {
     Omitted,
 }
 
+/// The places of [`AnswerReader::last`].
+const THOUGHT: usize = 0;
+const CONTENT: usize = 1;
+
 /// Reads one answer.
 #[derive(Clone, Debug)]
 pub(crate) struct AnswerReader {
@@ -35,8 +40,12 @@ pub(crate) struct AnswerReader {
     is_after_mark: bool,
     /// Whether there has been text since the start or the last mark.
     has_text: bool,
+    /// The last character of the thoughts and of the content so far.
+    last: [Option<char>; 2],
     /// Whether a mark may end the answer.
     has_end_marks: bool,
+    /// Whether all of the answer follows a grammar: no thought begins in it.
+    follows_grammar: bool,
 }
 
 impl AnswerReader {
@@ -44,7 +53,22 @@ impl AnswerReader {
     pub(crate) fn new(form: &'static ThoughtForm, calls: Option<ToolParser>, format: ReasoningFormat) -> Self {
         let scan = ThoughtScan::new(form);
         let has_end_marks = !form.answer_marks.is_empty();
-        Self { scan, format, calls, blanks: String::new(), is_after_mark: false, has_text: false, has_end_marks }
+        Self {
+            scan,
+            format,
+            calls,
+            blanks: String::new(),
+            is_after_mark: false,
+            has_text: false,
+            last: [None; 2],
+            has_end_marks,
+            follows_grammar: false,
+        }
+    }
+
+    /// For an answer that follows a grammar from its first to its last character.
+    pub(crate) fn following_grammar(self) -> Self {
+        Self { follows_grammar: true, ..self }
     }
 
     /// For text that begins within a thought, which one of these marks closes: directly behind the mark that opens it, or
@@ -90,7 +114,11 @@ impl AnswerReader {
     }
 
     fn place(&self) -> Place {
-        self.calls.as_ref().map_or(Place::Text, ToolParser::place)
+        let is_in_answer = self.follows_grammar && self.has_text;
+        match self.calls.as_ref().map_or(Place::Text, ToolParser::place) {
+            Place::Text if is_in_answer => Place::InCall,
+            place => place,
+        }
     }
 
     fn take(&mut self, part: Part, pieces: &mut Vec<Piece>) {
@@ -109,15 +137,16 @@ impl AnswerReader {
             }
             (Part::Thought(_), ReasoningFormat::Omitted) => {}
             (Part::Thought(text), ReasoningFormat::Apart) => {
-                let text = self.without_blanks(text);
+                let text = self.without_blanks(text, THOUGHT);
                 let n_settled = text.trim_end().len();
                 self.blanks.push_str(&text[n_settled..]);
                 if n_settled > 0 {
+                    self.last[THOUGHT] = text[..n_settled].chars().next_back();
                     pieces.push(Piece::Reasoning(text[..n_settled].to_owned()));
                 }
             }
             (Part::Answer(text), ReasoningFormat::Apart | ReasoningFormat::Omitted) => {
-                let text = self.without_blanks(text);
+                let text = self.without_blanks(text, CONTENT);
                 // White space is left out if a mark follows: before the first text, or at the end of a marked answer.
                 let n_settled = match (self.has_text, self.has_end_marks) {
                     (false, _) => 0,
@@ -126,16 +155,25 @@ impl AnswerReader {
                 };
                 self.blanks.push_str(&text[n_settled..]);
                 if n_settled > 0 {
+                    self.last[CONTENT] = text[..n_settled].chars().next_back();
                     self.take_answer(&text[..n_settled], pieces);
                 }
             }
         }
     }
 
-    /// The text with the held white space, or without white space that follows a mark.
-    fn without_blanks(&mut self, text: String) -> String {
+    /// The text with the held white space, or without white space that follows a mark. `kind` is [`THOUGHT`] or
+    /// [`CONTENT`].
+    fn without_blanks(&mut self, text: String, kind: usize) -> String {
         let has_text = !text.trim_start().is_empty();
-        let text = if self.is_after_mark { text.trim_start().to_owned() } else { text };
+        // The parser for calls does this for the content.
+        let is_apart = has_text && self.is_after_mark && (kind == THOUGHT || self.calls.is_none());
+        let is_glued = is_apart && self.last[kind].is_some_and(|last| !last.is_whitespace());
+        let text = match (self.is_after_mark, is_glued) {
+            (true, true) => format!("\n{}", text.trim_start()),
+            (true, false) => text.trim_start().to_owned(),
+            (false, _) => text,
+        };
         self.is_after_mark &= !has_text;
         self.has_text |= has_text;
         if has_text { std::mem::take(&mut self.blanks) + &text } else { text }

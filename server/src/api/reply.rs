@@ -77,7 +77,7 @@ impl ReplyRequest {
         let mut parser = None;
         if let Some((tools, style)) = conversation.tools(&template) {
             let form = generation.structure();
-            if let Some(structure) = tools.structure(style, thoughts.form(), &model.tokenizer, form)? {
+            if let Some(structure) = tools.structure(style, &model.tokenizer, form)? {
                 generation = generation.with_structure(structure);
             }
             if style.has_special_marks(&model.tokenizer) {
@@ -95,6 +95,8 @@ impl ReplyRequest {
             generation = generation.showing_special_tokens();
         }
         let reader = AnswerReader::new(thoughts.form(), parser, generation.thinking().format);
+        let is_bound = generation.structure().is_some_and(|structure| !structure.is_in_text());
+        let reader = if is_bound { reader.following_grammar() } else { reader };
         let generation = generation.with_thoughts(thoughts);
         Ok((Self { conversation, generation }, reader, template))
     }

@@ -20,26 +20,38 @@ pub(crate) enum TextOrIds {
     Ids(Vec<TokenId>),
 }
 
+const ALLOWED: &str = "a string, an array of strings, an array of token ids, or an array of such arrays";
+
+fn schema() -> Value {
+    let ids = || schema::array(schema::token_id(), 1);
+    let one = schema::any_of([schema::string(), ids()]);
+    schema::any_of([schema::string(), ids(), schema::array(one, 1)])
+}
+
 impl TextOrIds {
     /// Reads the required field `name`.
     pub(crate) fn from_fields(fields: &mut Fields, name: &'static str) -> Result<Vec<Self>, ApiError> {
-        const ALLOWED: &str = "a string, an array of strings, an array of token ids, or an array of such arrays";
-        let schema = || {
-            let ids = || schema::array(schema::token_id(), 1);
-            let one = schema::any_of([schema::string(), ids()]);
-            schema::any_of([schema::string(), ids(), schema::array(one, 1)])
-        };
         let value = fields.require_as(name, ALLOWED, schema)?;
+        Self::of_value(name, &value)
+    }
+
+    /// The same for an optional field.
+    pub(crate) fn from_fields_if_any(fields: &mut Fields, name: &'static str) -> Result<Option<Vec<Self>>, ApiError> {
+        let value = fields.take_as(name, schema).filter(|value| !value.is_null());
+        value.map(|value| Self::of_value(name, &value)).transpose()
+    }
+
+    fn of_value(name: &'static str, value: &Value) -> Result<Vec<Self>, ApiError> {
         let one = |value: &Value| match value {
             Value::String(text) => Some(Self::Text(text.clone())),
             value => token_ids(value).map(Self::Ids),
         };
-        let sources = match &value {
+        let sources = match value {
             Value::Array(items) if items.iter().any(|item| !item.is_number()) => items.iter().map(one).collect(),
             Value::Array(items) if items.is_empty() => None,
             single => one(single).map(|source| vec![source]),
         };
-        sources.ok_or_else(|| must_be(name, ALLOWED, &value))
+        sources.ok_or_else(|| must_be(name, ALLOWED, value))
     }
 
     /// Rejects a text that has so many bytes that it cannot fit into the context, before it is tokenized.

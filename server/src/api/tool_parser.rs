@@ -226,6 +226,7 @@ impl Search {
 
     /// Emits content, except trailing whitespace, which waits for what follows.
     fn emit_content(&mut self, text: &str, pieces: &mut Vec<Piece>) {
+        let begins_part = self.is_part_start && self.has_content;
         self.is_part_start = false;
         let line = text.rsplit('\n').next().unwrap_or_default();
         self.is_line_blank = line.trim().is_empty() && (self.is_line_blank || line.len() < text.len());
@@ -235,13 +236,13 @@ impl Search {
             return;
         }
         let mut text = std::mem::replace(&mut self.blanks, blanks.to_owned()) + settled;
-        if self.is_after_call() {
-            if !self.has_content {
-                text = text.trim_start().to_owned();
-            } else if !text.starts_with(char::is_whitespace) {
-                // The texts before and after a call are not one word.
-                text.insert(0, '\n');
-            }
+        if self.is_after_call() && !self.has_content {
+            text = text.trim_start().to_owned();
+        }
+        // The texts before and after a call, or a thought, are not one word.
+        let is_apart = self.is_after_call() && self.has_content || begins_part;
+        if is_apart && !text.starts_with(char::is_whitespace) {
+            text.insert(0, '\n');
         }
         (self.has_content, self.is_content_sent) = (true, true);
         pieces.push(Piece::Content(text));

@@ -6,7 +6,7 @@
 use std::{borrow::Cow, collections::BTreeSet};
 
 use hearth_model::{
-    chat::{ChatTemplate, thought::ThoughtForm},
+    chat::ChatTemplate,
     constraint::{GrammarError, check_enforceable, lenient, log_passed_over},
     tokenizer::Tokenizer,
 };
@@ -228,7 +228,6 @@ impl Tools {
     pub(crate) fn structure(
         &self,
         style: ToolStyle,
-        thoughts: &ThoughtForm,
         tokenizer: &Tokenizer,
         form: Option<&Structure>,
     ) -> Result<Option<Structure>, ApiError> {
@@ -238,7 +237,7 @@ impl Tools {
         let calls = self.calls(style.format, tokenizer)?;
         let structure = match (&self.choice, form) {
             (ToolChoice::Auto, None) => {
-                let rules = watch_rules(style.format, &self.functions(), self.n_calls, thoughts);
+                let rules = watch_rules(style.format, &self.functions(), self.n_calls);
                 Structure::calls_in_text(calls, rules)
             }
             (ToolChoice::Auto, Some(form)) => form.or_calls(calls).ok_or_else(|| one_only("tools", form.param()))?,

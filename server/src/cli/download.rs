@@ -104,8 +104,19 @@ pub(super) fn load(model: &ModelConfig) -> hearth_model::Result<LoadedModel> {
     model.load(&mut |download| progress.show(&download))
 }
 
-/// The same for a command that needs a model that writes text.
+/// The same for a command that needs a model that continues texts.
 pub(super) fn load_for_text(model: &ModelConfig) -> anyhow::Result<LoadedModel> {
+    let loaded = load_for_answers(model)?;
+    anyhow::ensure!(
+        !loaded.gpt.config().is_encoder_decoder(),
+        "the model is an encoder-decoder, which writes a text about a source and continues none\nhint: `hearth generate` and \
+         `/v1/completions` serve it"
+    );
+    Ok(loaded)
+}
+
+/// The same for a command that needs a model that writes text.
+pub(super) fn load_for_answers(model: &ModelConfig) -> anyhow::Result<LoadedModel> {
     let loaded = load(model)?;
     anyhow::ensure!(
         !loaded.gpt.config().bidirectional,

@@ -21,7 +21,7 @@ use crate::config::ModelConfig;
 /// The arguments of `hearth generate`.
 #[derive(Args, Debug)]
 pub(crate) struct GenerateArgs {
-    /// Text to continue; `-` reads it from standard input
+    /// Text to continue, or the source of an encoder-decoder; `-` reads it from standard input
     prompt: String,
     #[command(flatten)]
     model: ModelConfig,
@@ -39,11 +39,17 @@ pub(crate) struct GenerateArgs {
 pub(crate) fn run(args: GenerateArgs) -> anyhow::Result<()> {
     anyhow::ensure!(!args.stop.iter().any(String::is_empty), "`--stop` must not be empty");
     let prompt = read_prompt(args.prompt)?;
-    let model = args.sampling.defaults.sampling_defaults.of(download::load_for_text(&args.model)?);
-    let prompt_ids = model.tokenizer.encode(&prompt, EncodeOptions::PROMPT)?;
-    let n_prompt = prompt_ids.len();
+    let model = args.sampling.defaults.sampling_defaults.of(download::load_for_answers(&args.model)?);
+    let given_ids = model.tokenizer.encode(&prompt, EncodeOptions::PROMPT)?;
+    let n_prompt = given_ids.len();
+    let (source_ids, prompt_ids) = match model.gpt.config().is_encoder_decoder() {
+        true => (given_ids, model.decoder_start),
+        false => (Vec::new(), given_ids),
+    };
+    let n_begun = prompt_ids.len();
     let request = RequestParts {
         prompt_ids: prompt_ids.into(),
+        source_ids: source_ids.into(),
         sampling: args.sampling.over(model.sampling_defaults),
         stop: StopConditions {
             max_tokens: args.max_tokens,
@@ -53,8 +59,8 @@ pub(crate) fn run(args: GenerateArgs) -> anyhow::Result<()> {
         },
         ..RequestParts::default()
     };
-    let n_tokens = model.gpt.config().max_seq_len.min(n_prompt.saturating_add(args.max_tokens));
-    let options = LocalOptions::for_one(n_tokens, args.model.kv_cache_dtype.asked());
+    let n_tokens = model.gpt.config().max_seq_len.min(n_begun.saturating_add(args.max_tokens));
+    let options = LocalOptions::for_one(request.n_source_places() + n_tokens, args.model.kv_cache_dtype.asked());
 
     let mut written = Ok(());
     let mut timer = Timer::start();

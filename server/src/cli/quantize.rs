@@ -48,6 +48,7 @@ pub(crate) fn run(args: QuantizeArgs) -> anyhow::Result<()> {
     );
     let options = SaveOptions {
         eos_token_ids: loaded.eos_token_ids,
+        decoder_start: loaded.decoder_start,
         extra_files: model_dir::files_beside_weights(&model)?,
         ..SaveOptions::default()
     };

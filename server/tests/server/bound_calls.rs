@@ -2,28 +2,17 @@
 //!
 //! The model writes a given text first and then, in place of text, noise: it says nothing of calls by itself.
 
-use std::path::Path;
-
 use axum::http::StatusCode;
-use burn::tensor::{Device, TensorData};
-use hearth_model::{
-    chat::ChatTemplate,
-    config::{GptConfig, Sizes},
-    gpt::{Gpt, Init},
-    ops::Dtype,
-    weights::model_dir::LoadedModel,
-};
-use hearth_server::engine::Engine;
+use hearth_model::gpt::Gpt;
 use serde_json::{Value, json};
 
 use crate::{
+    position_models::{self, D_MODEL, MAX_SEQ_LEN},
     structured::check,
-    support::{CHAT, EOS, OPTIONS, Server, VOCAB_SIZE, model, tokenizer},
+    support::{CHAT, EOS, Server, VOCAB_SIZE, tokenizer},
     tools::{fold, message, tool},
 };
 
-const MAX_SEQ_LEN: usize = 1024;
-const D_MODEL: usize = 320;
 /// A dimension that no token uses: the same at all positions of noise.
 const COMMON: usize = D_MODEL - 1;
 
@@ -112,59 +101,35 @@ fn tools(schemas: &[Value], at: usize) -> Vec<Value> {
 /// A model that writes `begun` after a prompt of `n_prompt` tokens, and then printable noise, in which quotation marks,
 /// closing brackets and the end are more likely.
 fn writer(begun: &str, n_prompt: usize) -> Gpt {
-    let sizes = Sizes {
-        vocab_size: VOCAB_SIZE,
-        max_seq_len: MAX_SEQ_LEN,
-        n_layers: 1,
-        n_heads: 5,
-        n_kv_heads: 5,
-        d_model: D_MODEL,
-        d_ff: 32,
-    };
-    let config = GptConfig { tie_embeddings: false, ..GptConfig::gpt2(sizes) };
     let is_text = |token: usize| (32..127).contains(&token) || token == EOS as usize;
     let mut state = 7u64;
     let mut noise = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 40) as f32 / (1u64 << 24) as f32
     };
-    Gpt::from_params(&config, Dtype::F32, &Device::flex(), &mut |spec| {
-        let n = spec.shape.iter().product();
-        let mut values = match spec.init {
-            Init::Constant(constant) => vec![constant; n],
-            Init::Values(values) => values.to_vec(),
-            Init::LogUniform { most, .. } => vec![most.ln() as f32; n],
-            Init::Normal { .. } => vec![0.0; n],
-        };
-        match spec.path.as_str() {
-            "pos_embed.weight" => {
-                for position in n_prompt - 1..MAX_SEQ_LEN {
-                    let row = &mut values[position * D_MODEL..][..D_MODEL];
-                    match begun.as_bytes().get(position + 1 - n_prompt).copied() {
-                        Some(byte) => row[usize::from(byte)] = 1.0,
-                        None => {
-                            row.iter_mut().for_each(|value| *value = noise());
-                            row[COMMON] = 4.0;
-                        }
-                    }
+    let positions = |values: &mut [f32]| {
+        for position in n_prompt - 1..MAX_SEQ_LEN {
+            let row = &mut values[position * D_MODEL..][..D_MODEL];
+            match begun.as_bytes().get(position + 1 - n_prompt).copied() {
+                Some(byte) => row[usize::from(byte)] = 1.0,
+                None => {
+                    row.iter_mut().for_each(|value| *value = noise());
+                    row[COMMON] = 4.0;
                 }
             }
-            "lm_head.weight" => {
-                for token in 0..VOCAB_SIZE {
-                    values[token * D_MODEL + token] = 2.0;
-                    values[token * D_MODEL + COMMON] = match u8::try_from(token) {
-                        Ok(b'"' | b'}' | b']' | b')') => 0.4,
-                        _ if token == EOS as usize => 0.3,
-                        _ if is_text(token) => 0.0,
-                        _ => -4.0,
-                    };
-                }
-            }
-            _ => {}
         }
-        Ok(TensorData::new(values, spec.shape.as_slice()))
-    })
-    .unwrap()
+    };
+    let head = |values: &mut [f32]| {
+        for token in 0..VOCAB_SIZE {
+            values[token * D_MODEL + COMMON] = match u8::try_from(token) {
+                Ok(b'"' | b'}' | b']' | b')') => 0.4,
+                _ if token == EOS as usize => 0.3,
+                _ if is_text(token) => 0.0,
+                _ => -4.0,
+            };
+        }
+    };
+    position_models::gpt(positions, head)
 }
 
 const PROMPT: &str = "x";
@@ -172,12 +137,7 @@ const PROMPT: &str = "x";
 /// A server of a model with this template that begins each answer with `begun`.
 fn server(sign: &str, begun: &str) -> Server {
     let template = format!("{{# {sign} #}}{{% if tools %}}{{% endif %}}{PROMPT}");
-    let gpt = writer(begun, 1);
-    let load = move || {
-        let chat_template = Some(ChatTemplate::new(&template, Path::new("chat_template.jinja"))?);
-        Ok(LoadedModel { chat_template, gpt, ..model() })
-    };
-    Server::trusting_templates(Engine::start(load, OPTIONS).unwrap())
+    position_models::server(template, writer(begun, 1))
 }
 
 fn body(tools: &[Value], seed: usize) -> Value {

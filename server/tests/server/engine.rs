@@ -24,6 +24,7 @@ pub(crate) const LIMITS: ModelLimits = ModelLimits {
     n_pages: 2048,
     is_recurrent: false,
     is_encoder: false,
+    max_source_len: 0,
 };
 
 pub(crate) fn parts(prompt_ids: Vec<TokenId>, max_tokens: usize, sampling: SamplingParams) -> RequestParts {

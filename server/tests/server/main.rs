@@ -34,10 +34,12 @@ mod parameter_combinations;
 mod parameters;
 #[path = "../../../model/tests/plain_generation.rs"]
 mod plain_generation;
+mod position_models;
 mod prediction_head;
 mod prefix_sharing;
 mod responses;
 mod sampling_parameters;
+mod seq2seq;
 mod settings;
 mod slow_grammars;
 mod soak;

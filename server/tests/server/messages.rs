@@ -4,11 +4,12 @@ use axum::{
     body::Body,
     http::{Request, StatusCode},
 };
+use hearth_model::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
 
 use crate::{
     responses::events,
-    support::{MODEL, Server, request_to},
+    support::{MODEL, Server, request_to, tokenizer},
     written_calls,
 };
 
@@ -107,6 +108,35 @@ async fn thoughts_texts_and_calls_are_blocks_in_their_order() {
     assert_eq!(
         (&omitted["content"][0]["thinking"], &omitted["content"][0]["signature"]),
         (&json!(""), &thought["signature"])
+    );
+}
+
+#[tokio::test]
+async fn thinking_budget_allows_exactly_its_tokens_and_then_the_text_begins() {
+    let n_closing = tokenizer().encode("\n</think>\n\n", EncodeOptions::RENDERED).unwrap().len();
+    for (prompt, opening) in [("x<think>\n", ""), ("x", "<think>")] {
+        let server = written_calls::server("</think>", prompt, &format!("{opening}{}", "a".repeat(300)));
+        for n_tokens in [1, 7, 64] {
+            let thinking = json!({ "type": "enabled", "budget_tokens": n_tokens });
+            let answer = message(&server, &json!({ "thinking": thinking, "max_tokens": 100, "temperature": 0 })).await;
+            let [thought, said] = &answer["content"].as_array().unwrap()[..] else { panic!("{answer}") };
+            assert_eq!(thought["thinking"], "a".repeat(n_tokens), "{answer}");
+            assert_eq!(said["text"], "a".repeat(100 - n_tokens - opening.len() - n_closing), "{answer}");
+            assert_eq!(
+                (&answer["stop_reason"], &answer["usage"]["output_tokens"]),
+                (&json!("max_tokens"), &json!(100))
+            );
+        }
+    }
+    // A template without thoughts, where the limit would have no effect.
+    let server = written_calls::server("", "x", "abc");
+    let thinking = json!({ "thinking": { "type": "enabled", "budget_tokens": 5 } });
+    let answer = server.post_to(PATH, body(&thinking).to_string()).await;
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+    assert!(
+        answer.json()["error"]["message"].as_str().unwrap().contains("`thinking.budget_tokens`"),
+        "{}",
+        answer.text
     );
 }
 

@@ -267,6 +267,7 @@ async fn inference_failure_ends_every_request_with_an_error_and_the_server() {
         n_pages: 10,
         is_recurrent: false,
         is_encoder: false,
+        max_source_len: 0,
     };
     let stop = StopConditions { max_tokens: 1, ..StopConditions::default() };
     let sampling = SamplingParams::greedy();

@@ -175,6 +175,7 @@ pub(crate) fn model() -> LoadedModel {
         tokenizer: tokenizer(),
         chat_template: Some(chat_template),
         eos_token_ids: vec![EOS],
+        decoder_start: Vec::new(),
         sampling_defaults: SamplingParams::default(),
         own_pooling: OwnPooling::Unstated,
         text_limit: None,

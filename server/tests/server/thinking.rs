@@ -281,3 +281,63 @@ async fn thoughts_can_be_left_out_or_left_in_the_content() {
         assert_eq!(answer(&server, with(more.clone())).await, expected(reasoning, content, "stop"), "{more}");
     }
 }
+
+/// A mark of a thought in a string of the answer neither frees the answer from its grammar nor counts as a thought.
+#[tokio::test]
+async fn marks_of_thoughts_in_an_answer_that_follows_a_grammar_are_its_text() {
+    let text = json!({ "type": "string" });
+    let note = json!({ "type": "object", "properties": { "text": text }, "required": ["text"], "additionalProperties": false });
+    let sign = "<function=<parameter=</think>";
+    let call = "<tool_call>\n<function=note>\n<parameter=text>\na\n<think>\nb\n</parameter>\n</function>\n</tool_call>";
+    for (prompt, thought, n_thought) in
+        [("x", "", 0), ("x", "<think>\nc\n</think>\n\n", 3), ("x<think>\n", "c\n</think>\n\n", 2)]
+    {
+        let server = server(sign, prompt, &format!("{thought}{call}"));
+        // Under `auto` the budget ends no thought within a call, which goes on for more than these tokens behind its mark.
+        for (choice, budget) in [("required", -1), ("auto", -1), ("auto", 20)] {
+            let more = json!({
+                "tools": [tool("note", &note)], "tool_choice": choice, "parallel_tool_calls": false, "max_tokens": 300,
+                "thinking_token_budget": budget,
+            });
+            let (message, reason) = answer(&server, more.clone()).await;
+            let arguments = message["calls"][0]["arguments"].as_str().unwrap_or_default();
+            let arguments: Value = serde_json::from_str(arguments).unwrap_or_default();
+            assert_eq!((&arguments, &reason), (&json!({ "text": "a\n<think>\nb" }), &json!("tool_calls")), "{message}");
+            assert_eq!(message["calls"].as_array().unwrap().len(), 1, "{message}");
+            assert_eq!(message["reasoning"], if thought.is_empty() { Value::Null } else { json!("c") }, "{message}");
+            assert_eq!(n_reasoning_tokens(&server, more).await, n_thought);
+        }
+    }
+    let text = "a\n<think>\nbbc";
+    let server = server("</think>", "x", text);
+    let more = with(json!({ "structured_outputs": { "regex": "a\n<think>\nb+c" } }));
+    assert_eq!(answer(&server, more.clone()).await, expected("", text, "stop"));
+    assert_eq!(n_reasoning_tokens(&server, more).await, 0);
+}
+
+/// Calls are watched for exactly where the text is no thought.
+#[tokio::test]
+async fn calls_are_bound_outside_of_thoughts_whatever_is_quoted() {
+    let five = json!({ "enum": ["5"] });
+    let schema = json!({ "type": "object", "properties": { "city": five }, "required": ["city"], "additionalProperties": false });
+    let wrong = "<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": 5}}</tool_call>";
+    let more = json!({
+        "tools": [tool("weather", &schema)], "tool_choice": "auto", "parallel_tool_calls": false, "max_tokens": 300,
+    });
+    // The end of a thought that is quoted in it does not end it.
+    for thought in ["He wrote \"</think>\" and ", "As `</think>` is no end: ", "<think> "] {
+        let text = format!("{thought}{wrong}\n</think>\n\nhello");
+        let found = answer(&server("<tool_call></think>", "x<think>\n", &text), more.clone()).await;
+        assert_eq!(found, expected(format!("{thought}{wrong}").trim(), "hello", "stop"));
+    }
+    // The beginning of a thought in a block of code or within a line begins none; nor does one in a call.
+    for text in ["```\n<think>\n```\n", "See <think> here: ", "", "<think>\nb\n</think>\n"] {
+        let found = answer(&server("<tool_call></think>", "x", &format!("{text}{wrong}")), more.clone()).await;
+        let (message, reason) = found;
+        let arguments = message["calls"][0]["arguments"].as_str().unwrap_or_default();
+        let arguments: Value = serde_json::from_str(arguments).unwrap_or_default();
+        assert_eq!((&arguments, &reason), (&json!({ "city": "5" }), &json!("tool_calls")), "{message}");
+        let content = if text.starts_with('<') { "" } else { text.trim_end() };
+        assert_eq!(message["content"], content, "{message}");
+    }
+}

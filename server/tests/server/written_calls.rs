@@ -1,66 +1,16 @@
 //! Tool calls in chosen answers: a model that writes a given text, byte by byte.
 
-use std::path::Path;
-
-use burn::tensor::{Device, TensorData};
-use hearth_model::{
-    TokenId,
-    chat::ChatTemplate,
-    config::{GptConfig, Sizes},
-    gpt::{Gpt, Init},
-    ops::Dtype,
-    tokenizer::EncodeOptions,
-    weights::model_dir::LoadedModel,
-};
-use hearth_server::engine::Engine;
+use hearth_model::{TokenId, tokenizer::EncodeOptions};
 use serde_json::{Value, json};
 
 use crate::{
-    support::{EOS, OPTIONS, Server, VOCAB_SIZE, model, tokenizer},
+    position_models::{self, D_MODEL},
+    support::{EOS, Server, tokenizer},
     tools::{fold, message, tool},
 };
 
 /// A word that is written nowhere. With `bad_words`, calls under `auto` are not bound: the model writes them as it likes.
 const NEVER: &str = "\u{7f}";
-
-/// Longest text that a model writes.
-const MAX_SEQ_LEN: usize = 1024;
-const D_MODEL: usize = 320;
-
-/// A model whose next token depends on the position alone: after a prompt of `n_prompt` tokens it writes `ids`.
-fn writer(ids: &[TokenId], n_prompt: usize) -> Gpt {
-    let sizes = Sizes {
-        vocab_size: VOCAB_SIZE,
-        max_seq_len: MAX_SEQ_LEN,
-        n_layers: 1,
-        n_heads: 5,
-        n_kv_heads: 5,
-        d_model: D_MODEL,
-        d_ff: 32,
-    };
-    let config = GptConfig { tie_embeddings: false, ..GptConfig::gpt2(sizes) };
-    let written = ids.iter().map(|&id| id as usize).chain([EOS as usize]);
-    Gpt::from_params(&config, Dtype::F32, &Device::flex(), &mut |spec| {
-        let n = spec.shape.iter().product();
-        let mut values = match spec.init {
-            Init::Constant(constant) => vec![constant; n],
-            Init::Values(values) => values.to_vec(),
-            Init::LogUniform { most, .. } => vec![most.ln() as f32; n],
-            Init::Normal { .. } => vec![0.0; n],
-        };
-        match spec.path.as_str() {
-            "pos_embed.weight" => {
-                for (position, token) in written.clone().enumerate() {
-                    values[(n_prompt - 1 + position) * D_MODEL + token] = 1.0;
-                }
-            }
-            "lm_head.weight" => (0..VOCAB_SIZE).for_each(|token| values[token * D_MODEL + token] = 2.0),
-            _ => {}
-        }
-        Ok(TensorData::new(values, spec.shape.as_slice()))
-    })
-    .unwrap()
-}
 
 /// A server of a model with this template, whose prompts are all `prompt`, that writes `text` byte by byte.
 pub(crate) fn server(sign: &str, prompt: &str, text: &str) -> Server {
@@ -77,12 +27,13 @@ fn server_of(sign: &str, prompt: &str, ids: &[TokenId]) -> Server {
     // Quoted: a line feed at the end of a template is not written.
     let quoted = Value::from(prompt);
     let template = format!("{{# {sign} #}}{{% if tools %}}{{% endif %}}{{{{ {quoted} }}}}");
-    let gpt = writer(ids, tokenizer().encode(prompt, EncodeOptions::RENDERED).unwrap().len());
-    let load = move || {
-        let chat_template = Some(ChatTemplate::new(&template, Path::new("chat_template.jinja"))?);
-        Ok(LoadedModel { chat_template, gpt, ..model() })
+    let n_prompt = tokenizer().encode(prompt, EncodeOptions::RENDERED).unwrap().len();
+    let positions = |values: &mut [f32]| {
+        for (position, &token) in (n_prompt - 1..).zip(ids.iter().chain([&EOS])) {
+            values[position * D_MODEL + token as usize] = 1.0;
+        }
     };
-    Server::trusting_templates(Engine::start(load, OPTIONS).unwrap())
+    position_models::server(template, position_models::gpt(positions, |_| {}))
 }
 
 /// The message and the finish reason of an answer, streamed and not.

@@ -74,6 +74,8 @@ impl ModelArgs {
             .context("cannot write to stderr")?;
         let loaded = model_dir::load(&path, &LoadOptions { device: chosen.device, dtype: self.dtype })?;
         ensure!(!loaded.gpt.config().bidirectional, "`{}` is an encoder, which writes no text", self.model);
+        let is_both = loaded.gpt.config().is_encoder_decoder();
+        ensure!(!is_both, "`{}` is an encoder-decoder, which continues no text: it needs a source", self.model);
         Ok(OpenModel { loaded, path, name: self.model.to_string() })
     }
 

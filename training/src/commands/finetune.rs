@@ -83,7 +83,7 @@ pub(crate) fn run(mut args: Args) -> Result<ExitCode> {
     }
     if args.lora.is_none()
         && args.run.begins_by_itself()
-        && let Some(set) = args.run.options.sets.iter().find(|set| set.starts_with("lora"))
+        && let Some(set) = args.run.options.sets.iter().find(|set| set.starts_with("lora.") || set.starts_with("lora="))
     {
         bail!("`--set {set}` is a setting of an adapter, but all weights are trained\nhint: add `--lora`");
     }

@@ -56,6 +56,7 @@ const RULES: &[Rule] = &[
             "model.tie_embeddings",
             "model.zero_init_outputs",
             "model.embedding_std",
+            "objective.mtp",
         ],
         when: When::Settings("fresh models, and this run begins with a model that has its own", |config| {
             config.model.init.is_none() && config.purpose != Some(Finetune)
@@ -81,6 +82,10 @@ const RULES: &[Rule] = &[
     Rule {
         keys: &["objective.beta"],
         when: When::Settings("`objective.kind=dpo`", |config| config.objective.objective().uses_setting("beta")),
+    },
+    Rule {
+        keys: &["objective.mtp"],
+        when: When::Settings("`objective.kind=next-token`", |config| config.objective.objective().uses_setting("mtp")),
     },
     Rule {
         keys: &["objective.mask_ratio", "objective.whole_words"],
@@ -220,8 +225,9 @@ mod tests {
     }
 
     /// A command, other settings, a setting that has no effect with them, and what the message says about the condition.
-    const CASES: [(Purpose, &[&str], &str, &str); 27] = [
+    const CASES: [(Purpose, &[&str], &str, &str); 28] = [
         (Pretrain, &["model.init=m"], "model.n_layers=2", "fresh models"),
+        (Pretrain, &["model.init=m"], "objective.mtp=0.3", "fresh models"),
         (Pretrain, &["model.init=m"], "model.arch=\"llama\"", "fresh models"),
         (Quickstart, &["model.init=m"], "model.embedding_std=0.1", "fresh models"),
         (Finetune, &[], "model.tie_embeddings=true", "fresh models"),

@@ -60,6 +60,7 @@ impl TrainConfig {
         self.validate_model()?;
         self.validate_data()?;
         self.validate_lora()?;
+        self.validate_mtp()?;
         self.validate_optim()?;
         self.validate_schedule()?;
         // The vocabulary size does not matter: no setting of `sample` contains token ids.
@@ -238,6 +239,16 @@ impl TrainConfig {
         for (name, value) in [("n_experts", model.n_experts), ("expert_d_ff", model.expert_d_ff())] {
             ensure!((1..=MAX_SIZE).contains(&value), "`model.{name}` must be from 1 to {MAX_SIZE}, got {value}");
         }
+        Ok(())
+    }
+
+    fn validate_mtp(&self) -> Result<()> {
+        let (model, mtp) = (&self.model, self.objective.mtp);
+        ensure!(
+            mtp == 0.0 || matches!(model.arch, Arch::Llama | Arch::Qwen3) && model.n_experts == 0,
+            "`objective.mtp` must be 0 for this `model.arch`, and with `model.n_experts` above 0, got {mtp}\nhint: dense models of \
+             `model.arch=llama` and `model.arch=qwen3` can have a prediction head"
+        );
         Ok(())
     }
 

@@ -272,13 +272,27 @@ impl Batch {
 
     /// Inputs and targets on the device, each `[batch_size * seq_len]`.
     pub fn to_device(&self, device: &Device) -> (Tensor<1, Int>, Tensor<1, Int>) {
-        let upload = |token_ids: &[TokenId]| {
-            let ids: Vec<i32> = token_ids.iter().map(|&id| id as i32).collect();
-            let len = ids.len();
-            Tensor::from_data(TensorData::new(ids, [len]), device)
-        };
-        (upload(&self.inputs), upload(&self.targets))
+        (ids_on(&self.inputs, device), ids_on(&self.targets, device))
     }
+
+    /// The token after each target, and its weight in the loss of a prediction head: 0 where the text of the target ends.
+    pub fn second_targets(&self) -> (Vec<TokenId>, Vec<f32>) {
+        let second = |at: usize| {
+            let next = at + 1;
+            let is_of_row = !next.is_multiple_of(self.seq_len);
+            let is_of_text = || self.positions.as_ref().is_none_or(|positions| positions[next] == positions[at] + 1);
+            let weight = || self.weights.as_ref().map_or(1.0, |weights| weights[next]);
+            if is_of_row && is_of_text() { (self.targets[next], weight()) } else { (0, 0.0) }
+        };
+        (0..self.targets.len()).map(second).unzip()
+    }
+}
+
+/// Token ids on the device.
+pub(crate) fn ids_on(token_ids: &[TokenId], device: &Device) -> Tensor<1, Int> {
+    let ids: Vec<i32> = token_ids.iter().map(|&id| id as i32).collect();
+    let len = ids.len();
+    Tensor::from_data(TensorData::new(ids, [len]), device)
 }
 
 /// The numbers below `n` in order, `size` at a time.

@@ -50,7 +50,13 @@ pub(super) fn run(
             if n_rows > 0 {
                 rows.push(PackedRows { text: at, row: token_ids.len(), start, n_rows });
                 token_ids.extend_from_slice(&text.ids[start..start + n_rows]);
-                parts.push(StepPart { table: &mut text.table, n_new: n_rows, adapter: None, second_text: None });
+                parts.push(StepPart {
+                    table: &mut text.table,
+                    n_new: n_rows,
+                    adapter: None,
+                    second_text: None,
+                    source_len: 0,
+                });
                 n_done[at] += n_rows;
             }
         }

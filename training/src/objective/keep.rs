@@ -34,16 +34,16 @@ impl Objective for Keep {
     }
 
     fn step_size(&self, n_tokens: usize, n_items: usize) -> (usize, &'static str) {
-        NextToken.step_size(n_tokens, n_items)
+        NextToken::default().step_size(n_tokens, n_items)
     }
 
     fn weight(&self, batch: &Batch) -> f64 {
-        NextToken.weight(batch)
+        NextToken::default().weight(batch)
     }
 
     fn losses(&self, pass: &mut TrainingPass<'_>, index: StepIndex) -> Result<Losses> {
         if pass.batch.n_context_tokens() == 0 {
-            return NextToken.losses(pass, index);
+            return NextToken::default().losses(pass, index);
         }
         let hidden = pass.hidden();
         let mut losses = scaled(pass.batch, index, |weights| pass.cross_entropy_of(hidden.clone(), weights));
@@ -56,11 +56,11 @@ impl Objective for Keep {
     }
 
     fn score(&self, gpt: &Gpt, source: &RowSource, windows: Windows, group: &Group) -> Result<Score> {
-        NextToken.score(gpt, source, windows, group)
+        NextToken::default().score(gpt, source, windows, group)
     }
 
     fn bits_per_byte(&self, score: &Score, source: &RowSource, tokenizer: &Tokenizer) -> Option<f64> {
-        NextToken.bits_per_byte(score, source, tokenizer)
+        NextToken::default().bits_per_byte(score, source, tokenizer)
     }
 }
 

@@ -1,7 +1,9 @@
 //! The cross entropy of the next token.
 //!
 //! - Rows: parts of texts, texts, or examples.
-//! - Loss: the mean cross entropy of the targets, weighted by their weights. Prompts have weight 0.
+//! - Loss: the mean cross entropy of the targets, weighted by their weights. Prompts have weight 0. With a prediction head, plus a
+//!   weight times the sum of its cross entropies over the same divisor: a target's is that of the row before its own, if both are
+//!   of one text.
 //! - A step counts the weight of its targets: without weights, tokens.
 //! - Score: the mean cross entropy of the split's targets, in nats per token.
 
@@ -16,13 +18,16 @@ use crate::{
 };
 
 /// The cross entropy of the next token.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct NextToken;
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct NextToken {
+    /// The weight of the prediction head's loss; 0 without a head.
+    pub(super) mtp: f64,
+}
 
 impl Objective for NextToken {
     fn uses_setting(&self, name: &str) -> bool {
-        // Above 0, it makes the objective another one.
-        name == "keep"
+        // Above 0, `keep` makes the objective another one.
+        ["keep", "mtp"].contains(&name)
     }
 
     fn step_size(&self, n_tokens: usize, _n_items: usize) -> (usize, &'static str) {
@@ -34,7 +39,16 @@ impl Objective for NextToken {
     }
 
     fn losses(&self, pass: &mut TrainingPass<'_>, index: StepIndex) -> Result<Losses> {
-        Ok(scaled(pass.batch, index, |weights| pass.cross_entropy(weights)))
+        if self.mtp == 0.0 {
+            return Ok(scaled(pass.batch, index, |weights| pass.cross_entropy(weights)));
+        }
+        let hidden = pass.hidden();
+        let mut losses = scaled(pass.batch, index, |weights| pass.cross_entropy_of(hidden.clone(), weights));
+        let total = if index.total_weight == 0.0 { 1.0 } else { index.total_weight };
+        let (ids, mut weights) = pass.batch.second_targets();
+        weights.iter_mut().for_each(|weight| *weight = (f64::from(*weight) * self.mtp / total) as f32);
+        losses.objective = losses.objective + pass.head_cross_entropy(hidden, (ids, weights))?;
+        Ok(losses)
     }
 
     fn score(&self, gpt: &Gpt, source: &RowSource, windows: Windows, group: &Group) -> Result<Score> {

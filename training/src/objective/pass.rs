@@ -1,14 +1,15 @@
 //! The forward pass over a micro-batch in training.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use burn::tensor::{Int, Tensor};
 use hearth_model::{
+    TokenId,
     gpt::{Gpt, RouterLogits, RouterLossWeights},
     ops::{Losses, Targets},
     recompute::RecomputedPass,
 };
 
-use crate::data::loader::Batch;
+use crate::data::loader::{Batch, ids_on, mix};
 
 /// How evenly routers use their experts.
 #[derive(Clone, Debug, PartialEq)]
@@ -106,6 +107,19 @@ impl<'a> TrainingPass<'a> {
         let targets = Targets { ids: self.targets.clone(), weights };
         let context = self.batch.context(Some(self.dropout_seed));
         self.gpt.training_losses(self.inputs.clone(), context, targets, self.z_loss)
+    }
+
+    /// The weighted sum of cross entropies, `[1]`, of what the model's prediction head says of the hidden states of the inputs: of the
+    /// tokens after the targets, and how much each counts.
+    ///
+    /// # Errors
+    /// The model has no prediction head.
+    pub fn head_cross_entropy(&self, hidden: Tensor<2>, (ids, weights): (Vec<TokenId>, Vec<f32>)) -> Result<Tensor<1>> {
+        let head = self.gpt.prediction_head().context("the model has no prediction head to train")?;
+        let context = self.batch.context(Some(mix(self.dropout_seed)));
+        let of_head = head.forward(self.targets.clone(), hidden, context);
+        let ids = ids_on(&ids, &self.gpt.device().autodiff());
+        Ok(head.losses(of_head, Targets { ids, weights: Some(weights) }).objective)
     }
 
     /// Adds the losses of the routers to the objective, times the share of the micro-batch in the step. Padding does not count.

@@ -93,6 +93,12 @@ impl Estimate {
     /// # Errors
     /// An adapter whose targets the model does not have, or whose model's files cannot be read.
     pub fn new(config: &TrainConfig, gpt: &GptConfig, device: &Device) -> Result<Estimate> {
+        // A prediction head is one more layer, a matrix before it, and one more product with the output matrix.
+        let has_head = config.objective.mtp > 0.0;
+        let deeper = has_head.then(|| GptConfig { n_layers: gpt.n_layers + 1, ..gpt.clone() });
+        let gpt = deeper.as_ref().unwrap_or(gpt);
+        let (of_join, of_output) =
+            if has_head { (2 * gpt.d_model * gpt.d_model, gpt.vocab_size * gpt.d_model) } else { (0, 0) };
         let specs = param_specs(gpt);
         let size = |shape: &[usize]| shape.iter().product::<usize>();
         let is_cpu = *device == Device::flex();
@@ -104,12 +110,15 @@ impl Estimate {
             }
             _ => None,
         };
-        let n_params = adapter.map_or(gpt.n_params(), |adapter| adapter.n_values);
+        let n_params = adapter.map_or(gpt.n_params() + of_join, |adapter| adapter.n_values);
         let muon = if config.optim.matrices == Algorithm::Muon { matrices_of(gpt) } else { Default::default() };
         let is_muon = |path: &str| muon.contains_key(path);
         let n_moments: usize = match adapter {
             Some(adapter) => 2 * adapter.n_values,
-            None => specs.iter().map(|spec| size(&spec.shape) * if is_muon(&spec.path) { 1 } else { 2 }).sum(),
+            None => {
+                let of_model = specs.iter().map(|spec| size(&spec.shape) * if is_muon(&spec.path) { 1 } else { 2 });
+                of_model.sum::<usize>() + 2 * of_join
+            }
         };
         let largest_muon = specs.iter().filter(|spec| is_muon(&spec.path)).map(|spec| size(&spec.shape)).max();
         // Each matrix multiplies every token, except embeddings, whose rows are looked up; a tied embedding multiplies
@@ -119,7 +128,7 @@ impl Estimate {
                 || path == "embed.weight" && !gpt.tie_embeddings
         };
         let matrices = || specs.iter().filter(|spec| spec.shape.len() == 2 && !is_table(&spec.path));
-        let n_products: usize = matrices().map(|spec| size(&spec.shape)).sum();
+        let n_products = matrices().map(|spec| size(&spec.shape)).sum::<usize>() + of_join + of_output;
         let of_routed: usize = matrices().filter(|spec| spec.path.contains(ROUTED)).map(|spec| size(&spec.shape)).sum();
         // A token goes through a few of the experts, which are all alike.
         let n_products = n_products
@@ -135,13 +144,15 @@ impl Estimate {
         let keeps = objective.compares_with_base();
         let run = Run { n_partial_sums, n_moments, largest_muon, recomputes, keeps };
         let n_rows = objective.rows().rows_per_item() * config.micro_batch_tokens();
+        // What its loss holds: rows of both of its inputs, joined and normalized, and the gradient of the output matrix.
+        let of_head = if has_head { 4 * of_join + of_output + 6 * n_rows * gpt.d_model } else { 0 };
         let peak_bytes = if is_cpu {
-            let n_values = cpu::peak(gpt, (n_rows, seq_len), adapter, &run);
+            let n_values = cpu::peak(gpt, (n_rows, seq_len), adapter, &run) + of_head;
             let n_threads = ops::n_threads() as u64;
             let beside = CODE_BYTES + PACKING_BYTES * n_threads + adapter.map_or(0, |adapter| adapter.frozen_bytes);
             (bytes(n_values) as f64 * (1.0 + UNUSABLE)) as u64 + beside
         } else {
-            bytes(gpu::peak(gpt, (n_rows, seq_len), adapter, &run))
+            bytes(gpu::peak(gpt, (n_rows, seq_len), adapter, &run) + of_head)
         };
         let weight_bytes = bytes(n_params) + adapter.map_or(0, |adapter| adapter.frozen_bytes);
         let held = weight_bytes + bytes(n_moments + n_params * n_partial_sums);

@@ -245,7 +245,12 @@ impl Checkpoint {
     /// The model, for training: `device` must support autodiff.
     pub fn load_gpt(&self, device: &Device) -> Result<Gpt> {
         let options = LoadOptions { device: device.clone(), dtype: Some(Dtype::F32) };
-        let gpt = model_dir::load_gpt(&self.dir, &options)?;
+        let mut gpt = model_dir::load_gpt(&self.dir, &options)?;
+        if self.config.objective.mtp > 0.0 {
+            let head = model_dir::load_prediction_head(&self.dir, &options, &gpt)?;
+            let missing = || format!("`{}` is damaged: it has no prediction head", self.dir.display());
+            gpt = gpt.with_prediction_head(head.with_context(missing)?);
+        }
         Ok(gpt.with_dropout(self.config.model.dropout))
     }
 

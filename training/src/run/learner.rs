@@ -21,7 +21,7 @@ use crate::{
     data::loader::{Batch, mix},
     objective::{Objective, RouterBalance, StepIndex, TrainingPass},
     run::{
-        optim::{Gradients, Optimizer, matrices_of},
+        optim::{Gradients, Optimizer, matrices_of, matrices_with_head},
         schedule::Rates,
         sharding::Shards,
         tree_sum::{Sum, TreeSum},
@@ -82,7 +82,10 @@ pub struct ForwardResult<'a> {
 impl Learner {
     /// A model at the start of training. It must be on an autodiff device.
     pub fn new(gpt: Gpt, optim: OptimSettings, seed: u64) -> Learner {
-        let matrices = matrices_of(gpt.config());
+        let matrices = match gpt.prediction_head() {
+            None => matrices_of(gpt.config()),
+            Some(_) => matrices_with_head(gpt.config()),
+        };
         Learner {
             gpt: gpt.with_precision(optim.precision),
             optimizer: Optimizer::new(optim, matrices),

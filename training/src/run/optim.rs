@@ -24,7 +24,7 @@ use hearth_model::{
 };
 
 pub use self::gradients::Gradients;
-pub use self::muon::matrices_of;
+pub use self::muon::{matrices_of, matrices_with_head};
 use crate::{
     config::{Algorithm, OptimSettings},
     run::schedule::Rates,

@@ -79,6 +79,9 @@ impl Presence {
     }
 }
 
+/// Gives a tensor of this rank.
+type Read<'a> = dyn FnMut(&ShardedParam) -> Option<Tensor<1>> + 'a;
+
 impl Shards {
     /// The owners among the ranks of `group` of all parameters of `module` that train. `optimizer` must be its optimizer.
     pub fn new<M: Module>(group: Group, module: &M, optimizer: &Optimizer, device: Device) -> Shards {
@@ -133,11 +136,7 @@ impl Shards {
                 match (rank ^ param.owner).trailing_zeros() {
                     // Its sum has gone to another rank at an earlier level.
                     differs if differs < level => {}
-                    differs if differs == level => {
-                        if presence.is_in(block_of(rank), number) {
-                            send.push(param);
-                        }
-                    }
+                    differs if differs == level => send.extend(presence.is_in(block_of(rank), number).then_some(param)),
                     _ if presence.is_in(block_of(peer), number) => receive.push(param),
                     _ => {}
                 }
@@ -187,7 +186,7 @@ impl Shards {
     fn exchange(
         &self,
         peer: usize,
-        (send, read): (&[&ShardedParam], &mut dyn FnMut(&ShardedParam) -> Option<Tensor<1>>),
+        (send, read): (&[&ShardedParam], &mut Read<'_>),
         receive: &[&ShardedParam],
         put: &mut dyn FnMut(&ShardedParam, Tensor<1>),
     ) -> Result<()> {

@@ -142,6 +142,7 @@ impl Simulation {
             if job.arrives == self.clock {
                 let keys = (0..job.n_prompt / PAGE_SIZE).map(|page| page_key(job.text << 64 | page as u128));
                 let arrival = Arrival {
+                    n_source: 0,
                     n_prompt: job.n_prompt,
                     width: job.width,
                     tenant: TenantId(job.tenant),

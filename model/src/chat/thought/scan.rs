@@ -21,7 +21,7 @@ pub enum Place {
     Text,
     /// A tool call has just ended: a thought may follow as at the start of a line.
     AfterCall,
-    /// Within a tool call, where nothing is a thought.
+    /// Within a tool call, or an answer that follows a grammar, where nothing is a thought.
     InCall,
 }
 

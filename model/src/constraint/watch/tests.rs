@@ -29,13 +29,7 @@ fn tokenizer() -> Tokenizer {
 }
 
 fn rules(marks: &[&str], after: AfterGrammar) -> WatchRules {
-    WatchRules {
-        marks: marks.iter().map(|mark| Mark::anywhere(mark)).collect(),
-        silences: vec![Silence { open: vec![Mark::anywhere("<think>")], closes: vec![Mark::anywhere("</think>")] }],
-        begins_in: None,
-        after,
-        shows_special: true,
-    }
+    WatchRules { marks: marks.iter().map(|mark| Mark::anywhere(mark)).collect(), after, shows_special: true }
 }
 
 struct Text {
@@ -119,14 +113,26 @@ fn special_tokens_that_the_text_does_not_show_are_no_marks() {
 
 #[test]
 fn marks_do_not_count_in_a_silence() {
-    let mut text = Text::new(WatchRules { begins_in: Some(0), ..rules(&["<t>"], AfterGrammar::Sleep) });
+    let mut text = Text::new(rules(&["<t>"], AfterGrammar::Sleep));
+    text.push(&["<t"]);
+    text.watch.silence();
     assert_eq!(text.forbidden(), [""; 0]);
-    text.push(&["<t", ">x", "a<t>x", "</think>", "<t", ">"]);
+    text.push(&[">", "<t", ">x", "a<t>x"]);
+    assert!(!text.watch.wake("x <t").unwrap() && !text.watch.is_bound());
+    assert_eq!(text.forbidden(), [">x", "a<t>x"]);
+    text.push(&[">"]);
     assert!(text.watch.is_bound());
-    text.push(&["{", "}", "<", "t", "h", "i", "n", "k", ">", "a<t>x", "<", "/", "t", "h", "i", "n", "k", ">"]);
-    assert!(!text.watch.is_bound());
-    text.push(&["a<t>{"]);
-    assert!(text.watch.is_bound());
+    // Within the grammar's text there is no such part.
+    text.watch.silence();
+    assert!(text.watch.is_bound() && !text.watch.wake("<t>").unwrap());
+    text.push(&["{", "}"]);
+    // A mark may follow directly, and the grammar's text too.
+    for (rest, is_bound) in [("<t>", true), ("<t>{", true), ("<t>{}", false), ("<t>a", false)] {
+        let mut watch = text.watch.clone();
+        watch.silence();
+        assert!(!watch.wake(rest).unwrap());
+        assert_eq!(watch.is_bound(), is_bound, "{rest}");
+    }
 }
 
 #[test]
@@ -148,11 +154,16 @@ fn mark_at_the_start_counts_only_there_and_after_a_call() {
 #[test]
 fn outlook_after_drafts_is_that_of_the_text_with_them() {
     let mut text = Text::new(rules(&["<t>"], AfterGrammar::Sleep));
-    let ids = |text: &Text, tokens: &[&str]| tokens.iter().map(|token| text.id(token)).collect::<Vec<_>>();
-    assert_eq!(text.watch.outlook(&ids(&text, &["<t", ">"])), Outlook::Bound);
-    assert_eq!(text.watch.outlook(&ids(&text, &["<t", ">", "{", "}"])), Outlook::Bound);
-    let Outlook::Free(forbidden) = text.watch.outlook(&ids(&text, &["a", "<t"])) else { panic!("bound") };
+    // A clone reads the drafts.
+    let outlook = |tokens: &[&str]| {
+        let mut watch = text.watch.clone();
+        tokens.iter().for_each(|token| assert!(!watch.accept(text.id(token)).unwrap()));
+        watch.outlook()
+    };
+    assert_eq!(outlook(&["<t", ">"]), Outlook::Bound);
+    let Outlook::Free(forbidden) = outlook(&["a", "<t"]) else { panic!("bound") };
     assert!(forbidden.contains(&text.id(">x")));
+    assert_eq!(outlook(&["<t", ">", "{", "}", "<t"]), Outlook::Free(Arc::clone(&forbidden)));
     text.push(&["a", "<t"]);
-    assert_eq!(text.watch.outlook(&[]), Outlook::Free(forbidden));
+    assert_eq!(text.watch.outlook(), Outlook::Free(forbidden));
 }

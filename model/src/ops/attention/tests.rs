@@ -23,6 +23,7 @@ fn options(n_heads: usize, n_kv_heads: usize, head_dim: usize) -> AttentionOptio
         sliding_window: None,
         bidirectional: false,
         alibi_slopes: None,
+        relative: None,
     }
 }
 

@@ -14,10 +14,10 @@ use super::{
     tensors::{Values, values},
 };
 use crate::ops::{
-    AttentionOptions,
+    AttentionOptions, PagedRows,
     types::{
-        BlockOperands, BlockSteps, FeedForward, KvSource, Mixer, PerLayerUpdate, Qkv, SelfAttention, Sublayer,
-        run_block,
+        BlockOperands, BlockSteps, CrossAttention, FeedForward, KvSource, Mixer, PerLayerUpdate, Qkv, SelfAttention,
+        Sublayer, run_block,
     },
 };
 
@@ -25,6 +25,7 @@ use crate::ops::{
 pub(in crate::ops) type Block<'a> = BlockOperands<NormMemory, LinearMemory<'a>, RouterMemory<'a>>;
 
 type MixerMemory<'a> = Sublayer<NormMemory, Mixer<NormMemory, LinearMemory<'a>>>;
+type CrossMemory<'a> = Sublayer<NormMemory, CrossAttention<LinearMemory<'a>>>;
 type MlpMemory<'a> = Sublayer<NormMemory, FeedForward<NormMemory, LinearMemory<'a>, RouterMemory<'a>>>;
 
 /// Buffers between the parts of a block, reused by all blocks of a pass.
@@ -50,14 +51,18 @@ struct BesideScratch {
     of_experts: Vec<f32>,
 }
 
+/// Sequences with the keys of their sources, and how scores are computed.
+type Sources<'a> = (&'a [PagedRows], &'a AttentionOptions);
+
 /// Runs a block on `x [n_rows, d_model]`, in place.
 pub(in crate::ops) fn block<E: PagedElement>(
     x: &mut [f32],
     block: &Block<'_>,
-    paged: PagedValues<'_, E>,
+    (paged, sources): (PagedValues<'_, E>, Option<Sources<'_>>),
     scratch: &mut Scratch,
 ) {
-    run_block(&mut InPlace { x, residual_multiplier: block.residual_multiplier as f32, paged, scratch }, block, ());
+    let residual_multiplier = block.residual_multiplier as f32;
+    run_block(&mut InPlace { x, residual_multiplier, paged, sources, scratch }, block, ());
 }
 
 /// The residual stream of a block in place, and what is between it and the sublayers in scratch memory.
@@ -66,6 +71,7 @@ struct InPlace<'a, E> {
     x: &'a mut [f32],
     residual_multiplier: f32,
     paged: PagedValues<'a, E>,
+    sources: Option<Sources<'a>>,
     scratch: &'a mut Scratch,
 }
 
@@ -79,6 +85,19 @@ impl<'w, E: PagedElement> BlockSteps<NormMemory, LinearMemory<'w>, RouterMemory<
 
     fn mixer(&mut self, mixer: &MixerMemory<'w>, (): ()) {
         attend_heads(self.x, mixer, &mut self.paged, self.scratch);
+    }
+
+    fn cross(&mut self, cross: &CrossMemory<'w>, (): ()) {
+        let Sublayer { in_norm, inner: CrossAttention { q, .. }, .. } = cross;
+        let Some((sequences, options)) = self.sources else {
+            unreachable!("a source for each text of an encoder-decoder")
+        };
+        let Scratch { normed, wide: queries, attn_out, .. } = &mut *self.scratch;
+        let n_rows = product(normed_if_any(self.x, in_norm.as_ref(), normed), q, queries);
+        let width = options.n_heads * options.head_dim;
+        resize(attn_out, n_rows * width);
+        let [keys, values] = &self.paged.pools;
+        attention_paged_into(queries, width, [&**keys, &**values], (sequences, options, None), attn_out);
     }
 
     fn mlp(&mut self, mlp: &MlpMemory<'w>, (): ()) {
@@ -106,6 +125,12 @@ impl<'w, E: PagedElement> BlockSteps<NormMemory, LinearMemory<'w>, RouterMemory<
         let Scratch { attn_out, update, .. } = &mut *self.scratch;
         let Sublayer { inner, out_norm, .. } = mixer;
         add_product(self.x, attn_out, inner.out(), (out_norm.as_ref(), self.residual_multiplier), update);
+    }
+
+    fn add_cross(&mut self, cross: &CrossMemory<'w>, (): (), (): ()) {
+        let Scratch { attn_out, update, .. } = &mut *self.scratch;
+        let Sublayer { inner, out_norm, .. } = cross;
+        add_product(self.x, attn_out, &inner.out, (out_norm.as_ref(), self.residual_multiplier), update);
     }
 
     fn add_mlp(&mut self, mlp: &MlpMemory<'w>, (): (), (): ()) {

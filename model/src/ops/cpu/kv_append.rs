@@ -247,6 +247,7 @@ mod tests {
             sliding_window: None,
             bidirectional: false,
             alibi_slopes: None,
+            relative: None,
         };
         let weight = noise(head_dim, 1);
         let norm = || NormValues {

@@ -40,6 +40,7 @@ mod quant_rows;
 mod recurrent;
 mod row_updates;
 mod rowwise;
+mod strided_rows;
 mod tensors;
 mod thread_pool;
 mod threads;
@@ -72,7 +73,8 @@ pub(super) use row_updates::{LoraPanels, RowUpdate, add_row_updates};
 pub(super) use rowwise::{
     NormMemory, NormValues, XieluNumbers, activate, clamped_swiglu_into, gated, norm, qk_norm, rope, soft_cap, xielu,
 };
-pub(super) use tensors::{StridedRows, changed, columns, ints, pool, pool_of_zeros, tensor, update, values};
+pub(super) use strided_rows::StridedRows;
+pub(super) use tensors::{changed, columns, ints, pool, pool_of_zeros, tensor, update, values};
 pub use thread_pool::parallel_for_each;
 pub use threads::{n_threads, start_threads, use_threads};
 pub use training::{ATTENTION_QUERIES, ROWS_AT_ONCE, loss_rows_at_once};

@@ -5,7 +5,7 @@ use burn::{
     tensor::{DType, Element, Int, Tensor, TensorData},
 };
 
-use super::{KvElement, huge_pages::zeros};
+use super::{KvElement, StridedRows, huge_pages::zeros};
 
 /// The values of a CPU tensor; contiguous, in row order.
 pub(in crate::ops) struct Values(FlexTensor);
@@ -24,31 +24,7 @@ impl Columns {
         let layout = self.0.layout();
         let [_, width] = layout.shape().dims();
         let stride = layout.strides()[0].unsigned_abs();
-        StridedRows { values: &self.0.storage()[layout.start_offset()..], stride, width }
-    }
-}
-
-/// Rows of `width` values, the first of every `stride`.
-#[derive(Clone, Copy)]
-pub(in crate::ops) struct StridedRows<'a> {
-    values: &'a [f32],
-    stride: usize,
-    width: usize,
-}
-
-impl<'a> StridedRows<'a> {
-    /// The whole of a matrix with rows of `width`.
-    pub(in crate::ops) fn of(values: &'a [f32], width: usize) -> Self {
-        Self { values, stride: width, width }
-    }
-
-    pub(in crate::ops) fn width(&self) -> usize {
-        self.width
-    }
-
-    #[inline(always)]
-    pub(in crate::ops) fn row(&self, row: usize) -> &'a [f32] {
-        &self.values[row * self.stride..][..self.width]
+        StridedRows::within(&self.0.storage()[layout.start_offset()..], stride, width)
     }
 }
 

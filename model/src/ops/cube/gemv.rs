@@ -39,22 +39,55 @@ const WIDENED_FROM: usize = 128;
 
 /// The compile-time parameters of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Plan {
-    format: Format,
+pub(super) struct Plan {
+    pub(super) format: Format,
     /// Lanes that share an output.
-    lanes: usize,
+    pub(super) lanes: usize,
     /// Outputs per lane, for which it loads inputs once.
-    outputs: usize,
+    pub(super) outputs: usize,
     /// Units per output that a lane loads before it uses the first.
-    depth: usize,
+    pub(super) depth: usize,
     /// Rows of the input.
-    rows: usize,
+    pub(super) rows: usize,
     /// Whether the weight's rows are whole units without padding, so that inputs are read as vectors.
     whole_units: bool,
     has_bias: bool,
     has_residual: bool,
     has_norm: bool,
     gate: Option<Activation>,
+}
+
+impl Plan {
+    /// For `n_rows` rows of inputs.
+    pub(super) fn new(n_rows: usize, matrix: &Matrix, epilogue: &Epilogue, gate: Option<Activation>) -> Self {
+        let Matrix { d_out, d_in, format, .. } = *matrix;
+        let units = matrix.units();
+        // Few outputs need many lanes each to keep the memory busy.
+        let enough = BYTES_IN_FLIGHT / (format.unit_words() * size_of::<u32>() * d_out).max(1);
+        let lanes = enough.min(units).next_power_of_two().clamp(32, WORKGROUP);
+        let rows = n_rows.next_power_of_two().min(MAX_ROWS);
+        // Quantized weights are small, so loading inputs dominates: compute more outputs per lane.
+        let outputs = if rows == 1 && format.is_quantized() { 8 } else { 4 };
+        let depth = match format {
+            _ if format.is_quantized() => 1,
+            _ if rows == 1 => LANE_BYTES / (outputs * format.unit_words() * size_of::<u32>()),
+            Format::F16 => 2,
+            _ => 1,
+        };
+        Self {
+            format,
+            lanes,
+            outputs,
+            depth: depth.min(units.div_ceil(lanes)).max(1),
+            rows,
+            // False if a row ends within a unit or a block: the input's next elements then belong to the next row.
+            whole_units: d_in == units * format.unit(),
+            has_bias: epilogue.bias.is_some(),
+            has_residual: epilogue.residual.is_some(),
+            has_norm: epilogue.norm.is_some(),
+            gate,
+        }
+    }
 }
 
 /// The kernels for a product.
@@ -100,42 +133,28 @@ pub(super) fn linear(x: CubeTensor, matrix: &Matrix, epilogue: Epilogue, options
     match body {
         _ if n_rows == 0 => (),
         Body::Tiled => gemm_tiled::launch(x, matrix, epilogue, &output),
-        _ => launch(x, matrix, epilogue, options, &output),
+        _ => {
+            let plan = Plan::new(n_rows, matrix, &epilogue, options.gate);
+            launch(plan, x, matrix, epilogue, options, &output);
+        }
     }
     output
 }
 
-fn launch(x: CubeTensor, matrix: &Matrix, epilogue: Epilogue, options: LinearOptions, output: &CubeTensor) {
+/// Computes the product by the kernel of `plan`.
+pub(super) fn launch(
+    plan: Plan,
+    x: CubeTensor,
+    matrix: &Matrix,
+    epilogue: Epilogue,
+    options: LinearOptions,
+    output: &CubeTensor,
+) {
     let n_rows = x.meta.shape()[0];
     let Matrix { d_out, d_in, format, .. } = *matrix;
     let units = matrix.units();
-    // Few outputs need many lanes each to keep the memory busy.
-    let enough = BYTES_IN_FLIGHT / (format.unit_words() * size_of::<u32>() * d_out).max(1);
-    let lanes = enough.min(units).next_power_of_two().clamp(32, WORKGROUP);
-    let rows = n_rows.next_power_of_two().min(MAX_ROWS);
-    // Quantized weights are small, so loading inputs dominates: compute more outputs per lane.
-    let outputs = if rows == 1 && format.is_quantized() { 8 } else { 4 };
-    let depth = match format {
-        _ if format.is_quantized() => 1,
-        _ if rows == 1 => LANE_BYTES / (outputs * format.unit_words() * size_of::<u32>()),
-        Format::F16 => 2,
-        _ => 1,
-    };
-    let plan = Plan {
-        format,
-        lanes,
-        outputs,
-        depth: depth.min(units.div_ceil(lanes)).max(1),
-        rows,
-        // False if a row ends within a unit or a block: the input's next elements then belong to the next row.
-        whole_units: d_in == units * format.unit(),
-        has_bias: epilogue.bias.is_some(),
-        has_residual: epilogue.residual.is_some(),
-        has_norm: epilogue.norm.is_some(),
-        gate: options.gate,
-    };
     let row_groups = n_rows.div_ceil(plan.rows);
-    let out_groups = d_out.div_ceil(WORKGROUP / lanes * plan.outputs);
+    let out_groups = d_out.div_ceil(WORKGROUP / plan.lanes * plan.outputs);
     let client = output.client.clone();
     let absent = || matrix.scales.clone().into_buffer_arg();
     let or_absent = |tensor: Option<CubeTensor>| tensor.map_or_else(absent, CubeTensor::into_buffer_arg);

@@ -126,13 +126,13 @@ impl Format {
 pub(in crate::ops) struct Matrix {
     pub(super) d_out: usize,
     pub(super) d_in: usize,
-    dtype: Dtype,
+    pub(super) dtype: Dtype,
     pub(super) format: Format,
     /// `[d_out * units * unit_words]`.
     pub(super) words: CubeTensor,
     /// Scales, minima and fifth bits of each row's blocks: `[d_out * scale_words]`; one unused word without blocks.
     pub(super) scales: CubeTensor,
-    device: Device,
+    pub(super) device: Device,
 }
 
 impl Matrix {

@@ -205,7 +205,7 @@ proptest! {
         let Some(gpu) = gpu() else { return Ok(()) };
         let (n_heads, n_kv_heads) = heads;
         let options =
-            AttentionOptions { n_heads, n_kv_heads, head_dim, scale: 1.0, softcap: None, sliding_window: None, bidirectional: false, alibi_slopes: None };
+            AttentionOptions { n_heads, n_kv_heads, head_dim, scale: 1.0, softcap: None, sliding_window: None, bidirectional: false, alibi_slopes: None, relative: None };
         let span = if spans_all { QkNormSpan::AllHeads } else { QkNormSpan::Head };
         let kind = [NormKind::RmsNorm, NormKind::LayerNorm][kind];
         let norm_options = NormOptions { kind, eps: 1e-5, weight_offset: f32::from(offset) };
@@ -242,7 +242,7 @@ proptest! {
         let (n_heads, n_kv_heads) = heads;
         let head_dim = 2 * half + rest;
         let options =
-            AttentionOptions { n_heads, n_kv_heads, head_dim, scale: 1.0, softcap: None, sliding_window: None, bidirectional: false, alibi_slopes: None };
+            AttentionOptions { n_heads, n_kv_heads, head_dim, scale: 1.0, softcap: None, sliding_window: None, bidirectional: false, alibi_slopes: None, relative: None };
         let qkv = random([n_rows, (n_heads + 2 * n_kv_heads) * head_dim], width);
         let angles = values(random([n_rows * half.max(1)], 10.0));
         let slots: Vec<i32> = (0..n_rows as i32).map(|row| (row * 7 + 3) % 32).collect();
@@ -278,7 +278,7 @@ proptest! {
         let Some(gpu) = gpu() else { return Ok(()) };
         let (n_heads, n_kv_heads) = heads;
         let alibi_slopes = alibi.then(|| position::alibi_slopes(n_heads));
-        let options = AttentionOptions { n_heads, n_kv_heads, head_dim, scale: 0.3, softcap, sliding_window, bidirectional: false, alibi_slopes };
+        let options = AttentionOptions { n_heads, n_kv_heads, head_dim, scale: 0.3, softcap, sliding_window, bidirectional: false, alibi_slopes, relative: None };
         let each = 320 / PAGE_SIZE;
         let n_pages = each * shapes.len();
         let held = if dtype == KvDtype::F16 { DType::F16 } else { DType::F32 };
@@ -320,7 +320,7 @@ proptest! {
         let Some(gpu) = gpu() else { return Ok(()) };
         let (n_heads, n_kv_heads) = heads;
         let options = AttentionOptions {
-            n_heads, n_kv_heads, head_dim, scale: 0.3, softcap: None, sliding_window, bidirectional: false, alibi_slopes: None,
+            n_heads, n_kv_heads, head_dim, scale: 0.3, softcap: None, sliding_window, bidirectional: false, alibi_slopes: None, relative: None,
         };
         let each = 304 / PAGE_SIZE;
         let n_rows = positions.len();
@@ -376,6 +376,7 @@ fn attention_options(heads: (usize, usize), head_dim: usize, sliding_window: Opt
         sliding_window,
         bidirectional: false,
         alibi_slopes: None,
+        relative: None,
     }
 }
 

@@ -213,6 +213,7 @@ fn qk_norm_forward_and_backward_match_the_reference() {
                 sliding_window: None,
                 bidirectional: false,
                 alibi_slopes: None,
+                relative: None,
             };
             for n_rows in [1, 70] {
                 let qkv = leaf(1, [n_rows, (n_heads + 2 * n_kv_heads) * head_dim], 3.0);
@@ -407,6 +408,7 @@ fn check_attention(has_sinks: bool) {
         sliding_window: None,
         bidirectional: false,
         alibi_slopes: None,
+        relative: None,
     };
     let one_head = AttentionOptions { n_heads: 1, n_kv_heads: 1, head_dim: 20, ..plain.clone() };
     let window = AttentionOptions { sliding_window: Some(5), ..plain.clone() };
@@ -514,6 +516,7 @@ fn infinite_keys_and_values_change_only_the_rows_that_see_them() {
         sliding_window: Some(3),
         bidirectional: false,
         alibi_slopes: None,
+        relative: None,
     };
     let attended = |last: f32| {
         let mut qkv = random(7, 10 * 12);

@@ -1,4 +1,5 @@
-//! What a transformer block is: its operands, and the order of its two parts, a mixer of rows and the MLP ([`run_block`]).
+//! What a transformer block is: its operands, and the order of its parts, a mixer of rows and the MLP, in decoders with an
+//! encoder also attention to its rows between them ([`run_block`]).
 //!
 //! What happens within a part has two bodies: one operation after the other (`ByOperations` in `gpt.rs`: training, GPUs), and in
 //! place on the CPU (`ops/cpu/block.rs`). `has_block` chooses; an operand that the second does not know must be refused there.
@@ -26,6 +27,8 @@ pub(crate) struct Sublayer<N, F> {
 pub(crate) struct BlockOperands<N, L, R> {
     /// `None` in blocks that are an MLP only.
     pub(crate) mixer: Option<Sublayer<N, Mixer<N, L>>>,
+    /// Attention to the rows of an encoder.
+    pub(crate) cross: Option<Sublayer<N, CrossAttention<L>>>,
     /// `None` in blocks that are a mixer only.
     pub(crate) mlp: Option<Sublayer<N, FeedForward<N, L, R>>>,
     /// Whether the MLP reads the block's input; otherwise it reads the residual stream after the mixer.
@@ -75,6 +78,17 @@ pub(crate) struct SelfAttention<N, L> {
     pub(crate) v_norm: Option<N>,
     /// A score for each head that joins the softmax's denominator, `[n_heads]`.
     pub(crate) sinks: Option<Tensor<1>>,
+    /// Projection of the heads' outputs.
+    pub(crate) out: L,
+}
+
+/// Attention to the rows of an encoder, all of them.
+#[derive(Debug)]
+pub(crate) struct CrossAttention<L> {
+    /// Projection of the decoder's rows to queries.
+    pub(crate) q: L,
+    /// Projection of the encoder's rows to keys and values. A step over a cache has these there.
+    pub(crate) kv: L,
     /// Projection of the heads' outputs.
     pub(crate) out: L,
 }
@@ -262,6 +276,17 @@ impl<L> Mlp<L> {
     }
 }
 
+impl<L> CrossAttention<L> {
+    /// Its matrices.
+    pub(crate) fn linears(&self) -> [&L; 3] {
+        [&self.q, &self.kv, &self.out]
+    }
+
+    fn map<K>(&self, linear: &impl Fn(&L) -> K) -> CrossAttention<K> {
+        CrossAttention { q: linear(&self.q), kv: linear(&self.kv), out: linear(&self.out) }
+    }
+}
+
 impl<N, L> Mixer<N, L> {
     /// Its last matrix.
     pub(crate) fn out(&self) -> &L {
@@ -415,6 +440,7 @@ impl<N, L, R> BlockOperands<N, L, R> {
     ) -> BlockOperands<M, K, Q> {
         BlockOperands {
             mixer: self.mixer.as_ref().map(|mixer| mixer.map(&norm, |inner| inner.map(&norm, &linear))),
+            cross: self.cross.as_ref().map(|cross| cross.map(&norm, |inner| inner.map(&linear))),
             mlp: self.mlp.as_ref().map(|mlp| mlp.map(&norm, |inner| inner.map(&norm, &linear, &router))),
             is_parallel: self.is_parallel,
             norm_after_add: self.norm_after_add,
@@ -445,6 +471,9 @@ pub(crate) trait BlockSteps<N, L, R> {
     /// The mixer up to its output projection.
     fn mixer(&mut self, mixer: &Sublayer<N, Mixer<N, L>>, x: Self::Stream) -> Self::Hidden;
 
+    /// Attention to the encoder's rows up to its output projection.
+    fn cross(&mut self, cross: &Sublayer<N, CrossAttention<L>>, x: Self::Stream) -> Self::Hidden;
+
     /// The MLP up to its last matrix, or the experts.
     fn mlp(&mut self, mlp: &Sublayer<N, FeedForward<N, L, R>>, x: Self::Stream) -> Self::Hidden;
 
@@ -454,6 +483,14 @@ pub(crate) trait BlockSteps<N, L, R> {
         mixer: &Sublayer<N, Mixer<N, L>>,
         residual: Self::Stream,
         mixed: Self::Hidden,
+    ) -> Self::Stream;
+
+    /// The output projection of attention to the encoder's rows, added to the residual stream.
+    fn add_cross(
+        &mut self,
+        cross: &Sublayer<N, CrossAttention<L>>,
+        residual: Self::Stream,
+        attended: Self::Hidden,
     ) -> Self::Stream;
 
     /// The MLP's last matrix, or what the experts computed, added to the residual stream.
@@ -468,8 +505,9 @@ pub(crate) trait BlockSteps<N, L, R> {
     fn finish(&mut self, block: &BlockOperands<N, L, R>, x: Self::Stream) -> Self::Stream;
 }
 
-/// The residual stream `x` after a block: the mixer, then the MLP, each added to it in turn, if the block has both; or both of
-/// the same input, if the block [is parallel](BlockOperands::is_parallel); at last the block's own input and its factor.
+/// The residual stream `x` after a block: the mixer, attention to an encoder's rows and the MLP, those that the block has, each
+/// added to it in turn; or mixer and MLP of the same input, if the block [is parallel](BlockOperands::is_parallel); at last the
+/// block's own input and its factor.
 pub(crate) fn run_block<N, L, R, S>(steps: &mut S, block: &BlockOperands<N, L, R>, mut x: S::Stream) -> S::Stream
 where
     S: BlockSteps<N, L, R>,
@@ -486,6 +524,11 @@ where
         let [residual, input] = steps.fork(x);
         let mixed = steps.mixer(mixer, input);
         x = steps.add_mixer(mixer, residual, mixed);
+    }
+    if let Some(cross) = &block.cross {
+        let [residual, input] = steps.fork(x);
+        let attended = steps.cross(cross, input);
+        x = steps.add_cross(cross, residual, attended);
     }
     if let Some(mlp) = &block.mlp {
         let [residual, input] = steps.fork(x);

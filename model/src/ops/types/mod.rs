@@ -15,8 +15,8 @@ mod training_ops;
 mod upload;
 
 pub(crate) use block::{
-    BlockOperands, BlockSteps, ExpertsBesideMlp, FeedForward, KvSource, LatentHeads, LatentQkv, Mixer, Mlp,
-    PerLayerUpdate, Qkv, Recurrent, RecurrentKind, RoutedExperts, Routing, SelfAttention, SharedExpert, Sublayer,
+    BlockOperands, BlockSteps, CrossAttention, ExpertsBesideMlp, FeedForward, KvSource, LatentHeads, LatentQkv, Mixer,
+    Mlp, PerLayerUpdate, Qkv, Recurrent, RecurrentKind, RoutedExperts, Routing, SelfAttention, SharedExpert, Sublayer,
     run_block,
 };
 pub(crate) use dtype::BlockLayout;
@@ -25,7 +25,8 @@ pub(in crate::ops) use gpu_attention_plan::{AttentionPlan, AttentionStep, BLOCK_
 pub use matrix_rows::MatrixRows;
 pub use operands::{AdamWStep, DeviceMemory, LoraPair, LoraShape, MuonParam, MuonStep, PAGE_SIZE, Precision};
 pub(crate) use operands::{
-    AttentionOptions, Dropout, LoraParts, LossOptions, NormOptions, NormParts, PagedRows, QkNormParts, Slots,
+    AttentionOptions, Dropout, LoraParts, LossOptions, NormOptions, NormParts, PagedRows, QkNormParts, RelativeScores,
+    Slots,
 };
 pub(in crate::ops) use operands::{CLIP_EPS, document_ends};
 pub(crate) use paged_sequences::PagedSequences;

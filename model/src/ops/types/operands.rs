@@ -73,9 +73,47 @@ pub(crate) struct AttentionOptions {
     pub(crate) bidirectional: bool,
     /// One slope per query head: `slope * (key position - query position)` is added to the score.
     pub(crate) alibi_slopes: Option<Vec<f32>>,
+    /// What the distance between key and query adds to the score.
+    pub(crate) relative: Option<Arc<RelativeScores>>,
+}
+
+/// A number for each head and each distance from a query to a key, which is added to the scaled score.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct RelativeScores {
+    /// `[n_heads, n_distances]`, from the distance `-reach` on.
+    values: Vec<f32>,
+    n_distances: usize,
+    reach: usize,
+}
+
+impl RelativeScores {
+    /// Of the distances from `-reach` on, `values [n_heads, n_distances]`.
+    pub(crate) fn new(values: Vec<f32>, n_distances: usize, reach: usize) -> Self {
+        Self { values, n_distances, reach }
+    }
+
+    /// What is added to the scores of a head's query at `position` with the keys from position 0 on.
+    ///
+    /// # Panics
+    /// If `position` is beyond the reach.
+    pub(crate) fn of_keys(&self, head: usize, position: usize) -> &[f32] {
+        &self.values[head * self.n_distances..][..self.n_distances][self.reach - position..]
+    }
 }
 
 impl AttentionOptions {
+    /// What the places of a query and a key add to the score of `head`.
+    pub(crate) fn of_places(&self, head: usize, query: usize, key: usize) -> f32 {
+        let slope = self.alibi_slopes.as_ref().map_or(0.0, |slopes| slopes[head]);
+        let relative = self.relative.as_ref().map_or(0.0, |relative| relative.of_keys(head, query)[key]);
+        slope * (key as f32 - query as f32) + relative
+    }
+
+    /// The heads to whose scores different numbers are added: 1 if none are.
+    pub(crate) fn n_placed_heads(&self) -> usize {
+        if self.alibi_slopes.is_some() || self.relative.is_some() { self.n_heads } else { 1 }
+    }
+
     /// The positions that the row at `position` sees in a text of `n_positions`. Neither end decreases from one row to the next.
     pub(crate) fn seen(&self, position: usize, n_positions: usize) -> Range<usize> {
         let reach = self.sliding_window.unwrap_or(usize::MAX);
@@ -102,7 +140,8 @@ pub(crate) struct PagedRows {
     pub(crate) start: usize,
     /// Position of the first key; above 0 if earlier ones are outside every row's sliding window.
     pub(crate) first_key: usize,
-    /// Slots of the sequence's keys from `first_key` to the last row's own: `[n_keys]`.
+    /// Slots of the sequence's keys from `first_key` to the last row's own: `[n_keys]`. Of rows that see the keys of another text,
+    /// those of its keys.
     pub(crate) slots: Slots,
 }
 

@@ -34,6 +34,11 @@ impl PagedSequences {
         Self { sequences, device: device.clone(), gpu_tables: Default::default(), can_fuse_append: true }
     }
 
+    /// The sequences of a step whose rows see the keys of another text each, all of them. Only the CPU has a body for this.
+    pub(crate) fn over_other_texts(sequences: Vec<PagedRows>, device: &Device) -> Self {
+        Self { sequences, device: device.clone(), gpu_tables: Default::default(), can_fuse_append: false }
+    }
+
     /// The sequences in the order of their rows.
     pub(crate) fn as_slice(&self) -> &[PagedRows] {
         &self.sequences
@@ -69,7 +74,7 @@ impl PagedSequences {
     /// The kernel's table and parameters. `None` if there is no kernel for the options.
     pub(in crate::ops) fn gpu_table(&self, options: &AttentionOptions) -> Option<&(Ints, AttentionStep)> {
         let AttentionOptions { n_heads, n_kv_heads, head_dim, bidirectional, .. } = *options;
-        if bidirectional {
+        if bidirectional || options.relative.is_some() {
             return None;
         }
         let plan = AttentionPlan {

@@ -85,6 +85,35 @@ pub(in super::super) fn modern_encoder() -> GptConfig {
     }
 }
 
+/// T5: Llama's norms and no biases, with distances in scores, which are not scaled.
+pub(in super::super) fn t5() -> GptConfig {
+    GptConfig {
+        activation: Activation::Relu,
+        gated_mlp: false,
+        tie_embeddings: true,
+        attention_scale: Some(1.0),
+        norm_eps: 1e-6,
+        ..llama()
+    }
+}
+
+/// BART: GPT-1's blocks behind a norm, with a bias of the logits.
+pub(in super::super) fn bart() -> GptConfig {
+    GptConfig {
+        norm_position: NormPosition::Post,
+        final_norm: false,
+        embed_norm: true,
+        activation: Activation::Gelu,
+        lm_head_bias: true,
+        ..gpt2()
+    }
+}
+
+/// mBART: BART with norms before, and another behind the last block.
+pub(in super::super) fn mbart() -> GptConfig {
+    GptConfig { norm_position: NormPosition::Pre, final_norm: true, ..bart() }
+}
+
 /// `base` with experts whose weights are normalized probabilities.
 pub(in super::super) fn mixture(base: GptConfig) -> GptConfig {
     GptConfig { experts: Some(no_experts()), ..base }

@@ -9,6 +9,7 @@ mod llama;
 mod mamba;
 mod norms;
 mod recurrent;
+mod seq2seq;
 
 pub(super) use self::{
     encoders::{BERT, DISTILBERT, MODERN_BERT, ROBERTA},
@@ -24,4 +25,5 @@ pub(super) use self::{
     mamba::{BAMBA, GRANITE_HYBRID, NEMOTRON_H},
     norms::{COHERE, GEMMA2, GEMMA4, GLM4, HYPERCLOVAX, MUSE_GLIMMER, OLMO2},
     recurrent::{LFM2, QWEN3_5, QWEN3_NEXT},
+    seq2seq::{BART, T5},
 };

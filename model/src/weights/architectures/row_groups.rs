@@ -4,8 +4,8 @@ use super::{
     Architecture, Fixed,
     bases::{gpt2, llama},
     config_rows::{
-        self, ACTIVATIONS, ConfigRow, constant, derived, flag, head_dim, kv_heads, number, one_kv_head_each, size,
-        size_or,
+        self, ACTIVATIONS, ConfigRow, constant, custom, derived, flag, head_dim, kv_heads, number, one_kv_head_each,
+        size, size_or,
     },
     names, rope, window,
 };
@@ -75,6 +75,15 @@ pub(super) const SILU_UNTIED: &[ConfigRow] = &[
 pub(super) const GROUPED_HEADS: ConfigRow = size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads);
 /// Heads that share the width of the residual stream where the file does not say otherwise.
 pub(super) const HEAD_DIM: ConfigRow = size_or(&["head_dim"], |c| &mut c.head_dim, head_dim);
+/// The same where the class has no other heads. It rotates by the key if there is one, so that is rejected.
+pub(super) const ONLY_HEAD_DIM: ConfigRow = custom(
+    &["head_dim"],
+    |fields, config| {
+        config.head_dim = head_dim(config);
+        fields.only("head_dim", Fixed::Number(config.head_dim as f64))
+    },
+    |_, _| {},
+);
 pub(super) const HEAD_DIM_128: ConfigRow = size_or(&["head_dim"], |c| &mut c.head_dim, |_| 128);
 
 pub(super) const HEADS: &[ConfigRow] = &[GROUPED_HEADS, HEAD_DIM];

@@ -9,6 +9,7 @@ mod llama;
 mod mamba;
 mod norms;
 mod recurrent;
+mod seq2seq;
 mod variants;
 
 use super::Architecture;
@@ -25,6 +26,7 @@ const FAMILIES: &[&[Architecture]] = &[
     mamba::ROWS,
     latent::ROWS,
     encoders::ROWS,
+    seq2seq::ROWS,
 ];
 
 /// Every row of the table.

@@ -10,6 +10,7 @@ use super::{
 use crate::{
     config::{GptConfig, MAX_LAYERS, NormPosition, Positions, QkNormSpan, QueryTemperature},
     error::Result,
+    position::rope_attention_factor,
 };
 
 /// MiniCPM's scales, by the depth and the width of the model for which they were found. By default there are none.
@@ -78,6 +79,18 @@ pub(super) const ONLY_NEWER_ROPE: ConfigRow = custom(
     &[],
     |_, _| Ok(()),
     |_, written| ["rope_theta", "rope_scaling"].iter().for_each(|key| drop(written.remove(*key))),
+);
+
+/// nanochat normalizes queries and keys behind the rotation. That makes no difference, as the norms have no weights, unless the
+/// rotation scales. Behind the row of rotary positions.
+pub(super) const NANOCHAT_NORMS: ConfigRow = custom(
+    &[],
+    |_, config| {
+        config.qk_norm_after_rope =
+            matches!(&config.positions, Positions::Rope(rope) if rope_attention_factor(rope) != 1.0);
+        Ok(())
+    },
+    |_, _| {},
 );
 
 /// Norms of queries and keys, if there are any, have a weight for each head. Behind the row that says whether there are.

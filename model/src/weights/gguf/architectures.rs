@@ -105,12 +105,7 @@ const QWEN2: Gguf = Gguf {
     params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, BLOCK, GATED],
 };
 
-const QWEN3: Gguf = Gguf {
-    name: "qwen3",
-    base: || GptConfig { qk_norm: true, ..llama() },
-    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS]],
-    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, BLOCK, GATED],
-};
+const QWEN3: Gguf = Gguf { name: "qwen3", base: || GptConfig { qk_norm: true, ..llama() }, ..QWEN2 };
 
 /// `use_parallel_residual` is ignored, since the converter also writes it for models without parallel residuals. As in
 /// llama.cpp, the second norm decides; a file without it is rejected, because the tensor is missing.
@@ -136,8 +131,7 @@ const PHI3: Gguf = Gguf {
 const GEMMA: Gguf = Gguf {
     name: "gemma",
     base: || GptConfig { scale_embeddings: true, activation: Activation::GeluTanh, ..llama() },
-    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS]],
-    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, BLOCK, GATED],
+    ..QWEN2
 };
 
 /// The activation is exact GELU, as in training; llama.cpp uses the tanh approximation.
@@ -296,9 +290,8 @@ const STARCODER2: Gguf = Gguf {
 /// Mistral Small 3 and Ministral 3. Queries and keys are interleaved as in [`LLAMA`].
 const MISTRAL3: Gguf = Gguf {
     name: "mistral3",
-    base: llama,
     config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS, config_rows::MISTRAL3_TEMPERATURE]],
-    params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED],
+    ..SMOLLM3
 };
 
 /// The three coordinates of a token, by which sections of its heads rotate, are equal for text.
@@ -323,12 +316,7 @@ const EXAONE4: Gguf = Gguf {
 };
 
 /// Queries and keys are interleaved in the class too.
-const ERNIE4_5: Gguf = Gguf {
-    name: "ernie4_5",
-    base: llama,
-    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS]],
-    params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED],
-};
+const ERNIE4_5: Gguf = Gguf { name: "ernie4_5", config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS]], ..SMOLLM3 };
 
 /// GLM-4-0414. Queries and keys are interleaved in the class too.
 const GLM4: Gguf = Gguf {
@@ -338,26 +326,18 @@ const GLM4: Gguf = Gguf {
     params: &[OUTSIDE, INTERLEAVED_QKV, SANDWICH, BLOCK, UNGATED],
 };
 
-const HUNYUAN_DENSE: Gguf = Gguf {
-    name: "hunyuan-dense",
-    base: || GptConfig { qk_norm: true, qk_norm_after_rope: true, ..llama() },
-    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS]],
-    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, BLOCK, GATED],
-};
+const HUNYUAN_DENSE: Gguf =
+    Gguf { name: "hunyuan-dense", base: || GptConfig { qk_norm: true, qk_norm_after_rope: true, ..llama() }, ..QWEN2 };
 
 /// The norm before the MLP has the name of one after attention.
-const SEED_OSS: Gguf = Gguf {
-    name: "seed_oss",
-    base: llama,
-    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS]],
-    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, POST_ATTENTION_NORM, BLOCK, GATED],
-};
+const SEED_OSS: Gguf =
+    Gguf { name: "seed_oss", params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, POST_ATTENTION_NORM, BLOCK, GATED], ..QWEN2 };
 
 const APERTUS: Gguf = Gguf {
     name: "apertus",
     base: || GptConfig { qk_norm: true, gated_mlp: false, xielu: true, ..llama() },
-    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS]],
     params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, XIELU, BLOCK, UNGATED],
+    ..QWEN2
 };
 
 /// Queries and keys are interleaved as in [`LLAMA`].
@@ -397,12 +377,8 @@ const OLMO: Gguf = Gguf {
 };
 
 /// Queries and keys are interleaved as in [`LLAMA`].
-const MINICPM: Gguf = Gguf {
-    name: "minicpm",
-    base: llama,
-    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS], config_rows::MINICPM_SCALES],
-    params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED],
-};
+const MINICPM: Gguf =
+    Gguf { name: "minicpm", config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS], config_rows::MINICPM_SCALES], ..SMOLLM3 };
 
 /// Norms as Gemma's. The norms of queries and keys have weights, which the factor of the scores is in.
 const MUSE_GLIMMER: Gguf = Gguf {

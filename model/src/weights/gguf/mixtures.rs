@@ -20,12 +20,8 @@ pub(super) const QWEN2_MOE: Gguf = Gguf {
     params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, BLOCK, GATED, NAMES],
 };
 
-pub(super) const QWEN3_MOE: Gguf = Gguf {
-    name: "qwen3moe",
-    base: || mixture(GptConfig { qk_norm: true, ..llama() }),
-    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS, EXPERTS]],
-    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, BLOCK, GATED, NAMES],
-};
+pub(super) const QWEN3_MOE: Gguf =
+    Gguf { name: "qwen3moe", base: || mixture(GptConfig { qk_norm: true, ..llama() }), ..QWEN2_MOE };
 
 pub(super) const OLMOE: Gguf = Gguf {
     name: "olmoe",
@@ -33,8 +29,7 @@ pub(super) const OLMOE: Gguf = Gguf {
         let llama = GptConfig { qk_norm: true, qk_norm_span: QkNormSpan::AllHeads, ..llama() };
         mixture_with(llama, |experts| experts.normalized = false)
     },
-    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS, EXPERTS]],
-    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, BLOCK, GATED, NAMES],
+    ..QWEN2_MOE
 };
 
 /// Queries and keys are interleaved as in Llama's files.
@@ -56,8 +51,8 @@ pub(super) const GLM4_MOE: Gguf = Gguf {
 pub(super) const ERNIE4_5_MOE: Gguf = Gguf {
     name: "ernie4_5-moe",
     base: || mixture(llama()),
-    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS, EXPERTS]],
     params: &[ERNIE_SELECTION, OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED, NAMES],
+    ..QWEN2_MOE
 };
 
 const ERNIE_SELECTION: &[NameRow] =

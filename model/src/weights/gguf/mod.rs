@@ -109,6 +109,7 @@ pub(super) fn load(path: &Path, options: &LoadOptions, merged: Option<&LoraValue
             tokenizer,
             chat_template,
             eos_token_ids,
+            decoder_start: Vec::new(),
             sampling_defaults,
             own_pooling,
             text_limit: None,

@@ -10,7 +10,7 @@ use hearth_model::{
 };
 
 use super::Generation;
-use crate::api::{error::ApiError, prompt::Prompt, structured::Structure};
+use crate::api::{error::ApiError, structured::Structure};
 
 impl Generation {
     /// The grammar of the whole answers, and that of parts of them, of which there is at most one.
@@ -31,14 +31,6 @@ impl Generation {
         }
         let shows_special = self.text.special_tokens == SpecialTokens::Show;
         Ok((None, structure.compile_in_text(model, shows_special)?))
-    }
-
-    /// The index of the marks, among those of the model's thoughts, of the thought in which the answer to a prompt begins.
-    pub(super) fn open_silence(&self, prompt: &Prompt, model: &ServedModel) -> Option<usize> {
-        let thoughts = self.thoughts?;
-        let closes = thoughts.opened(&prompt.ids, &model.tokenizer)?;
-        // Of a thought in another form, no part is a call.
-        Some(thoughts.form().marks.iter().position(|marks| marks.closes == closes).unwrap_or(0))
     }
 
     /// A structured answer ends where the structure is complete, so other end conditions are rejected.

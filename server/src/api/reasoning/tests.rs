@@ -81,8 +81,8 @@ fn thoughts_are_apart_from_the_content_at_any_split() {
             check(&reader, &format!(" \n{thought}c"), "a  b", "c", 0);
             check(&reader, &format!("{open}\n\n{close}\n\nc"), "", "c", 0);
             check(&reader, &thought, "a  b", "", 0);
-            // Several thoughts, and one after content.
-            check(&reader, &format!("{thought}{thought}c"), "a  ba  b", "c", 0);
+            // Several thoughts, and one after content: they are not one word.
+            check(&reader, &format!("{thought}{thought}c"), "a  b\na  b", "c", 0);
             check(&reader, &format!("c\n{thought}d"), "a  b", "c\nd", 0);
             // Without an end, all is kept.
             check(&reader, &format!("{open}a \n"), "a \n", "", 0);
@@ -102,7 +102,7 @@ fn thoughts_are_apart_from_the_content_at_any_split() {
 
 /// What models of the families write, by their published templates: a sign of the template, the end of the prompt, the
 /// text, its reasoning and its content.
-const FAMILIES: [(&str, &str, &str, &str, &str); 33] = [
+const FAMILIES: [(&str, &str, &str, &str, &str); 35] = [
     // Qwen 3 and SmolLM3.
     ("</think>", "", "<think>\nOkay: 2 < 3, \"ü\".\n</think>\n\nYes 🎉.", "Okay: 2 < 3, \"ü\".", "Yes 🎉."),
     ("</think>", "", "<think>\n\n</think>\n\nYes.", "", "Yes."),
@@ -156,6 +156,21 @@ const FAMILIES: [(&str, &str, &str, &str, &str); 33] = [
         "Yes.",
     ),
     ("<|channel|>analysis", "<|start|>assistant", "<|channel|>final<|message|>Yes.", "", "Yes."),
+    // Words before the answer are content, and not one word with it.
+    (
+        "<|channel|>analysis",
+        "<|start|>assistant",
+        "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>analysis<|message|>Okay.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
+        "Okay.",
+        "I look.\nYes.",
+    ),
+    (
+        "<|channel>",
+        "",
+        "<|channel>thought\nA.\n<channel|>I look. <|channel>thought\nB.\n<channel|>Yes.",
+        "A.\nB.",
+        "I look. Yes.",
+    ),
     ("<|channel|>analysis", "<|start|>assistant", "<|channel|>analysis<|message|>Okay.", "Okay.", ""),
     // Cohere.
     (
@@ -223,7 +238,7 @@ fn no_call_is_taken_out_of_a_thought() {
             check(&apart, &format!("{thought}{call}"), &call, "", 1);
             let text = format!("{thought}\n\n{call}\n{thought}");
             check(&within, &text, "", &format!("{thought}\n\n\n{thought}"), 1);
-            check(&apart, &text, &format!("{call}{call}"), "", 1);
+            check(&apart, &text, &format!("{call}\n{call}"), "", 1);
             // The prompt opens it.
             let rest = format!("a\n{call}\n{close}");
             let opened = within.clone().within_thought(closes(open), false);

@@ -90,8 +90,9 @@ fn doctor_says_what_a_model_takes_without_opening_its_weights() {
     assert!(stdout(&output).contains("--speculative mtp"), "{}", stdout(&output));
     // As opening it would say.
     let dir = TempDir::new().unwrap();
-    fs::write(dir.path().join("config.json"), r#"{"architectures": ["T5ForConditionalGeneration"]}"#).unwrap();
-    for (model, expected) in [("/nowhere/at/all", "does not exist"), (dir.path().to_str().unwrap(), "T5ForConditional")]
+    fs::write(dir.path().join("config.json"), r#"{"architectures": ["Gemma3nForConditionalGeneration"]}"#).unwrap();
+    for (model, expected) in
+        [("/nowhere/at/all", "does not exist"), (dir.path().to_str().unwrap(), "Gemma3nForConditional")]
     {
         let refused = run(&["doctor", model, "--device", "cpu"]);
         assert_eq!(refused.status.code(), Some(1));

@@ -7,6 +7,9 @@
 
 use hearth_model::{chat::ChatTemplate, tokenizer::Tokenizer};
 
+/// What some editors write before a text.
+const BYTE_ORDER_MARK: char = '\u{feff}';
+
 /// Marks of chats: of ChatML, Llama, Mistral, Gemma, Phi, Zephyr, Command R, DeepSeek, Granite, gpt-oss, GLM, Kimi.
 const CHAT: [&str; 32] = [
     "<|im_start|>",
@@ -121,7 +124,9 @@ impl Marks {
         if !self.has_tokenizer {
             return TextKind::Plain;
         }
-        let mut rest = start.trim_start();
+        let start =
+            start.trim_start_matches(|character: char| character.is_whitespace() || character == BYTE_ORDER_MARK);
+        let mut rest = start;
         let mut has_begun = false;
         while let Some(begin) = BEGINS.iter().copied().chain(self.bos.as_deref()).find(|begin| rest.starts_with(begin))
         {
@@ -139,10 +144,7 @@ impl Marks {
         let Some(mark) = at_start.or(own).or_else(inside) else { return TextKind::Plain };
         let is_foreign = |mark: &&str| CHAT.contains(mark) && !self.known.contains(mark);
         // After a token of the tokenizer, `[INST]` is text, as in Llama 2.
-        if has_begun
-            && self.tokens.iter().any(|token| start.trim_start().starts_with(token.as_str()))
-            && mark.starts_with('[')
-        {
+        if has_begun && self.tokens.iter().any(|token| start.starts_with(token.as_str())) && mark.starts_with('[') {
             return TextKind::Chat(mark);
         }
         match CHAT.into_iter().filter(|mark| rest.contains(mark)).find(is_foreign) {
@@ -208,6 +210,7 @@ mod tests {
         let chatml = Marks::new(&tokenizer("</s>", true), None);
         assert_eq!(chatml.kind("<|im_start|>user\nHi<|im_end|>\n"), TextKind::Chat("<|im_start|>"));
         assert_eq!(chatml.kind("\n<s><|im_start|>user\nHi"), TextKind::Chat("<|im_start|>"));
+        assert_eq!(chatml.kind("\u{feff}<|im_start|>user\nHi"), TextKind::Chat("<|im_start|>"));
         assert_eq!(chatml.kind("<s>[INST] Hi [/INST] Ho</s>"), TextKind::Chat("[INST]"));
         for plain in ["", "Hi", "<s>Hi</s>", "The mark <|im_start|> begins a turn.", "<p>"] {
             assert_eq!(chatml.kind(plain), TextKind::Plain, "{plain}");

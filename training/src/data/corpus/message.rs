@@ -19,6 +19,9 @@ pub(super) const SYSTEM: &str = "system";
 const FOREIGN_ROLES: [(&str, &str); 5] =
     [("human", USER), ("gpt", ASSISTANT), ("bot", ASSISTANT), ("chatgpt", ASSISTANT), ("observation", "tool")];
 
+/// The roles that templates know.
+const ROLES: [&str; 5] = ["system", "developer", USER, ASSISTANT, "tool"];
+
 /// What is wrong with a record, and a hint.
 pub(crate) type Problem = (String, &'static str);
 
@@ -132,6 +135,11 @@ fn turn(at: &str, value: &Value, notes: &mut Vec<Note>) -> Result<Turn, Problem>
     if let Some((_, meant)) = FOREIGN_ROLES.iter().find(|(foreign, _)| *foreign == message.role) {
         let what = format!("`{at}.role` is `{}`, which is ShareGPT's name for `{meant}`", message.role);
         return Err((what, "write the roles as `system`, `user`, `assistant` and `tool`, or use `from` and `value`"));
+    }
+    let lower = message.role.to_lowercase();
+    if lower != message.role && ROLES.contains(&lower.as_str()) {
+        let what = format!("`{at}.role` is `{}`, and roles are written in lower case: `{lower}`", message.role);
+        return Err((what, "write the roles as `system`, `user`, `assistant` and `tool`"));
     }
     let is_trained = take_is_trained(at, &mut message)?;
     let turn = Turn { message, is_trained };

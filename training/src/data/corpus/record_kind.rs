@@ -55,6 +55,19 @@ const CHANGING: [(&str, &str); 3] = [
 /// KTO's member: whether a completion is good.
 pub(super) const LABEL: &str = "label";
 
+/// Whether KTO's label says that an answer is good. Tables have it as a word. Numbers are a class in other layouts than
+/// KTO's own.
+fn kto_label(label: &Value, is_kto: bool) -> Option<bool> {
+    let word = label.as_str().map_or_else(|| label.to_string(), str::to_lowercase);
+    match word.as_str() {
+        "true" => Some(true),
+        "false" => Some(false),
+        "1" if is_kto => Some(true),
+        "0" if is_kto => Some(false),
+        _ => None,
+    }
+}
+
 /// The members of a layout.
 struct Question {
     name: &'static str,
@@ -161,12 +174,15 @@ impl<'a> Members<'a> {
                         "write the records of each split to a file of its own, such as `train.jsonl` and `validation.jsonl`",
                     ));
                 }
-                (LABEL, Value::Bool(true)) => {}
-                (LABEL, Value::Bool(false)) => {
-                    let what = "`label` is `false`, which says that this is a bad answer (KTO's layout), and it would be trained \
-                                as a good one";
-                    return Err((what.into(), KTO_HINT));
+                (LABEL, label) if kto_label(label, self.all.contains_key(COMPLETION)) == Some(false) => {
+                    let what = format!(
+                        "`label` is `{}`, which says that this is a bad answer (KTO's layout), and it would be trained as a \
+                         good one",
+                        label.as_str().map_or_else(|| label.to_string(), str::to_owned)
+                    );
+                    return Err((what, KTO_HINT));
                 }
+                (LABEL, label) if kto_label(label, self.all.contains_key(COMPLETION)) == Some(true) => {}
                 _ => notes.push(Note::Unread(name.clone())),
             }
         }

@@ -373,6 +373,12 @@ fn invalid_examples_are_rejected_by_line() {
         (refuse(CHATML, json!({ "ctx": "a", "endings": ["b"], "label": 0 })), "`endings` (HellaSwag's layout)"),
         (refuse(CHATML, json!({ "prompt": "a", "chosen": "b", "rejected": "c" })), "these are for DPO"),
         (refuse(CHATML, json!({ "prompt": "a", "completion": "b", "label": false })), "KTO's layout"),
+        (refuse(CHATML, json!({ "prompt": "a", "completion": "b", "label": 0 })), "`label` is `0`, which says that"),
+        (refuse(CHATML, json!({ "instruction": "a", "output": "b", "label": "False" })), "`label` is `False`, which"),
+        (
+            refuse(CHATML, with(1, "role", json!("Assistant"))),
+            "`messages[1].role` is `Assistant`, and roles are written",
+        ),
         (
             refuse(CHATML, json!({ "instruction": "a", "output": "b", "history": [["c", "d"]] })),
             "`history` is not read",

@@ -2,7 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use hearth_model::{config::GptConfig, gpt::linear_dims, ops::MuonStep};
+use hearth_model::{
+    config::GptConfig,
+    gpt::{linear_dims, prediction_head::prediction_linear_dims},
+    ops::MuonStep,
+};
 
 use crate::{config::MuonSettings, run::schedule::Rates};
 
@@ -25,6 +29,19 @@ pub fn matrices_of(config: &GptConfig) -> BTreeMap<String, Vec<usize>> {
         (format!("{path}.weight"), rows)
     };
     linear_dims(config).into_iter().map(rows).collect()
+}
+
+/// The same of a model whose prediction head trains beside it.
+pub fn matrices_with_head(config: &GptConfig) -> BTreeMap<String, Vec<usize>> {
+    let mut matrices = matrices_of(config);
+    let of_layer = matrices_of(&config.of_prediction_head());
+    for (path, [d_out, _]) in prediction_linear_dims(config) {
+        let path = format!("{path}.weight");
+        let within = path.split_once('.').map_or(path.as_str(), |(_, within)| within);
+        let rows = of_layer.get(within).cloned().unwrap_or_else(|| vec![d_out]);
+        matrices.insert(path, rows);
+    }
+    matrices
 }
 
 /// The settings of an update at these rates.

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use burn::tensor::Device;
 use hearth_model::{
-    gpt::Gpt,
+    gpt::{Gpt, prediction_head::PredictionHead},
     ops::Dtype,
     weights::{
         DiskDtype, StagedDir,
@@ -39,7 +39,11 @@ pub(crate) fn first_model(config: &TrainConfig, vocab_size: usize, device: &Devi
     let device = device.clone().autodiff();
     match (&config.model.init, &config.lora) {
         (None, _) => {
-            let gpt = Gpt::init(&config.gpt_config(vocab_size)?, config.seed, &device)?;
+            let mut gpt = Gpt::init(&config.gpt_config(vocab_size)?, config.seed, &device)?;
+            if config.objective.mtp > 0.0 {
+                let head = PredictionHead::init(&gpt, config.seed)?;
+                gpt = gpt.with_prediction_head(head);
+            }
             Ok((initialize(gpt, &config.model), SavedForm::Model { class: None }))
         }
         (Some(dir), Some(lora)) => {

@@ -18,22 +18,22 @@ mod isa;
 mod kv_append;
 #[path = "../../../../src/ops/cpu/kv_element.rs"]
 mod kv_element;
-#[path = "../../../../src/ops/cpu/narrow_f32.rs"]
-mod narrow_f32;
 #[path = "../../../../src/ops/cpu/math.rs"]
 mod math;
 #[path = "../../../../src/ops/cpu/matmul.rs"]
 mod matmul;
 #[path = "../../../../src/ops/cpu/measure.rs"]
 mod measure;
-#[path = "../../../../src/ops/cpu/pool_layout.rs"]
-mod pool_layout;
+#[path = "../../../../src/ops/cpu/narrow_f32.rs"]
+mod narrow_f32;
+#[path = "../../../../src/ops/cpu/packed_matrix.rs"]
+mod packed_matrix;
 #[path = "../../../../src/ops/cpu/panel_layout.rs"]
 mod panel_layout;
 #[path = "../../../../src/ops/cpu/panel_storage.rs"]
 mod panel_storage;
-#[path = "../../../../src/ops/cpu/packed_matrix.rs"]
-mod packed_matrix;
+#[path = "../../../../src/ops/cpu/pool_layout.rs"]
+mod pool_layout;
 #[path = "../../../../src/ops/cpu/prefetch.rs"]
 mod prefetch;
 #[path = "../../../../src/ops/cpu/quant_blocks/mod.rs"]
@@ -48,6 +48,8 @@ mod quant_rows;
 mod recurrent;
 #[path = "../../../../src/ops/cpu/rowwise.rs"]
 mod rowwise;
+#[path = "../../../../src/ops/cpu/strided_rows.rs"]
+mod strided_rows;
 #[path = "../../../../src/ops/cpu/thread_pool.rs"]
 mod thread_pool;
 #[path = "../../../../src/ops/cpu/threads.rs"]
@@ -61,9 +63,10 @@ pub(super) use kv_append::{append_keys, append_values};
 pub(super) use kv_element::KvElement;
 use packed_matrix::Panels;
 pub(super) use recurrent::{
-    Conv, RecurrentOperands, States, delta_gates, gated_norm, recurrence, state_space_gates,
+    Conv, RecurrentOperands, States, delta_gates, gate_rows, gated_norm, product, recurrence, state_space_gates,
 };
 pub(super) use rowwise::{activate, clamped_swiglu_into, gated, norm, soft_cap};
+pub(super) use strided_rows::StridedRows;
 
 mod tensors {
     use burn::tensor::Tensor;

@@ -5,12 +5,12 @@ mod stored;
 use std::time::Instant;
 
 use super::{
-    Conv, RecurrentOperands, States, append_values, attention_paged, huge_pages::zeros, matmul::linear, measure, packed_matrix::Panels, pool_layout::pool_len,
-    thread_pool, training,
+    Conv, RecurrentOperands, States, append_values, attention_paged, huge_pages::zeros, matmul::linear, measure,
+    packed_matrix::Panels, pool_layout::pool_len, thread_pool, training,
 };
 use crate::ops::{
     AttentionOptions, Dtype, PagedRows, Precision, Slots,
-    types::{RecurrentHeads, RecurrentRows, RecurrentRule, Recurrence},
+    types::{Recurrence, RecurrentHeads, RecurrentRows, RecurrentRule},
 };
 
 /// The matrices of a block of SmolLM2-135M: `[d_out, d_in]`.
@@ -107,7 +107,11 @@ fn recurrent() {
     for (n_sequences, len) in [(1, 1), (4, 1), (16, 1), (1, 512)] {
         let n_rows = n_sequences * len;
         let (x, gates) = (noise(n_rows * heads.width(), 1), noise(n_rows * 2 * heads.n_v_heads, 2));
-        let gates: Vec<f32> = gates.into_iter().enumerate().map(|(n, gate)| if n / 16 % 2 == 0 { -gate.abs() } else { gate.abs() }).collect();
+        let gates: Vec<f32> = gates
+            .into_iter()
+            .enumerate()
+            .map(|(n, gate)| if n / 16 % 2 == 0 { -gate.abs() } else { gate.abs() })
+            .collect();
         let operands = RecurrentOperands { recurrence, x: &x, gates: &gates, skip: None };
         let steps = if len > 1 { 2 } else { n_slots / n_sequences };
         let mut best = [f64::INFINITY; 2];
@@ -123,7 +127,11 @@ fn recurrent() {
                         std::hint::black_box(super::recurrence(&operands, rows.spans(), Some(&states)));
                     } else {
                         let states = States::new(&mut inputs, 3 * heads.width(), 0);
-                        std::hint::black_box(conv.forward(&x, rows.spans(), Some(&states)));
+                        std::hint::black_box(conv.forward(
+                            super::StridedRows::of(&x, heads.width()),
+                            rows.spans(),
+                            Some(&states),
+                        ));
                     }
                 }
                 *best = best.min(begin.elapsed().as_secs_f64() / steps as f64);
@@ -145,10 +153,19 @@ const CACHE_BYTES: usize = 1 << 28;
 /// Attention with the heads of SmolLM2-135M (9 to 3) and of a model of 1B (32 to 8).
 fn attention<E: super::PagedElement>(name: &str) {
     for (n_heads, n_kv_heads, head_dim) in [(9, 3, 64), (32, 8, 64)] {
-        let (scale, softcap, sliding_window, alibi_slopes) = (0.125, None, None, None);
+        let (scale, softcap, sliding_window, alibi_slopes, relative) = (0.125, None, None, None, None);
         let bidirectional = false;
-        let options =
-            AttentionOptions { n_heads, n_kv_heads, head_dim, scale, softcap, sliding_window, bidirectional, alibi_slopes };
+        let options = AttentionOptions {
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            scale,
+            softcap,
+            sliding_window,
+            bidirectional,
+            alibi_slopes,
+            relative,
+        };
         print!("attention in {name}, {n_heads} to {n_kv_heads} heads:");
         for (start, n_rows) in [(128usize, 1usize), (2048, 1), (8192, 1), (0, 512), (0, 2048)] {
             let n_keys = (start + n_rows).next_multiple_of(16);

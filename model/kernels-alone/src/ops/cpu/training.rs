@@ -65,8 +65,11 @@ pub(super) fn time_frozen() {
                     .map(|_| {
                         let start = Instant::now();
                         for panels in &layers {
-                            let rhs =
-                                if name == "forward" { RightOperand::StoredTransposed(panels) } else { RightOperand::Stored(panels) };
+                            let rhs = if name == "forward" {
+                                RightOperand::StoredTransposed(panels)
+                            } else {
+                                RightOperand::Stored(panels)
+                            };
                             std::hint::black_box(new_product_with(lhs, rhs, None, Precision::F32));
                         }
                         start.elapsed().as_secs_f64()
@@ -110,17 +113,27 @@ pub(super) fn time_low_rank() {
                     n += n_rows * rank * d_in;
                     match name {
                         "x A^T" => drop(std::hint::black_box(new_product([x, a.transposed()], None, p32))),
-                        "r^T x" => {
-                            product::product_at(&mut of_a, (0, d_in), [whole_r.transposed(), x], Accumulate::Nothing, p32)
-                        }
+                        "r^T x" => product::product_at(
+                            &mut of_a,
+                            (0, d_in),
+                            [whole_r.transposed(), x],
+                            Accumulate::Nothing,
+                            p32,
+                        ),
                         "+ r A" => product::product_at(of_x, (0, d_in), [whole_r, a], Accumulate::Itself, p32),
                         _ => {
                             n += n_rows * d_out * 16 - n_rows * rank * d_in;
                             parts(&mut |p, g, r, b| match name {
-                                "+ r B^T" => {
-                                    product::product_at(of_g, (p * part, d_out), [r, b.transposed()], Accumulate::Itself, p32)
+                                "+ r B^T" => product::product_at(
+                                    of_g,
+                                    (p * part, d_out),
+                                    [r, b.transposed()],
+                                    Accumulate::Itself,
+                                    p32,
+                                ),
+                                "g B" => {
+                                    product::product_at(&mut of_r, (p * 16, rank), [g, b], Accumulate::Nothing, p32)
                                 }
-                                "g B" => product::product_at(&mut of_r, (p * 16, rank), [g, b], Accumulate::Nothing, p32),
                                 _ => drop(std::hint::black_box(new_product([r.transposed(), g], None, p32))),
                             });
                         }

@@ -39,5 +39,5 @@ pub(crate) use operands::{AttentionOptions, NormOptions, NormParts, PagedRows, Q
 pub use operands::{PAGE_SIZE, Precision};
 pub use quantized_matrix::QuantizedBlock;
 pub(in crate::ops) use recurrent::{
-    GateOrder, GatedNormOptions, RecurrentHeads, RecurrentRows, RecurrentRule, RecurrentSpan, Recurrence, STATE_COLUMNS,
+    GateOrder, GatedNormOptions, Recurrence, RecurrentHeads, RecurrentRows, RecurrentRule, RecurrentSpan, STATE_COLUMNS,
 };

@@ -124,7 +124,7 @@ fn chunks_per_task(sequences: &[PagedRows], n_threads: usize, options: &Attentio
 }
 
 fn n_keys(sequence: &PagedRows) -> usize {
-    n_positions(sequence) - sequence.first_key
+    sequence.slots.host().len()
 }
 
 /// An element of pools over which rows attend.
@@ -274,6 +274,8 @@ pub(in crate::ops) struct Query<'a> {
     /// The positions that it sees.
     sees: Range<usize>,
     slope: Option<f32>,
+    /// What is added to the scores of the keys from position 0 on.
+    relative: Option<&'a [f32]>,
     softcap: Option<f32>,
 }
 
@@ -291,6 +293,7 @@ impl Task<'_> {
                 output: (place * n_heads + head) * head_dim,
                 sees: sees.clone(),
                 slope: pools.options.alibi_slopes.as_ref().map(|slopes| slopes[head]),
+                relative: pools.options.relative.as_ref().map(|relative| relative.of_keys(head, position)),
                 softcap: pools.options.softcap.map(|cap| cap as f32),
             }));
         }
@@ -344,9 +347,9 @@ impl Task<'_> {
     }
 }
 
-/// Positions of a text so far.
+/// Positions of the keys' text so far.
 fn n_positions(sequence: &PagedRows) -> usize {
-    sequence.start + sequence.rows.len()
+    sequence.first_key + n_keys(sequence)
 }
 
 /// The positions that some of the sequence's `rows` sees.

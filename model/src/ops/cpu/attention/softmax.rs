@@ -84,6 +84,12 @@ fn finish_scores<const FUSED: bool>(
         for (n, score) in scores.iter_mut().enumerate().take(visible.end).skip(visible.start) {
             *score = *score * factor - slope * (to_first - n as f32);
         }
+    } else if let Some(relative) = query.relative {
+        // Of keys that it does not see, there may be none.
+        let added = relative.get(first + visible.start..first + visible.end).unwrap_or_default();
+        for (score, added) in scores[visible.clone()].iter_mut().zip(added) {
+            *score = *score * factor + LOG2_E * added;
+        }
     } else if factor != 1.0 {
         scores[visible.clone()].iter_mut().for_each(|score| *score *= factor);
     }

@@ -38,6 +38,7 @@ fn check_tasks<E: PagedElement>() {
             sliding_window,
             bidirectional: false,
             alibi_slopes,
+            relative: None,
         };
         let ([keys, values], slots) = pools_of::<E>(n_pages, [n_kv_heads, head_dim]);
         // One above all scores, one below.
@@ -126,6 +127,7 @@ fn check_sums<E: PagedElement>(within: f64) {
             sliding_window,
             bidirectional: false,
             alibi_slopes,
+            relative: None,
         };
         let slots = Slots::new(slots[..n_keys].to_vec(), &burn::tensor::Device::flex());
         let sequence = PagedRows { rows: 0..1, start: n_keys - 1, first_key: 0, slots };
@@ -183,6 +185,7 @@ fn check_non_finite<E: PagedElement + PartialEq>(broken: f32) {
             sliding_window,
             bidirectional: false,
             alibi_slopes,
+            relative: None,
         };
         let queries = noise(n_rows * n_heads * head_dim, 3);
         let device = burn::tensor::Device::flex();

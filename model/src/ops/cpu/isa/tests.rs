@@ -180,6 +180,7 @@ mod bodies {
                 sliding_window,
                 bidirectional: false,
                 alibi_slopes: None,
+                relative: None,
             };
             let width = n_kv_heads * head_dim;
             let (keys, values) = (noise(96 * width, 1), noise(96 * width, 2));

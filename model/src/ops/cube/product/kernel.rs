@@ -3,7 +3,7 @@
 use burn_cubecl::cubecl::{
     self,
     cmma::{self, Matrix, MatrixIdent, MatrixLayout},
-    ir::ElemType,
+    ir::{ElemType, HardwareProperties},
     prelude::*,
 };
 
@@ -30,16 +30,16 @@ pub(in crate::ops::cube) enum Causal {
 
 /// Sizes of a workgroup's work, and what there is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Plan {
+pub(in crate::ops::cube) struct Plan {
     /// Rows, columns and terms of a tile.
-    pub(super) m: usize,
-    pub(super) n: usize,
-    pub(super) k: usize,
+    pub(in crate::ops::cube) m: usize,
+    pub(in crate::ops::cube) n: usize,
+    pub(in crate::ops::cube) k: usize,
     /// Rows and columns of a plane (a subgroup), in fragments.
-    rows: usize,
-    columns: usize,
+    pub(in crate::ops::cube) rows: usize,
+    pub(in crate::ops::cube) columns: usize,
     /// Rows, columns and terms of an instruction.
-    fragment: usize,
+    pub(in crate::ops::cube) fragment: usize,
     /// Lanes of a plane.
     pub(super) plane: usize,
     /// The numbers that are multiplied.
@@ -87,7 +87,7 @@ impl Plan {
         self.m / self.rows / self.fragment * self.planes_abreast()
     }
 
-    pub(super) fn lanes(self) -> usize {
+    fn lanes(self) -> usize {
         self.planes() * self.plane
     }
 
@@ -109,9 +109,21 @@ impl Plan {
         self.planes() * self.fragment * self.fragment
     }
 
-    pub(super) fn shared_bytes(self) -> usize {
+    fn shared_bytes(self) -> usize {
         let tiles = self.a().len() + self.b().len();
         self.n_parts * tiles * size_of::<half::bf16>() + self.scratch() * size_of::<f32>()
+    }
+
+    /// Whether there is a kernel with these sizes on a device with `hardware`.
+    pub(in crate::ops::cube) fn fits(self, hardware: &HardwareProperties) -> bool {
+        let is_divided = |side: usize, part: usize| side.is_multiple_of(part * self.fragment);
+        hardware.plane_size_min == hardware.plane_size_max
+            && is_divided(self.m, self.rows)
+            && is_divided(self.n, self.columns)
+            && is_divided(self.k, 1)
+            && [self.m, self.n].iter().all(|outer| (outer * self.k).is_multiple_of(TOGETHER * self.lanes()))
+            && self.shared_bytes() <= hardware.max_shared_memory_size
+            && self.lanes() <= hardware.max_units_per_cube as usize
     }
 }
 

@@ -10,7 +10,7 @@ use super::super::super::tensor_names::{
 };
 
 pub(in super::super) const LLAMA: &[&[NameRow]] =
-    &[LLAMA_ENDS, LLAMA_NORMS, LLAMA_QKV, LLAMA_QK_NORM, LLAMA_OUT, LLAMA_MLP];
+    &[LLAMA_ENDS, LLAMA_NORMS, LLAMA_QKV, LLAMA_QK_NORM, LLAMA_OUT, LLAMA_MLP, PREDICTION];
 
 /// Llama's tensors outside blocks.
 pub(super) const LLAMA_ENDS: &[NameRow] = &[

@@ -12,8 +12,8 @@ use super::super::{
     },
     names, rope,
     row_groups::{
-        GPT1_ACTIVATIONS, GPT2_SIZES, HEAD_DIM, HEADS, LIKE_GPT2, LIKE_LLAMA, LLAMA_SIZES, SILU_UNTIED, UNTIED,
-        layer_norm_eps,
+        GPT1_ACTIVATIONS, GPT2_SIZES, HEAD_DIM, HEADS, LIKE_GPT2, LIKE_LLAMA, LLAMA_SIZES, ONLY_HEAD_DIM, SILU_UNTIED,
+        UNTIED, layer_norm_eps,
     },
     variant_rows::NORM_OF_EACH_HEAD,
     window,
@@ -47,7 +47,7 @@ pub(super) const ROWS: &[Architecture] = &[
             UNTIED,
             &[
                 one_kv_head_each(),
-                derived(|c| &mut c.head_dim, head_dim),
+                ONLY_HEAD_DIM,
                 ConfigRow::Rope(&rope::NEOX),
                 ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "gelu" },
                 layer_norm_eps(1e-5),
@@ -70,7 +70,7 @@ pub(super) const ROWS: &[Architecture] = &[
             SILU_UNTIED,
             &[
                 kv_heads(32),
-                derived(|c| &mut c.head_dim, head_dim),
+                ONLY_HEAD_DIM,
                 ConfigRow::Rope(&rope::STABLELM),
                 layer_norm_eps(1e-5),
                 number("hidden_dropout", |c| &mut c.dropout, 0.0),
@@ -204,7 +204,7 @@ pub(super) const ROWS: &[Architecture] = &[
             UNTIED,
             &[
                 one_kv_head_each(),
-                derived(|c| &mut c.head_dim, head_dim),
+                ONLY_HEAD_DIM,
                 ConfigRow::Rope(&rope::PHI),
                 ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "relu2" },
                 layer_norm_eps(1e-5),

@@ -9,6 +9,7 @@ use super::super::{
         ATTENTION_BIAS, GRANITE, HEAD_DIM, HEAD_DIM_128, HEADS, LIKE_LLAMA, LLAMA_SIZES, NO_BIASES, SILU, SILU_UNTIED,
         UNTIED, rms_eps,
     },
+    variant_rows::NANOCHAT_NORMS,
     window,
 };
 use crate::config::GptConfig;
@@ -95,6 +96,7 @@ pub(super) const ROWS: &[Architecture] = &[
             HEADS,
             &[
                 ConfigRow::Rope(&rope::WHOLE_HEADS),
+                NANOCHAT_NORMS,
                 ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "relu2" },
                 rms_eps(1e-6),
                 ConfigRow::Cap { key: "final_logit_softcapping", of: |c| &mut c.logit_softcap, absent: Some(15.0) },

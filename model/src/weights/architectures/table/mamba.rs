@@ -14,13 +14,16 @@ use super::super::{
 };
 use crate::config::{GptConfig, Positions};
 
+/// The convolution of a Mamba-2 layer has this activation too.
+const SILU_ALONE: (&str, Fixed) = ("hidden_act", Fixed::Text("silu"));
+
 pub(super) const ROWS: &[Architecture] = &[
     Architecture {
         class: "GraniteMoeHybridForCausalLM",
         model_type: "granitemoehybrid",
         base: || mixture(mamba2()),
         config: &[LLAMA_SIZES, GRANITE, &[GRANITE_POSITIONS, GRANITE_EXPERTS], MAMBA, &[GRANITE_LAYER_TYPES]],
-        fixed: &[("mlp_bias", Fixed::Flag(false)), ("sliding_window", Fixed::Nothing)],
+        fixed: &[SILU_ALONE, ("mlp_bias", Fixed::Flag(false)), ("sliding_window", Fixed::Nothing)],
         names: names::GRANITE_HYBRID,
         ..LIKE_LLAMA
     },
@@ -43,17 +46,14 @@ pub(super) const ROWS: &[Architecture] = &[
             MAMBA,
             &[BAMBA_LAYERS],
         ],
-        fixed: &[("sliding_window", Fixed::Nothing)],
+        fixed: &[SILU_ALONE, ("sliding_window", Fixed::Nothing)],
         names: names::BAMBA,
         ..LIKE_LLAMA
     },
     Architecture {
         class: "NemotronHForCausalLM",
         model_type: "nemotron_h",
-        base: || {
-            let mamba = GptConfig { gated_mlp: false, positions: Positions::None, ..mamba2() };
-            corrected(mamba)
-        },
+        base: || corrected(GptConfig { gated_mlp: false, positions: Positions::None, ..mamba2() }),
         config: &[
             &[
                 size(&["vocab_size"], |c| &mut c.vocab_size),

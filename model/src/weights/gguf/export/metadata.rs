@@ -144,11 +144,11 @@ fn lack(gguf: &Gguf, config: &GptConfig) -> String {
     if config.xielu {
         return "have the numbers of xIELU as metadata, which is not written".into();
     }
-    if let Some(spec) = param_specs(config).iter().find(|spec| !names.knows(spec, config)) {
-        return format!("have no tensor for `{}`", spec.path);
-    }
     if let Some(feature) = unread_by_llama_cpp(gguf, config) {
         return format!("have no {feature} in llama.cpp");
+    }
+    if let Some(spec) = param_specs(config).iter().find(|spec| !names.knows(spec, config)) {
+        return format!("have no tensor for `{}`", spec.path);
     }
     match read_back(gguf, config, false) {
         Err(error) => format!("are not written: {error}"),
@@ -183,9 +183,9 @@ fn unread_by_llama_cpp(gguf: &Gguf, config: &GptConfig) -> Option<&'static str> 
         ("order of value heads like that of the class", gguf.name.starts_with("qwen35")),
         ("rotary scaling `longrope`", matches!(scaling, RopeScaling::LongRope { .. }) && !has(&WITH_FACTOR_LISTS)),
         ("rotary scaling `llama3`", matches!(scaling, RopeScaling::Llama3 { .. }) && !has(&WITH_FREQUENCY_FACTORS)),
+        ("layers without experts between others", !(dense.is_empty() || are_first && has(&WITH_DENSE_LAYERS))),
         ("router like this one", !is_usual && !has(&WITH_ROUTER_KEYS)),
         ("bias of the router", experts.is_some_and(|it| it.selection_bias) && !has(&WITH_SELECTION_BIAS)),
-        ("layers without experts between others", !dense.is_empty() && !(are_first && has(&WITH_DENSE_LAYERS))),
     ];
     features.into_iter().find(|(_, is_there)| *is_there).map(|(feature, _)| feature)
 }

@@ -59,6 +59,7 @@ pub fn export(file: PartialFile, model: &LoadedModel, options: &ExportOptions) -
         tokenizer,
         chat_template,
         eos_token_ids,
+        decoder_start: _,
         sampling_defaults,
         own_pooling,
         text_limit: _,

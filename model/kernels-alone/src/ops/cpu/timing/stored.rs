@@ -29,11 +29,28 @@ pub(super) fn run(only: Option<&str>) {
         }
     };
     for dtype in [
-        Dtype::Q8, Dtype::Q4, Dtype::Q6K, Dtype::Q4K, Dtype::Iq4Nl, Dtype::Iq4Xs, Dtype::Mxfp4, Dtype::Q3K, Dtype::Q2K,
-        Dtype::Iq3S, Dtype::Iq3Xxs, Dtype::Iq2, Dtype::Iq1, Dtype::Q2, Dtype::Int4, Dtype::Int8, Dtype::Fp8,
+        Dtype::Q8,
+        Dtype::Q4,
+        Dtype::Q6K,
+        Dtype::Q4K,
+        Dtype::Iq4Nl,
+        Dtype::Iq4Xs,
+        Dtype::Mxfp4,
+        Dtype::Q3K,
+        Dtype::Q2K,
+        Dtype::Iq3S,
+        Dtype::Iq3Xxs,
+        Dtype::Iq2,
+        Dtype::Iq1,
+        Dtype::Q2,
+        Dtype::Int4,
+        Dtype::Int8,
+        Dtype::Fp8,
     ] {
         let name = format!("{dtype}-file");
-        if only.is_some_and(|only| !only.split(',').any(|only| name.starts_with(only) && only.contains('-') || only == "files")) {
+        if only.is_some_and(|only| {
+            !only.split(',').any(|only| name.starts_with(only) && only.contains('-') || only == "files")
+        }) {
             continue;
         }
         let levels = levels(dtype);

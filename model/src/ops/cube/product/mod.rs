@@ -24,8 +24,8 @@ use super::{
     launch::{empty, grid},
 };
 use crate::ops::Precision;
-pub(super) use kernel::Causal;
-use kernel::{Plan, add_parts, product};
+pub(super) use kernel::{Causal, Plan};
+use kernel::{add_parts, product};
 
 /// Numbers that are read at a time.
 const TOGETHER: usize = 4;
@@ -93,8 +93,13 @@ impl Product<'_> {
     /// # Panics
     /// Unless [`has_kernel`](Self::has_kernel).
     pub(super) fn write(&self, output: &CubeTensor, stride: usize, is_added: bool) {
+        let Some(plan) = self.plan() else { unreachable!("`has_kernel` was not asked") };
+        self.write_by(plan, output, stride, is_added);
+    }
+
+    /// [`write`](Self::write) with the tiles of `plan`, which must [fit](Plan::fits).
+    pub(super) fn write_by(&self, mut plan: Plan, output: &CubeTensor, stride: usize, is_added: bool) {
         let [m, n, k] = self.dims;
-        let Some(mut plan) = self.plan() else { unreachable!("`has_kernel` was not asked") };
         plan.has_bias = self.bias.is_some();
         plan.is_added = is_added;
         let (causal, seq_len) = self.causal;
@@ -164,7 +169,7 @@ impl Product<'_> {
     }
 
     /// How the device multiplies; `None` if it cannot.
-    fn plan(&self) -> Option<Plan> {
+    pub(super) fn plan(&self) -> Option<Plan> {
         let transposed = [self.a.is_transposed, self.b.is_transposed];
         plan(&self.a.tensor.client, self.precision, self.dims[1], transposed)
     }
@@ -178,10 +183,7 @@ fn plan(client: &Client, precision: Precision, n: usize, transposed: [bool; 2]) 
     let plane = hardware.plane_size_max as usize;
     let mut plan = Plan::new(element, fragment, n_parts, plane, n);
     [plan.a_transposed, plan.b_transposed] = transposed;
-    let fits = hardware.plane_size_min == hardware.plane_size_max
-        && plan.shared_bytes() <= hardware.max_shared_memory_size
-        && plan.lanes() <= hardware.max_units_per_cube as usize;
-    fits.then_some(plan)
+    plan.fits(hardware).then_some(plan)
 }
 
 /// Whether `device` multiplies numbers of bf16.

@@ -1,0 +1,4 @@
+pub mod cube;
+pub mod types;
+
+pub(crate) use types::*;

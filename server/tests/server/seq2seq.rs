@@ -1,0 +1,127 @@
+//! An encoder-decoder behind the endpoints: a tiny T5 with a tokenizer, whose texts `transformers` generated.
+
+use std::{fs, path::PathBuf};
+
+use axum::http::StatusCode;
+use burn::tensor::Device;
+use hearth_engine::Models;
+use hearth_model::weights::model_dir::{LoadOptions, load};
+use hearth_server::{api::state::AppState, engine::Engine};
+use serde_json::{Value, json};
+
+use super::cli;
+use crate::support::{self, CHAT, MODEL, OPTIONS, Server, fold};
+
+fn golden() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../model/tests/golden/t5")
+}
+
+fn expected() -> Value {
+    serde_json::from_slice(&fs::read(golden().join("expected.json")).unwrap()).unwrap()
+}
+
+fn server() -> Server {
+    let options = LoadOptions { device: Device::flex(), dtype: None };
+    let engine = Engine::start(move || Ok(Models::from(load(&golden(), &options)?)), OPTIONS).unwrap();
+    Server { state: AppState::ready(MODEL, engine.clone()), engine }
+}
+
+fn request(prompt: &Value) -> Value {
+    json!({ "prompt": prompt, "max_tokens": 12, "temperature": 0, "return_token_ids": true })
+}
+
+#[tokio::test]
+async fn completion_of_an_encoder_decoder_is_what_transformers_generates() {
+    let (server, expected) = (server(), expected());
+    let body = request(&expected["prompt"]);
+    let answer = server.complete(body.clone()).await;
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["token_ids"], expected["generated"]);
+    assert_eq!(choice["text"], expected["text"]);
+    assert_eq!(choice["prompt_token_ids"], expected["source_ids"]);
+    let n_source = expected["source_ids"].as_array().unwrap().len();
+    assert_eq!(answer["usage"]["prompt_tokens"], n_source + 1, "with the token that the decoder begins with");
+    // Streamed, as ids, under vLLM's name, and with the token that begins it.
+    let events = server.stream(body.clone()).await;
+    assert_eq!(fold(&events)[0]["text"], expected["text"]);
+    for (name, value) in [("prompt", &expected["source_ids"]), ("encoder_prompt", &expected["prompt"])] {
+        let mut body = body.clone();
+        body.as_object_mut().unwrap().remove("prompt");
+        body[name] = value.clone();
+        body["decoder_prompt"] = json!([0]);
+        assert_eq!(server.complete(body).await["choices"][0]["token_ids"], expected["generated"], "{name}");
+    }
+}
+
+/// A source is read once, and beams and choices share it.
+#[tokio::test]
+async fn sources_are_cached_whole_and_shared_by_choices_and_beams() {
+    let (server, expected) = (server(), expected());
+    let cached = |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].clone();
+    let body = request(&expected["prompt"]);
+    let n_source = expected["source_ids"].as_array().unwrap().len();
+    assert_eq!(cached(&server.complete(body.clone()).await), 0);
+    assert_eq!(cached(&server.complete(body.clone()).await), n_source);
+    // The first page of a long source is another one, if the source ends otherwise.
+    let long = |last: u32| json!((0..40).map(|n| 3 + n).chain([last]).collect::<Vec<u32>>());
+    assert_eq!(cached(&server.complete(request(&long(5))).await), 0);
+    assert_eq!(cached(&server.complete(request(&long(6))).await), 0);
+    assert_eq!(cached(&server.complete(request(&long(5))).await), 41);
+    let choices = |answer: &Value| answer["choices"].as_array().unwrap().clone();
+    let mut several = body.clone();
+    several["n"] = json!(3);
+    for choice in choices(&server.complete(several).await) {
+        assert_eq!(choice["token_ids"], expected["generated"]);
+    }
+    let mut beams = body.clone();
+    beams["use_beam_search"] = json!(true);
+    beams["best_of"] = json!(3);
+    let found = &choices(&server.complete(beams).await)[0];
+    assert_eq!(found["token_ids"], expected["beams"]);
+    let many = json!([expected["prompt"], long(7), expected["prompt"], "a dog runs"]);
+    let together = choices(&server.complete(request(&many)).await);
+    for (prompt, choice) in many.as_array().unwrap().iter().zip(&together) {
+        assert_eq!(choice["text"], choices(&server.complete(request(prompt)).await)[0]["text"]);
+    }
+}
+
+#[tokio::test]
+async fn what_an_encoder_decoder_cannot_do_is_a_400_that_says_so() {
+    let server = server();
+    let refused = async |path: &str, body: Value| {
+        let answer = server.post_to(path, body.to_string()).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{path} {body}");
+        answer.error()
+    };
+    let error = refused("/v1/embeddings", json!({ "input": "a cat" })).await;
+    assert!(error.contains("makes no vectors"), "{error}");
+    let error = refused(CHAT, json!({ "messages": [{ "role": "user", "content": "a cat" }] })).await;
+    assert!(error.contains("chat template") || error.contains("encoder-decoder"), "{error}");
+    let error = refused("/v1/completions", request(&json!(vec![3; 65]))).await;
+    assert!(error.contains("the source has 65 tokens, but the encoder reads at most 64"), "{error}");
+    for (param, value) in [("echo", json!(true)), ("suffix", json!("x")), ("prompt_logprobs", json!(1))] {
+        let mut body = request(&json!("a cat"));
+        body[param] = value;
+        let error = refused("/v1/completions", body).await;
+        assert!(error.contains(&format!("`{param}` is not supported for an encoder-decoder")), "{error}");
+    }
+    let error = refused("/v1/completions", json!({ "prompt": "a", "encoder_prompt": "b" })).await;
+    assert!(error.contains("`encoder_prompt` cannot be combined with `prompt`"), "{error}");
+    let answer = support::Server::start().post(json!({ "prompt": "a", "decoder_prompt": "b" }).to_string()).await;
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+    assert!(answer.error().contains("has no encoder"), "{}", answer.error());
+}
+
+#[test]
+fn generate_writes_what_an_encoder_decoder_makes_of_a_source() {
+    let expected = expected();
+    let (dir, prompt) = (golden(), expected["prompt"].as_str().unwrap());
+    let model = dir.to_str().unwrap();
+    let args = ["generate", prompt, "--model", model, "--device", "cpu", "--max-tokens", "12", "--temperature", "0"];
+    let output = cli::run(&args);
+    assert_eq!(output.status.code(), Some(0), "{}", cli::stderr(&output));
+    assert_eq!(cli::stdout(&output), format!("{}\n", expected["text"].as_str().unwrap()));
+    let output =
+        cli::run(&["perplexity", dir.join("expected.json").to_str().unwrap(), "--model", model, "--device", "cpu"]);
+    assert!(cli::stderr(&output).contains("encoder-decoder"), "{}", cli::stderr(&output));
+}
