@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 mod experts;
 mod heads;
 mod latent;
+mod masked_lm;
 mod recurrent;
 mod rope;
 mod seq2seq;
@@ -13,6 +14,7 @@ mod validate;
 pub use experts::{ExpertGroups, Experts, RouterScores};
 pub use heads::{HeadSizes, PerLayerInputs};
 pub use latent::LatentAttention;
+pub use masked_lm::MaskedLmHead;
 pub use recurrent::{GatedConv, GatedDeltaNet, Mamba2, Recurrence, Recurrent};
 pub use rope::{Rope, RopeScaling};
 pub use seq2seq::RelativeBuckets;
@@ -218,6 +220,9 @@ pub struct GptConfig {
     /// [`norm_weight_offset`](Self::norm_weight_offset) of the final norm; `None`: the same as for other norms.
     #[serde(default)]
     pub final_norm_offset: Option<f32>,
+    /// What hidden states go through before the output matrix, in encoders that predict masked tokens.
+    #[serde(default)]
+    pub mlm_head: Option<MaskedLmHead>,
     /// The encoder of an encoder-decoder (["Attention is all you need"](https://arxiv.org/abs/1706.03762), 3.1), a model that looks
     /// both ways. Its output, a row for each token of the source, is what the decoder attends to in each block besides its own
     /// rows. It shares the decoder's embedding. All other fields are the decoder's.
@@ -445,6 +450,7 @@ impl GptConfig {
             plain_qk_norm: false,
             out_norm_eps: None,
             final_norm_offset: None,
+            mlm_head: None,
             encoder: None,
             dropout: 0.0,
         }

@@ -23,7 +23,7 @@ use burn::{
 pub use self::router_losses::{RouterLogits, RouterLossWeights, RouterLosses};
 use self::{by_operations::ByOperations, devices::require_bodies, encoder::Encoder, prediction_head::PredictionLayer};
 use crate::{
-    config::{GptConfig, NormPosition},
+    config::{GptConfig, MaskedLmHead, NormPosition},
     error::Result,
     forward_pass::{AttentionContext, ForwardPass},
     layers::{Conv, Decays, Embedding, Linear, LmHead, Norm, Part, PartList, Relative, Router, Scale, Vector, modules},
@@ -53,6 +53,7 @@ modules! {
         encoder: Option<Encoder>,
         blocks: Vec<Block>,
         norm: Option<Norm>,
+        mlm_head: Option<MlmHead>,
         lm_head: LmHead,
         // That trains beside the model.
         prediction: Option<PredictionLayer>,
@@ -79,6 +80,12 @@ modules! {
         mlp_out_norm: Option<Norm>,
         per_layer: Option<PerLayerUpdate>,
         scale: Option<Scale>,
+    }
+
+    /// Makes predictions of masked tokens possible.
+    struct MlmHead {
+        dense: Linear,
+        norm: Norm,
     }
 
     /// What every block reads a part of.
@@ -300,7 +307,7 @@ impl Gpt {
     /// Scores of every token to come next: `[n_rows, d_model]` to `[n_rows, vocab_size]`.
     pub fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
         let (weight, bias) = self.output();
-        let logits = ops::linear(self.scale_for_logits(hidden), weight, bias);
+        let logits = ops::linear(self.output_input(hidden), weight, bias);
         match self.config.logit_softcap {
             Some(cap) => ops::soft_cap(logits, cap),
             None => logits,
@@ -399,7 +406,7 @@ impl Gpt {
         self.params().into_iter().filter_map(matrix).collect()
     }
 
-    /// The output matrix and its bias, for hidden states that are [`scale_for_logits`](Self::scale_for_logits).
+    /// The output matrix and its bias, for [`output_input`](Self::output_input).
     fn output(&self) -> (&Weight, Option<Tensor<1>>) {
         let weight = self.lm_head.weight.as_ref().unwrap_or(&self.embed.weight);
         let multiplier = self.config.logit_multiplier;
@@ -407,8 +414,16 @@ impl Gpt {
         (weight, self.lm_head.bias.as_ref().map(Param::val).map(multiplied))
     }
 
-    /// Applies the multiplier of the logits to the hidden states instead, which are fewer numbers.
-    fn scale_for_logits(&self, hidden: Tensor<2>) -> Tensor<2> {
+    /// What the output matrix multiplies, of hidden states: with the head for masked tokens, and with the multiplier of the logits,
+    /// which are more numbers.
+    fn output_input(&self, hidden: Tensor<2>) -> Tensor<2> {
+        let hidden = match (&self.mlm_head, self.config.mlm_head) {
+            (Some(MlmHead { dense, norm }), Some(MaskedLmHead { activation, .. })) => {
+                let dense = ops::linear_with_lora(hidden, dense.parts(None, &[]));
+                norm.forward(ops::activate(dense, activation))
+            }
+            _ => hidden,
+        };
         let multiplier = self.config.logit_multiplier;
         if multiplier == 1.0 { hidden } else { hidden * multiplier }
     }

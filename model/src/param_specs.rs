@@ -190,9 +190,14 @@ fn specs_outside(config: &GptConfig) -> [Vec<PartSpec>; 2] {
     if config.tie_embeddings {
         lm_head.params.remove(0);
     }
-    let after = [config.final_norm.then(|| norm("norm")), Some(lm_head)];
+    let mlm_head = config.mlm_head.map(|head| {
+        let dense = matrix(PartKind::Linear, "mlm_head.dense", [d_model, d_model], INIT_STD, head.bias);
+        [dense, norm("mlm_head.norm")]
+    });
+    let after = [config.final_norm.then(|| norm("norm"))].into_iter().flatten();
+    let after = after.chain(mlm_head.into_iter().flatten()).chain([lm_head]);
     let before = before.into_iter().flatten().chain(per_layer.into_iter().flatten());
-    [before.collect(), after.into_iter().flatten().collect()]
+    [before.collect(), after.collect()]
 }
 
 /// The parts of a prediction head before its layer: see [`PredictionHead`](crate::gpt::prediction_head::PredictionHead).

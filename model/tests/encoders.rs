@@ -1,6 +1,8 @@
 //! Encoders in steps, as the server runs them: each text whole, texts of any lengths side by side.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+use std::fs;
+
 use burn::tensor::Device;
 use hearth_model::{
     TokenId,
@@ -8,9 +10,10 @@ use hearth_model::{
     kv_cache::StepPart,
     model_runner::ModelRunner,
     ops::{KvDtype, PAGE_SIZE},
+    weights::model_dir::{LoadOptions, load_gpt},
 };
 
-use crate::golden::{Oracle, distance, load};
+use crate::golden::{Oracle, distance, golden, load};
 
 const ENCODERS: [&str; 5] = ["bert", "roberta", "xlm-roberta", "distilbert", "modernbert"];
 
@@ -84,6 +87,18 @@ fn second_texts_of_pairs_have_embeddings_of_their_own_where_the_model_tells_them
         assert_eq!(of(None), of(Some(20)), "{case}");
         assert_eq!(of(None) == of(Some(7)), case != "bert", "{case}");
     }
+}
+
+#[test]
+fn encoder_with_the_class_of_a_head_that_its_files_do_not_have_opens_without_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let from = golden("bert");
+    fs::copy(from.join("model.safetensors"), dir.path().join("model.safetensors")).unwrap();
+    let config = fs::read_to_string(from.join("config.json")).unwrap().replace("BertModel", "BertForMaskedLM");
+    fs::write(dir.path().join("config.json"), config).unwrap();
+    let gpt = load_gpt(dir.path(), &LoadOptions { device: Device::flex(), dtype: None }).unwrap();
+    assert_eq!(gpt.config(), load("bert", &Device::flex()).config());
+    assert!(load("bert-mlm", &Device::flex()).config().mlm_head.is_some());
 }
 
 #[test]

@@ -110,4 +110,8 @@ pub(crate) const CASES: &[&str] = &[
     "xlm-roberta",
     "distilbert",
     "modernbert",
+    "bert-mlm",
+    "roberta-mlm",
+    "distilbert-mlm",
+    "modernbert-mlm",
 ];

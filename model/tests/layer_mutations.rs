@@ -1,8 +1,8 @@
 //! Ways to misread the experts and the recurrent layers of a configuration while the weights still fit.
 
 use hearth_model::config::{
-    ClampedSwiglu, ExpertGroups, Experts, GatedConv, GatedDeltaNet, GptConfig, Mamba2, NormPosition, QueryTemperature,
-    Recurrence, Recurrent, RouterScores,
+    Activation, ClampedSwiglu, ExpertGroups, Experts, GatedConv, GatedDeltaNet, GptConfig, Mamba2, MaskedLmHead,
+    NormPosition, QueryTemperature, Recurrence, Recurrent, RouterScores,
 };
 
 /// Wrong details of attention and MLPs, with the field that is wrong.
@@ -31,6 +31,15 @@ pub(crate) fn detail_mutations(config: &GptConfig) -> Vec<(&'static str, GptConf
         change(&mut mutant);
         mutant
     };
+    if let Some(head) = config.mlm_head {
+        mutations.push(("mlm_head", with(&|c| c.mlm_head = None)));
+        let other = if head.activation == Activation::Relu { Activation::Silu } else { Activation::Relu };
+        mutations
+            .push(("mlm_head.activation", with(&|c| c.mlm_head = Some(MaskedLmHead { activation: other, ..head }))));
+        if head.bias {
+            mutations.push(("mlm_head.bias", with(&|c| c.mlm_head = Some(MaskedLmHead { bias: false, ..head }))));
+        }
+    }
     if let Some(offset) = config.final_norm_offset {
         mutations.push(("final_norm_offset", with(&|c| c.final_norm_offset = Some(1.0 - offset))));
     }

@@ -77,6 +77,8 @@ pub enum Arch {
     /// RMSNorm without weights, also of embeddings, queries and keys, squared ReLU, rotary positions and capped logits, as
     /// `NanoChatForCausalLM`.
     NanoChat,
+    /// BERT, an encoder, for `objective.kind=mlm`: as `BertForMaskedLM`.
+    Bert,
 }
 
 /// Sizes of the model. The vocabulary's comes from the tokenizer.

@@ -2,6 +2,7 @@
 //!
 //! - `next_token`: the cross entropy of the next token, and of the one after it with a prediction head
 //! - `keep`: the same, with a penalty on what an adapter changes elsewhere
+//! - `mlm`: masked tokens, for encoders
 //! - `dpo`: preferences, direct preference optimization
 //!
 //! Each file says which rows its objective trains on, the loss of a micro-batch, what a step counts, and the score by which models are
@@ -11,19 +12,20 @@
 
 mod dpo;
 mod keep;
+mod mlm;
 mod next_token;
 mod pass;
 
 use std::{fmt, sync::Arc};
 
-use anyhow::{Result, ensure};
-use hearth_model::{gpt::Gpt, ops::Losses, tokenizer::Tokenizer};
+use anyhow::{Result, bail, ensure};
+use hearth_model::{config::GptConfig, gpt::Gpt, ops::Losses, tokenizer::Tokenizer};
 use serde::{Deserialize, Serialize};
 
 pub use self::pass::{RouterBalance, TrainingPass};
-use self::{dpo::Dpo, keep::Keep, next_token::NextToken};
+use self::{dpo::Dpo, keep::Keep, mlm::MaskedLm, next_token::NextToken};
 use crate::{
-    data::loader::{Batch, RowSource},
+    data::loader::{Batch, MaskSettings, RowSource},
     eval::{Score, Windows},
     interrupt::Interrupt,
     ranks::Group,
@@ -47,6 +49,10 @@ pub struct ObjectiveSettings {
     /// model without the adapter, over all tokens that are read but not trained ([Li and Hoiem, 2016](https://arxiv.org/abs/1606.09282)).
     /// 0: off.
     pub keep: f64,
+    /// `mlm`: the share of a row's tokens that is hidden and predicted.
+    pub mask_ratio: f64,
+    /// `mlm`: choose all tokens of a word, or none.
+    pub whole_words: bool,
     /// Trains a prediction head beside a fresh model, which predicts one token further ([DeepSeek-AI,
     /// 2024](https://arxiv.org/abs/2412.19437), 2.2): its loss counts this much beside the model's. 0: no head.
     pub mtp: f64,
@@ -61,6 +67,8 @@ pub enum ObjectiveKind {
     /// Direct preference optimization ([Rafailov et al., 2023](https://arxiv.org/abs/2305.18290)) on pairs of a better and a
     /// worse answer, in `finetune` only. Rows of a micro-batch are then pairs, and have twice as many tokens.
     Dpo,
+    /// Masked language modeling ([BERT](https://arxiv.org/abs/1810.04805), 3.1), for encoders.
+    Mlm,
 }
 
 impl fmt::Display for ObjectiveKind {
@@ -68,13 +76,14 @@ impl fmt::Display for ObjectiveKind {
         f.write_str(match self {
             Self::NextToken => "next-token",
             Self::Dpo => "dpo",
+            Self::Mlm => "mlm",
         })
     }
 }
 
 impl Default for ObjectiveSettings {
     fn default() -> Self {
-        Self { kind: ObjectiveKind::NextToken, beta: 0.1, keep: 0.0, mtp: 0.0 }
+        Self { kind: ObjectiveKind::NextToken, beta: 0.1, keep: 0.0, mask_ratio: 0.15, whole_words: false, mtp: 0.0 }
     }
 }
 
@@ -85,6 +94,9 @@ impl ObjectiveSettings {
             ObjectiveKind::NextToken if self.keep > 0.0 => Arc::new(Keep { weight: self.keep }),
             ObjectiveKind::NextToken => Arc::new(NextToken { mtp: self.mtp }),
             ObjectiveKind::Dpo => Arc::new(Dpo { beta: self.beta }),
+            ObjectiveKind::Mlm => {
+                Arc::new(MaskedLm { masks: MaskSettings { ratio: self.mask_ratio, whole_words: self.whole_words } })
+            }
         }
     }
 
@@ -94,11 +106,19 @@ impl ObjectiveSettings {
     /// # Errors
     /// A value that is not allowed.
     pub fn check(self, has_adapter: bool, losses: &[(&'static str, f64)]) -> Result<()> {
-        let ObjectiveSettings { kind, beta, keep, mtp } = self;
+        let ObjectiveSettings { kind, beta, keep, mask_ratio, mtp, .. } = self;
         ensure!(beta.is_finite() && beta > 0.0, "`objective.beta` must be above 0 and finite, got {beta}");
         ensure!(
             (0.0..=MAX_KEEP).contains(&keep),
             "`objective.keep` must be from 0 to {MAX_KEEP}, got {keep}\nhint: 1 to 10 is usual"
+        );
+        ensure!(
+            mask_ratio > 0.0 && mask_ratio <= 1.0,
+            "`objective.mask_ratio` must be above 0 and at most 1, got {mask_ratio}\nhint: 0.15 to 0.4 is usual"
+        );
+        ensure!(
+            kind != ObjectiveKind::Mlm || !has_adapter,
+            "`objective.kind=mlm` trains all weights, not an adapter\nhint: leave out `lora`"
         );
         let objective = self.objective();
         ensure!(
@@ -118,6 +138,32 @@ impl ObjectiveSettings {
                 weight == 0.0 || objective.takes_z_loss(),
                 "`optim.{name}` must be 0 with `objective.kind={kind}`, got {weight}"
             );
+        }
+        Ok(())
+    }
+}
+
+impl ObjectiveSettings {
+    /// Rejects a model of `gpt` that does not learn this.
+    ///
+    /// # Errors
+    /// A language model where an encoder is wanted, the reverse, or an encoder without the head.
+    pub fn check_model(self, gpt: &GptConfig) -> Result<()> {
+        match (self.kind, gpt.bidirectional) {
+            (ObjectiveKind::Mlm, false) => bail!(
+                "`objective.kind=mlm` trains encoders, and the model is one that writes text\nhint: leave it out, use \
+                 `model.arch=bert` (the preset `bert-tiny`), or start with a model such as a `BertForMaskedLM`"
+            ),
+            (ObjectiveKind::Mlm, true) => ensure!(
+                gpt.mlm_head.is_some(),
+                "the model is an encoder without a head for masked tokens, which `objective.kind=mlm` trains\nhint: start with a \
+                 model whose class ends in `ForMaskedLM`"
+            ),
+            (kind, true) => bail!(
+                "`objective.kind={kind}` trains models that write text, and the model is an encoder\nhint: `--set objective.kind=mlm` \
+                 trains encoders"
+            ),
+            (_, false) => {}
         }
         Ok(())
     }
@@ -147,6 +193,11 @@ pub trait Objective: fmt::Debug + Send + Sync {
     /// What its rows are.
     fn rows(&self) -> RowKind {
         RowKind::Sequences
+    }
+
+    /// Which tokens of rows are masked, if some are.
+    fn masks(&self) -> Option<MaskSettings> {
+        None
     }
 
     /// Whether the setting `objective.NAME` has an effect.

@@ -15,6 +15,7 @@ mod known_model;
 mod masks;
 mod memory;
 mod metrics;
+mod mlm;
 mod moved;
 mod optim;
 mod overfit;

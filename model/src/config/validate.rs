@@ -81,6 +81,9 @@ impl GptConfig {
         require("bidirectional", !self.bidirectional || self.recurrent.is_none(), || {
             "must be false with recurrent layers".to_owned()
         })?;
+        require("mlm_head", self.mlm_head.is_none() || self.bidirectional, || {
+            "must be left out with bidirectional = false".to_owned()
+        })?;
         require("n_token_types", self.n_token_types <= 1 << 16, || {
             format!("must be at most 65536, got {}", self.n_token_types)
         })?;

@@ -27,7 +27,7 @@ impl Gpt {
     /// As [`loss`](Self::loss).
     pub fn losses(&self, hidden: Tensor<2>, targets: impl Into<Targets>, z_loss: f64) -> Losses {
         let options = LossOptions { softcap: self.config.logit_softcap, z_loss };
-        ops::linear_cross_entropy(self.scale_for_logits(hidden), self.output(), options, targets.into())
+        ops::linear_cross_entropy(self.output_input(hidden), self.output(), options, targets.into())
     }
 
     /// The Kullback-Leibler divergence `KL(former || hidden)` of the predictions from `former` and from `hidden`, in
@@ -37,7 +37,7 @@ impl Gpt {
     /// # Panics
     /// When there are not as many shares as rows.
     pub fn divergence(&self, hidden: Tensor<2>, former: Tensor<2>, shares: Vec<f32>) -> Tensor<1> {
-        let [hidden, former] = [hidden, former].map(|hidden| self.scale_for_logits(hidden));
+        let [hidden, former] = [hidden, former].map(|hidden| self.output_input(hidden));
         ops::linear_divergence(hidden, former, self.output(), self.config.logit_softcap, shares)
     }
 
@@ -52,7 +52,7 @@ impl Gpt {
     pub fn token_losses(&self, hidden: Tensor<2>, targets: impl Into<Targets>) -> Result<Vec<f32>> {
         let Targets { ids, weights } = targets.into();
         let targets = (read_ids(ids)?, weights);
-        ops::token_losses(self.scale_for_logits(hidden), self.output(), self.config.logit_softcap, targets)
+        ops::token_losses(self.output_input(hidden), self.output(), self.config.logit_softcap, targets)
     }
 
     /// [`forward`](Self::forward) and [`losses`](Self::losses) in one.

@@ -157,6 +157,7 @@ impl Gpt {
             encoder: None,
             blocks,
             norm,
+            mlm_head: None,
             lm_head: self.lm_head.clone(),
             prediction: None,
             config: self.config.of_prediction_head(),

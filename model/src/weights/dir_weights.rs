@@ -58,7 +58,15 @@ pub(super) fn open<T>(
     load: impl FnOnce(TensorTable<'_>, PackedMatrices<'_>, LoadPlan<'_>) -> Result<T>,
 ) -> Result<T> {
     let passed_over = PassedOver::default();
-    let (schema, config) = schema_and_config(&Fields::new(config_json, path).noting(&passed_over))?;
+    let fields = Fields::new(config_json, path).noting(&passed_over);
+    let (mut schema, mut config) = schema_and_config(&fields)?;
+    let mut tensors = files.table()?;
+    if config.mlm_head.is_some() && !has_mlm_head(&tensors, schema) {
+        // Models that make vectors were often saved with the class of the model that they were made of.
+        fields.pass_over(|| format!("there are no tensors of the head of `{}`", schema.class()));
+        schema = schema.without_mlm_head();
+        config = schema.read_config(&fields)?;
+    }
     passed_over.log(path);
     if config.is_extended_dynamically() {
         tracing::info!(
@@ -72,7 +80,6 @@ pub(super) fn open<T>(
         Some(Quantization::Packed(method)) => (None, Some(method)),
         None => (None, None),
     };
-    let mut tensors = files.table()?;
     if let Some(wrapper) = wrapper {
         take_text_part(&mut tensors, wrapper, path)?;
     }
@@ -97,6 +104,11 @@ pub(super) fn open<T>(
         merged: None,
     };
     load(tensors, packed, plan)
+}
+
+/// Whether the tensors of the head for masked tokens are there.
+fn has_mlm_head(tensors: &TensorTable<'_>, schema: HfSchema) -> bool {
+    schema.tensor_names().has_part("mlm_head.", |name| tensors.get(name).is_some())
 }
 
 /// Takes the tensors of other parts than the text out of the table, and says so in the log.

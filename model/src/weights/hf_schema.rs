@@ -20,7 +20,7 @@ use crate::{
 
 const OWN_MODEL_TYPE: &str = "hearth";
 
-/// Endings of the names of classes for text. Of one for masked tokens, the encoder is opened.
+/// Endings of the names of classes for text, and for masked tokens.
 const TEXT_CLASSES: [&str; 2] = ["ForCausalLM", "ForMaskedLM"];
 
 /// The schema of a model dir: a Hugging Face class's, or Hearth's own.
@@ -43,8 +43,10 @@ impl HfSchema {
             |known: &Architecture| known.is_encoder() && class.is_some_and(|class| class.ends_with(SEQUENCE_CLASS));
         let is_for_text =
             class.is_none_or(|class| !class.contains("For") || TEXT_CLASSES.iter().any(|kind| class.contains(kind)));
-        let by_type = architectures()
-            .find(|known| model_type == Some(known.model_type))
+        let of_type = || architectures().filter(|known| model_type == Some(known.model_type));
+        let by_type = of_type()
+            .find(|known| class == Some(known.class))
+            .or_else(|| of_type().next())
             .filter(|known| is_for_text || is_head(known));
         let by_class = || architectures().find(|known| class == Some(known.class));
         if let (Some(class), Some(known)) = (class, by_type)
@@ -101,6 +103,13 @@ impl HfSchema {
         }
     }
 
+    /// The schema of the encoder alone, if this is one with a head for masked tokens.
+    pub(super) fn without_mlm_head(self) -> Self {
+        let Self::Class(with_head) = self else { return self };
+        // The first of a type.
+        architectures().find(|known| known.model_type == with_head.model_type).map_or(self, Self::Class)
+    }
+
     /// Reads the architecture from the fields of `config.json`.
     pub(super) fn read_config(self, config: &Fields<'_>) -> Result<GptConfig> {
         let read = match self {
@@ -128,7 +137,7 @@ impl HfSchema {
     pub(super) fn tensor_names(self) -> TensorNames {
         match self {
             Self::Class(architecture) => architecture.tensor_names(),
-            Self::Own => TensorNames { class: OWN_CLASS, rows: None, base_prefix: "" },
+            Self::Own => TensorNames { class: OWN_CLASS, rows: None, base_prefix: "", body_prefix: "" },
         }
     }
 }

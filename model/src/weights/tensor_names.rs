@@ -271,6 +271,8 @@ pub(super) struct TensorNames {
     pub(super) rows: Option<&'static [&'static [NameRow]]>,
     /// Names may come without this prefix: that is how base models were saved. Those of base models may come with it.
     pub(super) base_prefix: &'static str,
+    /// Files have this before the names of `rows`, but for those of the head.
+    pub(super) body_prefix: &'static str,
 }
 
 /// A range of a parameter's rows, and the tensor that holds it.
@@ -309,6 +311,9 @@ impl TensorPart {
     }
 }
 
+/// Beginnings of the paths of what turns hidden states into predictions.
+const HEAD_PATHS: [&str; 2] = ["mlm_head.", "lm_head."];
+
 impl TensorNames {
     /// The names that files may have for `name`.
     pub(super) fn spellings(&self, name: &str) -> [String; 3] {
@@ -327,10 +332,12 @@ impl TensorNames {
             }];
         };
         let (path, numbers) = without_numbers(&spec.path);
+        let prefix = if HEAD_PATHS.iter().any(|head| path.starts_with(head)) { "" } else { self.body_prefix };
         let is_of_encoder = path.starts_with("encoder.");
         let config = config.encoder.as_deref().filter(|_| is_of_encoder).unwrap_or(config);
-        let name =
-            |pattern: &str| numbers.iter().fold(pattern.to_owned(), |name, number| name.replacen("{}", number, 1));
+        let name = |pattern: &str| {
+            numbers.iter().fold(format!("{prefix}{pattern}"), |name, number| name.replacen("{}", number, 1))
+        };
         let candidates = || {
             let of_path = rows.iter().copied().flatten().filter(|row| row.path == path);
             of_path.filter(|row| row.holds.is_none_or(|holds| holds(config)))
@@ -374,6 +381,14 @@ impl TensorNames {
         self.rows.is_none_or(|rows| {
             let mut of_path = rows.iter().copied().flatten().filter(|row| row.path == path);
             of_path.any(|row| row.holds.is_none_or(|holds| holds(config)))
+        })
+    }
+
+    /// Whether files have a tensor of the part whose parameters' paths begin with `part`; `has` says which tensors there are.
+    pub(super) fn has_part(&self, part: &str, has: impl Fn(&str) -> bool) -> bool {
+        self.rows.is_none_or(|rows| {
+            let mut of_part = rows.iter().copied().flatten().filter(|row| row.path.starts_with(part));
+            of_part.any(|row| row.tensors().iter().any(|(name, _)| has(name)))
         })
     }
 

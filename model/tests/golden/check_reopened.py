@@ -7,7 +7,8 @@ Usage:
 Each DIR is a Hugging Face model folder with `expected.safetensors` beside the weights, which holds
     input_ids   [batch, seq] int32
     logits      [batch, seq, vocab] f32, as Hearth computed them before it saved
-The folder must open with `AutoModelForCausalLM.from_pretrained`, or `AutoModel` if it is an encoder, as the class its config.json names, with no
+The folder must open with `AutoModelForCausalLM.from_pretrained`, or `AutoModel` or
+`AutoModelForMaskedLM` if it is an encoder, as the class its config.json names, with no
 tensor missing, left over or of another shape, and give those logits within 1e-4 of their standard deviation
 (float32, eager attention). Prints one line per folder; exits with 1 if any fails, 2 if called wrongly.
 
@@ -63,6 +64,7 @@ def open_model(folder):
     # Encoders; some have a head for the first token, which Hearth does not save.
     is_encoder = names_encoder(classes[0])
     auto = transformers.AutoModel if is_encoder else transformers.AutoModelForCausalLM
+    auto = transformers.AutoModelForMaskedLM if classes[0].endswith("ForMaskedLM") else auto
     # Transformers has the text part of this one only within a model for pictures.
     auto = OWN_CLASSES.get(classes[0], auto)
     has_pooler = is_encoder and "add_pooling_layer" in inspect.signature(
@@ -94,6 +96,8 @@ def logits_of(model, input_ids):
     """The logits; of an encoder, which has none, the products of the last hidden states and the embeddings."""
     if names_encoder(type(model).__name__):
         return model(input_ids=input_ids).last_hidden_state @ model.get_input_embeddings().weight.T
+    if type(model).__name__.endswith("ForMaskedLM"):
+        return model(input_ids=input_ids).logits
     return model(input_ids=input_ids, use_cache=False).logits
 
 

@@ -51,7 +51,7 @@ import os
 import platform
 import shutil
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -1866,6 +1866,21 @@ CASES |= {
 }
 
 
+# The heads that predict masked tokens.
+def masked(name, architecture, seed, **fields):
+    case = CASES[name]
+    config = {**case.config, "tie_word_embeddings": True, **fields}
+    return replace(case, architecture=architecture, config=config, seed=seed)
+
+
+CASES |= {
+    "bert-mlm": masked("bert", "BertForMaskedLM", 711, hidden_act="gelu_new"),
+    "roberta-mlm": masked("roberta", "RobertaForMaskedLM", 712),
+    "distilbert-mlm": masked("distilbert", "DistilBertForMaskedLM", 713),
+    "modernbert-mlm": masked("modernbert", "ModernBertForMaskedLM", 714, classifier_bias=True),
+}
+
+
 # Norms of queries and keys, limits of queries, keys and values, and other rows that came late.
 HALF_ROTATED = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
 LAYER_NORMED = {**SMALL, "num_attention_heads": 2, "layer_norm_eps": 1e-3}
@@ -2047,6 +2062,8 @@ def without_pooler(architecture):
 
 def logits_of(model, input_ids, **options):
     """The output of the model, with logits."""
+    if type(model).__name__.endswith("ForMaskedLM"):
+        return model(input_ids=input_ids, **options)
     if not is_encoder(type(model).__name__):
         return model(input_ids=input_ids, use_cache=False, **options)
     output = model(input_ids=input_ids, **options)
@@ -2194,6 +2211,7 @@ def check_teeth(case, state, input_ids, logits):
 def check_reopens(folder, architecture, input_ids, expected):
     """The saved folder is a model that transformers opens: same class, all keys, same float32 logits."""
     auto = transformers.AutoModel if is_encoder(architecture) else transformers.AutoModelForCausalLM
+    auto = transformers.AutoModelForMaskedLM if architecture.endswith("ForMaskedLM") else auto
     auto = OWN_CLASSES.get(architecture, auto)
     model, info = auto.from_pretrained(
         folder,

@@ -116,7 +116,7 @@ pub(crate) fn run(mut args: Args) -> Result<ExitCode> {
     require_no_share(&session.defaults, all.n_val(), &session.config)?;
     session.fit_examples(all.size());
     let data = all.into_data(&path, text, &session.config)?;
-    session.train(&data)
+    session.train(data)
 }
 
 /// Refuses a share to hold out where there are `n_val` examples for validation already.
@@ -209,6 +209,7 @@ fn settle(config: &mut TrainConfig, defaults: &Defaults, model: &Path, status: &
     let context = model_dir::load_config(model)?.max_seq_len;
     defaults.fit_context(config, context).iter().for_each(|note| status.note(note));
     config.validate_for(Purpose::Finetune)?;
+    config.objective.check_model(&model_dir::load_config(model)?)?;
     match &config.lora {
         // Its targets must be modules of the model.
         Some(lora) => lora.n_values(&model_dir::load_config(model)?, model_dir::load_class(model).ok()).map(|_| ()),
@@ -241,9 +242,17 @@ fn examples_of(
 ) -> Result<Examples<Example>> {
     let (encoder, settings) = encoder_of(text, config, validation);
     let sources: Vec<Origin> = sources.iter().map(|source| Origin::parse(source)).collect();
-    let examples = read(&sources, &encoder, &settings, &mut |download| status.show(|_| download.to_string()))?;
+    let mut examples = read(&sources, &encoder, &settings, &mut |download| status.show(|_| download.to_string()))?;
     status.clear();
     note_sources(status, &sources, &settings, &examples);
+    let has_prompt = |example: &&Example| example.trained.contains(&false);
+    if let Some(example) = examples.examples.iter().chain(&examples.val).find(has_prompt).filter(|_| is_masked(config))
+    {
+        bail!(
+            "{}: it has parts that are not trained, but `objective.kind=mlm` trains texts\nhint: use `text`",
+            example.origin
+        );
+    }
     let takes_untrained = config.objective.objective().compares_with_base();
     let mut all = examples.examples.iter().chain(&examples.val);
     if let Some(example) = all.find(|example| example.n_trained() == 0 && !takes_untrained) {
@@ -262,6 +271,13 @@ fn examples_of(
         examples.n_dropped,
         shorter(config)
     );
+    if is_masked(config) {
+        // All tokens are inputs, and the last token of a row is none: it is there twice.
+        for Example { ids, trained, .. } in examples.examples.iter_mut().chain(&mut examples.val) {
+            ids.extend(ids.last().copied());
+            trained.push(true);
+        }
+    }
     Ok(examples)
 }
 
@@ -276,8 +292,8 @@ fn shorter(config: &TrainConfig) -> &'static str {
 fn encoder_of(text: &LoadedText, config: &TrainConfig, validation: &[String]) -> (ExampleEncoder, ExampleSettings) {
     let LoadedText { tokenizer, chat_template, eos_token_ids } = text;
     let settings = ExampleSettings {
-        // A row has one token more than inputs: its last token is only a target.
-        max_len: config.model.max_seq_len + 1,
+        // A row of next tokens has one token more than inputs: its last token is only a target.
+        max_len: config.model.max_seq_len + usize::from(!is_masked(config)),
         too_long: config.data.too_long,
         text_field: "text".to_owned(),
         validation: validation.iter().map(|source| Origin::parse(source)).collect(),
@@ -314,6 +330,11 @@ fn pairs_line(pairs: &Examples<PreferencePair>) -> String {
         }
     }
     line
+}
+
+/// Whether tokens of the examples are masked.
+fn is_masked(config: &TrainConfig) -> bool {
+    config.objective.objective().masks().is_some()
 }
 
 fn documents_of(examples: &[Example], config: &TrainConfig, text: &LoadedText) -> Result<Documents> {

@@ -65,7 +65,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         eos_token_ids: ends_of(&dataset, &tokenizer)?,
         tokenizer,
     };
-    session.train(&data)
+    session.train(data)
 }
 
 /// Tokens that end a text, and an answer if the tokenizer has a chat template.

@@ -58,7 +58,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         Status::new().note(&format!("`{}`, {remark}", args.text.display()));
     }
     let data = data_of(&text, &session.config).with_context(|| format!("cannot train on `{}`", args.text.display()))?;
-    session.train(&data)
+    session.train(data)
 }
 
 /// What is to be said about a text in which strings stand for tokens: here, all of it is trained as characters.

@@ -251,10 +251,12 @@ impl Session {
     }
 
     /// Trains, or prints the estimate of `--dry-run`.
-    pub(crate) fn train(mut self, data: &Data) -> Result<ExitCode> {
+    pub(crate) fn train(mut self, data: Data) -> Result<ExitCode> {
         self.config.validate()?;
         ops::keep_freed_memory();
-        let gpt_config = self.open_model(data)?;
+        let gpt_config = self.open_model(&data)?;
+        self.config.objective.check_model(&gpt_config)?;
+        let data = &data.masked(&self.config)?;
         let chosen = device::choose_for(self.args.options.device, self.group.ranks().local_rank())?;
         // Otherwise memory that was freed after reading the data would count as used.
         ops::give_back_memory();

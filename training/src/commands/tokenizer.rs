@@ -59,6 +59,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TOKEN", num_args = 0..=1, default_missing_value = PAD, require_equals = true)]
     pad: Option<String>,
 
+    /// For an encoder (`objective.kind=mlm`): <s> before a text, </s> behind it, <pad> and <mask>
+    #[arg(long, conflicts_with_all = ["eos", "bos", "pad", "chat"])]
+    encoder: bool,
+
     /// Add <|im_start|> and <|im_end|>, and a ChatML template that uses them
     #[arg(long)]
     chat: bool,
@@ -197,11 +201,15 @@ fn ensure_text(n_bytes: u64, sources: &[String]) -> Result<()> {
 
 impl Args {
     fn special_tokens(&self) -> SpecialTokens {
+        if self.encoder {
+            return SpecialTokens::of_encoder();
+        }
         let default_eos = (!self.chars).then(|| END_OF_TEXT.to_owned());
         SpecialTokens {
             eos: self.eos.clone().or(default_eos).filter(|eos| !eos.is_empty()),
             bos: self.bos.clone(),
             pad: self.pad.clone().or_else(|| self.chat.then(|| PAD.to_owned())),
+            mask: None,
             has_chat: self.chat,
         }
     }

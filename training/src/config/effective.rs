@@ -4,7 +4,7 @@
 use toml::{Table, Value};
 
 use super::{Algorithm, OptimSettings, Purpose, ScheduleKind, ScheduleSettings, TrainConfig};
-use crate::objective::RowKind;
+use crate::objective::{ObjectiveKind, RowKind};
 
 /// Settings that have an effect only under a condition.
 struct Rule {
@@ -86,6 +86,16 @@ const RULES: &[Rule] = &[
     Rule {
         keys: &["objective.mtp"],
         when: When::Settings("`objective.kind=next-token`", |config| config.objective.objective().uses_setting("mtp")),
+    },
+    Rule {
+        keys: &["objective.mask_ratio", "objective.whole_words"],
+        when: When::Settings("`objective.kind=mlm`", |config| config.objective.objective().uses_setting("mask_ratio")),
+    },
+    Rule {
+        keys: &["sample."],
+        when: When::Settings("models that write text, not encoders (`objective.kind=mlm`)", |config| {
+            config.objective.kind != ObjectiveKind::Mlm
+        }),
     },
     Rule {
         keys: &["optim.muon."],
@@ -219,7 +229,7 @@ mod tests {
     }
 
     /// A command, other settings, a setting that has no effect with them, and what the message says about the condition.
-    const CASES: [(Purpose, &[&str], &str, &str); 26] = [
+    const CASES: [(Purpose, &[&str], &str, &str); 28] = [
         (Pretrain, &["model.init=m"], "model.n_layers=2", "fresh models"),
         (Pretrain, &["model.init=m"], "objective.mtp=0.3", "fresh models"),
         (Pretrain, &["model.init=m"], "model.arch=\"llama\"", "fresh models"),
@@ -249,6 +259,8 @@ mod tests {
         (Pretrain, &["sample.every=0"], "sample.prompt=x", "samples, and this run makes none"),
         (Pretrain, &["sample.temperature=0"], "sample.top_k=5", "a `sample.temperature` above 0"),
         (Pretrain, &[], "objective.beta=0.1", "`objective.kind=dpo`"),
+        (Pretrain, &[], "objective.mask_ratio=0.2", "`objective.kind=mlm`"),
+        (Pretrain, &["objective.kind=mlm"], "sample.every=5", "models that write text"),
         (Finetune, &["objective.kind=dpo"], "data.rows=unpacked", "`objective.kind=next-token`"),
         (Pretrain, &[], "data.val_fraction=0.1", "`quickstart` and `finetune`, not for `pretrain`"),
         (Pretrain, &[], "data.too_long=refuse", "`finetune`, not for `pretrain`"),

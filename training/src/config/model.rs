@@ -30,6 +30,7 @@ impl TrainConfig {
             Arch::Llama => GptConfig::llama(sizes),
             Arch::Qwen3 => GptConfig { qk_norm: true, ..GptConfig::llama(sizes) },
             Arch::NanoChat => GptConfig::nanochat(sizes),
+            Arch::Bert => GptConfig::bert(sizes).with_mlm_head(),
         };
         config.head_dim = model.head_dim.unwrap_or(config.head_dim);
         config.tie_embeddings = model.tie_embeddings.unwrap_or(config.tie_embeddings);
@@ -101,7 +102,7 @@ impl ModelSettings {
     /// 2020](https://arxiv.org/abs/2002.05202)), rounded up to a multiple of 32 for the kernels.
     pub fn d_ff(&self) -> usize {
         self.d_ff.unwrap_or(match self.arch {
-            Arch::Gpt2 | Arch::NanoChat => 4 * self.d_model,
+            Arch::Gpt2 | Arch::NanoChat | Arch::Bert => 4 * self.d_model,
             Arch::Llama | Arch::Qwen3 => (8 * self.d_model).div_ceil(3).next_multiple_of(32),
         })
     }

@@ -29,6 +29,7 @@ pub const PRESETS: &[Preset] = presets![
     "modern",
     "finetune",
     "finetune-lora",
+    "bert-tiny",
     "tiny"
 ];
 

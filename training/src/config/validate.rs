@@ -162,7 +162,7 @@ impl TrainConfig {
         );
         let head_dim = model.head_dim.unwrap_or(model.d_model / model.n_heads);
         ensure!(
-            model.arch == Arch::Gpt2 || head_dim.is_multiple_of(2),
+            matches!(model.arch, Arch::Gpt2 | Arch::Bert) || head_dim.is_multiple_of(2),
             "{}, must be even for the rotary positions of this `model.arch`, got {head_dim}\nhint: change one of them, or use \
              `model.arch=gpt2`, which has other positions",
             match model.head_dim {
@@ -193,16 +193,18 @@ impl TrainConfig {
             );
         }
         self.validate_experts()?;
-        if model.arch == Arch::Gpt2 {
+        if matches!(model.arch, Arch::Gpt2 | Arch::Bert) {
             let own = [
                 ("n_kv_heads", model.n_kv_heads.is_none_or(|n_kv_heads| n_kv_heads == model.n_heads)),
                 ("head_dim", model.head_dim.is_none_or(|head_dim| head_dim * model.n_heads == model.d_model)),
                 ("rope_theta", model.rope_theta.is_none()),
+                ("tie_embeddings", model.arch == Arch::Gpt2 || model.tie_embeddings != Some(false)),
             ];
+            let name_of = if model.arch == Arch::Gpt2 { "gpt2" } else { "bert" };
             for (name, holds) in own {
                 ensure!(
                     holds,
-                    "`model.{name}` cannot be set for the architecture `gpt2`\nhint: `model.arch=llama` and \
+                    "`model.{name}` cannot be set for the architecture `{name_of}`\nhint: `model.arch=llama` and \
                      `model.arch=qwen3` support it"
                 );
             }

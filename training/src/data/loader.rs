@@ -2,6 +2,7 @@
 //! gets the same batches as an uninterrupted one, and jumping to step 1,000,000 costs no more than step 1.
 
 mod documents;
+mod masking;
 mod pairs;
 mod permutation;
 mod prefetch;
@@ -15,10 +16,11 @@ use hearth_model::{TokenId, attention::AttentionContext};
 
 pub use self::{
     documents::{Documents, Packing},
+    masking::{MaskSettings, Masking},
     pairs::Pairs,
     permutation::Permutation,
     prefetch::Prefetcher,
-    source::RowSource,
+    source::{MaskedRows, RowSource},
 };
 use crate::data::shard::Tokens;
 
@@ -57,6 +59,8 @@ pub struct Loader {
     n_rows: u64,
     /// Rows of the whole run: the last step has only the rest. `None`: every step is full.
     last_row: Option<u64>,
+    /// Hides tokens of the rows.
+    masked: Option<Arc<MaskedRows>>,
 }
 
 /// Rows of equal length: `batch_size` rows of `seq_len` tokens, and the successor of each token.
@@ -104,7 +108,11 @@ impl Loader {
             source.n_tokens(),
             seq_len + 1
         );
-        Ok(Loader { source: source.clone(), settings, n_rows, last_row: None })
+        let (source, masked) = match source {
+            RowSource::Masked(masked) => (masked.rows.clone(), Some(masked.clone())),
+            source => (source.clone(), None),
+        };
+        Ok(Loader { source, settings, n_rows, last_row: None, masked })
     }
 
     /// The same for a run of `n_rows` rows, whose last step has only the rest.
@@ -140,7 +148,19 @@ impl Loader {
     /// The batch of micro-step `micro_step`, which must be below [`n_micro_batches`](Self::n_micro_batches), of optimizer step
     /// `step`, both from 0.
     pub fn batch(&self, step: u64, micro_step: usize) -> Batch {
-        let LoaderSettings { seed, seq_len, micro_batch_size, order, .. } = self.settings;
+        let LoaderSettings { seq_len, micro_batch_size, .. } = self.settings;
+        match &self.masked {
+            None => self.plain_batch(step, micro_step, seq_len),
+            Some(masked) => {
+                let batch = self.plain_batch(step, micro_step, masked.text_len(seq_len));
+                masked.masked(batch, step, micro_step as u64 * micro_batch_size as u64)
+            }
+        }
+    }
+
+    /// [`batch`](Self::batch) as the split has it, in rows of `seq_len`.
+    fn plain_batch(&self, step: u64, micro_step: usize, seq_len: usize) -> Batch {
+        let LoaderSettings { seed, micro_batch_size, order, .. } = self.settings;
         let first = self.rows_before(step, micro_step);
         let left = self.last_row.map_or(u128::MAX, |last| u128::from(last).saturating_sub(first));
         let n_rows = left.min(micro_batch_size as u128) as u64;
@@ -165,6 +185,7 @@ impl Loader {
                 let numbers: Vec<u64> = rows.map(row_at).collect();
                 return Batch { epoch, ..pairs.batch(&numbers) };
             }
+            RowSource::Masked(_) => unreachable!("a loader has the rows behind masks"),
         };
         let mut batch = Batch { epoch, ..Batch::empty(seq_len) };
         let n_starts = tokens.len() - seq_len as u64;

@@ -125,7 +125,7 @@ impl BuiltTokenizer {
 
     fn new(tokenizer_json: String, special: &SpecialTokens, max_length: Option<usize>) -> Result<BuiltTokenizer> {
         let tokenizer_json = match &special.bos {
-            Some(bos) => with_beginning(&tokenizer_json, bos)?,
+            Some(bos) => with_frame(&tokenizer_json, bos, special.eos.as_deref().filter(|_| special.mask.is_some()))?,
             None => tokenizer_json,
         };
         Ok(BuiltTokenizer {
@@ -163,12 +163,17 @@ impl BuiltTokenizer {
     }
 }
 
-/// The same `tokenizer.json`, with `bos` in front of every text.
-fn with_beginning(tokenizer_json: &str, bos: &str) -> Result<String> {
+/// The same `tokenizer.json`, with `bos` in front of every text, and `end`, if there is one, behind it.
+fn with_frame(tokenizer_json: &str, bos: &str, end: Option<&str>) -> Result<String> {
     let mut tokenizer: Value = serde_json::from_str(tokenizer_json).context("the new tokenizer is not JSON")?;
-    let added = tokenizer["added_tokens"].as_array().into_iter().flatten();
-    let id = added.filter(|token| token["content"] == bos).find_map(|token| token["id"].as_u64());
-    tokenizer["post_processor"] = special::begins_with(bos, id.context("the token that begins a document is missing")?);
+    let id_of = |content: &str| {
+        let added = tokenizer["added_tokens"].as_array().into_iter().flatten();
+        let id = added.filter(|token| token["content"] == content).find_map(|token| token["id"].as_u64());
+        id.with_context(|| format!("the token `{content}`, which is put around texts, is missing"))
+    };
+    let end = end.map(|end| anyhow::Ok((end, id_of(end)?))).transpose()?;
+    let framed = special::framed_by((bos, id_of(bos)?), end);
+    tokenizer["post_processor"] = framed;
     Ok(serde_json::to_string_pretty(&tokenizer)?)
 }
 
@@ -182,7 +187,16 @@ fn tokenizer_config(special: &SpecialTokens, max_length: Option<usize>) -> Resul
     if let Some(max_length) = max_length {
         config["model_max_length"] = max_length.into();
     }
-    for (role, token) in [("bos_token", &special.bos), ("eos_token", &special.eos), ("pad_token", &special.pad)] {
+    let of_encoder = |token| if special.mask.is_some() { token } else { &None };
+    let roles = [
+        ("bos_token", &special.bos),
+        ("eos_token", &special.eos),
+        ("pad_token", &special.pad),
+        ("cls_token", of_encoder(&special.bos)),
+        ("sep_token", of_encoder(&special.eos)),
+        ("mask_token", &special.mask),
+    ];
+    for (role, token) in roles {
         if let Some(token) = token {
             config[role] = token.as_str().into();
         }
@@ -256,7 +270,8 @@ mod tests {
     #[test]
     fn byte_and_character_tokenizers_have_special_token_ids_and_roles() {
         let name = |token: &str| Some(token.to_owned());
-        let special = SpecialTokens { eos: name("<e>"), bos: name("<b>"), pad: name("<p>"), has_chat: true };
+        let (eos, bos, pad) = (name("<e>"), name("<b>"), name("<p>"));
+        let special = SpecialTokens { eos, bos, pad, mask: None, has_chat: true };
         let mut counts = WordCounts::new(WordSplit::Gpt4);
         counts.add("the cat and the hat");
         let of_bytes = BuiltTokenizer::from_words(&counts, 270, &special).unwrap();
@@ -271,6 +286,18 @@ mod tests {
             assert_eq!(tokenizer.special_tokens().len(), 5);
             assert_eq!(built.files().len(), 3);
         }
+    }
+
+    #[test]
+    fn encoder_tokenizer_puts_tokens_around_texts_and_has_a_mask() {
+        let mut counts = WordCounts::new(WordSplit::Gpt4);
+        counts.add("the cat and the hat");
+        let built = BuiltTokenizer::from_words(&counts, 270, &SpecialTokens::of_encoder()).unwrap();
+        let tokenizer = built.open().unwrap();
+        let [bos, eos, mask] = ["<s>", "</s>", "<mask>"].map(|token| tokenizer.token_id(token).unwrap());
+        let ids = tokenizer.encode("a<mask>", EncodeOptions::PROMPT).unwrap();
+        assert_eq!([ids[0], ids[2], ids[3]], [bos, mask, eos]);
+        assert!(built.tokenizer_config_json.contains("\"mask_token\": \"<mask>\""));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::f64::consts::LN_2;
 
 use crate::{
     data::{
-        loader::{Batch, Documents, RowSource},
+        loader::{Batch, Documents, MaskedRows, RowSource},
         shard::Tokens,
     },
     ranks::Group,
@@ -53,11 +53,24 @@ impl Windows {
     fn batches(self, source: &RowSource) -> Box<dyn Iterator<Item = Batch> + '_> {
         match source {
             RowSource::Stream(tokens) => Box::new(self.batches_of_stream(tokens)),
+            RowSource::Masked(masked) => Box::new(self.masked_batches(masked)),
             source => {
                 let documents = source.documents().into_iter();
                 Box::new(documents.flat_map(move |documents| self.batches_of_documents(documents)))
             }
         }
+    }
+
+    /// The batches that cover masked rows and have targets: with the same masks whatever the size of a batch.
+    fn masked_batches(self, masked: &MaskedRows) -> impl Iterator<Item = Batch> {
+        let windows = Windows { seq_len: masked.text_len(self.seq_len), ..self };
+        let batches = windows.batches(masked.unmasked()).scan(0, |first_row, batch| {
+            let n_rows = batch.batch_size as u64;
+            let batch = masked.evaluated(batch, *first_row);
+            *first_row += n_rows;
+            Some(batch)
+        });
+        batches.filter(|batch| batch.total_weight() > 0.0)
     }
 
     /// The batches of `documents` that have targets.

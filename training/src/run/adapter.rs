@@ -71,23 +71,18 @@ pub fn require_trainable(dir: &Path) -> Result<()> {
          quantization",
         dir.display()
     );
-    require_text(dir)
+    refuse_encoder_decoders(dir)
 }
 
-/// Refuses encoders and encoder-decoders, whose training is another.
+/// Refuses encoder-decoders, whose training is another.
 ///
 /// # Errors
-/// The configuration cannot be read, or is one of such a model.
-fn require_text(dir: &Path) -> Result<()> {
+/// The configuration cannot be read, or is that of one.
+fn refuse_encoder_decoders(dir: &Path) -> Result<()> {
     let config = model_dir::load_config(dir)?;
     ensure!(
         !config.is_encoder_decoder(),
         "`{}` is an encoder-decoder, which `hearth-train` does not train yet",
-        dir.display()
-    );
-    ensure!(
-        !config.bidirectional,
-        "`{}` is an encoder, which `hearth-train` does not train: it writes no text",
         dir.display()
     );
     Ok(())
@@ -118,7 +113,6 @@ pub(crate) fn load(
     device: &Device,
     trained: Option<&Path>,
 ) -> Result<Adapted> {
-    require_text(base)?;
     let is_cpu = *device == Device::flex();
     ensure!(
         is_cpu || lora.base.is_none(),

@@ -3,6 +3,7 @@
 mod all_ranks;
 mod due;
 mod evaluation;
+mod rows;
 mod run_model;
 mod same_run;
 mod same_start;
@@ -137,6 +138,7 @@ impl Trainer<'_> {
         let mut batches = Prefetcher::new(&self.loader, first..u64::MAX)?;
         let guard_state = (self.state.recent_norms.clone(), self.state.n_skipped);
         let mut guard = SpikeGuard::new(self.config.optim.spike_factor, guard_state);
+        let writes_text = !self.learner.gpt.config().bidirectional;
         let utilization = Utilization::measure(&self.learner.gpt, self.config.model.max_seq_len)?;
         let mut latest = None;
         let mut last_val = None;
@@ -228,7 +230,7 @@ impl Trainer<'_> {
                 ));
             }
             let samples = due.samples || ends_early && self.config.sample.every > 0;
-            if samples && self.group.is_first() {
+            if samples && writes_text && self.group.is_first() {
                 reporter.sample(done, self.sample(&self.config.sample)?)?;
             }
             if due.saves || ends_early {

@@ -1,8 +1,8 @@
 //! The configurations that families of classes start from. Rows and files set sizes and change other fields.
 
 use crate::config::{
-    Activation, ClampedSwiglu, Experts, GatedConv, GatedDeltaNet, GptConfig, LatentAttention, Mamba2, NormKind,
-    NormPosition, QkNormSpan, Recurrence, Recurrent, RouterScores, Sizes,
+    Activation, ClampedSwiglu, Experts, GatedConv, GatedDeltaNet, GptConfig, LatentAttention, Mamba2, MaskedLmHead,
+    NormKind, NormPosition, QkNormSpan, Recurrence, Recurrent, RouterScores, Sizes,
 };
 
 /// Set by the rows.
@@ -62,18 +62,14 @@ pub(in super::super) fn cohere() -> GptConfig {
     GptConfig { norm: NormKind::LayerNorm, parallel_residual: true, shared_norm: true, ..llama() }
 }
 
-/// BERT: GPT-1's blocks, whose positions see each other both ways, behind a norm.
 pub(in super::super) fn encoder() -> GptConfig {
-    GptConfig {
-        norm_position: NormPosition::Post,
-        final_norm: false,
-        embed_norm: true,
-        activation: Activation::Gelu,
-        bidirectional: true,
-        n_token_types: 2,
-        norm_eps: 1e-12,
-        ..gpt2()
-    }
+    GptConfig::bert(OPEN)
+}
+
+/// The head for masked tokens of a configuration, to be read or set.
+pub(in super::super) fn mlm_head(config: &mut GptConfig) -> &mut MaskedLmHead {
+    // `write` also tries configurations without.
+    config.mlm_head.get_or_insert(MaskedLmHead { activation: Activation::Gelu, bias: true })
 }
 
 /// ModernBERT: Llama's blocks with LayerNorm, whose positions see each other both ways.

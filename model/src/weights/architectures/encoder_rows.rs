@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::{
+    bases::mlm_head,
     config_rows::{ConfigRow, custom},
     window,
 };
@@ -38,3 +39,13 @@ pub(super) const MODERN_BERT_WINDOW: ConfigRow = custom(
         window::write_kinds(config, written);
     },
 );
+
+/// The head for masked tokens has the activation of the MLPs.
+pub(super) const HEAD_LIKE_MLP: &[ConfigRow] = &[custom(
+    &[],
+    |_, config| {
+        mlm_head(config).activation = config.activation;
+        Ok(())
+    },
+    |_, _| {},
+)];

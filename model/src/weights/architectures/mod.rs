@@ -38,6 +38,9 @@ use crate::{config::GptConfig, error::Result};
 /// parameter names.
 pub(super) const OWN_CLASS: &str = "HearthForCausalLM";
 
+/// How the names of classes end that predict masked tokens.
+const MASKED_CLASS: &str = "ForMaskedLM";
+
 /// How one Hugging Face class describes its configuration and names its parameters.
 pub(super) struct Architecture {
     /// As in `architectures` of `config.json`.
@@ -106,7 +109,8 @@ impl Architecture {
     /// How the files name their tensors.
     pub(super) fn tensor_names(&self) -> TensorNames {
         let Self { class, names, base_prefix, .. } = *self;
-        TensorNames { class, rows: Some(names), base_prefix }
+        let body_prefix = if class.ends_with(MASKED_CLASS) { base_prefix } else { "" };
+        TensorNames { class, rows: Some(names), base_prefix, body_prefix }
     }
 
     fn write_rows(&self, config: &GptConfig) -> Map<String, Value> {

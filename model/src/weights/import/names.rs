@@ -30,6 +30,7 @@ pub(super) const NANOGPT: TensorNames = TensorNames {
         same("lm_head.weight", "lm_head.weight"),
     ]]),
     base_prefix: "",
+    body_prefix: "",
 };
 
 pub(super) const LITGPT: TensorNames = TensorNames {
@@ -77,6 +78,7 @@ pub(super) const LITGPT: TensorNames = TensorNames {
         same("lm_head.bias", "lm_head.bias"),
     ]]),
     base_prefix: "",
+    body_prefix: "",
 };
 
 fn is_inside(config: &GptConfig) -> bool {
@@ -102,4 +104,5 @@ pub(super) const NANOCHAT: TensorNames = TensorNames {
         same("lm_head.weight", "lm_head.weight"),
     ]]),
     base_prefix: "",
+    body_prefix: "",
 };

@@ -200,7 +200,8 @@ mod tests {
     };
 
     fn tokenizer(eos: &str, has_chat: bool) -> Tokenizer {
-        let special = SpecialTokens { eos: Some(eos.into()), bos: Some("<s>".into()), pad: None, has_chat };
+        let special =
+            SpecialTokens { eos: Some(eos.into()), bos: Some("<s>".into()), has_chat, ..SpecialTokens::default() };
         BuiltTokenizer::from_words(&WordCounts::new(WordSplit::Gpt2), 300, &special).unwrap().open().unwrap()
     }
 

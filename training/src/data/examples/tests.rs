@@ -43,7 +43,8 @@ const TAGGED: &str = "{% for m in messages %}\n    {%- if m.role == 'assistant' 
     {%- endfor %}\n";
 
 fn tokenizer() -> Tokenizer {
-    let special = SpecialTokens { eos: Some("</s>".into()), bos: Some("<s>".into()), pad: None, has_chat: true };
+    let special =
+        SpecialTokens { eos: Some("</s>".into()), bos: Some("<s>".into()), has_chat: true, ..SpecialTokens::default() };
     let mut counts = WordCounts::new(WordSplit::Gpt2);
     counts.add("the user and the assistant say hello to the other user and the assistant says Yes, yes, yes");
     BuiltTokenizer::from_words(&counts, 300, &special).unwrap().open().unwrap()

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hearth_model::tokenizer::Tokenizer;
 
-use super::{Documents, Pairs};
+use super::{Batch, Documents, Masking, Pairs};
 use crate::data::shard::Tokens;
 
 /// A split of the data, as a run uses it. Clones share the tokens.
@@ -16,6 +16,8 @@ pub enum RowSource {
     Documents(Arc<Documents>),
     /// Preferences.
     Pairs(Pairs),
+    /// A stream or documents with tokens that are masked.
+    Masked(Arc<MaskedRows>),
 }
 
 impl From<Tokens> for RowSource {
@@ -37,6 +39,7 @@ impl RowSource {
             Self::Stream(tokens) => tokens.len(),
             Self::Documents(documents) => documents.n_tokens(),
             Self::Pairs(pairs) => pairs.documents().n_tokens(),
+            Self::Masked(masked) => masked.rows.n_tokens(),
         }
     }
 
@@ -46,6 +49,7 @@ impl RowSource {
             Self::Stream(tokens) => tokens.len().saturating_sub(1) / seq_len.max(1) as u64,
             Self::Documents(documents) => documents.n_rows() as u64,
             Self::Pairs(pairs) => pairs.n_pairs() as u64,
+            Self::Masked(masked) => masked.rows.n_rows(masked.text_len(seq_len)),
         }
     }
 
@@ -53,8 +57,9 @@ impl RowSource {
     pub fn tokens_per_epoch(&self, seq_len: usize) -> u64 {
         match self {
             Self::Stream(_) => self.n_rows(seq_len) * seq_len as u64,
+            Self::Masked(masked) if masked.is_stream() => self.n_rows(seq_len) * seq_len as u64,
             // Rows may be shorter.
-            Self::Documents(_) | Self::Pairs(_) => self.n_tokens(),
+            Self::Documents(_) | Self::Pairs(_) | Self::Masked(_) => self.n_tokens(),
         }
     }
 
@@ -65,6 +70,7 @@ impl RowSource {
             Self::Stream(tokens) => tokens.len().saturating_sub(1),
             Self::Documents(documents) => documents.n_targets(),
             Self::Pairs(pairs) => pairs.documents().n_targets(),
+            Self::Masked(masked) => masked.rows.n_targets(),
         }
     }
 
@@ -78,6 +84,7 @@ impl RowSource {
             }
             Self::Documents(documents) => documents.target_bytes(),
             Self::Pairs(pairs) => pairs.documents().target_bytes(),
+            Self::Masked(masked) => masked.rows.target_bytes(tokenizer),
         }
     }
 
@@ -87,6 +94,7 @@ impl RowSource {
             Self::Stream(_) => None,
             Self::Documents(documents) => Some(documents),
             Self::Pairs(pairs) => Some(pairs.documents()),
+            Self::Masked(masked) => masked.rows.documents(),
         }
     }
 
@@ -94,7 +102,7 @@ impl RowSource {
     pub fn pairs(&self) -> Option<&Pairs> {
         match self {
             Self::Pairs(pairs) => Some(pairs),
-            Self::Stream(_) | Self::Documents(_) => None,
+            Self::Stream(_) | Self::Documents(_) | Self::Masked(_) => None,
         }
     }
 
@@ -104,6 +112,49 @@ impl RowSource {
             Self::Stream(tokens) => tokens.len() > 1,
             Self::Documents(documents) => documents.n_targets() > 0,
             Self::Pairs(pairs) => pairs.n_pairs() > 0,
+            Self::Masked(masked) => masked.rows.has_targets(),
         }
+    }
+}
+
+/// The step whose masks evaluations have, which no run reaches.
+const EVALUATION: u64 = u64::MAX;
+
+/// A split whose tokens are masked.
+#[derive(Clone, Debug)]
+pub struct MaskedRows {
+    pub(super) rows: RowSource,
+    masking: Masking,
+}
+
+impl MaskedRows {
+    /// The rows of `rows`, which must be a stream or documents, with tokens that are masked.
+    pub fn new(rows: RowSource, masking: Masking) -> MaskedRows {
+        MaskedRows { rows, masking }
+    }
+
+    /// The rows without masks.
+    pub(crate) fn unmasked(&self) -> &RowSource {
+        &self.rows
+    }
+
+    /// Tokens that a row of `seq_len` takes from the split. Documents have been encoded with their special tokens.
+    pub(crate) fn text_len(&self, seq_len: usize) -> usize {
+        if self.is_stream() { self.masking.text_len(seq_len) } else { seq_len }
+    }
+
+    fn is_stream(&self) -> bool {
+        matches!(self.rows, RowSource::Stream(_))
+    }
+
+    /// A batch of the split's rows as the model reads it: see [`Masking::mask`].
+    pub(super) fn masked(&self, batch: Batch, step: u64, first_row: u64) -> Batch {
+        let batch = if self.is_stream() { self.masking.framed(&batch) } else { batch };
+        self.masking.mask(batch, step, first_row)
+    }
+
+    /// A batch as evaluations have it, with its first row's number in the split: always with the same masks.
+    pub(crate) fn evaluated(&self, batch: Batch, first_row: u64) -> Batch {
+        self.masked(batch, EVALUATION, first_row)
     }
 }

@@ -29,6 +29,8 @@ pub struct SpecialTokens {
     pub bos: Option<String>,
     /// Fills up rows. Must differ from `eos`: a model that is fine-tuned with padding masked must still learn to stop.
     pub pad: Option<String>,
+    /// Stands for a hidden token. An encoder's tokenizer has one, and puts `bos` before a text and `eos` behind it.
+    pub mask: Option<String>,
     /// Whether to add chat tokens and a ChatML template.
     pub has_chat: bool,
 }
@@ -39,9 +41,15 @@ impl SpecialTokens {
         SpecialTokens { eos: Some(END_OF_TEXT.to_owned()), ..SpecialTokens::default() }
     }
 
+    /// Those of RoBERTa: `<s>` before a text, `</s>` behind it, `<pad>` and `<mask>`.
+    pub fn of_encoder() -> SpecialTokens {
+        let [bos, eos, pad, mask] = ["<s>", "</s>", "<pad>", "<mask>"].map(|token| Some(token.to_owned()));
+        SpecialTokens { bos, eos, pad, mask, has_chat: false }
+    }
+
     /// All of them, in the order of their ids.
     pub fn all(&self) -> impl Iterator<Item = &str> {
-        let roles = [&self.eos, &self.bos, &self.pad].into_iter().flatten().map(String::as_str);
+        let roles = [&self.eos, &self.bos, &self.pad, &self.mask].into_iter().flatten().map(String::as_str);
         let chat = self.has_chat.then_some([IM_START, IM_END]).into_iter().flatten();
         let mut seen = BTreeSet::new();
         // One token may have two roles: GPT-2's also begins documents.
@@ -78,15 +86,21 @@ impl SpecialTokens {
     }
 }
 
-/// A post-processor that adds the token `bos` in front of a text.
-pub(super) fn begins_with(bos: &str, id: u64) -> Value {
-    let token = json!({ "SpecialToken": { "id": bos, "type_id": 0 } });
+/// A post-processor that puts the token `before` in front of a text, and `behind`, if there is one, at its end.
+pub(super) fn framed_by(before: (&str, u64), behind: Option<(&str, u64)>) -> Value {
+    let token =
+        |(content, _): (&str, u64), type_id: usize| json!({ "SpecialToken": { "id": content, "type_id": type_id } });
     let text = |id: &str, type_id: usize| json!({ "Sequence": { "id": id, "type_id": type_id } });
+    let end = |type_id| behind.map(|behind| token(behind, type_id));
+    let first = || [Some(token(before, 0)), Some(text("A", 0)), end(0)].into_iter().flatten();
+    let known = [Some(before), behind].into_iter().flatten();
+    let known =
+        known.map(|(content, id)| (content.to_owned(), json!({ "id": content, "ids": [id], "tokens": [content] })));
     json!({
         "type": "TemplateProcessing",
-        "single": [token.clone(), text("A", 0)],
-        "pair": [token, text("A", 0), text("B", 1)],
-        "special_tokens": { bos: { "id": bos, "ids": [id], "tokens": [bos] } },
+        "single": first().collect::<Vec<_>>(),
+        "pair": first().chain([text("B", 1)]).chain(end(1)).collect::<Vec<_>>(),
+        "special_tokens": known.collect::<serde_json::Map<_, _>>(),
     })
 }
 
@@ -98,7 +112,7 @@ mod tests {
     #[test]
     fn special_token_of_two_roles_is_listed_once() {
         let token = || Some("<s>".to_owned());
-        let special = SpecialTokens { eos: token(), bos: token(), pad: None, has_chat: true };
+        let special = SpecialTokens { eos: token(), bos: token(), has_chat: true, ..SpecialTokens::default() };
         assert_eq!(special.all().collect::<Vec<_>>(), ["<s>", IM_START, IM_END]);
         special.check().unwrap();
         let error = SpecialTokens { pad: token(), ..special.clone() }.check().unwrap_err().to_string();

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use hearth_model::weights::import::Encoding;
 use serde_json::{Map, Value, json};
 
-use super::{BuiltTokenizer, special::begins_with, word_counts::byte_alphabet};
+use super::{BuiltTokenizer, special::framed_by, word_counts::byte_alphabet};
 
 /// Tokens that take a role if an encoding has them: nanochat's.
 const BOS: &str = "<|bos|>";
@@ -64,7 +64,7 @@ pub fn from_encoding(encoding: &Encoding) -> Result<BuiltTokenizer> {
         }));
     }
     let id_of = |name: &str| special.iter().find(|(token, _)| token == name).map(|(_, id)| *id);
-    let post_processor = id_of(BOS).map(|id| begins_with(BOS, id.into()));
+    let post_processor = id_of(BOS).map(|id| framed_by((BOS, id.into()), None));
     let tokenizer = json!({
         "version": "1.0",
         "truncation": null,

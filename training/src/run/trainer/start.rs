@@ -113,6 +113,7 @@ impl<'a> Trainer<'a> {
     ) -> Result<Trainer<'a>> {
         group.require_micro_batches(config.micro_steps())?;
         let gpt = learner.gpt.config();
+        config.objective.check_model(gpt)?;
         let (n_tokens, vocab_size) = (data.tokenizer.vocab_size(), gpt.vocab_size);
         ensure!(
             n_tokens <= vocab_size,

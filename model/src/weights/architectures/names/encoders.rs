@@ -47,61 +47,111 @@ const BERT_REST: &[NameRow] = &[
 ];
 
 pub(in super::super) const BERT: &[&[NameRow]] =
-    &[BERT_REST, &[same("pos_embed.weight", "embeddings.position_embeddings.weight")]];
+    &[BERT_REST, BERT_HEAD, &[same("pos_embed.weight", "embeddings.position_embeddings.weight")]];
 
 /// The rows of positions up to the padding token's id, 1, are not used.
 pub(in super::super) const ROBERTA: &[&[NameRow]] =
-    &[BERT_REST, &[after(2, "pos_embed.weight", "embeddings.position_embeddings.weight")]];
+    &[BERT_REST, ROBERTA_HEAD, &[after(2, "pos_embed.weight", "embeddings.position_embeddings.weight")]];
 
-pub(in super::super) const DISTILBERT: &[&[NameRow]] = &[&[
-    same("embed.weight", "embeddings.word_embeddings.weight"),
-    same("pos_embed.weight", "embeddings.position_embeddings.weight"),
-    same("embed_norm.weight", "embeddings.LayerNorm.weight"),
-    same("embed_norm.bias", "embeddings.LayerNorm.bias"),
-    stacked(
-        "blocks.{}.attn.qkv.weight",
-        &[
-            ("transformer.layer.{}.attention.q_lin.weight", Queries),
-            ("transformer.layer.{}.attention.k_lin.weight", KeysOrValues),
-            ("transformer.layer.{}.attention.v_lin.weight", KeysOrValues),
-        ],
-    ),
-    stacked(
-        "blocks.{}.attn.qkv.bias",
-        &[
-            ("transformer.layer.{}.attention.q_lin.bias", Queries),
-            ("transformer.layer.{}.attention.k_lin.bias", KeysOrValues),
-            ("transformer.layer.{}.attention.v_lin.bias", KeysOrValues),
-        ],
-    ),
-    same("blocks.{}.attn.out.weight", "transformer.layer.{}.attention.out_lin.weight"),
-    same("blocks.{}.attn.out.bias", "transformer.layer.{}.attention.out_lin.bias"),
-    same("blocks.{}.attn_norm.weight", "transformer.layer.{}.sa_layer_norm.weight"),
-    same("blocks.{}.attn_norm.bias", "transformer.layer.{}.sa_layer_norm.bias"),
-    same("blocks.{}.mlp.up.weight", "transformer.layer.{}.ffn.lin1.weight"),
-    same("blocks.{}.mlp.up.bias", "transformer.layer.{}.ffn.lin1.bias"),
-    same("blocks.{}.mlp.down.weight", "transformer.layer.{}.ffn.lin2.weight"),
-    same("blocks.{}.mlp.down.bias", "transformer.layer.{}.ffn.lin2.bias"),
-    same("blocks.{}.mlp_norm.weight", "transformer.layer.{}.output_layer_norm.weight"),
-    same("blocks.{}.mlp_norm.bias", "transformer.layer.{}.output_layer_norm.bias"),
-]];
+pub(in super::super) const DISTILBERT: &[&[NameRow]] = &[
+    DISTILBERT_HEAD,
+    &[
+        same("embed.weight", "embeddings.word_embeddings.weight"),
+        same("pos_embed.weight", "embeddings.position_embeddings.weight"),
+        same("embed_norm.weight", "embeddings.LayerNorm.weight"),
+        same("embed_norm.bias", "embeddings.LayerNorm.bias"),
+        stacked(
+            "blocks.{}.attn.qkv.weight",
+            &[
+                ("transformer.layer.{}.attention.q_lin.weight", Queries),
+                ("transformer.layer.{}.attention.k_lin.weight", KeysOrValues),
+                ("transformer.layer.{}.attention.v_lin.weight", KeysOrValues),
+            ],
+        ),
+        stacked(
+            "blocks.{}.attn.qkv.bias",
+            &[
+                ("transformer.layer.{}.attention.q_lin.bias", Queries),
+                ("transformer.layer.{}.attention.k_lin.bias", KeysOrValues),
+                ("transformer.layer.{}.attention.v_lin.bias", KeysOrValues),
+            ],
+        ),
+        same("blocks.{}.attn.out.weight", "transformer.layer.{}.attention.out_lin.weight"),
+        same("blocks.{}.attn.out.bias", "transformer.layer.{}.attention.out_lin.bias"),
+        same("blocks.{}.attn_norm.weight", "transformer.layer.{}.sa_layer_norm.weight"),
+        same("blocks.{}.attn_norm.bias", "transformer.layer.{}.sa_layer_norm.bias"),
+        same("blocks.{}.mlp.up.weight", "transformer.layer.{}.ffn.lin1.weight"),
+        same("blocks.{}.mlp.up.bias", "transformer.layer.{}.ffn.lin1.bias"),
+        same("blocks.{}.mlp.down.weight", "transformer.layer.{}.ffn.lin2.weight"),
+        same("blocks.{}.mlp.down.bias", "transformer.layer.{}.ffn.lin2.bias"),
+        same("blocks.{}.mlp_norm.weight", "transformer.layer.{}.output_layer_norm.weight"),
+        same("blocks.{}.mlp_norm.bias", "transformer.layer.{}.output_layer_norm.bias"),
+    ],
+];
 
-pub(in super::super) const MODERN_BERT: &[&[NameRow]] = &[&[
-    same("embed.weight", "embeddings.tok_embeddings.weight"),
-    same("embed_norm.weight", "embeddings.norm.weight"),
-    same("embed_norm.bias", "embeddings.norm.bias"),
-    same("blocks.{}.attn_norm.weight", "layers.{}.attn_norm.weight"),
-    same("blocks.{}.attn_norm.bias", "layers.{}.attn_norm.bias"),
-    same("blocks.{}.attn.qkv.weight", "layers.{}.attn.Wqkv.weight"),
-    same("blocks.{}.attn.qkv.bias", "layers.{}.attn.Wqkv.bias"),
-    same("blocks.{}.attn.out.weight", "layers.{}.attn.Wo.weight"),
-    same("blocks.{}.attn.out.bias", "layers.{}.attn.Wo.bias"),
-    same("blocks.{}.mlp_norm.weight", "layers.{}.mlp_norm.weight"),
-    same("blocks.{}.mlp_norm.bias", "layers.{}.mlp_norm.bias"),
-    same("blocks.{}.mlp.up.weight", "layers.{}.mlp.Wi.weight"),
-    same("blocks.{}.mlp.up.bias", "layers.{}.mlp.Wi.bias"),
-    same("blocks.{}.mlp.down.weight", "layers.{}.mlp.Wo.weight"),
-    same("blocks.{}.mlp.down.bias", "layers.{}.mlp.Wo.bias"),
-    same("norm.weight", "final_norm.weight"),
-    same("norm.bias", "final_norm.bias"),
-]];
+pub(in super::super) const MODERN_BERT: &[&[NameRow]] = &[
+    MODERN_BERT_HEAD,
+    &[
+        same("embed.weight", "embeddings.tok_embeddings.weight"),
+        same("embed_norm.weight", "embeddings.norm.weight"),
+        same("embed_norm.bias", "embeddings.norm.bias"),
+        same("blocks.{}.attn_norm.weight", "layers.{}.attn_norm.weight"),
+        same("blocks.{}.attn_norm.bias", "layers.{}.attn_norm.bias"),
+        same("blocks.{}.attn.qkv.weight", "layers.{}.attn.Wqkv.weight"),
+        same("blocks.{}.attn.qkv.bias", "layers.{}.attn.Wqkv.bias"),
+        same("blocks.{}.attn.out.weight", "layers.{}.attn.Wo.weight"),
+        same("blocks.{}.attn.out.bias", "layers.{}.attn.Wo.bias"),
+        same("blocks.{}.mlp_norm.weight", "layers.{}.mlp_norm.weight"),
+        same("blocks.{}.mlp_norm.bias", "layers.{}.mlp_norm.bias"),
+        same("blocks.{}.mlp.up.weight", "layers.{}.mlp.Wi.weight"),
+        same("blocks.{}.mlp.up.bias", "layers.{}.mlp.Wi.bias"),
+        same("blocks.{}.mlp.down.weight", "layers.{}.mlp.Wo.weight"),
+        same("blocks.{}.mlp.down.bias", "layers.{}.mlp.Wo.bias"),
+        same("norm.weight", "final_norm.weight"),
+        same("norm.bias", "final_norm.bias"),
+    ],
+];
+
+/// The head for masked tokens, whose names have no prefix.
+const BERT_HEAD: &[NameRow] = &[
+    same("mlm_head.dense.weight", "cls.predictions.transform.dense.weight"),
+    same("mlm_head.dense.bias", "cls.predictions.transform.dense.bias"),
+    same("mlm_head.norm.weight", "cls.predictions.transform.LayerNorm.weight"),
+    same("mlm_head.norm.bias", "cls.predictions.transform.LayerNorm.bias"),
+    same("mlm_head.norm.weight", "cls.predictions.transform.LayerNorm.gamma"),
+    same("mlm_head.norm.bias", "cls.predictions.transform.LayerNorm.beta"),
+    same("lm_head.bias", "cls.predictions.bias"),
+    same("lm_head.bias", "cls.predictions.decoder.bias"),
+    same("lm_head.weight", "cls.predictions.decoder.weight"),
+];
+
+/// The same of RoBERTa.
+const ROBERTA_HEAD: &[NameRow] = &[
+    same("mlm_head.dense.weight", "lm_head.dense.weight"),
+    same("mlm_head.dense.bias", "lm_head.dense.bias"),
+    same("mlm_head.norm.weight", "lm_head.layer_norm.weight"),
+    same("mlm_head.norm.bias", "lm_head.layer_norm.bias"),
+    same("lm_head.bias", "lm_head.bias"),
+    same("lm_head.bias", "lm_head.decoder.bias"),
+    same("lm_head.weight", "lm_head.decoder.weight"),
+];
+
+/// The same of DistilBERT.
+const DISTILBERT_HEAD: &[NameRow] = &[
+    same("mlm_head.dense.weight", "vocab_transform.weight"),
+    same("mlm_head.dense.bias", "vocab_transform.bias"),
+    same("mlm_head.norm.weight", "vocab_layer_norm.weight"),
+    same("mlm_head.norm.bias", "vocab_layer_norm.bias"),
+    same("lm_head.bias", "vocab_projector.bias"),
+    same("lm_head.weight", "vocab_projector.weight"),
+];
+
+/// The same of ModernBERT.
+const MODERN_BERT_HEAD: &[NameRow] = &[
+    same("mlm_head.dense.weight", "head.dense.weight"),
+    same("mlm_head.dense.bias", "head.dense.bias"),
+    same("mlm_head.norm.weight", "head.norm.weight"),
+    same("mlm_head.norm.bias", "head.norm.bias"),
+    same("lm_head.bias", "decoder.bias"),
+    same("lm_head.weight", "decoder.weight"),
+];
