@@ -1,6 +1,7 @@
 //! Tests of training from outside, in one program: each program links Burn anew.
 
 mod accumulation;
+mod contrastive;
 mod conversations;
 mod data;
 mod dataset;
@@ -26,6 +27,7 @@ mod quickstart;
 mod ranks;
 mod recipe;
 mod resume;
+mod retrieval;
 #[path = "../../model/tests/stand_in_hub.rs"]
 #[expect(dead_code, reason = "the model's tests use the rest")]
 mod stand_in_hub;
