@@ -226,6 +226,16 @@ impl Gpt {
         self
     }
 
+    /// The same encoder without its head for masked tokens.
+    #[must_use]
+    pub fn without_mlm_head(mut self) -> Self {
+        if self.mlm_head.take().is_some() {
+            self.config = self.config.without_mlm_head();
+            self.lm_head.bias = None;
+        }
+        self
+    }
+
     /// The same model for a context of `max_seq_len` tokens: at least 1, at most its own. That decides which factors
     /// [`RopeScaling::LongRope`](crate::config::RopeScaling::LongRope) uses. A model with learned positions keeps all of
     /// them, so it can compute, but not be saved.

@@ -28,7 +28,7 @@ pub use same_past::differences;
 
 pub use crate::{
     data::examples::TooLong,
-    objective::{ObjectiveKind, ObjectiveSettings},
+    objective::{ObjectiveKind, ObjectiveSettings, TextPooling},
 };
 
 /// All settings of a run. The run's `config.toml` is this struct, resolved.

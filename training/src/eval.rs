@@ -4,7 +4,7 @@
 //! - [`scorer`]: log-probabilities of given tokens, many texts a step; [`generation`]: generated texts, many a step
 //! - [`sliding`]: windows over long texts; [`text_loss`](mod@text_loss): the loss over [`documents`]
 //! - [`choices`]: multiple choice; [`translation`]: texts against references, by [`metrics`]
-//! - [`classify`]: linear probes on embeddings
+//! - [`classify`]: linear probes on embeddings; [`retrieval`]: search by embeddings
 //! - [`jsonl`]: records of evaluation data; [`subsequence`]: the longest common subsequence
 
 pub mod choices;
@@ -15,6 +15,7 @@ pub mod jsonl;
 mod loss;
 pub mod metrics;
 mod packed;
+pub mod retrieval;
 pub mod scorer;
 pub mod sliding;
 pub mod subsequence;

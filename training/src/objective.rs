@@ -4,26 +4,29 @@
 //! - `keep`: the same, with a penalty on what an adapter changes elsewhere
 //! - `mlm`: masked tokens, for encoders
 //! - `dpo`: preferences, direct preference optimization
+//! - `contrastive`: vectors of texts that belong together, for encoders
 //!
 //! Each file says which rows its objective trains on, the loss of a micro-batch, what a step counts, and the score by which models are
 //! compared. Nothing else asks which objective a run has. A new one is such a file, its settings and its arm in
 //! [`ObjectiveSettings::objective`], a rule in `config/effective.rs` for each new setting, and a row in `docs/settings.md`. If its
 //! rows are neither sequences nor pairs, [`RowKind`] and what matches on it follow.
 
+mod contrastive;
 mod dpo;
 mod keep;
 mod mlm;
 mod next_token;
 mod pass;
+mod text_vectors;
 
 use std::{fmt, sync::Arc};
 
 use anyhow::{Result, bail, ensure};
-use hearth_model::{config::GptConfig, gpt::Gpt, ops::Losses, tokenizer::Tokenizer};
+use hearth_model::{config::GptConfig, gpt::Gpt, ops::Losses, pooling::Pooling, tokenizer::Tokenizer};
 use serde::{Deserialize, Serialize};
 
 pub use self::pass::{RouterBalance, TrainingPass};
-use self::{dpo::Dpo, keep::Keep, mlm::MaskedLm, next_token::NextToken};
+use self::{contrastive::Contrastive, dpo::Dpo, keep::Keep, mlm::MaskedLm, next_token::NextToken};
 use crate::{
     data::loader::{Batch, MaskSettings, RowSource},
     eval::{Score, Windows},
@@ -36,6 +39,9 @@ const MAX_KEEP: f64 = 1e6;
 
 /// Maximum of [`ObjectiveSettings::mtp`].
 const MAX_MTP: f64 = 10.0;
+
+/// Minimum of [`ObjectiveSettings::temperature`]: with smaller ones, exponentials say nothing.
+const MIN_TEMPERATURE: f64 = 1e-4;
 
 /// What is learned.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -56,6 +62,49 @@ pub struct ObjectiveSettings {
     /// Trains a prediction head beside a fresh model, which predicts one token further ([DeepSeek-AI,
     /// 2024](https://arxiv.org/abs/2412.19437), 2.2): its loss counts this much beside the model's. 0: no head.
     pub mtp: f64,
+    /// `contrastive`: what cosines are divided by.
+    pub temperature: f64,
+    /// `contrastive`: how the hidden states of a text become its vector; left out: as the model's files say, or else their mean.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pooling: Option<TextPooling>,
+    /// `contrastive`: whether each pair comes with a negative, as the data have it.
+    pub negatives: bool,
+}
+
+/// How the hidden states of a text become its vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TextPooling {
+    /// Their mean.
+    Mean,
+    /// The first token's.
+    Cls,
+    /// The maximum of each component.
+    Max,
+    /// The last token's.
+    Last,
+}
+
+impl From<TextPooling> for Pooling {
+    fn from(pooling: TextPooling) -> Pooling {
+        match pooling {
+            TextPooling::Mean => Pooling::Mean,
+            TextPooling::Cls => Pooling::Cls,
+            TextPooling::Max => Pooling::Max,
+            TextPooling::Last => Pooling::Last,
+        }
+    }
+}
+
+impl From<Pooling> for TextPooling {
+    fn from(pooling: Pooling) -> TextPooling {
+        match pooling {
+            Pooling::Mean => TextPooling::Mean,
+            Pooling::Cls => TextPooling::Cls,
+            Pooling::Max => TextPooling::Max,
+            Pooling::Last => TextPooling::Last,
+        }
+    }
 }
 
 /// The kind of loss.
@@ -69,6 +118,16 @@ pub enum ObjectiveKind {
     Dpo,
     /// Masked language modeling ([BERT](https://arxiv.org/abs/1810.04805), 3.1), for encoders.
     Mlm,
+    /// Vectors of texts that belong together, with the other texts of a batch as negatives, for encoders, in `finetune` only. Rows of
+    /// a micro-batch are then pairs.
+    Contrastive,
+}
+
+impl ObjectiveKind {
+    /// Whether it trains encoders, which write no text.
+    pub fn is_for_encoders(self) -> bool {
+        matches!(self, Self::Mlm | Self::Contrastive)
+    }
 }
 
 impl fmt::Display for ObjectiveKind {
@@ -77,13 +136,24 @@ impl fmt::Display for ObjectiveKind {
             Self::NextToken => "next-token",
             Self::Dpo => "dpo",
             Self::Mlm => "mlm",
+            Self::Contrastive => "contrastive",
         })
     }
 }
 
 impl Default for ObjectiveSettings {
     fn default() -> Self {
-        Self { kind: ObjectiveKind::NextToken, beta: 0.1, keep: 0.0, mask_ratio: 0.15, whole_words: false, mtp: 0.0 }
+        Self {
+            kind: ObjectiveKind::NextToken,
+            beta: 0.1,
+            keep: 0.0,
+            mask_ratio: 0.15,
+            whole_words: false,
+            mtp: 0.0,
+            temperature: 0.05,
+            pooling: None,
+            negatives: false,
+        }
     }
 }
 
@@ -97,6 +167,11 @@ impl ObjectiveSettings {
             ObjectiveKind::Mlm => {
                 Arc::new(MaskedLm { masks: MaskSettings { ratio: self.mask_ratio, whole_words: self.whole_words } })
             }
+            ObjectiveKind::Contrastive => Arc::new(Contrastive {
+                temperature: self.temperature,
+                pooling: self.pooling.map_or(Pooling::Mean, Pooling::from),
+                texts_per_item: if self.negatives { 3 } else { 2 },
+            }),
         }
     }
 
@@ -106,7 +181,7 @@ impl ObjectiveSettings {
     /// # Errors
     /// A value that is not allowed.
     pub fn check(self, has_adapter: bool, losses: &[(&'static str, f64)]) -> Result<()> {
-        let ObjectiveSettings { kind, beta, keep, mask_ratio, mtp, .. } = self;
+        let ObjectiveSettings { kind, beta, keep, mask_ratio, mtp, temperature, .. } = self;
         ensure!(beta.is_finite() && beta > 0.0, "`objective.beta` must be above 0 and finite, got {beta}");
         ensure!(
             (0.0..=MAX_KEEP).contains(&keep),
@@ -117,8 +192,12 @@ impl ObjectiveSettings {
             "`objective.mask_ratio` must be above 0 and at most 1, got {mask_ratio}\nhint: 0.15 to 0.4 is usual"
         );
         ensure!(
-            kind != ObjectiveKind::Mlm || !has_adapter,
-            "`objective.kind=mlm` trains all weights, not an adapter\nhint: leave out `lora`"
+            temperature.is_finite() && (MIN_TEMPERATURE..=1e3).contains(&temperature),
+            "`objective.temperature` must be from {MIN_TEMPERATURE} to 1000, got {temperature}\nhint: 0.01 to 0.1 is usual"
+        );
+        ensure!(
+            !kind.is_for_encoders() || !has_adapter,
+            "`objective.kind={kind}` trains all weights, not an adapter\nhint: leave out `lora`"
         );
         let objective = self.objective();
         ensure!(
@@ -154,6 +233,11 @@ impl ObjectiveSettings {
                 "`objective.kind=mlm` trains encoders, and the model is one that writes text\nhint: leave it out, use \
                  `model.arch=bert` (the preset `bert-tiny`), or start with a model such as a `BertForMaskedLM`"
             ),
+            (kind, false) if kind.is_for_encoders() => bail!(
+                "`objective.kind={kind}` trains encoders, and the model is one that writes text\nhint: use an encoder, such as a \
+                 `BertModel` or a model of sentence-transformers"
+            ),
+            (ObjectiveKind::Contrastive, true) => {}
             (ObjectiveKind::Mlm, true) => ensure!(
                 gpt.mlm_head.is_some(),
                 "the model is an encoder without a head for masked tokens, which `objective.kind=mlm` trains\nhint: start with a \
@@ -161,7 +245,7 @@ impl ObjectiveSettings {
             ),
             (kind, true) => bail!(
                 "`objective.kind={kind}` trains models that write text, and the model is an encoder\nhint: `--set objective.kind=mlm` \
-                 trains encoders"
+                 or `contrastive` trains encoders"
             ),
             (_, false) => {}
         }
@@ -176,14 +260,17 @@ pub enum RowKind {
     Sequences,
     /// Pairs of a better and a worse answer: each answer is a row.
     Pairs,
+    /// Items of so many texts that become a vector each: each text is a row.
+    Texts(usize),
 }
 
 impl RowKind {
-    /// Rows for each row, or pair, that `data.micro_batch_size` counts.
+    /// Rows for each row, pair or item that `data.micro_batch_size` counts.
     pub fn rows_per_item(self) -> usize {
         match self {
             Self::Sequences => 1,
             Self::Pairs => 2,
+            Self::Texts(n) => n,
         }
     }
 }
@@ -198,6 +285,11 @@ pub trait Objective: fmt::Debug + Send + Sync {
     /// Which tokens of rows are masked, if some are.
     fn masks(&self) -> Option<MaskSettings> {
         None
+    }
+
+    /// Whether it trains vectors of texts, which no other head of the model reads.
+    fn trains_vectors(&self) -> bool {
+        false
     }
 
     /// Whether the setting `objective.NAME` has an effect.

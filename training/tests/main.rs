@@ -1,6 +1,7 @@
 //! Tests of training from outside, in one program: each program links Burn anew.
 
 mod accumulation;
+mod contrastive;
 mod conversations;
 mod data;
 mod dataset;
@@ -27,6 +28,7 @@ mod ranks;
 mod recipe;
 mod replicas;
 mod resume;
+mod retrieval;
 #[path = "../../model/tests/stand_in_hub.rs"]
 #[expect(dead_code, reason = "the model's tests use the rest")]
 mod stand_in_hub;

@@ -65,6 +65,7 @@ fn loss_and_gradients_of_masked_tokens_match_transformers_in_one_micro_batch_and
                     context_tokens: Some(weights.iter().map(|weight| *weight == 0.0).collect()),
                     positions: None,
                     references: None,
+                    items: None,
                     epoch: 0,
                 })
                 .collect();
@@ -80,31 +81,57 @@ fn loss_and_gradients_of_masked_tokens_match_transformers_in_one_micro_batch_and
     }
 }
 
-struct Folder(tempfile::TempDir);
+/// A folder in which commands run.
+pub(crate) struct Folder(tempfile::TempDir);
 
 impl Folder {
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn new() -> Folder {
+        Folder(tempfile::tempdir().unwrap())
+    }
+
+    pub(crate) fn write(&self, name: &str, text: &str) {
+        fs::write(self.path(name), text).unwrap();
+    }
+
+    /// A run `out` of a tiny encoder that has learned next to nothing, with the files of its data beside it.
+    pub(crate) fn encoder(&self, out: &str) {
+        let text: String =
+            (0..300).map(|line| format!("line {} of the house\n", ["one", "two", "three"][line % 3])).collect();
+        self.write("text.txt", &text);
+        self.succeed(&["tokenizer", "text.txt", "--out", "tokenizer", "--vocab-size", "280", "--encoder"]);
+        self.succeed(&["prepare", "text.txt", "--tokenizer", "tokenizer", "--out", "data"]);
+        let steps = ["--out", out, "--set", "schedule.max_steps=4"];
+        self.succeed(&[&PRETRAIN[..], &SMALL, &steps].concat());
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    fn run(&self, args: &[&str]) -> Output {
+    pub(crate) fn run(&self, args: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hearth-train"));
         command.args(args).current_dir(self.0.path()).output().unwrap()
     }
 
-    fn succeed(&self, args: &[&str]) {
+    pub(crate) fn succeed(&self, args: &[&str]) {
         let output = self.run(args);
         assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    fn fail(&self, args: &[&str]) -> String {
+    pub(crate) fn fail(&self, args: &[&str]) -> String {
         let output = self.run(args);
         assert!(!output.status.success(), "{args:?}");
         String::from_utf8_lossy(&output.stderr).into_owned()
     }
 
-    fn weights(&self, run: &str) -> Vec<u8> {
+    pub(crate) fn weights(&self, run: &str) -> Vec<u8> {
         fs::read(self.path(run).join("checkpoints/step-00000008/model.safetensors")).unwrap()
+    }
+
+    pub(crate) fn val_losses(&self, run: &str) -> Vec<f64> {
+        let lines = fs::read_to_string(self.path(run).join("metrics.jsonl")).unwrap();
+        let records = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        records.filter_map(|record| record["val_loss"].as_f64()).collect()
     }
 }
 
@@ -129,28 +156,17 @@ const SMALL: [&str; 16] = [
     "optim.lr=3e-3",
 ];
 
-fn losses(metrics: &Path) -> Vec<f64> {
-    let lines = fs::read_to_string(metrics).unwrap();
-    let records = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    records.filter_map(|record| record["val_loss"].as_f64()).collect()
-}
-
 #[test]
 fn encoder_is_trained_from_text_resumed_with_the_same_bits_and_trained_on() {
-    let folder = Folder(tempfile::tempdir().unwrap());
-    let text: String =
-        (0..300).map(|line| format!("line {} of the house\n", ["one", "two", "three"][line % 3])).collect();
-    fs::write(folder.path("text.txt"), text).unwrap();
-    folder.succeed(&["tokenizer", "text.txt", "--out", "tokenizer", "--vocab-size", "280", "--encoder"]);
-    folder.succeed(&["prepare", "text.txt", "--tokenizer", "tokenizer", "--out", "data"]);
+    let folder = Folder::new();
+    folder.encoder("half");
     let pretrain = |out: &str, others: &[&str]| {
         folder.succeed(&[&PRETRAIN[..], &SMALL, &["--out", out], others].concat());
     };
     pretrain("whole", &["--set", "schedule.max_steps=8"]);
-    pretrain("half", &["--set", "schedule.max_steps=4"]);
     folder.succeed(&["pretrain", "--out", "half", "--resume", "--set", "schedule.max_steps=8", "--device=cpu"]);
     assert!(folder.weights("whole") == folder.weights("half"), "a resumed run ends with other weights");
-    let found = losses(&folder.path("whole/metrics.jsonl"));
+    let found = folder.val_losses("whole");
     assert!(found.len() == 2 && found[1] < found[0], "{found:?}");
     let model = folder.path("whole/model");
     assert_eq!(load_class(&model).unwrap(), "BertForMaskedLM");

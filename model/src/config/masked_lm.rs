@@ -36,4 +36,13 @@ impl GptConfig {
         let head = MaskedLmHead { activation: self.activation, bias: true };
         Self { mlm_head: Some(head), lm_head_bias: true, ..self }
     }
+
+    /// The same architecture without a head for masked tokens.
+    #[must_use]
+    pub fn without_mlm_head(self) -> Self {
+        match self.mlm_head {
+            None => self,
+            Some(_) => Self { mlm_head: None, lm_head_bias: false, ..self },
+        }
+    }
 }

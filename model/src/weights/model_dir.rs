@@ -27,6 +27,7 @@ use super::{
 };
 pub use super::{
     opened_model::{LoadOptions, LoadedModel, LoadedText},
+    own_pooling::pooling_files,
     staged_dir::mend,
 };
 use crate::{
@@ -449,6 +450,28 @@ pub fn load_class(dir: &Path) -> Result<&'static str> {
     let dir = &*model_of(dir);
     let (json, path) = load_config_json(dir)?;
     Ok(HfSchema::of(&Fields::new(&json, &path))?.class())
+}
+
+/// The class of the encoder in `dir` without a head.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_class_without_head(dir: &Path) -> Result<&'static str> {
+    let (json, path) = load_config_json(&model_of(dir))?;
+    Ok(HfSchema::of(&Fields::new(&json, &path))?.without_mlm_head().class())
+}
+
+/// How the files of the model dir `dir` say that texts become vectors, and how many tokens of a text they let it read. A GGUF file
+/// says neither here.
+///
+/// # Errors
+/// A file cannot be read, or is not JSON.
+pub fn load_pooling(dir: &Path) -> Result<(OwnPooling, Option<usize>)> {
+    open(
+        dir,
+        |_| Ok((OwnPooling::Unstated, None)),
+        |dir| Ok((own_pooling::of_dir(dir)?, own_pooling::text_limit(dir)?)),
+    )
 }
 
 /// `config.json` and its path; that of a wrapper as its text class would have it.

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::{
     config_json::Fields,
@@ -68,6 +68,21 @@ pub(super) fn of_dir(dir: &Path) -> Result<OwnPooling> {
         OwnPooling::As(pooling) if !layers.is_empty() => OwnPooling::Layered(pooling, layers.into()),
         pooling => pooling,
     })
+}
+
+/// The files of sentence-transformers for a model whose texts become vectors of `width` components by `pooling`, of length 1, and of
+/// whose texts `max_tokens` are read.
+pub fn pooling_files(pooling: Pooling, width: usize, max_tokens: usize) -> Vec<(String, Vec<u8>)> {
+    let module = |index: usize, path: &str, kind: &str| json!({ "idx": index, "name": index.to_string(), "path": path, "type": format!("sentence_transformers.models.{kind}") });
+    let modules =
+        json!([module(0, "", "Transformer"), module(1, "1_Pooling", "Pooling"), module(2, "2_Normalize", "Normalize")]);
+    let mut modes = json!({ "word_embedding_dimension": width });
+    for (mode, stands_for) in MODES {
+        modes[format!("pooling_mode_{mode}")] = (stands_for == Some(pooling)).into();
+    }
+    let limit = json!({ "max_seq_length": max_tokens, "do_lower_case": false });
+    let file = |(name, json): (&str, Value)| (name.to_owned(), format!("{json:#}\n").into_bytes());
+    [(MODULES_FILE, modules), (POOLING_FILE, modes), (TEXT_LIMIT_FILE, limit)].map(file).into()
 }
 
 /// How many tokens of a text the makers of the model dir `dir` let it read, if they say.
@@ -166,9 +181,20 @@ mod tests {
 
     use std::fs;
 
-    use serde_json::json;
-
     use super::*;
+
+    #[test]
+    fn pooling_files_say_the_pooling_that_they_were_made_for() {
+        for (name, pooling) in Pooling::ALL {
+            let dir = tempfile::tempdir().unwrap();
+            fs::create_dir(dir.path().join("1_Pooling")).unwrap();
+            for (file, bytes) in pooling_files(pooling, 64, 77) {
+                fs::write(dir.path().join(file), bytes).unwrap();
+            }
+            assert_eq!(of_dir(dir.path()).unwrap(), OwnPooling::As(pooling), "{name}");
+            assert_eq!(text_limit(dir.path()).unwrap(), Some(77));
+        }
+    }
 
     #[test]
     fn pooling_of_sentence_transformers_files_is_read_or_named() {

@@ -66,17 +66,26 @@ impl ModelArgs {
     ///
     /// # Errors
     /// There is no such device or model, or it cannot be opened.
-    pub fn open(&self) -> Result<OpenModel> {
+    pub fn open_any(&self) -> Result<OpenModel> {
         ops::keep_freed_memory();
         let path = model_path(&self.model, ModelPart::Whole)?;
         let chosen = device::choose(self.device)?;
         writeln!(io::stderr(), "device: {} ({})", device::name(&chosen.device), chosen.reason)
             .context("cannot write to stderr")?;
         let loaded = model_dir::load(&path, &LoadOptions { device: chosen.device, dtype: self.dtype })?;
+        Ok(OpenModel { loaded, path, name: self.model.to_string() })
+    }
+
+    /// [`open_any`](Self::open_any) of a model that writes text.
+    ///
+    /// # Errors
+    /// The same, and another kind of model.
+    pub fn open(&self) -> Result<OpenModel> {
+        let OpenModel { loaded, path, name } = self.open_any()?;
         ensure!(!loaded.gpt.config().bidirectional, "`{}` is an encoder, which writes no text", self.model);
         let is_both = loaded.gpt.config().is_encoder_decoder();
         ensure!(!is_both, "`{}` is an encoder-decoder, which continues no text: it needs a source", self.model);
-        Ok(OpenModel { loaded, path, name: self.model.to_string() })
+        Ok(OpenModel { loaded, path, name })
     }
 
     /// Prints a report: as JSON with `--json`, else the lines of `text`.

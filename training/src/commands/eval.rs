@@ -4,6 +4,7 @@ mod classify;
 mod data;
 mod loss;
 mod multiple_choice;
+mod retrieval;
 mod score;
 mod translation;
 
@@ -31,6 +32,7 @@ enum Kind {
     #[command(hide = true, disable_help_flag = true)]
     Decoding(moved::Args),
     Classify(classify::Args),
+    Retrieval(retrieval::Args),
 }
 
 /// Runs the evaluation that was asked for.
@@ -42,5 +44,6 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         Kind::Score(args) => score::run(args),
         Kind::Decoding(_) => moved::run("decoding"),
         Kind::Classify(args) => classify::run(args),
+        Kind::Retrieval(args) => retrieval::run(args),
     }
 }

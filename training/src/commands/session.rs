@@ -247,6 +247,8 @@ impl Session {
                 gpt_config.max_seq_len
             ));
         }
+        let trains_vectors = self.config.objective.objective().trains_vectors();
+        let gpt_config = if trains_vectors { gpt_config.without_mlm_head() } else { gpt_config };
         Ok(GptConfig { dropout: self.config.model.dropout, ..gpt_config })
     }
 

@@ -27,6 +27,7 @@ impl TrainConfig {
     /// As [`validate`](Self::validate), and a value that belongs to another command.
     pub fn validate_for(&self, purpose: Purpose) -> Result<()> {
         self.validate()?;
+        self.validate_negatives()?;
         let (rows, kind) = (self.data.rows, self.objective.objective().rows());
         match purpose {
             Purpose::Quickstart => ensure!(
@@ -35,7 +36,7 @@ impl TrainConfig {
                  `pretrain` train on documents"
             ),
             Purpose::Finetune => ensure!(
-                kind == RowKind::Pairs || matches!(rows, Rows::Documents | Rows::Unpacked),
+                kind != RowKind::Sequences || matches!(rows, Rows::Documents | Rows::Unpacked),
                 "`data.rows` must be `documents` or `unpacked` in `finetune`: an example is never split\nhint: `--set \
                  data.rows=documents`"
             ),

@@ -4,7 +4,7 @@
 use toml::{Table, Value};
 
 use super::{Algorithm, OptimSettings, Purpose, ScheduleKind, ScheduleSettings, TrainConfig};
-use crate::objective::{ObjectiveKind, RowKind};
+use crate::objective::RowKind;
 
 /// Settings that have an effect only under a condition.
 struct Rule {
@@ -75,9 +75,10 @@ const RULES: &[Rule] = &[
     },
     Rule {
         keys: &["data.rows"],
-        when: When::Settings("`objective.kind=next-token`; each answer of a pair is a row", |config| {
-            config.objective.objective().rows() == RowKind::Sequences
-        }),
+        when: When::Settings(
+            "`objective.kind=next-token` and `mlm`; with others, each answer or text is a row",
+            |config| config.objective.objective().rows() == RowKind::Sequences,
+        ),
     },
     Rule {
         keys: &["objective.beta"],
@@ -92,10 +93,14 @@ const RULES: &[Rule] = &[
         when: When::Settings("`objective.kind=mlm`", |config| config.objective.objective().uses_setting("mask_ratio")),
     },
     Rule {
-        keys: &["sample."],
-        when: When::Settings("models that write text, not encoders (`objective.kind=mlm`)", |config| {
-            config.objective.kind != ObjectiveKind::Mlm
+        keys: &["objective.temperature", "objective.pooling", "objective.negatives"],
+        when: When::Settings("`objective.kind=contrastive`", |config| {
+            config.objective.objective().uses_setting("temperature")
         }),
+    },
+    Rule {
+        keys: &["sample."],
+        when: When::Settings("models that write text, not encoders", |config| !config.objective.kind.is_for_encoders()),
     },
     Rule {
         keys: &["optim.muon."],
@@ -229,7 +234,7 @@ mod tests {
     }
 
     /// A command, other settings, a setting that has no effect with them, and what the message says about the condition.
-    const CASES: [(Purpose, &[&str], &str, &str); 28] = [
+    const CASES: [(Purpose, &[&str], &str, &str); 29] = [
         (Pretrain, &["model.init=m"], "model.n_layers=2", "fresh models"),
         (Pretrain, &["model.init=m"], "objective.mtp=0.3", "fresh models"),
         (Pretrain, &["model.init=m"], "model.arch=\"llama\"", "fresh models"),
@@ -261,6 +266,7 @@ mod tests {
         (Pretrain, &[], "objective.beta=0.1", "`objective.kind=dpo`"),
         (Pretrain, &[], "objective.mask_ratio=0.2", "`objective.kind=mlm`"),
         (Pretrain, &["objective.kind=mlm"], "sample.every=5", "models that write text"),
+        (Finetune, &[], "objective.temperature=0.1", "`objective.kind=contrastive`"),
         (Finetune, &["objective.kind=dpo"], "data.rows=unpacked", "`objective.kind=next-token`"),
         (Pretrain, &[], "data.val_fraction=0.1", "`quickstart` and `finetune`, not for `pretrain`"),
         (Pretrain, &[], "data.too_long=refuse", "`finetune`, not for `pretrain`"),

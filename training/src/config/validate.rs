@@ -9,8 +9,8 @@ use hearth_model::{
 };
 
 use super::{
-    ALL_LINEAR, Algorithm, Arch, DecaySchedule, MicroBatchSize, OptimSettings, ParallelSettings, SaveDtype,
-    ScheduleKind, TrainConfig, value_error::with_hint,
+    ALL_LINEAR, Algorithm, Arch, DecaySchedule, MicroBatchSize, ObjectiveKind, OptimSettings, ParallelSettings,
+    SaveDtype, ScheduleKind, TrainConfig, value_error::with_hint,
 };
 
 /// The largest size of a model, in any dimension, and the most layers.
@@ -258,6 +258,23 @@ impl TrainConfig {
                 "`data.tokens_per_step` must be at most {MAX_MICRO_STEPS} micro-batches of {micro} tokens, got {tokens}"
             );
         }
+        Ok(())
+    }
+
+    /// Texts that are each other's negatives are computed together.
+    pub(super) fn validate_negatives(&self) -> Result<()> {
+        let is_contrastive = self.objective.kind == ObjectiveKind::Contrastive;
+        ensure!(
+            !is_contrastive || self.data.micro_batch_size != MicroBatchSize::Auto,
+            "`data.micro_batch_size` must be a number with `objective.kind=contrastive`, got `auto`: it says how many pairs are each \
+             other's negatives\nhint: for example `--set data.micro_batch_size=32`"
+        );
+        ensure!(
+            !is_contrastive || self.micro_steps() == 1,
+            "with `objective.kind=contrastive`, a step must be one micro-batch, whose pairs are each other's negatives, got {}\nhint: \
+             leave out `data.tokens_per_step`, and set how many pairs a step has by `data.micro_batch_size`",
+            self.micro_steps()
+        );
         Ok(())
     }
 

@@ -11,6 +11,7 @@ mod pack;
 mod read;
 #[cfg(test)]
 mod tests;
+mod texts;
 
 use std::path::PathBuf;
 
@@ -22,6 +23,7 @@ pub use self::{
     encode::ExampleEncoder,
     pack::pack,
     read::{read, read_preferences},
+    texts::{TextItem, read_text_pairs},
 };
 use crate::data::corpus::{LeftOut, Notes, Origin};
 

@@ -2,6 +2,7 @@
 //! gets the same batches as an uninterrupted one, and jumping to step 1,000,000 costs no more than step 1.
 
 mod documents;
+mod items;
 mod masking;
 mod pairs;
 mod permutation;
@@ -16,6 +17,7 @@ use hearth_model::{TokenId, attention::AttentionContext};
 
 pub use self::{
     documents::{Documents, Packing},
+    items::{BatchItems, Items},
     masking::{MaskSettings, Masking},
     pairs::Pairs,
     permutation::Permutation,
@@ -84,6 +86,8 @@ pub struct Batch {
     /// If the rows are pairs of a better and a worse answer: the log-probabilities of each pair's answers under the reference
     /// model.
     pub references: Option<Vec<[f32; 2]>>,
+    /// If each row is a text that becomes a vector: which rows belong together.
+    pub items: Option<BatchItems>,
     /// Epochs completed before the first row of this batch. With random windows, an epoch is as many tokens as the
     /// split has.
     pub epoch: u64,
@@ -185,6 +189,10 @@ impl Loader {
                 let numbers: Vec<u64> = rows.map(row_at).collect();
                 return Batch { epoch, ..pairs.batch(&numbers) };
             }
+            RowSource::Items(items) => {
+                let numbers: Vec<u64> = rows.map(row_at).collect();
+                return Batch { epoch, ..items.batch(&numbers) };
+            }
             RowSource::Masked(_) => unreachable!("a loader has the rows behind masks"),
         };
         let mut batch = Batch { epoch, ..Batch::empty(seq_len) };
@@ -218,6 +226,7 @@ impl Batch {
             context_tokens: None,
             positions: None,
             references: None,
+            items: None,
             epoch: 0,
         }
     }

@@ -16,7 +16,7 @@ use hearth_model::{
     tokenizer::{EncodeOptions, Tokenizer},
 };
 
-pub use embedder::Embedder;
+pub use embedder::{Embedder, EncodedText};
 pub use probe::{Probe, ProbeFit};
 
 use super::jsonl::read_json_records;

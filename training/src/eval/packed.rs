@@ -16,6 +16,8 @@ pub(super) struct PackedText<'a> {
     pub(super) table: PageTable,
     /// The tokens to append.
     pub(super) ids: &'a [TokenId],
+    /// Where the tokens of the second text of a pair begin, if it is one.
+    pub(super) second_text: Option<usize>,
 }
 
 /// Rows of a step that belong to one text.
@@ -54,7 +56,7 @@ pub(super) fn run(
                     table: &mut text.table,
                     n_new: n_rows,
                     adapter: None,
-                    second_text: None,
+                    second_text: text.second_text,
                     source_len: 0,
                 });
                 n_done[at] += n_rows;

@@ -125,8 +125,10 @@ impl Scorer {
     }
 
     fn run_batch(&self, runner: &mut ModelRunner, batch: &[TextGroup]) -> Result<Vec<Vec<Vec<f32>>>> {
-        let mut prefixes: Vec<PackedText<'_>> =
-            batch.iter().map(|group| PackedText { table: runner.cache().table(), ids: &group.prefix }).collect();
+        let mut prefixes: Vec<PackedText<'_>> = batch
+            .iter()
+            .map(|group| PackedText { table: runner.cache().table(), ids: &group.prefix, second_text: None })
+            .collect();
         packed::run(runner, &mut prefixes, self.rows_per_step, &mut |_, _, _| Ok(()))?;
         let branches = || {
             batch
@@ -134,8 +136,9 @@ impl Scorer {
                 .zip(&prefixes)
                 .flat_map(|(group, prefix)| group.branches.iter().map(move |branch| (prefix, branch)))
         };
-        let mut texts: Vec<PackedText<'_>> =
-            branches().map(|(prefix, branch)| PackedText { table: prefix.table.fork(), ids: &branch.ids }).collect();
+        let mut texts: Vec<PackedText<'_>> = branches()
+            .map(|(prefix, branch)| PackedText { table: prefix.table.fork(), ids: &branch.ids, second_text: None })
+            .collect();
         let branches: Vec<&Branch> = branches().map(|(_, branch)| branch).collect();
         let mut logprobs = vec![Vec::new(); branches.len()];
         packed::run(runner, &mut texts, self.rows_per_step, &mut |runner, output, rows| {

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use crate::{
-    config::{BUDGETS, Purpose, Resolved, Rows, TrainConfig},
+    config::{BUDGETS, MicroBatchSize, Purpose, Resolved, Rows, SaveDtype, TrainConfig},
     objective::RowKind,
     run::schedule::{RunSize, Schedule, rows_per_step},
 };
@@ -23,6 +23,9 @@ const LR_OF_SMALL_SETS: f64 = 5e-5;
 /// With fewer examples held out, their loss says little about which model is the best, and each of them is one fewer to learn
 /// from: none is held out.
 const MIN_HELD_OUT: f64 = 8.0;
+
+/// Items of a step that learns vectors of texts.
+const ITEMS_PER_STEP: usize = 32;
 
 /// The share of a run's steps that a warmup has at most.
 const MAX_WARMUP: usize = 10;
@@ -91,6 +94,29 @@ impl Defaults {
         }
     }
 
+    /// Makes a step one micro-batch of texts that become vectors, which are computed together, and saves what is trained as exactly as
+    /// it was computed.
+    pub fn fit_texts(&self, config: &mut TrainConfig) {
+        if !matches!(config.objective.objective().rows(), RowKind::Texts(_)) {
+            return;
+        }
+        if !self.is_set("checkpoint.save_dtype") {
+            config.checkpoint.save_dtype = SaveDtype::F32;
+        }
+        if let Some(earlier) = &self.earlier {
+            if !self.is_set("data.micro_batch_size") {
+                config.data.micro_batch_size = earlier.data.micro_batch_size;
+            }
+            return;
+        }
+        if !self.is_set("data.micro_batch_size") {
+            config.data.micro_batch_size = MicroBatchSize::Rows(ITEMS_PER_STEP);
+        }
+        if !self.is_set("data.tokens_per_step") {
+            config.data.tokens_per_step = None;
+        }
+    }
+
     fn has_budget(&self) -> bool {
         BUDGETS.iter().any(|budget| self.is_set(&format!("schedule.{budget}")))
     }
@@ -137,6 +163,17 @@ impl Defaults {
         let evaluates = ["eval.every", "eval.batches", "eval.patience"].iter().any(|key| self.is_set(key));
         if self.is_free("data.val_fraction") && !evaluates && held_out < MIN_HELD_OUT {
             config.data.val_fraction = 0.0;
+        }
+        let is_texts = matches!(config.objective.objective().rows(), RowKind::Texts(_));
+        if is_texts && self.is_free("data.micro_batch_size") {
+            // Or a step would have some of them twice, each a negative of itself.
+            let n_trained = size.n_examples - (size.n_examples as f64 * config.data.val_fraction).round() as usize;
+            let rows = config.data.micro_batch_size.rows().min(n_trained).max(1);
+            config.data.micro_batch_size = MicroBatchSize::Rows(rows);
+        }
+        if is_texts && config.data.tokens_per_step.is_none() && self.is_free("model.max_seq_len") {
+            // Rows are no longer than their texts; the limit decides how much memory a run may need.
+            config.model.max_seq_len = size.longest.next_multiple_of(8).clamp(2, config.model.max_seq_len);
         }
         let (rows, limit) = (config.data.micro_batch_size.rows().max(1), config.model.max_seq_len);
         if let Some(most) = config.data.tokens_per_step
@@ -208,6 +245,7 @@ fn changes(before: &TrainConfig, now: &TrainConfig) -> Vec<String> {
     let shown = |config: &TrainConfig| {
         [
             ("model.max_seq_len", config.model.max_seq_len.to_string()),
+            ("data.micro_batch_size", config.data.micro_batch_size.to_string()),
             ("data.tokens_per_step", config.data.tokens_per_step.unwrap_or_default().to_string()),
             ("data.val_fraction", config.data.val_fraction.to_string()),
             ("schedule.epochs", config.schedule.epochs.unwrap_or_default().to_string()),

@@ -3,12 +3,12 @@
 use std::{collections::HashSet, path::PathBuf, process::ExitCode};
 
 use anyhow::{Result, ensure};
-use hearth_model::pooling::Pooling;
+use hearth_model::pooling::{Pooling, VectorSteps};
 use hearth_training::{
     cli::{ModelArgs, OpenModel, Status, progress_line},
     eval::{
         choices::{Accuracy, ChoiceItem, Labeling, accuracies, score_items},
-        classify::{Embedder, LabeledTexts, Probe},
+        classify::{Embedder, EncodedText, LabeledTexts, Probe},
         scorer::Scorer,
     },
 };
@@ -112,7 +112,8 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     if n_known > 0 {
         status.note(&format!("warning: {n_known} of the texts to test on are also trained on"));
     }
-    let poolings = POOLINGS.map(|(_, pooling)| pooling);
+    let poolings = POOLINGS.map(|(_, pooling)| (pooling, VectorSteps::default()));
+    let ids: Vec<EncodedText> = ids.into_iter().map(EncodedText::from).collect();
     let embedder = Embedder::new(&loaded.gpt)?;
     let mut progress = |n_done| progress_line(&mut status, "embeddings", n_done, ids.len());
     let embedded = embedder.embed(&ids, &poolings, &mut progress)?;

@@ -16,6 +16,13 @@ pub(super) struct DataArgs {
     #[arg(long, value_name = "FILE")]
     data: PathBuf,
 
+    #[command(flatten)]
+    out: OutArgs,
+}
+
+/// Where details go.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct OutArgs {
     /// Write what was found of each text or item to this file, one JSON object per line
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -28,8 +35,28 @@ impl DataArgs {
     /// # Errors
     /// `--out` cannot be written, or is read.
     pub(super) fn path(&self, others: &[&PathBuf]) -> Result<&Path> {
+        let read: Vec<PathBuf> = others.iter().copied().chain([&self.data]).cloned().collect();
+        self.out.check(&read)?;
+        Ok(&self.data)
+    }
+
+    /// Writes the lines of `--out`, if it was given.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(super) fn write<T: Serialize>(&self, lines: &[T]) -> Result<()> {
+        self.out.write(lines)
+    }
+}
+
+impl OutArgs {
+    /// Checks, before any work, that `--out` can be written and is none of the files `read`.
+    ///
+    /// # Errors
+    /// `--out` cannot be written, or is read.
+    pub(super) fn check(&self, read: &[PathBuf]) -> Result<()> {
         if let Some(out) = &self.out {
-            for read in others.iter().copied().chain([&self.data]) {
+            for read in read {
                 ensure!(
                     !is_same_file(read, out),
                     "`--out {}` would replace what is read, `{}`\nhint: write to another file",
@@ -41,7 +68,7 @@ impl DataArgs {
             let opened = OpenOptions::new().append(true).create(true).open(out);
             opened.map_err(|error| unwritable(out, &error))?;
         }
-        Ok(&self.data)
+        Ok(())
     }
 
     /// Writes the lines of `--out`, if it was given.

@@ -42,11 +42,16 @@ pub(super) fn show(
     config: &TrainConfig,
     as_json: bool,
 ) -> Result<ExitCode> {
+    let texts = if let ExampleSet::Texts(items) = all { Some(items.shown()) } else { None };
     let (examples, n_shown): (Vec<&Example>, usize) = match all {
         ExampleSet::Examples(found) => (found.examples.iter().chain(&found.val).collect(), n),
         ExampleSet::Pairs(found) => {
             let pairs = found.examples.iter().chain(&found.val);
             (pairs.flat_map(|pair| [&pair.chosen, &pair.rejected]).collect(), n.saturating_mul(2))
+        }
+        ExampleSet::Texts(_) => {
+            let (texts, [n_items, ..]) = texts.as_ref().map_or((&[][..], [1; 3]), |(texts, counts)| (texts, *counts));
+            (texts.iter().collect(), n.saturating_mul(texts.len() / n_items.max(1)))
         }
     };
     let style = Style::of_stdout();
@@ -73,6 +78,10 @@ pub(super) fn show(
         ExampleSet::Pairs(found) => {
             let n_pairs = found.examples.len() + found.val.len();
             (Some(n_pairs), found.n_cut, found.n_dropped, 2 * n_pairs)
+        }
+        ExampleSet::Texts(_) => {
+            let [n_items, n_cut, n_dropped] = texts.as_ref().map_or([0; 3], |(_, counts)| *counts);
+            (Some(n_items), n_cut, n_dropped, examples.len())
         }
     };
     let row_length = config.model.max_seq_len;

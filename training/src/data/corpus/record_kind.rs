@@ -7,9 +7,9 @@ use serde_json::{Map, Value, json};
 
 use super::{
     conversation::{TOOLS, is_empty, tools_of},
-    files::{NamedSplit, named_split},
     message::{ASSISTANT, FLAGS, FUNCTION_CALL_HINT, Problem, SYSTEM, Turn, USER, parsed_list, turns},
     notes::Note,
+    text_record::{names, wrong_split},
 };
 
 /// Members of records.
@@ -20,7 +20,7 @@ pub(crate) const CHOSEN: &str = "chosen";
 pub(crate) const REJECTED: &str = "rejected";
 const KEEP: &str = "keep";
 /// A member with the split that a record is of.
-const SPLIT: &str = "split";
+pub(super) const SPLIT: &str = "split";
 /// The usual member of a text.
 const TEXT: &str = "text";
 
@@ -167,13 +167,10 @@ impl<'a> Members<'a> {
             if let Some((_, hint)) = CHANGING.iter().find(|(changing, _)| changing == name) {
                 return Err((format!("`{name}` is not read"), hint));
             }
+            if let Some(problem) = wrong_split(name, value) {
+                return Err(problem);
+            }
             match (name.as_str(), value) {
-                (SPLIT, Value::String(split)) if named_split(split).is_some_and(|split| split != NamedSplit::Train) => {
-                    return Err((
-                        format!("`{SPLIT}` is `{split}`, but the records of a file are all for one split"),
-                        "write the records of each split to a file of its own, such as `train.jsonl` and `validation.jsonl`",
-                    ));
-                }
                 (LABEL, label) if kto_label(label, self.all.contains_key(COMPLETION)) == Some(false) => {
                     let what = format!(
                         "`label` is `{}`, which says that this is a bad answer (KTO's layout), and it would be trained as a \
@@ -500,12 +497,4 @@ fn is_messages(list: &[Value]) -> bool {
 
 fn is_list_text(text: &str) -> bool {
     serde_json::from_str::<Vec<Value>>(text).is_ok_and(|list| is_messages(&list))
-}
-
-fn names(members: &Map<String, Value>) -> String {
-    if members.is_empty() {
-        return "an empty object".to_owned();
-    }
-    let names: Vec<&str> = members.keys().map(String::as_str).collect();
-    format!("`{}`", names.join("`, `"))
 }

@@ -54,6 +54,11 @@ pub(crate) fn first_model(config: &TrainConfig, vocab_size: usize, device: &Devi
             adapter::require_trainable(dir)?;
             let options = LoadOptions { device: device.clone(), dtype: Some(Dtype::F32) };
             let gpt = model_dir::load_gpt(dir, &options)?.with_dropout(config.model.dropout);
+            if config.objective.objective().trains_vectors() {
+                // A head for masked tokens would no longer fit the encoder.
+                let class = model_dir::load_class_without_head(dir)?.to_owned();
+                return Ok((gpt.without_mlm_head(), SavedForm::Model { class: Some(class) }));
+            }
             Ok((gpt, SavedForm::Model { class: model_dir::load_class(dir).ok().map(str::to_owned) }))
         }
     }

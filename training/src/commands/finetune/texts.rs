@@ -1,0 +1,224 @@
+//! Texts that become vectors: pairs for contrastive training.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
+
+use anyhow::{Result, bail, ensure};
+use hearth_model::{
+    digest::{Digest, Digester},
+    pooling::{OwnPooling, Pooling},
+    weights::model_dir::{self, LoadedText},
+};
+use hearth_training::{
+    cli::{Status, counted},
+    config::{TextPooling, TrainConfig},
+    data::{
+        corpus::Origin,
+        examples::{Example, ExampleSettings, Examples, TextItem, read_text_pairs},
+        loader::{Items, RowSource},
+        shard::Tokens,
+    },
+    objective::RowKind,
+    plan::data_defaults::{Defaults, ExamplesSize},
+    run::trainer::Data,
+};
+
+use super::{data_with, note_sources, shorter, size, split::split};
+
+/// Whether the objective learns from such texts.
+fn is_of_texts(config: &TrainConfig) -> bool {
+    matches!(config.objective.objective().rows(), RowKind::Texts(_))
+}
+
+/// The most tokens of a row, or of a text that becomes a vector: the model's context, or what its files let it read of a text.
+pub(super) fn context_of(config: &TrainConfig, model: &Path) -> Result<usize> {
+    let context = model_dir::load_config(model)?.max_seq_len;
+    let limit = if is_of_texts(config) { model_dir::load_pooling(model)?.1 } else { None };
+    Ok(limit.map_or(context, |limit| limit.min(context)))
+}
+
+/// Completes the pooling by the files of the model.
+///
+/// # Errors
+/// They say a pooling that is not supported, or layers behind it.
+pub(super) fn settle(config: &mut TrainConfig, model: &Path) -> Result<()> {
+    if !is_of_texts(config) || config.objective.pooling.is_some() {
+        return Ok(());
+    }
+    config.objective.pooling = Some(match model_dir::load_pooling(model)?.0 {
+        OwnPooling::Unstated => TextPooling::Mean,
+        OwnPooling::As(pooling) => pooling.into(),
+        OwnPooling::Layered(..) => bail!(
+            "`{}` has layers behind its pooling (`Dense`), which are not trained\nhint: use a model without, or set \
+             `objective.pooling`, which leaves them out",
+            model.display()
+        ),
+        OwnPooling::Unsupported(what) => {
+            bail!("the model's own pooling is not trained: {what}\nhint: set `objective.pooling`")
+        }
+    });
+    Ok(())
+}
+
+/// The pairs that were read.
+pub(super) struct TextItems {
+    found: Examples<TextItem>,
+}
+
+impl TextItems {
+    pub(super) fn read(
+        [sources, validation]: [&[String]; 2],
+        text: &LoadedText,
+        config: &TrainConfig,
+        status: &mut Status,
+    ) -> Result<TextItems> {
+        let origins = |sources: &[String]| sources.iter().map(|source| Origin::parse(source)).collect::<Vec<_>>();
+        let settings = ExampleSettings {
+            max_len: config.model.max_seq_len,
+            too_long: config.data.too_long,
+            text_field: "text".to_owned(),
+            validation: origins(validation),
+        };
+        let sources = origins(sources);
+        let mut progress = |download: hearth_model::hub::Download| status.show(|_| download.to_string());
+        let found = read_text_pairs(&sources, &text.tokenizer, &settings, &mut progress)?;
+        status.clear();
+        note_sources(status, &sources, &settings, &found);
+        ensure!(
+            !found.examples.is_empty(),
+            "no pair is left to train on: {} were too long\nhint: {}",
+            found.n_dropped,
+            shorter(config)
+        );
+        let items = TextItems { found };
+        let n_shared = items.n_shared();
+        if n_shared > 0 {
+            status.note(&format!(
+                "warning: {} a `positive` that another pair has too; where both are in one batch, each is trained as a wrong \
+                 answer to the other's anchor",
+                if n_shared == 1 { "1 pair has".to_owned() } else { format!("{n_shared} pairs have") }
+            ));
+        }
+        Ok(items)
+    }
+
+    /// Pairs whose positive an earlier pair has too.
+    fn n_shared(&self) -> usize {
+        let positives: BTreeSet<_> = self.found.examples.iter().filter_map(|item| item.texts.get(1)).collect();
+        self.found.examples.len() - positives.len()
+    }
+
+    /// Follows the data: whether pairs have negatives.
+    ///
+    /// # Errors
+    /// The user has set something else.
+    pub(super) fn follow(&self, config: &mut TrainConfig, defaults: &Defaults) -> Result<()> {
+        let has_negatives = self.texts_per_item() == 3;
+        ensure!(
+            !defaults.is_set("objective.negatives") || config.objective.negatives == has_negatives,
+            "`objective.negatives` is {}, but the pairs have {} `negative`\nhint: leave it out: it follows the data",
+            config.objective.negatives,
+            if has_negatives { "a" } else { "no" }
+        );
+        config.objective.negatives = has_negatives;
+        Ok(())
+    }
+
+    fn texts_per_item(&self) -> usize {
+        self.found.examples.first().map_or(2, |item| item.texts.len())
+    }
+
+    pub(super) fn summary(&self) -> String {
+        let Examples { examples, val, n_cut, n_dropped, .. } = &self.found;
+        let n_tokens: usize = examples.iter().chain(val).flat_map(|item| &item.texts).map(Vec::len).sum();
+        let what = if self.texts_per_item() == 3 { "pair with a negative" } else { "pair" };
+        let mut line = format!("{}, {n_tokens} tokens", counted(examples.len() + val.len(), what));
+        for (n, what) in [(val.len(), "for validation"), (*n_cut, "cut"), (*n_dropped, "left out as too long")] {
+            if n > 0 {
+                line += &format!("; {n} {what}");
+            }
+        }
+        line
+    }
+
+    pub(super) fn n_val(&self) -> usize {
+        self.found.val.len()
+    }
+
+    pub(super) fn size(&self) -> ExamplesSize {
+        let [trained, val] = [&self.found.examples, &self.found.val].map(|items| examples(items));
+        size(self.found.examples.len(), trained.iter(), val.iter())
+    }
+
+    /// The texts of all pairs as examples, to show them, with the numbers of pairs, of cut ones, and of those left out.
+    pub(super) fn shown(&self) -> (Vec<Example>, [usize; 3]) {
+        let Examples { examples: trained, val, n_cut, n_dropped, .. } = &self.found;
+        ([examples(trained), examples(val)].concat(), [trained.len() + val.len(), *n_cut, *n_dropped])
+    }
+
+    /// The pairs in two splits. Those with the same anchor stay together.
+    pub(super) fn into_data(self, model: &Path, text: LoadedText, config: &TrainConfig) -> Result<Data> {
+        let (texts_per_item, hash) = (self.texts_per_item(), self.hash());
+        let [train, val] = match self.found.val.is_empty() {
+            true => split_by_anchor(self.found.examples, config),
+            false => [self.found.examples, self.found.val],
+        };
+        let rows = |items: Vec<TextItem>| {
+            if items.is_empty() {
+                return Ok(RowSource::from(Tokens::from_ids(Vec::new(), 0)));
+            }
+            let texts = items.into_iter().map(|item| item.texts);
+            Items::new(texts, texts_per_item, config.model.max_seq_len, &text.tokenizer).map(RowSource::Items)
+        };
+        let splits = [rows(train)?, rows(val)?];
+        let mut data = data_with(splits, hash, model, text)?;
+        let pooling = config.objective.pooling.map_or(Pooling::Mean, Pooling::from);
+        let (own, limit) = model_dir::load_pooling(model)?;
+        if own != OwnPooling::As(pooling) {
+            let gpt = model_dir::load_config(model)?;
+            let files = model_dir::pooling_files(pooling, gpt.d_model, limit.unwrap_or(gpt.max_seq_len));
+            let is_of_vectors =
+                |name: &str| name == "modules.json" || name.contains("_Dense/") || name.contains("_Pooling/");
+            data.tokenizer_files.retain(|(name, _)| !is_of_vectors(name) && files.iter().all(|(new, _)| new != name));
+            data.tokenizer_files.extend(files);
+        }
+        Ok(data)
+    }
+
+    /// The digest of the items to train on, and of those for validation.
+    fn hash(&self) -> Digest {
+        let mut hash = Digester::new();
+        for items in [&self.found.examples, &self.found.val] {
+            hash.update(&(items.len() as u64).to_le_bytes());
+            for ids in items.iter().flat_map(|item| &item.texts) {
+                hash.update(&(ids.len() as u64).to_le_bytes());
+                ids.iter().for_each(|id| hash.update(&id.to_le_bytes()));
+            }
+        }
+        hash.finish()
+    }
+}
+
+/// Each text as an example of its own.
+fn examples(items: &[TextItem]) -> Vec<Example> {
+    let of_item = |item: &TextItem| {
+        let example =
+            |ids: &Vec<_>| Example { trained: vec![true; ids.len()], ids: ids.clone(), origin: item.origin.clone() };
+        item.texts.iter().map(example).collect::<Vec<_>>()
+    };
+    items.iter().flat_map(of_item).collect()
+}
+
+fn split_by_anchor(items: Vec<TextItem>, config: &TrainConfig) -> [Vec<TextItem>; 2] {
+    if config.data.val_fraction == 0.0 {
+        return [items, Vec::new()];
+    }
+    let mut numbers = BTreeMap::new();
+    for item in &items {
+        let number = numbers.len();
+        numbers.entry(item.texts[0].clone()).or_insert(number);
+    }
+    split(items, |item, number| numbers.get(&item.texts[0]).copied().unwrap_or(number), config)
+}

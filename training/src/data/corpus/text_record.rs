@@ -1,0 +1,119 @@
+//! Records of texts that become vectors: pairs of an anchor and its positive.
+
+use serde_json::{Map, Value};
+
+use super::{
+    conversation::is_empty,
+    files::{NamedSplit, named_split},
+    message::Problem,
+    notes::Note,
+    record_kind::SPLIT,
+};
+
+/// Names of a pair's texts, by sentence-transformers and as data sets for search have them.
+const ANCHORS: [&str; 2] = ["anchor", "query"];
+pub(crate) const POSITIVE: &str = "positive";
+pub(crate) const NEGATIVE: &str = "negative";
+
+/// Members of records that would change what is trained, if they were read.
+const CHANGING: [&str; 6] = ["label", "score", "negatives", "negative_1", "positives", "margin"];
+
+const PAIR_HINT: &str = "a pair has `anchor` (or `query`) and `positive`, and may have `negative`; every positive is right for its \
+                         anchor, and wrong for the other anchors of a batch";
+
+/// The members that records of pairs may have, for tables: only these columns are read.
+pub(crate) fn pair_members() -> Vec<&'static str> {
+    ANCHORS.into_iter().chain([POSITIVE, NEGATIVE, SPLIT]).chain(CHANGING).collect()
+}
+
+/// The texts of a pair with the names of their members, and what is to be said about it: the anchor, its positive, and its negative if
+/// it has one.
+pub(crate) fn pair_of(members: &Map<String, Value>) -> Result<(Vec<(&'static str, &str)>, Vec<Note>), Problem> {
+    let has = |name: &str| members.get(name).is_some_and(|value| !value.is_null());
+    let anchors: Vec<&str> = ANCHORS.into_iter().filter(|name| has(name)).collect();
+    let anchor = match anchors[..] {
+        [anchor] => ANCHORS.into_iter().find(|name| *name == anchor).unwrap_or(ANCHORS[0]),
+        [] => return Err((format!("there is no `{}`, only {}", ANCHORS[0], names(members)), PAIR_HINT)),
+        _ => return Err((format!("there is both `{}` and `{}`", ANCHORS[0], ANCHORS[1]), PAIR_HINT)),
+    };
+    if !has(POSITIVE) {
+        return Err((format!("there is no `{POSITIVE}`, only {}", names(members)), PAIR_HINT));
+    }
+    let wanted = [anchor, POSITIVE].into_iter().chain(has(NEGATIVE).then_some(NEGATIVE));
+    let texts = wanted.map(|name| Ok((name, text(members, name)?))).collect::<Result<Vec<_>, Problem>>()?;
+    let mut notes = Vec::new();
+    for (name, value) in
+        members.iter().filter(|(name, value)| !is_empty(value) && !texts.iter().any(|(read, _)| read == name))
+    {
+        if CHANGING.contains(&name.as_str()) {
+            return Err((format!("`{name}` is not read"), PAIR_HINT));
+        }
+        if let Some(problem) = wrong_split(name, value) {
+            return Err(problem);
+        }
+        notes.push(Note::Unread(name.clone()));
+    }
+    Ok((texts, notes))
+}
+
+/// The text in the member `name`.
+fn text<'a>(members: &'a Map<String, Value>, name: &str) -> Result<&'a str, Problem> {
+    match members.get(name) {
+        Some(Value::String(text)) if !text.trim().is_empty() => Ok(text),
+        Some(Value::String(_)) => Err((format!("`{name}` is empty"), "remove the line, or add a text")),
+        _ => Err((format!("`{name}` is not a string"), "write one text")),
+    }
+}
+
+/// What is wrong with the member `name`, if it says that the record is not to train on.
+pub(super) fn wrong_split(name: &str, value: &Value) -> Option<Problem> {
+    let split = value.as_str().filter(|_| name == SPLIT)?;
+    named_split(split).filter(|split| *split != NamedSplit::Train)?;
+    Some((
+        format!("`{SPLIT}` is `{split}`, but the records of a file are all for one split"),
+        "write the records of each split to a file of its own, such as `train.jsonl` and `validation.jsonl`",
+    ))
+}
+
+pub(super) fn names(members: &Map<String, Value>) -> String {
+    if members.is_empty() {
+        return "an empty object".to_owned();
+    }
+    let names: Vec<&str> = members.keys().map(String::as_str).collect();
+    format!("`{}`", names.join("`, `"))
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(record: &Value) -> Result<Vec<String>, String> {
+        let found = pair_of(record.as_object().unwrap()).map_err(|(what, _)| what)?;
+        Ok(found.0.into_iter().map(|(name, text)| format!("{name}: {text}")).collect())
+    }
+
+    #[test]
+    fn pairs_are_read_by_both_names_of_the_anchor_and_others_are_refused_by_member() {
+        let pair = read(&json!({ "anchor": "a", "positive": "b", "negative": null })).unwrap();
+        assert_eq!(pair, ["anchor: a", "positive: b"]);
+        let triplet = read(&json!({ "query": "a", "positive": "b", "negative": "c", "split": "train" })).unwrap();
+        assert_eq!(triplet, ["query: a", "positive: b", "negative: c"]);
+        for (record, message) in [
+            (json!({ "positive": "b" }), "there is no `anchor`, only `positive`"),
+            (json!({ "anchor": "a", "query": "a", "positive": "b" }), "there is both `anchor` and `query`"),
+            (json!({ "anchor": "a", "negative": "b" }), "there is no `positive`, only `anchor`, `negative`"),
+            (json!({ "anchor": "a", "positive": ["b"] }), "`positive` is not a string"),
+            (json!({ "anchor": " ", "positive": "b" }), "`anchor` is empty"),
+            (json!({ "anchor": "a", "positive": "b", "score": 0.1 }), "`score` is not read"),
+            (json!({ "anchor": "a", "positive": "b", "split": "test" }), "`split` is `test`"),
+        ] {
+            let error = read(&record).unwrap_err();
+            assert!(error.starts_with(message), "{record}: {error}");
+        }
+        let record = json!({ "anchor": "a", "positive": "b", "id": 7 });
+        assert_eq!(pair_of(record.as_object().unwrap()).unwrap().1, [Note::Unread("id".to_owned())]);
+    }
+}

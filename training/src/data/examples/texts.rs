@@ -1,0 +1,97 @@
+//! Texts that become vectors, as token ids.
+
+use anyhow::{Result, anyhow, ensure};
+use hearth_model::{
+    TokenId,
+    hub::Download,
+    tokenizer::{EncodeOptions, Tokenizer},
+};
+
+use super::{
+    ExampleSettings, Examples, TooLong,
+    encode::wrong,
+    read::{Fitted, read_all},
+};
+use crate::data::corpus::{Marks, NEGATIVE, Origin, Record, RecordOptions, pair_members, pair_of};
+
+/// Texts that belong together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TextItem {
+    /// The token ids of each text: of an anchor, its positive, and its negative if it has one.
+    pub texts: Vec<Vec<TokenId>>,
+    /// File and line, for messages, such as "`data.jsonl`, line 3".
+    pub origin: String,
+}
+
+/// Reads pairs for contrastive training: `anchor` (or `query`) and `positive`, and `negative` in all records or in none.
+///
+/// # Errors
+/// As [`read`](super::read()); and a negative in some records only.
+pub fn read_text_pairs(
+    sources: &[Origin],
+    tokenizer: &Tokenizer,
+    settings: &ExampleSettings,
+    progress: &mut dyn FnMut(Download),
+) -> Result<Examples<TextItem>> {
+    let members = pair_members();
+    let options = RecordOptions {
+        members: &members,
+        text_member: &settings.text_field,
+        expected: "a JSON object with a pair, such as {\"anchor\": \"...\", \"positive\": \"...\"}",
+        marks: &Marks::default(),
+    };
+    let encode = |record: &Record, origin: &str| {
+        let (texts, notes) = pair_of(&record.members).map_err(|problem| wrong(origin, problem))?;
+        let fitted: Vec<Fitted<Vec<TokenId>>> = texts
+            .into_iter()
+            .map(|(name, text)| fit(tokenizer, text, settings, &format!("{origin}, `{name}`")))
+            .collect::<Result<_>>()?;
+        let is_cut = fitted.iter().any(|text| matches!(text, Fitted::Cut { .. }));
+        let texts: Option<Vec<Vec<TokenId>>> = fitted.into_iter().map(Fitted::into_kept).collect();
+        let item = texts.map(|texts| TextItem { texts, origin: origin.to_owned() });
+        let fitted = match item {
+            None => Fitted::Dropped,
+            Some(kept) if is_cut => Fitted::Cut { kept, is_endless: false },
+            Some(kept) => Fitted::Kept(kept),
+        };
+        Ok((fitted, notes))
+    };
+    let found = read_all((sources, &settings.validation), options, &encode, progress)?;
+    let all = || found.examples.iter().chain(&found.val);
+    if let Some(first) = all().next()
+        && let Some(other) = all().find(|item| item.texts.len() != first.texts.len())
+    {
+        let [with, without] = if first.texts.len() > other.texts.len() { [first, other] } else { [other, first] };
+        return Err(anyhow!(
+            "{}: there is no `{NEGATIVE}`, but there is one in {}\nhint: give all pairs one, or none",
+            without.origin,
+            with.origin
+        ));
+    }
+    Ok(found)
+}
+
+/// The tokens of a text, as `/v1/embeddings` reads it. The tokens that the tokenizer adds are not cut.
+fn fit(tokenizer: &Tokenizer, text: &str, settings: &ExampleSettings, origin: &str) -> Result<Fitted<Vec<TokenId>>> {
+    let named = |error: hearth_model::Error| anyhow!("{origin}: {error}");
+    let ids = tokenizer.encode(text, EncodeOptions::PROMPT).map_err(named)?;
+    ensure!(!ids.is_empty(), "{origin}: the text has no tokens\nhint: remove the line");
+    let (n_tokens, max_len) = (ids.len(), settings.max_len);
+    if n_tokens <= max_len {
+        return Ok(Fitted::Kept(ids));
+    }
+    match settings.too_long {
+        TooLong::Refuse => Err(wrong(
+            origin,
+            (
+                format!("the text has {n_tokens} tokens, and the model reads at most {max_len}"),
+                "cut long texts with `--set data.too_long=cut`, or leave them out with `--set data.too_long=drop`",
+            ),
+        )),
+        TooLong::Drop => Ok(Fitted::Dropped),
+        TooLong::Cut => {
+            let kept = tokenizer.encode_within(text, max_len, EncodeOptions::PROMPT).map_err(named)?.token_ids;
+            Ok(Fitted::Cut { kept, is_endless: false })
+        }
+    }
+}
