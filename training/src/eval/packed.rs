@@ -55,6 +55,7 @@ pub(super) fn run(
                     n_new: n_rows,
                     adapter: None,
                     second_text: None,
+                    n_hidden: 0,
                     source_len: 0,
                 });
                 n_done[at] += n_rows;
