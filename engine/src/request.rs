@@ -156,6 +156,8 @@ pub struct RequestParts {
     pub vector: VectorSteps,
     /// Where the second text of the prompt begins, for encoders that tell two texts apart.
     pub second_text: Option<usize>,
+    /// Tokens at the end of the prompt that no token sees, of an encoder without a sliding window.
+    pub n_hidden: usize,
     /// The grammar that constrains the answer.
     pub constraint: Option<Constraint>,
     /// A grammar that constrains parts of the answer, if none constrains the whole.

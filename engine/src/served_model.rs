@@ -11,7 +11,7 @@ use hearth_model::{
     config::GptConfig,
     constraint::GrammarCompiler,
     inspect::Inspector,
-    pooling::{Classifier, OwnPooling},
+    pooling::{Classifier, OwnPooling, Prompts},
     sampling::SamplingParams,
     tokenizer::Tokenizer,
 };
@@ -39,6 +39,8 @@ pub struct ServedModel {
     pub sampling_defaults: SamplingParams,
     /// How the model's files say that texts become vectors.
     pub own_pooling: OwnPooling,
+    /// What it wants before texts to make vectors of.
+    pub prompts: Prompts,
     /// Its head for classes, if it has one.
     pub classifier: Option<Classifier>,
     /// A fingerprint of what affects answers, except the weights: the version, the architecture, dtypes, the precision and

@@ -199,7 +199,7 @@ pub(crate) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
             max_batch_size: options.max_batch_size,
             n_pages,
             is_recurrent: loaded.gpt.has_recurrent_layers(),
-            is_encoder: config.bidirectional,
+            is_encoder: config.bidirectional || !loaded.writes_text,
             max_source_len,
         },
         max_text_bytes: loaded.tokenizer.max_text_bytes(if max_source_len > 0 { max_source_len } else { max_seq_len }),
@@ -213,6 +213,7 @@ pub(crate) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
         default_breakers: OnceLock::new(),
         sampling_defaults: loaded.sampling_defaults,
         own_pooling: loaded.own_pooling,
+        prompts: loaded.prompts,
         classifier: loaded.classifier,
     };
     let runner = warmed_up(loaded.gpt, [n_pages, n_states], kv_dtype, options)?;

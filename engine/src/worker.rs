@@ -298,8 +298,9 @@ impl Worker {
             let job = self.jobs.get(&chunk.id.request);
             let adapter = job.and_then(|job| job.adapter().cloned());
             let second_text = job.and_then(|job| job.request().parts().second_text);
+            let n_hidden = job.map_or(0, |job| job.request().parts().n_hidden);
             let source_len = job.map_or(0, |job| job.request().parts().source_ids.len());
-            StepPart { table, n_new: chunk.n_tokens, adapter, second_text, source_len }
+            StepPart { table, n_new: chunk.n_tokens, adapter, second_text, n_hidden, source_len }
         });
         self.runner.step(token_ids, &mut parts.collect::<Vec<_>>())
     }

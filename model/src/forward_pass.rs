@@ -293,7 +293,7 @@ impl AttentionMask {
             alibi_slopes: (config.positions == Positions::Alibi).then(|| position::alibi_slopes(config.n_heads)),
             relative: None,
         };
-        let is_relative = matches!(config.positions, Positions::Relative(_));
+        let is_relative = config.positions.buckets().is_some();
         let dense_bias = match context {
             AttentionContext::Dense(dense) if !dense.traces_attention() && !is_relative => None,
             AttentionContext::Dense(Dense { positions: Some(positions), seq_len, .. }) => {
@@ -327,7 +327,7 @@ impl<'a> ForwardPass<'a> {
         };
         let row_positions = || context.positions().repeat(context.repeats());
         let added = match &config.positions {
-            Positions::Learned => {
+            Positions::Learned | Positions::LearnedAndRelative(_) => {
                 let positions = row_positions().into_iter().map(|position| position as i32);
                 AddedPositions::Learned(Ints::new(positions.collect(), device))
             }
@@ -527,7 +527,7 @@ impl<'a> ForwardPass<'a> {
 
     /// Adds what distances between rows and keys add to the scores of all layers, by the model's numbers.
     pub(crate) fn add_relative(&mut self, relative: &Relative) {
-        let (Positions::Relative(buckets), [Some(mask), _]) = (self.config.positions.clone(), &mut self.masks) else {
+        let (Some(buckets), [Some(mask), _]) = (self.config.positions.buckets(), &mut self.masks) else {
             unreachable!("relative positions without buckets, or with a window")
         };
         let both_ways = self.config.bidirectional;

@@ -424,6 +424,14 @@ impl Gpt {
         (weight, self.lm_head.bias.as_ref().map(Param::val).map(multiplied))
     }
 
+    /// The row of the output matrix for the token `id`, with the multiplier of the logits: `[d_model]`.
+    pub(crate) fn output_row(&self, id: crate::TokenId) -> Vec<f32> {
+        let (weight, _) = self.output();
+        let row = ops::embedding(weight, Tensor::from_data([id as i32], &self.device()));
+        let row = (row * self.config.logit_multiplier).into_data().convert::<f32>().try_into_vec();
+        row.unwrap_or_else(|_| unreachable!("just converted"))
+    }
+
     /// What the output matrix multiplies, of hidden states: with the head for masked tokens, and with the multiplier of the logits,
     /// which are more numbers.
     fn output_input(&self, hidden: Tensor<2>) -> Tensor<2> {

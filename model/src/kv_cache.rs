@@ -83,6 +83,8 @@ pub struct StepPart<'a> {
     pub adapter: Option<Arc<LoadedAdapter>>,
     /// The position at which the second text of a pair begins, for models that tell the two apart.
     pub second_text: Option<usize>,
+    /// How many of the last new tokens no token sees, in an encoder without a sliding window.
+    pub n_hidden: usize,
     /// Tokens of the source that an encoder reads, which are before the text in `table`, in whole pages: its rows come first in the
     /// sequence's first step, all of them and then any up to the end of the page. 0 without an encoder.
     pub source_len: usize,
@@ -103,7 +105,7 @@ impl StepPart<'_> {
 impl<'a> StepPart<'a> {
     /// A part without an adapter.
     pub fn new(table: &'a mut PageTable, n_new: usize) -> Self {
-        Self { table, n_new, adapter: None, second_text: None, source_len: 0 }
+        Self { table, n_new, adapter: None, second_text: None, n_hidden: 0, source_len: 0 }
     }
 }
 
@@ -200,6 +202,7 @@ impl KvCache {
         let mut recurrent = Vec::new();
         let mut adapters = Vec::new();
         let second_texts = parts.iter().map(|part| part.second_text).collect();
+        let has_hidden = parts.iter().any(|part| part.n_hidden > 0);
         let mut sources = parts.iter().any(|part| part.source_len > 0).then(|| StepSources::new(&self.device));
         for part in parts {
             let (n_before, n_source_rows) = (part.n_source_places(), part.n_source_rows());
@@ -218,8 +221,10 @@ impl KvCache {
             let rows = row_slots.len()..row_slots.len() + n_new;
             // The first row sees furthest back.
             let first_key = self.sliding_window.map_or(0, |window| (start + 1).saturating_sub(window));
-            let key_slots: Vec<i32> = (n_before + first_key..part.table.len()).map(|at| part.table.slot(at)).collect();
+            let mut key_slots: Vec<i32> =
+                (n_before + first_key..part.table.len()).map(|at| part.table.slot(at)).collect();
             row_slots.extend_from_slice(&key_slots[start - first_key..]);
+            key_slots.truncate(key_slots.len().saturating_sub(part.n_hidden));
             if let Some(adapter) = &part.adapter {
                 AdapterRows::add(&mut adapters, adapter, rows.clone());
             }
@@ -228,7 +233,10 @@ impl KvCache {
             }
             sequences.push(PagedRows { rows, start, first_key, slots: Slots::new(key_slots, &self.device) });
         }
-        let sequences = PagedSequences::new(sequences, &self.device);
+        let sequences = match has_hidden {
+            true => PagedSequences::with_other_keys(sequences, &self.device),
+            false => PagedSequences::new(sequences, &self.device),
+        };
         let slots = Slots::new(row_slots, &self.device);
         let (layers, adapters, is_written) = (&mut self.layers, Arc::new(adapters), &mut self.is_written);
         let sources = sources.map(StepSources::finished);

@@ -11,7 +11,7 @@ use burn::tensor::{DType, Device, Tensor};
 
 use crate::{
     TokenId,
-    config::{GptConfig, Positions},
+    config::GptConfig,
     error::{Error, Result},
     forward_pass::{AttentionContext, ForwardPass},
     gpt::Gpt,
@@ -225,10 +225,17 @@ fn check(config: &GptConfig, token_ids: &[TokenId], parts: &[StepPart<'_>]) -> R
     if config.bidirectional && parts.iter().any(|part| !part.table.is_empty()) {
         return refuse("must be a whole text for a model that looks both ways".to_owned());
     }
+    let can_hide = |part: &StepPart<'_>| {
+        let sees_all = config.sliding_window.is_none_or(|window| part.n_new <= window);
+        config.bidirectional && sees_all && part.n_hidden < part.n_new
+    };
+    if parts.iter().any(|part| part.n_hidden > 0 && !can_hide(part)) {
+        return refuse("must be seen by others unless each sees the whole text, both ways".to_owned());
+    }
     check_sources(config, parts)?;
     let of_text = |part: &StepPart<'_>| part.table.len() + part.n_new - part.n_source_places();
     let longest = parts.iter().map(of_text).max().unwrap_or(0);
-    if config.positions == Positions::Learned && longest > config.max_seq_len {
+    if config.positions.are_learned() && longest > config.max_seq_len {
         return refuse(format!(
             "would make a sequence of {longest} tokens, the model has {} positions",
             config.max_seq_len

@@ -1,8 +1,8 @@
 //! The parts of an architecture and their parameters, without tensors: the only list of them.
 
 use crate::config::{
-    Experts, GatedDeltaNet, GptConfig, LatentAttention, MAX_LAYERS, Mamba2, NormPosition, PerLayerInputs, Positions,
-    QkNormSpan, Recurrence, RelativeBuckets,
+    Experts, GatedDeltaNet, GptConfig, LatentAttention, MAX_LAYERS, Mamba2, NormPosition, PerLayerInputs, QkNormSpan,
+    Recurrence, RelativeBuckets,
 };
 
 /// Standard deviation of fresh matrices and embeddings, GPT-2's.
@@ -174,17 +174,16 @@ fn specs_outside(config: &GptConfig) -> [Vec<PartSpec>; 2] {
     });
     let before = [
         Some(matrix(Embedding, "embed", [vocab_size, d_model], INIT_STD, false)),
-        (config.positions == Positions::Learned)
+        config
+            .positions
+            .are_learned()
             .then(|| matrix(Embedding, "pos_embed", [config.max_seq_len, d_model], INIT_STD, false)),
         (config.n_token_types > 0)
             .then(|| matrix(Embedding, "type_embed", [config.n_token_types, d_model], INIT_STD, false)),
         config.embed_norm.then(|| norm("embed_norm").plain_if(config.plain_embed_norm)),
-        match config.positions {
-            Positions::Relative(RelativeBuckets { n_buckets, .. }) => {
-                Some(matrix(PartKind::Relative, "relative", [n_buckets, config.n_heads], INIT_STD, false))
-            }
-            _ => None,
-        },
+        config.positions.buckets().map(|RelativeBuckets { n_buckets, .. }| {
+            matrix(PartKind::Relative, "relative", [n_buckets, config.n_heads], INIT_STD, false)
+        }),
     ];
     let mut lm_head = matrix(LmHead, "lm_head", [vocab_size, d_model], INIT_STD, config.lm_head_bias);
     if config.tie_embeddings {

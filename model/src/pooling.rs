@@ -1,7 +1,15 @@
 //! Pooling: the final hidden states of a text's tokens become one vector, its embedding. The server's `/v1/embeddings` and the
 //! probes of `hearth-train eval classify` use the same code.
 
+mod late_interaction;
+mod prompts;
+
 use std::sync::Arc;
+
+pub use self::{
+    late_interaction::{LateInteraction, LateText, QueryExpansion, max_sim},
+    prompts::Prompts,
+};
 
 use crate::{
     error::{Error, Result},
@@ -20,10 +28,12 @@ pub enum Pooling {
     Max,
     /// The first token's, which encoders train for this ([BERT](https://arxiv.org/abs/1810.04805), 3).
     Cls,
+    /// None: each token keeps its own vector, and these follow each other.
+    Tokens,
 }
 
 impl Pooling {
-    /// Every kind, with its name.
+    /// Every kind that makes one vector, with its name.
     pub const ALL: [(&'static str, Self); 4] =
         [("mean", Self::Mean), ("last", Self::Last), ("max", Self::Max), ("cls", Self::Cls)];
 }
@@ -38,6 +48,8 @@ pub enum OwnPooling {
     As(Pooling),
     /// In this way, and then through these layers.
     Layered(Pooling, Arc<[DenseLayer]>),
+    /// Not at all: each token has a vector.
+    Late(Arc<LateInteraction>),
     /// In a way that is not supported: a clause that names the file and the way.
     Unsupported(String),
 }
@@ -104,7 +116,17 @@ impl DenseLayer {
     }
 }
 
-/// What turns the hidden states of an encoder into scores of classes, or of a pair of texts.
+/// How a pair of texts is given to a model that compares them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum PairForm {
+    /// As the tokenizer joins them.
+    #[default]
+    Joined,
+    /// Within a text: what is before the first, between them, and behind the second.
+    Within([String; 3]),
+}
+
+/// What turns hidden states into scores of classes, or of a pair of texts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Classifier {
     /// Which hidden states it reads.
@@ -115,6 +137,8 @@ pub struct Classifier {
     pub labels: Vec<String>,
     /// What these become.
     pub scores: ClassScores,
+    /// How it reads a pair of texts.
+    pub pair_form: PairForm,
 }
 
 /// What the outputs of a classifier become.
@@ -206,8 +230,13 @@ impl Pool {
         if self.n_rows > 1 && self.pooling == Pooling::Cls {
             return;
         }
-        if self.n_rows == 1 || self.pooling == Pooling::Last {
-            self.values = row.collect();
+        match self.pooling {
+            Pooling::Tokens => return self.values.extend(row),
+            Pooling::Last => self.values.clear(),
+            _ => {}
+        }
+        if self.values.is_empty() {
+            self.values.extend(row);
             return;
         }
         for (value, new) in self.values.iter_mut().zip(row) {
@@ -215,14 +244,29 @@ impl Pool {
         }
     }
 
-    /// The pooled vector after `steps`, without layers `[d_model]`; empty if there were no rows.
+    /// The pooled vector after `steps`, without layers `[d_model]`; empty if there were no rows. Of [`Pooling::Tokens`], the vectors
+    /// of all rows, each after `steps`.
     pub fn into_vector(self, steps: &VectorSteps) -> Vec<f32> {
-        let divisor = if self.pooling == Pooling::Mean { self.n_rows as f64 } else { 1.0 };
-        let pooled: Vec<f64> = self.values.into_iter().map(|value| value / divisor).collect();
-        let mut vector = steps.layers.iter().fold(pooled, |vector, layer| layer.apply(&vector));
-        vector.truncate(steps.dimensions.unwrap_or(usize::MAX));
+        match self.pooling {
+            Pooling::Tokens => {
+                let width = self.values.len() / self.n_rows.max(1);
+                self.values.chunks_exact(width.max(1)).flat_map(|row| steps.applied_to(row.to_vec())).collect()
+            }
+            Pooling::Mean => {
+                let n_rows = self.n_rows as f64;
+                steps.applied_to(self.values.into_iter().map(|value| value / n_rows).collect())
+            }
+            _ => steps.applied_to(self.values),
+        }
+    }
+}
+
+impl VectorSteps {
+    fn applied_to(&self, pooled: Vec<f64>) -> Vec<f32> {
+        let mut vector = self.layers.iter().fold(pooled, |vector, layer| layer.apply(&vector));
+        vector.truncate(self.dimensions.unwrap_or(usize::MAX));
         let norm = vector.iter().map(|value| value * value).sum::<f64>().sqrt();
-        let divisor = if steps.scale == VectorScale::Unit && norm > 0.0 { norm } else { 1.0 };
+        let divisor = if self.scale == VectorScale::Unit && norm > 0.0 { norm } else { 1.0 };
         vector.into_iter().map(|value| (value / divisor) as f32).collect()
     }
 }
@@ -251,6 +295,9 @@ mod tests {
         assert_eq!(pooled(Pooling::Mean, VectorScale::Unit), [unit, -2.0 * unit]);
         assert_eq!(pooled(Pooling::Last, VectorScale::Unit), [0.0, 0.0], "no direction at all");
         assert_eq!(pooled(Pooling::Cls, VectorScale::AsIs), [1.0, -4.0]);
+        assert_eq!(pooled(Pooling::Tokens, VectorScale::AsIs), [1.0, -4.0, 2.0, -2.0, 0.0, 0.0]);
+        let half = 0.5_f32.sqrt();
+        assert_eq!(pooled(Pooling::Tokens, VectorScale::Unit)[2..], [half, -half, 0.0, 0.0], "each row by itself");
     }
 
     #[test]

@@ -33,7 +33,10 @@ use crate::{
 };
 
 pub(crate) use self::config_tokens::looks_like_control;
-pub use self::{detokenizer::Detokenizer, pairs::EncodedTexts};
+pub use self::{
+    detokenizer::Detokenizer,
+    pairs::{CutAt, EncodedTexts},
+};
 pub(crate) use self::{
     files::{TOKENIZER_CONFIG_FILE, TOKENIZER_FILE},
     sentence_piece::SENTENCE_PIECE_FILE,

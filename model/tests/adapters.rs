@@ -98,7 +98,7 @@ fn run(gpt: &Gpt, adapters: &[Arc<LoadedAdapter>], texts: &[&Text], cut: usize) 
                 ids.extend(&text.ids[table.len()..][..n_new]);
                 lengths.push((number, n_new));
                 let adapter = text.adapter.map(|which| adapters[which].clone());
-                parts.push(StepPart { table, n_new, adapter, second_text: None, source_len: 0 });
+                parts.push(StepPart { table, n_new, adapter, second_text: None, n_hidden: 0, source_len: 0 });
             }
         }
         if parts.is_empty() {

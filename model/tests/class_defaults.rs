@@ -225,3 +225,36 @@ fn released_gemma_4_files_are_read() {
     assert!(dense.experts.is_none() && dense.per_layer_inputs.is_none());
     assert_eq!(dense.n_params() / 1_000_000, 30_697);
 }
+
+/// The configuration of nomic-embed-text-v1.5, with a smaller vocabulary, and that of EmbeddingGemma 300M but for sizes.
+#[test]
+fn released_encoders_have_keys_of_their_own() {
+    let nomic = json!({
+        "architectures": ["NomicBertModel"], "model_type": "nomic_bert", "activation_function": "swiglu",
+        "attn_pdrop": 0.0, "bos_token_id": null, "causal": false, "dense_seq_output": true, "embd_pdrop": 0.0,
+        "eos_token_id": null, "fused_bias_fc": true, "fused_dropout_add_ln": true, "initializer_range": 0.02,
+        "layer_norm_epsilon": 1e-12, "max_trained_positions": 2048, "mlp_fc1_bias": false, "mlp_fc2_bias": false,
+        "n_embd": 768, "n_head": 12, "n_inner": 3072, "n_layer": 12, "n_positions": 8192,
+        "pad_vocab_size_multiple": 64, "parallel_block": false, "parallel_block_tied_norm": false, "prenorm": false,
+        "qkv_proj_bias": false, "reorder_and_upcast_attn": false, "resid_pdrop": 0.0, "rotary_emb_base": 1000,
+        "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": false, "rotary_emb_scale_base": null,
+        "rotary_scaling_factor": null, "scale_attn_by_inverse_layer_idx": false, "scale_attn_weights": true,
+        "type_vocab_size": 2, "use_cache": true, "use_flash_attn": true, "use_rms_norm": false, "use_xentropy": true,
+        "vocab_size": 1000,
+    });
+    let nomic = read(nomic.as_object().unwrap()).unwrap();
+    assert_eq!((nomic.n_layers, nomic.d_model, nomic.d_ff, nomic.max_seq_len), (12, 768, 3072, 8192));
+    assert_eq!(nomic.positions, Positions::Rope(Rope::new(1000.0, 64)));
+    assert!(nomic.bidirectional && nomic.gated_mlp && !nomic.qkv_bias && nomic.norm_eps == 1e-12);
+    let error = read(&changed("nomic-bert", &[], json!({ "rotary_emb_interleaved": true }))).unwrap_err().to_string();
+    assert!(error.contains("`rotary_emb_interleaved` is true"), "{error}");
+
+    let older = json!({ "rope_theta": 1e6, "rope_local_base_freq": 10_000.0, "sliding_window": 512 });
+    let gemma = config("embedding-gemma", &["rope_parameters"], older);
+    assert!(gemma.bidirectional);
+    assert_eq!(gemma.sliding_window, Some(257), "256 tokens on each side");
+    // The same class without the key is a language model without its head.
+    assert!(!config("embedding-gemma", &["use_bidirectional_attention"], json!({})).bidirectional);
+    let mpnet = read(&changed("mpnet", &[], json!({ "relative_attention_num_buckets": 16 }))).unwrap_err().to_string();
+    assert!(mpnet.contains("`relative_attention_num_buckets` is 16"), "{mpnet}");
+}

@@ -241,7 +241,7 @@ fn saving_under_a_requested_class_uses_it_or_is_rejected() {
 fn unknown_architecture_is_rejected_with_the_list_of_known_ones() {
     let refused = [
         (with("llama", "architectures", json!(["Qwen2ForRewardModel"])), "architecture `Qwen2ForRewardModel`"),
-        (with("llama", "architectures", json!(["LlamaForSequenceClassification"])), "LlamaForSequenceClassification"),
+        (with("llama", "architectures", json!(["LlamaForTokenClassification"])), "LlamaForTokenClassification"),
     ];
     let mut by_type = with("llama", "model_type", json!("mamba"));
     by_type.remove("architectures");

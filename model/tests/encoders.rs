@@ -15,7 +15,8 @@ use hearth_model::{
 
 use crate::golden::{Oracle, distance, golden, load};
 
-const ENCODERS: [&str; 5] = ["bert", "roberta", "xlm-roberta", "distilbert", "modernbert"];
+const ENCODERS: [&str; 8] =
+    ["bert", "roberta", "xlm-roberta", "distilbert", "modernbert", "mpnet", "nomic-bert", "embedding-gemma"];
 
 /// Texts of several lengths, of ids that are in every vocabulary and no padding.
 fn texts() -> Vec<Vec<TokenId>> {
@@ -85,7 +86,7 @@ fn second_texts_of_pairs_have_embeddings_of_their_own_where_the_model_tells_them
     for case in ENCODERS {
         let of = |second_text| hidden(&mut runner(case), &[(texts()[1].clone(), second_text)]);
         assert_eq!(of(None), of(Some(20)), "{case}");
-        assert_eq!(of(None) == of(Some(7)), case != "bert", "{case}");
+        assert_eq!(of(None) == of(Some(7)), !["bert", "nomic-bert"].contains(&case), "{case}");
     }
 }
 

@@ -101,6 +101,10 @@ fn gguf_configs_equal_those_of_the_model_dirs() {
         // The value heads of gated delta nets are in another order.
         let common = |config: GptConfig| {
             let mut config = GptConfig { dropout: 0.0, norm_weight_offset: 0.0, final_norm_offset: None, ..config };
+            if case == "nomic-bert" {
+                // The converter writes the length of the texts that the released models were trained with.
+                config.max_seq_len = 0;
+            }
             if case == "muse-glimmer" {
                 // The factor of the scores is in weights that the class does not have.
                 (config.attention_scale, config.plain_qk_norm) = (None, false);

@@ -13,7 +13,7 @@ use hearth_model::{
     gpt::Gpt,
     ops::Dtype,
     partial_file::PartialFile,
-    pooling::OwnPooling,
+    pooling::{OwnPooling, Prompts},
     sampling::SamplingParams,
     token_ids::token_tensor,
     tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
@@ -125,6 +125,8 @@ fn model(case: &str) -> LoadedModel {
         decoder_start: Vec::new(),
         sampling_defaults: SamplingParams::default(),
         own_pooling: OwnPooling::Unstated,
+        writes_text: true,
+        prompts: Prompts::default(),
         text_limit: None,
         classifier: None,
     }
@@ -443,6 +445,8 @@ fn gguf_export_keeps_quantized_blocks_unchanged() {
             decoder_start: Vec::new(),
             sampling_defaults: SamplingParams::default(),
             own_pooling: OwnPooling::Unstated,
+            writes_text: true,
+            prompts: Prompts::default(),
             text_limit: None,
             classifier: None,
         };

@@ -325,7 +325,10 @@ pub(crate) fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
         mutate("attention_softcap", &|c| c.attention_softcap = None);
     }
     mutate("attention_scale", &|c| c.attention_scale = Some(1.5 * c.score_scale()));
-    mutate("sliding_window", &|c| c.sliding_window = Some(c.sliding_window.map_or(5, |window| window + 1)));
+    let may_have_windows = config.positions.buckets().is_none();
+    if may_have_windows {
+        mutate("sliding_window", &|c| c.sliding_window = Some(c.sliding_window.map_or(5, |window| window + 1)));
+    }
     // Layers of both kinds have parameters of the same shapes.
     let are_alike = config.full_heads.is_none() && !config.keys_as_values && config.n_shared_kv_layers == 0;
     if config.sliding_window.is_some() && are_alike {
@@ -342,7 +345,7 @@ pub(crate) fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     // One layer more or less.
     let toggled =
         |layers: &[usize]| if layers.first() == Some(&0) { layers[1..].to_vec() } else { [&[0], layers].concat() };
-    if are_alike {
+    if are_alike && may_have_windows {
         mutate("full_layers", &|c| {
             c.sliding_window.get_or_insert(5);
             c.full_layers = toggled(&c.full_layers);
@@ -421,6 +424,12 @@ pub(crate) fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
         mutate("relative.max_distance", &|c| {
             c.positions = Positions::Relative(RelativeBuckets { max_distance: 2 * buckets.max_distance, ..buckets });
         });
+    }
+    if let Positions::LearnedAndRelative(buckets) = config.positions {
+        let other = RelativeBuckets { max_distance: 2 * buckets.max_distance, ..buckets };
+        for positions in [Positions::LearnedAndRelative(other), Positions::Relative(buckets), Positions::Learned] {
+            mutate("positions", &|c| c.positions = positions.clone());
+        }
     }
     if let Positions::Rope(rope) = &config.positions {
         let scaled = |scaling: &RopeScaling| Positions::Rope(Rope { scaling: scaling.clone(), ..*rope });

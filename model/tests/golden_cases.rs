@@ -110,8 +110,12 @@ pub(crate) const CASES: &[&str] = &[
     "xlm-roberta",
     "distilbert",
     "modernbert",
+    "mpnet",
+    "nomic-bert",
+    "embedding-gemma",
     "bert-mlm",
     "roberta-mlm",
+    "mpnet-mlm",
     "distilbert-mlm",
     "modernbert-mlm",
 ];

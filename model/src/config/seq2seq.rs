@@ -34,6 +34,21 @@ impl RelativeBuckets {
     }
 }
 
+impl Positions {
+    /// Whether a learned vector per position is added to the embedding.
+    pub fn are_learned(&self) -> bool {
+        matches!(self, Self::Learned | Self::LearnedAndRelative(_))
+    }
+
+    /// The buckets of distances that have numbers, which are added to scores.
+    pub fn buckets(&self) -> Option<RelativeBuckets> {
+        match self {
+            Self::Relative(buckets) | Self::LearnedAndRelative(buckets) => Some(*buckets),
+            _ => None,
+        }
+    }
+}
+
 impl GptConfig {
     /// Whether the model is a decoder with an encoder before it.
     pub fn is_encoder_decoder(&self) -> bool {
@@ -55,7 +70,7 @@ impl GptConfig {
 
     /// Checks relative positions, and the encoder.
     pub(super) fn validate_seq2seq(&self) -> Result<()> {
-        if let Positions::Relative(RelativeBuckets { n_buckets, max_distance }) = self.positions {
+        if let Some(RelativeBuckets { n_buckets, max_distance }) = self.positions.buckets() {
             // At least one exact distance and one range in each direction.
             let least = if self.bidirectional { 4 } else { 2 };
             require(

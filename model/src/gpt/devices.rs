@@ -3,7 +3,7 @@
 use burn::tensor::Device;
 
 use crate::{
-    config::{GptConfig, Positions},
+    config::GptConfig,
     error::{Error, Result},
     ops,
 };
@@ -25,7 +25,7 @@ pub(super) fn require_bodies(config: &GptConfig, device: &Device) -> Result<()> 
         ("a factor for each block", config.layer_scale),
         ("per-layer embeddings", config.per_layer_inputs.is_some()),
         ("an encoder", config.is_encoder_decoder()),
-        ("relative positions", matches!(config.positions, Positions::Relative(_))),
+        ("relative positions", config.positions.buckets().is_some()),
     ];
     match only_on_cpu.into_iter().find(|(_, has)| *has && !ops::is_on_cpu(device)) {
         Some((what, _)) => {

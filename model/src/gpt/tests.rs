@@ -115,6 +115,7 @@ fn fused_block_is_bit_identical_to_its_separate_operations() {
                         n_new: token_ids.len(),
                         adapter,
                         second_text: None,
+                        n_hidden: 0,
                         source_len: 0,
                     }];
                     let context = AttentionContext::Paged(cache.step(parts).unwrap());

@@ -29,7 +29,7 @@ pub(crate) struct StepSources {
 
 impl StepSources {
     pub(super) fn new(device: &Device) -> Self {
-        let seen = PagedSequences::over_other_texts(Vec::new(), device);
+        let seen = PagedSequences::with_other_keys(Vec::new(), device);
         Self { device: device.clone(), sequences: Vec::new(), seen, new_lens: Vec::new(), new_slots: Vec::new() }
     }
 
@@ -44,7 +44,7 @@ impl StepSources {
     }
 
     pub(super) fn finished(mut self) -> Self {
-        self.seen = PagedSequences::over_other_texts(std::mem::take(&mut self.sequences), &self.device);
+        self.seen = PagedSequences::with_other_keys(std::mem::take(&mut self.sequences), &self.device);
         self
     }
 

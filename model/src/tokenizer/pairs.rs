@@ -19,6 +19,16 @@ pub struct EncodedTexts {
     pub n_cut: usize,
 }
 
+/// Where a text that is too long loses tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CutAt {
+    /// Its last ones.
+    #[default]
+    End,
+    /// Its first ones.
+    Start,
+}
+
 /// What the post-processor adds before, between and behind two texts.
 struct PairTemplate {
     added: [Vec<TokenId>; 3],
@@ -28,11 +38,16 @@ struct PairTemplate {
 }
 
 impl Tokenizer {
-    /// Encodes `text`. Of more than `max_tokens` tokens, the last ones are cut, but not those that are added.
+    /// Encodes `text`. Of more than `max_tokens` tokens, those at one end are cut, but not those that are added.
     ///
     /// # Errors
     /// As [`encode`](Self::encode); if the tokens that are added are more than `max_tokens`.
-    pub fn encode_within(&self, text: &str, max_tokens: usize, options: EncodeOptions) -> Result<EncodedTexts> {
+    pub fn encode_within(
+        &self,
+        text: &str,
+        (max_tokens, cut_at): (usize, CutAt),
+        options: EncodeOptions,
+    ) -> Result<EncodedTexts> {
         let bare = EncodeOptions { add_special_tokens: false, ..options };
         let mut token_ids = self.encode(text, bare)?;
         let [before, after] = match self.inner.library.get_post_processor() {
@@ -41,7 +56,10 @@ impl Tokenizer {
         };
         let room = room_for(max_tokens, before.len() + after.len())?;
         let n_cut = token_ids.len().saturating_sub(room);
-        token_ids.truncate(room);
+        match cut_at {
+            CutAt::End => token_ids.truncate(room),
+            CutAt::Start => drop(token_ids.drain(..n_cut)),
+        }
         Ok(EncodedTexts { token_ids: [before, token_ids, after].concat(), second_text: None, n_cut })
     }
 
@@ -63,6 +81,28 @@ impl Tokenizer {
         let n_cut = cut_longest(&mut first, &mut second, room);
         let second_text = has_kinds.then_some(before.len() + first.len() + n_first_kind);
         Ok(EncodedTexts { token_ids: [before, first, between, second, behind].concat(), second_text, n_cut })
+    }
+}
+
+impl Tokenizer {
+    /// Encodes a pair of texts within a text: `around` is what comes before the first, between them, and behind the second. Of more
+    /// than `max_tokens` tokens, the last ones of the second text are cut.
+    ///
+    /// # Errors
+    /// As [`encode_within`](Self::encode_within).
+    pub fn encode_pair_within(
+        &self,
+        [first, second]: [&str; 2],
+        [before, between, behind]: &[String; 3],
+        max_tokens: usize,
+    ) -> Result<EncodedTexts> {
+        let behind = self.encode(behind, EncodeOptions::RENDERED)?;
+        let mut token_ids = self.encode(&format!("{before}{first}{between}{second}"), EncodeOptions::RENDERED)?;
+        let room = room_for(max_tokens, behind.len())?;
+        let n_cut = token_ids.len().saturating_sub(room);
+        token_ids.truncate(room);
+        token_ids.extend(behind);
+        Ok(EncodedTexts { token_ids, second_text: None, n_cut })
     }
 }
 
@@ -172,14 +212,15 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_cut_at_their_end_and_keep_added_tokens() {
-        let within = |max_tokens| {
-            let encoded = tokenizer(true).encode_within("a b c", max_tokens, EncodeOptions::PROMPT).unwrap();
+    fn texts_are_cut_at_an_end_and_keep_added_tokens() {
+        let within = |max_tokens, cut_at| {
+            let encoded = tokenizer(true).encode_within("a b c", (max_tokens, cut_at), EncodeOptions::PROMPT).unwrap();
             (encoded.token_ids, encoded.n_cut)
         };
-        assert_eq!(within(9), (vec![0, 3, 4, 5, 1], 0));
-        assert_eq!(within(4), (vec![0, 3, 4, 1], 1));
-        let bare = tokenizer(true).encode_within("a b c", 2, EncodeOptions::TEXT).unwrap();
+        assert_eq!(within(9, CutAt::End), (vec![0, 3, 4, 5, 1], 0));
+        assert_eq!(within(4, CutAt::End), (vec![0, 3, 4, 1], 1));
+        assert_eq!(within(4, CutAt::Start), (vec![0, 4, 5, 1], 1));
+        let bare = tokenizer(true).encode_within("a b c", (2, CutAt::End), EncodeOptions::TEXT).unwrap();
         assert_eq!((bare.token_ids, bare.n_cut), (vec![3, 4], 1));
     }
 }

@@ -7,10 +7,12 @@ use serde_json::{Map, Value};
 use super::{
     architectures::wrappers::{WrappedTensor, Wrapper},
     config_json::Fields,
+    file_names::MODULES_FILE,
     files::TensorFiles,
     hf_schema::{self, HfSchema, Quantization},
     loader::{self, LoadPlan},
     opened_model::LoadOptions,
+    own_classifier::SEQUENCE_CLASS,
     packed::{self, PackedMatrices},
     passed_over::{PassedOver, shown},
     tensor_table::TensorTable,
@@ -67,6 +69,10 @@ pub(super) fn open<T>(
         schema = schema.without_mlm_head();
         config = schema.read_config(&fields)?;
     }
+    if lacks_output(config_json, path, &tensors)? {
+        fields.pass_over(|| "there is no output matrix, so the model writes no text".to_owned());
+        (config.tie_embeddings, config.lm_head_bias) = (true, false);
+    }
     passed_over.log(path);
     if config.is_extended_dynamically() {
         tracing::info!(
@@ -104,6 +110,20 @@ pub(super) fn open<T>(
         merged: None,
     };
     load(tensors, packed, plan)
+}
+
+/// Whether a decoder has no output matrix: there is a head for classes in its place, or it is one for vectors, as `modules.json` says.
+pub(super) fn lacks_output(config_json: &Map<String, Value>, path: &Path, tensors: &TensorTable<'_>) -> Result<bool> {
+    let fields = Fields::new(config_json, path);
+    let (schema, config) = schema_and_config(&fields)?;
+    if config.bidirectional || config.is_encoder_decoder() {
+        return Ok(false);
+    }
+    let class = fields.get("architectures").and_then(|classes| classes[0].as_str());
+    let has_head = class.is_some_and(|class| class.ends_with(SEQUENCE_CLASS));
+    let is_for_vectors = path.with_file_name(MODULES_FILE).is_file();
+    let is_there = || schema.tensor_names().has_part("lm_head.", |name| tensors.get(name).is_some());
+    Ok(has_head || (is_for_vectors && !config.tie_embeddings && !is_there()))
 }
 
 /// Whether the tensors of the head for masked tokens are there.

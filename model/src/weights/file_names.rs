@@ -21,11 +21,13 @@ pub(super) const MODULES_FILE: &str = "modules.json";
 pub(super) const POOLING_FILE: &str = "1_Pooling/config.json";
 /// The settings of the encoder in an embedding model, among them how many tokens of a text it reads.
 pub(super) const TEXT_LIMIT_FILE: &str = "sentence_bert_config.json";
+/// The prompts of an embedding model, by name, and how one for late interaction reads texts.
+pub(super) const PROMPTS_FILE: &str = "config_sentence_transformers.json";
 /// The index of sharded weights.
 pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// What a model dir may have beside its configuration and its weights.
-pub(super) const BESIDE_WEIGHTS: [&str; 21] = [
+pub(super) const BESIDE_WEIGHTS: [&str; 25] = [
     TOKENIZER_FILE,
     TEKKEN_FILE,
     SENTENCE_PIECE_FILE,
@@ -43,11 +45,16 @@ pub(super) const BESIDE_WEIGHTS: [&str; 21] = [
     MODULES_FILE,
     POOLING_FILE,
     TEXT_LIMIT_FILE,
+    PROMPTS_FILE,
     // The layers that some embedding models have behind the pooling.
     "2_Dense/config.json",
     "2_Dense/model.safetensors",
     "3_Dense/config.json",
     "3_Dense/model.safetensors",
+    "1_Dense/config.json",
+    "1_Dense/model.safetensors",
+    // The settings of Stanford's ColBERT.
+    "artifact.metadata",
 ];
 
 /// The name of shard `number` of `n_shards`, counted from 0.

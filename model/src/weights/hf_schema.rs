@@ -39,8 +39,11 @@ impl HfSchema {
         if class == Some(OWN_CLASS) || (class.is_none() && model_type == Some(OWN_MODEL_TYPE)) {
             return Ok(Self::Own);
         }
-        let is_head =
-            |known: &Architecture| known.is_encoder() && class.is_some_and(|class| class.ends_with(SEQUENCE_CLASS));
+        let is_head = |known: &Architecture| {
+            let of_type = class.and_then(|class| class.strip_suffix(SEQUENCE_CLASS));
+            let is_like_text = |name: &str| known.class.strip_suffix(TEXT_CLASSES[0]) == Some(name);
+            of_type.is_some_and(|name| known.is_encoder() || is_like_text(name))
+        };
         let is_for_text =
             class.is_none_or(|class| !class.contains("For") || TEXT_CLASSES.iter().any(|kind| class.contains(kind)));
         let of_type = || architectures().filter(|known| model_type == Some(known.model_type));
@@ -137,7 +140,7 @@ impl HfSchema {
     pub(super) fn tensor_names(self) -> TensorNames {
         match self {
             Self::Class(architecture) => architecture.tensor_names(),
-            Self::Own => TensorNames { class: OWN_CLASS, rows: None, base_prefix: "", body_prefix: "" },
+            Self::Own => TensorNames { class: OWN_CLASS, rows: None, base_prefix: "", body_prefix: "", is_base: false },
         }
     }
 }

@@ -17,6 +17,7 @@ mod loader;
 pub mod model_dir;
 mod opened_model;
 mod own_classifier;
+mod own_late;
 mod own_pooling;
 mod packed;
 mod passed_over;

@@ -21,7 +21,7 @@ use super::{
     generation_config::{decoder_start, sampling_defaults},
     gguf,
     hf_schema::{self, HfSchema, Quantization},
-    own_classifier, own_pooling, prediction_head,
+    own_classifier, own_late, own_pooling, prediction_head,
     save::save_params,
     staged_dir::{StagedDir, read_whole},
 };
@@ -39,7 +39,7 @@ use crate::{
     gpt::{Gpt, prediction_head::PredictionHead},
     lora::LoraValues,
     ops::Dtype,
-    pooling::OwnPooling,
+    pooling::{OwnPooling, Prompts},
     regular_file::{self, parse_json_object, read_json_object},
     tokenizer::{TOKENIZER_FILE, Tokenizer},
 };
@@ -138,11 +138,18 @@ fn load_dir(dir: &Path, options: &LoadOptions, merged: Option<&LoraValues>) -> R
     let (gpt, config_json) = load_gpt_and_config(dir, options, merged)?;
     let tokenizer = Tokenizer::from_dir(dir)?;
     let chat_template = ChatTemplate::from_dir(dir)?;
-    let classifier = own_classifier::of_dir(dir, &config_json, &dir.join(CONFIG_FILE))?;
-    let files = [load_generation_json(dir)?, (dir.join(CONFIG_FILE), config_json)];
-    let own_pooling = own_pooling::of_dir(dir)?;
+    let config_path = dir.join(CONFIG_FILE);
+    let text = (&tokenizer, chat_template.as_ref());
+    let classifier = own_classifier::of_dir(dir, (&config_json, &config_path), &gpt, text)?;
+    let prompts = own_pooling::prompts(dir)?;
+    let late = own_late::of_dir(dir, &config_json, (gpt.config(), &tokenizer), &prompts)?;
+    let own_pooling = late.map_or_else(|| own_pooling::of_dir(dir), Ok)?;
+    let writes_text = !dir_weights::lacks_output(&config_json, &config_path, &TensorFiles::open(dir)?.table()?)?;
+    let files = [load_generation_json(dir)?, (config_path, config_json)];
     let loaded = LoadedModel {
         own_pooling,
+        writes_text,
+        prompts,
         text_limit: own_pooling::text_limit(dir)?,
         classifier,
         ..loaded(gpt, tokenizer, chat_template, &files)?
@@ -170,6 +177,8 @@ fn loaded(
         decoder_start,
         sampling_defaults,
         own_pooling,
+        writes_text: true,
+        prompts: Prompts::default(),
         text_limit,
         classifier,
     })

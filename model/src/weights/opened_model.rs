@@ -10,7 +10,7 @@ use crate::{
     chat::ChatTemplate,
     gpt::Gpt,
     ops::Dtype,
-    pooling::{Classifier, OwnPooling},
+    pooling::{Classifier, OwnPooling, Prompts},
     sampling::SamplingParams,
     tokenizer::Tokenizer,
 };
@@ -55,6 +55,10 @@ pub struct LoadedModel {
     pub sampling_defaults: SamplingParams,
     /// How the files say that texts become vectors.
     pub own_pooling: OwnPooling,
+    /// Whether it has an output matrix for text, as all but encoders and some models for vectors and scores do.
+    pub writes_text: bool,
+    /// What it wants before texts to make vectors of.
+    pub prompts: Prompts,
     /// How many tokens of a text its makers let it read, if they say.
     pub text_limit: Option<usize>,
     /// Its head for classes, if it has one.

@@ -1,19 +1,19 @@
 //! How an embedding model's own files say that the hidden states of a text become one vector: the files of
 //! [sentence-transformers](https://www.sbert.net), and a key of GGUF files.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
 use super::{
     config_json::Fields,
-    file_names::{CONFIG_FILE, MODULES_FILE, POOLING_FILE, TEXT_LIMIT_FILE},
+    file_names::{CONFIG_FILE, MODULES_FILE, POOLING_FILE, PROMPTS_FILE, TEXT_LIMIT_FILE},
     files::{TensorFiles, path_inside},
     tensor_table::TensorTable,
 };
 use crate::{
     error::Result,
-    pooling::{DenseActivation, DenseLayer, OwnPooling, Pooling},
+    pooling::{DenseActivation, DenseLayer, OwnPooling, Pooling, Prompts},
     python_json, regular_file,
 };
 
@@ -32,32 +32,24 @@ const MODES: [(&str, Option<Pooling>); 6] = [
 /// # Errors
 /// A file cannot be read, or is not JSON.
 pub(super) fn of_dir(dir: &Path) -> Result<OwnPooling> {
-    let modules_path = dir.join(MODULES_FILE);
     let mut pooling_path = dir.join(POOLING_FILE);
     let mut layers = Vec::new();
-    if modules_path.is_file() {
-        let text = regular_file::read(&modules_path)?;
-        let modules: Vec<Map<String, Value>> = python_json::parse(&text)
-            .map_err(|error| crate::Error::file(&modules_path, format!("is not a list of modules: {error}")))?;
-        for module in &modules {
-            // `sentence_transformers.models.Pooling`, or a longer path in later versions.
-            let kind = module.get("type").and_then(Value::as_str).unwrap_or_default().rsplit('.').next();
-            let path = module.get("path").and_then(Value::as_str).and_then(path_inside);
-            match kind.unwrap_or_default() {
-                "Transformer" | "Normalize" => {}
-                "Pooling" => pooling_path = path.map_or(pooling_path, |path| dir.join(path).join("config.json")),
-                "Dense" => {
-                    let layer = path.map(|path| dense_layer(&dir.join(path)));
-                    let what = || format!("`{}` has a module without a `path`", modules_path.display());
-                    match layer.ok_or_else(|| crate::Error::file(&modules_path, what()))?? {
-                        Ok(layer) => layers.push(layer),
-                        Err(what) => return Ok(OwnPooling::Unsupported(what)),
-                    }
+    for (kind, path) in modules(dir)? {
+        match kind.as_str() {
+            "Transformer" | "Normalize" => {}
+            "Pooling" => pooling_path = path.map_or(pooling_path, |path| dir.join(path).join("config.json")),
+            "Dense" => {
+                let modules_path = dir.join(MODULES_FILE);
+                let layer = path.map(|path| dense_layer(&dir.join(path)));
+                let what = || format!("`{}` has a module without a `path`", modules_path.display());
+                match layer.ok_or_else(|| crate::Error::file(&modules_path, what()))?? {
+                    Ok(layer) => layers.push(layer),
+                    Err(what) => return Ok(OwnPooling::Unsupported(what)),
                 }
-                other => {
-                    let what = format!("`{}` has the module `{other}`", modules_path.display());
-                    return Ok(OwnPooling::Unsupported(what));
-                }
+            }
+            other => {
+                let what = format!("`{}` has the module `{other}`", dir.join(MODULES_FILE).display());
+                return Ok(OwnPooling::Unsupported(what));
             }
         }
     }
@@ -97,8 +89,56 @@ pub(super) fn text_limit(dir: &Path) -> Result<Option<usize>> {
     Fields::new(&regular_file::read_json_object(&path)?, &path).size("max_seq_length")
 }
 
+/// The folder of the module `kind` in the model dir `dir`, if it has one.
+///
+/// # Errors
+/// A file cannot be read, or is not JSON.
+pub(super) fn module_path(dir: &Path, kind: &str) -> Result<Option<PathBuf>> {
+    let modules = modules(dir)?;
+    let found = modules.iter().find(|(name, _)| name == kind);
+    Ok(found.and_then(|(_, path)| path.clone()).map(|path| dir.join(path)))
+}
+
+/// What texts go through, by `modules.json` of the model dir `dir`: kinds of modules with their folders.
+pub(super) fn modules(dir: &Path) -> Result<Vec<(String, Option<PathBuf>)>> {
+    let path = dir.join(MODULES_FILE);
+    if !path.is_file() {
+        return Ok(Vec::new());
+    }
+    let modules: Vec<Map<String, Value>> = python_json::parse(&regular_file::read(&path)?)
+        .map_err(|error| crate::Error::file(&path, format!("is not a list of modules: {error}")))?;
+    let module = |module: &Map<String, Value>| {
+        // `sentence_transformers.models.Pooling`, or a longer path in later versions.
+        let kind = module.get("type").and_then(Value::as_str).unwrap_or_default().rsplit('.').next();
+        let path = module.get("path").and_then(Value::as_str).and_then(path_inside);
+        (kind.unwrap_or_default().to_owned(), path.map(PathBuf::from))
+    };
+    Ok(modules.iter().map(module).collect())
+}
+
+/// The prompts of the model dir `dir`, by name.
+///
+/// # Errors
+/// A file cannot be read, or is not JSON; or its prompts are no texts.
+pub(super) fn prompts(dir: &Path) -> Result<Prompts> {
+    let path = dir.join(PROMPTS_FILE);
+    if !path.is_file() {
+        return Ok(Prompts::default());
+    }
+    let json = regular_file::read_json_object(&path)?;
+    let fields = Fields::new(&json, &path);
+    let by_name = fields.object("prompts")?.map(Fields::to_map).unwrap_or_default().into_iter();
+    let by_name = by_name.filter(|(_, prompt)| !prompt.is_null()).map(|(name, prompt)| match prompt.as_str() {
+        Some(text) => Ok((name, text.to_owned())),
+        None => Err(fields.wrong(&format!("prompts.{name}"), "a string", &prompt)),
+    });
+    let by_name = by_name.collect::<Result<_>>()?;
+    let default_name = fields.get("default_prompt_name").and_then(Value::as_str).map(str::to_owned);
+    Ok(Prompts { by_name, default_name })
+}
+
 /// The layer in the folder `dir`, or what of it is not supported.
-fn dense_layer(dir: &Path) -> Result<Result<DenseLayer, String>> {
+pub(super) fn dense_layer(dir: &Path) -> Result<Result<DenseLayer, String>> {
     let config_path = dir.join(CONFIG_FILE);
     let config = regular_file::read_json_object(&config_path)?;
     // `torch.nn.modules.activation.Tanh`.
@@ -111,6 +151,9 @@ fn dense_layer(dir: &Path) -> Result<Result<DenseLayer, String>> {
         "GELU" => DenseActivation::Gelu,
         _ => return Ok(Err(format!("`{}` has the activation `{name}`", config_path.display()))),
     };
+    if config.get("use_residual") == Some(&Value::Bool(true)) {
+        return Ok(Err(format!("`{}` adds its inputs to its outputs (`use_residual`)", config_path.display())));
+    }
     let files = TensorFiles::open(dir)?;
     dense_from(&files.table()?, "linear", activation).map(Ok)
 }
@@ -135,6 +178,10 @@ fn of_modes(json: &Map<String, Value>, path: &Path) -> OwnPooling {
         Some(named) => mode.strip_suffix("_tokens").or(mode.strip_suffix("_token")).unwrap_or(mode) == named,
         None => json.get(&format!("pooling_mode_{mode}")) == Some(&Value::Bool(true)),
     };
+    if json.get("include_prompt") == Some(&Value::Bool(false)) {
+        let what = format!("`{}` leaves prompts out of the pooling", path.display());
+        return OwnPooling::Unsupported(what);
+    }
     let modes: Vec<_> = MODES.into_iter().filter(|(mode, _)| is_set(mode)).collect();
     match (modes.as_slice(), named) {
         // Without a mode, the program takes the mean.

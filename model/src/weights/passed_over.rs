@@ -39,7 +39,7 @@ pub(super) fn shown(mut names: Vec<&str>) -> String {
 
 /// Endings of tensors that hold no parameters: tables of rotary angles, causal masks and lists of positions, which old versions
 /// of classes saved; scales of a KV cache in 8 bits, which are for other programs; and the state of a training program.
-const NO_PARAMETERS: [&str; 17] = [
+const NO_PARAMETERS: [&str; 18] = [
     "inv_freq",
     "cos_cached",
     "sin_cached",
@@ -57,6 +57,8 @@ const NO_PARAMETERS: [&str; 17] = [
     "._extra_state",
     // The value head of reinforcement learning, which reads the last hidden states.
     "v_head.summary.weight",
+    // The head for classes, which is read elsewhere.
+    ".score.weight",
     // T5's attention to the encoder has no distances.
     ".EncDecAttention.relative_attention_bias.weight",
 ];
@@ -66,7 +68,7 @@ const OTHER_PREDICTIONS: [&str; 1] = ["mtp."];
 
 /// Beginnings of tensors, without the prefix of the class, that turn an encoder's hidden states into something else: scores of
 /// classes, a vector of the first (`pooler`), and predictions of masked tokens.
-const ENCODER_HEADS: [&str; 10] = [
+const ENCODER_HEADS: [&str; 11] = [
     "classifier.",
     "pre_classifier.",
     "pooler.",
@@ -77,6 +79,8 @@ const ENCODER_HEADS: [&str; 10] = [
     "vocab_projector.",
     "head.",
     "decoder.",
+    // What makes the vectors of tokens in ColBERT.
+    "linear.",
 ];
 
 /// Whether the tensor of this name is part of no hidden state of an encoder.

@@ -273,6 +273,8 @@ pub(super) struct TensorNames {
     pub(super) base_prefix: &'static str,
     /// Files have this before the names of `rows`, but for those of the head.
     pub(super) body_prefix: &'static str,
+    /// Files are saved without `base_prefix`, which the names of `rows` may have.
+    pub(super) is_base: bool,
 }
 
 /// A range of a parameter's rows, and the tensor that holds it.
@@ -336,6 +338,10 @@ impl TensorNames {
         let is_of_encoder = path.starts_with("encoder.");
         let config = config.encoder.as_deref().filter(|_| is_of_encoder).unwrap_or(config);
         let name = |pattern: &str| {
+            let pattern = Some(pattern)
+                .filter(|_| self.is_base)
+                .and_then(|name| name.strip_prefix(self.base_prefix))
+                .unwrap_or(pattern);
             numbers.iter().fold(format!("{prefix}{pattern}"), |name, number| name.replacen("{}", number, 1))
         };
         let candidates = || {

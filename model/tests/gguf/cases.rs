@@ -37,6 +37,8 @@ pub(super) const CASES: &[&str] = &[
     "granite-moe-shared",
     "glm4-moe",
     "ernie4_5-moe",
+    "bert",
+    "distilbert",
 ];
 
 /// Golden dirs of classes that wrap a text class.
@@ -77,4 +79,8 @@ pub(super) const OWN: &[&str] = &[
     "glm4-moe-lite",
     "youtu",
     "minicpm3",
+    "modernbert",
+    "embedding-gemma",
+    "nomic-bert",
+    "roberta",
 ];

@@ -54,7 +54,7 @@ GOLDEN = HERE.parent / "golden"
 CASES = ["gpt2", "llama", "llama-tied-bias", "llama-f16", "llama-bf16", "qwen2", "qwen3", "phi3", "phi3-longrope",
          "stablelm", "gpt-neox-parallel", "gpt-neox-serial", "gemma", "bloom", "rope-linear", "rope-llama3", "rope-yarn",
          "granite", "olmo2", "olmo3", "gpt-bigcode", "cohere", "exaone4", "ernie4-5", "glm4", "seed-oss", "jais2", "apertus",
-         "arcee", "nemotron", "minicpm", "granite-moe", "granite-moe-shared", "glm4-moe", "ernie4_5-moe"]
+         "arcee", "nemotron", "minicpm", "granite-moe", "granite-moe-shared", "glm4-moe", "ernie4_5-moe", "bert", "distilbert"]
 # Of ../golden/prediction-heads/qwen3_5-moe.
 HEAD = "prediction-head"
 # Classes that wrap a text class.
@@ -112,6 +112,14 @@ OWN = {
     "youtu": {"rope_interleave": True},
     # llama.cpp has constants, and values as wide as the model has heads.
     "minicpm3": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256, "v_head_dim": 8},
+    # llama.cpp has constants: the layers without a window, and the rotary base of the others.
+    "modernbert": {"global_attn_every_n_layers": 3, "local_rope_theta": 10000.0},
+    "embedding-gemma": {"query_pre_attn_scalar": 12, "num_hidden_layers": 6,
+                        "layer_types": ["sliding_attention"] * 5 + ["full_attention"]},
+    # Files do not name the activation.
+    "roberta": {"hidden_act": "gelu"},
+    # The converter knows the context lengths of the released models.
+    "nomic-bert": {"head_dim": 8, "max_position_embeddings": 2048},
     # The converter knows one context length with `alpha`.
     "hunyuan": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
 }
@@ -132,10 +140,24 @@ def pattern_of_layers(config: dict) -> None:
             config.pop(key)
 
 
+def nomic_of_2024(config: dict) -> None:
+    names = {"hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer", "intermediate_size": "n_inner",
+             "layer_norm_eps": "layer_norm_epsilon"}
+    for name, older in names.items():
+        config[older] = config.pop(name)
+    config["rotary_emb_base"] = config.pop("rope_parameters")["rope_theta"]
+    for name in ("hidden_act", "head_dim", "max_position_embeddings"):
+        config.pop(name)
+    no = ["causal", "qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "prenorm", "rotary_emb_interleaved"]
+    config |= {**dict.fromkeys(no, False), "activation_function": "swiglu", "rotary_emb_fraction": 1.0, "rotary_emb_scale_base": None,
+               "n_positions": 8192, "max_trained_positions": 2048}
+
+
 # The configurations of published models, where the converter does not know what transformers 5 writes.
 AS_PUBLISHED = {
     "GraniteMoeHybridForCausalLM": older_layer_types,
     "NemotronHForCausalLM": pattern_of_layers,
+    "NomicBertModel": nomic_of_2024,
 }
 TYPES = {"Q4_0": "Q4_0", "Q4_1": "Q4_1", "Q5_0": "Q5_0", "Q5_1": "Q5_1", "Q8_0": "Q8_0", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M",
          "Q6_K": "Q6_K"}
@@ -228,7 +250,7 @@ def make_own(names) -> None:
                 config = json.loads((source / "config.json").read_text())
                 change(config)
                 (source / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-            (source / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}, "added_tokens": []}))
+            (source / "tokenizer.json").write_text(json.dumps({"model": {"type": "WordPiece", "vocab": vocab}, "added_tokens": []}))
             convert(source, HERE / f"{name}.gguf", len(vocab), gguf.LlamaFileType.ALL_F32)
             (HERE / name).mkdir(exist_ok=True)
             (HERE / name / "config.json").write_text((source / "config.json").read_text())

@@ -80,7 +80,7 @@ fn invalid_gguf_tokenizers_are_rejected() {
     refused(&["`tokenizer.ggml.model` is missing"], |file| {
         file.pairs.retain(|(key, _)| *key != "tokenizer.ggml.model");
     });
-    refused(&["`tokenizer.ggml.model` is `bert`"], |file| file.set("tokenizer.ggml.model", text_value("bert")));
+    refused(&["`tokenizer.ggml.model` is `rwkv`"], |file| file.set("tokenizer.ggml.model", text_value("rwkv")));
     refused(&["`tokenizer.ggml.pre` is `nonsense`", "smollm"], |file| {
         file.set("tokenizer.ggml.pre", text_value("nonsense"));
     });

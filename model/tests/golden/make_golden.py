@@ -1791,6 +1791,66 @@ CASES |= {
         teeth=BERT_TEETH,
         zero_gradients=BERT_ZEROS,
     ),
+    "mpnet": Case(
+        architecture="MPNetModel",
+        config={**BERT, "pad_token_id": 1},
+        seed=706,
+        weight_std=0.3,
+        std_of={"relative_attention_bias": 1.0},
+        seq_len=20,
+        first_id=3,
+        # Two heads would have another table of distances.
+        teeth=BERT_TEETH[:2],
+        zero_gradients=("attn.k.bias",),
+    ),
+    "nomic-bert": Case(
+        architecture="NomicBertModel",
+        config={
+            **BERT,
+            "hidden_act": "silu",
+            "pad_token_id": 0,
+            "head_dim": 10,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+        seed=707,
+        weight_std=0.3,
+        seq_len=20,
+        first_id=1,
+        teeth=(
+            {"layer_norm_eps": 1e-5},
+            {"hidden_act": "gelu"},
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}},
+        ),
+    ),
+    # EmbeddingGemma. Its window sees 3 positions on each side.
+    "embedding-gemma": Case(
+        "Gemma3TextModel",
+        {
+            **SMALL_ROPE,
+            "vocab_size": 61,
+            "num_hidden_layers": 3,
+            "head_dim": 12,
+            "tie_word_embeddings": True,
+            "use_bidirectional_attention": True,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_theta": 2000.0, "rope_type": "linear", "factor": 3.0},
+                "sliding_attention": {"rope_theta": 100.0, "rope_type": "default"},
+            },
+            "query_pre_attn_scalar": 7,
+        },
+        seed=708,
+        weight_std=0.35,
+        norm_mean=0.0,
+        teeth=(
+            {"rms_norm_eps": 1e-5},
+            {"hidden_activation": "silu"},
+            {"sliding_window": 8},
+            {"query_pre_attn_scalar": 12},
+            {"use_bidirectional_attention": False},
+        ),
+    ),
     "roberta": Case(
         architecture="RobertaModel",
         config={**BERT, "type_vocab_size": 1, "pad_token_id": 1, "hidden_act": "gelu_new"},
@@ -1876,6 +1936,7 @@ def masked(name, architecture, seed, **fields):
 CASES |= {
     "bert-mlm": masked("bert", "BertForMaskedLM", 711, hidden_act="gelu_new"),
     "roberta-mlm": masked("roberta", "RobertaForMaskedLM", 712),
+    "mpnet-mlm": masked("mpnet", "MPNetForMaskedLM", 715),
     "distilbert-mlm": masked("distilbert", "DistilBertForMaskedLM", 713),
     "modernbert-mlm": masked("modernbert", "ModernBertForMaskedLM", 714, classifier_bias=True),
 }

@@ -6,7 +6,6 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use hearth_engine::ServedModel;
-use hearth_model::tokenizer::EncodeOptions;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
@@ -21,7 +20,7 @@ use super::{
     schema::Shape,
     state::AppState,
     text_input::TextOrIds,
-    vectors::{self, Common, Vectors},
+    vectors::{self, Common, Reading, Vectors},
 };
 
 /// Maximum number of texts of a request, as of texts to embed.
@@ -86,8 +85,8 @@ pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<
                 .to_owned();
             return Err(ApiError::invalid("model", message));
         };
-        let how = (EncodeOptions::PROMPT, truncation);
-        let texts = sources.iter().map(|source| vectors::tokens(source, "input", model, how));
+        let reading = Reading { truncation, ..Reading::default() };
+        let texts = sources.iter().map(|source| vectors::tokens(source, "input", model, &reading));
         let texts = texts.collect::<Result<_, ApiError>>()?;
         Ok((vectors::of_classifier(texts, &classifier), classifier))
     };

@@ -11,7 +11,7 @@ use axum::{
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use hearth_engine::ServedModel;
 use hearth_model::{
-    pooling::{DenseLayer, OwnPooling, Pooling, VectorScale, VectorSteps},
+    pooling::{DenseLayer, Pooling, VectorScale, VectorSteps},
     tokenizer::EncodeOptions,
 };
 use schemars::JsonSchema;
@@ -28,19 +28,21 @@ use super::{
     schema::Shape,
     state::AppState,
     text_input::TextOrIds,
-    vectors::{self, Common, Vectors, Wanted},
+    text_use::TextUse,
+    vectors::{self, Common, Reading, Vectors, Wanted},
 };
 
 /// Approximate size of a number as JSON in bytes.
-const NUMBER_BYTES: usize = 12;
+pub(super) const NUMBER_BYTES: usize = 12;
 
 /// Maximum number of texts in one request, as at OpenAI.
-const MAX_INPUTS: usize = 2048;
+pub(super) const MAX_INPUTS: usize = 2048;
 
 /// A parsed request; types and ranges are checked.
 struct EmbeddingRequest {
     sources: Vec<TextOrIds>,
     encode: EncodeOptions,
+    text_use: TextUse,
     /// `None`: the model's own.
     pooling: Option<Pooling>,
     scale: VectorScale,
@@ -50,7 +52,7 @@ struct EmbeddingRequest {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Format {
+pub(super) enum Format {
     Numbers,
     Base64,
 }
@@ -134,14 +136,14 @@ impl EmbeddingRequest {
             let message = format!("`input` must hold at most {MAX_INPUTS} texts, got {}", sources.len());
             return Err(ApiError::invalid("input", message));
         }
-        let formats = [("float", Format::Numbers), ("base64", Format::Base64)];
-        let format = fields.one_of_or("encoding_format", &formats, Format::Numbers)?;
+        let format = Format::from_fields(fields)?;
         let pooling = fields.one_of("pooling", &Pooling::ALL)?;
         let scale = if fields.flag_or("normalize", true)? { VectorScale::Unit } else { VectorScale::AsIs };
         let add_special_tokens = fields.flag_or("add_special_tokens", true)?;
         Ok(Self {
             sources,
             encode: EncodeOptions { add_special_tokens, ..EncodeOptions::PROMPT },
+            text_use: TextUse::from_fields(fields)?,
             pooling,
             scale,
             truncation: prompt::truncation(fields)?,
@@ -156,31 +158,59 @@ impl EmbeddingRequest {
             Some(pooling) => (pooling, Arc::default()),
             None => vectors::own_pooling(model)?,
         };
-        let full = layers.last().map_or(model.config.d_model, DenseLayer::d_out);
-        // A part of a vector is an embedding only if the model was trained for it, which chat models are not.
-        let is_for_vectors = model.limits.is_encoder || model.own_pooling != OwnPooling::Unstated;
-        let is_possible = |dimensions: usize| dimensions == full || (is_for_vectors && dimensions < full);
-        if let Some(dimensions) = self.dimensions.filter(|dimensions| !is_possible(*dimensions)) {
-            let most = if is_for_vectors { "at most " } else { "" };
-            let allowed = format!("{most}{full}, the length of the model's vectors");
-            return Err(must_be("dimensions", &allowed, &json!(dimensions)));
+        check_dimensions("dimensions", self.dimensions, &layers, model)?;
+        let has_ids = self.sources.iter().any(|source| matches!(source, TextOrIds::Ids(_)));
+        if has_ids && self.text_use != TextUse::Unsaid {
+            let message = "`input` must be texts with `prompt_name` or `input_type`, got token ids".to_owned();
+            return Err(ApiError::invalid("input", message));
         }
-        let how = (self.encode, self.truncation);
-        let texts = self.sources.iter().map(|source| vectors::tokens(source, "input", model, how));
+        let prompt = self.text_use.prompt(model)?;
+        let reading = Reading { encode: Some(self.encode), truncation: self.truncation, prompt, ..Reading::default() };
+        let texts = self.sources.iter().map(|source| vectors::tokens(source, "input", model, &reading));
         let texts = texts.collect::<Result<_, ApiError>>()?;
         let steps = VectorSteps { layers, dimensions: self.dimensions, scale: self.scale };
         Ok((Wanted { texts, pooling: own_pooling, steps }, (self.format, self.truncation.is_some())))
     }
 }
 
+/// The numbers as little-endian f32 in base64.
+pub(super) fn in_base64(vector: &[f32]) -> String {
+    let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
+    BASE64_STANDARD.encode(bytes)
+}
+
+/// Refuses numbers of components, given as `name`, that the model's vectors do not have.
+pub(super) fn check_dimensions(
+    name: &'static str,
+    dimensions: Option<usize>,
+    layers: &[DenseLayer],
+    model: &ServedModel,
+) -> Result<(), ApiError> {
+    let full = layers.last().map_or(model.config.d_model, DenseLayer::d_out);
+    // A part of a vector is an embedding only if the model was trained for it, which chat models are not.
+    let is_for_vectors = vectors::is_for_vectors(model);
+    let is_possible = |dimensions: usize| dimensions == full || (is_for_vectors && dimensions < full);
+    match dimensions.filter(|dimensions| !is_possible(*dimensions)) {
+        None => Ok(()),
+        Some(dimensions) => {
+            let most = if is_for_vectors { "at most " } else { "" };
+            let allowed = format!("{most}{full}, the length of the model's vectors");
+            Err(must_be(name, &allowed, &json!(dimensions)))
+        }
+    }
+}
+
 impl Format {
+    /// Reads `encoding_format`.
+    pub(super) fn from_fields(fields: &mut Fields) -> Result<Self, ApiError> {
+        let formats = [("float", Self::Numbers), ("base64", Self::Base64)];
+        fields.one_of_or("encoding_format", &formats, Self::Numbers)
+    }
+
     fn write(self, vector: Vec<f32>) -> Vector {
         match self {
             Self::Numbers => Vector::Numbers(vector),
-            Self::Base64 => {
-                let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
-                Vector::Base64(BASE64_STANDARD.encode(bytes))
-            }
+            Self::Base64 => Vector::Base64(in_base64(&vector)),
         }
     }
 }

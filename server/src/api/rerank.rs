@@ -4,6 +4,8 @@
 //!
 //! A model that was trained to compare texts reads both at once; the vectors of an embedding model are compared by their cosine.
 
+use std::sync::Arc;
+
 use axum::{
     Json,
     extract::State,
@@ -11,8 +13,8 @@ use axum::{
 };
 use hearth_engine::ServedModel;
 use hearth_model::{
-    pooling::{ClassScores, Classifier, OwnPooling, VectorScale, VectorSteps},
-    tokenizer::EncodeOptions,
+    TokenId,
+    pooling::{ClassScores, Classifier, LateInteraction, OwnPooling, VectorScale, VectorSteps, max_sim},
 };
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -23,11 +25,13 @@ use super::{
     endpoint::{Operation, ResponseBody, schema_of},
     error::ApiError,
     fields::{Fields, must_be},
-    ignored_params, prompt,
+    ignored_params,
+    late::{self, Side},
+    prompt,
     schema::{self, Shape},
     state::AppState,
     text_input::TextOrIds,
-    vectors::{self, Common, Vectors, Wanted},
+    vectors::{self, Common, Reading, Vectors, Wanted},
 };
 
 /// Maximum number of documents of a request, as of texts to embed.
@@ -60,6 +64,8 @@ enum Scorer {
     Pairs(Classifier),
     /// The first is the query's, the others are compared with it.
     Cosines,
+    /// The same of models with vectors of `width` numbers for tokens; `texts` are all of them, the first as many as `vectors`.
+    Late { late: Arc<LateInteraction>, width: usize, texts: Vec<Arc<[TokenId]>> },
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -243,15 +249,19 @@ fn of_pairs(
         );
         return Err(ApiError::invalid("model", message));
     }
+    let pairs = first.iter().zip(second);
     let pairs =
-        first.iter().zip(second).map(|(first, second)| vectors::pair_tokens([first, second], "documents", model));
+        pairs.map(|(first, second)| vectors::pair_tokens([first, second], &classifier.pair_form, "documents", model));
     let texts = pairs.collect::<Result<Vec<_>, ApiError>>()?;
     Ok((vectors::of_classifier(texts, &classifier), Scorer::Pairs(classifier)))
 }
 
 /// Texts whose vectors are compared.
 fn of_embeddings(first: &[&str], second: &[&str], model: &ServedModel) -> Result<(Wanted, Scorer), ApiError> {
-    if model.own_pooling == OwnPooling::Unstated && !model.limits.is_encoder {
+    if let OwnPooling::Late(late) = &model.own_pooling {
+        return of_tokens(first, second, late, model);
+    }
+    if !vectors::is_for_vectors(model) {
         let message =
             "this model was not trained to compare texts, and its files do not say how it makes vectors\nhint: serve \
                        a reranker or an embedding model"
@@ -259,11 +269,34 @@ fn of_embeddings(first: &[&str], second: &[&str], model: &ServedModel) -> Result
         return Err(ApiError::invalid("model", message));
     }
     let (pooling, layers) = vectors::own_pooling(model)?;
-    let how = (EncodeOptions::PROMPT, Some(prompt::Truncation::Fitting));
-    let text = |text: &&str| vectors::tokens(&TextOrIds::Text((*text).to_owned()), "documents", model, how);
-    let texts = first.iter().chain(second).map(text).collect::<Result<Vec<_>, ApiError>>()?;
+    let read = |texts: &[&str], prompt| {
+        let reading = Reading { truncation: Some(prompt::Truncation::Fitting), prompt, ..Reading::default() };
+        let text = |text: &&str| vectors::tokens(&TextOrIds::Text((*text).to_owned()), "documents", model, &reading);
+        texts.iter().map(text).collect::<Result<Vec<_>, ApiError>>()
+    };
+    let mut texts = read(first, model.prompts.query())?;
+    texts.extend(read(second, model.prompts.document())?);
     let steps = VectorSteps { layers, dimensions: None, scale: VectorScale::Unit };
     Ok((Wanted { texts, pooling, steps }, Scorer::Cosines))
+}
+
+/// Texts of which each token has a vector.
+fn of_tokens(
+    first: &[&str],
+    second: &[&str],
+    late: &Arc<LateInteraction>,
+    model: &ServedModel,
+) -> Result<(Wanted, Scorer), ApiError> {
+    let read = |texts: &[&str], side| {
+        let text = |text: &&str| late::tokens(text, side, late, ("documents", model));
+        texts.iter().map(text).collect::<Result<Vec<_>, ApiError>>()
+    };
+    let mut texts = read(first, Side::Query)?;
+    texts.extend(read(second, Side::Document)?);
+    let ids = texts.iter().map(|text| text.ids.clone()).collect();
+    let width = late::width(&late.layers, model);
+    let wanted = late::wanted(texts, Arc::clone(&late.layers), VectorScale::Unit);
+    Ok((wanted, Scorer::Late { late: Arc::clone(late), width, texts: ids }))
 }
 
 impl Scorer {
@@ -273,6 +306,13 @@ impl Scorer {
             Self::Pairs(classifier) => {
                 let scores = vectors.iter().map(|outputs| classifier.scores_of(outputs).first().copied());
                 scores.map(Option::unwrap_or_default).collect()
+            }
+            Self::Late { late, width, texts } => {
+                let n_first = n_first.min(vectors.len());
+                let (first, second) = vectors.split_at(n_first);
+                let documents = second.iter().zip(&texts[n_first..]);
+                let documents = documents.map(|(vectors, ids)| late::kept(vectors.clone(), ids, late, *width));
+                first.iter().cycle().zip(documents).map(|(query, document)| max_sim(query, &document, *width)).collect()
             }
             Self::Cosines => {
                 let (first, second) = vectors.split_at(n_first.min(vectors.len()));

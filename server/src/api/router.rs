@@ -11,12 +11,13 @@ use axum::{
 };
 
 use super::{
-    adapters, chat, classify, completions, decisions, embeddings,
+    adapters, chat, classify, completions, decisions, embed_forms, embeddings,
     endpoint::{Endpoint, Operation, Policy},
     error::ApiError,
-    health, http_metrics, infill, inspect, messages, metrics, middleware, models, openapi, page, rerank, responses,
+    health, http_metrics, infill, inspect, messages, metrics, middleware, models, openapi, page, pooling, rerank,
+    responses,
     state::AppState,
-    tokens,
+    tokens, vector_errors,
 };
 
 /// The HTTP service with all endpoints and middleware.
@@ -27,6 +28,7 @@ pub fn app(state: AppState) -> Router {
             .layer(from_fn_with_state(state.clone(), middleware::authorize))
             .layer(from_fn_with_state(state.clone(), middleware::check_origin))
             .layer(from_fn(messages::errors_in_own_shape))
+            .layer(from_fn(vector_errors::in_own_shape))
             .layer(from_fn_with_state(state.clone(), middleware::identify))
             .layer(from_fn_with_state(state.clone(), http_metrics::count))
             .layer(Extension(policy))
@@ -67,6 +69,10 @@ fn endpoints() -> Vec<Endpoint> {
         endpoint("/v1/score", post(rerank::score), inference("score"), rerank::SCORE),
         also_at("/score", post(rerank::score), inference("score")),
         endpoint("/classify", post(classify::create), inference("classify"), classify::OPERATION),
+        endpoint("/v2/embed", post(embed_forms::cohere), inference("embeddings"), embed_forms::COHERE),
+        endpoint("/embed", post(embed_forms::inference), inference("embeddings"), embed_forms::INFERENCE),
+        endpoint("/pooling", post(pooling::create), inference("embeddings"), pooling::OPERATION),
+        also_at("/v1/pooling", post(pooling::create), inference("embeddings")),
         also_at("/v1/classify", post(classify::create), inference("classify")),
         // Also at the root, as llama.cpp serves them.
         also_at("/completions", post(completions::create), inference("text_completion")),

@@ -1,6 +1,6 @@
 //! Requests for vectors of texts, which the engine computes in one pass each: embeddings, scores of pairs, classes.
 
-use std::{future::poll_fn, sync::Arc};
+use std::{borrow::Cow, cmp::Reverse, future::poll_fn, sync::Arc};
 
 use axum::http::HeaderValue;
 use hearth_engine::{
@@ -9,8 +9,8 @@ use hearth_engine::{
 };
 use hearth_model::{
     TokenId,
-    pooling::{Classifier, DenseLayer, OwnPooling, Pooling, VectorScale, VectorSteps},
-    tokenizer::{EncodeOptions, EncodedTexts},
+    pooling::{Classifier, DenseLayer, OwnPooling, PairForm, Pooling, VectorScale, VectorSteps},
+    tokenizer::{CutAt, EncodeOptions, EncodedTexts},
 };
 
 use super::{
@@ -40,6 +40,20 @@ pub(super) struct Tokens {
     pub(super) second_text: Option<usize>,
     /// Tokens that were cut.
     pub(super) n_cut: usize,
+    /// Tokens at the end that others do not see.
+    pub(super) n_hidden: usize,
+}
+
+/// How the texts of a request are read.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Reading<'a> {
+    pub(super) encode: Option<EncodeOptions>,
+    /// `None`: a text that is too long is refused.
+    pub(super) truncation: Option<Truncation>,
+    /// `None`: at the end for models that make vectors, at the start for others.
+    pub(super) cut_at: Option<CutAt>,
+    /// What comes before each text.
+    pub(super) prompt: &'a str,
 }
 
 /// What is computed: the texts, and how their vectors are made.
@@ -104,10 +118,15 @@ pub(super) async fn compute<T: Send + 'static, R: Send + 'static>(
         let (Wanted { texts, pooling, steps }, rest) = want(request, &model)?;
         let n_cut = texts.iter().map(|text| text.n_cut).sum::<usize>();
         let n_prompt = texts.iter().map(|text| text.ids.len()).sum();
-        let requests = texts.into_iter().map(|text| {
+        // Long ones first, so that a step has texts of about one length.
+        let mut order: Vec<usize> = (0..texts.len()).collect();
+        order.sort_by_key(|&place| Reverse(texts[place].ids.len()));
+        let requests = order.iter().map(|&place| {
+            let text = &texts[place];
             let parts = RequestParts {
-                prompt_ids: text.ids,
+                prompt_ids: text.ids.clone(),
                 second_text: text.second_text,
+                n_hidden: text.n_hidden,
                 strategy: Strategy::Embed { pooling },
                 vector: steps.clone(),
                 ..parts.clone()
@@ -117,70 +136,108 @@ pub(super) async fn compute<T: Send + 'static, R: Send + 'static>(
         let requests: Vec<_> = requests.collect::<Result<_, ApiError>>()?;
         let n_answers = requests.len();
         let events = engine.submit_at(requests, arrived).map_err(|error| ApiError::not_submitted(error, param))?;
-        Ok((Submitted { events, n_answers, arrived, n_prompt, n_truncated: None }, (n_cut, rest)))
+        Ok((Submitted { events, n_answers, arrived, n_prompt, n_truncated: None }, (n_cut, order, rest)))
     };
-    let (submitted, (n_cut, rest)) = state.prepare(Preparation::of_body(n_bytes), wait, prepare).await?;
+    let (submitted, (n_cut, order, rest)) = state.prepare(Preparation::of_body(n_bytes), wait, prepare).await?;
     // The texts are tokenized, so the body's share of the memory limit can be released.
     drop(body);
     let (name, id) = (chosen.name(state).to_owned(), fresh_id(id_prefix));
     log.work(|work| (work.id, work.model) = (Some(id.clone()), Some(name.clone())));
-    let n_answers = submitted.n_answers;
     let submission = Submission::new(log, submitted);
     let n_tokens = submission.usage().prompt_tokens;
-    let vectors = collect(submission, n_answers).await?;
+    let vectors = collect(submission, &order).await?;
     Ok(Vectors { vectors, model: name, n_tokens, n_cut, ignored, id, rest })
 }
 
-/// Collects the vectors in the order of the texts. Dropping the future cancels the remaining work.
-async fn collect(mut submission: Submission, n_inputs: usize) -> Result<Vec<Vec<f32>>, ApiError> {
-    let mut vectors = vec![Vec::new(); n_inputs];
+/// Collects the vectors in the order of the texts, whose places are in `order`. Dropping the future cancels the remaining work.
+async fn collect(mut submission: Submission, order: &[usize]) -> Result<Vec<Vec<f32>>, ApiError> {
+    let mut vectors = vec![Vec::new(); order.len()];
     while let Some(event) = poll_fn(|context| submission.poll_event(context)).await {
         let (index, event) = event?;
-        if let (Event::Embedding(vector), Some(place)) = (event, vectors.get_mut(index)) {
-            *place = vector;
+        if let (Event::Embedding(vector), Some(&place)) = (event, order.get(index)) {
+            vectors[place] = vector;
         }
     }
     Ok(vectors)
 }
 
-/// The tokens of a text of the parameter `param`. Decoders lose the beginning of what is too long, encoders the end.
+/// The tokens of a text of the parameter `param`.
 pub(super) fn tokens(
     source: &TextOrIds,
     param: &'static str,
     model: &ServedModel,
-    (encode, truncation): (EncodeOptions, Option<Truncation>),
+    reading: &Reading<'_>,
 ) -> Result<Tokens, ApiError> {
     let max_seq_len = model.limits.max_seq_len;
-    if truncation.is_none() {
+    let source: Cow<'_, TextOrIds> = match source {
+        TextOrIds::Text(text) if !reading.prompt.is_empty() => {
+            Cow::Owned(TextOrIds::Text(format!("{}{text}", reading.prompt)))
+        }
+        source => Cow::Borrowed(source),
+    };
+    let encode = reading.encode.unwrap_or(EncodeOptions::PROMPT);
+    let Some(truncation) = reading.truncation else {
         source.check_length(param, model)?;
+        let ids = source.encode(param, &model.tokenizer, encode)?;
+        return Ok(Tokens::of(ids));
+    };
+    let most = match truncation {
+        Truncation::Fitting => max_seq_len,
+        Truncation::Last(n) => n.min(max_seq_len),
+    };
+    let cut_at = reading.cut_at.or_else(|| is_for_vectors(model).then_some(CutAt::End));
+    match (source.as_ref(), cut_at) {
+        (TextOrIds::Text(text), Some(cut_at)) => {
+            let encoded = model.tokenizer.encode_within(text, (most, cut_at), encode);
+            encoded.map(Tokens::from).map_err(|error| cannot_encode(param, &error))
+        }
+        (TextOrIds::Ids(ids), Some(CutAt::End)) => {
+            let n_kept = most.min(ids.len());
+            Ok(Tokens { n_cut: ids.len() - n_kept, ..Tokens::of(ids[..n_kept].to_vec()) })
+        }
+        (source, _) => {
+            let ids = source.encode(param, &model.tokenizer, encode)?;
+            let prompt = Prompt::cut(ids, Some(Truncation::Last(most)), [0, max_seq_len]);
+            Ok(Tokens { n_cut: prompt.n_cut, ..Tokens::of(prompt.ids) })
+        }
     }
-    if let (true, TextOrIds::Text(text), Some(truncation)) = (model.limits.is_encoder, source, truncation) {
-        let most = match truncation {
-            Truncation::Fitting => max_seq_len,
-            Truncation::Last(n) => n.min(max_seq_len),
-        };
-        let encoded = model.tokenizer.encode_within(text, most, encode);
-        return encoded.map(Tokens::from).map_err(|error| cannot_encode(param, &error));
-    }
-    let ids = source.encode(param, &model.tokenizer, encode)?;
-    let prompt = Prompt::cut(ids, truncation, [0, max_seq_len]);
-    Ok(Tokens { ids: prompt.ids, second_text: None, n_cut: prompt.n_cut })
+}
+
+/// Whether the model was made to compute vectors or scores of texts.
+pub(super) fn is_for_vectors(model: &ServedModel) -> bool {
+    model.limits.is_encoder || model.own_pooling != OwnPooling::Unstated
 }
 
 /// The tokens of a pair of texts, cut to the context.
-pub(super) fn pair_tokens(texts: [&str; 2], param: &'static str, model: &ServedModel) -> Result<Tokens, ApiError> {
-    let encoded = model.tokenizer.encode_pair(texts, model.limits.max_seq_len, EncodeOptions::PROMPT);
+pub(super) fn pair_tokens(
+    texts: [&str; 2],
+    form: &PairForm,
+    param: &'static str,
+    model: &ServedModel,
+) -> Result<Tokens, ApiError> {
+    let most = model.limits.max_seq_len;
+    let encoded = match form {
+        PairForm::Joined => model.tokenizer.encode_pair(texts, most, EncodeOptions::PROMPT),
+        PairForm::Within(around) => model.tokenizer.encode_pair_within(texts, around, most),
+    };
     encoded.map(Tokens::from).map_err(|error| cannot_encode(param, &error))
 }
 
-fn cannot_encode(param: &'static str, error: &hearth_model::Error) -> ApiError {
+pub(super) fn cannot_encode(param: &'static str, error: &hearth_model::Error) -> ApiError {
     ApiError::invalid(param, format!("`{param}` cannot be encoded: {error}"))
 }
 
 impl From<EncodedTexts> for Tokens {
     fn from(encoded: EncodedTexts) -> Self {
         let EncodedTexts { token_ids, second_text, n_cut } = encoded;
-        Self { ids: token_ids.into(), second_text, n_cut }
+        Self { second_text, n_cut, ..Self::of(token_ids) }
+    }
+}
+
+impl Tokens {
+    /// The tokens of one text, all of them.
+    pub(super) fn of(ids: impl Into<Arc<[TokenId]>>) -> Self {
+        Self { ids: ids.into(), second_text: None, n_cut: 0, n_hidden: 0 }
     }
 }
 
@@ -190,6 +247,12 @@ pub(super) fn own_pooling(model: &ServedModel) -> Result<(Pooling, Arc<[DenseLay
         OwnPooling::Unstated => Ok((Pooling::default(), Arc::default())),
         OwnPooling::As(pooling) => Ok((*pooling, Arc::default())),
         OwnPooling::Layered(pooling, layers) => Ok((*pooling, layers.clone())),
+        OwnPooling::Late(_) => {
+            let message = "this model makes a vector for each token, and none for a whole text\nhint: use `/pooling`, \
+                           `/v1/score` or `/v1/rerank`"
+                .to_owned();
+            Err(ApiError::invalid("model", message))
+        }
         OwnPooling::Unsupported(what) => {
             let message = format!(
                 "the model's own way of making vectors is not supported: {what}\nhint: with `pooling`, hidden states are \

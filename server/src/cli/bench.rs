@@ -382,6 +382,7 @@ fn step(
         n_new: ids.len(),
         adapter: adapter(number),
         second_text: None,
+        n_hidden: 0,
         source_len: 0,
     };
     let mut parts: Vec<StepPart<'_>> = parts.map(part).collect();

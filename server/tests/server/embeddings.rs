@@ -68,6 +68,7 @@ fn by_hand(gpt: &Gpt, ids: &[TokenId], pooling: Pooling) -> Vec<f32> {
             Pooling::Last => f64::from(rows[rows.len() - 1][at]),
             Pooling::Max => values.fold(f64::NEG_INFINITY, f64::max),
             Pooling::Cls => f64::from(rows[0][at]),
+            Pooling::Tokens => unreachable!("one vector"),
         }
     };
     (0..gpt.config().d_model).map(|at| component(at) as f32).collect()

@@ -57,4 +57,5 @@ mod thinking;
 mod tokens;
 mod tools;
 mod traces;
+mod vectors;
 mod written_calls;

@@ -27,7 +27,9 @@ fn minimal_body(path: &str) -> Value {
         "/messages/count_tokens" => json!({ "messages": [{ "role": "user", "content": "x" }] }),
         "/responses" => json!({ "input": "x" }),
         "/detokenize" => json!({ "tokens": [0] }),
-        "/embeddings" | "/inspect" | "/classify" => json!({ "input": "x" }),
+        "/embeddings" | "/inspect" | "/classify" | "/pooling" => json!({ "input": "x" }),
+        "/v2/embed" => json!({ "texts": ["x"] }),
+        "/embed" => json!({ "inputs": "x" }),
         "/rerank" => json!({ "query": "x", "documents": ["y"] }),
         "/score" => json!({ "text_1": "x", "text_2": "y" }),
         "/load_lora_adapter" => json!({ "lora_name": "x", "lora_path": "x" }),
@@ -213,13 +215,15 @@ async fn values_beyond_the_openapi_ranges_are_rejected() {
                 body[&name] = json!(beyond);
                 let answer = server.post_to(&path, body.to_string()).await;
                 assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{path} {body}");
-                // Anthropic's errors have no `param`.
-                match path.starts_with("/v1/messages") {
-                    true => {
-                        assert!(answer.json()["error"]["message"].as_str().unwrap().contains(&name), "{path} {body}")
-                    }
-                    false => assert_eq!(answer.json()["error"]["param"], name, "{path} {body}"),
-                }
+                // Those of Anthropic, Cohere and text-embeddings-inference have no `param`.
+                let error = answer.json();
+                let message = match path.as_str() {
+                    path if path.starts_with("/v1/messages") => &error["error"]["message"],
+                    "/v2/embed" => &error["message"],
+                    "/embed" => &error["error"],
+                    _ => &error["error"]["param"],
+                };
+                assert!(message.as_str().unwrap().contains(&name), "{path} {body}");
                 n_tried += 1;
             }
         }

@@ -13,7 +13,7 @@ use hearth_model::{
     config::{GptConfig, Sizes},
     gpt::{Gpt, Init, ParamSpec},
     ops::Dtype,
-    pooling::OwnPooling,
+    pooling::{OwnPooling, Prompts},
     sampling::SamplingParams,
     tokenizer::Tokenizer,
     weights::model_dir::LoadedModel,
@@ -178,6 +178,8 @@ pub(crate) fn model() -> LoadedModel {
         decoder_start: Vec::new(),
         sampling_defaults: SamplingParams::default(),
         own_pooling: OwnPooling::Unstated,
+        writes_text: true,
+        prompts: Prompts::default(),
         text_limit: None,
         classifier: None,
     }

@@ -57,6 +57,7 @@ pub(super) fn run(
                     n_new: n_rows,
                     adapter: None,
                     second_text: text.second_text,
+                    n_hidden: 0,
                     source_len: 0,
                 });
                 n_done[at] += n_rows;

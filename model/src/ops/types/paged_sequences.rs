@@ -34,8 +34,9 @@ impl PagedSequences {
         Self { sequences, device: device.clone(), gpu_tables: Default::default(), can_fuse_append: true }
     }
 
-    /// The sequences of a step whose rows see the keys of another text each, all of them. Only the CPU has a body for this.
-    pub(crate) fn over_other_texts(sequences: Vec<PagedRows>, device: &Device) -> Self {
+    /// The sequences of a step whose rows see the keys of another text each, all of them, or only some of their own. Only the CPU has
+    /// a body for this.
+    pub(crate) fn with_other_keys(sequences: Vec<PagedRows>, device: &Device) -> Self {
         Self { sequences, device: device.clone(), gpu_tables: Default::default(), can_fuse_append: false }
     }
 

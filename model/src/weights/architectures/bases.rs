@@ -85,6 +85,19 @@ pub(in super::super) fn modern_encoder() -> GptConfig {
     }
 }
 
+/// NomicBERT: BERT with rotary positions, a gated MLP and no biases but those of norms.
+pub(in super::super) fn nomic_encoder() -> GptConfig {
+    GptConfig {
+        positions: llama().positions,
+        activation: Activation::Silu,
+        gated_mlp: true,
+        qkv_bias: false,
+        attn_out_bias: false,
+        mlp_bias: false,
+        ..encoder()
+    }
+}
+
 /// T5: Llama's norms and no biases, with distances in scores, which are not scaled.
 pub(in super::super) fn t5() -> GptConfig {
     GptConfig {

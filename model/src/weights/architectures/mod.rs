@@ -109,8 +109,10 @@ impl Architecture {
     /// How the files name their tensors.
     pub(super) fn tensor_names(&self) -> TensorNames {
         let Self { class, names, base_prefix, .. } = *self;
-        let body_prefix = if class.ends_with(MASKED_CLASS) { base_prefix } else { "" };
-        TensorNames { class, rows: Some(names), base_prefix, body_prefix }
+        let is_masked = class.ends_with(MASKED_CLASS);
+        let body_prefix = if is_masked { base_prefix } else { "" };
+        let is_base = self.is_encoder() && !is_masked;
+        TensorNames { class, rows: Some(names), base_prefix, body_prefix, is_base }
     }
 
     fn write_rows(&self, config: &GptConfig) -> Map<String, Value> {

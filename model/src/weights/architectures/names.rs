@@ -12,7 +12,7 @@ mod recurrent;
 mod seq2seq;
 
 pub(super) use self::{
-    encoders::{BERT, DISTILBERT, MODERN_BERT, ROBERTA},
+    encoders::{BERT, DISTILBERT, MODERN_BERT, MPNET, NOMIC_BERT, ROBERTA},
     experts::{
         AFMOE, ERNIE_MOE, EXAONE_MOE, FLEX_OLMO, GLM_MOE, GPT_OSS, GRANITE_MOE, HUNYUAN_MOE, MINIMAX_M2, MIXTRAL,
         QWEN_MOE,

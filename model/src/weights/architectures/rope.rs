@@ -105,6 +105,8 @@ pub(super) const MODERN_BERT: RopeKeys = RopeKeys {
     windowed: Some(WindowedTheta { key: Some("local_rope_theta"), absent: USUAL_THETA }),
     ..WHOLE_HEADS
 };
+pub(super) const NOMIC_BERT: RopeKeys =
+    RopeKeys { theta: "rotary_emb_base", absent_theta: 1000.0, types: &["default"], ..WHOLE_HEADS };
 pub(super) const PHI: RopeKeys = RopeKeys { share: Some((SHARE, 0.5)), ..WHOLE_HEADS };
 pub(super) const QWEN3_5: RopeKeys = RopeKeys { share: Some((SHARE, 0.25)), ..WHOLE_HEADS };
 pub(super) const MINIMAX: RopeKeys = RopeKeys { absent_theta: 5_000_000.0, share: Some((SHARE, 1.0)), ..WHOLE_HEADS };

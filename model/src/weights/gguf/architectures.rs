@@ -10,7 +10,7 @@ use super::{
     },
     config_rows::{self, GRANITE_ROWS, GROUPED_HEADS, LAYER_NORM_EPS, PLAIN_HEADS, RMS_EPS, ROPE, SIZES, WINDOW},
     description::Gguf,
-    expert_rows, latent,
+    encoders, expert_rows, latent,
     layer_rows::{self, GEMMA4_NAMES, GEMMA4_ROWS},
     mamba, mixtures,
     names::{
@@ -80,6 +80,10 @@ pub(super) const ALL: &[Gguf] = &[
     mamba::NEMOTRON_H_DENSE,
     mamba::NEMOTRON_H_MOE,
     MUSE_GLIMMER,
+    encoders::BERT,
+    encoders::NOMIC_BERT,
+    encoders::MODERN_BERT,
+    encoders::EMBEDDING_GEMMA,
 ];
 
 /// The architecture that GGUF files call `name`. The error lists all.

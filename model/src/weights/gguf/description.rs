@@ -65,7 +65,7 @@ impl Gguf {
 
     /// How the files name their tensors.
     pub(super) fn names(&self) -> TensorNames {
-        TensorNames { class: self.name, rows: Some(self.params), base_prefix: "", body_prefix: "" }
+        TensorNames { class: self.name, rows: Some(self.params), base_prefix: "", body_prefix: "", is_base: false }
     }
 
     /// The keys that the rows of this architecture write for `config`; those of rotary positions and windows are not among them.

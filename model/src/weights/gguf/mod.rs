@@ -8,6 +8,7 @@ pub(super) mod adapter_file;
 mod architectures;
 mod config_rows;
 mod description;
+mod encoders;
 mod expert_rows;
 pub mod export;
 mod header;
@@ -20,6 +21,7 @@ mod pre_tokenizers;
 mod recurrent;
 mod rope_factors;
 mod tokenizer;
+mod word_piece;
 mod writer;
 mod xielu;
 
@@ -61,7 +63,7 @@ use crate::{
     gpt::{Gpt, prediction_head::PredictionHead},
     lora::LoraValues,
     mmap::Mmap,
-    pooling::OwnPooling,
+    pooling::{DenseActivation, DenseLayer, OwnPooling, Prompts},
     regular_file,
     tokenizer::{TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Tokenizer},
 };
@@ -98,12 +100,13 @@ pub(super) fn is_gguf(path: &Path) -> bool {
 
 /// Opens the model in the file `path` as a whole.
 pub(super) fn load(path: &Path, options: &LoadOptions, merged: Option<&LoraValues>) -> Result<LoadedModel> {
-    with_model(path, |metadata, tensors| {
+    with_model(path, |metadata, mut tensors| {
         let Vocabulary { tokenizer, eos_token_ids } = tokenizer::read(metadata)?;
+        let dense_layers = take_dense_layers(&mut tensors)?;
         let gpt = build(metadata, tensors, options, merged)?;
         let chat_template = chat_template(metadata)?;
         let sampling_defaults = sampling_defaults(&generation_config(metadata), path, gpt.config().vocab_size);
-        let own_pooling = own_pooling(metadata)?;
+        let own_pooling = own_pooling(metadata, dense_layers)?;
         Ok(LoadedModel {
             gpt,
             tokenizer,
@@ -112,6 +115,8 @@ pub(super) fn load(path: &Path, options: &LoadOptions, merged: Option<&LoraValue
             decoder_start: Vec::new(),
             sampling_defaults,
             own_pooling,
+            writes_text: true,
+            prompts: Prompts::default(),
             text_limit: None,
             classifier: None,
         })
@@ -134,7 +139,10 @@ pub(super) fn load_text(path: &Path) -> Result<LoadedText> {
 
 /// Opens only the model in the file `path`; there need not be a tokenizer.
 pub(super) fn load_gpt(path: &Path, options: &LoadOptions, merged: Option<&LoraValues>) -> Result<Gpt> {
-    with_model(path, |metadata, tensors| build(metadata, tensors, options, merged))
+    with_model(path, |metadata, mut tensors| {
+        take_dense_layers(&mut tensors)?;
+        build(metadata, tensors, options, merged)
+    })
 }
 
 /// What the file `path` holds beside configuration and weights, as files of a model dir, by name.
@@ -165,10 +173,23 @@ pub(super) fn is_quantized(path: &Path) -> Result<bool> {
     })
 }
 
-/// How the file says that texts become vectors.
-fn own_pooling(metadata: &Metadata<'_>) -> Result<OwnPooling> {
+/// How the file says that texts become vectors, with the layers behind the pooling.
+fn own_pooling(metadata: &Metadata<'_>, layers: Vec<DenseLayer>) -> Result<OwnPooling> {
     let key = format!("{}.{POOLING_TYPE}", architecture(metadata)?.name);
-    Ok(own_pooling::of_gguf(metadata.unsigned(&key)?, &key, metadata.path))
+    Ok(match own_pooling::of_gguf(metadata.unsigned(&key)?, &key, metadata.path) {
+        OwnPooling::As(pooling) if !layers.is_empty() => OwnPooling::Layered(pooling, layers.into()),
+        other => other,
+    })
+}
+
+/// Takes the layers behind the pooling out of the tensors.
+fn take_dense_layers(tensors: &mut TensorTable<'_>) -> Result<Vec<DenseLayer>> {
+    const NAMES: [&str; 2] = ["dense_2", "dense_3"];
+    let is_there = |name: &&&str| tensors.get(&format!("{name}.weight")).is_some();
+    let layer = |name: &&str| own_pooling::dense_from(tensors, name, DenseActivation::Identity);
+    let layers = NAMES.iter().filter(is_there).map(layer).collect::<Result<_>>()?;
+    tensors.rename(|name| (!NAMES.iter().any(|layer| name.starts_with(layer))).then_some(name))?;
+    Ok(layers)
 }
 
 fn build(
@@ -301,6 +322,9 @@ fn read_config(metadata: &Metadata<'_>, tensors: &mut TensorTable<'_>) -> Result
     let fields = Fields::new(&own, metadata.path).with_prefix(&prefix);
     let mut config = gguf.read(&fields, &|name| tensors.get(name).is_some())?;
     config.vocab_size = tensors.require("token_embd.weight")?.shape[0];
+    if let Some(types) = tensors.get("token_types.weight") {
+        config.n_token_types = types.shape[0];
+    }
     if let Some(per_layer) = &mut config.per_layer_inputs {
         per_layer.vocab_size = tensors.require("per_layer_token_embd.weight")?.shape[0];
     }

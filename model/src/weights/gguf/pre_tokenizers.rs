@@ -41,12 +41,23 @@ const BLOOM: &str = r" ?[^(\s|[.,!?…。，、।۔،])]+";
 
 const ALL: &[PreTokenizer] = &[
     PreTokenizer {
-        names: &["gpt-2", "phi-2", "gigachat", "a.x-4.0", "mellum", "exaone4", "jais", "trillion", "granite-docling"],
+        names: &[
+            "gpt-2",
+            "phi-2",
+            "gigachat",
+            "a.x-4.0",
+            "mellum",
+            "exaone4",
+            "jais",
+            "trillion",
+            "granite-docling",
+            "roberta-bpe",
+        ],
         splits: &[GPT2],
         ..PLAIN
     },
     // The tokenizer of GPT-NeoX.
-    PreTokenizer { names: &["mpt", "olmo"], nfc: true, splits: &[GPT2], ..PLAIN },
+    PreTokenizer { names: &["mpt", "olmo", "modern-bert"], nfc: true, splits: &[GPT2], ..PLAIN },
     PreTokenizer {
         names: &["smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b", "mellum2"],
         splits: &[SINGLE_DIGITS, GPT2],

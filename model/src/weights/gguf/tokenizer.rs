@@ -12,6 +12,7 @@ use serde_json::{Map, Value, json};
 use super::{
     header::{self, Metadata},
     pre_tokenizers::{self, PreTokenizer},
+    word_piece::{self, WordPiece},
 };
 use crate::{
     TokenId,
@@ -36,6 +37,9 @@ const ENDS: &[&str] = &[
     "<|tool_response>",
     "<｜end▁of▁sentence｜>",
 ];
+
+/// BERT's.
+const BERT: &str = "bert";
 
 /// The tokenizer, and the tokens that end a text.
 pub(super) struct Vocabulary {
@@ -133,9 +137,12 @@ impl<'a> Tokens<'a> {
             Some("gpt2") => self.byte_level()?,
             Some("llama") => self.sentence_piece(self.merges_of_scores()?)?,
             Some(GEMMA4) => self.sentence_piece(self.merges()?)?,
+            Some(BERT) => self.word_piece()?,
             Some(other) => {
-                let what =
-                    format!("`{MODEL}` is `{other}`, which is not supported; supported: `gpt2`, `llama`, `{GEMMA4}`");
+                let what = format!(
+                    "`{MODEL}` is `{other}`, which is not supported; supported: `gpt2`, `llama`, `{GEMMA4}`, \
+                             `{BERT}`"
+                );
                 return Err(self.metadata.error(what));
             }
             None => return Err(self.metadata.missing(MODEL)),
@@ -196,6 +203,38 @@ impl<'a> Tokens<'a> {
         });
         let normalizer = json!({ "type": "Sequence", "normalizers": sentence_piece::normalizers(prefix) });
         self.tokenizer_json((normalizer, Value::Null), (model, sentence_piece::decoder(prefix)), true)
+    }
+
+    /// BERT's. A vocabulary without capital letters is one of texts in lower case.
+    fn word_piece(&self) -> Result<Map<String, Value>> {
+        const CLS: &str = "tokenizer.ggml.cls_token_id";
+        // The converter spells it so.
+        const SEP: &str = "tokenizer.ggml.seperator_token_id";
+        let role = |key: &str| {
+            let id = id_of_role(self.metadata, key, self.tokens.len())?;
+            id.map(|id| (self.tokens[id as usize], id)).ok_or_else(|| self.metadata.missing(key))
+        };
+        let unk = self.roles.unk.ok_or_else(|| self.metadata.missing("tokenizer.ggml.unknown_token_id"))?;
+        let is_cased = || self.of_type(TokenType::Normal).any(|(_, token)| token.chars().any(char::is_uppercase));
+        let lowercase = self.metadata.flag("tokenizer.ggml.normalizer.lowercase")?.unwrap_or_else(|| !is_cased());
+        let vocab = self.word_piece_vocab();
+        let pieces = WordPiece::new(&vocab, self.tokens[unk as usize], lowercase);
+        let around = (pieces.normalizer, pieces.pre_tokenizer);
+        let mut json = self.tokenizer_json(around, (pieces.model, pieces.decoder), false)?;
+        json.insert("post_processor".into(), word_piece::post_processor(role(CLS)?, role(SEP)?));
+        Ok(json)
+    }
+
+    fn word_piece_vocab(&self) -> Map<String, Value> {
+        let tokens = self.tokens.iter().zip(&self.types).enumerate();
+        let entry = |(id, (token, kind)): (usize, (&&str, &TokenType))| {
+            let spelled = match kind {
+                TokenType::Control => (*token).to_owned(),
+                _ => word_piece::spelled(token),
+            };
+            (spelled, Value::from(id))
+        };
+        tokens.map(entry).collect()
     }
 
     fn tokenizer_json(

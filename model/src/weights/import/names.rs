@@ -31,6 +31,7 @@ pub(super) const NANOGPT: TensorNames = TensorNames {
     ]]),
     base_prefix: "",
     body_prefix: "",
+    is_base: false,
 };
 
 pub(super) const LITGPT: TensorNames = TensorNames {
@@ -79,6 +80,7 @@ pub(super) const LITGPT: TensorNames = TensorNames {
     ]]),
     base_prefix: "",
     body_prefix: "",
+    is_base: false,
 };
 
 fn is_inside(config: &GptConfig) -> bool {
@@ -105,4 +107,5 @@ pub(super) const NANOCHAT: TensorNames = TensorNames {
     ]]),
     base_prefix: "",
     body_prefix: "",
+    is_base: false,
 };

@@ -1,10 +1,6 @@
 //! What the operations of a training step hold on a GPU.
 
-use hearth_model::{
-    config::{GptConfig, Positions},
-    gpt::param_specs,
-    ops::GPU_LOGITS_AT_ONCE,
-};
+use hearth_model::{config::GptConfig, gpt::param_specs, ops::GPU_LOGITS_AT_ONCE};
 
 use super::{
     AdapterSize, Run,
@@ -58,7 +54,7 @@ pub(super) fn peak(
         backward_block(&mut account, &block);
     }
     backward(&mut account, &first, d);
-    let has_positions = gpt.positions == Positions::Learned && adapter.is_none();
+    let has_positions = gpt.positions.are_learned() && adapter.is_none();
     account.briefly(of_head + if has_positions { gpt.max_seq_len * gpt.d_model } else { 0 });
     // Temporary values of clipping, AdamW and Muon, of a parameter at a time.
     let largest_trained = adapter.map_or_else(|| largest_param(gpt), |adapter| adapter.of_matrix(gpt));

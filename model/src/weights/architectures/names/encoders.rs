@@ -2,7 +2,7 @@
 
 use super::super::super::tensor_names::{
     NameRow,
-    RowSelection::{KeysOrValues, Queries},
+    RowSelection::{Half, KeysOrValues, Queries},
     after, same, stacked,
 };
 
@@ -111,6 +111,83 @@ pub(in super::super) const MODERN_BERT: &[&[NameRow]] = &[
         same("norm.bias", "final_norm.bias"),
     ],
 ];
+
+/// The rows of positions up to the padding token's id, 1, are not used.
+pub(in super::super) const MPNET: &[&[NameRow]] = &[
+    ROBERTA_HEAD,
+    &[
+        same("embed.weight", "embeddings.word_embeddings.weight"),
+        after(2, "pos_embed.weight", "embeddings.position_embeddings.weight"),
+        same("embed_norm.weight", "embeddings.LayerNorm.weight"),
+        same("embed_norm.bias", "embeddings.LayerNorm.bias"),
+        same("relative.weight", "encoder.relative_attention_bias.weight"),
+        stacked(
+            "blocks.{}.attn.qkv.weight",
+            &[
+                ("encoder.layer.{}.attention.attn.q.weight", Queries),
+                ("encoder.layer.{}.attention.attn.k.weight", KeysOrValues),
+                ("encoder.layer.{}.attention.attn.v.weight", KeysOrValues),
+            ],
+        ),
+        stacked(
+            "blocks.{}.attn.qkv.bias",
+            &[
+                ("encoder.layer.{}.attention.attn.q.bias", Queries),
+                ("encoder.layer.{}.attention.attn.k.bias", KeysOrValues),
+                ("encoder.layer.{}.attention.attn.v.bias", KeysOrValues),
+            ],
+        ),
+        same("blocks.{}.attn.out.weight", "encoder.layer.{}.attention.attn.o.weight"),
+        same("blocks.{}.attn.out.bias", "encoder.layer.{}.attention.attn.o.bias"),
+        same("blocks.{}.attn_norm.weight", "encoder.layer.{}.attention.LayerNorm.weight"),
+        same("blocks.{}.attn_norm.bias", "encoder.layer.{}.attention.LayerNorm.bias"),
+        same("blocks.{}.mlp.up.weight", "encoder.layer.{}.intermediate.dense.weight"),
+        same("blocks.{}.mlp.up.bias", "encoder.layer.{}.intermediate.dense.bias"),
+        same("blocks.{}.mlp.down.weight", "encoder.layer.{}.output.dense.weight"),
+        same("blocks.{}.mlp.down.bias", "encoder.layer.{}.output.dense.bias"),
+        same("blocks.{}.mlp_norm.weight", "encoder.layer.{}.output.LayerNorm.weight"),
+        same("blocks.{}.mlp_norm.bias", "encoder.layer.{}.output.LayerNorm.bias"),
+    ],
+];
+
+/// As files have them, and as transformers has them in memory.
+pub(in super::super) const NOMIC_BERT: &[&[NameRow]] = &[&[
+    same("embed.weight", "embeddings.word_embeddings.weight"),
+    same("type_embed.weight", "embeddings.token_type_embeddings.weight"),
+    same("embed_norm.weight", "emb_ln.weight"),
+    same("embed_norm.weight", "embeddings.LayerNorm.weight"),
+    same("embed_norm.bias", "emb_ln.bias"),
+    same("embed_norm.bias", "embeddings.LayerNorm.bias"),
+    same("blocks.{}.attn.qkv.weight", "encoder.layers.{}.attn.Wqkv.weight"),
+    stacked(
+        "blocks.{}.attn.qkv.weight",
+        &[
+            ("layers.{}.self_attn.q_proj.weight", Queries),
+            ("layers.{}.self_attn.k_proj.weight", KeysOrValues),
+            ("layers.{}.self_attn.v_proj.weight", KeysOrValues),
+        ],
+    ),
+    same("blocks.{}.attn.out.weight", "encoder.layers.{}.attn.out_proj.weight"),
+    same("blocks.{}.attn.out.weight", "layers.{}.self_attn.o_proj.weight"),
+    same("blocks.{}.attn_norm.weight", "encoder.layers.{}.norm1.weight"),
+    same("blocks.{}.attn_norm.weight", "layers.{}.post_attention_layernorm.weight"),
+    same("blocks.{}.attn_norm.bias", "encoder.layers.{}.norm1.bias"),
+    same("blocks.{}.attn_norm.bias", "layers.{}.post_attention_layernorm.bias"),
+    stacked(
+        "blocks.{}.mlp.up.weight",
+        &[("encoder.layers.{}.mlp.fc12.weight", Half), ("encoder.layers.{}.mlp.fc11.weight", Half)],
+    ),
+    stacked(
+        "blocks.{}.mlp.up.weight",
+        &[("layers.{}.mlp.gate_proj.weight", Half), ("layers.{}.mlp.up_proj.weight", Half)],
+    ),
+    same("blocks.{}.mlp.down.weight", "encoder.layers.{}.mlp.fc2.weight"),
+    same("blocks.{}.mlp.down.weight", "layers.{}.mlp.down_proj.weight"),
+    same("blocks.{}.mlp_norm.weight", "encoder.layers.{}.norm2.weight"),
+    same("blocks.{}.mlp_norm.weight", "layers.{}.post_mlp_layernorm.weight"),
+    same("blocks.{}.mlp_norm.bias", "encoder.layers.{}.norm2.bias"),
+    same("blocks.{}.mlp_norm.bias", "layers.{}.post_mlp_layernorm.bias"),
+]];
 
 /// The head for masked tokens, whose names have no prefix.
 const BERT_HEAD: &[NameRow] = &[

@@ -2,11 +2,15 @@
 
 use super::super::{
     Architecture, Fixed,
-    bases::{encoder, mlm_head, modern_encoder},
+    bases::{encoder, gemma2, mlm_head, modern_encoder, nomic_encoder},
     config_rows::{ACTIVATIONS, ConfigRow, constant, derived, flag, head_dim, number, one_kv_head_each, size, size_or},
-    encoder_rows::{HEAD_LIKE_MLP, MODERN_BERT_WINDOW, POSITIONS_BEHIND_PADDING},
+    encoder_rows::{
+        GEMMA3_BOTH_WAYS, HEAD_LIKE_MLP, MODERN_BERT_WINDOW, MPNET_BUCKETS, NOMIC_BERT_DETAILS,
+        POSITIONS_BEHIND_PADDING,
+    },
     names, rope,
-    row_groups::{ATTENTION_BIAS, BERT, LIKE_LLAMA, LLAMA_SIZES},
+    row_groups::{ATTENTION_BIAS, BERT, GEMMA2, LIKE_LLAMA, LLAMA_SIZES},
+    window,
 };
 use crate::config::GptConfig;
 
@@ -67,6 +71,33 @@ pub(super) const ROWS: &[Architecture] = &[
         ..LIKE_LLAMA
     },
     Architecture {
+        class: "MPNetModel",
+        model_type: "mpnet",
+        base: || GptConfig { n_token_types: 0, ..encoder() },
+        config: &[LLAMA_SIZES, MPNET],
+        fixed: MPNET_FIXED,
+        names: names::MPNET,
+        base_prefix: "mpnet.",
+    },
+    Architecture {
+        class: "NomicBertModel",
+        model_type: "nomic_bert",
+        base: nomic_encoder,
+        config: &[NOMIC_BERT],
+        fixed: NOMIC_BERT_FIXED,
+        names: names::NOMIC_BERT,
+        base_prefix: "nomic_bert.",
+    },
+    // EmbeddingGemma.
+    Architecture {
+        class: "Gemma3TextModel",
+        model_type: "gemma3_text",
+        base: || GptConfig { qk_norm: true, bidirectional: true, ..gemma2() },
+        config: &[LLAMA_SIZES, GEMMA2, GEMMA3_ENCODER],
+        names: names::GEMMA2,
+        ..LIKE_LLAMA
+    },
+    Architecture {
         class: "BertForMaskedLM",
         model_type: "bert",
         base: || encoder().with_mlm_head(),
@@ -86,6 +117,15 @@ pub(super) const ROWS: &[Architecture] = &[
         fixed: TIED,
         names: names::DISTILBERT,
         base_prefix: "distilbert.",
+    },
+    Architecture {
+        class: "MPNetForMaskedLM",
+        model_type: "mpnet",
+        base: || GptConfig { n_token_types: 0, ..encoder().with_mlm_head() },
+        config: &[LLAMA_SIZES, MPNET],
+        fixed: MPNET_TIED,
+        names: names::MPNET,
+        base_prefix: "mpnet.",
     },
     Architecture {
         class: "ModernBertForMaskedLM",
@@ -123,6 +163,41 @@ const DISTILBERT: &[ConfigRow] = &[
     constant("attention_dropout", 0.0),
 ];
 
+const MPNET: &[ConfigRow] = &[
+    one_kv_head_each(),
+    derived(|c| &mut c.head_dim, head_dim),
+    ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "gelu" },
+    number("layer_norm_eps", |c| &mut c.norm_eps, 1e-12),
+    number("hidden_dropout_prob", |c| &mut c.dropout, 0.1),
+    constant("attention_probs_dropout_prob", 0.0),
+    POSITIONS_BEHIND_PADDING,
+    MPNET_BUCKETS,
+];
+
+/// The second names are those of the released files, as GPT-2 has them.
+const NOMIC_BERT: &[ConfigRow] = &[
+    size(&["vocab_size"], |c| &mut c.vocab_size),
+    size_or(&["max_position_embeddings", "n_positions"], |c| &mut c.max_seq_len, |_| 2048),
+    size(&["num_hidden_layers", "n_layer"], |c| &mut c.n_layers),
+    size(&["num_attention_heads", "n_head"], |c| &mut c.n_heads),
+    size(&["hidden_size", "n_embd"], |c| &mut c.d_model),
+    size(&["intermediate_size", "n_inner"], |c| &mut c.d_ff),
+    one_kv_head_each(),
+    size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+    size_or(&["type_vocab_size"], |c| &mut c.n_token_types, |_| 2),
+    ConfigRow::Rope(&rope::NOMIC_BERT),
+    NOMIC_BERT_DETAILS,
+    number("hidden_dropout_prob", |c| &mut c.dropout, 0.0),
+    constant("attention_probs_dropout_prob", 0.0),
+];
+
+const GEMMA3_ENCODER: &[ConfigRow] = &[
+    ConfigRow::Cap { key: "final_logit_softcapping", of: |c| &mut c.logit_softcap, absent: None },
+    ConfigRow::Window(&window::GEMMA3),
+    ConfigRow::Rope(&rope::GEMMA3),
+    GEMMA3_BOTH_WAYS,
+];
+
 const MODERN_BERT: &[ConfigRow] = &[
     one_kv_head_each(),
     derived(|c| &mut c.head_dim, head_dim),
@@ -149,6 +224,26 @@ const BERT_TIED: &[(&str, Fixed)] = &[
 
 const BERT_FIXED: &[(&str, Fixed)] =
     &[("position_embedding_type", Fixed::Text("absolute")), ("is_decoder", Fixed::Flag(false))];
+
+const MPNET_FIXED: &[(&str, Fixed)] = &[("pad_token_id", Fixed::Number(1.0))];
+const MPNET_TIED: &[(&str, Fixed)] =
+    &[("tie_word_embeddings", Fixed::Flag(true)), ("pad_token_id", Fixed::Number(1.0))];
+
+/// What the released files say of blocks that they might have had.
+const NOMIC_BERT_FIXED: &[(&str, Fixed)] = &[
+    ("causal", Fixed::Flag(false)),
+    ("prenorm", Fixed::Flag(false)),
+    ("parallel_block", Fixed::Flag(false)),
+    ("use_rms_norm", Fixed::Flag(false)),
+    ("qkv_proj_bias", Fixed::Flag(false)),
+    ("mlp_fc1_bias", Fixed::Flag(false)),
+    ("mlp_fc2_bias", Fixed::Flag(false)),
+    ("rotary_emb_fraction", Fixed::Number(1.0)),
+    ("rotary_emb_interleaved", Fixed::Flag(false)),
+    ("rotary_emb_scale_base", Fixed::Nothing),
+    ("rotary_scaling_factor", Fixed::Nothing),
+    ("moe_every_n_layers", Fixed::Nothing),
+];
 
 /// Positions begin behind the padding token's id, for which files leave room.
 const ROBERTA_POSITIONS: &[ConfigRow] = &[POSITIONS_BEHIND_PADDING];

@@ -121,7 +121,8 @@ pub(in super::super) fn described(
     let usual = OF_CLASSES.iter().find(|(of, _)| Some(*of) == class).map(|(_, name)| *name);
     let is_usual = |gguf: &&Gguf| Some(gguf.name) == usual;
     let candidates = ALL.iter().filter(is_usual).chain(ALL.iter().filter(|gguf| !is_usual(gguf)));
-    for gguf in candidates {
+    // Of encoders, only the files of other programs are read.
+    for gguf in candidates.filter(|gguf| !(gguf.base)().bidirectional) {
         if let Some(own) = written(gguf, &config) {
             return Ok((gguf, config, own));
         }

@@ -62,6 +62,8 @@ pub fn export(file: PartialFile, model: &LoadedModel, options: &ExportOptions) -
         decoder_start: _,
         sampling_defaults,
         own_pooling,
+        writes_text: _,
+        prompts: _,
         text_limit: _,
         classifier: _,
     } = model;
