@@ -189,6 +189,8 @@ class Answer:
     text: str = ""
     n_chunks: int = 0
     usage: dict = field(default_factory=dict)
+    # Of an answer that is not streamed.
+    body: dict | None = None
     replica: str = ""
     retry_after: str = ""
     is_complete: bool = False
@@ -240,7 +242,10 @@ async def _exchange(port, path, body, headers, cancel_after, answer):
             text = await _whole(reader, given)
             if answer.status == 200:
                 answer.first_token = time.monotonic() - start
-                _take(answer, json.loads(text))
+                # Some endpoints answer with a plain text.
+                if given.get("content-type", "").startswith("application/json"):
+                    answer.body = json.loads(text)
+                    _take(answer, answer.body)
                 answer.is_complete = True
             else:
                 answer.error = f"status {answer.status}: {text[:200].decode(errors='replace')}"
