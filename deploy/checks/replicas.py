@@ -54,10 +54,11 @@ def program(name: str) -> str:
     return found
 
 
-def get(port: int, path: str, timeout: float = 2) -> tuple[int, str]:
+def get(port: int, path: str, timeout: float = 2, headers: dict | None = None) -> tuple[int, str]:
     """Status and body; status 0 if there is no answer."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=timeout) as response:
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers or {})
+        with urllib.request.urlopen(request, timeout=timeout) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
