@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from replicas import NAMES, Proxy, Replica, free_port, hearth_program, quantile, send
@@ -53,6 +53,8 @@ class Machine:
         return base + self.per_sequence * n_sequences + self.per_prompt_token * n_prompt
 
 
+# The part of the most that a replica can do which is planned for.
+HEADROOM = 0.8
 KV_1B = 2 * 2 * 16 * 8 * 64
 # Rates: BENCHMARKS.md and docs/lab/measurements.md. Prices in dollars per hour are assumptions, to be replaced.
 MACHINES = [
@@ -207,42 +209,45 @@ def measures(requests: list[Request]) -> tuple[float, float, float]:
     return quantile(first, 0.95), quantile(whole, 0.5), quantile(whole, 0.95)
 
 
-def best_rate(machine: Machine, behaviour: Behaviour, n_servers: int, first_token: float) -> tuple[float, float]:
-    """The most requests per second and server with 95 % of first tokens in time, and the share of time it computes."""
-    low, high, share = 0.0, 100.0, 0.0
+def best_rate(machine: Machine, behaviour: Behaviour, n_servers: int, first_token: float) -> float:
+    """The most requests per second and server with 95 % of first tokens in time."""
+    low, high = 0.0, 100.0
     n = 250 * n_servers + 1000
     for _ in range(12):
         rate = (low + high) / 2 if low else high / 2
         requests = behaviour.requests(rate * n_servers, n, 1)
-        busy = simulate(machine, requests, n_servers)
+        simulate(machine, requests, n_servers)
         if measures(requests)[0] <= first_token:
-            low, share = rate, busy
+            low = rate
         else:
             high = rate
-    return low, share
+    return low
 
 
 def plan(arguments):
     behaviour = Behaviour()
     prices = dict(price.split("=", 1) for price in arguments.price)
-    print("| machine | requests/s of a replica | it computes | first token p95 | answer p50, p95 | tok/s | $ per million tokens | KV cache | 10^3 users | 10^5 | 10^7 |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("| machine | requests/s of a replica | without prefix cache | it computes | first token p95 | answer p50, p95 | tok/s | $ per million tokens | KV cache | 10^3 users | 10^5 | 10^7 |")
+    print("|" + " --- |" * 12)
     for machine in MACHINES:
         price = float(prices.get(machine.name, machine.price))
         # Many replicas share peaks; 8 stand for any larger number.
-        rate, share = best_rate(machine, behaviour, 8, arguments.first_token)
+        rate = best_rate(machine, behaviour, 8, arguments.first_token)
+        uncached = best_rate(machine, replace(behaviour, cached=0), 8, arguments.first_token) * HEADROOM
         if not rate:
-            print(f"| {machine.name} | none: the first token takes longer than {arguments.first_token} s | | | | | | | | | |")
+            print(f"| {machine.name} | none: the first token takes longer than {arguments.first_token} s" + " |" * 11)
             continue
+        rate *= HEADROOM
         requests = behaviour.requests(rate * 8, 3000, 2)
-        simulate(machine, requests, 8)
+        share = simulate(machine, requests, 8)
         first, half, most = measures(requests)
         tokens = rate * behaviour.answer
+        without = f"{uncached:.2f}" if uncached else "none"
         # Conversations whose next message comes to this replica must stay in its cache until then.
         cache = rate * behaviour.seconds_between * (behaviour.prompt + behaviour.answer) * machine.kv_bytes / 1e9
         needed = [fleet(machine, behaviour, users, rate, arguments.first_token) for users in (1e3, 1e5, 1e7)]
         print(
-            f"| {machine.name} | {rate:.2f} | {share:.0%} of the time | {first:.1f} s | {half:.1f} s, {most:.1f} s | {tokens:.0f} "
+            f"| {machine.name} | {rate:.2f} | {without} | {share:.0%} of the time | {first:.1f} s | {half:.1f} s, {most:.1f} s | {tokens:.0f} "
             f"| {price / 3600 / tokens * 1e6:.2f} | {cache:.1f} GB | {' | '.join(f'{n:,}' for n in needed)} |"
         )
     print("\n| training GPT-2 124M | tok/s | $ per million tokens | days for 2.5 billion tokens on one machine |\n| --- | --- | --- | --- |")
@@ -256,7 +261,7 @@ def fleet(machine: Machine, behaviour: Behaviour, users: float, rate: float, fir
     if needed > 8:
         return math.ceil(needed) + max(1, math.ceil(needed / 50))
     for n in range(1, 17):
-        requests = behaviour.requests(behaviour.rate(users), 3000, 3)
+        requests = behaviour.requests(behaviour.rate(users) / HEADROOM, 3000, 3)
         simulate(machine, requests, n)
         if measures(requests)[0] <= first_token:
             return n + 1
