@@ -27,13 +27,16 @@ import tempfile
 import time
 from pathlib import Path
 
-from replicas import NAMES, Answer, Proxy, Replica, free_port, hearth_program, quantile, send
+from replicas import NAMES, Answer, CheckFailed, Proxy, Replica, free_port, get, hearth_program, quantile, send
 
 # How often each kind of request is sent.
 KINDS = {"stream": 4, "whole": 4, "session": 4, "long stream": 1, "long whole": 1, "leaves": 2}
-# nginx and Envoy have no time of their own for a replica that is silent before its answer: the check shortens the one that
-# they have, so that it does not take ten minutes.
-SHORTER = {"nginx": {"proxy_read_timeout 10m": "proxy_read_timeout 4s"}}
+# nginx and Envoy notice by the longest time without a byte that a request's replica hangs. The check shortens it, so that it does
+# not take ten minutes.
+SHORTER = {
+    "nginx": {"proxy_read_timeout 10m": "proxy_read_timeout 4s"},
+    "envoy": {"per_try_idle_timeout: 600s": "per_try_idle_timeout: 4s"},
+}
 
 
 def request(kind: str, number: int, rng: random.Random) -> tuple[str, dict, dict, int | None]:
@@ -100,7 +103,7 @@ async def until(condition, what: str, seconds: float = 60):
     end = time.monotonic() + seconds
     while not await asyncio.to_thread(condition):
         if time.monotonic() > end:
-            raise SystemExit(f"error: after {seconds} s {what} still does not hold")
+            raise CheckFailed(f"after {seconds} s it still does not hold that {what}")
         await asyncio.sleep(0.05)
 
 
@@ -204,6 +207,7 @@ def report(proxy: str, fault: str, load: Load, notes: list[str]) -> bool:
         twice = max(load.lost - sum(answer.n_chunks for answer in failed), 0)
         n_tokens = sum(answer.usage.get("completion_tokens", 0) for answer in everything)
         notes.append(f"{twice:.0f} tokens computed twice, {n_tokens} in answers")
+    # In `stop`, nginx and Envoy may have to wait, but what comes after must be right.
     rules = {"restart": not failed, "drain": not failed, "kill": not not_begun, "stop": True, "full": not failed}
     after = [answer for answer in load.phases["after"] if is_failed(fault, answer)]
     is_right = rules[fault] and not after and not any("BROKEN" in note for note in notes)
@@ -211,6 +215,17 @@ def report(proxy: str, fault: str, load: Load, notes: list[str]) -> bool:
         print(f"  failed: {what}")
     print(f"  {'; '.join(notes)}{'' if is_right else '; BROKEN'}", flush=True)
     return is_right
+
+
+async def require_passes(proxy: Proxy):
+    """The proxy passes tokens on at once, and neither metrics nor the loading of adapters."""
+    answer = await send(proxy.port, "/v1/completions", {"prompt": "Once", "max_tokens": 300, "ignore_eos": True, "stream": True})
+    if not answer.is_complete or answer.first_token > 0.5 * answer.seconds:
+        raise CheckFailed(f"{proxy.kind} does not stream: first token after {answer.first_token:.3f} of {answer.seconds:.3f} s, {answer.error}")
+    statuses = [(await asyncio.to_thread(get, proxy.port, "/metrics"))[0]]
+    statuses += [(await send(proxy.port, f"/v1/{what}load_lora_adapter", {})).status for what in ("", "un")]
+    if statuses != [404] * 3:
+        raise CheckFailed(f"{proxy.kind} answers {statuses} to `/metrics` and the loading of adapters, expected 404 for each")
 
 
 async def check(hearth: str, kind: str, fault: str, arguments) -> bool:
@@ -229,6 +244,7 @@ async def check(hearth: str, kind: str, fault: str, arguments) -> bool:
                 replica.wait_until_ready()
             proxy.start()
             await asyncio.sleep(3)
+            await require_passes(proxy)
             running = asyncio.create_task(load.run())
             await asyncio.sleep(arguments.seconds)
             load.phase = "during"
