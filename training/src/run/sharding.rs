@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, mem};
 
 use anyhow::Result;
 use burn::{
-    module::{Module, ModuleMapper, ModuleVisitor, Param},
+    module::{Module, ModuleVisitor, Param},
     tensor::{Device, Tensor, TensorData},
 };
 use hearth_model::gpt::ParamPath;
@@ -16,7 +16,7 @@ use hearth_model::gpt::ParamPath;
 use crate::{
     eval::read_floats,
     ranks::Group,
-    run::optim::{Gradients, Optimizer},
+    run::optim::{Gradients, Optimizer, PutValues},
 };
 
 /// Values of a message, about: tensors are sent together until there are as many.
@@ -177,7 +177,7 @@ impl Shards {
                 received.insert(param.path.clone(), values);
             })?;
             drop(found);
-            module = module.map(&mut PutWeights { path: ParamPath::default(), received });
+            module = module.map(&mut PutValues::new(received));
         }
         Ok(module)
     }
@@ -252,27 +252,6 @@ impl ModuleVisitor for Weights {
             let n_values = value.shape().num_elements();
             self.by_path.insert(self.path.path(), value.reshape([n_values]));
         }
-    }
-}
-
-/// Puts received weights into their places.
-struct PutWeights {
-    path: ParamPath,
-    received: BTreeMap<String, Tensor<1>>,
-}
-
-impl ModuleMapper for PutWeights {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.enter(name, container);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.exit();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(received) = self.received.remove(&self.path.path()) else { return param };
-        param.map(|value| Tensor::from_inner(received.reshape(value.dims())).require_grad())
     }
 }
 
