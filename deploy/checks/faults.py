@@ -132,8 +132,8 @@ async def restart(replicas, proxy, load, notes):
 
 async def busy(victim: Replica, load: Load):
     """Gives all replicas work of half a second, and notes how much of it the victim has begun."""
-    for _ in range(9):
-        for kind in ["stream", "whole"]:
+    for _ in range(8):
+        for kind in ["stream", "whole", "session"]:
             load.one(kind, max_tokens=240)
     await until(lambda: victim.metrics().get("vllm:num_requests_running", 0) >= 4, "four requests run on the replica")
     await asyncio.sleep(0.1)
