@@ -25,6 +25,7 @@ mod plain_generation;
 mod quickstart;
 mod ranks;
 mod recipe;
+mod replicas;
 mod resume;
 #[path = "../../model/tests/stand_in_hub.rs"]
 #[expect(dead_code, reason = "the model's tests use the rest")]

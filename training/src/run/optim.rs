@@ -8,7 +8,10 @@ mod adamw;
 mod gradients;
 mod muon;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    array,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use anyhow::{Context, Result, bail, ensure};
 use burn::{
@@ -285,14 +288,14 @@ impl ModuleMapper for Update<'_> {
     }
 }
 
-/// Puts values in the place of those of the parameters with their paths.
+/// Puts values in the place of those of the parameters with their paths. Flat values take the shape that is there.
 pub(super) struct PutValues<const D: usize> {
     path: ParamPath,
     values: BTreeMap<String, Tensor<D>>,
 }
 
 impl<const D: usize> PutValues<D> {
-    /// Puts `values`, by path, each with as many numbers as the parameter and on the inner backend.
+    /// Puts `values`, by path, which are on the inner backend.
     pub(super) fn new(values: BTreeMap<String, Tensor<D>>) -> Self {
         Self { path: ParamPath::default(), values }
     }
@@ -309,6 +312,10 @@ impl<const N: usize> ModuleMapper for PutValues<N> {
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let Some(values) = self.values.remove(&self.path.path()) else { return param };
-        param.map(|old| Tensor::from_inner(values.reshape(old.dims())).require_grad())
+        param.map(|old| {
+            // Muon's matrices left `[1, 1]` in their places.
+            let shape: [usize; D] = if N == D { array::from_fn(|dim| values.dims()[dim]) } else { old.dims() };
+            Tensor::from_inner(values.reshape(shape)).require_grad()
+        })
     }
 }

@@ -67,6 +67,11 @@ pub struct Presence {
 }
 
 impl Presence {
+    /// All of `n_ranks` have a gradient of every parameter.
+    pub fn of_all(n_ranks: usize) -> Presence {
+        Presence { absent: vec![Some(Vec::new()); n_ranks] }
+    }
+
     /// From what [`Shards::absent`] gave on all ranks.
     pub fn new(absent: Vec<Option<Vec<usize>>>) -> Presence {
         Presence { absent }
@@ -169,9 +174,8 @@ impl Shards {
             let known_to = |rank: usize, param: &&ShardedParam| (rank ^ param.owner).trailing_zeros() > level;
             let send: Vec<_> = self.params.iter().filter(|param| known_to(rank, param)).collect();
             let receive: Vec<_> = self.params.iter().filter(|param| known_to(peer, param)).collect();
-            let mut found = Weights::default();
-            module.visit(&mut found);
-            let mut read = |param: &ShardedParam| found.by_path.remove(&param.path);
+            let mut found = weights_of(&module);
+            let mut read = |param: &ShardedParam| found.remove(&param.path);
             let mut received = BTreeMap::new();
             self.exchange(peer, (&send, &mut read), &receive, &mut |param, values| {
                 received.insert(param.path.clone(), values);
@@ -230,7 +234,13 @@ fn bundles<'a, 'b>(params: &'b [&'a ShardedParam]) -> impl Iterator<Item = &'b [
     })
 }
 
-/// The weights that train, flat, by path.
+/// The weights of `module` that train, flat and without autodiff, by path.
+pub fn weights_of(module: &impl Module) -> BTreeMap<String, Tensor<1>> {
+    let mut found = Weights::default();
+    module.visit(&mut found);
+    found.by_path
+}
+
 #[derive(Default)]
 struct Weights {
     path: ParamPath,
