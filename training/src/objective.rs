@@ -96,14 +96,20 @@ impl From<TextPooling> for Pooling {
     }
 }
 
-impl From<Pooling> for TextPooling {
-    fn from(pooling: Pooling) -> TextPooling {
-        match pooling {
+impl TryFrom<Pooling> for TextPooling {
+    type Error = anyhow::Error;
+
+    fn try_from(pooling: Pooling) -> Result<TextPooling> {
+        Ok(match pooling {
             Pooling::Mean => TextPooling::Mean,
             Pooling::Cls => TextPooling::Cls,
             Pooling::Max => TextPooling::Max,
             Pooling::Last => TextPooling::Last,
-        }
+            Pooling::Tokens => bail!(
+                "the model keeps a vector for each token (late interaction), and `objective.kind=contrastive` trains one for each text\n\
+                 hint: `--set objective.pooling=mean` trains the mean of them"
+            ),
+        })
     }
 }
 
@@ -169,7 +175,7 @@ impl ObjectiveSettings {
             }
             ObjectiveKind::Contrastive => Arc::new(Contrastive {
                 temperature: self.temperature,
-                pooling: self.pooling.map_or(Pooling::Mean, Pooling::from),
+                pooling: self.pooling.unwrap_or(TextPooling::Mean),
                 texts_per_item: if self.negatives { 3 } else { 2 },
             }),
         }

@@ -11,11 +11,11 @@
 use std::iter::zip;
 
 use anyhow::Result;
-use hearth_model::{gpt::Gpt, ops::Losses, pooling::Pooling, tokenizer::Tokenizer};
+use hearth_model::{gpt::Gpt, ops::Losses, tokenizer::Tokenizer};
 use rayon::prelude::*;
 
 use super::{
-    Objective, RowKind, StepIndex, TrainingPass,
+    Objective, RowKind, StepIndex, TextPooling, TrainingPass,
     text_vectors::{TextVectors, vectors_of},
 };
 use crate::{
@@ -32,7 +32,7 @@ const MIN_NORM: f64 = 1e-12;
 pub(super) struct Contrastive {
     /// What cosines are divided by.
     pub(super) temperature: f64,
-    pub(super) pooling: Pooling,
+    pub(super) pooling: TextPooling,
     /// Texts of an item: 2, or 3 with a negative.
     pub(super) texts_per_item: usize,
 }

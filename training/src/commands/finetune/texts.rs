@@ -49,7 +49,7 @@ pub(super) fn settle(config: &mut TrainConfig, model: &Path) -> Result<()> {
     }
     config.objective.pooling = Some(match model_dir::load_pooling(model)?.0 {
         OwnPooling::Unstated => TextPooling::Mean,
-        OwnPooling::As(pooling) => pooling.into(),
+        OwnPooling::As(pooling) => pooling.try_into()?,
         OwnPooling::Layered(..) => bail!(
             "`{}` has layers behind its pooling (`Dense`), which are not trained\nhint: use a model without, or set \
              `objective.pooling`, which leaves them out",

@@ -4,7 +4,7 @@ use anyhow::{Result, anyhow, ensure};
 use hearth_model::{
     TokenId,
     hub::Download,
-    tokenizer::{EncodeOptions, Tokenizer},
+    tokenizer::{CutAt, EncodeOptions, Tokenizer},
 };
 
 use super::{
@@ -90,7 +90,8 @@ fn fit(tokenizer: &Tokenizer, text: &str, settings: &ExampleSettings, origin: &s
         )),
         TooLong::Drop => Ok(Fitted::Dropped),
         TooLong::Cut => {
-            let kept = tokenizer.encode_within(text, max_len, EncodeOptions::PROMPT).map_err(named)?.token_ids;
+            let kept =
+                tokenizer.encode_within(text, (max_len, CutAt::End), EncodeOptions::PROMPT).map_err(named)?.token_ids;
             Ok(Fitted::Cut { kept, is_endless: false })
         }
     }
