@@ -27,6 +27,7 @@ fn batch(first: u32) -> Batch {
         positions: None,
         references: None,
         epoch: 0,
+        items: None,
     }
 }
 

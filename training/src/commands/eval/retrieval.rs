@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::PathBuf, process::ExitCode, sync::Arc};
 use anyhow::{Result, bail, ensure};
 use hearth_model::{
     pooling::{DenseLayer, OwnPooling, Pooling, VectorScale, VectorSteps},
-    tokenizer::EncodeOptions,
+    tokenizer::{CutAt, EncodeOptions},
     weights::model_dir::LoadedModel,
 };
 use hearth_training::{
@@ -105,7 +105,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         .chain(data.queries.iter().map(|text| (&args.query_prompt, text)))
     {
         let Text { id, text } = text;
-        let encoded = loaded.tokenizer.encode_within(&format!("{prompt}{text}"), limit, EncodeOptions::PROMPT)?;
+        let encoded = loaded.tokenizer.encode_within(&format!("{prompt}{text}"), (limit, CutAt::End), EncodeOptions::PROMPT)?;
         ensure!(!encoded.token_ids.is_empty(), "the text `{id}` has no tokens\nhint: remove it, or add a text");
         n_cut += usize::from(encoded.n_cut > 0);
         texts.push(EncodedText::from(encoded.token_ids));
@@ -164,6 +164,9 @@ fn own_pooling(loaded: &LoadedModel) -> Result<(Pooling, Arc<[DenseLayer]>)> {
         OwnPooling::Unstated => Ok((Pooling::Mean, Arc::default())),
         OwnPooling::As(pooling) => Ok((*pooling, Arc::default())),
         OwnPooling::Layered(pooling, layers) => Ok((*pooling, layers.clone())),
+        OwnPooling::Late(_) => bail!(
+            "the model keeps a vector for each token (late interaction), and `eval retrieval` compares one for each text"
+        ),
         OwnPooling::Unsupported(what) => bail!("the model's own way of making vectors is not supported: {what}"),
     }
 }

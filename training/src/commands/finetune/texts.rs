@@ -55,6 +55,7 @@ pub(super) fn settle(config: &mut TrainConfig, model: &Path) -> Result<()> {
              `objective.pooling`, which leaves them out",
             model.display()
         ),
+        OwnPooling::Late(_) => TextPooling::try_from(Pooling::Tokens)?,
         OwnPooling::Unsupported(what) => {
             bail!("the model's own pooling is not trained: {what}\nhint: set `objective.pooling`")
         }
