@@ -45,6 +45,8 @@ pub struct Dense<'a> {
     /// What the decoder of an encoder-decoder attends to: the encoder's output for the source of each sequence, all of one length,
     /// `[batch * source_len, d_model]`.
     pub source: Option<Tensor<2>>,
+    /// Where the second text of each sequence begins, if sequences are pairs of texts and the model tells them apart.
+    pub second_texts: Option<Arc<Vec<Option<usize>>>>,
 }
 
 /// What a forward pass computes on the way, of the layers that were asked for.
@@ -97,7 +99,7 @@ impl Trace {
 
 impl Dense<'_> {
     fn new(batch: usize, seq_len: usize) -> Self {
-        Self { batch, seq_len, positions: None, trace: None, dropout_seed: None, source: None }
+        Self { batch, seq_len, positions: None, trace: None, dropout_seed: None, source: None, second_texts: None }
     }
 
     /// Whether attention weights are traced. One fused operation rotates and attends otherwise.
@@ -167,6 +169,13 @@ impl<'a> AttentionContext<'a> {
     /// For each row whether it belongs to the second text of a pair.
     fn token_types(&self) -> Vec<bool> {
         match self {
+            Self::Dense(Dense { seq_len, second_texts: Some(second_texts), .. }) => {
+                let of_sequence = |second: &Option<usize>| {
+                    let second = second.unwrap_or(usize::MAX);
+                    (0..*seq_len).map(move |position| position >= second)
+                };
+                second_texts.iter().flat_map(of_sequence).collect()
+            }
             Self::Dense(dense) => vec![false; dense.batch * dense.seq_len],
             Self::Paged(step) => {
                 let sequences = step.sequences.as_slice().iter().zip(step.second_texts());

@@ -1,6 +1,7 @@
 //! The architecture, from token ids to logits, and every parameter it has.
 
 mod by_operations;
+pub mod class_head;
 mod devices;
 mod encoder;
 mod inputs;
@@ -21,7 +22,10 @@ use burn::{
 };
 
 pub use self::router_losses::{RouterLogits, RouterLossWeights, RouterLosses};
-use self::{by_operations::ByOperations, devices::require_bodies, encoder::Encoder, prediction_head::PredictionLayer};
+use self::{
+    by_operations::ByOperations, class_head::ClassHead, devices::require_bodies, encoder::Encoder,
+    prediction_head::PredictionLayer,
+};
 use crate::{
     config::{GptConfig, MaskedLmHead, NormPosition},
     error::Result,
@@ -57,6 +61,8 @@ modules! {
         lm_head: LmHead,
         // That trains beside the model.
         prediction: Option<PredictionLayer>,
+        // Of an encoder that trains.
+        classes: Option<ClassHead>,
         ; config: GptConfig,
     }
 
@@ -215,7 +221,10 @@ impl Gpt {
             return Ok(self.clone());
         }
         let params: HashMap<String, ParamRef<'_>> = self.params().into_iter().collect();
-        Self::from_params(&self.config, self.dtype(), &self.device(), &mut |spec| params[&spec.path].read())
+        let packed =
+            Self::from_params(&self.config, self.dtype(), &self.device(), &mut |spec| params[&spec.path].read())?;
+        // Small, and f32.
+        Ok(Self { classes: self.classes.clone(), ..packed })
     }
 
     /// The same model with another dropout probability for training, which model files may not state.

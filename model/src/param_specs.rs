@@ -207,6 +207,15 @@ pub(crate) fn join_specs(config: &GptConfig) -> Vec<PartSpec> {
     vec![norm("join.token_norm"), norm("join.hidden_norm"), linear]
 }
 
+/// The parts of a head for `n_classes`: see [`class_head`](crate::gpt::class_head).
+pub(crate) fn class_specs(config: &GptConfig, n_classes: usize, has_bias: bool, has_norm: bool) -> Vec<PartSpec> {
+    let linear =
+        |path, n_out, has_bias| PartSpec::matrix(PartKind::Linear, path, [n_out, config.d_model], INIT_STD, has_bias);
+    let norm = has_norm.then(|| PartSpec::norm(config, "classes.norm", config.d_model, false));
+    let ends = [linear("classes.dense", config.d_model, has_bias), linear("classes.out", n_classes, true)];
+    ends.into_iter().chain(norm).collect()
+}
+
 /// The parts of block `layer`, with paths within the block.
 fn block_specs(config: &GptConfig, layer: usize) -> Vec<PartSpec> {
     let mut parts = Vec::new();

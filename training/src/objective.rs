@@ -5,12 +5,14 @@
 //! - `mlm`: masked tokens, for encoders
 //! - `dpo`: preferences, direct preference optimization
 //! - `contrastive`: vectors of texts that belong together, for encoders
+//! - `classify`: classes of texts, for encoders
 //!
 //! Each file says which rows its objective trains on, the loss of a micro-batch, what a step counts, and the score by which models are
 //! compared. Nothing else asks which objective a run has. A new one is such a file, its settings and its arm in
 //! [`ObjectiveSettings::objective`], a rule in `config/effective.rs` for each new setting, and a row in `docs/settings.md`. If its
 //! rows are neither sequences nor pairs, [`RowKind`] and what matches on it follow.
 
+mod classify;
 mod contrastive;
 mod dpo;
 mod keep;
@@ -26,7 +28,7 @@ use hearth_model::{config::GptConfig, gpt::Gpt, ops::Losses, pooling::Pooling, t
 use serde::{Deserialize, Serialize};
 
 pub use self::pass::{RouterBalance, TrainingPass};
-use self::{contrastive::Contrastive, dpo::Dpo, keep::Keep, mlm::MaskedLm, next_token::NextToken};
+use self::{classify::Classify, contrastive::Contrastive, dpo::Dpo, keep::Keep, mlm::MaskedLm, next_token::NextToken};
 use crate::{
     data::loader::{Batch, MaskSettings, RowSource},
     eval::{Score, Windows},
@@ -64,7 +66,8 @@ pub struct ObjectiveSettings {
     pub mtp: f64,
     /// `contrastive`: what cosines are divided by.
     pub temperature: f64,
-    /// `contrastive`: how the hidden states of a text become its vector; left out: as the model's files say, or else their mean.
+    /// `contrastive`, `classify`: how the hidden states of a text become its vector; left out: as the model's files say, or else their mean, or the
+    /// first token's to `classify`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pooling: Option<TextPooling>,
     /// `contrastive`: whether each pair comes with a negative, as the data have it.
@@ -127,12 +130,14 @@ pub enum ObjectiveKind {
     /// Vectors of texts that belong together, with the other texts of a batch as negatives, for encoders, in `finetune` only. Rows of
     /// a micro-batch are then pairs.
     Contrastive,
+    /// Classes of texts or of pairs of texts, for encoders, in `finetune` only.
+    Classify,
 }
 
 impl ObjectiveKind {
     /// Whether it trains encoders, which write no text.
     pub fn is_for_encoders(self) -> bool {
-        matches!(self, Self::Mlm | Self::Contrastive)
+        matches!(self, Self::Mlm | Self::Contrastive | Self::Classify)
     }
 }
 
@@ -143,6 +148,7 @@ impl fmt::Display for ObjectiveKind {
             Self::Dpo => "dpo",
             Self::Mlm => "mlm",
             Self::Contrastive => "contrastive",
+            Self::Classify => "classify",
         })
     }
 }
@@ -178,6 +184,7 @@ impl ObjectiveSettings {
                 pooling: self.pooling.unwrap_or(TextPooling::Mean),
                 texts_per_item: if self.negatives { 3 } else { 2 },
             }),
+            ObjectiveKind::Classify => Arc::new(Classify { pooling: self.pooling.map_or(Pooling::Cls, Pooling::from) }),
         }
     }
 
@@ -243,7 +250,7 @@ impl ObjectiveSettings {
                 "`objective.kind={kind}` trains encoders, and the model is one that writes text\nhint: use an encoder, such as a \
                  `BertModel` or a model of sentence-transformers"
             ),
-            (ObjectiveKind::Contrastive, true) => {}
+            (ObjectiveKind::Contrastive | ObjectiveKind::Classify, true) => {}
             (ObjectiveKind::Mlm, true) => ensure!(
                 gpt.mlm_head.is_some(),
                 "the model is an encoder without a head for masked tokens, which `objective.kind=mlm` trains\nhint: start with a \
@@ -251,7 +258,7 @@ impl ObjectiveSettings {
             ),
             (kind, true) => bail!(
                 "`objective.kind={kind}` trains models that write text, and the model is an encoder\nhint: `--set objective.kind=mlm` \
-                 or `contrastive` trains encoders"
+                 (or `contrastive`, `classify`) trains encoders"
             ),
             (_, false) => {}
         }

@@ -9,7 +9,10 @@ use hearth_model::{
     TokenId,
     ops::Dtype,
     pooling::{OwnPooling, Pooling},
-    weights::model_dir::{LoadOptions, load_class, load_gpt, load_pooling},
+    weights::{
+        encoder_files::load_pooling,
+        model_dir::{LoadOptions, load_class, load_gpt},
+    },
 };
 use hearth_training::{
     config::{Layers, ObjectiveKind, ObjectiveSettings, TextPooling},

@@ -1,6 +1,7 @@
 //! Tests of training from outside, in one program: each program links Burn anew.
 
 mod accumulation;
+mod classify;
 mod contrastive;
 mod conversations;
 mod data;

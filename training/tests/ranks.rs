@@ -57,6 +57,7 @@ fn data() -> Data {
     let (train, val) = ids.split_at(ids.len() * 4 / 5);
     let split = |ids: &[u32]| Tokens::from_ids(ids.to_vec(), ids.len() as u64).into();
     Data {
+        classifier: None,
         eos_token_ids: Vec::new(),
         tokenizer_files: vec![("tokenizer.json".to_owned(), built.tokenizer_json.clone().into_bytes())],
         train: split(train),

@@ -160,6 +160,7 @@ impl Gpt {
             mlm_head: None,
             lm_head: self.lm_head.clone(),
             prediction: None,
+            classes: None,
             config: self.config.of_prediction_head(),
         };
         Some(PredictionHead { join, body })

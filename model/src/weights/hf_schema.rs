@@ -218,6 +218,13 @@ const SHARED_KEYS: &[&str] = &[
     "pad_token_id",
     "decoder_start_token_id",
     "forced_bos_token_id",
+    "id2label",
+    "label2id",
+    "problem_type",
+    "classifier_pooling",
+    "classifier_activation",
+    "classifier_bias",
+    "sentence_transformers",
     QUANTIZATION,
 ];
 

@@ -5,6 +5,7 @@ pub mod adapter;
 mod architectures;
 mod config_json;
 mod dir_weights;
+pub mod encoder_files;
 mod file_names;
 mod files;
 mod generation_config;

@@ -61,7 +61,7 @@ pub fn model_of(dir: &Path) -> Cow<'_, Path> {
 }
 
 /// Reads from a GGUF file with `of_gguf`, or from the model dir `dir` with `of_dir`, all of whose files belong to one model.
-fn open<T>(
+pub(super) fn open<T>(
     dir: &Path,
     of_gguf: impl FnOnce(&Path) -> Result<T>,
     mut of_dir: impl FnMut(&Path) -> Result<T>,
@@ -461,30 +461,8 @@ pub fn load_class(dir: &Path) -> Result<&'static str> {
     Ok(HfSchema::of(&Fields::new(&json, &path))?.class())
 }
 
-/// The class of the encoder in `dir` without a head.
-///
-/// # Errors
-/// As [`load`].
-pub fn load_class_without_head(dir: &Path) -> Result<&'static str> {
-    let (json, path) = load_config_json(&model_of(dir))?;
-    Ok(HfSchema::of(&Fields::new(&json, &path))?.without_mlm_head().class())
-}
-
-/// How the files of the model dir `dir` say that texts become vectors, and how many tokens of a text they let it read. A GGUF file
-/// says neither here.
-///
-/// # Errors
-/// A file cannot be read, or is not JSON.
-pub fn load_pooling(dir: &Path) -> Result<(OwnPooling, Option<usize>)> {
-    open(
-        dir,
-        |_| Ok((OwnPooling::Unstated, None)),
-        |dir| Ok((own_pooling::of_dir(dir)?, own_pooling::text_limit(dir)?)),
-    )
-}
-
 /// `config.json` and its path; that of a wrapper as its text class would have it.
-fn load_config_json(dir: &Path) -> Result<(Map<String, Value>, PathBuf)> {
+pub(super) fn load_config_json(dir: &Path) -> Result<(Map<String, Value>, PathBuf)> {
     mend(dir)?;
     let path = dir.join(CONFIG_FILE);
     let (json, _) = text_part(read_json_object(&path)?, &path)?;
@@ -576,7 +554,13 @@ pub fn save(dir: &Path, gpt: &Gpt, options: &SaveOptions) -> Result<()> {
 pub fn write(staged: &StagedDir, gpt: &Gpt, options: &SaveOptions) -> Result<()> {
     let dtype = gpt.dtype();
     let class = if dtype.is_quantized() { Some(OWN_CLASS) } else { options.class.as_deref() };
-    let (schema, mut config) = hf_schema::config_json(gpt.config(), class, options.dtype.name())?;
+    let (mut schema, mut config) = hf_schema::config_json(gpt.config(), class, options.dtype.name())?;
+    if let Some(classes) = gpt.classes() {
+        if !own_classifier::expresses(schema.model_type(), classes) {
+            (schema, config) = hf_schema::config_json(gpt.config(), Some(OWN_CLASS), options.dtype.name())?;
+        }
+        config.extend(own_classifier::config_of((schema.class(), schema.model_type()), classes));
+    }
     config.extend(dtype.is_quantized().then(|| hf_schema::quantization_json(dtype.stored_as())));
     config.extend(gpt.prediction_head().map(|_| ("mtp_num_hidden_layers".to_owned(), Value::from(1))));
     let mut generation = Map::new();
@@ -590,7 +574,9 @@ pub fn write(staged: &StagedDir, gpt: &Gpt, options: &SaveOptions) -> Result<()>
     }
     config.insert(EOS.to_owned(), eos.clone());
     generation.insert(EOS.to_owned(), eos);
-    save_params(gpt, &schema.tensor_names(), staged, (options.dtype, options.max_shard_bytes))?;
+    let names = schema.tensor_names();
+    let names = if gpt.classes().is_some() { own_classifier::names_with_head(names) } else { names };
+    save_params(gpt, &names, staged, (options.dtype, options.max_shard_bytes))?;
     if options.extra_files.iter().all(|(name, _)| name != GENERATION_FILE) {
         staged.write(GENERATION_FILE, &json_file(generation))?;
     }

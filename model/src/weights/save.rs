@@ -6,14 +6,14 @@ use burn::tensor::TensorData;
 
 use super::{
     files::{DiskDtype, TensorPlan, TensorWriter},
-    prediction_head,
+    own_classifier, prediction_head,
     row_order::RowOrder,
     staged_dir::StagedDir,
     tensor_names::{OfExpert, TensorNames, TensorPart},
 };
 use crate::{
     error::{Error, Result},
-    gpt::{Gpt, ParamSpec, param_specs, prediction_head::OF_HEAD},
+    gpt::{Gpt, ParamSpec, class_head::OF_CLASSES, param_specs, prediction_head::OF_HEAD},
     ops::{Dtype, QuantizedMatrix, Weight},
     params::ParamRef,
 };
@@ -41,7 +41,7 @@ pub(super) fn save_params(
     (dtype, max_shard_bytes): (DiskDtype, usize),
 ) -> Result<()> {
     let config = gpt.config();
-    let specs = param_specs(config).into_iter().chain(gpt.prediction_specs());
+    let specs = param_specs(config).into_iter().chain(gpt.prediction_specs()).chain(gpt.class_params());
     let specs: HashMap<_, _> = specs.map(|spec| (spec.path.clone(), spec)).collect();
     let stored_as = gpt.dtype().stored_as();
     let saved = |(path, param)| match param {
@@ -52,9 +52,10 @@ pub(super) fn save_params(
             let Some(spec) = specs.get(&path) else {
                 unreachable!("`param_specs` lists every parameter of the model: `{path}`")
             };
-            let parts = match path.starts_with(OF_HEAD) {
-                true => prediction_head::saved_parts(names, spec, config)?,
-                false => names.parts(spec, config, &|_| false),
+            let parts = match () {
+                () if path.starts_with(OF_HEAD) => prediction_head::saved_parts(names, spec, config)?,
+                () if path.starts_with(OF_CLASSES) => own_classifier::saved_parts(names, spec),
+                () => names.parts(spec, config, &|_| false),
             };
             let tensors = SavedTensor::of(parts, spec);
             Ok(Saved::Plain { path, param, tensors })

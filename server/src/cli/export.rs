@@ -68,7 +68,7 @@ fn export_model(model: &Path, file: PartialFile, dtype: Option<Dtype>) -> anyhow
     let loaded = model_dir::load(model, &LoadOptions { device, dtype: None })?;
     anyhow::ensure!(
         loaded.classifier.is_none(),
-        "`{}` has a head for classes, which would be lost: its scores are computed, but not saved",
+        "`{}` has a head for classes, which GGUF files do not have here",
         model.display()
     );
     let options = ExportOptions {

@@ -15,6 +15,7 @@ use hearth_model::{
     weights::{
         DiskDtype,
         adapter::{Adapter, AdapterModel},
+        encoder_files,
         model_dir::{self, LoadOptions, SaveOptions},
     },
 };
@@ -51,8 +52,11 @@ pub(crate) fn run(args: MergeArgs) -> anyhow::Result<()> {
     let adapter = Adapter::open(&adapter_dir, AdapterModel::new(&config, class.as_deref())?)?;
     let staged = stage(&out)?;
     let device = device::choose(DeviceChoice::Cpu)?.device;
-    let options = LoadOptions { device, dtype: Some(Dtype::F32) };
-    let gpt = model_dir::load_gpt_merged(&model, &options, Some(&adapter.values))?;
+    let options = LoadOptions { device: device.clone(), dtype: Some(Dtype::F32) };
+    let mut gpt = model_dir::load_gpt_merged(&model, &options, Some(&adapter.values))?;
+    if let Some(classifier) = encoder_files::load_classifier(&model)? {
+        gpt = gpt.with_classifier(&classifier, &device)?;
+    }
     let (eos_token_ids, extra_files) = text_of(&model, &adapter_dir)?;
     let options = SaveOptions { dtype, class, eos_token_ids, extra_files, ..SaveOptions::default() };
     model_dir::write(&staged, &gpt, &options)?;

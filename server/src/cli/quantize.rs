@@ -40,19 +40,18 @@ pub(crate) fn run(args: QuantizeArgs) -> anyhow::Result<()> {
     let model = download::open(&model)?;
     let staged = stage(&out)?;
     let device = device::choose(DeviceChoice::Cpu)?.device;
-    let loaded = model_dir::load(&model, &LoadOptions { device, dtype: Some(quantize) })?;
-    anyhow::ensure!(
-        loaded.classifier.is_none(),
-        "`{}` has a head for classes, which would be lost: its scores are computed, but not saved",
-        model.display()
-    );
+    let loaded = model_dir::load(&model, &LoadOptions { device: device.clone(), dtype: Some(quantize) })?;
     let options = SaveOptions {
         eos_token_ids: loaded.eos_token_ids,
         decoder_start: loaded.decoder_start,
         extra_files: model_dir::files_beside_weights(&model)?,
         ..SaveOptions::default()
     };
-    model_dir::write(&staged, &loaded.gpt, &options)?;
+    let gpt = match &loaded.classifier {
+        Some(classifier) => loaded.gpt.with_classifier(classifier, &device)?,
+        None => loaded.gpt,
+    };
+    model_dir::write(&staged, &gpt, &options)?;
     staged.commit()?;
     let was = match model.is_dir() {
         true => format!(", from {:.1} MB", megabytes(&model)?),

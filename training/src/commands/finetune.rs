@@ -475,6 +475,7 @@ fn data_with([train, val]: [RowSource; 2], hash: Digest, model: &Path, text: Loa
     let tokenizer_files = model_dir::files_beside_weights(model)?;
     let tokenizer_json = tokenizer_files.iter().find(|(name, _)| name == "tokenizer.json");
     Ok(Data {
+        classifier: None,
         train,
         val,
         hash,

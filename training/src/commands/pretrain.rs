@@ -57,6 +57,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let tokenizer = dataset.open_tokenizer()?;
     let [train, val] = [Split::Train, Split::Val].map(|split| rows_of(&dataset, split, &tokenizer, config));
     let data = Data {
+        classifier: None,
         tokenizer_files: model_dir::files_beside_weights(&dataset.tokenizer_dir())?,
         train: train?,
         val: val?,

@@ -106,6 +106,7 @@ fn data_of(text: &str, config: &TrainConfig) -> Result<Data> {
     }
     let file = |name: &str, text: String| (name.to_owned(), text.into_bytes());
     Ok(Data {
+        classifier: None,
         tokenizer,
         tokenizer_files: vec![
             file("tokenizer.json", built.tokenizer_json),

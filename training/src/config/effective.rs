@@ -93,7 +93,13 @@ const RULES: &[Rule] = &[
         when: When::Settings("`objective.kind=mlm`", |config| config.objective.objective().uses_setting("mask_ratio")),
     },
     Rule {
-        keys: &["objective.temperature", "objective.pooling", "objective.negatives"],
+        keys: &["objective.pooling"],
+        when: When::Settings("`objective.kind=contrastive` and `classify`", |config| {
+            config.objective.objective().uses_setting("pooling")
+        }),
+    },
+    Rule {
+        keys: &["objective.temperature", "objective.negatives"],
         when: When::Settings("`objective.kind=contrastive`", |config| {
             config.objective.objective().uses_setting("temperature")
         }),

@@ -44,7 +44,7 @@ pub use source::{Files, Origin, ReadOptions, SourceSpec, read_documents};
 pub use split::{SplitText, split_by_chars};
 pub use text::check_separator;
 pub(crate) use text::{note_of_end, note_of_kind, note_of_mark};
-pub(crate) use text_record::{NEGATIVE, pair_members, pair_of};
+pub(crate) use text_record::{NEGATIVE, labeled_members, labeled_of, pair_members, pair_of};
 pub use token_file::read_tokens;
 pub(crate) use words::GPT4_PATTERN;
 pub use words::WordSplit;

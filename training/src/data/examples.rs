@@ -23,7 +23,7 @@ pub use self::{
     encode::ExampleEncoder,
     pack::pack,
     read::{read, read_preferences},
-    texts::{TextItem, read_text_pairs},
+    texts::{TextItem, read_labeled_texts, read_text_pairs},
 };
 use crate::data::corpus::{LeftOut, Notes, Origin};
 

@@ -269,10 +269,15 @@ impl Batch {
     /// The context of a forward pass over the inputs; with a seed, values are dropped.
     pub fn context(&self, dropout_seed: Option<u64>) -> AttentionContext<'static> {
         let Batch { batch_size, seq_len, .. } = *self;
-        let context = match dropout_seed {
+        let mut context = match dropout_seed {
             Some(seed) => AttentionContext::training(batch_size, seq_len, seed),
             None => AttentionContext::dense(batch_size, seq_len),
         };
+        if let (AttentionContext::Dense(dense), Some(items)) = (&mut context, &self.items)
+            && !items.second_texts.is_empty()
+        {
+            dense.second_texts = Some(Arc::new(items.second_texts.clone()));
+        }
         match &self.positions {
             Some(positions) => context.with_positions(Arc::new(positions.clone())),
             None => context,

@@ -24,6 +24,7 @@ use hearth_model::{
     weights::{
         StagedDir,
         adapter::Adapter,
+        encoder_files,
         model_dir::{self, LoadOptions},
     },
 };
@@ -31,7 +32,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::moments_of_all::MomentsOfAll;
 use crate::{
-    config::TrainConfig,
+    config::{ObjectiveKind, TrainConfig},
     run::{optim::Optimizer, run_dir::RunDir},
 };
 
@@ -253,6 +254,11 @@ impl Checkpoint {
             let head = model_dir::load_prediction_head(&self.dir, &options, &gpt)?;
             let missing = || format!("`{}` is damaged: it has no prediction head", self.dir.display());
             gpt = gpt.with_prediction_head(head.with_context(missing)?);
+        }
+        if self.config.objective.kind == ObjectiveKind::Classify {
+            let classifier = encoder_files::load_classifier(&self.dir)?;
+            let missing = || format!("`{}` is damaged: it has no head for classes", self.dir.display());
+            gpt = gpt.with_classifier(&classifier.with_context(missing)?, device)?;
         }
         Ok(gpt.with_dropout(self.config.model.dropout))
     }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use burn::module::Module;
-use hearth_model::{TokenId, digest::Digest, gpt::Gpt, ops, tokenizer::Tokenizer};
+use hearth_model::{TokenId, digest::Digest, gpt::Gpt, ops, pooling::Classifier, tokenizer::Tokenizer};
 
 pub use self::all_ranks::RankCosts;
 pub(crate) use self::run_model::first_model;
@@ -55,6 +55,8 @@ pub struct Data {
     pub train: RowSource,
     /// The validation split.
     pub val: RowSource,
+    /// The head for classes that the model begins with, if it trains one.
+    pub classifier: Option<Classifier>,
     /// Identifies both splits and the tokenizer.
     pub hash: Digest,
     /// Identifies the tokenizer.

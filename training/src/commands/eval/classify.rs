@@ -1,9 +1,13 @@
-//! `hearth-train eval classify`: linear probes on embeddings, beside label-token scoring.
+//! `hearth-train eval classify`: linear probes on embeddings, beside label-token scoring or the model's own head for classes.
 
-use std::{collections::HashSet, path::PathBuf, process::ExitCode};
+use std::{
+    collections::{BTreeMap, HashSet},
+    path::PathBuf,
+    process::ExitCode,
+};
 
-use anyhow::{Result, ensure};
-use hearth_model::pooling::{Pooling, VectorSteps};
+use anyhow::{Context, Result, ensure};
+use hearth_model::pooling::{Classifier, Pooling, VectorScale, VectorSteps};
 use hearth_training::{
     cli::{ModelArgs, OpenModel, Status, progress_line},
     eval::{
@@ -16,6 +20,10 @@ use serde::Serialize;
 
 use super::data::{DataArgs, unescaped};
 
+/// Of an encoder's texts: it reads both ways, and its first token is trained to stand for the text.
+const POOLINGS_OF_ENCODERS: [(&str, Pooling); 3] =
+    [("mean", Pooling::Mean), ("max", Pooling::Max), ("cls", Pooling::Cls)];
+
 /// Of a language model's texts: the first token says nothing about a text.
 const POOLINGS: [(&str, Pooling); 3] = [("mean", Pooling::Mean), ("last", Pooling::Last), ("max", Pooling::Max)];
 
@@ -23,7 +31,8 @@ const POOLINGS: [(&str, Pooling); 3] = [("mean", Pooling::Mean), ("last", Poolin
 ///
 /// Data are JSON lines with `text` and `label`. Embeddings are those of `/v1/embeddings`, with mean, last and max pooling. For
 /// each pooling, a logistic regression is fitted to the texts to train on and tested on the others. For comparison, label-token
-/// scoring is reported too: it chooses the label that the model finds most likely after the text.
+/// scoring is reported too: it chooses the label that the model finds most likely after the text. Of an encoder it is the label that
+/// its head for classes finds most likely, if it has one.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -64,7 +73,12 @@ struct Report {
     /// The share of the most frequent class of the texts to test on.
     majority: f64,
     probes: Vec<ProbeReport>,
-    label_tokens: LabelTokens,
+    /// Accuracy of the model's own head for classes, if it has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    head: Option<Accuracy>,
+    /// Of a language model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    label_tokens: Option<LabelTokens>,
     seconds: f64,
 }
 
@@ -80,7 +94,7 @@ struct ProbeReport {
 }
 
 /// Accuracy of the label that is most likely, and most likely per character.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize)]
 struct LabelTokens {
     acc: Accuracy,
     acc_norm: Accuracy,
@@ -91,9 +105,31 @@ struct LabelTokens {
 struct PredictionLine<'a> {
     part: &'static str,
     label: &'a str,
-    mean: &'a [f32],
-    last: &'a [f32],
-    max: &'a [f32],
+    /// The vectors by the names of their poolings.
+    #[serde(flatten)]
+    vectors: BTreeMap<&'static str, &'a [f32]>,
+}
+
+/// The accuracy of the model's own head, whose scores are vector `at` of each text to test on.
+///
+/// # Errors
+/// A label that the head does not have.
+fn of_head(head: &Classifier, embedded: &[Vec<Vec<f32>>], at: usize, test: &LabeledTexts) -> Result<Accuracy> {
+    let is_right = |((vectors, label), place): ((&Vec<Vec<f32>>, &String), &String)| {
+        let by_name = head.labels.iter().position(|name| name == label);
+        let class = by_name.or_else(|| label.parse().ok().filter(|number| *number < head.labels.len()));
+        let class = class.with_context(|| {
+            format!(
+                "{place}: `label` is `{label}`, which the model's head does not have, only `{}`\nhint: correct this line",
+                head.labels.join("`, `")
+            )
+        })?;
+        let scores = &vectors[at];
+        let most = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        Ok(scores.iter().position(|score| *score == most) == Some(class))
+    };
+    let all = embedded.iter().zip(&test.labels).zip(&test.places).map(is_right).collect::<Result<Vec<bool>>>()?;
+    Ok(Accuracy::of(&all))
 }
 
 /// Reads, embeds, fits, tests, reports.
@@ -102,7 +138,10 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let classes = train.classes();
     let (train_classes, test_classes) = (train.class_indices(&classes)?, test.class_indices(&classes)?);
     let labeling = Labeling::new(classes.clone(), unescaped(&args.template))?;
-    let OpenModel { loaded, name, .. } = args.model.open()?;
+    let OpenModel { loaded, name, .. } = args.model.open_any()?;
+    let is_both = loaded.gpt.config().is_encoder_decoder();
+    ensure!(!is_both, "`{name}` is an encoder-decoder, whose texts have no vectors here");
+    let is_encoder = loaded.gpt.config().bidirectional;
     let limit = loaded.gpt.config().max_seq_len;
     let mut ids = train.encode(&loaded.tokenizer, limit)?;
     ids.extend(test.encode(&loaded.tokenizer, limit)?);
@@ -112,11 +151,17 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     if n_known > 0 {
         status.note(&format!("warning: {n_known} of the texts to test on are also trained on"));
     }
-    let poolings = POOLINGS.map(|(_, pooling)| (pooling, VectorSteps::default()));
+    let poolings = if is_encoder { POOLINGS_OF_ENCODERS } else { POOLINGS };
+    let mut wanted = poolings.map(|(_, pooling)| (pooling, VectorSteps::default())).to_vec();
+    // What the head makes of a text comes last.
+    wanted.extend(loaded.classifier.as_ref().map(|head| {
+        let layers = head.layers.clone();
+        (head.pooling, VectorSteps { layers, dimensions: None, scale: VectorScale::AsIs })
+    }));
     let ids: Vec<EncodedText> = ids.into_iter().map(EncodedText::from).collect();
     let embedder = Embedder::new(&loaded.gpt)?;
     let mut progress = |n_done| progress_line(&mut status, "embeddings", n_done, ids.len());
-    let embedded = embedder.embed(&ids, &poolings, &mut progress)?;
+    let embedded = embedder.embed(&ids, &wanted, &mut progress)?;
     let probe = |(number, (pooling, _)): (usize, &(&'static str, Pooling))| {
         let features: Vec<Vec<f32>> = embedded.iter().map(|vectors| vectors[number].clone()).collect();
         let (of_train, of_test) = features.split_at(train.texts.len());
@@ -134,18 +179,24 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
             converged: fit.is_converged(),
         })
     };
-    let probes = POOLINGS.iter().enumerate().map(probe).collect::<Result<Vec<_>>>()?;
-    let items: Vec<ChoiceItem> = test
-        .texts
-        .iter()
-        .zip(&test.places)
-        .zip(&test_classes)
-        .map(|((text, place), &class)| labeling.of_text(place.clone(), text, class))
-        .collect();
-    let scorer = Scorer::new(&loaded.gpt)?;
-    status.begin_phase();
-    let mut progress = |n_done| progress_line(&mut status, "texts by their labels", n_done, items.len());
-    let scored = accuracies(&score_items(&scorer, &loaded.tokenizer, &items, limit, &mut progress)?);
+    let probes = poolings.iter().enumerate().map(probe).collect::<Result<Vec<_>>>()?;
+    let head = loaded.classifier.as_ref();
+    let head = head.map(|head| of_head(head, &embedded[train.texts.len()..], poolings.len(), &test)).transpose()?;
+    let mut score_labels = || -> Result<LabelTokens> {
+        let items: Vec<ChoiceItem> = test
+            .texts
+            .iter()
+            .zip(&test.places)
+            .zip(&test_classes)
+            .map(|((text, place), &class)| labeling.of_text(place.clone(), text, class))
+            .collect();
+        let scorer = Scorer::new(&loaded.gpt)?;
+        status.begin_phase();
+        let mut progress = |n_done| progress_line(&mut status, "texts by their labels", n_done, items.len());
+        let scored = accuracies(&score_items(&scorer, &loaded.tokenizer, &items, limit, &mut progress)?);
+        Ok(LabelTokens { acc: scored.acc, acc_norm: scored.acc_norm })
+    };
+    let label_tokens = if is_encoder { None } else { Some(score_labels()?) };
     status.clear();
     let of_class = |class: usize| test_classes.iter().filter(|other| **other == class).count();
     let report = Report {
@@ -156,11 +207,12 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         majority: (0..classes.len()).map(of_class).max().unwrap_or(0) as f64 / test_classes.len() as f64,
         classes,
         probes,
-        label_tokens: LabelTokens { acc: scored.acc, acc_norm: scored.acc_norm },
+        head,
+        label_tokens,
         seconds: status.elapsed().as_secs_f64(),
     };
     let code = args.model.print(&report, &text(&report))?;
-    args.data.write(&lines(&embedded, &train, &test))?;
+    args.data.write(&lines(&embedded, poolings, &train, &test))?;
     Ok(code)
 }
 
@@ -188,24 +240,18 @@ fn split(args: &Args) -> Result<(LabeledTexts, LabeledTexts)> {
 
 fn lines<'a>(
     embedded: &'a [Vec<Vec<f32>>],
+    poolings: [(&'static str, Pooling); 3],
     train: &'a LabeledTexts,
     test: &'a LabeledTexts,
 ) -> Vec<PredictionLine<'a>> {
     let labels = |texts: &'a LabeledTexts, part: &'static str| texts.labels.iter().map(move |label| (part, label));
     let labels = labels(train, "train").chain(labels(test, "test"));
-    let vector = |vectors: &'a [Vec<f32>], name: &str| {
-        let number = POOLINGS.iter().position(|(known, _)| *known == name);
-        number.and_then(|number| vectors.get(number)).map_or(&[][..], Vec::as_slice)
+    let named = |vectors: &'a Vec<Vec<f32>>| {
+        poolings.iter().zip(vectors).map(|((name, _), vector)| (*name, vector.as_slice())).collect()
     };
     labels
         .zip(embedded)
-        .map(|((part, label), vectors)| PredictionLine {
-            part,
-            label,
-            mean: vector(vectors, "mean"),
-            last: vector(vectors, "last"),
-            max: vector(vectors, "max"),
-        })
+        .map(|((part, label), vectors)| PredictionLine { part, label, vectors: named(vectors) })
         .collect()
 }
 
@@ -221,8 +267,13 @@ fn text(report: &Report) -> String {
         }
         text += &row(&format!("probe, {pooling} pooling"), *accuracy, &beside);
     }
-    text += &row("label tokens", report.label_tokens.acc, "");
-    text += &row("label tokens, normalized", report.label_tokens.acc_norm, "");
+    if let Some(head) = report.head {
+        text += &row("the model's own head", head, "");
+    }
+    if let Some(LabelTokens { acc, acc_norm }) = report.label_tokens {
+        text += &row("label tokens", acc, "");
+        text += &row("label tokens, normalized", acc_norm, "");
+    }
     text += &format!("{:<24} {:.4}\n", "most frequent class", report.majority);
     text += &format!(
         "{} classes, {} texts to train on, {} to test on, {:.1} s\n",
@@ -266,7 +317,8 @@ mod tests {
             n_test: 1,
             majority: 0.5,
             probes: vec![probe(true), probe(false)],
-            label_tokens: LabelTokens { acc: accuracy, acc_norm: accuracy },
+            head: None,
+            label_tokens: Some(LabelTokens { acc: accuracy, acc_norm: accuracy }),
             seconds: 1.0,
         };
         let told: Vec<bool> = text(&report).lines().take(2).map(|line| line.contains("not converged")).collect();

@@ -105,7 +105,8 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         .chain(data.queries.iter().map(|text| (&args.query_prompt, text)))
     {
         let Text { id, text } = text;
-        let encoded = loaded.tokenizer.encode_within(&format!("{prompt}{text}"), (limit, CutAt::End), EncodeOptions::PROMPT)?;
+        let encoded =
+            loaded.tokenizer.encode_within(&format!("{prompt}{text}"), (limit, CutAt::End), EncodeOptions::PROMPT)?;
         ensure!(!encoded.token_ids.is_empty(), "the text `{id}` has no tokens\nhint: remove it, or add a text");
         n_cut += usize::from(encoded.n_cut > 0);
         texts.push(EncodedText::from(encoded.token_ids));

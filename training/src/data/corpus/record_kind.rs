@@ -9,7 +9,7 @@ use super::{
     conversation::{TOOLS, is_empty, tools_of},
     message::{ASSISTANT, FLAGS, FUNCTION_CALL_HINT, Problem, SYSTEM, Turn, USER, parsed_list, turns},
     notes::Note,
-    text_record::{names, wrong_split},
+    text_record::{LABEL, SPLIT, names, wrong_split},
 };
 
 /// Members of records.
@@ -19,8 +19,6 @@ const COMPLETION: &str = "completion";
 pub(crate) const CHOSEN: &str = "chosen";
 pub(crate) const REJECTED: &str = "rejected";
 const KEEP: &str = "keep";
-/// A member with the split that a record is of.
-pub(super) const SPLIT: &str = "split";
 /// The usual member of a text.
 const TEXT: &str = "text";
 
@@ -51,9 +49,6 @@ const CHANGING: [(&str, &str); 3] = [
     ("function_call", FUNCTION_CALL_HINT),
     ("history", "write the whole conversation as `messages`"),
 ];
-
-/// KTO's member: whether a completion is good.
-pub(super) const LABEL: &str = "label";
 
 /// Whether KTO's label says that an answer is good. Tables have it as a word. Numbers are a class in other layouts than
 /// KTO's own.

@@ -1,4 +1,4 @@
-//! Records of texts that become vectors: pairs of an anchor and its positive.
+//! Records of texts that become vectors: pairs of an anchor and its positive, and texts with labels.
 
 use serde_json::{Map, Value};
 
@@ -7,8 +7,12 @@ use super::{
     files::{NamedSplit, named_split},
     message::Problem,
     notes::Note,
-    record_kind::SPLIT,
 };
+
+/// A member with the split that a record is of.
+pub(super) const SPLIT: &str = "split";
+/// The class of a text; to KTO, whether a completion is good.
+pub(super) const LABEL: &str = "label";
 
 /// Names of a pair's texts, by sentence-transformers and as data sets for search have them.
 const ANCHORS: [&str; 2] = ["anchor", "query"];
@@ -54,6 +58,58 @@ pub(crate) fn pair_of(members: &Map<String, Value>) -> Result<(Vec<(&'static str
         notes.push(Note::Unread(name.clone()));
     }
     Ok((texts, notes))
+}
+
+/// A text, or two texts that are read together, with the names of their members, and the label.
+pub(crate) type LabeledRecord<'a> = (Vec<(&'static str, &'a str)>, String);
+
+/// Names of a text, and of the texts of a pair.
+const TEXTS: [&[&str]; 5] =
+    [&["text"], &["sentence"], &["text1", "text2"], &["sentence1", "sentence2"], &["premise", "hypothesis"]];
+
+const LABELED_HINT: &str = "a record has `text` (or `text1` and `text2`, or `sentence1` and `sentence2`) and `label`";
+
+/// The members that records with labels may have.
+pub(crate) fn labeled_members() -> Vec<&'static str> {
+    TEXTS.into_iter().flatten().copied().chain([LABEL, "labels", SPLIT]).collect()
+}
+
+/// The text or the texts of a record with their label, and what is to be said about it.
+pub(crate) fn labeled_of(members: &Map<String, Value>) -> Result<(LabeledRecord<'_>, Vec<Note>), Problem> {
+    let has = |name: &str| members.get(name).is_some_and(|value| !value.is_null());
+    let there: Vec<&[&'static str]> = TEXTS.into_iter().filter(|layout| layout.iter().any(|name| has(name))).collect();
+    let layout = match there[..] {
+        [layout] => layout,
+        [] => return Err((format!("there is no `text`, only {}", names(members)), LABELED_HINT)),
+        [one, other, ..] => return Err((format!("there is both `{}` and `{}`", one[0], other[0]), LABELED_HINT)),
+    };
+    if let Some(missing) = layout.iter().find(|name| !has(name)) {
+        return Err((format!("there is no `{missing}`, only {}", names(members)), LABELED_HINT));
+    }
+    let texts = layout.iter().map(|&name| Ok((name, text(members, name)?))).collect::<Result<Vec<_>, Problem>>()?;
+    let label = match members.get(LABEL) {
+        Some(Value::String(label)) if !label.is_empty() => label.clone(),
+        Some(Value::Number(number)) if number.is_i64() || number.is_u64() => number.to_string(),
+        None | Some(Value::Null) => {
+            return Err((format!("there is no `{LABEL}`, only {}", names(members)), LABELED_HINT));
+        }
+        Some(other) => {
+            let what = format!("`{LABEL}` must be a text or a whole number, got `{other}`");
+            return Err((what, "a text has one class; name it, or number it"));
+        }
+    };
+    let mut notes = Vec::new();
+    let is_read = |name: &str| name == LABEL || layout.contains(&name);
+    for (name, value) in members.iter().filter(|(name, value)| !is_empty(value) && !is_read(name)) {
+        if name == "labels" {
+            return Err((format!("`{name}` is not read"), "a text has one `label`; several at once are not supported"));
+        }
+        if let Some(problem) = wrong_split(name, value) {
+            return Err(problem);
+        }
+        notes.push(Note::Unread(name.clone()));
+    }
+    Ok(((texts, label), notes))
 }
 
 /// The text in the member `name`.
@@ -113,6 +169,22 @@ mod tests {
             let error = read(&record).unwrap_err();
             assert!(error.starts_with(message), "{record}: {error}");
         }
+        for (record, message) in [
+            (json!({ "label": 1 }), "there is no `text`, only `label`"),
+            (json!({ "text": "a" }), "there is no `label`, only `text`"),
+            (json!({ "text1": "a", "label": 1 }), "there is no `text2`, only"),
+            (json!({ "text": "a", "sentence1": "b", "label": 1 }), "there is both `text` and `sentence1`"),
+            (json!({ "text": "a", "label": 0.5 }), "`label` must be a text or a whole number, got `0.5`"),
+            (json!({ "text": "a", "label": ["x"] }), "`label` must be a text or a whole number, got `[\"x\"]`"),
+            (json!({ "text": "", "label": "x" }), "`text` is empty"),
+            (json!({ "text": "a", "label": "x", "labels": ["x"] }), "`labels` is not read"),
+        ] {
+            let error = labeled_of(record.as_object().unwrap()).unwrap_err().0;
+            assert!(error.starts_with(message), "{record}: {error}");
+        }
+        let record = json!({ "sentence1": "a", "sentence2": "b", "label": 3, "idx": 0 });
+        let found = labeled_of(record.as_object().unwrap()).unwrap();
+        assert_eq!(found.0, (vec![("sentence1", "a"), ("sentence2", "b")], "3".to_owned()));
         let record = json!({ "anchor": "a", "positive": "b", "id": 7 });
         assert_eq!(pair_of(record.as_object().unwrap()).unwrap().1, [Note::Unread("id".to_owned())]);
     }

@@ -12,13 +12,19 @@ use super::{
     encode::wrong,
     read::{Fitted, read_all},
 };
-use crate::data::corpus::{Marks, NEGATIVE, Origin, Record, RecordOptions, pair_members, pair_of};
+use crate::data::corpus::{
+    Marks, NEGATIVE, Origin, Record, RecordOptions, labeled_members, labeled_of, pair_members, pair_of,
+};
 
-/// Texts that belong together.
+/// Texts that belong together, or one with a label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextItem {
     /// The token ids of each text: of an anchor, its positive, and its negative if it has one.
     pub texts: Vec<Vec<TokenId>>,
+    /// Where the second text begins, of a pair of texts with a label that are read together.
+    pub second_text: Option<usize>,
+    /// Its label, as it is written; empty if it has none.
+    pub label: String,
     /// File and line, for messages, such as "`data.jsonl`, line 3".
     pub origin: String,
 }
@@ -48,7 +54,8 @@ pub fn read_text_pairs(
             .collect::<Result<_>>()?;
         let is_cut = fitted.iter().any(|text| matches!(text, Fitted::Cut { .. }));
         let texts: Option<Vec<Vec<TokenId>>> = fitted.into_iter().map(Fitted::into_kept).collect();
-        let item = texts.map(|texts| TextItem { texts, origin: origin.to_owned() });
+        let item =
+            texts.map(|texts| TextItem { texts, second_text: None, label: String::new(), origin: origin.to_owned() });
         let fitted = match item {
             None => Fitted::Dropped,
             Some(kept) if is_cut => Fitted::Cut { kept, is_endless: false },
@@ -71,6 +78,60 @@ pub fn read_text_pairs(
     Ok(found)
 }
 
+/// Reads texts, or pairs of texts, with their labels: `text` or `text1` and `text2`, and `label`.
+///
+/// # Errors
+/// As [`read`](super::read()).
+pub fn read_labeled_texts(
+    sources: &[Origin],
+    tokenizer: &Tokenizer,
+    settings: &ExampleSettings,
+    progress: &mut dyn FnMut(Download),
+) -> Result<Examples<TextItem>> {
+    let members = labeled_members();
+    let options = RecordOptions {
+        members: &members,
+        text_member: &settings.text_field,
+        expected: "a JSON object with a text and its label, such as {\"text\": \"...\", \"label\": \"...\"}",
+        marks: &Marks::default(),
+    };
+    let encode = |record: &Record, origin: &str| {
+        let ((texts, label), notes) = labeled_of(&record.members).map_err(|problem| wrong(origin, problem))?;
+        let item = |ids, second_text| TextItem { texts: vec![ids], second_text, label, origin: origin.to_owned() };
+        let fitted = match texts[..] {
+            [(name, text)] => match fit(tokenizer, text, settings, &format!("{origin}, `{name}`"))? {
+                Fitted::Kept(ids) => Fitted::Kept(item(ids, None)),
+                Fitted::Cut { kept, is_endless } => Fitted::Cut { kept: item(kept, None), is_endless },
+                Fitted::Dropped | Fitted::Same => Fitted::Dropped,
+            },
+            [(_, one), (_, other)] => {
+                let whole = tokenizer.encode_pair([one, other], settings.max_len, EncodeOptions::PROMPT);
+                let whole = whole.map_err(|error| anyhow!("{origin}: {error}"))?;
+                let kept = item(whole.token_ids, whole.second_text);
+                match (whole.n_cut, settings.too_long) {
+                    (0, _) => Fitted::Kept(kept),
+                    (_, TooLong::Drop) => Fitted::Dropped,
+                    (_, TooLong::Cut) => Fitted::Cut { kept, is_endless: false },
+                    (n, TooLong::Refuse) => return Err(too_long(origin, settings.max_len + n, settings.max_len)),
+                }
+            }
+            _ => unreachable!("a record has one text or two"),
+        };
+        Ok((fitted, notes))
+    };
+    read_all((sources, &settings.validation), options, &encode, progress)
+}
+
+fn too_long(origin: &str, n_tokens: usize, max_len: usize) -> anyhow::Error {
+    wrong(
+        origin,
+        (
+            format!("the text has {n_tokens} tokens, and the model reads at most {max_len}"),
+            "cut long texts with `--set data.too_long=cut`, or leave them out with `--set data.too_long=drop`",
+        ),
+    )
+}
+
 /// The tokens of a text, as `/v1/embeddings` reads it. The tokens that the tokenizer adds are not cut.
 fn fit(tokenizer: &Tokenizer, text: &str, settings: &ExampleSettings, origin: &str) -> Result<Fitted<Vec<TokenId>>> {
     let named = |error: hearth_model::Error| anyhow!("{origin}: {error}");
@@ -81,13 +142,7 @@ fn fit(tokenizer: &Tokenizer, text: &str, settings: &ExampleSettings, origin: &s
         return Ok(Fitted::Kept(ids));
     }
     match settings.too_long {
-        TooLong::Refuse => Err(wrong(
-            origin,
-            (
-                format!("the text has {n_tokens} tokens, and the model reads at most {max_len}"),
-                "cut long texts with `--set data.too_long=cut`, or leave them out with `--set data.too_long=drop`",
-            ),
-        )),
+        TooLong::Refuse => Err(too_long(origin, n_tokens, max_len)),
         TooLong::Drop => Ok(Fitted::Dropped),
         TooLong::Cut => {
             let kept =

@@ -13,6 +13,10 @@ pub struct Items {
     /// The texts of item `n` begin with document `texts_per_item * n`. Each is a row.
     documents: Arc<Documents>,
     texts_per_item: usize,
+    /// The class of each item; empty if they have none.
+    classes: Arc<Vec<u32>>,
+    /// Where the second text of each row begins, if rows are pairs of texts; empty if none is.
+    second_texts: Arc<Vec<Option<usize>>>,
 }
 
 /// Which rows of a batch belong together.
@@ -20,6 +24,10 @@ pub struct Items {
 pub struct BatchItems {
     /// Rows of an item, which follow each other.
     pub texts_per_item: usize,
+    /// The class of each item; empty if they have none.
+    pub classes: Vec<u32>,
+    /// Where the second text of each row begins, if rows are pairs of texts; empty if none is.
+    pub second_texts: Vec<Option<usize>>,
 }
 
 impl Items {
@@ -40,7 +48,24 @@ impl Items {
             (ids, is_read)
         });
         let documents = Documents::of_examples(texts, (seq_len, Packing::Off), tokenizer)?;
-        Ok(Items { documents: Arc::new(documents), texts_per_item })
+        Ok(Items {
+            documents: Arc::new(documents),
+            texts_per_item,
+            classes: Arc::default(),
+            second_texts: Arc::default(),
+        })
+    }
+
+    /// The same items of one text each with their classes, and where the second text of each begins, if it is a pair of texts.
+    #[must_use]
+    pub fn with_classes(self, classes: Vec<u32>, second_texts: Vec<Option<usize>>) -> Items {
+        assert!(
+            [classes.len(), second_texts.len(), self.documents.n_rows()] == [self.n_items(); 3],
+            "one for each item"
+        );
+        let has_pairs = second_texts.iter().any(Option::is_some);
+        let second_texts = if has_pairs { second_texts } else { Vec::new() };
+        Items { classes: Arc::new(classes), second_texts: Arc::new(second_texts), ..self }
     }
 
     /// The number of items.
@@ -57,7 +82,12 @@ impl Items {
     pub(super) fn batch(&self, numbers: &[u64]) -> Batch {
         let n = self.texts_per_item as u64;
         let rows: Vec<u64> = numbers.iter().flat_map(|&number| n * number..n * (number + 1)).collect();
-        let items = BatchItems { texts_per_item: self.texts_per_item };
+        let chosen = |row: &u64| self.second_texts.get(*row as usize).copied();
+        let items = BatchItems {
+            texts_per_item: self.texts_per_item,
+            classes: numbers.iter().filter_map(|&number| self.classes.get(number as usize).copied()).collect(),
+            second_texts: rows.iter().filter_map(chosen).collect(),
+        };
         Batch { items: Some(items), ..self.documents.batch(&rows) }
     }
 

@@ -6,7 +6,7 @@ use hearth_model::{
     gpt::{Gpt, prediction_head::PredictionHead},
     ops::Dtype,
     weights::{
-        DiskDtype, StagedDir,
+        DiskDtype, StagedDir, encoder_files,
         model_dir::{self, LoadOptions, SaveOptions},
     },
 };
@@ -56,7 +56,7 @@ pub(crate) fn first_model(config: &TrainConfig, vocab_size: usize, device: &Devi
             let gpt = model_dir::load_gpt(dir, &options)?.with_dropout(config.model.dropout);
             if config.objective.objective().trains_vectors() {
                 // A head for masked tokens would no longer fit the encoder.
-                let class = model_dir::load_class_without_head(dir)?.to_owned();
+                let class = encoder_files::load_class_without_head(dir)?.to_owned();
                 return Ok((gpt.without_mlm_head(), SavedForm::Model { class: Some(class) }));
             }
             Ok((gpt, SavedForm::Model { class: model_dir::load_class(dir).ok().map(str::to_owned) }))
@@ -79,8 +79,12 @@ pub(super) fn model_of_checkpoint(
             Ok((gpt, SavedForm::Adapter(Box::new(saved))))
         }
         _ => {
-            let class = model_dir::load_class(checkpoint.dir()).ok().map(str::to_owned);
-            Ok((checkpoint.load_gpt(device)?, SavedForm::Model { class }))
+            // Of a model with a head for classes, that of the encoder alone.
+            let class = match config.objective.objective().trains_vectors() {
+                true => encoder_files::load_class_without_head(checkpoint.dir()),
+                false => model_dir::load_class(checkpoint.dir()),
+            };
+            Ok((checkpoint.load_gpt(device)?, SavedForm::Model { class: class.ok().map(str::to_owned) }))
         }
     }
 }

@@ -32,7 +32,10 @@ impl<'a> Trainer<'a> {
     pub fn new(config: &'a TrainConfig, data: &'a Data, device: &Device, group: &Group) -> Result<Trainer<'a>> {
         config.validate()?;
         config.validate_on(device)?;
-        let (gpt, saved) = first_model(config, data.tokenizer.vocab_size(), device)?;
+        let (mut gpt, saved) = first_model(config, data.tokenizer.vocab_size(), device)?;
+        if let Some(classifier) = &data.classifier {
+            gpt = gpt.with_classifier(classifier, &device.clone().autodiff())?;
+        }
         if let Some(dir) = &config.model.init {
             require_same_tokens(dir, &data.tokenizer, config.data.path.as_deref())?;
         }
