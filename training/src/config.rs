@@ -15,6 +15,7 @@ mod micro_batch;
 mod model;
 mod presets;
 mod same_past;
+mod seq2seq;
 mod validate;
 mod value_error;
 
@@ -25,6 +26,7 @@ pub use layers::{Layers, Resolved};
 pub use micro_batch::MicroBatchSize;
 pub use presets::{PRESETS, Preset};
 pub use same_past::differences;
+pub use seq2seq::Seq2SeqSettings;
 
 pub use crate::{
     data::examples::TooLong,
@@ -46,6 +48,9 @@ pub struct TrainConfig {
     pub data: DataSettings,
     /// What is learned.
     pub objective: ObjectiveSettings,
+    /// Sources and targets.
+    #[serde(skip_serializing_if = "Seq2SeqSettings::is_default")]
+    pub seq2seq: Seq2SeqSettings,
     /// The adapter to train instead of the model; left out: the model itself is trained.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraSettings>,
@@ -79,6 +84,8 @@ pub enum Arch {
     NanoChat,
     /// BERT, an encoder, for `objective.kind=mlm`: as `BertForMaskedLM`.
     Bert,
+    /// T5 1.1, an encoder-decoder, for `objective.kind=seq2seq`: as `T5ForConditionalGeneration`.
+    T5,
 }
 
 /// Sizes of the model. The vocabulary's comes from the tokenizer.
@@ -146,6 +153,9 @@ pub struct DataSettings {
     /// Tokens in one optimizer step, a multiple of `micro_batch_size * max_seq_len`: gradients are summed over as many
     /// micro-batches as that takes. Left out: one micro-batch.
     pub tokens_per_step: Option<usize>,
+    /// `pretrain` with `objective.kind=seq2seq`: the folder of the tokenizer; set by `--tokenizer`. Left out: the one of `model.init`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<PathBuf>,
 }
 
 /// The order of rows.
@@ -430,6 +440,7 @@ impl Default for TrainConfig {
             model: ModelSettings::default(),
             data: DataSettings::default(),
             objective: ObjectiveSettings::default(),
+            seq2seq: Seq2SeqSettings::default(),
             lora: None,
             optim: OptimSettings::default(),
             schedule: ScheduleSettings::default(),
@@ -475,6 +486,7 @@ impl Default for DataSettings {
             rows: Rows::Epochs,
             micro_batch_size: MicroBatchSize::Rows(12),
             tokens_per_step: None,
+            tokenizer: None,
         }
     }
 }

@@ -3,6 +3,7 @@
 //! - `next_token`: the cross entropy of the next token, and of the one after it with a prediction head
 //! - `keep`: the same, with a penalty on what an adapter changes elsewhere
 //! - `mlm`: masked tokens, for encoders
+//! - `seq2seq`: a source to a target, for encoder-decoders
 //! - `dpo`: preferences, direct preference optimization
 //!
 //! Each file says which rows its objective trains on, the loss of a micro-batch, what a step counts, and the score by which models are
@@ -15,6 +16,7 @@ mod keep;
 mod mlm;
 mod next_token;
 mod pass;
+mod seq2seq;
 
 use std::{fmt, sync::Arc};
 
@@ -23,7 +25,7 @@ use hearth_model::{config::GptConfig, gpt::Gpt, ops::Losses, tokenizer::Tokenize
 use serde::{Deserialize, Serialize};
 
 pub use self::pass::{RouterBalance, TrainingPass};
-use self::{dpo::Dpo, keep::Keep, mlm::MaskedLm, next_token::NextToken};
+use self::{dpo::Dpo, keep::Keep, mlm::MaskedLm, next_token::NextToken, seq2seq::Seq2Seq};
 use crate::{
     data::loader::{Batch, MaskSettings, RowSource},
     eval::{Score, Windows},
@@ -56,6 +58,9 @@ pub struct ObjectiveSettings {
     /// Trains a prediction head beside a fresh model, which predicts one token further ([DeepSeek-AI,
     /// 2024](https://arxiv.org/abs/2412.19437), 2.2): its loss counts this much beside the model's. 0: no head.
     pub mtp: f64,
+    /// `seq2seq`: the share of a target's probability that is spread over all tokens ([Szegedy et al.,
+    /// 2015](https://arxiv.org/abs/1512.00567), 7).
+    pub label_smoothing: f64,
 }
 
 /// The kind of loss.
@@ -69,6 +74,9 @@ pub enum ObjectiveKind {
     Dpo,
     /// Masked language modeling ([BERT](https://arxiv.org/abs/1810.04805), 3.1), for encoders.
     Mlm,
+    /// A source to a target, for encoder-decoders.
+    #[serde(rename = "seq2seq")]
+    Seq2Seq,
 }
 
 impl fmt::Display for ObjectiveKind {
@@ -77,13 +85,22 @@ impl fmt::Display for ObjectiveKind {
             Self::NextToken => "next-token",
             Self::Dpo => "dpo",
             Self::Mlm => "mlm",
+            Self::Seq2Seq => "seq2seq",
         })
     }
 }
 
 impl Default for ObjectiveSettings {
     fn default() -> Self {
-        Self { kind: ObjectiveKind::NextToken, beta: 0.1, keep: 0.0, mask_ratio: 0.15, whole_words: false, mtp: 0.0 }
+        Self {
+            kind: ObjectiveKind::NextToken,
+            beta: 0.1,
+            keep: 0.0,
+            mask_ratio: 0.15,
+            whole_words: false,
+            mtp: 0.0,
+            label_smoothing: 0.0,
+        }
     }
 }
 
@@ -97,6 +114,7 @@ impl ObjectiveSettings {
             ObjectiveKind::Mlm => {
                 Arc::new(MaskedLm { masks: MaskSettings { ratio: self.mask_ratio, whole_words: self.whole_words } })
             }
+            ObjectiveKind::Seq2Seq => Arc::new(Seq2Seq { label_smoothing: self.label_smoothing }),
         }
     }
 
@@ -106,7 +124,7 @@ impl ObjectiveSettings {
     /// # Errors
     /// A value that is not allowed.
     pub fn check(self, has_adapter: bool, losses: &[(&'static str, f64)]) -> Result<()> {
-        let ObjectiveSettings { kind, beta, keep, mask_ratio, mtp, .. } = self;
+        let ObjectiveSettings { kind, beta, keep, mask_ratio, mtp, label_smoothing, .. } = self;
         ensure!(beta.is_finite() && beta > 0.0, "`objective.beta` must be above 0 and finite, got {beta}");
         ensure!(
             (0.0..=MAX_KEEP).contains(&keep),
@@ -117,8 +135,12 @@ impl ObjectiveSettings {
             "`objective.mask_ratio` must be above 0 and at most 1, got {mask_ratio}\nhint: 0.15 to 0.4 is usual"
         );
         ensure!(
-            kind != ObjectiveKind::Mlm || !has_adapter,
-            "`objective.kind=mlm` trains all weights, not an adapter\nhint: leave out `lora`"
+            (0.0..1.0).contains(&label_smoothing),
+            "`objective.label_smoothing` must be at least 0 and below 1, got {label_smoothing}\nhint: 0.1 is usual"
+        );
+        ensure!(
+            !matches!(kind, ObjectiveKind::Mlm | ObjectiveKind::Seq2Seq) || !has_adapter,
+            "`objective.kind={kind}` trains all weights, not an adapter\nhint: leave out `lora`"
         );
         let objective = self.objective();
         ensure!(
@@ -147,8 +169,19 @@ impl ObjectiveSettings {
     /// Rejects a model of `gpt` that does not learn this.
     ///
     /// # Errors
-    /// A language model where an encoder is wanted, the reverse, or an encoder without the head.
+    /// A model of another kind than the objective trains, or an encoder without the head.
     pub fn check_model(self, gpt: &GptConfig) -> Result<()> {
+        match (self.kind, gpt.is_encoder_decoder()) {
+            (ObjectiveKind::Seq2Seq, true) => return Ok(()),
+            (ObjectiveKind::Seq2Seq, false) => bail!(
+                "`objective.kind=seq2seq` trains encoder-decoders, and the model is none\nhint: leave it out, use `model.arch=t5` (the \
+                 preset `seq2seq-tiny`), or start with a model such as a `T5ForConditionalGeneration`"
+            ),
+            (kind, true) => bail!(
+                "`objective.kind={kind}` does not train encoder-decoders, and the model is one\nhint: `--set objective.kind=seq2seq` does"
+            ),
+            (_, false) => {}
+        }
         match (self.kind, gpt.bidirectional) {
             (ObjectiveKind::Mlm, false) => bail!(
                 "`objective.kind=mlm` trains encoders, and the model is one that writes text\nhint: leave it out, use \
@@ -176,13 +209,15 @@ pub enum RowKind {
     Sequences,
     /// Pairs of a better and a worse answer: each answer is a row.
     Pairs,
+    /// Targets, each with a source that an encoder reads.
+    Translations,
 }
 
 impl RowKind {
     /// Rows for each row, or pair, that `data.micro_batch_size` counts.
     pub fn rows_per_item(self) -> usize {
         match self {
-            Self::Sequences => 1,
+            Self::Sequences | Self::Translations => 1,
             Self::Pairs => 2,
         }
     }

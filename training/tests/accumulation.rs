@@ -47,6 +47,7 @@ fn batch(first: usize, batch_size: usize) -> Batch {
         context_tokens: None,
         positions: None,
         references: None,
+        sources: None,
         epoch: 0,
     }
 }

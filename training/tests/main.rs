@@ -26,6 +26,7 @@ mod quickstart;
 mod ranks;
 mod recipe;
 mod resume;
+mod seq2seq;
 #[path = "../../model/tests/stand_in_hub.rs"]
 #[expect(dead_code, reason = "the model's tests use the rest")]
 mod stand_in_hub;

@@ -65,6 +65,7 @@ fn loss_and_gradients_of_masked_tokens_match_transformers_in_one_micro_batch_and
                     context_tokens: Some(weights.iter().map(|weight| *weight == 0.0).collect()),
                     positions: None,
                     references: None,
+                    sources: None,
                     epoch: 0,
                 })
                 .collect();

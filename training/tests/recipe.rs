@@ -58,6 +58,7 @@ fn batch(rows: &[Vec<TokenId>]) -> Batch {
         context_tokens: None,
         positions: None,
         references: None,
+        sources: None,
         epoch: 0,
     }
 }

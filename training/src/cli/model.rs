@@ -67,6 +67,17 @@ impl ModelArgs {
     /// # Errors
     /// There is no such device or model, or it cannot be opened.
     pub fn open(&self) -> Result<OpenModel> {
+        let opened = self.open_seq2seq_too()?;
+        let is_both = opened.loaded.gpt.config().is_encoder_decoder();
+        ensure!(!is_both, "`{}` is an encoder-decoder, which continues no text: it needs a source", self.model);
+        Ok(opened)
+    }
+
+    /// As [`open`](Self::open), also an encoder-decoder.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn open_seq2seq_too(&self) -> Result<OpenModel> {
         ops::keep_freed_memory();
         let path = model_path(&self.model, ModelPart::Whole)?;
         let chosen = device::choose(self.device)?;
@@ -74,8 +85,6 @@ impl ModelArgs {
             .context("cannot write to stderr")?;
         let loaded = model_dir::load(&path, &LoadOptions { device: chosen.device, dtype: self.dtype })?;
         ensure!(!loaded.gpt.config().bidirectional, "`{}` is an encoder, which writes no text", self.model);
-        let is_both = loaded.gpt.config().is_encoder_decoder();
-        ensure!(!is_both, "`{}` is an encoder-decoder, which continues no text: it needs a source", self.model);
         Ok(OpenModel { loaded, path, name: self.model.to_string() })
     }
 

@@ -1,9 +1,10 @@
 //! `hearth-train finetune`: a model and examples to a tuned model, or to an adapter of it.
 
 mod inspect;
+mod split;
+pub(super) mod translations;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -23,17 +24,18 @@ use hearth_training::{
     data::{
         corpus::Origin,
         examples::{Example, ExampleEncoder, ExampleSettings, Examples, PreferencePair, read, read_preferences},
-        loader::{Documents, Packing, Pairs, Permutation, RowSource},
+        loader::{Documents, Packing, Pairs, RowSource},
         shard::Tokens,
     },
     objective::RowKind,
     plan::data_defaults::{Defaults, ExamplesSize},
     run::{
         adapter::{require_model, require_trainable},
-        trainer::Data,
+        trainer::{Data, DecoderTokens},
     },
 };
 
+use self::{split::split_by_prompt, translations::TranslationSet};
 use super::session::{RunArgs, Session};
 
 /// Fine-tunes a model on conversations, prompts with completions, or texts
@@ -48,6 +50,7 @@ pub(crate) struct Args {
     model: ModelSource,
 
     /// Examples: jsonl, CSV, TSV or Parquet files with `messages` (and `tools`), `prompt` and `completion`, or `text`, or with
+    /// `source` and `target` (for encoder-decoders), or with
     /// `keep` (texts on which predictions should stay unchanged while an adapter trains), or in the layouts of ShareGPT and Alpaca; text files; folders
     /// of them (files of a test split are left out); data sets of the Hugging Face hub
     #[arg(long, value_name = "FILES", required = true, num_args = 1..)]
@@ -120,7 +123,7 @@ pub(crate) fn run(mut args: Args) -> Result<ExitCode> {
 }
 
 /// Refuses a share to hold out where there are `n_val` examples for validation already.
-fn require_no_share(defaults: &Defaults, n_val: usize, config: &TrainConfig) -> Result<()> {
+pub(super) fn require_no_share(defaults: &Defaults, n_val: usize, config: &TrainConfig) -> Result<()> {
     ensure!(
         n_val == 0 || !defaults.is_set("data.val_fraction"),
         "`data.val_fraction` is {}, but there are {n_val} examples for validation already, by `--val` or the names of files\nhint: \
@@ -134,6 +137,7 @@ fn require_no_share(defaults: &Defaults, n_val: usize, config: &TrainConfig) -> 
 enum ExampleSet {
     Examples(Examples<Example>),
     Pairs(Examples<PreferencePair>),
+    Translations(TranslationSet),
 }
 
 impl ExampleSet {
@@ -147,6 +151,10 @@ impl ExampleSet {
         match config.objective.objective().rows() {
             RowKind::Sequences => examples_of(sources, text, config, status).map(Self::Examples),
             RowKind::Pairs => pairs_of(sources, text, config, status).map(Self::Pairs),
+            RowKind::Translations => {
+                let encoder = translations::encoder_of_model(text, config)?;
+                TranslationSet::read(sources, encoder, config, status).map(Self::Translations)
+            }
         }
     }
 
@@ -154,6 +162,7 @@ impl ExampleSet {
         match self {
             Self::Examples(found) => summary_line(found),
             Self::Pairs(found) => pairs_line(found),
+            Self::Translations(found) => found.summary(),
         }
     }
 
@@ -161,6 +170,7 @@ impl ExampleSet {
         match self {
             Self::Examples(found) => data_of(found, model, text, config),
             Self::Pairs(found) => data_of_pairs(found, model, text, config),
+            Self::Translations(found) => found.into_data(model, text, config),
         }
     }
 
@@ -168,6 +178,7 @@ impl ExampleSet {
         match self {
             Self::Examples(found) => found.val.len(),
             Self::Pairs(found) => found.val.len(),
+            Self::Translations(found) => found.n_val(),
         }
     }
 
@@ -175,6 +186,7 @@ impl ExampleSet {
         match self {
             Self::Examples(found) => size_of(found),
             Self::Pairs(found) => size_of_pairs(found),
+            Self::Translations(found) => found.size(),
         }
     }
 }
@@ -437,62 +449,6 @@ fn bos_of(text: &LoadedText) -> Option<TokenId> {
     text.tokenizer.bos().map(|bos| bos.id)
 }
 
-/// Splits examples. Those with the same prompt stay together, and so do those without a prompt that have the same text; but if
-/// all have the same prompt, each is split by itself. The token `bos` alone does not count as a prompt.
-fn split_by_prompt<T>(
-    all: Vec<T>,
-    example: impl Fn(&T) -> &Example,
-    bos: Option<TokenId>,
-    config: &TrainConfig,
-) -> [Vec<T>; 2] {
-    let prompt = |one: &T| {
-        let Example { ids, trained, .. } = example(one);
-        let n_read = trained.iter().take_while(|trained| !**trained).count();
-        let is_prompt = ids[..n_read].iter().any(|&id| Some(id) != bos);
-        if is_prompt { ids[..n_read].to_vec() } else { ids.clone() }
-    };
-    let mut numbers = BTreeMap::new();
-    for one in &all {
-        let number = numbers.len();
-        numbers.entry(prompt(one)).or_insert(number);
-    }
-    if config.data.val_fraction == 0.0 {
-        return [all, Vec::new()];
-    }
-    if numbers.len() == 1 {
-        return split(all, |_, number| number, config);
-    }
-    split(all, |one, number| numbers.get(&prompt(one)).copied().unwrap_or(number), config)
-}
-
-/// Splits into what is trained on and what is held out, each in the given order. `group_of` maps an element and its index to the
-/// number of its group, from 0; groups are not divided. The held-out groups are chosen by the seed. Together they have at most
-/// `data.val_fraction` of the elements, but if there are two groups or more and the share is not 0, at least one
-/// is held out.
-fn split<T>(all: Vec<T>, group_of: impl Fn(&T, usize) -> usize, config: &TrainConfig) -> [Vec<T>; 2] {
-    let groups: Vec<usize> = all.iter().enumerate().map(|(number, one)| group_of(one, number)).collect();
-    let mut sizes = vec![0; groups.iter().max().map_or(0, |last| last + 1)];
-    groups.iter().for_each(|&group| sizes[group] += 1);
-    let n_val = (all.len() as f64 * config.data.val_fraction).round() as usize;
-    let order = Permutation::new(config.seed, 0, sizes.len() as u64);
-    let (mut held_out, mut n_held_out) = (BTreeSet::new(), 0);
-    let shuffled = || (0..sizes.len() as u64).map(|place| order.at(place) as usize);
-    for group in shuffled() {
-        if n_held_out + sizes[group] <= n_val && held_out.len() + 1 < sizes.len() {
-            held_out.insert(group);
-            n_held_out += sizes[group];
-        }
-    }
-    if held_out.is_empty() && sizes.len() > 1 && config.data.val_fraction > 0.0 {
-        held_out.extend(shuffled().min_by_key(|&group| sizes[group]));
-    }
-    let (mut train, mut val) = (Vec::new(), Vec::new());
-    for (one, group) in all.into_iter().zip(groups) {
-        if held_out.contains(&group) { val.push(one) } else { train.push(one) }
-    }
-    [train, val]
-}
-
 /// The digest of the examples to train on, and of those for validation. Without the latter it is that of runs before there were
 /// such.
 fn hash_of<'a>(examples: impl Iterator<Item = &'a Example>, val: impl Iterator<Item = &'a Example>) -> Digest {
@@ -525,59 +481,6 @@ fn data_with([train, val]: [RowSource; 2], hash: Digest, model: &Path, text: Loa
         eos_token_ids: text.eos_token_ids,
         tokenizer: text.tokenizer,
         tokenizer_files,
+        decoder: DecoderTokens::default(),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn pair(prompt: u32, answer: u32) -> PreferencePair {
-        let example = |ids: Vec<u32>| Example { trained: vec![false, false, true], ids, origin: String::new() };
-        PreferencePair { chosen: example(vec![1, prompt, answer]), rejected: example(vec![1, prompt, answer + 1]) }
-    }
-
-    #[test]
-    fn split_by_prompt_keeps_equal_prompts_and_equal_texts_together() {
-        let mut config = TrainConfig::default();
-        config.data.val_fraction = 0.25;
-        let example = |ids: Vec<u32>, n_prompt: usize| Example {
-            trained: (0..ids.len()).map(|at| at >= n_prompt).collect(),
-            ids,
-            origin: String::new(),
-        };
-        let answers = (0..40).map(|n| example(vec![1, n % 8, n], 2));
-        let texts = (0..40).map(|n| example(vec![1, 100 + n % 8], n as usize % 2));
-        let [train, val] = split_by_prompt(answers.chain(texts).collect(), |example| example, Some(1), &config);
-        let starts = |examples: &[Example]| examples.iter().map(|example| example.ids[1]).collect::<BTreeSet<_>>();
-        assert_eq!((train.len(), val.len()), (60, 20));
-        assert!(starts(&train).is_disjoint(&starts(&val)));
-        // A group larger than the validation share is not held out if there are smaller ones.
-        let sizes = [20, 3, 7].into_iter().enumerate();
-        let all = sizes.flat_map(|(prompt, size)| (0..size).map(move |n| example(vec![prompt as u32 + 5, n], 1)));
-        let [_, val] = split_by_prompt(all.collect(), |example| example, None, &config);
-        assert!([3, 7].contains(&val.len()), "{}", val.len());
-    }
-
-    #[test]
-    fn split_by_prompt_keeps_preference_pairs_of_a_prompt_together() {
-        let mut config = TrainConfig::default();
-        config.data.val_fraction = 0.25;
-        let prompts = |pairs: &[PreferencePair]| pairs.iter().map(|pair| pair.chosen.ids[1]).collect::<BTreeSet<_>>();
-        let [train, val] =
-            split_by_prompt((0..60).map(|n| pair(n % 12, n)).collect(), |pair| &pair.chosen, Some(1), &config);
-        assert_eq!((prompts(&train).len(), prompts(&val).len(), train.len(), val.len()), (9, 3, 45, 15));
-        assert!(prompts(&train).is_disjoint(&prompts(&val)));
-        assert!(val.iter().map(|pair| pair.chosen.ids[2]).is_sorted(), "in order");
-        // If all pairs have one prompt, or each has its own, pairs are split one by one.
-        for n_prompts in [1, 60] {
-            let [train, val] = split_by_prompt(
-                (0..60).map(|n| pair(n % n_prompts, n)).collect(),
-                |pair| &pair.chosen,
-                Some(1),
-                &config,
-            );
-            assert_eq!((train.len(), val.len()), (45, 15));
-        }
-    }
 }

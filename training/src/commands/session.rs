@@ -247,7 +247,7 @@ impl Session {
                 gpt_config.max_seq_len
             ));
         }
-        Ok(GptConfig { dropout: self.config.model.dropout, ..gpt_config })
+        Ok(gpt_config.with_dropout(self.config.model.dropout))
     }
 
     /// Trains, or prints the estimate of `--dry-run`.

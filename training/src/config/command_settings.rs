@@ -35,16 +35,19 @@ impl TrainConfig {
                  `pretrain` train on documents"
             ),
             Purpose::Finetune => ensure!(
-                kind == RowKind::Pairs || matches!(rows, Rows::Documents | Rows::Unpacked),
+                kind != RowKind::Sequences || matches!(rows, Rows::Documents | Rows::Unpacked),
                 "`data.rows` must be `documents` or `unpacked` in `finetune`: an example is never split\nhint: `--set \
                  data.rows=documents`"
             ),
             Purpose::Pretrain | Purpose::Bench | Purpose::Sample => {}
         }
         ensure!(
-            kind == RowKind::Sequences || purpose == Purpose::Finetune,
-            "`objective.kind={}` is for `finetune`, not for `{}`\nhint: leave it out, or use that command",
+            kind == RowKind::Sequences
+                || purpose == Purpose::Finetune
+                || kind == RowKind::Translations && purpose == Purpose::Pretrain,
+            "`objective.kind={}` is for `finetune`{}, not for `{}`\nhint: leave it out, or use that command",
             self.objective.kind,
+            if kind == RowKind::Translations { " and `pretrain`" } else { "" },
             purpose.command()
         );
         Ok(())

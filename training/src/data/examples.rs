@@ -1,5 +1,5 @@
 //! Examples for fine-tuning: conversations, prompts with completions, and texts, as token ids with the tokens that the
-//! model learns to predict; pairs of them for DPO; and packing.
+//! model learns to predict; pairs of them for DPO; sources with targets for encoder-decoders; and packing.
 //!
 //! Conversations are encoded by the chat template code of serving, so the ids of both are equal. What would train something
 //! else than is meant is rejected before training, with file and line: a doubled BOS token, an end of turn that is not
@@ -11,6 +11,7 @@ mod pack;
 mod read;
 #[cfg(test)]
 mod tests;
+mod translation;
 
 use std::path::PathBuf;
 
@@ -22,6 +23,7 @@ pub use self::{
     encode::ExampleEncoder,
     pack::pack,
     read::{read, read_preferences},
+    translation::{Translation, TranslationEncoder, read_translations},
 };
 use crate::data::corpus::{LeftOut, Notes, Origin};
 

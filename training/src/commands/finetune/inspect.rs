@@ -19,9 +19,9 @@ use super::{ExampleSet, documents_of};
 /// What is said about all examples.
 #[derive(Debug, Serialize)]
 struct Summary {
-    /// Examples; of pairs, both answers.
+    /// Examples; of pairs, both answers, or source and target.
     examples: usize,
-    /// Pairs of a better and a worse answer.
+    /// Pairs of a better and a worse answer, or of a source and a target.
     #[serde(skip_serializing_if = "Option::is_none")]
     pairs: Option<usize>,
     tokens: usize,
@@ -42,7 +42,9 @@ pub(super) fn show(
     config: &TrainConfig,
     as_json: bool,
 ) -> Result<ExitCode> {
+    let both = if let ExampleSet::Translations(found) = all { found.examples() } else { Vec::new() };
     let (examples, n_shown): (Vec<&Example>, usize) = match all {
+        ExampleSet::Translations(_) => (both.iter().collect(), n.saturating_mul(2)),
         ExampleSet::Examples(found) => (found.examples.iter().chain(&found.val).collect(), n),
         ExampleSet::Pairs(found) => {
             let pairs = found.examples.iter().chain(&found.val);
@@ -73,6 +75,10 @@ pub(super) fn show(
         ExampleSet::Pairs(found) => {
             let n_pairs = found.examples.len() + found.val.len();
             (Some(n_pairs), found.n_cut, found.n_dropped, 2 * n_pairs)
+        }
+        ExampleSet::Translations(found) => {
+            let [n_pairs, n_cut, n_dropped] = found.counts();
+            (Some(n_pairs), n_cut, n_dropped, n_pairs)
         }
     };
     let row_length = config.model.max_seq_len;

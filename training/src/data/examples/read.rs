@@ -111,7 +111,7 @@ pub fn read_preferences(
 }
 
 /// An example after the limit on its length.
-enum Fitted<T> {
+pub(super) enum Fitted<T> {
     Kept(T),
     Cut {
         kept: T,
@@ -160,9 +160,9 @@ fn fit(mut example: Example, encoder: &ExampleEncoder, settings: &ExampleSetting
 }
 
 /// Encodes a record, given its file and line.
-type Encode<'a, T> = &'a (dyn Fn(&Record, &str) -> Result<(Fitted<T>, Vec<Note>)> + Sync);
+pub(super) type Encode<'a, T> = &'a (dyn Fn(&Record, &str) -> Result<(Fitted<T>, Vec<Note>)> + Sync);
 
-fn read_all<T: Send>(
+pub(super) fn read_all<T: Send>(
     (sources, validation): (&[Origin], &[Origin]),
     options: RecordOptions<'_>,
     encode: Encode<'_, T>,

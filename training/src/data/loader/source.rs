@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hearth_model::tokenizer::Tokenizer;
 
-use super::{Batch, Documents, Masking, Pairs};
+use super::{Batch, Documents, Masking, Pairs, Translations};
 use crate::data::shard::Tokens;
 
 /// A split of the data, as a run uses it. Clones share the tokens.
@@ -18,6 +18,8 @@ pub enum RowSource {
     Pairs(Pairs),
     /// A stream or documents with tokens that are masked.
     Masked(Arc<MaskedRows>),
+    /// Targets with their sources.
+    Translations(Translations),
 }
 
 impl From<Tokens> for RowSource {
@@ -40,6 +42,7 @@ impl RowSource {
             Self::Documents(documents) => documents.n_tokens(),
             Self::Pairs(pairs) => pairs.documents().n_tokens(),
             Self::Masked(masked) => masked.rows.n_tokens(),
+            Self::Translations(translations) => translations.n_tokens(),
         }
     }
 
@@ -50,6 +53,7 @@ impl RowSource {
             Self::Documents(documents) => documents.n_rows() as u64,
             Self::Pairs(pairs) => pairs.n_pairs() as u64,
             Self::Masked(masked) => masked.rows.n_rows(masked.text_len(seq_len)),
+            Self::Translations(translations) => translations.n_pairs() as u64,
         }
     }
 
@@ -59,7 +63,7 @@ impl RowSource {
             Self::Stream(_) => self.n_rows(seq_len) * seq_len as u64,
             Self::Masked(masked) if masked.is_stream() => self.n_rows(seq_len) * seq_len as u64,
             // Rows may be shorter.
-            Self::Documents(_) | Self::Pairs(_) | Self::Masked(_) => self.n_tokens(),
+            Self::Documents(_) | Self::Pairs(_) | Self::Masked(_) | Self::Translations(_) => self.n_tokens(),
         }
     }
 
@@ -71,6 +75,7 @@ impl RowSource {
             Self::Documents(documents) => documents.n_targets(),
             Self::Pairs(pairs) => pairs.documents().n_targets(),
             Self::Masked(masked) => masked.rows.n_targets(),
+            Self::Translations(translations) => translations.targets().n_targets(),
         }
     }
 
@@ -85,6 +90,7 @@ impl RowSource {
             Self::Documents(documents) => documents.target_bytes(),
             Self::Pairs(pairs) => pairs.documents().target_bytes(),
             Self::Masked(masked) => masked.rows.target_bytes(tokenizer),
+            Self::Translations(translations) => translations.targets().target_bytes(),
         }
     }
 
@@ -95,6 +101,7 @@ impl RowSource {
             Self::Documents(documents) => Some(documents),
             Self::Pairs(pairs) => Some(pairs.documents()),
             Self::Masked(masked) => masked.rows.documents(),
+            Self::Translations(translations) => Some(translations.targets()),
         }
     }
 
@@ -102,7 +109,7 @@ impl RowSource {
     pub fn pairs(&self) -> Option<&Pairs> {
         match self {
             Self::Pairs(pairs) => Some(pairs),
-            Self::Stream(_) | Self::Documents(_) | Self::Masked(_) => None,
+            Self::Stream(_) | Self::Documents(_) | Self::Masked(_) | Self::Translations(_) => None,
         }
     }
 
@@ -113,6 +120,7 @@ impl RowSource {
             Self::Documents(documents) => documents.n_targets() > 0,
             Self::Pairs(pairs) => pairs.n_pairs() > 0,
             Self::Masked(masked) => masked.rows.has_targets(),
+            Self::Translations(translations) => translations.n_pairs() > 0,
         }
     }
 }

@@ -53,7 +53,7 @@ pub(crate) fn first_model(config: &TrainConfig, vocab_size: usize, device: &Devi
         (Some(dir), None) => {
             adapter::require_trainable(dir)?;
             let options = LoadOptions { device: device.clone(), dtype: Some(Dtype::F32) };
-            let gpt = model_dir::load_gpt(dir, &options)?.with_dropout(config.model.dropout);
+            let gpt = model_dir::load_gpt(dir, &options)?.with_dropout(config.model.dropout).with_fixed_logit_bias();
             Ok((gpt, SavedForm::Model { class: model_dir::load_class(dir).ok().map(str::to_owned) }))
         }
     }
@@ -75,7 +75,7 @@ pub(super) fn model_of_checkpoint(
         }
         _ => {
             let class = model_dir::load_class(checkpoint.dir()).ok().map(str::to_owned);
-            Ok((checkpoint.load_gpt(device)?, SavedForm::Model { class }))
+            Ok((checkpoint.load_gpt(device)?.with_fixed_logit_bias(), SavedForm::Model { class }))
         }
     }
 }
@@ -90,6 +90,8 @@ impl SavedForm {
                     dtype,
                     class: class.clone(),
                     eos_token_ids: data.eos_token_ids.clone(),
+                    decoder_start: data.decoder.start.clone(),
+                    pad_token_id: data.decoder.pad,
                     extra_files: data.tokenizer_files.clone(),
                     ..SaveOptions::default()
                 };
