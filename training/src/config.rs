@@ -1,7 +1,7 @@
 //! All settings of a training run in one struct, filled from the defaults here, then a preset, a file, and `--set
 //! key=value`. All defaults are here; presets (`presets/*.toml`) list only differences.
 
-use std::{path::PathBuf, time::Duration};
+use std::path::PathBuf;
 
 use hearth_model::ops::{Dtype, Precision};
 use serde::{Deserialize, Serialize};
@@ -13,6 +13,7 @@ mod keys;
 mod layers;
 mod micro_batch;
 mod model;
+mod parallel;
 mod presets;
 mod same_past;
 mod seq2seq;
@@ -24,6 +25,7 @@ pub use keys::{hint_of_argument, hint_of_unknown, known_keys};
 pub(crate) use layers::BUDGETS;
 pub use layers::{Layers, Resolved};
 pub use micro_batch::MicroBatchSize;
+pub use parallel::ParallelSettings;
 pub use presets::{PRESETS, Preset};
 pub use same_past::differences;
 pub use seq2seq::Seq2SeqSettings;
@@ -398,26 +400,6 @@ pub struct CheckpointSettings {
     pub keep_steps: Vec<usize>,
     /// The dtype of `model/`: `f32`, `f16` or `bf16`. Checkpoints always have f32.
     pub save_dtype: SaveDtype,
-}
-
-/// Training in several processes, which `mpirun` starts.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ParallelSettings {
-    /// Seconds that a process waits for another one before the run ends. Left out: 600.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub peer_timeout: Option<u64>,
-}
-
-impl ParallelSettings {
-    /// How long a process waits for another one: longer than an evaluation, a sample or a checkpoint of rank 0 takes.
-    pub fn peer_timeout(&self) -> Duration {
-        Duration::from_secs(self.peer_timeout.unwrap_or(600))
-    }
-
-    fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
 }
 
 /// The dtype of values on disk.

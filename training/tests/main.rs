@@ -25,6 +25,7 @@ mod plain_generation;
 mod quickstart;
 mod ranks;
 mod recipe;
+mod replicas;
 mod resume;
 mod seq2seq;
 #[path = "../../model/tests/stand_in_hub.rs"]

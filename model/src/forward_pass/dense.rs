@@ -56,14 +56,7 @@ impl Trace {
     /// Traces `attention_heads` in `attention_layers`, and the residual stream after each number of blocks in
     /// `stream_layers`.
     pub(crate) fn new(attention_layers: Vec<usize>, attention_heads: Vec<usize>, stream_layers: Vec<usize>) -> Self {
-        Self {
-            attention_layers,
-            attention_heads,
-            attention: Vec::new(),
-           
-            stream_layers,
-            stream: Vec::new(),
-        }
+        Self { attention_layers, attention_heads, attention: Vec::new(), stream_layers, stream: Vec::new() }
     }
 
     /// Records the attention weights of a layer, `[batch, n_heads, seq_len, seq_len]`, if they were asked for.

@@ -13,7 +13,7 @@ const FREE: [&str; 9] = [
     "eval.",
     "sample.",
     "checkpoint.",
-    "parallel.",
+    "parallel.peer_timeout",
     "data.path",
     "model.init",
     "optim.recompute",
