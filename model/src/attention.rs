@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use burn::tensor::Tensor;
 
-pub use crate::forward_pass::{AttentionContext, Dense, Trace};
+pub use crate::forward_pass::{AttentionContext, Dense, Source, Trace};
 use crate::{
     forward_pass::{AttentionMask, ForwardPass, LayerPass},
     ops::{self, AttentionOptions, CrossAttention, KvSource, LinearParts, NormParts, QkNormParts, Qkv, SelfAttention},
@@ -142,13 +142,14 @@ pub(crate) fn attend_to_source(
         Some(norm) => ops::normed_linear(x, norm, inner.q.clone()),
         None => ops::linear_with_lora(x, inner.q.clone()),
     };
-    let (context, options) = pass.source();
+    let (context, options, bias) = pass.source();
     match context {
         AttentionContext::Dense(Dense { batch, source: Some(source), .. }) => {
-            let kv = ops::linear_with_lora(source.clone(), inner.kv.clone());
+            let kv = ops::linear_with_lora(source.encoded.clone(), inner.kv.clone());
             let ([n_rows, _], width) = (kv.dims(), options.n_kv_heads * options.head_dim);
             let [keys, values] = [0..width, width..2 * width].map(|columns| kv.clone().slice([0..n_rows, columns]));
-            ops::attention_dense([queries, keys, values], (None, None), *batch, options).0
+            let inputs = [queries, keys, values];
+            ops::attention_dense(inputs, (bias.cloned(), None), *batch, options).0
         }
         AttentionContext::Dense(_) => unreachable!("a decoder with an encoder needs its output: `with_source`"),
         AttentionContext::Paged(step) => step.attend_to_source(layer, queries, options),

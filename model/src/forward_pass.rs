@@ -1,9 +1,12 @@
 //! State that the layers of one forward pass share: attention context, masks, rotations and added positions.
 
+mod dense;
+
 use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
 
+pub use self::dense::{Dense, Source, Trace};
 use crate::ops::{Routes, Upload};
 use crate::{
     config::{GptConfig, HeadSizes, Positions, Rope},
@@ -25,87 +28,6 @@ pub enum AttentionContext<'a> {
     Dense(Dense<'a>),
     /// Rows that follow the contents of a cache: prefill and decoding, mixed in any lengths.
     Paged(PagedStep<'a>),
-}
-
-/// `batch` sequences of `seq_len` rows, one after the other.
-#[derive(Debug)]
-pub struct Dense<'a> {
-    /// Number of sequences.
-    pub batch: usize,
-    /// Rows per sequence.
-    pub seq_len: usize,
-    /// The position of each row in its document, `[batch * seq_len]`, if sequences consist of several documents
-    /// (packing): a row then sees only rows of its own document. Without it, each sequence is one document.
-    pub positions: Option<Arc<Vec<u32>>>,
-    /// Receives what the pass computes on the way, if set.
-    pub trace: Option<&'a mut Trace>,
-    /// The seed of dropout. It and a value's place in the model decide whether the value is dropped. `None`: no
-    /// dropout.
-    pub dropout_seed: Option<u64>,
-    /// What the decoder of an encoder-decoder attends to: the encoder's output for the source of each sequence, all of one length,
-    /// `[batch * source_len, d_model]`.
-    pub source: Option<Tensor<2>>,
-    /// Where the second text of each sequence begins, if sequences are pairs of texts and the model tells them apart.
-    pub second_texts: Option<Arc<Vec<Option<usize>>>>,
-}
-
-/// What a forward pass computes on the way, of the layers that were asked for.
-#[derive(Debug)]
-pub struct Trace {
-    attention_layers: Vec<usize>,
-    attention_heads: Vec<usize>,
-    attention: Vec<(usize, Tensor<4>)>,
-    stream_layers: Vec<usize>,
-    stream: Vec<(usize, Tensor<2>)>,
-}
-
-impl Trace {
-    /// Traces `attention_heads` in `attention_layers`, and the residual stream after each number of blocks in
-    /// `stream_layers`.
-    pub(crate) fn new(attention_layers: Vec<usize>, attention_heads: Vec<usize>, stream_layers: Vec<usize>) -> Self {
-        Self { attention_layers, attention_heads, attention: Vec::new(), stream_layers, stream: Vec::new() }
-    }
-
-    /// Records the attention weights of a layer, `[batch, n_heads, seq_len, seq_len]`, if they were asked for.
-    pub(crate) fn record_attention(&mut self, layer: usize, weights: Tensor<4>) {
-        if self.attention_layers.contains(&layer) && !self.attention_heads.is_empty() {
-            let heads = self.attention_heads.iter().map(|&head| weights.clone().narrow(1, head, 1)).collect();
-            self.attention.push((layer, Tensor::cat(heads, 1)));
-        }
-    }
-
-    /// The attention weights of a layer that was asked for, `[batch, attention_heads, seq_len, seq_len]`.
-    ///
-    /// # Panics
-    /// If the layer was not asked for, or no pass has run.
-    pub(crate) fn attention_of(&self, layer: usize) -> Tensor<4> {
-        match self.attention.iter().find(|(traced, _)| *traced == layer) {
-            Some((_, weights)) => weights.clone(),
-            None => unreachable!("the attention of layer {layer} was not traced"),
-        }
-    }
-
-    /// The residual stream after so many blocks, `[n_rows, d_model]`.
-    ///
-    /// # Panics
-    /// As [`attention_of`](Self::attention_of).
-    pub(crate) fn stream_of(&self, n_blocks: usize) -> Tensor<2> {
-        match self.stream.iter().find(|(traced, _)| *traced == n_blocks) {
-            Some((_, stream)) => stream.clone(),
-            None => unreachable!("the residual stream after {n_blocks} blocks was not traced"),
-        }
-    }
-}
-
-impl Dense<'_> {
-    fn new(batch: usize, seq_len: usize) -> Self {
-        Self { batch, seq_len, positions: None, trace: None, dropout_seed: None, source: None, second_texts: None }
-    }
-
-    /// Whether attention weights are traced. One fused operation rotates and attends otherwise.
-    pub(crate) fn traces_attention(&self) -> bool {
-        self.trace.as_ref().is_some_and(|trace| !trace.attention_layers.is_empty())
-    }
 }
 
 impl<'a> AttentionContext<'a> {
@@ -150,7 +72,23 @@ impl<'a> AttentionContext<'a> {
     #[must_use]
     pub fn with_source(mut self, encoded: Tensor<2>) -> Self {
         let Self::Dense(dense) = &mut self else { unreachable!("sources of a step are in its cache") };
-        dense.source = Some(encoded);
+        dense.source = Some(Source { encoded, lens: None });
+        self
+    }
+
+    /// [`with_source`](Self::with_source) for sources of different lengths, `lens [batch]`: in `encoded [batch * source_len, d_model]`,
+    /// the rows behind the tokens of a source are padding.
+    ///
+    /// # Panics
+    /// As [`with_source`](Self::with_source); unless there is a length for each sequence, from 1 to `source_len`.
+    #[must_use]
+    pub fn with_sources(mut self, encoded: Tensor<2>, lens: Arc<Vec<usize>>) -> Self {
+        let Self::Dense(dense) = &mut self else { unreachable!("sources of a step are in its cache") };
+        let source_len = encoded.dims()[0] / dense.batch.max(1);
+        assert_eq!(lens.len(), dense.batch, "lengths, one for each sequence");
+        assert!(lens.iter().all(|len| (1..=source_len).contains(len)), "lengths within {source_len} rows");
+        let is_padded = lens.iter().any(|len| *len < source_len);
+        dense.source = Some(Source { encoded, lens: is_padded.then_some(lens) });
         self
     }
 
@@ -221,6 +159,8 @@ pub(crate) struct ForwardPass<'a> {
     query_factors: Option<Rows>,
     /// How the scores of the encoder's rows are computed, if there is an encoder.
     cross_options: Option<AttentionOptions>,
+    /// What hides the padding of sources.
+    cross_bias: Option<Tensor<4>>,
     /// Keys and values that later layers without and with the window attend to, `[n_rows, 2 * kv_width]`, before rotation. A step
     /// over a cache has them there.
     lent: [Option<Tensor<2>>; 2],
@@ -364,6 +304,10 @@ impl<'a> ForwardPass<'a> {
             }
             AttentionContext::Paged(step) => step.recurrent_rows(),
         });
+        let cross_bias = match &context {
+            AttentionContext::Dense(Dense { batch, source: Some(source), .. }) => source.bias(*batch, device),
+            AttentionContext::Dense(_) | AttentionContext::Paged(_) => None,
+        };
         Self {
             context,
             config,
@@ -383,6 +327,7 @@ impl<'a> ForwardPass<'a> {
                 alibi_slopes: None,
                 relative: None,
             }),
+            cross_bias,
             lent: [None, None],
             per_layer: None,
             recurrent_rows,
@@ -414,10 +359,8 @@ impl<'a> ForwardPass<'a> {
 
     /// Records the residual stream `x` after `n_blocks` blocks, if it is traced.
     pub(crate) fn record_residual(&mut self, n_blocks: usize, x: &Tensor<2>) {
-        if let AttentionContext::Dense(Dense { trace: Some(trace), .. }) = &mut self.context
-            && trace.stream_layers.contains(&n_blocks)
-        {
-            trace.stream.push((n_blocks, x.clone()));
+        if let AttentionContext::Dense(Dense { trace: Some(trace), .. }) = &mut self.context {
+            trace.record_residual(n_blocks, x);
         }
     }
 
@@ -523,15 +466,15 @@ impl<'a> ForwardPass<'a> {
         RecurrentPass { rows, states }
     }
 
-    /// What attention to an encoder's rows needs.
+    /// What attention to an encoder's rows needs: how scores are computed, and what hides padding in them.
     ///
     /// # Panics
     /// If the model has no encoder.
-    pub(crate) fn source(&mut self) -> (&mut AttentionContext<'a>, &AttentionOptions) {
+    pub(crate) fn source(&mut self) -> (&mut AttentionContext<'a>, &AttentionOptions, Option<&Tensor<4>>) {
         let Some(options) = &self.cross_options else {
             unreachable!("attention to a source in a model without an encoder")
         };
-        (&mut self.context, options)
+        (&mut self.context, options, self.cross_bias.as_ref())
     }
 
     /// Adds what distances between rows and keys add to the scores of all layers, by the model's numbers.

@@ -2,7 +2,7 @@
 //! token over a cache, and what they write. `golden/make_seq2seq.py` makes the golden dirs.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use std::{collections::HashMap, fs};
+use std::{collections::HashMap, fs, sync::Arc};
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use hearth_model::{
@@ -168,6 +168,49 @@ fn every_gradient_of_an_encoder_decoder_matches_transformers() {
             values[row.clone()].copy_from_slice(&expected[row]);
         }
         assert_gradients(case, &found, &oracle.grads);
+    }
+}
+
+/// The loss of these texts, each behind the first tokens of its source, in one batch.
+fn loss_behind(gpt: &Gpt, oracle: &Oracle, texts: &[(usize, usize)]) -> Tensor<1> {
+    let (device, n_texts) = (gpt.device(), texts.len());
+    let source_len = texts.iter().map(|(_, len)| *len).max().unwrap();
+    let filled = |(text, len): &(usize, usize)| {
+        let source = oracle.source_ids[text * oracle.source_len..][..*len].to_vec();
+        [source, vec![7; source_len - len]].concat()
+    };
+    let positions =
+        |(_, len): &(usize, usize)| (0..*len as u32).chain(0..(source_len - len) as u32).collect::<Vec<_>>();
+    let context = AttentionContext::dense(n_texts, source_len)
+        .with_positions(Arc::new(texts.iter().flat_map(positions).collect()));
+    let encoded = gpt.encode(tensor(&texts.iter().flat_map(filled).collect::<Vec<_>>(), &device), context);
+    let lens = Arc::new(texts.iter().map(|(_, len)| *len).collect());
+    let context = AttentionContext::dense(n_texts, oracle.seq_len).with_sources(encoded, lens);
+    let of_texts = |skip: usize| {
+        let rows = texts.iter().flat_map(|(text, _)| text * oracle.seq_len..(text + 1) * oracle.seq_len);
+        let rows = rows.map(|row| oracle.input_ids[(row + skip) % oracle.input_ids.len()]);
+        tensor(&rows.collect::<Vec<_>>(), &device)
+    };
+    gpt.loss(gpt.forward(of_texts(0), context), of_texts(1))
+}
+
+#[test]
+fn padding_behind_a_source_changes_no_loss_and_no_gradient() {
+    for case in CASES {
+        let oracle = Oracle::read(case);
+        let gpt = without_dropout(&load(case, &Device::flex()), &Device::flex().autodiff());
+        let texts = [(0, oracle.source_len), (1, 5)];
+        let of = |texts: &[(usize, usize)]| {
+            let loss = loss_behind(&gpt, &oracle, texts);
+            (loss.clone().into_scalar::<f32>(), gradients_by_hf_name(case, &gpt, (loss, false)))
+        };
+        let (loss, together) = of(&texts);
+        let [(one, mut expected), (other, of_other)] = texts.map(|text| of(&[text]));
+        assert!((loss - (one + other) / 2.0).abs() < 1e-5 * loss, "{case}: {loss}, alone {one} and {other}");
+        for (name, (_, values)) in &mut expected {
+            values.iter_mut().zip(&of_other[name].1).for_each(|(value, other)| *value = (*value + other) / 2.0);
+        }
+        assert_gradients(case, &together, &expected);
     }
 }
 

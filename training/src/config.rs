@@ -1,7 +1,7 @@
 //! All settings of a training run in one struct, filled from the defaults here, then a preset, a file, and `--set
 //! key=value`. All defaults are here; presets (`presets/*.toml`) list only differences.
 
-use std::{path::PathBuf, time::Duration};
+use std::path::PathBuf;
 
 use hearth_model::ops::{Dtype, Precision};
 use serde::{Deserialize, Serialize};
@@ -13,8 +13,10 @@ mod keys;
 mod layers;
 mod micro_batch;
 mod model;
+mod parallel;
 mod presets;
 mod same_past;
+mod seq2seq;
 mod validate;
 mod value_error;
 
@@ -23,8 +25,10 @@ pub use keys::{hint_of_argument, hint_of_unknown, known_keys};
 pub(crate) use layers::BUDGETS;
 pub use layers::{Layers, Resolved};
 pub use micro_batch::MicroBatchSize;
+pub use parallel::ParallelSettings;
 pub use presets::{PRESETS, Preset};
 pub use same_past::differences;
+pub use seq2seq::Seq2SeqSettings;
 
 pub use crate::{
     data::examples::TooLong,
@@ -46,6 +50,9 @@ pub struct TrainConfig {
     pub data: DataSettings,
     /// What is learned.
     pub objective: ObjectiveSettings,
+    /// Sources and targets.
+    #[serde(skip_serializing_if = "Seq2SeqSettings::is_default")]
+    pub seq2seq: Seq2SeqSettings,
     /// The adapter to train instead of the model; left out: the model itself is trained.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraSettings>,
@@ -79,6 +86,8 @@ pub enum Arch {
     NanoChat,
     /// BERT, an encoder, for `objective.kind=mlm`: as `BertForMaskedLM`.
     Bert,
+    /// T5 1.1, an encoder-decoder, for `objective.kind=seq2seq`: as `T5ForConditionalGeneration`.
+    T5,
 }
 
 /// Sizes of the model. The vocabulary's comes from the tokenizer.
@@ -146,6 +155,9 @@ pub struct DataSettings {
     /// Tokens in one optimizer step, a multiple of `micro_batch_size * max_seq_len`: gradients are summed over as many
     /// micro-batches as that takes. Left out: one micro-batch.
     pub tokens_per_step: Option<usize>,
+    /// `pretrain` with `objective.kind=seq2seq`: the folder of the tokenizer; set by `--tokenizer`. Left out: the one of `model.init`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<PathBuf>,
 }
 
 /// The order of rows.
@@ -390,42 +402,6 @@ pub struct CheckpointSettings {
     pub save_dtype: SaveDtype,
 }
 
-/// Training in several processes, which `mpirun` starts, and replicas that train apart
-/// ([`run::replicas`](crate::run::replicas)).
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ParallelSettings {
-    /// Copies of the model that train apart, each on its share of a step's micro-batches. A power of two; 1: none.
-    pub replicas: usize,
-    /// Steps after which replicas meet.
-    pub sync_every: usize,
-    /// The learning rate of the outer step, with which they meet.
-    pub outer_lr: f64,
-    /// The momentum of the outer step (Nesterov's).
-    pub outer_momentum: f64,
-    /// Seconds that a process waits for another one before the run ends. Left out: 600.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub peer_timeout: Option<u64>,
-}
-
-/// The outer step is that of [DiLoCo](https://arxiv.org/abs/2311.08105), 4.
-impl Default for ParallelSettings {
-    fn default() -> Self {
-        Self { replicas: 1, sync_every: 50, outer_lr: 0.7, outer_momentum: 0.9, peer_timeout: None }
-    }
-}
-
-impl ParallelSettings {
-    /// How long a process waits for another one: longer than an evaluation, a sample or a checkpoint of rank 0 takes.
-    pub fn peer_timeout(&self) -> Duration {
-        Duration::from_secs(self.peer_timeout.unwrap_or(600))
-    }
-
-    fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
-}
-
 /// The dtype of values on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -446,6 +422,7 @@ impl Default for TrainConfig {
             model: ModelSettings::default(),
             data: DataSettings::default(),
             objective: ObjectiveSettings::default(),
+            seq2seq: Seq2SeqSettings::default(),
             lora: None,
             optim: OptimSettings::default(),
             schedule: ScheduleSettings::default(),
@@ -491,6 +468,7 @@ impl Default for DataSettings {
             rows: Rows::Epochs,
             micro_batch_size: MicroBatchSize::Rows(12),
             tokens_per_step: None,
+            tokenizer: None,
         }
     }
 }

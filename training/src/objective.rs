@@ -3,6 +3,7 @@
 //! - `next_token`: the cross entropy of the next token, and of the one after it with a prediction head
 //! - `keep`: the same, with a penalty on what an adapter changes elsewhere
 //! - `mlm`: masked tokens, for encoders
+//! - `seq2seq`: a source to a target, for encoder-decoders
 //! - `dpo`: preferences, direct preference optimization
 //! - `contrastive`: vectors of texts that belong together, for encoders
 //! - `classify`: classes of texts, for encoders
@@ -19,6 +20,7 @@ mod keep;
 mod mlm;
 mod next_token;
 mod pass;
+mod seq2seq;
 mod text_vectors;
 
 use std::{fmt, sync::Arc};
@@ -28,7 +30,10 @@ use hearth_model::{config::GptConfig, gpt::Gpt, ops::Losses, pooling::Pooling, t
 use serde::{Deserialize, Serialize};
 
 pub use self::pass::{RouterBalance, TrainingPass};
-use self::{classify::Classify, contrastive::Contrastive, dpo::Dpo, keep::Keep, mlm::MaskedLm, next_token::NextToken};
+use self::{
+    classify::Classify, contrastive::Contrastive, dpo::Dpo, keep::Keep, mlm::MaskedLm, next_token::NextToken,
+    seq2seq::Seq2Seq,
+};
 use crate::{
     data::loader::{Batch, MaskSettings, RowSource},
     eval::{Score, Windows},
@@ -64,6 +69,9 @@ pub struct ObjectiveSettings {
     /// Trains a prediction head beside a fresh model, which predicts one token further ([DeepSeek-AI,
     /// 2024](https://arxiv.org/abs/2412.19437), 2.2): its loss counts this much beside the model's. 0: no head.
     pub mtp: f64,
+    /// `seq2seq`: the share of a target's probability that is spread over all tokens ([Szegedy et al.,
+    /// 2015](https://arxiv.org/abs/1512.00567), 7).
+    pub label_smoothing: f64,
     /// `contrastive`: what cosines are divided by.
     pub temperature: f64,
     /// `contrastive`, `classify`: how the hidden states of a text become its vector; left out: as the model's files say, or else their mean, or the
@@ -127,6 +135,9 @@ pub enum ObjectiveKind {
     Dpo,
     /// Masked language modeling ([BERT](https://arxiv.org/abs/1810.04805), 3.1), for encoders.
     Mlm,
+    /// A source to a target, for encoder-decoders.
+    #[serde(rename = "seq2seq")]
+    Seq2Seq,
     /// Vectors of texts that belong together, with the other texts of a batch as negatives, for encoders, in `finetune` only. Rows of
     /// a micro-batch are then pairs.
     Contrastive,
@@ -149,6 +160,7 @@ impl fmt::Display for ObjectiveKind {
             Self::Mlm => "mlm",
             Self::Contrastive => "contrastive",
             Self::Classify => "classify",
+            Self::Seq2Seq => "seq2seq",
         })
     }
 }
@@ -165,6 +177,7 @@ impl Default for ObjectiveSettings {
             temperature: 0.05,
             pooling: None,
             negatives: false,
+            label_smoothing: 0.0,
         }
     }
 }
@@ -185,6 +198,7 @@ impl ObjectiveSettings {
                 texts_per_item: if self.negatives { 3 } else { 2 },
             }),
             ObjectiveKind::Classify => Arc::new(Classify { pooling: self.pooling.map_or(Pooling::Cls, Pooling::from) }),
+            ObjectiveKind::Seq2Seq => Arc::new(Seq2Seq { label_smoothing: self.label_smoothing }),
         }
     }
 
@@ -194,7 +208,7 @@ impl ObjectiveSettings {
     /// # Errors
     /// A value that is not allowed.
     pub fn check(self, has_adapter: bool, losses: &[(&'static str, f64)]) -> Result<()> {
-        let ObjectiveSettings { kind, beta, keep, mask_ratio, mtp, temperature, .. } = self;
+        let ObjectiveSettings { kind, beta, keep, mask_ratio, mtp, temperature, label_smoothing, .. } = self;
         ensure!(beta.is_finite() && beta > 0.0, "`objective.beta` must be above 0 and finite, got {beta}");
         ensure!(
             (0.0..=MAX_KEEP).contains(&keep),
@@ -209,7 +223,11 @@ impl ObjectiveSettings {
             "`objective.temperature` must be from {MIN_TEMPERATURE} to 1000, got {temperature}\nhint: 0.01 to 0.1 is usual"
         );
         ensure!(
-            !kind.is_for_encoders() || !has_adapter,
+            (0.0..1.0).contains(&label_smoothing),
+            "`objective.label_smoothing` must be at least 0 and below 1, got {label_smoothing}\nhint: 0.1 is usual"
+        );
+        ensure!(
+            !(kind.is_for_encoders() || kind == ObjectiveKind::Seq2Seq) || !has_adapter,
             "`objective.kind={kind}` trains all weights, not an adapter\nhint: leave out `lora`"
         );
         let objective = self.objective();
@@ -239,8 +257,19 @@ impl ObjectiveSettings {
     /// Rejects a model of `gpt` that does not learn this.
     ///
     /// # Errors
-    /// A language model where an encoder is wanted, the reverse, or an encoder without the head.
+    /// A model of another kind than the objective trains, or an encoder without the head.
     pub fn check_model(self, gpt: &GptConfig) -> Result<()> {
+        match (self.kind, gpt.is_encoder_decoder()) {
+            (ObjectiveKind::Seq2Seq, true) => return Ok(()),
+            (ObjectiveKind::Seq2Seq, false) => bail!(
+                "`objective.kind=seq2seq` trains encoder-decoders, and the model is none\nhint: leave it out, use `model.arch=t5` (the \
+                 preset `seq2seq-tiny`), or start with a model such as a `T5ForConditionalGeneration`"
+            ),
+            (kind, true) => bail!(
+                "`objective.kind={kind}` does not train encoder-decoders, and the model is one\nhint: `--set objective.kind=seq2seq` does"
+            ),
+            (_, false) => {}
+        }
         match (self.kind, gpt.bidirectional) {
             (ObjectiveKind::Mlm, false) => bail!(
                 "`objective.kind=mlm` trains encoders, and the model is one that writes text\nhint: leave it out, use \
@@ -275,13 +304,15 @@ pub enum RowKind {
     Pairs,
     /// Items of so many texts that become a vector each: each text is a row.
     Texts(usize),
+    /// Targets, each with a source that an encoder reads.
+    Translations,
 }
 
 impl RowKind {
     /// Rows for each row, pair or item that `data.micro_batch_size` counts.
     pub fn rows_per_item(self) -> usize {
         match self {
-            Self::Sequences => 1,
+            Self::Sequences | Self::Translations => 1,
             Self::Pairs => 2,
             Self::Texts(n) => n,
         }

@@ -48,6 +48,7 @@ fn batch(first: usize, batch_size: usize) -> Batch {
         positions: None,
         references: None,
         items: None,
+        sources: None,
         epoch: 0,
     }
 }

@@ -30,6 +30,7 @@ mod recipe;
 mod replicas;
 mod resume;
 mod retrieval;
+mod seq2seq;
 #[path = "../../model/tests/stand_in_hub.rs"]
 #[expect(dead_code, reason = "the model's tests use the rest")]
 mod stand_in_hub;

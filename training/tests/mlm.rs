@@ -66,6 +66,7 @@ fn loss_and_gradients_of_masked_tokens_match_transformers_in_one_micro_batch_and
                     positions: None,
                     references: None,
                     items: None,
+                    sources: None,
                     epoch: 0,
                 })
                 .collect();

@@ -15,7 +15,7 @@ use hearth_training::{
         checkpoint::Checkpoint,
         progress::{ProgressLine, Reporter, Style},
         run_dir::{RunDir, Start},
-        trainer::{Data, RunOutcome, Trainer},
+        trainer::{Data, DecoderTokens, RunOutcome, Trainer},
     },
 };
 use serde_json::Value;
@@ -65,6 +65,7 @@ fn data() -> Data {
         hash: Digest::of(text.as_bytes()),
         tokenizer_hash: Digest::of(built.tokenizer_json.as_bytes()),
         tokenizer,
+        decoder: DecoderTokens::default(),
     }
 }
 

@@ -59,6 +59,7 @@ fn batch(rows: &[Vec<TokenId>]) -> Batch {
         positions: None,
         references: None,
         items: None,
+        sources: None,
         epoch: 0,
     }
 }

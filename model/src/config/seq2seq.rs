@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{GptConfig, NormPosition, Positions, validate::require};
+use super::{Activation, GptConfig, NormPosition, Positions, Sizes, validate::require};
 use crate::error::Result;
 
 /// Distances between a query and a key that have a number of their own: short ones each, longer ones in ranges that grow
@@ -50,6 +50,27 @@ impl Positions {
 }
 
 impl GptConfig {
+    /// The architecture of [T5](https://arxiv.org/abs/1910.10683) 1.1: an encoder and a decoder of `sizes` each, with Llama's norms and
+    /// gated MLPs, and with distances in scores instead of positions.
+    pub fn t5(sizes: Sizes) -> Self {
+        let decoder = Self {
+            positions: Positions::Relative(RelativeBuckets { n_buckets: 32, max_distance: 128 }),
+            activation: Activation::GeluTanh,
+            attention_scale: Some(1.0),
+            norm_eps: 1e-6,
+            ..Self::llama(sizes)
+        };
+        decoder.with_own_encoder()
+    }
+
+    /// A decoder with an encoder of the same layers before it.
+    #[must_use]
+    pub fn with_own_encoder(self) -> Self {
+        let encoder =
+            Self { bidirectional: true, tie_embeddings: true, logit_multiplier: 1.0, encoder: None, ..self.clone() };
+        Self { encoder: Some(Box::new(encoder)), ..self }
+    }
+
     /// Whether the model is a decoder with an encoder before it.
     pub fn is_encoder_decoder(&self) -> bool {
         self.encoder.is_some()

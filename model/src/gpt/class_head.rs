@@ -140,7 +140,7 @@ impl Gpt {
     pub fn class_losses(&self, vectors: Tensor<2>, targets: impl Into<Targets>) -> Option<Losses> {
         let head = self.classes.as_ref()?;
         let out = head.out.parts(None, &[]);
-        let options = LossOptions { softcap: None, z_loss: 0.0 };
+        let options = LossOptions { softcap: None, z_loss: 0.0, label_smoothing: 0.0 };
         Some(ops::linear_cross_entropy(head.features(vectors), (out.weight, out.bias), options, targets.into()))
     }
 

@@ -29,6 +29,15 @@ impl Encoder {
 }
 
 impl Gpt {
+    /// The same model for training, in which what `transformers` holds fixed is fixed: the bias of an encoder-decoder's logits.
+    #[must_use]
+    pub fn with_fixed_logit_bias(mut self) -> Self {
+        if self.config.is_encoder_decoder() {
+            self.lm_head.bias = self.lm_head.bias.map(|bias| bias.set_require_grad(false));
+        }
+        self
+    }
+
     /// The token ids of sources to the encoder's output, a row for each token: `[n_tokens]` to `[n_tokens, d_model]`. `context`
     /// says which tokens are of one source.
     ///

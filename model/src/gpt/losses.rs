@@ -26,7 +26,21 @@ impl Gpt {
     /// # Panics
     /// As [`loss`](Self::loss).
     pub fn losses(&self, hidden: Tensor<2>, targets: impl Into<Targets>, z_loss: f64) -> Losses {
-        let options = LossOptions { softcap: self.config.logit_softcap, z_loss };
+        self.smoothed_losses(hidden, targets, [z_loss, 0.0])
+    }
+
+    /// As [`losses`](Self::losses), with label smoothing: of what a target counts, the share `label_smoothing` is spread evenly over
+    /// all tokens ([Szegedy et al., 2015](https://arxiv.org/abs/1512.00567), 7). The cross entropy is reported without it.
+    ///
+    /// # Panics
+    /// As [`loss`](Self::loss).
+    pub fn smoothed_losses(
+        &self,
+        hidden: Tensor<2>,
+        targets: impl Into<Targets>,
+        [z_loss, label_smoothing]: [f64; 2],
+    ) -> Losses {
+        let options = LossOptions { softcap: self.config.logit_softcap, z_loss, label_smoothing };
         ops::linear_cross_entropy(self.output_input(hidden), self.output(), options, targets.into())
     }
 

@@ -289,6 +289,16 @@ pub(crate) fn document_bias(
     Tensor::from_data(TensorData::new(bias, shape), device)
 }
 
+/// The bias of scores that hides the keys behind the first `lens [batch]` of `n_keys`: `[batch, 1, 1, n_keys]`.
+pub(crate) fn padding_bias(lens: &[usize], n_keys: usize, device: &Device) -> Tensor<4> {
+    let of_keys = |len: &usize| {
+        let len = *len;
+        (0..n_keys).map(move |key| if key < len { 0.0 } else { HIDDEN })
+    };
+    let bias: Vec<f32> = lens.iter().flat_map(of_keys).collect();
+    Tensor::from_data(TensorData::new(bias, [lens.len(), 1, 1, n_keys]), device)
+}
+
 /// `[batch * seq_len, n_heads * head_dim]` to `[batch, n_heads, seq_len, head_dim]`.
 fn split_heads(x: Tensor<2>, [batch, seq_len, n_heads, head_dim]: [usize; 4]) -> Tensor<4> {
     x.reshape([batch, seq_len, n_heads, head_dim]).swap_dims(1, 2)

@@ -16,7 +16,7 @@ use crate::error::Result;
 /// What is minimised, and what is reported, `[1]` each.
 #[derive(Clone, Debug)]
 pub struct Losses {
-    /// The cross entropy in nats plus the z-loss. Training follows its gradients.
+    /// The cross entropy in nats, smoothed if that was asked for, plus the z-loss. Training follows its gradients.
     pub objective: Tensor<1>,
     /// The cross entropy alone, without gradients.
     pub cross_entropy: Tensor<1>,
@@ -66,12 +66,15 @@ pub(crate) fn linear_cross_entropy(
             let operands = [hidden.into(), matrix.into()].into_iter().chain(bias.map(Into::into));
             apply(operands.collect(), op)
         }
-        (WeightForm::Stored(matrix), Placement::GpuTraining) if matrix.dtype() == DType::F32 => {
+        // The GPU's bodies do not smooth.
+        (WeightForm::Stored(matrix), Placement::GpuTraining)
+            if matrix.dtype() == DType::F32 && options.label_smoothing == 0.0 =>
+        {
             let op = on_gpu(targets);
             let operands = [hidden.into(), matrix.into()].into_iter().chain(bias.map(Into::into));
             apply_on_gpu(operands.collect(), op)
         }
-        (WeightForm::OnGpu(_), Placement::Gpu) => {
+        (WeightForm::OnGpu(_), Placement::Gpu) if options.label_smoothing == 0.0 => {
             let ([_, d_model], [vocab_size, _]) = (hidden.dims(), weight.dims());
             let logits = |rows| linear(hidden.clone().slice([rows, 0..d_model]), weight, None);
             on_gpu(targets).of_logits(vocab_size, bias, logits)
@@ -94,7 +97,7 @@ pub(crate) fn token_losses(
 ) -> Result<Vec<f32>> {
     let ([n_rows, d_model], [vocab_size, _]) = (hidden.dims(), weight.dims());
     assert_eq!(targets.len(), n_rows, "targets, one for each row");
-    let options = LossOptions { softcap, z_loss: 0.0 };
+    let options = LossOptions { softcap, ..LossOptions::default() };
     let op = cpu::LinearCrossEntropy::new(targets, weights, options, Precision::F32);
     let counted = op.counted_rows();
     let hidden = match &counted {
@@ -115,12 +118,12 @@ pub(crate) fn token_losses(
             vec![0.0; n]
         })
     };
-    let of_counted = op.row_losses(vocab_size, counted.as_deref(), logits);
+    let of_counted = op.cross_entropies(vocab_size, counted.as_deref(), logits);
     if let Some(error) = failed.into_inner() {
         return Err(error);
     }
     let mut losses = vec![0.0; n_rows];
-    for (n, &loss) in of_counted.iter().step_by(2).enumerate() {
+    for (n, &loss) in of_counted.iter().enumerate() {
         losses[counted.as_ref().map_or(n, |counted| counted[n])] = loss;
     }
     Ok(losses)
@@ -130,7 +133,7 @@ pub(crate) fn token_losses(
 pub(crate) fn linear_cross_entropy_reference(
     hidden: Tensor<2>,
     (weight, bias): (&Weight, Option<Tensor<1>>),
-    LossOptions { softcap, z_loss }: LossOptions,
+    LossOptions { softcap, z_loss, label_smoothing }: LossOptions,
     targets: Targets,
 ) -> Losses {
     let n_rows = hidden.dims()[0];
@@ -143,6 +146,13 @@ pub(crate) fn linear_cross_entropy_reference(
     let of_targets = log_probs.clone().gather(1, targets.ids.clone().unsqueeze_dim(1));
     let cross_entropy = targets.reduce(of_targets.reshape([n_rows])).neg();
     let reported = without_gradient(cross_entropy.clone());
+    let cross_entropy = match label_smoothing {
+        0.0 => cross_entropy,
+        share => {
+            let of_all = targets.reduce(log_probs.clone().mean_dim(1).reshape([n_rows])).neg();
+            cross_entropy.mul_scalar(1.0 - share) + of_all.mul_scalar(share)
+        }
+    };
     if z_loss == 0.0 {
         return Losses { objective: cross_entropy, cross_entropy: reported };
     }

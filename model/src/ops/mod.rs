@@ -53,7 +53,7 @@ use activation::soft_cap_reference;
 pub(crate) use activation::{activate, clamped_swiglu, gated, gelu_of, sigmoid_gated, soft_cap, xielu};
 pub use adamw::adamw;
 pub(crate) use attention::{
-    append_and_attend, attention_dense, attention_paged, causal_bias, document_bias, rope_and_attend,
+    append_and_attend, attention_dense, attention_paged, causal_bias, document_bias, padding_bias, rope_and_attend,
 };
 pub(crate) use block::{Block, BlockScratch, PagedAttention, block, has_block};
 pub use clip::{clip_norm, clip_part, square_sums};

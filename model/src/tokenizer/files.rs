@@ -12,7 +12,7 @@ use super::{
     pieces::{Decoder, DecoderJson, Entry, PieceTable},
     sentence_piece::{self, SENTENCE_PIECE_FILE},
     tekken::{self, TEKKEN_FILE},
-    translators::{self, Translator},
+    translators::{self, Side, Translator},
     windows,
 };
 use crate::{
@@ -55,7 +55,22 @@ struct ModelJson {
     continuing_subword_prefix: Option<String>,
 }
 
+impl Tokenizer {
+    /// As [`from_dir`](Self::from_dir), for the texts that a translator writes: Marian has their pieces in a file of their own. For
+    /// other models, it is the tokenizer of all texts.
+    ///
+    /// # Errors
+    /// As [`from_dir`](Self::from_dir).
+    pub fn for_targets_from_dir(dir: &Path) -> Result<Self> {
+        read_side(dir, Side::Target)
+    }
+}
+
 pub(super) fn read_dir(dir: &Path) -> Result<Tokenizer> {
+    read_side(dir, Side::Source)
+}
+
+fn read_side(dir: &Path, side: Side) -> Result<Tokenizer> {
     let path = dir.join(TOKENIZER_FILE);
     let [tekken_path, pieces_path] = [TEKKEN_FILE, SENTENCE_PIECE_FILE].map(|name| dir.join(name));
     let config = |name: &str| {
@@ -79,7 +94,7 @@ pub(super) fn read_dir(dir: &Path) -> Result<Tokenizer> {
         Err(Error::Io { reason, .. })
             if reason.kind() == io::ErrorKind::NotFound
                 && let Some(Translator { tokenizer_json, config_json, cutter }) =
-                    translators::read(dir, (&config, &dir.join(TOKENIZER_CONFIG_FILE)))? =>
+                    translators::read(dir, side, (&config, &dir.join(TOKENIZER_CONFIG_FILE)))? =>
         {
             let own = parse_json(&config_json, &path)?;
             return build(&tokenizer_json, &config.or_roles_of(own), &path, Some(cutter));

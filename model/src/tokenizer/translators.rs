@@ -20,6 +20,8 @@ use crate::{
 
 /// Marian's pieces of the source language.
 pub(crate) const SOURCE_PIECES_FILE: &str = "source.spm";
+/// Marian's pieces of the target language.
+const TARGET_PIECES_FILE: &str = "target.spm";
 /// M2M100's pieces.
 pub(crate) const BPE_PIECES_FILE: &str = "sentencepiece.bpe.model";
 const VOCAB_FILE: &str = "vocab.json";
@@ -42,14 +44,26 @@ pub(super) struct Translator {
     pub(super) cutter: ModelWrapper,
 }
 
-/// The tokenizer in `dir`, if it has the files of one. `config` is what the file `config_path` says.
+/// Which texts a tokenizer is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    Source,
+    Target,
+}
+
+/// The tokenizer in `dir` for texts of a side, if it has the files of one. `config` is what the file `config_path` says.
 ///
 /// # Errors
 /// A file is missing or broken, or has vocabularies of its own for each language.
-pub(super) fn read(dir: &Path, (config, config_path): (&ConfigJson, &Path)) -> Result<Option<Translator>> {
+pub(super) fn read(dir: &Path, side: Side, (config, config_path): (&ConfigJson, &Path)) -> Result<Option<Translator>> {
     let found = [SOURCE_PIECES_FILE, BPE_PIECES_FILE].into_iter().find(|name| dir.join(name).is_file());
     let Some(name) = found else { return Ok(None) };
-    let (path, vocab_path) = (dir.join(name), dir.join(VOCAB_FILE));
+    let (pieces, language) = match side {
+        Side::Source => (name, "src_lang"),
+        Side::Target if name == SOURCE_PIECES_FILE => (TARGET_PIECES_FILE, "tgt_lang"),
+        Side::Target => (name, "tgt_lang"),
+    };
+    let (path, vocab_path) = (dir.join(pieces), dir.join(VOCAB_FILE));
     if config.flag("separate_vocabs") {
         let what = "has `separate_vocabs`: a vocabulary for each language, which is not supported";
         return Err(Error::file(config_path, what));
@@ -75,7 +89,7 @@ pub(super) fn read(dir: &Path, (config, config_path): (&ConfigJson, &Path)) -> R
         };
         let languages = languages.split_whitespace().map(|code| format!("__{code}__"));
         special.extend(languages.zip(vocab.len()..));
-        let source = format!("__{}__", config.text("src_lang").unwrap_or("en"));
+        let source = format!("__{}__", config.text(language).unwrap_or("en"));
         prefix = special.iter().find(|(language, _)| *language == source).cloned();
     } else {
         let codes = vocab.iter().filter(|(token, _)| token.starts_with(">>") && token.ends_with("<<"));

@@ -407,6 +407,18 @@ fn read_eos_token_ids(dir: &Path, vocab_size: usize, tokenizer: &Tokenizer) -> R
     eos_token_ids(&[load_generation_json(dir)?, (config_path, config)], vocab_size, tokenizer)
 }
 
+/// The tokens with which the decoder of the encoder-decoder in the model dir `dir` begins, as in [`LoadedModel`], and the one that
+/// fills up rows. None for other models.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_decoder_start(dir: &Path) -> Result<(Vec<TokenId>, Option<TokenId>)> {
+    let dir = &*model_of(dir);
+    let (config, path) = load_config_json(dir)?;
+    let pad = config.get("pad_token_id").and_then(Value::as_u64).and_then(|id| TokenId::try_from(id).ok());
+    Ok((decoder_start(&[load_generation_json(dir)?, (path, config)], &load_config(dir)?)?, pad))
+}
+
 /// `generation_config.json` and its contents; empty without the file.
 fn load_generation_json(dir: &Path) -> Result<(PathBuf, Map<String, Value>)> {
     let path = dir.join(GENERATION_FILE);
@@ -504,8 +516,10 @@ pub struct SaveOptions {
     pub class: Option<String>,
     /// End-of-sequence tokens, for `config.json` and `generation_config.json`.
     pub eos_token_ids: Vec<TokenId>,
-    /// The tokens with which the decoder of an encoder-decoder begins, for `config.json`.
+    /// The tokens with which the decoder of an encoder-decoder begins, for both files.
     pub decoder_start: Vec<TokenId>,
+    /// The token that fills up rows in `transformers`, for both files.
+    pub pad_token_id: Option<TokenId>,
     /// Further files by name, such as `tokenizer.json`. A `generation_config.json` among them is written instead of one
     /// with the end-of-sequence tokens.
     pub extra_files: Vec<(String, Vec<u8>)>,
@@ -519,6 +533,7 @@ impl Default for SaveOptions {
             class: None,
             eos_token_ids: Vec::new(),
             decoder_start: Vec::new(),
+            pad_token_id: None,
             extra_files: Vec::new(),
         }
     }
@@ -565,13 +580,14 @@ pub fn write(staged: &StagedDir, gpt: &Gpt, options: &SaveOptions) -> Result<()>
     config.extend(gpt.prediction_head().map(|_| ("mtp_num_hidden_layers".to_owned(), Value::from(1))));
     let mut generation = Map::new();
     // Written even if there is none: `transformers` would use the ids of the class's first model.
-    for key in ["bos_token_id", "pad_token_id"] {
-        config.entry(key).or_insert(Value::Null);
-    }
+    config.entry("bos_token_id").or_insert(Value::Null);
+    config.entry("pad_token_id").or_insert(options.pad_token_id.map_or(Value::Null, Value::from));
     let eos = eos_json(&options.eos_token_ids);
     for (key, id) in ["decoder_start_token_id", "forced_bos_token_id"].iter().zip(&options.decoder_start) {
         config.insert((*key).to_owned(), Value::from(*id));
+        generation.insert((*key).to_owned(), Value::from(*id));
     }
+    generation.extend(options.pad_token_id.map(|id| ("pad_token_id".to_owned(), Value::from(id))));
     config.insert(EOS.to_owned(), eos.clone());
     generation.insert(EOS.to_owned(), eos);
     let names = schema.tensor_names();

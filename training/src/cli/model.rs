@@ -76,16 +76,25 @@ impl ModelArgs {
         Ok(OpenModel { loaded, path, name: self.model.to_string() })
     }
 
-    /// [`open_any`](Self::open_any) of a model that writes text.
+    /// [`open_any`](Self::open_any) of a model that continues texts.
     ///
     /// # Errors
     /// The same, and another kind of model.
     pub fn open(&self) -> Result<OpenModel> {
-        let OpenModel { loaded, path, name } = self.open_any()?;
-        ensure!(!loaded.gpt.config().bidirectional, "`{}` is an encoder, which writes no text", self.model);
-        let is_both = loaded.gpt.config().is_encoder_decoder();
+        let opened = self.open_seq2seq_too()?;
+        let is_both = opened.loaded.gpt.config().is_encoder_decoder();
         ensure!(!is_both, "`{}` is an encoder-decoder, which continues no text: it needs a source", self.model);
-        Ok(OpenModel { loaded, path, name })
+        Ok(opened)
+    }
+
+    /// As [`open`](Self::open), also an encoder-decoder.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn open_seq2seq_too(&self) -> Result<OpenModel> {
+        let opened = self.open_any()?;
+        ensure!(!opened.loaded.gpt.config().bidirectional, "`{}` is an encoder, which writes no text", self.model);
+        Ok(opened)
     }
 
     /// Prints a report: as JSON with `--json`, else the lines of `text`.

@@ -3,6 +3,7 @@
 mod inspect;
 mod split;
 mod texts;
+pub(super) mod translations;
 
 use std::{
     path::{Path, PathBuf},
@@ -31,11 +32,11 @@ use hearth_training::{
     plan::data_defaults::{Defaults, ExamplesSize},
     run::{
         adapter::{require_model, require_trainable},
-        trainer::Data,
+        trainer::{Data, DecoderTokens},
     },
 };
 
-use self::{split::split_by_prompt, texts::TextItems};
+use self::{split::split_by_prompt, texts::TextItems, translations::TranslationSet};
 use super::session::{RunArgs, Session};
 
 /// Fine-tunes a model on conversations, prompts with completions, or texts
@@ -50,6 +51,7 @@ pub(crate) struct Args {
     model: ModelSource,
 
     /// Examples: jsonl, CSV, TSV or Parquet files with `messages` (and `tools`), `prompt` and `completion`, or `text`, or with
+    /// `source` and `target` (for encoder-decoders), or with
     /// `keep` (texts on which predictions should stay unchanged while an adapter trains), or in the layouts of ShareGPT and Alpaca; text files; folders
     /// of them (files of a test split are left out); data sets of the Hugging Face hub
     #[arg(long, value_name = "FILES", required = true, num_args = 1..)]
@@ -125,7 +127,7 @@ pub(crate) fn run(mut args: Args) -> Result<ExitCode> {
 }
 
 /// Refuses a share to hold out where there are `n_val` examples for validation already.
-fn require_no_share(defaults: &Defaults, n_val: usize, config: &TrainConfig) -> Result<()> {
+pub(super) fn require_no_share(defaults: &Defaults, n_val: usize, config: &TrainConfig) -> Result<()> {
     ensure!(
         n_val == 0 || !defaults.is_set("data.val_fraction"),
         "`data.val_fraction` is {}, but there are {n_val} examples for validation already, by `--val` or the names of files\nhint: \
@@ -140,6 +142,7 @@ enum ExampleSet {
     Examples(Examples<Example>),
     Pairs(Examples<PreferencePair>),
     Texts(TextItems),
+    Translations(TranslationSet),
 }
 
 impl ExampleSet {
@@ -154,6 +157,10 @@ impl ExampleSet {
             RowKind::Sequences => examples_of(sources, text, config, status).map(Self::Examples),
             RowKind::Pairs => pairs_of(sources, text, config, status).map(Self::Pairs),
             RowKind::Texts(_) => TextItems::read(sources, text, config, status).map(Self::Texts),
+            RowKind::Translations => {
+                let encoder = translations::encoder_of_model(text, config)?;
+                TranslationSet::read(sources, encoder, config, status).map(Self::Translations)
+            }
         }
     }
 
@@ -162,6 +169,7 @@ impl ExampleSet {
             Self::Examples(found) => summary_line(found),
             Self::Pairs(found) => pairs_line(found),
             Self::Texts(items) => items.summary(),
+            Self::Translations(found) => found.summary(),
         }
     }
 
@@ -170,6 +178,7 @@ impl ExampleSet {
             Self::Examples(found) => data_of(found, model, text, config),
             Self::Pairs(found) => data_of_pairs(found, model, text, config),
             Self::Texts(items) => items.into_data(model, text, config),
+            Self::Translations(found) => found.into_data(model, text, config),
         }
     }
 
@@ -178,6 +187,7 @@ impl ExampleSet {
             Self::Examples(found) => found.val.len(),
             Self::Pairs(found) => found.val.len(),
             Self::Texts(items) => items.n_val(),
+            Self::Translations(found) => found.n_val(),
         }
     }
 
@@ -186,6 +196,7 @@ impl ExampleSet {
             Self::Examples(found) => size_of(found),
             Self::Pairs(found) => size_of_pairs(found),
             Self::Texts(items) => items.size(),
+            Self::Translations(found) => found.size(),
         }
     }
 }
@@ -483,5 +494,6 @@ fn data_with([train, val]: [RowSource; 2], hash: Digest, model: &Path, text: Loa
         eos_token_ids: text.eos_token_ids,
         tokenizer: text.tokenizer,
         tokenizer_files,
+        decoder: DecoderTokens::default(),
     })
 }

@@ -15,7 +15,7 @@ use hearth_training::{
         shard::Tokens,
         tokenizer_build::BuiltTokenizer,
     },
-    run::trainer::Data,
+    run::trainer::{Data, DecoderTokens},
 };
 
 use super::session::{RunArgs, Session};
@@ -117,6 +117,7 @@ fn data_of(text: &str, config: &TrainConfig) -> Result<Data> {
         hash: hash.finish(),
         tokenizer_hash,
         eos_token_ids: eos,
+        decoder: DecoderTokens::default(),
     })
 }
 

@@ -96,14 +96,21 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let mut samples = Vec::new();
     let context = model.gpt.config().max_seq_len;
     let max_tokens = config.sample.max_tokens;
-    let options = LocalOptions::for_one(context.min(prompt_ids.len().saturating_add(max_tokens)), None);
-    let mut engine = LocalEngine::new(model.gpt, &model.tokenizer, options)?;
+    // An encoder reads the prompt, and the decoder begins with its own tokens.
+    let (source_ids, prompt_ids) = match model.gpt.config().is_encoder_decoder() {
+        true => (prompt_ids, model.decoder_start.clone()),
+        false => (Vec::new(), prompt_ids),
+    };
+    let n_tokens = context.min(prompt_ids.len().saturating_add(max_tokens));
     let stop_token_ids = Arc::new(model.eos_token_ids.iter().copied().collect());
     let request = RequestParts {
         prompt_ids: prompt_ids.as_slice().into(),
+        source_ids: source_ids.into(),
         stop: StopConditions { max_tokens, stop_token_ids, ..StopConditions::default() },
         ..RequestParts::default()
     };
+    let options = LocalOptions::for_one(request.n_source_places() + n_tokens, None);
+    let mut engine = LocalEngine::new(model.gpt, &model.tokenizer, options)?;
     for number in 0..u64::from(args.number) {
         if number > 0 {
             write(SEPARATOR).context("cannot write the text")?;

@@ -249,7 +249,7 @@ impl Session {
         }
         let trains_vectors = self.config.objective.objective().trains_vectors();
         let gpt_config = if trains_vectors { gpt_config.without_mlm_head() } else { gpt_config };
-        Ok(GptConfig { dropout: self.config.model.dropout, ..gpt_config })
+        Ok(gpt_config.with_dropout(self.config.model.dropout))
     }
 
     /// Trains, or prints the estimate of `--dry-run`.

@@ -43,9 +43,12 @@ impl TrainConfig {
             Purpose::Pretrain | Purpose::Bench | Purpose::Sample => {}
         }
         ensure!(
-            kind == RowKind::Sequences || purpose == Purpose::Finetune,
-            "`objective.kind={}` is for `finetune`, not for `{}`\nhint: leave it out, or use that command",
+            kind == RowKind::Sequences
+                || purpose == Purpose::Finetune
+                || kind == RowKind::Translations && purpose == Purpose::Pretrain,
+            "`objective.kind={}` is for `finetune`{}, not for `{}`\nhint: leave it out, or use that command",
             self.objective.kind,
+            if kind == RowKind::Translations { " and `pretrain`" } else { "" },
             purpose.command()
         );
         Ok(())

@@ -4,7 +4,7 @@
 use toml::{Table, Value};
 
 use super::{Algorithm, OptimSettings, Purpose, ScheduleKind, ScheduleSettings, TrainConfig};
-use crate::objective::RowKind;
+use crate::objective::{ObjectiveKind, RowKind};
 
 /// Settings that have an effect only under a condition.
 struct Rule {
@@ -28,8 +28,19 @@ const RUNS: &[Purpose] = &[Quickstart, Pretrain, Finetune];
 const RULES: &[Rule] = &[
     Rule { keys: &["data.path"], when: When::Commands(&[Pretrain]) },
     Rule { keys: &["data.vocab_size"], when: When::Commands(&[Quickstart]) },
-    Rule { keys: &["data.val_fraction"], when: When::Commands(&[Quickstart, Finetune]) },
-    Rule { keys: &["data.too_long"], when: When::Commands(&[Finetune]) },
+    Rule {
+        keys: &["data.val_fraction"],
+        when: When::Settings(
+            "`quickstart` and `finetune`, not for `pretrain` without `objective.kind=seq2seq`",
+            |config| matches!(config.purpose, Some(Quickstart | Finetune)) || reads_records(config),
+        ),
+    },
+    Rule {
+        keys: &["data.too_long"],
+        when: When::Settings("`finetune`, not for `pretrain` without `objective.kind=seq2seq`", |config| {
+            config.purpose == Some(Finetune) || reads_records(config)
+        }),
+    },
     Rule {
         keys: &["data.rows", "objective.", "schedule.", "eval.", "checkpoint.", "parallel."],
         when: When::Commands(RUNS),
@@ -76,7 +87,7 @@ const RULES: &[Rule] = &[
     Rule {
         keys: &["data.rows"],
         when: When::Settings(
-            "`objective.kind=next-token` and `mlm`; with others, each answer or text is a row",
+            "`objective.kind=next-token` and `mlm`; with others, each answer, text or target is a row",
             |config| config.objective.objective().rows() == RowKind::Sequences,
         ),
     },
@@ -107,6 +118,14 @@ const RULES: &[Rule] = &[
     Rule {
         keys: &["sample."],
         when: When::Settings("models that write text, not encoders", |config| !config.objective.kind.is_for_encoders()),
+    },
+    Rule {
+        keys: &["objective.label_smoothing", "seq2seq."],
+        when: When::Settings("`objective.kind=seq2seq`", |config| config.objective.kind == ObjectiveKind::Seq2Seq),
+    },
+    Rule {
+        keys: &["data.tokenizer"],
+        when: When::Settings("`pretrain` with `objective.kind=seq2seq`; prepared data have a tokenizer", reads_records),
     },
     Rule {
         keys: &["optim.muon."],
@@ -170,6 +189,11 @@ const RULES: &[Rule] = &[
         when: When::Settings("a `sample.temperature` above 0", |config| config.sample.temperature > 0.0),
     },
 ];
+
+/// Whether `pretrain` reads records, not prepared data.
+fn reads_records(config: &TrainConfig) -> bool {
+    config.purpose == Some(Pretrain) && config.objective.kind == ObjectiveKind::Seq2Seq
+}
 
 impl Rule {
     fn covers(&self, key: &str) -> bool {
@@ -240,7 +264,7 @@ mod tests {
     }
 
     /// A command, other settings, a setting that has no effect with them, and what the message says about the condition.
-    const CASES: [(Purpose, &[&str], &str, &str); 29] = [
+    const CASES: [(Purpose, &[&str], &str, &str); 32] = [
         (Pretrain, &["model.init=m"], "model.n_layers=2", "fresh models"),
         (Pretrain, &["model.init=m"], "objective.mtp=0.3", "fresh models"),
         (Pretrain, &["model.init=m"], "model.arch=\"llama\"", "fresh models"),
@@ -273,6 +297,9 @@ mod tests {
         (Pretrain, &[], "objective.mask_ratio=0.2", "`objective.kind=mlm`"),
         (Pretrain, &["objective.kind=mlm"], "sample.every=5", "models that write text"),
         (Finetune, &[], "objective.temperature=0.1", "`objective.kind=contrastive`"),
+        (Pretrain, &[], "objective.label_smoothing=0.1", "`objective.kind=seq2seq`"),
+        (Finetune, &[], "seq2seq.source_prefix=x", "`objective.kind=seq2seq`"),
+        (Finetune, &["objective.kind=seq2seq"], "data.tokenizer=a", "`pretrain` with"),
         (Finetune, &["objective.kind=dpo"], "data.rows=unpacked", "`objective.kind=next-token`"),
         (Pretrain, &[], "data.val_fraction=0.1", "`quickstart` and `finetune`, not for `pretrain`"),
         (Pretrain, &[], "data.too_long=refuse", "`finetune`, not for `pretrain`"),

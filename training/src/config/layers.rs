@@ -437,7 +437,7 @@ mod tests {
             (
                 "model.arch=gpt5",
                 [
-                    "`model.arch` must be one of `gpt2`, `llama`, `qwen3`, `nanochat`, `bert`, got `gpt5`",
+                    "`model.arch` must be one of `gpt2`, `llama`, `qwen3`, `nanochat`, `bert`, `t5`, got `gpt5`",
                     "`model.arch=\"gpt2\"`",
                 ],
             ),

@@ -31,6 +31,7 @@ impl TrainConfig {
             Arch::Qwen3 => GptConfig { qk_norm: true, ..GptConfig::llama(sizes) },
             Arch::NanoChat => GptConfig::nanochat(sizes),
             Arch::Bert => GptConfig::bert(sizes).with_mlm_head(),
+            Arch::T5 => GptConfig::t5(sizes),
         };
         config.head_dim = model.head_dim.unwrap_or(config.head_dim);
         config.tie_embeddings = model.tie_embeddings.unwrap_or(config.tie_embeddings);
@@ -41,7 +42,12 @@ impl TrainConfig {
             config.d_ff = experts.d_ff;
             config.experts = Some(experts);
         }
-        config.dropout = model.dropout;
+        if config.is_encoder_decoder() {
+            // As in the first T5, whose output matrix is the embedding.
+            config.logit_multiplier = if config.tie_embeddings { (config.d_model as f64).powf(-0.5) } else { 1.0 };
+            config = config.with_own_encoder();
+        }
+        let config = config.with_dropout(model.dropout);
         config.validate().context("the settings of `model` make no model")?;
         Ok(config)
     }
@@ -103,7 +109,7 @@ impl ModelSettings {
     pub fn d_ff(&self) -> usize {
         self.d_ff.unwrap_or(match self.arch {
             Arch::Gpt2 | Arch::NanoChat | Arch::Bert => 4 * self.d_model,
-            Arch::Llama | Arch::Qwen3 => (8 * self.d_model).div_ceil(3).next_multiple_of(32),
+            Arch::Llama | Arch::Qwen3 | Arch::T5 => (8 * self.d_model).div_ceil(3).next_multiple_of(32),
         })
     }
 }

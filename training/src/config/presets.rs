@@ -30,6 +30,8 @@ pub const PRESETS: &[Preset] = presets![
     "finetune",
     "finetune-lora",
     "bert-tiny",
+    "seq2seq-tiny",
+    "seq2seq-translation",
     "tiny"
 ];
 

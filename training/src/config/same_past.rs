@@ -8,7 +8,7 @@ use super::{TrainConfig, effective::remove_without_effect};
 /// Keys that do not affect completed steps. `schedule` may change if the past rates stay the same, which
 /// [`Schedule::has_same_past`](crate::run::schedule::Schedule::has_same_past) checks; data are compared by hash, not by
 /// path.
-const FREE: [&str; 8] = [
+const FREE: [&str; 9] = [
     "schedule.",
     "eval.",
     "sample.",
@@ -17,6 +17,7 @@ const FREE: [&str; 8] = [
     "data.path",
     "model.init",
     "optim.recompute",
+    "data.tokenizer",
 ];
 
 /// The settings in which `now` contradicts the run started as `then`: key, old and new value. Settings without effect do not

@@ -64,6 +64,7 @@ impl TrainConfig {
         self.validate_data()?;
         self.validate_lora()?;
         self.validate_mtp()?;
+        self.validate_seq2seq()?;
         self.validate_optim()?;
         self.validate_schedule()?;
         // The vocabulary size does not matter: no setting of `sample` contains token ids.
@@ -162,7 +163,7 @@ impl TrainConfig {
         );
         let head_dim = model.head_dim.unwrap_or(model.d_model / model.n_heads);
         ensure!(
-            matches!(model.arch, Arch::Gpt2 | Arch::Bert) || head_dim.is_multiple_of(2),
+            matches!(model.arch, Arch::Gpt2 | Arch::Bert | Arch::T5) || head_dim.is_multiple_of(2),
             "{}, must be even for the rotary positions of this `model.arch`, got {head_dim}\nhint: change one of them, or use \
              `model.arch=gpt2`, which has other positions",
             match model.head_dim {
@@ -193,14 +194,22 @@ impl TrainConfig {
             );
         }
         self.validate_experts()?;
-        if matches!(model.arch, Arch::Gpt2 | Arch::Bert) {
+        if matches!(model.arch, Arch::Gpt2 | Arch::Bert | Arch::T5) {
             let own = [
                 ("n_kv_heads", model.n_kv_heads.is_none_or(|n_kv_heads| n_kv_heads == model.n_heads)),
-                ("head_dim", model.head_dim.is_none_or(|head_dim| head_dim * model.n_heads == model.d_model)),
+                (
+                    "head_dim",
+                    model.arch == Arch::T5
+                        || model.head_dim.is_none_or(|head_dim| head_dim * model.n_heads == model.d_model),
+                ),
                 ("rope_theta", model.rope_theta.is_none()),
-                ("tie_embeddings", model.arch == Arch::Gpt2 || model.tie_embeddings != Some(false)),
+                ("tie_embeddings", model.arch != Arch::Bert || model.tie_embeddings != Some(false)),
             ];
-            let name_of = if model.arch == Arch::Gpt2 { "gpt2" } else { "bert" };
+            let name_of = match model.arch {
+                Arch::Gpt2 => "gpt2",
+                Arch::T5 => "t5",
+                _ => "bert",
+            };
             for (name, holds) in own {
                 ensure!(
                     holds,

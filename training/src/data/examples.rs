@@ -1,5 +1,5 @@
 //! Examples for fine-tuning: conversations, prompts with completions, and texts, as token ids with the tokens that the
-//! model learns to predict; pairs of them for DPO; and packing.
+//! model learns to predict; pairs of them for DPO; sources with targets for encoder-decoders; and packing.
 //!
 //! Conversations are encoded by the chat template code of serving, so the ids of both are equal. What would train something
 //! else than is meant is rejected before training, with file and line: a doubled BOS token, an end of turn that is not
@@ -12,6 +12,7 @@ mod read;
 #[cfg(test)]
 mod tests;
 mod texts;
+mod translation;
 
 use std::path::PathBuf;
 
@@ -24,6 +25,7 @@ pub use self::{
     pack::pack,
     read::{read, read_preferences},
     texts::{TextItem, read_labeled_texts, read_text_pairs},
+    translation::{Translation, TranslationEncoder, read_translations},
 };
 use crate::data::corpus::{LeftOut, Notes, Origin};
 

@@ -8,6 +8,7 @@ mod pairs;
 mod permutation;
 mod prefetch;
 mod source;
+mod translations;
 
 use std::sync::Arc;
 
@@ -23,6 +24,7 @@ pub use self::{
     permutation::Permutation,
     prefetch::Prefetcher,
     source::{MaskedRows, RowSource},
+    translations::{SourceRows, Translations},
 };
 use crate::data::shard::Tokens;
 
@@ -88,6 +90,8 @@ pub struct Batch {
     pub references: Option<Vec<[f32; 2]>>,
     /// If each row is a text that becomes a vector: which rows belong together.
     pub items: Option<BatchItems>,
+    /// What the encoder of an encoder-decoder reads for each row.
+    pub sources: Option<SourceRows>,
     /// Epochs completed before the first row of this batch. With random windows, an epoch is as many tokens as the
     /// split has.
     pub epoch: u64,
@@ -193,6 +197,10 @@ impl Loader {
                 let numbers: Vec<u64> = rows.map(row_at).collect();
                 return Batch { epoch, ..items.batch(&numbers) };
             }
+            RowSource::Translations(translations) => {
+                let numbers: Vec<u64> = rows.map(row_at).collect();
+                return Batch { epoch, ..translations.batch(&numbers) };
+            }
             RowSource::Masked(_) => unreachable!("a loader has the rows behind masks"),
         };
         let mut batch = Batch { epoch, ..Batch::empty(seq_len) };
@@ -227,6 +235,7 @@ impl Batch {
             positions: None,
             references: None,
             items: None,
+            sources: None,
             epoch: 0,
         }
     }
@@ -245,12 +254,14 @@ impl Batch {
         self.targets.len()
     }
 
-    /// Number of inputs, without padding.
+    /// Number of inputs, those of an encoder among them, without padding.
     pub fn n_tokens(&self) -> usize {
-        match &self.weights {
+        let of_sources = self.sources.as_ref().map_or(0, |sources| sources.lens.iter().sum());
+        let own = match &self.weights {
             None => self.inputs.len(),
             Some(weights) => weights.iter().filter(|weight| **weight > 0.0).count() + self.n_context_tokens(),
-        }
+        };
+        own + of_sources
     }
 
     /// The sum of the targets' weights.

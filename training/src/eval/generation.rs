@@ -44,7 +44,7 @@ pub enum Decoding {
 /// A text to generate.
 #[derive(Clone, Debug)]
 pub struct GenerationTask {
-    /// What it continues, at least one token.
+    /// What it continues, at least one token; for an encoder-decoder, the source that it is about.
     pub prompt_ids: Vec<TokenId>,
     /// How.
     pub decoding: Decoding,
@@ -82,12 +82,29 @@ pub struct Generator {
     gpt: Gpt,
     tokenizer: Tokenizer,
     endings: Endings,
+    /// What the decoder of an encoder-decoder begins with.
+    decoder_start: Vec<TokenId>,
 }
 
 impl Generator {
     /// A generator on the model's device.
     pub fn new(gpt: &Gpt, tokenizer: &Tokenizer, endings: Endings) -> Self {
-        Self { gpt: gpt.clone(), tokenizer: tokenizer.clone(), endings }
+        Self { gpt: gpt.clone(), tokenizer: tokenizer.clone(), endings, decoder_start: Vec::new() }
+    }
+
+    /// The same for an encoder-decoder, whose decoder begins with `decoder_start`.
+    #[must_use]
+    pub fn with_decoder_start(self, decoder_start: &[TokenId]) -> Self {
+        Self { decoder_start: decoder_start.to_vec(), ..self }
+    }
+
+    /// Places of a task in the cache before its text: its prompt, or its source and what its text begins with.
+    fn n_places(&self, task: &GenerationTask) -> usize {
+        let n_prompt = task.prompt_ids.len();
+        if self.gpt.config().is_encoder_decoder() {
+            return n_prompt.next_multiple_of(PAGE_SIZE) + self.decoder_start.len();
+        }
+        n_prompt
     }
 
     /// Generates the texts of `tasks`, in their order. `progress` is told the number of texts that are done. The KV cache has the
@@ -126,8 +143,23 @@ impl Generator {
     }
 
     fn check(&self, task: &GenerationTask) -> Result<()> {
-        let (n_prompt, limit) = (task.prompt_ids.len(), self.gpt.config().max_seq_len);
+        let (config, n_prompt) = (self.gpt.config(), task.prompt_ids.len());
+        let limit = config.max_seq_len;
         ensure!(n_prompt > 0, "a prompt is empty: it must have at least one token");
+        if config.is_encoder_decoder() {
+            let (most, n_start) = (config.max_source_len(), self.decoder_start.len());
+            ensure!(
+                n_prompt <= most,
+                "a source has {n_prompt} tokens, but the encoder reads at most {most}\nhint: use shorter sources"
+            );
+            ensure!(
+                n_start + task.max_tokens <= limit,
+                "{} tokens to generate do not fit the decoder's context of {limit}, in which {n_start} begin each text\nhint: generate \
+                 fewer tokens: `--max-tokens`",
+                task.max_tokens
+            );
+            return Ok(());
+        }
         ensure!(
             n_prompt + task.max_tokens <= limit,
             "a prompt of {n_prompt} tokens with {} tokens to generate does not fit the model's context of {limit}\nhint: use \
@@ -142,8 +174,8 @@ impl Generator {
         let kv_dtype = KvDtype::choose(None, self.gpt.dtype(), &self.gpt.device())?;
         let page_bytes = PAGE_SIZE * self.gpt.kv_bytes_per_token(kv_dtype)?;
         let pages_of = |task: &GenerationTask| {
-            let n_prompt = task.prompt_ids.len();
-            most_pages(width_of(task), n_prompt, n_prompt + task.max_tokens)
+            let n_places = self.n_places(task);
+            most_pages(width_of(task), n_places, n_places + task.max_tokens)
         };
         let largest = tasks.iter().map(pages_of).max().unwrap_or(0);
         let all: usize = tasks.iter().map(pages_of).sum();
@@ -171,8 +203,14 @@ impl Generator {
                 (SamplingParams::greedy(), Strategy::Beams { width: *width, n_best: 1, kind })
             }
         };
+        let given: &[TokenId] = &task.prompt_ids;
+        let (source_ids, prompt_ids) = match self.gpt.config().is_encoder_decoder() {
+            true => (given, &*self.decoder_start),
+            false => (&[][..], given),
+        };
         RequestParts {
-            prompt_ids: task.prompt_ids.as_slice().into(),
+            prompt_ids: prompt_ids.into(),
+            source_ids: source_ids.into(),
             sampling,
             strategy,
             choice: task.number,

@@ -54,6 +54,9 @@ impl Windows {
         match source {
             RowSource::Stream(tokens) => Box::new(self.batches_of_stream(tokens)),
             RowSource::Masked(masked) => Box::new(self.masked_batches(masked)),
+            RowSource::Translations(translations) => {
+                Box::new(translations.batches(self.batch_size).take(self.max_batches.unwrap_or(usize::MAX)))
+            }
             source => {
                 let documents = source.documents().into_iter();
                 Box::new(documents.flat_map(move |documents| self.batches_of_documents(documents)))
@@ -124,7 +127,7 @@ pub fn score_in(group: &Group, gpt: &Gpt, source: &RowSource, windows: Windows) 
             continue;
         }
         let (inputs, ids) = batch.to_device(&device);
-        let hidden = gpt.forward(inputs, batch.context(None));
+        let hidden = gpt.forward(inputs, batch.context_with_source(gpt, &device, None));
         let total = batch.total_weight();
         let weights = batch.weights.map(|weights| weights.iter().map(|weight| weight / total as f32).collect());
         losses.push(gpt.loss(hidden, Targets { ids, weights }));

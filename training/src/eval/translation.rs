@@ -115,10 +115,21 @@ pub fn encode_prompts(
     form: PromptForm,
     max_tokens: usize,
 ) -> Result<Vec<Vec<TokenId>>> {
-    let limit = model.gpt.config().max_seq_len;
+    let config = model.gpt.config();
+    let limit = config.max_seq_len;
     let encode = |item: &TranslationItem| {
         let ids = encode(&item.prompt, model, form).with_context(|| item.place.clone())?;
         ensure!(!ids.is_empty(), "{}: the prompt is empty\nhint: correct this line", item.place);
+        if config.is_encoder_decoder() {
+            ensure!(
+                ids.len() <= config.max_source_len(),
+                "{}: the source has {} tokens, but the encoder reads at most {}\nhint: shorten it",
+                item.place,
+                ids.len(),
+                config.max_source_len()
+            );
+            return Ok(ids);
+        }
         ensure!(
             ids.len() + max_tokens <= limit,
             "{}: the prompt of {} tokens with {max_tokens} tokens to generate does not fit the model's context of {limit}\nhint: \

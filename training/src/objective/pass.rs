@@ -75,8 +75,9 @@ impl<'a> TrainingPass<'a> {
 
     /// The hidden states of the inputs, `[batch_size * seq_len, d_model]`.
     pub fn hidden(&mut self) -> Tensor<2> {
-        let (batch, seed) = (self.batch, self.dropout_seed);
-        let context = || batch.context(Some(seed));
+        let (gpt, batch, seed) = (self.gpt, self.batch, self.dropout_seed);
+        let device = gpt.device().autodiff();
+        let context = || batch.context_with_source(gpt, &device, Some(seed));
         let has_router_losses = !self.routers.are_zero();
         if !self.recomputes {
             if !has_router_losses {
@@ -96,6 +97,13 @@ impl<'a> TrainingPass<'a> {
     /// Cross entropies from hidden states: the mean over the targets, or the weighted sum. The objective includes the z-loss.
     pub fn cross_entropy_of(&self, hidden: Tensor<2>, weights: Option<Vec<f32>>) -> Losses {
         self.gpt.losses(hidden, Targets { ids: self.targets.clone(), weights }, self.z_loss)
+    }
+
+    /// [`hidden`](Self::hidden) and their cross entropies with label smoothing.
+    pub fn smoothed_cross_entropy(&mut self, weights: Option<Vec<f32>>, label_smoothing: f64) -> Losses {
+        let hidden = self.hidden();
+        let targets = Targets { ids: self.targets.clone(), weights };
+        self.gpt.smoothed_losses(hidden, targets, [self.z_loss, label_smoothing])
     }
 
     /// [`hidden`](Self::hidden) and [`cross_entropy_of`](Self::cross_entropy_of) in one, which takes less memory.

@@ -71,20 +71,6 @@ pub fn require_trainable(dir: &Path) -> Result<()> {
          quantization",
         dir.display()
     );
-    refuse_encoder_decoders(dir)
-}
-
-/// Refuses encoder-decoders, whose training is another.
-///
-/// # Errors
-/// The configuration cannot be read, or is that of one.
-fn refuse_encoder_decoders(dir: &Path) -> Result<()> {
-    let config = model_dir::load_config(dir)?;
-    ensure!(
-        !config.is_encoder_decoder(),
-        "`{}` is an encoder-decoder, which `hearth-train` does not train yet",
-        dir.display()
-    );
     Ok(())
 }
 

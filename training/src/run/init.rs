@@ -12,7 +12,8 @@ use crate::config::ModelSettings;
 const EMBEDDING_STD: f64 = 0.02;
 
 /// The matrices that write to the residual stream, and an untied `lm_head`.
-const OUTPUTS: [&str; 4] = ["attn.out.weight", "recurrent.out.weight", "mlp.down.weight", "lm_head.weight"];
+const OUTPUTS: [&str; 5] =
+    ["attn.out.weight", "cross.out.weight", "recurrent.out.weight", "mlp.down.weight", "lm_head.weight"];
 
 /// Applies `zero_init_outputs`, with which each block starts as the identity, and `embedding_std` to a fresh model.
 pub(crate) fn initialize(gpt: Gpt, settings: &ModelSettings) -> Gpt {

@@ -61,6 +61,17 @@ pub struct Data {
     pub hash: Digest,
     /// Identifies the tokenizer.
     pub tokenizer_hash: Digest,
+    /// The tokens of an encoder-decoder's decoder; none for other models.
+    pub decoder: DecoderTokens,
+}
+
+/// The tokens of an encoder-decoder's decoder.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DecoderTokens {
+    /// What it begins with.
+    pub start: Vec<TokenId>,
+    /// What fills up rows in `transformers`.
+    pub pad: Option<TokenId>,
 }
 
 /// The result of a run.

@@ -207,3 +207,31 @@ fn attention_weights_are_causal_and_sum_to_one() {
         assert!(row[number % 5 + 1..].iter().all(|&weight| weight == 0.0), "row {number} sees what comes after it");
     }
 }
+
+/// The slide "Cross-attention: attention scores" of the first lecture (`000`): rows are the words of "j'ai déjà pris le petit déjeuner",
+/// columns those of "I ate breakfast already". Two of its rows add up to 1.1, and are divided by that here.
+#[test]
+fn cross_attention_of_the_slide_on_attention_scores_mixes_source_words_for_each_target_word() {
+    let slide = [
+        [0.8, 0.2, 0.1, 0.0],
+        [0.1, 0.2, 0.1, 0.6],
+        [0.1, 0.7, 0.2, 0.1],
+        [0.0, 0.2, 0.8, 0.0],
+        [0.0, 0.1, 0.9, 0.0],
+        [0.0, 0.1, 0.9, 0.0],
+    ];
+    // Keys and values of a source of another length that tell the words apart, and a row of padding.
+    let source =
+        rows([[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0], [9.0; 4]]);
+    let queries = rows(slide.map(|row: [f32; 4]| row.map(|share| share.max(1e-30).ln())));
+    let options = AttentionOptions { bidirectional: true, ..options(1, 1, 4) };
+    let flat = |x: Tensor<4>| join_heads(x);
+    let bias = padding_bias(&[4], 5, &Device::flex());
+    let inputs = [flat(queries), flat(source.clone()), flat(source)];
+    let (output, probs) = attention_dense(inputs, (Some(bias), None), 1, &options);
+    let expected: Vec<f32> = slide.iter().flat_map(|row| row.map(|share| share / row.iter().sum::<f32>())).collect();
+    assert_eq!(output.dims(), [6, 4]);
+    assert_close(&output.into_data().try_into_vec::<f32>().unwrap(), &expected, 1e-6);
+    // `A[2, 1]` of the slide: "ate" for "pris".
+    assert_close(&values(probs)[2 * 5 + 1..][..1], &[0.7 / 1.1], 1e-6);
+}

@@ -144,7 +144,7 @@ fn bf16_precision_rounds_the_operands_of_training_products() {
         (held, leaf)
     };
     let ids = || Tensor::<1, Int>::from_ints(vec![7; n_rows].as_slice(), &device()).into();
-    let options = LossOptions { softcap: None, z_loss: 0.0 };
+    let options = LossOptions::default();
     // Outputs and gradients of a product and of a loss.
     let both = |x: TensorData, w: TensorData, precision: Precision| {
         let x = Tensor::<2>::from_data(x, &device()).require_grad();
@@ -320,7 +320,7 @@ fn gradients_of_a_tied_embedding_are_summed_in_any_order() {
     let ((held, table), (other, of_other)) = (weight(2, [9, 7]), weight(2, [9, 7]));
     let ids = || Tensor::<1, Int>::from_ints([3, 0, 3, 8, 3], &device());
     let loss = |hidden: Tensor<2>, output: &Weight| {
-        let options = LossOptions { softcap: None, z_loss: 0.0 };
+        let options = LossOptions::default();
         linear_cross_entropy(hidden, (output, None), options, ids().into()).objective
     };
     let hidden = leaf(3, [5, 7], 1.0);

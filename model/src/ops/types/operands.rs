@@ -190,6 +190,9 @@ pub(crate) struct LossOptions {
     pub(crate) softcap: Option<f64>,
     /// Weight of the mean of `ln(Z)^2`, where `Z` is the softmax's denominator; see [`Gpt::losses`](crate::gpt::Gpt::losses).
     pub(crate) z_loss: f64,
+    /// The share of a target's probability that is spread over all tokens; see
+    /// [`Gpt::smoothed_losses`](crate::gpt::Gpt::smoothed_losses).
+    pub(crate) label_smoothing: f64,
 }
 
 /// The arithmetic of products with the matrices that train. Matrices, gradients and sums are f32 either way.

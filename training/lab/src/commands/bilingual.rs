@@ -20,7 +20,7 @@ use serde_json::json;
 /// Makes English sentences with translations into a language invented for Hearth
 ///
 /// Writes a folder: `pairs.jsonl` with `prompt` and `completion` for `hearth-train finetune`, and `texts.jsonl` with the same as
-/// `text` for `hearth-train tokenizer` and `prepare`. For `hearth-train eval translation` there are two held-out sets:
+/// `text` for `hearth-train tokenizer` and `prepare`; `translations.jsonl` has them with `source` and `target` for encoder-decoders. For `hearth-train eval translation` there are two held-out sets:
 /// `combinations.jsonl`, with pairs of words that no training sentence has, and `lengths.jsonl`, with sentences longer than any
 /// training sentence. For `hearth-train eval score`, each of these two has a file `.references.txt` with the translations and a
 /// file `.word-for-word.txt` with translations by a dictionary alone. The same seed gives the same sentences.
@@ -62,10 +62,12 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     write(&folder.join("texts.jsonl"), pairs(Split::Training, count), |pair| {
         json!({ "text": format!("{}\n{}", pair.source, pair.target) }).to_string()
     })?;
+    let translation = |pair: Pair| json!({ "source": pair.source, "target": pair.target }).to_string();
+    write(&folder.join("translations.jsonl"), pairs(Split::Training, count), translation)?;
     for (split, name) in [(Split::Combinations, "combinations"), (Split::Lengths, "lengths")] {
         let pairs = || pairs(split, test_count);
         let file = |ending: &str| folder.join(format!("{name}.{ending}"));
-        write(&file("jsonl"), pairs(), |pair| json!({ "source": pair.source, "target": pair.target }).to_string())?;
+        write(&file("jsonl"), pairs(), translation)?;
         write(&file("references.txt"), pairs(), |pair| pair.target)?;
         write(&file("word-for-word.txt"), pairs(), |pair| pair.word_for_word)?;
     }

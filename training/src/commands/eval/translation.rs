@@ -23,7 +23,7 @@ use super::data::{DataArgs, unescaped};
 /// Measures generated text against references: BLEU, chrF, TER, exact match, ROUGE-L
 ///
 /// Items are JSON objects, one per line, with `source` and `target`, or with `prompt` and `reference`, `references` or
-/// `completion`. Scores are those of sacrebleu and rouge-score. `--out` has prompts, hypotheses and references.
+/// `completion`. An encoder-decoder reads the prompt as its source. Scores are those of sacrebleu and rouge-score. `--out` has prompts, hypotheses and references.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -84,7 +84,7 @@ struct TranslationLine<'a> {
 /// Reads, generates, scores, reports.
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let items = read_items(args.data.path(&[])?, &unescaped(&args.template))?;
-    let OpenModel { loaded, name, .. } = args.model.open()?;
+    let OpenModel { loaded, name, .. } = args.model.open_seq2seq_too()?;
     let form = if args.chat { PromptForm::Chat } else { PromptForm::Text };
     let prompts = encode_prompts(&items, &loaded, form, args.max_tokens as usize)?;
     let decoding = match args.beams {
@@ -102,7 +102,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         end_ids: Arc::new(loaded.eos_token_ids.iter().copied().collect()),
         stop_strings: args.stop.iter().map(|stop| unescaped(stop)).collect(),
     };
-    let generator = Generator::new(&loaded.gpt, &loaded.tokenizer, endings);
+    let generator = Generator::new(&loaded.gpt, &loaded.tokenizer, endings).with_decoder_start(&loaded.decoder_start);
     let mut status = Status::new();
     let mut progress = |n_done| progress_line(&mut status, "texts", n_done, items.len());
     let how = (&decoding, args.max_tokens as usize);

@@ -19,9 +19,9 @@ use super::{ExampleSet, documents_of};
 /// What is said about all examples.
 #[derive(Debug, Serialize)]
 struct Summary {
-    /// Examples; of pairs, both answers.
+    /// Examples; of pairs, both answers, or source and target.
     examples: usize,
-    /// Pairs of a better and a worse answer.
+    /// Pairs of a better and a worse answer, or of a source and a target.
     #[serde(skip_serializing_if = "Option::is_none")]
     pairs: Option<usize>,
     tokens: usize,
@@ -43,7 +43,9 @@ pub(super) fn show(
     as_json: bool,
 ) -> Result<ExitCode> {
     let texts = if let ExampleSet::Texts(items) = all { Some(items.shown()) } else { None };
+    let both = if let ExampleSet::Translations(found) = all { found.examples() } else { Vec::new() };
     let (examples, n_shown): (Vec<&Example>, usize) = match all {
+        ExampleSet::Translations(_) => (both.iter().collect(), n.saturating_mul(2)),
         ExampleSet::Examples(found) => (found.examples.iter().chain(&found.val).collect(), n),
         ExampleSet::Pairs(found) => {
             let pairs = found.examples.iter().chain(&found.val);
@@ -82,6 +84,10 @@ pub(super) fn show(
         ExampleSet::Texts(_) => {
             let [n_items, n_cut, n_dropped] = texts.as_ref().map_or([0; 3], |(_, counts)| *counts);
             (Some(n_items), n_cut, n_dropped, examples.len())
+        }
+        ExampleSet::Translations(found) => {
+            let [n_pairs, n_cut, n_dropped] = found.counts();
+            (Some(n_pairs), n_cut, n_dropped, n_pairs)
         }
     };
     let row_length = config.model.max_seq_len;

@@ -111,26 +111,31 @@ const KTO_HINT: &str = "leave out what should not be learned, or make pairs with
                         `--set objective.kind=dpo`";
 
 /// The members of a record, and which of them were read.
-struct Members<'a> {
+pub(super) struct Members<'a> {
     all: &'a Map<String, Value>,
     read: RefCell<Vec<&'a str>>,
     notes: RefCell<Vec<Note>>,
 }
 
 impl<'a> Members<'a> {
-    fn new(all: &'a Map<String, Value>) -> Members<'a> {
+    pub(super) fn new(all: &'a Map<String, Value>) -> Members<'a> {
         Members { all, read: RefCell::default(), notes: RefCell::default() }
     }
 
     /// A member that is not null, which counts as read: tables have every member in every row.
-    fn take(&self, name: &str) -> Option<&'a Value> {
+    pub(super) fn take(&self, name: &str) -> Option<&'a Value> {
         let (name, value) = self.all.get_key_value(name).filter(|(_, value)| !value.is_null())?;
         self.read.borrow_mut().push(name);
         Some(value)
     }
 
-    fn has(&self, name: &str) -> bool {
+    pub(super) fn has(&self, name: &str) -> bool {
         self.all.get(name).is_some_and(|value| !value.is_null())
+    }
+
+    /// All of them, for messages.
+    pub(super) fn names(&self) -> String {
+        names(self.all)
     }
 
     fn note(&self, what: String) {
@@ -146,7 +151,7 @@ impl<'a> Members<'a> {
     }
 
     /// What was not read: rejected if it would change what is trained.
-    fn finish(self) -> Result<Vec<Note>, Problem> {
+    pub(super) fn finish(self) -> Result<Vec<Note>, Problem> {
         let (read, mut notes) = (self.read.into_inner(), self.notes.into_inner());
         for (name, value) in self.all.iter().filter(|(name, value)| !is_empty(value) && !read.contains(&name.as_str()))
         {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hearth_model::tokenizer::Tokenizer;
 
-use super::{Batch, Documents, Items, Masking, Pairs};
+use super::{Batch, Documents, Items, Masking, Pairs, Translations};
 use crate::data::shard::Tokens;
 
 /// A split of the data, as a run uses it. Clones share the tokens.
@@ -20,6 +20,8 @@ pub enum RowSource {
     Masked(Arc<MaskedRows>),
     /// Texts that become vectors.
     Items(Items),
+    /// Targets with their sources.
+    Translations(Translations),
 }
 
 impl From<Tokens> for RowSource {
@@ -43,6 +45,7 @@ impl RowSource {
             Self::Pairs(pairs) => pairs.documents().n_tokens(),
             Self::Masked(masked) => masked.rows.n_tokens(),
             Self::Items(items) => items.documents().n_tokens(),
+            Self::Translations(translations) => translations.n_tokens(),
         }
     }
 
@@ -54,6 +57,7 @@ impl RowSource {
             Self::Pairs(pairs) => pairs.n_pairs() as u64,
             Self::Masked(masked) => masked.rows.n_rows(masked.text_len(seq_len)),
             Self::Items(items) => items.n_items() as u64,
+            Self::Translations(translations) => translations.n_pairs() as u64,
         }
     }
 
@@ -63,7 +67,9 @@ impl RowSource {
             Self::Stream(_) => self.n_rows(seq_len) * seq_len as u64,
             Self::Masked(masked) if masked.is_stream() => self.n_rows(seq_len) * seq_len as u64,
             // Rows may be shorter.
-            Self::Documents(_) | Self::Pairs(_) | Self::Masked(_) | Self::Items(_) => self.n_tokens(),
+            Self::Documents(_) | Self::Pairs(_) | Self::Masked(_) | Self::Items(_) | Self::Translations(_) => {
+                self.n_tokens()
+            }
         }
     }
 
@@ -76,6 +82,7 @@ impl RowSource {
             Self::Pairs(pairs) => pairs.documents().n_targets(),
             Self::Masked(masked) => masked.rows.n_targets(),
             Self::Items(items) => items.documents().n_targets(),
+            Self::Translations(translations) => translations.targets().n_targets(),
         }
     }
 
@@ -91,6 +98,7 @@ impl RowSource {
             Self::Pairs(pairs) => pairs.documents().target_bytes(),
             Self::Masked(masked) => masked.rows.target_bytes(tokenizer),
             Self::Items(items) => items.documents().target_bytes(),
+            Self::Translations(translations) => translations.targets().target_bytes(),
         }
     }
 
@@ -102,6 +110,7 @@ impl RowSource {
             Self::Pairs(pairs) => Some(pairs.documents()),
             Self::Masked(masked) => masked.rows.documents(),
             Self::Items(items) => Some(items.documents()),
+            Self::Translations(translations) => Some(translations.targets()),
         }
     }
 
@@ -109,7 +118,7 @@ impl RowSource {
     pub fn pairs(&self) -> Option<&Pairs> {
         match self {
             Self::Pairs(pairs) => Some(pairs),
-            Self::Stream(_) | Self::Documents(_) | Self::Masked(_) | Self::Items(_) => None,
+            Self::Stream(_) | Self::Documents(_) | Self::Masked(_) | Self::Items(_) | Self::Translations(_) => None,
         }
     }
 
@@ -117,7 +126,7 @@ impl RowSource {
     pub fn items(&self) -> Option<&Items> {
         match self {
             Self::Items(items) => Some(items),
-            Self::Stream(_) | Self::Documents(_) | Self::Pairs(_) | Self::Masked(_) => None,
+            Self::Stream(_) | Self::Documents(_) | Self::Pairs(_) | Self::Masked(_) | Self::Translations(_) => None,
         }
     }
 
@@ -129,6 +138,7 @@ impl RowSource {
             Self::Pairs(pairs) => pairs.n_pairs() > 0,
             Self::Masked(masked) => masked.rows.has_targets(),
             Self::Items(items) => items.n_items() > 0,
+            Self::Translations(translations) => translations.n_pairs() > 0,
         }
     }
 }

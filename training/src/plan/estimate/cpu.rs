@@ -109,6 +109,21 @@ impl Shape<'_> {
     }
 }
 
+/// What a pass of the encoder before `gpt` and of the attention to its rows keeps, if there is one: more rather than less, for sources
+/// of the length of the rows.
+fn of_source(gpt: &GptConfig, (n_rows, seq_len): (usize, usize)) -> usize {
+    let Some(encoder) = &gpt.encoder else { return 0 };
+    let kept = |ops: &[Vec<Op>; 2]| ops.iter().flatten().map(|op| op.kept).sum::<usize>();
+    let of_encoder = encoder.n_layers * kept(&shape(encoder, n_rows, None).block());
+    // Plain operations keep scores, probabilities and their operands; only rotary and learned positions have one for all.
+    let scores = 4 * n_rows * seq_len;
+    let is_plain = usize::from(matches!(gpt.positions, Positions::Relative(_)));
+    let of_scores =
+        scores * (gpt.n_heads * gpt.n_layers * (1 + is_plain) + encoder.n_heads * encoder.n_layers * is_plain);
+    let of_cross = gpt.n_layers * n_rows * (4 * gpt.d_model + 4 * gpt.q_width());
+    of_encoder + of_scores + of_cross
+}
+
 /// Peak number of values in memory during a step, weights included.
 pub(super) fn peak(
     gpt: &GptConfig,
@@ -121,6 +136,7 @@ pub(super) fn peak(
     let (n_params, largest_param) = (sizes().sum::<usize>(), sizes().max().unwrap_or(0));
     let mut account = Account::default();
     account.take(n_params + run.n_moments + kept_by_threads(gpt, n_rows, seq_len));
+    account.take(of_source(gpt, (n_rows, seq_len)));
     // Measured fragmentation: smaller tensors are placed where a gradient was freed, so the next gradient needs new memory.
     account.take(sizes().filter(|&n_values| n_values < LARGEST_IN_HEAP).max().unwrap_or(0));
     // The partial sums before the last.

@@ -23,6 +23,7 @@ pub fn matrices_of(config: &GptConfig) -> BTreeMap<String, Vec<usize>> {
             // Some layers do not have all of them.
             Some("qkv") => of_attention().into_iter().filter(|n_rows| *n_rows > 0).collect(),
             Some("kv_up") => vec![d_out - config.value_width_of(layer), config.value_width_of(layer)],
+            Some("kv") => vec![d_out / 2; 2],
             Some("up") if config.gated_mlp => vec![d_out / 2; 2],
             _ => vec![d_out],
         };

@@ -53,7 +53,7 @@ pub(crate) fn first_model(config: &TrainConfig, vocab_size: usize, device: &Devi
         (Some(dir), None) => {
             adapter::require_trainable(dir)?;
             let options = LoadOptions { device: device.clone(), dtype: Some(Dtype::F32) };
-            let gpt = model_dir::load_gpt(dir, &options)?.with_dropout(config.model.dropout);
+            let gpt = model_dir::load_gpt(dir, &options)?.with_dropout(config.model.dropout).with_fixed_logit_bias();
             if config.objective.objective().trains_vectors() {
                 // A head for masked tokens would no longer fit the encoder.
                 let class = encoder_files::load_class_without_head(dir)?.to_owned();
@@ -84,7 +84,10 @@ pub(super) fn model_of_checkpoint(
                 true => encoder_files::load_class_without_head(checkpoint.dir()),
                 false => model_dir::load_class(checkpoint.dir()),
             };
-            Ok((checkpoint.load_gpt(device)?, SavedForm::Model { class: class.ok().map(str::to_owned) }))
+            Ok((
+                checkpoint.load_gpt(device)?.with_fixed_logit_bias(),
+                SavedForm::Model { class: class.ok().map(str::to_owned) },
+            ))
         }
     }
 }
@@ -99,6 +102,8 @@ impl SavedForm {
                     dtype,
                     class: class.clone(),
                     eos_token_ids: data.eos_token_ids.clone(),
+                    decoder_start: data.decoder.start.clone(),
+                    pad_token_id: data.decoder.pad,
                     extra_files: data.tokenizer_files.clone(),
                     ..SaveOptions::default()
                 };

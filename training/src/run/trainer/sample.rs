@@ -22,15 +22,27 @@ impl Trainer<'_> {
         let (gpt, tokenizer) = (self.packed()?, &self.data.tokenizer);
         let context = gpt.config().max_seq_len;
         let prompt_ids = prompt_ids(&settings.prompt, tokenizer, context);
+        // An encoder reads the prompt, and the decoder begins with its own tokens.
+        let (source_ids, prompt_ids) = match gpt.config().is_encoder_decoder() {
+            true => (prompt_ids, self.data.decoder.start.clone()),
+            false => (Vec::new(), prompt_ids),
+        };
         let max_tokens = settings.max_tokens.min(context - prompt_ids.len());
-        let options = LocalOptions::for_one(prompt_ids.len() + max_tokens, None);
+        let n_tokens = prompt_ids.len() + max_tokens;
         let sampling = SamplingParams {
             seed: mix(self.config.seed) ^ self.state.step as u64,
             ..settings.params(SamplingParams::default())
         };
         let stop_token_ids = Arc::new(self.data.eos_token_ids.iter().copied().collect());
         let stop = StopConditions { max_tokens, stop_token_ids, ..StopConditions::default() };
-        let request = RequestParts { prompt_ids: prompt_ids.into(), sampling, stop, ..RequestParts::default() };
+        let request = RequestParts {
+            prompt_ids: prompt_ids.into(),
+            source_ids: source_ids.into(),
+            sampling,
+            stop,
+            ..RequestParts::default()
+        };
+        let options = LocalOptions::for_one(request.n_source_places() + n_tokens, None);
         let mut token_ids = Vec::new();
         LocalEngine::new(gpt, tokenizer, options)?.run(vec![request], |_, event| {
             if let Event::Token { id, .. } = event {

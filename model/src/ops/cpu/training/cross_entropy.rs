@@ -27,6 +27,10 @@ const LOGITS_AT_ONCE: usize = 1 << 24;
 /// Rows per pass over the weight's gradient with a large vocabulary: with fewer, memory bandwidth would be the limit.
 const MIN_ROWS: usize = 128;
 
+/// What is computed of each row: its cross entropy, the logarithm of the denominator, and with label smoothing the mean cross
+/// entropy of all tokens.
+const PER_ROW: usize = 3;
+
 /// Rows whose logits are in memory together.
 pub fn rows_at_once(vocab_size: usize) -> usize {
     (LOGITS_AT_ONCE / vocab_size.max(1)).max(MIN_ROWS)
@@ -74,20 +78,19 @@ impl TrainingOp<FlexTensor> for LinearCrossEntropy {
         let mut of_hidden = Vec::with_capacity(if is_recorded { n_counted * d_model } else { 0 });
         let mut of_weight = Vec::new();
         let mut of_bias = vec![0.0; if trains_weight && bias.is_some() { vocab_size } else { 0 }];
-        // Of each row: the cross entropy, and the logarithm of the denominator.
-        let mut losses = vec![0.0; 2 * n_counted];
+        let mut losses = vec![0.0; PER_ROW * n_counted];
         let chunk = rows_at_once(vocab_size);
         for first in (0..n_counted).step_by(chunk) {
             let rows = first..n_counted.min(first + chunk);
             let hidden = &hidden[rows.start * d_model..rows.end * d_model];
             let hidden = View::new(hidden, [rows.len(), d_model], d_model);
             let mut logits = weight.multiply(hidden, bias);
-            let losses = thread_pool::SharedMut::new(&mut losses[2 * rows.start..2 * rows.end]);
+            let losses = thread_pool::SharedMut::new(&mut losses[PER_ROW * rows.start..PER_ROW * rows.end]);
             thread_pool::parallel_chunks(&mut logits, vocab_size, |row, logits| {
                 let n = rows.start + row;
                 #[expect(unsafe_code, reason = "threads write disjoint values of one slice")]
                 // SAFETY: each row is claimed once.
-                let loss = unsafe { losses.part(2 * row..2 * row + 2) };
+                let loss = unsafe { losses.part(PER_ROW * row..PER_ROW * (row + 1)) };
                 let target = self.target(row_of(n), vocab_size);
                 loss_row(logits, target, self.options, is_recorded.then(|| share(n)), loss);
             });
@@ -159,24 +162,34 @@ impl LinearCrossEntropy {
         self.reduce(&self.row_losses(vocab_size, counted.as_deref(), logits), counted.as_deref())
     }
 
-    /// For each of the rows that count (all, if there is no list of them) the cross entropy and the logarithm of the
-    /// denominator, `[n_counted, 2]`. `logits` returns the logits of a range of these rows, before any soft cap.
-    pub(in crate::ops) fn row_losses(
+    /// The cross entropy of each of the rows that count: all, if there is no list of them. `logits` returns the logits of a range of
+    /// these rows, before any soft cap.
+    pub(in crate::ops) fn cross_entropies(
+        &self,
+        vocab_size: usize,
+        counted: Option<&[usize]>,
+        logits: impl Fn(Range<usize>) -> Vec<f32>,
+    ) -> Vec<f32> {
+        self.row_losses(vocab_size, counted, logits).into_iter().step_by(PER_ROW).collect()
+    }
+
+    /// As [`cross_entropies`](Self::cross_entropies), all of a row: `[n_counted, PER_ROW]`.
+    fn row_losses(
         &self,
         vocab_size: usize,
         counted: Option<&[usize]>,
         logits: impl Fn(Range<usize>) -> Vec<f32>,
     ) -> Vec<f32> {
         let chunk = rows_at_once(vocab_size);
-        let mut losses = vec![0.0; 2 * counted.map_or(self.targets.len(), <[usize]>::len)];
-        for (n, losses) in losses.chunks_mut(2 * chunk).enumerate() {
-            let rows = n * chunk..n * chunk + losses.len() / 2;
+        let mut losses = vec![0.0; PER_ROW * counted.map_or(self.targets.len(), <[usize]>::len)];
+        for (n, losses) in losses.chunks_mut(PER_ROW * chunk).enumerate() {
+            let rows = n * chunk..n * chunk + losses.len() / PER_ROW;
             let mut logits = logits(rows.clone());
             let losses = thread_pool::SharedMut::new(losses);
             thread_pool::parallel_chunks(&mut logits, vocab_size, |row, logits| {
                 #[expect(unsafe_code, reason = "threads write disjoint values of one slice")]
                 // SAFETY: each row is claimed once.
-                let loss = unsafe { losses.part(2 * row..2 * row + 2) };
+                let loss = unsafe { losses.part(PER_ROW * row..PER_ROW * (row + 1)) };
                 let n = rows.start + row;
                 let target = self.target(counted.map_or(n, |counted| counted[n]), vocab_size);
                 loss_row(logits, target, self.options, None, loss);
@@ -199,18 +212,24 @@ impl LinearCrossEntropy {
         target
     }
 
-    /// The objective and the cross entropy, from each counted row's cross entropy and the logarithm of its denominator.
+    /// The objective and the cross entropy, from the losses of each counted row.
     fn reduce(&self, losses: &[f32], counted: Option<&[usize]>) -> [f32; 2] {
-        let (mut loss, mut square) = (0.0, 0.0);
-        for (n, [of_row, log_z]) in losses.as_chunks::<2>().0.iter().enumerate() {
+        let (mut loss, mut square, mut of_all) = (0.0, 0.0, 0.0);
+        for (n, [of_row, log_z, of_all_tokens]) in losses.as_chunks::<PER_ROW>().0.iter().enumerate() {
             let row = counted.map_or(n, |counted| counted[n]);
             let weight = self.weights.as_ref().map_or(1.0, |weights| f64::from(weights[row]));
             loss += f64::from(*of_row) * weight;
             square += f64::from(*log_z).powi(2) * weight;
+            of_all += f64::from(*of_all_tokens) * weight;
         }
         let total = if self.weights.is_some() { 1.0 } else { self.targets.len() as f64 };
         let loss = loss / total;
-        [(loss + self.options.z_loss * square / total) as f32, loss as f32]
+        let LossOptions { z_loss, label_smoothing, .. } = self.options;
+        let smoothed = match label_smoothing {
+            0.0 => loss,
+            share => (1.0 - share) * loss + share * of_all / total,
+        };
+        [(smoothed + z_loss * square / total) as f32, loss as f32]
     }
 }
 
@@ -236,9 +255,10 @@ for_each_isa!(loss_row(
     losses: &mut [f32]
 ) = loss_row_body);
 
-/// Puts the cross entropy of a row of logits and `ln(Z)` into `losses`. With a `share`, replaces the logits by the gradient
-/// of the loss with respect to them, times `share`: `p - 1` for the target, `p` elsewhere; with a z-loss, `p` times `1 + 2
-/// z_loss ln(Z)`; with a soft cap, all times its derivative.
+/// Puts the cross entropy of a row of logits, `ln(Z)` and with label smoothing the mean cross entropy of all tokens into `losses`.
+/// With a `share`, replaces the logits by the gradient of the loss with respect to them, times `share`: `p - 1` for the target, `p`
+/// elsewhere; with a z-loss, `p` times `1 + 2 z_loss ln(Z)`; with label smoothing, the 1 is spread; with a soft cap, all times its
+/// derivative.
 #[inline(always)]
 fn loss_row_body<const FUSED: bool>(
     logits: &mut [f32],
@@ -256,16 +276,26 @@ fn loss_row_body<const FUSED: bool>(
     let of_target = logits[target];
     let sum = sum(logits, |logit| exp::<FUSED>(logit - largest));
     let log_z = largest + sum.ln();
-    losses.copy_from_slice(&[sum.ln() - (of_target - largest), log_z]);
+    let smoothing = options.label_smoothing as f32;
+    let of_all_tokens = if smoothing == 0.0 {
+        0.0
+    } else {
+        sum.ln() - self::sum(logits, |logit| logit - largest) / logits.len() as f32
+    };
+    losses.copy_from_slice(&[sum.ln() - (of_target - largest), log_z, of_all_tokens]);
     let Some(share) = share else { return };
+    let of_each = share * smoothing / logits.len() as f32;
     let factor = share / sum * (1.0 + 2.0 * options.z_loss as f32 * log_z);
     match cap {
-        None => logits.iter_mut().for_each(|logit| *logit = exp::<FUSED>(*logit - largest) * factor),
+        None if smoothing == 0.0 => {
+            logits.iter_mut().for_each(|logit| *logit = exp::<FUSED>(*logit - largest) * factor);
+        }
+        None => logits.iter_mut().for_each(|logit| *logit = exp::<FUSED>(*logit - largest) * factor - of_each),
         Some(cap) => logits.iter_mut().for_each(|logit| {
             let tanh = *logit / cap;
-            *logit = exp::<FUSED>(*logit - largest) * factor * (1.0 - tanh * tanh);
+            *logit = (exp::<FUSED>(*logit - largest) * factor - of_each) * (1.0 - tanh * tanh);
         }),
     }
     let tanh = cap.map_or(0.0, |cap| of_target / cap);
-    logits[target] -= share * (1.0 - tanh * tanh);
+    logits[target] -= share * (1.0 - smoothing) * (1.0 - tanh * tanh);
 }

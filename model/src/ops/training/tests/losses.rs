@@ -22,14 +22,16 @@ pub(super) fn check_cross_entropy(cases: &[([usize; 3], f32)]) {
     for &([n_rows, d_model, vocab_size], factor) in cases {
         // With logits of 1e4 a soft cap saturates: its derivative is only rounding error, which a z-loss would amplify.
         let z_capped = if factor > 1.0 { 0.0 } else { 0.1 };
-        for (has_bias, softcap, z_loss, has_weights) in [
-            (false, None, 0.0, false),
-            (true, Some(2.0), z_capped, false),
-            (true, None, 0.0, false),
-            (false, None, 1e-3, false),
-            (true, None, 1e-3, true),
+        for (has_bias, softcap, z_loss, label_smoothing, has_weights) in [
+            (false, None, 0.0, 0.0, false),
+            (true, Some(2.0), z_capped, 0.0, false),
+            (true, None, 0.0, 0.0, false),
+            (false, None, 1e-3, 0.0, false),
+            (true, None, 1e-3, 0.0, true),
+            (true, None, 0.0, 0.1, true),
+            (false, Some(2.0), z_capped, 0.3, false),
         ] {
-            let options = LossOptions { softcap, z_loss };
+            let options = LossOptions { softcap, z_loss, label_smoothing };
             let (hidden, (held, weight)) = (leaf(1, [n_rows, d_model], factor), weight(2, [vocab_size, d_model]));
             let bias = leaf(3, [vocab_size], 1.0);
             let targets: Vec<_> = (0..n_rows).map(|row| (row * 7919 % vocab_size) as i32).collect();
@@ -63,7 +65,7 @@ fn cross_entropy_with_a_packed_weight_equals_the_plain_weight() {
     let ids: Vec<_> = (0..n_rows).map(|row| (row * 7919 % vocab_size) as i32).collect();
     let weights: Vec<_> = (0..n_rows).map(|row| (row % 3) as f32 / n_rows as f32).collect();
     for (softcap, weights) in [(None, None), (Some(2.0), Some(weights))] {
-        let options = LossOptions { softcap, z_loss: 1e-3 };
+        let options = LossOptions { softcap, z_loss: 1e-3, ..LossOptions::default() };
         let losses = |weight: &Weight, device: &Device| {
             let hidden = Tensor::from_data(plain(1, [n_rows, d_model]), device);
             let ids = Tensor::<1, Int>::from_ints(ids.as_slice(), device);
@@ -116,7 +118,7 @@ fn cross_entropy_with_a_frozen_weight_gives_the_same_hidden_gradient() {
     let hidden = leaf(1, [n_rows, d_model], 1.0);
     let ids: Vec<_> = (0..n_rows).map(|row| (row * 7919 % vocab_size) as i32).collect();
     let ids = Tensor::<1, Int>::from_ints(ids.as_slice(), &device());
-    let options = LossOptions { softcap: Some(3.0), z_loss: 1e-3 };
+    let options = LossOptions { softcap: Some(3.0), z_loss: 1e-3, ..LossOptions::default() };
     let of: [GradientOf<'_>; 1] = [&gradient(&hidden)];
     let [found, expected] = [&packed, &trained].map(|weight| {
         let losses = linear_cross_entropy(hidden.clone(), (weight, bias()), options, ids.clone().into());
@@ -132,7 +134,7 @@ fn cross_entropy_ignores_rows_of_weight_zero() {
     let ids = Tensor::<1, Int>::from_ints([1, 2, 3, 4], &device());
     let targets = Targets { ids, weights: Some(vec![0.5, 0.25, 0.0, 0.25]) };
     let of: [GradientOf<'_>; 2] = [&gradient(&hidden), &gradient(&weight)];
-    let options = LossOptions { softcap: None, z_loss: 0.1 };
+    let options = LossOptions { z_loss: 0.1, ..LossOptions::default() };
     let loss = |hidden| linear_cross_entropy(hidden, (&held, None), options, targets.clone()).objective;
     let whole = outcome(loss(hidden.clone()), &of);
     let found = outcome(loss(hidden.clone() + broken), &of);
@@ -145,7 +147,7 @@ fn cross_entropy_ignores_rows_of_weight_zero() {
 fn cross_entropy_ignores_nan_in_rows_of_weight_zero() {
     let (hidden, (held, weight)) = (leaf(1, [4, 8], 1.0), weight(2, [10, 8]));
     let broken = Tensor::<2>::from_data([[0.0], [0.0], [f32::NAN], [0.0]], &device());
-    let options = LossOptions { softcap: None, z_loss: 0.1 };
+    let options = LossOptions { z_loss: 0.1, ..LossOptions::default() };
     let of: [GradientOf<'_>; 2] = [&gradient(&hidden), &gradient(&weight)];
     let loss = |hidden, weights: [f32; 4]| {
         let ids = Tensor::<1, Int>::from_ints([1, 2, 3, 4], &device());
@@ -170,7 +172,7 @@ fn cross_entropy_on_gpu_matches_the_reference() {
 fn cross_entropy_on_gpu_of_a_target_beyond_the_vocabulary_is_huge() {
     on_gpu(|| {
         let (hidden, (held, _)) = (leaf(1, [3, 4], 1.0), weight(2, [5, 4]));
-        let options = LossOptions { softcap: None, z_loss: 0.0 };
+        let options = LossOptions::default();
         let loss = |ids: [i32; 3]| {
             let ids = Tensor::<1, Int>::from_ints(ids, &device());
             values(linear_cross_entropy(hidden.clone(), (&held, None), options, ids.into()).cross_entropy)[0]
