@@ -17,7 +17,19 @@ const RATES: Rates = Rates { lr: 1.0, decay: 1.0, momentum: 0.9 };
 
 fn batch(first: u32) -> Batch {
     let ids: Vec<u32> = (first..first + 33).map(|id| id * id % 16).collect();
-    Batch { batch_size: 1, inputs: ids[..32].to_vec(), targets: ids[1..].to_vec(), ..Batch::empty(32) }
+    Batch {
+        batch_size: 1,
+        seq_len: 32,
+        inputs: ids[..32].to_vec(),
+        targets: ids[1..].to_vec(),
+        weights: None,
+        context_tokens: None,
+        positions: None,
+        references: None,
+        items: None,
+        sources: None,
+        epoch: 0,
+    }
 }
 
 fn weights(gpt: &Gpt) -> BTreeMap<String, Vec<f32>> {
