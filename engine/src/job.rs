@@ -333,12 +333,17 @@ impl Job {
     }
 }
 
-/// The last page boundary in each message of a prompt. What ends an answer also ends the messages before it, as templates are.
+/// Messages of a prompt whose states are kept, at most: those of the messages before were kept when these were new, and a prompt must
+/// not push out those of others.
+const MAX_MESSAGE_STATES: usize = 8;
+
+/// The last page boundary in each of the last messages of a prompt. What ends an answer also ends the messages before it, as templates
+/// are.
 fn message_boundaries(prompt_ids: &[TokenId], end_ids: &BTreeSet<TokenId>) -> Vec<usize> {
     let ends = prompt_ids.iter().enumerate().filter(|(_, id)| end_ids.contains(id)).map(|(index, _)| index + 1);
     let mut boundaries: Vec<usize> = ends.map(|end| end / PAGE_SIZE * PAGE_SIZE).filter(|&at| at > 0).collect();
     boundaries.dedup();
-    boundaries
+    boundaries.split_off(boundaries.len().saturating_sub(MAX_MESSAGE_STATES))
 }
 
 #[cfg(test)]
@@ -351,5 +356,7 @@ mod tests {
         let ids: Vec<TokenId> = (0..120).map(|at| if ends.contains(&at) { 7 + at as TokenId % 2 } else { 1 }).collect();
         assert_eq!(message_boundaries(&ids, &[7, 8].into()), [16, 32, 96]);
         assert_eq!(message_boundaries(&ids, &BTreeSet::new()), [0; 0]);
+        let pages = message_boundaries(&[7; 100 * PAGE_SIZE], &[7].into());
+        assert_eq!(pages, (93..=100).map(|page| page * PAGE_SIZE).collect::<Vec<_>>(), "the last ones");
     }
 }

@@ -220,13 +220,17 @@ impl EngineRequest {
         }
         if n_prompt + usize::from(parts.stop.max_tokens > 0) > max_seq_len {
             return Err(match embeds {
+                _ if !parts.source_ids.is_empty() => ValidationError::DecoderLength { n_tokens: n_prompt, max_seq_len },
                 true => ValidationError::InputLength { param, n_tokens: n_prompt, max_seq_len },
                 false => ValidationError::ContextLength { param, n_prompt, max_seq_len },
             });
         }
         let outside = |id: &&TokenId| **id as usize >= vocab_size;
-        if let Some(&id) = parts.source_ids.iter().chain(parts.prompt_ids.iter()).find(outside) {
-            return Err(ValidationError::TokenId { param, id, vocab_size });
+        let param_of_answer = if parts.source_ids.is_empty() { param } else { "decoder_prompt" };
+        for (param, ids) in [(param, &parts.source_ids), (param_of_answer, &parts.prompt_ids)] {
+            if let Some(&id) = ids.iter().find(outside) {
+                return Err(ValidationError::TokenId { param, id, vocab_size });
+            }
         }
         if let Some(&id) = parts.stop.stop_token_ids.iter().find(outside) {
             return Err(ValidationError::TokenId { param: "stop_token_ids", id, vocab_size });
@@ -265,8 +269,8 @@ impl EngineRequest {
             let n_places = parts.n_source_places();
             let room = (limits.n_pages * PAGE_SIZE).saturating_sub(n_places + n_prompt);
             if room == 0 {
-                let (n_tokens, max_source_len) = (parts.source_ids.len(), (limits.n_pages - 1) * PAGE_SIZE);
-                return Err(ValidationError::SourceLength { n_tokens, max_source_len });
+                let (n_tokens, n_places) = (parts.source_ids.len(), limits.n_pages * PAGE_SIZE);
+                return Err(ValidationError::SourcePlaces { param, n_tokens, n_places });
             }
             parts.stop.max_tokens = parts.stop.max_tokens.min(room);
             let filled = n_places - parts.source_ids.len();
@@ -323,12 +327,14 @@ fn check_source(parts: &RequestParts, limits: &ModelLimits, embeds: bool) -> Res
     let (n_tokens, max_source_len) = (parts.source_ids.len(), limits.max_source_len);
     match (max_source_len, n_tokens) {
         (0, 0) => Ok(()),
-        (0, _) => Err(ValidationError::NoEncoder),
+        (0, _) => Err(ValidationError::NoEncoder { param: "encoder_prompt" }),
         _ if embeds => Err(ValidationError::NoVectors),
         (_, 0) => Err(ValidationError::NoSource),
-        _ if n_tokens > max_source_len => Err(ValidationError::SourceLength { n_tokens, max_source_len }),
+        _ if n_tokens > max_source_len => {
+            Err(ValidationError::SourceLength { param: "prompt", n_tokens, max_source_len })
+        }
         _ if parts.prompt_logprobs.is_some() => Err(ValidationError::NotWithSource { param: "prompt_logprobs" }),
-        _ if parts.adapter.is_some() => Err(ValidationError::NotWithSource { param: "model" }),
+        _ if parts.adapter.is_some() => Err(ValidationError::NoAdapters),
         _ => Ok(()),
     }
 }

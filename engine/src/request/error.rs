@@ -30,18 +30,49 @@ pub enum ValidationError {
     )]
     NoSource,
     /// The model has no encoder that could read a source.
-    #[error("this model has no encoder and reads no source\nhint: put the text into `prompt`")]
-    NoEncoder,
+    #[error(
+        "`{param}` is for encoder-decoders, and this model has no encoder that reads a source\nhint: put the text into `prompt`"
+    )]
+    NoEncoder {
+        /// The parameter.
+        param: &'static str,
+    },
     /// The source has too many tokens.
     #[error(
         "the source has {n_tokens} tokens, but the encoder reads at most {max_source_len}\nhint: `truncate_prompt_tokens` cuts it"
     )]
     SourceLength {
+        /// The parameter.
+        param: &'static str,
         /// Tokens of the source.
         n_tokens: usize,
         /// Most tokens of a source.
         max_source_len: usize,
     },
+    /// The source and what begins the answer leave no room in the KV cache.
+    #[error(
+        "the source has {n_tokens} tokens, and with what begins the answer it fills the KV cache, which has room for {n_places}\nhint: \
+         shorten the source, or start the server with a larger `--kv-cache-tokens`"
+    )]
+    SourcePlaces {
+        /// The parameter.
+        param: &'static str,
+        /// Tokens of the source.
+        n_tokens: usize,
+        /// Tokens that the KV cache has room for.
+        n_places: usize,
+    },
+    /// What begins the answer of an encoder-decoder leaves no room in the decoder's context.
+    #[error("`decoder_prompt` begins the answer with {n_tokens} tokens, and the decoder's context has {max_seq_len}")]
+    DecoderLength {
+        /// Its tokens, with those that the model's files say.
+        n_tokens: usize,
+        /// The decoder's context.
+        max_seq_len: usize,
+    },
+    /// Encoder-decoders have no adapters.
+    #[error("adapters are not supported for an encoder-decoder")]
+    NoAdapters,
     /// Encoder-decoders do not support a parameter.
     #[error("`{param}` is not supported for an encoder-decoder")]
     NotWithSource {
@@ -187,9 +218,10 @@ impl ValidationError {
             Self::InputLength { param, .. } => Some(param),
             Self::ContextLength { param, .. } | Self::TextLength { param, .. } => Some(param),
             Self::Encoder | Self::NoVectors | Self::NoSource => None,
-            Self::NoEncoder => Some("encoder_prompt"),
-            Self::SourceLength { .. } => Some("prompt"),
-            Self::NotWithSource { param } => Some(param),
+            Self::NoEncoder { param } | Self::NotWithSource { param } => Some(param),
+            Self::SourceLength { param, .. } | Self::SourcePlaces { param, .. } => Some(param),
+            Self::DecoderLength { .. } => Some("decoder_prompt"),
+            Self::NoAdapters => Some("model"),
             Self::Empty { param } | Self::TokenId { param, .. } | Self::Logprobs { param, .. } => Some(param),
             Self::EmptyStopString => Some("stop"),
             Self::MinTokens { .. } => Some("min_tokens"),
@@ -208,6 +240,8 @@ impl ValidationError {
     pub fn with_prompt_param(mut self, name: &'static str) -> Self {
         if let Self::ContextLength { param, .. }
         | Self::InputLength { param, .. }
+        | Self::SourceLength { param, .. }
+        | Self::SourcePlaces { param, .. }
         | Self::Empty { param }
         | Self::TokenId { param, .. } = &mut self
             && ["prompt", "input"].contains(param)

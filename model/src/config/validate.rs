@@ -103,7 +103,7 @@ impl GptConfig {
             "must be false with qk_norm_span = each_head".to_owned()
         })?;
         require("clip_qkv", self.clip_qkv.is_none_or(|limit| limit > 0.0 && (limit as f32).is_normal()), || {
-            format!("must be positive and within the range of f32, got {:?}", self.clip_qkv)
+            format!("must be positive and within the range of f32, got {}", self.clip_qkv.unwrap_or_default())
         })?;
         require("clip_qkv", self.clip_qkv.is_none() || (!self.attention_gate && self.latent.is_none()), || {
             "must be absent with attention_gate, and with latent attention".to_owned()

@@ -99,7 +99,10 @@ fn open(kind: DeviceKind, reason: &str) -> Result<Chosen, WgpuInitError> {
 /// The device with this number of a runtime that is an optional feature of the build.
 #[cfg(any(feature = "cuda", feature = "rocm", feature = "metal"))]
 fn native(choice: DeviceChoice, kind: DeviceType, number: usize) -> Result<Chosen> {
-    match Device::enumerate(kind).iter().nth(number) {
+    let devices = Device::enumerate(kind);
+    // A launcher may show each process its own GPU alone.
+    let number = if devices.len() == 1 { 0 } else { number };
+    match devices.iter().nth(number) {
         Some(device) => Ok(Chosen { device: device.clone(), reason: "requested".to_owned() }),
         None if number > 0 => Err(absent(
             choice,

@@ -59,6 +59,31 @@ pub(super) fn sampling_defaults(json: &Map<String, Value>, path: &Path, vocab_si
     params
 }
 
+/// Keys by which `generate` of transformers bans or forces tokens of an encoder-decoder, and that are not read.
+const NOT_READ: [&str; 6] = [
+    "bad_words_ids",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "min_length",
+    "min_new_tokens",
+    "forced_eos_token_id",
+];
+
+/// Names the [`NOT_READ`] keys of the file in the log, if they would change answers.
+pub(super) fn warn_of_keys_not_read((path, json): &(PathBuf, Map<String, Value>)) {
+    let changes = |value: &Value| {
+        !value.is_null() && *value != Value::from(0) && value.as_array().is_none_or(|list| !list.is_empty())
+    };
+    let given: Vec<&str> = NOT_READ.into_iter().filter(|key| json.get(*key).is_some_and(changes)).collect();
+    if !given.is_empty() {
+        let names = given.join("`, `");
+        tracing::warn!(
+            "`{}`: `{names}` is not applied, so answers may differ from those of transformers",
+            path.display()
+        );
+    }
+}
+
 /// The tokens with which the decoder of an encoder-decoder begins, as `generate` of transformers has it: each of the first of the
 /// `files` that names it. None for other models.
 ///

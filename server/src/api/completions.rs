@@ -179,8 +179,11 @@ impl Prompts {
         if model.config.is_encoder_decoder() {
             return self.into_sources(generation, model);
         }
-        if self.decoder.is_some() {
-            return Err(ValidationError::NoEncoder.into());
+        if model.limits.is_encoder {
+            return Err(ValidationError::Encoder.into());
+        }
+        if let Some(param) = self.decoder.as_ref().map(|_| DECODER).or((self.param == SOURCE).then_some(SOURCE)) {
+            return Err(ValidationError::NoEncoder { param }.into());
         }
         if let Some(suffix) = &self.suffix {
             return self.with_gap(suffix, generation, model);
@@ -213,7 +216,7 @@ impl Prompts {
         let decoder_ids = match &self.decoder {
             Some(begun) => {
                 let options = EncodeOptions { add_special_tokens: false, ..EncodeOptions::PROMPT };
-                let ids = begun.encode("decoder_prompt", &model.tokenizer, options)?;
+                let ids = begun.encode(DECODER, &model.tokenizer, options)?;
                 // As in vLLM, the first token may be given or not.
                 let start = model.decoder_start.first().filter(|start| ids.first() != Some(start));
                 start.copied().into_iter().chain(ids).collect()
@@ -225,6 +228,9 @@ impl Prompts {
                 source.check_length(self.param, model)?;
             }
             let ids = source.encode(self.param, &model.tokenizer, self.encode)?;
+            if ids.is_empty() {
+                return Err(ValidationError::Empty { param: self.param }.into());
+            }
             Ok(generation.prompt(ids, model).into_source_of(decoder_ids.clone()))
         });
         prompts.collect()
@@ -250,9 +256,13 @@ impl Prompts {
     }
 }
 
-/// The prompts and the parameter that has them: for encoder-decoders also vLLM's name of the source.
+/// vLLM's name of the source of an encoder-decoder.
+const SOURCE: &str = "encoder_prompt";
+/// How its answer begins, also by vLLM's name.
+const DECODER: &str = "decoder_prompt";
+
+/// The prompts and the parameter that has them: for encoder-decoders also [`SOURCE`].
 fn prompts(fields: &mut Fields) -> Result<(&'static str, Vec<TextOrIds>), ApiError> {
-    const SOURCE: &str = "encoder_prompt";
     match TextOrIds::from_fields_if_any(fields, SOURCE)? {
         Some(_) if fields.has("prompt") => {
             let message = "`encoder_prompt` cannot be combined with `prompt`: both are the source";
@@ -265,11 +275,10 @@ fn prompts(fields: &mut Fields) -> Result<(&'static str, Vec<TextOrIds>), ApiErr
 
 /// How the answer to each source begins: one text, or its tokens.
 fn decoder_prompt(fields: &mut Fields) -> Result<Option<TextOrIds>, ApiError> {
-    const NAME: &str = "decoder_prompt";
-    let Some(mut given) = TextOrIds::from_fields_if_any(fields, NAME)? else { return Ok(None) };
+    let Some(mut given) = TextOrIds::from_fields_if_any(fields, DECODER)? else { return Ok(None) };
     match (given.len(), given.pop()) {
         (1, one) => Ok(one),
-        (n, _) => Err(ApiError::invalid(NAME, format!("`{NAME}` must be one text for all sources, got {n}"))),
+        (n, _) => Err(ApiError::invalid(DECODER, format!("`{DECODER}` must be one text for all sources, got {n}"))),
     }
 }
 

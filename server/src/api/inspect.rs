@@ -200,6 +200,10 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
         return Err(ApiError::invalid("model", message));
     }
     let model = state.engine_for(body.arrived())?.model().clone();
+    if model.config.bidirectional {
+        let message = "`/v1/inspect` shows what a model expects after each token, and this one is an encoder, which sees them all";
+        return Err(ApiError::invalid("model", message));
+    }
     if model.config.is_encoder_decoder() {
         let message = "`/v1/inspect` shows models without an encoder, and this one is an encoder-decoder";
         return Err(ApiError::invalid("model", message));
@@ -310,8 +314,9 @@ fn options(model: &ServedModel, n_tokens: usize, shown: Shown) -> Result<Inspect
     let Shown { n_top, attention, experts, lens } = shown;
     let config = &model.config;
     let all = |list: Option<Vec<usize>>, n: usize| list.unwrap_or_else(|| (0..n).collect());
+    let attending = || (0..config.n_layers).filter(|layer| config.attends(*layer)).collect();
     let (attention_layers, attention_heads) = attention.map_or_else(Default::default, |choice| {
-        (all(choice.layers, config.n_layers), all(choice.heads, config.n_heads))
+        (choice.layers.unwrap_or_else(attending), all(choice.heads, config.n_heads))
     });
     let routed = || (0..config.n_layers).filter(|layer| config.experts_of(*layer).is_some()).collect();
     let expert_layers = experts.map_or_else(Vec::new, |choice| choice.layers.unwrap_or_else(routed));

@@ -170,20 +170,14 @@ impl Trainer<'_> {
                 None => self.learner = self.learner.update(gradients, rates).with_updates_of_all()?,
                 Some(replicas) => replicas.update(of_replicas, rates),
             }
+            let mut have_met = self.meet(done, false)?;
             let (took, signals) = self.agreed(started.elapsed(), interrupt)?;
             speed.add_step(n_tokens, took);
             speed.add_sent(self.group.ranks().bytes_sent() - sent_before);
             self.advance(&guard, n_tokens, took);
 
             // Behind `advance`, which may have found the last step.
-            let have_met = match &mut self.replicas {
-                None => true,
-                Some(replicas) if replicas.meet_after(done) || self.schedule.is_over(done) => {
-                    self.learner.gpt = replicas.meet(self.learner.gpt)?;
-                    true
-                }
-                Some(_) => false,
-            };
+            have_met = have_met || self.meet(done, self.schedule.is_over(done))?;
             // What signals ask for waits until there is one model to save.
             asked = asked.with(signals);
             let due =
@@ -263,6 +257,16 @@ impl Trainer<'_> {
         }
         reporter.draw()?;
         self.outcome(last_val, &speed)
+    }
+
+    /// Lets replicas meet, if it is time after `done` steps or they `must`. Whether there is one model now.
+    fn meet(&mut self, done: usize, must: bool) -> Result<bool> {
+        let Some(replicas) = &mut self.replicas else { return Ok(true) };
+        let meets = must || replicas.meet_after(done);
+        if meets {
+            self.learner.gpt = replicas.meet(self.learner.gpt.clone())?;
+        }
+        Ok(meets)
     }
 
     /// Whether all steps are done, or the run ends early.

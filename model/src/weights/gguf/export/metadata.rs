@@ -181,7 +181,7 @@ fn unread_by_llama_cpp(gguf: &Gguf, config: &GptConfig) -> Option<&'static str> 
     let are_first = dense.iter().copied().eq(0..dense.len());
     let scaling = if let Positions::Rope(rope) = &config.positions { rope.scaling.clone() } else { RopeScaling::None };
     let features = [
-        ("order of value heads like that of the class", gguf.name.starts_with("qwen35")),
+        ("value heads in the order that Hearth would write", gguf.name.starts_with("qwen35")),
         ("rotary scaling `longrope`", matches!(scaling, RopeScaling::LongRope { .. }) && !has(&WITH_FACTOR_LISTS)),
         ("rotary scaling `llama3`", matches!(scaling, RopeScaling::Llama3 { .. }) && !has(&WITH_FREQUENCY_FACTORS)),
         ("layers without experts between others", !(dense.is_empty() || are_first && has(&WITH_DENSE_LAYERS))),
