@@ -107,9 +107,32 @@ async fn what_an_encoder_decoder_cannot_do_is_a_400_that_says_so() {
     }
     let error = refused("/v1/completions", json!({ "prompt": "a", "encoder_prompt": "b" })).await;
     assert!(error.contains("`encoder_prompt` cannot be combined with `prompt`"), "{error}");
-    let answer = support::Server::start().post(json!({ "prompt": "a", "decoder_prompt": "b" }).to_string()).await;
-    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
-    assert!(answer.error().contains("has no encoder"), "{}", answer.error());
+    for (body, param, expected) in [
+        (
+            json!({ "prompt": [3], "decoder_prompt": [100_000] }),
+            "decoder_prompt",
+            "`decoder_prompt` must hold token ids below",
+        ),
+        (json!({ "encoder_prompt": [100_000] }), "encoder_prompt", "`encoder_prompt` must hold token ids below"),
+        (
+            json!({ "prompt": [3], "decoder_prompt": vec![3; 90] }),
+            "decoder_prompt",
+            "`decoder_prompt` begins the answer with 91 tokens",
+        ),
+        (json!({ "prompt": "", "add_special_tokens": false }), "prompt", "`prompt` must hold at least one token"),
+    ] {
+        let answer = server.post(body.to_string()).await;
+        assert_eq!(answer.json()["error"]["param"], param, "{body}");
+        assert!(answer.error().contains(expected), "{body}: {}", answer.error());
+    }
+    for (param, body) in [
+        ("decoder_prompt", json!({ "prompt": "a", "decoder_prompt": "b" })),
+        ("encoder_prompt", json!({ "encoder_prompt": "a" })),
+    ] {
+        let answer = support::Server::start().post(body.to_string()).await;
+        assert_eq!((answer.status, answer.json()["error"]["param"].as_str()), (StatusCode::BAD_REQUEST, Some(param)));
+        assert!(answer.error().contains("has no encoder"), "{}", answer.error());
+    }
 }
 
 #[test]
