@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
 
-use crate::ops::Upload;
+use crate::ops::{Routes, Upload};
 use crate::{
     config::{GptConfig, HeadSizes, Positions, Rope},
     kv_cache::PagedStep,
@@ -229,8 +229,8 @@ pub(crate) struct ForwardPass<'a> {
     /// The rows as recurrent layers see them, if the model has such layers.
     recurrent_rows: Option<RecurrentRows>,
     scratch: BlockScratch,
-    /// The outputs of the routers so far, `[n_rows, n_experts]` each, if they are kept.
-    pub(crate) router_logits: Option<Vec<Tensor<2>>>,
+    /// What the routers of the layers so far say, if it is kept.
+    pub(crate) routes: Option<Vec<Routes>>,
 }
 
 /// What one layer of a pass needs to attend.
@@ -320,7 +320,7 @@ fn rotation_of(rope: &Rope, context: &AttentionContext<'_>, max_seq_len: usize, 
     let angles = position::rope_angles(&context.positions(), rope, max_seq_len);
     let n_rows = angles.len() / (rope.rotary_dim / 2);
     let rotation = Rotation::new(&angles, n_rows, device);
-    rotation.scaled(position::rope_attention_factor(rope)).repeat(context.repeats())
+    rotation.scaled(rope.scaling.attention_factor()).repeat(context.repeats())
 }
 
 impl<'a> ForwardPass<'a> {
@@ -387,7 +387,7 @@ impl<'a> ForwardPass<'a> {
             per_layer: None,
             recurrent_rows,
             scratch: BlockScratch::default(),
-            router_logits: None,
+            routes: None,
         }
     }
 

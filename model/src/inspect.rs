@@ -1,4 +1,4 @@
-//! What a model computes on the way to its predictions: attention maps, and what each layer would predict.
+//! What a model computes on the way to its predictions: attention maps, which experts are chosen, and what each layer would predict.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -31,6 +31,8 @@ pub struct InspectOptions {
     pub attention_layers: Vec<usize>,
     /// The heads of these layers whose maps are reported.
     pub attention_heads: Vec<usize>,
+    /// The experts that these layers choose.
+    pub expert_layers: Vec<usize>,
     /// What these layers would predict: `k` stands for the residual stream after `k` blocks
     /// ([nostalgebraist, 2020](https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru/interpreting-gpt-the-logit-lens)).
     pub lens_layers: Vec<usize>,
@@ -46,8 +48,19 @@ pub struct Inspection {
     /// `[attention_layers, attention_heads, n_tokens, n_tokens]`, flat: what share of its attention a row pays to a
     /// column.
     pub attention: Vec<f16>,
+    /// For each of the layers whose experts are reported.
+    pub experts: Vec<ChosenExperts>,
     /// For each of the lens's layers, and each token: the most likely tokens and their log-probabilities in nats.
     pub lens: Vec<Vec<Vec<(TokenId, f32)>>>,
+}
+
+/// The experts that a layer chooses.
+#[derive(Clone, Debug)]
+pub struct ChosenExperts {
+    /// By token, in ascending order: `[n_tokens, n_active]`, flat.
+    pub chosen: Vec<usize>,
+    /// How much each of them counts, `[n_tokens, n_active]`, flat.
+    pub weights: Vec<f32>,
 }
 
 /// What is expected after a token.
@@ -89,7 +102,9 @@ impl Inspector {
         let device = ids.device();
         let context = AttentionContext::traced(n_tokens, &mut trace);
         let mut pass = ForwardPass::new(gpt.config(), context, &device);
+        pass.routes = (!options.expert_layers.is_empty()).then(Vec::new);
         let hidden = gpt.run(ids, &mut pass);
+        let routes = pass.routes.take().unwrap_or_default();
         drop(pass);
         let mut predictions = Vec::with_capacity(n_tokens);
         for_logits(&gpt, &hidden, goes_on, |row, logits| {
@@ -103,6 +118,18 @@ impl Inspector {
             let maps = ops::to_f32(ops::read(trace.attention_of(*layer))?)?;
             attention.extend(maps.into_iter().map(f16::from_f32));
         }
+        let routed: Vec<usize> =
+            (0..gpt.config().n_layers).filter(|layer| gpt.config().experts_of(*layer).is_some()).collect();
+        let experts = options.expert_layers.iter().map(|layer| {
+            // Layers with experts, in order, are those that have routes.
+            let Ok(place) = routed.binary_search(layer) else {
+                unreachable!("it was checked that layer {layer} has experts")
+            };
+            let routes = &routes[place];
+            let weights = ops::to_f32(ops::read(routes.weights.clone())?)?;
+            Ok(ChosenExperts { chosen: routes.chosen.clone(), weights })
+        });
+        let experts = experts.collect::<Result<_>>()?;
         let lens = options.lens_layers.iter().map(|&layer| {
             let mut of_layer = Vec::with_capacity(n_tokens);
             for_logits(&gpt, &gpt.final_norm(trace.stream_of(layer)), goes_on, |_, logits| {
@@ -110,7 +137,7 @@ impl Inspector {
             })?;
             Ok(of_layer)
         });
-        Ok(Inspection { predictions, attention, lens: lens.collect::<Result<_>>()? })
+        Ok(Inspection { predictions, attention, experts, lens: lens.collect::<Result<_>>()? })
     }
 }
 
@@ -145,6 +172,7 @@ fn check(gpt: &Gpt, token_ids: &[TokenId], options: &InspectOptions) -> Result<(
     let lists = [
         ("attention.layers", &options.attention_layers, config.n_layers),
         ("attention.heads", &options.attention_heads, config.n_heads),
+        ("experts.layers", &options.expert_layers, config.n_layers),
         ("logit_lens.layers", &options.lens_layers, config.n_layers + 1),
     ];
     for (name, list, n) in lists {
@@ -156,6 +184,9 @@ fn check(gpt: &Gpt, token_ids: &[TokenId], options: &InspectOptions) -> Result<(
     if let Some(layer) = options.attention_layers.iter().find(|layer| has_maps && !config.attends(**layer)) {
         return refuse("attention.layers", format!("must be layers that attend, got {layer}, which does not"));
     }
+    if let Some(layer) = options.expert_layers.iter().find(|layer| config.experts_of(**layer).is_none()) {
+        return refuse("experts.layers", format!("must be layers with experts, got {layer}, which has none"));
+    }
     Ok(())
 }
 
@@ -166,7 +197,7 @@ mod tests {
     use burn::tensor::Device;
 
     use super::*;
-    use crate::config::{GptConfig, Sizes};
+    use crate::config::{Experts, GptConfig, Sizes};
 
     fn gpt() -> Gpt {
         let sizes =
@@ -181,6 +212,7 @@ mod tests {
             attention_heads: vec![1, 3],
             lens_layers: vec![0, 3],
             n_lens_top: 2,
+            ..InspectOptions::default()
         }
     }
 
@@ -223,6 +255,33 @@ mod tests {
     }
 
     #[test]
+    fn experts_of_a_layer_are_those_with_the_highest_scores_whatever_else_is_asked_for() {
+        let experts = Experts { dense_layers: vec![1], ..Experts::plain(6, 2, 16) };
+        let config = GptConfig { experts: Some(experts), ..gpt().config().clone() };
+        let gpt = Gpt::init(&config, 3, &Device::flex()).unwrap();
+        let ids = [4, 8, 15, 16, 23, 42];
+        let options = InspectOptions { expert_layers: vec![2, 0], ..InspectOptions::default() };
+        let found = Inspector::new(&gpt).inspect(&ids, &options, &|| true).unwrap();
+        let (hidden, logits) = gpt.forward_routed(token_tensor(&gpt, &ids), AttentionContext::dense(1, ids.len()));
+        drop(hidden);
+        assert_eq!((found.experts.len(), logits.0.len()), (2, 2));
+        for (layer, logits) in found.experts.iter().zip(logits.0.iter().rev()) {
+            let logits = ops::to_f32(ops::read(logits.clone()).unwrap()).unwrap();
+            for (row, logits) in logits.chunks(6).enumerate() {
+                let mut order: Vec<usize> = (0..6).collect();
+                order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
+                let mut best = order[..2].to_vec();
+                best.sort_unstable();
+                assert_eq!(layer.chosen[2 * row..][..2], best, "row {row}");
+                let sum: f32 = best.iter().map(|expert| logits[*expert].exp()).sum();
+                for (weight, expert) in layer.weights[2 * row..][..2].iter().zip(&best) {
+                    assert!((weight - logits[*expert].exp() / sum).abs() < 1e-5, "row {row}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn inspect_rejects_empty_long_or_unknown_input_and_missing_layers() {
         let inspector = Inspector::new(&gpt());
         let refused = |ids: &[TokenId], options: InspectOptions| {
@@ -233,6 +292,9 @@ mod tests {
         assert_eq!(refused(&[50], options()), "`input` has token id 50, the vocabulary has 50");
         let layers = InspectOptions { attention_layers: vec![3], ..options() };
         assert_eq!(refused(&[1], layers), "`attention.layers` must be numbers below 3, got 3");
+        let experts = InspectOptions { expert_layers: vec![1], ..options() };
+        let none = "`experts.layers` must be layers with experts, got 1, which has none";
+        assert_eq!(refused(&[1], experts), none);
         let lens = InspectOptions { lens_layers: vec![4], ..options() };
         assert_eq!(refused(&[1], lens), "`logit_lens.layers` must be numbers below 4, got 4");
     }

@@ -63,16 +63,6 @@ pub fn rope_frequencies(rope: &Rope, max_seq_len: usize) -> Vec<f32> {
     }
 }
 
-/// The multiplier of cosines and sines: 1, except with YaRN and LongRoPE.
-pub fn rope_attention_factor(rope: &Rope) -> f32 {
-    match rope.scaling {
-        RopeScaling::Yarn { attention_factor, .. } | RopeScaling::LongRope { attention_factor, .. } => {
-            attention_factor as f32
-        }
-        _ => 1.0,
-    }
-}
-
 /// The multipliers of the queries at `positions`.
 pub(crate) fn query_factors(positions: &[usize], temperature: QueryTemperature) -> Vec<f32> {
     let QueryTemperature { beta, interval } = temperature;
@@ -150,7 +140,7 @@ mod tests {
         let rope = Rope { scaling, ..Rope::new(256.0, 4) };
         assert_eq!(rope_frequencies(&rope, 10), [1.0, 1.0 / 32.0]);
         assert_eq!(rope_frequencies(&rope, 11), [0.25, 1.0 / 128.0]);
-        assert_eq!(rope_attention_factor(&rope), 1.5);
+        assert_eq!(rope.scaling.attention_factor(), 1.5);
     }
 
     #[test]

@@ -66,7 +66,7 @@ impl Gpt {
         let mut unrecorded_pass = ForwardPass::new(self.config(), context(), &device);
         unrecorded_pass.per_layer = per_layer.clone().map(|rows| Tensor::from_inner(rows.inner()));
         for pass in [&mut pass, &mut unrecorded_pass] {
-            pass.router_logits = wants_routers.then(Vec::new);
+            pass.routes = wants_routers.then(Vec::new);
         }
         // A model has at least one block.
         let last = self.config().n_layers - 1;
@@ -80,8 +80,7 @@ impl Gpt {
         pass.per_layer = per_layer.clone().map(as_leaf);
         *pass.lent() = unrecorded_pass.lent().clone().map(|lent| lent.map(as_leaf));
         let hidden = self.final_norm(self.block(last, last_input.clone(), &mut pass));
-        let [earlier, of_last] =
-            [&mut unrecorded_pass, &mut pass].map(|pass| RouterLogits(pass.router_logits.take().unwrap_or_default()));
+        let [earlier, of_last] = [&mut unrecorded_pass, &mut pass].map(|pass| RouterLogits::of(pass.routes.take()));
         let pass = RecomputedPass { gpt: self, pass, embedded, per_layer, inputs, last_input, router_losses: None };
         (hidden, [earlier, of_last], pass)
     }
@@ -106,9 +105,9 @@ impl RecomputedPass<'_> {
         visit(gradients);
         for (layer, input) in self.inputs.into_iter().enumerate().rev() {
             let input = Tensor::from_inner(input).require_grad();
-            self.pass.router_logits = self.router_losses.is_some().then(Vec::new);
+            self.pass.routes = self.router_losses.is_some().then(Vec::new);
             let output = self.gpt.block(layer, input.clone(), &mut self.pass);
-            let logits = RouterLogits(self.pass.router_logits.take().unwrap_or_default());
+            let logits = RouterLogits::of(self.pass.routes.take());
             let of_routers = self.router_losses.as_ref().and_then(|losses| losses.objective(logits));
             let mut outputs = vec![(output, of_output)];
             if self.gpt.config().lends_keys(layer) {

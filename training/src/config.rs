@@ -390,13 +390,29 @@ pub struct CheckpointSettings {
     pub save_dtype: SaveDtype,
 }
 
-/// Training in several processes, which `mpirun` starts.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Training in several processes, which `mpirun` starts, and replicas that train apart
+/// ([`run::replicas`](crate::run::replicas)).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ParallelSettings {
+    /// Copies of the model that train apart, each on its share of a step's micro-batches. A power of two; 1: none.
+    pub replicas: usize,
+    /// Steps after which replicas meet.
+    pub sync_every: usize,
+    /// The learning rate of the outer step, with which they meet.
+    pub outer_lr: f64,
+    /// The momentum of the outer step (Nesterov's).
+    pub outer_momentum: f64,
     /// Seconds that a process waits for another one before the run ends. Left out: 600.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer_timeout: Option<u64>,
+}
+
+/// The outer step is that of [DiLoCo](https://arxiv.org/abs/2311.08105), 4.
+impl Default for ParallelSettings {
+    fn default() -> Self {
+        Self { replicas: 1, sync_every: 50, outer_lr: 0.7, outer_momentum: 0.9, peer_timeout: None }
+    }
 }
 
 impl ParallelSettings {

@@ -2,7 +2,7 @@
 //!
 //! - [`trainer`]: the training loop; [`spike_guard`]: skips bad steps
 //! - [`learner`]: gradients and updates; [`tree_sum`]: sums of gradients in a fixed order
-//! - [`sharding`]: which rank adds up and updates which parameter
+//! - [`sharding`]: which rank adds up and updates which parameter; [`replicas`]: models that train apart and meet
 //! - [`optim`]: gradients by parameter path, global-norm clipping, AdamW, Muon
 //! - [`schedule`]: learning rate, momentum and decay as pure functions of the step
 //! - [`adapter`]: training a LoRA adapter
@@ -16,6 +16,7 @@ mod init;
 pub mod learner;
 pub mod optim;
 pub mod progress;
+pub mod replicas;
 pub mod run_dir;
 pub mod schedule;
 pub mod sharding;

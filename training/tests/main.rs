@@ -27,6 +27,7 @@ mod plain_generation;
 mod quickstart;
 mod ranks;
 mod recipe;
+mod replicas;
 mod resume;
 mod retrieval;
 #[path = "../../model/tests/stand_in_hub.rs"]

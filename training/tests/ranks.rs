@@ -163,6 +163,59 @@ fn run_that_goes_on_with_another_number_of_ranks_has_the_bits_of_one_that_does_n
     }
 }
 
+/// The replicas meet after steps 3, 6, 9 and 12, are saved after 6 and 12, and are shared out anew between.
+#[test]
+fn replicas_on_any_number_of_ranks_have_the_same_bits_also_when_they_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let sets = [
+        "data.tokens_per_step=512",
+        "parallel.replicas=4",
+        "parallel.sync_every=3",
+        "eval.every=6",
+        "sample.every=6",
+        "checkpoint.every=6",
+    ];
+    let until = |steps: &'static str| config(&[&sets[..], &[steps]].concat());
+    let config = until("schedule.max_steps=12");
+    let alone = dir.path().join("1");
+    let outcome = train(&Group::default(), &alone, &config);
+    let expected = bits(&alone, 12);
+    for size in [2, 4] {
+        let out = dir.path().join(size.to_string());
+        threads::run(size, |group| train(&group, &out, &config));
+        assert_same(&bits(&out, 12), &expected, &format!("{size} ranks"));
+    }
+    let parts = dir.path().join("parts");
+    threads::run(4, |group| train(&group, &parts, &until("schedule.max_steps=6")));
+    threads::run(2, |group| train(&group, &parts, &config));
+    assert_same(&bits(&parts, 12), &expected, "a run that goes on");
+    let first = config_loss(&alone, 1);
+    assert!(outcome.val.unwrap().loss < first, "nothing was learned");
+}
+
+/// The loss of a step.
+fn config_loss(out: &Path, step: u64) -> f64 {
+    let metrics = fs::read_to_string(out.join("metrics.jsonl")).unwrap();
+    let records = metrics.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let mut of_step = records.filter(|record| record["step"] == step && record.get("loss").is_some());
+    of_step.next().unwrap()["loss"].as_f64().unwrap()
+}
+
+#[test]
+fn replicas_that_cannot_meet_where_they_must_are_refused() {
+    let refused = |sets: &[&str]| config(sets).validate().unwrap_err().to_string();
+    let replicas = ["data.tokens_per_step=512", "parallel.replicas=4", "parallel.sync_every=3", "sample.every=6"];
+    let error = refused(&replicas);
+    assert!(error.contains("`eval.every` must be a multiple of `parallel.sync_every`, which is 3, got 5"), "{error}");
+    let error = refused(&["parallel.replicas=4"]);
+    assert!(error.contains("must divide the micro-batches of a step, which are 6, got 4\nhint: "), "{error}");
+    let sets = ["parallel.replicas=2", "parallel.sync_every=2", "eval.every=4", "checkpoint.every=4", "sample.every=4"];
+    let config = config(&sets);
+    let errors =
+        threads::run(4, |group| Trainer::new(&config, &data(), &Device::flex(), &group).unwrap_err().to_string());
+    assert!(errors[0].contains("2 replicas, which at most 2 processes can share, got 4\nhint: "), "{}", errors[0]);
+}
+
 #[test]
 fn optimizer_state_falls_with_the_ranks_and_a_step_sends_gradient_and_weights_once() {
     let dir = tempfile::tempdir().unwrap();

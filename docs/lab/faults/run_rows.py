@@ -91,13 +91,18 @@ def no_effect(build):
     ])
 
 
+def hangs_up():
+    """A child of `nohup` would ignore the signal, and Hearth leaves it so."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @row(SECTION, "SIGHUP, SIGUSR1")
 def signals(build):
     def fault(number):
         out = build.folder() / "run"
         data = build.write("a.jsonl", lines(chats(40)))
         command = ["finetune", tiny_models.base(), "--data", data, "--out", out, "--device", "cpu", *sets(*BASE, "schedule.max_steps=100000", "checkpoint.every=90000", "eval.every=90000", "eval.log_every=1")]
-        process = subprocess.Popen(build.command("hearth-train", command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(build.command("hearth-train", command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=hangs_up)
         try:
             until = time.time() + 30
             while len(metrics(out)) < 5 and time.time() < until and process.poll() is None:

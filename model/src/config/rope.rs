@@ -98,6 +98,14 @@ pub enum RopeScaling {
 }
 
 impl RopeScaling {
+    /// The multiplier of cosines and sines: 1, except with YaRN and LongRoPE.
+    pub fn attention_factor(&self) -> f32 {
+        match self {
+            Self::Yarn { attention_factor, .. } | Self::LongRope { attention_factor, .. } => *attention_factor as f32,
+            _ => 1.0,
+        }
+    }
+
     /// The default of [`LongRope`](Self::LongRope)'s `attention_factor` for a context of `factor` times the original length
     /// ([LongRoPE's code](https://github.com/microsoft/LongRoPE)).
     pub(crate) fn long_rope_attention_factor(factor: f64, original_max_seq_len: usize) -> f64 {

@@ -48,10 +48,10 @@ impl<'a> BlockSteps<NormParts, LinearParts<'a>, RouterParts<'a>> for ByOperation
     /// `[n_rows, d_model]` to `[n_rows, d_ff]`, or to `[n_rows, d_model]` by experts.
     fn mlp(&mut self, mlp: &MlpParts<'a>, x: Tensor<2>) -> Tensor<2> {
         let norm = mlp.in_norm.clone();
-        let router_logits = &mut self.pass.router_logits;
+        let routes = &mut self.pass.routes;
         match &mlp.inner {
             FeedForward::Dense(mlp) => ops::normed_mlp(x, norm, mlp),
-            FeedForward::Routed(experts) => ops::experts(normed(x, norm), experts, router_logits),
+            FeedForward::Routed(experts) => ops::experts(normed(x, norm), experts, routes),
             FeedForward::Both(both) => {
                 let [for_mlp, x] = ops::fork(x);
                 let [for_router, x] = ops::fork(x);
@@ -60,7 +60,7 @@ impl<'a> BlockSteps<NormParts, LinearParts<'a>, RouterParts<'a>> for ByOperation
                 let inputs =
                     [normed(for_router, Some(both.router_norm.clone())), normed(x, Some(both.in_norm.clone()))];
                 let [router_input, x] = inputs;
-                let of_experts = ops::experts_routed_by(router_input, x, &both.routed, router_logits);
+                let of_experts = ops::experts_routed_by(router_input, x, &both.routed, routes);
                 normed(of_mlp, Some(both.mlp_out_norm.clone())) + normed(of_experts, Some(both.out_norm.clone()))
             }
         }

@@ -7,7 +7,7 @@ use crate::{
     config::{Experts, RouterScores},
     error::Result,
     forward_pass::{AttentionContext, ForwardPass},
-    ops::{self, Routing},
+    ops::{self, Routes, Routing},
 };
 
 /// Weights of the losses of routers in the objective; 0: off.
@@ -34,6 +34,11 @@ impl RouterLossWeights {
 pub struct RouterLogits(pub(crate) Vec<Tensor<2>>);
 
 impl RouterLogits {
+    /// Those of these routes.
+    pub(crate) fn of(routes: Option<Vec<Routes>>) -> Self {
+        Self(routes.into_iter().flatten().map(|routes| routes.logits).collect())
+    }
+
     /// Those of these layers, and of others.
     #[must_use]
     pub fn with(&self, others: &Self) -> Self {
@@ -70,9 +75,9 @@ impl Gpt {
     ) -> (Tensor<2>, RouterLogits) {
         let device = token_ids.device();
         let mut pass = ForwardPass::new(self.config(), context, &device);
-        pass.router_logits = Some(Vec::new());
+        pass.routes = Some(Vec::new());
         let hidden = self.run(token_ids, &mut pass);
-        (hidden, RouterLogits(pass.router_logits.unwrap_or_default()))
+        (hidden, RouterLogits::of(pass.routes))
     }
 
     /// The losses of routers that say `logits`. Rows that are not `counted` are left out. `None` if nothing is left.

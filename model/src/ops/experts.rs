@@ -27,12 +27,23 @@ pub(crate) struct RouterParts<'a> {
 /// Experts whose parameters are tensors.
 pub(crate) type Experts<'a> = RoutedExperts<LinearParts<'a>, RouterParts<'a>>;
 
+/// What a router says of some rows.
+#[derive(Clone, Debug)]
+pub(crate) struct Routes {
+    /// Its outputs, `[n_rows, n_experts]`.
+    pub(crate) logits: Tensor<2>,
+    /// The experts that it chooses for each row, in ascending order: `[n_rows, n_active]`, flat.
+    pub(crate) chosen: Vec<usize>,
+    /// How much each of them counts, `[n_rows, n_active]`.
+    pub(crate) weights: Tensor<2>,
+}
+
 /// The weighted sum of what the chosen experts make of each row of `x [n_rows, d_model]`, plus the shared expert's output if
-/// there is one: `[n_rows, d_model]`. Appends the router's outputs, `[n_rows, n_experts]`, to `router_logits` if they are kept.
+/// there is one: `[n_rows, d_model]`. Appends what the router says to `routes` if that is kept.
 ///
 /// A row's experts are added in ascending order, so its bits do not depend on other rows.
-pub(crate) fn experts(x: Tensor<2>, experts: &Experts<'_>, router_logits: &mut Option<Vec<Tensor<2>>>) -> Tensor<2> {
-    experts_routed_by(x.clone(), x, experts, router_logits)
+pub(crate) fn experts(x: Tensor<2>, experts: &Experts<'_>, routes: &mut Option<Vec<Routes>>) -> Tensor<2> {
+    experts_routed_by(x.clone(), x, experts, routes)
 }
 
 /// The same, where the router reads `router_input [n_rows, d_model]`.
@@ -40,10 +51,10 @@ pub(crate) fn experts_routed_by(
     router_input: Tensor<2>,
     x: Tensor<2>,
     experts: &Experts<'_>,
-    router_logits: &mut Option<Vec<Tensor<2>>>,
+    routes: &mut Option<Vec<Routes>>,
 ) -> Tensor<2> {
     match memory(experts) {
-        Some(experts) if Placement::of(&x.device()) == Placement::Cpu && router_logits.is_none() => {
+        Some(experts) if Placement::of(&x.device()) == Placement::Cpu && routes.is_none() => {
             let dims = x.dims();
             let mut output = Vec::new();
             let inputs = [router_input, x].map(cpu::values);
@@ -51,7 +62,7 @@ pub(crate) fn experts_routed_by(
             cpu::experts(inputs, &experts, &mut cpu::ExpertScratch::default(), &mut output);
             cpu::tensor(output, dims)
         }
-        _ => experts_reference([router_input, x], experts, router_logits),
+        _ => experts_reference([router_input, x], experts, routes),
     }
 }
 
@@ -94,7 +105,7 @@ impl<'a> RouterParts<'a> {
 pub(super) fn experts_reference(
     [router_input, x]: [Tensor<2>; 2],
     experts: &Experts<'_>,
-    router_logits: &mut Option<Vec<Tensor<2>>>,
+    routes: &mut Option<Vec<Routes>>,
 ) -> Tensor<2> {
     let RoutedExperts { router, routing, experts, latent, shared } = experts;
     let ([n_rows, _], n_active) = (x.dims(), routing.n_active);
@@ -105,12 +116,9 @@ pub(super) fn experts_reference(
     };
     let [_, width] = input.dims();
     let logits = router.logits(router_input);
-    if let Some(kept) = router_logits {
-        kept.push(logits.clone());
-    }
     let scores = match routing.scores {
-        RouterScores::Softmax => activation::softmax(logits, 1),
-        RouterScores::Sigmoid => activation::sigmoid(logits),
+        RouterScores::Softmax => activation::softmax(logits.clone(), 1),
+        RouterScores::Sigmoid => activation::sigmoid(logits.clone()),
     };
     let on_host = |tensor: Tensor<2>| if records_gradients(&device) { tensor.inner() } else { tensor };
     let bias = router.selection_bias.clone().map(|bias| on_host(bias.unsqueeze()));
@@ -129,6 +137,10 @@ pub(super) fn experts_reference(
         Some(scale) => weights * scale.select(0, ids).reshape([n_rows * n_active, 1]),
         None => weights,
     };
+    if let Some(kept) = routes {
+        let weights = weights.clone().reshape([n_rows, n_active]);
+        kept.push(Routes { logits, chosen: chosen.clone(), weights });
+    }
 
     // Where each row's choices are among the outputs, which go expert by expert.
     let (mut places, mut outputs) = (vec![0; n_rows * n_active], Vec::new());

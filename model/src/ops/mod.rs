@@ -68,7 +68,7 @@ pub(crate) use cross_entropy::{linear_cross_entropy, token_losses};
 pub(crate) use cube::{Address, CapturedGraph, top_k_logits};
 pub(crate) use divergence::linear_divergence;
 pub(crate) use embedding::{embedding, take_rows};
-pub(crate) use experts::{RouterParts, experts, experts_routed_by};
+pub(crate) use experts::{RouterParts, Routes, experts, experts_routed_by};
 pub(crate) use gated_norm::gated_norm;
 pub(crate) use kv_append::{append, copy_pages, new_pool, rope_append};
 pub use kv_dtype::KvDtype;

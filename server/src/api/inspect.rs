@@ -1,5 +1,5 @@
-//! `POST /v1/inspect`: the model's predictions after each token of a text, its attention maps, and the predictions of
-//! each layer.
+//! `POST /v1/inspect`: the model's predictions after each token of a text, its attention maps, the experts that are chosen, and the
+//! predictions of each layer.
 //!
 //! Runs outside the engine, with the same weights and without the KV cache; one text at a time.
 
@@ -13,7 +13,7 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use hearth_engine::ServedModel;
 use hearth_model::{
     TokenId,
-    inspect::{InspectOptions, Inspection},
+    inspect::{ChosenExperts, InspectOptions, Inspection},
     tokenizer::{EncodeOptions, Tokenizer},
 };
 use schemars::JsonSchema;
@@ -40,6 +40,8 @@ use super::{
 const MAX_TOP: usize = 20;
 /// Maximum number of attention weights in an answer: 8 MiB.
 const MAX_ATTENTION: usize = 1 << 22;
+/// Maximum number of chosen experts in an answer.
+const MAX_CHOICES: usize = 1 << 17;
 /// Maximum number of predictions of layers in an answer, counting alternatives.
 const MAX_LENS: usize = 1 << 17;
 /// Maximum number of multiply-adds for the logits of layers: a few seconds on two cores.
@@ -49,8 +51,14 @@ const MAX_LENS_PRODUCTS: usize = 1 << 38;
 struct InspectRequest {
     model: Option<String>,
     source: Source,
+    shown: Shown,
+}
+
+/// What the answer shall have.
+struct Shown {
     n_top: usize,
     attention: Option<AttentionChoice>,
+    experts: Option<ExpertChoice>,
     lens: Option<LensChoice>,
 }
 
@@ -63,6 +71,11 @@ enum Source {
 struct AttentionChoice {
     layers: Option<Vec<usize>>,
     heads: Option<Vec<usize>>,
+}
+
+/// The layers whose experts are requested; `None`: all that have some.
+struct ExpertChoice {
+    layers: Option<Vec<usize>>,
 }
 
 /// The layers whose predictions are requested; `None`: all.
@@ -82,6 +95,7 @@ struct WireInspection {
     /// One for each token: what the model expects after it.
     predictions: Vec<WirePrediction>,
     attention: Option<WireAttention>,
+    experts: Option<WireExperts>,
     logit_lens: Option<WireLens>,
 }
 
@@ -127,6 +141,19 @@ struct WireAttention {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "InspectedExperts")]
+struct WireExperts {
+    layers: Vec<usize>,
+    expert_count: usize,
+    /// By layer and token: the numbers of the experts, in ascending order.
+    chosen: Vec<Vec<Vec<usize>>>,
+    /// By layer and token: how much each of them counts.
+    weights: Vec<Vec<Vec<f32>>>,
+    /// By layer and expert: how many tokens it was chosen for.
+    counts: Vec<Vec<usize>>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "InspectedLayers")]
 struct WireLens {
     /// `k`: the residual stream after `k` blocks.
@@ -137,14 +164,16 @@ struct WireLens {
 
 /// The endpoint's entry in `/openapi.json`.
 pub(crate) const OPERATION: Operation = Operation::post(
-    "Show what the model expects after each token, where it attends and what its layers predict",
+    "Show what the model expects after each token, where it attends, which experts it chooses and what its layers predict",
     describe,
     ResponseBody::Json(schema_of::<WireInspection>),
 );
 
 fn describe(state: &AppState, shape: &Shape) -> Result<(), ApiError> {
     let message = json!({ "role": "user", "content": "x" });
-    for example in [json!({ "input": "x", "attention": {}, "logit_lens": {} }), json!({ "messages": [message] })] {
+    for example in
+        [json!({ "input": "x", "attention": {}, "experts": {}, "logit_lens": {} }), json!({ "messages": [message] })]
+    {
         InspectRequest::from_fields(&mut Fields::describing(example, shape), state.options().request_templates)?;
     }
     // Either one is required.
@@ -183,7 +212,7 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
         let model = model.clone();
         move || {
             let ids = request.source.encode(&model, max_tokens)?;
-            let options = options(&model, ids.len(), request.n_top, request.attention, request.lens)?;
+            let options = options(&model, ids.len(), request.shown)?;
             Ok((ids, options))
         }
     };
@@ -222,13 +251,17 @@ impl InspectRequest {
         let attention = fields.object("attention")?.map(|mut fields| {
             Ok::<_, ApiError>(AttentionChoice { layers: fields.counts("layers")?, heads: fields.counts("heads")? })
         });
+        let experts = fields
+            .object("experts")?
+            .map(|mut fields| Ok::<_, ApiError>(ExpertChoice { layers: fields.counts("layers")? }));
         let lens = fields.object("logit_lens")?.map(|mut fields| {
             Ok::<_, ApiError>(LensChoice {
                 layers: fields.counts("layers")?,
                 n_top: fields.count_or("top", 1..=MAX_TOP, 5)?,
             })
         });
-        Ok(Self { model, source, n_top, attention: attention.transpose()?, lens: lens.transpose()? })
+        let (attention, experts, lens) = (attention.transpose()?, experts.transpose()?, lens.transpose()?);
+        Ok(Self { model, source, shown: Shown { n_top, attention, experts, lens } })
     }
 }
 
@@ -273,18 +306,15 @@ impl Source {
 }
 
 /// Resolves the choices of layers and heads. Limits the answer, which is not streamed.
-fn options(
-    model: &ServedModel,
-    n_tokens: usize,
-    n_top: usize,
-    attention: Option<AttentionChoice>,
-    lens: Option<LensChoice>,
-) -> Result<InspectOptions, ApiError> {
+fn options(model: &ServedModel, n_tokens: usize, shown: Shown) -> Result<InspectOptions, ApiError> {
+    let Shown { n_top, attention, experts, lens } = shown;
     let config = &model.config;
     let all = |list: Option<Vec<usize>>, n: usize| list.unwrap_or_else(|| (0..n).collect());
     let (attention_layers, attention_heads) = attention.map_or_else(Default::default, |choice| {
         (all(choice.layers, config.n_layers), all(choice.heads, config.n_heads))
     });
+    let routed = || (0..config.n_layers).filter(|layer| config.experts_of(*layer).is_some()).collect();
+    let expert_layers = experts.map_or_else(Vec::new, |choice| choice.layers.unwrap_or_else(routed));
     let (lens_layers, n_lens_top) =
         lens.map_or_else(Default::default, |choice| (all(choice.layers, config.n_layers + 1), choice.n_top));
     let at_most = |param: &'static str, n: usize, most: usize, what: &str| {
@@ -301,11 +331,14 @@ fn options(
     let product = |factors: &[usize]| factors.iter().fold(1, |product: usize, &factor| product.saturating_mul(factor));
     let n_weights = product(&[attention_layers.len(), attention_heads.len(), n_tokens, n_tokens]);
     at_most("attention", n_weights, MAX_ATTENTION, "attention weights")?;
+    if let Some(experts) = &config.experts {
+        at_most("experts", product(&[expert_layers.len(), n_tokens, experts.n_active]), MAX_CHOICES, "choices")?;
+    }
     let n_rows = product(&[lens_layers.len(), n_tokens]);
     at_most("logit_lens", product(&[n_rows, n_lens_top]), MAX_LENS, "predictions")?;
     let n_products = product(&[n_rows, config.vocab_size, config.d_model]);
     at_most("logit_lens", n_products, MAX_LENS_PRODUCTS, "multiply-adds")?;
-    Ok(InspectOptions { n_top, attention_layers, attention_heads, lens_layers, n_lens_top })
+    Ok(InspectOptions { n_top, attention_layers, attention_heads, expert_layers, lens_layers, n_lens_top })
 }
 
 impl WireInspection {
@@ -314,7 +347,7 @@ impl WireInspection {
         model: &ServedModel,
         ids: &[TokenId],
         options: InspectOptions,
-        Inspection { predictions, attention, lens }: Inspection,
+        Inspection { predictions, attention, experts, lens }: Inspection,
     ) -> Self {
         let tokenizer = &model.tokenizer;
         let before = [None].into_iter().chain(predictions.iter().map(|prediction| prediction.next.as_ref()));
@@ -332,6 +365,9 @@ impl WireInspection {
             dtype: "float16",
             data: BASE64_STANDARD.encode(attention.iter().flat_map(|weight| weight.to_le_bytes()).collect::<Vec<_>>()),
         });
+        let sizes = model.config.experts.as_ref().map(|experts| (experts.n_experts, experts.n_active));
+        let experts =
+            sizes.filter(|_| !experts.is_empty()).map(|sizes| WireExperts::new(options.expert_layers, sizes, experts));
         let logit_lens = (!lens.is_empty()).then(|| WireLens {
             layers: options.lens_layers,
             predictions: lens
@@ -351,8 +387,25 @@ impl WireInspection {
             tokens,
             predictions: predictions.collect(),
             attention,
+            experts,
             logit_lens,
         }
+    }
+}
+
+impl WireExperts {
+    /// Of `layers`, each with so many experts, of which so many are chosen.
+    fn new(layers: Vec<usize>, (n_experts, n_active): (usize, usize), found: Vec<ChosenExperts>) -> Self {
+        let counts = found.iter().map(|layer| {
+            let mut counts = vec![0; n_experts];
+            layer.chosen.iter().for_each(|expert| counts[*expert] += 1);
+            counts
+        });
+        let counts = counts.collect();
+        let of_token = |chosen: &ChosenExperts| chosen.chosen.chunks_exact(n_active).map(<[_]>::to_vec).collect();
+        let chosen = found.iter().map(of_token).collect();
+        let weights = found.iter().map(|layer| layer.weights.chunks_exact(n_active).map(<[_]>::to_vec).collect());
+        Self { layers, expert_count: n_experts, chosen, weights: weights.collect(), counts }
     }
 }
 

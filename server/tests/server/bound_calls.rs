@@ -181,6 +181,23 @@ fn check_calls(calls: &[Value], tools: &[Value], raw: &str) {
     }
 }
 
+/// The text behind the first `closing` that is not in a string between quotation marks.
+fn behind<'a>(closing: &str, text: &'a str) -> Option<&'a str> {
+    let (mut is_quoted, mut is_escaped) = (false, false);
+    for (at, char) in text.char_indices() {
+        match char {
+            _ if is_escaped => is_escaped = false,
+            '\\' if is_quoted => is_escaped = true,
+            '"' => is_quoted = !is_quoted,
+            _ => {}
+        }
+        if !is_quoted && let Some(rest) = text[at..].strip_prefix(closing) {
+            return Some(rest);
+        }
+    }
+    None
+}
+
 /// The text between the calls of an answer, and the number of calls or groups of them that were begun. `None` if the last
 /// one is not over.
 fn outside(family: &Family, raw: &str) -> Option<(String, usize)> {
@@ -192,7 +209,7 @@ fn outside(family: &Family, raw: &str) -> Option<(String, usize)> {
         text += before;
         n_begun += 1;
         rest = match closing {
-            Some(closing) => after.split_once(closing)?.1,
+            Some(closing) => behind(closing, after)?,
             None => {
                 let from = if family.is_marked { after.find(['{', '['].as_slice())? } else { 0 };
                 let from = if family.sign == "[ARGS]" { after.find('{')? } else { from };

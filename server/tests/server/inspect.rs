@@ -2,10 +2,19 @@
 
 use axum::http::StatusCode;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use hearth_server::api::{options::ApiOptions, state::AppState};
+use burn::tensor::Device;
+use hearth_engine::Models;
+use hearth_model::{
+    config::{Experts, GptConfig},
+    weights::model_dir::LoadedModel,
+};
+use hearth_server::{
+    api::{options::ApiOptions, state::AppState},
+    engine::Engine,
+};
 use serde_json::{Value, json};
 
-use crate::support::{MODEL, OPTIONS, Server, engine};
+use crate::support::{MODEL, OPTIONS, Server, config, engine, gpt_of, model};
 
 const PATH: &str = "/v1/inspect";
 
@@ -141,6 +150,33 @@ async fn invalid_inspect_requests_are_rejected_naming_the_parameter() {
             )
         );
     }
+}
+
+#[tokio::test]
+async fn inspect_says_which_experts_are_chosen_and_how_often() {
+    let mixture = Experts { dense_layers: vec![0], ..Experts::plain(5, 2, 16) };
+    let config = GptConfig { experts: Some(mixture), ..config() };
+    let n_layers = config.n_layers;
+    let load = move || Ok(Models::from(LoadedModel { gpt: gpt_of(&config, &Device::flex(), 0.0), ..model() }));
+    let engine = Engine::start(load, OPTIONS).unwrap();
+    let server = Server { state: AppState::ready(MODEL, engine.clone()), engine };
+    let found = inspect(&server, json!({ "input": [1, 2, 3, 4], "experts": {} })).await["experts"].clone();
+    assert_eq!((&found["layers"], &found["expert_count"]), (&json!((1..n_layers).collect::<Vec<_>>()), &json!(5)));
+    for layer in 0..n_layers - 1 {
+        let mut counts = vec![0; 5];
+        for token in 0..4 {
+            let chosen = found["chosen"][layer][token].as_array().unwrap();
+            chosen.iter().for_each(|expert| counts[expert.as_u64().unwrap() as usize] += 1);
+            let weights = found["weights"][layer][token].as_array().unwrap();
+            assert_eq!((chosen.len(), weights.len()), (2, 2));
+            assert!((weights.iter().map(number).sum::<f64>() - 1.0).abs() < 1e-5, "{weights:?}");
+        }
+        assert_eq!(found["counts"][layer], json!(counts));
+    }
+    let dense = server.post_to(PATH, json!({ "input": "x", "experts": { "layers": [0] } }).to_string()).await;
+    assert_eq!(dense.error(), "`experts.layers` must be layers with experts, got 0, which has none");
+    let without = inspect(&Server::start(), json!({ "input": "x", "experts": {} })).await;
+    assert_eq!(without["experts"], Value::Null);
 }
 
 #[tokio::test]

@@ -130,6 +130,10 @@ const RULES: &[Rule] = &[
         when: When::Settings("`schedule.kind=wsd`", |config| config.schedule.kind == ScheduleKind::Wsd),
     },
     Rule {
+        keys: &["parallel.sync_every", "parallel.outer_lr", "parallel.outer_momentum"],
+        when: When::Settings("`parallel.replicas` above 1", |config| config.parallel.replicas > 1),
+    },
+    Rule {
         keys: &["schedule.cooldown_ratio"],
         when: When::Settings("runs without `schedule.cooldown_steps`", |config| {
             config.schedule.cooldown_steps.is_none()

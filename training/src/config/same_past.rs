@@ -8,8 +8,16 @@ use super::{TrainConfig, effective::remove_without_effect};
 /// Keys that do not affect completed steps. `schedule` may change if the past rates stay the same, which
 /// [`Schedule::has_same_past`](crate::run::schedule::Schedule::has_same_past) checks; data are compared by hash, not by
 /// path.
-const FREE: [&str; 8] =
-    ["schedule.", "eval.", "sample.", "checkpoint.", "parallel.", "data.path", "model.init", "optim.recompute"];
+const FREE: [&str; 8] = [
+    "schedule.",
+    "eval.",
+    "sample.",
+    "checkpoint.",
+    "parallel.peer_timeout",
+    "data.path",
+    "model.init",
+    "optim.recompute",
+];
 
 /// The settings in which `now` contradicts the run started as `then`: key, old and new value. Settings without effect do not
 /// count, and neither does how a step is cut into micro-batches, which changes nothing but the rounding of sums.

@@ -1,6 +1,6 @@
 //! Validation of settings. Messages name the key, the value found and the values allowed.
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Result, anyhow, bail, ensure};
 use burn::tensor::Device;
 use hearth_model::{
     Error,
@@ -9,8 +9,8 @@ use hearth_model::{
 };
 
 use super::{
-    ALL_LINEAR, Algorithm, Arch, DecaySchedule, MicroBatchSize, ObjectiveKind, OptimSettings, SaveDtype, ScheduleKind,
-    TrainConfig, value_error::with_hint,
+    ALL_LINEAR, Algorithm, Arch, DecaySchedule, MicroBatchSize, ObjectiveKind, OptimSettings, ParallelSettings,
+    SaveDtype, ScheduleKind, TrainConfig, value_error::with_hint,
 };
 
 /// The largest size of a model, in any dimension, and the most layers.
@@ -31,7 +31,10 @@ const MAX_EPOCHS: f64 = 1e6;
 /// Far above the number of tokens whose activations fit in memory, even for the smallest models.
 const MAX_MICRO_BATCH_TOKENS: usize = 1 << 26;
 
-/// Maximum of [`ParallelSettings::peer_timeout`](super::ParallelSettings::peer_timeout): a week.
+/// Maximum of [`ParallelSettings::replicas`]: each has its weights and its optimizer in memory.
+const MAX_REPLICAS: usize = 64;
+
+/// Maximum of [`ParallelSettings::peer_timeout`]: a week.
 const MAX_PEER_TIMEOUT: u64 = 7 * 24 * 3600;
 
 impl TrainConfig {
@@ -79,6 +82,7 @@ impl TrainConfig {
             "`eval.patience` needs evaluations during the run, but `eval.every` is 0\nhint: set `eval.every`"
         );
         ensure!(self.checkpoint.keep > 0, "`checkpoint.keep` must be at least 1, got 0");
+        self.validate_replicas()?;
         if let Some(seconds) = self.parallel.peer_timeout {
             ensure!(
                 (1..=MAX_PEER_TIMEOUT).contains(&seconds),
@@ -92,6 +96,43 @@ impl TrainConfig {
             i64::MAX,
             self.seed
         );
+        Ok(())
+    }
+
+    /// Replicas share out whole steps, and there is one model to evaluate and to save only where they meet.
+    fn validate_replicas(&self) -> Result<()> {
+        let ParallelSettings { replicas, sync_every, outer_lr, outer_momentum, .. } = self.parallel;
+        ensure!(
+            replicas.is_power_of_two() && replicas <= MAX_REPLICAS,
+            "`parallel.replicas` must be a power of two up to {MAX_REPLICAS}, got {replicas}"
+        );
+        ensure!(sync_every > 0, "`parallel.sync_every` must be at least 1, got 0");
+        ensure!(outer_lr > 0.0 && outer_lr <= 2.0, "`parallel.outer_lr` must be above 0 and at most 2, got {outer_lr}");
+        ensure!(
+            (0.0..1.0).contains(&outer_momentum),
+            "`parallel.outer_momentum` must be at least 0 and below 1, got {outer_momentum}"
+        );
+        if replicas == 1 {
+            return Ok(());
+        }
+        let n_micro = self.micro_steps();
+        ensure!(
+            n_micro.is_multiple_of(replicas),
+            "`parallel.replicas` must divide the micro-batches of a step, which are {n_micro}, got {replicas}\nhint: a larger \
+             `data.tokens_per_step`, or a smaller `data.micro_batch_size`"
+        );
+        let of_keep = self.checkpoint.keep_steps.iter().map(|step| ("checkpoint.keep_steps", *step));
+        let all = [("eval.every", self.eval.every), ("checkpoint.every", self.checkpoint.every)];
+        let samples = [("sample.every", self.sample.every)];
+        if let Some((name, steps)) =
+            all.into_iter().chain(samples).chain(of_keep).find(|(_, steps)| !steps.is_multiple_of(sync_every))
+        {
+            bail!(
+                "`{name}` must be a multiple of `parallel.sync_every`, which is {sync_every}, got {steps}: there is one model only where \
+                 the replicas meet\nhint: `--set {name}={}`",
+                steps.next_multiple_of(sync_every)
+            );
+        }
         Ok(())
     }
 
@@ -479,6 +520,11 @@ mod tests {
             ("sample.top_p", "0"),
             ("checkpoint.keep", "0"),
             ("parallel.peer_timeout", "0"),
+            ("parallel.replicas", "3"),
+            ("parallel.replicas", "0"),
+            ("parallel.sync_every", "0"),
+            ("parallel.outer_lr", "0.0"),
+            ("parallel.outer_momentum", "1.0"),
         ] {
             let layers = Layers {
                 preset: Some("tiny".to_owned()),

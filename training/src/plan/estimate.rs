@@ -120,6 +120,11 @@ impl Estimate {
                 of_model.sum::<usize>() + 2 * of_join
             }
         };
+        // Each replica has weights, gradients and moments of its own; one copy of the weights, and the outer momentum, are all replicas'.
+        let (n_moments, of_replicas) = match config.parallel.replicas {
+            1 => (n_moments, 0),
+            replicas => (replicas * n_moments + n_params, 2 * replicas * n_params),
+        };
         let largest_muon = specs.iter().filter(|spec| is_muon(&spec.path)).map(|spec| size(&spec.shape)).max();
         // Each matrix multiplies every token, except embeddings, whose rows are looked up; a tied embedding multiplies
         // once.
@@ -147,12 +152,12 @@ impl Estimate {
         // What its loss holds: rows of both of its inputs, joined and normalized, and the gradient of the output matrix.
         let of_head = if has_head { 4 * of_join + of_output + 6 * n_rows * gpt.d_model } else { 0 };
         let peak_bytes = if is_cpu {
-            let n_values = cpu::peak(gpt, (n_rows, seq_len), adapter, &run) + of_head;
+            let n_values = cpu::peak(gpt, (n_rows, seq_len), adapter, &run) + of_head + of_replicas;
             let n_threads = ops::n_threads() as u64;
             let beside = CODE_BYTES + PACKING_BYTES * n_threads + adapter.map_or(0, |adapter| adapter.frozen_bytes);
             (bytes(n_values) as f64 * (1.0 + UNUSABLE)) as u64 + beside
         } else {
-            bytes(gpu::peak(gpt, (n_rows, seq_len), adapter, &run) + of_head)
+            bytes(gpu::peak(gpt, (n_rows, seq_len), adapter, &run) + of_head + of_replicas)
         };
         let weight_bytes = bytes(n_params) + adapter.map_or(0, |adapter| adapter.frozen_bytes);
         let held = weight_bytes + bytes(n_moments + n_params * n_partial_sums);

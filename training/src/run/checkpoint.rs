@@ -13,7 +13,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use burn::{module::Module, tensor::Device};
+use burn::{
+    module::Module,
+    tensor::{Device, Tensor},
+};
 use hearth_model::{
     digest::Digest,
     gpt::Gpt,
@@ -260,17 +263,39 @@ impl Checkpoint {
         Ok(gpt.with_dropout(self.config.model.dropout))
     }
 
-    /// Restores the moments of the optimizer of `module`, of the parameters that it [owns](Optimizer::owns).
+    /// Restores the moments of the optimizer of `module`, of the parameters that it [owns](Optimizer::owns), whose names begin with
+    /// `prefix` in the file.
     ///
     /// # Errors
     /// They cannot be read, or are not those of the parameters that train.
-    pub fn restore<M: Module>(&self, optimizer: &mut Optimizer, module: &M, device: &Device) -> Result<()> {
-        let path = self.dir.join(MOMENTS_FILE);
+    pub fn restore<M: Module>(
+        &self,
+        prefix: &str,
+        optimizer: &mut Optimizer,
+        module: &M,
+        device: &Device,
+    ) -> Result<()> {
         let is_own = |name: &str| name.rsplit_once('.').is_none_or(|(path, _)| optimizer.owns(path));
-        let moments = moments::read(&path, device, is_own)?;
+        let moments = self.moments(prefix, device, is_own)?;
+        let path = self.dir.join(MOMENTS_FILE);
         optimizer
             .restore(self.state.n_updates, moments, module)
             .with_context(|| format!("`{}` does not match the configuration", path.display()))
+    }
+
+    /// The tensors of the optimizer's state whose names begin with `prefix`, by the rest of their names, if that is `wanted`.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn moments(
+        &self,
+        prefix: &str,
+        device: &Device,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Result<BTreeMap<String, Tensor<1>>> {
+        let path = self.dir.join(MOMENTS_FILE);
+        let found = moments::read(&path, device, |name| name.strip_prefix(prefix).is_some_and(&wanted))?;
+        Ok(found.into_iter().map(|(name, values)| (name[prefix.len()..].to_owned(), values)).collect())
     }
 }
 

@@ -113,7 +113,7 @@ impl Optimizer {
             return module;
         }
         let updated = self.update_matrices(taken, rates);
-        module.map(&mut PutBack { path: ParamPath::default(), updated })
+        module.map(&mut PutValues::new(updated))
     }
 
     /// Muon's update of all its parameters together: threads take a matrix each. Returns the new values by path, `[n_rows, width]`.
@@ -288,13 +288,20 @@ impl ModuleMapper for Update<'_> {
     }
 }
 
-/// Puts updated matrices into their places.
-struct PutBack {
+/// Puts values in the place of those of the parameters with their paths. Flat values take the shape that is there.
+pub(super) struct PutValues<const D: usize> {
     path: ParamPath,
-    updated: BTreeMap<String, Tensor<2>>,
+    values: BTreeMap<String, Tensor<D>>,
 }
 
-impl ModuleMapper for PutBack {
+impl<const D: usize> PutValues<D> {
+    /// Puts `values`, by path, which are on the inner backend.
+    pub(super) fn new(values: BTreeMap<String, Tensor<D>>) -> Self {
+        Self { path: ParamPath::default(), values }
+    }
+}
+
+impl<const N: usize> ModuleMapper for PutValues<N> {
     fn enter_module(&mut self, name: &str, container: &str) {
         self.path.enter(name, container);
     }
@@ -304,8 +311,11 @@ impl ModuleMapper for PutBack {
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(updated) = self.updated.remove(&self.path.path()) else { return param };
-        let shape: [usize; D] = array::from_fn(|dim| updated.dims()[dim]);
-        param.map(|_| Tensor::from_inner(updated.reshape(shape)).require_grad())
+        let Some(values) = self.values.remove(&self.path.path()) else { return param };
+        param.map(|old| {
+            // Muon's matrices left `[1, 1]` in their places.
+            let shape: [usize; D] = if N == D { array::from_fn(|dim| values.dims()[dim]) } else { old.dims() };
+            Tensor::from_inner(values.reshape(shape)).require_grad()
+        })
     }
 }

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, mem};
 
 use anyhow::Result;
 use burn::{
-    module::{Module, ModuleMapper, ModuleVisitor, Param},
+    module::{Module, ModuleVisitor, Param},
     tensor::{Device, Tensor, TensorData},
 };
 use hearth_model::gpt::ParamPath;
@@ -16,7 +16,7 @@ use hearth_model::gpt::ParamPath;
 use crate::{
     eval::read_floats,
     ranks::Group,
-    run::optim::{Gradients, Optimizer},
+    run::optim::{Gradients, Optimizer, PutValues},
 };
 
 /// Values of a message, about: tensors are sent together until there are as many.
@@ -67,6 +67,11 @@ pub struct Presence {
 }
 
 impl Presence {
+    /// All of `n_ranks` have a gradient of every parameter.
+    pub fn of_all(n_ranks: usize) -> Presence {
+        Presence { absent: vec![Some(Vec::new()); n_ranks] }
+    }
+
     /// From what [`Shards::absent`] gave on all ranks.
     pub fn new(absent: Vec<Option<Vec<usize>>>) -> Presence {
         Presence { absent }
@@ -169,15 +174,14 @@ impl Shards {
             let known_to = |rank: usize, param: &&ShardedParam| (rank ^ param.owner).trailing_zeros() > level;
             let send: Vec<_> = self.params.iter().filter(|param| known_to(rank, param)).collect();
             let receive: Vec<_> = self.params.iter().filter(|param| known_to(peer, param)).collect();
-            let mut found = Weights::default();
-            module.visit(&mut found);
-            let mut read = |param: &ShardedParam| found.by_path.remove(&param.path);
+            let mut found = weights_of(&module);
+            let mut read = |param: &ShardedParam| found.remove(&param.path);
             let mut received = BTreeMap::new();
             self.exchange(peer, (&send, &mut read), &receive, &mut |param, values| {
                 received.insert(param.path.clone(), values);
             })?;
             drop(found);
-            module = module.map(&mut PutWeights { path: ParamPath::default(), received });
+            module = module.map(&mut PutValues::new(received));
         }
         Ok(module)
     }
@@ -230,7 +234,13 @@ fn bundles<'a, 'b>(params: &'b [&'a ShardedParam]) -> impl Iterator<Item = &'b [
     })
 }
 
-/// The weights that train, flat, by path.
+/// The weights of `module` that train, flat and without autodiff, by path.
+pub fn weights_of(module: &impl Module) -> BTreeMap<String, Tensor<1>> {
+    let mut found = Weights::default();
+    module.visit(&mut found);
+    found.by_path
+}
+
 #[derive(Default)]
 struct Weights {
     path: ParamPath,
@@ -252,27 +262,6 @@ impl ModuleVisitor for Weights {
             let n_values = value.shape().num_elements();
             self.by_path.insert(self.path.path(), value.reshape([n_values]));
         }
-    }
-}
-
-/// Puts received weights into their places.
-struct PutWeights {
-    path: ParamPath,
-    received: BTreeMap<String, Tensor<1>>,
-}
-
-impl ModuleMapper for PutWeights {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.enter(name, container);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.exit();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(received) = self.received.remove(&self.path.path()) else { return param };
-        param.map(|value| Tensor::from_inner(received.reshape(value.dims())).require_grad())
     }
 }
 

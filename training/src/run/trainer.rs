@@ -21,7 +21,7 @@ use hearth_model::{TokenId, digest::Digest, gpt::Gpt, ops, pooling::Classifier, 
 pub use self::all_ranks::RankCosts;
 pub(crate) use self::run_model::first_model;
 pub use self::speed::StepTime;
-use self::{due::Due, run_model::SavedForm, speed::Speed, start::run_size};
+use self::{all_ranks::Signals, due::Due, run_model::SavedForm, speed::Speed, start::run_size};
 use crate::{
     config::TrainConfig,
     data::loader::{Batch, Loader, Prefetcher, RowSource},
@@ -32,7 +32,9 @@ use crate::{
     run::{
         checkpoint::{Best, TrainState},
         learner::{Learner, StepGradients},
+        optim::Gradients,
         progress::{Pace, Reporter, StepRecord},
+        replicas::Replicas,
         run_dir::RunDir,
         schedule::{RunSize, Schedule},
         spike_guard::SpikeGuard,
@@ -91,6 +93,8 @@ pub struct Trainer<'a> {
     reference: Option<Gpt>,
     loader: Loader,
     learner: Learner,
+    /// Copies of the learner that train apart; the learner then has the weights at which they last met.
+    replicas: Option<Replicas>,
     schedule: Schedule,
     state: TrainState,
     /// The evaluation of the model in the run's folder. An earlier process may have saved it behind the checkpoint that this one
@@ -140,24 +144,39 @@ impl Trainer<'_> {
         let utilization = Utilization::measure(&self.learner.gpt, self.config.model.max_seq_len)?;
         let mut latest = None;
         let mut last_val = None;
+        let mut asked = Signals::default();
 
         while !self.is_over() {
             let started = Instant::now();
             let rates = self.schedule.rates(self.state.step, &self.config.optim);
             let sent_before = self.group.ranks().bytes_sent();
-            let (StepGradients { loss, grad_norm, gradients, balance }, index, n_tokens) =
+            let (StepGradients { loss, grad_norm, gradients, balance }, of_replicas, index, n_tokens) =
                 self.gradients(&mut batches)?;
             let done = self.state.step + 1;
             let skipped = guard.check(done, loss, grad_norm)?;
-            if skipped.is_none() {
-                self.learner = self.learner.update(gradients, rates).with_updates_of_all()?;
+            match &mut self.replicas {
+                _ if skipped.is_some() => {}
+                None => self.learner = self.learner.update(gradients, rates).with_updates_of_all()?,
+                Some(replicas) => replicas.update(of_replicas, rates),
             }
             let (took, signals) = self.agreed(started.elapsed(), interrupt)?;
             speed.add_step(n_tokens, took);
             speed.add_sent(self.group.ranks().bytes_sent() - sent_before);
             self.advance(&guard, n_tokens, took);
 
-            let due = Due::after(done, self.config, &self.schedule, signals);
+            // Behind `advance`, which may have found the last step.
+            let have_met = match &mut self.replicas {
+                None => true,
+                Some(replicas) if replicas.meet_after(done) || self.schedule.is_over(done) => {
+                    self.learner.gpt = replicas.meet(self.learner.gpt)?;
+                    true
+                }
+                Some(_) => false,
+            };
+            // What signals ask for waits until there is one model to save.
+            asked = asked.with(signals);
+            let due =
+                Due::after(done, self.config, &self.schedule, if have_met { asked.take() } else { Signals::default() });
             match skipped {
                 Some(reason) => reporter.skipped(done, reason)?,
                 None => {
@@ -240,16 +259,20 @@ impl Trainer<'_> {
         self.schedule.is_over(self.state.step) || self.has_no_patience()
     }
 
-    /// The gradients of the next step, over the next micro-batches, its index, and its number of tokens.
-    fn gradients(&self, batches: &mut Prefetcher) -> Result<(StepGradients, StepIndex, usize)> {
+    /// The gradients of the next step, over the next micro-batches, or those of each replica, its index, and its number of tokens.
+    fn gradients(&self, batches: &mut Prefetcher) -> Result<(StepGradients, Vec<Option<Gradients>>, StepIndex, usize)> {
         let n_micro = self.loader.n_micro_batches(self.state.step as u64);
         let micro_batches: Vec<Batch> = batches.by_ref().take(n_micro).collect();
         ensure!(micro_batches.len() == n_micro, "the data loader stopped before the end of the run");
         let n_tokens = micro_batches.iter().map(Batch::n_tokens).sum();
         let index = self.learner.step_index(self.state.step, micro_batches.iter());
+        if let Some(replicas) = &self.replicas {
+            let (all, of_replicas) = replicas.gradients(self.state.step, &micro_batches)?;
+            return Ok((all, of_replicas, index, n_tokens));
+        }
         let own = self.group.micro_batches(n_micro);
         let own = micro_batches.into_iter().enumerate().filter(|(micro_step, _)| own.contains(micro_step));
-        Ok((self.learner.step_gradients(index, own)?, index, n_tokens))
+        Ok((self.learner.step_gradients(index, own)?, Vec::new(), index, n_tokens))
     }
 
     /// Ends a run whose steps are all done: returns the last evaluation, and saves the model where none was saved.
@@ -285,7 +308,10 @@ impl Trainer<'_> {
         let state = &mut self.state;
         state.step += 1;
         state.tokens += n_tokens as u64;
-        state.n_updates = self.learner.optimizer.n_updates();
+        state.n_updates = match &self.replicas {
+            None => self.learner.optimizer.n_updates(),
+            Some(replicas) => replicas.n_updates(),
+        };
         (state.recent_norms, state.n_skipped) = guard.state();
         state.minutes += took.as_secs_f64() / 60.0;
         self.schedule.use_up(state.minutes, state.step);

@@ -10,7 +10,6 @@ use super::{
 use crate::{
     config::{GptConfig, MAX_LAYERS, NormPosition, Positions, QkNormSpan, QueryTemperature},
     error::Result,
-    position::rope_attention_factor,
 };
 
 /// MiniCPM's scales, by the depth and the width of the model for which they were found. By default there are none.
@@ -87,7 +86,7 @@ pub(super) const NANOCHAT_NORMS: ConfigRow = custom(
     &[],
     |_, config| {
         config.qk_norm_after_rope =
-            matches!(&config.positions, Positions::Rope(rope) if rope_attention_factor(rope) != 1.0);
+            matches!(&config.positions, Positions::Rope(rope) if rope.scaling.attention_factor() != 1.0);
         Ok(())
     },
     |_, _| {},

@@ -118,6 +118,8 @@ impl WindowKeys {
         };
         let n_layers = config.n_layers;
         let window = match *self {
+            // With such a key, transformers computes without a window and still keeps only its keys and values in a cache: what it
+            // answers depends on whether it has one.
             Self::None if fields.get(WINDOW).is_some() => return refuse(WINDOW, "null (this class has no window)"),
             Self::None => None,
             Self::All { absent } if !fields.has(WINDOW) => absent,

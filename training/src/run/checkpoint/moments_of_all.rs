@@ -4,7 +4,7 @@ use anyhow::Result;
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
-use crate::{eval::read_floats, ranks::Group, run::optim::Optimizer};
+use crate::{eval::read_floats, ranks::Group};
 
 /// The moments of all parameters, to be written by rank 0.
 #[derive(Debug)]
@@ -24,12 +24,12 @@ pub(super) struct SavedMoment {
 }
 
 impl<'a> MomentsOfAll<'a> {
-    /// Those of `optimizer` and of its counterparts on the other ranks, which must do the same.
+    /// `own`, by name, and those of the other ranks, which must do the same.
     ///
     /// # Errors
     /// A rank does not answer.
-    pub fn new(optimizer: &Optimizer, group: &'a Group) -> Result<MomentsOfAll<'a>> {
-        let (own, rank) = (optimizer.moments(), group.rank());
+    pub fn new(own: Vec<(String, Tensor<1>)>, group: &'a Group) -> Result<MomentsOfAll<'a>> {
+        let rank = group.rank();
         let described =
             own.iter().map(|(name, values)| SavedMoment { name: name.clone(), n_values: values.dims()[0], rank });
         let mut all = group.gather(&described.collect::<Vec<_>>())?.concat();

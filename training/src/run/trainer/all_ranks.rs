@@ -17,6 +17,18 @@ pub(super) struct Signals {
     pub(super) saves: bool,
 }
 
+impl Signals {
+    /// Both.
+    pub(super) fn with(self, later: Signals) -> Signals {
+        Signals { ends: self.ends.or(later.ends), saves: self.saves || later.saves }
+    }
+
+    /// These, once.
+    pub(super) fn take(&mut self) -> Signals {
+        std::mem::take(self)
+    }
+}
+
 /// What a run in several processes cost each rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RankCosts {
@@ -69,7 +81,10 @@ impl Trainer<'_> {
         }
         self.group.gather(&RankCosts {
             bytes_sent_per_step: speed.bytes_per_step(),
-            optimizer_bytes: self.learner.optimizer.n_bytes(),
+            optimizer_bytes: match &self.replicas {
+                None => self.learner.optimizer.n_bytes(),
+                Some(replicas) => replicas.n_bytes(),
+            },
             peak_resident_bytes: hearth_model::memory::peak_resident_bytes(),
         })
     }

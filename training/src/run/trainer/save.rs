@@ -36,7 +36,11 @@ impl Trainer<'_> {
     /// # Errors
     /// The folder cannot be written to. Earlier checkpoints stay.
     pub fn save_checkpoint(&self, run: &RunDir) -> Result<()> {
-        let moments = MomentsOfAll::new(&self.learner.optimizer, &self.group)?;
+        let own = match &self.replicas {
+            None => self.learner.optimizer.moments(),
+            Some(replicas) => replicas.moments(),
+        };
+        let moments = MomentsOfAll::new(own, &self.group)?;
         if !self.group.is_first() {
             return moments.send();
         }

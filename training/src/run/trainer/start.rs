@@ -19,6 +19,7 @@ use crate::{
         checkpoint::{Checkpoint, TrainState},
         learner::Learner,
         progress::Reporter,
+        replicas::Replicas,
         schedule::{RunSize, Schedule},
     },
 };
@@ -70,7 +71,9 @@ impl<'a> Trainer<'a> {
                 Some(reference.with_precision(config.optim.precision))
             }
         };
-        checkpoint.restore(&mut learner.optimizer, &learner.gpt, &device.clone().inner())?;
+        if config.parallel.replicas == 1 {
+            checkpoint.restore("", &mut learner.optimizer, &learner.gpt, &device.clone().inner())?;
+        }
         let size = run_size(config, data, &learner);
         let mut state = state.clone();
         if let (Some(_), Some(minutes)) = (state.total_steps, config.schedule.max_minutes)
@@ -97,7 +100,11 @@ impl<'a> Trainer<'a> {
              in a longer run\nhint: go on from an earlier checkpoint, with `--from`",
             state.step
         );
-        Self::with(config, (data, reference), learner, state, (saved, group))
+        let mut trainer = Self::with(config, (data, reference), learner, state, (saved, group))?;
+        if let Some(replicas) = &mut trainer.replicas {
+            replicas.restore(checkpoint)?;
+        }
+        Ok(trainer)
     }
 
     fn with(
@@ -140,6 +147,7 @@ impl<'a> Trainer<'a> {
         let loader = Loader::new(&data.train, settings)?.ending_after(size.rows_of_epochs(config));
         let val = data.val.clone();
         let kept = state.best;
+        let replicas = Replicas::new(&config.parallel, &learner, group)?;
         Ok(Trainer {
             config,
             data,
@@ -147,6 +155,7 @@ impl<'a> Trainer<'a> {
             reference,
             loader,
             learner,
+            replicas,
             schedule,
             state,
             kept,
@@ -181,5 +190,7 @@ pub(super) fn run_size(config: &TrainConfig, data: &Data, learner: &Learner) -> 
 fn new_learner(gpt: Gpt, config: &TrainConfig, group: &Group) -> Result<Learner> {
     let routers = config.router_losses(gpt.config())?;
     let learner = Learner::new(gpt, config.optim.clone(), config.seed);
-    Ok(learner.with_objective(config.objective).with_router_losses(routers).with_group(group))
+    let learner = learner.with_objective(config.objective).with_router_losses(routers);
+    // Replicas share nothing in a step.
+    Ok(if config.parallel.replicas == 1 { learner.with_group(group) } else { learner })
 }
