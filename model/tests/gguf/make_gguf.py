@@ -205,7 +205,7 @@ def convert(source: Path, target: Path, vocab_size: int, ftype: gguf.LlamaFileTy
     methods["no_mtp"] = not with_head
     patched = type(model_class.__name__, (model_class,), {**methods, "model_arch": model_class.model_arch})
     # Otherwise read by transformers, with its defaults.
-    own = {"hparams": json.loads((source / "config.json").read_text())} if "NemotronH" in hparams["architectures"][0] else {}
+    own = {"hparams": json.loads((source / "config.json").read_text())} if hparams["architectures"][0].startswith(("NemotronH", "NomicBert")) else {}
     with torch.inference_mode():
         patched(source, ftype, target, model_name=target.stem, split_max_tensors=split, fuse_qkv=fuse_qkv, **own).write()
 

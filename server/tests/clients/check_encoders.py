@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import socket
 import subprocess
 import sys
@@ -22,9 +23,11 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import safetensors.torch
 import torch
 import transformers
-from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 
 TOLERANCE = 1e-5
@@ -42,13 +45,13 @@ def texts(n, longest):
 
 
 @contextlib.contextmanager
-def served(hearth, model, log):
+def served(hearth, model, log, *flags):
     """The address of a server with the model."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     server = subprocess.Popen(
-        [hearth, "serve", "--model", str(model), "--port", str(port), "--device", "cpu"], stdout=log, stderr=log
+        [hearth, "serve", "--model", str(model), "--port", str(port), "--device", "cpu", *flags], stdout=log, stderr=log
     )
     url = f"http://127.0.0.1:{port}"
     try:
@@ -181,6 +184,160 @@ def cross_encoders(hearth, work, log):
                 assert [entry["label"] for entry in answer] == best
 
 
+def prompted_models(hearth, work, log):
+    """What comes before queries and documents."""
+    folder = work / "prompted"
+    (folder / "base").mkdir(parents=True)
+    config, words = encoder("bert", folder / "base")
+    model = transformers.AutoModel.from_config(config)
+    draw_weights(model)
+    model.save_pretrained(folder / "base")
+    words.save_pretrained(folder / "base")
+    modules = [Transformer(str(folder / "base"), max_seq_length=64), Pooling(32, pooling_mode="mean"), Normalize()]
+    prompts = {"query": "the cat under ", "document": "a very small ", "clustering": "or not "}
+    reference = SentenceTransformer(modules=modules, device="cpu", prompts=prompts, default_prompt_name="clustering")
+    reference.save(str(folder / "whole"))
+    inputs = texts(12, 80)
+    with served(hearth, folder / "whole", log) as url:
+        ask = lambda **how: [entry["embedding"] for entry in post(f"{url}/v1/embeddings", {"input": inputs, "truncate_prompt_tokens": -1, **how})["data"]]
+        compare("the default prompt", ask(), reference.encode(inputs).tolist())
+        compare("a prompt by name", ask(prompt_name="document"), reference.encode(inputs, prompt_name="document").tolist())
+        queries, documents = reference.encode_query(inputs).tolist(), reference.encode_document(inputs).tolist()
+        compare("input_type query", ask(input_type="query"), queries)
+        compare("input_type search_document", ask(input_type="search_document"), documents)
+        cohere = post(f"{url}/v2/embed", {"texts": inputs, "input_type": "search_document", "embedding_types": ["float"]})
+        compare("Cohere's embed", cohere["embeddings"]["float"], documents)
+        inference = post(f"{url}/embed", {"inputs": inputs, "prompt_name": "query", "truncate": True})
+        compare("embed of text-embeddings-inference", inference, queries)
+
+
+def late_interaction(hearth, work, log):
+    """Models with a vector for each token, as sentence-transformers, PyLate and Stanford's program save them."""
+    for kind, attend in [("bert", False), ("bert", True), ("modernbert", True)]:
+        folder = work / f"late-{kind}-{attend}"
+        (folder / "base").mkdir(parents=True)
+        config, words = encoder(kind, folder / "base")
+        model = transformers.AutoModel.from_config(config)
+        draw_weights(model)
+        model.save_pretrained(folder / "base")
+        words.save_pretrained(folder / "base")
+        expansion = {"strategy": "fixed", "attend": attend, "length": 24}
+        backbone = Transformer(str(folder / "base"), max_seq_length=64, document_length=40, query_expansion=expansion)
+        modules = [
+            backbone,
+            Dense(32, 16, bias=False, activation_function=torch.nn.Identity(), module_input_name="token_embeddings", module_output_name="token_embeddings"),
+            MultiVectorMask(skiplist_words=["and", "or"]),
+            Normalize(module_input_name="token_embeddings"),
+        ]
+        reference = MultiVectorEncoder(modules=modules, device="cpu", prompts={"query": "the ", "document": "a "})
+        reference.save(str(folder / "whole"))
+        queries, documents = texts(6, 12), texts(10, 60)
+        check_late(hearth, folder / "whole", reference, f"late interaction, {kind}, {'seen' if attend else 'unseen'} tokens behind queries", queries, documents, log)
+        if kind == "bert" and not attend:
+            # The same as PyLate saved it, and as Stanford's program did.
+            saved = json.loads((folder / "whole" / "modules.json").read_text())
+            pylate = folder / "pylate"
+            shutil.copytree(folder / "whole", pylate)
+            (pylate / "modules.json").write_text(json.dumps([{**module, "type": "pylate.models.Dense.Dense" if module["path"].endswith("Dense") else "sentence_transformers.models.Transformer"} for module in saved[:2]]))
+            own = {"query_prefix": "[MASK]", "document_prefix": "[UNK]", "query_length": 24, "document_length": 40, "attend_to_expansion_tokens": False, "skiplist_words": ["and", "or"], "model_type": "ColBERT"}
+            (pylate / "config_sentence_transformers.json").write_text(json.dumps(own))
+            (pylate / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 64}))
+            check_late(hearth, pylate, MultiVectorEncoder(str(pylate), device="cpu"), "late interaction, PyLate", queries, documents, log)
+            stanford = folder / "stanford"
+            stanford.mkdir()
+            tensors = {f"bert.{name}": tensor.contiguous() for name, tensor in model.state_dict().items() if "position_ids" not in name}
+            dense = safetensors.torch.load_file(next(path for path in (folder / "whole").rglob("*Dense/model.safetensors")))
+            safetensors.torch.save_file({**tensors, "linear.weight": dense["linear.weight"]}, stanford / "model.safetensors", {"format": "pt"})
+            (stanford / "config.json").write_text(json.dumps({**model.config.to_dict(), "architectures": ["HF_ColBERT"]}))
+            words.save_pretrained(stanford)
+            metadata = {"query_token_id": "[MASK]", "doc_token_id": "[UNK]", "query_maxlen": 24, "doc_maxlen": 40, "mask_punctuation": True, "attend_to_mask_tokens": False}
+            (stanford / "artifact.metadata").write_text(json.dumps(metadata))
+            check_late(hearth, stanford, MultiVectorEncoder(str(stanford), device="cpu"), "late interaction, Stanford", queries, documents, log)
+
+
+def check_late(hearth, folder, reference, what, queries, documents, log):
+    with served(hearth, folder, log) as url:
+        for name, inputs, encode in [("query", queries, reference.encode_query), ("document", documents, reference.encode_document)]:
+            found = post(f"{url}/pooling", {"input": inputs, "input_type": name})["data"]
+            for entry, vectors in zip(found, encode(inputs), strict=True):
+                far = worst(entry["data"], vectors.tolist())
+                assert far <= TOLERANCE, f"{what}, {name}: {far:.1e} away"
+        expected = reference.similarity(reference.encode_query(queries[:1]), reference.encode_document(documents))[0].tolist()
+        scores = post(f"{url}/v1/score", {"text_1": queries[0], "text_2": documents})["data"]
+        far = worst([[score["score"] for score in scores]], [expected])
+        assert far <= 24 * TOLERANCE, f"{what}: scores are {far:.1e} away"
+        ranked = post(f"{url}/v1/rerank", {"query": queries[0], "documents": documents})["results"]
+        assert [entry["index"] for entry in ranked] == sorted(range(len(documents)), key=lambda at: -scores[at]["score"])
+        print(f"ok      {what}: scores within {far:.1e}", flush=True)
+
+
+def decoder(folder, architecture, **changes):
+    """A folder with a tiny Qwen 3 of random weights."""
+    words = tokenizer(folder)
+    config = transformers.Qwen3Config(
+        vocab_size=len(words), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8, intermediate_size=48,
+        max_position_embeddings=128, pad_token_id=0, bos_token_id=None, eos_token_id=3, tie_word_embeddings=False, **changes,
+    )
+    model = getattr(transformers, architecture)(config).eval()
+    draw_weights(model)
+    model.save_pretrained(folder)
+    words.model_max_length = 128
+    words.save_pretrained(folder)
+    return model, words
+
+
+def decoders(hearth, work, log):
+    """Qwen 3 as an embedding model, with a head for pairs, and as a reranker that says yes or no."""
+    folder = work / "qwen3-vectors"
+    folder.mkdir()
+    decoder(folder, "Qwen3ForCausalLM")
+    reference = SentenceTransformer(modules=[Transformer(str(folder), max_seq_length=64), Pooling(32, pooling_mode="lasttoken"), Normalize()], device="cpu")
+    reference.save(str(folder / "whole"))
+    reference.is_normalized = True
+    check_vectors(hearth, folder / "whole", reference, "qwen3, last token", log, longest=80, n=20)
+
+    inputs = texts(12, 40)
+    pairs = [(inputs[0], text) for text in inputs[1:]]
+    folder = work / "qwen3-head"
+    folder.mkdir()
+    decoder(folder, "Qwen3ForSequenceClassification", num_labels=1)
+    expected = CrossEncoder(str(folder), device="cpu").predict(pairs).tolist()
+    with served(hearth, folder, log) as url:
+        scores = post(f"{url}/v1/score", {"text_1": inputs[0], "text_2": inputs[1:]})["data"]
+        compare("qwen3, head for pairs", [[score["score"] for score in scores]], [expected])
+
+    folder = work / "qwen3-yes-no"
+    folder.mkdir()
+    model, words = decoder(folder, "Qwen3ForCausalLM")
+    yes, no = words.convert_tokens_to_ids(["and", "not"])
+    template = "{% for message in messages %}{{ 'the ' if message.role == 'query' else ' under ' if message.role == 'document' }}{{ message.content }}{% endfor %} or"
+    # Written by sentence-transformers, which then computes by it.
+    (folder / "chat_template.jinja").write_text(template)
+    (folder / "modules.json").write_text(json.dumps([
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_LogitScore", "type": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"},
+    ]))
+    (folder / "1_LogitScore").mkdir()
+    (folder / "1_LogitScore" / "config.json").write_text(json.dumps({"true_token_id": yes, "false_token_id": no}))
+    with torch.no_grad():
+        def score(pair):
+            ids = words(f"the {pair[0]} under {pair[1]} or", add_special_tokens=False, return_tensors="pt")["input_ids"]
+            logits = model(ids).logits[0, -1]
+            return (logits[yes] - logits[no]).sigmoid().item()
+        expected = [score(pair) for pair in pairs]
+    with served(hearth, folder, log) as url:
+        scores = post(f"{url}/v1/score", {"text_1": inputs[0], "text_2": inputs[1:]})["data"]
+        compare("qwen3, yes or no", [[score["score"] for score in scores]], [expected])
+        assert post(f"{url}/v1/completions", {"prompt": "the cat", "max_tokens": 2})["choices"]
+    # vLLM's key says the same.
+    (folder / "modules.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "classifier_from_token": ["not", "and"]}))
+    with served(hearth, folder, log) as url:
+        scores = post(f"{url}/v1/score", {"text_1": inputs[0], "text_2": inputs[1:]})["data"]
+        compare("qwen3, yes or no, by vLLM's key", [[score["score"] for score in scores]], [expected])
+
+
 def main():
     if len(sys.argv) < 2:
         sys.exit(__doc__)
@@ -190,10 +347,14 @@ def main():
     with tempfile.TemporaryDirectory() as work, open(Path(work) / "server.log", "w+") as log:
         embedding_models(hearth, Path(work), log)
         cross_encoders(hearth, Path(work), log)
+        prompted_models(hearth, Path(work), log)
+        decoders(hearth, Path(work), log)
+        late_interaction(hearth, Path(work), log)
         for folder in dirs:
             reference = SentenceTransformer(folder, device="cpu")
             reference.is_normalized = any(isinstance(module, Normalize) for module in reference)
             check_vectors(hearth, folder, reference, folder, log, longest=500, n=500)
 
 
-main()
+if __name__ == "__main__":
+    main()

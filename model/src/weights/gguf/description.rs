@@ -94,4 +94,4 @@ const NEUTRAL: &[(&str, Fixed)] = &[
 pub(super) const POOLING_TYPE: &str = "pooling_type";
 
 /// Keys that are no part of the configuration. The shapes of the tensors say the same as the first two.
-const SILENT: &[&str] = &["vocab_size", "tensor_data_layout", POOLING_TYPE];
+const SILENT: &[&str] = &["vocab_size", "tensor_data_layout", POOLING_TYPE, "classifier.pooling_type"];

@@ -56,7 +56,7 @@ pub(super) const MODERN_BERT: Gguf = Gguf {
     config: &[
         SIZES,
         GROUPED_HEADS,
-        &[ROPE, LAYER_NORM_EPS, BOTH_WAYS, MODERN_BERT_WINDOW, GEMMA3_WINDOW_ROPE, MODERN_BERT_ACTIVATION],
+        &[ROPE, MODERN_BERT_EPS, BOTH_WAYS, MODERN_BERT_WINDOW, GEMMA3_WINDOW_ROPE, MODERN_BERT_ACTIVATION],
     ],
     params: &[OUTSIDE, FUSED_QKV, BLOCK, UNGATED],
 };
@@ -107,6 +107,14 @@ const MODERN_BERT_WINDOW: ConfigRow = of_key(&["attention.sliding_window", WINDO
     window::set(config, window.map(|width| width / 2 + 1), full_layers);
     Ok(())
 });
+
+/// The converter writes the epsilon under the key that the class's file has it under, or under both.
+const MODERN_BERT_EPS: ConfigRow =
+    of_key(&["attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"], |fields, config| {
+        let other = fields.number_or("attention.layer_norm_rms_epsilon", 1e-5)?;
+        config.norm_eps = fields.number_or("attention.layer_norm_epsilon", other)?;
+        Ok(())
+    });
 
 const MODERN_BERT_ACTIVATION: ConfigRow = of_key(&["hidden_activation"], read_activation);
 
