@@ -79,6 +79,7 @@ mod model {
             mod architectures;
             mod config_rows;
             mod description;
+            mod encoders;
             mod expert_rows;
             mod header;
             mod latent;
@@ -89,6 +90,7 @@ mod model {
             mod pre_tokenizers;
             mod recurrent;
             mod tokenizer;
+            mod word_piece;
 
             use std::path::Path;
 
