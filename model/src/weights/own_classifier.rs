@@ -93,8 +93,8 @@ const ACTIVATIONS: [(&str, DenseActivation); 4] = [
 
 fn head_of(model_type: &str) -> Option<&'static Head> {
     // Names of classes have no hyphens.
-    let same = |known: &&str| known.replace('-', "") == model_type.replace('-', "");
-    HEADS.iter().find(|head| head.model_types.iter().any(|known| same(&known)))
+    let wanted = model_type.replace('-', "");
+    HEADS.iter().find(|head| head.model_types.iter().any(|known| known.replace('-', "") == wanted))
 }
 
 /// The classifier of the model dir `dir` with the configuration `config`, if its class has one.
