@@ -54,5 +54,5 @@ pub fn fresh_classifier(dir: &Path, labels: &[String], pooling: Pooling, seed: u
     let fields = Fields::new(&json, &path);
     let config = HfSchema::of(&fields)?.read_config(&fields)?;
     own_classifier::fresh(&fields, &config, (labels, pooling), seed)
-        .ok_or_else(|| crate::Error::file(&model_of(dir).join(CONFIG_FILE), "is of a family without heads for classes"))
+        .ok_or_else(|| crate::Error::file(model_of(dir).join(CONFIG_FILE), "is of a family without heads for classes"))
 }

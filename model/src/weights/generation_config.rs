@@ -72,7 +72,7 @@ const NOT_READ: [&str; 6] = [
 /// Names the [`NOT_READ`] keys of the file in the log, if they would change answers.
 pub(super) fn warn_of_keys_not_read((path, json): &(PathBuf, Map<String, Value>)) {
     let changes = |value: &Value| {
-        !value.is_null() && *value != Value::from(0) && value.as_array().is_none_or(|list| !list.is_empty())
+        !value.is_null() && value.as_u64() != Some(0) && value.as_array().is_none_or(|list| !list.is_empty())
     };
     let given: Vec<&str> = NOT_READ.into_iter().filter(|key| json.get(*key).is_some_and(changes)).collect();
     if !given.is_empty() {

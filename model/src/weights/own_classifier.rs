@@ -101,8 +101,8 @@ const ACTIVATIONS: [(&str, DenseActivation); 4] = [
 
 fn head_of(model_type: &str) -> Option<&'static Head> {
     // Names of classes have no hyphens.
-    let same = |known: &&str| known.replace('-', "") == model_type.replace('-', "");
-    HEADS.iter().find(|head| head.model_types.iter().any(|known| same(&known)))
+    let wanted = model_type.replace('-', "");
+    HEADS.iter().find(|head| head.model_types.iter().any(|known| known.replace('-', "") == wanted))
 }
 
 /// The last layer of a decoder's head, which reads the last token's hidden state.

@@ -254,14 +254,14 @@ mod tests {
         assert_eq!(read(&json!({ "prompts": { "query": "q: " } }), &config()), None);
         let own =
             json!({ "query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": 24, "document_length": 40 });
-        let Some(OwnPooling::Late(late)) = read(&own, &config()) else { panic!("a model for late interaction") };
+        let Some(OwnPooling::Late(late)) = read(&own, &config()) else { unreachable!("a model for late interaction") };
         assert_eq!(late.query, LateText { mark: Some(2), prompt: String::new(), max_tokens: Some(24) });
         assert_eq!(late.document, LateText { mark: Some(3), prompt: String::new(), max_tokens: Some(40) });
         let expansion = QueryExpansion { token: 1, length: 24, is_least: false, is_seen: false };
         assert_eq!(late.expansion, Some(expansion));
         assert_eq!(late.skipped, BTreeSet::from([4, 5]), "punctuation that is a token");
         let own = json!({ "query_prefix": "find: ", "do_query_expansion": false, "skiplist_words": ["a"] });
-        let Some(OwnPooling::Late(late)) = read(&own, &config()) else { panic!("a model for late interaction") };
+        let Some(OwnPooling::Late(late)) = read(&own, &config()) else { unreachable!("a model for late interaction") };
         assert_eq!((late.query.mark, &*late.query.prompt, late.expansion), (None, "find: ", None));
         assert_eq!(late.skipped, BTreeSet::from([6]));
     }

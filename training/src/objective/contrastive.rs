@@ -123,8 +123,7 @@ impl PairLosses {
             let weights: Vec<f64> = scores.iter().map(|score| (score - most).exp()).collect();
             let sum: f64 = weights.iter().sum();
             let loss = sum.ln() + most - scores[item];
-            let others = scores.iter().enumerate().filter(|(other, _)| *other != item);
-            let is_nearest = others.into_iter().all(|(_, score)| *score < scores[item]);
+            let is_nearest = scores.iter().enumerate().all(|(other, score)| other == item || *score < scores[item]);
             let mut slopes: Vec<f64> = weights.into_iter().map(|weight| weight / sum).collect();
             slopes[item] -= 1.0;
             (loss, is_nearest, slopes)
@@ -213,15 +212,15 @@ mod tests {
             let all = vectors(4 * texts_per_item);
             let loss = |all: &[Vec<f64>]| PairLosses::new(all, texts_per_item, 0.3).losses.iter().sum::<f64>() / 4.0;
             let found = PairLosses::new(&all, texts_per_item, 0.3).gradients(4.0);
-            for text in 0..all.len() {
-                for at in 0..4 {
+            for (text, gradient) in found.iter().enumerate() {
+                for (at, found) in gradient.iter().enumerate() {
                     let moved = |by: f64| {
                         let mut moved = all.clone();
                         moved[text][at] += by;
                         loss(&moved)
                     };
                     let slope = (moved(1e-5) - moved(-1e-5)) / 2e-5;
-                    assert!((found[text][at] - slope).abs() < 1e-6, "{text}, {at}: {} and {slope}", found[text][at]);
+                    assert!((found - slope).abs() < 1e-6, "{text}, {at}: {found} and {slope}");
                 }
             }
         }
