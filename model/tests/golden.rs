@@ -490,7 +490,7 @@ pub(crate) fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     }
     // The same matrices, cut into heads another way.
     let (n_heads, n_kv_heads, head_dim) = (config.n_heads, config.n_kv_heads, config.head_dim);
-    let are_relative = matches!(config.positions, Positions::Relative(_));
+    let are_relative = config.positions.buckets().is_some();
     if head_dim % 4 == 0 && !config.qk_norm && !config.attention_sinks && config.latent.is_none() && !are_relative {
         mutate("head_dim", &|c| {
             (c.n_heads, c.n_kv_heads, c.head_dim) = (2 * n_heads, 2 * n_kv_heads, head_dim / 2);
