@@ -59,13 +59,16 @@ struct PoolingRequest {
     format: Format,
 }
 
+/// Documents of a model for late interaction, by their tokens.
+type LateDocuments = (Arc<LateInteraction>, Vec<Arc<[TokenId]>>);
+
 /// What is made of the computed vectors.
 enum Made {
     Vectors,
     /// Rows of so many numbers. Of documents of a model for late interaction, some tokens have none.
     Tokens {
         width: usize,
-        documents: Option<(Arc<LateInteraction>, Vec<Arc<[TokenId]>>)>,
+        documents: Option<LateDocuments>,
     },
     Classes(Classifier),
 }

@@ -49,9 +49,8 @@ impl SourceTarget {
                 let languages =
                     names.iter().any(|name| !members.has(name)).then(|| members.take(TRANSLATION)).flatten();
                 let languages = languages.and_then(Value::as_object);
-                notes.extend(languages.into_iter().flatten().filter_map(|(name, _)| {
-                    (!names.contains(name)).then(|| Note::Unread(format!("{TRANSLATION}.{name}")))
-                }));
+                let others = languages.into_iter().flatten().filter(|(name, _)| !names.contains(name));
+                notes.extend(others.map(|(name, _)| Note::Unread(format!("{TRANSLATION}.{name}"))));
                 let [source, target] = names.each_ref().map(|name| {
                     let value = members.take(name).or_else(|| languages.and_then(|languages| languages.get(name)));
                     text(name, value, &members)

@@ -30,9 +30,12 @@ pub(crate) fn pair_members() -> Vec<&'static str> {
     ANCHORS.into_iter().chain([POSITIVE, NEGATIVE, SPLIT]).chain(CHANGING).collect()
 }
 
-/// The texts of a pair with the names of their members, and what is to be said about it: the anchor, its positive, and its negative if
+/// The texts of a record with the names of their members, and what is to be said about it.
+pub(crate) type NamedTexts<'a> = (Vec<(&'static str, &'a str)>, Vec<Note>);
+
+/// The texts of a pair: the anchor, its positive, and its negative if
 /// it has one.
-pub(crate) fn pair_of(members: &Map<String, Value>) -> Result<(Vec<(&'static str, &str)>, Vec<Note>), Problem> {
+pub(crate) fn pair_of(members: &Map<String, Value>) -> Result<NamedTexts<'_>, Problem> {
     let has = |name: &str| members.get(name).is_some_and(|value| !value.is_null());
     let anchors: Vec<&str> = ANCHORS.into_iter().filter(|name| has(name)).collect();
     let anchor = match anchors[..] {
