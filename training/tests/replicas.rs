@@ -26,6 +26,7 @@ fn batch(first: u32) -> Batch {
         context_tokens: None,
         positions: None,
         references: None,
+        sources: None,
         epoch: 0,
     }
 }
