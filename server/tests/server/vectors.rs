@@ -32,7 +32,7 @@ fn prompted_within(text_limit: Option<usize>) -> Server {
         by_name: prompts.map(|(name, prompt)| (name.to_owned(), prompt.to_owned())).into(),
         default_name: Some("passage".to_owned()),
     };
-    server(|model| LoadedModel { own_pooling: OwnPooling::As(Pooling::Mean), prompts, text_limit, ..model })
+    server(move |model| LoadedModel { own_pooling: OwnPooling::As(Pooling::Mean), prompts, text_limit, ..model })
 }
 
 async fn post(server: &Server, path: &str, body: Value) -> Value {

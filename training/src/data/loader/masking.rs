@@ -238,7 +238,7 @@ mod tests {
 
     /// Rows of words of one to five letters.
     fn row(seed: u32, len: usize) -> Vec<TokenId> {
-        (0..len as u32).map(|at| if (at * 7 + seed) % 5 == 0 { 0 } else { 1 + (at * at + seed) % 26 }).collect()
+        (0..len as u32).map(|at| if (at * 7 + seed).is_multiple_of(5) { 0 } else { 1 + (at * at + seed) % 26 }).collect()
     }
 
     fn batch(n_rows: usize, len: usize) -> Batch {
