@@ -1,4 +1,4 @@
-// A server for tests of the page: it serves web/ with the headers of server/src/api/page.rs, and answers as Hearth does, with
+// A server for tests of the page: it serves web/ with the headers of server/src/api/endpoints/page.rs, and answers as Hearth does, with
 // texts that a test chooses. So the page is tested without a build and without a model.
 import { once } from "node:events";
 import { readFile } from "node:fs/promises";
@@ -10,7 +10,7 @@ const TYPES = { html: "text/html", js: "text/javascript", mjs: "text/javascript"
 
 /** The policy that the real server sends. */
 async function contentSecurityPolicy() {
-  const source = await readFile(new URL("server/src/api/page.rs", root), "utf8");
+  const source = await readFile(new URL("server/src/api/endpoints/page.rs", root), "utf8");
   return /CONTENT_SECURITY_POLICY: &str =\s*"([^"]*)"/.exec(source)[1].replace(/\\\n\s*/g, "");
 }
 

@@ -19,8 +19,8 @@ use burn::tensor::Device;
 use hearth_model::{
     Error,
     config::GptConfig,
-    digest::{Digest, Digester},
-    lora::{LoadedAdapter, LoraValues},
+    files::digest::{Digest, Digester},
+    gpt::lora::{LoadedAdapter, LoraValues},
     weights::adapter::{Adapter, AdapterModel},
 };
 

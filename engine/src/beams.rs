@@ -4,11 +4,11 @@
 
 use hearth_model::{
     Result, TokenId,
-    sampling::{
+    decode::sampling::{
         LogitRow,
         beam::{BeamKind, BeamParams, BeamSearch, Hypothesis},
     },
-    tokenizer::Tokenizer,
+    text::tokenizer::Tokenizer,
 };
 
 use crate::{
@@ -190,7 +190,7 @@ mod tests {
 
     use std::{path::Path, time::Instant};
 
-    use hearth_model::sampling::beam::{BeamGroups, EarlyStopping};
+    use hearth_model::decode::sampling::beam::{BeamGroups, EarlyStopping};
     use serde_json::json;
 
     use super::{

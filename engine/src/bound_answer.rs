@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use hearth_model::{Result, TokenId, constraint::Constraint};
+use hearth_model::{Result, TokenId, decode::constraint::Constraint};
 
 use crate::thinking::{AnswerStart, ThinkingStep};
 

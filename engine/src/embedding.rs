@@ -5,7 +5,7 @@
 
 use hearth_model::{
     Result,
-    pooling::{Pool, Pooling},
+    gpt::pooling::{Pool, Pooling},
 };
 
 use crate::{

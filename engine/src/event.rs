@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use hearth_model::{Error, TokenId, sampling::TokenLogprobs};
+use hearth_model::{Error, TokenId, decode::sampling::TokenLogprobs};
 
 use crate::{outcome::Outcome, timeline::PhaseTimes};
 

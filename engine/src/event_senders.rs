@@ -2,10 +2,12 @@
 
 use std::time::Instant;
 
-use hearth_model::kv_cache::PageKey;
+use hearth_model::gpt::kv_cache::PageKey;
 
-use crate::event::{Event, EventSender, Failure, FinishReason, StopCause};
-use crate::timeline::Timeline;
+use crate::{
+    event::{Event, EventSender, Failure, FinishReason, StopCause},
+    timeline::Timeline,
+};
 
 /// Event senders of a request's answers, and data for their final events.
 #[derive(Debug)]

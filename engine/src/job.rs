@@ -25,10 +25,12 @@ use crate::{
 };
 use hearth_model::{
     Result, TokenId,
-    kv_cache::{PAGE_SIZE, PageKey},
-    lora::LoadedAdapter,
-    sampling::{LogitRow, RowNeeds},
-    tokenizer::Tokenizer,
+    decode::sampling::{LogitRow, RowNeeds},
+    gpt::{
+        kv_cache::{PAGE_SIZE, PageKey},
+        lora::LoadedAdapter,
+    },
+    text::tokenizer::Tokenizer,
 };
 
 /// Data that all requests of a submission share.

@@ -10,11 +10,13 @@ use std::{
 };
 
 use hearth_model::{
-    gpt::Gpt,
-    kv_cache::{PAGE_SIZE, max_places},
-    model_runner::ModelRunner,
+    decode::model_runner::ModelRunner,
+    gpt::{
+        Gpt,
+        kv_cache::{PAGE_SIZE, max_places},
+    },
     ops::KvDtype,
-    tokenizer::Tokenizer,
+    text::tokenizer::Tokenizer,
 };
 
 use crate::{

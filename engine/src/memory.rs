@@ -1,8 +1,8 @@
 //! Whether there is enough memory for what settings ask for.
 
 use burn::tensor::Device;
-pub use hearth_model::memory::{available_bytes, limit_bytes, total_bytes};
 use hearth_model::ops::Dtype;
+pub use hearth_model::system::memory::{available_bytes, limit_bytes, total_bytes};
 
 /// Lower bound of the memory for this many weights of `bits` each, in bytes, without the scales of quantized formats.
 pub fn least_weight_bytes(n_params: usize, bits: u32) -> u128 {

@@ -2,13 +2,13 @@
 //!
 //! A page's key is the SHA-256 of the previous page's key and of its own tokens, so it identifies the whole text from
 //! the start. The first page is chained to the request's [`PrefixSalt`]: requests with different salts never share a
-//! page. `docs/serving/security.md` documents how keys are computed, so that routers can do the same. [`hearth_model::kv_cache`]
+//! page. `docs/serving/security.md` documents how keys are computed, so that routers can do the same. [`hearth_model::gpt::kv_cache`]
 //! stores pages by key and evicts them.
 
 use hearth_model::{
     TokenId,
-    digest::{Digest, Digester},
-    kv_cache::{PAGE_SIZE, PageKey},
+    files::digest::{Digest, Digester},
+    gpt::kv_cache::{PAGE_SIZE, PageKey},
 };
 
 use crate::token_ids::TokenIds;

@@ -6,18 +6,22 @@ use std::{collections::BTreeSet, ops::RangeInclusive, sync::Arc, time::Duration}
 
 use hearth_model::{
     TokenId,
-    constraint::{Constraint, Watch},
-    kv_cache::PAGE_SIZE,
-    pooling::{Pooling, VectorSteps},
-    sampling::{Dry, SamplingParams, Smoothing, Xtc, beam::BeamKind},
+    decode::{
+        constraint::{Constraint, Watch},
+        sampling::{Dry, SamplingParams, Smoothing, Xtc, beam::BeamKind},
+    },
+    gpt::{
+        kv_cache::PAGE_SIZE,
+        pooling::{Pooling, VectorSteps},
+    },
 };
 
 pub use self::error::ValidationError;
-use crate::tenant::TenantId;
 use crate::{
     adapters::{AdapterId, ServedAdapter},
     prefix_cache::PrefixSalt,
     scheduler::most_pages,
+    tenant::TenantId,
     thinking::ThinkingRules,
 };
 
@@ -526,7 +530,7 @@ mod tests {
 
     #[test]
     fn beam_requests_with_too_many_pages_or_beams_are_rejected() {
-        use hearth_model::sampling::beam::{BeamGroups, BeamKind, EarlyStopping};
+        use hearth_model::decode::sampling::beam::{BeamGroups, BeamKind, EarlyStopping};
         let kind =
             BeamKind::Best { length_penalty: 1.0, early_stopping: EarlyStopping::Likely, groups: BeamGroups::ONE };
         let beams = |width, n_best| RequestParts { strategy: Strategy::Beams { width, n_best, kind }, ..parts(2, 4) };

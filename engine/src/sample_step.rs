@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use hearth_model::{Result, TokenId, ops, sampling::LogitRow};
+use hearth_model::{Result, TokenId, decode::sampling::LogitRow, ops};
 
-use crate::observer::Observer;
 use crate::{
     event_senders::Progress,
     job::Job,
+    observer::Observer,
     scheduler::{RequestId, SequenceId},
 };
 

@@ -69,7 +69,7 @@ use std::{
     sync::Arc,
 };
 
-use hearth_model::kv_cache::{PAGE_SIZE, PageKey, PagePool, PageTable};
+use hearth_model::gpt::kv_cache::{PAGE_SIZE, PageKey, PagePool, PageTable};
 
 pub use self::{
     arrival::{Arrival, Limits, RequestId, SequenceId, TOKENS_PER_STATE, most_pages},

@@ -15,10 +15,12 @@ use crate::{
 };
 use hearth_model::{
     Result, TokenId,
-    constraint::{Outlook, Watch},
-    kv_cache::PageKey,
-    sampling::{LogitRow, RowNeeds, Sampler, TokenLogprobs, logprobs_of, token_logprobs},
-    tokenizer::{DecodeOptions, Detokenizer, Tokenizer},
+    decode::{
+        constraint::{Outlook, Watch},
+        sampling::{LogitRow, RowNeeds, Sampler, TokenLogprobs, logprobs_of, token_logprobs},
+    },
+    gpt::kv_cache::PageKey,
+    text::tokenizer::{DecodeOptions, Detokenizer, Tokenizer},
 };
 
 /// An answer that grows token by token.

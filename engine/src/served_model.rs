@@ -7,13 +7,10 @@ use std::{
 
 use hearth_model::{
     TokenId,
-    chat::ChatTemplate,
     config::GptConfig,
-    constraint::GrammarCompiler,
-    inspect::Inspector,
-    pooling::{Classifier, OwnPooling, Prompts},
-    sampling::SamplingParams,
-    tokenizer::Tokenizer,
+    decode::{constraint::GrammarCompiler, inspect::Inspector, sampling::SamplingParams},
+    gpt::pooling::{Classifier, OwnPooling, Prompts},
+    text::{chat::ChatTemplate, tokenizer::Tokenizer},
 };
 
 use crate::request::{ModelLimits, ValidationError};

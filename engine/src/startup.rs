@@ -12,13 +12,18 @@ use crate::{
 };
 use hearth_model::{
     config::GptConfig,
-    device,
-    digest::Digest,
-    gpt::{Gpt, prediction_head::PredictionHead},
-    inspect::Inspector,
-    kv_cache::{PAGE_SIZE, max_places},
-    model_runner::{ModelRunner, PredictionRunner},
+    decode::{
+        inspect::Inspector,
+        model_runner::{ModelRunner, PredictionRunner},
+    },
+    files::digest::Digest,
+    gpt::{
+        Gpt,
+        kv_cache::{PAGE_SIZE, max_places},
+        prediction_head::PredictionHead,
+    },
     ops::{self, KvDtype},
+    system::device,
     weights::model_dir::LoadedModel,
 };
 

@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use hearth_model::digest::Digest;
+use hearth_model::files::digest::Digest;
 
 /// Identifies who sent a request: an API key, or without keys an address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

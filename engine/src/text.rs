@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use hearth_model::{TokenId, tokenizer::Detokenizer};
+use hearth_model::{TokenId, text::tokenizer::Detokenizer};
 
 use crate::request::StopText;
 

@@ -7,9 +7,11 @@ use std::{
 
 use hearth_model::{
     TokenId,
-    chat::thought::{Part, Place, ThoughtForm, ThoughtScan},
-    constraint::Constraint,
-    tokenizer::{DecodeOptions, Detokenizer, Tokenizer},
+    decode::constraint::Constraint,
+    text::{
+        chat::thought::{Part, Place, ThoughtForm, ThoughtScan},
+        tokenizer::{DecodeOptions, Detokenizer, Tokenizer},
+    },
 };
 
 /// What is known of the thoughts in an answer.

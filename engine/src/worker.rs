@@ -16,9 +16,11 @@ use std::{
 
 use hearth_model::{
     Result, TokenId,
-    kv_cache::StepPart,
-    model_runner::{ModelRunner, StepOutput},
-    sampling::RowNeeds,
+    decode::{
+        model_runner::{ModelRunner, StepOutput},
+        sampling::RowNeeds,
+    },
+    gpt::kv_cache::StepPart,
 };
 
 use crate::{

@@ -12,9 +12,9 @@ use hearth_engine::{
 use hearth_model::{
     TokenId,
     config::{GptConfig, Sizes},
+    decode::sampling::SamplingParams,
     gpt::Gpt,
-    sampling::SamplingParams,
-    tokenizer::Tokenizer,
+    text::tokenizer::Tokenizer,
 };
 use serde_json::{Map, Value, json};
 

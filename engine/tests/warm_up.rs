@@ -9,11 +9,15 @@ use cubecl_runtime::launched::LaunchedKernels;
 use hearth_model::{
     TokenId,
     config::{GptConfig, Sizes},
-    gpt::Gpt,
-    kv_cache::{PageTable, StepPart},
-    model_runner::ModelRunner,
+    decode::{
+        model_runner::ModelRunner,
+        sampling::{LogitRow, RowNeeds},
+    },
+    gpt::{
+        Gpt,
+        kv_cache::{PageTable, StepPart},
+    },
     ops::KvDtype,
-    sampling::{LogitRow, RowNeeds},
 };
 
 use test_gpu::gpu;

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use hearth_fuzz::chat::{ChatTemplate, Message, RenderContext};
+use hearth_fuzz::text::chat::{ChatTemplate, Message, RenderContext};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(init: {

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use hearth_fuzz::tokenizer::{DecodeOptions, EncodeOptions, Tokenizer};
+use hearth_fuzz::text::tokenizer::{DecodeOptions, EncodeOptions, Tokenizer};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

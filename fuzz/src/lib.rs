@@ -5,10 +5,17 @@
 // Relative to the folder of the model's sources.
 #[path = "../../model/src"]
 mod model {
-    pub mod chat;
     pub mod config;
     pub mod error;
-    pub(crate) mod mmap;
+    pub(crate) mod files {
+        pub(crate) mod mmap;
+        pub(crate) mod partial_file;
+        pub(crate) mod python_json;
+        pub(crate) mod regular_file;
+    }
+    pub(crate) mod gpt {
+        pub mod param_specs;
+    }
     pub mod ops {
         pub mod types {
             mod dtype;
@@ -32,12 +39,13 @@ mod model {
             QuantizedBlock { scale: half::f16::from_f32(scale), minimum: half::f16::ZERO, values }
         }
     }
-    pub(crate) mod panics;
-    pub mod param_specs;
-    pub(crate) mod partial_file;
-    pub(crate) mod python_json;
-    pub(crate) mod regular_file;
-    pub mod tokenizer;
+    pub(crate) mod system {
+        pub(crate) mod panics;
+    }
+    pub mod text {
+        pub mod chat;
+        pub mod tokenizer;
+    }
     pub mod weights {
         mod architectures;
         mod ggml_types;
@@ -96,7 +104,7 @@ mod model {
 
             use crate::{
                 ops::{QuantizedBlock, k_quants::KBlock},
-                tokenizer::EncodeOptions,
+                text::tokenizer::EncodeOptions,
             };
 
             /// Reads the front of a GGUF file, every tensor's values and, where there is one, the tokenizer.
@@ -195,8 +203,8 @@ mod model {
     }
 }
 
-pub use model::{chat, config, error, ops, tokenizer, weights};
-pub(crate) use model::{mmap, panics, param_specs, partial_file, python_json, regular_file};
+pub use model::{config, error, ops, text, weights};
+pub(crate) use model::{files, gpt, system};
 
 /// As in `hearth-model`.
 pub type TokenId = u32;

@@ -6,7 +6,7 @@ use std::{fs, hint::black_box, time::Instant};
 
 use hearth_model::{
     TokenId,
-    sampling::{Purpose, RandomStream, Sampler, SamplingParams, token_logprobs},
+    decode::sampling::{Purpose, RandomStream, Sampler, SamplingParams, token_logprobs},
 };
 
 const N_DRAWS: usize = 300;

@@ -5,7 +5,7 @@
 
 use std::{io, panic};
 
-use hearth_model::constraint::Grammar;
+use hearth_model::decode::constraint::Grammar;
 use serde_json::{Value, json};
 
 #[path = "../tests/schemas/byte_texts.rs"]

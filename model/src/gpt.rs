@@ -1,18 +1,35 @@
 //! The architecture, from token ids to logits, and every parameter it has.
+//!
+//! - [`attention`]: attention layers; [`position`]: position encodings; [`kv_cache`]: pages of keys and values
+//! - [`lora`]: low-rank adapters; [`adapted`]: models with one
+//! - [`recompute`]: training passes that keep only the input of each block
+//! - [`pooling`]: hidden states to embeddings
 
+pub mod adapted;
+pub mod attention;
 mod by_operations;
 pub mod class_head;
 mod devices;
 mod encoder;
+pub(crate) mod forward_pass;
 mod inputs;
+pub mod kv_cache;
 mod kv_dtypes;
 mod latent;
+pub(crate) mod layers;
+pub mod lora;
 mod losses;
+pub(crate) mod param_specs;
+pub(crate) mod params;
+pub mod pooling;
+pub mod position;
 pub mod prediction_head;
+pub mod recompute;
 mod recurrent;
 mod router_losses;
 #[cfg(test)]
 mod tests;
+pub mod token_ids;
 
 use std::collections::HashMap;
 
@@ -26,22 +43,26 @@ use self::{
     by_operations::ByOperations, class_head::ClassHead, devices::require_bodies, encoder::Encoder,
     prediction_head::PredictionLayer,
 };
+pub use crate::gpt::{
+    param_specs::{Init, ParamSpec, ROUTED, linear_dims, param_specs},
+    params::{ParamData, ParamPath, ParamVisitor},
+};
 use crate::{
     config::{GptConfig, MaskedLmHead, NormPosition},
     error::Result,
-    forward_pass::{AttentionContext, ForwardPass},
-    layers::{Conv, Decays, Embedding, Linear, LmHead, Norm, Part, PartList, Relative, Router, Scale, Vector, modules},
-    lora::AdapterRows,
+    gpt::{
+        forward_pass::{AttentionContext, ForwardPass},
+        layers::{
+            Conv, Decays, Embedding, Linear, LmHead, Norm, Part, PartList, Relative, Router, Scale, Vector, modules,
+        },
+        lora::AdapterRows,
+        params::{ParamList, ParamRef, ParamSource},
+    },
     ops::{
         self, BlockOperands, Dtype, ExpertsBesideMlp, FeedForward, KvSource, Mixer, NormParts, Precision, QkNormParts,
         RoutedExperts, Routing, SelfAttention, SharedExpert, Sublayer, Weight,
     },
-    params::{ParamList, ParamRef, ParamSource},
     philox::{log_uniform_values, normal_values},
-};
-pub use crate::{
-    param_specs::{Init, ParamSpec, ROUTED, linear_dims, param_specs},
-    params::{ParamData, ParamPath, ParamVisitor},
 };
 
 modules! {

@@ -38,8 +38,8 @@ pub use self::{
     outline::{Outline, Sizes},
 };
 use crate::{
-    byte_size::ByteSize,
     error::{Error, Result},
+    files::byte_size::ByteSize,
     weights::repository::RepositoryFile,
 };
 

@@ -11,12 +11,9 @@ use std::{
 
 use burn::tensor::Device;
 use hearth_model::{
-    adapted::Training,
-    attention::AttentionContext,
-    gpt::Gpt,
-    lora::LoraValues,
+    files::partial_file::PartialFile,
+    gpt::{Gpt, adapted::Training, attention::AttentionContext, lora::LoraValues},
     ops::Dtype,
-    partial_file::PartialFile,
     weights::{
         DiskDtype, StagedDir,
         adapter::{Adapter, AdapterConfig, AdapterModel, Targets},

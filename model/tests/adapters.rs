@@ -7,10 +7,12 @@ use burn::tensor::{Device, TensorData};
 use hearth_model::{
     TokenId,
     config::GptConfig,
-    gpt::Gpt,
-    kv_cache::{PageTable, StepPart},
-    lora::{LoadedAdapter, LoraValues},
-    model_runner::ModelRunner,
+    decode::model_runner::ModelRunner,
+    gpt::{
+        Gpt,
+        kv_cache::{PageTable, StepPart},
+        lora::{LoadedAdapter, LoraValues},
+    },
     ops::{Dtype, KvDtype},
     weights::{
         adapter::{Adapter, AdapterConfig, AdapterModel},

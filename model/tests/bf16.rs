@@ -10,11 +10,13 @@ use burn::tensor::{Device, TensorData};
 use half::bf16;
 use hearth_model::{
     TokenId,
-    attention::AttentionContext,
-    gpt::Gpt,
-    kv_cache::{KvCache, StepPart},
+    gpt::{
+        Gpt,
+        attention::AttentionContext,
+        kv_cache::{KvCache, StepPart},
+        token_ids::token_tensor,
+    },
     ops::{Dtype, KvDtype, Weight},
-    token_ids::token_tensor,
     weights::{
         DiskDtype,
         model_dir::{self, LoadOptions, SaveOptions},

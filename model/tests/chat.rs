@@ -8,9 +8,11 @@ use std::{
 };
 
 use hearth_model::{
-    chat::{ChatTemplate, Ending, Message, RenderContext},
     error::Error,
-    tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
+    text::{
+        chat::{ChatTemplate, Ending, Message, RenderContext},
+        tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
+    },
 };
 use proptest::prelude::*;
 use serde::Deserialize;

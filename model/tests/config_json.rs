@@ -9,11 +9,9 @@ use std::{
 
 use burn::tensor::Device;
 use hearth_model::{
-    attention::AttentionContext,
     config::{Activation, GptConfig, NormKind, NormPosition, Positions, Rope, RopeScaling, Sizes},
     error::Error,
-    gpt::Gpt,
-    token_ids::token_tensor,
+    gpt::{Gpt, attention::AttentionContext, token_ids::token_tensor},
     weights::{
         known_architectures,
         model_dir::{self, LoadOptions, SaveOptions},

@@ -9,8 +9,8 @@ use std::{
 
 use hearth_model::{
     TokenId,
-    constraint::{Constraint, Grammar, GrammarCompiler},
-    tokenizer::Tokenizer,
+    decode::constraint::{Constraint, Grammar, GrammarCompiler},
+    text::tokenizer::Tokenizer,
 };
 use serde_json::{Map, Value, json};
 

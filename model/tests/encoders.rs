@@ -6,9 +6,8 @@ use std::fs;
 use burn::tensor::Device;
 use hearth_model::{
     TokenId,
-    attention::AttentionContext,
-    kv_cache::StepPart,
-    model_runner::ModelRunner,
+    decode::model_runner::ModelRunner,
+    gpt::{attention::AttentionContext, kv_cache::StepPart},
     ops::{KvDtype, PAGE_SIZE},
     weights::model_dir::{LoadOptions, load_gpt},
 };

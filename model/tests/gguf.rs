@@ -15,12 +15,11 @@ use std::{
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use hearth_model::{
-    attention::AttentionContext,
     config::{GptConfig, Positions, Recurrence, Rope, RopeScaling},
-    gpt::Gpt,
+    decode::sampling::SamplingParams,
+    gpt::{Gpt, attention::AttentionContext},
     ops::Dtype,
-    sampling::SamplingParams,
-    tokenizer::EncodeOptions,
+    text::tokenizer::EncodeOptions,
     weights::model_dir::{self, LoadOptions},
 };
 use safetensors::SafeTensors;

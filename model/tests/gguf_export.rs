@@ -7,16 +7,20 @@ use std::{fs, path::Path};
 
 use burn::tensor::Device;
 use hearth_model::{
-    attention::AttentionContext,
-    chat::ChatTemplate,
     config::{Experts, GptConfig, Positions, Rope, RopeScaling},
-    gpt::Gpt,
+    decode::sampling::SamplingParams,
+    files::partial_file::PartialFile,
+    gpt::{
+        Gpt,
+        attention::AttentionContext,
+        pooling::{OwnPooling, Prompts},
+        token_ids::token_tensor,
+    },
     ops::Dtype,
-    partial_file::PartialFile,
-    pooling::{OwnPooling, Prompts},
-    sampling::SamplingParams,
-    token_ids::token_tensor,
-    tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
+    text::{
+        chat::ChatTemplate,
+        tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
+    },
     weights::{
         gguf::export::{ExportOptions, export},
         model_dir::{self, LoadOptions, LoadedModel, SaveOptions},

@@ -14,11 +14,10 @@ use burn::{
     tensor::{Device, Gradients, Int, Tensor, TensorData},
 };
 use hearth_model::{
-    attention::AttentionContext,
     config::{
         Activation, GptConfig, LatentAttention, NormKind, NormPosition, Positions, RelativeBuckets, Rope, RopeScaling,
     },
-    gpt::{Gpt, ParamPath},
+    gpt::{Gpt, ParamPath, attention::AttentionContext},
     ops::Dtype,
     weights::model_dir::{self, LoadOptions, SaveOptions},
 };

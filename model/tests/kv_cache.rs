@@ -4,15 +4,17 @@
 use burn::tensor::Device;
 use hearth_model::{
     TokenId,
-    attention::AttentionContext,
     config::{
         Experts, GatedConv, GatedDeltaNet, GptConfig, HeadSizes, LatentAttention, Mamba2, NormPosition, PerLayerInputs,
         Positions, Recurrence, Recurrent, Rope, RopeScaling, RouterScores, Sizes,
     },
-    gpt::Gpt,
-    kv_cache::{CacheUnit, KvCache, OutOfPages, PAGE_SIZE, PageKey, PagePool, PageTable, StepPart},
+    gpt::{
+        Gpt,
+        attention::AttentionContext,
+        kv_cache::{CacheUnit, KvCache, OutOfPages, PAGE_SIZE, PageKey, PagePool, PageTable, StepPart},
+        token_ids::token_tensor,
+    },
     ops::KvDtype,
-    token_ids::token_tensor,
     weights::model_dir::{self, LoadOptions},
 };
 use proptest::prelude::*;

@@ -5,9 +5,11 @@ use burn::tensor::{Device, Tensor};
 use hearth_model::{
     TokenId,
     config::{Activation, GptConfig, Positions, Rope, Sizes},
-    gpt::Gpt,
-    kv_cache::{PageTable, StepPart},
-    model_runner::ModelRunner,
+    decode::model_runner::ModelRunner,
+    gpt::{
+        Gpt,
+        kv_cache::{PageTable, StepPart},
+    },
     ops::KvDtype,
 };
 

@@ -10,8 +10,7 @@ use std::{
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use hearth_model::{
-    attention::AttentionContext,
-    gpt::Gpt,
+    gpt::{Gpt, attention::AttentionContext},
     ops::Dtype,
     weights::model_dir::{self, LoadOptions, SaveOptions},
 };

@@ -9,12 +9,10 @@ use std::{
 
 use burn::tensor::Device;
 use hearth_model::{
-    attention::AttentionContext,
+    decode::sampling::SamplingParams,
     error::Error,
-    gpt::Gpt,
-    sampling::SamplingParams,
-    token_ids::token_tensor,
-    tokenizer::EncodeOptions,
+    gpt::{Gpt, attention::AttentionContext, token_ids::token_tensor},
+    text::tokenizer::EncodeOptions,
     weights::model_dir::{self, LoadOptions, LoadedModel},
 };
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};

@@ -5,12 +5,14 @@
 
 use hearth_model::{
     TokenId,
-    attention::AttentionContext,
-    gpt::Gpt,
-    kv_cache::{KvCache, PAGE_SIZE, PageTable, StepPart},
+    decode::sampling::{Sampler, SamplingParams},
+    gpt::{
+        Gpt,
+        attention::AttentionContext,
+        kv_cache::{KvCache, PAGE_SIZE, PageTable, StepPart},
+        token_ids::token_tensor,
+    },
     ops::KvDtype,
-    sampling::{Sampler, SamplingParams},
-    token_ids::token_tensor,
 };
 
 /// Rows per prefill chunk.

@@ -10,13 +10,12 @@ use std::{
 use burn::tensor::{Device, Tensor, TensorData};
 use hearth_model::{
     TokenId,
-    attention::AttentionContext,
     config::GptConfig,
-    gpt::{Gpt, prediction_head::PredictionHead},
-    kv_cache::StepPart,
-    model_runner::PredictionRunner,
+    decode::model_runner::PredictionRunner,
+    gpt::{
+        Gpt, attention::AttentionContext, kv_cache::StepPart, prediction_head::PredictionHead, token_ids::token_tensor,
+    },
     ops::KvDtype,
-    token_ids::token_tensor,
     weights::model_dir::{self, LoadOptions, SaveOptions},
 };
 use safetensors::SafeTensors;

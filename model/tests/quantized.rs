@@ -6,10 +6,8 @@ use std::{fs, path::Path};
 use burn::tensor::{Device, TensorData};
 use half::f16;
 use hearth_model::{
-    attention::AttentionContext,
-    gpt::{Gpt, ParamData},
+    gpt::{Gpt, ParamData, attention::AttentionContext, token_ids::token_tensor},
     ops::{BLOCK_SIZE, Dtype, QuantizedBlock, QuantizedMatrix, Weight},
-    token_ids::token_tensor,
     weights::model_dir::{self, LoadOptions, SaveOptions},
 };
 use safetensors::SafeTensors;

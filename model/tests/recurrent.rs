@@ -10,11 +10,13 @@ use burn::{
 };
 use hearth_model::{
     TokenId,
-    attention::AttentionContext,
-    gpt::{Gpt, ParamPath},
-    kv_cache::{CacheUnit, KvCache, OutOfPages, PAGE_SIZE, PageTable, StepPart},
+    gpt::{
+        Gpt, ParamPath,
+        attention::AttentionContext,
+        kv_cache::{CacheUnit, KvCache, OutOfPages, PAGE_SIZE, PageTable, StepPart},
+        token_ids::token_tensor,
+    },
     ops::KvDtype,
-    token_ids::token_tensor,
 };
 
 use crate::kv_cache::{VOCAB, assert_close, model, model_on, page_key, recurrent_configs, step, uncached};

@@ -5,7 +5,10 @@
 use std::fs;
 
 use burn::tensor::Device;
-use hearth_model::{attention::AttentionContext, gpt::RouterLossWeights, weights::model_dir};
+use hearth_model::{
+    gpt::{RouterLossWeights, attention::AttentionContext},
+    weights::model_dir,
+};
 use safetensors::SafeTensors;
 
 use crate::golden::{

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use hearth_model::{
     TokenId,
+    decode::sampling::{ChainStep, Dry, Mirostat, MirostatVersion, Sampler, SamplingParams, Xtc, token_logprobs},
     error::Error,
-    sampling::{ChainStep, Dry, Mirostat, MirostatVersion, Sampler, SamplingParams, Xtc, token_logprobs},
 };
 use proptest::prelude::*;
 

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use hearth_model::sampling::{Purpose, RandomStream, Sampler, SamplingParams};
+use hearth_model::decode::sampling::{Purpose, RandomStream, Sampler, SamplingParams};
 
 use crate::sampling::four_logits;
 

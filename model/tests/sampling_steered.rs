@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use hearth_model::{
     TokenId,
+    decode::sampling::{AdaptiveP, Sampler, SamplingParams},
     error::Error,
-    sampling::{AdaptiveP, Sampler, SamplingParams},
 };
 
 use crate::sampling::{assert_logits, four_logits};

@@ -3,7 +3,7 @@
 
 use hearth_model::{
     TokenId,
-    sampling::{ChainStep, Sampler, SamplingParams, Smoothing},
+    decode::sampling::{ChainStep, Sampler, SamplingParams, Smoothing},
 };
 use proptest::prelude::*;
 

@@ -5,7 +5,7 @@
 
 use hearth_model::{
     TokenId,
-    sampling::{Purpose, RandomStream, Sampler, SamplingParams, token_logprobs},
+    decode::sampling::{Purpose, RandomStream, Sampler, SamplingParams, token_logprobs},
 };
 
 /// A token and its logit divided by the temperature, most likely first, the lower id among equals.

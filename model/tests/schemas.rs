@@ -1,7 +1,7 @@
 //! JSON Schemas as grammars: which texts they admit, and what is refused instead.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
-use hearth_model::constraint::{Constraint, Grammar, GrammarCompiler, GrammarError, lenient};
+use hearth_model::decode::constraint::{Constraint, Grammar, GrammarCompiler, GrammarError, lenient};
 use serde_json::{Value, json};
 
 #[path = "schemas/byte_texts.rs"]

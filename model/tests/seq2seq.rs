@@ -7,11 +7,13 @@ use std::{collections::HashMap, fs, sync::Arc};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use hearth_model::{
     TokenId,
-    attention::AttentionContext,
     config::GptConfig,
-    gpt::Gpt,
-    kv_cache::{PAGE_SIZE, PageTable, StepPart},
-    model_runner::{ModelRunner, StepOutput},
+    decode::model_runner::{ModelRunner, StepOutput},
+    gpt::{
+        Gpt,
+        attention::AttentionContext,
+        kv_cache::{PAGE_SIZE, PageTable, StepPart},
+    },
     ops::{Dtype, KvDtype},
     weights::model_dir::{self, LoadOptions, SaveOptions},
 };

@@ -5,12 +5,14 @@ use std::{fs, path::Path};
 
 use hearth_model::{
     TokenId,
-    chat::{Message, RenderContext},
-    device::{DeviceChoice, choose},
-    kv_cache::KvCache,
+    decode::sampling::SamplingParams,
+    gpt::kv_cache::KvCache,
     ops::KvDtype,
-    sampling::SamplingParams,
-    tokenizer::EncodeOptions,
+    system::device::{DeviceChoice, choose},
+    text::{
+        chat::{Message, RenderContext},
+        tokenizer::EncodeOptions,
+    },
     weights::model_dir::{LoadOptions, LoadedModel, load},
 };
 use serde::Deserialize;

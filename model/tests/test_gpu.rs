@@ -4,7 +4,7 @@
 use std::sync::OnceLock;
 
 use burn::tensor::Device;
-use hearth_model::device::{DeviceChoice, choose};
+use hearth_model::system::device::{DeviceChoice, choose};
 
 /// The device that `HEARTH_TEST_WGPU` names; `1` is the software adapter. None, with a line that says so, if it is not set.
 pub(crate) fn gpu() -> Option<Device> {

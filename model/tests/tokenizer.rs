@@ -7,7 +7,7 @@ use std::{fs, path::Path, sync::LazyLock};
 
 use hearth_model::{
     error::Error,
-    tokenizer::{DecodeOptions, Detokenizer, EncodeOptions, SpecialToken, Tokenizer},
+    text::tokenizer::{DecodeOptions, Detokenizer, EncodeOptions, SpecialToken, Tokenizer},
 };
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};

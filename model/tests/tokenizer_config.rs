@@ -5,9 +5,11 @@
 use std::{fs, path::Path};
 
 use hearth_model::{
-    chat::{ChatTemplate, Message, RenderContext},
     error::Error,
-    tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
+    text::{
+        chat::{ChatTemplate, Message, RenderContext},
+        tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
+    },
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};

@@ -3,7 +3,7 @@
 
 use std::{fs, path::Path};
 
-use hearth_model::tokenizer::{DecodeOptions, EncodeOptions, Tokenizer};
+use hearth_model::text::tokenizer::{DecodeOptions, EncodeOptions, Tokenizer};
 use serde_json::{Value, json};
 
 #[test]

@@ -12,7 +12,7 @@ use hearth_engine::{EngineOptions, Models, Speculation, StartError, request::MAX
 use hearth_model::{Result, hub::Download, model_source::ModelSource, ops::Dtype};
 
 use crate::{
-    api::{
+    api::guard::{
         api_keys::ApiKeys,
         options::{ApiOptions, ModelAliases, PrefixSharing, PromptLog, RequestTemplates},
         origin::{AllowedHosts, CorsOrigins},

@@ -34,7 +34,7 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
-use crate::api::body_guard::{drop_with_body, drop_with_sent_body};
+use crate::api::guard::body_guard::{drop_with_body, drop_with_sent_body};
 
 /// Maximum size of a request's head. Larger ones are a 431.
 const MAX_HEAD_BYTES: usize = 64 << 10;

@@ -15,7 +15,7 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 
 use crate::{
-    api::{router::app, state::AppState},
+    api::{router::app, wire::state::AppState},
     connection::{ConnectionOptions, ConnectionTimeouts, serve_connection},
 };
 

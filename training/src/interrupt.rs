@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use hearth_model::signals::ignores_hangups;
+use hearth_model::system::signals::ignores_hangups;
 use signal_hook::{
     consts::{SIGINT, SIGTERM},
     flag,

@@ -26,7 +26,12 @@ mod text_vectors;
 use std::{fmt, sync::Arc};
 
 use anyhow::{Result, bail, ensure};
-use hearth_model::{config::GptConfig, gpt::Gpt, ops::Losses, pooling::Pooling, tokenizer::Tokenizer};
+use hearth_model::{
+    config::GptConfig,
+    gpt::{Gpt, pooling::Pooling},
+    ops::Losses,
+    text::tokenizer::Tokenizer,
+};
 use serde::{Deserialize, Serialize};
 
 pub use self::pass::{RouterBalance, TrainingPass};

@@ -3,7 +3,7 @@
 use std::{io::Write, path::Path};
 
 use anyhow::{Context, Result};
-use hearth_model::{Error, partial_file::PartialFile, weights::StagedDir};
+use hearth_model::{Error, files::partial_file::PartialFile, weights::StagedDir};
 
 /// Stages a new folder at `path`, which must be missing or empty; see [`StagedDir::creating`].
 ///

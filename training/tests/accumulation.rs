@@ -7,9 +7,8 @@ use std::path::Path;
 use burn::tensor::Device;
 use hearth_model::{
     TokenId,
-    adapted::Training,
     config::{Experts, GptConfig},
-    gpt::{Gpt, RouterLossWeights},
+    gpt::{Gpt, RouterLossWeights, adapted::Training},
     ops::{Dtype, Precision},
     weights::{
         adapter::{Adapter, AdapterModel},

@@ -8,8 +8,8 @@ use burn::tensor::Device;
 use hearth_model::{
     TokenId,
     config::GptConfig,
+    gpt::pooling::{ClassScores, Classifier, Pooling},
     ops::Dtype,
-    pooling::{ClassScores, Classifier, Pooling},
     weights::{
         encoder_files::{self, load_classifier},
         model_dir::{self, LoadOptions, SaveOptions, load_class},

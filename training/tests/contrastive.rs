@@ -7,8 +7,8 @@ use std::{fs, path::Path};
 use burn::tensor::Device;
 use hearth_model::{
     TokenId,
+    gpt::pooling::{OwnPooling, Pooling},
     ops::Dtype,
-    pooling::{OwnPooling, Pooling},
     weights::{
         encoder_files::load_pooling,
         model_dir::{LoadOptions, load_class, load_gpt},

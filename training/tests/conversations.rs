@@ -8,7 +8,7 @@ use std::{
     process::{Command, Output},
 };
 
-use hearth_model::{
+use hearth_model::text::{
     chat::{ChatTemplate, Ending, Message, RenderContext},
     tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
 };

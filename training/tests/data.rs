@@ -10,8 +10,10 @@ use std::{
 
 use hearth_model::{
     TokenId,
-    chat::{ChatTemplate, Message, RenderContext},
-    tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
+    text::{
+        chat::{ChatTemplate, Message, RenderContext},
+        tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
+    },
 };
 use hearth_training::data::{
     loader::{Loader, LoaderSettings, RowOrder},

@@ -7,21 +7,22 @@ use std::sync::Arc;
 use burn::tensor::{Device, Int, Tensor};
 use hearth_model::{
     TokenId,
-    attention::AttentionContext,
     config::{GptConfig, Sizes},
-    gpt::Gpt,
-    sampling::{
+    decode::sampling::{
         SamplingParams,
         beam::{BeamGroups, BeamKind, EarlyStopping},
     },
+    gpt::{Gpt, attention::AttentionContext},
 };
 use hearth_training::eval::{
     generation::{Decoding, Endings, GenerationTask, Generator},
     scorer::{Branch, Scorer, TextGroup},
 };
 
-use crate::known_model::{known_model, word_tokenizer};
-use crate::plain_generation::{GenerateOptions, generate};
+use crate::{
+    known_model::{known_model, word_tokenizer},
+    plain_generation::{GenerateOptions, generate},
+};
 
 const VOCAB_SIZE: usize = 61;
 

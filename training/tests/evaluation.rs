@@ -3,7 +3,10 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use burn::tensor::{Device, Int, Tensor};
-use hearth_model::{TokenId, attention::AttentionContext, gpt::Gpt};
+use hearth_model::{
+    TokenId,
+    gpt::{Gpt, attention::AttentionContext},
+};
 use hearth_training::{
     config::{Layers, TrainConfig},
     data::shard::Tokens,

@@ -11,9 +11,8 @@ use std::{
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use hearth_model::{
-    attention::AttentionContext,
-    gpt::Gpt,
-    tokenizer::{DecodeOptions, EncodeOptions},
+    gpt::{Gpt, attention::AttentionContext},
+    text::tokenizer::{DecodeOptions, EncodeOptions},
     weights::model_dir::{self, LoadOptions},
 };
 use safetensors::{SafeTensors, tensor::TensorView};

@@ -10,7 +10,7 @@ use hearth_model::{
     config::{GptConfig, Sizes},
     gpt::Gpt,
     ops::Dtype,
-    tokenizer::Tokenizer,
+    text::tokenizer::Tokenizer,
 };
 use serde_json::{Value, json};
 

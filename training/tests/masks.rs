@@ -7,9 +7,11 @@ use std::{collections::BTreeMap, env, fs, ops::Range, path::Path};
 
 use hearth_model::{
     TokenId,
-    chat::{ChatTemplate, Ending, MaskSource, MaskedChat, Message, RenderContext},
-    digest::Digest,
-    tokenizer::{DecodeOptions, Tokenizer},
+    files::digest::Digest,
+    text::{
+        chat::{ChatTemplate, Ending, MaskSource, MaskedChat, Message, RenderContext},
+        tokenizer::{DecodeOptions, Tokenizer},
+    },
 };
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::Result;
-use hearth_model::{chat::ChatTemplate, tokenizer::Tokenizer};
+use hearth_model::text::{chat::ChatTemplate, tokenizer::Tokenizer};
 use hearth_training::data::{
     corpus::{
         BytesRead, Cutting, Marks, Notes, Origin, Piece, ReadOptions, Record, RecordOptions, list_files,

@@ -10,8 +10,8 @@ use std::{
 
 use burn::tensor::Device;
 use hearth_model::{
-    sampling::SamplingParams,
-    tokenizer::{DecodeOptions, EncodeOptions},
+    decode::sampling::SamplingParams,
+    text::tokenizer::{DecodeOptions, EncodeOptions},
     weights::model_dir::{LoadOptions, LoadedModel, load},
 };
 use serde_json::Value;

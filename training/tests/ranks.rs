@@ -5,7 +5,7 @@
 use std::{collections::BTreeMap, fs, path::Path};
 
 use burn::tensor::Device;
-use hearth_model::digest::Digest;
+use hearth_model::files::digest::Digest;
 use hearth_training::{
     config::{Layers, Purpose, TrainConfig},
     data::{corpus::Encoder, shard::Tokens, tokenizer_build::BuiltTokenizer},

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use hearth_model::{digest::Digest, signals::ignores_hangups};
+use hearth_model::{files::digest::Digest, system::signals::ignores_hangups};
 use serde_json::Value;
 
 /// Dropout, accumulation, evaluations, samples and checkpoints between them.

@@ -11,11 +11,10 @@ use std::{
 use burn::tensor::Device;
 use hearth_model::{
     TokenId,
-    adapted::Training,
     config::GptConfig,
-    gpt::Gpt,
+    gpt::{Gpt, adapted::Training},
     ops::Dtype,
-    tokenizer::Tokenizer,
+    text::tokenizer::Tokenizer,
     weights::{
         adapter::{Adapter, AdapterModel},
         model_dir::{self, LoadOptions, load_gpt},
@@ -212,7 +211,7 @@ fn dpo_finetuning_matches_torch() {
         let ids: Vec<i32> = example.ids.iter().map(|&id| id as i32).collect();
         let (inputs, targets) = (&ids[..ids.len() - 1], &ids[1..]);
         let tensor = |ids: &[i32]| burn::tensor::Tensor::from_ints(ids, &Device::flex());
-        let context = hearth_model::attention::AttentionContext::dense(1, inputs.len());
+        let context = hearth_model::gpt::attention::AttentionContext::dense(1, inputs.len());
         let hidden = reference.forward(tensor(inputs), context);
         let losses = reference.token_losses(hidden, tensor(targets)).unwrap();
         -losses.iter().zip(&example.trained[1..]).filter(|(_, trained)| **trained).map(|(loss, _)| loss).sum::<f32>()

@@ -1,6 +1,6 @@
 //! Why a request is invalid.
 
-use hearth_model::{Error, TokenId, sampling::beam::BeamKind};
+use hearth_model::{Error, TokenId, decode::sampling::beam::BeamKind};
 
 use super::{MAX_LOGPROBS, PRIORITIES, strategy_name};
 

@@ -1,6 +1,6 @@
 //! What a scheduler is told: its limits, and the requests that arrive.
 
-use hearth_model::kv_cache::{PAGE_SIZE, PageKey};
+use hearth_model::gpt::kv_cache::{PAGE_SIZE, PageKey};
 
 use crate::{adapters::AdapterId, tenant::TenantId};
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hearth_model::kv_cache::{PAGE_SIZE, PageKey, PageTable};
+use hearth_model::gpt::kv_cache::{PAGE_SIZE, PageKey, PageTable};
 
 use super::{super::adapters::AdapterId, RequestId, SequenceId};
 use crate::tenant::TenantId;

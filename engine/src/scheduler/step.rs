@@ -1,6 +1,6 @@
 //! What one forward pass computes.
 
-use hearth_model::kv_cache::PAGE_SIZE;
+use hearth_model::gpt::kv_cache::PAGE_SIZE;
 
 use super::SequenceId;
 

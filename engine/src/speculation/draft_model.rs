@@ -5,9 +5,11 @@ use std::collections::HashMap;
 
 use hearth_model::{
     Result, TokenId,
-    kv_cache::{PageTable, StepPart},
-    model_runner::ModelRunner,
-    sampling::{RowNeeds, Sampler},
+    decode::{
+        model_runner::ModelRunner,
+        sampling::{RowNeeds, Sampler},
+    },
+    gpt::kv_cache::{PageTable, StepPart},
 };
 
 use super::DraftJob;

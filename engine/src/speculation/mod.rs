@@ -17,8 +17,8 @@ use std::{collections::HashMap, ops::Range, time::Duration};
 use burn::tensor::{Device, Tensor};
 use hearth_model::{
     Result, TokenId,
-    model_runner::{ModelRunner, PredictionRunner},
-    tokenizer::Tokenizer,
+    decode::model_runner::{ModelRunner, PredictionRunner},
+    text::tokenizer::Tokenizer,
 };
 
 use self::{draft_model::DraftModel, prediction_head::HeadDrafter};

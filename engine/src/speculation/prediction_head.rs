@@ -8,10 +8,12 @@ use std::collections::HashMap;
 use burn::tensor::{Device, Tensor};
 use hearth_model::{
     Result, TokenId,
-    kv_cache::{PageTable, StepPart},
-    model_runner::PredictionRunner,
-    read_logits::read_logits,
-    sampling::{RowNeeds, Sampler},
+    decode::{
+        model_runner::PredictionRunner,
+        read_logits::read_logits,
+        sampling::{RowNeeds, Sampler},
+    },
+    gpt::kv_cache::{PageTable, StepPart},
 };
 
 use super::{ComputedRows, DraftJob};

@@ -4,8 +4,10 @@ use burn::tensor::Tensor;
 
 use super::recurrent;
 use crate::{
-    attention,
-    forward_pass::{DropoutPlace, ForwardPass},
+    gpt::{
+        attention,
+        forward_pass::{DropoutPlace, ForwardPass},
+    },
     ops::{
         self, BlockSteps, CrossAttention, Dropout, FeedForward, LinearParts, Mixer, NormParts, PerLayerUpdate,
         RouterParts, Sublayer,

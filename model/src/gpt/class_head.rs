@@ -10,11 +10,13 @@ use super::Gpt;
 use crate::{
     config::Activation,
     error::{Error, Result},
-    layers::{Linear, Norm, Part, PartList},
+    gpt::{
+        layers::{Linear, Norm, Part, PartList},
+        param_specs::{ParamSpec, class_specs},
+        params::ParamSource,
+        pooling::{ClassScores, Classifier, DenseActivation, DenseLayer, Pooling},
+    },
     ops::{self, Dtype, LossOptions, Losses, Targets},
-    param_specs::{ParamSpec, class_specs},
-    params::ParamSource,
-    pooling::{ClassScores, Classifier, DenseActivation, DenseLayer, Pooling},
 };
 
 /// The path of the head's parts begins with it.

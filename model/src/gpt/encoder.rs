@@ -5,8 +5,10 @@ use burn::tensor::{Int, Tensor};
 use super::{Block, Gpt, inputs::Inputs};
 use crate::{
     config::GptConfig,
-    forward_pass::{AttentionContext, ForwardPass},
-    layers::{Embedding, Norm, Relative, modules},
+    gpt::{
+        forward_pass::{AttentionContext, ForwardPass},
+        layers::{Embedding, Norm, Relative, modules},
+    },
     ops,
 };
 

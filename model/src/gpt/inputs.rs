@@ -5,9 +5,11 @@ use burn::tensor::{Int, Tensor};
 use super::{Gpt, PerLayerInputs};
 use crate::{
     config::GptConfig,
-    forward_pass::{AddedPositions, DropoutPlace, ForwardPass},
-    layers::{Embedding, Norm, Relative},
-    lora::AdapterRows,
+    gpt::{
+        forward_pass::{AddedPositions, DropoutPlace, ForwardPass},
+        layers::{Embedding, Norm, Relative},
+        lora::AdapterRows,
+    },
     ops,
 };
 

@@ -7,7 +7,7 @@ use super::{Block, Gpt};
 use crate::{
     config::{GptConfig, HeadSizes},
     error::Result,
-    kv_cache::{KvCache, default_states},
+    gpt::kv_cache::{KvCache, default_states},
     ops::{KvDtype, KvSource, Mixer, NormParts, Qkv, SelfAttention, Sublayer, read, to_f32},
 };
 

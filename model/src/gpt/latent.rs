@@ -3,7 +3,7 @@
 use super::{CausalSelfAttention, LatentProjections};
 use crate::{
     config::{GptConfig, LatentAttention},
-    layers::{Linear, Norm},
+    gpt::layers::{Linear, Norm},
     ops::{LatentHeads, LatentQkv, LinearParts, NormParts, Qkv},
 };
 

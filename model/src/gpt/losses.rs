@@ -5,7 +5,7 @@ use burn::tensor::{Int, Tensor};
 use super::Gpt;
 use crate::{
     error::Result,
-    forward_pass::AttentionContext,
+    gpt::forward_pass::AttentionContext,
     ops::{self, LossOptions, Losses, Targets, read_ids},
 };
 

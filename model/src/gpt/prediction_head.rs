@@ -7,12 +7,14 @@ use super::{Block, Gpt, initial_values};
 use crate::{
     config::{Experts, GptConfig},
     error::Result,
-    forward_pass::{AttentionContext, ForwardPass},
-    kv_cache::KvCache,
-    layers::{Linear, Norm, Part, modules},
+    gpt::{
+        forward_pass::{AttentionContext, ForwardPass},
+        kv_cache::KvCache,
+        layers::{Linear, Norm, Part, modules},
+        param_specs::{ParamSpec, PartKind, PartSpec, join_specs, param_specs, part_specs},
+        params::{ParamData, ParamSource},
+    },
     ops::{self, Dtype, KvDtype, Losses, Targets},
-    param_specs::{ParamSpec, PartKind, PartSpec, join_specs, param_specs, part_specs},
-    params::{ParamData, ParamSource},
 };
 
 modules! {

@@ -5,8 +5,10 @@ use burn::tensor::Tensor;
 use super::RecurrentLayer;
 use crate::{
     config::Recurrence,
-    forward_pass::RecurrentPass,
-    layers::{Decays, Linear},
+    gpt::{
+        forward_pass::RecurrentPass,
+        layers::{Decays, Linear},
+    },
     ops::{self, GateOrder, GatedNormOptions, LinearParts, Recurrent, RecurrentKind, ShortConv, StatePart},
 };
 

@@ -6,7 +6,7 @@ use super::Gpt;
 use crate::{
     config::{Experts, RouterScores},
     error::Result,
-    forward_pass::{AttentionContext, ForwardPass},
+    gpt::forward_pass::{AttentionContext, ForwardPass},
     ops::{self, Routes, Routing},
 };
 

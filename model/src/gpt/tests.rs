@@ -5,12 +5,14 @@ use std::sync::Arc;
 use super::*;
 use crate::{
     config::{self, Activation, HeadSizes, NormKind, PerLayerInputs, QkNormSpan, Rope, Sizes},
-    kv_cache::{KvCache, StepPart},
-    lora::{LoadedAdapter, LoraPair, LoraShape, LoraValues, MatrixUpdate},
+    decode::sampling::{Purpose, RandomStream},
+    gpt::{
+        kv_cache::{KvCache, StepPart},
+        lora::{LoadedAdapter, LoraPair, LoraShape, LoraValues, MatrixUpdate},
+        param_specs::linear_specs,
+        token_ids::token_tensor,
+    },
     ops::KvDtype,
-    param_specs::linear_specs,
-    sampling::{Purpose, RandomStream},
-    token_ids::token_tensor,
 };
 
 fn configs() -> Vec<(&'static str, GptConfig)> {

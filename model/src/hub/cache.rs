@@ -19,10 +19,8 @@ use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
 
 use super::{Checksum, HubFile, NO_ROOM_HINT, Repo, hub_error, is_commit};
 use crate::{
-    digest::read_chunks,
     error::{Error, Result},
-    partial_file::PartialFile,
-    regular_file,
+    files::{digest::read_chunks, partial_file::PartialFile, regular_file},
 };
 
 /// Suffix of contents that are being downloaded.

@@ -37,7 +37,7 @@ impl KvDtype {
                 let supported = Self::ALL.iter().filter(|(_, dtype)| dtype.is_for(device));
                 let names: Vec<String> = supported.map(|(name, _)| format!("`{name}`")).collect();
                 Err(Error::Device {
-                    name: crate::device::name(device),
+                    name: crate::system::device::name(device),
                     what: format!("does not support the KV cache dtype `{asked}`"),
                     hint: format!("this device supports {}", names.join(", ")),
                 })

@@ -20,8 +20,7 @@ use super::{
 };
 use crate::{
     config::{Activation, ClampedSwiglu, GptConfig, NormKind, Positions, Sizes},
-    kv_cache::PAGE_SIZE,
-    position,
+    gpt::{kv_cache::PAGE_SIZE, position},
 };
 
 /// Tolerance relative to the largest value of the reference.
@@ -311,9 +310,9 @@ fn copy_pages_copies_one_kv_page_and_leaves_the_others() {
 /// A row's bits do not depend on the other rows of a step: alone, in a batch, in any chunks.
 #[test]
 fn logits_are_bit_identical_alone_batched_or_in_any_chunks() {
-    use crate::{
+    use crate::gpt::{
+        Gpt,
         attention::AttentionContext,
-        gpt::Gpt,
         kv_cache::{KvCache, StepPart},
         token_ids::token_tensor,
     };

@@ -20,8 +20,7 @@ use super::{
 use crate::{
     config::GptConfig,
     error::{Error, Result},
-    gpt::Gpt,
-    lora::LoraValues,
+    gpt::{Gpt, lora::LoraValues},
 };
 
 /// A `config.json`: that of a wrapper as its text class would have it.

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     error::Result,
-    pooling::{Classifier, OwnPooling, Pooling},
+    gpt::pooling::{Classifier, OwnPooling, Pooling},
 };
 
 /// The class of the encoder in `dir` without a head.

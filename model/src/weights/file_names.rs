@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::{
+use crate::text::{
     chat,
     tokenizer::{
         BPE_PIECES_FILE, SENTENCE_PIECE_FILE, SOURCE_PIECES_FILE, TEKKEN_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE,

@@ -19,8 +19,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    mmap::Mmap,
-    regular_file,
+    files::{mmap::Mmap, regular_file},
 };
 
 mod quantized;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::config_json::Fields;
-use crate::{TokenId, config::GptConfig, error::Result, sampling::SamplingParams};
+use crate::{TokenId, config::GptConfig, decode::sampling::SamplingParams, error::Result};
 
 /// `params` with one parameter from a value of the file. `None` if it is no number.
 type Set = fn(SamplingParams, &Value) -> Option<SamplingParams>;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::byte_size::ByteSize;
+use crate::files::byte_size::ByteSize;
 
 /// Quantized matrices that take more memory than in the file, for the log.
 #[derive(Default)]

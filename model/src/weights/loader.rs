@@ -17,11 +17,13 @@ use super::{
     tensor_table::{StoredTensor, TensorTable, without_leading_ones},
 };
 use crate::{
-    byte_size::ByteSize,
     config::GptConfig,
     error::{Error, Result},
-    gpt::{Gpt, ParamData, ParamSpec},
-    lora::{LoraValues, MatrixUpdate},
+    files::byte_size::ByteSize,
+    gpt::{
+        Gpt, ParamData, ParamSpec,
+        lora::{LoraValues, MatrixUpdate},
+    },
     ops::{
         BLOCK_SIZE, Dtype, MatrixRows, QuantizedBlock, Weight,
         k_quants::{BlockRows, GroupRun, K_BLOCK, KBlock, MxBlock},

@@ -32,16 +32,21 @@ pub use super::{
 };
 use crate::{
     TokenId,
-    adapted::Training,
-    chat::{self, ChatTemplate},
     config::GptConfig,
     error::{Error, Result},
-    gpt::{Gpt, prediction_head::PredictionHead},
-    lora::LoraValues,
+    files::regular_file::{self, parse_json_object, read_json_object},
+    gpt::{
+        Gpt,
+        adapted::Training,
+        lora::LoraValues,
+        pooling::{OwnPooling, Prompts},
+        prediction_head::PredictionHead,
+    },
     ops::Dtype,
-    pooling::{OwnPooling, Prompts},
-    regular_file::{self, parse_json_object, read_json_object},
-    tokenizer::{TOKENIZER_FILE, Tokenizer},
+    text::{
+        chat::{self, ChatTemplate},
+        tokenizer::{TOKENIZER_FILE, Tokenizer},
+    },
 };
 
 const EOS: &str = "eos_token_id";

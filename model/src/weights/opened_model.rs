@@ -7,12 +7,13 @@ use burn::tensor::Device;
 use super::passed_over::shown;
 use crate::{
     TokenId,
-    chat::ChatTemplate,
-    gpt::Gpt,
+    decode::sampling::SamplingParams,
+    gpt::{
+        Gpt,
+        pooling::{Classifier, OwnPooling, Prompts},
+    },
     ops::Dtype,
-    pooling::{Classifier, OwnPooling, Prompts},
-    sampling::SamplingParams,
-    tokenizer::Tokenizer,
+    text::{chat::ChatTemplate, tokenizer::Tokenizer},
 };
 
 /// Where to put a model, and how to hold its matrices.

@@ -15,18 +15,20 @@ use super::{
 };
 use crate::{
     TokenId,
-    chat::{ChatTemplate, Ending, Message, RenderContext},
     config::GptConfig,
     error::Result,
+    files::regular_file,
     gpt::{
         Gpt,
         class_head::{ClassDescription, OF_CLASSES},
+        param_specs::ParamSpec,
+        pooling::{ClassScores, Classifier, DenseActivation, DenseLayer, PairForm, Pooling},
     },
-    param_specs::ParamSpec,
     philox::normal_values,
-    pooling::{ClassScores, Classifier, DenseActivation, DenseLayer, PairForm, Pooling},
-    regular_file,
-    tokenizer::Tokenizer,
+    text::{
+        chat::{ChatTemplate, Ending, Message, RenderContext},
+        tokenizer::Tokenizer,
+    },
 };
 
 /// How the names of such classes end.

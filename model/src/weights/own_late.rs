@@ -14,9 +14,9 @@ use super::{
 use crate::{
     config::GptConfig,
     error::Result,
-    pooling::{DenseActivation, LateInteraction, LateText, OwnPooling, Prompts, QueryExpansion},
-    regular_file,
-    tokenizer::Tokenizer,
+    files::regular_file,
+    gpt::pooling::{DenseActivation, LateInteraction, LateText, OwnPooling, Prompts, QueryExpansion},
+    text::tokenizer::Tokenizer,
 };
 
 /// The class of Stanford's ColBERT.

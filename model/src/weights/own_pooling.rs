@@ -13,8 +13,8 @@ use super::{
 };
 use crate::{
     error::Result,
-    pooling::{DenseActivation, DenseLayer, OwnPooling, Pooling, Prompts},
-    python_json, regular_file,
+    files::{python_json, regular_file},
+    gpt::pooling::{DenseActivation, DenseLayer, OwnPooling, Pooling, Prompts},
 };
 
 /// The modes of a pooling, without their prefix.

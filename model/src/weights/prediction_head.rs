@@ -13,9 +13,9 @@ use crate::{
     error::{Error, Result},
     gpt::{
         Gpt, ParamSpec,
+        param_specs::join_specs,
         prediction_head::{OF_HEAD, PredictionHead},
     },
-    param_specs::join_specs,
 };
 
 /// What files call a head's tensors.

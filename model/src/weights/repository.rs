@@ -7,9 +7,9 @@ use super::{
     files,
 };
 use crate::{
-    byte_size::ByteSize,
     error::Result,
-    tokenizer::{BPE_PIECES_FILE, SENTENCE_PIECE_FILE, SOURCE_PIECES_FILE, TEKKEN_FILE, TOKENIZER_FILE},
+    files::byte_size::ByteSize,
+    text::tokenizer::{BPE_PIECES_FILE, SENTENCE_PIECE_FILE, SOURCE_PIECES_FILE, TEKKEN_FILE, TOKENIZER_FILE},
 };
 
 /// At most this many GGUF files are shown in a message.

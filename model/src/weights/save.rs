@@ -13,9 +13,8 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    gpt::{Gpt, ParamSpec, class_head::OF_CLASSES, param_specs, prediction_head::OF_HEAD},
+    gpt::{Gpt, ParamSpec, class_head::OF_CLASSES, param_specs, params::ParamRef, prediction_head::OF_HEAD},
     ops::{Dtype, QuantizedMatrix, Weight},
-    params::ParamRef,
 };
 
 /// Rows of `n_columns` values become columns.

@@ -44,7 +44,7 @@ pub(super) use self::disk::NewFile;
 use super::file_names::{CONFIG_FILE, is_model_file};
 use crate::{
     error::{Error, Result},
-    partial_file::{PARTIAL, beside, is_at, parent_of, resolve},
+    files::partial_file::{PARTIAL, beside, is_at, parent_of, resolve},
 };
 
 mod disk;

@@ -5,7 +5,7 @@ use std::slice;
 use super::row_order::RowOrder;
 use crate::{
     config::{GatedDeltaNet, GptConfig, LatentAttention, Recurrence},
-    param_specs::ParamSpec,
+    gpt::param_specs::ParamSpec,
 };
 
 /// One of Hearth's parameters, and the tensors that make it up. The first `{}` stands for the layer, a second for the expert.

@@ -5,7 +5,7 @@ use std::{collections::HashMap, path::Path};
 use super::{ggml_types::ElementType, tensor_names::OfExpert};
 use crate::{
     error::{Error, Result},
-    mmap::Mmap,
+    files::mmap::Mmap,
 };
 
 /// A tensor in a file.

@@ -3,10 +3,12 @@
 use std::{ffi::OsStr, path::Path};
 
 use hearth_model::{
-    chat::{Message, RenderContext},
     config::GptConfig,
     ops::Dtype,
-    tokenizer::{DecodeOptions, EncodeOptions},
+    text::{
+        chat::{Message, RenderContext},
+        tokenizer::{DecodeOptions, EncodeOptions},
+    },
     weights::model_dir::{self, LoadedModel},
 };
 

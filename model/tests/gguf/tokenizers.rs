@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use hearth_model::{
     TokenId,
-    tokenizer::{DecodeOptions, EncodeOptions},
+    text::tokenizer::{DecodeOptions, EncodeOptions},
     weights::model_dir,
 };
 use serde::Deserialize;

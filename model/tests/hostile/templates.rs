@@ -3,9 +3,11 @@
 use std::{fs, path::Path};
 
 use hearth_model::{
-    chat::{ChatTemplate, Message, RenderContext},
     error::Error,
-    tokenizer::Tokenizer,
+    text::{
+        chat::{ChatTemplate, Message, RenderContext},
+        tokenizer::Tokenizer,
+    },
 };
 
 use super::tokenizer_json;

@@ -4,8 +4,8 @@ use std::{collections::BTreeSet, path::Path};
 
 use hearth_model::{
     TokenId,
-    constraint::{Constraint, GrammarCompiler},
-    tokenizer::Tokenizer,
+    decode::constraint::{Constraint, GrammarCompiler},
+    text::tokenizer::Tokenizer,
 };
 use serde_json::{Map, Value, json};
 

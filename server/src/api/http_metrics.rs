@@ -9,7 +9,7 @@ use axum::{
     response::Response,
 };
 
-use super::{body_guard::drop_with_sent_body, state::AppState};
+use super::{guard::body_guard::drop_with_sent_body, wire::state::AppState};
 use crate::metrics::HttpMetrics;
 
 /// Counts the request once the response has been sent completely or the client has disconnected.

@@ -9,14 +9,18 @@ use axum::{
 use hearth_engine::tenant::TenantId;
 
 use super::{
-    body_guard::drop_with_body,
-    endpoint::Policy,
+    endpoints::messages,
     error::ApiError,
-    messages,
-    options::ApiOptions,
-    origin::{CorsOrigins, Host, Malformed, Origin, Target},
-    request_log::{RequestLog, Trace},
-    state::AppState,
+    guard::{
+        body_guard::drop_with_body,
+        options::ApiOptions,
+        origin::{CorsOrigins, Host, Malformed, Origin, Target},
+    },
+    wire::{
+        endpoint::Policy,
+        request_log::{RequestLog, Trace},
+        state::AppState,
+    },
 };
 use crate::{random::fresh_id, telemetry::trace_context::TraceContext};
 

@@ -1,5 +1,5 @@
 //! `GET /openapi.json`: the API in OpenAPI 3.1. The schemas of requests come from their parsers
-//! ([`schema`](super::schema)), those of responses from their types (schemars), and descriptions of parameters from the
+//! ([`schema`](super::wire::schema)), those of responses from their types (schemars), and descriptions of parameters from the
 //! reference page, `docs/parameters.md`.
 
 use std::{
@@ -16,11 +16,13 @@ use schemars::{SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 
 use super::{
-    endpoint::{Endpoint, Link, Operation, ParamIn, Request, ResponseBody},
+    endpoints::page::{entity_tag, revalidated},
     error::ApiError,
-    page::{entity_tag, revalidated},
-    schema::{Shape, resolve_token_ids},
-    state::AppState,
+    wire::{
+        endpoint::{Endpoint, Link, Operation, ParamIn, Request, ResponseBody},
+        schema::{Shape, resolve_token_ids},
+        state::AppState,
+    },
 };
 
 /// The reference page, whose tables describe each parameter.

@@ -11,13 +11,17 @@ use axum::{
 };
 
 use super::{
-    adapters, chat, classify, completions, decisions, embed_forms, embeddings,
-    endpoint::{Endpoint, Operation, Policy},
+    endpoints::{
+        chat, classify, completions, decisions, embed_forms, embeddings, health, infill, inspect, messages, metrics,
+        models, page, pooling, rerank, responses, tokens,
+    },
     error::ApiError,
-    health, http_metrics, infill, inspect, messages, metrics, middleware, models, openapi, page, pooling, rerank,
-    responses,
-    state::AppState,
-    tokens, vector_errors,
+    exchange::{adapters, vector_errors},
+    http_metrics, middleware, openapi,
+    wire::{
+        endpoint::{Endpoint, Operation, Policy},
+        state::AppState,
+    },
 };
 
 /// The HTTP service with all endpoints and middleware.

@@ -1,26 +1,49 @@
 //! Tools: the functions that a client offers, the choice among them, and the format of calls.
 //!
 //! A model writes calls in the format of its chat template. If the template does not support tools, they are given as text in
-//! Hermes' format ([`hearth_model::chat::hermes`]).
+//! Hermes' format ([`hearth_model::text::chat::hermes`]).
+//!
+//! - `call_format`: how families of models write calls, a file each; `call_arguments`: the forms of their arguments;
+//!   `call_grammar`: the grammar for calls, from both; `structured`: structured output
+//! - `reasoning`: reads an answer's text into `piece`s, keeps thoughts apart; `tool_parser` and `framed_calls`: calls in it
+//! - `json_scan` and `json_text`: find JSON in a text; `mismatch`: why it is none
+//! - `tool_calls`: thoughts and calls on the wire; `hosted_tools`: tools that are left out
+
+pub(crate) mod call_arguments;
+pub(crate) mod call_format;
+pub(crate) mod call_grammar;
+pub(crate) mod framed_calls;
+pub(crate) mod hosted_tools;
+pub(crate) mod json_scan;
+pub(crate) mod json_text;
+pub(crate) mod mismatch;
+pub(crate) mod piece;
+pub(crate) mod reasoning;
+pub(crate) mod structured;
+pub(crate) mod tool_calls;
+pub(crate) mod tool_parser;
 
 use std::{borrow::Cow, collections::BTreeSet};
 
 use hearth_model::{
-    chat::ChatTemplate,
-    constraint::{GrammarError, check_enforceable, lenient, log_passed_over},
-    tokenizer::Tokenizer,
+    decode::constraint::{GrammarError, check_enforceable, lenient, log_passed_over},
+    text::{chat::ChatTemplate, tokenizer::Tokenizer},
 };
 use serde_json::{Map, Value, json};
 
 use super::{
-    call_arguments::Function,
-    call_format::{CallFormat, HERMES},
-    call_grammar::{call_rules, special_marks, watch_rules},
     error::ApiError,
-    fields::{Fields, missing, must_be, shown},
-    schema,
-    structured::{CallGrammar, Structure, one_only, refusal},
-    tool_parser::{Calls, ToolParser},
+    tools::{
+        call_arguments::Function,
+        call_format::{CallFormat, HERMES},
+        call_grammar::{call_rules, special_marks, watch_rules},
+        structured::{CallGrammar, Structure, one_only, refusal},
+        tool_parser::{Calls, ToolParser},
+    },
+    wire::{
+        fields::{Fields, missing, must_be, shown},
+        schema,
+    },
 };
 
 /// Maximum number of tools per request, as at OpenAI.

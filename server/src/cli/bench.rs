@@ -12,13 +12,18 @@ use burn::tensor::{Device, TensorData};
 use clap::{Args, builder::BoolishValueParser};
 use hearth_engine::memory;
 use hearth_model::{
-    TokenId, device,
-    gpt::{Gpt, Init, ParamSpec},
-    kv_cache::{PAGE_SIZE, PageTable, StepPart},
-    lora::{LoadedAdapter, LoraValues},
-    model_runner::ModelRunner,
+    TokenId,
+    decode::{
+        model_runner::ModelRunner,
+        sampling::{Sampler, SamplingParams},
+    },
+    gpt::{
+        Gpt, Init, ParamSpec,
+        kv_cache::{PAGE_SIZE, PageTable, StepPart},
+        lora::{LoadedAdapter, LoraValues},
+    },
     ops::{self, KvDtype, Precision},
-    sampling::{Sampler, SamplingParams},
+    system::device,
     weights::{
         adapter::{Adapter, AdapterModel},
         model_dir,
@@ -393,7 +398,7 @@ fn step(
     });
     let logits = runner.logits(&output, &ends.collect::<Vec<_>>());
     let needs = Sampler::new(SamplingParams::greedy(), 0, &[]).needs(&BTreeSet::new(), &[]);
-    Ok(hearth_model::read_logits::read_logits(logits, &vec![needs; ids.len()])?.n_read_bytes())
+    Ok(hearth_model::decode::read_logits::read_logits(logits, &vec![needs; ids.len()])?.n_read_bytes())
 }
 
 /// `n` arbitrary tokens; which ones does not affect the speed.

@@ -8,13 +8,17 @@ use std::{
 
 use anyhow::Context;
 use hearth_model::{
-    constraint::{Constraint, Grammar, GrammarCompiler},
-    gpt::Gpt,
-    kv_cache::{PAGE_SIZE, StepPart},
-    model_runner::ModelRunner,
+    decode::{
+        constraint::{Constraint, Grammar, GrammarCompiler},
+        model_runner::ModelRunner,
+        sampling::{RowNeeds, Sampler, SamplingParams},
+    },
+    gpt::{
+        Gpt,
+        kv_cache::{PAGE_SIZE, StepPart},
+    },
     ops::KvDtype,
-    sampling::{RowNeeds, Sampler, SamplingParams},
-    tokenizer::{EncodeOptions, Tokenizer},
+    text::tokenizer::{EncodeOptions, Tokenizer},
     weights::model_dir::LoadedModel,
 };
 use serde::Serialize;

@@ -10,8 +10,8 @@ use std::{
 use clap::Args;
 use hearth_engine::memory;
 use hearth_model::{
-    device::{self, DeviceChoice},
     ops,
+    system::device::{self, DeviceChoice},
 };
 use serde::Serialize;
 

@@ -8,10 +8,10 @@ use clap::{
     builder::{OsStringValueParser, TypedValueParser},
 };
 use hearth_model::{
-    device::{self, DeviceChoice},
+    files::partial_file::PartialFile,
     model_source::ModelSource,
     ops::Dtype,
-    partial_file::PartialFile,
+    system::device::{self, DeviceChoice},
     weights::{
         DiskDtype,
         adapter::{Adapter, AdapterModel},

@@ -13,7 +13,7 @@ use hearth_engine::{
     Event, LocalEngine, LocalOptions,
     request::{RequestParts, StopConditions},
 };
-use hearth_model::tokenizer::EncodeOptions;
+use hearth_model::text::tokenizer::EncodeOptions;
 
 use super::{download, sampling::SamplingArgs};
 use crate::config::ModelConfig;

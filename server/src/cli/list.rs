@@ -7,7 +7,7 @@ use std::{
 
 use clap::Args;
 use hearth_model::{
-    byte_size::ByteSize,
+    files::byte_size::ByteSize,
     hub::{
         HubOptions,
         inventory::{self, CachedFormat, CachedModel},

@@ -8,10 +8,10 @@ use clap::{
 };
 use hearth_model::{
     TokenId,
-    device::{self, DeviceChoice},
     model_source::ModelSource,
     ops::Dtype,
-    tokenizer::Tokenizer,
+    system::device::{self, DeviceChoice},
+    text::tokenizer::Tokenizer,
     weights::{
         DiskDtype,
         adapter::{Adapter, AdapterModel},

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::Context;
-use hearth_model::{Error, partial_file::PartialFile, weights::StagedDir};
+use hearth_model::{Error, files::partial_file::PartialFile, weights::StagedDir};
 
 /// Stages the new model dir `out`. From now on, ctrl-c, SIGTERM and SIGHUP remove what has been written
 /// and end the process.
@@ -56,8 +56,11 @@ fn remove_when_interrupted(partial: Arc<Mutex<Option<PathBuf>>>) {
     let (interrupt, terminate, hangup) = (SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup());
     let [interrupts, terminations] = [interrupt, terminate].map(|kind| runtime.block_on(async { signal(kind) }));
     let (Ok(mut interrupts), Ok(mut terminations)) = (interrupts, terminations) else { return };
-    let mut hangups =
-        if hearth_model::signals::ignores_hangups() { None } else { runtime.block_on(async { signal(hangup) }).ok() };
+    let mut hangups = if hearth_model::system::signals::ignores_hangups() {
+        None
+    } else {
+        runtime.block_on(async { signal(hangup) }).ok()
+    };
     let wait = move || {
         let received = runtime.block_on(async {
             tokio::select! {

@@ -13,12 +13,14 @@ use burn::tensor::{Int, Tensor, TensorData};
 use clap::Args;
 use hearth_model::{
     TokenId,
-    attention::AttentionContext,
-    gpt::Gpt,
-    kv_cache::{PAGE_SIZE, StepPart},
+    gpt::{
+        Gpt,
+        attention::AttentionContext,
+        kv_cache::{PAGE_SIZE, StepPart},
+        token_ids::token_tensor,
+    },
     ops::KvDtype,
-    token_ids::token_tensor,
-    tokenizer::{EncodeOptions, Tokenizer},
+    text::tokenizer::{EncodeOptions, Tokenizer},
 };
 use serde::Serialize;
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, ensure};
 use clap::Args;
 use hearth_model::{
-    byte_size::ByteSize,
+    files::byte_size::ByteSize,
     hub::{Hub, HubModel, HubOptions, ModelPart},
 };
 use serde::Serialize;

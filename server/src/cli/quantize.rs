@@ -7,9 +7,9 @@ use clap::{
     builder::{OsStringValueParser, TypedValueParser},
 };
 use hearth_model::{
-    device::{self, DeviceChoice},
     model_source::ModelSource,
     ops::Dtype,
+    system::device::{self, DeviceChoice},
     weights::model_dir::{self, LoadOptions, SaveOptions},
 };
 

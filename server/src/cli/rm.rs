@@ -5,7 +5,7 @@ use std::io::{self, IsTerminal, Write};
 use anyhow::{Context, ensure};
 use clap::Args;
 use hearth_model::{
-    byte_size::ByteSize,
+    files::byte_size::ByteSize,
     hub::{HubOptions, removal::Removal},
 };
 

@@ -1,7 +1,7 @@
 //! The flags that say how tokens are drawn.
 
 use clap::Args;
-use hearth_model::sampling::SamplingParams;
+use hearth_model::decode::sampling::SamplingParams;
 use serde_json::{Map, Value, json};
 
 use crate::{config::SamplingConfig, random::random_u64};

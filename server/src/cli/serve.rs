@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, anyhow};
 use clap::Args;
-use hearth_model::{model_source::ModelSource, open_files, ops};
+use hearth_model::{files::open_files, model_source::ModelSource, ops};
 use tokio::{
     net::{TcpListener, TcpSocket, lookup_host},
     runtime,
@@ -19,7 +19,10 @@ use tokio::{
 
 use super::download;
 use crate::{
-    api::{options::ApiOptions, preparation::MIN_PREPARING_THREADS, state::AppState},
+    api::{
+        guard::{options::ApiOptions, preparation::MIN_PREPARING_THREADS},
+        wire::state::AppState,
+    },
     config::ServerConfig,
     engine::Engine,
     serve::{Ended, serve},

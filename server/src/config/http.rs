@@ -12,7 +12,7 @@ use anyhow::{Context, anyhow, bail};
 use clap::{Args, builder::BoolishValueParser, value_parser};
 
 use super::{BODY_TIMEOUT, MAX_BODY_BYTES, MAX_INSPECT_TOKENS, SSE_KEEP_ALIVE, at_least_1};
-use crate::api::{
+use crate::api::guard::{
     api_keys::ApiKeys,
     origin::{AllowedHosts, CorsOrigins, Host, Origin},
 };

@@ -11,12 +11,12 @@ use hearth_engine::memory;
 use hearth_model::{
     Error, Result,
     config::GptConfig,
-    device::{self, DeviceChoice},
+    decode::sampling::SamplingParams,
     gpt::{Gpt, prediction_head::PredictionHead},
     hub::{Download, ModelPart},
     model_source::ModelSource,
     ops::{self, Dtype, KvDtype, Precision},
-    sampling::SamplingParams,
+    system::device::{self, DeviceChoice},
     weights::{
         adapter::Adapter,
         model_dir::{self, LoadOptions, LoadedModel},

@@ -11,7 +11,7 @@ use hearth_engine::{
     EndedAnswer, EngineStats, Outcome, PhaseTimes, TokenTime,
     observer::{Observer, Totals},
 };
-use hearth_model::{kv_cache::PAGE_SIZE, ops::KvDtype};
+use hearth_model::{gpt::kv_cache::PAGE_SIZE, ops::KvDtype};
 use prometheus::{
     Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
     proto::LabelPair,

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use hearth_model::decimal;
+use hearth_model::files::decimal;
 use serde_json::{Value, json};
 
 use super::trace_context::TraceContext;

@@ -7,13 +7,15 @@ use axum::{
     http::{Request, StatusCode},
 };
 use hearth_engine::EngineOptions;
-use hearth_server::api::state::AppState;
+use hearth_server::api::wire::state::AppState;
 use serde_json::{Value, json};
 use tokio::task::yield_now;
 
-use crate::connections::with_options;
-use crate::support::{EOS, MAX_SEQ_LEN, MODEL, OPTIONS, Server, VOCAB_SIZE, is_idle, tokenizer};
-use hearth_model::tokenizer::{DecodeOptions, EncodeOptions};
+use crate::{
+    connections::with_options,
+    support::{EOS, MAX_SEQ_LEN, MODEL, OPTIONS, Server, VOCAB_SIZE, is_idle, tokenizer},
+};
+use hearth_model::text::tokenizer::{DecodeOptions, EncodeOptions};
 
 fn text(answer: &Value) -> &str {
     answer["choices"][0]["text"].as_str().unwrap()

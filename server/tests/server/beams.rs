@@ -9,21 +9,20 @@ use hearth_engine::{
 };
 use hearth_model::{
     TokenId,
-    gpt::Gpt,
-    kv_cache::KvCache,
-    ops::KvDtype,
-    sampling::{
+    decode::sampling::{
         SamplingParams,
         beam::{BeamGroups, BeamKind, BeamParams, BeamSearch, EarlyStopping, Hypothesis},
     },
-    tokenizer::DecodeOptions,
+    gpt::{Gpt, kv_cache::KvCache},
+    ops::KvDtype,
+    text::tokenizer::DecodeOptions,
 };
 use hearth_server::engine::Engine;
 use serde_json::json;
 
-use crate::plain_generation::next_logits;
 use crate::{
     engine::{mixed_requests, parts, prompt, request},
+    plain_generation::next_logits,
     support::{self, OPTIONS, Server, engine, is_idle, metric, wait_for},
 };
 

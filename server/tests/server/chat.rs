@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use axum::http::StatusCode;
-use hearth_model::{tokenizer::EncodeOptions, weights::model_dir::LoadedModel};
-use hearth_server::{api::state::AppState, engine::Engine};
+use hearth_model::{text::tokenizer::EncodeOptions, weights::model_dir::LoadedModel};
+use hearth_server::{api::wire::state::AppState, engine::Engine};
 use serde_json::{Value, json};
 
 use crate::support::{CHAT, EOS, MODEL, OPTIONS, Server, engine, model, tokenizer};

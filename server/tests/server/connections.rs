@@ -8,7 +8,10 @@ use axum::{
     http::{HeaderValue, Request, StatusCode, header},
 };
 use hearth_server::{
-    api::{api_keys::ApiKeys, options::ApiOptions, state::AppState},
+    api::{
+        guard::{api_keys::ApiKeys, options::ApiOptions},
+        wire::state::AppState,
+    },
     serve::Ended,
     tls,
 };

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use burn::tensor::Device;
 use hearth_engine::{EngineOptions, Models, Speculation, prefix_cache::PrefixSalt, request::RequestParts};
 use hearth_model::{
-    TokenId, config::GptConfig, kv_cache::PAGE_SIZE, sampling::SamplingParams, weights::model_dir::LoadedModel,
+    TokenId, config::GptConfig, decode::sampling::SamplingParams, gpt::kv_cache::PAGE_SIZE,
+    weights::model_dir::LoadedModel,
 };
 use hearth_server::engine::Engine;
 

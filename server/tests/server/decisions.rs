@@ -1,7 +1,7 @@
 //! `/v1/decisions`: probabilities of labels, the same alone and together, and an input that is read once.
 
 use axum::http::StatusCode;
-use hearth_model::tokenizer::EncodeOptions;
+use hearth_model::text::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
 
 use crate::support::{MODEL, OPTIONS, Server, engine, tokenizer};

@@ -9,17 +9,19 @@ use hearth_engine::{
 };
 use hearth_model::{
     TokenId,
-    attention::AttentionContext,
-    gpt::Gpt,
-    kv_cache::{KvCache, StepPart},
+    decode::sampling::SamplingParams,
+    gpt::{
+        Gpt,
+        attention::AttentionContext,
+        kv_cache::{KvCache, StepPart},
+        pooling::{OwnPooling, Pooling, VectorScale, VectorSteps},
+        token_ids::token_tensor,
+    },
     ops::KvDtype,
-    pooling::{OwnPooling, Pooling, VectorScale, VectorSteps},
-    sampling::SamplingParams,
-    token_ids::token_tensor,
-    tokenizer::EncodeOptions,
+    text::tokenizer::EncodeOptions,
     weights::model_dir::{LoadOptions, LoadedModel, load, load_embedded},
 };
-use hearth_server::{api::state::AppState, bundled, engine::Engine};
+use hearth_server::{api::wire::state::AppState, bundled, engine::Engine};
 use serde_json::{Value, json};
 
 use crate::{

@@ -10,12 +10,18 @@ use hearth_engine::{
     request::{EngineRequest, ModelLimits, RequestParts, StopConditions, Strategy},
 };
 use hearth_model::{
-    TokenId, gpt::Gpt, ops::KvDtype, pooling::Pooling, sampling::SamplingParams, weights::model_dir::LoadedModel,
+    TokenId,
+    decode::sampling::SamplingParams,
+    gpt::{Gpt, pooling::Pooling},
+    ops::KvDtype,
+    weights::model_dir::LoadedModel,
 };
 use hearth_server::engine::Engine;
 
-use crate::plain_generation::{GenerateOptions, generate};
-use crate::support::{self, EOS, MAX_SEQ_LEN, OPTIONS, VOCAB_SIZE, engine, is_idle, metric, wait_for};
+use crate::{
+    plain_generation::{GenerateOptions, generate},
+    support::{self, EOS, MAX_SEQ_LEN, OPTIONS, VOCAB_SIZE, engine, is_idle, metric, wait_for},
+};
 
 pub(crate) const LIMITS: ModelLimits = ModelLimits {
     vocab_size: VOCAB_SIZE,

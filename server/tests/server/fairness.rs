@@ -5,7 +5,10 @@ use axum::{
     http::{Request, StatusCode, header},
 };
 use hearth_engine::{EngineOptions, tenant::TenantId};
-use hearth_server::api::{api_keys::ApiKeys, options::ApiOptions, state::AppState};
+use hearth_server::api::{
+    guard::{api_keys::ApiKeys, options::ApiOptions},
+    wire::state::AppState,
+};
 use serde_json::{Value, json};
 
 use crate::support::{Answer, MODEL, OPTIONS, Server, engine, request_to};

@@ -8,10 +8,10 @@ use hearth_engine::{
     request::{LogprobsMode, RequestParts},
 };
 use hearth_model::{
-    sampling::{ChainStep, SamplingParams},
+    decode::sampling::{ChainStep, SamplingParams},
     weights::model_dir::LoadedModel,
 };
-use hearth_server::{api::state::AppState, engine::Engine};
+use hearth_server::{api::wire::state::AppState, engine::Engine};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 

@@ -5,10 +5,10 @@ use std::path::Path;
 use axum::http::StatusCode;
 use hearth_engine::EngineStats;
 use hearth_model::{
-    tokenizer::{EncodeOptions, Tokenizer},
+    text::tokenizer::{EncodeOptions, Tokenizer},
     weights::model_dir::LoadedModel,
 };
-use hearth_server::{api::state::AppState, engine::Engine};
+use hearth_server::{api::wire::state::AppState, engine::Engine};
 use serde_json::{Value, json};
 
 use crate::support::{MODEL, OPTIONS, Server, fold, is_idle, model, tokenizer_files};

@@ -9,7 +9,7 @@ use hearth_model::{
     weights::model_dir::LoadedModel,
 };
 use hearth_server::{
-    api::{options::ApiOptions, state::AppState},
+    api::{guard::options::ApiOptions, wire::state::AppState},
     engine::Engine,
 };
 use serde_json::{Value, json};

@@ -4,7 +4,7 @@ use std::{future::poll_fn, sync::mpsc, task::Poll};
 
 use axum::http::StatusCode;
 use hearth_engine::{EngineOptions, SubmitError, request::RequestParts, tenant::TenantId};
-use hearth_model::sampling::SamplingParams;
+use hearth_model::decode::sampling::SamplingParams;
 use serde_json::{Value, json};
 use tokio::{runtime, task::spawn_blocking};
 

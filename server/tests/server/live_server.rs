@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 
 use hearth_server::{
-    api::{options::ApiOptions, state::AppState},
+    api::{guard::options::ApiOptions, wire::state::AppState},
     connection::ConnectionTimeouts,
     engine::Engine,
     serve::{Ended, ServeError, ServeOptions, serve},

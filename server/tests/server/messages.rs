@@ -4,7 +4,7 @@ use axum::{
     body::Body,
     http::{Request, StatusCode},
 };
-use hearth_model::tokenizer::EncodeOptions;
+use hearth_model::text::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
 
 use crate::{

@@ -7,7 +7,7 @@ use axum::{
     http::{Request, StatusCode},
 };
 use hearth_engine::{EngineOptions, Speculation};
-use hearth_server::api::{router::app, state::AppState};
+use hearth_server::api::{router::app, wire::state::AppState};
 use http_body_util::BodyExt;
 use serde_json::json;
 use tower::ServiceExt;

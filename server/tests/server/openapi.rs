@@ -6,7 +6,7 @@ use axum::{
     body::Body,
     http::{Request, StatusCode},
 };
-use hearth_server::api::{router::app, state::AppState};
+use hearth_server::api::{router::app, wire::state::AppState};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tower::ServiceExt;

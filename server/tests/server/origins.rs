@@ -11,7 +11,7 @@ use axum::{
     body::Body,
     http::{Method, Request, StatusCode, uri::Scheme},
 };
-use hearth_server::api::{
+use hearth_server::api::guard::{
     api_keys::ApiKeys,
     origin::{AllowedHosts, CorsOrigins},
 };

@@ -6,20 +6,19 @@ use hearth_engine::{
 };
 use hearth_model::{
     TokenId,
-    device::{DeviceChoice, choose},
-    gpt::Gpt,
-    kv_cache::KvCache,
+    decode::sampling::SamplingParams,
+    gpt::{Gpt, kv_cache::KvCache},
     ops::{Dtype, KvDtype},
-    sampling::SamplingParams,
-    tokenizer::EncodeOptions,
+    system::device::{DeviceChoice, choose},
+    text::tokenizer::EncodeOptions,
     weights::model_dir::{LoadOptions, LoadedModel, load},
 };
-use hearth_server::{api::state::AppState, engine::Engine};
+use hearth_server::{api::wire::state::AppState, engine::Engine};
 use serde_json::json;
 
-use crate::plain_generation::next_logits;
 use crate::{
     engine::{collect, mixed_requests, parts, plain_loop_tokens, run},
+    plain_generation::next_logits,
     prefix_sharing::choices,
     support::{self, MODEL, OPTIONS, Server, is_idle, metric, wait_for},
     test_gpu::gpu,

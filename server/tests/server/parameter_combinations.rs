@@ -5,10 +5,10 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use hearth_engine::{Event, Failure};
 use hearth_model::{
-    sampling::{ChainStep, SamplingParams},
+    decode::sampling::{ChainStep, SamplingParams},
     weights::model_dir::LoadedModel,
 };
-use hearth_server::{api::state::AppState, engine::Engine};
+use hearth_server::{api::wire::state::AppState, engine::Engine};
 use serde_json::{Value, json};
 
 use crate::{

@@ -2,7 +2,7 @@
 //! the distributions themselves.
 
 use axum::http::StatusCode;
-use hearth_model::tokenizer::EncodeOptions;
+use hearth_model::text::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
 
 use crate::support::{EOS, MAX_SEQ_LEN, Server, tokenizer};

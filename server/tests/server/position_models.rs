@@ -4,10 +4,10 @@ use std::path::Path;
 
 use burn::tensor::{Device, TensorData};
 use hearth_model::{
-    chat::ChatTemplate,
     config::{GptConfig, Sizes},
     gpt::{Gpt, Init},
     ops::Dtype,
+    text::chat::ChatTemplate,
     weights::model_dir::LoadedModel,
 };
 use hearth_server::engine::Engine;

@@ -5,9 +5,9 @@ use burn::tensor::{Device, TensorData};
 use hearth_engine::{EngineOptions, Models, Speculation, StartError, request::RequestParts};
 use hearth_model::{
     config::{GptConfig, Positions, Rope},
+    decode::sampling::SamplingParams,
     gpt::{Gpt, ParamSpec, prediction_head::PredictionHead},
     ops::Dtype,
-    sampling::SamplingParams,
     weights::model_dir::LoadedModel,
 };
 use hearth_server::engine::Engine;

@@ -7,9 +7,9 @@ use hearth_engine::{
     prefix_cache::PrefixSalt,
     request::{EngineRequest, RequestParts},
 };
-use hearth_model::{TokenId, sampling::SamplingParams};
+use hearth_model::{TokenId, decode::sampling::SamplingParams};
 use hearth_server::{
-    api::{api_keys::ApiKeys, options::PrefixSharing},
+    api::guard::{api_keys::ApiKeys, options::PrefixSharing},
     engine::Engine,
 };
 use serde_json::{Value, json};

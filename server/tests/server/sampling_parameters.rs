@@ -5,14 +5,16 @@ use std::sync::Arc;
 
 use hearth_model::{
     TokenId,
+    decode::sampling::{AdaptiveP, ChainStep, Dry, Mirostat, MirostatVersion, SamplingParams, Smoothing, Xtc},
     gpt::Gpt,
-    sampling::{AdaptiveP, ChainStep, Dry, Mirostat, MirostatVersion, SamplingParams, Smoothing, Xtc},
-    tokenizer::EncodeOptions,
+    text::tokenizer::EncodeOptions,
 };
 use serde_json::{Value, json};
 
-use crate::plain_generation::{GenerateOptions, generate};
-use crate::support::{self, CHAT_TEMPLATE, EOS, Server, tokenizer};
+use crate::{
+    plain_generation::{GenerateOptions, generate},
+    support::{self, CHAT_TEMPLATE, EOS, Server, tokenizer},
+};
 
 const N_TOKENS: usize = 40;
 const SEED: u64 = 11;

@@ -6,7 +6,7 @@ use axum::http::StatusCode;
 use burn::tensor::Device;
 use hearth_engine::Models;
 use hearth_model::weights::model_dir::{LoadOptions, load};
-use hearth_server::{api::state::AppState, engine::Engine};
+use hearth_server::{api::wire::state::AppState, engine::Engine};
 use serde_json::{Value, json};
 
 use super::cli;

@@ -2,7 +2,7 @@
 
 use std::{fs, process::Output};
 
-use hearth_model::{partial_file::PartialFile, signals::ignores_hangups};
+use hearth_model::{files::partial_file::PartialFile, system::signals::ignores_hangups};
 use serde_json::{Value, json};
 
 use crate::cli::{hearth, model_dir, path, run, stderr, stdout};

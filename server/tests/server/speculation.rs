@@ -8,11 +8,11 @@ use hearth_engine::{
     request::{LogprobsMode, RequestParts},
 };
 use hearth_model::{
-    sampling::{Mirostat, MirostatVersion, SamplingParams},
-    tokenizer::Tokenizer,
+    decode::sampling::{Mirostat, MirostatVersion, SamplingParams},
+    text::tokenizer::Tokenizer,
     weights::model_dir::LoadedModel,
 };
-use hearth_server::{api::state::AppState, engine::Engine};
+use hearth_server::{api::wire::state::AppState, engine::Engine};
 use serde_json::{Value, json};
 
 use crate::{

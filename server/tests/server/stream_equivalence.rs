@@ -4,7 +4,7 @@
 use burn::tensor::Device;
 use hearth_engine::EngineOptions;
 use hearth_model::weights::model_dir::{LoadOptions, load};
-use hearth_server::{api::state::AppState, engine::Engine};
+use hearth_server::{api::wire::state::AppState, engine::Engine};
 use serde_json::{Value, json};
 
 use crate::support::{EOS, MODEL, OPTIONS, Server, fold, is_idle};

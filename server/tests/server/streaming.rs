@@ -239,7 +239,7 @@ async fn inference_failure_ends_every_request_with_an_error_and_the_server() {
         request::{EngineRequest, ModelLimits, RequestParts, StopConditions},
         tenant::TenantId,
     };
-    use hearth_model::{sampling::SamplingParams, weights::model_dir::LoadedModel};
+    use hearth_model::{decode::sampling::SamplingParams, weights::model_dir::LoadedModel};
     use hearth_server::engine::Engine;
     // With the usual KV cache, pages run out after 4,096 tokens per request, and preemption would change the counts of
     // running and waiting requests before this test reads them.

@@ -3,10 +3,10 @@
 use axum::http::StatusCode;
 use hearth_engine::EngineOptions;
 use hearth_model::{
-    device::{DeviceChoice, choose},
+    system::device::{DeviceChoice, choose},
     weights::model_dir::{LoadOptions, load},
 };
-use hearth_server::{api::state::AppState, engine::Engine};
+use hearth_server::{api::wire::state::AppState, engine::Engine};
 use serde_json::{Value, json};
 use tokio::{runtime::Runtime, time::timeout};
 

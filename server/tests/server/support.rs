@@ -9,20 +9,21 @@ use axum::{
 use burn::tensor::{Device, TensorData};
 use hearth_engine::{EngineOptions, EngineStats, Speculation, adapters::AdapterOptions};
 use hearth_model::{
-    chat::ChatTemplate,
     config::{GptConfig, Sizes},
-    gpt::{Gpt, Init, ParamSpec},
+    decode::sampling::SamplingParams,
+    gpt::{
+        Gpt, Init, ParamSpec,
+        pooling::{OwnPooling, Prompts},
+    },
     ops::Dtype,
-    pooling::{OwnPooling, Prompts},
-    sampling::SamplingParams,
-    tokenizer::Tokenizer,
+    text::{chat::ChatTemplate, tokenizer::Tokenizer},
     weights::model_dir::LoadedModel,
 };
 use hearth_server::{
     api::{
-        options::{ApiOptions, RequestTemplates},
+        guard::options::{ApiOptions, RequestTemplates},
         router::app,
-        state::AppState,
+        wire::state::AppState,
     },
     engine::Engine,
 };

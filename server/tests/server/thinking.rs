@@ -1,7 +1,7 @@
 //! Thoughts in chosen answers of a model that writes a given text, byte by byte.
 
 use axum::http::StatusCode;
-use hearth_model::tokenizer::EncodeOptions;
+use hearth_model::text::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 

@@ -1,7 +1,7 @@
 //! The endpoints of the tokenizer, called as lm-eval and vLLM's clients do.
 
 use axum::http::StatusCode;
-use hearth_model::tokenizer::EncodeOptions;
+use hearth_model::text::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
 
 use crate::support::{CHAT_TEMPLATE, EOS, MAX_SEQ_LEN, MODEL, Server, VOCAB_SIZE, tokenizer};

@@ -4,8 +4,10 @@ use std::path::Path;
 
 use axum::http::StatusCode;
 use hearth_model::{
-    chat::ChatTemplate,
-    tokenizer::{EncodeOptions, Tokenizer},
+    text::{
+        chat::ChatTemplate,
+        tokenizer::{EncodeOptions, Tokenizer},
+    },
     weights::model_dir::LoadedModel,
 };
 use hearth_server::engine::Engine;
@@ -318,7 +320,7 @@ async fn chat_templates_receive_tools_calls_and_results() {
         }
         let ids = server(template).chat(body).await["prompt_token_ids"].clone();
         let ids: Vec<u32> = serde_json::from_value(ids).unwrap();
-        let options = hearth_model::tokenizer::DecodeOptions { skip_special_tokens: false };
+        let options = hearth_model::text::tokenizer::DecodeOptions { skip_special_tokens: false };
         let text = tokenizer().decode(&ids, options);
         assert_eq!(tokenizer().encode(&text, EncodeOptions::RENDERED).unwrap(), ids);
         text

@@ -17,7 +17,7 @@ use axum::{
     routing::post,
 };
 use hearth_server::{
-    api::{options::ApiOptions, state::AppState},
+    api::{guard::options::ApiOptions, wire::state::AppState},
     telemetry::{
         exporter::{ExportOptions, Exporter},
         sampler::TraceSampler,

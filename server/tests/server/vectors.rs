@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use axum::http::StatusCode;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use hearth_model::{
-    pooling::{
+    gpt::pooling::{
         ClassScores, Classifier, DenseActivation, DenseLayer, LateInteraction, LateText, OwnPooling, PairForm, Pooling,
         Prompts,
     },
@@ -43,7 +43,7 @@ async fn post(server: &Server, path: &str, body: Value) -> Value {
 
 /// The vector of a text as it is, without a prompt.
 async fn vector(server: &Server, text: &str) -> Value {
-    let ids = tokenizer().encode(text, hearth_model::tokenizer::EncodeOptions::PROMPT).unwrap();
+    let ids = tokenizer().encode(text, hearth_model::text::tokenizer::EncodeOptions::PROMPT).unwrap();
     post(server, "/v1/embeddings", json!({ "input": ids })).await["data"][0]["embedding"].clone()
 }
 
@@ -214,7 +214,7 @@ async fn models_for_late_interaction_give_vectors_of_tokens_and_scores_by_the_ne
 async fn pooling_gives_what_the_task_says_in_numbers_and_base64() {
     let server = prompted();
     let pooled = async |body: Value| post(&server, "/pooling", body).await["data"][0]["data"].clone();
-    let ids = tokenizer().encode("the hand", hearth_model::tokenizer::EncodeOptions::PROMPT).unwrap();
+    let ids = tokenizer().encode("the hand", hearth_model::text::tokenizer::EncodeOptions::PROMPT).unwrap();
     assert_eq!(pooled(json!({ "input": ids })).await, vector(&server, "the hand").await);
     let tokens = pooled(json!({ "input": ids, "task": "token_embed" })).await;
     assert_eq!(tokens.as_array().unwrap().len(), ids.len());

@@ -1,6 +1,6 @@
 //! Tool calls in chosen answers: a model that writes a given text, byte by byte.
 
-use hearth_model::{TokenId, tokenizer::EncodeOptions};
+use hearth_model::{TokenId, text::tokenizer::EncodeOptions};
 use serde_json::{Value, json};
 
 use crate::{

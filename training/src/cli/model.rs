@@ -9,10 +9,10 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use hearth_model::{
-    device::{self, DeviceChoice},
     hub::ModelPart,
     model_source::ModelSource,
     ops::{self, Dtype},
+    system::device::{self, DeviceChoice},
     weights::model_dir::{self, LoadOptions, LoadedModel},
 };
 use serde::Serialize;

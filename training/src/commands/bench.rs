@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use hearth_model::{device, hub::ModelPart, model_source::ModelSource, ops, weights::model_dir};
+use hearth_model::{hub::ModelPart, model_source::ModelSource, ops, system::device, weights::model_dir};
 use hearth_training::{
     cli::{model_path, print_json},
     config::{Layers, Purpose},

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use hearth_model::{
     TokenId,
-    digest::{Digest, Digester},
+    files::digest::{Digest, Digester},
     hub::ModelPart,
     model_source::ModelSource,
     weights::model_dir::{self, LoadedText},

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use burn::tensor::Device;
 use hearth_model::{
-    tokenizer::Tokenizer,
+    text::tokenizer::Tokenizer,
     weights::{
         DiskDtype, StagedDir,
         import::{self, Imported, PickledTokenizer, Program, read_tokenizer},

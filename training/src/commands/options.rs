@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use hearth_model::device::DeviceChoice;
+use hearth_model::system::device::DeviceChoice;
 use hearth_training::config::{Layers, PRESETS, Resolved};
 
 /// Settings come from the defaults, then the preset, then the file, then `--set`.

@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use hearth_model::{byte_size::ByteSize, hub::ModelPart, model_source::ModelSource};
+use hearth_model::{files::byte_size::ByteSize, hub::ModelPart, model_source::ModelSource};
 use hearth_training::{
     cli::{Status, model_path, note_left_out, note_not_text, print_json},
     data::{

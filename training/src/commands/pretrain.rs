@@ -8,10 +8,9 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use hearth_model::{
     TokenId,
-    chat::ChatTemplate,
     hub::ModelPart,
     model_source::ModelSource,
-    tokenizer::Tokenizer,
+    text::{chat::ChatTemplate, tokenizer::Tokenizer},
     weights::model_dir::{self, LoadedText},
 };
 use hearth_training::{

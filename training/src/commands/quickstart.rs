@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use hearth_model::digest::{Digest, Digester};
+use hearth_model::files::digest::{Digest, Digester};
 use hearth_training::{
     cli::Status,
     config::{Layers, PRESETS, Purpose, TrainConfig},

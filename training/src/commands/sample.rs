@@ -15,11 +15,11 @@ use hearth_engine::{
     request::{RequestParts, StopConditions},
 };
 use hearth_model::{
-    device,
+    decode::sampling::SamplingParams,
     hub::ModelPart,
     model_source::ModelSource,
-    sampling::SamplingParams,
-    tokenizer::EncodeOptions,
+    system::device,
+    text::tokenizer::EncodeOptions,
     weights::model_dir::{self, LoadOptions},
 };
 use hearth_training::{

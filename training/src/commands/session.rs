@@ -6,12 +6,14 @@ use anyhow::{Context, Result, ensure};
 use burn::tensor::Device;
 use hearth_model::{
     config::GptConfig,
-    device::{self, Chosen},
-    digest::Digest,
+    files::digest::Digest,
     hub::ModelPart,
-    memory,
     model_source::ModelSource,
     ops::{self, Precision},
+    system::{
+        device::{self, Chosen},
+        memory,
+    },
     weights::model_dir,
 };
 use hearth_training::{

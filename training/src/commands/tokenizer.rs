@@ -3,7 +3,7 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Result, ensure};
-use hearth_model::{byte_size::ByteSize, hub::Download};
+use hearth_model::{files::byte_size::ByteSize, hub::Download};
 use hearth_training::{
     cli::{Status, note_left_out, note_not_text, print_json},
     data::{

@@ -4,8 +4,8 @@ use anyhow::{Result, anyhow, bail, ensure};
 use burn::tensor::Device;
 use hearth_model::{
     Error,
+    decode::sampling::SamplingParams,
     ops::{self, Precision},
-    sampling::SamplingParams,
 };
 
 use super::{

@@ -2,7 +2,7 @@
 
 use hearth_model::{
     Error, TokenId,
-    tokenizer::{EncodeOptions, Tokenizer},
+    text::tokenizer::{EncodeOptions, Tokenizer},
 };
 
 /// The tokens of a prompt, as when serving, and of its continuation. Both are tokenized as one text unless a token would span the

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use hearth_model::{TokenId, attention::AttentionContext};
+use hearth_model::{TokenId, gpt::attention::AttentionContext};
 
 pub use self::{
     documents::{Documents, Packing},

@@ -13,9 +13,9 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use hearth_model::{
     TokenId,
-    digest::Digest,
+    files::digest::Digest,
     hub::Download,
-    tokenizer::{EncodeOptions, Tokenizer},
+    text::tokenizer::{EncodeOptions, Tokenizer},
     weights::model_dir,
 };
 use rayon::prelude::*;

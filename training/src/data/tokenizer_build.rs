@@ -10,7 +10,7 @@ mod word_counts;
 use std::{collections::BTreeSet, path::Path};
 
 use anyhow::{Context, Result, bail};
-use hearth_model::tokenizer::Tokenizer;
+use hearth_model::text::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
 pub use self::{
@@ -211,7 +211,7 @@ fn tokenizer_config(special: &SpecialTokens, max_length: Option<usize>) -> Resul
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
-    use hearth_model::tokenizer::{DecodeOptions, EncodeOptions};
+    use hearth_model::text::tokenizer::{DecodeOptions, EncodeOptions};
 
     use super::*;
     use crate::data::corpus::Encoder;

@@ -5,7 +5,7 @@ mod item;
 use anyhow::{Result, ensure};
 use hearth_model::{
     TokenId,
-    tokenizer::{EncodeOptions, Tokenizer},
+    text::tokenizer::{EncodeOptions, Tokenizer},
 };
 use serde::Serialize;
 

@@ -12,8 +12,8 @@ use std::{
 use anyhow::{Result, ensure};
 use hearth_model::{
     TokenId,
-    sampling::{Purpose, RandomStream},
-    tokenizer::{EncodeOptions, Tokenizer},
+    decode::sampling::{Purpose, RandomStream},
+    text::tokenizer::{EncodeOptions, Tokenizer},
 };
 
 pub use embedder::{Embedder, EncodedText};

@@ -5,10 +5,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use hearth_model::{
     TokenId,
-    chat::ChatTemplate,
-    digest::Digest,
+    files::digest::Digest,
     hub::Download,
-    tokenizer::{EncodeOptions, Tokenizer},
+    text::{
+        chat::ChatTemplate,
+        tokenizer::{EncodeOptions, Tokenizer},
+    },
     weights::model_dir::LoadedModel,
 };
 
@@ -170,7 +172,7 @@ fn of_ids(ids: Vec<TokenId>, tokenizer: &Tokenizer) -> Tokens {
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
-    use hearth_model::chat::Message;
+    use hearth_model::text::chat::Message;
 
     use super::*;
     use crate::data::{corpus::Conversation, tokenizer_build::BuiltTokenizer};

@@ -11,11 +11,10 @@ use hearth_engine::{
 };
 use hearth_model::{
     TokenId,
-    gpt::Gpt,
-    kv_cache::PAGE_SIZE,
+    decode::sampling::{SamplingParams, beam::BeamKind},
+    gpt::{Gpt, kv_cache::PAGE_SIZE},
     ops::KvDtype,
-    sampling::{SamplingParams, beam::BeamKind},
-    tokenizer::Tokenizer,
+    text::tokenizer::Tokenizer,
 };
 
 /// Rows that decode in a step: enough for the kernels of matrices to be bound by arithmetic.

@@ -3,8 +3,8 @@
 use anyhow::Result;
 use hearth_model::{
     TokenId,
-    kv_cache::{PageTable, StepPart},
-    model_runner::{ModelRunner, StepOutput},
+    decode::model_runner::{ModelRunner, StepOutput},
+    gpt::kv_cache::{PageTable, StepPart},
 };
 
 /// Rows of a step: enough for the kernels of matrices to be bound by arithmetic.

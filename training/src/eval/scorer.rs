@@ -4,11 +4,12 @@
 use anyhow::{Result, bail, ensure};
 use hearth_model::{
     TokenId,
-    gpt::Gpt,
-    kv_cache::PAGE_SIZE,
-    model_runner::{ModelRunner, StepOutput},
+    decode::{
+        model_runner::{ModelRunner, StepOutput},
+        target_logprobs::target_logprobs,
+    },
+    gpt::{Gpt, kv_cache::PAGE_SIZE},
     ops::KvDtype,
-    target_logprobs::target_logprobs,
 };
 
 use super::packed::{self, PackedRows, PackedText, ROWS_PER_STEP};

@@ -1,7 +1,7 @@
 //! The loss over texts: sliding windows over each document, many windows a step.
 
 use anyhow::{Result, ensure};
-use hearth_model::tokenizer::Tokenizer;
+use hearth_model::text::tokenizer::Tokenizer;
 
 use super::{
     loss::Score,

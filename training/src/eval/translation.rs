@@ -5,8 +5,10 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use hearth_model::{
     TokenId,
-    chat::{Message, RenderContext},
-    tokenizer::EncodeOptions,
+    text::{
+        chat::{Message, RenderContext},
+        tokenizer::EncodeOptions,
+    },
     weights::model_dir::LoadedModel,
 };
 use serde::Serialize;

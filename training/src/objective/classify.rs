@@ -8,10 +8,9 @@
 use anyhow::{Context, Result};
 use burn::tensor::{Int, Tensor};
 use hearth_model::{
-    gpt::{Gpt, class_head::pooled},
+    gpt::{Gpt, class_head::pooled, pooling::Pooling},
     ops::{Losses, Targets},
-    pooling::Pooling,
-    tokenizer::Tokenizer,
+    text::tokenizer::Tokenizer,
 };
 
 use super::{Objective, RowKind, StepIndex, TrainingPass};

@@ -11,7 +11,7 @@
 use std::iter::zip;
 
 use anyhow::Result;
-use hearth_model::{gpt::Gpt, ops::Losses, tokenizer::Tokenizer};
+use hearth_model::{gpt::Gpt, ops::Losses, text::tokenizer::Tokenizer};
 use rayon::prelude::*;
 
 use super::{

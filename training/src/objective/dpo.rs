@@ -14,7 +14,7 @@ use burn::{module::Module, tensor::Tensor};
 use hearth_model::{
     gpt::Gpt,
     ops::{Losses, Targets},
-    tokenizer::Tokenizer,
+    text::tokenizer::Tokenizer,
 };
 
 use super::{Objective, RowKind, StepIndex, TrainingPass};

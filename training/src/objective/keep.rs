@@ -9,7 +9,7 @@
 
 use anyhow::Result;
 use burn::{module::Module, tensor::Tensor};
-use hearth_model::{gpt::Gpt, ops::Losses, tokenizer::Tokenizer};
+use hearth_model::{gpt::Gpt, ops::Losses, text::tokenizer::Tokenizer};
 
 use super::{
     Objective, StepIndex, TrainingPass,

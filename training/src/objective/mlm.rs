@@ -6,7 +6,7 @@
 //! - Score: the mean cross entropy of the split's chosen tokens, which are the same in each evaluation.
 
 use anyhow::Result;
-use hearth_model::{gpt::Gpt, ops::Losses, tokenizer::Tokenizer};
+use hearth_model::{gpt::Gpt, ops::Losses, text::tokenizer::Tokenizer};
 
 use super::{Objective, StepIndex, TrainingPass, next_token::scaled};
 use crate::{

@@ -8,7 +8,7 @@
 //! - Score: the mean cross entropy of the split's targets, in nats per token.
 
 use anyhow::Result;
-use hearth_model::{gpt::Gpt, ops::Losses, tokenizer::Tokenizer};
+use hearth_model::{gpt::Gpt, ops::Losses, text::tokenizer::Tokenizer};
 
 use super::{Objective, StepIndex, TrainingPass};
 use crate::{

@@ -4,9 +4,8 @@ use anyhow::{Context, Result};
 use burn::tensor::{Int, Tensor};
 use hearth_model::{
     TokenId,
-    gpt::{Gpt, RouterLogits, RouterLossWeights},
+    gpt::{Gpt, RouterLogits, RouterLossWeights, recompute::RecomputedPass},
     ops::{Losses, Targets},
-    recompute::RecomputedPass,
 };
 
 use crate::data::loader::{Batch, ids_on, mix};

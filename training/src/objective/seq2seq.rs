@@ -8,7 +8,7 @@
 //! - Score: the mean cross entropy of the split's targets, in nats per token, without smoothing.
 
 use anyhow::Result;
-use hearth_model::{gpt::Gpt, ops::Losses, tokenizer::Tokenizer};
+use hearth_model::{gpt::Gpt, ops::Losses, text::tokenizer::Tokenizer};
 
 use super::{Objective, RowKind, StepIndex, TrainingPass, next_token::scaled};
 use crate::{

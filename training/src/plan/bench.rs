@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use burn::{module::Module, tensor::Device};
 use hearth_model::{
-    TokenId, memory,
+    TokenId,
     ops::{self, OpTime, Pass},
+    system::memory,
 };
 use serde::Serialize;
 

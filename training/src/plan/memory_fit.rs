@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use burn::tensor::Device;
-use hearth_model::{config::GptConfig, memory, ops};
+use hearth_model::{config::GptConfig, ops, system::memory};
 
 use crate::{
     config::{MicroBatchSize, TrainConfig},

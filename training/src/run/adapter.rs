@@ -5,10 +5,9 @@ use std::{fs, path::Path};
 use anyhow::{Context, Result, ensure};
 use burn::tensor::Device;
 use hearth_model::{
-    adapted::Training,
     config::GptConfig,
-    digest::{Digest, Digester},
-    gpt::Gpt,
+    files::digest::{Digest, Digester},
+    gpt::{Gpt, adapted::Training},
     ops::Dtype,
     weights::{
         StagedDir,

@@ -18,7 +18,7 @@ use burn::{
     tensor::{Device, Tensor},
 };
 use hearth_model::{
-    digest::Digest,
+    files::digest::Digest,
     gpt::Gpt,
     ops::Dtype,
     weights::{

@@ -10,9 +10,8 @@ use burn::{
     tensor::Tensor,
 };
 use hearth_model::{
-    gpt::{Gpt, RouterLossWeights},
+    gpt::{Gpt, RouterLossWeights, recompute::RecomputedPass},
     ops::Losses,
-    recompute::RecomputedPass,
 };
 
 pub use self::step::StepGradients;

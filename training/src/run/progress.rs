@@ -175,7 +175,7 @@ impl Reporter {
         if let Some(mfu) = pace.mfu {
             line += &format!("  mfu {:.1}%", 100.0 * mfu);
         }
-        if let Some(bytes) = hearth_model::memory::resident_bytes() {
+        if let Some(bytes) = hearth_model::system::memory::resident_bytes() {
             line += &format!("  mem {:.2} GB", bytes as f64 / 1e9);
         }
         // Based on this process's run so far, so that evaluations and samples are included.

@@ -18,7 +18,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use hearth_model::{partial_file::PartialFile, weights::StagedDir};
+use hearth_model::{files::partial_file::PartialFile, weights::StagedDir};
 
 use crate::{
     config::TrainConfig,

@@ -16,7 +16,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use burn::module::Module;
-use hearth_model::{TokenId, digest::Digest, gpt::Gpt, ops, pooling::Classifier, tokenizer::Tokenizer};
+use hearth_model::{
+    TokenId,
+    files::digest::Digest,
+    gpt::{Gpt, pooling::Classifier},
+    ops,
+    text::tokenizer::Tokenizer,
+};
 
 pub use self::all_ranks::RankCosts;
 pub(crate) use self::run_model::first_model;

@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use super::*;
-use crate::position;
+use crate::gpt::position;
 
 /// `[1, 1, n, width]` from rows.
 fn rows<const N: usize, const W: usize>(rows: [[f32; W]; N]) -> Tensor<4> {

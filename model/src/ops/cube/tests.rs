@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use crate::{
     config::{Activation, NormKind, QkNormSpan},
-    kv_cache::PAGE_SIZE,
+    gpt::{kv_cache::PAGE_SIZE, position},
     ops::{
         self, AdamWStep, Address, AttentionOptions, Dtype, KvDtype, LinearParts, NormOptions, NormParts, PagedRows,
         PagedSequences, Rotation, Slots, Weight,
@@ -19,7 +19,6 @@ use crate::{
         qk_norm::qk_norm_reference,
         tests::{assert_within, random, values},
     },
-    position,
     test_gpu::gpu,
 };
 

@@ -13,8 +13,8 @@ use super::super::{
 };
 use crate::{
     config::{Activation, NormKind, QkNormSpan},
+    decode::sampling::{Purpose, RandomStream},
     ops::{self, causal_bias, document_bias, rope::rope_reference, weight::WeightForm},
-    sampling::{Purpose, RandomStream},
 };
 
 mod losses;

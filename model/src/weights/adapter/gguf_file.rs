@@ -13,9 +13,8 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    lora::LoraValues,
-    param_specs::ROUTED,
-    partial_file::PartialFile,
+    files::partial_file::PartialFile,
+    gpt::{lora::LoraValues, param_specs::ROUTED},
 };
 
 /// The configuration, as far as the file has it.
@@ -105,7 +104,7 @@ mod tests {
 
     /// The LoRA update of each row of each matrix.
     fn updates(values: &LoraValues) -> Vec<f32> {
-        let of_row = |update: &crate::lora::MatrixUpdate, row: usize| {
+        let of_row = |update: &crate::gpt::lora::MatrixUpdate, row: usize| {
             let mut out = vec![0.0; update.shape.d_in];
             update.add_to_row(row, &mut out);
             out

@@ -37,10 +37,9 @@ use super::{
 use crate::{
     config::GptConfig,
     error::{Error, Result},
-    lora::{LoraPair, LoraShape, LoraValues, MatrixUpdate},
-    partial_file::PartialFile,
+    files::{partial_file::PartialFile, regular_file},
+    gpt::lora::{LoraPair, LoraShape, LoraValues, MatrixUpdate},
     philox::{halves, philox, unit_interval},
-    regular_file,
 };
 
 const CONFIG_FILE: &str = "adapter_config.json";

@@ -8,7 +8,7 @@ use super::super::{
 };
 use crate::{
     config::GptConfig,
-    param_specs::{PartSpec, ROUTED, linear_specs},
+    gpt::param_specs::{PartSpec, ROUTED, linear_specs},
 };
 
 /// A linear layer of a Hugging Face class, or of an architecture of GGUF files.

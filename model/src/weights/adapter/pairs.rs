@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 use super::{super::tensor_table::StoredTensor, modules::LinearModule};
 use crate::{
     error::Result,
-    lora::{LoraPair, LoraShape, LoraValues, MatrixUpdate},
+    gpt::lora::{LoraPair, LoraShape, LoraValues, MatrixUpdate},
 };
 
 /// A module's pair in a file.

@@ -13,8 +13,8 @@ use super::{
 use crate::{
     config::GptConfig,
     error::{Error, Result},
+    files::partial_file::PartialFile,
     gpt::param_specs,
-    partial_file::PartialFile,
     weights::{files::DiskDtype, tensor_names::TensorNames, tensor_table::TensorTable},
 };
 

@@ -56,16 +56,19 @@ use super::{
     tensor_table::TensorTable,
 };
 use crate::{
-    chat::{self, ChatTemplate},
     config::{GptConfig, MAX_LAYERS},
-    decimal,
     error::Result,
-    gpt::{Gpt, prediction_head::PredictionHead},
-    lora::LoraValues,
-    mmap::Mmap,
-    pooling::{DenseActivation, DenseLayer, OwnPooling, Prompts},
-    regular_file,
-    tokenizer::{TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Tokenizer},
+    files::{decimal, mmap::Mmap, regular_file},
+    gpt::{
+        Gpt,
+        lora::LoraValues,
+        pooling::{DenseActivation, DenseLayer, OwnPooling, Prompts},
+        prediction_head::PredictionHead,
+    },
+    text::{
+        chat::{self, ChatTemplate},
+        tokenizer::{TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Tokenizer},
+    },
 };
 
 const ARCHITECTURE: &str = "general.architecture";

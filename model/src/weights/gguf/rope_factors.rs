@@ -11,7 +11,7 @@ use super::{
 use crate::{
     config::{GptConfig, Positions, Rope, RopeScaling},
     error::Result,
-    position::rope_frequencies,
+    gpt::position::rope_frequencies,
 };
 
 /// The factors of all lengths.

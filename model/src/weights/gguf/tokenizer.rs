@@ -17,7 +17,7 @@ use super::{
 use crate::{
     TokenId,
     error::{Error, Result},
-    tokenizer::{Tokenizer, looks_like_control, sentence_piece},
+    text::tokenizer::{Tokenizer, looks_like_control, sentence_piece},
 };
 
 /// Special tokens that end a message or a text in some family, from llama.cpp: files contain only one `eos`.

@@ -57,7 +57,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::tokenizer::{EncodeOptions, Tokenizer};
+    use crate::text::tokenizer::{EncodeOptions, Tokenizer};
 
     #[test]
     fn stored_pieces_become_a_tokenizer_that_cuts_words() {

@@ -5,8 +5,8 @@ use std::io::Write;
 use super::super::files::DiskDtype;
 use crate::{
     error::{Error, Result},
+    files::partial_file::PartialFile,
     ops::{BLOCK_SIZE, Dtype},
-    partial_file::PartialFile,
 };
 
 /// Tensors begin at multiples of this.

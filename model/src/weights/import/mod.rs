@@ -37,8 +37,8 @@ use super::{
 use crate::{
     config::GptConfig,
     error::{Error, Result},
+    files::mmap::Mmap,
     gpt::{Gpt, param_specs},
-    mmap::Mmap,
 };
 
 /// A program whose checkpoints are read.

@@ -10,7 +10,7 @@ use super::{Checkpoint, Imported, Program, names, only_known, required};
 use crate::{
     config::{Activation, GptConfig, Positions, Rope, Sizes},
     error::{Error, Result},
-    regular_file,
+    files::regular_file,
     weights::config_json::Fields,
 };
 

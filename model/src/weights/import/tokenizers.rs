@@ -6,7 +6,7 @@ use super::pickle::{Item, Pickle, Problem};
 use crate::{
     TokenId,
     error::{Error, Result},
-    regular_file,
+    files::regular_file,
 };
 
 /// A tokenizer in a pickle.

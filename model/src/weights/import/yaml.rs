@@ -7,7 +7,7 @@ use serde_json::{Map, Number, Value};
 
 use crate::{
     error::{Error, Result},
-    regular_file,
+    files::regular_file,
 };
 
 /// Configurations have some KB.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{
-    super::call_format::{ANY, GRANITE, MISTRAL},
+    call_format::{ANY, GRANITE, MISTRAL},
     *,
 };
 

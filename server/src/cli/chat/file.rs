@@ -7,7 +7,7 @@ use anyhow::{Context, anyhow, bail, ensure};
 use serde_json::{Map, Value, json};
 
 use super::conversation::{Conversation, Message, Role};
-use crate::api::bounded_json;
+use crate::api::guard::bounded_json;
 
 /// The name of the format.
 const FORMAT: &str = "hearth-conversations";

@@ -29,7 +29,7 @@ use self::{
 };
 use super::{download::DownloadProgress, sampling::SamplingArgs};
 use crate::{
-    api::{router::app, state::AppState},
+    api::{router::app, wire::state::AppState},
     config::{ModelConfig, Secret},
     engine::Engine,
 };

@@ -5,15 +5,17 @@ use std::fs;
 use burn::tensor::Device;
 use hearth_model::{
     TokenId,
-    kv_cache::KvCache,
+    gpt::kv_cache::KvCache,
     ops::{KvDtype, has_fast_bf16_products},
-    tokenizer::{EncodeOptions, Tokenizer},
+    text::tokenizer::{EncodeOptions, Tokenizer},
 };
 use serde_json::{Value, json};
 
 use super::{model_dir, path, run, stderr, stdout};
-use crate::plain_generation::next_logits;
-use crate::support::{EOS, gpt};
+use crate::{
+    plain_generation::next_logits,
+    support::{EOS, gpt},
+};
 
 /// Both commands accept `--kv-cache-dtype`, and report the dtype of their KV cache.
 #[test]

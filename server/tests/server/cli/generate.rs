@@ -8,10 +8,10 @@ use std::{
 
 use burn::tensor::Device;
 use hearth_model::{
-    sampling::SamplingParams,
+    decode::sampling::SamplingParams,
     weights::model_dir::{LoadOptions, load},
 };
-use hearth_server::{api::state::AppState, config::SamplingDefaults, engine::Engine};
+use hearth_server::{api::wire::state::AppState, config::SamplingDefaults, engine::Engine};
 use serde_json::json;
 use tempfile::TempDir;
 

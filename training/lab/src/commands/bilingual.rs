@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use clap::value_parser;
 use hearth_lab::bilingual::{Pair, Split, pair};
-use hearth_model::partial_file::PartialFile;
+use hearth_model::files::partial_file::PartialFile;
 use hearth_training::{
     cli::{Status, print_json},
     interrupt::remove_when_interrupted,

@@ -7,7 +7,7 @@ use hearth_lab::decoding::{
     Bootstrap, DecodingReport, Method, MethodTexts, Passage, PassageSizes, TextEnd, distributions_svg, measure,
     probabilities_svg, read_passages, to_markdown, write_texts,
 };
-use hearth_model::tokenizer::{DecodeOptions, Tokenizer};
+use hearth_model::text::tokenizer::{DecodeOptions, Tokenizer};
 use hearth_training::{
     cli::{ModelArgs, OpenModel, Status, progress_line, write_file, write_lines},
     eval::{

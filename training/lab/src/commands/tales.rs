@@ -12,7 +12,7 @@ use hearth_lab::tales::{
     Kind, Speaker, Tale, Tales,
     judge::{Judge, Judged, Scores, shuffle_names},
 };
-use hearth_model::{chat::Message, partial_file::PartialFile};
+use hearth_model::{files::partial_file::PartialFile, text::chat::Message};
 use hearth_training::{
     cli::{Status, print_json, unwritable},
     data::{

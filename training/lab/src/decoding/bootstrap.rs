@@ -1,6 +1,6 @@
 //! Confidence intervals by bootstrap: how much a statistic varies over sets of texts drawn with replacement.
 
-use hearth_model::sampling::{Purpose, RandomStream};
+use hearth_model::decode::sampling::{Purpose, RandomStream};
 use serde::Serialize;
 
 /// Share of resampled values outside of the interval, on each side.

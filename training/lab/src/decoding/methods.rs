@@ -1,7 +1,7 @@
 //! The decoding methods of the table in [Holtzman et al. 2019](https://arxiv.org/abs/1904.09751), and later ones beside them.
 
 use anyhow::{Result, anyhow};
-use hearth_model::sampling::{
+use hearth_model::decode::sampling::{
     Mirostat, SamplingParams,
     beam::{BeamGroups, BeamKind, EarlyStopping},
 };

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use hearth_model::{
     TokenId,
-    tokenizer::{EncodeOptions, Tokenizer},
+    text::tokenizer::{EncodeOptions, Tokenizer},
 };
 use hearth_training::{
     data::{continuation::encode_continued, corpus::read_to_string},

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use hearth_model::pooling::{Classifier, Pooling, VectorScale, VectorSteps};
+use hearth_model::gpt::pooling::{Classifier, Pooling, VectorScale, VectorSteps};
 use hearth_training::{
     cli::{ModelArgs, OpenModel, Status, progress_line},
     eval::{

@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, path::PathBuf, process::ExitCode, sync::Arc};
 
 use anyhow::{Result, bail, ensure};
 use hearth_model::{
-    pooling::{DenseLayer, OwnPooling, Pooling, VectorScale, VectorSteps},
-    tokenizer::{CutAt, EncodeOptions},
+    gpt::pooling::{DenseLayer, OwnPooling, Pooling, VectorScale, VectorSteps},
+    text::tokenizer::{CutAt, EncodeOptions},
     weights::model_dir::LoadedModel,
 };
 use hearth_training::{

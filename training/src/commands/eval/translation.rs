@@ -4,7 +4,7 @@ use std::{process::ExitCode, sync::Arc};
 
 use anyhow::Result;
 use clap::builder::NonEmptyStringValueParser;
-use hearth_model::sampling::{
+use hearth_model::decode::sampling::{
     SamplingParams,
     beam::{BeamGroups, BeamKind, EarlyStopping},
 };

@@ -7,8 +7,8 @@ use std::{
 
 use anyhow::{Result, bail, ensure};
 use hearth_model::{
-    digest::{Digest, Digester},
-    pooling::{ClassScores, Classifier, OwnPooling, Pooling},
+    files::digest::{Digest, Digester},
+    gpt::pooling::{ClassScores, Classifier, OwnPooling, Pooling},
     weights::{
         encoder_files,
         model_dir::{self, LoadedText},

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use hearth_model::{
-    digest::{Digest, Digester},
-    tokenizer::Tokenizer,
+    files::digest::{Digest, Digester},
+    text::tokenizer::Tokenizer,
     weights::model_dir::{self, LoadedText},
 };
 use hearth_training::{

@@ -5,8 +5,10 @@ use std::{cell::LazyCell, path::Path};
 use anyhow::{Context, Result, anyhow};
 use hearth_model::{
     TokenId,
-    chat::{ChatTemplate, Ending, Message, RenderContext},
-    tokenizer::Tokenizer,
+    text::{
+        chat::{ChatTemplate, Ending, Message, RenderContext},
+        tokenizer::Tokenizer,
+    },
 };
 use serde_json::Value;
 

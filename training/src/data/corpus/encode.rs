@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, Result};
 use hearth_model::{
     TokenId,
-    tokenizer::{EncodeOptions, Tokenizer},
+    text::tokenizer::{EncodeOptions, Tokenizer},
 };
 use rayon::prelude::*;
 use serde_json::Value;

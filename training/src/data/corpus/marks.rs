@@ -5,7 +5,7 @@
 //! makes it; there, the strings of special tokens are tokens. In all other texts they stay text, but for the strings that end
 //! a document: they end it.
 
-use hearth_model::{chat::ChatTemplate, tokenizer::Tokenizer};
+use hearth_model::text::{chat::ChatTemplate, tokenizer::Tokenizer};
 
 /// What some editors write before a text.
 const BYTE_ORDER_MARK: char = '\u{feff}';

@@ -1,6 +1,6 @@
 //! Messages of conversations, in the forms that data sets have, and which of them are trained.
 
-use hearth_model::chat::{Message, MessageError};
+use hearth_model::text::chat::{Message, MessageError};
 use serde_json::{Map, Value};
 
 use super::notes::Note;

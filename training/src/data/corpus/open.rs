@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail};
-use hearth_model::regular_file;
+use hearth_model::files::regular_file;
 
 use super::{
     decode::{GzipReader, Utf16Reader, is_large_window, zstd_reader},

@@ -3,7 +3,7 @@
 use std::{fs::File, path::Path, sync::Arc};
 
 use anyhow::{Result, anyhow, bail};
-use hearth_model::panics::caught;
+use hearth_model::system::panics::caught;
 use parquet::{
     basic::{ConvertedType, LogicalType, Type as PhysicalType},
     errors::ParquetError,

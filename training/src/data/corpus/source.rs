@@ -253,7 +253,7 @@ mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
     use std::fs;
 
-    use hearth_model::chat::Message;
+    use hearth_model::text::chat::Message;
 
     use super::*;
 

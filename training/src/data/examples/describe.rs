@@ -7,7 +7,7 @@ use std::{
     io::{self, IsTerminal},
 };
 
-use hearth_model::{TokenId, tokenizer::Tokenizer};
+use hearth_model::{TokenId, text::tokenizer::Tokenizer};
 use serde_json::{Value, json};
 
 use super::Example;

@@ -3,8 +3,10 @@
 use anyhow::{Result, anyhow};
 use hearth_model::{
     Error, TokenId,
-    chat::{ChatTemplate, Ending, MaskedChat, Message, RenderContext},
-    tokenizer::{EncodeOptions, Tokenizer},
+    text::{
+        chat::{ChatTemplate, Ending, MaskedChat, Message, RenderContext},
+        tokenizer::{EncodeOptions, Tokenizer},
+    },
 };
 use serde_json::Value;
 

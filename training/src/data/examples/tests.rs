@@ -5,7 +5,7 @@ mod files;
 
 use std::{fs, path::Path};
 
-use hearth_model::{
+use hearth_model::text::{
     chat::{ChatTemplate, Ending, Message, RenderContext},
     tokenizer::{EncodeOptions, Tokenizer},
 };

@@ -4,7 +4,7 @@ use anyhow::{Result, anyhow, ensure};
 use hearth_model::{
     TokenId,
     hub::Download,
-    tokenizer::{CutAt, EncodeOptions, Tokenizer},
+    text::tokenizer::{CutAt, EncodeOptions, Tokenizer},
 };
 
 use super::{

@@ -4,7 +4,7 @@ use anyhow::Result;
 use hearth_model::{
     Error, TokenId,
     hub::Download,
-    tokenizer::{EncodeOptions, Tokenizer},
+    text::tokenizer::{EncodeOptions, Tokenizer},
 };
 
 use super::{

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use anyhow::{Result, ensure};
-use hearth_model::{TokenId, tokenizer::Tokenizer};
+use hearth_model::{TokenId, text::tokenizer::Tokenizer};
 
 use super::{Batch, in_batches};
 use crate::data::{examples::pack, shard::Tokens};

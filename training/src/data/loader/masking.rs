@@ -6,7 +6,7 @@ use std::{ops::Range, sync::Arc};
 use anyhow::{Context, Result, ensure};
 use hearth_model::{
     TokenId,
-    tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
+    text::tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
 };
 
 use super::{Batch, mix};
@@ -238,7 +238,9 @@ mod tests {
 
     /// Rows of words of one to five letters.
     fn row(seed: u32, len: usize) -> Vec<TokenId> {
-        (0..len as u32).map(|at| if (at * 7 + seed).is_multiple_of(5) { 0 } else { 1 + (at * at + seed) % 26 }).collect()
+        (0..len as u32)
+            .map(|at| if (at * 7 + seed).is_multiple_of(5) { 0 } else { 1 + (at * at + seed) % 26 })
+            .collect()
     }
 
     fn batch(n_rows: usize, len: usize) -> Batch {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use hearth_model::{TokenId, tokenizer::Tokenizer};
+use hearth_model::{TokenId, text::tokenizer::Tokenizer};
 
 use super::{Batch, Documents, Packing, in_batches};
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hearth_model::tokenizer::Tokenizer;
+use hearth_model::text::tokenizer::Tokenizer;
 
 use super::{Batch, Documents, Items, Masking, Pairs, Translations};
 use crate::data::shard::Tokens;

@@ -4,7 +4,11 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use burn::tensor::Device;
-use hearth_model::{TokenId, attention::AttentionContext, gpt::Gpt, tokenizer::Tokenizer};
+use hearth_model::{
+    TokenId,
+    gpt::{Gpt, attention::AttentionContext},
+    text::tokenizer::Tokenizer,
+};
 
 use super::{Batch, Documents, Packing, ids_on, in_batches, mix};
 

@@ -1,7 +1,7 @@
 //! Assigns documents to the training or validation split.
 
 use anyhow::{Result, ensure};
-use hearth_model::digest::Digest;
+use hearth_model::files::digest::Digest;
 
 use super::output::End;
 use crate::data::{

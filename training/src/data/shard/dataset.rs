@@ -7,7 +7,11 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use hearth_model::{TokenId, chat::ChatTemplate, digest::Digest, tokenizer::Tokenizer};
+use hearth_model::{
+    TokenId,
+    files::digest::Digest,
+    text::{chat::ChatTemplate, tokenizer::Tokenizer},
+};
 
 use super::{
     file::ShardFile,

@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail, ensure};
 use hearth_model::{
     TokenId,
-    digest::{Digest, Digester},
-    mmap::Mmap,
+    files::{
+        digest::{Digest, Digester},
+        mmap::Mmap,
+    },
 };
 
 use super::manifest::SHARD_VERSION;

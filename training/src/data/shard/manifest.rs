@@ -5,7 +5,7 @@ use std::{fmt, fs, path::Path};
 use anyhow::{Context, Result, bail};
 use hearth_model::{
     TokenId,
-    digest::{Digest, Digester},
+    files::digest::{Digest, Digester},
 };
 use serde::{Deserialize, Serialize};
 

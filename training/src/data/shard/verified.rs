@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use hearth_model::digest::Digest;
+use hearth_model::files::digest::Digest;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -108,7 +108,7 @@ fn remember(path: &Path, verified: &Verified) -> Result<()> {
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
-    use hearth_model::digest::Digester;
+    use hearth_model::files::digest::Digester;
 
     use super::*;
     use crate::data::shard::file::{Header, TokenWidth};

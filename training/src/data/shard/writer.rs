@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result};
 use hearth_model::{
     TokenId,
-    digest::{Digest, Digester},
+    files::digest::{Digest, Digester},
 };
 
 use super::{

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::Result;
-use hearth_model::tokenizer::{EncodeOptions, Tokenizer};
+use hearth_model::text::tokenizer::{EncodeOptions, Tokenizer};
 use rayon::prelude::*;
 
 use super::WordCounts;

@@ -4,11 +4,13 @@ use anyhow::Result;
 use burn::tensor::{DType, Tensor};
 use hearth_model::{
     TokenId,
-    gpt::Gpt,
-    kv_cache::PAGE_SIZE,
-    model_runner::ModelRunner,
+    decode::model_runner::ModelRunner,
+    gpt::{
+        Gpt,
+        kv_cache::PAGE_SIZE,
+        pooling::{Pool, Pooling, VectorSteps},
+    },
     ops::KvDtype,
-    pooling::{Pool, Pooling, VectorSteps},
 };
 
 use crate::eval::packed::{self, PackedText, ROWS_PER_STEP};

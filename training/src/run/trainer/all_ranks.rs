@@ -85,7 +85,7 @@ impl Trainer<'_> {
                 None => self.learner.optimizer.n_bytes(),
                 Some(replicas) => replicas.n_bytes(),
             },
-            peak_resident_bytes: hearth_model::memory::peak_resident_bytes(),
+            peak_resident_bytes: hearth_model::system::memory::peak_resident_bytes(),
         })
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Result, bail, ensure};
-use hearth_model::{tokenizer::Tokenizer, weights::model_dir};
+use hearth_model::{text::tokenizer::Tokenizer, weights::model_dir};
 
 use super::Data;
 use crate::{

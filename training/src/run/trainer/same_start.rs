@@ -6,9 +6,9 @@ use burn::{
     tensor::Tensor,
 };
 use hearth_model::{
-    device,
-    digest::{Digest, Digester},
+    files::digest::{Digest, Digester},
     ops,
+    system::device,
 };
 
 use super::Trainer;

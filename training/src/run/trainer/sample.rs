@@ -9,8 +9,8 @@ use hearth_engine::{
 };
 use hearth_model::{
     TokenId,
-    sampling::SamplingParams,
-    tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
+    decode::sampling::SamplingParams,
+    text::tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
 };
 
 use super::Trainer;

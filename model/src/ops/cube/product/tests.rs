@@ -7,7 +7,7 @@ use burn_cubecl::cubecl::prelude::CubeElement;
 
 use super::{super::device::cube_device, *};
 use crate::{
-    sampling::{Purpose, RandomStream},
+    decode::sampling::{Purpose, RandomStream},
     test_gpu::gpu,
 };
 

@@ -15,9 +15,9 @@ use super::super::{
 };
 use crate::{
     config::{Experts, GptConfig, Positions, Recurrence, Recurrent, RopeScaling, RouterScores},
+    decode::sampling::SamplingParams,
     error::{Error, Result},
     gpt::param_specs,
-    sampling::SamplingParams,
 };
 
 /// Architectures by the classes that the converter of llama.cpp turns into them.

@@ -24,12 +24,10 @@ use super::{
 use crate::{
     config::GptConfig,
     error::Result,
-    gpt::{Gpt, ParamSpec, param_specs},
+    files::{partial_file::PartialFile, regular_file::parse_json_object},
+    gpt::{Gpt, ParamSpec, param_specs, params::ParamRef},
     ops::{BLOCK_SIZE, Dtype, QuantizedBlock, Weight},
-    params::ParamRef,
-    partial_file::PartialFile,
-    regular_file::parse_json_object,
-    tokenizer::TOKENIZER_FILE,
+    text::tokenizer::TOKENIZER_FILE,
 };
 use burn::tensor::{Device, TensorData};
 

@@ -7,9 +7,11 @@ use serde_json::Value;
 use super::super::{TEMPLATE, TOOL_TEMPLATE, pre_tokenizers, writer::Entry};
 use crate::{
     TokenId,
-    chat::ChatTemplate,
     error::{Error, Result},
-    tokenizer::{EncodeOptions, TOKENIZER_FILE, Tokenizer},
+    text::{
+        chat::ChatTemplate,
+        tokenizer::{EncodeOptions, TOKENIZER_FILE, Tokenizer},
+    },
 };
 
 const NORMAL: i32 = 1;

@@ -1,0 +1,4 @@
+//! Text to token ids and back.
+
+pub mod chat;
+pub mod tokenizer;

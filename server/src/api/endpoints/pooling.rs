@@ -1,0 +1,237 @@
+//! `POST /pooling`: what [vLLM](https://docs.vllm.ai/en/latest/models/pooling_models) calls pooling: a vector of each text, a vector of
+//! each token, or the probabilities of classes.
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    extract::State,
+    response::{IntoResponse, Response},
+};
+use hearth_engine::{ServedModel, clock::unix_time};
+use hearth_model::{
+    TokenId,
+    gpt::pooling::{Classifier, LateInteraction, OwnPooling, VectorScale, VectorSteps},
+};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::json;
+
+use super::embeddings::{Format, MAX_INPUTS, NUMBER_BYTES, check_dimensions, in_base64};
+use crate::api::{
+    error::ApiError,
+    exchange::{
+        late::{self, Side},
+        prompt::{self, Truncation},
+        text_use::TextUse,
+        vectors::{self, Common, Reading, Vectors, Wanted},
+    },
+    wire::{
+        body::Body,
+        endpoint::{Operation, ResponseBody, schema_of},
+        fields::Fields,
+        ignored_params,
+        schema::Shape,
+        state::AppState,
+        text_input::TextOrIds,
+    },
+};
+
+/// What is computed of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Task {
+    /// A vector.
+    Embed,
+    /// A vector for each token.
+    TokenEmbed,
+    /// Probabilities of classes.
+    Classify,
+}
+
+const TASKS: [(&str, Task); 3] =
+    [("embed", Task::Embed), ("token_embed", Task::TokenEmbed), ("classify", Task::Classify)];
+
+/// A parsed request.
+struct PoolingRequest {
+    sources: Vec<TextOrIds>,
+    /// `None`: what the model was made for.
+    task: Option<Task>,
+    text_use: TextUse,
+    truncation: Option<Truncation>,
+    scale: VectorScale,
+    dimensions: Option<usize>,
+    format: Format,
+}
+
+/// Documents of a model for late interaction, by their tokens.
+type LateDocuments = (Arc<LateInteraction>, Vec<Arc<[TokenId]>>);
+
+/// What is made of the computed vectors.
+enum Made {
+    Vectors,
+    /// Rows of so many numbers. Of documents of a model for late interaction, some tokens have none.
+    Tokens {
+        width: usize,
+        documents: Option<LateDocuments>,
+    },
+    Classes(Classifier),
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct PooledList {
+    id: String,
+    object: &'static str,
+    created: u64,
+    model: String,
+    data: Vec<Pooled>,
+    usage: PoolingUsage,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct Pooled {
+    index: usize,
+    object: &'static str,
+    data: PooledData,
+}
+
+/// Numbers: a list of a text's, a list for each token, or all of them in base64.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(untagged)]
+enum PooledData {
+    Text(Vec<f32>),
+    Tokens(Vec<Vec<f32>>),
+    Base64(String),
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct PoolingUsage {
+    prompt_tokens: usize,
+    total_tokens: usize,
+}
+
+/// The endpoint's entry in `/openapi.json`.
+pub(crate) const OPERATION: Operation =
+    Operation::post("Turn texts or their tokens into vectors", describe, ResponseBody::Json(schema_of::<PooledList>));
+
+fn describe(_: &AppState, shape: &Shape) -> Result<(), ApiError> {
+    let mut fields = Fields::describing(json!({ "input": "x" }), shape);
+    PoolingRequest::from_fields(&mut fields)?;
+    Common::from_fields(&mut fields).map(drop)
+}
+
+/// Handles a request.
+pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<Response, ApiError> {
+    let read = |fields: &mut Fields| {
+        let request = PoolingRequest::from_fields(fields)?;
+        Ok((Common::from_fields(fields)?, request))
+    };
+    let want = |request: PoolingRequest, model: &ServedModel| {
+        let (wanted, made) = request.want(model)?;
+        Ok((wanted, (made, request.format)))
+    };
+    let computed = vectors::compute(&state, body, ("input", "pool-"), read, want).await?;
+    let Vectors { vectors, model, n_tokens, ignored, id, rest: (made, format), .. } = computed;
+    let n_bytes = vectors.iter().map(Vec::len).sum::<usize>() * NUMBER_BYTES;
+    let write = move || {
+        let data = vectors.into_iter().enumerate();
+        let data =
+            data.map(|(index, vector)| Pooled { index, object: "pooling", data: made.of(index, vector, format) });
+        let usage = PoolingUsage { prompt_tokens: n_tokens, total_tokens: n_tokens };
+        let data = data.collect();
+        Json(PooledList { id, object: "list", created: unix_time().as_secs(), model, data, usage }).into_response()
+    };
+    Ok(ignored_params::add_header(ignored, state.write(n_bytes, write).await?))
+}
+
+impl PoolingRequest {
+    fn from_fields(fields: &mut Fields) -> Result<Self, ApiError> {
+        let sources = TextOrIds::from_fields(fields, "input")?;
+        if sources.len() > MAX_INPUTS {
+            let message = format!("`input` must hold at most {MAX_INPUTS} texts, got {}", sources.len());
+            return Err(ApiError::invalid("input", message));
+        }
+        Ok(Self {
+            sources,
+            task: fields.one_of("task", &TASKS)?,
+            text_use: TextUse::from_fields(fields)?,
+            truncation: prompt::truncation(fields)?,
+            scale: if fields.flag_or("normalize", true)? { VectorScale::Unit } else { VectorScale::AsIs },
+            dimensions: fields.count("dimensions", 1..=usize::MAX)?,
+            format: Format::from_fields(fields)?,
+        })
+    }
+
+    fn want(&self, model: &ServedModel) -> Result<(Wanted, Made), ApiError> {
+        let usual = match (&model.own_pooling, &model.classifier) {
+            (OwnPooling::Late(_), _) => Task::TokenEmbed,
+            (_, Some(_)) => Task::Classify,
+            _ => Task::Embed,
+        };
+        match self.task.unwrap_or(usual) {
+            Task::Embed => {
+                let (pooling, layers) = vectors::own_pooling(model)?;
+                check_dimensions("dimensions", self.dimensions, &layers, model)?;
+                let steps = VectorSteps { layers, dimensions: self.dimensions, scale: self.scale };
+                Ok((Wanted { texts: self.texts(model)?, pooling, steps }, Made::Vectors))
+            }
+            Task::TokenEmbed => match &model.own_pooling {
+                OwnPooling::Late(late) => self.late(late, model),
+                _ => {
+                    check_dimensions("dimensions", self.dimensions, &[], model)?;
+                    let mut wanted = late::wanted(self.texts(model)?, Arc::default(), self.scale);
+                    wanted.steps.dimensions = self.dimensions;
+                    let width = self.dimensions.unwrap_or(model.config.d_model);
+                    Ok((wanted, Made::Tokens { width, documents: None }))
+                }
+            },
+            Task::Classify => {
+                let Some(classifier) = model.classifier.clone() else {
+                    let message =
+                        "`task` must be another than `classify` with a model that does not tell classes apart";
+                    return Err(ApiError::invalid("task", message.to_owned()));
+                };
+                Ok((vectors::of_classifier(self.texts(model)?, &classifier), Made::Classes(classifier)))
+            }
+        }
+    }
+
+    fn texts(&self, model: &ServedModel) -> Result<Vec<vectors::Tokens>, ApiError> {
+        let prompt = self.text_use.prompt(model)?;
+        let reading = Reading { truncation: self.truncation, prompt, ..Reading::default() };
+        self.sources.iter().map(|source| vectors::tokens(source, "input", model, &reading)).collect()
+    }
+
+    fn late(&self, late: &Arc<LateInteraction>, model: &ServedModel) -> Result<(Wanted, Made), ApiError> {
+        check_dimensions("dimensions", self.dimensions, &late.layers, model)?;
+        let side = if self.text_use.is_query() { Side::Query } else { Side::Document };
+        let text = |source: &TextOrIds| match source {
+            TextOrIds::Text(text) => late::tokens(text, side, late, ("input", model)),
+            TextOrIds::Ids(ids) => Ok(vectors::Tokens::of(ids.clone())),
+        };
+        let texts = self.sources.iter().map(text).collect::<Result<Vec<_>, ApiError>>()?;
+        let ids = texts.iter().map(|text| text.ids.clone()).collect();
+        let mut wanted = late::wanted(texts, Arc::clone(&late.layers), self.scale);
+        wanted.steps.dimensions = self.dimensions;
+        let width = self.dimensions.unwrap_or_else(|| late::width(&late.layers, model));
+        let documents = (side == Side::Document).then(|| (Arc::clone(late), ids));
+        Ok((wanted, Made::Tokens { width, documents }))
+    }
+}
+
+impl Made {
+    /// What the answer has of the vector of text `index`.
+    fn of(&self, index: usize, vector: Vec<f32>, format: Format) -> PooledData {
+        let vector = match self {
+            Self::Classes(classifier) => classifier.scores_of(&vector),
+            Self::Tokens { width, documents: Some((late, ids)) } => late::kept(vector, &ids[index], late, *width),
+            _ => vector,
+        };
+        match (self, format) {
+            (_, Format::Base64) => PooledData::Base64(in_base64(&vector)),
+            (Self::Tokens { width, .. }, _) => {
+                PooledData::Tokens(vector.chunks_exact((*width).max(1)).map(<[f32]>::to_vec).collect())
+            }
+            _ => PooledData::Text(vector),
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! What the vectors of texts are for, as a request says it, and what an embedding model wants before such texts.
+
+use hearth_engine::ServedModel;
+use hearth_model::gpt::pooling::OwnPooling;
+use serde_json::json;
+
+use crate::api::{
+    error::ApiError,
+    wire::fields::{Fields, must_be},
+};
+
+/// What the vectors of the texts of a request are for.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum TextUse {
+    /// The request does not say.
+    Unsaid,
+    /// What the model's prompt of this name is for.
+    Named(String),
+    /// One of the usual uses.
+    Usual(InputType),
+}
+
+/// The uses that clients have words for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InputType {
+    /// To search by.
+    Query,
+    /// To be found.
+    Document,
+    Classification,
+    Clustering,
+}
+
+/// Those of vLLM, Jina and Voyage, and Cohere's.
+const INPUT_TYPES: [(&str, InputType); 7] = [
+    ("query", InputType::Query),
+    ("document", InputType::Document),
+    ("passage", InputType::Document),
+    ("search_query", InputType::Query),
+    ("search_document", InputType::Document),
+    ("classification", InputType::Classification),
+    ("clustering", InputType::Clustering),
+];
+
+impl TextUse {
+    /// Reads `prompt_name` and `input_type`.
+    pub(crate) fn from_fields(fields: &mut Fields) -> Result<Self, ApiError> {
+        let named = Self::named(fields)?;
+        let usual = Self::of_input_type(fields)?;
+        match (&named, &usual) {
+            (Self::Named(_), Self::Usual(_)) => {
+                let message = "`prompt_name` and `input_type` both say what comes before the texts: give one of them";
+                Err(ApiError::invalid("prompt_name", message.to_owned()))
+            }
+            (Self::Unsaid, _) => Ok(usual),
+            _ => Ok(named),
+        }
+    }
+
+    /// Reads `prompt_name`.
+    pub(crate) fn named(fields: &mut Fields) -> Result<Self, ApiError> {
+        Ok(fields.string("prompt_name")?.map_or(Self::Unsaid, Self::Named))
+    }
+
+    /// Reads `input_type`.
+    pub(crate) fn of_input_type(fields: &mut Fields) -> Result<Self, ApiError> {
+        Ok(fields.one_of("input_type", &INPUT_TYPES)?.map_or(Self::Unsaid, Self::Usual))
+    }
+
+    /// Whether they are for queries of a model that reads these in another way than documents.
+    pub(crate) fn is_query(&self) -> bool {
+        match self {
+            Self::Usual(input_type) => *input_type == InputType::Query,
+            Self::Named(name) => name == "query",
+            Self::Unsaid => false,
+        }
+    }
+
+    /// What comes before each text; empty for nothing.
+    pub(crate) fn prompt<'a>(&self, model: &'a ServedModel) -> Result<&'a str, ApiError> {
+        let prompts = &model.prompts;
+        Ok(match self {
+            Self::Unsaid => prompts.usual(),
+            Self::Usual(InputType::Query) => prompts.query(),
+            Self::Usual(InputType::Document) => prompts.document(),
+            Self::Usual(InputType::Classification) => prompts.other("classification"),
+            Self::Usual(InputType::Clustering) => prompts.other("clustering"),
+            Self::Named(name) => match prompts.by_name.get(name) {
+                Some(prompt) => prompt,
+                // Such a model tells them apart by other means.
+                None if matches!(model.own_pooling, OwnPooling::Late(_)) => "",
+                None => {
+                    let names: Vec<_> = prompts.by_name.keys().map(|name| format!("`{name}`")).collect();
+                    let allowed = match names.as_slice() {
+                        [] => "left out with a model that has no prompts".to_owned(),
+                        names => format!("one of the model's prompts, {}", names.join(", ")),
+                    };
+                    return Err(must_be("prompt_name", &allowed, &json!(name)));
+                }
+            },
+        })
+    }
+}
