@@ -59,7 +59,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TOKEN", num_args = 0..=1, default_missing_value = PAD, require_equals = true)]
     pad: Option<String>,
 
-    /// For an encoder (`objective.kind=mlm`) or an encoder-decoder (`seq2seq`): <s> before a text, </s> behind it, <pad> and <mask>
+    /// For an encoder (`objective.kind=mlm`) or an encoder-decoder (`seq2seq`): `<s>` before a text, `</s>` behind it, `<pad>` and `<mask>`
     #[arg(long, conflicts_with_all = ["eos", "bos", "pad", "chat"])]
     encoder: bool,
 
