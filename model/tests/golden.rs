@@ -371,7 +371,8 @@ pub(crate) fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     if config.parallel_residual && !config.shared_norm {
         mutate("shared_norm", &|c| c.shared_norm = true);
     }
-    if config.bidirectional {
+    // With a head for masked tokens the configuration would be refused.
+    if config.bidirectional && config.mlm_head.is_none() {
         mutate("bidirectional", &|c| c.bidirectional = false);
     }
     if config.n_token_types > 0 {
