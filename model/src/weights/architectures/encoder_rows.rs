@@ -69,6 +69,8 @@ pub(super) const NOMIC_BERT_DETAILS: ConfigRow = custom(
     |config, written| {
         ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "silu" }.write(config, written);
         written.insert("layer_norm_eps".to_owned(), json!(config.norm_eps));
+        // Transformers does not take `null` here. The number changes nothing: weights of the token are read as they are.
+        written.insert("pad_token_id".to_owned(), json!(0));
     },
 );
 
