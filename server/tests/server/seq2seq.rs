@@ -3,6 +3,7 @@
 use std::{fs, path::PathBuf};
 
 use axum::http::StatusCode;
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use burn::tensor::Device;
 use hearth_engine::Models;
 use hearth_model::weights::model_dir::{LoadOptions, load};
@@ -133,6 +134,56 @@ async fn what_an_encoder_decoder_cannot_do_is_a_400_that_says_so() {
         assert_eq!((answer.status, answer.json()["error"]["param"].as_str()), (StatusCode::BAD_REQUEST, Some(param)));
         assert!(answer.error().contains("has no encoder"), "{}", answer.error());
     }
+}
+
+/// Of what it writes greedily, each token is the likeliest.
+#[tokio::test]
+async fn inspection_of_an_encoder_decoder_shows_source_target_and_what_attends_to_what() {
+    let (server, expected) = (server(), expected());
+    let body = json!({ "input": expected["source_ids"], "target": expected["generated"], "attention": {} });
+    let answer = server.post_to("/v1/inspect", body.to_string()).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+    let found = answer.json();
+    let ids = |tokens: &Value| tokens.as_array().unwrap().iter().map(|token| token["id"].clone()).collect::<Vec<_>>();
+    let (source, target) = (ids(&found["source"]["tokens"]), ids(&found["tokens"]));
+    assert_eq!(json!(source), expected["source_ids"]);
+    assert_eq!((&target[0], json!(target[1..])), (&json!(0), expected["generated"].clone()));
+    for token in &found["tokens"].as_array().unwrap()[1..] {
+        assert_eq!(token["rank"], 1, "{token}");
+    }
+    let shapes = [
+        (&found["attention"], [2, 2, target.len(), target.len()]),
+        (&found["source"]["attention"], [3, 2, source.len(), source.len()]),
+        (&found["source"]["cross_attention"], [2, 2, target.len(), source.len()]),
+    ];
+    for (maps, shape) in shapes {
+        assert_eq!(maps["shape"], json!(shape));
+        let bytes = BASE64_STANDARD.decode(maps["data"].as_str().unwrap()).unwrap();
+        let weights: Vec<f32> = bytes.as_chunks().0.iter().map(|bytes| half(u16::from_le_bytes(*bytes))).collect();
+        assert_eq!(weights.len(), shape.iter().product::<usize>());
+        for row in weights.chunks(shape[3]) {
+            assert!((row.iter().sum::<f32>() - 1.0).abs() < 1e-2, "{row:?}");
+        }
+    }
+    for (body, message) in [
+        (json!({ "input": "a cat" }), "`target` is missing: this model is an encoder-decoder"),
+        (json!({ "messages": [{ "role": "user", "content": "a cat" }] }), "`messages` cannot be inspected"),
+        (json!({ "input": vec![3; 65], "target": "a cat" }), "must have 1 to 64 tokens, got 65"),
+    ] {
+        let answer = server.post_to("/v1/inspect", body.to_string()).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{body}");
+        assert!(answer.error().contains(message), "{}", answer.error());
+    }
+    let body = json!({ "input": "a", "target": "b" });
+    let answer = support::Server::start().post_to("/v1/inspect", body.to_string()).await;
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+    assert!(answer.error().contains("`target` is for encoder-decoders"), "{}", answer.error());
+}
+
+/// The value of a 16-bit float that is not negative.
+fn half(bits: u16) -> f32 {
+    let (exponent, fraction) = (i32::from(bits >> 10), f32::from(bits & 0x3ff));
+    if exponent == 0 { fraction * 2.0_f32.powi(-24) } else { (1.0 + fraction / 1024.0) * 2.0_f32.powi(exponent - 15) }
 }
 
 #[test]
