@@ -479,6 +479,13 @@ pub fn linear_dims(config: &GptConfig) -> Vec<(String, [usize; 2])> {
     linear_specs(config).map(|part| (part.path.clone(), part.matrix_dims())).collect()
 }
 
+/// Values of the parameters of `parts`.
+fn count_values(parts: &[PartSpec]) -> usize {
+    let params = parts.iter().flat_map(|part| &part.params);
+    let sizes = params.map(|spec| spec.shape.iter().fold(1, |n: usize, &dim| n.saturating_mul(dim)));
+    sizes.fold(0, usize::saturating_add)
+}
+
 impl GptConfig {
     /// Number of trained values; tied embeddings count once. Saturates for invalid sizes.
     pub fn n_params(&self) -> usize {
@@ -490,18 +497,23 @@ impl GptConfig {
         self.count_params(|experts| experts.n_active)
     }
 
-    fn count_params(&self, n_counted: fn(&Experts) -> usize) -> usize {
-        let of_parts = |parts: &[PartSpec]| {
-            let params = parts.iter().flat_map(|part| &part.params);
-            let sizes = params.map(|spec| spec.shape.iter().fold(1, |n: usize, &dim| n.saturating_mul(dim)));
-            sizes.fold(0, usize::saturating_add)
-        };
-        let of_encoder = self.encoder.as_ref().map_or(0, |encoder| {
-            let embedding_and_head = of_parts(&specs_outside(encoder).concat())
-                .saturating_sub(of_parts(&outside_of_encoder(encoder).concat()));
+    /// Those of [`n_active_params`](Self::n_active_params) that are of the encoder of an encoder-decoder alone, which a step of its decoder
+    /// does not go through.
+    pub fn n_encoder_params(&self) -> usize {
+        self.count_encoder_params(|experts| experts.n_active)
+    }
+
+    fn count_encoder_params(&self, n_counted: fn(&Experts) -> usize) -> usize {
+        self.encoder.as_ref().map_or(0, |encoder| {
+            let embedding_and_head = count_values(&specs_outside(encoder).concat())
+                .saturating_sub(count_values(&outside_of_encoder(encoder).concat()));
             encoder.count_params(n_counted).saturating_sub(embedding_and_head)
-        });
-        let outside = of_parts(&specs_outside(self).concat()).saturating_add(of_encoder);
+        })
+    }
+
+    fn count_params(&self, n_counted: fn(&Experts) -> usize) -> usize {
+        let of_parts = count_values;
+        let outside = of_parts(&specs_outside(self).concat()).saturating_add(self.count_encoder_params(n_counted));
         // Layers of a kind are alike, and so are the experts.
         let of_recurrent = self.recurrent.as_ref().map_or(0, |of| of_parts(&recurrent_specs(self, &of.recurrence)));
         let n_mlps = self.n_layers.saturating_sub(self.layers_without_mlp.len());

@@ -56,6 +56,7 @@ fn from_scratch(gpt: &Gpt, parts: &RequestParts) -> Vec<Hypothesis> {
         min_tokens: 0,
         max_tokens: parts.stop.max_tokens,
         n_top: parts.logprobs,
+        rules: None,
     });
     let mut cache = KvCache::new(gpt.config(), 32, KvDtype::F32, &gpt.device());
     let tokenizer = support::tokenizer();
