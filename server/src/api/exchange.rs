@@ -12,7 +12,6 @@
 
 pub(crate) mod adapters;
 pub(crate) mod beams;
-pub(crate) mod chunk;
 pub(crate) mod conversation;
 pub(crate) mod cutting;
 pub(crate) mod generation;
@@ -20,6 +19,7 @@ pub(crate) mod items;
 pub(crate) mod late;
 pub(crate) mod prompt;
 pub(crate) mod reply;
+pub(crate) mod response_head;
 pub(crate) mod sampling;
 pub(crate) mod stream;
 pub(crate) mod submission;

@@ -32,7 +32,7 @@ use crate::api::{
     },
     guard::{
         options::RequestTemplates,
-        preparation::{Preparation, WorkHandle},
+        preparation::{WorkClass, WorkHandle},
     },
     wire::{
         body::Body,
@@ -238,7 +238,7 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
     let model = state.engine_for(body.arrived())?.model().clone();
     request.require_kind(&model)?;
     let preparation = match &request.source {
-        Source::Input(..) => Preparation::of_body(n_bytes),
+        Source::Input(..) => WorkClass::of_body(n_bytes),
         Source::Conversation(conversation) => conversation.preparation(n_bytes),
     };
     let encode = {
@@ -271,7 +271,7 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
         )?;
         Ok(Json(WireInspection::new(name, &model, [&source, &ids], options, found)).into_response())
     };
-    let response = state.prepare_in_parts(Preparation::Inspection, body.turn_wait(), inspect).await?;
+    let response = state.prepare_in_parts(WorkClass::Inspection, body.turn_wait(), inspect).await?;
     Ok(ignored_params::add_header(ignored, response))
 }
 
