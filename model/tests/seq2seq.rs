@@ -28,7 +28,7 @@ use crate::golden::{
     without_dropout,
 };
 
-const CASES: &[&str] = &["t5", "t5-gated", "mt5", "bart", "mbart", "marian", "m2m100"];
+const CASES: &[&str] = &["t5", "t5-gated", "mt5", "umt5", "bart", "mbart", "marian", "m2m100"];
 /// Relative to the spread of the numbers.
 const TOLERANCE: f32 = 1e-4;
 

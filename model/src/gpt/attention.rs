@@ -19,7 +19,7 @@ pub(crate) fn attend(
     pass: &mut ForwardPass<'_>,
 ) -> Tensor<2> {
     let LayerPass { context, mask, rotation, query_factors, kv_layer, lends, lent } = pass.layer(layer);
-    let AttentionMask { options, dense_bias } = mask;
+    let AttentionMask { options, dense_bias, .. } = mask;
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
     let (q_width, kv_width) = (n_heads * head_dim, n_kv_heads * head_dim);
     let [n_rows, _] = x.dims();

@@ -181,9 +181,11 @@ fn specs_outside(config: &GptConfig) -> [Vec<PartSpec>; 2] {
         (config.n_token_types > 0)
             .then(|| matrix(Embedding, "type_embed", [config.n_token_types, d_model], INIT_STD, false)),
         config.embed_norm.then(|| norm("embed_norm").plain_if(config.plain_embed_norm)),
-        config.positions.buckets().map(|RelativeBuckets { n_buckets, .. }| {
-            matrix(PartKind::Relative, "relative", [n_buckets, config.n_heads], INIT_STD, false)
-        }),
+        config.positions.buckets().filter(|_| config.positions.own_buckets().is_none()).map(
+            |RelativeBuckets { n_buckets, .. }| {
+                matrix(PartKind::Relative, "relative", [n_buckets, config.n_heads], INIT_STD, false)
+            },
+        ),
     ];
     let mut lm_head = matrix(LmHead, "lm_head", [vocab_size, d_model], INIT_STD, config.lm_head_bias);
     if config.tie_embeddings {
@@ -291,6 +293,9 @@ fn attention_specs(config: &GptConfig, layer: usize) -> Vec<PartSpec> {
         let params = vec![param("attn.sinks", "weight", vec![config.n_heads], Init::Normal { std: INIT_STD })];
         PartSpec { path: "attn.sinks".into(), kind: PartKind::Sinks, layer: None, width: config.n_heads, params }
     };
+    let relative = |RelativeBuckets { n_buckets, .. }| {
+        PartSpec::matrix(PartKind::Relative, "attn.relative", [n_buckets, config.n_heads], INIT_STD, false)
+    };
     let inputs = match &config.latent {
         Some(latent) => latent_specs(config, latent),
         None => vec![PartSpec::matrix(PartKind::Linear, "attn.qkv", qkv, INIT_STD, config.qkv_bias)],
@@ -300,6 +305,7 @@ fn attention_specs(config: &GptConfig, layer: usize) -> Vec<PartSpec> {
         (config.qk_norm && has_own_keys).then(|| qk_norm("attn.k_norm", k_width)),
         (config.value_norm && has_own_keys).then(v_norm),
         config.attention_sinks.then(sinks),
+        config.positions.own_buckets().map(relative),
         Some(output_matrix(config, "attn.out", config.value_width_of(layer), config.attn_out_bias)),
     ];
     inputs.into_iter().chain(parts.into_iter().flatten()).collect()

@@ -82,6 +82,12 @@ CASES = {
          "tie_word_embeddings": False}, seed=901, weight_std=0.5,
         std_of={"Attention.q": 0.15, "relative_attention_bias": 1.0, "shared": 0.8, "lm_head": 0.6},
     ),
+    "umt5": Case(
+        "UMT5ForConditionalGeneration",
+        {**T5, "vocab_size": 96, "num_layers": 3, "num_decoder_layers": 2, "feed_forward_proj": "gated-gelu",
+         "tie_word_embeddings": False}, seed=911, weight_std=0.5,
+        std_of={"Attention.q": 0.15, "relative_attention_bias": 1.0, "shared": 0.8, "lm_head": 0.6},
+    ),
     "bart": Case(
         "BartForConditionalGeneration", {**BART, "scale_embedding": False}, seed=908, weight_std=0.5,
         std_of={"shared": 0.2, "embed_positions": 0.6}, forced_bos=0,

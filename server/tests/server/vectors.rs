@@ -1,15 +1,17 @@
 //! Vectors in other programs' shapes, prompts before texts, vectors of tokens, and scores made of them.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, fs, path::Path, sync::Arc};
 
 use axum::http::StatusCode;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
+use burn::tensor::Device;
+use hearth_engine::Models;
 use hearth_model::{
     gpt::pooling::{
         ClassScores, Classifier, DenseActivation, DenseLayer, LateInteraction, LateText, OwnPooling, PairForm, Pooling,
         Prompts,
     },
-    weights::model_dir::LoadedModel,
+    weights::model_dir::{LoadOptions, LoadedModel, load},
 };
 use hearth_server::engine::Engine;
 use serde_json::{Value, json};
@@ -314,4 +316,45 @@ async fn decoders_that_compare_texts_read_them_within_a_text_and_write_none_if_t
         scores["data"]
     );
     post(&writer, "/v1/completions", json!({ "prompt": "x", "max_tokens": 1 })).await;
+}
+
+/// `model/tests/golden/make_token_classes.py` made the models.
+#[tokio::test]
+async fn classes_of_tokens_are_those_of_transformers_and_no_classes_of_texts() {
+    for family in ["bert", "modernbert"] {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/golden/token-classes").join(family);
+        let expected: Value = serde_json::from_slice(&fs::read(golden.join("expected.json")).unwrap()).unwrap();
+        let options = LoadOptions { device: Device::flex(), dtype: None };
+        let engine = Engine::start(move || Ok(Models::from(load(&golden, &options)?)), OPTIONS).unwrap();
+        let server = Server::trusting_templates(engine);
+        let expected = expected.as_array().unwrap();
+        let texts: Vec<&Value> = expected.iter().map(|case| &case["text"]).collect();
+        let found = post(&server, "/pooling", json!({ "input": texts, "task": "token_classify" })).await;
+        assert_eq!(found["data"], post(&server, "/pooling", json!({ "input": texts })).await["data"]);
+        for (case, found) in expected.iter().zip(found["data"].as_array().unwrap()) {
+            let (classes, found) = (case["classes"].as_array().unwrap(), found["data"].as_array().unwrap());
+            assert_eq!((classes.len(), found.len()), (case["ids"].as_array().unwrap().len(), classes.len()));
+            for (expected, found) in classes.iter().map(numbers).zip(found.iter().map(numbers)) {
+                let far = expected.iter().zip(&found).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                assert!(found.len() == 3 && far < 1e-5, "{family}, {}: {found:?}, expected {expected:?}", case["text"]);
+            }
+        }
+        for (path, body, message) in [
+            ("/classify", json!({ "input": "a cat" }), "tells the classes of tokens, not of texts"),
+            ("/pooling", json!({ "input": "a cat", "task": "classify" }), "another than `classify`"),
+            ("/v1/score", json!({ "text_1": "a", "text_2": "b" }), "no score for a pair of texts"),
+            (
+                "/v1/chat/completions",
+                json!({ "messages": [{ "role": "user", "content": "a" }] }),
+                "this model is an encoder: it makes vectors, scores or classes of texts, and writes none\nhint: use `/v1/embeddings`",
+            ),
+        ] {
+            let answer = server.post_to(path, body.to_string()).await;
+            assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{path}: {}", answer.text);
+            assert!(answer.error().contains(message), "{}", answer.error());
+        }
+    }
+    let body = json!({ "input": "x", "task": "token_classify" }).to_string();
+    let answer = prompted().post_to("/pooling", body).await;
+    assert!(answer.error().contains("`ForTokenClassification`"), "{}", answer.error());
 }

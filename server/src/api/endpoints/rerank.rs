@@ -280,6 +280,11 @@ fn of_pairs(
     model: &ServedModel,
     classifier: Classifier,
 ) -> Result<(Wanted, Scorer), ApiError> {
+    if classifier.is_of_tokens() {
+        let message = "this model tells the classes of tokens, and has no score for a pair of texts\nhint: use `/pooling`, with \
+                       `\"task\": \"token_classify\"`";
+        return Err(ApiError::invalid("model", message.to_owned()));
+    }
     if classifier.labels.len() != 1 {
         let n = classifier.labels.len();
         let message = format!(
