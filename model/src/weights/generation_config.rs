@@ -175,6 +175,7 @@ mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
+    use crate::config::Sizes;
 
     fn read_text(json: &str) -> SamplingParams {
         sampling_defaults(&serde_json::from_str(json).unwrap(), Path::new("generation_config.json"), 100)
@@ -225,5 +226,19 @@ mod tests {
         assert_eq!(defaults("{}"), expected);
         let expected = SamplingParams { repetition_penalty: 1.5, ..SamplingParams::default() };
         assert_eq!(defaults(r#"{"repetition_penalty": 1.5}"#), expected);
+    }
+
+    #[test]
+    fn first_token_of_config_json_is_forced_only_without_generation_config() {
+        let sizes =
+            Sizes { vocab_size: 50, max_seq_len: 8, n_layers: 1, n_heads: 1, n_kv_heads: 1, d_model: 4, d_ff: 4 };
+        let file = |json: &str| (PathBuf::from("x.json"), serde_json::from_str(json).unwrap());
+        let start = |generation: &str| {
+            let files = [file(generation), file(r#"{"decoder_start_token_id": 2, "forced_bos_token_id": 7}"#)];
+            decoder_start(&files, &GptConfig::t5(sizes)).unwrap()
+        };
+        assert_eq!(start("{}"), [2, 7]);
+        assert_eq!(start(r#"{"decoder_start_token_id": 3}"#), [3]);
+        assert_eq!(start(r#"{"forced_bos_token_id": 9}"#), [2, 9]);
     }
 }
