@@ -68,7 +68,7 @@ fn endpoints() -> Vec<Endpoint> {
         endpoint("/v1/embeddings", post(embeddings::create), inference("embeddings"), embeddings::OPERATION),
         endpoint("/v1/rerank", post(rerank::rerank), inference("rerank"), rerank::RERANK),
         // Where Cohere and text-embeddings-inference have it.
-        also_at("/v2/rerank", post(rerank::rerank), inference("rerank")),
+        also_at("/v2/rerank", post(rerank::cohere), inference("rerank")),
         also_at("/rerank", post(rerank::rerank), inference("rerank")),
         endpoint("/v1/score", post(rerank::score), inference("score"), rerank::SCORE),
         also_at("/score", post(rerank::score), inference("score")),

@@ -10,7 +10,7 @@ use axum::{
 };
 use hearth_engine::{
     ServedModel,
-    request::{MAX_LOGPROBS, ValidationError},
+    request::{MAX_LOGPROBS, ValidationError, begun_by},
 };
 use hearth_model::{
     TokenId,
@@ -218,11 +218,8 @@ impl Prompts {
         }
         let decoder_ids = match &self.decoder {
             Some(begun) => {
-                let options = EncodeOptions { add_special_tokens: false, ..EncodeOptions::PROMPT };
-                let ids = begun.encode(DECODER, &model.tokenizer, options)?;
-                // As in vLLM, the first token may be given or not.
-                let start = model.decoder_start.first().filter(|start| ids.first() != Some(start));
-                start.copied().into_iter().chain(ids).collect()
+                let ids = begun.encode(DECODER, &model.tokenizer, EncodeOptions::RENDERED)?;
+                begun_by(&model.decoder_start, ids)
             }
             None => model.decoder_start.clone(),
         };
@@ -230,11 +227,11 @@ impl Prompts {
             if generation.keeps_whole_prompt() {
                 source.check_length(self.param, model)?;
             }
-            let ids = source.encode(self.param, &model.tokenizer, self.encode)?;
-            if ids.is_empty() {
+            let prompt = generation.source(source, (self.param, self.encode), model)?;
+            if prompt.ids.is_empty() {
                 return Err(ValidationError::Empty { param: self.param }.into());
             }
-            Ok(generation.prompt(ids, model).into_source_of(decoder_ids.clone()))
+            Ok(prompt.into_source_of(decoder_ids.clone()))
         });
         prompts.collect()
     }
