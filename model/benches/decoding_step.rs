@@ -15,7 +15,7 @@ use hearth_model::{
         constraint::{AfterGrammar, Grammar, GrammarCompiler, Mark, Outlook, Watch, WatchRules},
         model_runner::ModelRunner,
         sampling::{
-            AdaptiveP, Dry, LogitRow, Mirostat, MirostatVersion, RowNeeds, Sampler, SamplingParams, Smoothing, Xtc,
+            AdaptiveP, Dry, LogitDemand, LogitRow, Mirostat, MirostatVersion, Sampler, SamplingParams, Smoothing, Xtc,
         },
     },
     gpt::kv_cache::{PAGE_SIZE, StepPart},
@@ -69,7 +69,7 @@ fn main() {
     for number in 0..N_STEPS {
         let start = Instant::now();
         let output = runner.step(&pending, &mut [StepPart::new(&mut table, pending.len())]).unwrap();
-        let rows = runner.read_logits(&output, &[pending.len() - 1], &[RowNeeds::Whole]).unwrap();
+        let rows = runner.read_logits(&output, &[pending.len() - 1], &[LogitDemand::Whole]).unwrap();
         if number > 0 {
             steps.push(micros(start));
         }
