@@ -49,7 +49,7 @@ fn main() {
         .into_iter()
         .map(|(name, params)| Measured {
             name,
-            draw: Draw::Sampler(Sampler::new(params, 0, &prompt)),
+            draw: Draw::Sampler(Box::new(Sampler::new(params, 0, &prompt))),
             times: Vec::new(),
         })
         .collect();
@@ -100,7 +100,7 @@ struct Measured {
 }
 
 enum Draw {
-    Sampler(Sampler),
+    Sampler(Box<Sampler>),
     Watch(Watch),
 }
 
