@@ -128,9 +128,12 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
     let read = move |fields| CompletionRequest::from_fields(fields, defaults);
     let CompletionRequest { prompts, generation } = body.read(&state, read).await?;
     let preparation = WorkClass::of_body(generation.n_bytes());
+    let has_suffix = prompts.suffix.is_some();
     let prepare = move |generation: &GenerateParams, model: &ServedModel| prompts.prepare(generation, model);
-    let RunningAnswer { head, deltas, tokenizer, prompt_ids } =
-        generation.start(&state, "cmpl-", (preparation, prepare)).await?;
+    let started = generation.start(&state, "cmpl-", (preparation, prepare)).await;
+    // A suffix cannot be combined with truncation.
+    let started = started.map_err(|error| if has_suffix { error.without_truncation() } else { error });
+    let RunningAnswer { head, deltas, tokenizer, prompt_ids } = started?;
     // The texts are tokenized, so the body's share of the memory limit can be released.
     drop(body);
     let head = head.with_object("text_completion");
