@@ -1,16 +1,21 @@
 //! Captured decoding steps that a GPU replays, against the same steps run eagerly. On the software adapter of wgpu.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+use std::collections::BTreeSet;
+
 use burn::tensor::{Device, Tensor};
 use hearth_model::{
     TokenId,
     config::{Activation, GptConfig, Positions, Rope, Sizes},
-    decode::model_runner::ModelRunner,
+    decode::{
+        model_runner::ModelRunner,
+        sampling::{LogitRow, RowNeeds},
+    },
     gpt::{
         Gpt,
         kv_cache::{PageTable, StepPart},
     },
-    ops::KvDtype,
+    ops::{self, KvDtype},
 };
 
 use crate::test_gpu::gpu;
@@ -130,4 +135,55 @@ fn captured_steps_equal_eager_steps_with_windows_alibi_and_softcap() {
     };
     check("windows in some layers", &mixed, KvDtype::F32);
     check("slopes", &GptConfig { positions: Positions::Alibi, ..llama }, KvDtype::F32);
+}
+
+/// The logits that `needs` asks for, of every row of a decoding step: of some rows each token's id and the bits of its logit.
+/// Also the number of kernels that were launched, those of graphs not counted.
+fn read_top(
+    runner: &mut ModelRunner,
+    tables: &mut [PageTable],
+    (seed, needs): (TokenId, &RowNeeds),
+) -> (Vec<Vec<(TokenId, u32)>>, usize) {
+    let token_ids: Vec<TokenId> = (0..tables.len() as TokenId).map(|at| (seed * 31 + at * 17) % 97).collect();
+    let rows: Vec<usize> = (0..tables.len()).collect();
+    ops::count_launches(|| {
+        let mut parts: Vec<StepPart<'_>> = tables.iter_mut().map(|table| StepPart::new(table, 1)).collect();
+        let output = runner.step(&token_ids, &mut parts).unwrap();
+        let read = runner.read_logits(&output, &rows, &vec![needs.clone(); rows.len()]).unwrap();
+        let pairs = |row: LogitRow<'_>| match row {
+            LogitRow::Whole(logits) => (0..).zip(logits.iter().map(|logit| logit.to_bits())).collect(),
+            LogitRow::Best(logits) => logits.iter().map(|(id, logit)| (*id, logit.to_bits())).collect(),
+        };
+        read.iter().map(pairs).collect()
+    })
+}
+
+/// The selection of a row's most likely tokens is in the graph, once the same number has been asked for a few times; whatever
+/// else is asked for is what an eager step gives.
+#[test]
+fn captured_steps_read_the_top_tokens_of_eager_steps_without_a_launch() {
+    let Some(gpu) = gpu() else { return };
+    // Several tiles of tokens.
+    let config = GptConfig::llama(Sizes { vocab_size: 3000, max_seq_len: 200, n_layers: 1, ..sizes() });
+    for n_rows in [1, 12] {
+        let mut twins = Twins::new("top tokens", &config, KvDtype::F32, &gpu);
+        (0..n_rows).for_each(|_| twins.begin());
+        twins.step(&vec![33; n_rows]);
+        let best = |n| RowNeeds::Best { n, also: BTreeSet::new() };
+        let also = RowNeeds::Best { n: 3, also: [5, 2999].into() };
+        // In turn: greedy, the 40 most likely, more than a graph selects, other tokens besides, whole rows, greedy again.
+        let phases = [(best(1), 0), (best(40), 0), (best(300), 9), (also, 9), (RowNeeds::Whole, 0), (best(1), 0)];
+        for (needs, most_launches) in phases {
+            let mut n_launches = usize::MAX;
+            for _ in 0..5 {
+                twins.n_steps += 1;
+                let [captured, eager] = [0, 1].map(|which| {
+                    read_top(&mut twins.runners[which], &mut twins.tables[which], (twins.n_steps, &needs))
+                });
+                assert!(captured.0 == eager.0, "{needs:?}, step {} of {n_rows} rows", twins.n_steps);
+                n_launches = captured.1;
+            }
+            assert!(n_launches <= most_launches, "{needs:?}: {n_launches} launches outside of the graph");
+        }
+    }
 }

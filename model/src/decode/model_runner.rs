@@ -3,9 +3,14 @@
 //! On a GPU, launching kernels takes the processor longer than many kernels run. So a step that only decodes is captured as a
 //! graph once steps of its shape have occurred a few times, and replayed from then on. What differs from step to step (token
 //! ids, slots, page tables, positions) is written into a buffer that the graph reads. Steps have the same shape if they have as
-//! many rows and, rounded up, as many pages.
+//! many rows and, rounded up, as many pages. The graph also selects as many of each row's most likely tokens as the step before
+//! was read for.
 
-use std::{borrow::Cow, ops::Range};
+use std::{
+    borrow::Cow,
+    ops::Range,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 use burn::tensor::{DType, Device, Tensor};
 
@@ -13,7 +18,7 @@ use crate::{
     TokenId,
     config::GptConfig,
     decode::{
-        read_logits::{LogitRows, read_logits},
+        read_logits::{LogitRows, TopTokens, read_logits},
         sampling::RowNeeds,
     },
     error::{Error, Result},
@@ -40,6 +45,9 @@ pub struct ModelRunner {
     graphs: Option<StepGraphs>,
     gpt: Gpt,
     cache: KvCache,
+    /// Most likely tokens of each row that the last decoding step was read for; 0 if it was read for other logits. The next
+    /// step's graph selects as many.
+    n_top: AtomicUsize,
 }
 
 /// The result of a step, valid until the next step.
@@ -47,6 +55,7 @@ pub struct ModelRunner {
 pub struct StepOutput {
     hidden: Tensor<2>,
     logits: Option<Tensor<2>>,
+    top: Option<TopTokens>,
     /// For each row of the step its place in `hidden`, if the step has rows of sources, which are not there.
     places: Option<Vec<Option<usize>>>,
 }
@@ -58,7 +67,7 @@ impl ModelRunner {
     /// As [`Gpt::kv_cache`].
     pub fn new(gpt: Gpt, n_pages: usize, kv_dtype: KvDtype) -> Result<Self> {
         let cache = gpt.kv_cache(n_pages, kv_dtype)?;
-        Ok(Self { graphs: None, gpt, cache })
+        Ok(Self { graphs: None, gpt, cache, n_top: AtomicUsize::new(0) })
     }
 
     /// A runner with a cache of `n_pages` pages, and `n_states` states of the recurrent layers if there are such layers.
@@ -67,7 +76,7 @@ impl ModelRunner {
     /// As [`Gpt::kv_cache`].
     pub fn with_states(gpt: Gpt, n_pages: usize, n_states: usize, kv_dtype: KvDtype) -> Result<Self> {
         let cache = gpt.kv_cache_with_states(n_pages, n_states, kv_dtype)?;
-        Ok(Self { graphs: None, gpt, cache })
+        Ok(Self { graphs: None, gpt, cache, n_top: AtomicUsize::new(0) })
     }
 
     /// Captures steps that repeat from now on. Does nothing on the CPU.
@@ -103,7 +112,7 @@ impl ModelRunner {
     /// [`Error::Param`] if the number of ids is not that of `parts`, an id is outside the vocabulary, or a sequence gets longer
     /// than the model's learned positions; [`Error::Execution`] if there are too few free pages, or the device fails.
     pub fn step(&mut self, token_ids: &[TokenId], parts: &mut [StepPart<'_>]) -> Result<StepOutput> {
-        let Self { graphs, gpt, cache } = self;
+        let Self { graphs, gpt, cache, n_top } = self;
         check(gpt.config(), token_ids, parts)?;
         let device = gpt.device();
         let split = gpt.config().is_encoder_decoder().then(|| SplitRows::of(token_ids, parts));
@@ -116,12 +125,12 @@ impl ModelRunner {
         let ids = Ints::new(token_ids.iter().map(|&id| id as i32).collect(), &device);
         if let Some(graphs) = graphs
             && pass.adapters().is_empty()
-            && let Some(output) = graphs.step(gpt, &ids, &mut pass)?
+            && let Some(output) = graphs.step(gpt, &ids, &mut pass, *n_top.get_mut())?
         {
             return Ok(output);
         }
         let places = split.map(|split| split.places);
-        Ok(StepOutput { hidden: gpt.run(ids.tensor(), &mut pass), logits: None, places })
+        Ok(StepOutput { hidden: gpt.run(ids.tensor(), &mut pass), logits: None, top: None, places })
     }
 
     /// The final hidden states of these rows of the last step: `[rows.len(), d_model]`.
@@ -148,6 +157,16 @@ impl ModelRunner {
     /// # Errors
     /// [`Error::Execution`] if the device failed in this step.
     pub fn read_logits(&self, output: &StepOutput, rows: &[usize], needs: &[RowNeeds]) -> Result<LogitRows> {
+        let vocab_size = self.gpt.config().vocab_size;
+        // A step of which all rows are read only decodes.
+        if output.places.is_none() && rows.len() == output.hidden.dims()[0] {
+            self.n_top.store(TopTokens::count_for(needs, vocab_size).unwrap_or(0), Ordering::Relaxed);
+        }
+        if let Some(top) = &output.top
+            && let Some(read) = top.read(rows, needs)?
+        {
+            return Ok(read);
+        }
         read_logits(self.logits(output, rows), needs)
     }
 

@@ -396,9 +396,9 @@ fn step(
         *end += ids.len();
         Some(*end - 1)
     });
-    let logits = runner.logits(&output, &ends.collect::<Vec<_>>());
     let needs = Sampler::new(SamplingParams::greedy(), 0, &[]).needs(&BTreeSet::new(), &[]);
-    Ok(hearth_model::decode::read_logits::read_logits(logits, &vec![needs; ids.len()])?.n_read_bytes())
+    let read = runner.read_logits(&output, &ends.collect::<Vec<_>>(), &vec![needs; ids.len()])?;
+    Ok(read.n_read_bytes())
 }
 
 /// `n` arbitrary tokens; which ones does not affect the speed.

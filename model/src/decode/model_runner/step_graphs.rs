@@ -2,8 +2,11 @@
 
 use std::collections::HashMap;
 
+use burn::tensor::{Int, Tensor};
+
 use super::StepOutput;
 use crate::{
+    decode::read_logits::TopTokens,
     error::Result,
     gpt::{Gpt, forward_pass::ForwardPass, kv_cache::PagedStep},
     ops::{Address, CapturedGraph, Ints, StagingBuffer, Upload},
@@ -18,9 +21,11 @@ const MAX_FAILURES: u32 = 3;
 /// Most rows of a captured step. More rows run longer than their launch takes, and products of many rows use memory that would
 /// have to be reserved beforehand.
 const MAX_ROWS: usize = 127;
-/// Most rows of a captured step whose graph includes the logits. For more rows, the logits would take much memory, and
-/// launching their kernels takes a small share of the time.
-const MAX_LOGIT_ROWS: usize = 8;
+/// Most rows of a captured step whose graph includes the logits. For more rows, launching their kernels takes a small share of
+/// the time.
+const MAX_LOGIT_ROWS: usize = 64;
+/// Bytes of logits that all graphs together keep, at most; beyond this, logits are computed outside of the graph.
+const MAX_LOGIT_BYTES: usize = 256 << 20;
 
 /// The captured steps of one model and one cache, by shape.
 #[derive(Debug, Default)]
@@ -45,7 +50,17 @@ struct StepGraph {
     graph: CapturedGraph,
     /// The buffer that the graph reads: token ids, then the rest in the order of [`ForwardPass::uploads`].
     staging: StagingBuffer,
+    /// The numbers of all rows, which the selection of top tokens reads.
+    _rows: Tensor<1, Int>,
     output: StepOutput,
+}
+
+/// What a step's graph computes after the hidden states.
+#[derive(Clone, Copy, Debug)]
+struct Ending {
+    has_logits: bool,
+    /// Most likely tokens of each row that are selected; 0 for none.
+    n_top: usize,
 }
 
 /// The addresses of the pools that `pass` writes to.
@@ -65,15 +80,24 @@ impl StepGraphs {
     }
 
     /// Replays the step of `pass` and `ids`, or captures it if steps of its shape have occurred often enough. `None` if the
-    /// caller is to run it.
+    /// caller is to run it. `n_top` most likely tokens of each row are expected to be read; 0 for none.
     ///
     /// # Errors
     /// [`Error::Execution`](crate::Error::Execution) if the device fails.
-    pub(super) fn step(&mut self, gpt: &Gpt, ids: &Ints, pass: &mut ForwardPass<'_>) -> Result<Option<StepOutput>> {
-        if ids.host().len() > MAX_ROWS {
+    pub(super) fn step(
+        &mut self,
+        gpt: &Gpt,
+        ids: &Ints,
+        pass: &mut ForwardPass<'_>,
+        n_top: usize,
+    ) -> Result<Option<StepOutput>> {
+        let n_rows = ids.host().len();
+        if n_rows > MAX_ROWS {
             return Ok(None);
         }
-        let Some((_, sizes)) = pass.uploads() else { return Ok(None) };
+        let Some((_, mut sizes)) = pass.uploads() else { return Ok(None) };
+        // Another number of tokens is another graph.
+        sizes.push(if n_rows <= MAX_LOGIT_ROWS { n_top } else { 0 });
         if self.shape(&sizes).step.is_some() && has_moved(pass, &self.pools) {
             tracing::warn!("the KV cache has moved: dropping captured steps");
             self.forget();
@@ -90,7 +114,8 @@ impl StepGraphs {
             return Ok(None);
         }
         let pools = addresses(pass);
-        match StepGraph::new(gpt, ids, pass) {
+        let has_logits = self.has_room_for_logits(n_rows, gpt.config().vocab_size);
+        match StepGraph::new(gpt, ids, pass, Ending { has_logits, n_top }) {
             Ok(step) => {
                 let output = step.replay()?;
                 if has_moved(pass, &pools) {
@@ -122,6 +147,14 @@ impl StepGraphs {
         self.shape(sizes).step = Some(step);
     }
 
+    /// Whether the graph of a step of `n_rows` rows may include their logits.
+    fn has_room_for_logits(&self, n_rows: usize, vocab_size: usize) -> bool {
+        let steps = self.shapes.values().filter_map(|shape| shape.step.as_ref());
+        let n_kept: usize =
+            steps.filter_map(|step| step.output.logits.as_ref()).map(|logits| logits.shape().num_elements()).sum();
+        n_rows <= MAX_LOGIT_ROWS && (n_kept + n_rows * vocab_size) * size_of::<f32>() <= MAX_LOGIT_BYTES
+    }
+
     /// Drops all steps and the counts of their shapes.
     fn forget(&mut self) {
         self.shapes.clear();
@@ -149,20 +182,25 @@ impl StepGraph {
     /// # Errors
     /// [`Error::Execution`](crate::Error::Execution) if it cannot be captured. The pools are unchanged, but the device
     /// treats them as unreadable until an operation writes to them without reading them ([`ForwardPass::disable_fused_append`]).
-    fn new(gpt: &Gpt, ids: &Ints, pass: &mut ForwardPass<'_>) -> Result<Self> {
+    fn new(gpt: &Gpt, ids: &Ints, pass: &mut ForwardPass<'_>, ending: Ending) -> Result<Self> {
         // Before the capture, since an upload cannot be captured.
         let uploads = pass.uploads().into_iter().flat_map(|(uploads, _)| uploads);
         let uploads: Vec<Upload<'_>> = std::iter::once(Upload::Ints(ids)).chain(uploads).collect();
         let staging = StagingBuffer::new(&uploads, &gpt.device());
-        let sizes = buffer_sizes(gpt, ids.host().len());
+        let n_rows = ids.host().len();
+        let numbers: Vec<i32> = (0..n_rows as i32).collect();
+        let rows = Tensor::<1, Int>::from_data(numbers.as_slice(), &gpt.device());
+        let sizes = buffer_sizes(gpt, n_rows, ending);
         let (graph, output) = CapturedGraph::new(&gpt.device(), &sizes, || {
             let hidden = gpt.run(ids.tensor(), pass);
             #[cfg(test)]
             tests::sabotage(pass, &gpt.device());
-            let logits = makes_logits(ids.host().len()).then(|| gpt.logits(hidden.clone()));
-            StepOutput { hidden, logits, places: None }
+            let logits = ending.has_logits.then(|| gpt.logits(hidden.clone()));
+            let top = logits.clone().filter(|_| ending.n_top > 0);
+            let top = top.map(|logits| TopTokens::select(logits, rows.clone(), ending.n_top));
+            StepOutput { hidden, logits, top, places: None }
         })?;
-        Ok(Self { graph, staging, output })
+        Ok(Self { graph, staging, _rows: rows, output })
     }
 
     /// Replays the step with other inputs.
@@ -181,20 +219,18 @@ impl StepGraph {
     }
 }
 
-/// Whether the graph of a step includes the logits of its rows.
-fn makes_logits(n_rows: usize) -> bool {
-    n_rows <= MAX_LOGIT_ROWS
-}
-
 /// Bytes of the buffers that a step of `n_rows` allocates.
-fn buffer_sizes(gpt: &Gpt, n_rows: usize) -> Vec<usize> {
+fn buffer_sizes(gpt: &Gpt, n_rows: usize, ending: Ending) -> Vec<usize> {
     let config = gpt.config();
     let (q_width, kv_width) = (config.q_width(), config.kv_width());
-    let mut widths = vec![config.d_model, q_width, q_width + 2 * kv_width, config.d_ff, 2 * config.d_ff];
-    if makes_logits(n_rows) {
-        widths.push(config.vocab_size);
+    let widths = [config.d_model, q_width, q_width + 2 * kv_width, config.d_ff, 2 * config.d_ff];
+    let logits = ending.has_logits.then_some(config.vocab_size);
+    let mut sizes: Vec<usize> =
+        widths.into_iter().chain(logits).map(|width| n_rows * width * size_of::<f32>()).collect();
+    if ending.n_top > 0 {
+        sizes.extend(TopTokens::buffer_sizes([n_rows, config.vocab_size], ending.n_top));
     }
-    widths.into_iter().map(|width| n_rows * width * size_of::<f32>()).collect()
+    sizes
 }
 
 #[cfg(test)]
