@@ -9,7 +9,7 @@ use hearth_model::{
     config::{Activation, GptConfig, Positions, Rope, Sizes},
     decode::{
         model_runner::ModelRunner,
-        sampling::{LogitRow, RowNeeds},
+        sampling::{LogitRow, LogitDemand},
     },
     gpt::{
         Gpt,
@@ -142,7 +142,7 @@ fn captured_steps_equal_eager_steps_with_windows_alibi_and_softcap() {
 fn read_top(
     runner: &mut ModelRunner,
     tables: &mut [PageTable],
-    (seed, needs): (TokenId, &RowNeeds),
+    (seed, needs): (TokenId, &LogitDemand),
 ) -> (Vec<Vec<(TokenId, u32)>>, usize) {
     let token_ids: Vec<TokenId> = (0..tables.len() as TokenId).map(|at| (seed * 31 + at * 17) % 97).collect();
     let rows: Vec<usize> = (0..tables.len()).collect();
@@ -169,10 +169,10 @@ fn captured_steps_read_the_top_tokens_of_eager_steps_without_a_launch() {
         let mut twins = Twins::new("top tokens", &config, KvDtype::F32, &gpu);
         (0..n_rows).for_each(|_| twins.begin());
         twins.step(&vec![33; n_rows]);
-        let best = |n| RowNeeds::Best { n, also: BTreeSet::new() };
-        let also = RowNeeds::Best { n: 3, also: [5, 2999].into() };
+        let best = |n| LogitDemand::Best { n, also: BTreeSet::new() };
+        let also = LogitDemand::Best { n: 3, also: [5, 2999].into() };
         // In turn: greedy, the 40 most likely, more than a graph selects, other tokens besides, whole rows, greedy again.
-        let phases = [(best(1), 0), (best(40), 0), (best(300), 9), (also, 9), (RowNeeds::Whole, 0), (best(1), 0)];
+        let phases = [(best(1), 0), (best(40), 0), (best(300), 9), (also, 9), (LogitDemand::Whole, 0), (best(1), 0)];
         for (needs, most_launches) in phases {
             let mut n_launches = usize::MAX;
             for _ in 0..5 {

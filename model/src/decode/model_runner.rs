@@ -19,7 +19,7 @@ use crate::{
     config::GptConfig,
     decode::{
         read_logits::{LogitRows, TopTokens, read_logits},
-        sampling::RowNeeds,
+        sampling::LogitDemand,
     },
     error::{Error, Result},
     gpt::{
@@ -156,7 +156,7 @@ impl ModelRunner {
     ///
     /// # Errors
     /// [`Error::Execution`] if the device failed in this step.
-    pub fn read_logits(&self, output: &StepOutput, rows: &[usize], needs: &[RowNeeds]) -> Result<LogitRows> {
+    pub fn read_logits(&self, output: &StepOutput, rows: &[usize], needs: &[LogitDemand]) -> Result<LogitRows> {
         let vocab_size = self.gpt.config().vocab_size;
         // A step of which all rows are read only decodes.
         if output.places.is_none() && rows.len() == output.hidden.dims()[0] {

@@ -7,7 +7,7 @@ use burn::tensor::{DType, Int, Tensor, Transaction};
 
 use crate::{
     TokenId,
-    decode::sampling::{LogitRow, RowNeeds},
+    decode::sampling::{LogitDemand, LogitRow},
     error::{Error, Result},
     ops::{Placement, read, take_rows, to_f32, top_k_logits},
 };
@@ -53,7 +53,7 @@ impl LogitRows {
 ///
 /// # Errors
 /// [`Error::Execution`] when the device cannot be read.
-pub fn read_logits(logits: Tensor<2>, needs: &[RowNeeds]) -> Result<LogitRows> {
+pub fn read_logits(logits: Tensor<2>, needs: &[LogitDemand]) -> Result<LogitRows> {
     let logits = logits.cast(DType::F32);
     if Placement::of(&logits.device()) == Placement::Gpu {
         return read_parts(logits, needs);
@@ -76,12 +76,12 @@ pub(crate) struct TopTokens {
 
 impl TopTokens {
     /// Numbers of tokens that are selected: the least of these that is enough.
-    const COUNTS: [usize; 3] = [1, 64, RowNeeds::MAX_BEST];
+    const COUNTS: [usize; 3] = [1, 64, LogitDemand::MAX_BEST];
 
     /// How many tokens of each row satisfy `needs`; `None` if a row needs more than its most likely tokens.
-    pub(crate) fn count_for(needs: &[RowNeeds], vocab_size: usize) -> Option<usize> {
-        let n_of = |needs: &RowNeeds| match needs {
-            RowNeeds::Best { n, also } if also.is_empty() && (1..vocab_size).contains(n) => Some(*n),
+    pub(crate) fn count_for(needs: &[LogitDemand], vocab_size: usize) -> Option<usize> {
+        let n_of = |needs: &LogitDemand| match needs {
+            LogitDemand::Best { n, also } if also.is_empty() && (1..vocab_size).contains(n) => Some(*n),
             _ => None,
         };
         let most = needs.iter().map(n_of).try_fold(0, |most, n| Some(most.max(n?)))?;
@@ -107,7 +107,7 @@ impl TopTokens {
     ///
     /// # Errors
     /// [`Error::Execution`] when the device cannot be read.
-    pub(crate) fn read(&self, rows: &[usize], needs: &[RowNeeds]) -> Result<Option<LogitRows>> {
+    pub(crate) fn read(&self, rows: &[usize], needs: &[LogitDemand]) -> Result<Option<LogitRows>> {
         if Self::count_for(needs, self.vocab_size).is_none_or(|n| n > self.n) {
             return Ok(None);
         }
@@ -116,7 +116,7 @@ impl TopTokens {
         let n_read_bytes = data.bytes().len();
         let values: Vec<i32> = data.try_into_vec().map_err(unexpected)?;
         let best = rows.iter().zip(needs).map(|(&row, needs)| {
-            let n = if let RowNeeds::Best { n, .. } = needs { *n } else { 0 };
+            let n = if let LogitDemand::Best { n, .. } = needs { *n } else { 0 };
             let of_row = &values[2 * self.n * row..][..2 * self.n];
             BestRow { row, n, also: Vec::new() }.gather(of_row, self.n)
         });
@@ -131,12 +131,12 @@ fn unexpected(error: impl std::fmt::Debug) -> Error {
 }
 
 /// Which rows are read whole, with their indices among the whole rows or the parts.
-fn places(needs: &[RowNeeds], vocab_size: usize) -> Vec<RowLocation> {
+fn places(needs: &[LogitDemand], vocab_size: usize) -> Vec<RowLocation> {
     let (mut n_whole, mut n_best) = (0, 0);
     let next = |count: &mut usize| std::mem::replace(count, *count + 1);
-    let place = |needs: &RowNeeds| match needs {
+    let place = |needs: &LogitDemand| match needs {
         // If all tokens are needed: the whole row.
-        RowNeeds::Best { n, .. } if (1..vocab_size.min(RowNeeds::MAX_BEST + 1)).contains(n) => {
+        LogitDemand::Best { n, .. } if (1..vocab_size.min(LogitDemand::MAX_BEST + 1)).contains(n) => {
             RowLocation::Best(next(&mut n_best))
         }
         _ => RowLocation::Whole(next(&mut n_whole)),
@@ -145,13 +145,13 @@ fn places(needs: &[RowNeeds], vocab_size: usize) -> Vec<RowLocation> {
 }
 
 /// Reads whole rows and parts of others in one transfer.
-fn read_parts(logits: Tensor<2>, needs: &[RowNeeds]) -> Result<LogitRows> {
+fn read_parts(logits: Tensor<2>, needs: &[LogitDemand]) -> Result<LogitRows> {
     let [n_rows, vocab_size] = logits.dims();
     let places = places(needs, vocab_size);
     let whole_rows: Vec<usize> = (0..n_rows).filter(|&row| matches!(places[row], RowLocation::Whole(_))).collect();
     let best_rows: Vec<BestRow> = (0..n_rows)
         .filter_map(|row| match (&needs[row], places[row]) {
-            (RowNeeds::Best { n, also }, RowLocation::Best(_)) => {
+            (LogitDemand::Best { n, also }, RowLocation::Best(_)) => {
                 let also = also.iter().copied().filter(|id| (*id as usize) < vocab_size).collect();
                 Some(BestRow { row, n: *n, also })
             }
