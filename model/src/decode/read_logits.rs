@@ -9,7 +9,7 @@ use crate::{
     TokenId,
     decode::sampling::{LogitDemand, LogitRow},
     error::{Error, Result},
-    ops::{Placement, read, take_rows, to_f32, top_k_logits},
+    ops::{Placement, read, read_ints_while, take_rows, to_f32, top_k_logits},
 };
 
 /// Rows of logits that were read off a device.
@@ -40,6 +40,12 @@ impl LogitRows {
             RowLocation::Whole(at) => LogitRow::from(&self.whole[at * self.vocab_size..][..self.vocab_size]),
             RowLocation::Best(at) => LogitRow::Best(self.best[at].as_slice().into()),
         })
+    }
+
+    /// The most likely token of each row, if no row is whole.
+    pub(crate) fn most_likely(&self) -> Option<Vec<TokenId>> {
+        let first = |row: &Vec<(TokenId, f32)>| row.first().map(|(id, _)| *id);
+        if self.best.len() == self.places.len() { self.best.iter().map(first).collect() } else { None }
     }
 
     /// Bytes that were read off the device.
@@ -103,18 +109,34 @@ impl TopTokens {
         widths.chain([2 * n]).map(|width| n_rows * width * size_of::<u32>()).collect()
     }
 
-    /// Reads these rows, if their tokens satisfy `needs`.
+    /// Whether these tokens are all that `needs` asks for.
+    pub(crate) fn satisfy(&self, needs: &[LogitDemand]) -> bool {
+        Self::count_for(needs, self.vocab_size).is_some_and(|n| n <= self.n)
+    }
+
+    /// The ids of the tokens, in the first `n` columns.
+    pub(crate) fn ids(&self) -> Tensor<2, Int> {
+        self.ids_and_bits.clone()
+    }
+
+    /// Whether it is one token of each row.
+    pub(crate) fn is_one(&self) -> bool {
+        self.n == 1
+    }
+
+    /// Reads these rows, whose `needs` the tokens must [satisfy](Self::satisfy). Calls `meanwhile`, which may launch what
+    /// overwrites them.
     ///
     /// # Errors
     /// [`Error::Execution`] when the device cannot be read.
-    pub(crate) fn read(&self, rows: &[usize], needs: &[LogitDemand]) -> Result<Option<LogitRows>> {
-        if Self::count_for(needs, self.vocab_size).is_none_or(|n| n > self.n) {
-            return Ok(None);
-        }
-        let data = self.ids_and_bits.clone().try_into_data();
-        let data = data.map_err(|error| Error::Execution { what: error.to_string() })?;
-        let n_read_bytes = data.bytes().len();
-        let values: Vec<i32> = data.try_into_vec().map_err(unexpected)?;
+    pub(crate) fn read<T>(
+        &self,
+        rows: &[usize],
+        needs: &[LogitDemand],
+        meanwhile: impl FnOnce() -> T,
+    ) -> Result<(LogitRows, T)> {
+        let (values, done) = read_ints_while(self.ids(), meanwhile)?;
+        let n_read_bytes = size_of_val(values.as_slice());
         let best = rows.iter().zip(needs).map(|(&row, needs)| {
             let n = if let LogitDemand::Best { n, .. } = needs { *n } else { 0 };
             let of_row = &values[2 * self.n * row..][..2 * self.n];
@@ -122,7 +144,7 @@ impl TopTokens {
         });
         let places = (0..rows.len()).map(RowLocation::Best).collect();
         let (vocab_size, whole) = (self.vocab_size, Vec::new());
-        Ok(Some(LogitRows { vocab_size, whole, best: best.collect(), places, n_read_bytes }))
+        Ok((LogitRows { vocab_size, whole, best: best.collect(), places, n_read_bytes }, done))
     }
 }
 

@@ -4,12 +4,15 @@ use std::collections::HashMap;
 
 use burn::tensor::{Int, Tensor};
 
-use super::StepOutput;
+use super::{
+    StepOutput,
+    step_ahead::{NextStep, StepAhead},
+};
 use crate::{
     decode::read_logits::TopTokens,
     error::Result,
     gpt::{Gpt, forward_pass::ForwardPass, kv_cache::PagedStep},
-    ops::{Address, CapturedGraph, Ints, StagingBuffer, Upload},
+    ops::{self, Address, CapturedGraph, Ints, StagingBuffer, Upload, packed},
 };
 
 /// Steps of one shape that run before the next is captured. Capturing takes as long as three steps.
@@ -80,7 +83,8 @@ impl StepGraphs {
     }
 
     /// Replays the step of `pass` and `ids`, or captures it if steps of its shape have occurred often enough. `None` if the
-    /// caller is to run it. `n_top` most likely tokens of each row are expected to be read; 0 for none.
+    /// caller is to run it. `n_top` most likely tokens of each row are expected to be read; 0 for none. `ahead` is a step that was
+    /// launched already, perhaps this one.
     ///
     /// # Errors
     /// [`Error::Execution`](crate::Error::Execution) if the device fails.
@@ -89,15 +93,14 @@ impl StepGraphs {
         gpt: &Gpt,
         ids: &Ints,
         pass: &mut ForwardPass<'_>,
-        n_top: usize,
+        (n_top, ahead): (usize, Option<StepAhead>),
     ) -> Result<Option<StepOutput>> {
         let n_rows = ids.host().len();
         if n_rows > MAX_ROWS {
             return Ok(None);
         }
-        let Some((_, mut sizes)) = pass.uploads() else { return Ok(None) };
-        // Another number of tokens is another graph.
-        sizes.push(if n_rows <= MAX_LOGIT_ROWS { n_top } else { 0 });
+        let Some((_, launch_sizes)) = pass.uploads() else { return Ok(None) };
+        let sizes = with_top(&launch_sizes, n_rows, n_top);
         if self.shape(&sizes).step.is_some() && has_moved(pass, &self.pools) {
             tracing::warn!("the KV cache has moved: dropping captured steps");
             self.forget();
@@ -107,7 +110,11 @@ impl StepGraphs {
         if let Some(step) = &mut shape.step {
             let uploads = pass.uploads().into_iter().flat_map(|(uploads, _)| uploads);
             let uploads: Vec<_> = std::iter::once(Upload::Ints(ids)).chain(uploads).collect();
-            return step.replay_with(&uploads).map(Some);
+            let numbers = packed(&uploads);
+            if let Some(output) = ahead.and_then(|ahead| ahead.output_for(&launch_sizes, &numbers)) {
+                return Ok(Some(output));
+            }
+            return step.replay_with(numbers).map(Some);
         }
         shape.n_runs += 1;
         if shape.n_runs <= RUNS_BEFORE || !can_fail {
@@ -136,6 +143,23 @@ impl StepGraphs {
                 Ok(None)
             }
         }
+    }
+
+    /// Replays `next`, if such a step is captured, with the token ids in `top [n_rows, 2]`, whose step must be the last one: its
+    /// result is overwritten. `top` may be part of that.
+    ///
+    /// # Errors
+    /// [`Error::Execution`](crate::Error::Execution) if the device fails.
+    pub(super) fn launch_ahead(&mut self, gpt: &Gpt, next: NextStep, top: &TopTokens) -> Result<Option<StepAhead>> {
+        let sizes = with_top(&next.sizes, next.n_rows, 1);
+        let shape = self.shapes.get_mut(&sizes);
+        let Some(step) = shape.and_then(|shape| shape.step.as_mut()) else { return Ok(None) };
+        step.staging.overwrite(next.numbers.clone());
+        step.staging.take_ids(top.ids());
+        let output = step.replay()?;
+        // Or a part of it would wait for what is launched next.
+        ops::flush(&gpt.device())?;
+        Ok(Some(next.launched(output)))
     }
 
     /// Keeps a step that reads and writes `pools`. Steps captured for other pools are dropped.
@@ -204,8 +228,8 @@ impl StepGraph {
     }
 
     /// Replays the step with other inputs.
-    fn replay_with(&mut self, uploads: &[Upload<'_>]) -> Result<StepOutput> {
-        self.staging.overwrite(uploads);
+    fn replay_with(&mut self, numbers: Vec<i32>) -> Result<StepOutput> {
+        self.staging.overwrite(numbers);
         self.replay()
     }
 
@@ -217,6 +241,11 @@ impl StepGraph {
         unsafe { self.graph.replay() }?;
         Ok(self.output.clone())
     }
+}
+
+/// What identifies a graph: the sizes of its launches, and the number of tokens that it selects.
+fn with_top(sizes: &[usize], n_rows: usize, n_top: usize) -> Vec<usize> {
+    [sizes, &[if n_rows <= MAX_LOGIT_ROWS { n_top } else { 0 }]].concat()
 }
 
 /// Bytes of the buffers that a step of `n_rows` allocates.
