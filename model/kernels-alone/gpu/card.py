@@ -13,7 +13,7 @@ the folder is. Needs Python 3.9 or later, and for `pack` strip, apt and dpkg-deb
 
 import argparse
 import concurrent.futures
-import gzip
+import lzma
 import os
 import platform
 import shutil
@@ -26,6 +26,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 PACKED = ROOT / ".card"
 PROGRAMS = ["gpu-kernels", "hearth", "hearth-train"]
+# For programs; packing takes minutes, unpacking seconds.
+FILTERS = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 64 << 20}]
 # Where a container finds NVIDIA's driver.
 DRIVERS = ["/usr/local/nvidia/share/vulkan/icd.d/nvidia_icd.json", "/etc/vulkan/icd.d/nvidia_icd.json", "/usr/share/vulkan/icd.d/nvidia_icd.json"]
 
@@ -38,8 +40,8 @@ def pack(args):
         if not source.exists():
             sys.exit(f"{source} is missing: build the programs first, as model/kernels-alone/README.md says")
         subprocess.run(["strip", "-o", stripped, source], check=True)
-        packed = PACKED / f"{name}.gz"
-        packed.write_bytes(gzip.compress(stripped.read_bytes(), 6))
+        packed = PACKED / f"{name}.xz"
+        packed.write_bytes(lzma.compress(stripped.read_bytes(), filters=FILTERS))
         stripped.unlink()
         return packed
 
@@ -60,7 +62,7 @@ def pack(args):
 def unpack(folder):
     def decompress(name):
         program = folder / name
-        program.write_bytes(gzip.decompress((PACKED / f"{name}.gz").read_bytes()))
+        program.write_bytes(lzma.decompress((PACKED / f"{name}.xz").read_bytes()))
         program.chmod(0o755)
 
     with concurrent.futures.ThreadPoolExecutor(len(PROGRAMS)) as pool:
