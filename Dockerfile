@@ -7,6 +7,7 @@
 #   docker run --rm --read-only -p 8080:8080 -v hearth-models:/models hearth serve --model ORG/NAME
 #   DOCKER_BUILDKIT=1 docker build -t hearth-train --target train .
 #   docker run --rm --user "$(id -u)" -v "$PWD:/data" hearth-train quickstart FILE.txt --out RUN
+#   deploy/train/mpijob.yaml                                                              on several machines, with MPI
 #
 # Without API keys the server answers at localhost, at addresses and at the container's own host name. For other names, such as
 # the machine's or a compose service's, add `--hostname NAME` or `-e HEARTH_ALLOWED_HOST=NAME`.
@@ -20,7 +21,15 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/target,sharing=locked \
     CARGO_TARGET_DIR=/target cargo build --release --locked --workspace --bins \
     && mkdir /out \
-    && for name in hearth hearth-train; do strip -o "/out/$name" "/target/release/$name"; done
+    && strip -o /out/hearth /target/release/hearth
+
+# The trainer, with MPI: only it and its crate are compiled here, and only for the image of training.
+FROM build AS build-train
+RUN apt-get update && apt-get install -y --no-install-recommends libopenmpi-dev pkg-config
+RUN --mount=type=cache,target=/usr/local/cargo/registry \
+    --mount=type=cache,target=/target,sharing=locked \
+    CARGO_TARGET_DIR=/target cargo build --release --locked --workspace --bins --features hearth-training/mpi \
+    && strip -o /out/hearth-train /target/release/hearth-train
 
 FROM debian:bookworm-slim AS runtime
 # The Vulkan loader, for a GPU whose driver the container is given. Without one, Hearth runs on the CPU.
@@ -38,7 +47,19 @@ FROM runtime AS train
 LABEL org.opencontainers.image.title="Hearth, training" \
       org.opencontainers.image.description="Trains and fine-tunes GPT-style language models, on any GPU through Vulkan and on a plain CPU" \
       org.opencontainers.image.licenses="MIT OR Apache-2.0"
-COPY --from=build /out/hearth-train /usr/local/bin/
+USER root
+# MPI starts processes on other machines by ssh. The user has a name for it, and its keys are mounted at `/home/hearth/.ssh`, as the
+# MPI operator does; the server of ssh runs as this user, on a port that is open to it.
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends openmpi-bin openssh-client openssh-server \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt /var/log/apt /var/log/dpkg.log /etc/ssh/ssh_host_* \
+    && useradd --uid 10001 --user-group --create-home hearth \
+    && printf '%s\n' 'Port 2222' 'HostKey /home/hearth/.ssh/id_rsa' 'PidFile none' 'StrictModes no' 'UsePAM no' \
+        'PasswordAuthentication no' >/etc/ssh/hearth.conf \
+    && printf '%s\n' 'Port 2222' 'StrictHostKeyChecking no' 'UserKnownHostsFile /dev/null' 'LogLevel ERROR' \
+        >/etc/ssh/ssh_config.d/hearth.conf
+USER 10001:10001
+COPY --from=build-train /out/hearth-train /usr/local/bin/
 ENTRYPOINT ["hearth-train"]
 CMD ["--help"]
 

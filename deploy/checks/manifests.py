@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Checks the manifests of deploy/kubernetes, or of overlays that build on them.
+"""Checks the manifests of deploy/kubernetes and deploy/train, or of overlays that build on them.
 
     pip install kubernetes-validate cloudcoil-models-keda
-    deploy/checks/manifests.py [FOLDER...] [--existing KIND/NAME] [--self-test]
+    deploy/checks/manifests.py [FOLDER|FILE...] [--existing KIND/NAME] [--crd FILE] [--self-test]
 
-Without FOLDER: each overlay, and the base with each component. Checked are schemas, names of objects that others refer to,
-selectors, and times that must fit. `--existing` names an object that is in the cluster already. `--self-test` breaks the
-manifests on purpose and expects a message for each.
+Without FOLDER: each overlay, the base with each component, and the MPIJob. Checked are schemas, names of objects that others refer to,
+selectors, and times that must fit. `--existing` names an object that is in the cluster already. `--crd` has the schema of a kind that
+no package has, such as https://github.com/kubeflow/mpi-operator/blob/v0.8.2/manifests/base/kubeflow.org_mpijobs.yaml for the MPIJob
+(Apache-2.0; SHA-256 78b0131f931fcc8d99f6ce0407281f41b62527e443ec691d26d9634b390ad3bb). `--self-test` breaks the manifests on purpose
+and expects a message for each.
 """
 
 import argparse
@@ -27,22 +29,29 @@ except ImportError as error:
     raise SystemExit(f"error: the package `{error.name}` is missing\nhint: pip install kubernetes-validate cloudcoil-models-keda") from None
 
 KUBERNETES = ROOT / "deploy/kubernetes"
+MPI_JOB = ROOT / "deploy/train/mpijob.yaml"
 # What README.md tells the reader to create.
 EXISTING = {
     "Secret/hearth-api-keys": "kubectl create secret generic hearth-api-keys --from-file=api-keys",
     "Secret/hearth-tls": "a certificate, such as one of cert-manager",
     "PersistentVolumeClaim/hearth-models": "a volume with the model",
     "Gateway/inference": "a gateway that supports the Gateway API Inference Extension",
+    "PersistentVolumeClaim/hearth-train": "a volume that all machines share, for the data and the run",
 }
 # Kinds without a schema in a package: the fields that their documentation requires.
 REQUIRED = {
     "InferencePool": ["spec.selector.matchLabels", "spec.targetPorts.0.number", "spec.endpointPickerRef.name", "spec.endpointPickerRef.port.number"],
     "HTTPRoute": ["spec.parentRefs.0.name", "spec.rules.0.backendRefs.0.name"],
     "EndpointPickerConfig": ["plugins.0.type", "schedulingProfiles.0.name"],
+    "MPIJob": [f"spec.mpiReplicaSpecs.{role}.{what}" for role in ("Launcher", "Worker") for what in ("replicas", "template.spec.containers.0.name")],
 }
+# Schemas of `--crd`, by kind.
+CRDS: dict[str, dict] = {}
 
 
 def build(folder: Path) -> list[dict]:
+    if folder.is_file():
+        return [document for document in yaml.safe_load_all(folder.read_text()) if document]
     built = subprocess.run([program("kubectl"), "kustomize", str(folder)], capture_output=True, text=True)
     if built.returncode:
         raise CheckFailed(f"`kubectl kustomize {folder}` failed: {built.stderr.strip()}")
@@ -62,10 +71,47 @@ def name_of(document: dict) -> str:
     return f"{document['kind']}/{at(document, 'metadata.name', '?')}"
 
 
+def strict(schema):
+    """The schema of a definition, in which unknown fields are errors."""
+    if isinstance(schema, list):
+        return [strict(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: strict(value) for key, value in schema.items()}
+    if isinstance(found.get("properties"), dict) and not found.get("x-kubernetes-preserve-unknown-fields"):
+        found.setdefault("additionalProperties", False)
+    if found.get("x-kubernetes-int-or-string"):
+        found.pop("type", None)
+    return found
+
+
+def read_crd(file: Path) -> None:
+    definition = yaml.safe_load(file.read_text())
+    schema = strict(definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
+    # The server checks these by themselves.
+    schema["properties"]["metadata"] = {"type": "object"}
+    CRDS[definition["spec"]["names"]["kind"]] = schema
+
+
 def schema_errors(document: dict) -> list[str]:
     kind = document["kind"]
-    if kind in REQUIRED:
-        return [f"the field `{path}` is missing" for path in REQUIRED[kind] if at(document, path) is None]
+    if kind not in CRDS and kind not in REQUIRED:
+        return core_schema_errors(document)
+    found = [f"the field `{path}` is missing" for path in REQUIRED.get(kind, []) if at(document, path) is None]
+    if kind in CRDS:
+        import jsonschema
+
+        validator = jsonschema.Draft202012Validator(CRDS[kind])
+        found += [f"{'.'.join(map(str, error.path))}: {error.message}" for error in validator.iter_errors(document)]
+    if kind == "MPIJob" and not found:
+        for role, replica in document["spec"]["mpiReplicaSpecs"].items():
+            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": role.lower()}, "spec": replica["template"]["spec"]}
+            found += [f"{role}: {what}" for what in core_schema_errors(pod)]
+    return found
+
+
+def core_schema_errors(document: dict) -> list[str]:
+    kind = document["kind"]
     if kind == "ScaledObject":
         try:
             from cloudcoil.models.keda.v1alpha1 import ScaledObject
@@ -92,6 +138,9 @@ def pod_specs(documents):
     for document in documents:
         if document["kind"] in ("Deployment", "Job"):
             yield document, document["spec"]["template"]
+        if document["kind"] == "MPIJob":
+            for replica in document["spec"]["mpiReplicaSpecs"].values():
+                yield document, replica["template"]
 
 
 def references(document: dict, template: dict):
@@ -162,6 +211,10 @@ def errors(documents: list[dict], existing: dict[str, str]) -> list[str]:
         if at(pod, "securityContext.runAsNonRoot") is not True:
             found.append(f"{user}: `securityContext.runAsNonRoot` must be true")
 
+    for document in documents:
+        if document["kind"] == "MPIJob":
+            found += mpi_errors(name_of(document), document["spec"])
+
     def select(user: str, labels: dict):
         if not labels or not any(labels.items() <= own.items() for own, _ in pods):
             found.append(f"{user} selects pods by {labels}, which no pod has")
@@ -194,6 +247,24 @@ def errors(documents: list[dict], existing: dict[str, str]) -> list[str]:
                     for plugin in profile["plugins"]:
                         if plugin["pluginRef"] not in plugins:
                             found.append(f"{user}, `{name}`: the profile names the plugin `{plugin['pluginRef']}`, which is not declared")
+    return found
+
+
+def mpi_errors(user: str, spec: dict) -> list[str]:
+    """What does not fit between the launcher's command and the workers."""
+    found = []
+    workers, launcher = spec["mpiReplicaSpecs"]["Worker"], spec["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
+    slots = workers["replicas"] * spec.get("slotsPerWorker", 1)
+    command = launcher.get("command", []) + launcher.get("args", [])
+    n = command[command.index("-np") + 1] if "-np" in command[:-1] else None
+    if n != str(slots):
+        found.append(f"{user}: the launcher starts {n} processes (`-np`), but the workers have {slots} slots")
+    if slots & (slots - 1):
+        found.append(f"{user}: the number of processes must be a power of two, got {slots}")
+    if "--resume" not in command:
+        found.append(f"{user}: the launcher starts again when a worker is lost, so its command needs `--resume`")
+    if spec.get("sshAuthMountPath") != "/home/hearth/.ssh":
+        found.append(f"{user}: `sshAuthMountPath` must be /home/hearth/.ssh, where the image looks for keys")
     return found
 
 
@@ -270,9 +341,29 @@ def self_test(documents: list[dict]) -> list[str]:
         ("Deployment/hearth: spec", lambda d: deployment(d)["spec"].update(replicaz=3)),
         ("Deployment/hearth: spec.template.spec.containers.0", lambda d: pod(d)["containers"][0].update(image=7)),
     ]
+    job = build(MPI_JOB)
+
+    def replicas_of(all_documents):
+        return all_documents[0]["spec"]["mpiReplicaSpecs"]
+
+    job_breaks = [
+        ("the launcher starts 4 processes (`-np`), but the workers have 2 slots", lambda d: replicas_of(d)["Worker"].update(replicas=2)),
+        ("must be a power of two, got 3", lambda d: replicas_of(d)["Worker"].update(replicas=3)),
+        ("its command needs `--resume`", lambda d: replicas_of(d)["Launcher"]["template"]["spec"]["containers"][0]["args"].remove("--resume")),
+        ("`sshAuthMountPath` must be", lambda d: d[0]["spec"].pop("sshAuthMountPath")),
+        ("spec.containers.0", lambda d: replicas_of(d)["Worker"]["template"]["spec"]["containers"][0].update(image=7)),
+        ("needs the PersistentVolumeClaim `data`", lambda d: replicas_of(d)["Worker"]["template"]["spec"]["volumes"][0]["persistentVolumeClaim"].update(claimName="data")),
+        ("Launcher", lambda d: replicas_of(d).pop("Launcher")),
+    ]
+    if "MPIJob" in CRDS:
+        job_breaks += [
+            ("mpiImplementation: 'openmpi' is not one of", lambda d: d[0]["spec"].update(mpiImplementation="openmpi")),
+            ("'slots' was unexpected", lambda d: d[0]["spec"].update(slots=1)),
+        ]
+    breaks = [(documents, *one) for one in breaks] + [(job, *one) for one in job_breaks]
     unnoticed = []
-    for expected, change in breaks:
-        broken = copy.deepcopy(documents)
+    for whole, expected, change in breaks:
+        broken = copy.deepcopy(whole)
         change(broken)
         if not any(expected in what for what in errors(broken, EXISTING)):
             unnoticed.append(f"a manifest that is broken on purpose is not noticed: expected `{expected}`, got {errors(broken, EXISTING)}")
@@ -282,20 +373,23 @@ def self_test(documents: list[dict]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="*", type=Path, help="folders with a kustomization.yaml [default: those of deploy/kubernetes]")
+    parser.add_argument("folder", nargs="*", type=Path, help="folders with a kustomization.yaml, or files [default: those of deploy]")
+    parser.add_argument("--crd", action="append", default=[], type=Path, metavar="FILE", help="a CustomResourceDefinition with a schema")
     parser.add_argument("--existing", action="append", default=[], metavar="KIND/NAME", help="an object that is in the cluster already")
     parser.add_argument("--self-test", action="store_true", help="also break manifests on purpose")
     arguments = parser.parse_args()
     existing = EXISTING | dict.fromkeys(arguments.existing, "given")
+    for file in arguments.crd:
+        read_crd(file)
     n_wrong = 0
     with tempfile.TemporaryDirectory(prefix="manifests-") as work:
-        for folder in arguments.folder or folders(Path(work)):
+        for folder in arguments.folder or [*folders(Path(work)), MPI_JOB]:
             documents = build(folder)
             wrong = errors(documents, existing)
             n_wrong += len(wrong)
             for what in wrong:
                 print(f"error: {folder.name}: {what}")
-            by_fields = sorted({document["kind"] for document in documents} & set(REQUIRED))
+            by_fields = sorted({document["kind"] for document in documents} & (set(REQUIRED) - set(CRDS)))
             note = f", of which {', '.join(by_fields)} by required fields only" if by_fields else ""
             print(f"{folder.name}: {len(documents)} objects{note}")
         if arguments.self_test:

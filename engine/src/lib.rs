@@ -11,7 +11,7 @@
 //! - [`tenant`]: who sends requests, and queues that they share
 //! - [`scheduler`]: selects the tokens of the next step; pure
 //! - [`adapters`]: LoRA adapters by name
-//! - [`prefix_cache`]: keys of pages
+//! - [`prefix_cache`]: keys of pages; `cache_changes`: which pages were added and evicted, for observers
 //! - `job`: a request in the engine, of one of three kinds: `sequence`, `beams` or `embedding`; `event_senders`: their
 //!   output for the client and the worker
 //! - `speculation`: drafts the next tokens; `acceptance`: decides how many pay
@@ -26,6 +26,7 @@
 pub mod adapters;
 mod beams;
 mod bound_answer;
+mod cache_changes;
 pub mod clock;
 mod draft_length;
 mod embedding;

@@ -340,6 +340,12 @@ impl Scheduler {
         }
     }
 
+    /// The keys of a sequence's full pages, as far as they are known; none for unknown ids.
+    pub fn page_keys(&self, id: SequenceId) -> &[PageKey] {
+        let sequence = self.request(id.request).and_then(|request| request.sequences.get(id.branch));
+        sequence.map_or(&[], |sequence| &sequence.keys)
+    }
+
     /// Number of requests in the queue.
     pub fn n_waiting(&self) -> usize {
         self.tenants.values().map(|tenant| tenant.waiting.len()).sum()

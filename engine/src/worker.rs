@@ -24,6 +24,7 @@ use hearth_model::{
 };
 
 use crate::{
+    cache_changes,
     event::Failure,
     event_senders::Progress,
     job::Job,
@@ -89,6 +90,9 @@ impl Worker {
     ) -> Self {
         let Compute { runner, kv_dtype, speculator, limits } = compute;
         let pool = runner.cache().pool().clone();
+        if observer.follows_cache() {
+            pool.record_changes();
+        }
         stats.update(|stats| {
             (stats.free_pages, stats.n_pages, stats.kv_dtype) = (pool.n_free(), pool.n_pages(), kv_dtype);
         });
@@ -243,6 +247,7 @@ impl Worker {
         let n_accepted = self.advance(&step, &token_ids, &output)?;
         self.follow(&step, &output)?;
         self.scheduler.roll_back(&step);
+        self.report_cache(&step);
         self.record_drafts(&step, &drafts, &n_accepted, started);
         Ok(())
     }
@@ -317,6 +322,8 @@ impl Worker {
     ) -> Result<HashMap<RequestId, usize>> {
         let mut n_accepted = HashMap::new();
         self.scheduler.advance(step);
+        // Before any of its sequences end.
+        self.report_cache(step);
         let n_tokens = step.chunks.iter().map(|chunk| chunk.n_tokens).sum();
         self.observer.step(n_tokens, self.scheduler.totals());
         self.pool(step, output)?;
@@ -345,6 +352,14 @@ impl Worker {
             self.jobs.values_mut().for_each(Job::send_events);
         }
         Ok(n_accepted)
+    }
+
+    /// Reports what the step has changed in the prefix cache so far, if somebody follows that.
+    fn report_cache(&self, step: &Step) {
+        let changes = self.runner.cache().pool().take_changes();
+        if !changes.is_empty() {
+            self.observer.cache_changed(&cache_changes::of_step(changes, step, &self.scheduler, &self.jobs));
+        }
     }
 
     /// Passes the hidden states of the step's rows to a speculator that drafts from them.

@@ -25,12 +25,14 @@ use crate::{
 
 mod adapters;
 mod http;
+mod kv_events;
 mod model;
 mod traces;
 
 pub use self::{
     adapters::AdapterConfig,
     http::{HttpConfig, Secret},
+    kv_events::KvEventConfig,
     model::{KvCacheDtype, ModelConfig, ProductPrecision, SamplingConfig, SamplingDefaults},
     traces::TraceConfig,
 };
@@ -115,6 +117,9 @@ pub struct ServerConfig {
     /// Trace settings.
     #[command(flatten)]
     pub traces: TraceConfig,
+    /// Events of the prefix cache.
+    #[command(flatten)]
+    pub kv_events: KvEventConfig,
 }
 
 /// The method of speculative decoding.

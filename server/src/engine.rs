@@ -2,7 +2,10 @@
 
 use std::{fmt, ops::Deref, sync::Arc};
 
-use hearth_engine::{EngineOptions, EngineStats, Models, StartError};
+use hearth_engine::{
+    EngineOptions, EngineStats, Models, StartError,
+    observer::{Observer, Observers},
+};
 use tokio::sync::watch;
 
 use crate::metrics::{AdapterSnapshot, EngineMetrics, Snapshot};
@@ -24,8 +27,27 @@ impl Engine {
         Load: FnOnce() -> hearth_model::Result<Loaded> + Send + 'static,
         Loaded: Into<Models>,
     {
+        Self::start_observed(load, options, None)
+    }
+
+    /// The same with an observer besides the metrics.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_observed<Load, Loaded>(
+        load: Load,
+        options: EngineOptions,
+        also: Option<Arc<dyn Observer>>,
+    ) -> Result<Self, StartError>
+    where
+        Load: FnOnce() -> hearth_model::Result<Loaded> + Send + 'static,
+        Loaded: Into<Models>,
+    {
         let metrics = Arc::new(EngineMetrics::new(options.speculation.n_tokens()));
-        let observer = Arc::clone(&metrics) as Arc<dyn hearth_engine::observer::Observer>;
+        let mut observer = Arc::clone(&metrics) as Arc<dyn Observer>;
+        if let Some(also) = also {
+            observer = Arc::new(Observers(vec![observer, also]));
+        }
         let engine = hearth_engine::Engine::start(load, options, observer)?;
         metrics.serves(&engine.model().device, &engine.model().dtype);
         Ok(Self { engine, metrics })

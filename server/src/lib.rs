@@ -8,7 +8,8 @@
 //! - [`config`]: flags and `HEARTH_*` variables
 //! - [`api`]: HTTP and OpenAI's wire format
 //! - [`engine`]: `hearth_engine` with metrics
-//! - [`metrics`]: Prometheus metrics; [`telemetry`]: OpenTelemetry traces
+//! - [`metrics`]: Prometheus metrics; [`telemetry`]: OpenTelemetry traces; `kv_events`: the prefix cache's changes for routers, with
+//!   the feature `kv-events`
 //! - [`serve`](mod@serve): a listener, the API and graceful shutdown; [`connection`]: one client; [`tls`]: certificates
 //! - [`bundled`]: the model in the binary
 //!
@@ -20,6 +21,8 @@ pub mod cli;
 pub mod config;
 pub mod connection;
 pub mod engine;
+#[cfg(feature = "kv-events")]
+pub mod kv_events;
 pub mod metrics;
 mod random;
 pub mod serve;

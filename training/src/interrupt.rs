@@ -85,7 +85,7 @@ impl Interrupt {
     }
 
     /// As if the signal with this number had come: it has, to another rank.
-    pub(crate) fn receive(&self, signal: usize) {
+    pub fn receive(&self, signal: usize) {
         self.signal.store(signal, Ordering::Relaxed);
     }
 

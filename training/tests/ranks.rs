@@ -71,6 +71,11 @@ fn data() -> Data {
 
 /// A run in `out`, or its continuation, as one of the ranks of `group`.
 fn train(group: &Group, out: &Path, config: &TrainConfig) -> RunOutcome {
+    train_until(&Interrupt::default(), group, out, config)
+}
+
+/// The same until a signal comes.
+fn train_until(interrupt: &Interrupt, group: &Group, out: &Path, config: &TrainConfig) -> RunOutcome {
     let (data, device) = (data(), Device::flex());
     let mut run = RunDir::new(out, Start::Resume).unwrap();
     let checkpoint = Checkpoint::latest(&run, &mut |note| unreachable!("{note}")).unwrap();
@@ -86,7 +91,7 @@ fn train(group: &Group, out: &Path, config: &TrainConfig) -> RunOutcome {
         run.begin(config).unwrap();
         reporter = reporter.with_files(&run, trainer.steps_done()).unwrap();
     }
-    trainer.run(&run, &mut reporter, &Interrupt::default()).unwrap()
+    trainer.run(&run, &mut reporter, interrupt).unwrap()
 }
 
 /// What must have the same bits.
@@ -194,6 +199,36 @@ fn replicas_on_any_number_of_ranks_have_the_same_bits_also_when_they_go_on() {
     assert!(outcome.val.unwrap().loss < first, "nothing was learned");
 }
 
+/// A signal that is there from the start ends each process after its first step, so all but four of them end between meetings.
+#[test]
+fn replicas_stopped_after_every_step_have_the_bits_of_a_run_that_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let sets = [
+        "data.tokens_per_step=512",
+        "parallel.replicas=4",
+        "parallel.sync_every=3",
+        "eval.every=6",
+        "sample.every=6",
+        "checkpoint.every=6",
+    ];
+    let config = config(&sets);
+    let whole = dir.path().join("whole");
+    train(&Group::default(), &whole, &config);
+    let stopped = dir.path().join("stopped");
+    for (done, size) in (1..=12).zip([4, 2, 1].into_iter().cycle()) {
+        let outcomes = threads::run(size, |group| {
+            let interrupt = Interrupt::default();
+            interrupt.receive(15);
+            train_until(&interrupt, &group, &stopped, &config)
+        });
+        assert!(
+            outcomes.iter().all(|outcome| (outcome.step, outcome.is_complete) == (done, done == 12)),
+            "{outcomes:?}"
+        );
+    }
+    assert_same(&bits(&stopped, 12), &bits(&whole, 12), "a run stopped after every step");
+}
+
 /// The loss of a step.
 fn config_loss(out: &Path, step: u64) -> f64 {
     let metrics = fs::read_to_string(out.join("metrics.jsonl")).unwrap();
@@ -220,7 +255,8 @@ fn replicas_that_cannot_meet_where_they_must_are_refused() {
 #[test]
 fn optimizer_state_falls_with_the_ranks_and_a_step_sends_gradient_and_weights_once() {
     let dir = tempfile::tempdir().unwrap();
-    let config = config(&MUON);
+    // Eight micro-batches, so that all ranks have gradients.
+    let config = config(&[&MUON[..], &["data.tokens_per_step=512"]].concat());
     let group = Group::default();
     let (data, device) = (data(), Device::flex());
     let n_params = Trainer::new(&config, &data, &device, &group).unwrap().n_params();
@@ -239,6 +275,10 @@ fn optimizer_state_falls_with_the_ranks_and_a_step_sends_gradient_and_weights_on
             // The gradient and the weights, and what ranks tell each other.
             assert!(cost.bytes_sent_per_step <= 2 * share * 11 / 10 + share, "{costs:?}, a share of {share}");
         }
+        // A tree over the ranks has one edge less than ranks, and each value goes over each edge twice.
+        let sent: u64 = costs.iter().map(|cost| cost.bytes_sent_per_step + 1).sum();
+        assert!(sent >= 2 * (size as u64 - 1) * gradient_bytes, "{costs:?}, a gradient of {gradient_bytes}");
+        assert!(all >= gradient_bytes, "{costs:?}: Muon has one value for each of a matrix's, and AdamW two");
         state_bytes.push(all);
     }
     assert_eq!(state_bytes[0], state_bytes[1]);

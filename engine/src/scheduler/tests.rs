@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
+mod cache_changes;
 mod simulation;
 mod states;
 

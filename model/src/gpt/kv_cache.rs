@@ -32,7 +32,7 @@ use crate::{
     ops::{self, Address, AttentionOptions, KvDtype, PagedRows, PagedSequences, RecurrentRows, Rotation, Slots},
 };
 
-pub use pages::{CacheUnit, OutOfPages, PageKey, PagePool, PageTable};
+pub use pages::{CacheUnit, OutOfPages, PageKey, PagePool, PageTable, PrefixChange};
 use pages::{CopiedPage, StateMove};
 pub(crate) use sources::SourcePages;
 use sources::StepSources;

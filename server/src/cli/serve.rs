@@ -3,12 +3,14 @@
 use std::{
     io,
     net::SocketAddr,
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, anyhow};
 use clap::Args;
+use hearth_engine::observer::Observer;
 use hearth_model::{files::open_files, model_source::ModelSource, ops};
 use tokio::{
     net::{TcpListener, TcpSocket, lookup_host},
@@ -63,6 +65,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
 async fn run_async(config: &ServerConfig, spans: Option<SpanSender>) -> anyhow::Result<()> {
     // Before loading the model, so that a port that is in use is reported immediately.
     config.check()?;
+    config.kv_events.check()?;
     let serve_options = config.serve_options()?;
     let listener = bind(&config.host, config.port).await?;
     config.model.model.as_ref().map_or(Ok(()), ModelSource::require_path)?;
@@ -78,6 +81,7 @@ async fn run_async(config: &ServerConfig, spans: Option<SpanSender>) -> anyhow::
     for warning in config.warnings(open_files::raise_limit()) {
         tracing::warn!("{warning}");
     }
+    let events = kv_events(config).await?;
     let state = AppState::loading_with(config.model.model_id(), api_options);
     let serving = serve(listener, state.clone(), signals()?, serve_options);
     tokio::pin!(serving);
@@ -85,7 +89,7 @@ async fn run_async(config: &ServerConfig, spans: Option<SpanSender>) -> anyhow::
     let (started, models, options) = (Instant::now(), config.clone(), config.engine_options());
     let ended = tokio::select! {
         ended = &mut serving => ended?,
-        engine = spawn_blocking(move || Engine::start(move || models.load(&mut download::to_log()), options)) => {
+        engine = spawn_blocking(move || Engine::start_observed(move || models.load(&mut download::to_log()), options, events)) => {
             let engine = engine.map_err(|error| anyhow!("cannot start the engine: {error}"))??;
             log_ready(&state, &engine, started.elapsed());
             state.set_engine(engine);
@@ -99,6 +103,18 @@ async fn run_async(config: &ServerConfig, spans: Option<SpanSender>) -> anyhow::
     }
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Publishes the events of the prefix cache, if they are wanted.
+#[cfg(feature = "kv-events")]
+async fn kv_events(config: &ServerConfig) -> anyhow::Result<Option<Arc<dyn Observer>>> {
+    let events = crate::kv_events::KvEvents::bind(&config.kv_events).await?;
+    Ok(events.map(|events| events as Arc<dyn Observer>))
+}
+
+#[cfg(not(feature = "kv-events"))]
+async fn kv_events(_config: &ServerConfig) -> anyhow::Result<Option<Arc<dyn Observer>>> {
+    Ok(None)
 }
 
 async fn bind(host: &str, port: u16) -> anyhow::Result<TcpListener> {

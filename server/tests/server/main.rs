@@ -9,6 +9,7 @@ mod adapters;
 mod api;
 mod beams;
 mod bound_calls;
+mod cache_changes;
 mod chat;
 mod cli;
 mod connections;

@@ -80,11 +80,22 @@ pub(super) fn dotted_keys(table: &Table) -> Vec<String> {
     keys.flatten().collect()
 }
 
-/// What to write instead of an unknown key: the setting of that name in another program, or the nearest known key.
+/// What to write instead of an unknown key: the setting of that name in another program, the nearest known key, or the keys of its
+/// section.
 pub fn hint_of_unknown(key: &str) -> String {
     hint_of_foreign(key)
         .or_else(|| nearest(key).map(|known| format!("did you mean `{known}`?")))
+        .or_else(|| keys_of_section(key))
         .unwrap_or_else(|| "docs/settings.md lists all settings".to_owned())
+}
+
+/// The known keys of the section that `key` is in, if there is such a section.
+fn keys_of_section(key: &str) -> Option<String> {
+    let (section, _) = key.rsplit_once('.')?;
+    let known = known_keys();
+    let names = known.iter().filter_map(|known| known.strip_prefix(section)?.strip_prefix('.'));
+    let quoted: Vec<String> = names.map(|name| format!("`{name}`")).collect();
+    (!quoted.is_empty()).then(|| format!("`{section}` has {}", quoted.join(", ")))
 }
 
 /// How to give the setting that an unknown argument of the command line has the name of, here or in another program.
@@ -97,15 +108,21 @@ pub fn hint_of_argument(argument: &str) -> Option<String> {
     }
 }
 
-/// The known key with the smallest edit distance, which is at most half of the key; ties are resolved by the last part of the
-/// key.
+/// The known key with the smallest edit distance, among those whose last part differs from that of `key` in at most half of its
+/// characters, or is its beginning, or begins with it, in the same section; ties are resolved by the last part.
 fn nearest(key: &str) -> Option<String> {
-    let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_owned();
-    let distance = |known: &String| {
-        let by_name = 1 + edits(&last(known), &last(key));
-        edits(known, key).min(by_name)
+    let parts = |key: &str| {
+        let (section, last) = key.rsplit_once('.').unwrap_or(("", key));
+        (section.to_owned(), last.to_owned())
     };
-    known_keys().into_iter().min_by_key(distance).filter(|known| distance(known) <= key.chars().count() / 2)
+    let (section, last) = parts(key);
+    let is_near = |known: &String| {
+        let (section_there, there) = parts(known);
+        edits(&there, &last) <= last.chars().count() / 2
+            || section_there == section && (there.starts_with(&last) || last.starts_with(&there))
+    };
+    let distance = |known: &String| edits(known, key).min(1 + edits(&parts(known).1, &last));
+    known_keys().into_iter().filter(is_near).min_by_key(distance)
 }
 
 /// The Levenshtein distance: insertions, deletions and replacements that turn `from` into `to`.

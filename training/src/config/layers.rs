@@ -416,6 +416,13 @@ mod tests {
         for (set, nearest) in [
             ("optim.lrr=1", "`optim.lr`"),
             ("foo=1", "hint: docs/settings.md lists all settings"),
+            ("nothing.foo=1", "hint: docs/settings.md lists all settings"),
+            (
+                "parallel.foo=1",
+                "hint: `parallel` has `replicas`, `sync_every`, `outer_lr`, `outer_momentum`, `peer_timeout`",
+            ),
+            ("parallel.sync=5", "did you mean `parallel.sync_every`?"),
+            ("lora.rank=5", "did you mean `lora.r`?"),
             ("batch_size=8", "`data.micro_batch_size`"),
             ("optim.learning_rate=1e-4", "`learning_rate` (nanoGPT, Hugging Face, nanochat) is here `optim.lr`"),
             ("max_step=3", "`schedule.max_steps`"),

@@ -35,6 +35,8 @@ use crate::{
 const OUTER: &str = "outer.";
 /// What they end with: torch's name.
 const MOMENTUM: &str = ".momentum_buffer";
+/// What the names of the weights of replicas that have not met begin with, before the replica's number.
+const WEIGHTS: &str = "weights.";
 
 /// The replicas of this rank, and its part of the outer optimizer.
 #[derive(Debug)]
@@ -48,6 +50,8 @@ pub struct Replicas {
     shards: Option<Shards>,
     /// The outer momentum of the parameters whose outer step this rank makes, flat, by path.
     momentum: BTreeMap<String, Tensor<1>>,
+    /// Whether the replicas have been updated since they last met, and so have different weights.
+    are_apart: bool,
     device: Device,
 }
 
@@ -78,6 +82,7 @@ impl Replicas {
             first: group.rank() * n_here,
             shards,
             momentum: BTreeMap::new(),
+            are_apart: false,
             device,
         }))
     }
@@ -125,6 +130,7 @@ impl Replicas {
             None => learner,
         };
         self.inner = mem::take(&mut self.inner).into_iter().zip(gradients).map(update).collect();
+        self.are_apart = true;
     }
 
     /// Updates of each replica so far.
@@ -174,32 +180,43 @@ impl Replicas {
             gpt = shards.with_updated(gpt)?;
         }
         self.inner.iter_mut().for_each(|learner| learner.gpt = gpt.clone());
+        self.are_apart = false;
         Ok(gpt)
     }
 
     /// This rank's part of the state, flat, by name: `replica.NUMBER.` before the names of each [optimizer's
-    /// moments](crate::run::optim::Optimizer::moments), and `outer.PATH.momentum_buffer`.
+    /// moments](crate::run::optim::Optimizer::moments), and `outer.PATH.momentum_buffer`. Between two meetings also the weights of each
+    /// replica, `weights.NUMBER.PATH`.
     pub fn moments(&self) -> Vec<(String, Tensor<1>)> {
         let of_replica = |(number, learner): (usize, &Learner)| {
             let named = move |(name, values): (String, Tensor<1>)| (format!("{}{name}", prefix(number)), values);
             learner.optimizer.moments().into_iter().map(named)
         };
         let outer = self.momentum.iter().map(|(path, values)| (format!("{OUTER}{path}{MOMENTUM}"), values.clone()));
-        (self.first..).zip(&self.inner).flat_map(of_replica).chain(outer).collect()
+        let mut moments: Vec<_> = (self.first..).zip(&self.inner).flat_map(of_replica).chain(outer).collect();
+        for (number, learner) in (self.first..).zip(&self.inner).filter(|_| self.are_apart) {
+            let named = |(path, values)| (format!("{}{path}", prefix_of_weights(number)), values);
+            moments.extend(weights_of(&learner.gpt).into_iter().map(named));
+        }
+        moments
     }
 
     /// Bytes of the state of this rank's optimizers.
     pub fn n_bytes(&self) -> u64 {
-        self.moments().iter().map(|(_, values)| 4 * values.dims()[0] as u64).sum()
+        let of_optimizers = self.moments().into_iter().filter(|(name, _)| !name.starts_with(WEIGHTS));
+        of_optimizers.map(|(_, values)| 4 * values.dims()[0] as u64).sum()
     }
 
-    /// Goes on from `checkpoint`, at which the replicas have met.
+    /// Goes on from `checkpoint`, whose model is the one at which the replicas last met.
     ///
     /// # Errors
     /// It cannot be read, or has not the state of these replicas.
     pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<()> {
         for (number, learner) in (self.first..).zip(&mut self.inner) {
             checkpoint.restore(&prefix(number), &mut learner.optimizer, &learner.gpt, &self.device)?;
+            let weights = checkpoint.moments(&prefix_of_weights(number), &self.device, |_| true)?;
+            self.are_apart |= !weights.is_empty();
+            learner.gpt = learner.gpt.clone().map(&mut PutValues::new(weights));
         }
         let of_shards = self.shards.as_ref().map(|shards| shards.owned().map(str::to_owned).collect::<Vec<_>>());
         let outer = checkpoint.moments(OUTER, &self.device, |name| {
@@ -216,4 +233,9 @@ impl Replicas {
 /// What the names of a replica's moments begin with in a checkpoint.
 fn prefix(number: usize) -> String {
     format!("replica.{number}.")
+}
+
+/// What the names of a replica's weights begin with in a checkpoint.
+fn prefix_of_weights(number: usize) -> String {
+    format!("{WEIGHTS}{number}.")
 }

@@ -4,7 +4,7 @@
 //! whose sums are siblings each send the half that the other one still needs (recursive halving), so a rank sends `(N - 1) / N` of the
 //! gradient, and to its nearest neighbors most of it. Updated weights go back the same way, in the other order.
 
-use std::{collections::BTreeMap, mem};
+use std::collections::BTreeMap;
 
 use anyhow::Result;
 use burn::{
@@ -200,18 +200,22 @@ impl Shards {
             if sent.is_none() && wanted.is_none() {
                 return Ok(());
             }
-            let mut values = Vec::new();
-            for param in sent.unwrap_or_default() {
+            let n_values_of = |params: &[&ShardedParam]| params.iter().map(|param| param.n_values).sum::<usize>();
+            let sent = sent.unwrap_or_default();
+            let mut values = Vec::with_capacity(n_values_of(sent));
+            for param in sent {
                 let tensor = read(param).unwrap_or_else(|| Tensor::zeros([param.n_values], &self.device));
                 values.append(&mut read_floats(tensor)?);
             }
             let wanted = wanted.unwrap_or_default();
-            let mut there = vec![0.0; wanted.iter().map(|param| param.n_values).sum()];
+            let mut there = vec![0.0; n_values_of(wanted)];
             self.group.exchange(peer, &values, &mut there)?;
+            let mut rest = there.as_slice();
             for param in wanted {
-                let rest = there.split_off(param.n_values);
-                let values = mem::replace(&mut there, rest);
-                put(param, Tensor::from_data(TensorData::new(values, [param.n_values]), &self.device));
+                let (values, behind) = rest.split_at(param.n_values);
+                rest = behind;
+                let values = TensorData::new(values.to_vec(), [param.n_values]);
+                put(param, Tensor::from_data(values, &self.device));
             }
         }
     }

@@ -27,7 +27,7 @@ use hearth_model::{
 pub use self::all_ranks::RankCosts;
 pub(crate) use self::run_model::first_model;
 pub use self::speed::StepTime;
-use self::{all_ranks::Signals, due::Due, run_model::SavedForm, speed::Speed, start::run_size};
+use self::{due::Due, run_model::SavedForm, speed::Speed, start::run_size};
 use crate::{
     config::TrainConfig,
     data::loader::{Batch, Loader, Prefetcher, RowSource},
@@ -161,7 +161,6 @@ impl Trainer<'_> {
         let utilization = Utilization::measure(&self.learner.gpt, self.config.model.max_seq_len)?;
         let mut latest = None;
         let mut last_val = None;
-        let mut asked = Signals::default();
 
         while !self.is_over() {
             let started = Instant::now();
@@ -176,18 +175,17 @@ impl Trainer<'_> {
                 None => self.learner = self.learner.update(gradients, rates).with_updates_of_all()?,
                 Some(replicas) => replicas.update(of_replicas, rates),
             }
-            let mut have_met = self.meet(done, false)?;
+            let have_met = self.meet(done, false)?;
             let (took, signals) = self.agreed(started.elapsed(), interrupt)?;
             speed.add_step(n_tokens, took);
             speed.add_sent(self.group.ranks().bytes_sent() - sent_before);
             self.advance(&guard, n_tokens, took);
 
             // Behind `advance`, which may have found the last step.
-            have_met = have_met || self.meet(done, self.schedule.is_over(done))?;
-            // What signals ask for waits until there is one model to save.
-            asked = asked.with(signals);
-            let due =
-                Due::after(done, self.config, &self.schedule, if have_met { asked.take() } else { Signals::default() });
+            if !have_met {
+                self.meet(done, self.schedule.is_over(done))?;
+            }
+            let due = Due::after(done, self.config, &self.schedule, signals);
             match skipped {
                 Some(reason) => reporter.skipped(done, reason)?,
                 None => {

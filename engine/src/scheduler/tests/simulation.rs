@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
-use super::{super::standing::Standing, *};
+use super::{super::standing::Standing, cache_changes::Follower, *};
 
 #[derive(Clone, Debug)]
 struct Job {
@@ -104,6 +104,7 @@ struct Simulation {
     n_ended: Vec<usize>,
     forked: BTreeSet<usize>,
     first_step: Vec<Option<usize>>,
+    follower: Follower,
     clock: usize,
 }
 
@@ -122,6 +123,7 @@ impl Simulation {
         Self {
             n_ended: vec![0; jobs.len()],
             first_step: vec![None; jobs.len()],
+            follower: Follower::new(&pool),
             scheduler: Scheduler::new(limits, pool.clone()),
             forked: BTreeSet::new(),
             live: BTreeMap::new(),
@@ -255,6 +257,7 @@ impl Simulation {
             table.append(chunk.n_tokens).expect("the pool is never over-committed");
         }
         self.scheduler.advance(&step);
+        self.follower.follow(&step, &self.scheduler);
         for chunk in &step.chunks {
             if let Some(first) = self.first_step.get_mut(chunk.id.request.0 as usize) {
                 first.get_or_insert(self.clock);
@@ -270,6 +273,7 @@ impl Simulation {
             }
         }
         self.scheduler.roll_back(&step);
+        self.follower.follow(&step, &self.scheduler);
         let held: usize =
             self.scheduler.running_sequences().map(|(_, sequence)| sequence.table.len().div_ceil(PAGE_SIZE)).sum();
         assert!(self.pool.n_free() + held >= self.pool.n_pages(), "a page is held for nothing");

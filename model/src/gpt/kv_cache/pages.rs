@@ -41,6 +41,15 @@ impl CacheUnit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PageKey(pub [u8; 32]);
 
+/// A change of the prefix cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PrefixChange {
+    /// The page with this key was added.
+    Kept(PageKey),
+    /// The page with this key was removed.
+    Removed(PageKey),
+}
+
 /// The ownership of pages, and of the states of recurrent layers, without tensors. Clones share the pool.
 #[derive(Clone, Debug)]
 pub struct PagePool {
@@ -70,6 +79,8 @@ struct Pages {
     given_back: Vec<u64>,
     /// The number of times that a page became unused so far.
     clock: u64,
+    /// What was added to the prefix cache and removed from it since this was last taken, if that is recorded.
+    changes: Option<Vec<PrefixChange>>,
 }
 
 /// The pages of one sequence, and its state if the model has recurrent layers. Dropping it releases them.
@@ -134,6 +145,22 @@ impl PagePool {
     /// Number of pages.
     pub fn n_pages(&self) -> usize {
         self.lock().pages.owners.len()
+    }
+
+    /// Records changes of the prefix cache from now on, for [`take_changes`](Self::take_changes).
+    pub fn record_changes(&self) {
+        self.lock().pages.changes.get_or_insert_default();
+    }
+
+    /// The changes of the prefix cache since the last call, in order; none if they are not recorded. States of recurrent layers
+    /// are not among them.
+    pub fn take_changes(&self) -> Vec<PrefixChange> {
+        self.lock().pages.changes.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// The keys of all pages in the prefix cache.
+    pub fn kept_keys(&self) -> Vec<PageKey> {
+        self.lock().pages.kept.keys().copied().collect()
     }
 
     /// Checks that all of these tables can grow.
@@ -412,6 +439,7 @@ impl Pages {
             unused: BTreeMap::new(),
             given_back: vec![0; n_pages],
             clock: 0,
+            changes: None,
         }
     }
 
@@ -424,6 +452,7 @@ impl Pages {
         if self.keys[page].is_none() && !self.kept.contains_key(&key) {
             self.keys[page] = Some(key);
             self.kept.insert(key, page);
+            self.changes.iter_mut().for_each(|changes| changes.push(PrefixChange::Kept(key)));
         }
     }
 
@@ -464,6 +493,7 @@ impl Pages {
     fn forget(&mut self, page: usize) {
         if let Some(key) = self.keys[page].take() {
             self.kept.remove(&key);
+            self.changes.iter_mut().for_each(|changes| changes.push(PrefixChange::Removed(key)));
         }
     }
 

@@ -57,6 +57,7 @@ pub(super) fn open_file(path: &Path) -> Result<File> {
 fn unreadable(path: &Path, error: io::Error) -> anyhow::Error {
     let hint = match error.kind() {
         io::ErrorKind::NotFound => "\nhint: give a file that is on this machine",
+        io::ErrorKind::PermissionDenied => "\nhint: give a file that this user may read, in a folder that it may open",
         io::ErrorKind::InvalidInput => "\nhint: give a file; write the output of another program to one first",
         _ => "",
     };

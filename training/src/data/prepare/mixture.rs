@@ -71,8 +71,17 @@ impl Mixture {
         }
     }
 
-    /// Rejects `targets` that repeat a source too often, given the tokens that each has.
-    fn check_epochs(&self, targets: &[u64], available: &[u64]) -> Result<()> {
+    /// Rejects `targets` that leave a source out or repeat one too often, given the tokens that each has.
+    fn check_targets(&self, targets: &[u64], available: &[u64]) -> Result<()> {
+        if let Some(index) = targets.iter().position(|&target| target == 0) {
+            bail!(
+                "the source `{}` would give no token to the mixture, which has {}: its weight {} is too small\nhint: give it a larger \
+                 weight, or leave it out",
+                self.names[index],
+                targets.iter().sum::<u64>(),
+                self.weights[index]
+            );
+        }
         let is_too_often = |(&target, &n): (&u64, &u64)| target > n.saturating_mul(MAX_EPOCHS);
         if let Some(index) = targets.iter().zip(available).position(is_too_often) {
             bail!(
@@ -100,7 +109,7 @@ impl Mixture {
             );
         }
         let targets = self.targets(&available);
-        self.check_epochs(&targets, &available)?;
+        self.check_targets(&targets, &available)?;
         let mut counts = Vec::new();
         for (([train, val], &n), target) in sources.iter().zip(&available).zip(targets) {
             let before = output.counts();
@@ -223,7 +232,7 @@ mod tests {
             ([1e-300, 1.0], [1_000_000, 1_000_000], Some("source-1")),
         ] {
             let mixture = mixture(&weights, StoppingStrategy::AllExhausted);
-            let checked = mixture.check_epochs(&mixture.targets(&available), &available);
+            let checked = mixture.check_targets(&mixture.targets(&available), &available);
             match (checked, refused) {
                 (Ok(()), None) => {}
                 (Err(error), Some(name)) => {
@@ -233,6 +242,26 @@ mod tests {
                 }
                 (checked, _) => unreachable!("{weights:?} {available:?}: {checked:?}"),
             }
+        }
+    }
+
+    #[test]
+    fn source_whose_weight_is_too_small_for_a_token_is_rejected_by_name() {
+        for stopping in [StoppingStrategy::FirstExhausted, StoppingStrategy::AllExhausted] {
+            let refused = |weights: &[f64], available: &[u64]| {
+                let mixture = mixture(weights, stopping);
+                mixture.check_targets(&mixture.targets(available), available).err().map(|error| error.to_string())
+            };
+            let error = refused(&[1.0, 1e-5], &[10_000, 10_000]);
+            // The second source is exhausted only after a billion tokens of the first.
+            let expected = match stopping {
+                StoppingStrategy::FirstExhausted => {
+                    "`source-1` would give no token to the mixture, which has 10000: its weight 0.00001 is too small\nhint: "
+                }
+                StoppingStrategy::AllExhausted => "`source-0` would be repeated more than 10000 times",
+            };
+            assert!(error.as_ref().is_some_and(|error| error.contains(expected)), "{error:?}");
+            assert_eq!(refused(&[1.0, 1e-3], &[10_000, 10_000]), None);
         }
     }
 

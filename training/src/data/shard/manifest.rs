@@ -188,7 +188,7 @@ impl Manifest {
                 dir.display(),
                 dir.display()
             ),
-            Err(_) if !dir.exists() => bail!(
+            Err(_) if matches!(dir.try_exists(), Ok(false)) => bail!(
                 "there is no prepared data at `{}`\nhint: create it with `hearth-train prepare SOURCES... --tokenizer DIR \
                  --out {}`",
                 dir.display(),
@@ -199,7 +199,10 @@ impl Manifest {
                  --tokenizer DIR --out DATA`",
                 dir.display()
             ),
-            Err(error) => return Err(error).with_context(|| format!("cannot read `{shown}`")),
+            Err(error) => {
+                let hint = "this user must be able to open the folder, on each machine that trains";
+                return Err(error).with_context(|| format!("cannot read `{shown}`\nhint: {hint}"));
+            }
         };
         let again = "hint: prepare the data again";
         let Version { version } =

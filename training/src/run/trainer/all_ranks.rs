@@ -17,18 +17,6 @@ pub(super) struct Signals {
     pub(super) saves: bool,
 }
 
-impl Signals {
-    /// Both.
-    pub(super) fn with(self, later: Signals) -> Signals {
-        Signals { ends: self.ends.or(later.ends), saves: self.saves || later.saves }
-    }
-
-    /// These, once.
-    pub(super) fn take(&mut self) -> Signals {
-        std::mem::take(self)
-    }
-}
-
 /// What a run in several processes cost each rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RankCosts {
