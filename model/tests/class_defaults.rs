@@ -59,14 +59,14 @@ fn muse_glimmer_counts_layers_without_window_and_rotation_from_the_last() {
     assert_eq!((muse.sliding_window, &muse.full_layers[..]), (Some(2048), &[1, 5][..]));
     assert_eq!((&muse.unrotated_layers[..], muse.out_norm_eps), (&[1, 5][..], Some(1e-8)));
     assert_eq!(muse.attention_scale, Some(3.87 * 12f64.sqrt().recip()));
-    for thetas in [json!([500.0, 0.0]), json!([500.0, 0.0, 77.0])] {
+    // Transformers rotates by the base of the rotary positions, 500.
+    for thetas in [json!([500.0, 0.0]), json!([500.0, 0.0, 77.0]), json!([77.0, 77.0, 77.0])] {
         let error = read(&changed("muse-glimmer", &[], json!({ "layer_rope_theta": thetas }))).unwrap_err().to_string();
         assert!(error.contains("`layer_rope_theta`") && error.contains("each of the 3 layers"), "{error}");
     }
     // All layers have one.
-    let thetas = json!({ "layer_rope_theta": [77.0, 77.0, 77.0] });
-    let Positions::Rope(rope) = config("muse-glimmer", &[], thetas).positions else { unreachable!("it rotates") };
-    assert_eq!(rope.theta, 77.0);
+    let thetas = json!({ "layer_rope_theta": [500.0, 500.0, 500.0] });
+    assert!(config("muse-glimmer", &[], thetas).unrotated_layers.is_empty());
 }
 
 #[test]

@@ -9,7 +9,7 @@ use super::{
     architectures::{Architecture, OWN_CLASS, architectures, known_architectures, refused, wrappers::wrapper_classes},
     config_json::Fields,
     own_classifier::SEQUENCE_CLASS,
-    packed::Method,
+    packed::{Method, described},
     tensor_names::TensorNames,
 };
 use crate::{
@@ -188,8 +188,11 @@ pub(super) fn quantization(config: &Map<String, Value>, path: &Path) -> Result<O
         "awq" => awq(),
         "auto-round" if format("packing_format").contains("awq") => awq(),
         "auto-round" => gptq(),
-        "compressed-tensors" => Ok(Some(Quantization::Packed(Method::CompressedTensors))),
-        "fp8" => Ok(Some(Quantization::Packed(Method::Fp8))),
+        "compressed-tensors" => match described::compressed_tensors(json) {
+            Ok(method) => Ok(Some(Quantization::Packed(method))),
+            Err((key, what)) => refuse(&key, what),
+        },
+        "fp8" => Ok(Some(Quantization::Packed(described::fp8(json)))),
         "bitsandbytes" => Ok(Some(Quantization::Packed(Method::BitsAndBytes))),
         "mxfp4" => Ok(Some(Quantization::Packed(Method::Mxfp4))),
         _ => {

@@ -44,7 +44,9 @@ pub(in super::super) fn fold<'a>(table: &mut TensorTable<'a>, method: Method) ->
     let packed = |tensor: &'a str| {
         let name = tensor.strip_suffix(ending).or_else(|| tensor.strip_suffix(".weight_packed"))?;
         let is_float = |tensor: &StoredTensor<'a>| matches!(tensor.kind, ValueKind::Weights(_));
-        let is_plain = tensor.ends_with(".weight") && table.get(tensor).is_some_and(is_float);
+        // bitsandbytes may store its bytes under the type of floats.
+        let has_state = QUANT_STATES.iter().any(|ending| table.get(&format!("{tensor}{ending}")).is_some());
+        let is_plain = tensor.ends_with(".weight") && table.get(tensor).is_some_and(is_float) && !has_state;
         (!is_plain).then(|| name.to_owned())
     };
     let mut names: Vec<String> = table.names().filter_map(packed).collect();
@@ -55,9 +57,10 @@ pub(in super::super) fn fold<'a>(table: &mut TensorTable<'a>, method: Method) ->
         let matrix = match method {
             Method::Gptq { bits, added } => parts.gptq(bits, added)?,
             Method::Awq => parts.awq()?,
-            Method::CompressedTensors if parts.has(".weight_packed") => parts.packed_rows()?,
+            Method::CompressedTensors { .. } if parts.has(".weight_packed") => parts.packed_rows()?,
             Method::BitsAndBytes => parts.bits_and_bytes()?,
-            Method::CompressedTensors | Method::Fp8 | Method::Mxfp4 => parts.bytes()?,
+            Method::CompressedTensors { block } | Method::Fp8 { block } => parts.bytes(block)?,
+            Method::Mxfp4 => parts.bytes(None)?,
         };
         for ending in UNUSED {
             parts.take(ending);
@@ -167,8 +170,9 @@ impl<'a> Parts<'_, 'a> {
         Ok(self.matrix(tensor, [d_out, d_in], Values::Ints(ints)))
     }
 
-    /// `weight [d_out, d_in]` of signed bytes or 8-bit floats, and scales for the tensor, its rows, groups or blocks.
-    fn bytes(&mut self) -> Result<PackedMatrix<'a>> {
+    /// `weight [d_out, d_in]` of signed bytes or 8-bit floats, and scales for the tensor, its rows, groups or blocks, which are of
+    /// `stated` rows and inputs where the file says so.
+    fn bytes(&mut self, stated: Option<[usize; 2]>) -> Result<PackedMatrix<'a>> {
         let tensor = self.need(".weight")?;
         let dims @ [d_out, d_in] = two(&tensor)?;
         let scales = match self.take(".weight_scale_inv") {
@@ -197,14 +201,20 @@ impl<'a> Parts<'_, 'a> {
                     [rows, columns] if rows > 0 && columns > 0 => [rows, columns],
                     _ => return Err(scales.error(format!("has shape {:?}; it must be [rows, blocks]", scales.shape))),
                 };
-                // Blocks are of 128, or of all; the last one may be smaller.
+                if let Some(zeros) = self.take(".weight_zero_point") {
+                    let are_zero = zeros.bytes.iter().all(|byte| byte & 0x7f == 0);
+                    require(&zeros, are_zero, "must be 0 beside 8-bit floats")?;
+                }
+                // Where no size is stated, blocks are of 128, or of all; the last one may be smaller.
                 let size = |n: usize, n_blocks: usize| {
                     if n_blocks == 1 { n } else { n.div_ceil(n_blocks).next_power_of_two() }
                 };
-                let block = [if blocks_out == d_out { 1 } else { size(d_out, blocks_out) }, size(d_in, blocks_in)];
-                let is_whole =
-                    d_out.div_ceil(block[0].max(1)) == blocks_out && d_in.div_ceil(block[1].max(1)) == blocks_in;
-                require(&scales, is_whole, &format!("does not fit the shape {dims:?} of the matrix"))?;
+                let fits = |[rows, inputs]: [usize; 2]| {
+                    d_out.div_ceil(rows.max(1)) == blocks_out && d_in.div_ceil(inputs.max(1)) == blocks_in
+                };
+                let of_rows = if blocks_out == d_out { 1 } else { size(d_out, blocks_out) };
+                let block = stated.filter(|stated| fits(*stated)).unwrap_or([of_rows, size(d_in, blocks_in)]);
+                require(&scales, fits(block), &format!("does not fit the shape {dims:?} of the matrix"))?;
                 let values = Scales::of(&scales)?.iter().collect();
                 let scales = Fp8Scales { values, block, n_blocks: blocks_in };
                 let fp8 = Fp8 { d_in, bytes: tensor.bytes, scales };

@@ -2,6 +2,7 @@
 //! points and perhaps the order of its inputs. `fold` finds them by their names, `ints` reads those of integers, `floats`
 //! those of 8-bit floats and of bitsandbytes' 4-bit levels, `mxfp4` experts in MXFP4. Rows are decoded on demand.
 
+pub(super) mod described;
 mod floats;
 mod fold;
 mod ints;
@@ -28,15 +29,20 @@ pub(super) type PackedMatrices<'a> = HashMap<String, PackedMatrix<'a>>;
 /// How `quantization_config` says that a model is quantized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Method {
-    CompressedTensors,
+    /// With the rows and inputs of a block of 8-bit floats, where the file says so.
+    CompressedTensors {
+        block: Option<[usize; 2]>,
+    },
     /// With the number of bits, and what is added to each zero point: 1 in the first version of the format.
     Gptq {
         bits: u32,
         added: u8,
     },
     Awq,
-    /// 8-bit floats with a scale for each tensor, row or block.
-    Fp8,
+    /// 8-bit floats with a scale for each tensor, row or block, whose rows and inputs the file may say.
+    Fp8 {
+        block: Option<[usize; 2]>,
+    },
     BitsAndBytes,
     /// gpt-oss's experts.
     Mxfp4,

@@ -85,7 +85,11 @@ pub(in super::super) const ERNIE_MOE: &[&[NameRow]] = &[
     LLAMA_MLP,
     EXPERTS,
     SHARED_EXPERTS,
-    &[same(SELECTION, "model.layers.{}.mlp.moe_statics.e_score_correction_bias").as_one_row()],
+    &[
+        same(SELECTION, "model.layers.{}.mlp.moe_statics.e_score_correction_bias").as_one_row(),
+        same(SELECTION, "model.layers.{}.mlp.gate.moe_statics.e_score_correction_bias").as_one_row(),
+        same("lm_head.bias", "lm_head.bias"),
+    ],
 ];
 
 pub(in super::super) const MIXTRAL: &[&[NameRow]] = &[LLAMA_ENDS, LLAMA_NORMS, LLAMA_QKV, LLAMA_OUT, MIXTRAL_EXPERTS];
