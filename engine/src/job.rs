@@ -25,7 +25,7 @@ use crate::{
 };
 use hearth_model::{
     Result, TokenId,
-    decode::sampling::{LogitRow, RowNeeds},
+    decode::sampling::{LogitDemand, LogitRow},
     gpt::{
         kv_cache::{PAGE_SIZE, PageKey},
         lora::LoadedAdapter,
@@ -176,7 +176,7 @@ impl Job {
             priority: parts.priority,
             keys,
             state_places: message_boundaries(&parts.prompt_ids, &parts.stop.stop_token_ids),
-            reads_kept_pages: !wants_all_rows,
+            uses_prefix_cache: !wants_all_rows,
             adapter: parts.adapter_id().cloned(),
         }
     }
@@ -243,12 +243,12 @@ impl Job {
     }
 
     /// The part that is needed of the logits at `position`, if the tokens `ahead` extend the sequence up to there.
-    pub(crate) fn needs(&self, position: usize, ahead: &[TokenId]) -> RowNeeds {
+    pub(crate) fn needs(&self, position: usize, ahead: &[TokenId]) -> LogitDemand {
         let own = match &self.task {
             Task::Sequence(sequence) => sequence.needs(position, ahead),
-            Task::Beams(_) | Task::Embedding(_) => RowNeeds::Whole,
+            Task::Beams(_) | Task::Embedding(_) => LogitDemand::Whole,
         };
-        self.forks.iter().map(|fork| fork.needs(position, ahead)).fold(own, RowNeeds::and)
+        self.forks.iter().map(|fork| fork.needs(position, ahead)).fold(own, LogitDemand::and)
     }
 
     /// Whether it needs the hidden states of all rows, and no logits.

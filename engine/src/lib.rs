@@ -23,11 +23,11 @@
 //! - `worker`: the thread, and the loop `schedule -> run -> advance`
 //! - [`memory`]: whether settings fit into memory; [`work_clock`]: work that makes no progress; [`clock`]: the time of day
 
-mod acceptance;
 pub mod adapters;
 mod beams;
 mod bound_answer;
 pub mod clock;
+mod draft_length;
 mod embedding;
 mod engine;
 mod event;

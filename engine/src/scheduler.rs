@@ -120,7 +120,7 @@ impl Scheduler {
 
     /// Adds a request to the queue.
     pub fn add(&mut self, id: RequestId, arrival: Arrival) {
-        let Arrival { n_prompt, n_source, width, tenant, priority, keys, state_places, reads_kept_pages, adapter } =
+        let Arrival { n_prompt, n_source, width, tenant, priority, keys, state_places, uses_prefix_cache, adapter } =
             arrival;
         let rank = Rank { due: self.n_steps + i64::from(priority) * AGEING_STEPS, id };
         let sequence = ScheduledSequence {
@@ -141,7 +141,7 @@ impl Scheduler {
                 width,
                 n_source,
                 is_held: false,
-                reads_kept_pages,
+                uses_prefix_cache,
                 adapter,
                 n_cached: None,
                 sequences,
@@ -173,7 +173,7 @@ impl Scheduler {
             width: 1,
             n_source: request.n_source,
             is_held: false,
-            reads_kept_pages: true,
+            uses_prefix_cache: true,
             adapter: request.adapter.clone(),
             n_cached: Some(0),
             sequences: copies.collect(),
@@ -186,7 +186,7 @@ impl Scheduler {
     /// Adds a token to a sequence. `key` is the key of its last page, if the token fills it.
     pub fn push_token(&mut self, id: SequenceId, key: Option<PageKey>) {
         if let Some(request) = self.request_mut(id.request) {
-            request.reads_kept_pages = true;
+            request.uses_prefix_cache = true;
         }
         if let Some(sequence) = self.sequence_mut(id) {
             sequence.n_tokens += 1;
@@ -495,7 +495,7 @@ impl Scheduler {
         }
         let Some(mut request) = waiting.remove(&rank) else { return false };
         let (mut n_asked, mut n_shared) = (0, 0);
-        if request.reads_kept_pages
+        if request.uses_prefix_cache
             && let Some(first) = request.sequences.first_mut()
         {
             // At least one token must be computed, to get logits.

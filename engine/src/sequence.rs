@@ -3,8 +3,8 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use crate::{
-    acceptance::Acceptance,
     bound_answer::{Bound, BoundAnswer},
+    draft_length::Acceptance,
     event::{Event, FinishReason, StopCause},
     event_senders::{EventSenders, Progress},
     prefix_cache::PrefixChain,
@@ -17,7 +17,7 @@ use hearth_model::{
     Result, TokenId,
     decode::{
         constraint::{Outlook, Watch},
-        sampling::{LogitRow, RowNeeds, Sampler, TokenLogprobs, logprobs_of, token_logprobs},
+        sampling::{LogitDemand, LogitRow, Sampler, TokenLogprobs, logprobs_of, token_logprobs},
     },
     gpt::kv_cache::PageKey,
     text::tokenizer::{DecodeOptions, Detokenizer, Tokenizer},
@@ -128,13 +128,13 @@ impl Sequence {
     }
 
     /// The part of a row that [`sample_draft`](Self::sample_draft) needs.
-    pub(crate) fn draft_needs(&self, sampler: &Sampler, n_ahead: usize) -> RowNeeds {
+    pub(crate) fn draft_needs(&self, sampler: &Sampler, n_ahead: usize) -> LogitDemand {
         sampler.needs(self.barred(n_ahead), &[])
     }
 
     /// The part of the row at `position` that [`advance`](Self::advance) needs, if the tokens `ahead` extend the
     /// sequence up to there.
-    pub(crate) fn needs(&self, position: usize, ahead: &[TokenId]) -> RowNeeds {
+    pub(crate) fn needs(&self, position: usize, ahead: &[TokenId]) -> LogitDemand {
         let RequestParts { logprobs, logprobs_mode, logprobs_of, thinking, .. } = self.request.parts();
         let is_of_prompt = position + 1 < self.n_prompt();
         // The log-probability of a forced token may be any.
@@ -142,12 +142,12 @@ impl Sequence {
         let reports_raw = logprobs.is_some() && (*logprobs_mode == LogprobsMode::Raw || may_force);
         let reports_raw = reports_raw || logprobs_of.is_some();
         if is_of_prompt || reports_raw || self.constraint.is_some() {
-            return RowNeeds::Whole;
+            return LogitDemand::Whole;
         }
         // Tokens that are barred now may be allowed at `position`, but not the other way round.
         let barred = self.barred(0);
         match self.outlook(ahead) {
-            Some(Outlook::Bound) => RowNeeds::Whole,
+            Some(Outlook::Bound) => LogitDemand::Whole,
             Some(Outlook::Free(forbidden)) if !forbidden.is_empty() => {
                 self.sampler.needs(&barred.union(&forbidden).copied().collect(), ahead)
             }

@@ -18,7 +18,7 @@ use hearth_model::{
     Result, TokenId,
     decode::{
         model_runner::{ModelRunner, StepOutput},
-        sampling::RowNeeds,
+        sampling::LogitDemand,
     },
     gpt::kv_cache::StepPart,
 };
@@ -322,7 +322,7 @@ impl Worker {
         self.pool(step, output)?;
         for rows in pieces(&self.wanted_rows(step)) {
             let indices: Vec<usize> = rows.iter().map(|wanted| wanted.row).collect();
-            let needs: Vec<RowNeeds> = rows.iter().map(|wanted| self.needs(wanted, token_ids)).collect();
+            let needs: Vec<LogitDemand> = rows.iter().map(|wanted| self.needs(wanted, token_ids)).collect();
             let logits = self.runner.read_logits(output, &indices, &needs)?;
             // A step may take long: requests whose deadline passed meanwhile get no token from it.
             let now = Instant::now();
@@ -368,11 +368,11 @@ impl Worker {
     }
 
     /// The part of a row's logits that its request needs, however many of the draft tokens before it are accepted.
-    fn needs(&self, wanted: &WantedRow, token_ids: &[TokenId]) -> RowNeeds {
+    fn needs(&self, wanted: &WantedRow, token_ids: &[TokenId]) -> LogitDemand {
         if !self.runner.reads_parts() {
-            return RowNeeds::Whole;
+            return LogitDemand::Whole;
         }
-        let Some(job) = self.jobs.get(&wanted.id.request) else { return RowNeeds::Whole };
+        let Some(job) = self.jobs.get(&wanted.id.request) else { return LogitDemand::Whole };
         let n_ahead = (wanted.position + 1).saturating_sub(job.token_ids(wanted.id.branch).len());
         let ahead = token_ids.get((wanted.row + 1).saturating_sub(n_ahead)..=wanted.row).unwrap_or_default();
         job.needs(wanted.position, ahead)

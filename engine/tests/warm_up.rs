@@ -11,7 +11,7 @@ use hearth_model::{
     config::{GptConfig, Sizes},
     decode::{
         model_runner::ModelRunner,
-        sampling::{LogitRow, RowNeeds},
+        sampling::{LogitDemand, LogitRow},
     },
     gpt::{
         Gpt,
@@ -57,11 +57,11 @@ fn check_warm_up(mut runner: ModelRunner) {
         });
         // Rows of every kind side by side.
         let needs = [
-            RowNeeds::Whole,
-            RowNeeds::Best { n: 1, also: BTreeSet::new() },
-            RowNeeds::Best { n: 100, also: (5..70).collect() },
+            LogitDemand::Whole,
+            LogitDemand::Best { n: 1, also: BTreeSet::new() },
+            LogitDemand::Best { n: 100, also: (5..70).collect() },
         ];
-        let needs: Vec<RowNeeds> = (1..=tables.len()).map(|at| needs[at % 3].clone()).collect();
+        let needs: Vec<LogitDemand> = (1..=tables.len()).map(|at| needs[at % 3].clone()).collect();
         let logits = runner.read_logits(&output, &ends.collect::<Vec<_>>(), &needs).unwrap();
         assert!(logits.iter().all(|row| match row {
             LogitRow::Whole(logits) => logits.iter().all(|logit| logit.is_finite()),

@@ -12,7 +12,11 @@ use std::{
 use burn::tensor::Device;
 use hearth_model::{
     files::partial_file::PartialFile,
-    gpt::{Gpt, adapted::Training, attention::AttentionContext, lora::LoraValues},
+    gpt::{
+        Gpt,
+        attention::AttentionContext,
+        lora::{LoraValues, Training},
+    },
     ops::Dtype,
     weights::{
         DiskDtype, StagedDir,

@@ -8,7 +8,7 @@ use burn::tensor::Device;
 use hearth_model::{
     TokenId,
     config::{Experts, GptConfig},
-    gpt::{Gpt, RouterLossWeights, adapted::Training},
+    gpt::{Gpt, RouterLossWeights, lora::Training},
     ops::{Dtype, Precision},
     weights::{
         adapter::{Adapter, AdapterModel},

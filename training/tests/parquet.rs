@@ -11,7 +11,7 @@ use anyhow::Result;
 use hearth_model::text::{chat::ChatTemplate, tokenizer::Tokenizer};
 use hearth_training::data::{
     corpus::{
-        BytesRead, Cutting, Marks, Notes, Origin, Piece, ReadOptions, Record, RecordOptions, list_files,
+        BytesRead, Cutting, DocumentChunk, Marks, Notes, Origin, ReadOptions, Record, RecordOptions, list_files,
         read_documents, read_records,
     },
     examples::{self, ExampleEncoder, ExampleSettings, TooLong},
@@ -30,7 +30,7 @@ fn read(path: &Path, column: &str) -> Result<Vec<String>> {
         cutting: Cutting::Whole,
     };
     let mut texts = Vec::new();
-    let mut sink = |piece: Piece| {
+    let mut sink = |piece: DocumentChunk| {
         texts.push(piece.text);
         Ok(())
     };

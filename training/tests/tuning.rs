@@ -12,7 +12,7 @@ use burn::tensor::Device;
 use hearth_model::{
     TokenId,
     config::GptConfig,
-    gpt::{Gpt, adapted::Training},
+    gpt::{Gpt, lora::Training},
     ops::Dtype,
     text::tokenizer::Tokenizer,
     weights::{

@@ -58,7 +58,7 @@ pub struct Arrival {
     pub state_places: Vec<usize>,
     /// Whether it uses the prefix cache when it starts. False if every position of the prompt is needed. After its first
     /// token, it uses the prefix cache in any case.
-    pub reads_kept_pages: bool,
+    pub uses_prefix_cache: bool,
     /// Its adapter.
     pub adapter: Option<AdapterId>,
 }

@@ -22,7 +22,7 @@ pub(super) struct ScheduledRequest {
     /// Places of the source at the beginning of each sequence.
     pub(super) n_source: usize,
     pub(super) is_held: bool,
-    pub(super) reads_kept_pages: bool,
+    pub(super) uses_prefix_cache: bool,
     pub(super) adapter: Option<AdapterId>,
     /// Number of prompt tokens found in the prefix cache at the first start; `None` before.
     pub(super) n_cached: Option<usize>,

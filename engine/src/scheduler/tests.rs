@@ -36,7 +36,7 @@ fn arrival(n_prompt: usize) -> Arrival {
         priority: 0,
         keys: Vec::new(),
         state_places: Vec::new(),
-        reads_kept_pages: true,
+        uses_prefix_cache: true,
         adapter: None,
     }
 }
@@ -183,7 +183,7 @@ fn cached_prefix_pages_are_reused_but_the_last_token_is_computed() {
     let totals = Totals { n_preemptions: 0, prefix_queries: 35 + 40 + 32, prefix_hits: 32 + 16 };
     assert_eq!(scheduler.totals(), totals);
     // A request that needs every position computes every position.
-    scheduler.add(RequestId(4), Arrival { reads_kept_pages: false, ..known(33) });
+    scheduler.add(RequestId(4), Arrival { uses_prefix_cache: false, ..known(33) });
     assert!(step(&mut scheduler).contains(&chunk(4, 0, 33, true)));
     // Once it has a token, every position has been computed, so it may use the prefix cache.
     scheduler.preempt_last();
@@ -220,7 +220,7 @@ fn preempted_beams_share_prompt_pages_again_when_recomputed() {
     scheduler.branch(RequestId(1), &[(0, None); 4]);
     assert_eq!(step(&mut scheduler).len(), 4);
     // Another request takes all pages, and evicts those in the prefix cache.
-    scheduler.add(RequestId(2), Arrival { reads_kept_pages: false, ..arrival(7 * PAGE_SIZE - 1) });
+    scheduler.add(RequestId(2), Arrival { uses_prefix_cache: false, ..arrival(7 * PAGE_SIZE - 1) });
     scheduler.hold(RequestId(1));
     scheduler.preempt_last();
     while !step(&mut scheduler)[0].predicts {}

@@ -7,7 +7,7 @@ use hearth_model::{
     Result, TokenId,
     decode::{
         model_runner::ModelRunner,
-        sampling::{RowNeeds, Sampler},
+        sampling::{LogitDemand, Sampler},
     },
     gpt::kv_cache::{PageTable, StepPart},
 };
@@ -152,7 +152,7 @@ impl DraftModel {
             needs.push(if self.runner.reads_parts() {
                 state.job.sequence.draft_needs(&state.sampler, state.token_ids.len())
             } else {
-                RowNeeds::Whole
+                LogitDemand::Whole
             });
             parts.push(StepPart::new(&mut state.table, token_ids.len()));
         }

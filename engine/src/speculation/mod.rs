@@ -23,7 +23,7 @@ use hearth_model::{
 
 use self::{draft_model::DraftModel, prediction_head::HeadDrafter};
 use super::{
-    acceptance::{Costs, DraftSource},
+    draft_length::{Costs, DraftSource},
     scheduler::RequestId,
     sequence::Sequence,
 };

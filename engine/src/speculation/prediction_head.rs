@@ -11,7 +11,7 @@ use hearth_model::{
     decode::{
         model_runner::PredictionRunner,
         read_logits::read_logits,
-        sampling::{RowNeeds, Sampler},
+        sampling::{LogitDemand, Sampler},
     },
     gpt::kv_cache::{PageTable, StepPart},
 };
@@ -165,7 +165,7 @@ impl HeadDrafter {
         }
         let needs = active.iter().map(|drafting| match self.reads_parts {
             true => drafting.job.sequence.draft_needs(&drafting.sampler, drafting.token_ids.len()),
-            false => RowNeeds::Whole,
+            false => LogitDemand::Whole,
         });
         let needs: Vec<_> = needs.collect();
         let hidden = Tensor::cat(active.iter().map(|drafting| drafting.hidden.clone()).collect(), 0);

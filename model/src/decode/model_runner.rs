@@ -14,7 +14,7 @@ use crate::{
     config::GptConfig,
     decode::{
         read_logits::{LogitRows, read_logits},
-        sampling::RowNeeds,
+        sampling::LogitDemand,
     },
     error::{Error, Result},
     gpt::{
@@ -147,7 +147,7 @@ impl ModelRunner {
     ///
     /// # Errors
     /// [`Error::Execution`] if the device failed in this step.
-    pub fn read_logits(&self, output: &StepOutput, rows: &[usize], needs: &[RowNeeds]) -> Result<LogitRows> {
+    pub fn read_logits(&self, output: &StepOutput, rows: &[usize], needs: &[LogitDemand]) -> Result<LogitRows> {
         read_logits(self.logits(output, rows), needs)
     }
 

@@ -7,7 +7,7 @@ use burn::tensor::{DType, Int, Tensor, Transaction};
 
 use crate::{
     TokenId,
-    decode::sampling::{LogitRow, RowNeeds},
+    decode::sampling::{LogitDemand, LogitRow},
     error::{Error, Result},
     ops::{Placement, read, take_rows, to_f32, top_k_logits},
 };
@@ -53,7 +53,7 @@ impl LogitRows {
 ///
 /// # Errors
 /// [`Error::Execution`] when the device cannot be read.
-pub fn read_logits(logits: Tensor<2>, needs: &[RowNeeds]) -> Result<LogitRows> {
+pub fn read_logits(logits: Tensor<2>, needs: &[LogitDemand]) -> Result<LogitRows> {
     let logits = logits.cast(DType::F32);
     if Placement::of(&logits.device()) == Placement::Gpu {
         return read_parts(logits, needs);
@@ -66,12 +66,12 @@ pub fn read_logits(logits: Tensor<2>, needs: &[RowNeeds]) -> Result<LogitRows> {
 }
 
 /// Which rows are read whole, with their indices among the whole rows or the parts.
-fn places(needs: &[RowNeeds], vocab_size: usize) -> Vec<RowLocation> {
+fn places(needs: &[LogitDemand], vocab_size: usize) -> Vec<RowLocation> {
     let (mut n_whole, mut n_best) = (0, 0);
     let next = |count: &mut usize| std::mem::replace(count, *count + 1);
-    let place = |needs: &RowNeeds| match needs {
+    let place = |needs: &LogitDemand| match needs {
         // If all tokens are needed: the whole row.
-        RowNeeds::Best { n, .. } if (1..vocab_size.min(RowNeeds::MAX_BEST + 1)).contains(n) => {
+        LogitDemand::Best { n, .. } if (1..vocab_size.min(LogitDemand::MAX_BEST + 1)).contains(n) => {
             RowLocation::Best(next(&mut n_best))
         }
         _ => RowLocation::Whole(next(&mut n_whole)),
@@ -80,13 +80,13 @@ fn places(needs: &[RowNeeds], vocab_size: usize) -> Vec<RowLocation> {
 }
 
 /// Reads whole rows and parts of others in one transfer.
-fn read_parts(logits: Tensor<2>, needs: &[RowNeeds]) -> Result<LogitRows> {
+fn read_parts(logits: Tensor<2>, needs: &[LogitDemand]) -> Result<LogitRows> {
     let [n_rows, vocab_size] = logits.dims();
     let places = places(needs, vocab_size);
     let whole_rows: Vec<usize> = (0..n_rows).filter(|&row| matches!(places[row], RowLocation::Whole(_))).collect();
     let best_rows: Vec<BestRow> = (0..n_rows)
         .filter_map(|row| match (&needs[row], places[row]) {
-            (RowNeeds::Best { n, also }, RowLocation::Best(_)) => {
+            (LogitDemand::Best { n, also }, RowLocation::Best(_)) => {
                 let also = also.iter().copied().filter(|id| (*id as usize) < vocab_size).collect();
                 Some(BestRow { row, n: *n, also })
             }

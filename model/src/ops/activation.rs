@@ -2,7 +2,7 @@
 
 use burn::tensor::{Tensor, activation};
 
-use super::{Placement, cpu, cube, training::apply_anywhere, types::Activate};
+use super::{Placement, cpu, cube, training::apply_on_its_device, types::Activate};
 use crate::config::{Activation, ClampedSwiglu};
 
 /// Applies `kind` to each value of `x [n_rows, d_ff]`.
@@ -14,7 +14,7 @@ pub(crate) fn activate(x: Tensor<2>, kind: Activation) -> Tensor<2> {
         }
         Placement::Gpu => cube::activate(x, kind),
         Placement::CpuTraining | Placement::GpuTraining => {
-            apply_anywhere(vec![x.into()], Activate { kind, is_gated: false })
+            apply_on_its_device(vec![x.into()], Activate { kind, is_gated: false })
         }
     }
 }
@@ -118,7 +118,7 @@ pub(crate) fn gated(gate_up: Tensor<2>, kind: Activation) -> Tensor<2> {
         }
         Placement::Gpu => cube::gated(gate_up, kind),
         Placement::CpuTraining | Placement::GpuTraining => {
-            apply_anywhere(vec![gate_up.into()], Activate { kind, is_gated: true })
+            apply_on_its_device(vec![gate_up.into()], Activate { kind, is_gated: true })
         }
     }
 }

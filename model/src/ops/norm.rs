@@ -2,7 +2,7 @@
 
 use burn::tensor::Tensor;
 
-use super::{NormOptions, NormParts, Placement, cpu, cube, training::apply_anywhere, types::Normalize};
+use super::{NormOptions, NormParts, Placement, cpu, cube, training::apply_on_its_device, types::Normalize};
 use crate::config::NormKind;
 
 /// Normalizes each row of `x [n_rows, width]` and scales it by `weight [width]`, plus `bias [width]`.
@@ -19,7 +19,7 @@ pub(crate) fn norm(x: Tensor<2>, weight: Tensor<1>, bias: Option<Tensor<1>>, opt
         Placement::Gpu => cube::norm(x, NormParts { weight, bias, options }, None),
         Placement::CpuTraining | Placement::GpuTraining => {
             let operands = [x.into(), weight.into()].into_iter().chain(bias.map(Into::into));
-            apply_anywhere(operands.collect(), Normalize(options))
+            apply_on_its_device(operands.collect(), Normalize(options))
         }
     }
 }

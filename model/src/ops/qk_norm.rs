@@ -3,8 +3,8 @@
 use burn::tensor::Tensor;
 
 use super::{
-    AttentionOptions, NormParts, Placement, Rotation, Rows, cpu, cube, norm_reference, rope, training::apply_anywhere,
-    types::QkNormalize,
+    AttentionOptions, NormParts, Placement, Rotation, Rows, cpu, cube, norm_reference, rope,
+    training::apply_on_its_device, types::QkNormalize,
 };
 use crate::config::QkNormSpan;
 
@@ -31,7 +31,7 @@ pub(crate) fn qk_norm(
         Placement::CpuTraining | Placement::GpuTraining => {
             let op = QkNormalize { span, options: options.clone(), norm };
             let [queries, keys] = norms.map(|norm| norm.weight);
-            apply_anywhere(vec![qkv.into(), queries.into(), keys.into()], op)
+            apply_on_its_device(vec![qkv.into(), queries.into(), keys.into()], op)
         }
     }
 }

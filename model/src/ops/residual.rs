@@ -6,7 +6,7 @@ use burn::tensor::{Tensor, TensorData};
 
 use super::{
     Dropout, Placement, cpu,
-    training::{apply, apply_anywhere},
+    training::{apply, apply_on_its_device},
     types::AddUpdate,
 };
 
@@ -21,7 +21,7 @@ pub(crate) fn add_update(
         let update = self::dropout(update, dropout);
         return residual + if multiplier == 1.0 { update } else { update * multiplier };
     }
-    apply_anywhere(vec![update.into(), residual.into()], AddUpdate { multiplier, dropout })
+    apply_on_its_device(vec![update.into(), residual.into()], AddUpdate { multiplier, dropout })
 }
 
 /// `x [n_rows, width]` with some values set to 0 and the others divided by the share that is kept; `x` itself without
@@ -30,7 +30,7 @@ pub(crate) fn dropout(x: Tensor<2>, dropout: Option<Dropout>) -> Tensor<2> {
     let Some(dropout) = dropout else { return x };
     match Placement::of(&x.device()) {
         Placement::Gpu => dropout_reference(x, dropout),
-        _ => apply_anywhere(vec![x.into()], AddUpdate { multiplier: 1.0, dropout: Some(dropout) }),
+        _ => apply_on_its_device(vec![x.into()], AddUpdate { multiplier: 1.0, dropout: Some(dropout) }),
     }
 }
 

@@ -40,7 +40,7 @@ pub use profile::{OpTime, Pass, profile_training};
 use super::types::{Placement, TrainingOp};
 
 /// Runs `op`, which has bodies for both kinds of device, where its `inputs` are: [`apply`] or [`apply_on_gpu`].
-pub(super) fn apply_anywhere<const D: usize>(
+pub(super) fn apply_on_its_device<const D: usize>(
     inputs: Vec<Input>,
     op: impl TrainingOp<FlexTensor> + OnGpu + 'static,
 ) -> Tensor<D> {

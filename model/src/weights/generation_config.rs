@@ -7,6 +7,9 @@ use serde_json::{Map, Value};
 use super::config_json::Fields;
 use crate::{TokenId, config::GptConfig, decode::sampling::SamplingParams, error::Result};
 
+/// The end-of-sequence tokens, here and in `config.json`.
+pub(super) const EOS: &str = "eos_token_id";
+
 /// `params` with one parameter from a value of the file. `None` if it is no number.
 type Set = fn(SamplingParams, &Value) -> Option<SamplingParams>;
 

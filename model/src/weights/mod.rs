@@ -26,6 +26,7 @@ mod prediction_head;
 pub mod repository;
 mod row_order;
 mod save;
+mod save_dir;
 mod staged_dir;
 mod tensor_names;
 mod tensor_table;

@@ -11,13 +11,13 @@
 
 pub(crate) mod adapters;
 pub(crate) mod beams;
-pub(crate) mod chunk;
 pub(crate) mod conversation;
 pub(crate) mod generation;
 pub(crate) mod items;
 pub(crate) mod late;
 pub(crate) mod prompt;
 pub(crate) mod reply;
+pub(crate) mod response_head;
 pub(crate) mod sampling;
 pub(crate) mod stream;
 pub(crate) mod submission;

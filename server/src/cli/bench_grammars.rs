@@ -11,7 +11,7 @@ use hearth_model::{
     decode::{
         constraint::{Constraint, Grammar, GrammarCompiler},
         model_runner::ModelRunner,
-        sampling::{RowNeeds, Sampler, SamplingParams},
+        sampling::{LogitDemand, Sampler, SamplingParams},
     },
     gpt::{
         Gpt,
@@ -221,7 +221,7 @@ impl Text<'_> {
             }
             let start = Instant::now();
             let output = runner.step(&pending, &mut [StepPart::new(&mut table, pending.len())])?;
-            let logits = runner.read_logits(&output, &[pending.len() - 1], &[RowNeeds::Whole])?;
+            let logits = runner.read_logits(&output, &[pending.len() - 1], &[LogitDemand::Whole])?;
             let step = micros(start.elapsed());
             let start = Instant::now();
             let Some(row) = logits.iter().next() else { break };

@@ -14,12 +14,12 @@ use crate::config::LogFormat;
 const WAITING_LINES: usize = 10_000;
 
 /// Writes lines synchronously: for commands other than `serve`.
-pub(super) fn here(default: &str) -> anyhow::Result<()> {
+pub(super) fn init_blocking(default: &str) -> anyhow::Result<()> {
     start(default, LogFormat::Text, io::stderr)
 }
 
 /// Writes lines from a separate thread. Dropping the guard writes the remaining lines, for at most one second.
-pub(super) fn beside(default: &str, format: LogFormat) -> anyhow::Result<WorkerGuard> {
+pub(super) fn init_background(default: &str, format: LogFormat) -> anyhow::Result<WorkerGuard> {
     let builder = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(WAITING_LINES).thread_name("log");
     let (writer, guard) = builder.finish(io::stderr());
     start(default, format, writer)?;

@@ -99,55 +99,55 @@ impl Cli {
         match self.command {
             Command::Serve(args) => {
                 let _written_at_the_end =
-                    log::beside("warn,hearth_server=info,hearth_engine=info", args.config.log.log_format)?;
+                    log::init_background("warn,hearth_server=info,hearth_engine=info", args.config.log.log_format)?;
                 serve::run(&args)
             }
             Command::Chat(args) => {
-                log::here("error")?;
+                log::init_blocking("error")?;
                 chat::run(*args)
             }
             Command::Generate(args) => {
-                log::here("warn")?;
+                log::init_blocking("warn")?;
                 generate::run(args)
             }
             Command::Pull(args) => {
-                log::here("warn")?;
+                log::init_blocking("warn")?;
                 pull::run(args)
             }
             Command::List(args) => {
-                log::here("warn")?;
+                log::init_blocking("warn")?;
                 list::run(args)
             }
             Command::Rm(args) => {
-                log::here("warn")?;
+                log::init_blocking("warn")?;
                 rm::run(args)
             }
             Command::Bench(args) => {
-                log::here("warn")?;
+                log::init_blocking("warn")?;
                 bench::run(args)
             }
             Command::Perplexity(args) => {
-                log::here("warn")?;
+                log::init_blocking("warn")?;
                 perplexity::run(args)
             }
             Command::Quantize(args) => {
-                log::here("warn")?;
+                log::init_blocking("warn")?;
                 quantize::run(args)
             }
             Command::Export(args) => {
-                log::here("warn")?;
+                log::init_blocking("warn")?;
                 export::run(args)
             }
             Command::Merge(args) => {
-                log::here("warn")?;
+                log::init_blocking("warn")?;
                 merge::run(args)
             }
             Command::Doctor(args) => {
-                log::here("error")?;
+                log::init_blocking("error")?;
                 doctor::run(args)
             }
             Command::Health(args) => {
-                log::here("error")?;
+                log::init_blocking("error")?;
                 health::run(&args)
             }
         }

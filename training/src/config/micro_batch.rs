@@ -7,6 +7,8 @@ use serde::{
     de::{self, Visitor},
 };
 
+use super::TrainConfig;
+
 /// Rows in one forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MicroBatchSize {
@@ -78,5 +80,40 @@ impl Visitor<'_> for RowsOrAuto {
             AUTO => Ok(MicroBatchSize::Auto),
             _ => Err(E::invalid_value(de::Unexpected::Str(text), &self)),
         }
+    }
+}
+
+impl TrainConfig {
+    /// Tokens per micro-batch.
+    pub fn micro_batch_tokens(&self) -> usize {
+        self.data.micro_batch_size.rows().saturating_mul(self.model.max_seq_len)
+    }
+
+    /// Micro-batches per step.
+    pub fn micro_steps(&self) -> usize {
+        self.data.tokens_per_step.map_or(1, |tokens| tokens / self.micro_batch_tokens().max(1))
+    }
+
+    /// Tokens per step.
+    pub fn tokens_per_step(&self) -> usize {
+        self.micro_batch_tokens() * self.micro_steps()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use crate::config::Layers;
+
+    #[test]
+    fn micro_steps_are_tokens_per_step_over_micro_batch_tokens() {
+        let layers = Layers {
+            preset: Some("tiny".to_owned()),
+            sets: vec!["data.tokens_per_step=768".to_owned()],
+            ..Layers::default()
+        };
+        let config = layers.resolve().unwrap();
+        config.validate().unwrap();
+        assert_eq!((config.micro_batch_tokens(), config.micro_steps(), config.tokens_per_step()), (256, 3, 768));
     }
 }

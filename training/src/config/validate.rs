@@ -38,21 +38,6 @@ const MAX_REPLICAS: usize = 64;
 const MAX_PEER_TIMEOUT: u64 = 7 * 24 * 3600;
 
 impl TrainConfig {
-    /// Tokens per micro-batch.
-    pub fn micro_batch_tokens(&self) -> usize {
-        self.data.micro_batch_size.rows().saturating_mul(self.model.max_seq_len)
-    }
-
-    /// Micro-batches per step.
-    pub fn micro_steps(&self) -> usize {
-        self.data.tokens_per_step.map_or(1, |tokens| tokens / self.micro_batch_tokens().max(1))
-    }
-
-    /// Tokens per step.
-    pub fn tokens_per_step(&self) -> usize {
-        self.micro_batch_tokens() * self.micro_steps()
-    }
-
     /// Rejects invalid settings; the message names the key. Invalid model sizes are rejected by
     /// [`gpt_config`](Self::gpt_config).
     pub fn validate(&self) -> Result<()> {
@@ -585,17 +570,5 @@ mod tests {
             );
             assert!(error.contains(&expected), "{error}");
         }
-    }
-
-    #[test]
-    fn micro_steps_are_tokens_per_step_over_micro_batch_tokens() {
-        let layers = Layers {
-            preset: Some("tiny".to_owned()),
-            sets: vec!["data.tokens_per_step=768".to_owned()],
-            ..Layers::default()
-        };
-        let config = layers.resolve().unwrap();
-        config.validate().unwrap();
-        assert_eq!((config.micro_batch_tokens(), config.micro_steps(), config.tokens_per_step()), (256, 3, 768));
     }
 }

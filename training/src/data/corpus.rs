@@ -27,7 +27,7 @@ mod words;
 
 pub use conversation::{Conversation, ConversationEncoder};
 pub(crate) use conversation::{as_served, require_written};
-pub use document_chunk::{Cutting, PIECE_BYTES, Piece, pieces};
+pub use document_chunk::{Cutting, DocumentChunk, PIECE_BYTES, pieces};
 pub(crate) use encode::ANY_CHARACTER;
 pub use encode::Encoder;
 pub use files::{FileKind, FileSplit, LeftOut, SourceFile, WhyLeftOut, kind_of, list_files};

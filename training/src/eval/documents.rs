@@ -16,7 +16,7 @@ use hearth_model::{
 
 use crate::data::{
     corpus::{
-        BytesRead, ConversationEncoder, Cutting, FileKind, FileSplit, Marks, Notes, Origin, Piece, ReadOptions,
+        BytesRead, ConversationEncoder, Cutting, DocumentChunk, FileKind, FileSplit, Marks, Notes, Origin, ReadOptions,
         SourceFile, list_files, read_documents, read_tokens,
     },
     shard::{DATA_FILE, Dataset, Split, Tokens},
@@ -93,7 +93,7 @@ fn read_file(
     Ok(documents)
 }
 
-fn encode(piece: Piece, tokenizer: &Tokenizer, template: Option<&ChatTemplate>) -> Result<Tokens> {
+fn encode(piece: DocumentChunk, tokenizer: &Tokenizer, template: Option<&ChatTemplate>) -> Result<Tokens> {
     match (&piece.conversation, template) {
         (None, _) if piece.is_rendered => {
             Ok(of_ids(tokenizer.encode(&piece.text, EncodeOptions::RENDERED)?, tokenizer))
@@ -185,7 +185,7 @@ mod tests {
         let messages = vec![Message::new("user", "Hié")];
         let conversation = Conversation { messages, tools: None, place: "line 1".to_owned() };
         let text = conversation.text();
-        let piece = Piece::conversation(conversation);
+        let piece = DocumentChunk::conversation(conversation);
         let document = encode(piece, &tokenizer, Some(&template)).unwrap();
         // The special token has no bytes.
         assert_eq!(document.n_bytes(), "Be brief.[Hié]".len() as u64);

@@ -7,7 +7,7 @@ use burn::tensor::Device;
 use hearth_model::{
     config::GptConfig,
     files::digest::{Digest, Digester},
-    gpt::{Gpt, adapted::Training},
+    gpt::{Gpt, lora::Training},
     ops::Dtype,
     weights::{
         StagedDir,

@@ -149,7 +149,7 @@ impl Simulation {
                     priority: job.priority,
                     keys: keys.collect(),
                     state_places: Vec::new(),
-                    reads_kept_pages: index % 5 != 0,
+                    uses_prefix_cache: index % 5 != 0,
                     adapter: (index % 3 > 0).then(|| adapter(index as u64 % 4)),
                 };
                 let request = RequestId(index as u64);

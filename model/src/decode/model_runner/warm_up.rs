@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{ModelRunner, StepOutput};
 use crate::{
-    decode::sampling::RowNeeds,
+    decode::sampling::LogitDemand,
     error::Result,
     gpt::kv_cache::{PAGE_SIZE, PageTable, StepPart},
 };
@@ -50,8 +50,8 @@ impl ModelRunner {
 
     /// Reads whole rows, and parts of rows with one pass and with several.
     fn warm_up_logits(&self, output: &StepOutput, rows: &[usize]) -> Result<()> {
-        let best = |n| RowNeeds::Best { n, also: BTreeSet::new() };
-        for needs in [RowNeeds::Whole, best(1), best(RowNeeds::MAX_BEST)] {
+        let best = |n| LogitDemand::Best { n, also: BTreeSet::new() };
+        for needs in [LogitDemand::Whole, best(1), best(LogitDemand::MAX_BEST)] {
             self.read_logits(output, rows, &vec![needs; rows.len()])?;
         }
         Ok(())

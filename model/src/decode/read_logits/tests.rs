@@ -18,14 +18,14 @@ use crate::{
 };
 
 /// [`read_logits`] by sorting whole rows: of each row exactly what is needed, on any device.
-fn read_logits_reference(logits: Tensor<2>, needs: &[RowNeeds]) -> Result<LogitRows> {
+fn read_logits_reference(logits: Tensor<2>, needs: &[LogitDemand]) -> Result<LogitRows> {
     let [_, vocab_size] = logits.dims();
     let values = to_f32(read(logits.cast(DType::F32))?)?;
     let (mut whole, mut best) = (Vec::new(), Vec::new());
     let places = places(needs, vocab_size);
     for ((row, needs), place) in values.chunks_exact(vocab_size).zip(needs).zip(&places) {
         match (needs, place) {
-            (RowNeeds::Best { n, also }, RowLocation::Best(_)) => {
+            (LogitDemand::Best { n, also }, RowLocation::Best(_)) => {
                 let mut ids: Vec<TokenId> = (0..vocab_size as TokenId).collect();
                 // NaN and infinity, which no working model returns, rank first, so that sampling finds them.
                 let key = |id: TokenId| match row[id as usize] {
@@ -81,10 +81,10 @@ fn bits(rows: &LogitRows) -> Vec<(bool, Vec<(TokenId, u32)>)> {
     rows.iter().map(of_row).collect()
 }
 
-fn needs() -> impl Strategy<Value = RowNeeds> {
-    let n = prop_oneof![Just(1), 2..60_usize, Just(RowNeeds::MAX_BEST)];
+fn needs() -> impl Strategy<Value = LogitDemand> {
+    let n = prop_oneof![Just(1), 2..60_usize, Just(LogitDemand::MAX_BEST)];
     let also = prop::collection::btree_set(0..4000 as TokenId, 0..20);
-    prop_oneof![1 => Just(RowNeeds::Whole), 4 => (n, also).prop_map(|(n, also)| RowNeeds::Best { n, also })]
+    prop_oneof![1 => Just(LogitDemand::Whole), 4 => (n, also).prop_map(|(n, also)| LogitDemand::Best { n, also })]
 }
 
 proptest! {
@@ -109,7 +109,7 @@ proptest! {
 fn read_logits_on_gpu_accepts_f16_logits() {
     let Some(gpu) = gpu() else { return };
     let rows = [(0..300).map(|id| (id * 7 % 300) as f32 - 100.0).collect::<Vec<f32>>()];
-    let needs = [RowNeeds::Best { n: 5, also: [299].into() }];
+    let needs = [LogitDemand::Best { n: 5, also: [299].into() }];
     let found = read_logits(tensor(&rows, &gpu).cast(DType::F16), &needs).unwrap();
     assert_eq!(bits(&found), bits(&read_logits_reference(tensor(&rows, &Device::flex()), &needs).unwrap()));
 }
@@ -118,7 +118,7 @@ fn read_logits_on_gpu_accepts_f16_logits() {
 fn read_logits_reference_sorts_by_logit_then_id() {
     let logits = [0.0, f32::NEG_INFINITY, 2.0, -0.0, f32::NAN, 2.0, -1.0, f32::INFINITY];
     let of = |n, also: &[TokenId]| {
-        let needs = RowNeeds::Best { n, also: also.iter().copied().collect() };
+        let needs = LogitDemand::Best { n, also: also.iter().copied().collect() };
         let rows = read_logits_reference(tensor(&[logits.to_vec()], &Device::flex()), &[needs]).unwrap();
         rows.iter()
             .flat_map(|row| match row {
@@ -257,7 +257,8 @@ fn sampler_requests_partial_logits_only_if_few_tokens_are_possible() {
         [3, 4].into_iter().for_each(|id| sampler.accept(id));
         sampler.needs(&BTreeSet::new(), &[5])
     };
-    let best = |n: usize, also: &[TokenId]| RowNeeds::Best { n: n + also.len(), also: also.iter().copied().collect() };
+    let best =
+        |n: usize, also: &[TokenId]| LogitDemand::Best { n: n + also.len(), also: also.iter().copied().collect() };
     assert_eq!(needs(&greedy), best(1, &[]));
     assert_eq!(needs(&top_k), best(40, &[]));
     assert_eq!(needs(&SamplingParams { top_p: 0.9, min_p: 0.1, ..top_k.clone() }), best(40, &[]), "they come behind");
@@ -282,6 +283,6 @@ fn sampler_requests_partial_logits_only_if_few_tokens_are_possible() {
         },
     ];
     for params in whole {
-        assert_eq!(needs(&params), RowNeeds::Whole, "{params:?}");
+        assert_eq!(needs(&params), LogitDemand::Whole, "{params:?}");
     }
 }

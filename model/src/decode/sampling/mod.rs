@@ -2,7 +2,7 @@
 //! runs it for one sequence, its random stream, and log-probabilities.
 //!
 //! Scope: from a row of logits to one token, without tensors. A row is a [`LogitRow`], and a sampler declares [which
-//! part](RowNeeds) of it it needs. The order of the chain is documented at [`Sampler`].
+//! part](LogitDemand) of it it needs. The order of the chain is documented at [`Sampler`].
 
 pub mod beam;
 mod candidates;
@@ -20,6 +20,6 @@ pub use self::{
     logprobs::{TokenLogprobs, logprobs_of, token_logprobs},
     params::{AdaptiveP, ChainStep, Dry, Mirostat, MirostatVersion, SamplingParams, Smoothing, Xtc},
     random::{Purpose, RandomStream},
-    row::{LogitRow, RowNeeds},
+    row::{LogitDemand, LogitRow},
     sampler::Sampler,
 };

@@ -9,7 +9,7 @@ use crate::{
 
 /// The part of a row of logits that sampling needs to give the same result as with the whole row.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RowNeeds {
+pub enum LogitDemand {
     /// The whole row.
     Whole,
     /// The most likely tokens, and others.
@@ -21,16 +21,16 @@ pub enum RowNeeds {
     },
 }
 
-/// Logits of the next token. If the part is what was [needed](RowNeeds), the result is the same as with the whole row.
+/// Logits of the next token. If the part is what was [needed](LogitDemand), the result is the same as with the whole row.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LogitRow<'a> {
     /// All tokens: `[vocab_size]`.
     Whole(Cow<'a, [f32]>),
-    /// The most likely tokens with their ids, in the order of [`RowNeeds::Best`], followed by others, each once.
+    /// The most likely tokens with their ids, in the order of [`LogitDemand::Best`], followed by others, each once.
     Best(Cow<'a, [(TokenId, f32)]>),
 }
 
-impl RowNeeds {
+impl LogitDemand {
     /// Maximum number of most likely tokens to request: beyond this, reading the whole row is as fast.
     pub const MAX_BEST: usize = 256;
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    AdaptiveP, ChainStep, LogitRow, RowNeeds, SamplingParams, TokenLogprobs,
+    AdaptiveP, ChainStep, LogitDemand, LogitRow, SamplingParams, TokenLogprobs,
     candidates::Candidates,
     chain,
     random::{Purpose, RandomStream},
@@ -104,13 +104,13 @@ impl Sampler {
     /// The part of a row of logits that [`sample`](Self::sample) and [`logprobs`](Self::logprobs) need: the whole row,
     /// unless the first steps of the chain change few logits and the next step keeps few tokens. Before sampling,
     /// tokens of `barred` may be [excluded](LogitRow::without), and `ahead` may have joined the output.
-    pub fn needs(&self, barred: &BTreeSet<TokenId>, ahead: &[TokenId]) -> RowNeeds {
+    pub fn needs(&self, barred: &BTreeSet<TokenId>, ahead: &[TokenId]) -> LogitDemand {
         let params = &self.params;
         if params.allowed_token_ids.is_some() || params.no_repeat_ngram_size > 0 {
-            return RowNeeds::Whole;
+            return LogitDemand::Whole;
         }
         // With this many distinct tokens, a part is too large.
-        const TOO_MANY: usize = RowNeeds::MAX_BEST + 1;
+        const TOO_MANY: usize = LogitDemand::MAX_BEST + 1;
         let mut changed = barred.clone();
         changed.extend(params.logit_bias.keys().take(TOO_MANY));
         changed.extend(params.bad_words.iter().filter_map(|word| word.last()));
@@ -126,14 +126,14 @@ impl Sampler {
                     }
                     changed.extend(self.output_counts.keys().take(TOO_MANY));
                 }
-                ChainStep::Temperature if params.is_greedy() => return RowNeeds::of_top(1, changed),
+                ChainStep::Temperature if params.is_greedy() => return LogitDemand::of_top(1, changed),
                 // Temperature scales all logits alike, so the most likely tokens stay the same.
                 ChainStep::Temperature if params.dynatemp_range == 0.0 => is_heated = true,
-                ChainStep::TopK => return RowNeeds::of_top(params.top_k, changed),
+                ChainStep::TopK => return LogitDemand::of_top(params.top_k, changed),
                 _ => break,
             }
         }
-        RowNeeds::Whole
+        LogitDemand::Whole
     }
 
     /// Samples the token for `position`, its index in the sequence. Does not change the sampler's state: call

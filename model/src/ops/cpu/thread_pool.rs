@@ -39,7 +39,7 @@ const SPINS_PER_CLOCK_CHECK: usize = 32;
 /// Values that a thread sets to 0 at a time.
 const ZEROS_AT_ONCE: usize = 1 << 14;
 /// Checks of the leader for a piece that another thread is working on, before it yields its core.
-const LEADER_LOOKS: usize = 2000;
+const LEADER_SPINS: usize = 2000;
 
 /// Calls `run` for each number in `0..n_pieces` on all threads; returns when all calls have. The result must not depend
 /// on which thread runs which.
@@ -370,7 +370,7 @@ impl ThreadPool {
         while board.n_done() != n_done {
             looks += 1;
             // A helper was descheduled while working on a piece: it may need this core.
-            if looks < LEADER_LOOKS { spin_loop() } else { thread::yield_now() }
+            if looks < LEADER_SPINS { spin_loop() } else { thread::yield_now() }
         }
         // Removed in any case: otherwise the next job would raise it.
         let panic_of_helper = board.panic.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -15,12 +15,12 @@ use serde_json::{Value, json};
 use crate::api::{
     error::ApiError,
     exchange::{
-        chunk::{Head, StreamChunk, UsageReports},
         conversation::Conversation,
-        generation::{Generation, Started, examples},
+        generation::{GenerateParams, RunningAnswer, examples},
         prompt::WirePromptLogprobs,
         reply::{Reply, ReplyRequest},
-        stream::{self, Answer, Delta, Part, TokenEntry, TokenText},
+        response_head::{ResponseHead, StreamChunk, UsageReports},
+        stream::{self, Answer, Delta, StreamItem, TokenEntry, TokenText},
         submission::Usage,
         thinking::Thinking,
     },
@@ -41,7 +41,7 @@ use crate::api::{
 #[derive(Debug, Serialize, JsonSchema)]
 struct ChatCompletion {
     #[serde(flatten)]
-    head: Head,
+    head: ResponseHead,
     choices: Vec<ChatChoice>,
     usage: Usage,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -158,7 +158,7 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
     let (defaults, templates) = (state.sampling_defaults(), state.options().request_templates);
     let request = body.read(&state, move |fields| chat_request(fields, templates, defaults)).await?;
     let Reply { started, reader, generation } = request.start(&state, "chatcmpl-", body).await?;
-    let Started { head, deltas, tokenizer, prompt_ids } = started;
+    let RunningAnswer { head, deltas, tokenizer, prompt_ids } = started;
     let prompt_token_ids = prompt_ids.first().filter(|_| generation.returns_token_ids).map(|ids| ids.to_vec());
     let response = if let Some(reports) = generation.stream {
         let writer = ChunkWriter {
@@ -197,7 +197,7 @@ fn chat_request(
     let logprobs = logprobs(&mut fields)?;
     let max_tokens = max_tokens(&mut fields)?;
     let thinking = Thinking::from_fields(&mut fields)?;
-    let generation = Generation::from_fields(fields, max_tokens, defaults)?.with_logprobs(logprobs);
+    let generation = GenerateParams::from_fields(fields, max_tokens, defaults)?.with_logprobs(logprobs);
     let generation = generation.with_thinking(thinking);
     let generation = generation.with_prompt_param("messages").with_prompt_reported_once();
     Ok(ReplyRequest { conversation, generation })
@@ -228,16 +228,16 @@ fn max_tokens(fields: &mut Fields) -> Result<usize, ApiError> {
     }
 }
 
-/// The data for an answer besides the choices and `Head`.
+/// The data for an answer besides the choices and `ResponseHead`.
 struct Rest<'a> {
     usage: Usage,
     prompt_token_ids: Option<Vec<TokenId>>,
     reader: AnswerReader,
-    generation: &'a Generation,
+    generation: &'a GenerateParams,
     tokenizer: &'a Tokenizer,
 }
 
-fn complete_response(head: Head, mut answers: Vec<Answer>, rest: Rest<'_>) -> ChatCompletion {
+fn complete_response(head: ResponseHead, mut answers: Vec<Answer>, rest: Rest<'_>) -> ChatCompletion {
     let Rest { usage, prompt_token_ids, reader, generation, tokenizer } = rest;
     // All choices share the prompt.
     let prompt_logprobs = answers.first_mut().and_then(|answer| answer.prompt_logprobs.take());
@@ -267,11 +267,11 @@ fn complete_response(head: Head, mut answers: Vec<Answer>, rest: Rest<'_>) -> Ch
 
 /// Writes the events of a stream.
 struct ChunkWriter {
-    head: Head,
+    head: ResponseHead,
     reports: UsageReports,
     prompt_token_ids: Option<Vec<TokenId>>,
     choices: Vec<ChoiceState>,
-    generation: Generation,
+    generation: GenerateParams,
 }
 
 /// The state of one choice in a stream.
@@ -283,13 +283,13 @@ struct ChoiceState {
 }
 
 impl ChunkWriter {
-    fn into_write(mut self) -> impl FnMut(Part) -> Vec<String> {
+    fn into_write(mut self) -> impl FnMut(StreamItem) -> Vec<String> {
         move |part| match part {
-            Part::Delta(delta, usage) => {
+            StreamItem::Delta(delta, usage) => {
                 let opening = self.opening(delta.index, usage);
                 opening.into_iter().chain(self.deltas(delta, usage)).collect()
             }
-            Part::End(usage) => {
+            StreamItem::End(usage) => {
                 let last = StreamChunk::<ChatChunkChoice>::last(&self.head, self.reports, usage);
                 last.iter().map(StreamChunk::to_json).collect()
             }

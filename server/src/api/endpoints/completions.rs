@@ -24,13 +24,13 @@ use serde_json::{Map, Value, json};
 use crate::api::{
     error::ApiError,
     exchange::{
-        chunk::{Head, StreamChunk, UsageReports},
-        generation::{Generation, Started, examples},
+        generation::{GenerateParams, RunningAnswer, examples},
         prompt::{Prompt, WirePromptLogprobs},
-        stream::{self, Answer, Delta, Part, TokenEntry},
+        response_head::{ResponseHead, StreamChunk, UsageReports},
+        stream::{self, Answer, Delta, StreamItem, TokenEntry},
         submission::Usage,
     },
-    guard::preparation::Preparation,
+    guard::preparation::WorkClass,
     wire::{
         body::Body,
         endpoint::{Operation, ResponseBody, schema_of},
@@ -48,7 +48,7 @@ const DEFAULT_MAX_TOKENS: usize = 16;
 #[derive(Debug)]
 struct CompletionRequest {
     prompts: Prompts,
-    generation: Generation,
+    generation: GenerateParams,
 }
 
 /// The prompts, and how to tokenize them.
@@ -75,7 +75,7 @@ enum Start {
 #[derive(Debug, Serialize, JsonSchema)]
 struct Completion {
     #[serde(flatten)]
-    head: Head,
+    head: ResponseHead,
     choices: Vec<CompletionChoice>,
     usage: Usage,
 }
@@ -127,9 +127,9 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
     let defaults = state.sampling_defaults();
     let read = move |fields| CompletionRequest::from_fields(fields, defaults);
     let CompletionRequest { prompts, generation } = body.read(&state, read).await?;
-    let preparation = Preparation::of_body(generation.n_bytes());
-    let prepare = move |generation: &Generation, model: &ServedModel| prompts.prepare(generation, model);
-    let Started { head, deltas, tokenizer, prompt_ids } =
+    let preparation = WorkClass::of_body(generation.n_bytes());
+    let prepare = move |generation: &GenerateParams, model: &ServedModel| prompts.prepare(generation, model);
+    let RunningAnswer { head, deltas, tokenizer, prompt_ids } =
         generation.start(&state, "cmpl-", (preparation, prepare)).await?;
     // The texts are tokenized, so the body's share of the memory limit can be released.
     drop(body);
@@ -139,8 +139,8 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
         let mut is_begun = vec![false; writer.prompt_ids.len() * generation.n];
         stream::sse(deltas, state.options(), move |part| {
             let begun = match &part {
-                Part::Delta(delta, _) => is_begun.get_mut(delta.index),
-                Part::End(_) => None,
+                StreamItem::Delta(delta, _) => is_begun.get_mut(delta.index),
+                StreamItem::End(_) => None,
             };
             let is_first = begun.is_some_and(|begun| !std::mem::replace(begun, true));
             writer.chunk(part, reports, is_first).into_iter().collect()
@@ -167,7 +167,7 @@ impl CompletionRequest {
         let logprobs = fields.count("logprobs", 0..=MAX_LOGPROBS)?;
         let max_tokens = max_tokens(&mut fields, start)?;
         let encode = EncodeOptions { add_special_tokens, ..EncodeOptions::PROMPT };
-        let generation = Generation::from_fields(fields, max_tokens, defaults)?.with_logprobs(logprobs);
+        let generation = GenerateParams::from_fields(fields, max_tokens, defaults)?.with_logprobs(logprobs);
         generation.check_answers(sources.len())?;
         if start == Start::Echo {
             generation.check_echo()?;
@@ -178,7 +178,7 @@ impl CompletionRequest {
 }
 
 impl Prompts {
-    fn prepare(self, generation: &Generation, model: &ServedModel) -> Result<Vec<Prompt>, ApiError> {
+    fn prepare(self, generation: &GenerateParams, model: &ServedModel) -> Result<Vec<Prompt>, ApiError> {
         if model.config.is_encoder_decoder() {
             return self.into_sources(generation, model);
         }
@@ -210,7 +210,7 @@ impl Prompts {
     }
 
     /// The prompts as sources of an encoder-decoder.
-    fn into_sources(self, generation: &Generation, model: &ServedModel) -> Result<Vec<Prompt>, ApiError> {
+    fn into_sources(self, generation: &GenerateParams, model: &ServedModel) -> Result<Vec<Prompt>, ApiError> {
         for (param, is_given) in [("echo", self.start == Start::Echo), ("suffix", self.suffix.is_some())] {
             if is_given {
                 return Err(ValidationError::NotWithSource { param }.into());
@@ -240,7 +240,12 @@ impl Prompts {
     }
 
     /// The prompts with the suffix, in the model's fill-in-the-middle format.
-    fn with_gap(&self, suffix: &str, generation: &Generation, model: &ServedModel) -> Result<Vec<Prompt>, ApiError> {
+    fn with_gap(
+        &self,
+        suffix: &str,
+        generation: &GenerateParams,
+        model: &ServedModel,
+    ) -> Result<Vec<Prompt>, ApiError> {
         let tokenizer = &model.tokenizer;
         let Some(infill) = Infill::of(tokenizer) else {
             let message = "`suffix` needs a model that was trained to fill in the middle, and this one's vocabulary has no \
@@ -313,10 +318,10 @@ fn max_tokens(fields: &mut Fields, start: Start) -> Result<usize, ApiError> {
 
 /// Writes answers in this endpoint's format.
 struct Writer {
-    head: Head,
+    head: ResponseHead,
     tokenizer: Tokenizer,
     prompt_ids: Vec<Arc<[TokenId]>>,
-    generation: Generation,
+    generation: GenerateParams,
 }
 
 impl Writer {
@@ -337,10 +342,10 @@ impl Writer {
     }
 
     /// The data of one event of a stream.
-    fn chunk(&self, part: Part, reports: UsageReports, is_first: bool) -> Option<String> {
+    fn chunk(&self, part: StreamItem, reports: UsageReports, is_first: bool) -> Option<String> {
         let (Delta { index, piece }, usage) = match part {
-            Part::Delta(delta, usage) => (delta, usage),
-            Part::End(usage) => {
+            StreamItem::Delta(delta, usage) => (delta, usage),
+            StreamItem::End(usage) => {
                 return Some(StreamChunk::<CompletionChoice>::last(&self.head, reports, usage)?.to_json());
             }
         };

@@ -24,12 +24,12 @@ use serde_json::{Map, Value, json};
 use crate::api::{
     error::ApiError,
     exchange::{
-        generation::{Generation, OneAnswer, Started},
+        generation::{GenerateParams, OneAnswer, RunningAnswer},
         prompt::Prompt,
-        stream::{self, Answer, Delta, Frame, Part, WriteEvents},
+        stream::{self, Answer, Delta, Frame, StreamItem, WriteEvents},
         submission::Usage,
     },
-    guard::preparation::Preparation,
+    guard::preparation::WorkClass,
     wire::{
         body::Body,
         endpoint::{Operation, ResponseBody, schema_of},
@@ -49,7 +49,7 @@ const INFILL_SAMPLER: &str = "infill";
 #[derive(Debug)]
 struct InfillRequest {
     gap: Gap,
-    generation: Generation,
+    generation: GenerateParams,
     view: View,
 }
 
@@ -138,9 +138,9 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
     let defaults = state.sampling_defaults();
     let read = move |fields| InfillRequest::from_fields(fields, defaults);
     let InfillRequest { gap, generation, view } = body.read(&state, read).await?;
-    let preparation = Preparation::of_body(generation.n_bytes());
-    let prepare = move |generation: &Generation, model: &ServedModel| Ok(vec![gap.prompt(generation, model)?]);
-    let Started { head, deltas, tokenizer, prompt_ids } =
+    let preparation = WorkClass::of_body(generation.n_bytes());
+    let prepare = move |generation: &GenerateParams, model: &ServedModel| Ok(vec![gap.prompt(generation, model)?]);
+    let RunningAnswer { head, deltas, tokenizer, prompt_ids } =
         generation.start(&state, "infill-", (preparation, prepare)).await?;
     // The texts are tokenized, so the body's share of the memory limit can be released.
     drop(body);
@@ -193,7 +193,7 @@ impl InfillRequest {
             stop_strings: ("stop", given.strings("stop")?),
             prompt_param: "input_prefix",
         };
-        let generation = Generation::of_one_answer(fields, max_tokens, defaults, answer)?;
+        let generation = GenerateParams::of_one_answer(fields, max_tokens, defaults, answer)?;
         Ok(Self { gap, generation, view })
     }
 }
@@ -233,7 +233,7 @@ fn without_infill_sampler(fields: &mut Fields) {
 
 impl Gap {
     /// The prompt in the model's fill-in-the-middle format.
-    fn prompt(self, generation: &Generation, model: &ServedModel) -> Result<Prompt, ApiError> {
+    fn prompt(self, generation: &GenerateParams, model: &ServedModel) -> Result<Prompt, ApiError> {
         const PARAM: &str = "input_prefix";
         let tokenizer = &model.tokenizer;
         let Some(infill) = Infill::of(tokenizer) else {
@@ -361,16 +361,16 @@ impl Writer {
 }
 
 impl WriteEvents for Writer {
-    fn part(&mut self, part: Part) -> Vec<Frame> {
+    fn item(&mut self, part: StreamItem) -> Vec<Frame> {
         let data = match part {
-            Part::Delta(delta, usage) => {
+            StreamItem::Delta(delta, usage) => {
                 let Answer { text, token_ids, .. } = self.progress.push(delta.piece);
                 if text.is_empty() {
                     return Vec::new();
                 }
                 json!(self.piece(text, token_ids, usage))
             }
-            Part::End(usage) => self.last(String::new(), Vec::new(), usage),
+            StreamItem::End(usage) => self.last(String::new(), Vec::new(), usage),
         };
         vec![Frame { event: None, data: data.to_string() }]
     }

@@ -29,7 +29,7 @@ use crate::api::{
     },
     guard::{
         options::RequestTemplates,
-        preparation::{Preparation, WorkHandle},
+        preparation::{WorkClass, WorkHandle},
     },
     wire::{
         body::Body,
@@ -215,7 +215,7 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
         return Err(ApiError::invalid("model", message));
     }
     let preparation = match &request.source {
-        Source::Input(..) => Preparation::of_body(n_bytes),
+        Source::Input(..) => WorkClass::of_body(n_bytes),
         Source::Conversation(conversation) => conversation.preparation(n_bytes),
     };
     let encode = {
@@ -235,7 +235,7 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
         })?;
         Ok(Json(WireInspection::new(name, &model, &ids, options, found)).into_response())
     };
-    let response = state.prepare_in_parts(Preparation::Inspection, body.turn_wait(), inspect).await?;
+    let response = state.prepare_in_parts(WorkClass::Inspection, body.turn_wait(), inspect).await?;
     Ok(ignored_params::add_header(ignored, response))
 }
 

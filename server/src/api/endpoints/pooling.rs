@@ -39,7 +39,7 @@ use crate::api::{
 
 /// What is computed of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Task {
+enum PoolingTask {
     /// A vector.
     Embed,
     /// A vector for each token.
@@ -48,14 +48,14 @@ enum Task {
     Classify,
 }
 
-const TASKS: [(&str, Task); 3] =
-    [("embed", Task::Embed), ("token_embed", Task::TokenEmbed), ("classify", Task::Classify)];
+const TASKS: [(&str, PoolingTask); 3] =
+    [("embed", PoolingTask::Embed), ("token_embed", PoolingTask::TokenEmbed), ("classify", PoolingTask::Classify)];
 
 /// A parsed request.
 struct PoolingRequest {
     sources: Vec<TextOrIds>,
     /// `None`: what the model was made for.
-    task: Option<Task>,
+    task: Option<PoolingTask>,
     text_use: TextUse,
     truncation: Option<Truncation>,
     scale: VectorScale,
@@ -163,18 +163,18 @@ impl PoolingRequest {
 
     fn want(&self, model: &ServedModel) -> Result<(Wanted, Made), ApiError> {
         let usual = match (&model.own_pooling, &model.classifier) {
-            (OwnPooling::Late(_), _) => Task::TokenEmbed,
-            (_, Some(_)) => Task::Classify,
-            _ => Task::Embed,
+            (OwnPooling::Late(_), _) => PoolingTask::TokenEmbed,
+            (_, Some(_)) => PoolingTask::Classify,
+            _ => PoolingTask::Embed,
         };
         match self.task.unwrap_or(usual) {
-            Task::Embed => {
+            PoolingTask::Embed => {
                 let (pooling, layers) = vectors::own_pooling(model)?;
                 check_dimensions("dimensions", self.dimensions, &layers, model)?;
                 let steps = VectorSteps { layers, dimensions: self.dimensions, scale: self.scale };
                 Ok((Wanted { texts: self.texts(model)?, pooling, steps }, Made::Vectors))
             }
-            Task::TokenEmbed => match &model.own_pooling {
+            PoolingTask::TokenEmbed => match &model.own_pooling {
                 OwnPooling::Late(late) => self.late(late, model),
                 _ => {
                     check_dimensions("dimensions", self.dimensions, &[], model)?;
@@ -184,7 +184,7 @@ impl PoolingRequest {
                     Ok((wanted, Made::Tokens { width, documents: None }))
                 }
             },
-            Task::Classify => {
+            PoolingTask::Classify => {
                 let Some(classifier) = model.classifier.clone() else {
                     let message =
                         "`task` must be another than `classify` with a model that does not tell classes apart";

@@ -17,7 +17,7 @@ use serde_json::json;
 use crate::api::{
     error::ApiError,
     exchange::{adapters, conversation::Conversation, stream::MAX_ANSWER_BYTES},
-    guard::{options::RequestTemplates, preparation::Preparation},
+    guard::{options::RequestTemplates, preparation::WorkClass},
     wire::{
         body::Body,
         endpoint::{Link, Operation, ParamIn, ResponseBody, schema_of},
@@ -169,7 +169,7 @@ pub(crate) async fn tokenize(State(state): State<AppState>, mut body: Body) -> R
     let TokenizeRequest { model: name, returns_strings, source } = request;
     let model = model(&state, &body, name)?;
     let preparation = match &source {
-        TokenizeInput::Prompt(..) => Preparation::of_body(n_bytes),
+        TokenizeInput::Prompt(..) => WorkClass::of_body(n_bytes),
         TokenizeInput::Conversation(conversation) => conversation.preparation(n_bytes),
     };
     let encode = move || {
@@ -218,7 +218,7 @@ pub(crate) async fn detokenize(State(state): State<AppState>, mut body: Body) ->
         }
         Ok(Json(Text { prompt: model.tokenizer.decode(&ids, options) }).into_response())
     };
-    let preparation = Preparation::of_body(n_bytes);
+    let preparation = WorkClass::of_body(n_bytes);
     Ok(ignored_params::add_header(ignored, state.prepare_long(preparation, body.turn_wait(), decode).await?))
 }
 

@@ -14,7 +14,7 @@ use serde_json::json;
 use crate::{
     api::{
         error::ApiError,
-        guard::preparation::{Preparation, TurnWait},
+        guard::preparation::{AdmissionWait, WorkClass},
         wire::{
             body::Body,
             endpoint::{Operation, ResponseBody},
@@ -79,7 +79,7 @@ pub(crate) async fn load(State(state): State<AppState>, mut body: Body) -> Resul
     engine.adapters().check_new(&name, if_taken)?;
     let done = format!("Success: LoRA adapter '{name}' added successfully.");
     let work = move || Ok(engine.adapters().register(&name, &path, if_taken)?);
-    state.prepare(Preparation::Adapter, body.turn_wait(), work).await?;
+    state.prepare(WorkClass::Adapter, body.turn_wait(), work).await?;
     Ok(ignored_params::add_header(ignored, text(done)))
 }
 
@@ -115,7 +115,7 @@ impl Chosen {
         &self,
         state: &AppState,
         engine: &Engine,
-        wait: TurnWait,
+        wait: AdmissionWait,
     ) -> Result<Option<Arc<ServedAdapter>>, ApiError> {
         let Self::Adapter(name) = self else { return Ok(None) };
         match engine.adapters().find(name) {
@@ -130,7 +130,7 @@ impl Chosen {
                     Err(AdapterError::Unknown { .. }) => Err(unknown),
                     loaded => Ok(loaded?),
                 };
-                state.prepare(Preparation::Adapter, wait, work).await.map(Some)
+                state.prepare(WorkClass::Adapter, wait, work).await.map(Some)
             }
         }
     }

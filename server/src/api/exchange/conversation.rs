@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 use super::thinking::{self, Thinking};
 use crate::api::{
     error::ApiError,
-    guard::{options::RequestTemplates, preparation::Preparation},
+    guard::{options::RequestTemplates, preparation::WorkClass},
     tools::{ToolStyle, Tools},
     wire::{
         fields::{Fields, missing, must_be, shown},
@@ -89,10 +89,10 @@ impl Conversation {
     }
 
     /// The cost class of compiling and running the template, for a body of `n_bytes`.
-    pub(crate) fn preparation(&self, n_bytes: usize) -> Preparation {
+    pub(crate) fn preparation(&self, n_bytes: usize) -> WorkClass {
         match self.template {
-            Some(_) => Preparation::Template,
-            None => Preparation::of_body(n_bytes),
+            Some(_) => WorkClass::Template,
+            None => WorkClass::of_body(n_bytes),
         }
     }
 

@@ -32,10 +32,10 @@ use self::parameters::{Choices, check_best_of, refuse_choices, text_options};
 pub(crate) use self::parameters::{OneAnswer, deadline, examples, prefix_salt, priority};
 use super::{
     adapters, beams,
-    chunk::{Head, UsageReports},
     prompt::{Prompt, Truncation, truncation},
+    response_head::{ResponseHead, UsageReports},
     sampling::{Sampling, applicable},
-    stream::{Answer, Deltas, Echo, ID_BYTES, MAX_ANSWER_BYTES, Opening, REPORTED_BYTES},
+    stream::{Answer, AnswerStream, ChoicePrelude, Echo, ID_BYTES, MAX_ANSWER_BYTES, REPORTED_BYTES},
     submission::{Submission, Submitted, Usage},
     thinking::{ModelThoughts, Thinking},
 };
@@ -43,7 +43,7 @@ use crate::api::{
     error::ApiError,
     guard::{
         options::PromptLog,
-        preparation::{Deadline, Preparation, TurnWait},
+        preparation::{AdmissionWait, Deadline, WorkClass},
     },
     tools::structured::Structure,
     wire::{
@@ -63,7 +63,7 @@ const MAX_STOP_STRINGS: usize = 128;
 
 /// A parsed request without the prompt; types and ranges are checked.
 #[derive(Clone, Debug)]
-pub(crate) struct Generation {
+pub(crate) struct GenerateParams {
     pub(crate) n: usize,
     /// `None`: not streamed.
     pub(crate) stream: Option<UsageReports>,
@@ -107,14 +107,14 @@ pub(crate) struct Generation {
 
 /// A submitted request, with the data for writing its answer.
 #[derive(Debug)]
-pub(crate) struct Started {
-    pub(crate) head: Head,
-    pub(crate) deltas: Deltas,
+pub(crate) struct RunningAnswer {
+    pub(crate) head: ResponseHead,
+    pub(crate) deltas: AnswerStream,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) prompt_ids: Vec<Arc<[TokenId]>>,
 }
 
-impl Generation {
+impl GenerateParams {
     /// Reads the fields that both completion endpoints share. The endpoint reads its own fields first: all that remain
     /// unread are reported as ignored. `defaults` are the served model's.
     pub(crate) fn from_fields(
@@ -330,9 +330,9 @@ impl Generation {
     }
 
     /// How the request waits for its turn to be prepared.
-    pub(crate) fn turn_wait(&self) -> TurnWait {
+    pub(crate) fn turn_wait(&self) -> AdmissionWait {
         let deadline = self.deadline.and_then(|limit| Deadline::new(self.log.arrived(), limit));
-        TurnWait { tenant: self.tenant, submits: true, deadline }
+        AdmissionWait { tenant: self.tenant, submits: true, deadline }
     }
 
     /// When the request arrived.
@@ -364,8 +364,8 @@ impl Generation {
         &self,
         state: &AppState,
         id_prefix: &str,
-        (preparation, prepare): (Preparation, Prepare),
-    ) -> Result<Started, ApiError>
+        (preparation, prepare): (WorkClass, Prepare),
+    ) -> Result<RunningAnswer, ApiError>
     where
         Prepare: FnOnce(&Self, &ServedModel) -> Result<Vec<Prompt>, ApiError> + Send + 'static,
     {
@@ -380,7 +380,7 @@ impl Generation {
         };
         let generation = self.clone();
         let preparation = match (preparation, &self.structure) {
-            (Preparation::Short | Preparation::LongBody, Some(_)) => Preparation::Grammar,
+            (WorkClass::Short | WorkClass::LongBody, Some(_)) => WorkClass::Grammar,
             _ => preparation,
         };
         let prepare = move || {
@@ -394,7 +394,7 @@ impl Generation {
             Ok((prompts, n_cut, openings, events))
         };
         let (prompts, n_cut, openings, events) = state.prepare(preparation, wait, prepare).await?;
-        let head = Head::new(id_prefix, chosen.name(state), fingerprint);
+        let head = ResponseHead::new(id_prefix, chosen.name(state), fingerprint);
         self.log.work(|work| {
             (work.id, work.model) = (Some(head.id.clone()), Some(head.model.clone()));
             work.asked = Some(self.asked());
@@ -407,12 +407,12 @@ impl Generation {
         let n_prompt = prompts.iter().map(Prompt::n_tokens).sum();
         let prompt_ids: Vec<Arc<[TokenId]>> = prompts.iter().map(|prompt| Arc::clone(prompt.read_ids())).collect();
         let submitted = Submitted { events, n_answers: openings.len(), arrived, n_prompt, n_truncated: n_cut };
-        let deltas = Deltas::new(Submission::new(self.log.clone(), submitted), tokenizer.clone(), openings);
-        Ok(Started { head, deltas, tokenizer, prompt_ids })
+        let deltas = AnswerStream::new(Submission::new(self.log.clone(), submitted), tokenizer.clone(), openings);
+        Ok(RunningAnswer { head, deltas, tokenizer, prompt_ids })
     }
 
     /// Collects the `n` best answers to each prompt.
-    pub(crate) async fn fold(&self, deltas: Deltas) -> Result<(Vec<Answer>, Usage), ApiError> {
+    pub(crate) async fn fold(&self, deltas: AnswerStream) -> Result<(Vec<Answer>, Usage), ApiError> {
         let (mut answers, usage) = deltas.fold().await?;
         let n_answers = self.n_answers();
         if n_answers > self.n {
@@ -476,14 +476,14 @@ impl Generation {
         }
     }
 
-    fn openings(&self, prompts: &[Prompt]) -> Vec<Opening> {
+    fn openings(&self, prompts: &[Prompt]) -> Vec<ChoicePrelude> {
         let openings = prompts.iter().flat_map(|prompt| {
             let echo = prompt.echo.as_ref().map(|text| Echo {
                 text: Arc::clone(text),
                 prompt_ids: Arc::clone(&prompt.ids),
                 logprobs: self.logprobs,
             });
-            vec![Opening { echo, prompt_logprobs: self.prompt_logprobs }; self.n_answers()]
+            vec![ChoicePrelude { echo, prompt_logprobs: self.prompt_logprobs }; self.n_answers()]
         });
         openings.collect()
     }

@@ -8,7 +8,7 @@ use hearth_model::text::chat::ChatTemplate;
 
 use super::{
     conversation::Conversation,
-    generation::{Generation, Started},
+    generation::{GenerateParams, RunningAnswer},
     thinking::ModelThoughts,
 };
 use crate::api::{
@@ -21,14 +21,14 @@ use crate::api::{
 #[derive(Debug)]
 pub(crate) struct ReplyRequest {
     pub(crate) conversation: Conversation,
-    pub(crate) generation: Generation,
+    pub(crate) generation: GenerateParams,
 }
 
 /// A submitted request, with what is needed to read its answer.
 #[derive(Debug)]
 pub(crate) struct Reply {
-    pub(crate) started: Started,
-    pub(crate) generation: Generation,
+    pub(crate) started: RunningAnswer,
+    pub(crate) generation: GenerateParams,
     /// Reads an answer's text.
     pub(crate) reader: AnswerReader,
 }
@@ -37,7 +37,7 @@ impl ReplyRequest {
     /// Renders the conversation and submits the request. Answers get ids that begin with `id_prefix`.
     ///
     /// # Errors
-    /// Those of [`Generation::start`]; 400 if there is no chat template or it rejects the conversation.
+    /// Those of [`GenerateParams::start`]; 400 if there is no chat template or it rejects the conversation.
     pub(crate) async fn start(self, state: &AppState, id_prefix: &str, body: Body) -> Result<Reply, ApiError> {
         let preparation = self.conversation.preparation(self.generation.n_bytes());
         let model = Arc::clone(state.engine_for(self.generation.arrived())?.model());
@@ -46,7 +46,7 @@ impl ReplyRequest {
         let (request, reader, template) = state.prepare_long(preparation, wait, with_template).await?;
         let Self { conversation, generation } = request;
         let thoughts = generation.thoughts();
-        let prepare = move |generation: &Generation, model: &ServedModel| {
+        let prepare = move |generation: &GenerateParams, model: &ServedModel| {
             let check_length = |n_bytes| match generation.keeps_whole_prompt() {
                 true => {
                     let param = generation.prompt_param();

@@ -1,4 +1,4 @@
-//! Converts the engine's events to an answer: server-sent events, or one response. Both use [`Deltas`], so streamed and
+//! Converts the engine's events to an answer: server-sent events, or one response. Both use [`AnswerStream`], so streamed and
 //! unstreamed answers cannot differ.
 
 use std::{
@@ -99,7 +99,7 @@ pub(crate) struct PromptLogprobs {
 
 /// How a choice starts, before any token is sampled.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Opening {
+pub(crate) struct ChoicePrelude {
     /// The answer starts with the prompt.
     pub(crate) echo: Option<Echo>,
     /// Report the prompt's log-probabilities, with this many alternatives.
@@ -118,7 +118,7 @@ pub(crate) struct Echo {
 
 /// The answers of a submission, piece by piece. Dropping it cancels unfinished requests.
 #[derive(Debug)]
-pub(crate) struct Deltas {
+pub(crate) struct AnswerStream {
     submission: Submission,
     tokenizer: Tokenizer,
     choices: Vec<Choice>,
@@ -131,16 +131,16 @@ pub(crate) struct Deltas {
 
 #[derive(Debug)]
 struct Choice {
-    opening: Opening,
+    opening: ChoicePrelude,
     /// Characters of the echoed prompt.
     text_start: usize,
     /// Tokens that have produced no text yet.
     silent: Vec<TokenId>,
 }
 
-impl Deltas {
+impl AnswerStream {
     /// `openings` has one entry per answer of the submission.
-    pub(crate) fn new(submission: Submission, tokenizer: Tokenizer, openings: Vec<Opening>) -> Self {
+    pub(crate) fn new(submission: Submission, tokenizer: Tokenizer, openings: Vec<ChoicePrelude>) -> Self {
         let choices = openings.into_iter().map(|opening| {
             let text_start = opening.echo.as_ref().map_or(0, |echo| echo.text.chars().count());
             Choice { opening, text_start, silent: Vec::new() }
@@ -221,7 +221,7 @@ impl Deltas {
         let text_start = choice.text_start;
         let piece = match event {
             Event::PromptLogprobs(logprobs) => {
-                let Opening { echo, prompt_logprobs } = std::mem::take(&mut choice.opening);
+                let ChoicePrelude { echo, prompt_logprobs } = std::mem::take(&mut choice.opening);
                 let entries = echo.as_ref().map(|echo| prompt_entries(&self.tokenizer, echo, &logprobs));
                 Some(Answer {
                     text: echo.map_or_else(String::new, |echo| echo.text.as_ref().into()),
@@ -287,7 +287,7 @@ impl Answer {
 
 /// A part of a stream, for the endpoint to format.
 #[derive(Debug)]
-pub(crate) enum Part {
+pub(crate) enum StreamItem {
     /// A piece of a choice, and the usage so far.
     Delta(Delta, Usage),
     /// After all deltas.
@@ -304,13 +304,13 @@ pub(crate) struct Frame {
 
 /// Formats a stream.
 pub(crate) trait WriteEvents: Send + Unpin + 'static {
-    /// The events before any part.
+    /// The events before any item.
     fn start(&mut self) -> Vec<Frame> {
         Vec::new()
     }
 
-    /// The events for a part.
-    fn part(&mut self, part: Part) -> Vec<Frame>;
+    /// The events for an item.
+    fn item(&mut self, part: StreamItem) -> Vec<Frame>;
 
     /// The events that end the stream after an error. The status has already been sent.
     fn failure(&mut self, error: ApiError) -> Vec<Frame>;
@@ -325,9 +325,9 @@ pub(crate) trait WriteEvents: Send + Unpin + 'static {
 /// each event for a part.
 struct Chunks<Write>(Write);
 
-impl<Write: FnMut(Part) -> Vec<String> + Send + Unpin + 'static> WriteEvents for Chunks<Write> {
-    fn part(&mut self, part: Part) -> Vec<Frame> {
-        let done = matches!(part, Part::End(_)).then(|| "[DONE]".to_owned());
+impl<Write: FnMut(StreamItem) -> Vec<String> + Send + Unpin + 'static> WriteEvents for Chunks<Write> {
+    fn item(&mut self, part: StreamItem) -> Vec<Frame> {
+        let done = matches!(part, StreamItem::End(_)).then(|| "[DONE]".to_owned());
         let data = (self.0)(part).into_iter().chain(done);
         data.map(|data| Frame { event: None, data }).collect()
     }
@@ -339,15 +339,15 @@ impl<Write: FnMut(Part) -> Vec<String> + Send + Unpin + 'static> WriteEvents for
 }
 
 /// Streams the deltas as server-sent events without names. `write` returns the data of each event for a part.
-pub(crate) fn sse<Write>(deltas: Deltas, options: &ApiOptions, write: Write) -> Response
+pub(crate) fn sse<Write>(deltas: AnswerStream, options: &ApiOptions, write: Write) -> Response
 where
-    Write: FnMut(Part) -> Vec<String> + Send + Unpin + 'static,
+    Write: FnMut(StreamItem) -> Vec<String> + Send + Unpin + 'static,
 {
     sse_of(deltas, options, Chunks(write))
 }
 
 /// Streams the deltas as the server-sent events that `writer` makes of them.
-pub(crate) fn sse_of(deltas: Deltas, options: &ApiOptions, mut writer: impl WriteEvents) -> Response {
+pub(crate) fn sse_of(deltas: AnswerStream, options: &ApiOptions, mut writer: impl WriteEvents) -> Response {
     let mut keep_alive = KeepAlive::new().interval(options.keep_alive);
     if let Some(frame) = writer.keep_alive() {
         keep_alive = keep_alive.event(frame.into());
@@ -365,7 +365,7 @@ pub(crate) fn sse_of(deltas: Deltas, options: &ApiOptions, mut writer: impl Writ
 }
 
 struct SseBody<Writer> {
-    deltas: Deltas,
+    deltas: AnswerStream,
     writer: Writer,
     /// Whether all parts have been written.
     is_over: bool,
@@ -387,9 +387,9 @@ impl<Writer: WriteEvents> Stream for SseBody<Writer> {
             let usage = self.deltas.usage();
             self.is_over = !matches!(next, Some(Ok(_)));
             let frames = match next {
-                Some(Ok(delta)) => self.writer.part(Part::Delta(delta, usage)),
+                Some(Ok(delta)) => self.writer.item(StreamItem::Delta(delta, usage)),
                 Some(Err(error)) => self.writer.failure(error),
-                None => self.writer.part(Part::End(usage)),
+                None => self.writer.item(StreamItem::End(usage)),
             };
             self.written.extend(frames);
         }

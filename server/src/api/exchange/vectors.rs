@@ -21,7 +21,7 @@ use super::{
 use crate::{
     api::{
         error::ApiError,
-        guard::preparation::{Deadline, Preparation, TurnWait},
+        guard::preparation::{AdmissionWait, Deadline, WorkClass},
         wire::{body::Body, fields::Fields, ignored_params, state::AppState, text_input::TextOrIds},
     },
     random::fresh_id,
@@ -111,7 +111,7 @@ pub(crate) async fn compute<T: Send + 'static, R: Send + 'static>(
     let arrived = log.arrived();
     let engine = state.engine_for(arrived)?.clone();
     let deadline = parts.deadline.and_then(|limit| Deadline::new(arrived, limit));
-    let wait = TurnWait { tenant: parts.tenant, submits: true, deadline };
+    let wait = AdmissionWait { tenant: parts.tenant, submits: true, deadline };
     parts.adapter = chosen.adapter(state, &engine, wait).await?;
     let model = engine.model().clone();
     let prepare = move || {
@@ -138,7 +138,7 @@ pub(crate) async fn compute<T: Send + 'static, R: Send + 'static>(
         let events = engine.submit_at(requests, arrived).map_err(|error| ApiError::not_submitted(error, param))?;
         Ok((Submitted { events, n_answers, arrived, n_prompt, n_truncated: None }, (n_cut, order, rest)))
     };
-    let (submitted, (n_cut, order, rest)) = state.prepare(Preparation::of_body(n_bytes), wait, prepare).await?;
+    let (submitted, (n_cut, order, rest)) = state.prepare(WorkClass::of_body(n_bytes), wait, prepare).await?;
     // The texts are tokenized, so the body's share of the memory limit can be released.
     drop(body);
     let (name, id) = (chosen.name(state).to_owned(), fresh_id(id_prefix));

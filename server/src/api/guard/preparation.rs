@@ -29,8 +29,8 @@ use crate::api::error::ApiError;
 /// Size in bytes above which a body counts as long: tokenizing it takes tens of milliseconds or more.
 pub(crate) const LONG_BODY_BYTES: usize = 1 << 16;
 
-/// Number of kinds of long [`Preparation`].
-const N_LONG: usize = Preparation::Short as usize;
+/// Number of kinds of long [`WorkClass`].
+const N_LONG: usize = WorkClass::Short as usize;
 
 /// Number of works of each long kind that may go on after their turn was given back.
 const MAX_LEFT_BEHIND: usize = 1;
@@ -41,7 +41,7 @@ pub(crate) const MIN_PREPARING_THREADS: usize = N_LONG * (1 + MAX_LEFT_BEHIND) +
 
 /// Work before a request can be submitted to the engine, by cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Preparation {
+pub(crate) enum WorkClass {
     /// A body that takes long to parse, or text that takes long to tokenize.
     LongBody,
     /// A grammar to compile: usually milliseconds, sometimes a hundred times that.
@@ -56,7 +56,7 @@ pub(crate) enum Preparation {
     Short,
 }
 
-impl Preparation {
+impl WorkClass {
     /// The class of a body of `n_bytes` without grammar or template.
     pub(crate) fn of_body(n_bytes: usize) -> Self {
         if n_bytes > LONG_BODY_BYTES { Self::LongBody } else { Self::Short }
@@ -75,9 +75,9 @@ impl Preparation {
     }
 }
 
-/// How a request waits for its turn of a long [`Preparation`].
+/// How a request waits for its turn of a long [`WorkClass`].
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct TurnWait {
+pub(crate) struct AdmissionWait {
     /// Who sent it: tenants get turns one after the other.
     pub(crate) tenant: TenantId,
     /// Whether the request will be submitted to the engine, whose queue must then have room.
@@ -167,10 +167,10 @@ impl Drop for WaitingClient {
     }
 }
 
-/// Allows one long [`Preparation`] of a kind at a time. Tenants that wait get turns one after the other, and a tenant's
+/// Allows one long [`WorkClass`] of a kind at a time. Tenants that wait get turns one after the other, and a tenant's
 /// requests in the order of their arrival.
 #[derive(Debug)]
-struct Turn {
+struct ClassSlot {
     lines: Arc<Mutex<Lines>>,
     queue: Queue,
     left_behind: Arc<Semaphore>,
@@ -232,7 +232,7 @@ fn lock(lines: &Mutex<Lines>) -> MutexGuard<'_, Lines> {
     lines.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Turn {
+impl ClassSlot {
     fn new() -> Self {
         Self { lines: Arc::default(), queue: Queue::default(), left_behind: Arc::new(Semaphore::new(MAX_LEFT_BEHIND)) }
     }
@@ -241,7 +241,7 @@ impl Turn {
     ///
     /// # Errors
     /// 429 if that many are waiting already; 504 if the deadline passes.
-    async fn acquire(&self, max_waiting: usize, wait: TurnWait) -> Result<TakenTurn, ApiError> {
+    async fn acquire(&self, max_waiting: usize, wait: AdmissionWait) -> Result<TakenTurn, ApiError> {
         let (permit, _place) = {
             let mut lines = lock(&self.lines);
             if !lines.is_taken {
@@ -297,13 +297,13 @@ impl TakenTurn {
     }
 }
 
-/// One turn for each long kind of [`Preparation`].
+/// One turn for each long kind of [`WorkClass`].
 #[derive(Debug)]
-pub(crate) struct Turns([Turn; N_LONG]);
+pub(crate) struct Turns([ClassSlot; N_LONG]);
 
 impl Turns {
     pub(crate) fn new() -> Self {
-        Self(array::from_fn(|_| Turn::new()))
+        Self(array::from_fn(|_| ClassSlot::new()))
     }
 
     /// Waits for the turn of long work; short work needs none.
@@ -312,9 +312,9 @@ impl Turns {
     /// 429 if `max_waiting` requests are waiting for the same kind already; 504 if the deadline passes.
     pub(crate) async fn acquire(
         &self,
-        preparation: Preparation,
+        preparation: WorkClass,
         max_waiting: usize,
-        wait: TurnWait,
+        wait: AdmissionWait,
     ) -> Result<Option<TakenTurn>, ApiError> {
         match self.0.get(preparation as usize) {
             None => Ok(None),
@@ -347,11 +347,11 @@ mod tests {
             let (go, goes) = mpsc::channel::<()>();
             let goes = Arc::new(Mutex::new(goes));
             let kinds = [
-                Preparation::of_body(LONG_BODY_BYTES + 1),
-                Preparation::Grammar,
-                Preparation::Template,
-                Preparation::Inspection,
-                Preparation::Adapter,
+                WorkClass::of_body(LONG_BODY_BYTES + 1),
+                WorkClass::Grammar,
+                WorkClass::Template,
+                WorkClass::Inspection,
+                WorkClass::Adapter,
             ];
             let long = kinds.into_iter().cycle().take(15).map(|kind| {
                 let (state, goes) = (state.clone(), Arc::clone(&goes));
@@ -359,10 +359,10 @@ mod tests {
                     goes.lock().unwrap().recv().unwrap();
                     Ok(())
                 };
-                tokio::spawn(async move { state.prepare(kind, TurnWait::default(), work).await })
+                tokio::spawn(async move { state.prepare(kind, AdmissionWait::default(), work).await })
             });
             let long: Vec<_> = long.collect();
-            let short = state.prepare(Preparation::of_body(LONG_BODY_BYTES), TurnWait::default(), || Ok(7));
+            let short = state.prepare(WorkClass::of_body(LONG_BODY_BYTES), AdmissionWait::default(), || Ok(7));
             assert_eq!(tokio::time::timeout(Duration::from_secs(30), short).await.unwrap().unwrap(), 7);
             // The order depends on the scheduler: all start before any is awaited.
             long.iter().for_each(|_| go.send(()).unwrap());
@@ -375,9 +375,9 @@ mod tests {
     #[tokio::test]
     async fn long_preparation_answers_504_at_the_request_deadline() {
         let state = AppState::loading("x");
-        let wait = |limit| TurnWait { deadline: Deadline::new(Instant::now(), limit), ..TurnWait::default() };
+        let wait = |limit| AdmissionWait { deadline: Deadline::new(Instant::now(), limit), ..AdmissionWait::default() };
         let never = || -> Result<(), _> { unreachable!("begun") };
-        let passed = state.prepare(Preparation::LongBody, wait(Duration::ZERO), never).await;
+        let passed = state.prepare(WorkClass::LongBody, wait(Duration::ZERO), never).await;
         assert_eq!(status(passed.unwrap_err()), StatusCode::GATEWAY_TIMEOUT);
         // Work that has begun is not interrupted, but the request does not wait for it beyond the deadline.
         let (go, goes) = mpsc::channel::<()>();
@@ -385,15 +385,15 @@ mod tests {
             let _ = goes.recv();
             Ok(())
         };
-        let late = state.prepare(Preparation::Grammar, wait(Duration::from_millis(5)), work).await;
+        let late = state.prepare(WorkClass::Grammar, wait(Duration::from_millis(5)), work).await;
         assert_eq!(status(late.unwrap_err()), StatusCode::GATEWAY_TIMEOUT);
         drop(go);
     }
 
     #[tokio::test]
     async fn waiting_for_preparation_is_limited_in_number_and_time() {
-        let turn = Turn::new();
-        let wait = |tenant, deadline| TurnWait { tenant: TenantId(tenant), deadline, ..TurnWait::default() };
+        let turn = ClassSlot::new();
+        let wait = |tenant, deadline| AdmissionWait { tenant: TenantId(tenant), deadline, ..AdmissionWait::default() };
         let held = turn.acquire(0, wait(1, None)).await.unwrap();
         {
             let waiting = turn.acquire(1, wait(1, None));
@@ -417,15 +417,15 @@ mod tests {
 
     #[tokio::test]
     async fn tenants_get_turns_one_after_the_other() {
-        let turn = Arc::new(Turn::new());
-        let held = turn.acquire(9, TurnWait::default()).await.unwrap();
+        let turn = Arc::new(ClassSlot::new());
+        let held = turn.acquire(9, AdmissionWait::default()).await.unwrap();
         let (order, mut in_order) = tokio::sync::mpsc::unbounded_channel();
         // Requests as (tenant, number); the fourth goes away while it waits.
         let mut waiting = Vec::new();
         for (tenant, number) in [(1, 1), (1, 2), (1, 3), (1, 4), (2, 5), (2, 6), (3, 7)] {
             let (turn, order) = (Arc::clone(&turn), order.clone());
             waiting.push(tokio::spawn(async move {
-                let wait = TurnWait { tenant: TenantId(tenant), ..TurnWait::default() };
+                let wait = AdmissionWait { tenant: TenantId(tenant), ..AdmissionWait::default() };
                 let _taken = turn.acquire(9, wait).await.unwrap();
                 order.send(number).unwrap();
             }));
@@ -439,7 +439,7 @@ mod tests {
         }
         let order: Vec<i32> = std::iter::from_fn(|| in_order.try_recv().ok()).collect();
         assert_eq!(order, [1, 5, 7, 2, 6, 3]);
-        assert!(turn.acquire(0, TurnWait::default()).await.is_ok());
+        assert!(turn.acquire(0, AdmissionWait::default()).await.is_ok());
     }
 
     /// Work that hangs until the test lets it go on.
@@ -458,7 +458,7 @@ mod tests {
                 }
             };
             for _ in 0..MAX_LEFT_BEHIND {
-                let hanging = state.prepare(Preparation::Inspection, TurnWait::default(), hang());
+                let hanging = state.prepare(WorkClass::Inspection, AdmissionWait::default(), hang());
                 if step_timeout < Duration::from_secs(1) {
                     let error = hanging.await.unwrap_err();
                     assert_eq!(status(error), StatusCode::SERVICE_UNAVAILABLE);
@@ -471,7 +471,7 @@ mod tests {
                     }
                 }
             }
-            let next = state.prepare(Preparation::Inspection, TurnWait::default(), || Ok(7));
+            let next = state.prepare(WorkClass::Inspection, AdmissionWait::default(), || Ok(7));
             assert_eq!(tokio::time::timeout(Duration::from_secs(30), next).await.unwrap().unwrap(), 7);
             let (what, _) = state.slowest_work().unwrap();
             assert_eq!(what, "the inspection of a text");
@@ -494,7 +494,7 @@ mod tests {
             Ok(())
         };
         {
-            let working = state.prepare_in_parts(Preparation::Inspection, TurnWait::default(), work);
+            let working = state.prepare_in_parts(WorkClass::Inspection, AdmissionWait::default(), work);
             tokio::pin!(working);
             let begun = async {
                 while state.slowest_work().is_none() {

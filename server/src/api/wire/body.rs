@@ -21,10 +21,10 @@ use crate::api::{
     error::ApiError,
     guard::{
         api_keys::Sender,
-        body_room::BodyRoom,
+        body_memory::BodyReservation,
         bounded_json::{self, BadJson, MAX_DEPTH},
         options::ApiOptions,
-        preparation::{Preparation, TurnWait},
+        preparation::{AdmissionWait, WorkClass},
     },
 };
 
@@ -32,12 +32,12 @@ use crate::api::{
 const MIN_BYTES_PER_SEC: u64 = 1 << 10;
 
 /// The body of a request. Its bytes and its parsed values count towards the memory limit for the bodies of all requests
-/// ([`BodyRoom`]) until this is dropped.
+/// ([`BodyReservation`]) until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Body {
     /// Empty once it is parsed.
     bytes: Vec<u8>,
-    room: BodyRoom,
+    room: BodyReservation,
     max_bytes: usize,
     log: RequestLog,
     sender: Sender,
@@ -74,7 +74,7 @@ impl FromRequest<AppState> for Body {
             }
             return Err(full);
         }
-        let (mut bytes, mut room) = (Vec::new(), state.body_room());
+        let (mut bytes, mut room) = (Vec::new(), state.body_memory());
         receive(request, state, |piece| {
             room.grow(piece.len())?;
             bytes.extend_from_slice(piece);
@@ -92,8 +92,8 @@ impl Body {
     }
 
     /// How a request that is not submitted to the engine waits for its turn to be prepared.
-    pub(crate) fn turn_wait(&self) -> TurnWait {
-        TurnWait { tenant: self.sender.tenant, ..TurnWait::default() }
+    pub(crate) fn turn_wait(&self) -> AdmissionWait {
+        AdmissionWait { tenant: self.sender.tenant, ..AdmissionWait::default() }
     }
 
     /// Parses the body, once, and reads its fields. Long bodies are parsed on a blocking thread.
@@ -107,17 +107,17 @@ impl Body {
         T: Send + 'static,
     {
         // The deadline is a field of the body, so it is not known yet.
-        let wait = TurnWait { submits: self.submits, ..self.turn_wait() };
+        let wait = AdmissionWait { submits: self.submits, ..self.turn_wait() };
         let (bytes, max_bytes) = (std::mem::take(&mut self.bytes), self.max_bytes);
         let (n_bytes, log, sender) = (bytes.len(), self.log.clone(), self.sender);
-        let mut room = std::mem::replace(&mut self.room, state.body_room());
+        let mut room = std::mem::replace(&mut self.room, state.body_memory());
         let work = move || {
             let (entries, n_value_bytes) = parse(&bytes, max_bytes)?;
             drop(bytes);
             room.grow(n_value_bytes)?;
             Ok((read(Fields::of_body(entries, log, n_bytes, sender))?, room))
         };
-        let (read, room) = state.prepare_long(Preparation::of_body(n_bytes), wait, work).await?;
+        let (read, room) = state.prepare_long(WorkClass::of_body(n_bytes), wait, work).await?;
         self.room = room;
         Ok(read)
     }
@@ -246,7 +246,7 @@ mod tests {
     use axum::response::IntoResponse;
 
     use super::*;
-    use crate::api::guard::{body_room::MAX_BODIES_BYTES, preparation::LONG_BODY_BYTES};
+    use crate::api::guard::{body_memory::MAX_BODIES_BYTES, preparation::LONG_BODY_BYTES};
 
     fn parse(bytes: impl AsRef<[u8]>) -> Result<(Map<String, Value>, usize), ApiError> {
         super::parse(bytes.as_ref(), 1 << 20)
@@ -263,7 +263,7 @@ mod tests {
         let mut body = received().await.unwrap();
         assert!(body.read(&state, |fields| Ok(fields.has("x"))).await.unwrap());
         let taking = |n_bytes| {
-            let mut room = state.body_room();
+            let mut room = state.body_memory();
             room.grow(n_bytes).map(|()| room)
         };
         assert!(taking(MAX_BODIES_BYTES).is_err());
@@ -292,7 +292,7 @@ mod tests {
         assert!(refused.message().contains("without pauses of 0.02 s"), "{}", refused.message());
         assert_eq!(refused.into_response().status(), StatusCode::REQUEST_TIMEOUT);
         // All memory is free: a byte still taken for short bodies would leave less for long ones.
-        state.body_room().grow(MAX_BODIES_BYTES).unwrap();
+        state.body_memory().grow(MAX_BODIES_BYTES).unwrap();
     }
 
     #[test]

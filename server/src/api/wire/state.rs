@@ -17,9 +17,9 @@ use crate::{
     api::{
         error::ApiError,
         guard::{
-            body_room::{BodyMemory, BodyRoom},
+            body_memory::{BodyMemory, BodyReservation},
             options::ApiOptions,
-            preparation::{Deadline, LONG_BODY_BYTES, Preparation, TurnWait, Turns, WaitingClient, WorkHandle},
+            preparation::{AdmissionWait, Deadline, LONG_BODY_BYTES, Turns, WaitingClient, WorkClass, WorkHandle},
         },
     },
     engine::Engine,
@@ -163,7 +163,7 @@ impl AppState {
     }
 
     /// The memory of a new request, which takes nothing yet.
-    pub(crate) fn body_room(&self) -> BodyRoom {
+    pub(crate) fn body_memory(&self) -> BodyReservation {
         self.0.body_memory.room()
     }
 
@@ -210,8 +210,8 @@ impl AppState {
     /// panics.
     pub(crate) async fn prepare<Work, T>(
         &self,
-        preparation: Preparation,
-        wait: TurnWait,
+        preparation: WorkClass,
+        wait: AdmissionWait,
         work: Work,
     ) -> Result<T, ApiError>
     where
@@ -227,8 +227,8 @@ impl AppState {
     /// As [`prepare`](Self::prepare).
     pub(crate) async fn prepare_in_parts<Work, T>(
         &self,
-        preparation: Preparation,
-        wait: TurnWait,
+        preparation: WorkClass,
+        wait: AdmissionWait,
         work: Work,
     ) -> Result<T, ApiError>
     where
@@ -278,8 +278,8 @@ impl AppState {
     /// As `prepare`.
     pub(crate) async fn prepare_long<Work, T>(
         &self,
-        preparation: Preparation,
-        wait: TurnWait,
+        preparation: WorkClass,
+        wait: AdmissionWait,
         work: Work,
     ) -> Result<T, ApiError>
     where
@@ -287,7 +287,7 @@ impl AppState {
         T: Send + 'static,
     {
         match preparation {
-            Preparation::Short => work(),
+            WorkClass::Short => work(),
             preparation => self.prepare(preparation, wait, work).await,
         }
     }
@@ -303,6 +303,6 @@ impl AppState {
         if n_bytes <= LONG_BODY_BYTES {
             return Ok(write());
         }
-        self.prepare(Preparation::Short, TurnWait::default(), move || Ok(write())).await
+        self.prepare(WorkClass::Short, AdmissionWait::default(), move || Ok(write())).await
     }
 }

@@ -32,7 +32,7 @@ pub(super) enum Client {
 
 /// What a streamed answer consists of.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Piece {
+pub(super) enum AnswerPiece {
     /// More of what the model thinks.
     Thought(String),
     /// More text.
@@ -149,13 +149,13 @@ pub(super) struct Answer {
     pub(super) ignored: Option<String>,
     body: BodyDataStream,
     lines: Lines,
-    pieces: VecDeque<Piece>,
+    pieces: VecDeque<AnswerPiece>,
     is_done: bool,
 }
 
 impl Answer {
     /// The next piece; `None` at the end.
-    pub(super) async fn next(&mut self) -> anyhow::Result<Option<Piece>> {
+    pub(super) async fn next(&mut self) -> anyhow::Result<Option<AnswerPiece>> {
         loop {
             if let Some(piece) = self.pieces.pop_front() {
                 return Ok(Some(piece));
@@ -178,7 +178,7 @@ impl Answer {
 
 /// What a line of the stream says.
 enum Event {
-    Pieces(Vec<Piece>),
+    Pieces(Vec<AnswerPiece>),
     Done,
 }
 
@@ -198,9 +198,9 @@ fn event(line: &str) -> anyhow::Result<Event> {
     // Servers have one of the names, or both.
     let thought = given(&delta["reasoning_content"]).or_else(|| given(&delta["reasoning"]));
     let pieces = [
-        thought.map(Piece::Thought),
-        given(&delta["content"]).map(Piece::Text),
-        choice["finish_reason"].as_str().map(|reason| Piece::Finished(reason.to_owned())),
+        thought.map(AnswerPiece::Thought),
+        given(&delta["content"]).map(AnswerPiece::Text),
+        choice["finish_reason"].as_str().map(|reason| AnswerPiece::Finished(reason.to_owned())),
     ];
     Ok(Event::Pieces(pieces.into_iter().flatten().collect()))
 }
@@ -233,7 +233,7 @@ mod tests {
 
     use super::*;
 
-    fn pieces(line: &str) -> Result<Vec<Piece>, String> {
+    fn pieces(line: &str) -> Result<Vec<AnswerPiece>, String> {
         match event(line) {
             Ok(Event::Pieces(pieces)) => Ok(pieces),
             Ok(Event::Done) => Err("done".to_owned()),
@@ -248,11 +248,11 @@ mod tests {
         }
         assert_eq!(
             pieces(r#"data:{"choices": [{"delta": {"content": "a"}, "finish_reason": "stop"}]}"#).unwrap(),
-            [Piece::Text("a".to_owned()), Piece::Finished("stop".to_owned())]
+            [AnswerPiece::Text("a".to_owned()), AnswerPiece::Finished("stop".to_owned())]
         );
         for delta in [r#"{"reasoning": "t"}"#, r#"{"reasoning_content": "t", "reasoning": "t"}"#] {
             let event = format!(r#"data: {{"choices": [{{"delta": {delta}}}]}}"#);
-            assert_eq!(pieces(&event).unwrap(), [Piece::Thought("t".to_owned())]);
+            assert_eq!(pieces(&event).unwrap(), [AnswerPiece::Thought("t".to_owned())]);
         }
         assert_eq!(pieces("data: [DONE]").unwrap_err(), "done");
         assert_eq!(pieces(r#"data: {"error": {"message": "it failed"}}"#).unwrap_err(), "it failed");

@@ -26,14 +26,14 @@ pub(super) enum Role {
 
 /// Messages in turn, with a system prompt before them if there is one.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Conversation {
+pub(super) struct ChatHistory {
     pub(super) system: Option<String>,
     turns: Vec<Message>,
     /// Parameters of requests.
     pub(super) settings: Map<String, Value>,
 }
 
-impl Conversation {
+impl ChatHistory {
     pub(super) fn new(system: Option<String>) -> Self {
         Self { system, ..Self::default() }
     }
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn take_back_and_forget_answer_undo_the_last_question_and_answer() {
-        let mut conversation = Conversation::new(None);
+        let mut conversation = ChatHistory::new(None);
         assert_eq!(conversation.forget_answer(), None);
         conversation.ask("a".to_owned());
         conversation.take_back();

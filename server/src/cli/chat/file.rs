@@ -6,14 +6,14 @@ use std::collections::HashSet;
 use anyhow::{Context, anyhow, bail, ensure};
 use serde_json::{Map, Value, json};
 
-use super::conversation::{Conversation, Message, Role};
+use super::conversation::{ChatHistory, Message, Role};
 use crate::api::guard::bounded_json;
 
 /// The name of the format.
 const FORMAT: &str = "hearth-conversations";
 
 /// The text of a file with this conversation, answered by `model`.
-pub(super) fn written(conversation: &Conversation, model: &str) -> anyhow::Result<String> {
+pub(super) fn written(conversation: &ChatHistory, model: &str) -> anyhow::Result<String> {
     let message = |message: &Message| match message.role {
         Role::Assistant => json!({ "role": message.role, "content": message.content, "model": model }),
         _ => json!({ "role": message.role, "content": message.content }),
@@ -29,7 +29,7 @@ pub(super) fn written(conversation: &Conversation, model: &str) -> anyhow::Resul
 }
 
 /// The conversation in the text of a file.
-pub(super) fn read(text: &str) -> anyhow::Result<Conversation> {
+pub(super) fn read(text: &str) -> anyhow::Result<ChatHistory> {
     let file: Value =
         serde_json::from_str(text).map_err(|error| anyhow!("it is not JSON: {}", bounded_json::problem(&error)))?;
     if file["format"] == FORMAT {
@@ -44,7 +44,7 @@ pub(super) fn read(text: &str) -> anyhow::Result<Conversation> {
 }
 
 /// The conversation of an export of the page.
-fn exported(file: &Value) -> anyhow::Result<Conversation> {
+fn exported(file: &Value) -> anyhow::Result<ChatHistory> {
     ensure!(file["version"] == 1, "its version must be 1, got {}", file["version"]);
     let conversations = file["conversations"].as_array().map(Vec::as_slice).unwrap_or_default();
     let [given] = conversations else {
@@ -135,7 +135,7 @@ fn conversation<'a>(
     mut system: Option<String>,
     messages: impl Iterator<Item = &'a Value>,
     settings: Map<String, Value>,
-) -> anyhow::Result<Conversation> {
+) -> anyhow::Result<ChatHistory> {
     let mut turns = Vec::new();
     for message in messages {
         let calls = [&message["toolCalls"], &message["tool_calls"]];
@@ -157,7 +157,7 @@ fn conversation<'a>(
             _ => turns.push(Message { role, content }),
         }
     }
-    Ok(Conversation::of(system, turns, settings))
+    Ok(ChatHistory::of(system, turns, settings))
 }
 
 /// The text of a message: a string, or a list of text parts.
@@ -192,7 +192,7 @@ mod tests {
     /// `.ci/page/turns-test.mjs` imports the same file into the page.
     #[test]
     fn what_save_writes_is_a_file_of_the_page_and_is_loaded_again() {
-        let mut conversation = Conversation::new(Some("Be brief.".to_owned()));
+        let mut conversation = ChatHistory::new(Some("Be brief.".to_owned()));
         conversation.ask("Hello".to_owned());
         conversation.add_answer("Hi.".to_owned());
         conversation.settings.insert("temperature".to_owned(), json!(0.5));

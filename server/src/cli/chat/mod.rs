@@ -23,7 +23,7 @@ use tokio::runtime;
 
 use self::{
     client::Client,
-    conversation::{Conversation, Setting},
+    conversation::{ChatHistory, Setting},
     remote::Remote,
     session::{Session, Stopping},
 };
@@ -72,7 +72,7 @@ pub(crate) struct ChatArgs {
 pub(crate) fn run(args: ChatArgs) -> anyhow::Result<()> {
     let is_interactive = io::stdin().is_terminal();
     let message = if is_interactive { None } else { Some(piped()?) };
-    let mut conversation = Conversation::new(args.system.clone());
+    let mut conversation = ChatHistory::new(args.system.clone());
     conversation.settings = args.sampling.fields();
     if let Some(n) = args.max_tokens {
         conversation.settings.insert("max_tokens".to_owned(), n.into());

@@ -12,9 +12,9 @@ use tokio::{runtime::Runtime, select};
 
 use super::super::output::printable;
 use super::{
-    client::{Client, Piece},
+    client::{AnswerPiece, Client},
     command::{self, Command},
-    conversation::{Conversation, Setting},
+    conversation::{ChatHistory, Setting},
     file,
     line_editor::{LineEditor, Typed},
     markdown::{Renderer, Style},
@@ -27,7 +27,7 @@ pub(super) struct Session {
     pub(super) client: Client,
     /// The name of the model that is asked; empty if the server does not tell.
     pub(super) model: String,
-    pub(super) conversation: Conversation,
+    pub(super) conversation: ChatHistory,
     /// What the server says of its parameters, once it was asked; `None` within if it says nothing.
     pub(super) parameters: Option<Option<Parameters>>,
 }
@@ -273,13 +273,13 @@ impl Session {
                     piece = answer.next() => piece?,
                 };
                 match piece {
-                    Some(Piece::Thought(delta)) => thoughts.write(&delta),
-                    Some(Piece::Text(delta)) => {
+                    Some(AnswerPiece::Thought(delta)) => thoughts.write(&delta),
+                    Some(AnswerPiece::Text(delta)) => {
                         thoughts.close();
                         output.write(&delta).context("cannot write to standard output")?;
                         text += &delta;
                     }
-                    Some(Piece::Finished(why)) => reason = why,
+                    Some(AnswerPiece::Finished(why)) => reason = why,
                     None => return anyhow::Ok(End::Reason(reason)),
                 }
             }

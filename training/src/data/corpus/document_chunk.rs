@@ -4,7 +4,7 @@ use super::conversation::Conversation;
 
 /// A part of a document.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Piece {
+pub struct DocumentChunk {
     /// Its text.
     pub text: String,
     /// Whether this is the end of the document.
@@ -15,15 +15,15 @@ pub struct Piece {
     pub conversation: Option<Conversation>,
 }
 
-impl Piece {
+impl DocumentChunk {
     /// A piece of a plain text.
-    pub fn text(text: impl Into<String>, is_last: bool) -> Piece {
-        Piece { text: text.into(), is_last, is_rendered: false, conversation: None }
+    pub fn text(text: impl Into<String>, is_last: bool) -> DocumentChunk {
+        DocumentChunk { text: text.into(), is_last, is_rendered: false, conversation: None }
     }
 
     /// A conversation.
-    pub fn conversation(conversation: Conversation) -> Piece {
-        Piece { conversation: Some(conversation.clone()), ..Piece::text(conversation.text(), true) }
+    pub fn conversation(conversation: Conversation) -> DocumentChunk {
+        DocumentChunk { conversation: Some(conversation.clone()), ..DocumentChunk::text(conversation.text(), true) }
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result, anyhow};
 
 use super::{
-    document_chunk::Piece,
+    document_chunk::DocumentChunk,
     files::SourceFile,
     notes::Notes,
     open::BytesRead,
@@ -26,7 +26,7 @@ pub struct FilePiece {
     /// Index of the file.
     pub file: usize,
     /// The piece.
-    pub piece: Piece,
+    pub piece: DocumentChunk,
 }
 
 /// The result of reading.

@@ -10,7 +10,7 @@ use hearth_model::hub::{Download, Hub, HubOptions};
 
 use super::{
     conversation::Conversation,
-    document_chunk::{Cutting, Piece},
+    document_chunk::{Cutting, DocumentChunk},
     files::{FileKind, LeftOut, SourceFile, kind_of, list_files, split_files},
     hub_dataset::{Downloaded, HubDataset},
     marks::Marks,
@@ -143,7 +143,7 @@ pub fn read_documents(
     options: &ReadOptions,
     bytes_read: &BytesRead,
     notes: &mut Notes,
-    sink: &mut dyn FnMut(Piece) -> Result<()>,
+    sink: &mut dyn FnMut(DocumentChunk) -> Result<()>,
 ) -> Result<RecordOutcome> {
     let ReadOptions { text_field, separator, marks, cutting } = options;
     let texts = TextOptions { separator: separator.as_deref(), marks, cutting: *cutting };
@@ -207,7 +207,7 @@ fn send_record(
     text_field: &str,
     texts: TextOptions<'_>,
     notes: &mut Notes,
-    sink: &mut dyn FnMut(Piece) -> Result<()>,
+    sink: &mut dyn FnMut(DocumentChunk) -> Result<()>,
 ) -> Result<()> {
     let Record { place, members } = record;
     let full_place = || format!("`{}`, {place}", file.path.display());
@@ -236,7 +236,7 @@ fn send_record(
                 ));
             }
             let messages = turns.into_iter().map(|Turn { message, .. }| message).collect();
-            sink(Piece::conversation(Conversation { messages, tools, place }))
+            sink(DocumentChunk::conversation(Conversation { messages, tools, place }))
         }
         RecordKind::Completion { .. } => Err(wrong(
             "it is a prompt with a completion, which is an example for fine-tuning",
@@ -316,7 +316,7 @@ mod tests {
     }
 
     /// Reads a text as `a.jsonl`.
-    fn read(text: &str, field: &str, sink: &mut dyn FnMut(Piece) -> Result<()>) -> Result<Notes> {
+    fn read(text: &str, field: &str, sink: &mut dyn FnMut(DocumentChunk) -> Result<()>) -> Result<Notes> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.jsonl");
         fs::write(&path, text).unwrap();
@@ -361,9 +361,9 @@ mod tests {
         })
         .unwrap();
         let conversation = |place: &str, messages: &[Message]| {
-            Piece::conversation(Conversation { messages: messages.to_vec(), tools: None, place: place.into() })
+            DocumentChunk::conversation(Conversation { messages: messages.to_vec(), tools: None, place: place.into() })
         };
-        let text = |text: &str| Piece::text(text, true);
+        let text = |text: &str| DocumentChunk::text(text, true);
         let messages = [Message::new("user", "Hi"), Message::new("assistant", "Yes?")];
         let first = conversation("line 1", &messages);
         assert_eq!(first.text, "user\nHi\nassistant\nYes?\n");

@@ -5,13 +5,13 @@ use std::{io::BufRead, path::Path};
 use anyhow::{Context, Result, bail};
 
 use super::{
-    document_chunk::{Cutting, PIECE_BYTES, Piece, pieces, place_to_cut},
+    document_chunk::{Cutting, DocumentChunk, PIECE_BYTES, pieces, place_to_cut},
     marks::{Marks, TextKind},
     notes::{Note, Notes},
 };
 
 /// Receives the pieces of documents, in order.
-pub(super) type Sink<'a> = &'a mut dyn FnMut(Piece) -> Result<()>;
+pub(super) type Sink<'a> = &'a mut dyn FnMut(DocumentChunk) -> Result<()>;
 
 /// The largest document that is held in memory as a whole, in bytes: what a line of JSON is, and a text for a tokenizer that
 /// cannot encode it in pieces. Compressed files may have documents that are a thousand times as large as the file.
@@ -118,7 +118,7 @@ fn send_document(text: &str, is_rendered: bool, cutting: Cutting, sink: Sink<'_>
     let mut part = parts.next();
     while let Some(now) = part {
         part = parts.next();
-        sink(Piece { is_rendered, ..Piece::text(now, part.is_none()) })?;
+        sink(DocumentChunk { is_rendered, ..DocumentChunk::text(now, part.is_none()) })?;
     }
     Ok(())
 }
@@ -289,7 +289,10 @@ impl<'a> Cutter<'a> {
                 // Keeps the text in which a separator may begin.
                 let limit = self.text.floor_char_boundary(self.text.len() - longest);
                 let Some(at) = place_to_cut(&self.text[start..limit], PIECE_BYTES) else { break };
-                sink(Piece { is_rendered: self.is_rendered, ..Piece::text(&self.text[start..start + at], false) })?;
+                sink(DocumentChunk {
+                    is_rendered: self.is_rendered,
+                    ..DocumentChunk::text(&self.text[start..start + at], false)
+                })?;
                 self.is_open = true;
                 start += at;
             }
@@ -308,7 +311,7 @@ impl<'a> Cutter<'a> {
         let text = &self.text[start..end];
         if self.is_open {
             self.is_open = false;
-            return sink(Piece { is_rendered: self.is_rendered, ..Piece::text(text, true) });
+            return sink(DocumentChunk { is_rendered: self.is_rendered, ..DocumentChunk::text(text, true) });
         }
         if self.has_end && text.trim().is_empty() {
             // Between two marks, or behind the last.

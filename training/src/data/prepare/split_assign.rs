@@ -5,7 +5,7 @@ use hearth_model::files::digest::Digest;
 
 use super::output::End;
 use crate::data::{
-    corpus::{Conversation, FilePiece, Origin, PIECE_BYTES, Piece},
+    corpus::{Conversation, DocumentChunk, FilePiece, Origin, PIECE_BYTES},
     shard::{Split, SplitRule},
 };
 
@@ -63,7 +63,7 @@ impl Assigner {
 
     /// Assigns a piece; the piece at which the validation split begins is divided.
     pub(super) fn assign(&mut self, part: FilePiece) -> Vec<Part> {
-        let FilePiece { file, piece: Piece { text, is_last, is_rendered, conversation } } = part;
+        let FilePiece { file, piece: DocumentChunk { text, is_last, is_rendered, conversation } } = part;
         let end = is_last.then_some(End::Document);
         match &mut self.rule {
             Rule::Hash(limit) => {
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     fn piece(text: &str, is_last: bool) -> FilePiece {
-        FilePiece { file: 0, piece: Piece::text(text, is_last) }
+        FilePiece { file: 0, piece: DocumentChunk::text(text, is_last) }
     }
 
     #[test]

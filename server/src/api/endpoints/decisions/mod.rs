@@ -46,7 +46,7 @@ use crate::{
             submission::{Submission, Submitted, Usage},
             thinking::{ModelThoughts, Thinking},
         },
-        guard::preparation::{Deadline, Preparation, TurnWait, WorkHandle},
+        guard::preparation::{AdmissionWait, Deadline, WorkClass, WorkHandle},
         wire::{
             body::Body,
             endpoint::{Operation, ResponseBody, schema_of},
@@ -141,10 +141,10 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
     let arrived = log.arrived();
     let engine = state.engine_for(arrived)?.clone();
     let deadline = request.parts.deadline.and_then(|limit| Deadline::new(arrived, limit));
-    let wait = TurnWait { tenant: request.parts.tenant, submits: true, deadline };
+    let wait = AdmissionWait { tenant: request.parts.tenant, submits: true, deadline };
     request.parts.adapter = chosen.adapter(&state, &engine, wait).await?;
     // Each question is tokenized with the input.
-    let preparation = Preparation::of_body(n_bytes.saturating_mul(request.questions.len()));
+    let preparation = WorkClass::of_body(n_bytes.saturating_mul(request.questions.len()));
     let model = engine.model().clone();
     let prepare = move |progress: &WorkHandle| {
         let requests = request.prepare(&model, progress)?;

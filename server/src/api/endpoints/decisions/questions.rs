@@ -23,11 +23,11 @@ const MAX_OPTIONS: usize = 255;
 pub(super) struct Question {
     name: Option<String>,
     instructions: String,
-    kind: Kind,
+    kind: QuestionKind,
 }
 
 #[derive(Debug)]
-enum Kind {
+enum QuestionKind {
     /// How likely it is that a statement is true.
     Predicate,
     /// Which of these options it is.
@@ -106,9 +106,9 @@ impl Question {
         let instructions = instructions(&mut item)?;
         let name = item.string("name")?;
         let kind = match (kind, choices(&mut item)?, levels(&mut item)?) {
-            (Type::Predicate, None, None) => Kind::Predicate,
-            (Type::Choice, Some(choices), None) => Kind::Choice(choices),
-            (Type::Score, None, Some(levels)) => Kind::Score(levels),
+            (Type::Predicate, None, None) => QuestionKind::Predicate,
+            (Type::Choice, Some(choices), None) => QuestionKind::Choice(choices),
+            (Type::Score, None, Some(levels)) => QuestionKind::Score(levels),
             (Type::Choice, None, _) => return Err(missing(item.path("choices"))),
             (Type::Score, _, None) => return Err(missing(item.path("levels"))),
             (Type::Predicate | Type::Score, Some(_), _) => return Err(only_for(&item, "choices", "choice")),
@@ -120,18 +120,18 @@ impl Question {
     /// The number of labels that it needs.
     pub(super) fn n_labels(&self) -> usize {
         match &self.kind {
-            Kind::Predicate => 2,
-            Kind::Choice(choices) => choices.len(),
-            Kind::Score(levels) => levels.len(),
+            QuestionKind::Predicate => 2,
+            QuestionKind::Choice(choices) => choices.len(),
+            QuestionKind::Score(levels) => levels.len(),
         }
     }
 
     /// The labels that suit it best.
     pub(super) fn label_kind(&self) -> LabelKind {
         match &self.kind {
-            Kind::Predicate => LabelKind::YesOrNo,
-            Kind::Score(levels) if levels.len() <= 10 => LabelKind::Digits,
-            Kind::Choice(_) | Kind::Score(_) => LabelKind::Letters,
+            QuestionKind::Predicate => LabelKind::YesOrNo,
+            QuestionKind::Score(levels) if levels.len() <= 10 => LabelKind::Digits,
+            QuestionKind::Choice(_) | QuestionKind::Score(_) => LabelKind::Letters,
         }
     }
 
@@ -143,16 +143,16 @@ impl Question {
         };
         let instructions = &self.instructions;
         let listed: String = match &self.kind {
-            Kind::Predicate => {
+            QuestionKind::Predicate => {
                 let [yes, no] = [0, 1].map(|at| labels.get(at).map(String::as_str).unwrap_or_default());
                 return format!("Is this statement true?\n{instructions}\n\nAnswer with `{yes}` if it is, or `{no}`.");
             }
-            Kind::Choice(choices) => {
+            QuestionKind::Choice(choices) => {
                 let shown = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
                 let lines = labels.iter().zip(choices);
                 lines.map(|(label, one)| line(label, &shown(&one.value), one.description.as_ref())).collect()
             }
-            Kind::Score(levels) => {
+            QuestionKind::Score(levels) => {
                 let lines = labels.iter().zip(levels);
                 lines.map(|(label, level)| line(label, &level.label, level.description.as_ref())).collect()
             }
@@ -165,8 +165,10 @@ impl Question {
         let Distribution { probabilities, most, confidence } = Distribution::of(logprobs);
         let name = self.name;
         match self.kind {
-            Kind::Predicate => Answer::Predicate { name, probability: probabilities.first().copied().unwrap_or(0.0) },
-            Kind::Choice(choices) => Answer::Choice {
+            QuestionKind::Predicate => {
+                Answer::Predicate { name, probability: probabilities.first().copied().unwrap_or(0.0) }
+            }
+            QuestionKind::Choice(choices) => Answer::Choice {
                 name,
                 choice: choices.get(most).map(|choice| choice.value.clone()).unwrap_or_default(),
                 confidence,
@@ -176,7 +178,7 @@ impl Question {
                     .map(|(choice, probability)| ChoiceProbability { value: choice.value, probability })
                     .collect(),
             },
-            Kind::Score(levels) => Answer::Score {
+            QuestionKind::Score(levels) => Answer::Score {
                 name,
                 score: probabilities.iter().enumerate().map(|(value, probability)| value as f64 * probability).sum(),
                 confidence,

@@ -7,8 +7,8 @@ use serde_json::{Map, Value, json};
 use super::request::Display;
 use crate::{
     api::exchange::{
-        chunk::Head,
         items::{Item, Items},
+        response_head::ResponseHead,
         submission::Usage,
         thoughts,
     },
@@ -149,7 +149,7 @@ impl StopReason {
 
 impl WireMessage {
     /// The message that a stream begins with.
-    pub(super) fn begun(head: &Head, usage: Usage) -> Self {
+    pub(super) fn begun(head: &ResponseHead, usage: Usage) -> Self {
         Self {
             id: head.id.clone(),
             kind: "message",
@@ -162,7 +162,7 @@ impl WireMessage {
         }
     }
 
-    pub(super) fn whole(head: &Head, items: &Items, usage: Usage, stop: StopReason, display: Display) -> Self {
+    pub(super) fn whole(head: &ResponseHead, items: &Items, usage: Usage, stop: StopReason, display: Display) -> Self {
         Self {
             content: items.list().iter().map(|item| Block::whole(item, display)).collect(),
             stop_reason: Some(stop.reason),

@@ -12,9 +12,9 @@ use super::{
 use crate::api::{
     error::ApiError,
     exchange::{
-        chunk::Head,
         items::{Change, Item, Items},
-        stream::{Frame, Part, WriteEvents},
+        response_head::ResponseHead,
+        stream::{Frame, StreamItem, WriteEvents},
         submission::Usage,
         thoughts,
     },
@@ -72,7 +72,7 @@ impl Event {
 
 /// Writes the events of a message.
 pub(super) struct EventWriter {
-    pub(super) head: Head,
+    pub(super) head: ResponseHead,
     pub(super) items: Items,
     /// The token counts at the beginning.
     pub(super) usage: Usage,
@@ -115,13 +115,13 @@ impl WriteEvents for EventWriter {
         [Event::MessageStart { message }, Event::Ping].iter().map(Event::frame).collect()
     }
 
-    fn part(&mut self, part: Part) -> Vec<Frame> {
+    fn item(&mut self, part: StreamItem) -> Vec<Frame> {
         let events: Vec<Event> = match part {
-            Part::Delta(delta, _) => {
+            StreamItem::Delta(delta, _) => {
                 let changes = self.items.push(delta.piece);
                 changes.into_iter().flat_map(|change| self.event(change)).collect()
             }
-            Part::End(usage) => {
+            StreamItem::End(usage) => {
                 let StopReason { reason, sequence } = StopReason::of(&self.items, usage, self.max_tokens);
                 let delta = MessageDelta { stop_reason: reason, stop_sequence: sequence };
                 vec![Event::MessageDelta { delta, usage: usage.into() }, Event::MessageStop]

@@ -28,7 +28,7 @@ pub(crate) use self::{
 };
 use crate::api::{
     error::ApiError,
-    exchange::{adapters, generation::Started, items::Items, reply::Reply, stream},
+    exchange::{adapters, generation::RunningAnswer, items::Items, reply::Reply, stream},
     wire::{
         body::Body,
         endpoint::{Operation, ResponseBody, schema_of},
@@ -85,7 +85,7 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
     let read = move |fields| MessagesRequest::from_fields(fields, defaults);
     let MessagesRequest { reply, display } = body.read(&state, read).await?;
     let Reply { started, reader, generation } = reply.start(&state, "msg_", body).await?;
-    let Started { head, deltas, .. } = started;
+    let RunningAnswer { head, deltas, .. } = started;
     let max_tokens = generation.max_tokens();
     let mut items = Items::new(reader);
     let response = if generation.stream.is_some() {

@@ -8,7 +8,7 @@ use crate::api::{
     error::ApiError,
     exchange::{
         conversation::Conversation,
-        generation::{Generation, OneAnswer},
+        generation::{GenerateParams, OneAnswer},
         reply::ReplyRequest,
         thinking::{Effort, Thinking},
     },
@@ -103,7 +103,7 @@ impl MessagesRequest {
             stop_strings: ("stop_sequences", stop_strings),
             prompt_param: "messages",
         };
-        let generation = Generation::of_one_answer(fields, max_tokens, defaults, answer)?;
+        let generation = GenerateParams::of_one_answer(fields, max_tokens, defaults, answer)?;
         let generation = generation.with_thinking(thinking.with_effort(effort));
         Ok(Self { reply: ReplyRequest { conversation, generation }, display: thinking.display })
     }

@@ -12,8 +12,8 @@ use crate::{
     api::{
         error::ApiError,
         exchange::{
-            chunk::Head,
             items::{Item, Items},
+            response_head::ResponseHead,
             submission::Usage,
             thoughts,
         },
@@ -136,8 +136,8 @@ impl From<Usage> for WireUsage {
 pub(super) enum OutputItem {
     Reasoning {
         id: String,
-        summary: Vec<Part>,
-        content: Vec<Part>,
+        summary: Vec<ItemPart>,
+        content: Vec<ItemPart>,
         /// Stands for the thought, if `include` names it.
         encrypted_content: Option<String>,
         status: Status,
@@ -146,7 +146,7 @@ pub(super) enum OutputItem {
         id: String,
         role: &'static str,
         status: Status,
-        content: Vec<Part>,
+        content: Vec<ItemPart>,
     },
     FunctionCall {
         id: String,
@@ -170,7 +170,7 @@ pub(super) enum OutputItem {
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[schemars(rename = "OutputPart")]
-pub(super) enum Part {
+pub(super) enum ItemPart {
     OutputText {
         text: String,
         /// Always empty.
@@ -247,8 +247,8 @@ impl View {
         match item {
             Item::Reasoning(thought) => {
                 let text = || thought.clone();
-                let summary = (is_whole && self.has_summaries).then(|| Part::SummaryText { text: text() });
-                let content = is_whole.then(|| Part::ReasoningText { text: text() });
+                let summary = (is_whole && self.has_summaries).then(|| ItemPart::SummaryText { text: text() });
+                let content = is_whole.then(|| ItemPart::ReasoningText { text: text() });
                 OutputItem::Reasoning {
                     id,
                     summary: summary.into_iter().collect(),
@@ -281,20 +281,20 @@ pub(super) fn status(items: &Items, index: usize) -> Status {
 }
 
 /// The part of a text or of a thought.
-pub(super) fn part(item: &Item) -> Part {
+pub(super) fn part(item: &Item) -> ItemPart {
     match item {
-        Item::Text { text, logprobs } => Part::OutputText {
+        Item::Text { text, logprobs } => ItemPart::OutputText {
             text: text.clone(),
             annotations: Vec::new(),
             logprobs: WireToken::list(logprobs.clone()),
         },
-        Item::Reasoning(text) | Item::Call { arguments: text, .. } => Part::ReasoningText { text: text.clone() },
+        Item::Reasoning(text) | Item::Call { arguments: text, .. } => ItemPart::ReasoningText { text: text.clone() },
     }
 }
 
 impl WireResponse {
     /// A response in progress.
-    pub(super) fn begun(head: &Head, echo: &Echo) -> Self {
+    pub(super) fn begun(head: &ResponseHead, echo: &Echo) -> Self {
         Self {
             id: head.id.clone(),
             object: "response",
@@ -315,7 +315,13 @@ impl WireResponse {
     }
 
     /// A response that has ended, with these items.
-    pub(super) fn ended(head: &Head, echo: &Echo, items: &Items, output: Vec<OutputItem>, usage: Usage) -> Self {
+    pub(super) fn ended(
+        head: &ResponseHead,
+        echo: &Echo,
+        items: &Items,
+        output: Vec<OutputItem>,
+        usage: Usage,
+    ) -> Self {
         let is_cut = items.end().is_some_and(|end| end.is_length());
         Self {
             completed_at: (!is_cut).then(|| unix_time().as_secs()),
@@ -328,7 +334,7 @@ impl WireResponse {
     }
 
     /// A response that has failed, with the items so far.
-    pub(super) fn failed(head: &Head, echo: &Echo, output: Vec<OutputItem>, error: &ApiError) -> Self {
+    pub(super) fn failed(head: &ResponseHead, echo: &Echo, output: Vec<OutputItem>, error: &ApiError) -> Self {
         let code = if error.status().is_server_error() { "server_error" } else { "invalid_prompt" };
         let error = WireError { code, message: error.message().to_owned() };
         Self { status: "failed", error: Some(error), output, ..Self::begun(head, echo) }

@@ -6,14 +6,14 @@ use serde_json::{Map, Value, json};
 
 use super::{
     super::chat::WireToken,
-    answer::{Echo, Ids, Part, Status, View, WireResponse, part, status},
+    answer::{Echo, Ids, ItemPart, Status, View, WireResponse, part, status},
 };
 use crate::api::{
     error::ApiError,
     exchange::{
-        chunk::Head,
         items::{Change, Item, Items},
-        stream::{Frame, Part as StreamPart, TokenEntry, WriteEvents},
+        response_head::ResponseHead,
+        stream::{Frame, StreamItem, TokenEntry, WriteEvents},
     },
 };
 
@@ -31,7 +31,7 @@ pub(super) struct ResponseEvent {
 
 /// Writes the events of a response.
 pub(super) struct EventWriter {
-    pub(super) head: Head,
+    pub(super) head: ResponseHead,
     pub(super) echo: Echo,
     pub(super) view: View,
     pub(super) items: Items,
@@ -41,7 +41,7 @@ pub(super) struct EventWriter {
 }
 
 impl EventWriter {
-    pub(super) fn new(head: Head, echo: Echo, view: View, items: Items) -> Self {
+    pub(super) fn new(head: ResponseHead, echo: Echo, view: View, items: Items) -> Self {
         Self { head, echo, view, items, ids: Vec::new(), n_events: 0 }
     }
 
@@ -91,7 +91,7 @@ impl EventWriter {
         let mut frames = Vec::from_iter(self.whole_item_event("response.output_item.added", index, Status::InProgress));
         let Some(begun) = begun else { return frames };
         if matches!(begun, Item::Reasoning(_)) && self.view.has_summaries {
-            let members = json!({ "summary_index": 0, "part": Part::SummaryText { text: String::new() } });
+            let members = json!({ "summary_index": 0, "part": ItemPart::SummaryText { text: String::new() } });
             frames.push(self.item_event("response.reasoning_summary_part.added", index, members));
         }
         let members = json!({ "content_index": 0, "part": part(&begun) });
@@ -153,7 +153,7 @@ impl EventWriter {
                 if self.view.has_summaries {
                     let members = json!({ "summary_index": 0, "text": text });
                     frames.push(self.item_event("response.reasoning_summary_text.done", index, members));
-                    let members = json!({ "summary_index": 0, "part": Part::SummaryText { text: text.clone() } });
+                    let members = json!({ "summary_index": 0, "part": ItemPart::SummaryText { text: text.clone() } });
                     frames.push(self.item_event("response.reasoning_summary_part.done", index, members));
                 }
                 frames
@@ -175,13 +175,13 @@ impl WriteEvents for EventWriter {
         ["response.created", "response.in_progress"].map(|kind| self.event(kind, members.clone())).into()
     }
 
-    fn part(&mut self, part: StreamPart) -> Vec<Frame> {
+    fn item(&mut self, part: StreamItem) -> Vec<Frame> {
         match part {
-            StreamPart::Delta(delta, _) => {
+            StreamItem::Delta(delta, _) => {
                 let changes = self.items.push(delta.piece);
                 changes.into_iter().flat_map(|change| self.change(change)).collect()
             }
-            StreamPart::End(usage) => {
+            StreamItem::End(usage) => {
                 let output = self.view.output(&self.items, &self.ids);
                 let response = WireResponse::ended(&self.head, &self.echo, &self.items, output, usage);
                 let kind = match response.status() {

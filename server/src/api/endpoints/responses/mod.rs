@@ -23,7 +23,7 @@ use self::{
 };
 use crate::api::{
     error::ApiError,
-    exchange::{generation::Started, items::Items, reply::Reply, stream},
+    exchange::{generation::RunningAnswer, items::Items, reply::Reply, stream},
     wire::{
         body::Body,
         endpoint::{Operation, ResponseBody, schema_of},
@@ -62,7 +62,7 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
     let read = move |fields| ResponsesRequest::from_fields(fields, defaults);
     let ResponsesRequest { reply, view, echo } = body.read(&state, read).await?;
     let Reply { started, reader, generation } = reply.start(&state, "resp_", body).await?;
-    let Started { head, deltas, .. } = started;
+    let RunningAnswer { head, deltas, .. } = started;
     let mut items = Items::new(reader).never_empty();
     let response = if generation.stream.is_some() {
         stream::sse_of(deltas, state.options(), EventWriter::new(head, echo, view, items))

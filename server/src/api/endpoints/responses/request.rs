@@ -15,7 +15,7 @@ use crate::api::{
     error::ApiError,
     exchange::{
         conversation::Conversation,
-        generation::{Generation, OneAnswer},
+        generation::{GenerateParams, OneAnswer},
         reply::ReplyRequest,
         thinking::{self, Effort, Thinking},
     },
@@ -112,7 +112,7 @@ impl ResponsesRequest {
         };
         let conversation = Conversation::new("input", messages, tools.tools, Ending::GenerationPrompt);
         let logprobs = included.contains(LOGPROBS).then(|| top_logprobs.unwrap_or(0));
-        let generation = Generation::of_one_answer(fields, max_tokens.unwrap_or(usize::MAX), defaults, answer)?;
+        let generation = GenerateParams::of_one_answer(fields, max_tokens.unwrap_or(usize::MAX), defaults, answer)?;
         let generation = generation.with_logprobs(logprobs);
         let generation = generation.with_thinking(Thinking { effort, budget, ..Thinking::default() });
         let params = generation.sampling_params();

@@ -9,10 +9,10 @@ use hearth_model::decode::{
     sampling::SamplingParams,
 };
 
-use super::Generation;
+use super::GenerateParams;
 use crate::api::{error::ApiError, tools::structured::Structure};
 
-impl Generation {
+impl GenerateParams {
     /// The grammar of the whole answers, and that of parts of them, of which there is at most one.
     pub(super) fn grammars(
         &self,

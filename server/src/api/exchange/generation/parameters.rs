@@ -8,7 +8,7 @@ use hearth_engine::{
 };
 use serde_json::{Value, json};
 
-use super::super::chunk::UsageReports;
+use super::super::response_head::UsageReports;
 use crate::api::{error::ApiError, tools::structured::Structure, wire::fields::Fields};
 
 /// Maximum length of `cache_salt`, as in vLLM.

@@ -31,22 +31,22 @@ impl BodyMemory {
     }
 
     /// The memory of a new request, which takes nothing yet.
-    pub(crate) fn room(&self) -> BodyRoom {
-        BodyRoom { free: Arc::clone(&self.free), n_bytes: 0, most: self.most }
+    pub(crate) fn room(&self) -> BodyReservation {
+        BodyReservation { free: Arc::clone(&self.free), n_bytes: 0, most: self.most }
     }
 }
 
 /// The memory that a request's body and its parsed values take of the limit for all requests ([`MAX_BODIES_BYTES`]).
 /// Released when this is dropped.
 #[derive(Debug)]
-pub(crate) struct BodyRoom {
+pub(crate) struct BodyReservation {
     free: Arc<AtomicUsize>,
     n_bytes: usize,
     /// Limit in bytes for all long requests together, for error messages.
     most: usize,
 }
 
-impl BodyRoom {
+impl BodyReservation {
     /// Takes `n_bytes` more.
     ///
     /// # Errors
@@ -67,7 +67,7 @@ impl BodyRoom {
     }
 }
 
-impl Drop for BodyRoom {
+impl Drop for BodyReservation {
     fn drop(&mut self) {
         self.free.fetch_add(self.n_bytes, Ordering::Relaxed);
     }
@@ -89,35 +89,35 @@ mod tests {
     fn body_memory_limit_grows_with_max_body_bytes() {
         const GIB: usize = 1 << 30;
         let state = AppState::loading_with("x", ApiOptions { max_body_bytes: GIB, ..ApiOptions::default() });
-        let mut room = state.body_room();
+        let mut room = state.body_memory();
         room.grow(GIB).unwrap();
         room.grow(5 * GIB).unwrap();
-        assert!(state.body_room().grow(3 * GIB + 1).is_err());
+        assert!(state.body_memory().grow(3 * GIB + 1).is_err());
         room.grow(3 * GIB).unwrap();
         drop(room);
-        assert!(state.body_room().grow(9 * GIB).is_ok());
+        assert!(state.body_memory().grow(9 * GIB).is_ok());
         let unlimited = AppState::loading_with("x", ApiOptions { max_body_bytes: usize::MAX, ..ApiOptions::default() });
-        assert!(unlimited.body_room().grow(usize::MAX / 2).is_ok());
+        assert!(unlimited.body_memory().grow(usize::MAX / 2).is_ok());
     }
 
     #[test]
     fn memory_is_reserved_for_short_bodies_beside_long_ones() {
         let state = AppState::loading("x");
-        let mut long = state.body_room();
+        let mut long = state.body_memory();
         long.grow(MAX_BODIES_BYTES).unwrap();
-        let mut short = state.body_room();
+        let mut short = state.body_memory();
         short.grow(LONG_BODY_BYTES - 1).unwrap();
         short.grow(1).unwrap();
         assert!(short.grow(1).is_err(), "it is no longer short");
         let more = (1..SHORT_BODIES_BYTES / LONG_BODY_BYTES).map(|_| {
-            let mut room = state.body_room();
+            let mut room = state.body_memory();
             room.grow(LONG_BODY_BYTES).unwrap();
             room
         });
         let more: Vec<_> = more.collect();
-        assert!(state.body_room().grow(1).is_err());
+        assert!(state.body_memory().grow(1).is_err());
         drop((short, more));
-        assert!(state.body_room().grow(1).is_ok());
+        assert!(state.body_memory().grow(1).is_ok());
         assert!(long.grow(1).is_err());
     }
 }

@@ -58,7 +58,7 @@ impl UsageReports {
 
 /// Members that all parts of an answer repeat.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
-pub(crate) struct Head {
+pub(crate) struct ResponseHead {
     pub(crate) id: String,
     object: &'static str,
     pub(crate) created: u64,
@@ -68,7 +68,7 @@ pub(crate) struct Head {
     system_fingerprint: String,
 }
 
-impl Head {
+impl ResponseHead {
     /// The head of a new answer, whose id begins with `id_prefix`. Its `object` is set by the endpoint.
     pub(crate) fn new(id_prefix: &str, model: &str, system_fingerprint: String) -> Self {
         Self {
@@ -91,7 +91,7 @@ impl Head {
 #[schemars(rename = "{Choice}Event")]
 pub(crate) struct StreamChunk<'a, Choice> {
     #[serde(flatten)]
-    pub(crate) head: &'a Head,
+    pub(crate) head: &'a ResponseHead,
     /// Empty in the last event, which has the `usage`.
     pub(crate) choices: Vec<Choice>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -103,12 +103,12 @@ pub(crate) struct StreamChunk<'a, Choice> {
 
 impl<'a, Choice: Serialize> StreamChunk<'a, Choice> {
     /// An event with a piece of one choice.
-    pub(crate) fn more(head: &'a Head, choice: Choice, usage: Option<Option<Usage>>) -> Self {
+    pub(crate) fn more(head: &'a ResponseHead, choice: Choice, usage: Option<Option<Usage>>) -> Self {
         Self { head, choices: vec![choice], usage, prompt_token_ids: None }
     }
 
     /// The event after all choices, with the usage; `None` if not requested.
-    pub(crate) fn last(head: &'a Head, reports: UsageReports, usage: Usage) -> Option<Self> {
+    pub(crate) fn last(head: &'a ResponseHead, reports: UsageReports, usage: Usage) -> Option<Self> {
         let usage = Some(Some(usage));
         (reports != UsageReports::Nowhere).then_some(Self { head, choices: Vec::new(), usage, prompt_token_ids: None })
     }
