@@ -171,7 +171,8 @@ pub(super) fn quantization(config: &Map<String, Value>, path: &Path) -> Result<O
     let gptq = || match json["bits"].as_u64() {
         Some(bits @ (2 | 4 | 8)) => {
             let added = if format("checkpoint_format") == "gptq_v2" { 0 } else { 1 };
-            Ok(Some(Quantization::Packed(Method::Gptq { bits: bits as u32, added })))
+            let has_order = json["desc_act"] == true;
+            Ok(Some(Quantization::Packed(Method::Gptq { bits: bits as u32, added, has_order })))
         }
         _ => refuse(".bits", format!("is {}; supported are 2, 4 and 8", json["bits"])),
     };

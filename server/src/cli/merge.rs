@@ -63,15 +63,8 @@ pub(crate) fn run(args: MergeArgs) -> anyhow::Result<()> {
         true => model_dir::load_decoder_start(&model)?,
         false => (Vec::new(), None),
     };
-    let options = SaveOptions {
-        dtype,
-        class,
-        eos_token_ids,
-        decoder_start,
-        pad_token_id,
-        extra_files,
-        ..SaveOptions::default()
-    };
+    let options =
+        SaveOptions { dtype, class, eos_token_ids, decoder_start, pad_token_id, extra_files, ..SaveOptions::default() };
     model_dir::write(&staged, &gpt, &options)?;
     staged.commit()?;
     output::print(&format!(

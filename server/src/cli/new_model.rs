@@ -114,6 +114,9 @@ pub(super) fn megabytes(model: &Path) -> anyhow::Result<f64> {
 pub(super) fn without_head(model: &Path) -> anyhow::Result<String> {
     Ok(match model_dir::prediction_head_bytes(model)? {
         0 => String::new(),
-        n => format!(", without the prediction head ({:.1} MB), so `--speculative mtp` needs the original", n as f64 / 1e6),
+        n => format!(
+            ", without the prediction head ({:.1} MB), so `--speculative mtp` needs the original",
+            n as f64 / 1e6
+        ),
     })
 }

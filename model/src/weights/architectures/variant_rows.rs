@@ -230,7 +230,8 @@ pub(super) const MUSE_ROTATION: ConfigRow = custom(
         }
         let thetas = fields.numbers(THETAS)?;
         if thetas.len() != config.n_layers || thetas.iter().any(|&other| other != 0.0 && other != theta) {
-            let supported = format!("{theta}, the base of the rotary positions, or 0 for each of the {} layers", config.n_layers);
+            let supported =
+                format!("{theta}, the base of the rotary positions, or 0 for each of the {} layers", config.n_layers);
             return Err(fields.unsupported(THETAS, fields.get(THETAS).unwrap_or(&Value::Null), &supported));
         }
         config.unrotated_layers = layers.filter(|&layer| thetas[layer] == 0.0).collect();

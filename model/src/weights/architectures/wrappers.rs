@@ -62,6 +62,15 @@ const WRAPPERS: &[Wrapper] = &[
         others: PICTURES,
     },
     Wrapper {
+        class: QWEN3_VL_MOE,
+        model_type: "qwen3_vl_moe",
+        texts: &[("qwen3_vl_moe_text", "Qwen3MoeForCausalLM"), ("qwen3_vl_moe", "Qwen3MoeForCausalLM")],
+        // Its weights of experts are always divided by their sum.
+        defaults: r#"{"rope_theta": 500000.0, "norm_topk_prob": true, "num_experts": 60, "num_experts_per_tok": 4,
+                      "moe_intermediate_size": 1408, "num_key_value_heads": 16}"#,
+        others: PICTURES,
+    },
+    Wrapper {
         class: "Qwen3_5ForConditionalGeneration",
         model_type: "qwen3_5",
         texts: &[("qwen3_5_text", "Qwen3_5ForCausalLM")],
@@ -97,6 +106,8 @@ const WRAPPERS: &[Wrapper] = &[
         others: &["vision_tower.", "vision_adapter.", "vision_projection."],
     },
 ];
+
+const QWEN3_VL_MOE: &str = "Qwen3VLMoeForConditionalGeneration";
 
 const QWEN2_VL: &str =
     r#"{"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1000000.0, "max_position_embeddings": 32768}"#;
@@ -188,7 +199,9 @@ impl WrappedTensor<'_> {
         if wrapper.others.iter().any(|part| within_model.starts_with(part)) {
             return WrappedTensor::Other;
         }
-        let text = TEXT_PREFIXES.iter().find_map(|prefix| name.strip_prefix(*prefix));
-        WrappedTensor::Text(text.unwrap_or(name))
+        let text = TEXT_PREFIXES.iter().find_map(|prefix| name.strip_prefix(*prefix)).unwrap_or(name);
+        // Its files have experts transposed, under the name that Qwen 3 has for them as they are.
+        let is_transposed = wrapper.class == QWEN3_VL_MOE && text.contains(".mlp.experts.");
+        WrappedTensor::Text(if is_transposed { text.strip_suffix("_proj").unwrap_or(text) } else { text })
     }
 }

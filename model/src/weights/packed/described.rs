@@ -14,6 +14,17 @@ fn block(json: &Value, key: &str) -> Option<[usize; 2]> {
     <[usize; 2]>::try_from(sizes).ok().filter(|sizes| sizes.iter().all(|&size| size > 0))
 }
 
+/// What `quantization_config` of compressed-tensors says of all matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) struct Stated {
+    /// The rows and inputs of a block of 8-bit floats.
+    pub(super) block: Option<[usize; 2]>,
+    /// Whether integers have zero points.
+    pub(super) has_zeros: bool,
+    /// Whether inputs are grouped in an order of their own.
+    pub(super) has_order: bool,
+}
+
 /// 8-bit floats, by block if `json` says how large one is.
 pub(in super::super) fn fp8(json: &Value) -> Method {
     Method::Fp8 { block: block(json, "weight_block_size") }
@@ -36,8 +47,17 @@ pub(in super::super) fn compressed_tensors(json: &Value) -> Result<Method, (Stri
     if json["transform_config"]["config_groups"].as_object().is_some_and(|groups| !groups.is_empty()) {
         return Err((".transform_config".to_owned(), "has transforms, which are not supported".to_owned()));
     }
-    let mut found = None;
-    for (name, group) in json["config_groups"].as_object().into_iter().flatten() {
+    let groups = json["config_groups"].as_object();
+    // What all groups say of their weights. Which matrices are in which group is not read.
+    let all = |holds: fn(&Value) -> bool| {
+        groups.is_some_and(|groups| !groups.is_empty() && groups.values().all(|group| holds(&group["weights"])))
+    };
+    let mut found = Stated {
+        block: None,
+        has_zeros: all(|weights| weights["symmetric"] == false && weights["type"] != "float"),
+        has_order: all(|weights| weights["actorder"] == "group"),
+    };
+    for (name, group) in groups.into_iter().flatten() {
         let key = |rest: &str| format!(".config_groups.{name}{rest}");
         known(&key(".format"), &group["format"])?;
         let weights = &group["weights"];
@@ -52,7 +72,7 @@ pub(in super::super) fn compressed_tensors(json: &Value) -> Result<Method, (Stri
             let what = format!("are {kind} of {bits} bits; supported are int of 4 and 8, and float of 8");
             return Err((key(".weights"), what));
         }
-        found = found.or(block(weights, "block_structure"));
+        found.block = found.block.or(block(weights, "block_structure"));
     }
-    Ok(Method::CompressedTensors { block: found })
+    Ok(Method::CompressedTensors(found))
 }

@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::{
     Method, PackedMatrices, PackedMatrix, Values,
+    described::Stated,
     floats::{Floats, Fp8, Levels},
     ints::{ByGroup, Codes, Groups, Ints, Zeros},
     mxfp4,
@@ -55,12 +56,13 @@ pub(in super::super) fn fold<'a>(table: &mut TensorTable<'a>, method: Method) ->
     for name in names {
         let mut parts = Parts { table: &mut *table, name: &name, n_bytes: 0 };
         let matrix = match method {
-            Method::Gptq { bits, added } => parts.gptq(bits, added)?,
+            Method::Gptq { bits, added, has_order } => parts.gptq(bits, added, has_order)?,
             Method::Awq => parts.awq()?,
-            Method::CompressedTensors { .. } if parts.has(".weight_packed") => parts.packed_rows()?,
+            Method::CompressedTensors(stated) if parts.has(".weight_packed") => parts.packed_rows(stated)?,
+            Method::CompressedTensors(stated) => parts.bytes(stated.block, stated.has_zeros)?,
             Method::BitsAndBytes => parts.bits_and_bytes()?,
-            Method::CompressedTensors { block } | Method::Fp8 { block } => parts.bytes(block)?,
-            Method::Mxfp4 => parts.bytes(None)?,
+            Method::Fp8 { block } => parts.bytes(block, false)?,
+            Method::Mxfp4 => parts.bytes(None, false)?,
         };
         for ending in UNUSED {
             parts.take(ending);
@@ -93,13 +95,18 @@ impl<'a> Parts<'_, 'a> {
         self.take(ending).ok_or_else(|| self.table.missing(&format!("{}{ending}", self.name)))
     }
 
+    /// [`need`](Self::need) if `is_stated`, otherwise [`take`](Self::take).
+    fn take_stated(&mut self, ending: &str, is_stated: bool) -> Result<Option<StoredTensor<'a>>> {
+        if is_stated { self.need(ending).map(Some) } else { Ok(self.take(ending)) }
+    }
+
     fn matrix(&self, tensor: StoredTensor<'a>, dims: [usize; 2], values: Values<'a>) -> PackedMatrix<'a> {
         PackedMatrix { tensor, dims, n_bytes: self.n_bytes, values }
     }
 
     /// GPTQ: `qweight [d_in / n, d_out]`, `qzeros [n_groups, d_out / n]`, `scales [n_groups, d_out]` and `g_idx [d_in]`, with
     /// `n` numbers to a word.
-    fn gptq(&mut self, bits: u32, added: u8) -> Result<PackedMatrix<'a>> {
+    fn gptq(&mut self, bits: u32, added: u8, has_order: bool) -> Result<PackedMatrix<'a>> {
         let tensor = self.need(".qweight")?;
         let n = 32 / bits as usize;
         let [rows, d_out] = two(&tensor)?;
@@ -110,7 +117,7 @@ impl<'a> Parts<'_, 'a> {
         let zeros = self.need(".qzeros")?;
         require(&zeros, d_out.is_multiple_of(n), "needs whole words of outputs")?;
         let zeros = Zeros::ByGroup(Words::of(&zeros, &[n_groups, d_out / n])?, added);
-        let index = self.take(".g_idx");
+        let index = self.take_stated(".g_idx", has_order)?;
         let groups = groups(&tensor, d_in, n_groups, index.as_ref())?;
         let by_group = ByGroup { row_stride: 1, group_stride: d_out };
         let codes = Codes::ByInput(Words::of(&tensor, &[rows, d_out])?);
@@ -137,7 +144,7 @@ impl<'a> Parts<'_, 'a> {
 
     /// Packed integers of compressed-tensors: `weight_packed [d_out, d_in / n]`, `weight_scale [d_out, n_groups]`,
     /// `weight_shape`, and perhaps `weight_zero_point [d_out / n, n_groups]` and `weight_g_idx [d_in]`.
-    fn packed_rows(&mut self) -> Result<PackedMatrix<'a>> {
+    fn packed_rows(&mut self, stated: Stated) -> Result<PackedMatrix<'a>> {
         let tensor = self.need(".weight_packed")?;
         let shape = self.need(".weight_shape")?;
         let [d_out, n_words] = two(&tensor)?;
@@ -159,11 +166,11 @@ impl<'a> Parts<'_, 'a> {
         let (bits, n) = (bits as u32, 32 / bits);
         let scales = self.need(".weight_scale")?;
         let (n_groups, by_group) = scale_groups(&scales, d_out)?;
-        let zeros = match self.take(".weight_zero_point") {
+        let zeros = match self.take_stated(".weight_zero_point", stated.has_zeros)? {
             Some(zeros) => Zeros::ByRows(Words::of(&zeros, &[d_out.div_ceil(n), n_groups])?),
             None => Zeros::Middle,
         };
-        let index = self.take(".weight_g_idx");
+        let index = self.take_stated(".weight_g_idx", stated.has_order)?;
         let groups = groups(&tensor, d_in, n_groups, index.as_ref())?;
         let codes = Codes::ByRow(Words::of(&tensor, &[d_out, n_words])?);
         let ints = Ints::new([d_out, d_in], bits, codes, (Scales::of(&scales)?, 1.0), zeros, (groups, by_group));
@@ -172,7 +179,7 @@ impl<'a> Parts<'_, 'a> {
 
     /// `weight [d_out, d_in]` of signed bytes or 8-bit floats, and scales for the tensor, its rows, groups or blocks, which are of
     /// `stated` rows and inputs where the file says so.
-    fn bytes(&mut self, stated: Option<[usize; 2]>) -> Result<PackedMatrix<'a>> {
+    fn bytes(&mut self, stated: Option<[usize; 2]>, has_zeros: bool) -> Result<PackedMatrix<'a>> {
         let tensor = self.need(".weight")?;
         let dims @ [d_out, d_in] = two(&tensor)?;
         let scales = match self.take(".weight_scale_inv") {
@@ -182,7 +189,7 @@ impl<'a> Parts<'_, 'a> {
         match tensor.kind {
             ValueKind::Other(SafeDtype::I8) => {
                 let (n_groups, by_group) = scale_groups(&scales, d_out)?;
-                let zeros = match self.take(".weight_zero_point") {
+                let zeros = match self.take_stated(".weight_zero_point", has_zeros)? {
                     Some(zeros) if zeros.kind == ValueKind::Other(SafeDtype::I8) => {
                         zeros.require_shape(&scales.shape)?;
                         Zeros::Bytes(zeros.bytes)

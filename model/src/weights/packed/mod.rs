@@ -11,7 +11,7 @@ mod tensors;
 
 use std::collections::HashMap;
 
-use self::{floats::Floats, ints::Ints, mxfp4::Mxfp4};
+use self::{described::Stated, floats::Floats, ints::Ints, mxfp4::Mxfp4};
 pub(super) use self::{fold::fold, ints::RunLayout};
 use super::tensor_table::StoredTensor;
 use crate::{
@@ -29,14 +29,13 @@ pub(super) type PackedMatrices<'a> = HashMap<String, PackedMatrix<'a>>;
 /// How `quantization_config` says that a model is quantized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Method {
-    /// With the rows and inputs of a block of 8-bit floats, where the file says so.
-    CompressedTensors {
-        block: Option<[usize; 2]>,
-    },
-    /// With the number of bits, and what is added to each zero point: 1 in the first version of the format.
+    CompressedTensors(Stated),
+    /// With the number of bits, and what is added to each zero point: 1 in the first version of the format. `has_order`: inputs are
+    /// grouped in an order of their own.
     Gptq {
         bits: u32,
         added: u8,
+        has_order: bool,
     },
     Awq,
     /// 8-bit floats with a scale for each tensor, row or block, whose rows and inputs the file may say.

@@ -6,8 +6,8 @@ use super::super::{
     config_rows::{ConfigRow, EXAONE4_ROTATION, derived, flag, kv_heads, number, size, size_or},
     expert_rows::{
         AFMOE_ROTATION, BALANCE_LOSS, CLAMPED_SWIGLU, ERNIE_LAYERS, EXAONE_LAYERS, GROUPS, HUNYUAN_EXPERTS,
-        MELLUM_LAYERS, N_EXPERTS, N_LOCAL, N_ROUTED, NO_MLP, QWEN_LAYERS, ROTARY_WIDTH, balance_loss, deepseek_router,
-        expert_sizes, first_dense, shared_experts, wide_experts, UNBIASED_EXPERTS,
+        MELLUM_LAYERS, N_EXPERTS, N_LOCAL, N_ROUTED, NO_MLP, QWEN_LAYERS, ROTARY_WIDTH, UNBIASED_EXPERTS, balance_loss,
+        deepseek_router, expert_sizes, first_dense, shared_experts, wide_experts,
     },
     names, rope,
     row_groups::{

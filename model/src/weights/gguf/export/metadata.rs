@@ -5,7 +5,10 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::super::{
-    super::config_json::Fields,
+    super::{
+        config_json::Fields,
+        tensor_names::{TensorNames, TensorPart},
+    },
     SAMPLING_PREFIX,
     architectures::ALL,
     config_rows::{ATTENTION_FACTOR, FACTOR_LISTS, LONG_ROPE, long_rope},
