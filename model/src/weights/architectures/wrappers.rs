@@ -65,9 +65,9 @@ const WRAPPERS: &[Wrapper] = &[
         class: QWEN3_VL_MOE,
         model_type: "qwen3_vl_moe",
         texts: &[("qwen3_vl_moe_text", "Qwen3MoeForCausalLM"), ("qwen3_vl_moe", "Qwen3MoeForCausalLM")],
-        // Its weights of experts are always divided by their sum.
-        defaults: r#"{"rope_theta": 500000.0, "norm_topk_prob": true, "num_experts": 60, "num_experts_per_tok": 4,
-                      "moe_intermediate_size": 1408, "num_key_value_heads": 16}"#,
+        // Its weights of experts are always divided by their sum. Files state the number of experts.
+        defaults: r#"{"rope_theta": 500000.0, "norm_topk_prob": true, "num_experts_per_tok": 4, "moe_intermediate_size": 1408,
+                      "num_key_value_heads": 16}"#,
         others: PICTURES,
     },
     Wrapper {
