@@ -48,6 +48,8 @@ fn configs() -> Vec<(&'static str, GptConfig)> {
         ("as Gemma 4 with per-layer embeddings", GptConfig { per_layer_inputs, ..as_gemma4(&llama) }),
         ("as Gemma 4 with experts", GptConfig { experts: Some(beside_mlp()), ..as_gemma4(&llama) }),
         ("attention alone in a layer", GptConfig { layers_without_mlp: vec![0], ..llama.clone() }),
+        ("as GPT-1", GptConfig { norm_position: NormPosition::Post, ..gpt2.clone() }),
+        ("norms of the sums, and a multiplier", GptConfig { residual_multiplier: 0.5, ..with(NormPosition::Post) }),
         ("as GPT-2", gpt2),
         ("as Llama", llama),
     ]

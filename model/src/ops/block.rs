@@ -38,7 +38,7 @@ pub(crate) struct PagedAttention<'a> {
 pub(crate) struct BlockScratch(cpu::Scratch);
 
 /// Whether [`block()`] has a body for this block on `x`'s device: on the CPU, except for recurrent layers, attention with
-/// gates or latents, post-norm blocks, and blocks with low-rank updates of all rows.
+/// gates or latents, and blocks with low-rank updates of all rows.
 pub(crate) fn has_block(x: &Tensor<2>, block: &Block<'_>) -> bool {
     let Some(Mixer::Attention(SelfAttention { qkv: Qkv::Stacked(qkv), out, is_gated: false, .. })) =
         block.mixer.as_ref().map(|mixer| &mixer.inner)
@@ -50,7 +50,6 @@ pub(crate) fn has_block(x: &Tensor<2>, block: &Block<'_>) -> bool {
     let of_cross = block.cross.iter().flat_map(|cross| cross.inner.linears());
     let of_update = block.per_layer.iter().flat_map(|update| [&update.gate, &update.proj]);
     Placement::of(&x.device()) == Placement::Cpu
-        && !block.norm_after_add
         && [qkv, out].into_iter().chain(of_cross).chain(of_mlp).chain(of_update).all(has_memory)
         && mlp.into_iter().flat_map(FeedForward::routers).all(RouterParts::has_memory)
 }

@@ -61,18 +61,26 @@ pub(in crate::ops) fn block<E: PagedElement>(
     (paged, sources): (PagedValues<'_, E>, Option<Sources<'_>>),
     scratch: &mut Scratch,
 ) {
-    let residual_multiplier = block.residual_multiplier as f32;
-    run_block(&mut InPlace { x, residual_multiplier, paged, sources, scratch }, block, ());
+    let BlockOperands { norm_after_add, residual_multiplier, .. } = *block;
+    let residual_multiplier = residual_multiplier as f32;
+    run_block(&mut InPlace { x, norm_after_add, residual_multiplier, paged, sources, scratch }, block, ());
 }
 
 /// The residual stream of a block in place, and what is between it and the sublayers in scratch memory.
 struct InPlace<'a, E> {
     /// `[n_rows, d_model]`.
     x: &'a mut [f32],
+    norm_after_add: bool,
     residual_multiplier: f32,
     paged: PagedValues<'a, E>,
     sources: Option<Sources<'a>>,
     scratch: &'a mut Scratch,
+}
+
+impl<E> InPlace<'_, E> {
+    fn adding<'n>(&self, norm: Option<&'n NormMemory>) -> Adding<'n> {
+        Adding { norm, is_after: self.norm_after_add, multiplier: self.residual_multiplier }
+    }
 }
 
 impl<'w, E: PagedElement> BlockSteps<NormMemory, LinearMemory<'w>, RouterMemory<'w>> for InPlace<'_, E> {
@@ -122,24 +130,23 @@ impl<'w, E: PagedElement> BlockSteps<NormMemory, LinearMemory<'w>, RouterMemory<
     }
 
     fn add_mixer(&mut self, mixer: &MixerMemory<'w>, (): (), (): ()) {
+        let adding = self.adding(mixer.out_norm.as_ref());
         let Scratch { attn_out, update, .. } = &mut *self.scratch;
-        let Sublayer { inner, out_norm, .. } = mixer;
-        add_product(self.x, attn_out, inner.out(), (out_norm.as_ref(), self.residual_multiplier), update);
+        adding.product(self.x, attn_out, mixer.inner.out(), update);
     }
 
     fn add_cross(&mut self, cross: &CrossMemory<'w>, (): (), (): ()) {
+        let adding = self.adding(cross.out_norm.as_ref());
         let Scratch { attn_out, update, .. } = &mut *self.scratch;
-        let Sublayer { inner, out_norm, .. } = cross;
-        add_product(self.x, attn_out, &inner.out, (out_norm.as_ref(), self.residual_multiplier), update);
+        adding.product(self.x, attn_out, &cross.inner.out, update);
     }
 
     fn add_mlp(&mut self, mlp: &MlpMemory<'w>, (): (), (): ()) {
+        let adding = self.adding(mlp.out_norm.as_ref());
         let Scratch { inner: hidden, update, .. } = &mut *self.scratch;
-        let Sublayer { inner, out_norm, .. } = mlp;
-        let multiplier = self.residual_multiplier;
-        match inner {
-            FeedForward::Dense(mlp) => add_product(self.x, hidden, &mlp.down, (out_norm.as_ref(), multiplier), update),
-            FeedForward::Routed(_) | FeedForward::Both(_) => add(self.x, hidden, out_norm.as_ref(), multiplier),
+        match &mlp.inner {
+            FeedForward::Dense(mlp) => adding.product(self.x, hidden, &mlp.down, update),
+            FeedForward::Routed(_) | FeedForward::Both(_) => adding.values(self.x, hidden),
         }
     }
 
@@ -152,7 +159,7 @@ impl<'w, E: PagedElement> BlockSteps<NormMemory, LinearMemory<'w>, RouterMemory<
             activate_rows(inner, width, *activation);
             multiply_each(inner, input.as_slice());
             product(inner, proj, update);
-            add(self.x, update, Some(norm), 1.0);
+            Adding { norm: Some(norm), is_after: false, multiplier: 1.0 }.values(self.x, update);
         }
         if let Some(scale) = &block.scale {
             let scale = values(scale.clone());
@@ -212,27 +219,46 @@ fn keys_as_values(qk: &mut Vec<f32>, [q_width, kv_width]: [usize; 2]) {
     }
 }
 
-/// Adds `input` times a sublayer's last matrix to `x`, normalized if there is an output norm, times the multiplier.
-fn add_product(
-    x: &mut [f32],
-    input: &[f32],
-    last: &LinearMemory<'_>,
-    (out_norm, multiplier): (Option<&NormMemory>, f32),
-    update: &mut Vec<f32>,
-) {
-    if out_norm.is_none() && multiplier == 1.0 {
-        return last.multiply(input, Store::Add, x);
-    }
-    product(input, last, update);
-    add(x, update, out_norm, multiplier);
+/// How the output of a sublayer is added to the residual stream.
+struct Adding<'a> {
+    /// The sublayer's output norm.
+    norm: Option<&'a NormMemory>,
+    /// Whether it normalizes the sum, not the output.
+    is_after: bool,
+    /// The output is multiplied by this.
+    multiplier: f32,
 }
 
-/// Adds `update` to `x`, normalized if there is an output norm, times `multiplier`.
-fn add(x: &mut [f32], update: &mut [f32], out_norm: Option<&NormMemory>, multiplier: f32) {
-    if let Some(norm) = out_norm {
-        norm_by(norm, update);
+impl Adding<'_> {
+    /// Adds `input` times the sublayer's last matrix to `x`.
+    fn product(&self, x: &mut [f32], input: &[f32], last: &LinearMemory<'_>, update: &mut Vec<f32>) {
+        let is_plain = (self.norm.is_none() || self.is_after) && self.multiplier == 1.0;
+        if !is_plain {
+            product(input, last, update);
+            return self.values(x, update);
+        }
+        last.multiply(input, Store::Add, x);
+        self.norm_sum(x);
     }
-    add_multiplied(x, update, multiplier);
+
+    /// Adds `update` to `x`.
+    fn values(&self, x: &mut [f32], update: &mut [f32]) {
+        if let Some(norm) = self.norm
+            && !self.is_after
+        {
+            norm_by(norm, update);
+        }
+        add_multiplied(x, update, self.multiplier);
+        self.norm_sum(x);
+    }
+
+    fn norm_sum(&self, x: &mut [f32]) {
+        if let Some(norm) = self.norm
+            && self.is_after
+        {
+            norm_by(norm, x);
+        }
+    }
 }
 
 fn norm_by(norm: &NormMemory, x: &mut [f32]) {
