@@ -166,7 +166,11 @@ pub(in super::super) fn text_part(
     };
     let mut own: Map<String, Value> = serde_json::from_str(wrapper.defaults).unwrap_or_default();
     let tied = |fields: &Fields<'_>| fields.get(TIED).map(|_| fields.flag_or(TIED, false)).transpose();
-    let is_tied = [tied(&fields)?, tied(&text)?];
+    let mut is_tied = [tied(&fields)?, tied(&text)?];
+    if wrapper.class == QWEN3_VL_MOE && is_tied[0].is_some() {
+        // Its text part says true by default, whatever the whole says, which counts.
+        is_tied[1] = None;
+    }
     // Keys outside, such as `eos_token_id`, count where the text part does not have them.
     own.extend(fields.to_map());
     own.extend(text.to_map());
@@ -199,9 +203,7 @@ impl WrappedTensor<'_> {
         if wrapper.others.iter().any(|part| within_model.starts_with(part)) {
             return WrappedTensor::Other;
         }
-        let text = TEXT_PREFIXES.iter().find_map(|prefix| name.strip_prefix(*prefix)).unwrap_or(name);
-        // Its files have experts transposed, under the name that Qwen 3 has for them as they are.
-        let is_transposed = wrapper.class == QWEN3_VL_MOE && text.contains(".mlp.experts.");
-        WrappedTensor::Text(if is_transposed { text.strip_suffix("_proj").unwrap_or(text) } else { text })
+        let text = TEXT_PREFIXES.iter().find_map(|prefix| name.strip_prefix(*prefix));
+        WrappedTensor::Text(text.unwrap_or(name))
     }
 }

@@ -37,7 +37,7 @@ pub(super) const EXPERTS: &[NameRow] = &[
     same(UP, "model.layers.{}.mlp.experts.gate_up_proj").of_all_experts(),
     same(DOWN, "model.layers.{}.mlp.experts.{}.down_proj.weight"),
     same(DOWN, "model.layers.{}.mlp.experts.down_proj").of_all_experts(),
-    // Of Qwen 3 VL, renamed in `wrappers`.
+    // Transposed, as released files of Qwen 3 VL have them; `dir_weights` renames them.
     ordered(Transposed, UP, "model.layers.{}.mlp.experts.gate_up").of_all_experts(),
     ordered(Transposed, DOWN, "model.layers.{}.mlp.experts.down").of_all_experts(),
 ];
