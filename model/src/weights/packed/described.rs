@@ -18,11 +18,11 @@ fn block(json: &Value, key: &str) -> Option<[usize; 2]> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct Stated {
     /// The rows and inputs of a block of 8-bit floats.
-    pub(super) block: Option<[usize; 2]>,
+    pub(in super::super) block: Option<[usize; 2]>,
     /// Whether integers have zero points.
-    pub(super) has_zeros: bool,
+    pub(in super::super) has_zeros: bool,
     /// Whether inputs are grouped in an order of their own.
-    pub(super) has_order: bool,
+    pub(in super::super) has_order: bool,
 }
 
 /// 8-bit floats, by block if `json` says how large one is.
